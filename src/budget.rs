@@ -1,0 +1,255 @@
+//! One memory budget for the process: every buffer holds a permit, and freed buffers are used again.
+//!
+//! Never wait for a permit while holding one of another kind: each stage takes what it needs in one step, and gives it
+//! back without waiting for anybody. So somebody can always go on.
+
+use std::fmt;
+use std::ops::{Deref, DerefMut};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use bytes::Bytes;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use crate::error::{Error, Result};
+use crate::limits::{KIB, MEMORY_MIN, MIB};
+
+/// Permits are counted in units of this many bytes.
+const UNIT: u64 = 4 * KIB;
+/// Buffers smaller than this are not worth keeping.
+const REUSE_MIN: usize = 256 << 10;
+
+/// A bound on the bytes that the process holds in buffers. Clones share it.
+#[derive(Clone)]
+pub struct Budget(Arc<Shared>);
+
+struct Shared {
+    total: u64,
+    permits: Arc<Semaphore>,
+    pool: Mutex<Pool>,
+}
+
+#[derive(Default)]
+struct Pool {
+    free: Vec<(Vec<u8>, OwnedSemaphorePermit)>,
+    waiting: usize,
+}
+
+impl Budget {
+    /// A budget of `bytes`.
+    ///
+    /// # Errors
+    /// Usage, if that is less than [`MEMORY_MIN`].
+    pub fn new(bytes: u64) -> Result<Self> {
+        if bytes < MEMORY_MIN {
+            return Err(Error::usage("memory budget is too small")
+                .expected(format!("at least {} MiB", MEMORY_MIN / MIB))
+                .got(format!("{} MiB", bytes / MIB))
+                .cure("raise --memory"));
+        }
+        let units = usize::try_from(bytes / UNIT).unwrap_or(usize::MAX).min(Semaphore::MAX_PERMITS);
+        let permits = Arc::new(Semaphore::new(units));
+        Ok(Self(Arc::new(Shared { total: bytes, permits, pool: Mutex::default() })))
+    }
+
+    /// A quarter of what the cgroup allows, or of the machine's memory where it sets no limit; at most 2 GiB, since
+    /// more buys no speed.
+    #[must_use]
+    pub fn default_bytes() -> u64 {
+        let machine = rustix::system::sysinfo();
+        let memory = machine.totalram as u64 * u64::from(machine.mem_unit.max(1));
+        (cgroup_limit().unwrap_or(u64::MAX).min(memory) / 4).clamp(MEMORY_MIN, 2048 * MIB)
+    }
+
+    /// All of it, in bytes.
+    #[must_use]
+    pub fn total(&self) -> u64 {
+        self.0.total
+    }
+
+    /// A buffer of `len` bytes with arbitrary contents, once the budget has room.
+    ///
+    /// # Errors
+    /// Exhausted, if `len` can never fit.
+    ///
+    /// # Cancel safety
+    /// Safe: a dropped wait holds nothing.
+    pub async fn buffer(&self, len: usize) -> Result<Buffer> {
+        if let Some(found) = self.take_free(len) {
+            return Ok(found);
+        }
+        let units = self.units(len)?;
+        let permit = if let Ok(permit) = Arc::clone(&self.0.permits).try_acquire_many_owned(units) {
+            permit
+        } else {
+            let _waiting = Waiting::announce(&self.0);
+            let acquired = Arc::clone(&self.0.permits).acquire_many_owned(units).await;
+            acquired.map_err(|_| Error::other("memory budget was closed"))?
+        };
+        Ok(Buffer { bytes: vec![0; len], len, permit: Some(permit), home: Arc::clone(&self.0) })
+    }
+
+    fn units(&self, len: usize) -> Result<u32> {
+        let units = (len as u64).div_ceil(UNIT).max(1);
+        if units * UNIT > self.0.total {
+            return Err(Error::exhausted("memory budget cannot hold this")
+                .expected(format!("at most {} MiB", self.0.total / MIB))
+                .got(format!("{} MiB", (len as u64).div_ceil(MIB)))
+                .cure("raise --memory"));
+        }
+        u32::try_from(units).map_err(|_| Error::exhausted("buffer is too large").got(len))
+    }
+
+    fn take_free(&self, len: usize) -> Option<Buffer> {
+        let mut pool = self.0.lock();
+        let fits = |capacity: usize| capacity >= len && capacity / 2 <= len;
+        let at = pool.free.iter().position(|(bytes, _)| fits(bytes.len()))?;
+        let (bytes, permit) = pool.free.swap_remove(at);
+        Some(Buffer { bytes, len, permit: Some(permit), home: Arc::clone(&self.0) })
+    }
+}
+
+impl fmt::Debug for Budget {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Budget({} MiB)", self.0.total / MIB)
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Pool> {
+        self.pool.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// While one exists, freed buffers give their permits back rather than wait in the pool.
+struct Waiting<'a>(&'a Shared);
+
+impl<'a> Waiting<'a> {
+    fn announce(shared: &'a Shared) -> Self {
+        let mut pool = shared.lock();
+        pool.waiting += 1;
+        pool.free.clear();
+        Self(shared)
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.lock().waiting -= 1;
+    }
+}
+
+/// Bytes under the budget. Dropping it, or the last [`Bytes`] it froze into, gives them back.
+pub struct Buffer {
+    bytes: Vec<u8>,
+    len: usize,
+    permit: Option<OwnedSemaphorePermit>,
+    home: Arc<Shared>,
+}
+
+impl Buffer {
+    /// Forgets all but the first `len` bytes.
+    pub fn truncate(&mut self, len: usize) {
+        self.len = self.len.min(len);
+    }
+
+    /// Shares the bytes; slices of them keep the whole buffer.
+    #[must_use]
+    pub fn freeze(self) -> Bytes {
+        Bytes::from_owner(self)
+    }
+}
+
+impl fmt::Debug for Buffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Buffer({} bytes)", self.len)
+    }
+}
+
+impl Deref for Buffer {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        self.bytes.get(..self.len).unwrap_or(&self.bytes)
+    }
+}
+
+impl DerefMut for Buffer {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        let len = self.len.min(self.bytes.len());
+        &mut self.bytes[..len]
+    }
+}
+
+impl AsRef<[u8]> for Buffer {
+    fn as_ref(&self) -> &[u8] {
+        self
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        let Some(permit) = self.permit.take() else { return };
+        let bytes = std::mem::take(&mut self.bytes);
+        let mut pool = self.home.lock();
+        if pool.waiting == 0 && bytes.len() >= REUSE_MIN {
+            pool.free.push((bytes, permit));
+        } else {
+            // The memory must be gone before the permit says so.
+            drop(bytes);
+            drop(permit);
+        }
+    }
+}
+
+/// The cgroup's memory limit (v2, then v1), if it sets one
+/// (<https://docs.kernel.org/admin-guide/cgroup-v2.html>, "memory.max").
+fn cgroup_limit() -> Option<u64> {
+    ["/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"]
+        .iter()
+        .find_map(|path| std::fs::read_to_string(path).ok()?.trim().parse().ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    fn budget() -> Budget {
+        Budget::new(MEMORY_MIN).unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_waiter_gets_what_a_drop_gives_back() {
+        let budget = budget();
+        let all = usize::try_from(MEMORY_MIN).unwrap();
+        let held = budget.buffer(all).await.unwrap();
+        let waiter = tokio::spawn({
+            let budget = budget.clone();
+            async move { budget.buffer(all / 2).await.map(|b| b.len()) }
+        });
+        tokio::time::sleep(Duration::from_millis(10)).await;
+        assert!(!waiter.is_finished());
+        drop(held.freeze());
+        assert_eq!(waiter.await.unwrap().unwrap(), all / 2);
+    }
+
+    #[tokio::test]
+    async fn pooled_buffers_yield_to_another_size() {
+        let budget = budget();
+        let all = usize::try_from(MEMORY_MIN).unwrap();
+        drop(budget.buffer(all).await.unwrap());
+        let small = budget.buffer(REUSE_MIN).await.unwrap();
+        assert_eq!(small.len(), REUSE_MIN);
+    }
+
+    #[tokio::test]
+    async fn what_can_never_fit_is_refused_at_once() {
+        let error = budget().buffer(usize::try_from(MEMORY_MIN).unwrap() + 1).await.unwrap_err();
+        assert_eq!(error.kind(), crate::error::ErrorKind::Exhausted);
+    }
+
+    #[test]
+    fn too_small_a_budget_is_a_usage_error() {
+        assert_eq!(Budget::new(1).unwrap_err().kind(), crate::error::ErrorKind::Usage);
+    }
+}

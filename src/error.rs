@@ -1,0 +1,305 @@
+//! The one public error: what happened, where, expected and got, what to do.
+//!
+//! A kind exists where a caller would act differently; each has one exit code. Messages are lower case, name the thing,
+//! and do not repeat their source: whoever handles an error prints the chain once.
+
+use std::borrow::Cow;
+use std::error::Error as StdError;
+use std::fmt;
+
+/// The result of anything in this crate that can fail.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// What a caller can do about an error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// The request itself makes no sense: fix the call.
+    Usage,
+    /// A name, file or repository that does not exist.
+    NotFound,
+    /// Stored bytes are not what was written.
+    Damaged,
+    /// Somebody else got there first, or something is in the way.
+    Conflict,
+    /// The store does not answer, or not now.
+    Unreachable,
+    /// The store or the file system says no.
+    Denied,
+    /// Not enough memory budget, disk or descriptors.
+    Exhausted,
+    /// The caller stopped it.
+    Cancelled,
+    /// This program is too old, or this store too weak, for what was asked.
+    Unsupported,
+    /// Anything else: an I/O error, a bug.
+    Other,
+}
+
+impl ErrorKind {
+    /// The process exit code, the same for every command.
+    #[must_use]
+    pub const fn exit_code(self) -> u8 {
+        match self {
+            Self::Usage => 2,
+            Self::NotFound => 3,
+            Self::Damaged => 4,
+            Self::Conflict => 5,
+            Self::Unreachable => 6,
+            Self::Denied => 7,
+            Self::Exhausted | Self::Cancelled | Self::Unsupported | Self::Other => 1,
+        }
+    }
+
+    /// The word that `--json` errors carry.
+    #[must_use]
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Usage => "usage",
+            Self::NotFound => "not-found",
+            Self::Damaged => "damaged",
+            Self::Conflict => "conflict",
+            Self::Unreachable => "unreachable",
+            Self::Denied => "denied",
+            Self::Exhausted => "exhausted",
+            Self::Cancelled => "cancelled",
+            Self::Unsupported => "unsupported",
+            Self::Other => "other",
+        }
+    }
+}
+
+/// What went wrong. Built as a sentence: `Error::damaged("pack footer").at(key).expected(a).got(b).cure("...")`.
+pub struct Error(Box<Inner>);
+
+struct Inner {
+    kind: ErrorKind,
+    what: Cow<'static, str>,
+    place: Option<String>,
+    expected: Option<String>,
+    got: Option<String>,
+    cure: Option<Cow<'static, str>>,
+    source: Option<Box<dyn StdError + Send + Sync>>,
+}
+
+macro_rules! constructors {
+    ($($(#[$doc:meta])* $name:ident => $kind:ident,)*) => {
+        $($(#[$doc])*
+        #[must_use]
+        pub fn $name(what: impl Into<Cow<'static, str>>) -> Self {
+            Self::new(ErrorKind::$kind, what)
+        })*
+    };
+}
+
+impl Error {
+    /// An error of `kind`; `what` names the thing, lower case, no full stop.
+    #[must_use]
+    pub fn new(kind: ErrorKind, what: impl Into<Cow<'static, str>>) -> Self {
+        let what = what.into();
+        Self(Box::new(Inner { kind, what, place: None, expected: None, got: None, cure: None, source: None }))
+    }
+
+    constructors! {
+        /// The call is wrong.
+        usage => Usage,
+        /// Something named does not exist.
+        not_found => NotFound,
+        /// Stored bytes are wrong.
+        damaged => Damaged,
+        /// Something is in the way.
+        conflict => Conflict,
+        /// The store does not answer.
+        unreachable => Unreachable,
+        /// Refused by the store or the file system.
+        denied => Denied,
+        /// Not enough of a bounded thing.
+        exhausted => Exhausted,
+        /// The caller stopped it.
+        cancelled => Cancelled,
+        /// Too old a program or too weak a store.
+        unsupported => Unsupported,
+        /// Anything else.
+        other => Other,
+    }
+
+    /// An I/O error on a local path, classified by its code.
+    #[must_use]
+    pub fn io(what: impl Into<Cow<'static, str>>, path: &std::path::Path, source: std::io::Error) -> Self {
+        use std::io::ErrorKind as Io;
+        let (kind, cure) = match source.kind() {
+            Io::NotFound => (ErrorKind::NotFound, None),
+            Io::PermissionDenied | Io::ReadOnlyFilesystem => {
+                (ErrorKind::Denied, Some("check the owner and mode of the path, and how it is mounted"))
+            }
+            Io::StorageFull | Io::QuotaExceeded => {
+                (ErrorKind::Exhausted, Some("free some space there and run the same command again"))
+            }
+            _ => (ErrorKind::Other, None),
+        };
+        let error = Self::new(kind, what).at(path.display()).source(source);
+        match cure {
+            Some(cure) => error.cure(cure),
+            None => error,
+        }
+    }
+
+    /// Where: a key, a path, an offset.
+    #[must_use]
+    pub fn at(mut self, place: impl fmt::Display) -> Self {
+        self.0.place = Some(place.to_string());
+        self
+    }
+
+    /// What should have been there.
+    #[must_use]
+    pub fn expected(mut self, expected: impl fmt::Display) -> Self {
+        self.0.expected = Some(expected.to_string());
+        self
+    }
+
+    /// What was there instead.
+    #[must_use]
+    pub fn got(mut self, got: impl fmt::Display) -> Self {
+        self.0.got = Some(got.to_string());
+        self
+    }
+
+    /// What the user can do.
+    #[must_use]
+    pub fn cure(mut self, cure: impl Into<Cow<'static, str>>) -> Self {
+        self.0.cure = Some(cure.into());
+        self
+    }
+
+    /// The error underneath.
+    #[must_use]
+    pub fn source(mut self, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
+        self.0.source = Some(source.into());
+        self
+    }
+
+    /// Its kind.
+    #[must_use]
+    pub fn kind(&self) -> ErrorKind {
+        self.0.kind
+    }
+
+    /// Where it happened, if known.
+    #[must_use]
+    pub fn place(&self) -> Option<&str> {
+        self.0.place.as_deref()
+    }
+
+    /// What to do about it, if known.
+    #[must_use]
+    pub fn cure_text(&self) -> Option<&str> {
+        self.0.cure.as_deref()
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Inner { what, place, expected, got, .. } = &*self.0;
+        f.write_str(what)?;
+        if let Some(place) = place {
+            write!(f, " at {place}")?;
+        }
+        match (expected, got) {
+            (Some(expected), Some(got)) => write!(f, ": expected {expected}, got {got}"),
+            (Some(expected), None) => write!(f, ": expected {expected}"),
+            (None, Some(got)) => write!(f, ": got {got}"),
+            (None, None) => Ok(()),
+        }
+    }
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}: {self}", self.0.kind)?;
+        let mut cause = StdError::source(self);
+        while let Some(error) = cause {
+            write!(f, "; caused by: {error}")?;
+            cause = error.source();
+        }
+        Ok(())
+    }
+}
+
+impl StdError for Error {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        self.0.source.as_ref().map(|source| source.as_ref() as &(dyn StdError + 'static))
+    }
+}
+
+impl From<object_store::Error> for Error {
+    fn from(error: object_store::Error) -> Self {
+        use object_store::Error as Store;
+        let (kind, what, place) = match &error {
+            Store::NotFound { path, .. } => (ErrorKind::NotFound, "object not found", Some(path.clone())),
+            Store::AlreadyExists { path, .. } => (ErrorKind::Conflict, "object exists already", Some(path.clone())),
+            Store::Precondition { path, .. } => (ErrorKind::Conflict, "object changed meanwhile", Some(path.clone())),
+            Store::PermissionDenied { path, .. } => (ErrorKind::Denied, "store refused access", Some(path.clone())),
+            Store::Unauthenticated { path, .. } => {
+                (ErrorKind::Denied, "store did not accept the credentials", Some(path.clone()))
+            }
+            Store::NotImplemented { .. } | Store::NotSupported { .. } => {
+                (ErrorKind::Unsupported, "store cannot do this", None)
+            }
+            Store::InvalidPath { .. } | Store::UnknownConfigurationKey { .. } => {
+                (ErrorKind::Usage, "store address is malformed", None)
+            }
+            _ => return Self::from_generic(error),
+        };
+        let cured = match kind {
+            ErrorKind::Denied => Self::new(kind, what).cure("`towline doctor` says which credentials were used"),
+            _ => Self::new(kind, what),
+        };
+        match place {
+            Some(place) => cured.at(place).source(error),
+            None => cured.source(error),
+        }
+    }
+}
+
+impl Error {
+    /// A store error without a class of its own: a local disk's errno if there is one below, else the network's fault.
+    fn from_generic(error: object_store::Error) -> Self {
+        let mut cause: Option<&(dyn StdError + 'static)> = Some(&error);
+        while let Some(inner) = cause {
+            if let Some(io) = inner.downcast_ref::<std::io::Error>() {
+                use std::io::ErrorKind as Io;
+                let kind = match io.kind() {
+                    Io::StorageFull | Io::QuotaExceeded => ErrorKind::Exhausted,
+                    Io::PermissionDenied | Io::ReadOnlyFilesystem => ErrorKind::Denied,
+                    _ => break,
+                };
+                return Self::new(kind, "store cannot be written").source(error);
+            }
+            cause = inner.source();
+        }
+        Self::unreachable("store did not answer as it should")
+            .cure("`towline doctor` tells what the store does; run the same command again to resume")
+            .source(error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_reads_as_what_where_expected_got() {
+        let error = Error::damaged("pack footer").at("pack/A/B").expected("64 bytes").got("12").cure("verify --repair");
+        assert_eq!(error.to_string(), "pack footer at pack/A/B: expected 64 bytes, got 12");
+        assert_eq!(error.kind().exit_code(), 4);
+        assert_eq!(error.cure_text(), Some("verify --repair"));
+    }
+
+    #[test]
+    fn a_full_disk_below_the_store_is_exhaustion_not_the_network() {
+        let full = std::io::Error::from(std::io::ErrorKind::StorageFull);
+        let error = Error::from(object_store::Error::Generic { store: "test", source: Box::new(full) });
+        assert_eq!(error.kind(), ErrorKind::Exhausted);
+    }
+}

@@ -1,0 +1,34 @@
+//! Every hard limit in one table. What exceeds one is refused with a clear error, never truncated.
+
+/// One kibibyte.
+pub const KIB: u64 = 1 << 10;
+/// One mebibyte.
+pub const MIB: u64 = 1 << 20;
+/// One gibibyte.
+pub const GIB: u64 = 1 << 30;
+
+/// Plain bytes in a chunk, at most. Cutters stay at or below 1 MiB; the rest is room for later ones.
+pub const CHUNK_LEN_MAX: u64 = 16 * MIB;
+/// Bytes in a pack that this version writes, about: a pack is closed once it holds this much.
+pub const PACK_LEN_TARGET: u64 = 64 * MIB;
+/// Bytes in a pack that this version reads, at most.
+pub const PACK_LEN_MAX: u64 = GIB;
+/// Chunks in a pack, at most.
+pub const PACK_CHUNKS_MAX: u64 = 1 << 20;
+/// Bytes in a body that an envelope may announce (manifest, map, index segment, snapshot).
+pub const BODY_LEN_MAX: u64 = 4 * GIB;
+/// Bytes in a log entry, at most.
+pub const ENTRY_LEN_MAX: u64 = 64 * MIB;
+/// Bytes in a NAME, at most.
+pub const NAME_LEN_MAX: usize = 512;
+/// Bytes in a path within a tree, at most (Linux's `PATH_MAX`).
+pub const PATH_LEN_MAX: usize = 4096;
+/// Bytes in a safetensors header, at most: the limit of the format's own reader
+/// (<https://github.com/huggingface/safetensors>, README, "Format").
+pub const SAFETENSORS_HEADER_MAX: u64 = 100_000_000;
+/// Entries between two snapshots of the log.
+pub const SNAPSHOT_EVERY: u64 = 64;
+/// Live index segments above which a commit merges some.
+pub const SEGMENTS_MAX: usize = 24;
+/// The smallest memory budget that Towline runs in.
+pub const MEMORY_MIN: u64 = 64 * MIB;
