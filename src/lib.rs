@@ -21,11 +21,15 @@
 
 pub mod budget;
 pub mod chunk;
+pub mod chunker;
 pub mod clock;
+pub mod codec;
 pub mod error;
+pub mod format;
 pub mod id;
 pub mod limits;
 pub mod metrics;
 pub mod progress;
+pub mod repository;
 
 pub use error::{Error, ErrorKind, Result};

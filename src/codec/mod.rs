@@ -1,0 +1,172 @@
+//! How one chunk is stored: a reversible transform, chosen per chunk by a probe of a sample, never larger than raw.
+
+use bytes::Bytes;
+
+use crate::error::{Error, Result};
+use crate::limits::CHUNK_LEN_MAX;
+
+/// The transform of one stored chunk. The numbers are part of the format.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Codec {
+    /// The plain bytes.
+    Raw = 0,
+    /// One zstd frame (<https://www.rfc-editor.org/rfc/rfc8878>) that states its content size.
+    Zstd = 1,
+}
+
+impl Codec {
+    /// The codec stored as `byte`.
+    ///
+    /// # Errors
+    /// Unsupported, for a number that a later version may know: 2 byte planes, 3 difference, 4 derived are reserved.
+    pub fn from_byte(byte: u8) -> Result<Self> {
+        match byte {
+            0 => Ok(Self::Raw),
+            1 => Ok(Self::Zstd),
+            _ => Err(Error::unsupported("chunk is stored with an unknown codec")
+                .expected("0 (raw) or 1 (zstd)")
+                .got(byte)
+                .cure("use a newer towline")),
+        }
+    }
+
+    /// The codec's name, as `show` prints it.
+    #[must_use]
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Raw => "raw",
+            Self::Zstd => "zstd",
+        }
+    }
+}
+
+/// Whether to try to make chunks smaller.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Compression {
+    /// Try on a sample of each chunk, keep what pays.
+    #[default]
+    Auto,
+    /// Store every chunk raw: for links and disks that are faster than the codec.
+    Off,
+}
+
+/// A chunk as it is stored.
+#[derive(Clone, Debug)]
+pub struct Encoded {
+    /// How.
+    pub codec: Codec,
+    /// What; at most as long as the plain bytes.
+    pub bytes: Bytes,
+}
+
+/// zstd's fastest regular level: the entropy stage does most of what can be done for tensors.
+const LEVEL: i32 = 1;
+/// Chunks up to this length are simply tried; longer ones are probed first.
+const PROBE_FROM: usize = 64 << 10;
+/// Three samples of this length, spread over the chunk, make the probe.
+const SAMPLE: usize = 8 << 10;
+/// A codec must save at least a 32nd of the bytes to be worth undoing.
+const GAIN: usize = 32;
+
+/// Encodes `plain` as small as `compression` allows.
+#[must_use]
+pub fn encode(plain: &Bytes, compression: Compression) -> Encoded {
+    let raw = || Encoded { codec: Codec::Raw, bytes: plain.clone() };
+    if compression == Compression::Off || !probe(plain) {
+        return raw();
+    }
+    match zstd::bulk::compress(plain, LEVEL) {
+        Ok(small) if pays(small.len(), plain.len()) => Encoded { codec: Codec::Zstd, bytes: small.into() },
+        _ => raw(),
+    }
+}
+
+/// Decodes `stored` into `plain`, whose length is the chunk's plain length.
+///
+/// # Errors
+/// Damaged, if the frame does not decode to exactly that many bytes.
+pub fn decode_into(codec: Codec, stored: &[u8], plain: &mut [u8]) -> Result<()> {
+    let got = match codec {
+        Codec::Raw if stored.len() == plain.len() => {
+            plain.copy_from_slice(stored);
+            return Ok(());
+        }
+        Codec::Raw => stored.len(),
+        Codec::Zstd => zstd::bulk::decompress_to_buffer(stored, plain)
+            .map_err(|source| Error::damaged("zstd frame does not decode").source(source))?,
+    };
+    if got == plain.len() {
+        return Ok(());
+    }
+    Err(Error::damaged("chunk decodes to another length").expected(plain.len()).got(got))
+}
+
+/// Decodes `stored` to `plain_len` bytes; a raw frame is shared, not copied.
+///
+/// # Errors
+/// Damaged, as [`decode_into`]; also for a `plain_len` above [`CHUNK_LEN_MAX`].
+pub fn decode(codec: Codec, stored: &Bytes, plain_len: u32) -> Result<Bytes> {
+    if u64::from(plain_len) > CHUNK_LEN_MAX {
+        return Err(Error::damaged("chunk is too long").expected(format!("at most {CHUNK_LEN_MAX}")).got(plain_len));
+    }
+    if codec == Codec::Raw && stored.len() == plain_len as usize {
+        return Ok(stored.clone());
+    }
+    let mut plain = vec![0; plain_len as usize];
+    decode_into(codec, stored, &mut plain)?;
+    Ok(plain.into())
+}
+
+fn pays(small: usize, plain: usize) -> bool {
+    small + plain / GAIN < plain
+}
+
+/// Does a sample shrink? Spread over the chunk, so that one compressible header does not speak for the rest.
+fn probe(plain: &[u8]) -> bool {
+    if plain.len() <= PROBE_FROM {
+        return true;
+    }
+    let step = (plain.len() - SAMPLE) / 2;
+    let samples: Vec<u8> =
+        (0..3).filter_map(|i| plain.get(i * step..i * step + SAMPLE)).flatten().copied().collect();
+    zstd::bulk::compress(&samples, LEVEL).is_ok_and(|small| pays(small.len(), samples.len()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn noise(len: usize) -> Bytes {
+        let mut out = vec![0; len];
+        blake3::Hasher::new().update(&len.to_le_bytes()).finalize_xof().fill(&mut out);
+        out.into()
+    }
+
+    #[test]
+    fn noise_stays_raw_and_text_shrinks() {
+        assert_eq!(encode(&noise(300_000), Compression::Auto).codec, Codec::Raw);
+        let text = Bytes::from("towline ".repeat(40_000));
+        let small = encode(&text, Compression::Auto);
+        assert_eq!(small.codec, Codec::Zstd);
+        assert!(small.bytes.len() < text.len() / 10);
+        assert_eq!(encode(&text, Compression::Off).codec, Codec::Raw);
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_encoded_decodes_and_is_never_larger(seed in any::<u8>(), len in 0usize..200_000, period in 1usize..5000) {
+            let base = noise(period);
+            let plain: Bytes = base.iter().cycle().take(len).map(|b| b ^ seed).collect::<Vec<_>>().into();
+            let encoded = encode(&plain, Compression::Auto);
+            prop_assert!(encoded.bytes.len() <= plain.len());
+            prop_assert_eq!(decode(encoded.codec, &encoded.bytes, u32::try_from(len).unwrap()).unwrap(), plain);
+        }
+
+        #[test]
+        fn garbage_is_damage_not_panic(stored in proptest::collection::vec(any::<u8>(), 0..300), len in 0u32..5000) {
+            let _ = decode(Codec::Zstd, &Bytes::from(stored), len);
+        }
+    }
+}

@@ -1,0 +1,396 @@
+//! A manifest: the files and tensors of one saved tree, as lists of chunks. Named by the digest of its body.
+//!
+//! The body of an envelope of kind 'M' (numbers are variable-length unless said otherwise):
+//!
+//! ```text
+//! form (1): 0 a folder, 1 a single file
+//! labels: count, each: key, value (sorted by key)
+//! chunks: count n, then n ids (32 each), then n plain lengths; in order of first use, each once
+//! entries: count, each, sorted by path:
+//!   bytes shared with the path before, rest of the path, kind (1): 0 file, 1 folder, 2 symbolic link
+//!   mode, modification time (signed, ns since 1970)
+//!   link: target
+//!   file: size, cut (1), pieces: count, each: hole before it in bytes, first chunk, chunks
+//!         tensors: count, each: name, type, rank, dimensions, start, end (in bytes within the file)
+//! ```
+//!
+//! What a file's pieces do not cover is a hole: zeros.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use super::wire::{Malformed, Read, Reader, Writer};
+use crate::chunker::Cut;
+use crate::clock::Timestamp;
+use crate::error::{Error, Result};
+use crate::id::{ChunkId, ManifestId};
+use crate::limits::{CHUNK_LEN_MAX, PATH_LEN_MAX};
+
+const NAME_MAX: usize = 1 << 16;
+const RANK_MAX: usize = 64;
+
+/// What was saved.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Form {
+    /// A folder; the entry with the empty path is the folder itself.
+    #[default]
+    Folder = 0,
+    /// One file: the only entry.
+    File = 1,
+}
+
+/// The chunks that a manifest uses, each once.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ChunkList {
+    /// Their names, in order of first use.
+    pub ids: Vec<ChunkId>,
+    /// Their plain lengths.
+    pub lens: Vec<u32>,
+}
+
+/// A run of chunks within a file, after a hole of `hole` bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Piece {
+    /// Zeros before the first chunk, in bytes.
+    pub hole: u64,
+    /// Index of the first chunk.
+    pub first: u32,
+    /// How many, consecutive in the chunk list.
+    pub count: u32,
+}
+
+/// A tensor within a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TensorEntry {
+    /// Its name in the file.
+    pub name: String,
+    /// Its element type as the file spells it.
+    pub dtype: String,
+    /// Its shape.
+    pub shape: Vec<u64>,
+    /// Where it lies in the file.
+    pub range: Range<u64>,
+}
+
+/// What a file holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Content {
+    /// Its length in bytes.
+    pub size: u64,
+    /// How it was cut.
+    pub cut: Cut,
+    /// Its chunks.
+    pub pieces: Vec<Piece>,
+    /// Its tensors, if it was understood as a checkpoint.
+    pub tensors: Vec<TensorEntry>,
+}
+
+/// What an entry is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum EntryKind {
+    /// A file.
+    File(Content),
+    /// A folder.
+    Folder,
+    /// A symbolic link and where it points, uninterpreted.
+    Symlink(Vec<u8>),
+}
+
+/// One file, folder or link of a saved tree.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TreeEntry {
+    /// `/`-separated and relative, any bytes but NUL; empty for the root.
+    pub path: Vec<u8>,
+    /// Permission bits, `0o7777` at most.
+    pub mode: u32,
+    /// Last modification.
+    pub mtime: Timestamp,
+    /// What it is.
+    pub kind: EntryKind,
+}
+
+/// One saved tree.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Manifest {
+    /// A folder or a single file.
+    pub form: Form,
+    /// What the user said about it.
+    pub labels: BTreeMap<String, String>,
+    /// The chunks.
+    pub chunks: ChunkList,
+    /// The entries, sorted by path.
+    pub entries: Vec<TreeEntry>,
+}
+
+impl Manifest {
+    /// The body's bytes, and the name they give it.
+    #[must_use]
+    pub fn encode(&self) -> (ManifestId, Vec<u8>) {
+        let mut out = Writer::new();
+        out.u8(self.form as u8).count(self.labels.len());
+        for (key, value) in &self.labels {
+            out.string(key.as_bytes()).string(value.as_bytes());
+        }
+        out.count(self.chunks.ids.len());
+        self.chunks.ids.iter().for_each(|id| drop(out.bytes(id.as_bytes())));
+        self.chunks.lens.iter().for_each(|&len| drop(out.varint(len.into())));
+        out.count(self.entries.len());
+        let mut before: &[u8] = &[];
+        for entry in &self.entries {
+            let shared = entry.path.iter().zip(before).take_while(|(a, b)| a == b).count();
+            out.count(shared).string(entry.path.get(shared..).unwrap_or_default());
+            write_entry(&mut out, entry);
+            before = &entry.path;
+        }
+        let body = out.into_bytes();
+        (ManifestId::of(&body), body)
+    }
+
+    /// Reads a body and checks that it is consistent.
+    ///
+    /// # Errors
+    /// Damaged.
+    pub fn decode(body: &[u8]) -> Result<Self> {
+        let mut reader = Reader::new(body);
+        let form = match reader.u8()? {
+            0 => Form::Folder,
+            1 => Form::File,
+            _ => return Err(reader.malformed("form is unknown").into()),
+        };
+        let labels = read_labels(&mut reader)?;
+        let chunks = read_chunks(&mut reader)?;
+        let entries = reader.count(5)?;
+        let mut path = Vec::new();
+        let mut read = Vec::with_capacity(entries.min(1 << 16));
+        for at in 0..entries {
+            let next = read_path(&mut reader, &path)?;
+            if at > 0 && next <= path {
+                return Err(reader.malformed("paths are not sorted").into());
+            }
+            path.clone_from(&next);
+            read.push(read_entry(&mut reader, next, &chunks)?);
+        }
+        reader.finish()?;
+        let alone = matches!(read.as_slice(), [TreeEntry { kind: EntryKind::File(_), .. }]);
+        if form == Form::File && !alone {
+            return Err(Error::damaged("manifest of a single file holds something else"));
+        }
+        Ok(Self { form, labels, chunks, entries: read })
+    }
+
+    /// The entry at `path`.
+    #[must_use]
+    pub fn entry(&self, path: &[u8]) -> Option<&TreeEntry> {
+        let at = self.entries.binary_search_by(|entry| entry.path.as_slice().cmp(path)).ok()?;
+        self.entries.get(at)
+    }
+
+    /// Bytes in all files, holes included.
+    #[must_use]
+    pub fn logical_bytes(&self) -> u64 {
+        self.files().map(|(_, content)| content.size).sum()
+    }
+
+    /// Every file with its content.
+    pub fn files(&self) -> impl Iterator<Item = (&TreeEntry, &Content)> {
+        self.entries.iter().filter_map(|entry| match &entry.kind {
+            EntryKind::File(content) => Some((entry, content)),
+            _ => None,
+        })
+    }
+}
+
+impl Content {
+    /// Each chunk of the file: its index and its place in the file.
+    pub fn placed<'a>(&'a self, chunks: &'a ChunkList) -> impl Iterator<Item = (u32, Range<u64>)> + 'a {
+        let mut at = 0;
+        self.pieces.iter().flat_map(move |piece| {
+            at += piece.hole;
+            let start = at;
+            let range = piece.first as usize..piece.first as usize + piece.count as usize;
+            let lens = chunks.lens.get(range).unwrap_or_default();
+            at += lens.iter().map(|&len| u64::from(len)).sum::<u64>();
+            (piece.first..).zip(lens).scan(start, |at, (index, &len)| {
+                let from = *at;
+                *at += u64::from(len);
+                Some((index, from..*at))
+            })
+        })
+    }
+}
+
+fn write_entry(out: &mut Writer, entry: &TreeEntry) {
+    let kind = match entry.kind {
+        EntryKind::File(_) => 0,
+        EntryKind::Folder => 1,
+        EntryKind::Symlink(_) => 2,
+    };
+    out.u8(kind).varint(entry.mode.into()).signed(entry.mtime.0);
+    match &entry.kind {
+        EntryKind::Folder => {}
+        EntryKind::Symlink(target) => drop(out.string(target)),
+        EntryKind::File(content) => {
+            out.varint(content.size).u8(content.cut as u8).count(content.pieces.len());
+            for piece in &content.pieces {
+                out.varint(piece.hole).varint(piece.first.into()).varint(piece.count.into());
+            }
+            out.count(content.tensors.len());
+            for tensor in &content.tensors {
+                out.string(tensor.name.as_bytes()).string(tensor.dtype.as_bytes()).count(tensor.shape.len());
+                tensor.shape.iter().for_each(|&dimension| drop(out.varint(dimension)));
+                out.varint(tensor.range.start).varint(tensor.range.end);
+            }
+        }
+    }
+}
+
+fn read_labels(reader: &mut Reader<'_>) -> Read<BTreeMap<String, String>> {
+    let count = reader.count(2)?;
+    let mut labels = BTreeMap::new();
+    for _ in 0..count {
+        let (key, value) = (reader.text(NAME_MAX)?.to_owned(), reader.text(NAME_MAX)?.to_owned());
+        if labels.last_key_value().is_some_and(|(last, _)| *last >= key) {
+            return Err(reader.malformed("labels are not sorted"));
+        }
+        labels.insert(key, value);
+    }
+    Ok(labels)
+}
+
+fn read_chunks(reader: &mut Reader<'_>) -> Read<ChunkList> {
+    let count = reader.count(33)?;
+    let ids = (0..count).map(|_| reader.array().map(ChunkId::from_bytes)).collect::<Read<Vec<_>>>()?;
+    let lens = (0..count).map(|_| chunk_len(reader)).collect::<Read<Vec<_>>>()?;
+    Ok(ChunkList { ids, lens })
+}
+
+fn chunk_len(reader: &mut Reader<'_>) -> Read<u32> {
+    let len = reader.varint32()?;
+    if len == 0 || u64::from(len) > CHUNK_LEN_MAX {
+        return Err(reader.malformed("chunk length is impossible"));
+    }
+    Ok(len)
+}
+
+fn read_path(reader: &mut Reader<'_>, before: &[u8]) -> Read<Vec<u8>> {
+    let shared = usize::try_from(reader.varint()?).unwrap_or(usize::MAX);
+    let kept = before.get(..shared).ok_or_else(|| reader.malformed("path shares too much"))?;
+    let mut path = kept.to_vec();
+    path.extend_from_slice(reader.string(PATH_LEN_MAX)?);
+    let whole = path.is_empty() || path.split(|&b| b == b'/').all(|part| !matches!(part, b"" | b"." | b".."));
+    if !whole || path.contains(&0) || path.len() > PATH_LEN_MAX {
+        return Err(reader.malformed("path is not a relative path"));
+    }
+    Ok(path)
+}
+
+fn read_entry(reader: &mut Reader<'_>, path: Vec<u8>, chunks: &ChunkList) -> Read<TreeEntry> {
+    let (kind, mode, mtime) = (reader.u8()?, reader.varint32()?, Timestamp(reader.signed()?));
+    if mode > 0o7777 {
+        return Err(reader.malformed("mode is impossible"));
+    }
+    let kind = match kind {
+        0 => EntryKind::File(read_content(reader, chunks)?),
+        1 => EntryKind::Folder,
+        2 => EntryKind::Symlink(reader.string(PATH_LEN_MAX)?.to_vec()),
+        _ => return Err(reader.malformed("entry is of an unknown kind")),
+    };
+    Ok(TreeEntry { path, mode, mtime, kind })
+}
+
+fn read_content(reader: &mut Reader<'_>, chunks: &ChunkList) -> Read<Content> {
+    let size = reader.varint()?;
+    let cut = Cut::from_u8(reader.u8()?).ok_or_else(|| reader.malformed("cut is unknown"))?;
+    let count = reader.count(3)?;
+    let mut covered = 0u64;
+    let mut pieces = Vec::with_capacity(count);
+    for _ in 0..count {
+        let piece = Piece { hole: reader.varint()?, first: reader.varint32()?, count: reader.varint32()? };
+        let end = u64::from(piece.first) + u64::from(piece.count);
+        let range = piece.first as usize..usize::try_from(end).unwrap_or(usize::MAX);
+        let lens = chunks.lens.get(range).ok_or_else(|| reader.malformed("piece names no chunk"))?;
+        let len: u64 = lens.iter().map(|&len| u64::from(len)).sum();
+        let end = covered.checked_add(piece.hole).and_then(|at| at.checked_add(len)).filter(|&end| end <= size);
+        covered = end.ok_or_else(|| reader.malformed("pieces are longer than their file"))?;
+        pieces.push(piece);
+    }
+    let tensors = reader.count(5)?;
+    let tensors = (0..tensors).map(|_| read_tensor(reader, size)).collect::<Read<Vec<_>>>()?;
+    Ok(Content { size, cut, pieces, tensors })
+}
+
+fn read_tensor(reader: &mut Reader<'_>, size: u64) -> Result<TensorEntry, Malformed> {
+    let (name, dtype) = (reader.text(NAME_MAX)?.to_owned(), reader.text(64)?.to_owned());
+    let rank = reader.count(1)?;
+    if rank > RANK_MAX {
+        return Err(reader.malformed("tensor has too many dimensions"));
+    }
+    let shape = (0..rank).map(|_| reader.varint()).collect::<Read<Vec<_>>>()?;
+    let range = reader.varint()?..reader.varint()?;
+    if range.start > range.end || range.end > size {
+        return Err(reader.malformed("tensor lies outside its file"));
+    }
+    Ok(TensorEntry { name, dtype, shape, range })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample() -> Manifest {
+        let ids: Vec<ChunkId> = (0u8..3).map(|n| ChunkId::of(&[n])).collect();
+        let content = Content {
+            size: 1100,
+            cut: Cut::Tensor,
+            pieces: vec![Piece { hole: 0, first: 0, count: 2 }, Piece { hole: 500, first: 2, count: 1 }],
+            tensors: vec![TensorEntry { name: "w".into(), dtype: "F32".into(), shape: vec![5, 5], range: 0..100 }],
+        };
+        let entry = |path: &[u8], kind| TreeEntry { path: path.to_vec(), mode: 0o644, mtime: Timestamp(-5), kind };
+        Manifest {
+            form: Form::Folder,
+            labels: BTreeMap::from([("loss".into(), "0.1".into())]),
+            chunks: ChunkList { ids, lens: vec![100, 200, 300] },
+            entries: vec![
+                entry(b"", EntryKind::Folder),
+                entry(b"a/b", EntryKind::File(content)),
+                entry(b"a/\xff", EntryKind::Symlink(b"../x".to_vec())),
+            ],
+        }
+    }
+
+    #[test]
+    fn a_manifest_survives_and_its_name_is_its_content() {
+        let manifest = sample();
+        let (id, body) = manifest.encode();
+        assert_eq!(Manifest::decode(&body).unwrap(), manifest);
+        assert_eq!(id, ManifestId::of(&body));
+        assert_eq!(manifest.logical_bytes(), 1100);
+    }
+
+    #[test]
+    fn chunks_are_placed_around_holes() {
+        let manifest = sample();
+        let (_, content) = manifest.files().next().unwrap();
+        let placed: Vec<_> = content.placed(&manifest.chunks).collect();
+        assert_eq!(placed, [(0, 0..100), (1, 100..300), (2, 800..1100)]);
+    }
+
+    #[test]
+    fn paths_that_lead_out_are_refused() {
+        for bad in [&b"../x"[..], b"/etc", b"a//b", b"a/./b", b"a/..", b"a\0b"] {
+            let mut manifest = sample();
+            manifest.entries.truncate(1);
+            manifest.entries.push(TreeEntry { path: bad.to_vec(), ..manifest.entries[0].clone() });
+            assert!(Manifest::decode(&manifest.encode().1).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn torn_bodies_are_errors() {
+        let body = sample().encode().1;
+        for cut in 0..body.len() {
+            assert!(Manifest::decode(&body[..cut]).is_err(), "{cut}");
+        }
+    }
+}

@@ -1,0 +1,13 @@
+//! What Towline writes, byte for byte: docs/format.md is the specification, tests/golden/v1 holds it true.
+
+pub mod envelope;
+mod manifest;
+mod map;
+mod pack;
+mod segment;
+pub mod wire;
+
+pub use manifest::{ChunkList, Content, EntryKind, Form, Manifest, Piece, TensorEntry, TreeEntry};
+pub use map::{Frame, Map, PackRef};
+pub use pack::{FooterEntry, PackFooter, PackLayout, TRAILER_LEN, pack_header};
+pub use segment::{Hit, SegmentView, segment_bytes};

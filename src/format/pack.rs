@@ -1,0 +1,259 @@
+//! A pack: a header, frames, a columnar footer, a trailer. One ranged read of its end opens it.
+//!
+//! ```text
+//! 0          16     header: envelope header of kind 'K', compression 0, length 0
+//! ..                frames, zero bytes between them where alignment asks for it
+//! end-48-f   f      footer: n (4), then columns: id 32n, offset 8n, stored length 4n, plain length 4n, codec n,
+//!                   length of parameters n; parameters
+//! end-48     4      f
+//! end-44     4      zero
+//! end-40     32     BLAKE3 of footer and the eight bytes above
+//! end-8      8      magic "TWLN" 'k', version 1, encryption 0, zero
+//! ```
+//!
+//! A raw frame of 64 KiB or more starts at a multiple of 4096, so that it can be read straight into place; any other
+//! starts at a multiple of 8. The parameters of a chunk (none for the codecs of version 1) are for its codec.
+
+use super::envelope::{HEADER_LEN, Kind, MAGIC, VERSION, header};
+use super::wire::{Malformed, Read, Reader, Writer};
+use crate::codec::Codec;
+use crate::error::{Error, Result};
+use crate::id::ChunkId;
+use crate::limits::{CHUNK_LEN_MAX, PACK_CHUNKS_MAX, PACK_LEN_MAX};
+
+/// Bytes after the footer.
+pub const TRAILER_LEN: u64 = 48;
+
+const PAGE: u64 = 4096;
+const PAGED_FROM: u64 = 64 << 10;
+const WORD: u64 = 8;
+
+/// One stored chunk, as its pack's footer tells it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FooterEntry {
+    /// Which chunk.
+    pub id: ChunkId,
+    /// Where its frame starts in the pack.
+    pub offset: u64,
+    /// Bytes of the frame.
+    pub stored_len: u32,
+    /// Bytes of the chunk.
+    pub plain_len: u32,
+    /// How it is stored.
+    pub codec: Codec,
+}
+
+/// What a pack holds, in the order of its frames.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PackFooter {
+    /// Every chunk; a chunk's place in this list is its ordinal.
+    pub entries: Vec<FooterEntry>,
+}
+
+/// The bytes before the first frame.
+#[must_use]
+pub fn pack_header() -> [u8; HEADER_LEN] {
+    header(Kind::Pack, 0, 0)
+}
+
+/// Lays frames out one after the other.
+#[derive(Clone, Debug, Default)]
+pub struct PackLayout {
+    footer: PackFooter,
+    end: u64,
+}
+
+impl PackLayout {
+    /// An empty pack.
+    #[must_use]
+    pub fn new() -> Self {
+        Self { footer: PackFooter::default(), end: HEADER_LEN as u64 }
+    }
+
+    /// Adds a frame: how many zero bytes go before it.
+    pub fn push(&mut self, id: ChunkId, codec: Codec, stored_len: u32, plain_len: u32) -> u64 {
+        let paged = codec == Codec::Raw && u64::from(stored_len) >= PAGED_FROM;
+        let offset = self.end.next_multiple_of(if paged { PAGE } else { WORD });
+        let padding = offset - self.end;
+        self.footer.entries.push(FooterEntry { id, offset, stored_len, plain_len, codec });
+        self.end = offset + u64::from(stored_len);
+        padding
+    }
+
+    /// Bytes so far, without the footer.
+    #[must_use]
+    pub fn len(&self) -> u64 {
+        self.end
+    }
+
+    /// No frame yet?
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.footer.entries.is_empty()
+    }
+
+    /// Chunks so far.
+    #[must_use]
+    pub fn chunks(&self) -> usize {
+        self.footer.entries.len()
+    }
+
+    /// What the pack holds, and the bytes that end it (footer and trailer).
+    #[must_use]
+    pub fn finish(self) -> (PackFooter, Vec<u8>) {
+        let tail = self.footer.encode();
+        (self.footer, tail)
+    }
+}
+
+impl PackFooter {
+    fn encode(&self) -> Vec<u8> {
+        let mut out = Writer::new();
+        out.u32(u32::try_from(self.entries.len()).unwrap_or(u32::MAX));
+        self.entries.iter().for_each(|e| drop(out.bytes(e.id.as_bytes())));
+        self.entries.iter().for_each(|e| drop(out.u64(e.offset)));
+        self.entries.iter().for_each(|e| drop(out.u32(e.stored_len)));
+        self.entries.iter().for_each(|e| drop(out.u32(e.plain_len)));
+        self.entries.iter().for_each(|e| drop(out.u8(e.codec as u8)));
+        self.entries.iter().for_each(|_| drop(out.u8(0)));
+        let len = u32::try_from(out.len()).unwrap_or(u32::MAX);
+        out.u32(len).u32(0);
+        let mut bytes = out.into_bytes();
+        let digest = blake3::hash(&bytes);
+        bytes.extend_from_slice(digest.as_bytes());
+        bytes.extend_from_slice(&MAGIC);
+        bytes.extend_from_slice(&[b'k', VERSION, 0, 0]);
+        bytes
+    }
+
+    /// How long the footer is (without the trailer), read from the last [`TRAILER_LEN`] bytes of a pack.
+    ///
+    /// # Errors
+    /// Damaged, if these bytes do not end a pack; unsupported, if a later version wrote them.
+    pub fn len_from_trailer(trailer: &[u8]) -> Result<u64> {
+        let mut reader = Reader::new(trailer);
+        let fields = (|| {
+            let (len, zero) = (reader.u32()?, reader.u32()?);
+            reader.take(32)?;
+            Ok::<_, Malformed>((len, zero, reader.array::<4>()?, reader.array::<4>()?))
+        })();
+        let (len, zero, magic, [kind, version, encryption, _]) = fields?;
+        if magic != MAGIC || kind != b'k' || zero != 0 {
+            return Err(Error::damaged("pack does not end with a trailer"));
+        }
+        if version != VERSION || encryption != 0 {
+            return Err(Error::unsupported("pack was written by another version of the format").got(version));
+        }
+        Ok(len.into())
+    }
+
+    /// Reads a footer and trailer: the last bytes of a pack of `pack_len` bytes.
+    ///
+    /// # Errors
+    /// Damaged, if they are not as written; unsupported, if a later version wrote them.
+    pub fn decode(tail: &[u8], pack_len: u64) -> Result<Self> {
+        let split = tail.len().checked_sub(usize::try_from(TRAILER_LEN).unwrap_or(usize::MAX));
+        let split = split.ok_or_else(|| Error::damaged("pack is too short").got(pack_len))?;
+        let (footer, trailer) = tail.split_at(split);
+        let len = Self::len_from_trailer(trailer)?;
+        if len != footer.len() as u64 {
+            return Err(Error::damaged("pack footer has another length").expected(footer.len()).got(len));
+        }
+        let signed = tail.get(..footer.len() + 8).unwrap_or_default();
+        if trailer.get(8..40) != Some(blake3::hash(signed).as_bytes().as_slice()) {
+            return Err(Error::damaged("pack footer does not match its digest"));
+        }
+        if pack_len > PACK_LEN_MAX {
+            return Err(Error::damaged("pack is impossibly long").got(pack_len));
+        }
+        let codecs = Columns::parse(footer)?;
+        codecs.check(pack_len.saturating_sub(tail.len() as u64))
+    }
+}
+
+/// The columns of a footer as they lie there.
+struct Columns<'a> {
+    n: usize,
+    ids: &'a [u8],
+    offsets: &'a [u8],
+    stored: &'a [u8],
+    plain: &'a [u8],
+    codecs: &'a [u8],
+}
+
+impl<'a> Columns<'a> {
+    fn parse(footer: &'a [u8]) -> Read<Self> {
+        let mut reader = Reader::new(footer);
+        let n = reader.u32()?;
+        if u64::from(n) > PACK_CHUNKS_MAX {
+            return Err(reader.malformed("pack holds too many chunks"));
+        }
+        let n = n as usize;
+        let (ids, offsets) = (reader.take(32 * n)?, reader.take(8 * n)?);
+        let (stored, plain, codecs) = (reader.take(4 * n)?, reader.take(4 * n)?, reader.take(n)?);
+        let parameters: usize = reader.take(n)?.iter().map(|&len| usize::from(len)).sum();
+        reader.take(parameters)?;
+        reader.finish()?;
+        Ok(Self { n, ids, offsets, stored, plain, codecs })
+    }
+
+    fn check(&self, frames_end: u64) -> Result<PackFooter> {
+        let mut entries = Vec::with_capacity(self.n);
+        let mut end = HEADER_LEN as u64;
+        let numbers = self.stored.as_chunks::<4>().0.iter().zip(self.plain.as_chunks::<4>().0);
+        let rows = self.ids.as_chunks::<32>().0.iter().zip(self.offsets.as_chunks::<8>().0).zip(numbers);
+        for (((id, offset), (stored, plain)), &codec) in rows.zip(self.codecs) {
+            let entry = FooterEntry {
+                id: ChunkId::from_bytes(*id),
+                offset: u64::from_le_bytes(*offset),
+                stored_len: u32::from_le_bytes(*stored),
+                plain_len: u32::from_le_bytes(*plain),
+                codec: Codec::from_byte(codec)?,
+            };
+            let frame_end = entry.offset.checked_add(entry.stored_len.into());
+            match frame_end {
+                Some(frame_end) if entry.offset >= end && frame_end <= frames_end => end = frame_end,
+                _ => return Err(Error::damaged("frame lies outside its pack").got(entry.offset)),
+            }
+            if u64::from(entry.plain_len) > CHUNK_LEN_MAX {
+                return Err(Error::damaged("chunk is impossibly long").got(entry.plain_len));
+            }
+            entries.push(entry);
+        }
+        Ok(PackFooter { entries })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample() -> (PackFooter, Vec<u8>, u64) {
+        let mut layout = PackLayout::new();
+        for (i, len) in [10u32, 70_000, 5, 200_000].into_iter().enumerate() {
+            layout.push(ChunkId::of(&[u8::try_from(i).unwrap()]), Codec::Raw, len, len);
+        }
+        let frames = layout.len();
+        let (footer, tail) = layout.finish();
+        let len = frames + tail.len() as u64;
+        (footer, tail, len)
+    }
+
+    #[test]
+    fn big_raw_frames_start_at_pages_and_small_ones_at_words() {
+        let (footer, ..) = sample();
+        let offsets: Vec<u64> = footer.entries.iter().map(|e| e.offset).collect();
+        assert_eq!(offsets, [16, 4096, 74_096, 77_824]);
+    }
+
+    #[test]
+    fn a_footer_survives_and_any_flipped_bit_is_found() {
+        let (footer, tail, len) = sample();
+        assert_eq!(PackFooter::decode(&tail, len).unwrap(), footer);
+        for bit in 0..(tail.len() - 1) * 8 {
+            let mut bent = tail.clone();
+            bent[bit / 8] ^= 1 << (bit % 8);
+            assert!(PackFooter::decode(&bent, len).is_err(), "bit {bit}");
+        }
+    }
+}

@@ -1,0 +1,129 @@
+//! The one place that spells object keys.
+//!
+//! ```text
+//! repository                      what this is; created once
+//! log/<20 digits>                 entries, created once each, dense above the boundary
+//! snapshot/<20 digits>            the log's state after that entry
+//! boundary/<20 digits>            the n-th truncation; created once, never deleted
+//! pack|index|manifest|map/<session>/<ulid>
+//! ```
+
+use object_store::path::Path;
+
+use crate::id::Owned;
+
+/// Kinds of objects that sessions write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Family {
+    /// Chunks.
+    Pack,
+    /// Index segments.
+    Index,
+    /// Manifests.
+    Manifest,
+    /// Maps.
+    Map,
+}
+
+impl Family {
+    /// All of them, in the order that a sweep visits.
+    pub const ALL: [Self; 4] = [Self::Pack, Self::Index, Self::Manifest, Self::Map];
+
+    const fn folder(self) -> &'static str {
+        match self {
+            Self::Pack => "pack",
+            Self::Index => "index",
+            Self::Manifest => "manifest",
+            Self::Map => "map",
+        }
+    }
+}
+
+/// Numbered objects of the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Numbered {
+    /// An entry.
+    Entry,
+    /// A snapshot after an entry.
+    Snapshot,
+    /// A truncation.
+    Boundary,
+}
+
+impl Numbered {
+    const fn folder(self) -> &'static str {
+        match self {
+            Self::Entry => "log",
+            Self::Snapshot => "snapshot",
+            Self::Boundary => "boundary",
+        }
+    }
+
+    /// Where all of them lie.
+    #[must_use]
+    pub fn prefix(self) -> Path {
+        Path::from(self.folder())
+    }
+
+    /// The key of number `n`.
+    #[must_use]
+    pub fn key(self, n: u64) -> Path {
+        Path::from(format!("{}/{n:020}", self.folder()))
+    }
+
+    /// The number in a key of this kind.
+    #[must_use]
+    pub fn number(self, key: &Path) -> Option<u64> {
+        let mut parts = key.parts();
+        let (folder, digits, end) = (parts.next()?, parts.next()?, parts.next());
+        let digits = digits.as_ref();
+        let whole = folder.as_ref() == self.folder() && end.is_none() && digits.len() == 20;
+        whole.then(|| digits.parse().ok()).flatten()
+    }
+}
+
+/// The object that says what this is.
+#[must_use]
+pub fn repository() -> Path {
+    Path::from("repository")
+}
+
+/// Where one object of a session lies.
+#[must_use]
+pub fn owned(family: Family, id: Owned) -> Path {
+    Path::from(format!("{}/{id}", family.folder()))
+}
+
+/// Where all objects of a kind lie.
+#[must_use]
+pub fn family(family: Family) -> Path {
+    Path::from(family.folder())
+}
+
+/// Whose object a key of this kind is.
+#[must_use]
+pub fn owner(family: Family, key: &Path) -> Option<Owned> {
+    let mut parts = key.parts();
+    let (folder, session, object) = (parts.next()?, parts.next()?, parts.next()?);
+    if folder.as_ref() != family.folder() || parts.next().is_some() {
+        return None;
+    }
+    Some(Owned { session: session.as_ref().parse().ok()?, object: object.as_ref().parse().ok()? })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::id::SessionId;
+
+    #[test]
+    fn keys_read_back() {
+        let id = Owned::fresh(SessionId::random());
+        for kind in Family::ALL {
+            assert_eq!(owner(kind, &owned(kind, id)), Some(id));
+        }
+        assert_eq!(owner(Family::Pack, &owned(Family::Map, id)), None);
+        assert_eq!(Numbered::Entry.number(&Numbered::Entry.key(42)), Some(42));
+        assert_eq!(Numbered::Entry.number(&Numbered::Snapshot.key(42)), None);
+    }
+}

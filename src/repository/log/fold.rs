@@ -1,0 +1,157 @@
+//! Reading the log: boundary, snapshot, entries, boundary again.
+
+use std::sync::Arc;
+
+use futures::{StreamExt as _, TryStreamExt as _, stream};
+
+use super::{Boundary, Entry, Log, State};
+use crate::error::{Error, ErrorKind, Result};
+use crate::format::envelope::{Kind, open};
+use crate::format::wire::Reader;
+use crate::repository::layout::Numbered;
+use crate::repository::objects;
+
+/// Entries asked for at once.
+const AHEAD: u64 = 8;
+/// Folds that a fast-moving boundary may spoil before it is called a fault.
+const ATTEMPTS: usize = 32;
+
+impl Log {
+    /// The state as of now: at least as new as any commit that finished before the call.
+    ///
+    /// # Errors
+    /// Damaged, if the log is; unreachable, if the store is.
+    ///
+    /// # Cancel safety
+    /// Safe: it only reads.
+    pub async fn refresh(&self) -> Result<Arc<State>> {
+        for _ in 0..ATTEMPTS {
+            if let Some(state) = self.fold().await? {
+                return Ok(state);
+            }
+        }
+        Err(Error::unreachable("log is truncated faster than it can be read").cure("try again"))
+    }
+
+    /// One fold; `None` if the boundary moved past its start.
+    async fn fold(&self) -> Result<Option<Arc<State>>> {
+        let boundary = self.advance_boundary().await?;
+        let known = self.seen().state.clone().filter(|state| state.seq >= boundary.floor);
+        let start = match known {
+            Some(state) => state,
+            None => match self.newest_snapshot(boundary).await? {
+                Some(state) => Arc::new(state),
+                None => return Ok(None),
+            },
+        };
+        let from = start.seq;
+        let state = self.follow(start).await?;
+        if self.advance_boundary().await?.floor > from {
+            return Ok(None);
+        }
+        let mut seen = self.seen();
+        if seen.state.as_ref().is_none_or(|old| old.seq < state.seq) {
+            seen.state = Some(Arc::clone(&state));
+        }
+        Ok(Some(state))
+    }
+
+    /// Applies every entry after `state`.
+    async fn follow(&self, mut state: Arc<State>) -> Result<Arc<State>> {
+        loop {
+            // One first: mostly there is nothing new.
+            let ahead = if Arc::strong_count(&state) > 1 { 1 } else { AHEAD };
+            let numbers = state.seq + 1..=state.seq + ahead;
+            let mut entries = stream::iter(numbers).map(|number| self.entry(number)).buffered(usize::try_from(AHEAD).unwrap_or(1));
+            let mut next = Arc::unwrap_or_clone(state);
+            while let Some(found) = entries.try_next().await? {
+                let Some(entry) = found else { return Ok(Arc::new(next)) };
+                let number = next.seq + 1;
+                next.apply(&entry).map_err(|refusal| {
+                    Error::damaged("log entry does not follow from the state before it")
+                        .at(Numbered::Entry.key(number))
+                        .got(refusal)
+                        .cure("a faulty program wrote it: `towline verify` tells what is affected")
+                })?;
+            }
+            drop(entries);
+            state = Arc::new(next);
+        }
+    }
+
+    /// Entry `number`, if there is one.
+    pub(super) async fn entry(&self, number: u64) -> Result<Option<Entry>> {
+        let key = Numbered::Entry.key(number);
+        let Some(object) = objects::get(&*self.objects, &key).await? else { return Ok(None) };
+        let entry = open(Kind::Entry, &object).and_then(|body| Entry::decode(&body));
+        entry.map(Some).map_err(|error| error.at(key))
+    }
+
+    /// Walks the boundary objects from the last one known: they are dense and never deleted, so their existence is
+    /// monotone, and galloping finds the last.
+    pub(super) async fn advance_boundary(&self) -> Result<Boundary> {
+        let mut last = self.seen().boundary;
+        let mut step = 1;
+        loop {
+            match self.boundary(last.number + step).await? {
+                Some(found) => (last, step) = (found, step * 2),
+                None if step == 1 => break,
+                None => step = 1,
+            }
+        }
+        let mut seen = self.seen();
+        if last.number > seen.boundary.number {
+            seen.boundary = last;
+        }
+        Ok(last)
+    }
+
+    async fn boundary(&self, number: u64) -> Result<Option<Boundary>> {
+        let key = Numbered::Boundary.key(number);
+        let Some(object) = objects::get(&*self.objects, &key).await? else { return Ok(None) };
+        let body = open(Kind::Boundary, &object).map_err(|error| error.at(&key))?;
+        let mut reader = Reader::new(&body);
+        let floor = reader.varint().map_err(|malformed| Error::from(malformed).at(&key))?;
+        Ok(Some(Boundary { number, floor }))
+    }
+
+    /// The newest snapshot at or above the boundary; the empty state if nothing was truncated yet; `None` if the
+    /// boundary's own snapshot is gone, since then the boundary has moved on.
+    async fn newest_snapshot(&self, boundary: Boundary) -> Result<Option<State>> {
+        let mut numbers = self.numbers(Numbered::Snapshot).await?;
+        numbers.push(boundary.floor);
+        numbers.retain(|&number| number >= boundary.floor && number > 0);
+        numbers.sort_unstable_by(|a, b| b.cmp(a));
+        for number in numbers {
+            if let Some(state) = self.snapshot(number).await? {
+                return Ok(Some(state));
+            }
+        }
+        Ok((boundary.floor == 0).then(State::default))
+    }
+
+    async fn snapshot(&self, number: u64) -> Result<Option<State>> {
+        let key = Numbered::Snapshot.key(number);
+        let Some(object) = objects::get(&*self.objects, &key).await? else { return Ok(None) };
+        let state = open(Kind::Snapshot, &object).and_then(|body| State::decode(&body));
+        match state {
+            Ok(state) if state.seq == number => Ok(Some(state)),
+            Ok(state) => Err(Error::damaged("snapshot is of another entry").at(key).expected(number).got(state.seq)),
+            Err(error) if error.kind() == ErrorKind::Damaged && self.seen().boundary.floor < number => {
+                tracing::warn!("snapshot {key} is damaged, reading an older one: {error:?}");
+                Ok(None)
+            }
+            Err(error) => Err(error.at(key)),
+        }
+    }
+
+    /// The numbers of the objects of one kind that a listing shows, in no order.
+    pub(super) async fn numbers(&self, kind: Numbered) -> Result<Vec<u64>> {
+        let prefix = kind.prefix();
+        objects::retry(|| async {
+            let listed = self.objects.list(Some(&prefix)).map_err(Error::from);
+            listed.try_filter_map(|meta| async move { Ok(kind.number(&meta.location)) }).try_collect().await
+        })
+        .await
+    }
+}

@@ -1,0 +1,54 @@
+//! The log: one ordered list of create-only objects whose fold is the repository's whole mutable state.
+//!
+//! A commit is one conditional create of the next number. A fold starts at a snapshot at or above the boundary, reads
+//! entries until there is none, and ends by reading the boundary again: had it moved past the start, a missing entry
+//! would say nothing, so the fold starts over. No listing is believed: a stale one only costs requests.
+
+mod commit;
+mod entry;
+mod fold;
+mod state;
+mod truncate;
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use object_store::ObjectStore;
+
+use crate::clock::Clock;
+
+pub use commit::Committed;
+pub use entry::{Action, Entry};
+pub use state::{Condemned, Purged, RefValue, Refusal, SegmentInfo, Session, State};
+
+/// One repository's log.
+#[derive(Debug)]
+pub struct Log {
+    objects: Arc<dyn ObjectStore>,
+    clock: Arc<dyn Clock>,
+    seen: Mutex<Seen>,
+}
+
+/// What this process has learnt; never wrong, at most old.
+#[derive(Clone, Debug, Default)]
+struct Seen {
+    boundary: Boundary,
+    state: Option<Arc<State>>,
+}
+
+/// The newest truncation known: its number and the last entry it allows to be missing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Boundary {
+    number: u64,
+    floor: u64,
+}
+
+impl Log {
+    /// The log in `objects`.
+    pub fn new(objects: Arc<dyn ObjectStore>, clock: Arc<dyn Clock>) -> Self {
+        Self { objects, clock, seen: Mutex::default() }
+    }
+
+    fn seen(&self) -> MutexGuard<'_, Seen> {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,76 @@
+//! Names that users give: `/`-separated segments of `[A-Za-z0-9._+=-]`, none `.` or `..`.
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::error::{Error, Result};
+use crate::limits::NAME_LEN_MAX;
+
+/// A valid name of a saved tree. A prefix is a name too: it matches whole segments.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Name(String);
+
+impl Name {
+    /// The text.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// Is `self` the name `prefix` or below it?
+    #[must_use]
+    pub fn is_under(&self, prefix: &Self) -> bool {
+        self.0.strip_prefix(prefix.as_str()).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+    }
+}
+
+impl FromStr for Name {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let allowed = |c: char| c.is_ascii_alphanumeric() || "._+=-".contains(c);
+        let segment = |part: &str| !matches!(part, "" | "." | "..") && part.chars().all(allowed);
+        if text.len() <= NAME_LEN_MAX && text.split('/').all(segment) {
+            return Ok(Self(text.to_owned()));
+        }
+        Err(Error::usage("this is not a name")
+            .expected(format!("segments of [A-Za-z0-9._+=-] separated by '/', at most {NAME_LEN_MAX} bytes"))
+            .got(format!("{text:?}"))
+            .cure("for example: run-7/step-1000"))
+    }
+}
+
+impl fmt::Display for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&self.0)
+    }
+}
+
+impl fmt::Debug for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&self.0, f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_segments() {
+        for good in ["a", "run-7/step-1000", "A.b+c=d_e", "..."] {
+            assert!(good.parse::<Name>().is_ok(), "{good}");
+        }
+        for bad in ["", "/", "a/", "/a", "a//b", ".", "a/..", "a b", "a:b", "\u{e9}", "a@b"] {
+            assert!(bad.parse::<Name>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_prefix_matches_whole_segments() {
+        let name = |text: &str| text.parse::<Name>().unwrap();
+        assert!(name("run/step-1").is_under(&name("run")));
+        assert!(name("run").is_under(&name("run")));
+        assert!(!name("run-2/x").is_under(&name("run")));
+    }
+}

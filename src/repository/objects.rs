@@ -1,0 +1,156 @@
+//! Whole-object requests with bounded retries: what the log, index and manifests are read and written with.
+
+use std::ops::Range;
+use std::time::Duration;
+
+use bytes::Bytes;
+use object_store::path::Path;
+use object_store::{GetOptions, GetRange, GetResultPayload, ObjectStore, ObjectStoreExt as _, PutMode, PutPayload};
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::limits::MIB;
+
+/// Tries of a request that may pass when repeated.
+const TRIES: u32 = 6;
+/// The first pause between two tries; doubled each time.
+const PAUSE: Duration = Duration::from_millis(50);
+/// Objects longer than this are uploaded in parts.
+const SINGLE_PUT_MAX: usize = 128 << 20;
+/// Bytes in one part of a multipart upload.
+const PART: usize = 32 << 20;
+
+/// Repeats `attempt` while its error is one that may pass. Only for requests that can be repeated.
+pub(crate) async fn retry<T, F: Future<Output = Result<T>>>(mut attempt: impl FnMut() -> F) -> Result<T> {
+    let mut pause = PAUSE;
+    for _ in 1..TRIES {
+        match attempt().await {
+            Err(error) if error.kind() == ErrorKind::Unreachable => {
+                tracing::debug!("retrying: {error:?}");
+                tokio::time::sleep(pause).await;
+                pause *= 2;
+            }
+            settled => return settled,
+        }
+    }
+    attempt().await
+}
+
+/// The object at `key`, or `None`.
+pub(crate) async fn get(objects: &dyn ObjectStore, key: &Path) -> Result<Option<Bytes>> {
+    let found = retry(|| async {
+        let result = objects.get(key).await?;
+        let expected = result.meta.size;
+        whole(key, expected, result.bytes().await?)
+    });
+    match found.await {
+        Ok(bytes) => Ok(Some(bytes)),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// The object at `key`, which must be there.
+pub(crate) async fn get_required(objects: &dyn ObjectStore, key: &Path) -> Result<Bytes> {
+    get(objects, key).await?.ok_or_else(|| Error::not_found("object is gone").at(key))
+}
+
+/// Bytes `range` of the object at `key`, into `out`, whose length is the range's.
+///
+/// A local file is read straight into place, on the blocking pool's time: callers run this where they may block briefly.
+pub(crate) async fn get_range_into(
+    objects: &dyn ObjectStore,
+    key: &Path,
+    range: Range<u64>,
+    out: &mut [u8],
+) -> Result<()> {
+    use futures::TryStreamExt as _;
+    use std::os::unix::fs::FileExt as _;
+    let options = GetOptions { range: Some(GetRange::Bounded(range.clone())), ..GetOptions::default() };
+    let result = objects.get_opts(key, options).await?;
+    match result.payload {
+        GetResultPayload::File(file, path) => file.read_exact_at(out, range.start).map_err(|source| {
+            if source.kind() == std::io::ErrorKind::UnexpectedEof {
+                return short(key, range.end, "fewer");
+            }
+            Error::io("read pack", &path, source)
+        }),
+        GetResultPayload::Stream(mut stream) => {
+            let mut filled = 0;
+            while let Some(part) = stream.try_next().await? {
+                let room = out.get_mut(filled..filled + part.len());
+                room.ok_or_else(|| short(key, range.end, "more"))?.copy_from_slice(&part);
+                filled += part.len();
+            }
+            if filled == out.len() { Ok(()) } else { Err(short(key, range.end - range.start, filled)) }
+        }
+    }
+}
+
+fn whole(key: &Path, expected: u64, bytes: Bytes) -> Result<Bytes> {
+    if bytes.len() as u64 == expected { Ok(bytes) } else { Err(short(key, expected, bytes.len())) }
+}
+
+/// A body of another length than announced: the connection's fault until repeated tries say otherwise.
+fn short(key: &Path, expected: impl std::fmt::Display, got: impl std::fmt::Display) -> Error {
+    Error::unreachable("store sent a body of another length").at(key).expected(expected).got(got)
+}
+
+/// Writes an object whose key was never used before. Repeating it is harmless: only this writer knows the key.
+pub(crate) async fn put(objects: &dyn ObjectStore, key: &Path, payload: PutPayload) -> Result<()> {
+    if payload.content_length() > SINGLE_PUT_MAX {
+        return retry(|| put_parts(objects, key, payload.clone())).await;
+    }
+    retry(|| async { Ok(objects.put(key, payload.clone()).await.map(drop)?) }).await
+}
+
+async fn put_parts(objects: &dyn ObjectStore, key: &Path, payload: PutPayload) -> Result<()> {
+    let whole: Bytes = payload.into();
+    let mut upload = objects.put_multipart(key).await?;
+    let parts = async {
+        for start in (0..whole.len()).step_by(PART) {
+            let part = whole.slice(start..(start + PART).min(whole.len()));
+            upload.put_part(part.into()).await?;
+        }
+        upload.complete().await
+    };
+    match parts.await {
+        Ok(_) => Ok(()),
+        Err(error) => {
+            if let Err(left) = upload.abort().await {
+                tracing::debug!("a multipart upload of {key} is left to the collector: {left}");
+            }
+            Err(error.into())
+        }
+    }
+}
+
+/// What came of a create.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Created {
+    /// The store says this request made it.
+    Yes,
+    /// The store says it exists: perhaps by an earlier try of this very request.
+    Exists,
+    /// The answer was lost, or says nothing: look.
+    Unknown,
+}
+
+/// Creates an object that must not exist, in one request, not repeated.
+pub(crate) async fn create(objects: &dyn ObjectStore, key: &Path, body: Bytes) -> Result<Created> {
+    match objects.put_opts(key, body.into(), PutMode::Create.into()).await.map_err(Error::from) {
+        Ok(_) => Ok(Created::Yes),
+        Err(error) => match error.kind() {
+            ErrorKind::Conflict => Ok(Created::Exists),
+            ErrorKind::Unreachable => {
+                tracing::debug!("create of {key}: {error:?}");
+                Ok(Created::Unknown)
+            }
+            _ => Err(error),
+        },
+    }
+}
+
+/// Is it worth asking for less than the whole? Kept here so that readers agree.
+pub(crate) const fn is_small(len: u64) -> bool {
+    len <= MIB
+}
