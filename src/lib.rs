@@ -20,6 +20,7 @@
 //! ```
 
 pub mod budget;
+pub mod checkpoint;
 pub mod chunk;
 pub mod chunker;
 pub mod clock;
@@ -31,5 +32,7 @@ pub mod limits;
 pub mod metrics;
 pub mod progress;
 pub mod repository;
+pub mod storage;
+pub mod tree;
 
 pub use error::{Error, ErrorKind, Result};

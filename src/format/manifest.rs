@@ -133,8 +133,8 @@ impl Manifest {
             out.string(key.as_bytes()).string(value.as_bytes());
         }
         out.count(self.chunks.ids.len());
-        self.chunks.ids.iter().for_each(|id| drop(out.bytes(id.as_bytes())));
-        self.chunks.lens.iter().for_each(|&len| drop(out.varint(len.into())));
+        out.each(&self.chunks.ids, |out, id| out.bytes(id.as_bytes()));
+        out.each(&self.chunks.lens, |out, &len| out.varint(len.into()));
         out.count(self.entries.len());
         let mut before: &[u8] = &[];
         for entry in &self.entries {
@@ -229,7 +229,9 @@ fn write_entry(out: &mut Writer, entry: &TreeEntry) {
     out.u8(kind).varint(entry.mode.into()).signed(entry.mtime.0);
     match &entry.kind {
         EntryKind::Folder => {}
-        EntryKind::Symlink(target) => drop(out.string(target)),
+        EntryKind::Symlink(target) => {
+            out.string(target);
+        }
         EntryKind::File(content) => {
             out.varint(content.size).u8(content.cut as u8).count(content.pieces.len());
             for piece in &content.pieces {
@@ -238,7 +240,7 @@ fn write_entry(out: &mut Writer, entry: &TreeEntry) {
             out.count(content.tensors.len());
             for tensor in &content.tensors {
                 out.string(tensor.name.as_bytes()).string(tensor.dtype.as_bytes()).count(tensor.shape.len());
-                tensor.shape.iter().for_each(|&dimension| drop(out.varint(dimension)));
+                out.each(&tensor.shape, |out, &dimension| out.varint(dimension));
                 out.varint(tensor.range.start).varint(tensor.range.end);
             }
         }

@@ -10,4 +10,4 @@ pub mod wire;
 pub use manifest::{ChunkList, Content, EntryKind, Form, Manifest, Piece, TensorEntry, TreeEntry};
 pub use map::{Frame, Map, PackRef};
 pub use pack::{FooterEntry, PackFooter, PackLayout, TRAILER_LEN, pack_header};
-pub use segment::{Hit, SegmentView, segment_bytes};
+pub use segment::{Row, SegmentView, segment_bytes};

@@ -110,12 +110,12 @@ impl PackFooter {
     fn encode(&self) -> Vec<u8> {
         let mut out = Writer::new();
         out.u32(u32::try_from(self.entries.len()).unwrap_or(u32::MAX));
-        self.entries.iter().for_each(|e| drop(out.bytes(e.id.as_bytes())));
-        self.entries.iter().for_each(|e| drop(out.u64(e.offset)));
-        self.entries.iter().for_each(|e| drop(out.u32(e.stored_len)));
-        self.entries.iter().for_each(|e| drop(out.u32(e.plain_len)));
-        self.entries.iter().for_each(|e| drop(out.u8(e.codec as u8)));
-        self.entries.iter().for_each(|_| drop(out.u8(0)));
+        out.each(&self.entries, |out, e| out.bytes(e.id.as_bytes()));
+        out.each(&self.entries, |out, e| out.u64(e.offset));
+        out.each(&self.entries, |out, e| out.u32(e.stored_len));
+        out.each(&self.entries, |out, e| out.u32(e.plain_len));
+        out.each(&self.entries, |out, e| out.u8(e.codec as u8));
+        out.each(&self.entries, |out, _| out.u8(0));
         let len = u32::try_from(out.len()).unwrap_or(u32::MAX);
         out.u32(len).u32(0);
         let mut bytes = out.into_bytes();

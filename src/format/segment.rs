@@ -11,8 +11,8 @@
 //!
 //! The prefix is the first eight bytes of the chunk id read as a big-endian number. A hit is only a candidate: the pack's
 //! footer has the full id. The filter is Parquet's split-block Bloom filter
-//! (<https://github.com/apache/parquet-format/blob/master/BloomFilter.md>) over bytes 8 to 16 of the chunk id, read
-//! little-endian, in place of a hash: block `(high32 * f) >> 32`, one bit in each of eight words by the salts below.
+//! (<https://github.com/apache/parquet-format/blob/master/BloomFilter.md>) with the prefix, uniform as it is, in place of
+//! a hash: block `(high32 * f) >> 32`, one bit in each of eight words, `(low32 * salt) >> 27` by the salts below.
 
 use std::cmp::Ordering;
 
@@ -30,39 +30,34 @@ const SALTS: [u32; 8] = [
     0x47b6_137b, 0x4497_4d91, 0x8824_ad5b, 0xa2b7_289d, 0x7054_95c7, 0x2df1_424b, 0x9efc_4947, 0x5c6b_fb31,
 ];
 
-/// A candidate: some chunk whose id starts like the one asked for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Hit {
+/// One entry of a segment, in the order that it is sorted by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Row {
+    /// The chunk id's prefix.
+    pub prefix: u64,
     /// Which pack of the segment.
     pub pack: u32,
     /// Which chunk of that pack.
     pub ordinal: u32,
 }
 
-/// Writes the body of a segment over `packs`, each with the ids it holds in the order of its footer.
+/// Writes the body of a segment: `rows` in any order, each naming one of `packs`.
 #[must_use]
-pub fn segment_bytes(packs: &[(PackRef, Vec<ChunkId>)]) -> Vec<u8> {
-    let chunks: usize = packs.iter().map(|(_, ids)| ids.len()).sum();
-    let blocks = (chunks * FILTER_BITS).div_ceil(BLOCK * 8).max(1);
+pub fn segment_bytes(packs: &[PackRef], mut rows: Vec<Row>) -> Vec<u8> {
+    rows.sort_unstable();
+    let blocks = (rows.len() * FILTER_BITS).div_ceil(BLOCK * 8).max(1);
     let mut filter = vec![0u8; blocks * BLOCK];
-    let mut entries = Vec::with_capacity(chunks);
-    for (pack, (_, ids)) in (0u32..).zip(packs) {
-        for (ordinal, id) in (0u32..).zip(ids) {
-            mark(&mut filter, id);
-            entries.push((id.prefix(), pack, ordinal));
-        }
-    }
-    entries.sort_unstable();
+    rows.iter().for_each(|row| mark(&mut filter, row.prefix));
     let mut out = Writer::new();
-    out.u64(chunks as u64);
+    out.u64(rows.len() as u64);
     out.u32(u32::try_from(packs.len()).unwrap_or(u32::MAX)).u32(u32::try_from(blocks).unwrap_or(u32::MAX));
-    for (pack, _) in packs {
+    for pack in packs {
         out.bytes(&pack.id.session.to_bytes()).bytes(&pack.id.object.to_bytes());
         out.u64(pack.len).u32(pack.footer_len).u32(pack.chunks);
     }
     out.bytes(&filter);
-    for (prefix, pack, ordinal) in entries {
-        out.u64(prefix).u32(pack).u32(ordinal);
+    for row in rows {
+        out.u64(row.prefix).u32(row.pack).u32(row.ordinal);
     }
     out.into_bytes()
 }
@@ -109,23 +104,22 @@ impl SegmentView {
         self.chunks
     }
 
-    /// Candidates for `id`; `object` is what this view was parsed from.
-    pub fn find(&self, object: &[u8], id: &ChunkId) -> Vec<Hit> {
-        let filter = object.get(self.filter..self.entries).unwrap_or_default();
-        let entries = object.get(self.entries..self.entries + self.chunks * ENTRY).unwrap_or_default();
-        if !marked(filter, id) {
-            return Vec::new();
-        }
-        let (rows, _) = entries.as_chunks::<ENTRY>();
+    /// Candidates for `id`: chunks whose ids start like it. `object` is what this view was parsed from.
+    pub fn find<'a>(&self, object: &'a [u8], id: &ChunkId) -> impl Iterator<Item = Row> + use<'a> {
         let wanted = id.prefix();
-        let from = lower_bound(rows, wanted);
-        rows.iter().skip(from).take_while(|row| prefix_of(row) == wanted).map(hit_of).collect()
+        let filter = object.get(self.filter..self.entries).unwrap_or_default();
+        let rows = if marked(filter, wanted) { self.raw_rows(object) } else { &[] };
+        let found = rows.get(lower_bound(rows, wanted)..).unwrap_or_default();
+        found.iter().map(row_of).take_while(move |row| row.prefix == wanted)
     }
 
-    /// Every entry, in order of prefix.
-    pub fn entries<'a>(&self, object: &'a [u8]) -> impl Iterator<Item = (u64, Hit)> + 'a {
-        let entries = object.get(self.entries..self.entries + self.chunks * ENTRY).unwrap_or_default();
-        entries.as_chunks::<ENTRY>().0.iter().map(|row| (prefix_of(row), hit_of(row)))
+    /// Every entry, sorted.
+    pub fn rows<'a>(&self, object: &'a [u8]) -> impl Iterator<Item = Row> + use<'a> {
+        self.raw_rows(object).iter().map(row_of)
+    }
+
+    fn raw_rows<'a>(&self, object: &'a [u8]) -> &'a [[u8; ENTRY]] {
+        object.get(self.entries..self.entries + self.chunks * ENTRY).unwrap_or_default().as_chunks().0
     }
 }
 
@@ -140,9 +134,10 @@ fn prefix_of(row: &[u8; ENTRY]) -> u64 {
     row.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes))
 }
 
-fn hit_of(row: &[u8; ENTRY]) -> Hit {
+fn row_of(row: &[u8; ENTRY]) -> Row {
     let [.., p0, p1, p2, p3, o0, o1, o2, o3] = *row;
-    Hit { pack: u32::from_le_bytes([p0, p1, p2, p3]), ordinal: u32::from_le_bytes([o0, o1, o2, o3]) }
+    let (pack, ordinal) = (u32::from_le_bytes([p0, p1, p2, p3]), u32::from_le_bytes([o0, o1, o2, o3]));
+    Row { prefix: prefix_of(row), pack, ordinal }
 }
 
 /// The first row at or after `wanted`. Prefixes are uniform, so guess by proportion, then halve: two or three pages.
@@ -168,24 +163,23 @@ fn lower_bound(rows: &[[u8; ENTRY]], wanted: u64) -> usize {
     low
 }
 
-fn bits(id: &ChunkId, blocks: usize) -> (usize, [u32; 8]) {
-    let [_, _, _, _, _, _, _, _, b0, b1, b2, b3, b4, b5, b6, b7, ..] = *id.as_bytes();
-    let low = u32::from_le_bytes([b0, b1, b2, b3]);
-    let high = u32::from_le_bytes([b4, b5, b6, b7]);
-    let block = (u64::from(high) * blocks as u64) >> 32;
-    (usize::try_from(block).unwrap_or(0), SALTS.map(|salt| 1 << (low.wrapping_mul(salt) >> 27)))
+#[expect(clippy::cast_possible_truncation, reason = "the halves of a 64-bit number")]
+fn bits(prefix: u64, blocks: usize) -> (usize, [u32; 8]) {
+    let (low, high) = (prefix as u32, prefix >> 32);
+    let block = (high * blocks as u64) >> 32;
+    (block as usize, SALTS.map(|salt| 1 << (low.wrapping_mul(salt) >> 27)))
 }
 
-fn mark(filter: &mut [u8], id: &ChunkId) {
-    let (block, masks) = bits(id, filter.len() / BLOCK);
+fn mark(filter: &mut [u8], prefix: u64) {
+    let (block, masks) = bits(prefix, filter.len() / BLOCK);
     let words = filter.get_mut(block * BLOCK..).unwrap_or_default().as_chunks_mut::<4>().0;
     for (word, mask) in words.iter_mut().zip(masks) {
         *word = (u32::from_le_bytes(*word) | mask).to_le_bytes();
     }
 }
 
-fn marked(filter: &[u8], id: &ChunkId) -> bool {
-    let (block, masks) = bits(id, filter.len() / BLOCK);
+fn marked(filter: &[u8], prefix: u64) -> bool {
+    let (block, masks) = bits(prefix, filter.len() / BLOCK);
     let words = filter.get(block * BLOCK..).unwrap_or_default().as_chunks::<4>().0;
     words.len() >= 8 && words.iter().zip(masks).all(|(word, mask)| u32::from_le_bytes(*word) & mask != 0)
 }
@@ -204,23 +198,29 @@ mod tests {
         ChunkId::of(&n.to_le_bytes())
     }
 
+    fn row(n: u32) -> Row {
+        Row { prefix: id(n).prefix(), pack: n / 1000, ordinal: n % 1000 }
+    }
+
     #[test]
     fn every_chunk_is_found_and_hardly_any_other() {
-        let packs: Vec<_> = (0..20).map(|p| (pack(1000), (p * 1000..(p + 1) * 1000).map(id).collect())).collect();
-        let object = seal(Kind::Segment, &segment_bytes(&packs), false);
+        let packs: Vec<_> = (0..20).map(|_| pack(1000)).collect();
+        let object = seal(Kind::Segment, &segment_bytes(&packs, (0..20_000).map(row).collect()), false);
         let view = SegmentView::parse(&object).unwrap();
         assert_eq!(view.packs().len(), 20);
         for n in 0..20_000 {
-            let found = view.find(&object, &id(n));
-            assert!(found.contains(&Hit { pack: n / 1000, ordinal: n % 1000 }), "{n}");
+            assert!(view.find(&object, &id(n)).any(|found| found == row(n)), "{n}");
         }
-        assert_eq!((20_000..60_000).filter(|&n| !view.find(&object, &id(n)).is_empty()).count(), 0);
+        assert_eq!((20_000..60_000).filter(|&n| view.find(&object, &id(n)).next().is_some()).count(), 0);
         assert!(object.len() < 20_000 * 20);
+        let filter = &object[view.filter..view.entries];
+        let false_hits = (20_000..60_000).filter(|&n| marked(filter, id(n).prefix())).count();
+        assert!(false_hits < 1200, "{false_hits} of 40000");
     }
 
     #[test]
     fn a_torn_segment_is_malformed() {
-        let object = seal(Kind::Segment, &segment_bytes(&[(pack(1), vec![id(1)])]), false);
+        let object = seal(Kind::Segment, &segment_bytes(&[pack(1)], vec![row(1)]), false);
         for cut in 0..object.len() - 32 {
             assert!(SegmentView::parse(&object[..cut]).is_err(), "{cut}");
         }

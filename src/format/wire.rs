@@ -205,6 +205,14 @@ impl Writer {
         self.varint(((value << 1) ^ (value >> 63)).cast_unsigned())
     }
 
+    /// Each of `items`, in order.
+    pub fn each<T>(&mut self, items: &[T], write: impl for<'w> Fn(&'w mut Self, &T) -> &'w mut Self) -> &mut Self {
+        for item in items {
+            write(self, item);
+        }
+        self
+    }
+
     /// A byte string.
     pub fn string(&mut self, bytes: &[u8]) -> &mut Self {
         self.count(bytes.len()).bytes(bytes)

@@ -1,8 +1,115 @@
 //! The durable home of content in one object store.
+//!
+//! Writing: [`Writer`] lays chunks into packs under a session and publishes a name by one commit of the [`log`].
+//! Reading: [`Saved`] is a name's manifest and map; [`fetch`] turns chunks into few ranged reads and hands out what was
+//! verified. [`Known`] answers "is this chunk here already, and where".
 
+mod fetch;
+mod footers;
+mod index;
+mod known;
 pub mod layout;
 pub mod log;
 mod name;
 mod objects;
+mod open;
+mod saved;
+mod writer;
 
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+pub use fetch::{PackRead, Sink, fetch, plan};
+pub use index::{Index, Segment};
+pub use known::{Known, Place};
 pub use name::Name;
+pub use saved::Saved;
+pub use writer::{Publication, Published, Writer};
+
+use crate::budget::Budget;
+use crate::clock::Clock;
+use crate::error::Result;
+use crate::id::RepositoryId;
+use crate::storage::Store;
+
+/// How to open a repository.
+#[derive(Clone, Debug, Default)]
+pub struct OpenOptions {
+    /// The memory budget in bytes; by default from the cgroup ([`Budget::default_bytes`]).
+    pub memory: Option<u64>,
+    /// Where to keep what makes the next command faster (index segments, stat caches); by default the user's cache
+    /// folder. Losing it costs time, nothing else.
+    pub cache: Option<PathBuf>,
+}
+
+/// A repository. Clones share it.
+#[derive(Clone, Debug)]
+pub struct Repository(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    id: RepositoryId,
+    store: Store,
+    log: log::Log,
+    clock: Arc<dyn Clock>,
+    budget: Budget,
+    cache: PathBuf,
+    segments: index::Loaded,
+    footers: footers::Footers,
+}
+
+impl Repository {
+    /// Its name for ever, whatever its address.
+    #[must_use]
+    pub fn id(&self) -> RepositoryId {
+        self.0.id
+    }
+
+    /// The store it lives in.
+    #[must_use]
+    pub fn store(&self) -> &Store {
+        &self.0.store
+    }
+
+    /// Its log.
+    #[must_use]
+    pub fn log(&self) -> &log::Log {
+        &self.0.log
+    }
+
+    /// The memory budget that its operations share.
+    #[must_use]
+    pub fn budget(&self) -> &Budget {
+        &self.0.budget
+    }
+
+    /// The clock it was opened with.
+    #[must_use]
+    pub fn clock(&self) -> &Arc<dyn Clock> {
+        &self.0.clock
+    }
+
+    /// This repository's own folder in the local cache.
+    #[must_use]
+    pub fn cache(&self) -> &Path {
+        &self.0.cache
+    }
+
+    /// The state as of now.
+    ///
+    /// # Errors
+    /// As [`log::Log::refresh`].
+    ///
+    /// # Cancel safety
+    /// Safe: it only reads.
+    pub async fn state(&self) -> Result<Arc<log::State>> {
+        self.0.log.refresh().await
+    }
+
+    /// Requests worth having in flight at once: a disk is kept busy by few, a network by many.
+    #[must_use]
+    pub fn parallelism(&self) -> usize {
+        let cores = std::thread::available_parallelism().map_or(2, usize::from);
+        if self.store().is_local() { cores + 1 } else { (cores * 4).max(16) }
+    }
+}

@@ -1,14 +1,17 @@
 //! Whole-object requests with bounded retries: what the log, index and manifests are read and written with.
 
+use std::fs::File;
 use std::ops::Range;
+use std::os::unix::fs::FileExt as _;
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures::TryStreamExt as _;
+use futures::stream::BoxStream;
 use object_store::path::Path;
 use object_store::{GetOptions, GetRange, GetResultPayload, ObjectStore, ObjectStoreExt as _, PutMode, PutPayload};
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::limits::MIB;
 
 /// Tries of a request that may pass when repeated.
 const TRIES: u32 = 6;
@@ -54,36 +57,59 @@ pub(crate) async fn get_required(objects: &dyn ObjectStore, key: &Path) -> Resul
     get(objects, key).await?.ok_or_else(|| Error::not_found("object is gone").at(key))
 }
 
-/// Bytes `range` of the object at `key`, into `out`, whose length is the range's.
-///
-/// A local file is read straight into place, on the blocking pool's time: callers run this where they may block briefly.
-pub(crate) async fn get_range_into(
-    objects: &dyn ObjectStore,
+/// Asks for bytes `range` of the object at `key`; a local file comes as a file, to be read where blocking is fine.
+pub(crate) async fn get_range(objects: &dyn ObjectStore, key: &Path, range: Range<u64>) -> Result<GetResultPayload> {
+    let options = GetOptions { range: Some(GetRange::Bounded(range)), ..GetOptions::default() };
+    Ok(objects.get_opts(key, options).await?.payload)
+}
+
+/// Reads a body that must be as long as `out`.
+pub(crate) async fn drain(
+    mut stream: BoxStream<'static, object_store::Result<Bytes>>,
     key: &Path,
-    range: Range<u64>,
     out: &mut [u8],
 ) -> Result<()> {
-    use futures::TryStreamExt as _;
-    use std::os::unix::fs::FileExt as _;
-    let options = GetOptions { range: Some(GetRange::Bounded(range.clone())), ..GetOptions::default() };
-    let result = objects.get_opts(key, options).await?;
-    match result.payload {
-        GetResultPayload::File(file, path) => file.read_exact_at(out, range.start).map_err(|source| {
-            if source.kind() == std::io::ErrorKind::UnexpectedEof {
-                return short(key, range.end, "fewer");
+    let mut filled = 0;
+    while let Some(part) = stream.try_next().await? {
+        let room = out.get_mut(filled..filled + part.len());
+        room.ok_or_else(|| short(key, "less", "more"))?.copy_from_slice(&part);
+        filled += part.len();
+    }
+    if filled == out.len() { Ok(()) } else { Err(short(key, out.len(), filled)) }
+}
+
+/// Reads a local object's bytes from `start` on. Too short a file is damage: nobody else is in between.
+pub(crate) fn read_file(file: &File, path: &std::path::Path, start: u64, out: &mut [u8]) -> Result<()> {
+    let len = out.len() as u64;
+    file.read_exact_at(out, start).map_err(|source| {
+        if source.kind() == std::io::ErrorKind::UnexpectedEof {
+            let got = file.metadata().map_or(0, |meta| meta.len());
+            return Error::damaged("object is shorter than it was").at(path.display()).expected(start + len).got(got);
+        }
+        Error::io("read object", path, source)
+    })
+}
+
+/// Reads bytes from `start` on, as many as `out` is long, with retries.
+pub(crate) async fn read_range(objects: &dyn ObjectStore, key: &Path, start: u64, out: &mut [u8]) -> Result<()> {
+    let range = start..start + out.len() as u64;
+    let mut pause = PAUSE;
+    for tries_left in (0..TRIES).rev() {
+        let attempt = async {
+            match get_range(objects, key, range.clone()).await? {
+                GetResultPayload::File(file, path) => read_file(&file, &path, start, out),
+                GetResultPayload::Stream(stream) => drain(stream, key, out).await,
             }
-            Error::io("read pack", &path, source)
-        }),
-        GetResultPayload::Stream(mut stream) => {
-            let mut filled = 0;
-            while let Some(part) = stream.try_next().await? {
-                let room = out.get_mut(filled..filled + part.len());
-                room.ok_or_else(|| short(key, range.end, "more"))?.copy_from_slice(&part);
-                filled += part.len();
+        };
+        match attempt.await {
+            Err(error) if error.kind() == ErrorKind::Unreachable && tries_left > 0 => {
+                tokio::time::sleep(pause).await;
+                pause *= 2;
             }
-            if filled == out.len() { Ok(()) } else { Err(short(key, range.end - range.start, filled)) }
+            settled => return settled,
         }
     }
+    Ok(())
 }
 
 fn whole(key: &Path, expected: u64, bytes: Bytes) -> Result<Bytes> {
@@ -148,9 +174,4 @@ pub(crate) async fn create(objects: &dyn ObjectStore, key: &Path, body: Bytes) -
             _ => Err(error),
         },
     }
-}
-
-/// Is it worth asking for less than the whole? Kept here so that readers agree.
-pub(crate) const fn is_small(len: u64) -> bool {
-    len <= MIB
 }

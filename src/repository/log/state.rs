@@ -239,7 +239,7 @@ impl State {
                 self.segments.insert(*id, SegmentInfo { built: seq, ..*info });
             }
             Action::ReplaceSegments { old, new, built } => {
-                old.iter().for_each(|id| drop(self.segments.remove(id)));
+                self.segments.retain(|id, _| !old.contains(id));
                 self.segments.extend(new.iter().map(|(id, info)| (*id, SegmentInfo { built: *built, ..*info })));
             }
             Action::SetRef { name, value, .. } => {
@@ -262,8 +262,9 @@ impl State {
                 self.purged.insert(*pack, Purged { at: seq, deleted: false });
             }
             Action::Deleted(packs) => {
-                let purged = &mut self.purged;
-                packs.iter().for_each(|pack| drop(purged.entry(*pack).and_modify(|purged| purged.deleted = true)));
+                for pack in packs {
+                    self.purged.entry(*pack).and_modify(|purged| purged.deleted = true);
+                }
             }
         }
     }

@@ -1,0 +1,34 @@
+//! The verbs: each one thing a user can ask, as methods of an opened [`Repository`](crate::repository::Repository).
+
+mod cat;
+mod collect;
+mod diff;
+mod doctor;
+mod names;
+mod restore;
+mod save;
+mod show;
+mod sync;
+mod verify;
+
+pub use collect::{CollectOptions, CollectReport};
+pub use diff::Change;
+pub use doctor::{Check, Diagnosis, Outcome, doctor};
+pub use names::Listed;
+pub use restore::{RestoreOptions, RestoreReport};
+pub use save::{CutChoice, SaveOptions, SaveReport};
+pub use show::{Shown, ShownEntry, ShownTensor};
+pub use sync::{SyncOptions, SyncReport, sync};
+pub use verify::{Damage, VerifyOptions, VerifyReport};
+
+use crate::error::{Error, Result};
+
+/// Runs work that blocks where it may.
+pub(crate) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
+    tokio::task::spawn_blocking(work).await.map_err(|error| Error::other("a worker stopped").source(error))?
+}
+
+/// A path within a tree, as people read it.
+pub(crate) fn shown(path: &[u8]) -> String {
+    if path.is_empty() { ".".to_owned() } else { String::from_utf8_lossy(path).into_owned() }
+}

@@ -1,0 +1,261 @@
+//! Save: input -> cut -> name (hash) -> skip what is known -> encode -> pack -> put -> commit.
+//!
+//! ```text
+//! units (a thread) -> read + cut + hash (workers, in order) -> locate -> encode (workers) -> writer -> publish
+//! ```
+
+mod assemble;
+mod read;
+mod store;
+mod unchanged;
+mod units;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use serde::Serialize;
+
+use self::assemble::Assembly;
+use self::store::{Counts, store};
+use self::unchanged::Unchanged;
+use super::{blocking, shown};
+use crate::clock::Timestamp;
+use crate::codec::Compression;
+use crate::error::{Error, Result};
+use crate::id::ManifestId;
+use crate::progress::Progress;
+use crate::repository::log::RefValue;
+use crate::repository::{Known, Name, Publication, Published, Repository, Writer};
+use crate::tree::{FoundKind, Rules, SeenCache, Walk, coarse_now, walk};
+
+/// Times a save starts over because a collector purged packs that it relied on.
+const ATTEMPTS: usize = 5;
+
+/// How to cut files.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CutChoice {
+    /// By looking at each file: at tensors where it is a checkpoint, by content otherwise.
+    #[default]
+    Auto,
+    /// At tensors; files without any by content.
+    Tensor,
+    /// By content.
+    Content,
+    /// In equal pieces.
+    Fixed,
+}
+
+impl FromStr for CutChoice {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "tensor" => Ok(Self::Tensor),
+            "content" => Ok(Self::Content),
+            "fixed" => Ok(Self::Fixed),
+            _ => Err(Error::usage("unknown way to cut").expected("auto, tensor, content or fixed").got(text)),
+        }
+    }
+}
+
+/// What to save, and how.
+#[derive(Clone, Debug, Default)]
+pub struct SaveOptions {
+    /// A name whose tree is likely to share much with this one; by default the name's present tree.
+    pub base: Option<Name>,
+    /// How to cut.
+    pub cut: CutChoice,
+    /// What to record with the tree.
+    pub labels: BTreeMap<String, String>,
+    /// Patterns to leave out, in gitignore syntax.
+    pub exclude: Vec<String>,
+    /// Read every file, whatever the stat cache says.
+    pub reread: bool,
+    /// Whether to compress.
+    pub compression: Compression,
+    /// Where to show progress.
+    pub progress: Progress,
+}
+
+/// What a save did.
+#[derive(Clone, Debug, Serialize)]
+pub struct SaveReport {
+    /// The name.
+    pub name: String,
+    /// The manifest's id.
+    pub manifest: String,
+    /// Bytes in all files, holes included.
+    pub logical_bytes: u64,
+    /// Plain bytes of newly stored chunks.
+    pub new_bytes: u64,
+    /// Bytes of the packs written.
+    pub stored_bytes: u64,
+    /// Distinct chunks of the tree.
+    pub chunks: u64,
+    /// Chunks that were not in the repository.
+    pub new_chunks: u64,
+    /// Files.
+    pub files: u64,
+    /// How long it took.
+    pub seconds: f64,
+    /// What was found and not saved: path and reason.
+    pub skipped: Vec<String>,
+}
+
+impl Repository {
+    /// Saves the file or folder at `path` under `name`, in place of what the name stood for when the save began.
+    ///
+    /// # Errors
+    /// Not found, if there is nothing at `path`; conflict, if the name moved or a file changed while it was read;
+    /// exhausted, if the store is full. Nothing of a failed save is visible, and what it uploaded is used again.
+    ///
+    /// # Cancel safety
+    /// Safe: a dropped save leaves at most garbage for the collector.
+    pub async fn save(&self, path: &Path, name: &Name, options: &SaveOptions) -> Result<SaveReport> {
+        let begun = std::time::Instant::now();
+        options.progress.phase("scanning", 0);
+        let started = coarse_now();
+        let rules = Rules {
+            excludes: options.exclude.clone(),
+            skip: self.store().directory().map(Path::to_path_buf).into_iter().collect(),
+        };
+        let root = path.to_path_buf();
+        let walked = Arc::new(blocking(move || walk(&root, &rules)).await?);
+        let saving = Saving { repository: self, name, options, walk: &walked, started };
+        let expected = self.state().await?.version(name);
+        let mut writer = Writer::new(self, &options.progress);
+        let mut counts = Counts::default();
+        for _ in 0..ATTEMPTS {
+            match saving.pass(&mut writer, &mut counts, expected).await {
+                Ok(Some(value)) => {
+                    let stored_bytes = writer.stored_bytes();
+                    return Ok(saving.report(&value, &counts, stored_bytes, begun.elapsed().as_secs_f64()));
+                }
+                Ok(None) => tracing::info!("packs that this save relied on were collected meanwhile: starting over"),
+                Err(error) => {
+                    if let Err(left) = writer.close(|_| Ok(Vec::new())).await {
+                        tracing::debug!("the session is left to the collector: {left:?}");
+                    }
+                    return Err(error);
+                }
+            }
+        }
+        Err(Error::conflict("collectors purge packs faster than this save can use them")
+            .at(name)
+            .cure("collect less often, or with a longer --grace"))
+    }
+}
+
+/// One save under way.
+struct Saving<'a> {
+    repository: &'a Repository,
+    name: &'a Name,
+    options: &'a SaveOptions,
+    walk: &'a Arc<Walk>,
+    started: Timestamp,
+}
+
+impl Saving<'_> {
+    /// Reads, stores and publishes; `None` if packs that it relied on went away meanwhile.
+    async fn pass(&self, writer: &mut Writer, counts: &mut Counts, expected: Option<u64>) -> Result<Option<RefValue>> {
+        let mut known = Known::load(self.repository).await?;
+        let current = known.state().refs.get(self.name).cloned();
+        if current.as_ref().map(|value| value.version) != expected {
+            return Err(moved(self.name));
+        }
+        self.add_base(&mut known, current.as_ref()).await?;
+        let cache = SeenCache::new(&self.repository.cache().join("seen"), self.repository.id(), self.walk.root());
+        let unchanged = if self.options.reread { None } else { Unchanged::load(&cache, self.walk, &mut known).await? };
+        let mut assembly = Assembly::new(self.walk, self.options.labels.clone());
+        let to_read: Vec<usize> = match &unchanged {
+            Some(unchanged) => unchanged.take(self.walk, &mut assembly),
+            None => files_of(self.walk).collect(),
+        };
+        let total = to_read.iter().filter_map(|&at| self.walk.found.get(at)).map(|found| found.stat.size).sum();
+        self.options.progress.phase("saving", total);
+        store(self, to_read, &mut known, writer, &mut assembly, counts).await?;
+        let (manifest, ids) = assembly.finish();
+        let places: Option<Vec<_>> = known.locate(&ids).await?.into_iter().collect();
+        let places = places.ok_or_else(|| Error::other("a chunk that was stored is not known"))?;
+        let (id, body) = manifest.encode();
+        let unmoved = current.filter(|value| self.is_settled(value, id, writer));
+        let value = match unmoved {
+            Some(value) => value,
+            None => {
+                let (logical_bytes, files) = (manifest.logical_bytes(), manifest.files().count() as u64);
+                let manifest = (id, body.clone());
+                let (name, places, known) = (self.name, places.as_slice(), &known);
+                let publication = Publication { name, expected, manifest, places, known, logical_bytes, files };
+                match writer.publish(publication).await? {
+                    Published::Done(value) => *value,
+                    Published::Lost(_) => return Ok(None),
+                }
+            }
+        };
+        self.remember(&cache, id, &body);
+        Ok(Some(value))
+    }
+
+    /// Whether the name stands for exactly this already, in packs that are not condemned: then there is nothing to say.
+    fn is_settled(&self, value: &RefValue, id: ManifestId, writer: &Writer) -> bool {
+        value.manifest == id && writer.stored_bytes() == 0 && !writer.is_filling()
+    }
+
+    /// Takes in the tree that this one probably resembles. A damaged one only costs speed.
+    async fn add_base(&self, known: &mut Known, current: Option<&RefValue>) -> Result<()> {
+        let base = match (&self.options.base, current) {
+            (Some(base), _) => Some(self.repository.saved(base).await?),
+            (None, Some(value)) => match self.repository.saved_as(self.name, value).await {
+                Ok(saved) => Some(saved),
+                Err(error) => {
+                    tracing::warn!("the tree that {} stands for cannot be used: {error:?}", self.name);
+                    None
+                }
+            },
+            (None, None) => None,
+        };
+        if let Some(saved) = base {
+            known.add(&saved);
+        }
+        Ok(())
+    }
+
+    /// Fills the stat cache. A save is no worse for not being remembered.
+    fn remember(&self, cache: &SeenCache, id: ManifestId, body: &[u8]) {
+        let files = files_of(self.walk).filter_map(|at| self.walk.found.get(at));
+        let files = files.map(|found| (found.path.as_slice(), &found.stat));
+        if let Err(error) = cache.store(id, body, self.started, files) {
+            tracing::debug!("the stat cache was not written: {error:?}");
+        }
+    }
+
+    fn report(&self, value: &RefValue, counts: &Counts, stored_bytes: u64, seconds: f64) -> SaveReport {
+        let skipped = self.walk.skipped.iter().map(|skip| format!("{}: {}", shown(&skip.path), skip.reason));
+        SaveReport {
+            name: self.name.to_string(),
+            manifest: value.manifest.to_string(),
+            logical_bytes: value.logical_bytes,
+            new_bytes: counts.new_bytes,
+            stored_bytes,
+            chunks: value.chunks,
+            new_chunks: counts.new_chunks,
+            files: value.files,
+            seconds,
+            skipped: skipped.collect(),
+        }
+    }
+}
+
+/// The files among what was found, by index.
+fn files_of(walk: &Walk) -> impl Iterator<Item = usize> {
+    walk.found.iter().enumerate().filter(|(_, found)| found.kind == FoundKind::File).map(|(at, _)| at)
+}
+
+fn moved(name: &Name) -> Error {
+    Error::conflict("name moved since this save began")
+        .at(name)
+        .cure("somebody else saved or removed it; look at it (`towline show`), then save again")
+}

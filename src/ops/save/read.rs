@@ -1,0 +1,207 @@
+//! Reading a unit: bytes in, named chunks out. Runs on workers; only the cuts by content are settled in order.
+
+use std::ops::Range;
+use std::os::unix::fs::FileExt as _;
+
+use bytes::{Bytes, BytesMut};
+
+use super::CutChoice;
+use super::units::{About, Cuts, Part, Unit, about, check_unchanged, open};
+use crate::budget::Buffer;
+use crate::checkpoint::safetensors;
+use crate::chunker::{content, fixed, tensor};
+use crate::error::{Error, Result};
+use crate::id::ChunkId;
+use crate::tree::Walk;
+
+/// A part that was read.
+#[derive(Debug)]
+pub(super) struct ReadPart {
+    pub(super) file: usize,
+    pub(super) about: Option<About>,
+    pub(super) found: Found,
+}
+
+/// What reading a part gave.
+#[derive(Debug)]
+pub(super) enum Found {
+    /// Its chunks.
+    Chunks(Vec<Named>),
+    /// A window with the places where content says it may be cut.
+    Window { first: bool, last: bool, start: u64, bytes: Bytes, candidates: Vec<u32> },
+    /// Bytes between settled cuts, not hashed yet.
+    Cut(Vec<(u64, Bytes)>),
+}
+
+/// A chunk with its place in the file.
+#[derive(Clone, Debug)]
+pub(super) struct Named {
+    pub(super) id: ChunkId,
+    pub(super) start: u64,
+    pub(super) bytes: Bytes,
+}
+
+/// Reads and, where the cuts can be known, cuts and hashes one unit.
+pub(super) fn read(walk: &Walk, unit: Unit, mut buffer: Buffer) -> Result<Vec<ReadPart>> {
+    let mut at = 0;
+    for part in &unit.parts {
+        let len = usize::try_from(part.range.end - part.range.start).unwrap_or(usize::MAX);
+        let out = buffer.get_mut(at..at + len).ok_or_else(|| Error::other("a unit outgrew its buffer"))?;
+        read_part(walk, part, out)?;
+        at += len;
+    }
+    let whole = buffer.freeze();
+    let mut start = 0;
+    let parts = unit.parts.into_iter().map(|part| {
+        let len = usize::try_from(part.range.end - part.range.start).unwrap_or(usize::MAX);
+        let bytes = whole.slice(start..start + len);
+        start += len;
+        cut(part, bytes)
+    });
+    parts.collect()
+}
+
+fn read_part(walk: &Walk, part: &Part, out: &mut [u8]) -> Result<()> {
+    let found = walk.found.get(part.file).ok_or_else(|| Error::other("a part names no file"))?;
+    let opened;
+    let file = match &part.open {
+        Some(file) => &**file,
+        None => {
+            opened = open(walk, found)?;
+            &opened
+        }
+    };
+    // A file that shrank reads short, and is found changed just below.
+    let read = file.read_exact_at(out, part.range.start);
+    check_unchanged(file, found)?;
+    read.map_err(|source| Error::other("read a file to save").at(super::shown(&found.path)).source(source))
+}
+
+fn cut(part: Part, bytes: Bytes) -> Result<ReadPart> {
+    let Part { file, range, cuts, about: said, .. } = part;
+    let (about, found) = match cuts {
+        Cuts::Known(ends) => (said, Found::Chunks(name(&bytes, range.start, &ends))),
+        Cuts::Look(choice) => {
+            let (about, ends) = look(choice, &bytes);
+            (Some(about), Found::Chunks(name(&bytes, range.start, &ends)))
+        }
+        Cuts::Window { first, last } => {
+            let mut candidates = Vec::new();
+            content::candidates(&[], &bytes, &mut candidates);
+            (said, Found::Window { first, last, start: range.start, bytes, candidates })
+        }
+    };
+    Ok(ReadPart { file, about, found })
+}
+
+/// What a whole file in memory is, and where to cut it.
+fn look(choice: CutChoice, bytes: &Bytes) -> (About, Vec<u64>) {
+    let len = bytes.len() as u64;
+    let tensors = matches!(choice, CutChoice::Auto | CutChoice::Tensor)
+        .then(|| safetensors::header_len(bytes, len))
+        .flatten()
+        .and_then(|_| safetensors::parse(bytes, len).ok());
+    let ends = match (&tensors, choice) {
+        (Some(layout), _) => tensor::cuts(&layout.spans(), len).collect(),
+        (None, CutChoice::Fixed) => fixed::cuts(len).collect(),
+        (None, _) => content::cuts(bytes),
+    };
+    (about(choice, tensors.as_ref()), ends)
+}
+
+/// Hashes the chunks that end at `ends`, counted in the file; `bytes` starts at `start` of it.
+fn name(bytes: &Bytes, start: u64, ends: &[u64]) -> Vec<Named> {
+    let mut from = start;
+    let chunk = |&end: &u64| {
+        let range: Range<u64> = from..end;
+        from = end;
+        let at = |offset: u64| usize::try_from(offset - start).unwrap_or(usize::MAX);
+        let bytes = bytes.slice(at(range.start)..at(range.end));
+        Named { id: ChunkId::of(&bytes), start: range.start, bytes }
+    };
+    ends.iter().map(chunk).collect()
+}
+
+/// Settles the cuts of windows, in the order of the file.
+#[derive(Debug, Default)]
+pub(super) struct Settler {
+    resolver: content::Resolver,
+    /// Where the stretch begins in the file.
+    origin: u64,
+    /// Bytes before the present window that belong to the chunk being grown.
+    carried: Bytes,
+    /// The last bytes before the present window: what the rolling hash still remembers.
+    lookback: Vec<u8>,
+}
+
+impl Settler {
+    /// Takes the next part; a window comes back as the chunks that it settles.
+    pub(super) fn settle(&mut self, part: ReadPart) -> ReadPart {
+        let ReadPart { file, about, found } = part;
+        let Found::Window { first, last, start, bytes, candidates } = found else {
+            return ReadPart { file, about, found };
+        };
+        if first {
+            *self = Self { origin: start, ..Self::default() };
+        }
+        let candidates = self.with_lookback(&bytes, candidates);
+        let mut cuts = Vec::new();
+        self.resolver.push(&candidates, bytes.len() as u64, &mut cuts);
+        if last {
+            std::mem::take(&mut self.resolver).finish(&mut cuts);
+        }
+        let keep = bytes.len().saturating_sub(content::LOOKBACK);
+        self.lookback = bytes.slice(keep..).to_vec();
+        let cut = self.divide(start, &bytes, &cuts);
+        ReadPart { file, about, found: Found::Cut(cut) }
+    }
+
+    /// A window was searched as if nothing came before it: its first bytes are searched again, with what did.
+    fn with_lookback(&self, bytes: &Bytes, mut candidates: Vec<u32>) -> Vec<u32> {
+        if self.lookback.is_empty() {
+            return candidates;
+        }
+        let head = bytes.slice(..content::LOOKBACK.min(bytes.len()));
+        let mut again = Vec::new();
+        content::candidates(&self.lookback, &head, &mut again);
+        candidates.retain(|&at| at as usize > head.len());
+        again.extend(candidates);
+        again
+    }
+
+    /// The chunks that end at `cuts` (counted from the stretch's start); what is left is carried over.
+    fn divide(&mut self, start: u64, bytes: &Bytes, cuts: &[u64]) -> Vec<(u64, Bytes)> {
+        let mut chunks = Vec::with_capacity(cuts.len());
+        let mut from = 0;
+        for cut in cuts {
+            let to = usize::try_from(self.origin + cut - start).unwrap_or(usize::MAX);
+            let tail = bytes.slice(from..to);
+            let begun = std::mem::take(&mut self.carried);
+            let chunk = if begun.is_empty() { tail } else { joined(&begun, &tail) };
+            chunks.push((self.origin + cut - chunk.len() as u64, chunk));
+            from = to;
+        }
+        let rest = bytes.slice(from..);
+        self.carried = if self.carried.is_empty() { rest } else { joined(&self.carried, &rest) };
+        chunks
+    }
+}
+
+fn joined(a: &Bytes, b: &Bytes) -> Bytes {
+    let mut both = BytesMut::with_capacity(a.len() + b.len());
+    both.extend_from_slice(a);
+    both.extend_from_slice(b);
+    both.freeze()
+}
+
+/// Hashes what was cut.
+pub(super) fn hash(part: ReadPart) -> (usize, Option<About>, Vec<Named>) {
+    let named = match part.found {
+        Found::Chunks(named) => named,
+        Found::Cut(cut) => {
+            cut.into_iter().map(|(start, bytes)| Named { id: ChunkId::of(&bytes), start, bytes }).collect()
+        }
+        Found::Window { .. } => Vec::new(),
+    };
+    (part.file, part.about, named)
+}

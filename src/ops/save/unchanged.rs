@@ -1,0 +1,72 @@
+//! Files that need not be read: the stat cache knows them, and all their chunks are still here.
+
+use std::collections::HashSet;
+
+use super::assemble::Assembly;
+use super::files_of;
+use crate::error::Result;
+use crate::format::{Content, EntryKind, Manifest};
+use crate::id::ChunkId;
+use crate::repository::Known;
+use crate::tree::{Seen, SeenCache, Walk};
+
+/// The earlier save's record, with the chunks of it that are here.
+pub(super) struct Unchanged {
+    seen: Seen,
+    manifest: Manifest,
+    here: HashSet<ChunkId>,
+}
+
+impl Unchanged {
+    /// What the cache says of the tree; none if it says nothing.
+    pub(super) async fn load(cache: &SeenCache, walk: &Walk, known: &mut Known) -> Result<Option<Self>> {
+        let Some(seen) = cache.load() else { return Ok(None) };
+        let Ok(manifest) = Manifest::decode(seen.body()) else { return Ok(None) };
+        let mut wanted = HashSet::new();
+        for (_, content) in files_of(walk).filter_map(|at| matching(walk, at, &seen, &manifest)) {
+            wanted.extend(content.placed(&manifest.chunks).filter_map(|(chunk, _)| id_of(&manifest, chunk)));
+        }
+        let wanted: Vec<ChunkId> = wanted.into_iter().collect();
+        let places = known.locate(&wanted).await?;
+        let here = wanted.into_iter().zip(places).filter(|(_, place)| place.is_some()).map(|(id, _)| id).collect();
+        Ok(Some(Self { seen, manifest, here }))
+    }
+
+    /// Tells the assembly of the files that need no reading; returns the others.
+    pub(super) fn take(&self, walk: &Walk, assembly: &mut Assembly) -> Vec<usize> {
+        files_of(walk).filter(|&at| !self.take_one(walk, at, assembly).unwrap_or(false)).collect()
+    }
+
+    fn take_one(&self, walk: &Walk, at: usize, assembly: &mut Assembly) -> Result<bool> {
+        let Some((_, content)) = matching(walk, at, &self.seen, &self.manifest) else { return Ok(false) };
+        let chunks = || content.placed(&self.manifest.chunks);
+        let known = |(chunk, _)| id_of(&self.manifest, chunk).is_some_and(|id| self.here.contains(&id));
+        if !chunks().all(known) {
+            return Ok(false);
+        }
+        assembly.describe_as(at, content.cut, &content.tensors);
+        for (chunk, range) in chunks() {
+            if let Some(id) = id_of(&self.manifest, chunk) {
+                let len = u32::try_from(range.end - range.start).unwrap_or(u32::MAX);
+                assembly.chunk(at, range.start, id, len)?;
+            }
+        }
+        Ok(true)
+    }
+}
+
+/// The earlier content of the file found at `at`, if the file is the same by all that can be told without reading it.
+fn matching<'m>(walk: &Walk, at: usize, seen: &Seen, manifest: &'m Manifest) -> Option<(usize, &'m Content)> {
+    let found = walk.found.get(at)?;
+    if !seen.unchanged(&found.path, &found.stat) {
+        return None;
+    }
+    match &manifest.entry(&found.path)?.kind {
+        EntryKind::File(content) if content.size == found.stat.size => Some((at, content)),
+        _ => None,
+    }
+}
+
+fn id_of(manifest: &Manifest, chunk: u32) -> Option<ChunkId> {
+    manifest.chunks.ids.get(chunk as usize).copied()
+}

@@ -1,0 +1,238 @@
+//! Into units of work: pieces of files that one worker reads, cuts and hashes on its own.
+
+use std::fs::File;
+use std::ops::Range;
+use std::os::unix::fs::FileExt as _;
+use std::sync::Arc;
+
+use super::CutChoice;
+use crate::checkpoint::safetensors;
+use crate::chunker::{Cut, fixed, tensor};
+use crate::error::{Error, ErrorKind, Result};
+use crate::format::TensorEntry;
+use crate::tree::{Found, HOLE_MIN, Stat, Walk, extents};
+
+/// Files up to this long are read whole, several to a unit.
+const SMALL: u64 = 1 << 20;
+/// Files in one unit, at most.
+const BATCH: usize = 512;
+
+/// What one worker does in one go.
+#[derive(Debug, Default)]
+pub(super) struct Unit {
+    /// Its parts, each with a place of its own in the unit's buffer.
+    pub(super) parts: Vec<Part>,
+    /// Bytes of all parts.
+    pub(super) len: usize,
+}
+
+/// A stretch of one file.
+#[derive(Debug)]
+pub(super) struct Part {
+    /// Which of the files found.
+    pub(super) file: usize,
+    /// The open file; a small one is opened by the worker.
+    pub(super) open: Option<Arc<File>>,
+    /// Where the stretch lies in the file.
+    pub(super) range: Range<u64>,
+    /// How it is cut.
+    pub(super) cuts: Cuts,
+    /// What the file is, said once, with its first part.
+    pub(super) about: Option<About>,
+}
+
+/// Where to cut a part.
+#[derive(Debug)]
+pub(super) enum Cuts {
+    /// At these offsets in the file; the last is the part's end.
+    Known(Vec<u64>),
+    /// The part is a whole file: look at it.
+    Look(CutChoice),
+    /// By content; the part is a window of a longer stretch, whose first or last it may be.
+    Window {
+        /// Nothing of the stretch comes before.
+        first: bool,
+        /// Nothing of the stretch comes after.
+        last: bool,
+    },
+}
+
+/// What is recorded of a file besides its chunks.
+#[derive(Debug)]
+pub(super) struct About {
+    /// How it was cut.
+    pub(super) cut: Cut,
+    /// Its tensors, if any.
+    pub(super) tensors: Vec<TensorEntry>,
+}
+
+/// Makes units of the files `to_read`, in order, each of about `window` bytes; stops early if `send` says so.
+pub(super) fn make_units(
+    walk: &Walk,
+    to_read: &[usize],
+    choice: CutChoice,
+    window: u64,
+    mut send: impl FnMut(Unit) -> bool,
+) -> Result<()> {
+    let mut batch = Unit::default();
+    for &file in to_read {
+        let Some(found) = walk.found.get(file) else { continue };
+        let size = found.stat.size;
+        if size <= SMALL {
+            batch.add(Part { file, open: None, range: 0..size, cuts: Cuts::Look(choice), about: None });
+            if (batch.len as u64 >= window || batch.parts.len() >= BATCH) && !send(std::mem::take(&mut batch)) {
+                return Ok(());
+            }
+            continue;
+        }
+        if !batch.parts.is_empty() && !send(std::mem::take(&mut batch)) {
+            return Ok(());
+        }
+        if !long_file(walk, found, file, choice, window, &mut send)? {
+            return Ok(());
+        }
+    }
+    if !batch.parts.is_empty() {
+        send(batch);
+    }
+    Ok(())
+}
+
+/// The units of one long file; false if nobody takes them any more.
+fn long_file(
+    walk: &Walk,
+    found: &Found,
+    file: usize,
+    choice: CutChoice,
+    window: u64,
+    send: &mut impl FnMut(Unit) -> bool,
+) -> Result<bool> {
+    let open = Arc::new(open(walk, found)?);
+    let size = found.stat.size;
+    let layout = match choice {
+        CutChoice::Auto | CutChoice::Tensor => tensor_layout(&open, size),
+        CutChoice::Content | CutChoice::Fixed => None,
+    };
+    let about = about(choice, layout.as_ref());
+    let spans = layout.as_ref().map(|layout| layout.spans()).unwrap_or_default();
+    let stretches = if size >= HOLE_MIN { extents(&open, size)? } else { vec![0..size] };
+    let mut about = Some(about);
+    let cut = about.as_ref().map_or(Cut::Content, |about| about.cut);
+    for stretch in stretches {
+        let parts: Box<dyn Iterator<Item = (Range<u64>, Cuts)>> = match cut {
+            Cut::Content => Box::new(windows(stretch, window)),
+            Cut::Fixed => Box::new(grouped(fixed::cuts(size), stretch, window)),
+            Cut::Tensor => Box::new(grouped(tensor::cuts(&spans, size), stretch, window)),
+        };
+        for (range, cuts) in parts {
+            let mut unit = Unit::default();
+            unit.add(Part { file, open: Some(Arc::clone(&open)), range, cuts, about: about.take() });
+            if !send(unit) {
+                return Ok(false);
+            }
+        }
+    }
+    if let Some(about) = about {
+        // Nothing but a hole: the file is described all the same.
+        let mut unit = Unit::default();
+        unit.add(Part { file, open: Some(open), range: size..size, cuts: Cuts::Known(Vec::new()), about: Some(about) });
+        return Ok(send(unit));
+    }
+    Ok(true)
+}
+
+impl Unit {
+    fn add(&mut self, part: Part) {
+        self.len += usize::try_from(part.range.end - part.range.start).unwrap_or(usize::MAX);
+        self.parts.push(part);
+    }
+}
+
+/// What a file is, given what was found in it.
+pub(super) fn about(choice: CutChoice, layout: Option<&crate::checkpoint::Layout>) -> About {
+    let entry = |tensor: &crate::checkpoint::Tensor| TensorEntry {
+        name: tensor.name.clone(),
+        dtype: tensor.dtype.word().to_owned(),
+        shape: tensor.shape.to_vec(),
+        range: tensor.start..tensor.end,
+    };
+    let tensors = layout.map(|layout| layout.tensors.iter().map(entry).collect()).unwrap_or_default();
+    let cut = match (choice, layout) {
+        (CutChoice::Fixed, _) => Cut::Fixed,
+        (CutChoice::Auto | CutChoice::Tensor, Some(_)) => Cut::Tensor,
+        _ => Cut::Content,
+    };
+    About { cut, tensors }
+}
+
+/// The tensors of an open file; none if it is not understood: then it is just bytes.
+fn tensor_layout(file: &File, size: u64) -> Option<crate::checkpoint::Layout> {
+    let mut first = [0; 16];
+    file.read_exact_at(&mut first, 0).ok()?;
+    let header_len = usize::try_from(safetensors::header_len(&first, size)?).ok()?;
+    let mut header = vec![0; header_len];
+    file.read_exact_at(&mut header, 0).ok()?;
+    match safetensors::parse(&header, size) {
+        Ok(layout) => Some(layout),
+        Err(error) => {
+            tracing::info!("a file that looks like safetensors is saved as plain bytes: {error}");
+            None
+        }
+    }
+}
+
+/// Groups chunk ends within `stretch` into parts of about `window` bytes.
+fn grouped(
+    cuts: impl Iterator<Item = u64>,
+    stretch: Range<u64>,
+    window: u64,
+) -> impl Iterator<Item = (Range<u64>, Cuts)> {
+    let inside = stretch.clone();
+    let mut ends = cuts
+        .skip_while(move |&end| end <= inside.start)
+        .take_while(move |&end| end < inside.end)
+        .chain(std::iter::once(stretch.end))
+        .peekable();
+    let mut start = stretch.start;
+    std::iter::from_fn(move || {
+        let mut group = vec![ends.next()?];
+        while let Some(end) = ends.next_if(|&end| end - start <= window) {
+            group.push(end);
+        }
+        let end = *group.last()?;
+        let range = start..end;
+        start = end;
+        Some((range, Cuts::Known(group)))
+    })
+}
+
+fn windows(stretch: Range<u64>, window: u64) -> impl Iterator<Item = (Range<u64>, Cuts)> {
+    let mut at = stretch.start;
+    std::iter::from_fn(move || {
+        let range = at..(at + window).min(stretch.end);
+        let (first, last) = (range.start == stretch.start, range.end == stretch.end);
+        at = range.end;
+        (!range.is_empty()).then_some((range, Cuts::Window { first, last }))
+    })
+}
+
+/// Opens a file that was found, if it is still the one.
+pub(super) fn open(walk: &Walk, found: &Found) -> Result<File> {
+    walk.open(found).map_err(|error| match error.kind() {
+        ErrorKind::NotFound | ErrorKind::Conflict => changed(found).source(error),
+        _ => error,
+    })
+}
+
+/// Still as it was found? What was read before this answer was of one piece.
+pub(super) fn check_unchanged(file: &File, found: &Found) -> Result<()> {
+    let now = Stat::of(file).map_err(|source| Error::other("look at a file again").at(super::shown(&found.path)).source(source))?;
+    let same = |stat: &Stat| (stat.size, stat.mtime, stat.ctime);
+    if same(&now) == same(&found.stat) { Ok(()) } else { Err(changed(found)) }
+}
+
+fn changed(found: &Found) -> Error {
+    Error::conflict("file changed while the tree was being saved")
+        .at(super::shown(&found.path))
+        .cure("save again when its writer is done, or leave it out with --exclude")
+}

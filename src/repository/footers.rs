@@ -1,0 +1,79 @@
+//! Pack footers: what a pack holds, with full ids. Immutable, so those read are kept, within bounds.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::Repository;
+use super::layout::{self, Family};
+use super::objects;
+use crate::error::{Error, Result};
+use crate::format::{PackFooter, PackRef, TRAILER_LEN};
+use crate::id::PackId;
+
+/// Chunks in the footers kept, at most: some 64 MiB.
+const KEPT_MAX: usize = 1 << 20;
+
+/// Footers read so far.
+#[derive(Debug, Default)]
+pub(super) struct Footers(Mutex<Kept>);
+
+#[derive(Debug, Default)]
+struct Kept {
+    by_pack: HashMap<PackId, Arc<PackFooter>>,
+    chunks: usize,
+}
+
+impl Footers {
+    fn get(&self, pack: PackId) -> Option<Arc<PackFooter>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).by_pack.get(&pack).cloned()
+    }
+
+    fn keep(&self, pack: PackId, footer: &Arc<PackFooter>) {
+        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if kept.chunks + footer.entries.len() > KEPT_MAX {
+            *kept = Kept::default();
+        }
+        kept.chunks += footer.entries.len();
+        kept.by_pack.insert(pack, Arc::clone(footer));
+    }
+}
+
+impl Repository {
+    /// The footer of `pack`, in one ranged read.
+    ///
+    /// # Errors
+    /// Damaged, if it is not as written; not found, if the pack is gone.
+    ///
+    /// # Cancel safety
+    /// Safe: it only reads.
+    pub async fn footer(&self, pack: &PackRef) -> Result<Arc<PackFooter>> {
+        if let Some(kept) = self.0.footers.get(pack.id) {
+            return Ok(kept);
+        }
+        let footer = Arc::new(self.footer_uncached(pack).await?);
+        self.0.footers.keep(pack.id, &footer);
+        Ok(footer)
+    }
+
+    /// The footer as it is in the store now.
+    ///
+    /// # Errors
+    /// As [`Repository::footer`].
+    ///
+    /// # Cancel safety
+    /// Safe: it only reads.
+    pub async fn footer_uncached(&self, pack: &PackRef) -> Result<PackFooter> {
+        let key = layout::owned(Family::Pack, pack.id);
+        let tail_len = u64::from(pack.footer_len) + TRAILER_LEN;
+        let start = pack.len.checked_sub(tail_len).ok_or_else(|| {
+            Error::damaged("pack is shorter than its footer").at(&key).expected(tail_len).got(pack.len)
+        })?;
+        let mut tail = vec![0; usize::try_from(tail_len).unwrap_or(usize::MAX)];
+        objects::read_range(&**self.store().objects(), &key, start, &mut tail).await?;
+        let footer = PackFooter::decode(&tail, pack.len).map_err(|error| error.at(&key))?;
+        if footer.entries.len() == pack.chunks as usize {
+            return Ok(footer);
+        }
+        Err(Error::damaged("pack holds another number of chunks").at(key).expected(pack.chunks).got(footer.entries.len()))
+    }
+}

@@ -1,0 +1,46 @@
+//! A segment's bytes, mapped from a local file where there is one.
+#![expect(unsafe_code, reason = "mapping a file is unsafe by nature")]
+
+use std::fs::File;
+use std::ops::Deref;
+use std::path::Path;
+
+use bytes::Bytes;
+use memmap2::{Advice, Mmap};
+
+use crate::error::{Error, Result};
+
+/// The bytes of an immutable object.
+#[derive(Debug)]
+pub(super) enum Mapped {
+    /// Of a file; pages come and go with memory pressure and count as nobody's.
+    File(Mmap),
+    /// Of a store that has no files.
+    Held(Bytes),
+}
+
+impl Mapped {
+    /// Maps the file at `path`.
+    pub(super) fn open(path: &Path) -> Result<Self> {
+        let file = File::open(path).map_err(|source| Error::io("open index segment", path, source))?;
+        // SAFETY: segments are written under a name never used before and never changed; whoever truncates one by
+        // force damages the repository, and reading it ends this process by a signal rather than with wrong bytes.
+        let map = unsafe { Mmap::map(&file) };
+        let map = map.map_err(|source| Error::io("map index segment", path, source))?;
+        if let Err(error) = map.advise(Advice::Random) {
+            tracing::debug!("no advice for {}: {error}", path.display());
+        }
+        Ok(Self::File(map))
+    }
+}
+
+impl Deref for Mapped {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match self {
+            Self::File(map) => map,
+            Self::Held(bytes) => bytes,
+        }
+    }
+}

@@ -1,0 +1,97 @@
+//! Keeping live segments few: small ones are merged, and purged packs drop out on the way.
+
+use std::sync::Arc;
+
+use super::{Repository, Segment};
+use crate::error::Result;
+use crate::format::{PackRef, Row};
+use crate::id::SegmentId;
+use crate::limits::SEGMENTS_MAX;
+use crate::repository::log::{Action, State};
+use crate::repository::writer::put_segment;
+use crate::id::SessionId;
+
+/// Chunks in a merged segment, at most: 64 MiB of entries in memory while merging.
+const MERGED_MAX: u64 = 4 << 20;
+
+/// Which segments to replace by one: pure, so that a dry run can print it.
+///
+/// The smallest are merged while they stay small together; segments that list purged packs are rebuilt in any case.
+pub(crate) fn choose(state: &State, most: usize) -> Vec<SegmentId> {
+    let mut by_size: Vec<_> = state.segments.iter().map(|(id, info)| (info.chunks, *id)).collect();
+    by_size.sort_unstable();
+    if by_size.len() <= most {
+        return Vec::new();
+    }
+    let mut sum = 0;
+    let small = by_size.iter().take_while(|(chunks, _)| {
+        sum += chunks;
+        sum <= MERGED_MAX
+    });
+    let chosen: Vec<_> = small.map(|(_, id)| *id).collect();
+    if chosen.len() > 1 { chosen } else { Vec::new() }
+}
+
+impl Repository {
+    /// Replaces `old` by one segment without the packs that `state` says are purged.
+    ///
+    /// # Errors
+    /// Conflict, if somebody replaced one of them meanwhile.
+    ///
+    /// # Cancel safety
+    /// Safe: one commit decides.
+    pub(crate) async fn merge(&self, state: &State, old: Vec<SegmentId>, session: SessionId) -> Result<()> {
+        let mut packs: Vec<PackRef> = Vec::new();
+        let mut rows: Vec<Row> = Vec::new();
+        for &id in &old {
+            let segment = self.segment(id).await?;
+            append(&segment, state, &mut packs, &mut rows);
+        }
+        let mut new = Vec::new();
+        if !rows.is_empty() {
+            new.push(put_segment(self, session, &packs, rows).await?);
+        }
+        let built = state.seq;
+        let commit = self.log().commit(Some(session), |_| {
+            Ok(vec![Action::ReplaceSegments { old: old.clone(), new: new.clone(), built }])
+        });
+        commit.await.map(drop)
+    }
+}
+
+fn append(segment: &Arc<Segment>, state: &State, packs: &mut Vec<PackRef>, rows: &mut Vec<Row>) {
+    let kept: Vec<Option<u32>> = segment
+        .packs()
+        .iter()
+        .map(|pack| {
+            let live = !state.purged.contains_key(&pack.id);
+            live.then(|| {
+                packs.push(*pack);
+                u32::try_from(packs.len() - 1).unwrap_or(u32::MAX)
+            })
+        })
+        .collect();
+    let moved = |row: Row| {
+        let pack = (*kept.get(row.pack as usize)?)?;
+        Some(Row { pack, ..row })
+    };
+    rows.extend(segment.rows().filter_map(moved));
+}
+
+/// Merges when there are more than enough segments. Best effort: losing a race or the store costs only speed.
+pub(crate) async fn merge_if_many(repository: &Repository, state: &State) {
+    let old = choose(state, SEGMENTS_MAX);
+    if old.is_empty() {
+        return;
+    }
+    let merged = async {
+        let session = SessionId::random();
+        repository.log().commit(Some(session), |_| Ok(vec![Action::Open(session)])).await?;
+        let merged = repository.merge(state, old, session).await;
+        repository.log().commit(Some(session), |_| Ok(vec![Action::Close(session)])).await?;
+        merged
+    };
+    if let Err(error) = merged.await {
+        tracing::debug!("index segments were not merged: {error:?}");
+    }
+}

@@ -1,0 +1,168 @@
+//! The index: which packs may hold a chunk. Segments are immutable, so each is fetched once and mapped.
+
+mod map;
+mod merge;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use futures::{StreamExt as _, TryStreamExt as _, stream};
+
+use self::map::Mapped;
+use super::Repository;
+use super::layout::{self, Family};
+use super::log::State;
+use super::objects;
+use crate::error::{Error, Result};
+use crate::format::envelope::{Kind, open};
+use crate::format::{PackRef, SegmentView};
+use crate::id::{ChunkId, SegmentId};
+
+pub(crate) use merge::merge_if_many;
+
+/// Segments fetched at once.
+const FETCHES: usize = 8;
+
+/// One live segment.
+#[derive(Debug)]
+pub struct Segment {
+    view: SegmentView,
+    bytes: Mapped,
+}
+
+/// Segments that this process has at hand.
+pub(super) type Loaded = Mutex<BTreeMap<SegmentId, Arc<Segment>>>;
+
+/// The live segments of one state.
+#[derive(Clone, Debug, Default)]
+pub struct Index {
+    segments: Vec<Arc<Segment>>,
+}
+
+impl Segment {
+    /// The packs it covers.
+    #[must_use]
+    pub fn packs(&self) -> &[PackRef] {
+        self.view.packs()
+    }
+
+    /// Every entry, sorted by prefix.
+    pub fn rows(&self) -> impl Iterator<Item = crate::format::Row> {
+        self.view.rows(&self.bytes)
+    }
+}
+
+impl Index {
+    /// Packs that may hold `id`, and as which of their chunks: the pack's footer has the last word.
+    pub fn candidates(&self, id: ChunkId) -> impl Iterator<Item = (PackRef, u32)> {
+        self.segments.iter().flat_map(move |segment| {
+            let hits = segment.view.find(&segment.bytes, &id);
+            hits.filter_map(|hit| Some((*segment.view.packs().get(hit.pack as usize)?, hit.ordinal)))
+        })
+    }
+
+    /// The segments themselves.
+    #[must_use]
+    pub fn segments(&self) -> &[Arc<Segment>] {
+        &self.segments
+    }
+
+    /// Every pack that is indexed, each once.
+    #[must_use]
+    pub fn packs(&self) -> BTreeMap<crate::id::PackId, PackRef> {
+        self.segments.iter().flat_map(|segment| segment.packs()).map(|pack| (pack.id, *pack)).collect()
+    }
+}
+
+impl Repository {
+    /// The index of `state`. Segments already at hand are not fetched again.
+    ///
+    /// # Errors
+    /// Not found, if a segment was replaced since (take a newer state); damaged, if one is.
+    ///
+    /// # Cancel safety
+    /// Safe: it only reads.
+    pub async fn index(&self, state: &State) -> Result<Index> {
+        let wanted = stream::iter(state.segments.keys().copied()).map(|id| self.segment(id)).buffered(FETCHES);
+        let segments: Vec<_> = wanted.try_collect().await?;
+        let mut loaded = self.0.segments.lock().unwrap_or_else(PoisonError::into_inner);
+        loaded.retain(|id, _| state.segments.contains_key(id));
+        Ok(Index { segments })
+    }
+
+    /// The state as of now with its index: starts over when a segment is replaced in between.
+    ///
+    /// # Errors
+    /// As [`Repository::index`].
+    ///
+    /// # Cancel safety
+    /// Safe: it only reads.
+    pub async fn indexed_state(&self) -> Result<(Arc<State>, Index)> {
+        let mut state = self.state().await?;
+        loop {
+            match self.index(&state).await {
+                Ok(index) => return Ok((state, index)),
+                Err(error) => {
+                    let newer = self.state().await?;
+                    if newer.segments == state.segments {
+                        return Err(error);
+                    }
+                    state = newer;
+                }
+            }
+        }
+    }
+
+    async fn segment(&self, id: SegmentId) -> Result<Arc<Segment>> {
+        if let Some(found) = self.loaded(id) {
+            return Ok(found);
+        }
+        let key = layout::owned(Family::Index, id);
+        let bytes = match self.store().directory() {
+            Some(root) => Mapped::open(&root.join(key.as_ref()))?,
+            None => self.fetched(id).await?,
+        };
+        let view = SegmentView::parse(&bytes).map_err(|malformed| {
+            Error::from(malformed).at(&key).cure("towline verify --repair rebuilds the index")
+        })?;
+        let segment = Arc::new(Segment { view, bytes });
+        let mut loaded = self.0.segments.lock().unwrap_or_else(PoisonError::into_inner);
+        loaded.insert(id, Arc::clone(&segment));
+        Ok(segment)
+    }
+
+    fn loaded(&self, id: SegmentId) -> Option<Arc<Segment>> {
+        self.0.segments.lock().unwrap_or_else(PoisonError::into_inner).get(&id).cloned()
+    }
+
+    /// From the local cache, else from the store into it. Without a place to write, it is held in memory.
+    async fn fetched(&self, id: SegmentId) -> Result<Mapped> {
+        let path = self.cache().join("index").join(format!("{}-{}", id.session, id.object));
+        if let Ok(mapped) = Mapped::open(&path) {
+            return Ok(mapped);
+        }
+        let key = layout::owned(Family::Index, id);
+        let object = objects::get_required(&**self.store().objects(), &key).await?;
+        open(Kind::Segment, &object).map_err(|error| {
+            error.at(&key).cure("towline verify --repair rebuilds the index")
+        })?;
+        match write_whole(&path, &object) {
+            Ok(()) => Mapped::open(&path),
+            Err(error) => {
+                tracing::debug!("index segment is not cached: {error:?}");
+                Ok(Mapped::Held(object))
+            }
+        }
+    }
+}
+
+/// Writes a file under its name in one step, so that a crash leaves none or all of it.
+fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
+    let failed = |source| Error::io("write to the local cache", path, source);
+    let folder = path.parent().map_or_else(PathBuf::new, Path::to_path_buf);
+    std::fs::create_dir_all(&folder).map_err(failed)?;
+    let staged = folder.join(format!(".{}.part", crate::id::ObjectId::random()));
+    std::fs::write(&staged, bytes).map_err(failed)?;
+    std::fs::rename(&staged, path).map_err(failed)
+}

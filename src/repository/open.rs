@@ -1,0 +1,99 @@
+//! Making and opening a repository.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use super::{OpenOptions, Repository, Shared, layout, log, objects};
+use crate::budget::Budget;
+use crate::clock::{Clock, SystemClock};
+use crate::error::{Error, Result};
+use crate::format::envelope::{Kind, open, seal};
+use crate::format::wire::{Reader, Writer};
+use crate::id::RepositoryId;
+use crate::storage::{Effort, Store, probe};
+
+impl Repository {
+    /// Makes a repository in `store`, or opens the one that is there: which of the two is the second value.
+    ///
+    /// # Errors
+    /// Unsupported, with the reason and the way out, if the store lacks what shared writing needs.
+    ///
+    /// # Cancel safety
+    /// Safe: the repository is made by one create.
+    pub async fn create(store: Store, options: OpenOptions) -> Result<(Self, bool)> {
+        let key = layout::repository();
+        if let Some(object) = objects::get(&**store.objects(), &key).await? {
+            return Ok((Self::assemble(store, options, read_id(&object)?, Arc::new(SystemClock))?, false));
+        }
+        if !store.is_local() {
+            probe(&store, Effort::Quick).await?.shared_writing()?;
+        }
+        let clock: Arc<dyn Clock> = Arc::new(SystemClock);
+        let mut body = Writer::new();
+        body.bytes(&RepositoryId::random().to_bytes()).signed(clock.now().0).count(0);
+        let object = seal(Kind::Repository, &body.into_bytes(), false);
+        let answer = objects::retry(|| objects::create(&**store.objects(), &key, object.clone())).await?;
+        let found = objects::get_required(&**store.objects(), &key).await?;
+        let made = answer != objects::Created::Exists && found == object;
+        Ok((Self::assemble(store, options, read_id(&found)?, clock)?, made))
+    }
+
+    /// Opens the repository in `store`.
+    ///
+    /// # Errors
+    /// Not found, if there is none.
+    ///
+    /// # Cancel safety
+    /// Safe: it only reads.
+    pub async fn open(store: Store, options: OpenOptions) -> Result<Self> {
+        Self::open_at(store, options, Arc::new(SystemClock)).await
+    }
+
+    /// Opens with a clock of the caller's: what the repository records as its time, and measures grace periods by.
+    ///
+    /// # Errors
+    /// As [`Repository::open`].
+    ///
+    /// # Cancel safety
+    /// Safe: it only reads.
+    pub async fn open_at(store: Store, options: OpenOptions, clock: Arc<dyn Clock>) -> Result<Self> {
+        let Some(object) = objects::get(&**store.objects(), &layout::repository()).await? else {
+            return Err(Error::not_found("there is no repository")
+                .at(store.location())
+                .cure(format!("make one: towline init {}", store.location())));
+        };
+        Self::assemble(store, options, read_id(&object)?, clock)
+    }
+
+    fn assemble(store: Store, options: OpenOptions, id: RepositoryId, clock: Arc<dyn Clock>) -> Result<Self> {
+        let budget = Budget::new(options.memory.unwrap_or_else(Budget::default_bytes))?;
+        let cache = options.cache.unwrap_or_else(default_cache).join(id.to_string());
+        let log = log::Log::new(Arc::clone(store.objects()), Arc::clone(&clock));
+        let (segments, footers) = Default::default();
+        Ok(Self(Arc::new(Shared { id, store, log, clock, budget, cache, segments, footers })))
+    }
+}
+
+/// The body: id (16), time of creation (signed), features: count, each a string. No feature is known yet.
+fn read_id(object: &bytes::Bytes) -> Result<RepositoryId> {
+    let body = open(Kind::Repository, object).map_err(|error| error.at(layout::repository()))?;
+    let mut reader = Reader::new(&body);
+    let id = RepositoryId::from_bytes(reader.array()?);
+    reader.signed()?;
+    if reader.count(1)? > 0 {
+        let feature = reader.text(256)?.to_owned();
+        return Err(Error::unsupported("repository uses a feature that this program does not know")
+            .got(feature)
+            .cure("use a newer towline"));
+    }
+    reader.finish()?;
+    Ok(id)
+}
+
+/// `$XDG_CACHE_HOME/towline`, else `~/.cache/towline`
+/// (<https://specifications.freedesktop.org/basedir-spec/latest/>), else a folder among the temporary files.
+fn default_cache() -> PathBuf {
+    let folder = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let home = || folder("HOME").map(|home| home.join(".cache"));
+    folder("XDG_CACHE_HOME").or_else(home).unwrap_or_else(std::env::temp_dir).join("towline")
+}

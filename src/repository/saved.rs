@@ -1,0 +1,123 @@
+//! A saved tree, opened: its manifest and its map. Reading it costs as much as the tree is large, not the repository.
+
+use std::sync::Arc;
+
+use super::layout::{self, Family};
+use super::log::RefValue;
+use super::{Name, Repository, objects};
+use crate::error::{Error, ErrorKind, Result};
+use crate::format::envelope::{Kind, open};
+use crate::format::{Manifest, Map};
+use crate::id::{ManifestId, ManifestKey, MapKey};
+
+/// Readings of a name that keeps moving before giving up.
+const ATTEMPTS: usize = 5;
+
+/// What a name stands for, opened.
+#[derive(Clone, Debug)]
+pub struct Saved {
+    /// The name.
+    pub name: Name,
+    /// Its value in the log.
+    pub value: RefValue,
+    /// The tree.
+    pub manifest: Manifest,
+    /// Where its chunks are.
+    pub map: Map,
+}
+
+impl Repository {
+    /// Opens what `name` stands for now.
+    ///
+    /// # Errors
+    /// Not found, if there is no such name; damaged, if its manifest or map is.
+    ///
+    /// # Cancel safety
+    /// Safe: it only reads.
+    pub async fn saved(&self, name: &Name) -> Result<Saved> {
+        let mut last = None;
+        for _ in 0..ATTEMPTS {
+            let state = self.state().await?;
+            let value = state.refs.get(name).ok_or_else(|| self.no_such_name(name))?.clone();
+            match self.saved_as(name, &value).await {
+                // Replaced or repacked between the two readings: the name tells the new keys.
+                Err(error) if error.kind() == ErrorKind::NotFound && last.as_ref() != Some(&value) => last = Some(value),
+                Err(error) if error.kind() == ErrorKind::NotFound => {
+                    return Err(Error::damaged("a saved tree's manifest or map is missing").at(name).source(error));
+                }
+                settled => return settled,
+            }
+        }
+        Err(Error::conflict("name moves faster than it can be read").at(name).cure("try again"))
+    }
+
+    /// Opens one value of a name.
+    ///
+    /// # Errors
+    /// Not found, if its objects are gone; damaged, if they are.
+    ///
+    /// # Cancel safety
+    /// Safe: it only reads.
+    pub async fn saved_as(&self, name: &Name, value: &RefValue) -> Result<Saved> {
+        let manifest = self.manifest(value.manifest_key, value.manifest);
+        let (manifest, map) = futures::try_join!(manifest, self.map(value.map_key))?;
+        if map.manifest == value.manifest && map.frames.len() == manifest.chunks.ids.len() {
+            return Ok(Saved { name: name.clone(), value: value.clone(), manifest, map });
+        }
+        Err(Error::damaged("map belongs to another manifest")
+            .at(layout::owned(Family::Map, value.map_key))
+            .expected(format!("{:.16}, {} chunks", value.manifest, manifest.chunks.ids.len()))
+            .got(format!("{:.16}, {} chunks", map.manifest, map.frames.len())))
+    }
+
+    /// The body of the manifest at `key`, checked against its name.
+    ///
+    /// # Errors
+    /// As [`Repository::saved_as`].
+    ///
+    /// # Cancel safety
+    /// Safe: it only reads.
+    pub async fn manifest_body(&self, key: ManifestKey, id: ManifestId) -> Result<bytes::Bytes> {
+        let key = layout::owned(Family::Manifest, key);
+        let object = objects::get_required(&**self.store().objects(), &key).await?;
+        let body = open(Kind::Manifest, &object).map_err(|error| error.at(&key))?;
+        let got = ManifestId::of(&body);
+        if got == id {
+            return Ok(body);
+        }
+        Err(Error::damaged("manifest does not match its name").at(key).expected(id).got(got))
+    }
+
+    async fn manifest(&self, key: ManifestKey, id: ManifestId) -> Result<Manifest> {
+        let body = self.manifest_body(key, id).await?;
+        Manifest::decode(&body).map_err(|error| error.at(layout::owned(Family::Manifest, key)))
+    }
+
+    /// The map at `key`.
+    ///
+    /// # Errors
+    /// As [`Repository::saved_as`].
+    ///
+    /// # Cancel safety
+    /// Safe: it only reads.
+    pub async fn map(&self, key: MapKey) -> Result<Map> {
+        let key = layout::owned(Family::Map, key);
+        let object = objects::get_required(&**self.store().objects(), &key).await?;
+        open(Kind::Map, &object).and_then(|body| Map::decode(&body)).map_err(|error| error.at(key))
+    }
+
+    fn no_such_name(&self, name: &Name) -> Error {
+        Error::not_found("there is no such name")
+            .at(name)
+            .got(format!("repository {}", self.store().location()))
+            .cure("`towline ls` lists the names")
+    }
+}
+
+impl Saved {
+    /// Shares it among the tasks of an operation.
+    #[must_use]
+    pub fn shared(self) -> Arc<Self> {
+        Arc::new(self)
+    }
+}

@@ -1,0 +1,385 @@
+//! Chunks into packs, packs into a segment, a tree into a name: everything that is written goes through here.
+//!
+//! Packs are uploaded while the next is filled; index segments are committed as packs arrive, so an interrupted save
+//! resumes by ordinary dedup; the name comes last, in one commit that also makes the rest visible.
+
+use std::collections::{BTreeSet, HashMap};
+
+use bytes::{Bytes, BytesMut};
+use object_store::PutPayload;
+use tokio::task::JoinSet;
+
+use super::known::{Known, Place};
+use super::layout::{self, Family};
+use super::log::{Action, RefValue, Refusal, SegmentInfo, State};
+use super::{Name, Repository, objects};
+use crate::codec::Encoded;
+use crate::error::{Error, Result};
+use crate::format::envelope::{Kind, seal};
+use crate::format::{Frame, Map, PackLayout, PackRef, Row, TRAILER_LEN, pack_header, segment_bytes};
+use crate::id::{ChunkId, ManifestId, Owned, PackId, SegmentId, SessionId};
+use crate::limits::{MIB, PACK_CHUNKS_MAX, PACK_LEN_TARGET};
+use crate::progress::Progress;
+
+/// Packs uploaded but not yet indexed, at most: what an interrupted save may have to upload again.
+const UNINDEXED_MAX: usize = 16;
+/// Frames shorter than this are gathered, so that a pack is written in few pieces.
+const GATHER_BELOW: usize = 64 << 10;
+
+/// One writer's session.
+#[derive(Debug)]
+pub struct Writer {
+    repository: Repository,
+    session: Option<SessionId>,
+    filling: Option<Filling>,
+    uploads: JoinSet<Result<Uploaded>>,
+    unindexed: Vec<Uploaded>,
+    packs: HashMap<PackId, PackRef>,
+    stored_bytes: u64,
+    pack_target: u64,
+    uploads_max: usize,
+    progress: Progress,
+}
+
+/// The pack being filled.
+#[derive(Debug)]
+struct Filling {
+    id: PackId,
+    layout: PackLayout,
+    parts: Vec<Bytes>,
+    gathered: BytesMut,
+    ids: Vec<ChunkId>,
+}
+
+/// A pack that is in the store.
+type Uploaded = (PackRef, Vec<ChunkId>);
+
+/// What to publish.
+#[derive(Debug)]
+pub struct Publication<'a> {
+    /// Under which name.
+    pub name: &'a Name,
+    /// The version that the name must have; none if it must not exist.
+    pub expected: Option<u64>,
+    /// The manifest's name and body.
+    pub manifest: (ManifestId, Vec<u8>),
+    /// Where each of its chunks is, in its order.
+    pub places: &'a [Place],
+    /// Where those that were not stored by this writer are known from.
+    pub known: &'a Known,
+    /// Bytes in all files.
+    pub logical_bytes: u64,
+    /// Files.
+    pub files: u64,
+}
+
+/// What became of a publication.
+#[derive(Debug)]
+pub enum Published {
+    /// The name stands for it.
+    Done(Box<RefValue>),
+    /// These packs went away meanwhile: the chunks they held must be found or stored again.
+    Lost(Vec<PackId>),
+}
+
+impl Writer {
+    /// A writer to `repository`. Its session opens when the first pack does.
+    #[must_use]
+    pub fn new(repository: &Repository, progress: &Progress) -> Self {
+        let uploads_max: u64 = if repository.store().is_local() { 2 } else { 4 };
+        // A pack pins up to twice its length in read buffers; packs may take half of the budget, reading the rest.
+        let share = repository.budget().total() / (4 * (uploads_max + 1));
+        Self {
+            repository: repository.clone(),
+            session: None,
+            filling: None,
+            uploads: JoinSet::new(),
+            unindexed: Vec::new(),
+            packs: HashMap::new(),
+            stored_bytes: 0,
+            pack_target: share.clamp(2 * MIB, PACK_LEN_TARGET),
+            uploads_max: usize::try_from(uploads_max).unwrap_or(1),
+            progress: progress.clone(),
+        }
+    }
+
+    /// Bytes of the packs written so far.
+    #[must_use]
+    pub fn stored_bytes(&self) -> u64 {
+        self.stored_bytes
+    }
+
+    /// The session, opened if it was not.
+    ///
+    /// # Errors
+    /// As a commit.
+    ///
+    /// # Cancel safety
+    /// Not safe: the session may have been opened; the collector ends it some day.
+    pub async fn session(&mut self) -> Result<SessionId> {
+        if let Some(session) = self.session {
+            return Ok(session);
+        }
+        let session = SessionId::random();
+        self.repository.log().commit(Some(session), |_| Ok(vec![Action::Open(session)])).await?;
+        self.session = Some(session);
+        Ok(session)
+    }
+
+    /// Adds one chunk. `share`: keep `stored` as it is rather than copy it, because most of the buffer it is a slice of
+    /// is kept anyway.
+    ///
+    /// # Errors
+    /// Those of an earlier pack's upload, too.
+    ///
+    /// # Cancel safety
+    /// Not safe: drop the writer.
+    pub async fn push(&mut self, id: ChunkId, stored: Encoded, plain_len: u32, share: bool) -> Result<Place> {
+        if self.filling.is_none() {
+            let session = self.session().await?;
+            self.filling = Some(Filling::new(Owned::fresh(session)));
+        }
+        let Some(filling) = &mut self.filling else { return Err(Error::other("no pack is open")) };
+        let place = filling.push(id, stored, plain_len, share);
+        if filling.layout.len() >= self.pack_target || filling.ids.len() as u64 >= PACK_CHUNKS_MAX / 2 {
+            self.seal().await?;
+        }
+        Ok(place)
+    }
+
+    /// Sends the pack that is being filled.
+    async fn seal(&mut self) -> Result<()> {
+        let Some(filling) = self.filling.take() else { return Ok(()) };
+        while self.uploads.len() >= self.uploads_max {
+            self.arrived().await?;
+        }
+        let (pack, ids, payload) = filling.finish();
+        self.packs.insert(pack.id, pack);
+        let (repository, progress) = (self.repository.clone(), self.progress.clone());
+        self.uploads.spawn(async move {
+            let key = layout::owned(Family::Pack, pack.id);
+            objects::put(&**repository.store().objects(), &key, payload).await?;
+            progress.moved(pack.len);
+            Ok((pack, ids))
+        });
+        if self.unindexed.len() >= UNINDEXED_MAX {
+            self.index_uploaded().await?;
+        }
+        Ok(())
+    }
+
+    async fn arrived(&mut self) -> Result<()> {
+        if let Some(upload) = self.uploads.join_next().await {
+            let (pack, ids) = upload.map_err(|error| Error::other("an upload stopped").source(error))??;
+            self.stored_bytes += pack.len;
+            self.unindexed.push((pack, ids));
+        }
+        Ok(())
+    }
+
+    /// Sends what is left and waits for all of it.
+    async fn settle(&mut self) -> Result<()> {
+        self.seal().await?;
+        while !self.uploads.is_empty() {
+            self.arrived().await?;
+        }
+        Ok(())
+    }
+
+    /// Writes a segment over the packs that are not indexed yet.
+    async fn write_segment(&mut self) -> Result<Option<Action>> {
+        let Some(session) = self.session.filter(|_| !self.unindexed.is_empty()) else { return Ok(None) };
+        let mut rows = Vec::new();
+        for (pack, (_, ids)) in (0u32..).zip(&self.unindexed) {
+            rows.extend((0u32..).zip(ids).map(|(ordinal, id)| Row { prefix: id.prefix(), pack, ordinal }));
+        }
+        let packs: Vec<PackRef> = self.unindexed.iter().map(|(pack, _)| *pack).collect();
+        let (id, info) = put_segment(&self.repository, session, &packs, rows).await?;
+        Ok(Some(Action::AddSegment(id, info)))
+    }
+
+    async fn index_uploaded(&mut self) -> Result<()> {
+        if let Some(add) = self.write_segment().await? {
+            self.repository.log().commit(self.session, |_| Ok(vec![add.clone()])).await?;
+            self.unindexed.clear();
+        }
+        Ok(())
+    }
+
+    /// Publishes a tree under a name and ends the session.
+    ///
+    /// # Errors
+    /// Conflict, if the name moved or the session was fenced.
+    ///
+    /// # Cancel safety
+    /// Not safe: the commit may have happened; the name tells.
+    pub async fn publish(&mut self, publication: Publication<'_>) -> Result<Published> {
+        self.settle().await?;
+        let session = self.session().await?;
+        let add = self.write_segment().await?;
+        let map = self.map(&publication)?;
+        let (manifest_key, map_key) = (Owned::fresh(session), Owned::fresh(session));
+        let (manifest_id, body) = publication.manifest;
+        let objects = &**self.repository.store().objects();
+        let manifest_at = layout::owned(Family::Manifest, manifest_key);
+        let map_at = layout::owned(Family::Map, map_key);
+        futures::try_join!(
+            objects::put(objects, &manifest_at, seal(Kind::Manifest, &body, true).into()),
+            objects::put(objects, &map_at, seal(Kind::Map, &map.encode(), true).into()),
+        )?;
+        let value = RefValue {
+            version: 0,
+            manifest: manifest_id,
+            manifest_key,
+            map_key,
+            saved: self.repository.clock().now(),
+            logical_bytes: publication.logical_bytes,
+            files: publication.files,
+            chunks: publication.places.len() as u64,
+        };
+        let foreign: BTreeSet<PackId> =
+            map.packs.iter().map(|pack| pack.id).filter(|id| !self.packs.contains_key(id)).collect();
+        let known = publication.known.state().seq;
+        let mut lost = Vec::new();
+        let commit = self.repository.log().commit(Some(session), |state| {
+            lost.clear();
+            if state.version(publication.name) != publication.expected {
+                return Err(Refusal::RefMoved(publication.name.clone()).into());
+            }
+            let mut actions: Vec<Action> = add.clone().into_iter().collect();
+            match state.vouch(&foreign, known) {
+                Ok(pardons) => actions.extend(pardons),
+                Err(gone) => {
+                    lost = gone;
+                    return Ok(Vec::new());
+                }
+            }
+            let (name, expected) = (publication.name.clone(), publication.expected);
+            actions.push(Action::SetRef { name, expected, value: value.clone() });
+            actions.push(Action::Close(session));
+            Ok(actions)
+        });
+        let committed = commit.await?;
+        let Some(version) = committed.entry else {
+            self.index_uploaded().await?;
+            return Ok(Published::Lost(lost));
+        };
+        self.session = None;
+        self.unindexed.clear();
+        super::index::merge_if_many(&self.repository, &committed.state).await;
+        Ok(Published::Done(Box::new(RefValue { version, ..value })))
+    }
+
+    /// Makes what was uploaded known and ends the session without a name: for collectors, and for whoever gives up and
+    /// wants the next try to find it.
+    ///
+    /// # Errors
+    /// As a commit.
+    ///
+    /// # Cancel safety
+    /// Not safe: the session may stay open.
+    pub async fn close(&mut self, mut last: impl FnMut(&State) -> Result<Vec<Action>> + Send) -> Result<()> {
+        self.settle().await?;
+        let Some(session) = self.session else { return Ok(()) };
+        let add = self.write_segment().await?;
+        let commit = self.repository.log().commit(Some(session), |state| {
+            let mut actions: Vec<Action> = add.clone().into_iter().collect();
+            actions.extend(last(state)?);
+            actions.push(Action::Close(session));
+            Ok(actions)
+        });
+        commit.await?;
+        self.session = None;
+        self.unindexed.clear();
+        Ok(())
+    }
+
+    fn map(&self, publication: &Publication<'_>) -> Result<Map> {
+        let find = |id: PackId| self.packs.get(&id).copied().or_else(|| publication.known.pack(id));
+        map_of(publication.manifest.0, publication.places, find)
+    }
+
+    /// The pack called `id`, if this writer wrote it.
+    #[must_use]
+    pub fn pack(&self, id: PackId) -> Option<PackRef> {
+        self.packs.get(&id).copied()
+    }
+}
+
+/// The map of a manifest whose chunks are at `places`.
+///
+/// # Errors
+/// Other, if a pack is not known: a bug.
+pub(crate) fn map_of(
+    manifest: ManifestId,
+    places: &[Place],
+    find: impl Fn(PackId) -> Option<PackRef>,
+) -> Result<Map> {
+    let mut packs = Vec::new();
+    let mut numbers: HashMap<PackId, u32> = HashMap::new();
+    let mut frames = Vec::with_capacity(places.len());
+    for place in places {
+        let pack = match numbers.get(&place.pack) {
+            Some(&number) => number,
+            None => {
+                let number = u32::try_from(packs.len()).map_err(|_| Error::exhausted("tree lies in too many packs"))?;
+                packs.push(find(place.pack).ok_or_else(|| Error::other("a chunk lies in an unknown pack").got(place.pack))?);
+                numbers.insert(place.pack, number);
+                number
+            }
+        };
+        let (ordinal, offset, stored_len, codec) = (place.ordinal, place.offset, place.stored_len, place.codec);
+        frames.push(Frame { pack, ordinal, offset, stored_len, codec });
+    }
+    Ok(Map { manifest, packs, frames })
+}
+
+impl Filling {
+    fn new(id: PackId) -> Self {
+        let gathered = BytesMut::from(pack_header().as_slice());
+        Self { id, layout: PackLayout::new(), parts: Vec::new(), gathered, ids: Vec::new() }
+    }
+
+    fn push(&mut self, id: ChunkId, stored: Encoded, plain_len: u32, share: bool) -> Place {
+        let stored_len = u32::try_from(stored.bytes.len()).unwrap_or(u32::MAX);
+        let ordinal = u32::try_from(self.ids.len()).unwrap_or(u32::MAX);
+        let padding = self.layout.push(id, stored.codec, stored_len, plain_len);
+        let offset = self.layout.len() - u64::from(stored_len);
+        self.gathered.resize(self.gathered.len() + usize::try_from(padding).unwrap_or(0), 0);
+        if share && stored.bytes.len() >= GATHER_BELOW {
+            self.parts.push(self.gathered.split().freeze());
+            self.parts.push(stored.bytes);
+        } else {
+            self.gathered.extend_from_slice(&stored.bytes);
+        }
+        self.ids.push(id);
+        Place { pack: self.id, ordinal, offset, stored_len, plain_len, codec: stored.codec }
+    }
+
+    fn finish(mut self) -> (PackRef, Vec<ChunkId>, PutPayload) {
+        let frames_end = self.layout.len();
+        let chunks = u32::try_from(self.ids.len()).unwrap_or(u32::MAX);
+        let (_, tail) = self.layout.finish();
+        let len = frames_end + tail.len() as u64;
+        let footer_len = u32::try_from(tail.len() as u64 - TRAILER_LEN).unwrap_or(u32::MAX);
+        self.gathered.extend_from_slice(&tail);
+        self.parts.push(self.gathered.freeze());
+        let payload = self.parts.into_iter().filter(|part| !part.is_empty()).collect();
+        (PackRef { id: self.id, len, footer_len, chunks }, self.ids, payload)
+    }
+}
+
+/// Writes a segment object under `session`.
+pub(super) async fn put_segment(
+    repository: &Repository,
+    session: SessionId,
+    packs: &[PackRef],
+    rows: Vec<Row>,
+) -> Result<(SegmentId, SegmentInfo)> {
+    let chunks = rows.len() as u64;
+    let object = seal(Kind::Segment, &segment_bytes(packs, rows), false);
+    let id = Owned::fresh(session);
+    let info = SegmentInfo { len: object.len() as u64, packs: packs.len() as u64, chunks, built: 0 };
+    objects::put(&**repository.store().objects(), &layout::owned(Family::Index, id), object.into()).await?;
+    Ok((id, info))
+}
