@@ -31,5 +31,6 @@ pub mod limits;
 pub mod metrics;
 pub mod progress;
 pub mod repository;
+pub mod storage;
 
 pub use error::{Error, ErrorKind, Result};
