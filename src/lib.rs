@@ -30,6 +30,7 @@ pub mod format;
 pub mod id;
 pub mod limits;
 pub mod metrics;
+pub mod ops;
 pub mod progress;
 pub mod repository;
 pub mod storage;

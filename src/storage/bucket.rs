@@ -1,0 +1,359 @@
+//! What `object_store` cannot reach in a bucket: making it, its rules, its unfinished uploads.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use aws_sdk_s3::Client;
+use aws_sdk_s3::config::http::HttpResponse;
+use aws_sdk_s3::error::{ProvideErrorMetadata, SdkError};
+use aws_sdk_s3::types::{
+    AbortIncompleteMultipartUpload as Aborts, BucketLocationConstraint, BucketVersioningStatus,
+    CreateBucketConfiguration, ExpirationStatus,
+};
+
+use super::credentials::ChainCredentials;
+use crate::clock::Timestamp;
+use crate::error::{Error, ErrorKind, Result};
+
+/// A bucket, the prefix below which the repository lives, and the SDK's client for it. Cheap to clone.
+#[derive(Clone)]
+pub struct Bucket(Arc<Inner>);
+
+struct Inner {
+    client: Client,
+    name: String,
+    prefix: String,
+    region: String,
+    endpoint: Option<String>,
+    credentials: Arc<ChainCredentials>,
+}
+
+/// Whether a bucket keeps old versions. If it does, deleting frees no space.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Versioning {
+    /// Never turned on.
+    Off,
+    /// Every overwrite and delete keeps the old bytes.
+    Enabled,
+    /// Turned off again: versions kept from before are still there.
+    Suspended,
+}
+
+/// A lifecycle rule, as far as it matters here.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LifecycleRule {
+    /// Its name.
+    pub id: String,
+    /// The keys it is about begin so.
+    pub prefix: String,
+    /// Whether it is in force.
+    pub enabled: bool,
+    /// Whether it deletes live objects.
+    pub expires: bool,
+    /// The storage classes it moves objects to.
+    pub moves_to: Vec<String>,
+    /// After how many days it aborts unfinished uploads.
+    pub aborts_after_days: Option<i32>,
+}
+
+/// The object-lock rule of a bucket. While it holds, deletes are refused or only hide.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ObjectLock {
+    /// `GOVERNANCE` or `COMPLIANCE`, if new objects are locked by default.
+    pub mode: Option<String>,
+    /// For how many days.
+    pub days: Option<i32>,
+    /// For how many years.
+    pub years: Option<i32>,
+}
+
+/// An unfinished upload that was aborted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AbortedUpload {
+    /// The whole key, prefix included.
+    pub key: String,
+    /// The upload's id.
+    pub upload_id: String,
+    /// When it began, by the store's clock.
+    pub initiated: Timestamp,
+}
+
+impl Bucket {
+    pub(super) fn new(
+        client: Client,
+        name: &str,
+        prefix: &str,
+        region: String,
+        endpoint: Option<String>,
+        credentials: Arc<ChainCredentials>,
+    ) -> Self {
+        Self(Arc::new(Inner {
+            client,
+            name: name.to_owned(),
+            prefix: prefix.to_owned(),
+            region,
+            endpoint,
+            credentials,
+        }))
+    }
+
+    /// The SDK's client: checksums only where an operation demands them, path-style if there is an endpoint.
+    #[must_use]
+    pub fn client(&self) -> &Client {
+        &self.0.client
+    }
+
+    /// Its name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.0.name
+    }
+
+    /// The repository's prefix: no slash at either end, may be empty.
+    #[must_use]
+    pub fn prefix(&self) -> &str {
+        &self.0.prefix
+    }
+
+    /// The region that requests are signed for.
+    #[must_use]
+    pub fn region(&self) -> &str {
+        &self.0.region
+    }
+
+    /// Where requests go, if not to AWS.
+    #[must_use]
+    pub fn endpoint(&self) -> Option<&str> {
+        self.0.endpoint.as_deref()
+    }
+
+    /// The credentials, and where they came from.
+    #[must_use]
+    pub fn credentials(&self) -> &ChainCredentials {
+        &self.0.credentials
+    }
+
+    /// The whole key of the repository's object `key`.
+    #[must_use]
+    pub fn full_key(&self, key: &str) -> String {
+        format!("{}{key}", self.key_prefix())
+    }
+
+    /// What every key of the repository begins with: with its slash, so that `repo` is not a prefix of `repo2`.
+    fn key_prefix(&self) -> String {
+        if self.prefix().is_empty() { String::new() } else { format!("{}/", self.prefix()) }
+    }
+
+    /// Asks for one key below the prefix: `NotFound` without the bucket, `Denied` or `Unreachable` as it is. Needs no
+    /// right beyond those that a repository needs anyway.
+    pub async fn check(&self) -> Result<()> {
+        let request = self.client().list_objects_v2().bucket(self.name()).prefix(self.key_prefix()).max_keys(1);
+        match request.send().await {
+            Ok(_) => Ok(()),
+            Err(error) => Err(self.failed("bucket cannot be opened", error)),
+        }
+    }
+
+    /// Makes the bucket if it is not there; whether it did. Idempotent, also when raced.
+    pub async fn create_if_missing(&self) -> Result<bool> {
+        match self.client().head_bucket().bucket(self.name()).send().await {
+            Ok(_) => return Ok(false),
+            Err(error) => match self.failed("bucket cannot be looked up", error) {
+                missing if missing.kind() == ErrorKind::NotFound => {}
+                // The right to look may be lacking where the right to use is not: `check` has the last word.
+                denied if denied.kind() == ErrorKind::Denied => return Ok(false),
+                error => return Err(error),
+            },
+        }
+        let mut request = self.client().create_bucket().bucket(self.name());
+        // AWS wants the region named except in its first one; other stores have names of their own for it.
+        if self.endpoint().is_none() && self.region() != "us-east-1" {
+            let place = BucketLocationConstraint::from(self.region());
+            request = request
+                .create_bucket_configuration(CreateBucketConfiguration::builder().location_constraint(place).build());
+        }
+        match request.send().await {
+            Ok(_) => Ok(true),
+            Err(error) if error.code() == Some("BucketAlreadyOwnedByYou") => Ok(false),
+            Err(error) => Err(self.failed("bucket cannot be made", error)),
+        }
+    }
+
+    /// Whether it keeps old versions.
+    pub async fn versioning(&self) -> Result<Versioning> {
+        let found = self.client().get_bucket_versioning().bucket(self.name()).send().await;
+        let found = found.map_err(|e| self.failed("versioning cannot be read", e))?;
+        Ok(match found.status() {
+            Some(BucketVersioningStatus::Enabled) => Versioning::Enabled,
+            Some(BucketVersioningStatus::Suspended) => Versioning::Suspended,
+            _ => Versioning::Off,
+        })
+    }
+
+    /// Its lifecycle rules that touch the repository's keys.
+    pub async fn lifecycle(&self) -> Result<Vec<LifecycleRule>> {
+        let found = self.client().get_bucket_lifecycle_configuration().bucket(self.name()).send().await;
+        let rules = match found {
+            Ok(found) => found.rules.unwrap_or_default(),
+            Err(error) if error.code() == Some("NoSuchLifecycleConfiguration") => Vec::new(),
+            Err(error) => return Err(self.failed("lifecycle rules cannot be read", error)),
+        };
+        let ours = self.key_prefix();
+        let rules = rules.iter().map(LifecycleRule::read);
+        Ok(rules.filter(|rule| ours.starts_with(&rule.prefix) || rule.prefix.starts_with(&ours)).collect())
+    }
+
+    /// Its object-lock configuration, if it has one.
+    pub async fn object_lock(&self) -> Result<Option<ObjectLock>> {
+        let found = match self.client().get_object_lock_configuration().bucket(self.name()).send().await {
+            Ok(found) => found.object_lock_configuration,
+            Err(error) if error.code() == Some("ObjectLockConfigurationNotFoundError") => None,
+            Err(error) => return Err(self.failed("object lock cannot be read", error)),
+        };
+        Ok(found.filter(|lock| lock.object_lock_enabled().is_some()).map(|lock| {
+            let retention = lock.rule().and_then(|rule| rule.default_retention());
+            ObjectLock {
+                mode: retention.and_then(|r| r.mode()).map(|mode| mode.as_str().to_owned()),
+                days: retention.and_then(aws_sdk_s3::types::DefaultRetention::days),
+                years: retention.and_then(aws_sdk_s3::types::DefaultRetention::years),
+            }
+        }))
+    }
+
+    /// Aborts unfinished multipart uploads below the prefix that began `age` or longer before `now`; what it aborted.
+    /// Cancel safe: running it again finishes the job.
+    pub async fn abort_unfinished_uploads(&self, now: Timestamp, age: Duration) -> Result<Vec<AbortedUpload>> {
+        let mut stale = Vec::new();
+        let (mut key_marker, mut id_marker) = (None, None);
+        loop {
+            let request = self.client().list_multipart_uploads().bucket(self.name()).prefix(self.key_prefix());
+            let request = request.set_key_marker(key_marker).set_upload_id_marker(id_marker);
+            let page = request.send().await.map_err(|e| self.failed("unfinished uploads cannot be listed", e))?;
+            stale.extend(page.uploads().iter().filter_map(unfinished).filter(|u| now.since(u.initiated) >= age));
+            let more = page.is_truncated() == Some(true) && page.next_key_marker().is_some();
+            if !more {
+                break;
+            }
+            (key_marker, id_marker) = (page.next_key_marker, page.next_upload_id_marker);
+        }
+        for upload in &stale {
+            let request = self.client().abort_multipart_upload().bucket(self.name());
+            match request.key(&upload.key).upload_id(&upload.upload_id).send().await {
+                Ok(_) => {}
+                Err(error) if error.code() == Some("NoSuchUpload") => {}
+                Err(error) => return Err(self.failed("unfinished upload cannot be aborted", error).at(&upload.key)),
+            }
+        }
+        Ok(stale)
+    }
+
+    /// Deletes the repository's object `key` if its `ETag` is `etag`: `Conflict` if it is another. For the probe: many
+    /// stores ignore the condition.
+    pub(super) async fn delete_if_match(&self, key: &str, etag: &str) -> Result<()> {
+        let request = self.client().delete_object().bucket(self.name()).key(self.full_key(key)).if_match(etag);
+        match request.send().await {
+            Ok(_) => Ok(()),
+            Err(error) => Err(self.failed("object cannot be deleted", error)),
+        }
+    }
+
+    fn failed<E>(&self, what: &'static str, error: SdkError<E, HttpResponse>) -> Error
+    where
+        E: std::error::Error + Send + Sync + 'static,
+    {
+        let status = error.raw_response().map(|response| response.status().as_u16());
+        let elsewhere = error.raw_response().and_then(|r| r.headers().get("x-amz-bucket-region")).map(str::to_owned);
+        let built = match (status, elsewhere) {
+            (Some(301 | 400), Some(region)) if region != self.region() => {
+                Error::usage("bucket is in another region").expected(region).got(self.region()).cure("set AWS_REGION")
+            }
+            (Some(status), _) => match kind_of(status) {
+                ErrorKind::Denied => {
+                    Error::denied(what).cure("check the credentials and their rights; `towline doctor` shows them")
+                }
+                kind => Error::new(kind, what),
+            },
+            (None, _) if lacks_credentials(&error) => {
+                Error::denied("no credentials for the store").cure("set AWS_PROFILE or AWS_ACCESS_KEY_ID")
+            }
+            (None, _) => Error::unreachable("store does not answer").cure("check the endpoint and the network"),
+        };
+        built.at(self).source(error)
+    }
+}
+
+const fn kind_of(status: u16) -> ErrorKind {
+    match status {
+        404 => ErrorKind::NotFound,
+        401 | 403 => ErrorKind::Denied,
+        409 | 412 => ErrorKind::Conflict,
+        405 | 501 => ErrorKind::Unsupported,
+        429 | 500.. => ErrorKind::Unreachable,
+        _ => ErrorKind::Other,
+    }
+}
+
+fn lacks_credentials(error: &(dyn std::error::Error + 'static)) -> bool {
+    use aws_credential_types::provider::error::CredentialsError;
+    std::iter::successors(Some(error), |cause| cause.source()).any(<dyn std::error::Error>::is::<CredentialsError>)
+}
+
+fn unfinished(upload: &aws_sdk_s3::types::MultipartUpload) -> Option<AbortedUpload> {
+    Some(AbortedUpload {
+        key: upload.key()?.to_owned(),
+        upload_id: upload.upload_id()?.to_owned(),
+        initiated: Timestamp(i64::try_from(upload.initiated()?.as_nanos()).ok()?),
+    })
+}
+
+impl LifecycleRule {
+    fn read(rule: &aws_sdk_s3::types::LifecycleRule) -> Self {
+        let filter = rule.filter();
+        let within = filter.and_then(|f| f.prefix().or_else(|| f.and().and_then(|and| and.prefix())));
+        #[expect(deprecated, reason = "rules written long ago still carry their prefix there")]
+        let prefix = within.or(rule.prefix()).unwrap_or_default().to_owned();
+        let expiration = rule.expiration();
+        Self {
+            id: rule.id().unwrap_or_default().to_owned(),
+            prefix,
+            enabled: *rule.status() == ExpirationStatus::Enabled,
+            expires: expiration.is_some_and(|e| e.days().is_some() || e.date().is_some()),
+            moves_to: rule
+                .transitions()
+                .iter()
+                .filter_map(|t| t.storage_class().map(|class| class.as_str().to_owned()))
+                .collect(),
+            aborts_after_days: rule.abort_incomplete_multipart_upload().and_then(Aborts::days_after_initiation),
+        }
+    }
+
+    /// Whether it would delete, or put out of reach, what a repository still needs.
+    #[must_use]
+    pub fn hurts(&self) -> bool {
+        let asleep = |class: &String| matches!(class.as_str(), "GLACIER" | "DEEP_ARCHIVE");
+        self.enabled && (self.expires || self.moves_to.iter().any(asleep))
+    }
+}
+
+impl fmt::Display for Bucket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "s3://{}", self.name())?;
+        match self.endpoint() {
+            Some(endpoint) => write!(f, " on {endpoint}"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl fmt::Debug for Bucket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Inner { name, prefix, region, endpoint, .. } = &*self.0;
+        f.debug_struct("Bucket")
+            .field("name", name)
+            .field("prefix", prefix)
+            .field("region", region)
+            .field("endpoint", endpoint)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,222 @@
+//! The bridge from aws-config's chain of credentials (environment, profiles, SSO, web identity, containers, instance
+//! roles) to `object_store`, which knows none of profiles or SSO.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use async_trait::async_trait;
+use aws_credential_types::Credentials;
+use aws_credential_types::credential_feature::AwsCredentialFeature as Feature;
+use aws_credential_types::provider::{ProvideCredentials, SharedCredentialsProvider};
+use object_store::CredentialProvider;
+use object_store::aws::AwsCredential;
+use tokio::sync::Mutex;
+
+use crate::clock::{Clock, SystemClock, Timestamp};
+use crate::error::{Error, Result};
+
+/// Credentials are asked for again this long before they expire, so that no request starts with dying ones.
+const REFRESH_BEFORE: Duration = Duration::from_mins(5);
+/// After a refresh failed, credentials that are still good are used this long before the next try.
+const RETRY_AFTER: Duration = Duration::from_secs(15);
+
+/// A chain of credentials with a cache: asked once, then again shortly before what it gave expires.
+pub struct ChainCredentials {
+    provider: SharedCredentialsProvider,
+    profile: String,
+    cached: Mutex<Option<Cached>>,
+}
+
+#[derive(Clone)]
+struct Cached {
+    credential: Arc<AwsCredential>,
+    origin: String,
+    expires: Option<Timestamp>,
+    ask_again: Option<Timestamp>,
+}
+
+impl ChainCredentials {
+    /// Asks `provider`; `profile` is the name to tell people if it turns out that a profile won.
+    #[must_use]
+    pub fn new(provider: SharedCredentialsProvider, profile: String) -> Self {
+        Self { provider, profile, cached: Mutex::new(None) }
+    }
+
+    /// Which link of the chain the credentials came from, in words for `doctor`: `environment variables`,
+    /// `profile "work"`, ... Asks the chain if nobody has yet.
+    pub async fn origin(&self) -> Result<String> {
+        Ok(self.current().await?.origin)
+    }
+
+    /// The id of the access key, which is no secret.
+    pub async fn key_id(&self) -> Result<String> {
+        Ok(self.current().await?.credential.key_id.clone())
+    }
+
+    /// Callers wait here for one refresh rather than each starting its own. Cancel safe: an abandoned refresh is
+    /// started anew by the next caller.
+    async fn current(&self) -> Result<Cached> {
+        let mut cached = self.cached.lock().await;
+        let now = SystemClock.now();
+        if let Some(fresh) = cached.as_ref().filter(|c| c.ask_again.is_none_or(|when| now < when)) {
+            return Ok(fresh.clone());
+        }
+        match self.provider.provide_credentials().await {
+            Ok(credentials) => {
+                let fresh = self.digest(&credentials);
+                Ok(cached.insert(fresh).clone())
+            }
+            Err(error) => match cached.as_mut() {
+                Some(old) if old.expires.is_some_and(|expires| now < expires) => {
+                    tracing::warn!(%error, "credentials could not be refreshed; the old ones are still good");
+                    old.ask_again = Some(later(now, RETRY_AFTER));
+                    Ok(old.clone())
+                }
+                _ => Err(Error::denied("no credentials for the store")
+                    .at(format!("profile {:?} and the rest of the chain", self.profile))
+                    .cure("set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, or run `aws sso login`")
+                    .source(error)),
+            },
+        }
+    }
+
+    fn digest(&self, credentials: &Credentials) -> Cached {
+        let expires = credentials.expiry().map(Timestamp::from);
+        Cached {
+            credential: Arc::new(AwsCredential {
+                key_id: credentials.access_key_id().to_owned(),
+                secret_key: credentials.secret_access_key().to_owned(),
+                token: credentials.session_token().map(str::to_owned),
+            }),
+            origin: origin(credentials, &self.profile),
+            expires,
+            ask_again: credentials.expiry().map(|expiry| earlier(expiry, REFRESH_BEFORE)),
+        }
+    }
+}
+
+fn later(now: Timestamp, by: Duration) -> Timestamp {
+    Timestamp(now.0.saturating_add(i64::try_from(by.as_nanos()).unwrap_or(i64::MAX)))
+}
+
+fn earlier(time: SystemTime, by: Duration) -> Timestamp {
+    Timestamp(Timestamp::from(time).0.saturating_sub(i64::try_from(by.as_nanos()).unwrap_or(i64::MAX)))
+}
+
+/// The last feature wins: a role is assumed with what an earlier link gave.
+fn origin(credentials: &Credentials, profile: &str) -> String {
+    let features = credentials.get_property::<Vec<Feature>>().map_or(&[][..], Vec::as_slice);
+    let from_profile = features.iter().any(|feature| {
+        matches!(
+            feature,
+            Feature::CredentialsProfile
+                | Feature::CredentialsProfileSourceProfile
+                | Feature::CredentialsProfileNamedProvider
+                | Feature::CredentialsProfileSso
+                | Feature::CredentialsProfileProcess
+        )
+    });
+    let how = match features.last() {
+        Some(Feature::CredentialsEnvVars) => "environment variables",
+        Some(Feature::CredentialsEnvVarsStsWebIdToken | Feature::CredentialsProfileStsWebIdToken) => {
+            "a web identity token"
+        }
+        Some(Feature::CredentialsStsAssumeRole | Feature::CredentialsStsAssumeRoleWebId) => "an assumed role",
+        Some(Feature::CredentialsSso | Feature::CredentialsProfileSso) => "SSO",
+        Some(Feature::CredentialsProcess | Feature::CredentialsProfileProcess) => "a credential process",
+        Some(Feature::CredentialsHttp) => "the container's endpoint",
+        Some(Feature::CredentialsImds) => "the instance's role",
+        Some(Feature::CredentialsCode) => "keys given by the caller",
+        Some(_) if from_profile => return format!("profile {profile:?}"),
+        _ => "a source that does not say what it is",
+    };
+    if from_profile { format!("{how}, by profile {profile:?}") } else { how.to_owned() }
+}
+
+impl fmt::Debug for ChainCredentials {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ChainCredentials").field("profile", &self.profile).finish_non_exhaustive()
+    }
+}
+
+#[async_trait]
+impl CredentialProvider for ChainCredentials {
+    type Credential = AwsCredential;
+
+    async fn get_credential(&self) -> object_store::Result<Arc<AwsCredential>> {
+        match self.current().await {
+            Ok(cached) => Ok(cached.credential),
+            Err(error) => {
+                Err(object_store::Error::Unauthenticated { path: "credentials".to_owned(), source: Box::new(error) })
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use aws_credential_types::provider::{error::CredentialsError, future};
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    /// Gives credentials that live for `life`, the first `good` times.
+    #[derive(Debug)]
+    struct Scripted {
+        life: Option<Duration>,
+        good: u32,
+        asked: Arc<AtomicU32>,
+    }
+
+    impl ProvideCredentials for Scripted {
+        fn provide_credentials<'a>(&'a self) -> future::ProvideCredentials<'a>
+        where
+            Self: 'a,
+        {
+            let nth = self.asked.fetch_add(1, Ordering::SeqCst);
+            future::ProvideCredentials::ready(if nth < self.good {
+                let now = SystemTime::UNIX_EPOCH + Duration::from_nanos(SystemClock.now().0.unsigned_abs());
+                let mut given = Credentials::new("id", "secret", None, self.life.map(|life| now + life), "test");
+                given.get_property_mut_or_default::<Vec<Feature>>().push(Feature::CredentialsProfile);
+                Ok(given)
+            } else {
+                Err(CredentialsError::not_loaded("nothing left"))
+            })
+        }
+    }
+
+    fn chain(life: Option<Duration>, good: u32) -> (ChainCredentials, Arc<AtomicU32>) {
+        let asked = Arc::new(AtomicU32::new(0));
+        let provider = Scripted { life, good, asked: Arc::clone(&asked) };
+        (ChainCredentials::new(SharedCredentialsProvider::new(provider), "work".into()), asked)
+    }
+
+    #[tokio::test]
+    async fn the_chain_is_asked_once_while_its_answer_is_good() {
+        for life in [None, Some(Duration::from_hours(1))] {
+            let (credentials, asked) = chain(life, 1);
+            for _ in 0..3 {
+                assert_eq!(credentials.get_credential().await.unwrap().key_id, "id");
+            }
+            assert_eq!(asked.load(Ordering::SeqCst), 1);
+            assert_eq!(credentials.origin().await.unwrap(), "profile \"work\"");
+        }
+    }
+
+    #[tokio::test]
+    async fn dying_credentials_are_renewed_and_used_if_that_fails() {
+        let (credentials, asked) = chain(Some(Duration::from_mins(1)), 2);
+        for _ in 0..4 {
+            credentials.get_credential().await.unwrap();
+        }
+        assert_eq!(asked.load(Ordering::SeqCst), 3, "renewed once, failed once, then left alone for a while");
+    }
+
+    #[tokio::test]
+    async fn no_credentials_at_all_is_denied() {
+        let (credentials, _) = chain(None, 0);
+        assert_eq!(credentials.origin().await.unwrap_err().kind(), crate::ErrorKind::Denied);
+        let error = credentials.get_credential().await.unwrap_err();
+        assert_eq!(Error::from(error).kind(), crate::ErrorKind::Denied);
+    }
+}

@@ -1,0 +1,221 @@
+//! Opening a bucket: endpoint, region and credentials as every AWS tool finds them, then the clients.
+
+use std::fmt;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use aws_config::environment::EnvironmentVariableRegionProvider;
+use aws_config::meta::region::RegionProviderChain;
+use aws_config::profile::ProfileFileRegionProvider;
+use aws_config::{BehaviorVersion, Region, SdkConfig};
+use aws_credential_types::Credentials;
+use aws_credential_types::credential_feature::AwsCredentialFeature;
+use aws_sdk_s3::config::timeout::TimeoutConfig;
+use aws_sdk_s3::config::{RequestChecksumCalculation, ResponseChecksumValidation};
+use object_store::aws::{AmazonS3, AmazonS3Builder, S3ConditionalPut};
+use object_store::client::{ClientOptions, HttpClient, HttpConnector, ReqwestConnector};
+use object_store::prefix::PrefixStore;
+use object_store::{BackoffConfig, ObjectStore, RetryConfig};
+
+use super::bucket::Bucket;
+use super::credentials::ChainCredentials;
+use super::routed::Routed;
+use super::store::StoreOptions;
+use crate::error::{Error, Result};
+
+/// A TCP and TLS handshake is given this long.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Idle connections kept to one host, and how long: beyond what one process has in flight, short of S3's own limit.
+const POOL: (usize, Duration) = (128, Duration::from_secs(15));
+
+/// Keys given by the caller instead of found by the chain.
+#[derive(Clone)]
+pub struct Keys {
+    /// `AWS_ACCESS_KEY_ID`
+    pub access_key_id: String,
+    /// `AWS_SECRET_ACCESS_KEY`
+    pub secret_access_key: String,
+    /// `AWS_SESSION_TOKEN`
+    pub session_token: Option<String>,
+}
+
+impl fmt::Debug for Keys {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Keys").field("access_key_id", &self.access_key_id).finish_non_exhaustive()
+    }
+}
+
+/// The objects below `prefix` of `bucket`, and the bucket itself.
+pub(super) async fn open(bucket: &str, prefix: &str, options: &StoreOptions) -> Result<(Arc<dyn ObjectStore>, Bucket)> {
+    let config = load(options).await;
+    let endpoint = endpoint(options, &config);
+    if let Some(endpoint) = &endpoint {
+        check_endpoint(endpoint, options.allow_http)?;
+    }
+    let provider = config
+        .credentials_provider()
+        .ok_or_else(|| Error::denied("no credentials for the store").cure("set AWS_PROFILE or AWS_ACCESS_KEY_ID"))?;
+    let profile = std::env::var("AWS_PROFILE").unwrap_or_else(|_| "default".to_owned());
+    let credentials = Arc::new(ChainCredentials::new(provider, profile));
+    let region = config.region().map_or_else(|| "us-east-1".to_owned(), ToString::to_string);
+
+    let mut sdk = aws_sdk_s3::config::Builder::from(&config).region(Region::new(region.clone()));
+    if let Some(endpoint) = &endpoint {
+        sdk = sdk.endpoint_url(endpoint).force_path_style(true);
+    }
+    let client = aws_sdk_s3::Client::from_conf(sdk.build());
+    let reached = Bucket::new(client, bucket, prefix, region, endpoint, Arc::clone(&credentials));
+    if options.create {
+        reached.create_if_missing().await?;
+    }
+    reached.check().await?;
+    Ok((objects(&reached, &credentials)?, reached))
+}
+
+async fn load(options: &StoreOptions) -> SdkConfig {
+    let given = options.region.clone().map(Region::new);
+    let region = RegionProviderChain::first_try(given).or_else(EnvironmentVariableRegionProvider::new());
+    let region = region.or_else(ProfileFileRegionProvider::new());
+    // Off AWS nobody answers at the instance metadata address, and asking costs seconds.
+    let region = if named_endpoint(options).is_some() {
+        region
+    } else {
+        region.or_else(aws_config::imds::region::ImdsRegionProvider::builder().build())
+    };
+    let timeouts =
+        TimeoutConfig::builder().connect_timeout(CONNECT_TIMEOUT).operation_attempt_timeout(options.stall).build();
+    let loader = aws_config::defaults(BehaviorVersion::latest())
+        .region(region)
+        .timeout_config(timeouts)
+        // Ceph RGW refuses trailing checksums (XAmzContentSHA256Mismatch): send none unless an operation demands one.
+        .request_checksum_calculation(RequestChecksumCalculation::WhenRequired)
+        .response_checksum_validation(ResponseChecksumValidation::WhenRequired);
+    let loader = match &options.keys {
+        Some(keys) => loader.credentials_provider(given_credentials(keys)),
+        None => loader,
+    };
+    loader.load().await
+}
+
+fn given_credentials(keys: &Keys) -> Credentials {
+    let Keys { access_key_id, secret_access_key, session_token } = keys.clone();
+    let mut given = Credentials::new(access_key_id, secret_access_key, session_token, None, "given");
+    given.get_property_mut_or_default::<Vec<AwsCredentialFeature>>().push(AwsCredentialFeature::CredentialsCode);
+    given
+}
+
+/// An endpoint named by the caller or the environment.
+fn named_endpoint(options: &StoreOptions) -> Option<String> {
+    let variable = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
+    options.endpoint.clone().or_else(|| variable("AWS_ENDPOINT_URL_S3")).or_else(|| variable("AWS_ENDPOINT_URL"))
+}
+
+/// Where the requests go if not to AWS, without a trailing slash.
+fn endpoint(options: &StoreOptions, config: &SdkConfig) -> Option<String> {
+    let found = named_endpoint(options).or_else(|| config.endpoint_url().map(str::to_owned))?;
+    Some(found.trim_end_matches('/').to_owned())
+}
+
+/// No byte crosses a network in clear unless asked for by name.
+fn check_endpoint(endpoint: &str, allow_http: bool) -> Result<()> {
+    if endpoint.starts_with("https://") {
+        return Ok(());
+    }
+    let Some(rest) = endpoint.strip_prefix("http://") else {
+        return Err(Error::usage("endpoint is not a URL").at(endpoint).cure("write https://HOST[:PORT]"));
+    };
+    if allow_http || is_loopback(rest.split('/').next().unwrap_or(rest)) {
+        return Ok(());
+    }
+    Err(Error::denied("endpoint would send data and names in clear over the network")
+        .at(endpoint)
+        .cure("use https, or say --allow-http if that network is trusted"))
+}
+
+fn is_loopback(authority: &str) -> bool {
+    let host = match authority.strip_prefix('[') {
+        Some(v6) => v6.split(']').next().unwrap_or(v6),
+        None => authority.split(':').next().unwrap_or(authority),
+    };
+    host == "localhost" || host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
+}
+
+/// One connection pool, whichever client asks.
+#[derive(Debug)]
+struct SharedPool(HttpClient);
+
+impl HttpConnector for SharedPool {
+    fn connect(&self, _: &ClientOptions) -> object_store::Result<HttpClient> {
+        Ok(self.0.clone())
+    }
+}
+
+fn objects(bucket: &Bucket, credentials: &Arc<ChainCredentials>) -> Result<Arc<dyn ObjectStore>> {
+    let client = ClientOptions::new()
+        // Whether http is allowed was settled by `check_endpoint`.
+        .with_allow_http(true)
+        // One HTTP/2 connection is one TCP flow and one window: it caps throughput where many HTTP/1.1 ones do not.
+        .with_http1_only()
+        .with_connect_timeout(CONNECT_TIMEOUT)
+        // Large bodies over slow links are fine as long as they move: see `Watchdog`.
+        .with_timeout_disabled()
+        .with_pool_max_idle_per_host(POOL.0)
+        .with_pool_idle_timeout(POOL.1);
+    let pool = ReqwestConnector::default().connect(&client)?;
+    let build = |retry: RetryConfig| -> Result<Arc<dyn ObjectStore>> {
+        let built = builder(bucket, &client, credentials).with_http_connector(SharedPool(pool.clone()));
+        Ok(rooted(built.with_retry(retry).build()?, bucket.prefix()))
+    };
+    let backoff =
+        BackoffConfig { init_backoff: Duration::from_millis(100), max_backoff: Duration::from_secs(5), base: 2.0 };
+    let patient = RetryConfig { backoff: backoff.clone(), max_retries: 6, retry_timeout: Duration::from_secs(40) };
+    let once = RetryConfig { backoff, max_retries: 0, retry_timeout: Duration::ZERO };
+    Ok(Arc::new(Routed::new(build(patient)?, build(once)?)))
+}
+
+/// The payload is not signed: that would cost a pass of SHA-256 over every byte, while TLS (or the loopback) guards the
+/// way and every chunk and record carries its own digest, checked on read. Nor is a checksum header sent, for the same
+/// reason and because Ceph RGW takes wrong ones for right anyway.
+fn builder(bucket: &Bucket, client: &ClientOptions, credentials: &Arc<ChainCredentials>) -> AmazonS3Builder {
+    let builder = AmazonS3Builder::new()
+        .with_bucket_name(bucket.name())
+        .with_region(bucket.region())
+        .with_credentials(Arc::clone(credentials) as _)
+        .with_client_options(client.clone())
+        .with_conditional_put(S3ConditionalPut::ETagMatch)
+        .with_unsigned_payload(true);
+    match bucket.endpoint() {
+        Some(endpoint) => builder.with_endpoint(endpoint).with_virtual_hosted_style_request(false),
+        None => builder,
+    }
+}
+
+fn rooted(client: AmazonS3, prefix: &str) -> Arc<dyn ObjectStore> {
+    if prefix.is_empty() { Arc::new(client) } else { Arc::new(PrefixStore::new(client, prefix)) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ErrorKind;
+
+    #[test]
+    fn plain_http_stays_on_this_machine_unless_allowed() {
+        for local in ["http://127.0.0.1:9000", "http://localhost", "http://[::1]:80/x", "http://127.8.8.8"] {
+            check_endpoint(local, false).unwrap();
+        }
+        for far in ["http://10.0.0.1:9000", "http://localhost.example.com", "http://127.0.0.1.nip.io"] {
+            assert_eq!(check_endpoint(far, false).unwrap_err().kind(), ErrorKind::Denied, "{far}");
+            check_endpoint(far, true).unwrap();
+        }
+        check_endpoint("https://s3.example.com", false).unwrap();
+        assert_eq!(check_endpoint("s3.example.com", true).unwrap_err().kind(), ErrorKind::Usage);
+    }
+
+    #[test]
+    fn secrets_are_not_printed() {
+        let keys = Keys { access_key_id: "id".into(), secret_access_key: "hush".into(), session_token: None };
+        assert!(!format!("{:?}", StoreOptions { keys: Some(keys), ..StoreOptions::default() }).contains("hush"));
+    }
+}
