@@ -20,7 +20,9 @@
 //! ```
 
 pub mod budget;
+pub mod checkpoint;
 pub mod chunk;
+pub mod chunker;
 pub mod clock;
 pub mod error;
 pub mod id;
