@@ -1,0 +1,150 @@
+//! The element types of tensors, under the names that safetensors gives them.
+
+use std::fmt;
+
+/// Declares the known types with their names and widths in one table.
+macro_rules! dtypes {
+    ($($(#[$doc:meta])* $variant:ident = $word:literal, $bits:literal;)*) => {
+        /// The type of a tensor's elements.
+        #[derive(Clone, Debug, PartialEq, Eq, Hash)]
+        #[non_exhaustive]
+        pub enum Dtype {
+            $($(#[$doc])* $variant,)*
+            /// A type that this version does not know, as written: its bytes are carried, not understood.
+            Other(Box<str>),
+        }
+
+        impl Dtype {
+            /// The type that goes by `word`.
+            #[must_use]
+            pub fn from_word(word: &str) -> Self {
+                match word {
+                    $($word => Self::$variant,)*
+                    _ => Self::Other(word.into()),
+                }
+            }
+
+            /// Its name, as written in a header.
+            #[must_use]
+            pub fn word(&self) -> &str {
+                match self {
+                    $(Self::$variant => $word,)*
+                    Self::Other(word) => word,
+                }
+            }
+
+            /// Bits in an element; none for an unknown type.
+            #[must_use]
+            pub const fn bits(&self) -> Option<u32> {
+                match self {
+                    $(Self::$variant => Some($bits),)*
+                    Self::Other(_) => None,
+                }
+            }
+
+            #[cfg(test)]
+            const KNOWN: &[Self] = &[$(Self::$variant),*];
+        }
+    };
+}
+
+// The names and widths of `Dtype` in <https://github.com/huggingface/safetensors>, safetensors/src/tensor.rs.
+dtypes! {
+    /// One byte, 0 or 1.
+    Bool = "BOOL", 8;
+    /// MX float of 4 bits, two to a byte.
+    F4 = "F4", 4;
+    /// MX float of 6 bits: 2 of exponent, 3 of mantissa.
+    F6E2M3 = "F6_E2M3", 6;
+    /// MX float of 6 bits: 3 of exponent, 2 of mantissa.
+    F6E3M2 = "F6_E3M2", 6;
+    /// Unsigned byte.
+    U8 = "U8", 8;
+    /// Signed byte.
+    I8 = "I8", 8;
+    /// Float of 8 bits: 5 of exponent, 2 of mantissa.
+    F8E5M2 = "F8_E5M2", 8;
+    /// Float of 8 bits: 4 of exponent, 3 of mantissa.
+    F8E4M3 = "F8_E4M3", 8;
+    /// Float of 8 bits, exponent only: a scale.
+    F8E8M0 = "F8_E8M0", 8;
+    /// `F8_E4M3` without infinities or a negative zero.
+    F8E4M3Fnuz = "F8_E4M3FNUZ", 8;
+    /// `F8_E5M2` without infinities or a negative zero.
+    F8E5M2Fnuz = "F8_E5M2FNUZ", 8;
+    /// Signed, 16 bits.
+    I16 = "I16", 16;
+    /// Unsigned, 16 bits.
+    U16 = "U16", 16;
+    /// IEEE half precision.
+    F16 = "F16", 16;
+    /// The upper half of an `F32`.
+    BF16 = "BF16", 16;
+    /// Signed, 32 bits.
+    I32 = "I32", 32;
+    /// Unsigned, 32 bits.
+    U32 = "U32", 32;
+    /// IEEE single precision.
+    F32 = "F32", 32;
+    /// Complex: two `F32`.
+    C64 = "C64", 64;
+    /// IEEE double precision.
+    F64 = "F64", 64;
+    /// Signed, 64 bits.
+    I64 = "I64", 64;
+    /// Unsigned, 64 bits.
+    U64 = "U64", 64;
+}
+
+impl Dtype {
+    /// Bytes in an element; none where that is not a whole number, or unknown.
+    #[must_use]
+    pub const fn whole_bytes(&self) -> Option<u32> {
+        match self.bits() {
+            Some(bits) if bits % 8 == 0 => Some(bits / 8),
+            _ => None,
+        }
+    }
+
+    /// Bytes that a tensor of this type and `shape` takes; none for an unknown type, if the bits do not fill whole bytes,
+    /// or if the number does not fit.
+    #[must_use]
+    pub fn tensor_len(&self, shape: &[u64]) -> Option<u64> {
+        // A zero anywhere makes the tensor empty, however large the other dimensions.
+        let elements =
+            if shape.contains(&0) { 0 } else { shape.iter().try_fold(1_u64, |all, &dim| all.checked_mul(dim))? };
+        let bits = u128::from(elements) * u128::from(self.bits()?);
+        if bits % 8 == 0 { u64::try_from(bits / 8).ok() } else { None }
+    }
+}
+
+impl fmt::Display for Dtype {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.word())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_survive_and_unknown_ones_stay_as_written() {
+        for dtype in Dtype::KNOWN {
+            assert_eq!(Dtype::from_word(dtype.word()), *dtype);
+        }
+        assert_eq!(Dtype::from_word("bf16").word(), "bf16");
+        assert_eq!(Dtype::from_word("bf16").bits(), None);
+    }
+
+    #[test]
+    fn lengths_count_bits_and_refuse_what_does_not_fit() {
+        assert_eq!(Dtype::F32.tensor_len(&[]), Some(4));
+        assert_eq!(Dtype::F4.tensor_len(&[3, 2]), Some(3));
+        assert_eq!(Dtype::F4.tensor_len(&[3]), None);
+        assert_eq!(Dtype::F6E2M3.tensor_len(&[4]), Some(3));
+        assert_eq!(Dtype::U8.tensor_len(&[u64::MAX, 2]), None);
+        assert_eq!(Dtype::F64.tensor_len(&[u64::MAX]), None);
+        assert_eq!(Dtype::F64.tensor_len(&[u64::MAX, u64::MAX, 0]), Some(0));
+    }
+}

@@ -1,0 +1,145 @@
+//! Real headers are read; hostile ones are refused, each for its own reason.
+
+use std::fmt::Write as _;
+
+use proptest::prelude::*;
+
+use super::safetensors::{ParseError, RANK_MAX, TENSORS_MAX, header_len, parse};
+use super::*;
+
+/// A file's first bytes around `json`.
+fn header(json: &str) -> Vec<u8> {
+    [&(json.len() as u64).to_le_bytes(), json.as_bytes()].concat()
+}
+
+/// Reads `json` as the header of a file with `buffer_len` bytes behind it.
+fn read(json: &str, buffer_len: u64) -> Result<Layout, ParseError> {
+    let header = header(json);
+    parse(&header, header.len() as u64 + buffer_len)
+}
+
+fn refusal(json: &str) -> ParseError {
+    read(json, 100).expect_err(json)
+}
+
+#[test]
+fn a_header_is_read_and_sorted_by_offset() {
+    let json = r#"{"__metadata__":{"format":"pt"},
+        "b.weight":{"dtype":"BF16","shape":[2,3],"data_offsets":[4,16]},
+        "a\u00e9":{"shape":[],"dtype":"F32","data_offsets":[0,4]},
+        "none":{"dtype":"F32","shape":[0,9],"data_offsets":[4,4]},
+        "odd":{"dtype":"F3","shape":[7],"data_offsets":[20,23],"extra":[{"x":null}]}}     "#;
+    let layout = read(json, 40).unwrap();
+    let base = json.len() as u64 + 8;
+    assert_eq!(layout.header_len, base);
+    let names: Vec<&str> = layout.tensors.iter().map(|tensor| tensor.name.as_str()).collect();
+    assert_eq!(names, ["a\u{e9}", "none", "b.weight", "odd"]);
+    let weight = &layout.tensors[2];
+    assert_eq!((weight.start, weight.end), (base + 4, base + 16));
+    assert_eq!((&weight.dtype, &*weight.shape), (&Dtype::BF16, &[2, 3][..]));
+    assert_eq!(layout.tensors[3].dtype.word(), "F3");
+}
+
+#[test]
+fn an_empty_file_of_tensors_is_one() {
+    assert_eq!(read("{}", 0).unwrap().tensors, []);
+    assert_eq!(read(r#"{"__metadata__":{}}   "#, 5).unwrap().tensors, []);
+}
+
+#[test]
+fn spans_tell_rows_and_elements_and_leave_empty_tensors_out() {
+    let json = r#"{"empty":{"dtype":"F32","shape":[0,8],"data_offsets":[0,0]},
+        "matrix":{"dtype":"F32","shape":[3,8],"data_offsets":[0,96]},
+        "packed":{"dtype":"F4","shape":[2,32],"data_offsets":[96,128]},
+        "scalar":{"dtype":"BF16","shape":[],"data_offsets":[128,130]}}"#;
+    let layout = read(json, 130).unwrap();
+    let base = layout.header_len;
+    let span = |start, end, element, row| Span { start: base + start, end: base + end, element, row };
+    assert_eq!(layout.spans(), [span(0, 96, 4, 32), span(96, 128, 0, 16), span(128, 130, 2, 0)]);
+}
+
+#[test]
+fn a_file_is_recognised_by_its_first_bytes() {
+    let real = header("{}");
+    assert_eq!(header_len(&real, 10), Some(10));
+    assert_eq!(header_len(&real, 9), None);
+    assert_eq!(header_len(&real[..8], 10), None);
+    assert_eq!(header_len(&header(" {}"), 99), None);
+    assert_eq!(header_len(b"PK\x03\x04\x14\0\0\0{", u64::MAX), None);
+    for hostile in [u64::MAX, u64::MAX - 7, 100_000_001, 0, 1] {
+        assert_eq!(header_len(&[&hostile.to_le_bytes()[..], b"{}"].concat(), u64::MAX), None, "{hostile}");
+    }
+}
+
+#[test]
+fn each_lie_is_refused_for_what_it_is() {
+    let tensor = |fields: &str| format!(r#"{{"t":{{{fields}}}}}"#);
+    let offsets = |from: &str| refusal(&tensor(&format!(r#""dtype":"U8","shape":[4],"data_offsets":{from}"#)));
+    assert!(matches!(offsets("[8,4]"), ParseError::OutOfRange { start: 8, end: 4, buffer_len: 100, .. }));
+    assert!(matches!(offsets("[97,101]"), ParseError::OutOfRange { .. }));
+    assert!(matches!(offsets("[0,18446744073709551615]"), ParseError::OutOfRange { .. }));
+    assert!(matches!(offsets("[0,5]"), ParseError::Mismatch { got: 5, .. }));
+    assert!(matches!(offsets("[-1,3]"), ParseError::Json(_)));
+    assert!(matches!(offsets("[0,4,8]"), ParseError::Json(_)));
+    assert!(matches!(offsets("[0.0,4.0]"), ParseError::Json(_)));
+    assert!(matches!(offsets("[0,18446744073709551616]"), ParseError::Json(_)));
+    let shape = |shape: &str| refusal(&tensor(&format!(r#""dtype":"F32","shape":{shape},"data_offsets":[0,4]"#)));
+    assert!(matches!(shape("[4294967296,4294967296]"), ParseError::Mismatch { .. }));
+    assert!(matches!(shape(&format!("[{}1]", "1,".repeat(RANK_MAX))), ParseError::Json(_)));
+    assert!(matches!(refusal(&tensor(r#""dtype":"U8","shape":[4]"#)), ParseError::Json(_)));
+    assert!(matches!(refusal("{} {}"), ParseError::Json(_)));
+    assert!(matches!(refusal("{\"a"), ParseError::Json(_)));
+}
+
+#[test]
+fn two_of_a_name_or_a_place_are_refused() {
+    let one = |name: &str, from: u64| {
+        format!(r#""{name}":{{"dtype":"U8","shape":[4],"data_offsets":[{from},{}]}}"#, from + 4)
+    };
+    let twice = format!("{{{},{}}}", one("t", 0), one("\\u0074", 4));
+    assert!(matches!(refusal(&twice), ParseError::Duplicate { name } if name == "t"));
+    assert!(matches!(refusal(r#"{"__metadata__":{},"__metadata__":{}}"#), ParseError::Duplicate { .. }));
+    let over = format!("{{{},{}}}", one("later", 3), one("first", 0));
+    let ParseError::Overlap { first, second } = refusal(&over) else { panic!("{over}") };
+    assert_eq!((first.as_str(), second.as_str()), ("first", "later"));
+}
+
+#[test]
+fn bombs_are_refused_cheaply() {
+    let deep = format!(r#"{{"__metadata__":{}}}"#, "[".repeat(2_000_000));
+    assert!(matches!(refusal(&deep), ParseError::Json(_)));
+    let mut many = String::from("{\"__metadata__\":{}");
+    for nth in 0..=TENSORS_MAX {
+        write!(many, r#","{nth:x}":{{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}"#).unwrap();
+    }
+    many.push('}');
+    assert!(matches!(refusal(&many), ParseError::TooManyTensors));
+    let wide = format!(r#"{{"t":{{"dtype":"U8","shape":[{}1],"data_offsets":[0,1]}}}}"#, "1,".repeat(2_000_000));
+    assert!(matches!(refusal(&wide), ParseError::Json(_)));
+}
+
+#[test]
+fn half_a_header_says_how_much_is_missing() {
+    let whole = header(r#"{"__metadata__":{}}"#);
+    let got = parse(&whole[..12], 1000);
+    assert!(matches!(got, Err(ParseError::Short { expected: 27, got: 12 })), "{got:?}");
+}
+
+proptest! {
+    #[test]
+    fn damage_never_panics_and_never_yields_an_unsound_layout(
+        at in 0_usize..170, byte in any::<u8>(), file_len in 0_u64..400,
+    ) {
+        let json = r#"{"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"__metadata__":{"k":"v"},"b":{"dtype":"F16","shape":[2,3],"data_offsets":[4,16]}}"#;
+        let mut bytes = header(json);
+        let at = at % bytes.len();
+        bytes[at] = byte;
+        if let Ok(layout) = parse(&bytes, file_len) {
+            let mut end = layout.header_len;
+            for tensor in &layout.tensors {
+                prop_assert!(tensor.start >= end && tensor.end >= tensor.start && tensor.end <= file_len);
+                end = tensor.end;
+            }
+        }
+    }
+}

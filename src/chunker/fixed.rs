@@ -1,0 +1,11 @@
+//! Fixed cutting: pieces of equal length, for files that are overwritten in place.
+
+use crate::limits::MIB;
+
+/// Bytes in each piece but the last.
+pub const PIECE_LEN: u64 = MIB;
+
+/// The chunk ends of a file of `len` bytes.
+pub fn cuts(len: u64) -> impl Iterator<Item = u64> {
+    (1..=len.div_ceil(PIECE_LEN)).map(move |nth| nth.saturating_mul(PIECE_LEN).min(len))
+}
