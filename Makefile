@@ -53,8 +53,13 @@ bench: rust
 
 bench-peers: rust
 	@benches/peers/setup.sh
-	cargo build --release --quiet --bin towline
-	python3 benches/peers/bench.py
+	cargo build --release --quiet --bins --examples
+	if [[ ,$${BENCH_ONLY:-s3}, == *,s3,* ]]; then
+	    $(SERVERS)/setup.sh
+	    trap '$(SERVERS)/servers.sh stop' EXIT
+	    $(SERVERS)/servers.sh start
+	fi
+	.peers/venv/bin/python benches/peers/bench.py
 
 lint: rust
 	@cargo fmt --check
