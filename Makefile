@@ -1,0 +1,84 @@
+# Every target sets up what it needs, says so while it does, and is quiet when it is there.
+# Wanted beforehand: Rust 1.95 (https://rustup.rs), Python 3.9, and on a Debian or Ubuntu machine root or sudo for apt.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.ONESHELL:
+.DEFAULT_GOAL := help
+
+SERVERS := tests/servers
+FUZZ_SECONDS ?= 20
+TOWLINE := target/release/towline
+
+.PHONY: help demo test bench bench-peers lint fuzz clean-servers rust nextest
+
+help:
+	@echo 'make demo           train a small model, save it as it goes, lose the machine, resume elsewhere'
+	@echo 'make test           every test, against two real S3 servers on loopback, and the doctests'
+	@echo 'make lint           format, clippy, rustdoc, dependencies'
+	@echo 'make bench          the micro-benchmarks'
+	@echo 'make bench-peers    against restic, rustic, rclone, rsync, cp and s5cmd; writes docs/benchmarks.md'
+	@echo '                    (BENCH_SIZE=256M BENCH_BIG=0 for a short look; BENCH_ONLY=local,s3,small,memory,index)'
+	@echo 'make fuzz           each parser of stored bytes, FUZZ_SECONDS=$(FUZZ_SECONDS) each'
+	@echo 'make clean-servers  stop the test servers and remove what they keep'
+
+# A toolchain is the one thing that nobody wants installed behind their back.
+rust:
+	@missing=
+	command -v cargo >/dev/null || missing='cargo (Rust 1.95 or newer: https://rustup.rs)'
+	command -v cc >/dev/null || missing="$${missing:+$$missing, }cc (apt-get install build-essential)"
+	[ -z "$$missing" ] || { echo "missing: $$missing" >&2; exit 1; }
+
+nextest: rust
+	@command -v cargo-nextest >/dev/null && exit 0
+	echo 'installing cargo-nextest (once, some minutes)'
+	cargo install cargo-nextest --locked --quiet
+
+demo: rust
+	@cargo build --release --quiet --bin towline
+	TOWLINE=$(CURDIR)/$(TOWLINE) tests/demo/demo.sh
+
+test: rust nextest
+	@$(SERVERS)/setup.sh
+	trap '$(SERVERS)/servers.sh stop' EXIT
+	$(SERVERS)/servers.sh start
+	export TOWLINE_TEST_CEPH=$(CURDIR)/target/servers/ceph.env
+	export TOWLINE_TEST_MINISTACK=$(CURDIR)/target/servers/ministack.env
+	export TOWLINE_TEST_REQUIRE_SERVERS=1
+	cargo nextest run
+	cargo test --doc --quiet
+
+bench: rust
+	@cargo bench
+
+bench-peers: rust
+	@benches/peers/setup.sh
+	cargo build --release --quiet --bins --examples
+	if [[ ,$${BENCH_ONLY:-s3}, == *,s3,* ]]; then
+	    $(SERVERS)/setup.sh
+	    trap '$(SERVERS)/servers.sh stop' EXIT
+	    $(SERVERS)/servers.sh start
+	fi
+	.peers/venv/bin/python benches/peers/bench.py
+
+lint: rust
+	@cargo fmt --check
+	cargo clippy --all-targets --quiet -- -D warnings
+	RUSTDOCFLAGS='-D warnings' cargo doc --no-deps --document-private-items --quiet
+	if command -v cargo-deny >/dev/null; then cargo deny --log-level error check
+	else echo 'cargo-deny is not installed: dependencies not checked (cargo install cargo-deny --locked)'; fi
+
+# Without a sanitizer libFuzzer needs no nightly compiler; the parsers hold no unsafe code for one to watch.
+fuzz: rust
+	@if ! command -v cargo-fuzz >/dev/null; then
+	    echo 'installing cargo-fuzz (once, a minute or two)'
+	    cargo install cargo-fuzz --locked --quiet
+	fi
+	for target in $$(cargo fuzz list --fuzz-dir tests/fuzz); do
+	    echo "fuzz $$target"
+	    cargo fuzz run --fuzz-dir tests/fuzz --sanitizer none "$$target" -- -max_total_time=$(FUZZ_SECONDS) -verbosity=0
+	done
+
+clean-servers:
+	@[ ! -x $(SERVERS)/servers.sh ] || $(SERVERS)/servers.sh stop
+	rm -rf target/servers

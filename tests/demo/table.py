@@ -1,0 +1,50 @@
+"""Prints what the demo saved, moved and restored, from the notes it left."""
+
+import json
+import sys
+from pathlib import Path
+
+
+def notes(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def size(count):
+    return f"{count / 1e6:,.1f} MB"
+
+
+def table(head, rows):
+    widths = [max(len(row[at]) for row in [head, *rows]) for at in range(len(head))]
+    for row in [head, ["-" * width for width in widths], *rows]:
+        print("  " + "  ".join(cell.rjust(width) for cell, width in zip(row, widths)))
+    print()
+
+
+def main():
+    work = Path(sys.argv[1])
+    saves = notes(work / "node1/saves.jsonl") + notes(work / "node2/saves.jsonl")
+    print("Saved (training changes every weight of the head; the frozen base is stored once):")
+    fields = ("logical_bytes", "new_bytes", "stored_bytes")
+    rows = [[s["name"], *(size(s[field]) for field in fields), f"{s['seconds']:.2f}"] for s in saves]
+    total = [size(sum(s[field] for s in saves)) for field in fields]
+    rows.append(["all", *total, f"{sum(s['seconds'] for s in saves):.2f}"])
+    table(["name", "logical", "new", "stored", "seconds"], rows)
+
+    print("Synced to the second repository (its folder's growth), beside a plain copy of each checkpoint:")
+    rows = []
+    for sync in notes(work / "syncs.jsonl"):
+        moved = [s for s in saves if sync["from"] <= s["step"] <= sync["to"]]
+        names = ", ".join(s["name"] for s in moved)
+        plain = size(sum(s["logical_bytes"] for s in moved))
+        rows.append([names, size(sync["moved_bytes"]), plain, f"{sync['seconds']:.2f}"])
+    table(["name", "moved", "plain copy", "seconds"], rows)
+
+    restored = json.loads((work / "restore.json").read_text())
+    print(
+        f"Restored {restored['name']}: {size(restored['bytes'])} in {restored['seconds']:.2f} s "
+        f"({size(restored['fetched_bytes'])} fetched), every byte checked."
+    )
+
+
+if __name__ == "__main__":
+    main()
