@@ -109,6 +109,12 @@ impl Writer {
         self.stored_bytes
     }
 
+    /// Nothing was written, and nothing waits to be.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.session.is_none() && self.filling.is_none()
+    }
+
     /// The session, opened if it was not.
     ///
     /// # Errors

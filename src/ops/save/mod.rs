@@ -166,7 +166,7 @@ impl Saving<'_> {
         if current.as_ref().map(|value| value.version) != expected {
             return Err(moved(self.name));
         }
-        self.add_base(&mut known, current.as_ref()).await?;
+        let intact = self.add_base(&mut known, current.as_ref()).await?;
         let cache = SeenCache::new(&self.repository.cache().join("seen"), self.repository.id(), self.walk.root());
         let unchanged = if self.options.reread { None } else { Unchanged::load(&cache, self.walk, &mut known).await? };
         let mut assembly = Assembly::new(self.walk, self.options.labels.clone());
@@ -181,7 +181,8 @@ impl Saving<'_> {
         let places: Option<Vec<_>> = known.locate(&ids).await?.into_iter().collect();
         let places = places.ok_or_else(|| Error::other("a chunk that was stored is not known"))?;
         let (id, body) = manifest.encode();
-        let unmoved = current.filter(|value| self.is_settled(value, id, writer));
+        // If the name stands for exactly this already, in packs that are not condemned, there is nothing to say.
+        let unmoved = current.filter(|value| intact && value.manifest == id && writer.is_idle());
         let value = match unmoved {
             Some(value) => value,
             None => {
@@ -199,28 +200,23 @@ impl Saving<'_> {
         Ok(Some(value))
     }
 
-    /// Whether the name stands for exactly this already, in packs that are not condemned: then there is nothing to say.
-    fn is_settled(&self, value: &RefValue, id: ManifestId, writer: &Writer) -> bool {
-        value.manifest == id && writer.stored_bytes() == 0 && !writer.is_filling()
-    }
-
-    /// Takes in the tree that this one probably resembles. A damaged one only costs speed.
-    async fn add_base(&self, known: &mut Known, current: Option<&RefValue>) -> Result<()> {
-        let base = match (&self.options.base, current) {
-            (Some(base), _) => Some(self.repository.saved(base).await?),
-            (None, Some(value)) => match self.repository.saved_as(self.name, value).await {
-                Ok(saved) => Some(saved),
-                Err(error) => {
-                    tracing::warn!("the tree that {} stands for cannot be used: {error:?}", self.name);
-                    None
-                }
-            },
-            (None, None) => None,
-        };
-        if let Some(saved) = base {
-            known.add(&saved);
+    /// Takes in the trees that this one probably resembles: the name's own and `--base`. A damaged one only costs speed.
+    /// Says whether the name's own lies whole in live packs.
+    async fn add_base(&self, known: &mut Known, current: Option<&RefValue>) -> Result<bool> {
+        if let Some(base) = &self.options.base {
+            known.add(&self.repository.saved(base).await?);
         }
-        Ok(())
+        let Some(value) = current else { return Ok(false) };
+        match self.repository.saved_as(self.name, value).await {
+            Ok(saved) => {
+                known.add(&saved);
+                Ok(saved.map.packs.iter().all(|pack| known.state().is_target(&pack.id)))
+            }
+            Err(error) => {
+                tracing::warn!("the tree that {} stands for cannot be used: {error:?}", self.name);
+                Ok(false)
+            }
+        }
     }
 
     /// Fills the stat cache. A save is no worse for not being remembered.

@@ -1,0 +1,97 @@
+//! Names: list, remove, copy. They touch the log only, never content.
+
+use serde::Serialize;
+
+use crate::error::{Error, Result};
+use crate::repository::log::{Action, RefValue, State};
+use crate::repository::{Name, Repository};
+
+/// One name, as `ls` shows it.
+#[derive(Clone, Debug, Serialize)]
+pub struct Listed {
+    /// The name.
+    pub name: String,
+    /// Its manifest's id.
+    pub manifest: String,
+    /// Bytes in all files.
+    pub bytes: u64,
+    /// Files.
+    pub files: u64,
+    /// Distinct chunks.
+    pub chunks: u64,
+    /// When it was saved, RFC 3339.
+    pub saved: String,
+}
+
+impl Repository {
+    /// The names under `prefix`, or all, sorted.
+    ///
+    /// # Errors
+    /// Not found, if a prefix was given and nothing is under it.
+    ///
+    /// # Cancel safety
+    /// Safe: it only reads.
+    pub async fn list(&self, prefix: Option<&Name>) -> Result<Vec<Listed>> {
+        let state = self.state().await?;
+        let matching = state.refs.iter().filter(|(name, _)| prefix.is_none_or(|prefix| name.is_under(prefix)));
+        let listed: Vec<Listed> = matching.map(|(name, value)| listed(name, value)).collect();
+        match prefix {
+            Some(prefix) if listed.is_empty() => {
+                Err(Error::not_found("no name is under this prefix").at(prefix).cure("`towline ls` lists all names"))
+            }
+            _ => Ok(listed),
+        }
+    }
+
+    /// Removes a name. Its content goes when a collector finds nothing else uses it.
+    ///
+    /// # Errors
+    /// Not found, if there is no such name.
+    ///
+    /// # Cancel safety
+    /// Not safe: it may have happened.
+    pub async fn remove(&self, name: &Name) -> Result<()> {
+        let commit = self.log().commit(None, |state| {
+            let expected = current(state, name)?.version;
+            Ok(vec![Action::RemoveRef { name: name.clone(), expected }])
+        });
+        commit.await.map(drop)
+    }
+
+    /// Gives what `from` stands for a second name; no content moves. What `to` stood for is replaced.
+    ///
+    /// # Errors
+    /// Not found, if there is no `from`.
+    ///
+    /// # Cancel safety
+    /// Not safe: it may have happened.
+    pub async fn copy(&self, from: &Name, to: &Name) -> Result<()> {
+        // What the source's map names cannot be purged while the source stands, and it is read from the very state that
+        // the commit follows: so nothing has to be vouched for.
+        let commit = self.log().commit(None, |state| {
+            let value = current(state, from)?.clone();
+            let same = |old: &RefValue| old.manifest == value.manifest && old.map_key == value.map_key;
+            if state.refs.get(to).is_some_and(same) {
+                return Ok(Vec::new());
+            }
+            Ok(vec![Action::SetRef { name: to.clone(), expected: state.version(to), value }])
+        });
+        commit.await.map(drop)
+    }
+}
+
+fn current<'a>(state: &'a State, name: &Name) -> Result<&'a RefValue> {
+    let missing = || Error::not_found("there is no such name").at(name).cure("`towline ls` lists the names");
+    state.refs.get(name).ok_or_else(missing)
+}
+
+fn listed(name: &Name, value: &RefValue) -> Listed {
+    Listed {
+        name: name.to_string(),
+        manifest: value.manifest.to_string(),
+        bytes: value.logical_bytes,
+        files: value.files,
+        chunks: value.chunks,
+        saved: value.saved.to_string(),
+    }
+}

@@ -1,0 +1,100 @@
+//! What of a saved tree is to be restored, and to where.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::{Path, PathBuf};
+
+use crate::error::{Error, Result};
+use crate::format::{EntryKind, Form, TreeEntry};
+use crate::repository::Saved;
+
+/// One entry with its path below the folder that is restored to.
+#[derive(Debug)]
+pub(super) struct Item {
+    /// Empty for the folder itself.
+    pub(super) path: Vec<u8>,
+    at: usize,
+}
+
+/// The entries to restore, in the manifest's order: a folder before what is in it.
+#[derive(Debug)]
+pub(super) struct Items {
+    /// Where they go.
+    pub(super) folder: PathBuf,
+    /// A tree, rather than one file.
+    pub(super) is_folder: bool,
+    /// What goes there.
+    pub(super) list: Vec<Item>,
+}
+
+impl Items {
+    /// All of `saved`, or what lies at `subpath`, to go to `dest`.
+    pub(super) fn choose(saved: &Saved, subpath: Option<&[u8]>, dest: &Path) -> Result<Self> {
+        let manifest = &saved.manifest;
+        let below = match (subpath, manifest.form) {
+            (None, Form::File) => manifest.entries.first().map(|entry| entry.path.as_slice()).unwrap_or_default(),
+            (None, Form::Folder) => &[],
+            (Some(path), _) => path.strip_suffix(b"/").unwrap_or(path),
+        };
+        let root = manifest.entry(below).ok_or_else(|| {
+            Error::not_found("there is no such path in the saved tree")
+                .at(format!("{}:{}", saved.name, super::super::shown(below)))
+                .cure(format!("`towline show {}` lists the paths", saved.name))
+        })?;
+        if !matches!(root.kind, EntryKind::Folder) {
+            return Self::single(saved, below, dest);
+        }
+        let relative = |(at, entry): (usize, &TreeEntry)| {
+            let path = if below.is_empty() { Some(entry.path.as_slice()) } else { entry.path.strip_prefix(below) };
+            let path = match path? {
+                [] => &[],
+                rest if below.is_empty() => rest,
+                [b'/', rest @ ..] => rest,
+                _ => return None,
+            };
+            Some(Item { path: path.to_vec(), at })
+        };
+        let list = manifest.entries.iter().enumerate().filter_map(relative).collect();
+        Ok(Self { folder: dest.to_owned(), is_folder: true, list })
+    }
+
+    /// One file or link: to the path `dest`, or into it where it is a folder or is written like one.
+    fn single(saved: &Saved, below: &[u8], dest: &Path) -> Result<Self> {
+        let at = saved.manifest.entries.iter().position(|entry| entry.path == below).unwrap_or(0);
+        let own = below.rsplit(|&byte| byte == b'/').next().unwrap_or(below);
+        let into = dest.is_dir() || dest.as_os_str().as_bytes().ends_with(b"/");
+        let (folder, name) = match dest.file_name() {
+            _ if into => (dest.to_owned(), own),
+            Some(name) => {
+                let parent = dest.parent().filter(|parent| !parent.as_os_str().is_empty());
+                (parent.unwrap_or(Path::new(".")).to_owned(), OsStr::as_bytes(name))
+            }
+            None => return Err(Error::usage("destination names no file").at(dest.display())),
+        };
+        Ok(Self { folder, is_folder: false, list: vec![Item { path: name.to_vec(), at }] })
+    }
+
+    /// Bytes in their files.
+    pub(super) fn bytes(&self, saved: &Saved) -> u64 {
+        self.contents(saved).sum()
+    }
+
+    /// How many of them are files.
+    pub(super) fn files(&self, saved: &Saved) -> u64 {
+        self.contents(saved).count() as u64
+    }
+
+    fn contents<'a>(&'a self, saved: &'a Saved) -> impl Iterator<Item = u64> + 'a {
+        self.list.iter().filter_map(|item| match &item.entry(saved).ok()?.kind {
+            EntryKind::File(content) => Some(content.size),
+            _ => None,
+        })
+    }
+}
+
+impl Item {
+    /// Its entry.
+    pub(super) fn entry<'a>(&self, saved: &'a Saved) -> Result<&'a TreeEntry> {
+        saved.manifest.entries.get(self.at).ok_or_else(|| Error::other("an item names no entry"))
+    }
+}

@@ -1,0 +1,260 @@
+//! Restore: manifest -> plan -> fetch -> decode + verify -> place.
+//!
+//! First a survey of what is there already: it finds what is in the way before anything is written, and what need not be
+//! fetched. Then files are filled under temporary names and renamed when they are whole.
+
+mod items;
+mod place;
+mod survey;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::sync::Arc;
+
+use serde::Serialize;
+
+use self::items::{Item, Items};
+use self::place::Placing;
+use self::survey::{Survey, survey};
+use super::blocking;
+use crate::error::{Error, ErrorKind, Result};
+use crate::format::EntryKind;
+use crate::limits::MIB;
+use crate::progress::Progress;
+use crate::repository::{Name, Repository, Saved, Sink, fetch, plan};
+use crate::tree::{Durability, Target};
+
+/// Times that a restore goes on with a newer map when packs went away under it.
+const ATTEMPTS: usize = 5;
+/// Files of several chunks that are filled at the same time, at most: each holds a descriptor.
+const FILLED_AT_ONCE: usize = 512;
+
+/// How to restore.
+#[derive(Clone, Debug, Default)]
+pub struct RestoreOptions {
+    /// Replace what is in the way and differs.
+    pub overwrite: bool,
+    /// Remove what the tree does not have.
+    pub delete: bool,
+    /// Where to show progress.
+    pub progress: Progress,
+}
+
+/// What a restore did.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct RestoreReport {
+    /// The name.
+    pub name: String,
+    /// Bytes in all files that were asked for, holes included.
+    pub bytes: u64,
+    /// Stored bytes read from the repository.
+    pub fetched_bytes: u64,
+    /// Plain bytes that were there already.
+    pub reused_bytes: u64,
+    /// Files.
+    pub files: u64,
+    /// How long it took.
+    pub seconds: f64,
+}
+
+impl Repository {
+    /// Restores the tree called `name`, or what lies at `subpath` of it, to `dest`. A folder's contents go into `dest`; a
+    /// single file goes to the path `dest`, or into it where `dest` is a folder or ends in `/`.
+    ///
+    /// # Errors
+    /// Not found, for the name or the subpath; conflict, before anything is written, if a file in the way differs;
+    /// damaged, naming pack and chunk, if stored bytes are not as written: no wrong byte is placed.
+    ///
+    /// # Cancel safety
+    /// Safe: each file is there whole or not at all, and the next restore uses what is.
+    pub async fn restore(
+        &self,
+        name: &Name,
+        subpath: Option<&[u8]>,
+        dest: &Path,
+        options: &RestoreOptions,
+    ) -> Result<RestoreReport> {
+        let begun = std::time::Instant::now();
+        options.progress.phase("opening", 0);
+        let saved = self.saved(name).await?.shared();
+        let items = Arc::new(Items::choose(&saved, subpath, dest)?);
+        let folder = items.folder.clone();
+        let target = Arc::new(blocking(move || Target::open(&folder, Durability::Process)).await?);
+        let keep: Vec<_> = self.store().directory().map(Path::to_path_buf).into_iter().collect();
+        let surveyed = survey(&saved, &items, &target, options).await?;
+        let mut report = RestoreReport {
+            name: name.to_string(),
+            bytes: items.bytes(&saved),
+            files: items.files(&saved),
+            reused_bytes: surveyed.reused_bytes,
+            ..RestoreReport::default()
+        };
+        prepare(&saved, &items, &target, &surveyed).await?;
+        options.progress.phase("restoring", surveyed.wanted_bytes(&saved, &items));
+        let surveyed = Arc::new(surveyed);
+        for group in groups(&saved, &items, &surveyed) {
+            report.fetched_bytes += self.fill(&saved, &items, &target, &surveyed, group, options).await?;
+        }
+        let (items, delete) = (Arc::clone(&items), options.delete);
+        blocking(move || finish(&saved, &items, &target, &surveyed, delete.then_some(keep))).await?;
+        report.seconds = begun.elapsed().as_secs_f64();
+        Ok(report)
+    }
+
+    /// Fills one group of files; returns the stored bytes read.
+    async fn fill(
+        &self,
+        saved: &Arc<Saved>,
+        items: &Arc<Items>,
+        target: &Arc<Target>,
+        surveyed: &Arc<Survey>,
+        group: Vec<usize>,
+        options: &RestoreOptions,
+    ) -> Result<u64> {
+        let placing = Arc::new(Placing::new(saved, items, target, &group)?);
+        let local = (Arc::clone(&placing), Arc::clone(surveyed));
+        blocking(move || local.0.place_local(&local.1)).await?;
+        let longest = (self.budget().total() / 32).clamp(MIB, 8 * MIB);
+        let mut current = Arc::clone(saved);
+        let mut fetched = 0;
+        for _ in 0..ATTEMPTS {
+            let reads = plan(&current, placing.missing(), longest)?;
+            let sink: Sink = {
+                let placing = Arc::clone(&placing);
+                Arc::new(move |chunk, bytes| placing.place(chunk, bytes.bytes()))
+            };
+            match fetch(self, &current, reads, sink, &options.progress).await {
+                Ok(read) => {
+                    fetched += read;
+                    placing.check_complete()?;
+                    return Ok(fetched);
+                }
+                Err(error) if error.kind() == ErrorKind::NotFound => current = self.newer(&current, error).await?,
+                Err(error) => return Err(error),
+            }
+        }
+        Err(Error::conflict("packs are repacked faster than they can be read").at(&saved.name).cure("try again"))
+    }
+
+    /// A pack went away: the name may have a new map of the same tree.
+    async fn newer(&self, old: &Arc<Saved>, error: Error) -> Result<Arc<Saved>> {
+        let state = self.state().await?;
+        match state.refs.get(&old.name) {
+            Some(value) if value.map_key == old.value.map_key => Err(Error::damaged("a pack is missing")
+                .at(error.place().unwrap_or("an unknown key"))
+                .cure("towline verify --repair tells what it hits; saving the same content again heals it")
+                .source(error)),
+            Some(value) if value.manifest == old.value.manifest => Ok(self.saved(&old.name).await?.shared()),
+            Some(_) => Err(Error::conflict("name was replaced and its old content collected during this restore")
+                .at(&old.name)
+                .cure("run the restore again")),
+            None => Err(Error::not_found("name was removed and its content collected during this restore").at(&old.name)),
+        }
+    }
+}
+
+/// Makes the folders and links, and clears what was allowed to be replaced.
+async fn prepare(saved: &Arc<Saved>, items: &Arc<Items>, target: &Arc<Target>, surveyed: &Survey) -> Result<()> {
+    let (saved, items, target) = (Arc::clone(saved), Arc::clone(items), Arc::clone(target));
+    let replaced = surveyed.replaced.clone();
+    let links = surveyed.links.clone();
+    blocking(move || {
+        target.sweep()?;
+        replaced.iter().try_for_each(|path| target.remove(path))?;
+        for item in &items.list {
+            if matches!(item.entry(&saved)?.kind, EntryKind::Folder) {
+                target.make_folder(&item.path)?;
+            }
+        }
+        for at in links {
+            let Some(item) = items.list.get(at) else { continue };
+            let entry = item.entry(&saved)?;
+            if let EntryKind::Symlink(points_to) = &entry.kind {
+                target.symlink(&item.path, points_to, entry.mtime)?;
+            }
+        }
+        Ok(())
+    })
+    .await
+}
+
+/// Sets modes and times, and removes what the tree does not have.
+fn finish(
+    saved: &Saved,
+    items: &Items,
+    target: &Target,
+    surveyed: &Survey,
+    delete: Option<Vec<std::path::PathBuf>>,
+) -> Result<()> {
+    if let Some(keep) = delete.filter(|_| items.is_folder) {
+        let wanted: BTreeSet<&[u8]> = items.list.iter().map(|item| item.path.as_slice()).collect();
+        let mut removed: Option<Vec<u8>> = None;
+        for entry in target.entries(&keep)? {
+            let below = removed.as_ref().is_some_and(|above| {
+                entry.path.strip_prefix(above.as_slice()).is_some_and(|rest| rest.first() == Some(&b'/'))
+            });
+            if !below && !wanted.contains(entry.path.as_slice()) {
+                target.remove(&entry.path)?;
+                removed = Some(entry.path);
+            }
+        }
+    }
+    for &at in &surveyed.kept {
+        let Some(item) = items.list.get(at) else { continue };
+        let entry = item.entry(saved)?;
+        if matches!(entry.kind, EntryKind::File(_)) {
+            target.set_file(&item.path, entry.mode, entry.mtime)?;
+        }
+    }
+    for item in items.list.iter().rev() {
+        let entry = item.entry(saved)?;
+        if matches!(entry.kind, EntryKind::Folder) {
+            target.set_folder(&item.path, entry.mode, entry.mtime)?;
+        }
+    }
+    target.flush()
+}
+
+/// Files to fill, in groups that bound how many are open at once.
+fn groups(saved: &Saved, items: &Items, surveyed: &Survey) -> Vec<Vec<usize>> {
+    let mut groups: Vec<Vec<usize>> = Vec::new();
+    let mut open = FILLED_AT_ONCE;
+    for &at in &surveyed.written {
+        let long = items.list.get(at).is_some_and(|item| item.chunks(saved) > 1);
+        if open >= FILLED_AT_ONCE {
+            groups.push(Vec::new());
+            open = 0;
+        }
+        open += usize::from(long);
+        if let Some(group) = groups.last_mut() {
+            group.push(at);
+        }
+    }
+    groups
+}
+
+/// Where each chunk goes: items by index, with the offset in the file.
+type Destinations = BTreeMap<u32, Vec<(usize, u64)>>;
+
+/// The chunks that the files of `group` are made of.
+fn destinations(saved: &Saved, items: &Items, group: &[usize]) -> Result<Destinations> {
+    let mut destinations = Destinations::new();
+    for &at in group {
+        let Some(item) = items.list.get(at) else { continue };
+        if let EntryKind::File(content) = &item.entry(saved)?.kind {
+            for (chunk, range) in content.placed(&saved.manifest.chunks) {
+                destinations.entry(chunk).or_default().push((at, range.start));
+            }
+        }
+    }
+    Ok(destinations)
+}
+
+impl Item {
+    fn chunks(&self, saved: &Saved) -> u64 {
+        match self.entry(saved).map(|entry| &entry.kind) {
+            Ok(EntryKind::File(content)) => content.pieces.iter().map(|piece| u64::from(piece.count)).sum(),
+            _ => 0,
+        }
+    }
+}

@@ -1,0 +1,132 @@
+//! Putting verified chunks where they belong: into files under temporary names that are renamed when they are whole.
+
+use std::collections::HashMap;
+use std::os::unix::fs::FileExt as _;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::items::Items;
+use super::survey::Survey;
+use super::{Destinations, destinations};
+use crate::chunk::Chunk;
+use crate::error::{Error, Result};
+use crate::format::{EntryKind, TreeEntry};
+use crate::repository::Saved;
+use crate::tree::{Staged, Target};
+
+/// One group of files being filled.
+pub(super) struct Placing {
+    saved: Arc<Saved>,
+    items: Arc<Items>,
+    target: Arc<Target>,
+    destinations: Destinations,
+    /// Chunks placed so far.
+    placed: HashMap<u32, AtomicBool>,
+    /// Files of more than one chunk.
+    long: HashMap<usize, Long>,
+}
+
+/// A file that takes more than one chunk.
+#[derive(Debug, Default)]
+struct Long {
+    staged: Mutex<Option<Arc<Staged>>>,
+    missing: AtomicU32,
+}
+
+impl Placing {
+    /// Prepares to fill the files of `group`; those without any chunk are placed at once.
+    pub(super) fn new(saved: &Arc<Saved>, items: &Arc<Items>, target: &Arc<Target>, group: &[usize]) -> Result<Self> {
+        let destinations = destinations(saved, items, group)?;
+        let placed = destinations.keys().map(|&chunk| (chunk, AtomicBool::new(false))).collect();
+        let mut long: HashMap<usize, Long> = HashMap::new();
+        let (saved, items, target) = (Arc::clone(saved), Arc::clone(items), Arc::clone(target));
+        for &at in group {
+            let Some(item) = items.list.get(at) else { continue };
+            let entry = item.entry(&saved)?;
+            let EntryKind::File(content) = &entry.kind else { continue };
+            match item.chunks(&saved) {
+                0 if content.size == 0 => target.write_small(&item.path, &[], entry.mode, entry.mtime)?,
+                0 => target.stage(&item.path, content.size)?.finish(entry.mode, entry.mtime)?,
+                1 if Self::is_plain(&saved, entry) => {}
+                chunks => {
+                    let missing = AtomicU32::new(u32::try_from(chunks).unwrap_or(u32::MAX));
+                    long.insert(at, Long { missing, ..Long::default() });
+                }
+            }
+        }
+        Ok(Self { saved, items, target, destinations, placed, long })
+    }
+
+    /// Just one chunk and no hole?
+    fn is_plain(saved: &Saved, entry: &TreeEntry) -> bool {
+        let EntryKind::File(content) = &entry.kind else { return false };
+        content.placed(&saved.manifest.chunks).all(|(_, range)| range == (0..content.size))
+    }
+
+    /// Chunks that are not placed yet.
+    pub(super) fn missing(&self) -> Vec<u32> {
+        let missing = self.placed.iter().filter(|(_, placed)| !placed.load(Ordering::Acquire));
+        missing.map(|(&chunk, _)| chunk).collect()
+    }
+
+    /// Places what lies in files that are there already. What has changed since the survey is fetched instead.
+    pub(super) fn place_local(&self, surveyed: &Survey) -> Result<()> {
+        let mut buffer = Vec::new();
+        for &chunk in self.destinations.keys() {
+            let Some((path, offset)) = surveyed.local.get(&chunk) else { continue };
+            let chunks = &self.saved.manifest.chunks;
+            let (Some(&id), Some(&len)) = (chunks.ids.get(chunk as usize), chunks.lens.get(chunk as usize)) else {
+                continue;
+            };
+            buffer.resize(len as usize, 0);
+            let read = self.target.read(path).is_ok_and(|file| file.read_exact_at(&mut buffer, *offset).is_ok());
+            if let (true, Ok(verified)) = (read, Chunk::verify(id, &buffer)) {
+                self.place(chunk, verified.bytes())?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes a chunk wherever it belongs. Given twice, it is written once.
+    pub(super) fn place(&self, chunk: u32, bytes: &[u8]) -> Result<()> {
+        let Some(placed) = self.placed.get(&chunk) else { return Ok(()) };
+        if placed.swap(true, Ordering::AcqRel) {
+            return Ok(());
+        }
+        let destinations = self.destinations.get(&chunk).map(Vec::as_slice).unwrap_or_default();
+        destinations.iter().try_for_each(|&(at, offset)| self.write(at, offset, bytes))
+    }
+
+    fn write(&self, at: usize, offset: u64, bytes: &[u8]) -> Result<()> {
+        let item = self.items.list.get(at).ok_or_else(|| Error::other("an item went missing"))?;
+        let entry = item.entry(&self.saved)?;
+        let EntryKind::File(content) = &entry.kind else { return Ok(()) };
+        let Some(long) = self.long.get(&at) else {
+            return self.target.write_small(&item.path, bytes, entry.mode, entry.mtime);
+        };
+        let staged = {
+            let mut staged = long.staged.lock().unwrap_or_else(PoisonError::into_inner);
+            match &*staged {
+                Some(staged) => Arc::clone(staged),
+                None => Arc::clone(staged.insert(Arc::new(self.target.stage(&item.path, content.size)?))),
+            }
+        };
+        let written = staged.file().write_all_at(bytes, offset);
+        written.map_err(|source| Error::io("write a file", &self.items.folder.join(super::super::shown(&item.path)), source))?;
+        drop(staged);
+        if long.missing.fetch_sub(1, Ordering::AcqRel) == 1 {
+            let staged = long.staged.lock().unwrap_or_else(PoisonError::into_inner).take();
+            let alone = staged.and_then(Arc::into_inner).ok_or_else(|| Error::other("a file is written after its end"))?;
+            alone.finish(entry.mode, entry.mtime)?;
+        }
+        Ok(())
+    }
+
+    /// Every chunk must have come.
+    pub(super) fn check_complete(&self) -> Result<()> {
+        match self.missing().len() {
+            0 => Ok(()),
+            missing => Err(Error::other("chunks were not delivered").expected(0).got(missing)),
+        }
+    }
+}

@@ -1,0 +1,161 @@
+//! Show: what a saved tree holds, and how each part of it is stored.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+
+use serde::Serialize;
+
+use crate::error::Result;
+use crate::format::{Content, EntryKind, TensorEntry, TreeEntry};
+use crate::ops::shown;
+use crate::repository::{Name, Repository, Saved};
+
+/// A saved tree.
+#[derive(Clone, Debug, Serialize)]
+pub struct Shown {
+    /// The name.
+    pub name: String,
+    /// Its manifest's id.
+    pub manifest: String,
+    /// When it was saved, RFC 3339.
+    pub saved: String,
+    /// Bytes in all files.
+    pub bytes: u64,
+    /// Bytes that its chunks take in packs, shared ones too.
+    pub stored_bytes: u64,
+    /// Files.
+    pub files: u64,
+    /// Distinct chunks.
+    pub chunks: u64,
+    /// What was recorded with it.
+    pub labels: BTreeMap<String, String>,
+    /// What it holds.
+    pub entries: Vec<ShownEntry>,
+}
+
+/// One file, folder or link.
+#[derive(Clone, Debug, Serialize)]
+pub struct ShownEntry {
+    /// Its path; bytes that are not UTF-8 are replaced.
+    pub path: String,
+    /// `file`, `folder` or `link`.
+    pub kind: &'static str,
+    /// Permission bits, octal.
+    pub mode: String,
+    /// Last modification, RFC 3339.
+    pub mtime: String,
+    /// Bytes of the file.
+    pub bytes: u64,
+    /// Its chunks.
+    pub chunks: u64,
+    /// Bytes that they take in packs.
+    pub stored_bytes: u64,
+    /// How the file was cut.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cut: Option<&'static str>,
+    /// Where a link points.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub target: Option<String>,
+    /// The tensors of a file that was understood as a checkpoint.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub tensors: Vec<ShownTensor>,
+}
+
+/// One tensor.
+#[derive(Clone, Debug, Serialize)]
+pub struct ShownTensor {
+    /// Its name.
+    pub name: String,
+    /// Its element type.
+    pub dtype: String,
+    /// Its shape.
+    pub shape: Vec<u64>,
+    /// Its bytes.
+    pub bytes: u64,
+    /// Bytes that its chunks take in packs; a chunk shared with neighbours counts in proportion.
+    pub stored_bytes: u64,
+    /// The codecs of its chunks, joined by `+`.
+    pub codec: String,
+}
+
+impl Repository {
+    /// What the tree `name` holds.
+    ///
+    /// # Errors
+    /// Not found, if there is no such name.
+    ///
+    /// # Cancel safety
+    /// Safe: it only reads.
+    pub async fn show(&self, name: &Name) -> Result<Shown> {
+        let saved = self.saved(name).await?;
+        let stored: u64 = saved.map.frames.iter().map(|frame| u64::from(frame.stored_len)).sum();
+        Ok(Shown {
+            name: name.to_string(),
+            manifest: saved.value.manifest.to_string(),
+            saved: saved.value.saved.to_string(),
+            bytes: saved.manifest.logical_bytes(),
+            stored_bytes: stored,
+            files: saved.manifest.files().count() as u64,
+            chunks: saved.manifest.chunks.ids.len() as u64,
+            labels: saved.manifest.labels.clone(),
+            entries: saved.manifest.entries.iter().map(|entry| show_entry(&saved, entry)).collect(),
+        })
+    }
+}
+
+fn show_entry(saved: &Saved, entry: &TreeEntry) -> ShownEntry {
+    let content = match &entry.kind {
+        EntryKind::File(content) => Some(content),
+        _ => None,
+    };
+    let kind = match &entry.kind {
+        EntryKind::File(_) => "file",
+        EntryKind::Folder => "folder",
+        EntryKind::Symlink(_) => "link",
+    };
+    let target = match &entry.kind {
+        EntryKind::Symlink(target) => Some(String::from_utf8_lossy(target).into_owned()),
+        _ => None,
+    };
+    let chunks: Vec<(u32, Range<u64>)> =
+        content.map(|content| content.placed(&saved.manifest.chunks).collect()).unwrap_or_default();
+    ShownEntry {
+        path: shown(&entry.path),
+        kind,
+        mode: format!("{:04o}", entry.mode),
+        mtime: entry.mtime.to_string(),
+        bytes: content.map_or(0, |content| content.size),
+        chunks: chunks.len() as u64,
+        stored_bytes: chunks.iter().filter_map(|(chunk, _)| stored_len(saved, *chunk)).sum(),
+        cut: content.map(|content| content.cut.word()),
+        target,
+        tensors: content.map(|content| show_tensors(saved, content, &chunks)).unwrap_or_default(),
+    }
+}
+
+fn show_tensors(saved: &Saved, content: &Content, chunks: &[(u32, Range<u64>)]) -> Vec<ShownTensor> {
+    let show = |tensor: &TensorEntry| {
+        let from = chunks.partition_point(|(_, at)| at.end <= tensor.range.start);
+        let overlapping = chunks.iter().skip(from).take_while(|(_, at)| at.start < tensor.range.end);
+        let (mut stored, mut codecs) = (0, BTreeSet::new());
+        for (chunk, at) in overlapping {
+            let Some(frame) = saved.map.frames.get(*chunk as usize) else { continue };
+            let common = at.end.min(tensor.range.end) - at.start.max(tensor.range.start);
+            stored += u64::from(frame.stored_len) * common / (at.end - at.start).max(1);
+            codecs.insert(frame.codec.word());
+        }
+        ShownTensor {
+            name: tensor.name.clone(),
+            dtype: tensor.dtype.clone(),
+            shape: tensor.shape.clone(),
+            bytes: tensor.range.end - tensor.range.start,
+            stored_bytes: stored,
+            codec: codecs.into_iter().collect::<Vec<_>>().join("+"),
+        }
+    };
+    content.tensors.iter().map(show).collect()
+}
+
+fn stored_len(saved: &Saved, chunk: u32) -> Option<u64> {
+    saved.map.frames.get(chunk as usize).map(|frame| frame.stored_len.into())
+}
