@@ -27,5 +27,6 @@ pub mod id;
 pub mod limits;
 pub mod metrics;
 pub mod progress;
+pub mod tree;
 
 pub use error::{Error, ErrorKind, Result};
