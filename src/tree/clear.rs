@@ -1,0 +1,107 @@
+//! Taking things away from a target: what is no longer wanted, and what crashed restores left.
+
+use std::os::fd::OwnedFd;
+
+use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, flock, openat, statat, unlinkat};
+use rustix::io::{Errno, Result as SysResult};
+
+use super::folders::list;
+use super::path::{check_path, is_staging, join};
+use super::stat::kind_of;
+use super::target::{Target, make_writable};
+use super::walk::READ_FILE;
+use crate::error::Result;
+
+impl Target {
+    /// Removes what is at `path`, and if it is a folder all that is in it; links are removed, not followed. Nothing there
+    /// is no error. The folder that holds it must be one its owner may change ([`make_folder`](Self::make_folder)).
+    pub fn remove(&self, path: &[u8]) -> Result<()> {
+        check_path(path)?;
+        let removed = match self.unlink(path) {
+            Err(Errno::ISDIR) => self.remove_folder(path),
+            other => other,
+        };
+        match removed {
+            Ok(()) | Err(Errno::NOENT | Errno::NOTDIR) => Ok(()),
+            Err(errno) => Err(self.folders.fault("cannot remove", path, errno)),
+        }
+    }
+
+    fn unlink(&self, path: &[u8]) -> SysResult<()> {
+        let (parent, name) = self.folders.parent(path)?;
+        unlinkat(&parent, name, AtFlags::empty())
+    }
+
+    /// Empties folders from the top down, then removes them from the bottom up: any depth, few open at once.
+    fn remove_folder(&self, path: &[u8]) -> SysResult<()> {
+        let mut folders = vec![path.to_vec()];
+        let mut next = 0;
+        while let Some(path) = folders.get(next).cloned() {
+            next += 1;
+            make_writable(&self.folders.get(&path)?)?;
+            let open = self.folders.read(&path)?;
+            for (name, kind) in list(&open)? {
+                match if kind == FileType::Directory { Err(Errno::ISDIR) } else { unlink_in(&open, &name) } {
+                    Ok(()) | Err(Errno::NOENT) => {}
+                    Err(Errno::ISDIR) => folders.push(join(&path, &name)),
+                    Err(errno) => return Err(errno),
+                }
+            }
+        }
+        for path in folders.iter().rev() {
+            self.folders.forget(path);
+            let (parent, name) = self.folders.parent(path)?;
+            unlinkat(&parent, name, AtFlags::REMOVEDIR)?;
+        }
+        Ok(())
+    }
+
+    /// Removes unfinished files that crashed restores left anywhere below the target, and says how many. Those of
+    /// restores that go on are locked, and stay; so does what may not be touched.
+    pub fn sweep(&self) -> Result<u64> {
+        let mut swept = 0;
+        let mut pending = vec![Vec::new()];
+        while let Some(path) = pending.pop() {
+            let names = match self.folders.read(&path).and_then(|folder| list(&folder).map(|names| (folder, names))) {
+                Ok(names) => names,
+                Err(Errno::NOENT | Errno::NOTDIR | Errno::ACCESS) => continue,
+                Err(errno) => return Err(self.folders.fault("cannot look for unfinished files", &path, errno)),
+            };
+            let (folder, names) = names;
+            for (name, kind) in names {
+                if is_folder(&folder, &name, kind) {
+                    pending.push(join(&path, &name));
+                } else if is_staging(&name) {
+                    swept += u64::from(sweep_one(&folder, &name).is_ok());
+                }
+            }
+        }
+        Ok(swept)
+    }
+}
+
+fn unlink_in(folder: &OwnedFd, name: &[u8]) -> SysResult<()> {
+    unlinkat(folder, name, AtFlags::empty())
+}
+
+/// Some file systems do not say in a listing what an entry is.
+fn is_folder(folder: &OwnedFd, name: &[u8], listed: FileType) -> bool {
+    match listed {
+        FileType::Unknown => {
+            statat(folder, name, AtFlags::SYMLINK_NOFOLLOW).is_ok_and(|raw| kind_of(&raw) == FileType::Directory)
+        }
+        _ => listed == FileType::Directory,
+    }
+}
+
+/// Removes one unfinished file if nobody holds its lock. A link cannot be locked; whoever is making one tries again.
+fn sweep_one(folder: &OwnedFd, name: &[u8]) -> SysResult<()> {
+    match openat(folder, name, READ_FILE, Mode::empty()) {
+        Ok(file) => {
+            flock(&file, FlockOperation::NonBlockingLockExclusive)?;
+            unlink_in(folder, name)
+        }
+        Err(Errno::LOOP) => unlink_in(folder, name),
+        Err(errno) => Err(errno),
+    }
+}

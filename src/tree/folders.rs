@@ -1,0 +1,163 @@
+//! Folders below one root, opened segment by segment and kept open while in use.
+
+use std::collections::{HashMap, VecDeque};
+use std::ffi::OsStr;
+use std::fmt;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rustix::fs::{Dir, FileType, Mode, OFlags, openat};
+use rustix::io::{Errno, Result as SysResult};
+
+use super::path::{split, within};
+use crate::error::Error;
+
+/// Folders kept open, at most: well below the 1,024 descriptors that a process usually gets.
+const OPEN_MAX: usize = 128;
+
+/// How a folder is opened to be read. `NOFOLLOW` with `DIRECTORY` refuses a symbolic link with `ENOTDIR` (open(2)).
+pub(super) const READ_FOLDER: OFlags =
+    OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+/// How a folder is opened to name things in it: needs no permission to list it.
+const ENTER_FOLDER: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+
+/// The folders below a root. Paths are relative to it and were checked by the caller.
+pub(super) struct Folders {
+    base: Arc<OwnedFd>,
+    shown: PathBuf,
+    kept: Mutex<Kept>,
+}
+
+/// The folders that are open, oldest first.
+#[derive(Default)]
+struct Kept {
+    open: HashMap<Vec<u8>, Arc<OwnedFd>>,
+    order: VecDeque<Vec<u8>>,
+}
+
+impl Folders {
+    /// The folders below `base`, which people know as `shown`.
+    pub(super) fn new(base: OwnedFd, shown: PathBuf) -> Self {
+        Self { base: Arc::new(base), shown, kept: Mutex::default() }
+    }
+
+    /// The root.
+    pub(super) fn base(&self) -> &Arc<OwnedFd> {
+        &self.base
+    }
+
+    /// Where `path` is, for people.
+    pub(super) fn shown(&self, path: &[u8]) -> PathBuf {
+        if path.is_empty() { self.shown.clone() } else { self.shown.join(Path::new(OsStr::from_bytes(path))) }
+    }
+
+    /// The folder `path`, to name things in it.
+    pub(super) fn get(&self, path: &[u8]) -> SysResult<Arc<OwnedFd>> {
+        if path.is_empty() {
+            return Ok(Arc::clone(&self.base));
+        }
+        let (mut at, mut folder) = self.nearest(path);
+        while at < path.len() {
+            let start = if at == 0 { 0 } else { at + 1 };
+            let end = path[start..].iter().position(|byte| *byte == b'/').map_or(path.len(), |slash| start + slash);
+            folder = Arc::new(openat(&folder, &path[start..end], ENTER_FOLDER, Mode::empty())?);
+            self.keep(&path[..end], &folder);
+            at = end;
+        }
+        Ok(folder)
+    }
+
+    /// The deepest open folder on the way to `path`, and how much of `path` it covers.
+    fn nearest(&self, path: &[u8]) -> (usize, Arc<OwnedFd>) {
+        let kept = self.kept();
+        let mut on_the_way = path;
+        while !on_the_way.is_empty() {
+            if let Some(folder) = kept.open.get(on_the_way) {
+                return (on_the_way.len(), Arc::clone(folder));
+            }
+            on_the_way = split(on_the_way).0;
+        }
+        (0, Arc::clone(&self.base))
+    }
+
+    /// The folder that holds `path`, and the name of `path` in it.
+    pub(super) fn parent<'p>(&self, path: &'p [u8]) -> SysResult<(Arc<OwnedFd>, &'p [u8])> {
+        let (parent, name) = split(path);
+        Ok((self.get(parent)?, name))
+    }
+
+    /// Opens the folder `path` to list it; the root is opened anew, so that each listing has its own position.
+    pub(super) fn read(&self, path: &[u8]) -> SysResult<OwnedFd> {
+        if path.is_empty() {
+            return openat(&self.base, c".", READ_FOLDER, Mode::empty());
+        }
+        let (parent, name) = self.parent(path)?;
+        openat(&parent, name, READ_FOLDER, Mode::empty())
+    }
+
+    /// Remembers an open folder.
+    pub(super) fn keep(&self, path: &[u8], folder: &Arc<OwnedFd>) {
+        let mut kept = self.kept();
+        if kept.open.insert(path.to_vec(), Arc::clone(folder)).is_none() {
+            kept.order.push_back(path.to_vec());
+        }
+        if kept.order.len() > OPEN_MAX
+            && let Some(oldest) = kept.order.pop_front()
+        {
+            kept.open.remove(&oldest);
+        }
+    }
+
+    /// Forgets what is open at and below `path`, which is about to go.
+    pub(super) fn forget(&self, path: &[u8]) {
+        let mut kept = self.kept();
+        kept.order.retain(|open| !within(open, path));
+        kept.open.retain(|open, _| !within(open, path));
+    }
+
+    /// An error at `path`: what stands in the way is a conflict, the rest is classified by its code.
+    pub(super) fn fault(&self, what: &'static str, path: &[u8], errno: Errno) -> Error {
+        let place = self.shown(path);
+        match errno {
+            Errno::NOTDIR | Errno::LOOP => Error::conflict(what)
+                .at(place.display())
+                .expected("folders all the way")
+                .got("a file or symbolic link on the way")
+                .source(std::io::Error::from(errno))
+                .cure("move it away, or let it be replaced with --overwrite"),
+            Errno::ISDIR | Errno::EXIST | Errno::NOTEMPTY => Error::conflict(what)
+                .at(place.display())
+                .got("something else with this name")
+                .source(std::io::Error::from(errno))
+                .cure("move it away, or let it be replaced with --overwrite"),
+            _ => Error::io(what, &place, errno.into()),
+        }
+    }
+
+    fn kept(&self) -> MutexGuard<'_, Kept> {
+        // Every change leaves the map usable, so a panic elsewhere does not spoil it.
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for Folders {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Folders").field("root", &self.shown).finish_non_exhaustive()
+    }
+}
+
+/// The names in an open folder and what the listing says they are (`Unknown` on some file systems).
+pub(super) fn list(folder: &OwnedFd) -> SysResult<Vec<(Vec<u8>, FileType)>> {
+    let mut names = Vec::new();
+    let mut dir = Dir::read_from(folder)?;
+    while let Some(entry) = dir.read() {
+        let entry = entry?;
+        let name = entry.file_name().to_bytes();
+        if name != b"." && name != b".." {
+            names.push((name.to_vec(), entry.file_type()));
+        }
+    }
+    Ok(names)
+}

@@ -1,0 +1,29 @@
+//! A saved tree's local side: what there is to save, what is known not to have changed, and where a restore puts things.
+//!
+//! Paths inside a tree are relative byte strings, `/` between segments: names need not be UTF-8. The root itself is the
+//! empty path. Everything here blocks: call it where blocking is allowed.
+//!
+//! No path is ever resolved as a string below the root. Folders are opened one segment at a time, never through a
+//! symbolic link, so neither a link planted meanwhile nor a `..` in a manifest leads a save or a restore elsewhere.
+
+mod clear;
+mod folders;
+mod holes;
+mod path;
+mod rules;
+mod seen;
+mod staged;
+mod stat;
+mod target;
+#[cfg(test)]
+mod tests;
+mod walk;
+
+pub use holes::{HOLE_MIN, extents};
+pub use path::check_path;
+pub use rules::{IGNORE_FILE, Rules};
+pub use seen::{Seen, SeenCache, coarse_now};
+pub use staged::Staged;
+pub use stat::{FoundKind, Stat};
+pub use target::{Durability, Entry, Present, Target};
+pub use walk::{Found, REPOSITORY_MARKS, SkipReason, Skipped, Walk, walk};

@@ -1,0 +1,99 @@
+//! Paths inside a tree: checking, splitting, joining, and the names that are ours.
+
+use std::sync::LazyLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use ulid::Ulid;
+
+use crate::error::{Error, Result};
+use crate::limits::PATH_LEN_MAX;
+
+/// Bytes in one name, at most (Linux's `NAME_MAX`).
+const NAME_MAX: usize = 255;
+/// How the name of an unfinished file starts and ends.
+const STAGING_PREFIX: &str = ".towline-";
+const STAGING_SUFFIX: &str = ".part";
+/// Hex digits that tell one process from another.
+const PROCESS_DIGITS: usize = 16;
+
+/// Accepts a path that names something below the root of a tree: no empty, `.` or `..` segment, no NUL, no leading or
+/// trailing `/`, nothing longer than Linux takes.
+///
+/// # Errors
+/// Damaged: only a broken or hostile manifest holds another path.
+pub fn check_path(path: &[u8]) -> Result<()> {
+    let refuse = |expected: &str| {
+        Err(Error::damaged("unsafe path in a saved tree").at(shown(path)).expected(expected).cure(
+            "nothing was written there: the tree was made by a broken or hostile program, save it again from its source",
+        ))
+    };
+    if path.len() > PATH_LEN_MAX {
+        return refuse("at most 4096 bytes");
+    }
+    for segment in path.split(|byte| *byte == b'/') {
+        match segment {
+            b"" | b"." | b".." => return refuse("a relative path without empty, . or .. segments"),
+            _ if segment.len() > NAME_MAX => return refuse("names of at most 255 bytes"),
+            _ if segment.contains(&0) => return refuse("no NUL byte"),
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// Parent and name; the parent of a top entry is the empty path.
+pub(super) fn split(path: &[u8]) -> (&[u8], &[u8]) {
+    match path.iter().rposition(|byte| *byte == b'/') {
+        Some(slash) => (&path[..slash], &path[slash + 1..]),
+        None => (b"", path),
+    }
+}
+
+/// `name` inside `folder`.
+pub(super) fn join(folder: &[u8], name: &[u8]) -> Vec<u8> {
+    if folder.is_empty() {
+        return name.to_vec();
+    }
+    let mut path = Vec::with_capacity(folder.len() + 1 + name.len());
+    path.extend_from_slice(folder);
+    path.push(b'/');
+    path.extend_from_slice(name);
+    path
+}
+
+/// Whether `path` lies inside `folder`, or is it.
+pub(super) fn within(path: &[u8], folder: &[u8]) -> bool {
+    match path.strip_prefix(folder) {
+        Some(rest) => folder.is_empty() || rest.is_empty() || rest[0] == b'/',
+        None => false,
+    }
+}
+
+/// A path as text for people.
+pub(super) fn shown(path: &[u8]) -> String {
+    String::from_utf8_lossy(path).into_owned()
+}
+
+/// A name for an unfinished file that no other process, thread or earlier call uses.
+pub(super) fn staging_name() -> String {
+    static PROCESS: LazyLock<u64> = LazyLock::new(|| {
+        // The low 80 bits of a ULID are random.
+        let [.., a, b, c, d, e, f, g, h] = Ulid::generate().to_bytes();
+        u64::from_be_bytes([a, b, c, d, e, f, g, h])
+    });
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    let process = *PROCESS;
+    format!("{STAGING_PREFIX}{process:016x}-{:x}{STAGING_SUFFIX}", NEXT.fetch_add(1, Ordering::Relaxed))
+}
+
+/// Whether `name` is one that [`staging_name`] makes.
+pub(super) fn is_staging(name: &[u8]) -> bool {
+    let inner = name
+        .strip_prefix(STAGING_PREFIX.as_bytes())
+        .and_then(|rest| rest.strip_suffix(STAGING_SUFFIX.as_bytes()))
+        .unwrap_or_default();
+    let hex = |bytes: &[u8]| !bytes.is_empty() && bytes.iter().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(b));
+    inner
+        .split_at_checked(PROCESS_DIGITS)
+        .is_some_and(|(process, rest)| hex(process) && rest.strip_prefix(b"-").is_some_and(hex))
+}

@@ -1,0 +1,99 @@
+//! What to leave out of a save: `--exclude` patterns and `.towlineignore` files.
+//!
+//! The syntax is that of gitignore (<https://git-scm.com/docs/gitignore>), and so is the meaning: the last pattern that
+//! matches decides, a deeper file goes before one above it, and nothing inside a left-out folder can be brought back.
+//! `--exclude` goes before all files. Nothing else is read: no `.gitignore`, no global excludes, no file above the root.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use ignore::Match;
+use ignore::gitignore::{Gitignore, GitignoreBuilder};
+
+use crate::error::{Error, Result};
+
+/// The name of the files that say what to leave out of their folder. They are saved like any other file.
+pub const IGNORE_FILE: &str = ".towlineignore";
+/// Bytes in one such file, at most.
+pub(super) const IGNORE_LEN_MAX: u64 = 1 << 20;
+
+/// What a save leaves out.
+#[derive(Clone, Debug, Default)]
+pub struct Rules {
+    /// Patterns in gitignore syntax, relative to the root; `!PATTERN` brings back what a `.towlineignore` leaves out.
+    pub excludes: Vec<String>,
+    /// Folders left out whole, wherever they lie: the repository that is written to, above all. Told apart by device and
+    /// inode, so that links and bind mounts do not hide them; one that does not exist is no error.
+    pub skip: Vec<PathBuf>,
+}
+
+/// The rules in force in one folder: those of its own file, then those from above.
+#[derive(Clone, Debug)]
+pub(super) struct InForce {
+    excludes: Arc<Gitignore>,
+    files: Option<Arc<IgnoreFile>>,
+}
+
+#[derive(Debug)]
+struct IgnoreFile {
+    /// How many bytes of a path lead to the folder of this file, its `/` included.
+    skip: usize,
+    patterns: Gitignore,
+    above: Option<Arc<Self>>,
+}
+
+impl InForce {
+    /// The rules at the root.
+    pub(super) fn new(excludes: &[String]) -> Result<Self> {
+        let mut builder = GitignoreBuilder::new(".");
+        for pattern in excludes {
+            builder.add_line(None, pattern).map_err(|error| malformed("--exclude", &error))?;
+        }
+        let excludes = builder.build().map_err(|error| malformed("--exclude", &error))?;
+        Ok(Self { excludes: Arc::new(excludes), files: None })
+    }
+
+    /// The rules in `folder`, whose ignore file holds `text` and is shown as `shown`.
+    pub(super) fn with_file(&self, folder: &[u8], text: &[u8], shown: &Path) -> Result<Self> {
+        let text = text.strip_prefix(b"\xef\xbb\xbf").unwrap_or(text);
+        let mut builder = GitignoreBuilder::new(".");
+        for (number, line) in text.split(|byte| *byte == b'\n').enumerate() {
+            let place = || format!("{}:{}", shown.display(), number + 1);
+            let line = std::str::from_utf8(line).map_err(|error| malformed(&place(), &error))?;
+            builder.add_line(None, line).map_err(|error| malformed(&place(), &error))?;
+        }
+        let patterns = builder.build().map_err(|error| malformed(&shown.display().to_string(), &error))?;
+        let skip = if folder.is_empty() { 0 } else { folder.len() + 1 };
+        let file = IgnoreFile { skip, patterns, above: self.files.clone() };
+        Ok(Self { excludes: Arc::clone(&self.excludes), files: Some(Arc::new(file)) })
+    }
+
+    /// Whether `path`, in the folder these rules are for, stays out.
+    pub(super) fn leave_out(&self, path: &[u8], is_folder: bool) -> bool {
+        match decide(&self.excludes, path, is_folder) {
+            Match::Ignore(()) => return true,
+            Match::Whitelist(()) => return false,
+            Match::None => {}
+        }
+        let mut next = self.files.as_ref();
+        while let Some(file) = next {
+            match decide(&file.patterns, &path[file.skip..], is_folder) {
+                Match::Ignore(()) => return true,
+                Match::Whitelist(()) => return false,
+                Match::None => next = file.above.as_ref(),
+            }
+        }
+        false
+    }
+}
+
+fn decide(patterns: &Gitignore, path: &[u8], is_folder: bool) -> Match<()> {
+    patterns.matched(Path::new(OsStr::from_bytes(path)), is_folder).map(|_| ())
+}
+
+/// A pattern that cannot be read stops the save: guessing could save what must not be, or lose what must.
+fn malformed(place: &str, error: &dyn std::error::Error) -> Error {
+    Error::usage("malformed ignore pattern").at(place).got(error).cure("the syntax is that of gitignore, in UTF-8")
+}

@@ -1,0 +1,291 @@
+//! The stat cache: which files of a tree a save need not read again.
+//!
+//! A file counts as unchanged only if its path, device, inode, size, mtime and ctime are what they were when an earlier
+//! save on this host recorded them, and only what was settled by then is recorded: had a file changed after that save
+//! began, its ctime would differ. The kernel alone sets a ctime, so no program can hide a change, save by writing through
+//! a shared memory map that it keeps dirty; `--reread` is for that.
+//!
+//! One file for each repository, root and host, all integers little-endian:
+//!
+//! ```text
+//! magic 8 | BLAKE3 of the rest 32 | repository 16 | manifest 32 | count, root, host, paths, body: lengths, 5 x 8
+//! root | host | count x (dev ino size mtime ctime path-end, 6 x 8) | paths | body
+//! ```
+//!
+//! Records are in byte order of their paths. Whatever is wrong with the file, there is then no cache.
+
+use std::fmt;
+use std::fs::File;
+use std::io::{Read, Write};
+use std::ops::Range;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use rustix::fs::{FlockOperation, flock};
+use rustix::time::{ClockId, clock_gettime};
+
+use super::stat::Stat;
+use crate::clock::Timestamp;
+use crate::error::{Error, Result};
+use crate::id::{ManifestId, RepositoryId};
+use crate::limits::BODY_LEN_MAX;
+
+const MAGIC: &[u8; 8] = b"towseen1";
+/// Magic and checksum.
+const SEALED_FROM: usize = 40;
+/// All that comes before the root.
+const HEAD_LEN: usize = SEALED_FROM + 16 + 32 + 5 * 8;
+const RECORD_LEN: usize = 48;
+/// Bytes in a cache file, at most: a manifest's body and as much again.
+const CACHE_LEN_MAX: u64 = 2 * BODY_LEN_MAX;
+
+/// Now, by the clock that local file systems stamp inodes with: behind the precise clock by up to a tick, so that nothing
+/// that changes after this call gets an earlier stamp. Take it before the walk of a save begins.
+#[must_use]
+pub fn coarse_now() -> Timestamp {
+    let now = clock_gettime(ClockId::RealtimeCoarse);
+    Timestamp(now.tv_sec.saturating_mul(1_000_000_000).saturating_add(now.tv_nsec))
+}
+
+/// Where the stat cache of one root for one repository lies.
+#[derive(Clone, Debug)]
+pub struct SeenCache {
+    file: PathBuf,
+    repository: RepositoryId,
+    root: Vec<u8>,
+    host: Vec<u8>,
+}
+
+/// What an earlier save recorded.
+pub struct Seen {
+    bytes: Vec<u8>,
+    manifest: ManifestId,
+    records: usize,
+    paths: Range<usize>,
+    body: usize,
+    count: usize,
+    /// The record after the last one that matched: lookups mostly come in order.
+    next: AtomicUsize,
+}
+
+impl SeenCache {
+    /// The cache under `folder` for saves of `root` (absolute, free of links: [`Walk::root`](super::Walk::root)) to
+    /// `repository` from this host. Touches no file.
+    #[must_use]
+    pub fn new(folder: &Path, repository: RepositoryId, root: &Path) -> Self {
+        let root = root.as_os_str().as_bytes().to_vec();
+        let host = host_id();
+        let mut hasher = blake3::Hasher::new();
+        for part in [&repository.to_bytes()[..], &host, &root] {
+            hasher.update(&(part.len() as u64).to_le_bytes()).update(part);
+        }
+        let mut name = hasher.finalize().to_hex().to_string();
+        name.truncate(40);
+        Self { file: folder.join(name + ".seen"), repository, root, host }
+    }
+
+    /// What the last save recorded; nothing if there was none, or if its record is not whole.
+    #[must_use]
+    pub fn load(&self) -> Option<Seen> {
+        let file = File::open(&self.file).ok()?;
+        let len = file.metadata().ok()?.len();
+        let mut bytes = Vec::new();
+        bytes.try_reserve_exact(usize::try_from(len).ok().filter(|_| len <= CACHE_LEN_MAX)?).ok()?;
+        file.take(len).read_to_end(&mut bytes).ok()?;
+        Seen::parse(bytes, self)
+    }
+
+    /// Records a finished save: its manifest, that manifest's plain body, and the files it read or knew, in byte order
+    /// of their paths, with the metadata that was checked after reading. `started` is [`coarse_now`] from before its
+    /// walk; what was not settled by then is left out. The new record replaces the old in one step. Does nothing if
+    /// another save of the same root is recording.
+    pub fn store<'e>(
+        &self,
+        manifest: ManifestId,
+        body: &[u8],
+        started: Timestamp,
+        files: impl IntoIterator<Item = (&'e [u8], &'e Stat)>,
+    ) -> Result<()> {
+        let mut files = files.into_iter().filter(|(_, stat)| settled(stat, started)).collect::<Vec<_>>();
+        files.sort_by_key(|(path, _)| *path);
+        files.dedup_by_key(|(path, _)| *path);
+        let head = self.encode(manifest, body.len(), &files);
+        let mut hasher = blake3::Hasher::new();
+        let sum = hasher.update(&head).update(body).finalize();
+        self.replace(&[MAGIC, sum.as_bytes(), &head, body])
+            .map_err(|error| Error::io("cannot write the stat cache", &self.file, error))
+    }
+
+    /// Everything between the checksum and the body.
+    fn encode(&self, manifest: ManifestId, body_len: usize, files: &[(&[u8], &Stat)]) -> Vec<u8> {
+        let paths_len = files.iter().map(|(path, _)| path.len()).sum::<usize>();
+        let mut out = Vec::with_capacity(HEAD_LEN + self.root.len() + files.len() * RECORD_LEN + paths_len);
+        out.extend_from_slice(&self.repository.to_bytes());
+        out.extend_from_slice(manifest.as_bytes());
+        for len in [files.len(), self.root.len(), self.host.len(), paths_len, body_len] {
+            out.extend_from_slice(&(len as u64).to_le_bytes());
+        }
+        out.extend_from_slice(&self.root);
+        out.extend_from_slice(&self.host);
+        let mut path_end = 0;
+        for (path, stat) in files {
+            path_end += path.len() as u64;
+            out.extend_from_slice(&record(stat));
+            out.extend_from_slice(&path_end.to_le_bytes());
+        }
+        for (path, _) in files {
+            out.extend_from_slice(path);
+        }
+        out
+    }
+
+    /// Writes `parts` beside the cache file and renames. The lock keeps two savers out of one temporary file; one left by
+    /// a crash is used again. No fsync: what a power loss tears, the checksum tells.
+    fn replace(&self, parts: &[&[u8]]) -> std::io::Result<()> {
+        if let Some(folder) = self.file.parent() {
+            std::fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+        }
+        let part = self.file.with_extension("part");
+        let mut file = File::options().create(true).truncate(false).write(true).mode(0o600).open(&part)?;
+        if flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
+            return Ok(());
+        }
+        // The saver that held the lock a moment ago may have renamed this very file into place.
+        if !std::fs::metadata(&part).is_ok_and(|named| file.metadata().is_ok_and(|open| open.ino() == named.ino())) {
+            return Ok(());
+        }
+        file.set_len(0)?;
+        parts.iter().try_for_each(|part| file.write_all(part))?;
+        std::fs::rename(&part, &self.file)
+    }
+}
+
+impl Seen {
+    /// Whether the file at `path` (relative to the root) is what it was.
+    #[must_use]
+    pub fn unchanged(&self, path: &[u8], stat: &Stat) -> bool {
+        self.find(path).is_some_and(|at| {
+            self.next.store(at + 1, Ordering::Relaxed);
+            self.record(at)[..RECORD_LEN - 8] == record(stat)
+        })
+    }
+
+    /// The manifest that the save made.
+    #[must_use]
+    pub fn manifest(&self) -> ManifestId {
+        self.manifest
+    }
+
+    /// The plain body of that manifest.
+    #[must_use]
+    pub fn body(&self) -> &[u8] {
+        &self.bytes[self.body..]
+    }
+
+    /// Accepts only what `cache` wrote, whole.
+    fn parse(bytes: Vec<u8>, cache: &SeenCache) -> Option<Self> {
+        let head = bytes.get(..HEAD_LEN)?;
+        let sum = blake3::hash(bytes.get(SEALED_FROM..)?);
+        let repository = &head[SEALED_FROM..SEALED_FROM + 16];
+        if &head[..8] != MAGIC || &head[8..SEALED_FROM] != sum.as_bytes() || repository != cache.repository.to_bytes() {
+            return None;
+        }
+        let manifest = ManifestId::from_bytes(head[SEALED_FROM + 16..SEALED_FROM + 48].try_into().ok()?);
+        let len = |n: usize| usize::try_from(number(head, SEALED_FROM + 48 + n * 8)).ok();
+        let count = len(0)?;
+        let host = HEAD_LEN.checked_add(len(1)?)?;
+        let records = host.checked_add(len(2)?)?;
+        let paths = records.checked_add(count.checked_mul(RECORD_LEN)?)?;
+        let body = paths.checked_add(len(3)?)?;
+        let same = bytes.get(HEAD_LEN..host)? == cache.root && bytes.get(host..records)? == cache.host;
+        if !same || body.checked_add(len(4)?)? != bytes.len() {
+            return None;
+        }
+        let seen = Self { bytes, manifest, records, paths: paths..body, body, count, next: AtomicUsize::new(0) };
+        let ends = (0..count).map(|at| seen.path_end(at));
+        (ends.is_sorted() && count.checked_sub(1).map_or(0, |last| seen.path_end(last)) == seen.paths.len())
+            .then_some(seen)
+    }
+
+    fn find(&self, path: &[u8]) -> Option<usize> {
+        let hint = self.next.load(Ordering::Relaxed);
+        if hint < self.count && self.path(hint) == path {
+            return Some(hint);
+        }
+        let (mut low, mut high) = (0, self.count);
+        while low < high {
+            let middle = low.midpoint(high);
+            match self.path(middle).cmp(path) {
+                std::cmp::Ordering::Equal => return Some(middle),
+                std::cmp::Ordering::Less => low = middle + 1,
+                std::cmp::Ordering::Greater => high = middle,
+            }
+        }
+        None
+    }
+
+    fn record(&self, at: usize) -> &[u8] {
+        &self.bytes[self.records + at * RECORD_LEN..][..RECORD_LEN]
+    }
+
+    /// Where the path of record `at` ends; [`parse`](Self::parse) checked that these ascend and stay inside.
+    fn path_end(&self, at: usize) -> usize {
+        usize::try_from(number(self.record(at), RECORD_LEN - 8)).unwrap_or(usize::MAX)
+    }
+
+    fn path(&self, at: usize) -> &[u8] {
+        let start = at.checked_sub(1).map_or(0, |before| self.path_end(before));
+        &self.bytes[self.paths.clone()][start..self.path_end(at)]
+    }
+}
+
+impl fmt::Debug for Seen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Seen").field("manifest", &self.manifest).field("files", &self.count).finish_non_exhaustive()
+    }
+}
+
+/// What of `stat` must be the same, as it is stored.
+fn record(stat: &Stat) -> [u8; RECORD_LEN - 8] {
+    let mut out = [0; RECORD_LEN - 8];
+    let fields = [
+        stat.dev.to_le_bytes(),
+        stat.ino.to_le_bytes(),
+        stat.size.to_le_bytes(),
+        stat.mtime.0.to_le_bytes(),
+        stat.ctime.0.to_le_bytes(),
+    ];
+    for (place, field) in out.chunks_exact_mut(8).zip(fields) {
+        place.copy_from_slice(&field);
+    }
+    out
+}
+
+/// Whether nothing that happens from `started` on can leave both stamps of `stat` as they are.
+///
+/// A file system that keeps coarse stamps rounds down, so a later change can still get the stamp of an earlier one. How
+/// coarse it is shows in the ctime: whole seconds (ext4 with 128-byte inodes, NFS before version 4 on such; FAT has two),
+/// or whole milliseconds (exFAT has ten); the others keep nanoseconds.
+fn settled(stat: &Stat, started: Timestamp) -> bool {
+    const MILLISECOND: i64 = 1_000_000;
+    let grain = match stat.ctime.0 {
+        whole if whole % (1000 * MILLISECOND) == 0 => 2000 * MILLISECOND,
+        whole if whole % MILLISECOND == 0 => 10 * MILLISECOND,
+        _ => 0,
+    };
+    stat.mtime < started && stat.ctime.0.saturating_add(grain) < started.0
+}
+
+/// What tells this host from others that share its home folder.
+fn host_id() -> Vec<u8> {
+    let mut id = std::fs::read("/etc/machine-id").unwrap_or_default();
+    id.truncate(64);
+    id.extend_from_slice(rustix::system::uname().nodename().to_bytes());
+    id
+}
+
+fn number(bytes: &[u8], at: usize) -> u64 {
+    bytes[at..at + 8].iter().rev().fold(0, |value, byte| value << 8 | u64::from(*byte))
+}

@@ -1,0 +1,281 @@
+//! A place that a tree is restored to. Nothing it does can reach outside.
+
+use std::fs::File;
+use std::os::fd::{AsFd, AsRawFd};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{
+    AtFlags, FileType, Mode, OFlags, Timespec, Timestamps, UTIME_OMIT, chmodat, fchmod, fstat, futimens, mkdirat, open,
+    openat, readlinkat, renameat, statat, symlinkat, syncfs, unlinkat, utimensat,
+};
+use rustix::io::{Errno, Result as SysResult};
+
+use super::folders::Folders;
+use super::path::{check_path, staging_name};
+use super::staged::{RETRIES, Staged, write_small};
+use super::stat::{FoundKind, Stat, kind_of};
+use super::walk::{Found, Scan, SkipReason, identity, open_file};
+use crate::clock::Timestamp;
+use crate::error::{Error, Result};
+
+/// What a placed file survives. Either way a file is seen old or new, never half.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Durability {
+    /// The death of this process, at any moment. After a power loss a file placed in the last half minute or so may be
+    /// empty or short (renaming does not wait for data: <https://www.kernel.org/doc/html/latest/admin-guide/ext4.html>,
+    /// `auto_da_alloc`); restoring again puts it right, since what is there is checked first.
+    #[default]
+    Process,
+    /// A power loss too: each file is synced before it gets its name, and [`Target::flush`] syncs the names.
+    Power,
+}
+
+/// What is at a path.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Present {
+    /// What it is; none for what a tree cannot hold (a socket, pipe or device).
+    pub kind: Option<FoundKind>,
+    /// Its metadata.
+    pub stat: Stat,
+}
+
+/// Something that a target holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// Its path.
+    pub path: Vec<u8>,
+    /// What it is; none for what a tree cannot hold.
+    pub kind: Option<FoundKind>,
+}
+
+/// A folder that a tree is restored to. Shared by as many threads as like.
+///
+/// Paths are checked ([`check_path`]) and resolved one segment at a time, refusing symbolic links, from the folder that
+/// was opened: neither `..` nor a link, planted before or meanwhile, leads out of it. Only where a method says so may a
+/// path be empty: the folder itself.
+#[derive(Debug)]
+pub struct Target {
+    pub(super) folders: Folders,
+    durability: Durability,
+}
+
+impl Target {
+    /// Opens the folder `dest` (a link to one is followed), making it and those above it where they lack.
+    ///
+    /// # Errors
+    /// Conflict, if a file is in the way; denied.
+    pub fn open(dest: &Path, durability: Durability) -> Result<Self> {
+        let what = "cannot open the folder to restore to";
+        let in_the_way = |error: std::io::Error| match error.kind() {
+            std::io::ErrorKind::AlreadyExists | std::io::ErrorKind::NotADirectory => Error::conflict(what)
+                .at(dest.display())
+                .expected("a folder")
+                .got("a file on the way")
+                .cure("name another place, or move the file away"),
+            _ => Error::io(what, dest, error),
+        };
+        std::fs::create_dir_all(dest).map_err(in_the_way)?;
+        let base = open(dest, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+            .map_err(|errno| in_the_way(errno.into()))?;
+        Ok(Self { folders: Folders::new(base, dest.to_owned()), durability })
+    }
+
+    /// What is at `path`, links not followed; nothing too where a folder on the way lacks or is not one. May be empty.
+    pub fn kind_of(&self, path: &[u8]) -> Result<Option<Present>> {
+        let look = || -> SysResult<Present> {
+            if path.is_empty() {
+                let stat = Stat::from_raw(&fstat(self.folders.base())?);
+                return Ok(Present { kind: Some(FoundKind::Folder), stat });
+            }
+            let (parent, name) = self.folders.parent(path)?;
+            let raw = statat(&parent, name, AtFlags::SYMLINK_NOFOLLOW)?;
+            let kind = match kind_of(&raw) {
+                FileType::RegularFile => Some(FoundKind::File),
+                FileType::Directory => Some(FoundKind::Folder),
+                FileType::Symlink => {
+                    Some(FoundKind::Symlink { target: readlinkat(&parent, name, Vec::new())?.into_bytes() })
+                }
+                _ => None,
+            };
+            Ok(Present { kind, stat: Stat::from_raw(&raw) })
+        };
+        check_or_root(path)?;
+        match look() {
+            Ok(present) => Ok(Some(present)),
+            Err(Errno::NOENT | Errno::NOTDIR) => Ok(None),
+            Err(errno) => Err(self.folders.fault("cannot look at what is there", path, errno)),
+        }
+    }
+
+    /// Opens the file at `path` to read it.
+    ///
+    /// # Errors
+    /// Not found; conflict, if it is not a regular file.
+    pub fn read(&self, path: &[u8]) -> Result<File> {
+        check_path(path)?;
+        open_file(&self.folders, path, "cannot read a file that is there")
+    }
+
+    /// Makes the folder `path`, in one that is there, or takes the one that is there; true if it was made. Its owner may
+    /// write to it until [`set_folder`](Self::set_folder), whatever its mode was. May be empty.
+    ///
+    /// # Errors
+    /// Conflict, if something else has the name; not found, if the folder it belongs in lacks.
+    pub fn make_folder(&self, path: &[u8]) -> Result<bool> {
+        check_or_root(path)?;
+        let make = || -> SysResult<bool> {
+            if path.is_empty() {
+                return make_writable(self.folders.base()).map(|()| false);
+            }
+            let (parent, name) = self.folders.parent(path)?;
+            match mkdirat(&parent, name, Mode::RWXU) {
+                Ok(()) => Ok(true),
+                Err(Errno::EXIST) => make_writable(&self.folders.get(path)?).map(|()| false),
+                Err(errno) => Err(errno),
+            }
+        };
+        make().map_err(|errno| self.folders.fault("cannot make a folder", path, errno))
+    }
+
+    /// Begins the file `path` of `size` bytes, all of them a hole, under a name of its own in the same folder.
+    pub fn stage(&self, path: &[u8], size: u64) -> Result<Staged> {
+        check_path(path)?;
+        let fault = |errno| self.folders.fault("cannot begin a file", path, errno);
+        let (folder, name) = self.folders.parent(path).map_err(fault)?;
+        Staged::begin(folder, name, size, self.folders.shown(path), self.durability).map_err(fault)
+    }
+
+    /// Places the file `path` in one go: what [`stage`](Self::stage) does, with the fewest system calls.
+    ///
+    /// # Errors
+    /// Conflict, if a folder has the name; exhausted, denied, not found (the folder it belongs in).
+    pub fn write_small(&self, path: &[u8], bytes: &[u8], mode: u32, mtime: Timestamp) -> Result<()> {
+        check_path(path)?;
+        let fault = |errno| self.folders.fault("cannot write a file", path, errno);
+        let (folder, name) = self.folders.parent(path).map_err(fault)?;
+        write_small(&folder, name, bytes, &Finish { mode, mtime, durability: self.durability }).map_err(fault)
+    }
+
+    /// Places a symbolic link to `target` at `path`, over a file or link that is there.
+    pub fn symlink(&self, path: &[u8], target: &[u8], mtime: Timestamp) -> Result<()> {
+        check_path(path)?;
+        let fault = |errno| self.folders.fault("cannot make a symbolic link", path, errno);
+        let (folder, name) = self.folders.parent(path).map_err(fault)?;
+        let mut tries = 0;
+        loop {
+            let temporary = staging_name();
+            symlinkat(target, &folder, &*temporary).map_err(fault)?;
+            let placed = utimensat(&folder, &*temporary, &times(mtime), AtFlags::SYMLINK_NOFOLLOW)
+                .and_then(|()| renameat(&folder, &*temporary, &folder, name));
+            tries += 1;
+            match placed {
+                Ok(()) => return Ok(()),
+                // A sweep cannot tell a link in the making from one left over.
+                Err(Errno::NOENT) if tries < RETRIES => {}
+                Err(errno) => {
+                    let _ = unlinkat(&folder, &*temporary, AtFlags::empty());
+                    return Err(fault(errno));
+                }
+            }
+        }
+    }
+
+    /// Gives the folder `path` its final mode and time. For when all in it is placed, the deepest first. May be empty.
+    pub fn set_folder(&self, path: &[u8], mode: u32, mtime: Timestamp) -> Result<()> {
+        check_or_root(path)?;
+        let set = || {
+            let folder = self.folders.read(path)?;
+            futimens(&folder, &times(mtime))?;
+            fchmod(&folder, Mode::from_raw_mode(mode & 0o7777))
+        };
+        set().map_err(|errno| self.folders.fault("cannot set the mode and time of a folder", path, errno))
+    }
+
+    /// Gives the file `path`, whose content is right already, its mode and time.
+    pub fn set_file(&self, path: &[u8], mode: u32, mtime: Timestamp) -> Result<()> {
+        check_path(path)?;
+        let fault = |errno| self.folders.fault("cannot set the mode and time of a file", path, errno);
+        let (parent, name) = self.folders.parent(path).map_err(fault)?;
+        let file = openat(&parent, name, PATH_ONLY, Mode::empty()).map_err(fault)?;
+        if kind_of(&fstat(&file).map_err(fault)?) != FileType::RegularFile {
+            return Err(fault(Errno::EXIST));
+        }
+        utimensat(&parent, name, &times(mtime), AtFlags::SYMLINK_NOFOLLOW)
+            .and_then(|()| chmod_opened(&file, mode))
+            .map_err(fault)
+    }
+
+    /// All that is there, in byte order of the paths, unfinished files of restores left out. Nothing is listed of a folder
+    /// of `keep`, nor any folder above one: what is listed may be removed.
+    pub fn entries(&self, keep: &[PathBuf]) -> Result<Vec<Entry>> {
+        let keep = keep.iter().filter_map(|folder| identity(folder)).collect::<Vec<_>>();
+        let mut scan = Scan::new(&self.folders, &keep, None);
+        scan.run()?;
+        let kept = scan.skipped.iter().filter(|skipped| skipped.reason == SkipReason::LeftOut);
+        let kept = kept.map(|skipped| skipped.path.clone()).collect::<Vec<_>>();
+        let special = scan.skipped.into_iter().filter(|skipped| matches!(skipped.reason, SkipReason::Special(_)));
+        let found = scan.found.into_iter().filter(|found| !found.path.is_empty());
+        let mut entries = found
+            .map(|Found { path, kind, .. }| Entry { path, kind: Some(kind) })
+            .chain(special.map(|skipped| Entry { path: skipped.path, kind: None }))
+            .filter(|entry| !kept.iter().any(|kept| super::path::within(kept, &entry.path)))
+            .collect::<Vec<_>>();
+        entries.sort_unstable_by(|a, b| a.path.cmp(&b.path));
+        Ok(entries)
+    }
+
+    /// Makes what was placed survive a power loss, where [`Durability::Power`] was asked for.
+    pub fn flush(&self) -> Result<()> {
+        match self.durability {
+            Durability::Process => Ok(()),
+            Durability::Power => syncfs(self.folders.base())
+                .map_err(|errno| self.folders.fault("cannot sync the file system", b"", errno)),
+        }
+    }
+}
+
+/// What a file gets last.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Finish {
+    pub(super) mode: u32,
+    pub(super) mtime: Timestamp,
+    pub(super) durability: Durability,
+}
+
+/// Names a file or folder without opening it.
+const PATH_ONLY: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+
+/// Modification at `mtime`, access as it is.
+pub(super) fn times(mtime: Timestamp) -> Timestamps {
+    Timestamps {
+        last_access: Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT },
+        last_modification: Timespec {
+            tv_sec: mtime.0.div_euclid(1_000_000_000),
+            tv_nsec: mtime.0.rem_euclid(1_000_000_000),
+        },
+    }
+}
+
+/// Lets the owner list, enter and change an open folder.
+pub(super) fn make_writable(folder: impl AsFd) -> SysResult<()> {
+    let mode = Stat::from_raw(&fstat(&folder)?).mode;
+    if mode & 0o700 == 0o700 {
+        return Ok(());
+    }
+    match chmod_opened(&folder, mode | 0o700) {
+        // Another's folder: what its mode allows may do, and if not, the next call says what it lacks.
+        Err(Errno::PERM) => Ok(()),
+        other => other,
+    }
+}
+
+/// Changes the mode of what is open, which may be open by name only: fchmod(2) refuses that, the link in /proc does not
+/// (<https://man7.org/linux/man-pages/man2/open.2.html>, under `O_PATH`).
+fn chmod_opened(opened: impl AsFd, mode: u32) -> SysResult<()> {
+    let link = format!("/proc/self/fd/{}", opened.as_fd().as_raw_fd());
+    chmodat(rustix::fs::CWD, link, Mode::from_raw_mode(mode & 0o7777), AtFlags::empty())
+}
+
+fn check_or_root(path: &[u8]) -> Result<()> {
+    if path.is_empty() { Ok(()) } else { check_path(path) }
+}

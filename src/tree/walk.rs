@@ -1,0 +1,340 @@
+//! Walking a tree to save it.
+
+use std::ffi::OsStr;
+use std::fmt;
+use std::fs::File;
+use std::io::Read;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, fstat, open, openat, readlinkat, statat};
+use rustix::io::{Errno, Result as SysResult};
+
+use super::folders::{Folders, list};
+use super::path::{is_staging, join, split};
+use super::rules::{IGNORE_FILE, IGNORE_LEN_MAX, InForce, Rules};
+use super::stat::{FoundKind, Stat, kind_of};
+use crate::error::{Error, Result};
+use crate::limits::PATH_LEN_MAX;
+
+/// A file and a folder that lie side by side at the top of a repository in a directory, and hardly elsewhere.
+pub const REPOSITORY_MARKS: (&str, &str) = ("repository", "log");
+
+/// How a file is opened to be read: never through a link, never waiting for a pipe's other end.
+pub(super) const READ_FILE: OFlags =
+    OFlags::RDONLY.union(OFlags::NOFOLLOW).union(OFlags::NONBLOCK).union(OFlags::CLOEXEC);
+
+/// Something to save.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// Its path in the tree; empty for the root folder, the file's name where the root is a file.
+    pub path: Vec<u8>,
+    /// What it is.
+    pub kind: FoundKind,
+    /// Its metadata when it was found.
+    pub stat: Stat,
+}
+
+/// Why something is not among what was found. What a pattern leaves out is not listed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SkipReason {
+    /// Neither a file, nor a folder, nor a symbolic link: `"socket"`, `"pipe"` or `"device"`.
+    Special(&'static str),
+    /// It went away, or became something else, while the tree was walked.
+    Vanished,
+    /// Its path is longer than Linux takes.
+    TooLong,
+    /// One of [`Rules::skip`].
+    LeftOut,
+    /// A file that a restore has not finished.
+    Unfinished,
+}
+
+impl fmt::Display for SkipReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Special(kind) => kind,
+            Self::Vanished => "vanished",
+            Self::TooLong => "path too long",
+            Self::LeftOut => "left out",
+            Self::Unfinished => "unfinished file of a restore",
+        })
+    }
+}
+
+/// Something that is not saved.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Skipped {
+    /// Its path in the tree.
+    pub path: Vec<u8>,
+    /// Why.
+    pub reason: SkipReason,
+}
+
+/// What a walk found.
+#[derive(Debug)]
+pub struct Walk {
+    /// What to save, in byte order of the paths: a folder comes before what is in it.
+    pub found: Vec<Found>,
+    /// What is not saved and why, in the same order.
+    pub skipped: Vec<Skipped>,
+    /// Folders among `found` that look like Towline repositories ([`REPOSITORY_MARKS`]).
+    pub repositories: Vec<Vec<u8>>,
+    root: PathBuf,
+    folders: Folders,
+    /// The real name of the root in `folders`, where the root is a file.
+    file: Option<Vec<u8>>,
+}
+
+impl Walk {
+    /// The root, absolute and free of links.
+    #[must_use]
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// Whether the root is a file.
+    #[must_use]
+    pub fn is_file(&self) -> bool {
+        self.file.is_some()
+    }
+
+    /// Opens a file that was found, at that path and through no link.
+    ///
+    /// # Errors
+    /// Not found, if it vanished; denied; conflict, if something else took its place.
+    pub fn open(&self, found: &Found) -> Result<File> {
+        open_file(&self.folders, self.file.as_deref().unwrap_or(&found.path), "cannot open a file to save")
+    }
+}
+
+/// Opens the regular file `path`.
+pub(super) fn open_file(folders: &Folders, path: &[u8], what: &'static str) -> Result<File> {
+    let fault = |errno| folders.fault(what, path, errno);
+    let (parent, name) = folders.parent(path).map_err(fault)?;
+    let file = File::from(openat(&parent, name, READ_FILE, Mode::empty()).map_err(fault)?);
+    if kind_of(&fstat(&file).map_err(fault)?) == FileType::RegularFile {
+        return Ok(file);
+    }
+    Err(Error::conflict(what).at(folders.shown(path).display()).expected("a regular file").got("something else"))
+}
+
+/// Finds everything to save under `root`: a folder, a file, or a symbolic link to either, which is followed. Links below
+/// it are not followed, mount points are crossed, hidden files are included.
+///
+/// # Errors
+/// Not found or denied, for the root and for any folder below it that cannot be listed; usage, for a malformed pattern,
+/// and where the root is a file of no savable kind or lies in one of [`Rules::skip`].
+pub fn walk(root: &Path, rules: &Rules) -> Result<Walk> {
+    let fault = |error| Error::io("cannot open what is to be saved", root, error);
+    let real = root.canonicalize().map_err(fault)?;
+    let skip = rules.skip.iter().filter_map(|folder| identity(folder)).collect::<Vec<_>>();
+    if let Some(above) = real.ancestors().find(|above| identity(above).is_some_and(|id| skip.contains(&id))) {
+        return Err(Error::usage("what is to be saved lies in a folder that is left out")
+            .at(root.display())
+            .got(above.display())
+            .cure("a repository cannot be saved into itself: `towline sync` copies one"));
+    }
+    let in_force = InForce::new(&rules.excludes)?;
+    let is_folder = real.metadata().map_err(fault)?.is_dir();
+    let (base, file) = match (is_folder, real.parent(), real.file_name()) {
+        (false, Some(parent), Some(name)) => (parent, Some(name.as_bytes().to_vec())),
+        _ => (real.as_path(), None),
+    };
+    let fd = open(base, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
+    let folders = Folders::new(fd.map_err(|errno| fault(errno.into()))?, base.to_owned());
+    let mut scan = Scan::new(&folders, &skip, Some(in_force));
+    match &file {
+        Some(name) => scan.single(name, root.file_name().unwrap_or(OsStr::from_bytes(name)).as_bytes())?,
+        None => scan.run()?,
+    }
+    let Scan { found, skipped, repositories, .. } = scan;
+    Ok(Walk { found, skipped, repositories, root: real, folders, file })
+}
+
+/// What tells a folder from every other on this machine.
+pub(super) fn identity(folder: &Path) -> Option<(u64, u64)> {
+    folder.metadata().ok().map(|meta| (meta.dev(), meta.ino()))
+}
+
+/// A walk in progress, over a tree to save or a place to restore to.
+pub(super) struct Scan<'a> {
+    folders: &'a Folders,
+    skip: &'a [(u64, u64)],
+    /// Folders still to read, with the rules that hold around them (none: ignore files mean nothing here).
+    pending: Vec<(Vec<u8>, Option<InForce>)>,
+    pub(super) found: Vec<Found>,
+    pub(super) skipped: Vec<Skipped>,
+    repositories: Vec<Vec<u8>>,
+}
+
+impl<'a> Scan<'a> {
+    /// A walk over all of `folders`.
+    pub(super) fn new(folders: &'a Folders, skip: &'a [(u64, u64)], rules: Option<InForce>) -> Self {
+        let pending = vec![(Vec::new(), rules)];
+        Self { folders, skip, pending, found: Vec::new(), skipped: Vec::new(), repositories: Vec::new() }
+    }
+
+    /// Reads folder after folder, then puts everything in order.
+    pub(super) fn run(&mut self) -> Result<()> {
+        while let Some((path, rules)) = self.pending.pop() {
+            self.folder(path, rules)?;
+        }
+        self.found.sort_unstable_by(|a, b| a.path.cmp(&b.path));
+        self.skipped.sort_unstable_by(|a, b| a.path.cmp(&b.path));
+        self.repositories.sort_unstable();
+        Ok(())
+    }
+
+    /// The root is the file `real`, to be saved as `name`.
+    fn single(&mut self, real: &[u8], name: &[u8]) -> Result<()> {
+        let raw = statat(self.folders.base(), real, AtFlags::SYMLINK_NOFOLLOW)
+            .map_err(|errno| self.folders.fault("cannot read what is to be saved", real, errno))?;
+        let kind = kind_of(&raw);
+        if kind != FileType::RegularFile {
+            let place = self.folders.shown(real);
+            return Err(Error::usage("only files, folders and links can be saved")
+                .at(place.display())
+                .got(special(kind)));
+        }
+        self.found.push(Found { path: name.to_vec(), kind: FoundKind::File, stat: Stat::from_raw(&raw) });
+        Ok(())
+    }
+
+    fn folder(&mut self, path: Vec<u8>, rules: Option<InForce>) -> Result<()> {
+        let fault = |errno| self.folders.fault("cannot read a folder", &path, errno);
+        let fd = match self.folders.read(&path) {
+            Ok(fd) => Arc::new(fd),
+            Err(errno) if gone(errno) && !path.is_empty() => {
+                self.skipped.push(Skipped { path, reason: SkipReason::Vanished });
+                return Ok(());
+            }
+            Err(errno) => return Err(fault(errno)),
+        };
+        let stat = Stat::from_raw(&fstat(&fd).map_err(fault)?);
+        if self.skip.contains(&(stat.dev, stat.ino)) {
+            self.skipped.push(Skipped { path, reason: SkipReason::LeftOut });
+            return Ok(());
+        }
+        let names = list(&fd).map_err(fault)?;
+        if !path.is_empty() {
+            self.folders.keep(&path, &fd);
+        }
+        let rules = match rules {
+            Some(rules) => Some(self.with_ignore_file(&fd, &path, &names, rules)?),
+            None => None,
+        };
+        if is_repository(&names) {
+            self.repositories.push(path.clone());
+        }
+        for (name, listed) in names {
+            let path = join(&path, &name);
+            match self.look(&fd, &path, listed, rules.as_ref())? {
+                Look::Folder => self.pending.push((path, rules.clone())),
+                Look::Found(kind, stat) => self.found.push(Found { path, kind, stat }),
+                Look::Skip(reason) => self.skipped.push(Skipped { path, reason }),
+                Look::LeaveOut => {}
+            }
+        }
+        self.found.push(Found { path, kind: FoundKind::Folder, stat });
+        Ok(())
+    }
+
+    /// What the entry `path` of `folder` is, which the listing says is `listed`.
+    fn look(&self, folder: &OwnedFd, path: &[u8], listed: FileType, rules: Option<&InForce>) -> Result<Look> {
+        let name = split(path).1;
+        if path.len() > PATH_LEN_MAX {
+            return Ok(Look::Skip(SkipReason::TooLong));
+        }
+        if is_staging(name) && listed != FileType::Directory {
+            return Ok(Look::Skip(SkipReason::Unfinished));
+        }
+        let leave_out = |is_folder| rules.is_some_and(|rules| rules.leave_out(path, is_folder));
+        // The metadata of a folder is read when it is opened.
+        if listed == FileType::Directory {
+            return Ok(if leave_out(true) { Look::LeaveOut } else { Look::Folder });
+        }
+        let look = || -> SysResult<Look> {
+            let raw = statat(folder, name, AtFlags::SYMLINK_NOFOLLOW)?;
+            let stat = Stat::from_raw(&raw);
+            Ok(match kind_of(&raw) {
+                kind if leave_out(kind == FileType::Directory) => Look::LeaveOut,
+                FileType::Directory => Look::Folder,
+                FileType::RegularFile => Look::Found(FoundKind::File, stat),
+                FileType::Symlink => {
+                    let target = readlinkat(folder, name, Vec::new())?.into_bytes();
+                    Look::Found(FoundKind::Symlink { target }, stat)
+                }
+                kind => Look::Skip(SkipReason::Special(special(kind))),
+            })
+        };
+        match look() {
+            // EINVAL: no longer a link to be read.
+            Err(errno) if gone(errno) || errno == Errno::INVAL => Ok(Look::Skip(SkipReason::Vanished)),
+            other => other.map_err(|errno| self.folders.fault("cannot read an entry of a folder", path, errno)),
+        }
+    }
+
+    /// Adds the rules of the folder's own ignore file, if it has one that is a regular file.
+    fn with_ignore_file(
+        &self,
+        fd: &OwnedFd,
+        path: &[u8],
+        names: &[(Vec<u8>, FileType)],
+        rules: InForce,
+    ) -> Result<InForce> {
+        if !names.iter().any(|(name, _)| name == IGNORE_FILE.as_bytes()) {
+            return Ok(rules);
+        }
+        let shown = self.folders.shown(&join(path, IGNORE_FILE.as_bytes()));
+        let fault = |error| Error::io("cannot read an ignore file", &shown, error);
+        let file = match openat(fd, IGNORE_FILE, READ_FILE, Mode::empty()) {
+            Ok(fd) => File::from(fd),
+            Err(errno) if gone(errno) => return Ok(rules),
+            Err(errno) => return Err(fault(errno.into())),
+        };
+        if !file.metadata().map_err(fault)?.is_file() {
+            return Ok(rules);
+        }
+        let mut text = Vec::new();
+        file.take(IGNORE_LEN_MAX + 1).read_to_end(&mut text).map_err(fault)?;
+        if text.len() as u64 > IGNORE_LEN_MAX {
+            return Err(Error::usage("ignore file is too long").at(shown.display()).expected("at most 1 MiB"));
+        }
+        rules.with_file(path, &text, &shown)
+    }
+}
+
+/// What one look at an entry says.
+enum Look {
+    /// A folder, to be read later.
+    Folder,
+    /// Something to save.
+    Found(FoundKind, Stat),
+    /// Something that is not saved, to be reported.
+    Skip(SkipReason),
+    /// A pattern leaves it out.
+    LeaveOut,
+}
+
+/// What a kind that cannot be saved is called.
+fn special(kind: FileType) -> &'static str {
+    match kind {
+        FileType::Socket => "socket",
+        FileType::Fifo => "pipe",
+        _ => "device",
+    }
+}
+
+/// Whether an error says that what was listed a moment ago is no longer there, or no longer what it was.
+fn gone(errno: Errno) -> bool {
+    matches!(errno, Errno::NOENT | Errno::NOTDIR | Errno::LOOP)
+}
+
+fn is_repository(names: &[(Vec<u8>, FileType)]) -> bool {
+    let holds = |mark: &str| names.iter().any(|(name, _)| name == mark.as_bytes());
+    holds(REPOSITORY_MARKS.0) && holds(REPOSITORY_MARKS.1)
+}
