@@ -58,19 +58,18 @@ pub fn candidates(lookback: &[u8], window: &[u8], found: &mut Vec<u32>) {
 
     let [a, b, c, d] = starts.map(|start| window[start..start + lane_len].as_chunks::<WORD>().0);
     for (step, (((a, b), c), d)) in a.iter().zip(b).zip(c).zip(d).enumerate() {
-        let before = hashes;
-        let mut hit = false;
+        let (before, words) = (hashes, [a, b, c, d]);
+        // The smallest hash of a lane stands for its word: a minimum is cheaper than a branch for each byte.
+        let mut smallest = [u64::MAX; LANES];
         for at in 0..WORD {
-            for (hash, word) in hashes.iter_mut().zip([a, b, c, d]) {
-                *hash = (*hash << 1).wrapping_add(gear[usize::from(word[at])]);
-                hit |= *hash < THRESHOLD;
+            for lane in 0..LANES {
+                hashes[lane] = (hashes[lane] << 1).wrapping_add(gear[usize::from(words[lane][at])]);
+                smallest[lane] = smallest[lane].min(hashes[lane]);
             }
         }
-        if hit {
-            for lane in 0..LANES {
-                let start = starts[lane] + step * WORD;
-                search(gear, before[lane], window, start..start + WORD, found);
-            }
+        for lane in (0..LANES).filter(|&lane| smallest[lane] < THRESHOLD) {
+            let start = starts[lane] + step * WORD;
+            search(gear, before[lane], window, start..start + WORD, found);
         }
     }
     let tail = lane_len * LANES;
