@@ -7,7 +7,7 @@ pub const MIB: u64 = 1 << 20;
 /// One gibibyte.
 pub const GIB: u64 = 1 << 30;
 
-/// Plain bytes in a chunk, at most. Cutters stay at or below 1 MiB; the rest is room for later ones.
+/// Plain bytes in a chunk, at most. Cutters stay at or below 2 MiB; the rest is room for later ones.
 pub const CHUNK_LEN_MAX: u64 = 16 * MIB;
 /// Bytes in a pack that this version writes, about: a pack is closed once it holds this much.
 pub const PACK_LEN_TARGET: u64 = 64 * MIB;

@@ -1,25 +1,21 @@
 //! The verbs: each one thing a user can ask, as methods of an opened [`Repository`](crate::repository::Repository).
 
 mod cat;
-mod collect;
+
 mod diff;
-mod doctor;
+
 mod names;
 mod restore;
 mod save;
 mod show;
-mod sync;
-mod verify;
 
-pub use collect::{CollectOptions, CollectReport};
+
+
 pub use diff::Change;
-pub use doctor::{Check, Diagnosis, Outcome, doctor};
 pub use names::Listed;
 pub use restore::{RestoreOptions, RestoreReport};
 pub use save::{CutChoice, SaveOptions, SaveReport};
 pub use show::{Shown, ShownEntry, ShownTensor};
-pub use sync::{SyncOptions, SyncReport, sync};
-pub use verify::{Damage, VerifyOptions, VerifyReport};
 
 use crate::error::{Error, Result};
 

@@ -82,7 +82,7 @@ fn start(saving: &Saving<'_>, to_read: Vec<usize>, tasks: &mut JoinSet<Result<()
     tasks.spawn(async move {
         let mut settler = Settler::default();
         let units = stream::unfold(unit_in, |mut units| async move { Some((units.recv().await?, units)) });
-        let mut hashed = units
+        let hashed = units
             .map(|unit| read_unit(repository.clone(), Arc::clone(&walk), unit))
             .buffered(depth)
             .map_ok(|parts| parts.into_iter().map(|part| settler.settle(part)).collect::<Vec<_>>())
@@ -93,6 +93,7 @@ fn start(saving: &Saving<'_>, to_read: Vec<usize>, tasks: &mut JoinSet<Result<()
                 blocking(move || Ok(parts.into_iter().map(hash).collect())).await
             })
             .try_buffered(depth);
+        let mut hashed = std::pin::pin!(hashed);
         while let Some(parts) = hashed.try_next().await? {
             if hashed_out.send(parts).await.is_err() {
                 break;
