@@ -128,8 +128,7 @@ fn probe(plain: &[u8]) -> bool {
         return true;
     }
     let step = (plain.len() - SAMPLE) / 2;
-    let samples: Vec<u8> =
-        (0..3).filter_map(|i| plain.get(i * step..i * step + SAMPLE)).flatten().copied().collect();
+    let samples: Vec<u8> = (0..3).filter_map(|i| plain.get(i * step..i * step + SAMPLE)).flatten().copied().collect();
     zstd::bulk::compress(&samples, LEVEL).is_ok_and(|small| pays(small.len(), samples.len()))
 }
 

@@ -46,7 +46,8 @@ pub enum Kind {
 /// Wraps `body`, compressed if that helps and `compress` asks for it.
 #[must_use]
 pub fn seal(kind: Kind, body: &[u8], compress: bool) -> Bytes {
-    let small = if compress { zstd::bulk::compress(body, 3).ok().filter(|small| small.len() < body.len()) } else { None };
+    let small =
+        if compress { zstd::bulk::compress(body, 3).ok().filter(|small| small.len() < body.len()) } else { None };
     let mut out = Writer::new();
     out.bytes(&header(kind, u8::from(small.is_some()), body.len() as u64));
     out.bytes(small.as_deref().unwrap_or(body));
@@ -99,7 +100,9 @@ pub fn read_header(kind: Kind, object: &[u8]) -> Result<(u8, u64)> {
     let (magic, [found, version, encryption, compression], plain_len) = fields?;
     if magic != MAGIC || found != kind as u8 {
         let shown = String::from_utf8_lossy(&object[..5.min(object.len())]).into_owned();
-        return Err(Error::damaged("object is of another kind").expected(format!("TWLN{}", kind as u8 as char)).got(shown));
+        return Err(Error::damaged("object is of another kind")
+            .expected(format!("TWLN{}", kind as u8 as char))
+            .got(shown));
     }
     if version != VERSION {
         let error = Error::unsupported("object was written by another version of the format");

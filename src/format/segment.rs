@@ -26,9 +26,8 @@ const BLOCK: usize = 32;
 const ENTRY: usize = 16;
 /// Bits a chunk in the filter: 1 % false hits.
 const FILTER_BITS: usize = 10;
-const SALTS: [u32; 8] = [
-    0x47b6_137b, 0x4497_4d91, 0x8824_ad5b, 0xa2b7_289d, 0x7054_95c7, 0x2df1_424b, 0x9efc_4947, 0x5c6b_fb31,
-];
+const SALTS: [u32; 8] =
+    [0x47b6_137b, 0x4497_4d91, 0x8824_ad5b, 0xa2b7_289d, 0x7054_95c7, 0x2df1_424b, 0x9efc_4947, 0x5c6b_fb31];
 
 /// One entry of a segment, in the order that it is sorted by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -149,7 +148,8 @@ fn lower_bound(rows: &[[u8; ENTRY]], wanted: u64) -> usize {
         let span = high - low;
         let middle = if guesses > 0 && ceiling > floor && span > 64 {
             guesses -= 1;
-            let part = u128::from(wanted.clamp(floor, ceiling) - floor) * (span as u128) / (u128::from(ceiling - floor) + 1);
+            let part =
+                u128::from(wanted.clamp(floor, ceiling) - floor) * (span as u128) / (u128::from(ceiling - floor) + 1);
             low + usize::try_from(part).unwrap_or(0).min(span - 1)
         } else {
             low + span / 2

@@ -9,8 +9,6 @@ mod restore;
 mod save;
 mod show;
 
-
-
 pub use diff::Change;
 pub use names::Listed;
 pub use restore::{RestoreOptions, RestoreReport};

@@ -139,7 +139,8 @@ fn deliver(
     for &index in &read.chunks {
         let at = index as usize;
         let chunks = &saved.manifest.chunks;
-        let (Some(frame), Some(&id), Some(&plain_len)) = (saved.map.frames.get(at), chunks.ids.get(at), chunks.lens.get(at))
+        let (Some(frame), Some(&id), Some(&plain_len)) =
+            (saved.map.frames.get(at), chunks.ids.get(at), chunks.lens.get(at))
         else {
             return Err(Error::damaged("map lacks a chunk of its manifest").got(index));
         };

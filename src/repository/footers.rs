@@ -74,6 +74,9 @@ impl Repository {
         if footer.entries.len() == pack.chunks as usize {
             return Ok(footer);
         }
-        Err(Error::damaged("pack holds another number of chunks").at(key).expected(pack.chunks).got(footer.entries.len()))
+        Err(Error::damaged("pack holds another number of chunks")
+            .at(key)
+            .expected(pack.chunks)
+            .got(footer.entries.len()))
     }
 }

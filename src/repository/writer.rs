@@ -316,11 +316,7 @@ impl Writer {
 ///
 /// # Errors
 /// Other, if a pack is not known: a bug.
-pub(crate) fn map_of(
-    manifest: ManifestId,
-    places: &[Place],
-    find: impl Fn(PackId) -> Option<PackRef>,
-) -> Result<Map> {
+pub(crate) fn map_of(manifest: ManifestId, places: &[Place], find: impl Fn(PackId) -> Option<PackRef>) -> Result<Map> {
     let mut packs = Vec::new();
     let mut numbers: HashMap<PackId, u32> = HashMap::new();
     let mut frames = Vec::with_capacity(places.len());
@@ -329,7 +325,9 @@ pub(crate) fn map_of(
             Some(&number) => number,
             None => {
                 let number = u32::try_from(packs.len()).map_err(|_| Error::exhausted("tree lies in too many packs"))?;
-                packs.push(find(place.pack).ok_or_else(|| Error::other("a chunk lies in an unknown pack").got(place.pack))?);
+                packs.push(
+                    find(place.pack).ok_or_else(|| Error::other("a chunk lies in an unknown pack").got(place.pack))?,
+                );
                 numbers.insert(place.pack, number);
                 number
             }

@@ -148,7 +148,9 @@ impl Repository {
             Some(_) => Err(Error::conflict("name was replaced and its old content collected during this restore")
                 .at(&old.name)
                 .cure("run the restore again")),
-            None => Err(Error::not_found("name was removed and its content collected during this restore").at(&old.name)),
+            None => {
+                Err(Error::not_found("name was removed and its content collected during this restore").at(&old.name))
+            }
         }
     }
 }

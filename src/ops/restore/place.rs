@@ -112,11 +112,14 @@ impl Placing {
             }
         };
         let written = staged.file().write_all_at(bytes, offset);
-        written.map_err(|source| Error::io("write a file", &self.items.folder.join(super::super::shown(&item.path)), source))?;
+        written.map_err(|source| {
+            Error::io("write a file", &self.items.folder.join(super::super::shown(&item.path)), source)
+        })?;
         drop(staged);
         if long.missing.fetch_sub(1, Ordering::AcqRel) == 1 {
             let staged = long.staged.lock().unwrap_or_else(PoisonError::into_inner).take();
-            let alone = staged.and_then(Arc::into_inner).ok_or_else(|| Error::other("a file is written after its end"))?;
+            let alone =
+                staged.and_then(Arc::into_inner).ok_or_else(|| Error::other("a file is written after its end"))?;
             alone.finish(entry.mode, entry.mtime)?;
         }
         Ok(())

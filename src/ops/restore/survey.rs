@@ -44,7 +44,10 @@ enum Finding {
     Keep,
     Write,
     /// `clear`: it is of a kind that cannot simply be renamed over.
-    Differs { got: String, clear: bool },
+    Differs {
+        got: String,
+        clear: bool,
+    },
 }
 
 /// One item's finding, and the chunks found in what is there.
@@ -161,7 +164,11 @@ fn look(
     match (&entry.kind, present.kind) {
         (EntryKind::Folder, Some(FoundKind::Folder)) => Ok((at, Finding::Keep, Vec::new())),
         (EntryKind::Symlink(wanted), Some(FoundKind::Symlink { target: got })) => {
-            if *wanted == got { Ok((at, Finding::Keep, Vec::new())) } else { differs("a link that points elsewhere") }
+            if *wanted == got {
+                Ok((at, Finding::Keep, Vec::new()))
+            } else {
+                differs("a link that points elsewhere")
+            }
         }
         (EntryKind::File(content), Some(FoundKind::File)) => {
             let file = target.read(&item.path)?;
@@ -205,13 +212,15 @@ fn compare(saved: &Saved, content: &Content, file: &File, size: u64) -> Result<(
 fn is_zero(file: &File, range: std::ops::Range<u64>, data: &[std::ops::Range<u64>]) -> bool {
     let zeros = vec![0u8; ZEROS];
     let mut buffer = vec![0u8; ZEROS];
-    data.iter().map(|d| d.start.max(range.start)..d.end.min(range.end)).filter(|part| part.start < part.end).all(|part| {
-        (part.start..part.end).step_by(ZEROS).all(|at| {
-            let len = usize::try_from(part.end - at).unwrap_or(ZEROS).min(ZEROS);
-            let (Some(out), Some(zeros)) = (buffer.get_mut(..len), zeros.get(..len)) else { return false };
-            file.read_exact_at(out, at).is_ok() && out == zeros
-        })
-    })
+    data.iter().map(|d| d.start.max(range.start)..d.end.min(range.end)).filter(|part| part.start < part.end).all(
+        |part| {
+            (part.start..part.end).step_by(ZEROS).all(|at| {
+                let len = usize::try_from(part.end - at).unwrap_or(ZEROS).min(ZEROS);
+                let (Some(out), Some(zeros)) = (buffer.get_mut(..len), zeros.get(..len)) else { return false };
+                file.read_exact_at(out, at).is_ok() && out == zeros
+            })
+        },
+    )
 }
 
 fn kind_word(kind: &EntryKind) -> &'static str {

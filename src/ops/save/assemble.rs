@@ -42,7 +42,11 @@ impl Assembly {
             .collect();
         let form = if walk.is_file() { Form::File } else { Form::Folder };
         let covered = vec![0; entries.len()];
-        Self { manifest: Manifest { form, labels, chunks: ChunkList::default(), entries }, numbers: HashMap::new(), covered }
+        Self {
+            manifest: Manifest { form, labels, chunks: ChunkList::default(), entries },
+            numbers: HashMap::new(),
+            covered,
+        }
     }
 
     fn content(&mut self, file: usize) -> Option<&mut Content> {

@@ -226,7 +226,8 @@ pub(super) fn open(walk: &Walk, found: &Found) -> Result<File> {
 
 /// Still as it was found? What was read before this answer was of one piece.
 pub(super) fn check_unchanged(file: &File, found: &Found) -> Result<()> {
-    let now = Stat::of(file).map_err(|source| Error::other("look at a file again").at(super::shown(&found.path)).source(source))?;
+    let now = Stat::of(file)
+        .map_err(|source| Error::other("look at a file again").at(super::shown(&found.path)).source(source))?;
     let same = |stat: &Stat| (stat.size, stat.mtime, stat.ctime);
     if same(&now) == same(&found.stat) { Ok(()) } else { Err(changed(found)) }
 }

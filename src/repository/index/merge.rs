@@ -6,10 +6,10 @@ use super::{Repository, Segment};
 use crate::error::Result;
 use crate::format::{PackRef, Row};
 use crate::id::SegmentId;
+use crate::id::SessionId;
 use crate::limits::SEGMENTS_MAX;
 use crate::repository::log::{Action, State};
 use crate::repository::writer::put_segment;
-use crate::id::SessionId;
 
 /// Chunks in a merged segment, at most: 64 MiB of entries in memory while merging.
 const MERGED_MAX: u64 = 4 << 20;
@@ -52,9 +52,9 @@ impl Repository {
             new.push(put_segment(self, session, &packs, rows).await?);
         }
         let built = state.seq;
-        let commit = self.log().commit(Some(session), |_| {
-            Ok(vec![Action::ReplaceSegments { old: old.clone(), new: new.clone(), built }])
-        });
+        let commit = self
+            .log()
+            .commit(Some(session), |_| Ok(vec![Action::ReplaceSegments { old: old.clone(), new: new.clone(), built }]));
         commit.await.map(drop)
     }
 }

@@ -123,9 +123,8 @@ impl Repository {
             Some(root) => Mapped::open(&root.join(key.as_ref()))?,
             None => self.fetched(id).await?,
         };
-        let view = SegmentView::parse(&bytes).map_err(|malformed| {
-            Error::from(malformed).at(&key).cure("towline verify --repair rebuilds the index")
-        })?;
+        let view = SegmentView::parse(&bytes)
+            .map_err(|malformed| Error::from(malformed).at(&key).cure("towline verify --repair rebuilds the index"))?;
         let segment = Arc::new(Segment { view, bytes });
         let mut loaded = self.0.segments.lock().unwrap_or_else(PoisonError::into_inner);
         loaded.insert(id, Arc::clone(&segment));
@@ -144,9 +143,8 @@ impl Repository {
         }
         let key = layout::owned(Family::Index, id);
         let object = objects::get_required(&**self.store().objects(), &key).await?;
-        open(Kind::Segment, &object).map_err(|error| {
-            error.at(&key).cure("towline verify --repair rebuilds the index")
-        })?;
+        open(Kind::Segment, &object)
+            .map_err(|error| error.at(&key).cure("towline verify --repair rebuilds the index"))?;
         match write_whole(&path, &object) {
             Ok(()) => Mapped::open(&path),
             Err(error) => {

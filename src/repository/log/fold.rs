@@ -62,7 +62,8 @@ impl Log {
             // One first: mostly there is nothing new.
             let ahead = if Arc::strong_count(&state) > 1 { 1 } else { AHEAD };
             let numbers = state.seq + 1..=state.seq + ahead;
-            let mut entries = stream::iter(numbers).map(|number| self.entry(number)).buffered(usize::try_from(AHEAD).unwrap_or(1));
+            let mut entries =
+                stream::iter(numbers).map(|number| self.entry(number)).buffered(usize::try_from(AHEAD).unwrap_or(1));
             let mut next = Arc::unwrap_or_clone(state);
             while let Some(found) = entries.try_next().await? {
                 let Some(entry) = found else { return Ok(Arc::new(next)) };

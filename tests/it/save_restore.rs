@@ -1,0 +1,158 @@
+//! Save and restore, on a directory and in memory: what comes back is what went in, and only what is new is stored.
+
+use std::fs;
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::{FileExt as _, PermissionsExt as _, symlink};
+use std::path::Path;
+
+use towline::error::ErrorKind;
+use towline::ops::{CutChoice, RestoreOptions, SaveOptions};
+use towline::repository::{Name, OpenOptions, Repository};
+use towline::storage::Store;
+
+use crate::data::{name, noise, safetensors, tree_digest};
+
+async fn in_memory(cache: &Path) -> Repository {
+    let options = OpenOptions { cache: Some(cache.to_owned()), memory: Some(256 << 20) };
+    Repository::create(Store::memory(), options).await.unwrap().0
+}
+
+fn sample(root: &Path) {
+    fs::create_dir_all(root.join("sub/empty")).unwrap();
+    fs::write(root.join("small"), b"hello").unwrap();
+    fs::write(root.join("nothing"), b"").unwrap();
+    fs::write(root.join("sub/noise"), noise(1, 5_000_000)).unwrap();
+    fs::write(root.join("sub/model.safetensors"), safetensors(7, &[("a", 300_000), ("b", 40), ("c", 1_500_000)]))
+        .unwrap();
+    fs::write(root.join(std::ffi::OsStr::from_bytes(b"not-\xff-utf8")), b"x").unwrap();
+    symlink("../elsewhere", root.join("sub/link")).unwrap();
+    let holes = fs::File::create(root.join("holes")).unwrap();
+    holes.set_len(10 << 20).unwrap();
+    holes.write_all_at(&noise(2, 100_000), 3 << 20).unwrap();
+    fs::set_permissions(root.join("small"), fs::Permissions::from_mode(0o640)).unwrap();
+}
+
+async fn save(repository: &Repository, path: &Path, to: &Name) -> towline::ops::SaveReport {
+    repository.save(path, to, &SaveOptions::default()).await.unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_tree_comes_back_as_it_was() {
+    let dir = tempfile::tempdir().unwrap();
+    let (source, dest) = (dir.path().join("source"), dir.path().join("dest"));
+    sample(&source);
+    let repository = in_memory(dir.path()).await;
+    let report = save(&repository, &source, &name("a/b")).await;
+    assert_eq!(report.files, 6);
+    assert!(report.new_bytes < 10_000_000, "holes are not stored: {report:?}");
+    let restored = repository.restore(&name("a/b"), None, &dest, &RestoreOptions::default()).await.unwrap();
+    assert_eq!(tree_digest(&source), tree_digest(&dest));
+    assert_eq!(restored.bytes, report.logical_bytes);
+    assert_eq!(restored.reused_bytes, 0);
+    let holes = fs::metadata(dest.join("holes")).unwrap();
+    assert!(std::os::unix::fs::MetadataExt::blocks(&holes) * 512 < 1 << 20, "the hole stays one");
+
+    let again = repository.restore(&name("a/b"), None, &dest, &RestoreOptions::default()).await.unwrap();
+    assert_eq!((again.fetched_bytes, again.reused_bytes), (0, report.logical_bytes));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn only_what_is_new_is_stored() {
+    let dir = tempfile::tempdir().unwrap();
+    let source = dir.path().join("source");
+    sample(&source);
+    let repository = in_memory(dir.path()).await;
+    save(&repository, &source, &name("one")).await;
+    let again = save(&repository, &source, &name("two")).await;
+    assert_eq!((again.new_bytes, again.new_chunks, again.stored_bytes), (0, 0, 0));
+
+    let mut bytes = fs::read(source.join("sub/noise")).unwrap();
+    bytes.splice(2_000_000..2_000_000, *b"inserted");
+    fs::write(source.join("sub/noise"), &bytes).unwrap();
+    let changed = save(&repository, &source, &name("two")).await;
+    assert!((1..=3).contains(&changed.new_chunks), "{changed:?}");
+    let dest = dir.path().join("dest");
+    repository.restore(&name("two"), None, &dest, &RestoreOptions::default()).await.unwrap();
+    assert_eq!(fs::read(dest.join("sub/noise")).unwrap(), bytes);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_way_to_cut_gives_the_same_bytes_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let source = dir.path().join("source");
+    sample(&source);
+    let repository = in_memory(dir.path()).await;
+    for (cut, word) in [(CutChoice::Fixed, "fixed"), (CutChoice::Content, "content"), (CutChoice::Tensor, "tensor")] {
+        let options = SaveOptions { cut, reread: true, ..SaveOptions::default() };
+        repository.save(&source, &name(word), &options).await.unwrap();
+        let dest = dir.path().join(word);
+        repository.restore(&name(word), None, &dest, &RestoreOptions::default()).await.unwrap();
+        assert_eq!(tree_digest(&source), tree_digest(&dest), "{word}");
+    }
+    let shown = repository.show(&name("tensor")).await.unwrap();
+    let model = shown.entries.iter().find(|entry| entry.path.ends_with("safetensors")).unwrap();
+    assert_eq!(model.tensors.len(), 3);
+    assert_eq!(model.cut, Some("tensor"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_in_the_way_is_a_conflict_before_anything_is_written() {
+    let dir = tempfile::tempdir().unwrap();
+    let (source, dest) = (dir.path().join("source"), dir.path().join("dest"));
+    sample(&source);
+    let repository = in_memory(dir.path()).await;
+    save(&repository, &source, &name("n")).await;
+    fs::create_dir_all(dest.join("sub")).unwrap();
+    fs::write(dest.join("sub/noise"), b"mine").unwrap();
+    fs::write(dest.join("other"), b"mine too").unwrap();
+    let refused = repository.restore(&name("n"), None, &dest, &RestoreOptions::default()).await.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Conflict);
+    assert_eq!(fs::read(dest.join("sub/noise")).unwrap(), b"mine");
+    assert!(!dest.join("small").exists());
+
+    let overwrite = RestoreOptions { overwrite: true, ..RestoreOptions::default() };
+    repository.restore(&name("n"), None, &dest, &overwrite).await.unwrap();
+    assert_eq!(fs::read(dest.join("other")).unwrap(), b"mine too");
+    let delete = RestoreOptions { overwrite: true, delete: true, ..RestoreOptions::default() };
+    repository.restore(&name("n"), None, &dest, &delete).await.unwrap();
+    assert_eq!(tree_digest(&source), tree_digest(&dest));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn parts_of_a_tree_and_of_a_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let source = dir.path().join("source");
+    sample(&source);
+    let repository = in_memory(dir.path()).await;
+    save(&repository, &source, &name("n")).await;
+    let into = dir.path().join("into");
+    repository.restore(&name("n"), Some(b"sub"), &into, &RestoreOptions::default()).await.unwrap();
+    assert_eq!(tree_digest(&source.join("sub")), tree_digest(&into));
+    let file = dir.path().join("file");
+    repository.restore(&name("n"), Some(b"sub/noise"), &file, &RestoreOptions::default()).await.unwrap();
+    let whole = fs::read(source.join("sub/noise")).unwrap();
+    assert_eq!(fs::read(&file).unwrap(), whole);
+    let mut out = Vec::new();
+    let n = repository.cat(&name("n"), b"sub/noise", Some(1_000_000..=2_999_999), &mut out).await.unwrap();
+    assert_eq!((n, out.as_slice()), (2_000_000, &whole[1_000_000..3_000_000]));
+    let mut holes = Vec::new();
+    repository.cat(&name("n"), b"holes", None, &mut holes).await.unwrap();
+    assert_eq!(holes, fs::read(source.join("holes")).unwrap());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn names_are_copied_and_removed() {
+    let dir = tempfile::tempdir().unwrap();
+    let source = dir.path().join("f");
+    fs::write(&source, b"content").unwrap();
+    let repository = in_memory(dir.path()).await;
+    save(&repository, &source, &name("run/1")).await;
+    repository.copy(&name("run/1"), &name("best")).await.unwrap();
+    assert_eq!(repository.list(None).await.unwrap().len(), 2);
+    assert_eq!(repository.list(Some(&name("run"))).await.unwrap().len(), 1);
+    repository.remove(&name("run/1")).await.unwrap();
+    assert_eq!(repository.remove(&name("run/1")).await.unwrap_err().kind(), ErrorKind::NotFound);
+    let dest = dir.path().join("out/");
+    repository.restore(&name("best"), None, &dest, &RestoreOptions::default()).await.unwrap();
+    assert_eq!(fs::read(dir.path().join("out/f")).unwrap(), b"content");
+}
