@@ -25,7 +25,7 @@ work=$root/target/demo
 rm -rf "$work" && mkdir -p "$work" && cd "$work"
 export XDG_DATA_HOME=$work/home/data XDG_CACHE_HOME=$work/home/cache XDG_CONFIG_HOME=$work/home/config XDG_STATE_HOME=$work/home/state
 unset TOWLINE_REPO
-first=$XDG_DATA_HOME/towline   # the embedded default repository
+first=$XDG_DATA_HOME/towline/repository   # the embedded default
 second=$work/other-cloud
 trainer=
 trap '[ -z "$trainer" ] || kill -9 "$trainer" 2>/dev/null || true' EXIT
