@@ -42,7 +42,7 @@ impl Repository {
             match self.saved_as(name, &value).await {
                 // Replaced or repacked between the two readings: the name tells the new keys.
                 Err(error) if error.kind() == ErrorKind::NotFound && last.as_ref() != Some(&value) => {
-                    last = Some(value)
+                    last = Some(value);
                 }
                 Err(error) if error.kind() == ErrorKind::NotFound => {
                     return Err(Error::damaged("a saved tree's manifest or map is missing").at(name).source(error));

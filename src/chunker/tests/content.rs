@@ -61,11 +61,11 @@ fn dense(seed: u64, len: usize) -> Vec<u8> {
 }
 
 /// The chunks of `bytes`, named.
-fn chunks(bytes: &[u8]) -> Vec<Chunk> {
+fn chunks(bytes: &[u8]) -> Vec<Chunk<'_>> {
     let bytes = Bytes::copy_from_slice(bytes);
     let mut at = 0;
     let cuts = cuts(&bytes).into_iter().map(|end| usize::try_from(end).unwrap());
-    cuts.map(|end| Chunk::new(bytes.slice(std::mem::replace(&mut at, end)..end))).collect()
+    cuts.map(|end| Chunk::new(&bytes[std::mem::replace(&mut at, end)..end])).collect()
 }
 
 #[test]

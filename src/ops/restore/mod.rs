@@ -93,7 +93,8 @@ impl Repository {
         options.progress.phase("restoring", surveyed.wanted_bytes(&saved, &items));
         let surveyed = Arc::new(surveyed);
         for group in groups(&saved, &items, &surveyed) {
-            report.fetched_bytes += self.fill(&saved, &items, &target, &surveyed, group, options).await?;
+            let placing = Placing::new(&saved, &items, &target, &group)?;
+            report.fetched_bytes += self.fill(placing, &surveyed, &options.progress).await?;
         }
         let (items, delete) = (Arc::clone(&items), options.delete);
         blocking(move || finish(&saved, &items, &target, &surveyed, delete.then_some(keep))).await?;
@@ -102,19 +103,12 @@ impl Repository {
     }
 
     /// Fills one group of files; returns the stored bytes read.
-    async fn fill(
-        &self,
-        saved: &Arc<Saved>,
-        items: &Arc<Items>,
-        target: &Arc<Target>,
-        surveyed: &Arc<Survey>,
-        group: Vec<usize>,
-        options: &RestoreOptions,
-    ) -> Result<u64> {
-        let placing = Arc::new(Placing::new(saved, items, target, &group)?);
+    async fn fill(&self, placing: Placing, surveyed: &Arc<Survey>, progress: &Progress) -> Result<u64> {
+        let placing = Arc::new(placing);
         let local = (Arc::clone(&placing), Arc::clone(surveyed));
         blocking(move || local.0.place_local(&local.1)).await?;
         let longest = (self.budget().total() / 32).clamp(MIB, 8 * MIB);
+        let saved = placing.saved();
         let mut current = Arc::clone(saved);
         let mut fetched = 0;
         for _ in 0..ATTEMPTS {
@@ -123,7 +117,7 @@ impl Repository {
                 let placing = Arc::clone(&placing);
                 Arc::new(move |chunk, bytes| placing.place(chunk, bytes.bytes()))
             };
-            match fetch(self, &current, reads, sink, &options.progress).await {
+            match fetch(self, &current, reads, sink, progress).await {
                 Ok(read) => {
                     fetched += read;
                     placing.check_complete()?;

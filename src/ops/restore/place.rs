@@ -57,6 +57,11 @@ impl Placing {
         Ok(Self { saved, items, target, destinations, placed, long })
     }
 
+    /// The tree.
+    pub(super) fn saved(&self) -> &Arc<Saved> {
+        &self.saved
+    }
+
     /// Just one chunk and no hole?
     fn is_plain(saved: &Saved, entry: &TreeEntry) -> bool {
         let EntryKind::File(content) = &entry.kind else { return false };

@@ -74,22 +74,15 @@ pub(super) async fn survey(
     let looked: Vec<Vec<Looked>> = stream::iter(batches).buffered(parallelism).try_collect().await?;
     let mut survey = Survey::default();
     for (at, finding, local) in looked.into_iter().flatten() {
-        survey.take(saved, items, at, finding, local, options.overwrite)?;
+        survey.take(saved, items, (at, finding, local), options.overwrite)?;
     }
     survey.count_local(saved, items)?;
     Ok(survey)
 }
 
 impl Survey {
-    fn take(
-        &mut self,
-        saved: &Saved,
-        items: &Items,
-        at: usize,
-        finding: Finding,
-        local: Vec<(u32, u64)>,
-        overwrite: bool,
-    ) -> Result<()> {
+    fn take(&mut self, saved: &Saved, items: &Items, looked: Looked, overwrite: bool) -> Result<()> {
+        let (at, finding, local) = looked;
         let Some(item) = items.list.get(at) else { return Ok(()) };
         let entry = item.entry(saved)?;
         let clear = match finding {

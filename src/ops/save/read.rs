@@ -58,7 +58,7 @@ pub(super) fn read(walk: &Walk, unit: Unit, mut buffer: Buffer) -> Result<Vec<Re
         start += len;
         cut(part, bytes)
     });
-    parts.collect()
+    Ok(parts.collect())
 }
 
 fn read_part(walk: &Walk, part: &Part, out: &mut [u8]) -> Result<()> {
@@ -77,7 +77,7 @@ fn read_part(walk: &Walk, part: &Part, out: &mut [u8]) -> Result<()> {
     read.map_err(|source| Error::other("read a file to save").at(super::shown(&found.path)).source(source))
 }
 
-fn cut(part: Part, bytes: Bytes) -> Result<ReadPart> {
+fn cut(part: Part, bytes: Bytes) -> ReadPart {
     let Part { file, range, cuts, about: said, .. } = part;
     let (about, found) = match cuts {
         Cuts::Known(ends) => (said, Found::Chunks(name(&bytes, range.start, &ends))),
@@ -91,7 +91,7 @@ fn cut(part: Part, bytes: Bytes) -> Result<ReadPart> {
             (said, Found::Window { first, last, start: range.start, bytes, candidates })
         }
     };
-    Ok(ReadPart { file, about, found })
+    ReadPart { file, about, found }
 }
 
 /// What a whole file in memory is, and where to cut it.

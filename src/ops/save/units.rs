@@ -10,7 +10,7 @@ use crate::checkpoint::safetensors;
 use crate::chunker::{Cut, fixed, tensor};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::TensorEntry;
-use crate::tree::{Found, HOLE_MIN, Stat, Walk, extents};
+use crate::tree::{Found, Stat, Walk, extents};
 
 /// Files up to this long are read whole, several to a unit.
 const SMALL: u64 = 1 << 20;
@@ -114,8 +114,8 @@ fn long_file(
         CutChoice::Content | CutChoice::Fixed => None,
     };
     let about = about(choice, layout.as_ref());
-    let spans = layout.as_ref().map(|layout| layout.spans()).unwrap_or_default();
-    let stretches = if size >= HOLE_MIN { extents(&open, size)? } else { vec![0..size] };
+    let spans = layout.as_ref().map(crate::checkpoint::Layout::spans).unwrap_or_default();
+    let stretches = extents(&open, size)?;
     let mut about = Some(about);
     let cut = about.as_ref().map_or(Cut::Content, |about| about.cut);
     for stretch in stretches {
