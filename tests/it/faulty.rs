@@ -77,7 +77,7 @@ struct Dice {
 }
 
 impl Dice {
-    /// A number below `bound`, by SplitMix64 (<https://prng.di.unimi.it/splitmix64.c>).
+    /// A number below `bound`, by `SplitMix64` (<https://prng.di.unimi.it/splitmix64.c>).
     fn roll(&self, bound: u64) -> u64 {
         let mut z = self.state.fetch_add(0x9E37_79B9_7F4A_7C15, Ordering::SeqCst);
         z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -91,13 +91,11 @@ impl Dice {
             return Fault::None;
         }
         for &(weight, fault) in table {
-            match roll.checked_sub(u64::from(weight)) {
-                Some(rest) => roll = rest,
-                None => {
-                    self.injected.fetch_add(1, Ordering::SeqCst);
-                    return fault;
-                }
-            }
+            let Some(rest) = roll.checked_sub(u64::from(weight)) else {
+                self.injected.fetch_add(1, Ordering::SeqCst);
+                return fault;
+            };
+            roll = rest;
         }
         Fault::None
     }

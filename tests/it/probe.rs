@@ -142,7 +142,16 @@ impl Rclone {
         std::fs::create_dir(folder.path().join("bucket")).unwrap();
         let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         let child = Command::new(program)
-            .args(["serve", "s3", "--config", "/dev/null", "--auth-key", "id,secret", "--addr", &free.to_string()])
+            .args([
+                "serve",
+                "s3",
+                "--config",
+                "/dev/null",
+                "--auth-key",
+                "towline,towlinesecret",
+                "--addr",
+                &free.to_string(),
+            ])
             .arg(folder.path())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
@@ -152,7 +161,8 @@ impl Rclone {
     }
 
     async fn store(&self) -> Store {
-        let keys = Keys { access_key_id: "id".into(), secret_access_key: "secret".into(), session_token: None };
+        let keys =
+            Keys { access_key_id: "towline".into(), secret_access_key: "towlinesecret".into(), session_token: None };
         let options =
             StoreOptions { endpoint: Some(self.endpoint.clone()), keys: Some(keys), ..StoreOptions::default() };
         let location = "s3://bucket/p".parse().unwrap();

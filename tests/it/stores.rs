@@ -38,14 +38,9 @@ impl Server {
         }
     }
 
-    /// A location that nobody else uses.
-    pub(crate) fn location(&self) -> Location {
-        Location::S3 { bucket: "towline-test".to_owned(), prefix: format!("t/{}", Ulid::generate()) }
-    }
-
     /// An empty store on it.
     pub(crate) async fn store(&self) -> Store {
-        open(&self.location(), &self.options()).await.unwrap()
+        open(&fresh_location(), &self.options()).await.unwrap()
     }
 
     fn read(name: &'static str, file: &Path) -> Self {
@@ -67,16 +62,21 @@ impl Server {
     }
 }
 
+/// A place in the bucket of the tests that nobody else uses.
+pub(crate) fn fresh_location() -> Location {
+    Location::S3 { bucket: "towline-test".to_owned(), prefix: format!("t/{}", Ulid::generate()) }
+}
+
 /// The servers that were started.
 pub(crate) fn servers() -> Vec<Server> {
     [("ceph", "TOWLINE_TEST_CEPH"), ("ministack", "TOWLINE_TEST_MINISTACK")]
         .into_iter()
-        .filter_map(|(name, variable)| match std::env::var_os(variable) {
-            Some(file) => Some(Server::read(name, &PathBuf::from(file))),
-            None => {
+        .filter_map(|(name, variable)| {
+            let file = std::env::var_os(variable);
+            if file.is_none() {
                 missing(&format!("{name}: {variable} is not set; tests/servers/servers.sh start"));
-                None
             }
+            Some(Server::read(name, &PathBuf::from(file?)))
         })
         .collect()
 }
