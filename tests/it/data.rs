@@ -8,19 +8,19 @@ use std::path::Path;
 use towline::repository::Name;
 
 /// A valid name.
-pub fn name(text: &str) -> Name {
+pub(crate) fn name(text: &str) -> Name {
     text.parse().unwrap()
 }
 
 /// Incompressible bytes that depend on `seed` only.
-pub fn noise(seed: u64, len: usize) -> Vec<u8> {
+pub(crate) fn noise(seed: u64, len: usize) -> Vec<u8> {
     let mut out = vec![0; len];
     blake3::Hasher::new().update(&seed.to_le_bytes()).finalize_xof().fill(&mut out);
     out
 }
 
 /// A safetensors file of fp32 tensors, each of so many elements, filled with noise.
-pub fn safetensors(seed: u64, tensors: &[(&str, usize)]) -> Vec<u8> {
+pub(crate) fn safetensors(seed: u64, tensors: &[(&str, usize)]) -> Vec<u8> {
     let (mut header, mut at) = (String::from("{"), 0);
     for (i, (name, elements)) in tensors.iter().enumerate() {
         let end = at + elements * 4;
@@ -37,7 +37,7 @@ pub fn safetensors(seed: u64, tensors: &[(&str, usize)]) -> Vec<u8> {
 }
 
 /// Everything that a save keeps of a tree, by path.
-pub fn tree_digest(root: &Path) -> BTreeMap<Vec<u8>, String> {
+pub(crate) fn tree_digest(root: &Path) -> BTreeMap<Vec<u8>, String> {
     use std::os::unix::ffi::OsStrExt as _;
     let mut all = BTreeMap::new();
     let mut folders = vec![root.to_owned()];
@@ -49,7 +49,7 @@ pub fn tree_digest(root: &Path) -> BTreeMap<Vec<u8>, String> {
                 folders.push(path.clone());
                 "folder".to_owned()
             } else if meta.is_symlink() {
-                format!("link {:?}", std::fs::read_link(&path).unwrap())
+                format!("link {}", std::fs::read_link(&path).unwrap().display())
             } else {
                 format!("file {}", blake3::hash(&std::fs::read(&path).unwrap()))
             };

@@ -1,6 +1,11 @@
-//! The integration tests: one binary, a module for each subject.
+//! The integration tests: one binary, a module for each subject, over memory, a directory, and the real servers that
+//! `make test` starts.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![expect(clippy::unwrap_used, clippy::print_stderr, reason = "a test says what fails by failing, and what is skipped")]
 
+mod conformance;
 mod data;
+mod faulty;
+mod probe;
 mod save_restore;
+mod stores;

@@ -2,7 +2,6 @@
 
 use std::collections::HashSet;
 
-use bytes::Bytes;
 use proptest::prelude::*;
 
 use super::{assert_covers, random};
@@ -62,9 +61,8 @@ fn dense(seed: u64, len: usize) -> Vec<u8> {
 
 /// The chunks of `bytes`, named.
 fn chunks(bytes: &[u8]) -> Vec<Chunk<'_>> {
-    let bytes = Bytes::copy_from_slice(bytes);
     let mut at = 0;
-    let cuts = cuts(&bytes).into_iter().map(|end| usize::try_from(end).unwrap());
+    let cuts = cuts(bytes).into_iter().map(|end| usize::try_from(end).unwrap());
     cuts.map(|end| Chunk::new(&bytes[std::mem::replace(&mut at, end)..end])).collect()
 }
 

@@ -1,0 +1,36 @@
+#!/bin/bash
+# Installs what the test servers need, once: Debian's Ceph packages, and a venv with what requirements.txt pins.
+#   setup.sh        (again: says that nothing is to do)
+# knobs (env): TOWLINE_VENV (default .venv in the checkout)
+set -euo pipefail
+here=$(cd "$(dirname "$0")" && pwd)
+root=$(cd "$here/../.." && pwd)
+venv=${TOWLINE_VENV:-$root/.venv}
+
+packages() {
+  local missing=()
+  command -v radosgw >/dev/null || missing+=(radosgw)
+  command -v ceph-mon >/dev/null || missing+=(ceph-mon)
+  command -v ceph-osd >/dev/null || missing+=(ceph-osd)
+  command -v ceph >/dev/null || missing+=(ceph-common)
+  command -v curl >/dev/null || missing+=(curl)
+  [ ${#missing[@]} -gt 0 ] || return 0
+  local sudo=(); [ "$(id -u)" = 0 ] || sudo=(sudo)
+  echo "setup: installing ${missing[*]} (apt-get)"
+  export DEBIAN_FRONTEND=noninteractive
+  "${sudo[@]}" apt-get update -qq
+  # No service is started or enabled: the tests run their own daemons on loopback, as the calling user.
+  "${sudo[@]}" env RUNLEVEL=1 apt-get install -qq -y --no-install-recommends "${missing[@]}" >/dev/null
+}
+
+environment() {
+  cmp -s "$here/requirements.txt" "$venv/requirements.txt" && return 0
+  echo "setup: installing $(grep -v '^#' "$here/requirements.txt" | tr '\n' ' ')into $venv (pip)"
+  [ -x "$venv/bin/python" ] || python3 -m venv "$venv"
+  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -r "$here/requirements.txt"
+  cp "$here/requirements.txt" "$venv/requirements.txt"    # last: an interrupted installation is done again
+}
+
+packages
+environment
+echo "setup: ready"
