@@ -1,6 +1,7 @@
 //! The verbs: each one thing a user can ask, as methods of an opened [`Repository`](crate::repository::Repository).
 
 mod cat;
+mod collect;
 
 mod diff;
 
@@ -9,6 +10,7 @@ mod restore;
 mod save;
 mod show;
 
+pub use collect::{CollectOptions, CollectReport};
 pub use diff::Change;
 pub use names::Listed;
 pub use restore::{RestoreOptions, RestoreReport};

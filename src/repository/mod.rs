@@ -4,6 +4,7 @@
 //! Reading: [`Saved`] is a name's manifest and map; [`fetch`] turns chunks into few ranged reads and hands out what was
 //! verified. [`Known`] answers "is this chunk here already, and where".
 
+pub mod collect;
 mod fetch;
 mod footers;
 mod index;

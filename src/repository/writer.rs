@@ -184,7 +184,7 @@ impl Writer {
     }
 
     /// Sends what is left and waits for all of it.
-    async fn settle(&mut self) -> Result<()> {
+    pub(crate) async fn settle(&mut self) -> Result<()> {
         self.seal().await?;
         while !self.uploads.is_empty() {
             self.arrived().await?;

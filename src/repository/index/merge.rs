@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Repository, Segment};
+use super::{Index, Repository, Segment};
 use crate::error::Result;
 use crate::format::{PackRef, Row};
 use crate::id::SegmentId;
@@ -14,9 +14,12 @@ use crate::repository::writer::put_segment;
 /// Chunks in a merged segment, at most: 64 MiB of entries in memory while merging.
 const MERGED_MAX: u64 = 4 << 20;
 
+/// Remembered purges above which every segment older than them is rebuilt, so that they can be forgotten.
+const PURGED_MANY: usize = 1024;
+
 /// Which segments to replace by one: pure, so that a dry run can print it.
 ///
-/// The smallest are merged while they stay small together; segments that list purged packs are rebuilt in any case.
+/// The smallest are merged while they stay small together.
 pub(crate) fn choose(state: &State, most: usize) -> Vec<SegmentId> {
     let mut by_size: Vec<_> = state.segments.iter().map(|(id, info)| (info.chunks, *id)).collect();
     by_size.sort_unstable();
@@ -30,6 +33,26 @@ pub(crate) fn choose(state: &State, most: usize) -> Vec<SegmentId> {
     });
     let chosen: Vec<_> = small.map(|(_, id)| *id).collect();
     if chosen.len() > 1 { chosen } else { Vec::new() }
+}
+
+impl Index {
+    /// Groups of segments to replace by one each: those that list purged packs, and small ones while there are more than
+    /// `most`.
+    #[must_use]
+    pub fn to_rebuild(&self, state: &State, most: usize) -> Vec<Vec<SegmentId>> {
+        let last = state.purged.values().map(|purged| purged.at).max().unwrap_or(0);
+        let keeps_memory = |id: &SegmentId| {
+            let built = state.segments.get(id).map_or(0, |info| info.built);
+            state.purged.len() > PURGED_MANY && built < last
+        };
+        let lists_purged = |segment: &Segment| segment.packs().iter().any(|pack| state.purged.contains_key(&pack.id));
+        let many = choose(state, most);
+        let stale = self.segments.iter().filter(|(id, segment)| lists_purged(segment) || keeps_memory(id));
+        let stale = stale.filter(|(id, _)| !many.contains(id));
+        let mut groups: Vec<Vec<SegmentId>> = stale.map(|(id, _)| vec![*id]).collect();
+        groups.extend(Some(many).filter(|many| !many.is_empty()));
+        groups
+    }
 }
 
 impl Repository {

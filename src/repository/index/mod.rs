@@ -37,7 +37,7 @@ pub(super) type Loaded = Mutex<BTreeMap<SegmentId, Arc<Segment>>>;
 /// The live segments of one state.
 #[derive(Clone, Debug, Default)]
 pub struct Index {
-    segments: Vec<Arc<Segment>>,
+    segments: Vec<(SegmentId, Arc<Segment>)>,
 }
 
 impl Segment {
@@ -56,7 +56,7 @@ impl Segment {
 impl Index {
     /// Packs that may hold `id`, and as which of their chunks: the pack's footer has the last word.
     pub fn candidates(&self, id: ChunkId) -> impl Iterator<Item = (PackRef, u32)> {
-        self.segments.iter().flat_map(move |segment| {
+        self.segments.iter().flat_map(move |(_, segment)| {
             let hits = segment.view.find(&segment.bytes, &id);
             hits.filter_map(|hit| Some((*segment.view.packs().get(hit.pack as usize)?, hit.ordinal)))
         })
@@ -64,14 +64,14 @@ impl Index {
 
     /// The segments themselves.
     #[must_use]
-    pub fn segments(&self) -> &[Arc<Segment>] {
+    pub fn segments(&self) -> &[(SegmentId, Arc<Segment>)] {
         &self.segments
     }
 
     /// Every pack that is indexed, each once.
     #[must_use]
     pub fn packs(&self) -> BTreeMap<crate::id::PackId, PackRef> {
-        self.segments.iter().flat_map(|segment| segment.packs()).map(|pack| (pack.id, *pack)).collect()
+        self.segments.iter().flat_map(|(_, segment)| segment.packs()).map(|pack| (pack.id, *pack)).collect()
     }
 }
 
@@ -84,7 +84,9 @@ impl Repository {
     /// # Cancel safety
     /// Safe: it only reads.
     pub async fn index(&self, state: &State) -> Result<Index> {
-        let wanted = stream::iter(state.segments.keys().copied()).map(|id| self.segment(id)).buffered(FETCHES);
+        let wanted = stream::iter(state.segments.keys().copied())
+            .map(|id| async move { Ok::<_, Error>((id, self.segment(id).await?)) })
+            .buffered(FETCHES);
         let segments: Vec<_> = wanted.try_collect().await?;
         let mut loaded = self.0.segments.lock().unwrap_or_else(PoisonError::into_inner);
         loaded.retain(|id, _| state.segments.contains_key(id));

@@ -11,7 +11,8 @@ use crate::repository::layout::Numbered;
 use crate::repository::objects;
 
 impl Log {
-    /// Truncates the log up to a snapshot that leaves the last `keep` entries: returns how many objects went.
+    /// Truncates the log up to a snapshot that leaves the last `keep` entries: returns how many objects went. Entries that
+    /// touched an open session last stay, since their age tells whether it is alive.
     ///
     /// The boundary's object is created before anything is deleted, so whoever finds an entry missing can find out why;
     /// a crash in between leaves objects that the next truncation deletes.
@@ -28,7 +29,8 @@ impl Log {
             if keep == 0 {
                 self.write_snapshot(&state).await?;
             }
-            let usable = |number: &u64| *number > boundary.floor && *number + keep <= state.seq;
+            let alive = state.sessions.values().map(|session| session.touched).min().unwrap_or(u64::MAX);
+            let usable = |&number: &u64| number > boundary.floor && number + keep <= state.seq && number < alive;
             let floor = self.numbers(Numbered::Snapshot).await?.into_iter().filter(usable).max();
             if let Some(floor) = floor {
                 self.raise(Boundary { number: boundary.number + 1, floor }).await?;

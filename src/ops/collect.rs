@@ -1,0 +1,247 @@
+//! Collect: frees what no name needs, by plans that can be shown before they are carried out.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use object_store::path::Path;
+use serde::Serialize;
+
+use crate::clock::Timestamp;
+use crate::error::Result;
+use crate::id::{PackId, SessionId};
+use crate::progress::Progress;
+use crate::repository::collect::{Judgement, Leftovers, Marks, delete_all, judge, leftovers, mark, repack, store_time};
+use crate::repository::log::{Action, Entry, State};
+use crate::repository::{Index, Repository, layout};
+
+/// A session that has written nothing for this long, by the store's clock, is over. No grace period shortens it.
+const FENCE_AFTER: Duration = Duration::from_secs(24 * 3600);
+/// Entries that a truncation leaves, so that few readers have to start over.
+const LOG_KEEP: u64 = 64;
+/// Live segments above which a collect merges some.
+const SEGMENTS_GOOD: usize = 8;
+
+/// How to collect.
+#[derive(Clone, Debug)]
+pub struct CollectOptions {
+    /// Only say what would be done.
+    pub dry_run: bool,
+    /// How long a condemned pack is kept before it is purged. It spares slow readers and writers extra work; nothing's
+    /// safety depends on it.
+    pub grace: Duration,
+    /// Where to show progress.
+    pub progress: Progress,
+}
+
+impl Default for CollectOptions {
+    fn default() -> Self {
+        Self { dry_run: false, grace: Duration::from_secs(24 * 3600), progress: Progress::default() }
+    }
+}
+
+/// What a collect did, or would do.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct CollectReport {
+    /// Packs condemned.
+    pub condemned_packs: u64,
+    /// Packs purged.
+    pub purged_packs: u64,
+    /// Objects deleted.
+    pub deleted_objects: u64,
+    /// Packs rewritten because they were mostly dead.
+    pub repacked_packs: u64,
+    /// Index segments merged or rebuilt.
+    pub merged_segments: u64,
+    /// Sessions ended because they stood still.
+    pub fenced_sessions: u64,
+    /// Bytes of the objects deleted.
+    pub freed_bytes: u64,
+    /// Stored bytes of the chunks in use.
+    pub live_bytes: u64,
+    /// What was done, or would be, in words.
+    pub steps: Vec<String>,
+    /// How long it took.
+    pub seconds: f64,
+}
+
+/// Everything that a judgement is made from.
+struct Evidence {
+    state: std::sync::Arc<State>,
+    index: Index,
+    marks: Marks,
+}
+
+impl Repository {
+    /// Frees what no name needs. With a grace of zero, one call condemns, marks again, purges and deletes.
+    ///
+    /// # Errors
+    /// Damaged, if a name's map cannot be read: then nothing is condemned or purged.
+    ///
+    /// # Cancel safety
+    /// Safe: the next collect goes on where this one was.
+    pub async fn collect(&self, options: &CollectOptions) -> Result<CollectReport> {
+        let begun = std::time::Instant::now();
+        options.progress.phase("listing", 0);
+        let listed = leftovers(self).await?;
+        let mut report = CollectReport::default();
+        if options.dry_run {
+            self.rehearse(&listed, options, &mut report).await?;
+        } else {
+            self.carry_out(&listed, options, &mut report).await?;
+        }
+        report.seconds = begun.elapsed().as_secs_f64();
+        Ok(report)
+    }
+
+    async fn rehearse(&self, listed: &Leftovers, options: &CollectOptions, report: &mut CollectReport) -> Result<()> {
+        let evidence = self.evidence(&options.progress).await?;
+        let mut judgement = evidence.judge(self.clock().now(), options.grace);
+        // The store's clock costs a write to read: a dry run goes by this machine's.
+        judgement.fence = listed.stalled(self, &evidence.state, before(self.clock().now(), FENCE_AFTER)).await?;
+        report.live_bytes = evidence.marks.live_bytes();
+        report.count(&judgement);
+        report.steps = judgement.describe();
+        let orphans = listed.orphans(&evidence.state, &evidence.index.packs(), &evidence.marks);
+        report.deleted_objects = orphans.len() as u64;
+        report.freed_bytes += orphans.iter().map(|(_, len)| len).sum::<u64>();
+        report.steps.extend(orphans.iter().map(|(key, _)| format!("delete {key}: nothing names it")));
+        if options.grace.is_zero() {
+            report.freed_bytes += judgement.condemn.iter().map(|pack| pack.len).sum::<u64>();
+        }
+        Ok(())
+    }
+
+    async fn carry_out(&self, listed: &Leftovers, options: &CollectOptions, report: &mut CollectReport) -> Result<()> {
+        // An entry of its own tells the store's time.
+        let session = SessionId::random();
+        let opened = self.log().commit(Some(session), |_| Ok(vec![Action::Open(session)])).await?;
+        let now = self.clock().now();
+        let mut gone = self.finish_deletions(session, report).await?;
+
+        let evidence = self.evidence(&options.progress).await?;
+        let mut judgement = evidence.judge(now, options.grace);
+        if let Some(store_now) = store_time(self, opened.entry.unwrap_or(0)).await? {
+            judgement.fence = listed.stalled(self, &evidence.state, before(store_now, FENCE_AFTER)).await?;
+        }
+        let first = Judgement { purge: Vec::new(), ..judgement.clone() };
+        options.progress.phase("repacking", first.repack.iter().map(|pack| evidence.marks.used_bytes(&pack.id)).sum());
+        repack(self, &evidence.state, &evidence.marks, &first.repack, &options.progress).await?;
+        self.commit_still_right(session, first.actions()).await?;
+        report.count(&first);
+        report.steps.extend(first.describe());
+
+        // A new marking, from a state in which everything to be purged was condemned already.
+        let evidence = self.evidence(&options.progress).await?;
+        let again = evidence.judge(now.max(self.clock().now()), options.grace);
+        let second = Judgement { purge: again.purge, pardon: again.pardon, ..Judgement::default() };
+        self.commit_still_right(session, second.actions()).await?;
+        report.count(&second);
+        report.steps.extend(second.describe());
+        gone.extend(self.finish_deletions(session, report).await?);
+        self.rebuild_index(session, report).await?;
+
+        let evidence = self.evidence(&options.progress).await?;
+        report.live_bytes = evidence.marks.live_bytes();
+        let mut orphans = listed.orphans(&evidence.state, &evidence.index.packs(), &evidence.marks);
+        orphans.retain(|(key, _)| !gone.contains(key));
+        report.freed_bytes += orphans.iter().map(|(_, len)| len).sum::<u64>();
+        report.steps.extend(orphans.iter().map(|(key, _)| format!("delete {key}: nothing names it")));
+        report.deleted_objects += delete_all(self, orphans.into_iter().map(|(key, _)| key).collect()).await?;
+        self.sweep_unfinished(report).await?;
+        self.log().commit(Some(session), |_| Ok(vec![Action::Close(session)])).await?;
+        report.deleted_objects += self.log().truncate(LOG_KEEP).await?;
+        Ok(())
+    }
+
+    async fn evidence(&self, progress: &Progress) -> Result<Evidence> {
+        progress.phase("marking", 0);
+        let (state, index) = self.indexed_state().await?;
+        let marks = mark(self, &state).await?;
+        Ok(Evidence { state, index, marks })
+    }
+
+    /// Commits those of `actions` that the newest state still allows: what somebody else did meanwhile is none of ours.
+    async fn commit_still_right(&self, session: SessionId, actions: Vec<Action>) -> Result<()> {
+        let commit = self.log().commit(Some(session), |state| {
+            let allowed = |action: &&Action| {
+                let (write, at) = (crate::id::WriteId::random(), self.clock().now());
+                let entry = Entry { write, session: Some(session), at, actions: vec![(*action).clone()] };
+                state.check(&entry).is_ok()
+            };
+            Ok(actions.iter().filter(allowed).cloned().collect())
+        });
+        commit.await.map(drop)
+    }
+
+    /// Deletes what is purged, also what an earlier collector left, and says so in the log. Returns the keys.
+    async fn finish_deletions(&self, session: SessionId, report: &mut CollectReport) -> Result<BTreeSet<Path>> {
+        let state = self.state().await?;
+        let due: Vec<PackId> =
+            state.purged.iter().filter(|(_, purged)| !purged.deleted).map(|(pack, _)| *pack).collect();
+        if due.is_empty() {
+            return Ok(BTreeSet::new());
+        }
+        let keys: BTreeSet<Path> = due.iter().map(|pack| layout::owned(layout::Family::Pack, *pack)).collect();
+        report.deleted_objects += delete_all(self, keys.iter().cloned().collect()).await?;
+        let commit = self.log().commit(Some(session), |state| {
+            let known = due.iter().filter(|pack| state.purged.contains_key(pack)).copied().collect::<Vec<_>>();
+            Ok(if known.is_empty() { Vec::new() } else { vec![Action::Deleted(known)] })
+        });
+        commit.await?;
+        Ok(keys)
+    }
+
+    /// Rebuilds segments that list purged packs, and merges small ones.
+    async fn rebuild_index(&self, session: SessionId, report: &mut CollectReport) -> Result<()> {
+        let (state, index) = self.indexed_state().await?;
+        let old = index.to_rebuild(&state, SEGMENTS_GOOD);
+        for group in old {
+            report.merged_segments += group.len() as u64;
+            if let Err(error) = self.merge(&state, group, session).await {
+                tracing::info!("index segments are left to the next collect: {error:?}");
+            }
+        }
+        Ok(())
+    }
+
+    /// Uploads and files that some writer began and never finished.
+    async fn sweep_unfinished(&self, report: &mut CollectReport) -> Result<()> {
+        if let Some(bucket) = self.store().bucket() {
+            let aborted = bucket.abort_unfinished_uploads(self.clock().now(), FENCE_AFTER).await?;
+            report.deleted_objects += aborted.len() as u64;
+        }
+        if let Some(root) = self.store().directory() {
+            let root = root.to_owned();
+            let now = self.clock().now();
+            let swept = super::blocking(move || {
+                let files = crate::storage::staging_files(&root, now, FENCE_AFTER)?;
+                files.iter().try_for_each(crate::storage::StagingFile::remove)?;
+                Ok((files.len() as u64, files.iter().map(|file| file.len).sum::<u64>()))
+            });
+            let (files, bytes) = swept.await?;
+            report.deleted_objects += files;
+            report.freed_bytes += bytes;
+        }
+        Ok(())
+    }
+}
+
+impl Evidence {
+    fn judge(&self, now: Timestamp, grace: Duration) -> Judgement {
+        judge(&self.state, &self.index.packs(), &self.marks, now, grace)
+    }
+}
+
+impl CollectReport {
+    fn count(&mut self, judgement: &Judgement) {
+        self.condemned_packs += (judgement.condemn.len() + judgement.repack.len()) as u64;
+        self.purged_packs += judgement.purge.len() as u64;
+        self.repacked_packs += judgement.repack.len() as u64;
+        self.fenced_sessions += judgement.fence.len() as u64;
+        self.freed_bytes += judgement.purge.iter().map(|(_, _, len)| len).sum::<u64>();
+    }
+}
+
+fn before(now: Timestamp, span: Duration) -> Timestamp {
+    Timestamp(now.0.saturating_sub(i64::try_from(span.as_nanos()).unwrap_or(i64::MAX)))
+}

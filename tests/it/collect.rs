@@ -1,0 +1,182 @@
+//! Collecting: what nothing needs goes, what anything needs stays, whoever else is at work.
+
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::TryStreamExt as _;
+use object_store::ObjectStoreExt as _;
+use towline::clock::{ManualClock, Timestamp};
+use towline::ops::{CollectOptions, CollectReport, RestoreOptions, SaveOptions};
+use towline::repository::{OpenOptions, Repository};
+use towline::storage::Store;
+
+use crate::data::{name, noise};
+
+fn options(cache: &Path) -> OpenOptions {
+    OpenOptions { cache: Some(cache.to_owned()), memory: Some(128 << 20) }
+}
+
+async fn repository(cache: &Path) -> (Store, Repository) {
+    let store = Store::memory();
+    let made = Repository::create(store.clone(), options(cache)).await.unwrap().0;
+    (store, made)
+}
+
+async fn save(repository: &Repository, path: &Path, to: &str) {
+    repository.save(path, &name(to), &SaveOptions { reread: true, ..SaveOptions::default() }).await.unwrap();
+}
+
+async fn collect(repository: &Repository) -> CollectReport {
+    repository.collect(&CollectOptions { grace: Duration::ZERO, ..CollectOptions::default() }).await.unwrap()
+}
+
+async fn keys(store: &Store, prefix: &str) -> Vec<String> {
+    let prefix = object_store::path::Path::from(prefix);
+    let mut keys: Vec<String> =
+        store.objects().list(Some(&prefix)).map_ok(|meta| meta.location.to_string()).try_collect().await.unwrap();
+    keys.sort();
+    keys
+}
+
+async fn restores(repository: &Repository, from: &str, expected: &[u8]) {
+    let dir = tempfile::tempdir().unwrap();
+    let dest = dir.path().join("f");
+    repository.restore(&name(from), None, &dest, &RestoreOptions::default()).await.unwrap();
+    assert!(fs::read(&dest).unwrap() == expected, "{from}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn removed_names_free_their_packs_and_nothing_else() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, repository) = repository(dir.path()).await;
+    let (kept, gone) = (noise(1, 3_000_000), noise(2, 4_000_000));
+    fs::write(dir.path().join("kept"), &kept).unwrap();
+    fs::write(dir.path().join("gone"), &gone).unwrap();
+    save(&repository, &dir.path().join("kept"), "kept").await;
+    save(&repository, &dir.path().join("gone"), "gone").await;
+    assert_eq!(collect(&repository).await.purged_packs, 0);
+    repository.remove(&name("gone")).await.unwrap();
+
+    let dry = CollectOptions { grace: Duration::ZERO, dry_run: true, ..CollectOptions::default() };
+    let planned = repository.collect(&dry).await.unwrap();
+    assert_eq!((planned.condemned_packs, keys(&store, "pack").await.len()), (1, 2));
+
+    let report = collect(&repository).await;
+    assert_eq!((report.condemned_packs, report.purged_packs), (1, 1), "{report:?}");
+    assert!((4_000_000..4_100_000).contains(&report.freed_bytes), "{report:?}");
+    for family in ["pack", "index", "manifest", "map"] {
+        assert_eq!(keys(&store, family).await.len(), 1, "{family}");
+    }
+    restores(&repository, "kept", &kept).await;
+    let state = repository.state().await.unwrap();
+    let settled = state.condemned.is_empty() && state.purged.values().all(|purged| purged.deleted);
+    assert!(settled && state.sessions.is_empty(), "all is done: {state:?}");
+    save(&repository, &dir.path().join("gone"), "gone").await;
+    restores(&repository, "gone", &gone).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_condemned_pack_that_is_used_again_is_pardoned() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, _) = repository(dir.path()).await;
+    let clock = Arc::new(ManualClock::at(Timestamp(1_700_000_000_000_000_000)));
+    let open = Repository::open_at(store.clone(), options(dir.path()), clock.clone());
+    let repository = open.await.unwrap();
+    let content = noise(3, 3_000_000);
+    fs::write(dir.path().join("f"), &content).unwrap();
+    save(&repository, &dir.path().join("f"), "a").await;
+    // The index still finds its chunks, but a writer that knows them from before has to pardon the pack.
+    let base = SaveOptions { reread: true, base: Some(name("a")), ..SaveOptions::default() };
+    let known = towline::repository::Known::load(&repository).await.unwrap();
+    repository.remove(&name("a")).await.unwrap();
+    let day = CollectOptions::default();
+    assert_eq!(repository.collect(&day).await.unwrap().condemned_packs, 1);
+    drop(known);
+    assert!(repository.save(&dir.path().join("f"), &name("b"), &base).await.is_err(), "the base is gone");
+    // A new save stores again: a condemned pack is no target.
+    save(&repository, &dir.path().join("f"), "b").await;
+    assert_eq!(keys(&store, "pack").await.len(), 2);
+    // Time passes; a clock that jumps a year back and forth only decides when.
+    clock.set(Timestamp(1_600_000_000_000_000_000));
+    assert_eq!(repository.collect(&day).await.unwrap().purged_packs, 0);
+    clock.set(Timestamp(1_800_000_000_000_000_000));
+    assert_eq!(repository.collect(&day).await.unwrap().purged_packs, 1);
+    restores(&repository, "b", &content).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn mostly_dead_packs_are_rewritten() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, repository) = repository(dir.path()).await;
+    let tree = dir.path().join("tree");
+    fs::create_dir(&tree).unwrap();
+    for n in 0..8 {
+        fs::write(tree.join(format!("{n}")), noise(10 + n, 500_000)).unwrap();
+    }
+    save(&repository, &tree, "all").await;
+    for n in 1..8 {
+        fs::remove_file(tree.join(format!("{n}"))).unwrap();
+    }
+    save(&repository, &tree, "one").await;
+    repository.copy(&name("one"), &name("two")).await.unwrap();
+    repository.remove(&name("all")).await.unwrap();
+    let report = collect(&repository).await;
+    assert_eq!(report.repacked_packs, 1, "{report:?}");
+    let packs = keys(&store, "pack").await;
+    assert_eq!(packs.len(), 1, "the old pack is gone: {report:?}");
+    let len = store.objects().head(&packs[0].as_str().into()).await.unwrap().size;
+    assert!(len < 600_000, "{len}");
+    for from in ["one", "two"] {
+        let dest = dir.path().join(from);
+        repository.restore(&name(from), None, &dest, &RestoreOptions::default()).await.unwrap();
+        assert_eq!(fs::read(dest.join("0")).unwrap(), noise(10, 500_000));
+    }
+    assert_eq!(collect(&repository).await.repacked_packs, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_interrupted_save_is_kept_while_its_session_is_open_and_swept_after() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, repository) = repository(dir.path()).await;
+    let content = noise(4, 40_000_000);
+    fs::write(dir.path().join("f"), &content).unwrap();
+    let interrupted = {
+        let (repository, path) = (repository.clone(), dir.path().join("f"));
+        tokio::spawn(async move { repository.save(&path, &name("never"), &SaveOptions::default()).await })
+    };
+    while keys(&store, "pack").await.is_empty() && !interrupted.is_finished() {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    interrupted.abort();
+    if interrupted.await.is_ok() {
+        return; // It was faster than the interruption: nothing to see.
+    }
+    let before = keys(&store, "pack").await;
+    collect(&repository).await;
+    assert_eq!(keys(&store, "pack").await, before, "an open session's objects are nobody else's business");
+    let session = *repository.state().await.unwrap().sessions.keys().next().unwrap();
+    let close = towline::repository::log::Action::Close(session);
+    repository.log().commit(None, |_| Ok(vec![close.clone()])).await.unwrap();
+    collect(&repository).await;
+    assert_eq!(keys(&store, "pack").await.len(), 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_log_is_truncated_and_still_reads() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, repository) = repository(dir.path()).await;
+    fs::write(dir.path().join("f"), b"content").unwrap();
+    save(&repository, &dir.path().join("f"), "a").await;
+    for _ in 0..100 {
+        repository.copy(&name("a"), &name("b")).await.unwrap();
+        repository.remove(&name("b")).await.unwrap();
+    }
+    collect(&repository).await;
+    assert!(keys(&store, "log").await.len() <= 64 * 2 + 8);
+    assert_eq!(keys(&store, "boundary").await.len(), 1);
+    let fresh = Repository::open(store, options(dir.path())).await.unwrap();
+    assert_eq!(fresh.state().await.unwrap().refs, repository.state().await.unwrap().refs);
+    restores(&fresh, "a", b"content").await;
+}
