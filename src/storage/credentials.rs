@@ -104,9 +104,23 @@ fn earlier(time: SystemTime, by: Duration) -> Timestamp {
     Timestamp(Timestamp::from(time).0.saturating_sub(i64::try_from(by.as_nanos()).unwrap_or(i64::MAX)))
 }
 
-/// The last feature wins: a role is assumed with what an earlier link gave.
+/// A profile adds itself to what its own source said; of the rest, the last wins: a role is assumed with what an earlier
+/// link gave.
 fn origin(credentials: &Credentials, profile: &str) -> String {
     let features = credentials.get_property::<Vec<Feature>>().map_or(&[][..], Vec::as_slice);
+    let how = features.iter().rev().find_map(|feature| match feature {
+        Feature::CredentialsEnvVars => Some("environment variables"),
+        Feature::CredentialsEnvVarsStsWebIdToken
+        | Feature::CredentialsProfileStsWebIdToken
+        | Feature::CredentialsStsAssumeRoleWebId => Some("a web identity token"),
+        Feature::CredentialsStsAssumeRole => Some("an assumed role"),
+        Feature::CredentialsSso | Feature::CredentialsProfileSso => Some("SSO"),
+        Feature::CredentialsProcess | Feature::CredentialsProfileProcess => Some("a credential process"),
+        Feature::CredentialsHttp => Some("the container's endpoint"),
+        Feature::CredentialsImds => Some("the instance's role"),
+        Feature::CredentialsCode => Some("keys given by the caller"),
+        _ => None,
+    });
     let from_profile = features.iter().any(|feature| {
         matches!(
             feature,
@@ -117,21 +131,12 @@ fn origin(credentials: &Credentials, profile: &str) -> String {
                 | Feature::CredentialsProfileProcess
         )
     });
-    let how = match features.last() {
-        Some(Feature::CredentialsEnvVars) => "environment variables",
-        Some(Feature::CredentialsEnvVarsStsWebIdToken | Feature::CredentialsProfileStsWebIdToken) => {
-            "a web identity token"
-        }
-        Some(Feature::CredentialsStsAssumeRole | Feature::CredentialsStsAssumeRoleWebId) => "an assumed role",
-        Some(Feature::CredentialsSso | Feature::CredentialsProfileSso) => "SSO",
-        Some(Feature::CredentialsProcess | Feature::CredentialsProfileProcess) => "a credential process",
-        Some(Feature::CredentialsHttp) => "the container's endpoint",
-        Some(Feature::CredentialsImds) => "the instance's role",
-        Some(Feature::CredentialsCode) => "keys given by the caller",
-        Some(_) if from_profile => return format!("profile {profile:?}"),
-        _ => "a source that does not say what it is",
-    };
-    if from_profile { format!("{how}, by profile {profile:?}") } else { how.to_owned() }
+    match (how, from_profile) {
+        (Some(how), true) => format!("{how}, by profile {profile:?}"),
+        (Some(how), false) => how.to_owned(),
+        (None, true) => format!("profile {profile:?}"),
+        (None, false) => "a source that does not say what it is".to_owned(),
+    }
 }
 
 impl fmt::Debug for ChainCredentials {

@@ -174,7 +174,8 @@ fn objects(bucket: &Bucket, credentials: &Arc<ChainCredentials>) -> Result<Arc<d
     Ok(Arc::new(Routed::new(build(patient)?, build(once)?)))
 }
 
-/// The payload is not signed: that would cost a pass of SHA-256 over every byte, while TLS (or the loopback) guards the
+/// The payload is not signed: that would cost a pass of SHA-256 over every byte (0.6 CPU seconds a GiB at the 1.8 GB/s
+/// that `openssl speed -bytes 1048576 sha256` shows on the test machine), while TLS (or the loopback) guards the
 /// way and every chunk and record carries its own digest, checked on read. Nor is a checksum header sent, for the same
 /// reason and because Ceph RGW takes wrong ones for right anyway.
 fn builder(bucket: &Bucket, client: &ClientOptions, credentials: &Arc<ChainCredentials>) -> AmazonS3Builder {
