@@ -23,6 +23,7 @@ pub mod budget;
 pub mod checkpoint;
 pub mod chunk;
 pub mod chunker;
+pub mod cli;
 pub mod clock;
 pub mod codec;
 pub mod error;

@@ -1,3 +1,7 @@
-//! The `towline` command.
+//! The `towline` command: a door to the library.
 
-fn main() {}
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    towline::cli::run()
+}

@@ -1,0 +1,281 @@
+//! The command line as types.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::builder::{OsStringValueParser, TypedValueParser};
+use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
+
+use super::config::Flags;
+use super::help;
+use super::size::{self, ByteRange};
+use super::target::Target;
+use crate::codec::Compression;
+use crate::ops::CutChoice;
+use crate::repository::Name;
+use crate::storage::Location;
+
+/// Save once, move only what the other side lacks, check every byte.
+#[derive(Debug, Parser)]
+#[command(name = "towline", version, long_about = help::ABOUT, after_help = help::SHORT, after_long_help = help::MANUAL)]
+#[command(max_term_width = 118, subcommand_required = true, arg_required_else_help = true)]
+pub(super) struct Cli {
+    #[command(flatten)]
+    pub(super) globals: Globals,
+    #[command(subcommand)]
+    pub(super) verb: Verb,
+}
+
+/// What every command takes.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Everywhere")]
+pub(super) struct Globals {
+    #[arg(long, global = true, value_name = "URL", value_hint = ValueHint::DirPath, help = help::REPO)]
+    repo: Option<String>,
+    #[arg(long, global = true, value_name = "URL", value_hint = ValueHint::Url, help = help::ENDPOINT)]
+    endpoint: Option<String>,
+    /// Let plain http go further than this machine
+    #[arg(long, global = true)]
+    allow_http: bool,
+    /// Hold no more than this in buffers: 256M, 1G, ... [default: from the cgroup or the machine]
+    #[arg(long, global = true, value_name = "SIZE", value_parser = size::parse)]
+    memory: Option<u64>,
+    /// Print one JSON object on standard output; errors and progress go to standard error
+    #[arg(long, global = true)]
+    pub(super) json: bool,
+    /// Say nothing but what was asked for, and errors
+    #[arg(short, long, global = true, conflicts_with = "verbose")]
+    pub(super) quiet: bool,
+    /// Say what is being done, on standard error; -vv says more
+    #[arg(short, long, global = true, action = clap::ArgAction::Count)]
+    pub(super) verbose: u8,
+}
+
+impl Globals {
+    /// What of this bears on the choice of the repository.
+    pub(super) fn flags(&self) -> Flags {
+        Flags {
+            repository: self.repo.clone(),
+            endpoint: self.endpoint.clone(),
+            allow_http: self.allow_http,
+            memory: self.memory,
+        }
+    }
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub(super) enum Verb {
+    /// Make a repository; fine if it is there already
+    #[command(after_help = help::INIT)]
+    Init {
+        /// Where; else the repository that `towline help` says
+        #[arg(value_name = "URL", value_hint = ValueHint::DirPath)]
+        url: Option<String>,
+    },
+    /// Save a file or a folder under a name
+    #[command(after_help = help::SAVE)]
+    Save(Save),
+    /// Bring back what was saved
+    #[command(after_help = help::RESTORE)]
+    Restore(Restore),
+    /// List what has been saved
+    #[command(after_help = help::LS, visible_alias = "list")]
+    Ls {
+        /// Only this name and those below it
+        prefix: Option<Name>,
+        /// Also files, chunks and the manifest's digest
+        #[arg(short, long)]
+        long: bool,
+    },
+    /// Show the files that a name holds, and the tensors in them
+    #[command(after_help = help::SHOW)]
+    Show {
+        /// Which
+        name: Name,
+    },
+    /// Compare two names
+    #[command(after_help = help::DIFF)]
+    Diff {
+        /// Before
+        a: Name,
+        /// After
+        b: Name,
+    },
+    /// Write a saved file, or part of it, to standard output
+    #[command(after_help = help::CAT)]
+    Cat {
+        /// Which file of which name
+        #[arg(value_name = "NAME:PATH", value_parser = target())]
+        file: Target,
+        /// Only these bytes: A-B with both included, A- or -N
+        #[arg(long, value_name = "A-B", allow_hyphen_values = true)]
+        range: Option<ByteRange>,
+    },
+    /// Remove a name
+    #[command(after_help = help::RM)]
+    Rm {
+        /// Which
+        name: Name,
+    },
+    /// Give what a name holds another name
+    #[command(after_help = help::CP)]
+    Cp {
+        /// The name that is there
+        name: Name,
+        /// The name to make
+        new: Name,
+    },
+    /// Copy names from one repository to another
+    #[command(after_help = help::SYNC)]
+    Sync {
+        /// The repository to read
+        #[arg(value_name = "SRC_URL", value_hint = ValueHint::DirPath)]
+        from: Location,
+        /// The repository to write
+        #[arg(value_name = "DST_URL", value_hint = ValueHint::DirPath)]
+        to: Location,
+        /// Names, or prefixes of names [default: all]
+        #[arg(value_name = "NAME|PREFIX")]
+        what: Vec<Name>,
+    },
+    /// Check that what was saved can be restored
+    #[command(after_help = help::VERIFY)]
+    Verify {
+        /// Only this name
+        name: Option<Name>,
+        /// Read and check every byte, not just the structure
+        #[arg(long)]
+        data: bool,
+        /// Rebuild indexes and set damaged packs aside, so that saving again heals
+        #[arg(long)]
+        repair: bool,
+    },
+    /// Delete what no name needs any more
+    #[command(after_help = help::COLLECT)]
+    Collect {
+        /// Only say what would be done
+        #[arg(long)]
+        dry_run: bool,
+        /// How long what is set aside stays readable: 24h, 30m, 0
+        #[arg(long, value_name = "DURATION", default_value = "24h", value_parser = grace)]
+        grace: Duration,
+    },
+    /// Find out what the store really does, and what would hurt
+    #[command(after_help = help::DOCTOR)]
+    Doctor {
+        /// Where; else the repository that would be used
+        #[arg(value_name = "URL", value_hint = ValueHint::DirPath)]
+        url: Option<String>,
+    },
+    /// Print completions for a shell
+    #[command(after_help = help::COMPLETIONS)]
+    Completions {
+        /// Which shell
+        shell: clap_complete::Shell,
+    },
+}
+
+/// `towline save`.
+#[derive(Debug, Args)]
+pub(super) struct Save {
+    /// The file or folder
+    #[arg(value_hint = ValueHint::AnyPath)]
+    pub(super) path: PathBuf,
+    /// The name to save it under
+    pub(super) name: Name,
+    /// A name that holds much of the same, such as the step before
+    #[arg(long, value_name = "NAME")]
+    pub(super) base: Option<Name>,
+    /// How files are cut into chunks
+    #[arg(long, value_enum, default_value_t = Cut::Auto)]
+    pub(super) cut: Cut,
+    /// Keep a label with it; may be given several times
+    #[arg(long = "label", value_name = "K=V", value_parser = label)]
+    pub(super) labels: Vec<(String, String)>,
+    /// Leave out what matches, as a line of .gitignore does; may be given several times
+    #[arg(long, value_name = "GLOB")]
+    pub(super) exclude: Vec<String>,
+    /// How chunks are compressed
+    #[arg(long, value_enum, default_value_t = Compress::Auto)]
+    pub(super) compression: Compress,
+    /// Read every file, even those that look unchanged
+    #[arg(long)]
+    pub(super) reread: bool,
+}
+
+/// `towline restore`.
+#[derive(Debug, Args)]
+pub(super) struct Restore {
+    /// What to bring back: all of a name, or one file or folder of it
+    #[arg(value_name = "NAME[:SUBPATH]", value_parser = target())]
+    pub(super) from: Target,
+    /// Where to
+    #[arg(value_hint = ValueHint::AnyPath)]
+    pub(super) dest: PathBuf,
+    /// Replace files in the way that differ
+    #[arg(long)]
+    pub(super) overwrite: bool,
+    /// Delete what else is in the folder DEST
+    #[arg(long)]
+    pub(super) delete: bool,
+}
+
+/// How files are cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum Cut {
+    /// By looking at each file
+    Auto,
+    /// At the tensors that a checkpoint file names
+    Tensor,
+    /// Where the contents say, so that insertions move no cut after them
+    Content,
+    /// Into equal pieces
+    Fixed,
+}
+
+impl From<Cut> for CutChoice {
+    fn from(cut: Cut) -> Self {
+        match cut {
+            Cut::Auto => Self::Auto,
+            Cut::Tensor => Self::Tensor,
+            Cut::Content => Self::Content,
+            Cut::Fixed => Self::Fixed,
+        }
+    }
+}
+
+/// How chunks are compressed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum Compress {
+    /// Where a sample says that it pays
+    Auto,
+    /// Not at all: for links and disks faster than the codec
+    Off,
+}
+
+impl From<Compress> for Compression {
+    fn from(compress: Compress) -> Self {
+        match compress {
+            Compress::Auto => Self::Auto,
+            Compress::Off => Self::Off,
+        }
+    }
+}
+
+/// File names need not be UTF-8.
+fn target() -> impl TypedValueParser<Value = Target> {
+    OsStringValueParser::new().try_map(|text: OsString| Target::parse(&text))
+}
+
+fn label(text: &str) -> Result<(String, String), &'static str> {
+    match text.split_once('=') {
+        Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
+        _ => Err("a label is KEY=VALUE"),
+    }
+}
+
+fn grace(text: &str) -> Result<Duration, humantime::DurationError> {
+    if text == "0" { Ok(Duration::ZERO) } else { humantime::parse_duration(text) }
+}

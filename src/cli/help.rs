@@ -1,0 +1,177 @@
+//! The longer texts of the help: what no single flag can say, and an example of each command.
+
+/// What stands first in `towline help`.
+pub(super) const ABOUT: &str = "\
+Towline saves files and folders in a repository, and brings them back anywhere.
+
+A repository lives in a folder or in an S3 bucket. Whoever may write there may save, at the same time as others, with no
+server in between. What a repository holds already is neither stored nor sent again, and every byte that comes back
+has been checked.";
+
+/// What stands last in `towline help`.
+pub(super) const MANUAL: &str = "\
+Getting started:
+  towline save ckpt/ run-7/step-1000         save a folder under a name
+  towline ls                                 what has been saved
+  towline show run-7/step-1000               what one name holds
+  towline restore run-7/step-1000 out/       bring it back
+
+  export TOWLINE_REPO=s3://bucket/prefix     from now on, share through a bucket
+  towline init                               make a repository there (once)
+  towline sync ~/repo s3://bucket/prefix     or copy what is lacking there
+
+Names:
+  NAME is segments of letters, digits and . _ + = - separated by /, such as run-7/step-1000. Where a PREFIX may be
+  given, run-7 means run-7 itself and everything below run-7/.
+
+Which repository:
+  1. --repo URL: a path, file:///path or s3://bucket/prefix
+  2. the variable TOWLINE_REPO
+  3. `repository` in towline.toml, in the working folder or above it, else in ~/.config/towline
+  4. else ~/.local/share/towline/repository, made on first use
+  towline.toml may hold: repository = \"s3://bucket/prefix\", memory = \"1G\", endpoint = \"https://host:port\",
+  allow_http = true.
+
+S3:
+  Credentials come from where AWS tools look: environment, profiles, SSO, web identity, instance roles. For other
+  stores set --endpoint or AWS_ENDPOINT_URL. `towline doctor` says what it found, and what is wrong with it.
+
+Interrupted? Run the same command again: what has arrived is used.
+
+Exit codes:
+  0 done   1 anything else   2 wrong usage   3 not found   4 damaged   5 conflict   6 store unreachable   7 denied";
+
+/// What stands last in `towline -h`.
+pub(super) const SHORT: &str = "`towline help` says more, `towline help COMMAND` shows examples.";
+
+pub(super) const REPO: &str =
+    "The repository: a path, file:///PATH or s3://BUCKET/PREFIX [also: TOWLINE_REPO, towline.toml]";
+
+pub(super) const ENDPOINT: &str = "The S3 endpoint [also: AWS_ENDPOINT_URL, towline.toml]";
+
+pub(super) const INIT: &str = "\
+Examples:
+  towline init                              the repository that --repo, TOWLINE_REPO or towline.toml names
+  towline init /mnt/shared/towline          a folder
+  towline init s3://bucket/models           a bucket, made if it is not there and you may";
+
+pub(super) const SAVE: &str = "\
+Examples:
+  towline save ckpt/ run-7/step-1000
+  towline save model.safetensors models/base --label license=apache-2.0
+  towline save data/ corpus/v2 --base corpus/v1 --exclude '*.tmp' --exclude cache/
+
+A .towlineignore file in a folder, with lines as in .gitignore, leaves out files as --exclude does. Modes, times,
+symbolic links, empty folders, holes and names in any encoding are kept.
+
+A name that exists is replaced; if somebody else moved it meanwhile, nothing is, and the exit code is 5.
+
+JSON: name manifest logical_bytes new_bytes stored_bytes chunks new_chunks files seconds skipped";
+
+pub(super) const RESTORE: &str = "\
+Examples:
+  towline restore run-7/step-1000 out/                            the folder's contents go into out/
+  towline restore run-7/step-1000:optim.safetensors /tmp/         one file, into a folder
+  towline restore run-7/step-1000 out/ --overwrite --delete       make out/ exactly what was saved
+
+What DEST holds already is used instead of fetched. If a file in the way differs, nothing is written and the exit code
+is 5, unless --overwrite. Each file appears whole or not at all, and nothing is written outside DEST.
+
+JSON: name bytes fetched_bytes reused_bytes files seconds";
+
+pub(super) const LS: &str = "\
+Examples:
+  towline ls
+  towline ls run-7 --long
+  towline ls --json | jq -r '.refs[].name'
+
+JSON: refs: [name manifest bytes files chunks saved]";
+
+pub(super) const SHOW: &str = "\
+Examples:
+  towline show run-7/step-1000
+  towline show run-7/step-1000 --json | jq '.entries[].tensors[].name'
+
+JSON: name manifest saved bytes stored_bytes files chunks labels entries";
+
+pub(super) const DIFF: &str = "\
+Examples:
+  towline diff run-7/step-1000 run-7/step-2000
+
+One line a path: + added, - removed, ~ contents changed, . only mode or time changed. NEW counts the bytes of chunks
+that only B has: what a restore of B lacks where A is.
+
+JSON: changes: [path change bytes_before bytes_after new_bytes]";
+
+pub(super) const CAT: &str = "\
+Examples:
+  towline cat run-7/step-1000:config.json
+  towline cat run-7/step-1000:model.safetensors --range 0-7        the first eight bytes
+  towline cat run-7/step-1000:train.log --range -1000              the last thousand
+  towline cat corpus/v2:part-3.jsonl --range 5000000- | head       from an offset on
+
+Only the chunks that hold the range are fetched. The bytes themselves go to standard output, with --json too.";
+
+pub(super) const RM: &str = "\
+Examples:
+  towline rm run-7/step-1000
+
+Only the name goes. The bytes that nothing else needs go with the next `towline collect`.
+
+JSON: removed";
+
+pub(super) const CP: &str = "\
+Examples:
+  towline cp run-7/step-9000 models/best
+
+Nothing is copied but the name: both then share every byte.
+
+JSON: name from";
+
+pub(super) const SYNC: &str = "\
+Examples:
+  towline sync /mnt/repo s3://bucket/prefix                    everything
+  towline sync s3://bucket/prefix /mnt/repo run-7 models/best  a name, or all below a prefix
+
+Only what the destination lacks is moved. --endpoint and --allow-http hold for both sides; --memory is shared.
+
+JSON: names moved_bytes skipped_bytes chunks new_chunks seconds";
+
+pub(super) const VERIFY: &str = "\
+Examples:
+  towline verify                     is everything there that should be?
+  towline verify --data              read and check every byte
+  towline verify run-7/step-1000 --data
+  towline verify --repair            rebuild indexes, set damaged packs aside; then save again to heal
+
+The exit code is 4 if anything is damaged; the JSON is printed all the same.
+
+JSON: packs chunks bytes damaged: [what error names] repaired seconds";
+
+pub(super) const COLLECT: &str = "\
+Examples:
+  towline collect --dry-run          what would be done
+  towline collect                    set aside what nothing names; delete what was set aside a day ago
+  towline collect --grace 0          both at once
+
+Safe at any time, next to savers, readers and other collectors.
+
+JSON: condemned_packs purged_packs deleted_objects repacked_packs merged_segments fenced_sessions freed_bytes live_bytes
+steps seconds";
+
+pub(super) const DOCTOR: &str = "\
+Examples:
+  towline doctor                     the repository that would be used
+  towline doctor s3://bucket/prefix
+
+Tries what the store really does (several writers at once, too), how fast it is, which credentials were used and where
+they came from, which rules of the bucket would hurt, and the limits of this machine. Each trouble comes with its cure.
+The exit code is 1 if something is bad.
+
+JSON: checks: [what outcome detail cure]";
+
+pub(super) const COMPLETIONS: &str = "\
+Examples:
+  towline completions bash > ~/.local/share/bash-completion/completions/towline
+  towline completions zsh > ~/.zfunc/_towline
+  towline completions fish > ~/.config/fish/completions/towline.fish";

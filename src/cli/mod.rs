@@ -1,0 +1,142 @@
+//! The `towline` command: parse, call one verb, render.
+//!
+//! Settings come from flags, the environment and `towline.toml` ([`config`]); what a command finds out goes to standard
+//! output as text or as one JSON object ([`output`]); errors and progress go to standard error. Exit codes are those of
+//! [`ErrorKind::exit_code`].
+
+mod args;
+mod config;
+mod help;
+mod output;
+mod progress;
+mod render;
+mod size;
+mod target;
+#[cfg(test)]
+mod tests;
+mod verbs;
+
+use std::io;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::error::ErrorKind as Parsing;
+use clap::{CommandFactory, Parser};
+use tokio::runtime::{Builder, Runtime};
+use tokio::signal::unix::{SignalKind, signal};
+
+use self::args::{Cli, Globals};
+use self::config::{Settings, Surroundings};
+use self::output::Output;
+use self::verbs::Door;
+use crate::error::{Error, ErrorKind, Result};
+use crate::progress::Progress;
+
+/// More threads that only await buy nothing: hashing, coding and files have threads of their own.
+const WORKERS_MAX: usize = 4;
+/// How long an interrupted command may take to let go of what it holds.
+const LETTING_GO: Duration = Duration::from_secs(3);
+
+/// Runs the command that the process was started with.
+#[must_use]
+pub fn run() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return not_parsed(&error),
+    };
+    let output = Output::new(cli.globals.json, cli.globals.quiet);
+    trace(&cli.globals);
+    match execute(cli, &output) {
+        Ok(code) => ExitCode::from(code),
+        Err(_) if output.is_broken() => ExitCode::SUCCESS,
+        Err(error) => {
+            output.error(&error);
+            ExitCode::from(error.kind().exit_code())
+        }
+    }
+}
+
+/// Help and version are answers; the rest is wrong usage.
+fn not_parsed(error: &clap::Error) -> ExitCode {
+    let asked = matches!(error.kind(), Parsing::DisplayHelp | Parsing::DisplayVersion);
+    let json = std::env::args_os().take_while(|arg| arg != "--").any(|arg| arg == "--json");
+    if json && !asked {
+        let text = error.render().to_string();
+        Output::new(true, false).error(&Error::usage(text.trim_start_matches("error: ").trim_end().to_owned()));
+    } else {
+        // Whoever does not listen misses nothing but help.
+        let _ = error.print();
+    }
+    ExitCode::from(if asked { 0 } else { ErrorKind::Usage.exit_code() })
+}
+
+/// Carries out the command in a runtime of its own, which is gone afterwards.
+fn execute(cli: Cli, output: &Output) -> Result<u8> {
+    let folder = std::env::current_dir().map_err(|source| {
+        Error::not_found("the working directory is gone").cure("cd to one that exists").source(source)
+    })?;
+    let around = Surroundings { folder: &folder, variable: &|name| std::env::var_os(name) };
+    let door = Door {
+        settings: Settings::resolve(cli.globals.flags(), around)?,
+        output: output.clone(),
+        progress: Progress::default(),
+        // Log lines would tear the line of progress.
+        draw: !cli.globals.json && !cli.globals.quiet && cli.globals.verbose == 0,
+    };
+    let runtime = runtime()?;
+    let result = runtime.block_on(interruptible(door.carry_out(cli.verb)));
+    // A thread that is stuck in a system call, such as a write to a pipe that nobody reads, must not keep us.
+    runtime.shutdown_timeout(LETTING_GO);
+    result
+}
+
+fn runtime() -> Result<Runtime> {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    Builder::new_multi_thread()
+        .worker_threads(cores.min(WORKERS_MAX))
+        .max_blocking_threads(2 * cores + 8)
+        .thread_name("towline")
+        .enable_all()
+        .build()
+        .map_err(|source| Error::other("threads cannot be started").source(source))
+}
+
+/// Runs `command` until it ends, or until Ctrl-C or SIGTERM, which drop it.
+///
+/// It runs as a task, so that a command that blocks its thread can be left behind.
+async fn interruptible(command: impl Future<Output = Result<u8>> + Send + 'static) -> Result<u8> {
+    let listen = |kind| signal(kind).map_err(|source| Error::other("signals cannot be caught").source(source));
+    let (mut interrupt, mut terminate) = (listen(SignalKind::interrupt())?, listen(SignalKind::terminate())?);
+    let mut task = tokio::spawn(command);
+    tokio::select! {
+        ended = &mut task => return ended.unwrap_or_else(|source| Err(Error::other("towline has a bug").source(source))),
+        _ = interrupt.recv() => {}
+        _ = terminate.recv() => {}
+    }
+    task.abort();
+    // Dropping it removes what it left half done; how it ends does not matter any more.
+    let _ = tokio::time::timeout(LETTING_GO, task).await;
+    Err(Error::cancelled("interrupted").cure("run the same command again to resume"))
+}
+
+/// Sends log lines to standard error: as `RUST_LOG` says, else as many as `-v` asks for.
+fn trace(globals: &Globals) {
+    use tracing_subscriber::EnvFilter;
+    let level = match globals.verbose {
+        0 if globals.quiet || globals.json => "off",
+        0 => "towline=warn",
+        1 => "towline=info",
+        2 => "towline=debug",
+        _ => "towline=trace,debug",
+    };
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level));
+    // It fails only where a subscriber is set already, and then that one serves.
+    let _ = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).try_init();
+}
+
+/// The script that completes `towline` in `shell`.
+fn completions(shell: clap_complete::Shell) -> Vec<u8> {
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut Cli::command(), "towline", &mut script);
+    script
+}

@@ -1,0 +1,258 @@
+//! What the user sees: text or one JSON object on standard output, errors on standard error.
+
+use std::error::Error as StdError;
+use std::fmt::Write as _;
+use std::fs::File;
+use std::io::{self, IsTerminal, Write};
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use serde::Serialize;
+
+use crate::error::{Error, Result};
+
+/// Where and how a command speaks. Clones share it.
+#[derive(Clone, Debug)]
+pub(super) struct Output {
+    json: bool,
+    quiet: bool,
+    /// Whoever read standard output has gone.
+    broken: Arc<AtomicBool>,
+}
+
+impl Output {
+    pub(super) fn new(json: bool, quiet: bool) -> Self {
+        Self { json, quiet, broken: Arc::default() }
+    }
+
+    /// What was asked for: as JSON, or as the text that `human` makes of it.
+    pub(super) fn answer<T: Serialize>(&self, value: &T, human: impl FnOnce(&T, Paint) -> String) -> Result<()> {
+        if !self.json {
+            return self.print(human(value, Paint::of(&io::stdout())).as_bytes());
+        }
+        let mut line = serde_json::to_vec(value).map_err(|source| Error::other("report is not JSON").source(source))?;
+        line.push(b'\n');
+        self.print(&line)
+    }
+
+    /// What was done: as [`Output::answer`], but `--quiet` takes the text away.
+    pub(super) fn report<T: Serialize>(&self, value: &T, human: impl FnOnce(&T, Paint) -> String) -> Result<()> {
+        if self.quiet && !self.json { Ok(()) } else { self.answer(value, human) }
+    }
+
+    /// Bytes as they are, on standard output.
+    pub(super) fn print(&self, bytes: &[u8]) -> Result<()> {
+        let mut out = self.raw()?;
+        out.write_all(bytes).map_err(|source| Error::other("standard output cannot be written").source(source))
+    }
+
+    /// Standard output for bytes as they are, without a buffer.
+    pub(super) fn raw(&self) -> Result<Raw> {
+        let owned = io::stdout().as_fd().try_clone_to_owned();
+        let file = owned.map_err(|source| Error::other("standard output is not open").source(source))?;
+        Ok(Raw { file: file.into(), broken: Arc::clone(&self.broken) })
+    }
+
+    /// A remark on standard error, unless it must be silent or read by a program.
+    pub(super) fn remark(&self, text: &str) {
+        if !self.quiet && !self.json {
+            // Nobody is left to tell if standard error is gone.
+            let _ = writeln!(io::stderr(), "{text}");
+        }
+    }
+
+    /// The error that ends the command, on standard error.
+    pub(super) fn error(&self, error: &Error) {
+        let stderr = io::stderr();
+        let text = if self.json { error_json(error) } else { error_text(error, Paint::of(&stderr)) };
+        let _ = writeln!(&stderr, "{}", text.trim_end());
+    }
+
+    /// Whether the reader of standard output has gone, which is no error: `towline ls | head -1`.
+    pub(super) fn is_broken(&self) -> bool {
+        self.broken.load(Ordering::Relaxed)
+    }
+}
+
+/// Standard output; remembers when its reader has gone.
+#[derive(Debug)]
+pub(super) struct Raw {
+    file: File,
+    broken: Arc<AtomicBool>,
+}
+
+impl Raw {
+    fn seen<T>(&self, result: io::Result<T>) -> io::Result<T> {
+        if result.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::BrokenPipe) {
+            self.broken.store(true, Ordering::Relaxed);
+        }
+        result
+    }
+}
+
+impl Write for Raw {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let written = self.file.write(bytes);
+        self.seen(written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        let flushed = self.file.flush();
+        self.seen(flushed)
+    }
+}
+
+/// Colours, where they can be seen (<https://no-color.org>).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Paint(bool);
+
+impl Paint {
+    /// Without colours.
+    #[cfg(test)]
+    pub(super) const PLAIN: Self = Self(false);
+
+    fn of(stream: &impl IsTerminal) -> Self {
+        let set = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
+        Self(stream.is_terminal() && !set("NO_COLOR") && std::env::var_os("TERM").is_none_or(|term| term != "dumb"))
+    }
+
+    pub(super) fn bad(self, text: &str) -> String {
+        self.sgr("1;31", text)
+    }
+
+    pub(super) fn good(self, text: &str) -> String {
+        self.sgr("32", text)
+    }
+
+    pub(super) fn warn(self, text: &str) -> String {
+        self.sgr("33", text)
+    }
+
+    pub(super) fn faint(self, text: &str) -> String {
+        self.sgr("2", text)
+    }
+
+    fn sgr(self, code: &str, text: &str) -> String {
+        if self.0 { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() }
+    }
+}
+
+/// `error: WHAT`, then its causes, then what to do.
+fn error_text(error: &Error, paint: Paint) -> String {
+    let mut text = format!("{} {}\n", paint.bad("error:"), printable(&error.to_string()));
+    for cause in causes(error) {
+        let mut lines = cause.lines().map(printable);
+        let _ = writeln!(text, "  cause: {}", lines.next().unwrap_or_default());
+        for line in lines {
+            let _ = writeln!(text, "         {line}");
+        }
+    }
+    if let Some(cure) = error.cure_text() {
+        let _ = writeln!(text, "  {} {}", paint.good("help:"), printable(cure));
+    }
+    text
+}
+
+/// `{"error": {...}}` on one line.
+fn error_json(error: &Error) -> String {
+    serde_json::json!({ "error": {
+        "kind": error.kind().word(),
+        "message": error.to_string(),
+        "place": error.place(),
+        "cure": error.cure_text(),
+        "causes": causes(error),
+    } })
+    .to_string()
+}
+
+/// What lies below `error`, from the top; a cause that only repeats the one above is left out.
+fn causes(error: &Error) -> Vec<String> {
+    let mut causes = Vec::new();
+    let mut next = StdError::source(error);
+    while let Some(cause) = next {
+        let text = cause.to_string().trim_end().to_owned();
+        if causes.last() != Some(&text) {
+            causes.push(text);
+        }
+        next = cause.source();
+    }
+    causes
+}
+
+/// `text` with control characters escaped: names come from anywhere, and a terminal obeys what it is shown.
+pub(super) fn printable(text: &str) -> String {
+    let mut shown = String::with_capacity(text.len());
+    for c in text.chars() {
+        if c.is_control() { shown.extend(c.escape_default()) } else { shown.push(c) }
+    }
+    shown
+}
+
+/// Columns under a header, as wide as they need be; columns whose header begins with `>` are set to the right.
+pub(super) fn table(header: &[&str], rows: &[Vec<String>]) -> String {
+    let length = |text: &str| text.chars().count();
+    let mut widths: Vec<usize> = header.iter().map(|title| length(title.trim_start_matches('>'))).collect();
+    for row in rows {
+        for (width, cell) in widths.iter_mut().zip(row) {
+            *width = length(cell).max(*width);
+        }
+    }
+    let line = |cells: &mut dyn Iterator<Item = &str>| {
+        let mut text = String::new();
+        for ((cell, &width), title) in cells.zip(&widths).zip(header) {
+            let gap = if text.is_empty() { "" } else { "  " };
+            let _ = if title.starts_with('>') {
+                write!(text, "{gap}{cell:>width$}")
+            } else {
+                write!(text, "{gap}{cell:<width$}")
+            };
+        }
+        format!("{}\n", text.trim_end())
+    };
+    let mut text = String::new();
+    if header.iter().any(|title| !title.trim_start_matches('>').is_empty()) {
+        text += &line(&mut header.iter().map(|title| title.trim_start_matches('>')));
+    }
+    for row in rows {
+        text += &line(&mut row.iter().map(String::as_str));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lost() -> Error {
+        let disk = io::Error::other("disk is\non fire");
+        Error::damaged("pack \x1b[2J").at("pack/A").cure("towline verify --repair").source(disk)
+    }
+
+    #[test]
+    fn an_error_is_what_then_causes_then_the_cure() {
+        let expected =
+            "error: pack \\u{1b}[2J at pack/A\n  cause: disk is\n         on fire\n  help: towline verify --repair\n";
+        assert_eq!(error_text(&lost(), Paint::PLAIN), expected);
+        assert!(error_text(&lost(), Paint(true)).starts_with("\x1b[1;31merror:\x1b[0m "));
+    }
+
+    #[test]
+    fn a_json_error_is_one_object_on_one_line() {
+        let text = error_json(&lost());
+        assert!(!text.contains('\n'));
+        let value: serde_json::Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(value["error"]["kind"], "damaged");
+        assert_eq!(value["error"]["place"], "pack/A");
+        assert_eq!(value["error"]["cure"], "towline verify --repair");
+        assert_eq!(value["error"]["causes"], serde_json::json!(["disk is\non fire"]));
+    }
+
+    #[test]
+    fn a_table_is_aligned_without_trailing_blanks() {
+        let rows = [vec!["a".into(), "1".into(), "x".into()], vec!["bcd".into(), "1000".into(), String::new()]];
+        assert_eq!(table(&["NAME", ">SIZE", "WHAT"], &rows), "NAME  SIZE  WHAT\na        1  x\nbcd   1000\n");
+        assert_eq!(table(&["", ">", ""], &rows), "a       1  x\nbcd  1000\n");
+        assert_eq!(table(&["NAME"], &[]), "NAME\n");
+    }
+}

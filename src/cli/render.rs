@@ -1,0 +1,218 @@
+//! Reports as text for people.
+
+use std::fmt::Write as _;
+
+use super::output::{Paint, printable, table};
+use super::size::show;
+use crate::ops::{
+    Change, Check, CollectReport, Diagnosis, Listed, Outcome, RestoreReport, SaveReport, Shown, ShownEntry,
+    ShownTensor, SyncReport, VerifyReport,
+};
+
+pub(super) fn save(report: &SaveReport) -> String {
+    format!(
+        "saved {}: {} in {}, {}\n  new: {} in {} of {}; {} written\n  manifest: {}\n",
+        report.name,
+        show(report.logical_bytes),
+        counted(report.files, "file"),
+        seconds(report.seconds),
+        show(report.new_bytes),
+        report.new_chunks,
+        counted(report.chunks, "chunk"),
+        show(report.stored_bytes),
+        report.manifest,
+    )
+}
+
+pub(super) fn restore(report: &RestoreReport) -> String {
+    format!(
+        "restored {}: {} in {}, {}\n  fetched: {}; found in place: {}\n",
+        report.name,
+        show(report.bytes),
+        counted(report.files, "file"),
+        seconds(report.seconds),
+        show(report.fetched_bytes),
+        show(report.reused_bytes),
+    )
+}
+
+pub(super) fn refs(refs: &[Listed], long: bool) -> String {
+    let short = |one: &Listed| vec![one.name.clone(), show(one.bytes), one.saved.clone()];
+    let all =
+        |one: &Listed| [short(one), vec![one.files.to_string(), one.chunks.to_string(), one.manifest.clone()]].concat();
+    if refs.is_empty() {
+        String::new()
+    } else if long {
+        let rows: Vec<_> = refs.iter().map(all).collect();
+        table(&["NAME", ">SIZE", "SAVED", ">FILES", ">CHUNKS", "MANIFEST"], &rows)
+    } else {
+        table(&["NAME", ">SIZE", "SAVED"], &refs.iter().map(short).collect::<Vec<_>>())
+    }
+}
+
+pub(super) fn shown(shown: &Shown) -> String {
+    let mut text = format!(
+        "{}\n  saved:    {}\n  size:     {} in {} and {}; {} stored\n  manifest: {}\n",
+        shown.name,
+        shown.saved,
+        show(shown.bytes),
+        counted(shown.files, "file"),
+        counted(shown.chunks, "chunk"),
+        show(shown.stored_bytes),
+        shown.manifest,
+    );
+    for (key, value) in &shown.labels {
+        let _ = writeln!(text, "  label:    {}={}", printable(key), printable(value));
+    }
+    if !shown.entries.is_empty() {
+        let rows: Vec<_> = shown.entries.iter().map(entry).collect();
+        text += "\n";
+        text += &table(&["MODE", ">SIZE", ">STORED", ">CHUNKS", "CUT", "MODIFIED", "PATH"], &rows);
+    }
+    for entry in shown.entries.iter().filter(|entry| !entry.tensors.is_empty()) {
+        let _ = writeln!(text, "\n{}:", printable(&entry.path));
+        let rows: Vec<_> = entry.tensors.iter().map(tensor).collect();
+        text += &table(&["  TENSOR", "DTYPE", "SHAPE", ">SIZE", ">STORED", "CODEC"], &rows);
+    }
+    text
+}
+
+fn entry(entry: &ShownEntry) -> Vec<String> {
+    let path = printable(&entry.path);
+    let is_file = entry.kind == "file";
+    let of_file = |text: String| if is_file { text } else { "-".to_owned() };
+    let path = match (&entry.target, entry.kind) {
+        (Some(target), _) => format!("{path} -> {}", printable(target)),
+        (None, "folder") => format!("{path}/"),
+        (None, _) => path,
+    };
+    vec![
+        entry.mode.clone(),
+        of_file(show(entry.bytes)),
+        of_file(show(entry.stored_bytes)),
+        of_file(entry.chunks.to_string()),
+        entry.cut.unwrap_or("-").to_owned(),
+        entry.mtime.clone(),
+        path,
+    ]
+}
+
+fn tensor(tensor: &ShownTensor) -> Vec<String> {
+    let shape: Vec<String> = tensor.shape.iter().map(u64::to_string).collect();
+    vec![
+        format!("  {}", printable(&tensor.name)),
+        tensor.dtype.clone(),
+        format!("[{}]", shape.join(", ")),
+        show(tensor.bytes),
+        show(tensor.stored_bytes),
+        tensor.codec.clone(),
+    ]
+}
+
+pub(super) fn changes(changes: &[Change]) -> String {
+    let row = |change: &Change| {
+        let sign = match &*change.change {
+            "added" => "+",
+            "removed" => "-",
+            "meta" => ".",
+            _ => "~",
+        };
+        let [before, after, new] = [change.bytes_before, change.bytes_after, change.new_bytes].map(show);
+        vec![sign.to_owned(), before, after, new, printable(&change.path)]
+    };
+    if changes.is_empty() {
+        return String::new();
+    }
+    table(&["", ">BEFORE", ">AFTER", ">NEW", "PATH"], &changes.iter().map(row).collect::<Vec<_>>())
+}
+
+pub(super) fn sync(report: &SyncReport) -> String {
+    format!(
+        "synced {}, {}\n  moved: {} in {} of {}; there already: {}\n",
+        counted(report.names, "name"),
+        seconds(report.seconds),
+        show(report.moved_bytes),
+        report.new_chunks,
+        counted(report.chunks, "chunk"),
+        show(report.skipped_bytes),
+    )
+}
+
+pub(super) fn verify(report: &VerifyReport, data: bool, paint: Paint) -> String {
+    let mut text = format!(
+        "{} {} in {} and {}, {}\n",
+        if data { "read and checked" } else { "checked the structure of" },
+        show(report.bytes),
+        counted(report.packs, "pack"),
+        counted(report.chunks, "chunk"),
+        seconds(report.seconds),
+    );
+    for damage in &report.damaged {
+        let _ = writeln!(text, "{} {}: {}", paint.bad("damaged"), printable(&damage.what), printable(&damage.error));
+        for name in &damage.names {
+            let _ = writeln!(text, "  hits {name}");
+        }
+    }
+    for repaired in &report.repaired {
+        let _ = writeln!(text, "{} {}", paint.good("repaired"), printable(repaired));
+    }
+    if report.damaged.is_empty() {
+        let _ = writeln!(text, "nothing is damaged");
+    }
+    text
+}
+
+pub(super) fn collect(report: &CollectReport, dry_run: bool) -> String {
+    let mut text = String::new();
+    for step in &report.steps {
+        let _ = writeln!(text, "{}{}", if dry_run { "would " } else { "" }, printable(step));
+    }
+    let _ = writeln!(
+        text,
+        "{} {}; {} live, {}",
+        if dry_run { "would free" } else { "freed" },
+        show(report.freed_bytes),
+        show(report.live_bytes),
+        seconds(report.seconds),
+    );
+    let counts = [
+        ("packs condemned", report.condemned_packs),
+        ("packs purged", report.purged_packs),
+        ("packs repacked", report.repacked_packs),
+        ("objects deleted", report.deleted_objects),
+        ("index segments merged", report.merged_segments),
+        ("sessions fenced", report.fenced_sessions),
+    ];
+    for (what, count) in counts.iter().filter(|(_, count)| *count > 0) {
+        let _ = writeln!(text, "  {what}: {count}");
+    }
+    text
+}
+
+pub(super) fn diagnosis(diagnosis: &Diagnosis, paint: Paint) -> String {
+    let line = |check: &Check| {
+        let outcome = match check.outcome {
+            Outcome::Ok => paint.good("ok  "),
+            Outcome::Warn => paint.warn("warn"),
+            Outcome::Bad => paint.bad("BAD "),
+        };
+        let mut text = format!("{outcome}  {}", printable(&check.what));
+        if !check.detail.is_empty() {
+            let _ = write!(text, ": {}", printable(&check.detail));
+        }
+        text.push('\n');
+        if let Some(cure) = &check.cure {
+            let _ = writeln!(text, "      {} {}", paint.faint("help:"), printable(cure));
+        }
+        text
+    };
+    diagnosis.checks.iter().map(line).collect()
+}
+
+fn seconds(seconds: f64) -> String {
+    format!("{seconds:.1} s")
+}
+
+fn counted(count: u64, what: &str) -> String {
+    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
+}

@@ -1,0 +1,191 @@
+//! Settings from every source, the command line as a whole, and reports as text.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::path::Path;
+
+use clap::{CommandFactory, Parser};
+
+use super::args::Cli;
+use super::config::{Chosen, Flags, Settings, Surroundings};
+use super::output::Paint;
+use super::render;
+use crate::error::ErrorKind;
+use crate::ops::{Change, Check, Damage, Diagnosis, Listed, Outcome, VerifyReport};
+use crate::storage::Location;
+
+/// Settings as seen from `folder` with `variables`.
+fn settings(flags: Flags, folder: &Path, variables: &[(&str, &str)]) -> crate::Result<Settings> {
+    let set: BTreeMap<_, _> = variables.iter().map(|(name, value)| (*name, OsString::from(value))).collect();
+    Settings::resolve(flags, Surroundings { folder, variable: &|name| set.get(name).cloned() })
+}
+
+fn named(text: &str) -> Chosen {
+    Chosen::Named(text.parse().unwrap())
+}
+
+#[test]
+fn a_flag_goes_before_the_variable_before_the_file_before_the_default() {
+    let top = tempfile::tempdir().unwrap();
+    let below = top.path().join("a/b");
+    std::fs::create_dir_all(&below).unwrap();
+    let variables = [("TOWLINE_REPO", "/variable"), ("HOME", "/home/u")];
+    let flags = Flags { repository: Some("/flag".into()), ..Flags::default() };
+    let chosen = |flags: &Flags, variables: &[_]| settings(flags.clone(), &below, variables).unwrap().repository();
+
+    let embedded = Chosen::Embedded(Location::directory("/home/u/.local/share/towline/repository").unwrap());
+    assert_eq!(chosen(&Flags::default(), &variables[1..]).unwrap(), embedded);
+    let data = [("XDG_DATA_HOME", "/data"), ("HOME", "/home/u"), ("TOWLINE_REPO", "")];
+    let embedded = Chosen::Embedded(Location::directory("/data/towline/repository").unwrap());
+    assert_eq!(chosen(&Flags::default(), &data).unwrap(), embedded);
+    assert_eq!(chosen(&Flags::default(), &[]).unwrap_err().kind(), ErrorKind::Usage);
+
+    std::fs::write(top.path().join("towline.toml"), "repository = 's3://bucket/file'").unwrap();
+    assert_eq!(chosen(&Flags::default(), &variables[1..]).unwrap(), named("s3://bucket/file"));
+    assert_eq!(chosen(&Flags::default(), &variables).unwrap(), named("/variable"));
+    assert_eq!(chosen(&flags, &variables).unwrap(), named("/flag"));
+}
+
+#[test]
+fn the_nearest_file_counts_and_the_users_own_comes_last() {
+    let top = tempfile::tempdir().unwrap();
+    let (work, own) = (top.path().join("work/deep"), top.path().join("config/towline"));
+    for folder in [&work, &own] {
+        std::fs::create_dir_all(folder).unwrap();
+    }
+    let config = top.path().join("config");
+    let variables = [("XDG_CONFIG_HOME", config.to_str().unwrap())];
+    let chosen = || settings(Flags::default(), &work, &variables).unwrap().repository().unwrap();
+
+    std::fs::write(own.join("towline.toml"), "repository = '/own'").unwrap();
+    assert_eq!(chosen(), named("/own"));
+    std::fs::write(top.path().join("work/towline.toml"), "repository = 'near'").unwrap();
+    // A relative path counts from the file that holds it, wherever the command is run.
+    assert_eq!(chosen(), named(top.path().join("work/near").to_str().unwrap()));
+    std::fs::write(work.join("towline.toml"), "memory = 134217728").unwrap();
+    let nearest = settings(Flags::default(), &work, &variables).unwrap();
+    assert_eq!(nearest.memory, Some(128 << 20));
+    assert_eq!(nearest.repository().unwrap_err().kind(), ErrorKind::Usage);
+}
+
+#[test]
+fn the_other_keys_give_way_too() {
+    let top = tempfile::tempdir().unwrap();
+    let file = "memory = '1G'\nendpoint = 'https://file'\nallow_http = true";
+    std::fs::write(top.path().join("towline.toml"), file).unwrap();
+    let read = |flags: Flags, variables: &[_]| {
+        let settings = settings(flags, top.path(), variables).unwrap();
+        let store = settings.store(false);
+        (settings.memory, store.endpoint, store.allow_http)
+    };
+    assert_eq!(read(Flags::default(), &[]), (Some(1 << 30), Some("https://file".into()), true));
+    // The S3 client reads the variable itself: the file must not hide it.
+    assert_eq!(read(Flags::default(), &[("AWS_ENDPOINT_URL", "https://variable")]).1, None);
+    let flags = Flags { memory: Some(1), endpoint: Some("https://flag".into()), ..Flags::default() };
+    assert_eq!(read(flags, &[("AWS_ENDPOINT_URL", "x")]), (Some(1), Some("https://flag".into()), true));
+}
+
+#[test]
+fn a_malformed_file_is_wrong_usage_and_named() {
+    let top = tempfile::tempdir().unwrap();
+    let path = top.path().join("towline.toml");
+    let long = format!("# {}", "x".repeat(70_000));
+    for text in ["colour = 'red'", "repository = 1", "memory = 'much'", "memory = -1", "memory =", &long] {
+        std::fs::write(&path, text).unwrap();
+        let error = settings(Flags::default(), top.path(), &[]).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Usage, "{text:.20}");
+        assert_eq!(error.place(), path.to_str(), "{text:.20}");
+    }
+}
+
+#[test]
+fn the_command_line_is_sound_and_teaches() {
+    let mut command = Cli::command();
+    command.clone().debug_assert();
+    for verb in command.get_subcommands_mut() {
+        let (name, help) = (verb.get_name().to_owned(), verb.render_help().to_string());
+        assert!(help.contains(&format!("towline {name}")), "{name} shows no example");
+        assert!(verb.get_about().is_some(), "{name}");
+    }
+    let manual = command.render_long_help().to_string();
+    for part in ["Getting started", "Exit codes", "TOWLINE_REPO", "towline.toml", "PREFIX"] {
+        assert!(manual.contains(part), "{part}");
+    }
+}
+
+#[test]
+fn what_makes_no_sense_is_not_parsed() {
+    for line in [
+        "towline save x",
+        "towline save x a//b",
+        "towline save x y --label novalue",
+        "towline save x y --cut sideways",
+        "towline cat a:b --range 5-1",
+        "towline collect --grace soon",
+        "towline ls --memory 1Q",
+        "towline ls -q -v",
+        "towline sync a gs://b",
+        "towline frobnicate",
+    ] {
+        assert!(Cli::try_parse_from(line.split(' ')).is_err(), "{line}");
+    }
+    for line in [
+        "towline cat a:b --range -5",
+        "towline collect --grace 0",
+        "towline ls --json --memory 512MiB",
+        "towline -vv ls",
+    ] {
+        assert!(Cli::try_parse_from(line.split(' ')).is_ok(), "{line}");
+    }
+}
+
+#[test]
+fn lists_are_aligned() {
+    let one = |name: &str, bytes| Listed {
+        name: name.into(),
+        manifest: "ab".repeat(32),
+        bytes,
+        files: 3,
+        chunks: 40,
+        saved: "2026-01-02T03:04:05Z".into(),
+    };
+    let refs = [one("a", 1 << 30), one("run-7/step-1", 17)];
+    let expected = "\
+NAME             SIZE  SAVED
+a             1.0 GiB  2026-01-02T03:04:05Z
+run-7/step-1     17 B  2026-01-02T03:04:05Z
+";
+    assert_eq!(render::refs(&refs, false), expected);
+    assert!(render::refs(&refs, true).contains("CHUNKS"));
+    assert_eq!(render::refs(&[], false), "");
+
+    let change = |path: &str, change, bytes_before, bytes_after| Change {
+        path: path.into(),
+        change,
+        bytes_before,
+        bytes_after,
+        new_bytes: 0,
+    };
+    let text = render::changes(&[change("new\n", "added", 0, 5), change("old", "removed", 5, 0)]);
+    assert_eq!(text, "   BEFORE  AFTER  NEW  PATH\n+     0 B    5 B  0 B  new\\n\n-     5 B    0 B  0 B  old\n");
+}
+
+#[test]
+fn damage_and_diagnoses_say_what_they_hit() {
+    let damage = Damage { what: "pack A".into(), error: "flipped bit".into(), names: vec!["run/1".into()] };
+    let mut report =
+        VerifyReport { packs: 1, chunks: 2, bytes: 3, damaged: vec![damage], repaired: vec![], seconds: 0.0 };
+    let text = render::verify(&report, true, Paint::PLAIN);
+    assert!(text.contains("damaged pack A: flipped bit\n  hits run/1\n"), "{text}");
+    report.damaged.clear();
+    assert!(render::verify(&report, false, Paint::PLAIN).ends_with("nothing is damaged\n"));
+
+    let check = Check {
+        what: "versioning".into(),
+        outcome: Outcome::Bad,
+        detail: "on".into(),
+        cure: Some("turn it off".into()),
+    };
+    let text = render::diagnosis(&Diagnosis { checks: vec![check] }, Paint::PLAIN);
+    assert_eq!(text, "BAD   versioning: on\n      help: turn it off\n");
+}

@@ -1,0 +1,260 @@
+//! Each command: open what it needs, call one verb, show what came of it.
+
+use serde::Serialize;
+
+use super::args::{Restore, Save, Verb};
+use super::config::{Chosen, Settings};
+use super::output::Output;
+use super::progress::Line;
+use super::render;
+use super::size::ByteRange;
+use super::target::Target;
+use crate::budget::Budget;
+use crate::error::{Error, ErrorKind, Result};
+use crate::ops::{self, CollectOptions, Outcome, RestoreOptions, SaveOptions, SyncOptions, VerifyOptions};
+use crate::progress::Progress;
+use crate::repository::{Name, OpenOptions, Repository};
+use crate::storage::{self, Location};
+
+/// What every command works with.
+#[derive(Clone, Debug)]
+pub(super) struct Door {
+    pub(super) settings: Settings,
+    pub(super) output: Output,
+    pub(super) progress: Progress,
+    /// Whether how far it is may be drawn.
+    pub(super) draw: bool,
+}
+
+impl Door {
+    /// Carries out `verb`; gives the exit code.
+    ///
+    /// # Cancel safety
+    /// As the verb's: what was committed stays, what was uploaded is used by the next run.
+    pub(super) async fn carry_out(self, verb: Verb) -> Result<u8> {
+        match verb {
+            Verb::Init { url } => self.init(url.as_deref()).await?,
+            Verb::Save(save) => self.save(save).await?,
+            Verb::Restore(restore) => self.restore(restore).await?,
+            Verb::Ls { prefix, long } => self.list(prefix.as_ref(), long).await?,
+            Verb::Show { name } => {
+                let shown = self.open().await?.show(&name).await?;
+                self.output.answer(&shown, |shown, _| render::shown(shown))?;
+            }
+            Verb::Diff { a, b } => self.diff(&a, &b).await?,
+            Verb::Cat { file, range } => self.cat(&file, range).await?,
+            Verb::Rm { name } => self.remove(&name).await?,
+            Verb::Cp { name, new } => self.copy(&name, &new).await?,
+            Verb::Sync { from, to, what } => self.sync(&from, &to, &what).await?,
+            Verb::Verify { name, data, repair } => return self.verify(name.as_ref(), data, repair).await,
+            Verb::Collect { dry_run, grace } => {
+                let repository = self.open().await?;
+                let line = self.line();
+                let options = CollectOptions { dry_run, grace, progress: self.progress.clone() };
+                let report = repository.collect(&options).await?;
+                drop(line);
+                self.output.report(&report, |report, _| render::collect(report, dry_run))?;
+            }
+            Verb::Doctor { url } => return self.doctor(url.as_deref()).await,
+            Verb::Completions { shell } => self.output.print(&super::completions(shell))?,
+        }
+        Ok(0)
+    }
+
+    async fn init(&self, url: Option<&str>) -> Result<()> {
+        #[derive(Serialize)]
+        struct Made {
+            repository: String,
+            id: String,
+            created: bool,
+        }
+        let location = self.location(url)?;
+        let store = storage::open(&location, &self.settings.store(true)).await?;
+        let (repository, created) = Repository::create(store, self.options(1)).await?;
+        let made = Made { repository: location.to_string(), id: repository.id().to_string(), created };
+        self.output.report(&made, |made, _| {
+            let what = if made.created { "made the repository" } else { "the repository is there already:" };
+            format!("{what} {} ({})\n", made.repository, made.id)
+        })
+    }
+
+    async fn save(&self, save: Save) -> Result<()> {
+        let options = SaveOptions {
+            base: save.base,
+            cut: save.cut.into(),
+            labels: save.labels.into_iter().collect(),
+            exclude: save.exclude,
+            reread: save.reread,
+            compression: save.compression.into(),
+            progress: self.progress.clone(),
+        };
+        let repository = self.open().await?;
+        let line = self.line();
+        let report = repository.save(&save.path, &save.name, &options).await?;
+        drop(line);
+        for skipped in &report.skipped {
+            self.output.remark(&format!("left out {}", super::output::printable(skipped)));
+        }
+        self.output.report(&report, |report, _| render::save(report))
+    }
+
+    async fn restore(&self, restore: Restore) -> Result<()> {
+        let Restore { from, dest, overwrite, delete } = restore;
+        let options = RestoreOptions { overwrite, delete, progress: self.progress.clone() };
+        let repository = self.open().await?;
+        let line = self.line();
+        let report = repository.restore(&from.name, from.path.as_deref(), &dest, &options).await?;
+        drop(line);
+        self.output.report(&report, |report, _| render::restore(report))
+    }
+
+    async fn list(&self, prefix: Option<&Name>, long: bool) -> Result<()> {
+        #[derive(Serialize)]
+        struct Refs {
+            refs: Vec<ops::Listed>,
+        }
+        let refs = self.open().await?.list(prefix).await?;
+        if refs.is_empty() {
+            self.output.remark("nothing is saved there");
+        }
+        self.output.answer(&Refs { refs }, |list, _| render::refs(&list.refs, long))
+    }
+
+    async fn diff(&self, a: &Name, b: &Name) -> Result<()> {
+        #[derive(Serialize)]
+        struct Changes {
+            changes: Vec<ops::Change>,
+        }
+        let changes = self.open().await?.diff(a, b).await?;
+        if changes.is_empty() {
+            self.output.remark("nothing differs");
+        }
+        self.output.answer(&Changes { changes }, |changes, _| render::changes(&changes.changes))
+    }
+
+    async fn cat(&self, file: &Target, range: Option<ByteRange>) -> Result<()> {
+        let path = file.file()?;
+        let repository = self.open().await?;
+        let range = match range {
+            None => None,
+            Some(range) => match range.within(len_of(&repository, &file.name, path).await?) {
+                Some(offsets) => Some(offsets),
+                // The last bytes of nothing are nothing.
+                None => return Ok(()),
+            },
+        };
+        let mut out = self.output.raw()?;
+        repository.cat(&file.name, path, range, &mut out).await.map(drop)
+    }
+
+    async fn remove(&self, name: &Name) -> Result<()> {
+        self.open().await?.remove(name).await?;
+        self.output.report(&serde_json::json!({ "removed": name.as_str() }), |_, _| format!("removed {name}\n"))
+    }
+
+    async fn copy(&self, name: &Name, new: &Name) -> Result<()> {
+        self.open().await?.copy(name, new).await?;
+        let report = serde_json::json!({ "name": new.as_str(), "from": name.as_str() });
+        self.output.report(&report, |_, _| format!("{new} is now what {name} is\n"))
+    }
+
+    async fn sync(&self, from: &Location, to: &Location, what: &[Name]) -> Result<()> {
+        let (from, to) = (self.open_at(from, 2).await?, self.open_at(to, 2).await?);
+        let line = self.line();
+        let report = ops::sync(&from, &to, what, &SyncOptions { progress: self.progress.clone() }).await?;
+        drop(line);
+        self.output.report(&report, |report, _| render::sync(report))
+    }
+
+    async fn verify(&self, name: Option<&Name>, data: bool, repair: bool) -> Result<u8> {
+        let repository = self.open().await?;
+        let line = self.line();
+        let options = VerifyOptions { data, repair, progress: self.progress.clone() };
+        let report = repository.verify(name, &options).await?;
+        drop(line);
+        let render = |report: &ops::VerifyReport, paint| render::verify(report, data, paint);
+        if report.damaged.is_empty() {
+            self.output.report(&report, render)?;
+            return Ok(0);
+        }
+        self.output.answer(&report, render)?;
+        if !repair {
+            self.output.remark("`towline verify --repair` sets what is damaged aside; saving again then heals");
+        }
+        Ok(ErrorKind::Damaged.exit_code())
+    }
+
+    async fn doctor(&self, url: Option<&str>) -> Result<u8> {
+        let location = self.location(url)?;
+        let embedded = url.is_none() && matches!(self.settings.repository()?, Chosen::Embedded(_));
+        let line = self.line();
+        let diagnosis = ops::doctor(&location, &self.settings.store(embedded), &self.progress).await?;
+        drop(line);
+        self.output.answer(&diagnosis, render::diagnosis)?;
+        Ok(u8::from(diagnosis.checks.iter().any(|check| check.outcome == Outcome::Bad)))
+    }
+
+    /// Draws progress until the answer is dropped.
+    fn line(&self) -> Option<Line> {
+        self.draw.then(|| Line::draw(self.progress.clone()))
+    }
+
+    /// `url`, or the repository that was chosen.
+    fn location(&self, url: Option<&str>) -> Result<Location> {
+        match url {
+            Some(url) => url.parse(),
+            None => self.settings.repository().map(|(Chosen::Named(location) | Chosen::Embedded(location))| location),
+        }
+    }
+
+    /// One of `sharers` repositories that share the memory.
+    fn options(&self, sharers: u64) -> OpenOptions {
+        let memory = match self.settings.memory {
+            None if sharers == 1 => None,
+            memory => Some(memory.unwrap_or_else(Budget::default_bytes) / sharers),
+        };
+        OpenOptions { memory, ..OpenOptions::default() }
+    }
+
+    /// The repository that was chosen; the embedded one is made if it is lacking.
+    async fn open(&self) -> Result<Repository> {
+        match self.settings.repository()? {
+            Chosen::Named(location) => self.open_at(&location, 1).await,
+            Chosen::Embedded(location) => {
+                let store = storage::open(&location, &self.settings.store(true)).await?;
+                let (repository, created) = Repository::create(store, self.options(1)).await?;
+                if created {
+                    self.output.remark(&format!("made the repository {location}; --repo names another"));
+                }
+                Ok(repository)
+            }
+        }
+    }
+
+    /// The repository at `location`, which must be there.
+    async fn open_at(&self, location: &Location, sharers: u64) -> Result<Repository> {
+        let opened = async {
+            let store = storage::open(location, &self.settings.store(false)).await?;
+            Repository::open(store, self.options(sharers)).await
+        };
+        opened.await.map_err(|error| match error.kind() {
+            ErrorKind::NotFound => Error::not_found("there is no repository")
+                .at(location)
+                .cure(format!("towline init {location}"))
+                .source(error),
+            _ => error,
+        })
+    }
+}
+
+/// The length of the file at `path`, which only an open-ended range needs to know.
+async fn len_of(repository: &Repository, name: &Name, path: &[u8]) -> Result<u64> {
+    let shown = repository.show(name).await?;
+    let path = String::from_utf8_lossy(path);
+    let found = shown.entries.iter().find(|entry| entry.path == path && entry.kind == "file");
+    found.map(|entry| entry.bytes).ok_or_else(|| {
+        Error::not_found("there is no such file")
+            .at(format!("{name}:{path}"))
+            .cure(format!("`towline show {name}` lists them"))
+    })
+}
