@@ -2,9 +2,7 @@
 
 mod cat;
 mod collect;
-
 mod diff;
-
 mod names;
 mod restore;
 mod save;

@@ -11,3 +11,4 @@ mod faulty;
 mod probe;
 mod save_restore;
 mod stores;
+mod together;
