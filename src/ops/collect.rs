@@ -155,9 +155,15 @@ impl Repository {
 
     async fn evidence(&self, progress: &Progress) -> Result<Evidence> {
         progress.phase("marking", 0);
-        let (state, index) = self.indexed_state().await?;
-        let marks = mark(self, &state).await?;
-        Ok(Evidence { state, index, marks })
+        loop {
+            let (state, index) = self.indexed_state().await?;
+            match mark(self, &state).await {
+                Ok(marks) => return Ok(Evidence { state, index, marks }),
+                // A map that is missing because its name moved on meanwhile says nothing.
+                Err(error) if self.state().await?.refs == state.refs => return Err(error),
+                Err(error) => tracing::debug!("marking again: {error:?}"),
+            }
+        }
     }
 
     /// Commits those of `actions` that the newest state still allows: what somebody else did meanwhile is none of ours.

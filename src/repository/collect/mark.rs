@@ -84,7 +84,7 @@ pub async fn mark(repository: &Repository, state: &State) -> Result<Marks> {
     for (name, value) in &state.refs {
         keys.entry(value.map_key).or_insert(name);
     }
-    let maps = stream::iter(keys).map(|(key, name)| async move {
+    let maps = keys.into_iter().map(|(key, name)| async move {
         let map = repository.map(key).await;
         let map = map.map_err(|error| match error.kind() {
             ErrorKind::NotFound | ErrorKind::Damaged => {
@@ -97,7 +97,8 @@ pub async fn mark(repository: &Repository, state: &State) -> Result<Marks> {
         })?;
         Ok::<_, Error>((key, map))
     });
-    let mut maps = maps.buffer_unordered(READS);
+    // Collected first: a stream over a closure's futures would not be known to be `Send`.
+    let mut maps = stream::iter(maps.collect::<Vec<_>>()).buffer_unordered(READS);
     let mut marks = Marks::default();
     while let Some((key, map)) = maps.try_next().await? {
         marks.add(key, &map);

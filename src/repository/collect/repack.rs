@@ -9,7 +9,7 @@ use futures::{StreamExt as _, TryStreamExt as _, stream};
 
 use super::Marks;
 use crate::codec::{Codec, Encoded};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::format::envelope::{Kind, seal};
 use crate::format::{Map, PackRef};
 use crate::id::{ChunkId, MapKey, Owned, PackId};
@@ -44,7 +44,12 @@ pub async fn repack(
     let mut swaps = Vec::new();
     for key in keys {
         let Some((name, value)) = names.get(&key) else { continue };
-        let saved = repository.saved_as(name, value).await?;
+        let saved = match repository.saved_as(name, value).await {
+            Ok(saved) => saved,
+            // The name moved on since the marking. If something else uses these packs, the next marking pardons them.
+            Err(error) if error.kind() == ErrorKind::NotFound => continue,
+            Err(error) => return Err(error),
+        };
         let mut places = Vec::with_capacity(saved.map.frames.len());
         let mut wanted: Vec<(usize, PackId)> = Vec::new();
         for (index, frame) in saved.map.frames.iter().enumerate() {
@@ -57,9 +62,10 @@ pub async fn repack(
             }
         }
         let missing = missing_frames(&saved, &places, &wanted, &moved)?;
-        let mut frames = stream::iter(missing)
-            .map(|(id, place)| async move { Ok::<_, Error>((id, place, read_frame(repository, id, &place).await?)) })
-            .buffered(repository.parallelism());
+        let frames = missing.into_iter();
+        let frames = frames
+            .map(|(id, place)| async move { Ok::<_, Error>((id, place, read_frame(repository, id, &place).await?)) });
+        let mut frames = stream::iter(frames.collect::<Vec<_>>()).buffered(repository.parallelism());
         while let Some((id, place, stored)) = frames.try_next().await? {
             progress.advance(u64::from(place.stored_len));
             let new = writer.push(id, Encoded { codec: place.codec, bytes: stored }, place.plain_len, false).await?;

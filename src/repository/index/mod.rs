@@ -84,9 +84,8 @@ impl Repository {
     /// # Cancel safety
     /// Safe: it only reads.
     pub async fn index(&self, state: &State) -> Result<Index> {
-        let wanted = stream::iter(state.segments.keys().copied())
-            .map(|id| async move { Ok::<_, Error>((id, self.segment(id).await?)) })
-            .buffered(FETCHES);
+        let wanted = state.segments.keys().map(|&id| async move { Ok::<_, Error>((id, self.segment(id).await?)) });
+        let wanted = stream::iter(wanted.collect::<Vec<_>>()).buffered(FETCHES);
         let segments: Vec<_> = wanted.try_collect().await?;
         let mut loaded = self.0.segments.lock().unwrap_or_else(PoisonError::into_inner);
         loaded.retain(|id, _| state.segments.contains_key(id));
