@@ -5,6 +5,7 @@
 
 mod collect;
 mod conformance;
+mod crash;
 mod credentials;
 mod data;
 mod faulty;
