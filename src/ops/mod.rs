@@ -7,6 +7,7 @@ mod names;
 mod restore;
 mod save;
 mod show;
+mod sync;
 
 pub use collect::{CollectOptions, CollectReport};
 pub use diff::Change;
@@ -14,6 +15,7 @@ pub use names::Listed;
 pub use restore::{RestoreOptions, RestoreReport};
 pub use save::{CutChoice, SaveOptions, SaveReport};
 pub use show::{Shown, ShownEntry, ShownTensor};
+pub use sync::{SyncOptions, SyncReport, sync};
 
 use crate::error::{Error, Result};
 

@@ -75,6 +75,12 @@ impl Known {
         }
     }
 
+    /// Chunks known near at hand: what the memory it takes grows with.
+    #[must_use]
+    pub fn near(&self) -> usize {
+        self.near.len()
+    }
+
     /// Takes in a chunk that was just stored.
     pub fn insert(&mut self, id: ChunkId, place: Place) {
         self.near.insert(id, place);

@@ -20,7 +20,7 @@ mod writer;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-pub use fetch::{PackRead, Sink, fetch, plan};
+pub use fetch::{Delivered, PackRead, Sink, deliver, fetch, plan, read_pack};
 pub use index::{Index, Segment};
 pub use known::{Known, Place};
 pub use name::Name;

@@ -9,7 +9,9 @@ use bytes::Bytes;
 use futures::TryStreamExt as _;
 use futures::stream::BoxStream;
 use object_store::path::Path;
-use object_store::{GetOptions, GetRange, GetResultPayload, ObjectStore, ObjectStoreExt as _, PutMode, PutPayload};
+use object_store::{
+    GetOptions, GetRange, GetResult, GetResultPayload, ObjectStore, ObjectStoreExt as _, PutMode, PutPayload,
+};
 
 use crate::error::{Error, ErrorKind, Result};
 
@@ -58,9 +60,9 @@ pub(crate) async fn get_required(objects: &dyn ObjectStore, key: &Path) -> Resul
 }
 
 /// Asks for bytes `range` of the object at `key`; a local file comes as a file, to be read where blocking is fine.
-pub(crate) async fn get_range(objects: &dyn ObjectStore, key: &Path, range: Range<u64>) -> Result<GetResultPayload> {
+pub(crate) async fn get_range(objects: &dyn ObjectStore, key: &Path, range: Range<u64>) -> Result<GetResult> {
     let options = GetOptions { range: Some(GetRange::Bounded(range)), ..GetOptions::default() };
-    Ok(objects.get_opts(key, options).await?.payload)
+    Ok(objects.get_opts(key, options).await?)
 }
 
 /// Reads a body that must be as long as `out`.
@@ -96,7 +98,7 @@ pub(crate) async fn read_range(objects: &dyn ObjectStore, key: &Path, start: u64
     let mut pause = PAUSE;
     for tries_left in (0..TRIES).rev() {
         let attempt = async {
-            match get_range(objects, key, range.clone()).await? {
+            match get_range(objects, key, range.clone()).await?.payload {
                 GetResultPayload::File(file, path) => read_file(&file, &path, start, out),
                 GetResultPayload::Stream(stream) => drain(stream, key, out).await,
             }

@@ -61,10 +61,23 @@ impl Repository {
     /// # Cancel safety
     /// Safe: it only reads.
     pub async fn saved_as(&self, name: &Name, value: &RefValue) -> Result<Saved> {
-        let manifest = self.manifest(value.manifest_key, value.manifest);
-        let (manifest, map) = futures::try_join!(manifest, self.map(value.map_key))?;
+        Ok(self.saved_verbatim(name, value).await?.0)
+    }
+
+    /// Opens one value of a name, with the manifest's body as it is stored.
+    ///
+    /// # Errors
+    /// As [`Repository::saved_as`].
+    ///
+    /// # Cancel safety
+    /// Safe: it only reads.
+    pub async fn saved_verbatim(&self, name: &Name, value: &RefValue) -> Result<(Saved, bytes::Bytes)> {
+        let body = self.manifest_body(value.manifest_key, value.manifest);
+        let (body, map) = futures::try_join!(body, self.map(value.map_key))?;
+        let manifest =
+            Manifest::decode(&body).map_err(|error| error.at(layout::owned(Family::Manifest, value.manifest_key)))?;
         if map.manifest == value.manifest && map.frames.len() == manifest.chunks.ids.len() {
-            return Ok(Saved { name: name.clone(), value: value.clone(), manifest, map });
+            return Ok((Saved { name: name.clone(), value: value.clone(), manifest, map }, body));
         }
         Err(Error::damaged("map belongs to another manifest")
             .at(layout::owned(Family::Map, value.map_key))
@@ -88,11 +101,6 @@ impl Repository {
             return Ok(body);
         }
         Err(Error::damaged("manifest does not match its name").at(key).expected(id).got(got))
-    }
-
-    async fn manifest(&self, key: ManifestKey, id: ManifestId) -> Result<Manifest> {
-        let body = self.manifest_body(key, id).await?;
-        Manifest::decode(&body).map_err(|error| error.at(layout::owned(Family::Manifest, key)))
     }
 
     /// The map at `key`.

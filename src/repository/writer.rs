@@ -13,6 +13,7 @@ use super::known::{Known, Place};
 use super::layout::{self, Family};
 use super::log::{Action, RefValue, Refusal, SegmentInfo, State};
 use super::{Name, Repository, objects};
+use crate::clock::Timestamp;
 use crate::codec::Encoded;
 use crate::error::{Error, Result};
 use crate::format::envelope::{Kind, seal};
@@ -71,6 +72,8 @@ pub struct Publication<'a> {
     pub logical_bytes: u64,
     /// Files.
     pub files: u64,
+    /// When the tree was saved.
+    pub saved: Timestamp,
 }
 
 /// What became of a publication.
@@ -212,7 +215,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Publishes a tree under a name and ends the session.
+    /// Publishes a tree under a name and ends the session. The writer can go on: the next pack opens another.
     ///
     /// # Errors
     /// Conflict, if the name moved or the session was fenced.
@@ -238,13 +241,14 @@ impl Writer {
             manifest: manifest_id,
             manifest_key,
             map_key,
-            saved: self.repository.clock().now(),
+            saved: publication.saved,
             logical_bytes: publication.logical_bytes,
             files: publication.files,
             chunks: publication.places.len() as u64,
         };
+        // A pack of an earlier session of this writer is as foreign as any: it is no root any more.
         let foreign: BTreeSet<PackId> =
-            map.packs.iter().map(|pack| pack.id).filter(|id| !self.packs.contains_key(id)).collect();
+            map.packs.iter().map(|pack| pack.id).filter(|id| id.session != session).collect();
         let known = publication.known.state().seq;
         let mut lost = Vec::new();
         let commit = self.repository.log().commit(Some(session), |state| {

@@ -189,7 +189,8 @@ impl Saving<'_> {
                 let (logical_bytes, files) = (manifest.logical_bytes(), manifest.files().count() as u64);
                 let manifest = (id, body.clone());
                 let (name, places, known) = (self.name, places.as_slice(), &known);
-                let publication = Publication { name, expected, manifest, places, known, logical_bytes, files };
+                let saved = self.repository.clock().now();
+                let publication = Publication { name, expected, manifest, places, known, logical_bytes, files, saved };
                 match writer.publish(publication).await? {
                     Published::Done(value) => *value,
                     Published::Lost(_) => return Ok(None),

@@ -1,0 +1,282 @@
+//! Sync: manifest -> what the destination lacks -> read as stored -> verify -> pack -> put -> commit.
+//!
+//! Frames travel as they are stored, but each is decoded and checked before it may enter a pack of the destination.
+//! Names are published one by one, the oldest first, so that an interrupted sync leaves a prefix; what was moved is found
+//! again by ordinary deduplication.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use futures::{StreamExt as _, stream};
+use serde::Serialize;
+
+use crate::budget::Buffer;
+use crate::codec::Encoded;
+use crate::error::{Error, ErrorKind, Result};
+use crate::id::ChunkId;
+use crate::limits::MIB;
+use crate::progress::Progress;
+use crate::repository::log::{RefValue, State};
+use crate::repository::{
+    Known, Name, PackRead, Place, Publication, Published, Repository, Saved, Writer, deliver, plan, read_pack,
+};
+
+/// Times that one name is tried again because packs went away, on either side.
+const ATTEMPTS: usize = 5;
+/// Chunks remembered from one name to the next: some 128 MiB at most.
+const KNOWN_MAX: usize = 1 << 20;
+
+/// How to sync.
+#[derive(Clone, Debug, Default)]
+pub struct SyncOptions {
+    /// Where to show progress.
+    pub progress: Progress,
+}
+
+/// What a sync did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct SyncReport {
+    /// Names that the destination now has as the source has them.
+    pub names: u64,
+    /// Stored bytes of the chunks that the destination lacked.
+    pub moved_bytes: u64,
+    /// Stored bytes of the chunks that it had, counted for each name.
+    pub skipped_bytes: u64,
+    /// Distinct chunks of each name, summed.
+    pub chunks: u64,
+    /// Chunks that the destination lacked.
+    pub new_chunks: u64,
+    /// How long it took.
+    pub seconds: f64,
+}
+
+/// Gives the repository `to` what `from` has under the names and prefixes `what`, or under all names; only chunks that
+/// `to` lacks move. A name that `to` has already is replaced, if it still is what it was when the sync began.
+///
+/// # Errors
+/// Usage, if both are the same repository; not found, if nothing is under one of `what`; conflict, if a name of the
+/// destination moved meanwhile; damaged, naming pack and chunk, if the source is: no damaged byte is passed on.
+///
+/// # Cancel safety
+/// Safe: names are there whole or as they were, and the next sync uses what was uploaded.
+pub async fn sync(from: &Repository, to: &Repository, what: &[Name], options: &SyncOptions) -> Result<SyncReport> {
+    let begun = std::time::Instant::now();
+    if from.id() == to.id() && from.store().location() == to.store().location() {
+        return Err(Error::usage("source and destination are the same repository").at(to.store()));
+    }
+    options.progress.phase("comparing", 0);
+    let source = from.state().await?;
+    let names = choose(&source, what)?;
+    let began = to.state().await?;
+    let total = names.iter().filter_map(|name| source.refs.get(name)).map(|value| value.logical_bytes).sum();
+    options.progress.phase("syncing", total);
+    let mut syncing = Syncing {
+        from,
+        to,
+        what,
+        progress: &options.progress,
+        began,
+        known: Known::load(to).await?,
+        writer: Writer::new(to, &options.progress),
+        report: SyncReport::default(),
+        told: 0,
+    };
+    for name in &names {
+        if let Err(error) = syncing.name(name).await {
+            if let Err(left) = syncing.writer.close(|_| Ok(Vec::new())).await {
+                tracing::debug!("the session is left to the collector: {left:?}");
+            }
+            return Err(error);
+        }
+    }
+    Ok(SyncReport { seconds: begun.elapsed().as_secs_f64(), ..syncing.report })
+}
+
+/// The names to sync, in the order in which they were set.
+fn choose(state: &State, what: &[Name]) -> Result<Vec<Name>> {
+    let missing = what.iter().find(|&selector| !state.refs.keys().any(|name| name.is_under(selector)));
+    if let Some(selector) = missing {
+        return Err(Error::not_found("the source has no such name or prefix")
+            .at(selector)
+            .cure("`towline ls` lists the names"));
+    }
+    let chosen = state.refs.iter().filter(|(name, _)| what.is_empty() || what.iter().any(|s| name.is_under(s)));
+    let mut chosen: Vec<_> = chosen.map(|(name, value)| (value.version, name.clone())).collect();
+    chosen.sort_unstable();
+    Ok(chosen.into_iter().map(|(_, name)| name).collect())
+}
+
+/// One sync under way.
+struct Syncing<'a> {
+    from: &'a Repository,
+    to: &'a Repository,
+    what: &'a [Name],
+    progress: &'a Progress,
+    /// The destination as it was when the sync began.
+    began: Arc<State>,
+    known: Known,
+    writer: Writer,
+    report: SyncReport,
+    /// Plain bytes of the present name that progress was told of.
+    told: u64,
+}
+
+/// How far one try to sync a name came.
+enum Step {
+    /// The destination has it.
+    Done,
+    /// Packs that it relied on in the destination went away.
+    Lost,
+    /// An object of the source went away.
+    Gone(Error),
+}
+
+/// The frames of one read, each verified, and the buffer that they lie in.
+struct Stored {
+    bytes: Bytes,
+    frames: Vec<(ChunkId, Place, std::ops::Range<usize>)>,
+}
+
+impl Syncing<'_> {
+    async fn name(&mut self, name: &Name) -> Result<()> {
+        if self.known.near() > KNOWN_MAX {
+            self.known = Known::load(self.to).await?;
+        }
+        let mut failed: Option<RefValue> = None;
+        for _ in 0..ATTEMPTS {
+            let Some(value) = self.from.state().await?.refs.get(name).cloned() else { return self.vanished(name) };
+            match self.attempt(name, &value).await? {
+                Step::Done => return Ok(()),
+                Step::Lost => self.known = Known::load(self.to).await?,
+                // Collected or repacked between two readings: the name tells where its content is now.
+                Step::Gone(_) if failed.as_ref() != Some(&value) => failed = Some(value),
+                Step::Gone(error) => {
+                    return Err(Error::damaged("an object of the source is missing")
+                        .at(error.place().unwrap_or(name.as_str()))
+                        .cure("`towline verify --repair` on the source tells what it hits")
+                        .source(error));
+                }
+            }
+        }
+        Err(Error::conflict("packs are collected faster than they can be synced").at(name).cure("try again"))
+    }
+
+    /// A name that was only matched by a prefix may go; one that was asked for is missed.
+    fn vanished(&self, name: &Name) -> Result<()> {
+        if self.what.contains(name) {
+            return Err(Error::not_found("name was removed from the source during this sync").at(name));
+        }
+        tracing::info!("{name} was removed from the source during this sync");
+        Ok(())
+    }
+
+    async fn attempt(&mut self, name: &Name, value: &RefValue) -> Result<Step> {
+        if let Some(stored) = self.standing(name, value).await? {
+            self.report.skipped_bytes += stored;
+            return Ok(self.done(value));
+        }
+        let (saved, body) = match self.from.saved_verbatim(name, value).await {
+            Ok((saved, body)) => (saved.shared(), body),
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Step::Gone(error)),
+            Err(error) => return Err(error),
+        };
+        let ids = &saved.manifest.chunks.ids;
+        let found = self.known.locate(ids).await?;
+        let lacking = (0u32..).zip(&found).filter(|(_, place)| place.is_none()).map(|(chunk, _)| chunk);
+        let reads = plan(&saved, lacking, (self.to.budget().total() / 32).clamp(MIB, 8 * MIB))?;
+        if let Some(gone) = self.pull(&saved, reads).await? {
+            return Ok(Step::Gone(gone));
+        }
+        let skipped = saved.map.frames.iter().zip(&found).filter(|(_, place)| place.is_some());
+        let skipped: u64 = skipped.map(|(frame, _)| u64::from(frame.stored_len)).sum();
+        let places: Option<Vec<_>> = self.known.locate(ids).await?.into_iter().collect();
+        let places = places.ok_or_else(|| Error::other("a chunk that was stored is not known").at(name))?;
+        let publication = Publication {
+            name,
+            expected: self.began.version(name),
+            manifest: (value.manifest, body.to_vec()),
+            places: &places,
+            known: &self.known,
+            logical_bytes: value.logical_bytes,
+            files: value.files,
+            saved: value.saved,
+        };
+        match self.writer.publish(publication).await? {
+            Published::Done(_) => {
+                self.report.skipped_bytes += skipped;
+                Ok(self.done(value))
+            }
+            Published::Lost(_) => Ok(Step::Lost),
+        }
+    }
+
+    fn done(&mut self, value: &RefValue) -> Step {
+        self.report.names += 1;
+        self.report.chunks += value.chunks;
+        self.progress.advance(value.logical_bytes.saturating_sub(std::mem::take(&mut self.told)));
+        Step::Done
+    }
+
+    /// Takes in what the destination has under `name`. The stored bytes of it, if that is the very tree, whole in live
+    /// packs.
+    async fn standing(&mut self, name: &Name, value: &RefValue) -> Result<Option<u64>> {
+        let Some(there) = self.began.refs.get(name) else { return Ok(None) };
+        let saved = match self.to.saved_as(name, there).await {
+            Ok(saved) => saved,
+            Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Damaged) => {
+                tracing::warn!("what the destination has under {name} cannot be used: {error:?}");
+                return Ok(None);
+            }
+            Err(error) => return Err(error),
+        };
+        self.known.add(&saved);
+        let live = saved.map.packs.iter().all(|pack| self.known.state().is_target(&pack.id));
+        let stored = saved.map.frames.iter().map(|frame| u64::from(frame.stored_len)).sum();
+        Ok((live && there.manifest == value.manifest).then_some(stored))
+    }
+
+    /// Moves the chunks that `reads` bring; the error, if one of their packs is gone.
+    async fn pull(&mut self, saved: &Arc<Saved>, reads: Vec<PackRead>) -> Result<Option<Error>> {
+        let (from, budget) = (self.from, self.to.budget());
+        let stored = stream::iter(reads).map(|read| {
+            let saved = Arc::clone(saved);
+            read_pack(from, budget, read, move |read, buffer| take_stored(&saved, read, buffer))
+        });
+        // In order, so that what was packed side by side stays so.
+        let mut stored = std::pin::pin!(stored.buffered(from.parallelism()));
+        while let Some(read) = stored.next().await {
+            let Stored { bytes, frames } = match read {
+                Ok(stored) => stored,
+                Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Some(error)),
+                Err(error) => return Err(error),
+            };
+            let used: usize = frames.iter().map(|(_, _, range)| range.len()).sum();
+            let share = used * 2 >= bytes.len();
+            for (id, at, range) in frames {
+                let frame = Encoded { codec: at.codec, bytes: bytes.slice(range) };
+                let place = self.writer.push(id, frame, at.plain_len, share).await?;
+                self.known.insert(id, place);
+                self.progress.advance(at.plain_len.into());
+                self.told += u64::from(at.plain_len);
+                self.report.new_chunks += 1;
+                self.report.moved_bytes += u64::from(at.stored_len);
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// The frames of a read, once every one of them is proven to be its chunk.
+fn take_stored(saved: &Saved, read: &PackRead, buffer: Buffer) -> Result<Stored> {
+    let mut frames = Vec::with_capacity(read.chunks.len());
+    deliver(
+        read,
+        &buffer,
+        |chunk| saved.place(chunk),
+        |delivered| {
+            frames.push((delivered.chunk?.id(), delivered.place, delivered.stored));
+            Ok(())
+        },
+    )?;
+    Ok(Stored { bytes: buffer.freeze(), frames })
+}
