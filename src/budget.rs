@@ -201,9 +201,10 @@ impl Drop for Buffer {
     }
 }
 
-/// The cgroup's memory limit (v2, then v1), if it sets one
+/// The cgroup's memory limit in bytes (v2, then v1), if it sets one
 /// (<https://docs.kernel.org/admin-guide/cgroup-v2.html>, "memory.max").
-fn cgroup_limit() -> Option<u64> {
+#[must_use]
+pub fn cgroup_limit() -> Option<u64> {
     ["/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"]
         .iter()
         .find_map(|path| std::fs::read_to_string(path).ok()?.trim().parse().ok())

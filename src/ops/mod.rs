@@ -3,6 +3,7 @@
 mod cat;
 mod collect;
 mod diff;
+mod doctor;
 mod names;
 mod restore;
 mod save;
@@ -11,6 +12,7 @@ mod sync;
 
 pub use collect::{CollectOptions, CollectReport};
 pub use diff::Change;
+pub use doctor::{Check, Diagnosis, Outcome, diagnose, doctor};
 pub use names::Listed;
 pub use restore::{RestoreOptions, RestoreReport};
 pub use save::{CutChoice, SaveOptions, SaveReport};

@@ -46,8 +46,12 @@ impl fmt::Debug for Keys {
     }
 }
 
-/// The objects below `prefix` of `bucket`, and the bucket itself.
-pub(super) async fn open(bucket: &str, prefix: &str, options: &StoreOptions) -> Result<(Arc<dyn ObjectStore>, Bucket)> {
+/// The objects below `prefix` of `bucket`, and the bucket itself; nothing is asked of it yet.
+pub(super) async fn connect(
+    bucket: &str,
+    prefix: &str,
+    options: &StoreOptions,
+) -> Result<(Arc<dyn ObjectStore>, Bucket)> {
     let config = load(options).await;
     let endpoint = endpoint(options, &config);
     if let Some(endpoint) = &endpoint {
@@ -66,10 +70,6 @@ pub(super) async fn open(bucket: &str, prefix: &str, options: &StoreOptions) -> 
     }
     let client = aws_sdk_s3::Client::from_conf(sdk.build());
     let reached = Bucket::new(client, bucket, prefix, region, endpoint, Arc::clone(&credentials));
-    if options.create {
-        reached.create_if_missing().await?;
-    }
-    reached.check().await?;
     Ok((objects(&reached, &credentials)?, reached))
 }
 

@@ -132,6 +132,21 @@ impl fmt::Display for Store {
 ///
 /// Cancel safe: at worst the directory or bucket was made.
 pub async fn open(location: &Location, options: &StoreOptions) -> Result<Store> {
+    let store = connect(location, options).await?;
+    if let Some(bucket) = store.bucket() {
+        if options.create {
+            bucket.create_if_missing().await?;
+        }
+        bucket.check().await?;
+    }
+    Ok(store)
+}
+
+/// As [`open`], but nothing is asked of a bucket, nor is one made: for whoever wants to say what was tried before it
+/// fails, as `doctor` does.
+///
+/// Cancel safe: as [`open`].
+pub async fn connect(location: &Location, options: &StoreOptions) -> Result<Store> {
     match location {
         Location::Directory(path) => {
             let (path, create) = (path.clone(), options.create);
@@ -140,7 +155,7 @@ pub async fn open(location: &Location, options: &StoreOptions) -> Result<Store> 
             Ok(Store::decorated(Arc::new(objects), options.stall, Location::Directory(path), None))
         }
         Location::S3 { bucket, prefix } => {
-            let (objects, bucket) = s3::open(bucket, prefix, options).await?;
+            let (objects, bucket) = s3::connect(bucket, prefix, options).await?;
             Ok(Store::decorated(objects, options.stall, location.clone(), Some(bucket)))
         }
         Location::Memory => Err(Error::usage("a store in memory cannot be opened by its address").at(location)),

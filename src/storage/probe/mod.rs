@@ -8,6 +8,9 @@ mod prober;
 
 use std::fmt;
 
+use object_store::path::Path;
+use ulid::Ulid;
+
 use crate::error::{Error, Result};
 
 use super::store::Store;
@@ -106,6 +109,12 @@ impl Capabilities {
             }
         }
     }
+}
+
+/// A prefix that nobody else uses, for objects that are written only to see what happens.
+#[must_use]
+pub fn scratch() -> Path {
+    Path::from(format!("probe/{}", Ulid::generate()))
 }
 
 /// Tries `store` under `probe/<ulid>/`, and cleans up after itself. An error means that the store could not be probed at

@@ -8,7 +8,6 @@ use object_store::path::Path;
 use object_store::{Error as StoreError, ObjectStore, ObjectStoreExt, PutMode, PutPayload, UpdateVersion};
 use tokio::sync::Barrier;
 use tokio::task::JoinSet;
-use ulid::Ulid;
 
 use super::judge::{self, Answer, Round, Stored};
 use super::{Capabilities, Effort, Verdict};
@@ -27,8 +26,7 @@ pub(super) struct Prober {
 
 impl Prober {
     pub(super) fn new(store: &Store) -> Self {
-        let root = Path::from(format!("probe/{}", Ulid::generate()));
-        Self { objects: Arc::clone(store.objects()), bucket: store.bucket().cloned(), root }
+        Self { objects: Arc::clone(store.objects()), bucket: store.bucket().cloned(), root: super::scratch() }
     }
 
     pub(super) async fn run(&self, effort: Effort) -> Result<Capabilities> {

@@ -1,0 +1,156 @@
+//! What is particular to a directory: its file system, its room, and whether it keeps what it acknowledges.
+
+use std::fs::{self, File};
+use std::io::{self, Write as _};
+use std::path::Path;
+
+use super::{Check, size};
+use crate::limits::GIB;
+use crate::storage::scratch;
+
+/// Free bytes below which the next save may not fit.
+const FREE_MIN: u64 = GIB;
+
+/// All of it; leaves no empty folders of this or earlier probes behind.
+pub(super) fn directory(path: &Path) -> Vec<Check> {
+    let mut checks = match rustix::fs::statfs(path) {
+        Ok(found) => {
+            let block = u64::try_from(found.f_bsize).unwrap_or_default();
+            vec![
+                file_system(u64::try_from(found.f_type).unwrap_or_default()),
+                space(found.f_bavail.saturating_mul(block), found.f_blocks.saturating_mul(block)),
+            ]
+        }
+        Err(error) => vec![Check::warn("file system", format!("cannot be looked at: {error}"))],
+    };
+    let folder = path.join(scratch().as_ref());
+    match fs::create_dir_all(&folder) {
+        Ok(()) => checks.extend([fsync(&folder), hard_links(&folder)]),
+        Err(error) => checks.push(Check::warn("fsync", format!("not tried, the directory cannot be written: {error}"))),
+    }
+    for name in [FILE, LINK] {
+        // What is not there need not go.
+        let _ = fs::remove_file(folder.join(name));
+    }
+    remove_empty(folder.parent().unwrap_or(path));
+    checks
+}
+
+const FILE: &str = "file";
+const LINK: &str = "link";
+
+/// What a file system is good for.
+enum Nature {
+    Local,
+    Memory,
+    Network,
+    Unknown,
+}
+
+/// By the magic numbers of statfs(2) (<https://man7.org/linux/man-pages/man2/statfs.2.html>).
+fn file_system(magic: u64) -> Check {
+    const WHAT: &str = "file system";
+    let (name, nature) = match magic {
+        0xEF53 => ("ext4", Nature::Local),
+        0x5846_5342 => ("XFS", Nature::Local),
+        0x9123_683E => ("Btrfs", Nature::Local),
+        0x2FC1_2FC1 => ("ZFS", Nature::Local),
+        0xF2F5_2010 => ("F2FS", Nature::Local),
+        0x794C_7630 => ("overlayfs; in a container it goes when the container goes", Nature::Local),
+        0x0102_1994 => ("tmpfs", Nature::Memory),
+        0x8584_58F6 => ("ramfs", Nature::Memory),
+        0x6969 => ("NFS", Nature::Network),
+        0x517B | 0xFF53_4D42 | 0xFE53_4D42 => ("SMB", Nature::Network),
+        0x0102_1997 => ("9p", Nature::Network),
+        0x00C3_6400 => ("CephFS", Nature::Network),
+        0x0BD0_0BD0 => ("Lustre", Nature::Network),
+        0x4750_4653 => ("GPFS", Nature::Network),
+        0x6573_5546 => ("FUSE: what it promises depends on what is behind it", Nature::Unknown),
+        _ => return Check::ok(WHAT, format!("of kind {magic:#x}, which Towline does not know")),
+    };
+    match nature {
+        Nature::Local => Check::ok(WHAT, name),
+        Nature::Memory => Check::warn(WHAT, format!("{name}: everything is gone when this machine stops"))
+            .cure("keep what must last on a disk or in S3"),
+        Nature::Network => Check::warn(WHAT, format!("{name}: other machines may see what is written here late"))
+            .cure("write from one machine at a time, or share through S3"),
+        Nature::Unknown => Check::warn(WHAT, name).cure("use a directory on a disk, or the store behind it itself"),
+    }
+}
+
+fn space(free: u64, total: u64) -> Check {
+    const WHAT: &str = "free space";
+    let detail = format!("{} of {}", size(free), size(total));
+    if free < FREE_MIN {
+        return Check::warn(WHAT, detail).cure("free some space; `towline collect` deletes what no name needs");
+    }
+    Check::ok(WHAT, detail)
+}
+
+/// A file and its folder's entry for it are synced, as every put does.
+fn fsync(folder: &Path) -> Check {
+    const WHAT: &str = "fsync";
+    let synced = || {
+        let mut file = File::create(folder.join(FILE))?;
+        file.write_all(b"towline")?;
+        file.sync_all()?;
+        File::open(folder)?.sync_all()
+    };
+    match synced() {
+        Ok(()) => Check::ok(WHAT, "files and folders can be synced"),
+        Err(error) => Check::bad(WHAT, format!("does not work: {error}")).cure("use another file system"),
+    }
+}
+
+/// Create-if-absent is a hard link to a finished file: it appears whole, and only one writer gets it.
+fn hard_links(folder: &Path) -> Check {
+    const WHAT: &str = "hard links";
+    let (file, link) = (folder.join(FILE), folder.join(LINK));
+    let refused = match fs::hard_link(&file, &link).and_then(|()| match fs::hard_link(&file, &link) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        Err(error) => Err(error),
+        Ok(()) => Err(io::Error::other("a second link of the same name replaced the first")),
+    }) {
+        Ok(()) => return Check::ok(WHAT, "work"),
+        Err(error) => error,
+    };
+    Check::bad(WHAT, format!("do not work: {refused}; commits stand on them"))
+        .cure("use a file system that has them (not FAT, exFAT or most FUSE mounts)")
+}
+
+/// Removes the empty folders in `folder`, and then itself: a store leaves them, since removing them under a writer's feet
+/// makes it try again.
+fn remove_empty(folder: &Path) {
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        // A folder that is in use is not empty and stays.
+        let _ = fs::remove_dir(entry.path());
+    }
+    let _ = fs::remove_dir(folder);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Outcome;
+    use super::*;
+
+    #[test]
+    fn a_directory_is_left_as_it_was() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir_all(dir.path().join("probe/old")).unwrap();
+        let checks = directory(dir.path());
+        let outcome = |what: &str| checks.iter().find(|check| check.what == what).unwrap().outcome;
+        assert_eq!((outcome("fsync"), outcome("hard links")), (Outcome::Ok, Outcome::Ok), "{checks:?}");
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn file_systems_that_lose_or_delay_are_told() {
+        assert_eq!(file_system(0xEF53).outcome, Outcome::Ok);
+        for magic in [0x6969, 0x0102_1994, 0x6573_5546] {
+            let check = file_system(magic);
+            assert_eq!(check.outcome, Outcome::Warn);
+            assert!(check.cure.is_some(), "{check:?}");
+        }
+        assert_eq!(space(FREE_MIN - 1, 1 << 40).outcome, Outcome::Warn);
+    }
+}

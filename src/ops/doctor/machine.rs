@@ -1,0 +1,97 @@
+//! What of this machine bounds Towline: descriptors, memory, cores, socket buffers.
+
+use rustix::process::{Resource, getrlimit};
+
+use super::{Check, size};
+use crate::budget::{Budget, cgroup_limit};
+use crate::limits::MEMORY_MIN;
+
+/// Files and connections that a busy save or restore holds at once, with room.
+const OPEN_FILES_MIN: u64 = 4096;
+/// Bytes of socket buffer below which QUIC loses packets on fast links
+/// (<https://github.com/quic-go/quic-go/wiki/UDP-Buffer-Sizes>).
+const UDP_BUFFER_MIN: u64 = 7_500_000;
+
+/// All of them.
+pub(super) fn machine() -> Vec<Check> {
+    let limit = getrlimit(Resource::Nofile);
+    let buffers = ["rmem_max", "wmem_max"].map(|name| {
+        let text = std::fs::read_to_string(format!("/proc/sys/net/core/{name}")).ok();
+        text.and_then(|text| text.trim().parse().ok())
+    });
+    vec![open_files(limit.current, limit.maximum), udp_buffers(buffers), memory(cgroup_limit())]
+}
+
+fn open_files(now: Option<u64>, most: Option<u64>) -> Check {
+    const WHAT: &str = "open files";
+    match now {
+        None => Check::ok(WHAT, "no limit"),
+        Some(now) if now >= OPEN_FILES_MIN => Check::ok(WHAT, format!("{now} may be open")),
+        Some(now) => {
+            let raise = format!("ulimit -n {OPEN_FILES_MIN}");
+            let cure = match most {
+                Some(most) if most < OPEN_FILES_MIN => format!("as root: {raise}, or raise nofile in limits.conf"),
+                _ => raise,
+            };
+            Check::warn(WHAT, format!("only {now} may be open")).cure(cure)
+        }
+    }
+}
+
+/// `buffers`: the most that a socket may ask for, to receive and to send, in bytes.
+fn udp_buffers(buffers: [Option<u64>; 2]) -> Check {
+    const WHAT: &str = "UDP buffers";
+    let [Some(receive), Some(send)] = buffers else {
+        return Check::warn(
+            WHAT,
+            "/proc/sys/net/core does not show the limits here; they matter for QUIC between peers",
+        )
+        .cure("look on the host: sysctl net.core.rmem_max net.core.wmem_max");
+    };
+    let detail = format!("up to {} to receive, {} to send", size(receive), size(send));
+    if receive.min(send) >= UDP_BUFFER_MIN {
+        return Check::ok(WHAT, detail);
+    }
+    let low = [("net.core.rmem_max", receive), ("net.core.wmem_max", send)].into_iter();
+    let settings =
+        low.filter(|(_, bytes)| *bytes < UDP_BUFFER_MIN).map(|(name, _)| format!(" {name}={UDP_BUFFER_MIN}"));
+    Check::warn(WHAT, format!("{detail}: little for QUIC between peers on a fast link; directories and S3 do not mind"))
+        .cure(format!("as root: sysctl -w{}", settings.collect::<String>()))
+}
+
+fn memory(cgroup: Option<u64>) -> Check {
+    const WHAT: &str = "memory";
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let bound =
+        cgroup.map_or_else(|| "no limit by the cgroup".to_owned(), |most| format!("the cgroup allows {}", size(most)));
+    let budget = size(Budget::default_bytes());
+    let detail = format!("buffers up to {budget} ({bound}; --memory says otherwise), {cores} cores");
+    match cgroup {
+        Some(most) if most < 2 * MEMORY_MIN => {
+            Check::warn(WHAT, detail).cure(format!("give the container {} or more", size(2 * MEMORY_MIN)))
+        }
+        _ => Check::ok(WHAT, detail),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Outcome;
+    use super::*;
+
+    #[test]
+    fn low_limits_come_with_the_command_that_raises_them() {
+        assert_eq!(open_files(Some(1024), Some(1 << 20)).cure.unwrap(), "ulimit -n 4096");
+        assert!(open_files(Some(1024), Some(1024)).cure.unwrap().starts_with("as root"));
+        assert_eq!(open_files(Some(4096), None).outcome, Outcome::Ok);
+        assert_eq!(open_files(None, None).outcome, Outcome::Ok);
+
+        let low = udp_buffers([Some(212_992), Some(8 << 20)]);
+        assert_eq!(low.cure.unwrap(), "as root: sysctl -w net.core.rmem_max=7500000");
+        assert_eq!(udp_buffers([Some(8 << 20); 2]).outcome, Outcome::Ok);
+        assert_eq!(udp_buffers([None, Some(8 << 20)]).outcome, Outcome::Warn);
+
+        assert_eq!(memory(None).outcome, Outcome::Ok);
+        assert_eq!(memory(Some(100 << 20)).outcome, Outcome::Warn);
+    }
+}

@@ -1,0 +1,149 @@
+//! Doctor: what a store really does, and what around it would hurt.
+
+mod bucket;
+mod directory;
+mod machine;
+mod rates;
+mod store;
+
+use serde::Serialize;
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::progress::Progress;
+use crate::storage::{Location, Store, StoreOptions, connect};
+
+/// How one check came out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Outcome {
+    /// As it should be.
+    Ok,
+    /// Works, but costs something; or it could not be looked at.
+    Warn,
+    /// Loses data, or keeps Towline from working.
+    Bad,
+}
+
+/// One thing that was looked at.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Check {
+    /// What: `create if absent`, `versioning`, `open files`, ...
+    pub what: String,
+    /// How it came out.
+    pub outcome: Outcome,
+    /// What was seen.
+    pub detail: String,
+    /// What to do, if there is something to do.
+    pub cure: Option<String>,
+}
+
+/// Everything that was looked at.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Diagnosis {
+    /// In the order in which people want to read it.
+    pub checks: Vec<Check>,
+}
+
+impl Check {
+    fn new(what: &str, outcome: Outcome, detail: impl Into<String>) -> Self {
+        Self { what: what.to_owned(), outcome, detail: detail.into(), cure: None }
+    }
+
+    fn ok(what: &str, detail: impl Into<String>) -> Self {
+        Self::new(what, Outcome::Ok, detail)
+    }
+
+    fn warn(what: &str, detail: impl Into<String>) -> Self {
+        Self::new(what, Outcome::Warn, detail)
+    }
+
+    fn bad(what: &str, detail: impl Into<String>) -> Self {
+        Self::new(what, Outcome::Bad, detail)
+    }
+
+    fn cure(mut self, cure: impl Into<String>) -> Self {
+        self.cure = Some(cure.into());
+        self
+    }
+
+    /// What an error says, with its cure.
+    fn failed(what: &str, outcome: Outcome, error: &Error) -> Self {
+        let check = Self::new(what, outcome, error.to_string());
+        match error.cure_text() {
+            Some(cure) => check.cure(cure),
+            None => check,
+        }
+    }
+
+    /// A question that was not answered says nothing about what was asked.
+    fn unanswered(what: &str, error: &Error) -> Self {
+        Self::failed(what, Outcome::Warn, error)
+    }
+}
+
+/// Looks at the store at `location`, at what surrounds it, and at this machine. It writes some 40 MiB of small objects
+/// under `probe/`, and removes them.
+///
+/// What may not be looked at is a check that says so.
+///
+/// # Errors
+/// Unreachable, if the store does not answer; not found, if the directory or bucket is not there.
+///
+/// # Cancel safety
+/// Not safe in that objects under `probe/` stay; nothing else is touched.
+pub async fn doctor(location: &Location, options: &StoreOptions, progress: &Progress) -> Result<Diagnosis> {
+    diagnose(&connect(location, options).await?, progress).await
+}
+
+/// As [`doctor`], for a store that is open.
+///
+/// # Errors
+/// As [`doctor`].
+///
+/// # Cancel safety
+/// As [`doctor`].
+pub async fn diagnose(store: &Store, progress: &Progress) -> Result<Diagnosis> {
+    let mut checks = Vec::new();
+    let mut usable = true;
+    if let Some(bucket) = store.bucket() {
+        checks.extend(bucket::address(bucket).await);
+        let access = access(bucket.check().await)?;
+        usable = access.outcome == Outcome::Ok;
+        checks.push(access);
+    }
+    if usable {
+        progress.phase("probing", 0);
+        checks.push(store::repository(store).await?);
+        checks.extend(store::abilities(store).await?);
+        checks.extend(rates::rates(store, progress).await);
+        if let Some(bucket) = store.bucket() {
+            checks.extend(bucket::rules(bucket).await);
+        }
+        if let Some(directory) = store.directory() {
+            let directory = directory.to_owned();
+            checks.extend(super::blocking(move || Ok(directory::directory(&directory))).await?);
+        }
+    }
+    checks.extend(super::blocking(|| Ok(machine::machine())).await?);
+    Ok(Diagnosis { checks })
+}
+
+/// Whoever is refused wants to know as whom they came: the checks of the address say so.
+fn access(answer: Result<()>) -> Result<Check> {
+    match answer {
+        Ok(()) => Ok(Check::ok("access", "the bucket can be listed")),
+        Err(error) if error.kind() == ErrorKind::Denied => Ok(Check::failed("access", Outcome::Bad, &error)
+            .cure("use credentials that may list, read, write and delete there")),
+        Err(error) => Err(error),
+    }
+}
+
+/// `bytes` for people.
+fn size(bytes: u64) -> String {
+    const UNITS: [&str; 5] = ["KiB", "MiB", "GiB", "TiB", "PiB"];
+    let (mut value, mut unit) = (bytes as f64 / 1024.0, 0);
+    while value >= 1024.0 && unit + 1 < UNITS.len() {
+        (value, unit) = (value / 1024.0, unit + 1);
+    }
+    format!("{value:.1} {}", UNITS[unit])
+}
