@@ -3,11 +3,13 @@
 
 #![expect(clippy::unwrap_used, clippy::print_stderr, reason = "a test says what fails by failing, and what is skipped")]
 
+mod cli_s3;
 mod collect;
 mod conformance;
 mod crash;
 mod credentials;
 mod data;
+mod doctor;
 mod faulty;
 mod probe;
 mod save_restore;

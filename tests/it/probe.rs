@@ -124,14 +124,14 @@ async fn a_store_that_fails_only_a_race_is_refused() {
 }
 
 /// `rclone serve s3` over a temporary folder; ends with it.
-struct Rclone {
+pub(crate) struct Rclone {
     child: Child,
     endpoint: String,
     _folder: tempfile::TempDir,
 }
 
 impl Rclone {
-    fn start() -> Option<Self> {
+    pub(crate) fn start() -> Option<Self> {
         let venv = std::env::var("TOWLINE_VENV").unwrap_or_else(|_| format!("{}/.venv", env!("CARGO_MANIFEST_DIR")));
         let program = std::path::Path::new(&venv).join("bin/rclone");
         if !program.exists() {
@@ -160,7 +160,7 @@ impl Rclone {
         Some(Self { child, endpoint: format!("http://{free}"), _folder: folder })
     }
 
-    async fn store(&self) -> Store {
+    pub(crate) async fn store(&self) -> Store {
         let keys =
             Keys { access_key_id: "towline".into(), secret_access_key: "towlinesecret".into(), session_token: None };
         let options =

@@ -67,6 +67,11 @@ pub(crate) fn fresh_location() -> Location {
     Location::S3 { bucket: "towline-test".to_owned(), prefix: format!("t/{}", Ulid::generate()) }
 }
 
+/// A place in a bucket of its own, for tests that set the bucket's rules.
+pub(crate) fn fresh_bucket() -> Location {
+    Location::S3 { bucket: format!("towline-{}", Ulid::generate()).to_lowercase(), prefix: "p".to_owned() }
+}
+
 /// The servers that were started.
 pub(crate) fn servers() -> Vec<Server> {
     [("ceph", "TOWLINE_TEST_CEPH"), ("ministack", "TOWLINE_TEST_MINISTACK")]
