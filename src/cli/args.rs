@@ -106,8 +106,8 @@ pub(super) enum Verb {
     /// Write a saved file, or part of it, to standard output
     #[command(after_help = help::CAT)]
     Cat {
-        /// Which file of which name
-        #[arg(value_name = "NAME:PATH", value_parser = target())]
+        /// Which file of which name; NAME alone, if it is one file
+        #[arg(value_name = "NAME[:PATH]", value_parser = target())]
         file: Target,
         /// Only these bytes: A-B with both included, A- or -N
         #[arg(long, value_name = "A-B", allow_hyphen_values = true)]

@@ -133,14 +133,16 @@ impl Door {
     }
 
     async fn cat(&self, file: &Target, range: Option<ByteRange>) -> Result<()> {
-        let path = file.file()?;
+        let path = file.path.as_deref().unwrap_or_default();
         let repository = self.open().await?;
         let range = match range {
             None => None,
-            Some(range) => match range.within(len_of(&repository, &file.name, path).await?) {
-                Some(offsets) => Some(offsets),
+            Some(ByteRange::Between(first, last)) => Some(first..=last),
+            Some(ByteRange::From(first)) => Some(first..=u64::MAX),
+            Some(ByteRange::Last(count)) => match len_of(&repository, &file.name, path).await? {
                 // The last bytes of nothing are nothing.
-                None => return Ok(()),
+                0 => return Ok(()),
+                len => Some(len.saturating_sub(count)..=len - 1),
             },
         };
         let mut out = self.output.raw()?;
@@ -247,14 +249,13 @@ impl Door {
     }
 }
 
-/// The length of the file at `path`, which only an open-ended range needs to know.
+/// The length of the file at `path`, which only a range that counts from its end needs to know.
 async fn len_of(repository: &Repository, name: &Name, path: &[u8]) -> Result<u64> {
     let shown = repository.show(name).await?;
-    let path = String::from_utf8_lossy(path);
+    let path = if path.is_empty() { ".".into() } else { String::from_utf8_lossy(path) };
     let found = shown.entries.iter().find(|entry| entry.path == path && entry.kind == "file");
     found.map(|entry| entry.bytes).ok_or_else(|| {
-        Error::not_found("there is no such file")
-            .at(format!("{name}:{path}"))
-            .cure(format!("`towline show {name}` lists them"))
+        let cure = format!("`towline show {name}` lists its files");
+        Error::not_found("there is no such file").at(format!("{name}:{path}")).cure(cure)
     })
 }
