@@ -19,7 +19,7 @@ use crate::storage::Location;
 /// Save once, move only what the other side lacks, check every byte.
 #[derive(Debug, Parser)]
 #[command(name = "towline", version, long_about = help::ABOUT, after_help = help::SHORT, after_long_help = help::MANUAL)]
-#[command(max_term_width = 118, subcommand_required = true, arg_required_else_help = true)]
+#[command(max_term_width = 100, subcommand_required = true, arg_required_else_help = true)]
 pub(super) struct Cli {
     #[command(flatten)]
     pub(super) globals: Globals,
@@ -106,8 +106,8 @@ pub(super) enum Verb {
     /// Write a saved file, or part of it, to standard output
     #[command(after_help = help::CAT)]
     Cat {
-        /// Which file of which name; NAME alone, if it is one file
-        #[arg(value_name = "NAME[:PATH]", value_parser = target())]
+        /// Which file of which name
+        #[arg(value_name = "NAME:PATH", value_parser = target())]
         file: Target,
         /// Only these bytes: A-B with both included, A- or -N
         #[arg(long, value_name = "A-B", allow_hyphen_values = true)]

@@ -3,7 +3,7 @@
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::repository::Name;
 
 /// A saved tree, or something in it.
@@ -11,7 +11,7 @@ use crate::repository::Name;
 pub(super) struct Target {
     /// The tree.
     pub(super) name: Name,
-    /// Within it: no slash at its end, never empty. Without, the whole: a folder, or a file that was saved by itself.
+    /// Within it: no slash at its end, never empty.
     pub(super) path: Option<Vec<u8>>,
 }
 
@@ -28,6 +28,19 @@ impl Target {
         };
         let name = String::from_utf8_lossy(name).parse()?;
         Ok(Self { name, path: path.filter(|path| !path.is_empty()).map(<[u8]>::to_vec) })
+    }
+
+    /// The path within the tree.
+    ///
+    /// # Errors
+    /// Usage, if none was given.
+    pub(super) fn file(&self) -> Result<&[u8]> {
+        self.path.as_deref().ok_or_else(|| {
+            Error::usage("no file was named")
+                .expected("NAME:PATH")
+                .got(&self.name)
+                .cure(format!("`towline show {}` lists its files", self.name))
+        })
     }
 }
 
@@ -61,5 +74,7 @@ mod tests {
         assert_eq!(read(b"run/7:./\xff").unwrap(), target("run/7", Some(b"\xff")));
         assert!(read(b":a").is_err());
         assert!(read(b"\xff:a").is_err());
+        assert!(read(b"run/7:./").unwrap().file().is_err());
+        assert_eq!(read(b"run/7:a").unwrap().file().unwrap(), b"a");
     }
 }

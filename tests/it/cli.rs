@@ -51,7 +51,7 @@ impl User {
     /// With a repository, named by `towline.toml` in the working folder.
     fn with_repository() -> Self {
         let user = Self::new();
-        fs::write(user.work().join("towline.toml"), "repository = '../repo'\nmemory = '64M'\n").unwrap();
+        fs::write(user.work().join("towline.toml"), "repository = '../repo'\nmemory = '128M'\n").unwrap();
         user.ok(&["init"]);
         user
     }
@@ -194,8 +194,9 @@ fn cat_writes_the_bytes_asked_for() {
     assert_eq!((ran.code, &*ran.out), (Some(0), &b"odd"[..]));
 
     user.ok(&["save", "tree/a.txt", "one"]);
-    assert_eq!(user.ok(&["cat", "one"]), "hello, world");
-    assert_eq!(user.ok(&["cat", "one", "--range", "-5"]), "world");
+    assert_eq!(user.ok(&["cat", "one:a.txt"]), "hello, world");
+    let error = user.fails(&["cat", "one"], 2);
+    assert_eq!(error["cure"], "`towline show one` lists its files");
 }
 
 #[test]
@@ -277,12 +278,12 @@ fn exit_codes_tell_what_kind_of_trouble() {
         let args: Vec<&str> = line.split(' ').collect();
         assert_eq!(user.fails(&args, 3)["kind"], "not-found", "{line}");
     }
-    let error = user.fails(&["ls", "--repo", "../nowhere"], 3);
-    let nowhere = user.0.path().join("nowhere");
+    let nowhere = user.work().join("nowhere");
+    let error = user.fails(&["ls", "--repo", "nowhere"], 3);
     assert_eq!(error["cure"], format!("towline init {}", nowhere.display()));
     assert!(!nowhere.exists(), "looking for a repository made one");
     fs::create_dir(&nowhere).unwrap();
-    assert_eq!(user.fails(&["ls", "--repo", "../nowhere"], 3)["place"], nowhere.to_str().unwrap());
+    assert_eq!(user.fails(&["ls", "--repo", "nowhere"], 3)["place"], nowhere.to_str().unwrap());
 
     user.write("out/a.txt", b"mine");
     assert_eq!(user.fails(&["restore", "run/1", "out"], 5)["kind"], "conflict");
@@ -437,7 +438,7 @@ fn a_reader_that_goes_away_is_no_error() {
     let user = User::with_repository();
     user.write("big", &noise(8 << 20));
     user.ok(&["save", "big", "big"]);
-    let mut child = user.command(&["cat", "big"]).spawn().unwrap();
+    let mut child = user.command(&["cat", "big:big"]).spawn().unwrap();
     let mut first = [0; 10];
     child.stdout.take().unwrap().read_exact(&mut first).unwrap();
     let (code, err) = ended(child);
@@ -451,7 +452,7 @@ fn a_signal_stops_a_command_that_is_stuck() {
     user.write("big", &noise(8 << 20));
     user.ok(&["save", "big", "big"]);
     for signal in [rustix::process::Signal::INT, rustix::process::Signal::TERM] {
-        let mut child = user.command(&["cat", "big"]).spawn().unwrap();
+        let mut child = user.command(&["cat", "big:big"]).spawn().unwrap();
         // The first byte is there: it is running, and soon stuck in a pipe that nobody empties.
         let mut pipe = child.stdout.take().unwrap();
         pipe.read_exact(&mut [0]).unwrap();
