@@ -19,7 +19,7 @@ use crate::storage::Location;
 /// Save once, move only what the other side lacks, check every byte.
 #[derive(Debug, Parser)]
 #[command(name = "towline", version, long_about = help::ABOUT, after_help = help::SHORT, after_long_help = help::MANUAL)]
-#[command(max_term_width = 118, subcommand_required = true, arg_required_else_help = true)]
+#[command(max_term_width = 100, subcommand_required = true, arg_required_else_help = true)]
 pub(super) struct Cli {
     #[command(flatten)]
     pub(super) globals: Globals,

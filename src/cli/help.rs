@@ -4,8 +4,8 @@
 pub(super) const ABOUT: &str = "\
 Towline saves files and folders in a repository, and brings them back anywhere.
 
-A repository lives in a folder or in an S3 bucket. Whoever may write there may save, at the same time as others, with no
-server in between. What a repository holds already is neither stored nor sent again, and every byte that comes back
+A repository lives in a folder or in an S3 bucket. Whoever may write there may save, at the same time as others, with no \
+server in between. What a repository holds already is neither stored nor sent again, and every byte that comes back \
 has been checked.";
 
 /// What stands last in `towline help`.
@@ -21,25 +21,33 @@ Getting started:
   towline sync ~/repo s3://bucket/prefix     or copy what is lacking there
 
 Names:
-  NAME is segments of letters, digits and . _ + = - separated by /, such as run-7/step-1000. Where a PREFIX may be
-  given, run-7 means run-7 itself and everything below run-7/.
+  NAME is segments of letters, digits and . _ + = - separated by /, such as
+  run-7/step-1000. Where a PREFIX may be given, run-7 means run-7 itself and
+  everything below run-7/.
 
 Which repository:
   1. --repo URL: a path, file:///path or s3://bucket/prefix
   2. the variable TOWLINE_REPO
-  3. `repository` in towline.toml, in the working folder or above it, else in ~/.config/towline
+  3. `repository` in towline.toml: in the working folder or above it, else in
+     ~/.config/towline
   4. else ~/.local/share/towline/repository, made on first use
-  towline.toml may hold: repository = \"s3://bucket/prefix\", memory = \"1G\", endpoint = \"https://host:port\",
-  allow_http = true.
+
+towline.toml may hold:
+  repository = \"s3://bucket/prefix\"
+  memory = \"1G\"
+  endpoint = \"https://host:port\"
+  allow_http = true
 
 S3:
-  Credentials come from where AWS tools look: environment, profiles, SSO, web identity, instance roles. For other
-  stores set --endpoint or AWS_ENDPOINT_URL. `towline doctor` says what it found, and what is wrong with it.
+  Credentials come from where AWS tools look: environment, profiles, SSO, web
+  identity, instance roles. For other stores set --endpoint or
+  AWS_ENDPOINT_URL. `towline doctor` says what it found, and what is wrong.
 
 Interrupted? Run the same command again: what has arrived is used.
 
 Exit codes:
-  0 done   1 anything else   2 wrong usage   3 not found   4 damaged   5 conflict   6 store unreachable   7 denied";
+  0 done          1 anything else   2 wrong usage         3 not found
+  4 damaged       5 conflict        6 store unreachable   7 denied";
 
 /// What stands last in `towline -h`.
 pub(super) const SHORT: &str = "`towline help` says more, `towline help COMMAND` shows examples.";
@@ -61,7 +69,7 @@ Examples:
   towline save model.safetensors models/base --label license=apache-2.0
   towline save data/ corpus/v2 --base corpus/v1 --exclude '*.tmp' --exclude cache/
 
-A .towlineignore file in a folder, with lines as in .gitignore, leaves out files as --exclude does. Modes, times,
+A .towlineignore file in a folder, with lines as in .gitignore, leaves out files as --exclude does. Modes, times, \
 symbolic links, empty folders, holes and names in any encoding are kept.
 
 A name that exists is replaced; if somebody else moved it meanwhile, nothing is, and the exit code is 5.
@@ -74,7 +82,7 @@ Examples:
   towline restore run-7/step-1000:optim.safetensors /tmp/         one file, into a folder
   towline restore run-7/step-1000 out/ --overwrite --delete       make out/ exactly what was saved
 
-What DEST holds already is used instead of fetched. If a file in the way differs, nothing is written and the exit code
+What DEST holds already is used instead of fetched. If a file in the way differs, nothing is written and the exit code \
 is 5, unless --overwrite. Each file appears whole or not at all, and nothing is written outside DEST.
 
 JSON: name bytes fetched_bytes reused_bytes files seconds";
@@ -98,7 +106,7 @@ pub(super) const DIFF: &str = "\
 Examples:
   towline diff run-7/step-1000 run-7/step-2000
 
-One line a path: + added, - removed, ~ contents changed, . only mode or time changed. NEW counts the bytes of chunks
+One line a path: + added, - removed, ~ contents changed, . only mode or time changed. NEW counts the bytes of chunks \
 that only B has: what a restore of B lacks where A is.
 
 JSON: changes: [path change bytes_before bytes_after new_bytes]";
@@ -156,7 +164,7 @@ Examples:
 
 Safe at any time, next to savers, readers and other collectors.
 
-JSON: condemned_packs purged_packs deleted_objects repacked_packs merged_segments fenced_sessions freed_bytes live_bytes
+JSON: condemned_packs purged_packs deleted_objects repacked_packs merged_segments fenced_sessions freed_bytes live_bytes \
 steps seconds";
 
 pub(super) const DOCTOR: &str = "\
@@ -164,8 +172,8 @@ Examples:
   towline doctor                     the repository that would be used
   towline doctor s3://bucket/prefix
 
-Tries what the store really does (several writers at once, too), how fast it is, which credentials were used and where
-they came from, which rules of the bucket would hurt, and the limits of this machine. Each trouble comes with its cure.
+Tries what the store really does (several writers at once, too), how fast it is, which credentials were used and where \
+they came from, which rules of the bucket would hurt, and the limits of this machine. Each trouble comes with its cure. \
 The exit code is 1 if something is bad.
 
 JSON: checks: [what outcome detail cure]";

@@ -111,7 +111,7 @@ fn tensor(tensor: &ShownTensor) -> Vec<String> {
 
 pub(super) fn changes(changes: &[Change]) -> String {
     let row = |change: &Change| {
-        let sign = match &*change.change {
+        let sign = match change.change {
             "added" => "+",
             "removed" => "-",
             "meta" => ".",

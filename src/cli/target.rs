@@ -11,7 +11,7 @@ use crate::repository::Name;
 pub(super) struct Target {
     /// The tree.
     pub(super) name: Name,
-    /// Within it: no slash at either end, never empty.
+    /// Within it: no slash at its end, never empty.
     pub(super) path: Option<Vec<u8>>,
 }
 
@@ -74,7 +74,7 @@ mod tests {
         assert_eq!(read(b"run/7:./\xff").unwrap(), target("run/7", Some(b"\xff")));
         assert!(read(b":a").is_err());
         assert!(read(b"\xff:a").is_err());
-        assert!(read(b"run/7").unwrap().file().is_err());
+        assert!(read(b"run/7:./").unwrap().file().is_err());
         assert_eq!(read(b"run/7:a").unwrap().file().unwrap(), b"a");
     }
 }

@@ -7,10 +7,11 @@ use super::config::{Chosen, Settings};
 use super::output::Output;
 use super::progress::Line;
 use super::render;
-use super::size::ByteRange;
+use super::size::{self, ByteRange};
 use super::target::Target;
 use crate::budget::Budget;
 use crate::error::{Error, ErrorKind, Result};
+use crate::limits::MEMORY_MIN;
 use crate::ops::{self, CollectOptions, Outcome, RestoreOptions, SaveOptions, SyncOptions, VerifyOptions};
 use crate::progress::Progress;
 use crate::repository::{Name, OpenOptions, Repository};
@@ -70,7 +71,7 @@ impl Door {
         }
         let location = self.location(url)?;
         let store = storage::open(&location, &self.settings.store(true)).await?;
-        let (repository, created) = Repository::create(store, self.options(1)).await?;
+        let (repository, created) = Repository::create(store, self.options(1)?).await?;
         let made = Made { repository: location.to_string(), id: repository.id().to_string(), created };
         self.output.report(&made, |made, _| {
             let what = if made.created { "made the repository" } else { "the repository is there already:" };
@@ -137,10 +138,12 @@ impl Door {
         let repository = self.open().await?;
         let range = match range {
             None => None,
-            Some(range) => match range.within(len_of(&repository, &file.name, path).await?) {
-                Some(offsets) => Some(offsets),
+            Some(ByteRange::Between(first, last)) => Some(first..=last),
+            Some(ByteRange::From(first)) => Some(first..=u64::MAX),
+            Some(ByteRange::Last(count)) => match len_of(&repository, &file.name, path).await? {
                 // The last bytes of nothing are nothing.
-                None => return Ok(()),
+                0 => return Ok(()),
+                len => Some(len.saturating_sub(count)..=len - 1),
             },
         };
         let mut out = self.output.raw()?;
@@ -207,13 +210,23 @@ impl Door {
         }
     }
 
-    /// One of `sharers` repositories that share the memory.
-    fn options(&self, sharers: u64) -> OpenOptions {
-        let memory = match self.settings.memory {
+    /// One of `sharers` repositories, which share the memory.
+    ///
+    /// # Errors
+    /// Usage, if what was asked for is too little for as many.
+    fn options(&self, sharers: u64) -> Result<OpenOptions> {
+        let share = match self.settings.memory {
             None if sharers == 1 => None,
-            memory => Some(memory.unwrap_or_else(Budget::default_bytes) / sharers),
+            None => Some((Budget::default_bytes() / sharers).max(MEMORY_MIN)),
+            Some(memory) if sharers > 1 && memory / sharers < MEMORY_MIN => {
+                return Err(Error::usage(format!("memory budget is too small for {sharers} repositories"))
+                    .expected(format!("at least {}", size::show(MEMORY_MIN * sharers)))
+                    .got(size::show(memory))
+                    .cure("raise --memory"));
+            }
+            Some(memory) => Some(memory / sharers),
         };
-        OpenOptions { memory, ..OpenOptions::default() }
+        Ok(OpenOptions { memory: share, ..OpenOptions::default() })
     }
 
     /// The repository that was chosen; the embedded one is made if it is lacking.
@@ -222,7 +235,7 @@ impl Door {
             Chosen::Named(location) => self.open_at(&location, 1).await,
             Chosen::Embedded(location) => {
                 let store = storage::open(&location, &self.settings.store(true)).await?;
-                let (repository, created) = Repository::create(store, self.options(1)).await?;
+                let (repository, created) = Repository::create(store, self.options(1)?).await?;
                 if created {
                     self.output.remark(&format!("made the repository {location}; --repo names another"));
                 }
@@ -235,7 +248,7 @@ impl Door {
     async fn open_at(&self, location: &Location, sharers: u64) -> Result<Repository> {
         let opened = async {
             let store = storage::open(location, &self.settings.store(false)).await?;
-            Repository::open(store, self.options(sharers)).await
+            Repository::open(store, self.options(sharers)?).await
         };
         opened.await.map_err(|error| match error.kind() {
             ErrorKind::NotFound => Error::not_found("there is no repository")
@@ -247,14 +260,13 @@ impl Door {
     }
 }
 
-/// The length of the file at `path`, which only an open-ended range needs to know.
+/// The length of the file at `path`, which only a range that counts from its end needs to know.
 async fn len_of(repository: &Repository, name: &Name, path: &[u8]) -> Result<u64> {
     let shown = repository.show(name).await?;
     let path = String::from_utf8_lossy(path);
     let found = shown.entries.iter().find(|entry| entry.path == path && entry.kind == "file");
     found.map(|entry| entry.bytes).ok_or_else(|| {
-        Error::not_found("there is no such file")
-            .at(format!("{name}:{path}"))
-            .cure(format!("`towline show {name}` lists them"))
+        let cure = format!("`towline show {name}` lists its files");
+        Error::not_found("there is no such file").at(format!("{name}:{path}")).cure(cure)
     })
 }
