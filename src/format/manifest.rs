@@ -160,6 +160,7 @@ impl Manifest {
         };
         let labels = read_labels(&mut reader)?;
         let chunks = read_chunks(&mut reader)?;
+        let starts = chunks.starts();
         let entries = reader.count(5)?;
         let mut path = Vec::new();
         let mut read = Vec::with_capacity(entries.min(1 << 16));
@@ -169,14 +170,39 @@ impl Manifest {
                 return Err(reader.malformed("paths are not sorted").into());
             }
             path.clone_from(&next);
-            read.push(read_entry(&mut reader, next, &chunks)?);
+            read.push(read_entry(&mut reader, next, &starts)?);
         }
         reader.finish()?;
-        let alone = matches!(read.as_slice(), [TreeEntry { kind: EntryKind::File(_), .. }]);
-        if form == Form::File && !alone {
-            return Err(Error::damaged("manifest of a single file holds something else"));
+        let manifest = Self { form, labels, chunks, entries: read };
+        manifest.check_shape()?;
+        Ok(manifest)
+    }
+
+    /// A single file is one entry with a plain name; in a folder, whatever holds something is a folder.
+    fn check_shape(&self) -> Result<()> {
+        if self.form == Form::File {
+            return match self.entries.as_slice() {
+                [TreeEntry { kind: EntryKind::File(_), path, .. }] if !path.is_empty() && !path.contains(&b'/') => {
+                    Ok(())
+                }
+                _ => Err(Error::damaged("manifest of a single file holds something else")),
+            };
         }
-        Ok(Self { form, labels, chunks, entries: read })
+        let is_folder = |path: &[u8]| matches!(self.entry(path), Some(TreeEntry { kind: EntryKind::Folder, .. }));
+        let mut last: &[u8] = &[];
+        if !is_folder(last) {
+            return Err(Error::damaged("manifest of a folder lacks the folder itself"));
+        }
+        for entry in self.entries.iter().skip(1) {
+            let parent = entry.path.iter().rposition(|&byte| byte == b'/').unwrap_or(0);
+            let parent = entry.path.get(..parent).unwrap_or_default();
+            if parent != last && !is_folder(parent) {
+                let path = String::from_utf8_lossy(&entry.path).into_owned();
+                return Err(Error::damaged("manifest puts an entry into what is no folder").got(path));
+            }
+            last = parent;
+        }
+        Ok(())
     }
 
     /// The entry at `path`.
@@ -198,6 +224,18 @@ impl Manifest {
             EntryKind::File(content) => Some((entry, content)),
             _ => None,
         })
+    }
+}
+
+impl ChunkList {
+    /// Where each chunk would start if all lay one after the other, and the end of the last.
+    fn starts(&self) -> Vec<u64> {
+        let mut end = 0;
+        let ends = self.lens.iter().map(|&len| {
+            end += u64::from(len);
+            end
+        });
+        std::iter::once(0).chain(ends).collect()
     }
 }
 
@@ -287,13 +325,13 @@ fn read_path(reader: &mut Reader<'_>, before: &[u8]) -> Read<Vec<u8>> {
     Ok(path)
 }
 
-fn read_entry(reader: &mut Reader<'_>, path: Vec<u8>, chunks: &ChunkList) -> Read<TreeEntry> {
+fn read_entry(reader: &mut Reader<'_>, path: Vec<u8>, starts: &[u64]) -> Read<TreeEntry> {
     let (kind, mode, mtime) = (reader.u8()?, reader.varint32()?, Timestamp(reader.signed()?));
     if mode > 0o7777 {
         return Err(reader.malformed("mode is impossible"));
     }
     let kind = match kind {
-        0 => EntryKind::File(read_content(reader, chunks)?),
+        0 => EntryKind::File(read_content(reader, starts)?),
         1 => EntryKind::Folder,
         2 => EntryKind::Symlink(reader.string(PATH_LEN_MAX)?.to_vec()),
         _ => return Err(reader.malformed("entry is of an unknown kind")),
@@ -301,7 +339,8 @@ fn read_entry(reader: &mut Reader<'_>, path: Vec<u8>, chunks: &ChunkList) -> Rea
     Ok(TreeEntry { path, mode, mtime, kind })
 }
 
-fn read_content(reader: &mut Reader<'_>, chunks: &ChunkList) -> Read<Content> {
+/// `starts` is [`ChunkList::starts`]: a piece of many chunks is measured in one step, however often it occurs.
+fn read_content(reader: &mut Reader<'_>, starts: &[u64]) -> Read<Content> {
     let size = reader.varint()?;
     let cut = Cut::from_u8(reader.u8()?).ok_or_else(|| reader.malformed("cut is unknown"))?;
     let count = reader.count(3)?;
@@ -309,10 +348,10 @@ fn read_content(reader: &mut Reader<'_>, chunks: &ChunkList) -> Read<Content> {
     let mut pieces = Vec::with_capacity(count);
     for _ in 0..count {
         let piece = Piece { hole: reader.varint()?, first: reader.varint32()?, count: reader.varint32()? };
-        let end = u64::from(piece.first) + u64::from(piece.count);
-        let range = piece.first as usize..usize::try_from(end).unwrap_or(usize::MAX);
-        let lens = chunks.lens.get(range).ok_or_else(|| reader.malformed("piece names no chunk"))?;
-        let len: u64 = lens.iter().map(|&len| u64::from(len)).sum();
+        let (first, last) = (piece.first as usize, (piece.first as usize).saturating_add(piece.count as usize));
+        let ends = starts.get(first).zip(starts.get(last));
+        let (start, end) = ends.ok_or_else(|| reader.malformed("piece names no chunk"))?;
+        let len = end - start;
         let end = covered.checked_add(piece.hole).and_then(|at| at.checked_add(len)).filter(|&end| end <= size);
         covered = end.ok_or_else(|| reader.malformed("pieces are longer than their file"))?;
         pieces.push(piece);
@@ -355,6 +394,7 @@ mod tests {
             chunks: ChunkList { ids, lens: vec![100, 200, 300] },
             entries: vec![
                 entry(b"", EntryKind::Folder),
+                entry(b"a", EntryKind::Folder),
                 entry(b"a/b", EntryKind::File(content)),
                 entry(b"a/\xff", EntryKind::Symlink(b"../x".to_vec())),
             ],
@@ -386,6 +426,22 @@ mod tests {
             manifest.entries.push(TreeEntry { path: bad.to_vec(), ..manifest.entries[0].clone() });
             assert!(Manifest::decode(&manifest.encode().1).is_err(), "{bad:?}");
         }
+    }
+
+    #[test]
+    fn what_holds_something_is_a_folder() {
+        let mut manifest = sample();
+        manifest.entries[1].kind = EntryKind::Symlink(b"/etc".to_vec());
+        assert!(Manifest::decode(&manifest.encode().1).is_err(), "below a link");
+        manifest.entries.remove(1);
+        assert!(Manifest::decode(&manifest.encode().1).is_err(), "below nothing");
+        manifest.entries.drain(..1);
+        assert!(Manifest::decode(&manifest.encode().1).is_err(), "no root");
+        manifest.entries.truncate(1);
+        manifest.form = Form::File;
+        assert!(Manifest::decode(&manifest.encode().1).is_err(), "a file with folders");
+        manifest.entries[0].path = b"b".to_vec();
+        assert_eq!(Manifest::decode(&manifest.encode().1).unwrap(), manifest);
     }
 
     #[test]

@@ -137,12 +137,17 @@ impl PackFooter {
             reader.take(32)?;
             Ok::<_, Malformed>((len, zero, reader.array::<4>()?, reader.array::<4>()?))
         })();
-        let (len, zero, magic, [kind, version, encryption, _]) = fields?;
+        let (len, zero, magic, [kind, version, encryption, reserved]) = fields?;
         if magic != MAGIC || kind != b'k' || zero != 0 {
             return Err(Error::damaged("pack does not end with a trailer"));
         }
-        if version != VERSION || encryption != 0 {
-            return Err(Error::unsupported("pack was written by another version of the format").got(version));
+        if version != VERSION {
+            let error = Error::unsupported("pack was written by another version of the format");
+            return Err(error.expected(VERSION).got(version).cure("use a newer towline"));
+        }
+        if encryption != 0 || reserved != 0 {
+            let error = Error::unsupported("pack is encrypted at rest, or uses what is reserved");
+            return Err(error.got(format!("{encryption}, {reserved}")).cure("use a newer towline"));
         }
         Ok(len.into())
     }
@@ -166,8 +171,8 @@ impl PackFooter {
         if pack_len > PACK_LEN_MAX {
             return Err(Error::damaged("pack is impossibly long").got(pack_len));
         }
-        let codecs = Columns::parse(footer)?;
-        codecs.check(pack_len.saturating_sub(tail.len() as u64))
+        let columns = Columns::parse(footer)?;
+        columns.check(pack_len.saturating_sub(tail.len() as u64))
     }
 }
 
@@ -179,6 +184,7 @@ struct Columns<'a> {
     stored: &'a [u8],
     plain: &'a [u8],
     codecs: &'a [u8],
+    parameters: usize,
 }
 
 impl<'a> Columns<'a> {
@@ -194,7 +200,7 @@ impl<'a> Columns<'a> {
         let parameters: usize = reader.take(n)?.iter().map(|&len| usize::from(len)).sum();
         reader.take(parameters)?;
         reader.finish()?;
-        Ok(Self { n, ids, offsets, stored, plain, codecs })
+        Ok(Self { n, ids, offsets, stored, plain, codecs, parameters })
     }
 
     fn check(&self, frames_end: u64) -> Result<PackFooter> {
@@ -215,10 +221,14 @@ impl<'a> Columns<'a> {
                 Some(frame_end) if entry.offset >= end && frame_end <= frames_end => end = frame_end,
                 _ => return Err(Error::damaged("frame lies outside its pack").got(entry.offset)),
             }
-            if u64::from(entry.plain_len) > CHUNK_LEN_MAX {
-                return Err(Error::damaged("chunk is impossibly long").got(entry.plain_len));
+            if entry.plain_len == 0 || u64::from(entry.plain_len) > CHUNK_LEN_MAX {
+                return Err(Error::damaged("chunk's length is impossible").got(entry.plain_len));
             }
             entries.push(entry);
+        }
+        if self.parameters > 0 {
+            let error = Error::unsupported("pack holds codec parameters that this program does not know");
+            return Err(error.got(format!("{} bytes", self.parameters)).cure("use a newer towline"));
         }
         Ok(PackFooter { entries })
     }
@@ -250,7 +260,7 @@ mod tests {
     fn a_footer_survives_and_any_flipped_bit_is_found() {
         let (footer, tail, len) = sample();
         assert_eq!(PackFooter::decode(&tail, len).unwrap(), footer);
-        for bit in 0..(tail.len() - 1) * 8 {
+        for bit in 0..tail.len() * 8 {
             let mut bent = tail.clone();
             bent[bit / 8] ^= 1 << (bit % 8);
             assert!(PackFooter::decode(&bent, len).is_err(), "bit {bit}");

@@ -16,9 +16,10 @@
 
 use std::cmp::Ordering;
 
-use super::envelope::HEADER_LEN;
+use super::envelope::{DIGEST_LEN, HEADER_LEN, Kind, read_header};
 use super::map::PackRef;
-use super::wire::{Malformed, Read, Reader, Writer};
+use super::wire::{Read, Reader, Writer};
+use crate::error::{Error, Result};
 use crate::id::{ChunkId, ObjectId, Owned, SessionId};
 
 const PACK_ROW: usize = 48;
@@ -75,9 +76,20 @@ impl SegmentView {
     /// candidate that does not match.
     ///
     /// # Errors
-    /// Malformed, if the parts do not fit the object.
-    pub fn parse(object: &[u8]) -> Read<Self> {
-        let mut reader = Reader::new(object.get(HEADER_LEN..).unwrap_or_default());
+    /// Damaged, if the parts do not fit the object; unsupported, if a later version wrote it, or compressed it.
+    pub fn parse(object: &[u8]) -> Result<Self> {
+        let (compression, body_len) = read_header(Kind::Segment, object)?;
+        if compression != 0 {
+            return Err(Error::unsupported("index segment is compressed").got(compression).cure("use a newer towline"));
+        }
+        if (object.len() as u64).checked_sub((HEADER_LEN + DIGEST_LEN) as u64) != Some(body_len) {
+            return Err(Error::damaged("index segment has another length").expected(body_len).got(object.len()));
+        }
+        Ok(Self::parse_body(object.get(HEADER_LEN..object.len() - DIGEST_LEN).unwrap_or_default())?)
+    }
+
+    fn parse_body(body: &[u8]) -> Read<Self> {
+        let mut reader = Reader::new(body);
         let chunks = usize::try_from(reader.u64()?).map_err(|_| reader.malformed("too many chunks"))?;
         let (packs, blocks) = (reader.u32()? as usize, reader.u32()? as usize);
         let mut table = Reader::new(reader.take(packs.saturating_mul(PACK_ROW))?);
@@ -88,6 +100,7 @@ impl SegmentView {
         if blocks == 0 {
             return Err(reader.malformed("filter is empty"));
         }
+        reader.finish()?;
         Ok(Self { packs, chunks, filter, entries: filter + blocks * BLOCK })
     }
 
@@ -122,7 +135,7 @@ impl SegmentView {
     }
 }
 
-fn pack_row(table: &mut Reader<'_>) -> Result<PackRef, Malformed> {
+fn pack_row(table: &mut Reader<'_>) -> Read<PackRef> {
     let session = SessionId::from_bytes(table.array()?);
     let object = ObjectId::from_bytes(table.array()?);
     let (len, footer_len, chunks) = (table.u64()?, table.u32()?, table.u32()?);
@@ -186,7 +199,7 @@ fn marked(filter: &[u8], prefix: u64) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::envelope::{Kind, seal};
+    use super::super::envelope::seal;
     use super::*;
 
     fn pack(chunks: u32) -> PackRef {
@@ -221,7 +234,7 @@ mod tests {
     #[test]
     fn a_torn_segment_is_malformed() {
         let object = seal(Kind::Segment, &segment_bytes(&[pack(1)], vec![row(1)]), false);
-        for cut in 0..object.len() - 32 {
+        for cut in 0..object.len() {
             assert!(SegmentView::parse(&object[..cut]).is_err(), "{cut}");
         }
     }

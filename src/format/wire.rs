@@ -68,6 +68,15 @@ impl<'a> Reader<'a> {
         self.array::<1>().map(|[byte]| byte)
     }
 
+    /// One byte that is 0 or 1.
+    pub fn flag(&mut self) -> Read<bool> {
+        match self.u8()? {
+            0 => Ok(false),
+            1 => Ok(true),
+            _ => Err(self.malformed("flag is neither 0 nor 1")),
+        }
+    }
+
     /// Four bytes, little-endian.
     pub fn u32(&mut self) -> Read<u32> {
         self.array().map(u32::from_le_bytes)

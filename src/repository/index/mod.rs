@@ -125,7 +125,7 @@ impl Repository {
             None => self.fetched(id).await?,
         };
         let view = SegmentView::parse(&bytes)
-            .map_err(|malformed| Error::from(malformed).at(&key).cure("towline verify --repair rebuilds the index"))?;
+            .map_err(|error| error.at(&key).cure("towline verify --repair rebuilds the index"))?;
         let segment = Arc::new(Segment { view, bytes });
         let mut loaded = self.0.segments.lock().unwrap_or_else(PoisonError::into_inner);
         loaded.insert(id, Arc::clone(&segment));

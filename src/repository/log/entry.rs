@@ -126,11 +126,7 @@ impl Entry {
     pub fn decode(body: &[u8]) -> Result<Self> {
         let mut reader = Reader::new(body);
         let write = WriteId::from_bytes(reader.array()?);
-        let session = match reader.u8()? {
-            0 => None,
-            1 => Some(SessionId::from_bytes(reader.array()?)),
-            _ => return Err(reader.malformed("session flag is unknown").into()),
-        };
+        let session = if reader.flag()? { Some(read_session(&mut reader)?) } else { None };
         let at = Timestamp(reader.signed()?);
         let count = reader.count(2)?;
         let actions = (0..count)
@@ -222,7 +218,7 @@ impl Action {
             }
             8 => Self::RemoveRef { name: read_name(r)?, expected: r.varint()? },
             9 => Self::SwapMap { old: read_owned(r)?, new: read_owned(r)? },
-            10 => Self::Condemn { pack: read_owned(r)?, len: r.varint()?, damaged: r.u8()? != 0 },
+            10 => Self::Condemn { pack: read_owned(r)?, len: r.varint()?, damaged: r.flag()? },
             11 => Self::Pardon { pack: read_owned(r)?, at: r.varint()? },
             12 => Self::Purge { pack: read_owned(r)?, at: r.varint()? },
             13 => {

@@ -112,7 +112,8 @@ impl Log {
         let Some(object) = objects::get(&*self.objects, &key).await? else { return Ok(None) };
         let body = open(Kind::Boundary, &object).map_err(|error| error.at(&key))?;
         let mut reader = Reader::new(&body);
-        let floor = reader.varint().map_err(|malformed| Error::from(malformed).at(&key))?;
+        let floor = reader.varint().and_then(|floor| reader.finish().map(|()| floor));
+        let floor = floor.map_err(|malformed| Error::from(malformed).at(&key))?;
         Ok(Some(Boundary { number, floor }))
     }
 

@@ -408,11 +408,11 @@ impl State {
         }
         for _ in 0..r.count(36)? {
             let (pack, at, when) = (read_owned(r)?, r.varint()?, Timestamp(r.signed()?));
-            state.condemned.insert(pack, Condemned { at, when, len: r.varint()?, damaged: r.u8()? != 0 });
+            state.condemned.insert(pack, Condemned { at, when, len: r.varint()?, damaged: r.flag()? });
         }
         for _ in 0..r.count(34)? {
             let pack = read_owned(r)?;
-            state.purged.insert(pack, Purged { at: r.varint()?, deleted: r.u8()? != 0 });
+            state.purged.insert(pack, Purged { at: r.varint()?, deleted: r.flag()? });
         }
         reader.finish()?;
         Ok(state)
