@@ -9,6 +9,7 @@ mod restore;
 mod save;
 mod show;
 mod sync;
+mod verify;
 
 pub use collect::{CollectOptions, CollectReport};
 pub use diff::Change;
@@ -18,6 +19,7 @@ pub use restore::{RestoreOptions, RestoreReport};
 pub use save::{CutChoice, SaveOptions, SaveReport};
 pub use show::{Shown, ShownEntry, ShownTensor};
 pub use sync::{SyncOptions, SyncReport, sync};
+pub use verify::{Damage, VerifyOptions, VerifyReport};
 
 use crate::error::{Error, Result};
 

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use super::Repository;
 use super::layout::{self, Family};
 use super::objects;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::format::{PackFooter, PackRef, TRAILER_LEN};
 use crate::id::PackId;
 
@@ -69,7 +69,19 @@ impl Repository {
             Error::damaged("pack is shorter than its footer").at(&key).expected(tail_len).got(pack.len)
         })?;
         let mut tail = vec![0; usize::try_from(tail_len).unwrap_or(usize::MAX)];
-        objects::read_range(&**self.store().objects(), &key, start, &mut tail).await?;
+        let objects = &**self.store().objects();
+        let len = match objects::read_range(objects, &key, start, &mut tail).await {
+            // A range beyond the end is answered in as many ways as there are stores.
+            Err(error) if error.kind() == ErrorKind::Unreachable => match objects::len(objects, &key).await {
+                Ok(len) if len != pack.len => len,
+                Ok(_) => return Err(error),
+                Err(other) => return Err(other),
+            },
+            read => read?,
+        };
+        if len != pack.len {
+            return Err(Error::damaged("pack has another length").at(key).expected(pack.len).got(len));
+        }
         let footer = PackFooter::decode(&tail, pack.len).map_err(|error| error.at(&key))?;
         if footer.entries.len() == pack.chunks as usize {
             return Ok(footer);

@@ -11,6 +11,7 @@ mod index;
 mod known;
 pub mod layout;
 pub mod log;
+mod mend;
 mod name;
 mod objects;
 mod open;
@@ -21,7 +22,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 pub use fetch::{Delivered, PackRead, Sink, deliver, fetch, plan, read_pack};
-pub use index::{Index, Segment};
+pub use index::{BadSegment, Index, Segment, SegmentAudit};
 pub use known::{Known, Place};
 pub use name::Name;
 pub use saved::Saved;

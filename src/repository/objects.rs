@@ -92,26 +92,34 @@ pub(crate) fn read_file(file: &File, path: &std::path::Path, start: u64, out: &m
     })
 }
 
-/// Reads bytes from `start` on, as many as `out` is long, with retries.
-pub(crate) async fn read_range(objects: &dyn ObjectStore, key: &Path, start: u64, out: &mut [u8]) -> Result<()> {
+/// Reads bytes from `start` on, as many as `out` is long, with retries; returns the length of the whole object.
+pub(crate) async fn read_range(objects: &dyn ObjectStore, key: &Path, start: u64, out: &mut [u8]) -> Result<u64> {
     let range = start..start + out.len() as u64;
     let mut pause = PAUSE;
-    for tries_left in (0..TRIES).rev() {
+    let mut tries = 0;
+    loop {
+        tries += 1;
         let attempt = async {
-            match get_range(objects, key, range.clone()).await?.payload {
-                GetResultPayload::File(file, path) => read_file(&file, &path, start, out),
-                GetResultPayload::Stream(stream) => drain(stream, key, out).await,
+            let result = get_range(objects, key, range.clone()).await?;
+            match result.payload {
+                GetResultPayload::File(file, path) => read_file(&file, &path, start, out)?,
+                GetResultPayload::Stream(stream) => drain(stream, key, out).await?,
             }
+            Ok::<_, Error>(result.meta.size)
         };
         match attempt.await {
-            Err(error) if error.kind() == ErrorKind::Unreachable && tries_left > 0 => {
+            Err(error) if error.kind() == ErrorKind::Unreachable && tries < TRIES => {
                 tokio::time::sleep(pause).await;
                 pause *= 2;
             }
             settled => return settled,
         }
     }
-    Ok(())
+}
+
+/// The length of the object at `key`, without its bytes.
+pub(crate) async fn len(objects: &dyn ObjectStore, key: &Path) -> Result<u64> {
+    retry(|| async { Ok(objects.head(key).await?.size) }).await
 }
 
 fn whole(key: &Path, expected: u64, bytes: Bytes) -> Result<Bytes> {

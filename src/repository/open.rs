@@ -65,6 +65,23 @@ impl Repository {
         Self::assemble(store, options, read_id(&object)?, clock)
     }
 
+    /// Reads the object that says what this is again, and compares.
+    ///
+    /// # Errors
+    /// Damaged or not found, if it is.
+    ///
+    /// # Cancel safety
+    /// Safe: it only reads.
+    pub async fn audit_description(&self) -> Result<()> {
+        let key = layout::repository();
+        let object = objects::get_required(&**self.store().objects(), &key).await?;
+        let found = read_id(&object)?;
+        if found == self.id() {
+            return Ok(());
+        }
+        Err(Error::damaged("this is another repository than was opened").at(key).expected(self.id()).got(found))
+    }
+
     fn assemble(store: Store, options: OpenOptions, id: RepositoryId, clock: Arc<dyn Clock>) -> Result<Self> {
         let budget = Budget::new(options.memory.unwrap_or_else(Budget::default_bytes))?;
         let cache = options.cache.unwrap_or_else(default_cache).join(id.to_string());

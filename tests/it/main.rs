@@ -15,4 +15,5 @@ mod faulty;
 mod probe;
 mod save_restore;
 mod stores;
+mod sync;
 mod together;

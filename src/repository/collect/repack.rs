@@ -10,12 +10,12 @@ use futures::{StreamExt as _, TryStreamExt as _, stream};
 use super::Marks;
 use crate::codec::{Codec, Encoded};
 use crate::error::{Error, ErrorKind, Result};
-use crate::format::envelope::{Kind, seal};
-use crate::format::{Map, PackRef};
+use crate::format::PackRef;
 use crate::id::{ChunkId, MapKey, Owned, PackId};
 use crate::progress::Progress;
 use crate::repository::layout::{self, Family};
 use crate::repository::log::{Action, State};
+use crate::repository::mend::put_map;
 use crate::repository::writer::map_of;
 use crate::repository::{Place, Repository, Saved, Writer, objects};
 
@@ -120,11 +120,6 @@ async fn publish(
         .await?;
     let freed = *condemned.lock().unwrap_or_else(PoisonError::into_inner);
     Ok(freed)
-}
-
-async fn put_map(repository: &Repository, key: MapKey, map: &Map) -> Result<()> {
-    let object = seal(Kind::Map, &map.encode(), true);
-    objects::put(&**repository.store().objects(), &layout::owned(Family::Map, key), object.into()).await
 }
 
 /// The stored bytes of one frame, checked by decoding them.

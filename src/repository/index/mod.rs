@@ -1,5 +1,6 @@
 //! The index: which packs may hold a chunk. Segments are immutable, so each is fetched once and mapped.
 
+mod audit;
 mod map;
 mod merge;
 
@@ -19,6 +20,7 @@ use crate::format::envelope::{Kind, open};
 use crate::format::{PackRef, SegmentView};
 use crate::id::{ChunkId, SegmentId};
 
+pub use audit::{BadSegment, SegmentAudit};
 pub(crate) use merge::merge_if_many;
 
 /// Segments fetched at once.

@@ -107,7 +107,7 @@ impl Log {
         Ok(last)
     }
 
-    async fn boundary(&self, number: u64) -> Result<Option<Boundary>> {
+    pub(super) async fn boundary(&self, number: u64) -> Result<Option<Boundary>> {
         let key = Numbered::Boundary.key(number);
         let Some(object) = objects::get(&*self.objects, &key).await? else { return Ok(None) };
         let body = open(Kind::Boundary, &object).map_err(|error| error.at(&key))?;
@@ -133,16 +133,22 @@ impl Log {
     }
 
     async fn snapshot(&self, number: u64) -> Result<Option<State>> {
-        let key = Numbered::Snapshot.key(number);
-        let Some(object) = objects::get(&*self.objects, &key).await? else { return Ok(None) };
-        let state = open(Kind::Snapshot, &object).and_then(|body| State::decode(&body));
-        match state {
-            Ok(state) if state.seq == number => Ok(Some(state)),
-            Ok(state) => Err(Error::damaged("snapshot is of another entry").at(key).expected(number).got(state.seq)),
+        match self.exact_snapshot(number).await {
             Err(error) if error.kind() == ErrorKind::Damaged && self.seen().boundary.floor < number => {
-                tracing::warn!("snapshot {key} is damaged, reading an older one: {error:?}");
+                tracing::warn!("a snapshot is damaged, reading an older one: {error:?}");
                 Ok(None)
             }
+            settled => settled,
+        }
+    }
+
+    /// The snapshot after entry `number`, if there is one.
+    pub(super) async fn exact_snapshot(&self, number: u64) -> Result<Option<State>> {
+        let key = Numbered::Snapshot.key(number);
+        let Some(object) = objects::get(&*self.objects, &key).await? else { return Ok(None) };
+        match open(Kind::Snapshot, &object).and_then(|body| State::decode(&body)) {
+            Ok(state) if state.seq == number => Ok(Some(state)),
+            Ok(state) => Err(Error::damaged("snapshot is of another entry").at(key).expected(number).got(state.seq)),
             Err(error) => Err(error.at(key)),
         }
     }

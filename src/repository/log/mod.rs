@@ -4,6 +4,7 @@
 //! entries until there is none, and ends by reading the boundary again: had it moved past the start, a missing entry
 //! would say nothing, so the fold starts over. No listing is believed: a stale one only costs requests.
 
+mod audit;
 mod commit;
 mod entry;
 mod fold;
@@ -16,6 +17,7 @@ use object_store::ObjectStore;
 
 use crate::clock::Clock;
 
+pub use audit::Audit;
 pub use commit::Committed;
 pub use entry::{Action, Entry};
 pub use state::{Condemned, Purged, RefValue, Refusal, SegmentInfo, Session, State};

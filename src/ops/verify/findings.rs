@@ -1,0 +1,155 @@
+//! What was found, held against the newest state, and told with the names that it hits.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{Damage, Verifying};
+use crate::error::{Error, ErrorKind, Result};
+use crate::id::{ManifestKey, MapKey, PackId, SegmentId};
+use crate::repository::Name;
+use crate::repository::log::RefValue;
+
+/// What a finding is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Subject {
+    /// The log, or what says that this is a repository.
+    Log {
+        /// Nothing can be read because of it.
+        all: bool,
+    },
+    /// An index segment: it hits whoever saves, not what is saved.
+    Segment(SegmentId),
+    /// A manifest.
+    Manifest(ManifestKey),
+    /// A map.
+    Map(MapKey),
+    /// A whole pack.
+    Pack(PackId),
+    /// One chunk of a pack.
+    Chunk(PackId, u32),
+    /// A pack that is sound but not indexed.
+    Unindexed(PackId),
+}
+
+/// One finding.
+#[derive(Debug)]
+pub(super) struct Finding {
+    pub(super) subject: Subject,
+    what: String,
+    error: Error,
+}
+
+/// All of them.
+#[derive(Debug, Default)]
+pub(super) struct Findings(Vec<Finding>);
+
+/// Which chunks of packs a map uses, of those that are damaged.
+type Hits = BTreeMap<MapKey, BTreeSet<(PackId, u32)>>;
+
+impl Findings {
+    pub(super) fn add(&mut self, subject: Subject, what: String, error: Error) {
+        self.0.push(Finding { subject, what, error });
+    }
+
+    pub(super) fn subjects(&self) -> impl Iterator<Item = Subject> {
+        self.0.iter().map(|finding| finding.subject)
+    }
+
+    /// Packs that are not as they were written: what a later version may have written is not among them.
+    pub(super) fn damaged_packs(&self) -> BTreeSet<PackId> {
+        let certain = self.0.iter().filter(|finding| finding.error.kind() != ErrorKind::Unsupported);
+        let pack = |finding: &Finding| match finding.subject {
+            Subject::Pack(pack) | Subject::Chunk(pack, _) => Some(pack),
+            _ => None,
+        };
+        certain.filter_map(pack).collect()
+    }
+}
+
+impl Verifying<'_> {
+    /// Drops what is explained by what others did meanwhile; tells the rest.
+    pub(super) async fn settle(&mut self) -> Result<Vec<Damage>> {
+        if self.findings.0.is_empty() {
+            return Ok(Vec::new());
+        }
+        let now = self.repository.state().await?;
+        self.names.retain(|name, value| now.refs.get(name).is_some_and(|still| still.map_key == value.map_key));
+        let hits = self.hits().await?;
+        let (names, users) = (&self.names, &self.users);
+        let used = |pack: &PackId| {
+            let maps = users.get(pack);
+            maps.is_some_and(|maps| names.values().any(|value| maps.contains(&value.map_key)))
+        };
+        // A purge that is forgotten leaves no trace: whoever used nothing of the pack then cannot tell.
+        let target = |pack: &PackId| now.is_target(pack) && now.forgotten == self.state.forgotten;
+        self.findings.0.retain(|finding| match finding.subject {
+            Subject::Log { .. } => true,
+            Subject::Segment(id) => now.segments.contains_key(&id),
+            Subject::Manifest(key) => names.values().any(|value| value.manifest_key == key),
+            Subject::Map(key) => names.values().any(|value| value.map_key == key),
+            Subject::Pack(pack) | Subject::Chunk(pack, _) => used(&pack) || target(&pack),
+            Subject::Unindexed(pack) => used(&pack),
+        });
+        Ok(self.damage(&hits))
+    }
+
+    /// The findings, each with the names that it hits.
+    pub(super) fn damage(&self, hits: &Hits) -> Vec<Damage> {
+        let told = self.findings.0.iter().map(|finding| Damage {
+            what: finding.what.clone(),
+            error: chain(&finding.error),
+            names: self.hit_by(finding.subject, hits).map(ToString::to_string).collect(),
+        });
+        told.collect()
+    }
+
+    fn hit_by<'b>(&'b self, subject: Subject, hits: &'b Hits) -> impl Iterator<Item = &'b Name> {
+        let uses = move |value: &RefValue, pack: &PackId| {
+            self.users.get(pack).is_some_and(|maps| maps.contains(&value.map_key))
+        };
+        let hit = move |value: &RefValue| match subject {
+            Subject::Log { all } => all,
+            Subject::Segment(_) => false,
+            Subject::Manifest(key) => value.manifest_key == key,
+            Subject::Map(key) => value.map_key == key,
+            Subject::Pack(pack) | Subject::Unindexed(pack) => uses(value, &pack),
+            Subject::Chunk(pack, ordinal) => {
+                hits.get(&value.map_key).is_some_and(|chunks| chunks.contains(&(pack, ordinal)))
+            }
+        };
+        self.names.iter().filter(move |(_, value)| hit(value)).map(|(name, _)| name)
+    }
+
+    /// Which maps use the damaged chunks: read again, since damage is rare and maps are many.
+    async fn hits(&self) -> Result<Hits> {
+        let chunk = |subject| match subject {
+            Subject::Chunk(pack, ordinal) => Some((pack, ordinal)),
+            _ => None,
+        };
+        let chunks: BTreeSet<(PackId, u32)> = self.findings.subjects().filter_map(chunk).collect();
+        let maps: BTreeSet<MapKey> =
+            chunks.iter().filter_map(|(pack, _)| self.users.get(pack)).flatten().copied().collect();
+        let mut hits = Hits::new();
+        for key in maps {
+            let map = match self.repository.map(key).await {
+                Ok(map) => map,
+                Err(error) if super::is_damage(&error) => continue,
+                Err(error) => return Err(error),
+            };
+            let used = map.frames.iter().filter_map(|frame| Some((map.pack(frame).ok()?.id, frame.ordinal)));
+            hits.insert(key, used.filter(|used| chunks.contains(used)).collect());
+        }
+        Ok(hits)
+    }
+}
+
+/// An error with its causes, on one line.
+fn chain(error: &Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = std::error::Error::source(error);
+    while let Some(inner) = cause {
+        text.push_str(": ");
+        text.push_str(&inner.to_string());
+        cause = inner.source();
+    }
+    text
+}

@@ -1,0 +1,180 @@
+//! Verify: does everything that was written still stand as it was written, and can what does not be mended?
+//!
+//! ```text
+//! log -> names -> manifests and maps -> pack footers -> index segments [-> every byte of the packs] -> findings [-> repair]
+//! ```
+//!
+//! Only what names need is judged. What collectors took meanwhile is not damage: findings are held against the state as it
+//! is at the end.
+
+mod findings;
+mod frames;
+mod repair;
+mod segments;
+mod trees;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use serde::Serialize;
+
+use self::findings::{Findings, Subject};
+use crate::error::{Error, ErrorKind, Result};
+use crate::format::PackRef;
+use crate::id::{MapKey, PackId, SegmentId};
+use crate::progress::Progress;
+use crate::repository::log::{RefValue, State};
+use crate::repository::{Name, Repository, layout};
+
+/// What to verify, and how.
+#[derive(Clone, Debug, Default)]
+pub struct VerifyOptions {
+    /// Read every byte of every pack concerned, not only what describes them.
+    pub data: bool,
+    /// Mend what can be mended.
+    pub repair: bool,
+    /// Where to show progress.
+    pub progress: Progress,
+}
+
+/// What a verification found.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct VerifyReport {
+    /// Packs looked at.
+    pub packs: u64,
+    /// Chunks in them.
+    pub chunks: u64,
+    /// Bytes of them.
+    pub bytes: u64,
+    /// What is damaged, as it was found: a repair comes after.
+    pub damaged: Vec<Damage>,
+    /// What a repair did.
+    pub repaired: Vec<String>,
+    /// How long it took.
+    pub seconds: f64,
+}
+
+/// One thing that is not as it was written.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Damage {
+    /// Which object, and which chunk of it.
+    pub what: String,
+    /// What is wrong with it.
+    pub error: String,
+    /// The names that cannot be restored, or not without it.
+    pub names: Vec<String>,
+}
+
+/// One verification under way.
+struct Verifying<'a> {
+    repository: &'a Repository,
+    options: &'a VerifyOptions,
+    /// The state that is verified.
+    state: Arc<State>,
+    /// The names to verify.
+    names: BTreeMap<Name, RefValue>,
+    /// Which maps name a pack.
+    users: BTreeMap<PackId, BTreeSet<MapKey>>,
+    /// The packs looked at, and whether what describes them is sound.
+    packs: BTreeMap<PackId, (PackRef, bool)>,
+    /// Packs that a sound segment lists.
+    indexed: BTreeSet<PackId>,
+    /// Segments that are not sound, with the packs that they seem to cover.
+    bad_segments: BTreeMap<SegmentId, Vec<PackRef>>,
+    findings: Findings,
+}
+
+impl Repository {
+    /// Verifies the tree called `name`, or the whole repository, its log and index too. Damage is not an error: it is in
+    /// the report.
+    ///
+    /// # Errors
+    /// Not found, if there is no such name; unreachable, if the store is. A repair also fails as commits do.
+    ///
+    /// # Cancel safety
+    /// Safe: a repair's steps are one commit each, and what is not done is found again.
+    pub async fn verify(&self, name: Option<&Name>, options: &VerifyOptions) -> Result<VerifyReport> {
+        let begun = std::time::Instant::now();
+        options.progress.phase("reading the log", 0);
+        let audit = self.log().audit().await?;
+        let names = match name {
+            None => audit.state.refs.clone(),
+            Some(name) => audit.state.refs.iter().filter(|(found, _)| *found == name).map(cloned).collect(),
+        };
+        if let Some(name) = name.filter(|_| names.is_empty() && audit.folds) {
+            return Err(Error::not_found("there is no such name").at(name).cure("`towline ls` lists the names"));
+        }
+        let mut verifying = Verifying {
+            repository: self,
+            options,
+            state: audit.state,
+            names,
+            users: BTreeMap::new(),
+            packs: BTreeMap::new(),
+            indexed: BTreeSet::new(),
+            bad_segments: BTreeMap::new(),
+            findings: Findings::default(),
+        };
+        for (key, error) in audit.damaged {
+            verifying.findings.add(Subject::Log { all: !audit.folds }, key.to_string(), error);
+        }
+        verifying.description().await?;
+        let mut report = VerifyReport::default();
+        if audit.folds {
+            verifying.look(name.is_none()).await?;
+            report.damaged = verifying.settle().await?;
+            if options.repair {
+                report.repaired = verifying.repair(name.is_none()).await?;
+            }
+        } else {
+            // What nobody can tell the state of cannot be looked at any further.
+            report.damaged = verifying.damage(&BTreeMap::new());
+        }
+        let packs = verifying.packs.values().map(|(pack, _)| pack);
+        (report.packs, report.chunks, report.bytes) = packs.fold((0, 0, 0), |(packs, chunks, bytes), pack| {
+            (packs + 1, chunks + u64::from(pack.chunks), bytes + pack.len)
+        });
+        report.seconds = begun.elapsed().as_secs_f64();
+        Ok(report)
+    }
+}
+
+impl Verifying<'_> {
+    async fn description(&mut self) -> Result<()> {
+        let described = self.repository.audit_description().await;
+        let key = layout::repository().to_string();
+        self.note(Subject::Log { all: true }, key, described).map(drop)
+    }
+
+    /// Looks at everything; `whole`: not only at what one name needs.
+    async fn look(&mut self, whole: bool) -> Result<()> {
+        self.look_at_trees().await?;
+        if whole {
+            self.look_at_segments().await?;
+        }
+        if self.options.data {
+            self.look_at_frames().await?;
+        }
+        Ok(())
+    }
+
+    /// Takes down damage; other errors end the verification.
+    fn note<T>(&mut self, subject: Subject, what: String, read: Result<T>) -> Result<Option<T>> {
+        match read {
+            Ok(value) => Ok(Some(value)),
+            Err(error) if is_damage(&error) => {
+                self.findings.add(subject, what, error);
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
+    }
+}
+
+fn cloned<A: Clone, B: Clone>((a, b): (&A, &B)) -> (A, B) {
+    (a.clone(), b.clone())
+}
+
+fn is_damage(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::Damaged | ErrorKind::Unsupported | ErrorKind::NotFound)
+}

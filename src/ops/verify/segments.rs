@@ -1,0 +1,78 @@
+//! The index: every live segment as it is in the store, against the packs that it covers.
+
+use std::sync::Arc;
+
+use super::{Subject, Verifying};
+use crate::error::{Error, Result};
+use crate::format::PackRef;
+use crate::ops::blocking;
+use crate::repository::SegmentAudit;
+use crate::repository::layout::{self, Family};
+
+/// Packs whose footers are held at once.
+const GROUP: usize = 64;
+
+impl Verifying<'_> {
+    pub(super) async fn look_at_segments(&mut self) -> Result<()> {
+        self.options.progress.phase("reading the index", 0);
+        let segments: Vec<_> = self.state.segments.iter().map(|(id, info)| (*id, *info)).collect();
+        for (id, info) in segments {
+            let what = layout::owned(Family::Index, id).to_string();
+            match self.repository.audit_segment(id, &info).await? {
+                Ok(segment) => {
+                    let compared = self.compare_segment(Arc::new(segment)).await?;
+                    if let Err((error, packs)) = compared {
+                        self.findings.add(Subject::Segment(id), what, error);
+                        self.bad_segments.insert(id, packs);
+                    }
+                }
+                Err(bad) => {
+                    self.findings.add(Subject::Segment(id), what, bad.error);
+                    self.bad_segments.insert(id, bad.packs);
+                }
+            }
+        }
+        self.find_unindexed();
+        Ok(())
+    }
+
+    /// Holds a segment against the footers of its packs that are live; the error, with all its packs, if it is wrong.
+    async fn compare_segment(&mut self, segment: Arc<SegmentAudit>) -> Result<Result<(), (Error, Vec<PackRef>)>> {
+        let packs = segment.packs().to_vec();
+        let listed: u64 = packs.iter().map(|pack| u64::from(pack.chunks)).sum();
+        if listed != segment.chunks() {
+            let error = Error::damaged("index segment lists another number of chunks than its packs hold");
+            return Ok(Err((error.expected(listed).got(segment.chunks()), packs)));
+        }
+        let live: Vec<(u32, PackRef)> =
+            (0u32..).zip(packs.iter().copied()).filter(|(_, pack)| self.state.is_target(&pack.id)).collect();
+        for group in live.chunks(GROUP) {
+            let wanted: Vec<PackRef> = group.iter().map(|(_, pack)| *pack).collect();
+            let footers = self.footers(&wanted).await?;
+            let (segment, group) = (Arc::clone(&segment), group.to_vec());
+            let compared = blocking(move || {
+                let pairs = group.iter().filter_map(|(number, pack)| Some((*number, footers.get(&pack.id)?)));
+                Ok(pairs.map(|(number, footer)| segment.agrees(number, footer)).find(Result::is_err))
+            });
+            if let Some(Err(error)) = compared.await? {
+                return Ok(Err((error, packs)));
+            }
+        }
+        self.indexed.extend(packs.iter().map(|pack| pack.id));
+        Ok(Ok(()))
+    }
+
+    /// What a name needs has to be indexed, else it is stored twice. While a segment is unreadable, that is its fault.
+    fn find_unindexed(&mut self) {
+        if !self.bad_segments.is_empty() {
+            return;
+        }
+        let sound = self.packs.values().filter(|(_, sound)| *sound).map(|(pack, _)| pack.id);
+        let lost: Vec<_> = sound.filter(|id| self.state.is_target(id) && !self.indexed.contains(id)).collect();
+        for id in lost {
+            let key = layout::owned(Family::Pack, id).to_string();
+            let error = Error::damaged("pack is in no index segment").at(&key);
+            self.findings.add(Subject::Unindexed(id), key, error);
+        }
+    }
+}

@@ -1,0 +1,128 @@
+//! Names: their manifests and maps, and whether the packs that these name are what they say.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use futures::{StreamExt as _, stream};
+
+use super::{Subject, Verifying};
+use crate::error::{Error, Result};
+use crate::format::{Frame, Manifest, Map, PackFooter, PackRef};
+use crate::id::{ManifestKey, MapKey, PackId};
+use crate::repository::layout::{self, Family};
+use crate::repository::log::RefValue;
+
+/// Footers read at once.
+const FOOTERS: usize = 16;
+/// Packs whose footers are held while one map is compared with them.
+const GROUP: usize = 64;
+
+impl Verifying<'_> {
+    /// Opens what each name stands for; names that stand for the same are looked at once.
+    pub(super) async fn look_at_trees(&mut self) -> Result<()> {
+        self.options.progress.phase("reading manifests and maps", 0);
+        let distinct: BTreeMap<(ManifestKey, MapKey), RefValue> =
+            self.names.values().map(|value| ((value.manifest_key, value.map_key), value.clone())).collect();
+        for value in distinct.into_values() {
+            let manifest = self.manifest(&value).await?;
+            let what = layout::owned(Family::Map, value.map_key).to_string();
+            let map = self.repository.map(value.map_key).await;
+            let Some(map) = self.note(Subject::Map(value.map_key), what.clone(), map)? else { continue };
+            for pack in &map.packs {
+                self.users.entry(pack.id).or_default().insert(value.map_key);
+            }
+            let counted = manifest.as_ref().is_none_or(|manifest| manifest.chunks.ids.len() == map.frames.len());
+            if map.manifest != value.manifest || !counted {
+                let error = Error::damaged("map belongs to another manifest").at(&what);
+                self.findings.add(Subject::Map(value.map_key), what, error);
+                continue;
+            }
+            self.compare(&value, manifest.as_ref(), &map).await?;
+        }
+        Ok(())
+    }
+
+    async fn manifest(&mut self, value: &RefValue) -> Result<Option<Manifest>> {
+        let key = layout::owned(Family::Manifest, value.manifest_key);
+        let body = self.repository.manifest_body(value.manifest_key, value.manifest).await;
+        let manifest = body.and_then(|body| Manifest::decode(&body).map_err(|error| error.at(&key)));
+        self.note(Subject::Manifest(value.manifest_key), key.to_string(), manifest)
+    }
+
+    /// Holds a map against the footers of its packs.
+    async fn compare(&mut self, value: &RefValue, manifest: Option<&Manifest>, map: &Map) -> Result<()> {
+        let what = layout::owned(Family::Map, value.map_key).to_string();
+        let mut order: Vec<u32> = (0..u32::try_from(map.frames.len()).unwrap_or(u32::MAX)).collect();
+        let frame = |chunk: u32| map.frames.get(chunk as usize);
+        order.sort_by_key(|&chunk| frame(chunk).map_or(0, |frame| frame.pack));
+        let mut order = order.into_iter().peekable();
+        for (group, packs) in (0u32..).zip(map.packs.chunks(GROUP)) {
+            let footers = self.footers(packs).await?;
+            self.judge(packs);
+            let mut wrong = None;
+            let end = group.saturating_add(1).saturating_mul(u32::try_from(GROUP).unwrap_or(u32::MAX));
+            while let Some(chunk) = order.next_if(|&chunk| frame(chunk).is_some_and(|frame| frame.pack < end)) {
+                let Some(frame) = frame(chunk) else { continue };
+                let footer = map.pack(frame).ok().and_then(|pack| footers.get(&pack.id));
+                if footer.is_some_and(|footer| !agrees(footer, frame, manifest, chunk)) {
+                    wrong = wrong.or(Some((chunk, *frame)));
+                }
+            }
+            if let Some((chunk, frame)) = wrong {
+                let pack = map.pack(&frame)?.id;
+                let error = Error::damaged("map and pack disagree about a chunk")
+                    .at(&what)
+                    .expected(format!("chunk {chunk} of the manifest"))
+                    .got(format!("another in pack {pack}, chunk {}", frame.ordinal));
+                self.findings.add(Subject::Map(value.map_key), what.clone(), error);
+            }
+        }
+        Ok(())
+    }
+
+    /// Packs that a name needs must be ones to rely on.
+    fn judge(&mut self, packs: &[PackRef]) {
+        for pack in packs {
+            let key = layout::owned(Family::Pack, pack.id).to_string();
+            let verdict = match self.state.condemned.get(&pack.id) {
+                _ if self.state.purged.contains_key(&pack.id) => "a name needs a pack that is purged",
+                Some(condemned) if condemned.damaged => "a name needs a pack that is condemned as damaged",
+                _ => continue,
+            };
+            let told = self.findings.subjects().any(|subject| subject == Subject::Pack(pack.id));
+            if !told {
+                self.findings.add(Subject::Pack(pack.id), key.clone(), Error::damaged(verdict).at(key));
+            }
+        }
+    }
+
+    /// The footers of `packs` that are sound; what is wrong with the others is taken down the first time.
+    pub(super) async fn footers(&mut self, packs: &[PackRef]) -> Result<HashMap<PackId, Arc<PackFooter>>> {
+        let repository = self.repository;
+        let wanted = packs.iter().filter(|pack| self.packs.get(&pack.id).is_none_or(|(_, sound)| *sound));
+        let read: Vec<_> = stream::iter(wanted.copied().collect::<Vec<_>>())
+            .map(|pack| async move { (pack, repository.footer_uncached(&pack).await) })
+            .buffered(FOOTERS)
+            .collect()
+            .await;
+        let mut footers = HashMap::new();
+        for (pack, footer) in read {
+            let key = layout::owned(Family::Pack, pack.id).to_string();
+            let footer = self.note(Subject::Pack(pack.id), key, footer)?;
+            self.packs.insert(pack.id, (pack, footer.is_some()));
+            footers.extend(footer.map(|footer| (pack.id, Arc::new(footer))));
+        }
+        Ok(footers)
+    }
+}
+
+/// Is `frame` what the footer says, and does it hold that chunk of the manifest?
+fn agrees(footer: &PackFooter, frame: &Frame, manifest: Option<&Manifest>, chunk: u32) -> bool {
+    let Some(entry) = footer.entries.get(frame.ordinal as usize) else { return false };
+    let lies = (entry.offset, entry.stored_len, entry.codec) == (frame.offset, frame.stored_len, frame.codec);
+    let holds = manifest.is_none_or(|manifest| {
+        let (id, len) = (manifest.chunks.ids.get(chunk as usize), manifest.chunks.lens.get(chunk as usize));
+        id == Some(&entry.id) && len == Some(&entry.plain_len)
+    });
+    lies && holds
+}

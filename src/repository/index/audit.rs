@@ -1,0 +1,94 @@
+//! Auditing the index: a segment as it is in the store now, whatever is cached here, and beside the packs it covers.
+
+use bytes::Bytes;
+
+use crate::error::{Error, Result};
+use crate::format::envelope::{Kind, open};
+use crate::format::{PackFooter, PackRef, Row, SegmentView};
+use crate::id::SegmentId;
+use crate::repository::layout::{self, Family};
+use crate::repository::log::SegmentInfo;
+use crate::repository::{Repository, objects};
+
+/// A segment whose every byte was checked.
+#[derive(Debug)]
+pub struct SegmentAudit {
+    id: SegmentId,
+    view: SegmentView,
+    object: Bytes,
+}
+
+/// A segment that is not as it was written.
+#[derive(Debug)]
+pub struct BadSegment {
+    /// Why.
+    pub error: Error,
+    /// The packs that it seems to cover: each has to be believed only after its own footer.
+    pub packs: Vec<PackRef>,
+}
+
+impl Repository {
+    /// Reads a segment from the store and checks it.
+    ///
+    /// # Errors
+    /// As the store's, if it cannot be read at all and that is not known to be damage.
+    ///
+    /// # Cancel safety
+    /// Safe: it only reads.
+    pub async fn audit_segment(&self, id: SegmentId, info: &SegmentInfo) -> Result<Result<SegmentAudit, BadSegment>> {
+        let key = layout::owned(Family::Index, id);
+        let Some(object) = objects::get(&**self.store().objects(), &key).await? else {
+            let error = Error::not_found("index segment is gone").at(key);
+            return Ok(Err(BadSegment { error, packs: Vec::new() }));
+        };
+        let view = SegmentView::parse(&object);
+        let checked = open(Kind::Segment, &object).and_then(|_| {
+            let view = view.clone()?;
+            let told = (info.len, info.packs, info.chunks);
+            let found = (object.len() as u64, view.packs().len() as u64, view.chunks() as u64);
+            let show = |(len, packs, chunks)| format!("{len} bytes, {packs} packs, {chunks} chunks");
+            if told == found {
+                return Ok(view);
+            }
+            Err(Error::damaged("index segment is not the one that the log names").expected(show(told)).got(show(found)))
+        });
+        Ok(match checked {
+            Ok(view) => Ok(SegmentAudit { id, view, object }),
+            Err(error) => {
+                let packs = view.map(|view| view.packs().to_vec()).unwrap_or_default();
+                Err(BadSegment { error: error.at(key), packs })
+            }
+        })
+    }
+}
+
+impl SegmentAudit {
+    /// The packs it covers.
+    #[must_use]
+    pub fn packs(&self) -> &[PackRef] {
+        self.view.packs()
+    }
+
+    /// Chunks it lists.
+    #[must_use]
+    pub fn chunks(&self) -> u64 {
+        self.view.chunks() as u64
+    }
+
+    /// Does it list every chunk of its pack number `pack`?
+    ///
+    /// # Errors
+    /// Damaged, naming the first chunk that cannot be found by it.
+    pub fn agrees(&self, pack: u32, footer: &PackFooter) -> Result<()> {
+        let listed = |(ordinal, entry): (u32, &crate::format::FooterEntry)| {
+            let row = Row { prefix: entry.id.prefix(), pack, ordinal };
+            self.view.find(&self.object, &entry.id).any(|found| found == row)
+        };
+        match (0u32..).zip(&footer.entries).find(|&entry| !listed(entry)) {
+            None => Ok(()),
+            Some((ordinal, entry)) => Err(Error::damaged("index segment does not list a chunk of its pack")
+                .at(layout::owned(Family::Index, self.id))
+                .expected(format!("{:.16}, chunk {ordinal} of pack {pack}", entry.id))),
+        }
+    }
+}

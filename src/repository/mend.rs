@@ -1,0 +1,102 @@
+//! Mending: index segments built anew from pack footers, and maps replaced by ones that name sound packs.
+
+use std::collections::BTreeSet;
+
+use super::layout::{self, Family};
+use super::log::{Action, State};
+use super::writer::{map_of, put_segment};
+use super::{Known, Place, Repository, Writer, objects};
+use crate::error::{Error, Result};
+use crate::format::envelope::{Kind, seal};
+use crate::format::{Map, PackRef, Row};
+use crate::id::{ManifestId, MapKey, Owned, PackId, SegmentId, SessionId};
+
+/// Chunks in a segment that is built anew, about: 64 MiB of entries in memory.
+const SEGMENT_CHUNKS: usize = 4 << 20;
+
+impl Repository {
+    /// Replaces the segments `old` by ones over those of `packs` whose footers can be read; returns how many packs that
+    /// is. Packs that `state` says are purged are left out.
+    ///
+    /// # Errors
+    /// Conflict, if somebody replaced one of `old` meanwhile.
+    ///
+    /// # Cancel safety
+    /// Safe: one commit decides; the session that was opened for it is the collector's to end.
+    pub async fn reindex(&self, state: &State, old: &[SegmentId], packs: &BTreeSet<PackRef>) -> Result<usize> {
+        let session = SessionId::random();
+        self.log().commit(Some(session), |_| Ok(vec![Action::Open(session)])).await?;
+        let (mut new, mut listed, mut rows, mut sound) = (Vec::new(), Vec::new(), Vec::new(), 0);
+        for pack in packs.iter().filter(|pack| !state.purged.contains_key(&pack.id)) {
+            let footer = match self.footer_uncached(pack).await {
+                Ok(footer) => footer,
+                Err(error) => {
+                    tracing::warn!("pack {} is left out of the index: {error:?}", pack.id);
+                    continue;
+                }
+            };
+            let number = u32::try_from(listed.len()).map_err(|_| Error::exhausted("too many packs in one segment"))?;
+            let ids = (0u32..).zip(&footer.entries);
+            rows.extend(ids.map(|(ordinal, entry)| Row { prefix: entry.id.prefix(), pack: number, ordinal }));
+            listed.push(*pack);
+            sound += 1;
+            if rows.len() >= SEGMENT_CHUNKS {
+                new.push(put_segment(self, session, &listed, std::mem::take(&mut rows)).await?);
+                listed.clear();
+            }
+        }
+        if !listed.is_empty() {
+            new.push(put_segment(self, session, &listed, rows).await?);
+        }
+        let (old, built) = (old.to_vec(), state.seq);
+        let commit = self.log().commit(Some(session), |_| {
+            let replace = Action::ReplaceSegments { old: old.clone(), new: new.clone(), built };
+            Ok(vec![replace, Action::Close(session)])
+        });
+        commit.await?;
+        Ok(sound)
+    }
+
+    /// Gives every name that has the map `old` a new one, by which the chunks of `manifest` are at `places`, and ends the
+    /// writer's session. `kept` are the packs that `old` names.
+    ///
+    /// # Errors
+    /// Conflict, if one of the packs went away meanwhile.
+    ///
+    /// # Cancel safety
+    /// Not safe: the exchange may have happened; the names tell.
+    pub async fn remap(
+        &self,
+        writer: &mut Writer,
+        known: &Known,
+        old: MapKey,
+        kept: &[PackRef],
+        (manifest, places): (ManifestId, &[Place]),
+    ) -> Result<()> {
+        writer.settle().await?;
+        let session = writer.session().await?;
+        let of_old = |id: PackId| kept.iter().find(|pack| pack.id == id).copied();
+        let map = map_of(manifest, places, |id| writer.pack(id).or_else(|| known.pack(id)).or_else(|| of_old(id)))?;
+        let new = Owned::fresh(session);
+        put_map(self, new, &map).await?;
+        let foreign: BTreeSet<PackId> =
+            map.packs.iter().map(|pack| pack.id).filter(|id| id.session != session).collect();
+        let seq = known.state().seq;
+        let swap = writer.close(|state| match state.vouch(&foreign, seq) {
+            Ok(mut actions) => {
+                actions.push(Action::SwapMap { old, new });
+                Ok(actions)
+            }
+            Err(lost) => Err(Error::conflict("packs went away while a map was mended")
+                .got(format!("{} packs", lost.len()))
+                .cure("run the command again")),
+        });
+        swap.await
+    }
+}
+
+/// Writes a map under a key that was never used.
+pub(super) async fn put_map(repository: &Repository, key: MapKey, map: &Map) -> Result<()> {
+    let object = seal(Kind::Map, &map.encode(), true);
+    objects::put(&**repository.store().objects(), &layout::owned(Family::Map, key), object.into()).await
+}
