@@ -55,9 +55,15 @@ impl Budget {
     /// more buys no speed.
     #[must_use]
     pub fn default_bytes() -> u64 {
+        (Self::memory_bytes() / 4).clamp(MEMORY_MIN, 2048 * MIB)
+    }
+
+    /// What the cgroup allows, or the machine's memory where it sets no limit, in bytes.
+    #[must_use]
+    pub fn memory_bytes() -> u64 {
         let machine = rustix::system::sysinfo();
         let memory = machine.totalram as u64 * u64::from(machine.mem_unit.max(1));
-        (cgroup_limit().unwrap_or(u64::MAX).min(memory) / 4).clamp(MEMORY_MIN, 2048 * MIB)
+        cgroup_limit().unwrap_or(u64::MAX).min(memory)
     }
 
     /// All of it, in bytes.
@@ -201,10 +207,9 @@ impl Drop for Buffer {
     }
 }
 
-/// The cgroup's memory limit in bytes (v2, then v1), if it sets one
+/// The cgroup's memory limit (v2, then v1), if it sets one
 /// (<https://docs.kernel.org/admin-guide/cgroup-v2.html>, "memory.max").
-#[must_use]
-pub fn cgroup_limit() -> Option<u64> {
+fn cgroup_limit() -> Option<u64> {
     ["/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"]
         .iter()
         .find_map(|path| std::fs::read_to_string(path).ok()?.trim().parse().ok())

@@ -128,6 +128,12 @@ impl Bucket {
         self.0.endpoint.as_deref()
     }
 
+    /// Whether requests cross a network in plain http, as they do only where the caller allowed it by name.
+    #[must_use]
+    pub fn is_in_clear(&self) -> bool {
+        self.endpoint().is_some_and(super::s3::is_in_clear)
+    }
+
     /// The credentials, and where they came from.
     #[must_use]
     pub fn credentials(&self) -> &ChainCredentials {
@@ -200,7 +206,7 @@ impl Bucket {
             Err(error) => return Err(self.failed("lifecycle rules cannot be read", error)),
         };
         let ours = self.key_prefix();
-        let rules = rules.iter().map(LifecycleRule::read);
+        let rules = rules.iter().filter(|rule| !is_by_tag(rule)).map(LifecycleRule::read);
         Ok(rules.filter(|rule| ours.starts_with(&rule.prefix) || rule.prefix.starts_with(&ours)).collect())
     }
 
@@ -305,6 +311,11 @@ fn unfinished(upload: &aws_sdk_s3::types::MultipartUpload) -> Option<AbortedUplo
         upload_id: upload.upload_id()?.to_owned(),
         initiated: Timestamp(i64::try_from(upload.initiated()?.as_nanos()).ok()?),
     })
+}
+
+/// Whether a rule is only about objects with some tag, which Towline's never have.
+fn is_by_tag(rule: &aws_sdk_s3::types::LifecycleRule) -> bool {
+    rule.filter().is_some_and(|f| f.tag().is_some() || f.and().is_some_and(|and| !and.tags().is_empty()))
 }
 
 impl LifecycleRule {

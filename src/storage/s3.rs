@@ -122,15 +122,21 @@ fn check_endpoint(endpoint: &str, allow_http: bool) -> Result<()> {
     if endpoint.starts_with("https://") {
         return Ok(());
     }
-    let Some(rest) = endpoint.strip_prefix("http://") else {
+    if !endpoint.starts_with("http://") {
         return Err(Error::usage("endpoint is not a URL").at(endpoint).cure("write https://HOST[:PORT]"));
-    };
-    if allow_http || is_loopback(rest.split('/').next().unwrap_or(rest)) {
+    }
+    if allow_http || !is_in_clear(endpoint) {
         return Ok(());
     }
     Err(Error::denied("endpoint would send data and names in clear over the network")
         .at(endpoint)
         .cure("use https, or say --allow-http if that network is trusted"))
+}
+
+/// Whether what is sent to `endpoint` crosses a network in plain http.
+pub(super) fn is_in_clear(endpoint: &str) -> bool {
+    let authority = endpoint.strip_prefix("http://").map(|rest| rest.split('/').next().unwrap_or(rest));
+    authority.is_some_and(|authority| !is_loopback(authority))
 }
 
 fn is_loopback(authority: &str) -> bool {

@@ -54,7 +54,8 @@ osd class load list = *
 osd class default list = *
 memstore device bytes = $((GB << 30))
 rgw data = $DIR/rgw
-rgw frontends = beast endpoint=127.0.0.1:$(cat "$DIR/port")
+# without tcp_nodelay every small answer waits 40 ms for an acknowledgement
+rgw frontends = beast endpoint=127.0.0.1:$(cat "$DIR/port") tcp_nodelay=1
 rgw thread pool size = 64
 rgw gc obj min wait = 5
 rgw gc processor period = 5

@@ -8,9 +8,8 @@ use crate::storage::{Bucket, LifecycleRule, ObjectLock, Versioning};
 pub(super) async fn address(bucket: &Bucket) -> [Check; 3] {
     let endpoint = match bucket.endpoint() {
         None => Check::ok("endpoint", "AWS"),
-        // Past this machine only if the caller said so by name.
-        Some(clear) if clear.starts_with("http://") => {
-            Check::ok("endpoint", format!("{clear}; plain http: whoever sees the network sees the data"))
+        Some(clear) if bucket.is_in_clear() => {
+            Check::warn("endpoint", format!("{clear}: data and names cross the network in clear")).cure("use https")
         }
         Some(endpoint) => Check::ok("endpoint", endpoint),
     };

@@ -3,7 +3,7 @@
 use rustix::process::{Resource, getrlimit};
 
 use super::{Check, size};
-use crate::budget::{Budget, cgroup_limit};
+use crate::budget::Budget;
 use crate::limits::MEMORY_MIN;
 
 /// Files and connections that a busy save or restore holds at once, with room.
@@ -19,7 +19,7 @@ pub(super) fn machine() -> Vec<Check> {
         let text = std::fs::read_to_string(format!("/proc/sys/net/core/{name}")).ok();
         text.and_then(|text| text.trim().parse().ok())
     });
-    vec![open_files(limit.current, limit.maximum), udp_buffers(buffers), memory(cgroup_limit())]
+    vec![open_files(limit.current, limit.maximum), udp_buffers(buffers), memory(Budget::memory_bytes())]
 }
 
 fn open_files(now: Option<u64>, most: Option<u64>) -> Check {
@@ -59,19 +59,16 @@ fn udp_buffers(buffers: [Option<u64>; 2]) -> Check {
         .cure(format!("as root: sysctl -w{}", settings.collect::<String>()))
 }
 
-fn memory(cgroup: Option<u64>) -> Check {
+/// `allowed`: what the cgroup or the machine has, in bytes.
+fn memory(allowed: u64) -> Check {
     const WHAT: &str = "memory";
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let bound =
-        cgroup.map_or_else(|| "no limit by the cgroup".to_owned(), |most| format!("the cgroup allows {}", size(most)));
-    let budget = size(Budget::default_bytes());
-    let detail = format!("buffers up to {budget} ({bound}; --memory says otherwise), {cores} cores");
-    match cgroup {
-        Some(most) if most < 2 * MEMORY_MIN => {
-            Check::warn(WHAT, detail).cure(format!("give the container {} or more", size(2 * MEMORY_MIN)))
-        }
-        _ => Check::ok(WHAT, detail),
+    let (budget, all) = (size(Budget::default_bytes()), size(allowed));
+    let detail = format!("buffers up to {budget} unless --memory says otherwise, of {all}; {cores} cores");
+    if allowed < 2 * MEMORY_MIN {
+        return Check::warn(WHAT, detail).cure(format!("give the container {} or more", size(2 * MEMORY_MIN)));
     }
+    Check::ok(WHAT, detail)
 }
 
 #[cfg(test)]
@@ -91,7 +88,7 @@ mod tests {
         assert_eq!(udp_buffers([Some(8 << 20); 2]).outcome, Outcome::Ok);
         assert_eq!(udp_buffers([None, Some(8 << 20)]).outcome, Outcome::Warn);
 
-        assert_eq!(memory(None).outcome, Outcome::Ok);
-        assert_eq!(memory(Some(100 << 20)).outcome, Outcome::Warn);
+        assert_eq!(memory(8 << 30).outcome, Outcome::Ok);
+        assert_eq!(memory(100 << 20).outcome, Outcome::Warn);
     }
 }

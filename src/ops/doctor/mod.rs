@@ -68,7 +68,7 @@ impl Check {
 
     /// What an error says, with its cure.
     fn failed(what: &str, outcome: Outcome, error: &Error) -> Self {
-        let check = Self::new(what, outcome, error.to_string());
+        let check = Self::new(what, outcome, chain(error));
         match error.cure_text() {
             Some(cure) => check.cure(cure),
             None => check,
@@ -107,9 +107,10 @@ pub async fn diagnose(store: &Store, progress: &Progress) -> Result<Diagnosis> {
     let mut usable = true;
     if let Some(bucket) = store.bucket() {
         checks.extend(bucket::address(bucket).await);
-        let access = access(bucket.check().await)?;
-        usable = access.outcome == Outcome::Ok;
-        checks.push(access);
+        if checks.iter().all(|check| check.outcome != Outcome::Bad) {
+            checks.push(access(bucket.check().await)?);
+        }
+        usable = checks.iter().all(|check| check.outcome != Outcome::Bad);
     }
     if usable {
         progress.phase("probing", 0);
@@ -136,6 +137,21 @@ fn access(answer: Result<()>) -> Result<Check> {
             .cure("use credentials that may list, read, write and delete there")),
         Err(error) => Err(error),
     }
+}
+
+/// An error and what caused it, on one line.
+fn chain(error: &Error) -> String {
+    let mut text = error.to_string();
+    let mut next = std::error::Error::source(error);
+    while let Some(cause) = next {
+        let told = cause.to_string();
+        // Some errors repeat what caused them.
+        if !text.contains(&told) {
+            text = format!("{text}: {told}");
+        }
+        next = cause.source();
+    }
+    text
 }
 
 /// `bytes` for people.

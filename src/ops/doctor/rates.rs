@@ -1,12 +1,13 @@
 //! How fast the store is, and what time it thinks it is. Speeds are told, never judged.
 
+use std::io::Read as _;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use futures::future::try_join_all;
 use futures::{StreamExt as _, TryStreamExt as _};
 use object_store::path::Path;
-use object_store::{ObjectStore, ObjectStoreExt as _};
+use object_store::{GetResultPayload, ObjectStore, ObjectStoreExt as _};
 
 use super::{Check, Outcome};
 use crate::clock::{Clock as _, SystemClock, Timestamp};
@@ -58,8 +59,16 @@ async fn small(objects: &dyn ObjectStore, key: &Path) -> Result<[Check; 2]> {
     }
     times.sort_unstable();
     let median = times.get(READS / 2).copied().unwrap_or_default();
-    let latency = format!("{:.1} ms for a small read, the median of {READS}", median.as_secs_f64() * 1e3);
-    Ok([Check::ok("latency", latency), clock(before, written.map(Timestamp), after)])
+    Ok([Check::ok("latency", latency(median)), clock(before, written.map(Timestamp), after)])
+}
+
+/// Linux delays acknowledgements by 40 ms, which a server that waits for them (Nagle's algorithm, RFC 896) adds to each
+/// small answer. Ceph RGW does, unless told otherwise (<https://docs.ceph.com/en/latest/radosgw/frontends/>,
+/// `tcp_nodelay`).
+fn latency(median: Duration) -> String {
+    let told = format!("{:.1} ms for a small read, the median of {READS}", median.as_secs_f64() * 1e3);
+    let delayed = (40..50).contains(&median.as_millis());
+    if delayed { told + "; if the store is near and is Ceph RGW, set tcp_nodelay=1 in its frontend" } else { told }
 }
 
 /// `written`: the store's time of something done between `before` and `after`; it may be cut to whole seconds.
@@ -101,7 +110,18 @@ async fn large(objects: &dyn ObjectStore, root: &Path, progress: &Progress) -> R
 
 /// Reads `key` and compares it with what was written.
 async fn read_back(objects: &dyn ObjectStore, key: &Path, written: &Bytes, progress: &Progress) -> Result<()> {
-    let mut arriving = objects.get(key).await?.into_stream();
+    let mut arriving = match objects.get(key).await?.payload {
+        // As restoring reads a local file: whole ranges, where blocking is fine.
+        GetResultPayload::File(mut file, _) => {
+            let read = super::super::blocking(move || {
+                let mut bytes = Vec::new();
+                file.read_to_end(&mut bytes).map_err(|e| Error::other("file cannot be read").source(e))?;
+                Ok(Bytes::from(bytes))
+            });
+            futures::stream::iter([Ok(read.await?)]).boxed()
+        }
+        GetResultPayload::Stream(stream) => stream,
+    };
     let mut rest: &[u8] = written;
     while let Some(bytes) = arriving.try_next().await? {
         rest = rest.strip_prefix(&*bytes).ok_or_else(|| wrong(key))?;
