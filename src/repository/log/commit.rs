@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Action, Entry, Log, State};
+use super::{Action, Entry, Log, RefValue, State};
 use crate::error::{Error, Result};
 use crate::format::envelope::{Kind, seal};
 use crate::id::{SessionId, WriteId};
@@ -96,21 +96,23 @@ impl Log {
     }
 
     /// The boundary has passed entry `number`: the object there may be a stray. The state remembers the last write of
-    /// each open session, and the entry that set each ref.
+    /// each open session, the entry that set each ref, and to what.
     async fn fate_by_state(&self, number: u64, entry: &Entry) -> Result<Fate> {
         let state = self.refresh().await?;
         if let Some(open) = entry.session.and_then(|id| state.sessions.get(&id)) {
             let mine = open.last_write == entry.write;
             return Ok(if mine { Fate::Committed(state) } else { Fate::Lost });
         }
-        let set = |action: &Action| match action {
-            Action::SetRef { name, .. } => state.version(name) == Some(number),
-            _ => false,
-        };
-        if entry.actions.iter().any(set) {
+        let mut sets = entry.actions.iter().filter_map(|action| match action {
+            Action::SetRef { name, value, .. } => Some((name, RefValue { version: number, ..value.clone() })),
+            _ => None,
+        });
+        // Its number alone does not make an entry ours: whoever won that number may have set the same name.
+        let first = sets.next();
+        if first.is_some() && first.into_iter().chain(sets).all(|(name, value)| state.refs.get(name) == Some(&value)) {
             return Ok(Fate::Committed(state));
         }
-        Err(Error::conflict("a commit was overtaken by a truncation of the log; its outcome is unknown")
+        Err(Error::unreachable("a commit was overtaken by a truncation of the log; its outcome is unknown")
             .at(Numbered::Entry.key(number))
             .cure("look whether it happened (`towline ls`), and run the command again if not"))
     }

@@ -45,10 +45,12 @@ impl Log {
             },
         };
         let from = start.seq;
-        let state = self.follow(start).await?;
+        let followed = self.follow(start).await;
         if self.advance_boundary().await?.floor > from {
             return Ok(None);
         }
+        // Only now: below a boundary that moved, strays lie among the entries, and what they do not follow from is no damage.
+        let state = followed?;
         let mut seen = self.seen();
         if seen.state.as_ref().is_none_or(|old| old.seq < state.seq) {
             seen.state = Some(Arc::clone(&state));

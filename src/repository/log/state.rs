@@ -43,7 +43,8 @@ pub struct SegmentInfo {
     pub packs: u64,
     /// Chunks it lists.
     pub chunks: u64,
-    /// It lists no pack purged up to this entry; writers leave 0, the fold fills it in.
+    /// It lists no pack purged up to this entry; writers leave 0, the fold fills it in. For a session's own packs: the
+    /// entry that opened it.
     pub built: u64,
 }
 
@@ -236,7 +237,10 @@ impl State {
                 self.sessions.remove(id);
             }
             Action::AddSegment(id, info) => {
-                self.segments.insert(*id, SegmentInfo { built: seq, ..*info });
+                // Its packs are the session's own, so none was purged before the session opened. Since then one may have
+                // been: damage is condemned in open sessions too.
+                let built = self.sessions.get(&id.session).map_or(0, |session| session.opened);
+                self.segments.insert(*id, SegmentInfo { built, ..*info });
             }
             Action::ReplaceSegments { old, new, built } => {
                 self.segments.retain(|id, _| !old.contains(id));

@@ -1,0 +1,179 @@
+//! What actors commit: the rules that the repository's verbs follow, on the log's real `State`.
+
+use towline::clock::Timestamp;
+use towline::repository::layout::Family;
+use towline::repository::log::{Action, Entry, RefValue, State};
+
+use super::actor::{Act, Actor};
+use super::book::{Set, members, name, session};
+use super::model::{Model, Mutation, World, info};
+
+impl Model {
+    /// The entry that an actor commits on `state`; `None` if it gives up.
+    pub(crate) fn entry(&mut self, actor: &Actor, who: u8, act: Act, state: u32) -> Option<Entry> {
+        let own = Some(session(who));
+        let known = self.book.state(actor.known);
+        let now = self.book.state(state);
+        let (session, actions) = match act {
+            Act::Open => (own, vec![Action::Open(session(who))]),
+            Act::Renew => (own, vec![Action::Renew(session(who))]),
+            Act::Close => (own, vec![Action::Close(session(who))]),
+            Act::AddSegment => {
+                let segment = self.own_segment(who);
+                (own, vec![Action::AddSegment(self.book.id(segment), info(self.book.packs(segment)))])
+            }
+            Act::Save(to) => (own.filter(|_| !self.broken(Mutation::SaveUnbound)), self.save(actor, who, to, state)?),
+            Act::Copy(from, to) => (None, self.copy(actor, from, to, state)?),
+            Act::Remove(which) => {
+                let which = name(which);
+                let remove = known.version(&which).map(|expected| Action::RemoveRef { name: which, expected });
+                (None, remove.into_iter().collect())
+            }
+            Act::Condemn => (None, self.condemn(actor, state)),
+            Act::CondemnDamaged(whose) => {
+                let pack = self.own_pack(whose);
+                let pack = self.book.id(pack);
+                // Who finds damage has seen the pack: its session was open by then.
+                let seen = self.book.state(actor.known).sessions.contains_key(&pack.session);
+                let found = seen && self.book.state(state).is_target(&pack);
+                (None, found.then_some(Action::Condemn { pack, len: 1, damaged: true }).into_iter().collect())
+            }
+            Act::Judge => (None, self.judge(actor, state)),
+            Act::Deleted => {
+                let gone = known.purged.iter().filter(|(_, purged)| !purged.deleted).map(|(pack, _)| *pack);
+                let gone: Vec<_> = gone.filter(|pack| now.purged.get(pack).is_some_and(|p| !p.deleted)).collect();
+                (None, if gone.is_empty() { vec![] } else { vec![Action::Deleted(gone)] })
+            }
+            Act::Replace => self.replace(actor, who, state),
+            Act::Fence(whose) => {
+                let judged = if self.broken(Mutation::FenceAnyTouched) { now } else { known };
+                let stalled = judged.sessions.get(&session(whose)).map(|found| found.touched);
+                let fence = |touched| Action::Fence { session: session(whose), touched };
+                (None, stalled.map(fence).into_iter().collect())
+            }
+        };
+        Some(Entry { write: self.write_of(actor, who), session, at: Timestamp(0), actions })
+    }
+
+    /// The pardons that it takes to rely on `packs`.
+    fn vouch(&mut self, actor: &Actor, packs: Set, state: u32) -> Option<Vec<Action>> {
+        let aged = if self.broken(Mutation::AgelessKnowledge) { u64::MAX } else { self.book.state(actor.known).seq };
+        match self.book.state(state).vouch(&self.book.ids(packs), aged) {
+            Ok(_) if self.broken(Mutation::NoPardon) => Some(vec![]),
+            Ok(pardons) => {
+                if !pardons.is_empty() {
+                    self.meet("condemned pack relied on");
+                }
+                Some(pardons)
+            }
+            Err(_) if self.broken(Mutation::NoVouch) => Some(vec![]),
+            Err(_) => {
+                self.meet("lost pack not relied on");
+                None
+            }
+        }
+    }
+
+    fn save(&mut self, actor: &Actor, who: u8, to: &str, state: u32) -> Option<Vec<Action>> {
+        let own = 1 << self.own_pack(who);
+        let packs = self.book.packs(actor.made) & if self.broken(Mutation::OwnPacksUnasked) { !own } else { Set::MAX };
+        let mut actions = self.vouch(actor, packs, state)?;
+        let (name, value) = (name(to), self.book.value(actor.made));
+        let expected = self.book.state(actor.known).version(&name);
+        actions.push(Action::SetRef { name, expected, value });
+        actions.extend((!self.broken(Mutation::SaveUnbound)).then_some(Action::Close(session(who))));
+        Some(actions)
+    }
+
+    fn copy(&mut self, actor: &Actor, from: &str, to: &str, state: u32) -> Option<Vec<Action>> {
+        let (from, to) = (name(from), name(to));
+        let known = self.book.state(actor.known);
+        let source = known.refs.get(&from)?.clone();
+        let expected = known.version(&to);
+        if self.book.state(state).refs.get(&from) != Some(&source) && !self.broken(Mutation::CopyBlindly) {
+            self.meet("copy's source moved");
+            return None;
+        }
+        let packs = self.book.packs(self.book.find(Family::Map, source.map_key));
+        let mut actions = self.vouch(actor, packs, state)?;
+        actions.push(Action::SetRef { name: to, expected, value: RefValue { version: 0, ..source } });
+        Some(actions)
+    }
+
+    /// What was listed and unmarked when looked at, and still may be condemned.
+    fn condemn(&self, actor: &Actor, state: u32) -> Vec<Action> {
+        let (known, now) = (self.book.known(actor.known), self.book.state(state));
+        let packs = members(known.listed & !known.marked).map(|number| self.book.id(number));
+        let open = |state: &State, id| state.sessions.contains_key(&id);
+        let packs = packs.filter(|pack| !open(&known.state, pack.session) && !open(now, pack.session));
+        let packs = packs.filter(|pack| known.state.is_target(pack) && now.is_target(pack));
+        packs.map(|pack| Action::Condemn { pack, len: 1, damaged: false }).collect()
+    }
+
+    /// What was condemned and marked again when looked at: the rest is purged.
+    fn judge(&self, actor: &Actor, state: u32) -> Vec<Action> {
+        let now = self.book.state(state);
+        if self.broken(Mutation::NoRemark) {
+            return now.condemned.iter().map(|(&pack, c)| Action::Purge { pack, at: c.at }).collect();
+        }
+        let known = self.book.known(actor.known);
+        let verdict = |(&pack, condemned): (&_, &towline::repository::log::Condemned)| {
+            let marked = known.marked & self.book.pack_set([&pack]) != 0;
+            let at = match now.condemned.get(&pack) {
+                Some(newer) if self.broken(Mutation::PurgeAnyAt) => newer.at,
+                _ => condemned.at,
+            };
+            match (marked, condemned.damaged) {
+                (false, _) => Some(Action::Purge { pack, at }),
+                (true, false) => Some(Action::Pardon { pack, at }),
+                (true, true) => None,
+            }
+        };
+        known.state.condemned.iter().filter_map(verdict).collect()
+    }
+
+    /// Known segments that list purged packs give way to the merged one, and the session that wrote it closes.
+    fn replace(&self, actor: &Actor, who: u8, state: u32) -> (Option<towline::id::SessionId>, Vec<Action>) {
+        let (old, packs) = self.merged(actor.known);
+        let newest = self.broken(Mutation::ReplaceBuiltNow);
+        let built = self.book.state(if newest { state } else { actor.known }).seq;
+        let old: Vec<_> = members(old).map(|number| self.book.id(number)).collect();
+        let new = if packs == 0 { vec![] } else { vec![(self.book.id(actor.made), info(packs))] };
+        if old.is_empty() {
+            return (None, vec![]);
+        }
+        let mut actions = vec![Action::ReplaceSegments { old, new, built }];
+        let open = self.book.state(actor.known).sessions.contains_key(&session(who));
+        actions.extend(open.then_some(Action::Close(session(who))));
+        (open.then_some(session(who)), actions)
+    }
+
+    /// What an actor claims with an entry that takes effect as it is sent.
+    pub(crate) fn made(&mut self, world: &World, actor: &Actor, this: &Entry, number: u8) -> Result<(), String> {
+        let before = self.book.state(self.book.state_at(world.history, number - 1));
+        for action in &this.actions {
+            if let Action::Fence { session, .. } = action {
+                let known = self.book.state(actor.known);
+                if before.sessions.get(session) != known.sessions.get(session) {
+                    return Err("a session is fenced that is alive".to_owned());
+                }
+                self.meet("session fenced");
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Does `state` show that entry `number` was `entry`? As in commit.rs: each ref that it sets must still be as set.
+pub(crate) fn shows(state: &State, entry: &Entry, number: u8, by_version: bool) -> bool {
+    let mut sets = entry.actions.iter().filter_map(|action| match action {
+        Action::SetRef { name, value, .. } => Some((name, RefValue { version: number.into(), ..value.clone() })),
+        _ => None,
+    });
+    if by_version {
+        return sets.any(|(name, value)| state.version(name) == Some(value.version));
+    }
+    let first = sets.next();
+    first.is_some() && first.into_iter().chain(sets).all(|(name, value)| state.refs.get(name) == Some(&value))
+}

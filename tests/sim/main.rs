@@ -1,0 +1,14 @@
+//! The log's protocol, explored.
+
+#[cfg(test)]
+mod actor;
+#[cfg(test)]
+mod book;
+#[cfg(test)]
+mod decide;
+#[cfg(test)]
+mod explore;
+#[cfg(test)]
+mod model;
+#[cfg(test)]
+mod scenarios;

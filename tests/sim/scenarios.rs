@@ -1,0 +1,307 @@
+//! Small worlds, explored whole: none violates a rule, and each rule that is left out is missed somewhere.
+
+use std::time::Instant;
+
+use super::actor::Act::{
+    AddSegment, Close, Condemn, CondemnDamaged, Copy, Deleted, Fence, Judge, Open, Remove, Renew, Replace, Save,
+};
+use super::actor::Step::{
+    self, Bound, Choose, Commit, Cut, DeletePurged, List, ListCut, Look, PutMap, PutMerged, PutPack, PutSegment, Raise,
+    Snapshot, Sweep,
+};
+use super::explore::{Report, explore};
+use super::model::{Model, Mutation, World};
+
+/// Who acts, after what past, and with how many faults.
+struct Scenario {
+    scripts: Vec<Vec<Step>>,
+    past: fn(&mut Model, &mut World),
+    faults: u8,
+}
+
+impl Scenario {
+    fn run(self, mutation: Option<Mutation>) -> Report {
+        let began = Instant::now();
+        let mut model = Model::new(self.scripts, mutation);
+        let mut world = model.start(self.faults);
+        (self.past)(&mut model, &mut world);
+        let report = explore(&mut model, &world);
+        println!("{mutation:?}: {report} in {:.1} s", began.elapsed().as_secs_f64());
+        report
+    }
+
+    /// Nothing is violated, and each of `hazards` was met.
+    fn holds(self, hazards: &[&str]) {
+        let report = self.run(None);
+        assert!(report.violation.is_none(), "{report}");
+        for hazard in hazards {
+            assert!(report.met.contains_key(hazard), "never met: {hazard}");
+        }
+    }
+
+    /// Without the rule, something is violated.
+    fn misses(self, mutation: Mutation) {
+        let report = self.run(Some(mutation));
+        assert!(report.violation.is_some(), "nothing notices that a rule is left out: {mutation:?}");
+    }
+}
+
+fn save(to: &'static str) -> Vec<Step> {
+    vec![Look, Commit(Open), PutPack, PutSegment, Commit(AddSegment), PutMap, Commit(Save(to))]
+}
+
+/// Packs become known, and no ref needs them.
+fn adds_only() -> Vec<Step> {
+    vec![Commit(Open), PutPack, PutSegment, Commit(AddSegment), Commit(Close)]
+}
+
+/// A save that makes its packs known by its ref alone: fewer worlds.
+fn quick_save(to: &'static str) -> Vec<Step> {
+    vec![Look, Commit(Open), PutPack, PutMap, Commit(Save(to))]
+}
+
+const COLLECT: [Step; 7] = [Look, Commit(Condemn), Look, Commit(Judge), Look, DeletePurged, Commit(Deleted)];
+const TRUNCATE: [Step; 7] = [Look, Bound, Snapshot, Choose, Raise, ListCut, Cut];
+
+fn collect(rest: &[Step]) -> Vec<Step> {
+    [&COLLECT[..], rest].concat()
+}
+
+/// One pack is known and needed by nobody; then actors start with a warm cache.
+fn garbage(model: &mut Model, world: &mut World) {
+    model.past_save(world, 90, "old", 1);
+    model.past_remove(world, "old");
+    model.warm(world);
+}
+
+/// One pack is known and needed; nobody has read the log yet.
+fn saved(model: &mut Model, world: &mut World) {
+    model.past_save(world, 90, "old", 1);
+}
+
+/// Two saves of one pack each.
+fn saved_twice(model: &mut Model, world: &mut World) {
+    model.past_save(world, 90, "x", 1);
+    model.past_save(world, 91, "y", 1);
+    model.past_truncate(world);
+    model.warm(world);
+}
+
+/// The same, and the first two actors have sessions.
+fn saved_twice_and_sessions(model: &mut Model, world: &mut World) {
+    model.past_save(world, 90, "x", 1);
+    model.past_save(world, 91, "y", 1);
+    model.past_open(world, 0);
+    model.past_open(world, 1);
+    model.past_truncate(world);
+    model.warm(world);
+}
+
+/// Two packs are known, in one segment, and needed by nobody.
+fn garbage_of_two(model: &mut Model, world: &mut World) {
+    model.past_save(world, 90, "old", 2);
+    model.past_remove(world, "old");
+    model.warm(world);
+}
+
+/// The same, with one of the two purged.
+fn half_purged(model: &mut Model, world: &mut World) {
+    garbage_of_two(model, world);
+    model.past_purge(world);
+    model.warm(world);
+}
+
+/// Garbage, and the first two actors have sessions.
+fn garbage_and_sessions(model: &mut Model, world: &mut World) {
+    garbage(model, world);
+    model.past_open(world, 0);
+    model.past_open(world, 1);
+    model.warm(world);
+}
+
+/// Nothing was ever saved.
+fn nothing(_: &mut Model, _: &mut World) {}
+
+fn scenario(scripts: Vec<Vec<Step>>, past: fn(&mut Model, &mut World), faults: u8) -> Scenario {
+    Scenario { scripts, past, faults }
+}
+
+fn look_and(act: super::actor::Act) -> Vec<Step> {
+    vec![Look, Commit(act)]
+}
+
+// Packs: no truncation.
+
+fn reuse_against_two_collectors() -> Scenario {
+    scenario(vec![quick_save("a"), collect(&[]), collect(&[])], garbage, 1)
+}
+
+fn two_writers_two_collectors() -> Scenario {
+    let writer = |to| vec![Look, PutPack, PutMap, Commit(Save(to))];
+    let purge = vec![Look, Commit(Condemn), Look, Commit(Judge)];
+    scenario(vec![writer("a"), writer("b"), collect(&[]), purge], garbage_and_sessions, 0)
+}
+
+fn memory_of_purges() -> Scenario {
+    let replace = [Look, Commit(Open), PutMerged, Commit(Replace)];
+    scenario(vec![quick_save("a"), collect(&replace)], garbage_of_two, 2)
+}
+
+fn replaced_behind_the_back() -> Scenario {
+    let replace = vec![Look, Commit(Open), PutMerged, Commit(Replace)];
+    scenario(vec![quick_save("a"), collect(&[]), replace], half_purged, 0)
+}
+
+fn fenced_and_swept() -> Scenario {
+    let fence = vec![Look, Commit(Fence(0)), List, Look, Sweep];
+    scenario(vec![save("a"), fence, vec![List, Look, Sweep]], garbage, 1)
+}
+
+fn copied_and_removed() -> Scenario {
+    let sweep = collect(&[List, Look, Sweep]);
+    scenario(vec![look_and(Copy("old", "new")), look_and(Remove("old")), sweep, collect(&[])], saved, 1)
+}
+
+/// Damage is condemned and purged in a session that goes on.
+fn damaged_in_an_open_session(writer: Vec<Step>) -> Scenario {
+    let purge = vec![Look, Commit(CondemnDamaged(0)), Look, Commit(Judge), Look, DeletePurged, Commit(Deleted)];
+    scenario(vec![writer, purge, quick_save("b")], nothing, 1)
+}
+
+#[test]
+fn a_writer_and_two_collectors() {
+    reuse_against_two_collectors().holds(&["condemned pack relied on", "lost pack not relied on", "object deleted"]);
+}
+
+#[test]
+fn two_writers_and_two_collectors() {
+    two_writers_two_collectors().holds(&["condemned pack relied on", "lost pack not relied on", "object deleted"]);
+}
+
+#[test]
+fn purges_are_remembered_while_it_matters() {
+    memory_of_purges().holds(&["lost pack not relied on"]);
+    replaced_behind_the_back().holds(&["lost pack not relied on"]);
+}
+
+#[test]
+fn a_fenced_session_is_swept() {
+    fenced_and_swept().holds(&["session fenced", "commit refused", "object deleted"]);
+}
+
+#[test]
+fn copies_and_removals() {
+    copied_and_removed().holds(&["copy's source moved", "object deleted"]);
+}
+
+#[test]
+fn damage_in_an_open_session() {
+    damaged_in_an_open_session(adds_only()).holds(&["object deleted"]);
+    damaged_in_an_open_session(save("a")).holds(&["lost pack not relied on", "object deleted"]);
+}
+
+#[test]
+fn rules_about_packs_are_needed() {
+    reuse_against_two_collectors().misses(Mutation::NoVouch);
+    reuse_against_two_collectors().misses(Mutation::NoPardon);
+    two_writers_two_collectors().misses(Mutation::PurgeAnyAt);
+    reuse_against_two_collectors().misses(Mutation::NoRemark);
+    memory_of_purges().misses(Mutation::ForgetEarly);
+    memory_of_purges().misses(Mutation::AgelessKnowledge);
+    replaced_behind_the_back().misses(Mutation::ReplaceBuiltNow);
+    fenced_and_swept().misses(Mutation::SaveUnbound);
+    fenced_and_swept().misses(Mutation::FenceAnyTouched);
+    copied_and_removed().misses(Mutation::CopyBlindly);
+    damaged_in_an_open_session(save("a")).misses(Mutation::OwnPacksUnasked);
+    damaged_in_an_open_session(adds_only()).misses(Mutation::AddBuiltNow);
+}
+
+#[test]
+fn a_sweep_lists_before_it_folds() {
+    let swept = |sweep: [Step; 3]| scenario(vec![save("a"), sweep.to_vec()], saved, 1);
+    swept([List, Look, Sweep]).holds(&[]);
+    let report = swept([Look, List, Sweep]).run(None);
+    assert!(report.violation.is_some(), "a sweep that folds first deletes what a writer has just uploaded");
+}
+
+#[test]
+fn a_session_opens_before_it_uploads() {
+    let early = vec![Look, PutPack, PutSegment, Commit(Open), Commit(AddSegment), PutMap, Commit(Save("a"))];
+    let report = scenario(vec![early, vec![List, Look, Sweep]], saved, 0).run(None);
+    assert!(report.violation.is_some(), "uploads of a session that is not open yet are swept");
+}
+
+// The log itself: truncation.
+
+fn copies_to_one_name() -> Scenario {
+    let copies = vec![vec![Commit(Copy("x", "z"))], vec![Commit(Copy("y", "z"))], TRUNCATE.to_vec()];
+    scenario(copies, saved_twice, 2)
+}
+
+fn sessions_under_truncation() -> Scenario {
+    let first = vec![Commit(Renew), Commit(Close)];
+    scenario(vec![first, vec![Commit(Renew)], TRUNCATE.to_vec()], saved_twice_and_sessions, 1)
+}
+
+fn two_truncations() -> Scenario {
+    let copies = vec![Commit(Copy("x", "z")), Look, Commit(Remove("z"))];
+    scenario(vec![copies, TRUNCATE.to_vec(), TRUNCATE.to_vec()], saved_twice, 1)
+}
+
+fn strays_before_a_reader() -> Scenario {
+    let scripts = vec![vec![Commit(Renew)], vec![Commit(Copy("x", "z"))], TRUNCATE.to_vec(), vec![Look]];
+    let cold_reader = |model: &mut Model, world: &mut World| {
+        saved_twice_and_sessions(model, world);
+        world.actors[3].seen = 0;
+    };
+    scenario(scripts, cold_reader, 0)
+}
+
+fn fenced_under_truncation() -> Scenario {
+    let saver = vec![PutPack, PutMap, Commit(Save("z"))];
+    let others = [vec![Commit(Fence(0))], vec![Commit(Copy("x", "z"))], TRUNCATE.to_vec()];
+    scenario([vec![saver], others.to_vec()].concat(), saved_twice_and_sessions, 0)
+}
+
+#[test]
+fn two_writers_and_a_truncation() {
+    copies_to_one_name().holds(&["race lost", "fate unknown", "committed, the state says"]);
+}
+
+#[test]
+fn two_sessions_and_a_truncation() {
+    sessions_under_truncation().holds(&[
+        "fold spoilt by a stray",
+        "race lost",
+        "lost, the state says",
+        "committed, the state says",
+    ]);
+}
+
+#[test]
+fn a_writer_and_two_truncations() {
+    two_truncations().holds(&["stray entry under a name that was cut away"]);
+}
+
+#[test]
+fn strays_and_a_reader() {
+    strays_before_a_reader().holds(&["fold overtaken by a boundary"]);
+}
+
+#[test]
+fn a_fence_and_a_truncation() {
+    fenced_under_truncation().holds(&["session fenced"]);
+}
+
+#[test]
+fn rules_about_the_log_are_needed() {
+    copies_to_one_name().misses(Mutation::NoBoundaryAfterCreate);
+    copies_to_one_name().misses(Mutation::BelieveExists);
+    copies_to_one_name().misses(Mutation::FateByVersion);
+    strays_before_a_reader().misses(Mutation::NoBoundaryAfterFold);
+    sessions_under_truncation().misses(Mutation::DamageBeforeBoundary);
+    fenced_under_truncation().misses(Mutation::FateByVersion);
+    let cut_first = vec![Look, Bound, Snapshot, Choose, ListCut, Cut, Raise];
+    let copies = vec![vec![Commit(Copy("x", "z"))], vec![Commit(Copy("y", "z"))], cut_first];
+    scenario(copies, saved_twice, 0).misses(Mutation::CutFirst);
+}
