@@ -8,6 +8,7 @@ mod conformance;
 mod credentials;
 mod data;
 mod faulty;
+mod golden;
 mod probe;
 mod save_restore;
 mod stores;
