@@ -76,6 +76,23 @@ async fn only_what_is_new_is_stored() {
     assert_eq!(fs::read(dest.join("sub/noise")).unwrap(), bytes);
 }
 
+/// What the stat cache knew decides what is read, not what the manifest says.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_tree_has_one_manifest_whatever_was_read_of_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let source = dir.path().join("source");
+    sample(&source);
+    let repository = in_memory(dir.path()).await;
+    save(&repository, &source, &name("n")).await;
+    std::thread::sleep(std::time::Duration::from_millis(50));
+    save(&repository, &source, &name("n")).await;
+    fs::write(source.join("holes"), noise(3, 200_000)).unwrap();
+    let by_stat = save(&repository, &source, &name("n")).await;
+    let reread = SaveOptions { reread: true, ..SaveOptions::default() };
+    let by_reading = repository.save(&source, &name("m"), &reread).await.unwrap();
+    assert_eq!(by_stat.manifest, by_reading.manifest);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn every_way_to_cut_gives_the_same_bytes_back() {
     let dir = tempfile::tempdir().unwrap();

@@ -81,16 +81,42 @@ impl Assembly {
         let hole = start.checked_sub(*covered).ok_or_else(|| Error::other("chunks came out of order"))?;
         *covered = start + u64::from(len);
         let Some(content) = self.content(file) else { return Err(Error::other("a chunk of no file")) };
-        match content.pieces.last_mut() {
-            Some(piece) if hole == 0 && piece.first + piece.count == number => piece.count += 1,
-            _ => content.pieces.push(Piece { hole, first: number, count: 1 }),
-        }
+        append(&mut content.pieces, hole, number);
         Ok(())
     }
 
-    /// The manifest, and its chunks.
+    /// The manifest, and its chunks. Files that were not read came first: numbering the chunks again, in the order of the
+    /// entries, gives a tree the same manifest whatever a stat cache knew of it.
     pub(super) fn finish(self) -> (Manifest, Vec<ChunkId>) {
-        let ids = self.manifest.chunks.ids.clone();
-        (self.manifest, ids)
+        let mut manifest = self.manifest;
+        let came = std::mem::take(&mut manifest.chunks);
+        let mut numbers: Vec<Option<u32>> = vec![None; came.ids.len()];
+        let chunks = &mut manifest.chunks;
+        for entry in &mut manifest.entries {
+            let EntryKind::File(content) = &mut entry.kind else { continue };
+            for Piece { mut hole, first, count } in std::mem::take(&mut content.pieces) {
+                for came_as in first as usize..first as usize + count as usize {
+                    let Some(number) = numbers.get_mut(came_as) else { continue };
+                    let number = *number.get_or_insert_with(|| {
+                        chunks.ids.extend(came.ids.get(came_as));
+                        chunks.lens.extend(came.lens.get(came_as));
+                        // No more than came, and those were counted.
+                        u32::try_from(chunks.ids.len() - 1).unwrap_or(u32::MAX)
+                    });
+                    append(&mut content.pieces, hole, number);
+                    hole = 0;
+                }
+            }
+        }
+        let ids = manifest.chunks.ids.clone();
+        (manifest, ids)
+    }
+}
+
+/// Adds a chunk to a file's pieces.
+fn append(pieces: &mut Vec<Piece>, hole: u64, number: u32) {
+    match pieces.last_mut() {
+        Some(piece) if hole == 0 && piece.first + piece.count == number => piece.count += 1,
+        _ => pieces.push(Piece { hole, first: number, count: 1 }),
     }
 }

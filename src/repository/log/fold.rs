@@ -41,6 +41,10 @@ impl Log {
             Some(state) => state,
             None => match self.newest_snapshot(boundary).await? {
                 Some(state) => Arc::new(state),
+                None if self.advance_boundary().await? == boundary => {
+                    return Err(Error::damaged("the snapshot that the log begins with is missing")
+                        .at(Numbered::Snapshot.key(boundary.floor)));
+                }
                 None => return Ok(None),
             },
         };

@@ -1,0 +1,175 @@
+//! The golden repository, tests/golden/v1: what docs/format.md says, in bytes that no later version may fail to read.
+
+mod broken;
+mod listing;
+mod make;
+mod stranger;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use bytes::Bytes;
+use serde_json::Value;
+use towline::format::envelope::{Kind, open};
+use towline::format::{Manifest, Map, PackFooter, PackLayout, Row, SegmentView, TRAILER_LEN, pack_header, segment_bytes};
+use towline::ops::RestoreOptions;
+use towline::repository::Repository;
+use towline::repository::log::{Entry, State};
+
+use self::listing::listing;
+use self::make::{directory, make, options};
+use crate::data::name;
+
+fn golden() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/v1")
+}
+
+fn expected() -> Value {
+    serde_json::from_str(&fs::read_to_string(golden().join("expected.json")).unwrap()).unwrap()
+}
+
+/// Every object, by its key.
+pub(crate) fn objects() -> BTreeMap<String, Bytes> {
+    let root = golden().join("repository");
+    let (mut all, mut left) = (BTreeMap::new(), vec![root.clone()]);
+    while let Some(path) = left.pop() {
+        if path.is_dir() {
+            left.extend(fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().path()));
+        } else {
+            let key = path.strip_prefix(&root).unwrap().to_str().unwrap().to_owned();
+            all.insert(key, fs::read(&path).unwrap().into());
+        }
+    }
+    all
+}
+
+/// A copy that may be written to: changed by the test, and by opening it.
+fn copy(to: &Path) {
+    for (key, bytes) in objects() {
+        let path = to.join(key);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, bytes).unwrap();
+    }
+}
+
+async fn repository(root: &Path) -> Repository {
+    Repository::open(directory(&root.join("repository")).await, options(root)).await.unwrap()
+}
+
+async fn restored(repository: &Repository, from: &str, form: &str, to: &Path) -> BTreeMap<String, Value> {
+    repository.restore(&name(from), None, to, &RestoreOptions::default()).await.unwrap();
+    if form == "folder" {
+        return listing(to);
+    }
+    listing(&fs::read_dir(to).unwrap().next().unwrap().unwrap().path())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_name_of_the_golden_repository_restores() {
+    let dir = tempfile::tempdir().unwrap();
+    copy(&dir.path().join("repository"));
+    let repository = repository(dir.path()).await;
+    let expected = expected();
+    assert_eq!(repository.id().to_string(), expected["repository"]);
+    let names: Vec<String> = repository.list(None).await.unwrap().into_iter().map(|listed| listed.name).collect();
+    assert_eq!(names, expected["names"].as_object().unwrap().keys().cloned().collect::<Vec<_>>());
+    for (nth, name_text) in names.iter().enumerate() {
+        let wanted = &expected["names"][name_text];
+        let saved = repository.saved(&name(name_text)).await.unwrap();
+        assert_eq!(saved.value.manifest.to_string(), wanted["manifest"], "{name_text}");
+        assert_eq!(serde_json::to_value(&saved.manifest.labels).unwrap(), wanted["labels"], "{name_text}");
+        let form = wanted["form"].as_str().unwrap();
+        let dest = dir.path().join(nth.to_string());
+        fs::create_dir(&dest).unwrap();
+        let found = restored(&repository, name_text, form, &dest).await;
+        assert_eq!(serde_json::to_value(&found).unwrap(), wanted["entries"], "{name_text}");
+    }
+}
+
+/// What decodes is encoded to the very same bytes: there is one way to write everything.
+#[test]
+fn golden_bodies_are_encoded_as_they_are_stored() {
+    let mut seen = BTreeMap::<String, usize>::new();
+    for (key, object) in objects() {
+        let family = key.split('/').next().unwrap().to_owned();
+        let body = |kind| open(kind, &object).unwrap();
+        let (stored, again) = match family.as_str() {
+            "log" => (body(Kind::Entry), Entry::decode(&body(Kind::Entry)).unwrap().encode()),
+            "snapshot" => (body(Kind::Snapshot), State::decode(&body(Kind::Snapshot)).unwrap().encode()),
+            "manifest" => (body(Kind::Manifest), Manifest::decode(&body(Kind::Manifest)).unwrap().encode().1),
+            "map" => (body(Kind::Map), Map::decode(&body(Kind::Map)).unwrap().encode()),
+            "index" => {
+                let view = SegmentView::parse(&object).unwrap();
+                let rows: Vec<Row> = view.rows(&object).collect();
+                (body(Kind::Segment), segment_bytes(view.packs(), rows))
+            }
+            "pack" => (tail(&object), repacked(&object)),
+            _ => continue,
+        };
+        assert!(stored == again, "{key}");
+        *seen.entry(family).or_default() += 1;
+    }
+    let families: Vec<&str> = seen.keys().map(String::as_str).collect();
+    assert_eq!(families, ["index", "log", "manifest", "map", "pack", "snapshot"], "{seen:?}");
+}
+
+/// The footer and trailer of a pack.
+pub(crate) fn tail(pack: &Bytes) -> Bytes {
+    let trailer = pack.len() - usize::try_from(TRAILER_LEN).unwrap();
+    let footer = usize::try_from(PackFooter::len_from_trailer(&pack[trailer..]).unwrap()).unwrap();
+    pack.slice(trailer - footer..)
+}
+
+/// The same, laid out again; frames lie where the layout wants them, and between them are zeros.
+fn repacked(pack: &Bytes) -> Vec<u8> {
+    let footer = PackFooter::decode(&tail(pack), pack.len() as u64).unwrap();
+    assert_eq!(pack[..16], pack_header());
+    let mut layout = PackLayout::new();
+    for entry in &footer.entries {
+        let end = usize::try_from(layout.len()).unwrap();
+        let padding = layout.push(entry.id, entry.codec, entry.stored_len, entry.plain_len);
+        let frame = end + usize::try_from(padding).unwrap();
+        assert_eq!(entry.offset, frame as u64);
+        assert!(pack[end..frame].iter().all(|&byte| byte == 0));
+    }
+    layout.finish().1
+}
+
+/// Both snapshots and the entries between them tell one story, and every action has a part in it.
+#[test]
+fn golden_log_folds_to_its_snapshots() {
+    let objects = objects();
+    let snapshot = |(key, object): (&String, &Bytes)| {
+        key.starts_with("snapshot/").then(|| State::decode(&open(Kind::Snapshot, object).unwrap()).unwrap())
+    };
+    let snapshots: Vec<State> = objects.iter().filter_map(snapshot).collect();
+    let [first, last] = snapshots.as_slice() else { panic!("{} snapshots", snapshots.len()) };
+    let (mut state, mut tags) = (first.clone(), std::collections::BTreeSet::new());
+    while let Some(object) = objects.get(&format!("log/{:020}", state.seq + 1)) {
+        let entry = Entry::decode(&open(Kind::Entry, object).unwrap()).unwrap();
+        tags.extend(entry.actions.iter().map(|action| format!("{action:?}").split(['(', ' ']).next().unwrap().to_owned()));
+        state.apply(&entry).unwrap();
+        assert!(state.seq != last.seq || state == *last, "the later snapshot is what the entries make");
+    }
+    assert!(state.seq > last.seq, "entries follow the later snapshot");
+    assert_eq!(tags.len(), 13, "{tags:?}");
+}
+
+/// Today's writer makes the same manifests of the same inputs; with `TOWLINE_GOLDEN_WRITE=1` it replaces the files.
+#[tokio::test(flavor = "multi_thread")]
+async fn golden_inputs_still_give_the_golden_manifests() {
+    let dir = tempfile::tempdir().unwrap();
+    if std::env::var_os("TOWLINE_GOLDEN_WRITE").is_some() {
+        let target = golden().join("repository");
+        if target.exists() {
+            fs::remove_dir_all(&target).unwrap();
+        }
+        let made = make(&target, dir.path()).await;
+        let text = serde_json::to_string_pretty(&made).unwrap() + "\n";
+        fs::write(golden().join("expected.json"), text).unwrap();
+        return;
+    }
+    let made = make(&dir.path().join("repository"), dir.path()).await;
+    assert_eq!(made["names"], expected()["names"]);
+}
