@@ -59,9 +59,9 @@ pub(super) const ENDPOINT: &str = "The S3 endpoint [also: AWS_ENDPOINT_URL, towl
 
 pub(super) const INIT: &str = "\
 Examples:
-  towline init                              the repository that --repo, TOWLINE_REPO or towline.toml names
+  towline init                              the repository of the settings
   towline init /mnt/shared/towline          a folder
-  towline init s3://bucket/models           a bucket, made if it is not there and you may";
+  towline init s3://bucket/models           a bucket, made if you may";
 
 pub(super) const SAVE: &str = "\
 Examples:
@@ -78,9 +78,9 @@ JSON: name manifest logical_bytes new_bytes stored_bytes chunks new_chunks files
 
 pub(super) const RESTORE: &str = "\
 Examples:
-  towline restore run-7/step-1000 out/                            the folder's contents go into out/
-  towline restore run-7/step-1000:optim.safetensors /tmp/         one file, into a folder
-  towline restore run-7/step-1000 out/ --overwrite --delete       make out/ exactly what was saved
+  towline restore run-7/step-1000 out/                       into out/
+  towline restore run-7/step-1000:model.safetensors /tmp/    one file
+  towline restore run-7/step-1000 out/ --overwrite --delete  exactly that
 
 What DEST holds already is used instead of fetched. If a file in the way differs, nothing is written and the exit code \
 is 5, unless --overwrite. Each file appears whole or not at all, and nothing is written outside DEST.
@@ -114,9 +114,9 @@ JSON: changes: [path change bytes_before bytes_after new_bytes]";
 pub(super) const CAT: &str = "\
 Examples:
   towline cat run-7/step-1000:config.json
-  towline cat run-7/step-1000:model.safetensors --range 0-7        the first eight bytes
-  towline cat run-7/step-1000:train.log --range -1000              the last thousand
-  towline cat corpus/v2:part-3.jsonl --range 5000000- | head       from an offset on
+  towline cat run-7/step-1000:model.safetensors --range 0-7    the first eight
+  towline cat run-7/step-1000:train.log --range -1000          the last thousand
+  towline cat corpus/v2:part-3.jsonl --range 5000000- | head   from there on
 
 Only the chunks that hold the range are fetched. The bytes themselves go to standard output, with --json too.";
 
@@ -138,8 +138,8 @@ JSON: name from";
 
 pub(super) const SYNC: &str = "\
 Examples:
-  towline sync /mnt/repo s3://bucket/prefix                    everything
-  towline sync s3://bucket/prefix /mnt/repo run-7 models/best  a name, or all below a prefix
+  towline sync /mnt/repo s3://bucket/prefix                    every name
+  towline sync s3://bucket/prefix /mnt/repo run-7 models/best  these, or below
 
 Only what the destination lacks is moved. --endpoint and --allow-http hold for both sides; --memory is shared.
 
@@ -150,7 +150,7 @@ Examples:
   towline verify                     is everything there that should be?
   towline verify --data              read and check every byte
   towline verify run-7/step-1000 --data
-  towline verify --repair            rebuild indexes, set damaged packs aside; then save again to heal
+  towline verify --repair            then save again to heal
 
 The exit code is 4 if anything is damaged; the JSON is printed all the same.
 
@@ -159,7 +159,7 @@ JSON: packs chunks bytes damaged: [what error names] repaired seconds";
 pub(super) const COLLECT: &str = "\
 Examples:
   towline collect --dry-run          what would be done
-  towline collect                    set aside what nothing names; delete what was set aside a day ago
+  towline collect                    set aside, delete what was a day ago
   towline collect --grace 0          both at once
 
 Safe at any time, next to savers, readers and other collectors.

@@ -25,7 +25,7 @@ pub(super) struct Line {
 impl Line {
     /// Begins to draw; nothing is seen where standard error is no terminal. Within a runtime.
     pub(super) fn draw(progress: Progress) -> Self {
-        let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
+        let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr()).with_style(style(OPEN));
         let drawn = bar.clone();
         let drawing = tokio::spawn(async move {
             let mut ticks = tokio::time::interval(EVERY);
@@ -52,7 +52,7 @@ impl Drop for Line {
 #[derive(Debug, Default)]
 struct Shown {
     phase: &'static str,
-    measured: Option<bool>,
+    measured: bool,
     rate: Rate,
 }
 
@@ -66,10 +66,9 @@ impl Shown {
             bar.set_prefix(now.phase);
         }
         let measured = now.total > 0;
-        if self.measured.replace(measured) != Some(measured)
-            && let Ok(style) = ProgressStyle::with_template(if measured { MEASURED } else { OPEN })
-        {
-            bar.set_style(style.progress_chars("=> "));
+        if self.measured != measured {
+            self.measured = measured;
+            bar.set_style(style(if measured { MEASURED } else { OPEN }));
         }
         self.rate.observe(now.done);
         bar.set_length(now.total.max(now.done));
@@ -77,6 +76,11 @@ impl Shown {
         bar.set_message(message(now, self.rate.0));
         bar.tick();
     }
+}
+
+fn style(template: &str) -> ProgressStyle {
+    let style = ProgressStyle::with_template(template);
+    style.unwrap_or_else(|_| ProgressStyle::default_bar()).progress_chars("=> ")
 }
 
 /// Bytes a second, smoothed over some seconds.
@@ -108,6 +112,11 @@ fn message(now: Snapshot, rate: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_templates_are_sound() {
+        assert!([MEASURED, OPEN].iter().all(|template| ProgressStyle::with_template(template).is_ok()));
+    }
 
     #[test]
     fn the_line_says_what_is_known() {
