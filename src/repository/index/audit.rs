@@ -41,9 +41,8 @@ impl Repository {
             let error = Error::not_found("index segment is gone").at(key);
             return Ok(Err(BadSegment { error, packs: Vec::new() }));
         };
-        let view = SegmentView::parse(&object);
         let checked = open(Kind::Segment, &object).and_then(|_| {
-            let view = view.clone()?;
+            let view = SegmentView::parse(&object)?;
             let told = (info.len, info.packs, info.chunks);
             let found = (object.len() as u64, view.packs().len() as u64, view.chunks() as u64);
             let show = |(len, packs, chunks)| format!("{len} bytes, {packs} packs, {chunks} chunks");
@@ -55,7 +54,7 @@ impl Repository {
         Ok(match checked {
             Ok(view) => Ok(SegmentAudit { id, view, object }),
             Err(error) => {
-                let packs = view.map(|view| view.packs().to_vec()).unwrap_or_default();
+                let packs = SegmentView::parse(&object).map(|view| view.packs().to_vec()).unwrap_or_default();
                 Err(BadSegment { error: error.at(key), packs })
             }
         })
