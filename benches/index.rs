@@ -44,7 +44,10 @@ async fn run(chunks: u64) {
         repository.save(&checkpoint, &name, &SaveOptions::default()).await.unwrap();
     }
     let held = small.list(None).await.unwrap()[0].chunks;
-    println!("{chunks} chunks in the index, {:.1} bytes each; the checkpoint has {held}", index_bytes as f64 / chunks as f64);
+    println!(
+        "{chunks} chunks in the index, {:.1} bytes each; the checkpoint has {held}",
+        index_bytes as f64 / chunks as f64
+    );
 
     let (mut alone, mut among) = (Vec::new(), Vec::new());
     for run in 0..RUNS {
@@ -122,7 +125,10 @@ async fn lookups(repository: &Repository, chunks: u64) {
     let step = (chunks / LOOKUPS).max(1);
     let begun = Instant::now();
     let hits: usize = (0..LOOKUPS).map(|n| index.candidates(id(n * step)).count()).sum();
-    println!("{LOOKUPS} chunks that are there: {:.0} ns each, hashing included ({hits} candidates)", per(begun.elapsed(), LOOKUPS));
+    println!(
+        "{LOOKUPS} chunks that are there: {:.0} ns each, hashing included ({hits} candidates)",
+        per(begun.elapsed(), LOOKUPS)
+    );
 }
 
 fn per(elapsed: Duration, n: u64) -> f64 {

@@ -148,11 +148,8 @@ async fn what_a_killed_save_uploaded_is_used_by_the_next() {
         }
         break;
     }
-    let output = scene
-        .towline(&["--repo", &a, "--json", "save", &text, "big"])
-        .stdout(Stdio::piped())
-        .output()
-        .unwrap();
+    let output =
+        scene.towline(&["--repo", &a, "--json", "save", &text, "big"]).stdout(Stdio::piped()).output().unwrap();
     let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(report["logical_bytes"], 160_000_000);
     assert!(report["new_bytes"].as_u64().unwrap() < 130_000_000, "what was uploaded is used again: {report}");

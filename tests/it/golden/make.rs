@@ -101,7 +101,9 @@ impl Maker {
         self.purge(SessionId::random(), purged).await;
 
         let state = self.repository.state().await.unwrap();
-        assert!(state.forgotten > 0 && state.purged.len() == 1 && state.condemned.len() == 2 && state.sessions.len() == 1);
+        assert!(
+            state.forgotten > 0 && state.purged.len() == 1 && state.condemned.len() == 2 && state.sessions.len() == 1
+        );
         self.put(&Numbered::Snapshot.key(state.seq), seal(Kind::Snapshot, &state.encode(), true)).await;
         let fixed = SaveOptions { cut: CutChoice::Fixed, ..SaveOptions::default() };
         self.save("late", &tree.join("sub/small-noise"), fixed).await;
@@ -275,7 +277,8 @@ fn model() -> Vec<u8> {
 /// More than a MiB that compresses well and is cut by its content.
 fn text() -> Vec<u8> {
     let bits = noise(8, 12_000);
-    let letters: Vec<u8> = bits.iter().flat_map(|byte| (0..8).map(move |bit| b"ab"[usize::from(byte >> bit & 1)])).collect();
+    let letters: Vec<u8> =
+        bits.iter().flat_map(|byte| (0..8).map(move |bit| b"ab"[usize::from(byte >> bit & 1)])).collect();
     let mut text = Vec::new();
     for round in 0..13 {
         text.extend(format!("round {round}\n").bytes());

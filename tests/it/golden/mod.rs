@@ -12,7 +12,9 @@ use std::path::{Path, PathBuf};
 use bytes::Bytes;
 use serde_json::Value;
 use towline::format::envelope::{Kind, open};
-use towline::format::{Manifest, Map, PackFooter, PackLayout, Row, SegmentView, TRAILER_LEN, pack_header, segment_bytes};
+use towline::format::{
+    Manifest, Map, PackFooter, PackLayout, Row, SegmentView, TRAILER_LEN, pack_header, segment_bytes,
+};
 use towline::ops::RestoreOptions;
 use towline::repository::Repository;
 use towline::repository::log::{Entry, State};
@@ -148,7 +150,9 @@ fn golden_log_folds_to_its_snapshots() {
     let (mut state, mut tags) = (first.clone(), std::collections::BTreeSet::new());
     while let Some(object) = objects.get(&format!("log/{:020}", state.seq + 1)) {
         let entry = Entry::decode(&open(Kind::Entry, object).unwrap()).unwrap();
-        tags.extend(entry.actions.iter().map(|action| format!("{action:?}").split(['(', ' ']).next().unwrap().to_owned()));
+        tags.extend(
+            entry.actions.iter().map(|action| format!("{action:?}").split(['(', ' ']).next().unwrap().to_owned()),
+        );
         state.apply(&entry).unwrap();
         assert!(state.seq != last.seq || state == *last, "the later snapshot is what the entries make");
     }
