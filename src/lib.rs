@@ -8,6 +8,31 @@
 //! restore  manifest -> plan -> fetch -> decode + verify -> place
 //! ```
 //!
+//! ```
+//! use towline::ops::{RestoreOptions, SaveOptions};
+//! use towline::repository::{OpenOptions, Repository};
+//! use towline::storage::{Location, StoreOptions, open};
+//!
+//! # #[tokio::main]
+//! # async fn main() -> towline::Result<()> {
+//! # let dir = std::env::temp_dir().join(format!("towline-doc-{}", std::process::id()));
+//! # let options = OpenOptions { cache: Some(dir.join("cache")), ..OpenOptions::default() };
+//! # std::fs::create_dir_all(dir.join("checkpoint")).unwrap();
+//! # std::fs::write(dir.join("checkpoint/weights"), [7; 100_000]).unwrap();
+//! let location: Location = dir.join("repository").display().to_string().parse()?; // or s3://bucket/prefix
+//! let store = open(&location, &StoreOptions { create: true, ..StoreOptions::default() }).await?;
+//! let (repository, _) = Repository::create(store, options).await?;
+//!
+//! let name = "run-7/step-1000".parse()?;
+//! let saved = repository.save(&dir.join("checkpoint"), &name, &SaveOptions::default()).await?;
+//! assert_eq!(saved.logical_bytes, 100_000);
+//! repository.restore(&name, None, &dir.join("restored"), &RestoreOptions::default()).await?;
+//! # assert_eq!(std::fs::read(dir.join("restored/weights")).unwrap(), [7; 100_000]);
+//! # std::fs::remove_dir_all(&dir).unwrap();
+//! # Ok(())
+//! # }
+//! ```
+//!
 //! The words are in docs/glossary.md, the promises in docs/semantics.md, the bytes in docs/format.md. A module uses only
 //! lower floors, its own folder, and within a floor only folders to its left (`tests/tidy.rs` holds that true):
 //!
