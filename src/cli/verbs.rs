@@ -236,6 +236,7 @@ impl Door {
             Chosen::Embedded(location) => {
                 let store = storage::open(&location, &self.settings.store(true)).await?;
                 let (repository, created) = Repository::create(store, self.options(1)?).await?;
+                tracing::info!(%location, id = %repository.id(), "opened the embedded repository");
                 if created {
                     self.output.remark(&format!("made the repository {location}; --repo names another"));
                 }
@@ -248,9 +249,11 @@ impl Door {
     async fn open_at(&self, location: &Location, sharers: u64) -> Result<Repository> {
         let opened = async {
             let store = storage::open(location, &self.settings.store(false)).await?;
-            Repository::open(store, self.options(sharers)?).await
+            let repository = Repository::open(store, self.options(sharers)?).await?;
+            tracing::info!(%location, id = %repository.id(), "opened the repository");
+            Ok(repository)
         };
-        opened.await.map_err(|error| match error.kind() {
+        opened.await.map_err(|error: Error| match error.kind() {
             ErrorKind::NotFound => Error::not_found("there is no repository")
                 .at(location)
                 .cure(format!("towline init {location}"))

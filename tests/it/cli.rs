@@ -428,9 +428,9 @@ fn a_pipe_sees_no_progress_and_verbose_goes_to_standard_error() {
         let quiet = user.run(&[args, &["-q"]].concat());
         assert_eq!((quiet.code, quiet.out.len(), quiet.err.len()), (Some(0), 0, 0), "{args:?}");
     }
-    let verbose = user.run(&["save", "tree", "again", "-vvv", "--json"]);
+    let verbose = user.run(&["save", "tree", "again", "-v", "--json"]);
     assert!(serde_json::from_slice::<Value>(&verbose.out).is_ok());
-    assert!(!verbose.err.is_empty());
+    assert!(verbose.err.contains("opened the repository"), "{}", verbose.err);
 }
 
 #[test]
