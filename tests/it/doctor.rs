@@ -3,15 +3,16 @@
 use std::collections::BTreeMap;
 
 use aws_sdk_s3::types::{
-    BucketLifecycleConfiguration, BucketVersioningStatus, ExpirationStatus, LifecycleExpiration, LifecycleRule,
-    LifecycleRuleFilter, VersioningConfiguration,
+    BucketLifecycleConfiguration, BucketVersioningStatus, DefaultRetention, ExpirationStatus, LifecycleExpiration,
+    LifecycleRule, LifecycleRuleFilter, ObjectLockConfiguration, ObjectLockEnabled, ObjectLockRetentionMode,
+    ObjectLockRule, Tag, VersioningConfiguration,
 };
 use futures::TryStreamExt as _;
 use towline::ErrorKind;
 use towline::ops::{Check, Diagnosis, Outcome, diagnose, doctor};
 use towline::progress::Progress;
 use towline::repository::{OpenOptions, Repository};
-use towline::storage::{Bucket, Keys, StoreOptions, open};
+use towline::storage::{Bucket, Keys, StoreOptions, connect, open};
 
 use crate::probe::Rclone;
 use crate::stores::{all_stores, fresh_bucket, fresh_location, servers};
@@ -79,11 +80,11 @@ async fn keep_versions(bucket: &Bucket) {
     request.versioning_configuration(enabled).send().await.unwrap();
 }
 
-async fn expire(bucket: &Bucket, prefix: &str) {
+async fn expire(bucket: &Bucket, filter: LifecycleRuleFilter) {
     let rule = LifecycleRule::builder()
         .id("spring-cleaning")
         .status(ExpirationStatus::Enabled)
-        .filter(LifecycleRuleFilter::builder().prefix(prefix).build())
+        .filter(filter)
         .expiration(LifecycleExpiration::builder().days(30).build());
     let rules = BucketLifecycleConfiguration::builder().rules(rule.build().unwrap()).build().unwrap();
     let request = bucket.client().put_bucket_lifecycle_configuration().bucket(bucket.name());
@@ -96,18 +97,46 @@ async fn versions_are_a_warning_and_an_expiry_of_packs_is_bad() {
         let store = open(&fresh_bucket(), &server.options()).await.unwrap();
         let bucket = store.bucket().unwrap();
         keep_versions(bucket).await;
-        expire(bucket, "elsewhere/").await;
-        let found = diagnose(&store, &Progress::default()).await.unwrap();
-        let checks = by_name(&found);
-        assert_eq!(checks["versioning"].outcome, Outcome::Warn, "{}: {:?}", server.name, checks["versioning"]);
-        assert!(checks["versioning"].cure.is_some());
-        assert_eq!(checks["lifecycle"].outcome, Outcome::Ok, "{}: {:?}", server.name, checks["lifecycle"]);
+        let tag = Tag::builder().key("old").value("yes").build().unwrap();
+        let elsewhere = LifecycleRuleFilter::builder().prefix("elsewhere/").build();
+        for harmless in [elsewhere, LifecycleRuleFilter::builder().tag(tag).build()] {
+            expire(bucket, harmless).await;
+            let found = diagnose(&store, &Progress::default()).await.unwrap();
+            let checks = by_name(&found);
+            assert_eq!(checks["versioning"].outcome, Outcome::Warn, "{}: {:?}", server.name, checks["versioning"]);
+            assert!(checks["versioning"].cure.is_some());
+            assert_eq!(checks["lifecycle"].outcome, Outcome::Ok, "{}: {:?}", server.name, checks["lifecycle"]);
+        }
 
-        expire(bucket, "p/pack/").await;
+        expire(bucket, LifecycleRuleFilter::builder().prefix("p/pack/").build()).await;
         let found = diagnose(&store, &Progress::default()).await.unwrap();
         let lifecycle = by_name(&found)["lifecycle"];
         assert_eq!(lifecycle.outcome, Outcome::Bad, "{}: {lifecycle:?}", server.name);
         assert!(lifecycle.detail.contains("spring-cleaning") && lifecycle.cure.is_some(), "{lifecycle:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_bucket_that_locks_what_it_is_given_is_bad() {
+    for server in servers() {
+        let location = fresh_bucket();
+        let options = StoreOptions { create: false, ..server.options() };
+        let store = connect(&location, &options).await.unwrap();
+        let bucket = store.bucket().unwrap();
+        let create = bucket.client().create_bucket().bucket(bucket.name()).object_lock_enabled_for_bucket(true);
+        create.send().await.unwrap();
+        let found = diagnose(&store, &Progress::default()).await.unwrap();
+        assert_eq!(by_name(&found)["object lock"].outcome, Outcome::Warn, "{}: {found:?}", server.name);
+
+        let retention = DefaultRetention::builder().mode(ObjectLockRetentionMode::Governance).days(1).build();
+        let rule = ObjectLockRule::builder().default_retention(retention).build();
+        let lock = ObjectLockConfiguration::builder().object_lock_enabled(ObjectLockEnabled::Enabled).rule(rule);
+        let request = bucket.client().put_object_lock_configuration().bucket(bucket.name());
+        request.object_lock_configuration(lock.build()).send().await.unwrap();
+        let found = diagnose(&store, &Progress::default()).await.unwrap();
+        let lock = by_name(&found)["object lock"];
+        assert_eq!(lock.outcome, Outcome::Bad, "{}: {lock:?}", server.name);
+        assert!(lock.detail.contains("GOVERNANCE for 1 day:"), "{lock:?}");
     }
 }
 
@@ -121,6 +150,7 @@ async fn who_is_refused_is_told_as_whom_and_the_rest_is_an_error() {
         let checks = by_name(&refused);
         assert_eq!(checks["access"].outcome, Outcome::Bad, "{}: {refused:?}", server.name);
         assert!(checks["credentials"].detail.ends_with("from keys given by the caller"), "{refused:?}");
+        assert!(checks["access"].detail.contains("SignatureDoesNotMatch"), "{}: {refused:?}", server.name);
         assert!(!checks.contains_key("create if absent") && checks.contains_key("open files"));
 
         let options = StoreOptions { create: false, ..server.options() };

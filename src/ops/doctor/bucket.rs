@@ -87,6 +87,10 @@ fn lifecycle(rules: &[LifecycleRule]) -> Vec<Check> {
     vec![Check::ok(WHAT, detail)]
 }
 
+fn counted(count: i32, what: &str) -> String {
+    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
+}
+
 fn object_lock(lock: Option<&ObjectLock>) -> Check {
     const WHAT: &str = "object lock";
     let Some(lock) = lock else { return Check::ok(WHAT, "off") };
@@ -95,8 +99,8 @@ fn object_lock(lock: Option<&ObjectLock>) -> Check {
             .cure("use a bucket without object lock, or expire noncurrent versions by a lifecycle rule");
     };
     let period = match (lock.days, lock.years) {
-        (Some(days), _) => format!("{days} days"),
-        (None, Some(years)) => format!("{years} years"),
+        (Some(days), _) => counted(days, "day"),
+        (None, Some(years)) => counted(years, "year"),
         (None, None) => "a time".to_owned(),
     };
     Check::bad(WHAT, format!("{mode} for {period}: nothing is freed before, and `towline collect` cannot delete"))
