@@ -6,7 +6,7 @@ use super::layout::{self, Family};
 use super::log::{Action, State};
 use super::writer::{map_of, put_segment};
 use super::{Known, Place, Repository, Writer, objects};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::format::envelope::{Kind, seal};
 use crate::format::{Map, PackRef, Row};
 use crate::id::{ManifestId, MapKey, Owned, PackId, SegmentId, SessionId};
@@ -15,6 +15,21 @@ use crate::id::{ManifestId, MapKey, Owned, PackId, SegmentId, SessionId};
 const SEGMENT_CHUNKS: usize = 4 << 20;
 
 impl Repository {
+    /// How long a pack is in the store now; none if it is gone.
+    ///
+    /// # Errors
+    /// Unreachable, if the store is.
+    ///
+    /// # Cancel safety
+    /// Safe: it only reads.
+    pub async fn stored_len(&self, pack: PackId) -> Result<Option<u64>> {
+        match objects::len(&**self.store().objects(), &layout::owned(Family::Pack, pack)).await {
+            Ok(len) => Ok(Some(len)),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
     /// Replaces the segments `old` by ones over those of `packs` whose footers can be read; returns how many packs that
     /// is. Packs that `state` says are purged are left out.
     ///

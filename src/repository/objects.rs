@@ -61,8 +61,14 @@ pub(crate) async fn get_required(objects: &dyn ObjectStore, key: &Path) -> Resul
 
 /// Asks for bytes `range` of the object at `key`; a local file comes as a file, to be read where blocking is fine.
 pub(crate) async fn get_range(objects: &dyn ObjectStore, key: &Path, range: Range<u64>) -> Result<GetResult> {
+    let end = range.end;
     let options = GetOptions { range: Some(GetRange::Bounded(range)), ..GetOptions::default() };
-    Ok(objects.get_opts(key, options).await?)
+    let result = objects.get_opts(key, options).await?;
+    if result.meta.size < end {
+        let error = Error::damaged("object is shorter than it was").at(key);
+        return Err(error.expected(format!("at least {end} bytes")).got(result.meta.size));
+    }
+    Ok(result)
 }
 
 /// Reads a body that must be as long as `out`.

@@ -18,3 +18,4 @@ mod save_restore;
 mod stores;
 mod sync;
 mod together;
+mod verify;

@@ -64,6 +64,7 @@ impl Verifying<'_> {
         let mut bad = self.findings.damaged_packs();
         bad.extend(state.condemned.iter().filter(|(_, condemned)| condemned.damaged).map(|(pack, _)| *pack));
         bad.extend(state.purged.keys());
+        bad.retain(|pack| self.users.contains_key(pack));
         let bad_maps: BTreeSet<MapKey> = self.findings.subjects().filter_map(map_of).collect();
         let hit = |value: &RefValue| {
             let uses = |pack: &PackId| self.users.get(pack).is_some_and(|maps| maps.contains(&value.map_key));
@@ -76,13 +77,14 @@ impl Verifying<'_> {
         }
         let mut known = Known::load(self.repository).await?;
         let mut writer = Writer::new(self.repository, &self.options.progress);
+        let mut lens = BTreeMap::new();
+        for pack in &bad {
+            lens.insert(*pack, self.repository.stored_len(*pack).await?.unwrap_or(0));
+        }
         for (key, (name, value)) in hit {
             let Some(manifest) = self.sound_manifest(value).await? else { continue };
-            let map = match bad_maps.contains(&key) {
-                true => None,
-                false => Some(self.repository.map(key).await?),
-            };
-            let mending = Mending { verifying: self, manifest: &manifest, map: map.as_ref(), bad: &bad };
+            let map = if bad_maps.contains(&key) { None } else { Some(self.repository.map(key).await?) };
+            let mending = Mending { verifying: self, manifest: &manifest, map: map.as_ref(), bad: &lens };
             if mending.mend(&mut known, &mut writer, value).await? {
                 done.push(format!("{name} has a new map"));
             }
@@ -106,7 +108,8 @@ struct Mending<'a> {
     manifest: &'a Manifest,
     /// The map, if it is sound.
     map: Option<&'a Map>,
-    bad: &'a BTreeSet<PackId>,
+    /// Packs that cannot be relied on, and how many bytes of them are left.
+    bad: &'a BTreeMap<PackId, u64>,
 }
 
 impl Mending<'_> {
@@ -152,7 +155,7 @@ impl Mending<'_> {
 
     /// Where the map says that a chunk is, if that can be relied on.
     fn kept(&self, chunk: u32) -> Option<Place> {
-        self.told(chunk).filter(|place| !self.bad.contains(&place.pack))
+        self.told(chunk).filter(|place| !self.bad.contains_key(&place.pack))
     }
 
     fn told(&self, chunk: u32) -> Option<Place> {
@@ -168,6 +171,9 @@ impl Mending<'_> {
         let Some(at) = self.told(chunk) else { return Ok(None) };
         let repository = self.verifying.repository;
         let range = at.offset..at.offset + u64::from(at.stored_len);
+        if self.bad.get(&at.pack).is_some_and(|len| *len < range.end) {
+            return Ok(None);
+        }
         let read = PackRead { pack: at.pack, range, chunks: vec![chunk] };
         let take = move |read: &PackRead, buffer: Buffer| {
             let place = |_| Ok((id, at));
@@ -179,8 +185,7 @@ impl Mending<'_> {
                 let stored = Encoded { codec: at.codec, bytes };
                 writer.push(id, stored, at.plain_len, true).await.map(Some)
             }
-            // A pack that was cut short answers a range beyond its end in as many ways as there are stores.
-            Err(error) if super::is_damage(&error) || error.kind() == ErrorKind::Unreachable => Ok(None),
+            Err(error) if super::is_damage(&error) => Ok(None),
             Err(error) => Err(error),
         }
     }
