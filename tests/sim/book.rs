@@ -215,8 +215,9 @@ impl Book {
         match self.mutation {
             Some(Mutation::ForgetEarly) => next.purged.retain(|_, purged| !purged.deleted),
             Some(Mutation::AddBuiltNow) => {
-                let added =
-                    |id| self.entry(entry).actions.iter().any(|a| matches!(a, Action::AddSegment(n, _) if n == id));
+                let added = |id: &Owned| {
+                    self.entry(entry).actions.iter().any(|a| matches!(a, Action::AddSegment(n, _) if n == id))
+                };
                 let seq = next.seq;
                 next.segments.iter_mut().filter(|(id, _)| added(id)).for_each(|(_, segment)| segment.built = seq);
             }
