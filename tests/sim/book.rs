@@ -3,7 +3,7 @@
 use std::collections::{BTreeSet, HashMap};
 
 use towline::clock::Timestamp;
-use towline::id::{ManifestId, ObjectId, Owned, SegmentId, SessionId, WriteId};
+use towline::id::{ManifestId, ObjectId, Owned, SessionId, WriteId};
 use towline::repository::Name;
 use towline::repository::layout::Family;
 use towline::repository::log::{Action, Entry, RefValue, State};
@@ -215,7 +215,7 @@ impl Book {
         match self.mutation {
             Some(Mutation::ForgetEarly) => next.purged.retain(|_, purged| !purged.deleted),
             Some(Mutation::AddBuiltNow) => {
-                let added = |id: &SegmentId| {
+                let added = |id: &Owned| {
                     self.entry(entry).actions.iter().any(|a| matches!(a, Action::AddSegment(n, _) if n == id))
                 };
                 let seq = next.seq;

@@ -9,6 +9,12 @@ mod decide;
 #[cfg(test)]
 mod explore;
 #[cfg(test)]
+mod gate;
+#[cfg(test)]
 mod model;
 #[cfg(test)]
 mod scenarios;
+#[cfg(test)]
+mod schedule;
+#[cfg(test)]
+mod schedules;

@@ -1,0 +1,177 @@
+//! Schedules of the real log: all with few switches, and many at random.
+
+use std::collections::VecDeque;
+use std::panic::AssertUnwindSafe;
+
+use futures::stream::{self, FuturesUnordered};
+use futures::{FutureExt as _, StreamExt as _};
+
+use super::schedule::Deed::{self, AddSegment, Fence, Look, Open, Remove, Renew, Save, Set, Truncate};
+use super::schedule::{Chance, Choose, Story, run};
+
+/// Runs at once: they wait for the log's pauses together.
+const TOGETHER: usize = 256;
+
+/// Follows a plan, then the first chance; notes what else it could have done.
+#[derive(Debug)]
+struct Planned {
+    plan: Vec<usize>,
+    at: usize,
+    /// Switches and faults so far.
+    spent: (u32, u32),
+    limit: (u32, u32),
+    others: Vec<Vec<usize>>,
+}
+
+impl Choose for Planned {
+    fn choose(&mut self, chances: &[Chance]) -> usize {
+        assert_eq!((chances[0].switches, chances[0].faults), (0, 0), "going on costs nothing");
+        let affords = |chance: &Chance| {
+            self.spent.0 + chance.switches <= self.limit.0 && self.spent.1 + chance.faults <= self.limit.1
+        };
+        let chosen = match self.plan.get(self.at) {
+            Some(&chosen) => chosen,
+            None => {
+                let others = (1..chances.len()).filter(|&n| affords(&chances[n]));
+                self.others.extend(others.map(|n| [&self.plan[..], &[n]].concat()));
+                self.plan.push(0);
+                0
+            }
+        };
+        self.at += 1;
+        self.spent.0 += chances[chosen].switches;
+        self.spent.1 += chances[chosen].faults;
+        chosen
+    }
+}
+
+/// Chooses by a seed: mostly goes on, sometimes switches, seldom fails.
+#[derive(Debug)]
+struct Seeded {
+    state: u64,
+    faults: u32,
+}
+
+impl Seeded {
+    /// SplitMix64.
+    fn below(&mut self, end: usize) -> usize {
+        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.state;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        usize::try_from((z ^ (z >> 31)) % u64::try_from(end).unwrap()).unwrap()
+    }
+}
+
+impl Choose for Seeded {
+    fn choose(&mut self, chances: &[Chance]) -> usize {
+        let faulty = self.faults > 0 && self.below(12) == 0;
+        let fits = |chance: &Chance| (chance.faults > 0) == faulty;
+        let fitting: Vec<usize> = (0..chances.len()).filter(|&n| fits(&chances[n])).collect();
+        if fitting.is_empty() || (!faulty && self.below(3) > 0) {
+            return 0;
+        }
+        self.faults -= u32::from(faulty);
+        fitting[self.below(fitting.len())]
+    }
+}
+
+/// A few actors, after a past that nothing disturbs.
+#[derive(Clone, Copy, Debug)]
+struct Cast {
+    past: &'static [Deed],
+    actors: &'static [&'static [Deed]],
+}
+
+const WRITERS: Cast = Cast { past: &[Set("a")], actors: &[&[Set("z"), Remove("z")], &[Set("z")], &[Truncate(0)]] };
+const SESSIONS: Cast = Cast {
+    past: &[Open, Open, Truncate(0)],
+    actors: &[&[AddSegment, Save("z")], &[Renew, Save("z")], &[Truncate(0), Truncate(0)]],
+};
+const FENCED: Cast = Cast {
+    past: &[Open, Set("a")],
+    actors: &[&[AddSegment, Save("z")], &[Fence(0), Set("z")], &[Look, Truncate(0)], &[Look, Look]],
+};
+const TRUNCATIONS: Cast =
+    Cast { past: &[Set("a"), Set("b")], actors: &[&[Set("c"), Set("d")], &[Truncate(1)], &[Truncate(0)], &[Look]] };
+const CASTS: [(&str, Cast); 4] =
+    [("writers", WRITERS), ("sessions", SESSIONS), ("fenced", FENCED), ("truncations", TRUNCATIONS)];
+
+impl Cast {
+    async fn run(self, chooser: &mut impl Choose) -> Result<Story, String> {
+        let actors: Vec<Vec<Deed>> = self.actors.iter().map(|deeds| deeds.to_vec()).collect();
+        let run = AssertUnwindSafe(tokio::task::unconstrained(run(self.past, &actors, chooser)));
+        run.catch_unwind().await.map_err(|panic| match panic.downcast::<String>() {
+            Ok(text) => *text,
+            Err(panic) => panic.downcast::<&str>().map_or_else(|_| "panic".to_owned(), |text| (*text).to_owned()),
+        })
+    }
+
+    async fn planned(self, plan: Vec<usize>, limit: (u32, u32)) -> (Result<Story, String>, Planned) {
+        let mut chooser = Planned { plan, at: 0, spent: (0, 0), limit, others: vec![] };
+        (self.run(&mut chooser).await, chooser)
+    }
+
+    async fn seeded(self, seed: u64) -> Result<Story, String> {
+        let mut chooser = Seeded { state: seed, faults: u32::try_from(seed % 4).unwrap() };
+        self.run(&mut chooser).await
+    }
+}
+
+/// Every schedule of a cast within the limit of switches and faults.
+async fn all(title: &str, cast: Cast, limit: (u32, u32)) {
+    let mut waiting = VecDeque::from([vec![]]);
+    let mut running = FuturesUnordered::new();
+    let (mut runs, mut strays, mut unknown) = (0u32, 0, 0);
+    loop {
+        while running.len() < TOGETHER
+            && let Some(plan) = waiting.pop_back()
+        {
+            running.push(cast.planned(plan, limit));
+        }
+        let Some((result, chooser)) = running.next().await else { break };
+        let story = result.unwrap_or_else(|rule| panic!("{title}: {rule}\nplan: {:?}", chooser.plan));
+        runs += 1;
+        (strays, unknown) = (strays + story.strays, unknown + story.unknown);
+        waiting.extend(chooser.others);
+    }
+    println!(
+        "{title}: {runs} schedules of at most {limit:?} switches and faults; {strays} strays, {unknown} unknown fates"
+    );
+}
+
+fn on_one_thread(work: impl Future<Output = ()>) {
+    tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(work);
+}
+
+#[test]
+fn schedules_with_few_switches() {
+    on_one_thread(async {
+        for (title, cast) in CASTS {
+            all(title, cast, (2, 0)).await;
+            all(title, cast, (1, 1)).await;
+        }
+    });
+}
+
+/// `SIM_SEED=17 cargo test --test sim random -- --nocapture` runs one seed of every cast and tells its story.
+#[test]
+fn random_schedules() {
+    let one = std::env::var("SIM_SEED").ok().map(|seed| seed.parse::<u64>().expect("SIM_SEED is a number"));
+    let seeds = one.map_or(0..4000, |seed| seed..seed + 1);
+    on_one_thread(async {
+        for (title, cast) in CASTS {
+            let runs = stream::iter(seeds.clone()).map(|seed| async move { (seed, cast.seeded(seed).await) });
+            let (mut strays, mut unknown) = (0, 0);
+            let mut runs = runs.buffer_unordered(TOGETHER);
+            while let Some((seed, result)) = runs.next().await {
+                let story = result.unwrap_or_else(|rule| panic!("{title}, SIM_SEED={seed}: {rule}"));
+                (strays, unknown) = (strays + story.strays, unknown + story.unknown);
+                if one.is_some() {
+                    println!("{title}:\n  {}", story.lines.join("\n  "));
+                }
+            }
+            println!("{title}: seeds {seeds:?}; {strays} strays, {unknown} unknown fates");
+        }
+    });
+}
