@@ -266,4 +266,19 @@ mod tests {
             assert!(PackFooter::decode(&bent, len).is_err(), "bit {bit}");
         }
     }
+
+    #[test]
+    fn parameters_are_for_a_later_version() {
+        let (_, tail, len) = sample();
+        let end = tail.len() - 48;
+        let mut longer = tail[..end].to_vec();
+        longer[end - 1] = 1;
+        longer.push(7);
+        longer.extend_from_slice(&u32::try_from(end + 1).unwrap().to_le_bytes());
+        longer.extend_from_slice(&[0; 4]);
+        longer.extend_from_slice(blake3::hash(&longer).as_bytes());
+        longer.extend_from_slice(&tail[tail.len() - 8..]);
+        let error = PackFooter::decode(&longer, len + 1).unwrap_err();
+        assert_eq!(error.kind(), crate::error::ErrorKind::Unsupported);
+    }
 }

@@ -12,6 +12,7 @@ mod credentials;
 mod data;
 mod doctor;
 mod faulty;
+mod fuzz_smoke;
 mod golden;
 mod probe;
 mod save_restore;

@@ -1,0 +1,169 @@
+//! What every parser of stored bytes must do with any bytes: no panic, and what is read is written again the same.
+//!
+//! Used by the fuzz targets, and by `tests/it/fuzz_smoke.rs`, where only stable Rust is at hand.
+
+use bytes::Bytes;
+use towline::codec::{self, Codec, Compression};
+use towline::format::envelope::{Kind, MAGIC, VERSION, open, seal};
+use towline::format::wire::{Reader, Writer};
+use towline::format::{Manifest, Map, PackFooter, SegmentView};
+use towline::id::{ChunkId, ManifestId};
+use towline::repository::log::{Entry, State};
+
+/// One parser: its name is that of its fuzz target.
+pub type Parser = (&'static str, fn(&[u8]));
+
+/// All of them.
+pub const PARSERS: [Parser; 9] = [
+    ("envelope", envelope),
+    ("manifest", manifest),
+    ("map", map),
+    ("pack_footer", pack_footer),
+    ("segment", segment),
+    ("entry", entry),
+    ("state", state),
+    ("codec", codec_decode),
+    ("wire", wire),
+];
+
+const KINDS: [Kind; 7] =
+    [Kind::Repository, Kind::Entry, Kind::Snapshot, Kind::Boundary, Kind::Segment, Kind::Manifest, Kind::Map];
+
+/// The bytes as a whole object; and as what a digest is right for, since no fuzzer guesses one.
+pub fn envelope(bytes: &[u8]) {
+    let whole = Bytes::copy_from_slice(bytes);
+    let mut signed = bytes.to_vec();
+    signed.extend_from_slice(blake3::hash(bytes).as_bytes());
+    let signed = Bytes::from(signed);
+    for kind in KINDS {
+        for object in [&whole, &signed] {
+            if let Ok(body) = open(kind, object) {
+                for compress in [false, true] {
+                    assert_eq!(open(kind, &seal(kind, &body, compress)).unwrap(), body);
+                }
+            }
+        }
+    }
+}
+
+/// A manifest that is read is read again the same from what it is written as.
+pub fn manifest(body: &[u8]) {
+    let Ok(read) = Manifest::decode(body) else { return };
+    let (id, written) = read.encode();
+    assert_eq!(id, ManifestId::of(&written));
+    assert_eq!(Manifest::decode(&written).unwrap(), read);
+    for (entry, content) in read.files() {
+        assert_eq!(read.entry(&entry.path), Some(entry));
+        // What is small enough to be gone through lies in the file.
+        if content.pieces.iter().map(|piece| u64::from(piece.count)).sum::<u64>() < 10_000 {
+            assert!(content.placed(&read.chunks).all(|(_, range)| range.end <= content.size));
+        }
+    }
+}
+
+/// A map has one spelling.
+pub fn map(body: &[u8]) {
+    let Ok(read) = Map::decode(body) else { return };
+    assert_eq!(read.encode(), body);
+    for frame in &read.frames {
+        let pack = read.pack(frame).unwrap();
+        assert!(frame.offset + u64::from(frame.stored_len) <= pack.len);
+    }
+}
+
+/// The bytes as the end of a pack; and as a footer whose length and digest are right.
+pub fn pack_footer(bytes: &[u8]) {
+    let mut tail = bytes.to_vec();
+    let len = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
+    tail.extend_from_slice(&len.to_le_bytes());
+    tail.extend_from_slice(&[0; 4]);
+    tail.extend_from_slice(blake3::hash(&tail).as_bytes());
+    tail.extend_from_slice(&MAGIC);
+    tail.extend_from_slice(&[b'k', VERSION, 0, 0]);
+    for tail in [bytes, &tail] {
+        let pack_len = tail.len() as u64 + (1 << 20);
+        let _ = PackFooter::len_from_trailer(tail);
+        let Ok(footer) = PackFooter::decode(tail, pack_len) else { continue };
+        let mut end = 16;
+        for entry in &footer.entries {
+            assert!(entry.offset >= end);
+            end = entry.offset + u64::from(entry.stored_len);
+        }
+        assert!(end <= 1 << 20);
+    }
+}
+
+/// The bytes as a segment, and as a segment's body: finding gives only what was asked for.
+pub fn segment(bytes: &[u8]) {
+    let sealed = seal(Kind::Segment, bytes, false);
+    for object in [bytes, &sealed] {
+        let Ok(view) = SegmentView::parse(object) else { continue };
+        let ids = object.windows(32).step_by(7).filter_map(|id| <[u8; 32]>::try_from(id).ok().map(ChunkId::from_bytes));
+        let listed = view.rows(object).take(100).map(|row| {
+            let mut id = [0; 32];
+            id[..8].copy_from_slice(&row.prefix.to_be_bytes());
+            ChunkId::from_bytes(id)
+        });
+        for id in ids.take(1000).chain(listed) {
+            assert!(view.find(object, &id).all(|row| row.prefix == id.prefix()));
+        }
+        assert_eq!(view.rows(object).count(), view.chunks());
+    }
+}
+
+/// A log entry has one spelling.
+pub fn entry(body: &[u8]) {
+    let Ok(read) = Entry::decode(body) else { return };
+    assert_eq!(read.encode(), body);
+    let mut state = State::default();
+    let refused = state.check(&read).is_err();
+    assert_eq!(state.apply(&read).is_err(), refused);
+    assert_eq!(State::decode(&state.encode()).unwrap(), state);
+}
+
+/// A state that is read is read again the same from what it is written as.
+pub fn state(body: &[u8]) {
+    let Ok(read) = State::decode(body) else { return };
+    assert_eq!(State::decode(&read.encode()).unwrap(), read);
+}
+
+/// The bytes as a stored frame, and as plain bytes to be stored.
+pub fn codec_decode(bytes: &[u8]) {
+    let bytes = Bytes::copy_from_slice(bytes);
+    let (head, frame) = bytes.split_at(bytes.len().min(4));
+    let len = head.iter().fold(0, |len, &byte| len << 8 | u32::from(byte)) % (20 << 20);
+    for codec in [Codec::Raw, Codec::Zstd] {
+        if let Ok(plain) = codec::decode(codec, &bytes.slice_ref(frame), len) {
+            assert_eq!(plain.len(), len as usize);
+        }
+    }
+    let stored = codec::encode(&bytes, Compression::Auto);
+    assert!(stored.bytes.len() <= bytes.len());
+    let len = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
+    assert_eq!(codec::decode(stored.codec, &stored.bytes, len).unwrap(), bytes);
+}
+
+/// Every kind of field, in an order that the bytes themselves choose; integers have one spelling.
+pub fn wire(bytes: &[u8]) {
+    let mut reader = Reader::new(bytes);
+    while let Ok(what) = reader.u8() {
+        let before = reader.remaining();
+        let start = bytes.len() - before;
+        let mut writer = Writer::new();
+        let read = match what % 8 {
+            0 => reader.varint().map(|value| writer.varint(value).len()),
+            1 => reader.signed().map(|value| writer.signed(value).len()),
+            2 => reader.varint32().map(|value| writer.varint(value.into()).len()),
+            3 => reader.string(1 << 16).map(|value| writer.string(value).len()),
+            4 => reader.text(1 << 16).map(|value| writer.string(value.as_bytes()).len()),
+            5 => reader.u64().map(|value| writer.u64(value).len()),
+            6 => reader.flag().map(|value| writer.u8(value.into()).len()),
+            _ => reader.count(2).map(|count| writer.count(count).len()),
+        };
+        if read.is_ok() {
+            let taken = before - reader.remaining();
+            assert_eq!(writer.into_bytes(), bytes[start..start + taken]);
+        }
+    }
+    assert!(reader.finish().is_ok());
+}

@@ -1,0 +1,133 @@
+//! The fuzz targets' checks on stable Rust: the golden objects, bent at random from fixed seeds, through every parser.
+//!
+//! With `TOWLINE_FUZZ_SEEDS=DIR` the seeds are written to `DIR/<target>/` for cargo-fuzz (tests/fuzz/corpus is where it looks).
+
+#[expect(unreachable_pub, reason = "a crate of its own for cargo-fuzz")]
+#[path = "../fuzz/src/lib.rs"]
+mod parsers;
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use towline::format::TRAILER_LEN;
+use towline::format::envelope::{DIGEST_LEN, HEADER_LEN, Kind, open};
+
+use self::parsers::PARSERS;
+use crate::golden::{objects, tail};
+
+/// Bent inputs for each parser.
+const ROUNDS: u32 = 10_000;
+/// No single input may take longer, on a busy machine without optimisation.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// What the golden repository holds for the parser called `name`.
+fn seeds(name: &str) -> Vec<Bytes> {
+    let objects = objects();
+    let bodies = |prefix: &str, kind| {
+        objects
+            .iter()
+            .filter(|(key, _)| key.starts_with(prefix))
+            .map(|(_, object)| open(kind, object).unwrap())
+            .collect()
+    };
+    let packs = || objects.iter().filter(|(key, _)| key.starts_with("pack/")).map(|(_, pack)| pack);
+    match name {
+        "manifest" => bodies("manifest/", Kind::Manifest),
+        "map" => bodies("map/", Kind::Map),
+        "segment" => bodies("index/", Kind::Segment),
+        "entry" => bodies("log/", Kind::Entry),
+        "state" => bodies("snapshot/", Kind::Snapshot),
+        "pack_footer" => {
+            let footer = |pack| {
+                let tail = tail(pack);
+                tail.slice(..tail.len() - usize::try_from(TRAILER_LEN).unwrap())
+            };
+            packs().flat_map(|pack| [tail(pack), footer(pack)]).collect()
+        }
+        "envelope" => {
+            let whole = objects.iter().filter(|(key, _)| !key.starts_with("pack/")).map(|(_, object)| object.clone());
+            // Without its digest: the check puts a right one there.
+            whole.flat_map(|object| [object.slice(..object.len() - DIGEST_LEN), object]).collect()
+        }
+        "codec" => {
+            // Compressed bodies are frames; before each, the length that it decodes to, as the check wants it.
+            let compressed = objects.values().filter(|object| object[4] != b'K' && object[7] == 1);
+            let frame = |object: &Bytes| {
+                let len: Vec<u8> = object[8..12].iter().rev().copied().collect();
+                Bytes::from([&len, &object[HEADER_LEN..object.len() - DIGEST_LEN]].concat())
+            };
+            compressed.map(frame).collect()
+        }
+        _ => objects.values().map(|object| object.slice(..object.len().min(4096))).collect(),
+    }
+}
+
+/// A stream of numbers that is the same everywhere.
+struct Dice(blake3::OutputReader);
+
+impl Dice {
+    fn new(name: &str) -> Self {
+        Self(blake3::Hasher::new().update(name.as_bytes()).finalize_xof())
+    }
+
+    fn below(&mut self, limit: usize) -> usize {
+        let mut bytes = [0; 8];
+        self.0.fill(&mut bytes);
+        usize::try_from(u64::from_le_bytes(bytes) % limit.max(1) as u64).unwrap()
+    }
+
+    /// `seed` with one to four things done to it.
+    fn bend(&mut self, seed: &[u8], other: &[u8]) -> Vec<u8> {
+        let mut bytes = seed.to_vec();
+        for _ in 0..=self.below(4) {
+            let at = self.below(bytes.len());
+            let len = self.below(9).min(bytes.len() - at);
+            match self.below(7) {
+                0 if !bytes.is_empty() => bytes[at] ^= 1 << self.below(8),
+                1 if !bytes.is_empty() => bytes[at] = [0, 1, 0x7f, 0x80, 0xff][self.below(5)],
+                2 => bytes.truncate(at),
+                3 => drop(bytes.drain(at..at + len)),
+                4 => drop(bytes.splice(at..at, [0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1])),
+                5 => {
+                    let from = self.below(other.len());
+                    drop(bytes.splice(at..at + len, other[from..].iter().copied().take(64)));
+                }
+                _ => {
+                    let repeated = bytes[at..at + len].to_vec();
+                    drop(bytes.splice(at..at, repeated));
+                }
+            }
+        }
+        bytes
+    }
+}
+
+#[test]
+fn bent_golden_objects_are_read_or_refused_by_every_parser() {
+    for (name, parse) in PARSERS {
+        let seeds = seeds(name);
+        assert!(!seeds.is_empty(), "{name}");
+        let mut dice = Dice::new(name);
+        seeds.iter().for_each(|seed| parse(seed));
+        for round in 0..ROUNDS {
+            let (seed, other) = (dice.below(seeds.len()), dice.below(seeds.len()));
+            let bent = dice.bend(&seeds[seed], &seeds[other]);
+            let begun = Instant::now();
+            parse(&bent);
+            assert!(begun.elapsed() < PATIENCE, "{name}, round {round}: {:?}", begun.elapsed());
+        }
+    }
+}
+
+#[test]
+fn seeds_are_written_for_cargo_fuzz_when_asked_for() {
+    let Some(root) = std::env::var_os("TOWLINE_FUZZ_SEEDS") else { return };
+    for (name, _) in PARSERS {
+        let folder = Path::new(&root).join(name);
+        std::fs::create_dir_all(&folder).unwrap();
+        for seed in seeds(name) {
+            std::fs::write(folder.join(blake3::hash(&seed).to_string()), &seed).unwrap();
+        }
+    }
+}
