@@ -1,7 +1,7 @@
 //! Does the size of a repository cost anything? Ten million chunks (simulated content, real index segments) beside a
 //! repository that holds one checkpoint alone.
 //!
-//! `cargo bench --bench index` (INDEX_CHUNKS sets another number).
+//! `cargo bench --bench index` (`INDEX_CHUNKS` sets another number).
 
 #![expect(clippy::unwrap_used, clippy::print_stdout, reason = "a bench prints, and fails by panicking")]
 

@@ -1,7 +1,7 @@
 //! How far are save and restore from the physical floor? Beside BLAKE3 on every core with the same reads and writes, and
 //! beside plain copying, in one process on one machine, alternating.
 //!
-//! `cargo bench --bench pipeline` (PIPELINE_MIB sets the size; all of it lies in memory where /dev/shm is).
+//! `cargo bench --bench pipeline` (`PIPELINE_MIB` sets the size; all of it lies in memory where /dev/shm is).
 
 #![expect(clippy::unwrap_used, clippy::print_stdout, reason = "a bench prints, and fails by panicking")]
 

@@ -15,7 +15,7 @@ use crate::repository::log::{Action, Entry, State};
 use crate::repository::{Index, Repository, layout};
 
 /// A session that has written nothing for this long, by the store's clock, is over. No grace period shortens it.
-const FENCE_AFTER: Duration = Duration::from_secs(24 * 3600);
+const FENCE_AFTER: Duration = Duration::from_hours(24);
 /// Entries that a truncation leaves, so that few readers have to start over.
 const LOG_KEEP: u64 = 64;
 /// Live segments above which a collect merges some.
@@ -35,7 +35,7 @@ pub struct CollectOptions {
 
 impl Default for CollectOptions {
     fn default() -> Self {
-        Self { dry_run: false, grace: Duration::from_secs(24 * 3600), progress: Progress::default() }
+        Self { dry_run: false, grace: Duration::from_hours(24), progress: Progress::default() }
     }
 }
 

@@ -82,7 +82,7 @@ async fn a_condemned_pack_that_is_used_again_is_pardoned() {
     let dir = tempfile::tempdir().unwrap();
     let (store, _) = repository(dir.path()).await;
     let clock = Arc::new(ManualClock::at(Timestamp(1_700_000_000_000_000_000)));
-    let open = Repository::open_at(store.clone(), options(dir.path()), clock.clone());
+    let open = Repository::open_at(store.clone(), options(dir.path()), Arc::<ManualClock>::clone(&clock));
     let repository = open.await.unwrap();
     let content = noise(3, 3_000_000);
     fs::write(dir.path().join("f"), &content).unwrap();

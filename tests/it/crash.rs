@@ -132,11 +132,12 @@ async fn what_a_killed_save_uploaded_is_used_by_the_next() {
     fs::create_dir_all(&source).unwrap();
     fs::write(source.join("big"), noise(77, 160_000_000)).unwrap();
     let text = source.to_str().unwrap().to_owned();
-    let index = scene.path("a/index");
+    // The first entry opens the session, the second commits a segment.
+    let indexed = scene.path(&format!("a/log/{:020}", 2));
     for attempt in 0..5 {
         let mut child = scene.towline(&["--repo", &a, "save", &text, "big"]).spawn().unwrap();
         // Segments are committed as packs arrive: wait for the first, then pull the plug.
-        while !index.exists() && child.try_wait().unwrap().is_none() {
+        while !indexed.exists() && child.try_wait().unwrap().is_none() {
             std::thread::sleep(Duration::from_millis(2));
         }
         child.kill().unwrap();

@@ -166,7 +166,7 @@ async fn on_a_bad_day_nothing_acknowledged_is_lost_and_nothing_wrong_is_read() {
     for seed in 0..3 {
         let scratch = tempfile::tempdir().unwrap();
         let faulty = Arc::new(Faulty::new(Arc::new(InMemory::new()), Faults::bad_day(), seed));
-        let objects: Arc<dyn ObjectStore> = faulty.clone();
+        let objects: Arc<dyn ObjectStore> = Arc::<Faulty>::clone(&faulty);
         let (books, _) = run(Arc::clone(&objects), 12, scratch.path()).await;
         assert!(faulty.injected() > 100, "the day was not bad: {}", faulty.injected());
         faulty.calm(true);

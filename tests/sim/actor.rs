@@ -377,7 +377,7 @@ impl Model {
                 if numbers == 0 { Fold::Follow { from: 0, state: 0 } } else { Fold::Snapshot { floor, numbers } }
             }
             Fold::Snapshot { floor, numbers } => {
-                let newest = 31 - numbers.leading_zeros();
+                let newest = numbers.ilog2();
                 let rest = numbers & !(1 << newest);
                 if world.snapshots & 1 << newest != 0 {
                     let from = u8::try_from(newest).unwrap();
@@ -570,7 +570,7 @@ impl Model {
         (old, packs & !purged)
     }
 
-    pub(crate) fn write_of(&self, actor: &Actor, who: u8) -> towline::id::WriteId {
+    pub(crate) fn write_of(actor: &Actor, who: u8) -> towline::id::WriteId {
         write_id(who, actor.at)
     }
 }

@@ -52,7 +52,7 @@ impl Model {
                 (None, stalled.map(fence).into_iter().collect())
             }
         };
-        Some(Entry { write: self.write_of(actor, who), session, at: Timestamp(0), actions })
+        Some(Entry { write: Self::write_of(actor, who), session, at: Timestamp(0), actions })
     }
 
     /// The pardons that it takes to rely on `packs`.

@@ -180,7 +180,7 @@ impl Model {
     }
 
     /// The past was truncated away.
-    pub(crate) fn past_truncate(&self, world: &mut World) {
+    pub(crate) fn past_truncate(world: &mut World) {
         let floor = u8::try_from(world.log.len()).unwrap();
         world.log.fill(0);
         world.snapshots |= 1 << floor;

@@ -83,7 +83,7 @@ fn saved(model: &mut Model, world: &mut World) {
 fn saved_twice(model: &mut Model, world: &mut World) {
     model.past_save(world, 90, "x", 1);
     model.past_save(world, 91, "y", 1);
-    model.past_truncate(world);
+    Model::past_truncate(world);
     model.warm(world);
 }
 
@@ -93,7 +93,7 @@ fn saved_twice_and_sessions(model: &mut Model, world: &mut World) {
     model.past_save(world, 91, "y", 1);
     model.past_open(world, 0);
     model.past_open(world, 1);
-    model.past_truncate(world);
+    Model::past_truncate(world);
     model.warm(world);
 }
 

@@ -53,7 +53,7 @@ struct Seeded {
 }
 
 impl Seeded {
-    /// SplitMix64.
+    /// `SplitMix64`.
     fn below(&mut self, end: usize) -> usize {
         self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.state;

@@ -7,6 +7,7 @@ use super::Marks;
 use crate::clock::Timestamp;
 use crate::format::PackRef;
 use crate::id::{PackId, SessionId};
+use crate::limits::MIB;
 use crate::repository::log::{Action, State};
 
 /// A pack is rewritten when less than this part of its bytes is used: rewriting then frees more than it moves.
@@ -53,12 +54,11 @@ pub fn judge(
     for (id, condemned) in &state.condemned {
         match (marks.uses(id), condemned.damaged) {
             (true, false) => judgement.pardon.push((*id, condemned.at)),
-            (true, true) => {}
             // A clock that went back makes the age zero: it waits longer, that is all.
             (false, _) if now.since(condemned.when) >= grace => {
                 judgement.purge.push((*id, condemned.at, condemned.len));
             }
-            (false, _) => {}
+            (true, true) | (false, _) => {}
         }
     }
     judgement
@@ -79,7 +79,7 @@ impl Judgement {
     #[must_use]
     pub fn describe(&self) -> Vec<String> {
         let mut steps = Vec::new();
-        let mib = |bytes: u64| bytes as f64 / (1 << 20) as f64;
+        let mib = |bytes: u64| bytes as f64 / MIB as f64;
         steps.extend(self.condemn.iter().map(|p| format!("condemn pack {} ({:.1} MiB unused)", p.id, mib(p.len))));
         steps.extend(self.pardon.iter().map(|(id, _)| format!("pardon pack {id}: it is used again")));
         steps
