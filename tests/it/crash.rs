@@ -47,7 +47,7 @@ impl Scene {
 
     fn towline(&self, args: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_towline"));
-        command.args(["--memory", "64M", "-q"]).args(args).env("XDG_CACHE_HOME", self.path("cache"));
+        command.args(["--memory", "128M", "-q"]).args(args).env("XDG_CACHE_HOME", self.path("cache"));
         command.stdout(Stdio::null()).stderr(Stdio::null());
         command
     }
