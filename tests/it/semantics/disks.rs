@@ -81,11 +81,10 @@ fn a_read_only_repository_is_read_and_not_written() {
     }
     assert!(fs::read(scene.path("out")).unwrap() == noise(1, 1_000_000));
     let repo = scene.path("repo");
-    for line in
-        ["save g n", "rm n", "cp n new", "collect --grace 0s", "sync other repo --memory 128M", "restore n repo/dest"]
-    {
+    for line in ["save g n", "rm n", "cp n new", "collect --grace 0s", "sync other repo --memory 128M"] {
         scene.fails(line, 7, &[repo.to_str().unwrap()]);
     }
+    scene.fails("restore n repo/dest", 7, &["at repo/dest"]);
     assert_eq!(tree_digest(&repo), before);
 }
 

@@ -29,18 +29,25 @@ struct Ran {
 
 impl Scene {
     fn new() -> Self {
-        Self(tempfile::tempdir().unwrap())
+        Self::within(&std::env::temp_dir())
+    }
+
+    /// In a folder of its own in `base`, with settings that ask for little memory.
+    fn within(base: &Path) -> Self {
+        let scene = Self(tempfile::tempdir_in(base).unwrap());
+        std::fs::write(scene.path("towline.toml"), "repository = 'repo'\nmemory = '64M'\n").unwrap();
+        scene
     }
 
     fn path(&self, name: &str) -> PathBuf {
         self.0.path().join(name)
     }
 
-    /// `towline` with little memory; relative paths count from the scene.
+    /// `towline`; relative paths count from the scene.
     fn command<S: AsRef<OsStr>>(&self, args: &[S]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_towline"));
-        command.env_clear().env("HOME", self.path("home")).env("TOWLINE_REPO", self.path("repo"));
-        command.env("TOWLINE_MEMORY", "64M").current_dir(self.0.path()).args(args);
+        command.env_clear().env("HOME", self.path("home"));
+        command.current_dir(self.0.path()).args(args);
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         command
     }

@@ -46,14 +46,14 @@ fn a_save_and_a_restore_of_a_gib_stay_within_their_memory() {
         eprintln!("SKIPPED: no room for a GiB in {}", base.display());
         return;
     }
-    let scene = Scene(tempfile::tempdir_in(base).unwrap());
+    let scene = Scene::within(&base);
     let mut file = fs::File::create(scene.path("big")).unwrap();
     for part in 0..32 {
         file.write_all(&noise(part, 32 << 20)).unwrap();
     }
     drop(file);
     scene.ok("init");
-    for args in [["save", "big", "n"], ["restore", "n", "out"]] {
+    for args in [["--memory", "64M", "save", "big", "n"], ["--memory", "64M", "restore", "n", "out"]] {
         let peak = peak_anonymous(scene.command(&args));
         assert!(peak > MIB, "{args:?}: nothing was measured");
         assert!(peak <= 64 * MIB + REST, "{args:?}: {} MiB of anonymous memory", peak / MIB);
@@ -71,7 +71,9 @@ async fn what_can_never_fit_is_refused() {
     let error = refused.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Exhausted);
     assert!(error.to_string().ends_with("expected at most 64 MiB, got 65 MiB"), "{error}");
-    Scene::new().fails("--memory 63M ls", 2, &["64"]);
+    let scene = Scene::new();
+    scene.ok("init");
+    scene.fails("--memory 63M ls", 2, &["at least 64 MiB, got 63 MiB"]);
 }
 
 /// P7: "Everything long shows progress".
