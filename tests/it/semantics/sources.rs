@@ -195,7 +195,7 @@ fn plant_old_files(scene: &Scene) -> (PathBuf, [PathBuf; 4]) {
     let strange = strange.map(|name| scene.path(name));
     for path in strange.iter().chain([&leftover]) {
         let file = fs::File::create(path).unwrap();
-        file.set_modified(SystemTime::now() - Duration::from_secs(100 * 3600)).unwrap();
+        file.set_modified(SystemTime::UNIX_EPOCH).unwrap();
     }
     (leftover, strange)
 }
