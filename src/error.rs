@@ -7,6 +7,11 @@ use std::borrow::Cow;
 use std::error::Error as StdError;
 use std::fmt;
 
+/// What to do about a file system that says no.
+const ACCESS_CURE: &str = "check the owner and mode of the path, and how it is mounted";
+/// What to do about one that is full.
+const SPACE_CURE: &str = "free some space there and run the same command again";
+
 /// The result of anything in this crate that can fail.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -129,12 +134,8 @@ impl Error {
         use std::io::ErrorKind as Io;
         let (kind, cure) = match source.kind() {
             Io::NotFound => (ErrorKind::NotFound, None),
-            Io::PermissionDenied | Io::ReadOnlyFilesystem => {
-                (ErrorKind::Denied, Some("check the owner and mode of the path, and how it is mounted"))
-            }
-            Io::StorageFull | Io::QuotaExceeded => {
-                (ErrorKind::Exhausted, Some("free some space there and run the same command again"))
-            }
+            Io::PermissionDenied | Io::ReadOnlyFilesystem => (ErrorKind::Denied, Some(ACCESS_CURE)),
+            Io::StorageFull | Io::QuotaExceeded => (ErrorKind::Exhausted, Some(SPACE_CURE)),
             _ => (ErrorKind::Other, None),
         };
         let error = Self::new(kind, what).at(path.display()).source(source);
@@ -269,12 +270,12 @@ impl Error {
         while let Some(inner) = cause {
             if let Some(io) = inner.downcast_ref::<std::io::Error>() {
                 use std::io::ErrorKind as Io;
-                let kind = match io.kind() {
-                    Io::StorageFull | Io::QuotaExceeded => ErrorKind::Exhausted,
-                    Io::PermissionDenied | Io::ReadOnlyFilesystem => ErrorKind::Denied,
+                let (kind, cure) = match io.kind() {
+                    Io::StorageFull | Io::QuotaExceeded => (ErrorKind::Exhausted, SPACE_CURE),
+                    Io::PermissionDenied | Io::ReadOnlyFilesystem => (ErrorKind::Denied, ACCESS_CURE),
                     _ => break,
                 };
-                return Self::new(kind, "store cannot be written").source(error);
+                return Self::new(kind, "store refuses a file").cure(cure).source(error);
             }
             cause = inner.source();
         }

@@ -74,7 +74,7 @@ symbolic links, empty folders, holes and names in any encoding are kept.
 
 A name that exists is replaced; if somebody else moved it meanwhile, nothing is, and the exit code is 5.
 
-JSON: name manifest logical_bytes new_bytes stored_bytes chunks new_chunks files seconds skipped";
+JSON: name manifest logical_bytes new_bytes stored_bytes chunks new_chunks files seconds skipped warnings";
 
 pub(super) const RESTORE: &str = "\
 Examples:

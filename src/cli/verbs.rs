@@ -96,6 +96,9 @@ impl Door {
         for skipped in &report.skipped {
             self.output.remark(&format!("left out {}", super::output::printable(skipped)));
         }
+        for warning in &report.warnings {
+            self.output.remark(&format!("warning: {}", super::output::printable(warning)));
+        }
         self.output.report(&report, |report, _| render::save(report))
     }
 

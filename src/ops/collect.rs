@@ -11,8 +11,10 @@ use crate::error::Result;
 use crate::id::{PackId, SessionId};
 use crate::progress::Progress;
 use crate::repository::collect::{Judgement, Leftovers, Marks, delete_all, judge, leftovers, mark, repack, store_time};
+use crate::repository::layout::{Family, Numbered};
 use crate::repository::log::{Action, Entry, State};
 use crate::repository::{Index, Repository, layout};
+use crate::storage::{StagingFile, staging_files};
 
 /// A session that has written nothing for this long, by the store's clock, is over. No grace period shortens it.
 const FENCE_AFTER: Duration = Duration::from_hours(24);
@@ -187,7 +189,7 @@ impl Repository {
         if due.is_empty() {
             return Ok(BTreeSet::new());
         }
-        let keys: BTreeSet<Path> = due.iter().map(|pack| layout::owned(layout::Family::Pack, *pack)).collect();
+        let keys: BTreeSet<Path> = due.iter().map(|pack| layout::owned(Family::Pack, *pack)).collect();
         report.deleted_objects += delete_all(self, keys.iter().cloned().collect()).await?;
         let commit = self.log().commit(Some(session), |state| {
             let known = due.iter().filter(|pack| state.purged.contains_key(pack)).copied().collect::<Vec<_>>();
@@ -220,8 +222,9 @@ impl Repository {
             let root = root.to_owned();
             let now = self.clock().now();
             let swept = super::blocking(move || {
-                let files = crate::storage::staging_files(&root, now, FENCE_AFTER)?;
-                files.iter().try_for_each(crate::storage::StagingFile::remove)?;
+                let mut files = staging_files(&root, now, FENCE_AFTER)?;
+                files.retain(is_leftover);
+                files.iter().try_for_each(StagingFile::remove)?;
                 Ok((files.len() as u64, files.iter().map(|file| file.len).sum::<u64>()))
             });
             let (files, bytes) = swept.await?;
@@ -230,6 +233,15 @@ impl Repository {
         }
         Ok(())
     }
+}
+
+/// Whether a staging file has the shape of this repository's, and nobody can publish another's bytes by it: see
+/// [`StagingFile::remove`]. A repository inside this one's folder looks after its own.
+fn is_leftover(file: &StagingFile) -> bool {
+    let key = Path::from(file.key.as_str());
+    let owned = Family::ALL.into_iter().any(|family| layout::owner(family, &key).is_some());
+    let numbered = [Numbered::Entry, Numbered::Snapshot, Numbered::Boundary];
+    owned || file.published && numbered.into_iter().any(|kind| kind.number(&key).is_some())
 }
 
 impl Evidence {

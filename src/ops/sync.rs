@@ -83,7 +83,7 @@ pub async fn sync(from: &Repository, to: &Repository, what: &[Name], options: &S
     };
     for name in &names {
         if let Err(error) = syncing.name(name).await {
-            if let Err(left) = syncing.writer.close(|_| Ok(Vec::new())).await {
+            if let Err(left) = syncing.writer.give_up().await {
                 tracing::debug!("the session is left to the collector: {left:?}");
             }
             return Err(error);

@@ -139,10 +139,17 @@ fn short(key: &Path, expected: impl std::fmt::Display, got: impl std::fmt::Displ
 
 /// Writes an object whose key was never used before. Repeating it is harmless: only this writer knows the key.
 pub(crate) async fn put(objects: &dyn ObjectStore, key: &Path, payload: PutPayload) -> Result<()> {
-    if payload.content_length() > SINGLE_PUT_MAX {
-        return retry(|| put_parts(objects, key, payload.clone())).await;
-    }
-    retry(|| async { Ok(objects.put(key, payload.clone()).await.map(drop)?) }).await
+    let written = if payload.content_length() > SINGLE_PUT_MAX {
+        retry(|| put_parts(objects, key, payload.clone())).await
+    } else {
+        retry(|| async { Ok(objects.put(key, payload.clone()).await.map(drop)?) }).await
+    };
+    written.map_err(|error| placed(objects, key, error))
+}
+
+/// Says where a write failed, if the store did not.
+fn placed(objects: &dyn ObjectStore, key: &Path, error: Error) -> Error {
+    if error.place().is_some() { error } else { error.at(format!("{objects}/{key}")) }
 }
 
 async fn put_parts(objects: &dyn ObjectStore, key: &Path, payload: PutPayload) -> Result<()> {
@@ -187,7 +194,7 @@ pub(crate) async fn create(objects: &dyn ObjectStore, key: &Path, body: Bytes) -
                 tracing::debug!("create of {key}: {error:?}");
                 Ok(Created::Unknown)
             }
-            _ => Err(error),
+            _ => Err(placed(objects, key, error)),
         },
     }
 }

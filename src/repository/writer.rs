@@ -280,8 +280,25 @@ impl Writer {
         Ok(Published::Done(Box::new(RefValue { version, ..value })))
     }
 
-    /// Makes what was uploaded known and ends the session without a name: for collectors, and for whoever gives up and
-    /// wants the next try to find it.
+    /// Gives up: forgets the pack that is being filled, makes what was uploaded known, so that the next try finds it,
+    /// and ends the session.
+    ///
+    /// # Errors
+    /// As a commit; not those of uploads, which are why one gives up.
+    ///
+    /// # Cancel safety
+    /// Not safe: the session may stay open.
+    pub async fn give_up(&mut self) -> Result<()> {
+        self.filling = None;
+        while !self.uploads.is_empty() {
+            if let Err(error) = self.arrived().await {
+                tracing::debug!("a pack was not uploaded: {error:?}");
+            }
+        }
+        self.close(|_| Ok(Vec::new())).await
+    }
+
+    /// Makes what was uploaded known and ends the session without a name.
     ///
     /// # Errors
     /// As a commit.

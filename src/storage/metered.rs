@@ -14,6 +14,7 @@ use object_store::{
     PutMultipartOptions, PutOptions, PutPayload, PutResult, RenameOptions, Result, UploadPart,
 };
 
+use super::location::Location;
 use crate::metrics::{Metric, StoreCounters};
 
 /// A store that counts what goes through it. Requests are counted when they are made, whatever becomes of them; bytes
@@ -23,13 +24,14 @@ use crate::metrics::{Metric, StoreCounters};
 #[derive(Debug)]
 pub struct Metered<T> {
     inner: T,
+    location: Location,
     counters: Arc<StoreCounters>,
 }
 
 impl<T: ObjectStore> Metered<T> {
-    /// Counts what goes through `inner` in `counters`.
-    pub fn new(inner: T, counters: Arc<StoreCounters>) -> Self {
-        Self { inner, counters }
+    /// Counts what goes through `inner`, which is at `location`, in `counters`.
+    pub fn new(inner: T, location: Location, counters: Arc<StoreCounters>) -> Self {
+        Self { inner, location, counters }
     }
 
     fn request(&self, metric: Metric) {
@@ -37,9 +39,10 @@ impl<T: ObjectStore> Metered<T> {
     }
 }
 
+/// Where it is: what errors say.
 impl<T: ObjectStore> fmt::Display for Metered<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Metered({})", self.inner)
+        self.location.fmt(f)
     }
 }
 
@@ -169,7 +172,7 @@ mod tests {
     #[tokio::test]
     async fn bytes_are_counted_as_they_flow() {
         let counters = Arc::new(StoreCounters::default());
-        let store = Metered::new(InMemory::new(), Arc::clone(&counters));
+        let store = Metered::new(InMemory::new(), Location::Memory, Arc::clone(&counters));
         let key = Path::from("a");
         store.put(&key, vec![7; 1000].into()).await.unwrap();
         assert_eq!(counters.get(Metric::PutBytes), 1000);
@@ -188,7 +191,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let local = object_store::local::LocalFileSystem::new_with_prefix(dir.path()).unwrap();
         let counters = Arc::new(StoreCounters::default());
-        let store = Metered::new(local, Arc::clone(&counters));
+        let store = Metered::new(local, Location::Memory, Arc::clone(&counters));
         let key = Path::from("a");
         store.put(&key, vec![7; 1000].into()).await.unwrap();
         let got = store.get(&key).await.unwrap();

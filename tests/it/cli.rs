@@ -203,7 +203,10 @@ fn cat_writes_the_bytes_asked_for() {
 fn json_has_the_members_that_the_help_promises() {
     let user = User::with_tree();
     let saved = user.json(&["save", "tree", "run/2"], 0);
-    has_members(&saved, "name manifest logical_bytes new_bytes stored_bytes chunks new_chunks files seconds skipped");
+    has_members(
+        &saved,
+        "name manifest logical_bytes new_bytes stored_bytes chunks new_chunks files seconds skipped warnings",
+    );
     assert_eq!((&saved["name"], &saved["new_chunks"], &saved["files"]), (&"run/2".into(), &0.into(), &2.into()));
     let restored = user.json(&["restore", "run/1", "out"], 0);
     has_members(&restored, "name bytes fetched_bytes reused_bytes files seconds");
@@ -296,6 +299,8 @@ fn exit_codes_tell_what_kind_of_trouble() {
     assert!(!user.work().join("out/extra").exists());
 }
 
+/// F8: "exit 4, with the object, what was expected and what was there. [...] `verify --data` in every byte, and both name
+/// the refs it hits."
 #[test]
 fn damage_is_exit_code_4_with_the_report() {
     let user = User::with_tree();
@@ -328,6 +333,7 @@ fn flip_a_byte(folder: &Path) -> PathBuf {
     path
 }
 
+/// P5: "plain http further than this machine is refused unless `--allow-http` asks for it by name."
 #[test]
 fn a_closed_port_is_exit_code_6_and_a_refusal_7() {
     let user = User::new();

@@ -77,6 +77,8 @@ async fn removed_names_free_their_packs_and_nothing_else() {
     restores(&repository, "gone", &gone).await;
 }
 
+/// F5: "No rule of the log reads a clock, so a machine whose clock jumps by a year, either way, loses nothing and damages
+/// nothing."
 #[tokio::test(flavor = "multi_thread")]
 async fn a_condemned_pack_that_is_used_again_is_pardoned() {
     let dir = tempfile::tempdir().unwrap();

@@ -82,6 +82,8 @@ async fn check(path: &Path, cache: PathBuf) {
     assert!(report.damaged.is_empty(), "{report:?}");
 }
 
+/// P1: "A ref never names anything incomplete." F7: "A save, sync, collect, verify or restore that is killed at any moment
+/// leaves a repository that verifies, with every ref at a value that a commit gave it."
 #[tokio::test(flavor = "multi_thread")]
 async fn killed_a_hundred_times_nothing_is_damaged_and_nothing_acknowledged_is_lost() {
     let mut scene = Scene::new();
@@ -124,6 +126,7 @@ async fn killed_a_hundred_times_nothing_is_damaged_and_nothing_acknowledged_is_l
     }
 }
 
+/// F7 and P7: "Running the command again completes it and uses what was uploaded and committed to an index segment before."
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_killed_save_uploaded_is_used_by_the_next() {
     let mut scene = Scene::new();

@@ -16,6 +16,7 @@ mod fuzz_smoke;
 mod golden;
 mod probe;
 mod save_restore;
+mod semantics;
 mod stores;
 mod sync;
 mod together;

@@ -113,6 +113,8 @@ fn refused(found: Capabilities, reason: &str) {
     assert!(error.cure_text().unwrap().contains("or a directory"), "says the way out");
 }
 
+/// F11: "A store that ignores conditional creates, or honours them one at a time but not in a race, is refused for shared
+/// writing with the reason and the way out."
 #[tokio::test(flavor = "multi_thread")]
 async fn a_store_that_fails_only_a_race_is_refused() {
     let store = Store::from_objects(Arc::new(LooksThenWrites(InMemory::new())));

@@ -112,6 +112,8 @@ async fn every_way_to_cut_gives_the_same_bytes_back() {
     assert_eq!(model.cut, Some("tensor"));
 }
 
+/// F12: "A file in the way that differs ends a restore with exit 5 before anything is written; `--overwrite` replaces it,
+/// `--delete` removes what else is there."
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_in_the_way_is_a_conflict_before_anything_is_written() {
     let dir = tempfile::tempdir().unwrap();

@@ -107,6 +107,8 @@ async fn a_name_of_the_destination_is_replaced() {
     assert_same(&from, &to, &name("run/1"), dir.path()).await;
 }
 
+/// P2: "No byte is handed to a caller before it has been checked against its id." F8: "A flipped bit, a truncated object or
+/// a missing one is found by whoever reads it".
 #[tokio::test(flavor = "multi_thread")]
 async fn no_damaged_byte_is_passed_on() {
     let dir = tempfile::tempdir().unwrap();

@@ -146,6 +146,8 @@ async fn run(objects: Arc<dyn ObjectStore>, rounds: u64, scratch: &Path) -> (Vec
     (books, purged)
 }
 
+/// P3: "An acknowledged save survives [...] any interleaving of savers and collectors". F10: "Any number of savers, readers
+/// and collectors may work on one repository with nothing between them but the store."
 #[tokio::test(flavor = "multi_thread")]
 async fn eight_savers_and_two_collectors_lose_nothing_in_a_thousand_commits() {
     let scratch = tempfile::tempdir().unwrap();
@@ -161,6 +163,8 @@ async fn eight_savers_and_two_collectors_lose_nothing_in_a_thousand_commits() {
     }
 }
 
+/// F9: "Errors of the 5xx kind, resets, timeouts, slow drips, truncated bodies, lost acknowledgements and stale listings
+/// never yield a wrong byte or a wrong ref."
 #[tokio::test(flavor = "multi_thread")]
 async fn on_a_bad_day_nothing_acknowledged_is_lost_and_nothing_wrong_is_read() {
     for seed in 0..3 {

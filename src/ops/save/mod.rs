@@ -33,6 +33,10 @@ use crate::tree::{FoundKind, Rules, SeenCache, Walk, coarse_now, walk};
 /// Times a save starts over because a collector purged packs that it relied on.
 const ATTEMPTS: usize = 5;
 
+/// What is wrong with saving another repository as files.
+const REPOSITORY_WARNING: &str =
+    "a repository: if it is being written to, a commit may be saved in part; `towline sync` copies one whole";
+
 /// How to cut files.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CutChoice {
@@ -103,6 +107,8 @@ pub struct SaveReport {
     pub seconds: f64,
     /// What was found and not saved: path and reason.
     pub skipped: Vec<String>,
+    /// What was saved and may not be what it seems: path and reason.
+    pub warnings: Vec<String>,
 }
 
 impl Repository {
@@ -136,7 +142,7 @@ impl Repository {
                 }
                 Ok(None) => tracing::info!("packs that this save relied on were collected meanwhile: starting over"),
                 Err(error) => {
-                    if let Err(left) = writer.close(|_| Ok(Vec::new())).await {
+                    if let Err(left) = writer.give_up().await {
                         tracing::debug!("the session is left to the collector: {left:?}");
                     }
                     return Err(error);
@@ -231,6 +237,7 @@ impl Saving<'_> {
 
     fn report(&self, value: &RefValue, counts: &Counts, stored_bytes: u64, seconds: f64) -> SaveReport {
         let skipped = self.walk.skipped.iter().map(|skip| format!("{}: {}", shown(&skip.path), skip.reason));
+        let warnings = self.walk.repositories.iter().map(|path| format!("{}: {REPOSITORY_WARNING}", shown(path)));
         SaveReport {
             name: self.name.to_string(),
             manifest: value.manifest.to_string(),
@@ -242,6 +249,7 @@ impl Saving<'_> {
             files: value.files,
             seconds,
             skipped: skipped.collect(),
+            warnings: warnings.collect(),
         }
     }
 }

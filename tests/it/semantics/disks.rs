@@ -1,0 +1,134 @@
+//! Full disks and read-only folders.
+
+use std::fs;
+use std::os::unix::fs::{PermissionsExt as _, chown};
+use std::os::unix::process::CommandExt as _;
+
+use super::{Scene, Tmpfs, ran};
+use crate::data::{noise, tree_digest};
+
+/// Who owns nothing.
+const NOBODY: u32 = 65534;
+
+/// F1: "A save to a directory that fills up ends with exit 1, names the path, and says to free some space and run it
+/// again; the name keeps what it held, the repository verifies, and the second run uses what the first one wrote."
+#[test]
+fn a_save_onto_a_full_disk() {
+    let scene = Scene::new();
+    let Some(disk) = Tmpfs::mount(&scene.path("repo"), "40m") else { return };
+    fs::write(scene.path("f"), noise(1, 1_000_000)).unwrap();
+    scene.ok("init");
+    scene.ok("save f n");
+    let before = scene.ok("ls --long");
+    fs::write(scene.path("f"), noise(2, 80_000_000)).unwrap();
+    let repo = scene.path("repo");
+    scene.fails("save f n", 1, &[repo.to_str().unwrap(), "free some space", "run the same command again"]);
+    assert_eq!(scene.ok("ls --long"), before);
+    scene.ok("verify --data");
+
+    disk.remount("size=200m");
+    let second = scene.json("save f n");
+    let new = second["new_bytes"].as_u64().unwrap();
+    assert!(new < 60_000_000, "what the first run wrote is not used: {second}");
+    scene.ok("restore n out");
+    assert!(fs::read(scene.path("out")).unwrap() == noise(2, 80_000_000));
+}
+
+/// F1: "A restore onto a disk that fills up ends the same way: files already complete stay, the file that did not fit is
+/// not there under its name, not even in part."
+#[test]
+fn a_restore_onto_a_full_disk() {
+    let scene = Scene::new();
+    let Some(disk) = Tmpfs::mount(&scene.path("out"), "40m") else { return };
+    fs::create_dir(scene.path("tree")).unwrap();
+    fs::write(scene.path("tree/a"), noise(1, 5_000_000)).unwrap();
+    fs::write(scene.path("tree/b"), noise(2, 60_000_000)).unwrap();
+    scene.ok("init");
+    scene.ok("save tree n");
+    let out = scene.path("out");
+    scene.fails("restore n out", 1, &["at out/b", "free some space", "run the same command again"]);
+    let left: Vec<_> = fs::read_dir(&out).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(left, ["a"], "the complete file and nothing else");
+    assert!(fs::read(out.join("a")).unwrap() == noise(1, 5_000_000));
+
+    disk.remount("size=100m");
+    let second = scene.json("restore n out");
+    assert_eq!(second["reused_bytes"], 5_000_000);
+    assert_eq!(tree_digest(&scene.path("tree")), tree_digest(&out));
+}
+
+/// F2: "A repository that cannot be written to can be read: `ls`, `show`, `diff`, `cat`, `restore` and `verify` work on it.
+/// What would write ends with exit 7 and the path, before anything was changed. The same goes for a DEST that cannot be
+/// written to".
+#[test]
+fn a_read_only_repository_is_read_and_not_written() {
+    let scene = Scene::new();
+    let Some(disk) = Tmpfs::mount(&scene.path("repo"), "40m") else { return };
+    fs::write(scene.path("f"), noise(1, 1_000_000)).unwrap();
+    fs::write(scene.path("g"), noise(2, 1_000_000)).unwrap();
+    scene.ok("init");
+    scene.ok("save f n");
+    scene.ok("save g gone");
+    scene.ok("cp n m");
+    scene.ok("rm gone");
+    scene.ok("init other");
+    scene.ok("--repo other save g n");
+    disk.remount("ro");
+    let before = tree_digest(&scene.path("repo"));
+
+    for line in ["ls", "show n", "diff n m", "cat n:f --range 0-9", "restore n out", "verify --data"] {
+        scene.ok(line);
+    }
+    assert!(fs::read(scene.path("out")).unwrap() == noise(1, 1_000_000));
+    let repo = scene.path("repo");
+    for line in ["save g n", "rm n", "cp n new", "collect --grace 0s", "sync other repo --memory 128M"] {
+        scene.fails(line, 7, &[repo.to_str().unwrap()]);
+    }
+    scene.fails("restore n repo/dest", 7, &["at repo/dest"]);
+    assert_eq!(tree_digest(&repo), before);
+}
+
+/// F2: "a source file that cannot be read: a save never leaves it out in silence." Also permission bits, as they bind
+/// everybody but root.
+#[test]
+fn an_unreadable_source_file_ends_the_save() {
+    let scene = Scene::new();
+    let root = rustix::process::geteuid().is_root();
+    fs::create_dir_all(scene.path("tree/shut")).unwrap();
+    fs::create_dir(scene.path("dest")).unwrap();
+    fs::write(scene.path("tree/open"), b"x").unwrap();
+    fs::write(scene.path("tree/secret"), b"x").unwrap();
+    let mode = |name: &str, mode| fs::set_permissions(scene.path(name), fs::Permissions::from_mode(mode)).unwrap();
+    if root {
+        chown(scene.0.path(), Some(NOBODY), Some(NOBODY)).unwrap();
+    }
+    let run = |line: &str| {
+        let args: Vec<&str> = line.split(' ').collect();
+        let mut command = scene.command(&args);
+        if root {
+            command.uid(NOBODY).gid(NOBODY);
+        }
+        ran(&mut command)
+    };
+    assert_eq!(run("init").code, Some(0));
+    for unreadable in ["tree/secret", "tree/shut"] {
+        mode(unreadable, 0o000);
+        let refused = run("save tree n");
+        assert_eq!(refused.code, Some(7), "{}", refused.err);
+        assert!(refused.err.contains(unreadable), "{}", refused.err);
+        mode(unreadable, 0o755);
+        assert_eq!(run("ls").out, "");
+    }
+    let saved = run("save tree n");
+    assert_eq!(saved.code, Some(0), "{}", saved.err);
+    mode("dest", 0o555);
+    let refused = run("restore n dest/deeper");
+    assert_eq!(refused.code, Some(7), "{}", refused.err);
+    assert!(refused.err.contains("dest/deeper"), "{}", refused.err);
+    mode("repo/log", 0o555);
+    let refused = run("rm n");
+    assert_eq!(refused.code, Some(7), "{}", refused.err);
+    assert!(refused.err.contains("repo/log"), "{}", refused.err);
+    mode("repo/log", 0o755);
+    assert_eq!(run("show n").code, Some(0), "the name is still there");
+}
