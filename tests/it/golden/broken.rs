@@ -1,4 +1,5 @@
 //! The golden repository broken in every way that the format can tell: each is found, and called what it is.
+//! This is F8 of docs/semantics.md.
 
 use std::collections::BTreeMap;
 use std::fs;
