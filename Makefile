@@ -74,6 +74,7 @@ fuzz: rust
 	    echo 'installing cargo-fuzz (once, a minute or two)'
 	    cargo install cargo-fuzz --locked --quiet
 	fi
+	TOWLINE_FUZZ_SEEDS=$(CURDIR)/tests/fuzz/corpus cargo test --quiet --test it seeds_are_written
 	for target in $$(cargo fuzz list --fuzz-dir tests/fuzz); do
 	    echo "fuzz $$target"
 	    cargo fuzz run --fuzz-dir tests/fuzz --sanitizer none "$$target" -- -max_total_time=$(FUZZ_SECONDS) -verbosity=0

@@ -24,11 +24,14 @@ packages() {
 }
 
 environment() {
-  cmp -s "$here/requirements.txt" "$venv/requirements.txt" && return 0
-  echo "setup: installing $(grep -v '^#' "$here/requirements.txt" | tr '\n' ' ')into $venv (pip)"
+  local wanted
+  wanted=$(cat "$here/requirements.txt" "$here/../golden/requirements.txt")
+  [ "$wanted" != "$(cat "$venv/requirements.txt" 2>/dev/null)" ] || return 0
+  echo "setup: installing $(grep -v '^#' <<<"$wanted" | tr '\n' ' ')into $venv (pip)"
   [ -x "$venv/bin/python" ] || python3 -m venv "$venv"
-  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -r "$here/requirements.txt"
-  cp "$here/requirements.txt" "$venv/requirements.txt"    # last: an interrupted installation is done again
+  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check \
+    -r "$here/requirements.txt" -r "$here/../golden/requirements.txt"
+  cat <<<"$wanted" >"$venv/requirements.txt"    # last: an interrupted installation is done again
 }
 
 packages
