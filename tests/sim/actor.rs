@@ -252,7 +252,10 @@ impl Model {
             Step::Snapshot => world.snapshots |= 1 << self.book.state(actor.known).seq,
             Step::Choose => {
                 let floor = floor_at(world, actor.boundary);
-                let usable = |number: &u8| *number > floor && u64::from(*number) <= self.book.state(actor.known).seq;
+                let known = self.book.state(actor.known);
+                let alive = known.sessions.values().map(|session| session.touched).min().unwrap_or(u64::MAX);
+                let usable =
+                    |number: &u8| *number > floor && u64::from(*number) <= known.seq.min(alive.saturating_sub(1));
                 actor.floor = members(world.snapshots.into()).filter(usable).max().unwrap_or(0);
             }
             Step::Raise => {
@@ -517,9 +520,10 @@ impl Model {
         let (state, entry) = (self.book.state(state), self.book.entry(this.entry));
         let open = entry.session.and_then(|id| state.sessions.get(&id));
         let mine = match open {
-            Some(session) => session.last_write == entry.write,
-            None if shows(state, entry, this.number, self.broken(Mutation::FateByVersion)) => true,
-            None => {
+            Some(session) if session.last_write == entry.write => true,
+            Some(session) if session.touched < this.number.into() => false,
+            _ if shows(state, entry, this.number, self.broken(Mutation::FateByVersion)) => true,
+            _ => {
                 self.meet("fate unknown");
                 return Err(Stop::GivesUp);
             }

@@ -1,7 +1,6 @@
 //! What actors commit: the rules that the repository's verbs follow, on the log's real `State`.
 
 use towline::clock::Timestamp;
-use towline::repository::layout::Family;
 use towline::repository::log::{Action, Entry, RefValue, State};
 
 use super::actor::{Act, Actor};
@@ -75,9 +74,9 @@ impl Model {
     }
 
     fn save(&mut self, actor: &Actor, who: u8, to: &str, state: u32) -> Option<Vec<Action>> {
-        let own = 1 << self.own_pack(who);
-        let packs = self.book.packs(actor.made) & if self.broken(Mutation::OwnPacksUnasked) { !own } else { Set::MAX };
-        let mut actions = self.vouch(actor, packs, state)?;
+        // Of its own packs a writer asks nothing.
+        let foreign = self.book.packs(actor.made) & !(1 << self.own_pack(who));
+        let mut actions = self.vouch(actor, foreign, state)?;
         let (name, value) = (name(to), self.book.value(actor.made));
         let expected = self.book.state(actor.known).version(&name);
         actions.push(Action::SetRef { name, expected, value });
@@ -85,19 +84,17 @@ impl Model {
         Some(actions)
     }
 
+    /// As `towline cp`: the source is what it is in the very state that the commit follows, so it keeps its packs.
     fn copy(&mut self, actor: &Actor, from: &str, to: &str, state: u32) -> Option<Vec<Action>> {
         let (from, to) = (name(from), name(to));
-        let known = self.book.state(actor.known);
-        let source = known.refs.get(&from)?.clone();
-        let expected = known.version(&to);
-        if self.book.state(state).refs.get(&from) != Some(&source) && !self.broken(Mutation::CopyBlindly) {
-            self.meet("copy's source moved");
-            return None;
+        let now = self.book.state(state);
+        let source = if self.broken(Mutation::CopyBlindly) { self.book.state(actor.known) } else { now };
+        let value = source.refs.get(&from).map(|value| RefValue { version: 0, ..value.clone() });
+        let expected = now.version(&to);
+        if value.is_none() {
+            self.meet("copy's source gone");
         }
-        let packs = self.book.packs(self.book.find(Family::Map, source.map_key));
-        let mut actions = self.vouch(actor, packs, state)?;
-        actions.push(Action::SetRef { name: to, expected, value: RefValue { version: 0, ..source } });
-        Some(actions)
+        Some(vec![Action::SetRef { name: to, expected, value: value? }])
     }
 
     /// What was listed and unmarked when looked at, and still may be condemned.

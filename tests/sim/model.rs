@@ -37,11 +37,9 @@ pub(crate) enum Mutation {
     AgelessKnowledge,
     /// A commit relies on condemned packs and pardons none.
     NoPardon,
-    /// A session relies on its own packs without asking.
-    OwnPacksUnasked,
     /// A save does not name its session.
     SaveUnbound,
-    /// A copy does not look whether its source is still there.
+    /// A copy takes its source from an older state than the one that it follows.
     CopyBlindly,
     /// A session is fenced though it moved since it was judged.
     FenceAnyTouched,

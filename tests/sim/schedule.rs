@@ -24,6 +24,7 @@ pub(crate) enum Deed {
     Open,
     AddSegment,
     Renew,
+    Close,
     /// Sets a name in its session, and closes it.
     Save(&'static str),
     /// Sets a name in no session.
@@ -281,7 +282,7 @@ fn live(shared: &Arc<Shared>, tale: &Tale, who: usize, deeds: Vec<Deed>) -> Runn
 }
 
 fn own_session(deed: Deed, who: usize) -> Option<towline::id::SessionId> {
-    let bound = matches!(deed, Deed::Open | Deed::AddSegment | Deed::Renew | Deed::Save(_));
+    let bound = matches!(deed, Deed::Open | Deed::AddSegment | Deed::Renew | Deed::Close | Deed::Save(_));
     bound.then(|| session(u8::try_from(who % PAST).unwrap()))
 }
 
@@ -304,6 +305,7 @@ fn actions(deed: Deed, who: usize, mark: i64, state: &State) -> Vec<Action> {
     match deed {
         Deed::Open => vec![Action::Open(own)],
         Deed::Renew => vec![Action::Renew(own)],
+        Deed::Close => vec![Action::Close(own)],
         Deed::AddSegment => vec![Action::AddSegment(object, SegmentInfo { len: 1, packs: 1, chunks: 1, built: 0 })],
         Deed::Save(to) => vec![set(to), Action::Close(own)],
         Deed::Set(to) => vec![set(to)],

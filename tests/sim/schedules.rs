@@ -2,11 +2,12 @@
 
 use std::collections::VecDeque;
 use std::panic::AssertUnwindSafe;
+use std::time::Instant;
 
 use futures::stream::{self, FuturesUnordered};
 use futures::{FutureExt as _, StreamExt as _};
 
-use super::schedule::Deed::{self, AddSegment, Fence, Look, Open, Remove, Renew, Save, Set, Truncate};
+use super::schedule::Deed::{self, AddSegment, Close, Fence, Look, Open, Remove, Renew, Save, Set, Truncate};
 use super::schedule::{Chance, Choose, Story, run};
 
 /// Runs at once: they wait for the log's pauses together.
@@ -50,6 +51,8 @@ impl Choose for Planned {
 struct Seeded {
     state: u64,
     faults: u32,
+    /// One chance in so many to switch: long stretches let somebody fall far behind.
+    patience: usize,
 }
 
 impl Seeded {
@@ -68,7 +71,7 @@ impl Choose for Seeded {
         let faulty = self.faults > 0 && self.below(12) == 0;
         let fits = |chance: &Chance| (chance.faults > 0) == faulty;
         let fitting: Vec<usize> = (0..chances.len()).filter(|&n| fits(&chances[n])).collect();
-        if fitting.is_empty() || (!faulty && self.below(3) > 0) {
+        if fitting.is_empty() || (!faulty && self.below(self.patience) > 0) {
             return 0;
         }
         self.faults -= u32::from(faulty);
@@ -84,16 +87,10 @@ struct Cast {
 }
 
 const WRITERS: Cast = Cast { past: &[Set("a")], actors: &[&[Set("z"), Remove("z")], &[Set("z")], &[Truncate(0)]] };
-const SESSIONS: Cast = Cast {
-    past: &[Open, Open, Truncate(0)],
-    actors: &[&[AddSegment, Save("z")], &[Renew, Save("z")], &[Truncate(0), Truncate(0)]],
-};
-const FENCED: Cast = Cast {
-    past: &[Open, Set("a")],
-    actors: &[&[AddSegment, Save("z")], &[Fence(0), Set("z")], &[Look, Truncate(0)], &[Look, Look]],
-};
-const TRUNCATIONS: Cast =
-    Cast { past: &[Set("a"), Set("b")], actors: &[&[Set("c"), Set("d")], &[Truncate(1)], &[Truncate(0)], &[Look]] };
+const SESSIONS: Cast =
+    Cast { past: &[Open, Open, Truncate(0)], actors: &[&[AddSegment, Save("z")], &[Renew, Close], &[Truncate(0)]] };
+const FENCED: Cast = Cast { past: &[Open], actors: &[&[Save("z")], &[Fence(0), Set("z")], &[Truncate(0)]] };
+const TRUNCATIONS: Cast = Cast { past: &[Set("a")], actors: &[&[Set("c")], &[Truncate(1), Look], &[Truncate(0)]] };
 const CASTS: [(&str, Cast); 4] =
     [("writers", WRITERS), ("sessions", SESSIONS), ("fenced", FENCED), ("truncations", TRUNCATIONS)];
 
@@ -113,7 +110,9 @@ impl Cast {
     }
 
     async fn seeded(self, seed: u64) -> Result<Story, String> {
-        let mut chooser = Seeded { state: seed, faults: u32::try_from(seed % 4).unwrap() };
+        let (faults, patience) =
+            (u32::try_from(seed % 4).unwrap(), [4, 8, 16, 32][usize::try_from(seed / 4 % 4).unwrap()]);
+        let mut chooser = Seeded { state: seed, faults, patience };
         self.run(&mut chooser).await
     }
 }
@@ -123,6 +122,7 @@ async fn all(title: &str, cast: Cast, limit: (u32, u32)) {
     let mut waiting = VecDeque::from([vec![]]);
     let mut running = FuturesUnordered::new();
     let (mut runs, mut strays, mut unknown) = (0u32, 0, 0);
+    let began = Instant::now();
     loop {
         while running.len() < TOGETHER
             && let Some(plan) = waiting.pop_back()
@@ -135,9 +135,9 @@ async fn all(title: &str, cast: Cast, limit: (u32, u32)) {
         (strays, unknown) = (strays + story.strays, unknown + story.unknown);
         waiting.extend(chooser.others);
     }
-    println!(
-        "{title}: {runs} schedules of at most {limit:?} switches and faults; {strays} strays, {unknown} unknown fates"
-    );
+    let seconds = began.elapsed().as_secs_f64();
+    println!("{title}: {runs} schedules within {limit:?} switches and faults in {seconds:.1} s");
+    println!("{title}: {strays} strays, {unknown} unknown fates");
 }
 
 fn on_one_thread(work: impl Future<Output = ()>) {
@@ -145,10 +145,18 @@ fn on_one_thread(work: impl Future<Output = ()>) {
 }
 
 #[test]
-fn schedules_with_few_switches() {
+fn schedules_with_two_switches() {
     on_one_thread(async {
         for (title, cast) in CASTS {
             all(title, cast, (2, 0)).await;
+        }
+    });
+}
+
+#[test]
+fn schedules_with_a_switch_and_a_fault() {
+    on_one_thread(async {
+        for (title, cast) in CASTS {
             all(title, cast, (1, 1)).await;
         }
     });
@@ -158,7 +166,7 @@ fn schedules_with_few_switches() {
 #[test]
 fn random_schedules() {
     let one = std::env::var("SIM_SEED").ok().map(|seed| seed.parse::<u64>().expect("SIM_SEED is a number"));
-    let seeds = one.map_or(0..4000, |seed| seed..seed + 1);
+    let seeds = one.map_or(0..2000, |seed| seed..seed + 1);
     on_one_thread(async {
         for (title, cast) in CASTS {
             let runs = stream::iter(seeds.clone()).map(|seed| async move { (seed, cast.seeded(seed).await) });

@@ -100,8 +100,13 @@ impl Log {
     async fn fate_by_state(&self, number: u64, entry: &Entry) -> Result<Fate> {
         let state = self.refresh().await?;
         if let Some(open) = entry.session.and_then(|id| state.sessions.get(&id)) {
-            let mine = open.last_write == entry.write;
-            return Ok(if mine { Fate::Committed(state) } else { Fate::Lost });
+            if open.last_write == entry.write {
+                return Ok(Fate::Committed(state));
+            }
+            // Had it happened, it would have touched the session. Had something touched it later, that would hide it.
+            if open.touched < number {
+                return Ok(Fate::Lost);
+            }
         }
         let mut sets = entry.actions.iter().filter_map(|action| match action {
             Action::SetRef { name, value, .. } => Some((name, RefValue { version: number, ..value.clone() })),

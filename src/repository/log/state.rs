@@ -10,7 +10,7 @@ use super::entry::{Action, Entry, read_manifest_id, read_name, read_owned, write
 use crate::clock::Timestamp;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::wire::{Read, Reader, Writer};
-use crate::id::{ManifestId, ManifestKey, MapKey, PackId, SegmentId, SessionId, WriteId};
+use crate::id::{ManifestId, ManifestKey, MapKey, ObjectId, PackId, SegmentId, SessionId, WriteId};
 use crate::repository::name::Name;
 
 /// What a name stands for.
@@ -159,7 +159,22 @@ impl State {
         {
             return Err(Refusal::NotOpen(session));
         }
+        self.check_own(entry)?;
         entry.actions.iter().try_for_each(|action| self.check_action(entry, action))
+    }
+
+    /// Writers take their own packs for sound: nobody may condemn a pack of an open session. But who finds damage does, and
+    /// then nothing may be made reachable by that session any more.
+    fn check_own(&self, entry: &Entry) -> Result<(), Refusal> {
+        let reaches = |action: &Action| matches!(action, Action::SetRef { .. } | Action::SwapMap { .. });
+        let Some(session) = entry.session.filter(|_| entry.actions.iter().any(reaches)) else { return Ok(()) };
+        let object = |byte| PackId { session, object: ObjectId::from_bytes([byte; 16]) };
+        let own = object(0)..=object(u8::MAX);
+        let condemned = self.condemned.range(own.clone()).map(|(pack, _)| *pack).next();
+        match condemned.or_else(|| self.purged.range(own).map(|(pack, _)| *pack).next()) {
+            Some(pack) => Err(Refusal::Pack(pack)),
+            None => Ok(()),
+        }
     }
 
     fn check_action(&self, entry: &Entry, action: &Action) -> Result<(), Refusal> {
