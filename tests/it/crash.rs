@@ -133,7 +133,7 @@ async fn what_a_killed_save_uploaded_is_used_by_the_next() {
     let a = scene.text("a");
     let source = scene.path("source");
     fs::create_dir_all(&source).unwrap();
-    fs::write(source.join("big"), noise(77, 160_000_000)).unwrap();
+    fs::write(source.join("big"), noise(77, 260_000_000)).unwrap();
     let text = source.to_str().unwrap().to_owned();
     // The first entry opens the session, the second commits a segment.
     let indexed = scene.path(&format!("a/log/{:020}", 2));
@@ -155,7 +155,7 @@ async fn what_a_killed_save_uploaded_is_used_by_the_next() {
     let output =
         scene.towline(&["--repo", &a, "--json", "save", &text, "big"]).stdout(Stdio::piped()).output().unwrap();
     let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert_eq!(report["logical_bytes"], 160_000_000);
-    assert!(report["new_bytes"].as_u64().unwrap() < 130_000_000, "what was uploaded is used again: {report}");
+    assert_eq!(report["logical_bytes"], 260_000_000);
+    assert!(report["new_bytes"].as_u64().unwrap() < 200_000_000, "what was uploaded is used again: {report}");
     let _ = scene.roll(2);
 }
