@@ -247,7 +247,7 @@ impl Model {
             Step::Commit(_) => return self.fold(world, actor, who, (Fold::Boundary, Why::Decide)),
             Step::List => actor.listed = world.objects,
             Step::PutPack | Step::PutSegment | Step::PutMap | Step::PutMoved | Step::PutMerged => {
-                self.upload(world, actor, who, step)
+                self.upload(world, actor, who, step);
             }
             Step::DeletePurged | Step::Sweep => return self.delete_one(world, actor, who),
             Step::Bound => {
