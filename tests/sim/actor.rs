@@ -22,6 +22,8 @@ pub(crate) enum Step {
     PutSegment,
     /// Upload a map of its own pack and of all that is known and a dedup target.
     PutMap,
+    /// Upload a map of its own pack alone: what it lists was moved there.
+    PutMoved,
     /// Upload the known segments that list purged packs as one that does not.
     PutMerged,
     /// Commit something.
@@ -60,6 +62,8 @@ pub(crate) enum Act {
     Judge,
     Deleted,
     Replace,
+    /// What a name needs has moved to an own pack: swap its map, condemn what it needed.
+    Repack(&'static str),
     Fence(u8),
     Renew,
     Close,
@@ -242,7 +246,9 @@ impl Model {
             Step::Look => return self.fold(world, actor, who, (Fold::Boundary, Why::Look)),
             Step::Commit(_) => return self.fold(world, actor, who, (Fold::Boundary, Why::Decide)),
             Step::List => actor.listed = world.objects,
-            Step::PutPack | Step::PutSegment | Step::PutMap | Step::PutMerged => self.upload(world, actor, who, step),
+            Step::PutPack | Step::PutSegment | Step::PutMap | Step::PutMoved | Step::PutMerged => {
+                self.upload(world, actor, who, step);
+            }
             Step::DeletePurged | Step::Sweep => return self.delete_one(world, actor, who),
             Step::Bound => {
                 if self.book.state(actor.known).seq <= u64::from(read_boundary(world, actor)) {
@@ -289,21 +295,23 @@ impl Model {
     }
 
     fn upload(&mut self, world: &mut World, actor: &mut Actor, who: u8, step: Step) {
-        world.objects |= 1
-            << match step {
-                Step::PutPack => self.own_pack(who),
-                Step::PutSegment => self.own_segment(who),
-                Step::PutMap => {
-                    let packs = 1 << self.own_pack(who) | self.targets(actor.known, who);
-                    actor.made = self.book.object(Family::Map, who, packs);
-                    actor.made
-                }
-                _ => {
-                    let packs = self.merged(actor.known).1;
-                    actor.made = self.book.object(Family::Index, who, packs);
-                    actor.made
-                }
-            };
+        let object = match step {
+            Step::PutPack => self.own_pack(who),
+            Step::PutSegment => self.own_segment(who),
+            Step::PutMap => {
+                let packs = 1 << self.own_pack(who) | self.targets(actor.known, who);
+                self.book.object(Family::Map, who, packs)
+            }
+            Step::PutMoved => {
+                let own = 1 << self.own_pack(who);
+                self.book.object(Family::Map, who, own)
+            }
+            _ => self.book.object(Family::Index, who, self.merged(actor.known).1),
+        };
+        world.objects |= 1 << object;
+        if !matches!(step, Step::PutPack | Step::PutSegment) {
+            actor.made = object;
+        }
     }
 
     /// To the next step that has something to do. Who is done forgets everything but what it believes.
@@ -329,7 +337,9 @@ impl Model {
                 Some(Step::Cut) => actor.plan == 0,
                 Some(Step::PutMerged) if self.merged(actor.known).1 == 0 => true,
                 // Nobody lists: when an upload happens, nobody can tell.
-                Some(step @ (Step::PutPack | Step::PutSegment | Step::PutMap | Step::PutMerged)) if !self.sweeps => {
+                Some(step @ (Step::PutPack | Step::PutSegment | Step::PutMap | Step::PutMoved | Step::PutMerged))
+                    if !self.sweeps =>
+                {
                     self.upload(world, actor, who, step);
                     true
                 }

@@ -1,6 +1,7 @@
 //! What actors commit: the rules that the repository's verbs follow, on the log's real `State`.
 
 use towline::clock::Timestamp;
+use towline::repository::layout::Family;
 use towline::repository::log::{Action, Entry, RefValue, State};
 
 use super::actor::{Act, Actor};
@@ -44,6 +45,7 @@ impl Model {
                 (None, if gone.is_empty() { vec![] } else { vec![Action::Deleted(gone)] })
             }
             Act::Replace => self.replace(actor, who, state),
+            Act::Repack(which) => (own, self.repack(actor, who, which, state)?),
             Act::Fence(whose) => {
                 let judged = if self.broken(Mutation::FenceAnyTouched) { now } else { known };
                 let stalled = judged.sessions.get(&session(whose)).map(|found| found.touched);
@@ -127,6 +129,25 @@ impl Model {
             }
         };
         known.state.condemned.iter().filter_map(verdict).collect()
+    }
+
+    /// As the repacker: nothing is vouched for, since what the old map names is marked as long as any ref has it.
+    fn repack(&mut self, actor: &Actor, who: u8, which: &str, state: u32) -> Option<Vec<Action>> {
+        let segment = self.own_segment(who);
+        let old = self.book.state(actor.known).refs.get(&name(which))?.map_key;
+        if !self.book.state(state).refs.values().any(|value| value.map_key == old) {
+            self.meet("nothing to swap");
+        }
+        let now = self.book.state(state);
+        let moved = self.book.ids(self.book.packs(self.book.find(Family::Map, old)));
+        let condemned = moved.into_iter().filter(|pack| now.is_target(pack));
+        let mut actions = vec![
+            Action::AddSegment(self.book.id(segment), info(self.book.packs(segment))),
+            Action::SwapMap { old, new: self.book.id(actor.made) },
+        ];
+        actions.extend(condemned.map(|pack| Action::Condemn { pack, len: 1, damaged: false }));
+        actions.push(Action::Close(session(who)));
+        Some(actions)
     }
 
     /// Known segments that list purged packs give way to the merged one, and the session that wrote it closes.

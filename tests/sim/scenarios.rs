@@ -3,11 +3,11 @@
 use std::time::Instant;
 
 use super::actor::Act::{
-    AddSegment, Close, Condemn, CondemnDamaged, Copy, Deleted, Fence, Judge, Open, Remove, Renew, Replace, Save,
+    AddSegment, Close, Condemn, CondemnDamaged, Copy, Deleted, Fence, Judge, Open, Remove, Renew, Repack, Replace, Save,
 };
 use super::actor::Step::{
-    self, Bound, Choose, Commit, Cut, DeletePurged, List, ListCut, Look, PutMap, PutMerged, PutPack, PutSegment, Raise,
-    Snapshot, Sweep,
+    self, Bound, Choose, Commit, Cut, DeletePurged, List, ListCut, Look, PutMap, PutMerged, PutMoved, PutPack,
+    PutSegment, Raise, Snapshot, Sweep,
 };
 use super::explore::{Report, explore};
 use super::model::{Model, Mutation, World};
@@ -138,7 +138,7 @@ fn reuse_against_two_collectors() -> Scenario {
 fn two_writers_two_collectors() -> Scenario {
     let writer = |to| vec![Look, PutPack, PutMap, Commit(Save(to))];
     let purge = vec![Look, Commit(Condemn), Look, Commit(Judge)];
-    scenario(vec![writer("a"), writer("b"), collect(&[]), purge], garbage_and_sessions, 0)
+    scenario(vec![writer("a"), writer("b"), collect(&[]), purge], garbage_and_sessions, 1)
 }
 
 fn memory_of_purges() -> Scenario {
@@ -161,6 +161,19 @@ fn fenced_and_swept() -> Scenario {
 fn copied_and_removed() -> Scenario {
     let sweep = collect(&[List, Look, Sweep]);
     scenario(vec![look_and(Copy("old", "new")), look_and(Remove("old")), sweep, collect(&[])], saved, 1)
+}
+
+fn repacked_and_reused() -> Scenario {
+    let moves = [Look, Commit(Open), PutPack, PutSegment, PutMoved, Commit(Repack("old")), Look, Commit(Judge)];
+    let repack = [&moves[..], &[Look, DeletePurged, Commit(Deleted)]].concat();
+    let writer = vec![Look, Commit(Open), PutPack, PutMap, Commit(Save("a"))];
+    scenario(vec![repack, writer, vec![Commit(Copy("old", "new"))], collect(&[])], saved, 0)
+}
+
+fn repacked_and_swept() -> Scenario {
+    let repack = vec![Look, Commit(Open), PutPack, PutSegment, PutMoved, Commit(Repack("old"))];
+    let others = [look_and(Copy("old", "new")), look_and(Remove("old")), collect(&[List, Look, Sweep])];
+    scenario([vec![repack], others.to_vec()].concat(), saved, 0)
 }
 
 /// Damage is condemned and purged in a session that goes on.
@@ -193,6 +206,12 @@ fn a_fenced_session_is_swept() {
 #[test]
 fn copies_and_removals() {
     copied_and_removed().holds(&["copy's source gone", "object deleted"]);
+}
+
+#[test]
+fn repacking() {
+    repacked_and_reused().holds(&["condemned pack relied on", "lost pack not relied on", "object deleted"]);
+    repacked_and_swept().holds(&["nothing to swap", "object deleted"]);
 }
 
 #[test]

@@ -12,7 +12,7 @@ use futures::task::ArcWake;
 use object_store::ObjectStore;
 use towline::ErrorKind;
 use towline::clock::{ManualClock, SystemClock, Timestamp};
-use towline::id::{ManifestId, ObjectId, Owned};
+use towline::id::{ManifestId, ObjectId, Owned, SessionId};
 use towline::repository::log::{Action, Committed, Log, RefValue, SegmentInfo, State};
 
 use super::book::{name, session};
@@ -24,7 +24,8 @@ pub(crate) enum Deed {
     Open,
     AddSegment,
     Renew,
-    Close,
+    /// Renews another's session as if it were its own: two processes of one session.
+    Join(u8),
     /// Sets a name in its session, and closes it.
     Save(&'static str),
     /// Sets a name in no session.
@@ -281,9 +282,12 @@ fn live(shared: &Arc<Shared>, tale: &Tale, who: usize, deeds: Vec<Deed>) -> Runn
     })
 }
 
-fn own_session(deed: Deed, who: usize) -> Option<towline::id::SessionId> {
-    let bound = matches!(deed, Deed::Open | Deed::AddSegment | Deed::Renew | Deed::Close | Deed::Save(_));
-    bound.then(|| session(u8::try_from(who % PAST).unwrap()))
+fn own_session(deed: Deed, who: usize) -> Option<SessionId> {
+    match deed {
+        Deed::Join(whose) => Some(session(whose)),
+        Deed::Open | Deed::AddSegment | Deed::Renew | Deed::Save(_) => Some(session(u8::try_from(who % PAST).unwrap())),
+        _ => None,
+    }
 }
 
 fn actions(deed: Deed, who: usize, mark: i64, state: &State) -> Vec<Action> {
@@ -305,7 +309,7 @@ fn actions(deed: Deed, who: usize, mark: i64, state: &State) -> Vec<Action> {
     match deed {
         Deed::Open => vec![Action::Open(own)],
         Deed::Renew => vec![Action::Renew(own)],
-        Deed::Close => vec![Action::Close(own)],
+        Deed::Join(whose) => vec![Action::Renew(session(whose))],
         Deed::AddSegment => vec![Action::AddSegment(object, SegmentInfo { len: 1, packs: 1, chunks: 1, built: 0 })],
         Deed::Save(to) => vec![set(to), Action::Close(own)],
         Deed::Set(to) => vec![set(to)],
