@@ -108,8 +108,9 @@ impl Budget {
     fn take_free(&self, len: usize) -> Option<Buffer> {
         let mut pool = self.0.lock();
         let fits = |capacity: usize| capacity >= len && capacity / 2 <= len;
-        let at = pool.free.iter().position(|(bytes, _)| fits(bytes.len()))?;
-        let (bytes, permit) = pool.free.swap_remove(at);
+        // The one freed last is the likeliest to be in the processor's cache.
+        let at = pool.free.iter().rposition(|(bytes, _)| fits(bytes.len()))?;
+        let (bytes, permit) = pool.free.remove(at);
         Some(Buffer { bytes, len, permit: Some(permit), home: Arc::clone(&self.0) })
     }
 }

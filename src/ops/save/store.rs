@@ -19,6 +19,9 @@ use crate::limits::MIB;
 use crate::ops::blocking;
 use crate::repository::{Known, Repository, Writer};
 
+/// Bytes read and hashed in one go, at most: few enough to be hashed while they are in the processor's cache.
+const WINDOW_MAX: u64 = 2 * MIB;
+
 /// What was new.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Counts {
@@ -70,10 +73,10 @@ fn workers() -> usize {
 
 /// Starts reading; what comes out is in the order of the files.
 fn start(saving: &Saving<'_>, to_read: Vec<usize>, tasks: &mut JoinSet<Result<()>>) -> mpsc::Receiver<Hashed> {
-    let depth = workers() + 1;
+    let depth = 2 * workers();
     let (unit_out, unit_in) = mpsc::channel::<Unit>(depth);
     let (hashed_out, hashed_in) = mpsc::channel::<Hashed>(depth);
-    let window = (saving.repository.budget().total() / 64).clamp(MIB, 8 * MIB);
+    let window = (saving.repository.budget().total() / 64).clamp(MIB, WINDOW_MAX);
     let (walk, choice) = (Arc::clone(saving.walk), saving.options.cut);
     tasks.spawn_blocking(move || {
         make_units(&walk, &to_read, choice, window, |unit| unit_out.blocking_send(unit).is_ok())
