@@ -1,7 +1,7 @@
 //! The `towline` command: parse, call one verb, render.
 //!
-//! Settings come from flags, the environment and `towline.toml` ([`config`]); what a command finds out goes to standard
-//! output as text or as one JSON object ([`output`]); errors and progress go to standard error. Exit codes are those of
+//! Settings come from flags, the environment and `towline.toml` (`config.rs`); what a command finds out goes to standard
+//! output as text or as one JSON object (`output.rs`); errors and progress go to standard error. Exit codes are those of
 //! [`ErrorKind::exit_code`].
 
 mod args;

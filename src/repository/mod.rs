@@ -1,7 +1,7 @@
 //! The durable home of content in one object store.
 //!
 //! Writing: [`Writer`] lays chunks into packs under a session and publishes a name by one commit of the [`log`].
-//! Reading: [`Saved`] is a name's manifest and map; [`fetch`] turns chunks into few ranged reads and hands out what was
+//! Reading: [`Saved`] is a name's manifest and map; [`fetch()`] turns chunks into few ranged reads and hands out what was
 //! verified. [`Known`] answers "is this chunk here already, and where".
 
 pub mod collect;
