@@ -1,6 +1,6 @@
 //! The log's protocol, explored.
 //!
-//! **Worlds** (`scenarios`, over `explore`, `model`, `actor`, `decide`, `book`). The log's real `State::check`, `apply` and
+//! **Worlds** (`scenarios`, over `explore`, `model`, `actor`, `client`, `decide`, `book`). The log's real `State::check`, `apply` and
 //! `vouch`, and its encodings there and back at each step, under a store and actors modelled at the grain of one request:
 //! writers (look, open, upload, add a segment, reuse a pack known from before, save), `cp`, `rm`, collectors (condemn,
 //! mark again, pardon or purge, delete, log the deletion, replace segments, repack, fence, list and sweep), truncations.
@@ -32,6 +32,8 @@
 mod actor;
 #[cfg(test)]
 mod book;
+#[cfg(test)]
+mod client;
 #[cfg(test)]
 mod decide;
 #[cfg(test)]
