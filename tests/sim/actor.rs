@@ -1,12 +1,12 @@
-//! An actor: a script of steps, each some requests to the store, with fold.rs, commit.rs and truncate.rs of the log
-//! mirrored request by request. Local work happens at the end of the request before it.
+//! An actor: a script of steps, each some requests to the store; truncate.rs is mirrored here, the rest of the log's
+//! requests in `client`. Local work happens at the end of the request before it.
 //!
 //! A crash is a move that never comes: every world is checked, also those in which somebody stands still for ever.
 
 use towline::repository::layout::Family;
 
 use super::book::{Set, members, owner, write_id};
-use super::decide::shows;
+use super::client::{Fold, Found, Try, Why, floor_at, read_boundary};
 use super::model::{Fault, Model, Move, Mutation, World};
 
 /// What an actor's script is made of.
@@ -74,7 +74,7 @@ pub(crate) enum Act {
 pub(crate) struct Actor {
     /// Its step; `STOPPED` once it gave up.
     pub(crate) at: u8,
-    proc: Proc,
+    pub(super) proc: Proc,
     /// What its process has learnt: the log's `Seen`.
     pub(crate) boundary: u8,
     pub(crate) seen: u32,
@@ -95,7 +95,7 @@ pub(crate) struct Actor {
 
 /// The request that an actor sends next.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-enum Proc {
+pub(super) enum Proc {
     /// The first of its step.
     #[default]
     Ready,
@@ -103,40 +103,6 @@ enum Proc {
     Create(Try),
     ReadBack(Try),
     Boundary(Try, Found),
-}
-
-/// One create of a commit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Try {
-    number: u8,
-    entry: u32,
-}
-
-/// What is under the number of a create.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Found {
-    Mine,
-    Other,
-    Nothing,
-}
-
-/// What a fold is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Why {
-    Look,
-    Decide,
-    Fate(Try),
-    Committed,
-}
-
-/// The next read of a fold.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Fold {
-    Boundary,
-    List { floor: u8 },
-    Snapshot { floor: u8, numbers: u32 },
-    Follow { from: u8, state: u32 },
-    End { from: u8, state: u32, damaged: bool },
 }
 
 /// Why an actor does not go on.
@@ -167,7 +133,7 @@ impl Actor {
         *self = Self { at: STOPPED, committed, failed, ..Self::default() };
     }
 
-    fn fails(&mut self) -> Stop {
+    pub(super) fn fails(&mut self) -> Stop {
         self.failed |= 1 << self.at;
         Stop::GivesUp
     }
@@ -175,7 +141,7 @@ impl Actor {
 
 impl Model {
     /// The step that an actor is at.
-    fn step(&self, actor: &Actor, who: u8) -> Option<Step> {
+    pub(super) fn step(&self, actor: &Actor, who: u8) -> Option<Step> {
         self.scripts[usize::from(who)].get(usize::from(actor.at)).copied()
     }
 
@@ -203,7 +169,7 @@ impl Model {
     }
 
     /// Nobody is left who truncates: a fold is one step, since entries do not go any more and only its last read matters.
-    fn whole_folds(&self, world: &World) -> bool {
+    pub(super) fn whole_folds(&self, world: &World) -> bool {
         let truncates = |who: usize| self.scripts[who].contains(&Step::Raise);
         world.actors.iter().enumerate().all(|(who, actor)| actor.at == STOPPED || !truncates(who))
     }
@@ -315,7 +281,7 @@ impl Model {
     }
 
     /// To the next step that has something to do. Who is done forgets everything but what it believes.
-    fn advance(&mut self, world: &mut World, actor: &mut Actor, who: u8) {
+    pub(super) fn advance(&mut self, world: &mut World, actor: &mut Actor, who: u8) {
         actor.proc = Proc::Ready;
         loop {
             actor.at += 1;
@@ -368,196 +334,6 @@ impl Model {
         Ok(())
     }
 
-    /// fold.rs, one read.
-    fn fold(&mut self, world: &mut World, actor: &mut Actor, who: u8, (fold, why): (Fold, Why)) -> Result<(), Stop> {
-        if self.whole_folds(world) {
-            return self.folded(world, actor, who, (self.book.history(world.history).state, why));
-        }
-        let seq = |model: &Self, state| u8::try_from(model.book.state(state).seq).unwrap();
-        let next = match fold {
-            Fold::Boundary => {
-                let floor = read_boundary(world, actor);
-                let from = seq(self, actor.seen);
-                if actor.seen != 0 && from >= floor {
-                    Fold::Follow { from, state: actor.seen }
-                } else {
-                    Fold::List { floor }
-                }
-            }
-            Fold::List { floor } => {
-                let above = u32::MAX << floor.max(1);
-                let numbers = (world.snapshots | 1 << floor) & above;
-                if numbers == 0 { Fold::Follow { from: 0, state: 0 } } else { Fold::Snapshot { floor, numbers } }
-            }
-            Fold::Snapshot { floor, numbers } => {
-                let newest = numbers.ilog2();
-                let rest = numbers & !(1 << newest);
-                if world.snapshots & 1 << newest != 0 {
-                    let from = u8::try_from(newest).unwrap();
-                    Fold::Follow { from, state: self.book.state_at(world.history, from) }
-                } else if rest != 0 {
-                    Fold::Snapshot { floor, numbers: rest }
-                } else if floor == 0 {
-                    Fold::Follow { from: 0, state: 0 }
-                } else {
-                    Fold::Boundary
-                }
-            }
-            Fold::Follow { from, state } => match world.log.get(usize::from(seq(self, state))) {
-                Some(&entry) if entry != 0 => match self.book.apply(state, entry) {
-                    Some(state) => Fold::Follow { from, state },
-                    None if self.broken(Mutation::DamageBeforeBoundary) => {
-                        return Err(Stop::Wrong("a fold calls a sound log damaged".to_owned()));
-                    }
-                    None => Fold::End { from, state, damaged: true },
-                },
-                _ => Fold::End { from, state, damaged: false },
-            },
-            Fold::End { from, state, damaged } => {
-                if read_boundary(world, actor) <= from || self.broken(Mutation::NoBoundaryAfterFold) {
-                    if damaged {
-                        return Err(Stop::Wrong("a fold calls a sound log damaged".to_owned()));
-                    }
-                    return self.folded(world, actor, who, (state, why));
-                }
-                self.meet(if damaged { "fold spoilt by a stray" } else { "fold overtaken by a boundary" });
-                Fold::Boundary
-            }
-        };
-        actor.proc = Proc::Fold(next, why);
-        Ok(())
-    }
-
-    /// A fold is done.
-    fn folded(&mut self, world: &mut World, actor: &mut Actor, who: u8, (state, why): (u32, Why)) -> Result<(), Stop> {
-        let seq = self.book.state(state).seq;
-        let truth = self.book.history(world.history);
-        if u64::from(truth.len) < seq || self.book.state_at(world.history, u8::try_from(seq).unwrap()) != state {
-            return Err(Stop::Wrong(format!("a fold finds another state after entry {seq} than the true one")));
-        }
-        let whole = self.whole_folds(world);
-        if whole || self.book.state(actor.seen).seq < seq {
-            actor.seen = if whole { 0 } else { state };
-        }
-        match why {
-            Why::Look => {
-                actor.known = state;
-                self.advance(world, actor, who);
-                Ok(())
-            }
-            Why::Committed => {
-                self.advance(world, actor, who);
-                Ok(())
-            }
-            Why::Decide => self.decide(world, actor, who, state),
-            Why::Fate(this) => self.fate(world, actor, this, state),
-        }
-    }
-
-    fn decide(&mut self, world: &mut World, actor: &mut Actor, who: u8, state: u32) -> Result<(), Stop> {
-        let Some(Step::Commit(act)) = self.step(actor, who) else { return Ok(()) };
-        let Some(entry) = self.entry(actor, who, act, state) else { return Err(actor.fails()) };
-        if entry.actions.is_empty() {
-            self.advance(world, actor, who);
-            return Ok(());
-        }
-        if self.book.state(state).check(&entry).is_err() {
-            self.meet("commit refused");
-            return Err(actor.fails());
-        }
-        let number = u8::try_from(self.book.state(state).seq + 1).unwrap();
-        actor.proc = Proc::Create(Try { number, entry: self.book.file_entry(entry) });
-        Ok(())
-    }
-
-    /// commit.rs: the create itself.
-    fn send(&mut self, world: &mut World, actor: &mut Actor, this: Try, fault: Fault) -> Result<(), Stop> {
-        let made = match fault {
-            Fault::None | Fault::Lost => {
-                let made = self.create(world, this.number, this.entry)?;
-                let len = self.book.history(world.history).len;
-                if made && this.number == len && self.book.entry_at(world.history, len) == this.entry {
-                    let entry = self.book.entry(this.entry).clone();
-                    self.made(world, actor, &entry, len)?;
-                }
-                made && fault == Fault::None
-            }
-            Fault::Failed => false,
-            Fault::Late => {
-                world.late.push((this.number, this.entry));
-                world.late.sort_unstable();
-                false
-            }
-        };
-        if made && self.broken(Mutation::NoBoundaryAfterCreate) {
-            return self.settle(world, actor, this, Found::Mine);
-        }
-        if made {
-            return self.found(world, actor, this, Found::Mine);
-        }
-        if fault == Fault::None && self.broken(Mutation::BelieveExists) {
-            return self.settle(world, actor, this, Found::Other);
-        }
-        actor.proc = Proc::ReadBack(this);
-        Ok(())
-    }
-
-    /// commit.rs: what is there is known.
-    fn found(&mut self, world: &mut World, actor: &mut Actor, this: Try, found: Found) -> Result<(), Stop> {
-        // Without any truncation the boundary says nothing.
-        if world.boundaries.is_empty() && self.whole_folds(world) {
-            return self.settle(world, actor, this, found);
-        }
-        actor.proc = Proc::Boundary(this, found);
-        Ok(())
-    }
-
-    /// commit.rs: the boundary is below the entry, so what is there is true.
-    fn settle(&mut self, world: &mut World, actor: &mut Actor, this: Try, found: Found) -> Result<(), Stop> {
-        match found {
-            Found::Mine => return self.committed(world, actor, this),
-            Found::Other => {
-                self.meet("race lost");
-                actor.proc = Proc::Ready;
-            }
-            Found::Nothing => actor.proc = Proc::Create(this),
-        }
-        Ok(())
-    }
-
-    /// commit.rs: the boundary has passed the entry, so the state tells.
-    fn fate(&mut self, world: &mut World, actor: &mut Actor, this: Try, state: u32) -> Result<(), Stop> {
-        let (state, entry) = (self.book.state(state), self.book.entry(this.entry));
-        let open = entry.session.and_then(|id| state.sessions.get(&id));
-        let mine = match open {
-            Some(session) if session.last_write == entry.write => true,
-            Some(session) if session.touched < this.number.into() => false,
-            _ if shows(state, entry, this.number, self.broken(Mutation::FateByVersion)) => true,
-            _ => {
-                self.meet("fate unknown");
-                return Err(Stop::GivesUp);
-            }
-        };
-        self.meet(if mine { "committed, the state says" } else { "lost, the state says" });
-        if mine { self.committed(world, actor, this) } else { self.settle(world, actor, this, Found::Other) }
-    }
-
-    /// An actor believes that its entry is number `number`.
-    fn committed(&mut self, world: &mut World, actor: &mut Actor, this: Try) -> Result<(), Stop> {
-        actor.committed |= 1 << actor.at;
-        let truth = self.book.entry_at(world.history, this.number);
-        if self.book.entry(truth).write != self.book.entry(this.entry).write {
-            return Err(Stop::Wrong("a writer believes in a commit that is another's".to_owned()));
-        }
-        let who = self.book.entry(this.entry).write.to_bytes()[0];
-        if self.whole_folds(world) {
-            self.advance(world, actor, who);
-        } else {
-            actor.proc = Proc::Fold(Fold::Boundary, Why::Committed);
-        }
-        Ok(())
-    }
-
     pub(crate) fn own_pack(&mut self, who: u8) -> u8 {
         self.book.object(Family::Pack, who, 0)
     }
@@ -587,14 +363,4 @@ impl Model {
     pub(crate) fn write_of(actor: &Actor, who: u8) -> towline::id::WriteId {
         write_id(who, actor.at)
     }
-}
-
-/// Reads how far the log is truncated: boundary objects are dense and never deleted, so walking them is one step.
-fn read_boundary(world: &World, actor: &mut Actor) -> u8 {
-    actor.boundary = u8::try_from(world.boundaries.len()).unwrap();
-    floor_at(world, actor.boundary)
-}
-
-fn floor_at(world: &World, boundary: u8) -> u8 {
-    boundary.checked_sub(1).map_or(0, |n| world.boundaries[usize::from(n)])
 }

@@ -51,12 +51,21 @@ enum What {
         at: usize,
         who: usize,
         verdict: Verdict,
-        #[expect(dead_code, reason = "a story prints it")]
         shown: String,
     },
     Wake(usize),
     Arrive,
     Crash(usize),
+}
+
+impl Chance {
+    /// The request that actor `who` sends here, if it is carried out and answered.
+    pub(crate) fn request_of(&self, actor: usize) -> Option<&str> {
+        match &self.what {
+            What::Request { who, shown, verdict: Verdict::Do, .. } if *who == actor => Some(shown),
+            _ => None,
+        }
+    }
 }
 
 /// How a run chooses: of the chances, by number. The first costs nothing.
