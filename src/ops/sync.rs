@@ -6,19 +6,14 @@
 
 use std::sync::Arc;
 
-use bytes::Bytes;
 use futures::{StreamExt as _, stream};
 use serde::Serialize;
 
-use crate::budget::Buffer;
-use crate::codec::Encoded;
 use crate::error::{Error, ErrorKind, Result};
-use crate::id::ChunkId;
-use crate::limits::MIB;
 use crate::progress::Progress;
 use crate::repository::log::{RefValue, State};
 use crate::repository::{
-    Known, Name, PackRead, Place, Publication, Published, Repository, Saved, Writer, deliver, plan, read_pack,
+    Known, Name, PackRead, Publication, Published, Repository, Saved, Stored, Writer, longest_read, plan, read_pack,
 };
 
 /// Times that one name is tried again because packs went away, on either side.
@@ -131,12 +126,6 @@ enum Step {
     Gone(Error),
 }
 
-/// The frames of one read, each verified, and the buffer that they lie in.
-struct Stored {
-    bytes: Bytes,
-    frames: Vec<(ChunkId, Place, std::ops::Range<usize>)>,
-}
-
 impl Syncing<'_> {
     async fn name(&mut self, name: &Name) -> Result<()> {
         if self.known.near() > KNOWN_MAX {
@@ -183,7 +172,7 @@ impl Syncing<'_> {
         let ids = &saved.manifest.chunks.ids;
         let found = self.known.locate(ids).await?;
         let lacking = (0u32..).zip(&found).filter(|(_, place)| place.is_none()).map(|(chunk, _)| chunk);
-        let reads = plan(&saved, lacking, (self.to.budget().total() / 32).clamp(MIB, 8 * MIB))?;
+        let reads = plan(&saved, lacking, longest_read(self.to.budget()))?;
         if let Some(gone) = self.pull(&saved, reads).await? {
             return Ok(Step::Gone(gone));
         }
@@ -240,20 +229,18 @@ impl Syncing<'_> {
         let (from, budget) = (self.from, self.to.budget());
         let stored = stream::iter(reads).map(|read| {
             let saved = Arc::clone(saved);
-            read_pack(from, budget, read, move |read, buffer| take_stored(&saved, read, buffer))
+            read_pack(from, budget, read, move |read, buffer| Stored::take(&saved, read, buffer))
         });
         // In order, so that what was packed side by side stays so.
         let mut stored = std::pin::pin!(stored.buffered(from.parallelism()));
         while let Some(read) = stored.next().await {
-            let Stored { bytes, frames } = match read {
+            let stored = match read {
                 Ok(stored) => stored,
                 Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Some(error)),
                 Err(error) => return Err(error),
             };
-            let used: usize = frames.iter().map(|(_, _, range)| range.len()).sum();
-            let share = used * 2 >= bytes.len();
-            for (id, at, range) in frames {
-                let frame = Encoded { codec: at.codec, bytes: bytes.slice(range) };
+            let share = stored.is_mostly_used();
+            for (id, at, frame) in stored.frames() {
                 let place = self.writer.push(id, frame, at.plain_len, share).await?;
                 self.known.insert(id, place);
                 self.progress.advance(at.plain_len.into());
@@ -264,19 +251,4 @@ impl Syncing<'_> {
         }
         Ok(None)
     }
-}
-
-/// The frames of a read, once every one of them is proven to be its chunk.
-fn take_stored(saved: &Saved, read: &PackRead, buffer: Buffer) -> Result<Stored> {
-    let mut frames = Vec::with_capacity(read.chunks.len());
-    deliver(
-        read,
-        &buffer,
-        |chunk| saved.place(chunk),
-        |delivered| {
-            frames.push((delivered.chunk?.id(), delivered.place, delivered.stored));
-            Ok(())
-        },
-    )?;
-    Ok(Stored { bytes: buffer.freeze(), frames })
 }

@@ -7,6 +7,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use bytes::Bytes;
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use object_store::GetResultPayload;
 
@@ -14,14 +15,17 @@ use super::layout::{self, Family};
 use super::{Place, Repository, Saved, objects};
 use crate::budget::{Budget, Buffer};
 use crate::chunk::Chunk;
-use crate::codec::{self, Codec};
+use crate::codec::{self, Codec, Encoded};
 use crate::error::{Error, ErrorKind, Result};
 use crate::id::{ChunkId, PackId};
-use crate::limits::KIB;
+use crate::limits::{KIB, MIB};
 use crate::progress::Progress;
 
 /// Bytes between two frames that are read rather than skipped: a request costs about as much as this takes to pass.
 const GAP: u64 = 256 * KIB;
+
+/// No read is longer than this, unless one frame is.
+const READ_MAX: u64 = 8 * MIB;
 
 /// One ranged read of a pack.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -67,6 +71,13 @@ impl Saved {
         let (pack, ordinal, offset) = (self.map.pack(frame)?.id, frame.ordinal, frame.offset);
         Ok((id, Place { pack, ordinal, offset, stored_len: frame.stored_len, plain_len, codec: frame.codec }))
     }
+}
+
+/// The longest read worth asking for under `budget`, in bytes: long enough for a request's cost not to show, short enough
+/// for many to be in flight.
+#[must_use]
+pub fn longest_read(budget: &Budget) -> u64 {
+    (budget.total() / 32).clamp(MIB, READ_MAX)
 }
 
 /// The reads that bring the `wanted` chunks of a tree, none longer than `longest` unless one frame is. Pure.
@@ -212,6 +223,47 @@ pub fn deliver(
         take(Delivered { index, id, place, stored, chunk })?;
     }
     Ok(())
+}
+
+/// The frames of one read as they are stored, each verified, and the buffer that they lie in.
+#[derive(Debug)]
+pub struct Stored {
+    bytes: Bytes,
+    frames: Vec<(ChunkId, Place, Range<usize>)>,
+}
+
+impl Stored {
+    /// The frames of a read of the tree `saved`, once every one of them is proven to be its chunk.
+    ///
+    /// # Errors
+    /// Damaged, naming pack and chunk, if one is not.
+    pub fn take(saved: &Saved, read: &PackRead, buffer: Buffer) -> Result<Self> {
+        let mut frames = Vec::with_capacity(read.chunks.len());
+        deliver(
+            read,
+            &buffer,
+            |chunk| saved.place(chunk),
+            |delivered| {
+                frames.push((delivered.chunk?.id(), delivered.place, delivered.stored));
+                Ok(())
+            },
+        )?;
+        Ok(Self { bytes: buffer.freeze(), frames })
+    }
+
+    /// Is most of the buffer frames that were asked for, and so worth keeping as it is?
+    #[must_use]
+    pub fn is_mostly_used(&self) -> bool {
+        self.frames.iter().map(|(_, _, range)| range.len()).sum::<usize>() * 2 >= self.bytes.len()
+    }
+
+    /// Each frame, with its chunk's id and where it came from.
+    pub fn frames(self) -> impl Iterator<Item = (ChunkId, Place, Encoded)> {
+        let Self { bytes, frames } = self;
+        frames
+            .into_iter()
+            .map(move |(id, place, range)| (id, place, Encoded { codec: place.codec, bytes: bytes.slice(range) }))
+    }
 }
 
 /// The chunk `id`, if that is what `frame` decodes to.

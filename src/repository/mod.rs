@@ -21,7 +21,7 @@ mod writer;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-pub use fetch::{Delivered, PackRead, Sink, deliver, fetch, plan, read_pack};
+pub use fetch::{Delivered, PackRead, Sink, Stored, deliver, fetch, longest_read, plan, read_pack};
 pub use index::{BadSegment, Index, Segment, SegmentAudit};
 pub use known::{Known, Place};
 pub use name::Name;

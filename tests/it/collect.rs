@@ -8,7 +8,10 @@ use std::time::Duration;
 use futures::TryStreamExt as _;
 use object_store::ObjectStoreExt as _;
 use towline::clock::{ManualClock, Timestamp};
+use towline::error::ErrorKind;
 use towline::ops::{CollectOptions, CollectReport, RestoreOptions, SaveOptions};
+use towline::progress::Progress;
+use towline::repository::collect::{mark, repack};
 use towline::repository::{OpenOptions, Repository};
 use towline::storage::Store;
 
@@ -136,6 +139,38 @@ async fn mostly_dead_packs_are_rewritten() {
         assert_eq!(fs::read(dest.join("0")).unwrap(), noise(10, 500_000));
     }
     assert_eq!(collect(&repository).await.repacked_packs, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_collector_that_was_outpaced_while_repacking_leaves_it_at_that() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, repository) = repository(dir.path()).await;
+    let tree = dir.path().join("tree");
+    fs::create_dir(&tree).unwrap();
+    for n in 0..4 {
+        fs::write(tree.join(format!("{n}")), noise(20 + n, 500_000)).unwrap();
+    }
+    save(&repository, &tree, "all").await;
+    save(&repository, &tree.join("0"), "one").await;
+    repository.remove(&name("all")).await.unwrap();
+    // The slow one has looked, and is about to repack.
+    let state = repository.state().await.unwrap();
+    let marks = mark(&repository, &state).await.unwrap();
+    let packs: Vec<_> = marks.packs().copied().collect();
+    assert_eq!(collect(&repository).await.repacked_packs, 1);
+    let freed = repack(&repository, &state, &marks, &packs, &Progress::default()).await.unwrap();
+    assert_eq!(freed, 0, "somebody else freed it");
+    restores(&repository, "one", &noise(20, 500_000)).await;
+
+    // But what is gone and ought not to be is damage, whoever looks.
+    let state = repository.state().await.unwrap();
+    let marks = mark(&repository, &state).await.unwrap();
+    let packs: Vec<_> = marks.packs().copied().collect();
+    for key in keys(&store, "pack").await {
+        store.objects().delete(&key.into()).await.unwrap();
+    }
+    let error = repack(&repository, &state, &marks, &packs, &Progress::default()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Damaged, "{error:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -19,9 +19,8 @@ use self::survey::{Survey, survey};
 use super::blocking;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::EntryKind;
-use crate::limits::MIB;
 use crate::progress::Progress;
-use crate::repository::{Name, Repository, Saved, Sink, fetch, plan};
+use crate::repository::{Name, Repository, Saved, Sink, fetch, longest_read, plan};
 use crate::tree::{Durability, Target};
 
 /// Times that a restore goes on with a newer map when packs went away under it.
@@ -107,7 +106,7 @@ impl Repository {
         let placing = Arc::new(placing);
         let local = (Arc::clone(&placing), Arc::clone(surveyed));
         blocking(move || local.0.place_local(&local.1)).await?;
-        let longest = (self.budget().total() / 32).clamp(MIB, 8 * MIB);
+        let longest = longest_read(self.budget());
         let saved = placing.saved();
         let mut current = Arc::clone(saved);
         let mut fetched = 0;

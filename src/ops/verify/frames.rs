@@ -9,9 +9,8 @@ use super::{Subject, Verifying, is_damage};
 use crate::budget::Buffer;
 use crate::error::{Error, Result};
 use crate::format::{PackFooter, PackRef, TRAILER_LEN, pack_header};
-use crate::limits::MIB;
 use crate::repository::layout::{self, Family};
-use crate::repository::{PackRead, Place, Repository, deliver, read_pack};
+use crate::repository::{PackRead, Place, Repository, deliver, longest_read, read_pack};
 
 /// Footers read ahead of the frames.
 const AHEAD: usize = 4;
@@ -24,7 +23,7 @@ impl Verifying<'_> {
         let sound: Vec<PackRef> = self.packs.values().filter(|(_, sound)| *sound).map(|(pack, _)| *pack).collect();
         self.options.progress.phase("reading packs", sound.iter().map(|pack| pack.len).sum());
         let (repository, progress) = (self.repository, self.options.progress.clone());
-        let longest = (repository.budget().total() / 32).clamp(MIB, 8 * MIB);
+        let longest = longest_read(repository.budget());
         let tiled = stream::iter(sound).map(|pack| async move { (pack, repository.footer_uncached(&pack).await) });
         let reads = tiled.buffered(AHEAD).flat_map(|(pack, footer)| {
             let reads = match footer {

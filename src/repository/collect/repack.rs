@@ -1,23 +1,21 @@
 //! Repacking: live chunks of mostly dead packs move to new packs; the maps that named the old ones are replaced, and the
 //! old packs condemned, in one commit.
 
+use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use bytes::Bytes;
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 
 use super::Marks;
-use crate::codec::{Codec, Encoded};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::PackRef;
-use crate::id::{ChunkId, MapKey, Owned, PackId};
+use crate::id::{MapKey, Owned, PackId};
 use crate::progress::Progress;
-use crate::repository::layout::{self, Family};
-use crate::repository::log::{Action, State};
+use crate::repository::log::{Action, RefValue, State};
 use crate::repository::mend::put_map;
 use crate::repository::writer::map_of;
-use crate::repository::{Place, Repository, Saved, Writer, objects};
+use crate::repository::{Name, Place, Repository, Saved, Stored, Writer, longest_read, plan, read_pack};
 
 /// Rewrites `packs`; returns the bytes of the packs that this condemned.
 ///
@@ -39,53 +37,82 @@ pub async fn repack(
     let old: BTreeMap<PackId, PackRef> = packs.iter().map(|pack| (pack.id, *pack)).collect();
     let keys: BTreeSet<MapKey> = old.keys().filter_map(|id| marks.maps.get(id)).flatten().copied().collect();
     let names: BTreeMap<MapKey, _> = state.refs.iter().map(|(name, value)| (value.map_key, (name, value))).collect();
-    let mut writer = Writer::new(repository, progress);
-    let mut moved: HashMap<(PackId, u32), Place> = HashMap::new();
+    let mut moving =
+        Moving { repository, progress, old: &old, writer: Writer::new(repository, progress), moved: HashMap::new() };
     let mut swaps = Vec::new();
     for key in keys {
         let Some((name, value)) = names.get(&key) else { continue };
-        let saved = match repository.saved_as(name, value).await {
-            Ok(saved) => saved,
-            // The name moved on since the marking. If something else uses these packs, the next marking pardons them.
-            Err(error) if error.kind() == ErrorKind::NotFound => continue,
+        match moving.tree(name, value).await {
+            Ok((saved, places)) => swaps.push((key, saved, places)),
+            // If something else uses these packs, the next marking pardons them.
+            Err(error) if error.kind() == ErrorKind::NotFound => moving.outpaced(name, value, error).await?,
             Err(error) => return Err(error),
-        };
-        let mut places = Vec::with_capacity(saved.map.frames.len());
-        let mut wanted: Vec<(usize, PackId)> = Vec::new();
-        for (index, frame) in saved.map.frames.iter().enumerate() {
-            let pack = saved.map.pack(frame)?.id;
-            let plain_len = saved.manifest.chunks.lens.get(index).copied().unwrap_or(0);
-            let (ordinal, offset, stored_len, codec) = (frame.ordinal, frame.offset, frame.stored_len, frame.codec);
-            places.push(Place { pack, ordinal, offset, stored_len, plain_len, codec });
-            if old.contains_key(&pack) {
-                wanted.push((index, pack));
+        }
+    }
+    publish(repository, &mut moving.writer, swaps, &old).await
+}
+
+/// Chunks on their way to new packs.
+struct Moving<'a> {
+    repository: &'a Repository,
+    progress: &'a Progress,
+    old: &'a BTreeMap<PackId, PackRef>,
+    writer: Writer,
+    moved: HashMap<(PackId, u32), Place>,
+}
+
+impl Moving<'_> {
+    /// Moves what of one tree lies in the old packs; returns the tree, and where its chunks are now.
+    async fn tree(&mut self, name: &Name, value: &RefValue) -> Result<(Arc<Saved>, Vec<Place>)> {
+        let saved = Arc::new(self.repository.saved_as(name, value).await?);
+        let chunks = u32::try_from(saved.map.frames.len()).unwrap_or(u32::MAX);
+        let mut places = (0..chunks).map(|chunk| Ok(saved.place(chunk)?.1)).collect::<Result<Vec<Place>>>()?;
+        let missing = (0..).zip(&places).filter(|(_, place)| self.is_missing(place)).map(|(chunk, _)| chunk);
+        let budget = self.repository.budget();
+        let reads = plan(&saved, missing, longest_read(budget))?;
+        let frames = reads.into_iter().map(|read| {
+            let saved = Arc::clone(&saved);
+            read_pack(self.repository, budget, read, move |read, buffer| Stored::take(&saved, read, buffer))
+        });
+        // Collected first: a stream over a closure's futures would not be known to be `Send`.
+        let mut frames = stream::iter(frames.collect::<Vec<_>>()).buffered(self.repository.parallelism());
+        while let Some(stored) = frames.try_next().await? {
+            let share = stored.is_mostly_used();
+            for (id, place, frame) in stored.frames() {
+                // Two chunks of a tree may lie in one frame.
+                if let Entry::Vacant(entry) = self.moved.entry((place.pack, place.ordinal)) {
+                    self.progress.advance(u64::from(place.stored_len));
+                    entry.insert(self.writer.push(id, frame, place.plain_len, share).await?);
+                }
             }
         }
-        let missing = missing_frames(&saved, &places, &wanted, &moved)?;
-        let frames = missing.into_iter();
-        let frames = frames
-            .map(|(id, place)| async move { Ok::<_, Error>((id, place, read_frame(repository, id, &place).await?)) });
-        let mut frames = stream::iter(frames.collect::<Vec<_>>()).buffered(repository.parallelism());
-        while let Some((id, place, stored)) = frames.try_next().await? {
-            progress.advance(u64::from(place.stored_len));
-            let new = writer.push(id, Encoded { codec: place.codec, bytes: stored }, place.plain_len, false).await?;
-            moved.insert((place.pack, place.ordinal), new);
-        }
-        drop(frames);
-        for (index, pack) in wanted {
-            if let Some(place) = places.get_mut(index)
-                && let Some(new) = moved.get(&(pack, place.ordinal))
-            {
+        for place in &mut places {
+            if let Some(new) = self.moved.get(&(place.pack, place.ordinal)) {
                 *place = *new;
             }
         }
-        swaps.push((key, saved, places));
+        Ok((saved, places))
     }
-    publish(repository, &mut writer, swaps, &old).await
+
+    fn is_missing(&self, place: &Place) -> bool {
+        self.old.contains_key(&place.pack) && !self.moved.contains_key(&(place.pack, place.ordinal))
+    }
+
+    /// Something of a tree is gone. That is right if the name moved on, or another collector was faster.
+    async fn outpaced(&self, name: &Name, value: &RefValue, error: Error) -> Result<()> {
+        let state = self.repository.state().await?;
+        if state.refs.get(name).is_some_and(|now| now.map_key == value.map_key) {
+            return Err(Error::damaged("a saved tree cannot be repacked: part of it is missing")
+                .at(name)
+                .source(error));
+        }
+        tracing::debug!("{name} moved on while it was repacked: {error:?}");
+        Ok(())
+    }
 }
 
 /// A map to replace, the tree it belongs to, and where that tree's chunks are now.
-type Swap = (MapKey, Saved, Vec<Place>);
+type Swap = (MapKey, Arc<Saved>, Vec<Place>);
 
 /// Writes the new maps and commits the exchange.
 async fn publish(
@@ -120,40 +147,4 @@ async fn publish(
         .await?;
     let freed = *condemned.lock().unwrap_or_else(PoisonError::into_inner);
     Ok(freed)
-}
-
-/// The stored bytes of one frame, checked by decoding them.
-async fn read_frame(repository: &Repository, id: ChunkId, place: &Place) -> Result<Bytes> {
-    let key = layout::owned(Family::Pack, place.pack);
-    let mut stored = repository.budget().buffer(place.stored_len as usize).await?;
-    objects::read_range(&**repository.store().objects(), &key, place.offset, &mut stored).await?;
-    let stored = Bytes::copy_from_slice(&stored);
-    let (codec, plain_len) = (place.codec, place.plain_len);
-    let checked = stored.clone();
-    let check = tokio::task::spawn_blocking(move || {
-        let plain = if codec == Codec::Raw { checked } else { crate::codec::decode(codec, &checked, plain_len)? };
-        crate::chunk::Chunk::verify(id, &plain).map(drop)
-    });
-    let checked = check.await.map_err(|error| Error::other("a worker stopped").source(error))?;
-    checked.map_err(|error| error.at(format!("{key}, byte {}", place.offset)))?;
-    Ok(stored)
-}
-
-/// The frames of one tree that lie in packs to be rewritten and were not moved yet, each once.
-fn missing_frames(
-    saved: &Saved,
-    places: &[Place],
-    wanted: &[(usize, PackId)],
-    moved: &HashMap<(PackId, u32), Place>,
-) -> Result<Vec<(ChunkId, Place)>> {
-    let mut missing: BTreeMap<(PackId, u32), (ChunkId, Place)> = BTreeMap::new();
-    for &(index, pack) in wanted {
-        let (Some(&id), Some(&place)) = (saved.manifest.chunks.ids.get(index), places.get(index)) else {
-            return Err(Error::damaged("map lacks a chunk of its manifest").at(&saved.name));
-        };
-        if !moved.contains_key(&(pack, place.ordinal)) {
-            missing.insert((pack, place.ordinal), (id, place));
-        }
-    }
-    Ok(missing.into_values().collect())
 }
