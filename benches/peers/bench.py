@@ -15,6 +15,7 @@ from pathlib import Path
 import report
 import tools
 from measure import GIB, MIB, Failed, checkpoint, folder_bytes, fresh, machine, median, parse_size, run, same, small_files
+from measure import touch_memory
 
 RUNS = int(os.environ.get("BENCH_RUNS", "3"))
 SIZE = parse_size(os.environ.get("BENCH_SIZE", "2G"))
@@ -40,10 +41,12 @@ def present(candidates):
 
 def one_round(tool, source, samples, verbs=VERBS):
     """Every verb of one tool once, in its order; the restored bytes are compared."""
+    size = folder_bytes(source)[0]
     for verb in verbs:
         command = getattr(tool, verb)
         if command is None:
             continue
+        touch_memory(ROOM, 2 * size)
         if verb != "restore":
             sample = run(command(source), tool.env)
         else:

@@ -83,6 +83,20 @@ def fresh(folder):
     return folder
 
 
+def touch_memory(room, total):
+    """Has `total` bytes of memory used and freed again, so that the run that follows gets pages the machine really has.
+
+    In a virtual machine a page's first use costs a fault in the host, several times what the use itself does: without
+    this it would be chance who pays. At most half of what is free is touched.
+    """
+    free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+    piece, path = bytes(16 * MIB), room / "touched"
+    with path.open("wb") as file:
+        for _ in range(min(total, free // 2) // len(piece)):
+            file.write(piece)
+    path.unlink()
+
+
 def median(samples, field="seconds"):
     return statistics.median(getattr(sample, field) for sample in samples)
 

@@ -172,7 +172,7 @@ impl Syncing<'_> {
         let ids = &saved.manifest.chunks.ids;
         let found = self.known.locate(ids).await?;
         let lacking = (0u32..).zip(&found).filter(|(_, place)| place.is_none()).map(|(chunk, _)| chunk);
-        let reads = plan(&saved, lacking, longest_read(self.to.budget()))?;
+        let reads = plan(&saved, lacking, longest_read(self.from, self.to.budget()))?;
         if let Some(gone) = self.pull(&saved, reads).await? {
             return Ok(Step::Gone(gone));
         }

@@ -24,8 +24,11 @@ use crate::progress::Progress;
 /// Bytes between two frames that are read rather than skipped: a request costs about as much as this takes to pass.
 const GAP: u64 = 256 * KIB;
 
-/// No read is longer than this, unless one frame is.
+/// No read over a network is longer than this, unless one frame is: long enough for a request's cost not to show, short
+/// enough for many to be in flight.
 const READ_MAX: u64 = 8 * MIB;
+/// No read of a local disk is longer: what was read is verified and written while it is in the processor's cache.
+const LOCAL_READ_MAX: u64 = 2 * MIB;
 
 /// One ranged read of a pack.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -73,11 +76,11 @@ impl Saved {
     }
 }
 
-/// The longest read worth asking for under `budget`, in bytes: long enough for a request's cost not to show, short enough
-/// for many to be in flight.
+/// The longest read worth asking `repository` for under `budget`, in bytes.
 #[must_use]
-pub fn longest_read(budget: &Budget) -> u64 {
-    (budget.total() / 32).clamp(MIB, READ_MAX)
+pub fn longest_read(repository: &Repository, budget: &Budget) -> u64 {
+    let longest = if repository.store().is_local() { LOCAL_READ_MAX } else { READ_MAX };
+    (budget.total() / 32).clamp(MIB, longest)
 }
 
 /// The reads that bring the `wanted` chunks of a tree, none longer than `longest` unless one frame is. Pure.

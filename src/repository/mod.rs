@@ -112,6 +112,6 @@ impl Repository {
     #[must_use]
     pub fn parallelism(&self) -> usize {
         let cores = std::thread::available_parallelism().map_or(2, usize::from);
-        if self.store().is_local() { cores + 1 } else { (cores * 4).max(16) }
+        if self.store().is_local() { 2 * cores } else { (cores * 4).max(16) }
     }
 }

@@ -7,7 +7,7 @@ mod items;
 mod place;
 mod survey;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -20,13 +20,15 @@ use super::blocking;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::EntryKind;
 use crate::progress::Progress;
-use crate::repository::{Name, Repository, Saved, Sink, fetch, longest_read, plan};
+use crate::repository::{Name, PackRead, Repository, Saved, Sink, fetch, longest_read, plan};
 use crate::tree::{Durability, Target};
 
 /// Times that a restore goes on with a newer map when packs went away under it.
 const ATTEMPTS: usize = 5;
 /// Files of several chunks that are filled at the same time, at most: each holds a descriptor.
 const FILLED_AT_ONCE: usize = 512;
+/// Files that are filled by turns, so that workers seldom wait for each other to write into the same one.
+const FILES_BY_TURNS: usize = 16;
 
 /// How to restore.
 #[derive(Clone, Debug, Default)]
@@ -106,12 +108,13 @@ impl Repository {
         let placing = Arc::new(placing);
         let local = (Arc::clone(&placing), Arc::clone(surveyed));
         blocking(move || local.0.place_local(&local.1)).await?;
-        let longest = longest_read(self.budget());
+        let longest = longest_read(self, self.budget());
         let saved = placing.saved();
         let mut current = Arc::clone(saved);
         let mut fetched = 0;
         for _ in 0..ATTEMPTS {
             let reads = plan(&current, placing.missing(), longest)?;
+            let reads = interleaved(reads, FILES_BY_TURNS, |read| placing.file_of(read));
             let sink: Sink = {
                 let placing = Arc::clone(&placing);
                 Arc::new(move |chunk, bytes| placing.place(chunk, bytes.bytes()))
@@ -228,6 +231,33 @@ fn groups(saved: &Saved, items: &Items, surveyed: &Survey) -> Vec<Vec<usize>> {
     groups
 }
 
+/// The same reads in an order in which neighbours fill different files, `lanes` of them by turns: a kernel lets one writer at
+/// a time into a file. Within a file they keep their order.
+fn interleaved(reads: Vec<PackRead>, lanes: usize, file_of: impl Fn(&PackRead) -> usize) -> Vec<PackRead> {
+    let total = reads.len();
+    let mut by_file: Vec<VecDeque<PackRead>> = Vec::new();
+    let mut queues: HashMap<usize, usize> = HashMap::new();
+    for read in reads {
+        let queue = *queues.entry(file_of(&read)).or_insert(by_file.len());
+        match by_file.get_mut(queue) {
+            Some(queue) => queue.push_back(read),
+            None => by_file.push(VecDeque::from([read])),
+        }
+    }
+    let mut waiting = by_file.into_iter();
+    let mut turns: VecDeque<VecDeque<PackRead>> = waiting.by_ref().take(lanes).collect();
+    let mut ordered = Vec::with_capacity(total);
+    while let Some(mut queue) = turns.pop_front() {
+        ordered.extend(queue.pop_front());
+        if queue.is_empty() {
+            turns.extend(waiting.next());
+        } else {
+            turns.push_back(queue);
+        }
+    }
+    ordered
+}
+
 /// Where each chunk goes: items by index, with the offset in the file.
 type Destinations = BTreeMap<u32, Vec<(usize, u64)>>;
 
@@ -251,5 +281,35 @@ impl Item {
             Ok(EntryKind::File(content)) => content.pieces.iter().map(|piece| u64::from(piece.count)).sum(),
             _ => 0,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::id::{Owned, SessionId};
+
+    fn reads(files: &[u32]) -> Vec<PackRead> {
+        let pack = Owned::fresh(SessionId::random());
+        let at = |(start, &file): (u64, &u32)| PackRead { pack, range: start..start + 1, chunks: vec![file] };
+        (0..).zip(files).map(at).collect()
+    }
+
+    fn turns(files: &[u32], lanes: usize) -> Vec<(u32, u64)> {
+        let ordered = interleaved(reads(files), lanes, |read| read.chunks[0] as usize);
+        ordered.into_iter().map(|read| (read.chunks[0], read.range.start)).collect()
+    }
+
+    #[test]
+    fn neighbouring_reads_fill_different_files() {
+        assert_eq!(turns(&[1, 1, 1, 2, 2, 3], 2), [(1, 0), (2, 3), (1, 1), (2, 4), (1, 2), (3, 5)]);
+        assert_eq!(turns(&[1, 1, 2, 3], 9), [(1, 0), (2, 2), (3, 3), (1, 1)]);
+    }
+
+    #[test]
+    fn one_file_and_many_small_ones_keep_their_order() {
+        assert_eq!(turns(&[7, 7, 7], 3), [(7, 0), (7, 1), (7, 2)]);
+        assert_eq!(turns(&[1, 2, 3, 4], 2), [(1, 0), (2, 1), (3, 2), (4, 3)]);
+        assert_eq!(turns(&[], 2), []);
     }
 }

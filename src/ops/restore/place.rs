@@ -11,7 +11,7 @@ use super::{Destinations, destinations};
 use crate::chunk::Chunk;
 use crate::error::{Error, Result};
 use crate::format::{EntryKind, TreeEntry};
-use crate::repository::Saved;
+use crate::repository::{PackRead, Saved};
 use crate::tree::{Staged, Target};
 
 /// One group of files being filled.
@@ -72,6 +72,12 @@ impl Placing {
     pub(super) fn missing(&self) -> Vec<u32> {
         let missing = self.placed.iter().filter(|(_, placed)| !placed.load(Ordering::Acquire));
         missing.map(|(&chunk, _)| chunk).collect()
+    }
+
+    /// The file that the first chunk of a read goes to.
+    pub(super) fn file_of(&self, read: &PackRead) -> usize {
+        let first = read.chunks.first().and_then(|chunk| self.destinations.get(chunk)?.first());
+        first.map_or(0, |&(at, _)| at)
     }
 
     /// Places what lies in files that are there already. What has changed since the survey is fetched instead.

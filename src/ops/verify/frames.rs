@@ -23,7 +23,7 @@ impl Verifying<'_> {
         let sound: Vec<PackRef> = self.packs.values().filter(|(_, sound)| *sound).map(|(pack, _)| *pack).collect();
         self.options.progress.phase("reading packs", sound.iter().map(|pack| pack.len).sum());
         let (repository, progress) = (self.repository, self.options.progress.clone());
-        let longest = longest_read(repository.budget());
+        let longest = longest_read(repository, repository.budget());
         let tiled = stream::iter(sound).map(|pack| async move { (pack, repository.footer_uncached(&pack).await) });
         let reads = tiled.buffered(AHEAD).flat_map(|(pack, footer)| {
             let reads = match footer {

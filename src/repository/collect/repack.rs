@@ -69,7 +69,7 @@ impl Moving<'_> {
         let mut places = (0..chunks).map(|chunk| Ok(saved.place(chunk)?.1)).collect::<Result<Vec<Place>>>()?;
         let missing = (0..).zip(&places).filter(|(_, place)| self.is_missing(place)).map(|(chunk, _)| chunk);
         let budget = self.repository.budget();
-        let reads = plan(&saved, missing, longest_read(budget))?;
+        let reads = plan(&saved, missing, longest_read(self.repository, budget))?;
         let frames = reads.into_iter().map(|read| {
             let saved = Arc::clone(&saved);
             read_pack(self.repository, budget, read, move |read, buffer| Stored::take(&saved, read, buffer))
