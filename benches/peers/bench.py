@@ -46,7 +46,8 @@ def one_round(tool, source, samples, verbs=VERBS):
         command = getattr(tool, verb)
         if command is None:
             continue
-        touch_memory(ROOM, 2 * size)
+        if verb in ("first", "restore"):
+            touch_memory(ROOM, size)
         if verb != "restore":
             sample = run(command(source), tool.env)
         else:
