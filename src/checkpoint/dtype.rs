@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crate::codec::{Element, Width};
+
 /// Declares the known types with their names and widths in one table.
 macro_rules! dtypes {
     ($($(#[$doc:meta])* $variant:ident = $word:literal, $bits:literal;)*) => {
@@ -104,6 +106,24 @@ impl Dtype {
             Some(bits) if bits % 8 == 0 => Some(bits / 8),
             _ => None,
         }
+    }
+
+    /// What numbers its elements are made of; none for an unknown type. Numbers packed within bytes count as bytes.
+    #[must_use]
+    pub const fn number(&self) -> Option<Element> {
+        Some(match self {
+            Self::F16 | Self::BF16 => Element::Float(Width::W2),
+            Self::F32 | Self::C64 => Element::Float(Width::W4),
+            Self::F64 => Element::Float(Width::W8),
+            Self::I16 | Self::U16 => Element::Integer(Width::W2),
+            Self::I32 | Self::U32 => Element::Integer(Width::W4),
+            Self::I64 | Self::U64 => Element::Integer(Width::W8),
+            Self::F8E5M2 | Self::F8E4M3 | Self::F8E8M0 | Self::F8E4M3Fnuz | Self::F8E5M2Fnuz => {
+                Element::Float(Width::W1)
+            }
+            Self::Bool | Self::F4 | Self::F6E2M3 | Self::F6E3M2 | Self::U8 | Self::I8 => Element::Integer(Width::W1),
+            Self::Other(_) => return None,
+        })
     }
 
     /// Bytes that a tensor of this type and `shape` takes; none for an unknown type, if the bits do not fill whole bytes,

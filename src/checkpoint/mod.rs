@@ -1,6 +1,9 @@
 //! What checkpoint files hold: their tensors, read from their headers without executing anything.
 
+use std::ops::Range;
+
 use crate::chunker::Span;
+use crate::codec::Element;
 
 mod dtype;
 pub mod safetensors;
@@ -36,6 +39,24 @@ impl Layout {
     #[must_use]
     pub fn spans(&self) -> Vec<Span> {
         self.tensors.iter().filter(|tensor| tensor.start < tensor.end).map(Tensor::span).collect()
+    }
+
+    /// What numbers fill `range` of the file; none unless they are all of one kind, and whole.
+    #[must_use]
+    pub fn number_in(&self, range: &Range<u64>) -> Option<Element> {
+        let from = self.tensors.partition_point(|tensor| tensor.end <= range.start);
+        let within = self.tensors.iter().skip(from).take_while(|tensor| tensor.start < range.end);
+        let (mut covered, mut number) = (range.start, None);
+        for tensor in within.filter(|tensor| tensor.start < tensor.end) {
+            let found = tensor.dtype.number()?;
+            let phase = tensor.start.abs_diff(range.start);
+            let whole = phase.is_multiple_of(found.width().bytes() as u64);
+            if tensor.start > covered || !whole || number.is_some_and(|number| number != found) {
+                return None;
+            }
+            (covered, number) = (tensor.end, Some(found));
+        }
+        number.filter(|_| covered >= range.end)
     }
 }
 

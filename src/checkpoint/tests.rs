@@ -6,6 +6,7 @@ use proptest::prelude::*;
 
 use super::safetensors::{ParseError, RANK_MAX, TENSORS_MAX, header_len, parse};
 use super::*;
+use crate::codec::Width;
 
 /// A file's first bytes around `json`.
 fn header(json: &str) -> Vec<u8> {
@@ -56,6 +57,27 @@ fn spans_tell_rows_and_elements_and_leave_empty_tensors_out() {
     let base = layout.header_len;
     let span = |start, end, element, row| Span { start: base + start, end: base + end, element, row };
     assert_eq!(layout.spans(), [span(0, 96, 4, 32), span(96, 128, 0, 16), span(128, 130, 2, 0)]);
+}
+
+#[test]
+fn a_stretch_has_numbers_if_all_of_it_are_whole_and_of_one_kind() {
+    let json = r#"{"a":{"dtype":"F32","shape":[4],"data_offsets":[0,16]},
+        "none":{"dtype":"I8","shape":[0],"data_offsets":[16,16]},
+        "b":{"dtype":"F32","shape":[2],"data_offsets":[16,24]},
+        "c":{"dtype":"BF16","shape":[4],"data_offsets":[24,32]},
+        "odd":{"dtype":"F3","shape":[7],"data_offsets":[40,47]}}"#;
+    let layout = read(json, 60).unwrap();
+    let at = |start: u64, end: u64| layout.number_in(&(layout.header_len + start..layout.header_len + end));
+    let (f32, bf16) = (Some(Element::Float(Width::W4)), Some(Element::Float(Width::W2)));
+    assert_eq!(at(0, 16), f32);
+    assert_eq!(at(4, 12), f32);
+    assert_eq!(at(8, 24), f32, "neighbours of one kind");
+    assert_eq!(at(24, 32), bf16);
+    assert_eq!(at(2, 16), None, "not at the start of a number");
+    assert_eq!(at(16, 32), None, "two kinds");
+    assert_eq!(at(24, 40), None, "something else behind it");
+    assert_eq!(at(40, 47), None, "unknown numbers");
+    assert_eq!(layout.number_in(&(0..8)), None, "the header");
 }
 
 #[test]

@@ -1,7 +1,11 @@
 //! How one chunk is stored: a reversible transform, chosen per chunk by a probe of a sample, never larger than raw.
 
+mod huffman;
+pub mod planes;
+
 use bytes::Bytes;
 
+pub use self::planes::{Element, Width};
 use crate::error::{Error, Result};
 use crate::limits::CHUNK_LEN_MAX;
 
@@ -13,19 +17,22 @@ pub enum Codec {
     Raw = 0,
     /// One zstd frame (<https://www.rfc-editor.org/rfc/rfc8878>) that states its content size.
     Zstd = 1,
+    /// Byte planes: [`planes`].
+    Planes = 2,
 }
 
 impl Codec {
     /// The codec stored as `byte`.
     ///
     /// # Errors
-    /// Unsupported, for a number that a later version may know: 2 byte planes, 3 difference, 4 derived are reserved.
+    /// Unsupported, for a number that a later version may know: 3 difference, 4 derived are reserved.
     pub fn from_byte(byte: u8) -> Result<Self> {
         match byte {
             0 => Ok(Self::Raw),
             1 => Ok(Self::Zstd),
+            2 => Ok(Self::Planes),
             _ => Err(Error::unsupported("chunk is stored with an unknown codec")
-                .expected("0 (raw) or 1 (zstd)")
+                .expected("0 (raw), 1 (zstd) or 2 (planes)")
                 .got(byte)
                 .cure("use a newer towline")),
         }
@@ -37,6 +44,7 @@ impl Codec {
         match self {
             Self::Raw => "raw",
             Self::Zstd => "zstd",
+            Self::Planes => "planes",
         }
     }
 }
@@ -60,7 +68,7 @@ pub struct Encoded {
     pub bytes: Bytes,
 }
 
-/// zstd's fastest regular level: the entropy stage does most of what can be done for tensors.
+/// zstd's fastest regular level.
 const LEVEL: i32 = 1;
 /// Chunks up to this length are simply tried; longer ones are probed first.
 const PROBE_FROM: usize = 64 << 10;
@@ -69,17 +77,31 @@ const SAMPLE: usize = 8 << 10;
 /// A codec must save at least a 32nd of the bytes to be worth undoing.
 const GAIN: usize = 32;
 
-/// Encodes `plain` as small as `compression` allows.
+/// Encodes `plain` as small as `compression` allows; `element` says what numbers it holds, if that is known.
 #[must_use]
-pub fn encode(plain: &Bytes, compression: Compression) -> Encoded {
-    let raw = || Encoded { codec: Codec::Raw, bytes: plain.clone() };
-    if compression == Compression::Off || !probe(plain) {
-        return raw();
+pub fn encode(plain: &Bytes, compression: Compression, element: Option<Element>) -> Encoded {
+    if compression == Compression::Auto {
+        let worth = plain.len() - plain.len() / GAIN;
+        let planes = element.and_then(|element| planes::encode(plain, element, worth));
+        // What resembles itself in floats is their exponents; whole integers may repeat.
+        let zstd = match (&planes, element) {
+            (Some(_), Some(Element::Float(_))) => None,
+            _ => zstd(plain, planes.as_ref().map_or(worth, Vec::len)),
+        };
+        if let Some(frame) = zstd {
+            return Encoded { codec: Codec::Zstd, bytes: frame.into() };
+        }
+        if let Some(planes) = planes {
+            return Encoded { codec: Codec::Planes, bytes: planes.into() };
+        }
     }
-    match zstd::bulk::compress(plain, LEVEL) {
-        Ok(small) if pays(small.len(), plain.len()) => Encoded { codec: Codec::Zstd, bytes: small.into() },
-        _ => raw(),
-    }
+    Encoded { codec: Codec::Raw, bytes: plain.clone() }
+}
+
+/// One zstd frame, if a sample promises that it is shorter than `limit`, and it is.
+fn zstd(plain: &[u8], limit: usize) -> Option<Vec<u8>> {
+    let frame = probe(plain).then(|| zstd::bulk::compress(plain, LEVEL).ok()).flatten();
+    frame.filter(|frame| frame.len() < limit)
 }
 
 /// Decodes `stored` into `plain`, whose length is the chunk's plain length.
@@ -95,6 +117,9 @@ pub fn decode_into(codec: Codec, stored: &[u8], plain: &mut [u8]) -> Result<()> 
         Codec::Raw => stored.len(),
         Codec::Zstd => zstd::bulk::decompress_to_buffer(stored, plain)
             .map_err(|source| Error::damaged("zstd frame does not decode").source(source))?,
+        Codec::Planes => {
+            return planes::decode(stored, plain).ok_or_else(|| Error::damaged("byte planes do not decode"));
+        }
     };
     if got == plain.len() {
         return Ok(());
@@ -118,10 +143,6 @@ pub fn decode(codec: Codec, stored: &Bytes, plain_len: u32) -> Result<Bytes> {
     Ok(plain.into())
 }
 
-fn pays(small: usize, plain: usize) -> bool {
-    small + plain / GAIN < plain
-}
-
 /// Does a sample shrink? Spread over the chunk, so that one compressible header does not speak for the rest.
 fn probe(plain: &[u8]) -> bool {
     if plain.len() <= PROBE_FROM {
@@ -129,7 +150,7 @@ fn probe(plain: &[u8]) -> bool {
     }
     let step = (plain.len() - SAMPLE) / 2;
     let samples: Vec<u8> = (0..3).filter_map(|i| plain.get(i * step..i * step + SAMPLE)).flatten().copied().collect();
-    zstd::bulk::compress(&samples, LEVEL).is_ok_and(|small| pays(small.len(), samples.len()))
+    zstd::bulk::compress(&samples, LEVEL).is_ok_and(|small| small.len() < samples.len() - samples.len() / GAIN)
 }
 
 #[cfg(test)]
@@ -145,27 +166,37 @@ mod tests {
 
     #[test]
     fn noise_stays_raw_and_text_shrinks() {
-        assert_eq!(encode(&noise(300_000), Compression::Auto).codec, Codec::Raw);
+        assert_eq!(encode(&noise(300_000), Compression::Auto, None).codec, Codec::Raw);
         let text = Bytes::from("towline ".repeat(40_000));
-        let small = encode(&text, Compression::Auto);
+        let small = encode(&text, Compression::Auto, None);
         assert_eq!(small.codec, Codec::Zstd);
         assert!(small.bytes.len() < text.len() / 10);
-        assert_eq!(encode(&text, Compression::Off).codec, Codec::Raw);
+        assert_eq!(encode(&text, Compression::Off, None).codec, Codec::Raw);
     }
 
     proptest! {
         #[test]
-        fn what_is_encoded_decodes_and_is_never_larger(seed in any::<u8>(), len in 0usize..200_000, period in 1usize..5000) {
+        fn what_is_encoded_decodes_and_is_never_larger(
+            seed in any::<u8>(),
+            len in 0usize..200_000,
+            period in 1usize..5000,
+            element in proptest::option::of((0u32..4, any::<bool>())),
+        ) {
+            let element = element.map(|(log, float)| {
+                let width = Width::of(1 << log).unwrap();
+                if float { Element::Float(width) } else { Element::Integer(width) }
+            });
             let base = noise(period);
             let plain: Bytes = base.iter().cycle().take(len).map(|b| b ^ seed).collect::<Vec<_>>().into();
-            let encoded = encode(&plain, Compression::Auto);
+            let encoded = encode(&plain, Compression::Auto, element);
             prop_assert!(encoded.bytes.len() <= plain.len());
             prop_assert_eq!(decode(encoded.codec, &encoded.bytes, u32::try_from(len).unwrap()).unwrap(), plain);
         }
 
         #[test]
         fn garbage_is_damage_not_panic(stored in proptest::collection::vec(any::<u8>(), 0..300), len in 0u32..5000) {
-            let _ = decode(Codec::Zstd, &Bytes::from(stored), len);
+            let stored = Bytes::from(stored);
+            let _ = (decode(Codec::Zstd, &stored, len), decode(Codec::Planes, &stored, len));
         }
     }
 }

@@ -8,6 +8,7 @@ import os
 import re
 import sys
 
+import planes
 from blake3 import blake3
 from zstandard import ZstdDecompressor
 
@@ -194,8 +195,11 @@ class Repository:
 
     def chunk(self, wanted, length, pack, offset, stored, codec):
         frame = self.get(f"pack/{ulid(pack[0])}/{ulid(pack[1])}", offset, stored)
-        know(codec in (0, 1), "codec")
-        plain = frame if codec == 0 else ZstdDecompressor().decompress(frame, max_output_size=length)
+        know(codec in (0, 1, 2), "codec")
+        if codec == 2:
+            plain = planes.decode(frame, length)
+        else:
+            plain = frame if codec == 0 else ZstdDecompressor().decompress(frame, max_output_size=length)
         need(len(plain) == length and blake3(plain).digest() == wanted, "chunk does not match its id")
         return plain
 

@@ -10,6 +10,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use towline::codec::{Codec, Compression, Element, Width, encode};
 use towline::format::TRAILER_LEN;
 use towline::format::envelope::{DIGEST_LEN, HEADER_LEN, Kind, open};
 
@@ -57,10 +58,20 @@ fn seeds(name: &str) -> Vec<Bytes> {
                 let len: Vec<u8> = object[8..12].iter().rev().copied().collect();
                 Bytes::from([&len, &object[HEADER_LEN..object.len() - DIGEST_LEN]].concat())
             };
-            compressed.map(frame).collect()
+            compressed.map(frame).chain(planes()).collect()
         }
         _ => objects.values().map(|object| object.slice(..object.len().min(4096))).collect(),
     }
+}
+
+/// Numbers in byte planes of every kind: raw, one byte, coded, in groups; each with its length before it.
+fn planes() -> Vec<Bytes> {
+    let numbers = |spread: u32| (0..2000u32).flat_map(move |n| (n.wrapping_mul(n) % spread).to_le_bytes());
+    let plain = |spread| numbers(spread).collect::<Bytes>();
+    let encode = |plain: &Bytes| encode(plain, Compression::Auto, Some(Element::Integer(Width::W4)));
+    let stored = [3, 5, 40, 200, 70_000].map(|spread| encode(&plain(spread)));
+    assert!(stored.iter().all(|stored| stored.codec == Codec::Planes));
+    stored.map(|stored| Bytes::from([&8000u32.to_be_bytes(), &*stored.bytes].concat())).to_vec()
 }
 
 /// A stream of numbers that is the same everywhere.

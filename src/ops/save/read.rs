@@ -8,8 +8,9 @@ use bytes::{Bytes, BytesMut};
 use super::CutChoice;
 use super::units::{About, Cuts, Part, Unit, about, check_unchanged, open};
 use crate::budget::Buffer;
-use crate::checkpoint::safetensors;
+use crate::checkpoint::{Layout, safetensors};
 use crate::chunker::{content, fixed, tensor};
+use crate::codec::Element;
 use crate::error::{Error, Result};
 use crate::id::ChunkId;
 use crate::tree::Walk;
@@ -39,6 +40,8 @@ pub(super) struct Named {
     pub(super) id: ChunkId,
     pub(super) start: u64,
     pub(super) bytes: Bytes,
+    /// What numbers it holds, if that is known.
+    pub(super) number: Option<Element>,
 }
 
 /// Reads and, where the cuts can be known, cuts and hashes one unit.
@@ -78,12 +81,13 @@ fn read_part(walk: &Walk, part: &Part, out: &mut [u8]) -> Result<()> {
 }
 
 fn cut(part: Part, bytes: Bytes) -> ReadPart {
-    let Part { file, range, cuts, about: said, .. } = part;
+    let Part { file, range, cuts, layout, about: said, .. } = part;
     let (about, found) = match cuts {
-        Cuts::Known(ends) => (said, Found::Chunks(name(&bytes, range.start, &ends))),
+        Cuts::Known(ends) => (said, Found::Chunks(name(&bytes, range.start, &ends, layout.as_deref()))),
         Cuts::Look(choice) => {
-            let (about, ends) = look(choice, &bytes);
-            (Some(about), Found::Chunks(name(&bytes, range.start, &ends)))
+            let (layout, ends) = look(choice, &bytes);
+            let chunks = name(&bytes, range.start, &ends, layout.as_ref());
+            (Some(about(choice, layout.as_ref())), Found::Chunks(chunks))
         }
         Cuts::Window { first, last } => {
             let mut candidates = Vec::new();
@@ -95,29 +99,30 @@ fn cut(part: Part, bytes: Bytes) -> ReadPart {
 }
 
 /// What a whole file in memory is, and where to cut it.
-fn look(choice: CutChoice, bytes: &Bytes) -> (About, Vec<u64>) {
+fn look(choice: CutChoice, bytes: &Bytes) -> (Option<Layout>, Vec<u64>) {
     let len = bytes.len() as u64;
-    let tensors = matches!(choice, CutChoice::Auto | CutChoice::Tensor)
+    let layout = matches!(choice, CutChoice::Auto | CutChoice::Tensor)
         .then(|| safetensors::header_len(bytes, len))
         .flatten()
         .and_then(|_| safetensors::parse(bytes, len).ok());
-    let ends = match (&tensors, choice) {
+    let ends = match (&layout, choice) {
         (Some(layout), _) => tensor::cuts(&layout.spans(), len).collect(),
         (None, CutChoice::Fixed) => fixed::cuts(len).collect(),
         (None, _) => content::cuts(bytes),
     };
-    (about(choice, tensors.as_ref()), ends)
+    (layout, ends)
 }
 
 /// Hashes the chunks that end at `ends`, counted in the file; `bytes` starts at `start` of it.
-fn name(bytes: &Bytes, start: u64, ends: &[u64]) -> Vec<Named> {
+fn name(bytes: &Bytes, start: u64, ends: &[u64], layout: Option<&Layout>) -> Vec<Named> {
     let mut from = start;
     let chunk = |&end: &u64| {
         let range: Range<u64> = from..end;
         from = end;
         let at = |offset: u64| usize::try_from(offset - start).unwrap_or(usize::MAX);
         let bytes = bytes.slice(at(range.start)..at(range.end));
-        Named { id: ChunkId::of(&bytes), start: range.start, bytes }
+        let number = layout.and_then(|layout| layout.number_in(&range));
+        Named { id: ChunkId::of(&bytes), start: range.start, bytes, number }
     };
     ends.iter().map(chunk).collect()
 }
@@ -198,9 +203,10 @@ fn joined(a: &Bytes, b: &Bytes) -> Bytes {
 pub(super) fn hash(part: ReadPart) -> (usize, Option<About>, Vec<Named>) {
     let named = match part.found {
         Found::Chunks(named) => named,
-        Found::Cut(cut) => {
-            cut.into_iter().map(|(start, bytes)| Named { id: ChunkId::of(&bytes), start, bytes }).collect()
-        }
+        Found::Cut(cut) => cut
+            .into_iter()
+            .map(|(start, bytes)| Named { id: ChunkId::of(&bytes), start, bytes, number: None })
+            .collect(),
         Found::Window { .. } => Vec::new(),
     };
     (part.file, part.about, named)

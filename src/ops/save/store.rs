@@ -160,7 +160,7 @@ async fn prepare(fresh: Fresh, compression: Compression) -> Result<Ready> {
     let encode_all = move || {
         let encoded = fresh.chunks.into_iter().map(|chunk| {
             let plain_len = u32::try_from(chunk.bytes.len()).unwrap_or(u32::MAX);
-            (chunk.id, encode(&chunk.bytes, compression), plain_len)
+            (chunk.id, encode(&chunk.bytes, compression, chunk.number), plain_len)
         });
         Ok((encoded.collect(), share))
     };

@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
 
 use super::CutChoice;
-use crate::checkpoint::safetensors;
+use crate::checkpoint::{Layout, safetensors};
 use crate::chunker::{Cut, fixed, tensor};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::TensorEntry;
@@ -37,6 +37,8 @@ pub(super) struct Part {
     pub(super) range: Range<u64>,
     /// How it is cut.
     pub(super) cuts: Cuts,
+    /// The tensors of a long file.
+    pub(super) layout: Option<Arc<Layout>>,
     /// What the file is, said once, with its first part.
     pub(super) about: Option<About>,
 }
@@ -79,7 +81,7 @@ pub(super) fn make_units(
         let Some(found) = walk.found.get(file) else { continue };
         let size = found.stat.size;
         if size <= SMALL {
-            batch.add(Part { file, open: None, range: 0..size, cuts: Cuts::Look(choice), about: None });
+            batch.add(Part { file, open: None, range: 0..size, cuts: Cuts::Look(choice), layout: None, about: None });
             if (batch.len as u64 >= window || batch.parts.len() >= BATCH) && !send(std::mem::take(&mut batch)) {
                 return Ok(());
             }
@@ -110,11 +112,11 @@ fn long_file(
     let open = Arc::new(open(walk, found)?);
     let size = found.stat.size;
     let layout = match choice {
-        CutChoice::Auto | CutChoice::Tensor => tensor_layout(&open, size),
+        CutChoice::Auto | CutChoice::Tensor => tensor_layout(&open, size).map(Arc::new),
         CutChoice::Content | CutChoice::Fixed => None,
     };
-    let about = about(choice, layout.as_ref());
-    let spans = layout.as_ref().map(crate::checkpoint::Layout::spans).unwrap_or_default();
+    let about = about(choice, layout.as_deref());
+    let spans = layout.as_deref().map(Layout::spans).unwrap_or_default();
     let stretches = extents(&open, size)?;
     let mut about = Some(about);
     let cut = about.as_ref().map_or(Cut::Content, |about| about.cut);
@@ -126,7 +128,8 @@ fn long_file(
         };
         for (range, cuts) in parts {
             let mut unit = Unit::default();
-            unit.add(Part { file, open: Some(Arc::clone(&open)), range, cuts, about: about.take() });
+            let (open, layout) = (Some(Arc::clone(&open)), layout.clone());
+            unit.add(Part { file, open, range, cuts, layout, about: about.take() });
             if !send(unit) {
                 return Ok(false);
             }
@@ -135,7 +138,8 @@ fn long_file(
     if let Some(about) = about {
         // Nothing but a hole: the file is described all the same.
         let mut unit = Unit::default();
-        unit.add(Part { file, open: Some(open), range: size..size, cuts: Cuts::Known(Vec::new()), about: Some(about) });
+        let (open, cuts) = (Some(open), Cuts::Known(Vec::new()));
+        unit.add(Part { file, open, range: size..size, cuts, layout: None, about: Some(about) });
         return Ok(send(unit));
     }
     Ok(true)
@@ -149,7 +153,7 @@ impl Unit {
 }
 
 /// What a file is, given what was found in it.
-pub(super) fn about(choice: CutChoice, layout: Option<&crate::checkpoint::Layout>) -> About {
+pub(super) fn about(choice: CutChoice, layout: Option<&Layout>) -> About {
     let entry = |tensor: &crate::checkpoint::Tensor| TensorEntry {
         name: tensor.name.clone(),
         dtype: tensor.dtype.word().to_owned(),
@@ -166,7 +170,7 @@ pub(super) fn about(choice: CutChoice, layout: Option<&crate::checkpoint::Layout
 }
 
 /// The tensors of an open file; none if it is not understood: then it is just bytes.
-fn tensor_layout(file: &File, size: u64) -> Option<crate::checkpoint::Layout> {
+fn tensor_layout(file: &File, size: u64) -> Option<Layout> {
     let mut first = [0; 16];
     file.read_exact_at(&mut first, 0).ok()?;
     let header_len = usize::try_from(safetensors::header_len(&first, size)?).ok()?;

@@ -3,7 +3,7 @@
 //! Used by the fuzz targets, and by `tests/it/fuzz_smoke.rs`, where only stable Rust is at hand.
 
 use bytes::Bytes;
-use towline::codec::{self, Codec, Compression};
+use towline::codec::{self, Codec, Compression, Element, Width};
 use towline::format::envelope::{Kind, MAGIC, VERSION, open, seal};
 use towline::format::wire::{Reader, Writer};
 use towline::format::{Manifest, Map, PackFooter, SegmentView};
@@ -132,15 +132,19 @@ pub fn codec_decode(bytes: &[u8]) {
     let bytes = Bytes::copy_from_slice(bytes);
     let (head, frame) = bytes.split_at(bytes.len().min(4));
     let len = head.iter().fold(0, |len, &byte| len << 8 | u32::from(byte)) % (20 << 20);
-    for codec in [Codec::Raw, Codec::Zstd] {
+    for codec in [Codec::Raw, Codec::Zstd, Codec::Planes] {
         if let Ok(plain) = codec::decode(codec, &bytes.slice_ref(frame), len) {
             assert_eq!(plain.len(), len as usize);
         }
     }
-    let stored = codec::encode(&bytes, Compression::Auto);
-    assert!(stored.bytes.len() <= bytes.len());
+    let widths = [Width::W1, Width::W2, Width::W4, Width::W8].into_iter();
+    let numbers = widths.flat_map(|width| [Element::Float(width), Element::Integer(width)]).map(Some);
     let len = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
-    assert_eq!(codec::decode(stored.codec, &stored.bytes, len).unwrap(), bytes);
+    for number in numbers.chain([None]) {
+        let stored = codec::encode(&bytes, Compression::Auto, number);
+        assert!(stored.bytes.len() <= bytes.len());
+        assert_eq!(codec::decode(stored.codec, &stored.bytes, len).unwrap(), bytes);
+    }
 }
 
 /// Every kind of field, in an order that the bytes themselves choose; integers have one spelling.

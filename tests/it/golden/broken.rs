@@ -182,7 +182,7 @@ async fn packs_and_segments() {
         ("flipped frame", one(&key, bent(&pack, frame, |byte| byte ^ 4)), Damaged),
         ("version 2", one(&key, bent(&pack, -3, |_| 2)), Unsupported),
         ("encrypted", one(&key, bent(&pack, -2, |_| 1)), Unsupported),
-        ("unknown codec", one(&key, footer(first_codec, 2)), Unsupported),
+        ("unknown codec", one(&key, footer(first_codec, 9)), Unsupported),
         ("shorter footer", one(&key, bent(&pack, trailer(0), |byte| byte ^ 1)), Damaged),
         ("parameters", one(&key, footer(first_parameter, 9)), Damaged),
         ("gone", gone(&key), NotFound),

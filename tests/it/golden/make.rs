@@ -219,6 +219,8 @@ fn tree(root: &Path) {
     put(&root.join("sub-file-between"), b"sorts between sub and sub/", 0o644);
     put(&root.join(std::ffi::OsStr::from_bytes(b"not-\xff-utf8 100%")), b"x", 0o644);
     put(&root.join("model.safetensors"), &model(), 0o644);
+    put(&root.join("weights.safetensors"), &weights(), 0o644);
+    put(&root.join("counts.safetensors"), &counts(), 0o644);
     put(&root.join("text"), &text(), 0o644);
     symlink("../elsewhere", root.join("sub/link")).unwrap();
     let holes = fs::File::create(root.join("holes")).unwrap();
@@ -272,6 +274,27 @@ fn model() -> Vec<u8> {
     file.extend((0..40_000u32).map(|i| u8::from(i % 7 == 0)));
     file.extend(b"tail");
     file
+}
+
+/// A tensor whose numbers, in byte planes, are raw and Huffman-coded.
+fn weights() -> Vec<u8> {
+    let scattered = |n: u32| (n.wrapping_mul(2_654_435_761) >> 8) as f32 / 16_777_216.0 - 0.5;
+    let weight = |n: u32| scattered(n) * scattered(n + 7);
+    tensor("F32", 4000, (0..4000).flat_map(|n| weight(n).to_le_bytes()))
+}
+
+/// A tensor whose numbers, in byte planes, are in groups and all the same.
+fn counts() -> Vec<u8> {
+    let count = |n: u32| if n.is_multiple_of(9) { n.wrapping_mul(n) % 900 } else { 3 };
+    tensor("I32", 4000, (0..4000).flat_map(|n| count(n).to_le_bytes()))
+}
+
+/// A file of one tensor.
+fn tensor(dtype: &str, len: usize, numbers: impl Iterator<Item = u8>) -> Vec<u8> {
+    let bytes: Vec<u8> = numbers.collect();
+    let header =
+        format!(r#"{{"t":{{"dtype":"{dtype}","shape":[{len}],"data_offsets":[0,{}]}}}}"#, bytes.len()).into_bytes();
+    [&(header.len() as u64).to_le_bytes(), &*header, &bytes].concat()
 }
 
 /// More than a MiB that compresses well and is cut by its content.

@@ -1,0 +1,85 @@
+//! Byte planes by dtype, beside zstd and a copy of the same bytes; one core, chunks as a save cuts them.
+
+use std::hint::black_box;
+
+use bytes::Bytes;
+use criterion::{BenchmarkGroup, Criterion, Throughput, criterion_group, criterion_main};
+use towline::codec::{Codec, Compression, Element, Width, decode_into, encode};
+
+/// Elements in a chunk: those of a piece of a tensor.
+const ELEMENTS: usize = 256 << 10;
+/// Chunks, so that they come from memory and not from the cache.
+const CHUNKS: usize = 64;
+
+/// Normally distributed, as weights are, from a fixed generator.
+fn weights() -> Vec<f32> {
+    let mut state = 7u64;
+    let mut roll = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        ((state >> 40) as f32 + 0.5) / (1u64 << 24) as f32
+    };
+    let normal = |_| 0.02 * (-2.0 * roll().ln()).sqrt() * (std::f32::consts::TAU * roll()).cos();
+    (0..ELEMENTS * CHUNKS).map(normal).collect()
+}
+
+fn chunks(numbers: impl Iterator<Item = u8>, width: usize) -> Vec<Bytes> {
+    let all: Vec<u8> = numbers.collect();
+    all.chunks(ELEMENTS * width).map(Bytes::copy_from_slice).collect()
+}
+
+fn codecs(criterion: &mut Criterion) {
+    let weights = weights();
+    let fp32 = chunks(weights.iter().flat_map(|weight| weight.to_le_bytes()), 4);
+    let bf16 = chunks(weights.iter().flat_map(|weight| weight.to_bits().to_le_bytes().into_iter().skip(2)), 2);
+    one_dtype(criterion, "fp32", &fp32, Element::Float(Width::W4));
+    one_dtype(criterion, "bf16", &bf16, Element::Float(Width::W2));
+}
+
+fn one_dtype(criterion: &mut Criterion, dtype: &str, chunks: &[Bytes], element: Element) {
+    let plain: usize = chunks.iter().map(Bytes::len).sum();
+    let encoded: Vec<_> = chunks.iter().map(|chunk| encode(chunk, Compression::Auto, Some(element))).collect();
+    assert!(encoded.iter().all(|encoded| encoded.codec == Codec::Planes), "weights are stored as planes");
+    let stored: usize = encoded.iter().map(|encoded| encoded.bytes.len()).sum();
+    let name = format!("{} MiB of {dtype} weights, planes to 1/{:.3}", plain >> 20, plain as f64 / stored as f64);
+
+    let mut group = criterion.benchmark_group(name);
+    group.throughput(Throughput::Bytes(plain as u64)).sample_size(10);
+    let mut out = vec![0; ELEMENTS * element.width().bytes()];
+    group.bench_function("planes in", |bencher| {
+        bencher.iter(|| {
+            chunks
+                .iter()
+                .map(|chunk| encode(black_box(chunk), Compression::Auto, Some(element)).bytes.len())
+                .sum::<usize>()
+        });
+    });
+    group.bench_function("planes out", |bencher| {
+        bencher.iter(|| {
+            for encoded in &encoded {
+                decode_into(encoded.codec, black_box(&encoded.bytes), &mut out).expect("it was just encoded");
+            }
+        });
+    });
+    zstd(&mut group, chunks, &mut out);
+    group.bench_function("copy", |bencher| bencher.iter(|| chunks.iter().for_each(|chunk| out.copy_from_slice(chunk))));
+    group.finish();
+}
+
+/// What one would use without knowing what the bytes are.
+fn zstd(group: &mut BenchmarkGroup<'_, criterion::measurement::WallTime>, chunks: &[Bytes], out: &mut [u8]) {
+    let compress = |chunk: &Bytes| zstd::bulk::compress(black_box(chunk), 1).expect("zstd compresses anything");
+    let frames: Vec<Vec<u8>> = chunks.iter().map(compress).collect();
+    group.bench_function("zstd-1 in", |bencher| {
+        bencher.iter(|| chunks.iter().map(|chunk| compress(chunk).len()).sum::<usize>());
+    });
+    group.bench_function("zstd-1 out", |bencher| {
+        bencher.iter(|| {
+            for frame in &frames {
+                zstd::bulk::decompress_to_buffer(black_box(frame), out).expect("it was just compressed");
+            }
+        });
+    });
+}
+
+criterion_group!(benches, codecs);
+criterion_main!(benches);

@@ -1,0 +1,132 @@
+//! A skewed plane, in groups: its few frequent bytes get codes of four, two or one bits, and the bytes that such codes fill
+//! are coded instead. What is rare escapes.
+//!
+//! A Huffman code spends at least one bit a symbol; if a symbol is eight elements, that is an eighth of a bit an element,
+//! and there are an eighth as many symbols to code. The difference to an earlier step is mostly of this kind.
+//!
+//! ```text
+//! log (1):     log2 of the elements in a group: 1, 2 or 3
+//! frequent:    15, 3 or 1 bytes; the code of each is its place, the first in the lowest bits; one more code means "escaped"
+//! groups:      how (1), stored length (u32), body: ceil(n / elements) bytes, as a plane
+//! escaped:     count (u32), how (1), body: to the end
+//! ```
+
+use super::{Flat, counts};
+
+/// Most groups should not be of one kind: longer groups are used until that is so.
+const GROUP_SKEWED: f64 = 0.6;
+
+/// How many elements a group should have, as a logarithm, where the most frequent byte is `share` of all; 0: no groups.
+pub(super) fn log_for(share: f64) -> u8 {
+    (0..3).find(|&log| share.powi(1 << log) <= GROUP_SKEWED).unwrap_or(3)
+}
+
+/// Appends `plane`, whose bytes occur as often as `counts` says, in groups.
+pub(super) fn encode(plane: &[u8], counts_of: &[u32; 256], log: u8, out: &mut Vec<u8>) {
+    let bits = 8u32 >> log;
+    let escape = (1u8 << bits) - 1;
+    let mut frequent: Vec<u8> = (0..=u8::MAX).collect();
+    frequent.sort_by_key(|&byte| std::cmp::Reverse(counts_of[usize::from(byte)]));
+    frequent.truncate(escape.into());
+    let mut codes = [escape; 256];
+    (0..escape).zip(&frequent).for_each(|(code, &byte)| codes[usize::from(byte)] = code);
+
+    let elements = 1 << log;
+    let mut groups = Vec::with_capacity(plane.len().div_ceil(elements));
+    let rare: u64 = plane.len() as u64 - frequent.iter().map(|&b| u64::from(counts_of[usize::from(b)])).sum::<u64>();
+    let mut escaped = vec![0; usize::try_from(rare).unwrap_or(0) + 1];
+    let mut at = 0;
+    for group in plane.chunks(elements) {
+        let mut byte = 0;
+        for (place, &element) in (0u32..).zip(group) {
+            let code = codes[usize::from(element)];
+            byte |= code << (place * bits);
+            // Written in any case and kept only if it was rare: no branch to guess wrong.
+            escaped[at] = element;
+            at += usize::from(code == escape);
+        }
+        groups.push(byte);
+    }
+    escaped.truncate(at);
+
+    out.push(log);
+    out.extend_from_slice(&frequent);
+    let header = out.len();
+    out.resize(header + 5, 0);
+    let how = Flat::encode(&groups, &counts(&groups), out);
+    let len = u32::try_from(out.len() - header - 5).unwrap_or(u32::MAX);
+    out[header] = how as u8;
+    out[header + 1..header + 5].copy_from_slice(&len.to_le_bytes());
+    out.extend_from_slice(&u32::try_from(escaped.len()).unwrap_or(u32::MAX).to_le_bytes());
+    let header = out.len();
+    out.push(0);
+    out[header] = Flat::encode(&escaped, &counts(&escaped), out) as u8;
+}
+
+/// Decodes what [`encode`] made of `plane.len()` bytes; none if `stored` is anything else.
+pub(super) fn decode(stored: &[u8], plane: &mut [u8]) -> Option<()> {
+    let (&log, stored) = stored.split_first()?;
+    let bits = [4u32, 2, 1].get(usize::from(log).checked_sub(1)?).copied()?;
+    let escape = (1usize << bits) - 1;
+    let (frequent, stored) = stored.split_at_checked(escape)?;
+    let (&how, stored) = stored.split_first()?;
+    let (len, stored) = stored.split_first_chunk::<4>()?;
+    let (body, stored) = stored.split_at_checked(u32::from_le_bytes(*len) as usize)?;
+    let mut groups = vec![0; plane.len().div_ceil(1 << log)];
+    Flat::of(how)?.decode(body, &mut groups)?;
+    let (count, stored) = stored.split_first_chunk::<4>()?;
+    let (&how, body) = stored.split_first()?;
+    let count = u32::from_le_bytes(*count) as usize;
+    if count > plane.len() {
+        return None;
+    }
+    let mut escaped = vec![0; count];
+    Flat::of(how)?.decode(body, &mut escaped)?;
+    let codes = Codes { bits, frequent, groups: &groups };
+    match log {
+        1 => codes.expand::<2>(&escaped, plane),
+        2 => codes.expand::<4>(&escaped, plane),
+        _ => codes.expand::<8>(&escaped, plane),
+    }
+}
+
+/// Groups to be expanded.
+struct Codes<'a> {
+    bits: u32,
+    frequent: &'a [u8],
+    groups: &'a [u8],
+}
+
+impl Codes<'_> {
+    /// Writes the elements of each group, `N` at a time, and fills in what escaped.
+    fn expand<const N: usize>(&self, escaped: &[u8], plane: &mut [u8]) -> Option<()> {
+        let mask = (1u32 << self.bits) - 1;
+        let mut table = [([0u8; N], 0u8); 256];
+        for (group, (elements, holes)) in (0u32..).zip(&mut table) {
+            for (place, element) in (0u32..).zip(elements) {
+                let code = group >> (place * self.bits) & mask;
+                match self.frequent.get(code as usize) {
+                    Some(&byte) => *element = byte,
+                    None => *holes |= 1 << place,
+                }
+            }
+        }
+        let mut escaped = escaped.iter();
+        let mut fill = |group: u8, out: &mut [u8]| {
+            let (elements, mut holes) = table[usize::from(group)];
+            out.copy_from_slice(elements.get(..out.len())?);
+            while holes != 0 {
+                *out.get_mut(holes.trailing_zeros() as usize)? = *escaped.next()?;
+                holes &= holes - 1;
+            }
+            Some(())
+        };
+        let (whole, rest) = plane.as_chunks_mut::<N>();
+        let (groups, last) = self.groups.split_at_checked(whole.len())?;
+        whole.iter_mut().zip(groups).try_for_each(|(out, &group)| fill(group, out))?;
+        if let Some(&group) = last.first() {
+            fill(group, rest)?;
+        }
+        escaped.next().is_none().then_some(())
+    }
+}

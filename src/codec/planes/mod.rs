@@ -1,0 +1,227 @@
+//! Byte planes: the bytes of equal significance of all numbers stand together, and each plane is stored as suits it.
+//!
+//! The numbers of a tensor resemble each other in their exponents and hardly at all in their last bits. Taken apart, the
+//! exponents shrink to a third, and the rest is copied.
+//!
+//! ```text
+//! kind (1):   log2 of the width in bytes; bit 2: numbers were rotated left by one bit, so that the sign stands last
+//! planes:     one for each byte of a number, the least significant first: how (1), stored length (u32, little-endian)
+//! bodies:     of the planes, one after another
+//! rest:       what is left of the plain bytes after the last whole number
+//! ```
+//!
+//! How: 0 raw; 1 one byte that stands for all; 2 [`super::huffman`]; 3 [`grouped`].
+
+mod flat;
+mod grouped;
+mod split;
+
+use std::cell::RefCell;
+
+use self::flat::Flat;
+
+/// The numbers of a tensor, as far as their bytes are concerned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Element {
+    /// Floats of so many bytes: sign, exponent, mantissa.
+    Float(Width),
+    /// Integers of so many bytes.
+    Integer(Width),
+}
+
+impl Element {
+    /// Bytes in one.
+    #[must_use]
+    pub const fn width(self) -> Width {
+        match self {
+            Self::Float(width) | Self::Integer(width) => width,
+        }
+    }
+}
+
+/// Bytes in a number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Width {
+    /// One.
+    W1 = 0,
+    /// Two.
+    W2 = 1,
+    /// Four.
+    W4 = 2,
+    /// Eight.
+    W8 = 3,
+}
+
+impl Width {
+    /// The width of `bytes` bytes.
+    #[must_use]
+    pub const fn of(bytes: u32) -> Option<Self> {
+        match bytes {
+            1 => Some(Self::W1),
+            2 => Some(Self::W2),
+            4 => Some(Self::W4),
+            8 => Some(Self::W8),
+            _ => None,
+        }
+    }
+
+    /// In bytes.
+    #[must_use]
+    pub const fn bytes(self) -> usize {
+        1 << self as u8
+    }
+}
+
+/// Set in the first byte where numbers were rotated.
+const ROTATED: u8 = 4;
+/// Bytes that say how one plane is stored.
+const PLANE_HEADER: usize = 5;
+/// A plane is coded only if that saves at least this part of it.
+const GAIN: usize = 32;
+/// Bytes of a plane that tell whether it is worth counting, in this many places.
+const SAMPLES: usize = 8;
+const SAMPLE: usize = 512;
+/// Shorter planes are not worth the second table that groups need.
+const GROUPED_FROM: usize = 1 << 10;
+/// How a plane in groups is marked, beside the ways of [`Flat`].
+const GROUPED: u8 = 3;
+
+thread_local! {
+    /// Planes of the chunk that this thread is at: as large as the largest chunk it has seen.
+    static PLANES: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Encodes `plain` as numbers of `element`; none unless that is shorter than `limit` bytes.
+#[must_use]
+pub fn encode(plain: &[u8], element: Element, limit: usize) -> Option<Vec<u8>> {
+    let width = element.width();
+    // A single byte has sign and exponent in one place anyway.
+    let rotate = matches!(element, Element::Float(_)) && width != Width::W1;
+    let (count, bytes) = (plain.len() / width.bytes(), width.bytes());
+    let (numbers, rest) = plain.split_at_checked(count * bytes)?;
+    PLANES.with_borrow_mut(|planes| {
+        let planes = room(planes, numbers.len());
+        split::split(numbers, width, rotate, planes);
+        let mut out = Vec::with_capacity(limit.min(plain.len()) + 64);
+        out.push(width as u8 | if rotate { ROTATED } else { 0 });
+        out.resize(1 + bytes * PLANE_HEADER, 0);
+        for (number, plane) in planes.chunks_exact(count.max(1)).enumerate() {
+            let start = out.len();
+            let how = encode_plane(plane, &mut out);
+            let len = u32::try_from(out.len() - start).ok()?;
+            let header = out.get_mut(1 + number * PLANE_HEADER..)?;
+            header.first_chunk_mut::<1>()?[0] = how;
+            header.get_mut(1..PLANE_HEADER)?.copy_from_slice(&len.to_le_bytes());
+            // What cannot get short enough any more need not be finished: the planes that gain come last.
+            if out.len() > limit.saturating_add(plain.len() / 4) {
+                return None;
+            }
+        }
+        out.extend_from_slice(rest);
+        (out.len() < limit).then_some(out)
+    })
+}
+
+/// Decodes what [`encode`] made of `plain.len()` bytes; none if `stored` is anything else.
+pub fn decode(stored: &[u8], plain: &mut [u8]) -> Option<()> {
+    let (&kind, stored) = stored.split_first()?;
+    let (width, rotated) = (Width::of(1 << (kind & 3))?, kind & ROTATED != 0);
+    if kind & !(3 | ROTATED) != 0 {
+        return None;
+    }
+    let (headers, mut bodies) = stored.split_at_checked(width.bytes() * PLANE_HEADER)?;
+    let count = plain.len() / width.bytes();
+    let (numbers, rest) = plain.split_at_mut(count * width.bytes());
+    PLANES.with_borrow_mut(|planes| {
+        let planes = room(planes, numbers.len());
+        let mut sources: [&[u8]; 8] = [&[]; 8];
+        let mut free = planes;
+        for (header, source) in headers.chunks_exact(PLANE_HEADER).zip(&mut sources) {
+            let (&how, len) = header.split_first()?;
+            let len = u32::from_le_bytes(len.try_into().ok()?) as usize;
+            let (body, after) = bodies.split_at_checked(len)?;
+            bodies = after;
+            *source = if how == Flat::Raw as u8 {
+                (len == count).then_some(body)?
+            } else {
+                let (plane, others) = free.split_at_mut_checked(count)?;
+                free = others;
+                decode_plane(how, body, plane)?;
+                plane
+            };
+        }
+        split::merge(&sources, width, rotated, numbers);
+        (bodies.len() == rest.len()).then(|| rest.copy_from_slice(bodies))
+    })
+}
+
+/// The first `len` bytes of the thread's planes.
+fn room(planes: &mut Vec<u8>, len: usize) -> &mut [u8] {
+    if planes.len() < len {
+        planes.resize(len, 0);
+    }
+    planes.split_at_mut(len).0
+}
+
+/// Appends one plane in the way that suits it, and says which.
+fn encode_plane(plane: &[u8], out: &mut Vec<u8>) -> u8 {
+    if !may_gain(plane) {
+        out.extend_from_slice(plane);
+        return Flat::Raw as u8;
+    }
+    let counts = counts(plane);
+    let most = counts.iter().copied().max().unwrap_or(0);
+    match grouped::log_for(f64::from(most) / plane.len() as f64) {
+        1..=3 if most as usize == plane.len() || plane.len() < GROUPED_FROM => Flat::encode(plane, &counts, out) as u8,
+        0 => Flat::encode(plane, &counts, out) as u8,
+        log => {
+            grouped::encode(plane, &counts, log, out);
+            GROUPED
+        }
+    }
+}
+
+fn decode_plane(how: u8, body: &[u8], plane: &mut [u8]) -> Option<()> {
+    match how {
+        GROUPED => grouped::decode(body, plane),
+        _ => Flat::of(how)?.decode(body, plane),
+    }
+}
+
+/// Do some places of a plane look as if it could shrink? Its last bits mostly cannot, and then they are not even counted.
+fn may_gain(plane: &[u8]) -> bool {
+    if plane.len() <= SAMPLES * SAMPLE {
+        return !plane.is_empty();
+    }
+    let step = (plane.len() - SAMPLE) / (SAMPLES - 1);
+    let mut seen = [0u32; 256];
+    for sample in (0..SAMPLES).filter_map(|at| plane.get(at * step..at * step + SAMPLE)) {
+        sample.iter().for_each(|&byte| seen[usize::from(byte)] += 1);
+    }
+    let total = (SAMPLES * SAMPLE) as f64;
+    let occurring = seen.iter().filter(|&&count| count > 0);
+    let bits: f64 = occurring.map(|&count| f64::from(count) * (total / f64::from(count)).log2()).sum();
+    bits < total * (8.0 - 8.0 / GAIN as f64)
+}
+
+/// How often each byte occurs. Four tables, so that equal neighbours do not wait for each other.
+fn counts(plane: &[u8]) -> [u32; 256] {
+    let mut tables = [[0u32; 256]; 4];
+    let words = plane.chunks_exact(8);
+    let rest = words.remainder();
+    for word in words {
+        for (at, &byte) in word.iter().enumerate() {
+            tables[at % 4][usize::from(byte)] += 1;
+        }
+    }
+    rest.iter().for_each(|&byte| tables[0][usize::from(byte)] += 1);
+    let [mut sums, others @ ..] = tables;
+    for table in others {
+        sums.iter_mut().zip(table).for_each(|(sum, count)| *sum += count);
+    }
+    sums
+}
+
+#[cfg(test)]
+mod tests;
