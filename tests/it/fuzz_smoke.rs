@@ -68,7 +68,7 @@ fn seeds(name: &str) -> Vec<Bytes> {
 fn planes() -> Vec<Bytes> {
     let numbers = |spread: u32| (0..2000u32).flat_map(move |n| (n.wrapping_mul(n) % spread).to_le_bytes());
     let plain = |spread| numbers(spread).collect::<Bytes>();
-    let encode = |plain: &Bytes| encode(plain, Compression::Auto, Some(Element::Integer(Width::W4)));
+    let encode = |plain: &Bytes| encode(plain, Compression::Auto, Some(Element::Float(Width::W4)));
     let stored = [3, 5, 40, 200, 70_000].map(|spread| encode(&plain(spread)));
     assert!(stored.iter().all(|stored| stored.codec == Codec::Planes));
     stored.map(|stored| Bytes::from([&8000u32.to_be_bytes(), &*stored.bytes].concat())).to_vec()

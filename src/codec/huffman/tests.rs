@@ -1,3 +1,5 @@
+//! Codes of every depth round-trip; what is no code is refused.
+
 use super::*;
 use proptest::prelude::*;
 

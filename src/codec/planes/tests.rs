@@ -1,3 +1,5 @@
+//! Numbers shrink as they should, come back as they were, and nothing stored makes the decoder panic.
+
 use super::*;
 use proptest::prelude::*;
 
