@@ -21,6 +21,12 @@ pub const BODY_LEN_MAX: u64 = 4 * GIB;
 pub const ENTRY_LEN_MAX: u64 = 64 * MIB;
 /// Bytes in a NAME, at most.
 pub const NAME_LEN_MAX: usize = 512;
+/// Metrics of one step, at most.
+pub const METRICS_MAX: usize = 64;
+/// Bytes in the name of a metric, at most.
+pub const METRIC_NAME_LEN_MAX: usize = 128;
+/// Bytes in the name of a framework, at most.
+pub const FRAMEWORK_LEN_MAX: usize = 64;
 /// Bytes in a path within a tree, at most (Linux's `PATH_MAX`).
 pub const PATH_LEN_MAX: usize = 4096;
 /// Bytes in a safetensors header, at most: the limit of the format's own reader

@@ -1,11 +1,12 @@
 //! The command line as types.
 
 use std::ffi::OsString;
+use std::num::{NonZeroU32, NonZeroU64};
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::builder::{OsStringValueParser, TypedValueParser};
-use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
+use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum, ValueHint};
 
 use super::config::Flags;
 use super::help;
@@ -13,7 +14,7 @@ use super::size::{self, ByteRange};
 use super::target::Target;
 use crate::codec::Compression;
 use crate::ops::CutChoice;
-use crate::repository::Name;
+use crate::repository::{Name, Selector};
 use crate::storage::Location;
 
 /// Save once, move only what the other side lacks, check every byte.
@@ -85,23 +86,33 @@ pub(super) enum Verb {
     Ls {
         /// Only this name and those below it
         prefix: Option<Name>,
-        /// Also files, chunks and the manifest's digest
+        /// Also files, chunks, the manifest's digest, and what is told of steps
         #[arg(short, long)]
         long: bool,
     },
+    /// List training runs, or the steps of one
+    #[command(after_help = help::RUNS)]
+    Runs {
+        /// Only the runs under this name; a run, with its steps
+        #[arg(value_name = "PREFIX|RUN")]
+        prefix: Option<Name>,
+    },
+    /// Remove the steps of a run that no rule keeps
+    #[command(after_help = help::EXPIRE)]
+    Expire(Expire),
     /// Show the files that a name holds, and the tensors in them
     #[command(after_help = help::SHOW)]
     Show {
         /// Which
-        name: Name,
+        name: Selector,
     },
     /// Compare two names
     #[command(after_help = help::DIFF)]
     Diff {
         /// Before
-        a: Name,
+        a: Selector,
         /// After
-        b: Name,
+        b: Selector,
     },
     /// Write a saved file, or part of it, to standard output
     #[command(after_help = help::CAT)]
@@ -123,7 +134,7 @@ pub(super) enum Verb {
     #[command(after_help = help::CP)]
     Cp {
         /// The name that is there
-        name: Name,
+        name: Selector,
         /// The name to make
         new: Name,
     },
@@ -144,7 +155,7 @@ pub(super) enum Verb {
     #[command(after_help = help::VERIFY)]
     Verify {
         /// Only this name
-        name: Option<Name>,
+        name: Option<Selector>,
         /// Read and check every byte, not just the structure
         #[arg(long)]
         data: bool,
@@ -187,13 +198,22 @@ pub(super) struct Save {
     pub(super) name: Name,
     /// A name that holds much of the same, such as the step before
     #[arg(long, value_name = "NAME")]
-    pub(super) base: Option<Name>,
+    pub(super) base: Option<Selector>,
     /// How files are cut into chunks
     #[arg(long, value_enum, default_value_t = Cut::Auto)]
     pub(super) cut: Cut,
     /// Keep a label with it; may be given several times
     #[arg(long = "label", value_name = "K=V", value_parser = label)]
     pub(super) labels: Vec<(String, String)>,
+    /// Tell a metric of it; may be given several times
+    #[arg(long = "metric", value_name = "NAME=VALUE", value_parser = metric)]
+    pub(super) metrics: Vec<(String, f64)>,
+    /// Tell how many ranks took part
+    #[arg(long, value_name = "RANKS")]
+    pub(super) world_size: Option<NonZeroU32>,
+    /// Tell what wrote it
+    #[arg(long, value_name = "NAME")]
+    pub(super) framework: Option<String>,
     /// Leave out what matches, as a line of .gitignore does; may be given several times
     #[arg(long, value_name = "GLOB")]
     pub(super) exclude: Vec<String>,
@@ -220,6 +240,29 @@ pub(super) struct Restore {
     /// Delete what else is in the folder DEST
     #[arg(long)]
     pub(super) delete: bool,
+}
+
+/// `towline expire`.
+#[derive(Debug, Args)]
+#[command(group(ArgGroup::new("policy").required(true).multiple(true)))]
+pub(super) struct Expire {
+    /// The run
+    pub(super) run: Name,
+    /// Keep the last N steps
+    #[arg(long, value_name = "N", group = "policy")]
+    pub(super) keep_last: Option<NonZeroU64>,
+    /// Keep the steps whose number is a multiple of K
+    #[arg(long, value_name = "K", group = "policy")]
+    pub(super) keep_every: Option<NonZeroU64>,
+    /// Keep the step where this metric is least; may be given several times
+    #[arg(long, value_name = "METRIC", group = "policy")]
+    pub(super) keep_min: Vec<String>,
+    /// Keep the step where this metric is greatest; may be given several times
+    #[arg(long, value_name = "METRIC", group = "policy")]
+    pub(super) keep_max: Vec<String>,
+    /// Only say what would be removed
+    #[arg(long)]
+    pub(super) dry_run: bool,
 }
 
 /// How files are cut.
@@ -274,6 +317,12 @@ fn label(text: &str) -> Result<(String, String), &'static str> {
         Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
         _ => Err("a label is KEY=VALUE"),
     }
+}
+
+/// Whether the number can be a metric's is for [`StepFacts`](crate::repository::log::StepFacts) to say.
+fn metric(text: &str) -> Result<(String, f64), &'static str> {
+    let parsed = text.rsplit_once('=').and_then(|(name, value)| Some((name.to_owned(), value.parse().ok()?)));
+    parsed.ok_or("a metric is NAME=NUMBER")
 }
 
 fn grace(text: &str) -> Result<Duration, humantime::DurationError> {

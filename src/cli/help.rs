@@ -25,6 +25,10 @@ Names:
   run-7/step-1000. Where a PREFIX may be given, run-7 means run-7 itself and
   everything below run-7/.
 
+Runs:
+  Names RUN/step-N are the steps of the run RUN. Where a NAME is read, RUN@latest,
+  RUN@upto=N, RUN@min=METRIC or RUN@max=METRIC may stand for the step they choose.
+
 Which repository:
   1. --repo URL: a path, file:///path or s3://bucket/prefix
   2. the variable TOWLINE_REPO
@@ -67,10 +71,14 @@ pub(super) const SAVE: &str = "\
 Examples:
   towline save ckpt/ run-7/step-1000
   towline save model.safetensors models/base --label license=apache-2.0
+  towline save ckpt/ run-7/step-2000 --metric loss=0.12 --metric acc=0.9 --world-size 8 --framework pytorch
   towline save data/ corpus/v2 --base corpus/v1 --exclude '*.tmp' --exclude cache/
 
 A .towlineignore file in a folder, with lines as in .gitignore, leaves out files as --exclude does. Modes, times, \
 symbolic links, empty folders, holes and names in any encoding are kept.
+
+What --metric, --world-size and --framework tell is kept with the name, also by cp and sync, where `towline runs`, \
+`ls --long` and RUN@min=METRIC find it. A metric is a finite number; at most 64.
 
 A name that exists is replaced; if somebody else moved it meanwhile, nothing is, and the exit code is 5.
 
@@ -81,6 +89,8 @@ Examples:
   towline restore run-7/step-1000 out/                       into out/
   towline restore run-7/step-1000:model.safetensors /tmp/    one file
   towline restore run-7/step-1000 out/ --overwrite --delete  exactly that
+  towline restore run-7@latest out/                          the last step
+  towline restore run-7@min=loss:model.safetensors /tmp/     one file of the best
 
 What DEST holds already is used instead of fetched. If a file in the way differs, nothing is written and the exit code \
 is 5, unless --overwrite. Each file appears whole or not at all, and nothing is written outside DEST.
@@ -93,14 +103,42 @@ Examples:
   towline ls run-7 --long
   towline ls --json | jq -r '.refs[].name'
 
-JSON: refs: [name manifest bytes files chunks saved]";
+JSON: refs: [name manifest bytes files chunks saved metrics world_size framework]";
+
+pub(super) const RUNS: &str = "\
+Examples:
+  towline runs                       every run
+  towline runs project               the runs below project/
+  towline runs run-7                 one run, and below it its steps
+  towline runs run-7 --json | jq '.runs[0].steps[] | [.step, .metrics.loss]'
+
+A run is the names RUN/step-N, in the order of N. SIZE sums the files of all steps; SAVED and FACTS are those of the latest. \
+Of two names with one number (step-7, step-07) the one saved later counts; the other is listed in brackets.
+
+JSON: runs: [run count first last latest saved bytes metrics world_size framework steps]; steps, of the run that was named: \
+[step name counts saved bytes files chunks metrics world_size framework]";
+
+pub(super) const EXPIRE: &str = "\
+Examples:
+  towline expire run-7 --keep-last 3 --keep-every 1000 --dry-run    say what would go
+  towline expire run-7 --keep-last 3 --keep-every 1000
+  towline expire run-7 --keep-min loss --keep-max acc               the best, and the latest
+
+A step stays if any rule keeps it; the latest always does, and the others go, all in one commit. If a step was saved again \
+or removed meanwhile, nothing is removed and the exit code is 5. Steps saved meanwhile stay. A metric that no step has is \
+exit code 3.
+
+Only names go. The bytes that nothing else needs go with the next `towline collect`.
+
+JSON: dry_run run kept: [step name bytes reasons] removed: [step name bytes]";
 
 pub(super) const SHOW: &str = "\
 Examples:
   towline show run-7/step-1000
+  towline show run-7@latest
   towline show run-7/step-1000 --json | jq '.entries[].tensors[].name'
 
-JSON: name manifest saved bytes stored_bytes files chunks labels entries";
+JSON: name manifest saved bytes stored_bytes files chunks metrics world_size framework labels entries";
 
 pub(super) const DIFF: &str = "\
 Examples:
@@ -109,7 +147,7 @@ Examples:
 One line a path: + added, - removed, ~ contents changed, . only mode or time changed. NEW counts the bytes of chunks \
 that only B has: what a restore of B lacks where A is.
 
-JSON: changes: [path change bytes_before bytes_after new_bytes]";
+JSON: a b changes: [path change bytes_before bytes_after new_bytes]";
 
 pub(super) const CAT: &str = "\
 Examples:
@@ -131,6 +169,7 @@ JSON: removed";
 pub(super) const CP: &str = "\
 Examples:
   towline cp run-7/step-9000 models/best
+  towline cp run-7@min=loss models/best
 
 Nothing is copied but the name: both then share every byte.
 
@@ -154,7 +193,7 @@ Examples:
 
 The exit code is 4 if anything is damaged; the JSON is printed all the same.
 
-JSON: packs chunks bytes damaged: [what error names] repaired seconds";
+JSON: packs chunks bytes damaged: [what error names] repaired seconds, and name if one was given";
 
 pub(super) const COLLECT: &str = "\
 Examples:

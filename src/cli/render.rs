@@ -5,9 +5,10 @@ use std::fmt::Write as _;
 use super::output::{Paint, printable, table};
 use super::size::show;
 use crate::ops::{
-    Change, Check, CollectReport, Diagnosis, Listed, Outcome, RestoreReport, SaveReport, Shown, ShownEntry,
-    ShownTensor, SyncReport, VerifyReport,
+    Change, Check, CollectReport, Diagnosis, ExpirePlan, Listed, Outcome, PlannedStep, RestoreReport, RunListed,
+    SaveReport, Shown, ShownEntry, ShownTensor, StepListed, SyncReport, VerifyReport,
 };
+use crate::repository::log::StepFacts;
 
 pub(super) fn save(report: &SaveReport) -> String {
     format!(
@@ -38,16 +39,78 @@ pub(super) fn restore(report: &RestoreReport) -> String {
 
 pub(super) fn refs(refs: &[Listed], long: bool) -> String {
     let short = |one: &Listed| vec![one.name.clone(), show(one.bytes), one.saved.clone()];
-    let all =
-        |one: &Listed| [short(one), vec![one.files.to_string(), one.chunks.to_string(), one.manifest.clone()]].concat();
+    let all = |one: &Listed| {
+        let counts = [one.files, one.chunks].map(|count| count.to_string());
+        [&short(one)[..], &counts, &[one.manifest.clone(), facts(&one.facts)]].concat()
+    };
     if refs.is_empty() {
         String::new()
     } else if long {
         let rows: Vec<_> = refs.iter().map(all).collect();
-        table(&["NAME", ">SIZE", "SAVED", ">FILES", ">CHUNKS", "MANIFEST"], &rows)
+        table(&["NAME", ">SIZE", "SAVED", ">FILES", ">CHUNKS", "MANIFEST", "FACTS"], &rows)
     } else {
         table(&["NAME", ">SIZE", "SAVED"], &refs.iter().map(short).collect::<Vec<_>>())
     }
+}
+
+/// Runs, and below them the steps of the one that comes with them.
+pub(super) fn runs(runs: &[RunListed]) -> String {
+    if runs.is_empty() {
+        return String::new();
+    }
+    let row = |run: &RunListed| {
+        let [count, first, last] = [run.count, run.first, run.last].map(|number| number.to_string());
+        vec![run.run.clone(), count, first, last, show(run.bytes), run.saved.clone(), facts(&run.facts)]
+    };
+    let header = ["RUN", ">STEPS", ">FIRST", ">LAST", ">SIZE", "SAVED", "FACTS"];
+    let mut text = table(&header, &runs.iter().map(row).collect::<Vec<_>>());
+    for run in runs.iter().filter(|run| !run.steps.is_empty()) {
+        text += "\n";
+        let rows: Vec<_> = run.steps.iter().map(step).collect();
+        text += &table(&[">STEP", "NAME", ">SIZE", "SAVED", "FACTS"], &rows);
+    }
+    text
+}
+
+fn step(step: &StepListed) -> Vec<String> {
+    let number = if step.counts { step.step.to_string() } else { format!("({})", step.step) };
+    vec![number, step.name.clone(), show(step.bytes), step.saved.clone(), facts(&step.facts)]
+}
+
+/// `acc=0.9 loss=0.12 world-size=8 framework=pytorch`, as much of it as is told.
+fn facts(facts: &StepFacts) -> String {
+    let metrics = facts.metrics().map(|(name, value)| format!("{name}={}", number(value)));
+    let ranks = facts.ranks().map(|ranks| format!("world-size={ranks}"));
+    let framework = facts.written_by().map(|framework| format!("framework={framework}"));
+    printable(&metrics.chain(ranks).chain(framework).collect::<Vec<_>>().join(" "))
+}
+
+/// As short as it can be read back from.
+fn number(value: f64) -> String {
+    let plain = value == 0.0 || (1e-4..1e15).contains(&value.abs());
+    if plain { value.to_string() } else { format!("{value:e}") }
+}
+
+pub(super) fn expired(plan: &ExpirePlan, dry_run: bool) -> String {
+    let row = |what: &str, step: &PlannedStep| {
+        let reasons: Vec<String> = step.reasons.iter().map(ToString::to_string).collect();
+        vec![what.to_owned(), step.name.to_string(), show(step.bytes), reasons.join(" ")]
+    };
+    let mut steps: Vec<_> = plan.kept.iter().map(|step| ("keep", step)).collect();
+    steps.extend(plan.removed.iter().map(|step| (if dry_run { "would remove" } else { "removed" }, step)));
+    steps.sort_by_key(|(_, step)| step.step);
+    let mut text =
+        table(&["", "NAME", ">SIZE", "WHY"], &steps.iter().map(|(what, step)| row(what, step)).collect::<Vec<_>>());
+    let _ = writeln!(
+        text,
+        "{} {} of {} of {}{}",
+        if dry_run { "would remove" } else { "removed" },
+        plan.removed.len(),
+        counted(steps.len() as u64, "step"),
+        plan.run,
+        if plan.removed.is_empty() { "" } else { "; bytes that nothing else needs go with the next `towline collect`" },
+    );
+    text
 }
 
 pub(super) fn shown(shown: &Shown) -> String {
@@ -61,6 +124,9 @@ pub(super) fn shown(shown: &Shown) -> String {
         show(shown.stored_bytes),
         shown.manifest,
     );
+    if shown.facts != StepFacts::default() {
+        let _ = writeln!(text, "  facts:    {}", facts(&shown.facts));
+    }
     for (key, value) in &shown.labels {
         let _ = writeln!(text, "  label:    {}={}", printable(key), printable(value));
     }

@@ -1,22 +1,22 @@
-//! `NAME` and `NAME:PATH`, where the path is bytes.
+//! `NAME` and `NAME:PATH`, where the path is bytes and a choice among steps may stand for the name.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 
 use crate::error::{Error, Result};
-use crate::repository::Name;
+use crate::repository::Selector;
 
 /// A saved tree, or something in it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Target {
     /// The tree.
-    pub(super) name: Name,
+    pub(super) name: Selector,
     /// Within it: no slash at its end, never empty.
     pub(super) path: Option<Vec<u8>>,
 }
 
 impl Target {
-    /// Reads `NAME[:PATH]`. A name holds no colon, so the first one ends it.
+    /// Reads `NAME[:PATH]`. Neither a name nor a choice holds a colon, so the first one ends it.
     ///
     /// # Errors
     /// Usage, for anything else.
@@ -65,13 +65,16 @@ mod tests {
 
     #[test]
     fn the_first_colon_ends_the_name() {
-        let name = |text: &str| text.parse::<Name>().unwrap();
+        let name = |text: &str| text.parse::<Selector>().unwrap();
         let target = |text: &str, path: Option<&[u8]>| Target { name: name(text), path: path.map(<[u8]>::to_vec) };
         assert_eq!(read(b"run/7").unwrap(), target("run/7", None));
         assert_eq!(read(b"run/7:").unwrap(), target("run/7", None));
         assert_eq!(read(b"run/7:.").unwrap(), target("run/7", None));
         assert_eq!(read(b"run/7:a:b/c/").unwrap(), target("run/7", Some(b"a:b/c")));
         assert_eq!(read(b"run/7:./\xff").unwrap(), target("run/7", Some(b"\xff")));
+        assert_eq!(read(b"run@latest:a").unwrap(), target("run@latest", Some(b"a")));
+        assert_eq!(read(b"run@min=loss").unwrap(), target("run@min=loss", None));
+        assert!(read(b"run@:a").is_err());
         assert!(read(b":a").is_err());
         assert!(read(b"\xff:a").is_err());
         assert!(read(b"run/7:./").unwrap().file().is_err());

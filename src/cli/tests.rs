@@ -12,6 +12,7 @@ use super::output::Paint;
 use super::render;
 use crate::error::ErrorKind;
 use crate::ops::{Change, Check, Damage, Diagnosis, Listed, Outcome, VerifyReport};
+use crate::repository::log::StepFacts;
 use crate::storage::Location;
 
 /// Settings as seen from `folder` with `variables`.
@@ -148,6 +149,7 @@ fn lists_are_aligned() {
         files: 3,
         chunks: 40,
         saved: "2026-01-02T03:04:05Z".into(),
+        facts: StepFacts::default(),
     };
     let refs = [one("a", 1 << 30), one("run-7/step-1", 17)];
     let expected = "\

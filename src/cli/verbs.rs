@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::args::{Restore, Save, Verb};
+use super::args::{Expire, Restore, Save, Verb};
 use super::config::{Chosen, Settings};
 use super::output::Output;
 use super::progress::Line;
@@ -12,9 +12,12 @@ use super::target::Target;
 use crate::budget::Budget;
 use crate::error::{Error, ErrorKind, Result};
 use crate::limits::MEMORY_MIN;
-use crate::ops::{self, CollectOptions, Outcome, RestoreOptions, SaveOptions, SyncOptions, VerifyOptions};
+use crate::ops::{
+    self, CollectOptions, ExpirePlan, ExpirePolicy, Outcome, RestoreOptions, SaveOptions, SyncOptions, VerifyOptions,
+};
 use crate::progress::Progress;
-use crate::repository::{Name, OpenOptions, Repository};
+use crate::repository::log::StepFacts;
+use crate::repository::{Name, OpenOptions, Repository, Selector};
 use crate::storage::{self, Location};
 
 /// What every command works with.
@@ -38,8 +41,11 @@ impl Door {
             Verb::Save(save) => self.save(save).await?,
             Verb::Restore(restore) => self.restore(restore).await?,
             Verb::Ls { prefix, long } => self.list(prefix.as_ref(), long).await?,
+            Verb::Runs { prefix } => self.runs(prefix.as_ref()).await?,
+            Verb::Expire(expire) => self.expire(expire).await?,
             Verb::Show { name } => {
-                let shown = self.open().await?.show(&name).await?;
+                let repository = self.open().await?;
+                let shown = repository.show(&self.resolve(&repository, &name).await?).await?;
                 self.output.answer(&shown, |shown, _| render::shown(shown))?;
             }
             Verb::Diff { a, b } => self.diff(&a, &b).await?,
@@ -80,16 +86,22 @@ impl Door {
     }
 
     async fn save(&self, save: Save) -> Result<()> {
+        let facts = facts_of(&save)?;
+        let repository = self.open().await?;
+        let base = match &save.base {
+            Some(base) => Some(self.resolve(&repository, base).await?),
+            None => None,
+        };
         let options = SaveOptions {
-            base: save.base,
+            base,
             cut: save.cut.into(),
             labels: save.labels.into_iter().collect(),
+            facts,
             exclude: save.exclude,
             reread: save.reread,
             compression: save.compression.into(),
             progress: self.progress.clone(),
         };
-        let repository = self.open().await?;
         let line = self.line();
         let report = repository.save(&save.path, &save.name, &options).await?;
         drop(line);
@@ -106,8 +118,9 @@ impl Door {
         let Restore { from, dest, overwrite, delete } = restore;
         let options = RestoreOptions { overwrite, delete, progress: self.progress.clone() };
         let repository = self.open().await?;
+        let name = self.resolve(&repository, &from.name).await?;
         let line = self.line();
-        let report = repository.restore(&from.name, from.path.as_deref(), &dest, &options).await?;
+        let report = repository.restore(&name, from.path.as_deref(), &dest, &options).await?;
         drop(line);
         self.output.report(&report, |report, _| render::restore(report))
     }
@@ -124,33 +137,69 @@ impl Door {
         self.output.answer(&Refs { refs }, |list, _| render::refs(&list.refs, long))
     }
 
-    async fn diff(&self, a: &Name, b: &Name) -> Result<()> {
+    async fn runs(&self, prefix: Option<&Name>) -> Result<()> {
         #[derive(Serialize)]
-        struct Changes {
+        struct Runs {
+            runs: Vec<ops::RunListed>,
+        }
+        let runs = self.open().await?.runs(prefix).await?;
+        if runs.is_empty() {
+            self.output.remark("no name is a step of a run: RUN/step-N");
+        }
+        self.output.answer(&Runs { runs }, |list, _| render::runs(&list.runs))
+    }
+
+    async fn expire(&self, expire: Expire) -> Result<()> {
+        #[derive(Serialize)]
+        struct Expired {
+            dry_run: bool,
+            #[serde(flatten)]
+            plan: ExpirePlan,
+        }
+        let Expire { run, keep_last, keep_every, keep_min, keep_max, dry_run } = expire;
+        let policy = ExpirePolicy { keep_last, keep_every, keep_min, keep_max };
+        let repository = self.open().await?;
+        let plan = repository.plan_expire(&run, &policy).await?;
+        if !dry_run {
+            repository.expire(&plan).await?;
+        }
+        let expired = Expired { dry_run, plan };
+        let render = |expired: &Expired, _| render::expired(&expired.plan, dry_run);
+        if dry_run { self.output.answer(&expired, render) } else { self.output.report(&expired, render) }
+    }
+
+    async fn diff(&self, a: &Selector, b: &Selector) -> Result<()> {
+        #[derive(Serialize)]
+        struct Compared {
+            a: Name,
+            b: Name,
             changes: Vec<ops::Change>,
         }
-        let changes = self.open().await?.diff(a, b).await?;
+        let repository = self.open().await?;
+        let (a, b) = (self.resolve(&repository, a).await?, self.resolve(&repository, b).await?);
+        let changes = repository.diff(&a, &b).await?;
         if changes.is_empty() {
             self.output.remark("nothing differs");
         }
-        self.output.answer(&Changes { changes }, |changes, _| render::changes(&changes.changes))
+        self.output.answer(&Compared { a, b, changes }, |compared, _| render::changes(&compared.changes))
     }
 
     async fn cat(&self, file: &Target, range: Option<ByteRange>) -> Result<()> {
         let path = file.file()?;
         let repository = self.open().await?;
+        let name = self.resolve(&repository, &file.name).await?;
         let range = match range {
             None => None,
             Some(ByteRange::Between(first, last)) => Some(first..=last),
             Some(ByteRange::From(first)) => Some(first..=u64::MAX),
-            Some(ByteRange::Last(count)) => match len_of(&repository, &file.name, path).await? {
+            Some(ByteRange::Last(count)) => match len_of(&repository, &name, path).await? {
                 // The last bytes of nothing are nothing.
                 0 => return Ok(()),
                 len => Some(len.saturating_sub(count)..=len - 1),
             },
         };
         let mut out = self.output.raw()?;
-        repository.cat(&file.name, path, range, &mut out).await.map(drop)
+        repository.cat(&name, path, range, &mut out).await.map(drop)
     }
 
     async fn remove(&self, name: &Name) -> Result<()> {
@@ -158,8 +207,10 @@ impl Door {
         self.output.report(&serde_json::json!({ "removed": name.as_str() }), |_, _| format!("removed {name}\n"))
     }
 
-    async fn copy(&self, name: &Name, new: &Name) -> Result<()> {
-        self.open().await?.copy(name, new).await?;
+    async fn copy(&self, name: &Selector, new: &Name) -> Result<()> {
+        let repository = self.open().await?;
+        let name = &self.resolve(&repository, name).await?;
+        repository.copy(name, new).await?;
         let report = serde_json::json!({ "name": new.as_str(), "from": name.as_str() });
         self.output.report(&report, |_, _| format!("{new} is now what {name} is\n"))
     }
@@ -172,18 +223,30 @@ impl Door {
         self.output.report(&report, |report, _| render::sync(report))
     }
 
-    async fn verify(&self, name: Option<&Name>, data: bool, repair: bool) -> Result<u8> {
+    async fn verify(&self, name: Option<&Selector>, data: bool, repair: bool) -> Result<u8> {
+        #[derive(Serialize)]
+        struct Verified {
+            #[serde(skip_serializing_if = "Option::is_none")]
+            name: Option<Name>,
+            #[serde(flatten)]
+            report: ops::VerifyReport,
+        }
         let repository = self.open().await?;
+        let name = match name {
+            Some(name) => Some(self.resolve(&repository, name).await?),
+            None => None,
+        };
         let line = self.line();
         let options = VerifyOptions { data, repair, progress: self.progress.clone() };
-        let report = repository.verify(name, &options).await?;
+        let report = repository.verify(name.as_ref(), &options).await?;
         drop(line);
-        let render = |report: &ops::VerifyReport, paint| render::verify(report, data, paint);
-        if report.damaged.is_empty() {
-            self.output.report(&report, render)?;
+        let verified = Verified { name, report };
+        let render = |verified: &Verified, paint| render::verify(&verified.report, data, paint);
+        if verified.report.damaged.is_empty() {
+            self.output.report(&verified, render)?;
             return Ok(0);
         }
-        self.output.answer(&report, render)?;
+        self.output.answer(&verified, render)?;
         if !repair {
             self.output.remark("`towline verify --repair` sets what is damaged aside; saving again then heals");
         }
@@ -198,6 +261,15 @@ impl Door {
         drop(line);
         self.output.answer(&diagnosis, render::diagnosis)?;
         Ok(u8::from(diagnosis.checks.iter().any(|check| check.outcome == Outcome::Bad)))
+    }
+
+    /// The name that `selector` stands for now; says so where that took choosing.
+    async fn resolve(&self, repository: &Repository, selector: &Selector) -> Result<Name> {
+        let name = repository.resolve(selector).await?;
+        if matches!(selector, Selector::Step { .. }) {
+            self.output.remark(&format!("{selector} is {name}"));
+        }
+        Ok(name)
     }
 
     /// Draws progress until the answer is dropped.
@@ -263,6 +335,21 @@ impl Door {
                 .source(error),
             _ => error,
         })
+    }
+}
+
+/// What the command line tells of the step.
+fn facts_of(save: &Save) -> Result<StepFacts> {
+    let mut facts = StepFacts::default();
+    for (name, value) in &save.metrics {
+        facts = facts.metric(name, *value)?;
+    }
+    if let Some(ranks) = save.world_size {
+        facts = facts.world_size(ranks);
+    }
+    match &save.framework {
+        Some(framework) => facts.framework(framework),
+        None => Ok(facts),
     }
 }
 

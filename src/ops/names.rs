@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use crate::error::{Error, Result};
-use crate::repository::log::{Action, RefValue, State};
+use crate::repository::log::{Action, RefValue, State, StepFacts};
 use crate::repository::{Name, Repository};
 
 /// One name, as `ls` shows it.
@@ -21,6 +21,9 @@ pub struct Listed {
     pub chunks: u64,
     /// When it was saved, RFC 3339.
     pub saved: String,
+    /// What is told of it.
+    #[serde(flatten)]
+    pub facts: StepFacts,
 }
 
 impl Repository {
@@ -70,7 +73,9 @@ impl Repository {
         // the commit follows: so nothing has to be vouched for.
         let commit = self.log().commit(None, |state| {
             let value = current(state, from)?.clone();
-            let same = |old: &RefValue| old.manifest == value.manifest && old.map_key == value.map_key;
+            let same = |old: &RefValue| {
+                old.manifest == value.manifest && old.map_key == value.map_key && old.facts == value.facts
+            };
             if state.refs.get(to).is_some_and(same) {
                 return Ok(Vec::new());
             }
@@ -93,5 +98,6 @@ fn listed(name: &Name, value: &RefValue) -> Listed {
         files: value.files,
         chunks: value.chunks,
         saved: value.saved.to_string(),
+        facts: value.facts.clone(),
     }
 }

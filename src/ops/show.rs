@@ -8,6 +8,7 @@ use serde::Serialize;
 use crate::error::Result;
 use crate::format::{Content, EntryKind, TensorEntry, TreeEntry};
 use crate::ops::shown;
+use crate::repository::log::StepFacts;
 use crate::repository::{Name, Repository, Saved};
 
 /// A saved tree.
@@ -27,6 +28,9 @@ pub struct Shown {
     pub files: u64,
     /// Distinct chunks.
     pub chunks: u64,
+    /// What is told of it in the log.
+    #[serde(flatten)]
+    pub facts: StepFacts,
     /// What was recorded with it.
     pub labels: BTreeMap<String, String>,
     /// What it holds.
@@ -97,6 +101,7 @@ impl Repository {
             stored_bytes: stored,
             files: saved.manifest.files().count() as u64,
             chunks: saved.manifest.chunks.ids.len() as u64,
+            facts: saved.value.facts.clone(),
             labels: saved.manifest.labels.clone(),
             entries: saved.manifest.entries.iter().map(|entry| show_entry(&saved, entry)).collect(),
         })

@@ -189,6 +189,7 @@ impl Syncing<'_> {
             logical_bytes: value.logical_bytes,
             files: value.files,
             saved: value.saved,
+            facts: value.facts.clone(),
         };
         match self.writer.publish(publication).await? {
             Published::Done(_) => {
@@ -206,8 +207,8 @@ impl Syncing<'_> {
         Step::Done
     }
 
-    /// Takes in what the destination has under `name`. The stored bytes of it, if that is the very tree, whole in live
-    /// packs.
+    /// Takes in what the destination has under `name`. The stored bytes of it, if that is the very tree with the very
+    /// facts, whole in live packs.
     async fn standing(&mut self, name: &Name, value: &RefValue) -> Result<Option<u64>> {
         let Some(there) = self.began.refs.get(name) else { return Ok(None) };
         let saved = match self.to.saved_as(name, there).await {
@@ -221,7 +222,8 @@ impl Syncing<'_> {
         self.known.add(&saved);
         let live = saved.map.packs.iter().all(|pack| self.known.state().is_target(&pack.id));
         let stored = saved.map.frames.iter().map(|frame| u64::from(frame.stored_len)).sum();
-        Ok((live && there.manifest == value.manifest).then_some(stored))
+        let same = there.manifest == value.manifest && there.facts == value.facts;
+        Ok((live && same).then_some(stored))
     }
 
     /// Moves the chunks that `reads` bring; the error, if one of their packs is gone.

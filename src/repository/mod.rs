@@ -2,7 +2,7 @@
 //!
 //! Writing: [`Writer`] lays chunks into packs under a session and publishes a name by one commit of the [`log`].
 //! Reading: [`Saved`] is a name's manifest and map; [`fetch()`] turns chunks into few ranged reads and hands out what was
-//! verified. [`Known`] answers "is this chunk here already, and where".
+//! verified. [`Known`] answers "is this chunk here already, and where". [`Run`] orders a training run's names.
 
 pub mod collect;
 mod fetch;
@@ -15,6 +15,7 @@ mod mend;
 mod name;
 mod objects;
 mod open;
+mod runs;
 mod saved;
 mod writer;
 
@@ -25,6 +26,7 @@ pub use fetch::{Delivered, PackRead, Sink, Stored, deliver, fetch, longest_read,
 pub use index::{BadSegment, Index, Segment, SegmentAudit};
 pub use known::{Known, Place};
 pub use name::Name;
+pub use runs::{Choice, Run, Selector, Step};
 pub use saved::Saved;
 pub use writer::{Publication, Published, Writer};
 

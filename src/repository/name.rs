@@ -3,6 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
+use serde::{Serialize, Serializer};
+
 use crate::error::{Error, Result};
 use crate::limits::NAME_LEN_MAX;
 
@@ -17,6 +19,15 @@ impl Name {
         &self.0
     }
 
+    /// The run and the number, if this is a step of a run: `RUN/step-N`, N in decimal digits and below 2^64.
+    #[must_use]
+    pub fn step(&self) -> Option<(Self, u64)> {
+        let (run, last) = self.0.rsplit_once('/')?;
+        let digits = last.strip_prefix("step-")?;
+        let number = if digits.bytes().all(|byte| byte.is_ascii_digit()) { digits.parse().ok()? } else { return None };
+        Some((Self(run.to_owned()), number))
+    }
+
     /// Is `self` the name `prefix` or below it?
     #[must_use]
     pub fn is_under(&self, prefix: &Self) -> bool {
@@ -28,15 +39,27 @@ impl FromStr for Name {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self> {
-        let allowed = |c: char| c.is_ascii_alphanumeric() || "._+=-".contains(c);
-        let segment = |part: &str| !matches!(part, "" | "." | "..") && part.chars().all(allowed);
-        if text.len() <= NAME_LEN_MAX && text.split('/').all(segment) {
+        if text.len() <= NAME_LEN_MAX && text.split('/').all(is_segment) {
             return Ok(Self(text.to_owned()));
         }
-        Err(Error::usage("this is not a name")
+        let what =
+            if text.contains('@') { "this must be a name: what has an @ is only read" } else { "this is not a name" };
+        Err(Error::usage(what)
             .expected(format!("segments of [A-Za-z0-9._+=-] separated by '/', at most {NAME_LEN_MAX} bytes"))
             .got(format!("{text:?}"))
             .cure("for example: run-7/step-1000"))
+    }
+}
+
+/// Is `text` one segment of a name?
+pub(super) fn is_segment(text: &str) -> bool {
+    let allowed = |c: char| c.is_ascii_alphanumeric() || "._+=-".contains(c);
+    !matches!(text, "" | "." | "..") && text.chars().all(allowed)
+}
+
+impl Serialize for Name {
+    fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+        serializer.serialize_str(&self.0)
     }
 }
 

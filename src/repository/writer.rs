@@ -11,7 +11,7 @@ use tokio::task::JoinSet;
 
 use super::known::{Known, Place};
 use super::layout::{self, Family};
-use super::log::{Action, RefValue, Refusal, SegmentInfo, State};
+use super::log::{Action, RefValue, Refusal, SegmentInfo, State, StepFacts};
 use super::{Name, Repository, objects};
 use crate::clock::Timestamp;
 use crate::codec::Encoded;
@@ -74,6 +74,8 @@ pub struct Publication<'a> {
     pub files: u64,
     /// When the tree was saved.
     pub saved: Timestamp,
+    /// What is told of it.
+    pub facts: StepFacts,
 }
 
 /// What became of a publication.
@@ -245,6 +247,7 @@ impl Writer {
             logical_bytes: publication.logical_bytes,
             files: publication.files,
             chunks: publication.places.len() as u64,
+            facts: publication.facts,
         };
         // A pack of an earlier session of this writer is as foreign as any: it is no root any more.
         let foreign: BTreeSet<PackId> =

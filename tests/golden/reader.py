@@ -1,12 +1,17 @@
 """A reader of Towline repositories in a directory, written from docs/format.md and nothing else.
 
     reader.py list REPOSITORY              prints the names, sorted
+    reader.py facts REPOSITORY NAME        prints what is told of a step, as JSON
     reader.py restore REPOSITORY NAME DEST puts a folder's contents, or a file under its own name, into DEST
 """
 
+import json
+import math
 import os
 import re
+import struct
 import sys
+import unicodedata
 
 import planes
 from blake3 import blake3
@@ -212,7 +217,21 @@ def finish(path, entry):
 def read_value(wire, version):
     value = {"version": version, "manifest": wire.take(32), "manifest_at": wire.owned(), "map_at": wire.owned()}
     wire.svar(), wire.var(), wire.var(), wire.var()
+    value["facts"] = read_facts(wire)
     return value
+
+
+def read_facts(wire):
+    metrics = wire.list(lambda: (wire.text(), *struct.unpack("<d", wire.take(8))))
+    names = [name for name, _ in metrics]
+    need(len(names) <= 64 and names == sorted(set(names)), "metrics are too many or not sorted")
+    need(all(NAME.fullmatch(n) and len(n) <= 128 and "/" not in n and n not in (".", "..") for n in names), "metric's name")
+    need(all(math.isfinite(number) for _, number in metrics), "metric is not finite")
+    world_size, framework = wire.var(32), wire.bytes()
+    need(len(framework) <= 64, "framework is too long")
+    framework = framework.decode()
+    need(all(unicodedata.category(letter) != "Cc" for letter in framework), "framework")
+    return {"metrics": dict(metrics), "world_size": world_size or None, "framework": framework or None}
 
 
 def read_name(wire):
@@ -341,6 +360,8 @@ def main(arguments):
     verb, rest = arguments[:1], arguments[1:]
     if verb == ["list"] and len(rest) == 1:
         print("\n".join(sorted(Repository(rest[0]).refs)))
+    elif verb == ["facts"] and len(rest) == 2:
+        print(json.dumps(Repository(rest[0]).refs[rest[1]]["facts"]))
     elif verb == ["restore"] and len(rest) == 3:
         root, name, dest = rest
         os.makedirs(dest, exist_ok=True)

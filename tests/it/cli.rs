@@ -11,11 +11,13 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use tempfile::TempDir;
 
-const VERBS: [&str; 14] = [
+const VERBS: [&str; 16] = [
     "init",
     "save",
     "restore",
     "ls",
+    "runs",
+    "expire",
     "show",
     "diff",
     "cat",
@@ -29,14 +31,14 @@ const VERBS: [&str; 14] = [
 ];
 
 /// A user of a fresh machine: a home folder, a working folder, nothing else.
-struct User(TempDir);
+pub(crate) struct User(TempDir);
 
 /// What came of one command.
 #[derive(Debug)]
-struct Ran {
-    code: Option<i32>,
-    out: Vec<u8>,
-    err: String,
+pub(crate) struct Ran {
+    pub(crate) code: Option<i32>,
+    pub(crate) out: Vec<u8>,
+    pub(crate) err: String,
 }
 
 impl User {
@@ -49,7 +51,7 @@ impl User {
     }
 
     /// With a repository, named by `towline.toml` in the working folder.
-    fn with_repository() -> Self {
+    pub(crate) fn with_repository() -> Self {
         let user = Self::new();
         fs::write(user.work().join("towline.toml"), "repository = '../repo'\nmemory = '128M'\n").unwrap();
         user.ok(&["init"]);
@@ -70,17 +72,17 @@ impl User {
         self.0.path().join("work")
     }
 
-    fn repository(&self) -> PathBuf {
+    pub(crate) fn repository(&self) -> PathBuf {
         self.0.path().join("repo")
     }
 
-    fn write(&self, path: &str, bytes: &[u8]) {
+    pub(crate) fn write(&self, path: &str, bytes: &[u8]) {
         let path = self.work().join(path);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::write(path, bytes).unwrap();
     }
 
-    fn read(&self, path: &str) -> Vec<u8> {
+    pub(crate) fn read(&self, path: &str) -> Vec<u8> {
         fs::read(self.work().join(path)).unwrap()
     }
 
@@ -91,25 +93,25 @@ impl User {
         command
     }
 
-    fn run<S: AsRef<OsStr>>(&self, args: &[S]) -> Ran {
+    pub(crate) fn run<S: AsRef<OsStr>>(&self, args: &[S]) -> Ran {
         ran(&mut self.command(args))
     }
 
-    fn ok(&self, args: &[&str]) -> String {
+    pub(crate) fn ok(&self, args: &[&str]) -> String {
         let ran = self.run(args);
         assert_eq!(ran.code, Some(0), "{args:?}: {}", ran.err);
         String::from_utf8(ran.out).unwrap()
     }
 
     /// The one JSON object that the command prints, whatever its exit code is.
-    fn json(&self, args: &[&str], code: i32) -> Value {
+    pub(crate) fn json(&self, args: &[&str], code: i32) -> Value {
         let ran = self.run(&[args, &["--json"]].concat());
         assert_eq!(ran.code, Some(code), "{args:?}: {}", ran.err);
         serde_json::from_slice(&ran.out).unwrap_or_else(|error| panic!("{args:?}: {error}"))
     }
 
     /// The kind, and the whole, of the error that the command ends with.
-    fn fails(&self, args: &[&str], code: i32) -> Value {
+    pub(crate) fn fails(&self, args: &[&str], code: i32) -> Value {
         let ran = self.run(&[args, &["--json"]].concat());
         assert_eq!(ran.code, Some(code), "{args:?}: {}", ran.err);
         assert!(ran.out.is_empty(), "{args:?} printed something");
@@ -131,7 +133,7 @@ fn noise(len: usize) -> Vec<u8> {
 }
 
 /// Checks that `value` is an object with exactly the members `keys`.
-fn has_members(value: &Value, keys: &str) {
+pub(crate) fn has_members(value: &Value, keys: &str) {
     let mut expected: Vec<&str> = keys.split(' ').collect();
     expected.sort_unstable();
     let mut found: Vec<&str> = value.as_object().unwrap().keys().map(String::as_str).collect();
@@ -214,15 +216,15 @@ fn json_has_the_members_that_the_help_promises() {
 
     let listed = user.json(&["ls"], 0);
     has_members(&listed, "refs");
-    has_members(&listed["refs"][0], "name manifest bytes files chunks saved");
+    has_members(&listed["refs"][0], "name manifest bytes files chunks saved metrics world_size framework");
     has_members(
         &user.json(&["show", "run/1"], 0),
-        "name manifest saved bytes stored_bytes files chunks labels entries",
+        "name manifest saved bytes stored_bytes files chunks metrics world_size framework labels entries",
     );
     user.write("tree/c", b"c");
     user.ok(&["save", "tree", "run/2"]);
     let changes = user.json(&["diff", "run/1", "run/2"], 0);
-    has_members(&changes, "changes");
+    has_members(&changes, "a b changes");
     let added = changes["changes"].as_array().unwrap().iter().find(|change| change["path"] == "c").unwrap();
     has_members(added, "path change bytes_before bytes_after new_bytes");
     assert_eq!((&added["change"], &added["new_bytes"]), (&"added".into(), &1.into()));

@@ -4,6 +4,7 @@
 #![expect(clippy::unwrap_used, clippy::print_stderr, reason = "a test says what fails by failing, and what is skipped")]
 
 mod cli;
+mod cli_runs;
 mod cli_s3;
 mod collect;
 mod conformance;
@@ -15,6 +16,7 @@ mod faulty;
 mod fuzz_smoke;
 mod golden;
 mod probe;
+mod runs;
 mod save_restore;
 mod semantics;
 mod stores;

@@ -6,7 +6,7 @@ use towline::clock::Timestamp;
 use towline::id::{ManifestId, ObjectId, Owned, SessionId, WriteId};
 use towline::repository::Name;
 use towline::repository::layout::Family;
-use towline::repository::log::{Action, Entry, RefValue, State};
+use towline::repository::log::{Action, Entry, RefValue, State, StepFacts};
 
 use super::model::Mutation;
 
@@ -156,6 +156,7 @@ impl Book {
             logical_bytes: 1,
             files: 1,
             chunks: 1,
+            facts: StepFacts::default(),
         }
     }
 

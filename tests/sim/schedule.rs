@@ -13,7 +13,7 @@ use object_store::ObjectStore;
 use towline::ErrorKind;
 use towline::clock::{ManualClock, SystemClock, Timestamp};
 use towline::id::{ManifestId, ObjectId, Owned, SessionId};
-use towline::repository::log::{Action, Committed, Log, RefValue, SegmentInfo, State};
+use towline::repository::log::{Action, Committed, Log, RefValue, SegmentInfo, State, StepFacts};
 
 use super::book::{name, session};
 use super::gate::{Gate, Shared, Verdict};
@@ -312,6 +312,7 @@ fn actions(deed: Deed, who: usize, mark: i64, state: &State) -> Vec<Action> {
             logical_bytes: 1,
             files: 1,
             chunks: 1,
+            facts: StepFacts::default(),
         };
         Action::SetRef { name: name(to), expected: state.version(&name(to)), value }
     };

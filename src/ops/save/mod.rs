@@ -26,7 +26,7 @@ use crate::codec::Compression;
 use crate::error::{Error, Result};
 use crate::id::ManifestId;
 use crate::progress::Progress;
-use crate::repository::log::RefValue;
+use crate::repository::log::{RefValue, StepFacts};
 use crate::repository::{Known, Name, Publication, Published, Repository, Writer};
 use crate::tree::{FoundKind, Rules, SeenCache, Walk, coarse_now, walk};
 
@@ -74,6 +74,8 @@ pub struct SaveOptions {
     pub cut: CutChoice,
     /// What to record with the tree.
     pub labels: BTreeMap<String, String>,
+    /// What to tell of it in the log, where runs are listed and their steps chosen.
+    pub facts: StepFacts,
     /// Patterns to leave out, in gitignore syntax.
     pub exclude: Vec<String>,
     /// Read every file, whatever the stat cache says.
@@ -188,7 +190,9 @@ impl Saving<'_> {
         let places = places.ok_or_else(|| Error::other("a chunk that was stored is not known"))?;
         let (id, body) = manifest.encode();
         // If the name stands for exactly this already, in packs that are not condemned, there is nothing to say.
-        let unmoved = current.filter(|value| intact && value.manifest == id && writer.is_idle());
+        let facts = self.options.facts.clone();
+        let same = |value: &RefValue| intact && value.manifest == id && value.facts == facts;
+        let unmoved = current.filter(|value| same(value) && writer.is_idle());
         let value = match unmoved {
             Some(value) => value,
             None => {
@@ -196,7 +200,8 @@ impl Saving<'_> {
                 let manifest = (id, body.clone());
                 let (name, places, known) = (self.name, places.as_slice(), &known);
                 let saved = self.repository.clock().now();
-                let publication = Publication { name, expected, manifest, places, known, logical_bytes, files, saved };
+                let publication =
+                    Publication { name, expected, manifest, places, known, logical_bytes, files, saved, facts };
                 match writer.publish(publication).await? {
                     Published::Done(value) => *value,
                     Published::Lost(_) => return Ok(None),

@@ -7,6 +7,7 @@
 mod audit;
 mod commit;
 mod entry;
+mod facts;
 mod fold;
 mod state;
 mod truncate;
@@ -20,6 +21,7 @@ use crate::clock::Clock;
 pub use audit::Audit;
 pub use commit::Committed;
 pub use entry::{Action, Entry};
+pub use facts::{Measure, StepFacts, is_metric_name};
 pub use state::{Condemned, Purged, RefValue, Refusal, SegmentInfo, Session, State};
 
 /// One repository's log.

@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use super::entry::{Action, Entry, read_manifest_id, read_name, read_owned, write_owned};
+use super::facts::StepFacts;
 use crate::clock::Timestamp;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::wire::{Read, Reader, Writer};
@@ -32,6 +33,8 @@ pub struct RefValue {
     pub files: u64,
     /// Distinct chunks.
     pub chunks: u64,
+    /// What is told of it besides its bytes.
+    pub facts: StepFacts,
 }
 
 /// What the log knows of an index segment.
@@ -344,6 +347,7 @@ impl RefValue {
         write_owned(out, self.manifest_key);
         write_owned(out, self.map_key);
         out.signed(self.saved.0).varint(self.logical_bytes).varint(self.files).varint(self.chunks);
+        self.facts.write(out);
     }
 
     pub(super) fn read(reader: &mut Reader<'_>) -> Read<Self> {
@@ -356,6 +360,7 @@ impl RefValue {
             logical_bytes: reader.varint()?,
             files: reader.varint()?,
             chunks: reader.varint()?,
+            facts: StepFacts::read(reader)?,
         })
     }
 }

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::num::NonZeroU32;
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::{FileExt as _, PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
@@ -20,7 +21,7 @@ use towline::format::{PackLayout, PackRef, Row, TRAILER_LEN, pack_header, segmen
 use towline::id::{ChunkId, Owned, PackId, SegmentId, SessionId};
 use towline::ops::{CutChoice, SaveOptions};
 use towline::repository::layout::{self, Family, Numbered};
-use towline::repository::log::{Action, SegmentInfo};
+use towline::repository::log::{Action, SegmentInfo, StepFacts};
 use towline::repository::{OpenOptions, Repository};
 use towline::storage::{Location, Store, StoreOptions, open};
 
@@ -65,7 +66,10 @@ impl Maker {
         let tree = self.source.clone();
         let labels = [("loss", "0.25"), ("stage", "golden")].map(|(key, value)| (key.to_owned(), value.to_owned()));
         self.save("tree", &tree, SaveOptions { labels: labels.into(), ..SaveOptions::default() }).await;
-        self.save("run-1/step-10", &tree.join("model.safetensors"), SaveOptions::default()).await;
+        let facts = StepFacts::default().metric("loss", 0.125).unwrap().metric("acc", -2.5e-3).unwrap();
+        let facts = facts.world_size(NonZeroU32::new(8).unwrap()).framework("PyTorch 2.9 \u{e9}").unwrap();
+        let step = SaveOptions { facts, ..SaveOptions::default() };
+        self.save("run-1/step-10", &tree.join("model.safetensors"), step).await;
         for (gone, bytes) in [("gone/condemned", 1), ("gone/damaged", 2), ("gone/forgotten", 3), ("gone/purged", 4)] {
             let path = tree.with_file_name("gone");
             put(&path, &noise(bytes, 700), 0o600);
@@ -110,11 +114,12 @@ impl Maker {
     }
 
     async fn save(&mut self, to: &str, path: &Path, options: SaveOptions) {
-        let labels = options.labels.clone();
+        let (labels, facts) = (options.labels.clone(), options.facts.clone());
         let report = self.repository.save(path, &name(to), &options).await.unwrap();
         let form = if path.is_dir() { "folder" } else { "file" };
         let expected = json!({
-            "manifest": report.manifest, "form": form, "labels": labels, "chunks": report.chunks, "entries": listing(path),
+            "manifest": report.manifest, "form": form, "labels": labels, "facts": facts, "chunks": report.chunks,
+            "entries": listing(path),
         });
         self.names.insert(to.to_owned(), expected);
     }

@@ -81,6 +81,7 @@ async fn every_name_of_the_golden_repository_restores() {
         let saved = repository.saved(&name(name_text)).await.unwrap();
         assert_eq!(saved.value.manifest.to_string(), wanted["manifest"], "{name_text}");
         assert_eq!(serde_json::to_value(&saved.manifest.labels).unwrap(), wanted["labels"], "{name_text}");
+        assert_eq!(serde_json::to_value(&saved.value.facts).unwrap(), wanted["facts"], "{name_text}");
         let form = wanted["form"].as_str().unwrap();
         let dest = dir.path().join(nth.to_string());
         fs::create_dir(&dest).unwrap();

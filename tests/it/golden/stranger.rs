@@ -43,6 +43,8 @@ fn a_reader_written_from_the_specification_restores_every_name() {
     let names: Vec<&str> = names.lines().collect();
     assert_eq!(names, expected["names"].as_object().unwrap().keys().collect::<Vec<_>>());
     for name in names {
+        let facts: serde_json::Value = serde_json::from_slice(&read(&python, &["facts", name]).stdout).unwrap();
+        assert_eq!(facts, expected["names"][name]["facts"], "{name}");
         let dir = tempfile::tempdir().unwrap();
         let dest = dir.path().join("dest");
         read(&python, &["restore", name, dest.to_str().unwrap()]);

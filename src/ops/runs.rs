@@ -1,0 +1,106 @@
+//! Runs: list them, and the steps of one. All of it is read from the log.
+
+use serde::Serialize;
+
+use crate::error::{Error, Result};
+use crate::repository::log::StepFacts;
+use crate::repository::{Name, Repository, Run, Step};
+
+/// One run, as `runs` shows it.
+#[derive(Clone, Debug, Serialize)]
+pub struct RunListed {
+    /// The run.
+    pub run: String,
+    /// Its steps that count.
+    pub count: u64,
+    /// The first one's number.
+    pub first: u64,
+    /// The last one's number.
+    pub last: u64,
+    /// The last one's name.
+    pub latest: String,
+    /// When the last one was saved, RFC 3339.
+    pub saved: String,
+    /// Bytes in all files of all its steps.
+    pub bytes: u64,
+    /// What is told of the last one.
+    #[serde(flatten)]
+    pub facts: StepFacts,
+    /// Every step, where this run was asked for by its very name.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub steps: Vec<StepListed>,
+}
+
+/// One step of a run.
+#[derive(Clone, Debug, Serialize)]
+pub struct StepListed {
+    /// Its number.
+    pub step: u64,
+    /// Its name.
+    pub name: String,
+    /// Whether it is the one that counts of those with this number.
+    pub counts: bool,
+    /// When it was saved, RFC 3339.
+    pub saved: String,
+    /// Bytes in all files.
+    pub bytes: u64,
+    /// Files.
+    pub files: u64,
+    /// Distinct chunks.
+    pub chunks: u64,
+    /// What is told of it.
+    #[serde(flatten)]
+    pub facts: StepFacts,
+}
+
+impl Repository {
+    /// The runs under `prefix`, or all, by name. If `prefix` is a run itself, that one comes with its steps.
+    ///
+    /// # Errors
+    /// Not found, if a prefix was given and no run is under it.
+    ///
+    /// # Cancel safety
+    /// Safe: it only reads.
+    pub async fn runs(&self, prefix: Option<&Name>) -> Result<Vec<RunListed>> {
+        let state = self.state().await?;
+        let runs = Run::all(&state.refs);
+        let matching = runs.iter().filter(|run| prefix.is_none_or(|prefix| run.name().is_under(prefix)));
+        let listed: Vec<RunListed> = matching.map(|run| list(run, prefix == Some(run.name()))).collect();
+        match prefix {
+            Some(prefix) if listed.is_empty() => Err(Error::not_found("no run is under this prefix")
+                .at(prefix)
+                .cure("`towline runs` lists all runs, `towline ls` all names")),
+            _ => Ok(listed),
+        }
+    }
+}
+
+fn list(run: &Run<'_>, steps: bool) -> RunListed {
+    let (first, latest) = (run.steps().first().map_or(0, |step| step.number), run.latest());
+    RunListed {
+        run: run.name().to_string(),
+        count: run.counting().count() as u64,
+        first,
+        last: latest.number,
+        latest: latest.name.to_string(),
+        saved: latest.value.saved.to_string(),
+        bytes: run.steps().iter().map(|step| step.value.logical_bytes).sum(),
+        facts: latest.value.facts.clone(),
+        steps: if steps { list_steps(run) } else { Vec::new() },
+    }
+}
+
+fn list_steps(run: &Run<'_>) -> Vec<StepListed> {
+    let list = |step: &Step<'_>, counts| StepListed {
+        step: step.number,
+        name: step.name.to_string(),
+        counts,
+        saved: step.value.saved.to_string(),
+        bytes: step.value.logical_bytes,
+        files: step.value.files,
+        chunks: step.value.chunks,
+        facts: step.value.facts.clone(),
+    };
+    let mut later = run.steps().iter().skip(1);
+    run.steps().iter().map(|step| list(step, later.next().is_none_or(|next| next.number != step.number))).collect()
+}

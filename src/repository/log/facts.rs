@@ -1,0 +1,254 @@
+//! What is told of a training step besides its bytes: metrics, world size, framework.
+//!
+//! It lies in the log with the name, so that runs are listed and their steps chosen without reading any manifest.
+
+use std::collections::BTreeMap;
+use std::num::NonZeroU32;
+
+use serde::{Serialize, Serializer};
+
+use crate::error::{Error, Result};
+use crate::format::wire::{Read, Reader, Writer};
+use crate::limits::{FRAMEWORK_LEN_MAX, METRIC_NAME_LEN_MAX, METRICS_MAX};
+use crate::repository::name::is_segment;
+
+/// A finite number. Two are equal if their bits are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Measure(u64);
+
+impl Measure {
+    /// `value`, if it is finite: what is not cannot be compared.
+    #[must_use]
+    pub fn new(value: f64) -> Option<Self> {
+        value.is_finite().then(|| Self(value.to_bits()))
+    }
+
+    /// The number.
+    #[must_use]
+    pub fn get(self) -> f64 {
+        f64::from_bits(self.0)
+    }
+}
+
+impl Serialize for Measure {
+    fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+        serializer.serialize_f64(self.get())
+    }
+}
+
+/// What is told of a step.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize)]
+pub struct StepFacts {
+    metrics: BTreeMap<String, Measure>,
+    world_size: Option<NonZeroU32>,
+    framework: Option<String>,
+}
+
+impl StepFacts {
+    /// With the metric `name`, in place of what it was.
+    ///
+    /// # Errors
+    /// Usage, if the name is not one segment of a NAME, the value is not finite, or there are too many.
+    pub fn metric(mut self, name: &str, value: f64) -> Result<Self> {
+        if !is_metric_name(name) {
+            return Err(Error::usage("this is not the name of a metric")
+                .expected(format!("[A-Za-z0-9._+=-], at most {METRIC_NAME_LEN_MAX} bytes"))
+                .got(format!("{name:?}"))
+                .cure("for example: loss=0.12"));
+        }
+        let measure = Measure::new(value).ok_or_else(|| {
+            Error::usage("a metric must be a finite number")
+                .at(name)
+                .got(value)
+                .cure("leave the metric out: a step without it is skipped where steps are compared by it")
+        })?;
+        self.metrics.insert(name.to_owned(), measure);
+        if self.metrics.len() > METRICS_MAX {
+            return Err(Error::usage("too many metrics").expected(format!("at most {METRICS_MAX}")));
+        }
+        Ok(self)
+    }
+
+    /// With the number of ranks that took part.
+    #[must_use]
+    pub fn world_size(mut self, ranks: NonZeroU32) -> Self {
+        self.world_size = Some(ranks);
+        self
+    }
+
+    /// With the framework that wrote it.
+    ///
+    /// # Errors
+    /// Usage, if it is empty, too long or holds control characters.
+    pub fn framework(mut self, framework: &str) -> Result<Self> {
+        if !is_framework(framework) {
+            return Err(Error::usage("this is not the name of a framework")
+                .expected(format!("1 to {FRAMEWORK_LEN_MAX} bytes without control characters"))
+                .got(format!("{framework:?}"))
+                .cure("for example: pytorch"));
+        }
+        self.framework = Some(framework.to_owned());
+        Ok(self)
+    }
+
+    /// The value of the metric `name`.
+    #[must_use]
+    pub fn value(&self, name: &str) -> Option<f64> {
+        self.metrics.get(name).map(|measure| measure.get())
+    }
+
+    /// The metrics, by name.
+    pub fn metrics(&self) -> impl Iterator<Item = (&str, f64)> {
+        self.metrics.iter().map(|(name, measure)| (name.as_str(), measure.get()))
+    }
+
+    /// How many ranks took part, if told.
+    #[must_use]
+    pub fn ranks(&self) -> Option<NonZeroU32> {
+        self.world_size
+    }
+
+    /// What wrote it, if told.
+    #[must_use]
+    pub fn written_by(&self) -> Option<&str> {
+        self.framework.as_deref()
+    }
+
+    pub(super) fn write(&self, out: &mut Writer) {
+        out.count(self.metrics.len());
+        for (name, measure) in &self.metrics {
+            out.string(name.as_bytes()).u64(measure.0);
+        }
+        out.varint(self.world_size.map_or(0, NonZeroU32::get).into());
+        out.string(self.framework.as_deref().unwrap_or_default().as_bytes());
+    }
+
+    /// Reads what [`StepFacts::write`] wrote: one spelling, names in order.
+    pub(super) fn read(reader: &mut Reader<'_>) -> Read<Self> {
+        let mut facts = Self::default();
+        let count = reader.count(10)?;
+        if count > METRICS_MAX {
+            return Err(reader.malformed("too many metrics"));
+        }
+        for _ in 0..count {
+            let name = reader.text(METRIC_NAME_LEN_MAX)?;
+            let after = facts.metrics.last_key_value().is_none_or(|(last, _)| last.as_str() < name);
+            if !after || !is_metric_name(name) {
+                return Err(reader.malformed("bad name of a metric"));
+            }
+            let value = f64::from_bits(reader.u64()?);
+            let measure = Measure::new(value).ok_or_else(|| reader.malformed("metric is not finite"))?;
+            facts.metrics.insert(name.to_owned(), measure);
+        }
+        facts.world_size = NonZeroU32::new(reader.varint32()?);
+        let framework = reader.text(FRAMEWORK_LEN_MAX)?;
+        if !framework.is_empty() {
+            if !is_framework(framework) {
+                return Err(reader.malformed("bad name of a framework"));
+            }
+            facts.framework = Some(framework.to_owned());
+        }
+        Ok(facts)
+    }
+}
+
+/// May a metric be called `text`?
+pub fn is_metric_name(text: &str) -> bool {
+    text.len() <= METRIC_NAME_LEN_MAX && is_segment(text)
+}
+
+fn is_framework(text: &str) -> bool {
+    (1..=FRAMEWORK_LEN_MAX).contains(&text.len()) && !text.chars().any(char::is_control)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::error::ErrorKind;
+
+    fn written(facts: &StepFacts) -> Vec<u8> {
+        let mut out = Writer::new();
+        facts.write(&mut out);
+        out.into_bytes()
+    }
+
+    fn read(bytes: &[u8]) -> Read<StepFacts> {
+        let mut reader = Reader::new(bytes);
+        let facts = StepFacts::read(&mut reader)?;
+        reader.finish().map(|()| facts)
+    }
+
+    proptest! {
+        #[test]
+        fn facts_survive(
+            metrics in prop::collection::btree_map("[a-z0-9_=+-]{1,12}", any::<f64>().prop_filter("finite", |v| v.is_finite()), 0..9),
+            ranks in any::<u32>(),
+            framework in prop::option::of("[A-Za-z 0-9.]{1,20}"),
+        ) {
+            let mut facts = StepFacts { world_size: NonZeroU32::new(ranks), ..StepFacts::default() };
+            for (name, value) in &metrics {
+                facts = facts.metric(name, *value).unwrap();
+            }
+            if let Some(framework) = &framework {
+                facts = facts.framework(framework).unwrap();
+            }
+            prop_assert_eq!(&read(&written(&facts)).unwrap(), &facts);
+            for (name, value) in metrics {
+                prop_assert_eq!(facts.value(&name), Some(value));
+            }
+        }
+
+        #[test]
+        fn what_is_read_is_written_the_same(bytes in prop::collection::vec(any::<u8>(), 0..40)) {
+            if let Ok(facts) = read(&bytes) {
+                prop_assert_eq!(written(&facts), bytes);
+            }
+        }
+    }
+
+    #[test]
+    fn nothing_told_takes_three_bytes() {
+        assert_eq!(written(&StepFacts::default()), [0, 0, 0]);
+    }
+
+    #[test]
+    fn what_cannot_be_compared_or_listed_is_refused() {
+        let usage = |refused: Result<StepFacts>| assert_eq!(refused.unwrap_err().kind(), ErrorKind::Usage);
+        for value in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
+            usage(StepFacts::default().metric("loss", value));
+        }
+        for name in ["", ".", "a/b", "a b", "@", &"m".repeat(METRIC_NAME_LEN_MAX + 1)] {
+            usage(StepFacts::default().metric(name, 1.0));
+        }
+        for framework in ["", "a\nb", &"f".repeat(FRAMEWORK_LEN_MAX + 1)] {
+            usage(StepFacts::default().framework(framework));
+        }
+        let full =
+            |count: usize| (0..count).try_fold(StepFacts::default(), |facts, n| facts.metric(&format!("m{n}"), 0.0));
+        assert!(full(METRICS_MAX).unwrap().metric("m0", 1.0).is_ok());
+        usage(full(METRICS_MAX + 1));
+    }
+
+    #[test]
+    fn stored_facts_have_one_spelling() {
+        let metric = |name: &str, value: f64| {
+            let mut out = Writer::new();
+            out.string(name.as_bytes()).u64(value.to_bits());
+            out.into_bytes()
+        };
+        let told =
+            |metrics: &[Vec<u8>]| [vec![u8::try_from(metrics.len()).unwrap()], metrics.concat(), vec![0, 0]].concat();
+        assert!(read(&told(&[metric("a", 1.0), metric("b", 1.0)])).is_ok());
+        for bad in [
+            told(&[metric("b", 1.0), metric("a", 1.0)]),
+            told(&[metric("a", 1.0), metric("a", 1.0)]),
+            told(&[metric("a/b", 1.0)]),
+            told(&[metric("a", f64::NAN)]),
+            vec![0, 0, 1, b'\n'],
+        ] {
+            assert!(read(&bad).is_err(), "{bad:?}");
+        }
+    }
+}

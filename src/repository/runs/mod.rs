@@ -1,0 +1,137 @@
+//! Runs: the names `RUN/step-N`, in the order of their numbers. Pure functions of a state's refs.
+//!
+//! Two names of one run may have one number (`step-7` and `step-07`): the one that the log set later counts, the other is
+//! only listed.
+
+mod selector;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+pub use selector::{Choice, Selector};
+
+use super::log::RefValue;
+use super::name::Name;
+use crate::error::{Error, Result};
+
+/// One step of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Step<'a> {
+    /// Its number.
+    pub number: u64,
+    /// Its name.
+    pub name: &'a Name,
+    /// What it stands for.
+    pub value: &'a RefValue,
+}
+
+/// A run: at least one step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Run<'a> {
+    name: Name,
+    /// By number, then by version.
+    steps: Vec<Step<'a>>,
+    latest: Step<'a>,
+}
+
+impl<'a> Run<'a> {
+    /// Every run among `refs`, by name.
+    #[must_use]
+    pub fn all(refs: &'a BTreeMap<Name, RefValue>) -> Vec<Self> {
+        let mut runs: BTreeMap<Name, Vec<Step<'a>>> = BTreeMap::new();
+        for (name, value) in refs {
+            if let Some((run, number)) = name.step() {
+                runs.entry(run).or_default().push(Step { number, name, value });
+            }
+        }
+        runs.into_iter().filter_map(|(name, steps)| Self::new(name, steps)).collect()
+    }
+
+    /// The run called `name`.
+    ///
+    /// # Errors
+    /// Not found, if there is no such run.
+    pub fn find(refs: &'a BTreeMap<Name, RefValue>, name: &Name) -> Result<Self> {
+        let step = |(found, value)| match Name::step(found) {
+            Some((run, number)) if run == *name => Some(Step { number, name: found, value }),
+            _ => None,
+        };
+        Self::new(name.clone(), refs.iter().filter_map(step).collect()).ok_or_else(|| {
+            Error::not_found("there is no such run")
+                .at(name)
+                .expected(format!("names {name}/step-N"))
+                .cure("`towline runs` lists the runs")
+        })
+    }
+
+    fn new(name: Name, mut steps: Vec<Step<'a>>) -> Option<Self> {
+        steps.sort_unstable_by_key(|step| (step.number, step.value.version));
+        let latest = *steps.last()?;
+        Some(Self { name, steps, latest })
+    }
+
+    /// Its name.
+    #[must_use]
+    pub fn name(&self) -> &Name {
+        &self.name
+    }
+
+    /// Every step, by number; where several have one number, the one that counts comes last.
+    #[must_use]
+    pub fn steps(&self) -> &[Step<'a>] {
+        &self.steps
+    }
+
+    /// The steps that count: one for each number, in order.
+    pub fn counting(&self) -> impl DoubleEndedIterator<Item = Step<'a>> {
+        self.steps.chunk_by(|a, b| a.number == b.number).filter_map(|same| same.last().copied())
+    }
+
+    /// The step with the largest number.
+    #[must_use]
+    pub fn latest(&self) -> Step<'a> {
+        self.latest
+    }
+
+    /// The step that `choice` chooses.
+    ///
+    /// # Errors
+    /// Not found, if none fits.
+    pub fn choose(&self, choice: &Choice) -> Result<Step<'a>> {
+        match choice {
+            Choice::Latest => Ok(self.latest),
+            Choice::UpTo(most) => {
+                self.counting().take_while(|step| step.number <= *most).last().ok_or_else(|| self.none_up_to(*most))
+            }
+            Choice::Min(metric) => self.best(metric, |value, best| value <= best),
+            Choice::Max(metric) => self.best(metric, |value, best| value >= best),
+        }
+    }
+
+    /// The step whose `metric` is as good as any other's: the last of equals.
+    fn best(&self, metric: &str, as_good: fn(f64, f64) -> bool) -> Result<Step<'a>> {
+        let measured = self.counting().filter_map(|step| Some((step, step.value.facts.value(metric)?)));
+        let best = measured.reduce(|best, next| if as_good(next.1, best.1) { next } else { best });
+        best.map(|(step, _)| step).ok_or_else(|| self.no_such_metric(metric))
+    }
+
+    fn none_up_to(&self, most: u64) -> Error {
+        let first = self.steps.first().unwrap_or(&self.latest);
+        Error::not_found("the run has no step as early as that")
+            .at(&self.name)
+            .expected(format!("at most {most}"))
+            .got(format!("{} as the first", first.number))
+            .cure(format!("`towline runs {}` lists its steps", self.name))
+    }
+
+    fn no_such_metric(&self, metric: &str) -> Error {
+        let known: BTreeSet<&str> =
+            self.counting().flat_map(|step| step.value.facts.metrics().map(|(name, _)| name)).collect();
+        let error = Error::not_found("no step of the run has this metric").at(&self.name).expected(metric);
+        if known.is_empty() {
+            return error.got("steps without metrics").cure("`towline save --metric NAME=VALUE` tells one");
+        }
+        error.got(known.into_iter().collect::<Vec<_>>().join(", ")).cure("choose one of the metrics that there are")
+    }
+}

@@ -1,0 +1,125 @@
+//! What may stand where a saved tree is read: a name, or `RUN@CHOICE`. No name holds an `@`, so one is never the other.
+
+use std::fmt;
+use std::str::FromStr;
+
+use super::Run;
+use crate::error::{Error, Result};
+use crate::repository::Repository;
+use crate::repository::log::{State, is_metric_name};
+use crate::repository::name::Name;
+
+/// Which step of a run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Choice {
+    /// The one with the largest number.
+    Latest,
+    /// The one with the largest number that is at most this.
+    UpTo(u64),
+    /// The one where this metric is least; of equals the later. Steps without it are skipped.
+    Min(String),
+    /// The one where this metric is greatest; of equals the later. Steps without it are skipped.
+    Max(String),
+}
+
+/// A name, or a choice among a run's steps.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Selector {
+    /// This name.
+    Name(Name),
+    /// A step of a run.
+    Step {
+        /// The run.
+        run: Name,
+        /// Which step of it.
+        choice: Choice,
+    },
+}
+
+impl Selector {
+    /// The name that this stands for in `state`. A plain name stands for itself, whether it is there or not.
+    ///
+    /// # Errors
+    /// Not found, if there is no such run, or no step of it fits.
+    pub fn resolve(&self, state: &State) -> Result<Name> {
+        match self {
+            Self::Name(name) => Ok(name.clone()),
+            Self::Step { run, choice } => Ok(Run::find(&state.refs, run)?.choose(choice)?.name.clone()),
+        }
+    }
+}
+
+impl Repository {
+    /// The name that `selector` stands for now. A plain name stands for itself, whether it is there or not.
+    ///
+    /// # Errors
+    /// As [`Selector::resolve`].
+    ///
+    /// # Cancel safety
+    /// Safe: it only reads.
+    pub async fn resolve(&self, selector: &Selector) -> Result<Name> {
+        match selector {
+            Selector::Name(name) => Ok(name.clone()),
+            Selector::Step { .. } => selector.resolve(&*self.state().await?),
+        }
+    }
+}
+
+impl From<Name> for Selector {
+    fn from(name: Name) -> Self {
+        Self::Name(name)
+    }
+}
+
+impl FromStr for Selector {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let Some((run, choice)) = text.split_once('@') else { return text.parse().map(Self::Name) };
+        let (run, choice) = (run.parse()?, choice.parse()?);
+        Ok(Self::Step { run, choice })
+    }
+}
+
+impl FromStr for Choice {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let metric = |name: &str| is_metric_name(name).then(|| name.to_owned());
+        let choice = match text.split_once('=') {
+            None if text == "latest" => Some(Self::Latest),
+            Some(("upto", digits)) if digits.bytes().all(|byte| byte.is_ascii_digit()) => {
+                digits.parse().ok().map(Self::UpTo)
+            }
+            Some(("min", name)) => metric(name).map(Self::Min),
+            Some(("max", name)) => metric(name).map(Self::Max),
+            _ => None,
+        };
+        choice.ok_or_else(|| {
+            Error::usage("this chooses no step of a run")
+                .expected("RUN@latest, RUN@upto=N, RUN@min=METRIC or RUN@max=METRIC")
+                .got(format!("@{text}"))
+                .cure("for example: run-7@latest")
+        })
+    }
+}
+
+impl fmt::Display for Choice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Latest => f.write_str("latest"),
+            Self::UpTo(most) => write!(f, "upto={most}"),
+            Self::Min(metric) => write!(f, "min={metric}"),
+            Self::Max(metric) => write!(f, "max={metric}"),
+        }
+    }
+}
+
+impl fmt::Display for Selector {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Name(name) => fmt::Display::fmt(name, f),
+            Self::Step { run, choice } => write!(f, "{run}@{choice}"),
+        }
+    }
+}
