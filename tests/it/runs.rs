@@ -24,7 +24,7 @@ async fn in_memory(cache: &Path) -> Repository {
 
 async fn on(objects: &Arc<dyn ObjectStore>, cache: &Path) -> Repository {
     let options = OpenOptions { cache: Some(cache.to_owned()), memory: Some(64 << 20) };
-    let store = Store::from_objects_watched(Arc::clone(objects), Duration::from_secs(60));
+    let store = Store::from_objects_watched(Arc::clone(objects), Duration::from_mins(1));
     Repository::create(store, options).await.unwrap().0
 }
 
@@ -144,22 +144,29 @@ async fn what_is_kept_outlives_expire_and_collect() {
 async fn an_expire_of_steps_that_moved_removes_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let repository = in_memory(dir.path()).await;
-    for number in 1..=4 {
+    for number in 1..=5 {
         save(&repository, number, dir.path()).await.unwrap();
     }
-    let plan = repository.plan_expire(&name("run"), &keep_last(2)).await.unwrap();
-    for moved in [1, 4] {
+    // First one that would have gone, then one that would have stayed.
+    for moved in [1, 5] {
+        let plan = repository.plan_expire(&name("run"), &keep_last(2)).await.unwrap();
         repository.remove(&name(&format!("run/step-{moved}"))).await.unwrap();
         let refused = repository.expire(&plan).await.unwrap_err();
-        assert_eq!(refused.kind(), ErrorKind::Conflict, "{refused:?}");
+        assert_eq!((refused.kind(), refused.kind().exit_code()), (ErrorKind::Conflict, 5), "{refused:?}");
     }
-    assert_eq!(steps(&repository).await, [2, 3]);
+    assert_eq!(steps(&repository).await, [2, 3, 4]);
+    // Saved again with another loss, it is another version.
+    let plan = repository.plan_expire(&name("run"), &keep_last(2)).await.unwrap();
+    let again = SaveOptions { facts: facts(9.0), ..SaveOptions::default() };
+    repository.save(&dir.path().join("step-4"), &name("run/step-4"), &again).await.unwrap();
+    assert_eq!(repository.expire(&plan).await.unwrap_err().kind(), ErrorKind::Conflict);
+    assert_eq!(steps(&repository).await, [2, 3, 4]);
 
     // A step that came since is no reason to stop, and stays.
     let plan = repository.plan_expire(&name("run"), &keep_last(1)).await.unwrap();
     save(&repository, 9, dir.path()).await.unwrap();
     repository.expire(&plan).await.unwrap();
-    assert_eq!(steps(&repository).await, [3, 9]);
+    assert_eq!(steps(&repository).await, [4, 9]);
 }
 
 /// R2, raced: a trainer saves steps, old ones again now and then, while somebody expires the run.
