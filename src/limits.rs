@@ -32,6 +32,14 @@ pub const PATH_LEN_MAX: usize = 4096;
 /// Bytes in a safetensors header, at most: the limit of the format's own reader
 /// (<https://github.com/huggingface/safetensors>, README, "Format").
 pub const SAFETENSORS_HEADER_MAX: u64 = 100_000_000;
+/// Tensors in one file, at most (the largest models have about 200,000 in all their files).
+pub const TENSORS_MAX: usize = 1 << 19;
+/// Dimensions of one tensor, at most: `PyTorch`'s own limit.
+pub const RANK_MAX: usize = 64;
+/// Bytes in a tensor's name, at most.
+pub const TENSOR_NAME_MAX: usize = 1 << 16;
+/// Bytes in the name of a tensor's element type, at most.
+pub const DTYPE_NAME_MAX: usize = 64;
 /// Entries between two snapshots of the log.
 pub const SNAPSHOT_EVERY: u64 = 64;
 /// Live index segments above which a commit merges some.

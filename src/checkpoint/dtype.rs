@@ -1,4 +1,4 @@
-//! The element types of tensors, under the names that safetensors gives them.
+//! The element types of tensors, under the names that safetensors gives them; `PyTorch`'s others in the same manner.
 
 use std::fmt;
 
@@ -50,7 +50,8 @@ macro_rules! dtypes {
     };
 }
 
-// The names and widths of `Dtype` in <https://github.com/huggingface/safetensors>, safetensors/src/tensor.rs.
+// The names and widths of `Dtype` in <https://github.com/huggingface/safetensors>, safetensors/src/tensor.rs; the last five,
+// which it lacks, are `PyTorch`'s complex32, complex128, qint8, quint8 and qint32.
 dtypes! {
     /// One byte, 0 or 1.
     Bool = "BOOL", 8;
@@ -96,6 +97,16 @@ dtypes! {
     I64 = "I64", 64;
     /// Unsigned, 64 bits.
     U64 = "U64", 64;
+    /// Complex: two `F16`.
+    C32 = "C32", 32;
+    /// Complex: two `F64`.
+    C128 = "C128", 128;
+    /// Signed byte that stands for a number by a scale and a zero point.
+    QI8 = "QI8", 8;
+    /// Unsigned byte that stands for a number by a scale and a zero point.
+    QU8 = "QU8", 8;
+    /// 32 signed bits that stand for a number by a scale.
+    QI32 = "QI32", 32;
 }
 
 impl Dtype {
@@ -112,16 +123,18 @@ impl Dtype {
     #[must_use]
     pub const fn number(&self) -> Option<Element> {
         Some(match self {
-            Self::F16 | Self::BF16 => Element::Float(Width::W2),
+            Self::F16 | Self::BF16 | Self::C32 => Element::Float(Width::W2),
             Self::F32 | Self::C64 => Element::Float(Width::W4),
-            Self::F64 => Element::Float(Width::W8),
+            Self::F64 | Self::C128 => Element::Float(Width::W8),
             Self::I16 | Self::U16 => Element::Integer(Width::W2),
-            Self::I32 | Self::U32 => Element::Integer(Width::W4),
+            Self::I32 | Self::U32 | Self::QI32 => Element::Integer(Width::W4),
             Self::I64 | Self::U64 => Element::Integer(Width::W8),
             Self::F8E5M2 | Self::F8E4M3 | Self::F8E8M0 | Self::F8E4M3Fnuz | Self::F8E5M2Fnuz => {
                 Element::Float(Width::W1)
             }
-            Self::Bool | Self::F4 | Self::F6E2M3 | Self::F6E3M2 | Self::U8 | Self::I8 => Element::Integer(Width::W1),
+            Self::Bool | Self::F4 | Self::F6E2M3 | Self::F6E3M2 | Self::U8 | Self::I8 | Self::QU8 | Self::QI8 => {
+                Element::Integer(Width::W1)
+            }
             Self::Other(_) => return None,
         })
     }

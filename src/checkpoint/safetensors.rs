@@ -14,12 +14,8 @@ use serde::de::{DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess
 use thiserror::Error;
 
 use super::{Dtype, Layout, Tensor};
-use crate::limits::SAFETENSORS_HEADER_MAX;
+use crate::limits::{RANK_MAX, SAFETENSORS_HEADER_MAX, TENSORS_MAX};
 
-/// Tensors in one file, at most (the largest models have about 200,000 in all their files).
-pub const TENSORS_MAX: usize = 1 << 19;
-/// Dimensions of one tensor, at most: `PyTorch`'s own limit.
-pub const RANK_MAX: usize = 64;
 /// Bytes that [`header_len`] wants to see.
 pub const SNIFF_LEN: usize = 9;
 
@@ -123,8 +119,7 @@ pub fn parse(header: &[u8], file_len: u64) -> Result<Layout, ParseError> {
     refuse_duplicates(&tensors)?;
     tensors.sort_unstable_by(|a, b| (a.start, a.end, &a.name).cmp(&(b.start, b.end, &b.name)));
     refuse_overlaps(&tensors)?;
-    tensors.shrink_to_fit();
-    Ok(Layout { header_len, tensors })
+    Ok(Layout::new(tensors, Vec::new()))
 }
 
 fn refuse_duplicates(tensors: &[Tensor]) -> Result<(), ParseError> {
@@ -173,7 +168,8 @@ impl Collect<'_> {
         if dtype.bits().is_some() && dtype.tensor_len(&shape) != Some(end - start) {
             return Err(ParseError::Mismatch { name, dtype, shape, got: end - start });
         }
-        Ok(Tensor { name, dtype, shape, start: self.header_len + start, end: self.header_len + end })
+        let (start, end) = (self.header_len + start, self.header_len + end);
+        Ok(Tensor { name, dtype, shape, start, end, part: None })
     }
 }
 

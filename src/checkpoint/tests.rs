@@ -4,9 +4,10 @@ use std::fmt::Write as _;
 
 use proptest::prelude::*;
 
-use super::safetensors::{ParseError, RANK_MAX, TENSORS_MAX, header_len, parse};
+use super::safetensors::{ParseError, header_len, parse};
 use super::*;
 use crate::codec::Width;
+use crate::limits::{RANK_MAX, TENSORS_MAX};
 
 /// A file's first bytes around `json`.
 fn header(json: &str) -> Vec<u8> {
@@ -32,7 +33,6 @@ fn a_header_is_read_and_sorted_by_offset() {
         "odd":{"dtype":"F3","shape":[7],"data_offsets":[20,23],"extra":[{"x":null}]}}     "#;
     let layout = read(json, 40).unwrap();
     let base = json.len() as u64 + 8;
-    assert_eq!(layout.header_len, base);
     let names: Vec<&str> = layout.tensors.iter().map(|tensor| tensor.name.as_str()).collect();
     assert_eq!(names, ["a\u{e9}", "none", "b.weight", "odd"]);
     let weight = &layout.tensors[2];
@@ -54,7 +54,7 @@ fn spans_tell_rows_and_elements_and_leave_empty_tensors_out() {
         "packed":{"dtype":"F4","shape":[2,32],"data_offsets":[96,128]},
         "scalar":{"dtype":"BF16","shape":[],"data_offsets":[128,130]}}"#;
     let layout = read(json, 130).unwrap();
-    let base = layout.header_len;
+    let base = json.len() as u64 + 8;
     let span = |start, end, element, row| Span { start: base + start, end: base + end, element, row };
     assert_eq!(layout.spans(), [span(0, 96, 4, 32), span(96, 128, 0, 16), span(128, 130, 2, 0)]);
 }
@@ -67,7 +67,8 @@ fn a_stretch_has_numbers_if_all_of_it_are_whole_and_of_one_kind() {
         "c":{"dtype":"BF16","shape":[4],"data_offsets":[24,32]},
         "odd":{"dtype":"F3","shape":[7],"data_offsets":[40,47]}}"#;
     let layout = read(json, 60).unwrap();
-    let at = |start: u64, end: u64| layout.number_in(&(layout.header_len + start..layout.header_len + end));
+    let base = json.len() as u64 + 8;
+    let at = |start: u64, end: u64| layout.number_in(&(base + start..base + end));
     let (f32, bf16) = (Some(Element::Float(Width::W4)), Some(Element::Float(Width::W2)));
     assert_eq!(at(0, 16), f32);
     assert_eq!(at(4, 12), f32);
@@ -147,7 +148,45 @@ fn half_a_header_says_how_much_is_missing() {
     assert!(matches!(got, Err(ParseError::Short { expected: 27, got: 12 })), "{got:?}");
 }
 
+#[test]
+fn what_no_manifest_can_hold_is_not_understood() {
+    let look = |json: &str| {
+        let file = [header(json), vec![0; 4]].concat();
+        understand(&mut in_memory(&file), file.len() as u64)
+    };
+    let entry =
+        |name: &str, dtype: &str| format!(r#"{{"{name}":{{"dtype":"{dtype}","shape":[1],"data_offsets":[0,4]}}}}"#);
+    assert_eq!(look(&entry("w", "F32")).unwrap().map(|layout| layout.tensors.len()), Some(1));
+    let (name, dtype) = ("n".repeat(TENSOR_NAME_MAX + 1), "F".repeat(DTYPE_NAME_MAX + 1));
+    assert!(look(&entry(&name[1..], &dtype[1..])).is_ok());
+    assert!(matches!(look(&entry(&name, "F32")), Err(NotUnderstood::LongName { .. })));
+    assert!(matches!(look(&entry("w", &dtype)), Err(NotUnderstood::LongName { .. })));
+}
+
+#[test]
+fn any_other_file_is_just_bytes() {
+    // The end of an archive of nothing, after four bytes.
+    let archive = [&b"PK\x03\x04PK\x05\x06"[..], &[0; 12], &[4, 0, 0, 0, 0, 0]].concat();
+    for file in [&b""[..], b"PK\x03\x04", b"\x80\x02N.", &archive] {
+        assert_eq!(understand(&mut in_memory(file), file.len() as u64).unwrap(), None, "{file:?}");
+    }
+}
+
 proptest! {
+    #[test]
+    fn reading_in_blocks_gives_the_same_bytes(
+        len in 0_usize..20_000, reads in proptest::collection::vec((0_usize..21_000, 0_usize..5000), 1..40),
+    ) {
+        let file: Vec<u8> = (0..len).map(|at| at.to_le_bytes()[0] ^ at.to_le_bytes()[1]).collect();
+        let mut direct = in_memory(&file);
+        let mut blocks = in_blocks(&mut direct, len as u64);
+        for (at, len) in reads {
+            let mut out = vec![0; len];
+            let found = blocks(at as u64, &mut out).ok().map(|()| out.as_slice());
+            prop_assert_eq!(found, file.get(at..at + len));
+        }
+    }
+
     #[test]
     fn damage_never_panics_and_never_yields_an_unsound_layout(
         at in 0_usize..170, byte in any::<u8>(), file_len in 0_u64..400,
@@ -157,7 +196,7 @@ proptest! {
         let at = at % bytes.len();
         bytes[at] = byte;
         if let Ok(layout) = parse(&bytes, file_len) {
-            let mut end = layout.header_len;
+            let mut end = 8;
             for tensor in &layout.tensors {
                 prop_assert!(tensor.start >= end && tensor.end >= tensor.start && tensor.end <= file_len);
                 end = tensor.end;

@@ -60,6 +60,19 @@ fn seeds(name: &str) -> Vec<Bytes> {
             };
             compressed.map(frame).chain(planes()).collect()
         }
+        "torch" => checkpoints(&["views.pt", "objects.pth", "training.bin"]),
+        "dcp" => checkpoints(&["dcp/.metadata"]),
+        "pickle" => {
+            let of_archive = |file: &Bytes| {
+                let find = |from: usize, what: &[u8]| file[from..].windows(what.len()).position(|at| at == what);
+                let start = find(0, b"\x80\x02").or_else(|| find(0, b"\x80\x04")).unwrap();
+                // After a record comes its data descriptor.
+                file.slice(start..start + find(start, b"PK\x07\x08").unwrap())
+            };
+            let mut pickles: Vec<Bytes> = checkpoints(&["views.pt", "training.bin"]).iter().map(of_archive).collect();
+            pickles.extend(checkpoints(&["dcp/.metadata"]));
+            pickles
+        }
         _ => objects.values().map(|object| object.slice(..object.len().min(4096))).collect(),
     }
 }
@@ -72,6 +85,12 @@ fn planes() -> Vec<Bytes> {
     let stored = [3, 5, 40, 200, 70_000].map(|spread| encode(&plain(spread)));
     assert!(stored.iter().all(|stored| stored.codec == Codec::Planes));
     stored.map(|stored| Bytes::from([&8000u32.to_be_bytes(), &*stored.bytes].concat())).to_vec()
+}
+
+/// Files that torch wrote.
+fn checkpoints(files: &[&str]) -> Vec<Bytes> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/checkpoints");
+    files.iter().map(|file| std::fs::read(folder.join(file)).unwrap().into()).collect()
 }
 
 /// A stream of numbers that is the same everywhere.

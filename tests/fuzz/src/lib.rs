@@ -3,6 +3,9 @@
 //! Used by the fuzz targets, and by `tests/it/fuzz_smoke.rs`, where only stable Rust is at hand.
 
 use bytes::Bytes;
+use towline::checkpoint::pickle::{Pickle, Ref, Value};
+use towline::checkpoint::{Layout, dcp, in_memory, torch};
+use towline::chunker::tensor;
 use towline::codec::{self, Codec, Compression, Element, Width};
 use towline::format::envelope::{Kind, MAGIC, VERSION, open, seal};
 use towline::format::wire::{Reader, Writer};
@@ -14,7 +17,7 @@ use towline::repository::log::{Entry, State};
 pub type Parser = (&'static str, fn(&[u8]));
 
 /// All of them.
-pub const PARSERS: [Parser; 9] = [
+pub const PARSERS: [Parser; 12] = [
     ("envelope", envelope),
     ("manifest", manifest),
     ("map", map),
@@ -24,6 +27,9 @@ pub const PARSERS: [Parser; 9] = [
     ("state", state),
     ("codec", codec_decode),
     ("wire", wire),
+    ("pickle", pickle),
+    ("torch", torch_file),
+    ("dcp", dcp_metadata),
 ];
 
 const KINDS: [Kind; 7] =
@@ -170,4 +176,59 @@ pub fn wire(bytes: &[u8]) {
         }
     }
     assert!(reader.finish().is_ok());
+}
+
+/// A pickle: every value that can be reached can be looked at, and none is seen more often than there are values.
+pub fn pickle(bytes: &[u8]) {
+    let Ok(read) = Pickle::parse(bytes) else { return };
+    let mut seen = vec![false; read.nodes()];
+    let mut left = vec![read.root()];
+    while let Some(value) = left.pop() {
+        let Some(node) = value.node() else { continue };
+        if std::mem::replace(&mut seen[node as usize], true) {
+            continue;
+        }
+        match read.value(value) {
+            Value::Sequence(members) | Value::Dict(members) => {
+                left.extend(members.iter().filter(|one| **one != Ref::INERT));
+            }
+            Value::Object(object) => left.extend([object.class, object.args, object.state, object.items]),
+            Value::Persistent(of) => left.push(of),
+            Value::Text(_) | Value::Global { .. } | Value::Int(_) | Value::Inert => {}
+        }
+    }
+}
+
+/// The bytes as a torch file: a layout only if it lies in the file and cutting by it covers the file.
+pub fn torch_file(bytes: &[u8]) {
+    let len = bytes.len() as u64;
+    if let Ok(layout) = torch::parse(&mut in_memory(bytes), len) {
+        sound(&layout, len);
+    }
+}
+
+/// The bytes as the metadata of a distributed checkpoint whose parts are files of zeros.
+pub fn dcp_metadata(bytes: &[u8]) {
+    let Ok(read) = dcp::parse(bytes) else { return };
+    for file in read.files() {
+        if let Ok(layout) = read.layout(file, &mut in_memory(&[0; 4096]), 4096) {
+            sound(&layout, 4096);
+        }
+    }
+}
+
+fn sound(layout: &Layout, len: u64) {
+    assert!(layout.tensors.iter().all(|tensor| tensor.start <= tensor.end && tensor.end <= len));
+    let spans = layout.spans();
+    let mut end = 0;
+    for span in &spans {
+        assert!(end <= span.start && span.start < span.end && span.end <= len);
+        end = span.end;
+    }
+    let mut at = 0;
+    for cut in tensor::cuts(&spans, len) {
+        assert!(at < cut && cut - at <= tensor::PIECE_LEN_MAX);
+        at = cut;
+    }
+    assert_eq!(at, len);
 }

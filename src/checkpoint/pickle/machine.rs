@@ -1,0 +1,398 @@
+//! The machine itself: a stack, marks, a memo, and an opcode at a time.
+
+use super::{Extent, ITEMS_MAX, NODES_MAX, Node, Object, PICKLE_LEN_MAX, ParseError, Pickle, Ref, STACK_MAX};
+
+/// Why the machine stopped; where is known to its loop.
+type Step<T = ()> = Result<T, &'static str>;
+
+/// Runs a whole pickle.
+pub(super) fn run(bytes: &[u8]) -> Result<Pickle<'_>, ParseError> {
+    if bytes.len() as u64 > PICKLE_LEN_MAX {
+        return Err(ParseError { what: "more bytes than a pickle may have", at: bytes.len() });
+    }
+    let pickle = Pickle { bytes, nodes: Vec::new(), items: Vec::new(), objects: Vec::new(), root: Ref::INERT };
+    let mut machine = Machine { pickle, at: 0, stack: Vec::new(), marks: Vec::new(), memo: Vec::new() };
+    machine.begin().map_err(|what| ParseError { what, at: 0 })?;
+    loop {
+        let at = machine.at;
+        match machine.step() {
+            Ok(true) => {}
+            Ok(false) => return Ok(machine.pickle),
+            Err(what) => return Err(ParseError { what, at }),
+        }
+    }
+}
+
+struct Machine<'a> {
+    pickle: Pickle<'a>,
+    at: usize,
+    stack: Vec<Ref>,
+    /// How long the stack was at each mark.
+    marks: Vec<usize>,
+    memo: Vec<Ref>,
+}
+
+impl Machine<'_> {
+    fn begin(&mut self) -> Step {
+        match self.take(2)? {
+            [0x80, 2..=5] => Ok(()),
+            [0x80, _] => Err("protocol is none of 2 to 5"),
+            _ => Err("pickle does not begin with its protocol"),
+        }
+    }
+
+    /// One opcode; false at the end.
+    fn step(&mut self) -> Step<bool> {
+        let code = self.u8()?;
+        match code {
+            b'.' => return self.end().map(|()| false),
+            b'(' => self.mark()?,
+            b'0' => self.pop_or_mark()?,
+            b'1' => drop(self.since_mark()?.len()),
+            b'2' => {
+                let top = self.top()?;
+                self.push(top)?;
+            }
+            0x95 => {
+                let len = self.len(8)?;
+                if len > self.pickle.bytes.len() - self.at {
+                    return Err("frame reaches beyond the pickle");
+                }
+            }
+            b'J' | b'K' | b'M' | b'N' | b'G' | 0x88..=0x8b => self.number(code)?,
+            b'X' | b'B' | b'C' | b'T' | b'U' | 0x8c..=0x8e | 0x96 => self.string(code)?,
+            b')' | b']' | b'}' | 0x8f | b't' | b'l' | b'd' | 0x85..=0x87 | 0x91 => self.container(code)?,
+            b'a' | b'e' | b's' | b'u' | 0x90 => self.fill(code)?,
+            b'c' | b'R' | b'b' | b'Q' | 0x81 | 0x92 | 0x93 => self.object(code)?,
+            b'q' | b'r' | b'h' | b'j' | 0x94 => self.memo(code)?,
+            _ => return Err("opcode is none that is read"),
+        }
+        Ok(true)
+    }
+
+    fn end(&mut self) -> Step {
+        self.pickle.root = self.pop()?;
+        if !self.stack.is_empty() || !self.marks.is_empty() {
+            return Err("pickle ends with values left over");
+        }
+        if self.at == self.pickle.bytes.len() { Ok(()) } else { Err("bytes follow the pickle") }
+    }
+
+    fn number(&mut self, code: u8) -> Step {
+        let value = match code {
+            b'J' => i64::from(i32::from_le_bytes(self.array()?)),
+            b'K' => i64::from(self.u8()?),
+            b'M' => i64::from(u16::from_le_bytes(self.array()?)),
+            0x8a | 0x8b => {
+                let len = self.len(if code == 0x8a { 1 } else { 4 })?;
+                match long(self.take(len)?) {
+                    Some(value) => value,
+                    None => return self.push(Ref::INERT),
+                }
+            }
+            b'G' => return self.take(8).and_then(|_| self.push(Ref::INERT)),
+            // None, true, false.
+            _ => return self.push(Ref::INERT),
+        };
+        match u32::try_from(value) {
+            Ok(small) if small < Ref::SMALL => self.push(Ref(Ref::SMALL | small)),
+            _ => self.push_node(Node::Int(value)),
+        }
+    }
+
+    /// Text stays where it is; bytes are passed over, but for the short strings of protocol 2 written by Python 2.
+    fn string(&mut self, code: u8) -> Step {
+        let width = match code {
+            b'X' | b'B' | b'T' => 4,
+            0x8d | 0x8e | 0x96 => 8,
+            _ => 1,
+        };
+        let len = self.len(width)?;
+        let start = self.at;
+        self.take(len)?;
+        if matches!(code, b'B' | b'C' | 0x8e | 0x96) {
+            return self.push(Ref::INERT);
+        }
+        self.push_text(start, len)
+    }
+
+    fn container(&mut self, code: u8) -> Step {
+        match code {
+            b')' => return self.push(Ref::EMPTY),
+            b']' | 0x8f => return self.push_node(Node::List(Extent::default())),
+            b'}' => return self.push_node(Node::Dict(Extent::default())),
+            _ => {}
+        }
+        let from = match code {
+            0x85..=0x87 => {
+                let from = self.stack.len().checked_sub(usize::from(code - 0x84)).ok_or("stack is empty")?;
+                if from < self.floor() { Err("stack is empty") } else { Ok(from) }
+            }
+            _ => self.unmark(),
+        }?;
+        if code == b'd' && !(self.stack.len() - from).is_multiple_of(2) {
+            return Err("key without a value");
+        }
+        let extent = self.grown(Extent::default(), from)?;
+        self.push_node(match code {
+            b'l' => Node::List(extent),
+            b'd' => Node::Dict(extent),
+            _ => Node::Tuple(extent),
+        })
+    }
+
+    /// Puts what the stack holds on top into the container below.
+    fn fill(&mut self, code: u8) -> Step {
+        let from = match code {
+            b'a' => self.stack.len().checked_sub(1).ok_or("stack is empty")?,
+            b's' => self.stack.len().checked_sub(2).ok_or("stack is empty")?,
+            _ => self.unmark()?,
+        };
+        let below = from.checked_sub(1).filter(|&below| below >= self.floor()).ok_or("stack is empty")?;
+        let into = self.stack.get(below).copied().ok_or("stack is empty")?;
+        let pairs = matches!(code, b's' | b'u');
+        if pairs && !(self.stack.len() - from).is_multiple_of(2) {
+            return Err("key without a value");
+        }
+        let node = into.node().ok_or("members are given to what holds none")?;
+        let node = match self.pickle.nodes.get(node as usize).copied() {
+            Some(Node::Object(object)) => self.items_of(object, pairs)?,
+            _ => node,
+        };
+        let extent = match self.pickle.nodes.get(node as usize) {
+            Some(Node::Dict(extent)) if pairs => *extent,
+            Some(Node::List(extent)) if !pairs => *extent,
+            _ => return Err("members are given to what holds none"),
+        };
+        let extent = self.grown(extent, from)?;
+        if let Some(node) = self.pickle.nodes.get_mut(node as usize) {
+            *node = if pairs { Node::Dict(extent) } else { Node::List(extent) };
+        }
+        Ok(())
+    }
+
+    /// The container that an object's members go to.
+    fn items_of(&mut self, object: u32, pairs: bool) -> Step<u32> {
+        let items = self.pickle.objects.get(object as usize).and_then(|object| object.items.node());
+        if let Some(items) = items {
+            return Ok(items);
+        }
+        let empty = Extent::default();
+        let items = self.node(if pairs { Node::Dict(empty) } else { Node::List(empty) })?;
+        if let Some(object) = self.pickle.objects.get_mut(object as usize) {
+            object.items = Ref(items);
+        }
+        Ok(items)
+    }
+
+    fn object(&mut self, code: u8) -> Step {
+        match code {
+            b'c' => {
+                let module = self.line()?;
+                let name = self.line()?;
+                self.push_node(Node::Global { module, name })
+            }
+            0x93 => {
+                let (name, module) = (self.pop()?, self.pop()?);
+                self.push_node(Node::Global { module, name })
+            }
+            b'R' | 0x81 => {
+                let (args, class) = (self.pop()?, self.pop()?);
+                self.push_object(class, args)
+            }
+            0x92 => {
+                let (named, args, class) = (self.pop()?, self.pop()?, self.pop()?);
+                let args = self.tuple(&[args, named])?;
+                self.push_object(class, args)
+            }
+            b'b' => {
+                let state = self.pop()?;
+                let built = self.top()?.node().and_then(|node| self.pickle.nodes.get(node as usize));
+                let Some(&Node::Object(object)) = built else { return Err("state is given to what was not made") };
+                if let Some(object) = self.pickle.objects.get_mut(object as usize) {
+                    object.state = state;
+                }
+                Ok(())
+            }
+            _ => {
+                let of = self.pop()?;
+                self.push_node(Node::Persistent(of))
+            }
+        }
+    }
+
+    fn memo(&mut self, code: u8) -> Step {
+        match code {
+            b'h' | b'j' => {
+                let at = self.len(if code == b'h' { 1 } else { 4 })?;
+                let found = *self.memo.get(at).ok_or("memo holds no such value")?;
+                return self.push(found);
+            }
+            _ => {}
+        }
+        let at = match code {
+            b'q' => self.len(1)?,
+            b'r' => self.len(4)?,
+            _ => self.memo.len(),
+        };
+        let top = self.top()?;
+        // Picklers number what they remember from 0 on.
+        if at == self.memo.len() && at < NODES_MAX {
+            self.memo.push(top);
+            return Ok(());
+        }
+        self.memo.get_mut(at).map(|known| *known = top).ok_or("memo is not filled in order")
+    }
+}
+
+/// The parts that opcodes are made of.
+impl<'a> Machine<'a> {
+    fn take(&mut self, len: usize) -> Step<&'a [u8]> {
+        let found = self.pickle.bytes.get(self.at..).and_then(|rest| rest.get(..len)).ok_or("pickle ends too early")?;
+        self.at += len;
+        Ok(found)
+    }
+
+    fn array<const N: usize>(&mut self) -> Step<[u8; N]> {
+        self.take(N)?.try_into().map_err(|_| "pickle ends too early")
+    }
+
+    fn u8(&mut self) -> Step<u8> {
+        self.array().map(|[byte]| byte)
+    }
+
+    /// A length of `width` bytes; one that does not fit reaches beyond any pickle.
+    fn len(&mut self, width: usize) -> Step<usize> {
+        let number = self.take(width)?.iter().rev().fold(0, |all, &byte| all << 8 | u64::from(byte));
+        Ok(usize::try_from(number).unwrap_or(usize::MAX))
+    }
+
+    /// Text up to the end of the line.
+    fn line(&mut self) -> Step<Ref> {
+        let start = self.at;
+        let rest = self.pickle.bytes.get(start..).unwrap_or_default();
+        let len = rest.iter().position(|&byte| byte == b'\n').ok_or("pickle ends too early")?;
+        self.at += len + 1;
+        self.text(start, len)
+    }
+
+    fn mark(&mut self) -> Step {
+        if self.marks.len() == STACK_MAX {
+            return Err("too many marks");
+        }
+        self.marks.push(self.stack.len());
+        Ok(())
+    }
+
+    /// What lies below the latest mark is out of reach.
+    fn floor(&self) -> usize {
+        self.marks.last().copied().unwrap_or(0)
+    }
+
+    fn unmark(&mut self) -> Step<usize> {
+        self.marks.pop().ok_or("no mark")
+    }
+
+    fn since_mark(&mut self) -> Step<std::vec::Drain<'_, Ref>> {
+        let from = self.unmark()?;
+        Ok(self.stack.drain(from..))
+    }
+
+    fn pop_or_mark(&mut self) -> Step {
+        if self.stack.len() > self.floor() { self.pop().map(|_| ()) } else { self.unmark().map(|_| ()) }
+    }
+
+    fn top(&self) -> Step<Ref> {
+        let top = self.stack.last().copied().filter(|_| self.stack.len() > self.floor());
+        top.ok_or("stack is empty")
+    }
+
+    fn pop(&mut self) -> Step<Ref> {
+        let top = self.top()?;
+        self.stack.pop();
+        Ok(top)
+    }
+
+    fn push(&mut self, value: Ref) -> Step {
+        if self.stack.len() == STACK_MAX {
+            return Err("too many values wait on the stack");
+        }
+        self.stack.push(value);
+        Ok(())
+    }
+
+    fn node(&mut self, node: Node) -> Step<u32> {
+        let number = self.pickle.nodes.len();
+        if number == NODES_MAX {
+            return Err("too many values");
+        }
+        self.pickle.nodes.push(node);
+        u32::try_from(number).map_err(|_| "too many values")
+    }
+
+    fn push_node(&mut self, node: Node) -> Step {
+        let node = self.node(node)?;
+        self.push(Ref(node))
+    }
+
+    fn text(&mut self, at: usize, len: usize) -> Step<Ref> {
+        let cut = |number| u32::try_from(number).map_err(|_| "text is too long");
+        Ok(Ref(self.node(Node::Text { at: cut(at)?, len: cut(len)? })?))
+    }
+
+    fn push_text(&mut self, at: usize, len: usize) -> Step {
+        let text = self.text(at, len)?;
+        self.push(text)
+    }
+
+    fn tuple(&mut self, members: &[Ref]) -> Step<Ref> {
+        let from = self.stack.len();
+        self.stack.extend_from_slice(members);
+        let extent = self.grown(Extent::default(), from)?;
+        Ok(Ref(self.node(Node::Tuple(extent))?))
+    }
+
+    fn push_object(&mut self, class: Ref, args: Ref) -> Step {
+        let number = u32::try_from(self.pickle.objects.len()).map_err(|_| "too many values")?;
+        self.pickle.objects.push(Object { class, args, state: Ref::INERT, items: Ref::INERT });
+        self.push_node(Node::Object(number))
+    }
+
+    /// `extent` with the stack from `from` on added. One that cannot grow where it lies moves to the end with twice the
+    /// room, so that all moves together cost no more than what was added.
+    fn grown(&mut self, extent: Extent, from: usize) -> Step<Extent> {
+        let items = &mut self.pickle.items;
+        let added = self.stack.get(from..).unwrap_or_default();
+        let (start, len) = (extent.start as usize, extent.len as usize);
+        let wanted = len + added.len();
+        let cut = |number: usize| u32::try_from(number).map_err(|_| "too many members");
+        let grown = if wanted <= extent.room as usize {
+            if let Some(free) = items.get_mut(start + len..start + wanted) {
+                free.copy_from_slice(added);
+            }
+            Extent { len: cut(wanted)?, ..extent }
+        } else {
+            let room = if len == 0 { wanted } else { 2 * wanted };
+            if items.len() + room > ITEMS_MAX {
+                return Err("too many members");
+            }
+            let moved = items.len();
+            items.extend_from_within(start..start + len);
+            items.extend_from_slice(added);
+            items.resize(moved + room, Ref::INERT);
+            Extent { start: cut(moved)?, len: cut(wanted)?, room: cut(room)? }
+        };
+        self.stack.truncate(from);
+        Ok(grown)
+    }
+}
+
+/// A little-endian number in two's complement, of up to 64 bits.
+fn long(bytes: &[u8]) -> Option<i64> {
+    let mut wide = match bytes.last() {
+        Some(last) if last & 0x80 != 0 => [0xff; 8],
+        _ => [0; 8],
+    };
+    wide.get_mut(..bytes.len())?.copy_from_slice(bytes);
+    Some(i64::from_le_bytes(wide))
+}

@@ -1,0 +1,338 @@
+//! A walk through the pickle of a torch file: which tensors there are, under which names, in which storages.
+
+use std::collections::HashMap;
+
+use super::{DEPTH_MAX, NAMES_LEN_MAX, ParseError, ROOT_NAME, dtypes};
+use crate::checkpoint::Dtype;
+use crate::checkpoint::pickle::{Object, Pickle, Ref, Value};
+use crate::limits::{RANK_MAX, TENSOR_NAME_MAX, TENSORS_MAX};
+
+/// How many functions may wrap a tensor: a parameter of a subclass takes three.
+const WRAPS_MAX: u32 = 8;
+
+/// What a pickle says of tensors.
+#[derive(Debug, Default)]
+pub(super) struct Contents<'p> {
+    pub(super) tensors: Vec<Found>,
+    pub(super) storages: Vec<Stored<'p>>,
+}
+
+/// A tensor as the pickle describes it.
+#[derive(Debug)]
+pub(super) struct Found {
+    pub(super) name: String,
+    /// Which of the storages it is a view of.
+    pub(super) storage: usize,
+    /// None if it is not known.
+    pub(super) dtype: Option<Dtype>,
+    pub(super) shape: Box<[u64]>,
+    /// Elements of the storage before its first.
+    pub(super) offset: u64,
+    pub(super) row_major: bool,
+}
+
+/// A storage as the pickle describes it.
+#[derive(Debug)]
+pub(super) struct Stored<'p> {
+    pub(super) key: &'p str,
+    /// Its bytes, if its type is known.
+    pub(super) len: Option<u64>,
+    /// The type of its elements, if its class tells.
+    dtype: Option<Dtype>,
+    /// What its elements are taken for where no tensor says.
+    pub(super) elements: Option<Dtype>,
+}
+
+/// Finds everything in `pickle`.
+pub(super) fn read<'p>(pickle: &'p Pickle<'_>) -> Result<Contents<'p>, ParseError> {
+    let mut walk = Walk {
+        pickle,
+        seen: vec![false; pickle.nodes()],
+        steps: vec![Step { above: 0, depth: 0, part: Part::Place(0) }],
+        to_visit: Vec::new(),
+        keys: HashMap::new(),
+        names_len: 0,
+        contents: Contents::default(),
+    };
+    walk.meet(pickle.root(), 0)?;
+    while let Some((value, at)) = walk.to_visit.pop() {
+        walk.visit(value, at)?;
+    }
+    Ok(walk.contents)
+}
+
+/// A step of a path, from the container above it.
+#[derive(Clone, Copy)]
+struct Step {
+    above: u32,
+    depth: u32,
+    part: Part,
+}
+
+#[derive(Clone, Copy)]
+enum Part {
+    Key(Ref),
+    Place(usize),
+}
+
+struct Walk<'p, 'a> {
+    pickle: &'p Pickle<'a>,
+    /// Values met, by node. A container is walked through where it is met first, so that neither a cycle nor doubling by
+    /// memo costs anything; a tensor has a name wherever it is met.
+    seen: Vec<bool>,
+    /// Every step of every path; the first is the root.
+    steps: Vec<Step>,
+    to_visit: Vec<(Ref, u32)>,
+    keys: HashMap<&'p str, usize>,
+    names_len: usize,
+    contents: Contents<'p>,
+}
+
+impl Walk<'_, '_> {
+    /// Takes note of a value at the path `at`.
+    fn meet(&mut self, value: Ref, at: u32) -> Result<(), ParseError> {
+        let Some(node) = value.node() else { return Ok(()) };
+        let tensor = match self.pickle.value(value) {
+            Value::Object(object) => self.tensor(object)?,
+            _ => None,
+        };
+        let first_met = self.seen.get_mut(node as usize).is_some_and(|seen| !std::mem::replace(seen, true));
+        match tensor {
+            Some(mut tensor) => {
+                let attached = std::mem::take(&mut tensor.attached);
+                self.found(tensor, at)?;
+                // What it is made of is known; what else it carries may hold tensors too.
+                attached.into_iter().filter(|_| first_met).try_for_each(|value| self.meet(value, at))
+            }
+            None => {
+                self.to_visit.extend(first_met.then_some((value, at)));
+                Ok(())
+            }
+        }
+    }
+
+    /// Meets a value one step below the path `above`.
+    fn meet_below(&mut self, value: Ref, above: u32, part: Part) -> Result<(), ParseError> {
+        let looked_into = match self.pickle.value(value) {
+            Value::Sequence(members) | Value::Dict(members) => !members.is_empty(),
+            Value::Object(_) | Value::Persistent(_) => true,
+            _ => false,
+        };
+        if !looked_into {
+            return Ok(());
+        }
+        let depth = self.steps.get(above as usize).map_or(0, |step| step.depth) + 1;
+        if depth > DEPTH_MAX {
+            return Err(ParseError::TooDeep);
+        }
+        let at = u32::try_from(self.steps.len()).map_err(|_| ParseError::TooMany)?;
+        self.steps.push(Step { above, depth, part });
+        let waiting = self.to_visit.len();
+        let found = self.contents.tensors.len();
+        self.meet(value, at)?;
+        if self.to_visit.len() == waiting && self.contents.tensors.len() == found {
+            // Seen before: the step leads nowhere.
+            self.steps.pop();
+        }
+        Ok(())
+    }
+
+    fn visit(&mut self, value: Ref, at: u32) -> Result<(), ParseError> {
+        match self.pickle.value(value) {
+            Value::Sequence(members) => {
+                for (place, &member) in members.iter().enumerate() {
+                    self.meet_below(member, at, Part::Place(place))?;
+                }
+            }
+            Value::Dict(members) => {
+                for (place, pair) in members.chunks_exact(2).enumerate() {
+                    let part = match self.pickle.value(pair[0]) {
+                        Value::Text(_) | Value::Int(_) => Part::Key(pair[0]),
+                        _ => Part::Place(place),
+                    };
+                    self.meet_below(pair[1], at, part)?;
+                }
+            }
+            Value::Object(object) => {
+                // Its attributes and members go by their own names, its arguments by their places.
+                for part in [object.state, object.items, object.args] {
+                    self.meet(part, at)?;
+                }
+            }
+            Value::Persistent(of) => drop(self.storage(of)?),
+            Value::Inert | Value::Int(_) | Value::Text(_) | Value::Global { .. } => {}
+        }
+        Ok(())
+    }
+
+    fn found(&mut self, tensor: Unnamed, at: u32) -> Result<(), ParseError> {
+        let name = self.name(at)?;
+        self.names_len += name.len();
+        if self.contents.tensors.len() == TENSORS_MAX || self.names_len > NAMES_LEN_MAX {
+            return Err(ParseError::TooMany);
+        }
+        let Unnamed { storage, dtype, shape, offset, row_major, .. } = tensor;
+        self.contents.tensors.push(Found { name, storage, dtype, shape, offset, row_major });
+        Ok(())
+    }
+
+    /// The path `at`, spelt with dots.
+    fn name(&self, mut at: u32) -> Result<String, ParseError> {
+        if at == 0 {
+            return Ok(ROOT_NAME.to_owned());
+        }
+        let (mut parts, mut len) = (Vec::new(), 0);
+        while at != 0 {
+            let Some(step) = self.steps.get(at as usize) else { break };
+            let part = match step.part {
+                Part::Place(place) => place.to_string().into(),
+                Part::Key(key) => match self.pickle.value(key) {
+                    Value::Text(text) => std::borrow::Cow::Borrowed(text),
+                    Value::Int(int) => int.to_string().into(),
+                    _ => "".into(),
+                },
+            };
+            len += part.len() + 1;
+            if len > TENSOR_NAME_MAX {
+                return Err(ParseError::TooMany);
+            }
+            parts.push(part);
+            at = step.above;
+        }
+        parts.reverse();
+        Ok(parts.join("."))
+    }
+
+    /// The tensor that an object would have become; none if it would have become something else, or is described in a
+    /// way that is not known.
+    fn tensor(&mut self, mut object: Object) -> Result<Option<Unnamed>, ParseError> {
+        let mut attached = Vec::new();
+        for _ in 0..WRAPS_MAX {
+            let Value::Global { module: "torch._utils" | "torch._tensor", name } = self.pickle.value(object.class)
+            else {
+                return Ok(None);
+            };
+            let Some(args) = self.pickle.sequence(object.args) else { return Ok(None) };
+            attached.push(object.state);
+            let view = match (name, args) {
+                ("_rebuild_tensor" | "_rebuild_tensor_v2", &[storage, offset, size, stride, ..]) => {
+                    self.view(storage, offset, [size, stride], None)?
+                }
+                ("_rebuild_qtensor", &[storage, offset, size, stride, quantizer, ..]) => {
+                    attached.push(quantizer);
+                    self.view(storage, offset, [size, stride], None)?
+                }
+                ("_rebuild_tensor_v3", &[storage, offset, size, stride, _, _, dtype, ..]) => {
+                    self.view(storage, offset, [size, stride], Some(dtype))?
+                }
+                ("_rebuild_from_type_v2", &[class, _, args, state]) => {
+                    attached.push(state);
+                    object = Object { class, args, ..object };
+                    continue;
+                }
+                ("_rebuild_parameter" | "_rebuild_parameter_with_state", &[data, _, _, ref state @ ..]) => {
+                    attached.extend(state);
+                    let Value::Object(inner) = self.pickle.value(data) else { return Ok(None) };
+                    object = inner;
+                    continue;
+                }
+                ("_rebuild_device_tensor_from_cpu_tensor", &[data, ..]) => {
+                    let Value::Object(inner) = self.pickle.value(data) else { return Ok(None) };
+                    object = inner;
+                    continue;
+                }
+                _ => None,
+            };
+            attached.retain(|value| value.node().is_some());
+            return Ok(view.map(|view| Unnamed { attached, ..view }));
+        }
+        Ok(None)
+    }
+
+    fn view(
+        &mut self,
+        storage: Ref,
+        offset: Ref,
+        [size, stride]: [Ref; 2],
+        dtype: Option<Ref>,
+    ) -> Result<Option<Unnamed>, ParseError> {
+        let Value::Persistent(of) = self.pickle.value(storage) else { return Ok(None) };
+        let numbers = (self.pickle.number(offset), self.numbers(size), self.numbers(stride));
+        let (Some(offset), Some(shape), Some(strides)) = numbers else { return Ok(None) };
+        let Some(storage) = self.storage(of)? else { return Ok(None) };
+        let Some(stored) = self.contents.storages.get_mut(storage) else { return Ok(None) };
+        let dtype = match dtype {
+            None => stored.dtype.clone(),
+            Some(dtype) => {
+                let known = match self.pickle.value(dtype) {
+                    Value::Global { module: "torch", name } => dtypes::by_name(name),
+                    _ => None,
+                };
+                // The storage is bytes by its class; what they are is said by its tensors, and the first will do.
+                if stored.elements == Some(Dtype::U8) && known.is_some() {
+                    stored.elements.clone_from(&known);
+                }
+                known
+            }
+        };
+        let row_major = is_row_major(&shape, &strides);
+        Ok(Some(Unnamed { storage, dtype, shape, offset, row_major, attached: Vec::new() }))
+    }
+
+    /// A size or strides: a tuple of numbers.
+    fn numbers(&self, value: Ref) -> Option<Box<[u64]>> {
+        let members = self.pickle.sequence(value).filter(|members| members.len() <= RANK_MAX)?;
+        members.iter().map(|&member| self.pickle.number(member)).collect()
+    }
+
+    /// The storage that a persistent id is: `("storage", class, key, location, elements)`.
+    fn storage(&mut self, of: Ref) -> Result<Option<usize>, ParseError> {
+        let Some(&[kind, class, key, _, elements]) = self.pickle.sequence(of) else { return Ok(None) };
+        let described = (self.pickle.text(kind), self.pickle.text(key), self.pickle.number(elements));
+        let (Some("storage"), Some(key), Some(elements)) = described else { return Ok(None) };
+        let dtype = match self.pickle.value(class) {
+            Value::Global { module: "torch" | "torch.storage", name } => dtypes::by_storage(name),
+            _ => None,
+        };
+        let refuse = |what| ParseError::Storage { key: key.to_owned(), what };
+        let len = match &dtype {
+            Some(dtype) => Some(dtype.tensor_len(&[elements]).ok_or_else(|| refuse("is longer than any file"))?),
+            None => None,
+        };
+        if let Some(&known) = self.keys.get(key) {
+            let same = self.contents.storages.get(known).is_some_and(|stored| stored.len == len);
+            return if same { Ok(Some(known)) } else { Err(refuse("is described in two ways")) };
+        }
+        let known = self.contents.storages.len();
+        self.contents.storages.push(Stored { key, len, elements: dtype.clone(), dtype });
+        self.keys.insert(key, known);
+        Ok(Some(known))
+    }
+}
+
+/// A [`Found`] without its name.
+struct Unnamed {
+    storage: usize,
+    dtype: Option<Dtype>,
+    shape: Box<[u64]>,
+    offset: u64,
+    row_major: bool,
+    /// What else the tensor carries: its attributes, what quantised it.
+    attached: Vec<Ref>,
+}
+
+/// Whether the elements lie one after the other, the last index fastest. Along a dimension of one there are no steps.
+fn is_row_major(shape: &[u64], strides: &[u64]) -> bool {
+    if shape.len() != strides.len() {
+        return false;
+    }
+    if shape.contains(&0) {
+        return true;
+    }
+    let mut step = 1_u64;
+    shape.iter().zip(strides).rev().all(|(&dim, &stride)| {
+        let fits = dim == 1 || stride == step;
+        step = step.saturating_mul(dim);
+        fits
+    })
+}

@@ -1,0 +1,201 @@
+//! Torch files (`.pt`, `.pth`, `.bin`): a zip archive of one pickle, which says what there is, and a record for each storage.
+//!
+//! Facts: <https://github.com/pytorch/pytorch/blob/main/torch/serialization.py> (`_save`) and what torch 2.15 writes. Files
+//! older than torch 1.6 are a row of pickles and no archive: plain bytes here. Nothing is executed: the pickle is read by
+//! [`super::pickle`], and of what it would call only the functions that rebuild tensors are known, by name.
+//!
+//! What is listed: each tensor that is row-major in its storage, under its path through dicts, lists and objects, parted by
+//! dots (the tensor that is a whole file is called [`ROOT_NAME`]). So tensors that share a storage are all listed, and may
+//! overlap. A storage, or a part of one, that no listed tensor covers is a stretch of elements without a name: that of a
+//! transposed tensor, or of one whose type is not known.
+
+mod contents;
+pub(super) mod dtypes;
+mod zip;
+
+use std::collections::HashSet;
+use std::io;
+use std::ops::Range;
+
+use thiserror::Error;
+
+use self::contents::{Contents, Found, Stored};
+use self::zip::Archive;
+use super::pickle::{self, PICKLE_LEN_MAX, Pickle};
+use super::{Dtype, Elements, Layout, ReadAt, Tensor};
+use crate::limits::{TENSOR_NAME_MAX, TENSORS_MAX};
+
+/// What the tensor that is the whole of a file is called.
+pub const ROOT_NAME: &str = "tensor";
+/// Dicts, lists and objects within each other, at most.
+pub const DEPTH_MAX: u32 = 256;
+/// Bytes in all names together, at most.
+pub const NAMES_LEN_MAX: usize = 128 << 20;
+
+/// Why a file is not a torch file that this version reads.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum ParseError {
+    /// No archive, or not one that torch wrote.
+    #[error("not a torch file")]
+    NotTorch,
+    /// The file could not be read.
+    #[error("read the file")]
+    Read(#[from] io::Error),
+    /// The archive's own structures are not right.
+    #[error("{what}: the archive at byte {at}")]
+    Zip {
+        /// What was wrong.
+        what: &'static str,
+        /// Where in the file.
+        at: u64,
+    },
+    /// Numbers are written with their highest byte first.
+    #[error("written by a big-endian machine")]
+    BigEndian,
+    /// The pickle is too long, or not one.
+    #[error("the pickle cannot be read")]
+    Pickle(#[from] pickle::ParseError),
+    /// A storage has no record, or one that is too short, or is described in two ways.
+    #[error("storage {key:?} {what}")]
+    Storage {
+        /// Its key: its record's name.
+        key: String,
+        /// What was wrong.
+        what: &'static str,
+    },
+    /// A tensor lies outside its storage.
+    #[error("tensor {name:?} lies outside its storage")]
+    OutOfRange {
+        /// Its name.
+        name: String,
+    },
+    /// More than [`TENSORS_MAX`] tensors, or a name beyond [`TENSOR_NAME_MAX`], or names beyond [`NAMES_LEN_MAX`].
+    #[error("more than {TENSORS_MAX} tensors, or names longer than {TENSOR_NAME_MAX} or {NAMES_LEN_MAX} bytes in all")]
+    TooMany,
+    /// More than [`DEPTH_MAX`] levels.
+    #[error("more than {DEPTH_MAX} containers within each other")]
+    TooDeep,
+}
+
+/// Whether a file that begins with `first` can be an archive.
+#[must_use]
+pub fn may_be(first: &[u8]) -> bool {
+    first.starts_with(b"PK\x03\x04")
+}
+
+/// Reads the tensors of a torch file of `len` bytes: its directory at the end, its pickle and the header of each record.
+///
+/// # Errors
+/// Not an archive with one `data.pkl`; damaged or lying in any way; beyond the limits.
+pub fn parse(read: ReadAt<'_>, len: u64) -> Result<Layout, ParseError> {
+    let archive = Archive::open(read, len)?.ok_or(ParseError::NotTorch)?;
+    let folder = archive.folder_with(b"data.pkl").ok_or(ParseError::NotTorch)?.to_vec();
+    let record = |name: &str| [&folder, &b"/"[..], name.as_bytes()].concat();
+    if let Some(order) = archive.locate(read, &record("byteorder"))? {
+        check_order(&bytes_at(read, &order, 16)?)?;
+    }
+    let pickle = archive.locate(read, &record("data.pkl"))?.ok_or(ParseError::NotTorch)?;
+    let pickle = bytes_at(read, &pickle, PICKLE_LEN_MAX)?;
+    let pickle = Pickle::parse(&pickle)?;
+    let Contents { mut tensors, storages } = contents::read(&pickle)?;
+    let mut places = Vec::with_capacity(storages.len());
+    for storage in &storages {
+        let refuse = |what| ParseError::Storage { key: storage.key.to_owned(), what };
+        let name = record(&format!("data/{}", storage.key));
+        let place = archive.locate(read, &name)?.ok_or_else(|| refuse("has no record"))?;
+        if storage.len.is_some_and(|len| len > place.end - place.start) {
+            return Err(refuse("is longer than its record"));
+        }
+        places.push(place);
+    }
+    refuse_overlaps(&storages, &places)?;
+    // Two paths may be spelt alike: the first keeps the name.
+    let mut names = HashSet::with_capacity(tensors.len());
+    tensors.retain(|found| names.insert(found.name.clone()));
+    drop(names);
+    layout(tensors, &storages, &places)
+}
+
+fn check_order(order: &[u8]) -> Result<(), ParseError> {
+    match order {
+        b"little" => Ok(()),
+        b"big" => Err(ParseError::BigEndian),
+        _ => Err(ParseError::Zip { what: "the byte order is unknown", at: 0 }),
+    }
+}
+
+fn bytes_at(read: ReadAt<'_>, place: &Range<u64>, most: u64) -> Result<Vec<u8>, ParseError> {
+    let len = place.end - place.start;
+    if len > most {
+        return Err(ParseError::Zip { what: "a record is too long", at: place.start });
+    }
+    let mut bytes = vec![0; usize::try_from(len).unwrap_or(usize::MAX)];
+    read(place.start, &mut bytes)?;
+    Ok(bytes)
+}
+
+fn refuse_overlaps(storages: &[Stored<'_>], places: &[Range<u64>]) -> Result<(), ParseError> {
+    let mut sorted: Vec<(&Range<u64>, &Stored<'_>)> = places.iter().zip(storages).collect();
+    sorted.sort_unstable_by_key(|(place, _)| (place.start, place.end));
+    match sorted.windows(2).find(|pair| pair[1].0.start < pair[0].0.end) {
+        Some(pair) => Err(ParseError::Storage { key: pair[1].1.key.to_owned(), what: "overlaps another" }),
+        None => Ok(()),
+    }
+}
+
+/// Puts the tensors where their storages are; what they leave of a storage is elements without a name.
+fn layout(found: Vec<Found>, storages: &[Stored<'_>], places: &[Range<u64>]) -> Result<Layout, ParseError> {
+    let mut tensors = Vec::with_capacity(found.len());
+    for found in found {
+        let Some(place) = places.get(found.storage) else { continue };
+        if let Some(tensor) = placed(found, place)? {
+            tensors.push(tensor);
+        }
+    }
+    tensors.sort_unstable_by_key(|tensor: &Tensor| tensor.start);
+    let mut stretches: Vec<(&Range<u64>, &Stored<'_>)> = places.iter().zip(storages).collect();
+    stretches.sort_unstable_by_key(|(place, _)| place.start);
+    let (mut others, mut inside) = (Vec::new(), tensors.iter().peekable());
+    for (place, storage) in stretches {
+        let mut leave = |start, end| {
+            let dtype = storage.elements.clone().unwrap_or_else(|| Dtype::Other("".into()));
+            others.push(Elements { start, end, dtype, row: 0 });
+        };
+        let mut at = place.start;
+        while let Some(tensor) = inside.next_if(|tensor| tensor.start < place.end) {
+            if tensor.start < tensor.end {
+                if tensor.start > at {
+                    leave(at, tensor.start);
+                }
+                at = at.max(tensor.end);
+            }
+        }
+        if at < place.end {
+            leave(at, place.end);
+        }
+    }
+    Ok(Layout::new(tensors, others))
+}
+
+/// Where in the file a tensor lies; none if it is not row-major or of an unknown type.
+fn placed(found: Found, place: &Range<u64>) -> Result<Option<Tensor>, ParseError> {
+    let Found { name, dtype, shape, offset, row_major, .. } = found;
+    let Some(dtype) = dtype.filter(|_| row_major) else { return Ok(None) };
+    let start = dtype.whole_bytes().and_then(|bytes| offset.checked_mul(bytes.into()));
+    let start = start.and_then(|start| start.checked_add(place.start));
+    let range = dtype.tensor_len(&shape).zip(start).and_then(|(len, start)| Some(start..start.checked_add(len)?));
+    match range {
+        Some(range) if range.end <= place.end => {
+            Ok(Some(Tensor { name, dtype, shape, start: range.start, end: range.end, part: None }))
+        }
+        // Nothing lies nowhere: an empty tensor may name any offset.
+        _ if shape.contains(&0) => {
+            Ok(Some(Tensor { name, dtype, shape, start: place.start, end: place.start, part: None }))
+        }
+        _ => Err(ParseError::OutOfRange { name }),
+    }
+}
+
+#[cfg(test)]
+mod tests;
