@@ -164,11 +164,15 @@ fn entry(entry: &ShownEntry) -> Vec<String> {
 }
 
 fn tensor(tensor: &ShownTensor) -> Vec<String> {
-    let shape: Vec<String> = tensor.shape.iter().map(u64::to_string).collect();
+    let list = |numbers: &[u64]| format!("[{}]", numbers.iter().map(u64::to_string).collect::<Vec<_>>().join(", "));
+    let shape = match (&tensor.whole, &tensor.offsets) {
+        (Some(whole), Some(at)) => format!("{} at {} of {}", list(&tensor.shape), list(at), list(whole)),
+        _ => list(&tensor.shape),
+    };
     vec![
         format!("  {}", printable(&tensor.name)),
         tensor.dtype.clone(),
-        format!("[{}]", shape.join(", ")),
+        shape,
         show(tensor.bytes),
         show(tensor.stored_bytes),
         tensor.codec.clone(),

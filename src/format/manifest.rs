@@ -11,7 +11,8 @@
 //!   mode, modification time (signed, ns since 1970)
 //!   link: target
 //!   file: size, cut (1), pieces: count, each: hole before it in bytes, first chunk, chunks
-//!         tensors: count, each: name, type, rank, dimensions, start, end (in bytes within the file)
+//!         tensors: count, each: name, type, rank, dimensions, start, end (in bytes within the file), part (1)
+//!         part 1: the whole tensor's dimensions, offsets of the part (as many as its rank each)
 //! ```
 //!
 //! What a file's pieces do not cover is a hole: zeros.
@@ -24,10 +25,10 @@ use crate::chunker::Cut;
 use crate::clock::Timestamp;
 use crate::error::{Error, Result};
 use crate::id::{ChunkId, ManifestId};
-use crate::limits::{CHUNK_LEN_MAX, PATH_LEN_MAX};
+use crate::limits::{CHUNK_LEN_MAX, DTYPE_NAME_MAX, PATH_LEN_MAX, RANK_MAX, TENSOR_NAME_MAX};
 
-const NAME_MAX: usize = 1 << 16;
-const RANK_MAX: usize = 64;
+/// Bytes in a label's key or value, at most.
+const LABEL_MAX: usize = 1 << 16;
 
 /// What was saved.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -71,6 +72,17 @@ pub struct TensorEntry {
     pub shape: Vec<u64>,
     /// Where it lies in the file.
     pub range: Range<u64>,
+    /// Its place in the tensor of the same name that it is a part of; none where it is whole.
+    pub part: Option<TensorPart>,
+}
+
+/// The place of a part in a tensor that lies in several files: a box of the part's own shape.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TensorPart {
+    /// Elements of the whole tensor along each dimension.
+    pub shape: Vec<u64>,
+    /// Where the part begins along each dimension.
+    pub offsets: Vec<u64>,
 }
 
 /// What a file holds.
@@ -279,7 +291,11 @@ fn write_entry(out: &mut Writer, entry: &TreeEntry) {
             for tensor in &content.tensors {
                 out.string(tensor.name.as_bytes()).string(tensor.dtype.as_bytes()).count(tensor.shape.len());
                 out.each(&tensor.shape, |out, &dimension| out.varint(dimension));
-                out.varint(tensor.range.start).varint(tensor.range.end);
+                out.varint(tensor.range.start).varint(tensor.range.end).u8(tensor.part.is_some().into());
+                if let Some(part) = &tensor.part {
+                    out.each(&part.shape, |out, &dimension| out.varint(dimension));
+                    out.each(&part.offsets, |out, &offset| out.varint(offset));
+                }
             }
         }
     }
@@ -289,7 +305,7 @@ fn read_labels(reader: &mut Reader<'_>) -> Read<BTreeMap<String, String>> {
     let count = reader.count(2)?;
     let mut labels = BTreeMap::new();
     for _ in 0..count {
-        let (key, value) = (reader.text(NAME_MAX)?.to_owned(), reader.text(NAME_MAX)?.to_owned());
+        let (key, value) = (reader.text(LABEL_MAX)?.to_owned(), reader.text(LABEL_MAX)?.to_owned());
         if labels.last_key_value().is_some_and(|(last, _)| *last >= key) {
             return Err(reader.malformed("labels are not sorted"));
         }
@@ -356,13 +372,13 @@ fn read_content(reader: &mut Reader<'_>, starts: &[u64]) -> Read<Content> {
         covered = end.ok_or_else(|| reader.malformed("pieces are longer than their file"))?;
         pieces.push(piece);
     }
-    let tensors = reader.count(5)?;
+    let tensors = reader.count(6)?;
     let tensors = (0..tensors).map(|_| read_tensor(reader, size)).collect::<Read<Vec<_>>>()?;
     Ok(Content { size, cut, pieces, tensors })
 }
 
 fn read_tensor(reader: &mut Reader<'_>, size: u64) -> Result<TensorEntry, Malformed> {
-    let (name, dtype) = (reader.text(NAME_MAX)?.to_owned(), reader.text(64)?.to_owned());
+    let (name, dtype) = (reader.text(TENSOR_NAME_MAX)?.to_owned(), reader.text(DTYPE_NAME_MAX)?.to_owned());
     let rank = reader.count(1)?;
     if rank > RANK_MAX {
         return Err(reader.malformed("tensor has too many dimensions"));
@@ -372,12 +388,28 @@ fn read_tensor(reader: &mut Reader<'_>, size: u64) -> Result<TensorEntry, Malfor
     if range.start > range.end || range.end > size {
         return Err(reader.malformed("tensor lies outside its file"));
     }
-    Ok(TensorEntry { name, dtype, shape, range })
+    let part = if reader.flag()? { Some(read_part(reader, &shape)?) } else { None };
+    Ok(TensorEntry { name, dtype, shape, range, part })
+}
+
+/// `own` is the part's own shape.
+fn read_part(reader: &mut Reader<'_>, own: &[u64]) -> Read<TensorPart> {
+    let shape = own.iter().map(|_| reader.varint()).collect::<Read<Vec<_>>>()?;
+    let offsets = own.iter().map(|_| reader.varint()).collect::<Read<Vec<_>>>()?;
+    let ends = offsets.iter().zip(own).map(|(offset, len)| offset.checked_add(*len));
+    if ends.zip(&shape).any(|(end, whole)| end.is_none_or(|end| end > *whole)) {
+        return Err(reader.malformed("part lies outside its tensor"));
+    }
+    Ok(TensorPart { shape, offsets })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn tensor(part: Option<TensorPart>) -> TensorEntry {
+        TensorEntry { name: "w".into(), dtype: "F32".into(), shape: vec![5, 5], range: 0..100, part }
+    }
 
     fn sample() -> Manifest {
         let ids: Vec<ChunkId> = (0u8..3).map(|n| ChunkId::of(&[n])).collect();
@@ -385,7 +417,7 @@ mod tests {
             size: 1100,
             cut: Cut::Tensor,
             pieces: vec![Piece { hole: 0, first: 0, count: 2 }, Piece { hole: 500, first: 2, count: 1 }],
-            tensors: vec![TensorEntry { name: "w".into(), dtype: "F32".into(), shape: vec![5, 5], range: 0..100 }],
+            tensors: vec![tensor(None), tensor(Some(TensorPart { shape: vec![10, 5], offsets: vec![5, 0] }))],
         };
         let entry = |path: &[u8], kind| TreeEntry { path: path.to_vec(), mode: 0o644, mtime: Timestamp(-5), kind };
         Manifest {
@@ -442,6 +474,16 @@ mod tests {
         assert!(Manifest::decode(&manifest.encode().1).is_err(), "a file with folders");
         manifest.entries[0].path = b"b".to_vec();
         assert_eq!(Manifest::decode(&manifest.encode().1).unwrap(), manifest);
+    }
+
+    #[test]
+    fn parts_lie_in_their_tensors() {
+        for (shape, offsets) in [(vec![10, 5], vec![6, 0]), (vec![4, 5], vec![0, 0]), (vec![5, 5], vec![0, u64::MAX])] {
+            let mut manifest = sample();
+            let EntryKind::File(content) = &mut manifest.entries[2].kind else { panic!("no file") };
+            content.tensors[0].part = Some(TensorPart { shape, offsets });
+            assert!(Manifest::decode(&manifest.encode().1).is_err());
+        }
     }
 
     #[test]

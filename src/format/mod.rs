@@ -7,7 +7,7 @@ mod pack;
 mod segment;
 pub mod wire;
 
-pub use manifest::{ChunkList, Content, EntryKind, Form, Manifest, Piece, TensorEntry, TreeEntry};
+pub use manifest::{ChunkList, Content, EntryKind, Form, Manifest, Piece, TensorEntry, TensorPart, TreeEntry};
 pub use map::{Frame, Map, PackRef};
 pub use pack::{FooterEntry, PackFooter, PackLayout, TRAILER_LEN, pack_header};
 pub use segment::{Row, SegmentView, segment_bytes};

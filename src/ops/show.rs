@@ -74,6 +74,12 @@ pub struct ShownTensor {
     pub dtype: String,
     /// Its shape.
     pub shape: Vec<u64>,
+    /// The shape of the tensor that it is a part of, if it is one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub whole: Option<Vec<u64>>,
+    /// Where in that tensor it begins, along each dimension.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub offsets: Option<Vec<u64>>,
     /// Its bytes.
     pub bytes: u64,
     /// Bytes that its chunks take in packs; a chunk shared with neighbours counts in proportion.
@@ -153,6 +159,8 @@ fn show_tensors(saved: &Saved, content: &Content, chunks: &[(u32, Range<u64>)]) 
             name: tensor.name.clone(),
             dtype: tensor.dtype.clone(),
             shape: tensor.shape.clone(),
+            whole: tensor.part.as_ref().map(|part| part.shape.clone()),
+            offsets: tensor.part.as_ref().map(|part| part.offsets.clone()),
             bytes: tensor.range.end - tensor.range.start,
             stored_bytes: stored,
             codec: codecs.into_iter().collect::<Vec<_>>().join("+"),

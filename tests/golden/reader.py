@@ -331,8 +331,17 @@ def read_entry(wire, path, chunks):
         need(all(first + count <= len(chunks) for _, first, count in entry["pieces"]), "piece names no chunk")
         used = sum(hole + sum(length for _, length in chunks[f:f + n]) for hole, f, n in entry["pieces"])
         need(used <= entry["size"], "pieces are longer than their file")
-        wire.list(lambda: (wire.text(), wire.text(), wire.list(wire.var), wire.var(), wire.var()))
+        wire.list(lambda: read_tensor(wire, entry["size"]))
     return entry
+
+
+def read_tensor(wire, size):
+    wire.text(), wire.text()
+    shape, start, end = wire.list(wire.var), wire.var(), wire.var()
+    need(start <= end <= size, "tensor lies outside its file")
+    if wire.flag():
+        whole, offsets = [wire.var() for _ in shape], [wire.var() for _ in shape]
+        need(all(at + n <= dim for at, n, dim in zip(offsets, shape, whole)), "part lies outside its tensor")
 
 
 def read_map(body, wanted, manifest):

@@ -5,6 +5,7 @@
 //! ```
 
 mod assemble;
+mod looking;
 mod read;
 mod store;
 mod unchanged;
@@ -18,6 +19,7 @@ use std::sync::Arc;
 use serde::Serialize;
 
 use self::assemble::Assembly;
+use self::looking::Looking;
 use self::store::{Counts, store};
 use self::unchanged::Unchanged;
 use super::{blocking, shown};
@@ -131,8 +133,14 @@ impl Repository {
             skip: self.store().directory().map(Path::to_path_buf).into_iter().collect(),
         };
         let root = path.to_path_buf();
-        let walked = Arc::new(blocking(move || walk(&root, &rules)).await?);
-        let saving = Saving { repository: self, name, options, walk: &walked, started };
+        let cut = options.cut;
+        let look = move || {
+            let walked = walk(&root, &rules)?;
+            let looking = Looking::new(&walked, cut);
+            Ok((Arc::new(walked), Arc::new(looking)))
+        };
+        let (walked, looking) = blocking(look).await?;
+        let saving = Saving { repository: self, name, options, walk: &walked, looking: &looking, started };
         let expected = self.state().await?.version(name);
         let mut writer = Writer::new(self, &options.progress);
         let mut counts = Counts::default();
@@ -163,6 +171,7 @@ struct Saving<'a> {
     name: &'a Name,
     options: &'a SaveOptions,
     walk: &'a Arc<Walk>,
+    looking: &'a Arc<Looking>,
     started: Timestamp,
 }
 
@@ -176,10 +185,14 @@ impl Saving<'_> {
         }
         let intact = self.add_base(&mut known, current.as_ref()).await?;
         let cache = SeenCache::new(&self.repository.cache().join("seen"), self.repository.id(), self.walk.root());
-        let unchanged = if self.options.reread { None } else { Unchanged::load(&cache, self.walk, &mut known).await? };
+        let unchanged = if self.options.reread {
+            None
+        } else {
+            Unchanged::load(&cache, self.walk, self.looking, &mut known).await?
+        };
         let mut assembly = Assembly::new(self.walk, self.options.labels.clone());
         let to_read: Vec<usize> = match &unchanged {
-            Some(unchanged) => unchanged.take(self.walk, &mut assembly),
+            Some(unchanged) => unchanged.take(self.walk, self.looking, &mut assembly),
             None => files_of(self.walk).collect(),
         };
         let total = to_read.iter().filter_map(|&at| self.walk.found.get(at)).map(|found| found.stat.size).sum();

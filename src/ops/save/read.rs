@@ -6,9 +6,10 @@ use std::os::unix::fs::FileExt as _;
 use bytes::{Bytes, BytesMut};
 
 use super::CutChoice;
+use super::looking::Looking;
 use super::units::{About, Cuts, Part, Unit, about, check_unchanged, open};
 use crate::budget::Buffer;
-use crate::checkpoint::{Layout, safetensors};
+use crate::checkpoint::{Layout, in_memory};
 use crate::chunker::{content, fixed, tensor};
 use crate::codec::Element;
 use crate::error::{Error, Result};
@@ -45,7 +46,7 @@ pub(super) struct Named {
 }
 
 /// Reads and, where the cuts can be known, cuts and hashes one unit.
-pub(super) fn read(walk: &Walk, unit: Unit, mut buffer: Buffer) -> Result<Vec<ReadPart>> {
+pub(super) fn read(walk: &Walk, looking: &Looking, unit: Unit, mut buffer: Buffer) -> Result<Vec<ReadPart>> {
     let mut at = 0;
     for part in &unit.parts {
         let len = usize::try_from(part.range.end - part.range.start).unwrap_or(usize::MAX);
@@ -59,7 +60,7 @@ pub(super) fn read(walk: &Walk, unit: Unit, mut buffer: Buffer) -> Result<Vec<Re
         let len = usize::try_from(part.range.end - part.range.start).unwrap_or(usize::MAX);
         let bytes = whole.slice(start..start + len);
         start += len;
-        cut(part, bytes)
+        cut(looking, part, bytes)
     });
     Ok(parts.collect())
 }
@@ -80,14 +81,14 @@ fn read_part(walk: &Walk, part: &Part, out: &mut [u8]) -> Result<()> {
     read.map_err(|source| Error::other("read a file to save").at(super::shown(&found.path)).source(source))
 }
 
-fn cut(part: Part, bytes: Bytes) -> ReadPart {
+fn cut(looking: &Looking, part: Part, bytes: Bytes) -> ReadPart {
     let Part { file, range, cuts, layout, about: said, .. } = part;
     let (about, found) = match cuts {
         Cuts::Known(ends) => (said, Found::Chunks(name(&bytes, range.start, &ends, layout.as_deref()))),
-        Cuts::Look(choice) => {
-            let (layout, ends) = look(choice, &bytes);
+        Cuts::Look => {
+            let (layout, ends) = look(looking, file, &bytes);
             let chunks = name(&bytes, range.start, &ends, layout.as_ref());
-            (Some(about(choice, layout.as_ref())), Found::Chunks(chunks))
+            (Some(about(looking.choice, layout.as_ref())), Found::Chunks(chunks))
         }
         Cuts::Window { first, last } => {
             let mut candidates = Vec::new();
@@ -99,14 +100,11 @@ fn cut(part: Part, bytes: Bytes) -> ReadPart {
 }
 
 /// What a whole file in memory is, and where to cut it.
-fn look(choice: CutChoice, bytes: &Bytes) -> (Option<Layout>, Vec<u64>) {
+fn look(looking: &Looking, file: usize, bytes: &Bytes) -> (Option<Layout>, Vec<u64>) {
     let len = bytes.len() as u64;
-    let layout = matches!(choice, CutChoice::Auto | CutChoice::Tensor)
-        .then(|| safetensors::header_len(bytes, len))
-        .flatten()
-        .and_then(|_| safetensors::parse(bytes, len).ok());
-    let ends = match (&layout, choice) {
-        (Some(layout), _) => tensor::cuts(&layout.spans(), len).collect(),
+    let layout = looking.layout(file, &mut in_memory(bytes), len);
+    let ends = match (layout.as_ref().map(Layout::spans), looking.choice) {
+        (Some(spans), _) => tensor::cuts(&spans, len).collect(),
         (None, CutChoice::Fixed) => fixed::cuts(len).collect(),
         (None, _) => content::cuts(bytes),
     };

@@ -10,7 +10,8 @@ use tokio::task::JoinSet;
 
 use super::Saving;
 use super::assemble::Assembly;
-use super::read::{Found, Named, Settler, hash, read};
+use super::looking::Looking;
+use super::read::{Found, Named, ReadPart, Settler, hash, read};
 use super::units::{About, Unit, make_units};
 use crate::codec::{Compression, Encoded, encode};
 use crate::error::{Error, Result};
@@ -18,6 +19,7 @@ use crate::id::ChunkId;
 use crate::limits::MIB;
 use crate::ops::blocking;
 use crate::repository::{Known, Repository, Writer};
+use crate::tree::Walk;
 
 /// Bytes read and hashed in one go, at most: few enough to be hashed while they are in the processor's cache.
 const WINDOW_MAX: u64 = 2 * MIB;
@@ -77,16 +79,16 @@ fn start(saving: &Saving<'_>, to_read: Vec<usize>, tasks: &mut JoinSet<Result<()
     let (unit_out, unit_in) = mpsc::channel::<Unit>(depth);
     let (hashed_out, hashed_in) = mpsc::channel::<Hashed>(depth);
     let window = (saving.repository.budget().total() / 64).clamp(MIB, WINDOW_MAX);
-    let (walk, choice) = (Arc::clone(saving.walk), saving.options.cut);
+    let (walk, looking) = (Arc::clone(saving.walk), Arc::clone(saving.looking));
     tasks.spawn_blocking(move || {
-        make_units(&walk, &to_read, choice, window, |unit| unit_out.blocking_send(unit).is_ok())
+        make_units(&walk, &to_read, &looking, window, |unit| unit_out.blocking_send(unit).is_ok())
     });
-    let (walk, repository) = (Arc::clone(saving.walk), saving.repository.clone());
+    let (walk, looking, repository) = (Arc::clone(saving.walk), Arc::clone(saving.looking), saving.repository.clone());
     tasks.spawn(async move {
         let mut settler = Settler::default();
         let units = stream::unfold(unit_in, |mut units| async move { Some((units.recv().await?, units)) });
         let hashed = units
-            .map(|unit| read_unit(repository.clone(), Arc::clone(&walk), unit))
+            .map(|unit| read_unit(repository.clone(), Arc::clone(&walk), Arc::clone(&looking), unit))
             .buffered(depth)
             .map_ok(|parts| parts.into_iter().map(|part| settler.settle(part)).collect::<Vec<_>>())
             .map_ok(|parts| async move {
@@ -109,11 +111,12 @@ fn start(saving: &Saving<'_>, to_read: Vec<usize>, tasks: &mut JoinSet<Result<()
 
 async fn read_unit(
     repository: Repository,
-    walk: Arc<crate::tree::Walk>,
+    walk: Arc<Walk>,
+    looking: Arc<Looking>,
     unit: Unit,
-) -> Result<Vec<super::read::ReadPart>> {
+) -> Result<Vec<ReadPart>> {
     let buffer = repository.budget().buffer(unit.len).await?;
-    blocking(move || read(&walk, unit, buffer)).await
+    blocking(move || read(&walk, &looking, unit, buffer)).await
 }
 
 /// Chunks that nobody has, with the bytes of the buffer that they are slices of.

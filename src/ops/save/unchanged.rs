@@ -4,11 +4,12 @@ use std::collections::HashSet;
 
 use super::assemble::Assembly;
 use super::files_of;
+use super::looking::Looking;
 use crate::error::Result;
 use crate::format::{Content, EntryKind, Manifest};
 use crate::id::ChunkId;
 use crate::repository::Known;
-use crate::tree::{Seen, SeenCache, Walk};
+use crate::tree::{Found, Seen, SeenCache, Walk};
 
 /// The earlier save's record, with the chunks of it that are here.
 pub(super) struct Unchanged {
@@ -19,11 +20,16 @@ pub(super) struct Unchanged {
 
 impl Unchanged {
     /// What the cache says of the tree; none if it says nothing.
-    pub(super) async fn load(cache: &SeenCache, walk: &Walk, known: &mut Known) -> Result<Option<Self>> {
+    pub(super) async fn load(
+        cache: &SeenCache,
+        walk: &Walk,
+        looking: &Looking,
+        known: &mut Known,
+    ) -> Result<Option<Self>> {
         let Some(seen) = cache.load() else { return Ok(None) };
         let Ok(manifest) = Manifest::decode(seen.body()) else { return Ok(None) };
         let mut wanted = HashSet::new();
-        for (_, content) in files_of(walk).filter_map(|at| matching(walk, at, &seen, &manifest)) {
+        for (_, content) in files_of(walk).filter_map(|at| matching(walk, looking, at, (&seen, &manifest))) {
             wanted.extend(content.placed(&manifest.chunks).filter_map(|(chunk, _)| id_of(&manifest, chunk)));
         }
         let wanted: Vec<ChunkId> = wanted.into_iter().collect();
@@ -33,12 +39,12 @@ impl Unchanged {
     }
 
     /// Tells the assembly of the files that need no reading; returns the others.
-    pub(super) fn take(&self, walk: &Walk, assembly: &mut Assembly) -> Vec<usize> {
-        files_of(walk).filter(|&at| !self.take_one(walk, at, assembly).unwrap_or(false)).collect()
+    pub(super) fn take(&self, walk: &Walk, looking: &Looking, assembly: &mut Assembly) -> Vec<usize> {
+        files_of(walk).filter(|&at| !self.take_one(walk, looking, at, assembly).unwrap_or(false)).collect()
     }
 
-    fn take_one(&self, walk: &Walk, at: usize, assembly: &mut Assembly) -> Result<bool> {
-        let Some((_, content)) = matching(walk, at, &self.seen, &self.manifest) else { return Ok(false) };
+    fn take_one(&self, walk: &Walk, looking: &Looking, at: usize, assembly: &mut Assembly) -> Result<bool> {
+        let Some((_, content)) = matching(walk, looking, at, (&self.seen, &self.manifest)) else { return Ok(false) };
         let chunks = || content.placed(&self.manifest.chunks);
         let known = |(chunk, _)| id_of(&self.manifest, chunk).is_some_and(|id| self.here.contains(&id));
         if !chunks().all(known) {
@@ -55,14 +61,25 @@ impl Unchanged {
     }
 }
 
-/// The earlier content of the file found at `at`, if the file is the same by all that can be told without reading it.
-fn matching<'m>(walk: &Walk, at: usize, seen: &Seen, manifest: &'m Manifest) -> Option<(usize, &'m Content)> {
-    let found = walk.found.get(at)?;
-    if !seen.unchanged(&found.path, &found.stat) {
-        return None;
+/// The earlier content of the file found at `at`, if the file is the same by all that can be told without reading it; and
+/// so is the file that says what it holds, if there is or was one.
+fn matching<'m>(
+    walk: &Walk,
+    looking: &Looking,
+    at: usize,
+    (seen, manifest): (&Seen, &'m Manifest),
+) -> Option<(usize, &'m Content)> {
+    let same = |found: &Found| seen.unchanged(&found.path, &found.stat);
+    let found = walk.found.get(at).filter(|found| same(found))?;
+    let described_by = looking.depends_on(at);
+    if let Some(metadata) = described_by {
+        walk.found.get(metadata).filter(|found| same(found))?;
     }
     match &manifest.entry(&found.path)?.kind {
-        EntryKind::File(content) if content.size == found.stat.size => Some((at, content)),
+        EntryKind::File(content) if content.size == found.stat.size => {
+            let was_part = content.tensors.iter().any(|tensor| tensor.part.is_some());
+            (described_by.is_some() || !was_part).then_some((at, content))
+        }
         _ => None,
     }
 }

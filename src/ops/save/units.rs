@@ -6,10 +6,11 @@ use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
 
 use super::CutChoice;
-use crate::checkpoint::{Layout, safetensors};
+use super::looking::Looking;
+use crate::checkpoint::{Layout, Tensor};
 use crate::chunker::{Cut, fixed, tensor};
 use crate::error::{Error, ErrorKind, Result};
-use crate::format::TensorEntry;
+use crate::format::{TensorEntry, TensorPart};
 use crate::tree::{Found, Stat, Walk, extents};
 
 /// Files up to this long are read whole, several to a unit.
@@ -49,7 +50,7 @@ pub(super) enum Cuts {
     /// At these offsets in the file; the last is the part's end.
     Known(Vec<u64>),
     /// The part is a whole file: look at it.
-    Look(CutChoice),
+    Look,
     /// By content; the part is a window of a longer stretch, whose first or last it may be.
     Window {
         /// Nothing of the stretch comes before.
@@ -72,7 +73,7 @@ pub(super) struct About {
 pub(super) fn make_units(
     walk: &Walk,
     to_read: &[usize],
-    choice: CutChoice,
+    looking: &Looking,
     window: u64,
     mut send: impl FnMut(Unit) -> bool,
 ) -> Result<()> {
@@ -81,7 +82,7 @@ pub(super) fn make_units(
         let Some(found) = walk.found.get(file) else { continue };
         let size = found.stat.size;
         if size <= SMALL {
-            batch.add(Part { file, open: None, range: 0..size, cuts: Cuts::Look(choice), layout: None, about: None });
+            batch.add(Part { file, open: None, range: 0..size, cuts: Cuts::Look, layout: None, about: None });
             if (batch.len as u64 >= window || batch.parts.len() >= BATCH) && !send(std::mem::take(&mut batch)) {
                 return Ok(());
             }
@@ -90,7 +91,7 @@ pub(super) fn make_units(
         if !batch.parts.is_empty() && !send(std::mem::take(&mut batch)) {
             return Ok(());
         }
-        if !long_file(walk, found, file, choice, window, &mut send)? {
+        if !long_file(walk, file, looking, window, &mut send)? {
             return Ok(());
         }
     }
@@ -103,19 +104,16 @@ pub(super) fn make_units(
 /// The units of one long file; false if nobody takes them any more.
 fn long_file(
     walk: &Walk,
-    found: &Found,
     file: usize,
-    choice: CutChoice,
+    looking: &Looking,
     window: u64,
     send: &mut impl FnMut(Unit) -> bool,
 ) -> Result<bool> {
+    let Some(found) = walk.found.get(file) else { return Ok(true) };
     let open = Arc::new(open(walk, found)?);
     let size = found.stat.size;
-    let layout = match choice {
-        CutChoice::Auto | CutChoice::Tensor => tensor_layout(&open, size).map(Arc::new),
-        CutChoice::Content | CutChoice::Fixed => None,
-    };
-    let about = about(choice, layout.as_deref());
+    let layout = looking.layout(file, &mut |at, out| open.read_exact_at(out, at), size).map(Arc::new);
+    let about = about(looking.choice, layout.as_deref());
     let spans = layout.as_deref().map(Layout::spans).unwrap_or_default();
     let stretches = extents(&open, size)?;
     let mut about = Some(about);
@@ -154,11 +152,15 @@ impl Unit {
 
 /// What a file is, given what was found in it.
 pub(super) fn about(choice: CutChoice, layout: Option<&Layout>) -> About {
-    let entry = |tensor: &crate::checkpoint::Tensor| TensorEntry {
+    let entry = |tensor: &Tensor| TensorEntry {
         name: tensor.name.clone(),
         dtype: tensor.dtype.word().to_owned(),
         shape: tensor.shape.to_vec(),
         range: tensor.start..tensor.end,
+        part: tensor
+            .part
+            .as_ref()
+            .map(|part| TensorPart { shape: part.shape.to_vec(), offsets: part.offsets.to_vec() }),
     };
     let tensors = layout.map(|layout| layout.tensors.iter().map(entry).collect()).unwrap_or_default();
     let cut = match (choice, layout) {
@@ -167,22 +169,6 @@ pub(super) fn about(choice: CutChoice, layout: Option<&Layout>) -> About {
         _ => Cut::Content,
     };
     About { cut, tensors }
-}
-
-/// The tensors of an open file; none if it is not understood: then it is just bytes.
-fn tensor_layout(file: &File, size: u64) -> Option<Layout> {
-    let mut first = [0; 16];
-    file.read_exact_at(&mut first, 0).ok()?;
-    let header_len = usize::try_from(safetensors::header_len(&first, size)?).ok()?;
-    let mut header = vec![0; header_len];
-    file.read_exact_at(&mut header, 0).ok()?;
-    match safetensors::parse(&header, size) {
-        Ok(layout) => Some(layout),
-        Err(error) => {
-            tracing::info!("a file that looks like safetensors is saved as plain bytes: {error}");
-            None
-        }
-    }
 }
 
 /// Groups chunk ends within `stretch` into parts of about `window` bytes.

@@ -227,6 +227,12 @@ fn tree(root: &Path) {
     put(&root.join("weights.safetensors"), &weights(), 0o644);
     put(&root.join("counts.safetensors"), &counts(), 0o644);
     put(&root.join("text"), &text(), 0o644);
+    // A distributed checkpoint, whose parts know their tensors, and a torch file.
+    fs::create_dir(root.join("dcp")).unwrap();
+    for file in ["dcp/.metadata", "dcp/__0_0.distcp", "dcp/__1_0.distcp", "views.pt"] {
+        let written = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/checkpoints").join(file);
+        put(&root.join(file), &fs::read(written).unwrap(), 0o644);
+    }
     symlink("../elsewhere", root.join("sub/link")).unwrap();
     let holes = fs::File::create(root.join("holes")).unwrap();
     holes.set_len(2 << 20).unwrap();
@@ -244,10 +250,10 @@ fn put(path: &Path, bytes: &[u8], mode: u32) {
 
 /// Sets modes of folders and all times to what they are to be, the deepest first.
 fn settle(root: &Path) {
-    for folder in ["", "sub"] {
+    for folder in ["", "dcp", "sub"] {
         fs::set_permissions(root.join(folder), fs::Permissions::from_mode(0o755)).unwrap();
     }
-    for path in ["holes", "sub/link", "sub/empty", "sub", ""] {
+    for path in ["holes", "sub/link", "sub/empty", "sub", "dcp", ""] {
         touch(&root.join(path));
     }
 }

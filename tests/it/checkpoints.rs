@@ -1,0 +1,95 @@
+//! Saving what torch and safetensors wrote (tests/golden/checkpoints): the same files come back, and their tensors are known.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use towline::ops::{RestoreOptions, SaveOptions, Shown, ShownTensor};
+use towline::repository::{OpenOptions, Repository};
+use towline::storage::Store;
+
+use crate::data::{name, noise, tree_digest};
+
+/// A copy of the golden checkpoints with a file of each kind that cannot be understood.
+fn sample(root: &Path) -> PathBuf {
+    let (from, to) = (Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/checkpoints"), root.join("source"));
+    for folder in ["", "dcp"] {
+        fs::create_dir_all(to.join(folder)).unwrap();
+        for file in fs::read_dir(from.join(folder)).unwrap().map(|entry| entry.unwrap().path()) {
+            if file.is_file() {
+                fs::copy(&file, to.join(folder).join(file.file_name().unwrap())).unwrap();
+            }
+        }
+    }
+    let whole = fs::read(from.join("training.bin")).unwrap();
+    let mut bomb = whole.clone();
+    let pickle = whole.windows(3).position(|at| at == b"\x80\x02}").unwrap();
+    bomb[pickle + 2] = b'I';
+    fs::write(to.join("bomb.pt"), bomb).unwrap();
+    fs::write(to.join("cut.pt"), &whole[..whole.len() - 30]).unwrap();
+    // Too long to be looked at in memory.
+    fs::write(to.join("long.pt"), [b"PK\x03\x04", &noise(3, 2 << 20)[..], &whole].concat()).unwrap();
+    to
+}
+
+async fn in_memory(cache: &Path) -> Repository {
+    let options = OpenOptions { cache: Some(cache.to_owned()), memory: Some(256 << 20) };
+    Repository::create(Store::memory(), options).await.unwrap().0
+}
+
+fn tensors<'s>(shown: &'s Shown, path: &str) -> &'s [ShownTensor] {
+    &shown.entries.iter().find(|entry| entry.path == path).unwrap().tensors
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn checkpoints_come_back_and_their_tensors_are_known() {
+    let dir = tempfile::tempdir().unwrap();
+    let source = sample(dir.path());
+    let repository = in_memory(dir.path()).await;
+    repository.save(&source, &name("run"), &SaveOptions::default()).await.unwrap();
+    let dest = dir.path().join("dest");
+    repository.restore(&name("run"), None, &dest, &RestoreOptions::default()).await.unwrap();
+    assert_eq!(tree_digest(&source), tree_digest(&dest));
+
+    let shown = repository.show(&name("run")).await.unwrap();
+    let cut = |path: &str| shown.entries.iter().find(|entry| entry.path == path).unwrap().cut;
+    for file in ["alone.pt", "dtypes.pt", "objects.pth", "training.bin", "views.pt", "dcp/__0_0.distcp"] {
+        assert_eq!(cut(file), Some("tensor"), "{file}");
+    }
+    for file in ["bomb.pt", "cut.pt", "long.pt", "legacy.pt", "dcp/.metadata"] {
+        assert_eq!((cut(file), tensors(&shown, file).len()), (Some("content"), 0), "{file}");
+    }
+    let names: Vec<&str> = tensors(&shown, "alone.pt").iter().map(|tensor| tensor.name.as_str()).collect();
+    assert_eq!(names, ["tensor"]);
+    let parts: Vec<_> = ["dcp/__0_0.distcp", "dcp/__1_0.distcp"]
+        .iter()
+        .flat_map(|file| tensors(&shown, file))
+        .filter(|tensor| tensor.name == "model.uneven")
+        .map(|tensor| (tensor.shape.clone(), tensor.offsets.clone(), tensor.whole.clone()))
+        .collect();
+    let part = |rows, from| (vec![rows, 3], Some(vec![from, 0]), Some(vec![5, 3]));
+    assert_eq!(parts, [part(3, 0), part(2, 3)]);
+}
+
+/// What a file of parts holds is said by another file: with that gone, or come, the manifest is the one that a save which
+/// reads everything would make.
+#[tokio::test(flavor = "multi_thread")]
+async fn parts_are_looked_at_again_when_their_metadata_changes() {
+    let dir = tempfile::tempdir().unwrap();
+    let source = sample(dir.path()).join("dcp");
+    let repository = in_memory(dir.path()).await;
+    let metadata = fs::read(source.join(".metadata")).unwrap();
+    for (step, present) in [true, false, true].into_iter().enumerate() {
+        if present {
+            fs::write(source.join(".metadata"), &metadata).unwrap();
+        } else {
+            fs::remove_file(source.join(".metadata")).unwrap();
+        }
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        let cached = repository.save(&source, &name("dcp"), &SaveOptions::default()).await.unwrap();
+        let options = SaveOptions { reread: true, ..SaveOptions::default() };
+        let read = repository.save(&source, &name("dcp"), &options).await.unwrap();
+        assert_eq!(cached.manifest, read.manifest, "{step}");
+        let shown = repository.show(&name("dcp")).await.unwrap();
+        assert_eq!(!tensors(&shown, "__0_0.distcp").is_empty(), present, "{step}");
+    }
+}
