@@ -19,7 +19,7 @@ struct Entry {
     first: u8,
 }
 
-/// Decodes what [`super::encode`] made of `out.len()` symbols; none if `stored` is anything else.
+/// Decodes what `encode` made of `out.len()` symbols; none if `stored` is anything else.
 pub(in crate::codec) fn decode(stored: &[u8], out: &mut [u8]) -> Option<()> {
     let (header, streams) = stored.split_at_checked(HEADER_LEN)?;
     let (lengths, ends) = header.split_first_chunk::<LENGTHS_LEN>()?;

@@ -10,7 +10,7 @@
 //! rest:       what is left of the plain bytes after the last whole number
 //! ```
 //!
-//! How: 0 raw; 1 one byte that stands for all; 2 [`super::huffman`]; 3 [`grouped`].
+//! How: 0 raw; 1 one byte that stands for all; 2 Huffman-coded; 3 in groups.
 
 mod flat;
 mod grouped;
