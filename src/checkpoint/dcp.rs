@@ -18,8 +18,6 @@ use crate::limits::{RANK_MAX, TENSOR_NAME_MAX};
 
 /// What the file with the metadata is called.
 pub const METADATA_NAME: &str = ".metadata";
-/// What the name of a file of parts ends with.
-pub const PARTS_SUFFIX: &str = ".distcp";
 
 const CLASSES: &str = "torch.distributed.checkpoint.metadata";
 const STORAGE: &str = "torch.distributed.checkpoint.filesystem";
@@ -135,12 +133,6 @@ impl Metadata {
     /// The files that hold parts, by their paths from the metadata's folder.
     pub fn files(&self) -> impl Iterator<Item = &str> {
         self.files.keys().map(AsRef::as_ref)
-    }
-
-    /// Whether the file at `path` holds parts.
-    #[must_use]
-    pub fn knows(&self, path: &str) -> bool {
-        self.files.contains_key(path)
     }
 
     /// The tensors of the file at `path`, which has `len` bytes. Each is a [`Part`] of its whole.

@@ -125,6 +125,11 @@ impl Codes<'_> {
         let (groups, last) = self.groups.split_at_checked(whole.len())?;
         whole.iter_mut().zip(groups).try_for_each(|(out, &group)| fill(group, out))?;
         if let Some(&group) = last.first() {
+            // Of a group cut short, the codes of no element are zero.
+            let used = u32::try_from(rest.len()).ok()? * self.bits;
+            if u32::from(group) >> used != 0 {
+                return None;
+            }
             fill(group, rest)?;
         }
         escaped.next().is_none().then_some(())

@@ -113,10 +113,6 @@ pub fn encode(plain: &[u8], element: Element, limit: usize) -> Option<Vec<u8>> {
             let header = out.get_mut(1 + number * PLANE_HEADER..)?;
             header.first_chunk_mut::<1>()?[0] = how;
             header.get_mut(1..PLANE_HEADER)?.copy_from_slice(&len.to_le_bytes());
-            // What cannot get short enough any more need not be finished: the planes that gain come last.
-            if out.len() > limit.saturating_add(plain.len() / 4) {
-                return None;
-            }
         }
         out.extend_from_slice(rest);
         (out.len() < limit).then_some(out)
@@ -127,7 +123,7 @@ pub fn encode(plain: &[u8], element: Element, limit: usize) -> Option<Vec<u8>> {
 pub fn decode(stored: &[u8], plain: &mut [u8]) -> Option<()> {
     let (&kind, stored) = stored.split_first()?;
     let (width, rotated) = (Width::of(1 << (kind & 3))?, kind & ROTATED != 0);
-    if kind & !(3 | ROTATED) != 0 {
+    if kind & !(3 | ROTATED) != 0 || rotated && width == Width::W1 {
         return None;
     }
     let (headers, mut bodies) = stored.split_at_checked(width.bytes() * PLANE_HEADER)?;
@@ -172,13 +168,13 @@ fn encode_plane(plane: &[u8], out: &mut Vec<u8>) -> u8 {
     }
     let counts = counts(plane);
     let most = counts.iter().copied().max().unwrap_or(0);
+    let all_alike = most as usize == plane.len();
     match grouped::log_for(f64::from(most) / plane.len() as f64) {
-        1..=3 if most as usize == plane.len() || plane.len() < GROUPED_FROM => Flat::encode(plane, &counts, out) as u8,
-        0 => Flat::encode(plane, &counts, out) as u8,
-        log => {
+        log if log > 0 && plane.len() >= GROUPED_FROM && !all_alike => {
             grouped::encode(plane, &counts, log, out);
             GROUPED
         }
+        _ => Flat::encode(plane, &counts, out) as u8,
     }
 }
 
