@@ -56,7 +56,7 @@ fn one_dtype(criterion: &mut Criterion, dtype: &str, chunks: &[Bytes], element: 
     group.bench_function("planes out", |bencher| {
         bencher.iter(|| {
             for encoded in &encoded {
-                decode_into(encoded.codec, black_box(&encoded.bytes), &mut out).expect("it was just encoded");
+                decode_into(encoded.codec, black_box(&encoded.bytes), None, &mut out).expect("it was just encoded");
             }
         });
     });

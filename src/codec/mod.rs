@@ -1,12 +1,19 @@
 //! How one chunk is stored: a reversible transform, chosen per chunk by a probe of a sample, never larger than raw.
+//!
+//! Two of them need another chunk's plain bytes, the *base*: a difference to the same numbers of an earlier step, and what
+//! follows from a base by rounding.
 
+mod derived;
+mod difference;
 mod huffman;
 pub mod planes;
 
 use bytes::Bytes;
 
+pub use self::derived::rounded;
 pub use self::planes::{Element, Width};
 use crate::error::{Error, Result};
+use crate::id::ChunkId;
 use crate::limits::CHUNK_LEN_MAX;
 
 /// The transform of one stored chunk. The numbers are part of the format.
@@ -19,20 +26,26 @@ pub enum Codec {
     Zstd = 1,
     /// Byte planes: [`planes`].
     Planes = 2,
+    /// The difference to the base, number by number, in byte planes.
+    Difference = 3,
+    /// What the base is when its numbers are rounded.
+    Derived = 4,
 }
 
 impl Codec {
     /// The codec stored as `byte`.
     ///
     /// # Errors
-    /// Unsupported, for a number that a later version may know: 3 difference, 4 derived are reserved.
+    /// Unsupported, for a number that a later version may know.
     pub fn from_byte(byte: u8) -> Result<Self> {
         match byte {
             0 => Ok(Self::Raw),
             1 => Ok(Self::Zstd),
             2 => Ok(Self::Planes),
+            3 => Ok(Self::Difference),
+            4 => Ok(Self::Derived),
             _ => Err(Error::unsupported("chunk is stored with an unknown codec")
-                .expected("0 (raw), 1 (zstd) or 2 (planes)")
+                .expected("0 (raw), 1 (zstd), 2 (planes), 3 (difference) or 4 (derived)")
                 .got(byte)
                 .cure("use a newer towline")),
         }
@@ -45,7 +58,25 @@ impl Codec {
             Self::Raw => "raw",
             Self::Zstd => "zstd",
             Self::Planes => "planes",
+            Self::Difference => "difference",
+            Self::Derived => "derived",
         }
+    }
+
+    /// Other chunks to decode first, at most. A base is always stored with fewer, which is what bounds a read.
+    #[must_use]
+    pub const fn hops(self) -> u8 {
+        match self {
+            Self::Raw | Self::Zstd | Self::Planes => 0,
+            Self::Difference => 1,
+            Self::Derived => 2,
+        }
+    }
+
+    /// Does it need a base?
+    #[must_use]
+    pub const fn has_base(self) -> bool {
+        self.hops() > 0
     }
 }
 
@@ -66,6 +97,15 @@ pub struct Encoded {
     pub codec: Codec,
     /// What; at most as long as the plain bytes.
     pub bytes: Bytes,
+    /// The chunk without which it cannot be decoded, where its codec needs one.
+    pub base: Option<ChunkId>,
+}
+
+impl Encoded {
+    /// A chunk that stands for itself.
+    fn alone(codec: Codec, bytes: impl Into<Bytes>) -> Self {
+        Self { codec, bytes: bytes.into(), base: None }
+    }
 }
 
 /// zstd's fastest regular level.
@@ -89,13 +129,27 @@ pub fn encode(plain: &Bytes, compression: Compression, element: Option<Element>)
             _ => zstd(plain, planes.as_ref().map_or(worth, Vec::len)),
         };
         if let Some(frame) = zstd {
-            return Encoded { codec: Codec::Zstd, bytes: frame.into() };
+            return Encoded::alone(Codec::Zstd, frame);
         }
         if let Some(planes) = planes {
-            return Encoded { codec: Codec::Planes, bytes: planes.into() };
+            return Encoded::alone(Codec::Planes, planes);
         }
     }
-    Encoded { codec: Codec::Raw, bytes: plain.clone() }
+    Encoded::alone(Codec::Raw, plain.clone())
+}
+
+/// Encodes `plain` as the difference to `base`, the chunk called `id`, if that saves more than an eighth of what planes
+/// alone would take: each read of it will have to read the base, too. None also where they are not of one length.
+#[must_use]
+pub fn encode_difference(plain: &[u8], (id, base): (ChunkId, &[u8]), element: Element) -> Option<Encoded> {
+    let frame = difference::encode(plain, base, element)?;
+    Some(Encoded { codec: Codec::Difference, bytes: frame.into(), base: Some(id) })
+}
+
+/// A chunk that is [`rounded`] of the chunk called `base`.
+#[must_use]
+pub fn encode_derived(base: ChunkId) -> Encoded {
+    Encoded { codec: Codec::Derived, bytes: Bytes::from_static(derived::FRAME), base: Some(base) }
 }
 
 /// One zstd frame, if a sample promises that it is shorter than `limit`, and it is.
@@ -104,11 +158,16 @@ fn zstd(plain: &[u8], limit: usize) -> Option<Vec<u8>> {
     frame.filter(|frame| frame.len() < limit)
 }
 
-/// Decodes `stored` into `plain`, whose length is the chunk's plain length.
+/// Decodes `stored` into `plain`, whose length is the chunk's plain length; `base` holds the plain bytes of the chunk's base,
+/// if its codec needs one.
 ///
 /// # Errors
-/// Damaged, if the frame does not decode to exactly that many bytes.
-pub fn decode_into(codec: Codec, stored: &[u8], plain: &mut [u8]) -> Result<()> {
+/// Damaged, if the frame does not decode to exactly that many bytes, or the base is missing.
+pub fn decode_into(codec: Codec, stored: &[u8], base: Option<&[u8]>, plain: &mut [u8]) -> Result<()> {
+    let against = |decode: fn(&[u8], &[u8], &mut [u8]) -> Option<()>, plain: &mut [u8]| {
+        let base = base.ok_or_else(|| Error::damaged("chunk needs a base, and none is told").got(codec.word()))?;
+        decode(stored, base, plain).ok_or_else(|| Error::damaged("chunk does not decode").got(codec.word()))
+    };
     let got = match codec {
         Codec::Raw if stored.len() == plain.len() => {
             plain.copy_from_slice(stored);
@@ -120,6 +179,8 @@ pub fn decode_into(codec: Codec, stored: &[u8], plain: &mut [u8]) -> Result<()> 
         Codec::Planes => {
             return planes::decode(stored, plain).ok_or_else(|| Error::damaged("byte planes do not decode"));
         }
+        Codec::Difference => return against(difference::decode, plain),
+        Codec::Derived => return against(derived::decode, plain),
     };
     if got == plain.len() {
         return Ok(());
@@ -131,7 +192,7 @@ pub fn decode_into(codec: Codec, stored: &[u8], plain: &mut [u8]) -> Result<()> 
 ///
 /// # Errors
 /// Damaged, as [`decode_into`]; also for a `plain_len` above [`CHUNK_LEN_MAX`].
-pub fn decode(codec: Codec, stored: &Bytes, plain_len: u32) -> Result<Bytes> {
+pub fn decode(codec: Codec, stored: &Bytes, base: Option<&[u8]>, plain_len: u32) -> Result<Bytes> {
     if u64::from(plain_len) > CHUNK_LEN_MAX {
         return Err(Error::damaged("chunk is too long").expected(format!("at most {CHUNK_LEN_MAX}")).got(plain_len));
     }
@@ -139,7 +200,7 @@ pub fn decode(codec: Codec, stored: &Bytes, plain_len: u32) -> Result<Bytes> {
         return Ok(stored.clone());
     }
     let mut plain = vec![0; plain_len as usize];
-    decode_into(codec, stored, &mut plain)?;
+    decode_into(codec, stored, base, &mut plain)?;
     Ok(plain.into())
 }
 
@@ -190,13 +251,22 @@ mod tests {
             let plain: Bytes = base.iter().cycle().take(len).map(|b| b ^ seed).collect::<Vec<_>>().into();
             let encoded = encode(&plain, Compression::Auto, element);
             prop_assert!(encoded.bytes.len() <= plain.len());
-            prop_assert_eq!(decode(encoded.codec, &encoded.bytes, u32::try_from(len).unwrap()).unwrap(), plain);
+            prop_assert_eq!(decode(encoded.codec, &encoded.bytes, None, u32::try_from(len).unwrap()).unwrap(), plain);
         }
 
         #[test]
-        fn garbage_is_damage_not_panic(stored in proptest::collection::vec(any::<u8>(), 0..300), len in 0u32..5000) {
+        fn garbage_is_damage_not_panic(
+            stored in proptest::collection::vec(any::<u8>(), 0..300),
+            base in proptest::collection::vec(any::<u8>(), 0..5000),
+            len in 0u32..5000,
+        ) {
             let stored = Bytes::from(stored);
-            let _ = (decode(Codec::Zstd, &stored, len), decode(Codec::Planes, &stored, len));
+            let _ = (decode(Codec::Zstd, &stored, None, len), decode(Codec::Planes, &stored, None, len));
+            let _ = (
+                decode(Codec::Difference, &stored, Some(&base), len),
+                decode(Codec::Derived, &stored, Some(&base), len),
+            );
+            prop_assert!(decode(Codec::Difference, &stored, None, len).is_err());
         }
     }
 }

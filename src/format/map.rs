@@ -4,15 +4,18 @@
 //!
 //! ```text
 //! manifest id (32); packs: count, each: session (16), object (16), length, footer length, chunks
-//! n, the manifest's chunks; m, further chunks that these are differences to (version 1 writes none)
+//! n, the manifest's chunks; m, further chunks, which these need to be decoded
 //! m x: id (32), plain length
 //! n+m x: pack, ordinal, offset, stored length, codec (1), base (0: none, else 1 + index of a chunk)
 //! ```
+
+use std::num::NonZeroU32;
 
 use super::wire::{Read, Reader, Writer};
 use crate::codec::Codec;
 use crate::error::{Error, Result};
 use crate::id::{ChunkId, ManifestId, ObjectId, Owned, PackId, SessionId};
+use crate::limits::CHUNK_LEN_MAX;
 
 /// A pack, with what is needed to open it in one ranged read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -40,6 +43,8 @@ pub struct Frame {
     pub stored_len: u32,
     /// How it is stored.
     pub codec: Codec,
+    /// One more than the place of its base among the map's frames, if its codec needs one.
+    pub base: Option<NonZeroU32>,
 }
 
 /// Where the chunks of one manifest lie.
@@ -49,8 +54,18 @@ pub struct Map {
     pub manifest: ManifestId,
     /// The packs that hold them.
     pub packs: Vec<PackRef>,
-    /// One frame for each chunk of the manifest, in its order.
+    /// One frame for each chunk of the manifest, in its order, then for each of the further ones.
     pub frames: Vec<Frame>,
+    /// Chunks that the manifest does not have and its chunks cannot be decoded without, with their plain lengths.
+    pub further: Vec<(ChunkId, u32)>,
+}
+
+impl Frame {
+    /// Which of the map's frames its base is, if its codec needs one.
+    #[must_use]
+    pub fn base(&self) -> Option<u32> {
+        self.base.map(|base| base.get() - 1)
+    }
 }
 
 impl Map {
@@ -63,10 +78,14 @@ impl Map {
             out.bytes(&pack.id.session.to_bytes()).bytes(&pack.id.object.to_bytes());
             out.varint(pack.len).varint(pack.footer_len.into()).varint(pack.chunks.into());
         }
-        out.count(self.frames.len()).count(0);
+        out.count(self.chunks()).count(self.further.len());
+        for (id, plain_len) in &self.further {
+            out.bytes(id.as_bytes()).varint((*plain_len).into());
+        }
         for frame in &self.frames {
             out.varint(frame.pack.into()).varint(frame.ordinal.into()).varint(frame.offset);
-            out.varint(frame.stored_len.into()).u8(frame.codec as u8).varint(0);
+            out.varint(frame.stored_len.into()).u8(frame.codec as u8);
+            out.varint(frame.base.map_or(0, NonZeroU32::get).into());
         }
         out.into_bytes()
     }
@@ -81,12 +100,31 @@ impl Map {
         let packs = reader.count(35)?;
         let packs = (0..packs).map(|_| pack(&mut reader)).collect::<Read<Vec<_>>>()?;
         let chunks = reader.count(6)?;
-        if reader.count(33)? != 0 {
-            return Err(Error::unsupported("map has chunks stored as differences").cure("use a newer towline"));
-        }
-        let frames = (0..chunks).map(|_| frame(&mut reader, &packs)).collect::<Result<Vec<_>>>()?;
+        let further = reader.count(33)?;
+        let further = (0..further).map(|_| further_chunk(&mut reader)).collect::<Read<Vec<_>>>()?;
+        let frames = (0..chunks + further.len()).map(|_| frame(&mut reader, &packs)).collect::<Result<Vec<_>>>()?;
         reader.finish()?;
-        Ok(Self { manifest, packs, frames })
+        let map = Self { manifest, packs, frames, further };
+        map.check_bases()?;
+        Ok(map)
+    }
+
+    /// Chunks of the manifest.
+    #[must_use]
+    pub fn chunks(&self) -> usize {
+        self.frames.len() - self.further.len()
+    }
+
+    /// A codec has a base or has none, and each base is stored with fewer hops than what needs it: so nothing goes in circles.
+    fn check_bases(&self) -> Result<()> {
+        let sound = |frame: &Frame| match frame.base() {
+            None => !frame.codec.has_base(),
+            Some(base) => self.frames.get(base as usize).is_some_and(|base| base.codec.hops() < frame.codec.hops()),
+        };
+        match self.frames.iter().position(|frame| !sound(frame)) {
+            None => Ok(()),
+            Some(chunk) => Err(Error::damaged("map has a chunk whose base is not one").got(format!("chunk {chunk}"))),
+        }
     }
 
     /// The pack that holds `frame`.
@@ -95,11 +133,6 @@ impl Map {
     /// Damaged, if the frame is of another map.
     pub fn pack(&self, frame: &Frame) -> Result<&PackRef> {
         self.packs.get(frame.pack as usize).ok_or_else(|| Error::damaged("map names a pack that it does not list"))
-    }
-
-    /// Which chunk is where, given the manifest's chunk ids.
-    pub fn locate<'a>(&'a self, ids: &'a [ChunkId]) -> impl Iterator<Item = (ChunkId, &'a PackRef, &'a Frame)> + 'a {
-        ids.iter().zip(&self.frames).filter_map(|(id, frame)| Some((*id, self.packs.get(frame.pack as usize)?, frame)))
     }
 }
 
@@ -110,19 +143,24 @@ fn pack(reader: &mut Reader<'_>) -> Read<PackRef> {
     Ok(PackRef { id: Owned { session, object }, len, footer_len, chunks })
 }
 
+fn further_chunk(reader: &mut Reader<'_>) -> Read<(ChunkId, u32)> {
+    let (id, plain_len) = (ChunkId::from_bytes(reader.array()?), reader.varint32()?);
+    if plain_len == 0 || u64::from(plain_len) > CHUNK_LEN_MAX {
+        return Err(reader.malformed("chunk's length is impossible"));
+    }
+    Ok((id, plain_len))
+}
+
 fn frame(reader: &mut Reader<'_>, packs: &[PackRef]) -> Result<Frame> {
     let (pack, ordinal) = (reader.varint32()?, reader.varint32()?);
     let (offset, stored_len) = (reader.varint()?, reader.varint32()?);
-    let (codec, base) = (Codec::from_byte(reader.u8()?)?, reader.varint()?);
-    if base != 0 {
-        return Err(Error::unsupported("map has a chunk stored as a difference").cure("use a newer towline"));
-    }
+    let (codec, base) = (Codec::from_byte(reader.u8()?)?, NonZeroU32::new(reader.varint32()?));
     let home = packs.get(pack as usize).ok_or_else(|| reader.malformed("frame names no pack"))?;
     let fits = offset.checked_add(stored_len.into()).is_some_and(|end| end <= home.len) && ordinal < home.chunks;
     if !fits {
         return Err(reader.malformed("frame lies outside its pack").into());
     }
-    Ok(Frame { pack, ordinal, offset, stored_len, codec })
+    Ok(Frame { pack, ordinal, offset, stored_len, codec, base })
 }
 
 #[cfg(test)]
@@ -131,10 +169,23 @@ mod tests {
 
     fn sample() -> Map {
         let id = Owned::fresh(SessionId::random());
-        let pack = PackRef { id, len: 5000, footer_len: 99, chunks: 2 };
-        let frame = |ordinal, offset, codec| Frame { pack: 0, ordinal, offset, stored_len: 100, codec };
-        let frames = vec![frame(0, 16, Codec::Raw), frame(1, 120, Codec::Zstd)];
-        Map { manifest: ManifestId::of(b"m"), packs: vec![pack], frames }
+        let pack = PackRef { id, len: 5000, footer_len: 99, chunks: 4 };
+        let frame = |ordinal, offset, codec, base| Frame {
+            pack: 0,
+            ordinal,
+            offset,
+            stored_len: 100,
+            codec,
+            base: NonZeroU32::new(base),
+        };
+        let frames = vec![
+            frame(0, 16, Codec::Raw, 0),
+            frame(1, 120, Codec::Difference, 4),
+            frame(2, 220, Codec::Derived, 2),
+            frame(3, 320, Codec::Zstd, 0),
+        ];
+        let further = vec![(ChunkId::of(b"base"), 500)];
+        Map { manifest: ManifestId::of(b"m"), packs: vec![pack], frames, further }
     }
 
     #[test]
@@ -150,5 +201,20 @@ mod tests {
         assert!(Map::decode(&map.encode()).is_err());
         map.frames[1] = Frame { pack: 7, ..map.frames[0] };
         assert!(Map::decode(&map.encode()).is_err());
+    }
+
+    #[test]
+    fn a_base_that_is_none_is_refused() {
+        let broken = |frame: usize, base: u32| {
+            let mut map = sample();
+            map.frames[frame].base = NonZeroU32::new(base);
+            Map::decode(&map.encode()).is_err()
+        };
+        assert!(broken(1, 0), "a difference without a base");
+        assert!(broken(0, 4), "a raw chunk with one");
+        assert!(broken(1, 5), "a base that the map lacks");
+        assert!(broken(1, 2), "a difference to itself");
+        assert!(broken(1, 3), "a difference to what is derived");
+        assert!(!broken(2, 1), "derived from a raw chunk");
     }
 }

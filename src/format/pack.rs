@@ -27,6 +27,8 @@ pub const TRAILER_LEN: u64 = 48;
 const PAGE: u64 = 4096;
 const PAGED_FROM: u64 = 64 << 10;
 const WORD: u64 = 8;
+/// Bytes of the only parameter there is: the id of a base.
+const BASE_LEN: u8 = 32;
 
 /// One stored chunk, as its pack's footer tells it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,6 +43,8 @@ pub struct FooterEntry {
     pub plain_len: u32,
     /// How it is stored.
     pub codec: Codec,
+    /// The chunk that it cannot be decoded without, if its codec needs one.
+    pub base: Option<ChunkId>,
 }
 
 /// What a pack holds, in the order of its frames.
@@ -70,12 +74,18 @@ impl PackLayout {
         Self { footer: PackFooter::default(), end: HEADER_LEN as u64 }
     }
 
-    /// Adds a frame: how many zero bytes go before it.
-    pub fn push(&mut self, id: ChunkId, codec: Codec, stored_len: u32, plain_len: u32) -> u64 {
+    /// Adds the frame of the chunk `id`, stored by a codec to a base that this needs: how many zero bytes go before it.
+    pub fn push(
+        &mut self,
+        id: ChunkId,
+        (codec, base): (Codec, Option<ChunkId>),
+        stored_len: u32,
+        plain_len: u32,
+    ) -> u64 {
         let paged = codec == Codec::Raw && u64::from(stored_len) >= PAGED_FROM;
         let offset = self.end.next_multiple_of(if paged { PAGE } else { WORD });
         let padding = offset - self.end;
-        self.footer.entries.push(FooterEntry { id, offset, stored_len, plain_len, codec });
+        self.footer.entries.push(FooterEntry { id, offset, stored_len, plain_len, codec, base });
         self.end = offset + u64::from(stored_len);
         padding
     }
@@ -115,7 +125,10 @@ impl PackFooter {
         out.each(&self.entries, |out, e| out.u32(e.stored_len));
         out.each(&self.entries, |out, e| out.u32(e.plain_len));
         out.each(&self.entries, |out, e| out.u8(e.codec as u8));
-        out.each(&self.entries, |out, _| out.u8(0));
+        out.each(&self.entries, |out, e| out.u8(if e.base.is_some() { BASE_LEN } else { 0 }));
+        for base in self.entries.iter().filter_map(|e| e.base) {
+            out.bytes(base.as_bytes());
+        }
         let len = u32::try_from(out.len()).unwrap_or(u32::MAX);
         out.u32(len).u32(0);
         let mut bytes = out.into_bytes();
@@ -184,7 +197,8 @@ struct Columns<'a> {
     stored: &'a [u8],
     plain: &'a [u8],
     codecs: &'a [u8],
-    parameters: usize,
+    parameter_lens: &'a [u8],
+    parameters: &'a [u8],
 }
 
 impl<'a> Columns<'a> {
@@ -197,10 +211,10 @@ impl<'a> Columns<'a> {
         let n = n as usize;
         let (ids, offsets) = (reader.take(32 * n)?, reader.take(8 * n)?);
         let (stored, plain, codecs) = (reader.take(4 * n)?, reader.take(4 * n)?, reader.take(n)?);
-        let parameters: usize = reader.take(n)?.iter().map(|&len| usize::from(len)).sum();
-        reader.take(parameters)?;
+        let parameter_lens = reader.take(n)?;
+        let parameters = reader.take(parameter_lens.iter().map(|&len| usize::from(len)).sum())?;
         reader.finish()?;
-        Ok(Self { n, ids, offsets, stored, plain, codecs, parameters })
+        Ok(Self { n, ids, offsets, stored, plain, codecs, parameter_lens, parameters })
     }
 
     fn check(&self, frames_end: u64) -> Result<PackFooter> {
@@ -208,13 +222,18 @@ impl<'a> Columns<'a> {
         let mut end = HEADER_LEN as u64;
         let numbers = self.stored.as_chunks::<4>().0.iter().zip(self.plain.as_chunks::<4>().0);
         let rows = self.ids.as_chunks::<32>().0.iter().zip(self.offsets.as_chunks::<8>().0).zip(numbers);
-        for (((id, offset), (stored, plain)), &codec) in rows.zip(self.codecs) {
+        let mut parameters = self.parameters;
+        for (((id, offset), (stored, plain)), (&codec, &len)) in rows.zip(self.codecs.iter().zip(self.parameter_lens)) {
+            let (parameter, others) = parameters.split_at_checked(len.into()).unwrap_or_default();
+            parameters = others;
+            let codec = Codec::from_byte(codec)?;
             let entry = FooterEntry {
                 id: ChunkId::from_bytes(*id),
                 offset: u64::from_le_bytes(*offset),
                 stored_len: u32::from_le_bytes(*stored),
                 plain_len: u32::from_le_bytes(*plain),
-                codec: Codec::from_byte(codec)?,
+                codec,
+                base: base(codec, parameter)?,
             };
             let frame_end = entry.offset.checked_add(entry.stored_len.into());
             match frame_end {
@@ -226,11 +245,18 @@ impl<'a> Columns<'a> {
             }
             entries.push(entry);
         }
-        if self.parameters > 0 {
-            let error = Error::unsupported("pack holds codec parameters that this program does not know");
-            return Err(error.got(format!("{} bytes", self.parameters)).cure("use a newer towline"));
-        }
         Ok(PackFooter { entries })
+    }
+}
+
+/// The base that a chunk's parameter names.
+fn base(codec: Codec, parameter: &[u8]) -> Result<Option<ChunkId>> {
+    match (codec.has_base(), <[u8; BASE_LEN as usize]>::try_from(parameter)) {
+        (true, Ok(id)) => Ok(Some(ChunkId::from_bytes(id))),
+        (false, _) if parameter.is_empty() => Ok(None),
+        _ => Err(Error::unsupported("pack holds codec parameters that this program does not know")
+            .got(format!("{} bytes for {}", parameter.len(), codec.word()))
+            .cure("use a newer towline")),
     }
 }
 
@@ -241,8 +267,9 @@ mod tests {
     fn sample() -> (PackFooter, Vec<u8>, u64) {
         let mut layout = PackLayout::new();
         for (i, len) in [10u32, 70_000, 5, 200_000].into_iter().enumerate() {
-            layout.push(ChunkId::of(&[u8::try_from(i).unwrap()]), Codec::Raw, len, len);
+            layout.push(ChunkId::of(&[u8::try_from(i).unwrap()]), (Codec::Raw, None), len, len);
         }
+        layout.push(ChunkId::of(b"a step later"), (Codec::Difference, Some(ChunkId::of(&[3]))), 900, 200_000);
         let frames = layout.len();
         let (footer, tail) = layout.finish();
         let len = frames + tail.len() as u64;
@@ -253,7 +280,7 @@ mod tests {
     fn big_raw_frames_start_at_pages_and_small_ones_at_words() {
         let (footer, ..) = sample();
         let offsets: Vec<u64> = footer.entries.iter().map(|e| e.offset).collect();
-        assert_eq!(offsets, [16, 4096, 74_096, 77_824]);
+        assert_eq!(offsets, [16, 4096, 74_096, 77_824, 277_824]);
     }
 
     #[test]
@@ -272,7 +299,7 @@ mod tests {
         let (_, tail, len) = sample();
         let end = tail.len() - 48;
         let mut longer = tail[..end].to_vec();
-        longer[end - 1] = 1;
+        longer[end - 33] = 33;
         longer.push(7);
         longer.extend_from_slice(&u32::try_from(end + 1).unwrap().to_le_bytes());
         longer.extend_from_slice(&[0; 4]);

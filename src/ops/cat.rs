@@ -67,7 +67,8 @@ impl Repository {
                 Ok(())
             })
         };
-        fetch(self, saved, plan(saved, wanted, 8 * MIB)?, sink, &Progress::default()).await?;
+        let reads = plan(|chunk| saved.locate(chunk), wanted, 8 * MIB)?;
+        fetch(self, saved, reads, sink, &Progress::default()).await?;
         let mut gathered = gathered.lock().unwrap_or_else(PoisonError::into_inner);
         Ok(std::mem::take(&mut gathered))
     }

@@ -1,5 +1,6 @@
 //! What is here already: the one answer to "must this chunk be stored, or where is it".
 
+use std::collections::hash_map::Entry;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
@@ -9,7 +10,7 @@ use super::log::State;
 use super::{Index, Repository, Saved};
 use crate::codec::Codec;
 use crate::error::Result;
-use crate::format::PackRef;
+use crate::format::{FooterEntry, PackRef};
 use crate::id::{ChunkId, PackId};
 
 /// Footers read at once.
@@ -30,6 +31,17 @@ pub struct Place {
     pub plain_len: u32,
     /// How it is stored.
     pub codec: Codec,
+    /// The chunk that it cannot be decoded without, if its codec needs one.
+    pub base: Option<ChunkId>,
+}
+
+impl Place {
+    /// As a pack's footer tells it.
+    #[must_use]
+    pub fn of(pack: PackId, ordinal: u32, entry: &FooterEntry) -> Self {
+        let FooterEntry { offset, stored_len, plain_len, codec, base, .. } = *entry;
+        Self { pack, ordinal, offset, stored_len, plain_len, codec, base }
+    }
 }
 
 /// The chunks that a state's live packs hold: first those of trees known in full, then those of the index.
@@ -64,13 +76,13 @@ impl Known {
 
     /// Takes in all chunks of a tree, so that finding them needs no footers.
     pub fn add(&mut self, saved: &Saved) {
-        let lens = &saved.manifest.chunks.lens;
-        for ((id, pack, frame), &plain_len) in saved.map.locate(&saved.manifest.chunks.ids).zip(lens) {
-            if self.state.is_target(&pack.id) {
-                let (ordinal, offset, stored_len) = (frame.ordinal, frame.offset, frame.stored_len);
-                let place = Place { pack: pack.id, ordinal, offset, stored_len, plain_len, codec: frame.codec };
-                self.near.insert(id, place);
-                self.packs.insert(pack.id, *pack);
+        let live = saved.map.packs.iter().filter(|pack| self.state.is_target(&pack.id));
+        self.packs.extend(live.map(|pack| (pack.id, *pack)));
+        for chunk in 0..saved.located_chunks() {
+            if let Ok(located) = saved.locate(chunk)
+                && self.state.is_target(&located.place.pack)
+            {
+                self.insert(located.id, located.place);
             }
         }
     }
@@ -81,9 +93,26 @@ impl Known {
         self.near.len()
     }
 
-    /// Takes in a chunk that was just stored.
+    /// Takes in where a chunk is. Of several places it remembers the one from which it is read with the fewest hops.
     pub fn insert(&mut self, id: ChunkId, place: Place) {
-        self.near.insert(id, place);
+        match self.near.entry(id) {
+            Entry::Vacant(entry) => drop(entry.insert(place)),
+            Entry::Occupied(mut entry) if place.codec.hops() < entry.get().codec.hops() => drop(entry.insert(place)),
+            Entry::Occupied(_) => {}
+        }
+    }
+
+    /// Where the base of a chunk at `place` is, if it needs one: stored with fewer hops than the chunk.
+    #[must_use]
+    pub fn base(&self, place: &Place) -> Option<(ChunkId, Place)> {
+        let base = place.base?;
+        let found = self.near.get(&base).filter(|found| found.codec.hops() < place.codec.hops())?;
+        Some((base, *found))
+    }
+
+    /// Is everything here that a chunk at `place` is decoded from?
+    fn is_whole(&self, place: &Place) -> bool {
+        place.base.is_none() || self.base(place).is_some_and(|(_, base)| self.is_whole(&base))
     }
 
     /// The pack called `id`, if a place in it was handed out.
@@ -92,7 +121,8 @@ impl Known {
         self.packs.get(&id).copied()
     }
 
-    /// Where each of `ids` is, if it is. A pack whose footer cannot be read holds nothing: its chunks are stored again.
+    /// Where each of `ids` is, if it is, with all that it is decoded from. A pack whose footer cannot be read holds nothing:
+    /// its chunks are stored again.
     ///
     /// # Errors
     /// Unreachable, if the store is.
@@ -100,9 +130,25 @@ impl Known {
     /// # Cancel safety
     /// Safe: it only reads.
     pub async fn locate(&mut self, ids: &[ChunkId]) -> Result<Vec<Option<Place>>> {
-        let far = ids.iter().filter(|id| !self.near.contains_key(id));
+        let far: Vec<ChunkId> = ids.iter().filter(|id| !self.near.contains_key(id)).copied().collect();
+        self.search(&far).await?;
+        // A base may need a base.
+        let mut needing: Vec<Place> = ids.iter().filter_map(|id| self.near.get(id)).copied().collect();
+        while !needing.is_empty() {
+            needing.retain(|place| place.base.is_some());
+            let unknown = needing.iter().filter(|place| self.base(place).is_none());
+            let unknown: BTreeSet<ChunkId> = unknown.filter_map(|place| place.base).collect();
+            self.search(&unknown.into_iter().collect::<Vec<_>>()).await?;
+            needing = needing.iter().filter_map(|place| Some(self.base(place)?.1)).collect();
+        }
+        let whole = |id| self.near.get(id).copied().filter(|place| self.is_whole(place));
+        Ok(ids.iter().map(whole).collect())
+    }
+
+    /// Looks chunks up in the index and the footers that it names.
+    async fn search(&mut self, ids: &[ChunkId]) -> Result<()> {
         let mut candidates: Vec<(ChunkId, PackRef, u32)> = Vec::new();
-        for &id in far {
+        for &id in ids {
             let hits = self.index.candidates(id).filter(|(pack, _)| self.state.is_target(&pack.id));
             candidates.extend(hits.map(|(pack, ordinal)| (id, pack, ordinal)));
         }
@@ -119,11 +165,8 @@ impl Known {
         for (id, pack, ordinal) in candidates {
             match footers.get(&pack.id) {
                 Some(Ok(footer)) => {
-                    let entry = footer.entries.get(ordinal as usize).filter(|entry| entry.id == id);
-                    if let Some(e) = entry {
-                        let (offset, stored_len, plain_len) = (e.offset, e.stored_len, e.plain_len);
-                        let place = Place { pack: pack.id, ordinal, offset, stored_len, plain_len, codec: e.codec };
-                        self.near.entry(id).or_insert(place);
+                    if let Some(entry) = footer.entries.get(ordinal as usize).filter(|entry| entry.id == id) {
+                        self.insert(id, Place::of(pack.id, ordinal, entry));
                         self.packs.insert(pack.id, pack);
                     }
                 }
@@ -131,6 +174,6 @@ impl Known {
                 None => {}
             }
         }
-        Ok(ids.iter().map(|id| self.near.get(id).copied()).collect())
+        Ok(())
     }
 }

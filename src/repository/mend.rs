@@ -1,18 +1,45 @@
 //! Mending: index segments built anew from pack footers, and maps replaced by ones that name sound packs.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 
 use super::layout::{self, Family};
 use super::log::{Action, State};
-use super::writer::{map_of, put_segment};
+use super::mapping::map_of;
+use super::writer::put_segment;
 use super::{Known, Place, Repository, Writer, objects};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::envelope::{Kind, seal};
 use crate::format::{Map, PackRef, Row};
-use crate::id::{ManifestId, MapKey, Owned, PackId, SegmentId, SessionId};
+use crate::id::{ChunkId, ManifestId, MapKey, Owned, PackId, SegmentId, SessionId};
 
 /// Chunks in a segment that is built anew, about: 64 MiB of entries in memory.
 const SEGMENT_CHUNKS: usize = 4 << 20;
+
+/// A tree whose chunks were found again.
+#[derive(Clone, Copy, Debug)]
+pub struct Mended<'a> {
+    /// Its manifest.
+    pub manifest: ManifestId,
+    /// The manifest's chunks.
+    pub chunks: &'a [ChunkId],
+    /// Where each of them is now.
+    pub places: &'a [Place],
+    /// Bases of these that stay where they were.
+    pub bases: &'a HashMap<ChunkId, Place>,
+    /// Packs that stay what they were.
+    pub packs: &'a [PackRef],
+}
+
+impl Mended<'_> {
+    fn pack(&self, id: PackId) -> Option<PackRef> {
+        self.packs.iter().find(|pack| pack.id == id).copied()
+    }
+
+    fn base(&self, place: &Place) -> Option<(ChunkId, Place)> {
+        let base = place.base?;
+        self.bases.get(&base).filter(|found| found.codec.hops() < place.codec.hops()).map(|found| (base, *found))
+    }
+}
 
 impl Repository {
     /// How long a pack is in the store now; none if it is gone.
@@ -72,26 +99,20 @@ impl Repository {
         Ok(sound)
     }
 
-    /// Gives every name that has the map `old` a new one, by which the chunks of `manifest` are at `places`, and ends the
-    /// writer's session. `kept` are the packs that `old` names.
+    /// Gives every name that has the map `old` a new one, by which the chunks of `tree` are where it says, and ends the
+    /// writer's session.
     ///
     /// # Errors
     /// Conflict, if one of the packs went away meanwhile.
     ///
     /// # Cancel safety
     /// Not safe: the exchange may have happened; the names tell.
-    pub async fn remap(
-        &self,
-        writer: &mut Writer,
-        known: &Known,
-        old: MapKey,
-        kept: &[PackRef],
-        (manifest, places): (ManifestId, &[Place]),
-    ) -> Result<()> {
+    pub async fn remap(&self, writer: &mut Writer, known: &Known, old: MapKey, tree: &Mended<'_>) -> Result<()> {
         writer.settle().await?;
         let session = writer.session().await?;
-        let of_old = |id: PackId| kept.iter().find(|pack| pack.id == id).copied();
-        let map = map_of(manifest, places, |id| writer.pack(id).or_else(|| known.pack(id)).or_else(|| of_old(id)))?;
+        let pack = |id| writer.pack(id).or_else(|| known.pack(id)).or_else(|| tree.pack(id));
+        let base = |place: &Place| known.base(place).or_else(|| tree.base(place));
+        let map = map_of((tree.manifest, tree.chunks, tree.places), pack, base)?;
         let new = Owned::fresh(session);
         put_map(self, new, &map).await?;
         let foreign: BTreeSet<PackId> =

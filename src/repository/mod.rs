@@ -11,6 +11,7 @@ mod index;
 mod known;
 pub mod layout;
 pub mod log;
+mod mapping;
 mod mend;
 mod name;
 mod objects;
@@ -22,9 +23,12 @@ mod writer;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-pub use fetch::{Delivered, PackRead, Sink, Stored, deliver, fetch, longest_read, plan, read_pack};
+pub use fetch::{
+    Brought, Delivered, Located, PackPart, PackRead, Sink, Stored, deliver, fetch, longest_read, plan, read_pack,
+};
 pub use index::{BadSegment, Index, Segment, SegmentAudit};
 pub use known::{Known, Place};
+pub use mend::Mended;
 pub use name::Name;
 pub use runs::{Choice, Run, Selector, Step};
 pub use saved::Saved;

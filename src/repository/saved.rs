@@ -76,13 +76,13 @@ impl Repository {
         let (body, map) = futures::try_join!(body, self.map(value.map_key))?;
         let manifest =
             Manifest::decode(&body).map_err(|error| error.at(layout::owned(Family::Manifest, value.manifest_key)))?;
-        if map.manifest == value.manifest && map.frames.len() == manifest.chunks.ids.len() {
+        if map.manifest == value.manifest && map.chunks() == manifest.chunks.ids.len() {
             return Ok((Saved { name: name.clone(), value: value.clone(), manifest, map }, body));
         }
         Err(Error::damaged("map belongs to another manifest")
             .at(layout::owned(Family::Map, value.map_key))
             .expected(format!("{:.16}, {} chunks", value.manifest, manifest.chunks.ids.len()))
-            .got(format!("{:.16}, {} chunks", map.manifest, map.frames.len())))
+            .got(format!("{:.16}, {} chunks", map.manifest, map.chunks())))
     }
 
     /// The body of the manifest at `key`, checked against its name.

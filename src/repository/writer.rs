@@ -12,12 +12,13 @@ use tokio::task::JoinSet;
 use super::known::{Known, Place};
 use super::layout::{self, Family};
 use super::log::{Action, RefValue, Refusal, SegmentInfo, State, StepFacts};
+use super::mapping::map_of;
 use super::{Name, Repository, objects};
 use crate::clock::Timestamp;
 use crate::codec::Encoded;
 use crate::error::{Error, Result};
 use crate::format::envelope::{Kind, seal};
-use crate::format::{Frame, Map, PackLayout, PackRef, Row, TRAILER_LEN, pack_header, segment_bytes};
+use crate::format::{Map, PackLayout, PackRef, Row, TRAILER_LEN, pack_header, segment_bytes};
 use crate::id::{ChunkId, ManifestId, Owned, PackId, SegmentId, SessionId};
 use crate::limits::{MIB, PACK_CHUNKS_MAX, PACK_LEN_TARGET};
 use crate::progress::Progress;
@@ -64,7 +65,9 @@ pub struct Publication<'a> {
     pub expected: Option<u64>,
     /// The manifest's name and body.
     pub manifest: (ManifestId, Vec<u8>),
-    /// Where each of its chunks is, in its order.
+    /// Its chunks, in its order.
+    pub chunks: &'a [ChunkId],
+    /// Where each of them is.
     pub places: &'a [Place],
     /// Where those that were not stored by this writer are known from.
     pub known: &'a Known,
@@ -325,8 +328,10 @@ impl Writer {
     }
 
     fn map(&self, publication: &Publication<'_>) -> Result<Map> {
-        let find = |id: PackId| self.packs.get(&id).copied().or_else(|| publication.known.pack(id));
-        map_of(publication.manifest.0, publication.places, find)
+        let known = publication.known;
+        let pack = |id: PackId| self.packs.get(&id).copied().or_else(|| known.pack(id));
+        let tree = (publication.manifest.0, publication.chunks, publication.places);
+        map_of(tree, pack, |place| known.base(place))
     }
 
     /// The pack called `id`, if this writer wrote it.
@@ -334,32 +339,6 @@ impl Writer {
     pub fn pack(&self, id: PackId) -> Option<PackRef> {
         self.packs.get(&id).copied()
     }
-}
-
-/// The map of a manifest whose chunks are at `places`.
-///
-/// # Errors
-/// Other, if a pack is not known: a bug.
-pub(crate) fn map_of(manifest: ManifestId, places: &[Place], find: impl Fn(PackId) -> Option<PackRef>) -> Result<Map> {
-    let mut packs = Vec::new();
-    let mut numbers: HashMap<PackId, u32> = HashMap::new();
-    let mut frames = Vec::with_capacity(places.len());
-    for place in places {
-        let pack = match numbers.get(&place.pack) {
-            Some(&number) => number,
-            None => {
-                let number = u32::try_from(packs.len()).map_err(|_| Error::exhausted("tree lies in too many packs"))?;
-                packs.push(
-                    find(place.pack).ok_or_else(|| Error::other("a chunk lies in an unknown pack").got(place.pack))?,
-                );
-                numbers.insert(place.pack, number);
-                number
-            }
-        };
-        let (ordinal, offset, stored_len, codec) = (place.ordinal, place.offset, place.stored_len, place.codec);
-        frames.push(Frame { pack, ordinal, offset, stored_len, codec });
-    }
-    Ok(Map { manifest, packs, frames })
 }
 
 impl Filling {
@@ -371,7 +350,7 @@ impl Filling {
     fn push(&mut self, id: ChunkId, stored: Encoded, plain_len: u32, share: bool) -> Place {
         let stored_len = u32::try_from(stored.bytes.len()).unwrap_or(u32::MAX);
         let ordinal = u32::try_from(self.ids.len()).unwrap_or(u32::MAX);
-        let padding = self.layout.push(id, stored.codec, stored_len, plain_len);
+        let padding = self.layout.push(id, (stored.codec, stored.base), stored_len, plain_len);
         let offset = self.layout.len() - u64::from(stored_len);
         self.gathered.resize(self.gathered.len() + usize::try_from(padding).unwrap_or(0), 0);
         if share && stored.bytes.len() >= GATHER_BELOW {
@@ -381,7 +360,7 @@ impl Filling {
             self.gathered.extend_from_slice(&stored.bytes);
         }
         self.ids.push(id);
-        Place { pack: self.id, ordinal, offset, stored_len, plain_len, codec: stored.codec }
+        Place { pack: self.id, ordinal, offset, stored_len, plain_len, codec: stored.codec, base: stored.base }
     }
 
     fn finish(mut self) -> (PackRef, Vec<ChunkId>, PutPayload) {

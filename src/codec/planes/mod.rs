@@ -98,13 +98,33 @@ pub fn encode(plain: &[u8], element: Element, limit: usize) -> Option<Vec<u8>> {
     let width = element.width();
     // A single byte has sign and exponent in one place anyway.
     let rotate = matches!(element, Element::Float(_)) && width != Width::W1;
-    let (count, bytes) = (plain.len() / width.bytes(), width.bytes());
-    let (numbers, rest) = plain.split_at_checked(count * bytes)?;
+    let (numbers, rest) = plain.split_at_checked(plain.len() / width.bytes() * width.bytes())?;
+    write(width as u8 | if rotate { ROTATED } else { 0 }, (numbers, width, rotate), rest, limit)
+}
+
+/// Decodes what [`encode`] made of `plain.len()` bytes; none if `stored` is anything else.
+pub fn decode(stored: &[u8], plain: &mut [u8]) -> Option<()> {
+    let (&kind, stored) = stored.split_first()?;
+    let (width, rotated) = (Width::of(1 << (kind & 3))?, kind & ROTATED != 0);
+    if kind & !(3 | ROTATED) != 0 || rotated && width == Width::W1 {
+        return None;
+    }
+    read(stored, width, rotated, plain)
+}
+
+/// The byte `kind`, the planes of `numbers`, and the `rest`; none unless that is shorter than `limit` bytes.
+pub(super) fn write(
+    kind: u8,
+    (numbers, width, rotate): (&[u8], Width, bool),
+    rest: &[u8],
+    limit: usize,
+) -> Option<Vec<u8>> {
+    let (count, bytes) = (numbers.len() / width.bytes(), width.bytes());
     PLANES.with_borrow_mut(|planes| {
         let planes = room(planes, numbers.len());
         split::split(numbers, width, rotate, planes);
-        let mut out = Vec::with_capacity(limit.min(plain.len()) + 64);
-        out.push(width as u8 | if rotate { ROTATED } else { 0 });
+        let mut out = Vec::with_capacity(limit.min(numbers.len()) + 64);
+        out.push(kind);
         out.resize(1 + bytes * PLANE_HEADER, 0);
         for (number, plane) in planes.chunks_exact(count.max(1)).enumerate() {
             let start = out.len();
@@ -119,13 +139,8 @@ pub fn encode(plain: &[u8], element: Element, limit: usize) -> Option<Vec<u8>> {
     })
 }
 
-/// Decodes what [`encode`] made of `plain.len()` bytes; none if `stored` is anything else.
-pub fn decode(stored: &[u8], plain: &mut [u8]) -> Option<()> {
-    let (&kind, stored) = stored.split_first()?;
-    let (width, rotated) = (Width::of(1 << (kind & 3))?, kind & ROTATED != 0);
-    if kind & !(3 | ROTATED) != 0 || rotated && width == Width::W1 {
-        return None;
-    }
+/// Decodes what [`write`] wrote after its first byte.
+pub(super) fn read(stored: &[u8], width: Width, rotated: bool, plain: &mut [u8]) -> Option<()> {
     let (headers, mut bodies) = stored.split_at_checked(width.bytes() * PLANE_HEADER)?;
     let count = plain.len() / width.bytes();
     let (numbers, rest) = plain.split_at_mut(count * width.bytes());
@@ -152,8 +167,22 @@ pub fn decode(stored: &[u8], plain: &mut [u8]) -> Option<()> {
     })
 }
 
-/// The first `len` bytes of the thread's planes.
-fn room(planes: &mut Vec<u8>, len: usize) -> &mut [u8] {
+/// Bits that the planes of `numbers` would about take, by how often each byte occurs.
+pub(super) fn estimate(numbers: &[u8], width: Width, rotate: bool) -> f64 {
+    let count = numbers.len() / width.bytes();
+    let mut planes = vec![0; numbers.len()];
+    split::split(numbers, width, rotate && width != Width::W1, &mut planes);
+    planes.chunks_exact(count.max(1)).map(|plane| entropy(&counts(plane), count)).sum()
+}
+
+/// Bits that `total` bytes hold which occur as often as `counts` says.
+fn entropy(counts: &[u32; 256], total: usize) -> f64 {
+    let occurring = counts.iter().filter(|&&count| count > 0);
+    occurring.map(|&count| f64::from(count) * (total as f64 / f64::from(count)).log2()).sum()
+}
+
+/// The first `len` bytes of what this thread has for such.
+pub(super) fn room(planes: &mut Vec<u8>, len: usize) -> &mut [u8] {
     if planes.len() < len {
         planes.resize(len, 0);
     }
@@ -195,10 +224,8 @@ fn may_gain(plane: &[u8]) -> bool {
     for sample in (0..SAMPLES).filter_map(|at| plane.get(at * step..at * step + SAMPLE)) {
         sample.iter().for_each(|&byte| seen[usize::from(byte)] += 1);
     }
-    let total = (SAMPLES * SAMPLE) as f64;
-    let occurring = seen.iter().filter(|&&count| count > 0);
-    let bits: f64 = occurring.map(|&count| f64::from(count) * (total / f64::from(count)).log2()).sum();
-    bits < total * (8.0 - 8.0 / GAIN as f64)
+    let total = SAMPLES * SAMPLE;
+    entropy(&seen, total) < total as f64 * (8.0 - 8.0 / GAIN as f64)
 }
 
 /// How often each byte occurs. Four tables, so that equal neighbours do not wait for each other.

@@ -113,7 +113,7 @@ impl Repository {
         let mut current = Arc::clone(saved);
         let mut fetched = 0;
         for _ in 0..ATTEMPTS {
-            let reads = plan(&current, placing.missing(), longest)?;
+            let reads = plan(|chunk| current.locate(chunk), placing.missing(), longest)?;
             let reads = interleaved(reads, FILES_BY_TURNS, |read| placing.file_of(read));
             let sink: Sink = {
                 let placing = Arc::clone(&placing);
@@ -291,13 +291,13 @@ mod tests {
 
     fn reads(files: &[u32]) -> Vec<PackRead> {
         let pack = Owned::fresh(SessionId::random());
-        let at = |(start, &file): (u64, &u32)| PackRead { pack, range: start..start + 1, chunks: vec![file] };
+        let at = |(start, &file): (u64, &u32)| PackRead::of(pack, start..start + 1, [file]);
         (0..).zip(files).map(at).collect()
     }
 
     fn turns(files: &[u32], lanes: usize) -> Vec<(u32, u64)> {
-        let ordered = interleaved(reads(files), lanes, |read| read.chunks[0] as usize);
-        ordered.into_iter().map(|read| (read.chunks[0], read.range.start)).collect()
+        let ordered = interleaved(reads(files), lanes, |read| read.chunks[0].chunk as usize);
+        ordered.into_iter().map(|read| (read.chunks[0].chunk, read.parts[0].range.start)).collect()
     }
 
     #[test]

@@ -74,9 +74,10 @@ impl Placing {
         missing.map(|(&chunk, _)| chunk).collect()
     }
 
-    /// The file that the first chunk of a read goes to.
+    /// The file that the first chunk asked for of a read goes to.
     pub(super) fn file_of(&self, read: &PackRead) -> usize {
-        let first = read.chunks.first().and_then(|chunk| self.destinations.get(chunk)?.first());
+        let first = read.chunks.iter().find(|brought| brought.wanted);
+        let first = first.and_then(|brought| self.destinations.get(&brought.chunk)?.first());
         first.map_or(0, |&(at, _)| at)
     }
 

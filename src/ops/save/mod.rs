@@ -211,10 +211,10 @@ impl Saving<'_> {
             None => {
                 let (logical_bytes, files) = (manifest.logical_bytes(), manifest.files().count() as u64);
                 let manifest = (id, body.clone());
-                let (name, places, known) = (self.name, places.as_slice(), &known);
+                let (name, chunks, places, known) = (self.name, ids.as_slice(), places.as_slice(), &known);
                 let saved = self.repository.clock().now();
                 let publication =
-                    Publication { name, expected, manifest, places, known, logical_bytes, files, saved, facts };
+                    Publication { name, expected, manifest, chunks, places, known, logical_bytes, files, saved, facts };
                 match writer.publish(publication).await? {
                     Published::Done(value) => *value,
                     Published::Lost(_) => return Ok(None),

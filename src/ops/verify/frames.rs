@@ -1,5 +1,6 @@
 //! Every byte of the packs: frames decode to their chunks, and between them there is nothing.
 
+use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -9,27 +10,44 @@ use super::{Subject, Verifying, is_damage};
 use crate::budget::Buffer;
 use crate::error::{Error, Result};
 use crate::format::{PackFooter, PackRef, TRAILER_LEN, pack_header};
+use crate::id::ChunkId;
 use crate::repository::layout::{self, Family};
-use crate::repository::{PackRead, Place, Repository, deliver, longest_read, read_pack};
+use crate::repository::{Brought, Located, PackRead, Place, Repository, deliver, longest_read, read_pack};
 
 /// Footers read ahead of the frames.
 const AHEAD: usize = 4;
 
 /// What is wrong in a pack: with which chunk, or with what is between chunks.
 type Wrong = (Option<u32>, Error);
+/// Where bases are.
+type Bases = HashMap<ChunkId, Place>;
+
+/// A stretch of a pack to look at, with what its chunks are decoded from.
+#[derive(Clone, Debug)]
+struct Tile {
+    /// Which bytes of the pack.
+    stretch: Range<u64>,
+    /// The stretch comes first; where a base lies next to it, that part is longer.
+    read: PackRead,
+    /// The chunks that it brings, by their numbers in it.
+    chunks: Vec<Located>,
+    /// The pack's chunks that lie in the stretch.
+    ordinals: Range<u32>,
+}
 
 impl Verifying<'_> {
     pub(super) async fn look_at_frames(&mut self) -> Result<()> {
         let sound: Vec<PackRef> = self.packs.values().filter(|(_, sound)| *sound).map(|(pack, _)| *pack).collect();
         self.options.progress.phase("reading packs", sound.iter().map(|pack| pack.len).sum());
         let (repository, progress) = (self.repository, self.options.progress.clone());
+        let bases = Arc::new(self.bases(&sound).await?);
         let longest = longest_read(repository, repository.budget());
         let tiled = stream::iter(sound).map(|pack| async move { (pack, repository.footer_uncached(&pack).await) });
         let reads = tiled.buffered(AHEAD).flat_map(|(pack, footer)| {
             let reads = match footer {
                 Ok(footer) => {
                     let footer = Arc::new(footer);
-                    let tiles = tiles(&pack, &footer, longest).into_iter();
+                    let tiles = tiles(&pack, &footer, &bases, longest).into_iter();
                     tiles.map(|tile| (pack, Ok((Arc::clone(&footer), tile)))).collect()
                 }
                 Err(error) => vec![(pack, Err(error))],
@@ -38,7 +56,7 @@ impl Verifying<'_> {
         });
         let looked = reads.map(|(pack, read)| async move {
             let wrong = match read {
-                Ok((footer, tile)) => look(repository, pack, footer, tile).await,
+                Ok((footer, tile)) => look(repository, footer, tile).await,
                 Err(error) => Err(error),
             };
             (pack, wrong)
@@ -59,6 +77,37 @@ impl Verifying<'_> {
         Ok(())
     }
 
+    /// Where the chunks are that others in `packs` are decoded from.
+    async fn bases(&self, packs: &[PackRef]) -> Result<Bases> {
+        let mut needed = HashSet::new();
+        let mut bases = Bases::new();
+        for looking in [true, false] {
+            for pack in packs {
+                let footer = match self.repository.footer(pack).await {
+                    Ok(footer) => footer,
+                    // It is told where the frames are looked at.
+                    Err(error) if is_damage(&error) => continue,
+                    Err(error) => return Err(error),
+                };
+                if looking {
+                    needed.extend(footer.entries.iter().filter_map(|entry| entry.base));
+                    continue;
+                }
+                for (ordinal, entry) in (0u32..).zip(&footer.entries).filter(|(_, entry)| needed.contains(&entry.id)) {
+                    let place = Place::of(pack.id, ordinal, entry);
+                    let best = bases.entry(entry.id).or_insert(place);
+                    if place.codec.hops() < best.codec.hops() {
+                        *best = place;
+                    }
+                }
+            }
+            if needed.is_empty() {
+                break;
+            }
+        }
+        Ok(bases)
+    }
+
     fn take_down(&mut self, pack: PackRef, wrong: Vec<Wrong>) {
         let key = layout::owned(Family::Pack, pack.id);
         for (chunk, error) in wrong {
@@ -72,72 +121,111 @@ impl Verifying<'_> {
     }
 }
 
-/// Reads that cover a pack up to its footer without a gap, each as long as it may be.
-fn tiles(pack: &PackRef, footer: &PackFooter, longest: u64) -> Vec<PackRead> {
-    let mut tiles: Vec<PackRead> = Vec::new();
+/// Tiles that cover a pack up to its footer without a gap, each as long as it may be.
+fn tiles(pack: &PackRef, footer: &PackFooter, bases: &Bases, longest: u64) -> Vec<Tile> {
+    let mut stretches: Vec<(Range<u64>, Range<u32>)> = Vec::new();
     let mut start = 0;
     for (ordinal, entry) in (0u32..).zip(&footer.entries) {
         let end = entry.offset + u64::from(entry.stored_len);
-        match tiles.last_mut() {
-            Some(last) if end - last.range.start <= longest => {
-                last.range.end = end;
-                last.chunks.push(ordinal);
-            }
-            _ => tiles.push(PackRead { pack: pack.id, range: start..end, chunks: vec![ordinal] }),
+        match stretches.last_mut() {
+            Some((range, ordinals)) if end - range.start <= longest => (range.end, ordinals.end) = (end, ordinal + 1),
+            _ => stretches.push((start..end, ordinal..ordinal + 1)),
         }
         start = end;
     }
     let frames_end = pack.len - u64::from(pack.footer_len) - TRAILER_LEN;
-    match tiles.last_mut() {
-        Some(last) => last.range.end = frames_end,
-        None => tiles.push(PackRead { pack: pack.id, range: 0..frames_end, chunks: Vec::new() }),
+    match stretches.last_mut() {
+        Some((range, _)) => range.end = frames_end,
+        None => stretches.push((0..frames_end, 0..0)),
     }
-    tiles
+    stretches.into_iter().map(|(range, ordinals)| Tile::new(pack, footer, bases, range, ordinals)).collect()
+}
+
+impl Tile {
+    fn new(pack: &PackRef, footer: &PackFooter, bases: &Bases, range: Range<u64>, ordinals: Range<u32>) -> Self {
+        let read = PackRead::of(pack.id, range.clone(), []);
+        let mut tile = Self { stretch: range, read, chunks: Vec::new(), ordinals: ordinals.clone() };
+        for ordinal in ordinals {
+            if let Some(entry) = footer.entries.get(ordinal as usize) {
+                // A chunk whose base is nowhere here is one that no name needs.
+                let _judged = tile.add(entry.id, Place::of(pack.id, ordinal, entry), bases, true);
+            }
+        }
+        tile
+    }
+
+    /// Adds a chunk, and before it what it is decoded from; returns its number.
+    fn add(&mut self, id: ChunkId, place: Place, bases: &Bases, wanted: bool) -> Option<u32> {
+        let base = match place.base {
+            None => None,
+            Some(base) => {
+                let found = bases.get(&base).filter(|found| found.codec.hops() < place.codec.hops())?;
+                Some(self.add(base, *found, bases, false)?)
+            }
+        };
+        let chunk = u32::try_from(self.chunks.len()).ok()?;
+        let located = Located { id, place, base, repository: 0 };
+        self.read.cover(&located);
+        self.read.chunks.push(Brought { chunk, wanted });
+        self.chunks.push(located);
+        Some(chunk)
+    }
 }
 
 /// What is wrong in one tile, if reading it twice says so; and its length.
-async fn look(
-    repository: &Repository,
-    pack: PackRef,
-    footer: Arc<PackFooter>,
-    tile: PackRead,
-) -> Result<(u64, Vec<Wrong>)> {
-    let len = tile.range.end - tile.range.start;
-    let work = move |tile: &PackRead, buffer: Buffer| inspect(&pack, &footer, tile, &buffer);
-    let first = read_pack(repository, repository.budget(), tile.clone(), work.clone()).await?;
+async fn look(repository: &Repository, footer: Arc<PackFooter>, tile: Tile) -> Result<(u64, Vec<Wrong>)> {
+    let read = tile.read.clone();
+    let len = tile.stretch.end - tile.stretch.start;
+    let work = move |_: &PackRead, buffer: Buffer| inspect(&footer, &tile, &buffer);
+    let first = read_pack(&[repository], repository.budget(), read.clone(), work.clone()).await?;
     if first.is_empty() {
         return Ok((len, first));
     }
-    Ok((len, read_pack(repository, repository.budget(), tile, work).await?))
+    Ok((len, read_pack(&[repository], repository.budget(), read, work).await?))
 }
 
-fn inspect(pack: &PackRef, footer: &PackFooter, tile: &PackRead, bytes: &[u8]) -> Result<Vec<Wrong>> {
-    let place = |ordinal: u32| {
-        let entry = footer.entries.get(ordinal as usize).ok_or_else(|| Error::other("a tile names no chunk"))?;
-        let (offset, stored_len, plain_len) = (entry.offset, entry.stored_len, entry.plain_len);
-        Ok((entry.id, Place { pack: pack.id, ordinal, offset, stored_len, plain_len, codec: entry.codec }))
+fn inspect(footer: &PackFooter, tile: &Tile, bytes: &[u8]) -> Result<Vec<Wrong>> {
+    let mut wrong: Vec<Wrong> = between(footer, tile, bytes).into_iter().collect();
+    let locate = |chunk: u32| {
+        tile.chunks.get(chunk as usize).copied().ok_or_else(|| Error::other("a tile does not bring its chunk"))
     };
-    let mut wrong = Vec::new();
-    let mut between = 0;
-    let header = pack_header();
-    if tile.range.start == 0 {
-        between = header.len();
-        if bytes.get(..between) != Some(header.as_slice()) {
-            wrong.push((None, Error::damaged("pack does not start with its header")));
+    let mut unsound = HashSet::new();
+    deliver(&tile.read, bytes, locate, |delivered| {
+        if let Err(error) = delivered.chunk {
+            unsound.insert(delivered.index);
+            // What is only a base here is judged where it lies.
+            let excused = delivered.located.base.is_some_and(|base| unsound.contains(&base));
+            if delivered.wanted && !excused {
+                wrong.push((Some(delivered.located.place.ordinal), error));
+            }
         }
-    }
-    let mut gaps: Vec<Range<usize>> = Vec::new();
-    deliver(tile, bytes, place, |delivered| {
-        gaps.push(between..delivered.stored.start);
-        between = delivered.stored.end;
-        wrong.extend(delivered.chunk.err().map(|error| (Some(delivered.index), error)));
         Ok(())
     })?;
-    gaps.push(between..bytes.len());
-    let dirty = gaps.into_iter().find(|gap| bytes.get(gap.clone()).is_none_or(|gap| gap.iter().any(|&b| b != 0)));
-    wrong.extend(dirty.map(|gap| {
-        let at = tile.range.start + gap.start as u64;
-        (None, Error::damaged("padding between chunks is not zero").got(format!("at byte {at}")))
-    }));
     Ok(wrong)
+}
+
+/// What is wrong before, between and after the chunks of a tile.
+fn between(footer: &PackFooter, tile: &Tile, bytes: &[u8]) -> Option<Wrong> {
+    let start = tile.read.parts.first().map_or(0, |part| part.range.start);
+    let at = |offset: u64| usize::try_from(offset - start).unwrap_or(usize::MAX);
+    let mut end = tile.stretch.start;
+    if end == 0 {
+        let header = pack_header();
+        if !bytes.starts_with(&header) {
+            return Some((None, Error::damaged("pack does not start with its header")));
+        }
+        end = header.len() as u64;
+    }
+    let ordinals = tile.ordinals.start as usize..tile.ordinals.end as usize;
+    let frames = footer.entries.get(ordinals).unwrap_or_default().iter();
+    let frames = frames.map(|entry| entry.offset..entry.offset + u64::from(entry.stored_len));
+    for frame in frames.chain([tile.stretch.end..tile.stretch.end]) {
+        let gap = bytes.get(at(end)..at(frame.start));
+        if gap.is_none_or(|gap| gap.iter().any(|&byte| byte != 0)) {
+            let error = Error::damaged("padding between chunks is not zero").got(format!("at byte {end}"));
+            return Some((None, error));
+        }
+        end = frame.end;
+    }
+    None
 }

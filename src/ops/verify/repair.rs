@@ -1,16 +1,21 @@
 //! Repair: rebuild the index, condemn damaged packs, give names maps that name sound packs. Each step is one commit.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+
+use bytes::Bytes;
 
 use super::{Subject, Verifying};
 use crate::budget::Buffer;
-use crate::codec::Encoded;
+use crate::codec::{self, Compression, Encoded};
 use crate::error::{ErrorKind, Result};
 use crate::format::{Manifest, Map, PackRef};
 use crate::id::{ChunkId, MapKey, PackId, SegmentId};
 use crate::repository::layout::{self, Family};
 use crate::repository::log::{Action, RefValue};
-use crate::repository::{Known, Name, PackRead, Place, Writer, deliver, read_pack};
+use crate::repository::{
+    Known, Located, Mended, Name, PackPart, PackRead, Place, Saved, Writer, deliver, plan, read_pack,
+};
 
 impl Verifying<'_> {
     /// Mends what can be mended, and says what was; `whole`: the index too.
@@ -83,13 +88,24 @@ impl Verifying<'_> {
         }
         for (key, (name, value)) in hit {
             let Some(manifest) = self.sound_manifest(value).await? else { continue };
-            let map = if bad_maps.contains(&key) { None } else { Some(self.repository.map(key).await?) };
-            let mending = Mending { verifying: self, manifest: &manifest, map: map.as_ref(), bad: &lens };
+            let ids = manifest.chunks.ids.clone();
+            let tree = match self.sound_map(key, &bad_maps).await? {
+                Some(map) => {
+                    let (name, value) = (name.clone(), value.clone());
+                    Some(Arc::new(Saved { name, value, manifest, map }))
+                }
+                None => None,
+            };
+            let mending = Mending { verifying: self, ids: &ids, tree, bad: &lens };
             if mending.mend(&mut known, &mut writer, value).await? {
                 done.push(format!("{name} has a new map"));
             }
         }
         Ok(())
+    }
+
+    async fn sound_map(&self, key: MapKey, bad: &BTreeSet<MapKey>) -> Result<Option<Map>> {
+        if bad.contains(&key) { Ok(None) } else { self.repository.map(key).await.map(Some) }
     }
 
     async fn sound_manifest(&self, value: &RefValue) -> Result<Option<Manifest>> {
@@ -105,9 +121,10 @@ impl Verifying<'_> {
 /// One map being replaced.
 struct Mending<'a> {
     verifying: &'a Verifying<'a>,
-    manifest: &'a Manifest,
-    /// The map, if it is sound.
-    map: Option<&'a Map>,
+    /// The manifest's chunks.
+    ids: &'a [ChunkId],
+    /// The tree, if its map is sound.
+    tree: Option<Arc<Saved>>,
     /// Packs that cannot be relied on, and how many bytes of them are left.
     bad: &'a BTreeMap<PackId, u64>,
 }
@@ -116,10 +133,9 @@ impl Mending<'_> {
     /// Finds a sound place for every chunk and replaces the map; `false` if there is not one for each.
     async fn mend(&self, known: &mut Known, writer: &mut Writer, value: &RefValue) -> Result<bool> {
         let repository = self.verifying.repository;
-        let ids = &self.manifest.chunks.ids;
-        let mut places: Vec<Option<Place>> = (0u32..).zip(ids).map(|(chunk, _)| self.kept(chunk)).collect();
+        let mut places: Vec<Option<Place>> = (0u32..).zip(self.ids).map(|(chunk, _)| self.kept(chunk)).collect();
         let lost = |places: &[Option<Place>]| -> Vec<(u32, ChunkId)> {
-            let pairs = (0u32..).zip(ids).zip(places);
+            let pairs = (0u32..).zip(self.ids).zip(places);
             pairs.filter(|(_, place)| place.is_none()).map(|((chunk, id), _)| (chunk, *id)).collect()
         };
         let wanted = lost(&places);
@@ -127,7 +143,7 @@ impl Mending<'_> {
         for ((chunk, id), place) in wanted.into_iter().zip(found) {
             let place = match place {
                 Some(place) => Some(place),
-                None => self.rescue(chunk, id, writer).await?.inspect(|place| known.insert(id, *place)),
+                None => self.rescue(chunk, writer).await?.inspect(|place| known.insert(id, *place)),
             };
             if let Some(slot) = places.get_mut(chunk as usize) {
                 *slot = place;
@@ -141,9 +157,10 @@ impl Mending<'_> {
             writer.close(|_| Ok(Vec::new())).await?;
             return Ok(false);
         }
-        let kept = self.map.map(|map| map.packs.as_slice()).unwrap_or_default();
-        let tree = (value.manifest, places.as_slice());
-        match repository.remap(writer, known, value.map_key, kept, tree).await {
+        let packs = self.tree.as_ref().map(|tree| tree.map.packs.as_slice()).unwrap_or_default();
+        let bases = self.kept_bases(&places)?;
+        let mended = Mended { manifest: value.manifest, chunks: self.ids, places: &places, bases: &bases, packs };
+        match repository.remap(writer, known, value.map_key, &mended).await {
             Ok(()) => Ok(true),
             Err(error) if error.kind() == ErrorKind::Conflict => {
                 tracing::info!("a map was not replaced: {error:?}");
@@ -153,38 +170,64 @@ impl Mending<'_> {
         }
     }
 
-    /// Where the map says that a chunk is, if that can be relied on.
+    /// Where the map says that a chunk is, if that can be relied on, and so can all that it is decoded from.
     fn kept(&self, chunk: u32) -> Option<Place> {
-        self.told(chunk).filter(|place| !self.bad.contains_key(&place.pack))
+        let located = self.tree.as_ref()?.locate(chunk).ok()?;
+        let whole = located.base.is_none_or(|base| self.kept(base).is_some());
+        (whole && !self.bad.contains_key(&located.place.pack)).then_some(located.place)
     }
 
-    fn told(&self, chunk: u32) -> Option<Place> {
-        let map = self.map?;
-        let frame = map.frames.get(chunk as usize)?;
-        let plain_len = *self.manifest.chunks.lens.get(chunk as usize)?;
-        let (pack, ordinal, offset) = (map.pack(frame).ok()?.id, frame.ordinal, frame.offset);
-        Some(Place { pack, ordinal, offset, stored_len: frame.stored_len, plain_len, codec: frame.codec })
+    /// The chunks of the old map that `places` may be decoded from, and that stay.
+    fn kept_bases(&self, places: &[Place]) -> Result<HashMap<ChunkId, Place>> {
+        let mut bases: HashMap<ChunkId, Place> = HashMap::new();
+        let Some(tree) = &self.tree else { return Ok(bases) };
+        if places.iter().all(|place| place.base.is_none()) {
+            return Ok(bases);
+        }
+        for chunk in 0..tree.located_chunks() {
+            if let Some(place) = self.kept(chunk) {
+                let id = tree.locate(chunk)?.id;
+                let best = bases.entry(id).or_insert(place);
+                if place.codec.hops() < best.codec.hops() {
+                    *best = place;
+                }
+            }
+        }
+        Ok(bases)
     }
 
-    /// Copies a chunk that is still whole out of a pack that is not.
-    async fn rescue(&self, chunk: u32, id: ChunkId, writer: &mut Writer) -> Result<Option<Place>> {
-        let Some(at) = self.told(chunk) else { return Ok(None) };
+    /// Copies a chunk that is still whole out of a pack that is not. What was stored as a difference stands for itself then.
+    async fn rescue(&self, chunk: u32, writer: &mut Writer) -> Result<Option<Place>> {
+        let Some(tree) = self.tree.clone() else { return Ok(None) };
         let repository = self.verifying.repository;
-        let range = at.offset..at.offset + u64::from(at.stored_len);
-        if self.bad.get(&at.pack).is_some_and(|len| *len < range.end) {
+        let Some(read) = plan(|chunk| tree.locate(chunk), [chunk], u64::MAX)?.pop() else { return Ok(None) };
+        let beyond = |part: &PackPart| self.bad.get(&part.pack).is_some_and(|len| *len < part.range.end);
+        if read.parts.iter().any(beyond) {
             return Ok(None);
         }
-        let read = PackRead { pack: at.pack, range, chunks: vec![chunk] };
         let take = move |read: &PackRead, buffer: Buffer| {
-            let place = |_| Ok((id, at));
-            deliver(read, &buffer, place, |delivered| delivered.chunk.map(drop))?;
-            Ok(buffer.freeze())
+            let mut taken = None;
+            deliver(
+                read,
+                &buffer,
+                |chunk| tree.locate(chunk),
+                |delivered| {
+                    let plain = Bytes::copy_from_slice(delivered.chunk?.bytes());
+                    let Located { id, place, .. } = delivered.located;
+                    if delivered.wanted && place.base.is_some() {
+                        taken = Some((id, place.plain_len, codec::encode(&plain, Compression::Auto, None)));
+                    } else if delivered.wanted {
+                        let bytes = Bytes::copy_from_slice(buffer.get(delivered.stored).unwrap_or_default());
+                        taken = Some((id, place.plain_len, Encoded { codec: place.codec, bytes, base: None }));
+                    }
+                    Ok(())
+                },
+            )?;
+            Ok(taken)
         };
-        match read_pack(repository, repository.budget(), read, take).await {
-            Ok(bytes) => {
-                let stored = Encoded { codec: at.codec, bytes };
-                writer.push(id, stored, at.plain_len, true).await.map(Some)
-            }
+        match read_pack(&[repository], repository.budget(), read, take).await {
+            Ok(Some((id, plain_len, stored))) => writer.push(id, stored, plain_len, false).await.map(Some),
+            Ok(None) => Ok(None),
             Err(error) if super::is_damage(&error) => Ok(None),
             Err(error) => Err(error),
         }

@@ -8,7 +8,7 @@ use futures::{StreamExt as _, stream};
 use super::{Subject, Verifying};
 use crate::error::{Error, Result};
 use crate::format::{Frame, Manifest, Map, PackFooter, PackRef};
-use crate::id::{ManifestKey, MapKey, PackId};
+use crate::id::{ChunkId, ManifestKey, MapKey, PackId};
 use crate::repository::layout::{self, Family};
 use crate::repository::log::RefValue;
 
@@ -31,7 +31,7 @@ impl Verifying<'_> {
             for pack in &map.packs {
                 self.users.entry(pack.id).or_default().insert(value.map_key);
             }
-            let counted = manifest.as_ref().is_none_or(|manifest| manifest.chunks.ids.len() == map.frames.len());
+            let counted = manifest.as_ref().is_none_or(|manifest| manifest.chunks.ids.len() == map.chunks());
             if map.manifest != value.manifest || !counted {
                 let error = Error::damaged("map belongs to another manifest").at(&what);
                 self.findings.add(Subject::Map(value.map_key), what, error);
@@ -64,7 +64,7 @@ impl Verifying<'_> {
             while let Some(chunk) = order.next_if(|&chunk| frame(chunk).is_some_and(|frame| frame.pack < end)) {
                 let Some(frame) = frame(chunk) else { continue };
                 let footer = map.pack(frame).ok().and_then(|pack| footers.get(&pack.id));
-                if footer.is_some_and(|footer| !agrees(footer, frame, manifest, chunk)) {
+                if footer.is_some_and(|footer| !agrees(footer, frame, chunk_of(manifest, map, chunk))) {
                     wrong = wrong.or(Some((chunk, *frame)));
                 }
             }
@@ -72,7 +72,7 @@ impl Verifying<'_> {
                 let pack = map.pack(&frame)?.id;
                 let error = Error::damaged("map and pack disagree about a chunk")
                     .at(&what)
-                    .expected(format!("chunk {chunk} of the manifest"))
+                    .expected(format!("chunk {chunk} of the map"))
                     .got(format!("another in pack {pack}, chunk {}", frame.ordinal));
                 self.findings.add(Subject::Map(value.map_key), what.clone(), error);
             }
@@ -116,13 +116,20 @@ impl Verifying<'_> {
     }
 }
 
-/// Is `frame` what the footer says, and does it hold that chunk of the manifest?
-fn agrees(footer: &PackFooter, frame: &Frame, manifest: Option<&Manifest>, chunk: u32) -> bool {
+/// What a map's chunk should be, as far as that can be told: its id and plain length.
+fn chunk_of(manifest: Option<&Manifest>, map: &Map, chunk: u32) -> Option<(ChunkId, u32)> {
+    match (chunk as usize).checked_sub(map.chunks()) {
+        Some(further) => map.further.get(further).copied(),
+        None => {
+            let chunks = &manifest?.chunks;
+            Some((*chunks.ids.get(chunk as usize)?, *chunks.lens.get(chunk as usize)?))
+        }
+    }
+}
+
+/// Is `frame` what the footer says, and does it hold the chunk that it should?
+fn agrees(footer: &PackFooter, frame: &Frame, chunk: Option<(ChunkId, u32)>) -> bool {
     let Some(entry) = footer.entries.get(frame.ordinal as usize) else { return false };
     let lies = (entry.offset, entry.stored_len, entry.codec) == (frame.offset, frame.stored_len, frame.codec);
-    let holds = manifest.is_none_or(|manifest| {
-        let (id, len) = (manifest.chunks.ids.get(chunk as usize), manifest.chunks.lens.get(chunk as usize));
-        id == Some(&entry.id) && len == Some(&entry.plain_len)
-    });
-    lies && holds
+    lies && chunk.is_none_or(|chunk| chunk == (entry.id, entry.plain_len))
 }

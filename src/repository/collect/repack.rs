@@ -13,9 +13,9 @@ use crate::format::PackRef;
 use crate::id::{MapKey, Owned, PackId};
 use crate::progress::Progress;
 use crate::repository::log::{Action, RefValue, State};
+use crate::repository::mapping::moved;
 use crate::repository::mend::put_map;
-use crate::repository::writer::map_of;
-use crate::repository::{Name, Place, Repository, Saved, Stored, Writer, longest_read, plan, read_pack};
+use crate::repository::{Name, PackRead, Place, Repository, Saved, Stored, Writer, longest_read, plan, read_pack};
 
 /// Rewrites `packs`; returns the bytes of the packs that this condemned.
 ///
@@ -65,14 +65,16 @@ impl Moving<'_> {
     /// Moves what of one tree lies in the old packs; returns the tree, and where its chunks are now.
     async fn tree(&mut self, name: &Name, value: &RefValue) -> Result<(Arc<Saved>, Vec<Place>)> {
         let saved = Arc::new(self.repository.saved_as(name, value).await?);
-        let chunks = u32::try_from(saved.map.frames.len()).unwrap_or(u32::MAX);
-        let mut places = (0..chunks).map(|chunk| Ok(saved.place(chunk)?.1)).collect::<Result<Vec<Place>>>()?;
+        let chunks = 0..saved.located_chunks();
+        let mut places = chunks.map(|chunk| Ok(saved.locate(chunk)?.place)).collect::<Result<Vec<Place>>>()?;
         let missing = (0..).zip(&places).filter(|(_, place)| self.is_missing(place)).map(|(chunk, _)| chunk);
         let budget = self.repository.budget();
-        let reads = plan(&saved, missing, longest_read(self.repository, budget))?;
+        let reads = plan(|chunk| saved.locate(chunk), missing, longest_read(self.repository, budget))?;
+        let repositories = [self.repository];
         let frames = reads.into_iter().map(|read| {
             let saved = Arc::clone(&saved);
-            read_pack(self.repository, budget, read, move |read, buffer| Stored::take(&saved, read, buffer))
+            let take = move |read: &PackRead, buffer| Stored::take(|chunk| saved.locate(chunk), read, buffer);
+            read_pack(&repositories, budget, read, take)
         });
         // Collected first: a stream over a closure's futures would not be known to be `Send`.
         let mut frames = stream::iter(frames.collect::<Vec<_>>()).buffered(self.repository.parallelism());
@@ -126,7 +128,7 @@ async fn publish(
     let mut actions = Vec::new();
     for (key, saved, places) in swaps {
         let kept = |id: PackId| saved.map.packs.iter().find(|pack| pack.id == id).copied();
-        let map = map_of(saved.value.manifest, &places, |id| writer.pack(id).or_else(|| kept(id)))?;
+        let map = moved(&saved.map, &places, |id| writer.pack(id).or_else(|| kept(id)))?;
         let new = Owned::fresh(session);
         put_map(repository, new, &map).await?;
         actions.push(Action::SwapMap { old: key, new });

@@ -133,23 +133,33 @@ pub fn state(body: &[u8]) {
     assert_eq!(State::decode(&read.encode()).unwrap(), read);
 }
 
-/// The bytes as a stored frame, and as plain bytes to be stored.
+/// The bytes as a stored frame, and as plain bytes to be stored, alone and with another chunk as base.
 pub fn codec_decode(bytes: &[u8]) {
     let bytes = Bytes::copy_from_slice(bytes);
     let (head, frame) = bytes.split_at(bytes.len().min(4));
     let len = head.iter().fold(0, |len, &byte| len << 8 | u32::from(byte)) % (20 << 20);
-    for codec in [Codec::Raw, Codec::Zstd, Codec::Planes] {
-        if let Ok(plain) = codec::decode(codec, &bytes.slice_ref(frame), len) {
-            assert_eq!(plain.len(), len as usize);
+    let base: Vec<u8> = head.iter().cycle().take(if head.is_empty() { 0 } else { 2 * len as usize }).copied().collect();
+    for codec in [Codec::Raw, Codec::Zstd, Codec::Planes, Codec::Difference, Codec::Derived] {
+        for base in [None, Some(&base[..base.len() / 2]), Some(&base)] {
+            if let Ok(plain) = codec::decode(codec, &bytes.slice_ref(frame), base, len) {
+                assert_eq!(plain.len(), len as usize);
+            }
         }
     }
     let widths = [Width::W1, Width::W2, Width::W4, Width::W8].into_iter();
     let numbers = widths.flat_map(|width| [Element::Float(width), Element::Integer(width)]).map(Some);
     let len = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
+    let mut near: Vec<u8> = bytes.to_vec();
+    near.iter_mut().step_by(5).for_each(|byte| *byte = byte.wrapping_add(1));
     for number in numbers.chain([None]) {
         let stored = codec::encode(&bytes, Compression::Auto, number);
         assert!(stored.bytes.len() <= bytes.len());
-        assert_eq!(codec::decode(stored.codec, &stored.bytes, len).unwrap(), bytes);
+        assert_eq!(codec::decode(stored.codec, &stored.bytes, None, len).unwrap(), bytes);
+        let against = number.and_then(|number| codec::encode_difference(&bytes, (ChunkId::of(&near), &near), number));
+        if let Some(stored) = against {
+            assert!(stored.bytes.len() <= bytes.len());
+            assert_eq!(codec::decode(stored.codec, &stored.bytes, Some(&near), len).unwrap(), bytes);
+        }
     }
 }
 

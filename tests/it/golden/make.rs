@@ -197,7 +197,7 @@ impl Maker {
         let id: PackId = Owned::fresh(session);
         let (frame, mut layout) = (noise(9, 500), PackLayout::new());
         let mut bytes = pack_header().to_vec();
-        layout.push(ChunkId::of(&frame), Codec::Raw, 500, 500);
+        layout.push(ChunkId::of(&frame), (Codec::Raw, None), 500, 500);
         bytes.extend(&frame);
         let tail = layout.finish().1;
         bytes.extend(&tail);

@@ -131,7 +131,7 @@ fn repacked(pack: &Bytes) -> Vec<u8> {
     let mut layout = PackLayout::new();
     for entry in &footer.entries {
         let end = usize::try_from(layout.len()).unwrap();
-        let padding = layout.push(entry.id, entry.codec, entry.stored_len, entry.plain_len);
+        let padding = layout.push(entry.id, (entry.codec, entry.base), entry.stored_len, entry.plain_len);
         let frame = end + usize::try_from(padding).unwrap();
         assert_eq!(entry.offset, frame as u64);
         assert!(pack[end..frame].iter().all(|&byte| byte == 0));

@@ -4,22 +4,25 @@
 //! Names are published one by one, the oldest first, so that an interrupted sync leaves a prefix; what was moved is found
 //! again by ordinary deduplication.
 
+mod view;
+
 use std::sync::Arc;
 
 use futures::{StreamExt as _, stream};
 use serde::Serialize;
 
+use self::view::View;
 use crate::error::{Error, ErrorKind, Result};
 use crate::progress::Progress;
 use crate::repository::log::{RefValue, State};
 use crate::repository::{
-    Known, Name, PackRead, Publication, Published, Repository, Saved, Stored, Writer, longest_read, plan, read_pack,
+    Known, Name, PackRead, Publication, Published, Repository, Stored, Writer, longest_read, plan, read_pack,
 };
 
 /// Times that one name is tried again because packs went away, on either side.
 const ATTEMPTS: usize = 5;
 /// Chunks remembered from one name to the next: some 128 MiB at most.
-const KNOWN_MAX: usize = 1 << 20;
+const KNOWN_MAX: usize = 1 << 19;
 
 /// How to sync.
 #[derive(Clone, Debug, Default)]
@@ -171,9 +174,10 @@ impl Syncing<'_> {
         };
         let ids = &saved.manifest.chunks.ids;
         let found = self.known.locate(ids).await?;
-        let lacking = (0u32..).zip(&found).filter(|(_, place)| place.is_none()).map(|(chunk, _)| chunk);
-        let reads = plan(&saved, lacking, longest_read(self.from, self.to.budget()))?;
-        if let Some(gone) = self.pull(&saved, reads).await? {
+        let view = Arc::new(View::new(&saved, &found, &mut self.known).await?);
+        let lacking = view.lacking.iter().copied();
+        let reads = plan(|chunk| view.locate(chunk), lacking, longest_read(self.from, self.to.budget()))?;
+        if let Some(gone) = self.pull(&view, reads).await? {
             return Ok(Step::Gone(gone));
         }
         let skipped = saved.map.frames.iter().zip(&found).filter(|(_, place)| place.is_some());
@@ -184,6 +188,7 @@ impl Syncing<'_> {
             name,
             expected: self.began.version(name),
             manifest: (value.manifest, body.to_vec()),
+            chunks: ids,
             places: &places,
             known: &self.known,
             logical_bytes: value.logical_bytes,
@@ -227,14 +232,15 @@ impl Syncing<'_> {
     }
 
     /// Moves the chunks that `reads` bring; the error, if one of their packs is gone.
-    async fn pull(&mut self, saved: &Arc<Saved>, reads: Vec<PackRead>) -> Result<Option<Error>> {
-        let (from, budget) = (self.from, self.to.budget());
+    async fn pull(&mut self, view: &Arc<View>, reads: Vec<PackRead>) -> Result<Option<Error>> {
+        let (repositories, budget) = ([self.from, self.to], self.to.budget());
         let stored = stream::iter(reads).map(|read| {
-            let saved = Arc::clone(saved);
-            read_pack(from, budget, read, move |read, buffer| Stored::take(&saved, read, buffer))
+            let view = Arc::clone(view);
+            let take = move |read: &PackRead, buffer| Stored::take(|chunk| view.locate(chunk), read, buffer);
+            read_pack(&repositories, budget, read, take)
         });
         // In order, so that what was packed side by side stays so.
-        let mut stored = std::pin::pin!(stored.buffered(from.parallelism()));
+        let mut stored = std::pin::pin!(stored.buffered(self.from.parallelism()));
         while let Some(read) = stored.next().await {
             let stored = match read {
                 Ok(stored) => stored,

@@ -1,0 +1,251 @@
+//! The difference to a base: what training changes in a number from one step to a later one is little, and small.
+//!
+//! Floats are taken as integers in their numeric order (a float's bits are, but for the sign), subtracted, and zigzagged, so
+//! that small differences of either sign are small numbers; then [`planes`].
+//!
+//! ```text
+//! kind (1):   log2 of the width in bytes; bit 3: the numbers are floats
+//! ..          from here on as byte planes, not rotated, of the differences
+//! ```
+
+#![expect(unsafe_code, reason = "a function compiled for AVX2 may only be called where there is AVX2")]
+
+use std::cell::RefCell;
+
+use super::planes::{self, Element, Width};
+
+/// Set in the first byte where numbers are floats.
+const FLOATS: u8 = 8;
+/// A difference must save this part of what planes alone would take.
+const GAIN: f64 = 1.0 / 8.0;
+/// Numbers that tell whether it will, in this many places.
+const SAMPLES: usize = 16;
+const SAMPLE: usize = 256;
+
+thread_local! {
+    /// Differences of the chunk that this thread is at: as large as the largest chunk it has seen.
+    static DIFFERENCES: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Encodes `plain` as the difference to `base`; none if that does not pay, or they are not of one length.
+pub(super) fn encode(plain: &[u8], base: &[u8], element: Element) -> Option<Vec<u8>> {
+    if plain.len() != base.len() || !pays(plain, base, element) {
+        return None;
+    }
+    let width = element.width();
+    let floats = matches!(element, Element::Float(_));
+    let whole = plain.len() / width.bytes() * width.bytes();
+    let ((numbers, rest), (base, _)) = (plain.split_at(whole), base.split_at(whole));
+    DIFFERENCES.with_borrow_mut(|differences| {
+        let differences = planes::room(differences, whole);
+        subtract(numbers, base, width, floats, differences);
+        let kind = width as u8 | if floats { FLOATS } else { 0 };
+        planes::write(kind, (differences, width, false), rest, plain.len() - plain.len() / 8)
+    })
+}
+
+/// Decodes what [`encode`] made of `plain.len()` bytes; none if `stored` is anything else.
+pub(super) fn decode(stored: &[u8], base: &[u8], plain: &mut [u8]) -> Option<()> {
+    let (&kind, stored) = stored.split_first()?;
+    let (width, floats) = (Width::of(1 << (kind & 3))?, kind & FLOATS != 0);
+    if kind & !(3 | FLOATS) != 0 || base.len() != plain.len() {
+        return None;
+    }
+    planes::read(stored, width, false, plain)?;
+    let whole = plain.len() / width.bytes() * width.bytes();
+    add(plain.get_mut(..whole)?, base.get(..whole)?, width, floats);
+    Some(())
+}
+
+/// Does a sample of the numbers say that their differences are that much easier to store?
+fn pays(plain: &[u8], base: &[u8], element: Element) -> bool {
+    let (width, floats) = (element.width(), matches!(element, Element::Float(_)));
+    let sample_len = SAMPLE * width.bytes();
+    let sample = |bytes: &[u8]| -> Vec<u8> {
+        if bytes.len() <= SAMPLES * sample_len {
+            return bytes.get(..bytes.len() / width.bytes() * width.bytes()).unwrap_or_default().to_vec();
+        }
+        let step = (bytes.len() - sample_len) / (SAMPLES - 1) / width.bytes() * width.bytes();
+        (0..SAMPLES).filter_map(|at| bytes.get(at * step..at * step + sample_len)).flatten().copied().collect()
+    };
+    let (plain, base) = (sample(plain), sample(base));
+    let mut differences = vec![0; plain.len()];
+    subtract(&plain, &base, width, floats, &mut differences);
+    planes::estimate(&differences, width, false) < planes::estimate(&plain, width, floats) * (1.0 - GAIN)
+}
+
+/// Fills `out` with the zigzagged differences of `numbers` to `base`; all three are as long.
+fn subtract(numbers: &[u8], base: &[u8], width: Width, floats: bool, out: &mut [u8]) {
+    #[cfg(target_arch = "x86_64")]
+    if is_x86_feature_detected!("avx2") {
+        // SAFETY: the processor has AVX2, which is all that this function asks for.
+        return unsafe { wide::subtract(numbers, base, width, floats, out) };
+    }
+    subtract_scalar(numbers, base, width, floats, out);
+}
+
+/// Replaces the zigzagged differences `numbers` by what they are differences of.
+fn add(numbers: &mut [u8], base: &[u8], width: Width, floats: bool) {
+    #[cfg(target_arch = "x86_64")]
+    if is_x86_feature_detected!("avx2") {
+        // SAFETY: the processor has AVX2, which is all that this function asks for.
+        return unsafe { wide::add(numbers, base, width, floats) };
+    }
+    add_scalar(numbers, base, width, floats);
+}
+
+/// The same functions, compiled for AVX2.
+#[cfg(target_arch = "x86_64")]
+mod wide {
+    use super::{Width, add_scalar, subtract_scalar};
+
+    #[target_feature(enable = "avx2")]
+    pub(super) fn subtract(numbers: &[u8], base: &[u8], width: Width, floats: bool, out: &mut [u8]) {
+        subtract_scalar(numbers, base, width, floats, out);
+    }
+
+    #[target_feature(enable = "avx2")]
+    pub(super) fn add(numbers: &mut [u8], base: &[u8], width: Width, floats: bool) {
+        add_scalar(numbers, base, width, floats);
+    }
+}
+
+/// The two loops for one width: `$bytes` in an unsigned `$number`, which is `$signed` with a sign.
+macro_rules! loops {
+    ($subtract:ident, $add:ident, $number:ty, $signed:ty, $bytes:literal) => {
+        #[expect(clippy::inline_always, reason = "it is to be compiled anew within each of its callers")]
+        #[expect(clippy::cast_possible_wrap, clippy::cast_sign_loss, reason = "bits, seen with and without a sign")]
+        #[inline(always)]
+        fn $subtract(numbers: &[u8], base: &[u8], floats: bool, out: &mut [u8]) {
+            // All bits but the sign, or none: floats are turned into integers, integers stay.
+            let turned: $number = if floats { <$number>::MAX >> 1 } else { 0 };
+            let order = |bits: $number| bits ^ ((bits as $signed >> (<$number>::BITS - 1)) as $number & turned);
+            let (numbers, base, out) =
+                (numbers.as_chunks::<$bytes>().0, base.as_chunks::<$bytes>().0, out.as_chunks_mut::<$bytes>().0);
+            for ((out, number), base) in out.iter_mut().zip(numbers).zip(base) {
+                let number = order(<$number>::from_le_bytes(*number));
+                let difference = number.wrapping_sub(order(<$number>::from_le_bytes(*base)));
+                let sign = (difference as $signed >> (<$number>::BITS - 1)) as $number;
+                *out = (difference << 1 ^ sign).to_le_bytes();
+            }
+        }
+
+        #[expect(clippy::inline_always, reason = "it is to be compiled anew within each of its callers")]
+        #[expect(clippy::cast_possible_wrap, clippy::cast_sign_loss, reason = "bits, seen with and without a sign")]
+        #[inline(always)]
+        fn $add(numbers: &mut [u8], base: &[u8], floats: bool) {
+            let turned: $number = if floats { <$number>::MAX >> 1 } else { 0 };
+            let order = |bits: $number| bits ^ ((bits as $signed >> (<$number>::BITS - 1)) as $number & turned);
+            let (numbers, base) = (numbers.as_chunks_mut::<$bytes>().0, base.as_chunks::<$bytes>().0);
+            for (number, base) in numbers.iter_mut().zip(base) {
+                let zigzag = <$number>::from_le_bytes(*number);
+                let difference = zigzag >> 1 ^ (zigzag & 1).wrapping_neg();
+                // Turning is its own inverse: it leaves the sign alone.
+                let base = order(<$number>::from_le_bytes(*base));
+                *number = order(base.wrapping_add(difference)).to_le_bytes();
+            }
+        }
+    };
+}
+
+loops!(subtract1, add1, u8, i8, 1);
+loops!(subtract2, add2, u16, i16, 2);
+loops!(subtract4, add4, u32, i32, 4);
+loops!(subtract8, add8, u64, i64, 8);
+
+#[expect(clippy::inline_always, reason = "it is to be compiled anew within each of its callers")]
+#[inline(always)]
+fn subtract_scalar(numbers: &[u8], base: &[u8], width: Width, floats: bool, out: &mut [u8]) {
+    match width {
+        Width::W1 => subtract1(numbers, base, floats, out),
+        Width::W2 => subtract2(numbers, base, floats, out),
+        Width::W4 => subtract4(numbers, base, floats, out),
+        Width::W8 => subtract8(numbers, base, floats, out),
+    }
+}
+
+#[expect(clippy::inline_always, reason = "it is to be compiled anew within each of its callers")]
+#[inline(always)]
+fn add_scalar(numbers: &mut [u8], base: &[u8], width: Width, floats: bool) {
+    match width {
+        Width::W1 => add1(numbers, base, floats),
+        Width::W2 => add2(numbers, base, floats),
+        Width::W4 => add4(numbers, base, floats),
+        Width::W8 => add8(numbers, base, floats),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// One weight after another, and the same a little later.
+    fn trained(count: usize) -> (Vec<f32>, Vec<f32>) {
+        let weight = |n: usize| (n as f32 * 0.618).sin() * 0.03;
+        let later = |n: usize| weight(n) * (1.0 + ((n * 7 % 100) as f32 - 50.0) * 1e-6);
+        ((0..count).map(weight).collect(), (0..count).map(later).collect())
+    }
+
+    fn bytes(numbers: &[f32]) -> Vec<u8> {
+        numbers.iter().flat_map(|number| number.to_le_bytes()).collect()
+    }
+
+    #[test]
+    fn a_step_later_shrinks_and_comes_back() {
+        let (base, plain) = trained(100_003);
+        let (base, plain) = (bytes(&base), bytes(&plain));
+        let frame = encode(&plain, &base, Element::Float(Width::W4)).unwrap();
+        assert!(frame.len() * 5 < plain.len() * 2, "{} of {}", frame.len(), plain.len());
+        let mut out = vec![0; plain.len()];
+        assert_eq!(decode(&frame, &base, &mut out), Some(()));
+        assert!(out == plain);
+        assert_eq!(decode(&frame, &base[4..], &mut out), None, "the base has another length");
+    }
+
+    #[test]
+    fn what_is_unlike_its_base_is_refused() {
+        let (base, _) = trained(100_000);
+        let mut noise = vec![0; 400_000];
+        blake3::Hasher::new().finalize_xof().fill(&mut noise);
+        assert!(encode(&noise, &bytes(&base), Element::Float(Width::W4)).is_none());
+        assert!(encode(&noise, &noise[..1000], Element::Float(Width::W4)).is_none());
+    }
+
+    #[test]
+    fn differences_follow_the_numeric_order() {
+        let difference = |number: f32, base: f32| {
+            let mut out = [0; 4];
+            subtract(&number.to_le_bytes(), &base.to_le_bytes(), Width::W4, true, &mut out);
+            u32::from_le_bytes(out)
+        };
+        assert_eq!(difference(1.0, 1.0), 0);
+        assert_eq!(difference(f32::from_bits(1), 0.0), 2);
+        assert_eq!(difference(0.0, f32::from_bits(1)), 1);
+        // Across zero: the smallest number on either side, with both zeros between them.
+        assert_eq!(difference(f32::from_bits(1), -f32::from_bits(1)), 6);
+        assert!(difference(-1.5, -1.500_001) < 100);
+    }
+
+    proptest! {
+        /// Whatever the bits (NaN payloads, -0.0, infinities), adding undoes subtracting, and the twins agree.
+        #[test]
+        fn adding_undoes_subtracting(
+            pairs in proptest::collection::vec(any::<(u8, u8)>(), 0..3000),
+            log in 0u32..4,
+            floats in any::<bool>(),
+        ) {
+            let width = Width::of(1 << log).unwrap();
+            let whole = pairs.len() / width.bytes() * width.bytes();
+            let (plain, base): (Vec<u8>, Vec<u8>) = pairs.into_iter().take(whole).unzip();
+            let (mut chosen, mut scalar) = (vec![0; whole], vec![0; whole]);
+            subtract(&plain, &base, width, floats, &mut chosen);
+            subtract_scalar(&plain, &base, width, floats, &mut scalar);
+            prop_assert_eq!(&chosen, &scalar);
+            add(&mut chosen, &base, width, floats);
+            add_scalar(&mut scalar, &base, width, floats);
+            prop_assert_eq!(&chosen, &scalar);
+            prop_assert_eq!(&chosen, &plain);
+        }
+    }
+}

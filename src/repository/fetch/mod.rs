@@ -1,0 +1,153 @@
+//! From chunks to few ranged reads, and from reads to verified chunks.
+//!
+//! One mechanism for all who read packs: [`plan()`] says what to read, [`read_pack`] brings it into a budgeted buffer,
+//! [`deliver`] takes the chunks out of it, each proven to be what its id says. Restores place the chunks, syncs pass on their
+//! stored bytes, verification only wants to know.
+
+mod deliver;
+mod plan;
+
+use std::sync::Arc;
+
+use futures::future::try_join_all;
+use futures::{StreamExt as _, TryStreamExt as _, stream};
+use object_store::GetResultPayload;
+
+pub use self::deliver::{Delivered, Stored, deliver};
+pub use self::plan::{Brought, Located, PackPart, PackRead, plan};
+use super::layout::{self, Family};
+use super::{Repository, Saved, objects};
+use crate::budget::{Budget, Buffer};
+use crate::chunk::Chunk;
+use crate::error::{Error, ErrorKind, Result};
+use crate::limits::MIB;
+use crate::progress::Progress;
+
+/// No read over a network is longer than this, unless one frame is: long enough for a request's cost not to show, short
+/// enough for many to be in flight.
+const READ_MAX: u64 = 8 * MIB;
+/// No read of a local disk is longer: what was read is verified and written while it is in the processor's cache.
+const LOCAL_READ_MAX: u64 = 2 * MIB;
+
+/// Takes verified chunks, on whatever thread they were verified: the chunk's index in the manifest, and the chunk.
+pub type Sink = Arc<dyn Fn(u32, Chunk<'_>) -> Result<()> + Send + Sync>;
+
+/// The longest read worth asking `repository` for under `budget`, in bytes.
+#[must_use]
+pub fn longest_read(repository: &Repository, budget: &Budget) -> u64 {
+    let longest = if repository.store().is_local() { LOCAL_READ_MAX } else { READ_MAX };
+    (budget.total() / 32).clamp(MIB, longest)
+}
+
+/// Carries out `reads`, handing each chunk that was asked for to `sink` once it is verified; returns the bytes read.
+///
+/// # Errors
+/// Not found, if a pack is gone; damaged, naming pack and chunk, if two tries gave wrong bytes; what `sink` returns.
+///
+/// # Cancel safety
+/// Safe: what `sink` was not given yet, it will not get.
+pub async fn fetch(
+    repository: &Repository,
+    saved: &Arc<Saved>,
+    reads: Vec<PackRead>,
+    sink: Sink,
+    progress: &Progress,
+) -> Result<u64> {
+    let fetches = stream::iter(reads).map(|read| {
+        let (saved, sink) = (Arc::clone(saved), Arc::clone(&sink));
+        async move {
+            let len = read.stored_len();
+            let work = move |read: &PackRead, buffer: Buffer| {
+                let mut plain = 0;
+                deliver(
+                    read,
+                    &buffer,
+                    |chunk| saved.locate(chunk),
+                    |delivered| {
+                        let chunk = delivered.chunk?;
+                        if !delivered.wanted {
+                            return Ok(());
+                        }
+                        plain += u64::from(delivered.located.place.plain_len);
+                        sink(delivered.index, chunk)
+                    },
+                )?;
+                Ok(plain)
+            };
+            let plain = read_pack(&[repository], repository.budget(), read, work).await?;
+            progress.moved(len);
+            progress.advance(plain);
+            Ok(len)
+        }
+    });
+    fetches.buffer_unordered(repository.parallelism()).try_fold(0, |sum, len| async move { Ok(sum + len) }).await
+}
+
+/// Brings one read into a buffer of `budget` and hands it to `work`, on a thread where computing is fine. If `work` finds
+/// damage or the body breaks, it gets a second chance: it may have been the way and not the store.
+///
+/// # Errors
+/// Not found, if a pack is gone; unreachable; what `work` returns.
+///
+/// # Cancel safety
+/// Safe: it only reads; `work` may go on for a moment.
+pub async fn read_pack<T: Send + 'static>(
+    repositories: &[&Repository],
+    budget: &Budget,
+    read: PackRead,
+    work: impl Fn(&PackRead, Buffer) -> Result<T> + Clone + Send + 'static,
+) -> Result<T> {
+    let read = Arc::new(read);
+    match attempt(repositories, budget, &read, work.clone()).await {
+        Err(error) if matches!(error.kind(), ErrorKind::Damaged | ErrorKind::Unreachable) => {
+            tracing::debug!("reading again: {error:?}");
+            objects::retry(|| attempt(repositories, budget, &read, work.clone())).await
+        }
+        settled => settled,
+    }
+}
+
+async fn attempt<T: Send + 'static>(
+    repositories: &[&Repository],
+    budget: &Budget,
+    read: &Arc<PackRead>,
+    work: impl Fn(&PackRead, Buffer) -> Result<T> + Send + 'static,
+) -> Result<T> {
+    let len = usize::try_from(read.stored_len()).unwrap_or(usize::MAX);
+    let mut buffer = budget.buffer(len).await?;
+    let mut rest = &mut *buffer;
+    let mut parts = Vec::with_capacity(read.parts.len());
+    for part in &read.parts {
+        let len = usize::try_from(part.range.end - part.range.start).unwrap_or(usize::MAX);
+        let (here, after) = rest.split_at_mut_checked(len).ok_or_else(|| Error::other("a read outgrew its buffer"))?;
+        rest = after;
+        let repository = repositories.get(part.repository).ok_or_else(|| Error::other("a read of no repository"))?;
+        parts.push(bring(repository, part, here));
+    }
+    let local = try_join_all(parts).await?;
+    let read = Arc::clone(read);
+    let work = move || {
+        let mut at = 0;
+        for (part, local) in read.parts.iter().zip(local) {
+            let len = usize::try_from(part.range.end - part.range.start).unwrap_or(usize::MAX);
+            if let (Some((file, path)), Some(out)) = (local, buffer.get_mut(at..at + len)) {
+                objects::read_file(&file, &path, part.range.start, out)?;
+            }
+            at += len;
+        }
+        work(&read, buffer)
+    };
+    tokio::task::spawn_blocking(work).await.map_err(|error| Error::other("a worker stopped").source(error))?
+}
+
+/// A local pack: to be read where blocking is fine.
+type Local = (std::fs::File, std::path::PathBuf);
+
+/// Fills `out` with a part, or says which local file holds it.
+async fn bring(repository: &Repository, part: &PackPart, out: &mut [u8]) -> Result<Option<Local>> {
+    let key = layout::owned(Family::Pack, part.pack);
+    match objects::get_range(&**repository.store().objects(), &key, part.range.clone()).await?.payload {
+        GetResultPayload::File(file, path) => Ok(Some((file, path))),
+        GetResultPayload::Stream(stream) => objects::drain(stream, &key, out).await.map(|()| None),
+    }
+}

@@ -1,0 +1,364 @@
+//! Planning: from chunks to few ranged reads, each with all that its chunks need to be decoded. Pure.
+//!
+//! A chunk stored as a difference is read together with its base, so that no plain bytes are kept from one read to the next:
+//! bases first, in the order in which they lie, each followed by what needs it.
+
+use std::collections::HashMap;
+use std::ops::Range;
+
+use crate::error::{Error, Result};
+use crate::id::{ChunkId, PackId};
+use crate::limits::KIB;
+use crate::repository::{Place, Saved};
+
+/// Bytes between two frames that are read rather than skipped: a request costs about as much as this takes to pass.
+const GAP: u64 = 256 * KIB;
+/// Chunks that are read together whatever their length: one that is derived, what it is derived from, and its base.
+const CHAIN: usize = 3;
+
+/// A chunk as it can be read, known by a number to whoever asks for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Located {
+    /// Its id.
+    pub id: ChunkId,
+    /// Where it lies.
+    pub place: Place,
+    /// The number of its base, if its codec needs one.
+    pub base: Option<u32>,
+    /// In which of the repositories that are read from.
+    pub repository: usize,
+}
+
+/// What is read in one go into one buffer, one part after the other.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PackRead {
+    /// Ranges of packs, a request each.
+    pub parts: Vec<PackPart>,
+    /// The chunks to take out of it; each base comes before what needs it, with only what needs it too in between.
+    pub chunks: Vec<Brought>,
+}
+
+/// A range of one pack.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PackPart {
+    /// In which of the repositories that are read from.
+    pub repository: usize,
+    /// Of which pack.
+    pub pack: PackId,
+    /// Which of its bytes.
+    pub range: Range<u64>,
+}
+
+/// A chunk that a read brings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Brought {
+    /// Its number.
+    pub chunk: u32,
+    /// Was it asked for? If not, something that was needs it.
+    pub wanted: bool,
+}
+
+impl PackRead {
+    /// One range of one pack, with chunks that stand for themselves.
+    #[must_use]
+    pub fn of(pack: PackId, range: Range<u64>, chunks: impl IntoIterator<Item = u32>) -> Self {
+        let chunks = chunks.into_iter().map(|chunk| Brought { chunk, wanted: true }).collect();
+        Self { parts: vec![PackPart { repository: 0, pack, range }], chunks }
+    }
+
+    /// Bytes in all parts.
+    #[must_use]
+    pub fn stored_len(&self) -> u64 {
+        stored_len(&self.parts)
+    }
+
+    /// Where a chunk's frame lies in the buffer.
+    pub(super) fn find(&self, located: &Located) -> Option<Range<usize>> {
+        let place = &located.place;
+        let mut before = 0;
+        for part in &self.parts {
+            if part.holds(located) {
+                let start = usize::try_from(before + (place.offset - part.range.start)).ok()?;
+                return Some(start..start + place.stored_len as usize);
+            }
+            before += part.range.end - part.range.start;
+        }
+        None
+    }
+
+    /// Makes room for a chunk.
+    pub(crate) fn cover(&mut self, located: &Located) {
+        cover(&mut self.parts, located);
+    }
+}
+
+impl PackPart {
+    fn is_of(&self, located: &Located) -> bool {
+        self.pack == located.place.pack && self.repository == located.repository
+    }
+
+    fn holds(&self, located: &Located) -> bool {
+        let frame = frame(located);
+        self.is_of(located) && self.range.start <= frame.start && frame.end <= self.range.end
+    }
+}
+
+fn frame(located: &Located) -> Range<u64> {
+    located.place.offset..located.place.offset + u64::from(located.place.stored_len)
+}
+
+fn stored_len(parts: &[PackPart]) -> u64 {
+    parts.iter().map(|part| part.range.end - part.range.start).sum()
+}
+
+/// Lengthens the part that is near enough, or adds one.
+fn cover(parts: &mut Vec<PackPart>, located: &Located) {
+    let frame = frame(located);
+    let near = |part: &&mut PackPart| {
+        part.is_of(located) && frame.start <= part.range.end + GAP && part.range.start <= frame.end + GAP
+    };
+    match parts.iter_mut().rev().find(near) {
+        Some(part) => part.range = part.range.start.min(frame.start)..part.range.end.max(frame.end),
+        None => {
+            let (repository, pack) = (located.repository, located.place.pack);
+            parts.push(PackPart { repository, pack, range: frame });
+        }
+    }
+}
+
+impl Saved {
+    /// The chunk numbered `chunk`: those of the manifest in its order, then the map's further ones.
+    ///
+    /// # Errors
+    /// Damaged, if the map names what is not there.
+    pub fn locate(&self, chunk: u32) -> Result<Located> {
+        let lacking = || Error::damaged("map lacks a chunk of its manifest").got(chunk);
+        let frame = self.map.frames.get(chunk as usize).ok_or_else(lacking)?;
+        let (id, plain_len) = self.chunk(chunk).ok_or_else(lacking)?;
+        let base = match frame.base() {
+            Some(base) => Some(self.chunk(base).ok_or_else(lacking)?.0),
+            None => None,
+        };
+        let (pack, ordinal, offset) = (self.map.pack(frame)?.id, frame.ordinal, frame.offset);
+        let place = Place { pack, ordinal, offset, stored_len: frame.stored_len, plain_len, codec: frame.codec, base };
+        Ok(Located { id, place, base: frame.base(), repository: 0 })
+    }
+
+    fn chunk(&self, chunk: u32) -> Option<(ChunkId, u32)> {
+        let (at, chunks) = (chunk as usize, &self.manifest.chunks);
+        match chunks.ids.get(at) {
+            Some(&id) => Some((id, *chunks.lens.get(at)?)),
+            None => self.map.further.get(at - chunks.ids.len()).copied(),
+        }
+    }
+
+    /// Chunks that [`Saved::locate`] knows.
+    #[must_use]
+    pub fn located_chunks(&self) -> u32 {
+        u32::try_from(self.map.frames.len()).unwrap_or(u32::MAX)
+    }
+}
+
+/// The reads that bring the `wanted` chunks, and what these need, none longer than `longest` unless one chunk is, with what it
+/// needs. Each chunk is read once, unless more need it than go into one read.
+///
+/// # Errors
+/// What `locate` returns.
+pub fn plan(
+    locate: impl Fn(u32) -> Result<Located>,
+    wanted: impl IntoIterator<Item = u32>,
+    longest: u64,
+) -> Result<Vec<PackRead>> {
+    let mut wanted: Vec<u32> = wanted.into_iter().collect();
+    wanted.sort_unstable();
+    wanted.dedup();
+    let trees = Trees::grow(&locate, &wanted)?;
+    let mut plan = Planning { locate, wanted: &wanted, longest, reads: Vec::new(), open: PackRead::default() };
+    let mut members = Vec::new();
+    for &(.., root) in &trees.roots {
+        members.clear();
+        trees.collect(root, &mut Vec::new(), &mut members);
+        plan.add(&members)?;
+    }
+    plan.close();
+    Ok(plan.reads)
+}
+
+/// Where a chunk lies, in an order that is cheap to compare: which pack (by when it was first met), offset; and the chunk.
+type Order = (u32, u64, u32);
+
+/// Chunks with what needs them.
+#[derive(Default)]
+struct Trees {
+    roots: Vec<Order>,
+    branches: HashMap<u32, Vec<Order>>,
+    packs: HashMap<(usize, PackId), u32>,
+}
+
+impl Trees {
+    fn grow(locate: &impl Fn(u32) -> Result<Located>, wanted: &[u32]) -> Result<Self> {
+        let mut trees = Self::default();
+        for &chunk in wanted {
+            let mut next = Some(chunk);
+            for _ in 0..CHAIN {
+                let Some(chunk) = next else { break };
+                let located = locate(chunk)?;
+                let order = trees.order(chunk, &located);
+                match located.base {
+                    Some(base) => trees.branches.entry(base).or_default().push(order),
+                    None => trees.roots.push(order),
+                }
+                next = located.base;
+            }
+            if next.is_some() {
+                return Err(Error::damaged("chunk needs more others than there may be").got(chunk));
+            }
+        }
+        trees.branches.values_mut().chain([&mut trees.roots]).for_each(|orders| {
+            orders.sort_unstable();
+            orders.dedup();
+        });
+        Ok(trees)
+    }
+
+    fn order(&mut self, chunk: u32, located: &Located) -> Order {
+        let met = u32::try_from(self.packs.len()).unwrap_or(u32::MAX);
+        let pack = *self.packs.entry((located.repository, located.place.pack)).or_insert(met);
+        (pack, located.place.offset, chunk)
+    }
+
+    /// A chunk and all that needs it, each with the chunks above it.
+    fn collect(&self, chunk: u32, above: &mut Vec<u32>, members: &mut Vec<(Vec<u32>, u32)>) {
+        members.push((above.clone(), chunk));
+        above.push(chunk);
+        for &(.., child) in self.branches.get(&chunk).map(Vec::as_slice).unwrap_or_default() {
+            self.collect(child, above, members);
+        }
+        above.pop();
+    }
+}
+
+/// Reads in the making.
+struct Planning<'a, L> {
+    locate: L,
+    wanted: &'a [u32],
+    longest: u64,
+    reads: Vec<PackRead>,
+    open: PackRead,
+}
+
+impl<L: Fn(u32) -> Result<Located>> Planning<'_, L> {
+    /// Adds a chunk and what needs it: to the open read, if all of it goes in.
+    fn add(&mut self, members: &[(Vec<u32>, u32)]) -> Result<()> {
+        let mut parts = self.open.parts.clone();
+        for (_, chunk) in members {
+            cover(&mut parts, &(self.locate)(*chunk)?);
+        }
+        let deepest = members.iter().map(|(above, _)| above.len() + 1).max().unwrap_or(1);
+        if stored_len(&parts) > self.longest || parts.len() > deepest.max(self.open.parts.len()) {
+            self.close();
+        }
+        for (above, chunk) in members {
+            let located = (self.locate)(*chunk)?;
+            if members.len() > CHAIN && self.open.chunks.len() > above.len() {
+                let mut parts = self.open.parts.clone();
+                cover(&mut parts, &located);
+                if stored_len(&parts) > self.longest {
+                    self.close();
+                    for &chunk in above {
+                        self.open.cover(&(self.locate)(chunk)?);
+                        self.open.chunks.push(Brought { chunk, wanted: false });
+                    }
+                }
+            }
+            self.open.cover(&located);
+            let wanted = self.wanted.binary_search(chunk).is_ok();
+            self.open.chunks.push(Brought { chunk: *chunk, wanted });
+        }
+        Ok(())
+    }
+
+    fn close(&mut self) {
+        if !self.open.chunks.is_empty() {
+            self.reads.push(std::mem::take(&mut self.open));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::codec::Codec;
+    use crate::id::{Owned, SessionId};
+    use crate::limits::MIB;
+
+    const LEN: u64 = MIB / 2;
+
+    /// Chunks of half a MiB one after another in two packs, one of bases and one of what needs them.
+    struct Bench {
+        packs: [PackId; 2],
+        bases: Vec<Option<u32>>,
+    }
+
+    impl Bench {
+        fn new(bases: &[Option<u32>]) -> Self {
+            let session = SessionId::random();
+            Self { packs: [Owned::fresh(session), Owned::fresh(session)], bases: bases.to_vec() }
+        }
+
+        fn locate(&self, chunk: u32) -> Result<Located> {
+            let base = self.bases[chunk as usize];
+            let codec = if base.is_some() { Codec::Difference } else { Codec::Raw };
+            let place = Place {
+                pack: self.packs[usize::from(base.is_some())],
+                ordinal: chunk,
+                offset: u64::from(chunk) * LEN,
+                stored_len: LEN as u32,
+                plain_len: LEN as u32,
+                codec,
+                base: base.map(|base| ChunkId::of(&base.to_le_bytes())),
+            };
+            Ok(Located { id: ChunkId::of(&chunk.to_le_bytes()), place, base, repository: 0 })
+        }
+
+        /// What each read brings: chunks, those not wanted negative.
+        fn plan(&self, wanted: &[u32], longest: u64) -> Vec<Vec<i64>> {
+            let reads = plan(|chunk| self.locate(chunk), wanted.iter().copied(), longest).unwrap();
+            for read in &reads {
+                for brought in &read.chunks {
+                    assert!(read.find(&self.locate(brought.chunk).unwrap()).is_some());
+                }
+            }
+            let sign = |b: &Brought| if b.wanted { i64::from(b.chunk) } else { -i64::from(b.chunk) };
+            reads.iter().map(|read| read.chunks.iter().map(sign).collect()).collect()
+        }
+    }
+
+    #[test]
+    fn neighbours_share_a_read_up_to_its_length() {
+        let bench = Bench::new(&[None; 6]);
+        assert_eq!(bench.plan(&[4, 0, 1, 2, 1], 2 * MIB), [vec![0, 1, 2], vec![4]]);
+        assert_eq!(bench.plan(&[0, 1, 2, 3, 4, 5], MIB), [vec![0, 1], vec![2, 3], vec![4, 5]]);
+        assert_eq!(bench.plan(&[0, 1], LEN / 2), [vec![0], vec![1]]);
+    }
+
+    #[test]
+    fn bases_come_with_what_needs_them_and_once() {
+        let bench = Bench::new(&[None, None, None, None, Some(1), Some(2), Some(3)]);
+        assert_eq!(bench.plan(&[4, 5, 6], 4 * MIB), [vec![-1, 4, -2, 5, -3, 6]]);
+        assert_eq!(bench.plan(&[4, 5, 6], 2 * MIB), [vec![-1, 4, -2, 5], vec![-3, 6]]);
+        assert_eq!(bench.plan(&[1, 4, 5], MIB), [vec![1, 4], vec![-2, 5]]);
+    }
+
+    #[test]
+    fn what_many_need_is_read_again_rather_than_kept() {
+        let bench = Bench::new(&[None, Some(0), Some(0), Some(0), Some(0)]);
+        assert_eq!(bench.plan(&[1, 2, 3, 4], 2 * MIB), [vec![0, 1, 2, 3], vec![0, 4]]);
+    }
+
+    #[test]
+    fn circles_are_damage() {
+        let bench = Bench::new(&[Some(1), Some(0)]);
+        assert!(plan(|chunk| bench.locate(chunk), [0], MIB).is_err());
+    }
+}

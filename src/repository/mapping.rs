@@ -1,0 +1,99 @@
+//! Making a map: from where each chunk of a manifest is to frames, with what they are decoded from.
+
+use std::collections::HashMap;
+use std::num::NonZeroU32;
+
+use super::Place;
+use crate::error::{Error, Result};
+use crate::format::{Frame, Map, PackRef};
+use crate::id::{ChunkId, ManifestId, PackId};
+
+/// The map of a manifest whose chunks are at these places. `pack` tells of a pack, `base` where the base of a chunk at a place
+/// is; what the manifest lacks, or has only with too many hops, becomes a further chunk of the map.
+///
+/// # Errors
+/// Other, if a pack or a base is not known: a bug.
+pub(crate) fn map_of(
+    (manifest, chunks, places): (ManifestId, &[ChunkId], &[Place]),
+    pack: impl Fn(PackId) -> Option<PackRef>,
+    base: impl Fn(&Place) -> Option<(ChunkId, Place)>,
+) -> Result<Map> {
+    let map = Map { manifest, packs: Vec::new(), frames: Vec::with_capacity(places.len()), further: Vec::new() };
+    let mut mapping = Mapping { map, packs: HashMap::new(), pack };
+    for place in places {
+        mapping.frame(place)?;
+    }
+    let mut numbers: HashMap<ChunkId, u32> = HashMap::new();
+    if places.iter().any(|place| place.base.is_some()) {
+        numbers.extend(chunks.iter().copied().zip(0..));
+    }
+    let mut placed = places.to_vec();
+    let mut at = 0;
+    while let Some(place) = placed.get(at).copied() {
+        if place.base.is_some() {
+            let (id, found) =
+                base(&place).ok_or_else(|| Error::other("a chunk's base is not known").got(place.pack))?;
+            let there = numbers.get(&id).filter(|&&number| {
+                placed.get(number as usize).is_some_and(|there| there.codec.hops() < place.codec.hops())
+            });
+            let number = match there {
+                Some(&number) => number,
+                None => {
+                    let number = mapping.frame(&found)?;
+                    mapping.map.further.push((id, found.plain_len));
+                    placed.push(found);
+                    numbers.insert(id, number);
+                    number
+                }
+            };
+            if let Some(frame) = mapping.map.frames.get_mut(at) {
+                frame.base = NonZeroU32::new(number + 1);
+            }
+        }
+        at += 1;
+    }
+    Ok(mapping.map)
+}
+
+/// The map `old`, with its frames at other places, one for each.
+///
+/// # Errors
+/// Other, if a pack is not known: a bug.
+pub(crate) fn moved(old: &Map, places: &[Place], pack: impl Fn(PackId) -> Option<PackRef>) -> Result<Map> {
+    let map = Map { packs: Vec::new(), frames: Vec::with_capacity(places.len()), ..old.clone() };
+    let mut mapping = Mapping { map, packs: HashMap::new(), pack };
+    places.iter().try_for_each(|place| mapping.frame(place).map(drop))?;
+    let mut map = mapping.map;
+    map.frames.iter_mut().zip(&old.frames).for_each(|(frame, old)| frame.base = old.base);
+    Ok(map)
+}
+
+/// A map in the making.
+struct Mapping<P> {
+    map: Map,
+    packs: HashMap<PackId, u32>,
+    pack: P,
+}
+
+impl<P: Fn(PackId) -> Option<PackRef>> Mapping<P> {
+    /// Adds a frame without its base; returns its number.
+    fn frame(&mut self, place: &Place) -> Result<u32> {
+        let too_many = || Error::exhausted("tree lies in too many packs, or has too many chunks");
+        let pack = match self.packs.get(&place.pack) {
+            Some(&number) => number,
+            None => {
+                let pack = (self.pack)(place.pack);
+                let pack = pack.ok_or_else(|| Error::other("a chunk lies in an unknown pack").got(place.pack))?;
+                let number = u32::try_from(self.map.packs.len()).map_err(|_| too_many())?;
+                self.map.packs.push(pack);
+                self.packs.insert(place.pack, number);
+                number
+            }
+        };
+        let (ordinal, offset, stored_len, codec) = (place.ordinal, place.offset, place.stored_len, place.codec);
+        let number = u32::try_from(self.map.frames.len()).ok().filter(|&number| number < u32::MAX);
+        let number = number.ok_or_else(too_many)?;
+        self.map.frames.push(Frame { pack, ordinal, offset, stored_len, codec, base: None });
+        Ok(number)
+    }
+}
