@@ -26,6 +26,8 @@ struct Shared {
     total: u64,
     permits: Arc<Semaphore>,
     pool: Mutex<Pool>,
+    /// What it holds of the budget that it was carved out of.
+    _carved: Option<OwnedSemaphorePermit>,
 }
 
 #[derive(Default)]
@@ -48,7 +50,7 @@ impl Budget {
         }
         let units = usize::try_from(bytes / UNIT).unwrap_or(usize::MAX).min(Semaphore::MAX_PERMITS);
         let permits = Arc::new(Semaphore::new(units));
-        Ok(Self(Arc::new(Shared { total: bytes, permits, pool: Mutex::default() })))
+        Ok(Self(Arc::new(Shared { total: bytes, permits, pool: Mutex::default(), _carved: None })))
     }
 
     /// A quarter of what the cgroup allows, or of the machine's memory where it sets no limit; at most 2 GiB, since
@@ -83,15 +85,33 @@ impl Budget {
         if let Some(found) = self.take_free(len) {
             return Ok(found);
         }
-        let units = self.units(len)?;
-        let permit = if let Ok(permit) = Arc::clone(&self.0.permits).try_acquire_many_owned(units) {
-            permit
-        } else {
-            let _waiting = Waiting::announce(&self.0);
-            let acquired = Arc::clone(&self.0.permits).acquire_many_owned(units).await;
-            acquired.map_err(|_| Error::other("memory budget was closed"))?
-        };
+        let permit = self.acquire(self.units(len)?).await?;
         Ok(Buffer { bytes: vec![0; len], len, permit: Some(permit), home: Arc::clone(&self.0) })
+    }
+
+    /// A budget of its own with `bytes` of this one, which gets them back when the last buffer and clone of it are gone. For
+    /// a stage that needs buffers while others wait for it with buffers in their hands.
+    ///
+    /// # Errors
+    /// Exhausted, if `bytes` can never fit.
+    ///
+    /// # Cancel safety
+    /// Safe: a dropped wait holds nothing.
+    pub async fn carve(&self, bytes: u64) -> Result<Self> {
+        let units = self.units(usize::try_from(bytes).unwrap_or(usize::MAX))?;
+        let carved = self.acquire(units).await?;
+        let permits = Arc::new(Semaphore::new(units as usize));
+        let total = u64::from(units) * UNIT;
+        Ok(Self(Arc::new(Shared { total, permits, pool: Mutex::default(), _carved: Some(carved) })))
+    }
+
+    async fn acquire(&self, units: u32) -> Result<OwnedSemaphorePermit> {
+        if let Ok(permit) = Arc::clone(&self.0.permits).try_acquire_many_owned(units) {
+            return Ok(permit);
+        }
+        let _waiting = Waiting::announce(&self.0);
+        let acquired = Arc::clone(&self.0.permits).acquire_many_owned(units).await;
+        acquired.map_err(|_| Error::other("memory budget was closed"))
     }
 
     fn units(&self, len: usize) -> Result<u32> {
@@ -223,6 +243,20 @@ mod tests {
 
     fn budget() -> Budget {
         Budget::new(MEMORY_MIN).unwrap()
+    }
+
+    #[tokio::test]
+    async fn what_is_carved_out_comes_back() {
+        let budget = budget();
+        let half = usize::try_from(budget.total() / 2).unwrap();
+        let carved = budget.carve(budget.total() / 2).await.unwrap();
+        let (own, theirs) = (carved.buffer(half).await.unwrap(), budget.buffer(half).await.unwrap());
+        let whole = budget.buffer(2 * half);
+        drop((carved, theirs));
+        let mut whole = std::pin::pin!(whole);
+        assert!(futures::poll!(&mut whole).is_pending(), "a buffer of what was carved out is left");
+        drop(own);
+        assert_eq!(whole.await.unwrap().len(), 2 * half);
     }
 
     #[tokio::test]

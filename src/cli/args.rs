@@ -196,7 +196,7 @@ pub(super) struct Save {
     pub(super) path: PathBuf,
     /// The name to save it under
     pub(super) name: Name,
-    /// A name that holds much of the same, such as the step before
+    /// A name that holds much of the same [default: for RUN/step-N, the step before]
     #[arg(long, value_name = "NAME")]
     pub(super) base: Option<Selector>,
     /// How files are cut into chunks
@@ -220,6 +220,9 @@ pub(super) struct Save {
     /// How chunks are compressed
     #[arg(long, value_enum, default_value_t = Compress::Auto)]
     pub(super) compression: Compress,
+    /// Of so many steps of a run store one for itself, the others as differences to it [default: 8]
+    #[arg(long, value_name = "K")]
+    pub(super) key_every: Option<NonZeroU32>,
     /// Read every file, even those that look unchanged
     #[arg(long)]
     pub(super) reread: bool,

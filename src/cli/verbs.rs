@@ -100,6 +100,7 @@ impl Door {
             exclude: save.exclude,
             reread: save.reread,
             compression: save.compression.into(),
+            key_every: save.key_every,
             progress: self.progress.clone(),
         };
         let line = self.line();

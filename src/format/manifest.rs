@@ -77,7 +77,7 @@ pub struct TensorEntry {
 }
 
 /// The place of a part in a tensor that lies in several files: a box of the part's own shape.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct TensorPart {
     /// Elements of the whole tensor along each dimension.
     pub shape: Vec<u64>,

@@ -110,6 +110,12 @@ impl Known {
         Some((base, *found))
     }
 
+    /// Is `id` known near at hand as a chunk that is decoded for itself, and can be a base of any?
+    #[must_use]
+    pub fn is_plain(&self, id: &ChunkId) -> bool {
+        self.near.get(id).is_some_and(|place| place.codec.hops() == 0)
+    }
+
     /// Is everything here that a chunk at `place` is decoded from?
     fn is_whole(&self, place: &Place) -> bool {
         place.base.is_none() || self.base(place).is_some_and(|(_, base)| self.is_whole(&base))

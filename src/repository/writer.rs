@@ -77,6 +77,8 @@ pub struct Publication<'a> {
     pub files: u64,
     /// When the tree was saved.
     pub saved: Timestamp,
+    /// How many saves ago the key step was that its differences are to; 0 if it is one itself.
+    pub behind: u32,
     /// What is told of it.
     pub facts: StepFacts,
 }
@@ -250,6 +252,7 @@ impl Writer {
             logical_bytes: publication.logical_bytes,
             files: publication.files,
             chunks: publication.places.len() as u64,
+            behind: publication.behind,
             facts: publication.facts,
         };
         // A pack of an earlier session of this writer is as foreign as any: it is no root any more.

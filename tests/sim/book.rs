@@ -156,6 +156,7 @@ impl Book {
             logical_bytes: 1,
             files: 1,
             chunks: 1,
+            behind: 0,
             facts: StepFacts::default(),
         }
     }

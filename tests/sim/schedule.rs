@@ -312,6 +312,7 @@ fn actions(deed: Deed, who: usize, mark: i64, state: &State) -> Vec<Action> {
             logical_bytes: 1,
             files: 1,
             chunks: 1,
+            behind: 0,
             facts: StepFacts::default(),
         };
         Action::SetRef { name: name(to), expected: state.version(&name(to)), value }

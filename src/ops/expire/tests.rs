@@ -23,6 +23,7 @@ fn value(version: u64, loss: Option<f64>) -> RefValue {
         logical_bytes: 1,
         files: 1,
         chunks: 1,
+        behind: 0,
         facts,
     }
 }

@@ -5,13 +5,17 @@
 //! ```
 
 mod assemble;
+mod contents;
+mod encode;
 mod looking;
+mod parent;
 mod read;
 mod store;
 mod unchanged;
 mod units;
 
 use std::collections::BTreeMap;
+use std::num::NonZeroU32;
 use std::path::Path;
 use std::str::FromStr;
 use std::sync::Arc;
@@ -20,20 +24,24 @@ use serde::Serialize;
 
 use self::assemble::Assembly;
 use self::looking::Looking;
+use self::parent::{Orphan, Parent};
 use self::store::{Counts, store};
 use self::unchanged::Unchanged;
 use super::{blocking, shown};
 use crate::clock::Timestamp;
-use crate::codec::Compression;
-use crate::error::{Error, Result};
+use crate::codec::{Codec, Compression};
+use crate::error::{Error, ErrorKind, Result};
 use crate::id::ManifestId;
 use crate::progress::Progress;
-use crate::repository::log::{RefValue, StepFacts};
+use crate::repository::log::{RefValue, State, StepFacts};
 use crate::repository::{Known, Name, Publication, Published, Repository, Writer};
 use crate::tree::{FoundKind, Rules, SeenCache, Walk, coarse_now, walk};
 
 /// Times a save starts over because a collector purged packs that it relied on.
 const ATTEMPTS: usize = 5;
+
+/// Saves of a run of which one stands for itself, by default.
+pub(super) const KEY_EVERY: u32 = 8;
 
 /// What is wrong with saving another repository as files.
 const REPOSITORY_WARNING: &str =
@@ -70,7 +78,8 @@ impl FromStr for CutChoice {
 /// What to save, and how.
 #[derive(Clone, Debug, Default)]
 pub struct SaveOptions {
-    /// A name whose tree is likely to share much with this one; by default the name's present tree.
+    /// A name whose tree is likely to share much with this one; by default the name's present tree. Its tensors are what
+    /// this one's are differences to, instead of those of the step before in the run.
     pub base: Option<Name>,
     /// How to cut.
     pub cut: CutChoice,
@@ -84,6 +93,9 @@ pub struct SaveOptions {
     pub reread: bool,
     /// Whether to compress.
     pub compression: Compression,
+    /// Of so many saves of a run one stands for itself, and the others are stored as differences to it (8 by
+    /// default; 1: each stands for itself). It is read with each of them, and kept as long as they are.
+    pub key_every: Option<NonZeroU32>,
     /// Where to show progress.
     pub progress: Progress,
 }
@@ -140,8 +152,10 @@ impl Repository {
             Ok((Arc::new(walked), Arc::new(looking)))
         };
         let (walked, looking) = blocking(look).await?;
-        let saving = Saving { repository: self, name, options, walk: &walked, looking: &looking, started };
-        let expected = self.state().await?.version(name);
+        let state = self.state().await?;
+        let expected = state.version(name);
+        let parent = self.parent(&state, name, options).await?;
+        let saving = Saving { repository: self, name, options, walk: &walked, looking: &looking, parent, started };
         let mut writer = Writer::new(self, &options.progress);
         let mut counts = Counts::default();
         for _ in 0..ATTEMPTS {
@@ -163,7 +177,31 @@ impl Repository {
             .at(name)
             .cure("collect less often, or with a longer --grace"))
     }
+
+    /// The tree that this one is stored as differences to, or why there is none.
+    async fn parent(&self, state: &State, name: &Name, options: &SaveOptions) -> Result<Family> {
+        if options.compression == Compression::Off {
+            return Ok(Err(Orphan::Off));
+        }
+        let key_every = options.key_every.map_or(KEY_EVERY, NonZeroU32::get);
+        let (parent, value) = match parent::choose(state, name, options.base.as_ref(), key_every) {
+            Ok(chosen) => chosen,
+            Err(orphan) => return Ok(Err(orphan)),
+        };
+        match Parent::open(self, &parent, &value).await {
+            Ok(Some(parent)) => Ok(Ok(Arc::new(parent))),
+            Ok(None) => Ok(Err(Orphan::Unfit)),
+            Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Damaged) => {
+                tracing::warn!("no differences are taken to {parent}: {error:?}");
+                Ok(Err(Orphan::Unfit))
+            }
+            Err(error) => Err(error),
+        }
+    }
 }
+
+/// The parent of a tree, or why it has none.
+type Family = std::result::Result<Arc<Parent>, Orphan>;
 
 /// One save under way.
 struct Saving<'a> {
@@ -172,6 +210,7 @@ struct Saving<'a> {
     options: &'a SaveOptions,
     walk: &'a Arc<Walk>,
     looking: &'a Arc<Looking>,
+    parent: Family,
     started: Timestamp,
 }
 
@@ -209,12 +248,25 @@ impl Saving<'_> {
         let value = match unmoved {
             Some(value) => value,
             None => {
+                let differs = places.iter().any(|place| place.codec == Codec::Difference);
+                let behind = self.parent.as_ref().ok().filter(|_| differs).map_or(0, |parent| parent.behind());
                 let (logical_bytes, files) = (manifest.logical_bytes(), manifest.files().count() as u64);
                 let manifest = (id, body.clone());
                 let (name, chunks, places, known) = (self.name, ids.as_slice(), places.as_slice(), &known);
                 let saved = self.repository.clock().now();
-                let publication =
-                    Publication { name, expected, manifest, chunks, places, known, logical_bytes, files, saved, facts };
+                let publication = Publication {
+                    name,
+                    expected,
+                    manifest,
+                    chunks,
+                    places,
+                    known,
+                    logical_bytes,
+                    files,
+                    saved,
+                    behind,
+                    facts,
+                };
                 match writer.publish(publication).await? {
                     Published::Done(value) => *value,
                     Published::Lost(_) => return Ok(None),
@@ -228,7 +280,9 @@ impl Saving<'_> {
     /// Takes in the trees that this one probably resembles: the name's own and `--base`. A damaged one only costs speed.
     /// Says whether the name's own lies whole in live packs.
     async fn add_base(&self, known: &mut Known, current: Option<&RefValue>) -> Result<bool> {
-        if let Some(base) = &self.options.base {
+        if let Ok(parent) = &self.parent {
+            known.add(&parent.saved);
+        } else if let Some(base) = &self.options.base {
             known.add(&self.repository.saved(base).await?);
         }
         let Some(value) = current else { return Ok(false) };

@@ -10,16 +10,19 @@ use tokio::task::JoinSet;
 
 use super::Saving;
 use super::assemble::Assembly;
+use super::contents::Contents;
+use super::encode::{Done, Encoding, New};
 use super::looking::Looking;
-use super::read::{Found, Named, ReadPart, Settler, hash, read};
+use super::parent::{Pairs, Parent};
+use super::read::{Found as FoundIn, Named, ReadPart, Settler, hash, read};
 use super::units::{About, Unit, make_units};
-use crate::codec::{Compression, Encoded, encode};
+use crate::codec::{Codec, Compression};
 use crate::error::{Error, Result};
 use crate::id::ChunkId;
 use crate::limits::MIB;
 use crate::ops::blocking;
 use crate::repository::{Known, Repository, Writer};
-use crate::tree::Walk;
+use crate::tree::{Found, Walk};
 
 /// Bytes read and hashed in one go, at most: few enough to be hashed while they are in the processor's cache.
 const WINDOW_MAX: u64 = 2 * MIB;
@@ -29,12 +32,20 @@ const WINDOW_MAX: u64 = 2 * MIB;
 pub(super) struct Counts {
     pub(super) new_bytes: u64,
     pub(super) new_chunks: u64,
+    /// Chunks stored as differences to the parent's.
+    pub(super) differences: u64,
+}
+
+impl Counts {
+    fn take(&mut self, done: &Done) {
+        self.differences += u64::from(done.encoded.codec == Codec::Difference);
+    }
 }
 
 /// The chunks of one unit, by file.
 type Hashed = Vec<(usize, Option<About>, Vec<Named>)>;
 /// Chunks ready for the writer, and whether to keep their buffer.
-type Ready = (Vec<(ChunkId, Encoded, u32)>, bool);
+type Ready = (Vec<Done>, bool);
 
 /// Reads the files `to_read` and stores what is not known; every chunk is told to `assembly` in order.
 pub(super) async fn store(
@@ -48,20 +59,22 @@ pub(super) async fn store(
     if to_read.is_empty() {
         return Ok(());
     }
-    let mut tasks = JoinSet::new();
-    let mut units = start(saving, to_read, &mut tasks);
-    let mut pending: HashSet<ChunkId> = HashSet::new();
-    let mut encoding = FuturesOrdered::new();
     let depth = workers();
+    let encode = begin(saving, &to_read, depth).await?;
+    let mut tasks = JoinSet::new();
+    let mut units = start(saving, to_read, Arc::clone(&encode.contents), &mut tasks);
+    let (pending, pairs) = (HashSet::new(), (0, Pairs::default()));
+    let mut sifting = Sifting { saving, parent: encode.parent.clone(), pending, pairs };
+    let mut encoding = FuturesOrdered::new();
     while let Some(hashed) = units.recv().await {
-        let fresh = sift(hashed, known, &mut pending, assembly, saving, counts).await?;
-        encoding.push_back(prepare(fresh, saving.options.compression));
+        let fresh = sifting.sift(hashed, known, assembly, counts).await?;
+        encoding.push_back(prepare(encode.clone(), fresh));
         while encoding.len() > depth {
-            write(encoding.try_next().await?, known, writer, &mut pending).await?;
+            write(encoding.try_next().await?, known, writer, &mut sifting.pending, counts).await?;
         }
     }
     while let Some(ready) = encoding.try_next().await? {
-        write(Some(ready), known, writer, &mut pending).await?;
+        write(Some(ready), known, writer, &mut sifting.pending, counts).await?;
     }
     while let Some(ended) = tasks.join_next().await {
         ended.map_err(|error| Error::other("a worker stopped").source(error))??;
@@ -69,19 +82,51 @@ pub(super) async fn store(
     Ok(())
 }
 
+/// Looks at what there is to save before any of it is read.
+async fn begin(saving: &Saving<'_>, to_read: &[usize], depth: usize) -> Result<Encoding> {
+    let (walk, looking, to_read) = (Arc::clone(saving.walk), Arc::clone(saving.looking), to_read.to_vec());
+    let compression = saving.options.compression;
+    let derive = compression == Compression::Auto;
+    let contents = blocking(move || Contents::look(&walk, &looking, &to_read, derive)).await?;
+    let parent = saving.parent.as_ref().ok().cloned();
+    let budget = match &parent {
+        // A base and the chunk that needs it, for each that is encoded at once.
+        Some(_) => {
+            let whole = saving.repository.budget();
+            let room = (depth as u64 + 1) * 2 * WINDOW_MAX;
+            Some(whole.carve(room.min(whole.total() / 8)).await?)
+        }
+        None => None,
+    };
+    let (repository, walk, contents) = (saving.repository.clone(), Arc::clone(saving.walk), Arc::new(contents));
+    Ok(Encoding { repository, walk, contents, compression, parent, budget })
+}
+
+/// Encodes on workers.
+async fn prepare(encoding: Encoding, fresh: Fresh) -> Result<Ready> {
+    let fresh_bytes: u64 = fresh.chunks.iter().map(|new| new.chunk.bytes.len() as u64).sum();
+    let share = fresh_bytes * 2 >= fresh.read_bytes;
+    Ok((encoding.encode(fresh.chunks).await?, share))
+}
+
 fn workers() -> usize {
     std::thread::available_parallelism().map_or(2, usize::from)
 }
 
 /// Starts reading; what comes out is in the order of the files.
-fn start(saving: &Saving<'_>, to_read: Vec<usize>, tasks: &mut JoinSet<Result<()>>) -> mpsc::Receiver<Hashed> {
+fn start(
+    saving: &Saving<'_>,
+    to_read: Vec<usize>,
+    contents: Arc<Contents>,
+    tasks: &mut JoinSet<Result<()>>,
+) -> mpsc::Receiver<Hashed> {
     let depth = 2 * workers();
     let (unit_out, unit_in) = mpsc::channel::<Unit>(depth);
     let (hashed_out, hashed_in) = mpsc::channel::<Hashed>(depth);
     let window = (saving.repository.budget().total() / 64).clamp(MIB, WINDOW_MAX);
     let (walk, looking) = (Arc::clone(saving.walk), Arc::clone(saving.looking));
     tasks.spawn_blocking(move || {
-        make_units(&walk, &to_read, &looking, window, |unit| unit_out.blocking_send(unit).is_ok())
+        make_units(&walk, &to_read, (&looking, &contents), window, |unit| unit_out.blocking_send(unit).is_ok())
     });
     let (walk, looking, repository) = (Arc::clone(saving.walk), Arc::clone(saving.looking), saving.repository.clone());
     tasks.spawn(async move {
@@ -92,7 +137,7 @@ fn start(saving: &Saving<'_>, to_read: Vec<usize>, tasks: &mut JoinSet<Result<()
             .buffered(depth)
             .map_ok(|parts| parts.into_iter().map(|part| settler.settle(part)).collect::<Vec<_>>())
             .map_ok(|parts| async move {
-                if parts.iter().all(|part| matches!(part.found, Found::Chunks(_))) {
+                if parts.iter().all(|part| matches!(part.found, FoundIn::Chunks(_))) {
                     return Ok(parts.into_iter().map(hash).collect());
                 }
                 blocking(move || Ok(parts.into_iter().map(hash).collect())).await
@@ -121,55 +166,66 @@ async fn read_unit(
 
 /// Chunks that nobody has, with the bytes of the buffer that they are slices of.
 struct Fresh {
-    chunks: Vec<Named>,
+    chunks: Vec<New>,
     read_bytes: u64,
 }
 
-/// Tells the assembly of every chunk; keeps those that are new.
-async fn sift(
-    hashed: Hashed,
-    known: &mut Known,
-    pending: &mut HashSet<ChunkId>,
-    assembly: &mut Assembly,
-    saving: &Saving<'_>,
-    counts: &mut Counts,
-) -> Result<Fresh> {
-    let ids: Vec<ChunkId> = hashed.iter().flat_map(|(_, _, named)| named.iter().map(|named| named.id)).collect();
-    let mut places = known.locate(&ids).await?.into_iter();
-    let mut fresh = Fresh { chunks: Vec::new(), read_bytes: 0 };
-    for (file, about, named) in hashed {
-        if let Some(about) = about {
-            assembly.describe(file, about);
-        }
-        for chunk in named {
-            let len = chunk.bytes.len() as u64;
-            fresh.read_bytes += len;
-            assembly.chunk(file, chunk.start, chunk.id, u32::try_from(len).unwrap_or(u32::MAX))?;
-            if places.next().flatten().is_none() && pending.insert(chunk.id) {
-                counts.new_chunks += 1;
-                counts.new_bytes += len;
-                fresh.chunks.push(chunk);
-            }
-        }
-    }
-    saving.options.progress.advance(fresh.read_bytes);
-    Ok(fresh)
+/// Tells new chunks from known ones, and what they may be differences to.
+struct Sifting<'a> {
+    saving: &'a Saving<'a>,
+    parent: Option<Arc<Parent>>,
+    /// Chunks on their way to the writer.
+    pending: HashSet<ChunkId>,
+    /// The file at hand, and its tensors' places in the parent.
+    pairs: (usize, Pairs),
 }
 
-/// Encodes on a worker, unless there is nothing to do.
-async fn prepare(fresh: Fresh, compression: Compression) -> Result<Ready> {
-    let fresh_bytes: u64 = fresh.chunks.iter().map(|chunk| chunk.bytes.len() as u64).sum();
-    let share = fresh_bytes * 2 >= fresh.read_bytes;
-    let encode_all = move || {
-        let encoded = fresh.chunks.into_iter().map(|chunk| {
-            let plain_len = u32::try_from(chunk.bytes.len()).unwrap_or(u32::MAX);
-            (chunk.id, encode(&chunk.bytes, compression, chunk.number), plain_len)
-        });
-        Ok((encoded.collect(), share))
-    };
-    match compression {
-        Compression::Off => encode_all(),
-        Compression::Auto => blocking(encode_all).await,
+impl Sifting<'_> {
+    /// Tells the assembly of every chunk; keeps those that are new.
+    async fn sift(
+        &mut self,
+        hashed: Hashed,
+        known: &mut Known,
+        assembly: &mut Assembly,
+        counts: &mut Counts,
+    ) -> Result<Fresh> {
+        let ids: Vec<ChunkId> = hashed.iter().flat_map(|(_, _, named)| named.iter().map(|named| named.id)).collect();
+        let mut places = known.locate(&ids).await?.into_iter();
+        let mut fresh = Fresh { chunks: Vec::new(), read_bytes: 0 };
+        for (file, about, named) in hashed {
+            if let Some(about) = about {
+                self.pairs = (file, self.pair(file, &about));
+                assembly.describe(file, about);
+            }
+            for chunk in named {
+                let len = chunk.bytes.len() as u64;
+                fresh.read_bytes += len;
+                assembly.chunk(file, chunk.start, chunk.id, u32::try_from(len).unwrap_or(u32::MAX))?;
+                if places.next().flatten().is_none() && self.pending.insert(chunk.id) {
+                    counts.new_chunks += 1;
+                    counts.new_bytes += len;
+                    let base = self.base(file, &chunk, known);
+                    fresh.chunks.push(New { chunk, file, base });
+                }
+            }
+        }
+        self.saving.options.progress.advance(fresh.read_bytes);
+        Ok(fresh)
+    }
+
+    fn pair(&self, file: usize, about: &About) -> Pairs {
+        let found = self.saving.walk.found.get(file);
+        let pair = |(parent, found): (&Arc<Parent>, &Found)| parent.pair(&found.path, &about.tensors);
+        self.parent.as_ref().zip(found).map(pair).unwrap_or_default()
+    }
+
+    /// The parent's chunk to take the difference to, if it is in a pack that can be relied on.
+    fn base(&self, file: usize, chunk: &Named, known: &Known) -> Option<u32> {
+        let (of, pairs) = &self.pairs;
+        let parent = self.parent.as_ref().filter(|_| *of == file)?;
+        let base = parent.base(pairs, &(chunk.start..chunk.start + chunk.bytes.len() as u64))?;
+        let located = parent.saved.locate(base).ok()?;
+        known.is_plain(&located.id).then_some(base)
     }
 }
 
@@ -178,12 +234,14 @@ async fn write(
     known: &mut Known,
     writer: &mut Writer,
     pending: &mut HashSet<ChunkId>,
+    counts: &mut Counts,
 ) -> Result<()> {
     let Some((chunks, share)) = ready else { return Ok(()) };
-    for (id, encoded, plain_len) in chunks {
-        let place = writer.push(id, encoded, plain_len, share).await?;
-        known.insert(id, place);
-        pending.remove(&id);
+    for done in chunks {
+        counts.take(&done);
+        let place = writer.push(done.id, done.encoded, done.plain_len, share).await?;
+        known.insert(done.id, place);
+        pending.remove(&done.id);
     }
     Ok(())
 }

@@ -2,10 +2,10 @@
 
 use std::fs::File;
 use std::ops::Range;
-use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
 
 use super::CutChoice;
+use super::contents::{Contents, SMALL};
 use super::looking::Looking;
 use crate::checkpoint::{Layout, Tensor};
 use crate::chunker::{Cut, fixed, tensor};
@@ -13,8 +13,6 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::format::{TensorEntry, TensorPart};
 use crate::tree::{Found, Stat, Walk, extents};
 
-/// Files up to this long are read whole, several to a unit.
-const SMALL: u64 = 1 << 20;
 /// Files in one unit, at most.
 const BATCH: usize = 512;
 
@@ -73,7 +71,7 @@ pub(super) struct About {
 pub(super) fn make_units(
     walk: &Walk,
     to_read: &[usize],
-    looking: &Looking,
+    (looking, contents): (&Looking, &Contents),
     window: u64,
     mut send: impl FnMut(Unit) -> bool,
 ) -> Result<()> {
@@ -91,7 +89,7 @@ pub(super) fn make_units(
         if !batch.parts.is_empty() && !send(std::mem::take(&mut batch)) {
             return Ok(());
         }
-        if !long_file(walk, file, looking, window, &mut send)? {
+        if !long_file(walk, file, (looking.choice, contents), window, &mut send)? {
             return Ok(());
         }
     }
@@ -105,15 +103,15 @@ pub(super) fn make_units(
 fn long_file(
     walk: &Walk,
     file: usize,
-    looking: &Looking,
+    (choice, contents): (CutChoice, &Contents),
     window: u64,
     send: &mut impl FnMut(Unit) -> bool,
 ) -> Result<bool> {
     let Some(found) = walk.found.get(file) else { return Ok(true) };
     let open = Arc::new(open(walk, found)?);
     let size = found.stat.size;
-    let layout = looking.layout(file, &mut |at, out| open.read_exact_at(out, at), size).map(Arc::new);
-    let about = about(looking.choice, layout.as_deref());
+    let layout = contents.layout(file);
+    let about = about(choice, layout.as_deref());
     let spans = layout.as_deref().map(Layout::spans).unwrap_or_default();
     let stretches = extents(&open, size)?;
     let mut about = Some(about);

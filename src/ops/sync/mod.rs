@@ -194,6 +194,7 @@ impl Syncing<'_> {
             logical_bytes: value.logical_bytes,
             files: value.files,
             saved: value.saved,
+            behind: value.behind,
             facts: value.facts.clone(),
         };
         match self.writer.publish(publication).await? {

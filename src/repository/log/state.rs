@@ -33,6 +33,8 @@ pub struct RefValue {
     pub files: u64,
     /// Distinct chunks.
     pub chunks: u64,
+    /// How many saves ago the key step was that its differences are to; 0 if it is one itself.
+    pub behind: u32,
     /// What is told of it besides its bytes.
     pub facts: StepFacts,
 }
@@ -347,6 +349,7 @@ impl RefValue {
         write_owned(out, self.manifest_key);
         write_owned(out, self.map_key);
         out.signed(self.saved.0).varint(self.logical_bytes).varint(self.files).varint(self.chunks);
+        out.varint(self.behind.into());
         self.facts.write(out);
     }
 
@@ -360,6 +363,7 @@ impl RefValue {
             logical_bytes: reader.varint()?,
             files: reader.varint()?,
             chunks: reader.varint()?,
+            behind: reader.varint32()?,
             facts: StepFacts::read(reader)?,
         })
     }

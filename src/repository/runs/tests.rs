@@ -27,6 +27,7 @@ pub(crate) fn value(version: u64, metrics: &[(&str, f64)]) -> RefValue {
         logical_bytes: 100,
         files: 1,
         chunks: 1,
+        behind: 0,
         facts,
     }
 }

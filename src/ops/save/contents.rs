@@ -1,0 +1,150 @@
+//! What the files to save hold, looked at before they are read: where to cut them, and which 16-bit tensors are the rounding of
+//! 32-bit ones beside them.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::fs::File;
+use std::ops::Range;
+use std::os::unix::fs::FileExt as _;
+use std::sync::Arc;
+
+use super::looking::Looking;
+use super::units::{check_unchanged, open};
+use crate::checkpoint::{Dtype, Layout, Tensor};
+use crate::chunker::tensor;
+use crate::codec::rounded;
+use crate::error::Result;
+use crate::tree::{Walk, extents};
+
+/// Files up to this long are read whole and looked at then.
+pub(super) const SMALL: u64 = 1 << 20;
+/// Bytes of a 32-bit tensor that are compared at its start and in its middle, before chunks are.
+const SAMPLE: u64 = 64;
+/// Tensors shorter than this, in 16 bits, share chunks with others.
+const MASTERED_FROM: u64 = 32 << 10;
+
+/// The layouts of long files, by file, and what follows from them together.
+#[derive(Debug, Default)]
+pub(super) struct Contents {
+    layouts: BTreeMap<usize, Arc<Layout>>,
+    /// Where the 32-bit tensor is that a 16-bit one seems to be the rounding of: by file and start.
+    masters: HashMap<(usize, u64), (usize, u64)>,
+    /// Where files with such 32-bit tensors are cut.
+    cuts: HashMap<usize, Vec<u64>>,
+}
+
+impl Contents {
+    /// Looks into the files `to_read`, and where these hold 16-bit floats into all others for what they are the rounding of.
+    /// Blocks.
+    pub(super) fn look(walk: &Walk, looking: &Looking, to_read: &[usize], derive: bool) -> Result<Self> {
+        let mut contents = Self::default();
+        to_read.iter().try_for_each(|&file| contents.look_into(walk, looking, file))?;
+        let has = |layout: &Arc<Layout>, dtype: Dtype| layout.tensors.iter().any(|tensor| tensor.dtype == dtype);
+        if !derive || !contents.layouts.values().any(|layout| has(layout, Dtype::BF16)) {
+            return Ok(contents);
+        }
+        let mut all = Self { layouts: contents.layouts.clone(), ..Self::default() };
+        for file in super::files_of(walk).filter(|file| !contents.layouts.contains_key(file)) {
+            if let Err(error) = all.look_into(walk, looking, file) {
+                tracing::debug!("a file that need not be read is not looked at: {error:?}");
+            }
+        }
+        contents.find_masters(walk, &all.layouts)?;
+        Ok(contents)
+    }
+
+    fn look_into(&mut self, walk: &Walk, looking: &Looking, file: usize) -> Result<()> {
+        let Some(found) = walk.found.get(file).filter(|found| found.stat.size > SMALL) else { return Ok(()) };
+        let opened = open(walk, found)?;
+        let read = &mut |at, out: &mut [u8]| opened.read_exact_at(out, at);
+        if let Some(layout) = looking.layout(file, read, found.stat.size) {
+            self.layouts.insert(file, Arc::new(layout));
+        }
+        Ok(())
+    }
+
+    /// What the long file `file` holds; none if it is not understood.
+    pub(super) fn layout(&self, file: usize) -> Option<Arc<Layout>> {
+        self.layouts.get(&file).cloned()
+    }
+
+    /// Pairs tensors of one shape whose samples agree, those of one name first.
+    fn find_masters(&mut self, walk: &Walk, layouts: &BTreeMap<usize, Arc<Layout>>) -> Result<()> {
+        let long = |tensor: &&Tensor| tensor.end - tensor.start >= MASTERED_FROM;
+        let with = |dtype: Dtype| {
+            layouts.iter().map(move |(&file, layout)| {
+                let dtype = dtype.clone();
+                (file, layout.tensors.iter().filter(move |tensor| tensor.dtype == dtype).filter(long))
+            })
+        };
+        let shapes: HashSet<&[u64]> =
+            with(Dtype::BF16).flat_map(|(_, tensors)| tensors.map(|tensor| &*tensor.shape)).collect();
+        let mut prints: HashMap<(&[u64], Vec<u8>), Vec<(usize, &Tensor)>> = HashMap::new();
+        for (file, tensors) in with(Dtype::F32) {
+            let mut tensors = tensors.filter(|tensor| shapes.contains(&*tensor.shape)).peekable();
+            if tensors.peek().is_none() {
+                continue;
+            }
+            let Some(found) = walk.found.get(file) else { continue };
+            let opened = open(walk, found)?;
+            // Holes move cuts.
+            if extents(&opened, found.stat.size)? != [0..found.stat.size] {
+                continue;
+            }
+            for tensor in tensors {
+                if let Some(print) = sample(&opened, tensor, SAMPLE) {
+                    prints.entry((&tensor.shape, rounded(&print))).or_default().push((file, tensor));
+                }
+            }
+            let spans = layouts.get(&file).map(|layout| layout.spans()).unwrap_or_default();
+            self.cuts.insert(file, tensor::cuts(&spans, found.stat.size).collect());
+        }
+        for (file, tensors) in with(Dtype::BF16).filter(|(file, _)| self.layouts.contains_key(file)) {
+            let Some(found) = walk.found.get(file) else { continue };
+            let opened = open(walk, found)?;
+            for tensor in tensors {
+                let Some(print) = sample(&opened, tensor, SAMPLE / 2) else { continue };
+                let Some(masters) = prints.get(&(&*tensor.shape, print)) else { continue };
+                let same = masters.iter().find(|(_, master)| master.name == tensor.name);
+                if let Some((master_file, master)) = same.or(masters.first()) {
+                    self.masters.insert((file, tensor.start), (*master_file, master.start));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The file and the bytes of the one chunk that the 16-bit floats in `range` of `file` may be the rounding of.
+    pub(super) fn master(&self, file: usize, range: &Range<u64>) -> Option<(usize, Range<u64>)> {
+        let tensors = &self.layouts.get(&file)?.tensors;
+        let after = tensors.partition_point(|tensor| tensor.start <= range.start);
+        let tensor = tensors.get(after.checked_sub(1)?)?;
+        let &(master, start) = self.masters.get(&(file, tensor.start))?;
+        let start = start + 2 * (range.start - tensor.start);
+        let wanted = start..start + 2 * (range.end - range.start);
+        let cuts = self.cuts.get(&master)?;
+        let end = cuts.binary_search(&wanted.end).ok()?;
+        let before = end.checked_sub(1).and_then(|before| cuts.get(before)).copied().unwrap_or(0);
+        (before == wanted.start).then_some((master, wanted))
+    }
+}
+
+/// `len` bytes from the start of a tensor, and as many from its middle.
+fn sample(file: &File, tensor: &Tensor, len: u64) -> Option<Vec<u8>> {
+    let half = usize::try_from(len).ok()?;
+    let mut bytes = vec![0; 2 * half];
+    let (first, second) = bytes.split_at_mut(half);
+    let middle = tensor.start + (tensor.end - tensor.start) / (2 * len) * len;
+    file.read_exact_at(first, tensor.start).ok()?;
+    file.read_exact_at(second, middle).ok()?;
+    Some(bytes)
+}
+
+/// Reads what [`Contents::master`] named; none if it cannot be, or has changed.
+pub(super) fn read_master(walk: &Walk, (file, range): (usize, Range<u64>)) -> Option<Vec<u8>> {
+    let found = walk.found.get(file)?;
+    let opened = open(walk, found).ok()?;
+    let mut bytes = vec![0; usize::try_from(range.end - range.start).ok()?];
+    opened.read_exact_at(&mut bytes, range.start).ok()?;
+    check_unchanged(&opened, found).ok()?;
+    Some(bytes)
+}

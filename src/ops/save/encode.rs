@@ -1,0 +1,144 @@
+//! How each new chunk is stored: derived from a chunk beside it, as a difference to the parent's, or for itself.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use super::contents::{Contents, read_master};
+use super::parent::Parent;
+use super::read::Named;
+use crate::budget::{Budget, Buffer};
+use crate::codec::{Compression, Encoded, encode, encode_derived, encode_difference, rounded};
+use crate::error::Result;
+use crate::id::ChunkId;
+use crate::limits::MIB;
+use crate::ops::blocking;
+use crate::repository::{PackRead, Repository, deliver, plan, read_pack};
+use crate::tree::Walk;
+
+/// Bytes of bases read at once.
+const BASES_READ_MAX: u64 = 2 * MIB;
+
+/// A chunk that nobody has.
+#[derive(Debug)]
+pub(super) struct New {
+    pub(super) chunk: Named,
+    /// In which of the files found.
+    pub(super) file: usize,
+    /// The chunk of the parent to take the difference to.
+    pub(super) base: Option<u32>,
+}
+
+/// How a chunk is stored.
+#[derive(Debug)]
+pub(super) struct Done {
+    pub(super) id: ChunkId,
+    pub(super) encoded: Encoded,
+    pub(super) plain_len: u32,
+    /// Was there a base, without its difference being worth it?
+    pub(super) base_tried: bool,
+    pub(super) file: usize,
+    pub(super) start: u64,
+}
+
+/// What is needed to encode the chunks of a save.
+#[derive(Clone, Debug)]
+pub(super) struct Encoding {
+    pub(super) repository: Repository,
+    pub(super) walk: Arc<Walk>,
+    pub(super) contents: Arc<Contents>,
+    pub(super) compression: Compression,
+    pub(super) parent: Option<Arc<Parent>>,
+    /// For the bases: the buffers of the chunks themselves are held meanwhile.
+    pub(super) budget: Option<Budget>,
+}
+
+impl Encoding {
+    /// Encodes chunks, in their order, on workers where there is something to do.
+    pub(super) async fn encode(self, new: Vec<New>) -> Result<Vec<Done>> {
+        if self.compression == Compression::Off {
+            let raw = |new: New| Done::new(&new, encode(&new.chunk.bytes, Compression::Off, None));
+            return Ok(new.into_iter().map(raw).collect());
+        }
+        let new = Arc::new(new);
+        let (this, chunks) = (self.clone(), Arc::clone(&new));
+        let derived = blocking(move || Ok(chunks.iter().map(|new| this.derive(new)).collect::<Vec<_>>())).await?;
+        let differences = self.differences(&new, &derived).await;
+        blocking(move || {
+            let each = new.iter().enumerate().zip(derived);
+            let mut differences = differences;
+            Ok(each
+                .map(|((at, new), derived)| {
+                    let found = derived.or_else(|| differences.remove(&at));
+                    let encoded =
+                        found.unwrap_or_else(|| encode(&new.chunk.bytes, Compression::Auto, new.chunk.number));
+                    Done::new(new, encoded)
+                })
+                .collect())
+        })
+        .await
+    }
+
+    /// The chunk as the rounding of one beside it, if it is that.
+    fn derive(&self, new: &New) -> Option<Encoded> {
+        let range = new.chunk.start..new.chunk.start + new.chunk.bytes.len() as u64;
+        let master = read_master(&self.walk, self.contents.master(new.file, &range)?)?;
+        (rounded(&master) == new.chunk.bytes).then(|| encode_derived(ChunkId::of(&master)))
+    }
+
+    /// Those of `new` that are not `derived` and pay as differences. That bases cannot be read only costs room.
+    async fn differences(&self, new: &Arc<Vec<New>>, derived: &[Option<Encoded>]) -> HashMap<usize, Encoded> {
+        let mut encoded = HashMap::new();
+        let (Some(parent), Some(budget)) = (&self.parent, &self.budget) else { return encoded };
+        let mut wanting: HashMap<u32, Vec<usize>> = HashMap::new();
+        for (at, (new, _)) in new.iter().zip(derived).enumerate().filter(|(_, (_, derived))| derived.is_none()) {
+            if let (Some(base), Some(_)) = (new.base, new.chunk.number) {
+                wanting.entry(base).or_default().push(at);
+            }
+        }
+        let saved = &parent.saved;
+        let reads = plan(|chunk| saved.locate(chunk), wanting.keys().copied(), BASES_READ_MAX).unwrap_or_default();
+        let wanting = Arc::new(wanting);
+        for read in reads {
+            let (saved, new, wanting) = (Arc::clone(saved), Arc::clone(new), Arc::clone(&wanting));
+            let work = move |read: &PackRead, buffer: Buffer| {
+                let mut encoded = Vec::new();
+                deliver(
+                    read,
+                    &buffer,
+                    |chunk| saved.locate(chunk),
+                    |delivered| {
+                        let base = delivered.chunk?;
+                        for &at in wanting.get(&delivered.index).map(Vec::as_slice).unwrap_or_default() {
+                            let Some(Named { bytes, number: Some(number), .. }) = new.get(at).map(|new| &new.chunk)
+                            else {
+                                continue;
+                            };
+                            let difference = encode_difference(bytes, (base.id(), base.bytes()), *number);
+                            encoded.extend(difference.map(|difference| (at, difference)));
+                        }
+                        Ok(())
+                    },
+                )?;
+                Ok(encoded)
+            };
+            match read_pack(&[&self.repository], budget, read, work).await {
+                Ok(found) => encoded.extend(found),
+                Err(error) => tracing::warn!("chunks are stored without difference: {error:?}"),
+            }
+        }
+        encoded
+    }
+}
+
+impl Done {
+    fn new(new: &New, encoded: Encoded) -> Self {
+        Self {
+            id: new.chunk.id,
+            plain_len: u32::try_from(new.chunk.bytes.len()).unwrap_or(u32::MAX),
+            base_tried: new.base.is_some() && encoded.base.is_none(),
+            encoded,
+            file: new.file,
+            start: new.chunk.start,
+        }
+    }
+}

@@ -1,0 +1,149 @@
+//! The parent: an earlier tree with the same tensors, whose chunks this one's may be stored as differences to.
+//!
+//! What a difference is taken to is never itself a difference: it is the parent's own chunk, or the one that the parent's is a
+//! difference to. So steps reach back to one of them, the key step, and each is read with one hop.
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::codec::Codec;
+use crate::error::Result;
+use crate::format::{EntryKind, TensorEntry, TensorPart};
+use crate::repository::log::{RefValue, State};
+use crate::repository::{Name, Repository, Run, Saved};
+
+/// A tree to take differences to.
+#[derive(Debug)]
+pub(super) struct Parent {
+    pub(super) saved: Arc<Saved>,
+    /// Its tensors.
+    tensors: HashMap<Identity, Vec<Spot>>,
+    /// Where the chunks of its files start, by entry.
+    chunks: HashMap<usize, Vec<(u64, u32)>>,
+}
+
+/// What makes a tensor the same in another step, whatever its file is called.
+type Identity = (String, String, Vec<u64>, Option<TensorPart>);
+
+/// Where a tensor of the parent starts: in which of its entries, at which offset.
+#[derive(Clone, Copy, Debug)]
+struct Spot {
+    entry: usize,
+    start: u64,
+}
+
+/// The tensors of one new file that the parent has, by where they start.
+#[derive(Debug, Default)]
+pub(super) struct Pairs(Vec<(Range<u64>, Spot)>);
+
+/// Why a tree has no parent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Orphan {
+    /// There is nothing before it.
+    First,
+    /// It is its turn to stand for itself.
+    KeyStep,
+    /// Nothing is compressed.
+    Off,
+    /// The tree before it has no tensors, or cannot be read.
+    Unfit,
+}
+
+/// Which name the tree `name` should be stored as differences to: `base`, if it is told, else the step of its run before it.
+pub(super) fn choose(
+    state: &State,
+    name: &Name,
+    base: Option<&Name>,
+    key_every: u32,
+) -> std::result::Result<(Name, RefValue), Orphan> {
+    let before = |(run, number): (Name, u64)| {
+        let run = Run::find(&state.refs, &run).ok()?;
+        let before = run.counting().take_while(|step| step.number < number).last()?;
+        Some((before.name.clone(), before.value.clone()))
+    };
+    let parent = match base {
+        Some(base) => state.refs.get(base).map(|value| (base.clone(), value.clone())),
+        None => name.step().and_then(before),
+    };
+    match parent {
+        None => Err(Orphan::First),
+        Some((_, value)) if value.behind.saturating_add(1) >= key_every => Err(Orphan::KeyStep),
+        Some(parent) => Ok(parent),
+    }
+}
+
+impl Parent {
+    /// Opens the tree called `name`; none if it has no tensors.
+    pub(super) async fn open(repository: &Repository, name: &Name, value: &RefValue) -> Result<Option<Self>> {
+        Ok(Self::new(repository.saved_as(name, value).await?.shared()))
+    }
+
+    fn new(saved: Arc<Saved>) -> Option<Self> {
+        let mut parent = Self { saved: Arc::clone(&saved), tensors: HashMap::new(), chunks: HashMap::new() };
+        for (at, entry) in saved.manifest.entries.iter().enumerate() {
+            let EntryKind::File(content) = &entry.kind else { continue };
+            for tensor in &content.tensors {
+                let spot = Spot { entry: at, start: tensor.range.start };
+                parent.tensors.entry(identity(tensor)).or_default().push(spot);
+            }
+            if !content.tensors.is_empty() {
+                let placed = content.placed(&saved.manifest.chunks);
+                parent.chunks.insert(at, placed.map(|(chunk, range)| (range.start, chunk)).collect());
+            }
+        }
+        (!parent.tensors.is_empty()).then_some(parent)
+    }
+
+    /// How many saves after the key step a tree is that has this parent.
+    pub(super) fn behind(&self) -> u32 {
+        self.saved.value.behind.saturating_add(1)
+    }
+
+    /// Which of its tensors are those of the file at `path`.
+    pub(super) fn pair(&self, path: &[u8], tensors: &[TensorEntry]) -> Pairs {
+        let pair = |tensor: &TensorEntry| {
+            let spots = self.tensors.get(&identity(tensor))?;
+            // One name may stand in several files; the file of the same path, or at least of the same name, is the likeliest.
+            let path_of = |spot: &Spot| self.saved.manifest.entries.get(spot.entry).map(|entry| entry.path.as_slice());
+            let last = |path: &[u8]| path.rsplit(|&byte| byte == b'/').next().map(<[u8]>::to_vec);
+            let likeness = |spot: &&Spot| match path_of(spot) {
+                Some(other) if other == path => 2,
+                Some(other) if last(other) == last(path) => 1,
+                _ => 0,
+            };
+            // The first of those that are alike.
+            let spot = spots.iter().rev().max_by_key(likeness)?;
+            Some((tensor.range.clone(), *spot))
+        };
+        Pairs(tensors.iter().filter(|tensor| !tensor.range.is_empty()).filter_map(pair).collect())
+    }
+
+    /// The chunk to take the difference to for a chunk that fills `range` of a file with these `pairs`.
+    pub(super) fn base(&self, pairs: &Pairs, range: &Range<u64>) -> Option<u32> {
+        let after = pairs.0.partition_point(|(tensor, _)| tensor.start <= range.start);
+        let (tensor, spot) = pairs.0.get(after.checked_sub(1)?)?;
+        if range.start >= tensor.end {
+            return None;
+        }
+        let start = spot.start + (range.start - tensor.start);
+        let chunks = self.chunks.get(&spot.entry)?;
+        let (_, chunk) = chunks.get(chunks.binary_search_by_key(&start, |(start, _)| *start).ok()?)?;
+        let len = self.saved.manifest.chunks.lens.get(*chunk as usize)?;
+        if u64::from(*len) != range.end - range.start {
+            return None;
+        }
+        let located = self.saved.locate(*chunk).ok()?;
+        match located.place.codec {
+            Codec::Difference => located.base,
+            Codec::Derived => None,
+            // It was new then, and its difference did not pay: nor will it now, further away from the key step.
+            _ if self.saved.value.behind > 0 && located.place.pack.session == self.saved.value.map_key.session => None,
+            _ => Some(*chunk),
+        }
+    }
+}
+
+fn identity(tensor: &TensorEntry) -> Identity {
+    (tensor.name.clone(), tensor.dtype.clone(), tensor.shape.clone(), tensor.part.clone())
+}
