@@ -12,25 +12,58 @@ def need(holds, what):
 
 def decode(frame, length):
     """The plain bytes, `length` of them, that a frame of codec 2 stands for."""
-    kind, at = frame[0], 1
+    kind = frame[0]
     need(kind < 8, "kind")
-    width = 1 << (kind & 3)
-    count = length // width
+    width, bits = 1 << (kind & 3), 8 << (kind & 3)
+    values, rest = numbers(frame, width, length)
+    if kind & 4:
+        values = [value >> 1 | (value & 1) << bits - 1 for value in values]
+    return b"".join(value.to_bytes(width, "little") for value in values) + rest
+
+
+def difference(frame, base, length):
+    """The same for codec 3: the numbers are zigzagged differences to those of `base`."""
+    kind = frame[0]
+    need(kind & ~11 == 0 and len(base) == length, "kind or base")
+    width, bits = 1 << (kind & 3), 8 << (kind & 3)
+    top = 1 << bits - 1
+
+    def order(value):
+        """A float's bits, such that they are in order as integers in two's complement. Its own inverse."""
+        return value ^ (top - 1) if kind & 8 and value & top else value
+
+    values, rest = numbers(frame, width, length)
+    plain = bytearray()
+    for index, value in enumerate(values):
+        step = value >> 1 if value % 2 == 0 else -(value >> 1) - 1
+        before = order(number(base[index * width:(index + 1) * width]))
+        plain += order((before + step) % (1 << bits)).to_bytes(width, "little")
+    return bytes(plain) + rest
+
+
+def derived(frame, base, length):
+    """The same for codec 4: the floats of `base`, rounded to the upper half."""
+    need(frame == b"\1" and len(base) == 2 * length, "rule or base")
+    plain = bytearray()
+    for index in range(length // 2):
+        bits = number(base[4 * index:4 * index + 4])
+        nan = bits & 0x7FFFFFFF > 0x7F800000
+        plain += (0x7FC0 if nan else bits + 0x7FFF + (bits >> 16 & 1) >> 16).to_bytes(2, "little")
+    return bytes(plain)
+
+
+def numbers(frame, width, length):
+    """The numbers in the planes after a frame's first byte, and the bytes after them."""
+    count, at = length // width, 1
     headers = [(frame[at + 5 * i], number(frame[at + 5 * i + 1:at + 5 * i + 5])) for i in range(width)]
     at += 5 * width
     planes = []
     for how, stored in headers:
         planes.append(plane(how, frame[at:at + stored], count))
         at += stored
-    plain, bits = bytearray(), 8 * width
-    for index in range(count):
-        value = number(bytes(one[index] for one in planes))
-        if kind & 4:
-            value = value >> 1 | (value & 1) << bits - 1
-        plain += value.to_bytes(width, "little")
-    plain += frame[at:]
-    need(len(plain) == length, "length")
-    return bytes(plain)
+    rest = frame[at:]
+    need(len(rest) == length - count * width, "length")
+    return [number(bytes(one[index] for one in planes)) for index in range(count)], rest
 
 
 def number(raw):

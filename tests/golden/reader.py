@@ -184,27 +184,33 @@ class Repository:
                 os.utime(path, ns=(entry["mtime"],) * 2, follow_symlinks=False)
             else:
                 with open(path, "xb") as file:
-                    self.fill(file, entry, manifest["chunks"], frames)
+                    self.fill(file, entry, frames)
                 finish(path, entry)
         for path, entry in reversed(folders):
             finish(path, entry)
 
-    def fill(self, file, entry, chunks, frames):
+    def fill(self, file, entry, frames):
         at = 0
         for hole, first, count in entry["pieces"]:
             at += hole
             for index in range(first, first + count):
                 file.seek(at)
-                at += file.write(self.chunk(*chunks[index], *frames[index]))
+                at += file.write(self.chunk(frames, index))
         file.truncate(entry["size"])
 
-    def chunk(self, wanted, length, pack, offset, stored, codec):
+    def chunk(self, frames, index):
+        wanted, length, pack, offset, stored, codec, base = frames[index]
         frame = self.get(f"pack/{ulid(pack[0])}/{ulid(pack[1])}", offset, stored)
-        know(codec in (0, 1, 2), "codec")
-        if codec == 2:
+        if codec == 0:
+            plain = frame
+        elif codec == 1:
+            plain = ZstdDecompressor().decompress(frame, max_output_size=length)
+        elif codec == 2:
             plain = planes.decode(frame, length)
+        elif codec == 3:
+            plain = planes.difference(frame, self.chunk(frames, base - 1), length)
         else:
-            plain = frame if codec == 0 else ZstdDecompressor().decompress(frame, max_output_size=length)
+            plain = planes.derived(frame, self.chunk(frames, base - 1), length)
         need(len(plain) == length and blake3(plain).digest() == wanted, "chunk does not match its id")
         return plain
 
@@ -216,7 +222,7 @@ def finish(path, entry):
 
 def read_value(wire, version):
     value = {"version": version, "manifest": wire.take(32), "manifest_at": wire.owned(), "map_at": wire.owned()}
-    wire.svar(), wire.var(), wire.var(), wire.var()
+    wire.svar(), wire.var(), wire.var(), wire.var(), wire.var(32)
     value["facts"] = read_facts(wire)
     return value
 
@@ -344,24 +350,33 @@ def read_tensor(wire, size):
         need(all(at + n <= dim for at, n, dim in zip(offsets, shape, whole)), "part lies outside its tensor")
 
 
+HOPS = {0: 0, 1: 0, 2: 0, 3: 1, 4: 2}
+
+
 def read_map(body, wanted, manifest):
-    """Section 10: for each chunk of the manifest, (pack, offset, stored length, codec)."""
+    """Section 10: for each chunk of the manifest, then each further one, (id, length, pack, offset, stored, codec, base)."""
     wire = Wire(body)
     need(wire.take(32) == wanted, "map of another manifest")
     packs = wire.list(lambda: (wire.owned(), wire.var(), wire.var(32), wire.var(32)))
     count, further = wire.var(), wire.var()
-    know(further == 0, "bases")
     need(count == len(manifest["chunks"]), "map of another length")
+    chunks = manifest["chunks"] + [(wire.take(32), wire.var(32)) for _ in range(further)]
+    need(all(0 < length <= 16 << 20 for _, length in chunks), "length of a chunk")
     frames = []
-    for _ in range(count):
+    for digest, length in chunks:
         pack, ordinal, offset, stored = wire.var(32), wire.var(32), wire.var(), wire.var(32)
-        codec, base = wire.fixed(1), wire.var()
-        know(base == 0, "difference")
+        codec, base = wire.fixed(1), wire.var(32)
+        know(codec in HOPS, "codec")
         need(pack < len(packs), "frame names no pack")
-        owned, length, _, chunks = packs[pack]
-        need(offset + stored <= length and ordinal < chunks, "frame lies outside its pack")
-        frames.append((owned, offset, stored, codec))
+        owned, end, _, held = packs[pack]
+        need(offset + stored <= end and ordinal < held, "frame lies outside its pack")
+        frames.append((digest, length, owned, offset, stored, codec, base))
     wire.finish()
+    for *_, codec, base in frames:
+        if HOPS[codec] == 0:
+            need(base == 0, "base of what needs none")
+        else:
+            need(0 < base <= len(frames) and HOPS[frames[base - 1][5]] < HOPS[codec], "base that is none")
     return frames
 
 

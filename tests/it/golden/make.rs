@@ -15,7 +15,7 @@ use std::time::{Duration, SystemTime};
 use object_store::ObjectStoreExt as _;
 use serde_json::{Value, json};
 use towline::clock::{ManualClock, Timestamp};
-use towline::codec::Codec;
+use towline::codec::{Codec, rounded};
 use towline::format::envelope::{Kind, seal};
 use towline::format::{PackLayout, PackRef, Row, TRAILER_LEN, pack_header, segment_bytes};
 use towline::id::{ChunkId, Owned, PackId, SegmentId, SessionId};
@@ -70,6 +70,11 @@ impl Maker {
         let facts = facts.world_size(NonZeroU32::new(8).unwrap()).framework("PyTorch 2.9 \u{e9}").unwrap();
         let step = SaveOptions { facts, ..SaveOptions::default() };
         self.save("run-1/step-10", &tree.join("model.safetensors"), step).await;
+        for number in [1, 2] {
+            let path = tree.with_file_name(format!("state-{number}.safetensors"));
+            put(&path, &state(number), 0o644);
+            self.save(&format!("run-2/step-{number}"), &path, SaveOptions::default()).await;
+        }
         for (gone, bytes) in [("gone/condemned", 1), ("gone/damaged", 2), ("gone/forgotten", 3), ("gone/purged", 4)] {
             let path = tree.with_file_name("gone");
             put(&path, &noise(bytes, 700), 0o600);
@@ -298,6 +303,28 @@ fn weights() -> Vec<u8> {
 fn counts() -> Vec<u8> {
     let count = |n: u32| if n.is_multiple_of(9) { n.wrapping_mul(n) % 900 } else { 3 };
     tensor("I32", 4000, (0..4000).flat_map(|n| count(n).to_le_bytes()))
+}
+
+/// The weights of a training step, and their copy in 16 bits: the second step's are stored as differences to the first's, the
+/// copies as derived from them. NaNs with payloads, both zeros and infinities are among them.
+fn state(step: u32) -> Vec<u8> {
+    const COUNT: u32 = 256 << 10;
+    let strange =
+        [0x7fc0_0001, 0xffa0_0000, 0x0000_0000, 0x8000_0000, 0x7f80_0000, 0xff80_0000, 0x0000_0001, 0x8000_0001];
+    let weight = |n: u32| {
+        let moved = if n.wrapping_mul(2_654_435_761) >> 27 == 0 { step } else { 0 };
+        let exponent = 120 + (n.wrapping_mul(n) >> 4 & 1);
+        (n & 1) << 31 | exponent << 23 | (n & 3) << 21 | moved
+    };
+    let weight = |n: u32| strange.get(n as usize).map_or_else(|| weight(n), |bits| bits ^ (step - 1) << 1);
+    let master: Vec<u8> = (0..COUNT).flat_map(|n| weight(n).to_le_bytes()).collect();
+    let header = format!(
+        r#"{{"copy":{{"dtype":"BF16","shape":[{COUNT}],"data_offsets":[0,{}]}},"w":{{"dtype":"F32","shape":[{COUNT}],"data_offsets":[{},{}]}}}}"#,
+        2 * COUNT,
+        2 * COUNT,
+        6 * COUNT
+    );
+    [&(header.len() as u64).to_le_bytes(), header.as_bytes(), &rounded(&master), &master].concat()
 }
 
 /// A file of one tensor.

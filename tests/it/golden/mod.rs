@@ -5,7 +5,7 @@ mod listing;
 mod make;
 mod stranger;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -115,6 +115,15 @@ fn golden_bodies_are_encoded_as_they_are_stored() {
     }
     let families: Vec<&str> = seen.keys().map(String::as_str).collect();
     assert_eq!(families, ["index", "log", "manifest", "map", "pack", "snapshot"], "{seen:?}");
+}
+
+/// Every way to store a chunk is in it.
+#[test]
+fn golden_packs_have_every_codec() {
+    let packs = objects().into_iter().filter(|(key, _)| key.starts_with("pack/"));
+    let footers = packs.map(|(_, pack)| PackFooter::decode(&tail(&pack), pack.len() as u64).unwrap());
+    let codecs: BTreeSet<&str> = footers.flat_map(|footer| footer.entries).map(|entry| entry.codec.word()).collect();
+    assert_eq!(codecs, ["derived", "difference", "planes", "raw", "zstd"].into());
 }
 
 /// The footer and trailer of a pack.
