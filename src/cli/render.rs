@@ -221,6 +221,11 @@ pub(super) fn verify(report: &VerifyReport, data: bool, paint: Paint) -> String 
         let _ = writeln!(text, "{} {}: {}", paint.bad("damaged"), printable(&damage.what), printable(&damage.error));
         for name in &damage.names {
             let _ = writeln!(text, "  hits {name}");
+            let of_name =
+                damage.tensors.iter().filter_map(|place| place.strip_prefix(name.as_str())?.strip_prefix(':'));
+            for place in of_name {
+                let _ = writeln!(text, "    {}", printable(place));
+            }
         }
     }
     for repaired in &report.repaired {

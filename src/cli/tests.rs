@@ -174,11 +174,12 @@ run-7/step-1     17 B  2026-01-02T03:04:05Z
 
 #[test]
 fn damage_and_diagnoses_say_what_they_hit() {
-    let damage = Damage { what: "pack A".into(), error: "flipped bit".into(), names: vec!["run/1".into()] };
+    let (names, tensors) = (vec!["run/1".into()], vec!["run/1:m.safetensors w".into()]);
+    let damage = Damage { what: "pack A".into(), error: "flipped bit".into(), names, tensors };
     let mut report =
         VerifyReport { packs: 1, chunks: 2, bytes: 3, damaged: vec![damage], repaired: vec![], seconds: 0.0 };
     let text = render::verify(&report, true, Paint::PLAIN);
-    assert!(text.contains("damaged pack A: flipped bit\n  hits run/1\n"), "{text}");
+    assert!(text.contains("damaged pack A: flipped bit\n  hits run/1\n    m.safetensors w\n"), "{text}");
     report.damaged.clear();
     assert!(render::verify(&report, false, Paint::PLAIN).ends_with("nothing is damaged\n"));
 

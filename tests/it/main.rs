@@ -12,6 +12,7 @@ mod conformance;
 mod crash;
 mod credentials;
 mod data;
+mod differences;
 mod doctor;
 mod faulty;
 mod fuzz_smoke;

@@ -1,7 +1,8 @@
 //! What was found, held against the newest state, and told with the names that it hits.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
+use super::hits::Hits;
 use super::{Damage, Verifying};
 use crate::error::{Error, ErrorKind, Result};
 use crate::id::{ManifestKey, MapKey, PackId, SegmentId};
@@ -41,9 +42,6 @@ pub(super) struct Finding {
 /// All of them.
 #[derive(Debug, Default)]
 pub(super) struct Findings(Vec<Finding>);
-
-/// Which chunks of packs a map uses, of those that are damaged.
-type Hits = BTreeMap<MapKey, BTreeSet<(PackId, u32)>>;
 
 impl Findings {
     pub(super) fn add(&mut self, subject: Subject, what: String, error: Error) {
@@ -94,15 +92,24 @@ impl Verifying<'_> {
 
     /// The findings, each with the names that it hits.
     pub(super) fn damage(&self, hits: &Hits) -> Vec<Damage> {
-        let told = self.findings.0.iter().map(|finding| Damage {
-            what: finding.what.clone(),
-            error: chain(&finding.error),
-            names: self.hit_by(finding.subject, hits).map(ToString::to_string).collect(),
+        let told = self.findings.0.iter().map(|finding| {
+            let hit: Vec<(&Name, &RefValue)> = self.hit_by(finding.subject, hits).collect();
+            let felt = |(name, value): &(&Name, &RefValue)| {
+                let places = hits.get(&value.map_key).and_then(|hits| hits.get(&finding.subject));
+                let told = places.into_iter().flatten().map(|place| format!("{name}:{place}"));
+                told.collect::<Vec<_>>()
+            };
+            Damage {
+                what: finding.what.clone(),
+                error: chain(&finding.error),
+                names: hit.iter().map(|(name, _)| name.to_string()).collect(),
+                tensors: hit.iter().flat_map(felt).collect(),
+            }
         });
         told.collect()
     }
 
-    fn hit_by<'b>(&'b self, subject: Subject, hits: &'b Hits) -> impl Iterator<Item = &'b Name> {
+    fn hit_by<'b>(&'b self, subject: Subject, hits: &'b Hits) -> impl Iterator<Item = (&'b Name, &'b RefValue)> {
         let uses = move |value: &RefValue, pack: &PackId| {
             self.users.get(pack).is_some_and(|maps| maps.contains(&value.map_key))
         };
@@ -112,33 +119,9 @@ impl Verifying<'_> {
             Subject::Manifest(key) => value.manifest_key == key,
             Subject::Map(key) => value.map_key == key,
             Subject::Pack(pack) | Subject::Unindexed(pack) => uses(value, &pack),
-            Subject::Chunk(pack, ordinal) => {
-                hits.get(&value.map_key).is_some_and(|chunks| chunks.contains(&(pack, ordinal)))
-            }
+            Subject::Chunk(..) => hits.get(&value.map_key).is_some_and(|hits| hits.contains_key(&subject)),
         };
-        self.names.iter().filter(move |(_, value)| hit(value)).map(|(name, _)| name)
-    }
-
-    /// Which maps use the damaged chunks: read again, since damage is rare and maps are many.
-    async fn hits(&self) -> Result<Hits> {
-        let chunk = |subject| match subject {
-            Subject::Chunk(pack, ordinal) => Some((pack, ordinal)),
-            _ => None,
-        };
-        let chunks: BTreeSet<(PackId, u32)> = self.findings.subjects().filter_map(chunk).collect();
-        let maps: BTreeSet<MapKey> =
-            chunks.iter().filter_map(|(pack, _)| self.users.get(pack)).flatten().copied().collect();
-        let mut hits = Hits::new();
-        for key in maps {
-            let map = match self.repository.map(key).await {
-                Ok(map) => map,
-                Err(error) if super::is_damage(&error) => continue,
-                Err(error) => return Err(error),
-            };
-            let used = map.frames.iter().filter_map(|frame| Some((map.pack(frame).ok()?.id, frame.ordinal)));
-            hits.insert(key, used.filter(|used| chunks.contains(used)).collect());
-        }
-        Ok(hits)
+        self.names.iter().filter(move |(_, value)| hit(value))
     }
 }
 

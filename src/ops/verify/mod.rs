@@ -9,6 +9,7 @@
 
 mod findings;
 mod frames;
+mod hits;
 mod repair;
 mod segments;
 mod trees;
@@ -63,6 +64,8 @@ pub struct Damage {
     pub error: String,
     /// The names that cannot be restored, or not without it.
     pub names: Vec<String>,
+    /// What of them it hits, as far as that can be told: `NAME:PATH`, with the tensor after a space where there is one.
+    pub tensors: Vec<String>,
 }
 
 /// One verification under way.

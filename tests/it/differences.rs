@@ -1,0 +1,361 @@
+//! Runs of checkpoints: steps are stored as differences to a key step, 16-bit copies as what they are derived from; whatever
+//! becomes of the names around it, a step comes back bit for bit.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::TryStreamExt as _;
+use object_store::memory::InMemory;
+use object_store::{ObjectStore, ObjectStoreExt as _};
+use towline::codec::{Codec, Compression, rounded};
+use towline::error::ErrorKind;
+use towline::metrics::Metric;
+use towline::ops::{
+    CollectOptions, RestoreOptions, SaveOptions, SaveReport, SyncOptions, VerifyOptions, VerifyReport, sync,
+};
+use towline::repository::layout::{self, Family};
+use towline::repository::{OpenOptions, Repository, Saved};
+use towline::storage::Store;
+
+use crate::data::{name, noise, tree_digest};
+
+/// Elements of each tensor: a chunk of 32-bit ones.
+const LEN: usize = 256 << 10;
+
+struct House {
+    dir: tempfile::TempDir,
+    objects: Arc<dyn ObjectStore>,
+}
+
+impl House {
+    fn new() -> Self {
+        Self { dir: tempfile::tempdir().unwrap(), objects: Arc::new(InMemory::new()) }
+    }
+
+    /// A handle that knows nothing yet.
+    async fn open(&self) -> Repository {
+        let options = OpenOptions { cache: Some(self.dir.path().join("cache")), memory: Some(64 << 20) };
+        Repository::create(Store::from_objects(Arc::clone(&self.objects)), options).await.unwrap().0
+    }
+
+    fn path(&self, number: u32) -> PathBuf {
+        self.dir.path().join(format!("step-{number}"))
+    }
+
+    /// The folder of a step as a trainer writes it: its files are called otherwise in each.
+    fn write(&self, number: u32) -> PathBuf {
+        let path = self.path(number);
+        fs::create_dir_all(&path).unwrap();
+        let weights = weights(number);
+        // The copy stands before what it is derived from, and in a file of its own.
+        let copies = [("w", "BF16", rounded(&weights)), ("v", "BF16", rounded(&weights_of(77, number)))];
+        fs::write(path.join(format!("copy-{number}.safetensors")), file(&copies)).unwrap();
+        let state = [
+            ("step", "I64", u64::from(number).to_le_bytes().to_vec()),
+            ("exp_avg", "F32", noise(number.into(), 4 * LEN)),
+            ("w", "F32", weights),
+            ("v", "F32", weights_of(77, number)),
+        ];
+        fs::write(path.join(format!("state-{number}.safetensors")), file(&state)).unwrap();
+        path
+    }
+
+    async fn save(&self, number: u32) -> SaveReport {
+        self.save_with(number, &SaveOptions::default()).await
+    }
+
+    async fn save_with(&self, number: u32, options: &SaveOptions) -> SaveReport {
+        let path = self.write(number);
+        self.open().await.save(&path, &name(&format!("run/step-{number}")), options).await.unwrap()
+    }
+
+    async fn saved(&self, number: u32) -> Saved {
+        self.open().await.saved(&name(&format!("run/step-{number}"))).await.unwrap()
+    }
+
+    /// Restores a step into an empty folder; returns the stored bytes read.
+    async fn assert_restores(&self, from: &Repository, number: u32) -> u64 {
+        let dest = tempfile::tempdir().unwrap();
+        let saved = name(&format!("run/step-{number}"));
+        let report = from.restore(&saved, None, dest.path(), &RestoreOptions::default()).await.unwrap();
+        assert_eq!(tree_digest(dest.path()), tree_digest(&self.path(number)));
+        report.fetched_bytes
+    }
+
+    async fn verify(&self, repair: bool) -> VerifyReport {
+        let options = VerifyOptions { data: true, repair, ..VerifyOptions::default() };
+        self.open().await.verify(None, &options).await.unwrap()
+    }
+
+    /// Collects until nothing is left to do.
+    async fn collect(&self) {
+        let options = CollectOptions { grace: Duration::ZERO, ..CollectOptions::default() };
+        for _ in 0..2 {
+            self.open().await.collect(&options).await.unwrap();
+        }
+    }
+
+    async fn bytes(&self) -> u64 {
+        let listed: Vec<_> = self.objects.list(None).try_collect().await.unwrap();
+        listed.iter().map(|meta| meta.size).sum()
+    }
+}
+
+fn weights(step: u32) -> Vec<u8> {
+    weights_of(1, step)
+}
+
+/// Weights that look trained, and move a little with each step.
+fn weights_of(seed: u64, step: u32) -> Vec<u8> {
+    let noise = noise(seed, 2 * LEN);
+    let mut out = Vec::with_capacity(4 * LEN);
+    for (n, pair) in noise.as_chunks::<2>().0.iter().enumerate() {
+        let start = f32::from(i16::from_le_bytes(*pair)) * 1e-6;
+        let moved = start * (1.0 + step as f32 * 1e-6 * ((n * 31 % 97) as f32 - 48.0));
+        out.extend(moved.to_le_bytes());
+    }
+    out
+}
+
+fn file(tensors: &[(&str, &str, Vec<u8>)]) -> Vec<u8> {
+    let (mut header, mut at) = (Vec::new(), 0);
+    for (name, dtype, bytes) in tensors {
+        let width = match *dtype {
+            "BF16" => 2,
+            "F32" => 4,
+            _ => 8,
+        };
+        let end = at + bytes.len();
+        let shape = bytes.len() / width;
+        header.push(format!(r#""{name}":{{"dtype":"{dtype}","shape":[{shape}],"data_offsets":[{at},{end}]}}"#));
+        at = end;
+    }
+    let header = format!("{{{}}}", header.join(","));
+    let mut file = (header.len() as u64).to_le_bytes().to_vec();
+    file.extend(header.into_bytes());
+    tensors.iter().for_each(|(.., bytes)| file.extend(bytes));
+    file
+}
+
+/// How many of a tree's chunks are stored by a codec.
+fn stored_by(saved: &Saved, codec: Codec) -> usize {
+    saved.map.frames[..saved.map.chunks()].iter().filter(|frame| frame.codec == codec).count()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_step_is_stored_as_what_changed() {
+    let house = House::new();
+    let first = house.save(1).await;
+    let second = house.save(2).await;
+    assert!(second.stored_bytes < first.stored_bytes * 3 / 4, "{} after {}", second.stored_bytes, first.stored_bytes);
+    let (key, saved) = (house.saved(1).await, house.saved(2).await);
+    assert_eq!((stored_by(&key, Codec::Derived), stored_by(&key, Codec::Difference)), (2, 0));
+    assert_eq!((stored_by(&saved, Codec::Derived), stored_by(&saved, Codec::Difference)), (2, 2));
+    assert_eq!((key.value.behind, saved.value.behind), (0, 1));
+    // The base of a difference is a chunk that the tree does not have; what is derived has its base in the tree.
+    assert_eq!((key.map.further.len(), saved.map.further.len()), (0, 2));
+
+    let repository = house.open().await;
+    let alone = house.assert_restores(&repository, 1).await;
+    let read = house.assert_restores(&repository, 2).await;
+    assert!(read < alone * 19 / 10, "{read} of {alone}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn key_steps_return_and_differences_reach_back_to_one() {
+    let house = House::new();
+    let options = SaveOptions { key_every: Some(3.try_into().unwrap()), ..SaveOptions::default() };
+    for number in 1..=5 {
+        house.save_with(number, &options).await;
+    }
+    let mut behind = Vec::new();
+    for number in 1..=5 {
+        let saved = house.saved(number).await;
+        behind.push(saved.value.behind);
+        // However far from the key step: a base is no difference itself.
+        let bases = saved.map.frames.iter().filter(|frame| frame.codec == Codec::Difference);
+        for base in bases.map(|frame| frame.base().unwrap()) {
+            assert_eq!(saved.map.frames[base as usize].codec.hops(), 0, "step {number}");
+        }
+        house.assert_restores(&house.open().await, number).await;
+    }
+    assert_eq!(behind, [0, 1, 2, 0, 1]);
+    let key = house.saved(1).await.manifest.chunks.ids;
+    let of_third = house.saved(3).await.map.further;
+    assert!(of_third.iter().all(|(id, _)| key.contains(id)), "step 3 is a difference to step 1, not to step 2");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_compression_or_parent_nothing_is_a_difference() {
+    let house = House::new();
+    let off = SaveOptions { compression: Compression::Off, ..SaveOptions::default() };
+    let alone = SaveOptions { key_every: Some(1.try_into().unwrap()), ..SaveOptions::default() };
+    house.save(1).await;
+    house.save_with(2, &off).await;
+    let saved = house.saved(2).await;
+    assert_eq!((stored_by(&saved, Codec::Difference), stored_by(&saved, Codec::Derived)), (0, 0));
+    house.save_with(3, &alone).await;
+    assert_eq!(stored_by(&house.saved(3).await, Codec::Difference), 0);
+    for number in 1..=3 {
+        house.assert_restores(&house.open().await, number).await;
+    }
+}
+
+/// "expiring never harms a step that is kept": what others are decoded from stays, the rest of a step goes.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_key_step_may_go_and_what_needs_it_stays() {
+    let house = House::new();
+    for number in 1..=3 {
+        house.save(number).await;
+    }
+    let before = house.bytes().await;
+    house.open().await.remove(&name("run/step-1")).await.unwrap();
+    house.collect().await;
+    assert!(house.bytes().await < before, "the key step's own state is freed");
+    for number in 2..=3 {
+        house.assert_restores(&house.open().await, number).await;
+    }
+    assert!(house.verify(false).await.damaged.is_empty());
+
+    // The next step still finds what to be a difference to.
+    house.save(4).await;
+    assert_eq!(stored_by(&house.saved(4).await, Codec::Difference), 2);
+    house.open().await.remove(&name("run/step-2")).await.unwrap();
+    house.open().await.remove(&name("run/step-3")).await.unwrap();
+    house.collect().await;
+    house.assert_restores(&house.open().await, 4).await;
+}
+
+/// A chunk that is here only as a difference is here: with its base.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_stored_as_a_difference_is_not_stored_again() {
+    let house = House::new();
+    house.save(1).await;
+    house.save(2).await;
+    let again = house.open().await.save(&house.path(2), &name("elsewhere"), &SaveOptions::default()).await.unwrap();
+    assert_eq!(again.new_chunks, 0);
+    for gone in ["run/step-1", "run/step-2"] {
+        house.open().await.remove(&name(gone)).await.unwrap();
+    }
+    house.collect().await;
+    let dest = tempfile::tempdir().unwrap();
+    let options = RestoreOptions::default();
+    house.open().await.restore(&name("elsewhere"), None, dest.path(), &options).await.unwrap();
+    assert_eq!(tree_digest(dest.path()), tree_digest(&house.path(2)));
+}
+
+/// The next step of a run moves what is new in it: its bases are read where they are.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_sync_moves_differences_as_they_are_and_bases_once() {
+    let (house, other) = (House::new(), House::new());
+    for number in 1..=3 {
+        house.save(number).await;
+    }
+    let (from, to) = (house.open().await, other.open().await);
+    let read = |from: &Repository| from.store().counters().get(Metric::GetBytes);
+    let only_second = sync(&from, &to, &[name("run/step-2")], &SyncOptions::default()).await.unwrap();
+    // Without the step that it is a difference to, what of that it needs moves along.
+    let second = house.saved(2).await;
+    assert_eq!(only_second.new_chunks as usize, second.map.frames.len());
+    house.assert_restores(&other.open().await, 2).await;
+
+    let before = read(&from);
+    let third = sync(&from, &to, &[name("run/step-3")], &SyncOptions::default()).await.unwrap();
+    let saved = house.saved(3).await;
+    let own: u64 = saved.map.frames[..saved.map.chunks()].iter().map(|frame| u64::from(frame.stored_len)).sum();
+    assert_eq!(third.moved_bytes + third.skipped_bytes, own);
+    assert!(third.skipped_bytes < 1000, "only what says where the tensors are is the same");
+    assert!(read(&from) - before < own + own / 50 + 20_000, "{} read for {own}", read(&from) - before);
+    house.assert_restores(&other.open().await, 3).await;
+    assert!(other.verify(false).await.damaged.is_empty());
+    sync(&from, &to, &[], &SyncOptions::default()).await.unwrap();
+    house.assert_restores(&other.open().await, 1).await;
+}
+
+/// "A damaged parent: the damage is reported for exactly the tensors it hits."
+#[tokio::test(flavor = "multi_thread")]
+async fn a_damaged_base_is_told_for_what_it_hits_and_heals() {
+    let house = House::new();
+    for number in 1..=3 {
+        house.save(number).await;
+    }
+    // The chunk of `v` in the key step.
+    let key = house.saved(1).await;
+    let wanted = towline::id::ChunkId::of(&weights_of(77, 1));
+    let at = key.manifest.chunks.ids.iter().position(|id| *id == wanted).unwrap();
+    let frame = key.map.frames[at];
+    let pack = layout::owned(Family::Pack, key.map.pack(&frame).unwrap().id);
+    let mut bytes = house.objects.get(&pack).await.unwrap().bytes().await.unwrap().to_vec();
+    bytes[usize::try_from(frame.offset).unwrap() + 5000] ^= 4;
+    house.objects.put(&pack, bytes.into()).await.unwrap();
+
+    let report = house.verify(false).await;
+    let told: Vec<_> =
+        report.damaged.iter().map(|damage| (damage.names.as_slice(), damage.tensors.as_slice())).collect();
+    let names = ["run/step-1", "run/step-2", "run/step-3"].map(String::from);
+    let hit =
+        |n: u32| [format!("run/step-{n}:copy-{n}.safetensors v"), format!("run/step-{n}:state-{n}.safetensors v")];
+    let tensors = [1, 2, 3].map(hit).concat();
+    assert_eq!(told, [(names.as_slice(), tensors.as_slice())], "{report:?}");
+    for number in 1..=3 {
+        let dest = tempfile::tempdir().unwrap();
+        let saved = name(&format!("run/step-{number}"));
+        let error =
+            house.open().await.restore(&saved, None, dest.path(), &RestoreOptions::default()).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Damaged);
+    }
+
+    // Saved again, the key step is whole; and with it what is a difference to it.
+    house.verify(true).await;
+    let again = SaveOptions { reread: true, ..SaveOptions::default() };
+    house.save_with(1, &again).await;
+    house.verify(true).await;
+    assert!(house.verify(false).await.damaged.is_empty());
+    for number in 1..=3 {
+        house.assert_restores(&house.open().await, number).await;
+    }
+}
+
+/// What cannot be used as a parent costs room, not the save.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_parent_that_is_gone_or_broken_is_done_without() {
+    let house = House::new();
+    house.save(1).await;
+    let key = house.saved(1).await;
+    for pack in &key.map.packs {
+        house.objects.delete(&layout::owned(Family::Pack, pack.id)).await.unwrap();
+    }
+    // A repair tells the log that they cannot be relied on.
+    house.verify(true).await;
+    house.save(2).await;
+    assert_eq!(stored_by(&house.saved(2).await, Codec::Difference), 0);
+    house.assert_restores(&house.open().await, 2).await;
+    house.objects.delete(&layout::owned(Family::Map, key.value.map_key)).await.unwrap();
+    house.open().await.remove(&name("run/step-2")).await.unwrap();
+    house.save(3).await;
+    house.assert_restores(&house.open().await, 3).await;
+}
+
+/// A frame of another chunk, or of none, under a base's place is damage, never wrong bytes.
+#[tokio::test(flavor = "multi_thread")]
+async fn bases_are_checked_like_everything_else() {
+    let house = House::new();
+    house.save(1).await;
+    house.save(2).await;
+    let mut saved = house.saved(2).await;
+    let (a, b) = (saved.map.further[0], saved.map.further[1]);
+    (saved.map.further[0], saved.map.further[1]) = (b, a);
+    let object = towline::format::envelope::seal(towline::format::envelope::Kind::Map, &saved.map.encode(), true);
+    house.objects.put(&layout::owned(Family::Map, saved.value.map_key), object.into()).await.unwrap();
+    let dest = tempfile::tempdir().unwrap();
+    let restored = house.open().await.restore(&name("run/step-2"), None, dest.path(), &RestoreOptions::default()).await;
+    assert_eq!(restored.unwrap_err().kind(), ErrorKind::Damaged);
+    assert!(!house.verify(false).await.damaged.is_empty());
+    assert!(empty(dest.path()), "nothing of a damaged file is left");
+}
+
+fn empty(folder: &Path) -> bool {
+    fs::read_dir(folder).unwrap().all(|entry| entry.unwrap().file_name().to_string_lossy().starts_with("copy"))
+}
