@@ -11,6 +11,7 @@ use crate::chunker::Span;
 use crate::codec::Element;
 use crate::limits::{DTYPE_NAME_MAX, TENSOR_NAME_MAX};
 
+pub mod boxes;
 pub mod dcp;
 mod dtype;
 pub mod pickle;
