@@ -36,12 +36,12 @@ fn tensors_are_listed() {
     let user = trained();
     let text =
         user.ok(&["tensors", "run-7@latest", "model.safetensors:*", "optim:model.{rows,scalar}", "optim/:*.rows"]);
-    let expected = "TENSOR        DTYPE  SHAPE             SIZE  PARTS  FILE
-embed         BF16   [1024, 512]    1.0 MiB      1  model.safetensors
-head.bias     F32    [3]               12 B      1  model.safetensors
-step          I64    []                 8 B      1  model.safetensors
-model.rows    F32    [6, 4]            96 B      2  optim
-model.scalar  F32    []                 4 B      1  optim
+    let expected = "TENSOR        DTYPE  SHAPE           SIZE  PARTS  FILE
+embed         BF16   [1024, 512]  1.0 MiB      1  model.safetensors
+head.bias     F32    [3]             12 B      1  model.safetensors
+step          I64    []               8 B      1  model.safetensors
+model.rows    F32    [6, 4]          96 B      2  optim
+model.scalar  F32    []               4 B      1  optim
 ";
     assert_eq!(text, expected);
     let listed = user.json(&["tensors", "run-7/step-1"], 0);
@@ -59,6 +59,7 @@ model.scalar  F32    []                 4 B      1  optim
     assert_eq!((none.code, none.out.len(), none.err.as_str()), (Some(0), 0, remark));
 }
 
+/// T4: "writes one safetensors file, whole or not at all; one that is there stays (exit 5) unless `--overwrite`."
 #[test]
 fn tensors_are_restored_into_one_file() {
     let user = trained();
@@ -120,6 +121,7 @@ fn shards_make_up_the_whole() {
     assert_eq!(uneven, header(&user.read("whole.safetensors")).1);
 }
 
+/// T2: "both in one restore are exit 2, told apart by `PATH:GLOB`." T4: "Types that safetensors lacks [...] are refused (exit 1)".
 #[test]
 fn what_cannot_be_is_refused_before_anything_is_written() {
     let user = trained();

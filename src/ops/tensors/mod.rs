@@ -6,6 +6,8 @@ mod file;
 mod globals;
 mod reading;
 mod selector;
+#[cfg(test)]
+mod tests;
 
 use serde::Serialize;
 
