@@ -94,7 +94,8 @@ fn tensors_are_restored_into_one_file() {
     assert_eq!(first, "restored run-7/step-1: 12 B in 1 tensor");
     assert!(rest.ends_with(" in 1 chunk\n  file: out/tensors.safetensors\n"), "{text}");
     assert_eq!(header(&user.read("out/tensors.safetensors")).1, &data[1_048_576..1_048_588]);
-    user.ok(&["restore", "run-7/step-1", "bias.safetensors", "--tensor", "head.bias"]);
+    let report = user.json(&["restore", "run-7/step-1", "bias.safetensors", "--tensor", "head.bias"], 0);
+    assert_eq!(report["file"], "bias.safetensors");
     assert_eq!(user.read("bias.safetensors"), user.read("out/tensors.safetensors"));
 }
 

@@ -75,11 +75,10 @@ impl Repository {
         options.progress.phase("opening", 0);
         let reading = Arc::new(self.choose_tensors(name, below, selectors).await?);
         let laid = laid_out(&reading)?;
-        let (folder, file) = place_of(dest);
-        let path = folder.join(OsStr::from_bytes(&file));
+        let path = path_of(dest);
         let (overwrite, NewFile { header, starts, len }) = (options.overwrite, laid);
-        let begin = move || begin(&folder, &file, &header, len, overwrite);
-        let (staged, written) = blocking(begin).await?;
+        let begun_at = path.clone();
+        let (staged, written) = blocking(move || begin(&begun_at, &header, len, overwrite)).await?;
         let sink = Arc::new(FileSink { file: written, starts, path: path.clone() });
         let read = self.read_tensors(&reading, sink, &options.progress).await?;
         let now = self.clock().now();
@@ -118,30 +117,26 @@ fn laid_out(reading: &TensorReading) -> Result<NewFile> {
     lay_out(&new.collect::<Vec<_>>())
 }
 
-/// The folder and the name of the file that `dest` stands for.
-fn place_of(dest: &Path) -> (PathBuf, Vec<u8>) {
+/// The path of the file that `dest` stands for.
+fn path_of(dest: &Path) -> PathBuf {
     let is_file = dest.extension().is_some_and(|extension| extension == "safetensors") && !dest.is_dir();
-    match dest.file_name().filter(|_| is_file && !dest.as_os_str().as_bytes().ends_with(b"/")) {
-        Some(name) => {
-            let parent = dest.parent().filter(|parent| !parent.as_os_str().is_empty());
-            (parent.unwrap_or(Path::new(".")).to_owned(), name.as_bytes().to_vec())
-        }
-        None => (dest.to_owned(), TENSORS_FILE.as_bytes().to_vec()),
-    }
+    let is_file = is_file && !dest.as_os_str().as_bytes().ends_with(b"/");
+    if is_file { dest.to_owned() } else { dest.join(TENSORS_FILE) }
 }
 
 /// Begins the file, with its header.
-fn begin(folder: &Path, file: &[u8], header: &[u8], len: u64, overwrite: bool) -> Result<(Staged, File)> {
+fn begin(path: &Path, header: &[u8], len: u64, overwrite: bool) -> Result<(Staged, File)> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let file = path.file_name().map(OsStr::as_bytes).unwrap_or_default();
     let target = Target::open(folder, Durability::Process)?;
     target.sweep()?;
-    let path = folder.join(OsStr::from_bytes(file));
     if target.kind_of(file)?.is_some() && !overwrite {
         return Err(Error::conflict("the file is there already")
             .at(path.display())
             .cure("--overwrite replaces it; or name another folder"));
     }
     let staged = target.stage(file, len)?;
-    let failed = |source| Error::io("write a file", &path, source);
+    let failed = |source| Error::io("write a file", path, source);
     staged.file().write_all_at(header, 0).map_err(failed)?;
     let written = staged.file().try_clone().map_err(failed)?;
     Ok((staged, written))
