@@ -7,8 +7,8 @@ use crate::codec::{Element, Width};
 /// Declares the known types with their names and widths in one table.
 macro_rules! dtypes {
     ($($(#[$doc:meta])* $variant:ident = $word:literal, $bits:literal;)*) => {
-        /// The type of a tensor's elements.
-        #[derive(Clone, Debug, PartialEq, Eq, Hash)]
+        /// The type of a tensor's elements. Ordered as safetensors orders them.
+        #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         #[non_exhaustive]
         pub enum Dtype {
             $($(#[$doc])* $variant,)*
@@ -117,6 +117,12 @@ impl Dtype {
             Some(bits) if bits % 8 == 0 => Some(bits / 8),
             _ => None,
         }
+    }
+
+    /// Whether safetensors has it; one that is not known here came from such a file.
+    #[must_use]
+    pub const fn in_safetensors(&self) -> bool {
+        !matches!(self, Self::C32 | Self::C128 | Self::QI8 | Self::QU8 | Self::QI32)
     }
 
     /// What numbers its elements are made of; none for an unknown type. Numbers packed within bytes count as bytes.

@@ -11,8 +11,10 @@ use crate::chunker::Span;
 use crate::codec::Element;
 use crate::limits::{DTYPE_NAME_MAX, TENSOR_NAME_MAX};
 
+pub mod boxes;
 pub mod dcp;
 mod dtype;
+pub mod header;
 pub mod pickle;
 pub mod safetensors;
 pub mod torch;

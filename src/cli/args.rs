@@ -12,8 +12,9 @@ use super::config::Flags;
 use super::help;
 use super::size::{self, ByteRange};
 use super::target::Target;
+use crate::checkpoint::boxes::Shard;
 use crate::codec::Compression;
-use crate::ops::CutChoice;
+use crate::ops::{CutChoice, TensorSelector};
 use crate::repository::{Name, Selector};
 use crate::storage::Location;
 
@@ -105,6 +106,15 @@ pub(super) enum Verb {
     Show {
         /// Which
         name: Selector,
+    },
+    /// List the tensors that a name holds
+    #[command(after_help = help::TENSORS)]
+    Tensors {
+        /// Of which
+        name: Selector,
+        /// Only those called like this, or in such a file
+        #[arg(value_name = "[PATH:]GLOB")]
+        only: Vec<TensorSelector>,
     },
     /// Compare two names
     #[command(after_help = help::DIFF)]
@@ -241,8 +251,14 @@ pub(super) struct Restore {
     #[arg(long)]
     pub(super) overwrite: bool,
     /// Delete what else is in the folder DEST
-    #[arg(long)]
+    #[arg(long, conflicts_with = "tensors")]
     pub(super) delete: bool,
+    /// Only these tensors, or a box of each, into one safetensors file in DEST; may be given several times
+    #[arg(long = "tensor", value_name = "[PATH:]GLOB[BOX]")]
+    pub(super) tensors: Vec<TensorSelector>,
+    /// Of each of them the I-th of N equal parts along its first dimension, from 0
+    #[arg(long, value_name = "I/N", requires = "tensors")]
+    pub(super) shard: Option<Shard>,
 }
 
 /// `towline expire`.

@@ -91,11 +91,30 @@ Examples:
   towline restore run-7/step-1000 out/ --overwrite --delete  exactly that
   towline restore run-7@latest out/                          the last step
   towline restore run-7@min=loss:model.safetensors /tmp/     one file of the best
+  towline restore run-7@latest out/ --tensor 'model.embed.weight[0:1000]' --tensor '*norm*'
+  towline restore run-7@latest rank-3/ --tensor '*' --shard 3/8
 
 What DEST holds already is used instead of fetched. If a file in the way differs, nothing is written and the exit code \
 is 5, unless --overwrite. Each file appears whole or not at all, and nothing is written outside DEST.
 
-JSON: name bytes fetched_bytes reused_bytes files seconds";
+With --tensor, only the chunks that hold what is asked for are fetched, and one file is written: tensors.safetensors in \
+DEST, or DEST itself if it ends in .safetensors. GLOB is a tensor's name or a pattern (* stands for dots too). PATH, a file or \
+folder or a pattern of one, tells apart tensors of one name. BOX is as in numpy: [0:128, :, -2:]. A tensor that ranks saved in \
+parts (DCP) is one tensor, whatever the parts. --shard parts rows as torch.chunk and FSDP do: where they do not divide, the \
+last parts are shorter, or empty. A file that is there is replaced only with --overwrite.
+
+JSON: name bytes fetched_bytes reused_bytes files seconds; with --tensor: name file tensors bytes fetched_bytes chunks seconds";
+
+pub(super) const TENSORS: &str = "\
+Examples:
+  towline tensors run-7/step-1000
+  towline tensors run-7@latest 'model.layers.*' 'optim:*'
+  towline tensors run-7@latest --json | jq '[.tensors[].bytes] | add'
+
+PARTS counts the parts that a tensor was saved in (DCP), each by another rank perhaps; FILE is then their folder. `towline \
+restore NAME DEST --tensor GLOB` brings tensors back, whole or boxes of them.
+
+JSON: name tensors: [name dtype shape bytes parts path]";
 
 pub(super) const LS: &str = "\
 Examples:

@@ -5,8 +5,9 @@ use std::fmt::Write as _;
 use super::output::{Paint, printable, table};
 use super::size::show;
 use crate::ops::{
-    Change, Check, CollectReport, Diagnosis, ExpirePlan, Listed, Outcome, PlannedStep, RestoreReport, RunListed,
-    SaveReport, Shown, ShownEntry, ShownTensor, StepListed, SyncReport, VerifyReport,
+    Change, Check, CollectReport, Diagnosis, ExpirePlan, Listed, Outcome, PlannedStep, RestoreReport,
+    RestoreTensorsReport, RunListed, SaveReport, Shown, ShownEntry, ShownTensor, StepListed, SyncReport, TensorListed,
+    VerifyReport,
 };
 use crate::repository::log::StepFacts;
 
@@ -35,6 +36,30 @@ pub(super) fn restore(report: &RestoreReport) -> String {
         show(report.fetched_bytes),
         show(report.reused_bytes),
     )
+}
+
+pub(super) fn restored_tensors(report: &RestoreTensorsReport) -> String {
+    format!(
+        "restored {}: {} in {}, {}\n  fetched: {} in {}\n  file: {}\n",
+        report.name,
+        show(report.bytes),
+        counted(report.tensors, "tensor"),
+        seconds(report.seconds),
+        show(report.fetched_bytes),
+        counted(report.chunks, "chunk"),
+        printable(&report.file),
+    )
+}
+
+pub(super) fn tensors(tensors: &[TensorListed]) -> String {
+    let row = |one: &TensorListed| {
+        let [name, path] = [&one.name, &one.path].map(|text| printable(text));
+        vec![name, one.dtype.clone(), list(&one.shape), show(one.bytes), one.parts.to_string(), path]
+    };
+    if tensors.is_empty() {
+        return String::new();
+    }
+    table(&["TENSOR", "DTYPE", "SHAPE", ">SIZE", ">PARTS", "FILE"], &tensors.iter().map(row).collect::<Vec<_>>())
 }
 
 pub(super) fn refs(refs: &[Listed], long: bool) -> String {
@@ -164,7 +189,6 @@ fn entry(entry: &ShownEntry) -> Vec<String> {
 }
 
 fn tensor(tensor: &ShownTensor) -> Vec<String> {
-    let list = |numbers: &[u64]| format!("[{}]", numbers.iter().map(u64::to_string).collect::<Vec<_>>().join(", "));
     let shape = match (&tensor.whole, &tensor.offsets) {
         (Some(whole), Some(at)) => format!("{} at {} of {}", list(&tensor.shape), list(at), list(whole)),
         _ => list(&tensor.shape),
@@ -177,6 +201,10 @@ fn tensor(tensor: &ShownTensor) -> Vec<String> {
         show(tensor.stored_bytes),
         tensor.codec.clone(),
     ]
+}
+
+fn list(numbers: &[u64]) -> String {
+    format!("[{}]", numbers.iter().map(u64::to_string).collect::<Vec<_>>().join(", "))
 }
 
 pub(super) fn changes(changes: &[Change]) -> String {

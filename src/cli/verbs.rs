@@ -13,7 +13,8 @@ use crate::budget::Budget;
 use crate::error::{Error, ErrorKind, Result};
 use crate::limits::MEMORY_MIN;
 use crate::ops::{
-    self, CollectOptions, ExpirePlan, ExpirePolicy, Outcome, RestoreOptions, SaveOptions, SyncOptions, VerifyOptions,
+    self, CollectOptions, ExpirePlan, ExpirePolicy, Outcome, RestoreOptions, RestoreTensorsOptions, SaveOptions,
+    SyncOptions, TensorSelector, VerifyOptions,
 };
 use crate::progress::Progress;
 use crate::repository::log::StepFacts;
@@ -48,6 +49,7 @@ impl Door {
                 let shown = repository.show(&self.resolve(&repository, &name).await?).await?;
                 self.output.answer(&shown, |shown, _| render::shown(shown))?;
             }
+            Verb::Tensors { name, only } => self.tensors(&name, &only).await?,
             Verb::Diff { a, b } => self.diff(&a, &b).await?,
             Verb::Cat { file, range } => self.cat(&file, range).await?,
             Verb::Rm { name } => self.remove(&name).await?,
@@ -116,14 +118,44 @@ impl Door {
     }
 
     async fn restore(&self, restore: Restore) -> Result<()> {
-        let Restore { from, dest, overwrite, delete } = restore;
+        let Restore { from, dest, overwrite, delete, tensors, shard } = restore;
         let options = RestoreOptions { overwrite, delete, progress: self.progress.clone() };
         let repository = self.open().await?;
         let name = self.resolve(&repository, &from.name).await?;
+        if !tensors.is_empty() {
+            let selectors: Vec<_> = match shard {
+                Some(shard) => tensors.into_iter().map(|selector| selector.shard(shard)).collect(),
+                None => tensors,
+            };
+            let options = RestoreTensorsOptions { overwrite, progress: self.progress.clone() };
+            let line = self.line();
+            let below = from.path.as_deref();
+            let report = repository.restore_tensors(&name, below, &selectors, &dest, &options).await?;
+            drop(line);
+            return self.output.report(&report, |report, _| render::restored_tensors(report));
+        }
         let line = self.line();
         let report = repository.restore(&name, from.path.as_deref(), &dest, &options).await?;
         drop(line);
         self.output.report(&report, |report, _| render::restore(report))
+    }
+
+    async fn tensors(&self, name: &Selector, only: &[TensorSelector]) -> Result<()> {
+        #[derive(Serialize)]
+        struct Tensors {
+            name: Name,
+            tensors: Vec<ops::TensorListed>,
+        }
+        if let Some(boxed) = only.iter().find(|selector| !selector.is_whole()) {
+            return Err(Error::usage("a list of tensors takes no box").got(boxed));
+        }
+        let repository = self.open().await?;
+        let name = self.resolve(&repository, name).await?;
+        let tensors = repository.tensors(&name, only).await?;
+        if tensors.is_empty() {
+            self.output.remark("no file was understood as a checkpoint when it was saved");
+        }
+        self.output.answer(&Tensors { name, tensors }, |list, _| render::tensors(&list.tensors))
     }
 
     async fn list(&self, prefix: Option<&Name>, long: bool) -> Result<()> {

@@ -232,8 +232,13 @@ impl Manifest {
 
     /// Every file with its content.
     pub fn files(&self) -> impl Iterator<Item = (&TreeEntry, &Content)> {
-        self.entries.iter().filter_map(|entry| match &entry.kind {
-            EntryKind::File(content) => Some((entry, content)),
+        self.numbered_files().map(|(_, file)| file)
+    }
+
+    /// Every file with its content, and which entry it is.
+    pub fn numbered_files(&self) -> impl Iterator<Item = (usize, (&TreeEntry, &Content))> {
+        self.entries.iter().enumerate().filter_map(|(at, entry)| match &entry.kind {
+            EntryKind::File(content) => Some((at, (entry, content))),
             _ => None,
         })
     }

@@ -11,6 +11,7 @@ mod runs;
 mod save;
 mod show;
 mod sync;
+mod tensors;
 mod verify;
 
 pub use collect::{CollectOptions, CollectReport};
@@ -23,6 +24,10 @@ pub use runs::{RunListed, StepListed};
 pub use save::{CutChoice, SaveOptions, SaveReport};
 pub use show::{Shown, ShownEntry, ShownTensor};
 pub use sync::{SyncOptions, SyncReport, sync};
+pub use tensors::{
+    RestoreTensorsOptions, RestoreTensorsReport, TENSORS_FILE, TensorListed, TensorReading, TensorSelector, TensorSink,
+    TensorsRead, WantedTensor,
+};
 pub use verify::{Damage, VerifyOptions, VerifyReport};
 
 use crate::error::{Error, Result};

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use tempfile::TempDir;
 
-const VERBS: [&str; 16] = [
+const VERBS: [&str; 17] = [
     "init",
     "save",
     "restore",
@@ -19,6 +19,7 @@ const VERBS: [&str; 16] = [
     "runs",
     "expire",
     "show",
+    "tensors",
     "diff",
     "cat",
     "rm",
@@ -84,6 +85,10 @@ impl User {
 
     pub(crate) fn read(&self, path: &str) -> Vec<u8> {
         fs::read(self.work().join(path)).unwrap()
+    }
+
+    pub(crate) fn exists(&self, path: &str) -> bool {
+        self.work().join(path).exists()
     }
 
     fn command<S: AsRef<OsStr>>(&self, args: &[S]) -> Command {

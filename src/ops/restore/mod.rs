@@ -24,7 +24,7 @@ use crate::repository::{Name, PackRead, Repository, Saved, Sink, fetch, longest_
 use crate::tree::{Durability, Target};
 
 /// Times that a restore goes on with a newer map when packs went away under it.
-const ATTEMPTS: usize = 5;
+pub(super) const ATTEMPTS: usize = 5;
 /// Files of several chunks that are filled at the same time, at most: each holds a descriptor.
 const FILLED_AT_ONCE: usize = 512;
 /// Files that are filled by turns, so that workers seldom wait for each other to write into the same one.
@@ -133,7 +133,7 @@ impl Repository {
     }
 
     /// A pack went away: the name may have a new map of the same tree.
-    async fn newer(&self, old: &Arc<Saved>, error: Error) -> Result<Arc<Saved>> {
+    pub(super) async fn newer(&self, old: &Arc<Saved>, error: Error) -> Result<Arc<Saved>> {
         let state = self.state().await?;
         match state.refs.get(&old.name) {
             Some(value) if value.map_key == old.value.map_key => Err(Error::damaged("a pack is missing")

@@ -1,0 +1,65 @@
+//! Which part gives which elements of a box.
+
+use std::borrow::Cow;
+
+use thiserror::Error;
+
+use super::TensorBox;
+
+/// Pieces that a box may fall into, at most: 256 parts that overlap in a bad order make some hundreds.
+const PIECES_MAX: usize = 1 << 12;
+/// Pieces that are compared with parts, at most.
+const COMPARED_MAX: usize = 1 << 24;
+
+/// Why parts do not make up a box.
+#[derive(Debug, Error, PartialEq, Eq)]
+pub enum Uncovered {
+    /// No part holds these elements.
+    #[error("no part holds {0}")]
+    Hole(TensorBox),
+    /// The parts overlap in too complicated a way.
+    #[error("its parts overlap in more ways than are followed")]
+    TooManyPieces,
+}
+
+/// Cuts `wanted` into boxes, each with the number of the part that gives its elements: every element once, whichever parts
+/// overlap. A part that holds all is taken alone.
+///
+/// # Errors
+/// Elements that no part holds.
+pub fn cover(wanted: &TensorBox, parts: &[TensorBox]) -> Result<Vec<(usize, TensorBox)>, Uncovered> {
+    if wanted.is_empty() {
+        return Ok(Vec::new());
+    }
+    if let Some(at) = parts.iter().position(|part| part.contains(wanted)) {
+        return Ok(vec![(at, wanted.clone())]);
+    }
+    let mut near: Vec<usize> = (0..parts.len()).collect();
+    near.retain(|&at| parts.get(at).is_some_and(|part| part.intersection(wanted).is_some()));
+    // In this order the parts of a grid never leave more than a few pieces.
+    near.sort_by_key(|&at| parts.get(at).map(|part| &part.offsets));
+    let (mut taken, mut compared) = (Vec::new(), 0);
+    let mut missing = vec![Cow::Borrowed(wanted)];
+    for at in near {
+        let Some(part) = parts.get(at) else { continue };
+        compared += missing.len();
+        let mut still = Vec::with_capacity(missing.len());
+        for piece in missing {
+            match piece.intersection(part) {
+                Some(common) => {
+                    still.extend(piece.without(&common).into_iter().map(Cow::Owned));
+                    taken.push((at, common));
+                }
+                None => still.push(piece),
+            }
+        }
+        missing = still;
+        if missing.len() > PIECES_MAX || compared > COMPARED_MAX {
+            return Err(Uncovered::TooManyPieces);
+        }
+    }
+    match missing.into_iter().next() {
+        Some(hole) => Err(Uncovered::Hole(hole.into_owned())),
+        None => Ok(taken),
+    }
+}

@@ -1,0 +1,115 @@
+//! The bytes that a part and a box have in common, as stretches that lie together in both: counted, not listed.
+
+use std::ops::Range;
+
+use super::TensorBox;
+
+/// Bytes that lie together both in the file that holds a part and in what was asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Run {
+    /// Where they lie in the file.
+    pub source: Range<u64>,
+    /// Where the first of them goes in the box that was asked for.
+    pub target: u64,
+}
+
+/// The runs of one part, in order of both source and target. Takes no memory that grows with their number: the run of a
+/// number is computed from the number, so that any chunk's runs are found alone, on any thread.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Runs {
+    /// Dimensions along which there is more than one run, innermost first.
+    steps: Vec<Step>,
+    source: u64,
+    target: u64,
+    /// Bytes in each run.
+    len: u64,
+    count: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Step {
+    count: u64,
+    source: u64,
+    target: u64,
+}
+
+impl Runs {
+    /// Where the box `common` lies in `part`, whose row-major elements of `element` bytes begin at byte `start` of a file,
+    /// and where in `wanted`, row-major too. `common` lies in both, whose lengths in bytes fit 64 bits.
+    #[must_use]
+    pub fn new(common: &TensorBox, part: &TensorBox, wanted: &TensorBox, element: u64, start: u64) -> Self {
+        let mut runs = Self { steps: Vec::new(), source: start, target: 0, len: element, count: 1 };
+        if common.is_empty() {
+            return Self { len: 0, count: 0, ..runs };
+        }
+        let (mut source_step, mut target_step, mut together) = (element, element, true);
+        for ((common, part), wanted) in common.dimensions().zip(part.dimensions()).zip(wanted.dimensions()).rev() {
+            let (from, len) = common;
+            runs.source += (from - part.0) * source_step;
+            runs.target += (from - wanted.0) * target_step;
+            if together {
+                runs.len *= len;
+                together = len == part.1 && len == wanted.1;
+            } else if len > 1 {
+                runs.steps.push(Step { count: len, source: source_step, target: target_step });
+                runs.count *= len;
+            }
+            source_step *= part.1;
+            target_step *= wanted.1;
+        }
+        runs
+    }
+
+    /// `len` bytes as they are, from byte `start` of a file on.
+    #[must_use]
+    pub fn plain(start: u64, len: u64) -> Self {
+        Self { steps: Vec::new(), source: start, target: 0, len, count: u64::from(len > 0) }
+    }
+
+    /// How many there are.
+    #[must_use]
+    pub fn count(&self) -> u64 {
+        self.count
+    }
+
+    /// From the first byte in the file to the last.
+    #[must_use]
+    pub fn span(&self) -> Range<u64> {
+        if self.count == 0 { self.source..self.source } else { self.source..self.run(self.count - 1).source.end }
+    }
+
+    /// What of the runs lies in the bytes `range` of the file, in order.
+    pub fn within(&self, range: Range<u64>) -> impl Iterator<Item = Run> + '_ {
+        let clip = move |run: Run| {
+            let (from, to) = (run.source.start.max(range.start), run.source.end.min(range.end));
+            let target = run.target + from.saturating_sub(run.source.start);
+            (from < to).then_some(Run { source: from..to, target })
+        };
+        (self.first_after(range.start)..self.count).map(|number| self.run(number)).map_while(clip)
+    }
+
+    /// The number of the first run that ends after the byte `at` of the file.
+    fn first_after(&self, at: u64) -> u64 {
+        let (mut from, mut to) = (0, self.count);
+        while from < to {
+            let middle = from + (to - from) / 2;
+            if self.run(middle).source.end <= at {
+                from = middle + 1;
+            } else {
+                to = middle;
+            }
+        }
+        from
+    }
+
+    fn run(&self, mut number: u64) -> Run {
+        let (mut source, mut target) = (self.source, self.target);
+        for step in &self.steps {
+            let at = number % step.count;
+            number /= step.count;
+            source += at * step.source;
+            target += at * step.target;
+        }
+        Run { source: source..source + self.len, target }
+    }
+}

@@ -1,0 +1,158 @@
+//! Restoring tensors into one safetensors file.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::FileExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Instant;
+
+use serde::Serialize;
+
+use super::delivery::TensorSink;
+use super::reading::{TensorReading, WantedTensor};
+use super::selector::TensorSelector;
+use crate::checkpoint::header::{NewFile, NewTensor, lay_out};
+use crate::error::{Error, Result};
+use crate::ops::blocking;
+use crate::progress::Progress;
+use crate::repository::{Name, Repository};
+use crate::tree::{Durability, Staged, Target};
+
+/// What the file is called where only its folder is named.
+pub const TENSORS_FILE: &str = "tensors.safetensors";
+/// Permission bits of the file.
+const MODE: u32 = 0o644;
+
+/// How to restore tensors.
+#[derive(Clone, Debug, Default)]
+pub struct RestoreTensorsOptions {
+    /// Replace the file if it is there.
+    pub overwrite: bool,
+    /// Where to show progress.
+    pub progress: Progress,
+}
+
+/// What a restore of tensors did.
+#[derive(Clone, Debug, Serialize)]
+pub struct RestoreTensorsReport {
+    /// The name.
+    pub name: String,
+    /// The file that was written.
+    pub file: String,
+    /// Tensors in it.
+    pub tensors: u64,
+    /// Bytes of the tensors.
+    pub bytes: u64,
+    /// Stored bytes read from the repository.
+    pub fetched_bytes: u64,
+    /// Chunks that they came in.
+    pub chunks: u64,
+    /// How long it took.
+    pub seconds: f64,
+}
+
+impl Repository {
+    /// Writes what `selectors` select in the tree `name`, or below the path `below` of it, into one safetensors file:
+    /// [`TENSORS_FILE`] in the folder `dest`, or `dest` itself where that ends in `.safetensors` and is no folder.
+    ///
+    /// # Errors
+    /// As [`Repository::choose_tensors`] and [`Repository::read_tensors`]; usage, if two tensors of one name are selected;
+    /// unsupported, if safetensors lacks the type of one; conflict, if the file is there.
+    ///
+    /// # Cancel safety
+    /// Safe: the file is there whole or not at all.
+    pub async fn restore_tensors(
+        &self,
+        name: &Name,
+        below: Option<&[u8]>,
+        selectors: &[TensorSelector],
+        dest: &Path,
+        options: &RestoreTensorsOptions,
+    ) -> Result<RestoreTensorsReport> {
+        let begun = Instant::now();
+        options.progress.phase("opening", 0);
+        let reading = Arc::new(self.choose_tensors(name, below, selectors).await?);
+        let laid = laid_out(&reading)?;
+        let path = path_of(dest);
+        let (overwrite, NewFile { header, starts, len }) = (options.overwrite, laid);
+        let begun_at = path.clone();
+        let (staged, written) = blocking(move || begin(&begun_at, &header, len, overwrite)).await?;
+        let sink = Arc::new(FileSink { file: written, starts, path: path.clone() });
+        let read = self.read_tensors(&reading, sink, &options.progress).await?;
+        let now = self.clock().now();
+        blocking(move || staged.finish(MODE, now)).await?;
+        Ok(RestoreTensorsReport {
+            name: name.to_string(),
+            file: path.display().to_string(),
+            tensors: reading.tensors().len() as u64,
+            bytes: read.bytes,
+            fetched_bytes: read.fetched_bytes,
+            chunks: read.chunks,
+            seconds: begun.elapsed().as_secs_f64(),
+        })
+    }
+}
+
+/// Where each tensor of the reading goes.
+fn laid_out(reading: &TensorReading) -> Result<NewFile> {
+    let mut by_name: Vec<&WantedTensor> = reading.tensors().iter().collect();
+    by_name.sort_by(|a, b| a.name.cmp(&b.name));
+    if let Some([one, other]) = by_name.array_windows().find(|[one, other]| one.name == other.name) {
+        let refused = if one.path == other.path {
+            Error::usage("a tensor is asked for as two different boxes").cure("restore them into two files")
+        } else {
+            let cure = format!("say of which file, as in '{}:{}'", one.path, one.name);
+            Error::usage("two files hold a tensor of this name").got(format!("{}, {}", one.path, other.path)).cure(cure)
+        };
+        return Err(refused.at(&one.name));
+    }
+    let new = reading.tensors().iter().map(|tensor| NewTensor {
+        name: &tensor.name,
+        dtype: &tensor.dtype,
+        shape: &tensor.shape,
+        len: tensor.bytes,
+    });
+    lay_out(&new.collect::<Vec<_>>())
+}
+
+/// The path of the file that `dest` stands for.
+fn path_of(dest: &Path) -> PathBuf {
+    let is_file = dest.extension().is_some_and(|extension| extension == "safetensors") && !dest.is_dir();
+    let is_file = is_file && !dest.as_os_str().as_bytes().ends_with(b"/");
+    if is_file { dest.to_owned() } else { dest.join(TENSORS_FILE) }
+}
+
+/// Begins the file, with its header.
+fn begin(path: &Path, header: &[u8], len: u64, overwrite: bool) -> Result<(Staged, File)> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let file = path.file_name().map(OsStr::as_bytes).unwrap_or_default();
+    let target = Target::open(folder, Durability::Process)?;
+    target.sweep()?;
+    if target.kind_of(file)?.is_some() && !overwrite {
+        return Err(Error::conflict("the file is there already")
+            .at(path.display())
+            .cure("--overwrite replaces it; or name another folder"));
+    }
+    let staged = target.stage(file, len)?;
+    let failed = |source| Error::io("write a file", path, source);
+    staged.file().write_all_at(header, 0).map_err(failed)?;
+    let written = staged.file().try_clone().map_err(failed)?;
+    Ok((staged, written))
+}
+
+/// Writes tensors to their places in a file.
+struct FileSink {
+    file: File,
+    starts: Vec<u64>,
+    path: PathBuf,
+}
+
+impl TensorSink for FileSink {
+    fn place(&self, tensor: usize, offset: u64, bytes: &[u8]) -> Result<()> {
+        let start = self.starts.get(tensor).ok_or_else(|| Error::other("a tensor has no place in its file"))?;
+        let written = self.file.write_all_at(bytes, start + offset);
+        written.map_err(|source| Error::io("write a file", &self.path, source))
+    }
+}

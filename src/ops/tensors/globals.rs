@@ -1,0 +1,77 @@
+//! Which tensors a tree holds: whole ones, and those that parts in the files of one folder make up.
+
+use std::collections::HashMap;
+
+use crate::checkpoint::Dtype;
+use crate::checkpoint::boxes::TensorBox;
+use crate::format::{Manifest, TensorEntry};
+
+/// A tensor, wherever its bytes lie.
+#[derive(Debug)]
+pub(super) struct Global<'m> {
+    /// The file that holds it, or the folder of the files that hold its parts.
+    pub(super) path: &'m [u8],
+    pub(super) name: &'m str,
+    pub(super) dtype: Dtype,
+    /// Of all of it.
+    pub(super) shape: &'m [u64],
+    pub(super) parts: Vec<Held<'m>>,
+}
+
+/// A part, or the whole, and the file that holds it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Held<'m> {
+    /// Which entry of the manifest.
+    pub(super) entry: usize,
+    pub(super) tensor: &'m TensorEntry,
+}
+
+impl Global<'_> {
+    /// Bytes in all of it; of an unknown type those that are there.
+    pub(super) fn bytes(&self) -> u64 {
+        let there = || self.parts.iter().map(|part| part.tensor.range.end - part.tensor.range.start).sum();
+        self.dtype.tensor_len(self.shape).unwrap_or_else(there)
+    }
+}
+
+impl Held<'_> {
+    /// Its place in the whole tensor.
+    pub(super) fn place(&self) -> TensorBox {
+        match &self.tensor.part {
+            Some(part) => TensorBox { offsets: part.offsets.clone(), shape: self.tensor.shape.clone() },
+            None => TensorBox::whole(&self.tensor.shape),
+        }
+    }
+}
+
+/// What parts of one tensor have in common: folder, name, type, whole shape.
+type Key<'m> = (&'m [u8], &'m str, &'m str, &'m [u64]);
+
+/// All tensors, in the order of files and of where they lie in them. Parts are of one tensor if name, type and whole shape
+/// are the same and their files lie in one folder; parts that overlap are taken to be copies of each other.
+pub(super) fn globals(manifest: &Manifest) -> Vec<Global<'_>> {
+    let mut found: Vec<Global<'_>> = Vec::new();
+    let mut parted: HashMap<Key<'_>, usize> = HashMap::new();
+    for (entry, (file, content)) in manifest.numbered_files() {
+        for tensor in &content.tensors {
+            let held = Held { entry, tensor };
+            let dtype = || Dtype::from_word(&tensor.dtype);
+            let Some(part) = &tensor.part else {
+                let (name, shape) = (tensor.name.as_str(), tensor.shape.as_slice());
+                found.push(Global { path: &file.path, name, dtype: dtype(), shape, parts: vec![held] });
+                continue;
+            };
+            let folder = file.path.iter().rposition(|&byte| byte == b'/').unwrap_or(0);
+            let folder = file.path.get(..folder).unwrap_or_default();
+            let key = (folder, tensor.name.as_str(), tensor.dtype.as_str(), part.shape.as_slice());
+            let at = *parted.entry(key).or_insert(found.len());
+            match found.get_mut(at) {
+                Some(global) => global.parts.push(held),
+                None => {
+                    found.push(Global { path: folder, name: key.1, dtype: dtype(), shape: key.3, parts: vec![held] });
+                }
+            }
+        }
+    }
+    found
+}

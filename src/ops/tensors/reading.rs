@@ -1,0 +1,282 @@
+//! A choice of tensors made into a plan: which chunks are needed, and where the bytes of each go.
+
+use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::globals::{Global, Held, globals};
+use super::selector::{Index, TensorSelector};
+use crate::checkpoint::Dtype;
+use crate::checkpoint::boxes::{Runs, TensorBox, cover};
+use crate::error::{Error, Result};
+use crate::format::EntryKind;
+use crate::ops::shown;
+use crate::repository::{Name, Repository, Saved};
+
+/// What [`Repository::choose_tensors`] chose.
+#[derive(Debug)]
+pub struct TensorReading {
+    pub(super) saved: Arc<Saved>,
+    tensors: Vec<WantedTensor>,
+    segments: Vec<Segment>,
+    /// Sorted by chunk.
+    uses: Vec<Use>,
+    /// The chunks of `uses`, each once.
+    chunks: Vec<u32>,
+    /// What lies in the holes of files: the segment, and bytes of its file.
+    zeros: Vec<(usize, Range<u64>)>,
+}
+
+/// A tensor, or a box of one, that will be read; its bytes are the elements of the box in row-major order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WantedTensor {
+    /// The tensor's name.
+    pub name: String,
+    /// The file that holds it, or the folder of the files that hold its parts; bytes that are not UTF-8 are replaced.
+    pub path: String,
+    /// Its element type.
+    pub dtype: Dtype,
+    /// Elements of the whole tensor along each dimension.
+    pub whole: Vec<u64>,
+    /// Where the box begins along each dimension.
+    pub offsets: Vec<u64>,
+    /// Elements of the box along each dimension.
+    pub shape: Vec<u64>,
+    /// Bytes of the box.
+    pub bytes: u64,
+}
+
+/// What one part gives to one wanted tensor.
+#[derive(Debug)]
+pub(super) struct Segment {
+    /// To which tensor.
+    pub(super) tensor: usize,
+    /// Which bytes of the part's file, and where they go.
+    pub(super) runs: Runs,
+}
+
+/// A chunk that holds some of a segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Use {
+    pub(super) chunk: u32,
+    pub(super) segment: usize,
+    /// Where the chunk begins in the segment's file.
+    pub(super) at: u64,
+}
+
+impl Repository {
+    /// Finds what `selectors` select in the tree `name`, or below the path `below` of it, and which chunks hold it. Tensors
+    /// come in the order of the selectors, then of files; one that is selected twice as the same box comes once.
+    ///
+    /// # Errors
+    /// Not found, if there is no such name, a selector selects nothing, or no part holds some of a tensor; usage, if a box
+    /// does not lie in a tensor; unsupported, if a box is asked for of elements that do not fill whole bytes.
+    ///
+    /// # Cancel safety
+    /// Safe: it only reads.
+    pub async fn choose_tensors(
+        &self,
+        name: &Name,
+        below: Option<&[u8]>,
+        selectors: &[TensorSelector],
+    ) -> Result<TensorReading> {
+        let saved = self.saved(name).await?.shared();
+        TensorReading::choose(&saved, below, selectors)
+    }
+}
+
+impl TensorReading {
+    /// What will be read, in order: the numbers that a sink is given.
+    #[must_use]
+    pub fn tensors(&self) -> &[WantedTensor] {
+        &self.tensors
+    }
+
+    /// Bytes of all wanted boxes.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.tensors.iter().map(|tensor| tensor.bytes).sum()
+    }
+
+    /// How many chunks hold them: each is fetched once.
+    #[must_use]
+    pub fn chunk_count(&self) -> u64 {
+        self.chunks.len() as u64
+    }
+
+    fn choose(saved: &Arc<Saved>, below: Option<&[u8]>, selectors: &[TensorSelector]) -> Result<Self> {
+        let globals = globals(&saved.manifest);
+        let mut draft = Draft { saved, tensors: Vec::new(), segments: Vec::new(), by_file: BTreeMap::new() };
+        let (mut index, mut chosen) = (Index::default(), HashMap::new());
+        for selector in selectors {
+            for at in index.matching(&globals, selector, &saved.name, below)? {
+                let Some(global) = globals.get(at) else { continue };
+                let named = |error: Error| error.at(place(saved, global));
+                let wanted = selector.box_of(global.shape).map_err(named)?;
+                let boxes: &mut Vec<TensorBox> = chosen.entry(at).or_default();
+                if !boxes.contains(&wanted) {
+                    draft.add(global, &wanted).map_err(named)?;
+                    boxes.push(wanted);
+                }
+            }
+        }
+        Ok(draft.finish())
+    }
+
+    /// The chunks that are needed, each once.
+    pub(super) fn chunks(&self) -> &[u32] {
+        &self.chunks
+    }
+
+    /// What is needed of the chunk `chunk`.
+    pub(super) fn uses(&self, chunk: u32) -> &[Use] {
+        let from = self.uses.partition_point(|one| one.chunk < chunk);
+        let to = self.uses.partition_point(|one| one.chunk <= chunk);
+        self.uses.get(from..to).unwrap_or_default()
+    }
+
+    /// The segment of a use.
+    pub(super) fn segment(&self, number: usize) -> Option<&Segment> {
+        self.segments.get(number)
+    }
+
+    /// Segments, and bytes of their files that are zeros.
+    pub(super) fn zeros(&self) -> impl Iterator<Item = (&Segment, Range<u64>)> {
+        self.zeros.iter().filter_map(|(segment, range)| Some((self.segments.get(*segment)?, range.clone())))
+    }
+
+    /// The chunks that each tensor needs.
+    pub(super) fn chunks_by_tensor(&self) -> Vec<Vec<u32>> {
+        let mut by_tensor = vec![Vec::new(); self.tensors.len()];
+        for one in &self.uses {
+            let chunks: Option<&mut Vec<u32>> =
+                self.segments.get(one.segment).and_then(|segment| by_tensor.get_mut(segment.tensor));
+            if let Some(chunks) = chunks.filter(|chunks| chunks.last() != Some(&one.chunk)) {
+                chunks.push(one.chunk);
+            }
+        }
+        by_tensor
+    }
+}
+
+/// A reading in the making.
+struct Draft<'m> {
+    saved: &'m Arc<Saved>,
+    tensors: Vec<WantedTensor>,
+    segments: Vec<Segment>,
+    /// Segments by the manifest's entry that holds them.
+    by_file: BTreeMap<usize, Vec<usize>>,
+}
+
+impl Draft<'_> {
+    fn add(&mut self, global: &Global<'_>, wanted: &TensorBox) -> Result<()> {
+        check_lengths(global)?;
+        let pieces = match global.dtype.whole_bytes() {
+            Some(element) => pieces(global, wanted, element.into())?,
+            None => vec![unbroken(global, wanted)?],
+        };
+        let tensor = self.tensors.len();
+        let bytes = match global.dtype.tensor_len(&wanted.shape) {
+            Some(bytes) => bytes,
+            None => pieces.iter().map(|(_, runs)| runs.span().end - runs.span().start).sum(),
+        };
+        for (entry, runs) in pieces {
+            self.by_file.entry(entry).or_default().push(self.segments.len());
+            self.segments.push(Segment { tensor, runs });
+        }
+        self.tensors.push(WantedTensor {
+            name: global.name.to_owned(),
+            path: shown(global.path),
+            dtype: global.dtype.clone(),
+            whole: global.shape.to_vec(),
+            offsets: wanted.offsets.clone(),
+            shape: wanted.shape.clone(),
+            bytes,
+        });
+        Ok(())
+    }
+
+    /// Finds the chunks of every segment, one file at a time.
+    fn finish(self) -> TensorReading {
+        let Self { saved, tensors, segments, by_file } = self;
+        let (mut uses, mut zeros) = (Vec::new(), Vec::new());
+        for (entry, held) in by_file {
+            let Some(EntryKind::File(content)) = saved.manifest.entries.get(entry).map(|entry| &entry.kind) else {
+                continue;
+            };
+            let placed: Vec<(u32, Range<u64>)> = content.placed(&saved.manifest.chunks).collect();
+            for number in held {
+                let Some(segment) = segments.get(number) else { continue };
+                let needed = |range: Range<u64>| segment.runs.within(range).next().is_some();
+                let span = segment.runs.span();
+                let from = placed.partition_point(|(_, at)| at.end <= span.start);
+                let mut covered = span.start;
+                for (chunk, at) in placed.iter().skip(from).take_while(|(_, at)| at.start < span.end) {
+                    if covered < at.start && needed(covered..at.start) {
+                        zeros.push((number, covered..at.start));
+                    }
+                    covered = at.end;
+                    if needed(at.clone()) {
+                        uses.push(Use { chunk: *chunk, segment: number, at: at.start });
+                    }
+                }
+                if covered < span.end && needed(covered..span.end) {
+                    zeros.push((number, covered..span.end));
+                }
+            }
+        }
+        uses.sort_unstable();
+        let mut chunks: Vec<u32> = uses.iter().map(|one| one.chunk).collect();
+        chunks.dedup();
+        TensorReading { saved: Arc::clone(saved), tensors, segments, uses, chunks, zeros }
+    }
+}
+
+/// A manifest may say anything; offsets are computed from lengths that are as they should be.
+fn check_lengths(global: &Global<'_>) -> Result<()> {
+    if global.dtype.bits().is_none() {
+        return Ok(());
+    }
+    let lies = |part: &Held<'_>| {
+        let range = &part.tensor.range;
+        global.dtype.tensor_len(&part.tensor.shape) != Some(range.end - range.start)
+    };
+    if global.dtype.tensor_len(global.shape).is_none() || global.parts.iter().any(lies) {
+        return Err(Error::damaged("tensor is not as long as its type and shape make it").cure("save it again"));
+    }
+    Ok(())
+}
+
+/// Which bytes of which entries make up the box `wanted`.
+fn pieces(global: &Global<'_>, wanted: &TensorBox, element: u64) -> Result<Vec<(usize, Runs)>> {
+    let places: Vec<TensorBox> = global.parts.iter().map(Held::place).collect();
+    let covered = cover(wanted, &places).map_err(|why| {
+        Error::not_found(format!("some of the tensor was not saved: {why}"))
+            .got(format!("{} parts of {:?}", places.len(), global.shape))
+            .cure("save the files of all ranks under one name, or ask for a box that is there")
+    })?;
+    let piece = |(at, common): (usize, TensorBox)| {
+        let (part, place) = (global.parts.get(at)?, places.get(at)?);
+        Some((part.entry, Runs::new(&common, place, wanted, element, part.tensor.range.start)))
+    };
+    Ok(covered.into_iter().filter_map(piece).collect())
+}
+
+/// The bytes of a tensor whose elements cannot be told apart: all of them, in one piece.
+fn unbroken(global: &Global<'_>, wanted: &TensorBox) -> Result<(usize, Runs)> {
+    let whole = TensorBox::whole(global.shape);
+    let part = global.parts.iter().find(|part| *wanted == whole && part.place() == whole);
+    let part = part.ok_or_else(|| {
+        Error::new(crate::ErrorKind::Unsupported, "its elements do not fill whole bytes, or their size is unknown")
+            .expected("all of a tensor that lies in one piece")
+            .got(format!("{wanted} of {} {:?}", global.dtype, global.shape))
+            .cure("ask for the tensor without a box, or restore the files that hold it")
+    })?;
+    let range = &part.tensor.range;
+    Ok((part.entry, Runs::plain(range.start, range.end - range.start)))
+}
+
+/// `NAME:PATH, TENSOR`, for messages.
+fn place(saved: &Saved, global: &Global<'_>) -> String {
+    format!("{}:{}, {}", saved.name, shown(global.path), global.name)
+}

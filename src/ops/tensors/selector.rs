@@ -1,0 +1,190 @@
+//! Which tensors are asked for, and what of them: `[PATH:]GLOB[BOX]`.
+
+use std::collections::HashMap;
+use std::ffi::OsStr;
+use std::fmt;
+use std::os::unix::ffi::OsStrExt as _;
+use std::str::FromStr;
+
+use globset::{GlobBuilder, GlobMatcher};
+
+use super::globals::Global;
+use crate::checkpoint::boxes::{Shard, Slices, TensorBox};
+use crate::error::{Error, Result};
+use crate::repository::Name;
+
+/// A choice of tensors by name, and of the box of each that is wanted. As text `[PATH:]GLOB[BOX]`, such as
+/// `layers.*.weight[0:128, :]` or `model-0*.safetensors:lm_head.weight`:
+///
+/// - GLOB is a name, or a pattern with `*`, `?`, `[a-z]` and `{a,b}`; a `*` stands for dots and slashes too.
+/// - PATH, up to the first colon, is a file or folder, or a pattern of one in which a `*` stays within a
+///   segment. Tensors in parts lie at the folder of the parts' files.
+/// - BOX is a bracket at the end that holds a colon: [`Slices`].
+#[derive(Clone, Debug)]
+pub struct TensorSelector {
+    name: Pattern,
+    path: Option<Pattern>,
+    slices: Slices,
+    shard: Option<Shard>,
+}
+
+#[derive(Clone, Debug)]
+struct Pattern {
+    text: String,
+    glob: GlobMatcher,
+}
+
+impl TensorSelector {
+    /// The tensors whose name is, or matches, `glob`, whole.
+    ///
+    /// # Errors
+    /// Usage, if that is no pattern.
+    pub fn new(glob: &str) -> Result<Self> {
+        Ok(Self { name: Pattern::new(glob, false)?, path: None, slices: Slices::default(), shard: None })
+    }
+
+    /// Only those in files, or below folders, whose path is, or matches, `glob`.
+    ///
+    /// # Errors
+    /// Usage, if that is no pattern.
+    pub fn in_path(mut self, glob: &str) -> Result<Self> {
+        let path = glob.trim_start_matches("./").trim_end_matches('/');
+        self.path = Some(Pattern::new(if path == "." { "" } else { path }, true)?);
+        Ok(self)
+    }
+
+    /// Only this box of each.
+    #[must_use]
+    pub fn slices(self, slices: Slices) -> Self {
+        Self { slices, ..self }
+    }
+
+    /// Only this part of each, or of the box of each.
+    #[must_use]
+    pub fn shard(self, shard: Shard) -> Self {
+        Self { shard: Some(shard), ..self }
+    }
+
+    /// Whether it asks for whole tensors.
+    #[must_use]
+    pub fn is_whole(&self) -> bool {
+        self.slices == Slices::default() && self.shard.is_none()
+    }
+
+    /// The box that it wants of a tensor of `shape`.
+    ///
+    /// # Errors
+    /// Usage, if the box does not lie in the tensor.
+    pub(super) fn box_of(&self, shape: &[u64]) -> Result<TensorBox> {
+        let found = self.slices.within(shape)?;
+        Ok(match &self.shard {
+            Some(shard) => shard.within(found),
+            None => found,
+        })
+    }
+
+    /// Whether the file or folder `path`, or a folder above it, is what it says.
+    fn takes_path(&self, path: &[u8]) -> bool {
+        let Some(pattern) = &self.path else { return true };
+        let above = path.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(at, _)| at);
+        above.chain([path.len()]).any(|end| path.get(..end).is_some_and(|path| pattern.takes(path)))
+    }
+}
+
+impl Pattern {
+    fn new(text: &str, is_path: bool) -> Result<Self> {
+        let built = GlobBuilder::new(text).literal_separator(is_path).backslash_escape(true).build();
+        let glob = built.map_err(|error| Error::usage("malformed pattern").at(text).source(error))?;
+        Ok(Self { text: text.to_owned(), glob: glob.compile_matcher() })
+    }
+
+    /// A name that is the very text is always taken: names may hold brackets.
+    fn takes(&self, name: &[u8]) -> bool {
+        self.text.as_bytes() == name || self.glob.is_match(OsStr::from_bytes(name))
+    }
+
+    /// Whether it can only mean one name.
+    fn is_plain(&self) -> bool {
+        !self.text.contains(['*', '?', '[', ']', '{', '}', '\\'])
+    }
+}
+
+impl FromStr for TensorSelector {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let bracket = if text.ends_with(']') { text.rfind('[') } else { None };
+        let (rest, slices) = match bracket.and_then(|at| text.split_at_checked(at)) {
+            Some((rest, slices)) if slices.contains(':') => (rest, slices.parse()?),
+            _ => (text, Slices::default()),
+        };
+        let selector = match rest.split_once(':') {
+            Some((path, glob)) if !glob.is_empty() => Self::new(glob)?.in_path(path)?,
+            None if !rest.is_empty() => Self::new(rest)?,
+            _ => {
+                return Err(Error::usage("no tensor is named")
+                    .expected("[PATH:]GLOB[BOX]")
+                    .got(text)
+                    .cure("'*' stands for every tensor, as in '*[0:128]'"));
+            }
+        };
+        Ok(selector.slices(slices))
+    }
+}
+
+impl fmt::Display for TensorSelector {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(path) = &self.path {
+            write!(f, "{}:", if path.text.is_empty() { "." } else { &path.text })?;
+        }
+        f.write_str(&self.name.text)?;
+        if self.slices == Slices::default() { Ok(()) } else { self.slices.fmt(f) }
+    }
+}
+
+/// Tensors by name, made when a name without a pattern is first asked for.
+#[derive(Debug, Default)]
+pub(super) struct Index<'m>(Option<HashMap<&'m str, Vec<usize>>>);
+
+impl<'m> Index<'m> {
+    /// The numbers of the tensors that `selector` selects in the tree `name`, of those at or below the path `below`.
+    ///
+    /// # Errors
+    /// Not found, if there are none.
+    pub(super) fn matching(
+        &mut self,
+        globals: &[Global<'m>],
+        selector: &TensorSelector,
+        name: &Name,
+        below: Option<&[u8]>,
+    ) -> Result<Vec<usize>> {
+        let is_below = |path: &[u8]| {
+            let Some(below) = below.filter(|below| !below.is_empty()) else { return true };
+            path.strip_prefix(below).is_some_and(|rest| matches!(rest, [] | [b'/', ..]))
+        };
+        let takes = |at: &usize| {
+            globals.get(*at).is_some_and(|global| {
+                is_below(global.path) && selector.name.takes(global.name.as_bytes()) && selector.takes_path(global.path)
+            })
+        };
+        let found: Vec<usize> = if selector.name.is_plain() {
+            let by_name = self.0.get_or_insert_with(|| {
+                let mut by_name: HashMap<&str, Vec<usize>> = HashMap::new();
+                globals.iter().enumerate().for_each(|(at, global)| by_name.entry(global.name).or_default().push(at));
+                by_name
+            });
+            by_name.get(selector.name.text.as_str()).into_iter().flatten().copied().filter(takes).collect()
+        } else {
+            (0..globals.len()).filter(takes).collect()
+        };
+        if !found.is_empty() {
+            return Ok(found);
+        }
+        let missing = Error::not_found("there is no such tensor").at(format!("{name}, {selector}"));
+        Err(missing.cure(if globals.is_empty() {
+            format!("no file of it was understood as a checkpoint when it was saved: `towline show {name}` tells how each was cut")
+        } else {
+            format!("`towline tensors {name}` lists them; rows are asked for as [0:8], with a colon")
+        }))
+    }
+}

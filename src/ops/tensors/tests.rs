@@ -1,0 +1,107 @@
+//! Which tensors a text selects, and which files' tensors are one.
+
+use proptest::prelude::*;
+
+use super::globals::{Global, globals};
+use super::selector::{Index, TensorSelector};
+use crate::chunker::Cut;
+use crate::clock::Timestamp;
+use crate::error::ErrorKind;
+use crate::format::{Content, EntryKind, Manifest, TensorEntry, TensorPart, TreeEntry};
+
+/// A tensor's name, and where it begins in the whole if it is a part.
+type Named<'a> = (&'a str, Option<u64>);
+
+/// Files of tensors, each F32 of two elements; a part, with its offset, of four.
+fn manifest(files: &[(&str, &[Named<'_>])]) -> Manifest {
+    let tensor = |(name, part): &Named<'_>| TensorEntry {
+        name: (*name).to_owned(),
+        dtype: "F32".to_owned(),
+        shape: vec![2],
+        range: 0..8,
+        part: part.map(|at| TensorPart { shape: vec![4], offsets: vec![at] }),
+    };
+    let entry = |(path, tensors): &(&str, &[Named<'_>])| {
+        let tensors = tensors.iter().map(tensor).collect();
+        let content = Content { size: 8, cut: Cut::Tensor, pieces: Vec::new(), tensors };
+        TreeEntry { path: path.as_bytes().to_vec(), mode: 0, mtime: Timestamp(0), kind: EntryKind::File(content) }
+    };
+    Manifest { entries: files.iter().map(entry).collect(), ..Manifest::default() }
+}
+
+fn shown<'m>(globals: &[Global<'m>]) -> Vec<(&'m str, &'m str, usize)> {
+    let path = |global: &Global<'m>| std::str::from_utf8(global.path).unwrap();
+    globals.iter().map(|global| (path(global), global.name, global.parts.len())).collect()
+}
+
+#[test]
+fn parts_are_one_tensor_within_a_folder() {
+    let tree = manifest(&[
+        ("__0", &[("w", Some(0))]),
+        ("a/__0", &[("w", Some(0)), ("v", Some(0))]),
+        ("a/__1", &[("w", Some(2))]),
+        ("a/model", &[("w", None)]),
+        ("b/__0", &[("w", Some(0))]),
+        ("copy", &[("w", None)]),
+    ]);
+    let expected = [("", "w", 1), ("a", "w", 2), ("a", "v", 1), ("a/model", "w", 1), ("b", "w", 1), ("copy", "w", 1)];
+    assert_eq!(shown(&globals(&tree)), expected);
+}
+
+#[test]
+fn texts_select_by_name_and_path() {
+    let tree = manifest(&[
+        ("deep/er/x.bin", &[("w", None)]),
+        ("m-1.safetensors", &[("layers.0.w", None), ("layers.1.w", None), ("odd[0]", None)]),
+        ("m-2.safetensors", &[("layers.2.w", None), ("a:b", None), ("w", None)]),
+        ("optim/__0", &[("w", Some(0))]),
+    ]);
+    let globals = globals(&tree);
+    let name = "n".parse().unwrap();
+    let select = |text: &str, below: Option<&[u8]>| {
+        let selector: TensorSelector = text.parse().unwrap();
+        assert_eq!(selector.to_string().parse::<TensorSelector>().unwrap().to_string(), selector.to_string(), "{text}");
+        Index::default().matching(&globals, &selector, &name, below).unwrap_or_default()
+    };
+    for (text, expected) in [
+        ("w", &[0, 6, 7][..]),
+        ("*", &[0, 1, 2, 3, 4, 5, 6, 7]),
+        ("layers.*.w", &[1, 2, 4]),
+        ("layers.[01].w[0:1]", &[1, 2]),
+        ("layers.?.w[:]", &[1, 2, 4]),
+        ("{w,layers.2*}", &[0, 4, 6, 7]),
+        ("odd[0]", &[3]),
+        ("odd[0][0:1]", &[3]),
+        ("**:a:b", &[5]),
+        ("m-*:layers.*", &[1, 2, 4]),
+        ("m-2.safetensors:w", &[6]),
+        ("./deep/:w", &[0]),
+        ("deep/er:w", &[0]),
+        ("*/er/*:w", &[0]),
+        ("*.bin:w", &[]),
+        ("**/*.bin:w", &[0]),
+        ("optim:*", &[7]),
+        ("optim/__0:*", &[]),
+        ("layers", &[]),
+    ] {
+        assert_eq!(select(text, None), expected, "{text}");
+    }
+    assert_eq!(select("w", Some(b"deep")), [0]);
+    assert_eq!(select("w", Some(b"m-2.safetensors")), [6]);
+    assert_eq!(select("w", Some(b"dee")), Vec::<usize>::new());
+    for text in ["", ":w", "p:", "[0:1]", "w[0:1:2]", "w[a:]", "a[", "{a"] {
+        match text.parse::<TensorSelector>() {
+            Ok(selector) => assert!(text == ":w" && selector.to_string() == ".:w", "{text}"),
+            Err(error) => assert_eq!(error.kind(), ErrorKind::Usage, "{text}"),
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn any_text_is_a_selector_or_a_clear_error(text in "[a:\\[\\]{}*?,0-9\\\\ -]{0,12}") {
+        if let Err(error) = text.parse::<TensorSelector>() {
+            prop_assert_eq!(error.kind(), ErrorKind::Usage);
+        }
+    }
+}

@@ -1,0 +1,437 @@
+//! Tensors out of a saved tree: whole ones and boxes, from files and from parts of ranks; only the chunks that hold them.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use futures::TryStreamExt as _;
+use object_store::ObjectStoreExt as _;
+use towline::checkpoint::boxes::{Shard, Slices};
+use towline::codec::Compression;
+use towline::error::ErrorKind;
+use towline::metrics::Metric;
+use towline::ops::{CollectOptions, SaveOptions, TensorReading, TensorSelector, TensorsRead};
+use towline::progress::Progress;
+use towline::repository::{OpenOptions, Repository};
+use towline::storage::Store;
+use towline::{Error, Result};
+
+use crate::data::{name, noise};
+
+struct House {
+    dir: tempfile::TempDir,
+    store: Store,
+    repository: Repository,
+}
+
+/// A tensor of a file: its name, type, shape and bytes.
+type Plain<'a> = (&'a str, &'a str, &'a [u64], Vec<u8>);
+
+impl House {
+    async fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let options = OpenOptions { cache: Some(dir.path().join("cache")), memory: Some(128 << 20) };
+        let store = Store::memory();
+        let repository = Repository::create(store.clone(), options).await.unwrap().0;
+        Self { dir, store, repository }
+    }
+
+    fn path(&self, below: &str) -> PathBuf {
+        let path = self.dir.path().join(below);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        path
+    }
+
+    async fn save(&self, path: &Path, compression: Compression) {
+        let options = SaveOptions { compression, ..SaveOptions::default() };
+        self.repository.save(path, &name("n"), &options).await.unwrap();
+    }
+
+    /// Reads what `selectors` say, into buffers full of what was there before.
+    async fn read(&self, selectors: &[&str]) -> Result<(Vec<(String, Vec<u8>)>, TensorsRead)> {
+        let selectors: Vec<TensorSelector> = selectors.iter().map(|text| text.parse()).collect::<Result<_>>()?;
+        self.carry_out(self.repository.choose_tensors(&name("n"), None, &selectors).await?).await
+    }
+
+    async fn carry_out(&self, reading: TensorReading) -> Result<(Vec<(String, Vec<u8>)>, TensorsRead)> {
+        let reading = Arc::new(reading);
+        let lens = reading.tensors().iter().map(|tensor| usize::try_from(tensor.bytes).unwrap());
+        let buffers: Arc<Vec<Mutex<Vec<u8>>>> = Arc::new(lens.map(|len| Mutex::new(vec![0xee; len])).collect());
+        let sink = {
+            let buffers = Arc::clone(&buffers);
+            move |tensor: usize, offset: u64, bytes: &[u8]| {
+                let at = usize::try_from(offset).unwrap();
+                buffers[tensor].lock().unwrap()[at..at + bytes.len()].copy_from_slice(bytes);
+                Ok(())
+            }
+        };
+        let read = self.repository.read_tensors(&reading, Arc::new(sink), &Progress::default()).await?;
+        let filled = buffers.iter().map(|buffer| std::mem::take(&mut *buffer.lock().unwrap()));
+        Ok((reading.tensors().iter().map(|tensor| tensor.name.clone()).zip(filled).collect(), read))
+    }
+
+    async fn one(&self, selector: &str) -> Vec<u8> {
+        let (mut found, _) = self.read(&[selector]).await.unwrap();
+        assert_eq!(found.len(), 1, "{selector}");
+        found.remove(0).1
+    }
+
+    async fn refused(&self, selector: &str) -> Error {
+        self.read(&[selector]).await.map(drop).expect_err(selector)
+    }
+
+    fn gets(&self) -> (u64, u64) {
+        let counters = self.store.counters();
+        (counters.get(Metric::GetRequests), counters.get(Metric::GetBytes))
+    }
+}
+
+/// A safetensors file.
+fn file(tensors: &[Plain<'_>]) -> Vec<u8> {
+    let (mut header, mut at) = (String::from("{"), 0);
+    for (name, dtype, shape, bytes) in tensors {
+        let (comma, end) = (if at == 0 { "" } else { "," }, at + bytes.len());
+        write!(header, r#"{comma}"{name}":{{"dtype":"{dtype}","shape":{shape:?},"data_offsets":[{at},{end}]}}"#)
+            .unwrap();
+        at = end;
+    }
+    header.push('}');
+    let mut file = (header.len() as u64).to_le_bytes().to_vec();
+    file.extend(header.into_bytes());
+    tensors.iter().for_each(|(.., bytes)| file.extend(bytes));
+    file
+}
+
+/// Numpy's `whole[box]`, element by element.
+fn sliced(whole: &[u8], shape: &[u64], ranges: &[std::ops::Range<u64>], element: u64) -> Vec<u8> {
+    let mut starts = vec![0];
+    for (len, range) in shape.iter().zip(ranges) {
+        starts = starts.iter().flat_map(|at| range.clone().map(move |index| at * len + index)).collect();
+    }
+    let bytes = |at: u64| &whole[usize::try_from(at * element).unwrap()..usize::try_from((at + 1) * element).unwrap()];
+    starts.into_iter().flat_map(|at| bytes(at).to_vec()).collect()
+}
+
+fn golden() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/checkpoints")
+}
+
+/// What torch says that the golden files hold: of each file its tensors, as JSON.
+fn expected() -> BTreeMap<String, Vec<serde_json::Value>> {
+    let all: serde_json::Value = serde_json::from_slice(&fs::read(golden().join("expected.json")).unwrap()).unwrap();
+    let tensors = |one: &serde_json::Value| one["tensors"].as_array().cloned().unwrap_or_default();
+    all.as_array().unwrap().iter().map(|one| (one["file"].as_str().unwrap().to_owned(), tensors(one))).collect()
+}
+
+fn numbers(value: &serde_json::Value) -> Vec<u64> {
+    value.as_array().unwrap().iter().map(|number| number.as_u64().unwrap()).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn tensors_that_torch_wrote_are_read_as_torch_has_them() {
+    let house = House::new().await;
+    house.save(&golden(), Compression::Auto).await;
+    let listed = house.repository.tensors(&name("n"), &[]).await.unwrap();
+    let mut seen = 0;
+    for (path, tensors) in expected().iter().filter(|(path, _)| *path != "dcp") {
+        for tensor in tensors {
+            let wanted = tensor["name"].as_str().unwrap();
+            let bytes = house.one(&format!("{path}:{wanted}")).await;
+            assert_eq!(blake3::hash(&bytes).to_string(), tensor["blake3"], "{path}:{wanted}");
+            let one = listed.iter().find(|one| one.path == *path && one.name == wanted).unwrap();
+            assert_eq!((&one.shape, one.bytes, one.parts), (&numbers(&tensor["shape"]), bytes.len() as u64, 1));
+            assert_eq!(one.dtype, tensor["dtype"]);
+            seen += 1;
+        }
+    }
+    assert_eq!(seen + listed.iter().filter(|one| one.path == "dcp").count(), listed.len());
+    assert!(seen > 40, "{seen}");
+}
+
+/// "DCP parts saved by N ranks are readable as whole tensors."
+#[tokio::test(flavor = "multi_thread")]
+async fn parts_of_ranks_are_one_tensor() {
+    let house = House::new().await;
+    house.save(&golden(), Compression::Auto).await;
+    let listed = house.repository.tensors(&name("n"), &["dcp:*".parse().unwrap()]).await.unwrap();
+    let shown: Vec<_> = listed.iter().map(|one| (one.name.as_str(), one.shape.as_slice(), one.parts)).collect();
+    let mut names: Vec<_> = shown.iter().map(|(name, ..)| *name).collect();
+    names.sort_unstable();
+    assert_eq!(names, ["columns", "empty", "rows", "same", "scalar", "uneven"].map(|name| format!("model.{name}")));
+    assert!(shown.contains(&("model.columns", &[4, 6], 2)) && shown.contains(&("model.scalar", &[], 1)), "{shown:?}");
+    assert!(listed.iter().all(|one| one.path == "dcp"));
+
+    let (found, _) = house.read(&["dcp:*"]).await.unwrap();
+    let wholes: BTreeMap<_, _> = found.into_iter().collect();
+    for part in &expected()["dcp"] {
+        let (tensor, shape, offsets) =
+            (part["name"].as_str().unwrap(), numbers(&part["shape"]), numbers(&part["offsets"]));
+        let ranges: Vec<_> = offsets.iter().zip(&shape).map(|(from, len)| *from..from + len).collect();
+        let whole = &wholes[tensor];
+        let element = whole.len() as u64 / numbers(&part["whole"]).iter().product::<u64>().max(1);
+        let cut = sliced(whole, &numbers(&part["whole"]), &ranges, element);
+        assert_eq!(blake3::hash(&cut).to_string(), part["blake3"], "{tensor} {ranges:?}");
+        let bounds: Vec<String> = ranges.iter().map(|range| format!("{}:{}", range.start, range.end)).collect();
+        let asked = if bounds.is_empty() { tensor.to_owned() } else { format!("{tensor}[{}]", bounds.join(",")) };
+        assert!(house.one(&asked).await == cut, "{asked}");
+    }
+    // Boxes across the parts, and their shards.
+    let (rows, columns) = (&wholes["model.rows"], &wholes["model.columns"]);
+    assert_eq!(house.one("model.rows[2:5, 1:3]").await, sliced(rows, &[6, 4], &[2..5, 1..3], 4));
+    assert_eq!(house.one("model.columns[1:, -4:5]").await, sliced(columns, &[4, 6], &[1..4, 2..5], 2));
+    for (index, rows_of) in [(0, 0..2), (1, 2..4), (2, 4..5), (3, 5..5)] {
+        let selector = TensorSelector::new("model.uneven").unwrap().shard(Shard::new(index, 4).unwrap());
+        let reading = house.repository.choose_tensors(&name("n"), None, &[selector]).await.unwrap();
+        let (found, _) = house.carry_out(reading).await.unwrap();
+        assert_eq!(found[0].1, sliced(&wholes["model.uneven"], &[5, 3], &[rows_of, 0..3], 4), "{index}");
+    }
+}
+
+/// T2: "Elements that no part holds are exit 3, with the box that lacks".
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_not_saved_is_named() {
+    let house = House::new().await;
+    for file in [".metadata", "__0_0.distcp"] {
+        fs::copy(golden().join("dcp").join(file), house.path(&format!("dcp/{file}"))).unwrap();
+    }
+    house.save(&house.path("dcp"), Compression::Auto).await;
+    let error = house.refused("model.rows").await;
+    assert_eq!(error.kind(), ErrorKind::NotFound);
+    assert!(
+        error.to_string().contains("no part holds [3:6, 0:4]") && error.to_string().contains("model.rows"),
+        "{error}"
+    );
+    assert_eq!(house.one("model.rows[1:3]").await.len(), 2 * 4 * 4);
+    assert_eq!(house.refused("model.columns[0:1, 2:4]").await.kind(), ErrorKind::NotFound);
+
+    let error = house.refused("model.row").await;
+    assert_eq!(error.kind(), ErrorKind::NotFound);
+    assert!(error.cure_text().unwrap().contains("towline tensors n"), "{error:?}");
+    for (selector, kind) in [
+        ("elsewhere:model.rows", ErrorKind::NotFound),
+        ("model.rows[0:7]", ErrorKind::Usage),
+        ("model.rows[:, :, 0:1]", ErrorKind::Usage),
+        ("model.*[:, :, :]", ErrorKind::Usage),
+        ("model.rows[0]", ErrorKind::NotFound),
+        ("model.{rows", ErrorKind::Usage),
+        ("", ErrorKind::Usage),
+        ("[0:3]", ErrorKind::Usage),
+    ] {
+        assert_eq!(house.refused(selector).await.kind(), kind, "{selector}");
+    }
+    let gone = house.repository.choose_tensors(&name("m"), None, &["*".parse().unwrap()]).await.unwrap_err();
+    assert_eq!(gone.kind(), ErrorKind::NotFound);
+}
+
+/// Boxes of a tensor of many chunks, compressed or not, are what numpy cuts out of it.
+#[tokio::test(flavor = "multi_thread")]
+async fn boxes_are_what_numpy_cuts() {
+    let shape = [64, 50, 300];
+    let whole = noise(1, 64 * 50 * 300 * 4);
+    let packed = noise(2, 33);
+    for compression in [Compression::Off, Compression::Auto] {
+        let house = House::new().await;
+        let (path, small) = (house.path("model.safetensors"), noise(3, 40));
+        let tensors: [Plain<'_>; 4] = [
+            ("small", "F16", &[4, 5], small.clone()),
+            ("big", "F32", &shape, whole.clone()),
+            ("packed", "F4", &[11, 6], packed.clone()),
+            ("strange", "Q7", &[3, 3], packed.clone()),
+        ];
+        fs::write(&path, file(&tensors)).unwrap();
+        house.save(&path, compression).await;
+        for ranges in [
+            [0..64, 0..50, 0..300],
+            [0..8, 0..50, 0..300],
+            [63..64, 0..50, 0..300],
+            [0..64, 7..9, 0..300],
+            [3..61, 49..50, 17..18],
+            [0..64, 0..50, 299..300],
+            [10..11, 20..21, 30..31],
+            [5..5, 0..50, 0..300],
+        ] {
+            let slices = Slices::of(ranges.clone());
+            let (found, read) = house.read(&[&format!("big{slices}")]).await.unwrap();
+            assert!(found[0].1 == sliced(&whole, &shape, &ranges, 4), "{slices}");
+            assert_eq!(read.bytes, found[0].1.len() as u64);
+        }
+        assert_eq!(house.one("small[:, 1:3]").await, sliced(&small, &[4, 5], &[0..4, 1..3], 2));
+        assert_eq!((house.one("packed").await, house.one("str*").await), (packed.clone(), packed.clone()));
+        for selector in ["packed[0:2]", "strange[0:1]"] {
+            assert_eq!(house.refused(selector).await.kind(), ErrorKind::Unsupported, "{selector}");
+        }
+        // Whatever is asked for twice comes once.
+        let (found, _) = house.read(&["small", "*all", "small[0:4]", "small[0:1]"]).await.unwrap();
+        assert_eq!(found.len(), 2);
+    }
+}
+
+/// "Reading 1/8 of every tensor along its first dimension reads at most 1.05x of those bytes plus chunk edges."
+#[tokio::test(flavor = "multi_thread")]
+async fn an_eighth_reads_an_eighth() {
+    for (compression, dtype, element) in [
+        (Compression::Off, "F32", 4),
+        (Compression::Auto, "F32", 4),
+        (Compression::Off, "BF16", 2),
+        (Compression::Auto, "U8", 1),
+    ] {
+        let house = House::new().await;
+        let shapes: [&[u64]; 6] = [&[4096, 512], &[2048, 2048], &[2048], &[1000, 3000], &[512, 3, 1024], &[8, 300_000]];
+        let names = ["embed", "proj", "norm", "odd", "cube", "long"];
+        let len = |shape: &[u64]| usize::try_from(shape.iter().product::<u64>() * element).unwrap();
+        let wholes: Vec<Vec<u8>> = (0..).zip(shapes).map(|(seed, shape)| noise(seed, len(shape))).collect();
+        let tensors: Vec<Plain<'_>> = names
+            .iter()
+            .zip(shapes)
+            .zip(&wholes)
+            .map(|((name, shape), bytes)| (*name, dtype, shape, bytes.clone()))
+            .collect();
+        let path = house.path("model.safetensors");
+        fs::write(&path, file(&tensors)).unwrap();
+        house.save(&path, compression).await;
+        for index in [0, 3, 7] {
+            let shard = TensorSelector::new("*").unwrap().shard(Shard::new(index, 8).unwrap());
+            let reading = house.repository.choose_tensors(&name("n"), None, &[shard]).await.unwrap();
+            let before = house.gets();
+            let (found, read) = house.carry_out(reading).await.unwrap();
+            for (((_, bytes), shape), whole) in found.iter().zip(shapes).zip(&wholes) {
+                let rows = shape[0].div_ceil(8) * index..(shape[0].div_ceil(8) * (index + 1)).min(shape[0]);
+                let rest = shape[1..].iter().map(|&len| 0..len);
+                let ranges: Vec<_> = std::iter::once(rows).chain(rest).collect();
+                assert!(*bytes == sliced(whole, shape, &ranges, element), "{shape:?}");
+            }
+            let bytes = house.gets().1 - before.1;
+            assert_eq!(bytes, read.fetched_bytes);
+            // Chunks are a power of two of rows, here of at most 256 Ki elements: the first and the last of a tensor may be
+            // wanted in part.
+            let edges = 2 * names.len() as u64 * (element << 18);
+            assert!(bytes * 20 <= read.bytes * 21 + edges, "{dtype}: {read:?}");
+            let even = TensorSelector::new("{embed,proj,cube}").unwrap().shard(Shard::new(index, 8).unwrap());
+            let reading = house.repository.choose_tensors(&name("n"), None, &[even]).await.unwrap();
+            let (_, exact) = house.carry_out(reading).await.unwrap();
+            assert!(exact.fetched_bytes * 20 <= exact.bytes * 21, "{dtype}: {exact:?}");
+        }
+    }
+}
+
+/// T1: "fetch the chunks that hold some of what is asked for, each once however many tensors share it".
+#[tokio::test(flavor = "multi_thread")]
+async fn a_shared_chunk_is_fetched_once() {
+    let house = House::new().await;
+    house.save(&golden().join("views.pt"), Compression::Off).await;
+    let reading = house.repository.choose_tensors(&name("n"), None, &["*".parse().unwrap()]).await.unwrap();
+    let before = house.gets();
+    let (found, read) = house.carry_out(reading).await.unwrap();
+    assert_eq!((found.len(), house.gets().0 - before.0), (10, 1), "one read for all");
+    assert!(read.fetched_bytes < read.bytes, "{read:?}: tied tensors are read once");
+}
+
+/// Zeros that were not stored are given too.
+#[tokio::test(flavor = "multi_thread")]
+async fn holes_are_zeros() {
+    let house = House::new().await;
+    let (path, len) = (house.path("sparse.safetensors"), 24 << 20);
+    let header = file(&[("w", "F32", &[6144, 1024], Vec::new())]);
+    let header = String::from_utf8_lossy(&header[8..]).replace("[0,0]", &format!("[0,{len}]"));
+    let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+    bytes.extend(header.into_bytes());
+    let start = bytes.len() as u64;
+    let sparse = fs::File::create(&path).unwrap();
+    sparse.set_len(start + len).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&sparse, &bytes, 0).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&sparse, &noise(1, 8000), start + (8 << 20) + 50).unwrap();
+    let mut whole = vec![0; 24 << 20];
+    whole[(8 << 20) + 50..(8 << 20) + 8050].copy_from_slice(&noise(1, 8000));
+    house.save(&path, Compression::Auto).await;
+    assert!(house.one("w").await == whole);
+    let column = sliced(&whole, &[6144, 1024], &[0..6144, 100..900], 4);
+    assert!(house.one("w[:, 100:900]").await == column);
+}
+
+/// T3: "naming exactly the asked for tensors that it hits; others are read without it, and a box that does not touch it too."
+#[tokio::test(flavor = "multi_thread")]
+async fn damage_hits_the_tensors_that_need_it() {
+    let house = House::new().await;
+    let names = ["a", "b", "c", "d"];
+    let content: Vec<_> = (0..4).map(|seed| noise(seed, 3 << 20)).collect();
+    let tensors: Vec<Plain<'_>> =
+        names.iter().zip(&content).map(|(name, bytes)| (*name, "F32", &[768, 1024][..], bytes.clone())).collect();
+    let path = house.path("model.safetensors");
+    fs::write(&path, file(&tensors)).unwrap();
+    house.save(&path, Compression::Off).await;
+    let packs: Vec<_> = house.store.objects().list(Some(&"pack".into())).try_collect().await.unwrap();
+    // In the second half of b.
+    let needle = &content[1][(2 << 20) + 5000..(2 << 20) + 5064];
+    let mut flipped = 0;
+    for key in packs.iter().map(|meta| &meta.location) {
+        let mut pack = house.store.objects().get(key).await.unwrap().bytes().await.unwrap().to_vec();
+        let Some(at) = pack.windows(needle.len()).position(|window| window == needle) else { continue };
+        pack[at] ^= 1;
+        house.store.objects().put(key, pack.into()).await.unwrap();
+        flipped += 1;
+    }
+    assert_eq!(flipped, 1);
+
+    let error = house.refused("*").await;
+    assert_eq!(error.kind(), ErrorKind::Damaged);
+    assert!(error.to_string().starts_with("1 of 4 tensors cannot be read at n: got damage in b"), "{error}");
+    for (tensor, whole) in [("a", &content[0]), ("c", &content[2]), ("d", &content[3])] {
+        assert!(house.one(tensor).await == **whole);
+    }
+    assert!(house.one("b[0:256]").await == content[1][..1 << 20], "the rows that are whole");
+    assert_eq!(house.refused("b[600:]").await.kind(), ErrorKind::Damaged);
+
+    for pack in &packs {
+        house.store.objects().delete(&pack.location).await.unwrap();
+    }
+    let error = house.refused("{a,b}").await;
+    assert!(error.kind() == ErrorKind::Damaged && error.to_string().contains("damage in a, b"), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn packs_that_move_meanwhile_are_followed() {
+    let house = House::new().await;
+    let (kept, path) = (noise(1, 2 << 20), house.path("tree/model.safetensors"));
+    fs::write(&path, file(&[("w", "F32", &[512, 1024], kept.clone())])).unwrap();
+    fs::write(house.path("tree/other"), noise(2, 8 << 20)).unwrap();
+    house.repository.save(path.parent().unwrap(), &name("all"), &SaveOptions::default()).await.unwrap();
+    house.save(&path, Compression::Auto).await;
+    let reading = house.repository.choose_tensors(&name("n"), None, &["w".parse().unwrap()]).await.unwrap();
+    house.repository.remove(&name("all")).await.unwrap();
+    let collect = CollectOptions { grace: Duration::ZERO, ..CollectOptions::default() };
+    assert_eq!(house.repository.collect(&collect).await.unwrap().repacked_packs, 1);
+    assert!(house.carry_out(reading).await.unwrap().0[0].1 == kept);
+}
+
+/// T1: "nothing is given after the reading ended or was dropped".
+#[tokio::test(flavor = "multi_thread")]
+async fn a_sink_is_not_called_after_the_end() {
+    let house = House::new().await;
+    let path = house.path("model.safetensors");
+    fs::write(&path, file(&[("w", "F32", &[8192, 1024], noise(1, 32 << 20))])).unwrap();
+    house.save(&path, Compression::Auto).await;
+    for fails in [true, false] {
+        let reading = house.repository.choose_tensors(&name("n"), None, &["w".parse().unwrap()]).await.unwrap();
+        let calls = Arc::new(Mutex::new(0));
+        let sink = {
+            let calls = Arc::clone(&calls);
+            move |_: usize, _: u64, _: &[u8]| {
+                *calls.lock().unwrap() += 1;
+                std::thread::sleep(Duration::from_millis(20));
+                if fails { Err(Error::denied("enough")) } else { Ok(()) }
+            }
+        };
+        let (reading, progress) = (Arc::new(reading), Progress::default());
+        let work = house.repository.read_tensors(&reading, Arc::new(sink), &progress);
+        match tokio::time::timeout(Duration::from_millis(60), work).await {
+            Ok(ended) => assert!(fails && ended.unwrap_err().kind() == ErrorKind::Denied),
+            Err(_) => assert!(!fails),
+        }
+        let before = *calls.lock().unwrap();
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        assert_eq!(*calls.lock().unwrap(), before, "fails: {fails}");
+    }
+}
