@@ -157,7 +157,7 @@ fn golden_log_folds_to_its_snapshots() {
     };
     let snapshots: Vec<State> = objects.iter().filter_map(snapshot).collect();
     let [first, last] = snapshots.as_slice() else { panic!("{} snapshots", snapshots.len()) };
-    let (mut state, mut tags) = (first.clone(), std::collections::BTreeSet::new());
+    let (mut state, mut tags) = (first.clone(), BTreeSet::new());
     while let Some(object) = objects.get(&format!("log/{:020}", state.seq + 1)) {
         let entry = Entry::decode(&open(Kind::Entry, object).unwrap()).unwrap();
         tags.extend(
