@@ -233,6 +233,9 @@ pub(super) struct Save {
     /// Of so many steps of a run store one for itself, the others as differences to it [default: 8]
     #[arg(long, value_name = "K")]
     pub(super) key_every: Option<NonZeroU32>,
+    /// Tell how each tensor is stored, and why
+    #[arg(long)]
+    pub(super) explain: bool,
     /// Read every file, even those that look unchanged
     #[arg(long)]
     pub(super) reread: bool,

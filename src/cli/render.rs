@@ -5,14 +5,14 @@ use std::fmt::Write as _;
 use super::output::{Paint, printable, table};
 use super::size::show;
 use crate::ops::{
-    Change, Check, CollectReport, Diagnosis, ExpirePlan, Listed, Outcome, PlannedStep, RestoreReport,
+    Change, Check, CollectReport, Diagnosis, ExpirePlan, Explained, Listed, Outcome, PlannedStep, RestoreReport,
     RestoreTensorsReport, RunListed, SaveReport, Shown, ShownEntry, ShownTensor, StepListed, SyncReport, TensorListed,
     VerifyReport,
 };
 use crate::repository::log::StepFacts;
 
 pub(super) fn save(report: &SaveReport) -> String {
-    format!(
+    let mut text = format!(
         "saved {}: {} in {}, {}\n  new: {} in {} of {}; {} written\n  manifest: {}\n",
         report.name,
         show(report.logical_bytes),
@@ -23,7 +23,25 @@ pub(super) fn save(report: &SaveReport) -> String {
         counted(report.chunks, "chunk"),
         show(report.stored_bytes),
         report.manifest,
-    )
+    );
+    if !report.explained.is_empty() {
+        let rows: Vec<_> = report.explained.iter().map(explained).collect();
+        text += "\n";
+        text += &table(&["FILE", "TENSOR", ">SIZE", ">HERE", ">STORED", ">RATIO", "HOW"], &rows);
+    }
+    text
+}
+
+fn explained(one: &Explained) -> Vec<String> {
+    vec![
+        printable(&one.path),
+        one.tensor.as_deref().map_or_else(|| "-".to_owned(), printable),
+        show(one.bytes),
+        show(one.here_bytes),
+        show(one.stored_bytes),
+        ratio(one.bytes - one.here_bytes, one.stored_bytes),
+        printable(&one.reasons.join("; ")),
+    ]
 }
 
 pub(super) fn restore(report: &RestoreReport) -> String {
@@ -140,15 +158,23 @@ pub(super) fn expired(plan: &ExpirePlan, dry_run: bool) -> String {
 
 pub(super) fn shown(shown: &Shown) -> String {
     let mut text = format!(
-        "{}\n  saved:    {}\n  size:     {} in {} and {}; {} stored\n  manifest: {}\n",
+        "{}\n  saved:    {}\n  size:     {} in {} and {}; {} stored\n",
         shown.name,
         shown.saved,
         show(shown.bytes),
         counted(shown.files, "file"),
         counted(shown.chunks, "chunk"),
         show(shown.stored_bytes),
-        shown.manifest,
     );
+    if shown.base_bytes > 0 {
+        let _ = writeln!(
+            text,
+            "  bases:    {}, of the key step {} before",
+            show(shown.base_bytes),
+            counted(shown.behind.into(), "save")
+        );
+    }
+    let _ = writeln!(text, "  manifest: {}", shown.manifest);
     if shown.facts != StepFacts::default() {
         let _ = writeln!(text, "  facts:    {}", facts(&shown.facts));
     }
@@ -163,7 +189,7 @@ pub(super) fn shown(shown: &Shown) -> String {
     for entry in shown.entries.iter().filter(|entry| !entry.tensors.is_empty()) {
         let _ = writeln!(text, "\n{}:", printable(&entry.path));
         let rows: Vec<_> = entry.tensors.iter().map(tensor).collect();
-        text += &table(&["  TENSOR", "DTYPE", "SHAPE", ">SIZE", ">STORED", "CODEC"], &rows);
+        text += &table(&["  TENSOR", "DTYPE", "SHAPE", ">SIZE", ">STORED", ">RATIO", "CODEC"], &rows);
     }
     text
 }
@@ -188,6 +214,11 @@ fn entry(entry: &ShownEntry) -> Vec<String> {
     ]
 }
 
+/// How many times smaller something is stored.
+fn ratio(bytes: u64, stored: u64) -> String {
+    if stored == 0 { "-".to_owned() } else { format!("{:.2}x", bytes as f64 / stored as f64) }
+}
+
 fn tensor(tensor: &ShownTensor) -> Vec<String> {
     let shape = match (&tensor.whole, &tensor.offsets) {
         (Some(whole), Some(at)) => format!("{} at {} of {}", list(&tensor.shape), list(at), list(whole)),
@@ -199,6 +230,7 @@ fn tensor(tensor: &ShownTensor) -> Vec<String> {
         shape,
         show(tensor.bytes),
         show(tensor.stored_bytes),
+        ratio(tensor.bytes, tensor.stored_bytes),
         tensor.codec.clone(),
     ]
 }

@@ -103,6 +103,7 @@ impl Door {
             reread: save.reread,
             compression: save.compression.into(),
             key_every: save.key_every,
+            explain: save.explain,
             progress: self.progress.clone(),
         };
         let line = self.line();

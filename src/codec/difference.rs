@@ -113,7 +113,6 @@ mod wide {
 /// The two loops for one width: `$bytes` in an unsigned `$number`, which is `$signed` with a sign.
 macro_rules! loops {
     ($subtract:ident, $add:ident, $number:ty, $signed:ty, $bytes:literal) => {
-        #[expect(clippy::inline_always, reason = "it is to be compiled anew within each of its callers")]
         #[expect(clippy::cast_possible_wrap, clippy::cast_sign_loss, reason = "bits, seen with and without a sign")]
         #[inline(always)]
         fn $subtract(numbers: &[u8], base: &[u8], floats: bool, out: &mut [u8]) {
@@ -130,7 +129,6 @@ macro_rules! loops {
             }
         }
 
-        #[expect(clippy::inline_always, reason = "it is to be compiled anew within each of its callers")]
         #[expect(clippy::cast_possible_wrap, clippy::cast_sign_loss, reason = "bits, seen with and without a sign")]
         #[inline(always)]
         fn $add(numbers: &mut [u8], base: &[u8], floats: bool) {

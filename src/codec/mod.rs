@@ -164,10 +164,9 @@ fn zstd(plain: &[u8], limit: usize) -> Option<Vec<u8>> {
 /// # Errors
 /// Damaged, if the frame does not decode to exactly that many bytes, or the base is missing.
 pub fn decode_into(codec: Codec, stored: &[u8], base: Option<&[u8]>, plain: &mut [u8]) -> Result<()> {
-    let against = |decode: fn(&[u8], &[u8], &mut [u8]) -> Option<()>, plain: &mut [u8]| {
-        let base = base.ok_or_else(|| Error::damaged("chunk needs a base, and none is told").got(codec.word()))?;
-        decode(stored, base, plain).ok_or_else(|| Error::damaged("chunk does not decode").got(codec.word()))
-    };
+    let given = || base.ok_or_else(|| Error::damaged("chunk needs a base, and none is told").got(codec.word()));
+    let checked =
+        |decoded: Option<()>| decoded.ok_or_else(|| Error::damaged("chunk does not decode").got(codec.word()));
     let got = match codec {
         Codec::Raw if stored.len() == plain.len() => {
             plain.copy_from_slice(stored);
@@ -177,10 +176,10 @@ pub fn decode_into(codec: Codec, stored: &[u8], base: Option<&[u8]>, plain: &mut
         Codec::Zstd => zstd::bulk::decompress_to_buffer(stored, plain)
             .map_err(|source| Error::damaged("zstd frame does not decode").source(source))?,
         Codec::Planes => {
-            return planes::decode(stored, plain).ok_or_else(|| Error::damaged("byte planes do not decode"));
+            return checked(planes::decode(stored, plain));
         }
-        Codec::Difference => return against(difference::decode, plain),
-        Codec::Derived => return against(derived::decode, plain),
+        Codec::Difference => return checked(difference::decode(stored, given()?, plain)),
+        Codec::Derived => return checked(derived::decode(stored, given()?, plain)),
     };
     if got == plain.len() {
         return Ok(());

@@ -21,7 +21,7 @@ pub use expire::{ExpirePlan, ExpirePolicy, PlannedStep, Reason};
 pub use names::Listed;
 pub use restore::{RestoreOptions, RestoreReport};
 pub use runs::{RunListed, StepListed};
-pub use save::{CutChoice, SaveOptions, SaveReport};
+pub use save::{CutChoice, Explained, SaveOptions, SaveReport};
 pub use show::{Shown, ShownEntry, ShownTensor};
 pub use sync::{SyncOptions, SyncReport, sync};
 pub use tensors::{

@@ -6,7 +6,7 @@ use std::ops::Range;
 use serde::Serialize;
 
 use crate::error::Result;
-use crate::format::{Content, EntryKind, TensorEntry, TreeEntry};
+use crate::format::{Content, EntryKind, Frame, TensorEntry, TreeEntry};
 use crate::ops::shown;
 use crate::repository::log::StepFacts;
 use crate::repository::{Name, Repository, Saved};
@@ -24,6 +24,10 @@ pub struct Shown {
     pub bytes: u64,
     /// Bytes that its chunks take in packs, shared ones too.
     pub stored_bytes: u64,
+    /// Bytes that further chunks take, which these are differences to: they are read with it.
+    pub base_bytes: u64,
+    /// How many saves ago the key step was that its differences are to; 0 if it is one itself.
+    pub behind: u32,
     /// Files.
     pub files: u64,
     /// Distinct chunks.
@@ -98,13 +102,16 @@ impl Repository {
     /// Safe: it only reads.
     pub async fn show(&self, name: &Name) -> Result<Shown> {
         let saved = self.saved(name).await?;
-        let stored: u64 = saved.map.frames.iter().map(|frame| u64::from(frame.stored_len)).sum();
+        let (own, bases) = saved.map.frames.split_at(saved.map.chunks());
+        let stored = |frames: &[Frame]| frames.iter().map(|frame| u64::from(frame.stored_len)).sum();
         Ok(Shown {
             name: name.to_string(),
             manifest: saved.value.manifest.to_string(),
             saved: saved.value.saved.to_string(),
             bytes: saved.manifest.logical_bytes(),
-            stored_bytes: stored,
+            stored_bytes: stored(own),
+            base_bytes: stored(bases),
+            behind: saved.value.behind,
             files: saved.manifest.files().count() as u64,
             chunks: saved.manifest.chunks.ids.len() as u64,
             facts: saved.value.facts.clone(),

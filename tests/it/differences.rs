@@ -258,7 +258,7 @@ async fn a_sync_moves_differences_as_they_are_and_bases_once() {
     let only_second = sync(&from, &to, &[name("run/step-2")], &SyncOptions::default()).await.unwrap();
     // Without the step that it is a difference to, what of that it needs moves along.
     let second = house.saved(2).await;
-    assert_eq!(only_second.new_chunks as usize, second.map.frames.len());
+    assert_eq!(only_second.new_chunks, second.map.frames.len() as u64);
     house.assert_restores(&other.open().await, 2).await;
 
     let before = read(&from);

@@ -139,7 +139,7 @@ pub(super) fn write(
     })
 }
 
-/// Decodes what [`write`] wrote after its first byte.
+/// Decodes what [`write()`] wrote after its first byte.
 pub(super) fn read(stored: &[u8], width: Width, rotated: bool, plain: &mut [u8]) -> Option<()> {
     let (headers, mut bodies) = stored.split_at_checked(width.bytes() * PLANE_HEADER)?;
     let count = plain.len() / width.bytes();

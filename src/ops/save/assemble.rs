@@ -85,6 +85,25 @@ impl Assembly {
         Ok(())
     }
 
+    /// Which of a file's tensors the byte at `offset` belongs to.
+    pub(super) fn tensor_at(&self, file: usize, offset: u64) -> Option<usize> {
+        let tensors = self.tensors(file);
+        let at = tensors.partition_point(|tensor| tensor.range.start <= offset).checked_sub(1)?;
+        tensors.get(at).filter(|tensor| offset < tensor.range.end).map(|_| at)
+    }
+
+    /// The name of a file's tensor.
+    pub(super) fn tensor_name(&self, file: usize, tensor: usize) -> Option<&str> {
+        self.tensors(file).get(tensor).map(|tensor| tensor.name.as_str())
+    }
+
+    fn tensors(&self, file: usize) -> &[TensorEntry] {
+        match self.manifest.entries.get(file).map(|entry| &entry.kind) {
+            Some(EntryKind::File(content)) => &content.tensors,
+            _ => &[],
+        }
+    }
+
     /// The manifest, and its chunks. Files that were not read came first: numbering the chunks again, in the order of the
     /// entries, gives a tree the same manifest whatever a stat cache knew of it.
     pub(super) fn finish(self) -> (Manifest, Vec<ChunkId>) {

@@ -78,7 +78,7 @@ impl Contents {
         };
         let shapes: HashSet<&[u64]> =
             with(Dtype::BF16).flat_map(|(_, tensors)| tensors.map(|tensor| &*tensor.shape)).collect();
-        let mut prints: HashMap<(&[u64], Vec<u8>), Vec<(usize, &Tensor)>> = HashMap::new();
+        let mut prints: HashMap<Print<'_>, Vec<(usize, &Tensor)>> = HashMap::new();
         for (file, tensors) in with(Dtype::F32) {
             let mut tensors = tensors.filter(|tensor| shapes.contains(&*tensor.shape)).peekable();
             if tensors.peek().is_none() {
@@ -87,7 +87,7 @@ impl Contents {
             let Some(found) = walk.found.get(file) else { continue };
             let opened = open(walk, found)?;
             // Holes move cuts.
-            if extents(&opened, found.stat.size)? != [0..found.stat.size] {
+            if extents(&opened, found.stat.size)?.first().is_none_or(|data| data.end < found.stat.size) {
                 continue;
             }
             for tensor in tensors {
@@ -127,6 +127,9 @@ impl Contents {
         (before == wanted.start).then_some((master, wanted))
     }
 }
+
+/// A shape, and what a sample looks like in 16 bits.
+type Print<'a> = (&'a [u64], Vec<u8>);
 
 /// `len` bytes from the start of a tensor, and as many from its middle.
 fn sample(file: &File, tensor: &Tensor, len: u64) -> Option<Vec<u8>> {

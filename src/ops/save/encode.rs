@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::contents::{Contents, read_master};
-use super::parent::Parent;
+use super::parent::{Basis, Parent};
 use super::read::Named;
 use crate::budget::{Budget, Buffer};
 use crate::codec::{Compression, Encoded, encode, encode_derived, encode_difference, rounded};
@@ -24,8 +24,8 @@ pub(super) struct New {
     pub(super) chunk: Named,
     /// In which of the files found.
     pub(super) file: usize,
-    /// The chunk of the parent to take the difference to.
-    pub(super) base: Option<u32>,
+    /// What it may be a difference to.
+    pub(super) basis: Basis,
 }
 
 /// How a chunk is stored.
@@ -34,10 +34,11 @@ pub(super) struct Done {
     pub(super) id: ChunkId,
     pub(super) encoded: Encoded,
     pub(super) plain_len: u32,
-    /// Was there a base, without its difference being worth it?
-    pub(super) base_tried: bool,
     pub(super) file: usize,
     pub(super) start: u64,
+    /// Is it numbers of one kind?
+    pub(super) numbers: bool,
+    pub(super) basis: Basis,
 }
 
 /// What is needed to encode the chunks of a save.
@@ -91,7 +92,7 @@ impl Encoding {
         let (Some(parent), Some(budget)) = (&self.parent, &self.budget) else { return encoded };
         let mut wanting: HashMap<u32, Vec<usize>> = HashMap::new();
         for (at, (new, _)) in new.iter().zip(derived).enumerate().filter(|(_, (_, derived))| derived.is_none()) {
-            if let (Some(base), Some(_)) = (new.base, new.chunk.number) {
+            if let (Basis::Chunk(base), Some(_)) = (new.basis, new.chunk.number) {
                 wanting.entry(base).or_default().push(at);
             }
         }
@@ -135,10 +136,11 @@ impl Done {
         Self {
             id: new.chunk.id,
             plain_len: u32::try_from(new.chunk.bytes.len()).unwrap_or(u32::MAX),
-            base_tried: new.base.is_some() && encoded.base.is_none(),
             encoded,
             file: new.file,
             start: new.chunk.start,
+            numbers: new.chunk.number.is_some(),
+            basis: new.basis,
         }
     }
 }

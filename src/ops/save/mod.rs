@@ -7,6 +7,7 @@
 mod assemble;
 mod contents;
 mod encode;
+mod explain;
 mod looking;
 mod parent;
 mod read;
@@ -23,6 +24,8 @@ use std::sync::Arc;
 use serde::Serialize;
 
 use self::assemble::Assembly;
+pub use self::explain::Explained;
+use self::explain::Explanation;
 use self::looking::Looking;
 use self::parent::{Orphan, Parent};
 use self::store::{Counts, store};
@@ -96,6 +99,8 @@ pub struct SaveOptions {
     /// Of so many saves of a run one stands for itself, and the others are stored as differences to it (8 by
     /// default; 1: each stands for itself). It is read with each of them, and kept as long as they are.
     pub key_every: Option<NonZeroU32>,
+    /// Tell how each tensor is stored, and why.
+    pub explain: bool,
     /// Where to show progress.
     pub progress: Progress,
 }
@@ -125,6 +130,9 @@ pub struct SaveReport {
     pub skipped: Vec<String>,
     /// What was saved and may not be what it seems: path and reason.
     pub warnings: Vec<String>,
+    /// How what was read is stored and why, if that was asked for. Files that look unchanged are not read.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub explained: Vec<Explained>,
 }
 
 impl Repository {
@@ -162,7 +170,7 @@ impl Repository {
             match saving.pass(&mut writer, &mut counts, expected).await {
                 Ok(Some(value)) => {
                     let stored_bytes = writer.stored_bytes();
-                    return Ok(saving.report(&value, &counts, stored_bytes, begun.elapsed().as_secs_f64()));
+                    return Ok(saving.report(&value, counts, stored_bytes, begun.elapsed().as_secs_f64()));
                 }
                 Ok(None) => tracing::info!("packs that this save relied on were collected meanwhile: starting over"),
                 Err(error) => {
@@ -236,7 +244,12 @@ impl Saving<'_> {
         };
         let total = to_read.iter().filter_map(|&at| self.walk.found.get(at)).map(|found| found.stat.size).sum();
         self.options.progress.phase("saving", total);
+        counts.explanation = self.options.explain.then(|| Explanation::new(self.parent.as_ref().err().copied()));
         store(self, to_read, &mut known, writer, &mut assembly, counts).await?;
+        if let Some(explanation) = counts.explanation.take() {
+            let parent = self.parent.as_ref().ok().map(|parent| parent.saved.name.as_str());
+            counts.explained = explanation.finish(self.walk, &assembly, parent);
+        }
         let (manifest, ids) = assembly.finish();
         let places: Option<Vec<_>> = known.locate(&ids).await?.into_iter().collect();
         let places = places.ok_or_else(|| Error::other("a chunk that was stored is not known"))?;
@@ -307,7 +320,7 @@ impl Saving<'_> {
         }
     }
 
-    fn report(&self, value: &RefValue, counts: &Counts, stored_bytes: u64, seconds: f64) -> SaveReport {
+    fn report(&self, value: &RefValue, counts: Counts, stored_bytes: u64, seconds: f64) -> SaveReport {
         let skipped = self.walk.skipped.iter().map(|skip| format!("{}: {}", shown(&skip.path), skip.reason));
         let warnings = self.walk.repositories.iter().map(|path| format!("{}: {REPOSITORY_WARNING}", shown(path)));
         SaveReport {
@@ -322,6 +335,7 @@ impl Saving<'_> {
             seconds,
             skipped: skipped.collect(),
             warnings: warnings.collect(),
+            explained: counts.explained,
         }
     }
 }

@@ -11,7 +11,7 @@ use crate::codec::Codec;
 use crate::error::Result;
 use crate::format::{EntryKind, TensorEntry, TensorPart};
 use crate::repository::log::{RefValue, State};
-use crate::repository::{Name, Repository, Run, Saved};
+use crate::repository::{Located, Name, Repository, Run, Saved};
 
 /// A tree to take differences to.
 #[derive(Debug)]
@@ -36,6 +36,17 @@ struct Spot {
 /// The tensors of one new file that the parent has, by where they start.
 #[derive(Debug, Default)]
 pub(super) struct Pairs(Vec<(Range<u64>, Spot)>);
+
+/// What a chunk may be a difference to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Basis {
+    /// This chunk of the parent.
+    Chunk(u32),
+    /// The parent has no such tensor, or not cut alike.
+    NoTensor,
+    /// It did not pay in the parent.
+    NotWorth,
+}
 
 /// Why a tree has no parent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,11 +87,11 @@ pub(super) fn choose(
 impl Parent {
     /// Opens the tree called `name`; none if it has no tensors.
     pub(super) async fn open(repository: &Repository, name: &Name, value: &RefValue) -> Result<Option<Self>> {
-        Ok(Self::new(repository.saved_as(name, value).await?.shared()))
+        Ok(Self::new(&repository.saved_as(name, value).await?.shared()))
     }
 
-    fn new(saved: Arc<Saved>) -> Option<Self> {
-        let mut parent = Self { saved: Arc::clone(&saved), tensors: HashMap::new(), chunks: HashMap::new() };
+    fn new(saved: &Arc<Saved>) -> Option<Self> {
+        let mut parent = Self { saved: Arc::clone(saved), tensors: HashMap::new(), chunks: HashMap::new() };
         for (at, entry) in saved.manifest.entries.iter().enumerate() {
             let EntryKind::File(content) = &entry.kind else { continue };
             for tensor in &content.tensors {
@@ -119,8 +130,22 @@ impl Parent {
         Pairs(tensors.iter().filter(|tensor| !tensor.range.is_empty()).filter_map(pair).collect())
     }
 
-    /// The chunk to take the difference to for a chunk that fills `range` of a file with these `pairs`.
-    pub(super) fn base(&self, pairs: &Pairs, range: &Range<u64>) -> Option<u32> {
+    /// What a chunk that fills `range` of a file with these `pairs` may be a difference to.
+    pub(super) fn basis(&self, pairs: &Pairs, range: &Range<u64>) -> Basis {
+        let Some((chunk, located)) = self.counterpart(pairs, range) else { return Basis::NoTensor };
+        match (located.place.codec, located.base) {
+            (Codec::Difference, Some(base)) => Basis::Chunk(base),
+            (Codec::Difference | Codec::Derived, _) => Basis::NoTensor,
+            // It was new then, and its difference did not pay: nor will it now, further away from the key step.
+            _ if self.saved.value.behind > 0 && located.place.pack.session == self.saved.value.map_key.session => {
+                Basis::NotWorth
+            }
+            _ => Basis::Chunk(chunk),
+        }
+    }
+
+    /// The parent's chunk of the same piece of the same tensor.
+    fn counterpart(&self, pairs: &Pairs, range: &Range<u64>) -> Option<(u32, Located)> {
         let after = pairs.0.partition_point(|(tensor, _)| tensor.start <= range.start);
         let (tensor, spot) = pairs.0.get(after.checked_sub(1)?)?;
         if range.start >= tensor.end {
@@ -129,18 +154,8 @@ impl Parent {
         let start = spot.start + (range.start - tensor.start);
         let chunks = self.chunks.get(&spot.entry)?;
         let (_, chunk) = chunks.get(chunks.binary_search_by_key(&start, |(start, _)| *start).ok()?)?;
-        let len = self.saved.manifest.chunks.lens.get(*chunk as usize)?;
-        if u64::from(*len) != range.end - range.start {
-            return None;
-        }
         let located = self.saved.locate(*chunk).ok()?;
-        match located.place.codec {
-            Codec::Difference => located.base,
-            Codec::Derived => None,
-            // It was new then, and its difference did not pay: nor will it now, further away from the key step.
-            _ if self.saved.value.behind > 0 && located.place.pack.session == self.saved.value.map_key.session => None,
-            _ => Some(*chunk),
-        }
+        (u64::from(located.place.plain_len) == range.end - range.start).then_some((*chunk, located))
     }
 }
 

@@ -12,11 +12,12 @@ use super::Saving;
 use super::assemble::Assembly;
 use super::contents::Contents;
 use super::encode::{Done, Encoding, New};
+use super::explain::{Explained, Explanation};
 use super::looking::Looking;
-use super::parent::{Pairs, Parent};
+use super::parent::{Basis, Pairs, Parent};
 use super::read::{Found as FoundIn, Named, ReadPart, Settler, hash, read};
 use super::units::{About, Unit, make_units};
-use crate::codec::{Codec, Compression};
+use crate::codec::Compression;
 use crate::error::{Error, Result};
 use crate::id::ChunkId;
 use crate::limits::MIB;
@@ -28,18 +29,13 @@ use crate::tree::{Found, Walk};
 const WINDOW_MAX: u64 = 2 * MIB;
 
 /// What was new.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Debug, Default)]
 pub(super) struct Counts {
     pub(super) new_bytes: u64,
     pub(super) new_chunks: u64,
-    /// Chunks stored as differences to the parent's.
-    pub(super) differences: u64,
-}
-
-impl Counts {
-    fn take(&mut self, done: &Done) {
-        self.differences += u64::from(done.encoded.codec == Codec::Difference);
-    }
+    /// What became of each tensor, if that is asked for.
+    pub(super) explanation: Option<Explanation>,
+    pub(super) explained: Vec<Explained>,
 }
 
 /// The chunks of one unit, by file.
@@ -70,11 +66,11 @@ pub(super) async fn store(
         let fresh = sifting.sift(hashed, known, assembly, counts).await?;
         encoding.push_back(prepare(encode.clone(), fresh));
         while encoding.len() > depth {
-            write(encoding.try_next().await?, known, writer, &mut sifting.pending, counts).await?;
+            write(encoding.try_next().await?, known, writer, &mut sifting.pending, (assembly, counts)).await?;
         }
     }
     while let Some(ready) = encoding.try_next().await? {
-        write(Some(ready), known, writer, &mut sifting.pending, counts).await?;
+        write(Some(ready), known, writer, &mut sifting.pending, (assembly, counts)).await?;
     }
     while let Some(ended) = tasks.join_next().await {
         ended.map_err(|error| Error::other("a worker stopped").source(error))??;
@@ -204,8 +200,10 @@ impl Sifting<'_> {
                 if places.next().flatten().is_none() && self.pending.insert(chunk.id) {
                     counts.new_chunks += 1;
                     counts.new_bytes += len;
-                    let base = self.base(file, &chunk, known);
-                    fresh.chunks.push(New { chunk, file, base });
+                    let basis = self.basis(file, &chunk, known);
+                    fresh.chunks.push(New { chunk, file, basis });
+                } else if let Some(explanation) = &mut counts.explanation {
+                    explanation.here(assembly, (file, chunk.start, len));
                 }
             }
         }
@@ -219,13 +217,17 @@ impl Sifting<'_> {
         self.parent.as_ref().zip(found).map(pair).unwrap_or_default()
     }
 
-    /// The parent's chunk to take the difference to, if it is in a pack that can be relied on.
-    fn base(&self, file: usize, chunk: &Named, known: &Known) -> Option<u32> {
+    /// What a chunk may be a difference to: only chunks in packs that can be relied on.
+    fn basis(&self, file: usize, chunk: &Named, known: &Known) -> Basis {
         let (of, pairs) = &self.pairs;
-        let parent = self.parent.as_ref().filter(|_| *of == file)?;
-        let base = parent.base(pairs, &(chunk.start..chunk.start + chunk.bytes.len() as u64))?;
-        let located = parent.saved.locate(base).ok()?;
-        known.is_plain(&located.id).then_some(base)
+        let Some(parent) = self.parent.as_ref().filter(|_| *of == file) else { return Basis::NoTensor };
+        let basis = parent.basis(pairs, &(chunk.start..chunk.start + chunk.bytes.len() as u64));
+        match basis {
+            Basis::Chunk(base) if !parent.saved.locate(base).is_ok_and(|base| known.is_plain(&base.id)) => {
+                Basis::NoTensor
+            }
+            basis => basis,
+        }
     }
 }
 
@@ -234,11 +236,13 @@ async fn write(
     known: &mut Known,
     writer: &mut Writer,
     pending: &mut HashSet<ChunkId>,
-    counts: &mut Counts,
+    (assembly, counts): (&Assembly, &mut Counts),
 ) -> Result<()> {
     let Some((chunks, share)) = ready else { return Ok(()) };
     for done in chunks {
-        counts.take(&done);
+        if let Some(explanation) = &mut counts.explanation {
+            explanation.done(assembly, &done);
+        }
         let place = writer.push(done.id, done.encoded, done.plain_len, share).await?;
         known.insert(done.id, place);
         pending.remove(&done.id);

@@ -219,7 +219,7 @@ fn between(footer: &PackFooter, tile: &Tile, bytes: &[u8]) -> Option<Wrong> {
     let ordinals = tile.ordinals.start as usize..tile.ordinals.end as usize;
     let frames = footer.entries.get(ordinals).unwrap_or_default().iter();
     let frames = frames.map(|entry| entry.offset..entry.offset + u64::from(entry.stored_len));
-    for frame in frames.chain([tile.stretch.end..tile.stretch.end]) {
+    for frame in frames.chain(std::iter::once(tile.stretch.end..tile.stretch.end)) {
         let gap = bytes.get(at(end)..at(frame.start));
         if gap.is_none_or(|gap| gap.iter().any(|&byte| byte != 0)) {
             let error = Error::damaged("padding between chunks is not zero").got(format!("at byte {end}"));

@@ -1,7 +1,7 @@
 //! From chunks to few ranged reads, and from reads to verified chunks.
 //!
 //! One mechanism for all who read packs: [`plan()`] says what to read, [`read_pack`] brings it into a budgeted buffer,
-//! [`deliver`] takes the chunks out of it, each proven to be what its id says. Restores place the chunks, syncs pass on their
+//! [`deliver()`] takes the chunks out of it, each proven to be what its id says. Restores place the chunks, syncs pass on their
 //! stored bytes, verification only wants to know.
 
 mod deliver;

@@ -1,0 +1,148 @@
+//! Explaining a save: for each tensor, and each file without any, what was stored of it, how, and why not otherwise.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use super::assemble::Assembly;
+use super::encode::Done;
+use super::parent::{Basis, Orphan};
+use crate::codec::Codec;
+use crate::ops::shown;
+use crate::tree::Walk;
+
+/// What became of one tensor, or of a file or stretch without any.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Explained {
+    /// The file.
+    pub path: String,
+    /// The tensor; none for what no tensor covers. Small ones that share chunks are told under the first of them.
+    pub tensor: Option<String>,
+    /// Bytes read of it.
+    pub bytes: u64,
+    /// Those of them that were in the repository already.
+    pub here_bytes: u64,
+    /// Bytes that the others are stored in.
+    pub stored_bytes: u64,
+    /// How chunks are stored and why, the most frequent first, each with how many.
+    pub reasons: Vec<String>,
+}
+
+/// Why a chunk is stored as it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Reason {
+    Here,
+    Derived,
+    Difference,
+    Alone(&'static str, Why),
+}
+
+/// Why a chunk stands for itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Why {
+    /// It is not numbers.
+    NoNumbers,
+    NoTensor,
+    NotWorth,
+    First,
+    KeyStep,
+    Off,
+    Unfit,
+}
+
+/// What is told of one tensor so far.
+#[derive(Debug, Default)]
+struct Row {
+    bytes: u64,
+    here_bytes: u64,
+    stored_bytes: u64,
+    reasons: BTreeMap<Reason, u64>,
+}
+
+/// Gathers what becomes of chunks.
+#[derive(Debug)]
+pub(super) struct Explanation {
+    rows: BTreeMap<(usize, Option<usize>), Row>,
+    orphan: Option<Orphan>,
+}
+
+impl Explanation {
+    pub(super) fn new(orphan: Option<Orphan>) -> Self {
+        Self { rows: BTreeMap::new(), orphan }
+    }
+
+    /// A chunk that need not be stored.
+    pub(super) fn here(&mut self, assembly: &Assembly, (file, start, len): (usize, u64, u64)) {
+        let row = self.rows.entry((file, assembly.tensor_at(file, start))).or_default();
+        row.bytes += len;
+        row.here_bytes += len;
+        *row.reasons.entry(Reason::Here).or_default() += 1;
+    }
+
+    /// A chunk that was stored.
+    pub(super) fn done(&mut self, assembly: &Assembly, done: &Done) {
+        let reason = match done.encoded.codec {
+            Codec::Derived => Reason::Derived,
+            Codec::Difference => Reason::Difference,
+            codec => Reason::Alone(codec.word(), self.why(done)),
+        };
+        let row = self.rows.entry((done.file, assembly.tensor_at(done.file, done.start))).or_default();
+        row.bytes += u64::from(done.plain_len);
+        row.stored_bytes += done.encoded.bytes.len() as u64;
+        *row.reasons.entry(reason).or_default() += 1;
+    }
+
+    fn why(&self, done: &Done) -> Why {
+        match (self.orphan, done.basis) {
+            (Some(Orphan::Off), _) => Why::Off,
+            _ if !done.numbers => Why::NoNumbers,
+            (Some(Orphan::First), _) => Why::First,
+            (Some(Orphan::KeyStep), _) => Why::KeyStep,
+            (Some(Orphan::Unfit), _) => Why::Unfit,
+            (None, Basis::NoTensor) => Why::NoTensor,
+            (None, Basis::Chunk(_) | Basis::NotWorth) => Why::NotWorth,
+        }
+    }
+
+    /// In the order of the files; `parent` is what differences were taken to.
+    pub(super) fn finish(self, walk: &Walk, assembly: &Assembly, parent: Option<&str>) -> Vec<Explained> {
+        let explained = |((file, tensor), row): ((usize, Option<usize>), Row)| {
+            let path = walk.found.get(file).map(|found| shown(&found.path)).unwrap_or_default();
+            let mut reasons: Vec<(Reason, u64)> = row.reasons.into_iter().collect();
+            reasons.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
+            let told = reasons.into_iter().map(|(reason, count)| {
+                let text = reason.text(parent.unwrap_or("the step before"));
+                if count == 1 { text } else { format!("{text} ({count})") }
+            });
+            Explained {
+                path,
+                tensor: tensor.and_then(|tensor| assembly.tensor_name(file, tensor)).map(str::to_owned),
+                bytes: row.bytes,
+                here_bytes: row.here_bytes,
+                stored_bytes: row.stored_bytes,
+                reasons: told.collect(),
+            }
+        };
+        self.rows.into_iter().map(explained).collect()
+    }
+}
+
+impl Reason {
+    fn text(self, parent: &str) -> String {
+        let (codec, why) = match self {
+            Self::Here => return "here already".to_owned(),
+            Self::Derived => return "derived: it is a tensor beside it, rounded".to_owned(),
+            Self::Difference => return format!("difference to {parent}"),
+            Self::Alone(codec, why) => (codec, why),
+        };
+        match why {
+            Why::NoNumbers => codec.to_owned(),
+            Why::NoTensor => format!("{codec}: {parent} has no such tensor"),
+            Why::NotWorth => format!("{codec}: the difference to {parent} would not save an eighth"),
+            Why::First => format!("{codec}: there is no step before"),
+            Why::KeyStep => format!("{codec}: a key step"),
+            Why::Off => format!("{codec}: compression is off"),
+            Why::Unfit => format!("{codec}: the step before has no tensors, or cannot be read"),
+        }
+    }
+}
