@@ -2,6 +2,8 @@
 //! 256 ranks, with as many tensors or with 3,600 that each have a part on every rank. On one core; the first look of each
 //! also tells how much memory it took.
 
+#![expect(clippy::print_stdout, reason = "criterion has no place for memory")]
+
 use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::hint::black_box;

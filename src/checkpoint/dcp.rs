@@ -235,6 +235,8 @@ type Key = Known<&'static str>;
 /// Reads the classes of the metadata.
 struct Reader<'p, 'a> {
     pickle: &'p Pickle<'a>,
+    /// Parts of all tensors that were read.
+    parts: Cell<usize>,
     metadata: Class,
     size: Class,
     tensor: Class,
@@ -257,6 +259,7 @@ impl<'p, 'a> Reader<'p, 'a> {
         let class = |name| Known::new((CLASSES, name));
         Self {
             pickle,
+            parts: Cell::new(0),
             metadata: class("Metadata"),
             size: Known::new(("torch", "Size")),
             tensor: class("TensorStorageMetadata"),
@@ -346,7 +349,8 @@ impl<'p, 'a> Reader<'p, 'a> {
         };
         let (from, rank) = (boxes.len(), shape.len());
         let chunks = pickle.sequence(field("chunks")?).ok_or_else(refuse)?;
-        if chunks.len() > PARTS_MAX || from + chunks.len().saturating_mul(2 * rank) > NUMBERS_MAX {
+        self.parts.set(self.parts.get().saturating_add(chunks.len()));
+        if self.parts.get() > PARTS_MAX || from + chunks.len().saturating_mul(2 * rank) > NUMBERS_MAX {
             return Err(ParseError::Metadata("too many parts"));
         }
         for &chunk in chunks {
@@ -428,4 +432,45 @@ fn fits(shape: &[u64], offsets: &[u64], sizes: &[u64]) -> bool {
     offsets.len() == shape.len()
         && sizes.len() == shape.len()
         && shape.iter().zip(ends).all(|(dim, end)| end.is_some_and(|end| end <= *dim))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An object of a class, with a dict of this content for its state.
+    fn object(class: &str, fields: &[(&str, &[u8])]) -> Vec<u8> {
+        let mut out = [format!("c{CLASSES}\n{class}\n").as_bytes(), b")\x81}("].concat();
+        for (key, value) in fields {
+            out.extend([b"X", &u32::try_from(key.len()).unwrap().to_le_bytes()[..], key.as_bytes(), value].concat());
+        }
+        out.extend(b"ub");
+        out
+    }
+
+    /// The metadata of `tensors`, which all are one value, of `rank` dimensions of nothing in `parts` parts that are one too.
+    fn doubled(tensors: usize, rank: usize, parts: usize) -> Vec<u8> {
+        let zeros = [&b"("[..], &b"K\0".repeat(rank), b"t"].concat();
+        let chunk = object("ChunkStorageMetadata", &[("offsets", &zeros), ("sizes", &zeros)]);
+        let chunks = [&b"]("[..], &chunk, b"q\0", &b"h\0".repeat(parts - 1), b"e"].concat();
+        let properties = object("TensorProperties", &[]);
+        let fields = [("properties", &properties[..]), ("size", &zeros), ("chunks", &chunks)];
+        let tensor = object("TensorStorageMetadata", &fields);
+        let mut all = [b"}(X\x01\0\0\0t", &tensor[..], b"q\x01"].concat();
+        (1..tensors).for_each(|_| all.extend(b"X\x01\0\0\0th\x01"));
+        all.push(b'u');
+        let metadata = object("Metadata", &[("state_dict_metadata", &all), ("storage_data", b"}")]);
+        [&b"\x80\x02"[..], &metadata, b"."].concat()
+    }
+
+    #[test]
+    fn what_one_value_says_many_times_over_is_refused_before_it_is_kept() {
+        assert_eq!(parse(&doubled(3, 2, 5)).unwrap().boxes.len(), 60);
+        assert_eq!(parse(&doubled(2, 0, 1)).unwrap().tensors.len(), 2);
+        let refused =
+            |bytes: &[u8]| matches!(parse(bytes), Err(ParseError::Metadata(what)) if what.starts_with("too many"));
+        assert!(refused(&doubled(1, RANK_MAX, 1_000_000)));
+        assert!(refused(&doubled(1000, 1, 1_000_000)));
+        assert!(refused(&doubled(500_000, 0, 1_000_000)));
+    }
 }
