@@ -5,6 +5,7 @@
 //! part in which file, from which offset on and for how many bytes it lies: there stands a torch file of that one tensor.
 //! Parts that were transformed on their way (compressed), and things that are no tensors, are left alone.
 
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::io;
 use std::ops::Range;
@@ -14,10 +15,15 @@ use thiserror::Error;
 use super::pickle::{self, Pickle, Ref, Value};
 use super::torch::{self, dtypes};
 use super::{Dtype, Elements, Layout, Part, ReadAt, Tensor, in_blocks};
-use crate::limits::{RANK_MAX, TENSOR_NAME_MAX};
+use crate::limits::{RANK_MAX, TENSOR_NAME_MAX, TENSORS_MAX};
 
 /// What the file with the metadata is called.
 pub const METADATA_NAME: &str = ".metadata";
+
+/// Parts of all tensors, at most.
+pub const PARTS_MAX: usize = 1 << 22;
+/// Offsets and sizes of all parts, at most: one part may stand for many in a pickle, and costs nothing there.
+const NUMBERS_MAX: usize = 1 << 25;
 
 const CLASSES: &str = "torch.distributed.checkpoint.metadata";
 const STORAGE: &str = "torch.distributed.checkpoint.filesystem";
@@ -67,6 +73,8 @@ pub enum ParseError {
 #[derive(Debug, Default)]
 pub struct Metadata {
     tensors: Vec<Whole>,
+    /// The parts of all tensors, one after the other: the offsets of each, then its sizes.
+    boxes: Vec<u64>,
     /// The parts in each file, by its path from the metadata's folder; sorted by where they lie.
     files: HashMap<Box<str>, Vec<Item>>,
 }
@@ -78,47 +86,54 @@ struct Whole {
     /// None if it is not known.
     dtype: Option<Dtype>,
     shape: Box<[u64]>,
-    /// Sorted by where they begin.
-    boxes: Vec<Region>,
-}
-
-/// A part of a tensor.
-#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Region {
-    offsets: Box<[u64]>,
-    sizes: Box<[u64]>,
+    /// Where its parts begin among all, sorted by where they begin, and how many they are.
+    from: usize,
+    parts: usize,
 }
 
 /// Where a part lies in its file.
 #[derive(Debug)]
 struct Item {
-    tensor: usize,
-    part: usize,
+    tensor: u32,
+    part: u32,
     at: Range<u64>,
 }
 
 /// Reads the metadata.
 ///
 /// # Errors
-/// Not the pickle of a `Metadata` with tensors, boxes and places that fit together.
+/// Not the pickle of a `Metadata` with tensors, boxes and places that fit together; or more than [`TENSORS_MAX`] tensors or
+/// [`PARTS_MAX`] parts.
 pub fn parse(bytes: &[u8]) -> Result<Metadata, ParseError> {
     let pickle = Pickle::parse(bytes)?;
-    let reader = Reader { pickle: &pickle };
-    let state = reader.state(pickle.root(), CLASSES, "Metadata");
+    let reader = Reader::new(&pickle);
+    let state = reader.state(pickle.root(), &reader.metadata);
     let state = state.ok_or(ParseError::Metadata("not the metadata of a distributed checkpoint"))?;
     let dicts = (pickle.entry(state, "state_dict_metadata"), pickle.entry(state, "storage_data"));
     let (Some(tensors), Some(places)) = dicts else { return Err(ParseError::Metadata("metadata lacks a part")) };
     let mut metadata = Metadata::default();
-    let mut names = HashMap::new();
-    for (name, described) in reader.pairs(tensors)? {
-        let Some(name) = pickle.text(name) else { return Err(ParseError::Metadata("a name is not text")) };
-        if let Some(tensor) = reader.tensor(name, described)? {
-            names.insert(name, metadata.tensors.len());
+    let mut names = Names::default();
+    let mut names_len = 0;
+    for (key, described) in reader.pairs(tensors)? {
+        let Some(name) = pickle.text(key) else { return Err(ParseError::Metadata("a name is not text")) };
+        if let Some(tensor) = reader.tensor(name, described, &mut metadata.boxes)? {
+            names_len += name.len();
+            if metadata.tensors.len() == TENSORS_MAX || names_len > torch::NAMES_LEN_MAX {
+                return Err(ParseError::Metadata("too many tensors, or too long names"));
+            }
+            let number = u32::try_from(metadata.tensors.len()).unwrap_or(u32::MAX);
+            names.by_value.insert(key, number);
+            names.by_text.insert(name, number);
             metadata.tensors.push(tensor);
         }
     }
-    for (index, place) in reader.pairs(places)? {
-        if let Some((file, item)) = reader.item(index, place, &names, &metadata.tensors)? {
+    let places = reader.pairs(places)?;
+    if places.len() > PARTS_MAX {
+        return Err(ParseError::Metadata("too many parts"));
+    }
+    let mut scratch = Vec::new();
+    for (index, place) in places {
+        if let Some((file, item)) = reader.item((index, place), &names, &metadata, &mut scratch)? {
             match metadata.files.get_mut(file) {
                 Some(items) => items.push(item),
                 None => drop(metadata.files.insert(file.into(), vec![item])),
@@ -144,8 +159,8 @@ impl Metadata {
         let mut read = in_blocks(read, len);
         let mut end = 0;
         for item in self.files.get(path).map(Vec::as_slice).unwrap_or_default() {
-            let Some(whole) = self.tensors.get(item.tensor) else { continue };
-            let Some(part) = whole.boxes.get(item.part) else { continue };
+            let Some(whole) = self.tensors.get(item.tensor as usize) else { continue };
+            let (offsets, sizes) = self.part(whole, item.part as usize);
             let (name, start) = (|| whole.name.to_string(), item.at.start);
             if start < end || item.at.end > len {
                 return Err(ParseError::OutOfRange { name: name(), start, end: item.at.end });
@@ -155,14 +170,14 @@ impl Metadata {
             let inner = torch::parse(&mut within, end - start);
             let inner = inner.map_err(|source| ParseError::Item { name: name(), start, source })?;
             for tensor in inner.tensors {
-                if Some(&tensor.dtype) != whole.dtype.as_ref() || tensor.shape != part.sizes {
+                if Some(&tensor.dtype) != whole.dtype.as_ref() || *tensor.shape != *sizes {
                     return Err(ParseError::Mismatch { name: name(), start });
                 }
                 layout.tensors.push(Tensor {
                     name: name(),
                     start: start + tensor.start,
                     end: start + tensor.end,
-                    part: Some(Part { shape: whole.shape.clone(), offsets: part.offsets.clone() }),
+                    part: Some(Part { shape: whole.shape.clone(), offsets: offsets.into() }),
                     ..tensor
                 });
             }
@@ -171,33 +186,136 @@ impl Metadata {
         }
         Ok(layout)
     }
+
+    /// Where a part of a tensor begins, and its sizes.
+    fn part(&self, whole: &Whole, part: usize) -> (&[u64], &[u64]) {
+        let rank = whole.shape.len();
+        let from = whole.from + part * 2 * rank;
+        let boxed = self.boxes.get(from..from + 2 * rank).unwrap_or_default();
+        boxed.split_at_checked(rank).unwrap_or_default()
+    }
+
+    /// Which part of a tensor begins at `offsets`.
+    fn part_at(&self, whole: &Whole, offsets: &[u64]) -> Option<usize> {
+        let (mut low, mut high) = (0, whole.parts);
+        while low < high {
+            let middle = low.midpoint(high);
+            match self.part(whole, middle).0.cmp(offsets) {
+                std::cmp::Ordering::Less => low = middle + 1,
+                std::cmp::Ordering::Equal => return Some(middle),
+                std::cmp::Ordering::Greater => high = middle,
+            }
+        }
+        None
+    }
 }
+
+/// The tensors' numbers. Where a pickler remembers names, a name is one value, which is found faster than its text.
+#[derive(Default)]
+struct Names<'p> {
+    by_value: HashMap<Ref, u32>,
+    by_text: HashMap<&'p str, u32>,
+}
+
+/// A word or a class that comes again and again, most often as the same value.
+struct Known<T> {
+    what: T,
+    seen: Cell<Option<Ref>>,
+}
+
+impl<T> Known<T> {
+    const fn new(what: T) -> Self {
+        Self { what, seen: Cell::new(None) }
+    }
+}
+
+type Class = Known<(&'static str, &'static str)>;
+type Key = Known<&'static str>;
 
 /// Reads the classes of the metadata.
 struct Reader<'p, 'a> {
     pickle: &'p Pickle<'a>,
+    /// Parts of all tensors that were read.
+    parts: Cell<usize>,
+    metadata: Class,
+    size: Class,
+    tensor: Class,
+    properties: Class,
+    chunk: Class,
+    index: Class,
+    place: Class,
+    offsets: Key,
+    sizes: Key,
+    fqn: Key,
+    offset: Key,
+    path: Key,
+    start: Key,
+    length: Key,
+    transforms: Key,
 }
 
-impl<'p> Reader<'p, '_> {
-    /// The attributes of an object of the class `module.name`.
-    fn state(&self, value: Ref, module: &str, name: &str) -> Option<Ref> {
+impl<'p, 'a> Reader<'p, 'a> {
+    fn new(pickle: &'p Pickle<'a>) -> Self {
+        let class = |name| Known::new((CLASSES, name));
+        Self {
+            pickle,
+            parts: Cell::new(0),
+            metadata: class("Metadata"),
+            size: Known::new(("torch", "Size")),
+            tensor: class("TensorStorageMetadata"),
+            properties: class("TensorProperties"),
+            chunk: class("ChunkStorageMetadata"),
+            index: class("MetadataIndex"),
+            place: Known::new((STORAGE, "_StorageInfo")),
+            offsets: Known::new("offsets"),
+            sizes: Known::new("sizes"),
+            fqn: Known::new("fqn"),
+            offset: Known::new("offset"),
+            path: Known::new("relative_path"),
+            start: Known::new("offset"),
+            length: Known::new("length"),
+            transforms: Known::new("transform_descriptors"),
+        }
+    }
+
+    fn is(&self, value: Ref, class: &Class) -> bool {
+        let known = class.seen.get() == Some(value) || self.pickle.is(value, class.what.0, class.what.1);
+        if known {
+            class.seen.set(Some(value));
+        }
+        known
+    }
+
+    /// The attributes of an object of `class`.
+    fn state(&self, value: Ref, class: &Class) -> Option<Ref> {
         match self.pickle.value(value) {
-            Value::Object(object) if self.pickle.is(object.class, module, name) => Some(object.state),
+            Value::Object(object) if self.is(object.class, class) => Some(object.state),
             _ => None,
         }
     }
 
-    fn pairs(&self, dict: Ref) -> Result<impl Iterator<Item = (Ref, Ref)> + 'p, ParseError> {
+    /// What `key` stands for in a dict.
+    fn entry(&self, dict: Ref, key: &Key) -> Option<Ref> {
+        let Value::Dict(members) = self.pickle.value(dict) else { return None };
+        let mut pairs = members.chunks_exact(2);
+        let seen = key.seen.get();
+        let found = pairs.clone().find(|pair| Some(pair[0]) == seen);
+        let found = found.or_else(|| pairs.find(|pair| self.pickle.text(pair[0]) == Some(key.what)))?;
+        key.seen.set(Some(found[0]));
+        Some(found[1])
+    }
+
+    fn pairs(&self, dict: Ref) -> Result<impl ExactSizeIterator<Item = (Ref, Ref)> + 'p, ParseError> {
         match self.pickle.value(dict) {
             Value::Dict(members) => Ok(members.chunks_exact(2).map(|pair| (pair[0], pair[1]))),
             _ => Err(ParseError::Metadata("metadata lacks a part")),
         }
     }
 
-    /// A `torch.Size`, or a plain tuple.
-    fn size(&self, value: Ref) -> Option<Box<[u64]>> {
+    /// Adds a `torch.Size`, or a plain tuple, to `out`; says how many numbers it is.
+    fn size(&self, value: Ref, out: &mut Vec<u64>) -> Option<usize> {
         let members = match self.pickle.value(value) {
-            Value::Object(object) if self.pickle.is(object.class, "torch", "Size") => {
+            Value::Object(object) if self.is(object.class, &self.size) => {
                 self.pickle.sequence(*self.pickle.sequence(object.args)?.first()?)?
             }
             Value::Sequence(members) => members,
@@ -206,73 +324,105 @@ impl<'p> Reader<'p, '_> {
         if members.len() > RANK_MAX {
             return None;
         }
-        members.iter().map(|&member| self.pickle.number(member)).collect()
+        for &member in members {
+            out.push(self.pickle.number(member)?);
+        }
+        Some(members.len())
     }
 
     /// A `TensorStorageMetadata`; none for anything that is no tensor.
-    fn tensor(&self, name: &str, value: Ref) -> Result<Option<Whole>, ParseError> {
-        let Some(state) = self.state(value, CLASSES, "TensorStorageMetadata") else { return Ok(None) };
+    fn tensor(&self, name: &str, value: Ref, boxes: &mut Vec<u64>) -> Result<Option<Whole>, ParseError> {
+        let Some(state) = self.state(value, &self.tensor) else { return Ok(None) };
         let refuse = || ParseError::Metadata("a tensor is not described as one");
         let (pickle, field) = (self.pickle, |key| self.pickle.entry(state, key).ok_or_else(refuse));
         if name.len() > TENSOR_NAME_MAX {
             return Err(ParseError::Metadata("a name is too long"));
         }
-        let shape = self.size(field("size")?).ok_or_else(refuse)?;
+        let mut shape = Vec::new();
+        self.size(field("size")?, &mut shape).ok_or_else(refuse)?;
         // The properties' state is a tuple that begins with the type.
-        let properties = self.state(field("properties")?, CLASSES, "TensorProperties");
+        let properties = self.state(field("properties")?, &self.properties);
         let dtype = properties.and_then(|state| pickle.sequence(state)?.first().copied());
         let dtype = match dtype.map(|dtype| pickle.value(dtype)) {
             Some(Value::Global { module: "torch", name }) => dtypes::by_name(name),
             _ => None,
         };
-        let mut boxes = Vec::new();
-        for &chunk in pickle.sequence(field("chunks")?).ok_or_else(refuse)? {
-            let chunk = self.state(chunk, CLASSES, "ChunkStorageMetadata").ok_or_else(refuse)?;
-            let read = |key| pickle.entry(chunk, key).and_then(|value| self.size(value));
-            let (Some(offsets), Some(sizes)) = (read("offsets"), read("sizes")) else { return Err(refuse()) };
-            if !fits(&shape, &offsets, &sizes) {
+        let (from, rank) = (boxes.len(), shape.len());
+        let chunks = pickle.sequence(field("chunks")?).ok_or_else(refuse)?;
+        self.parts.set(self.parts.get().saturating_add(chunks.len()));
+        if self.parts.get() > PARTS_MAX || from + chunks.len().saturating_mul(2 * rank) > NUMBERS_MAX {
+            return Err(ParseError::Metadata("too many parts"));
+        }
+        for &chunk in chunks {
+            let chunk = self.state(chunk, &self.chunk).ok_or_else(refuse)?;
+            let read = |key, boxes: &mut Vec<u64>| self.entry(chunk, key).and_then(|value| self.size(value, boxes));
+            let at = boxes.len();
+            let ranks = (read(&self.offsets, boxes), read(&self.sizes, boxes));
+            let (Some(offsets), Some(sizes)) = ranks else { return Err(refuse()) };
+            let boxed = boxes.get(at..).and_then(|boxed| boxed.split_at_checked(rank));
+            if (offsets, sizes) != (rank, rank) || !boxed.is_some_and(|(offsets, sizes)| fits(&shape, offsets, sizes)) {
                 return Err(ParseError::Metadata("a part does not lie in its tensor"));
             }
-            boxes.push(Region { offsets, sizes });
         }
-        boxes.sort_unstable();
-        Ok(Some(Whole { name: name.into(), dtype, shape, boxes }))
+        sort_boxes(boxes.get_mut(from..).unwrap_or_default(), 2 * rank);
+        Ok(Some(Whole { name: name.into(), dtype, shape: shape.into(), from, parts: chunks.len() }))
     }
 
     /// A `MetadataIndex` and the `_StorageInfo` that it stands for: the file, and where in it the part lies. None for what
     /// is no tensor, or was transformed.
     fn item(
         &self,
-        index: Ref,
-        place: Ref,
-        names: &HashMap<&str, usize>,
-        tensors: &[Whole],
+        (index, place): (Ref, Ref),
+        names: &Names<'_>,
+        metadata: &Metadata,
+        scratch: &mut Vec<u64>,
     ) -> Result<Option<(&'p str, Item)>, ParseError> {
         let refuse = || ParseError::Metadata("a part is not described as one");
         let pickle = self.pickle;
-        let index = self.state(index, CLASSES, "MetadataIndex").ok_or_else(refuse)?;
-        let name = pickle.entry(index, "fqn").and_then(|name| pickle.text(name)).ok_or_else(refuse)?;
-        let Some(&tensor) = names.get(name) else { return Ok(None) };
+        let index = self.state(index, &self.index).ok_or_else(refuse)?;
+        let fqn = self.entry(index, &self.fqn).ok_or_else(refuse)?;
+        let tensor = match names.by_value.get(&fqn) {
+            Some(&known) => known,
+            None => match names.by_text.get(pickle.text(fqn).ok_or_else(refuse)?) {
+                Some(&known) => known,
+                None => return Ok(None),
+            },
+        };
         // Other writers' places are of other classes.
-        let Some(place) = self.state(place, STORAGE, "_StorageInfo") else { return Ok(None) };
-        let transformed = pickle.entry(place, "transform_descriptors").and_then(|list| pickle.sequence(list));
+        let Some(place) = self.state(place, &self.place) else { return Ok(None) };
+        let transformed = self.entry(place, &self.transforms).and_then(|list| pickle.sequence(list));
         if transformed.is_some_and(|list| !list.is_empty()) {
             return Ok(None);
         }
-        let offsets = pickle.entry(index, "offset").and_then(|offset| self.size(offset));
-        let file = pickle.entry(place, "relative_path").and_then(|path| pickle.text(path));
-        let number = |key| pickle.entry(place, key).and_then(|value| pickle.number(value));
-        let (Some(file), Some(start), Some(len)) = (file, number("offset"), number("length")) else {
+        scratch.clear();
+        let offsets = self.entry(index, &self.offset).and_then(|offset| self.size(offset, scratch));
+        let file = self.entry(place, &self.path).and_then(|path| pickle.text(path));
+        let number = |key| self.entry(place, key).and_then(|value| pickle.number(value));
+        let (Some(file), Some(start), Some(len)) = (file, number(&self.start), number(&self.length)) else {
             return Err(refuse());
         };
-        let boxes = tensors.get(tensor).map(|whole| whole.boxes.as_slice()).unwrap_or_default();
+        let whole = metadata.tensors.get(tensor as usize).ok_or_else(refuse)?;
         let part = match offsets {
-            Some(offsets) => boxes.binary_search_by(|one| one.offsets.cmp(&offsets)).ok(),
+            Some(_) => metadata.part_at(whole, scratch),
             // A tensor in one piece may be indexed by its name alone.
-            None => (boxes.len() == 1).then_some(0),
+            None => (whole.parts == 1).then_some(0),
         };
+        let part = part.and_then(|part| u32::try_from(part).ok()).ok_or_else(refuse)?;
         let end = start.checked_add(len).ok_or_else(refuse)?;
-        Ok(Some((file, Item { tensor, part: part.ok_or_else(refuse)?, at: start..end })))
+        Ok(Some((file, Item { tensor, part, at: start..end })))
+    }
+}
+
+/// Sorts boxes of `numbers` each, which most often are sorted.
+fn sort_boxes(boxes: &mut [u64], numbers: usize) {
+    if numbers == 0 || boxes.chunks_exact(numbers).is_sorted() {
+        return;
+    }
+    let before = boxes.to_vec();
+    let mut sorted: Vec<&[u64]> = before.chunks_exact(numbers).collect();
+    sorted.sort_unstable();
+    for (place, sorted) in boxes.chunks_exact_mut(numbers).zip(sorted) {
+        place.copy_from_slice(sorted);
     }
 }
 
@@ -282,4 +432,45 @@ fn fits(shape: &[u64], offsets: &[u64], sizes: &[u64]) -> bool {
     offsets.len() == shape.len()
         && sizes.len() == shape.len()
         && shape.iter().zip(ends).all(|(dim, end)| end.is_some_and(|end| end <= *dim))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An object of a class, with a dict of this content for its state.
+    fn object(class: &str, fields: &[(&str, &[u8])]) -> Vec<u8> {
+        let mut out = [format!("c{CLASSES}\n{class}\n").as_bytes(), b")\x81}("].concat();
+        for (key, value) in fields {
+            out.extend([b"X", &u32::try_from(key.len()).unwrap().to_le_bytes()[..], key.as_bytes(), value].concat());
+        }
+        out.extend(b"ub");
+        out
+    }
+
+    /// The metadata of `tensors`, which all are one value, of `rank` dimensions of nothing in `parts` parts that are one too.
+    fn doubled(tensors: usize, rank: usize, parts: usize) -> Vec<u8> {
+        let zeros = [&b"("[..], &b"K\0".repeat(rank), b"t"].concat();
+        let chunk = object("ChunkStorageMetadata", &[("offsets", &zeros), ("sizes", &zeros)]);
+        let chunks = [&b"]("[..], &chunk, b"q\0", &b"h\0".repeat(parts - 1), b"e"].concat();
+        let properties = object("TensorProperties", &[]);
+        let fields = [("properties", &properties[..]), ("size", &zeros), ("chunks", &chunks)];
+        let tensor = object("TensorStorageMetadata", &fields);
+        let mut all = [b"}(X\x01\0\0\0t", &tensor[..], b"q\x01"].concat();
+        (1..tensors).for_each(|_| all.extend(b"X\x01\0\0\0th\x01"));
+        all.push(b'u');
+        let metadata = object("Metadata", &[("state_dict_metadata", &all), ("storage_data", b"}")]);
+        [&b"\x80\x02"[..], &metadata, b"."].concat()
+    }
+
+    #[test]
+    fn what_one_value_says_many_times_over_is_refused_before_it_is_kept() {
+        assert_eq!(parse(&doubled(3, 2, 5)).unwrap().boxes.len(), 60);
+        assert_eq!(parse(&doubled(2, 0, 1)).unwrap().tensors.len(), 2);
+        let refused =
+            |bytes: &[u8]| matches!(parse(bytes), Err(ParseError::Metadata(what)) if what.starts_with("too many"));
+        assert!(refused(&doubled(1, RANK_MAX, 1_000_000)));
+        assert!(refused(&doubled(1000, 1, 1_000_000)));
+        assert!(refused(&doubled(500_000, 0, 1_000_000)));
+    }
 }

@@ -79,6 +79,9 @@ pub(super) enum Verb {
     /// Save a file or a folder under a name
     #[command(after_help = help::SAVE)]
     Save(Save),
+    /// Save the checkpoints that a training writes to a folder, as it finishes them
+    #[command(after_help = help::WATCH)]
+    Watch(Watch),
     /// Bring back what was saved
     #[command(after_help = help::RESTORE)]
     Restore(Restore),
@@ -209,15 +212,28 @@ pub(super) struct Save {
     /// A name that holds much of the same [default: for RUN/step-N, the step before]
     #[arg(long, value_name = "NAME")]
     pub(super) base: Option<Selector>,
+    #[command(flatten)]
+    pub(super) manner: Manner,
+    /// Tell a metric of it; may be given several times
+    #[arg(long = "metric", value_name = "NAME=VALUE", value_parser = metric)]
+    pub(super) metrics: Vec<(String, f64)>,
+    /// Read every file, even those that look unchanged
+    #[arg(long)]
+    pub(super) reread: bool,
+    /// Tell how each tensor is stored, and why
+    #[arg(long)]
+    pub(super) explain: bool,
+}
+
+/// How anything is saved.
+#[derive(Debug, Args)]
+pub(super) struct Manner {
     /// How files are cut into chunks
     #[arg(long, value_enum, default_value_t = Cut::Auto)]
     pub(super) cut: Cut,
     /// Keep a label with it; may be given several times
     #[arg(long = "label", value_name = "K=V", value_parser = label)]
     pub(super) labels: Vec<(String, String)>,
-    /// Tell a metric of it; may be given several times
-    #[arg(long = "metric", value_name = "NAME=VALUE", value_parser = metric)]
-    pub(super) metrics: Vec<(String, f64)>,
     /// Tell how many ranks took part
     #[arg(long, value_name = "RANKS")]
     pub(super) world_size: Option<NonZeroU32>,
@@ -233,12 +249,30 @@ pub(super) struct Save {
     /// Of so many steps of a run store one for itself, the others as differences to it [default: 8]
     #[arg(long, value_name = "K")]
     pub(super) key_every: Option<NonZeroU32>,
-    /// Tell how each tensor is stored, and why
+}
+
+/// `towline watch`.
+#[derive(Debug, Args)]
+pub(super) struct Watch {
+    /// The folder that the training writes its checkpoints to
+    #[arg(value_hint = ValueHint::DirPath)]
+    pub(super) dir: PathBuf,
+    /// The run that they are the steps of
+    pub(super) run: Name,
+    /// Restore the latest step first, if DIR holds no checkpoint
     #[arg(long)]
-    pub(super) explain: bool,
-    /// Read every file, even those that look unchanged
+    pub(super) restore_latest: bool,
+    /// At SIGTERM or Ctrl-C, save what is finished within this time, then end
+    #[arg(long, value_name = "SECONDS", default_value = "25", value_parser = seconds)]
+    pub(super) on_term: Duration,
+    /// Take a checkpoint to be whole when nothing in it changed for so long
+    #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = seconds)]
+    pub(super) settle: Duration,
+    /// Save what is finished, then end
     #[arg(long)]
-    pub(super) reread: bool,
+    pub(super) once: bool,
+    #[command(flatten)]
+    pub(super) manner: Manner,
 }
 
 /// `towline restore`.
@@ -345,6 +379,12 @@ fn label(text: &str) -> Result<(String, String), &'static str> {
 fn metric(text: &str) -> Result<(String, f64), &'static str> {
     let parsed = text.rsplit_once('=').and_then(|(name, value)| Some((name.to_owned(), value.parse().ok()?)));
     parsed.ok_or("a metric is NAME=NUMBER")
+}
+
+/// A number of seconds, or a duration with units: 25, 0.5, 2m.
+fn seconds(text: &str) -> Result<Duration, String> {
+    let plain = text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    plain.map_or_else(|| humantime::parse_duration(text).map_err(|error| error.to_string()), Ok)
 }
 
 fn grace(text: &str) -> Result<Duration, humantime::DurationError> {

@@ -15,6 +15,7 @@ Getting started:
   towline ls                                 what has been saved
   towline show run-7/step-1000               what one name holds
   towline restore run-7/step-1000 out/       bring it back
+  towline watch out/ run-7                   save what a training writes there
 
   export TOWLINE_REPO=s3://bucket/prefix     from now on, share through a bucket
   towline init                               make a repository there (once)
@@ -83,6 +84,30 @@ What --metric, --world-size and --framework tell is kept with the name, also by 
 A name that exists is replaced; if somebody else moved it meanwhile, nothing is, and the exit code is 5.
 
 JSON: name manifest logical_bytes new_bytes stored_bytes chunks new_chunks files seconds skipped warnings";
+
+pub(super) const WATCH: &str = "\
+Examples:
+  towline watch out/ run-7                       beside the training, until SIGTERM or Ctrl-C
+  towline watch out/ run-7 --restore-latest      first bring the latest step back, if out/ holds none
+  towline watch out/ run-7 --once                save what is finished, then end: for cron
+  towline watch /mnt/nfs/out run-7 --settle 2m   where other machines write
+
+Saved as RUN/step-N, each once, and again when it is written again: the folders checkpoint-N (Hugging Face, accelerate), \
+step-N (torchtitan), global_stepN (DeepSpeed), iter_N (Megatron) and such, and the files *.pt *.pth *.bin *.ckpt \
+*.safetensors with a number. What has no number (last.ckpt) is passed over, and that is said.
+
+A checkpoint is finished when its framework says so (trainer_state.json, .metadata, a file `latest` beside it) and nothing \
+changed for a fifth of --settle; when it was renamed from a temporary name; or when nothing changed for all of --settle. A \
+save that fails is tried again. DIR may come and go.
+
+--restore-latest puts the step back under the name that it had, whole or not at all, before anything is watched; if that \
+fails, so does the command.
+
+At SIGTERM and Ctrl-C it saves what is finished, and what will be within --on-term; at SIGTERM it waits one --settle for a \
+last checkpoint even if none is being written. Exit code 1 if something could not be saved in time; it is named. A second \
+signal ends it at once.
+
+JSON: a line for each event: event, and what belongs to it";
 
 pub(super) const RESTORE: &str = "\
 Examples:

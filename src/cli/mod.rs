@@ -15,6 +15,7 @@ mod target;
 #[cfg(test)]
 mod tests;
 mod verbs;
+mod watch;
 
 use std::io;
 use std::process::ExitCode;
@@ -23,9 +24,9 @@ use std::time::Duration;
 use clap::error::ErrorKind as Parsing;
 use clap::{CommandFactory, Parser};
 use tokio::runtime::{Builder, Runtime};
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
-use self::args::{Cli, Globals};
+use self::args::{Cli, Globals, Verb};
 use self::config::{Settings, Surroundings};
 use self::output::Output;
 use self::verbs::Door;
@@ -84,7 +85,11 @@ fn execute(cli: Cli, output: &Output) -> Result<u8> {
         draw: !cli.globals.json && !cli.globals.quiet && cli.globals.verbose == 0,
     };
     let runtime = runtime()?;
-    let result = runtime.block_on(interruptible(door.carry_out(cli.verb)));
+    let result = match cli.verb {
+        // It has its own way to end.
+        Verb::Watch(_) => runtime.block_on(door.carry_out(cli.verb)),
+        verb => runtime.block_on(interruptible(door.carry_out(verb))),
+    };
     // A thread that is stuck in a system call, such as a write to a pipe that nobody reads, must not keep us.
     runtime.shutdown_timeout(LETTING_GO);
     result
@@ -105,7 +110,6 @@ fn runtime() -> Result<Runtime> {
 ///
 /// It runs as a task, so that a command that blocks its thread can be left behind.
 async fn interruptible(command: impl Future<Output = Result<u8>> + Send + 'static) -> Result<u8> {
-    let listen = |kind| signal(kind).map_err(|source| Error::other("signals cannot be caught").source(source));
     let (mut interrupt, mut terminate) = (listen(SignalKind::interrupt())?, listen(SignalKind::terminate())?);
     let mut task = tokio::spawn(command);
     tokio::select! {
@@ -117,6 +121,10 @@ async fn interruptible(command: impl Future<Output = Result<u8>> + Send + 'stati
     // Dropping it removes what it left half done; how it ends does not matter any more.
     let _ = tokio::time::timeout(LETTING_GO, task).await;
     Err(Error::cancelled("interrupted").cure("run the same command again to resume"))
+}
+
+fn listen(kind: SignalKind) -> Result<Signal> {
+    signal(kind).map_err(|source| Error::other("signals cannot be caught").source(source))
 }
 
 /// Sends log lines to standard error: as `RUST_LOG` says, else as many as `-v` asks for.

@@ -41,6 +41,15 @@ impl Output {
         if self.quiet && !self.json { Ok(()) } else { self.answer(value, human) }
     }
 
+    /// One of several things that happen while a command goes on: as a line of JSON, or as a remark.
+    pub(super) fn event<T: Serialize>(&self, value: &T, human: impl FnOnce(&T) -> String) -> Result<()> {
+        if self.json {
+            return self.answer(value, |_, _| String::new());
+        }
+        self.remark(human(value).trim_end());
+        Ok(())
+    }
+
     /// Bytes as they are, on standard output.
     pub(super) fn print(&self, bytes: &[u8]) -> Result<()> {
         let mut out = self.raw()?;

@@ -7,7 +7,7 @@ use super::size::show;
 use crate::ops::{
     Change, Check, CollectReport, Diagnosis, ExpirePlan, Explained, Listed, Outcome, PlannedStep, RestoreReport,
     RestoreTensorsReport, RunListed, SaveReport, Shown, ShownEntry, ShownTensor, StepListed, SyncReport, TensorListed,
-    VerifyReport,
+    VerifyReport, WatchEvent,
 };
 use crate::repository::log::StepFacts;
 
@@ -78,6 +78,41 @@ pub(super) fn tensors(tensors: &[TensorListed]) -> String {
         return String::new();
     }
     table(&["TENSOR", "DTYPE", "SHAPE", ">SIZE", ">PARTS", "FILE"], &tensors.iter().map(row).collect::<Vec<_>>())
+}
+
+pub(super) fn watched(event: &WatchEvent) -> String {
+    let text = match event {
+        WatchEvent::Watching { dir, run } => format!("watching {dir} for steps of {run}"),
+        WatchEvent::Restored { entry, report } => {
+            format!("restored {} as {entry}: {}, {}", report.name, show(report.bytes), seconds(report.seconds))
+        }
+        WatchEvent::NotRestored { reason } => format!("nothing restored: {reason}"),
+        WatchEvent::Saved { entry, report, by, .. } => format!(
+            "saved {entry} as {}: {} in {}, {}; new: {}; finished by {by}",
+            report.name,
+            show(report.logical_bytes),
+            counted(report.files, "file"),
+            seconds(report.seconds),
+            show(report.new_bytes),
+        ),
+        WatchEvent::Kept { entry, name } => format!("{entry} is saved already as {name}"),
+        WatchEvent::PassedOver { entry, reason } => format!("passed over {entry}: {reason}"),
+        WatchEvent::Gone { entry } => format!("{entry} went away before it was saved"),
+        WatchEvent::Failed { entry, error, retry_seconds } => {
+            format!("{entry} could not be saved, next try in {retry_seconds:.1} s: {error}")
+        }
+        WatchEvent::DirGone { dir } => format!("waiting for {dir}: it is not there"),
+        WatchEvent::DirBack { dir } => format!("{dir} is there again"),
+        WatchEvent::Unreadable { error } => format!("cannot look: {error}"),
+        WatchEvent::Stopping { seconds, pending } if pending.is_empty() => {
+            format!("stopping within {seconds:.0} s: all that is finished is saved")
+        }
+        WatchEvent::Stopping { seconds, pending } => {
+            format!("stopping within {seconds:.0} s: still to save: {}", pending.join(", "))
+        }
+        WatchEvent::Unsaved { entry, reason } => format!("{entry} is not saved: {reason}"),
+    };
+    format!("{}\n", printable(&text))
 }
 
 pub(super) fn refs(refs: &[Listed], long: bool) -> String {

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::args::{Expire, Restore, Save, Verb};
+use super::args::{Expire, Manner, Restore, Save, Verb};
 use super::config::{Chosen, Settings};
 use super::output::Output;
 use super::progress::Line;
@@ -40,6 +40,7 @@ impl Door {
         match verb {
             Verb::Init { url } => self.init(url.as_deref()).await?,
             Verb::Save(save) => self.save(save).await?,
+            Verb::Watch(watch) => return self.watch(watch).await,
             Verb::Restore(restore) => self.restore(restore).await?,
             Verb::Ls { prefix, long } => self.list(prefix.as_ref(), long).await?,
             Verb::Runs { prefix } => self.runs(prefix.as_ref()).await?,
@@ -88,24 +89,16 @@ impl Door {
     }
 
     async fn save(&self, save: Save) -> Result<()> {
-        let facts = facts_of(&save)?;
+        let options = manner(save.manner)?;
+        let told = |facts: StepFacts, (name, value): &(String, f64)| facts.metric(name, *value);
+        let facts = save.metrics.iter().try_fold(options.facts, told)?;
         let repository = self.open().await?;
         let base = match &save.base {
             Some(base) => Some(self.resolve(&repository, base).await?),
             None => None,
         };
-        let options = SaveOptions {
-            base,
-            cut: save.cut.into(),
-            labels: save.labels.into_iter().collect(),
-            facts,
-            exclude: save.exclude,
-            reread: save.reread,
-            compression: save.compression.into(),
-            key_every: save.key_every,
-            explain: save.explain,
-            progress: self.progress.clone(),
-        };
+        let progress = self.progress.clone();
+        let options = SaveOptions { base, facts, reread: save.reread, explain: save.explain, progress, ..options };
         let line = self.line();
         let report = repository.save(&save.path, &save.name, &options).await?;
         drop(line);
@@ -339,7 +332,7 @@ impl Door {
     }
 
     /// The repository that was chosen; the embedded one is made if it is lacking.
-    async fn open(&self) -> Result<Repository> {
+    pub(super) async fn open(&self) -> Result<Repository> {
         match self.settings.repository()? {
             Chosen::Named(location) => self.open_at(&location, 1).await,
             Chosen::Embedded(location) => {
@@ -372,19 +365,24 @@ impl Door {
     }
 }
 
-/// What the command line tells of the step.
-fn facts_of(save: &Save) -> Result<StepFacts> {
+/// How the command line wants things saved.
+pub(super) fn manner(manner: Manner) -> Result<SaveOptions> {
     let mut facts = StepFacts::default();
-    for (name, value) in &save.metrics {
-        facts = facts.metric(name, *value)?;
-    }
-    if let Some(ranks) = save.world_size {
+    if let Some(ranks) = manner.world_size {
         facts = facts.world_size(ranks);
     }
-    match &save.framework {
-        Some(framework) => facts.framework(framework),
-        None => Ok(facts),
+    if let Some(framework) = &manner.framework {
+        facts = facts.framework(framework)?;
     }
+    Ok(SaveOptions {
+        cut: manner.cut.into(),
+        labels: manner.labels.into_iter().collect(),
+        facts,
+        exclude: manner.exclude,
+        compression: manner.compression.into(),
+        key_every: manner.key_every,
+        ..SaveOptions::default()
+    })
 }
 
 /// The length of the file at `path`, which only a range that counts from its end needs to know.

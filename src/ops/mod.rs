@@ -13,6 +13,7 @@ mod show;
 mod sync;
 mod tensors;
 mod verify;
+mod watch;
 
 pub use collect::{CollectOptions, CollectReport};
 pub use diff::Change;
@@ -29,6 +30,7 @@ pub use tensors::{
     TensorsRead, WantedTensor,
 };
 pub use verify::{Damage, VerifyOptions, VerifyReport};
+pub use watch::{Stop, WatchEvent, WatchOptions, WatchReport};
 
 use crate::error::{Error, Result};
 

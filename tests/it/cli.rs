@@ -11,9 +11,10 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use tempfile::TempDir;
 
-const VERBS: [&str; 17] = [
+const VERBS: [&str; 18] = [
     "init",
     "save",
+    "watch",
     "restore",
     "ls",
     "runs",
@@ -69,7 +70,7 @@ impl User {
         user
     }
 
-    fn work(&self) -> PathBuf {
+    pub(crate) fn work(&self) -> PathBuf {
         self.0.path().join("work")
     }
 
@@ -91,7 +92,7 @@ impl User {
         self.work().join(path).exists()
     }
 
-    fn command<S: AsRef<OsStr>>(&self, args: &[S]) -> Command {
+    pub(crate) fn command<S: AsRef<OsStr>>(&self, args: &[S]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_towline"));
         command.env_clear().current_dir(self.work()).env("HOME", self.0.path().join("home")).args(args);
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());

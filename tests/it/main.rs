@@ -27,3 +27,4 @@ mod sync;
 mod tensors;
 mod together;
 mod verify;
+mod watch;

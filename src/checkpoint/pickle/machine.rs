@@ -1,6 +1,7 @@
 //! The machine itself: a stack, marks, a memo, and an opcode at a time.
 
-use super::{Extent, ITEMS_MAX, NODES_MAX, Node, Object, PICKLE_LEN_MAX, ParseError, Pickle, Ref, STACK_MAX};
+use super::alike::Alike;
+use super::{Extent, ITEMS_MAX, MEMO_MAX, NODES_MAX, Node, Object, PICKLE_LEN_MAX, ParseError, Pickle, Ref, STACK_MAX};
 
 /// Why the machine stopped; where is known to its loop.
 type Step<T = ()> = Result<T, &'static str>;
@@ -11,7 +12,9 @@ pub(super) fn run(bytes: &[u8]) -> Result<Pickle<'_>, ParseError> {
         return Err(ParseError { what: "more bytes than a pickle may have", at: bytes.len() });
     }
     let pickle = Pickle { bytes, nodes: Vec::new(), items: Vec::new(), objects: Vec::new(), root: Ref::INERT };
-    let mut machine = Machine { pickle, at: 0, stack: Vec::new(), marks: Vec::new(), memo: Vec::new() };
+    let alike = Alike::new(bytes.len());
+    let mut machine =
+        Machine { pickle, at: 0, stack: Vec::new(), marks: Vec::new(), memo: Vec::new(), alike, frozen: None };
     machine.begin().map_err(|what| ParseError { what, at: 0 })?;
     loop {
         let at = machine.at;
@@ -30,6 +33,9 @@ struct Machine<'a> {
     /// How long the stack was at each mark.
     marks: Vec<usize>,
     memo: Vec<Ref>,
+    alike: Alike,
+    /// The class whose objects are frozen, once it was seen.
+    frozen: Option<Ref>,
 }
 
 impl Machine<'_> {
@@ -133,12 +139,29 @@ impl Machine<'_> {
         if code == b'd' && !(self.stack.len() - from).is_multiple_of(2) {
             return Err("key without a value");
         }
+        if !matches!(code, b'l' | b'd') {
+            return self.push_tuple(from);
+        }
         let extent = self.grown(Extent::default(), from)?;
-        self.push_node(match code {
-            b'l' => Node::List(extent),
-            b'd' => Node::Dict(extent),
-            _ => Node::Tuple(extent),
-        })
+        self.push_node(if code == b'l' { Node::List(extent) } else { Node::Dict(extent) })
+    }
+
+    /// Makes what the stack holds from `from` on a tuple, or takes one that is alike.
+    fn push_tuple(&mut self, from: usize) -> Step {
+        let members = self.stack.get(from..).unwrap_or_default();
+        if !Alike::is_pure(&self.pickle, members) {
+            let extent = self.grown(Extent::default(), from)?;
+            return self.push_node(Node::Tuple(extent));
+        }
+        let (slot, found) = self.alike.tuple(&self.pickle, members);
+        if let Some(node) = found {
+            self.stack.truncate(from);
+            return self.push(Ref(node));
+        }
+        let extent = self.grown(Extent::default(), from)?;
+        let node = self.node(Node::Pure(extent))?;
+        self.alike.keep(slot, node);
+        self.push(Ref(node))
     }
 
     /// Puts what the stack holds on top into the container below.
@@ -237,7 +260,7 @@ impl Machine<'_> {
         };
         let top = self.top()?;
         // Picklers number what they remember from 0 on.
-        if at == self.memo.len() && at < NODES_MAX {
+        if at == self.memo.len() && at < MEMO_MAX {
             self.memo.push(top);
             return Ok(());
         }
@@ -353,9 +376,34 @@ impl<'a> Machine<'a> {
     }
 
     fn push_object(&mut self, class: Ref, args: Ref) -> Step {
+        let pure = args.node().and_then(|node| self.pickle.nodes.get(node as usize));
+        if !matches!(pure, Some(Node::Pure(_))) || !self.is_frozen(class) {
+            let object = self.new_object(class, args)?;
+            return self.push_node(Node::Object(object));
+        }
+        let (slot, found) = self.alike.made(&self.pickle, class, args);
+        if let Some(node) = found {
+            return self.push(Ref(node));
+        }
+        let object = self.new_object(class, args)?;
+        let node = self.node(Node::Frozen(object))?;
+        self.alike.keep(slot, node);
+        self.push(Ref(node))
+    }
+
+    /// Whether objects of a class are tuples that never change: those of `torch.Size` are.
+    fn is_frozen(&mut self, class: Ref) -> bool {
+        let frozen = self.frozen == Some(class) || self.pickle.is(class, "torch", "Size");
+        if frozen {
+            self.frozen = Some(class);
+        }
+        frozen
+    }
+
+    fn new_object(&mut self, class: Ref, args: Ref) -> Step<u32> {
         let number = u32::try_from(self.pickle.objects.len()).map_err(|_| "too many values")?;
         self.pickle.objects.push(Object { class, args, state: Ref::INERT, items: Ref::INERT });
-        self.push_node(Node::Object(number))
+        Ok(number)
     }
 
     /// `extent` with the stack from `from` on added. One that cannot grow where it lies moves to the end with twice the

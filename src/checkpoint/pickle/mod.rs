@@ -6,6 +6,7 @@
 //! proportion to its length and up to fixed limits: values are small nodes in one list, texts stay where they are.
 //! What was read is a graph, perhaps with cycles, in which doubling by memo costs nothing: a walk must mark what it has seen.
 
+mod alike;
 mod machine;
 #[cfg(test)]
 mod tests;
@@ -20,6 +21,8 @@ pub const NODES_MAX: usize = 1 << 24;
 pub const ITEMS_MAX: usize = 1 << 25;
 /// Values that wait to become part of others, at most.
 pub const STACK_MAX: usize = 1 << 20;
+/// Values that are remembered, at most.
+pub const MEMO_MAX: usize = 1 << 25;
 
 /// Why bytes are not a pickle that this version reads.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
@@ -88,12 +91,22 @@ pub struct Object {
 #[derive(Clone, Copy, Debug)]
 enum Node {
     Int(i64),
-    Text { at: u32, len: u32 },
-    Global { module: Ref, name: Ref },
+    Text {
+        at: u32,
+        len: u32,
+    },
+    Global {
+        module: Ref,
+        name: Ref,
+    },
     Tuple(Extent),
+    /// A tuple of nothing but small numbers, constants and such tuples: kept once for all that are alike.
+    Pure(Extent),
     List(Extent),
     Dict(Extent),
     Object(u32),
+    /// An object that is made from a pure tuple and never changes: kept once, too.
+    Frozen(u32),
     Persistent(Ref),
 }
 
@@ -157,9 +170,11 @@ impl<'a> Pickle<'a> {
                 (Some(module), Some(name)) => Value::Global { module, name },
                 _ => Value::Inert,
             },
-            Node::Tuple(extent) | Node::List(extent) => Value::Sequence(self.members(extent)),
+            Node::Tuple(extent) | Node::Pure(extent) | Node::List(extent) => Value::Sequence(self.members(extent)),
             Node::Dict(extent) => Value::Dict(self.members(extent)),
-            Node::Object(object) => self.objects.get(object as usize).map_or(Value::Inert, |&one| Value::Object(one)),
+            Node::Object(object) | Node::Frozen(object) => {
+                self.objects.get(object as usize).map_or(Value::Inert, |&one| Value::Object(one))
+            }
             Node::Persistent(of) => Value::Persistent(of),
         }
     }

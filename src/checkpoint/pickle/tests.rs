@@ -34,6 +34,28 @@ fn what_would_be_called_is_only_named() {
 }
 
 #[test]
+fn what_is_alike_and_never_changes_is_kept_once() {
+    let size = b"h\0K\x08M\0\x10\x86\x85R";
+    let class = b"\x80\x02ctorch\nSize\nq\x000";
+    let many = [&class[..], b"(", &size.repeat(1000), b"l."].concat();
+    let pickle = Pickle::parse(&many).unwrap();
+    let sizes = pickle.sequence(pickle.root()).unwrap();
+    assert_eq!(sizes.len(), 1000);
+    for &size in sizes {
+        let Value::Object(object) = pickle.value(size) else { panic!("no object") };
+        let dims = pickle.sequence(pickle.sequence(object.args).unwrap()[0]).unwrap();
+        assert_eq!((pickle.number(dims[0]), pickle.number(dims[1])), (Some(8), Some(4096)));
+    }
+    assert_eq!((pickle.objects.len(), pickle.items.len()), (1, 1003), "two tuples and the list");
+    // What holds something that may change is its own, and what is shared takes no state and no members.
+    let own = Pickle::parse(b"\x80\x02(]K\x01a\x85]K\x02a\x85l.").unwrap();
+    let lists: Vec<_> = own.sequence(own.root()).unwrap().iter().map(|&one| own.sequence(one).unwrap()[0]).collect();
+    assert_ne!(own.sequence(lists[0]), own.sequence(lists[1]));
+    assert_eq!(refusal(&[&class[..], size, b"}b."].concat()), "state is given to what was not made");
+    assert_eq!(refusal(&[&class[..], size, b"K\x01a."].concat()), "members are given to what holds none");
+}
+
+#[test]
 fn containers_grow_in_any_order() {
     // Two lists filled by turns: neither may lose what it has.
     let mut bytes = b"\x80\x02]q\0]q\x01".to_vec();

@@ -1,0 +1,69 @@
+//! `towline watch`: signals in, events out.
+
+use std::time::Duration;
+
+use tokio::signal::unix::SignalKind;
+use tokio::sync::watch;
+use tokio::time::sleep;
+
+use super::args::Watch;
+use super::output::printable;
+use super::verbs::{Door, manner};
+use super::{LETTING_GO, listen, render};
+use crate::error::{Error, Result};
+use crate::ops::{Stop, WatchEvent, WatchOptions};
+
+impl Door {
+    /// Watches until a signal, and then as long as `--on-term` allows; gives the exit code.
+    pub(super) async fn watch(&self, args: Watch) -> Result<u8> {
+        let Watch { dir, run, restore_latest, on_term, settle, once, manner: how } = args;
+        let (mut interrupt, mut terminate) = (listen(SignalKind::interrupt())?, listen(SignalKind::terminate())?);
+        let (say, stop) = watch::channel(Stop::No);
+        let options = WatchOptions { settle, restore_latest, once, save: manner(how)?, stop };
+        let mut tell = |event| self.tell(&event);
+        let watching = async {
+            let repository = self.open().await?;
+            repository.watch(&dir, &run, &options, &mut tell).await
+        };
+        let mut watching = Box::pin(watching);
+        // Whoever sends a second signal, or a folder that hangs, is not waited for.
+        let (mut asked, mut latest) = (false, Box::pin(sleep(Duration::MAX)));
+        let report = loop {
+            let linger = tokio::select! {
+                report = &mut watching => break report?,
+                () = &mut latest => return Err(Error::cancelled("interrupted").cure("start the watch again")),
+                _ = interrupt.recv() => false,
+                _ = terminate.recv() => true,
+            };
+            let again = std::mem::replace(&mut asked, true);
+            let wait = if again { LETTING_GO } else { on_term.saturating_add(LETTING_GO) };
+            let stop = if again { Stop::Now } else { Stop::Within { grace: on_term, linger } };
+            latest.set(sleep(wait));
+            // A receiver is alive as long as the options are.
+            let _ = say.send(stop);
+        };
+        if !asked || report.unsaved.is_empty() {
+            return Ok(0);
+        }
+        Err(Error::cancelled("not all checkpoints could be saved in time")
+            .at(dir.display())
+            .got(format!("not saved: {}", report.unsaved.join(", ")))
+            .cure("start the watch again, or give it more time with --on-term"))
+    }
+
+    /// What it says must not stop it: it goes on when nobody listens any more.
+    fn tell(&self, event: &WatchEvent) {
+        let told = match event {
+            WatchEvent::Saved { report, .. } => {
+                for warning in report.skipped.iter().chain(&report.warnings) {
+                    self.output.remark(&printable(warning));
+                }
+                self.output.report(event, |event, _| render::watched(event))
+            }
+            _ => self.output.event(event, render::watched),
+        };
+        if let Err(error) = told {
+            tracing::debug!("an event was not told: {error:?}");
+        }
+    }
+}

@@ -1,0 +1,252 @@
+//! All checkpoints of a watched folder, and what to do next. Pure: looks come in, events and the next save come out.
+
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::time::Duration;
+
+use super::events::WatchEvent;
+use super::settle::{By, FileMark, Observation, Pace, Series, Standing, is_less};
+
+/// The longest wait before a failed save is tried again.
+const RETRY_MAX: Duration = Duration::from_mins(1);
+
+/// What one look saw in the folder.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Look {
+    /// The checkpoints, by name.
+    pub(super) checkpoints: BTreeMap<String, Sighting>,
+    /// Devices and inodes of what has a temporary name.
+    pub(super) temporaries: HashSet<(u64, u64)>,
+    /// What looks like a checkpoint and cannot be saved as a step, and why.
+    pub(super) others: BTreeMap<String, String>,
+}
+
+/// One checkpoint in it.
+#[derive(Clone, Debug)]
+pub(super) struct Sighting {
+    pub(super) step: u64,
+    pub(super) folder: bool,
+    pub(super) seen: Observation,
+}
+
+/// What to save next.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Due {
+    pub(super) entry: String,
+    pub(super) step: u64,
+    pub(super) by: By,
+    /// It was saved before, and has changed since.
+    pub(super) again: bool,
+}
+
+/// One checkpoint.
+#[derive(Debug)]
+struct Checkpoint {
+    step: u64,
+    folder: bool,
+    series: Series,
+    /// What it was when it was saved, or found to be saved.
+    saved: Option<Vec<FileMark>>,
+    /// Not before this, and how long the next wait is.
+    retry: Option<(Duration, Duration)>,
+    /// Saves in a row that found it changing.
+    disturbed: u32,
+    /// The trouble that has been told of.
+    told: Option<&'static str>,
+}
+
+/// The state of a watch.
+#[derive(Debug)]
+pub(super) struct Board {
+    pace: Pace,
+    dir: String,
+    checkpoints: BTreeMap<String, Checkpoint>,
+    temporaries: HashSet<(u64, u64)>,
+    /// What has been passed over, with a word.
+    told: BTreeSet<String>,
+    gone: bool,
+    /// An entry that was just restored: as it is first seen it is saved already.
+    restored: Option<String>,
+}
+
+impl Board {
+    /// Nothing seen yet.
+    pub(super) fn new(dir: String, pace: Pace, restored: Option<String>) -> Self {
+        let (checkpoints, temporaries, told) = Default::default();
+        Self { pace, dir, checkpoints, temporaries, told, gone: false, restored }
+    }
+
+    /// Takes in a look; none if the folder is not there.
+    pub(super) fn look(&mut self, now: Duration, look: Option<Look>) -> Vec<WatchEvent> {
+        let Some(look) = look else { return self.lost() };
+        let mut events = Vec::new();
+        if std::mem::take(&mut self.gone) {
+            events.push(WatchEvent::DirBack { dir: self.dir.clone() });
+        }
+        let gone: Vec<String> =
+            self.checkpoints.keys().filter(|name| !look.checkpoints.contains_key(*name)).cloned().collect();
+        for entry in gone {
+            let unsaved = self.checkpoints.remove(&entry).is_some_and(|one| one.saved.is_none());
+            if unsaved && !look.others.contains_key(&entry) {
+                events.push(WatchEvent::Gone { entry });
+            }
+        }
+        self.told.retain(|entry| look.others.contains_key(entry) || look.checkpoints.contains_key(entry));
+        for (entry, sighting) in look.checkpoints {
+            self.sight(now, entry, sighting);
+        }
+        for (entry, reason) in look.others {
+            self.tell_once(entry, reason, &mut events);
+        }
+        self.temporaries = look.temporaries;
+        self.judge(now, &mut events);
+        events
+    }
+
+    fn lost(&mut self) -> Vec<WatchEvent> {
+        self.checkpoints.clear();
+        self.temporaries.clear();
+        if std::mem::replace(&mut self.gone, true) {
+            return Vec::new();
+        }
+        vec![WatchEvent::DirGone { dir: self.dir.clone() }]
+    }
+
+    fn sight(&mut self, now: Duration, entry: String, sighting: Sighting) {
+        let Sighting { step, folder, seen } = sighting;
+        if let Some(known) = self.checkpoints.get_mut(&entry) {
+            if known.series.identity() != seen.identity {
+                // Another one took its place.
+                known.series = Series::begin(now, seen.clone(), self.temporaries.contains(&seen.identity));
+                known.told = None;
+            }
+            return known.series.observe(now, seen);
+        }
+        let restored = self.restored.take_if(|restored| *restored == entry).is_some();
+        let saved = restored.then(|| seen.files.clone());
+        let renamed = self.temporaries.contains(&seen.identity);
+        let series = Series::begin(now, seen, renamed);
+        self.checkpoints
+            .insert(entry, Checkpoint { step, folder, series, saved, retry: None, disturbed: 0, told: None });
+    }
+
+    /// Says what stands in the way of being saved, once each.
+    fn judge(&mut self, now: Duration, events: &mut Vec<WatchEvent>) {
+        let mut passed = Vec::new();
+        for (entry, one) in &mut self.checkpoints {
+            let reason = match one.trouble(now, self.pace) {
+                Some(Trouble::Unmarked(lacks)) => {
+                    (one.told.replace(lacks) != Some(lacks)).then(|| format!("its writer left off before {lacks}"))
+                }
+                Some(Trouble::Shrunk) => (one.told.replace("") != Some(""))
+                    .then(|| "files went away from it: it is taken to be on its way out".to_owned()),
+                None => None,
+            };
+            passed.extend(reason.map(|reason| (entry.clone(), reason)));
+        }
+        events.extend(passed.into_iter().map(|(entry, reason)| WatchEvent::PassedOver { entry, reason }));
+        let eclipsed: Vec<(String, String)> = self
+            .checkpoints
+            .iter()
+            .filter_map(|(entry, one)| {
+                let first = self.holder(one.step)?;
+                (first != entry).then(|| (entry.clone(), format!("{first} is step {} already", one.step)))
+            })
+            .collect();
+        for (entry, reason) in eclipsed {
+            self.tell_once(entry, reason, events);
+        }
+    }
+
+    fn tell_once(&mut self, entry: String, reason: String, events: &mut Vec<WatchEvent>) {
+        if self.told.insert(entry.clone()) {
+            events.push(WatchEvent::PassedOver { entry, reason });
+        }
+    }
+
+    /// Of several checkpoints of one step the one that is saved: a folder before files, else the first by name.
+    fn holder(&self, step: u64) -> Option<&String> {
+        let same = self.checkpoints.iter().filter(|(_, one)| one.step == step);
+        same.min_by_key(|(entry, one)| (!one.folder, *entry)).map(|(entry, _)| entry)
+    }
+
+    /// The finished checkpoint with the lowest step that is to be saved now.
+    pub(super) fn next(&self, now: Duration) -> Option<Due> {
+        let due = self.checkpoints.iter().filter_map(|(entry, one)| {
+            let Standing::Finished(by) = one.series.standing(now, self.pace) else { return None };
+            let ready = one.retry.is_none_or(|(at, _)| at <= now) && one.lacking();
+            (ready && self.holder(one.step) == Some(entry)).then(|| Due {
+                entry: entry.clone(),
+                step: one.step,
+                by,
+                again: one.saved.is_some(),
+            })
+        });
+        due.min_by_key(|due| due.step)
+    }
+
+    /// `entry`, as it was last seen, is in the repository.
+    pub(super) fn saved(&mut self, entry: &str) {
+        if let Some(one) = self.checkpoints.get_mut(entry) {
+            one.saved = Some(one.series.files().to_vec());
+            (one.retry, one.disturbed) = (None, 0);
+        }
+    }
+
+    /// `entry` changed while it was read: it has to settle again. Returns how long that takes if it is not the first time.
+    pub(super) fn disturbed(&mut self, entry: &str, now: Duration) -> Option<Duration> {
+        let one = self.checkpoints.get_mut(entry)?;
+        one.series.disturb(now);
+        one.disturbed = one.disturbed.saturating_add(1);
+        (one.disturbed > 1).then_some(self.pace.quiet)
+    }
+
+    /// Time is short: what failed is tried again at once.
+    pub(super) fn hurry(&mut self, now: Duration) {
+        for one in self.checkpoints.values_mut() {
+            one.retry = one.retry.map(|_| (now, self.pace.marked));
+        }
+    }
+
+    /// `entry` could not be saved: how long to wait before it is tried again.
+    pub(super) fn failed(&mut self, entry: &str, now: Duration) -> Duration {
+        let first = self.pace.marked;
+        let Some(one) = self.checkpoints.get_mut(entry) else { return first };
+        let wait = one.retry.map_or(first, |(_, wait)| wait.saturating_mul(2).min(RETRY_MAX));
+        one.retry = Some((now + wait, wait));
+        wait
+    }
+
+    /// What is not saved and may still be, with the reason why it is not yet.
+    pub(super) fn pending(&self, now: Duration) -> Vec<(String, &'static str)> {
+        let waiting = self.checkpoints.iter().filter(|(entry, one)| {
+            one.lacking() && one.trouble(now, self.pace).is_none() && self.holder(one.step) == Some(entry)
+        });
+        let why = |one: &Checkpoint| match one.retry {
+            Some(_) => "it could not be saved",
+            None if one.series.standing(now, self.pace) == Standing::Writing => "it was still being written",
+            None => "there was no time left",
+        };
+        waiting.map(|(entry, one)| (entry.clone(), why(one))).collect()
+    }
+}
+
+/// Why a checkpoint will not be saved as it is.
+enum Trouble {
+    Unmarked(&'static str),
+    Shrunk,
+}
+
+impl Checkpoint {
+    /// Whether the repository lacks what is there now. What is being deleted is not saved over what it was.
+    fn lacking(&self) -> bool {
+        self.saved.as_deref().is_none_or(|saved| saved != self.series.files() && !is_less(self.series.files(), saved))
+    }
+
+    fn trouble(&self, now: Duration, pace: Pace) -> Option<Trouble> {
+        match self.series.standing(now, pace) {
+            Standing::Unmarked(lacks) if self.lacking() => Some(Trouble::Unmarked(lacks)),
+            Standing::Shrunk if self.lacking() => Some(Trouble::Shrunk),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,210 @@
+//! What the entries of a watched folder are, by their names, and how their writers say that they are done.
+//!
+//! What the frameworks do, from their sources:
+//! - transformers: `checkpoint-N/` in place, `trainer_state.json` last by rank 0, while other ranks may still write their
+//!   `rng_state_R.pth`; some versions wrote `tmp-checkpoint-N` and renamed it
+//!   (<https://github.com/huggingface/transformers/blob/main/src/transformers/trainer.py>, `_save_checkpoint`);
+//! - torch's DCP, and so torchtitan's `step-N/`: `*.distcp`, then `.metadata`, renamed from `.metadata.tmp`; without
+//!   collectives each rank writes a `__R.metadata`
+//!   (<https://github.com/pytorch/pytorch/blob/main/torch/distributed/checkpoint/filesystem.py>, `finish`);
+//! - `DeepSpeed`: `global_stepN/`, then the file `latest` beside it names it
+//!   (<https://github.com/deepspeedai/DeepSpeed/blob/master/deepspeed/runtime/engine.py>, `save_checkpoint`);
+//! - Megatron: `iter_NNNNNNN/`, then `latest_checkpointed_iteration.txt` beside it holds N
+//!   (<https://github.com/NVIDIA/Megatron-LM/blob/main/megatron/training/checkpointing.py>);
+//! - Lightning (`epoch=E-step=N.ckpt`), accelerate (`checkpoint_N/`) and plain `torch.save` say nothing.
+
+use crate::clock::Timestamp;
+
+/// Ends of the names of files that hold a checkpoint.
+const EXTENSIONS: [&str; 5] = [".pt", ".pth", ".bin", ".ckpt", ".safetensors"];
+/// Words of names that something is written under before it is renamed.
+const TEMPORARY_WORDS: [&str; 7] = ["tmp", "temp", "part", "partial", "incomplete", "writing", "staging"];
+
+/// What an entry's name says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Class {
+    /// A checkpoint of this step.
+    Step(u64),
+    /// Something that will be renamed when it is whole.
+    Temporary,
+    /// A checkpoint that does not say of which step.
+    Unnumbered,
+    /// Something else.
+    Other,
+}
+
+/// What the entry called `name` is.
+pub(super) fn classify(name: &str, folder: bool) -> Class {
+    if is_temporary(name) {
+        return Class::Temporary;
+    }
+    let extension = EXTENSIONS.iter().find(|end| name.ends_with(**end));
+    let stem = extension.and_then(|end| name.strip_suffix(end)).unwrap_or(name);
+    // `model-00001-of-00005.safetensors` is a part of one checkpoint, and DIR is that.
+    if (!folder && extension.is_none()) || words(stem).any(|word| word == "of") {
+        return Class::Other;
+    }
+    match number(stem) {
+        // A folder with a number is a checkpoint only if it says so: `version_0` and `runs-2` are none.
+        Some((rank, _)) if folder && rank == Rank::Bare => Class::Other,
+        Some((_, step)) => Class::Step(step),
+        None if folder => Class::Other,
+        None => Class::Unnumbered,
+    }
+}
+
+/// Is this what something is called while it is being written?
+pub(super) fn is_temporary(name: &str) -> bool {
+    name.starts_with('.') || name.ends_with('~') || words(name).any(|word| TEMPORARY_WORDS.contains(&&*word))
+}
+
+fn words(text: &str) -> impl Iterator<Item = String> {
+    let parts = text.split(|c: char| !c.is_ascii_alphabetic());
+    parts.filter(|part| !part.is_empty()).map(str::to_ascii_lowercase)
+}
+
+/// How likely a number is to be the step, by the word before it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Rank {
+    Bare,
+    Checkpoint,
+    Epoch,
+    Iteration,
+    Step,
+}
+
+fn rank_of(word: &str) -> Rank {
+    let ends = |ends: &[&str]| ends.iter().any(|end| word.ends_with(end));
+    match word {
+        _ if ends(&["step", "steps"]) => Rank::Step,
+        "it" => Rank::Iteration,
+        _ if ends(&["iter", "iteration", "iterations"]) => Rank::Iteration,
+        "ep" => Rank::Epoch,
+        _ if ends(&["epoch"]) => Rank::Epoch,
+        _ if ends(&["checkpoint", "ckpt"]) => Rank::Checkpoint,
+        _ => Rank::Bare,
+    }
+}
+
+/// The number in `stem` that is most likely the step, the last of equals. Neither decimals (`loss=0.31`) nor numbers that
+/// belong to a word (`7b`, `fp16`, `v2`) are.
+fn number(stem: &str) -> Option<(Rank, u64)> {
+    let bytes = stem.as_bytes();
+    let mut best: Option<(Rank, u64)> = None;
+    let (mut at, mut word) = (0, "");
+    while at < bytes.len() {
+        let run = |of: fn(&u8) -> bool| at + bytes.iter().skip(at).take_while(|byte| of(byte)).count();
+        let (letters, digits) = (run(u8::is_ascii_alphabetic), run(u8::is_ascii_digit));
+        if letters > at {
+            (word, at) = (stem.get(at..letters).unwrap_or_default(), letters);
+            continue;
+        }
+        if digits == at {
+            at += 1;
+            continue;
+        }
+        let beside = |at: usize| bytes.get(at).copied().unwrap_or_default();
+        let before = at.checked_sub(1).map(beside).unwrap_or_default();
+        let after = beside(digits);
+        let decimal = (after == b'.' && beside(digits + 1).is_ascii_digit())
+            || (before == b'.' && at.checked_sub(2).map(beside).is_some_and(|byte| byte.is_ascii_digit()));
+        let rank = rank_of(&word.to_ascii_lowercase());
+        let of_a_word = after.is_ascii_alphabetic() || (before.is_ascii_alphabetic() && rank == Rank::Bare);
+        let parsed = stem.get(at..digits).and_then(|digits| digits.parse().ok());
+        if let Some(step) = parsed.filter(|_| !decimal && !of_a_word) {
+            best = best.filter(|(held, _)| *held > rank).or(Some((rank, step)));
+        }
+        (word, at) = ("", digits);
+    }
+    best
+}
+
+/// What a framework says about whether it is done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Marker {
+    /// Nothing, as far as is known.
+    None,
+    /// It will write this file when it is.
+    Missing(&'static str),
+    /// It said so at this time.
+    Present(Timestamp),
+}
+
+/// The file in which transformers says that it is done.
+const TRAINER_STATE: &str = "trainer_state.json";
+/// The file in which DCP does.
+const METADATA: &str = ".metadata";
+
+/// The marker among what lies directly in the folder of a checkpoint: names and modification times.
+pub(super) fn marker<'a>(files: impl Iterator<Item = (&'a str, Timestamp)>) -> Marker {
+    let (mut trainer, mut metadata, mut arguments, mut parts, mut by_rank) = (None, None, false, false, false);
+    for (name, modified) in files {
+        match name {
+            TRAINER_STATE => trainer = Some(modified),
+            METADATA => metadata = Some(modified),
+            // The model is saved, the optimizer and the trainer's state are still to come.
+            "training_args.bin" => arguments = true,
+            _ if name.ends_with(".distcp") => parts = true,
+            _ if name.starts_with("__") && name.ends_with(METADATA) => by_rank = true,
+            _ => {}
+        }
+    }
+    match trainer.or(metadata) {
+        Some(modified) => Marker::Present(modified),
+        None if arguments => Marker::Missing(TRAINER_STATE),
+        None if parts && !by_rank => Marker::Missing(METADATA),
+        None => Marker::None,
+    }
+}
+
+/// A file beside the checkpoints that names the last one that is whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Tracker {
+    /// `latest`: holds the folder's name.
+    Latest,
+    /// `latest_checkpointed_iteration.txt`: holds the number.
+    Iteration,
+}
+
+impl Tracker {
+    /// Every one there is.
+    pub(super) const ALL: [Self; 2] = [Self::Latest, Self::Iteration];
+
+    /// What it is called.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Latest => "latest",
+            Self::Iteration => "latest_checkpointed_iteration.txt",
+        }
+    }
+
+    /// Which one is called so.
+    pub(super) fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|tracker| tracker.name() == name)
+    }
+
+    /// The step that its `text` names.
+    pub(super) fn step(self, text: &str) -> Option<u64> {
+        match (self, classify(text.trim(), true)) {
+            (Self::Latest, Class::Step(step)) => Some(step),
+            (Self::Latest, _) => None,
+            (Self::Iteration, _) => text.trim().parse().ok(),
+        }
+    }
+
+    /// What it holds where `entry`, of `step`, is the last.
+    pub(super) fn text(self, entry: &str, step: u64) -> String {
+        match self {
+            Self::Latest => entry.to_owned(),
+            Self::Iteration => step.to_string(),
+        }
+    }
+
+    /// Whether it speaks of folders called as this one is.
+    pub(super) fn covers(self, entry: &str) -> bool {
+        match self {
+            Self::Latest => entry.starts_with("global_step"),
+            Self::Iteration => entry.starts_with("iter_") || entry.starts_with("global_step_"),
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! When a watch ends.
+
+use std::time::{Duration, Instant};
+
+use tokio::sync::watch::Receiver;
+use tokio::time::{sleep, timeout};
+
+/// What a watch is told about stopping.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Stop {
+    /// To go on.
+    #[default]
+    No,
+    /// To save what is finished, and what will be within this time, then end.
+    Within {
+        /// The time.
+        grace: Duration,
+        /// Wait one settling time even if nothing is being written: the same signal may have made a trainer begin.
+        linger: bool,
+    },
+    /// To end at once.
+    Now,
+}
+
+/// When it must end, and when it may.
+#[derive(Debug)]
+pub(super) struct Ending {
+    stop: Receiver<Stop>,
+    settle: Duration,
+    asked: Option<Asked>,
+    told: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Asked {
+    must: Instant,
+    may: Instant,
+}
+
+impl Ending {
+    pub(super) fn new(stop: Receiver<Stop>, settle: Duration) -> Self {
+        let mut ending = Self { stop, settle, asked: None, told: false };
+        ending.take_in();
+        ending
+    }
+
+    fn take_in(&mut self) {
+        let now = Instant::now();
+        let stop = *self.stop.borrow_and_update();
+        let after = |wait| now.checked_add(wait).unwrap_or(now);
+        self.asked = match (stop, self.asked) {
+            (Stop::No, asked) => asked,
+            (Stop::Now, _) => Some(Asked { must: now, may: now }),
+            (Stop::Within { .. }, Some(asked)) => Some(asked),
+            (Stop::Within { grace, linger }, None) => {
+                let lingering = if linger { self.settle.min(grace) } else { Duration::ZERO };
+                Some(Asked { must: after(grace), may: after(lingering) })
+            }
+        };
+    }
+
+    /// Whether it was asked to stop since this was last asked.
+    pub(super) fn newly_asked(&mut self) -> bool {
+        self.asked.is_some() && !std::mem::replace(&mut self.told, true)
+    }
+
+    pub(super) fn asked(&self) -> bool {
+        self.asked.is_some()
+    }
+
+    /// Whether it has waited long enough for something to begin.
+    pub(super) fn lingered(&self) -> bool {
+        self.asked.is_some_and(|asked| asked.may <= Instant::now())
+    }
+
+    pub(super) fn is_over(&self) -> bool {
+        self.asked.is_some_and(|asked| asked.must <= Instant::now())
+    }
+
+    /// How long it may go on, once it was asked to stop.
+    pub(super) fn left(&self) -> Duration {
+        self.asked.map_or(Duration::MAX, |asked| asked.must.saturating_duration_since(Instant::now()))
+    }
+
+    /// Until it must end.
+    ///
+    /// # Cancel safety
+    /// Safe: what it was told is kept.
+    pub(super) async fn over(&mut self) {
+        while !self.is_over() {
+            let left = self.left();
+            self.changed_within(left).await;
+        }
+    }
+
+    /// For `interval`, or until it is told something new.
+    pub(super) async fn pause(&mut self, interval: Duration) {
+        self.changed_within(interval.min(self.left())).await;
+    }
+
+    async fn changed_within(&mut self, wait: Duration) {
+        match timeout(wait, self.stop.changed()).await {
+            Ok(Ok(())) => self.take_in(),
+            // Nobody is left to say anything.
+            Ok(Err(_)) => sleep(wait).await,
+            Err(_) => {}
+        }
+    }
+}

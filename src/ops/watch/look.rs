@@ -1,0 +1,208 @@
+//! Looking at a watched folder: names and metadata only, nothing is opened but a tracker.
+//!
+//! It polls: notifications tell nothing of what other machines write to a shared file system, and that is where training
+//! writes.
+
+use std::collections::HashMap;
+use std::fs::{self, File, Metadata};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io::{self, Read};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use super::board::{Look, Sighting};
+use super::candidate::{Class, Marker, Tracker, classify, is_temporary, marker};
+use super::settle::{FileMark, Observation};
+use crate::clock::Timestamp;
+use crate::error::{Error, Result};
+
+/// Looks between two in which the files of a folder that is saved are looked at, unless the folder itself changed.
+const LOOKS_BETWEEN: u32 = 10;
+/// No honest tracker is longer.
+const TRACKER_LEN_MAX: u64 = 4096;
+
+/// Looks at one folder, again and again.
+#[derive(Debug)]
+pub(super) struct Looker {
+    dir: PathBuf,
+    known: HashMap<String, Known>,
+}
+
+/// What an earlier look saw of a checkpoint.
+#[derive(Debug)]
+struct Known {
+    /// Digest of the metadata of the file or folder itself.
+    top: u64,
+    seen: Observation,
+    /// Looks since its files were looked at; none while every look does.
+    resting: Option<u32>,
+}
+
+/// What a tracker says: the last step that is whole, and since when.
+type Tracked = Vec<(Tracker, u64, Timestamp)>;
+
+impl Looker {
+    pub(super) fn new(dir: &Path) -> Self {
+        Self { dir: dir.to_path_buf(), known: HashMap::new() }
+    }
+
+    /// `entry` is saved: until it changes its files are looked at less often.
+    pub(super) fn rest(&mut self, entry: &str) {
+        if let Some(known) = self.known.get_mut(entry) {
+            known.resting = Some(0);
+        }
+    }
+
+    /// What is there now; none if the folder is not.
+    ///
+    /// # Errors
+    /// As the file system says, if the folder cannot be read. What vanishes meanwhile is not there.
+    pub(super) fn look(&mut self) -> Result<Option<Look>> {
+        let fault = |error| Error::io("cannot read the folder that is watched", &self.dir, error);
+        let listed = match fs::read_dir(&self.dir) {
+            Ok(listed) => listed,
+            Err(error) if is_gone(&error) => return Ok(None),
+            Err(error) => return Err(fault(error)),
+        };
+        let mut entries = Vec::new();
+        for entry in listed {
+            let entry = entry.map_err(fault)?;
+            let Some((name, meta)) = entry.file_name().into_string().ok().zip(entry.metadata().ok()) else { continue };
+            entries.push((name, meta));
+        }
+        let tracked = self.trackers(&entries);
+        let mut look = Look::default();
+        for (name, meta) in entries {
+            self.take(&mut look, &tracked, name, &meta);
+        }
+        self.known.retain(|name, _| look.checkpoints.contains_key(name));
+        Ok(Some(look))
+    }
+
+    fn take(&mut self, look: &mut Look, tracked: &Tracked, name: String, meta: &Metadata) {
+        let class = classify(&name, meta.is_dir());
+        match class {
+            Class::Step(_) if meta.is_symlink() => drop(look.others.insert(name, "it is a link".to_owned())),
+            Class::Step(step) => {
+                let mut seen = match self.observe(&name, meta) {
+                    Ok(seen) => seen,
+                    Err(error) if is_gone(&error) => return,
+                    Err(error) => return drop(look.others.insert(name, format!("it cannot be looked at: {error}"))),
+                };
+                let mut covered = tracked.iter().filter(|(tracker, last, _)| tracker.covers(&name) && *last >= step);
+                if let (Marker::None, true, Some((_, _, at))) = (seen.marker, meta.is_dir(), covered.next_back()) {
+                    seen.marker = Marker::Present(*at);
+                }
+                look.checkpoints.insert(name, Sighting { step, folder: meta.is_dir(), seen });
+            }
+            Class::Temporary => drop(look.temporaries.insert((meta.dev(), meta.ino()))),
+            Class::Unnumbered if meta.is_file() => {
+                look.others.insert(name, "its name does not say which step it is".to_owned());
+            }
+            Class::Unnumbered | Class::Other => {}
+        }
+    }
+
+    fn trackers(&self, entries: &[(String, Metadata)]) -> Tracked {
+        let read = |(name, meta): &(String, Metadata)| {
+            let tracker = Tracker::named(name).filter(|_| meta.is_file())?;
+            let mut text = String::new();
+            let file = File::open(self.dir.join(name)).ok()?;
+            file.take(TRACKER_LEN_MAX).read_to_string(&mut text).ok()?;
+            Some((tracker, tracker.step(&text)?, modified(meta)))
+        };
+        entries.iter().filter_map(read).collect()
+    }
+
+    /// What `name` holds.
+    fn observe(&mut self, name: &str, meta: &Metadata) -> io::Result<Observation> {
+        let top = digest(&stat_of(meta));
+        if let Some(Known { top: before, seen, resting: Some(looks) }) = self.known.get_mut(name)
+            && *before == top
+            && *looks < LOOKS_BETWEEN
+        {
+            *looks += 1;
+            return Ok(seen.clone());
+        }
+        let seen = observe(&self.dir.join(name), meta)?;
+        let before = self.known.remove(name).filter(|known| known.seen == seen);
+        let resting = before.and_then(|known| known.resting).map(|_| 0);
+        self.known.insert(name.to_owned(), Known { top, seen: seen.clone(), resting });
+        Ok(seen)
+    }
+}
+
+/// All files of the checkpoint at `path`.
+fn observe(path: &Path, meta: &Metadata) -> io::Result<Observation> {
+    let mut seen = Observation {
+        identity: (meta.dev(), meta.ino()),
+        files: Vec::new(),
+        bytes: 0,
+        temporary: 0,
+        newest: Timestamp(i64::MIN),
+        marker: Marker::None,
+    };
+    if !meta.is_dir() {
+        add(&mut seen, Path::new(""), meta);
+        return Ok(seen);
+    }
+    let mut top: Vec<(String, Timestamp)> = Vec::new();
+    let mut folders = vec![PathBuf::new()];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(path.join(&folder))? {
+            let entry = entry?;
+            let within = folder.join(entry.file_name());
+            let meta = match entry.metadata() {
+                Ok(meta) => meta,
+                Err(error) if is_gone(&error) => continue,
+                Err(error) => return Err(error),
+            };
+            if meta.is_dir() {
+                folders.push(within);
+                continue;
+            }
+            let name = entry.file_name();
+            let name = name.to_string_lossy();
+            // `.metadata` and its like are hidden, not temporary.
+            if is_temporary(name.trim_start_matches('.')) {
+                seen.temporary = seen.temporary.wrapping_add(digest(&(within.as_os_str().as_bytes(), stat_of(&meta))));
+                continue;
+            }
+            if folder.as_os_str().is_empty() {
+                top.push((name.into_owned(), modified(&meta)));
+            }
+            add(&mut seen, &within, &meta);
+        }
+    }
+    seen.files.sort_unstable();
+    seen.marker = marker(top.iter().map(|(name, at)| (name.as_str(), *at)));
+    Ok(seen)
+}
+
+fn add(seen: &mut Observation, path: &Path, meta: &Metadata) {
+    seen.files.push(FileMark { path: digest(&path.as_os_str().as_bytes()), stat: digest(&stat_of(meta)) });
+    seen.bytes += meta.len();
+    seen.newest = seen.newest.max(modified(meta));
+}
+
+/// All that changes when a file is written, or another takes its place. Its ctime would change when it is renamed, too.
+fn stat_of(meta: &Metadata) -> [u64; 5] {
+    let [seconds, nanos] = [meta.mtime(), meta.mtime_nsec()].map(i64::cast_unsigned);
+    [meta.dev(), meta.ino(), meta.len(), seconds, nanos]
+}
+
+fn modified(meta: &Metadata) -> Timestamp {
+    Timestamp(meta.mtime().saturating_mul(1_000_000_000).saturating_add(meta.mtime_nsec()))
+}
+
+/// Differs for different values within this process; never stored.
+fn digest(value: &impl Hash) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    value.hash(&mut hasher);
+    hasher.finish()
+}
+
+fn is_gone(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
+}

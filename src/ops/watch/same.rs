@@ -1,0 +1,39 @@
+//! Whether a checkpoint is in the repository already, without reading it: after a restart of the watch.
+
+use std::path::Path;
+
+use crate::error::Result;
+use crate::format::{EntryKind, Manifest};
+use crate::tree::{FoundKind, Rules, walk};
+
+/// How a checkpoint compares to what was saved of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Likeness {
+    /// The same files, by path, size and modification time.
+    Same,
+    /// The same with files missing: it was being deleted.
+    Less,
+    /// Anything else.
+    Other,
+}
+
+/// Compares what is at `path` with what was saved. Blocks.
+pub(super) fn compare(path: &Path, rules: &Rules, manifest: &Manifest) -> Result<Likeness> {
+    let found = walk(path, rules)?.found;
+    let alike = found.iter().all(|found| {
+        let Some(saved) = manifest.entry(&found.path) else { return false };
+        match (&found.kind, &saved.kind) {
+            (FoundKind::File, EntryKind::File(content)) => {
+                (found.stat.size, found.stat.mtime) == (content.size, saved.mtime)
+            }
+            (FoundKind::Symlink { target }, EntryKind::Symlink(saved)) => target == saved,
+            (FoundKind::Folder, EntryKind::Folder) => true,
+            _ => false,
+        }
+    });
+    Ok(match alike {
+        true if found.len() == manifest.entries.len() => Likeness::Same,
+        true => Likeness::Less,
+        false => Likeness::Other,
+    })
+}

@@ -1,0 +1,268 @@
+//! What is a checkpoint, when it is whole, and what comes next: in virtual time, without files.
+
+use std::time::Duration;
+
+use proptest::prelude::*;
+
+use super::board::{Board, Due, Look, Sighting};
+use super::candidate::{Class, Marker, Tracker, classify, marker};
+use super::events::WatchEvent;
+use super::settle::{By, FileMark, Observation, Pace, Series, Standing};
+use crate::clock::Timestamp;
+
+const PACE: Pace = Pace { quiet: Duration::from_secs(10), marked: Duration::from_secs(2) };
+
+fn at(seconds: u64) -> Duration {
+    Duration::from_secs(seconds)
+}
+
+fn stamp(seconds: i64) -> Timestamp {
+    Timestamp(seconds * 1_000_000_000)
+}
+
+/// A checkpoint of these files (path, what was written to it), last written at `newest`.
+fn seen(files: &[(u64, u64)], newest: i64, marker: Marker) -> Observation {
+    let mut files: Vec<FileMark> = files.iter().map(|&(path, stat)| FileMark { path, stat }).collect();
+    files.sort_unstable();
+    let bytes = files.len() as u64;
+    Observation { identity: (1, 7), files, bytes, temporary: 0, newest: stamp(newest), marker }
+}
+
+#[test]
+fn names_tell_what_an_entry_is() {
+    for (name, folder, class) in [
+        ("checkpoint-500", true, Class::Step(500)),
+        ("checkpoint_3", true, Class::Step(3)),
+        ("step-1000", true, Class::Step(1000)),
+        ("global_step1000", true, Class::Step(1000)),
+        ("global_step_20", true, Class::Step(20)),
+        ("iter_0000100", true, Class::Step(100)),
+        ("epoch=3-step=1000.ckpt", true, Class::Step(1000)),
+        ("epoch=3-step=1000-v1.ckpt", false, Class::Step(1000)),
+        ("epoch=02-val_loss=0.31.ckpt", false, Class::Step(2)),
+        ("model_1000.pt", false, Class::Step(1000)),
+        ("step_7.safetensors", false, Class::Step(7)),
+        ("llama-7b-fp16-1200.bin", false, Class::Step(1200)),
+        ("ckpt1000.pth", false, Class::Step(1000)),
+        ("model_epoch_3_iter_2000.pth", false, Class::Step(2000)),
+        ("18446744073709551616.pt", false, Class::Unnumbered),
+        ("last.ckpt", false, Class::Unnumbered),
+        ("ckpt.pt", false, Class::Unnumbered),
+        ("model_v0.1.pt", false, Class::Unnumbered),
+        ("llama-7b.pt", false, Class::Unnumbered),
+        ("tmp-checkpoint-500", true, Class::Temporary),
+        ("checkpoint-500.tmp", true, Class::Temporary),
+        (".checkpoint-500.towline-tmp", true, Class::Temporary),
+        ("model_1000.pt.partial", false, Class::Temporary),
+        ("checkpoint-500", false, Class::Other),
+        ("version_0", true, Class::Other),
+        ("runs", true, Class::Other),
+        ("events.out.tfevents.123", false, Class::Other),
+        ("model-00001-of-00005.safetensors", false, Class::Other),
+        ("latest", false, Class::Other),
+    ] {
+        assert_eq!(classify(name, folder), class, "{name}");
+    }
+}
+
+#[test]
+fn frameworks_say_when_they_are_done() {
+    let of = |names: &[&str]| marker(names.iter().map(|&name| (name, stamp(3))));
+    assert_eq!(of(&["model.safetensors", "training_args.bin"]), Marker::Missing("trainer_state.json"));
+    assert_eq!(of(&["training_args.bin", "trainer_state.json"]), Marker::Present(stamp(3)));
+    assert_eq!(of(&["__0_0.distcp", "__1_0.distcp"]), Marker::Missing(".metadata"));
+    assert_eq!(of(&["__0_0.distcp", ".metadata"]), Marker::Present(stamp(3)));
+    assert_eq!(of(&["__0_0.distcp", "__0.metadata"]), Marker::None, "how many ranks there are is not known");
+    assert_eq!(of(&["model.safetensors", "optimizer.bin"]), Marker::None);
+    assert_eq!(Tracker::Latest.step("global_step500\n"), Some(500));
+    assert_eq!(Tracker::Iteration.step("500"), Some(500));
+    assert_eq!(Tracker::Iteration.step("release"), None);
+    for (tracker, entry, step) in [(Tracker::Latest, "global_step500", 500), (Tracker::Iteration, "iter_0000500", 500)]
+    {
+        assert!(tracker.covers(entry));
+        assert_eq!(tracker.step(&tracker.text(entry, step)), Some(step));
+    }
+}
+
+#[test]
+fn without_a_word_it_is_whole_when_nothing_changed_for_long() {
+    let mut series = Series::begin(at(0), seen(&[(1, 1)], 0, Marker::None), false);
+    series.observe(at(9), seen(&[(1, 2)], 9, Marker::None));
+    series.observe(at(18), seen(&[(1, 2)], 9, Marker::None));
+    assert_eq!(series.standing(at(18), PACE), Standing::Writing);
+    assert_eq!(series.standing(at(19), PACE), Standing::Finished(By::Quiet));
+    series.disturb(at(19));
+    assert_eq!(series.standing(at(28), PACE), Standing::Writing);
+}
+
+#[test]
+fn a_marker_shortens_the_wait_unless_it_is_older_than_the_files() {
+    let mut series = Series::begin(at(0), seen(&[(1, 1)], 0, Marker::Missing(".metadata")), false);
+    assert_eq!(series.standing(at(9), PACE), Standing::Writing);
+    assert_eq!(series.standing(at(10), PACE), Standing::Unmarked(".metadata"));
+    series.observe(at(20), seen(&[(1, 1), (2, 1)], 21, Marker::Present(stamp(20))));
+    assert_eq!(series.standing(at(21), PACE), Standing::Writing, "other ranks may lag");
+    assert_eq!(series.standing(at(22), PACE), Standing::Finished(By::Marker));
+    // The same step is written again: the marker is still the old one.
+    series.observe(at(100), seen(&[(1, 9), (2, 1)], 100, Marker::Present(stamp(20))));
+    assert_eq!(series.standing(at(102), PACE), Standing::Writing);
+    assert_eq!(series.standing(at(110), PACE), Standing::Finished(By::Quiet));
+}
+
+#[test]
+fn what_is_being_deleted_or_is_empty_is_never_whole() {
+    let mut series = Series::begin(at(0), seen(&[(1, 1), (2, 1), (3, 1)], 0, Marker::None), false);
+    series.observe(at(1), seen(&[(1, 1), (3, 1)], 0, Marker::None));
+    assert_eq!(series.standing(at(10), PACE), Standing::Writing);
+    assert_eq!(series.standing(at(100), PACE), Standing::Shrunk);
+    series.observe(at(101), seen(&[(1, 1), (2, 2), (3, 1)], 101, Marker::None));
+    assert_eq!(series.standing(at(111), PACE), Standing::Finished(By::Quiet));
+    let empty = Series::begin(at(0), seen(&[], 0, Marker::None), true);
+    assert!(matches!(empty.standing(at(100), PACE), Standing::Unmarked(_)));
+}
+
+fn board() -> Board {
+    Board::new("dir".to_owned(), PACE, None)
+}
+
+fn look(checkpoints: &[(&str, u64, Observation)]) -> Option<Look> {
+    let sighting = |(entry, step, seen): &(&str, u64, Observation)| {
+        let folder = !entry.contains('.');
+        ((*entry).to_owned(), Sighting { step: *step, folder, seen: seen.clone() })
+    };
+    let checkpoints = checkpoints.iter().map(sighting).collect();
+    Option::from(Look { checkpoints, ..Look::default() })
+}
+
+fn due(entry: &str, step: u64, by: By) -> Option<Due> {
+    Option::from(Due { entry: entry.to_owned(), step, by, again: false })
+}
+
+#[test]
+fn steps_are_saved_in_order_each_once_and_again_when_they_change() {
+    let mut board = board();
+    let (old, new) = (seen(&[(1, 1)], 0, Marker::None), seen(&[(1, 2)], 50, Marker::None));
+    board.look(at(0), look(&[("checkpoint-10", 10, old.clone()), ("checkpoint-9", 9, old.clone())]));
+    assert_eq!(board.next(at(9)), None);
+    assert_eq!(board.pending(at(9)).len(), 2);
+    assert_eq!(board.next(at(10)), due("checkpoint-9", 9, By::Quiet));
+    board.saved("checkpoint-9");
+    assert_eq!(board.next(at(10)), due("checkpoint-10", 10, By::Quiet));
+    board.saved("checkpoint-10");
+    assert_eq!((board.next(at(99)), board.pending(at(99))), (None, vec![]));
+    board.look(at(100), look(&[("checkpoint-10", 10, old.clone()), ("checkpoint-9", 9, new)]));
+    assert_eq!(board.next(at(109)), None);
+    assert!(board.next(at(110)).is_some_and(|due| due.again && due.step == 9));
+    // One goes with the framework's own retention, file by file; the other loses the race with it.
+    board.saved("checkpoint-9");
+    board.look(at(120), look(&[("checkpoint-10", 10, seen(&[], 0, Marker::None)), ("checkpoint-11", 11, old)]));
+    assert_eq!((board.next(at(125)), board.pending(at(125)).len()), (None, 1));
+    let events = board.look(at(126), look(&[]));
+    assert!(matches!(&events[..], [WatchEvent::Gone { entry }] if entry == "checkpoint-11"), "{events:?}");
+}
+
+#[test]
+fn what_had_a_temporary_name_is_whole_when_it_is_renamed() {
+    let mut board = board();
+    let inode = [(1, 7)].into_iter().collect();
+    board.look(at(0), Some(Look { temporaries: inode, ..Look::default() }));
+    board.look(at(1), look(&[("model_5.pt", 5, seen(&[(1, 1)], 0, Marker::None))]));
+    assert_eq!(board.next(at(1)), due("model_5.pt", 5, By::Rename));
+    board.look(at(2), look(&[("model_5.pt", 5, seen(&[(1, 2)], 2, Marker::None))]));
+    assert_eq!(board.next(at(2)), None, "it is written on under its final name");
+}
+
+#[test]
+fn failures_wait_longer_each_time_and_not_when_time_is_short() {
+    let mut board = board();
+    let whole = || look(&[("step-1", 1, seen(&[(1, 1)], 0, Marker::None))]);
+    board.look(at(0), whole());
+    let waits: Vec<u64> = (0..8).map(|_| board.failed("step-1", at(10)).as_secs()).collect();
+    assert_eq!(waits, [2, 4, 8, 16, 32, 60, 60, 60]);
+    assert_eq!(board.next(at(69)), None);
+    assert!(board.next(at(70)).is_some());
+    board.hurry(at(30));
+    assert!(board.next(at(30)).is_some());
+    assert_eq!(board.disturbed("step-1", at(30)), None);
+    assert_eq!(board.next(at(39)), None);
+    assert_eq!(board.disturbed("step-1", at(40)), Some(PACE.quiet), "from the second time on it is told");
+}
+
+#[test]
+fn a_folder_that_is_gone_is_told_once_and_begun_anew() {
+    let mut board = board();
+    let whole = || look(&[("step-1", 1, seen(&[(1, 1)], 0, Marker::None))]);
+    assert!(matches!(board.look(at(0), None)[..], [WatchEvent::DirGone { .. }]));
+    assert!(board.look(at(1), None).is_empty());
+    assert!(matches!(board.look(at(2), whole())[..], [WatchEvent::DirBack { .. }]));
+    assert_eq!(board.next(at(12)), due("step-1", 1, By::Quiet));
+    assert_eq!(board.look(at(13), None).len(), 1);
+    assert_eq!((board.next(at(13)), board.pending(at(13))), (None, vec![]));
+}
+
+#[test]
+fn one_entry_is_saved_for_each_step_and_each_trouble_is_told_once() {
+    let mut board = board();
+    let whole = seen(&[(1, 1)], 0, Marker::None);
+    let half = seen(&[(1, 1)], 0, Marker::Missing(".metadata"));
+    let both = || {
+        let mut look =
+            look(&[("step_1.pt", 1, whole.clone()), ("optimizer_1.pt", 1, whole.clone()), ("step-2", 2, half.clone())]);
+        look.iter_mut().for_each(|look| drop(look.others.insert("last.pt".to_owned(), "it has no number".to_owned())));
+        look
+    };
+    let passed = |events: Vec<WatchEvent>| -> Vec<String> {
+        let entry = |event| if let WatchEvent::PassedOver { entry, .. } = event { Some(entry) } else { None };
+        events.into_iter().filter_map(entry).collect()
+    };
+    assert_eq!(passed(board.look(at(0), both())), ["last.pt", "step_1.pt"]);
+    assert_eq!(passed(board.look(at(11), both())), ["step-2"]);
+    assert!(board.look(at(30), both()).is_empty());
+    assert_eq!(board.next(at(30)), due("optimizer_1.pt", 1, By::Quiet));
+    board.saved("optimizer_1.pt");
+    assert_eq!((board.next(at(30)), board.pending(at(30))), (None, vec![]));
+}
+
+#[test]
+fn what_was_restored_is_saved_already() {
+    let mut board = Board::new("dir".to_owned(), PACE, Some("step-1".to_owned()));
+    let first = seen(&[(1, 1)], 0, Marker::None);
+    board.look(at(0), look(&[("step-1", 1, first)]));
+    assert_eq!((board.next(at(20)), board.pending(at(20))), (None, vec![]));
+    board.look(at(20), look(&[("step-1", 1, seen(&[(1, 2)], 20, Marker::None))]));
+    assert!(board.next(at(30)).is_some());
+}
+
+proptest! {
+    /// Whatever a writer does and whenever it is looked at, nothing counts as whole that changed a moment ago, and what stays
+    /// as it is does in the end.
+    #[test]
+    fn only_what_is_quiet_is_whole(
+        looks in prop::collection::vec((1_u64..15, prop::collection::btree_map(0_u64..4, 0_u64..3, 0..4), any::<bool>()), 1..30),
+    ) {
+        let mut series: Option<Series> = None;
+        let (mut now, mut changed, mut before) = (0, 0, None);
+        for (wait, files, marked) in looks {
+            now += wait;
+            let files: Vec<(u64, u64)> = files.into_iter().collect();
+            let newest = i64::try_from(now).unwrap();
+            let next = seen(&files, newest, if marked { Marker::Present(stamp(newest)) } else { Marker::None });
+            if before.as_ref() != Some(&files) {
+                (changed, before) = (now, Some(files.clone()));
+            }
+            match &mut series {
+                None => series = Some(Series::begin(at(now), next, false)),
+                Some(series) => series.observe(at(now), next),
+            }
+            let Some(series) = &series else { continue };
+            match series.standing(at(now), PACE) {
+                Standing::Finished(By::Marker) => prop_assert!(marked && now - changed >= 2),
+                Standing::Finished(By::Quiet) => prop_assert!(now - changed >= 10),
+                Standing::Finished(By::Rename) => prop_assert!(false),
+                Standing::Writing => prop_assert!(now - changed < 10),
+                Standing::Unmarked(_) | Standing::Shrunk => prop_assert!(now - changed >= 10),
+            }
+            prop_assert_ne!(series.standing(at(now + 10), PACE), Standing::Writing);
+        }
+    }
+}
