@@ -1,7 +1,8 @@
 """Towline against its peers: same bytes, same machine, alternating runs, medians. `make bench-peers` runs it.
 
 BENCH_SIZE (2G), BENCH_RUNS (3), BENCH_FILES (100000), BENCH_BIG (20G; 0 leaves it out), BENCH_DIR (/dev/shm),
-BENCH_DISK (target/bench-peers, for what is larger than memory), BENCH_ONLY (local,s3,small,memory,index),
+BENCH_DISK (target/bench-peers, for what is larger than memory), BENCH_ONLY (local,s3,small,memory,runs,index),
+BENCH_RUNS_DATA (.peers/runs, the checkpoints of the runs section), BENCH_TRAIN_ARGS (to train.py, which makes them),
 TOWLINE and FLOOR (programs), BENCH_TOWLINE_ARGS, BENCH_S3_CONCURRENCY (16).
 """
 
@@ -13,9 +14,10 @@ import sys
 from pathlib import Path
 
 import report
+import runs as trained_runs
 import tools
-from measure import GIB, MIB, Failed, checkpoint, folder_bytes, fresh, machine, median, parse_size, run, same, small_files
-from measure import touch_memory
+from measure import GIB, MIB, Failed, checkpoint, folder_bytes, fresh, machine, median, note, parse_size, run, same
+from measure import small_files, touch_memory
 
 RUNS = int(os.environ.get("BENCH_RUNS", "3"))
 SIZE = parse_size(os.environ.get("BENCH_SIZE", "2G"))
@@ -24,10 +26,6 @@ FILES = int(os.environ.get("BENCH_FILES", "100000"))
 ROOM = Path(os.environ.get("BENCH_DIR", "/dev/shm")) / "towline-bench"
 DISK = Path(os.environ.get("BENCH_DISK", tools.ROOT / "target/bench-peers")).resolve()
 VERBS = ("first", "again", "by_stat", "restore")
-
-
-def note(text):
-    print(text, file=sys.stderr, flush=True)
 
 
 def present(candidates):
@@ -207,7 +205,12 @@ def index():
     return report.section("10 million chunks (`cargo bench --bench index`)", f"```text\n{done.stdout.strip()}\n```", [])
 
 
-SECTIONS = {"local": local, "small": small, "s3": s3, "memory": memory, "index": index}
+def runs():
+    """A training run's checkpoints: stored bytes by program, restores out of a run, codec speeds."""
+    return trained_runs.section(DISK, present)
+
+
+SECTIONS = {"local": local, "small": small, "s3": s3, "memory": memory, "runs": runs, "index": index}
 
 
 def main():

@@ -5,6 +5,7 @@ import os
 import shutil
 import statistics
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -27,6 +28,11 @@ class Sample:
 
 class Failed(Exception):
     """A program did not do what it was asked to."""
+
+
+def note(text):
+    """Says how far the work is, apart from the tables."""
+    print(text, file=sys.stderr, flush=True)
 
 
 def parse_size(text):

@@ -81,7 +81,8 @@ def section(what, body, targets):
         if measured is None:
             continue
         met = measured >= bound if sign == ">=" else measured <= bound
-        rows.append([name, f"{sign} {bound:g}", f"{measured:.2f}", "met" if met else "MISSED"])
+        digits = f"{measured:.2f}" if bound >= 0.05 else f"{measured:.4f}"
+        rows.append([name, f"{sign} {bound:g}", digits, "met" if met else "MISSED"])
     if rows:
         lines += ["", table(["target", "bound", "measured", ""], rows)]
     return "\n".join(lines) + "\n"

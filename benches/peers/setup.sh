@@ -5,8 +5,11 @@ cd "$(dirname "$0")/../.."
 peers=$PWD/.peers
 mkdir -p "$peers"
 
+# What the section `runs` alone needs is left out where others are asked for: torch is gigabytes.
+runs=$([[ ,${BENCH_ONLY:-runs}, != *,runs,* ]] || echo borg)
+
 missing=()
-for program in restic rsync; do command -v "$program" >/dev/null || missing+=("$program"); done
+for program in restic rsync $runs; do command -v "$program" >/dev/null || missing+=("${program/%borg/borgbackup}"); done
 python3 -c 'import ensurepip' 2>/dev/null || missing+=(python3-venv)
 if [ ${#missing[@]} -gt 0 ]; then
   echo "installing with apt: ${missing[*]}"
@@ -29,4 +32,14 @@ if [ ! -x "$peers/bin/rustic" ] && [ "${BENCH_RUSTIC:-1}" != 0 ]; then
   echo "building rustic into .peers/bin (once, about 15 minutes on two cores; BENCH_RUSTIC=0 leaves it out)"
   CARGO_TARGET_DIR=$peers/target cargo install rustic-rs --version 0.11.4 --locked --root "$peers" --quiet
   rm -rf "$peers/target"
+fi
+
+# PyPI has torch for Linux with CUDA only; it trains on the processor all the same.
+wanted='torch==2.15.0 numpy==2.4.* safetensors==0.8.0 hf-xet==1.8.0 zipnn==0.5.4 zstandard==0.25.0'
+if [ -n "$runs" ] && [ "$(cat "$peers/installed-runs" 2>/dev/null)" != "$wanted" ]; then
+  echo "installing into .peers/venv-runs (once, 3 GB to fetch, 5.4 GB on disk): $wanted"
+  [ -x "$peers/venv-runs/bin/python" ] || python3 -m venv "$peers/venv-runs"
+  # shellcheck disable=SC2086  # a list of words
+  "$peers/venv-runs/bin/python" -m pip install --quiet --disable-pip-version-check $wanted
+  echo "$wanted" >"$peers/installed-runs"
 fi

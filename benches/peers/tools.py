@@ -68,9 +68,10 @@ class Towline(Tool):
 
 class Restic(Tool):
     name = program = "restic"
+    compression = "off"
 
     def command(self, *words):
-        return [self.path(), "--repo", self.repo, "--compression", "off", "--quiet", *words]
+        return [self.path(), "--repo", self.repo, "--compression", self.compression, "--quiet", *words]
 
     def __init__(self, room, store=None):
         super().__init__(room, store and f"s3:{store}")
