@@ -16,7 +16,7 @@ from pathlib import Path
 import report
 import runs as trained_runs
 import tools
-from measure import GIB, MIB, Failed, checkpoint, folder_bytes, fresh, machine, median, note, parse_size, run, same
+from measure import GIB, MIB, Failed, checkpoint, folder_bytes, fresh, machine, note, parse_size, run, same
 from measure import small_files, touch_memory
 
 RUNS = int(os.environ.get("BENCH_RUNS", "3"))

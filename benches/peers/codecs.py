@@ -52,6 +52,7 @@ def size(tensor):
 
 
 def xor_size(tensor, base):
+    """The same of its xor with `base`, unless the tensor alone is less."""
     if tensor.dtype not in ZIPNN_NAMES or tensor.dim() == 0:
         return size(tensor)
     codec = ZipNN(bytearray_dtype=ZIPNN_NAMES[tensor.dtype], threads=1, delta_compressed_type="byte")
@@ -66,10 +67,10 @@ def sizes(paths):
 
 
 def xor(base, paths):
+    """Stored bytes by file, each a difference to `base`."""
     key = dict(tensors(base))
-    return {
-        path: header_bytes(path) + sum(xor_size(tensor, key[name]) for name, tensor in tensors(path)) for path in paths
-    }
+    size_of = lambda path: sum(xor_size(tensor, key[name]) for name, tensor in tensors(path))
+    return {path: header_bytes(path) + size_of(path) for path in paths}
 
 
 def best(work, inputs):
@@ -92,8 +93,12 @@ def round_trip(compress, decompress, inputs, raw, equal):
 
 
 def speeds(state, weights):
-    kinds = {"weights fp32": (state, "model."), "exp_avg fp32": (state, "exp_avg."), "exp_avg_sq fp32": (state, "exp_avg_sq.")}
-    kinds["weights bf16"] = (weights, "")
+    kinds = {
+        "weights fp32": (state, "model."),
+        "exp_avg fp32": (state, "exp_avg."),
+        "exp_avg_sq fp32": (state, "exp_avg_sq."),
+        "weights bf16": (weights, ""),
+    }
     compressor, decompressor = zstandard.ZstdCompressor(level=1), zstandard.ZstdDecompressor()
     rows = {}
     for kind, (path, prefix) in kinds.items():
@@ -104,7 +109,7 @@ def speeds(state, weights):
         codec = zipnn(found[0])
         rows[kind] = {
             "zipnn": round_trip(codec.compress, codec.decompress, found, raw, torch.equal),
-            "zstd-1": round_trip(compressor.compress, decompressor.decompress, pieces, raw, lambda one, other: one == other),
+            "zstd-1": round_trip(compressor.compress, decompressor.decompress, pieces, raw, bytes.__eq__),
         }
     return rows
 
@@ -112,8 +117,8 @@ def speeds(state, weights):
 def main():
     torch.set_num_threads(1)
     verb, *paths = sys.argv[1:]
-    answer = {"sizes": lambda: sizes(paths), "xor": lambda: xor(paths[0], paths[1:]), "speeds": lambda: speeds(*paths)}[verb]()
-    print(json.dumps(answer))
+    verbs = {"sizes": lambda: sizes(paths), "xor": lambda: xor(paths[0], paths[1:]), "speeds": lambda: speeds(*paths)}
+    print(json.dumps(verbs[verb]()))
 
 
 if __name__ == "__main__":

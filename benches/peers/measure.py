@@ -174,6 +174,25 @@ def same(source, restored):
         raise Failed(f"{restored} is not {source}:\n{answer.stdout[:1000]}{answer.stderr[:1000]}")
 
 
+class Kept:
+    """What was measured before and stays so while what it depends on (`told`) does: minutes of work by the peers."""
+
+    def __init__(self, path, told):
+        self.path, self.told = path, told
+        found = json.loads(path.read_text()) if path.exists() else {}
+        self.results = found.get("results", {}) if found.get("told") == told else {}
+
+    def of(self, what, work):
+        """The result under that name, or else what `work` gives; it must survive JSON."""
+        if what in self.results:
+            note(f"  {what}: as measured before ({self.path} has it)")
+        else:
+            self.results[what] = work()
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.path.write_text(json.dumps({"told": self.told, "results": self.results}, indent=1))
+        return self.results[what]
+
+
 def folder_bytes(folder):
     """Bytes and files under a folder."""
     files = [path for path in folder.rglob("*") if path.is_file()]

@@ -5,36 +5,19 @@ BENCH_TRAIN_ARGS (such as `--width 512 --layers 8`) say.
 """
 
 import json
-import mmap
-import os
 import shutil
 import subprocess
-import sys
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 
 import report
 import savers
-import tools
-from measure import GIB, Failed, folder_bytes, fresh, note, run, same
+from measure import GIB, Failed, Kept, fresh, note, run, same
+from steps import APART, DATA, changed_bytes, part_of, plain_bytes, safetensors_of, trained
 
-DATA = Path(os.environ.get("BENCH_RUNS_DATA", tools.PEERS / "runs")).resolve()
-TRAIN_ARGS = os.environ.get("BENCH_TRAIN_ARGS", "").split()
-APART = (1, 10, 20, 40)
 TARGETED = 20  # steps apart that the bounds are about
 ZIPNN, ZIPNN_XOR = "ZipNN", "ZipNN, its own xor"
-PARTS = {"fp32 state": "state.safetensors", "bf16 weights": "model.safetensors", "state and weights": "."}
-
-
-def part_of(step, part):
-    """The path that is saved of a step: one of its files, or its folder."""
-    return step / PARTS[part]
-
-
-def plain_bytes(path):
-    return folder_bytes(path)[0] if path.is_dir() else path.stat().st_size
 
 
 def worker(program, *words):
@@ -44,36 +27,6 @@ def worker(program, *words):
     if done.returncode != 0:
         raise Failed(f"{' '.join(map(str, command[:3]))}: exit {done.returncode}\n{done.stderr[-2000:]}")
     return json.loads(done.stdout)
-
-
-@dataclass
-class Steps:
-    """The checkpoints on disk: folders by step, and the steps that are evenly spaced."""
-
-    main: dict
-    spaced: list
-    lora: list
-
-    @classmethod
-    def there(cls):
-        main = {int(step.name[5:]): step for step in sorted((DATA / "main").glob("step-*"))}
-        spacing = json.loads((DATA / "made.json").read_text())["spacing"]
-        spaced = [step for number, step in main.items() if (number - min(main)) % spacing == 0]
-        return cls(main, spaced, sorted((DATA / "lora").glob("step-*")))
-
-    def apart(self):
-        """The key step's number, and those of the steps that follow it at the distances of the table."""
-        key = min(self.main)
-        return key, {distance: self.main[key + distance] for distance in APART}
-
-
-def trained():
-    """The checkpoints, made where they are missing."""
-    note(f"  checkpoints in {DATA}")
-    made = subprocess.run([savers.PYTHON, savers.HERE / "train.py", "--out", DATA, *TRAIN_ARGS], stdout=sys.stderr)
-    if made.returncode != 0:
-        raise Failed(f"train.py: exit {made.returncode}")
-    return Steps.there()
 
 
 def growth(saver, source, step):
@@ -91,44 +44,46 @@ def begin(kind, room):
 
 
 def stored_apart(kind, room, steps, part, distances=APART):
-    """Stored bytes of the key step (under 0) and of each step after it, in a repository that holds only the key step."""
+    """Stored bytes of the key step, then of each step after it in a repository that holds only the key step."""
     key, after = steps.apart()
-    saver, stored = begin(kind, room / "key"), {}
-    stored[0], _ = growth(saver, part_of(steps.main[key], part), key)
+    saver = begin(kind, room / "key")
+    stored = [growth(saver, part_of(steps.main[key], part), key)[0]]
     for distance in distances:
         shutil.rmtree(room / "after", ignore_errors=True)
         shutil.copytree(saver.room, room / "after")
-        stored[distance], _ = growth(kind(room / "after"), part_of(after[distance], part), key + distance)
+        stored.append(growth(kind(room / "after"), part_of(after[distance], part), key + distance)[0])
     shutil.rmtree(room)
-    note(f"  {saver.name:20} {part}: " + ", ".join(f"+{at} {size / 1e6:.2f} MB" for at, size in stored.items()))
+    note(f"  {saver.name}, {part}: " + ", ".join(f"{size / 1e6:.2f}" for size in stored) + " MB")
     return stored
 
 
 def zipnn_apart(steps, part):
     """The same for ZipNN, which keeps no repository: each step alone, and by its xor with the key step."""
     key, after = steps.apart()
-    paths = {0: part_of(steps.main[key], part)} | {distance: part_of(step, part) for distance, step in after.items()}
-    alone = worker("codecs.py", "sizes", *paths.values())["stored"]
-    xored = worker("codecs.py", "xor", *paths.values())
-    by_distance = {ZIPNN: {at: alone[str(path)] for at, path in paths.items()}}
-    by_distance[ZIPNN_XOR] = {at: xored[str(path)] for at, path in paths.items() if at != 0}
-    return by_distance
+    paths = [str(part_of(step, part)) for step in (steps.main[key], *after.values())]
+    alone, xored = worker("codecs.py", "sizes", *paths)["stored"], worker("codecs.py", "xor", *paths)
+    return [[alone[path] for path in paths], [None, *(xored[path] for path in paths[1:])]]
 
 
-def differences(kinds, room, steps, part):
-    """Table (a) of one part: stored bytes over plain ones by distance, and Towline's over those of the others."""
-    stored = {kind.name: stored_apart(kind, room / "apart", steps, part) for kind in kinds} | zipnn_apart(steps, part)
+def differences(kinds, room, steps, part, kept):
+    """Table (a) of one part: stored bytes over plain ones by distance, and Towline's over those of the others.
+
+    Also Towline's TARGETED steps after its key, over ZipNN's and over the least of the rest.
+    """
+    stored = {}
+    for kind in kinds:
+        work = lambda kind=kind: stored_apart(kind, room / "apart", steps, part)
+        stored[kind.name] = work() if kind is savers.Towline else kept.of(f"{kind.name}, {part}", work)
+    others = [sizes for name, sizes in stored.items() if name != savers.Towline.name]
+    stored[ZIPNN], stored[ZIPNN_XOR] = kept.of(f"{ZIPNN}, {part}", lambda: zipnn_apart(steps, part))
     plain = plain_bytes(part_of(steps.main[min(steps.main)], part))
-    distances = (0, *APART)
-    text = lambda found, at: f"{found[at] / plain:.4f}" if at in found else ""
-    rows = [[name, *(text(found, at) for at in distances)] for name, found in stored.items()]
-    over = {}
-    if "towline" in stored:
-        others = [name for name in stored if name not in ("towline", ZIPNN, ZIPNN_XOR)]
-        best = lambda at: min(stored[name][at] for name in others) if others else None
-        over = {at: (stored["towline"][at] / stored[ZIPNN][at], best(at) and stored["towline"][at] / best(at)) for at in distances}
-        rows.append(["towline's over ZipNN's", *(f"{over[at][0]:.3f}" for at in distances)])
-        rows.append(["over the others' best", *(f"{over[at][1]:.3f}" if over[at][1] else "" for at in distances)])
+    rows = [[name, *("" if size is None else f"{size / plain:.4f}" for size in sizes)] for name, sizes in stored.items()]
+    over = []
+    for than, sizes in (("ZipNN's", stored[ZIPNN]), ("the best of the rest", list(map(min, zip(*others))))):
+        ratios = [own / size for own, size in zip(stored.get(savers.Towline.name, []), sizes)]
+        over.append(ratios[1 + APART.index(TARGETED)] if ratios else None)
+        if ratios:
+            rows.append([f"towline over {than}", *(f"{ratio:.3f}" for ratio in ratios)])
     head = [f"{part}, {plain / 1e6:.1f} MB: stored / plain", "key step", *(f"+{at}" for at in APART)]
     return report.table(head, rows), over
 
@@ -137,47 +92,62 @@ def derived(room, steps):
     """What the bf16 copy beside its masters costs Towline, over its plain bytes: the worse of a key step and a later one."""
     if not savers.Towline.path():
         return None
-    sizes = [
-        stored_apart(savers.Towline, room / "derived", steps, part, (TARGETED,)) for part in ("state and weights", "fp32 state")
-    ]
+    parts = ("state and weights", "fp32 state")
+    both, state = (stored_apart(savers.Towline, room / "derived", steps, part, (TARGETED,)) for part in parts)
     copy = plain_bytes(part_of(steps.main[min(steps.main)], "bf16 weights"))
-    return max((sizes[0][at] - sizes[1][at]) / copy for at in (0, TARGETED))
+    return max((with_copy - without) / copy for with_copy, without in zip(both, state))
 
 
 def whole_run(saver, steps, part):
     """Saves every spaced step: stored bytes and CPU seconds."""
-    cpu = 0.0
-    for step in steps.spaced:
-        cpu += growth(saver, part_of(step, part), step.name[5:])[1]
-    note(f"  {saver.name:20} {len(steps.spaced)} steps of {part}: {saver.stored() / 1e6:.0f} MB, {cpu:.0f} CPU s")
+    cpu = sum(growth(saver, part_of(step, part), step.name[5:])[1] for step in steps.spaced)
+    note(f"  {saver.name}, {len(steps.spaced)} steps of {part}: {saver.stored() / 1e6:.0f} MB, {cpu:.0f} CPU s")
     return saver.stored(), cpu
 
 
-def whole_runs(kinds, room, steps):
-    """Table (b), and (d) of what Towline saved while it is there."""
-    parts, found, reads = ("state and weights", "bf16 weights"), {}, {}
-    for kind in kinds:
-        for part in parts:
-            saver = begin(kind, room / "whole")
-            found[kind.name, part] = whole_run(saver, steps, part)
-            if kind is savers.Towline:
-                reads[part] = restores(saver, room, steps, part)
-            shutil.rmtree(saver.room)
-    for part in parts:
-        files = [file for step in steps.spaced for file in safetensors_of(part_of(step, part))]
-        answer = worker("codecs.py", "sizes", *files)
-        found[ZIPNN, part] = (sum(answer["stored"].values()), answer["cpu"])
+def by_peer(kind, room, steps, part):
+    saver = begin(kind, room / "whole")
+    found = whole_run(saver, steps, part)
+    shutil.rmtree(saver.room)
+    return found
+
+
+def by_zipnn(steps, part):
+    files = [file for step in steps.spaced for file in safetensors_of(part_of(step, part))]
+    answer = worker("codecs.py", "sizes", *files)
+    return sum(answer["stored"].values()), answer["cpu"]
+
+
+def by_towline(room, steps, part, reads):
+    """Also restores every step, while the run is there, into `reads`."""
+    saver = begin(savers.Towline, room / "whole")
+    found = whole_run(saver, steps, part)
+    reads[part] = restores(saver, room, steps, part)
+    shutil.rmtree(saver.room)
+    return found
+
+
+def whole_runs(kinds, room, steps, kept):
+    """Table (b), and what (d) is made of."""
+    parts, reads = ("state and weights", "bf16 weights"), {}
     plain = {part: sum(plain_bytes(part_of(step, part)) for step in steps.spaced) for part in parts}
+
+    def row(name, work):
+        found = [(*work(part), plain[part]) for part in parts]
+        return [name, *(cell for size, cpu, all_ in found for cell in (f"{size / all_:.4f}", f"{cpu / (all_ / GIB):.1f}"))]
+
+    def keeping(name, work):
+        return row(name, lambda part: kept.of(f"{name}, {len(steps.spaced)} steps of {part}", lambda: work(part)))
+
     rows = []
-    for name in dict.fromkeys(name for name, _ in found):
-        each = [(*found[name, part], plain[part]) for part in parts]
-        rows.append([name, *(cell for size, cpu, all_ in each for cell in (f"{size / all_:.4f}", f"{cpu / (all_ / GIB):.1f}"))])
-    head = [f"{len(steps.spaced)} steps: stored / plain", "state and weights", "CPU s/GiB", "bf16 weights alone", "CPU s/GiB"]
+    for kind in kinds:
+        if kind is savers.Towline:
+            rows.append(row(kind.name, lambda part: by_towline(room, steps, part, reads)))
+        else:
+            rows.append(keeping(kind.name, lambda part, kind=kind: by_peer(kind, room, steps, part)))
+    rows.append(keeping(ZIPNN, lambda part: by_zipnn(steps, part)))
+    head = [f"{len(steps.spaced)} steps: stored / plain", *(word for part in parts for word in (part, "CPU s/GiB"))]
     return report.table(head, rows), reads
-
-
-def safetensors_of(path):
-    return sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
 
 
 @dataclass
@@ -220,50 +190,42 @@ def restores_table(reads):
         bytes_ = [read.fetched / read.alone_fetched for read in found]
         time_ = median(read.seconds for read in found) / median(read.alone_seconds for read in found)
         ratios[part] = (max(bytes_), time_)
-        rows.append([part, f"{median(bytes_):.3f}", f"{max(bytes_):.3f}", f"{median(r.seconds for r in found):.2f}", f"{time_:.2f}"])
-    head = ["towline restore of any step, over the same stored alone", "bytes read, median", "worst", "seconds, median", "time"]
+        seconds = median(read.seconds for read in found)
+        rows.append([part, f"{median(bytes_):.3f}", f"{max(bytes_):.3f}", f"{time_:.2f}", f"{seconds:.2f}"])
+    head = ["any step restored by towline, over it stored alone", "bytes read, median", "worst", "time, median", "seconds"]
     return report.table(head, rows), ratios
 
 
-def tensor_bytes(path):
-    """The tensors of a safetensors file: where each lies, by name."""
-    with path.open("rb") as file:
-        view = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-    at = 8 + int.from_bytes(view[:8], "little")
-    tensors = {name: tensor["data_offsets"] for name, tensor in json.loads(bytes(view[8:at])).items() if name != "__metadata__"}
-    return {name: view[at + begin_ : at + end] for name, (begin_, end) in tensors.items()}
+def adapters(kind, room, steps):
+    """Stored bytes of each step of the LoRA phase."""
+    saver = begin(kind, room / "lora")
+    sizes = [growth(saver, part_of(step, "fp32 state"), step.name[5:])[0] for step in steps.lora]
+    shutil.rmtree(saver.room)
+    return sizes
 
 
-def changed_bytes(before, after):
-    """Bytes of the tensors that are not what they were a step before."""
-    old, new = (tensor_bytes(part_of(step, "fp32 state")) for step in (before, after))
-    return sum(len(tensor) for name, tensor in new.items() if name not in old or old[name] != tensor)
-
-
-def lora(kinds, room, steps):
+def lora(kinds, room, steps, kept):
     """Table (c): steps of a LoRA phase after its first, over the bytes that changed."""
     changed = sum(changed_bytes(*pair) for pair in zip(steps.lora, steps.lora[1:]))
     plain = sum(plain_bytes(step) for step in steps.lora[1:])
     rows, over = [], {}
     for kind in kinds:
-        saver = begin(kind, room / "lora")
-        sizes = [growth(saver, part_of(step, "fp32 state"), step.name[5:])[0] for step in steps.lora]
-        over[saver.name] = sum(sizes[1:]) / changed
-        rows.append([saver.name, f"{sum(sizes[1:]) / 1e6:.2f}", f"{over[saver.name]:.3f}"])
-        shutil.rmtree(saver.room)
+        work = lambda kind=kind: adapters(kind, room, steps)
+        sizes = work() if kind is savers.Towline else kept.of(f"{kind.name}, LoRA", work)
+        over[kind.name] = sum(sizes[1:]) / changed
+        rows.append([kind.name, f"{sum(sizes[1:]) / 1e6:.2f}", f"{over[kind.name]:.3f}"])
     what = f"LoRA phase, {len(steps.lora) - 1} steps of {plain / 1e6:.0f} MB, {changed / 1e6:.2f} MB changed"
-    return report.table([what, "stored, MB", "stored / changed"], rows), over.get("towline")
+    return report.table([what, "stored, MB", "stored / changed"], rows), over.get(savers.Towline.name)
 
 
 def speeds(steps):
     """Table (e): the peers' codecs by kind of tensor."""
     key = steps.main[min(steps.main)]
     found = worker("codecs.py", "speeds", part_of(key, "fp32 state"), part_of(key, "bf16 weights"))
-    rows = [
-        [kind, *(f"{by[codec][what]:.3f}" if what == "ratio" else f"{by[codec][what]:.2f}" for codec in by for what in ("in", "out", "ratio"))]
-        for kind, by in found.items()
-    ]
-    return report.table(["GB of plain bytes a CPU second", "ZipNN in", "out", "plain / stored", "zstd-1 in", "out", "plain / stored"], rows)
+    each = lambda by: [f"{by['in']:.2f}", f"{by['out']:.2f}", f"{by['ratio']:.3f}"]
+    rows = [[kind, *each(by["zipnn"]), *each(by["zstd-1"])] for kind, by in found.items()]
+    head = ["GB of plain bytes a CPU second", "ZipNN in", "out", "plain / stored", "zstd-1 in", "out", "plain / stored"]
+    return report.table(head, rows)
 
 
 def section(room, present):
@@ -271,37 +233,33 @@ def section(room, present):
     if not savers.PYTHON.exists():
         note(f"  {savers.PYTHON} is not there (benches/peers/setup.sh)")
         return None
-    steps, kinds, room = trained(), present(savers.SAVERS), fresh(room / "runs")
+    steps, kinds = trained(), present(savers.SAVERS)
+    kept = Kept(room / "runs-peers.json", {"made": json.loads((DATA / "made.json").read_text()), **savers.versions()})
+    room = fresh(room / "runs")
     plain = sum(plain_bytes(step) for step in steps.spaced)
     if shutil.disk_usage(room).free < 1.5 * plain:
         raise Failed(f"{room}: {1.5 * plain / GIB:.0f} GiB of free disk wanted")
     codecs = speeds(steps)
-    state, of_state = differences(kinds, room, steps, "fp32 state")
-    weights, of_weights = differences(kinds, room, steps, "bf16 weights")
+    state, of_state = differences(kinds, room, steps, "fp32 state", kept)
+    weights, of_weights = differences(kinds, room, steps, "bf16 weights", kept)
     copy = derived(room, steps)
-    adapters, of_adapters = lora(kinds, room, steps)
-    whole, reads = whole_runs(kinds, room, steps)
-    tables = [state, weights, whole, adapters, codecs]
-    ratios = {}
-    if reads:
-        read, ratios = restores_table(reads)
-        tables.insert(3, read)
+    adapted, of_adapted = lora(kinds, room, steps, kept)
+    whole, reads = whole_runs(kinds, room, steps, kept)
+    read, of_reads = restores_table(reads)
     shutil.rmtree(room)
-    targets = bounds(of_state, of_weights, copy, of_adapters, ratios)
+    targets = bounds(of_state, of_weights, copy, of_adapted, of_reads)
     what = f"Checkpoints of a trained GPT, {plain / len(steps.spaced) / 1e6:.0f} MB a step, each program's own compression"
-    return report.section(what, "\n\n".join(tables), targets)
+    return report.section(what, "\n\n".join([state, weights, whole, read, adapted, codecs]), targets)
 
 
 def bounds(of_state, of_weights, copy, of_adapters, reads):
     """What was wanted of Towline, beside what it did."""
-    none = (None, None)
-    over_zipnn, over_others = of_state.get(TARGETED, none)
-    state_read, state_time = reads.get("state and weights", none)
-    weights_read, weights_time = reads.get("bf16 weights", none)
+    state_read, state_time = reads.get("state and weights", (None, None))
+    weights_read, weights_time = reads.get("bf16 weights", (None, None))
     return [
-        (f"fp32 state {TARGETED} steps after its key, of ZipNN's", over_zipnn, "<=", 0.85),
-        (f"fp32 state {TARGETED} steps after its key, of the others' best", over_others, "<=", 0.75),
-        (f"bf16 weights {TARGETED} steps after their key, of ZipNN's", of_weights.get(TARGETED, none)[0], "<=", 0.36),
+        (f"fp32 state {TARGETED} steps after its key, of ZipNN's", of_state[0], "<=", 0.85),
+        (f"fp32 state {TARGETED} steps after its key, of the rest's best", of_state[1], "<=", 0.75),
+        (f"bf16 weights {TARGETED} steps after their key, of ZipNN's", of_weights[0], "<=", 0.36),
         ("a bf16 copy beside its masters, of its plain bytes", copy, "<=", 0.01),
         ("LoRA steps, of their changed bytes", of_adapters, "<=", 1.02),
         ("any step restored, bytes read, of it stored alone", state_read, "<=", 1.9),

@@ -1,5 +1,7 @@
 """How each program is asked to keep one more step of a training run, with its own compression on."""
 
+import subprocess
+
 import tools
 from measure import folder_bytes
 
@@ -79,3 +81,13 @@ class Xet(Saver):
 
 
 SAVERS = [Towline, Restic, ResticMax, Borg, Xet]
+
+
+def versions():
+    """What the peers are, as far as their figures depend on it."""
+    installed = tools.PEERS / "installed-runs"
+    said = {"python": installed.read_text().strip() if installed.exists() else ""}
+    for tool, asked in ((Restic, "version"), (Borg, "--version")):
+        if tool.path():
+            said[tool.program] = subprocess.run([tool.path(), asked], capture_output=True, text=True).stdout.strip()
+    return said

@@ -40,17 +40,17 @@ def settings():
     parser.add_argument("--width", type=int, default=384)
     parser.add_argument("--layers", type=int, default=6, help="10.8 M parameters by default; 512 x 8 are 25.4 M")
     parser.add_argument("--context", type=int, default=128)
-    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--warm", type=int, default=1500, help="steps before the first that is kept")
     parser.add_argument("--series", type=int, default=50, help="steps kept of `main`")
     parser.add_argument("--spacing", type=int, default=20, help="steps between them")
-    parser.add_argument("--rate", type=float, default=6e-4, help="the highest")
+    parser.add_argument("--rate", type=float, default=1e-3, help="the highest")
     parser.add_argument("--late-rate", type=float, default=3e-5, help="while steps are kept")
     parser.add_argument("--lora-series", type=int, default=9)
     parser.add_argument("--lora-rank", type=int, default=8)
     parser.add_argument("--lora-rate", type=float, default=2e-4)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--threads", type=int, default=2, help="part of what decides the bytes, as the order of sums is")
+    parser.add_argument("--threads", type=int, default=1, help="sums depend on it, and with them the bytes")
     return parser.parse_args()
 
 
@@ -151,6 +151,10 @@ class Training:
         self.optimize({f"lora.{name}": tensor for name, tensor in adapters.items()})
         self.began = self.step
         self.rate = lambda step: options.lora_rate
+
+    def size(self):
+        """Parameters that are trained."""
+        return sum(tensor.numel() for tensor in self.trained.values())
 
     def scheduled(self, step):
         """Up for a tenth of the warm steps, down along a cosine until they are over, then level."""
@@ -255,7 +259,7 @@ def main_run(options, text):
         training.resume(step_folder(run, there) / "state.safetensors")
     elif (run / "warm.safetensors").exists():
         training.resume(run / "warm.safetensors")
-    note(f"main: {sum(tensor.numel() for tensor in training.trained.values()) / 1e6:.1f} M parameters, from step {training.step}")
+    note(f"main: {training.size() / 1e6:.1f} M parameters, from step {training.step}")
     go_on(training, run, steps)
     return training
 
@@ -269,7 +273,7 @@ def lora_run(options, training):
     there = last_kept(run, steps)
     if there is not None:
         training.resume(step_folder(run, there) / "state.safetensors")
-    note(f"lora: {sum(tensor.numel() for tensor in training.trained.values()) / 1e6:.2f} M parameters, from step {training.step}")
+    note(f"lora: {training.size() / 1e6:.2f} M parameters, from step {training.step}")
     go_on(training, run, steps, export=False)
 
 
