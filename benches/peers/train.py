@@ -240,7 +240,7 @@ def go_on(training, run, steps, export=True):
     for step in sorted(step for step in steps if step > training.step):
         while training.step < step:
             training.one_step()
-            if not step_folder(run, min(steps)).exists() and training.step % WARM_CHECKPOINT_EVERY == 0:
+            if training.step < training.options.warm and training.step % WARM_CHECKPOINT_EVERY == 0:
                 each = (time.monotonic() - began) / (training.step - at)
                 note(f"{run.name} {training.step}: loss {training.loss:.3f}, {each:.2f} s a step")
                 save_file(training.state(), run / "warm.part")
