@@ -1,7 +1,7 @@
 """A training run's checkpoints, of a really trained model: what each program stores of them, and what Towline reads back.
 
-BENCH_RUNS_DATA (.peers/runs) holds the steps; train.py makes them where they are missing (about 20 minutes, 9 GB), as
-BENCH_TRAIN_ARGS (such as `--width 512 --layers 8`) say.
+BENCH_RUNS_DATA (.peers/runs) holds the steps; train.py makes them where they are missing (15 minutes of a quiet core, 8 GB),
+as BENCH_TRAIN_ARGS (such as `--width 512 --layers 8`) say.
 """
 
 import json
