@@ -1,10 +1,11 @@
-//! Byte planes by dtype, beside zstd and a copy of the same bytes; one core, chunks as a save cuts them.
+//! Byte planes and differences by dtype, beside zstd and a copy of the same bytes; one core, chunks as a save cuts them.
 
 use std::hint::black_box;
 
 use bytes::Bytes;
 use criterion::{BenchmarkGroup, Criterion, Throughput, criterion_group, criterion_main};
-use towline::codec::{Codec, Compression, Element, Width, decode_into, encode};
+use towline::codec::{Codec, Compression, Element, Width, decode_into, encode, encode_difference};
+use towline::id::ChunkId;
 
 /// Elements in a chunk: those of a piece of a tensor.
 const ELEMENTS: usize = 256 << 10;
@@ -22,6 +23,15 @@ fn weights() -> Vec<f32> {
     (0..ELEMENTS * CHUNKS).map(normal).collect()
 }
 
+/// The same some steps of training later: what an optimizer adds does not ask how large a weight is.
+fn later(weights: &[f32]) -> Vec<f32> {
+    let moved = |(at, weight): (usize, &f32)| {
+        let others = [at + 77, at + 7777, at + 777].map(|at| weights[at % weights.len()]);
+        weight + others.iter().sum::<f32>() * 0.001
+    };
+    weights.iter().enumerate().map(moved).collect()
+}
+
 fn chunks(numbers: impl Iterator<Item = u8>, width: usize) -> Vec<Bytes> {
     let all: Vec<u8> = numbers.collect();
     all.chunks(ELEMENTS * width).map(Bytes::copy_from_slice).collect()
@@ -29,13 +39,16 @@ fn chunks(numbers: impl Iterator<Item = u8>, width: usize) -> Vec<Bytes> {
 
 fn codecs(criterion: &mut Criterion) {
     let weights = weights();
-    let fp32 = chunks(weights.iter().flat_map(|weight| weight.to_le_bytes()), 4);
-    let bf16 = chunks(weights.iter().flat_map(|weight| weight.to_bits().to_le_bytes().into_iter().skip(2)), 2);
-    one_dtype(criterion, "fp32", &fp32, Element::Float(Width::W4));
-    one_dtype(criterion, "bf16", &bf16, Element::Float(Width::W2));
+    let later = later(&weights);
+    let fp32 = |weights: &[f32]| chunks(weights.iter().flat_map(|weight| weight.to_le_bytes()), 4);
+    let bf16 = |weights: &[f32]| {
+        chunks(weights.iter().flat_map(|weight| weight.to_bits().to_le_bytes().into_iter().skip(2)), 2)
+    };
+    one_dtype(criterion, "fp32", [&fp32(&weights), &fp32(&later)], Element::Float(Width::W4));
+    one_dtype(criterion, "bf16", [&bf16(&weights), &bf16(&later)], Element::Float(Width::W2));
 }
 
-fn one_dtype(criterion: &mut Criterion, dtype: &str, chunks: &[Bytes], element: Element) {
+fn one_dtype(criterion: &mut Criterion, dtype: &str, [chunks, later]: [&[Bytes]; 2], element: Element) {
     let plain: usize = chunks.iter().map(Bytes::len).sum();
     let encoded: Vec<_> = chunks.iter().map(|chunk| encode(chunk, Compression::Auto, Some(element))).collect();
     assert!(encoded.iter().all(|encoded| encoded.codec == Codec::Planes), "weights are stored as planes");
@@ -60,9 +73,38 @@ fn one_dtype(criterion: &mut Criterion, dtype: &str, chunks: &[Bytes], element: 
             }
         });
     });
+    differences(&mut group, [chunks, later], element, &mut out);
     zstd(&mut group, chunks, &mut out);
     group.bench_function("copy", |bencher| bencher.iter(|| chunks.iter().for_each(|chunk| out.copy_from_slice(chunk))));
     group.finish();
+}
+
+/// The later of two states as what changed.
+fn differences(
+    group: &mut BenchmarkGroup<'_, criterion::measurement::WallTime>,
+    [base, later]: [&[Bytes]; 2],
+    element: Element,
+    out: &mut [u8],
+) {
+    let id = ChunkId::of(&[]);
+    let encode = |(base, later): (&Bytes, &Bytes)| {
+        encode_difference(black_box(later), (id, base), element).expect("a step later is a small difference")
+    };
+    let encoded: Vec<_> = base.iter().zip(later).map(encode).collect();
+    let stored: usize = encoded.iter().map(|encoded| encoded.bytes.len()).sum();
+    let plain: usize = later.iter().map(Bytes::len).sum();
+    let to = format!("to 1/{:.3}", plain as f64 / stored as f64);
+    group.bench_function(format!("difference in, {to}"), |bencher| {
+        bencher.iter(|| base.iter().zip(later).map(|pair| encode(pair).bytes.len()).sum::<usize>());
+    });
+    group.bench_function(format!("difference out, {to}"), |bencher| {
+        bencher.iter(|| {
+            for (encoded, base) in encoded.iter().zip(base) {
+                let base = Some(black_box(base).as_ref());
+                decode_into(encoded.codec, black_box(&encoded.bytes), base, out).expect("it was just encoded");
+            }
+        });
+    });
 }
 
 /// What one would use without knowing what the bytes are.

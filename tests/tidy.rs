@@ -18,7 +18,12 @@ const FLOORS: &[(u8, &[&str])] = &[
 /// What `crate::` may be followed by besides a module: the re-exports that every floor may use.
 const ROOT_NAMES: &[&str] = &["Error", "ErrorKind", "Result"];
 /// Where `unsafe` may stand.
-const UNSAFE_FILES: &[&str] = &["src/codec/difference.rs", "src/codec/planes/split.rs", "src/repository/index/map.rs"];
+const UNSAFE_FILES: &[&str] = &[
+    "src/codec/difference.rs",
+    "src/codec/planes/classed.rs",
+    "src/codec/planes/split.rs",
+    "src/repository/index/map.rs",
+];
 /// The one file that spells object keys.
 const LAYOUT: &str = "src/repository/layout.rs";
 /// How object keys begin.

@@ -4,20 +4,27 @@
 //! that small differences of either sign are small numbers; then [`planes`].
 //!
 //! ```text
-//! kind (1):   log2 of the width in bytes; bit 3: the numbers are floats
-//! ..          from here on as byte planes, not rotated, of the differences
+//! kind (1):      log2 of the width in bytes; bit 3: the numbers are floats
+//! classes (1):   how many classes of numbers there are, 1 to 4
+//! bounds:        one byte less than that, ascending
+//! ..             from here on as byte planes, not rotated, of the differences
 //! ```
+//!
+//! How far a number moves goes with how large it was. The class of a number is the number of bounds that the most significant
+//! byte of its base, rotated left by one (a float's exponent), reaches: a plane may code each class for itself.
 
 #![expect(unsafe_code, reason = "a function compiled for AVX2 may only be called where there is AVX2")]
 
 use std::cell::RefCell;
 
-use super::planes::{self, Element, Width};
+use super::planes::{self, CLASSES, Classes, Element, Numbers, Width};
 
 /// Set in the first byte where numbers are floats.
 const FLOATS: u8 = 8;
-/// A difference must save this part of what planes alone would take.
-const GAIN: f64 = 1.0 / 8.0;
+/// Chunks of fewer numbers are not worth a table for each class.
+const CLASSED_FROM: usize = 32 << 10;
+/// One of so many bases is looked at to find bounds.
+const BOUNDS_STEP: usize = 61;
 /// Numbers that tell whether it will, in this many places.
 const SAMPLES: usize = 16;
 const SAMPLE: usize = 256;
@@ -25,6 +32,17 @@ const SAMPLE: usize = 256;
 thread_local! {
     /// Differences of the chunk that this thread is at: as large as the largest chunk it has seen.
     static DIFFERENCES: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+    /// The classes of its numbers.
+    static CLASSES_OF: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
+
+/// What a difference may take of what planes alone would: each read of it reads the base, too. 16-bit weights are what is loaded
+/// to be used, over and over, and are kept near to their own size; whole states of training are kept small.
+const fn worth(width: Width) -> f64 {
+    match width {
+        Width::W1 | Width::W2 => 0.4,
+        Width::W4 | Width::W8 => 0.875,
+    }
 }
 
 /// Encodes `plain` as the difference to `base`; none if that does not pay, or they are not of one length.
@@ -36,25 +54,67 @@ pub(super) fn encode(plain: &[u8], base: &[u8], element: Element) -> Option<Vec<
     let floats = matches!(element, Element::Float(_));
     let whole = plain.len() / width.bytes() * width.bytes();
     let ((numbers, rest), (base, _)) = (plain.split_at(whole), base.split_at(whole));
+    let bounds = if floats && whole / width.bytes() >= CLASSED_FROM { bounds(base, width) } else { Vec::new() };
+    let mut head = vec![width as u8 | if floats { FLOATS } else { 0 }, u8::try_from(bounds.len() + 1).ok()?];
+    head.extend_from_slice(&bounds);
     DIFFERENCES.with_borrow_mut(|differences| {
         let differences = planes::room(differences, whole);
         subtract(numbers, base, width, floats, differences);
-        let kind = width as u8 | if floats { FLOATS } else { 0 };
-        planes::write(kind, (differences, width, false), rest, plain.len() - plain.len() / 8)
+        with_classes(base, width, &bounds, |classes| {
+            let numbers = Numbers { bytes: differences, width, rotate: false, classes };
+            planes::write(&head, numbers, rest, plain.len() - plain.len() / 8)
+        })
     })
 }
 
 /// Decodes what [`encode`] made of `plain.len()` bytes; none if `stored` is anything else.
 pub(super) fn decode(stored: &[u8], base: &[u8], plain: &mut [u8]) -> Option<()> {
-    let (&kind, stored) = stored.split_first()?;
+    let ([kind, classes], stored) = stored.split_first_chunk::<2>()?;
     let (width, floats) = (Width::of(1 << (kind & 3))?, kind & FLOATS != 0);
-    if kind & !(3 | FLOATS) != 0 || base.len() != plain.len() {
+    let (bounds, stored) = stored.split_at_checked(usize::from(classes.checked_sub(1)?))?;
+    let ascending = bounds.is_sorted_by(|a, b| a < b) && bounds.len() < CLASSES && bounds.first() != Some(&0);
+    if kind & !(3 | FLOATS) != 0 || !ascending || base.len() != plain.len() {
         return None;
     }
-    planes::read(stored, width, false, plain)?;
     let whole = plain.len() / width.bytes() * width.bytes();
-    add(plain.get_mut(..whole)?, base.get(..whole)?, width, floats);
+    let base = base.get(..whole)?;
+    with_classes(base, width, bounds, |classes| planes::read(stored, (width, false), classes, plain))?;
+    add(plain.get_mut(..whole)?, base, width, floats);
     Some(())
+}
+
+/// Hands on the classes of numbers with these bases, if there is more than one.
+fn with_classes<T>(base: &[u8], width: Width, bounds: &[u8], then: impl FnOnce(Option<&Classes<'_>>) -> T) -> T {
+    if bounds.is_empty() {
+        return then(None);
+    }
+    CLASSES_OF.with_borrow_mut(|of| {
+        let of = planes::room(of, base.len() / width.bytes());
+        classify(base, width, bounds, of);
+        then(Some(&Classes::new(of, bounds.len() + 1)))
+    })
+}
+
+/// Bounds that put about as many of these bases into each class.
+fn bounds(base: &[u8], width: Width) -> Vec<u8> {
+    let mut seen = [0u32; 256];
+    for number in base.chunks_exact(width.bytes()).step_by(BOUNDS_STEP) {
+        let [.., below, top] = *number else { return Vec::new() };
+        seen[usize::from(top << 1 | below >> 7)] += 1;
+    }
+    let total: u32 = seen.iter().sum();
+    let mut bounds: Vec<u8> = Vec::new();
+    let (mut before, mut first) = (0, true);
+    for (key, count) in (0..=u8::MAX).zip(seen) {
+        let due = bounds.len() as u32 + 1;
+        let reached = (before + count) * CLASSES as u32 > total * due;
+        if count > 0 && reached && !first && bounds.len() + 1 < CLASSES {
+            bounds.push(key);
+        }
+        first = first && count == 0;
+        before += count;
+    }
+    bounds
 }
 
 /// Does a sample of the numbers say that their differences are that much easier to store?
@@ -71,7 +131,7 @@ fn pays(plain: &[u8], base: &[u8], element: Element) -> bool {
     let (plain, base) = (sample(plain), sample(base));
     let mut differences = vec![0; plain.len()];
     subtract(&plain, &base, width, floats, &mut differences);
-    planes::estimate(&differences, width, false) < planes::estimate(&plain, width, floats) * (1.0 - GAIN)
+    planes::estimate(&differences, width, false) < planes::estimate(&plain, width, floats) * worth(width)
 }
 
 /// Fills `out` with the zigzagged differences of `numbers` to `base`; all three are as long.
@@ -94,10 +154,25 @@ fn add(numbers: &mut [u8], base: &[u8], width: Width, floats: bool) {
     add_scalar(numbers, base, width, floats);
 }
 
+/// Fills `of` with the class of each number that has one of these bases.
+fn classify(base: &[u8], width: Width, bounds: &[u8], of: &mut [u8]) {
+    #[cfg(target_arch = "x86_64")]
+    if is_x86_feature_detected!("avx2") {
+        // SAFETY: the processor has AVX2, which is all that this function asks for.
+        return unsafe { wide::classify(base, width, bounds, of) };
+    }
+    classify_scalar(base, width, bounds, of);
+}
+
 /// The same functions, compiled for AVX2.
 #[cfg(target_arch = "x86_64")]
 mod wide {
-    use super::{Width, add_scalar, subtract_scalar};
+    use super::{Width, add_scalar, classify_scalar, subtract_scalar};
+
+    #[target_feature(enable = "avx2")]
+    pub(super) fn classify(base: &[u8], width: Width, bounds: &[u8], of: &mut [u8]) {
+        classify_scalar(base, width, bounds, of);
+    }
 
     #[target_feature(enable = "avx2")]
     pub(super) fn subtract(numbers: &[u8], base: &[u8], width: Width, floats: bool, out: &mut [u8]) {
@@ -170,6 +245,27 @@ fn add_scalar(numbers: &mut [u8], base: &[u8], width: Width, floats: bool) {
         Width::W2 => add2(numbers, base, floats),
         Width::W4 => add4(numbers, base, floats),
         Width::W8 => add8(numbers, base, floats),
+    }
+}
+
+#[expect(clippy::inline_always, reason = "it is to be compiled anew within each of its callers")]
+#[inline(always)]
+fn classify_scalar(base: &[u8], width: Width, bounds: &[u8], of: &mut [u8]) {
+    // No key is above 255: what is one less than a bound is below it, and a bound that is not there is not exceeded.
+    let below = |at: usize| bounds.get(at).map_or(u8::MAX, |&bound| bound.saturating_sub(1));
+    let (first, second, third) = (below(0), below(1), below(2));
+    let reached = |key: u8| u8::from(key > first) + u8::from(key > second) + u8::from(key > third);
+    match width {
+        Width::W1 => of.iter_mut().zip(base).for_each(|(of, byte)| *of = reached(byte.rotate_left(1))),
+        Width::W2 => of.iter_mut().zip(base.as_chunks::<2>().0).for_each(|(of, number)| {
+            *of = reached((u16::from_le_bytes(*number) >> 7) as u8);
+        }),
+        Width::W4 => of.iter_mut().zip(base.as_chunks::<4>().0).for_each(|(of, number)| {
+            *of = reached((u32::from_le_bytes(*number) >> 23) as u8);
+        }),
+        Width::W8 => of.iter_mut().zip(base.as_chunks::<8>().0).for_each(|(of, number)| {
+            *of = reached((u64::from_le_bytes(*number) >> 55) as u8);
+        }),
     }
 }
 

@@ -23,21 +23,24 @@ def decode(frame, length):
 
 def difference(frame, base, length):
     """The same for codec 3: the numbers are zigzagged differences to those of `base`."""
-    kind = frame[0]
-    need(kind & ~11 == 0 and len(base) == length, "kind or base")
+    kind, classes = frame[0], frame[1]
+    need(kind & ~11 == 0 and len(base) == length and 1 <= classes <= 4, "kind, base or classes")
     width, bits = 1 << (kind & 3), 8 << (kind & 3)
     top = 1 << bits - 1
+    bounds = frame[2:1 + classes]
+    need(list(bounds) == sorted(set(bounds)), "bounds")
 
     def order(value):
         """A float's bits, such that they are in order as integers in two's complement. Its own inverse."""
         return value ^ (top - 1) if kind & 8 and value & top else value
 
-    values, rest = numbers(frame, width, length)
+    before = [number(base[at:at + width]) for at in range(0, length // width * width, width)]
+    of = [sum(bound <= value << 1 >> bits - 8 & 255 for bound in bounds) for value in before]
+    values, rest = numbers(frame[1 + len(bounds):], width, length, of if classes > 1 else None, classes)
     plain = bytearray()
-    for index, value in enumerate(values):
+    for value, old in zip(values, before):
         step = value >> 1 if value % 2 == 0 else -(value >> 1) - 1
-        before = order(number(base[index * width:(index + 1) * width]))
-        plain += order((before + step) % (1 << bits)).to_bytes(width, "little")
+        plain += order((order(old) + step) % (1 << bits)).to_bytes(width, "little")
     return bytes(plain) + rest
 
 
@@ -52,14 +55,14 @@ def derived(frame, base, length):
     return bytes(plain)
 
 
-def numbers(frame, width, length):
-    """The numbers in the planes after a frame's first byte, and the bytes after them."""
+def numbers(frame, width, length, of=None, classes=0):
+    """The numbers in the planes after a frame's first byte, and the bytes after them; `of`: the class of each number."""
     count, at = length // width, 1
     headers = [(frame[at + 5 * i], number(frame[at + 5 * i + 1:at + 5 * i + 5])) for i in range(width)]
     at += 5 * width
     planes = []
     for how, stored in headers:
-        planes.append(plane(how, frame[at:at + stored], count))
+        planes.append(plane(how, frame[at:at + stored], count, of, classes))
         at += stored
     rest = frame[at:]
     need(len(rest) == length - count * width, "length")
@@ -70,7 +73,10 @@ def number(raw):
     return int.from_bytes(raw, "little")
 
 
-def plane(how, body, count):
+def plane(how, body, count, of=None, classes=0):
+    if how == 4:
+        need(of is not None, "classes")
+        return classed(body, of, classes)
     if how == 3:
         return groups(body, count)
     if how == 0:
@@ -113,16 +119,28 @@ def symbols(codes, stream, count):
     return out
 
 
-def groups(body, count):
+def classed(body, of, classes):
+    streams, at = [], 0
+    for one in range(classes):
+        how, stored = body[at], number(body[at + 1:at + 5])
+        need(how < 3, "class within a class")
+        streams.append(iter(plane(how, body[at + 5:at + 5 + stored], of.count(one))))
+        at += 5 + stored
+    need(at == len(body), "bytes after the classes")
+    return bytes(next(streams[one]) for one in of)
+
+
+def groups(body, count, nested=False):
     log, at = body[0], 1
     need(1 <= log <= 3, "group length")
     elements, bits = 1 << log, 8 >> log
     escape = (1 << bits) - 1
     stands_for, at = body[at:at + escape], at + escape
     how, stored = body[at], number(body[at + 1:at + 5])
-    need(how < 3, "groups within groups")
+    need(how < 3 or how == 3 and not nested, "groups within groups within groups")
     at += 5
-    grouped, at = plane(how, body[at:at + stored], -(-count // elements)), at + stored
+    some, at = -(-count // elements), at + stored
+    grouped = groups(body[at - stored:at], some, True) if how == 3 else plane(how, body[at - stored:at], some)
     escapes, how = number(body[at:at + 4]), body[at + 4]
     need(how < 3, "groups within groups")
     escaped = iter(plane(how, body[at + 5:], escapes) if escapes else b"")

@@ -21,6 +21,14 @@ impl Flat {
         [Self::Raw, Self::One, Self::Huffman].into_iter().find(|how| *how as u8 == byte)
     }
 
+    /// About how many bytes [`Flat::encode`] will append for `len` bytes that occur as often as `counts` says.
+    pub(super) fn len(counts: &[u32; 256], len: usize) -> usize {
+        match huffman::Code::of(counts) {
+            None => len.min(1),
+            Some(code) => huffman::coded_len(&code, counts).min(len),
+        }
+    }
+
     /// Appends `bytes`, which occur as often as `counts` says, in the shortest way that pays.
     pub(super) fn encode(bytes: &[u8], counts: &[u32; 256], out: &mut Vec<u8>) -> Self {
         let code = huffman::Code::of(counts);

@@ -7,22 +7,39 @@
 //! ```text
 //! log (1):     log2 of the elements in a group: 1, 2 or 3
 //! frequent:    15, 3 or 1 bytes; the code of each is its place, the first in the lowest bits; one more code means "escaped"
-//! groups:      how (1), stored length (u32), body: ceil(n / elements) bytes, as a plane
+//! groups:      how (1), stored length (u32), body: ceil(n / elements) bytes, as a plane; in groups themselves at most once
 //! escaped:     count (u32), how (1), body: to the end
 //! ```
 
-use super::{Flat, counts};
+use super::{Flat, GROUPED, GROUPED_FROM, counts};
 
 /// Most groups should not be of one kind: longer groups are used until that is so.
 const GROUP_SKEWED: f64 = 0.6;
 
 /// How many elements a group should have, as a logarithm, where the most frequent byte is `share` of all; 0: no groups.
-pub(super) fn log_for(share: f64) -> u8 {
+fn log_for(share: f64) -> u8 {
     (0..3).find(|&log| share.powi(1 << log) <= GROUP_SKEWED).unwrap_or(3)
 }
 
+/// How the bytes of a plane are grouped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Level {
+    /// They are the plane's.
+    Plane,
+    /// They are groups themselves: of 64 elements in all, most are all alike.
+    Groups,
+}
+
+/// How many elements a group of bytes that occur as often as `counts` says should have, as a logarithm; none if they are not
+/// worth grouping.
+pub(super) fn worth(counts: &[u32; 256], len: usize) -> Option<u8> {
+    let most = counts.iter().copied().max().unwrap_or(0) as usize;
+    let log = log_for(most as f64 / len as f64);
+    (log > 0 && len >= GROUPED_FROM && most < len).then_some(log)
+}
+
 /// Appends `plane`, whose bytes occur as often as `counts` says, in groups.
-pub(super) fn encode(plane: &[u8], counts_of: &[u32; 256], log: u8, out: &mut Vec<u8>) {
+pub(super) fn encode(plane: &[u8], counts_of: &[u32; 256], log: u8, level: Level, out: &mut Vec<u8>) {
     let bits = 8u32 >> log;
     let escape = (1u8 << bits) - 1;
     let mut frequent: Vec<u8> = (0..=u8::MAX).collect();
@@ -53,9 +70,16 @@ pub(super) fn encode(plane: &[u8], counts_of: &[u32; 256], log: u8, out: &mut Ve
     out.extend_from_slice(&frequent);
     let header = out.len();
     out.resize(header + 5, 0);
-    let how = Flat::encode(&groups, &counts(&groups), out);
+    let of_groups = counts(&groups);
+    let how = match worth(&of_groups, groups.len()).filter(|_| level == Level::Plane) {
+        Some(log) => {
+            encode(&groups, &of_groups, log, Level::Groups, out);
+            GROUPED
+        }
+        None => Flat::encode(&groups, &of_groups, out) as u8,
+    };
     let len = u32::try_from(out.len() - header - 5).unwrap_or(u32::MAX);
-    out[header] = how as u8;
+    out[header] = how;
     out[header + 1..header + 5].copy_from_slice(&len.to_le_bytes());
     out.extend_from_slice(&u32::try_from(escaped.len()).unwrap_or(u32::MAX).to_le_bytes());
     let header = out.len();
@@ -64,7 +88,7 @@ pub(super) fn encode(plane: &[u8], counts_of: &[u32; 256], log: u8, out: &mut Ve
 }
 
 /// Decodes what [`encode`] made of `plane.len()` bytes; none if `stored` is anything else.
-pub(super) fn decode(stored: &[u8], plane: &mut [u8]) -> Option<()> {
+pub(super) fn decode(stored: &[u8], level: Level, plane: &mut [u8]) -> Option<()> {
     let (&log, stored) = stored.split_first()?;
     let bits = [4u32, 2, 1].get(usize::from(log).checked_sub(1)?).copied()?;
     let escape = (1usize << bits) - 1;
@@ -73,7 +97,10 @@ pub(super) fn decode(stored: &[u8], plane: &mut [u8]) -> Option<()> {
     let (len, stored) = stored.split_first_chunk::<4>()?;
     let (body, stored) = stored.split_at_checked(u32::from_le_bytes(*len) as usize)?;
     let mut groups = vec![0; plane.len().div_ceil(1 << log)];
-    Flat::of(how)?.decode(body, &mut groups)?;
+    match (how, level) {
+        (GROUPED, Level::Plane) => decode(body, Level::Groups, &mut groups)?,
+        _ => Flat::of(how)?.decode(body, &mut groups)?,
+    }
     let (count, stored) = stored.split_first_chunk::<4>()?;
     let (&how, body) = stored.split_first()?;
     let count = u32::from_le_bytes(*count) as usize;

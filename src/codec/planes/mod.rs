@@ -10,15 +10,18 @@
 //! rest:       what is left of the plain bytes after the last whole number
 //! ```
 //!
-//! How: 0 raw; 1 one byte that stands for all; 2 Huffman-coded; 3 in groups.
+//! How: 0 raw; 1 one byte that stands for all; 2 Huffman-coded; 3 in groups; 4 by classes of numbers, in differences only.
 
+mod classed;
 mod flat;
 mod grouped;
 mod split;
 
 use std::cell::RefCell;
 
+pub(super) use self::classed::{CLASSES, Classes};
 use self::flat::Flat;
+use self::grouped::Level;
 
 /// The numbers of a tensor, as far as their bytes are concerned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -78,7 +81,7 @@ const ROTATED: u8 = 4;
 /// Bytes that say how one plane is stored.
 const PLANE_HEADER: usize = 5;
 /// A plane is coded only if that saves at least this part of it.
-const GAIN: usize = 32;
+const GAIN: usize = 64;
 /// Bytes of a plane that tell whether it is worth counting, in this many places.
 const SAMPLES: usize = 8;
 const SAMPLE: usize = 512;
@@ -86,6 +89,10 @@ const SAMPLE: usize = 512;
 const GROUPED_FROM: usize = 1 << 10;
 /// How a plane in groups is marked, beside the ways of [`Flat`].
 const GROUPED: u8 = 3;
+/// How a plane in classes is marked.
+const CLASSED: u8 = 4;
+/// A plane whose most frequent byte is more than this part of it has nothing to win by classes.
+const CLASSED_BELOW: f64 = 0.6;
 
 thread_local! {
     /// Planes of the chunk that this thread is at: as large as the largest chunk it has seen.
@@ -99,7 +106,8 @@ pub fn encode(plain: &[u8], element: Element, limit: usize) -> Option<Vec<u8>> {
     // A single byte has sign and exponent in one place anyway.
     let rotate = matches!(element, Element::Float(_)) && width != Width::W1;
     let (numbers, rest) = plain.split_at_checked(plain.len() / width.bytes() * width.bytes())?;
-    write(width as u8 | if rotate { ROTATED } else { 0 }, (numbers, width, rotate), rest, limit)
+    let head = [width as u8 | if rotate { ROTATED } else { 0 }];
+    write(&head, Numbers { bytes: numbers, width, rotate, classes: None }, rest, limit)
 }
 
 /// Decodes what [`encode`] made of `plain.len()` bytes; none if `stored` is anything else.
@@ -109,28 +117,35 @@ pub fn decode(stored: &[u8], plain: &mut [u8]) -> Option<()> {
     if kind & !(3 | ROTATED) != 0 || rotated && width == Width::W1 {
         return None;
     }
-    read(stored, width, rotated, plain)
+    read(stored, (width, rotated), None, plain)
 }
 
-/// The byte `kind`, the planes of `numbers`, and the `rest`; none unless that is shorter than `limit` bytes.
-pub(super) fn write(
-    kind: u8,
-    (numbers, width, rotate): (&[u8], Width, bool),
-    rest: &[u8],
-    limit: usize,
-) -> Option<Vec<u8>> {
+/// Numbers to be taken apart.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Numbers<'a> {
+    pub(super) bytes: &'a [u8],
+    pub(super) width: Width,
+    /// Whether the sign goes to the other end first.
+    pub(super) rotate: bool,
+    /// What is known of each number besides.
+    pub(super) classes: Option<&'a Classes<'a>>,
+}
+
+/// The bytes `head`, the planes of `numbers`, and the `rest`; none unless that is shorter than `limit` bytes.
+pub(super) fn write(head: &[u8], numbers: Numbers<'_>, rest: &[u8], limit: usize) -> Option<Vec<u8>> {
+    let Numbers { bytes: numbers, width, rotate, classes } = numbers;
     let (count, bytes) = (numbers.len() / width.bytes(), width.bytes());
     PLANES.with_borrow_mut(|planes| {
         let planes = room(planes, numbers.len());
         split::split(numbers, width, rotate, planes);
         let mut out = Vec::with_capacity(limit.min(numbers.len()) + 64);
-        out.push(kind);
-        out.resize(1 + bytes * PLANE_HEADER, 0);
+        out.extend_from_slice(head);
+        out.resize(head.len() + bytes * PLANE_HEADER, 0);
         for (number, plane) in planes.chunks_exact(count.max(1)).enumerate() {
             let start = out.len();
-            let how = encode_plane(plane, &mut out);
+            let how = encode_plane(plane, classes, &mut out);
             let len = u32::try_from(out.len() - start).ok()?;
-            let header = out.get_mut(1 + number * PLANE_HEADER..)?;
+            let header = out.get_mut(head.len() + number * PLANE_HEADER..)?;
             header.first_chunk_mut::<1>()?[0] = how;
             header.get_mut(1..PLANE_HEADER)?.copy_from_slice(&len.to_le_bytes());
         }
@@ -139,8 +154,13 @@ pub(super) fn write(
     })
 }
 
-/// Decodes what [`write()`] wrote after its first byte.
-pub(super) fn read(stored: &[u8], width: Width, rotated: bool, plain: &mut [u8]) -> Option<()> {
+/// Decodes what [`write()`] wrote after its head.
+pub(super) fn read(
+    stored: &[u8],
+    (width, rotated): (Width, bool),
+    classes: Option<&Classes<'_>>,
+    plain: &mut [u8],
+) -> Option<()> {
     let (headers, mut bodies) = stored.split_at_checked(width.bytes() * PLANE_HEADER)?;
     let count = plain.len() / width.bytes();
     let (numbers, rest) = plain.split_at_mut(count * width.bytes());
@@ -158,7 +178,7 @@ pub(super) fn read(stored: &[u8], width: Width, rotated: bool, plain: &mut [u8])
             } else {
                 let (plane, others) = free.split_at_mut_checked(count)?;
                 free = others;
-                decode_plane(how, body, plane)?;
+                decode_plane(how, body, classes, plane)?;
                 plane
             };
         }
@@ -190,42 +210,66 @@ pub(super) fn room(planes: &mut Vec<u8>, len: usize) -> &mut [u8] {
 }
 
 /// Appends one plane in the way that suits it, and says which.
-fn encode_plane(plane: &[u8], out: &mut Vec<u8>) -> u8 {
-    if !may_gain(plane) {
+fn encode_plane(plane: &[u8], classes: Option<&Classes<'_>>, out: &mut Vec<u8>) -> u8 {
+    let sample = Sample::of(plane);
+    if !sample.may_gain() {
         out.extend_from_slice(plane);
         return Flat::Raw as u8;
     }
-    let counts = counts(plane);
-    let most = counts.iter().copied().max().unwrap_or(0);
-    let all_alike = most as usize == plane.len();
-    match grouped::log_for(f64::from(most) / plane.len() as f64) {
-        log if log > 0 && plane.len() >= GROUPED_FROM && !all_alike => {
-            grouped::encode(plane, &counts, log, out);
+    let counts = match classes.filter(|_| sample.most < CLASSED_BELOW) {
+        Some(classes) => match classed::encode(plane, classes, out) {
+            Ok(()) => return CLASSED,
+            Err(counts) => counts,
+        },
+        None => counts(plane),
+    };
+    match grouped::worth(&counts, plane.len()) {
+        Some(log) => {
+            grouped::encode(plane, &counts, log, Level::Plane, out);
             GROUPED
         }
-        _ => Flat::encode(plane, &counts, out) as u8,
+        None => Flat::encode(plane, &counts, out) as u8,
     }
 }
 
-fn decode_plane(how: u8, body: &[u8], plane: &mut [u8]) -> Option<()> {
+fn decode_plane(how: u8, body: &[u8], classes: Option<&Classes<'_>>, plane: &mut [u8]) -> Option<()> {
     match how {
-        GROUPED => grouped::decode(body, plane),
+        GROUPED => grouped::decode(body, Level::Plane, plane),
+        CLASSED => classed::decode(body, classes?, plane),
         _ => Flat::of(how)?.decode(body, plane),
     }
 }
 
-/// Do some places of a plane look as if it could shrink? Its last bits mostly cannot, and then they are not even counted.
-fn may_gain(plane: &[u8]) -> bool {
-    if plane.len() <= SAMPLES * SAMPLE {
-        return !plane.is_empty();
+/// What some places of a plane look like.
+struct Sample {
+    /// Bits that a byte holds.
+    bits: f64,
+    /// The part that the most frequent byte is of all.
+    most: f64,
+}
+
+impl Sample {
+    fn of(plane: &[u8]) -> Self {
+        let mut seen = [0u32; 256];
+        let mut total = 0;
+        let step = plane.len().saturating_sub(SAMPLE) / (SAMPLES - 1);
+        let places = (0..SAMPLES).map(|at| at * step..at * step + SAMPLE);
+        let all = 0..plane.len();
+        let (places, whole) = if plane.len() <= SAMPLES * SAMPLE { (None, Some(all)) } else { (Some(places), None) };
+        for place in places.into_iter().flatten().chain(whole) {
+            let sample = plane.get(place).unwrap_or_default();
+            sample.iter().for_each(|&byte| seen[usize::from(byte)] += 1);
+            total += sample.len();
+        }
+        let most = seen.iter().copied().max().unwrap_or(0);
+        let of_all = total.max(1) as f64;
+        Self { bits: entropy(&seen, total) / of_all, most: f64::from(most) / of_all }
     }
-    let step = (plane.len() - SAMPLE) / (SAMPLES - 1);
-    let mut seen = [0u32; 256];
-    for sample in (0..SAMPLES).filter_map(|at| plane.get(at * step..at * step + SAMPLE)) {
-        sample.iter().for_each(|&byte| seen[usize::from(byte)] += 1);
+
+    /// Could the plane shrink? Its last bits mostly cannot, and then they are not even counted.
+    fn may_gain(&self) -> bool {
+        self.most > 0.0 && self.bits < 8.0 - 8.0 / GAIN as f64
     }
-    let total = SAMPLES * SAMPLE;
-    entropy(&seen, total) < total as f64 * (8.0 - 8.0 / GAIN as f64)
 }
 
 /// How often each byte occurs. Four tables, so that equal neighbours do not wait for each other.

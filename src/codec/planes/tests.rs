@@ -46,9 +46,9 @@ fn bits_that_mean_nothing_are_zero() {
     // Nine elements in groups of eight, of which the last holds one; nothing escaped.
     let grouped = |last: u8| [3, 7, Flat::Raw as u8, 2, 0, 0, 0, 0, last, 0, 0, 0, 0, Flat::Raw as u8];
     let mut plane = [0; 9];
-    assert_eq!(grouped::decode(&grouped(0), &mut plane), Some(()));
+    assert_eq!(grouped::decode(&grouped(0), Level::Plane, &mut plane), Some(()));
     assert_eq!(plane, [7; 9]);
-    assert_eq!(grouped::decode(&grouped(2), &mut plane), None, "a code of no element");
+    assert_eq!(grouped::decode(&grouped(2), Level::Plane, &mut plane), None, "a code of no element");
 
     let single = |kind: u8| [kind, Flat::One as u8, 1, 0, 0, 0, 5];
     assert_eq!(decode(&single(0), &mut plane), Some(()));

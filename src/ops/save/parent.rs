@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::codec::Codec;
+use crate::codec::{Codec, Element};
 use crate::error::Result;
 use crate::format::{EntryKind, TensorEntry, TensorPart};
 use crate::repository::log::{RefValue, State};
@@ -131,17 +131,23 @@ impl Parent {
     }
 
     /// What a chunk that fills `range` of a file with these `pairs` may be a difference to.
-    pub(super) fn basis(&self, pairs: &Pairs, range: &Range<u64>) -> Basis {
+    pub(super) fn basis(&self, pairs: &Pairs, range: &Range<u64>, number: Option<Element>) -> Basis {
         let Some((chunk, located)) = self.counterpart(pairs, range) else { return Basis::NoTensor };
         match (located.place.codec, located.base) {
             (Codec::Difference, Some(base)) => Basis::Chunk(base),
             (Codec::Difference | Codec::Derived, _) => Basis::NoTensor,
-            // It was new then, and its difference did not pay: nor will it now, further away from the key step.
-            _ if self.saved.value.behind > 0 && located.place.pack.session == self.saved.value.map_key.session => {
-                Basis::NotWorth
-            }
+            _ if self.was_not_worth(&located, number) => Basis::NotWorth,
             _ => Basis::Chunk(chunk),
         }
+    }
+
+    /// Was a chunk of the parent new then, and stored without difference although there were some? What its optimizer knows of a
+    /// weight's last steps is forgotten too fast: it is not read again to find that out. Short numbers only got too far away
+    /// from their base, and that chunk is the next.
+    fn was_not_worth(&self, located: &Located, number: Option<Element>) -> bool {
+        let long = number.is_some_and(|number| number.width().bytes() >= 4);
+        let value = &self.saved.value;
+        long && value.behind > 0 && located.place.pack.session == value.map_key.session
     }
 
     /// The parent's chunk of the same piece of the same tensor.

@@ -221,7 +221,7 @@ impl Sifting<'_> {
     fn basis(&self, file: usize, chunk: &Named, known: &Known) -> Basis {
         let (of, pairs) = &self.pairs;
         let Some(parent) = self.parent.as_ref().filter(|_| *of == file) else { return Basis::NoTensor };
-        let basis = parent.basis(pairs, &(chunk.start..chunk.start + chunk.bytes.len() as u64));
+        let basis = parent.basis(pairs, &(chunk.start..chunk.start + chunk.bytes.len() as u64), chunk.number);
         match basis {
             Basis::Chunk(base) if !parent.saved.locate(base).is_ok_and(|base| known.is_plain(&base.id)) => {
                 Basis::NoTensor

@@ -1,0 +1,226 @@
+//! A plane whose bytes are told apart by what is known of their numbers anyway: each class is coded for itself.
+//!
+//! How much a weight moves goes with how large it was. The base of a difference is known to whoever decodes it, and so is
+//! which class each number is in.
+//!
+//! ```text
+//! for each class: how (1), stored length (u32), body: the bytes of its numbers, in order
+//! ```
+
+#![expect(unsafe_code, reason = "a function compiled for BMI2 may only be called where there is BMI2")]
+
+use std::cell::RefCell;
+
+use super::{Flat, PLANE_HEADER, counts, room};
+
+/// Classes, at most.
+pub(in crate::codec) const CLASSES: usize = 4;
+/// Bytes that are moved at once, and so between the classes, for what a move writes too much.
+const WORD: usize = 8;
+const ONES: u64 = 0x0101_0101_0101_0101;
+
+thread_local! {
+    /// The bytes of the plane that this thread is at, class after class.
+    static SORTED: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Which class each number is in: bytes below [`CLASSES`].
+#[derive(Clone, Copy, Debug)]
+pub(in crate::codec) struct Classes<'a> {
+    of: &'a [u8],
+    starts: [usize; CLASSES],
+    lens: [usize; CLASSES],
+    count: usize,
+}
+
+impl<'a> Classes<'a> {
+    /// The numbers are in `count` classes.
+    pub(in crate::codec) fn new(of: &'a [u8], count: usize) -> Self {
+        let mut lens = [0; CLASSES];
+        let (words, rest) = of.as_chunks::<WORD>();
+        for word in words {
+            let word = u64::from_le_bytes(*word);
+            for (class, len) in (0..).zip(&mut lens).take(count) {
+                *len += size(members(word, class));
+            }
+        }
+        rest.iter().for_each(|&class| lens[usize::from(class) % CLASSES] += 1);
+        let mut starts = [0; CLASSES];
+        for class in 1..CLASSES {
+            starts[class] = starts[class - 1] + lens[class - 1] + WORD;
+        }
+        Self { of, starts, lens, count }
+    }
+
+    fn room(&self) -> usize {
+        self.of.len() + CLASSES * WORD
+    }
+
+    fn each(&self) -> impl Iterator<Item = std::ops::Range<usize>> {
+        self.starts.into_iter().zip(self.lens).take(self.count).map(|(start, len)| start..start + len)
+    }
+}
+
+/// Appends `plane` by classes, if that is shorter than to code it as one; otherwise says how often each byte occurs in it.
+pub(super) fn encode(plane: &[u8], classes: &Classes<'_>, out: &mut Vec<u8>) -> Result<(), [u32; 256]> {
+    SORTED.with_borrow_mut(|sorted| {
+        let sorted = room(sorted, classes.room());
+        sort(plane, classes, sorted);
+        let of_each: Vec<([u32; 256], &[u8])> =
+            classes.each().filter_map(|range| sorted.get(range)).map(|bytes| (counts(bytes), bytes)).collect();
+        let mut all = [0; 256];
+        for (counts, _) in &of_each {
+            all.iter_mut().zip(counts).for_each(|(all, count)| *all += count);
+        }
+        let apart: usize = of_each.iter().map(|(counts, bytes)| PLANE_HEADER + Flat::len(counts, bytes.len())).sum();
+        if apart >= Flat::len(&all, plane.len()) {
+            return Err(all);
+        }
+        for (counts, bytes) in of_each {
+            let header = out.len();
+            out.resize(header + PLANE_HEADER, 0);
+            let how = Flat::encode(bytes, &counts, out) as u8;
+            let len = u32::try_from(out.len() - header - PLANE_HEADER).unwrap_or(u32::MAX);
+            out[header] = how;
+            out[header + 1..header + PLANE_HEADER].copy_from_slice(&len.to_le_bytes());
+        }
+        Ok(())
+    })
+}
+
+/// Decodes what [`encode`] appended; none if `stored` is anything else.
+pub(super) fn decode(mut stored: &[u8], classes: &Classes<'_>, plane: &mut [u8]) -> Option<()> {
+    SORTED.with_borrow_mut(|sorted| {
+        let sorted = room(sorted, classes.room());
+        for range in classes.each() {
+            let (header, rest) = stored.split_first_chunk::<PLANE_HEADER>()?;
+            let [how, len @ ..] = header;
+            let (body, rest) = rest.split_at_checked(u32::from_le_bytes(*len) as usize)?;
+            stored = rest;
+            let out = sorted.get_mut(range)?;
+            Flat::of(*how)?.decode(body, out)?;
+        }
+        unsort(sorted, classes, plane);
+        stored.is_empty().then_some(())
+    })
+}
+
+/// One bit in each byte of `word` that is `class`.
+fn members(word: u64, class: u64) -> u64 {
+    let differs = word ^ (class * ONES);
+    !(differs | differs >> 1) & ONES
+}
+
+/// How many there are of those.
+fn size(members: u64) -> usize {
+    (members.wrapping_mul(ONES) >> 56) as usize
+}
+
+/// Fills `sorted` with the bytes of `plane`, class after class.
+fn sort(plane: &[u8], classes: &Classes<'_>, sorted: &mut [u8]) {
+    #[cfg(target_arch = "x86_64")]
+    if is_x86_feature_detected!("bmi2") {
+        // SAFETY: the processor has BMI2, which is all that this function asks for.
+        return unsafe { wide::sort(plane, classes, sorted) };
+    }
+    sort_scalar(0, classes.starts, plane, classes, sorted);
+}
+
+/// Fills `plane` from its bytes in `sorted`, class after class.
+fn unsort(sorted: &[u8], classes: &Classes<'_>, plane: &mut [u8]) {
+    #[cfg(target_arch = "x86_64")]
+    if is_x86_feature_detected!("bmi2") {
+        // SAFETY: the processor has BMI2, which is all that this function asks for.
+        return unsafe { wide::unsort(sorted, classes, plane) };
+    }
+    unsort_scalar(0, classes.starts, sorted, classes, plane);
+}
+
+/// From the byte `from` on, each class from `at` on.
+fn sort_scalar(from: usize, mut at: [usize; CLASSES], plane: &[u8], classes: &Classes<'_>, sorted: &mut [u8]) {
+    for (&byte, &class) in plane.iter().zip(classes.of).skip(from) {
+        let at = &mut at[usize::from(class) % CLASSES];
+        sorted[*at] = byte;
+        *at += 1;
+    }
+}
+
+fn unsort_scalar(from: usize, mut at: [usize; CLASSES], sorted: &[u8], classes: &Classes<'_>, plane: &mut [u8]) {
+    for (byte, &class) in plane.iter_mut().zip(classes.of).skip(from) {
+        let at = &mut at[usize::from(class) % CLASSES];
+        *byte = sorted[*at];
+        *at += 1;
+    }
+}
+
+/// The same, eight bytes at a time.
+#[cfg(target_arch = "x86_64")]
+mod wide {
+    use std::arch::x86_64::{_pdep_u64, _pext_u64};
+
+    use super::{CLASSES, Classes, WORD, members, size, sort_scalar, unsort_scalar};
+
+    #[target_feature(enable = "bmi2")]
+    pub(super) fn sort(plane: &[u8], classes: &Classes<'_>, sorted: &mut [u8]) {
+        let mut at = classes.starts;
+        let words = plane.as_chunks::<WORD>().0;
+        for (word, of) in words.iter().zip(classes.of.as_chunks::<WORD>().0) {
+            let (word, of) = (u64::from_le_bytes(*word), u64::from_le_bytes(*of));
+            for class in 0..CLASSES {
+                let members = members(of, class as u64);
+                let bytes = _pext_u64(word, members * 0xff);
+                sorted[at[class]..at[class] + WORD].copy_from_slice(&bytes.to_le_bytes());
+                at[class] += size(members);
+            }
+        }
+        sort_scalar(words.len() * WORD, at, plane, classes, sorted);
+    }
+
+    #[target_feature(enable = "bmi2")]
+    pub(super) fn unsort(sorted: &[u8], classes: &Classes<'_>, plane: &mut [u8]) {
+        let mut at = classes.starts;
+        let words = plane.as_chunks_mut::<WORD>().0;
+        let done = words.len() * WORD;
+        for (word, of) in words.iter_mut().zip(classes.of.as_chunks::<WORD>().0) {
+            let of = u64::from_le_bytes(*of);
+            let mut found = 0;
+            for class in 0..CLASSES {
+                let members = members(of, class as u64);
+                let mut bytes = [0; WORD];
+                bytes.copy_from_slice(&sorted[at[class]..at[class] + WORD]);
+                found |= _pdep_u64(u64::from_le_bytes(bytes), members * 0xff);
+                at[class] += size(members);
+            }
+            *word = found.to_le_bytes();
+        }
+        unsort_scalar(done, at, sorted, classes, plane);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        /// Sorting keeps each class in order, unsorting undoes it, and the twins agree.
+        #[test]
+        fn twins_agree(pairs in proptest::collection::vec((any::<u8>(), 0u8..4), 0..2000)) {
+            let (plane, of): (Vec<u8>, Vec<u8>) = pairs.iter().copied().unzip();
+            let classes = Classes::new(&of, CLASSES);
+            let (mut chosen, mut scalar) = (vec![0; classes.room()], vec![0; classes.room()]);
+            sort(&plane, &classes, &mut chosen);
+            sort_scalar(0, classes.starts, &plane, &classes, &mut scalar);
+            for (class, range) in (0u8..).zip(classes.each()) {
+                let wanted: Vec<u8> = pairs.iter().filter(|pair| pair.1 == class).map(|pair| pair.0).collect();
+                prop_assert_eq!(&chosen[range.clone()], &wanted);
+                prop_assert_eq!(&scalar[range], &wanted);
+            }
+            let (mut out, mut twin) = (vec![0; plane.len()], vec![0; plane.len()]);
+            unsort(&chosen, &classes, &mut out);
+            unsort_scalar(0, classes.starts, &scalar, &classes, &mut twin);
+            prop_assert_eq!(&out, &plane);
+            prop_assert_eq!(&twin, &plane);
+        }
+    }
+}
