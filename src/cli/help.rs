@@ -73,6 +73,7 @@ Examples:
   towline save ckpt/ run-7/step-1000
   towline save model.safetensors models/base --label license=apache-2.0
   towline save ckpt/ run-7/step-2000 --metric loss=0.12 --metric acc=0.9 --world-size 8 --framework pytorch
+  towline save ckpt/ run-7/step-3000 --explain
   towline save data/ corpus/v2 --base corpus/v1 --exclude '*.tmp' --exclude cache/
 
 A .towlineignore file in a folder, with lines as in .gitignore, leaves out files as --exclude does. Modes, times, \
@@ -83,7 +84,12 @@ What --metric, --world-size and --framework tell is kept with the name, also by 
 
 A name that exists is replaced; if somebody else moved it meanwhile, nothing is, and the exit code is 5.
 
-JSON: name manifest logical_bytes new_bytes stored_bytes chunks new_chunks files seconds skipped warnings";
+Of a step of a run, tensors that changed are stored as differences to a key step: the first, then one of every 8 (--key-every), \
+and whatever would not get smaller by it. 16-bit tensors that are others of the same save, rounded, take no room. --explain \
+tells for each tensor what became of it, and why.
+
+JSON: name manifest logical_bytes new_bytes stored_bytes chunks new_chunks files seconds skipped warnings, and with --explain \
+explained: [path tensor bytes here_bytes stored_bytes reasons]";
 
 pub(super) const WATCH: &str = "\
 Examples:
@@ -182,7 +188,9 @@ Examples:
   towline show run-7@latest
   towline show run-7/step-1000 --json | jq '.entries[].tensors[].name'
 
-JSON: name manifest saved bytes stored_bytes files chunks metrics world_size framework labels entries";
+STORED counts the chunks of the tree; what these are differences to is told besides (bases), and read with them.
+
+JSON: name manifest saved bytes stored_bytes base_bytes behind files chunks metrics world_size framework labels entries";
 
 pub(super) const DIFF: &str = "\
 Examples:
@@ -237,7 +245,7 @@ Examples:
 
 The exit code is 4 if anything is damaged; the JSON is printed all the same.
 
-JSON: packs chunks bytes damaged: [what error names] repaired seconds, and name if one was given";
+JSON: packs chunks bytes damaged: [what error names tensors] repaired seconds, and name if one was given";
 
 pub(super) const COLLECT: &str = "\
 Examples:

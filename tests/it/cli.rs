@@ -225,7 +225,7 @@ fn json_has_the_members_that_the_help_promises() {
     has_members(&listed["refs"][0], "name manifest bytes files chunks saved metrics world_size framework");
     has_members(
         &user.json(&["show", "run/1"], 0),
-        "name manifest saved bytes stored_bytes files chunks metrics world_size framework labels entries",
+        "name manifest saved bytes stored_bytes base_bytes behind files chunks metrics world_size framework labels entries",
     );
     user.write("tree/c", b"c");
     user.ok(&["save", "tree", "run/2"]);
@@ -314,7 +314,7 @@ fn damage_is_exit_code_4_with_the_report() {
     let user = User::with_tree();
     let flipped = flip_a_byte(&user.repository().join("pack"));
     let report = user.json(&["verify", "--data"], 4);
-    has_members(&report["damaged"][0], "what error names");
+    has_members(&report["damaged"][0], "what error names tensors");
     assert_eq!(report["damaged"][0]["names"], serde_json::json!(["run/1"]));
     let ran = user.run(&["verify", "--data", "-q"]);
     assert_eq!(ran.code, Some(4));

@@ -144,6 +144,7 @@ fn stored_by(saved: &Saved, codec: Codec) -> usize {
     saved.map.frames[..saved.map.chunks()].iter().filter(|frame| frame.codec == codec).count()
 }
 
+/// D1: "A step of a run is stored as differences to chunks of the steps before it [...] What comes back is the same, bit for bit."
 #[tokio::test(flavor = "multi_thread")]
 async fn a_step_is_stored_as_what_changed() {
     let house = House::new();
@@ -163,6 +164,7 @@ async fn a_step_is_stored_as_what_changed() {
     assert!(read < alone * 19 / 10, "{read} of {alone}");
 }
 
+/// D1: "A chunk needs at most two others [...] Every K-th save [...] stands for itself".
 #[tokio::test(flavor = "multi_thread")]
 async fn key_steps_return_and_differences_reach_back_to_one() {
     let house = House::new();
@@ -203,7 +205,8 @@ async fn without_compression_or_parent_nothing_is_a_difference() {
     }
 }
 
-/// "expiring never harms a step that is kept": what others are decoded from stays, the rest of a step goes.
+/// D2: "Removing or expiring a name never takes away what another name's chunks are decoded from: a collect frees the rest of
+/// it."
 #[tokio::test(flavor = "multi_thread")]
 async fn a_key_step_may_go_and_what_needs_it_stays() {
     let house = House::new();
@@ -246,7 +249,7 @@ async fn what_is_stored_as_a_difference_is_not_stored_again() {
     assert_eq!(tree_digest(dest.path()), tree_digest(&house.path(2)));
 }
 
-/// The next step of a run moves what is new in it: its bases are read where they are.
+/// D2: "A sync moves what the destination lacks of that too, and reads there what it has."
 #[tokio::test(flavor = "multi_thread")]
 async fn a_sync_moves_differences_as_they_are_and_bases_once() {
     let (house, other) = (House::new(), House::new());
@@ -274,7 +277,8 @@ async fn a_sync_moves_differences_as_they_are_and_bases_once() {
     house.assert_restores(&other.open().await, 1).await;
 }
 
-/// "A damaged parent: the damage is reported for exactly the tensors it hits."
+/// D3: "`verify --data` names every name and tensor whose bytes depend on a damaged chunk, and no other; restoring them is exit 4.
+/// Saving the content of the base again, and `verify --repair`, heal all of them."
 #[tokio::test(flavor = "multi_thread")]
 async fn a_damaged_base_is_told_for_what_it_hits_and_heals() {
     let house = House::new();
@@ -318,7 +322,7 @@ async fn a_damaged_base_is_told_for_what_it_hits_and_heals() {
     }
 }
 
-/// What cannot be used as a parent costs room, not the save.
+/// D1: "That the step before cannot be read costs room, and is no error."
 #[tokio::test(flavor = "multi_thread")]
 async fn a_parent_that_is_gone_or_broken_is_done_without() {
     let house = House::new();
