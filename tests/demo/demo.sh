@@ -77,5 +77,6 @@ echo "5. The same training without any interruption, to compare."
 "$python" "$here/train.py" --work reference --steps $steps
 head -n $last node1/losses | cat - node2/losses | cmp - reference/losses
 echo "   all $steps losses are the same, to the last bit"
+"$towline" show "run/step-$steps" --repo "$second" --json >show.json
 echo
 exec "$python" "$here/table.py" "$work"

@@ -20,15 +20,33 @@ def table(head, rows):
     print()
 
 
+KINDS = {"base": "frozen base", "head": "weights", "exp_avg": "first moments", "exp_avg_sq": "second moments"}
+
+
+def kinds(shown):
+    """What each kind of tensor of a step takes, and how it is stored."""
+    sums = {kind: [0, 0, set()] for kind in KINDS.values()}
+    for tensor in (tensor for entry in shown["entries"] for tensor in entry.get("tensors", [])):
+        plain, stored, codecs = sums[KINDS[tensor["name"].split(".")[0]]]
+        codecs |= set(tensor["codec"].split("+"))
+        sums[KINDS[tensor["name"].split(".")[0]]] = [plain + tensor["bytes"], stored + tensor["stored_bytes"], codecs]
+    return [[kind, size(plain), size(stored), f"{plain / stored:.2f}x", ", ".join(sorted(codecs))]
+            for kind, (plain, stored, codecs) in sums.items()]
+
+
 def main():
     work = Path(sys.argv[1])
     saves = notes(work / "node1/saves.jsonl") + notes(work / "node2/saves.jsonl")
-    print("Saved (training changes every weight of the head; the frozen base is stored once):")
+    print("Saved (training changes every weight of the head, which is stored as what changed; the frozen base is stored once):")
     fields = ("logical_bytes", "new_bytes", "stored_bytes")
     rows = [[s["name"], *(size(s[field]) for field in fields), f"{s['seconds']:.2f}"] for s in saves]
     total = [size(sum(s[field] for s in saves)) for field in fields]
     rows.append(["all", *total, f"{sum(s['seconds'] for s in saves):.2f}"])
     table(["name", "logical", "new", "stored", "seconds"], rows)
+
+    shown = json.loads((work / "show.json").read_text())
+    print(f"How {shown['name']} is stored, {shown['behind']} saves after the step that its differences are to:")
+    table(["tensors", "plain", "stored", "ratio", "as"], kinds(shown))
 
     print("Synced to the second repository (its folder's growth), beside a plain copy of each checkpoint:")
     rows = []
