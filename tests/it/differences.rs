@@ -359,3 +359,22 @@ async fn bases_are_checked_like_everything_else() {
 fn empty(folder: &Path) -> bool {
     fs::read_dir(folder).unwrap().all(|entry| entry.unwrap().file_name().to_string_lossy().starts_with("copy"))
 }
+
+/// A copy whose base is gone must not stand in the way of one whose base is here.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_difference_without_its_base_is_stored_again_as_another() {
+    let house = House::new();
+    house.save(1).await;
+    house.save(2).await;
+    for pack in &house.saved(1).await.map.packs {
+        house.objects.delete(&layout::owned(Family::Pack, pack.id)).await.unwrap();
+    }
+    house.verify(true).await;
+    let alone = SaveOptions { key_every: Some(1.try_into().unwrap()), ..SaveOptions::default() };
+    house.save_with(5, &alone).await;
+    house.open().await.save(&house.path(2), &name("run/step-6"), &SaveOptions::default()).await.unwrap();
+    assert_eq!(stored_by(&house.saved(6).await, Codec::Difference), 2);
+    house.verify(true).await;
+    assert!(house.verify(false).await.damaged.iter().all(|damage| !damage.names.contains(&"run/step-2".to_owned())));
+    house.assert_restores(&house.open().await, 2).await;
+}

@@ -244,7 +244,7 @@ async fn write(
             explanation.done(assembly, &done);
         }
         let place = writer.push(done.id, done.encoded, done.plain_len, share).await?;
-        known.insert(done.id, place);
+        known.stored(done.id, place);
         pending.remove(&done.id);
     }
     Ok(())
