@@ -13,7 +13,7 @@ use towline::codec::{Codec, Compression, rounded};
 use towline::error::ErrorKind;
 use towline::metrics::Metric;
 use towline::ops::{
-    CollectOptions, RestoreOptions, SaveOptions, SaveReport, SyncOptions, VerifyOptions, VerifyReport, sync,
+    CollectOptions, CutChoice, RestoreOptions, SaveOptions, SaveReport, SyncOptions, VerifyOptions, VerifyReport, sync,
 };
 use towline::repository::layout::{self, Family};
 use towline::repository::{OpenOptions, Repository, Saved};
@@ -377,4 +377,42 @@ async fn a_difference_without_its_base_is_stored_again_as_another() {
     house.verify(true).await;
     assert!(house.verify(false).await.damaged.iter().all(|damage| !damage.names.contains(&"run/step-2".to_owned())));
     house.assert_restores(&house.open().await, 2).await;
+}
+
+/// Zeros are alike whatever their type: what is derived must not be what something else is derived from.
+#[tokio::test(flavor = "multi_thread")]
+async fn zeros_of_many_shapes_are_saved() {
+    let house = House::new();
+    let path = house.path(1);
+    fs::create_dir_all(&path).unwrap();
+    let zeros = |width: usize, len: usize| vec![0; width * len];
+    let tensors = [
+        ("a16", "BF16", zeros(2, LEN)),
+        ("a32", "F32", zeros(4, LEN)),
+        ("b16", "BF16", zeros(2, LEN / 2)),
+        ("b32", "F32", zeros(4, LEN / 2)),
+    ];
+    fs::write(path.join("zeros.safetensors"), file(&tensors)).unwrap();
+    house.open().await.save(&path, &name("run/step-1"), &SaveOptions::default()).await.unwrap();
+    house.assert_restores(&house.open().await, 1).await;
+}
+
+/// A file that is not read again may be cut otherwise than its tensors would tell.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_not_read_again_and_was_cut_otherwise_is_no_master() {
+    let house = House::new();
+    let path = house.path(1);
+    fs::create_dir_all(&path).unwrap();
+    let masters = noise(3, 3 * 4 * LEN);
+    fs::write(path.join("a.safetensors"), file(&[("w", "F32", masters.clone())])).unwrap();
+    // Recorded is only what was settled before the save began.
+    std::thread::sleep(Duration::from_millis(50));
+    let by_content = SaveOptions { cut: CutChoice::Content, ..SaveOptions::default() };
+    house.open().await.save(&path, &name("run/step-1"), &by_content).await.unwrap();
+    fs::write(path.join("b.safetensors"), file(&[("w", "BF16", rounded(&masters))])).unwrap();
+    house.open().await.save(&path, &name("run/step-1"), &SaveOptions::default()).await.unwrap();
+    house.assert_restores(&house.open().await, 1).await;
+    // All read again, it is one.
+    let reread = SaveOptions { reread: true, ..SaveOptions::default() };
+    house.open().await.save(&path, &name("elsewhere"), &reread).await.unwrap();
 }

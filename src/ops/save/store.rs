@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use futures::stream::FuturesOrdered;
 use futures::{StreamExt as _, TryStreamExt as _, stream};
@@ -82,7 +83,7 @@ pub(super) async fn store(
 async fn begin(saving: &Saving<'_>, to_read: &[usize], depth: usize) -> Result<Encoding> {
     let (walk, looking, to_read) = (Arc::clone(saving.walk), Arc::clone(saving.looking), to_read.to_vec());
     let compression = saving.options.compression;
-    let derive = compression == Compression::Auto;
+    let derive = compression == Compression::Auto && saving.derive.load(Ordering::Relaxed);
     let contents = blocking(move || Contents::look(&walk, &looking, &to_read, derive)).await?;
     let parent = saving.parent.as_ref().ok().cloned();
     let budget = match &parent {
@@ -95,7 +96,7 @@ async fn begin(saving: &Saving<'_>, to_read: &[usize], depth: usize) -> Result<E
         None => None,
     };
     let (repository, walk, contents) = (saving.repository.clone(), Arc::clone(saving.walk), Arc::new(contents));
-    Ok(Encoding { repository, walk, contents, compression, parent, budget })
+    Ok(Encoding { repository, walk, contents, compression, derive, parent, budget })
 }
 
 /// Encodes on workers.
