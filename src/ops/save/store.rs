@@ -63,15 +63,21 @@ pub(super) async fn store(
     let (pending, pairs) = (HashSet::new(), (0, Pairs::default()));
     let mut sifting = Sifting { saving, parent: encode.parent.clone(), pending, pairs };
     let mut encoding = FuturesOrdered::new();
-    while let Some(hashed) = units.recv().await {
-        let fresh = sifting.sift(hashed, known, assembly, counts).await?;
-        encoding.push_back(prepare(encode.clone(), fresh));
-        while encoding.len() > depth {
-            write(encoding.try_next().await?, known, writer, &mut sifting.pending, (assembly, counts)).await?;
+    let mut reading = true;
+    loop {
+        // What is being encoded holds buffers that reading may wait for: never wait for one without going on with the other.
+        tokio::select! {
+            biased;
+            Some(ready) = encoding.next() => write(ready?, known, writer, &mut sifting.pending, (assembly, counts)).await?,
+            hashed = units.recv(), if reading && encoding.len() <= depth => match hashed {
+                Some(hashed) => {
+                    let fresh = sifting.sift(hashed, known, assembly, counts).await?;
+                    encoding.push_back(prepare(encode.clone(), fresh));
+                }
+                None => reading = false,
+            },
+            else => break,
         }
-    }
-    while let Some(ready) = encoding.try_next().await? {
-        write(Some(ready), known, writer, &mut sifting.pending, (assembly, counts)).await?;
     }
     while let Some(ended) = tasks.join_next().await {
         ended.map_err(|error| Error::other("a worker stopped").source(error))??;
@@ -233,13 +239,12 @@ impl Sifting<'_> {
 }
 
 async fn write(
-    ready: Option<Ready>,
+    (chunks, share): Ready,
     known: &mut Known,
     writer: &mut Writer,
     pending: &mut HashSet<ChunkId>,
     (assembly, counts): (&Assembly, &mut Counts),
 ) -> Result<()> {
-    let Some((chunks, share)) = ready else { return Ok(()) };
     for done in chunks {
         if let Some(explanation) = &mut counts.explanation {
             explanation.done(assembly, &done);
