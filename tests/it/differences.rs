@@ -416,3 +416,18 @@ async fn what_is_not_read_again_and_was_cut_otherwise_is_no_master() {
     let reread = SaveOptions { reread: true, ..SaveOptions::default() };
     house.open().await.save(&path, &name("elsewhere"), &reread).await.unwrap();
 }
+
+/// What is derived is short: one read of a pack must not bring all that its chunks are derived from.
+#[tokio::test(flavor = "multi_thread")]
+async fn more_masters_than_memory_are_verified() {
+    let house = House::new();
+    let path = house.path(1);
+    fs::create_dir_all(&path).unwrap();
+    let masters = noise(3, 4 * 72 * LEN);
+    fs::write(path.join("a.safetensors"), file(&[("w", "BF16", rounded(&masters))])).unwrap();
+    fs::write(path.join("b.safetensors"), file(&[("w", "F32", masters)])).unwrap();
+    house.open().await.save(&path, &name("run/step-1"), &SaveOptions::default()).await.unwrap();
+    assert_eq!(stored_by(&house.saved(1).await, Codec::Derived), 72);
+    let report = house.verify(false).await;
+    assert!(report.damaged.is_empty(), "{report:?}");
+}
