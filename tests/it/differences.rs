@@ -431,3 +431,21 @@ async fn more_masters_than_memory_are_verified() {
     let report = house.verify(false).await;
     assert!(report.damaged.is_empty(), "{report:?}");
 }
+
+/// A map that names another chunk as a base than the pack does is damage, though each chunk is where it says.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_map_with_bases_mixed_up_is_told() {
+    let house = House::new();
+    house.save(1).await;
+    house.save(2).await;
+    let mut saved = house.saved(2).await;
+    let differences: Vec<usize> =
+        (0..saved.map.frames.len()).filter(|&at| saved.map.frames[at].codec == Codec::Difference).collect();
+    let (a, b) = (saved.map.frames[differences[0]].base, saved.map.frames[differences[1]].base);
+    (saved.map.frames[differences[0]].base, saved.map.frames[differences[1]].base) = (b, a);
+    let object = towline::format::envelope::seal(towline::format::envelope::Kind::Map, &saved.map.encode(), true);
+    house.objects.put(&layout::owned(Family::Map, saved.value.map_key), object.into()).await.unwrap();
+    let told = house.verify(true).await.damaged;
+    assert_eq!(told.iter().flat_map(|damage| &damage.names).collect::<Vec<_>>(), ["run/step-2"]);
+    house.assert_restores(&house.open().await, 2).await;
+}
