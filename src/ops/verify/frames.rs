@@ -85,9 +85,13 @@ impl Verifying<'_> {
     async fn bases(&self, packs: &[PackRef]) -> Result<Bases> {
         let mut needed = HashSet::new();
         let mut bases = Bases::new();
+        let repository = self.repository;
         for looking in [true, false] {
-            for pack in packs {
-                let footer = match self.repository.footer(pack).await {
+            let footers = stream::iter(packs.to_vec());
+            let footers = footers.map(|pack| async move { (pack, repository.footer(&pack).await) });
+            let mut footers = std::pin::pin!(footers.buffered(repository.parallelism()));
+            while let Some((pack, footer)) = footers.next().await {
+                let footer = match footer {
                     Ok(footer) => footer,
                     // It is told where the frames are looked at.
                     Err(error) if is_damage(&error) => continue,
