@@ -336,6 +336,9 @@ async fn a_parent_that_is_gone_or_broken_is_done_without() {
     house.open().await.remove(&name("run/step-2")).await.unwrap();
     house.save(3).await;
     house.assert_restores(&house.open().await, 3).await;
+    let told = SaveOptions { base: Some(name("run/step-1")), ..SaveOptions::default() };
+    house.save_with(4, &told).await;
+    house.assert_restores(&house.open().await, 4).await;
 }
 
 /// A frame of another chunk, or of none, under a base's place is damage, never wrong bytes.

@@ -308,7 +308,11 @@ impl Saving<'_> {
         if let Ok(parent) = &self.parent {
             known.add(&parent.saved);
         } else if let Some(base) = &self.options.base {
-            known.add(&self.repository.saved(base).await?);
+            match self.repository.saved(base).await {
+                Ok(saved) => known.add(&saved),
+                Err(error) if error.kind() == ErrorKind::Damaged => tracing::warn!("{base} cannot be used: {error:?}"),
+                Err(error) => return Err(error),
+            }
         }
         let Some(value) = current else { return Ok(false) };
         match self.repository.saved_as(self.name, value).await {
