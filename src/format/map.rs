@@ -15,7 +15,7 @@ use super::wire::{Read, Reader, Writer};
 use crate::codec::Codec;
 use crate::error::{Error, Result};
 use crate::id::{ChunkId, ManifestId, ObjectId, Owned, PackId, SessionId};
-use crate::limits::CHUNK_LEN_MAX;
+use crate::limits::{CHUNK_LEN_MAX, PACK_CHUNKS_MAX, PACK_LEN_MAX};
 
 /// A pack, with what is needed to open it in one ranged read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -140,6 +140,9 @@ fn pack(reader: &mut Reader<'_>) -> Read<PackRef> {
     let session = SessionId::from_bytes(reader.array()?);
     let object = ObjectId::from_bytes(reader.array()?);
     let (len, footer_len, chunks) = (reader.varint()?, reader.varint32()?, reader.varint32()?);
+    if len > PACK_LEN_MAX || u64::from(chunks) > PACK_CHUNKS_MAX {
+        return Err(reader.malformed("pack is impossibly long, or holds too many chunks"));
+    }
     Ok(PackRef { id: Owned { session, object }, len, footer_len, chunks })
 }
 
@@ -201,6 +204,15 @@ mod tests {
         assert!(Map::decode(&map.encode()).is_err());
         map.frames[1] = Frame { pack: 7, ..map.frames[0] };
         assert!(Map::decode(&map.encode()).is_err());
+    }
+
+    #[test]
+    fn a_pack_beyond_the_limits_is_refused() {
+        let mut map = sample();
+        map.packs[0].len = PACK_LEN_MAX + 1;
+        assert!(Map::decode(&map.encode()).is_err());
+        (map.packs[0].len, map.packs[0].chunks) = (PACK_LEN_MAX, u32::MAX);
+        assert!(Map::decode(&map.encode()).is_err(), "marking would take memory for each of them");
     }
 
     #[test]

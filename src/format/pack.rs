@@ -12,7 +12,7 @@
 //! ```
 //!
 //! A raw frame of 64 KiB or more starts at a multiple of 4096, so that it can be read straight into place; any other
-//! starts at a multiple of 8. The parameters of a chunk (none for the codecs of version 1) are for its codec.
+//! starts at a multiple of 8. The only parameter there is: the id of the base, where a codec needs one.
 
 use super::envelope::{HEADER_LEN, Kind, MAGIC, VERSION, header};
 use super::wire::{Malformed, Read, Reader, Writer};

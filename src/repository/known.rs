@@ -93,8 +93,13 @@ impl Known {
         self.near.len()
     }
 
+    /// Takes in where a chunk was just stored, because it was not here as a whole: what else is known of it does not count.
+    pub fn stored(&mut self, id: ChunkId, place: Place) {
+        self.near.insert(id, place);
+    }
+
     /// Takes in where a chunk is. Of several places it remembers the one from which it is read with the fewest hops.
-    pub fn insert(&mut self, id: ChunkId, place: Place) {
+    fn insert(&mut self, id: ChunkId, place: Place) {
         match self.near.entry(id) {
             Entry::Vacant(entry) => drop(entry.insert(place)),
             Entry::Occupied(mut entry) if place.codec.hops() < entry.get().codec.hops() => drop(entry.insert(place)),
@@ -137,22 +142,55 @@ impl Known {
     /// Safe: it only reads.
     pub async fn locate(&mut self, ids: &[ChunkId]) -> Result<Vec<Option<Place>>> {
         let far: Vec<ChunkId> = ids.iter().filter(|id| !self.near.contains_key(id)).copied().collect();
-        self.search(&far).await?;
-        // A base may need a base.
-        let mut needing: Vec<Place> = ids.iter().filter_map(|id| self.near.get(id)).copied().collect();
-        while !needing.is_empty() {
-            needing.retain(|place| place.base.is_some());
-            let unknown = needing.iter().filter(|place| self.base(place).is_none());
-            let unknown: BTreeSet<ChunkId> = unknown.filter_map(|place| place.base).collect();
-            self.search(&unknown.into_iter().collect::<Vec<_>>()).await?;
-            needing = needing.iter().filter_map(|place| Some(self.base(place)?.1)).collect();
+        for (id, place) in self.search(&far).await? {
+            self.insert(id, place);
         }
+        self.search_bases(ids.iter().filter_map(|id| self.near.get(id)).copied().collect()).await?;
+        self.exchange(ids).await?;
         let whole = |id| self.near.get(id).copied().filter(|place| self.is_whole(place));
         Ok(ids.iter().map(whole).collect())
     }
 
-    /// Looks chunks up in the index and the footers that it names.
-    async fn search(&mut self, ids: &[ChunkId]) -> Result<()> {
+    /// Takes in where the bases of `needing` are, and their bases.
+    async fn search_bases(&mut self, mut needing: Vec<Place>) -> Result<()> {
+        while !needing.is_empty() {
+            needing.retain(|place| place.base.is_some());
+            let unknown = needing.iter().filter(|place| self.base(place).is_none());
+            let unknown: BTreeSet<ChunkId> = unknown.filter_map(|place| place.base).collect();
+            for (id, place) in self.search(&unknown.into_iter().collect::<Vec<_>>()).await? {
+                self.insert(id, place);
+            }
+            needing = needing.iter().filter_map(|place| Some(self.base(place)?.1)).collect();
+        }
+        Ok(())
+    }
+
+    /// A chunk whose base is gone may be here once more, with a base that is not: such a place is taken instead.
+    async fn exchange(&mut self, ids: &[ChunkId]) -> Result<()> {
+        let mut broken: BTreeSet<ChunkId> = BTreeSet::new();
+        for &id in ids {
+            let mut next = Some(id);
+            while let Some((id, place)) = next.and_then(|id| Some((id, self.near.get(&id)?))) {
+                if self.is_whole(place) || !broken.insert(id) {
+                    break;
+                }
+                next = place.base;
+            }
+        }
+        let mut copies = self.search(&broken.into_iter().collect::<Vec<_>>()).await?;
+        self.search_bases(copies.iter().map(|(_, place)| *place).collect()).await?;
+        // Bases before what needs them.
+        copies.sort_by_key(|(_, place)| place.codec.hops());
+        for (id, place) in copies {
+            if self.is_whole(&place) && !self.near.get(&id).is_some_and(|place| self.is_whole(place)) {
+                self.near.insert(id, place);
+            }
+        }
+        Ok(())
+    }
+
+    /// Every place of `ids` that the index and the footers that it names tell.
+    async fn search(&mut self, ids: &[ChunkId]) -> Result<Vec<(ChunkId, Place)>> {
         let mut candidates: Vec<(ChunkId, PackRef, u32)> = Vec::new();
         for &id in ids {
             let hits = self.index.candidates(id).filter(|(pack, _)| self.state.is_target(&pack.id));
@@ -168,11 +206,12 @@ impl Known {
             .buffer_unordered(FOOTERS)
             .collect()
             .await;
+        let mut places = Vec::with_capacity(candidates.len());
         for (id, pack, ordinal) in candidates {
             match footers.get(&pack.id) {
                 Some(Ok(footer)) => {
                     if let Some(entry) = footer.entries.get(ordinal as usize).filter(|entry| entry.id == id) {
-                        self.insert(id, Place::of(pack.id, ordinal, entry));
+                        places.push((id, Place::of(pack.id, ordinal, entry)));
                         self.packs.insert(pack.id, pack);
                     }
                 }
@@ -180,6 +219,6 @@ impl Known {
                 None => {}
             }
         }
-        Ok(())
+        Ok(places)
     }
 }

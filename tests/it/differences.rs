@@ -13,7 +13,7 @@ use towline::codec::{Codec, Compression, rounded};
 use towline::error::ErrorKind;
 use towline::metrics::Metric;
 use towline::ops::{
-    CollectOptions, RestoreOptions, SaveOptions, SaveReport, SyncOptions, VerifyOptions, VerifyReport, sync,
+    CollectOptions, CutChoice, RestoreOptions, SaveOptions, SaveReport, SyncOptions, VerifyOptions, VerifyReport, sync,
 };
 use towline::repository::layout::{self, Family};
 use towline::repository::{OpenOptions, Repository, Saved};
@@ -340,6 +340,9 @@ async fn a_parent_that_is_gone_or_broken_is_done_without() {
     house.open().await.remove(&name("run/step-2")).await.unwrap();
     house.save(3).await;
     house.assert_restores(&house.open().await, 3).await;
+    let told = SaveOptions { base: Some(name("run/step-1")), ..SaveOptions::default() };
+    house.save_with(4, &told).await;
+    house.assert_restores(&house.open().await, 4).await;
 }
 
 /// A frame of another chunk, or of none, under a base's place is damage, never wrong bytes.
@@ -362,4 +365,94 @@ async fn bases_are_checked_like_everything_else() {
 
 fn empty(folder: &Path) -> bool {
     fs::read_dir(folder).unwrap().all(|entry| entry.unwrap().file_name().to_string_lossy().starts_with("copy"))
+}
+
+/// A copy whose base is gone must not stand in the way of one whose base is here.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_difference_without_its_base_is_stored_again_as_another() {
+    let house = House::new();
+    house.save(1).await;
+    house.save(2).await;
+    for pack in &house.saved(1).await.map.packs {
+        house.objects.delete(&layout::owned(Family::Pack, pack.id)).await.unwrap();
+    }
+    house.verify(true).await;
+    let alone = SaveOptions { key_every: Some(1.try_into().unwrap()), ..SaveOptions::default() };
+    house.save_with(5, &alone).await;
+    house.open().await.save(&house.path(2), &name("run/step-6"), &SaveOptions::default()).await.unwrap();
+    assert_eq!(stored_by(&house.saved(6).await, Codec::Difference), 2);
+    house.verify(true).await;
+    assert!(house.verify(false).await.damaged.iter().all(|damage| !damage.names.contains(&"run/step-2".to_owned())));
+    house.assert_restores(&house.open().await, 2).await;
+}
+
+/// Zeros are alike whatever their type: what is derived must not be what something else is derived from.
+#[tokio::test(flavor = "multi_thread")]
+async fn zeros_of_many_shapes_are_saved() {
+    let house = House::new();
+    let path = house.path(1);
+    fs::create_dir_all(&path).unwrap();
+    let zeros = |width: usize, len: usize| vec![0; width * len];
+    let tensors = [
+        ("a16", "BF16", zeros(2, LEN)),
+        ("a32", "F32", zeros(4, LEN)),
+        ("b16", "BF16", zeros(2, LEN / 2)),
+        ("b32", "F32", zeros(4, LEN / 2)),
+    ];
+    fs::write(path.join("zeros.safetensors"), file(&tensors)).unwrap();
+    house.open().await.save(&path, &name("run/step-1"), &SaveOptions::default()).await.unwrap();
+    house.assert_restores(&house.open().await, 1).await;
+}
+
+/// A file that is not read again may be cut otherwise than its tensors would tell.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_not_read_again_and_was_cut_otherwise_is_no_master() {
+    let house = House::new();
+    let path = house.path(1);
+    fs::create_dir_all(&path).unwrap();
+    let masters = noise(3, 3 * 4 * LEN);
+    fs::write(path.join("a.safetensors"), file(&[("w", "F32", masters.clone())])).unwrap();
+    // Recorded is only what was settled before the save began.
+    std::thread::sleep(Duration::from_millis(50));
+    let by_content = SaveOptions { cut: CutChoice::Content, ..SaveOptions::default() };
+    house.open().await.save(&path, &name("run/step-1"), &by_content).await.unwrap();
+    fs::write(path.join("b.safetensors"), file(&[("w", "BF16", rounded(&masters))])).unwrap();
+    house.open().await.save(&path, &name("run/step-1"), &SaveOptions::default()).await.unwrap();
+    house.assert_restores(&house.open().await, 1).await;
+    // All read again, it is one.
+    let reread = SaveOptions { reread: true, ..SaveOptions::default() };
+    house.open().await.save(&path, &name("elsewhere"), &reread).await.unwrap();
+}
+
+/// What is derived is short: one read of a pack must not bring all that its chunks are derived from.
+#[tokio::test(flavor = "multi_thread")]
+async fn more_masters_than_memory_are_verified() {
+    let house = House::new();
+    let path = house.path(1);
+    fs::create_dir_all(&path).unwrap();
+    let masters = noise(3, 4 * 72 * LEN);
+    fs::write(path.join("a.safetensors"), file(&[("w", "BF16", rounded(&masters))])).unwrap();
+    fs::write(path.join("b.safetensors"), file(&[("w", "F32", masters)])).unwrap();
+    house.open().await.save(&path, &name("run/step-1"), &SaveOptions::default()).await.unwrap();
+    assert_eq!(stored_by(&house.saved(1).await, Codec::Derived), 72);
+    let report = house.verify(false).await;
+    assert!(report.damaged.is_empty(), "{report:?}");
+}
+
+/// A map that names another chunk as a base than the pack does is damage, though each chunk is where it says.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_map_with_bases_mixed_up_is_told() {
+    let house = House::new();
+    house.save(1).await;
+    house.save(2).await;
+    let mut saved = house.saved(2).await;
+    let differences: Vec<usize> =
+        (0..saved.map.frames.len()).filter(|&at| saved.map.frames[at].codec == Codec::Difference).collect();
+    let (a, b) = (saved.map.frames[differences[0]].base, saved.map.frames[differences[1]].base);
+    (saved.map.frames[differences[0]].base, saved.map.frames[differences[1]].base) = (b, a);
+    let object = towline::format::envelope::seal(towline::format::envelope::Kind::Map, &saved.map.encode(), true);
+    house.objects.put(&layout::owned(Family::Map, saved.value.map_key), object.into()).await.unwrap();
+    let told = house.verify(true).await.damaged;
+    assert_eq!(told.iter().flat_map(|damage| &damage.names).collect::<Vec<_>>(), ["run/step-2"]);
+    house.assert_restores(&house.open().await, 2).await;
 }

@@ -48,6 +48,8 @@ pub(super) struct Encoding {
     pub(super) walk: Arc<Walk>,
     pub(super) contents: Arc<Contents>,
     pub(super) compression: Compression,
+    /// May chunks be derived?
+    pub(super) derive: bool,
     pub(super) parent: Option<Arc<Parent>>,
     /// For the bases: the buffers of the chunks themselves are held meanwhile.
     pub(super) budget: Option<Budget>,
@@ -81,6 +83,10 @@ impl Encoding {
 
     /// The chunk as the rounding of one beside it, if it is that.
     fn derive(&self, new: &New) -> Option<Encoded> {
+        // Zeros are alike in 16 and 32 bits: as a chunk of both they would be derived, and a base of what is. They need no room.
+        if !self.derive || new.chunk.bytes.iter().all(|&byte| byte == 0) {
+            return None;
+        }
         let range = new.chunk.start..new.chunk.start + new.chunk.bytes.len() as u64;
         let master = read_master(&self.walk, self.contents.master(new.file, &range)?)?;
         (rounded(&master) == new.chunk.bytes).then(|| encode_derived(ChunkId::of(&master)))

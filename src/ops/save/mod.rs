@@ -20,6 +20,7 @@ use std::num::NonZeroU32;
 use std::path::Path;
 use std::str::FromStr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde::Serialize;
 
@@ -163,7 +164,9 @@ impl Repository {
         let state = self.state().await?;
         let expected = state.version(name);
         let parent = self.parent(&state, name, options).await?;
-        let saving = Saving { repository: self, name, options, walk: &walked, looking: &looking, parent, started };
+        let derive = AtomicBool::new(true);
+        let (walk, looking) = (&walked, &looking);
+        let saving = Saving { repository: self, name, options, walk, looking, parent, derive, started };
         let mut writer = Writer::new(self, &options.progress);
         let mut counts = Counts::default();
         for _ in 0..ATTEMPTS {
@@ -172,7 +175,7 @@ impl Repository {
                     let stored_bytes = writer.stored_bytes();
                     return Ok(saving.report(&value, counts, stored_bytes, begun.elapsed().as_secs_f64()));
                 }
-                Ok(None) => tracing::info!("packs that this save relied on were collected meanwhile: starting over"),
+                Ok(None) => tracing::info!("something that this save relied on is not there: starting over"),
                 Err(error) => {
                     if let Err(left) = writer.give_up().await {
                         tracing::debug!("the session is left to the collector: {left:?}");
@@ -219,11 +222,13 @@ struct Saving<'a> {
     walk: &'a Arc<Walk>,
     looking: &'a Arc<Looking>,
     parent: Family,
+    /// May chunks be derived from others? Not once what one was derived from turned out not to be stored.
+    derive: AtomicBool,
     started: Timestamp,
 }
 
 impl Saving<'_> {
-    /// Reads, stores and publishes; `None` if packs that it relied on went away meanwhile.
+    /// Reads, stores and publishes; `None` if packs or chunks that it relied on are not there.
     async fn pass(&self, writer: &mut Writer, counts: &mut Counts, expected: Option<u64>) -> Result<Option<RefValue>> {
         let mut known = Known::load(self.repository).await?;
         let current = known.state().refs.get(self.name).cloned();
@@ -252,7 +257,14 @@ impl Saving<'_> {
         }
         let (manifest, ids) = assembly.finish();
         let places: Option<Vec<_>> = known.locate(&ids).await?.into_iter().collect();
-        let places = places.ok_or_else(|| Error::other("a chunk that was stored is not known"))?;
+        let Some(places) = places else {
+            // What a chunk is derived from is read apart from the rest: the file may be cut otherwise, or have changed.
+            if self.derive.swap(false, Ordering::Relaxed) {
+                writer.close(|_| Ok(Vec::new())).await?;
+                return Ok(None);
+            }
+            return Err(Error::other("a chunk that was stored is not known"));
+        };
         let (id, body) = manifest.encode();
         // If the name stands for exactly this already, in packs that are not condemned, there is nothing to say.
         let facts = self.options.facts.clone();
@@ -296,7 +308,11 @@ impl Saving<'_> {
         if let Ok(parent) = &self.parent {
             known.add(&parent.saved);
         } else if let Some(base) = &self.options.base {
-            known.add(&self.repository.saved(base).await?);
+            match self.repository.saved(base).await {
+                Ok(saved) => known.add(&saved),
+                Err(error) if error.kind() == ErrorKind::Damaged => tracing::warn!("{base} cannot be used: {error:?}"),
+                Err(error) => return Err(error),
+            }
         }
         let Some(value) = current else { return Ok(false) };
         match self.repository.saved_as(self.name, value).await {

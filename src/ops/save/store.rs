@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use futures::stream::FuturesOrdered;
 use futures::{StreamExt as _, TryStreamExt as _, stream};
@@ -62,15 +63,21 @@ pub(super) async fn store(
     let (pending, pairs) = (HashSet::new(), (0, Pairs::default()));
     let mut sifting = Sifting { saving, parent: encode.parent.clone(), pending, pairs };
     let mut encoding = FuturesOrdered::new();
-    while let Some(hashed) = units.recv().await {
-        let fresh = sifting.sift(hashed, known, assembly, counts).await?;
-        encoding.push_back(prepare(encode.clone(), fresh));
-        while encoding.len() > depth {
-            write(encoding.try_next().await?, known, writer, &mut sifting.pending, (assembly, counts)).await?;
+    let mut reading = true;
+    loop {
+        // What is being encoded holds buffers that reading may wait for: never wait for one without going on with the other.
+        tokio::select! {
+            biased;
+            Some(ready) = encoding.next() => write(ready?, known, writer, &mut sifting.pending, (assembly, counts)).await?,
+            hashed = units.recv(), if reading && encoding.len() <= depth => match hashed {
+                Some(hashed) => {
+                    let fresh = sifting.sift(hashed, known, assembly, counts).await?;
+                    encoding.push_back(prepare(encode.clone(), fresh));
+                }
+                None => reading = false,
+            },
+            else => break,
         }
-    }
-    while let Some(ready) = encoding.try_next().await? {
-        write(Some(ready), known, writer, &mut sifting.pending, (assembly, counts)).await?;
     }
     while let Some(ended) = tasks.join_next().await {
         ended.map_err(|error| Error::other("a worker stopped").source(error))??;
@@ -82,7 +89,7 @@ pub(super) async fn store(
 async fn begin(saving: &Saving<'_>, to_read: &[usize], depth: usize) -> Result<Encoding> {
     let (walk, looking, to_read) = (Arc::clone(saving.walk), Arc::clone(saving.looking), to_read.to_vec());
     let compression = saving.options.compression;
-    let derive = compression == Compression::Auto;
+    let derive = compression == Compression::Auto && saving.derive.load(Ordering::Relaxed);
     let contents = blocking(move || Contents::look(&walk, &looking, &to_read, derive)).await?;
     let parent = saving.parent.as_ref().ok().cloned();
     let budget = match &parent {
@@ -95,7 +102,7 @@ async fn begin(saving: &Saving<'_>, to_read: &[usize], depth: usize) -> Result<E
         None => None,
     };
     let (repository, walk, contents) = (saving.repository.clone(), Arc::clone(saving.walk), Arc::new(contents));
-    Ok(Encoding { repository, walk, contents, compression, parent, budget })
+    Ok(Encoding { repository, walk, contents, compression, derive, parent, budget })
 }
 
 /// Encodes on workers.
@@ -232,19 +239,18 @@ impl Sifting<'_> {
 }
 
 async fn write(
-    ready: Option<Ready>,
+    (chunks, share): Ready,
     known: &mut Known,
     writer: &mut Writer,
     pending: &mut HashSet<ChunkId>,
     (assembly, counts): (&Assembly, &mut Counts),
 ) -> Result<()> {
-    let Some((chunks, share)) = ready else { return Ok(()) };
     for done in chunks {
         if let Some(explanation) = &mut counts.explanation {
             explanation.done(assembly, &done);
         }
         let place = writer.push(done.id, done.encoded, done.plain_len, share).await?;
-        known.insert(done.id, place);
+        known.stored(done.id, place);
         pending.remove(&done.id);
     }
     Ok(())

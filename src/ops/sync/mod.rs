@@ -251,7 +251,7 @@ impl Syncing<'_> {
             let share = stored.is_mostly_used();
             for (id, at, frame) in stored.frames() {
                 let place = self.writer.push(id, frame, at.plain_len, share).await?;
-                self.known.insert(id, place);
+                self.known.stored(id, place);
                 self.progress.advance(at.plain_len.into());
                 self.told += u64::from(at.plain_len);
                 self.report.new_chunks += 1;

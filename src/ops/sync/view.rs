@@ -75,7 +75,14 @@ impl View {
             return Ok(*here);
         }
         let located = self.saved.locate(chunk)?;
-        let base = located.base.map(|base| self.instead.get(&base).copied().unwrap_or(base));
+        let base = located.base.map(|base| self.here(base, &located.place).unwrap_or(base));
         Ok(Located { base, ..located })
+    }
+
+    /// What is read in the destination in place of the chunk numbered `base`, if it is a base of one at `place` there too.
+    fn here(&self, base: u32, place: &Place) -> Option<u32> {
+        let number = *self.instead.get(&base)?;
+        let here = self.here.get(number.checked_sub(self.saved.located_chunks())? as usize)?;
+        (here.place.codec.hops() < place.codec.hops()).then_some(number)
     }
 }

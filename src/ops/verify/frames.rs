@@ -8,14 +8,18 @@ use futures::{StreamExt as _, stream};
 
 use super::{Subject, Verifying, is_damage};
 use crate::budget::Buffer;
+use crate::codec::Codec;
 use crate::error::{Error, Result};
-use crate::format::{PackFooter, PackRef, TRAILER_LEN, pack_header};
+use crate::format::{FooterEntry, PackFooter, PackRef, TRAILER_LEN, pack_header};
 use crate::id::ChunkId;
+use crate::limits::KIB;
 use crate::repository::layout::{self, Family};
 use crate::repository::{Brought, Located, PackRead, Place, Repository, deliver, longest_read, read_pack};
 
 /// Footers read ahead of the frames.
 const AHEAD: usize = 4;
+/// Bytes that a base counts for in what is read at once, beside its own: a request of its own, or what lies before it.
+const APART: u64 = 256 * KIB;
 
 /// What is wrong in a pack: with which chunk, or with what is between chunks.
 type Wrong = (Option<u32>, Error);
@@ -81,9 +85,13 @@ impl Verifying<'_> {
     async fn bases(&self, packs: &[PackRef]) -> Result<Bases> {
         let mut needed = HashSet::new();
         let mut bases = Bases::new();
+        let repository = self.repository;
         for looking in [true, false] {
-            for pack in packs {
-                let footer = match self.repository.footer(pack).await {
+            let footers = stream::iter(packs.to_vec());
+            let footers = footers.map(|pack| async move { (pack, repository.footer(&pack).await) });
+            let mut footers = std::pin::pin!(footers.buffered(repository.parallelism()));
+            while let Some((pack, footer)) = footers.next().await {
+                let footer = match footer {
                     Ok(footer) => footer,
                     // It is told where the frames are looked at.
                     Err(error) if is_damage(&error) => continue,
@@ -121,15 +129,22 @@ impl Verifying<'_> {
     }
 }
 
-/// Tiles that cover a pack up to its footer without a gap, each as long as it may be.
+/// Tiles that cover a pack up to its footer without a gap, each as long as it may be with what its chunks are decoded from:
+/// what is derived is short, and what it is derived from is not.
 fn tiles(pack: &PackRef, footer: &PackFooter, bases: &Bases, longest: u64) -> Vec<Tile> {
     let mut stretches: Vec<(Range<u64>, Range<u32>)> = Vec::new();
-    let mut start = 0;
+    let (mut start, mut beside) = (0, 0);
     for (ordinal, entry) in (0u32..).zip(&footer.entries) {
         let end = entry.offset + u64::from(entry.stored_len);
+        let more = bases_len(entry, bases);
         match stretches.last_mut() {
-            Some((range, ordinals)) if end - range.start <= longest => (range.end, ordinals.end) = (end, ordinal + 1),
-            _ => stretches.push((start..end, ordinal..ordinal + 1)),
+            Some((range, ordinals)) if end - range.start + beside + more <= longest => {
+                (range.end, ordinals.end, beside) = (end, ordinal + 1, beside + more);
+            }
+            _ => {
+                stretches.push((start..end, ordinal..ordinal + 1));
+                beside = more;
+            }
         }
         start = end;
     }
@@ -139,6 +154,13 @@ fn tiles(pack: &PackRef, footer: &PackFooter, bases: &Bases, longest: u64) -> Ve
         None => stretches.push((0..frames_end, 0..0)),
     }
     stretches.into_iter().map(|(range, ordinals)| Tile::new(pack, footer, bases, range, ordinals)).collect()
+}
+
+/// About how many bytes are read beside a chunk for what it is decoded from: its base, and that one's.
+fn bases_len(entry: &FooterEntry, bases: &Bases) -> u64 {
+    let base = |base: Option<ChunkId>| bases.get(&base?);
+    let needed = std::iter::successors(base(entry.base), |place| base(place.base)).take(Codec::Derived.hops().into());
+    needed.map(|place| u64::from(place.stored_len) + APART).sum()
 }
 
 impl Tile {

@@ -17,12 +17,12 @@ const TOLD_MAX: usize = 100;
 impl Verifying<'_> {
     /// What the findings hit: manifests and maps are read again, since damage is rare and names are many.
     pub(super) async fn hits(&self) -> Result<Hits> {
-        let about = |subject: Subject| match subject {
-            Subject::Chunk(pack, _) | Subject::Pack(pack) => Some((pack, subject)),
+        let subjects: BTreeSet<Subject> = self.findings.subjects().collect();
+        let about = |subject: &Subject| match *subject {
+            Subject::Chunk(pack, _) | Subject::Pack(pack) => Some(pack),
             _ => None,
         };
-        let subjects: BTreeSet<(PackId, Subject)> = self.findings.subjects().filter_map(about).collect();
-        let packs: BTreeSet<PackId> = subjects.iter().map(|(pack, _)| *pack).collect();
+        let packs: BTreeSet<PackId> = subjects.iter().filter_map(about).collect();
         let keys: BTreeSet<MapKey> = packs.iter().filter_map(|pack| self.users.get(pack)).flatten().copied().collect();
         let mut hits = Hits::new();
         for key in keys {
@@ -34,37 +34,30 @@ impl Verifying<'_> {
             };
             let manifest = self.repository.manifest_body(value.manifest_key, value.manifest).await;
             let manifest = manifest.and_then(|body| Manifest::decode(&body)).unwrap_or_default();
-            let felt = subjects.iter().filter_map(|(_, subject)| {
-                let chunks = needing(&map, *subject);
-                (!chunks.is_empty()).then(|| (*subject, places(&manifest, &chunks)))
-            });
+            let felt = needing(&map, &subjects).into_iter();
+            let felt = felt.map(|(subject, chunks)| (subject, places(&manifest, &chunks)));
             hits.insert(key, felt.collect());
         }
         Ok(hits)
     }
 }
 
-/// The map's chunks that cannot be decoded without what the finding is about.
-fn needing(map: &Map, subject: Subject) -> BTreeSet<u32> {
-    let hit = |number: u32| {
-        let frame = map.frames.get(number as usize)?;
-        let pack = map.pack(frame).ok()?.id;
-        Some(match subject {
-            Subject::Pack(damaged) => pack == damaged,
-            Subject::Chunk(damaged, ordinal) => (pack, frame.ordinal) == (damaged, ordinal),
-            _ => false,
-        })
-    };
+/// For each of `subjects`, the map's chunks that cannot be decoded without what it is about. One pass: both may be many.
+fn needing(map: &Map, subjects: &BTreeSet<Subject>) -> BTreeMap<Subject, BTreeSet<u32>> {
     let base = |number: u32| map.frames.get(number as usize)?.base();
-    let mut chunks = BTreeSet::new();
+    let mut needing: BTreeMap<Subject, BTreeSet<u32>> = BTreeMap::new();
     for number in 0..u32::try_from(map.frames.len()).unwrap_or(u32::MAX) {
         // A chunk, its base, and that one's.
-        let mut chain = std::iter::successors(Some(number), |&number| base(number));
-        if chain.any(|number| hit(number).unwrap_or(false)) {
-            chunks.insert(number);
+        for needed in std::iter::successors(Some(number), |&number| base(number)) {
+            let Some(frame) = map.frames.get(needed as usize) else { continue };
+            let Ok(pack) = map.pack(frame) else { continue };
+            let about = [Subject::Pack(pack.id), Subject::Chunk(pack.id, frame.ordinal)];
+            for subject in about.into_iter().filter(|subject| subjects.contains(subject)) {
+                needing.entry(subject).or_default().insert(number);
+            }
         }
     }
-    chunks
+    needing
 }
 
 /// Where `chunks` lie in the tree.

@@ -143,7 +143,7 @@ impl Mending<'_> {
         for ((chunk, id), place) in wanted.into_iter().zip(found) {
             let place = match place {
                 Some(place) => Some(place),
-                None => self.rescue(chunk, writer).await?.inspect(|place| known.insert(id, *place)),
+                None => self.rescue(chunk, writer).await?.inspect(|place| known.stored(id, *place)),
             };
             if let Some(slot) = places.get_mut(chunk as usize) {
                 *slot = place;

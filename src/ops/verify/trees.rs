@@ -64,7 +64,9 @@ impl Verifying<'_> {
             while let Some(chunk) = order.next_if(|&chunk| frame(chunk).is_some_and(|frame| frame.pack < end)) {
                 let Some(frame) = frame(chunk) else { continue };
                 let footer = map.pack(frame).ok().and_then(|pack| footers.get(&pack.id));
-                if footer.is_some_and(|footer| !agrees(footer, frame, chunk_of(manifest, map, chunk))) {
+                let told = |chunk: u32| chunk_of(manifest, map, chunk);
+                let base = frame.base().and_then(told);
+                if footer.is_some_and(|footer| !agrees(footer, frame, told(chunk), base)) {
                     wrong = wrong.or(Some((chunk, *frame)));
                 }
             }
@@ -117,7 +119,7 @@ impl Verifying<'_> {
 }
 
 /// What a map's chunk should be, as far as that can be told: its id and plain length.
-fn chunk_of(manifest: Option<&Manifest>, map: &Map, chunk: u32) -> Option<(ChunkId, u32)> {
+fn chunk_of(manifest: Option<&Manifest>, map: &Map, chunk: u32) -> Told {
     match (chunk as usize).checked_sub(map.chunks()) {
         Some(further) => map.further.get(further).copied(),
         None => {
@@ -127,9 +129,13 @@ fn chunk_of(manifest: Option<&Manifest>, map: &Map, chunk: u32) -> Option<(Chunk
     }
 }
 
-/// Is `frame` what the footer says, and does it hold the chunk that it should?
-fn agrees(footer: &PackFooter, frame: &Frame, chunk: Option<(ChunkId, u32)>) -> bool {
+/// A chunk's id and plain length, as far as they can be told.
+type Told = Option<(ChunkId, u32)>;
+
+/// Is `frame` what the footer says, and does it hold the chunk that it should, with the base that it should have, if any?
+fn agrees(footer: &PackFooter, frame: &Frame, chunk: Told, base: Told) -> bool {
     let Some(entry) = footer.entries.get(frame.ordinal as usize) else { return false };
     let lies = (entry.offset, entry.stored_len, entry.codec) == (frame.offset, frame.stored_len, frame.codec);
-    lies && chunk.is_none_or(|chunk| chunk == (entry.id, entry.plain_len))
+    let based = base.is_none_or(|(id, _)| entry.base == Some(id));
+    lies && based && chunk.is_none_or(|chunk| chunk == (entry.id, entry.plain_len))
 }

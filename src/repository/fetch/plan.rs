@@ -13,6 +13,8 @@ use crate::repository::{Place, Saved};
 
 /// Bytes between two frames that are read rather than skipped: a request costs about as much as this takes to pass.
 const GAP: u64 = 256 * KIB;
+/// Requests that one read makes, at most, where it brings many chunks that need one.
+const PARTS: usize = 16;
 /// Chunks that are read together whatever their length: one that is derived, what it is derived from, and its base.
 const CHAIN: usize = 3;
 
@@ -263,7 +265,7 @@ impl<L: Fn(u32) -> Result<Located>> Planning<'_, L> {
             if members.len() > CHAIN && self.open.chunks.len() > above.len() {
                 let mut parts = self.open.parts.clone();
                 cover(&mut parts, &located);
-                if stored_len(&parts) > self.longest {
+                if stored_len(&parts) > self.longest || parts.len() > PARTS {
                     self.close();
                     for &chunk in above {
                         self.open.cover(&(self.locate)(chunk)?);
@@ -354,6 +356,22 @@ mod tests {
     fn what_many_need_is_read_again_rather_than_kept() {
         let bench = Bench::new(&[None, Some(0), Some(0), Some(0), Some(0)]);
         assert_eq!(bench.plan(&[1, 2, 3, 4], 2 * MIB), [vec![0, 1, 2, 3], vec![0, 4]]);
+    }
+
+    #[test]
+    fn what_needs_one_chunk_and_lies_apart_is_read_in_few_requests_at_once() {
+        let bases: Vec<Option<u32>> = (0..1000).map(|chunk| (chunk > 0).then_some(0)).collect();
+        let bench = Bench::new(&bases);
+        // Short frames, far from each other.
+        let locate = |chunk| {
+            let located = bench.locate(chunk);
+            Ok(Located { place: Place { stored_len: 1, ..located.place }, ..located })
+        };
+        let reads = plan(locate, 1..1000, 4 * MIB).unwrap();
+        assert!(reads.iter().all(|read| read.parts.len() <= PARTS));
+        let brought: Vec<u32> =
+            reads.iter().flat_map(|read| &read.chunks).filter(|chunk| chunk.wanted).map(|chunk| chunk.chunk).collect();
+        assert_eq!(brought, (1..1000).collect::<Vec<_>>());
     }
 
     #[test]
