@@ -17,6 +17,7 @@ mod dtype;
 pub mod header;
 pub mod pickle;
 pub mod safetensors;
+pub mod sharded;
 pub mod torch;
 
 pub use dtype::Dtype;

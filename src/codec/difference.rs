@@ -97,17 +97,17 @@ fn with_classes<T>(base: &[u8], width: Width, bounds: &[u8], then: impl FnOnce(O
 
 /// Bounds that put about as many of these bases into each class.
 fn bounds(base: &[u8], width: Width) -> Vec<u8> {
-    let mut seen = [0u32; 256];
+    let mut seen = [0usize; 256];
     for number in base.chunks_exact(width.bytes()).step_by(BOUNDS_STEP) {
         let [.., below, top] = *number else { return Vec::new() };
         seen[usize::from(top << 1 | below >> 7)] += 1;
     }
-    let total: u32 = seen.iter().sum();
+    let total: usize = seen.iter().sum();
     let mut bounds: Vec<u8> = Vec::new();
     let (mut before, mut first) = (0, true);
     for (key, count) in (0..=u8::MAX).zip(seen) {
-        let due = bounds.len() as u32 + 1;
-        let reached = (before + count) * CLASSES as u32 > total * due;
+        let due = bounds.len() + 1;
+        let reached = (before + count) * CLASSES > total * due;
         if count > 0 && reached && !first && bounds.len() + 1 < CLASSES {
             bounds.push(key);
         }
@@ -258,13 +258,13 @@ fn classify_scalar(base: &[u8], width: Width, bounds: &[u8], of: &mut [u8]) {
     match width {
         Width::W1 => of.iter_mut().zip(base).for_each(|(of, byte)| *of = reached(byte.rotate_left(1))),
         Width::W2 => of.iter_mut().zip(base.as_chunks::<2>().0).for_each(|(of, number)| {
-            *of = reached((u16::from_le_bytes(*number) >> 7) as u8);
+            *of = reached((u16::from_le_bytes(*number) >> 7).to_le_bytes()[0]);
         }),
         Width::W4 => of.iter_mut().zip(base.as_chunks::<4>().0).for_each(|(of, number)| {
-            *of = reached((u32::from_le_bytes(*number) >> 23) as u8);
+            *of = reached((u32::from_le_bytes(*number) >> 23).to_le_bytes()[0]);
         }),
         Width::W8 => of.iter_mut().zip(base.as_chunks::<8>().0).for_each(|(of, number)| {
-            *of = reached((u64::from_le_bytes(*number) >> 55) as u8);
+            *of = reached((u64::from_le_bytes(*number) >> 55).to_le_bytes()[0]);
         }),
     }
 }

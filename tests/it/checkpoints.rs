@@ -7,7 +7,7 @@ use towline::ops::{RestoreOptions, SaveOptions, Shown, ShownTensor};
 use towline::repository::{OpenOptions, Repository};
 use towline::storage::Store;
 
-use crate::data::{name, noise, tree_digest};
+use crate::data::{name, noise, safetensors, tree_digest};
 
 /// A copy of the golden checkpoints with a file of each kind that cannot be understood.
 fn sample(root: &Path) -> PathBuf {
@@ -92,4 +92,34 @@ async fn parts_are_looked_at_again_when_their_metadata_changes() {
         let shown = repository.show(&name("dcp")).await.unwrap();
         assert_eq!(!tensors(&shown, "__0_0.distcp").is_empty(), present, "{step}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_the_index_of_a_sharded_checkpoint_misses_is_said() {
+    let dir = tempfile::tempdir().unwrap();
+    let source = dir.path().join("source/model");
+    fs::create_dir_all(&source).unwrap();
+    fs::write(source.join("1.safetensors"), safetensors(1, &[("a", 10), ("b", 10)])).unwrap();
+    fs::write(source.join("2.safetensors"), safetensors(2, &[("c", 10)])).unwrap();
+    let index = |map: &str| {
+        fs::write(source.join("model.safetensors.index.json"), format!(r#"{{"weight_map": {{{map}}}}}"#)).unwrap();
+    };
+    let repository = in_memory(dir.path()).await;
+    let warnings = async || {
+        let saved = repository.save(source.parent().unwrap(), &name("run"), &SaveOptions::default()).await;
+        saved.unwrap().warnings
+    };
+    index(r#""a": "1.safetensors", "b": "1.safetensors", "c": "2.safetensors""#);
+    assert!(warnings().await.is_empty());
+    index(r#""a": "1.safetensors", "x": "2.safetensors", "y": "2.safetensors", "z": "3.safetensors""#);
+    let at = "model/model.safetensors.index.json: model/";
+    assert_eq!(
+        warnings().await,
+        [
+            format!("{at}2.safetensors has no tensor x and 1 others, which this index names"),
+            format!("{at}3.safetensors is lacking, which this index names"),
+        ]
+    );
+    index("nonsense");
+    assert!(warnings().await.is_empty(), "then it is a file like any other");
 }

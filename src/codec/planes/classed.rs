@@ -61,20 +61,20 @@ impl<'a> Classes<'a> {
     }
 }
 
-/// Appends `plane` by classes, if that is shorter than to code it as one; otherwise says how often each byte occurs in it.
-pub(super) fn encode(plane: &[u8], classes: &Classes<'_>, out: &mut Vec<u8>) -> Result<(), [u32; 256]> {
+/// Appends `plane` by classes, if that is shorter than to code it as one, and says whether it did; fills in how often each byte
+/// occurs in it, in any case.
+pub(super) fn encode(plane: &[u8], classes: &Classes<'_>, all: &mut [u32; 256], out: &mut Vec<u8>) -> bool {
     SORTED.with_borrow_mut(|sorted| {
         let sorted = room(sorted, classes.room());
         sort(plane, classes, sorted);
         let of_each: Vec<([u32; 256], &[u8])> =
             classes.each().filter_map(|range| sorted.get(range)).map(|bytes| (counts(bytes), bytes)).collect();
-        let mut all = [0; 256];
         for (counts, _) in &of_each {
             all.iter_mut().zip(counts).for_each(|(all, count)| *all += count);
         }
         let apart: usize = of_each.iter().map(|(counts, bytes)| PLANE_HEADER + Flat::len(counts, bytes.len())).sum();
-        if apart >= Flat::len(&all, plane.len()) {
-            return Err(all);
+        if apart >= Flat::len(all, plane.len()) {
+            return false;
         }
         for (counts, bytes) in of_each {
             let header = out.len();
@@ -84,7 +84,7 @@ pub(super) fn encode(plane: &[u8], classes: &Classes<'_>, out: &mut Vec<u8>) -> 
             out[header] = how;
             out[header + 1..header + PLANE_HEADER].copy_from_slice(&len.to_le_bytes());
         }
-        Ok(())
+        true
     })
 }
 

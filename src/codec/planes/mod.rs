@@ -216,13 +216,13 @@ fn encode_plane(plane: &[u8], classes: Option<&Classes<'_>>, out: &mut Vec<u8>) 
         out.extend_from_slice(plane);
         return Flat::Raw as u8;
     }
-    let counts = match classes.filter(|_| sample.most < CLASSED_BELOW) {
-        Some(classes) => match classed::encode(plane, classes, out) {
-            Ok(()) => return CLASSED,
-            Err(counts) => counts,
-        },
-        None => counts(plane),
-    };
+    let mut seen = [0; 256];
+    match classes.filter(|_| sample.most < CLASSED_BELOW) {
+        Some(classes) if classed::encode(plane, classes, &mut seen, out) => return CLASSED,
+        Some(_) => {}
+        None => seen = counts(plane),
+    }
+    let counts = seen;
     match grouped::worth(&counts, plane.len()) {
         Some(log) => {
             grouped::encode(plane, &counts, log, Level::Plane, out);

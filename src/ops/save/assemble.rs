@@ -85,6 +85,11 @@ impl Assembly {
         Ok(())
     }
 
+    /// What is known so far.
+    pub(super) fn manifest(&self) -> &Manifest {
+        &self.manifest
+    }
+
     /// Which of a file's tensors the byte at `offset` belongs to.
     pub(super) fn tensor_at(&self, file: usize, offset: u64) -> Option<usize> {
         let tensors = self.tensors(file);

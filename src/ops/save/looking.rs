@@ -6,9 +6,10 @@ use std::error::Error as StdError;
 use std::os::unix::fs::FileExt as _;
 
 use super::units::{check_unchanged, open};
-use super::{CutChoice, files_of};
+use super::{CutChoice, files_of, sharded};
 use crate::checkpoint::dcp::{self, METADATA_NAME, Metadata};
 use crate::checkpoint::pickle::PICKLE_LEN_MAX;
+use crate::checkpoint::sharded::Index;
 use crate::checkpoint::{Layout, ReadAt, understand};
 use crate::error::{Error, Result};
 use crate::ops::shown;
@@ -22,17 +23,23 @@ pub(super) struct Looking {
     described: Vec<(usize, Metadata)>,
     /// Which of them describes a file, and under which path.
     parts: HashMap<usize, (usize, String)>,
+    /// The indexes of sharded checkpoints, each with the file that it came from.
+    pub(super) indexes: Vec<(usize, Index)>,
 }
 
 impl Looking {
-    /// Reads all metadata of distributed checkpoints in the tree. Blocks.
+    /// Reads all metadata of distributed checkpoints, and all indexes of sharded ones, in the tree. Blocks.
     pub(super) fn new(walk: &Walk, choice: CutChoice) -> Self {
-        let mut looking = Self { choice, described: Vec::new(), parts: HashMap::new() };
+        let mut looking = Self { choice, described: Vec::new(), parts: HashMap::new(), indexes: Vec::new() };
         if !looking.at_tensors() || walk.is_file() {
             return looking;
         }
         for at in files_of(walk) {
             let Some(found) = walk.found.get(at) else { continue };
+            match sharded::read(walk, found) {
+                Ok(index) => looking.indexes.extend(index.map(|index| (at, index))),
+                Err(error) => tracing::info!("an index is not looked at: {error:?}"),
+            }
             // Without a collective, each rank writes its own: `__<rank>.metadata`.
             if !found.path.ends_with(METADATA_NAME.as_bytes()) || found.stat.size > PICKLE_LEN_MAX {
                 continue;

@@ -11,6 +11,7 @@ mod explain;
 mod looking;
 mod parent;
 mod read;
+mod sharded;
 mod store;
 mod unchanged;
 mod units;
@@ -249,12 +250,7 @@ impl Saving<'_> {
         };
         let total = to_read.iter().filter_map(|&at| self.walk.found.get(at)).map(|found| found.stat.size).sum();
         self.options.progress.phase("saving", total);
-        counts.explanation = self.options.explain.then(|| Explanation::new(self.parent.as_ref().err().copied()));
-        store(self, to_read, &mut known, writer, &mut assembly, counts).await?;
-        if let Some(explanation) = counts.explanation.take() {
-            let parent = self.parent.as_ref().ok().map(|parent| parent.saved.name.as_str());
-            counts.explained = explanation.finish(self.walk, &assembly, parent);
-        }
+        self.read(to_read, &mut known, writer, &mut assembly, counts).await?;
         let (manifest, ids) = assembly.finish();
         let places: Option<Vec<_>> = known.locate(&ids).await?.into_iter().collect();
         let Some(places) = places else {
@@ -300,6 +296,25 @@ impl Saving<'_> {
         };
         self.remember(&cache, id, &body);
         Ok(Some(value))
+    }
+
+    /// Reads and stores files, and says what became of them.
+    async fn read(
+        &self,
+        to_read: Vec<usize>,
+        known: &mut Known,
+        writer: &mut Writer,
+        assembly: &mut Assembly,
+        counts: &mut Counts,
+    ) -> Result<()> {
+        counts.explanation = self.options.explain.then(|| Explanation::new(self.parent.as_ref().err().copied()));
+        store(self, to_read, known, writer, assembly, counts).await?;
+        counts.lacking = sharded::lacking(self.walk, &self.looking.indexes, assembly.manifest());
+        if let Some(explanation) = counts.explanation.take() {
+            let parent = self.parent.as_ref().ok().map(|parent| parent.saved.name.as_str());
+            counts.explained = explanation.finish(self.walk, assembly, parent);
+        }
+        Ok(())
     }
 
     /// Takes in the trees that this one probably resembles: the name's own and `--base`. A damaged one only costs speed.
@@ -350,7 +365,7 @@ impl Saving<'_> {
             files: value.files,
             seconds,
             skipped: skipped.collect(),
-            warnings: warnings.collect(),
+            warnings: warnings.chain(counts.lacking).collect(),
             explained: counts.explained,
         }
     }

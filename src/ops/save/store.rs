@@ -37,6 +37,8 @@ pub(super) struct Counts {
     /// What became of each tensor, if that is asked for.
     pub(super) explanation: Option<Explanation>,
     pub(super) explained: Vec<Explained>,
+    /// What the indexes of sharded checkpoints name and the tree lacks.
+    pub(super) lacking: Vec<String>,
 }
 
 /// The chunks of one unit, by file.

@@ -1,0 +1,73 @@
+//! The index of a checkpoint in several safetensors files: JSON that says which file each tensor is in.
+//!
+//! Facts: `save_pretrained` of <https://github.com/huggingface/transformers> writes `model.safetensors.index.json` beside the
+//! files as `{"metadata": {"total_size": ...}, "weight_map": {"<tensor>": "<file>", ...}}`. Each file tells its own tensors, so the
+//! index adds nothing but what should be there: a file that is lacking is found by it.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::Deserialize;
+use thiserror::Error;
+
+/// How the name of an index ends.
+pub const INDEX_NAME: &str = ".safetensors.index.json";
+/// Bytes in an index, at most: some hundred thousand tensors.
+pub const INDEX_LEN_MAX: u64 = 64 << 20;
+
+/// Why a file is no index.
+#[derive(Debug, Error)]
+#[error("not the index of a sharded checkpoint")]
+pub struct ParseError(#[from] serde_json::Error);
+
+/// Which tensors should be in which file, in the folder of the index.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Index {
+    /// Tensors, by file.
+    pub files: BTreeMap<String, BTreeSet<String>>,
+}
+
+#[derive(Deserialize)]
+struct Json {
+    weight_map: BTreeMap<String, String>,
+}
+
+/// Reads an index of at most [`INDEX_LEN_MAX`] bytes.
+///
+/// # Errors
+/// It is longer, or not what an index is.
+pub fn parse(bytes: &[u8]) -> Result<Index, ParseError> {
+    if bytes.len() as u64 > INDEX_LEN_MAX {
+        return Err(ParseError(serde::de::Error::custom("it is too long")));
+    }
+    let Json { weight_map } = serde_json::from_slice(bytes)?;
+    let mut index = Index::default();
+    for (tensor, file) in weight_map {
+        index.files.entry(file).or_default().insert(tensor);
+    }
+    Ok(index)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_index_says_which_file_holds_what() {
+        let text = br#"{"metadata": {"total_size": 9}, "weight_map": {"b": "2.safetensors", "a": "1.safetensors", "c": "2.safetensors"}}"#;
+        let index = parse(text).unwrap();
+        let files: Vec<(&str, Vec<&str>)> =
+            index.files.iter().map(|(file, of)| (file.as_str(), of.iter().map(String::as_str).collect())).collect();
+        assert_eq!(files, [("1.safetensors", vec!["a"]), ("2.safetensors", vec!["b", "c"])]);
+    }
+
+    #[test]
+    fn anything_else_is_none() {
+        for text in
+            ["", "[]", "{}", r#"{"weight_map": 1}"#, r#"{"weight_map": {"a": 1}}"#, r#"{"weight_map": {"a": "b"}"#]
+        {
+            assert!(parse(text.as_bytes()).is_err(), "{text}");
+        }
+        let deep = format!(r#"{{"x": {}1{}, "weight_map": {{}}}}"#, "[".repeat(5000), "]".repeat(5000));
+        assert!(parse(deep.as_bytes()).is_err());
+    }
+}
