@@ -138,7 +138,7 @@ impl Reason {
         match why {
             Why::NoNumbers => codec.to_owned(),
             Why::NoTensor => format!("{codec}: {parent} has no such tensor"),
-            Why::NotWorth => format!("{codec}: the difference to {parent} would not save an eighth"),
+            Why::NotWorth => format!("{codec}: the difference to {parent} would not save enough"),
             Why::First => format!("{codec}: there is no step before"),
             Why::KeyStep => format!("{codec}: a key step"),
             Why::Off => format!("{codec}: compression is off"),
