@@ -43,6 +43,7 @@ enum Why {
     /// It is not numbers.
     NoNumbers,
     NoTensor,
+    Unusable,
     NotWorth,
     First,
     KeyStep,
@@ -100,6 +101,7 @@ impl Explanation {
             (Some(Orphan::KeyStep), _) => Why::KeyStep,
             (Some(Orphan::Unfit), _) => Why::Unfit,
             (None, Basis::NoTensor) => Why::NoTensor,
+            (None, Basis::Unusable) => Why::Unusable,
             (None, Basis::Chunk(_) | Basis::NotWorth) => Why::NotWorth,
         }
     }
@@ -138,6 +140,7 @@ impl Reason {
         match why {
             Why::NoNumbers => codec.to_owned(),
             Why::NoTensor => format!("{codec}: {parent} has no such tensor"),
+            Why::Unusable => format!("{codec}: what {parent} has of it cannot be a base"),
             Why::NotWorth => format!("{codec}: the difference to {parent} would not save enough"),
             Why::First => format!("{codec}: there is no step before"),
             Why::KeyStep => format!("{codec}: a key step"),

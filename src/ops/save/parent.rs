@@ -44,6 +44,8 @@ pub(super) enum Basis {
     Chunk(u32),
     /// The parent has no such tensor, or not cut alike.
     NoTensor,
+    /// What the parent has of it is derived, or lies where it cannot be relied on.
+    Unusable,
     /// It did not pay in the parent.
     NotWorth,
 }
@@ -135,7 +137,7 @@ impl Parent {
         let Some((chunk, located)) = self.counterpart(pairs, range) else { return Basis::NoTensor };
         match (located.place.codec, located.base) {
             (Codec::Difference, Some(base)) => Basis::Chunk(base),
-            (Codec::Difference | Codec::Derived, _) => Basis::NoTensor,
+            (Codec::Difference | Codec::Derived, _) => Basis::Unusable,
             _ if self.was_not_worth(&located, number) => Basis::NotWorth,
             _ => Basis::Chunk(chunk),
         }

@@ -233,7 +233,7 @@ impl Sifting<'_> {
         let basis = parent.basis(pairs, &(chunk.start..chunk.start + chunk.bytes.len() as u64), chunk.number);
         match basis {
             Basis::Chunk(base) if !parent.saved.locate(base).is_ok_and(|base| known.is_plain(&base.id)) => {
-                Basis::NoTensor
+                Basis::Unusable
             }
             basis => basis,
         }
