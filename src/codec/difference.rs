@@ -36,14 +36,8 @@ thread_local! {
     static CLASSES_OF: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
-/// What a difference may take of what planes alone would: each read of it reads the base, too. 16-bit weights are what is loaded
-/// to be used, over and over, and are kept near to their own size; whole states of training are kept small.
-const fn worth(width: Width) -> f64 {
-    match width {
-        Width::W1 | Width::W2 => 0.4,
-        Width::W4 | Width::W8 => 0.875,
-    }
-}
+/// What a difference may take of what planes alone would: each read of it reads the base, too.
+const WORTH: f64 = 7.0 / 8.0;
 
 /// Encodes `plain` as the difference to `base`; none if that does not pay, or they are not of one length.
 pub(super) fn encode(plain: &[u8], base: &[u8], element: Element) -> Option<Vec<u8>> {
@@ -131,7 +125,7 @@ fn pays(plain: &[u8], base: &[u8], element: Element) -> bool {
     let (plain, base) = (sample(plain), sample(base));
     let mut differences = vec![0; plain.len()];
     subtract(&plain, &base, width, floats, &mut differences);
-    planes::estimate(&differences, width, false) < planes::estimate(&plain, width, floats) * worth(width)
+    planes::estimate(&differences, width, false) < planes::estimate(&plain, width, floats) * WORTH
 }
 
 /// Fills `out` with the zigzagged differences of `numbers` to `base`; all three are as long.

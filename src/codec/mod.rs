@@ -138,8 +138,8 @@ pub fn encode(plain: &Bytes, compression: Compression, element: Option<Element>)
     Encoded::alone(Codec::Raw, plain.clone())
 }
 
-/// Encodes `plain` as the difference to `base`, the chunk called `id`, if that saves an eighth of what planes alone would take,
-/// more where numbers are short: each read of it will have to read the base, too. None also where they are not of one length.
+/// Encodes `plain` as the difference to `base`, the chunk called `id`, if that saves an eighth of what planes alone would
+/// take: each read of it will have to read the base, too. None also where they are not of one length.
 #[must_use]
 pub fn encode_difference(plain: &[u8], (id, base): (ChunkId, &[u8]), element: Element) -> Option<Encoded> {
     let frame = difference::encode(plain, base, element)?;

@@ -45,6 +45,7 @@ enum Why {
     NoTensor,
     Unusable,
     NotWorth,
+    Far,
     First,
     KeyStep,
     Off,
@@ -102,6 +103,7 @@ impl Explanation {
             (Some(Orphan::Unfit), _) => Why::Unfit,
             (None, Basis::NoTensor) => Why::NoTensor,
             (None, Basis::Unusable) => Why::Unusable,
+            (None, Basis::Far) => Why::Far,
             (None, Basis::Chunk(_) | Basis::NotWorth) => Why::NotWorth,
         }
     }
@@ -142,6 +144,7 @@ impl Reason {
             Why::NoTensor => format!("{codec}: {parent} has no such tensor"),
             Why::Unusable => format!("{codec}: what {parent} has of it cannot be a base"),
             Why::NotWorth => format!("{codec}: the difference to {parent} would not save enough"),
+            Why::Far => format!("{codec}: {parent} has got far from what it is a difference to"),
             Why::First => format!("{codec}: there is no step before"),
             Why::KeyStep => format!("{codec}: a key step"),
             Why::Off => format!("{codec}: compression is off"),

@@ -7,11 +7,21 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
+use crate::checkpoint::Dtype;
 use crate::codec::{Codec, Element};
 use crate::error::Result;
-use crate::format::{EntryKind, TensorEntry, TensorPart};
+use crate::format::{Content, EntryKind, TensorEntry, TensorPart};
 use crate::repository::log::{RefValue, State};
 use crate::repository::{Located, Name, Repository, Run, Saved};
+
+/// The part of their bases that differences between short numbers may take in the parent, if another is to be added: they are
+/// longer in each step.
+const SHORT_FAR: f64 = 0.36;
+
+/// Numbers of 16 bits or less.
+fn short(number: Element) -> bool {
+    number.width().bytes() <= 2
+}
 
 /// A tree to take differences to.
 #[derive(Debug)]
@@ -21,6 +31,8 @@ pub(super) struct Parent {
     tensors: HashMap<Identity, Vec<Spot>>,
     /// Where the chunks of its files start, by entry.
     chunks: HashMap<usize, Vec<(u64, u32)>>,
+    /// Bytes of its differences between short numbers, and of their bases.
+    short: (u64, u64),
 }
 
 /// What makes a tensor the same in another step, whatever its file is called.
@@ -48,6 +60,8 @@ pub(super) enum Basis {
     Unusable,
     /// It did not pay in the parent.
     NotWorth,
+    /// It could be one, but the parent's own differences got long.
+    Far,
 }
 
 /// Why a tree has no parent.
@@ -93,7 +107,8 @@ impl Parent {
     }
 
     fn new(saved: &Arc<Saved>) -> Option<Self> {
-        let mut parent = Self { saved: Arc::clone(saved), tensors: HashMap::new(), chunks: HashMap::new() };
+        let mut parent =
+            Self { saved: Arc::clone(saved), tensors: HashMap::new(), chunks: HashMap::new(), short: (0, 0) };
         for (at, entry) in saved.manifest.entries.iter().enumerate() {
             let EntryKind::File(content) = &entry.kind else { continue };
             for tensor in &content.tensors {
@@ -103,9 +118,25 @@ impl Parent {
             if !content.tensors.is_empty() {
                 let placed = content.placed(&saved.manifest.chunks);
                 parent.chunks.insert(at, placed.map(|(chunk, range)| (range.start, chunk)).collect());
+                parent.count_short(content);
             }
         }
         (!parent.tensors.is_empty()).then_some(parent)
+    }
+
+    /// Adds up what differences between short numbers take, and their bases.
+    fn count_short(&mut self, content: &Content) {
+        let mut tensors = content.tensors.iter().peekable();
+        for (chunk, range) in content.placed(&self.saved.manifest.chunks) {
+            while tensors.next_if(|tensor| tensor.range.end <= range.start).is_some() {}
+            let is_short =
+                tensors.peek().is_some_and(|tensor| Dtype::from_word(&tensor.dtype).number().is_some_and(short));
+            let Ok(located) = self.saved.locate(chunk) else { continue };
+            if let (true, Codec::Difference, Some(base)) = (is_short, located.place.codec, located.base) {
+                let base = self.saved.locate(base).map_or(0, |base| u64::from(base.place.stored_len));
+                self.short = (self.short.0 + u64::from(located.place.stored_len), self.short.1 + base);
+            }
+        }
     }
 
     /// How many saves after the key step a tree is that has this parent.
@@ -136,6 +167,7 @@ impl Parent {
     pub(super) fn basis(&self, pairs: &Pairs, range: &Range<u64>, number: Option<Element>) -> Basis {
         let Some((chunk, located)) = self.counterpart(pairs, range) else { return Basis::NoTensor };
         match (located.place.codec, located.base) {
+            (Codec::Difference, Some(_)) if number.is_some_and(short) && self.short_is_far() => Basis::Far,
             (Codec::Difference, Some(base)) => Basis::Chunk(base),
             (Codec::Difference | Codec::Derived, _) => Basis::Unusable,
             _ if self.was_not_worth(&located, number) => Basis::NotWorth,
@@ -143,11 +175,17 @@ impl Parent {
         }
     }
 
+    /// Short numbers are what is loaded to be used, over and over: reading them is to read little more than them.
+    fn short_is_far(&self) -> bool {
+        let (differences, bases) = self.short;
+        differences as f64 > bases as f64 * SHORT_FAR
+    }
+
     /// Was a chunk of the parent new then, and stored without difference although there were some? What its optimizer knows of a
     /// weight's last steps is forgotten too fast: it is not read again to find that out. Short numbers only got too far away
     /// from their base, and that chunk is the next.
     fn was_not_worth(&self, located: &Located, number: Option<Element>) -> bool {
-        let long = number.is_some_and(|number| number.width().bytes() >= 4);
+        let long = !number.is_some_and(short);
         let value = &self.saved.value;
         long && value.behind > 0 && located.place.pack.session == value.map_key.session
     }
