@@ -170,12 +170,12 @@ fn ranks_fenced_and_swept() -> Scenario {
     scenario(
         vec![joined_rank(0), joined_rank(1), vec![Look, Commit(FenceJoint), List, Look, Sweep]],
         garbage_and_joint,
-        0,
+        1,
     )
 }
 
 fn ranks_begin_again() -> Scenario {
-    scenario(vec![rank(0), rank(1), rank(0), vec![Look, Commit(FenceJoint)]], nothing, 1)
+    scenario(vec![rank(0), rank(1), rank(0), vec![Look, Commit(FenceJoint)]], nothing, 0)
 }
 
 fn ranks_under_truncation() -> Scenario {
