@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use futures::{StreamExt as _, TryStreamExt as _, stream};
+use futures::future::try_join_all;
 
 use super::Part;
 use crate::error::{Error, Result};
@@ -114,16 +114,25 @@ impl Repository {
     /// # Cancel safety
     /// Safe: it only reads.
     pub async fn parts(&self, session: SessionId, rank: u32, ranks: u32) -> Result<Parts> {
-        let order = (rank..ranks).chain(0..rank).skip(1).chain([rank]);
-        let looks = order.map(|rank| async move { Ok::<_, Error>((rank, self.part(session, rank).await?)) });
-        // Collected first: a stream over a closure's futures would not be known to be `Send`.
-        let mut looks = stream::iter(looks.collect::<Vec<_>>()).buffered(self.parallelism());
-        let mut parts = Vec::new();
-        while let Some((rank, part)) = looks.try_next().await? {
-            match part {
-                Some(part) => parts.push(part),
-                None => return Ok(Parts::Missing(rank)),
+        let mut order = (rank..ranks).chain(0..rank).skip(1).chain([rank]);
+        let (mut parts, mut width) = (Vec::new(), 1);
+        loop {
+            // Mostly the first says enough.
+            let looks = order
+                .by_ref()
+                .take(width)
+                .map(|rank| async move { Ok::<_, Error>((rank, self.part(session, rank).await?)) });
+            let found: Vec<(u32, Option<Part>)> = try_join_all(looks.collect::<Vec<_>>()).await?;
+            if found.is_empty() {
+                break;
             }
+            for (rank, part) in found {
+                match part {
+                    Some(part) => parts.push(part),
+                    None => return Ok(Parts::Missing(rank)),
+                }
+            }
+            width = (2 * width).min(self.parallelism());
         }
         parts.sort_unstable_by_key(|part| part.rank);
         Ok(Parts::All(parts))

@@ -1,9 +1,9 @@
-//! A store with a clock of its own, which can hold one kind of request up.
+//! A store with a clock of its own, which can hold one kind of request up, or all from some request on.
 
 use std::collections::HashMap;
 use std::fmt;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -26,6 +26,8 @@ pub(super) struct Clocked {
     /// The first write below this prefix waits for `go` once it has said so by `held`.
     hold: Option<&'static str>,
     holding: AtomicBool,
+    /// Requests that are still answered; who sends another hears nothing, and `held` says so.
+    answers: AtomicI64,
     pub(super) held: Notify,
     pub(super) go: Notify,
 }
@@ -47,7 +49,20 @@ impl Times {
 impl Clocked {
     pub(super) fn new(inner: Arc<dyn ObjectStore>, hold: Option<&'static str>) -> Arc<Self> {
         let (clock, held, go) = Default::default();
-        Arc::new(Self { inner, clock, hold, holding: AtomicBool::new(true), held, go })
+        let (holding, answers) = (AtomicBool::new(true), AtomicI64::new(i64::MAX));
+        Arc::new(Self { inner, clock, hold, holding, answers, held, go })
+    }
+
+    /// Answers `requests` more, and no other.
+    pub(super) fn answer(&self, requests: i64) {
+        self.answers.store(requests, Ordering::SeqCst);
+    }
+
+    async fn arrive(&self) {
+        if self.answers.fetch_sub(1, Ordering::SeqCst) <= 0 {
+            self.held.notify_one();
+            std::future::pending().await
+        }
     }
 
     pub(super) fn pass(&self, time: Duration) {
@@ -64,6 +79,7 @@ impl fmt::Display for Clocked {
 #[async_trait]
 impl ObjectStore for Clocked {
     async fn put_opts(&self, location: &Path, payload: PutPayload, opts: PutOptions) -> Result<PutResult> {
+        self.arrive().await;
         let matches = self.hold.is_some_and(|prefix| location.as_ref().starts_with(prefix));
         if matches && self.holding.swap(false, Ordering::SeqCst) {
             self.held.notify_one();
@@ -81,6 +97,7 @@ impl ObjectStore for Clocked {
     }
 
     async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
+        self.arrive().await;
         let got = self.inner.get_opts(location, options).await?;
         Ok(GetResult { meta: self.clock.lock().unwrap().bend(got.meta.clone()), ..got })
     }
