@@ -27,6 +27,8 @@ pub const METRICS_MAX: usize = 64;
 pub const METRIC_NAME_LEN_MAX: usize = 128;
 /// Bytes in the name of a framework, at most.
 pub const FRAMEWORK_LEN_MAX: usize = 64;
+/// Bytes in the name of an attempt, at most.
+pub const ATTEMPT_LEN_MAX: usize = 64;
 /// Bytes in a path within a tree, at most (Linux's `PATH_MAX`).
 pub const PATH_LEN_MAX: usize = 4096;
 /// Bytes in a safetensors header, at most: the limit of the format's own reader

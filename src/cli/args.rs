@@ -15,6 +15,7 @@ use super::target::Target;
 use crate::checkpoint::boxes::Shard;
 use crate::codec::Compression;
 use crate::ops::{CutChoice, TensorSelector};
+use crate::repository::log::AttemptId;
 use crate::repository::{Name, Selector};
 use crate::storage::Location;
 
@@ -217,6 +218,12 @@ pub(super) struct Save {
     /// Tell a metric of it; may be given several times
     #[arg(long = "metric", value_name = "NAME=VALUE", value_parser = metric)]
     pub(super) metrics: Vec<(String, f64)>,
+    /// Save PATH as the part of this rank, from 0: the name is there once all ranks of the world size saved theirs
+    #[arg(long, value_name = "R", requires = "world_size")]
+    pub(super) rank: Option<u32>,
+    /// Which attempt of all ranks this is: the same for each, another whenever they start again [default: 0]
+    #[arg(long, value_name = "ID", requires = "rank")]
+    pub(super) attempt: Option<AttemptId>,
     /// Read every file, even those that look unchanged
     #[arg(long)]
     pub(super) reread: bool,

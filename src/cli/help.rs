@@ -74,6 +74,7 @@ Examples:
   towline save model.safetensors models/base --label license=apache-2.0
   towline save ckpt/ run-7/step-2000 --metric loss=0.12 --metric acc=0.9 --world-size 8 --framework pytorch
   towline save ckpt/ run-7/step-3000 --explain
+  towline save rank-3/ run-7/step-3000 --rank 3 --world-size 8 --attempt 4711.0
   towline save data/ corpus/v2 --base corpus/v1 --exclude '*.tmp' --exclude cache/
 
 A .towlineignore file in a folder, with lines as in .gitignore, leaves out files as --exclude does. Modes, times, \
@@ -82,6 +83,12 @@ symbolic links, empty folders, holes and names in any encoding are kept.
 What --metric, --world-size and --framework tell is kept with the name, also by cp and sync, where `towline runs`, \
 `ls --long` and RUN@min=METRIC find it. A metric is a finite number; at most 64.
 
+With --rank, ranks that share nothing but the repository save one step: each its own files (RUN/step-N from rank-local \
+folders; a file that several have must be the same), in any order. Whoever comes last makes the step visible; until then \
+there is none, and if that never happens a later collect frees what was uploaded. A rank may run again with the same files. \
+Ranks that start again with other content need another --attempt, the same for all: --attempt $SLURM_JOB_ID.$SLURM_RESTART_COUNT, \
+say. Attempts and world sizes are never mixed.
+
 A name that exists is replaced; if somebody else moved it meanwhile, nothing is, and the exit code is 5.
 
 Of a step of a run, tensors that changed are stored as differences to a key step: the first, then one of every 8 (--key-every), \
@@ -89,7 +96,8 @@ and whatever would not get smaller by it. 16-bit tensors that are others of the 
 tells for each tensor what became of it, and why.
 
 JSON: name manifest logical_bytes new_bytes stored_bytes chunks new_chunks files seconds skipped warnings, and with --explain \
-explained: [path tensor bytes here_bytes stored_bytes reasons]";
+explained: [path tensor bytes here_bytes stored_bytes reasons], with \
+--rank rank, ranks, attempt, complete, waits_for and step";
 
 pub(super) const WATCH: &str = "\
 Examples:

@@ -5,9 +5,9 @@ use std::fmt::Write as _;
 use super::output::{Paint, printable, table};
 use super::size::show;
 use crate::ops::{
-    Change, Check, CollectReport, Diagnosis, ExpirePlan, Explained, Listed, Outcome, PlannedStep, RestoreReport,
-    RestoreTensorsReport, RunListed, SaveReport, Shown, ShownEntry, ShownTensor, StepListed, SyncReport, TensorListed,
-    VerifyReport, WatchEvent,
+    Change, Check, CollectReport, Diagnosis, ExpirePlan, Explained, Listed, Outcome, PartReport, PlannedStep,
+    RestoreReport, RestoreTensorsReport, RunListed, SaveReport, Shown, ShownEntry, ShownTensor, StepListed, SyncReport,
+    TensorListed, VerifyReport, WatchEvent,
 };
 use crate::repository::log::StepFacts;
 
@@ -42,6 +42,16 @@ fn explained(one: &Explained) -> Vec<String> {
         ratio(one.bytes - one.here_bytes, one.stored_bytes),
         printable(&one.reasons.join("; ")),
     ]
+}
+
+pub(super) fn save_part(report: &PartReport) -> String {
+    let stands = match (report.complete, report.waits_for) {
+        (true, _) => "complete: the parts of all ranks are there".to_owned(),
+        (false, Some(rank)) => format!("not complete yet: rank {rank} is awaited, perhaps others"),
+        (false, None) => "not complete yet".to_owned(),
+    };
+    let (rank, ranks, attempt) = (report.rank, report.ranks, &report.attempt);
+    format!("{}  rank {rank} of {ranks}, attempt {attempt}; {stands}\n", save(&report.part))
 }
 
 pub(super) fn restore(report: &RestoreReport) -> String {

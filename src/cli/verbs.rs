@@ -13,8 +13,8 @@ use crate::budget::Budget;
 use crate::error::{Error, ErrorKind, Result};
 use crate::limits::MEMORY_MIN;
 use crate::ops::{
-    self, CollectOptions, ExpirePlan, ExpirePolicy, Outcome, RestoreOptions, RestoreTensorsOptions, SaveOptions,
-    SyncOptions, TensorSelector, VerifyOptions,
+    self, CollectOptions, ExpirePlan, ExpirePolicy, Outcome, PartOptions, RestoreOptions, RestoreTensorsOptions,
+    SaveOptions, SaveReport, SyncOptions, TensorSelector, VerifyOptions,
 };
 use crate::progress::Progress;
 use crate::repository::log::StepFacts;
@@ -89,6 +89,7 @@ impl Door {
     }
 
     async fn save(&self, save: Save) -> Result<()> {
+        let ranks = save.manner.world_size;
         let options = manner(save.manner)?;
         let told = |facts: StepFacts, (name, value): &(String, f64)| facts.metric(name, *value);
         let facts = save.metrics.iter().try_fold(options.facts, told)?;
@@ -100,15 +101,27 @@ impl Door {
         let progress = self.progress.clone();
         let options = SaveOptions { base, facts, reread: save.reread, explain: save.explain, progress, ..options };
         let line = self.line();
+        if let (Some(rank), Some(ranks)) = (save.rank, ranks) {
+            let part = PartOptions { rank, ranks, attempt: save.attempt.unwrap_or_default() };
+            let report = repository.save_part(&save.path, &save.name, &part, &options).await?;
+            drop(line);
+            self.remark_on(&report.part);
+            return self.output.report(&report, |report, _| render::save_part(report));
+        }
         let report = repository.save(&save.path, &save.name, &options).await?;
         drop(line);
+        self.remark_on(&report);
+        self.output.report(&report, |report, _| render::save(report))
+    }
+
+    /// What was left out of a save, and what may not be what it seems.
+    fn remark_on(&self, report: &SaveReport) {
         for skipped in &report.skipped {
             self.output.remark(&format!("left out {}", super::output::printable(skipped)));
         }
         for warning in &report.warnings {
             self.output.remark(&format!("warning: {}", super::output::printable(warning)));
         }
-        self.output.report(&report, |report, _| render::save(report))
     }
 
     async fn restore(&self, restore: Restore) -> Result<()> {

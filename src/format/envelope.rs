@@ -39,6 +39,8 @@ pub enum Kind {
     Manifest = b'M',
     /// Where a manifest's chunks are.
     Map = b'P',
+    /// What one rank has saved of a step.
+    Part = b'H',
     /// A pack's header; its trailer has the lower-case letter.
     Pack = b'K',
 }

@@ -72,7 +72,8 @@ impl Repository {
         // What the source's map names cannot be purged while the source stands, and it is read from the very state that
         // the commit follows: so nothing has to be vouched for.
         let commit = self.log().commit(None, |state| {
-            let value = current(state, from)?.clone();
+            // Another name is not what the attempt saved.
+            let value = RefValue { attempt: None, ..current(state, from)?.clone() };
             let same = |old: &RefValue| {
                 old.manifest == value.manifest && old.map_key == value.map_key && old.facts == value.facts
             };

@@ -6,11 +6,12 @@
 //! snapshot/<20 digits>            the log's state after that entry
 //! boundary/<20 digits>            the n-th truncation; created once, never deleted
 //! pack|index|manifest|map/<session>/<ulid>
+//! part/<session>/<rank, as a ulid>  what one rank has saved; created once
 //! ```
 
 use object_store::path::Path;
 
-use crate::id::Owned;
+use crate::id::{ObjectId, Owned, SessionId};
 
 /// Kinds of objects that sessions write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -23,11 +24,13 @@ pub enum Family {
     Manifest,
     /// Maps.
     Map,
+    /// What ranks have saved.
+    Part,
 }
 
 impl Family {
     /// All of them, in the order that a sweep visits.
-    pub const ALL: [Self; 4] = [Self::Pack, Self::Index, Self::Manifest, Self::Map];
+    pub const ALL: [Self; 5] = [Self::Pack, Self::Index, Self::Manifest, Self::Map, Self::Part];
 
     const fn folder(self) -> &'static str {
         match self {
@@ -35,6 +38,7 @@ impl Family {
             Self::Index => "index",
             Self::Manifest => "manifest",
             Self::Map => "map",
+            Self::Part => "part",
         }
     }
 }
@@ -92,6 +96,12 @@ pub fn repository() -> Path {
 #[must_use]
 pub fn owned(family: Family, id: Owned) -> Path {
     Path::from(format!("{}/{id}", family.folder()))
+}
+
+/// The name of what `rank` saves under `session`: the one name that is not random, so that nobody needs a listing.
+#[must_use]
+pub fn part(session: SessionId, rank: u32) -> Owned {
+    Owned { session, object: ObjectId::from_bytes(u128::from(rank).to_be_bytes()) }
 }
 
 /// Where all objects of a kind lie.

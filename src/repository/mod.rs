@@ -2,12 +2,13 @@
 //!
 //! Writing: [`Writer`] lays chunks into packs under a session and publishes a name by one commit of the [`log`].
 //! Reading: [`Saved`] is a name's manifest and map; [`fetch()`] turns chunks into few ranged reads and hands out what was
-//! verified. [`Known`] answers "is this chunk here already, and where". [`Run`] orders a training run's names.
+//! verified. Ranks that save one step put a [`Part`] each. [`Known`] answers "is this chunk here already, and where". [`Run`] orders a training run's names.
 
 pub mod collect;
 mod fetch;
 mod footers;
 mod index;
+mod joint;
 mod known;
 pub mod layout;
 pub mod log;
@@ -27,6 +28,7 @@ pub use fetch::{
     Brought, Delivered, Located, PackPart, PackRead, Sink, Stored, deliver, fetch, longest_read, plan, read_pack,
 };
 pub use index::{BadSegment, Index, Segment, SegmentAudit};
+pub use joint::{Completed, JointTree, Part, Parts, Standing};
 pub use known::{Known, Place};
 pub use mend::Mended;
 pub use name::Name;

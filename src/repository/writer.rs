@@ -19,7 +19,7 @@ use crate::codec::Encoded;
 use crate::error::{Error, Result};
 use crate::format::envelope::{Kind, seal};
 use crate::format::{Map, PackLayout, PackRef, Row, TRAILER_LEN, pack_header, segment_bytes};
-use crate::id::{ChunkId, ManifestId, Owned, PackId, SegmentId, SessionId};
+use crate::id::{ChunkId, ManifestId, ManifestKey, MapKey, Owned, PackId, SegmentId, SessionId};
 use crate::limits::{MIB, PACK_CHUNKS_MAX, PACK_LEN_TARGET};
 use crate::progress::Progress;
 
@@ -33,6 +33,8 @@ const GATHER_BELOW: usize = 64 << 10;
 pub struct Writer {
     repository: Repository,
     session: Option<SessionId>,
+    /// The session is others' too: it is not this writer's to close.
+    lent: bool,
     filling: Option<Filling>,
     uploads: JoinSet<Result<Uploaded>>,
     unindexed: Vec<Uploaded>,
@@ -102,6 +104,7 @@ impl Writer {
         Self {
             repository: repository.clone(),
             session: None,
+            lent: false,
             filling: None,
             uploads: JoinSet::new(),
             unindexed: Vec::new(),
@@ -111,6 +114,12 @@ impl Writer {
             uploads_max: usize::try_from(uploads_max).unwrap_or(1),
             progress: progress.clone(),
         }
+    }
+
+    /// A writer to `repository` in a session that is open, shared with others, and theirs to close.
+    #[must_use]
+    pub fn within(repository: &Repository, progress: &Progress, session: SessionId) -> Self {
+        Self { session: Some(session), lent: true, ..Self::new(repository, progress) }
     }
 
     /// Bytes of the packs written so far.
@@ -233,16 +242,10 @@ impl Writer {
         self.settle().await?;
         let session = self.session().await?;
         let add = self.write_segment().await?;
-        let map = self.map(&publication)?;
-        let (manifest_key, map_key) = (Owned::fresh(session), Owned::fresh(session));
+        let tree = (publication.manifest.0, publication.chunks, publication.places);
+        let map = self.map(tree, publication.known)?;
         let (manifest_id, body) = publication.manifest;
-        let objects = &**self.repository.store().objects();
-        let manifest_at = layout::owned(Family::Manifest, manifest_key);
-        let map_at = layout::owned(Family::Map, map_key);
-        futures::try_join!(
-            objects::put(objects, &manifest_at, seal(Kind::Manifest, &body, true).into()),
-            objects::put(objects, &map_at, seal(Kind::Map, &map.encode(), true).into()),
-        )?;
+        let (manifest_key, map_key) = put_tree(&self.repository, session, &body, &map).await?;
         let value = RefValue {
             version: 0,
             manifest: manifest_id,
@@ -254,6 +257,7 @@ impl Writer {
             chunks: publication.places.len() as u64,
             behind: publication.behind,
             facts: publication.facts,
+            attempt: None,
         };
         // A pack of an earlier session of this writer is as foreign as any: it is no root any more.
         let foreign: BTreeSet<PackId> =
@@ -307,7 +311,7 @@ impl Writer {
         self.close(|_| Ok(Vec::new())).await
     }
 
-    /// Makes what was uploaded known and ends the session without a name.
+    /// Makes what was uploaded known and ends the session without a name; one that is lent stays open.
     ///
     /// # Errors
     /// As a commit.
@@ -316,24 +320,42 @@ impl Writer {
     /// Not safe: the session may stay open.
     pub async fn close(&mut self, mut last: impl FnMut(&State) -> Result<Vec<Action>> + Send) -> Result<()> {
         self.settle().await?;
-        let Some(session) = self.session else { return Ok(()) };
+        let (Some(session), lent) = (self.session, self.lent) else { return Ok(()) };
         let add = self.write_segment().await?;
         let commit = self.repository.log().commit(Some(session), |state| {
             let mut actions: Vec<Action> = add.clone().into_iter().collect();
             actions.extend(last(state)?);
-            actions.push(Action::Close(session));
+            actions.extend((!lent).then_some(Action::Close(session)));
             Ok(actions)
         });
         commit.await?;
-        self.session = None;
+        self.session = self.session.filter(|_| lent);
         self.unindexed.clear();
         Ok(())
     }
 
-    fn map(&self, publication: &Publication<'_>) -> Result<Map> {
-        let known = publication.known;
+    /// Stores a tree without a name: makes what was uploaded known, and returns where manifest and map lie, with the map.
+    ///
+    /// # Errors
+    /// Conflict, if the session is over.
+    ///
+    /// # Cancel safety
+    /// Not safe: drop the writer.
+    pub async fn deposit(
+        &mut self,
+        tree: (ManifestId, &[ChunkId], &[Place]),
+        body: &[u8],
+        known: &Known,
+    ) -> Result<((ManifestKey, MapKey), Map)> {
+        self.settle().await?;
+        let session = self.session().await?;
+        self.index_uploaded().await?;
+        let map = self.map(tree, known)?;
+        Ok((put_tree(&self.repository, session, body, &map).await?, map))
+    }
+
+    fn map(&self, tree: (ManifestId, &[ChunkId], &[Place]), known: &Known) -> Result<Map> {
         let pack = |id: PackId| self.packs.get(&id).copied().or_else(|| known.pack(id));
-        let tree = (publication.manifest.0, publication.chunks, publication.places);
         map_of(tree, pack, |place| known.base(place))
     }
 
@@ -377,6 +399,24 @@ impl Filling {
         let payload = self.parts.into_iter().filter(|part| !part.is_empty()).collect();
         (PackRef { id: self.id, len, footer_len, chunks }, self.ids, payload)
     }
+}
+
+/// Writes a manifest and its map under `session`.
+pub(super) async fn put_tree(
+    repository: &Repository,
+    session: SessionId,
+    body: &[u8],
+    map: &Map,
+) -> Result<(ManifestKey, MapKey)> {
+    let (manifest_key, map_key) = (Owned::fresh(session), Owned::fresh(session));
+    let objects = &**repository.store().objects();
+    let manifest_at = layout::owned(Family::Manifest, manifest_key);
+    let map_at = layout::owned(Family::Map, map_key);
+    futures::try_join!(
+        objects::put(objects, &manifest_at, seal(Kind::Manifest, body, true).into()),
+        objects::put(objects, &map_at, seal(Kind::Map, &map.encode(), true).into()),
+    )?;
+    Ok((manifest_key, map_key))
 }
 
 /// Writes a segment object under `session`.

@@ -224,7 +224,26 @@ def read_value(wire, version):
     value = {"version": version, "manifest": wire.take(32), "manifest_at": wire.owned(), "map_at": wire.owned()}
     wire.svar(), wire.var(), wire.var(), wire.var(), wire.var(32)
     value["facts"] = read_facts(wire)
+    attempt = wire.text()
+    need(not attempt or good_attempt(attempt), "attempt")
     return value
+
+
+def good_attempt(text):
+    return len(text) <= 64 and NAME.fullmatch(text) and "/" not in text and text not in (".", "..")
+
+
+def read_session(wire):
+    wire.take(16), wire.var(), wire.var(), wire.take(16)
+    if wire.flag():
+        read_attempt(wire)
+        wire.var()
+
+
+def read_attempt(wire):
+    name, attempt, ranks = read_name(wire), wire.text(), wire.var(32)
+    need(good_attempt(attempt) and ranks > 0, "attempt")
+    return name, attempt, ranks
 
 
 def read_facts(wire):
@@ -256,7 +275,7 @@ def snapshot(data, number):
     wire.var()
     refs = dict(wire.list(lambda: (read_name(wire), read_value(wire, wire.var()))))
     wire.list(lambda: (wire.owned(), read_info(wire), wire.var()))
-    wire.list(lambda: (wire.take(16), wire.var(), wire.var(), wire.take(16)))
+    wire.list(lambda: read_session(wire))
     wire.list(lambda: (wire.owned(), wire.var(), wire.svar(), wire.var(), wire.flag()))
     wire.list(lambda: (wire.owned(), wire.var(), wire.flag()))
     wire.finish()
@@ -278,7 +297,7 @@ def apply(refs, data, number):
 
 
 def act(refs, before, tag, payload, number):
-    know(1 <= tag <= 13, "action")
+    know(1 <= tag <= 14, "action")
     if tag == 7:
         name, expected = read_name(payload), payload.var()
         need(before.get(name) == (expected - 1 if expected else None), "a ref is set that moved")
@@ -291,6 +310,9 @@ def act(refs, before, tag, payload, number):
         old, new = payload.owned(), payload.owned()
         for value in refs.values():
             value["map_at"] = new if value["map_at"] == old else value["map_at"]
+    elif tag == 14:
+        payload.take(16)
+        read_attempt(payload)
     else:
         payload.take(len(payload.data))
 

@@ -190,3 +190,27 @@ would remove 1 of 3 steps of run-7; bytes that nothing else needs go with the ne
     );
     user.ok(&["verify", "--data"]);
 }
+
+/// K1 and K2, by the command: the JSON says what is awaited, and a rank that changed its mind is exit 5.
+#[test]
+fn ranks_save_a_step_with_nothing_between_them() {
+    let user = User::with_repository();
+    user.write("rank-0/model.bin", b"zero");
+    user.write("rank-1/optimizer.bin", b"one");
+    let save = |rank: u8| format!("save rank-{rank} run-7/step-1 --rank {rank} --world-size 2 --attempt 7.0");
+    let first = user.json(&words(&save(1)), 0);
+    let told = json!({ "complete": false, "waits_for": 0, "step": null, "rank": 1, "ranks": 2, "attempt": "7.0" });
+    let keys = "name manifest logical_bytes new_bytes stored_bytes chunks new_chunks files seconds skipped warnings rank ranks";
+    has_members(&first, &format!("{keys} attempt complete waits_for step"));
+    assert!(told.as_object().unwrap().iter().all(|(key, value)| first[key] == *value), "{first}");
+    assert_eq!(user.run(&["show", "run-7/step-1"]).code, Some(3), "half a step is none");
+    assert!(user.ok(&words(&save(0))).contains("rank 0 of 2, attempt 7.0; complete"));
+    let last = user.json(&words(&save(1)), 0);
+    assert_eq!(last["step"], user.json(&["show", "run-7/step-1"], 0)["manifest"]);
+    user.ok(&["restore", "run-7@latest", "out"]);
+    assert_eq!((user.read("out/model.bin"), user.read("out/optimizer.bin")), (b"zero".to_vec(), b"one".to_vec()));
+    user.write("rank-1/optimizer.bin", b"two");
+    let changed = user.run(&words(&save(1)));
+    assert!(changed.code == Some(5) && changed.err.contains("optimizer.bin"), "{}", changed.err);
+    assert_eq!(user.json(&["runs", "run-7"], 0)["runs"][0]["steps"][0]["world_size"], 2);
+}

@@ -36,6 +36,7 @@ fn seeds(name: &str) -> Vec<Bytes> {
     match name {
         "manifest" => bodies("manifest/", Kind::Manifest),
         "map" => bodies("map/", Kind::Map),
+        "part" => bodies("part/", Kind::Part),
         "segment" => bodies("index/", Kind::Segment),
         "entry" => bodies("log/", Kind::Entry),
         "state" => bodies("snapshot/", Kind::Snapshot),

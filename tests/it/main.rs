@@ -19,6 +19,7 @@ mod faulty;
 mod fuzz_smoke;
 mod golden;
 mod probe;
+mod ranks;
 mod runs;
 mod save_restore;
 mod semantics;

@@ -5,9 +5,9 @@
 
 use towline::repository::layout::Family;
 
-use super::book::{Set, members, owner, write_id};
+use super::book::{Set, joint_in, members, owner, write_id};
 use super::client::{Fold, Found, Try, Why, floor_at, read_boundary};
-use super::model::{Fault, Model, Move, Mutation, World};
+use super::model::{Fault, Model, Move, Mutation, Part, World};
 
 /// What an actor's script is made of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,6 +26,16 @@ pub(crate) enum Step {
     PutMoved,
     /// Upload the known segments that list purged packs as one that does not.
     PutMerged,
+    /// Upload this rank's pack under the joint session that is known; all is done if none is.
+    PutRankPack(u8),
+    /// Upload the segment that lists it.
+    PutRankSegment(u8),
+    /// Create this rank's part: its own pack and all that is known and a dedup target.
+    PutPart(u8),
+    /// Read the parts of so many ranks; all is done unless all are there.
+    Gather(u8),
+    /// Upload the map of all of them.
+    PutUnion,
     /// Commit something.
     Commit(Act),
     /// Delete the objects of purged packs.
@@ -65,6 +75,14 @@ pub(crate) enum Act {
     /// What a name needs has moved to an own pack: swap its map, condemn what it needed.
     Repack(&'static str),
     Fence(u8),
+    /// Fence the joint session that is known.
+    FenceJoint,
+    /// Open a joint session for the attempt, unless there is one or the attempt is complete.
+    Join,
+    /// Add the segment of this rank's pack.
+    AddRank(u8),
+    /// Make the union visible, unless the session is over.
+    Complete,
     Renew,
     Close,
 }
@@ -212,7 +230,21 @@ impl Model {
             Step::Look => return self.fold(world, actor, who, (Fold::Boundary, Why::Look)),
             Step::Commit(_) => return self.fold(world, actor, who, (Fold::Boundary, Why::Decide)),
             Step::List => actor.listed = world.objects,
-            Step::PutPack | Step::PutSegment | Step::PutMap | Step::PutMoved | Step::PutMerged => {
+            Step::PutPart(rank) => self.put_part(world, actor, rank),
+            Step::Gather(ranks) => {
+                if !self.gather(world, actor, ranks) {
+                    actor.stop();
+                    return Ok(());
+                }
+            }
+            Step::PutRankPack(_)
+            | Step::PutRankSegment(_)
+            | Step::PutUnion
+            | Step::PutPack
+            | Step::PutSegment
+            | Step::PutMap
+            | Step::PutMoved
+            | Step::PutMerged => {
                 self.upload(world, actor, who, step);
             }
             Step::DeletePurged | Step::Sweep => return self.delete_one(world, actor, who),
@@ -264,6 +296,9 @@ impl Model {
         let object = match step {
             Step::PutPack => self.own_pack(who),
             Step::PutSegment => self.own_segment(who),
+            Step::PutRankPack(rank) => self.rank_pack(actor.known, rank),
+            Step::PutRankSegment(rank) => self.rank_segment(actor.known, rank),
+            Step::PutUnion => actor.made,
             Step::PutMap => {
                 let packs = 1 << self.own_pack(who) | self.targets(actor.known, who);
                 self.book.object(Family::Map, who, packs)
@@ -275,7 +310,7 @@ impl Model {
             _ => self.book.object(Family::Index, who, self.merged(actor.known).1),
         };
         world.objects |= 1 << object;
-        if !matches!(step, Step::PutPack | Step::PutSegment) {
+        if matches!(step, Step::PutMap | Step::PutMoved | Step::PutMerged) {
             actor.made = object;
         }
     }
@@ -286,8 +321,11 @@ impl Model {
         loop {
             actor.at += 1;
             let known = self.book.known(actor.known);
+            let joint = joint_in(&known.state);
             let nothing = match self.step(actor, who) {
                 None => return actor.stop(),
+                // Complete, or ended.
+                Some(Step::PutRankPack(_)) if joint.is_none() => return actor.stop(),
                 Some(Step::DeletePurged) => {
                     let open = known.state.purged.iter().filter(|(_, purged)| !purged.deleted).map(|(pack, _)| pack);
                     actor.plan = self.book.pack_set(open);
@@ -303,9 +341,16 @@ impl Model {
                 Some(Step::Cut) => actor.plan == 0,
                 Some(Step::PutMerged) if self.merged(actor.known).1 == 0 => true,
                 // Nobody lists: when an upload happens, nobody can tell.
-                Some(step @ (Step::PutPack | Step::PutSegment | Step::PutMap | Step::PutMoved | Step::PutMerged))
-                    if !self.sweeps =>
-                {
+                Some(
+                    step @ (Step::PutPack
+                    | Step::PutSegment
+                    | Step::PutMap
+                    | Step::PutMoved
+                    | Step::PutMerged
+                    | Step::PutRankPack(_)
+                    | Step::PutRankSegment(_)
+                    | Step::PutUnion),
+                ) if !self.sweeps => {
                     self.upload(world, actor, who, step);
                     true
                 }
@@ -332,6 +377,45 @@ impl Model {
             self.advance(world, actor, who);
         }
         Ok(())
+    }
+
+    /// The pack of a rank under the joint session that is known: there is one.
+    fn rank_pack(&mut self, known: u32, rank: u8) -> u8 {
+        let joint = joint_in(self.book.state(known)).unwrap();
+        self.book.object(Family::Pack, joint, 1 << rank)
+    }
+
+    pub(crate) fn rank_segment(&mut self, known: u32, rank: u8) -> u8 {
+        let joint = joint_in(self.book.state(known)).unwrap();
+        let pack = self.rank_pack(known, rank);
+        self.book.object(Family::Index, joint, 1 << pack)
+    }
+
+    /// A create: a part that is there stays.
+    fn put_part(&mut self, world: &mut World, actor: &Actor, rank: u8) {
+        let joint = joint_in(self.book.state(actor.known)).unwrap();
+        let packs = 1 << self.rank_pack(actor.known, rank) | self.targets(actor.known, joint);
+        if world.parts.iter().any(|part| (part.session, part.rank) == (joint, rank)) {
+            self.meet("part there already");
+            return;
+        }
+        world.parts.push(Part { session: joint, rank, packs, known: actor.known });
+        world.parts.sort_unstable_by_key(|part| (part.session, part.rank));
+    }
+
+    /// Takes in the parts, if all are there: what they know is as old as the oldest of them.
+    fn gather(&mut self, world: &World, actor: &mut Actor, ranks: u8) -> bool {
+        let joint = joint_in(self.book.state(actor.known)).unwrap();
+        let parts: Vec<&Part> = world.parts.iter().filter(|part| part.session == joint).collect();
+        if parts.len() < usize::from(ranks) {
+            self.meet("rank not the last");
+            return false;
+        }
+        let packs = parts.iter().fold(0, |packs, part| packs | part.packs);
+        actor.made = self.book.object(Family::Map, joint, packs);
+        let oldest = parts.iter().map(|part| part.known).min_by_key(|known| self.book.state(*known).seq);
+        actor.known = oldest.unwrap_or(actor.known);
+        true
     }
 
     pub(crate) fn own_pack(&mut self, who: u8) -> u8 {

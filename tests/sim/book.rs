@@ -1,12 +1,13 @@
 //! What an exploration has met so far: objects, states, entries and histories, each once, so that a world is a few numbers.
 
 use std::collections::{BTreeSet, HashMap};
+use std::num::NonZeroU32;
 
 use towline::clock::Timestamp;
 use towline::id::{ManifestId, ObjectId, Owned, SessionId, WriteId};
 use towline::repository::Name;
 use towline::repository::layout::Family;
-use towline::repository::log::{Action, Entry, RefValue, State, StepFacts};
+use towline::repository::log::{Action, Attempt, AttemptId, Entry, RefValue, State, StepFacts};
 
 use super::model::Mutation;
 
@@ -16,6 +17,19 @@ pub(crate) type Set = u128;
 /// Session `n`: actors have 0 to 9, the past has 90 and more.
 pub(crate) fn session(n: u8) -> SessionId {
     SessionId::from_bytes([n; 16])
+}
+
+/// The joint session that actor `n` opens is number `JOINT + n`.
+pub(crate) const JOINT: u8 = 50;
+
+/// The one attempt: two ranks save `step`.
+pub(crate) fn attempt() -> Attempt {
+    Attempt { name: name("step"), id: AttemptId::default(), ranks: NonZeroU32::new(2).unwrap() }
+}
+
+/// The number of the joint session in `state`.
+pub(crate) fn joint_in(state: &State) -> Option<u8> {
+    state.joint(&attempt()).map(|(id, ..)| id.to_bytes()[0])
 }
 
 /// Which session wrote an object.
@@ -75,6 +89,8 @@ pub(crate) struct History {
     pub(crate) writes: [u32; 8],
     /// Packs ever purged.
     purged: Set,
+    /// Ranks have made their step visible.
+    complete: bool,
 }
 
 /// The book. Number 0 is the empty state, no entry, and the empty history.
@@ -104,7 +120,15 @@ impl Book {
             entries: vec![none],
             by_entry: HashMap::new(),
             after: HashMap::new(),
-            histories: vec![History { before: 0, entry: 0, state: 0, len: 0, writes: [0; 8], purged: 0 }],
+            histories: vec![History {
+                before: 0,
+                entry: 0,
+                state: 0,
+                len: 0,
+                writes: [0; 8],
+                purged: 0,
+                complete: false,
+            }],
             by_history: HashMap::new(),
             mutation: None,
         }
@@ -158,6 +182,7 @@ impl Book {
             chunks: 1,
             behind: 0,
             facts: StepFacts::default(),
+            attempt: None,
         }
     }
 
@@ -243,6 +268,13 @@ impl Book {
                 return Err(format!("a write is committed twice: {:?}", self.entry(entry)));
             }
             *writes |= 1 << write[1];
+        }
+        let joint = |action: &Action| matches!(action, Action::SetRef { value, .. } if value.attempt.is_some());
+        if self.entry(entry).actions.iter().any(joint) {
+            if next.complete {
+                return Err("an attempt is complete twice".to_owned());
+            }
+            next.complete = true;
         }
         for action in &self.entry(entry).actions {
             next.purged |= match action {

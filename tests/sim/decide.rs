@@ -1,11 +1,13 @@
 //! What actors commit: the rules that the repository's verbs follow, on the log's real `State`.
 
 use towline::clock::Timestamp;
+use towline::id::SessionId;
+use towline::repository::Standing;
 use towline::repository::layout::Family;
-use towline::repository::log::{Action, Entry, RefValue, State};
+use towline::repository::log::{Action, Entry, RefValue, State, StepFacts};
 
 use super::actor::{Act, Actor};
-use super::book::{Set, members, name, session};
+use super::book::{JOINT, Set, attempt, joint_in, members, name, session};
 use super::model::{Model, Mutation, World, info};
 
 impl Model {
@@ -46,6 +48,28 @@ impl Model {
             }
             Act::Replace => self.replace(actor, who, state),
             Act::Repack(which) => (own, self.repack(actor, who, which, state)?),
+            Act::Join => match now.standing(&attempt()) {
+                Standing::Absent => {
+                    let joint = session(JOINT + who);
+                    (Some(joint), vec![Action::OpenJoint(joint, attempt())])
+                }
+                _ => (None, vec![]),
+            },
+            Act::AddRank(rank) => {
+                let joint = joint_in(known).map(session);
+                let segment = self.rank_segment(actor.known, rank);
+                let segment_info = info(self.book.packs(segment));
+                // What another process of this rank has made known is found, and need not be stored again.
+                let known_already = self.book.state(state).segments.contains_key(&self.book.id(segment));
+                let add = Action::AddSegment(self.book.id(segment), segment_info);
+                (joint, (!known_already).then_some(add).into_iter().collect())
+            }
+            Act::Complete => self.complete(actor, who, state)?,
+            Act::FenceJoint => {
+                let judged = if self.broken(Mutation::FenceAnyTouched) { now } else { known };
+                let stalled = judged.joint(&attempt()).map(|(session, open, _)| (session, open.touched));
+                (None, stalled.map(|(session, touched)| Action::Fence { session, touched }).into_iter().collect())
+            }
             Act::Fence(whose) => {
                 let judged = if self.broken(Mutation::FenceAnyTouched) { now } else { known };
                 let stalled = judged.sessions.get(&session(whose)).map(|found| found.touched);
@@ -84,6 +108,25 @@ impl Model {
         actions.push(Action::SetRef { name, expected, value });
         actions.extend((!self.broken(Mutation::SaveUnbound)).then_some(Action::Close(session(who))));
         Some(actions)
+    }
+
+    /// As the last of the ranks: the session decides whether there is anything left to do.
+    fn complete(&mut self, actor: &Actor, who: u8, state: u32) -> Option<(Option<SessionId>, Vec<Action>)> {
+        let (joint, _, opened) = self.book.state(actor.known).joint(&attempt())?;
+        let (expected, unbound) = (opened.expected, self.broken(Mutation::SaveUnbound));
+        if !unbound && !self.book.state(state).sessions.contains_key(&joint) {
+            let complete = self.book.state(state).completed(&attempt()).is_some();
+            self.meet(if complete { "another rank was faster" } else { "attempt was ended" });
+            return Some((None, vec![]));
+        }
+        let mut actions = self.vouch(actor, self.book.packs(actor.made), state)?;
+        let facts = StepFacts::default().world_size(attempt().ranks);
+        // Nobody else's value has these keys, nor this time.
+        let saved = Timestamp(who.into());
+        let value = RefValue { facts, saved, attempt: Some(attempt().id), ..self.book.value(actor.made) };
+        actions.push(Action::SetRef { name: attempt().name, expected, value });
+        actions.extend((!unbound).then_some(Action::Close(joint)));
+        Some(((!unbound).then_some(joint), actions))
     }
 
     /// As `towline cp`: the source is what it is in the very state that the commit follows, so it keeps its packs.
@@ -151,7 +194,7 @@ impl Model {
     }
 
     /// Known segments that list purged packs give way to the merged one, and the session that wrote it closes.
-    fn replace(&self, actor: &Actor, who: u8, state: u32) -> (Option<towline::id::SessionId>, Vec<Action>) {
+    fn replace(&self, actor: &Actor, who: u8, state: u32) -> (Option<SessionId>, Vec<Action>) {
         let (old, packs) = self.merged(actor.known);
         let newest = self.broken(Mutation::ReplaceBuiltNow);
         let built = self.book.state(if newest { state } else { actor.known }).seq;

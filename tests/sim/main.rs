@@ -2,12 +2,13 @@
 //!
 //! **Worlds** (`scenarios`, over `explore`, `model`, `actor`, `client`, `decide`, `book`). The log's real `State::check`, `apply` and
 //! `vouch`, and its encodings there and back at each step, under a store and actors modelled at the grain of one request:
-//! writers (look, open, upload, add a segment, reuse a pack known from before, save), `cp`, `rm`, collectors (condemn,
+//! writers (look, open, upload, add a segment, reuse a pack known from before, save), two ranks that save one step (join, upload,
+//! put a part, gather, complete; coming twice), `cp`, `rm`, collectors (condemn,
 //! mark again, pardon or purge, delete, log the deletion, replace segments, repack, fence, list and sweep), truncations.
 //! fold.rs, commit.rs and truncate.rs are mirrored request by request. Each scenario is searched breadth first until no new
 //! world is left, or the test fails. Checked in every world: what refs and live segments name exists; nothing relies on
 //! what was ever purged, and a purge is remembered while a live segment lists the pack; no writer believes wrongly of its
-//! commit, none is applied twice; every fold ends in the true state and none calls the log damaged; nothing needed is
+//! commit, none is applied twice; no attempt of ranks is complete twice; every fold ends in the true state and none calls the log damaged; nothing needed is
 //! deleted; no session is fenced that moved.
 //!
 //! What bounds it: 2 to 4 actors, each runs its script once; at most as many faults as the scenario says (0 to 2), each
@@ -15,7 +16,7 @@
 //! not counted: everybody may stand still for ever anywhere. Uploads, reads and deletes do not fail: they are repeated
 //! until they succeed, and repeating them changes nothing. Reads of a boundary are one step, since boundaries are never
 //! deleted; folds are one step where nobody is left who truncates. A manifest stands and falls with its map and is not
-//! modelled. Two `cp` of one source to one name at the same time are not told apart: they commit the same.
+//! modelled. A rank's part is created in one step, and parts of sessions that are over stay. Two `cp` of one source to one name at the same time are not told apart: they commit the same.
 //!
 //! Each rule that the model's driver leaves out (`Mutation`) must be missed somewhere, and each scenario must have met the
 //! hazards that it is there for.

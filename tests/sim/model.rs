@@ -8,7 +8,7 @@ use towline::repository::layout::Family;
 use towline::repository::log::{Action, Entry, SegmentInfo};
 
 use super::actor::{Actor, Step, Stop};
-use super::book::{Book, Set, name, session, write_id};
+use super::book::{Book, JOINT, Set, attempt, name, session, write_id};
 
 /// One rule of the protocol that the driver leaves out, to see that the exploration notices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,9 +64,20 @@ pub(crate) struct World {
     pub(crate) history: u32,
     /// Creates that the store has yet to carry out.
     pub(crate) late: Vec<(u8, u32)>,
+    /// Parts that ranks have created, in order.
+    pub(crate) parts: Vec<Part>,
     /// Faults that may still happen.
     pub(crate) faults: u8,
     pub(crate) actors: Vec<Actor>,
+}
+
+/// A rank's part: the packs that its map names, and the state that it knows them from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Part {
+    pub(crate) session: u8,
+    pub(crate) rank: u8,
+    pub(crate) packs: Set,
+    pub(crate) known: u32,
 }
 
 /// What becomes of a request.
@@ -127,6 +138,7 @@ impl Model {
             boundaries: vec![],
             history: 0,
             late: vec![],
+            parts: vec![],
             faults,
             actors: self.scripts.iter().map(|_| Actor::default()).collect(),
         }
@@ -169,6 +181,11 @@ impl Model {
         self.past(world, None, vec![Action::Condemn { pack, len: 1, damaged: false }]);
         let at = u64::try_from(world.log.len()).unwrap();
         self.past(world, None, vec![Action::Purge { pack, at }]);
+    }
+
+    /// Past: the ranks' session is open; actor `who` opened it.
+    pub(crate) fn past_join(&mut self, world: &mut World, who: u8) {
+        self.past(world, Some(JOINT + who), vec![Action::OpenJoint(session(JOINT + who), attempt())]);
     }
 
     /// Actors have looked at the log before.

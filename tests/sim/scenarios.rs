@@ -3,11 +3,12 @@
 use std::time::Instant;
 
 use super::actor::Act::{
-    AddSegment, Close, Condemn, CondemnDamaged, Copy, Deleted, Fence, Judge, Open, Remove, Renew, Repack, Replace, Save,
+    AddRank, AddSegment, Close, Complete, Condemn, CondemnDamaged, Copy, Deleted, Fence, FenceJoint, Join, Judge, Open,
+    Remove, Renew, Repack, Replace, Save,
 };
 use super::actor::Step::{
-    self, Bound, Choose, Commit, Cut, DeletePurged, List, ListCut, Look, PutMap, PutMerged, PutMoved, PutPack,
-    PutSegment, Raise, Snapshot, Sweep,
+    self, Bound, Choose, Commit, Cut, DeletePurged, Gather, List, ListCut, Look, PutMap, PutMerged, PutMoved, PutPack,
+    PutPart, PutRankPack, PutRankSegment, PutSegment, PutUnion, Raise, Snapshot, Sweep,
 };
 use super::explore::{Report, explore};
 use super::model::{Model, Mutation, World};
@@ -127,6 +128,88 @@ fn scenario(scripts: Vec<Vec<Step>>, past: fn(&mut Model, &mut World), faults: u
 
 fn look_and(act: super::actor::Act) -> Vec<Step> {
     vec![Look, Commit(act)]
+}
+
+/// Rank `rank` of two, from the beginning.
+fn rank(rank: u8) -> Vec<Step> {
+    [vec![Commit(Join)], joined_rank(rank)].concat()
+}
+
+/// The same, whoever opened the session.
+fn joined_rank(rank: u8) -> Vec<Step> {
+    let part = [Look, PutRankPack(rank), PutRankSegment(rank), Commit(AddRank(rank)), PutPart(rank)];
+    [&part[..], &[Gather(2), PutUnion, Commit(Complete)]].concat()
+}
+
+/// Garbage that ranks may reuse, and their session.
+fn garbage_and_joint(model: &mut Model, world: &mut World) {
+    garbage(model, world);
+    model.past_join(world, 0);
+    model.warm(world);
+}
+
+/// Two saves, and the ranks' session, after a truncation.
+fn saved_and_joint(model: &mut Model, world: &mut World) {
+    model.past_save(world, 90, "x", 1);
+    model.past_join(world, 0);
+    Model::past_truncate(world);
+    model.warm(world);
+}
+
+// Ranks that save a step together.
+
+fn ranks_and_a_collector() -> Scenario {
+    scenario(vec![joined_rank(0), joined_rank(1), collect(&[])], garbage_and_joint, 1)
+}
+
+fn ranks_that_come_twice() -> Scenario {
+    scenario(vec![rank(0), rank(1), rank(1)], nothing, 1)
+}
+
+fn ranks_fenced_and_swept() -> Scenario {
+    scenario(
+        vec![joined_rank(0), joined_rank(1), vec![Look, Commit(FenceJoint), List, Look, Sweep]],
+        garbage_and_joint,
+        1,
+    )
+}
+
+fn ranks_begin_again() -> Scenario {
+    scenario(vec![rank(0), rank(1), rank(0), vec![Look, Commit(FenceJoint)]], nothing, 0)
+}
+
+fn ranks_under_truncation() -> Scenario {
+    scenario(vec![joined_rank(0), joined_rank(1), TRUNCATE.to_vec()], saved_and_joint, 0)
+}
+
+#[test]
+fn two_ranks_and_a_collector() {
+    let met = ["rank not the last", "another rank was faster", "condemned pack relied on", "lost pack not relied on"];
+    ranks_and_a_collector().holds(&met);
+}
+
+#[test]
+fn two_ranks_one_of_which_comes_twice() {
+    ranks_that_come_twice().holds(&["part there already", "another rank was faster", "race lost"]);
+}
+
+#[test]
+fn ranks_whose_attempt_is_ended() {
+    ranks_fenced_and_swept().holds(&["session fenced", "attempt was ended", "object deleted"]);
+    ranks_begin_again().holds(&["session fenced", "attempt was ended"]);
+}
+
+#[test]
+fn two_ranks_and_a_truncation() {
+    ranks_under_truncation().holds(&["race lost", "stray entry under a name that was cut away"]);
+}
+
+#[test]
+fn rules_about_ranks_are_needed() {
+    ranks_and_a_collector().misses(Mutation::NoVouch);
+    ranks_and_a_collector().misses(Mutation::NoPardon);
+    ranks_fenced_and_swept().misses(Mutation::SaveUnbound);
+    ranks_fenced_and_swept().misses(Mutation::FenceAnyTouched);
 }
 
 // Packs: no truncation.

@@ -314,6 +314,7 @@ fn actions(deed: Deed, who: usize, mark: i64, state: &State) -> Vec<Action> {
             chunks: 1,
             behind: 0,
             facts: StepFacts::default(),
+            attempt: None,
         };
         Action::SetRef { name: name(to), expected: state.version(&name(to)), value }
     };

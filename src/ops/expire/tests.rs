@@ -25,6 +25,7 @@ fn value(version: u64, loss: Option<f64>) -> RefValue {
         chunks: 1,
         behind: 0,
         facts,
+        attempt: None,
     }
 }
 

@@ -138,7 +138,7 @@ impl Assembly {
 }
 
 /// Adds a chunk to a file's pieces.
-fn append(pieces: &mut Vec<Piece>, hole: u64, number: u32) {
+pub(super) fn append(pieces: &mut Vec<Piece>, hole: u64, number: u32) {
     match pieces.last_mut() {
         Some(piece) if hole == 0 && piece.first + piece.count == number => piece.count += 1,
         _ => pieces.push(Piece { hole, first: number, count: 1 }),

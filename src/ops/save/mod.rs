@@ -10,6 +10,7 @@ mod encode;
 mod explain;
 mod looking;
 mod parent;
+mod ranks;
 mod read;
 mod sharded;
 mod store;
@@ -30,16 +31,18 @@ pub use self::explain::Explained;
 use self::explain::Explanation;
 use self::looking::Looking;
 use self::parent::{Orphan, Parent};
+pub use self::ranks::{PartOptions, PartReport};
 use self::store::{Counts, store};
 use self::unchanged::Unchanged;
 use super::{blocking, shown};
 use crate::clock::Timestamp;
 use crate::codec::{Codec, Compression};
 use crate::error::{Error, ErrorKind, Result};
-use crate::id::ManifestId;
+use crate::format::Manifest;
+use crate::id::{ChunkId, ManifestId};
 use crate::progress::Progress;
 use crate::repository::log::{RefValue, State, StepFacts};
-use crate::repository::{Known, Name, Publication, Published, Repository, Writer};
+use crate::repository::{Known, Name, Place, Publication, Published, Repository, Writer};
 use crate::tree::{FoundKind, Rules, SeenCache, Walk, coarse_now, walk};
 
 /// Times a save starts over because a collector purged packs that it relied on.
@@ -148,20 +151,8 @@ impl Repository {
     /// Safe: a dropped save leaves at most garbage for the collector.
     pub async fn save(&self, path: &Path, name: &Name, options: &SaveOptions) -> Result<SaveReport> {
         let begun = std::time::Instant::now();
-        options.progress.phase("scanning", 0);
         let started = coarse_now();
-        let rules = Rules {
-            excludes: options.exclude.clone(),
-            skip: self.store().directory().map(Path::to_path_buf).into_iter().collect(),
-        };
-        let root = path.to_path_buf();
-        let cut = options.cut;
-        let look = move || {
-            let walked = walk(&root, &rules)?;
-            let looking = Looking::new(&walked, cut);
-            Ok((Arc::new(walked), Arc::new(looking)))
-        };
-        let (walked, looking) = blocking(look).await?;
+        let (walked, looking) = self.look(path, options).await?;
         let state = self.state().await?;
         let expected = state.version(name);
         let parent = self.parent(&state, name, options).await?;
@@ -188,6 +179,23 @@ impl Repository {
         Err(Error::conflict("collectors purge packs faster than this save can use them")
             .at(name)
             .cure("collect less often, or with a longer --grace"))
+    }
+
+    /// Finds what there is to save.
+    async fn look(&self, path: &Path, options: &SaveOptions) -> Result<(Arc<Walk>, Arc<Looking>)> {
+        options.progress.phase("scanning", 0);
+        let rules = Rules {
+            excludes: options.exclude.clone(),
+            skip: self.store().directory().map(Path::to_path_buf).into_iter().collect(),
+        };
+        let root = path.to_path_buf();
+        let cut = options.cut;
+        let look = move || {
+            let walked = walk(&root, &rules)?;
+            let looking = Looking::new(&walked, cut);
+            Ok((Arc::new(walked), Arc::new(looking)))
+        };
+        blocking(look).await
     }
 
     /// The tree that this one is stored as differences to, or why there is none.
@@ -237,30 +245,7 @@ impl Saving<'_> {
             return Err(moved(self.name));
         }
         let intact = self.add_base(&mut known, current.as_ref()).await?;
-        let cache = SeenCache::new(&self.repository.cache().join("seen"), self.repository.id(), self.walk.root());
-        let unchanged = if self.options.reread {
-            None
-        } else {
-            Unchanged::load(&cache, self.walk, self.looking, &mut known).await?
-        };
-        let mut assembly = Assembly::new(self.walk, self.options.labels.clone());
-        let to_read: Vec<usize> = match &unchanged {
-            Some(unchanged) => unchanged.take(self.walk, self.looking, &mut assembly),
-            None => files_of(self.walk).collect(),
-        };
-        let total = to_read.iter().filter_map(|&at| self.walk.found.get(at)).map(|found| found.stat.size).sum();
-        self.options.progress.phase("saving", total);
-        self.read(to_read, &mut known, writer, &mut assembly, counts).await?;
-        let (manifest, ids) = assembly.finish();
-        let places: Option<Vec<_>> = known.locate(&ids).await?.into_iter().collect();
-        let Some(places) = places else {
-            // What a chunk is derived from is read apart from the rest: the file may be cut otherwise, or have changed.
-            if self.derive.swap(false, Ordering::Relaxed) {
-                writer.close(|_| Ok(Vec::new())).await?;
-                return Ok(None);
-            }
-            return Err(Error::other("a chunk that was stored is not known"));
-        };
+        let Some((manifest, ids, places)) = self.tree(&mut known, writer, counts).await? else { return Ok(None) };
         let (id, body) = manifest.encode();
         // If the name stands for exactly this already, in packs that are not condemned, there is nothing to say.
         let facts = self.options.facts.clone();
@@ -269,8 +254,7 @@ impl Saving<'_> {
         let value = match unmoved {
             Some(value) => value,
             None => {
-                let differs = places.iter().any(|place| place.codec == Codec::Difference);
-                let behind = self.parent.as_ref().ok().filter(|_| differs).map_or(0, |parent| parent.behind());
+                let behind = self.behind(&places);
                 let (logical_bytes, files) = (manifest.logical_bytes(), manifest.files().count() as u64);
                 let manifest = (id, body.clone());
                 let (name, chunks, places, known) = (self.name, ids.as_slice(), places.as_slice(), &known);
@@ -294,8 +278,51 @@ impl Saving<'_> {
                 }
             }
         };
-        self.remember(&cache, id, &body);
+        self.remember(id, &body);
         Ok(Some(value))
+    }
+
+    fn cache(&self) -> SeenCache {
+        SeenCache::new(&self.repository.cache().join("seen"), self.repository.id(), self.walk.root())
+    }
+
+    /// How many saves ago the key step is that chunks at `places` are differences to.
+    fn behind(&self, places: &[Place]) -> u32 {
+        let differs = places.iter().any(|place| place.codec == Codec::Difference);
+        self.parent.as_ref().ok().filter(|_| differs).map_or(0, |parent| parent.behind())
+    }
+
+    /// Reads and stores the tree: its manifest, the chunks of that, and where each is. None if it has to be done again.
+    async fn tree(
+        &self,
+        known: &mut Known,
+        writer: &mut Writer,
+        counts: &mut Counts,
+    ) -> Result<Option<(Manifest, Vec<ChunkId>, Vec<Place>)>> {
+        let unchanged = if self.options.reread {
+            None
+        } else {
+            Unchanged::load(&self.cache(), self.walk, self.looking, known).await?
+        };
+        let mut assembly = Assembly::new(self.walk, self.options.labels.clone());
+        let to_read: Vec<usize> = match &unchanged {
+            Some(unchanged) => unchanged.take(self.walk, self.looking, &mut assembly),
+            None => files_of(self.walk).collect(),
+        };
+        let total = to_read.iter().filter_map(|&at| self.walk.found.get(at)).map(|found| found.stat.size).sum();
+        self.options.progress.phase("saving", total);
+        self.read(to_read, known, writer, &mut assembly, counts).await?;
+        let (manifest, ids) = assembly.finish();
+        let places: Option<Vec<_>> = known.locate(&ids).await?.into_iter().collect();
+        if let Some(places) = places {
+            return Ok(Some((manifest, ids, places)));
+        }
+        // What a chunk is derived from is read apart from the rest: the file may be cut otherwise, or have changed.
+        if self.derive.swap(false, Ordering::Relaxed) {
+            writer.close(|_| Ok(Vec::new())).await?;
+            return Ok(None);
+        }
+        Err(Error::other("a chunk that was stored is not known"))
     }
 
     /// Reads and stores files, and says what became of them.
@@ -343,10 +370,10 @@ impl Saving<'_> {
     }
 
     /// Fills the stat cache. A save is no worse for not being remembered.
-    fn remember(&self, cache: &SeenCache, id: ManifestId, body: &[u8]) {
+    fn remember(&self, id: ManifestId, body: &[u8]) {
         let files = files_of(self.walk).filter_map(|at| self.walk.found.get(at));
         let files = files.map(|found| (found.path.as_slice(), &found.stat));
-        if let Err(error) = cache.store(id, body, self.started, files) {
+        if let Err(error) = self.cache().store(id, body, self.started, files) {
             tracing::debug!("the stat cache was not written: {error:?}");
         }
     }

@@ -76,6 +76,8 @@ impl Leftovers {
             Family::Index => state.segments.contains_key(&object.id),
             Family::Manifest => manifests.contains(&object.id),
             Family::Map => maps.contains(&object.id),
+            // They are for the session's own ranks.
+            Family::Part => false,
         };
         let orphans =
             self.listed.iter().filter(|object| !state.sessions.contains_key(&object.id.session) && !named(object));

@@ -3,6 +3,7 @@
 //! The body of an envelope of kind 'L': write id (16), session (1 + 16, or 0), the writer's time (signed), actions: count,
 //! each: tag (1), length, payload. An action that a program does not know stops it.
 
+use super::attempt::Attempt;
 use super::state::{RefValue, SegmentInfo};
 use crate::clock::Timestamp;
 use crate::error::{Error, Result};
@@ -86,6 +87,8 @@ pub enum Action {
     },
     /// These purged packs are deleted.
     Deleted(Vec<PackId>),
+    /// Ranks begin to save a step together, in a session that they share.
+    OpenJoint(SessionId, Attempt),
 }
 
 /// One entry.
@@ -192,6 +195,11 @@ impl Action {
                 packs.iter().for_each(|&pack| write_owned(&mut out, pack));
                 13
             }
+            Self::OpenJoint(session, attempt) => {
+                out.bytes(&session.to_bytes());
+                attempt.write(&mut out);
+                14
+            }
         };
         (tag, out.into_bytes())
     }
@@ -225,6 +233,7 @@ impl Action {
                 let packs = r.count(32)?;
                 Self::Deleted((0..packs).map(|_| read_owned(r)).collect::<Read<_>>()?)
             }
+            14 => Self::OpenJoint(read_session(r)?, Attempt::read(r)?),
             _ => {
                 return Err(Error::unsupported("log has an action that this program does not know")
                     .got(tag)

@@ -4,6 +4,7 @@
 //! entries until there is none, and ends by reading the boundary again: had it moved past the start, a missing entry
 //! would say nothing, so the fold starts over. No listing is believed: a stale one only costs requests.
 
+mod attempt;
 mod audit;
 mod commit;
 mod entry;
@@ -18,6 +19,7 @@ use object_store::ObjectStore;
 
 use crate::clock::Clock;
 
+pub use attempt::{Attempt, AttemptId, Joint};
 pub use audit::Audit;
 pub use commit::Committed;
 pub use entry::{Action, Entry};

@@ -6,6 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
+use super::attempt::{AttemptId, Joint, read_id, write_id};
 use super::entry::{Action, Entry, read_manifest_id, read_name, read_owned, write_owned};
 use super::facts::StepFacts;
 use crate::clock::Timestamp;
@@ -37,6 +38,8 @@ pub struct RefValue {
     pub behind: u32,
     /// What is told of it besides its bytes.
     pub facts: StepFacts,
+    /// Which attempt of ranks saved it, if ranks did.
+    pub attempt: Option<AttemptId>,
 }
 
 /// What the log knows of an index segment.
@@ -62,6 +65,8 @@ pub struct Session {
     pub touched: u64,
     /// Its last write: how a writer learns what became of it.
     pub last_write: WriteId,
+    /// What for, if ranks share it.
+    pub joint: Option<Joint>,
 }
 
 /// A pack that is no dedup target any more.
@@ -157,7 +162,11 @@ impl State {
     /// # Errors
     /// The first reason why not.
     pub fn check(&self, entry: &Entry) -> Result<(), Refusal> {
-        let opens = |session| entry.actions.contains(&Action::Open(session));
+        let opens = |session: SessionId| {
+            let opens =
+                |action: &Action| matches!(action, Action::Open(id) | Action::OpenJoint(id, _) if *id == session);
+            entry.actions.iter().any(opens)
+        };
         if let Some(session) = entry.session
             && !self.sessions.contains_key(&session)
             && !opens(session)
@@ -186,6 +195,12 @@ impl State {
         let ensure = |holds: bool, refusal: Refusal| if holds { Ok(()) } else { Err(refusal) };
         match action {
             Action::Open(id) => ensure(!self.sessions.contains_key(id), Refusal::OpenAlready(*id)),
+            Action::OpenJoint(id, attempt) => {
+                ensure(!self.sessions.contains_key(id), Refusal::OpenAlready(*id))?;
+                let joined = self.joint(attempt).map(|(id, ..)| Err(Refusal::OpenAlready(id)));
+                joined.unwrap_or(Ok(()))?;
+                ensure(self.completed(attempt).is_none(), Refusal::RefMoved(attempt.name.clone()))
+            }
             Action::Renew(id) | Action::Close(id) => ensure(self.sessions.contains_key(id), Refusal::NotOpen(*id)),
             Action::Fence { session, touched } => {
                 let still = self.sessions.get(session).is_some_and(|s| s.touched == *touched);
@@ -248,7 +263,11 @@ impl State {
         let seq = self.seq;
         match action {
             Action::Open(id) => {
-                self.sessions.insert(*id, Session { opened: seq, touched: seq, last_write: entry.write });
+                self.open(*id, entry.write, None);
+            }
+            Action::OpenJoint(id, attempt) => {
+                let expected = self.version(&attempt.name);
+                self.open(*id, entry.write, Some(Joint { attempt: attempt.clone(), expected }));
             }
             Action::Renew(id) => {
                 self.sessions.entry(*id).and_modify(|session| session.touched = seq);
@@ -291,6 +310,10 @@ impl State {
                 }
             }
         }
+    }
+
+    fn open(&mut self, id: SessionId, last_write: WriteId, joint: Option<Joint>) {
+        self.sessions.insert(id, Session { opened: self.seq, touched: self.seq, last_write, joint });
     }
 
     /// Forgets purges that nobody can believe in any more: deleted, and older than every live segment and open session.
@@ -344,16 +367,17 @@ impl State {
 }
 
 impl RefValue {
-    pub(super) fn write(&self, out: &mut Writer) {
+    pub(in crate::repository) fn write(&self, out: &mut Writer) {
         out.bytes(self.manifest.as_bytes());
         write_owned(out, self.manifest_key);
         write_owned(out, self.map_key);
         out.signed(self.saved.0).varint(self.logical_bytes).varint(self.files).varint(self.chunks);
         out.varint(self.behind.into());
         self.facts.write(out);
+        write_id(out, self.attempt.as_ref());
     }
 
-    pub(super) fn read(reader: &mut Reader<'_>) -> Read<Self> {
+    pub(in crate::repository) fn read(reader: &mut Reader<'_>) -> Result<Self> {
         Ok(Self {
             version: 0,
             manifest: read_manifest_id(reader)?,
@@ -365,6 +389,7 @@ impl RefValue {
             chunks: reader.varint()?,
             behind: reader.varint32()?,
             facts: StepFacts::read(reader)?,
+            attempt: read_id(reader)?,
         })
     }
 }
@@ -398,7 +423,10 @@ impl State {
         out.count(self.sessions.len());
         for (id, session) in &self.sessions {
             out.bytes(&id.to_bytes()).varint(session.opened).varint(session.touched);
-            out.bytes(&session.last_write.to_bytes());
+            out.bytes(&session.last_write.to_bytes()).u8(session.joint.is_some().into());
+            if let Some(joint) = &session.joint {
+                joint.write(&mut out);
+            }
         }
         out.count(self.condemned.len());
         for (pack, condemned) in &self.condemned {
@@ -429,10 +457,11 @@ impl State {
             let (id, info) = (read_owned(r)?, SegmentInfo::read(r)?);
             state.segments.insert(id, SegmentInfo { built: r.varint()?, ..info });
         }
-        for _ in 0..r.count(34)? {
+        for _ in 0..r.count(35)? {
             let id = SessionId::from_bytes(r.array()?);
-            let (opened, touched) = (r.varint()?, r.varint()?);
-            state.sessions.insert(id, Session { opened, touched, last_write: WriteId::from_bytes(r.array()?) });
+            let (opened, touched, last_write) = (r.varint()?, r.varint()?, WriteId::from_bytes(r.array()?));
+            let joint = if r.flag()? { Some(Joint::read(r)?) } else { None };
+            state.sessions.insert(id, Session { opened, touched, last_write, joint });
         }
         for _ in 0..r.count(36)? {
             let (pack, at, when) = (read_owned(r)?, r.varint()?, Timestamp(r.signed()?));

@@ -29,6 +29,7 @@ pub(crate) fn value(version: u64, metrics: &[(&str, f64)]) -> RefValue {
         chunks: 1,
         behind: 0,
         facts,
+        attempt: None,
     }
 }
 

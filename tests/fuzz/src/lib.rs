@@ -11,16 +11,18 @@ use towline::format::envelope::{Kind, MAGIC, VERSION, open, seal};
 use towline::format::wire::{Reader, Writer};
 use towline::format::{Manifest, Map, PackFooter, SegmentView};
 use towline::id::{ChunkId, ManifestId};
+use towline::repository::Part;
 use towline::repository::log::{Entry, State};
 
 /// One parser: its name is that of its fuzz target.
 pub type Parser = (&'static str, fn(&[u8]));
 
 /// All of them.
-pub const PARSERS: [Parser; 12] = [
+pub const PARSERS: [Parser; 13] = [
     ("envelope", envelope),
     ("manifest", manifest),
     ("map", map),
+    ("part", part),
     ("pack_footer", pack_footer),
     ("segment", segment),
     ("entry", entry),
@@ -32,8 +34,16 @@ pub const PARSERS: [Parser; 12] = [
     ("dcp", dcp_metadata),
 ];
 
-const KINDS: [Kind; 7] =
-    [Kind::Repository, Kind::Entry, Kind::Snapshot, Kind::Boundary, Kind::Segment, Kind::Manifest, Kind::Map];
+const KINDS: [Kind; 8] = [
+    Kind::Repository,
+    Kind::Entry,
+    Kind::Snapshot,
+    Kind::Boundary,
+    Kind::Segment,
+    Kind::Manifest,
+    Kind::Map,
+    Kind::Part,
+];
 
 /// The bytes as a whole object; and as what a digest is right for, since no fuzzer guesses one.
 pub fn envelope(bytes: &[u8]) {
@@ -75,6 +85,12 @@ pub fn map(body: &[u8]) {
         let pack = read.pack(frame).unwrap();
         assert!(frame.offset + u64::from(frame.stored_len) <= pack.len);
     }
+}
+
+/// A rank's part has one spelling.
+pub fn part(body: &[u8]) {
+    let Ok(read) = Part::decode(body) else { return };
+    assert_eq!(read.encode(), body);
 }
 
 /// The bytes as the end of a pack; and as a footer whose length and digest are right.

@@ -19,7 +19,7 @@ use towline::codec::{Codec, rounded};
 use towline::format::envelope::{Kind, seal};
 use towline::format::{PackLayout, PackRef, Row, TRAILER_LEN, pack_header, segment_bytes};
 use towline::id::{ChunkId, Owned, PackId, SegmentId, SessionId};
-use towline::ops::{CutChoice, SaveOptions};
+use towline::ops::{CutChoice, PartOptions, SaveOptions};
 use towline::repository::layout::{self, Family, Numbered};
 use towline::repository::log::{Action, SegmentInfo, StepFacts};
 use towline::repository::{OpenOptions, Repository};
@@ -106,12 +106,13 @@ impl Maker {
         self.merge(collector).await;
         self.swap(collector).await;
         self.act(Some(collector), vec![Action::Close(collector)]).await;
+        self.ranks().await;
         self.interrupted().await;
         self.purge(SessionId::random(), purged).await;
 
         let state = self.repository.state().await.unwrap();
         assert!(
-            state.forgotten > 0 && state.purged.len() == 1 && state.condemned.len() == 2 && state.sessions.len() == 1
+            state.forgotten > 0 && state.purged.len() == 1 && state.condemned.len() == 2 && state.sessions.len() == 2
         );
         self.put(&Numbered::Snapshot.key(state.seq), seal(Kind::Snapshot, &state.encode(), true)).await;
         let fixed = SaveOptions { cut: CutChoice::Fixed, ..SaveOptions::default() };
@@ -127,6 +128,36 @@ impl Maker {
             "entries": listing(path),
         });
         self.names.insert(to.to_owned(), expected);
+    }
+
+    /// A step of two ranks, and one that waits for its second.
+    async fn ranks(&mut self) {
+        let ranks = NonZeroU32::new(2).unwrap();
+        let (folders, whole) =
+            (["rank-0", "rank-1"].map(|rank| self.source.with_file_name(rank)), self.source.with_file_name("ranks"));
+        for (rank, folder) in (0..).zip(&folders) {
+            for root in [folder, &whole] {
+                fs::create_dir_all(root).unwrap();
+                put(&root.join(format!("shard-{rank}")), &noise(20 + rank, 900), 0o644);
+                put(&root.join("common"), b"of all ranks", 0o644);
+                fs::set_permissions(root, fs::Permissions::from_mode(0o755)).unwrap();
+                touch(root);
+            }
+        }
+        for (to, rank) in [("run-3/step-1", 1), ("run-3/step-1", 0), ("run-3/step-2", 1)] {
+            let options = PartOptions { rank, ranks, attempt: "4711.0".parse().unwrap() };
+            let folder = &folders[rank as usize];
+            let (to, save) = (name(to), SaveOptions::default());
+            let report = self.repository.save_part(folder, &to, &options, &save).await.unwrap();
+            assert_eq!(report.complete, to.as_str().ends_with('1') && rank == 0);
+        }
+        let value = self.repository.saved(&name("run-3/step-1")).await.unwrap().value;
+        let labels = BTreeMap::<String, String>::new();
+        let expected = json!({
+            "manifest": value.manifest.to_string(), "form": "folder", "labels": labels, "facts": value.facts,
+            "chunks": value.chunks, "entries": listing(&whole),
+        });
+        self.names.insert("run-3/step-1".to_owned(), expected);
     }
 
     /// Removes a name; returns the one pack that it was in.

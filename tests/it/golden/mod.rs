@@ -16,8 +16,8 @@ use towline::format::{
     Manifest, Map, PackFooter, PackLayout, Row, SegmentView, TRAILER_LEN, pack_header, segment_bytes,
 };
 use towline::ops::RestoreOptions;
-use towline::repository::Repository;
 use towline::repository::log::{Entry, State};
+use towline::repository::{Part, Repository};
 
 use self::listing::listing;
 use self::make::{directory, make, options};
@@ -102,6 +102,7 @@ fn golden_bodies_are_encoded_as_they_are_stored() {
             "snapshot" => (body(Kind::Snapshot), State::decode(&body(Kind::Snapshot)).unwrap().encode()),
             "manifest" => (body(Kind::Manifest), Manifest::decode(&body(Kind::Manifest)).unwrap().encode().1),
             "map" => (body(Kind::Map), Map::decode(&body(Kind::Map)).unwrap().encode()),
+            "part" => (body(Kind::Part), Part::decode(&body(Kind::Part)).unwrap().encode()),
             "index" => {
                 let view = SegmentView::parse(&object).unwrap();
                 let rows: Vec<Row> = view.rows(&object).collect();
@@ -114,7 +115,7 @@ fn golden_bodies_are_encoded_as_they_are_stored() {
         *seen.entry(family).or_default() += 1;
     }
     let families: Vec<&str> = seen.keys().map(String::as_str).collect();
-    assert_eq!(families, ["index", "log", "manifest", "map", "pack", "snapshot"], "{seen:?}");
+    assert_eq!(families, ["index", "log", "manifest", "map", "pack", "part", "snapshot"], "{seen:?}");
 }
 
 /// Every way to store a chunk is in it.
@@ -167,7 +168,7 @@ fn golden_log_folds_to_its_snapshots() {
         assert!(state.seq != last.seq || state == *last, "the later snapshot is what the entries make");
     }
     assert!(state.seq > last.seq, "entries follow the later snapshot");
-    assert_eq!(tags.len(), 13, "{tags:?}");
+    assert_eq!(tags.len(), 14, "{tags:?}");
 }
 
 /// Today's writer makes the same manifests of the same inputs; with `TOWLINE_GOLDEN_WRITE=1` it replaces the files.

@@ -1,0 +1,128 @@
+//! The one commit that makes a step visible.
+
+use std::collections::{BTreeSet, HashMap};
+
+use crate::error::{Error, Result};
+use crate::format::PackRef;
+use crate::id::{ChunkId, PackId, SessionId};
+use crate::repository::log::{Action, Joint, RefValue, State};
+use crate::repository::mapping::map_of;
+use crate::repository::writer::put_tree;
+use crate::repository::{Place, Repository, Saved};
+
+/// The tree of a whole step.
+#[derive(Clone, Debug)]
+pub struct JointTree<'a> {
+    /// The body of its manifest.
+    pub body: &'a [u8],
+    /// The manifest's chunks.
+    pub chunks: &'a [ChunkId],
+    /// The trees of all ranks, which tell where these are.
+    pub parts: &'a [Saved],
+    /// The oldest state that a part's foreign packs are known from.
+    pub known: u64,
+    /// The value to set: all of it but where manifest and map lie.
+    pub value: RefValue,
+}
+
+/// What became of it.
+#[derive(Debug)]
+pub enum Completed {
+    /// The name stands for it, by this commit.
+    Done(Box<RefValue>),
+    /// The session was over: another rank was faster, or it was fenced.
+    Over,
+    /// The name moved since the session opened.
+    Moved,
+    /// These packs went away, or are damaged.
+    Lost(Vec<PackId>),
+}
+
+impl Repository {
+    /// Makes the tree of a whole step visible and ends its session, unless another rank did.
+    ///
+    /// # Errors
+    /// As a commit.
+    ///
+    /// # Cancel safety
+    /// Not safe: the commit may have happened; the name tells.
+    pub async fn complete(&self, session: SessionId, joint: &Joint, tree: JointTree<'_>) -> Result<Completed> {
+        let Places { places, packs } = Places::of(tree.parts)?;
+        let found: Option<Vec<Place>> = tree.chunks.iter().map(|id| places.get(id).copied()).collect();
+        let found = found.ok_or_else(|| Error::other("a chunk of a step is in none of its parts"))?;
+        let base = |place: &Place| {
+            let base = place.base?;
+            places.get(&base).filter(|found| found.codec.hops() < place.codec.hops()).map(|found| (base, *found))
+        };
+        let map = map_of((tree.value.manifest, tree.chunks, &found), |id| packs.get(&id).copied(), base)?;
+        let (manifest_key, map_key) = put_tree(self, session, tree.body, &map).await?;
+        let value = RefValue { manifest_key, map_key, ..tree.value };
+        let relied: BTreeSet<PackId> = map.packs.iter().map(|pack| pack.id).collect();
+        let mut outcome = Completed::Over;
+        let commit = self.log().commit(Some(session), |state| {
+            let (decided, actions) = decide(state, session, joint, (&relied, tree.known), &value);
+            outcome = decided;
+            Ok(actions)
+        });
+        let committed = commit.await?;
+        let Some(version) = committed.entry else { return Ok(outcome) };
+        crate::repository::index::merge_if_many(self, &committed.state).await;
+        Ok(Completed::Done(Box::new(RefValue { version, ..value })))
+    }
+}
+
+/// What to commit on `state`; nothing, if that is not to be.
+fn decide(
+    state: &State,
+    session: SessionId,
+    joint: &Joint,
+    (relied, known): (&BTreeSet<PackId>, u64),
+    value: &RefValue,
+) -> (Completed, Vec<Action>) {
+    if !state.sessions.contains_key(&session) {
+        return (Completed::Over, Vec::new());
+    }
+    let name = &joint.attempt.name;
+    if state.version(name) != joint.expected {
+        return (Completed::Moved, Vec::new());
+    }
+    // Damage is condemned in open sessions too, and then the log refuses whatever they make reachable.
+    let own = state.condemned.keys().chain(state.purged.keys()).filter(|pack| pack.session == session);
+    let damaged: Vec<PackId> = own.copied().collect();
+    if !damaged.is_empty() {
+        return (Completed::Lost(damaged), Vec::new());
+    }
+    match state.vouch(relied, known) {
+        Err(lost) => (Completed::Lost(lost), Vec::new()),
+        Ok(mut actions) => {
+            actions.push(Action::SetRef { name: name.clone(), expected: joint.expected, value: value.clone() });
+            actions.push(Action::Close(session));
+            (Completed::Over, actions)
+        }
+    }
+}
+
+/// Where the chunks of several trees are.
+struct Places {
+    places: HashMap<ChunkId, Place>,
+    packs: HashMap<PackId, PackRef>,
+}
+
+impl Places {
+    /// Of a chunk that several ranks have stored, the place from which it is read with the fewest hops: so each chunk's base
+    /// is found with no more hops than in the part that the chunk is from.
+    fn of(parts: &[Saved]) -> Result<Self> {
+        let mut found = Self { places: HashMap::new(), packs: HashMap::new() };
+        for part in parts {
+            found.packs.extend(part.map.packs.iter().map(|pack| (pack.id, *pack)));
+            for chunk in 0..part.located_chunks() {
+                let located = part.locate(chunk)?;
+                let place = found.places.entry(located.id).or_insert(located.place);
+                if located.place.codec.hops() < place.codec.hops() {
+                    *place = located.place;
+                }
+            }
+        }
+        Ok(found)
+    }
+}

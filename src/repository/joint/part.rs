@@ -1,0 +1,56 @@
+//! What one rank has saved of a step.
+//!
+//! The body of an envelope of kind 'H': rank, the state that its foreign packs are known from, then a value as the log has
+//! it, of the rank's own tree.
+
+use crate::error::{Error, Result};
+use crate::format::wire::{Reader, Writer};
+use crate::id::SessionId;
+use crate::repository::log::RefValue;
+
+/// One rank's part of a step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// Whose.
+    pub rank: u32,
+    /// The state that the packs of other sessions are known from.
+    pub known: u64,
+    /// What the rank saved: the tree of its files alone.
+    pub value: RefValue,
+}
+
+impl Part {
+    /// The body's bytes.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = Writer::new();
+        out.varint(self.rank.into()).varint(self.known);
+        self.value.write(&mut out);
+        out.into_bytes()
+    }
+
+    /// Reads a body.
+    ///
+    /// # Errors
+    /// Damaged.
+    pub fn decode(body: &[u8]) -> Result<Self> {
+        let mut reader = Reader::new(body);
+        let (rank, known) = (reader.varint32()?, reader.varint()?);
+        let value = RefValue::read(&mut reader)?;
+        reader.finish()?;
+        Ok(Self { rank, known, value })
+    }
+
+    /// Reads the body of the part of `rank` under `session`: what it names lies under that session too.
+    ///
+    /// # Errors
+    /// Damaged.
+    pub(super) fn decode_as(body: &[u8], session: SessionId, rank: u32) -> Result<Self> {
+        let part = Self::decode(body)?;
+        let homes = [part.value.manifest_key.session, part.value.map_key.session];
+        if part.rank == rank && homes == [session; 2] {
+            return Ok(part);
+        }
+        Err(Error::damaged("part is of another rank or session").expected(rank).got(part.rank))
+    }
+}

@@ -1,0 +1,140 @@
+//! Joining the session that the ranks of an attempt share, and the parts under it.
+
+use std::time::Duration;
+
+use futures::future::try_join_all;
+
+use super::Part;
+use crate::error::{Error, Result};
+use crate::format::envelope::{Kind, open, seal};
+use crate::id::SessionId;
+use crate::repository::Repository;
+use crate::repository::layout::{self, Family};
+use crate::repository::log::{Action, Attempt, Joint, RefValue, State};
+use crate::repository::objects::{self, Created};
+
+/// Tries of one create whose outcome stays unknown.
+const SILENT_TRIES: u32 = 8;
+/// The pause between two of them.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// Where an attempt stands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Standing {
+    /// Its ranks share this session.
+    Open(SessionId, Joint),
+    /// The name stands for what it saved.
+    Complete(Box<RefValue>),
+    /// Neither: it has not begun, or was ended.
+    Absent,
+}
+
+/// What is there of a step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Parts {
+    /// Every rank's part, in the order of ranks.
+    All(Vec<Part>),
+    /// This rank's is lacking; of others nothing is said.
+    Missing(u32),
+}
+
+impl State {
+    /// Where an attempt stands.
+    #[must_use]
+    pub fn standing(&self, attempt: &Attempt) -> Standing {
+        if let Some(value) = self.completed(attempt) {
+            return Standing::Complete(Box::new(value.clone()));
+        }
+        self.joint(attempt).map_or(Standing::Absent, |(id, _, joint)| Standing::Open(id, joint.clone()))
+    }
+}
+
+impl Repository {
+    /// Finds the session that the ranks of an attempt share, or opens it.
+    ///
+    /// # Errors
+    /// As [`log::Log::commit`](crate::repository::log::Log::commit).
+    ///
+    /// # Cancel safety
+    /// Safe: a session that was opened is found by the next who comes.
+    pub async fn join(&self, attempt: &Attempt) -> Result<Standing> {
+        let session = SessionId::random();
+        let joined = self.log().commit(Some(session), |state| match state.standing(attempt) {
+            Standing::Absent => Ok(vec![Action::OpenJoint(session, attempt.clone())]),
+            _ => Ok(Vec::new()),
+        });
+        Ok(joined.await?.state.standing(attempt))
+    }
+
+    /// Creates a part. The part of that rank that is there then: this one, unless another process of the rank was first.
+    ///
+    /// # Errors
+    /// Unreachable, if it stays unknown whether it was created.
+    ///
+    /// # Cancel safety
+    /// Safe: whether it was created is seen by the next who looks.
+    pub async fn put_part(&self, session: SessionId, part: &Part) -> Result<Part> {
+        let key = layout::owned(Family::Part, layout::part(session, part.rank));
+        let object = seal(Kind::Part, &part.encode(), true);
+        for _ in 0..SILENT_TRIES {
+            match objects::create(&**self.store().objects(), &key, object.clone()).await? {
+                Created::Yes => return Ok(part.clone()),
+                Created::Exists | Created::Unknown => {}
+            }
+            if let Some(found) = self.part(session, part.rank).await? {
+                return Ok(found);
+            }
+            tokio::time::sleep(PAUSE).await;
+        }
+        Err(Error::unreachable("store neither takes nor refuses a part")
+            .at(key)
+            .cure("run the command again: what was uploaded is used again"))
+    }
+
+    /// The part of `rank`, if it is there.
+    ///
+    /// # Errors
+    /// Damaged, if it is.
+    ///
+    /// # Cancel safety
+    /// Safe: it only reads.
+    pub async fn part(&self, session: SessionId, rank: u32) -> Result<Option<Part>> {
+        let key = layout::owned(Family::Part, layout::part(session, rank));
+        let Some(object) = objects::get(&**self.store().objects(), &key).await? else { return Ok(None) };
+        let part = open(Kind::Part, &object).and_then(|body| Part::decode_as(&body, session, rank));
+        part.map(Some).map_err(|error| error.at(key))
+    }
+
+    /// Looks for the parts of all `ranks`, by their keys, from the one after `rank` on, and stops at the first that is
+    /// lacking: where ranks come one after the other, each reads few, all of them together about `ranks * ln(ranks)`.
+    ///
+    /// # Errors
+    /// Damaged, if a part is.
+    ///
+    /// # Cancel safety
+    /// Safe: it only reads.
+    pub async fn parts(&self, session: SessionId, rank: u32, ranks: u32) -> Result<Parts> {
+        let mut order = (rank..ranks).chain(0..rank).skip(1).chain([rank]);
+        let (mut parts, mut width) = (Vec::new(), 1);
+        loop {
+            // Mostly the first says enough.
+            let looks = order
+                .by_ref()
+                .take(width)
+                .map(|rank| async move { Ok::<_, Error>((rank, self.part(session, rank).await?)) });
+            let found: Vec<(u32, Option<Part>)> = try_join_all(looks.collect::<Vec<_>>()).await?;
+            if found.is_empty() {
+                break;
+            }
+            for (rank, part) in found {
+                match part {
+                    Some(part) => parts.push(part),
+                    None => return Ok(Parts::Missing(rank)),
+                }
+            }
+            width = (2 * width).min(self.parallelism());
+        }
+        parts.sort_unstable_by_key(|part| part.rank);
+        Ok(Parts::All(parts))
+    }
+}
