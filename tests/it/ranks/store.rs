@@ -61,7 +61,7 @@ impl Clocked {
     async fn arrive(&self) {
         if self.answers.fetch_sub(1, Ordering::SeqCst) <= 0 {
             self.held.notify_one();
-            std::future::pending().await
+            std::future::pending::<()>().await;
         }
     }
 

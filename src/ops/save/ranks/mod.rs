@@ -106,6 +106,8 @@ impl Repository {
         for _ in 0..ATTEMPTS {
             if let Turn::Done(own, step) = ranked.turn(&mut counts, &mut stored_bytes).await? {
                 let seconds = begun.elapsed().as_secs_f64();
+                // What an index names and this rank lacks, others have.
+                counts.lacking.clear();
                 return Ok(PartReport {
                     part: ranked.saving.report(&own, counts, stored_bytes, seconds),
                     rank: part.rank,
