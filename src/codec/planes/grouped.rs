@@ -53,8 +53,14 @@ pub(super) fn encode(plane: &[u8], counts_of: &[u32; 256], log: u8, level: Level
     let rare: u64 = plane.len() as u64 - frequent.iter().map(|&b| u64::from(counts_of[usize::from(b)])).sum::<u64>();
     let mut escaped = vec![0; usize::try_from(rare).unwrap_or(0) + 1];
     let mut at = 0;
+    let common = u64::from(*frequent.first().unwrap_or(&0)) * 0x0101_0101_0101_0101;
     for group in plane.chunks(elements) {
         let mut byte = 0;
+        // Eight of the most frequent byte, whose code is zero: the most frequent group by far.
+        if <[u8; 8]>::try_from(group).is_ok_and(|group| u64::from_le_bytes(group) == common) {
+            groups.push(0);
+            continue;
+        }
         for (place, &element) in (0u32..).zip(group) {
             let code = codes[usize::from(element)];
             byte |= code << (place * bits);
