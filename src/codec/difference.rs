@@ -116,11 +116,13 @@ fn pays(plain: &[u8], base: &[u8], element: Element) -> bool {
     let (width, floats) = (element.width(), matches!(element, Element::Float(_)));
     let sample_len = SAMPLE * width.bytes();
     let sample = |bytes: &[u8]| -> Vec<u8> {
-        if bytes.len() <= SAMPLES * sample_len {
-            return bytes.get(..bytes.len() / width.bytes() * width.bytes()).unwrap_or_default().to_vec();
+        let whole = bytes.get(..bytes.len() / width.bytes() * width.bytes()).unwrap_or_default();
+        if whole.len() <= SAMPLES * sample_len {
+            return whole.to_vec();
         }
-        let step = (bytes.len() - sample_len) / (SAMPLES - 1) / width.bytes() * width.bytes();
-        (0..SAMPLES).filter_map(|at| bytes.get(at * step..at * step + sample_len)).flatten().copied().collect()
+        let step = (whole.len() - sample_len) / (SAMPLES - 1) / width.bytes() * width.bytes();
+        let places = (0..SAMPLES).filter_map(|at| whole.get(at * step..at * step + sample_len));
+        places.collect::<Vec<_>>().concat()
     };
     let (plain, base) = (sample(plain), sample(base));
     let mut differences = vec![0; plain.len()];
