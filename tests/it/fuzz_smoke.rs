@@ -63,6 +63,10 @@ fn seeds(name: &str) -> Vec<Bytes> {
         }
         "torch" => checkpoints(&["views.pt", "objects.pth", "training.bin"]),
         "dcp" => checkpoints(&["dcp/.metadata"]),
+        "sharded" => {
+            let index = br#"{"metadata":{"total_size":12},"weight_map":{"a":"1.safetensors","b":"1.safetensors","c":"2.safetensors"}}"#;
+            vec![Bytes::from_static(index)]
+        }
         "pickle" => {
             let of_archive = |file: &Bytes| {
                 let find = |from: usize, what: &[u8]| file[from..].windows(what.len()).position(|at| at == what);

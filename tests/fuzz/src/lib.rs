@@ -2,9 +2,11 @@
 //!
 //! Used by the fuzz targets, and by `tests/it/fuzz_smoke.rs`, where only stable Rust is at hand.
 
+use std::collections::BTreeSet;
+
 use bytes::Bytes;
 use towline::checkpoint::pickle::{Pickle, Ref, Value};
-use towline::checkpoint::{Layout, dcp, in_memory, torch};
+use towline::checkpoint::{Layout, dcp, in_memory, sharded, torch};
 use towline::chunker::tensor;
 use towline::codec::{self, Codec, Compression, Element, Width};
 use towline::format::envelope::{Kind, MAGIC, VERSION, open, seal};
@@ -18,7 +20,7 @@ use towline::repository::log::{Entry, State};
 pub type Parser = (&'static str, fn(&[u8]));
 
 /// All of them.
-pub const PARSERS: [Parser; 13] = [
+pub const PARSERS: [Parser; 14] = [
     ("envelope", envelope),
     ("manifest", manifest),
     ("map", map),
@@ -32,6 +34,7 @@ pub const PARSERS: [Parser; 13] = [
     ("pickle", pickle),
     ("torch", torch_file),
     ("dcp", dcp_metadata),
+    ("sharded", sharded_index),
 ];
 
 const KINDS: [Kind; 8] = [
@@ -231,6 +234,13 @@ pub fn torch_file(bytes: &[u8]) {
     if let Ok(layout) = torch::parse(&mut in_memory(bytes), len) {
         sound(&layout, len);
     }
+}
+
+/// The bytes as the index of a sharded checkpoint: each tensor is in one file.
+pub fn sharded_index(bytes: &[u8]) {
+    let Ok(index) = sharded::parse(bytes) else { return };
+    let tensors: Vec<&String> = index.files.values().flatten().collect();
+    assert_eq!(tensors.len(), tensors.iter().collect::<BTreeSet<_>>().len());
 }
 
 /// The bytes as the metadata of a distributed checkpoint whose parts are files of zeros.
