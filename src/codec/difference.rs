@@ -6,7 +6,7 @@
 //! ```text
 //! kind (1):      log2 of the width in bytes; bit 3: the numbers are floats
 //! classes (1):   how many classes of numbers there are, 1 to 4
-//! bounds:        one byte less than that, ascending
+//! bounds:        one byte less than that, ascending, none 0
 //! ..             from here on as byte planes, not rotated, of the differences
 //! ```
 //!
@@ -25,6 +25,8 @@ const FLOATS: u8 = 8;
 const CLASSED_FROM: usize = 32 << 10;
 /// One of so many bases is looked at to find bounds.
 const BOUNDS_STEP: usize = 61;
+/// What a difference may take of what planes alone would: each read of it reads the base, too.
+const WORTH: f64 = 7.0 / 8.0;
 /// Numbers that tell whether it will, in this many places.
 const SAMPLES: usize = 16;
 const SAMPLE: usize = 256;
@@ -35,9 +37,6 @@ thread_local! {
     /// The classes of its numbers.
     static CLASSES_OF: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
-
-/// What a difference may take of what planes alone would: each read of it reads the base, too.
-const WORTH: f64 = 7.0 / 8.0;
 
 /// Encodes `plain` as the difference to `base`; none if that does not pay, or they are not of one length.
 pub(super) fn encode(plain: &[u8], base: &[u8], element: Element) -> Option<Vec<u8>> {
@@ -291,6 +290,14 @@ mod tests {
         assert_eq!(decode(&frame, &base, &mut out), Some(()));
         assert!(out == plain);
         assert_eq!(decode(&frame, &base[4..], &mut out), None, "the base has another length");
+        let mut refused = |at: usize, byte: u8| {
+            let mut bent = frame.clone();
+            bent[at] = byte;
+            decode(&bent, &base, &mut out).is_none()
+        };
+        assert!(frame[1] > 1 && refused(1, 0) && refused(1, 5), "one to four classes");
+        assert!(refused(2, 0), "a bound that every number reaches");
+        assert!(refused(0, frame[0] | 4), "a bit that means nothing");
     }
 
     #[test]

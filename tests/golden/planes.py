@@ -28,7 +28,7 @@ def difference(frame, base, length):
     width, bits = 1 << (kind & 3), 8 << (kind & 3)
     top = 1 << bits - 1
     bounds = frame[2:1 + classes]
-    need(list(bounds) == sorted(set(bounds)), "bounds")
+    need(list(bounds) == sorted(set(bounds)) and 0 not in bounds, "bounds")
 
     def order(value):
         """A float's bits, such that they are in order as integers in two's complement. Its own inverse."""

@@ -189,6 +189,30 @@ async fn key_steps_return_and_differences_reach_back_to_one() {
     assert!(of_third.iter().all(|(id, _)| key.contains(id)), "step 3 is a difference to step 1, not to step 2");
 }
 
+/// D1: "16-bit numbers [...] stand for themselves again as soon as the differences of a step took more than 0.36 of what their
+/// bases take".
+#[tokio::test(flavor = "multi_thread")]
+async fn short_numbers_start_anew_once_they_got_far() {
+    let house = House::new();
+    let repository = house.open().await;
+    let mut saved = Vec::new();
+    for number in 1..=4u32 {
+        let far: Vec<u8> = weights_of(1, 1000 * number);
+        let path = house.dir.path().join(format!("{number}.safetensors"));
+        fs::write(&path, file(&[("w", "BF16", rounded(&far))])).unwrap();
+        let step = name(&format!("short/step-{number}"));
+        repository.save(&path, &step, &SaveOptions::default()).await.unwrap();
+        saved.push(repository.saved(&step).await.unwrap());
+        let dest = tempfile::tempdir().unwrap();
+        repository.restore(&step, None, dest.path(), &RestoreOptions::default()).await.unwrap();
+        let restored = dest.path().join(path.file_name().unwrap());
+        assert!(fs::read(restored).unwrap() == fs::read(&path).unwrap());
+    }
+    let differences: Vec<usize> = saved.iter().map(|saved| stored_by(saved, Codec::Difference)).collect();
+    assert_eq!(differences, [0, 1, 0, 1]);
+    assert!(saved[2].manifest.chunks.ids.contains(&saved[3].map.further[0].0), "the third is the fourth's base");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn without_compression_or_parent_nothing_is_a_difference() {
     let house = House::new();
