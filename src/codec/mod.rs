@@ -7,6 +7,7 @@ mod derived;
 mod difference;
 mod huffman;
 pub mod planes;
+mod wide;
 
 use bytes::Bytes;
 

@@ -55,6 +55,11 @@ impl Code {
         self.lengths.iter().zip(counts).map(|(&length, &count)| u64::from(length) * u64::from(count)).sum()
     }
 
+    /// Bits of a symbol's code.
+    pub(super) fn length(&self, symbol: u8) -> u8 {
+        self.lengths[usize::from(symbol)]
+    }
+
     /// Each symbol that has a code, with its bits (the first one lowest) and their number.
     pub(super) fn codes(&self) -> impl Iterator<Item = (u8, u32, u32)> {
         let mut counts = [0u32; BITS_MAX as usize + 1];

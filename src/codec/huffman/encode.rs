@@ -1,59 +1,142 @@
 //! Bytes to codes.
 
-use super::{BITS_MAX, Code, HEADER_LEN, STREAMS};
+use super::{Code, HEADER_LEN, STREAMS};
+use crate::codec::wide;
 
 /// Symbols between two writes: as many as fit the accumulator beside what a write leaves in it.
 const BATCH: usize = 5;
+/// What a write writes.
+const WORD: usize = 8;
 
 /// Bytes that [`encode`] will make of symbols with these counts, give or take one a stream.
 pub(in crate::codec) fn coded_len(code: &Code, counts: &[u32; 256]) -> usize {
     usize::try_from(code.bits(counts).div_ceil(8)).unwrap_or(usize::MAX).saturating_add(HEADER_LEN)
 }
 
-/// Appends `symbols`, each of which must have a code.
-pub(in crate::codec) fn encode(code: &Code, symbols: &[u8], out: &mut Vec<u8>) {
-    let mut table = [0u32; 256];
-    for (symbol, bits, length) in code.codes() {
-        table[usize::from(symbol)] = bits << 8 | length;
-    }
+/// Appends `symbols`, each of which must have a code, and which occur as often as `counts` says.
+pub(in crate::codec) fn encode(code: &Code, symbols: &[u8], counts: &[u32; 256], out: &mut Vec<u8>) {
+    let codes = Codes::of(code);
     let header = out.len();
     out.extend_from_slice(&code.to_bytes());
-    out.resize(header + HEADER_LEN, 0);
-    let streams = out.len();
+    // With room for what the last write writes too much.
+    out.resize(header + coded_len(code, counts) + STREAMS + WORD, 0);
     let part = symbols.len().div_ceil(STREAMS).max(1);
+    let mut parts = symbols.chunks(part);
+    let mut len = 0;
     for stream in 0..STREAMS {
-        let from = (stream * part).min(symbols.len());
-        let to = (from + part).min(symbols.len());
-        append(&table, &symbols[from..to], out);
-        let end = u32::try_from(out.len() - streams).unwrap_or(u32::MAX);
+        let (head, streams) = out[header..].split_at_mut(HEADER_LEN);
+        let mut stream_of = Stream { out: &mut streams[len..], at: 0, acc: 0, bits: 0 };
+        stream_of.append(&codes, parts.next().unwrap_or_default());
+        len += stream_of.end();
         if stream + 1 < STREAMS {
-            let at = streams - 4 * (STREAMS - 1 - stream);
-            out[at..at + 4].copy_from_slice(&end.to_le_bytes());
+            let at = HEADER_LEN - 4 * (STREAMS - 1 - stream);
+            head[at..at + 4].copy_from_slice(&u32::try_from(len).unwrap_or(u32::MAX).to_le_bytes());
         }
+    }
+    out.truncate(header + HEADER_LEN + len);
+}
+
+/// The code of each symbol: its bits and their number.
+#[derive(Debug)]
+pub(in crate::codec) struct Codes {
+    /// The number in the lowest byte, the bits above it.
+    whole: [u32; 256],
+    /// The same for [`wide`]: the lower and the upper byte of the bits, and their number.
+    pub(in crate::codec) bytes: [[u8; 256]; 3],
+}
+
+impl Codes {
+    fn of(code: &Code) -> Self {
+        let mut codes = Self { whole: [0; 256], bytes: [[0; 256]; 3] };
+        for (symbol, bits, length) in code.codes() {
+            let whole = bits << 8 | length;
+            let [length, low, high, _] = whole.to_le_bytes();
+            codes.whole[usize::from(symbol)] = whole;
+            codes.bytes.iter_mut().zip([low, high, length]).for_each(|(to, byte)| to[usize::from(symbol)] = byte);
+        }
+        codes
     }
 }
 
-fn append(table: &[u32; 256], symbols: &[u8], out: &mut Vec<u8>) {
-    let start = out.len();
-    // Room for the longest codes, and for the last write.
-    out.resize(start + symbols.len() * BITS_MAX as usize / 8 + 16, 0);
-    let room = &mut out[start..];
-    let (mut acc, mut bits, mut at) = (0u64, 0u32, 0usize);
-    let mut push = |batch: &[u8]| {
-        for &symbol in batch {
-            let entry = table[usize::from(symbol)];
-            acc |= u64::from(entry >> 8) << bits;
-            bits += entry & 0xFF;
+/// A stream as it is written.
+#[derive(Debug)]
+pub(in crate::codec) struct Stream<'a> {
+    out: &'a mut [u8],
+    at: usize,
+    /// Bits that are not written yet: less than eight.
+    acc: u64,
+    bits: u64,
+}
+
+impl Stream<'_> {
+    /// Bits that are pushed at once, at most.
+    pub(in crate::codec) const PUSHED: u64 = 56;
+
+    /// Appends the lowest `bits` bits of `codes`; those above are zero.
+    #[inline]
+    pub(in crate::codec) fn push(&mut self, codes: u64, bits: u64) {
+        self.acc |= codes << self.bits;
+        self.bits += bits;
+        if let Some(out) = self.out.get_mut(self.at..).and_then(<[u8]>::first_chunk_mut::<WORD>) {
+            *out = self.acc.to_le_bytes();
         }
-        room[at..at + 8].copy_from_slice(&acc.to_le_bytes());
-        at += (bits >> 3) as usize;
-        acc >>= bits & !7;
-        bits &= 7;
-    };
-    let batches = symbols.chunks_exact(BATCH);
-    let rest = batches.remainder();
-    batches.for_each(&mut push);
-    push(rest);
-    let end = start + at + usize::from(bits > 0);
-    out.truncate(end);
+        self.at += usize::try_from(self.bits >> 3).unwrap_or(0);
+        self.acc >>= self.bits & !7;
+        self.bits &= 7;
+    }
+
+    fn append(&mut self, codes: &Codes, symbols: &[u8]) {
+        let done = wide::append(self, codes, symbols).unwrap_or(0);
+        self.append_scalar(codes, &symbols[done..]);
+    }
+
+    fn append_scalar(&mut self, codes: &Codes, symbols: &[u8]) {
+        let (batches, rest) = symbols.as_chunks::<BATCH>();
+        batches.iter().for_each(|batch| self.push_some(codes, batch));
+        self.push_some(codes, rest);
+    }
+
+    #[inline]
+    fn push_some(&mut self, codes: &Codes, symbols: &[u8]) {
+        let (mut all, mut bits) = (0, 0);
+        for &symbol in symbols {
+            let code = codes.whole[usize::from(symbol)];
+            all |= u64::from(code >> 8) << bits;
+            bits += u64::from(code & 0xFF);
+        }
+        self.push(all, bits);
+    }
+
+    /// Where it ends.
+    fn end(self) -> usize {
+        self.at + usize::from(self.bits > 0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        /// Codes that are joined and codes that are pushed a few at a time make the same stream.
+        #[test]
+        fn twins_agree(bytes in proptest::collection::vec(any::<u8>(), 0..2000), deepest in 1u8..12) {
+            let mut counts = [0; 256];
+            (0..deepest).for_each(|symbol| counts[usize::from(symbol)] = 1 << (deepest - symbol));
+            counts[255] = 1;
+            let codes = Codes::of(&Code::of(&counts).unwrap());
+            // All as frequent, so that long codes stand together, too.
+            let symbols: Vec<u8> = bytes.iter().map(|&byte| byte % deepest).collect();
+            let room = || vec![0; symbols.len() * 2 + WORD];
+            let (mut joined, mut pushed) = (room(), room());
+            let mut stream = Stream { out: &mut joined, at: 0, acc: 0, bits: 0 };
+            stream.append(&codes, &symbols);
+            let len = stream.end();
+            let mut stream = Stream { out: &mut pushed, at: 0, acc: 0, bits: 0 };
+            stream.append_scalar(&codes, &symbols);
+            prop_assert_eq!(stream.end(), len);
+            prop_assert_eq!(&joined[..len], &pushed[..len]);
+        }
+    }
 }

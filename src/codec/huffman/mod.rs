@@ -12,9 +12,10 @@
 mod code;
 mod decode;
 mod encode;
+mod lanes;
 
 pub(super) use decode::decode;
-pub(super) use encode::{coded_len, encode};
+pub(super) use encode::{Codes, Stream, coded_len, encode};
 
 pub(super) use code::Code;
 

@@ -12,12 +12,12 @@
 use std::cell::RefCell;
 
 use super::{Flat, PLANE_HEADER, counts, room};
+use crate::codec::wide;
 
 /// Classes, at most.
 pub(in crate::codec) const CLASSES: usize = 4;
-/// Bytes that are moved at once, and so between the classes, for what a move writes too much.
-const WORD: usize = 8;
-const ONES: u64 = 0x0101_0101_0101_0101;
+/// Between the classes, for what a move writes too much: bytes that are moved at once, at most.
+const GAP: usize = wide::BLOCK;
 
 thread_local! {
     /// The bytes of the plane that this thread is at, class after class.
@@ -36,24 +36,16 @@ pub(in crate::codec) struct Classes<'a> {
 impl<'a> Classes<'a> {
     /// The numbers are in `count` classes.
     pub(in crate::codec) fn new(of: &'a [u8], count: usize) -> Self {
-        let mut lens = [0; CLASSES];
-        let (words, rest) = of.as_chunks::<WORD>();
-        for word in words {
-            let word = u64::from_le_bytes(*word);
-            for (class, len) in (0..).zip(&mut lens).take(count) {
-                *len += size(members(word, class));
-            }
-        }
-        rest.iter().for_each(|&class| lens[usize::from(class) % CLASSES] += 1);
+        let lens = lens(of);
         let mut starts = [0; CLASSES];
         for class in 1..CLASSES {
-            starts[class] = starts[class - 1] + lens[class - 1] + WORD;
+            starts[class] = starts[class - 1] + lens[class - 1] + GAP;
         }
         Self { of, starts, lens, count }
     }
 
     fn room(&self) -> usize {
-        self.of.len() + CLASSES * WORD
+        self.of.len() + CLASSES * GAP
     }
 
     fn each(&self) -> impl Iterator<Item = std::ops::Range<usize>> {
@@ -105,35 +97,45 @@ pub(super) fn decode(mut stored: &[u8], classes: &Classes<'_>, plane: &mut [u8])
     })
 }
 
-/// One bit in each byte of `word` that is `class`.
-fn members(word: u64, class: u64) -> u64 {
-    let differs = word ^ (class * ONES);
-    !(differs | differs >> 1) & ONES
-}
-
-/// How many there are of those.
-fn size(members: u64) -> usize {
-    (members.wrapping_mul(ONES) >> 56) as usize
+/// How many numbers are in each class.
+fn lens(of: &[u8]) -> [usize; CLASSES] {
+    let mut lens = [0; CLASSES];
+    let done = wide::lens(of, &mut lens).unwrap_or(0);
+    // In so few that a byte holds the sum: then the loop needs no wider numbers.
+    for some in of[done..].chunks(255) {
+        for (class, len) in (0..).zip(&mut lens) {
+            *len += usize::from(some.iter().map(|&of| u8::from(of == class)).sum::<u8>());
+        }
+    }
+    lens
 }
 
 /// Fills `sorted` with the bytes of `plane`, class after class.
 fn sort(plane: &[u8], classes: &Classes<'_>, sorted: &mut [u8]) {
+    let mut at = classes.starts;
+    if let Some(done) = wide::sort(plane, classes.of, &mut at, sorted) {
+        return sort_scalar(done, at, plane, classes, sorted);
+    }
     #[cfg(target_arch = "x86_64")]
     if is_x86_feature_detected!("bmi2") {
         // SAFETY: the processor has BMI2, which is all that this function asks for.
-        return unsafe { wide::sort(plane, classes, sorted) };
+        return unsafe { words::sort(plane, classes, sorted) };
     }
-    sort_scalar(0, classes.starts, plane, classes, sorted);
+    sort_scalar(0, at, plane, classes, sorted);
 }
 
 /// Fills `plane` from its bytes in `sorted`, class after class.
 fn unsort(sorted: &[u8], classes: &Classes<'_>, plane: &mut [u8]) {
+    let mut at = classes.starts;
+    if let Some(done) = wide::unsort(sorted, classes.of, &mut at, plane) {
+        return unsort_scalar(done, at, sorted, classes, plane);
+    }
     #[cfg(target_arch = "x86_64")]
     if is_x86_feature_detected!("bmi2") {
         // SAFETY: the processor has BMI2, which is all that this function asks for.
-        return unsafe { wide::unsort(sorted, classes, plane) };
+        return unsafe { words::unsort(sorted, classes, plane) };
     }
-    unsort_scalar(0, classes.starts, sorted, classes, plane);
+    unsort_scalar(0, at, sorted, classes, plane);
 }
 
 /// From the byte `from` on, each class from `at` on.
@@ -155,10 +157,24 @@ fn unsort_scalar(from: usize, mut at: [usize; CLASSES], sorted: &[u8], classes: 
 
 /// The same, eight bytes at a time.
 #[cfg(target_arch = "x86_64")]
-mod wide {
+mod words {
     use std::arch::x86_64::{_pdep_u64, _pext_u64};
 
-    use super::{CLASSES, Classes, WORD, members, size, sort_scalar, unsort_scalar};
+    use super::{CLASSES, Classes, sort_scalar, unsort_scalar};
+
+    const WORD: usize = 8;
+    const ONES: u64 = 0x0101_0101_0101_0101;
+
+    /// One bit in each byte of `word` that is `class`.
+    fn members(word: u64, class: u64) -> u64 {
+        let differs = word ^ (class * ONES);
+        !(differs | differs >> 1) & ONES
+    }
+
+    /// How many there are of those.
+    fn size(members: u64) -> usize {
+        (members.wrapping_mul(ONES) >> 56) as usize
+    }
 
     #[target_feature(enable = "bmi2")]
     pub(super) fn sort(plane: &[u8], classes: &Classes<'_>, sorted: &mut [u8]) {
@@ -202,25 +218,40 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    type Sort = fn(&[u8], &Classes<'_>, &mut [u8]);
+
+    /// Sorting and its reverse: as they are chosen, one byte at a time, and by words where that can be.
+    fn twins() -> Vec<(Sort, Sort)> {
+        let sort_one: Sort = |plane, classes, sorted| sort_scalar(0, classes.starts, plane, classes, sorted);
+        let unsort_one: Sort = |sorted, classes, plane| unsort_scalar(0, classes.starts, sorted, classes, plane);
+        let mut twins: Vec<(Sort, Sort)> = vec![(sort, unsort), (sort_one, unsort_one)];
+        #[cfg(target_arch = "x86_64")]
+        if is_x86_feature_detected!("bmi2") {
+            // SAFETY: the processor has BMI2, which is all that this function asks for.
+            let sort: Sort = |plane, classes, sorted| unsafe { words::sort(plane, classes, sorted) };
+            // SAFETY: as above.
+            let unsort: Sort = |sorted, classes, plane| unsafe { words::unsort(sorted, classes, plane) };
+            twins.push((sort, unsort));
+        }
+        twins
+    }
+
     proptest! {
         /// Sorting keeps each class in order, unsorting undoes it, and the twins agree.
         #[test]
         fn twins_agree(pairs in proptest::collection::vec((any::<u8>(), 0u8..4), 0..2000)) {
             let (plane, of): (Vec<u8>, Vec<u8>) = pairs.iter().copied().unzip();
             let classes = Classes::new(&of, CLASSES);
-            let (mut chosen, mut scalar) = (vec![0; classes.room()], vec![0; classes.room()]);
-            sort(&plane, &classes, &mut chosen);
-            sort_scalar(0, classes.starts, &plane, &classes, &mut scalar);
-            for (class, range) in (0u8..).zip(classes.each()) {
-                let wanted: Vec<u8> = pairs.iter().filter(|pair| pair.1 == class).map(|pair| pair.0).collect();
-                prop_assert_eq!(&chosen[range.clone()], &wanted);
-                prop_assert_eq!(&scalar[range], &wanted);
+            for (sort, unsort) in twins() {
+                let (mut sorted, mut out) = (vec![0; classes.room()], vec![0; plane.len()]);
+                sort(&plane, &classes, &mut sorted);
+                for (class, range) in (0u8..).zip(classes.each()) {
+                    let wanted: Vec<u8> = pairs.iter().filter(|pair| pair.1 == class).map(|pair| pair.0).collect();
+                    prop_assert_eq!(&sorted[range], &wanted);
+                }
+                unsort(&sorted, &classes, &mut out);
+                prop_assert_eq!(&out, &plane);
             }
-            let (mut out, mut twin) = (vec![0; plane.len()], vec![0; plane.len()]);
-            unsort(&chosen, &classes, &mut out);
-            unsort_scalar(0, classes.starts, &scalar, &classes, &mut twin);
-            prop_assert_eq!(&out, &plane);
-            prop_assert_eq!(&twin, &plane);
         }
     }
 }

@@ -38,7 +38,7 @@ impl Flat {
                 Self::One
             }
             (Some(code), _) if huffman::coded_len(&code, counts) < bytes.len() - bytes.len() / GAIN => {
-                huffman::encode(&code, bytes, out);
+                huffman::encode(&code, bytes, counts, out);
                 Self::Huffman
             }
             _ => {

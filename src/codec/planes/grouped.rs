@@ -12,6 +12,7 @@
 //! ```
 
 use super::{Flat, GROUPED, GROUPED_FROM, counts};
+use crate::codec::wide;
 
 /// Most groups should not be of one kind: longer groups are used until that is so.
 const GROUP_SKEWED: f64 = 0.6;
@@ -48,28 +49,12 @@ pub(super) fn encode(plane: &[u8], counts_of: &[u32; 256], log: u8, level: Level
     let mut codes = [escape; 256];
     (0..escape).zip(&frequent).for_each(|(code, &byte)| codes[usize::from(byte)] = code);
 
-    let elements = 1 << log;
-    let mut groups = Vec::with_capacity(plane.len().div_ceil(elements));
+    // With room for what is written at once.
     let rare: u64 = plane.len() as u64 - frequent.iter().map(|&b| u64::from(counts_of[usize::from(b)])).sum::<u64>();
-    let mut escaped = vec![0; usize::try_from(rare).unwrap_or(0) + 1];
-    let mut at = 0;
-    let common = u64::from(*frequent.first().unwrap_or(&0)) * 0x0101_0101_0101_0101;
-    for group in plane.chunks(elements) {
-        let mut byte = 0;
-        // Eight of the most frequent byte, whose code is zero: the most frequent group by far.
-        if <[u8; 8]>::try_from(group).is_ok_and(|group| u64::from_le_bytes(group) == common) {
-            groups.push(0);
-            continue;
-        }
-        for (place, &element) in (0u32..).zip(group) {
-            let code = codes[usize::from(element)];
-            byte |= code << (place * bits);
-            // Written in any case and kept only if it was rare: no branch to guess wrong.
-            escaped[at] = element;
-            at += usize::from(code == escape);
-        }
-        groups.push(byte);
-    }
+    let mut groups = vec![0; plane.len().div_ceil(1 << log) + wide::BLOCK];
+    let mut escaped = vec![0; usize::try_from(rare).unwrap_or(0) + wide::BLOCK];
+    let at = group(plane, &codes, log, &mut groups, &mut escaped);
+    groups.truncate(plane.len().div_ceil(1 << log));
     escaped.truncate(at);
 
     out.push(log);
@@ -93,6 +78,36 @@ pub(super) fn encode(plane: &[u8], counts_of: &[u32; 256], log: u8, level: Level
     out[header] = Flat::encode(&escaped, &counts(&escaped), out) as u8;
 }
 
+/// Fills `groups`, which are zeros, with the codes of the bytes in `plane` and `escaped` with those that escape; says how many
+/// these are. Both have room for [`wide::BLOCK`] bytes too many.
+fn group(plane: &[u8], codes: &[u8; 256], log: u8, groups: &mut [u8], escaped: &mut [u8]) -> usize {
+    let (done, at) = wide::group(plane, codes, log, groups, escaped).unwrap_or((0, 0));
+    at + group_scalar(&plane[done..], codes, log, &mut groups[done >> log..], &mut escaped[at..])
+}
+
+fn group_scalar(plane: &[u8], codes: &[u8; 256], log: u8, groups: &mut [u8], escaped: &mut [u8]) -> usize {
+    let bits = 8u32 >> log;
+    let escape = (1u8 << bits) - 1;
+    // The most frequent byte, whose code is zero.
+    let common = (0..=u8::MAX).find(|&byte| codes[usize::from(byte)] == 0).unwrap_or(0);
+    let mut at = 0;
+    for (groups, elements) in groups.chunks_mut(8 >> log).zip(plane.chunks(8)) {
+        if <[u8; 8]>::try_from(elements).is_ok_and(|elements| elements == [common; 8]) {
+            continue;
+        }
+        let mut whole = 0;
+        for (place, &element) in (0u32..).zip(elements) {
+            let code = codes[usize::from(element)];
+            whole |= u32::from(code) << (place * bits);
+            // Written in any case and kept only if it was rare: no branch to guess wrong.
+            escaped[at] = element;
+            at += usize::from(code == escape);
+        }
+        groups.iter_mut().zip(whole.to_le_bytes()).for_each(|(group, byte)| *group = byte);
+    }
+    at
+}
+
 /// Decodes what [`encode`] made of `plane.len()` bytes; none if `stored` is anything else.
 pub(super) fn decode(stored: &[u8], level: Level, plane: &mut [u8]) -> Option<()> {
     let (&log, stored) = stored.split_first()?;
@@ -102,10 +117,12 @@ pub(super) fn decode(stored: &[u8], level: Level, plane: &mut [u8]) -> Option<()
     let (&how, stored) = stored.split_first()?;
     let (len, stored) = stored.split_first_chunk::<4>()?;
     let (body, stored) = stored.split_at_checked(u32::from_le_bytes(*len) as usize)?;
-    let mut groups = vec![0; plane.len().div_ceil(1 << log)];
+    // With room for what is read at once.
+    let mut groups = vec![0; plane.len().div_ceil(1 << log) + wide::BLOCK];
+    let (out, _) = groups.split_at_mut(plane.len().div_ceil(1 << log));
     match (how, level) {
-        (GROUPED, Level::Plane) => decode(body, Level::Groups, &mut groups)?,
-        _ => Flat::of(how)?.decode(body, &mut groups)?,
+        (GROUPED, Level::Plane) => decode(body, Level::Groups, out)?,
+        _ => Flat::of(how)?.decode(body, out)?,
     }
     let (count, stored) = stored.split_first_chunk::<4>()?;
     let (&how, body) = stored.split_first()?;
@@ -113,17 +130,15 @@ pub(super) fn decode(stored: &[u8], level: Level, plane: &mut [u8]) -> Option<()
     if count > plane.len() {
         return None;
     }
-    let mut escaped = vec![0; count];
-    Flat::of(how)?.decode(body, &mut escaped)?;
+    let mut escaped = vec![0; count + wide::BLOCK];
+    Flat::of(how)?.decode(body, escaped.get_mut(..count)?)?;
+
     let codes = Codes { bits, frequent, groups: &groups };
-    match log {
-        1 => codes.expand::<2>(&escaped, plane),
-        2 => codes.expand::<4>(&escaped, plane),
-        _ => codes.expand::<8>(&escaped, plane),
-    }
+    codes.expand(log, (&escaped, count), plane)
 }
 
-/// Groups to be expanded.
+/// Groups to be expanded, and [`wide::BLOCK`] bytes after them.
+#[derive(Clone, Copy)]
 struct Codes<'a> {
     bits: u32,
     frequent: &'a [u8],
@@ -131,8 +146,21 @@ struct Codes<'a> {
 }
 
 impl Codes<'_> {
-    /// Writes the elements of each group, `N` at a time, and fills in what escaped.
-    fn expand<const N: usize>(&self, escaped: &[u8], plane: &mut [u8]) -> Option<()> {
+    /// Writes the elements of each group and fills in the `count` that escaped, after which there are as many bytes more.
+    fn expand(&self, log: u8, (escaped, count): (&[u8], usize), plane: &mut [u8]) -> Option<()> {
+        let (done, used) = wide::expand(self.groups, escaped, self.frequent, log, plane).unwrap_or((0, 0));
+        let rest = Self { groups: self.groups.get(done >> log..)?, ..*self };
+        // That used more than there were stops here.
+        let (escaped, plane) = (escaped.get(used..count)?, plane.get_mut(done..)?);
+        match log {
+            1 => rest.expand_scalar::<2>(escaped, plane),
+            2 => rest.expand_scalar::<4>(escaped, plane),
+            _ => rest.expand_scalar::<8>(escaped, plane),
+        }
+    }
+
+    /// The same, `N` elements at a time.
+    fn expand_scalar<const N: usize>(&self, escaped: &[u8], plane: &mut [u8]) -> Option<()> {
         let mask = (1u32 << self.bits) - 1;
         let mut table = [([0u8; N], 0u8); 256];
         for (group, (elements, holes)) in (0u32..).zip(&mut table) {
@@ -157,7 +185,7 @@ impl Codes<'_> {
         let (whole, rest) = plane.as_chunks_mut::<N>();
         let (groups, last) = self.groups.split_at_checked(whole.len())?;
         whole.iter_mut().zip(groups).try_for_each(|(out, &group)| fill(group, out))?;
-        if let Some(&group) = last.first() {
+        if let (Some(&group), false) = (last.first(), rest.is_empty()) {
             // Of a group cut short, the codes of no element are zero.
             let used = u32::try_from(rest.len()).ok()? * self.bits;
             if u32::from(group) >> used != 0 {
@@ -166,5 +194,45 @@ impl Codes<'_> {
             fill(group, rest)?;
         }
         escaped.next().is_none().then_some(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        /// The functions that are chosen for this processor and their scalar twins agree, and expanding undoes grouping.
+        #[test]
+        fn twins_agree(plane in proptest::collection::vec(prop_oneof![8 => 0u8..4, 1 => any::<u8>()], 0..2000), log in 1u8..4) {
+            let bits = 8u32 >> log;
+            let escape = (1u8 << bits) - 1;
+            let frequent: Vec<u8> = (0..escape).collect();
+            let mut codes = [escape; 256];
+            frequent.iter().for_each(|&byte| codes[usize::from(byte)] = byte);
+            let room = |len: usize| vec![0; len + wide::BLOCK];
+            let (mut groups, mut escaped) = (room(plane.len().div_ceil(1 << log)), room(plane.len()));
+            let count = group(&plane, &codes, log, &mut groups, &mut escaped);
+            let (mut groups2, mut escaped2) = (room(plane.len().div_ceil(1 << log)), room(plane.len()));
+            prop_assert_eq!(group_scalar(&plane, &codes, log, &mut groups2, &mut escaped2), count);
+            prop_assert_eq!(&groups, &groups2);
+            prop_assert_eq!(&escaped[..count], &escaped2[..count]);
+
+            let codes = Codes { bits, frequent: &frequent, groups: &groups };
+            let (mut out, mut twin) = (vec![0; plane.len()], vec![0; plane.len()]);
+            prop_assert_eq!(codes.expand(log, (&escaped, count), &mut out), Some(()));
+            prop_assert_eq!(&out, &plane);
+            let scalar = match log {
+                1 => codes.expand_scalar::<2>(&escaped[..count], &mut twin),
+                2 => codes.expand_scalar::<4>(&escaped[..count], &mut twin),
+                _ => codes.expand_scalar::<8>(&escaped[..count], &mut twin),
+            };
+            prop_assert_eq!(scalar, Some(()));
+            prop_assert_eq!(&twin, &plane);
+            let one_less = codes.expand(log, (&escaped, count.saturating_sub(1)), &mut out);
+            prop_assert_eq!(one_less.is_none(), count > 0, "one byte too few escaped");
+            prop_assert_eq!(codes.expand(log, (&escaped, count + 1), &mut out), None, "one too many");
+        }
     }
 }

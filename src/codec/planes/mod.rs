@@ -13,6 +13,7 @@
 //! How: 0 raw; 1 one byte that stands for all; 2 Huffman-coded; 3 in groups; 4 by classes of numbers, in differences only.
 
 mod classed;
+mod count;
 mod flat;
 mod grouped;
 mod split;
@@ -20,6 +21,7 @@ mod split;
 use std::cell::RefCell;
 
 pub(super) use self::classed::{CLASSES, Classes};
+use self::count::counts;
 use self::flat::Flat;
 use self::grouped::Level;
 
@@ -270,24 +272,6 @@ impl Sample {
     fn may_gain(&self) -> bool {
         self.most > 0.0 && self.bits < 8.0 - 8.0 / GAIN as f64
     }
-}
-
-/// How often each byte occurs. Four tables, so that equal neighbours do not wait for each other.
-fn counts(plane: &[u8]) -> [u32; 256] {
-    let mut tables = [[0u32; 256]; 4];
-    let words = plane.chunks_exact(8);
-    let rest = words.remainder();
-    for word in words {
-        for (at, &byte) in word.iter().enumerate() {
-            tables[at % 4][usize::from(byte)] += 1;
-        }
-    }
-    rest.iter().for_each(|&byte| tables[0][usize::from(byte)] += 1);
-    let [mut sums, others @ ..] = tables;
-    for table in others {
-        sums.iter_mut().zip(table).for_each(|(sum, count)| *sum += count);
-    }
-    sums
 }
 
 #[cfg(test)]
