@@ -10,7 +10,7 @@ use crate::format::{Content, EntryKind};
 use crate::limits::MIB;
 use crate::ops::shown;
 use crate::progress::Progress;
-use crate::repository::{Name, Repository, Saved, Sink, fetch, plan};
+use crate::repository::{Gaps, Name, Repository, Saved, Sink, fetch, plan};
 
 /// Plain bytes gathered before they are written out.
 const STEP: u64 = 16 * MIB;
@@ -67,7 +67,7 @@ impl Repository {
                 Ok(())
             })
         };
-        let reads = plan(|chunk| saved.locate(chunk), wanted, 8 * MIB)?;
+        let reads = plan(|chunk| saved.locate(chunk), wanted, 8 * MIB, Gaps::Wide)?;
         fetch(self, saved, reads, sink, &Progress::default()).await?;
         let mut gathered = gathered.lock().unwrap_or_else(PoisonError::into_inner);
         Ok(std::mem::take(&mut gathered))

@@ -20,7 +20,7 @@ use super::blocking;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::EntryKind;
 use crate::progress::Progress;
-use crate::repository::{Name, PackRead, Repository, Saved, Sink, fetch, longest_read, plan};
+use crate::repository::{Gaps, Name, PackRead, Repository, Saved, Sink, fetch, longest_read, plan};
 use crate::tree::{Durability, Target};
 
 /// Times that a restore goes on with a newer map when packs went away under it.
@@ -113,7 +113,7 @@ impl Repository {
         let mut current = Arc::clone(saved);
         let mut fetched = 0;
         for _ in 0..ATTEMPTS {
-            let reads = plan(|chunk| current.locate(chunk), placing.missing(), longest)?;
+            let reads = plan(|chunk| current.locate(chunk), placing.missing(), longest, Gaps::Wide)?;
             let reads = interleaved(reads, FILES_BY_TURNS, |read| placing.file_of(read));
             let sink: Sink = {
                 let placing = Arc::clone(&placing);

@@ -12,7 +12,7 @@ use crate::error::Result;
 use crate::id::ChunkId;
 use crate::limits::MIB;
 use crate::ops::blocking;
-use crate::repository::{PackRead, Repository, deliver, plan, read_pack};
+use crate::repository::{Gaps, PackRead, Repository, deliver, plan, read_pack};
 use crate::tree::Walk;
 
 /// Bytes of bases read at once.
@@ -103,7 +103,8 @@ impl Encoding {
             }
         }
         let saved = &parent.saved;
-        let reads = plan(|chunk| saved.locate(chunk), wanting.keys().copied(), BASES_READ_MAX).unwrap_or_default();
+        let bases = wanting.keys().copied();
+        let reads = plan(|chunk| saved.locate(chunk), bases, BASES_READ_MAX, Gaps::Wide).unwrap_or_default();
         let wanting = Arc::new(wanting);
         for read in reads {
             let (saved, new, wanting) = (Arc::clone(saved), Arc::clone(new), Arc::clone(&wanting));

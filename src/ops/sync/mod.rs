@@ -16,7 +16,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::progress::Progress;
 use crate::repository::log::{RefValue, State};
 use crate::repository::{
-    Known, Name, PackRead, Publication, Published, Repository, Stored, Writer, longest_read, plan, read_pack,
+    Gaps, Known, Name, PackRead, Publication, Published, Repository, Stored, Writer, longest_read, plan, read_pack,
 };
 
 /// Times that one name is tried again because packs went away, on either side.
@@ -176,7 +176,7 @@ impl Syncing<'_> {
         let found = self.known.locate(ids).await?;
         let view = Arc::new(View::new(&saved, &found, &mut self.known).await?);
         let lacking = view.lacking.iter().copied();
-        let reads = plan(|chunk| view.locate(chunk), lacking, longest_read(self.from, self.to.budget()))?;
+        let reads = plan(|chunk| view.locate(chunk), lacking, longest_read(self.from, self.to.budget()), Gaps::Wide)?;
         if let Some(gone) = self.pull(&view, reads).await? {
             return Ok(Step::Gone(gone));
         }

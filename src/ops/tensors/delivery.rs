@@ -9,7 +9,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::ops::blocking;
 use crate::ops::restore::ATTEMPTS;
 use crate::progress::Progress;
-use crate::repository::{Repository, Saved, Sink, fetch, longest_read, plan};
+use crate::repository::{Gaps, Repository, Saved, Sink, fetch, longest_read, plan};
 
 /// Runs shorter than this are gathered where they follow each other in what was asked for, such as those of a column.
 const SHORT: usize = 4 << 10;
@@ -85,7 +85,7 @@ impl Repository {
             if missing.is_empty() {
                 return Ok(fetched);
             }
-            let reads = plan(|chunk| current.locate(chunk), missing, longest_read(self, self.budget()))?;
+            let reads = plan(|chunk| current.locate(chunk), missing, longest_read(self, self.budget()), Gaps::Spare)?;
             let sink: Sink = {
                 let delivery = Arc::clone(delivery);
                 Arc::new(move |chunk, bytes| delivery.place(chunk, bytes.bytes()))

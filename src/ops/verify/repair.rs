@@ -14,7 +14,7 @@ use crate::id::{ChunkId, MapKey, PackId, SegmentId};
 use crate::repository::layout::{self, Family};
 use crate::repository::log::{Action, RefValue};
 use crate::repository::{
-    Known, Located, Mended, Name, PackPart, PackRead, Place, Saved, Writer, deliver, plan, read_pack,
+    Gaps, Known, Located, Mended, Name, PackPart, PackRead, Place, Saved, Writer, deliver, plan, read_pack,
 };
 
 impl Verifying<'_> {
@@ -200,7 +200,9 @@ impl Mending<'_> {
     async fn rescue(&self, chunk: u32, writer: &mut Writer) -> Result<Option<Place>> {
         let Some(tree) = self.tree.clone() else { return Ok(None) };
         let repository = self.verifying.repository;
-        let Some(read) = plan(|chunk| tree.locate(chunk), [chunk], u64::MAX)?.pop() else { return Ok(None) };
+        let Some(read) = plan(|chunk| tree.locate(chunk), [chunk], u64::MAX, Gaps::Wide)?.pop() else {
+            return Ok(None);
+        };
         let beyond = |part: &PackPart| self.bad.get(&part.pack).is_some_and(|len| *len < part.range.end);
         if read.parts.iter().any(beyond) {
             return Ok(None);

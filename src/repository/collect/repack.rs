@@ -15,7 +15,9 @@ use crate::progress::Progress;
 use crate::repository::log::{Action, RefValue, State};
 use crate::repository::mapping::moved;
 use crate::repository::mend::put_map;
-use crate::repository::{Name, PackRead, Place, Repository, Saved, Stored, Writer, longest_read, plan, read_pack};
+use crate::repository::{
+    Gaps, Name, PackRead, Place, Repository, Saved, Stored, Writer, longest_read, plan, read_pack,
+};
 
 /// Rewrites `packs`; returns the bytes of the packs that this condemned.
 ///
@@ -69,7 +71,7 @@ impl Moving<'_> {
         let mut places = chunks.map(|chunk| Ok(saved.locate(chunk)?.place)).collect::<Result<Vec<Place>>>()?;
         let missing = (0..).zip(&places).filter(|(_, place)| self.is_missing(place)).map(|(chunk, _)| chunk);
         let budget = self.repository.budget();
-        let reads = plan(|chunk| saved.locate(chunk), missing, longest_read(self.repository, budget))?;
+        let reads = plan(|chunk| saved.locate(chunk), missing, longest_read(self.repository, budget), Gaps::Wide)?;
         let repositories = [self.repository];
         let frames = reads.into_iter().map(|read| {
             let saved = Arc::clone(&saved);

@@ -5,6 +5,7 @@
 //! stored bytes, verification only wants to know.
 
 mod deliver;
+mod gaps;
 mod plan;
 
 use std::sync::Arc;
@@ -14,6 +15,7 @@ use futures::{StreamExt as _, TryStreamExt as _, stream};
 use object_store::GetResultPayload;
 
 pub use self::deliver::{Delivered, Stored, deliver};
+pub use self::gaps::Gaps;
 pub use self::plan::{Brought, Located, PackPart, PackRead, plan};
 use super::layout::{self, Family};
 use super::{Repository, Saved, objects};

@@ -6,13 +6,11 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
+use super::gaps::{Allowance, GAP, Gaps};
 use crate::error::{Error, Result};
 use crate::id::{ChunkId, PackId};
-use crate::limits::KIB;
 use crate::repository::{Place, Saved};
 
-/// Bytes between two frames that are read rather than skipped: a request costs about as much as this takes to pass.
-const GAP: u64 = 256 * KIB;
 /// Requests that one read makes, at most, where it brings many chunks that need one.
 const PARTS: usize = 16;
 /// Chunks that are read together whatever their length: one that is derived, what it is derived from, and its base.
@@ -90,7 +88,7 @@ impl PackRead {
 
     /// Makes room for a chunk.
     pub(crate) fn cover(&mut self, located: &Located) {
-        cover(&mut self.parts, located);
+        cover(&mut self.parts, located, GAP);
     }
 }
 
@@ -113,11 +111,11 @@ fn stored_len(parts: &[PackPart]) -> u64 {
     parts.iter().map(|part| part.range.end - part.range.start).sum()
 }
 
-/// Lengthens the part that is near enough, or adds one.
-fn cover(parts: &mut Vec<PackPart>, located: &Located) {
+/// Lengthens the part that is at most `gap` bytes away, or adds one.
+fn cover(parts: &mut Vec<PackPart>, located: &Located, gap: u64) {
     let frame = frame(located);
     let near = |part: &&mut PackPart| {
-        part.is_of(located) && frame.start <= part.range.end + GAP && part.range.start <= frame.end + GAP
+        part.is_of(located) && frame.start <= part.range.end + gap && part.range.start <= frame.end + gap
     };
     match parts.iter_mut().rev().find(near) {
         Some(part) => part.range = part.range.start.min(frame.start)..part.range.end.max(frame.end),
@@ -162,7 +160,8 @@ impl Saved {
 }
 
 /// The reads that bring the `wanted` chunks, and what these need, none longer than `longest` unless one chunk is, with what it
-/// needs. Each chunk is read once, unless more need it than go into one read.
+/// needs. Each chunk is read once, unless more need it than go into one read. Of what lies between two of them `gaps` says
+/// how much may be read too.
 ///
 /// # Errors
 /// What `locate` returns.
@@ -170,12 +169,18 @@ pub fn plan(
     locate: impl Fn(u32) -> Result<Located>,
     wanted: impl IntoIterator<Item = u32>,
     longest: u64,
+    gaps: Gaps,
 ) -> Result<Vec<PackRead>> {
     let mut wanted: Vec<u32> = wanted.into_iter().collect();
     wanted.sort_unstable();
     wanted.dedup();
     let trees = Trees::grow(&locate, &wanted)?;
-    let mut plan = Planning { locate, wanted: &wanted, longest, reads: Vec::new(), open: PackRead::default() };
+    let allowed = match gaps {
+        Gaps::Wide => Allowance::WIDE,
+        Gaps::Spare => Allowance::spare(trees.frames(&locate)?),
+    };
+    let (reads, open) = Default::default();
+    let mut plan = Planning { locate, wanted: &wanted, longest, allowed, reads, open };
     let mut members = Vec::new();
     for &(.., root) in &trees.roots {
         members.clear();
@@ -229,6 +234,12 @@ impl Trees {
         (pack, located.place.offset, chunk)
     }
 
+    /// Where every chunk's frame lies: in which pack, and which of its bytes.
+    fn frames(&self, locate: &impl Fn(u32) -> Result<Located>) -> Result<Vec<(u32, Range<u64>)>> {
+        let orders = self.roots.iter().chain(self.branches.values().flatten());
+        orders.map(|&(pack, _, chunk)| Ok((pack, frame(&locate(chunk)?)))).collect()
+    }
+
     /// A chunk and all that needs it, each with the chunks above it.
     fn collect(&self, chunk: u32, above: &mut Vec<u32>, members: &mut Vec<(Vec<u32>, u32)>) {
         members.push((above.clone(), chunk));
@@ -245,6 +256,7 @@ struct Planning<'a, L> {
     locate: L,
     wanted: &'a [u32],
     longest: u64,
+    allowed: Allowance,
     reads: Vec<PackRead>,
     open: PackRead,
 }
@@ -254,7 +266,7 @@ impl<L: Fn(u32) -> Result<Located>> Planning<'_, L> {
     fn add(&mut self, members: &[(Vec<u32>, u32)]) -> Result<()> {
         let mut parts = self.open.parts.clone();
         for (_, chunk) in members {
-            cover(&mut parts, &(self.locate)(*chunk)?);
+            cover(&mut parts, &(self.locate)(*chunk)?, self.allowed.gap());
         }
         let deepest = members.iter().map(|(above, _)| above.len() + 1).max().unwrap_or(1);
         if stored_len(&parts) > self.longest || parts.len() > deepest.max(self.open.parts.len()) {
@@ -264,20 +276,28 @@ impl<L: Fn(u32) -> Result<Located>> Planning<'_, L> {
             let located = (self.locate)(*chunk)?;
             if members.len() > CHAIN && self.open.chunks.len() > above.len() {
                 let mut parts = self.open.parts.clone();
-                cover(&mut parts, &located);
+                cover(&mut parts, &located, self.allowed.gap());
                 if stored_len(&parts) > self.longest || parts.len() > PARTS {
                     self.close();
                     for &chunk in above {
-                        self.open.cover(&(self.locate)(chunk)?);
+                        self.cover(&(self.locate)(chunk)?);
                         self.open.chunks.push(Brought { chunk, wanted: false });
                     }
                 }
             }
-            self.open.cover(&located);
+            self.cover(&located);
             let wanted = self.wanted.binary_search(chunk).is_ok();
             self.open.chunks.push(Brought { chunk: *chunk, wanted });
         }
         Ok(())
+    }
+
+    /// Makes room for a chunk in the open read; what else comes with it is off the allowance.
+    fn cover(&mut self, located: &Located) {
+        let before = self.open.stored_len();
+        cover(&mut self.open.parts, located, self.allowed.gap());
+        let more = self.open.stored_len() - before;
+        self.allowed.took(more.saturating_sub(located.place.stored_len.into()));
     }
 
     fn close(&mut self) {
@@ -325,7 +345,7 @@ mod tests {
 
         /// What each read brings: chunks, those not wanted negative.
         fn plan(&self, wanted: &[u32], longest: u64) -> Vec<Vec<i64>> {
-            let reads = plan(|chunk| Ok(self.locate(chunk)), wanted.iter().copied(), longest).unwrap();
+            let reads = plan(|chunk| Ok(self.locate(chunk)), wanted.iter().copied(), longest, Gaps::Wide).unwrap();
             for read in &reads {
                 for brought in &read.chunks {
                     assert!(read.find(&self.locate(brought.chunk)).is_some());
@@ -367,16 +387,53 @@ mod tests {
             let located = bench.locate(chunk);
             Ok(Located { place: Place { stored_len: 1, ..located.place }, ..located })
         };
-        let reads = plan(locate, 1..1000, 4 * MIB).unwrap();
+        let reads = plan(locate, 1..1000, 4 * MIB, Gaps::Wide).unwrap();
         assert!(reads.iter().all(|read| read.parts.len() <= PARTS));
         let brought: Vec<u32> =
             reads.iter().flat_map(|read| &read.chunks).filter(|chunk| chunk.wanted).map(|chunk| chunk.chunk).collect();
         assert_eq!(brought, (1..1000).collect::<Vec<_>>());
     }
 
+    /// A pack of short chunks of which every second is wanted: few requests for a tree, few bytes for parts of tensors.
+    #[test]
+    fn gaps_are_read_for_trees_and_skipped_for_parts_of_tensors() {
+        let bench = Bench::new(&[None; 400]);
+        let short = 10 << 10;
+        let locate = |chunk: u32| {
+            let located = bench.locate(chunk);
+            let place = Place { offset: u64::from(chunk) * u64::from(short), stored_len: short, ..located.place };
+            Ok(Located { place, ..located })
+        };
+        let every = |step: usize| (0..400).step_by(step);
+        let planned = |step: usize, gaps: Gaps| {
+            let reads = plan(locate, every(step), 8 * MIB, gaps).unwrap();
+            (reads.len(), reads.iter().map(PackRead::stored_len).sum::<u64>() / u64::from(short))
+        };
+        assert_eq!(planned(2, Gaps::Wide), (1, 399));
+        // Six gaps are a 32nd.
+        assert_eq!(planned(2, Gaps::Spare), (194, 206));
+        // All of it: as few requests either way.
+        assert_eq!(planned(1, Gaps::Wide), (1, 400));
+        assert_eq!(planned(1, Gaps::Spare), (1, 400));
+        // All but two gaps of a chunk: they are as good as nothing.
+        let most = plan(locate, (0..400).filter(|chunk| chunk % 150 != 149), 8 * MIB, Gaps::Spare).unwrap();
+        assert_eq!((most.len(), most[0].chunks.len()), (1, 398));
+    }
+
+    /// Bases and what needs them are weighed as one: nothing is read for being between others.
+    #[test]
+    fn gaps_between_bases_count_like_others() {
+        let bases: Vec<Option<u32>> = (0..200).map(|chunk| (chunk >= 100).then(|| chunk - 100)).collect();
+        let bench = Bench::new(&bases);
+        let wanted = (100..200).filter(|chunk| chunk % 4 < 2);
+        let reads = plan(|chunk| Ok(bench.locate(chunk)), wanted, 8 * MIB, Gaps::Spare).unwrap();
+        assert_eq!(reads.iter().map(PackRead::stored_len).sum::<u64>(), 100 * u64::from(LEN));
+        assert!(reads.iter().all(|read| read.parts.len() == 2 && read.chunks.len() == 4));
+    }
+
     #[test]
     fn circles_are_damage() {
         let bench = Bench::new(&[Some(1), Some(0)]);
-        assert!(plan(|chunk| Ok(bench.locate(chunk)), [0], MIB).is_err());
+        assert!(plan(|chunk| Ok(bench.locate(chunk)), [0], MIB, Gaps::Wide).is_err());
     }
 }

@@ -1,0 +1,116 @@
+//! Gaps: how much of what lies between wanted frames is read, rather than asked for around it. Pure.
+
+use std::ops::Range;
+
+use crate::limits::KIB;
+
+/// The longest gap that is ever read: a request costs about as much as this takes to pass.
+pub(super) const GAP: u64 = 256 * KIB;
+/// Gaps up to this length are always read: frames are padded to pages.
+const PAGE: u64 = 4 * KIB;
+/// Longer ones make up at most one byte of so many wanted, where bytes are spared.
+const SHARE: u64 = 32;
+
+/// What is dearer: requests, or bytes that are not wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Gaps {
+    /// Requests: gaps of up to 256 KiB are read. For whole trees: what a repack or other names left between their chunks
+    /// may be half of a pack in pieces shorter than a request is worth.
+    Wide,
+    /// Bytes: gaps that are together at most a 32nd of what is wanted are read, the shortest first, and those of up to
+    /// 4 KiB. For parts of tensors: who asks for an eighth is to read an eighth.
+    Spare,
+}
+
+/// What of the gaps may still be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Allowance {
+    longest: u64,
+    left: u64,
+}
+
+impl Allowance {
+    /// That of [`Gaps::Wide`].
+    pub(super) const WIDE: Self = Self { longest: GAP, left: u64::MAX };
+
+    /// That of [`Gaps::Spare`] around `frames`, each the number of its pack and its bytes there.
+    pub(super) fn spare(mut frames: Vec<(u32, Range<u64>)>) -> Self {
+        frames.sort_unstable_by_key(|(pack, range)| (*pack, range.start, range.end));
+        frames.dedup();
+        let wanted: u64 = frames.iter().map(|(_, range)| range.end - range.start).sum();
+        let between = |pair: &[(u32, Range<u64>)]| match pair {
+            [(pack, before), (next, after)] if pack == next => Some(after.start.saturating_sub(before.end)),
+            _ => None,
+        };
+        let mut gaps: Vec<u64> = frames.windows(2).filter_map(between).collect();
+        gaps.sort_unstable();
+        let (left, mut sum) = (wanted / SHARE, 0);
+        let fits = |gap: &u64| {
+            sum += if *gap > PAGE { *gap } else { 0 };
+            *gap <= GAP && sum <= left
+        };
+        let longest = gaps.into_iter().take_while(fits).last().unwrap_or(0);
+        Self { longest, left }
+    }
+
+    /// The longest gap to read now.
+    pub(super) fn gap(&self) -> u64 {
+        self.longest.min(self.left).max(PAGE)
+    }
+
+    /// `gap` bytes were read that are not wanted.
+    pub(super) fn took(&mut self, gap: u64) {
+        if gap > PAGE {
+            self.left = self.left.saturating_sub(gap);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Frames of 1 MiB in one pack with these gaps between them.
+    fn spare(gaps: &[u64]) -> Allowance {
+        let mut frames = vec![(7, 0..1024 * KIB)];
+        for gap in gaps {
+            let start = frames[frames.len() - 1].1.end + gap;
+            frames.push((7, start..start + 1024 * KIB));
+        }
+        Allowance::spare(frames)
+    }
+
+    #[test]
+    fn the_shortest_gaps_are_read_up_to_their_share() {
+        // Two frames: a 32nd are 64 KiB.
+        assert_eq!(spare(&[64 * KIB]).gap(), 64 * KIB);
+        assert_eq!(spare(&[64 * KIB + 1]).gap(), PAGE);
+        // Five: 160 KiB.
+        assert_eq!(spare(&[90 * KIB, 20 * KIB, 60 * KIB, 50 * KIB]).gap(), 60 * KIB);
+        // Gaps within pages are no matter.
+        assert_eq!(spare(&[PAGE, PAGE, 128 * KIB, PAGE]).gap(), 128 * KIB);
+        // However much is wanted.
+        assert_eq!(spare(&[[0; 300].as_slice(), &[GAP + 1, GAP]].concat()).gap(), GAP);
+        assert_eq!(Allowance::spare(Vec::new()).gap(), PAGE);
+    }
+
+    #[test]
+    fn what_was_read_is_off_the_allowance() {
+        let mut allowed = spare(&[30 * KIB, 30 * KIB]);
+        assert_eq!(allowed.gap(), 30 * KIB);
+        allowed.took(PAGE);
+        allowed.took(70 * KIB);
+        assert_eq!(allowed.gap(), 26 * KIB);
+        allowed.took(70 * KIB);
+        assert_eq!(allowed.gap(), PAGE);
+        let mut wide = Allowance::WIDE;
+        (0..1000).for_each(|_| wide.took(GAP));
+        assert_eq!(wide.gap(), GAP);
+    }
+
+    #[test]
+    fn packs_are_apart_and_what_is_needed_twice_counts_once() {
+        let frames = vec![(1, 0..100), (2, 5000..9000), (2, 5000..9000), (1, 0..100)];
+        assert_eq!(Allowance::spare(frames), Allowance { longest: 0, left: 4100 / SHARE });
+    }
+}
