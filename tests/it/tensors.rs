@@ -10,11 +10,11 @@ use std::time::Duration;
 use futures::TryStreamExt as _;
 use object_store::ObjectStoreExt as _;
 use towline::checkpoint::boxes::{Shard, Slices};
-use towline::codec::Compression;
+use towline::codec::{Codec, Compression, rounded};
 use towline::error::ErrorKind;
 use towline::format::EntryKind;
 use towline::metrics::Metric;
-use towline::ops::{CollectOptions, SaveOptions, TensorReading, TensorSelector, TensorsRead};
+use towline::ops::{CollectOptions, RestoreTensorsOptions, SaveOptions, TensorReading, TensorSelector, TensorsRead};
 use towline::progress::Progress;
 use towline::repository::{OpenOptions, Repository};
 use towline::storage::Store;
@@ -399,6 +399,73 @@ async fn a_shared_chunk_is_fetched_once() {
     let (found, read) = house.carry_out(reading).await.unwrap();
     assert_eq!((found.len(), house.gets().0 - before.0), (10, 1), "one read for all");
     assert!(read.fetched_bytes < read.bytes, "{read:?}: tied tensors are read once");
+}
+
+/// Numbers that look trained, and move a little with each step.
+fn trained(seed: u64, step: u64, len: usize) -> Vec<u8> {
+    let noise = noise(seed, 2 * len);
+    let starts = noise.as_chunks::<2>().0.iter().map(|pair| f32::from(i16::from_le_bytes(*pair)) * 1e-6);
+    let moved = (0..).zip(starts).map(|(n, start)| start * (1.0 + step as f32 * 1e-6 * ((n * 31 % 97) as f32 - 48.0)));
+    moved.flat_map(f32::to_le_bytes).collect()
+}
+
+/// T1: "fetch the chunks that hold some of what is asked for, each once [...], with what these are decoded from": boxes of
+/// tensors that are stored as differences to another step, or derived from such.
+#[tokio::test(flavor = "multi_thread")]
+async fn boxes_of_differences_read_their_chunks_and_bases_once() {
+    let house = House::new().await;
+    let shape = [1024, 1024];
+    let (step, mut last) = (name("run/step-3"), Vec::new());
+    for number in 1..=3 {
+        let (w, v) = (trained(1, number, 1 << 20), trained(2, number, 1 << 20));
+        let copy = rounded(&w);
+        last = vec![("copy", "BF16", &shape[..], copy), ("w", "F32", &shape[..], w), ("v", "F32", &shape[..], v)];
+        let path = house.path(&format!("step-{number}.safetensors"));
+        fs::write(&path, file(&last)).unwrap();
+        let run = name(&format!("run/step-{number}"));
+        house.repository.save(&path, &run, &SaveOptions::default()).await.unwrap();
+    }
+    let saved = house.repository.saved(&step).await.unwrap();
+    let stored_by = |codec: Codec| saved.map.frames.iter().filter(|frame| frame.codec == codec).count();
+    assert_eq!((stored_by(Codec::Difference), stored_by(Codec::Derived)), (8, 4));
+
+    for (tensors, box_of) in [
+        (&["w"][..], [128..640, 0..1024]),
+        (&["v"], [1023..1024, 0..1024]),
+        (&["v"], [0..1024, 5..9]),
+        (&["v"], [300..700, 1000..1024]),
+        // What is derived needs the difference, and that its base.
+        (&["copy"], [256..512, 0..1024]),
+        (&["copy"], [0..700, 512..513]),
+        (&["copy", "w", "v"], [384..512, 0..1024]),
+        (&["copy", "w", "v"], [0..1024, 0..1024]),
+    ] {
+        let slices = Slices::of(box_of.clone());
+        let selectors: Vec<_> = tensors.iter().map(|tensor| format!("{tensor}{slices}").parse().unwrap()).collect();
+        let reading = house.repository.choose_tensors(&step, None, &selectors).await.unwrap();
+        let before = house.gets();
+        let (found, read) = house.carry_out(reading).await.unwrap();
+        assert_eq!(read.fetched_bytes, house.gets().1 - before.1);
+        for (tensor, bytes) in &found {
+            let (_, dtype, _, whole) = last.iter().find(|(name, ..)| name == tensor).unwrap();
+            let element = if *dtype == "F32" { 4 } else { 2 };
+            assert!(*bytes == sliced(whole, &shape, &box_of, element), "{tensor}{slices}");
+        }
+        let rows: Vec<_> = tensors.iter().map(|tensor| (*tensor, box_of[0].clone())).collect();
+        let needed = house.needed("run/step-3", &rows).await;
+        assert_spared(read.fetched_bytes, (needed.len() as u64, needed.iter().map(|(_, stored)| stored).sum()));
+    }
+
+    // The same into a file, a rank's share of it.
+    let shard = TensorSelector::new("w").unwrap().shard(Shard::new(5, 8).unwrap());
+    let out = house.path("out.safetensors");
+    let options = RestoreTensorsOptions::default();
+    let report = house.repository.restore_tensors(&step, None, &[shard], &out, &options).await.unwrap();
+    let needed = house.needed("run/step-3", &[("w", 640..768)]).await;
+    assert_eq!(needed.len(), 2, "a difference and its base");
+    assert_spared(report.fetched_bytes, (2, needed.iter().map(|(_, stored)| stored).sum()));
+    let written = fs::read(out).unwrap();
+    assert!(written.ends_with(&sliced(&last[1].3, &shape, &[640..768, 0..1024], 4)));
 }
 
 /// Zeros that were not stored are given too.
