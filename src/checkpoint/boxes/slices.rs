@@ -32,8 +32,11 @@ impl Slices {
     /// # Errors
     /// Usage, if there are too few dimensions, or one is too short.
     pub fn within(&self, shape: &[u64]) -> Result<TensorBox> {
-        let refuse =
-            || Error::usage("box does not lie in the tensor").expected(format!("a box of {shape:?}")).got(self);
+        let refuse = || {
+            Error::usage("box does not lie in the tensor").expected(format!("a box of {shape:?}")).got(self).cure(
+                "leave out an end to reach to the tensor's own, as in [128:]; `towline tensors NAME` lists the shapes",
+            )
+        };
         if self.0.len() > shape.len() {
             return Err(refuse());
         }

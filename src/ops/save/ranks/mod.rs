@@ -129,7 +129,10 @@ impl Repository {
 fn told(part: &PartOptions, options: &SaveOptions) -> Result<SaveOptions> {
     let ranks = part.ranks;
     if part.rank >= ranks.get() {
-        return Err(Error::usage("there is no such rank").expected(format!("below {ranks}")).got(part.rank));
+        return Err(Error::usage("there is no such rank")
+            .expected(format!("below {ranks}"))
+            .got(part.rank)
+            .cure("ranks count from 0, and the world size is the number of all that save a part"));
     }
     if options.facts.ranks().is_some_and(|told| told != ranks) {
         return Err(Error::usage("the world size is the number of ranks that save").expected(ranks));
