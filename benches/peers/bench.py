@@ -1,7 +1,7 @@
 """Towline against its peers: same bytes, same machine, alternating runs, medians. `make bench-peers` runs it.
 
 BENCH_SIZE (2G), BENCH_RUNS (3), BENCH_FILES (100000), BENCH_BIG (20G; 0 leaves it out), BENCH_DIR (/dev/shm),
-BENCH_DISK (target/bench-peers, for what is larger than memory), BENCH_ONLY (local,s3,small,memory,runs,index),
+BENCH_DISK (target/bench-peers, for what is larger than memory), BENCH_ONLY (local,s3,small,memory,runs,boxes,index),
 BENCH_RUNS_DATA (.peers/runs, the checkpoints of the runs section), BENCH_TRAIN_ARGS (to train.py, which makes them),
 TOWLINE and FLOOR (programs), BENCH_TOWLINE_ARGS, BENCH_S3_CONCURRENCY (16).
 """
@@ -13,6 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import boxes as parts_of_tensors
 import report
 import runs as trained_runs
 import tools
@@ -210,7 +211,12 @@ def runs():
     return trained_runs.section(DISK, present)
 
 
-SECTIONS = {"local": local, "small": small, "s3": s3, "memory": memory, "runs": runs, "index": index}
+def boxes():
+    """Parts of tensors: what is read for them."""
+    return parts_of_tensors.section(DISK)
+
+
+SECTIONS = {"local": local, "small": small, "s3": s3, "memory": memory, "runs": runs, "boxes": boxes, "index": index}
 
 
 def main():

@@ -62,14 +62,20 @@ def trained():
     return Steps.there()
 
 
+def header_of(path):
+    """What a safetensors file says of its tensors, by name."""
+    with path.open("rb") as file:
+        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    header.pop("__metadata__", None)
+    return header
+
+
 def tensor_bytes(path):
     """The bytes of each tensor of a safetensors file, mapped."""
     with path.open("rb") as file:
         view = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     at = 8 + int.from_bytes(view[:8], "little")
-    header = json.loads(bytes(view[8:at]))
-    header.pop("__metadata__", None)
-    offsets = {name: tensor["data_offsets"] for name, tensor in header.items()}
+    offsets = {name: tensor["data_offsets"] for name, tensor in header_of(path).items()}
     return {name: view[at + first : at + end] for name, (first, end) in offsets.items()}
 
 
