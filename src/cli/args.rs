@@ -355,9 +355,11 @@ impl From<Cut> for CutChoice {
 /// How chunks are compressed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(super) enum Compress {
-    /// Where a sample says that it pays
+    /// Where a sample says that it pays: the fewest bytes
     Auto,
-    /// Not at all: for links and disks faster than the codec
+    /// The same, but not while the repository takes bytes faster than they are compressed: the shortest save
+    IfFaster,
+    /// Not at all
     Off,
 }
 
@@ -365,6 +367,7 @@ impl From<Compress> for Compression {
     fn from(compress: Compress) -> Self {
         match compress {
             Compress::Auto => Self::Auto,
+            Compress::IfFaster => Self::IfFaster,
             Compress::Off => Self::Off,
         }
     }

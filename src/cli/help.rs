@@ -95,6 +95,9 @@ Of a step of a run, tensors that changed are stored as differences to a key step
 and whatever would not get smaller by it. 16-bit tensors that are others of the same save, rounded, take no room. --explain \
 tells for each tensor what became of it, and why.
 
+--compression if-faster stores chunks as they are while the repository (a fast disk, a fast link) takes them faster than they \
+are compressed: such a save is shorter, and takes more room.
+
 JSON: name manifest logical_bytes new_bytes stored_bytes chunks new_chunks files seconds skipped warnings, and with --explain \
 explained: [path tensor bytes here_bytes stored_bytes reasons], with \
 --rank rank, ranks, attempt, complete, waits_for and step";

@@ -19,6 +19,7 @@ mod objects;
 mod open;
 mod runs;
 mod saved;
+mod taken;
 mod writer;
 
 use std::path::{Path, PathBuf};
@@ -34,6 +35,7 @@ pub use mend::Mended;
 pub use name::Name;
 pub use runs::{Choice, Run, Selector, Step};
 pub use saved::Saved;
+pub use taken::Taken;
 pub use writer::{Publication, Published, Writer};
 
 use crate::budget::Budget;

@@ -4,6 +4,7 @@
 //! resumes by ordinary dedup; the name comes last, in one commit that also makes the rest visible.
 
 use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
 use object_store::PutPayload;
@@ -13,6 +14,7 @@ use super::known::{Known, Place};
 use super::layout::{self, Family};
 use super::log::{Action, RefValue, Refusal, SegmentInfo, State, StepFacts};
 use super::mapping::map_of;
+use super::taken::{Taken, Uploads};
 use super::{Name, Repository, objects};
 use crate::clock::Timestamp;
 use crate::codec::Encoded;
@@ -37,6 +39,7 @@ pub struct Writer {
     lent: bool,
     filling: Option<Filling>,
     uploads: JoinSet<Result<Uploaded>>,
+    taken: Arc<Uploads>,
     unindexed: Vec<Uploaded>,
     packs: HashMap<PackId, PackRef>,
     stored_bytes: u64,
@@ -107,6 +110,7 @@ impl Writer {
             lent: false,
             filling: None,
             uploads: JoinSet::new(),
+            taken: Arc::default(),
             unindexed: Vec::new(),
             packs: HashMap::new(),
             stored_bytes: 0,
@@ -126,6 +130,12 @@ impl Writer {
     #[must_use]
     pub fn stored_bytes(&self) -> u64 {
         self.stored_bytes
+    }
+
+    /// What the store took of the packs so far, by the repository's clock.
+    #[must_use]
+    pub fn taken(&self) -> Taken {
+        self.taken.taken()
     }
 
     /// Nothing was written, and nothing waits to be.
@@ -181,9 +191,13 @@ impl Writer {
         let (pack, ids, payload) = filling.finish();
         self.packs.insert(pack.id, pack);
         let (repository, progress) = (self.repository.clone(), self.progress.clone());
+        let taken = Arc::clone(&self.taken);
         self.uploads.spawn(async move {
             let key = layout::owned(Family::Pack, pack.id);
-            objects::put(&**repository.store().objects(), &key, payload).await?;
+            taken.begin(repository.clock().now());
+            let put = objects::put(&**repository.store().objects(), &key, payload).await;
+            taken.end(repository.clock().now(), if put.is_ok() { pack.len } else { 0 });
+            put?;
             progress.moved(pack.len);
             Ok((pack, ids))
         });

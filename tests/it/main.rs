@@ -15,6 +15,7 @@ mod credentials;
 mod data;
 mod differences;
 mod doctor;
+mod faster;
 mod faulty;
 mod fuzz_smoke;
 mod golden;

@@ -2,8 +2,10 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::contents::{Contents, read_master};
+use super::pace::Choice;
 use super::parent::{Basis, Parent};
 use super::read::Named;
 use crate::budget::{Budget, Buffer};
@@ -39,6 +41,16 @@ pub(super) struct Done {
     /// Is it numbers of one kind?
     pub(super) numbers: bool,
     pub(super) basis: Basis,
+    /// Was it not encoded because it is stored faster than that?
+    pub(super) faster: bool,
+}
+
+/// Chunks that were made ready together.
+#[derive(Debug, Default)]
+pub(super) struct Batch {
+    pub(super) done: Vec<Done>,
+    /// How many bytes were encoded, and how long that took all workers together; none, if these are raw.
+    pub(super) encoded: Option<(u64, Duration)>,
 }
 
 /// What is needed to encode the chunks of a save.
@@ -56,29 +68,40 @@ pub(super) struct Encoding {
 }
 
 impl Encoding {
-    /// Encodes chunks, in their order, on workers where there is something to do.
-    pub(super) async fn encode(self, new: Vec<New>) -> Result<Vec<Done>> {
-        if self.compression == Compression::Off {
-            let raw = |new: New| Done::new(&new, encode(&new.chunk.bytes, Compression::Off, None));
-            return Ok(new.into_iter().map(raw).collect());
+    /// Encodes chunks, in their order, on workers where there is something to do. `choice` says whether that is faster.
+    pub(super) async fn encode(self, new: Vec<New>, choice: Choice) -> Result<Batch> {
+        if self.compression == Compression::Off || choice == Choice::Raw {
+            let faster = choice == Choice::Raw;
+            let raw = |new: New| Done { faster, ..Done::new(&new, encode(&new.chunk.bytes, Compression::Off, None)) };
+            return Ok(Batch { done: new.into_iter().map(raw).collect(), encoded: None });
         }
+        let bytes = new.iter().map(|new| new.chunk.bytes.len() as u64).sum();
         let new = Arc::new(new);
         let (this, chunks) = (self.clone(), Arc::clone(&new));
-        let derived = blocking(move || Ok(chunks.iter().map(|new| this.derive(new)).collect::<Vec<_>>())).await?;
-        let differences = self.differences(&new, &derived).await;
-        blocking(move || {
-            let each = new.iter().enumerate().zip(derived);
-            let mut differences = differences;
-            Ok(each
-                .map(|((at, new), derived)| {
-                    let found = derived.or_else(|| differences.remove(&at));
-                    let encoded =
-                        found.unwrap_or_else(|| encode(&new.chunk.bytes, Compression::Auto, new.chunk.number));
-                    Done::new(new, encoded)
-                })
-                .collect())
-        })
-        .await
+        let derive = move || chunks.iter().map(|new| this.derive(new)).collect::<Vec<_>>();
+        let (derived, deriving) = self.timed(derive).await?;
+        let (mut differences, differing) = self.differences(&new, &derived).await;
+        let encode = move || {
+            let one = |((at, new), derived): ((usize, &New), Option<Encoded>)| {
+                let found = derived.or_else(|| differences.remove(&at));
+                let alone = || encode(&new.chunk.bytes, Compression::Auto, new.chunk.number);
+                Done::new(new, found.unwrap_or_else(alone))
+            };
+            new.iter().enumerate().zip(derived).map(one).collect()
+        };
+        let (done, encoding) = self.timed(encode).await?;
+        Ok(Batch { done, encoded: Some((bytes, deriving + differing + encoding)) })
+    }
+
+    /// Works on a worker, and tells how long that took.
+    async fn timed<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> Result<(T, Duration)> {
+        let clock = Arc::clone(self.repository.clock());
+        let timed = move || {
+            let begun = clock.now();
+            let done = work();
+            Ok((done, clock.now().since(begun)))
+        };
+        blocking(timed).await
     }
 
     /// The chunk as the rounding of one beside it, if it is that.
@@ -92,10 +115,15 @@ impl Encoding {
         (rounded(&master) == new.chunk.bytes).then(|| encode_derived(ChunkId::of(&master)))
     }
 
-    /// Those of `new` that are not `derived` and pay as differences. That bases cannot be read only costs room.
-    async fn differences(&self, new: &Arc<Vec<New>>, derived: &[Option<Encoded>]) -> HashMap<usize, Encoded> {
-        let mut encoded = HashMap::new();
-        let (Some(parent), Some(budget)) = (&self.parent, &self.budget) else { return encoded };
+    /// Those of `new` that are not `derived` and pay as differences, and how long they took but for reading. That bases cannot
+    /// be read only costs room.
+    async fn differences(
+        &self,
+        new: &Arc<Vec<New>>,
+        derived: &[Option<Encoded>],
+    ) -> (HashMap<usize, Encoded>, Duration) {
+        let (mut encoded, mut spent) = (HashMap::new(), Duration::ZERO);
+        let (Some(parent), Some(budget)) = (&self.parent, &self.budget) else { return (encoded, spent) };
         let mut wanting: HashMap<u32, Vec<usize>> = HashMap::new();
         for (at, (new, _)) in new.iter().zip(derived).enumerate().filter(|(_, (_, derived))| derived.is_none()) {
             if let (Basis::Chunk(base), Some(_)) = (new.basis, new.chunk.number) {
@@ -108,8 +136,9 @@ impl Encoding {
         let wanting = Arc::new(wanting);
         for read in reads {
             let (saved, new, wanting) = (Arc::clone(saved), Arc::clone(new), Arc::clone(&wanting));
+            let clock = Arc::clone(self.repository.clock());
             let work = move |read: &PackRead, buffer: Buffer| {
-                let mut encoded = Vec::new();
+                let (mut encoded, begun) = (Vec::new(), clock.now());
                 deliver(
                     read,
                     &buffer,
@@ -127,14 +156,17 @@ impl Encoding {
                         Ok(())
                     },
                 )?;
-                Ok(encoded)
+                Ok((encoded, clock.now().since(begun)))
             };
             match read_pack(&[&self.repository], budget, read, work).await {
-                Ok(found) => encoded.extend(found),
+                Ok((found, took)) => {
+                    encoded.extend(found);
+                    spent += took;
+                }
                 Err(error) => tracing::warn!("chunks are stored without difference: {error:?}"),
             }
         }
-        encoded
+        (encoded, spent)
     }
 }
 
@@ -148,6 +180,7 @@ impl Done {
             start: new.chunk.start,
             numbers: new.chunk.number.is_some(),
             basis: new.basis,
+            faster: false,
         }
     }
 }

@@ -49,6 +49,8 @@ enum Why {
     First,
     KeyStep,
     Off,
+    /// The target takes bytes faster than they are encoded.
+    Faster,
     Unfit,
 }
 
@@ -97,6 +99,7 @@ impl Explanation {
     fn why(&self, done: &Done) -> Why {
         match (self.orphan, done.basis) {
             (Some(Orphan::Off), _) => Why::Off,
+            _ if done.faster => Why::Faster,
             _ if !done.numbers => Why::NoNumbers,
             (Some(Orphan::First), _) => Why::First,
             (Some(Orphan::KeyStep), _) => Why::KeyStep,
@@ -148,6 +151,7 @@ impl Reason {
             Why::First => format!("{codec}: there is no step before"),
             Why::KeyStep => format!("{codec}: a key step"),
             Why::Off => format!("{codec}: compression is off"),
+            Why::Faster => format!("{codec}: the repository takes bytes faster than they are compressed"),
             Why::Unfit => format!("{codec}: the step before has no tensors, or cannot be read"),
         }
     }

@@ -9,6 +9,7 @@ mod contents;
 mod encode;
 mod explain;
 mod looking;
+mod pace;
 mod parent;
 mod ranks;
 mod read;

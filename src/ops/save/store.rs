@@ -12,9 +12,10 @@ use tokio::task::JoinSet;
 use super::Saving;
 use super::assemble::Assembly;
 use super::contents::Contents;
-use super::encode::{Done, Encoding, New};
+use super::encode::{Batch, Encoding, New};
 use super::explain::{Explained, Explanation};
 use super::looking::Looking;
+use super::pace::{Choice, Pace};
 use super::parent::{Basis, Pairs, Parent};
 use super::read::{Found as FoundIn, Named, ReadPart, Settler, hash, read};
 use super::units::{About, Unit, make_units};
@@ -44,7 +45,7 @@ pub(super) struct Counts {
 /// The chunks of one unit, by file.
 type Hashed = Vec<(usize, Option<About>, Vec<Named>)>;
 /// Chunks ready for the writer, and whether to keep their buffer.
-type Ready = (Vec<Done>, bool);
+type Ready = (Batch, bool);
 
 /// Reads the files `to_read` and stores what is not known; every chunk is told to `assembly` in order.
 pub(super) async fn store(
@@ -64,17 +65,25 @@ pub(super) async fn store(
     let mut units = start(saving, to_read, Arc::clone(&encode.contents), &mut tasks);
     let (pending, pairs) = (HashSet::new(), (0, Pairs::default()));
     let mut sifting = Sifting { saving, parent: encode.parent.clone(), pending, pairs };
+    let mut pace = (encode.compression == Compression::IfFaster).then(|| Pace::new(depth));
     let mut encoding = FuturesOrdered::new();
     let mut reading = true;
     loop {
         // What is being encoded holds buffers that reading may wait for: never wait for one without going on with the other.
         tokio::select! {
             biased;
-            Some(ready) = encoding.next() => write(ready?, known, writer, &mut sifting.pending, (assembly, counts)).await?,
+            Some(ready) = encoding.next() => {
+                let ready: Ready = ready?;
+                if let Some(pace) = &mut pace {
+                    pace.done(ready.0.encoded, saving.repository.clock().now());
+                }
+                write(ready, known, writer, &mut sifting.pending, (assembly, counts)).await?;
+            }
             hashed = units.recv(), if reading && encoding.len() <= depth => match hashed {
                 Some(hashed) => {
                     let fresh = sifting.sift(hashed, known, assembly, counts).await?;
-                    encoding.push_back(prepare(encode.clone(), fresh));
+                    let choice = pace.as_mut().map(|pace| pace.next(fresh.bytes(), writer.taken()));
+                    encoding.push_back(prepare(encode.clone(), fresh, choice.unwrap_or(Choice::Encode)));
                 }
                 None => reading = false,
             },
@@ -91,7 +100,7 @@ pub(super) async fn store(
 async fn begin(saving: &Saving<'_>, to_read: &[usize], depth: usize) -> Result<Encoding> {
     let (walk, looking, to_read) = (Arc::clone(saving.walk), Arc::clone(saving.looking), to_read.to_vec());
     let compression = saving.options.compression;
-    let derive = compression == Compression::Auto && saving.derive.load(Ordering::Relaxed);
+    let derive = compression != Compression::Off && saving.derive.load(Ordering::Relaxed);
     let contents = blocking(move || Contents::look(&walk, &looking, &to_read, derive)).await?;
     let parent = saving.parent.as_ref().ok().cloned();
     let budget = match &parent {
@@ -108,10 +117,9 @@ async fn begin(saving: &Saving<'_>, to_read: &[usize], depth: usize) -> Result<E
 }
 
 /// Encodes on workers.
-async fn prepare(encoding: Encoding, fresh: Fresh) -> Result<Ready> {
-    let fresh_bytes: u64 = fresh.chunks.iter().map(|new| new.chunk.bytes.len() as u64).sum();
-    let share = fresh_bytes * 2 >= fresh.read_bytes;
-    Ok((encoding.encode(fresh.chunks).await?, share))
+async fn prepare(encoding: Encoding, fresh: Fresh, choice: Choice) -> Result<Ready> {
+    let share = fresh.bytes() * 2 >= fresh.read_bytes;
+    Ok((encoding.encode(fresh.chunks, choice).await?, share))
 }
 
 fn workers() -> usize {
@@ -173,6 +181,12 @@ async fn read_unit(
 struct Fresh {
     chunks: Vec<New>,
     read_bytes: u64,
+}
+
+impl Fresh {
+    fn bytes(&self) -> u64 {
+        self.chunks.iter().map(|new| new.chunk.bytes.len() as u64).sum()
+    }
 }
 
 /// Tells new chunks from known ones, and what they may be differences to.
@@ -241,13 +255,13 @@ impl Sifting<'_> {
 }
 
 async fn write(
-    (chunks, share): Ready,
+    (batch, share): Ready,
     known: &mut Known,
     writer: &mut Writer,
     pending: &mut HashSet<ChunkId>,
     (assembly, counts): (&Assembly, &mut Counts),
 ) -> Result<()> {
-    for done in chunks {
+    for done in batch.done {
         if let Some(explanation) = &mut counts.explanation {
             explanation.done(assembly, &done);
         }

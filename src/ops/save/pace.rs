@@ -1,0 +1,268 @@
+//! Pace: whether compressing makes a save end sooner. Pure: rates in, choice out.
+//!
+//! A byte that is encoded goes on its way at the encoders' rate, one that is stored raw at the target's. So storing raw ends
+//! sooner where the target takes bytes faster than the encoders take them in, provided that it is the encoders that the
+//! save waits for, and not what it reads. What is measured swings, and encoding leaves the repository smaller: raw must win clearly.
+
+use std::time::Duration;
+
+use crate::clock::Timestamp;
+use crate::limits::MIB;
+use crate::repository::Taken;
+
+/// The target must be so many times as fast as the encoders for raw to begin, ...
+const BEGINS: f64 = 1.5;
+/// ... and for it to go on.
+const GOES_ON: f64 = 1.2;
+/// The part of its time that each worker spends encoding, where the encoders are what a save waits for; they also read and hash.
+const BUSY: f64 = 1.0 / 3.0;
+/// Bytes that a rate is made of, at most: older ones count less and less.
+const ENCODED_MAX: f64 = 16.0 * MIB as f64;
+const TAKEN_MAX: f64 = 256.0 * MIB as f64;
+/// Bytes encoded before their rate counts.
+const ENCODED_MIN: f64 = 4.0 * MIB as f64;
+/// After so many raw bytes in a row the encoders are tried again, with so many: those may have been slow ones.
+const RAW_RUN: u64 = 256 * MIB;
+const PROBE: u64 = 8 * MIB;
+
+/// How the next chunks are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Choice {
+    Encode,
+    Raw,
+}
+
+/// Chooses, from what is told of the encoders and of the target.
+#[derive(Debug)]
+pub(super) struct Pace {
+    workers: f64,
+    encoders: Rate,
+    /// What the encoders' bytes took from one batch to the next, with everything else.
+    passed: Duration,
+    /// When the batch before was done, if it was encoded.
+    last: Option<Timestamp>,
+    target: Rate,
+    seen: Taken,
+    choice: Choice,
+    /// Bytes stored raw in a row.
+    run: u64,
+    /// Bytes still to encode to try the encoders again.
+    probe: u64,
+}
+
+/// Bytes, and the time that they took.
+#[derive(Clone, Copy, Debug, Default)]
+struct Rate {
+    bytes: f64,
+    seconds: f64,
+}
+
+impl Pace {
+    /// The pace of a save that encodes on so many threads.
+    pub(super) fn new(workers: usize) -> Self {
+        Self {
+            workers: workers as f64,
+            encoders: Rate::default(),
+            passed: Duration::ZERO,
+            last: None,
+            target: Rate::default(),
+            seen: Taken::default(),
+            choice: Choice::Encode,
+            run: 0,
+            probe: 0,
+        }
+    }
+
+    /// A batch is done: so many plain bytes of it were encoded in so much of one worker's time; none, if it is raw.
+    pub(super) fn done(&mut self, encoded: Option<(u64, Duration)>, now: Timestamp) {
+        let last = std::mem::replace(&mut self.last, encoded.map(|_| now));
+        let Some((plain, spent)) = encoded else { return };
+        let kept = self.encoders.add(plain, spent, ENCODED_MAX);
+        self.passed = self.passed.mul_f64(kept) + last.map_or(spent.div_f64(self.workers), |last| now.since(last));
+    }
+
+    /// How to store the next `plain` bytes, the target having taken so much by now.
+    pub(super) fn next(&mut self, plain: u64, taken: Taken) -> Choice {
+        let (bytes, busy) = (taken.bytes.saturating_sub(self.seen.bytes), taken.busy.saturating_sub(self.seen.busy));
+        if bytes > 0 {
+            self.target.add(bytes, busy, TAKEN_MAX);
+            self.seen = taken;
+        }
+        if self.probe > 0 {
+            self.probe = self.probe.saturating_sub(plain);
+            return Choice::Encode;
+        }
+        self.choice = if self.is_raw_faster() { Choice::Raw } else { Choice::Encode };
+        self.run = if self.choice == Choice::Raw { self.run + plain } else { 0 };
+        if self.run > RAW_RUN {
+            (self.run, self.probe) = (0, PROBE);
+        }
+        self.choice
+    }
+
+    fn is_raw_faster(&self) -> bool {
+        if self.target.bytes == 0.0 || self.encoders.bytes < ENCODED_MIN {
+            return false;
+        }
+        // Of all workers together, as if they did nothing else.
+        let over = |times: f64| self.target.per_second() >= times * self.encoders.per_second() * self.workers;
+        match self.choice {
+            Choice::Raw => over(GOES_ON),
+            Choice::Encode => {
+                let busy = self.encoders.seconds >= BUSY * self.passed.as_secs_f64() * self.workers;
+                busy && over(BEGINS)
+            }
+        }
+    }
+}
+
+impl Rate {
+    /// Adds what was done; if that makes it too much, all counts less: by the factor that is returned.
+    fn add(&mut self, bytes: u64, time: Duration, most: f64) -> f64 {
+        let kept = if self.bytes > most { most / self.bytes } else { 1.0 };
+        self.bytes = self.bytes * kept + bytes as f64;
+        self.seconds = self.seconds * kept + time.as_secs_f64();
+        kept
+    }
+
+    fn per_second(self) -> f64 {
+        if self.seconds > 0.0 { self.bytes / self.seconds } else { f64::INFINITY }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GB: f64 = 1e9;
+    const BATCH: u64 = 2 * MIB;
+    const PACK: u64 = 64 * MIB;
+
+    /// A save in a time of its own: two workers that read, encode or only hash, and a target that takes one pack while the
+    /// next is filled. Rates are in bytes a second; those that are functions are given how many bytes were saved.
+    struct World {
+        /// Of what is saved, all workers together.
+        reading: f64,
+        /// Of one worker.
+        encoding: fn(u64) -> f64,
+        /// Bytes stored of 100, encoded.
+        percent: u64,
+        target: fn(u64) -> f64,
+    }
+
+    const WORLD: World = World { reading: 20.0 * GB, encoding: |_| GB, percent: 70, target: |_| GB };
+
+    impl World {
+        /// Saves so many bytes with what `choose` chooses: which of the batches were stored raw, and the seconds it took.
+        fn save(&self, total: u64, mut choose: impl FnMut(&mut Pace, u64, Taken) -> Choice) -> (Vec<bool>, f64) {
+            let (mut pace, mut raw) = (Pace::new(2), Vec::new());
+            let took = |bytes: u64, rate: f64| Duration::from_secs_f64(bytes as f64 / rate);
+            let (mut now, mut filled) = (Duration::ZERO, 0);
+            // When the target is done with each pack, and what it took.
+            let mut uploads: Vec<(Duration, Taken)> = Vec::new();
+            for done in (0..total / BATCH).map(|batch| batch * BATCH) {
+                let ended = uploads.iter().filter(|(end, _)| *end <= now);
+                let taken = ended.fold(Taken::default(), |sum, (_, pack)| Taken {
+                    bytes: sum.bytes + pack.bytes,
+                    busy: sum.busy + pack.busy,
+                });
+                let encodes = choose(&mut pace, BATCH, taken) == Choice::Encode;
+                raw.push(!encodes);
+                let spent = if encodes { took(BATCH, (self.encoding)(done)) } else { Duration::ZERO };
+                now += (spent / 2).max(took(BATCH, self.reading));
+                filled += if encodes { BATCH * self.percent / 100 } else { BATCH };
+                if filled >= PACK {
+                    now = now.max(uploads.last().map_or(Duration::ZERO, |(end, _)| *end));
+                    let busy = took(filled, (self.target)(done));
+                    uploads.push((now + busy, Taken { bytes: filled, busy }));
+                    filled = 0;
+                }
+                pace.done(encodes.then_some((BATCH, spent)), Timestamp(i64::try_from(now.as_nanos()).unwrap()));
+            }
+            let end = uploads.last().map_or(now, |(end, _)| now.max(*end));
+            (raw, end.as_secs_f64())
+        }
+
+        fn paced(&self, total: u64) -> (Vec<bool>, f64) {
+            self.save(total, Pace::next)
+        }
+
+        /// How much longer it took than always encoding, and never.
+        fn over_others(&self, total: u64) -> (f64, f64) {
+            let paced = self.paced(total).1;
+            let always = |choice| self.save(total, |_, _, _| choice).1;
+            (paced / always(Choice::Encode), paced / always(Choice::Raw))
+        }
+    }
+
+    fn part(raw: &[bool]) -> f64 {
+        raw.iter().filter(|raw| **raw).count() as f64 / raw.len() as f64
+    }
+
+    #[test]
+    fn a_slow_target_gets_few_bytes() {
+        for target in [(|_| 0.01 * GB) as fn(u64) -> f64, |_| 0.5 * GB, |_| GB, |_| 2.0 * GB, |_| 2.9 * GB] {
+            let world = World { target, ..WORLD };
+            assert!(world.paced(4096 * MIB).0.iter().all(|raw| !raw), "{}", target(0) / GB);
+        }
+    }
+
+    #[test]
+    fn a_fast_target_gets_them_raw() {
+        let world = World { target: |_| 5.0 * GB, ..WORLD };
+        let (raw, _) = world.paced(8192 * MIB);
+        assert!(part(&raw) > 0.9 && !raw[0], "{}", part(&raw));
+        let (encoded, raw) = world.over_others(8192 * MIB);
+        assert!(encoded < 0.5 && raw < 1.2, "{encoded} {raw}");
+    }
+
+    #[test]
+    fn who_waits_for_what_is_read_loses_nothing_by_encoding() {
+        let world = World { reading: 0.5 * GB, target: |_| 5.0 * GB, ..WORLD };
+        assert!(world.paced(4096 * MIB).0.iter().all(|raw| !raw));
+    }
+
+    #[test]
+    fn a_target_that_gets_slow_gets_few_bytes_again() {
+        let target = |saved| if saved < 2048 * MIB { 6.0 * GB } else { 0.3 * GB };
+        let (raw, _) = World { target, ..WORLD }.paced(8192 * MIB);
+        assert!(part(&raw[256..1024]) > 0.9, "{}", part(&raw[256..1024]));
+        assert!(part(&raw[1536..]) < 0.05, "{}", part(&raw[1536..]));
+    }
+
+    #[test]
+    fn encoders_that_get_fast_are_found_out() {
+        let encoding = |saved| if saved < 1024 * MIB { 0.2 * GB } else { 4.0 * GB };
+        let (raw, _) = World { encoding, target: |_| 2.0 * GB, ..WORLD }.paced(8192 * MIB);
+        assert!(part(&raw[128..512]) > 0.9, "{}", part(&raw[128..512]));
+        assert!(part(&raw[2048..]) < 0.05, "{}", part(&raw[2048..]));
+    }
+
+    /// A target whose rate lies between the two bounds changes nothing.
+    #[test]
+    fn what_swings_a_little_is_left_as_it_is() {
+        let swings = |saved: u64| if (saved / (512 * MIB)).is_multiple_of(2) { 2.5 * GB } else { 2.9 * GB };
+        assert!(World { target: swings, ..WORLD }.paced(8192 * MIB).0.iter().all(|raw| !raw));
+        let begins_fast = |saved: u64| match saved {
+            0..1_073_741_824 => 5.0 * GB,
+            _ if (saved / (512 * MIB)).is_multiple_of(2) => 2.6 * GB,
+            _ => 2.9 * GB,
+        };
+        let (raw, _) = World { target: begins_fast, ..WORLD }.paced(8192 * MIB);
+        assert!(part(&raw[512..]) > 0.9, "{}", part(&raw[512..]));
+    }
+
+    #[test]
+    fn nothing_is_chosen_before_both_rates_are_known() {
+        let encoded = Some((4 * MIB, Duration::from_millis(8)));
+        let mut pace = Pace::new(2);
+        let taken = Taken { bytes: PACK, busy: Duration::ZERO };
+        assert_eq!(pace.next(BATCH, Taken::default()), Choice::Encode);
+        assert_eq!(pace.next(BATCH, taken), Choice::Encode);
+        pace.done(encoded, Timestamp(0));
+        assert_eq!(pace.next(BATCH, taken), Choice::Raw);
+        let mut pace = Pace::new(2);
+        pace.done(encoded, Timestamp(0));
+        assert_eq!(pace.next(BATCH, Taken::default()), Choice::Encode);
+    }
+}

@@ -1,0 +1,80 @@
+//! What a store took, and how long it was busy with it: time in which nothing was on its way does not count.
+
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use crate::clock::Timestamp;
+
+/// Bytes that a store acknowledged, over the time in which at least one upload was on its way.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Taken {
+    /// Bytes.
+    pub bytes: u64,
+    /// The time. A clock that is set back adds none.
+    pub busy: Duration,
+}
+
+/// Counts uploads that overlap.
+#[derive(Debug, Default)]
+pub(super) struct Uploads(Mutex<Counted>);
+
+#[derive(Debug, Default)]
+struct Counted {
+    taken: Taken,
+    /// How many are on their way, and since when it has been counted.
+    under_way: usize,
+    since: Timestamp,
+}
+
+impl Uploads {
+    /// One begins.
+    pub(super) fn begin(&self, now: Timestamp) {
+        let mut counted = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        counted.count(now);
+        counted.under_way += 1;
+    }
+
+    /// One ended; `bytes` of it were acknowledged.
+    pub(super) fn end(&self, now: Timestamp, bytes: u64) {
+        let mut counted = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        counted.count(now);
+        counted.under_way = counted.under_way.saturating_sub(1);
+        counted.taken.bytes += bytes;
+    }
+
+    /// So far: up to when an upload last began or ended.
+    pub(super) fn taken(&self) -> Taken {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).taken
+    }
+}
+
+impl Counted {
+    fn count(&mut self, now: Timestamp) {
+        if self.under_way > 0 {
+            self.taken.busy += now.since(self.since);
+        }
+        self.since = now;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn time_counts_once_and_only_while_something_is_on_its_way() {
+        let uploads = Uploads::default();
+        let at = |seconds: i64| Timestamp(seconds * 1_000_000_000);
+        let taken = |bytes, seconds| Taken { bytes, busy: Duration::from_secs(seconds) };
+        uploads.begin(at(100));
+        uploads.begin(at(102));
+        uploads.end(at(105), 10);
+        assert_eq!(uploads.taken(), taken(10, 5));
+        uploads.end(at(106), 20);
+        assert_eq!(uploads.taken(), taken(30, 6));
+        // Idle for long; then one that fails, while the clock is set back.
+        uploads.begin(at(500));
+        uploads.end(at(498), 0);
+        assert_eq!(uploads.taken(), taken(30, 6));
+    }
+}

@@ -1,0 +1,126 @@
+//! Compressing only where that makes a save end sooner: a slow store keeps it, a fast one drops it.
+
+use std::fmt;
+use std::fs;
+use std::ops::Range;
+use std::path::Path as FilePath;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use futures::stream::BoxStream;
+use object_store::memory::InMemory;
+use object_store::path::Path;
+use object_store::{
+    CopyOptions, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore, PutMultipartOptions,
+    PutOptions, PutPayload, PutResult, Result,
+};
+use towline::codec::{Codec, Compression};
+use towline::ops::{RestoreOptions, SaveOptions, SaveReport};
+use towline::repository::{OpenOptions, Repository};
+use towline::storage::Store;
+
+use crate::data::{name, noise, tree_digest};
+
+/// A store that takes so many bytes a second of each of its writers; as many as it can, if none is told.
+#[derive(Debug)]
+struct Rated {
+    inner: InMemory,
+    rate: Option<u32>,
+}
+
+impl fmt::Display for Rated {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Rated({})", self.inner)
+    }
+}
+
+#[async_trait]
+impl ObjectStore for Rated {
+    async fn put_opts(&self, location: &Path, payload: PutPayload, opts: PutOptions) -> Result<PutResult> {
+        if let Some(rate) = self.rate {
+            let seconds = payload.content_length() as f64 / f64::from(rate);
+            tokio::time::sleep(Duration::from_secs_f64(seconds)).await;
+        }
+        self.inner.put_opts(location, payload, opts).await
+    }
+
+    async fn put_multipart_opts(&self, to: &Path, opts: PutMultipartOptions) -> Result<Box<dyn MultipartUpload>> {
+        self.inner.put_multipart_opts(to, opts).await
+    }
+
+    async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
+        self.inner.get_opts(location, options).await
+    }
+
+    async fn get_ranges(&self, location: &Path, ranges: &[Range<u64>]) -> Result<Vec<Bytes>> {
+        self.inner.get_ranges(location, ranges).await
+    }
+
+    fn delete_stream(&self, locations: BoxStream<'static, Result<Path>>) -> BoxStream<'static, Result<Path>> {
+        self.inner.delete_stream(locations)
+    }
+
+    fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
+        self.inner.list(prefix)
+    }
+
+    async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {
+        self.inner.list_with_delimiter(prefix).await
+    }
+
+    async fn copy_opts(&self, from: &Path, to: &Path, options: CopyOptions) -> Result<()> {
+        self.inner.copy_opts(from, to, options).await
+    }
+}
+
+/// Text-like bytes that every codec that is tried can make smaller, none of them fast.
+fn letters(seed: u64, len: usize) -> Vec<u8> {
+    noise(seed, len).into_iter().map(|byte| b"etaoinshrdlucmfw"[usize::from(byte & byte >> 4 & 15)]).collect()
+}
+
+/// Saves 96 MB to a store of such a rate, and restores them: what the save told, and how many chunks of a hundred are stored raw.
+async fn saved(rate: Option<u32>, compression: Compression) -> (SaveReport, usize) {
+    let dir = tempfile::tempdir().unwrap();
+    let source = dir.path().join("source");
+    fs::create_dir(&source).unwrap();
+    (0..24).for_each(|file| fs::write(source.join(format!("{file}.txt")), letters(file, 4 << 20)).unwrap());
+    let store = Store::from_objects(Arc::new(Rated { inner: InMemory::new(), rate }));
+    let options = OpenOptions { cache: Some(dir.path().join("cache")), memory: Some(64 << 20) };
+    let repository = Repository::create(store, options).await.unwrap().0;
+    let options = SaveOptions { compression, explain: true, ..SaveOptions::default() };
+    let report = repository.save(&source, &name("n"), &options).await.unwrap();
+    restores(&repository, &source).await;
+    let saved = repository.saved(&name("n")).await.unwrap();
+    let raw = saved.map.frames.iter().filter(|frame| frame.codec == Codec::Raw).count();
+    (report, raw * 100 / saved.map.frames.len())
+}
+
+async fn restores(repository: &Repository, source: &FilePath) {
+    let dest = tempfile::tempdir().unwrap();
+    repository.restore(&name("n"), None, dest.path(), &RestoreOptions::default()).await.unwrap();
+    assert_eq!(tree_digest(dest.path()), tree_digest(source));
+}
+
+fn told(report: &SaveReport) -> usize {
+    let told = |reason: &&String| reason.starts_with("raw: the repository takes bytes faster than they are compressed");
+    report.explained.iter().flat_map(|one| &one.reasons).filter(told).count()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slow_store_gets_few_bytes() {
+    let (report, raw) = saved(Some(20_000_000), Compression::IfFaster).await;
+    assert_eq!((raw, told(&report)), (0, 0));
+    assert!(report.stored_bytes < report.logical_bytes * 3 / 4);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_fast_store_gets_bytes_as_they_are() {
+    let (report, raw) = saved(None, Compression::IfFaster).await;
+    assert!(raw > 50, "{raw}");
+    assert!(told(&report) >= 10, "{:?}", report.explained);
+    // Only who asks for it: others pay for room.
+    let (report, raw) = saved(None, Compression::Auto).await;
+    assert_eq!((raw, told(&report)), (0, 0));
+}
