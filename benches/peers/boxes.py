@@ -1,11 +1,15 @@
 """Parts of tensors out of a trained model's checkpoints: what Towline reads for them.
 
-The steps are those of the runs section (runs.py). Each part that is restored is compared with the step's own file.
+The steps are those of the runs section (runs.py); as their matrices are small, so that most of what is read for an eighth of
+one are the edges of chunks, also two made up steps of a model as wide as those that are sharded. Each part that is restored
+is compared with the step's own file.
 """
 
 import json
 import shutil
 import subprocess
+
+import numpy as np
 
 import report
 import savers
@@ -13,7 +17,9 @@ from measure import Failed, fresh, note
 from runs import TARGETED, begin, growth
 from steps import header_of, part_of, tensor_bytes, trained
 
-ONE = "exp_avg_sq.h.3.mlp.up.weight"  # of 118 tensors
+WIDE = [4096, 4096]
+ONE = {"trained": "exp_avg_sq.h.3.mlp.up.weight", "wide": "layers.2.weight"}
+PIECE = 256 << 10  # elements of a chunk, at most: whole rows, a power of two of them
 
 
 def eighth(length):
@@ -27,7 +33,7 @@ def half(length):
     return length // 4, length - length // 4
 
 
-def asked(shapes):
+def asked(shapes, one):
     """What is asked for: a name, the selectors, and the box of each tensor that they want."""
     flat = {name: shape for name, shape in shapes.items() if len(shape) == 2}
     whole = lambda shape: [(0, length) for length in shape]
@@ -40,12 +46,39 @@ def asked(shapes):
         ("1/8 of every tensor, rows", ["--tensor", "*", "--shard", "3/8"], rows),
         ("1/8 of every matrix, columns", each(columns), columns),
         ("the inner quarter of every matrix", each(inner), inner),
-        ("one tensor of many", ["--tensor", ONE], {ONE: whole(shapes[ONE])}),
+        ("one tensor of many", ["--tensor", one], {one: whole(shapes[one])}),
     ]
 
 
 def selector(name, box):
     return f"{name}[{','.join(f'{start}:{end}' for start, end in box)}]"
+
+
+def edged(box, shape):
+    """The box, widened to the chunks that hold it."""
+    if len(shape) < 2:
+        return [(0, length) for length in shape]
+    rows = 1 << (PIECE // shape[1]).bit_length() - 1
+    (start, end), across = box[0], (0, shape[1])
+    return [(start // rows * rows, min(-(-end // rows) * rows, shape[0])) if start < end else (0, 0), across]
+
+
+def wide_steps(folder):
+    """Two steps of a model that nobody trained: normal weights, of which the second has moved by a thousandth."""
+    rng, paths = np.random.default_rng(1), []
+    weights = [rng.standard_normal(WIDE, dtype=np.float32) for _ in range(4)]
+    size = weights[0].nbytes
+    places = {f"layers.{at}.weight": [at * size, (at + 1) * size] for at in range(len(weights))}
+    header = {name: {"dtype": "F32", "shape": WIDE, "data_offsets": place} for name, place in places.items()}
+    text = json.dumps(header).encode()
+    for step in range(2):
+        paths.append(folder / f"{step}.safetensors")
+        with paths[-1].open("wb") as file:
+            file.write(len(text).to_bytes(8, "little") + text)
+            for weight in weights:
+                file.write(weight.tobytes())
+                weight *= 1 + rng.standard_normal(WIDE, dtype=np.float32) / 1000
+    return paths
 
 
 def elements(box):
@@ -80,22 +113,25 @@ def compare(source, out, boxes):
             raise Failed(f"{out}: {name} is not what was saved")
 
 
-def rows_of(saver, room, source, number, what):
-    """What is read of one saved step, by what is asked for."""
+def rows_of(saver, room, source, number, what, one):
+    """What is read of one saved step, by what is asked for; of each read, its ratio to the stored bytes of its box."""
     shapes = {name: tensor["shape"] for name, tensor in header_of(source).items()}
     (entry,) = (entry for entry in answer(saver, "show", f"bench/step-{number}")["entries"] if entry.get("tensors"))
     stored = {tensor["name"]: tensor["stored_bytes"] for tensor in entry["tensors"]}
-    rows = []
-    for asks, words, boxes in asked(shapes):
+    rows, over = [], []
+    for asks, words, boxes in asked(shapes, one):
         out = fresh(room / "out") / "tensors.safetensors"
         done = answer(saver, "restore", f"bench/step-{number}", out, *words)
         compare(source, out, boxes)
         whole = {name: elements([(0, length) for length in shapes[name]]) for name in boxes}
-        own = sum(stored[name] * elements(box) / whole[name] for name, box in boxes.items())
+        part = lambda box_of: sum(stored[name] * elements(box_of(name)) / whole[name] for name in boxes)
+        own, chunks = part(boxes.get), part(lambda name: edged(boxes[name], shapes[name]))
         plain, read = done["bytes"], done["fetched_bytes"]
-        sizes = (f"{size / 1e6:.2f}" for size in (plain, own, read))
-        rows.append([f"{what}: {asks}", *sizes, f"{read / own:.2f}", f"{read / plain:.2f}", done["chunks"]])
-    return rows
+        over.append(read / own)
+        sizes = (f"{size / 1e6:.2f}" for size in (plain, own, chunks, read))
+        ratios = (f"{read / size:.2f}" for size in (chunks, own, plain))
+        rows.append([f"{what}: {asks}", *sizes, *ratios])
+    return rows, over
 
 
 def section(room):
@@ -106,12 +142,19 @@ def section(room):
     steps = trained()
     key, after = steps.apart()
     room = fresh(room / "boxes")
-    saver, rows = begin(savers.Towline, room / "kept"), []
-    for what, number, step in (("key step", key, steps.main[key]), (f"+{TARGETED}", key + TARGETED, after[TARGETED])):
-        source = part_of(step, "fp32 state")
-        growth(saver, source, number)
-        rows += rows_of(saver, room, source, number, what)
+    files = {
+        "trained": [part_of(step, "fp32 state") for step in (steps.main[key], after[TARGETED])],
+        "wide": wide_steps(room),
+    }
+    rows, over = [], {}
+    for kind, (first, second) in files.items():
+        saver = begin(savers.Towline, room / kind)
+        for number, source, how in ((1, first, "alone"), (2, second, "difference")):
+            growth(saver, source, number)
+            found, over[kind, how] = rows_of(saver, room, source, number, f"{kind}, {how}", ONE[kind])
+            rows += found
     shutil.rmtree(room)
-    head = ["fp32 state, MB", "wanted, plain", "stored", "read", "read / stored", "read / plain", "chunks"]
-    what = f"Parts of tensors of a trained GPT, as a key step and as differences to one {TARGETED} steps before"
-    return report.section(what, report.table(head, rows), [])
+    head = ["fp32, MB", "wanted, plain", "stored", "its chunks", "read", "read / chunks", "/ stored", "/ plain"]
+    targets = [("1/8 of every tensor, rows, 4096 wide: read, of its stored bytes", over["wide", "alone"][0], "<=", 1.05)]
+    what = f"Parts of tensors: of a trained GPT (384 wide, {TARGETED} steps apart) and of a made up one (4096 wide)"
+    return report.section(what, report.table(head, rows), targets)
