@@ -4,7 +4,7 @@ use std::fmt;
 use std::fs;
 use std::ops::Range;
 use std::path::Path as FilePath;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -13,9 +13,10 @@ use futures::stream::BoxStream;
 use object_store::memory::InMemory;
 use object_store::path::Path;
 use object_store::{
-    CopyOptions, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore, PutMultipartOptions,
-    PutOptions, PutPayload, PutResult, Result,
+    CopyOptions, Extensions, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore,
+    ObjectStoreExt as _, PutMultipartOptions, PutOptions, PutPayload, PutResult, Result,
 };
+use tokio::task::JoinSet;
 use towline::codec::{Codec, Compression};
 use towline::ops::{RestoreOptions, SaveOptions, SaveReport};
 use towline::repository::{OpenOptions, Repository};
@@ -23,11 +24,20 @@ use towline::storage::Store;
 
 use crate::data::{name, noise, tree_digest};
 
-/// A store that takes so many bytes a second of each of its writers; as many as it can, if none is told.
+/// A store that takes so many bytes a second of each of its writers. If none is told it takes packs in no time, and has them once
+/// it settled: so it is faster than any encoder, on a machine however busy.
 #[derive(Debug)]
 struct Rated {
-    inner: InMemory,
+    inner: Arc<InMemory>,
     rate: Option<u32>,
+    on_their_way: Mutex<JoinSet<Result<PutResult>>>,
+}
+
+impl Rated {
+    async fn settle(&self) {
+        let on_their_way = std::mem::take(&mut *self.on_their_way.lock().unwrap());
+        on_their_way.join_all().await.into_iter().for_each(|put| drop(put.unwrap()));
+    }
 }
 
 impl fmt::Display for Rated {
@@ -42,6 +52,10 @@ impl ObjectStore for Rated {
         if let Some(rate) = self.rate {
             let seconds = payload.content_length() as f64 / f64::from(rate);
             tokio::time::sleep(Duration::from_secs_f64(seconds)).await;
+        } else if location.as_ref().starts_with("pack/") {
+            let (inner, location) = (Arc::clone(&self.inner), location.clone());
+            self.on_their_way.lock().unwrap().spawn(async move { inner.put(&location, payload).await });
+            return Ok(PutResult { e_tag: None, version: None, extensions: Extensions::default() });
         }
         self.inner.put_opts(location, payload, opts).await
     }
@@ -86,11 +100,13 @@ async fn saved(rate: Option<u32>, compression: Compression) -> (SaveReport, usiz
     let source = dir.path().join("source");
     fs::create_dir(&source).unwrap();
     (0..24).for_each(|file| fs::write(source.join(format!("{file}.txt")), letters(file, 4 << 20)).unwrap());
-    let store = Store::from_objects(Arc::new(Rated { inner: InMemory::new(), rate }));
+    let objects = Arc::new(Rated { inner: Arc::default(), rate, on_their_way: Mutex::default() });
+    let store = Store::from_objects(Arc::clone(&objects) as Arc<dyn ObjectStore>);
     let options = OpenOptions { cache: Some(dir.path().join("cache")), memory: Some(64 << 20) };
     let repository = Repository::create(store, options).await.unwrap().0;
     let options = SaveOptions { compression, explain: true, ..SaveOptions::default() };
     let report = repository.save(&source, &name("n"), &options).await.unwrap();
+    objects.settle().await;
     restores(&repository, &source).await;
     let saved = repository.saved(&name("n")).await.unwrap();
     let raw = saved.map.frames.iter().filter(|frame| frame.codec == Codec::Raw).count();
@@ -119,7 +135,7 @@ async fn a_slow_store_gets_few_bytes() {
 async fn a_fast_store_gets_bytes_as_they_are() {
     let (report, raw) = saved(None, Compression::IfFaster).await;
     assert!(raw > 50, "{raw}");
-    assert!(told(&report) >= 10, "{:?}", report.explained);
+    assert!(told(&report) >= 10, "{raw} {:?}", report.explained);
     // Only who asks for it: others pay for room.
     let (report, raw) = saved(None, Compression::Auto).await;
     assert_eq!((raw, told(&report)), (0, 0));
