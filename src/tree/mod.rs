@@ -9,6 +9,7 @@
 mod clear;
 mod folders;
 mod holes;
+mod memory;
 mod path;
 mod rules;
 mod seen;
@@ -20,6 +21,7 @@ mod tests;
 mod walk;
 
 pub use holes::{HOLE_MIN, extents};
+pub use memory::{MemoryFile, Opened};
 pub use path::check_path;
 pub use rules::{IGNORE_FILE, Rules};
 pub use seen::{Seen, SeenCache, coarse_now};

@@ -14,9 +14,11 @@ use rustix::fs::{AtFlags, FileType, Mode, OFlags, fstat, open, openat, readlinka
 use rustix::io::{Errno, Result as SysResult};
 
 use super::folders::{Folders, list};
+use super::memory::{MemoryFile, MemoryTree, Opened};
 use super::path::{is_staging, join, split};
 use super::rules::{IGNORE_FILE, IGNORE_LEN_MAX, InForce, Rules};
 use super::stat::{FoundKind, Stat, kind_of};
+use crate::clock::Timestamp;
 use crate::error::{Error, Result};
 use crate::limits::PATH_LEN_MAX;
 
@@ -83,31 +85,63 @@ pub struct Walk {
     pub skipped: Vec<Skipped>,
     /// Folders among `found` that look like Towline repositories ([`REPOSITORY_MARKS`]).
     pub repositories: Vec<Vec<u8>>,
-    root: PathBuf,
-    folders: Folders,
-    /// The real name of the root in `folders`, where the root is a file.
-    file: Option<Vec<u8>>,
+    place: Place,
+}
+
+/// Where the files are.
+#[derive(Debug)]
+enum Place {
+    Disk {
+        root: PathBuf,
+        folders: Folders,
+        /// The real name of the root in `folders`, where the root is a file.
+        file: Option<Vec<u8>>,
+    },
+    Memory(MemoryTree),
 }
 
 impl Walk {
-    /// The root, absolute and free of links.
+    /// A tree of files in memory, last modified then.
+    ///
+    /// # Errors
+    /// Usage, if a path is not one of a tree, or two files have one.
+    pub fn in_memory(files: Vec<MemoryFile>, modified: Timestamp) -> Result<Self> {
+        let (tree, found) = MemoryTree::new(files, modified)?;
+        Ok(Self { found, skipped: Vec::new(), repositories: Vec::new(), place: Place::Memory(tree) })
+    }
+
+    /// The root, absolute and free of links; none in memory.
     #[must_use]
-    pub fn root(&self) -> &Path {
-        &self.root
+    pub fn root(&self) -> Option<&Path> {
+        match &self.place {
+            Place::Disk { root, .. } => Some(root),
+            Place::Memory(_) => None,
+        }
+    }
+
+    /// Whether the files are in memory.
+    #[must_use]
+    pub fn is_in_memory(&self) -> bool {
+        matches!(self.place, Place::Memory(_))
     }
 
     /// Whether the root is a file.
     #[must_use]
     pub fn is_file(&self) -> bool {
-        self.file.is_some()
+        matches!(self.place, Place::Disk { file: Some(_), .. })
     }
 
     /// Opens a file that was found, at that path and through no link.
     ///
     /// # Errors
     /// Not found, if it vanished; denied; conflict, if something else took its place.
-    pub fn open(&self, found: &Found) -> Result<File> {
-        open_file(&self.folders, self.file.as_deref().unwrap_or(&found.path), "cannot open a file to save")
+    pub fn open(&self, found: &Found) -> Result<Opened> {
+        match &self.place {
+            Place::Disk { folders, file, .. } => {
+                open_file(folders, file.as_deref().unwrap_or(&found.path), "cannot open a file to save").map(Opened::File)
+            }
+            Place::Memory(tree) => tree.open(&found.path),
+        }
     }
 }
 
@@ -152,7 +186,7 @@ pub fn walk(root: &Path, rules: &Rules) -> Result<Walk> {
         None => scan.run()?,
     }
     let Scan { found, skipped, repositories, .. } = scan;
-    Ok(Walk { found, skipped, repositories, root: real, folders, file })
+    Ok(Walk { found, skipped, repositories, place: Place::Disk { root: real, folders, file } })
 }
 
 /// What tells a folder from every other on this machine.

@@ -19,6 +19,7 @@ mod faster;
 mod faulty;
 mod fuzz_smoke;
 mod golden;
+mod memory;
 mod probe;
 mod ranks;
 mod runs;

@@ -2,9 +2,7 @@
 //! 32-bit ones beside them.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::fs::File;
 use std::ops::Range;
-use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
 
 use super::looking::Looking;
@@ -13,7 +11,7 @@ use crate::checkpoint::{Dtype, Layout, Tensor};
 use crate::chunker::tensor;
 use crate::codec::rounded;
 use crate::error::Result;
-use crate::tree::{Walk, extents};
+use crate::tree::{Opened, Walk};
 
 /// Files up to this long are read whole and looked at then.
 pub(super) const SMALL: u64 = 1 << 20;
@@ -87,7 +85,7 @@ impl Contents {
             let Some(found) = walk.found.get(file) else { continue };
             let opened = open(walk, found)?;
             // Holes move cuts.
-            if extents(&opened, found.stat.size)?.first().is_none_or(|data| data.end < found.stat.size) {
+            if opened.extents(found.stat.size)?.first().is_none_or(|data| data.end < found.stat.size) {
                 continue;
             }
             for tensor in tensors {
@@ -132,7 +130,7 @@ impl Contents {
 type Print<'a> = (&'a [u64], Vec<u8>);
 
 /// `len` bytes from the start of a tensor, and as many from its middle.
-fn sample(file: &File, tensor: &Tensor, len: u64) -> Option<Vec<u8>> {
+fn sample(file: &Opened, tensor: &Tensor, len: u64) -> Option<Vec<u8>> {
     let half = usize::try_from(len).ok()?;
     let mut bytes = vec![0; 2 * half];
     let (first, second) = bytes.split_at_mut(half);

@@ -3,7 +3,6 @@
 
 use std::collections::HashMap;
 use std::error::Error as StdError;
-use std::os::unix::fs::FileExt as _;
 
 use super::units::{check_unchanged, open};
 use super::{CutChoice, files_of, sharded};

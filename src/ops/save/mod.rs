@@ -20,7 +20,7 @@ mod units;
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -44,7 +44,7 @@ use crate::id::{ChunkId, ManifestId};
 use crate::progress::Progress;
 use crate::repository::log::{RefValue, State, StepFacts};
 use crate::repository::{Known, Name, Place, Publication, Published, Repository, Writer};
-use crate::tree::{FoundKind, Rules, SeenCache, Walk, coarse_now, walk};
+use crate::tree::{FoundKind, MemoryFile, Rules, SeenCache, Walk, coarse_now, walk};
 
 /// Times a save starts over because a collector purged packs that it relied on.
 const ATTEMPTS: usize = 5;
@@ -84,7 +84,28 @@ impl FromStr for CutChoice {
     }
 }
 
-/// What to save, and how.
+/// What to save.
+#[derive(Clone, Debug)]
+pub enum SaveSource {
+    /// The file or folder at a path.
+    Path(PathBuf),
+    /// A tree of files in memory.
+    Memory(Vec<MemoryFile>),
+}
+
+impl<P: AsRef<Path> + ?Sized> From<&P> for SaveSource {
+    fn from(path: &P) -> Self {
+        Self::Path(path.as_ref().to_path_buf())
+    }
+}
+
+impl From<Vec<MemoryFile>> for SaveSource {
+    fn from(files: Vec<MemoryFile>) -> Self {
+        Self::Memory(files)
+    }
+}
+
+/// How to save.
 #[derive(Clone, Debug, Default)]
 pub struct SaveOptions {
     /// A name whose tree is likely to share much with this one; by default the name's present tree. Its tensors are what
@@ -142,18 +163,27 @@ pub struct SaveReport {
 }
 
 impl Repository {
-    /// Saves the file or folder at `path` under `name`, in place of what the name stood for when the save began.
+    /// Saves `source`, a path or files in memory, under `name`, in place of what the name stood for when the save began.
     ///
     /// # Errors
-    /// Not found, if there is nothing at `path`; conflict, if the name moved or a file changed while it was read;
+    /// Not found, if there is nothing at the path; usage, if a tree in memory is none; conflict, if the name moved or a file changed while it was read;
     /// exhausted, if the store is full. Nothing of a failed save is visible, and what it uploaded is used again.
     ///
     /// # Cancel safety
     /// Safe: a dropped save leaves at most garbage for the collector.
-    pub async fn save(&self, path: &Path, name: &Name, options: &SaveOptions) -> Result<SaveReport> {
+    pub async fn save(
+        &self,
+        source: impl Into<SaveSource>,
+        name: &Name,
+        options: &SaveOptions,
+    ) -> Result<SaveReport> {
+        self.save_from(source.into(), name, options).await
+    }
+
+    async fn save_from(&self, source: SaveSource, name: &Name, options: &SaveOptions) -> Result<SaveReport> {
         let begun = std::time::Instant::now();
         let started = coarse_now();
-        let (walked, looking) = self.look(path, options).await?;
+        let (walked, looking) = self.look(source, options).await?;
         let state = self.state().await?;
         let expected = state.version(name);
         let parent = self.parent(&state, name, options).await?;
@@ -183,16 +213,18 @@ impl Repository {
     }
 
     /// Finds what there is to save.
-    async fn look(&self, path: &Path, options: &SaveOptions) -> Result<(Arc<Walk>, Arc<Looking>)> {
+    async fn look(&self, source: SaveSource, options: &SaveOptions) -> Result<(Arc<Walk>, Arc<Looking>)> {
         options.progress.phase("scanning", 0);
         let rules = Rules {
             excludes: options.exclude.clone(),
             skip: self.store().directory().map(Path::to_path_buf).into_iter().collect(),
         };
-        let root = path.to_path_buf();
-        let cut = options.cut;
+        let (cut, now) = (options.cut, self.clock().now());
         let look = move || {
-            let walked = walk(&root, &rules)?;
+            let walked = match source {
+                SaveSource::Path(root) => walk(&root, &rules)?,
+                SaveSource::Memory(files) => Walk::in_memory(files, now)?,
+            };
             let looking = Looking::new(&walked, cut);
             Ok((Arc::new(walked), Arc::new(looking)))
         };
@@ -283,8 +315,10 @@ impl Saving<'_> {
         Ok(Some(value))
     }
 
-    fn cache(&self) -> SeenCache {
-        SeenCache::new(&self.repository.cache().join("seen"), self.repository.id(), self.walk.root())
+    /// What is known of the tree's files from before; none of what is in memory.
+    fn cache(&self) -> Option<SeenCache> {
+        let root = self.walk.root()?;
+        Some(SeenCache::new(&self.repository.cache().join("seen"), self.repository.id(), root))
     }
 
     /// How many saves ago the key step is that chunks at `places` are differences to.
@@ -300,10 +334,9 @@ impl Saving<'_> {
         writer: &mut Writer,
         counts: &mut Counts,
     ) -> Result<Option<(Manifest, Vec<ChunkId>, Vec<Place>)>> {
-        let unchanged = if self.options.reread {
-            None
-        } else {
-            Unchanged::load(&self.cache(), self.walk, self.looking, known).await?
+        let unchanged = match self.cache().filter(|_| !self.options.reread) {
+            Some(cache) => Unchanged::load(&cache, self.walk, self.looking, known).await?,
+            None => None,
         };
         let mut assembly = Assembly::new(self.walk, self.options.labels.clone());
         let to_read: Vec<usize> = match &unchanged {
@@ -372,9 +405,10 @@ impl Saving<'_> {
 
     /// Fills the stat cache. A save is no worse for not being remembered.
     fn remember(&self, id: ManifestId, body: &[u8]) {
+        let Some(cache) = self.cache() else { return };
         let files = files_of(self.walk).filter_map(|at| self.walk.found.get(at));
         let files = files.map(|found| (found.path.as_slice(), &found.stat));
-        if let Err(error) = self.cache().store(id, body, self.started, files) {
+        if let Err(error) = cache.store(id, body, self.started, files) {
             tracing::debug!("the stat cache was not written: {error:?}");
         }
     }

@@ -1,7 +1,6 @@
 //! Sharded checkpoints: does what was saved hold what their indexes say?
 
 use std::collections::{BTreeSet, HashSet};
-use std::os::unix::fs::FileExt as _;
 
 use super::units::{check_unchanged, open};
 use crate::checkpoint::sharded::{INDEX_LEN_MAX, INDEX_NAME, Index, parse};

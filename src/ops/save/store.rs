@@ -17,7 +17,7 @@ use super::explain::{Explained, Explanation};
 use super::looking::Looking;
 use super::pace::{Choice, Pace};
 use super::parent::{Basis, Pairs, Parent};
-use super::read::{Found as FoundIn, Named, ReadPart, Settler, hash, read};
+use super::read::{Found as FoundIn, Named, ReadPart, Settler, hash, read, view};
 use super::units::{About, Unit, make_units};
 use crate::codec::Compression;
 use crate::error::{Error, Result};
@@ -173,6 +173,9 @@ async fn read_unit(
     looking: Arc<Looking>,
     unit: Unit,
 ) -> Result<Vec<ReadPart>> {
+    if walk.is_in_memory() {
+        return blocking(move || view(&walk, &looking, unit)).await;
+    }
     let buffer = repository.budget().buffer(unit.len).await?;
     blocking(move || read(&walk, &looking, unit, buffer)).await
 }

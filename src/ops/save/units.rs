@@ -1,6 +1,5 @@
 //! Into units of work: pieces of files that one worker reads, cuts and hashes on its own.
 
-use std::fs::File;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -11,7 +10,7 @@ use crate::checkpoint::{Layout, Tensor};
 use crate::chunker::{Cut, fixed, tensor};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{TensorEntry, TensorPart};
-use crate::tree::{Found, Stat, Walk, extents};
+use crate::tree::{Found, Opened, Walk};
 
 /// Files in one unit, at most.
 const BATCH: usize = 512;
@@ -31,7 +30,7 @@ pub(super) struct Part {
     /// Which of the files found.
     pub(super) file: usize,
     /// The open file; a small one is opened by the worker.
-    pub(super) open: Option<Arc<File>>,
+    pub(super) open: Option<Arc<Opened>>,
     /// Where the stretch lies in the file.
     pub(super) range: Range<u64>,
     /// How it is cut.
@@ -113,7 +112,7 @@ fn long_file(
     let layout = contents.layout(file);
     let about = about(choice, layout.as_deref());
     let spans = layout.as_deref().map(Layout::spans).unwrap_or_default();
-    let stretches = extents(&open, size)?;
+    let stretches = open.extents(size)?;
     let mut about = Some(about);
     let cut = about.as_ref().map_or(Cut::Content, |about| about.cut);
     for stretch in stretches {
@@ -205,7 +204,7 @@ fn windows(stretch: Range<u64>, window: u64) -> impl Iterator<Item = (Range<u64>
 }
 
 /// Opens a file that was found, if it is still the one.
-pub(super) fn open(walk: &Walk, found: &Found) -> Result<File> {
+pub(super) fn open(walk: &Walk, found: &Found) -> Result<Opened> {
     walk.open(found).map_err(|error| match error.kind() {
         ErrorKind::NotFound | ErrorKind::Conflict => changed(found).source(error),
         _ => error,
@@ -213,11 +212,11 @@ pub(super) fn open(walk: &Walk, found: &Found) -> Result<File> {
 }
 
 /// Still as it was found? What was read before this answer was of one piece.
-pub(super) fn check_unchanged(file: &File, found: &Found) -> Result<()> {
-    let now = Stat::of(file)
+pub(super) fn check_unchanged(file: &Opened, found: &Found) -> Result<()> {
+    let still = file
+        .is_still(&found.stat)
         .map_err(|source| Error::other("look at a file again").at(super::shown(&found.path)).source(source))?;
-    let same = |stat: &Stat| (stat.size, stat.mtime, stat.ctime);
-    if same(&now) == same(&found.stat) { Ok(()) } else { Err(changed(found)) }
+    if still { Ok(()) } else { Err(changed(found)) }
 }
 
 fn changed(found: &Found) -> Error {

@@ -17,7 +17,7 @@ use serde::Serialize;
 
 use self::union::{Own, facts, lacking, union};
 use super::store::Counts;
-use super::{SaveOptions, SaveReport, Saving};
+use super::{SaveOptions, SaveReport, SaveSource, Saving};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::Manifest;
 use crate::id::{ManifestId, PackId, SessionId};
@@ -71,12 +71,12 @@ enum Turn {
 }
 
 impl Repository {
-    /// Saves the folder at `path` as one rank's part of the step `name`. The step is there once the parts of all ranks are: all
+    /// Saves `source`, a folder or files in memory, as one rank's part of the step `name`. The step is there once the parts of all ranks are: all
     /// paths of all of them, made visible in one commit by whoever finds the last; what only some ranks saved never is. May
     /// be called again, by any rank, and then finds what is there.
     ///
     /// # Errors
-    /// Usage, if `path` is a file or the rank is none of so many; conflict, if this rank saved other content in this attempt, if
+    /// Usage, if it is a file or the rank is none of so many; conflict, if this rank saved other content in this attempt, if
     /// two ranks have different things under one path, if the name moved since the attempt began, or if the attempt was ended
     /// because none of its ranks made progress for long; else as [`Repository::save`].
     ///
@@ -84,7 +84,17 @@ impl Repository {
     /// Safe: what was dropped is found by the next call for this rank and attempt.
     pub async fn save_part(
         &self,
-        path: &Path,
+        source: impl Into<SaveSource>,
+        name: &Name,
+        part: &PartOptions,
+        options: &SaveOptions,
+    ) -> Result<PartReport> {
+        self.save_part_from(source.into(), name, part, options).await
+    }
+
+    async fn save_part_from(
+        &self,
+        source: SaveSource,
         name: &Name,
         part: &PartOptions,
         options: &SaveOptions,
@@ -93,9 +103,10 @@ impl Repository {
         let options = told(part, options)?;
         let attempt = Attempt { name: name.clone(), id: part.attempt.clone(), ranks: part.ranks };
         let started = coarse_now();
-        let (walked, looking) = self.look(path, &options).await?;
+        let (walked, looking) = self.look(source, &options).await?;
         if walked.is_file() {
-            return Err(Error::usage("a rank saves a folder").at(path.display()).got("a file"));
+            let root = walked.root().unwrap_or(Path::new(""));
+            return Err(Error::usage("a rank saves a folder").at(root.display()).got("a file"));
         }
         let parent = self.parent(&*self.state().await?, name, &options).await?;
         let (walk, looking) = (&walked, &looking);
