@@ -221,7 +221,9 @@ mod tests {
 
     #[test]
     fn paths_that_are_none_are_refused() {
-        for wrong in [vec![file("../a", &[])], vec![file("a", &[]), file("a", &[])], vec![file("a", &[]), file("a/b", &[])]] {
+        for wrong in
+            [vec![file("../a", &[])], vec![file("a", &[]), file("a", &[])], vec![file("a", &[]), file("a/b", &[])]]
+        {
             assert_eq!(MemoryTree::new(wrong, Timestamp(0)).unwrap_err().kind(), ErrorKind::Usage);
         }
     }

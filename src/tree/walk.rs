@@ -138,7 +138,8 @@ impl Walk {
     pub fn open(&self, found: &Found) -> Result<Opened> {
         match &self.place {
             Place::Disk { folders, file, .. } => {
-                open_file(folders, file.as_deref().unwrap_or(&found.path), "cannot open a file to save").map(Opened::File)
+                open_file(folders, file.as_deref().unwrap_or(&found.path), "cannot open a file to save")
+                    .map(Opened::File)
             }
             Place::Memory(tree) => tree.open(&found.path),
         }

@@ -171,12 +171,7 @@ impl Repository {
     ///
     /// # Cancel safety
     /// Safe: a dropped save leaves at most garbage for the collector.
-    pub async fn save(
-        &self,
-        source: impl Into<SaveSource>,
-        name: &Name,
-        options: &SaveOptions,
-    ) -> Result<SaveReport> {
+    pub async fn save(&self, source: impl Into<SaveSource>, name: &Name, options: &SaveOptions) -> Result<SaveReport> {
         self.save_from(source.into(), name, options).await
     }
 
