@@ -31,7 +31,8 @@ pub struct TensorSelector {
 #[derive(Clone, Debug)]
 struct Pattern {
     text: String,
-    glob: GlobMatcher,
+    /// None if it is not a pattern but that very text.
+    glob: Option<GlobMatcher>,
 }
 
 impl TensorSelector {
@@ -41,6 +42,18 @@ impl TensorSelector {
     /// Usage, if that is no pattern.
     pub fn new(glob: &str) -> Result<Self> {
         Ok(Self { name: Pattern::new(glob, false)?, path: None, slices: Slices::default(), shard: None })
+    }
+
+    /// The tensors called exactly `name`, whole.
+    #[must_use]
+    pub fn named(name: &str) -> Self {
+        Self { name: Pattern::exact(name), path: None, slices: Slices::default(), shard: None }
+    }
+
+    /// Only those in, or below, exactly this file or folder.
+    #[must_use]
+    pub fn at_path(self, path: &str) -> Self {
+        Self { path: Some(Pattern::exact(if path == "." { "" } else { path })), ..self }
     }
 
     /// Only those in files, or below folders, whose path is, or matches, `glob`.
@@ -93,19 +106,27 @@ impl TensorSelector {
 
 impl Pattern {
     fn new(text: &str, is_path: bool) -> Result<Self> {
+        if !text.contains(['*', '?', '[', ']', '{', '}', '\\']) {
+            return Ok(Self::exact(text));
+        }
         let built = GlobBuilder::new(text).literal_separator(is_path).backslash_escape(true).build();
         let glob = built.map_err(|error| Error::usage("malformed pattern").at(text).source(error))?;
-        Ok(Self { text: text.to_owned(), glob: glob.compile_matcher() })
+        Ok(Self { text: text.to_owned(), glob: Some(glob.compile_matcher()) })
+    }
+
+    fn exact(text: &str) -> Self {
+        Self { text: text.to_owned(), glob: None }
     }
 
     /// A name that is the very text is always taken: names may hold brackets.
     fn takes(&self, name: &[u8]) -> bool {
-        self.text.as_bytes() == name || self.glob.is_match(OsStr::from_bytes(name))
+        let matches = |glob: &GlobMatcher| glob.is_match(OsStr::from_bytes(name));
+        self.text.as_bytes() == name || self.glob.as_ref().is_some_and(matches)
     }
 
     /// Whether it can only mean one name.
     fn is_plain(&self) -> bool {
-        !self.text.contains(['*', '?', '[', ']', '{', '}', '\\'])
+        self.glob.is_none()
     }
 }
 

@@ -1,0 +1,61 @@
+"""Towline: save training state once, move only what the other side lacks.
+
+    import towline
+
+    checkpointer = towline.Checkpointer("s3://bucket/experiments", "run-7")
+    state = checkpointer.restore(into=state)          # None where nothing was saved yet
+    ...
+    checkpointer.save(step, state, metrics={"loss": loss})
+"""
+
+from __future__ import annotations
+
+from ._towline import __version__
+from .errors import (
+    Cancelled,
+    Conflict,
+    Damaged,
+    Denied,
+    Error,
+    Exhausted,
+    NotFound,
+    SaveFailed,
+    Timeout,
+    Unreachable,
+    Unsupported,
+    UnsupportedValue,
+    UsageError,
+)
+from .repository import Repository, open
+from .tensors import Tensor, Tensors
+
+__all__ = [
+    "Cancelled",
+    "Checkpointer",
+    "Conflict",
+    "Damaged",
+    "Denied",
+    "Error",
+    "Exhausted",
+    "NotFound",
+    "Repository",
+    "SaveFailed",
+    "Tensor",
+    "Tensors",
+    "Timeout",
+    "Unreachable",
+    "Unsupported",
+    "UnsupportedValue",
+    "UsageError",
+    "__version__",
+    "open",
+]
+
+
+def __getattr__(name: str):
+    # Checkpointer is for torch: who only moves files does not wait for it.
+    if name == "Checkpointer":
+        from .checkpointer import Checkpointer
+
+        return Checkpointer
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,71 @@
+"""What is known of torch's tensors: their types under the names of safetensors, and where their bytes are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+#: torch's types by the words that files use for them. Those that this torch lacks are left out.
+BY_WORD: dict[str, torch.dtype] = {
+    word: getattr(torch, name)
+    for word, name in {
+        "BOOL": "bool",
+        "U8": "uint8",
+        "I8": "int8",
+        "U16": "uint16",
+        "I16": "int16",
+        "U32": "uint32",
+        "I32": "int32",
+        "U64": "uint64",
+        "I64": "int64",
+        "F16": "float16",
+        "BF16": "bfloat16",
+        "F32": "float32",
+        "F64": "float64",
+        "C64": "complex64",
+        "F8_E4M3": "float8_e4m3fn",
+        "F8_E5M2": "float8_e5m2",
+        "F8_E8M0": "float8_e8m0fnu",
+        "F8_E4M3FNUZ": "float8_e4m3fnuz",
+        "F8_E5M2FNUZ": "float8_e5m2fnuz",
+    }.items()
+    if hasattr(torch, name)
+}
+
+WORDS: dict[torch.dtype, str] = {dtype: word for word, dtype in BY_WORD.items()}
+
+
+def empty(word: str, shape: Sequence[int]) -> torch.Tensor:
+    """An unfilled tensor of the type called `word`; as bytes with one more dimension where torch has no such type."""
+    dtype = BY_WORD.get(word)
+    if dtype is not None:
+        return torch.empty(tuple(shape), dtype=dtype)
+    width = {"C32": 4, "C128": 16, "QI32": 4}.get(word, 1)
+    return torch.empty((*shape, width), dtype=torch.uint8)
+
+
+def nbytes(tensor: torch.Tensor) -> int:
+    """Bytes of its elements, one after another."""
+    return tensor.numel() * tensor.element_size()
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Do its bytes lie in this machine's memory, one after another, as its elements?"""
+    return (
+        tensor.layout is torch.strided
+        and tensor.device.type == "cpu"
+        and tensor.is_contiguous()
+        and not tensor.is_conj()
+        and not tensor.is_neg()
+        and not tensor.is_quantized
+    )
+
+
+def over(address: int, length: int) -> torch.Tensor:
+    """Bytes of memory as a tensor that does not own them."""
+    import ctypes
+
+    if length == 0:
+        return torch.empty(0, dtype=torch.uint8)
+    return torch.frombuffer((ctypes.c_ubyte * length).from_address(address), dtype=torch.uint8)

@@ -1,0 +1,550 @@
+"""Checkpoints of a training loop: saved while it goes on, restored in three lines.
+
+    save ----> staged ----> local ----> durable
+               (copied)     (on this    (committed in
+                             node's      the repository)
+                             disk)
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import queue
+import signal
+import threading
+import time
+import warnings
+import weakref
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from . import _torch, _towline, spool
+from . import state as states
+from .errors import Error, Exhausted, NotFound, SaveFailed, Timeout, Unreachable, UsageError
+from .repository import Repository, wishes
+from .repository import open as open_repository
+
+if TYPE_CHECKING:
+    import torch
+
+TENSORS, DOCUMENT = "state.safetensors", "state.json"
+_PROMISES = ("staged", "local", "durable")
+
+
+class Handle:
+    """A save under way. What it promised is kept in order: `staged` (copied: the loop may change the state), `local` (on
+    this node's disk: survives the process) and `durable` (committed in the repository: survives the node)."""
+
+    def __init__(self, name: str, step: int):
+        self.name, self.step = name, step
+        #: What the save did, once it is durable.
+        self.report: dict[str, Any] | None = None
+        #: What made it fail, or why it is not durable yet though it is local.
+        self.error: BaseException | None = None
+        self._kept: set[str] = set()
+        self._changed = threading.Condition()
+        self._over = False
+        self._saving: _towline.Saving | None = None
+
+    def __repr__(self) -> str:
+        kept = [promise for promise in _PROMISES if promise in self._kept]
+        told = kept[-1] if kept else "begun"
+        return f"<save of {self.name}: {told}{'' if self.error is None else f', {self.error}'}>"
+
+    def wait(self, promise: str = "durable", timeout: float | None = None) -> Handle:
+        """Waits until it is `"staged"`, `"local"` or `"durable"`. Raises what made it fail, or Timeout: it goes on then."""
+        if promise not in _PROMISES:
+            raise UsageError(f"a save is awaited as 'staged', 'local' or 'durable', not {promise!r}")
+        until = None if timeout is None else time.monotonic() + timeout
+        with self._changed:
+            while promise not in self._kept:
+                if self._over:
+                    raise self._failure()
+                left = None if until is None else until - time.monotonic()
+                if left is not None and left <= 0:
+                    raise Timeout(f"{self.name} is not {promise} after {timeout} s")
+                # Short enough for a Ctrl-C to be heard.
+                self._changed.wait(0.5 if left is None else min(left, 0.5))
+        return self
+
+    def done(self) -> bool:
+        """Is it over: durable, or failed?"""
+        return self._over
+
+    def progress(self) -> tuple[str, int, int, int]:
+        """What it is at, plain bytes done and in all (0: not known), and stored bytes moved."""
+        if self._saving is not None:
+            return self._saving.progress()
+        return ("durable" if "durable" in self._kept else "staging", 0, 0, 0)
+
+    def _failure(self) -> BaseException:
+        error = self.error if self.error is not None else Error("it ended without a result")
+        failed = SaveFailed(f"{self.name} was not saved: {error}")
+        failed.__cause__ = error
+        return failed
+
+    def _keep(self, *promises: str) -> None:
+        with self._changed:
+            self._kept.update(promises)
+            self._over = self._over or "durable" in promises
+            self._changed.notify_all()
+
+    def _fail(self, error: BaseException, over: bool = True) -> None:
+        with self._changed:
+            self.error, self._over = error, over
+            self._changed.notify_all()
+
+
+class Checkpointer:
+    """Saves the steps of one run of training, and restores them.
+
+    `repo` is a repository or its address, `run` the run's name. Of `world_size` ranks each has one, with its own `rank`: a
+    step is there once all have saved their part, and no collective is needed. `attempt` tells the present start of
+    all ranks from others; by default what torchrun says of it.
+
+    `stage` is `"blocking"` (a save returns when the state is copied) or `"background"` (it returns at once, and the state must
+    not change before the copy is made: see `protect`). A save that comes before the last one's copy is free waits for that, or
+    with `when_busy="skip"` is left out and returns None.
+
+    `keep_last`, `keep_every`, `keep_min` and `keep_max` say which steps outlive later ones; by default all. `spool` is the folder
+    where states wait for a repository that is not on this node; by default in the user's cache.
+    """
+
+    def __init__(
+        self,
+        repo: Repository | str | os.PathLike[str] | None,
+        run: str,
+        rank: int = 0,
+        world_size: int = 1,
+        *,
+        stage: str = "blocking",
+        when_busy: str = "wait",
+        attempt: str | None = None,
+        keep_last: int | None = None,
+        keep_every: int | None = None,
+        keep_min: Iterable[str] = (),
+        keep_max: Iterable[str] = (),
+        key_every: int | None = None,
+        spool: str | os.PathLike[str] | None = None,
+        pickle: bool = False,
+        on_sigterm: bool = True,
+    ):
+        if not 0 <= rank < world_size:
+            raise UsageError(f"rank {rank} is none of {world_size} ranks")
+        _one_of("stage", stage, ("blocking", "background"))
+        _one_of("when_busy", when_busy, ("wait", "skip"))
+        self.repository = repo if isinstance(repo, Repository) else open_repository(repo)
+        self.run, self.rank, self.world_size = run, rank, world_size
+        self.stage, self.when_busy, self.pickle, self.key_every = stage, when_busy, pickle, key_every
+        #: The step that `restore` restored last.
+        self.step: int | None = None
+        self._attempt = attempt or _attempt()
+        rules = {"keep_last": keep_last, "keep_every": keep_every, "keep_min": list(keep_min), "keep_max": list(keep_max)}
+        self._rules = {key: rule for key, rule in rules.items() if rule}
+        self._stager = _towline.Stager()
+        self._work: queue.Queue[Any] = queue.Queue()
+        self._handles: list[Handle] = []
+        self._protected: Handle | None = None
+        self._process = os.getpid()
+        self._spool = None if self.repository._engine.is_local() else _spool_folder(self.repository, spool)
+        self._saver: threading.Thread | None = None
+        self._closed = False
+        _live.add(self)
+        if on_sigterm:
+            _hear_sigterm()
+        if self._spool is not None:
+            self._save_left_over()
+
+    def __enter__(self) -> Checkpointer:
+        return self
+
+    def __exit__(self, kind: Any, *_: Any) -> None:
+        try:
+            self.close()
+        except Error:
+            if kind is None:
+                raise
+
+    def save(
+        self,
+        step: int,
+        state: Any,
+        metrics: Mapping[str, float] | None = None,
+        *,
+        stage: str | None = None,
+    ) -> Handle | None:
+        """Saves `state` as this step; returns a handle when it is staged, or at once where it is staged in the background.
+
+        Raises UnsupportedValue for a state that cannot be kept, and SaveFailed if an earlier save failed meanwhile: then this
+        step is not saved.
+        """
+        self._check()
+        stage = stage or self.stage
+        _one_of("stage", stage, ("blocking", "background"))
+        described = states.describe(state, self.pickle)
+        leaves = [(leaf.name, leaf.word, leaf.shape, leaf.length) for leaf in described.leaves]
+        header, starts, length = _towline.lay_out(leaves)
+        name = f"{self.run}/step-{step}"
+        job = _Job(Handle(name, step), described, header, starts, length - len(header), dict(metrics or {}))
+        limit = self.repository._engine.memory()
+        if job.length > limit and not self._fits(job.length):
+            return self._save_unstaged(job, limit)
+        timeout = 0 if self.when_busy == "skip" else None
+        job.stage = self._stager.take(job.length, timeout)
+        if job.stage is None:
+            return None
+        self._handles.append(job.handle)
+        if stage == "background":
+            self._protected = job.handle
+        else:
+            self._fill(job)
+        self._start()
+        self._work.put(job)
+        return job.handle
+
+    def protect(self, optimizer: torch.optim.Optimizer) -> None:
+        """Makes `optimizer.step()` wait until a save that is staged in the background has its copy."""
+        me = weakref.ref(self)
+
+        def wait_until_staged(*_: Any) -> None:
+            checkpointer = me()
+            if checkpointer is not None and checkpointer._protected is not None:
+                with contextlib.suppress(SaveFailed):
+                    checkpointer._protected.wait("staged")
+                checkpointer._protected = None
+
+        optimizer.register_step_pre_hook(wait_until_staged)
+
+    def steps(self) -> list[int]:
+        """The steps that are saved, in order."""
+        try:
+            (run,) = self.repository.runs(self.run)
+        except NotFound:
+            return []
+        return [step["step"] for step in run["steps"] if step["counts"]]
+
+    def restore(
+        self,
+        step: int | str = "latest",
+        into: Any = None,
+        map_location: str | torch.device | None = None,
+    ) -> Any:
+        """The state as it was at `step`: a number, `"latest"`, `"upto=N"`, `"min=METRIC"` or `"max=METRIC"`. Every byte is
+        checked. None, if the latest is asked for and there is none.
+
+        Tensors that stand at the same place in `into` are filled in place, and objects with `load_state_dict` there take their
+        state: pass what is passed to `save`. Others come on the CPU, or at `map_location`. `self.step` is the step then.
+        """
+        self._finish_pending()
+        engine = self.repository._engine
+        try:
+            name = engine.resolve(f"{self.run}/step-{step}" if isinstance(step, int) else f"{self.run}@{step}")
+            document = bytes(engine.cat(name, self._path(DOCUMENT)))
+        except NotFound as error:
+            if step == "latest" and not self.steps():
+                return None
+            raise self._explained(error, step) from error
+        path = self._path(TENSORS)
+        held = {
+            told["name"]: (told["dtype"], tuple(told["shape"]))
+            for told in json.loads(engine.tensors(name))
+            if told["path"] == path
+        }
+
+        def read(wanted: list[tuple[str, torch.Tensor]]) -> None:
+            wants = [(key, path, None, tensor.data_ptr(), _torch.nbytes(tensor)) for key, tensor in wanted]
+            wants = [want for want in wants if want[-1]]
+            if wants:
+                engine.read_tensors(name, wants)
+
+        state = states.restore(document, held, read, into, map_location, self.pickle)
+        self.step = int(name.rpartition("step-")[2])
+        return state
+
+    def wait(self, promise: str = "durable", timeout: float | None = None) -> None:
+        """Waits for every save so far, as `Handle.wait`."""
+        for handle in list(self._handles):
+            handle.wait(promise, timeout)
+        self._drop_over()
+
+    def close(self, timeout: float | None = None) -> None:
+        """Waits until every save is durable, and raises what failed. Saves of a store that does not answer stay local, and the
+        next Checkpointer of this run on this node makes them durable."""
+        if self._closed or os.getpid() != self._process:
+            return
+        self._closed = True
+        self._work.put(None)
+        if self._saver is not None:
+            until = None if timeout is None else time.monotonic() + timeout
+            while self._saver.is_alive():
+                self._saver.join(0.5)
+                if until is not None and time.monotonic() >= until:
+                    break
+        _live.discard(self)
+        unfinished = [handle for handle in self._handles if not handle.done()]
+        for handle in unfinished:
+            kept = "it is on this node's disk" if "local" in handle._kept else "it is lost"
+            warnings.warn(f"towline: {handle.name} is not durable: {kept}: {handle.error or 'out of time'}", stacklevel=2)
+        self._check()
+
+    def _path(self, file: str) -> str:
+        return file if self.world_size == 1 else f"rank-{self.rank:05}/{file}"
+
+    def _explained(self, error: NotFound, step: int | str) -> Error:
+        there = self.steps()
+        if isinstance(step, int) and step not in there:
+            return NotFound(f"{self.run} has no step {step} (saved are {there or 'none'})")
+        return NotFound(f"{error} (was {self.run} saved by a Checkpointer of rank {self.rank} of {self.world_size}?)")
+
+    def _fits(self, length: int) -> bool:
+        """May as much be staged? The budget is the engine's; a stage is memory of the node's beside it."""
+        available = 0
+        with contextlib.suppress(OSError, ValueError, StopIteration):
+            with open("/proc/meminfo", encoding="ascii") as lines:
+                available = int(next(line for line in lines if line.startswith("MemAvailable")).split()[1]) << 10
+        return length <= available // 2
+
+    def _save_unstaged(self, job: _Job, limit: int) -> Handle:
+        warnings.warn(
+            f"towline: {job.handle.name} is {job.length} bytes, more than can be staged beside the memory budget of {limit}: "
+            "it is saved before save() returns",
+            stacklevel=3,
+        )
+        self._finish_pending()
+        held = [leaf.tensor.contiguous().cpu() for leaf in job.described.leaves]
+        order = sorted(range(len(held)), key=lambda at: job.starts[at])
+        pieces: list[Any] = [job.header]
+        pieces += [(held[at].data_ptr(), _torch.nbytes(held[at])) for at in order if _torch.nbytes(held[at])]
+        files = [(self._path(TENSORS), pieces), (self._path(DOCUMENT), [job.described.document])]
+        job.handle.report = json.loads(self.repository._engine.save_files(files, job.handle.name, self._wishes(job)))
+        job.handle._keep(*_PROMISES)
+        return job.handle
+
+    def _wishes(self, job: _Job) -> dict[str, Any]:
+        part = None if self.world_size == 1 else (self.rank, self._attempt)
+        return wishes(
+            job.metrics, world_size=self.world_size, framework="pytorch", key_every=self.key_every, part=part
+        )
+
+    def _fill(self, job: _Job) -> None:
+        """Copies the state to its stage."""
+        base = len(job.header)
+        copies, others = [], []
+        for leaf, start in zip(job.described.leaves, job.starts, strict=True):
+            if _torch.is_plain(leaf.tensor):
+                copies.append((start - base, leaf.tensor.data_ptr(), leaf.length))
+            elif leaf.length:
+                others.append((start - base, leaf))
+        try:
+            job.devices.pin(job.stage.address, job.length)
+            for offset, leaf in others:
+                there = _torch.over(job.stage.address + offset, leaf.length).view(leaf.tensor.dtype)
+                with job.devices.stream(leaf.tensor):
+                    there.view(leaf.tensor.shape).copy_(leaf.tensor, non_blocking=True)
+            job.stage.fill([copy for copy in copies if copy[2]])
+            job.devices.synchronize()
+        finally:
+            # What is staged is no more needed of the state.
+            job.described.leaves.clear()
+        job.staged = True
+        job.handle._keep("staged")
+
+    def _start(self) -> None:
+        if self._saver is None or not self._saver.is_alive():
+            self._saver = threading.Thread(target=self._run, name="towline-saver", daemon=True)
+            self._saver.start()
+
+    def _run(self) -> None:
+        """The saver's thread: one save after the other."""
+        while (job := self._work.get()) is not None:
+            try:
+                if not job.staged:
+                    self._fill(job)
+                self._save(job)
+            except BaseException as error:  # noqa: BLE001 - told to whoever waits
+                if job.stage is not None:
+                    job.stage.release()
+                job.handle._fail(error)
+
+    def _save(self, job: _Job) -> None:
+        engine, handle = self.repository._engine, job.handle
+        said = self._wishes(job)
+        kept = None
+        if self._spool is not None:
+            kept = spool.put(self._spool, handle.name, said, self._files_on_disk(job))
+            handle._keep("local")
+        files = [(self._path(TENSORS), [job.header, job.stage]), (self._path(DOCUMENT), [job.described.document])]
+        try:
+            handle._saving = engine.begin_save_files(files, handle.name, said)
+            handle._saving.wait()
+            handle.report = json.loads(handle._saving.result())
+        except (Unreachable, Exhausted) as error:
+            if kept is None:
+                raise
+            handle._fail(error, over=False)
+            self._retry(handle, kept)
+        if kept is not None:
+            spool.remove(kept)
+        handle.error = None
+        handle._keep("local", "durable")
+        self._expire()
+
+    def _files_on_disk(self, job: _Job) -> list[tuple[str, list[Any]]]:
+        staged = (job.stage.address, job.length)
+        return [(self._path(TENSORS), [job.header, staged]), (self._path(DOCUMENT), [job.described.document])]
+
+    def _retry(self, handle: Handle, kept: str) -> None:
+        """The store does not answer: what is local waits until it does, or until the loop ends."""
+        pause = 1.0
+        while not self._closed:
+            time.sleep(pause)
+            pause = min(pause * 2, 60.0)
+            try:
+                handle.report = spool.save(self.repository, kept)
+                return
+            except (Unreachable, Exhausted) as error:
+                handle._fail(error, over=False)
+        raise handle.error
+
+    def _save_left_over(self) -> None:
+        """Makes durable what an earlier process of this run left on this node's disk."""
+        for kept in spool.left(self._spool, self.run, self.rank):
+            try:
+                spool.save(self.repository, kept)
+            except Error as error:
+                warnings.warn(f"towline: a step left at {kept} is not durable yet: {error}", stacklevel=3)
+                continue
+            spool.remove(kept)
+
+    def _expire(self) -> None:
+        if not self._rules or self.rank != 0:
+            return
+        try:
+            self.repository.expire(self.run, **self._rules)
+        except Error as error:
+            warnings.warn(f"towline: steps of {self.run} were not expired: {error}", stacklevel=2)
+
+    def _finish_pending(self) -> None:
+        for handle in list(self._handles):
+            with contextlib.suppress(SaveFailed):
+                handle.wait("durable")
+
+    def _check(self) -> None:
+        """Raises what failed since the last call."""
+        if os.getpid() != self._process:
+            raise UsageError("a Checkpointer belongs to the process that made it: make another in the child")
+        failed = [handle for handle in self._handles if handle.done() and handle.error is not None]
+        self._drop_over()
+        if failed:
+            raise failed[0]._failure()
+
+    def _drop_over(self) -> None:
+        self._handles = [handle for handle in self._handles if not handle.done()]
+
+
+class _Job:
+    """A state on its way."""
+
+    def __init__(
+        self,
+        handle: Handle,
+        described: states.Described,
+        header: bytes,
+        starts: list[int],
+        length: int,
+        metrics: dict[str, float],
+    ):
+        self.handle, self.described, self.header = handle, described, header
+        self.starts, self.length, self.metrics = starts, length, metrics
+        self.stage: _towline.Stage | None = None
+        self.staged = False
+        self.devices = _Devices(leaf.tensor for leaf in described.leaves)
+
+
+class _Devices:
+    """Copies from the GPUs of a state: each on a stream of its own of the lowest priority, after what the caller's stream was
+    given before, into pinned memory."""
+
+    #: What is pinned of this process: where, and how much.
+    _pinned: tuple[int, int] | None = None
+
+    def __init__(self, tensors: Iterable[torch.Tensor]):
+        self._streams: dict[Any, Any] = {}
+        for device in {tensor.device for tensor in tensors if tensor.device.type == "cuda"}:
+            import torch
+
+            stream = torch.cuda.Stream(device=device, priority=0)
+            stream.wait_event(torch.cuda.current_stream(device).record_event())
+            self._streams[device] = stream
+
+    def pin(self, address: int, length: int) -> None:
+        """Pins the stage, which stays where it is from save to save."""
+        if not self._streams or _Devices._pinned == (address, length):
+            return
+        import torch
+
+        runtime = torch.cuda.cudart()
+        if _Devices._pinned is not None:
+            runtime.cudaHostUnregister(_Devices._pinned[0])
+            _Devices._pinned = None
+        # 1 is cudaHostRegisterPortable: for all devices
+        # (https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__MEMORY.html).
+        torch.cuda.check_error(runtime.cudaHostRegister(address, length, 1))
+        _Devices._pinned = (address, length)
+
+    def stream(self, tensor: torch.Tensor) -> contextlib.AbstractContextManager[Any]:
+        """Where copies of `tensor` are put in line."""
+        stream = self._streams.get(tensor.device)
+        if stream is None:
+            return contextlib.nullcontext()
+        import torch
+
+        return torch.cuda.stream(stream)
+
+    def synchronize(self) -> None:
+        """Waits for all copies."""
+        for stream in self._streams.values():
+            stream.synchronize()
+
+
+def _one_of(what: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise UsageError(f"{what} is {' or '.join(map(repr, choices))}, not {value!r}")
+
+
+def _attempt() -> str:
+    """What tells this start of all ranks from others: torchrun's name of the job, and how often it was restarted."""
+    job = os.environ.get("TORCHELASTIC_RUN_ID", "none")
+    return f"{job}-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+
+
+def _spool_folder(repository: Repository, told: str | os.PathLike[str] | None) -> str:
+    return os.path.join(os.fspath(told), repository.id) if told else os.path.join(repository._engine.cache(), "spool")
+
+
+#: Checkpointers that may have unfinished saves, to be finished when the process ends.
+_live: weakref.WeakSet[Checkpointer] = weakref.WeakSet()
+
+
+@atexit.register
+def _finish_all() -> None:
+    for checkpointer in list(_live):
+        try:
+            checkpointer.close()
+        except Error as error:
+            # An exception here would only be printed, too; this says it once.
+            warnings.warn(f"towline: {error}", stacklevel=2)
+
+
+def _hear_sigterm() -> None:
+    """Makes SIGTERM an orderly exit, so that saves are finished, unless the program hears it already."""
+    main = threading.current_thread() is threading.main_thread()
+    if main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _exit_on_sigterm)
+
+
+def _exit_on_sigterm(number: int, _frame: Any) -> None:
+    raise SystemExit(128 + number)

@@ -1,0 +1,181 @@
+"""Repositories: where saved trees live."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from . import _towline
+from .errors import UsageError
+from .tensors import Tensors
+
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+
+def open(
+    url: str | os.PathLike[str] | None = None,
+    memory: int | str | None = None,
+    *,
+    create: bool = True,
+    cache: str | os.PathLike[str] | None = None,
+    endpoint: str | None = None,
+    region: str | None = None,
+    allow_http: bool = False,
+) -> Repository:
+    """Opens the repository at `url`: a folder, or `s3://bucket/prefix`; by default `$TOWLINE_REPO`, else the folder that the
+    command line uses too. With `create` it is made if there is none.
+
+    `memory` bounds the engine's buffers, in bytes or as text such as "512M"; by default a quarter of what the cgroup or the
+    machine has, at most 2 GiB. The other arguments are those of the command line's options of the same name.
+    """
+    return Repository(
+        default_url() if url is None else os.fspath(url),
+        {
+            "memory": _bytes(memory),
+            "create": create,
+            "cache": None if cache is None else os.fspath(cache),
+            "endpoint": endpoint,
+            "region": region,
+            "allow_http": allow_http,
+        },
+    )
+
+
+def default_url() -> str:
+    """`$TOWLINE_REPO`, else the user's own repository."""
+    told = os.environ.get("TOWLINE_REPO")
+    data = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
+    return told or str(Path(data) / "towline" / "repository")
+
+
+def _bytes(memory: int | str | None) -> int | None:
+    if memory is None or isinstance(memory, int):
+        return memory
+    number, unit = memory.strip().upper().removesuffix("IB").removesuffix("B"), ""
+    if number[-1:] in ("K", "M", "G", "T"):
+        number, unit = number[:-1], number[-1]
+    try:
+        return int(float(number) * _UNITS[unit])
+    except ValueError:
+        raise UsageError(f"memory is a number of bytes such as 536870912 or '512M', not {memory!r}") from None
+
+
+def wishes(
+    metrics: Mapping[str, float] | None = None,
+    *,
+    world_size: int | None = None,
+    framework: str | None = None,
+    labels: Mapping[str, str] | None = None,
+    exclude: Iterable[str] = (),
+    compression: bool | None = None,
+    key_every: int | None = None,
+    base: str | None = None,
+    part: tuple[int, str] | None = None,
+) -> dict[str, Any]:
+    """What is said about a save, as the engine takes it. `part` is a rank and the attempt that it takes part in."""
+    said = {
+        "world_size": world_size,
+        "framework": framework,
+        "compression": compression,
+        "key_every": key_every,
+        "base": base,
+        "part": part,
+    }
+    return {
+        "metrics": {name: float(value) for name, value in (metrics or {}).items()},
+        "labels": dict(labels or {}),
+        "exclude": list(exclude),
+        **{key: value for key, value in said.items() if value is not None},
+    }
+
+
+class Repository:
+    """A repository, opened by `towline.open`. Any thread may use it; a forked or spawned process opens it anew by itself."""
+
+    def __init__(self, url: str, opening: dict[str, Any]):
+        self._url, self._opening = url, opening
+        self._engine = _towline.Repository(url, {key: value for key, value in opening.items() if value is not None})
+
+    def __reduce__(self):
+        return Repository, (self._url, {**self._opening, "create": False})
+
+    def __repr__(self) -> str:
+        return f"towline.open({self.url!r})"
+
+    @property
+    def url(self) -> str:
+        """Its address."""
+        return self._engine.location
+
+    @property
+    def id(self) -> str:
+        """Its name for ever, whatever its address."""
+        return self._engine.id()
+
+    def save(self, path: str | os.PathLike[str], name: str, **said: Any) -> dict[str, Any]:
+        """Saves the file or folder at `path` as `name`; returns once that is durable. What may be said of it: `metrics`,
+        `world_size`, `framework`, `labels`, `exclude`, `compression=False`, `key_every`, `base`."""
+        return json.loads(self._engine.save(os.fspath(path), name, wishes(**said)))
+
+    def restore(
+        self,
+        name: str,
+        dest: str | os.PathLike[str],
+        path: str | None = None,
+        *,
+        overwrite: bool = False,
+        delete: bool = False,
+    ) -> dict[str, Any]:
+        """Restores the tree `name` (or `RUN@latest`, `RUN@min=METRIC`, ...), or what lies at `path` of it, to `dest`, bit for
+        bit. What is there and the same stays; what differs is in the way unless `overwrite`; `delete` removes the rest."""
+        return json.loads(self._engine.restore(name, os.fspath(dest), path, overwrite, delete))
+
+    def refs(self, prefix: str | None = None) -> list[dict[str, Any]]:
+        """The names under `prefix`, or all."""
+        return json.loads(self._engine.list(prefix))
+
+    def runs(self, prefix: str | None = None) -> list[dict[str, Any]]:
+        """The runs under `prefix`, or all; the run that is `prefix` itself comes with its steps."""
+        return json.loads(self._engine.runs(prefix))
+
+    def show(self, name: str) -> dict[str, Any]:
+        """What the tree `name` holds, and how it is stored."""
+        return json.loads(self._engine.show(name))
+
+    def remove(self, name: str) -> None:
+        """Takes a name away. What only it referred to goes when `towline collect` runs."""
+        self._engine.remove(name)
+
+    def copy(self, source: str, name: str) -> None:
+        """Gives a saved tree another name as well; nothing is copied."""
+        self._engine.copy(source, name)
+
+    def expire(
+        self,
+        run: str,
+        *,
+        keep_last: int | None = None,
+        keep_every: int | None = None,
+        keep_min: Iterable[str] = (),
+        keep_max: Iterable[str] = (),
+        dry_run: bool = False,
+    ) -> dict[str, Any]:
+        """Takes away the steps of a run that no rule keeps. A step that is kept is never harmed."""
+        return json.loads(
+            self._engine.expire(run, keep_last, keep_every, list(keep_min), list(keep_max), dry_run)
+        )
+
+    def verify(self, name: str | None = None, *, data: bool = False, repair: bool = False) -> dict[str, Any]:
+        """Looks for damage in structure, or with `data` in every byte; of one tree, or of all."""
+        return json.loads(self._engine.verify(name, data, repair))
+
+    def tensors(self, name: str) -> Tensors:
+        """The tensors of the tree `name`, by name, lazily: each is read when it is asked for, and only what is asked for."""
+        return Tensors(self, self._engine.resolve(name))
+
+    def read(self, name: str, path: str, start: int | None = None, end: int | None = None) -> bytes:
+        """The bytes `start..end` of the file at `path` in the tree `name`, every one checked."""
+        return self._engine.cat(name, path, start, end)

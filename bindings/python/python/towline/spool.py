@@ -1,0 +1,93 @@
+"""States on this node's disk that are not in the repository yet: they survive the process, and are saved from here by the next.
+
+    SPOOL/<run, escaped>/<rank>-<step>.<random>/       the files of the step
+    SPOOL/<run, escaped>/<rank>-<step>.<random>.json   what it is; written last, so a folder without it is unfinished
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import uuid
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from . import _torch
+
+if TYPE_CHECKING:
+    from .repository import Repository
+
+
+def put(spool: str, name: str, said: dict[str, Any], files: list[tuple[str, list[Any]]]) -> str:
+    """Writes files, pieces of bytes or `(address, length)` each, and returns once they are on the disk. Nothing is left of it
+    if that fails."""
+    run, _, step = name.rpartition("/")
+    rank = said.get("part", (0, ""))[0]
+    folder = os.path.join(spool, quote(run, safe=""), f"{rank}-{step}.{uuid.uuid4().hex}")
+    try:
+        for path, pieces in files:
+            whole = os.path.join(folder, path)
+            os.makedirs(os.path.dirname(whole), exist_ok=True)
+            with open(whole, "wb", buffering=0) as file:
+                for piece in pieces:
+                    _write(file, memoryview(piece) if isinstance(piece, bytes) else memoryview(_torch.over(*piece).numpy()))
+                os.fsync(file.fileno())
+            _sync(os.path.dirname(whole))
+        told = folder + ".json.part"
+        with open(told, "w", encoding="utf-8") as file:
+            json.dump({"name": name, "said": said}, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.rename(told, folder + ".json")
+        _sync(os.path.dirname(folder))
+    except BaseException:
+        remove(folder)
+        raise
+    return folder
+
+
+def left(spool: str, run: str, rank: int) -> list[str]:
+    """The steps of a rank that are waiting, the oldest first. What is unfinished is removed."""
+    folder = os.path.join(spool, quote(run, safe=""))
+    found = []
+    with contextlib.suppress(FileNotFoundError):
+        for entry in os.scandir(folder):
+            if entry.is_dir() and entry.name.startswith(f"{rank}-"):
+                if os.path.exists(entry.path + ".json"):
+                    found.append((entry.stat().st_mtime_ns, entry.path))
+                else:
+                    remove(entry.path)
+    return [path for _, path in sorted(found)]
+
+
+def save(repository: Repository, folder: str) -> dict[str, Any]:
+    """Saves what is waiting at `folder`; what the save did."""
+    with open(folder + ".json", encoding="utf-8") as file:
+        told = json.load(file)
+    if "part" in told["said"]:
+        told["said"]["part"] = tuple(told["said"]["part"])
+    return json.loads(repository._engine.save(folder, told["name"], told["said"]))
+
+
+def remove(folder: str) -> None:
+    """Takes away what was saved: first what says that it is whole."""
+    for told in (folder + ".json", folder + ".json.part"):
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(told)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _write(file: Any, view: memoryview) -> None:
+    view = view.cast("B")
+    while view:
+        view = view[file.write(view) :]
+
+
+def _sync(folder: str) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

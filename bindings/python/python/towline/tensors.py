@@ -1,0 +1,152 @@
+"""Tensors of a saved tree, read when they are asked for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from .errors import NotFound, UsageError
+
+if TYPE_CHECKING:
+    import numpy
+    import torch
+
+    from .repository import Repository
+
+
+class Tensors(Mapping[str, "Tensor"]):
+    """All tensors of one tree. A name that lies in several files is told apart as `FILE:NAME`."""
+
+    def __init__(self, repository: Repository, name: str):
+        self.repository, self.name = repository, name
+        listed = json.loads(repository._engine.tensors(name))
+        seen: dict[str, int] = {}
+        for tensor in listed:
+            seen[tensor["name"]] = seen.get(tensor["name"], 0) + 1
+        self._tensors: dict[str, Tensor] = {}
+        for told in listed:
+            key = told["name"] if seen[told["name"]] == 1 else f"{told['path']}:{told['name']}"
+            self._tensors[key] = Tensor(self, told["name"], told["path"], told["dtype"], tuple(told["shape"]))
+
+    def __getitem__(self, name: str) -> Tensor:
+        try:
+            return self._tensors[name]
+        except KeyError:
+            raise NotFound(f"no such tensor in {self.name}: {name}") from None
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._tensors
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} tensors of {self.name}>"
+
+
+@dataclass(frozen=True, eq=False)
+class Tensor:
+    """A tensor that is not read yet. `tensor[0:128, :]` is a box of it, of which only the chunks that hold it are fetched."""
+
+    tensors: Tensors
+    name: str
+    path: str
+    #: As safetensors spells it.
+    dtype: str
+    shape: tuple[int, ...]
+    #: Where the box begins in the whole tensor, along each dimension; None: it is the whole.
+    offsets: tuple[int, ...] | None = None
+    #: Dimensions that an integer index takes away.
+    _dropped: tuple[int, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"<tensor {self.name} {self.dtype} {list(self.shape)}>"
+
+    def __getitem__(self, index: Any) -> Tensor:
+        if self.offsets is not None:
+            raise UsageError("a box of a box is not a box that can be asked for: index once")
+        index = index if isinstance(index, tuple) else (index,)
+        if Ellipsis in index:
+            at = index.index(Ellipsis)
+            index = index[:at] + (slice(None),) * (len(self.shape) - len(index) + 1) + index[at + 1 :]
+        if len(index) > len(self.shape):
+            raise IndexError(f"{self.name} has {len(self.shape)} dimensions, not {len(index)}")
+        offsets, shape, dropped = [], [], []
+        for dimension, length in enumerate(self.shape):
+            one = index[dimension] if dimension < len(index) else slice(None)
+            if isinstance(one, slice):
+                start, stop, step = one.indices(length)
+                if step != 1:
+                    raise UsageError("only boxes are read: a slice cannot have a step")
+                offsets.append(start)
+                shape.append(max(0, stop - start))
+            else:
+                at = one.__index__()
+                if not -length <= at < length:
+                    raise IndexError(f"index {at} is out of bounds for dimension {dimension} of {self.name}, of length {length}")
+                offsets.append(at % length)
+                shape.append(1)
+                dropped.append(dimension)
+        return Tensor(self.tensors, self.name, self.path, self.dtype, tuple(shape), tuple(offsets), tuple(dropped))
+
+    def torch(self, device: str | torch.device | None = None) -> torch.Tensor:
+        """As a torch tensor, on `device`."""
+        from . import _torch
+
+        read = _torch.empty(self.dtype, self.shape)
+        self._read(read.data_ptr(), read.numel() * read.element_size())
+        for dimension in reversed(self._dropped):
+            read = read.squeeze(dimension)
+        return read if device is None else read.to(device)
+
+    def numpy(self) -> numpy.ndarray:
+        """As a numpy array. Types that numpy lacks (bf16, fp8) come as unsigned integers of their width."""
+        import numpy
+
+        words = {"BOOL": "?", "F16": "<f2", "F32": "<f4", "F64": "<f8", "C64": "<c8", "C128": "<c16", "BF16": "<u2"}
+        letters = {"I": "i", "U": "u"}
+        kind = words.get(self.dtype)
+        if kind is None and self.dtype[0] in letters and self.dtype[1:] in ("8", "16", "32", "64"):
+            kind = f"<{letters[self.dtype[0]]}{int(self.dtype[1:]) // 8}"
+        if kind is None and (self.dtype.startswith("F8_") or self.dtype in ("QI8", "QU8")):
+            kind = "u1"
+        if kind is None:
+            raise UsageError(f"numpy has no type for {self.dtype} ({self.name}): read it as torch")
+        read = numpy.empty(self.shape, numpy.dtype(kind))
+        self._read(read.ctypes.data, read.nbytes)
+        return read.squeeze(self._dropped) if self._dropped else read
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> numpy.ndarray:
+        read = self.numpy()
+        return read if dtype is None else read.astype(dtype)
+
+    def __dlpack__(self, **wanted: Any) -> Any:
+        return self.torch().__dlpack__(**wanted)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (1, 0)  # kDLCPU, https://dmlc.github.io/dlpack/latest/c_api.html
+
+    def want(self, address: int, length: int) -> tuple[Any, ...]:
+        """What the engine is told to read it into memory."""
+        return want(self.name, self.path, None if self.offsets is None else (self.offsets, self.shape), address, length)
+
+    def _read(self, address: int, length: int) -> None:
+        if length:
+            self.tensors.repository._engine.read_tensors(self.tensors.name, [self.want(address, length)])
+
+
+def want(
+    name: str,
+    path: str,
+    window: tuple[Sequence[int], Sequence[int]] | None,
+    address: int,
+    length: int,
+) -> tuple[Any, ...]:
+    """A tensor, or the `window` (offsets, shape) of one, and the memory that it is wanted in."""
+    box = None if window is None else (list(window[0]), list(window[1]))
+    return (name, path, box, address, length)

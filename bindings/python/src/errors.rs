@@ -1,0 +1,29 @@
+//! The engine's one error as Python's exceptions: a class for each kind, made in `towline.errors`.
+
+use std::error::Error as StdError;
+use std::fmt::Write as _;
+
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::PyAny;
+use towline::Error;
+
+/// `towline.errors.make`.
+static MAKE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+
+/// The exception for `error`, its causes and its cure in the text.
+pub(crate) fn raised(py: Python<'_>, error: &Error) -> PyErr {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(source) = cause {
+        // Writing to a string cannot fail.
+        let _ = write!(text, ": {source}");
+        cause = source.source();
+    }
+    let function = MAKE.get_or_try_init(py, || Ok(py.import("towline.errors")?.getattr("make")?.unbind()));
+    let made = function.and_then(|make| make.call1(py, (error.kind().word(), text, error.place(), error.cure_text())));
+    match made {
+        Ok(exception) => PyErr::from_value(exception.into_bound(py)),
+        Err(error) => error,
+    }
+}

@@ -1,0 +1,171 @@
+//! Memory of Python's: read and written by address. The only file here that does.
+//!
+//! The package hands over addresses of tensors that it holds on to until the call is over; a call is over only when no
+//! thread of ours uses them any more ([`Latch`]).
+
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+
+use bytes::Bytes;
+use pyo3::prelude::*;
+
+/// Less than this is not worth another thread.
+const PER_THREAD: usize = 4 << 20;
+/// Threads that copy, at most: few fill the bus.
+const THREADS_MAX: usize = 8;
+
+/// A stretch of memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Stretch {
+    address: usize,
+    len: usize,
+}
+
+impl Stretch {
+    /// `len` bytes at `address`; nothing where there is nothing.
+    pub(crate) fn new(address: usize, len: usize) -> Self {
+        Self { address, len: if address == 0 { 0 } else { len } }
+    }
+
+    /// Its bytes.
+    ///
+    /// # Safety
+    /// They are there and nobody writes them as long as the slice lives.
+    unsafe fn read<'a>(self) -> &'a [u8] {
+        if self.len == 0 {
+            return &[];
+        }
+        // SAFETY: as promised by the caller.
+        unsafe { std::slice::from_raw_parts(self.address as *const u8, self.len) }
+    }
+
+    /// Writes `bytes` from `offset` on; false if they do not fit.
+    pub(crate) fn place(self, offset: u64, bytes: &[u8]) -> bool {
+        let Ok(offset) = usize::try_from(offset) else { return false };
+        if offset.checked_add(bytes.len()).is_none_or(|end| end > self.len) {
+            return false;
+        }
+        // SAFETY: the stretch is a tensor's that the package made or was given to fill, and holds on to until the call ends;
+        // the offset lies in it. Tensors that overlap would race, and get what one of them wanted.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), (self.address + offset) as *mut u8, bytes.len()) };
+        true
+    }
+
+    /// Its bytes, without a copy; `latch` hears when the last of them is let go.
+    pub(crate) fn lend(self, latch: &Arc<Latch>) -> Bytes {
+        *latch.lent.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+        Bytes::from_owner(Lent { stretch: self, latch: Arc::clone(latch) })
+    }
+}
+
+/// Counts what is lent.
+#[derive(Debug, Default)]
+pub(crate) struct Latch {
+    lent: Mutex<usize>,
+    returned: Condvar,
+}
+
+impl Latch {
+    /// Waits until all is back.
+    pub(crate) fn wait(&self) {
+        let mut lent = self.lent.lock().unwrap_or_else(PoisonError::into_inner);
+        while *lent > 0 {
+            lent = self.returned.wait(lent).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+struct Lent {
+    stretch: Stretch,
+    latch: Arc<Latch>,
+}
+
+impl AsRef<[u8]> for Lent {
+    fn as_ref(&self) -> &[u8] {
+        // SAFETY: who lent it waits for the latch before the memory is given up or written.
+        unsafe { self.stretch.read() }
+    }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        let mut lent = self.latch.lent.lock().unwrap_or_else(PoisonError::into_inner);
+        *lent -= 1;
+        if *lent == 0 {
+            self.latch.returned.notify_all();
+        }
+    }
+}
+
+/// Copies `(to, from, len)` each, on several threads, with the GIL released. Addresses; what is copied to must not overlap.
+#[pyfunction]
+pub(crate) fn copy(py: Python<'_>, copies: Vec<(usize, usize, usize)>) {
+    py.detach(|| copy_all(&copies));
+}
+
+/// As [`copy`]: work is shared out by bytes, so that one long tensor is copied by all.
+pub(crate) fn copy_all(copies: &[(usize, usize, usize)]) {
+    let total: usize = copies.iter().map(|copy| copy.2).sum();
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let threads = (total / PER_THREAD).clamp(1, cores.min(THREADS_MAX));
+    let share = total.div_ceil(threads).max(1);
+    std::thread::scope(|scope| {
+        for thread in 1..threads {
+            scope.spawn(move || copy_share(copies, thread * share, share));
+        }
+        copy_share(copies, 0, share);
+    });
+}
+
+/// The `len` bytes from `skip` on, of all copies one after another.
+fn copy_share(copies: &[(usize, usize, usize)], mut skip: usize, mut len: usize) {
+    for &(to, from, whole) in copies {
+        if len == 0 {
+            return;
+        }
+        let begin = skip.min(whole);
+        let here = (whole - begin).min(len);
+        let (to, from) = (Stretch::new(to + begin, here), Stretch::new(from + begin, here));
+        // SAFETY: the package holds on to the tensor that is read, and its caller may not change it until this returns.
+        to.place(0, unsafe { from.read() });
+        (skip, len) = (skip - begin, len - here);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn copies_are_whole_whatever_the_threads() {
+        let from: Vec<u8> = (0..20_000_003u32).map(|at| at.to_le_bytes()[1] ^ at.to_le_bytes()[0]).collect();
+        let mut to = vec![0u8; from.len()];
+        let cuts = [0, 1, 5_000_000, 5_000_000, 5_000_007, 19_999_999, from.len()];
+        let (read, written) = (from.as_ptr() as usize, to.as_mut_ptr() as usize);
+        let copies: Vec<_> = cuts.windows(2).map(|at| (written + at[0], read + at[0], at[1] - at[0])).collect();
+        copy_all(&copies);
+        assert!(to == from);
+    }
+
+    #[test]
+    fn what_is_lent_is_waited_for() {
+        let latch = Arc::new(Latch::default());
+        let memory = [7u8; 100];
+        let bytes = Stretch::new(memory.as_ptr() as usize, memory.len()).lend(&latch);
+        let slice = bytes.slice(10..20);
+        drop(bytes);
+        let other = std::thread::spawn(move || {
+            std::thread::sleep(std::time::Duration::from_millis(20));
+            slice.iter().map(|&byte| u32::from(byte)).sum::<u32>()
+        });
+        latch.wait();
+        assert_eq!(other.join().unwrap(), 70);
+    }
+
+    #[test]
+    fn what_does_not_fit_is_not_placed() {
+        let mut memory = [0u8; 8];
+        let stretch = Stretch::new(memory.as_mut_ptr() as usize, memory.len());
+        assert!(stretch.place(4, &[1; 4]) && !stretch.place(5, &[2; 4]) && !stretch.place(u64::MAX, &[2]));
+        assert_eq!(memory, [0, 0, 0, 0, 1, 1, 1, 1]);
+    }
+}

@@ -1,0 +1,97 @@
+//! Reading tensors, or boxes of them, into memory of Python's.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use pyo3::prelude::*;
+use towline::checkpoint::boxes::Slices;
+use towline::ops::{TensorReading, TensorSelector, TensorSink, TensorsRead};
+use towline::progress::Progress;
+use towline::repository::{Name, Repository};
+use towline::{Error, Result};
+
+use crate::memory::Stretch;
+
+/// A tensor that is wanted, and the memory that it goes to.
+#[derive(Debug)]
+pub(crate) struct Want {
+    name: String,
+    /// The file or folder that holds it.
+    path: String,
+    /// Where the box begins and how much there is of it along each dimension; none: all of it.
+    window: Option<Window>,
+    address: usize,
+    len: usize,
+}
+
+/// Offsets and shape of a box.
+type Window = (Vec<u64>, Vec<u64>);
+
+impl<'a, 'py> FromPyObject<'a, 'py> for Want {
+    type Error = PyErr;
+
+    fn extract(wanted: Borrowed<'a, 'py, PyAny>) -> PyResult<Self> {
+        let (name, path, window, address, len) = wanted.extract()?;
+        Ok(Self { name, path, window, address, len })
+    }
+}
+
+/// Where each of a reading's tensors goes.
+struct Places(Vec<Vec<Stretch>>);
+
+impl TensorSink for Places {
+    fn place(&self, tensor: usize, offset: u64, bytes: &[u8]) -> Result<()> {
+        let places = self.0.get(tensor).map(Vec::as_slice).unwrap_or_default();
+        if places.iter().all(|place| place.place(offset, bytes)) {
+            return Ok(());
+        }
+        Err(Error::other("more bytes than a tensor has room for").got(offset + bytes.len() as u64))
+    }
+}
+
+/// Reads `wants` of the tree `name`, each byte checked, each chunk fetched once.
+pub(crate) async fn read(repository: Repository, name: Name, wants: Vec<Want>) -> Result<TensorsRead> {
+    let selectors: Vec<TensorSelector> = wants.iter().map(selector).collect();
+    let reading = Arc::new(repository.choose_tensors(&name, None, &selectors).await?);
+    let places = places(&reading, &wants)?;
+    repository.read_tensors(&reading, Arc::new(places), &Progress::default()).await
+}
+
+fn selector(want: &Want) -> TensorSelector {
+    let selector = TensorSelector::named(&want.name).at_path(&want.path);
+    let Some((offsets, shape)) = &want.window else { return selector };
+    let ranges = offsets.iter().zip(shape).map(|(&start, &len)| start..start.saturating_add(len));
+    selector.slices(Slices::of(ranges))
+}
+
+type Key<'a> = (&'a str, &'a str, Vec<u64>, &'a [u64]);
+
+/// Finds for each tensor of `reading` who wants it.
+fn places(reading: &TensorReading, wants: &[Want]) -> Result<Places> {
+    let mut numbers: HashMap<Key<'_>, usize> = HashMap::new();
+    let mut whole: HashMap<(&str, &str), usize> = HashMap::new();
+    for (number, tensor) in reading.tensors().iter().enumerate() {
+        numbers.insert((&tensor.name, &tensor.path, tensor.offsets.clone(), &tensor.shape), number);
+        if tensor.shape == tensor.whole {
+            whole.insert((&tensor.name, &tensor.path), number);
+        }
+    }
+    let mut places = vec![Vec::new(); reading.tensors().len()];
+    for want in wants {
+        let number = match &want.window {
+            Some((offsets, shape)) => numbers.get(&(want.name.as_str(), want.path.as_str(), offsets.clone(), shape)),
+            None => whole.get(&(want.name.as_str(), want.path.as_str())),
+        };
+        let lacking = || Error::not_found("no such tensor").at(&want.name);
+        let &number = number.ok_or_else(lacking)?;
+        let there = reading.tensors().get(number).map_or(0, |tensor| tensor.bytes);
+        if there != want.len as u64 {
+            return Err(Error::usage("a tensor does not fit where it is to go")
+                .at(&want.name)
+                .expected(format!("{} bytes", want.len))
+                .got(there));
+        }
+        places[number].push(Stretch::new(want.address, want.len));
+    }
+    Ok(Places(places))
+}

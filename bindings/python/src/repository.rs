@@ -1,0 +1,324 @@
+//! The repository, as Python holds it.
+
+use std::mem::ManuallyDrop;
+use std::num::NonZeroU64;
+use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
+
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+use serde::Serialize;
+use towline::ops::{ExpirePolicy, RestoreOptions, TensorSelector, VerifyOptions};
+use towline::repository::{Name, OpenOptions, Repository as Engine, Selector};
+use towline::storage::{Location, StoreOptions, open};
+use towline::{Error, Result};
+
+use crate::errors::raised;
+use crate::reading::{Want, read};
+use crate::runtime::wait;
+use crate::saving::{Job, Piece, Saving, Wishes, at_path, files};
+
+/// How to open one: a dict with `create` and some of the other keys.
+#[derive(Clone, Debug, FromPyObject)]
+#[pyo3(from_item_all)]
+struct Opening {
+    #[pyo3(default)]
+    memory: Option<u64>,
+    #[pyo3(default)]
+    cache: Option<PathBuf>,
+    #[pyo3(default)]
+    endpoint: Option<String>,
+    #[pyo3(default)]
+    region: Option<String>,
+    #[pyo3(default)]
+    allow_http: bool,
+    create: bool,
+}
+
+impl Opening {
+    async fn open(self, location: Location) -> Result<Engine> {
+        let Self { memory, cache, endpoint, region, allow_http, create } = self;
+        let store = StoreOptions { endpoint, region, allow_http, create, ..StoreOptions::default() };
+        let (store, options) = (open(&location, &store).await?, OpenOptions { memory, cache });
+        if create { Ok(Engine::create(store, options).await?.0) } else { Engine::open(store, options).await }
+    }
+}
+
+/// A repository, opened. Reports come as JSON.
+#[pyclass(frozen, module = "towline._towline")]
+#[derive(Debug)]
+pub(crate) struct Repository {
+    location: Location,
+    opening: Opening,
+    /// The process that opened it, and what it opened: in a forked child, whose runtime is another, it is opened again, and
+    /// what the parent had is left alone.
+    opened: Mutex<(u32, ManuallyDrop<Engine>)>,
+}
+
+impl Repository {
+    fn engine(&self, py: Python<'_>) -> PyResult<Engine> {
+        let process = std::process::id();
+        {
+            let opened = self.opened.lock().unwrap_or_else(PoisonError::into_inner);
+            if opened.0 == process {
+                return Ok(Engine::clone(&opened.1));
+            }
+        }
+        let again = Opening { create: false, ..self.opening.clone() };
+        let engine = wait(py, again.open(self.location.clone()))?;
+        *self.opened.lock().unwrap_or_else(PoisonError::into_inner) = (process, ManuallyDrop::new(engine.clone()));
+        Ok(engine)
+    }
+
+    /// Waits for what `work` does with the engine, and tells it as JSON.
+    fn told<T, F>(&self, py: Python<'_>, work: impl FnOnce(Engine) -> F) -> PyResult<String>
+    where
+        T: Serialize + Send + 'static,
+        F: Future<Output = Result<T>> + Send + 'static,
+    {
+        let engine = self.engine(py)?;
+        let work = work(engine);
+        wait(py, async move {
+            let report = work.await?;
+            serde_json::to_string(&report).map_err(|error| Error::other("a report cannot be told").source(error))
+        })
+    }
+}
+
+impl Drop for Repository {
+    fn drop(&mut self) {
+        let opened = self.opened.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if opened.0 == std::process::id() {
+            // SAFETY: it is dropped here and nowhere else, and not used after.
+            unsafe { ManuallyDrop::drop(&mut opened.1) };
+        }
+    }
+}
+
+#[pymethods]
+impl Repository {
+    #[new]
+    fn new(py: Python<'_>, location: &str, opening: Opening) -> PyResult<Self> {
+        let location: Location = location.parse().map_err(|error: Error| raised(py, &error))?;
+        let engine = wait(py, opening.clone().open(location.clone()))?;
+        Ok(Self { location, opening, opened: Mutex::new((std::process::id(), ManuallyDrop::new(engine))) })
+    }
+
+    /// Its address.
+    #[getter]
+    fn location(&self) -> String {
+        self.location.to_string()
+    }
+
+    /// Its name for ever, whatever its address.
+    fn id(&self, py: Python<'_>) -> PyResult<String> {
+        Ok(self.engine(py)?.id().to_string())
+    }
+
+    /// The folder in which this machine keeps what makes the next command faster.
+    fn cache(&self, py: Python<'_>) -> PyResult<PathBuf> {
+        Ok(self.engine(py)?.cache().to_path_buf())
+    }
+
+    /// Is it a folder of this machine's?
+    fn is_local(&self, py: Python<'_>) -> PyResult<bool> {
+        Ok(self.engine(py)?.store().is_local())
+    }
+
+    /// Bytes that its buffers may take together.
+    fn memory(&self, py: Python<'_>) -> PyResult<u64> {
+        Ok(self.engine(py)?.budget().total())
+    }
+
+    /// Saves the file or folder at `path`.
+    fn save(&self, py: Python<'_>, path: PathBuf, name: &str, wishes: Wishes) -> PyResult<String> {
+        let job = Job::new(self.engine(py)?, at_path(path), name, wishes);
+        wait(py, job.map_err(|error| raised(py, &error))?.run())
+    }
+
+    /// Saves files in memory: `(path, pieces)` each.
+    fn save_files(
+        &self,
+        py: Python<'_>,
+        tree: Vec<(String, Vec<Piece<'_>>)>,
+        name: &str,
+        wishes: Wishes,
+    ) -> PyResult<String> {
+        let engine = self.engine(py)?;
+        let (source, latch) = files(tree)?;
+        let job = Job::new(engine, source, name, wishes);
+        let outcome = job.map_err(|error| raised(py, &error)).and_then(|job| wait(py, job.run()));
+        py.detach(|| latch.wait());
+        outcome
+    }
+
+    /// As `save_files`, of bytes and stages only, and goes on by itself.
+    fn begin_save_files(
+        &self,
+        py: Python<'_>,
+        tree: Vec<(String, Vec<Piece<'_>>)>,
+        name: &str,
+        wishes: Wishes,
+    ) -> PyResult<Saving> {
+        let engine = self.engine(py)?;
+        let lent = |piece: &Piece<'_>| matches!(piece, Piece::Memory(_));
+        if tree.iter().any(|(_, pieces)| pieces.iter().any(lent)) {
+            return Err(pyo3::exceptions::PyValueError::new_err(
+                "memory cannot be lent to a save that goes on by itself",
+            ));
+        }
+        let job = Job::new(engine, files(tree)?.0, name, wishes);
+        Saving::begin(job.map_err(|error| raised(py, &error))?)
+    }
+
+    /// As `save`, and goes on by itself.
+    fn begin_save(&self, py: Python<'_>, path: PathBuf, name: &str, wishes: Wishes) -> PyResult<Saving> {
+        let job = Job::new(self.engine(py)?, at_path(path), name, wishes);
+        Saving::begin(job.map_err(|error| raised(py, &error))?)
+    }
+
+    /// Restores a tree, or what lies at `subpath` of it.
+    #[pyo3(signature = (name, dest, subpath=None, overwrite=false, delete=false))]
+    #[expect(clippy::too_many_arguments, reason = "the keywords of the Python method")]
+    fn restore(
+        &self,
+        py: Python<'_>,
+        name: &str,
+        dest: PathBuf,
+        subpath: Option<String>,
+        overwrite: bool,
+        delete: bool,
+    ) -> PyResult<String> {
+        let selector = parsed::<Selector>(py, name)?;
+        self.told(py, |engine| async move {
+            let name = engine.resolve(&selector).await?;
+            let options = RestoreOptions { overwrite, delete, ..RestoreOptions::default() };
+            engine.restore(&name, subpath.as_ref().map(String::as_bytes), &dest, &options).await
+        })
+    }
+
+    /// The name that a name or `RUN@CHOICE` stands for.
+    fn resolve(&self, py: Python<'_>, name: &str) -> PyResult<String> {
+        let (engine, selector) = (self.engine(py)?, parsed::<Selector>(py, name)?);
+        wait(py, async move { Ok(engine.resolve(&selector).await?.to_string()) })
+    }
+
+    /// The names under `prefix`.
+    #[pyo3(signature = (prefix=None))]
+    fn list(&self, py: Python<'_>, prefix: Option<&str>) -> PyResult<String> {
+        let prefix = prefix.map(|prefix| parsed::<Name>(py, prefix)).transpose()?;
+        self.told(py, |engine| async move { engine.list(prefix.as_ref()).await })
+    }
+
+    /// The runs under `prefix`.
+    #[pyo3(signature = (prefix=None))]
+    fn runs(&self, py: Python<'_>, prefix: Option<&str>) -> PyResult<String> {
+        let prefix = prefix.map(|prefix| parsed::<Name>(py, prefix)).transpose()?;
+        self.told(py, |engine| async move { engine.runs(prefix.as_ref()).await })
+    }
+
+    /// What a tree holds.
+    fn show(&self, py: Python<'_>, name: &str) -> PyResult<String> {
+        let selector = parsed::<Selector>(py, name)?;
+        self.told(py, |engine| async move { engine.show(&engine.resolve(&selector).await?).await })
+    }
+
+    /// Takes a name away.
+    fn remove(&self, py: Python<'_>, name: &str) -> PyResult<()> {
+        let (engine, name) = (self.engine(py)?, parsed::<Name>(py, name)?);
+        wait(py, async move { engine.remove(&name).await })
+    }
+
+    /// Gives a tree a second name.
+    fn copy(&self, py: Python<'_>, from: &str, to: &str) -> PyResult<()> {
+        let (engine, from, to) = (self.engine(py)?, parsed::<Selector>(py, from)?, parsed::<Name>(py, to)?);
+        wait(py, async move { engine.copy(&engine.resolve(&from).await?, &to).await })
+    }
+
+    /// Takes away the steps of a run that the rules do not keep.
+    #[pyo3(signature = (run, keep_last=None, keep_every=None, keep_min=Vec::new(), keep_max=Vec::new(), dry_run=false))]
+    #[expect(clippy::too_many_arguments, reason = "the keywords of the Python method")]
+    fn expire(
+        &self,
+        py: Python<'_>,
+        run: &str,
+        keep_last: Option<NonZeroU64>,
+        keep_every: Option<NonZeroU64>,
+        keep_min: Vec<String>,
+        keep_max: Vec<String>,
+        dry_run: bool,
+    ) -> PyResult<String> {
+        let run = parsed::<Name>(py, run)?;
+        let policy = ExpirePolicy { keep_last, keep_every, keep_min, keep_max };
+        self.told(py, |engine| async move {
+            let plan = engine.plan_expire(&run, &policy).await?;
+            if !dry_run {
+                engine.expire(&plan).await?;
+            }
+            Ok(plan)
+        })
+    }
+
+    /// Looks for damage.
+    #[pyo3(signature = (name=None, data=false, repair=false))]
+    fn verify(&self, py: Python<'_>, name: Option<&str>, data: bool, repair: bool) -> PyResult<String> {
+        let selector = name.map(|name| parsed::<Selector>(py, name)).transpose()?;
+        self.told(py, |engine| async move {
+            let name = match &selector {
+                Some(selector) => Some(engine.resolve(selector).await?),
+                None => None,
+            };
+            let options = VerifyOptions { data, repair, ..VerifyOptions::default() };
+            engine.verify(name.as_ref(), &options).await
+        })
+    }
+
+    /// The tensors of a tree.
+    #[pyo3(signature = (name, selectors=Vec::new()))]
+    fn tensors(&self, py: Python<'_>, name: &str, selectors: Vec<String>) -> PyResult<String> {
+        let selector = parsed::<Selector>(py, name)?;
+        let selectors =
+            selectors.iter().map(|text| parsed::<TensorSelector>(py, text)).collect::<PyResult<Vec<_>>>()?;
+        self.told(py, |engine| async move { engine.tensors(&engine.resolve(&selector).await?, &selectors).await })
+    }
+
+    /// Reads tensors into memory; `(stored bytes read, chunks, bytes)`.
+    fn read_tensors(&self, py: Python<'_>, name: &str, wants: Vec<Want>) -> PyResult<(u64, u64, u64)> {
+        let (engine, selector) = (self.engine(py)?, parsed::<Selector>(py, name)?);
+        wait(py, async move {
+            let name = engine.resolve(&selector).await?;
+            let read = read(engine, name, wants).await?;
+            Ok((read.fetched_bytes, read.chunks, read.bytes))
+        })
+    }
+
+    /// Bytes `start..end` of a saved file, or all.
+    #[pyo3(signature = (name, path, start=None, end=None))]
+    fn cat<'py>(
+        &self,
+        py: Python<'py>,
+        name: &str,
+        path: &str,
+        start: Option<u64>,
+        end: Option<u64>,
+    ) -> PyResult<Bound<'py, PyBytes>> {
+        let (engine, selector) = (self.engine(py)?, parsed::<Selector>(py, name)?);
+        let path = path.as_bytes().to_vec();
+        if start.zip(end).is_some_and(|(start, end)| start >= end) || end == Some(0) {
+            return Ok(PyBytes::new(py, b""));
+        }
+        let range = (start.is_some() || end.is_some())
+            .then(|| start.unwrap_or(0)..=end.map_or(u64::MAX, |end| end.saturating_sub(1)));
+        let bytes = wait(py, async move {
+            let (name, mut out) = (engine.resolve(&selector).await?, Vec::new());
+            engine.cat(&name, &path, range, &mut out).await?;
+            Ok(out)
+        })?;
+        Ok(PyBytes::new(py, &bytes))
+    }
+}
+
+/// What a text says, or the exception that it says nothing.
+fn parsed<T: std::str::FromStr<Err = Error>>(py: Python<'_>, text: &str) -> PyResult<T> {
+    text.parse().map_err(|error| raised(py, &error))
+}

@@ -1,0 +1,88 @@
+//! One tokio runtime for each process, and waiting in it while Python's signals are heard.
+
+use std::future::Future;
+use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, sync_channel};
+use std::time::Duration;
+
+use pyo3::exceptions::{PyOSError, PyRuntimeError};
+use pyo3::prelude::*;
+use tokio::runtime::Runtime;
+use towline::Result;
+
+use crate::errors::raised;
+
+/// How often a wait looks for signals: a Ctrl-C is answered within this.
+const SIGNALS_EVERY: Duration = Duration::from_millis(50);
+
+/// A runtime, and the process that its threads live in.
+struct Owned {
+    process: u32,
+    runtime: Runtime,
+}
+
+/// Never freed: a forked child has the parent's, whose threads it has not, and dropping that would wait for them.
+static RUNTIME: AtomicPtr<Owned> = AtomicPtr::new(std::ptr::null_mut());
+
+/// This process's runtime.
+///
+/// # Errors
+/// Threads cannot be started.
+pub(crate) fn runtime() -> PyResult<&'static Runtime> {
+    let process = std::process::id();
+    let there = RUNTIME.load(Ordering::Acquire);
+    // SAFETY: what the pointer names was leaked, and is never changed.
+    if let Some(owned) = unsafe { there.as_ref() }
+        && owned.process == process
+    {
+        return Ok(&owned.runtime);
+    }
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .thread_name("towline")
+        .enable_all()
+        .build()
+        .map_err(|error| PyOSError::new_err(format!("towline cannot start its threads: {error}")))?;
+    let made: &'static Owned = Box::leak(Box::new(Owned { process, runtime }));
+    let new = std::ptr::from_ref(made).cast_mut();
+    match RUNTIME.compare_exchange(there, new, Ordering::AcqRel, Ordering::Acquire) {
+        Ok(_) => Ok(&made.runtime),
+        // Another thread was faster.
+        Err(_) => self::runtime(),
+    }
+}
+
+/// Waits for `future` with the GIL released. A signal whose handler raises, such as Ctrl-C's, ends the work and is raised
+/// once nothing of it runs any more.
+///
+/// # Errors
+/// What the future or a signal's handler says.
+pub(crate) fn wait<T: Send + 'static>(
+    py: Python<'_>,
+    future: impl Future<Output = Result<T>> + Send + 'static,
+) -> PyResult<T> {
+    let runtime = runtime()?;
+    let (said, mut heard) = sync_channel(1);
+    let task = runtime.spawn(async move {
+        // Nobody listens if a signal came first.
+        let _ = said.send(future.await);
+    });
+    loop {
+        match py.detach(|| {
+            let heard = &mut heard;
+            heard.recv_timeout(SIGNALS_EVERY)
+        }) {
+            Ok(outcome) => return outcome.map_err(|error| raised(py, &error)),
+            Err(RecvTimeoutError::Disconnected) => {
+                return Err(PyRuntimeError::new_err("towline: a task ended without a result; its panic is on stderr"));
+            }
+            Err(RecvTimeoutError::Timeout) => {
+                if let Err(signal) = py.check_signals() {
+                    task.abort();
+                    // Cancelled, or done after all: it has ended either way.
+                    let _ = py.detach(|| runtime.block_on(task));
+                    return Err(signal);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,270 @@
+//! Saves: what Python says about one made into the engine's terms, and saves that go on while Python does something else.
+
+use std::collections::{BTreeMap, HashMap};
+use std::num::NonZeroU32;
+use std::path::PathBuf;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use pyo3::exceptions::{PyRuntimeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+use towline::checkpoint::Dtype;
+use towline::checkpoint::header::{self, NewTensor};
+use towline::codec::Compression;
+use towline::ops::{PartOptions, SaveOptions, SaveSource};
+use towline::progress::Progress;
+use towline::repository::log::StepFacts;
+use towline::repository::{Name, Repository};
+use towline::tree::MemoryFile;
+use towline::{Error, Result};
+
+use crate::errors::raised;
+use crate::memory::{Latch, Stretch};
+use crate::runtime::runtime;
+use crate::stage::Stage;
+
+/// How often a wait looks for signals.
+const SIGNALS_EVERY: Duration = Duration::from_millis(50);
+
+/// What Python says about a save: a dict with `metrics` and some of the other keys.
+#[derive(Debug, FromPyObject)]
+#[pyo3(from_item_all)]
+pub(crate) struct Wishes {
+    metrics: HashMap<String, f64>,
+    #[pyo3(default)]
+    world_size: Option<u32>,
+    #[pyo3(default)]
+    framework: Option<String>,
+    #[pyo3(default)]
+    labels: BTreeMap<String, String>,
+    #[pyo3(default)]
+    exclude: Vec<String>,
+    #[pyo3(default)]
+    compression: Option<bool>,
+    #[pyo3(default)]
+    key_every: Option<u32>,
+    #[pyo3(default)]
+    base: Option<String>,
+    /// Which rank's part it is, in which attempt.
+    #[pyo3(default)]
+    part: Option<(u32, String)>,
+}
+
+/// A save as the engine takes it.
+#[derive(Debug)]
+pub(crate) struct Job {
+    repository: Repository,
+    source: SaveSource,
+    name: Name,
+    options: SaveOptions,
+    part: Option<PartOptions>,
+}
+
+impl Job {
+    pub(crate) fn new(repository: Repository, source: SaveSource, name: &str, wishes: Wishes) -> Result<Self> {
+        let count = |what: &'static str, number: u32| {
+            NonZeroU32::new(number).ok_or_else(|| Error::usage(what).expected("at least 1").got(0))
+        };
+        let world_size = wishes.world_size.map(|ranks| count("there is no world of this size", ranks)).transpose()?;
+        let facts =
+            wishes.metrics.iter().try_fold(StepFacts::default(), |facts, (name, &value)| facts.metric(name, value))?;
+        let facts = match &wishes.framework {
+            Some(framework) => facts.framework(framework)?,
+            None => facts,
+        };
+        let facts = world_size.map_or(facts.clone(), |ranks| facts.world_size(ranks));
+        let part = match wishes.part {
+            Some((rank, attempt)) => {
+                let ranks = world_size
+                    .ok_or_else(|| Error::usage("a rank's part is one of how many").expected("world_size"))?;
+                Some(PartOptions { rank, ranks, attempt: attempt.parse()? })
+            }
+            None => None,
+        };
+        let options = SaveOptions {
+            base: wishes.base.map(|base| base.parse()).transpose()?,
+            labels: wishes.labels,
+            facts,
+            exclude: wishes.exclude,
+            compression: if wishes.compression == Some(false) { Compression::Off } else { Compression::Auto },
+            key_every: wishes.key_every.map(|every| count("there is no key step so often", every)).transpose()?,
+            ..SaveOptions::default()
+        };
+        Ok(Self { repository, source, name: name.parse()?, options, part })
+    }
+
+    fn progress(&self) -> Progress {
+        self.options.progress.clone()
+    }
+
+    /// Saves; what it did, as JSON.
+    pub(crate) async fn run(self) -> Result<String> {
+        let Self { repository, source, name, options, part } = self;
+        let told = match part {
+            Some(part) => serde_json::to_string(&repository.save_part(source, &name, &part, &options).await?),
+            None => serde_json::to_string(&repository.save(source, &name, &options).await?),
+        };
+        told.map_err(|error| Error::other("a report cannot be told").source(error))
+    }
+}
+
+/// A piece of a file: bytes; the whole of a stage, which is given away; or `(address, length)` of memory that does not change
+/// until the save is over.
+#[derive(FromPyObject)]
+pub(crate) enum Piece<'py> {
+    /// Copied.
+    Bytes(Bound<'py, PyBytes>),
+    /// Given away.
+    Stage(Bound<'py, Stage>),
+    /// Lent.
+    Memory((usize, usize)),
+}
+
+/// Files in memory, and what tells when nothing of it is in use any more.
+pub(crate) fn files(files: Vec<(String, Vec<Piece<'_>>)>) -> PyResult<(SaveSource, Arc<Latch>)> {
+    let latch = Arc::new(Latch::default());
+    let piece = |piece: Piece<'_>| match piece {
+        Piece::Bytes(bytes) => Ok(Bytes::copy_from_slice(bytes.as_bytes())),
+        Piece::Stage(stage) => stage.get().give_away(),
+        Piece::Memory((address, len)) => Ok(Stretch::new(address, len).lend(&latch)),
+    };
+    let file = |(path, pieces): (String, Vec<Piece<'_>>)| {
+        let pieces: Vec<Bytes> = pieces.into_iter().map(piece).collect::<PyResult<_>>()?;
+        Ok(MemoryFile::new(path, pieces))
+    };
+    let files: Vec<MemoryFile> = files.into_iter().map(file).collect::<PyResult<_>>()?;
+    Ok((SaveSource::Memory(files), latch))
+}
+
+/// A save that goes on by itself.
+#[pyclass(frozen, module = "towline._towline")]
+#[derive(Debug)]
+pub(crate) struct Saving {
+    outcome: Arc<Outcome>,
+    progress: Progress,
+    abort: tokio::task::AbortHandle,
+    process: u32,
+}
+
+#[derive(Debug, Default)]
+struct Outcome {
+    told: Mutex<Option<Result<String>>>,
+    changed: Condvar,
+}
+
+impl Outcome {
+    fn tell(&self, outcome: Result<String>) {
+        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        told.get_or_insert(outcome);
+        self.changed.notify_all();
+    }
+}
+
+/// Tells of a save that was dropped before it ended.
+struct Teller(Arc<Outcome>);
+
+impl Drop for Teller {
+    fn drop(&mut self) {
+        self.0.tell(Err(Error::cancelled("the save was stopped before it was done").cure("save again")));
+    }
+}
+
+impl Saving {
+    pub(crate) fn begin(job: Job) -> PyResult<Self> {
+        let outcome = Arc::new(Outcome::default());
+        let (progress, teller) = (job.progress(), Teller(Arc::clone(&outcome)));
+        let task = runtime()?.spawn(async move { teller.0.tell(job.run().await) });
+        Ok(Self { outcome, progress, abort: task.abort_handle(), process: std::process::id() })
+    }
+
+    fn check_process(&self) -> PyResult<()> {
+        if self.process == std::process::id() {
+            return Ok(());
+        }
+        Err(PyRuntimeError::new_err(
+            "towline: this save belongs to the process that was forked; its child cannot wait for it",
+        ))
+    }
+}
+
+#[pymethods]
+impl Saving {
+    /// Waits until it is over, `timeout` seconds at most; whether it is. Hears signals.
+    #[pyo3(signature = (timeout=None))]
+    fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<bool> {
+        self.check_process()?;
+        let until = timeout.map(|seconds| Instant::now() + Duration::from_secs_f64(seconds.max(0.0)));
+        loop {
+            let step =
+                until.map_or(SIGNALS_EVERY, |until| until.saturating_duration_since(Instant::now()).min(SIGNALS_EVERY));
+            let over = py.detach(|| {
+                let told = self.outcome.told.lock().unwrap_or_else(PoisonError::into_inner);
+                let waited = self.outcome.changed.wait_timeout_while(told, step, |told| told.is_none());
+                waited.unwrap_or_else(PoisonError::into_inner).0.is_some()
+            });
+            if over {
+                return Ok(true);
+            }
+            py.check_signals()?;
+            if until.is_some_and(|until| Instant::now() >= until) {
+                return Ok(false);
+            }
+        }
+    }
+
+    /// Is it over?
+    fn done(&self) -> PyResult<bool> {
+        self.check_process()?;
+        Ok(self.outcome.told.lock().unwrap_or_else(PoisonError::into_inner).is_some())
+    }
+
+    /// What it did, as JSON; none while it goes on. Raises what made it fail.
+    fn result(&self, py: Python<'_>) -> PyResult<Option<String>> {
+        self.check_process()?;
+        match &*self.outcome.told.lock().unwrap_or_else(PoisonError::into_inner) {
+            Some(Ok(report)) => Ok(Some(report.clone())),
+            Some(Err(error)) => Err(raised(py, error)),
+            None => Ok(None),
+        }
+    }
+
+    /// `(phase, bytes done, bytes in all, stored bytes moved)`; 0 in all while unknown.
+    fn progress(&self) -> (&'static str, u64, u64, u64) {
+        let now = self.progress.snapshot();
+        (now.phase, now.done, now.total, now.moved)
+    }
+
+    /// Stops it: nothing of it becomes visible.
+    fn cancel(&self) -> PyResult<()> {
+        self.check_process()?;
+        self.abort.abort();
+        Ok(())
+    }
+}
+
+/// Lays out a safetensors file of tensors `(name, dtype, shape, bytes)`, with text beside them: its first bytes, where each
+/// tensor begins, and its length.
+#[pyfunction]
+pub(crate) fn lay_out(
+    py: Python<'_>,
+    tensors: Vec<(String, String, Vec<u64>, u64)>,
+) -> PyResult<(Bound<'_, PyBytes>, Vec<u64>, u64)> {
+    let dtypes: Vec<Dtype> = tensors.iter().map(|tensor| Dtype::from_word(&tensor.1)).collect();
+    for ((name, _, shape, len), dtype) in tensors.iter().zip(&dtypes) {
+        if dtype.tensor_len(shape) != Some(*len) {
+            return Err(PyValueError::new_err(format!("{name}: {dtype} {shape:?} is not {len} bytes")));
+        }
+    }
+    let tensors = tensors.iter().zip(&dtypes);
+    let tensors: Vec<NewTensor<'_>> =
+        tensors.map(|((name, _, shape, len), dtype)| NewTensor { name, dtype, shape, len: *len }).collect();
+    let file = header::lay_out(&tensors).map_err(|error| raised(py, &error))?;
+    Ok((PyBytes::new(py, &file.header), file.starts, file.len))
+}
+
+/// A path that Python gave.
+pub(crate) fn at_path(path: PathBuf) -> SaveSource {
+    SaveSource::Path(path)
+}
