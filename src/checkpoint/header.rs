@@ -5,6 +5,7 @@
 //! blanks fill up to a multiple of eight bytes.
 
 use std::cmp::Reverse;
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use super::Dtype;
@@ -35,11 +36,11 @@ pub struct NewFile {
     pub len: u64,
 }
 
-/// Lays out a safetensors file.
+/// Lays out a safetensors file, with what its `__metadata__` says in words.
 ///
 /// # Errors
 /// Unsupported, if the format cannot hold a tensor: its type, or so many of them; usage, if two have one name.
-pub fn lay_out(tensors: &[NewTensor<'_>]) -> Result<NewFile> {
+pub fn lay_out(tensors: &[NewTensor<'_>], metadata: &BTreeMap<String, String>) -> Result<NewFile> {
     let mut order: Vec<(usize, &NewTensor<'_>)> = tensors.iter().enumerate().collect();
     order.sort_by_key(|(_, tensor)| (Reverse(tensor.dtype), tensor.name));
     if let Some(wrong) = tensors.iter().find(|tensor| !tensor.dtype.in_safetensors() || tensor.name == "__metadata__") {
@@ -54,6 +55,10 @@ pub fn lay_out(tensors: &[NewTensor<'_>]) -> Result<NewFile> {
         return Err(Error::usage("a file cannot hold two tensors of one name").got(twice[0]));
     }
     let (mut json, mut end, mut starts) = (String::from("{"), 0_u64, vec![0; tensors.len()]);
+    if !metadata.is_empty() {
+        // Writing to a string cannot fail.
+        let _ = write!(json, r#""__metadata__":{}"#, serde_json::json!(metadata));
+    }
     let too_large = || Error::new(crate::ErrorKind::Unsupported, "safetensors cannot hold as much");
     for (number, (at, tensor)) in order.into_iter().enumerate() {
         let start = end;
@@ -61,7 +66,7 @@ pub fn lay_out(tensors: &[NewTensor<'_>]) -> Result<NewFile> {
         if let Some(place) = starts.get_mut(at) {
             *place = start;
         }
-        let comma = if number == 0 { "" } else { "," };
+        let comma = if number == 0 && metadata.is_empty() { "" } else { "," };
         let (name, dtype) = (serde_json::Value::from(tensor.name), serde_json::Value::from(tensor.dtype.word()));
         let shape: Vec<String> = tensor.shape.iter().map(u64::to_string).collect();
         let shape = shape.join(",");
@@ -98,7 +103,7 @@ mod tests {
             tensor("z", &Dtype::I64, &[1]),
             tensor("e", &Dtype::Bool, &[0]),
         ];
-        let file = lay_out(&tensors).unwrap();
+        let file = lay_out(&tensors, &BTreeMap::new()).unwrap();
         let json = r#"{"z":{"dtype":"I64","shape":[1],"data_offsets":[0,8]},"a":{"dtype":"F32","shape":[],"data_offsets":[8,12]},"b\"":{"dtype":"F32","shape":[2,3],"data_offsets":[12,36]},"e":{"dtype":"BOOL","shape":[0],"data_offsets":[36,36]}}"#;
         let text = String::from_utf8(file.header[8..].to_vec()).unwrap();
         assert_eq!(text.trim_end(), json);
@@ -111,8 +116,18 @@ mod tests {
     }
 
     #[test]
+    fn words_come_first() {
+        let words = BTreeMap::from([("format".to_owned(), "pt".to_owned()), ("q".to_owned(), "\"\n".to_owned())]);
+        let file = lay_out(&[tensor("a", &Dtype::U8, &[1])], &words).unwrap();
+        let json = r#"{"__metadata__":{"format":"pt","q":"\"\n"},"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}"#;
+        assert_eq!(String::from_utf8_lossy(&file.header[8..]).trim_end(), json);
+        let whole = [file.header, vec![0]].concat();
+        assert_eq!(understand(&mut in_memory(&whole), whole.len() as u64).unwrap().unwrap().tensors.len(), 1);
+    }
+
+    #[test]
     fn nothing_is_a_file_too() {
-        let file = lay_out(&[]).unwrap();
+        let file = lay_out(&[], &BTreeMap::new()).unwrap();
         assert_eq!((&file.header[8..], file.len), (&b"{}      "[..], 16));
     }
 
@@ -124,7 +139,7 @@ mod tests {
             (vec![tensor("a", &Dtype::F32, &[1]), tensor("a", &Dtype::F16, &[1])], ErrorKind::Usage),
             (vec![NewTensor { len: u64::MAX, ..tensor("a", &Dtype::U8, &[1]) }], ErrorKind::Unsupported),
         ] {
-            assert_eq!(lay_out(&tensors).unwrap_err().kind(), kind, "{tensors:?}");
+            assert_eq!(lay_out(&tensors, &BTreeMap::new()).unwrap_err().kind(), kind, "{tensors:?}");
         }
     }
 }

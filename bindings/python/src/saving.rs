@@ -244,12 +244,14 @@ impl Saving {
     }
 }
 
-/// Lays out a safetensors file of tensors `(name, dtype, shape, bytes)`, with text beside them: its first bytes, where each
+/// Lays out a safetensors file of tensors `(name, dtype, shape, bytes)`, with words beside them: its first bytes, where each
 /// tensor begins, and its length.
 #[pyfunction]
+#[pyo3(signature = (tensors, metadata=BTreeMap::new()))]
 pub(crate) fn lay_out(
     py: Python<'_>,
     tensors: Vec<(String, String, Vec<u64>, u64)>,
+    metadata: BTreeMap<String, String>,
 ) -> PyResult<(Bound<'_, PyBytes>, Vec<u64>, u64)> {
     let dtypes: Vec<Dtype> = tensors.iter().map(|tensor| Dtype::from_word(&tensor.1)).collect();
     for ((name, _, shape, len), dtype) in tensors.iter().zip(&dtypes) {
@@ -260,7 +262,7 @@ pub(crate) fn lay_out(
     let tensors = tensors.iter().zip(&dtypes);
     let tensors: Vec<NewTensor<'_>> =
         tensors.map(|((name, _, shape, len), dtype)| NewTensor { name, dtype, shape, len: *len }).collect();
-    let file = header::lay_out(&tensors).map_err(|error| raised(py, &error))?;
+    let file = header::lay_out(&tensors, &metadata).map_err(|error| raised(py, &error))?;
     Ok((PyBytes::new(py, &file.header), file.starts, file.len))
 }
 

@@ -1,5 +1,6 @@
 //! Restoring tensors into one safetensors file.
 
+use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fs::File;
 use std::os::unix::ffi::OsStrExt as _;
@@ -114,7 +115,7 @@ fn laid_out(reading: &TensorReading) -> Result<NewFile> {
         shape: &tensor.shape,
         len: tensor.bytes,
     });
-    lay_out(&new.collect::<Vec<_>>())
+    lay_out(&new.collect::<Vec<_>>(), &BTreeMap::new())
 }
 
 /// The path of the file that `dest` stands for.
