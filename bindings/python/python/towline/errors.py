@@ -23,6 +23,12 @@ class NotFound(Error, FileNotFoundError):
     kind = "not-found"
 
 
+class TensorNotFound(NotFound, KeyError):
+    """A tensor that a tree does not hold."""
+
+    __str__ = NotFound.__str__
+
+
 class Damaged(Error):
     """Stored bytes are not what was written."""
 

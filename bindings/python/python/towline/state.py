@@ -171,11 +171,12 @@ class _Taking:
 
         if not isinstance(value, (numpy.ndarray, numpy.generic)) or value.dtype.hasobject:
             return None
-        dtype, bytes_ = value.dtype.str, value.tobytes()
+        dtype = value.dtype.str if value.dtype.names is None else value.dtype.descr
+        bytes_ = value.tobytes()
         if isinstance(value, numpy.generic):
             return {"!": "numpy", "dtype": dtype, "v": base64.b64encode(bytes_).decode()}
         held = torch.frombuffer(bytearray(bytes_), dtype=torch.uint8) if bytes_ else torch.empty(0, dtype=torch.uint8)
-        word = _NUMPY_WORDS.get(dtype, "U8")
+        word = _NUMPY_WORDS.get(dtype, "U8") if isinstance(dtype, str) else "U8"
         shape = tuple(held.shape) if word == "U8" and dtype != "|u1" else value.shape
         name = self._add(path, word, shape, held)
         return {"!": "ndarray", "t": name, "dtype": dtype, "shape": list(value.shape)}
@@ -464,15 +465,15 @@ class _Giving:
     def _numpy(self, node: dict[str, Any], into: Any) -> Any:
         import numpy
 
-        return numpy.frombuffer(base64.b64decode(node["v"]), numpy.dtype(node["dtype"]))[0]
+        return numpy.frombuffer(base64.b64decode(node["v"]), _numpy_dtype(node["dtype"]))[0]
 
     def _ndarray(self, node: dict[str, Any], into: Any) -> Any:
         import numpy
 
-        held = self.leaves[node["t"]].contiguous().view(torch.uint8).numpy() if node["shape"] != [] else (
-            self.leaves[node["t"]].reshape(1).view(torch.uint8).numpy()
-        )
-        return held.reshape(-1).view(numpy.dtype(node["dtype"])).reshape(node["shape"]).copy()
+        made = numpy.empty(node["shape"], _numpy_dtype(node["dtype"]))
+        if made.size:
+            made.reshape(-1).view(numpy.uint8)[:] = self.leaves[node["t"]].reshape(-1).view(torch.uint8).numpy()
+        return made
 
     def _pickle(self, node: dict[str, Any], into: Any) -> Any:
         if not self.pickle:
@@ -482,10 +483,10 @@ class _Giving:
     def _sparse(self, node: dict[str, Any], into: Any) -> Any:
         parts, shape = [self.value(part) for part in node["parts"]], node["shape"]
         if node["layout"] == "coo":
-            made = torch.sparse_coo_tensor(*parts, shape, check_invariants=False)
+            made = torch.sparse_coo_tensor(*parts, shape, check_invariants=True)
             return made._coalesced_(node["coalesced"])
         layout = {word: layout for layout, (word, _) in _SPARSE.items()}[node["layout"]]
-        return torch.sparse_compressed_tensor(*parts, shape, layout=layout)
+        return torch.sparse_compressed_tensor(*parts, shape, layout=layout, check_invariants=True)
 
     def _quantized(self, node: dict[str, Any], into: Any) -> Any:
         held, scale, zero = (self.value(node[key]) for key in ("int", "scale", "zero_point"))
@@ -522,6 +523,13 @@ class _Giving:
         if held.numel() == 0:
             return torch.empty(node["shape"], dtype=dtype)
         return held.view(dtype).reshape(node["shape"])
+
+
+def _numpy_dtype(told: Any) -> Any:
+    """A type as numpy tells it; a structured one is a list of lists in JSON, where numpy wants tuples."""
+    import numpy
+
+    return numpy.dtype([tuple(field) for field in told] if isinstance(told, list) else told)
 
 
 def _dtype(name: str) -> torch.dtype:

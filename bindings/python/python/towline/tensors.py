@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from .errors import NotFound, UsageError
+from .errors import TensorNotFound, UsageError
 
 if TYPE_CHECKING:
     import numpy
@@ -34,7 +34,7 @@ class Tensors(Mapping[str, "Tensor"]):
         try:
             return self._tensors[name]
         except KeyError:
-            raise NotFound(f"no such tensor in {self.name}: {name}") from None
+            raise TensorNotFound(f"no such tensor in {self.name}: {name}") from None
 
     def __contains__(self, name: object) -> bool:
         return name in self._tensors

@@ -1,0 +1,26 @@
+"""What the Python tests share: a repository in a folder of its own, a cache beside it, and nothing of the user's."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+import towline
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+
+@pytest.fixture(autouse=True)
+def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Caches and the default repository lie in the test's folder."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    monkeypatch.delenv("TOWLINE_REPO", raising=False)
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> towline.Repository:
+    """An empty repository in a folder."""
+    return towline.open(tmp_path / "repository", memory="256M")

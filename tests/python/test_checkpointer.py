@@ -1,0 +1,379 @@
+"""The Checkpointer: what each promise means, and what happens when things go wrong."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+
+import towline
+
+from . import servers
+
+
+def training(seed: int = 0) -> dict:
+    torch.manual_seed(seed)
+    model = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.Linear(128, 8))
+    return {"model": model, "optimizer": torch.optim.AdamW(model.parameters(), lr=0.01), "step": 0}
+
+
+def train(state: dict, steps: int) -> list[str]:
+    losses = []
+    for _ in range(steps):
+        torch.manual_seed(state["step"])
+        state["optimizer"].zero_grad()
+        loss = state["model"](torch.randn(4, 64)).pow(2).mean()
+        loss.backward()
+        state["optimizer"].step()
+        state["step"] += 1
+        losses.append(loss.item().hex())
+    return losses
+
+
+def large(mib: int = 64, seed: int = 0) -> dict:
+    return {f"layer{at}": torch.full((1 << 20,), float(seed * 100 + at)) for at in range(mib // 4)}
+
+
+def run_script(text: str, *args: str, **wanted) -> subprocess.Popen:
+    """Python in a process of its own."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", textwrap.dedent(text), *args]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True, **wanted)
+
+
+def test_a_run_resumes_bit_for_bit(repository):
+    whole = train(training(), 8)
+    with towline.Checkpointer(repository, "run") as checkpointer:
+        assert checkpointer.restore() is None and checkpointer.steps() == []
+        state = training()
+        before = train(state, 5)
+        checkpointer.save(5, state, metrics={"loss": 0.25})
+    state = training(seed=9)
+    checkpointer = towline.Checkpointer(repository, "run")
+    state.update(checkpointer.restore(into=state))
+    assert (checkpointer.step, state["step"]) == (5, 5)
+    assert before + train(state, 3) == whole
+    checkpointer.close()
+
+
+def test_what_is_saved_is_what_was_there_when_save_returned(repository):
+    state = large()
+    with towline.Checkpointer(repository, "run") as checkpointer:
+        handle = checkpointer.save(1, state)
+        for tensor in state.values():
+            tensor.fill_(-1.0)
+        handle.wait("durable")
+        back = checkpointer.restore(1)
+    assert all(torch.equal(back[f"layer{at}"], torch.full((1 << 20,), float(at))) for at in range(16))
+
+
+def test_in_the_background_the_optimizer_waits_for_the_copy(repository):
+    state = training()
+    train(state, 2)
+    want = {key: value.clone() for key, value in state["model"].state_dict().items()}
+    with towline.Checkpointer(repository, "run", stage="background") as checkpointer:
+        checkpointer.protect(state["optimizer"])
+        for step in range(2, 6):
+            checkpointer.save(step, state)
+            train(state, 1)
+        back = checkpointer.restore(2)
+        assert checkpointer.steps() == [2, 3, 4, 5]
+    assert all(torch.equal(back["model"][key], want[key]) for key in want)
+
+
+def test_promises_come_in_order_and_can_be_awaited(repository):
+    with towline.Checkpointer(repository, "run") as checkpointer:
+        handle = checkpointer.save(1, large())
+        assert handle.wait("staged") is handle
+        with pytest.raises(towline.UsageError, match="durable"):
+            handle.wait("soon")
+        assert handle.wait("local", timeout=60) and handle.wait("durable", timeout=60) and handle.done()
+        assert handle.report["logical_bytes"] > 64 << 20 and "durable" in repr(handle)
+        phase, done, total, moved = handle.progress()
+        assert done == total > 64 << 20 and moved > 0 and phase
+
+
+def test_saves_wait_for_the_one_stage_or_are_left_out(repository):
+    state = large(256)
+    with towline.Checkpointer(repository, "run", when_busy="skip") as checkpointer:
+        handles = [checkpointer.save(step, state) for step in range(20)]
+        kept = [handle.step for handle in handles if handle is not None]
+        assert handles[0] is not None and None in handles
+        checkpointer.wait()
+        assert checkpointer.steps() == kept
+
+
+def test_memory_does_not_grow_over_saves(tmp_path):
+    repository = towline.open(tmp_path / "repository", memory="128M")
+    state = large(128)
+
+    def resident() -> int:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS")) << 10
+
+    with towline.Checkpointer(repository, "run", keep_last=1) as checkpointer:
+        for step in range(3):
+            checkpointer.save(step, state)
+        checkpointer.wait()
+        before = resident()
+        for step in range(3, 30):
+            state["layer0"].fill_(step)
+            checkpointer.save(step, state)
+        checkpointer.wait()
+        assert resident() - before < 100 << 20
+    assert checkpointer.steps() == [29]
+
+
+def test_a_state_larger_than_what_can_be_staged_is_saved_all_the_same(repository, monkeypatch):
+    monkeypatch.setattr(towline.Checkpointer, "_fits", lambda self, length: False)
+    small = towline.open(repository.url, memory="64M")
+    state = {**large(128), "turned": torch.arange(12.0).view(3, 4).t()}
+    with towline.Checkpointer(small, "run") as checkpointer:
+        with pytest.warns(UserWarning, match="before save"):
+            handle = checkpointer.save(1, state)
+        assert handle.done() and handle.report
+        back = checkpointer.restore()
+    assert all(torch.equal(back[key], state[key]) for key in state)
+
+
+def test_choices_and_retention(repository):
+    with towline.Checkpointer(repository, "run", keep_last=2, keep_min=["loss"]) as checkpointer:
+        for step, loss in enumerate([3.0, 1.0, 2.0, 2.5, 2.75]):
+            checkpointer.save(step, {"at": torch.tensor(step)}, metrics={"loss": loss}).wait()
+    with towline.Checkpointer(repository, "run") as checkpointer:
+        assert checkpointer.steps() == [1, 3, 4]
+        for choice, step in {"latest": 4, "min=loss": 1, "max=loss": 4, "upto=3": 3, 3: 3}.items():
+            assert checkpointer.restore(choice)["at"] == step == checkpointer.step
+        with pytest.raises(towline.NotFound, match=r"no step 2 \(saved are \[1, 3, 4\]\)"):
+            checkpointer.restore(2)
+        with pytest.raises(FileNotFoundError):
+            checkpointer.restore("min=accuracy")
+
+
+def test_ranks_make_a_step_together(repository):
+    def rank(at: int) -> None:
+        with towline.Checkpointer(repository, "run", at, 3, attempt="first") as checkpointer:
+            checkpointer.save(7, {"rank": at, "shard": torch.full((1000,), float(at))})
+
+    with towline.Checkpointer(repository, "run", 0, 3, attempt="first") as checkpointer:
+        for at in (2, 0):
+            rank(at)
+        assert checkpointer.steps() == [] and checkpointer.restore() is None, "half a step is no step"
+        rank(1)
+        assert checkpointer.steps() == [7]
+    for at in range(3):
+        with towline.Checkpointer(repository, "run", at, 3, attempt="second") as checkpointer:
+            back = checkpointer.restore()
+            assert back["rank"] == at and torch.equal(back["shard"], torch.full((1000,), float(at)))
+    with towline.Checkpointer(repository, "run", 0, 2) as checkpointer, pytest.raises(towline.NotFound):
+        checkpointer.restore(8)
+
+
+def test_what_cannot_be_kept_is_an_error_and_saves_nothing(repository):
+    with towline.Checkpointer(repository, "run") as checkpointer:
+        with pytest.raises(towline.UnsupportedValue, match=r"state\['f'\]"):
+            checkpointer.save(1, {"f": open})
+        assert checkpointer.steps() == []
+    with pytest.raises(ValueError, match="rank 3"):
+        towline.Checkpointer(repository, "run", 3, 3)
+    with pytest.raises(ValueError, match="blocking"):
+        towline.Checkpointer(repository, "run", stage="never")
+
+
+def test_a_failed_background_save_raises_at_the_next_call(repository, tmp_path):
+    checkpointer = towline.Checkpointer(repository, "run")
+    handle = checkpointer.save(1, {"a": torch.ones(4)})
+    handle.wait()
+    (tmp_path / "repository").rename(tmp_path / "gone")
+    (tmp_path / "repository").write_text("a file where the repository was")
+    handle = checkpointer.save(2, {"a": torch.ones(5)})
+    while not handle.done():
+        time.sleep(0.01)
+    with pytest.raises(towline.SaveFailed, match="run/step-2") as caught:
+        checkpointer.save(3, {"a": torch.ones(6)})
+    assert isinstance(caught.value.__cause__, towline.Error)
+    with pytest.raises(towline.SaveFailed):
+        handle.wait("durable")
+    (tmp_path / "repository").unlink()
+    (tmp_path / "gone").rename(tmp_path / "repository")
+    checkpointer.save(4, {"a": torch.ones(7)}).wait()
+    assert checkpointer.steps() == [1, 4]
+    checkpointer.close()
+
+
+def test_two_processes_on_one_run(repository):
+    """Who commits a step second is told; nothing of either is lost silently."""
+    a, b = (towline.Checkpointer(repository, "run") for _ in range(2))
+    a.save(1, {"who": "a", "w": torch.zeros(1000)}).wait()
+    b.save(2, {"who": "b", "w": torch.zeros(1000)}).wait()
+    assert a.steps() == b.steps() == [1, 2]
+    assert a.restore(2)["who"] == "b" and b.restore(1)["who"] == "a"
+    a.close()
+    b.close()
+
+
+def test_the_state_in_a_killed_process_is_whole_or_not_there(repository):
+    script = """
+        import os, sys, torch, towline
+        checkpointer = towline.Checkpointer(sys.argv[1], "run")
+        for step in range(1000):
+            state = {f"layer{at}": torch.full((1 << 18,), float(step)) for at in range(16)}
+            checkpointer.save(step, state)
+            print(step, flush=True)
+    """
+    process = run_script(script, repository.url)
+    for line in process.stdout:
+        if int(line) == 4:
+            break
+    time.sleep(0.05)
+    process.kill()
+    process.wait()
+    with towline.Checkpointer(repository, "run") as checkpointer:
+        steps = checkpointer.steps()
+        assert steps == list(range(len(steps))) and len(steps) >= 3
+        for step in steps:
+            assert all(torch.equal(tensor, torch.full((1 << 18,), float(step))) for tensor in checkpointer.restore(step).values())
+    assert repository.verify(data=True)["damaged"] == []
+
+
+@pytest.mark.parametrize("way", ["exit", "sigterm", "exception"])
+def test_an_end_finishes_what_is_unfinished(repository, way):
+    script = """
+        import os, sys, time, torch, towline
+        checkpointer = towline.Checkpointer(sys.argv[1], "run", stage="background")
+        state = {f"layer{at}": torch.full((1 << 20,), 5.0) for at in range(32)}
+        checkpointer.save(5, state)
+        print("saving", flush=True)
+        if sys.argv[2] == "sigterm":
+            time.sleep(60)
+        if sys.argv[2] == "exception":
+            raise RuntimeError("the loop broke")
+    """
+    process = run_script(script, repository.url, way, stderr=subprocess.PIPE)
+    assert process.stdout.readline() == "saving\n"
+    if way == "sigterm":
+        process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=60) == {"exit": 0, "sigterm": 143, "exception": 1}[way]
+    with towline.Checkpointer(repository, "run") as checkpointer:
+        assert torch.equal(checkpointer.restore()["layer31"], torch.full((1 << 20,), 5.0))
+
+
+def test_ctrl_c_ends_a_wait(repository, tmp_path):
+    (tmp_path / "tree").mkdir()
+    with open(tmp_path / "tree" / "large", "wb") as file:
+        for _ in range(200):
+            file.write(os.urandom(1 << 20))
+    main = threading.main_thread().ident
+    timer = threading.Timer(0.1, lambda: signal.pthread_kill(main, signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        for _ in range(100):
+            repository.save(tmp_path / "tree", "name", compression=True)
+            repository.remove("name")
+    assert repository.verify()["damaged"] == []
+
+
+def _child(repository, queue) -> None:
+    try:
+        with towline.Checkpointer(repository, "child") as checkpointer:
+            checkpointer.save(1, {"a": torch.arange(1000)})
+        queue.put(repository.tensors("child/step-1")["a"].numpy().sum())
+    except BaseException as error:  # noqa: BLE001
+        queue.put(repr(error))
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_children_use_a_repository_of_the_parent(repository, method):
+    with towline.Checkpointer(repository, "parent") as checkpointer:
+        checkpointer.save(1, {"a": torch.ones(3)})
+        context = multiprocessing.get_context(method)
+        queue = context.Queue()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            child = context.Process(target=_child, args=(repository, queue))
+            child.start()
+        assert queue.get(timeout=60) == 499500
+        child.join(60)
+        assert child.exitcode == 0
+        assert checkpointer.restore()["a"].sum() == 3
+
+
+def test_repositories_are_pickled_by_address(repository):
+    again = pickle.loads(pickle.dumps(repository))
+    assert again.id == repository.id and repr(again) == repr(repository)
+
+
+def test_what_is_local_survives_a_store_that_goes_away(tmp_path, monkeypatch):
+    endpoint, url = servers.s3(monkeypatch)
+    line = servers.Line(endpoint)
+    repository = towline.open(url, memory="128M", endpoint=line.endpoint)
+    checkpointer = towline.Checkpointer(repository, "run", spool=tmp_path / "spool")
+    checkpointer.save(1, {"a": torch.ones(1000)}).wait("durable", timeout=60)
+    line.cut()
+    handle = checkpointer.save(2, {"a": torch.full((1000,), 2.0)})
+    handle.wait("local", timeout=60)
+    assert not handle.done()
+    until = time.monotonic() + 60
+    while handle.error is None and time.monotonic() < until:
+        time.sleep(0.05)
+    assert isinstance(handle.error, towline.Unreachable), "the handle says why"
+    # Training goes on.
+    later = checkpointer.save(3, {"a": torch.full((1000,), 3.0)})
+    line.mend()
+    handle.wait("durable", timeout=120)
+    later.wait("durable", timeout=120)
+    assert checkpointer.steps() == [1, 2, 3] and checkpointer.restore(2)["a"][0] == 2
+    assert list((tmp_path / "spool").rglob("*.json")) == []
+    checkpointer.close()
+
+
+def test_what_was_local_when_a_process_died_becomes_durable_with_the_next(tmp_path, monkeypatch):
+    endpoint, url = servers.s3(monkeypatch)
+    towline.open(url, endpoint=endpoint)
+    script = """
+        import sys, torch, towline
+        url, endpoint, spool = sys.argv[1:]
+        repository = towline.open(url, memory="128M", endpoint=endpoint)
+        checkpointer = towline.Checkpointer(repository, "run", spool=spool)
+        print("open", flush=True)
+        sys.stdin.readline()
+        checkpointer.save(4, {"a": torch.full((1000,), 4.0)}, metrics={"loss": 0.5}).wait("local")
+        print("local", flush=True)
+        sys.stdin.readline()
+    """
+    line = servers.Line(endpoint)
+    process = run_script(script, url, line.endpoint, str(tmp_path / "spool"), stdin=subprocess.PIPE)
+    assert process.stdout.readline() == "open\n"
+    line.cut()
+    process.stdin.write("\n")
+    process.stdin.flush()
+    assert process.stdout.readline() == "local\n"
+    process.kill()
+    process.wait()
+    repository = towline.open(url, memory="128M", endpoint=endpoint)
+    with towline.Checkpointer(repository, "run", spool=tmp_path / "spool") as checkpointer:
+        assert checkpointer.steps() == [4] and checkpointer.restore("min=loss")["a"][999] == 4
+
+
+def test_a_full_disk_while_spooling_leaves_nothing(tmp_path, monkeypatch):
+    from towline import spool
+
+    def full(file, view):
+        file.write(view[:10])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(spool, "_write", full)
+    with pytest.raises(OSError, match="No space"):
+        spool.put(str(tmp_path / "spool"), "run/step-1", {}, [("state.json", [b"x" * 100])])
+    assert [path for path in (tmp_path / "spool").rglob("*") if path.is_file()] == []

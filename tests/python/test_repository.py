@@ -1,0 +1,156 @@
+"""Repositories and lazy tensors."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy
+import pytest
+import torch
+
+import towline
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    from safetensors.torch import save_file
+
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    (tree / "notes.txt").write_text("notes")
+    torch.manual_seed(1)
+    tensors = {"w": torch.randn(512, 300), "b": torch.randn(300).to(torch.bfloat16), "n": torch.tensor(7), "e": torch.empty(0, 4)}
+    save_file(tensors, tree / "model.safetensors")
+    torch.save(tensors, tree / "model.pt")
+    return tree
+
+
+def test_files_come_back_as_they_were(repository, tree, tmp_path):
+    report = repository.save(tree, "set/one", labels={"from": "test"}, metrics={"loss": 0.5})
+    assert report["files"] == 3
+    assert repository.restore("set/one", tmp_path / "back")["files"] == 3
+    for path in tree.iterdir():
+        assert (tmp_path / "back" / path.name).read_bytes() == path.read_bytes()
+    (tmp_path / "back" / "notes.txt").write_text("other")
+    with pytest.raises(towline.Conflict):
+        repository.restore("set/one", tmp_path / "back")
+    repository.restore("set/one", tmp_path / "back", overwrite=True)
+    repository.restore("set/one", tmp_path / "part", "notes.txt")
+    assert (tmp_path / "part").read_text() == "notes"
+
+
+def test_names_are_listed_copied_and_removed(repository, tree):
+    repository.save(tree, "set/one")
+    repository.copy("set/one", "set/two")
+    assert [ref["name"] for ref in repository.refs("set")] == ["set/one", "set/two"]
+    repository.remove("set/one")
+    assert [ref["name"] for ref in repository.refs()] == ["set/two"]
+    assert repository.verify("set/two", data=True)["damaged"] == []
+    assert repository.show("set/two")["name"] == "set/two"
+
+
+def test_runs_and_retention(repository, tree):
+    for step, loss in enumerate([3.0, 1.0, 2.0]):
+        (tree / "notes.txt").write_text(str(step))
+        repository.save(tree, f"run/step-{step}", metrics={"loss": loss})
+    (run,) = repository.runs("run")
+    assert [step["step"] for step in run["steps"]] == [0, 1, 2]
+    assert repository.read("run@min=loss", "notes.txt") == b"1"
+    repository.expire("run", keep_last=1, dry_run=True)
+    assert len(repository.refs("run")) == 3
+    repository.expire("run", keep_last=1, keep_min=["loss"])
+    assert [ref["name"] for ref in repository.refs("run")] == ["run/step-1", "run/step-2"]
+
+
+def test_tensors_are_read_when_asked_for(repository, tree):
+    repository.save(tree / "model.safetensors", "model")
+    tensors = repository.tensors("model")
+    assert sorted(tensors) == ["b", "e", "n", "w"] and len(tensors) == 4 and "w" in tensors
+    want = torch.load(tree / "model.pt")
+    w = tensors["w"]
+    assert (w.shape, w.dtype) == ((512, 300), "F32") and "512" in repr(w)
+    for key, tensor in want.items():
+        assert torch.equal(tensors[key].torch(), tensor), key
+    for index in (slice(0, 8), (slice(None), slice(-5, None)), 3, (-1, slice(7, 9)), (..., 0), (2, 3)):
+        assert torch.equal(w[index].torch(), want["w"][index]), index
+        assert numpy.array_equal(w[index].numpy(), want["w"][index].numpy()), index
+    assert numpy.array_equal(numpy.asarray(w), want["w"].numpy())
+    assert torch.equal(torch.from_dlpack(w), want["w"])
+    assert tensors["b"].numpy().dtype == numpy.uint16
+    assert tensors["n"].numpy() == 7 and tensors["e"].torch().shape == (0, 4)
+
+
+def test_wrong_indices_are_told(repository, tree):
+    repository.save(tree / "model.safetensors", "model")
+    w = repository.tensors("model")["w"]
+    for wrong, error in ((512, IndexError), ((0, 0, 0), IndexError), (slice(0, 8, 2), towline.UsageError)):
+        with pytest.raises(error):
+            w[wrong]
+    with pytest.raises(towline.UsageError):
+        w[0:4][0:2]
+    for error in (KeyError, FileNotFoundError):
+        with pytest.raises(error, match="no such tensor in model: x"):
+            repository.tensors("model")["x"]
+    assert repository.tensors("model").get("x") is None
+
+
+def test_a_name_in_several_files_is_told_apart(repository, tree):
+    repository.save(tree, "both")
+    tensors = repository.tensors("both")
+    assert "model.pt:w" in tensors and "model.safetensors:w" in tensors
+    assert torch.equal(tensors["model.pt:w"].torch(), tensors["model.safetensors:w"].torch())
+
+
+def test_errors_are_pythons_too(repository, tmp_path):
+    with pytest.raises(FileNotFoundError) as caught:
+        repository.restore("nothing", tmp_path / "x")
+    assert caught.value.kind == "not-found" and isinstance(caught.value, towline.Error)
+    with pytest.raises(ValueError, match="memory"):
+        towline.open(tmp_path / "r", memory="much")
+    with pytest.raises(towline.NotFound):
+        towline.open(tmp_path / "none", create=False)
+    with pytest.raises(towline.UsageError):
+        repository.save(tmp_path, "no name", metrics={})
+    with pytest.raises(towline.UsageError):
+        repository.save(tmp_path, "name", metrics={"loss": float("nan")})
+
+
+@pytest.mark.skipif(os.getuid() == 0, reason="root may do anything")
+def test_a_repository_that_may_not_be_written_is_denied(repository, tree, tmp_path):
+    (tmp_path / "repository").chmod(0o500)
+    with pytest.raises(PermissionError):
+        repository.save(tree, "name")
+
+
+def test_damage_is_told(repository, tree, tmp_path):
+    repository.save(tree, "set")
+    for pack in (tmp_path / "repository" / "pack").rglob("*"):
+        if pack.is_file():
+            data = bytearray(pack.read_bytes())
+            data[len(data) // 2] ^= 1
+            pack.chmod(0o600)
+            pack.write_bytes(data)
+    with pytest.raises(towline.Damaged):
+        repository.restore("set", tmp_path / "back")
+    with pytest.raises(towline.Damaged):
+        [tensor.torch() for tensor in repository.tensors("set").values()]
+
+
+def test_the_default_repository(tmp_path, monkeypatch):
+    assert towline.open().url == str(tmp_path / "data" / "towline" / "repository")
+    monkeypatch.setenv("TOWLINE_REPO", str(tmp_path / "told"))
+    assert towline.open().url == str(tmp_path / "told")
+
+
+def test_importing_towline_does_not_import_torch():
+    script = "import sys, towline; towline.open; print('torch' in sys.modules, 'numpy' in sys.modules)"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    said = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
+    assert said.stdout == "False False\n"
+
+
+def test_free_threading_is_refused_by_the_wheels_tag():
+    assert Path(towline._towline.__file__).name == "_towline.abi3.so"
