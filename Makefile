@@ -10,11 +10,12 @@ SERVERS := tests/servers
 FUZZ_SECONDS ?= 20
 TOWLINE := target/release/towline
 
-.PHONY: help demo test bench bench-peers lint fuzz clean-servers rust nextest
+.PHONY: help demo test test-python bench bench-peers lint fuzz clean-servers rust nextest
 
 help:
 	@echo 'make demo           train a small model, save it as it goes, lose the machine, resume elsewhere'
-	@echo 'make test           every test, against two real S3 servers on loopback, and the doctests'
+	@echo 'make test           every test, against two real S3 servers on loopback, the doctests, and the Python package with'
+	@echo '                    torch, Lightning, transformers and others, installed into .venv'
 	@echo 'make lint           format, clippy, rustdoc, dependencies'
 	@echo 'make bench          the micro-benchmarks'
 	@echo 'make bench-peers    against restic, rustic, rclone, rsync, cp and s5cmd; writes docs/benchmarks.md'
@@ -47,6 +48,13 @@ test: rust nextest
 	export TOWLINE_TEST_REQUIRE_SERVERS=1
 	cargo nextest run
 	cargo test --doc --quiet
+	tests/python/setup.sh
+	OMP_NUM_THREADS=1 .venv/bin/python -m pytest tests/python
+
+# The package alone, and without servers what needs them is left out.
+test-python: rust
+	@tests/python/setup.sh
+	OMP_NUM_THREADS=1 .venv/bin/python -m pytest tests/python
 
 bench: rust
 	@cargo bench
