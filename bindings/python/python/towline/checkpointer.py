@@ -196,11 +196,15 @@ class Checkpointer:
         job.stage = self._stager.take(job.length, timeout)
         if job.stage is None:
             return None
-        self._handles.append(job.handle)
         if stage == "background":
             self._protected = job.handle
         else:
-            self._fill(job)
+            try:
+                self._fill(job)
+            except BaseException:
+                job.stage.release()
+                raise
+        self._handles.append(job.handle)
         self._start()
         self._work.put(job)
         return job.handle
@@ -284,8 +288,9 @@ class Checkpointer:
                 if until is not None and time.monotonic() >= until:
                     break
         _live.discard(self)
-        unfinished = [handle for handle in self._handles if not handle.done()]
-        for handle in unfinished:
+        for handle in self._handles:
+            if "durable" in handle._kept or (handle.done() and "local" not in handle._kept):
+                continue
             kept = "it is on this node's disk" if "local" in handle._kept else "it is lost"
             warnings.warn(f"towline: {handle.name} is not durable: {kept}: {handle.error or 'out of time'}", stacklevel=2)
         self._check()
@@ -428,15 +433,19 @@ class Checkpointer:
             warnings.warn(f"towline: steps of {self.run} were not expired: {error}", stacklevel=2)
 
     def _finish_pending(self) -> None:
+        """Waits for what goes on, but not for a store that does not answer."""
         for handle in list(self._handles):
-            with contextlib.suppress(SaveFailed):
-                handle.wait("durable")
+            while not handle.done() and handle.error is None:
+                with contextlib.suppress(SaveFailed, Timeout):
+                    handle.wait("durable", timeout=0.5)
 
     def _check(self) -> None:
         """Raises what failed since the last call."""
         if os.getpid() != self._process:
             raise UsageError("a Checkpointer belongs to the process that made it: make another in the child")
-        failed = [handle for handle in self._handles if handle.done() and handle.error is not None]
+        # What is local is not lost: the next process makes it durable.
+        over = [handle for handle in self._handles if handle.done() and "local" not in handle._kept]
+        failed = [handle for handle in over if handle.error is not None]
         self._drop_over()
         if failed:
             raise failed[0]._failure()
