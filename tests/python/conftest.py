@@ -6,7 +6,6 @@ import os
 from pathlib import Path
 
 import pytest
-
 import towline
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")

@@ -16,7 +16,6 @@ from pathlib import Path
 
 import pytest
 import torch
-
 import towline
 
 from . import servers
@@ -243,7 +242,10 @@ def test_the_state_in_a_killed_process_is_whole_or_not_there(repository):
         steps = checkpointer.steps()
         assert steps == list(range(len(steps))) and len(steps) >= 3
         for step in steps:
-            assert all(torch.equal(tensor, torch.full((1 << 18,), float(step))) for tensor in checkpointer.restore(step).values())
+            assert all(
+                torch.equal(tensor, torch.full((1 << 18,), float(step)))
+                for tensor in checkpointer.restore(step).values()
+            )
     assert repository.verify(data=True)["damaged"] == []
 
 
@@ -289,7 +291,7 @@ def _child(repository, queue) -> None:
         with towline.Checkpointer(repository, "child") as checkpointer:
             checkpointer.save(1, {"a": torch.arange(1000)})
         queue.put(repository.tensors("child/step-1")["a"].numpy().sum())
-    except BaseException as error:  # noqa: BLE001
+    except BaseException as error:
         queue.put(repr(error))
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 
 import numpy
 import pytest
-
 from towline import _towline
 
 
@@ -19,7 +19,7 @@ def test_copies_are_whole_whatever_the_threads():
     target = numpy.zeros_like(source)
     cuts = [0, 1, 5_000_000, 5_000_000, 5_000_007, 39_999_999, len(source)]
     read, written = source.ctypes.data, target.ctypes.data
-    _towline.copy([(written + a, read + a, b - a) for a, b in zip(cuts, cuts[1:], strict=False)])
+    _towline.copy([(written + a, read + a, b - a) for a, b in itertools.pairwise(cuts)])
     assert numpy.array_equal(source, target)
 
 

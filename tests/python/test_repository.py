@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy
 import pytest
 import torch
-
 import towline
 
 
@@ -22,7 +21,12 @@ def tree(tmp_path: Path) -> Path:
     tree.mkdir()
     (tree / "notes.txt").write_text("notes")
     torch.manual_seed(1)
-    tensors = {"w": torch.randn(512, 300), "b": torch.randn(300).to(torch.bfloat16), "n": torch.tensor(7), "e": torch.empty(0, 4)}
+    tensors = {
+        "w": torch.randn(512, 300),
+        "b": torch.randn(300).to(torch.bfloat16),
+        "n": torch.tensor(7),
+        "e": torch.empty(0, 4),
+    }
     save_file(tensors, tree / "model.safetensors")
     torch.save(tensors, tree / "model.pt")
     return tree

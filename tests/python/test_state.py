@@ -10,7 +10,6 @@ import struct
 import numpy
 import pytest
 import torch
-
 import towline
 from towline import _torch, state
 
@@ -44,7 +43,7 @@ def same(a: torch.Tensor, b: torch.Tensor) -> bool:
     "value",
     [
         None, True, 7, -(1 << 80), "text", "", 0.1, -0.0, math.inf, -math.inf, 1e-320, b"", b"\x00\xff" * 3, bytearray(b"x"),
-        b"y" * 10_000, (), (1, (2, "a")), [], [1, [2.5]], {}, {"!": 1}, {1: "a", (2, 3): "b", None: 0, True: 1.5}, {3, "a"},
+        b"y" * 10_000, (), (1, (2, "a")), [], [1, [2.5]], {}, {"!": 1}, {1: "a", (2, 3): "b", None: 0, 2.5: 1.5}, {3, "a"},
         frozenset({1}), 1 - 2j, torch.Size([2, 3]), torch.float16, torch.device("cpu"), {"a": {"b": {}}},
         {"": 0, "a.b": 1, "a": {"b": 2}},
     ],
@@ -67,7 +66,9 @@ def test_ordered_dicts_keep_order_and_attributes():
     assert type(back) is collections.OrderedDict and list(back) == ["b", "a"] and back._metadata == value._metadata
 
 
-DTYPES = [dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype) and not str(dtype).startswith("torch.q")]
+DTYPES = [
+    dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype) and not str(dtype).startswith("torch.q")
+]
 
 
 @pytest.mark.parametrize("dtype", sorted(set(DTYPES), key=str), ids=str)
@@ -82,7 +83,9 @@ def test_every_type_and_shape_comes_back_bit_for_bit(dtype):
 
 def test_nan_payloads_and_negative_zeros_are_bits():
     words = [0x7FC00001, 0xFFC12345, 0x80000000, 0x7F800001]
-    tensor = torch.tensor([struct.unpack("<i", struct.pack("<I", word))[0] for word in words], dtype=torch.int32).view(torch.float32)
+    tensor = torch.tensor([struct.unpack("<i", struct.pack("<I", word))[0] for word in words], dtype=torch.int32).view(
+        torch.float32
+    )
     assert same(again([tensor])[0], tensor)
 
 
@@ -137,10 +140,16 @@ def test_sparse_tensors(layout):
 def test_quantised_tensors():
     plain = torch.randn(4, 5)
     per_tensor = torch.quantize_per_tensor(plain, 0.1, 3, torch.qint8)
-    per_channel = torch.quantize_per_channel(plain, torch.rand(4) + 0.1, torch.zeros(4, dtype=torch.int64), 0, torch.quint8)
+    per_channel = torch.quantize_per_channel(
+        plain, torch.rand(4) + 0.1, torch.zeros(4, dtype=torch.int64), 0, torch.quint8
+    )
     for value in (per_tensor, per_channel):
         back = again(value)
-        assert back.dtype == value.dtype and back.qscheme() == value.qscheme() and torch.equal(back.int_repr(), value.int_repr())
+        assert (
+            back.dtype == value.dtype
+            and back.qscheme() == value.qscheme()
+            and torch.equal(back.int_repr(), value.int_repr())
+        )
         assert torch.equal(back.dequantize(), value.dequantize())
 
 
@@ -151,7 +160,9 @@ def test_parameters_and_gradients():
     assert isinstance(back["f"], torch.nn.Parameter) and not back["f"].requires_grad
 
 
-@pytest.mark.parametrize("dtype", ["f4", "<i8", ">i4", "?", "u1", "f2", "S3", "<U2", "c16", "M8[s]", [("a", "<i4"), ("b", "f8")]])
+@pytest.mark.parametrize(
+    "dtype", ["f4", "<i8", ">i4", "?", "u1", "f2", "S3", "<U2", "c16", "M8[s]", [("a", "<i4"), ("b", "f8")]]
+)
 @pytest.mark.parametrize("shape", [(), (0,), (2, 3)])
 def test_arrays(dtype, shape):
     value = numpy.zeros(shape, dtype)

@@ -1,11 +1,11 @@
 """Towline: save training state once, move only what the other side lacks.
 
-    import towline
+import towline
 
-    checkpointer = towline.Checkpointer("s3://bucket/experiments", "run-7")
-    state = checkpointer.restore(into=state)          # None where nothing was saved yet
-    ...
-    checkpointer.save(step, state, metrics={"loss": loss})
+checkpointer = towline.Checkpointer("s3://bucket/experiments", "run-7")
+state = checkpointer.restore(into=state)          # None where nothing was saved yet
+...
+checkpointer.save(step, state, metrics={"loss": loss})
 """
 
 from __future__ import annotations

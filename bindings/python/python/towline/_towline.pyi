@@ -5,12 +5,6 @@ from typing import Any
 
 __version__: str
 
-Piece = bytes | Stage | tuple[int, int]
-"""Bytes, a whole stage, or the address and length of memory."""
-
-File = tuple[str, list[Piece]]
-"""A path, and what the file there holds."""
-
 Want = tuple[str, str, tuple[list[int], list[int]] | None, int, int]
 """A tensor's name and path, the offsets and shape of a box of it, and the address and length of where it goes."""
 
@@ -71,3 +65,9 @@ class Stage:
     def address(self) -> int: ...
     def fill(self, copies: list[tuple[int, int, int]]) -> None: ...
     def release(self) -> None: ...
+
+Piece = bytes | Stage | tuple[int, int]
+"""Bytes, a whole stage, or the address and length of memory."""
+
+File = tuple[str, list[Piece]]
+"""A path, and what the file there holds."""

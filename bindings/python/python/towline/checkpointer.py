@@ -1,9 +1,9 @@
 """Checkpoints of a training loop: saved while it goes on, restored in three lines.
 
-    save ----> staged ----> local ----> durable
-               (copied)     (on this    (committed in
-                             node's      the repository)
-                             disk)
+save ----> staged ----> local ----> durable
+           (copied)     (on this    (committed in
+                         node's      the repository)
+                         disk)
 """
 
 from __future__ import annotations
@@ -142,7 +142,12 @@ class Checkpointer:
         #: The step that `restore` restored last.
         self.step: int | None = None
         self._attempt = attempt or _attempt()
-        rules = {"keep_last": keep_last, "keep_every": keep_every, "keep_min": list(keep_min), "keep_max": list(keep_max)}
+        rules = {
+            "keep_last": keep_last,
+            "keep_every": keep_every,
+            "keep_min": list(keep_min),
+            "keep_max": list(keep_max),
+        }
         self._rules = {key: rule for key, rule in rules.items() if rule}
         self._stager = _towline.Stager()
         self._work: queue.Queue[Any] = queue.Queue()
@@ -292,7 +297,9 @@ class Checkpointer:
             if "durable" in handle._kept or (handle.done() and "local" not in handle._kept):
                 continue
             kept = "it is on this node's disk" if "local" in handle._kept else "it is lost"
-            warnings.warn(f"towline: {handle.name} is not durable: {kept}: {handle.error or 'out of time'}", stacklevel=2)
+            warnings.warn(
+                f"towline: {handle.name} is not durable: {kept}: {handle.error or 'out of time'}", stacklevel=2
+            )
         self._check()
 
     def _path(self, file: str) -> str:
@@ -307,9 +314,8 @@ class Checkpointer:
     def _fits(self, length: int) -> bool:
         """May as much be staged? The budget is the engine's; a stage is memory of the node's beside it."""
         available = 0
-        with contextlib.suppress(OSError, ValueError, StopIteration):
-            with open("/proc/meminfo", encoding="ascii") as lines:
-                available = int(next(line for line in lines if line.startswith("MemAvailable")).split()[1]) << 10
+        with contextlib.suppress(OSError, ValueError, StopIteration), open("/proc/meminfo", encoding="ascii") as lines:
+            available = int(next(line for line in lines if line.startswith("MemAvailable")).split()[1]) << 10
         return length <= available // 2
 
     def _save_unstaged(self, job: _Job, limit: int) -> Handle:
@@ -330,9 +336,7 @@ class Checkpointer:
 
     def _wishes(self, job: _Job) -> dict[str, Any]:
         part = None if self.world_size == 1 else (self.rank, self._attempt)
-        return wishes(
-            job.metrics, world_size=self.world_size, framework="pytorch", key_every=self.key_every, part=part
-        )
+        return wishes(job.metrics, world_size=self.world_size, framework="pytorch", key_every=self.key_every, part=part)
 
     def _fill(self, job: _Job) -> None:
         """Copies the state to its stage."""
@@ -369,7 +373,7 @@ class Checkpointer:
                 if not job.staged:
                     self._fill(job)
                 self._save(job)
-            except BaseException as error:  # noqa: BLE001 - told to whoever waits
+            except BaseException as error:
                 if job.stage is not None:
                     job.stage.release()
                 job.handle._fail(error)

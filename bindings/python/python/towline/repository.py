@@ -164,9 +164,7 @@ class Repository:
         dry_run: bool = False,
     ) -> dict[str, Any]:
         """Takes away the steps of a run that no rule keeps. A step that is kept is never harmed."""
-        return json.loads(
-            self._engine.expire(run, keep_last, keep_every, list(keep_min), list(keep_max), dry_run)
-        )
+        return json.loads(self._engine.expire(run, keep_last, keep_every, list(keep_min), list(keep_max), dry_run))
 
     def verify(self, name: str | None = None, *, data: bool = False, repair: bool = False) -> dict[str, Any]:
         """Looks for damage in structure, or with `data` in every byte; of one tree, or of all."""

@@ -1,7 +1,7 @@
 """States on this node's disk that are not in the repository yet: they survive the process, and are saved from here by the next.
 
-    SPOOL/<run, escaped>/<rank>-<step>.<random>/       the files of the step
-    SPOOL/<run, escaped>/<rank>-<step>.<random>.json   what it is; written last, so a folder without it is unfinished
+SPOOL/<run, escaped>/<rank>-<step>.<random>/       the files of the step
+SPOOL/<run, escaped>/<rank>-<step>.<random>.json   what it is; written last, so a folder without it is unfinished
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ def put(spool: str, name: str, said: dict[str, Any], files: list[tuple[str, list
             os.makedirs(os.path.dirname(whole), exist_ok=True)
             with open(whole, "wb", buffering=0) as file:
                 for piece in pieces:
-                    _write(file, memoryview(piece) if isinstance(piece, bytes) else memoryview(_torch.over(*piece).numpy()))
+                    _write(
+                        file, memoryview(piece) if isinstance(piece, bytes) else memoryview(_torch.over(*piece).numpy())
+                    )
                 os.fsync(file.fileno())
             _sync(os.path.dirname(whole))
         told = folder + ".json.part"

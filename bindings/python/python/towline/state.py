@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import base64
 import collections
+import itertools
 import json
 import pickle as pickling
 from collections.abc import Callable, Mapping
@@ -65,8 +66,10 @@ class Described:
 
 def is_stateful(value: Any) -> bool:
     """Does it give and take its state, as modules, optimizers and schedulers do?"""
-    return not isinstance(value, type) and callable(getattr(value, "state_dict", None)) and callable(
-        getattr(value, "load_state_dict", None)
+    return (
+        not isinstance(value, type)
+        and callable(getattr(value, "state_dict", None))
+        and callable(getattr(value, "load_state_dict", None))
     )
 
 
@@ -115,7 +118,9 @@ class _Taking:
             return self.value(value.state_dict(), path)
         if self.pickle:
             return {"!": "pickle", "v": base64.b64encode(pickling.dumps(value)).decode()}
-        raise self._refused(path, f"a {kind.__module__}.{kind.__qualname__}", "leave it out, or allow pickle=True for it")
+        raise self._refused(
+            path, f"a {kind.__module__}.{kind.__qualname__}", "leave it out, or allow pickle=True for it"
+        )
 
     def _refused(self, path: tuple[Any, ...], what: str, cure: str) -> UnsupportedValue:
         error = UnsupportedValue(f"{shown(path)} cannot be kept: it is {what} ({cure})")
@@ -185,8 +190,10 @@ class _Taking:
         plain_types = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
         if type(tensor) not in plain_types:
             kind = type(tensor)
-            cure = "save sharded state with towline.dcp, or keep its local part" if "DTensor" in kind.__name__ else (
-                "turn it into plain tensors"
+            cure = (
+                "save sharded state with towline.dcp, or keep its local part"
+                if "DTensor" in kind.__name__
+                else ("turn it into plain tensors")
             )
             raise self._refused(path, f"a tensor of the kind {kind.__module__}.{kind.__qualname__}", cure)
         if tensor.device.type == "meta":
@@ -297,7 +304,7 @@ def _span(tensor: torch.Tensor) -> tuple[int, int]:
 def _overlap(views: list[torch.Tensor]) -> bool:
     """Do any two of these views of one storage share bytes, or one view elements with itself?"""
     spans = sorted(_span(view) for view in views)
-    crossed = any(before[1] > after[0] for before, after in zip(spans, spans[1:], strict=False))
+    crossed = any(before[1] > after[0] for before, after in itertools.pairwise(spans))
     twice = any(
         stride == 0 and length > 1 for view in views for length, stride in zip(view.shape, view.stride(), strict=True)
     )
@@ -323,7 +330,9 @@ def restore(
     except (ValueError, TypeError, KeyError) as error:
         raise Damaged("this is not the document of a state") from error
     if version != VERSION:
-        raise Unsupported(f"the state was written in version {version}, this towline reads version {VERSION} (use a newer one)")
+        raise Unsupported(
+            f"the state was written in version {version}, this towline reads version {VERSION} (use a newer one)"
+        )
     giving = _Giving(held, pickle, None if map_location is None else torch.device(map_location))
     giving.prepare(state, into, ())
     read(list(giving.leaves.items()))
@@ -477,7 +486,9 @@ class _Giving:
 
     def _pickle(self, node: dict[str, Any], into: Any) -> Any:
         if not self.pickle:
-            raise UsageError("the state holds pickled values, which run code when they are read (allow it with pickle=True)")
+            raise UsageError(
+                "the state holds pickled values, which run code when they are read (allow it with pickle=True)"
+            )
         return pickling.loads(base64.b64decode(node["v"]))
 
     def _sparse(self, node: dict[str, Any], into: Any) -> Any:

@@ -88,7 +88,9 @@ class Tensor:
             else:
                 at = one.__index__()
                 if not -length <= at < length:
-                    raise IndexError(f"index {at} is out of bounds for dimension {dimension} of {self.name}, of length {length}")
+                    raise IndexError(
+                        f"index {at} is out of bounds for dimension {dimension} of {self.name}, of length {length}"
+                    )
                 offsets.append(at % length)
                 shape.append(1)
                 dropped.append(dimension)
