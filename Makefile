@@ -16,7 +16,7 @@ help:
 	@echo 'make demo           train a small model, save it as it goes, lose the machine, resume elsewhere'
 	@echo 'make test           every test, against two real S3 servers on loopback, the doctests, and the Python package with'
 	@echo '                    torch, Lightning, transformers and others, installed into .venv'
-	@echo 'make lint           format, clippy, rustdoc, dependencies'
+	@echo 'make lint           format, clippy, rustdoc, ruff, dependencies'
 	@echo 'make bench          the micro-benchmarks'
 	@echo 'make bench-peers    against restic, rustic, rclone, rsync, cp and s5cmd; writes docs/benchmarks.md'
 	@echo '                    (BENCH_SIZE=256M BENCH_BIG=0 for a short look; BENCH_ONLY=local,s3,small,memory,runs,boxes,index)'
@@ -71,8 +71,12 @@ bench-peers: rust
 
 lint: rust
 	@cargo fmt --check
-	cargo clippy --all-targets --quiet -- -D warnings
+	cargo clippy --workspace --all-targets --quiet -- -D warnings
 	RUSTDOCFLAGS='-D warnings' cargo doc --no-deps --document-private-items --quiet
+	if [ -x .venv/bin/ruff ]; then
+	    .venv/bin/ruff check --quiet --config bindings/python/pyproject.toml bindings/python tests/python examples
+	    .venv/bin/ruff format --quiet --check --config bindings/python/pyproject.toml bindings/python tests/python examples
+	else echo 'ruff is not installed: Python not checked (make test-python installs it into .venv)'; fi
 	if command -v cargo-deny >/dev/null; then cargo deny --log-level error check
 	else echo 'cargo-deny is not installed: dependencies not checked (cargo install cargo-deny --locked)'; fi
 
