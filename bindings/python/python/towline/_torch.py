@@ -6,6 +6,11 @@ from collections.abc import Sequence
 
 import torch
 
+from . import _towline
+
+#: Tensors of as many bytes are filled faster into huge pages.
+LARGE = 4 << 20
+
 #: torch's types by the words that files use for them. Those that this torch lacks are left out.
 BY_WORD: dict[str, torch.dtype] = {
     word: getattr(torch, name)
@@ -40,7 +45,10 @@ def empty(word: str, shape: Sequence[int]) -> torch.Tensor:
     """An unfilled tensor of the type called `word`; as bytes with one more dimension where torch has no such type."""
     dtype = BY_WORD.get(word)
     if dtype is not None:
-        return torch.empty(tuple(shape), dtype=dtype)
+        made = torch.empty(tuple(shape), dtype=dtype)
+        if nbytes(made) >= LARGE:
+            _towline.huge_pages(made.data_ptr(), nbytes(made))
+        return made
     width = {"C32": 4, "C128": 16, "QI32": 4}.get(word, 1)
     return torch.empty((*shape, width), dtype=torch.uint8)
 
