@@ -1,0 +1,383 @@
+"""`save_file`, `load_file` and `safe_open` as the safetensors package has them, for files of saved trees as well:
+
+    from towline.safetensors import load_file, safe_open, save_file
+
+    save_file(tensors, "towline://run-7/best/model.safetensors", metadata={"format": "pt"})
+    tensors = load_file("towline://run-7@latest/model.safetensors")
+
+An address is `towline://NAME/FILE`, in the repository `repo`, a `towline.Repository` or its address; by default `$TOWLINE_REPO`.
+With `name` (or `repo`) the file name is that of a file in the tree (or an address without `towline://`). Any other file name is
+a local file's, and is left to the safetensors package.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from . import _towline
+from .errors import Conflict, Error, NotFound, UsageError
+from .repository import Repository, wishes
+from .repository import open as open_repository
+from .tensors import Tensor, Tensors, want
+
+if TYPE_CHECKING:
+    import torch
+
+try:
+    from safetensors import SafetensorError as _Base
+except ImportError:
+    _Base = Exception
+
+__all__ = ["SafetensorError", "SavedFile", "load_file", "safe_open", "save_file"]
+
+#: numpy's names of the types, by safetensors' words. Some are numpy's only where ml_dtypes is imported.
+_NUMPY = {
+    "BOOL": "bool", "U8": "uint8", "I8": "int8", "U16": "uint16", "I16": "int16", "U32": "uint32", "I32": "int32",
+    "U64": "uint64", "I64": "int64", "F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64",
+    "C64": "complex64", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "F8_E8M0": "float8_e8m0fnu",
+    "F8_E4M3FNUZ": "float8_e4m3fnuz", "F8_E5M2FNUZ": "float8_e5m2fnuz",
+}  # fmt: skip
+#: What the safetensors package calls the two that are supported here.
+_FRAMEWORKS = {"pt": "pt", "torch": "pt", "pytorch": "pt", "np": "np", "numpy": "np"}
+
+
+class SafetensorError(Error, _Base):
+    """As the error of the safetensors package, which it is one of where that package is installed."""
+
+
+def save_file(
+    tensors: dict[str, torch.Tensor],
+    filename: str | os.PathLike[str],
+    metadata: dict[str, str] | None = None,
+    *,
+    repo: Repository | str | os.PathLike[str] | None = None,
+    name: str | None = None,
+) -> None:
+    """Saves tensors as one safetensors file, the only one of its name; returns once that is durable.
+
+    Refuses what `safetensors.torch.save_file` refuses: tensors that share memory, or are sparse or not contiguous.
+    """
+    if _is_local(filename, repo, name):
+        _real("safetensors.torch", filename).save_file(tensors, filename, metadata)
+        return
+    name, path = _place(os.fspath(filename), name)
+    held = _checked(tensors)
+    from . import _torch
+
+    leaves = [(key, _word(key, tensor), list(tensor.shape), _torch.nbytes(tensor)) for key, tensor in held.items()]
+    header, starts, _ = _towline.lay_out(leaves, metadata or {})
+    in_order = sorted(zip(starts, held.values(), strict=True), key=lambda pair: pair[0])
+    pieces: list[Any] = [header]
+    pieces += [(tensor.data_ptr(), _torch.nbytes(tensor)) for _, tensor in in_order if _torch.nbytes(tensor)]
+    repository = _opened(repo, create=True)
+    _check_alone(repository, name, path)
+    repository._engine.save_files([(path, pieces)], name, wishes())
+
+
+def load_file(
+    filename: str | os.PathLike[str],
+    device: str | int | torch.device = "cpu",
+    *,
+    repo: Repository | str | os.PathLike[str] | None = None,
+    name: str | None = None,
+    **options: Any,
+) -> dict[str, torch.Tensor]:
+    """All tensors of a safetensors file, on `device`, every byte checked. `options` are for local files."""
+    if _is_local(filename, repo, name):
+        return _real("safetensors.torch", filename).load_file(filename, device, **options)
+    with safe_open(filename, "pt", device, repo=repo, name=name) as file:
+        return file.get_tensors()
+
+
+def safe_open(
+    filename: str | os.PathLike[str],
+    framework: str,
+    device: str | int | torch.device = "cpu",
+    *,
+    repo: Repository | str | os.PathLike[str] | None = None,
+    name: str | None = None,
+    **options: Any,
+) -> SavedFile:
+    """Opens a safetensors file, whose tensors are read when they are asked for, as torch (`"pt"`) or numpy (`"np"`) has them.
+    `options` are for local files."""
+    if _is_local(filename, repo, name):
+        return _real("safetensors", filename).safe_open(filename, framework, device, **options)
+    if framework not in _FRAMEWORKS:
+        raise SafetensorError(f"framework {framework} is invalid: saved files are opened as 'pt' or 'np'")
+    if _FRAMEWORKS[framework] == "np" and device != "cpu":
+        raise SafetensorError(f"device {device} is invalid: numpy's arrays are on the cpu")
+    return SavedFile(*_found(_opened(repo, create=False), os.fspath(filename), name), _FRAMEWORKS[framework], device)
+
+
+class SavedFile:
+    """A safetensors file of a saved tree, opened by `safe_open`."""
+
+    def __init__(self, tensors: Tensors, path: str, framework: str, device: str | int | torch.device):
+        self._engine, self._name, self._path = tensors.repository._engine, tensors.name, path
+        self._framework, self._device = framework, device
+        self._held = {tensor.name: tensor for tensor in tensors.values() if tensor.path == path}
+        self._header: dict[str, Any] | None = None
+        self._closed = False
+        if not self._held:
+            # There is nothing in it, or it is not what it should be, or it is not there.
+            self._head()
+
+    def __enter__(self) -> SavedFile:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._closed = True
+
+    def keys(self) -> list[str]:
+        """The names of the tensors, sorted."""
+        self._check()
+        return sorted(self._held)
+
+    def offset_keys(self) -> list[str]:
+        """The names of the tensors, as they lie in the file."""
+        head = self._head()
+        return sorted(self._held, key=lambda key: head[key]["data_offsets"])
+
+    def metadata(self) -> dict[str, str] | None:
+        """The words beside the tensors, if there are any."""
+        return self._head().get("__metadata__")
+
+    def get_tensor(self, name: str) -> Any:
+        """A tensor."""
+        return self._read([(self._tensor(name), None)])[0]
+
+    def get_tensors(self) -> dict[str, Any]:
+        """All tensors by name, in one reading."""
+        self._check()
+        return dict(zip(self._held, self._read([(tensor, None) for tensor in self._held.values()]), strict=True))
+
+    def get_slice(self, name: str) -> Slice:
+        """A tensor to be indexed: only what is asked for is read."""
+        return Slice(self, self._tensor(name))
+
+    def _check(self) -> None:
+        if self._closed:
+            raise SafetensorError("File is closed")
+
+    def _tensor(self, name: str) -> Tensor:
+        self._check()
+        try:
+            return self._held[name]
+        except KeyError:
+            raise SafetensorError(f"File does not contain tensor {name}") from None
+
+    def _head(self) -> dict[str, Any]:
+        self._check()
+        if self._header is None:
+            length = int.from_bytes(self._engine.cat(self._name, self._path, 0, 8), "little")
+            try:
+                self._header = json.loads(self._engine.cat(self._name, self._path, 8, 8 + min(length, 100_000_000)))
+            except ValueError:
+                raise SafetensorError(f"{self._path} of {self._name} is not a safetensors file") from None
+        return self._header
+
+    def _read(self, wanted: list[tuple[Tensor, tuple[Sequence[int], Sequence[int]] | None]]) -> list[Any]:
+        """Tensors, or boxes `(offsets, shape)` of them, in one reading."""
+        made, wants = [], []
+        for tensor, window in wanted:
+            one = self._empty(tensor, tensor.shape if window is None else window[1])
+            made.append(one)
+            address, length = (one.data_ptr(), one.nbytes) if self._framework == "pt" else (one.ctypes.data, one.nbytes)
+            if length:
+                wants.append(want(tensor.name, tensor.path, window, address, length))
+        if wants:
+            self._engine.read_tensors(self._name, wants)
+        on_cpu = self._framework == "np" or str(self._device) == "cpu"
+        return made if on_cpu else [one.to(self._device) for one in made]
+
+    def _empty(self, tensor: Tensor, shape: Sequence[int]) -> Any:
+        if self._framework == "np":
+            import numpy
+
+            return numpy.empty(tuple(shape), numpy.dtype(_NUMPY.get(tensor.dtype, tensor.dtype)))
+        from . import _torch
+
+        if tensor.dtype not in _torch.BY_WORD:
+            raise SafetensorError(f"this torch has no type for {tensor.name}, which is {tensor.dtype}")
+        return _torch.empty(tensor.dtype, shape)
+
+
+class Slice:
+    """A tensor that is not read yet."""
+
+    def __init__(self, file: SavedFile, tensor: Tensor):
+        self._file, self._tensor = file, tensor
+
+    def get_shape(self) -> list[int]:
+        """Its shape."""
+        return list(self._tensor.shape)
+
+    def get_dtype(self) -> str:
+        """Its type, as safetensors spells it."""
+        return self._tensor.dtype
+
+    def __getitem__(self, index: Any) -> Any:
+        self._file._check()
+        window, index = _window(index, self._tensor.shape)
+        return self._file._read([(self._tensor, window)])[0][index]
+
+
+def _window(index: Any, shape: Sequence[int]) -> tuple[tuple[list[int], list[int]] | None, Any]:
+    """The box that holds what `index` asks for, and what to ask of the box. What is not made of whole numbers and slices is
+    asked of the whole tensor, and so is what is out of bounds, for the framework to say so."""
+    parts = list(index) if isinstance(index, tuple) else [index]
+    at = next((at for at, part in enumerate(parts) if part is Ellipsis), len(parts))
+    parts[at : at + 1] = [slice(None)] * (len(shape) - len(parts) + (at < len(parts)))
+    if len(parts) != len(shape) or not parts:
+        return None, index
+    offsets, lengths, left = [], [], []
+    for part, length in zip(parts, shape, strict=True):
+        if isinstance(part, slice) and (part.step is None or part.step > 0):
+            chosen = range(*part.indices(length))
+            offsets.append(chosen.start if chosen else 0)
+            lengths.append(chosen[-1] - chosen.start + 1 if chosen else 0)
+            left.append(slice(None, None, chosen.step))
+        elif type(part) is int and -length <= part < length:
+            offsets.append(part % length)
+            lengths.append(1)
+            left.append(0)
+        else:
+            return None, index
+    return (offsets, lengths), tuple(left)
+
+
+def _is_local(filename: Any, repo: Any, name: Any) -> bool:
+    return repo is None and name is None and not os.fsdecode(filename).startswith("towline:/")
+
+
+def _real(module: str, filename: Any) -> Any:
+    import importlib
+
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise UsageError(
+            f"{os.fspath(filename)} is a local file, which the safetensors package reads and writes: install it, "
+            "or say towline://NAME/FILE"
+        ) from error
+
+
+def _opened(repo: Repository | str | os.PathLike[str] | None, create: bool) -> Repository:
+    return repo if isinstance(repo, Repository) else open_repository(repo, create=create)
+
+
+def _bare(filename: str) -> str:
+    # pathlib makes one slash of two.
+    return filename.removeprefix("towline:").strip("/")
+
+
+def _place(filename: str, name: str | None) -> tuple[str, str]:
+    """The name to save as, and the file's path in its tree: a name ends with the first step, else it is the folder."""
+    path = _bare(filename)
+    if name is not None:
+        return name, path
+    folder, _, file = path.rpartition("/")
+    if not folder:
+        raise UsageError(f"{filename} names no tree to save as: say towline://NAME/{file or 'FILE'}")
+    step = re.match(r"(?:[^/]+/)*?step-\d+(?=/)", path)
+    return (step[0], path[step.end() + 1 :]) if step else (folder, file)
+
+
+def _found(repository: Repository, filename: str, name: str | None) -> tuple[Tensors, str]:
+    """The tree that a file lies in, and its path there: the longest beginning of its address that is a saved name."""
+    path = _bare(filename)
+    if name is not None:
+        return repository.tensors(name), path
+    parts = path.split("/")
+    for length in range(len(parts) - 1, 0, -1):
+        try:
+            return repository.tensors("/".join(parts[:length])), "/".join(parts[length:])
+        except (NotFound, UsageError):
+            continue
+    raise NotFound(
+        f"no such file: {filename}: nothing saved in {repository.url} begins its address (towline://NAME/FILE)"
+    )
+
+
+def _check_alone(repository: Repository, name: str, path: str) -> None:
+    """A save replaces what has its name: it may be this file, and no other is lost by that."""
+    try:
+        entries = repository.show(name)["entries"]
+    except NotFound:
+        return
+    others = [entry["path"] for entry in entries if entry["kind"] != "folder" and entry["path"] != path]
+    if others:
+        raise Conflict(
+            f"{name} holds other files, which would be gone: {', '.join(others[:3])}{', ...' if others[3:] else ''} "
+            "(give each file a name of its own, or write them to a folder and save that with Repository.save)"
+        )
+
+
+def _word(key: str, tensor: torch.Tensor) -> str:
+    from . import _torch
+
+    try:
+        return _torch.WORDS[tensor.dtype]
+    except KeyError:
+        raise SafetensorError(f"Key `{key}` is {tensor.dtype}, which a safetensors file cannot hold") from None
+
+
+def _checked(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The tensors as they are written, on the CPU; raises what safetensors raises for those that it refuses."""
+    import torch
+
+    if not isinstance(tensors, dict):
+        raise ValueError(f"Expected a dict of [str, torch.Tensor] but received {type(tensors)}")
+    for key, tensor in tensors.items():
+        if not isinstance(tensor, torch.Tensor):
+            raise ValueError(f"Key `{key}` is invalid, expected torch.Tensor but received {type(tensor)}")
+    sparse = [key for key, tensor in tensors.items() if tensor.layout is not torch.strided]
+    if sparse:
+        raise ValueError(
+            f"You are trying to save a sparse tensors: `{sparse}` which this library does not support. You can make it a dense "
+            "tensor before saving with `.to_dense()` but be aware this might make a much larger file than needed."
+        )
+    shared = _sharing(tensors)
+    if shared:
+        raise RuntimeError(
+            "Some tensors share memory, this will lead to duplicate memory on disk and potential differences when loading them "
+            f"again: {shared}. A potential way to correctly save your model is to leave all but one of them out, and tie them "
+            "again when loading. More information at https://huggingface.co/docs/safetensors/torch_shared_tensors"
+        )
+    for key, tensor in tensors.items():
+        if tensor.device.type == "meta":
+            raise NotImplementedError(f"Key `{key}`: Cannot copy out of meta tensor; no data!")
+        if not tensor.is_contiguous():
+            raise ValueError(
+                f"You are trying to save a non contiguous tensor: `{key}` which is not allowed. It either means you are trying "
+                "to save tensors which are reference of each other in which case it's recommended to save only the full "
+                "tensors, and reslice at load time, or simply call `.contiguous()` on your tensor to pack it before saving."
+            )
+    return {key: tensor.detach().cpu().resolve_conj().resolve_neg() for key, tensor in tensors.items()}
+
+
+def _sharing(tensors: Mapping[str, torch.Tensor]) -> list[set[str]]:
+    """The names of those that use the same bytes."""
+    spans: dict[Any, list[tuple[int, int, str]]] = {}
+    for key, tensor in tensors.items():
+        if tensor.device.type != "meta" and tensor.untyped_storage().data_ptr() and tensor.numel():
+            start = tensor.storage_offset()
+            last = start + sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
+            size = tensor.element_size()
+            place = (tensor.device, tensor.untyped_storage().data_ptr())
+            spans.setdefault(place, []).append((start * size, (last + 1) * size, key))
+    found: list[set[str]] = []
+    for group in spans.values():
+        end, together = -1, {""}
+        for start, stop, key in sorted(group):
+            if start < end:
+                together.add(key)
+            else:
+                together = {key}
+                found.append(together)
+            end = max(end, stop)
+    return [keys for keys in found if len(keys) > 1]
