@@ -66,6 +66,21 @@ def test_ordered_dicts_keep_order_and_attributes():
     assert type(back) is collections.OrderedDict and list(back) == ["b", "a"] and back._metadata == value._metadata
 
 
+def test_schedulers_that_count():
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    told = torch.optim.lr_scheduler.MultiStepLR(optimizer, [3, 5, 5]).state_dict()
+    back = again(told)
+    assert back == told and type(back["milestones"]) is collections.Counter
+
+
+def test_objects_with_a_state_are_kept_as_they_are_if_asked_for():
+    value = {"model": torch.nn.Linear(2, 2)}
+    assert b"pickle" not in state.describe(value, pickle=True).document
+    assert b"pickle" in state.describe(value, pickle=True, stateful=False).document
+    with pytest.raises(towline.UnsupportedValue, match=r"state\['model'\]"):
+        state.describe(value, stateful=False)
+
+
 DTYPES = [
     dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype) and not str(dtype).startswith("torch.q")
 ]

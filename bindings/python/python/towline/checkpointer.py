@@ -186,14 +186,27 @@ class Checkpointer:
         Raises UnsupportedValue for a state that cannot be kept, and SaveFailed if an earlier save failed meanwhile: then this
         step is not saved.
         """
+        return self._save_as(f"{self.run}/step-{step}", step, state, metrics, stage=stage)
+
+    def _save_as(
+        self,
+        name: str,
+        step: int,
+        state: Any,
+        metrics: Mapping[str, float] | None,
+        *,
+        stage: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        stateful: bool = True,
+    ) -> Handle | None:
         self._check()
         stage = stage or self.stage
         _one_of("stage", stage, ("blocking", "background"))
-        described = states.describe(state, self.pickle)
+        described = states.describe(state, self.pickle, stateful)
         leaves = [(leaf.name, leaf.word, leaf.shape, leaf.length) for leaf in described.leaves]
         header, starts, length = _towline.lay_out(leaves)
-        name = f"{self.run}/step-{step}"
-        job = _Job(Handle(name, step), described, header, starts, length - len(header), dict(metrics or {}))
+        said = self._wishes(metrics, labels)
+        job = _Job(Handle(name, step), described, header, starts, length - len(header), said)
         limit = self.repository._engine.memory()
         if job.length > limit and not self._fits(job.length):
             return self._save_unstaged(job, limit)
@@ -256,20 +269,7 @@ class Checkpointer:
             if step == "latest" and not self.steps():
                 return None
             raise self._explained(error, step) from error
-        path = self._path(TENSORS)
-        held = {
-            told["name"]: (told["dtype"], tuple(told["shape"]))
-            for told in json.loads(engine.tensors(name))
-            if told["path"] == path
-        }
-
-        def read(wanted: list[tuple[str, torch.Tensor]]) -> None:
-            wants = [(key, path, None, tensor.data_ptr(), _torch.nbytes(tensor)) for key, tensor in wanted]
-            wants = [want for want in wants if want[-1]]
-            if wants:
-                engine.read_tensors(name, wants)
-
-        state = states.restore(document, held, read, into, map_location, self.pickle)
+        state = read_state(self.repository, name, self._path(TENSORS), document, into, map_location, self.pickle)
         self.step = int(name.rpartition("step-")[2])
         return state
 
@@ -330,13 +330,20 @@ class Checkpointer:
         pieces: list[Any] = [job.header]
         pieces += [(held[at].data_ptr(), _torch.nbytes(held[at])) for at in order if _torch.nbytes(held[at])]
         files = [(self._path(TENSORS), pieces), (self._path(DOCUMENT), [job.described.document])]
-        job.handle.report = json.loads(self.repository._engine.save_files(files, job.handle.name, self._wishes(job)))
+        job.handle.report = json.loads(self.repository._engine.save_files(files, job.handle.name, job.said))
         job.handle._keep(*_PROMISES)
         return job.handle
 
-    def _wishes(self, job: _Job) -> dict[str, Any]:
+    def _wishes(self, metrics: Mapping[str, float] | None, labels: Mapping[str, str] | None) -> dict[str, Any]:
         part = None if self.world_size == 1 else (self.rank, self._attempt)
-        return wishes(job.metrics, world_size=self.world_size, framework="pytorch", key_every=self.key_every, part=part)
+        return wishes(
+            metrics,
+            world_size=self.world_size,
+            framework="pytorch",
+            labels=labels,
+            key_every=self.key_every,
+            part=part,
+        )
 
     def _fill(self, job: _Job) -> None:
         """Copies the state to its stage."""
@@ -379,8 +386,7 @@ class Checkpointer:
                 job.handle._fail(error)
 
     def _save(self, job: _Job) -> None:
-        engine, handle = self.repository._engine, job.handle
-        said = self._wishes(job)
+        engine, handle, said = self.repository._engine, job.handle, job.said
         kept = None
         if self._spool is not None:
             kept = spool.put(self._spool, handle.name, said, self._files_on_disk(job))
@@ -458,6 +464,32 @@ class Checkpointer:
         self._handles = [handle for handle in self._handles if not handle.done()]
 
 
+def read_state(
+    repository: Repository,
+    name: str,
+    path: str,
+    document: bytes,
+    into: Any = None,
+    map_location: str | torch.device | None = None,
+    pickle: bool = False,
+) -> Any:
+    """The state whose document is given and whose tensors are the file at `path` of the tree `name`."""
+    engine = repository._engine
+    held = {
+        told["name"]: (told["dtype"], tuple(told["shape"]))
+        for told in json.loads(engine.tensors(name))
+        if told["path"] == path
+    }
+
+    def read(wanted: list[tuple[str, torch.Tensor]]) -> None:
+        wants = [(key, path, None, tensor.data_ptr(), _torch.nbytes(tensor)) for key, tensor in wanted]
+        wants = [want for want in wants if want[-1]]
+        if wants:
+            engine.read_tensors(name, wants)
+
+    return states.restore(document, held, read, into, map_location, pickle)
+
+
 class _Job:
     """A state on its way."""
 
@@ -468,10 +500,10 @@ class _Job:
         header: bytes,
         starts: list[int],
         length: int,
-        metrics: dict[str, float],
+        said: dict[str, Any],
     ):
         self.handle, self.described, self.header = handle, described, header
-        self.starts, self.length, self.metrics = starts, length, metrics
+        self.starts, self.length, self.said = starts, length, said
         self.stage: _towline.Stage | None = None
         self.staged = False
         self.devices = _Devices(leaf.tensor for leaf in described.leaves)

@@ -4,7 +4,7 @@ Nothing is pickled. What JSON has no word for is an object `{"!": WORD, ...}`:
 
     {"!": "tensor", "t": NAME}      a tensor of the file beside it; several may name one
     {"!": "tuple" | "set" | "frozenset" | "torch.Size", "v": [...]}
-    {"!": "dict" | "OrderedDict", "v": [[key, value], ...], "a": {attributes}}
+    {"!": "dict" | "OrderedDict" | "Counter", "v": [[key, value], ...], "a": {attributes}}
     {"!": "float" | "bytes" | "complex" | "torch.dtype" | "torch.device" | "numpy", "v": text}
     {"!": "ndarray" | "sparse" | "quantized", ...}
     {"!": "pickle", "v": base64}    only where the caller asked for it
@@ -33,6 +33,7 @@ VERSION = 1
 #: Longer bytes are kept beside the tensors.
 BYTES_INLINE = 4096
 
+_DICTS = (dict, collections.OrderedDict, collections.Counter)
 _SPARSE = {
     torch.sparse_coo: ("coo", ("_indices", "_values")),
     torch.sparse_csr: ("csr", ("crow_indices", "col_indices", "values")),
@@ -73,12 +74,13 @@ def is_stateful(value: Any) -> bool:
     )
 
 
-def describe(state: Any, pickle: bool = False) -> Described:
-    """Takes a state apart: nested dicts, lists and tuples of tensors, arrays and plain values, and objects with `state_dict`.
+def describe(state: Any, pickle: bool = False, stateful: bool = True) -> Described:
+    """Takes a state apart: nested dicts, lists and tuples of tensors, arrays and plain values, and, if `stateful`, objects
+    with `state_dict`, of which that is kept.
 
     Raises UnsupportedValue, naming its path, for a value that cannot be kept; with `pickle` such values are pickled.
     """
-    taking = _Taking(pickle)
+    taking = _Taking(pickle, stateful)
     document = taking.value(state, ())
     taking.settle()
     text = json.dumps({"towline": VERSION, "state": document}, separators=(",", ":"), allow_nan=False)
@@ -93,8 +95,8 @@ def shown(path: tuple[Any, ...]) -> str:
 class _Taking:
     """A state being taken apart."""
 
-    def __init__(self, pickle: bool):
-        self.pickle = pickle
+    def __init__(self, pickle: bool, stateful: bool):
+        self.pickle, self.stateful = pickle, stateful
         self.leaves: list[Leaf] = []
         self._names: set[str] = set()
         self._open: set[int] = set()
@@ -109,12 +111,12 @@ class _Taking:
             return value if finite else {"!": "float", "v": value.hex()}
         if isinstance(value, torch.Tensor):
             return self._tensor(value, path)
-        if kind in (list, tuple, set, frozenset, torch.Size, dict, collections.OrderedDict):
+        if kind in (list, tuple, set, frozenset, torch.Size, *_DICTS):
             return self._container(value, kind, path)
         plain = self._plain(value, kind, path)
         if plain is not None:
             return plain
-        if is_stateful(value):
+        if self.stateful and is_stateful(value):
             return self.value(value.state_dict(), path)
         if self.pickle:
             return {"!": "pickle", "v": base64.b64encode(pickling.dumps(value)).decode()}
@@ -136,7 +138,7 @@ class _Taking:
                 return [self.value(one, (*path, at)) for at, one in enumerate(value)]
             if kind is dict and all(type(key) is str for key in value) and "!" not in value:
                 return {key: self.value(one, (*path, key)) for key, one in value.items()}
-            if kind in (dict, collections.OrderedDict):
+            if kind in _DICTS:
                 pairs = [[self._key(key, path), self.value(one, (*path, key))] for key, one in value.items()]
                 told = {"!": kind.__name__, "v": pairs}
                 # A module's state dict carries the versions of its parts so.
@@ -362,7 +364,7 @@ class _Giving:
             return
         into = into.state_dict() if is_stateful(into) else into
         word = node.get("!")
-        if word is None or word in ("dict", "OrderedDict"):
+        if word is None or word in ("dict", "OrderedDict", "Counter"):
             pairs = node.items() if word is None else ((self.value(key), one) for key, one in node["v"])
             for key, one in pairs:
                 self.prepare(one, into.get(key) if isinstance(into, Mapping) else None, (*path, key))
@@ -440,6 +442,9 @@ class _Giving:
         for name, value in self.value(node.get("a", {})).items():
             setattr(made, name, value)
         return made
+
+    def _Counter(self, node: dict[str, Any], into: Any) -> Any:
+        return collections.Counter(self._dict(node, None))
 
     def _tuple(self, node: dict[str, Any], into: Any) -> Any:
         return tuple(self.value(node["v"], into))
