@@ -1,0 +1,385 @@
+"""Checkpoints of Lightning's Trainer (lightning 2.x or pytorch_lightning) and Fabric, kept in a repository:
+
+    trainer = Trainer(plugins=[TowlineCheckpointIO("s3://bucket/experiments", "run-7")])
+
+Lightning goes on as with files. Where it names a checkpoint, `checkpoints/epoch=0-step=10.ckpt`, lies a stand-in of some bytes
+as soon as the checkpoint is durable, so that what looks for files finds them: `save_top_k`, `save_last`, `ckpt_path="last"`.
+
+The checkpoint is the tree `RUN/step-10`, one step of the run, where the file name tells the step and no other file took it;
+else it has the name of the file, as `RUN/last.ckpt`, in which a character that a name cannot have is `+` and two hexadecimal
+digits for each of its bytes in UTF-8. A path `towline://NAME` is that name, without a stand-in.
+
+Strategies that write by themselves (FSDP with sharded states, DeepSpeed) do not ask a CheckpointIO.
+"""
+
+from __future__ import annotations
+
+import calendar
+import contextlib
+import io
+import json
+import os
+import queue
+import re
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+
+from .checkpointer import DOCUMENT, TENSORS, Checkpointer, Handle, read_state
+from .errors import Conflict, Error, NotFound, SaveFailed, UsageError
+from .repository import Repository
+from .repository import open as open_repository
+
+# The same code, published under two names (https://pypi.org/project/pytorch-lightning/): the one that is in use comes first.
+_PACKAGES = sorted(("lightning.fabric", "lightning_fabric"), key=lambda package: package not in sys.modules)
+_PACKAGE = next(package for package in _PACKAGES if find_spec(package.partition(".")[0]) or package == _PACKAGES[-1])
+_plugins = import_module(f"{_PACKAGE}.plugins.io")
+rank_zero_only = import_module(f"{_PACKAGE}.utilities.rank_zero").rank_zero_only
+
+__all__ = ["TowlineCheckpointIO"]
+
+_STEP = re.compile(r"(?:^|[-_ ])step[=_-]?(\d+)(?=$|[-_ .])")
+#: Larger files are no stand-ins.
+_STAND_IN_MAX = 4096
+
+
+class TowlineCheckpointIO(_plugins.CheckpointIO):
+    """Keeps checkpoints as steps of the run `run` of `repo`, a repository or its address.
+
+    A save returns when the state is copied. Until it is durable the checkpoints that Lightning removes for it stay, and what
+    makes it fail is raised by the next save, or at the end of the fit.
+
+    Tensors and plain values are kept without pickle. With `pickle` other values, such as hyper-parameters that are objects,
+    are pickled one by one; without it they are refused, with their path. Pickled values are loaded only with
+    `weights_only=False`, of `Trainer.fit` or, where that says nothing, given here.
+    """
+
+    def __init__(
+        self,
+        repo: Repository | str | os.PathLike[str] | None,
+        run: str,
+        *,
+        pickle: bool = True,
+        weights_only: bool = True,
+    ):
+        self.repository = repo if isinstance(repo, Repository) else open_repository(repo)
+        self.run, self.pickle, self.weights_only = run, pickle, weights_only
+        for package in _PACKAGES:
+            if package in sys.modules and package != _PACKAGE:
+                import_module(f"{package}.plugins.io").CheckpointIO.register(type(self))
+        self._forget()
+
+    def _forget(self) -> None:
+        self._checkpointer: Checkpointer | None = None
+        self._follower: _Follower | None = None
+        #: Of names that this process saved as: the file.
+        self._saved: dict[str, str] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        kept = {"repository", "run", "pickle", "weights_only"}
+        return {name: value for name, value in self.__dict__.items() if name in kept}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._forget()
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: str | os.PathLike[str], storage_options: Any | None = None
+    ) -> None:
+        """Saves what Lightning keeps of a training."""
+        if storage_options is not None:
+            raise TypeError(
+                "storage_options is for other storage: say what there is to say when the repository is opened"
+            )
+        path = os.fspath(path)
+        file, folder = _file(path), _folder(path)
+        name = self._name_for(path, file)
+        if not _is_url(path):
+            # As of an ordinary save. Lightning links into the folder before the stand-in is there.
+            os.makedirs(folder, exist_ok=True)
+        step = checkpoint.get("global_step", 0) if isinstance(checkpoint, dict) else 0
+        checkpointer, follower = self._saving()
+        handle = checkpointer._save_as(
+            name,
+            step,
+            checkpoint,
+            _metrics(checkpoint, path),
+            labels={"lightning.file": file, "lightning.folder": folder},
+            stateful=False,
+        )
+        self._saved[name] = file
+        follower.saved(handle, path, None if _is_url(path) else self._stand_in(name, file, folder))
+        if not (isinstance(checkpoint, dict) and "pytorch-lightning_version" in checkpoint):
+            # No trainer wrote it, so nobody calls `teardown` for it.
+            handle.wait()
+            follower.wait()
+
+    def load_checkpoint(
+        self,
+        path: str | os.PathLike[str],
+        map_location: Any | None = None,
+        weights_only: bool | None = None,
+    ) -> dict[str, Any]:
+        """Loads a checkpoint, every byte checked: that of the stand-in at `path`, or, without one, that of the run which was
+        saved as a file of this name. An ordinary file is left to Lightning.
+
+        States are kept without their devices: all come on the CPU, or where `map_location` puts what was there.
+        """
+        path = os.fspath(path)
+        if rank_zero_only.rank == 0:
+            # What an earlier process left on this node's disk becomes durable, what is under way too.
+            self._saving()[1].wait()
+        told = self._told(path)
+        if told is None and not _is_url(path) and os.path.isfile(path):
+            said = {} if weights_only is None else {"weights_only": weights_only}
+            return _plugins.TorchCheckpointIO().load_checkpoint(path, map_location=map_location, **said)
+        name = self._found(path) if told is None else told["name"]
+        if name is None:
+            raise NotFound(
+                f"no checkpoint {path}: {self.run} in {self.repository.url} has none that was saved as such a file"
+            )
+        document = bytes(self.repository._engine.cat(name, DOCUMENT))
+        pickle = not (self.weights_only if weights_only is None else weights_only)
+        try:
+            return read_state(self.repository, name, TENSORS, document, None, _device(map_location), pickle)
+        except UsageError as error:
+            if pickle:
+                raise
+            raise UsageError(
+                f"{name}: {error}; here: load with weights_only=False, if you trust who saved it"
+            ) from error
+
+    def remove_checkpoint(self, path: str | os.PathLike[str]) -> None:
+        """Takes a checkpoint and its stand-in away, once every save so far is durable."""
+        path = os.fspath(path)
+        if os.path.islink(path):
+            os.unlink(path)
+        elif not _is_url(path) and os.path.isfile(path) and self._told(path) is None:
+            _plugins.TorchCheckpointIO().remove_checkpoint(path)
+        else:
+            self._saving()[1].removed(path)
+
+    def teardown(self) -> None:
+        """Waits until every save is durable, and raises what failed."""
+        checkpointer, follower = self._checkpointer, self._follower
+        self._forget()
+        if checkpointer is not None and follower is not None:
+            try:
+                checkpointer.close()
+            finally:
+                follower.close()
+
+    def open(self, path: str | os.PathLike[str], weights_only: bool | None = None) -> io.BytesIO:
+        """A checkpoint as the file that Lightning writes, for what reads one by itself:
+        `Model.load_from_checkpoint(checkpoint_io.open(path))`."""
+        made = io.BytesIO()
+        torch.save(self.load_checkpoint(path, weights_only=weights_only), made)
+        made.seek(0)
+        return made
+
+    def checkout(self, folder: str | os.PathLike[str]) -> list[str]:
+        """Puts stand-ins of the run's checkpoints into `folder`, so that `ckpt_path="last"` finds them on another machine than
+        that which saved them. What lies there stays. Their paths, the oldest first."""
+        os.makedirs(folder, exist_ok=True)
+        made = []
+        for told in sorted(self.repository.refs(self.run), key=lambda told: told["saved"]):
+            labels = self._labels(told["name"])
+            file, saved_in = labels.get("lightning.file"), labels.get("lightning.folder", "")
+            path = os.path.join(folder, file or "")
+            if not file or os.path.lexists(path):
+                continue
+            _write(path, self._stand_in(told["name"], file, saved_in), told["saved"])
+            made.append(path)
+        return made
+
+    def _saving(self) -> tuple[Checkpointer, _Follower]:
+        if self._checkpointer is None or self._follower is None:
+            # Lightning hears SIGTERM itself.
+            self._checkpointer = Checkpointer(self.repository, self.run, pickle=self.pickle, on_sigterm=False)
+            self._follower = _Follower(self._remove)
+        return self._checkpointer, self._follower
+
+    def _name_for(self, path: str, file: str) -> str:
+        """What to save as: of the names that a file may have the first that no other file has."""
+        *steps, own = self._names(path)
+        for name in steps:
+            if self._saved.get(name, file) == file and self._labels(name).get("lightning.file", file) == file:
+                return name
+        return own
+
+    def _names(self, path: str) -> list[str]:
+        if path.startswith("towline:/"):
+            return ["/".join(map(_quoted, path.removeprefix("towline:").strip("/").split("/")))]
+        file = _file(path)
+        found = _STEP.search(file.removesuffix(".ckpt"))
+        own = _quoted(file)
+        if re.fullmatch(r"step-\d+", own):
+            own = "+73" + own[1:]
+        return [*([f"{self.run}/step-{int(found[1])}"] if found else []), f"{self.run}/{own}"]
+
+    def _found(self, path: str) -> str | None:
+        """The name that a file was saved as."""
+        file = _file(path)
+        return next((name for name in self._names(path) if self._labels(name).get("lightning.file") == file), None)
+
+    def _labels(self, name: str) -> dict[str, str]:
+        """What is said of a saved tree; of one that something else saved, that it is no file's. Nothing, if there is none."""
+        try:
+            return {"lightning.file": "", **self.repository.show(name)["labels"]}
+        except NotFound:
+            return {}
+
+    def _stand_in(self, name: str, file: str, folder: str) -> dict[str, str]:
+        return {
+            "repository": self.repository.id,
+            "name": name,
+            "file": file,
+            "folder": folder,
+            "url": self.repository.url,
+        }
+
+    def _told(self, path: str) -> dict[str, str] | None:
+        """What the stand-in at `path` says, if one is there."""
+        if _is_url(path) or not os.path.isfile(path) or os.path.getsize(path) > _STAND_IN_MAX:
+            return None
+        try:
+            with open(path, encoding="utf-8") as file:
+                told = json.load(file)["towline"]
+        except (ValueError, TypeError, KeyError):
+            return None
+        if told["repository"] != self.repository.id:
+            raise UsageError(f"{path} stands for a checkpoint in another repository, {told['url']}: open that one")
+        labels = self._labels(told["name"])
+        if labels.get("lightning.file") not in (None, told["file"]) or labels.get("lightning.folder") not in (
+            None,
+            told["folder"],
+        ):
+            raise Conflict(
+                f"{path} is gone: {told['name']} was saved again since, from {labels.get('lightning.folder', 'elsewhere')} "
+                "(give each run, or folder of checkpoints, a run name of its own)"
+            )
+        return told
+
+    def _remove(self, path: str) -> None:
+        told = self._told(path)
+        name = self._found(path) if told is None else told["name"]
+        if name is not None:
+            with contextlib.suppress(NotFound):
+                self.repository.remove(name)
+        if told is not None:
+            os.unlink(path)
+
+
+class _Follower:
+    """A thread that does what waits for saves, in order: stand-ins of what is durable, and what was to be removed."""
+
+    def __init__(self, remove: Callable[[str], None]):
+        self._remove = remove
+        self._work: queue.Queue[Any] = queue.Queue()
+        self._failed = False
+        self._awaited: Handle | None = None
+        threading.Thread(target=self._run, name="towline-lightning", daemon=True).start()
+
+    def saved(self, handle: Handle, path: str, stand_in: dict[str, str] | None) -> None:
+        self._work.put(lambda: self._follow(handle, path, stand_in))
+
+    def removed(self, path: str) -> None:
+        self._work.put(lambda: self._failed or self._remove(path))
+
+    def wait(self) -> None:
+        """Waits until all is done, but not for a store that does not answer."""
+        while self._work.unfinished_tasks and (self._awaited is None or self._awaited.error is None):
+            time.sleep(0.005)
+
+    def close(self) -> None:
+        """Waits until all is done, once no save goes on."""
+        self._work.join()
+        self._work.put(None)
+
+    def _follow(self, handle: Handle, path: str, stand_in: dict[str, str] | None) -> None:
+        self._awaited = handle
+        try:
+            handle.wait()
+        except SaveFailed:
+            # The checkpointer raises it. What was to go for this save stays.
+            self._failed = True
+            return
+        finally:
+            self._awaited = None
+        self._failed = False
+        if stand_in is not None:
+            _write(path, stand_in)
+
+    def _run(self) -> None:
+        while True:
+            work = self._work.get()
+            try:
+                if work is None:
+                    return
+                work()
+            except (Error, OSError) as error:
+                warnings.warn(f"towline: {error}", stacklevel=2)
+            finally:
+                self._work.task_done()
+
+
+def _is_url(path: str) -> bool:
+    return "://" in path or path.startswith("towline:/")
+
+
+def _file(path: str) -> str:
+    return path.rstrip("/").rpartition("/")[2]
+
+
+def _folder(path: str) -> str:
+    return path.rpartition("/")[0] if _is_url(path) else os.path.dirname(os.path.abspath(path))
+
+
+def _quoted(text: str) -> str:
+    """A segment of a name for any text, another for each: `+` and two digits for a byte that a name cannot have, and for `+`."""
+    escaped = (
+        char if re.fullmatch(r"[A-Za-z0-9._=-]", char) else "".join(f"+{byte:02X}" for byte in os.fsencode(char))
+        for char in text
+    )
+    quoted = "".join(escaped)
+    return quoted.replace(".", "+2E") if quoted in (".", "..") else quoted
+
+
+def _metrics(checkpoint: Any, path: str) -> dict[str, float]:
+    """What a ModelCheckpoint watches, as it was for this file. A character that a metric's name cannot have is a dot."""
+    callbacks = checkpoint.get("callbacks") if isinstance(checkpoint, dict) else None
+    found = {}
+    for state in callbacks.values() if isinstance(callbacks, dict) else ():
+        if isinstance(state, dict) and state.get("monitor") and path in (state.get("best_k_models") or {}):
+            score = float(state["best_k_models"][path])
+            if score - score == 0:
+                found[re.sub(r"[^A-Za-z0-9._+=-]", ".", state["monitor"])] = score
+    return found
+
+
+def _device(map_location: Any) -> torch.device | None:
+    """Where `map_location`, as torch.load takes it, puts what was on the CPU."""
+    if callable(map_location):
+        moved = map_location(torch.UntypedStorage(0), "cpu")
+        return None if moved is None else torch.device(moved.device)
+    if isinstance(map_location, dict):
+        map_location = map_location.get("cpu")
+    return None if map_location is None else torch.device(map_location)
+
+
+def _write(path: str, stand_in: dict[str, str], saved: str | None = None) -> None:
+    """Puts a stand-in where a checkpoint's file would be, whole or not at all."""
+    part = f"{path}.{os.getpid()}.part"
+    with open(part, "w", encoding="utf-8") as file:
+        json.dump({"towline": stand_in}, file)
+    if saved is not None:
+        seconds = calendar.timegm(time.strptime(saved, "%Y-%m-%dT%H:%M:%SZ"))
+        os.utime(part, (seconds, seconds))
+    os.replace(part, path)

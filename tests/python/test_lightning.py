@@ -1,0 +1,327 @@
+"""Checkpoints of Lightning's Trainer in a repository."""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import warnings
+from pathlib import Path, PurePosixPath
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("lightning")
+
+import lightning.pytorch as pl  # noqa: E402
+import towline  # noqa: E402
+from lightning.pytorch.callbacks import ModelCheckpoint  # noqa: E402
+from towline.lightning import TowlineCheckpointIO  # noqa: E402
+
+warnings.filterwarnings("ignore", module="lightning")
+logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+
+
+class Model(pl.LightningModule):
+    """A small model whose losses are noted; its data are those of the step."""
+
+    def __init__(self, width: int = 4, extra: object = None):
+        super().__init__()
+        self.save_hyperparameters()
+        self.layers = torch.nn.Sequential(torch.nn.Linear(8, width), torch.nn.Dropout(0.1), torch.nn.Linear(width, 1))
+        self.losses: list[str] = []
+
+    def training_step(self, batch, _):
+        torch.manual_seed(self.global_step)
+        loss = self.layers(batch).square().mean()
+        self.losses.append(loss.item().hex())
+        self.log("val/loss", loss)
+        return loss
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.AdamW(self.parameters(), lr=1e-2)
+        return [optimizer], [torch.optim.lr_scheduler.MultiStepLR(optimizer, [2, 4])]
+
+
+def trainer(checkpoint_io, folder: Path, steps: int, **said) -> pl.Trainer:
+    checkpoints = ModelCheckpoint(dirpath=folder / "checkpoints", every_n_train_steps=1, **said)
+    return pl.Trainer(
+        accelerator="cpu", devices=1, max_steps=steps, plugins=[checkpoint_io], callbacks=[checkpoints], logger=False,
+        enable_progress_bar=False, enable_model_summary=False, default_root_dir=folder,
+    )  # fmt: skip
+
+
+class Batches:
+    """The same twelve rows again and again, by four; it goes on where it was, as Lightning asks of data in mid-epoch."""
+
+    def __init__(self):
+        self.rows = torch.randn(12, 8, generator=torch.Generator().manual_seed(3))
+        self.at = 0
+
+    def __iter__(self):
+        for at in range(self.at % 3, 3):
+            self.at += 1
+            yield self.rows[at * 4 : at * 4 + 4]
+
+    def __len__(self):
+        return 3
+
+    def state_dict(self):
+        return {"at": self.at}
+
+    def load_state_dict(self, state):
+        self.at = state["at"]
+
+
+def data() -> Batches:
+    return Batches()
+
+
+def model(**said) -> Model:
+    torch.manual_seed(1)
+    return Model(**said)
+
+
+def names(repository) -> list[str]:
+    return sorted(told["name"] for told in repository.refs())
+
+
+@pytest.fixture
+def checkpoint_io(repository) -> TowlineCheckpointIO:
+    return TowlineCheckpointIO(repository, "run-7")
+
+
+def same(one, other) -> bool:
+    if isinstance(one, torch.Tensor):
+        return isinstance(other, torch.Tensor) and one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, dict):
+        return type(one) is type(other) and list(one) == list(other) and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple)):
+        return type(one) is type(other) and len(one) == len(other) and all(map(same, one, other))
+    return type(one) is type(other) and one == other
+
+
+def test_top_k_and_last(repository, checkpoint_io, tmp_path):
+    one = trainer(checkpoint_io, tmp_path, 6, monitor="val/loss", save_top_k=2, save_last=True)
+    trained = model()
+    one.fit(trained, data())
+    best = one.checkpoint_callback.best_k_models
+    steps = sorted(int(path.rpartition("=")[2].removesuffix(".ckpt")) for path in best)
+    assert len(steps) == 2
+    assert names(repository) == ["run-7/last.ckpt", *(f"run-7/step-{step}" for step in steps)]
+    assert sorted(os.listdir(tmp_path / "checkpoints")) == sorted([*map(os.path.basename, best), "last.ckpt"])
+    # The best is found by the metric that the callback watched.
+    least = min(best, key=best.get)
+    chosen = repository._engine.resolve("run-7@min=val.loss")
+    assert chosen == f"run-7/step-{least.rpartition('=')[2].removesuffix('.ckpt')}"
+    losses = [float.fromhex(loss) for loss in trained.losses]
+    assert repository.show(chosen)["metrics"]["val.loss"] == min(losses)
+
+
+@pytest.mark.parametrize("package", ["lightning.pytorch", "pytorch_lightning"])
+def test_a_resumed_fit_goes_on_as_if_uninterrupted(repository, tmp_path, package):
+    other = pytest.importorskip(package)
+    whole = model()
+    trainer(TowlineCheckpointIO(repository, "whole"), tmp_path / "whole", 8).fit(whole, data())
+    if package != "lightning.pytorch":
+        # Accepted as a plugin there, too.
+        other.Trainer(accelerator="cpu", plugins=[TowlineCheckpointIO(repository, "run-7")], logger=False)
+    first = model()
+    trainer(TowlineCheckpointIO(repository, "run-7"), tmp_path, 5, save_last=True).fit(first, data())
+    second = model(width=4)
+    again = trainer(TowlineCheckpointIO(repository, "run-7"), tmp_path, 8, save_last=True)
+    again.fit(second, data(), ckpt_path="last")
+    assert first.losses + second.losses == whole.losses
+    assert all(map(torch.equal, second.state_dict().values(), whole.state_dict().values()))
+
+
+def test_on_another_machine(repository, checkpoint_io, tmp_path):
+    """No stand-ins are there: a checkpoint is found by its file's name, and the last one once they were checked out."""
+    whole, first, second, third = (model() for _ in range(4))
+    trainer(TowlineCheckpointIO(repository, "whole"), tmp_path / "whole", 8).fit(whole, data())
+    trainer(checkpoint_io, tmp_path / "here", 5, save_last=True).fit(first, data())
+    there = trainer(TowlineCheckpointIO(repository, "run-7"), tmp_path / "there", 8)
+    there.fit(second, data(), ckpt_path=tmp_path / "there" / "checkpoints" / "epoch=1-step=5.ckpt")
+    assert second.losses == whole.losses[5:]
+    fresh = TowlineCheckpointIO(repository, "run-7")
+    folder = tmp_path / "third" / "checkpoints"
+    assert folder / "last.ckpt" in map(Path, fresh.checkout(folder))
+    assert fresh.checkout(folder) == []
+    trainer(fresh, tmp_path / "third", 8, save_last=True).fit(third, data(), ckpt_path="last")
+    assert third.losses == whole.losses[5:]
+
+
+def test_links_to_the_last(repository, checkpoint_io, tmp_path):
+    one = trainer(checkpoint_io, tmp_path, 3, save_last="link")
+    one.fit(model(), data())
+    assert os.path.islink(tmp_path / "checkpoints" / "last.ckpt")
+    assert names(repository) == ["run-7/step-3"]
+    assert checkpoint_io.load_checkpoint(tmp_path / "checkpoints" / "last.ckpt")["global_step"] == 3
+    checkpoint_io.remove_checkpoint(tmp_path / "checkpoints" / "last.ckpt")
+    checkpoint_io.teardown()
+    assert names(repository) == ["run-7/step-3"]
+
+
+def test_what_lightning_keeps_comes_back(repository, checkpoint_io, tmp_path):
+    one = trainer(checkpoint_io, tmp_path, 3, monitor="val/loss", save_top_k=-1)
+    kept = {}
+    original = checkpoint_io.save_checkpoint
+    checkpoint_io.save_checkpoint = lambda checkpoint, path, **_: (
+        kept.update({path: checkpoint}),
+        original(checkpoint, path),
+    )
+    one.fit(model(), data())
+    del checkpoint_io.save_checkpoint
+    path = next(path for path in kept if "step=3" in path)
+    assert b'"pickle"' not in repository.read("run-7/step-3", "state.json")
+    assert same(checkpoint_io.load_checkpoint(path, weights_only=True), kept[path])
+    loaded = Model.load_from_checkpoint(checkpoint_io.open(path, weights_only=True))
+    assert loaded.hparams.width == 4
+    assert same(dict(loaded.state_dict()), dict(kept[path]["state_dict"]))
+
+
+def test_objects_are_loaded_only_where_they_are_trusted(repository, tmp_path):
+    checkpoint_io = TowlineCheckpointIO(repository, "run-7")
+    extra = {"path": PurePosixPath("a/b"), "module": torch.nn.Linear(2, 2)}
+    trainer(checkpoint_io, tmp_path, 1).fit(model(extra=extra), data())
+    path = tmp_path / "checkpoints" / "epoch=0-step=1.ckpt"
+    for weights_only in (None, True):
+        with pytest.raises(towline.UsageError, match="weights_only=False"):
+            checkpoint_io.load_checkpoint(path, weights_only=weights_only)
+    back = checkpoint_io.load_checkpoint(path, weights_only=False)["hyper_parameters"]["extra"]
+    assert back["path"] == extra["path"] and torch.equal(back["module"].weight, extra["module"].weight)
+    trusting = TowlineCheckpointIO(repository, "run-7", weights_only=False)
+    assert trusting.load_checkpoint(path)["hyper_parameters"]["extra"]["path"] == extra["path"]
+    strict = TowlineCheckpointIO(repository, "other", pickle=False)
+    with pytest.raises(towline.UnsupportedValue, match=r"\['hyper_parameters'\]\['extra'\]\['path'\]"):
+        trainer(strict, tmp_path / "strict", 1).fit(model(extra=extra), data())
+
+
+CHECKPOINT = {"global_step": 10, "pytorch-lightning_version": "2.6.0", "state_dict": {"a": torch.ones(2)}}
+
+
+def saved(checkpoint_io, path, **said) -> str:
+    """What a checkpoint that is saved as the file at `path` is called."""
+    before = {told["name"]: told["manifest"] for told in checkpoint_io.repository.refs()}
+    checkpoint_io.save_checkpoint({**CHECKPOINT, **said}, path)
+    checkpoint_io.teardown()
+    after = {told["name"]: told["manifest"] for told in checkpoint_io.repository.refs()}
+    (name,) = (name for name in after if before.get(name) != after[name])
+    return name
+
+
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [
+        ("epoch=0-step=10.ckpt", "run-7/step-10"),
+        ("step=00010.ckpt", "run-7/step-10"),
+        ("epoch=0-step=10-val_loss=0.25.ckpt", "run-7/step-10"),
+        ("model-step_10.ckpt", "run-7/step-10"),
+        ("last.ckpt", "run-7/last.ckpt"),
+        ("last-v1.ckpt", "run-7/last-v1.ckpt"),
+        ("epoch=3.ckpt", "run-7/epoch=3.ckpt"),
+        ("footstep=3.ckpt", "run-7/footstep=3.ckpt"),
+        ("a b+c\u00e9.ckpt", "run-7/a+20b+2Bc+C3+A9.ckpt"),
+        ("hpc_ckpt_1.ckpt", "run-7/hpc_ckpt_1.ckpt"),
+    ],
+)
+def test_names_of_files(checkpoint_io, tmp_path, file, name):
+    path = str(tmp_path / "checkpoints" / file)
+    assert saved(checkpoint_io, path) == name
+    os.unlink(path)
+    assert checkpoint_io.load_checkpoint(path)["global_step"] == 10
+    assert checkpoint_io.checkout(tmp_path / "checkpoints") == [path]
+
+
+def test_files_of_one_step_are_kept_apart(repository, checkpoint_io, tmp_path):
+    files = {"epoch=0-step=10.ckpt": 1, "best-step=10.ckpt": 2, "step-10": 3, "epoch=0-step=10-v1.ckpt": 4}
+    # The names are given while nothing of it is durable, too.
+    for file, epoch in files.items():
+        checkpoint_io.save_checkpoint({**CHECKPOINT, "epoch": epoch}, tmp_path / file)
+    checkpoint_io.teardown()
+    assert len(names(repository)) == 4
+    for stand_ins in (True, False):
+        for file, epoch in files.items():
+            assert checkpoint_io.load_checkpoint(tmp_path / file)["epoch"] == epoch
+            if stand_ins:
+                (tmp_path / file).unlink()
+    checkpoint_io.remove_checkpoint(tmp_path / "best-step=10.ckpt")
+    checkpoint_io.teardown()
+    assert checkpoint_io.load_checkpoint(tmp_path / "epoch=0-step=10.ckpt")["epoch"] == 1
+    with pytest.raises(FileNotFoundError):
+        checkpoint_io.load_checkpoint(tmp_path / "best-step=10.ckpt")
+
+
+def test_a_file_that_was_saved_again_elsewhere_is_not_mistaken(checkpoint_io, tmp_path):
+    saved(checkpoint_io, tmp_path / "one" / "last.ckpt", epoch=1)
+    saved(checkpoint_io, tmp_path / "two" / "last.ckpt", epoch=2)
+    assert checkpoint_io.load_checkpoint(tmp_path / "two" / "last.ckpt")["epoch"] == 2
+    with pytest.raises(towline.Conflict, match="saved again"):
+        checkpoint_io.load_checkpoint(tmp_path / "one" / "last.ckpt")
+
+
+def test_addresses(repository, checkpoint_io):
+    assert saved(checkpoint_io, "towline://other/epoch=0-step=10.ckpt") == "other/epoch=0-step=10.ckpt"
+    assert checkpoint_io.load_checkpoint("towline://other/epoch=0-step=10.ckpt")["global_step"] == 10
+    checkpoint_io.remove_checkpoint("towline://other/epoch=0-step=10.ckpt")
+    checkpoint_io.teardown()
+    assert names(repository) == [] and not os.path.exists("towline:")
+
+
+def test_ordinary_files_are_left_to_lightning(checkpoint_io, tmp_path):
+    torch.save({"global_step": 4, "state_dict": {}}, tmp_path / "old.ckpt")
+    assert checkpoint_io.load_checkpoint(tmp_path / "old.ckpt") == {"global_step": 4, "state_dict": {}}
+    checkpoint_io.remove_checkpoint(tmp_path / "old.ckpt")
+    assert not (tmp_path / "old.ckpt").exists()
+    with pytest.raises(FileNotFoundError, match="none that was saved as such a file"):
+        checkpoint_io.load_checkpoint(tmp_path / "old.ckpt")
+
+
+def test_nothing_is_removed_for_a_save_that_failed(repository, checkpoint_io, tmp_path):
+    saved(checkpoint_io, tmp_path / "step=1.ckpt")
+    checkpointer, _ = checkpoint_io._saving()
+
+    class Failing:
+        def __getattr__(self, name):
+            return getattr(repository._engine, name)
+
+        def begin_save_files(self, *_):
+            raise towline.Denied("no")
+
+    checkpointer.repository = towline.open(repository.url)
+    checkpointer.repository._engine = Failing()
+    checkpoint_io.save_checkpoint(CHECKPOINT, tmp_path / "step=2.ckpt")
+    checkpoint_io.remove_checkpoint(tmp_path / "step=1.ckpt")
+    with pytest.raises(towline.SaveFailed, match="step-2"):
+        checkpoint_io.teardown()
+    assert names(repository) == ["run-7/step-1"]
+    assert (tmp_path / "step=1.ckpt").exists() and not (tmp_path / "step=2.ckpt").exists()
+
+
+def test_what_no_trainer_wrote_is_durable_at_once(repository, checkpoint_io, tmp_path):
+    checkpoint_io.save_checkpoint({"layer.weight": torch.ones(3)}, tmp_path / ".temp.ckpt")
+    assert names(repository) == ["run-7/.temp.ckpt"] and (tmp_path / ".temp.ckpt").exists()
+
+
+def test_locations(checkpoint_io, tmp_path):
+    saved(checkpoint_io, tmp_path / "step=1.ckpt")
+    for location in (None, "cpu", torch.device("cpu"), {"cuda:0": "cuda:1"}, lambda storage, _: storage):
+        back = checkpoint_io.load_checkpoint(tmp_path / "step=1.ckpt", map_location=location)
+        assert back["state_dict"]["a"].device.type == "cpu"
+    back = checkpoint_io.load_checkpoint(tmp_path / "step=1.ckpt", map_location="meta")
+    assert back["state_dict"]["a"].device.type == "meta"
+
+
+def test_it_goes_to_other_processes(checkpoint_io, tmp_path):
+    saved(checkpoint_io, tmp_path / "step=1.ckpt")
+    again = pickle.loads(pickle.dumps(checkpoint_io))
+    assert again.load_checkpoint(tmp_path / "step=1.ckpt")["global_step"] == 10
+    with pytest.raises(TypeError):
+        again.save_checkpoint(CHECKPOINT, tmp_path / "step=1.ckpt", storage_options={})
+
+
+def test_a_stand_in_of_another_repository_is_told(checkpoint_io, tmp_path):
+    saved(checkpoint_io, tmp_path / "step=1.ckpt")
+    other = TowlineCheckpointIO(tmp_path / "other", "run-7")
+    with pytest.raises(towline.UsageError, match="another repository"):
+        other.load_checkpoint(tmp_path / "step=1.ckpt")
