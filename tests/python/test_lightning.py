@@ -143,6 +143,7 @@ def test_on_another_machine(repository, checkpoint_io, tmp_path):
     there = trainer(TowlineCheckpointIO(repository, "run-7"), tmp_path / "there", 8)
     there.fit(second, data(), ckpt_path=tmp_path / "there" / "checkpoints" / "epoch=1-step=5.ckpt")
     assert second.losses == whole.losses[5:]
+    assert TowlineCheckpointIO(repository, "none").checkout(tmp_path / "none") == []
     fresh = TowlineCheckpointIO(repository, "run-7")
     folder = tmp_path / "third" / "checkpoints"
     assert folder / "last.ckpt" in map(Path, fresh.checkout(folder))

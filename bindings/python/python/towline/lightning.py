@@ -188,8 +188,12 @@ class TowlineCheckpointIO(_plugins.CheckpointIO):
         """Puts stand-ins of the run's checkpoints into `folder`, so that `ckpt_path="last"` finds them on another machine than
         that which saved them. What lies there stays. Their paths, the oldest first."""
         os.makedirs(folder, exist_ok=True)
+        try:
+            saved = self.repository.refs(self.run)
+        except NotFound:
+            return []
         made = []
-        for told in sorted(self.repository.refs(self.run), key=lambda told: told["saved"]):
+        for told in sorted(saved, key=lambda told: told["saved"]):
             labels = self._labels(told["name"])
             file, saved_in = labels.get("lightning.file"), labels.get("lightning.folder", "")
             path = os.path.join(folder, file or "")

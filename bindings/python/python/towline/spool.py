@@ -23,9 +23,7 @@ if TYPE_CHECKING:
 def put(spool: str, name: str, said: dict[str, Any], files: list[tuple[str, list[Any]]]) -> str:
     """Writes files, pieces of bytes or `(address, length)` each, and returns once they are on the disk. Nothing is left of it
     if that fails."""
-    run, _, step = name.rpartition("/")
-    rank = said.get("part", (0, ""))[0]
-    folder = os.path.join(spool, quote(run, safe=""), f"{rank}-{step}.{uuid.uuid4().hex}")
+    folder = _place(spool, name, said)
     try:
         for path, pieces in files:
             whole = os.path.join(folder, path)
@@ -37,13 +35,21 @@ def put(spool: str, name: str, said: dict[str, Any], files: list[tuple[str, list
                     )
                 os.fsync(file.fileno())
             _sync(os.path.dirname(whole))
-        told = folder + ".json.part"
-        with open(told, "w", encoding="utf-8") as file:
-            json.dump({"name": name, "said": said}, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.rename(told, folder + ".json")
-        _sync(os.path.dirname(folder))
+        _tell(folder, name, said)
+    except BaseException:
+        remove(folder)
+        raise
+    return folder
+
+
+def link(spool: str, name: str, said: dict[str, Any], source: str) -> str:
+    """As `put`, of the folder `source` as it is now: its files are linked, so that it may go. Raises OSError where files cannot
+    be linked."""
+    folder = _place(spool, name, said)
+    try:
+        os.makedirs(os.path.dirname(folder), exist_ok=True)
+        shutil.copytree(source, folder, symlinks=True, copy_function=os.link)
+        _tell(folder, name, said)
     except BaseException:
         remove(folder)
         raise
@@ -79,6 +85,23 @@ def remove(folder: str) -> None:
         with contextlib.suppress(FileNotFoundError):
             os.remove(told)
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def _place(spool: str, name: str, said: dict[str, Any]) -> str:
+    run, _, step = name.rpartition("/")
+    rank = said.get("part", (0, ""))[0]
+    return os.path.join(spool, quote(run, safe=""), f"{rank}-{step}.{uuid.uuid4().hex}")
+
+
+def _tell(folder: str, name: str, said: dict[str, Any]) -> None:
+    """Says what a folder is, which makes it whole."""
+    told = folder + ".json.part"
+    with open(told, "w", encoding="utf-8") as file:
+        json.dump({"name": name, "said": said}, file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.rename(told, folder + ".json")
+    _sync(os.path.dirname(folder))
 
 
 def _write(file: Any, view: memoryview) -> None:

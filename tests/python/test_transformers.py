@@ -1,0 +1,215 @@
+"""Checkpoints of Hugging Face's Trainer in a repository."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+pytest.importorskip("accelerate")
+
+import towline  # noqa: E402
+from towline.transformers import TowlineCallback  # noqa: E402
+from transformers import Trainer, TrainingArguments  # noqa: E402
+
+
+class Model(torch.nn.Module):
+    """What Trainer asks of a model."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.layers = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.Dropout(0.2), torch.nn.Linear(4, 1))
+
+    def forward(self, rows, labels=None):
+        return {"loss": (self.layers(rows).squeeze(-1) - labels).square().mean()}
+
+
+def data() -> list[dict]:
+    rows = torch.randn(24, 8, generator=torch.Generator().manual_seed(3))
+    return [{"rows": row, "labels": row.sum()} for row in rows]
+
+
+def trained(callback, folder: Path, steps: int, resume=None, **said) -> Trainer:
+    said = {"save_steps": 2, "logging_steps": 1, **said}
+    args = TrainingArguments(
+        output_dir=str(folder), max_steps=steps, per_device_train_batch_size=4, use_cpu=True, report_to=[], seed=5,
+        disable_tqdm=True, learning_rate=1e-2, lr_scheduler_type="constant", **said,
+    )  # fmt: skip
+    trainer = Trainer(model=Model(), args=args, train_dataset=data(), eval_dataset=data(), callbacks=[callback])
+    trainer.train(resume_from_checkpoint=resume)
+    return trainer
+
+
+def losses(trainer: Trainer) -> list[float]:
+    return [logged["loss"] for logged in trainer.state.log_history if "loss" in logged]
+
+
+def names(repository) -> list[str]:
+    return [told["name"] for told in sorted(repository.refs(), key=lambda told: int(told["name"].rpartition("-")[2]))]
+
+
+def tree(folder) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in Path(folder).rglob("*") if path.is_file()}
+
+
+def test_each_checkpoint_is_a_step(repository, tmp_path):
+    trainer = trained(TowlineCallback(repository, "run-7"), tmp_path / "out", 6, eval_strategy="steps", eval_steps=3)
+    assert names(repository) == ["run-7/step-2", "run-7/step-4", "run-7/step-6"]
+    told = {logged["step"]: logged["loss"] for logged in trainer.state.log_history if "loss" in logged}
+    for step in (2, 4, 6):
+        shown = repository.show(f"run-7/step-{step}")
+        assert shown["metrics"]["loss"] == told[step] and shown["framework"] == "transformers"
+        assert ("eval_loss" in shown["metrics"]) == (step == 6)
+        repository.restore(f"run-7/step-{step}", tmp_path / f"back-{step}")
+        assert tree(tmp_path / f"back-{step}") == tree(tmp_path / "out" / f"checkpoint-{step}")
+    assert not list((tmp_path / "out" / "_towline").rglob("*.json"))
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_resumed_training_goes_on_as_if_uninterrupted(repository, tmp_path, elsewhere):
+    whole = trained(TowlineCallback(repository, "whole"), tmp_path / "whole", 9)
+    trained(TowlineCallback(repository, "run-7"), tmp_path / "out", 5)
+    # A checkpoint that Trainer was killed over, newer than what is saved.
+    (tmp_path / "out" / "checkpoint-7").mkdir()
+    shutil.rmtree(tmp_path / "out" / "checkpoint-5")
+    folder = tmp_path / "elsewhere" if elsewhere else tmp_path / "out"
+    callback = TowlineCallback(repository, "run-7")
+    assert callback.restore_latest(folder) == str(folder / "checkpoint-5")
+    resumed = trained(callback, folder, 9, resume=True)
+    assert losses(resumed) == losses(whole)
+    assert all(map(torch.equal, resumed.model.state_dict().values(), whole.model.state_dict().values()))
+    assert names(repository)[-1] in ("run-7/step-9", "whole/step-9")
+
+
+def test_nothing_to_resume_from(repository, tmp_path):
+    assert TowlineCallback(repository, "run-7").restore_latest(tmp_path / "out") is None
+    (tmp_path / "out" / "checkpoint-3").mkdir()
+    assert TowlineCallback(repository, "run-7").restore_latest(tmp_path / "out") is None
+    assert (tmp_path / "out" / "incomplete-checkpoint-3").is_dir()
+
+
+def test_a_newer_local_checkpoint_comes_first(repository, tmp_path):
+    callback = TowlineCallback(repository, "run-7")
+    trained(callback, tmp_path / "out", 4)
+    repository.remove("run-7/step-4")
+    before = tree(tmp_path / "out" / "checkpoint-4")
+    assert callback.restore_latest(tmp_path / "out") == str(tmp_path / "out" / "checkpoint-4")
+    assert tree(tmp_path / "out" / "checkpoint-4") == before
+
+
+def test_a_damaged_local_checkpoint_is_put_right(repository, tmp_path):
+    callback = TowlineCallback(repository, "run-7")
+    trained(callback, tmp_path / "out", 4)
+    folder = tmp_path / "out" / "checkpoint-4"
+    before = tree(folder)
+    (folder / "optimizer.pt").write_bytes(b"half")
+    (folder / "extra").write_bytes(b"not saved")
+    callback.restore_latest(tmp_path / "out")
+    assert tree(folder) == before
+
+
+class Slow:
+    """An engine whose saves wait until they may begin, or fail."""
+
+    def __init__(self, engine, begin):
+        self._engine, self._begin = engine, begin
+
+    def __getattr__(self, name):
+        return getattr(self._engine, name)
+
+    def save(self, *wanted):
+        self._begin()
+        return self._engine.save(*wanted)
+
+
+def slow(repository, begin) -> towline.Repository:
+    other = towline.open(repository.url)
+    other._engine = Slow(other._engine, begin)
+    return other
+
+
+def test_a_checkpoint_that_trainer_takes_away_is_saved_all_the_same(repository, tmp_path):
+    """`save_total_limit` deletes a checkpoint while it is being saved."""
+    out = tmp_path / "out"
+    late = slow(repository, lambda: time.sleep(1.0))
+    trained(TowlineCallback(late, "run-7"), out, 6, save_steps=1, save_total_limit=1)
+    assert names(repository) == [f"run-7/step-{step}" for step in range(1, 7)]
+    assert [path.name for path in out.glob("checkpoint-*")] == ["checkpoint-6"]
+    repository.restore("run-7/step-5", tmp_path / "back")
+    assert "trainer_state.json" in tree(tmp_path / "back")
+
+
+def test_where_files_cannot_be_linked_the_save_is_waited_for(repository, tmp_path, monkeypatch):
+    def refuse(*_, **__):
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    trained(TowlineCallback(repository, "run-7"), tmp_path / "out", 4, save_steps=1, save_total_limit=1)
+    assert names(repository) == [f"run-7/step-{step}" for step in range(1, 5)]
+    assert not [path for path in (tmp_path / "out" / "_towline").rglob("*") if path.is_file() and path.name != "lock"]
+
+
+def test_local_checkpoints_go_once_they_are_durable(repository, tmp_path):
+    out = tmp_path / "out"
+    said = {"save_steps": 1, "eval_strategy": "steps", "eval_steps": 1, "load_best_model_at_end": True}
+    callback = TowlineCallback(repository, "run-7", remove_local=True)
+    trainer = trained(callback, out, 5, **said, metric_for_best_model="loss")
+    best = trainer.state.best_global_step
+    kept = {f"checkpoint-{step}" for step in (best, 5)}
+    assert {path.name for path in out.glob("checkpoint-*")} == kept
+    assert len(names(repository)) == 5
+    # Where they are missing, Trainer would forget the best.
+    shutil.rmtree(out)
+    TowlineCallback(repository, "run-7").restore_latest(out)
+    assert {path.name for path in out.glob("checkpoint-*")} == kept
+
+
+def test_steps_are_expired(repository, tmp_path):
+    trained(TowlineCallback(repository, "run-7", keep_last=2), tmp_path / "out", 6, save_steps=1)
+    assert names(repository) == ["run-7/step-5", "run-7/step-6"]
+
+
+def test_a_save_that_failed_is_raised(repository, tmp_path):
+    def refuse():
+        raise towline.Denied("no")
+
+    with pytest.raises(towline.SaveFailed, match="step-2"):
+        trained(TowlineCallback(slow(repository, refuse), "run-7"), tmp_path / "out", 8)
+    with pytest.raises(towline.SaveFailed, match="step-2"):
+        trained(TowlineCallback(slow(repository, refuse), "run-7"), tmp_path / "end", 2)
+    assert names(repository) == []
+    # What was not saved is saved by the next process.
+    callback = TowlineCallback(repository, "run-7")
+    assert callback.restore_latest(tmp_path / "end") == str(tmp_path / "end" / "checkpoint-2")
+    assert names(repository) == ["run-7/step-2"]
+
+
+def test_a_store_that_does_not_answer_does_not_stop_the_training(repository, tmp_path):
+    def unreachable():
+        raise towline.Unreachable("no answer")
+
+    with pytest.warns(UserWarning, match="not durable yet"):
+        trained(TowlineCallback(slow(repository, unreachable), "run-7"), tmp_path / "out", 4, save_total_limit=1)
+    assert names(repository) == []
+    trained(TowlineCallback(repository, "run-7"), tmp_path / "out", 6)
+    assert names(repository) == ["run-7/step-2", "run-7/step-4", "run-7/step-6"]
+
+
+def test_a_store_that_answers_again_gets_all(repository, tmp_path):
+    answers = iter([False, True])
+
+    def once():
+        if not next(answers, True):
+            raise towline.Unreachable("no answer")
+
+    callback = TowlineCallback(slow(repository, once), "run-7")
+    trained(callback, tmp_path / "out", 4)
+    assert names(repository)[-1:] == ["run-7/step-4"] or os.listdir(tmp_path / "out" / "_towline" / "run-7")
+    callback.restore_latest(tmp_path / "out")
+    assert names(repository) == ["run-7/step-2", "run-7/step-4"]
