@@ -1,7 +1,7 @@
 """Towline against its peers: same bytes, same machine, alternating runs, medians. `make bench-peers` runs it.
 
 BENCH_SIZE (2G), BENCH_RUNS (3), BENCH_FILES (100000), BENCH_BIG (20G; 0 leaves it out), BENCH_DIR (/dev/shm),
-BENCH_DISK (target/bench-peers, for what is larger than memory), BENCH_ONLY (local,s3,small,memory,runs,boxes,index),
+BENCH_DISK (target/bench-peers, for what is larger than memory), BENCH_ONLY (local,s3,small,memory,runs,boxes,python,index),
 BENCH_RUNS_DATA (.peers/runs, the checkpoints of the runs section), BENCH_TRAIN_ARGS (to train.py, which makes them),
 TOWLINE and FLOOR (programs), BENCH_TOWLINE_ARGS, BENCH_S3_CONCURRENCY (16).
 """
@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 import boxes as parts_of_tensors
+import loops
 import report
 import runs as trained_runs
 import tools
@@ -216,7 +217,21 @@ def boxes():
     return parts_of_tensors.section(DISK)
 
 
-SECTIONS = {"local": local, "small": small, "s3": s3, "memory": memory, "runs": runs, "boxes": boxes, "index": index}
+def python():
+    """Saving and restoring from a training loop, beside torch's own ways."""
+    return loops.section(ROOM, RUNS)
+
+
+SECTIONS = {
+    "local": local,
+    "small": small,
+    "s3": s3,
+    "memory": memory,
+    "runs": runs,
+    "boxes": boxes,
+    "python": python,
+    "index": index,
+}
 
 
 def main():

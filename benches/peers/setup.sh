@@ -43,3 +43,6 @@ if [ -n "$runs" ] && [ "$(cat "$peers/installed-runs" 2>/dev/null)" != "$wanted"
   "$peers/venv-runs/bin/python" -m pip install --quiet --disable-pip-version-check $wanted
   echo "$wanted" >"$peers/installed-runs"
 fi
+
+# What the section `python` needs is what the Python tests need, the package built as it is released.
+if [[ ,${BENCH_ONLY:-python}, == *,python,* ]]; then tests/python/setup.sh release; fi
