@@ -10,10 +10,13 @@ use crate::format::{Content, EntryKind};
 use crate::limits::MIB;
 use crate::ops::shown;
 use crate::progress::Progress;
-use crate::repository::{Gaps, Name, Repository, Saved, Sink, fetch, plan};
+use crate::repository::{Gaps, Name, Repository, Saved, Sink, fetch, longest_read, plan};
 
 /// Plain bytes gathered before they are written out.
 const STEP: u64 = 16 * MIB;
+
+/// Takes verified bytes: the number of the range that they are of, where in it they begin, and the bytes.
+pub type RangeSink = Arc<dyn Fn(usize, u64, &[u8]) -> Result<()> + Send + Sync>;
 
 impl Repository {
     /// Writes the bytes `range` (inclusive, as in HTTP; all without one) of the file at `path` in the tree `name`; returns
@@ -32,59 +35,93 @@ impl Repository {
         out: &mut (dyn Write + Send),
     ) -> Result<u64> {
         let saved = self.saved(name).await?.shared();
-        let content = file_at(&saved, path)?;
-        let range = bounded(range, content.size, path)?;
+        let range = bounded(range, file_at(&saved, path)?.size, path)?;
         let total = range.end - range.start;
-        let mut chunks: Vec<(u32, Range<u64>)> = content.placed(&saved.manifest.chunks).collect();
-        chunks.retain(|(_, at)| at.start < range.end && at.end > range.start);
         let mut at = range.start;
         while at < range.end {
             let to = range.end.min(at + STEP);
-            let here: Vec<_> = chunks.iter().filter(|(_, c)| c.start < to && c.end > at).cloned().collect();
-            let bytes = self.gather(&saved, &here, at..to).await?;
+            let bytes = self.gather(&saved, path, at..to).await?;
             out.write_all(&bytes).map_err(|source| Error::other("write the bytes out").source(source))?;
             at = to;
         }
         Ok(total)
     }
 
-    /// The bytes `range` of a file, given the chunks that overlap it; the rest is a hole.
-    async fn gather(&self, saved: &Arc<Saved>, chunks: &[(u32, Range<u64>)], range: Range<u64>) -> Result<Vec<u8>> {
-        let mut placed: BTreeMap<u32, Vec<Range<u64>>> = BTreeMap::new();
-        for (chunk, at) in chunks {
-            placed.entry(*chunk).or_default().push(at.clone());
+    /// Reads ranges of files of one tree, each chunk once however many of them need it, and gives their bytes to `sink` as
+    /// they come, in any order and from any thread. Holes are not given: they are zeros.
+    ///
+    /// # Errors
+    /// Not found, for a path, or if a pack is gone because the tree was replaced or repacked since it was opened; usage, for a
+    /// range that ends after its file; damaged; what `sink` returns.
+    ///
+    /// # Cancel safety
+    /// Safe: what `sink` was given was right; it may be given more for a moment.
+    pub async fn read_ranges(
+        &self,
+        saved: &Arc<Saved>,
+        ranges: &[(Vec<u8>, Range<u64>)],
+        sink: RangeSink,
+    ) -> Result<()> {
+        let mut files: BTreeMap<&[u8], Vec<(u32, Range<u64>)>> = BTreeMap::new();
+        let mut placed: BTreeMap<u32, Vec<Placed>> = BTreeMap::new();
+        for (number, (path, window)) in ranges.iter().enumerate() {
+            let content = file_at(saved, path)?;
+            if window.end > content.size {
+                return Err(outside(path, content.size, window.start, window.end.saturating_sub(1)));
+            }
+            let chunks = files.entry(path).or_insert_with(|| content.placed(&saved.manifest.chunks).collect());
+            let first = chunks.partition_point(|(_, at)| at.end <= window.start);
+            for (chunk, at) in chunks.iter().skip(first).take_while(|(_, at)| at.start < window.end) {
+                let (at, window) = (at.clone(), window.clone());
+                placed.entry(*chunk).or_default().push(Placed { number, at, window });
+            }
         }
         let wanted: Vec<u32> = placed.keys().copied().collect();
+        let reads = plan(|chunk| saved.locate(chunk), wanted, longest_read(self, self.budget()), Gaps::Wide)?;
+        let sink: Sink = Arc::new(move |chunk, bytes| {
+            let places = placed.get(&chunk).into_iter().flatten();
+            places
+                .filter_map(|place| place.part(bytes.bytes()))
+                .try_for_each(|(number, at, part)| sink(number, at, part))
+        });
+        fetch(self, saved, reads, sink, &Progress::default()).await.map(drop)
+    }
+
+    /// The bytes `range` of a file.
+    async fn gather(&self, saved: &Arc<Saved>, path: &[u8], range: Range<u64>) -> Result<Vec<u8>> {
         let len = usize::try_from(range.end - range.start).unwrap_or(usize::MAX);
         let gathered = Arc::new(Mutex::new(vec![0; len]));
-        let sink: Sink = {
+        let sink: RangeSink = {
             let gathered = Arc::clone(&gathered);
-            Arc::new(move |chunk, bytes| {
+            Arc::new(move |_, at, bytes| {
                 let mut gathered = gathered.lock().unwrap_or_else(PoisonError::into_inner);
-                for at in placed.get(&chunk).into_iter().flatten() {
-                    copy_overlap(bytes.bytes(), at, &mut gathered, &range);
+                let at = usize::try_from(at).unwrap_or(usize::MAX);
+                if let Some(place) = gathered.get_mut(at..at.saturating_add(bytes.len())) {
+                    place.copy_from_slice(bytes);
                 }
                 Ok(())
             })
         };
-        let reads = plan(|chunk| saved.locate(chunk), wanted, 8 * MIB, Gaps::Wide)?;
-        fetch(self, saved, reads, sink, &Progress::default()).await?;
+        self.read_ranges(saved, &[(path.to_vec(), range)], sink).await?;
         let mut gathered = gathered.lock().unwrap_or_else(PoisonError::into_inner);
         Ok(std::mem::take(&mut gathered))
     }
 }
 
-/// Copies what `bytes`, which lie at `at` in the file, have in common with the window `range` of it.
-fn copy_overlap(bytes: &[u8], at: &Range<u64>, window: &mut [u8], range: &Range<u64>) {
-    let (from, to) = (at.start.max(range.start), at.end.min(range.end));
-    let index = |offset: u64, base: u64| usize::try_from(offset - base).unwrap_or(usize::MAX);
-    if from >= to {
-        return;
-    }
-    let source = bytes.get(index(from, at.start)..index(to, at.start));
-    let target = window.get_mut(index(from, range.start)..index(to, range.start));
-    if let (Some(source), Some(target)) = (source, target) {
-        target.copy_from_slice(source);
+/// A chunk's place in a file of which a window is asked for.
+struct Placed {
+    number: usize,
+    at: Range<u64>,
+    window: Range<u64>,
+}
+
+impl Placed {
+    /// What `bytes`, the chunk, has in common with the window: the window's number, where in it, and which bytes.
+    fn part<'b>(&self, bytes: &'b [u8]) -> Option<(usize, u64, &'b [u8])> {
+        let (from, to) = (self.at.start.max(self.window.start), self.at.end.min(self.window.end));
+        let index = |offset: u64| usize::try_from(offset.checked_sub(self.at.start)?).ok();
+        let part = bytes.get(index(from)?..index(to)?).filter(|part| !part.is_empty())?;
+        Some((self.number, from - self.window.start, part))
     }
 }
 
@@ -105,10 +142,14 @@ fn bounded(range: Option<RangeInclusive<u64>>, size: u64, path: &[u8]) -> Result
     if start < end {
         return Ok(start..end);
     }
-    Err(Error::usage("range lies outside the file")
+    Err(outside(path, size, *range.start(), *range.end()))
+}
+
+fn outside(path: &[u8], size: u64, first: u64, last: u64) -> Error {
+    Error::usage("range lies outside the file")
         .at(shown(path))
         .expected(format!("within its {size} bytes"))
-        .got(format!("{}-{}", range.start(), range.end())))
+        .got(format!("{first}-{last}"))
 }
 
 #[cfg(test)]
@@ -125,9 +166,10 @@ mod tests {
 
     #[test]
     fn chunks_land_where_they_overlap_the_window() {
-        let mut window = vec![0; 4];
-        copy_overlap(b"abcdef", &(10..16), &mut window, &(14..18));
-        copy_overlap(b"xyz", &(17..20), &mut window, &(14..18));
-        assert_eq!(window, b"ef\0x");
+        let part = |at, window| Placed { number: 7, at, window }.part(b"abcdef");
+        assert_eq!(part(10..16, 14..18), Some((7, 0, b"ef".as_slice())));
+        assert_eq!(part(16..22, 14..18), Some((7, 2, b"ab".as_slice())));
+        assert_eq!(part(10..16, 12..14), Some((7, 0, b"cd".as_slice())));
+        assert_eq!(part(10..16, 16..18), None);
     }
 }

@@ -1,5 +1,6 @@
 //! The verbs: each one thing a user can ask, as methods of an opened [`Repository`](crate::repository::Repository).
 
+mod amend;
 mod cat;
 mod collect;
 mod diff;
@@ -15,6 +16,8 @@ mod tensors;
 mod verify;
 mod watch;
 
+pub use amend::{AmendReport, Changes};
+pub use cat::RangeSink;
 pub use collect::{CollectOptions, CollectReport};
 pub use diff::Change;
 pub use doctor::{Check, Diagnosis, Outcome, diagnose, doctor};

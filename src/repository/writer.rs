@@ -12,7 +12,7 @@ use tokio::task::JoinSet;
 
 use super::known::{Known, Place};
 use super::layout::{self, Family};
-use super::log::{Action, RefValue, Refusal, SegmentInfo, State, StepFacts};
+use super::log::{Action, RefValue, SegmentInfo, State, StepFacts};
 use super::mapping::map_of;
 use super::taken::{Taken, Uploads};
 use super::{Name, Repository, objects};
@@ -95,6 +95,9 @@ pub enum Published {
     Done(Box<RefValue>),
     /// These packs went away meanwhile: the chunks they held must be found or stored again.
     Lost(Vec<PackId>),
+    /// The name is not at the version that was expected. The session stays open, and what was uploaded stays known to the
+    /// writer: it can publish again.
+    Moved,
 }
 
 impl Writer {
@@ -248,7 +251,7 @@ impl Writer {
     /// Publishes a tree under a name and ends the session. The writer can go on: the next pack opens another.
     ///
     /// # Errors
-    /// Conflict, if the name moved or the session was fenced.
+    /// Conflict, if the session was fenced.
     ///
     /// # Cancel safety
     /// Not safe: the commit may have happened; the name tells.
@@ -277,11 +280,12 @@ impl Writer {
         let foreign: BTreeSet<PackId> =
             map.packs.iter().map(|pack| pack.id).filter(|id| id.session != session).collect();
         let known = publication.known.state().seq;
-        let mut lost = Vec::new();
+        let (mut lost, mut moved) = (Vec::new(), false);
         let commit = self.repository.log().commit(Some(session), |state| {
             lost.clear();
-            if state.version(publication.name) != publication.expected {
-                return Err(Refusal::RefMoved(publication.name.clone()).into());
+            moved = state.version(publication.name) != publication.expected;
+            if moved {
+                return Ok(Vec::new());
             }
             let mut actions: Vec<Action> = add.clone().into_iter().collect();
             match state.vouch(&foreign, known) {
@@ -298,6 +302,9 @@ impl Writer {
         });
         let committed = commit.await?;
         let Some(version) = committed.entry else {
+            if moved {
+                return Ok(Published::Moved);
+            }
             self.index_uploaded().await?;
             return Ok(Published::Lost(lost));
         };

@@ -10,6 +10,7 @@ mod repository;
 mod runtime;
 mod saving;
 mod stage;
+mod tree;
 
 use pyo3::prelude::*;
 
@@ -19,6 +20,7 @@ fn _towline(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add_class::<repository::Repository>()?;
     module.add_class::<saving::Saving>()?;
+    module.add_class::<tree::Tree>()?;
     module.add_class::<stage::Stager>()?;
     module.add_class::<stage::Stage>()?;
     module.add_function(wrap_pyfunction!(saving::lay_out, module)?)?;

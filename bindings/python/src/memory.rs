@@ -50,6 +50,15 @@ impl Stretch {
         true
     }
 
+    /// Makes all of it zeros.
+    pub(crate) fn clear(self) {
+        if self.len == 0 {
+            return;
+        }
+        // SAFETY: as in `place`.
+        unsafe { std::ptr::write_bytes(self.address as *mut u8, 0, self.len) };
+    }
+
     /// Its bytes, without a copy; `latch` hears when the last of them is let go.
     pub(crate) fn lend(self, latch: &Arc<Latch>) -> Bytes {
         *latch.lent.lock().unwrap_or_else(PoisonError::into_inner) += 1;

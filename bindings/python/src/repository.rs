@@ -8,7 +8,7 @@ use std::sync::{Mutex, PoisonError};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use serde::Serialize;
-use towline::ops::{ExpirePolicy, RestoreOptions, TensorSelector, VerifyOptions};
+use towline::ops::{Changes, ExpirePolicy, RestoreOptions, SaveSource, TensorSelector, VerifyOptions};
 use towline::repository::{Name, OpenOptions, Repository as Engine, Selector};
 use towline::storage::{Location, StoreOptions, open};
 use towline::{Error, Result};
@@ -17,6 +17,7 @@ use crate::errors::raised;
 use crate::reading::{Want, read};
 use crate::runtime::wait;
 use crate::saving::{Job, Piece, Saving, Wishes, at_path, files};
+use crate::tree::Tree;
 
 /// How to open one: a dict with `create` and some of the other keys.
 #[derive(Clone, Debug, FromPyObject)]
@@ -56,7 +57,7 @@ pub(crate) struct Repository {
 }
 
 impl Repository {
-    fn engine(&self, py: Python<'_>) -> PyResult<Engine> {
+    pub(crate) fn engine(&self, py: Python<'_>) -> PyResult<Engine> {
         let process = std::process::id();
         {
             let opened = self.opened.lock().unwrap_or_else(PoisonError::into_inner);
@@ -175,6 +176,56 @@ impl Repository {
     fn begin_save(&self, py: Python<'_>, path: PathBuf, name: &str, wishes: Wishes) -> PyResult<Saving> {
         let job = Job::new(self.engine(py)?, at_path(path), name, wishes);
         Saving::begin(job.map_err(|error| raised(py, &error))?)
+    }
+
+    /// Changes some paths of a tree, or of an empty one: `put` files `(path, pieces)`, `remove` paths, `rename` `(from, to)`.
+    #[pyo3(signature = (name, put, remove, rename, wishes))]
+    #[expect(clippy::too_many_arguments, reason = "the keywords of the Python method")]
+    fn amend(
+        &self,
+        py: Python<'_>,
+        name: &str,
+        put: Vec<(String, Vec<Piece<'_>>)>,
+        remove: Vec<String>,
+        rename: Vec<(String, String)>,
+        wishes: Wishes,
+    ) -> PyResult<String> {
+        let engine = self.engine(py)?;
+        let (put, latch) = files(put)?;
+        let job = Job::new(engine, SaveSource::default(), name, wishes).map_err(|error| raised(py, &error))?;
+        let (engine, name, options) = job.into_options();
+        let remove = remove.into_iter().map(String::into_bytes).collect();
+        let rename = rename.into_iter().map(|(from, to)| (from.into_bytes(), to.into_bytes())).collect();
+        let outcome = wait(py, async move {
+            let report = engine.amend(&name, &Changes { put, remove, rename }, &options).await?;
+            serde_json::to_string(&report).map_err(|error| Error::other("a report cannot be told").source(error))
+        });
+        py.detach(|| latch.wait());
+        outcome
+    }
+
+    /// The longest name that `path` begins with, with its version; none if there is none.
+    fn find(&self, py: Python<'_>, path: &str) -> PyResult<Option<(String, u64)>> {
+        let (engine, path) = (self.engine(py)?, path.to_owned());
+        wait(py, async move {
+            let state = engine.state().await?;
+            let mut ends: Vec<usize> = path.match_indices('/').map(|(at, _)| at).chain([path.len()]).collect();
+            ends.reverse();
+            let names = ends.into_iter().filter_map(|end| path.get(..end)?.parse::<Name>().ok());
+            let mut found = names.filter_map(|name| Some((name.to_string(), state.refs.get(&name)?.version)));
+            Ok(found.next())
+        })
+    }
+
+    /// A tree, opened as it is now.
+    fn open_tree(slf: &Bound<'_, Self>, name: &str) -> PyResult<Tree> {
+        let py = slf.py();
+        let (engine, selector) = (slf.get().engine(py)?, parsed::<Selector>(py, name)?);
+        let saved = wait(py, async move {
+            let name = engine.resolve(&selector).await?;
+            Ok(engine.saved(&name).await?.shared())
+        })?;
+        Ok(Tree::new(slf.clone().unbind(), saved))
     }
 
     /// Restores a tree, or what lies at `subpath` of it.

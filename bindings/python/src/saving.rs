@@ -95,6 +95,11 @@ impl Job {
         Ok(Self { repository, source, name: name.parse()?, options, part })
     }
 
+    /// Only how to save, and what to tell of it.
+    pub(crate) fn into_options(self) -> (Repository, Name, SaveOptions) {
+        (self.repository, self.name, self.options)
+    }
+
     fn progress(&self) -> Progress {
         self.options.progress.clone()
     }

@@ -144,3 +144,26 @@ pub(super) fn append(pieces: &mut Vec<Piece>, hole: u64, number: u32) {
         _ => pieces.push(Piece { hole, first: number, count: 1 }),
     }
 }
+
+/// The same content by the numbers that its chunks have in the list `into`, which takes in those that it lacks.
+pub(in crate::ops) fn renumbered(
+    content: &Content,
+    chunks: &ChunkList,
+    into: &mut ChunkList,
+    numbers: &mut HashMap<ChunkId, u32>,
+) -> Result<Content> {
+    let (mut pieces, mut covered) = (Vec::new(), 0);
+    for (chunk, range) in content.placed(chunks) {
+        let found = chunks.ids.get(chunk as usize).zip(chunks.lens.get(chunk as usize));
+        let (id, len) = found.ok_or_else(|| Error::damaged("a file's piece names no chunk"))?;
+        let next = u32::try_from(into.ids.len()).map_err(|_| Error::exhausted("tree has too many chunks"))?;
+        let number = *numbers.entry(*id).or_insert(next);
+        if number == next {
+            into.ids.push(*id);
+            into.lens.push(*len);
+        }
+        append(&mut pieces, range.start - covered, number);
+        covered = range.end;
+    }
+    Ok(Content { pieces, tensors: content.tensors.clone(), ..*content })
+}

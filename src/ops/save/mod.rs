@@ -4,13 +4,14 @@
 //! units (a thread) -> read + cut + hash (workers, in order) -> locate -> encode (workers) -> writer -> publish
 //! ```
 
-mod assemble;
+pub(super) mod assemble;
 mod contents;
 mod encode;
 mod explain;
 mod looking;
 mod pace;
 mod parent;
+mod putting;
 mod ranks;
 mod read;
 mod sharded;
@@ -32,6 +33,8 @@ pub use self::explain::Explained;
 use self::explain::Explanation;
 use self::looking::Looking;
 use self::parent::{Orphan, Parent};
+pub(super) use self::putting::Putting;
+pub(super) use self::ranks::facts;
 pub use self::ranks::{PartOptions, PartReport};
 use self::store::{Counts, store};
 use self::unchanged::Unchanged;
@@ -42,7 +45,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::format::Manifest;
 use crate::id::{ChunkId, ManifestId};
 use crate::progress::Progress;
-use crate::repository::log::{RefValue, State, StepFacts};
+use crate::repository::log::{RefValue, Refusal, State, StepFacts};
 use crate::repository::{Known, Name, Place, Publication, Published, Repository, Writer};
 use crate::tree::{FoundKind, MemoryFile, Rules, SeenCache, Walk, coarse_now, walk};
 
@@ -91,6 +94,13 @@ pub enum SaveSource {
     Path(PathBuf),
     /// A tree of files in memory.
     Memory(Vec<MemoryFile>),
+}
+
+impl Default for SaveSource {
+    /// No files.
+    fn default() -> Self {
+        Self::Memory(Vec::new())
+    }
 }
 
 impl<P: AsRef<Path> + ?Sized> From<&P> for SaveSource {
@@ -178,12 +188,11 @@ impl Repository {
     async fn save_from(&self, source: SaveSource, name: &Name, options: &SaveOptions) -> Result<SaveReport> {
         let begun = std::time::Instant::now();
         let started = coarse_now();
-        let (walked, looking) = self.look(source, options).await?;
+        let (walk, looking) = self.look(source, options).await?;
         let state = self.state().await?;
         let expected = state.version(name);
         let parent = self.parent(&state, name, options).await?;
         let derive = AtomicBool::new(true);
-        let (walk, looking) = (&walked, &looking);
         let saving = Saving { repository: self, name, options, walk, looking, parent, derive, started };
         let mut writer = Writer::new(self, &options.progress);
         let mut counts = Counts::default();
@@ -256,8 +265,8 @@ struct Saving<'a> {
     repository: &'a Repository,
     name: &'a Name,
     options: &'a SaveOptions,
-    walk: &'a Arc<Walk>,
-    looking: &'a Arc<Looking>,
+    walk: Arc<Walk>,
+    looking: Arc<Looking>,
     parent: Family,
     /// May chunks be derived from others? Not once what one was derived from turned out not to be stored.
     derive: AtomicBool,
@@ -303,6 +312,7 @@ impl Saving<'_> {
                 match writer.publish(publication).await? {
                     Published::Done(value) => *value,
                     Published::Lost(_) => return Ok(None),
+                    Published::Moved => return Err(Refusal::RefMoved(self.name.clone()).into()),
                 }
             }
         };
@@ -330,13 +340,13 @@ impl Saving<'_> {
         counts: &mut Counts,
     ) -> Result<Option<(Manifest, Vec<ChunkId>, Vec<Place>)>> {
         let unchanged = match self.cache().filter(|_| !self.options.reread) {
-            Some(cache) => Unchanged::load(&cache, self.walk, self.looking, known).await?,
+            Some(cache) => Unchanged::load(&cache, &self.walk, &self.looking, known).await?,
             None => None,
         };
-        let mut assembly = Assembly::new(self.walk, self.options.labels.clone());
+        let mut assembly = Assembly::new(&self.walk, self.options.labels.clone());
         let to_read: Vec<usize> = match &unchanged {
-            Some(unchanged) => unchanged.take(self.walk, self.looking, &mut assembly),
-            None => files_of(self.walk).collect(),
+            Some(unchanged) => unchanged.take(&self.walk, &self.looking, &mut assembly),
+            None => files_of(&self.walk).collect(),
         };
         let total = to_read.iter().filter_map(|&at| self.walk.found.get(at)).map(|found| found.stat.size).sum();
         self.options.progress.phase("saving", total);
@@ -365,10 +375,10 @@ impl Saving<'_> {
     ) -> Result<()> {
         counts.explanation = self.options.explain.then(|| Explanation::new(self.parent.as_ref().err().copied()));
         store(self, to_read, known, writer, assembly, counts).await?;
-        counts.lacking = sharded::lacking(self.walk, &self.looking.indexes, assembly.manifest());
+        counts.lacking = sharded::lacking(&self.walk, &self.looking.indexes, assembly.manifest());
         if let Some(explanation) = counts.explanation.take() {
             let parent = self.parent.as_ref().ok().map(|parent| parent.saved.name.as_str());
-            counts.explained = explanation.finish(self.walk, assembly, parent);
+            counts.explained = explanation.finish(&self.walk, assembly, parent);
         }
         Ok(())
     }
@@ -401,7 +411,7 @@ impl Saving<'_> {
     /// Fills the stat cache. A save is no worse for not being remembered.
     fn remember(&self, id: ManifestId, body: &[u8]) {
         let Some(cache) = self.cache() else { return };
-        let files = files_of(self.walk).filter_map(|at| self.walk.found.get(at));
+        let files = files_of(&self.walk).filter_map(|at| self.walk.found.get(at));
         let files = files.map(|found| (found.path.as_slice(), &found.stat));
         if let Err(error) = cache.store(id, body, self.started, files) {
             tracing::debug!("the stat cache was not written: {error:?}");

@@ -98,7 +98,7 @@ pub(super) async fn store(
 
 /// Looks at what there is to save before any of it is read.
 async fn begin(saving: &Saving<'_>, to_read: &[usize], depth: usize) -> Result<Encoding> {
-    let (walk, looking, to_read) = (Arc::clone(saving.walk), Arc::clone(saving.looking), to_read.to_vec());
+    let (walk, looking, to_read) = (Arc::clone(&saving.walk), Arc::clone(&saving.looking), to_read.to_vec());
     let compression = saving.options.compression;
     let derive = compression != Compression::Off && saving.derive.load(Ordering::Relaxed);
     let contents = blocking(move || Contents::look(&walk, &looking, &to_read, derive)).await?;
@@ -112,7 +112,7 @@ async fn begin(saving: &Saving<'_>, to_read: &[usize], depth: usize) -> Result<E
         }
         None => None,
     };
-    let (repository, walk, contents) = (saving.repository.clone(), Arc::clone(saving.walk), Arc::new(contents));
+    let (repository, walk, contents) = (saving.repository.clone(), Arc::clone(&saving.walk), Arc::new(contents));
     Ok(Encoding { repository, walk, contents, compression, derive, parent, budget })
 }
 
@@ -137,11 +137,12 @@ fn start(
     let (unit_out, unit_in) = mpsc::channel::<Unit>(depth);
     let (hashed_out, hashed_in) = mpsc::channel::<Hashed>(depth);
     let window = (saving.repository.budget().total() / 64).clamp(MIB, WINDOW_MAX);
-    let (walk, looking) = (Arc::clone(saving.walk), Arc::clone(saving.looking));
+    let (walk, looking) = (Arc::clone(&saving.walk), Arc::clone(&saving.looking));
     tasks.spawn_blocking(move || {
         make_units(&walk, &to_read, (&looking, &contents), window, |unit| unit_out.blocking_send(unit).is_ok())
     });
-    let (walk, looking, repository) = (Arc::clone(saving.walk), Arc::clone(saving.looking), saving.repository.clone());
+    let (walk, looking, repository) =
+        (Arc::clone(&saving.walk), Arc::clone(&saving.looking), saving.repository.clone());
     tasks.spawn(async move {
         let mut settler = Settler::default();
         let units = stream::unfold(unit_in, |mut units| async move { Some((units.recv().await?, units)) });

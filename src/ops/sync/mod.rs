@@ -14,7 +14,7 @@ use serde::Serialize;
 use self::view::View;
 use crate::error::{Error, ErrorKind, Result};
 use crate::progress::Progress;
-use crate::repository::log::{RefValue, State};
+use crate::repository::log::{RefValue, Refusal, State};
 use crate::repository::{
     Gaps, Known, Name, PackRead, Publication, Published, Repository, Stored, Writer, longest_read, plan, read_pack,
 };
@@ -203,6 +203,7 @@ impl Syncing<'_> {
                 Ok(self.done(value))
             }
             Published::Lost(_) => Ok(Step::Lost),
+            Published::Moved => Err(Refusal::RefMoved(name.clone()).into()),
         }
     }
 

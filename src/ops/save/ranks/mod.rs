@@ -15,7 +15,8 @@ use std::time::Instant;
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use serde::Serialize;
 
-use self::union::{Own, facts, lacking, union};
+pub(in crate::ops) use self::union::facts;
+use self::union::{Own, lacking, union};
 use super::store::Counts;
 use super::{SaveOptions, SaveReport, SaveSource, Saving};
 use crate::error::{Error, ErrorKind, Result};
@@ -103,13 +104,12 @@ impl Repository {
         let options = told(part, options)?;
         let attempt = Attempt { name: name.clone(), id: part.attempt.clone(), ranks: part.ranks };
         let started = coarse_now();
-        let (walked, looking) = self.look(source, &options).await?;
-        if walked.is_file() {
-            let root = walked.root().unwrap_or(Path::new(""));
+        let (walk, looking) = self.look(source, &options).await?;
+        if walk.is_file() {
+            let root = walk.root().unwrap_or(Path::new(""));
             return Err(Error::usage("a rank saves a folder").at(root.display()).got("a file"));
         }
         let parent = self.parent(&*self.state().await?, name, &options).await?;
-        let (walk, looking) = (&walked, &looking);
         let derive = AtomicBool::new(true);
         let saving = Saving { repository: self, name, options: &options, walk, looking, parent, derive, started };
         let ranked = Ranked { saving, attempt, rank: part.rank };

@@ -4,9 +4,8 @@ use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 
 use crate::error::{Error, Result};
-use crate::format::{ChunkList, Content, EntryKind, Manifest, TreeEntry};
-use crate::id::ChunkId;
-use crate::ops::save::assemble::append;
+use crate::format::{Content, EntryKind, Manifest, TreeEntry};
+use crate::ops::save::assemble::renumbered;
 use crate::ops::shown;
 use crate::repository::log::StepFacts;
 
@@ -53,29 +52,6 @@ pub(super) fn union(trees: &[Own<'_>]) -> Result<Manifest> {
     Ok(whole)
 }
 
-/// The same content by the numbers that its chunks have in the list `into`, which takes in those that it lacks.
-fn renumbered(
-    content: &Content,
-    chunks: &ChunkList,
-    into: &mut ChunkList,
-    numbers: &mut HashMap<ChunkId, u32>,
-) -> Result<Content> {
-    let (mut pieces, mut covered) = (Vec::new(), 0);
-    for (chunk, range) in content.placed(chunks) {
-        let found = chunks.ids.get(chunk as usize).zip(chunks.lens.get(chunk as usize));
-        let (id, len) = found.ok_or_else(|| Error::damaged("a file's piece names no chunk"))?;
-        let next = u32::try_from(into.ids.len()).map_err(|_| Error::exhausted("tree has too many chunks"))?;
-        let number = *numbers.entry(*id).or_insert(next);
-        if number == next {
-            into.ids.push(*id);
-            into.lens.push(*len);
-        }
-        append(&mut pieces, range.start - covered, number);
-        covered = range.end;
-    }
-    Ok(Content { pieces, tensors: content.tensors.clone(), ..*content })
-}
-
 /// What two entries of one path differ in; modes and times aside.
 fn difference((of_a, a): (&Manifest, &TreeEntry), (of_b, b): (&Manifest, &TreeEntry)) -> Option<&'static str> {
     match (&a.kind, &b.kind) {
@@ -110,8 +86,8 @@ pub(super) fn lacking(whole: &Manifest, part: &Manifest) -> Option<(String, &'st
     })
 }
 
-/// What ranks tell of a step: of several values that of the lowest rank.
-pub(super) fn facts<'a>(told: impl IntoIterator<Item = &'a StepFacts>) -> Result<StepFacts> {
+/// What several tell of a step, ranks in their order: of several values the first.
+pub(in crate::ops) fn facts<'a>(told: impl IntoIterator<Item = &'a StepFacts>) -> Result<StepFacts> {
     let mut all = StepFacts::default();
     for facts in told {
         for (name, value) in facts.metrics() {
@@ -142,6 +118,9 @@ mod tests {
     use crate::chunker::Cut;
     use crate::clock::Timestamp;
     use crate::error::ErrorKind;
+    use crate::format::ChunkList;
+    use crate::id::ChunkId;
+    use crate::ops::save::assemble::append;
 
     /// A tree of these files, each of chunks of 10 bytes, every one after a hole of 5.
     fn tree(mode: u32, files: &[(&str, &[u8])]) -> Manifest {

@@ -1,0 +1,109 @@
+//! A saved tree, opened once and read by range: what a file system hands out files of.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+use towline::Error;
+use towline::format::EntryKind;
+use towline::ops::RangeSink;
+use towline::repository::Saved;
+
+use crate::memory::{Latch, Stretch};
+use crate::repository::Repository;
+use crate::runtime::wait;
+
+/// A tree as it was when it was opened, whatever its name stands for since.
+#[pyclass(frozen, module = "towline._towline")]
+#[derive(Debug)]
+pub(crate) struct Tree {
+    repository: Py<Repository>,
+    saved: Arc<Saved>,
+}
+
+impl Tree {
+    pub(crate) fn new(repository: Py<Repository>, saved: Arc<Saved>) -> Self {
+        Self { repository, saved }
+    }
+}
+
+/// Path, kind, length, permissions, modification time in nanoseconds, and where a link points.
+type Entry = (String, &'static str, u64, u32, i64, Option<String>);
+
+#[pymethods]
+impl Tree {
+    /// The name.
+    #[getter]
+    fn name(&self) -> &str {
+        self.saved.name.as_str()
+    }
+
+    /// The name's version then.
+    #[getter]
+    fn version(&self) -> u64 {
+        self.saved.value.version
+    }
+
+    /// The name of the content.
+    #[getter]
+    fn manifest(&self) -> String {
+        self.saved.value.manifest.to_string()
+    }
+
+    /// What it holds, by path. Bytes of names that are not UTF-8 are replaced.
+    fn entries(&self) -> Vec<Entry> {
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        let entries = self.saved.manifest.entries.iter().map(|entry| {
+            let (kind, size, target) = match &entry.kind {
+                EntryKind::File(content) => ("file", content.size, None),
+                EntryKind::Folder => ("directory", 0, None),
+                EntryKind::Symlink(target) => ("link", 0, Some(text(target))),
+            };
+            (text(&entry.path), kind, size, entry.mode, entry.mtime.0, target)
+        });
+        entries.collect()
+    }
+
+    /// The bytes of ranges `(path, start, end)` of its files, every one checked, each chunk fetched once.
+    fn read<'py>(&self, py: Python<'py>, ranges: Vec<(String, u64, u64)>) -> PyResult<Vec<Bound<'py, PyBytes>>> {
+        let len =
+            |&(_, start, end): &(String, u64, u64)| usize::try_from(end.saturating_sub(start)).unwrap_or(usize::MAX);
+        let made: Vec<Bound<'py, PyBytes>> =
+            ranges.iter().map(|range| PyBytes::new_with(py, len(range), |_| Ok(()))).collect::<PyResult<_>>()?;
+        // Nobody else has them before this returns.
+        let places = made.iter().map(|bytes| Stretch::new(bytes.as_bytes().as_ptr() as usize, bytes.as_bytes().len()));
+        self.fill(py, ranges, places.collect())?;
+        Ok(made)
+    }
+
+    /// Reads `start..end` of a file into memory of that length.
+    fn read_into(&self, py: Python<'_>, path: String, start: u64, end: u64, address: usize) -> PyResult<()> {
+        let place = Stretch::new(address, usize::try_from(end.saturating_sub(start)).unwrap_or(0));
+        py.detach(|| place.clear());
+        self.fill(py, vec![(path, start, end)], vec![place])
+    }
+}
+
+impl Tree {
+    /// Reads ranges to where they go. If it fails, or a signal ends it, nothing writes there any more.
+    fn fill(&self, py: Python<'_>, ranges: Vec<(String, u64, u64)>, places: Vec<Stretch>) -> PyResult<()> {
+        let range = |(path, start, end): (String, u64, u64)| (path.into_bytes(), Range { start, end });
+        let ranges: Vec<(Vec<u8>, Range<u64>)> = ranges.into_iter().map(range).collect();
+        let (engine, saved) = (self.repository.get().engine(py)?, Arc::clone(&self.saved));
+        let latch = Arc::new(Latch::default());
+        let held = Stretch::new(0, 0).lend(&latch);
+        let sink: RangeSink = Arc::new(move |number, at, bytes| {
+            // As long as somebody may write there, this is held.
+            let _ = &held;
+            match places.get(number) {
+                Some(place) if place.place(at, bytes) => Ok(()),
+                _ => Err(Error::other("more bytes than a range has room for").got(at)),
+            }
+        });
+        let outcome = wait(py, async move { engine.read_ranges(&saved, &ranges, sink).await });
+        // A worker may still be writing what it was given when the rest failed.
+        py.detach(|| latch.wait());
+        outcome
+    }
+}

@@ -1,0 +1,147 @@
+//! A tree and what is to change in it as one tree. Pure: no chunk is looked at.
+
+use std::collections::{BTreeMap, HashMap};
+
+use super::Changes;
+use crate::clock::Timestamp;
+use crate::error::{Error, ErrorKind, Result};
+use crate::format::{ChunkList, EntryKind, Form, Manifest, TreeEntry};
+use crate::ops::save::assemble::renumbered;
+use crate::ops::shown;
+use crate::tree::check_path;
+
+/// Permissions of the folders that a rename makes.
+const FOLDER_MODE: u32 = 0o755;
+
+/// What is at a path, and the list that its chunks are numbered by.
+type There<'a> = (&'a TreeEntry, &'a ChunkList);
+
+/// The paths of a tree in the making, each with what is there.
+struct Paths<'a> {
+    there: BTreeMap<Vec<u8>, There<'a>>,
+    /// What a folder is that only its content implies.
+    implied: There<'a>,
+}
+
+/// `base`, or an empty folder, with `changes`: what they put is the tree `new`. The labels are those of both, `new`'s first.
+///
+/// # Errors
+/// Not found, if what is to go or to be renamed is not there; conflict, if something is in the way of what is put; usage,
+/// for a path that is none, or a `base` that is a single file.
+pub(super) fn amended(
+    base: Option<&Manifest>,
+    new: Option<&Manifest>,
+    changes: &Changes,
+    now: Timestamp,
+) -> Result<Manifest> {
+    if base.is_some_and(|base| base.form == Form::File) {
+        return Err(Error::usage("the name stands for a single file, which has no paths to change")
+            .cure("save it anew, or put the files under another name"));
+    }
+    let folder = TreeEntry { path: Vec::new(), mode: FOLDER_MODE, mtime: now, kind: EntryKind::Folder };
+    let none = ChunkList::default();
+    let mut paths = Paths { there: BTreeMap::new(), implied: (&folder, &none) };
+    paths.there.insert(Vec::new(), paths.implied);
+    let entries = base.into_iter().flat_map(|base| base.entries.iter().map(|entry| (entry, &base.chunks)));
+    paths.there.extend(entries.map(|(entry, chunks)| (entry.path.clone(), (entry, chunks))));
+    for path in &changes.remove {
+        checked(path)?;
+        paths.take(path)?;
+    }
+    for (from, to) in &changes.rename {
+        checked(from).and_then(|()| checked(to))?;
+        paths.rename(from, to)?;
+    }
+    for entry in new.into_iter().flat_map(|new| &new.entries) {
+        let chunks = new.map_or(&none, |new| &new.chunks);
+        paths.put(entry, chunks)?;
+    }
+    let mut labels = base.map(|base| base.labels.clone()).unwrap_or_default();
+    labels.extend(new.into_iter().flat_map(|new| new.labels.clone()));
+    let mut tree = Manifest { labels, ..Manifest::default() };
+    let mut numbers = HashMap::new();
+    for (path, (entry, chunks)) in paths.there {
+        let kind = match &entry.kind {
+            EntryKind::File(content) => EntryKind::File(renumbered(content, chunks, &mut tree.chunks, &mut numbers)?),
+            other => other.clone(),
+        };
+        tree.entries.push(TreeEntry { path, kind, ..*entry });
+    }
+    Ok(tree)
+}
+
+impl<'a> Paths<'a> {
+    /// Takes away what is at `path`, with all in it.
+    fn take(&mut self, path: &[u8]) -> Result<Vec<(Vec<u8>, There<'a>)>> {
+        if !self.there.contains_key(path) {
+            return Err(Error::not_found("there is nothing at this path of the tree").at(shown(path)));
+        }
+        let below = self.there.range(path.to_vec()..).map(|(there, _)| there);
+        let below = below.take_while(|there| there.starts_with(path));
+        let within = |there: &&Vec<u8>| matches!(there.get(path.len()), None | Some(b'/'));
+        let taken: Vec<Vec<u8>> = below.filter(within).cloned().collect();
+        Ok(taken.into_iter().filter_map(|path| self.there.remove_entry(&path)).collect())
+    }
+
+    /// Moves what is at `from`, with all in it. A file takes the place of a file.
+    fn rename(&mut self, from: &[u8], to: &[u8]) -> Result<()> {
+        if from == to && self.there.contains_key(from) {
+            return Ok(());
+        }
+        if to.strip_prefix(from).is_some_and(|rest| rest.first() == Some(&b'/')) {
+            return Err(Error::usage("a folder cannot be moved into itself").at(shown(from)).got(shown(to)));
+        }
+        let moved = self.take(from)?;
+        let is_folder = moved.first().is_some_and(|(_, (entry, _))| is_folder(entry));
+        let in_way = self.there.get(to);
+        if in_way.is_some_and(|(there, _)| is_folder || self::is_folder(there)) {
+            return Err(in_the_way(to));
+        }
+        self.imply_parents(to)?;
+        for (path, entry) in moved {
+            let to = [to, path.get(from.len()..).unwrap_or_default()].concat();
+            checked(&to)?;
+            self.there.insert(to, entry);
+        }
+        Ok(())
+    }
+
+    /// Puts an entry at its path. A folder that is there stays as it is; a file takes the place of a file or link.
+    fn put(&mut self, entry: &'a TreeEntry, chunks: &'a ChunkList) -> Result<()> {
+        match self.there.get(&entry.path) {
+            Some((there, _)) if is_folder(there) && is_folder(entry) => return Ok(()),
+            Some((there, _)) if is_folder(there) || is_folder(entry) => return Err(in_the_way(&entry.path)),
+            _ => {}
+        }
+        self.imply_parents(&entry.path)?;
+        self.there.insert(entry.path.clone(), (entry, chunks));
+        Ok(())
+    }
+
+    /// Makes the folders above `path` that are lacking.
+    fn imply_parents(&mut self, path: &[u8]) -> Result<()> {
+        for (at, _) in path.iter().enumerate().filter(|(_, byte)| **byte == b'/') {
+            let parent = path.get(..at).unwrap_or_default();
+            match self.there.get(parent) {
+                Some((there, _)) if is_folder(there) => {}
+                Some(_) => return Err(in_the_way(parent)),
+                None => drop(self.there.insert(parent.to_vec(), self.implied)),
+            }
+        }
+        Ok(())
+    }
+}
+
+fn is_folder(entry: &TreeEntry) -> bool {
+    entry.kind == EntryKind::Folder
+}
+
+fn in_the_way(path: &[u8]) -> Error {
+    Error::conflict("something of another kind is in the way").at(shown(path)).cure("remove it first")
+}
+
+/// A path that something in a tree can have.
+fn checked(path: &[u8]) -> Result<()> {
+    check_path(path)
+        .map_err(|error| Error::new(ErrorKind::Usage, "no path in a tree").at(path.escape_ascii()).source(error))
+}
