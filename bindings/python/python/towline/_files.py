@@ -1,0 +1,257 @@
+"""Files of saved trees, as file objects: one that is read by range through a cache of blocks, one that is staged until it is closed."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import io
+import mmap
+import tempfile
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+from ._trees import Home, Piece, Tree
+
+#: What is read at least; chunks are about as long, and are decoded whole.
+BLOCK = 1 << 20
+#: What is read ahead at most.
+_AHEAD_MAX = 32 << 20
+#: Files up to this long are read whole.
+_SMALL = 8 << 20
+#: What a file keeps in memory at most, besides what was read last.
+_KEPT = 64 << 20
+#: Files up to this long are staged in memory, longer ones on the local disk.
+_MEMORY = 16 << 20
+
+
+class Reader(io.BufferedIOBase):
+    """A file of a tree as it was when the file was opened, whatever becomes of its name. Small reads share blocks, sequential
+    ones read ahead, and large ones go straight to where they are wanted."""
+
+    mode = "rb"
+
+    def __init__(self, fs: Any, path: str, home: Home, where: tuple[Tree, str], size: int, block: int):
+        super().__init__()
+        self.fs, self.path, self.size, self.blocksize = fs, path, size, block
+        self._home, (self._tree, self._inner) = home, where
+        self._lock = threading.RLock()
+        self._at = 0
+        self._blocks: OrderedDict[int, memoryview] = OrderedDict()
+        self._next, self._ahead = 0, block
+
+    @property
+    def name(self) -> str:
+        return self.path
+
+    @property
+    def full_name(self) -> str:
+        return self.fs.unstrip_protocol(self.path)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.full_name}>"
+
+    def info(self) -> dict[str, Any]:
+        """What the file system says of it."""
+        return self.fs.info(self.path)
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self.size}[whence]
+        if base + offset < 0:
+            raise OSError("seek to before the start of the file")
+        self._at = base + offset
+        return self._at
+
+    def read(self, size: int | None = -1) -> bytes:
+        self._check()
+        with self._lock:
+            left = max(self.size - self._at, 0)
+            size = left if size is None or size < 0 else min(size, left)
+            if size >= self._direct:
+                (whole,) = self._home.read(self._tree, [(self._inner, self._at, self._at + size)])
+                self._at += size
+                return whole
+            out = bytearray(size)
+            self._fill(memoryview(out))
+            return bytes(out)
+
+    def read1(self, size: int = -1) -> bytes:
+        return self.read(self.blocksize if size is None or size < 0 else size)
+
+    def readinto(self, buffer: Any) -> int:
+        self._check()
+        with self._lock:
+            view = memoryview(buffer).cast("B")
+            view = view[: min(len(view), max(self.size - self._at, 0))]
+            if len(view) >= self._direct:
+                self._home.read_into(self._tree, self._inner, self._at, view)
+                self._at += len(view)
+            else:
+                self._fill(view)
+            return len(view)
+
+    readinto1 = readinto
+
+    def close(self) -> None:
+        if not self.closed:
+            self._blocks.clear()
+        super().close()
+
+    def _check(self) -> None:
+        if self.closed:
+            raise ValueError("I/O operation on closed file.")
+
+    @property
+    def _direct(self) -> int:
+        """Reads of this length and more do not go through the cache."""
+        return 8 * self.blocksize
+
+    def _fill(self, out: memoryview) -> None:
+        """Fills `out` with what comes next, from blocks; the lacking ones are read in one go."""
+        if not out:
+            return
+        end = self._at + len(out)
+        first, last = self._at // self.blocksize, (end - 1) // self.blocksize
+        lacking = [block for block in range(first, last + 1) if block not in self._blocks]
+        if lacking:
+            self._load(lacking[0], lacking[-1] + 1)
+        while out:
+            block = self._at // self.blocksize
+            if block not in self._blocks:
+                self._load(block, block + 1)
+            self._blocks.move_to_end(block)
+            start = self._at - block * self.blocksize
+            part = self._blocks[block][start : start + len(out)]
+            out[: len(part)] = part
+            out = out[len(part) :]
+            self._at += len(part)
+
+    def _load(self, first: int, end: int) -> None:
+        """Reads the blocks from `first` up to `end`, and more where reading goes on and on."""
+        blocks = -(-self.size // self.blocksize)
+        self._ahead = min(2 * self._ahead, _AHEAD_MAX) if first == self._next else self.blocksize
+        if self.size <= _SMALL:
+            first, end = 0, blocks
+        end = min(max(end, first + self._ahead // self.blocksize), blocks)
+        start, stop = first * self.blocksize, min(end * self.blocksize, self.size)
+        (read,) = self._home.read(self._tree, [(self._inner, start, stop)])
+        view, self._next = memoryview(read), end
+        for block in range(first, end):
+            self._blocks[block] = view[(block - first) * self.blocksize :][: self.blocksize]
+            self._blocks.move_to_end(block)
+        while len(self._blocks) > max(_KEPT // self.blocksize, end - first):
+            self._blocks.popitem(last=False)
+
+
+class Writer(io.BufferedIOBase):
+    """A new file: staged in memory, or if it gets long on the local disk, and visible once it is closed, whole or not at all.
+    One that is left by an exception, or never closed, is discarded."""
+
+    mode = "wb"
+
+    def __init__(self, fs: Any, path: str, publish: Callable[[Writer], None], begin: bytes = b""):
+        super().__init__()
+        self.fs, self.path = fs, path
+        self._publish = publish
+        self._staged: Any = io.BytesIO()
+        self.write(begin)
+
+    @property
+    def name(self) -> str:
+        return self.path
+
+    @property
+    def full_name(self) -> str:
+        return self.fs.unstrip_protocol(self.path)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.full_name}>"
+
+    def writable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._open().tell()
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        return self._open().seek(offset, whence)
+
+    def truncate(self, size: int | None = None) -> int:
+        return self._open().truncate(size)
+
+    def write(self, data: Any) -> int:
+        staged, view = self._open(), memoryview(data).cast("B")
+        if isinstance(staged, io.BytesIO) and staged.tell() + len(view) > _MEMORY:
+            disk = tempfile.TemporaryFile(prefix="towline-")
+            disk.write(staged.getbuffer())
+            disk.seek(staged.tell())
+            self._staged = staged = disk
+        return staged.write(view)
+
+    def close(self) -> None:
+        """Puts the file into its tree. If that fails it is discarded, and this raises."""
+        if not self.closed:
+            try:
+                self._publish(self)
+            except BaseException:
+                self.discard()
+                raise
+            super().close()
+
+    def commit(self) -> None:
+        """Closes it, if it was not."""
+        self.close()
+
+    def discard(self) -> None:
+        """Forgets it: nothing of it becomes visible."""
+        if self._staged is not None:
+            self._staged.close()
+            self._staged = None
+        super().close()
+
+    def __exit__(self, kind: Any, value: Any, trace: Any) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.discard()
+
+    def __del__(self) -> None:
+        if getattr(self, "_staged", None) is not None:
+            self.discard()
+
+    @contextlib.contextmanager
+    def pieces(self) -> Any:
+        """What was written, as the engine takes it, as long as the block lasts; gone after it."""
+        staged = self._open()
+        if isinstance(staged, io.BytesIO):
+            yield [staged.getvalue()]
+        else:
+            staged.flush()
+            with mmap.mmap(staged.fileno(), 0, access=mmap.ACCESS_COPY) as pages:
+                # Private pages: ctypes asks for memory that could be written.
+                first = ctypes.c_char.from_buffer(pages)
+                try:
+                    pieces: list[Piece] = [(ctypes.addressof(first), len(pages))]
+                    yield pieces
+                finally:
+                    del first
+        self._staged = None
+        staged.close()
+
+    def _open(self) -> Any:
+        if self._staged is None:
+            raise ValueError("I/O operation on closed file.")
+        return self._staged

@@ -1,0 +1,271 @@
+"""Repositories as file systems see them: paths that are a name and a path in its tree, opened trees, and changes of them."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import re
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+from . import repository as repositories
+from .errors import Conflict, NotFound
+
+#: A piece of a file: bytes, or the address and length of memory.
+Piece = Any
+
+#: Trees that stay open, at most.
+_TREES = 16
+
+_STEP = re.compile(r"step-[0-9]+")
+
+
+class InTheWay(Conflict, FileExistsError):
+    """A folder is where a file is to be, or the other way round."""
+
+
+class Spot(NamedTuple):
+    """A path, taken apart."""
+
+    #: What names the tree in the path; empty above all names.
+    name: str
+    #: The path in the tree; empty for the tree itself.
+    inner: str
+    #: The version that the name is at; none if nothing is saved under it.
+    version: int | None = None
+
+    @property
+    def path(self) -> str:
+        return f"{self.name}/{self.inner}" if self.inner else self.name
+
+
+class Entry(NamedTuple):
+    """A file, folder or link of a tree."""
+
+    kind: str
+    size: int
+    mode: int
+    mtime_ns: int
+    target: str | None
+
+
+#: What every tree is itself.
+FOLDER = Entry("directory", 0, 0o755, 0, None)
+
+
+class Tree:
+    """A tree as it was when it was opened, by path."""
+
+    def __init__(self, opened: Any):
+        self.opened = opened
+        self.entries: dict[str, Entry] = {}
+        self.children: dict[str, list[str]] = {"": []}
+        for path, *entry in opened.entries():
+            if not path:
+                continue
+            self.entries[path] = Entry(*entry)
+            self.children.setdefault(path.rpartition("/")[0], []).append(path)
+
+    def entry(self, path: str) -> Entry | None:
+        return self.entries.get(path) if path else FOLDER
+
+    def below(self, path: str) -> Iterator[tuple[str, Entry]]:
+        """All that is in the folder `path`, and in its folders."""
+        start = f"{path}/" if path else ""
+        return ((there, entry) for there, entry in self.entries.items() if there.startswith(start))
+
+
+class Home:
+    """What all file systems of one repository share in a process."""
+
+    def __init__(self, url: str | None, opening: dict[str, Any]):
+        self._url, self._opening = url, opening
+        self._lock = threading.Lock()
+        self._repository: repositories.Repository | None = None
+        self._trees: OrderedDict[str, tuple[int, Tree]] = OrderedDict()
+        self._doors: dict[str, threading.Lock] = {}
+        self._waiting: dict[str, list[_Put]] = {}
+        #: Folders that this process made, which are nowhere else as long as nothing is in them.
+        self.made: dict[str, None] = {}
+
+    @property
+    def repository(self) -> repositories.Repository:
+        with self._lock:
+            if self._repository is None:
+                self._repository = repositories.open(self._url, **self._opening)
+            return self._repository
+
+    @property
+    def engine(self) -> Any:
+        return self.repository._engine
+
+    def find(self, path: str) -> Spot:
+        """Where to look for `path`: the longest name that it begins with. A step below it that its tree lacks is none of its
+        files."""
+        name, at, rest = path.partition("@")
+        if at:
+            choice, _, inner = rest.partition("/")
+            chosen = self.engine.resolve(f"{name}@{choice}")
+            return Spot(f"{name}@{choice}", inner, (self.engine.find(chosen) or (None, None))[1])
+        found = self.engine.find(path) if path else None
+        if found is None:
+            return Spot("", path)
+        spot = Spot(found[0], path[len(found[0]) + 1 :], found[1])
+        step = _step_end(spot.inner)
+        if step is not None and self.tree(spot).entry(spot.inner[:step]) is None:
+            return Spot("", path)
+        return spot
+
+    def place(self, path: str) -> Spot:
+        """Where a file at `path` is put: see `TowlineFileSystem`."""
+        spot = self.find(path)
+        if spot.name:
+            return spot
+        end = _step_end(path)
+        if end is None or end == len(path):
+            above = (at for at, char in enumerate(path) if char == "/")
+            end = next((at for at in above if path[:at] in self.made), path.rfind("/"))
+        if end <= 0:
+            raise PermissionError(
+                f"towline://{path}: a file lies in a tree, which has a name: write to towline://NAME/{path or 'FILE'}"
+            )
+        return Spot(path[:end], path[end + 1 :])
+
+    def tree(self, spot: Spot) -> Tree:
+        """The tree of a spot, as new as its version."""
+        with self._lock:
+            version, tree = self._trees.get(spot.name, (None, None))
+            if tree is not None and version == spot.version:
+                self._trees.move_to_end(spot.name)
+                return tree
+        tree = Tree(self.engine.open_tree(spot.name))
+        with self._lock:
+            self._trees[spot.name] = (tree.opened.version, tree)
+            while len(self._trees) > _TREES:
+                self._trees.popitem(last=False)
+        return tree
+
+    def entry(self, spot: Spot) -> Entry | None:
+        """What is at a spot."""
+        if not spot.name or not spot.inner:
+            return FOLDER if spot.name else None
+        return self.tree(spot).entry(spot.inner)
+
+    def names(self, prefix: str) -> dict[str, dict[str, Any]]:
+        """The names below `prefix`, each with what is said of it."""
+        try:
+            listed = json.loads(self.engine.list(prefix or None))
+        except (NotFound, ValueError):
+            return {}
+        return {one["name"]: one for one in listed if one["name"] != prefix}
+
+    def read(self, tree: Tree, ranges: list[tuple[str, int, int]]) -> list[bytes]:
+        """Ranges of files of one tree, in one go."""
+        return self._steadily(tree, lambda opened: opened.read(ranges))
+
+    def read_into(self, tree: Tree, path: str, start: int, view: memoryview) -> None:
+        """Fills memory with what a file holds from `start` on."""
+        address = ctypes.addressof(ctypes.c_char.from_buffer(view))
+        self._steadily(tree, lambda opened: opened.read_into(path, start, start + len(view), address))
+
+    def _steadily(self, tree: Tree, work: Callable[[Any], Any]) -> Any:
+        """Does `work` with an opened tree; once more if that was only repacked meanwhile."""
+        try:
+            return work(tree.opened)
+        except NotFound:
+            again = self.engine.open_tree(tree.opened.name)
+            if again.manifest != tree.opened.manifest:
+                raise
+            tree.opened = again
+            return work(again)
+
+    def amend(
+        self,
+        name: str,
+        put: Iterable[tuple[str, list[Piece]]] = (),
+        remove: Iterable[str] = (),
+        rename: Iterable[tuple[str, str]] = (),
+    ) -> None:
+        """Changes the tree `name` in one commit."""
+        with self._door(name):
+            self._amend(name, list(put), list(remove), list(rename))
+
+    def put(self, name: str, path: str, pieces: list[Piece]) -> None:
+        """Puts one file. Those that threads put while another commit is under way share the next."""
+        mine = _Put(path, pieces)
+        with self._lock:
+            self._waiting.setdefault(name, []).append(mine)
+        with self._door(name):
+            if mine.done:
+                return
+            with self._lock:
+                batch = self._waiting.pop(name, [])
+            others = [one for one in batch if one is not mine]
+            if others:
+                try:
+                    # Of two files at one path the later one stays.
+                    self._amend(name, list({one.path: (one.path, one.pieces) for one in batch}.values()), [], [])
+                except Exception:
+                    # One may spoil it for all: each goes by itself, this one now, the others as they come in.
+                    pass
+                else:
+                    for one in others:
+                        one.done = True
+                    return
+            self._amend(name, [(path, pieces)], [], [])
+
+    def _door(self, name: str) -> threading.Lock:
+        with self._lock:
+            return self._doors.setdefault(name, threading.Lock())
+
+    def _amend(self, name: str, put: list, remove: list[str], rename: list[tuple[str, str]]) -> None:
+        try:
+            self.engine.amend(name, put, remove, rename, repositories.wishes())
+        except Conflict as error:
+            if error.place is None or error.place == name:
+                raise
+            in_the_way = InTheWay(*error.args)
+            in_the_way.place, in_the_way.cure = f"{name}/{error.place}", error.cure
+            raise in_the_way from None
+
+
+class _Put:
+    """A file on its way into a tree."""
+
+    def __init__(self, path: str, pieces: list[Piece]):
+        self.path, self.pieces, self.done = path, pieces, False
+
+
+_homes: dict[str, Home] = {}
+_homes_lock = threading.Lock()
+
+
+def home(url: str | None, opening: dict[str, Any]) -> Home:
+    """The one of a repository, in this process."""
+    url = repositories.default_url() if url is None else os.fspath(url)
+    key = json.dumps([url, sorted(opening.items())], default=str)
+    with _homes_lock:
+        return _homes.setdefault(key, Home(url, opening))
+
+
+def _forked() -> None:
+    """A child begins anew: locks that a thread of its parent held stay held, and trees are the parent's."""
+    global _homes, _homes_lock
+    _homes, _homes_lock = {}, threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
+def _step_end(path: str) -> int | None:
+    """Where the first segment that names a step ends; none if there is none."""
+    at = 0
+    for segment in path.split("/"):
+        at += len(segment)
+        if _STEP.fullmatch(segment):
+            return at
+        at += 1
+    return None

@@ -1,0 +1,402 @@
+"""The file system `towline://`, for all that takes an fsspec address: `dcp.save(state, checkpoint_id="towline://run-7/step-100")`,
+pandas, pyarrow, `datasets`.
+
+    towline://NAME/PATH
+
+is the file PATH of the tree NAME, in the repository of `$TOWLINE_REPO` or `storage_options={"repo": URL}`. Where nothing is saved
+yet, the path decides which part of it is the name: see `TowlineFileSystem`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import posixpath
+import shutil
+from collections.abc import Iterator
+from datetime import datetime, timezone
+from typing import Any
+
+from fsspec.spec import AbstractFileSystem
+
+from ._changes import Transaction
+from ._files import BLOCK, Reader, Writer
+from ._trees import Entry, Home, Spot, Tree, home
+from .errors import NotFound
+
+#: What blocks may be asked for.
+_BLOCKS = (64 << 10, 32 << 20)
+
+
+class TowlineFileSystem(AbstractFileSystem):
+    """Saved trees as folders of files.
+
+    A path is a NAME and a path in its tree. The name of a path is the longest saved name that it begins with, but a step
+    (`step-N`) that the tree of that name does not have is a name of its own. Where nothing is saved yet, the name of a new
+    file ends with the first segment `step-N`; else it is the first folder above the file that this process made (`mkdir`,
+    `makedirs`); else the folder that the file is in. So a file always lies in a folder: `towline://FILE` is refused.
+    `towline://RUN@latest/PATH` and the other choices of a step can be read.
+
+    A file becomes visible when it is closed, whole or not at all, by a commit of its own; what `with fs.transaction:` writes,
+    renames and removes becomes visible at its end, by one commit for each tree. Many processes may write files of one tree at
+    the same time. Folders are implied by what is in them; one that `makedirs` made is this process's own until something is.
+
+    Options: `repo`, else `$TOWLINE_REPO`; `memory`, `cache`, `endpoint`, `region`, `allow_http` and `create` as for
+    `towline.open`.
+    """
+
+    protocol = "towline"
+    root_marker = ""
+    transaction_type = Transaction
+
+    def __init__(
+        self,
+        repo: str | None = None,
+        *,
+        memory: int | str | None = None,
+        create: bool = True,
+        cache: str | None = None,
+        endpoint: str | None = None,
+        region: str | None = None,
+        allow_http: bool = False,
+        **options: Any,
+    ):
+        super().__init__(**options)
+        opening = {
+            "memory": memory,
+            "create": create,
+            "cache": cache,
+            "endpoint": endpoint,
+            "region": region,
+            "allow_http": allow_http,
+        }
+        self._repo = repo
+        self._told = {key: value for key, value in opening.items() if value is not None}
+
+    @property
+    def home(self) -> Home:
+        """What the file systems of one repository share."""
+        return home(self._repo, self._told)
+
+    @property
+    def fsid(self) -> str:
+        """The same for every address of one repository."""
+        return f"towline-{self.home.repository.id}"
+
+    @classmethod
+    def _strip_protocol(cls, path: Any) -> Any:
+        if isinstance(path, list):
+            return [cls._strip_protocol(one) for one in path]
+        stripped = super()._strip_protocol(path).lstrip("/")
+        return posixpath.normpath(stripped) if "//" in stripped else stripped
+
+    # Looking
+
+    def info(self, path: str, **kwargs: Any) -> dict[str, Any]:
+        path = self._strip_protocol(path)
+        if not path:
+            return _folder("")
+        entry = self.home.entry(self.home.find(path))
+        if entry is not None:
+            return _told(path, entry)
+        if self._made(path) or self.home.names(path):
+            return _folder(path)
+        raise FileNotFoundError(f"towline://{path}")
+
+    def ls(self, path: str, detail: bool = True, **kwargs: Any) -> list[Any]:
+        path = self._strip_protocol(path)
+        start = f"{path}/" if path else ""
+        found: dict[str, dict[str, Any]] = {}
+        for below in [*self.home.names(path), *list(self.home.made)]:
+            if below.startswith(start) and below != path:
+                child = start + below[len(start) :].partition("/")[0]
+                found[child] = _folder(child)
+        spot, entry = self.home.find(path), None
+        if spot.name:
+            tree = self.home.tree(spot)
+            entry = tree.entry(spot.inner)
+            if entry is not None and entry.kind != "directory" and not found:
+                return [_told(path, entry)] if detail else [path]
+            for child in tree.children.get(spot.inner, ()):
+                name = Spot(spot.name, child).path
+                found[name] = _told(name, tree.entries[child])
+        if not found and entry is None and path and not self._made(path):
+            raise FileNotFoundError(f"towline://{path}")
+        return [found[name] for name in sorted(found)] if detail else sorted(found)
+
+    def find(
+        self, path: str, maxdepth: int | None = None, withdirs: bool = False, detail: bool = False, **kwargs: Any
+    ) -> Any:
+        path = self._strip_protocol(path)
+        if maxdepth is not None and maxdepth < 1:
+            raise ValueError("maxdepth must be at least 1")
+        found = {}
+        for name, told in self._below(path):
+            depth = name.count("/") - path.count("/") + (0 if path else 1)
+            if (maxdepth is None or depth <= maxdepth) and (withdirs or told["type"] != "directory"):
+                found[name] = told
+        if not found and (withdirs or self.isfile(path)):
+            with contextlib.suppress(FileNotFoundError):
+                found[path] = self.info(path)
+        return {name: found[name] for name in sorted(found)} if detail else sorted(found)
+
+    def _below(self, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+        """All that is in a folder and its folders."""
+        start = f"{path}/" if path else ""
+        spot, names = self.home.find(path), self.home.names(path)
+        for below in [*names, *(made for made in list(self.home.made) if made.startswith(start) and made != path)]:
+            parts = below[len(start) :].split("/")
+            for end in range(1, len(parts) + 1):
+                folder = start + "/".join(parts[:end])
+                yield folder, _folder(folder)
+        trees = [spot] if spot.name else []
+        for spot in trees + [found for found in map(self.home.find, names) if found.name]:
+            for inner, entry in self.home.tree(spot).below(spot.inner):
+                name = Spot(spot.name, inner).path
+                yield name, _told(name, entry)
+
+    def created(self, path: str) -> datetime:
+        return self.modified(path)
+
+    def modified(self, path: str) -> datetime:
+        info = self.info(path)
+        if "mtime" not in info:
+            raise IsADirectoryError(f"towline://{self._strip_protocol(path)}")
+        return datetime.fromtimestamp(info["mtime"], tz=timezone.utc)
+
+    def _made(self, path: str) -> list[str]:
+        """What of a folder and its folders this process made."""
+        return [made for made in list(self.home.made) if made == path or made.startswith(f"{path}/")]
+
+    def _file(self, path: str) -> tuple[Spot, Tree, Entry]:
+        spot = self.home.find(self._strip_protocol(path))
+        if spot.name:
+            tree = self.home.tree(spot)
+            entry = tree.entry(spot.inner)
+            if entry is not None and entry.kind == "file":
+                return spot, tree, entry
+        if self.isdir(path):
+            raise IsADirectoryError(f"towline://{self._strip_protocol(path)}")
+        raise FileNotFoundError(f"towline://{self._strip_protocol(path)}")
+
+    # Reading
+
+    def _open(
+        self,
+        path: str,
+        mode: str = "rb",
+        block_size: int | str | None = None,
+        autocommit: bool = True,
+        cache_options: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        path = self._strip_protocol(path)
+        if mode == "rb":
+            spot, tree, entry = self._file(path)
+            block = block_size if isinstance(block_size, int) else BLOCK
+            block = min(max(block, _BLOCKS[0]), _BLOCKS[1])
+            return Reader(self, path, self.home, (tree, spot.inner), entry.size, block)
+        if mode not in ("wb", "ab", "xb"):
+            raise ValueError(f"a file of towline:// is opened to be read or written, not {mode!r}")
+        if self.isdir(path):
+            raise IsADirectoryError(f"towline://{path}")
+        if mode == "xb" and self.exists(path):
+            raise FileExistsError(f"towline://{path}")
+        begin = self.cat_file(path) if mode == "ab" and self.exists(path) else b""
+        spot = self.home.place(path)
+        if not autocommit:
+            return self.transaction.staged(spot, Writer(self, path, self.transaction.closed, begin))
+
+        def publish(writer: Writer) -> None:
+            if mode == "xb" and self.exists(path):
+                raise FileExistsError(f"towline://{path}")
+            with writer.pieces() as pieces:
+                self.home.put(spot.name, spot.inner, pieces)
+
+        return Writer(self, path, publish, begin)
+
+    def cat_file(self, path: str, start: int | None = None, end: int | None = None, **kwargs: Any) -> bytes:
+        (found,) = self.cat_ranges([path], [start], [end], on_error="raise")
+        return found
+
+    def cat_ranges(
+        self, paths: list[str], starts: Any, ends: Any, max_gap: int | None = None, on_error: str = "return", **kwargs: Any
+    ) -> list[Any]:
+        """Ranges of many files: those of one tree are read in one go, each chunk once."""
+        starts = starts if isinstance(starts, (list, tuple)) else [starts] * len(paths)
+        ends = ends if isinstance(ends, (list, tuple)) else [ends] * len(paths)
+        if not len(paths) == len(starts) == len(ends):
+            raise ValueError("there must be as many starts and ends as paths")
+        out: list[Any] = [None] * len(paths)
+        trees: dict[str, tuple[Tree, list[tuple[int, tuple[str, int, int]]]]] = {}
+        for number, (path, start, end) in enumerate(zip(paths, starts, ends, strict=True)):
+            try:
+                spot, tree, entry = self._file(path)
+            except OSError as error:
+                if on_error == "raise":
+                    raise
+                out[number] = error
+                continue
+            wanted = (spot.inner, *_range(start, end, entry.size))
+            trees.setdefault(spot.name, (tree, []))[1].append((number, wanted))
+        for tree, wanted in trees.values():
+            try:
+                read = self.home.read(tree, [one for _, one in wanted])
+            except Exception as error:
+                if on_error == "raise":
+                    raise
+                read = [error] * len(wanted)
+                if len(wanted) > 1:
+                    # Only what is damaged is an error.
+                    read = [self._tried(tree, one) for _, one in wanted]
+            for (number, _), found in zip(wanted, read, strict=True):
+                out[number] = found
+        return out
+
+    def _tried(self, tree: Tree, wanted: tuple[str, int, int]) -> Any:
+        try:
+            return self.home.read(tree, [wanted])[0]
+        except Exception as error:
+            return error
+
+    # Changing
+
+    def mkdir(self, path: str, create_parents: bool = True, **kwargs: Any) -> None:
+        path = self._strip_protocol(path)
+        if self.exists(path):
+            raise FileExistsError(f"towline://{path}")
+        if not create_parents and not self.exists(self._parent(path)):
+            raise FileNotFoundError(f"towline://{self._parent(path)}")
+        self.home.made[path] = None
+
+    def makedirs(self, path: str, exist_ok: bool = False) -> None:
+        path = self._strip_protocol(path)
+        with contextlib.suppress(FileNotFoundError):
+            if not exist_ok or self.info(path)["type"] != "directory":
+                raise FileExistsError(f"towline://{path}")
+        if path:
+            self.home.made[path] = None
+
+    def rmdir(self, path: str) -> None:
+        path = self._strip_protocol(path)
+        if self.info(path)["type"] != "directory":
+            raise NotADirectoryError(f"towline://{path}")
+        if self.ls(path, detail=False):
+            raise OSError(f"towline://{path} is not empty")
+        self._remove(path)
+
+    def rm_file(self, path: str) -> None:
+        self.rm(path)
+
+    def rm(self, path: str | list[str], recursive: bool = False, maxdepth: int | None = None) -> None:
+        """Removes files, and folders if `recursive`: a whole tree is removed by its name."""
+        paths = path if isinstance(path, list) else [path]
+        for one in paths:
+            magic = any(char in one for char in "*?[")
+            for found in self.expand_path(one) if magic else [self._strip_protocol(one)]:
+                if self._intrans and self.transaction.removes(self.home.place(found)):
+                    continue
+                if self.info(found)["type"] == "directory" and not recursive:
+                    raise IsADirectoryError(f"towline://{found}: remove it with recursive=True")
+                self._remove(found)
+
+    def _remove(self, path: str) -> None:
+        for made in self._made(path):
+            self.home.made.pop(made, None)
+        spot, names = self.home.find(path), list(self.home.names(path))
+        if spot.name and spot.inner:
+            if self.home.entry(spot) is not None:
+                self._change(spot.name, remove=[spot.inner])
+        elif spot.name:
+            names.append(spot.name)
+        for name in names:
+            self._whole()
+            with contextlib.suppress(NotFound):
+                self.home.repository.remove(name)
+
+    def cp_file(self, path1: str, path2: str, **kwargs: Any) -> None:
+        if self.isdir(path1):
+            return self.makedirs(path2, exist_ok=True)
+        with self.open(path1, "rb") as source, self.open(path2, "wb") as target:
+            shutil.copyfileobj(source, target, 4 << 20)
+
+    def mv(self, path1: Any, path2: Any, recursive: bool = False, maxdepth: int | None = None, **kwargs: Any) -> None:
+        """Moves a file or folder. In one tree, and a whole tree to a new name, that is one or two commits that move no content;
+        from one tree to another it is a copy, and then a removal."""
+        if isinstance(path1, list) or isinstance(path2, list):
+            return super().mv(path1, path2, recursive=recursive, maxdepth=maxdepth, **kwargs)
+        into = isinstance(path2, str) and path2.endswith("/")
+        path1, path2 = self._strip_protocol(path1), self._strip_protocol(path2)
+        if self._intrans and self.transaction.renames(self.home.place(path1), self.home.place(path2)):
+            return None
+        info = self.info(path1)
+        if path1 == path2:
+            return None
+        if into or self.isdir(path2) and path2 not in self.home.made:
+            path2 = posixpath.join(path2, posixpath.basename(path1))
+        source = self.home.find(path1)
+        if info["type"] == "directory":
+            if f"{path2}/".startswith(f"{path1}/"):
+                raise ValueError(f"towline://{path1} cannot be moved into itself")
+            target = self.home.find(path2)
+            if source.inner and target.name == source.name and target.inner:
+                return self._change(source.name, rename=[(source.inner, target.inner)])
+            if not source.inner and not target.name:
+                return self._rename(path1, path2)
+            self.copy(path1, path2, recursive=True)
+            return self._remove(path1)
+        target = self.home.place(path2)
+        if target.name == source.name:
+            return self._change(source.name, rename=[(source.inner, target.inner)])
+        self._whole()
+        self.cp_file(path1, path2)
+        return self._remove(path1)
+
+    rename = mv
+
+    def _rename(self, path1: str, path2: str) -> None:
+        """Gives the trees at and below `path1` names that begin with `path2`."""
+        self._whole()
+        spot = self.home.find(path1)
+        for name in [*([spot.name] if spot.name == path1 else []), *self.home.names(path1)]:
+            self.home.repository.copy(name, path2 + name[len(path1) :])
+            self.home.repository.remove(name)
+        for made in self._made(path1):
+            self.home.made.pop(made, None)
+            self.home.made[path2 + made[len(path1) :]] = None
+
+    def _change(self, name: str, remove: list[str] | None = None, rename: list[tuple[str, str]] | None = None) -> None:
+        if self._intrans:
+            return self.transaction.change(name, remove or [], rename or [])
+        return self.home.amend(name, (), remove or (), rename or ())
+
+    def _whole(self) -> None:
+        if self._intrans:
+            raise ValueError("a transaction changes files within trees; move and remove whole trees outside of it")
+
+    def touch(self, path: str, truncate: bool = True, **kwargs: Any) -> None:
+        if truncate or not self.exists(path):
+            with self.open(path, "wb"):
+                pass
+
+    def invalidate_cache(self, path: str | None = None) -> None:
+        """Nothing: what is listed is as new as the log."""
+
+
+def _folder(path: str) -> dict[str, Any]:
+    return {"name": path, "size": 0, "type": "directory"}
+
+
+def _told(path: str, entry: Entry) -> dict[str, Any]:
+    told = {"name": path, "size": entry.size, "type": entry.kind, "mode": entry.mode}
+    if entry.kind == "directory":
+        return told
+    told["mtime"] = entry.mtime_ns / 1e9
+    if entry.target is not None:
+        told.update(islink=True, destination=entry.target)
+    return told
+
+
+def _range(start: int | None, end: int | None, size: int) -> tuple[int, int]:
+    """As of a slice: negative numbers count from the end."""
+    start, end, _ = slice(start, end).indices(size)
+    return start, max(start, end)
