@@ -153,7 +153,7 @@ async fn many_at_once_all_succeed() {
             for file in 0..2 {
                 let files = [(&*format!("__{rank}_{file}"), noise(rank * 2 + file, 300_000))];
                 let report = repository.amend(&run, &put(&files), &SaveOptions::default()).await.unwrap();
-                assert!(report.tree.new_bytes == 300_000, "what was uploaded is not uploaded again");
+                assert_eq!(report.tree.new_bytes, 300_000, "what was uploaded is not uploaded again");
                 overtaken += report.overtaken;
             }
             overtaken

@@ -217,6 +217,16 @@ impl Repository {
         })
     }
 
+    /// The names below `path`, or all, with their versions.
+    fn names(&self, py: Python<'_>, path: &str) -> PyResult<Vec<(String, u64)>> {
+        let (engine, start) = (self.engine(py)?, if path.is_empty() { String::new() } else { format!("{path}/") });
+        wait(py, async move {
+            let state = engine.state().await?;
+            let below = state.refs.iter().filter(|(name, _)| name.as_str().starts_with(&start));
+            Ok(below.map(|(name, value)| (name.to_string(), value.version)).collect())
+        })
+    }
+
     /// A tree, opened as it is now.
     fn open_tree(slf: &Bound<'_, Self>, name: &str) -> PyResult<Tree> {
         let py = slf.py();

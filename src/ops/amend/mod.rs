@@ -178,6 +178,7 @@ impl Amending<'_> {
             return Ok(true);
         }
         let Some(new) = self.putting.store(known, writer).await? else { return Ok(false) };
+        writer.settle().await?;
         let ids = &new.chunks.ids;
         let places = known.locate(ids).await?;
         let own = ids.iter().copied().zip(places.into_iter().flatten());

@@ -1,4 +1,4 @@
-"""Files of saved trees, as file objects: one that is read by range through a cache of blocks, one that is staged until it is closed."""
+"""Files of saved trees as file objects: read by range through a cache of blocks, written by staging until they are closed."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ _AHEAD_MAX = 32 << 20
 _SMALL = 8 << 20
 #: What a file keeps in memory at most, besides what was read last.
 _KEPT = 64 << 20
+#: What lines are looked for in.
+_PEEK = 8 << 10
 #: Files up to this long are staged in memory, longer ones on the local disk.
 _MEMORY = 16 << 20
 
@@ -87,6 +89,14 @@ class Reader(io.BufferedIOBase):
 
     def read1(self, size: int = -1) -> bytes:
         return self.read(self.blocksize if size is None or size < 0 else size)
+
+    def peek(self, size: int = 0) -> bytes:
+        """Some of what comes next, which stays to be read: what lines are found in."""
+        at = self._at
+        try:
+            return self.read(_PEEK)
+        finally:
+            self._at = at
 
     def readinto(self, buffer: Any) -> int:
         self._check()
@@ -195,7 +205,7 @@ class Writer(io.BufferedIOBase):
     def write(self, data: Any) -> int:
         staged, view = self._open(), memoryview(data).cast("B")
         if isinstance(staged, io.BytesIO) and staged.tell() + len(view) > _MEMORY:
-            disk = tempfile.TemporaryFile(prefix="towline-")
+            disk = tempfile.TemporaryFile(prefix="towline-")  # noqa: SIM115 - it lives until the file is closed
             disk.write(staged.getbuffer())
             disk.seek(staged.tell())
             self._staged = staged = disk
@@ -223,10 +233,9 @@ class Writer(io.BufferedIOBase):
         super().close()
 
     def __exit__(self, kind: Any, value: Any, trace: Any) -> None:
-        if kind is None:
-            self.close()
-        else:
+        if kind is not None:
             self.discard()
+        self.close()
 
     def __del__(self) -> None:
         if getattr(self, "_staged", None) is not None:
@@ -255,3 +264,12 @@ class Writer(io.BufferedIOBase):
         if self._staged is None:
             raise ValueError("I/O operation on closed file.")
         return self._staged
+
+
+class Text(io.TextIOWrapper):
+    """A file of text, discarded if it is left by an exception."""
+
+    def __exit__(self, kind: Any, value: Any, trace: Any) -> None:
+        if kind is not None and isinstance(self.buffer, Writer):
+            self.buffer.discard()
+        self.close()

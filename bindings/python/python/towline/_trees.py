@@ -127,7 +127,7 @@ class Home:
         end = _step_end(path)
         if end is None or end == len(path):
             above = (at for at, char in enumerate(path) if char == "/")
-            end = next((at for at in above if path[:at] in self.made), path.rfind("/"))
+            end = _above_partitions(path, next((at for at in above if path[:at] in self.made), path.rfind("/")))
         if end <= 0:
             raise PermissionError(
                 f"towline://{path}: a file lies in a tree, which has a name: write to towline://NAME/{path or 'FILE'}"
@@ -154,13 +154,9 @@ class Home:
             return FOLDER if spot.name else None
         return self.tree(spot).entry(spot.inner)
 
-    def names(self, prefix: str) -> dict[str, dict[str, Any]]:
-        """The names below `prefix`, each with what is said of it."""
-        try:
-            listed = json.loads(self.engine.list(prefix or None))
-        except (NotFound, ValueError):
-            return {}
-        return {one["name"]: one for one in listed if one["name"] != prefix}
+    def names(self, folder: str) -> dict[str, int]:
+        """The names below a folder, or all, with their versions."""
+        return dict(self.engine.names(folder))
 
     def read(self, tree: Tree, ranges: list[tuple[str, int, int]]) -> list[bytes]:
         """Ranges of files of one tree, in one go."""
@@ -202,9 +198,9 @@ class Home:
             if mine.done:
                 return
             with self._lock:
-                batch = self._waiting.pop(name, [])
-            others = [one for one in batch if one is not mine]
+                others = [one for one in self._waiting.pop(name, []) if one is not mine]
             if others:
+                batch = [mine, *others]
                 try:
                     # Of two files at one path the later one stays.
                     self._amend(name, list({one.path: (one.path, one.pieces) for one in batch}.values()), [], [])
@@ -258,6 +254,13 @@ def _forked() -> None:
 
 
 os.register_at_fork(after_in_child=_forked)
+
+
+def _above_partitions(path: str, end: int) -> int:
+    """Where the folder ends that `path[:end]` is a partition of, if it is in a folder called `key=value`."""
+    first = path.find("=", 0, max(end, 0))
+    above = path.rfind("/", 0, first) if first > 0 else -1
+    return above if above > 0 else end
 
 
 def _step_end(path: str) -> int | None:

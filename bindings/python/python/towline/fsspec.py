@@ -1,5 +1,5 @@
-"""The file system `towline://`, for all that takes an fsspec address: `dcp.save(state, checkpoint_id="towline://run-7/step-100")`,
-pandas, pyarrow, `datasets`.
+"""The file system `towline://`, for all that takes an fsspec address: pandas, pyarrow, `datasets`,
+`dcp.save(state, checkpoint_id="towline://run-7/step-100")`.
 
     towline://NAME/PATH
 
@@ -19,7 +19,7 @@ from typing import Any
 from fsspec.spec import AbstractFileSystem
 
 from ._changes import Transaction
-from ._files import BLOCK, Reader, Writer
+from ._files import BLOCK, Reader, Text, Writer
 from ._trees import Entry, Home, Spot, Tree, home
 from .errors import NotFound
 
@@ -33,7 +33,8 @@ class TowlineFileSystem(AbstractFileSystem):
     A path is a NAME and a path in its tree. The name of a path is the longest saved name that it begins with, but a step
     (`step-N`) that the tree of that name does not have is a name of its own. Where nothing is saved yet, the name of a new
     file ends with the first segment `step-N`; else it is the first folder above the file that this process made (`mkdir`,
-    `makedirs`); else the folder that the file is in. So a file always lies in a folder: `towline://FILE` is refused.
+    `makedirs`); else the folder that the file is in; and of folders called `key=value`, which are partitions of one table, the
+    one above them. So a file always lies in a folder: `towline://FILE` is refused.
     `towline://RUN@latest/PATH` and the other choices of a step can be read.
 
     A file becomes visible when it is closed, whole or not at all, by a commit of its own; what `with fs.transaction:` writes,
@@ -149,7 +150,7 @@ class TowlineFileSystem(AbstractFileSystem):
                 folder = start + "/".join(parts[:end])
                 yield folder, _folder(folder)
         trees = [spot] if spot.name else []
-        for spot in trees + [found for found in map(self.home.find, names) if found.name]:
+        for spot in trees + [Spot(name, "", version) for name, version in names.items()]:
             for inner, entry in self.home.tree(spot).below(spot.inner):
                 name = Spot(spot.name, inner).path
                 yield name, _told(name, entry)
@@ -179,6 +180,12 @@ class TowlineFileSystem(AbstractFileSystem):
         raise FileNotFoundError(f"towline://{self._strip_protocol(path)}")
 
     # Reading
+
+    def open(self, path: str, mode: str = "rb", *args: Any, compression: str | None = None, **kwargs: Any) -> Any:
+        if "b" in mode or args or compression is not None:
+            return super().open(path, mode, *args, compression=compression, **kwargs)
+        text = {key: kwargs.pop(key) for key in ("encoding", "errors", "newline") if key in kwargs}
+        return Text(super().open(path, mode.replace("t", "") + "b", **kwargs), **text)
 
     def _open(
         self,
@@ -214,12 +221,28 @@ class TowlineFileSystem(AbstractFileSystem):
 
         return Writer(self, path, publish, begin)
 
+    def cat(self, path: str | list[str], recursive: bool = False, on_error: str = "raise", **kwargs: Any) -> Any:
+        """The bytes of a file, or of several by their paths; of folders those of the files in them, if `recursive`."""
+        paths = self.expand_path(path, recursive=recursive)
+        if paths == [self._strip_protocol(path)] and not recursive:
+            return self.cat_file(paths[0], **kwargs)
+        paths = [one for one in paths if not (recursive and self.isdir(one))]
+        got = self.cat_ranges(paths, None, None, on_error="raise" if on_error == "raise" else "return")
+        found = zip(paths, got, strict=True)
+        return {one: data for one, data in found if on_error != "omit" or not isinstance(data, Exception)}
+
     def cat_file(self, path: str, start: int | None = None, end: int | None = None, **kwargs: Any) -> bytes:
         (found,) = self.cat_ranges([path], [start], [end], on_error="raise")
         return found
 
     def cat_ranges(
-        self, paths: list[str], starts: Any, ends: Any, max_gap: int | None = None, on_error: str = "return", **kwargs: Any
+        self,
+        paths: list[str],
+        starts: Any,
+        ends: Any,
+        max_gap: int | None = None,
+        on_error: str = "return",
+        **kwargs: Any,
     ) -> list[Any]:
         """Ranges of many files: those of one tree are read in one go, each chunk once."""
         starts = starts if isinstance(starts, (list, tuple)) else [starts] * len(paths)
@@ -270,9 +293,8 @@ class TowlineFileSystem(AbstractFileSystem):
 
     def makedirs(self, path: str, exist_ok: bool = False) -> None:
         path = self._strip_protocol(path)
-        with contextlib.suppress(FileNotFoundError):
-            if not exist_ok or self.info(path)["type"] != "directory":
-                raise FileExistsError(f"towline://{path}")
+        if self.exists(path) and not (exist_ok and self.isdir(path)):
+            raise FileExistsError(f"towline://{path}")
         if path:
             self.home.made[path] = None
 
@@ -315,9 +337,10 @@ class TowlineFileSystem(AbstractFileSystem):
 
     def cp_file(self, path1: str, path2: str, **kwargs: Any) -> None:
         if self.isdir(path1):
-            return self.makedirs(path2, exist_ok=True)
-        with self.open(path1, "rb") as source, self.open(path2, "wb") as target:
-            shutil.copyfileobj(source, target, 4 << 20)
+            self.makedirs(path2, exist_ok=True)
+        else:
+            with self.open(path1, "rb") as source, self.open(path2, "wb") as target:
+                shutil.copyfileobj(source, target, 4 << 20)
 
     def mv(self, path1: Any, path2: Any, recursive: bool = False, maxdepth: int | None = None, **kwargs: Any) -> None:
         """Moves a file or folder. In one tree, and a whole tree to a new name, that is one or two commits that move no content;
@@ -331,7 +354,7 @@ class TowlineFileSystem(AbstractFileSystem):
         info = self.info(path1)
         if path1 == path2:
             return None
-        if into or self.isdir(path2) and path2 not in self.home.made:
+        if into or self.isdir(path2):
             path2 = posixpath.join(path2, posixpath.basename(path1))
         source = self.home.find(path1)
         if info["type"] == "directory":
