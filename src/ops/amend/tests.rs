@@ -79,7 +79,7 @@ fn files_are_put_beside_and_in_place_of_others() {
 fn paths_are_removed_with_all_in_them_and_nothing_beside_them() {
     let base = tree(&[("a-b", 1), ("a/b", 2), ("a/c/d", 3), ("ab", 4)]);
     assert_eq!(done(&base, None, &changes(&["a"], &[])), ["/", "a-b=1", "ab=4"]);
-    assert_eq!(done(&base, None, &changes(&["a/c/d", "ab"], &[])), ["/", "a-b=1", "a/", "a/b=2", "a/c/"]);
+    assert_eq!(done(&base, None, &changes(&["a/c/d", "ab"], &[])), ["/", "a/", "a-b=1", "a/b=2", "a/c/"]);
     assert_eq!(refused(&base, None, &changes(&["a/x"], &[])), ErrorKind::NotFound);
     assert_eq!(refused(&base, None, &changes(&["a", "a/b"], &[])), ErrorKind::NotFound);
 }
