@@ -74,8 +74,8 @@ lint: rust
 	cargo clippy --workspace --all-targets --quiet -- -D warnings
 	RUSTDOCFLAGS='-D warnings' cargo doc --no-deps --document-private-items --quiet
 	if [ -x .venv/bin/ruff ]; then
-	    .venv/bin/ruff check --quiet --config bindings/python/pyproject.toml bindings/python tests/python
-	    .venv/bin/ruff format --quiet --check --config bindings/python/pyproject.toml bindings/python tests/python
+	    .venv/bin/ruff check --quiet --config bindings/python/pyproject.toml bindings/python tests/python examples
+	    .venv/bin/ruff format --quiet --check --config bindings/python/pyproject.toml bindings/python tests/python examples
 	else echo 'ruff is not installed: Python not checked (make test-python installs it into .venv)'; fi
 	if command -v cargo-deny >/dev/null; then cargo deny --log-level error check
 	else echo 'cargo-deny is not installed: dependencies not checked (cargo install cargo-deny --locked)'; fi
