@@ -1,0 +1,79 @@
+"""Checkpoints that torch's FileSystemWriter wrote: `.metadata`, a pickle, and `.distcp` files, saved to a repository as files.
+
+The pickle is read by what its classes are named, and nothing but torch's metadata is made of it.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Container
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint import metadata as torch_metadata
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+
+from ..errors import Damaged, Unsupported
+from .metadata import Stored
+
+#: Where the metadata of such a checkpoint lies.
+METADATA = ".metadata"
+
+_NAMES = {
+    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"): _StorageInfo,
+    ("torch", "Size"): torch.Size,
+    ("torch.serialization", "_get_layout"): torch.serialization._get_layout,
+    ("collections", "OrderedDict"): dict,
+    ("pathlib", "Path"): lambda *parts: "/".join(map(str, parts)),
+    ("pathlib", "PosixPath"): lambda *parts: "/".join(map(str, parts)),
+}
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if module == torch_metadata.__name__ and name in (*torch_metadata.__all__, "_MEM_FORMAT_ENCODING"):
+            return getattr(torch_metadata, name)
+        if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
+            return getattr(torch, name)
+        try:
+            return _NAMES[module, name]
+        except KeyError:
+            raise Unsupported(
+                f"the checkpoint's {METADATA} holds a {module}.{name}, which is not made from a pickle"
+            ) from None
+
+
+def read(held: bytes) -> torch.Tensor:
+    """The tensor in a stretch of a `.distcp` file."""
+    return torch.load(io.BytesIO(held), map_location="cpu", weights_only=True)
+
+
+def decode(document: bytes, tensors: Container[str]) -> Metadata:
+    """The metadata of such a checkpoint, with a `Stored` for each item as its storage data. `tensors` are those that the
+    engine knows."""
+    try:
+        metadata = _Unpickler(io.BytesIO(document)).load()
+    except (pickle.UnpicklingError, EOFError, ValueError, TypeError, AttributeError, IndexError, KeyError) as error:
+        raise Damaged(f"the checkpoint's {METADATA} cannot be read: {error}") from error
+    if not isinstance(metadata, Metadata) or not isinstance(metadata.storage_data, dict):
+        raise Damaged(f"the checkpoint's {METADATA} is not the metadata of a distributed checkpoint")
+    stored = {}
+    for index, info in metadata.storage_data.items():
+        if getattr(info, "transform_descriptors", None):
+            raise Unsupported(
+                f"{index.fqn} was written through {', '.join(info.transform_descriptors)}, which is not read here"
+            )
+        held = metadata.state_dict_metadata[index.fqn]
+        if isinstance(held, TensorStorageMetadata):
+            # The engine knows the tensors of such a folder by their names, its files' parts joined; but for those whose
+            # elements do not lie one after another.
+            dtype, origin = str(held.properties.dtype).removeprefix("torch."), tuple(index.offset)
+            known = index.fqn in tensors
+            path, tensor = (".", index.fqn) if known else (info.relative_path, None)
+            stored[index] = Stored(path, tensor, dtype, start=info.offset, length=info.length, origin=origin)
+        else:
+            stored[index] = Stored(info.relative_path, start=info.offset, length=info.length)
+    metadata.storage_data = stored
+    return metadata

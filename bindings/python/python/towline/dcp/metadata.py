@@ -1,0 +1,243 @@
+"""torch's metadata of a distributed checkpoint as JSON, and back.
+
+    {"towline-dcp": 1, "torch": "2.15.0", "world_size": 2,
+     "state": {"model.weight": {"shape": [8, 4], "properties": {"dtype": "float32", ...},
+                                "chunks": [{"offsets": [0, 0], "sizes": [4, 4],
+                                            "file": "rank-00000.safetensors", "tensor": "model.weight@0,0"}, ...]},
+               "epoch": {"file": "rank-00000.bytes", "start": 0, "length": 1087}},
+     "planner": ...}
+
+Nothing is pickled, so what torch's metadata holds beyond this is refused by name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.storage import WriteResult
+
+from .. import _torch
+from .. import state as states
+from ..errors import Damaged, Error, NotFound, Unsupported, UnsupportedValue
+from ..repository import Repository
+
+#: The layout of the document, written with it.
+VERSION = 1
+#: Where the document of all ranks lies.
+METADATA = "metadata.json"
+
+_MARK = "towline-dcp"
+#: Fields of torch's Metadata that are kept, or that belong to where it is stored.
+_KEPT = {"state_dict_metadata", "planner_data", "storage_data", "storage_meta", "version"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Stored:
+    """Where an item of a plan lies: a tensor of a file, or a stretch of its bytes."""
+
+    path: str
+    tensor: str | None = None
+    #: The type of the tensor that was written, by torch's name.
+    dtype: str | None = None
+    #: The file has it as bytes, since it lacks the type.
+    as_bytes: bool = False
+    start: int = 0
+    length: int = 0
+    #: Where the tensor begins in what the file calls by its name: not at 0 where that joins parts.
+    origin: tuple[int, ...] | None = None
+
+
+def manifest_of(repository: Repository, name: str) -> str | None:
+    """What `name` stands for now; None, if there is no such name."""
+    try:
+        return next((ref["manifest"] for ref in repository.refs(name) if ref["name"] == name), None)
+    except NotFound:
+        return None
+
+
+def rank_metadata(rank: int) -> str:
+    """Where a rank's own document lies, if the ranks saved without telling each other."""
+    return f"rank-{rank:05}.json"
+
+
+def has_word(dtype: torch.dtype) -> bool:
+    """Do files have this type? What they lack is stored as bytes."""
+    return dtype in _torch.WORDS
+
+
+def as_bytes(dtype: torch.dtype, box: Iterable[int]) -> tuple[int, ...]:
+    """The shape or the offsets of a box of a tensor that is stored as bytes."""
+    box = tuple(box)
+    return (*box[:-1], box[-1] * dtype.itemsize) if box else (dtype.itemsize,)
+
+
+def dtype_named(name: str) -> torch.dtype:
+    """torch's type of this name."""
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise Unsupported(
+            f"the checkpoint holds tensors of the type {name}, which this torch ({torch.__version__}) lacks"
+        )
+    return dtype
+
+
+def encode(metadata: Metadata, results: Iterable[Iterable[WriteResult]], world_size: int) -> bytes:
+    """The document of `metadata`, whose items lie where `results` say."""
+    for field in dataclasses.fields(metadata):
+        if field.name not in _KEPT and getattr(metadata, field.name) is not None:
+            raise _refused(f"metadata.{field.name}", "a field that this towline does not know")
+    stored = {result.index: result.storage_data for rank in results for result in rank}
+    entries = {fqn: _entry(fqn, held, stored) for fqn, held in metadata.state_dict_metadata.items()}
+    told = {
+        _MARK: VERSION,
+        "torch": torch.__version__,
+        "world_size": world_size,
+        "state": entries,
+        "planner": _planner_data(metadata.planner_data),
+    }
+    return json.dumps(told, separators=(",", ":"), allow_nan=False).encode()
+
+
+def decode(document: bytes) -> Metadata:
+    """The metadata of a document, with a `Stored` for each item as its storage data."""
+    try:
+        told = json.loads(document)
+        version = told[_MARK]
+    except (ValueError, TypeError, KeyError) as error:
+        raise Damaged("this is not the metadata of a distributed checkpoint") from error
+    if version != VERSION:
+        raise Unsupported(
+            f"the checkpoint was saved in version {version}, this towline reads {VERSION} (use a newer one)"
+        )
+    held: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
+    stored: dict[MetadataIndex, Stored] = {}
+    try:
+        for fqn, entry in told["state"].items():
+            held[fqn] = _read_entry(fqn, entry, stored)
+        planner = {"towline": states.VERSION, "state": told["planner"]}
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise Damaged(f"the metadata of a distributed checkpoint is not whole: {error!r}") from error
+    planner_data = states.restore(json.dumps(planner).encode(), {}, lambda _: None)
+    return Metadata(held, planner_data, stored, StorageMeta())
+
+
+def merge(documents: Iterable[Metadata]) -> Metadata:
+    """What several ranks saved, each with metadata of its own: of what several have, the first one's counts."""
+    whole = Metadata({}, None, {}, StorageMeta())
+    for metadata in documents:
+        for fqn, held in metadata.state_dict_metadata.items():
+            there = whole.state_dict_metadata.setdefault(fqn, held)
+            if there is held or isinstance(there, BytesStorageMetadata) or isinstance(held, BytesStorageMetadata):
+                continue
+            known = {chunk.offsets for chunk in there.chunks}
+            there.chunks.extend(chunk for chunk in held.chunks if chunk.offsets not in known)
+        for index, stored in metadata.storage_data.items():
+            whole.storage_data.setdefault(index, stored)
+        if isinstance(metadata.planner_data, Mapping):
+            whole.planner_data = {**metadata.planner_data, **(whole.planner_data or {})}
+    return whole
+
+
+def _refused(where: str, what: str) -> UnsupportedValue:
+    error = UnsupportedValue(
+        f"{where} cannot be kept without pickling it: it is {what} (leave it out, or write it as plain values)"
+    )
+    error.place = where
+    return error
+
+
+def _entry(fqn: str, held: Any, stored: Mapping[MetadataIndex, Stored]) -> dict[str, Any]:
+    if type(held) is BytesStorageMetadata:
+        where = _where(stored, MetadataIndex(fqn))
+        return {"file": where.path, "start": where.start, "length": where.length}
+    if type(held) is not TensorStorageMetadata:
+        raise _refused(f"metadata.state_dict_metadata[{fqn!r}]", f"a {type(held).__name__}")
+    properties = _properties(fqn, held.properties)
+    chunks = []
+    for chunk in held.chunks:
+        where = _where(stored, MetadataIndex(fqn, chunk.offsets))
+        told = {"offsets": list(chunk.offsets), "sizes": list(chunk.sizes), "file": where.path, "tensor": where.tensor}
+        if where.dtype != properties["dtype"]:
+            told["dtype"] = where.dtype
+        if where.as_bytes:
+            told["as_bytes"] = True
+        chunks.append(told)
+    return {"shape": list(held.size), "properties": properties, "chunks": chunks}
+
+
+def _where(stored: Mapping[MetadataIndex, Stored], index: MetadataIndex) -> Stored:
+    try:
+        return stored[index]
+    except KeyError:
+        part = "" if index.offset is None else f" at {list(index.offset)}"
+        raise Error(f"the planner's metadata names {index.fqn}{part}, which no rank has written") from None
+
+
+def _properties(fqn: str, properties: TensorProperties) -> dict[str, Any]:
+    told: dict[str, Any] = {}
+    for field in dataclasses.fields(properties):
+        value = getattr(properties, field.name, None)
+        if isinstance(value, (torch.dtype, torch.layout, torch.memory_format)):
+            told[field.name] = str(value).removeprefix("torch.")
+        elif value is None or isinstance(value, bool):
+            told[field.name] = value
+        elif isinstance(value, tuple) and all(type(one) is int for one in value):
+            told[field.name] = list(value)
+        else:
+            raise _refused(
+                f"metadata.state_dict_metadata[{fqn!r}].properties.{field.name}", f"a {type(value).__name__}"
+            )
+    return told
+
+
+def _read_properties(told: Mapping[str, Any]) -> TensorProperties:
+    # Another torch may have other fields: what it only tells is left out where this one has no place for it.
+    known = {field.name for field in dataclasses.fields(TensorProperties)}
+    said: dict[str, Any] = {"dtype": dtype_named(told["dtype"])}
+    for name, value in told.items():
+        if name in known and name != "dtype":
+            if name in ("layout", "memory_format"):
+                value = getattr(torch, value)
+            said[name] = tuple(value) if isinstance(value, list) else value
+    return TensorProperties(**said)
+
+
+def _read_entry(
+    fqn: str, entry: Mapping[str, Any], stored: dict[MetadataIndex, Stored]
+) -> TensorStorageMetadata | BytesStorageMetadata:
+    if "chunks" not in entry:
+        stored[MetadataIndex(fqn)] = Stored(entry["file"], start=entry["start"], length=entry["length"])
+        return BytesStorageMetadata()
+    chunks = []
+    for told in entry["chunks"]:
+        chunk = ChunkStorageMetadata(torch.Size(told["offsets"]), torch.Size(told["sizes"]))
+        dtype = told.get("dtype", entry["properties"]["dtype"])
+        stored[MetadataIndex(fqn, chunk.offsets)] = Stored(
+            told["file"], told["tensor"], dtype, told.get("as_bytes", False)
+        )
+        chunks.append(chunk)
+    return TensorStorageMetadata(_read_properties(entry["properties"]), torch.Size(entry["shape"]), chunks)
+
+
+def _planner_data(value: Any) -> Any:
+    try:
+        described = states.describe(value)
+    except UnsupportedValue as error:
+        where = (error.place or "state").replace("state", "metadata.planner_data", 1)
+        raise _refused(where, "no plain value") from error
+    if described.leaves:
+        raise _refused("metadata.planner_data", "something with tensors in it")
+    return json.loads(described.document)["state"]

@@ -1,0 +1,210 @@
+"""Loading: torch's StorageReader, which reads the boxes that a rank needs in one go, each chunk once, straight to where they
+belong."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import os
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
+from torch.distributed.checkpoint.storage import StorageReader
+from torch.futures import Future
+
+from .. import _torch
+from ..errors import Conflict, NotFound, UsageError
+from ..repository import Repository
+from ..repository import open as open_repository
+from ..tensors import want
+from . import folder
+from .metadata import METADATA, Stored, as_bytes, decode, dtype_named, manifest_of, merge, rank_metadata
+from .writer import Writer
+
+#: Stretches of bytes that are no further apart are read together.
+_GAP = 1 << 20
+
+
+class Reader(StorageReader):
+    """Loads distributed checkpoints from a repository: `dcp.load(state, storage_reader=Reader(repo, NAME))`, on as many ranks
+    as there are now.
+
+    `repo` is a repository or its address; `name` is what was saved, or `RUN@latest`, `RUN@upto=N`, `RUN@min=METRIC`,
+    `RUN@max=METRIC`; a `checkpoint_id` counts instead. All ranks read the same step, or none. Folders that torch's
+    FileSystemWriter wrote and that were saved as files are read, too.
+    """
+
+    def __init__(self, repo: Repository | str | os.PathLike[str] | None, name: str | None = None):
+        super().__init__()
+        self.repository = repo if isinstance(repo, Repository) else open_repository(repo)
+        self.name = name
+        self._asked: str | None = None
+        #: The step that is read, by its name and what it held when its metadata was read.
+        self._step: tuple[str, str] | None = None
+        self._stored: dict[MetadataIndex, Stored] = {}
+
+    def __repr__(self) -> str:
+        return f"towline.dcp.Reader({self.repository!r}, {self.name!r})"
+
+    @property
+    def checkpoint_id(self) -> str | None:
+        """The name that is read."""
+        return self._step[0] if self._step else self._asked or self.name
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """Can it be a name in a repository, or the choice of a run's step?"""
+        return Writer.validate_checkpoint_id(os.fspath(checkpoint_id).partition("@")[0])
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        self._asked = None if checkpoint_id is None else os.fspath(checkpoint_id)
+        self._step, self._stored = None, {}
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        """The metadata of all ranks; or with `rank`, of a step whose ranks saved without collectives, that rank's before the
+        others'."""
+        asked = self._asked or self.name
+        if asked is None:
+            raise UsageError("no name to load: give the Reader one, or dcp.load a checkpoint_id")
+        name = self.repository._engine.resolve(asked)
+        shown = self.repository.show(name)
+        self._step = name, shown["manifest"]
+        files = {entry["path"] for entry in shown["entries"]}
+        rank = kwargs.get("rank")
+        if METADATA in files:
+            metadata = decode(self.repository.read(name, METADATA))
+        elif rank is not None and rank_metadata(0) in files:
+            metadata = self._of_ranks(name, rank, files)
+        elif folder.METADATA in files:
+            tensors = self.repository.tensors(name)
+            metadata = folder.decode(self.repository.read(name, folder.METADATA), tensors)
+        else:
+            why = "its ranks saved without collectives" if rank_metadata(0) in files else "was it saved by towline.dcp?"
+            raise NotFound(f"{name} has no {METADATA} ({why})")
+        metadata.storage_meta = StorageMeta(checkpoint_id=name)
+        return metadata
+
+    def _of_ranks(self, name: str, rank: int, files: set[str]) -> Metadata:
+        paths = [path for path in sorted(files) if path.startswith("rank-") and path.endswith(".json")]
+        own = rank_metadata(rank)
+        paths.sort(key=lambda path: path != own)
+        return merge(decode(self.repository.read(name, path)) for path in paths)
+
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        self._stored = metadata.storage_data
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        return dataclasses.replace(plan, storage_data=self._step)
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        steps = {plan.storage_data for plan in plans}
+        if len(steps) > 1:
+            names = ", ".join(f"{name} ({manifest[:12]})" for name, manifest in sorted(steps))
+            raise Conflict(
+                f"a step was saved while the ranks began to load, and they found different ones: {names} (load again)"
+            )
+        return plans
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        name, manifest = self._step
+        self._read_bytes(name, [item for item in plan.items if item.type == LoadItemType.BYTE_IO], planner)
+        self._read_tensors(name, [item for item in plan.items if item.type != LoadItemType.BYTE_IO], planner)
+        if manifest_of(self.repository, name) != manifest:
+            raise Conflict(
+                f"{name} was saved anew or removed while it was loaded: what was loaded is mixed (load again)"
+            )
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    def _read_bytes(self, name: str, items: Iterable[ReadItem], planner: LoadPlanner) -> None:
+        for path, start, end, wanted in _stretches([(item, self._stored[item.storage_index]) for item in items]):
+            held = memoryview(self.repository.read(name, path, start, end))
+            for item, stored in wanted:
+                at = stored.start - start
+                planner.load_bytes(item, io.BytesIO(held[at : at + stored.length]))
+
+    def _read_tensors(self, name: str, items: Iterable[ReadItem], planner: LoadPlanner) -> None:
+        reading, commits = _Reading(self.repository, name), []
+        for item in items:
+            target = planner.resolve_tensor(item).detach()
+            commits.append((item, target))
+            if tuple(target.shape) != tuple(item.lengths):
+                raise UsageError(
+                    f"{item.storage_index.fqn} does not fit: {list(item.lengths)} is read, and goes to {list(target.shape)}"
+                )
+            stored = self._stored[item.storage_index]
+            if stored.tensor is not None:
+                reading.add(item, stored, target)
+                continue
+            held = folder.read(self.repository.read(name, stored.path, stored.start, stored.start + stored.length))
+            box = tuple(
+                map(slice, item.storage_offsets, map(sum, zip(item.storage_offsets, item.lengths, strict=True)))
+            )
+            target.copy_(held[box])
+        reading.finish()
+        for item, target in commits:
+            planner.commit_tensor(item, target)
+
+
+class _Reading:
+    """Boxes of tensors on their way to where they belong. What has to be converted, or to go to a GPU, takes as much memory
+    beside them as the engine's own buffers may, and is read in several goes if it is more."""
+
+    def __init__(self, repository: Repository, name: str):
+        self._engine, self._name = repository._engine, name
+        self._room = self._engine.memory()
+        self._wants: list[tuple[Any, ...]] = []
+        self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._beside = 0
+
+    def add(self, item: ReadItem, stored: Stored, target: torch.Tensor) -> None:
+        if target.numel() == 0:
+            return
+        dtype = dtype_named(stored.dtype)
+        direct = type(target) is torch.Tensor and target.dtype == dtype and _torch.is_plain(target)
+        there = target if direct else torch.empty(tuple(item.lengths), dtype=dtype)
+        self._wants.append(_want(item, stored, dtype, there))
+        if not direct:
+            self._copies.append((target, there))
+            self._beside += _torch.nbytes(there)
+            if self._beside >= self._room:
+                self.finish()
+
+    def finish(self) -> None:
+        if self._wants:
+            self._engine.read_tensors(self._name, self._wants)
+        with torch.no_grad():
+            for target, there in self._copies:
+                target.copy_(there)
+        self._wants, self._copies, self._beside = [], [], 0
+
+
+def _want(item: ReadItem, stored: Stored, dtype: torch.dtype, there: torch.Tensor) -> tuple[Any, ...]:
+    """What the engine is told to read an item."""
+    window = None
+    if item.lengths:
+        origin = stored.origin or (0,) * len(item.lengths)
+        offsets = tuple(begin + offset for begin, offset in zip(origin, item.storage_offsets, strict=True))
+        window = offsets, tuple(item.lengths)
+        if stored.as_bytes:
+            window = as_bytes(dtype, offsets), as_bytes(dtype, item.lengths)
+    return want(stored.tensor, stored.path, window, there.data_ptr(), _torch.nbytes(there))
+
+
+def _stretches(
+    items: list[tuple[ReadItem, Stored]],
+) -> Iterable[tuple[str, int, int, list[tuple[ReadItem, Stored]]]]:
+    """Stretches of files, and which items lie in each."""
+    found: list[tuple[str, int, int, list[tuple[ReadItem, Stored]]]] = []
+    for item, stored in sorted(items, key=lambda one: (one[1].path, one[1].start)):
+        end = stored.start + stored.length
+        if found and found[-1][0] == stored.path and stored.start <= found[-1][2] + _GAP:
+            path, start, before, wanted = found[-1]
+            found[-1] = path, start, max(before, end), [*wanted, (item, stored)]
+        else:
+            found.append((stored.path, stored.start, end, [(item, stored)]))
+    return found

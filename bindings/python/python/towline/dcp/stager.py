@@ -1,0 +1,273 @@
+"""Staging: a copy of a state in host memory, so that training may go on while the copy is saved.
+
+The memory is used again from save to save. A state that comes while the last one is still being saved waits for it, so there
+is never more than one staged copy.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from .. import _torch, _towline
+from ..errors import Exhausted
+
+#: Tensors begin at multiples of it.
+_ALIGNED = 64
+#: A staged state that nobody begins to save for so many seconds is not waited for.
+_UNCLAIMED = 30.0
+
+
+class Stager:
+    """Stages states for one writer."""
+
+    def __init__(self) -> None:
+        self._region = Region()
+        self._lease: Lease | None = None
+        self._lock = threading.Lock()
+
+    def stage(self, state: Mapping[str, Any]) -> Staged:
+        """A copy of `state` on the host, once the last one is saved. Tensors are copied now; they may change when it returns."""
+        with self._lock:
+            while self._lease is not None and self._lease.in_use():
+                self._lease.over.wait(0.02)
+            if self._lease is not None and not self._lease.over.is_set():
+                # Nobody said that it is not used any more.
+                self._region = Region(shared=self._region.shared)
+            leaves = _Leaves()
+            _walk(state, leaves.note)
+            copies = self._region.fill(leaves.tensors)
+            staged = Staged(_walk(state, leaves.replaced_by(copies), _own))
+            staged.lease = self._lease = Lease(staged, self._region)
+            return staged
+
+    def claim(self) -> None:
+        """Says that this thread saves what was staged, if another thread staged it."""
+        if self._lease is not None:
+            self._lease.claim()
+
+    def release(self, tensors: list[torch.Tensor]) -> None:
+        """Says that `tensors` are saved: if they are what was staged, its memory is free."""
+        if self._lease is not None and any(self._lease.region.holds(tensor) for tensor in tensors):
+            self._lease.over.set()
+
+
+class Staged(dict):
+    """A staged state. To another process it goes as one stretch of shared memory, whatever the number of its tensors."""
+
+    __slots__ = ("__weakref__", "lease")
+
+    lease: Lease
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        self.lease.claim()
+        return dict, (_walk(dict(self), self.lease.region.share()),)
+
+
+class Lease:
+    """The use of staged memory by one save. It is over when the writer says so, when nobody holds the state any more, or when
+    the thread that saves it has ended, however it ended."""
+
+    def __init__(self, staged: Staged, region: Region):
+        self.region = region
+        self.over = threading.Event()
+        self._staged = weakref.ref(staged)
+        self._by, self._saver = threading.current_thread(), None
+        self._since = time.monotonic()
+
+    def claim(self) -> None:
+        """This thread saves it: unless it is the one that staged it, which saves something else then."""
+        thread = threading.current_thread()
+        if self._saver is None and thread is not self._by:
+            self._saver = thread
+
+    def in_use(self) -> bool:
+        if self.over.is_set() or self._staged() is None:
+            return False
+        if self._saver is None:
+            return time.monotonic() - self._since < _UNCLAIMED
+        return self._saver.is_alive()
+
+
+class Region:
+    """Host memory that tensors are copied to, again and again: as long as the longest so far, and no more than four times as
+    long as the last. Pinned once a GPU's tensors come; shared once another process reads it."""
+
+    def __init__(self, shared: bool = False):
+        self.shared = shared
+        self._memory = torch.empty(0, dtype=torch.uint8)
+        self._unpin: weakref.finalize | None = None
+        #: Where the memory began when it was filled.
+        self._begin = 0
+
+    def fill(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Copies of plain dense tensors, each contiguous and with a storage of its own, all in this memory."""
+        starts, length = [], 0
+        for tensor in tensors:
+            starts.append(length)
+            length += -(-_torch.nbytes(tensor) // _ALIGNED) * _ALIGNED
+        devices = {tensor.device for tensor in tensors if tensor.device.type == "cuda"}
+        self._reserve(length, pinned=bool(devices))
+        copies, plain = [], []
+        # A storage for each: who pickles one tensor of them does not pickle all of the memory.
+        held = self._memory.numpy()
+        self._begin = self._memory.data_ptr()
+        for tensor, start in zip(tensors, starts, strict=True):
+            size = _torch.nbytes(tensor)
+            there = torch.empty(0, dtype=torch.uint8)
+            if size:
+                there = torch.frombuffer(held, dtype=torch.uint8, count=size, offset=start)
+            there = there.view(tensor.dtype).view(tensor.shape)
+            if _torch.is_plain(tensor):
+                plain.append((there.data_ptr(), tensor.data_ptr(), size))
+            elif size:
+                there.copy_(tensor, non_blocking=tensor.device in devices)
+            copies.append(there)
+        _towline.copy([one for one in plain if one[2]])
+        for device in devices:
+            torch.cuda.current_stream(device).synchronize()
+        return copies
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        """Does `tensor` lie in this memory?"""
+        return tensor.numel() > 0 and self._begin <= tensor.data_ptr() < self._begin + self._memory.numel()
+
+    def share(self) -> Callable[[torch.Tensor], torch.Tensor]:
+        """Makes it memory that another process can map; gives what turns the copies into views of it."""
+        private = self._memory
+        if not private.is_shared():
+            self.shared = True
+            self._reserve(private.numel(), pinned=self._unpin is not None)
+            _towline.copy([(self._memory.data_ptr(), private.data_ptr(), private.numel())])
+        memory, begin = self._memory, self._begin
+
+        def view(copied: torch.Tensor) -> torch.Tensor:
+            start, length = copied.data_ptr() - begin, _torch.nbytes(copied)
+            return memory[start : start + length].view(copied.dtype).view(copied.shape) if length else copied
+
+        return view
+
+    def _reserve(self, length: int, pinned: bool) -> None:
+        there = self._memory.numel()
+        if there < length or there > max(4 * length, 1 << 20) or (self.shared and not self._memory.is_shared()):
+            if self._unpin is not None:
+                self._unpin()
+                self._unpin = None
+            self._memory = _shared(length) if self.shared else torch.empty(length, dtype=torch.uint8)
+        if pinned and self._unpin is None and length:
+            address, runtime = self._memory.data_ptr(), torch.cuda.cudart()
+            # 1 is cudaHostRegisterPortable: for all devices
+            # (https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__MEMORY.html).
+            torch.cuda.check_error(runtime.cudaHostRegister(address, self._memory.numel(), 1))
+            self._unpin = weakref.finalize(self._memory, runtime.cudaHostUnregister, address)
+            # At exit CUDA may be gone before.
+            self._unpin.atexit = False
+
+
+class _Leaves:
+    """The tensors of a state, each once however often it is there."""
+
+    def __init__(self) -> None:
+        self.tensors: list[torch.Tensor] = []
+        self._numbers: dict[Any, int] = {}
+
+    def note(self, tensor: torch.Tensor) -> torch.Tensor:
+        key = self._key(tensor)
+        if key not in self._numbers:
+            self._numbers[key] = len(self.tensors)
+            self.tensors.append(tensor)
+        return tensor
+
+    def replaced_by(self, copies: list[torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
+        return lambda tensor: copies[self._numbers[self._key(tensor)]]
+
+    @staticmethod
+    def _key(tensor: torch.Tensor) -> Any:
+        # State dicts make new tensor objects of the same memory.
+        return (
+            tensor.device,
+            tensor.data_ptr(),
+            tensor.dtype,
+            tensor.shape,
+            tensor.stride(),
+            tensor.is_conj(),
+            tensor.is_neg(),
+        )
+
+
+def _walk(
+    value: Any,
+    leaf: Callable[[torch.Tensor], torch.Tensor],
+    other: Callable[[Any], Any] = lambda value: value,
+) -> Any:
+    """A state with `leaf` of its dense tensors, those within distributed tensors too, and `other` of what is no tensor."""
+    if isinstance(value, torch.Tensor):
+        return _tensor(value, leaf)
+    if isinstance(value, Mapping):
+        return {key: _walk(one, leaf, other) for key, one in value.items()}
+    if type(value) is list:
+        return [_walk(one, leaf, other) for one in value]
+    return other(value)
+
+
+def _tensor(tensor: torch.Tensor, leaf: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
+        return _wrapped(tensor, leaf)
+    if tensor.device.type == "meta":
+        return tensor
+    if tensor.layout is not torch.strided or tensor.is_quantized:
+        return tensor.detach().cpu().clone()
+    made = leaf(tensor.detach())
+    if vars(tensor):
+        # Such as what says that it is a part of another.
+        made = made.view(made.shape)
+        vars(made).update(vars(tensor))
+    return made
+
+
+def _wrapped(tensor: torch.Tensor, leaf: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """A distributed tensor, or another one that wraps plain ones."""
+    if type(tensor).__name__ == "AsyncCollectiveTensor":
+        return _tensor(tensor.wait(), leaf)
+    if not hasattr(tensor, "__tensor_flatten__"):
+        # ShardedTensor, for one.
+        return copy.deepcopy(tensor) if tensor.device.type == "cpu" else tensor.to("cpu")
+    names, told = tensor.__tensor_flatten__()
+    inner = {name: getattr(tensor, name) for name in names}
+    parts = {name: _tensor(one, leaf) for name, one in inner.items() if isinstance(one, torch.Tensor)}
+    # What wraps a view of something longer takes over where it begins, and torch then takes that for its address when it
+    # pickles it: so views come after.
+    views = {name: part for name, part in parts.items() if part.storage_offset()}
+    whole = {name: parts.get(name, one) if name not in views else one for name, one in inner.items()}
+    made = type(tensor).__tensor_unflatten__(whole, told, tensor.size(), tensor.stride())
+    for name, view in views.items():
+        setattr(made, name, view)
+    return made
+
+
+def _own(value: Any) -> Any:
+    """A copy of what is saved by pickling it: its tensors get memory of their own, or all of the region would be pickled."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().cpu().clone()
+    if type(value) is tuple:
+        return tuple(_own(one) for one in value)
+    return copy.deepcopy(value)
+
+
+def _shared(length: int) -> torch.Tensor:
+    """Memory that other processes can map."""
+    folder = "/dev/shm"
+    free = os.statvfs(folder) if os.path.isdir(folder) else None
+    if free is not None and free.f_bavail * free.f_frsize < length:
+        raise Exhausted(
+            f"staging for another process takes {length} bytes of shared memory, and {folder} has "
+            f"{free.f_bavail * free.f_frsize} (give the container more, as with --shm-size, or save in a thread)"
+        )
+    return torch.empty(0, dtype=torch.uint8).set_(torch.UntypedStorage._new_shared(length))

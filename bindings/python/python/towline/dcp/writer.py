@@ -1,0 +1,395 @@
+"""Saving: torch's StorageWriter, which stages for `async_save` as well.
+
+Every rank saves its items as a part of the step, from the memory of its tensors, and the coordinator saves the metadata as the
+last part: that makes the step visible, whole, in one commit. What tells the parts of this save from those of another try, the
+attempt, the coordinator chooses anew each time and hands out with the plans.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import io
+import json
+import math
+import os
+import re
+import threading
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
+from torch.distributed.checkpoint.staging import AsyncStager
+from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
+from torch.futures import Future
+
+from .. import _torch, _towline
+from ..errors import Conflict, UnsupportedValue, UsageError
+from ..repository import Repository, wishes
+from ..repository import open as open_repository
+from .metadata import METADATA, Stored, as_bytes, encode, has_word, manifest_of, rank_metadata
+from .stager import Region, Staged, Stager
+
+#: What one part of a rank holds, about: the host memory that tensors of a GPU are copied through.
+BATCH = 4 << 30
+
+_SEGMENT = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._+=-]+")
+
+#: A file and its pieces, as the engine takes them.
+_File = tuple[str, list[Any]]
+
+#: The handout that arrived in this thread last. It counts rather than the one in the plan: a planner that caches its plans
+#: gives back an old plan, with what was handed out with it then.
+_arrived = threading.local()
+#: How often this process saved a name of a repository without collectives.
+_times: collections.Counter[tuple[str, str]] = collections.Counter()
+
+
+class Writer(StorageWriter, AsyncStager):
+    """Saves distributed checkpoints to a repository: `dcp.save(state, checkpoint_id=NAME, storage_writer=Writer(repo))`.
+
+    `repo` is a repository or its address, `name` what is saved where no `checkpoint_id` is given. As with torch's own writers a
+    name that is there already is saved anew: it keeps what it held until the new step is whole. With `overwrite=False` that
+    is refused before anything is written. `metrics` and `labels` are kept with the step.
+
+    Without collectives (`use_collectives=False`) no plan is handed out: ranks find each other by `attempt`, which must be another
+    whenever all of them start again; by default what torchrun says of the present start, and how often this process saved the
+    name. `batch` bounds the bytes of host memory that a rank copies GPU tensors through.
+    """
+
+    # What `stage` gives is copied already.
+    _synchronize_after_execute = False
+
+    def __init__(
+        self,
+        repo: Repository | str | os.PathLike[str] | None,
+        name: str | None = None,
+        *,
+        overwrite: bool = True,
+        metrics: Mapping[str, float] | None = None,
+        labels: Mapping[str, str] | None = None,
+        key_every: int | None = None,
+        compression: bool | None = None,
+        attempt: str | None = None,
+        batch: int = BATCH,
+    ):
+        super().__init__()
+        if batch < 1:
+            raise UsageError(f"a batch is a number of bytes, not {batch}")
+        self.repository = repo if isinstance(repo, Repository) else open_repository(repo)
+        self.name, self.overwrite = name, overwrite
+        self.metrics, self.labels = dict(metrics or {}), dict(labels or {})
+        self.key_every, self.compression, self.attempt, self.batch = key_every, compression, attempt, batch
+        #: What the last save of this process did, as the engine tells it.
+        self.report: dict[str, Any] | None = None
+        self._set_up_anew()
+
+    def _set_up_anew(self) -> None:
+        self._stager, self._save = Stager(), _Save()
+
+    def __getstate__(self) -> dict[str, Any]:
+        unsaid = ("_stager", "_save", "report")
+        return {key: value for key, value in vars(self).items() if key not in unsaid}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, report=None)
+        self._set_up_anew()
+
+    def __repr__(self) -> str:
+        return f"towline.dcp.Writer({self.repository!r}, {self.name!r})"
+
+    @property
+    def checkpoint_id(self) -> str | None:
+        """The name that is saved."""
+        return self._save.name or self.name
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """Can it be a name in a repository?"""
+        return all(_SEGMENT.fullmatch(segment) for segment in os.fspath(checkpoint_id).split("/"))
+
+    def storage_meta(self) -> StorageMeta | None:
+        return StorageMeta(checkpoint_id=self.checkpoint_id)
+
+    # -- Staging ---------------------------------------------------------------------------------------------------------
+
+    def stage(self, state_dict: dict[str, Any]) -> Staged:
+        """A copy of the state on the host, in memory that is used again once it is saved; waits while it is not. The same copy
+        serves `async_save` in a thread and in a process, where it becomes shared memory."""
+        return self._stager.stage(state_dict)
+
+    def synchronize_staging(self) -> None:
+        """Nothing is left to wait for: `stage` returns when all is copied."""
+
+    def close(self) -> None:
+        """Lets go of the memory for staging. The Writer can be used again."""
+        self._set_up_anew()
+
+    # -- Saving, in the order of torch's calls -----------------------------------------------------------------------------
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        self._save.begin(None if checkpoint_id is None else os.fspath(checkpoint_id))
+        _arrived.handout = None
+        self._stager.claim()
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        save = self._save
+        save.coordinator = is_coordinator
+        save.rank = kwargs.get("rank") or 0
+        save.collective = kwargs.get("use_collectives", True)
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        name = self._name()
+        if not self.validate_checkpoint_id(name):
+            raise UsageError(
+                f"a checkpoint is saved under a name in the repository, such as run-7/step-1000: segments of "
+                f"[A-Za-z0-9._+=-] between slashes, not {name!r}"
+            )
+        asks = not self.overwrite and (self._save.coordinator or not self._save.collective)
+        if asks and manifest_of(self.repository, name) is not None:
+            raise Conflict(f"{name} is there already (save under another name, or allow overwrite=True)")
+        return plan
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        handouts = self._handouts(plans) if self._save.collective else [self._own_handout()]
+        # Where nothing is scattered this is the one.
+        _arrived.handout = handouts[0]
+        return [dataclasses.replace(plan, storage_data=one) for plan, one in zip(plans, handouts, strict=True)]
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        handout = getattr(_arrived, "handout", None) or plan.storage_data
+        if not isinstance(handout, Handout):
+            raise UsageError(
+                "this plan was not made with towline.dcp.Writer.prepare_global_plan, which every save calls"
+            )
+        save = self._save
+        save.handout, results, tensors = handout, [], []
+        for number, items in enumerate(_split(plan.items, handout.parts)):
+            stem = f"rank-{handout.rank:05}" + (f".{number:05}" if handout.parts > 1 else "")
+            batch = _Batch(stem, items, planner, save.copies)
+            results += batch.results
+            if handout.first is None or not save.collective:
+                # It goes with the metadata, in `finish`.
+                save.held = batch
+            else:
+                self._put(batch.files, handout.first + number)
+                tensors += batch.tensors
+        self._stager.release(tensors)
+        written: Future[list[WriteResult]] = Future()
+        written.set_result(results)
+        return written
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        save = self._save
+        handout, held = save.handout, save.held
+        document = encode(metadata, results, handout.world_size)
+        if held is None:
+            report = self._put([(METADATA, [document])], handout.total - 1)
+            if not report["complete"]:
+                raise Conflict(
+                    f"{self._name()} is not saved: of attempt {handout.attempt} part {report['waits_for']} is not there "
+                    "(did every rank use this Writer?)"
+                )
+            return
+        path = METADATA if save.collective else rank_metadata(handout.rank)
+        self._put([*held.files, (path, [document])], handout.first)
+        self._stager.release(held.tensors)
+        save.held = None
+
+    def _put(self, files: list[_File], part: int | None) -> dict[str, Any]:
+        """Saves files as the whole step, or as one part of it."""
+        handout = self._save.handout
+        said = wishes(
+            self.metrics,
+            labels=self.labels,
+            framework="pytorch",
+            key_every=self.key_every,
+            compression=self.compression,
+            world_size=handout.total,
+            part=None if part is None else (part, handout.attempt),
+        )
+        self.report = json.loads(self.repository._engine.save_files(files, self._name(), said))
+        return self.report
+
+    def _name(self) -> str:
+        name = self.checkpoint_id
+        if name is None:
+            raise UsageError("no name to save as: give the Writer one, or dcp.save a checkpoint_id")
+        return name
+
+    def _handouts(self, plans: list[SavePlan]) -> list[Handout]:
+        parts = [max(1, math.ceil(sum(map(_size, plan.items)) / self.batch)) for plan in plans]
+        attempt, ranks = uuid.uuid4().hex, len(plans)
+        if sum(parts) == 1:
+            return [Handout(attempt, 0, 1, None, 1, 1)]
+        firsts = [sum(parts[:rank]) for rank in range(ranks)]
+        # The metadata is one more.
+        return [Handout(attempt, rank, ranks, firsts[rank], parts[rank], sum(parts) + 1) for rank in range(ranks)]
+
+    def _own_handout(self) -> Handout:
+        """For a rank that is told nothing by others."""
+        rank, ranks = self._save.rank, 1
+        if dist.is_available() and dist.is_initialized():
+            ranks = dist.get_world_size()
+        saved = self.repository.url, self._name()
+        _times[saved] += 1
+        attempt = f"{self.attempt or _start()}-{_times[saved]}"
+        return Handout(attempt, rank, ranks, rank if ranks > 1 else None, 1, ranks)
+
+
+def _start() -> str:
+    """What tells this start of all ranks from others: torchrun's name of the job, and how often it was restarted."""
+    job = os.environ.get("TORCHELASTIC_RUN_ID", "none")
+    return f"{job}-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+
+
+class _Save(threading.local):
+    """The save that this thread is at: `async_save` may begin one while another ends."""
+
+    def __init__(self) -> None:
+        #: Where tensors that are not plain memory of the host are copied to.
+        self.copies = Region()
+        self.begin(None)
+
+    def begin(self, name: str | None) -> None:
+        self.name, self.coordinator, self.rank, self.collective = name, True, 0, True
+        self.handout: Handout | None = None
+        #: What waits for the metadata.
+        self.held: _Batch | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Handout:
+    """What the coordinator hands a rank with its plan."""
+
+    attempt: str
+    rank: int
+    world_size: int
+    #: The number of the rank's first part; None, if the step is saved in one piece.
+    first: int | None
+    #: How many parts the rank saves.
+    parts: int
+    #: How many parts make the step.
+    total: int
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        _arrived.handout = self
+
+
+class _Batch:
+    """Items of a plan as files, their pieces lent by `tensors`."""
+
+    def __init__(self, stem: str, items: Sequence[WriteItem], planner: SavePlanner, copies: Region):
+        self.files: list[_File] = []
+        self.results: list[WriteResult] = []
+        self.tensors: list[torch.Tensor] = []
+        tensors = [item for item in items if item.type != WriteItemType.BYTE_IO]
+        if tensors:
+            self._add_tensors(f"{stem}.safetensors", tensors, planner, copies)
+        if len(tensors) < len(items):
+            self._add_bytes(f"{stem}.bytes", [item for item in items if item.type == WriteItemType.BYTE_IO], planner)
+
+    def _add_tensors(self, path: str, items: Sequence[WriteItem], planner: SavePlanner, copies: Region) -> None:
+        tensors = [_plain(item, planner.resolve_data(item)) for item in items]
+        others = [at for at, tensor in enumerate(tensors) if not _torch.is_plain(tensor)]
+        for at, copied in zip(others, copies.fill([tensors[at] for at in others]) if others else (), strict=True):
+            tensors[at] = copied
+        self.tensors = tensors
+        leaves, sharding, taken = [], {}, set()
+        for item, tensor in zip(items, tensors, strict=True):
+            name, dtype, size, plain = _named(item, taken), tensor.dtype, _torch.nbytes(tensor), has_word(tensor.dtype)
+            shape = tuple(tensor.shape) if plain else as_bytes(dtype, tensor.shape)
+            leaves.append((name, _torch.WORDS.get(dtype, "U8"), shape, size))
+            sharding[name] = {
+                "saved_offsets": list(item.tensor_data.chunk.offsets),
+                "fqn": item.index.fqn,
+                "shape": list(item.tensor_data.size),
+            }
+            stored = Stored(path, name, str(dtype).removeprefix("torch."), not plain)
+            self.results.append(WriteResult(item.index, size, stored))
+        # As torch tells where a part belongs, https://github.com/pytorch/pytorch/blob/main/torch/distributed/checkpoint/_hf_utils.py
+        told = {"DCP_SHARDING_INFO": json.dumps(sharding), "DCP_VERSION": "1.0", "format": "pt"}
+        header, starts, _ = _towline.lay_out(leaves, told)
+        order = sorted(range(len(tensors)), key=starts.__getitem__)
+        pieces = [(tensors[at].data_ptr(), _torch.nbytes(tensors[at])) for at in order]
+        self.files.append((path, [header, *(piece for piece in pieces if piece[1])]))
+
+    def _add_bytes(self, path: str, items: Sequence[WriteItem], planner: SavePlanner) -> None:
+        pieces, start = [], 0
+        for item in items:
+            value = planner.resolve_data(item)
+            if not isinstance(value, io.BytesIO):
+                raise UsageError(
+                    f"the planner gave a {type(value).__name__} for the bytes of {item.index.fqn}, not a BytesIO"
+                )
+            pieces.append(value.getvalue())
+            stored = Stored(path, start=start, length=len(pieces[-1]))
+            self.results.append(WriteResult(item.index, stored.length, stored))
+            start += stored.length
+        self.files.append((path, pieces))
+
+
+def _plain(item: WriteItem, tensor: Any) -> torch.Tensor:
+    """The tensor of an item, if it can be stored."""
+    where = _shown(item.index)
+    if not isinstance(tensor, torch.Tensor):
+        raise UsageError(f"the planner gave a {type(tensor).__name__} for the tensor {where}")
+    if type(tensor).__name__ == "AsyncCollectiveTensor":
+        tensor = tensor.wait()
+    what, cure = None, "turn it into plain tensors"
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
+        what = f"a tensor of the kind {type(tensor).__module__}.{type(tensor).__qualname__}"
+    elif tensor.device.type == "meta":
+        what, cure = "a tensor on the meta device, which has no elements", "materialise it first"
+    elif tensor.is_quantized:
+        what = "a quantised tensor"
+    elif tensor.layout is not torch.strided:
+        what, cure = f"a tensor of the layout {tensor.layout}", "turn it into a dense one"
+    if what is not None:
+        error = UnsupportedValue(f"{where} cannot be kept: it is {what} ({cure})")
+        error.place, error.cure = where, cure
+        raise error
+    if tuple(tensor.shape) != tuple(item.tensor_data.chunk.sizes):
+        raise UsageError(
+            f"{where} is planned as {list(item.tensor_data.chunk.sizes)} and is {list(tensor.shape)}: "
+            "did it change while it was saved?"
+        )
+    return tensor.detach()
+
+
+def _named(item: WriteItem, taken: set[str]) -> str:
+    """What an item's tensor is called in its file: the same in every step, and by all parts of a tensor differently."""
+    chunk = item.tensor_data.chunk
+    name = item.index.fqn
+    if chunk.sizes != item.tensor_data.size:
+        name += "@" + ",".join(map(str, chunk.offsets))
+    wanted, again = name, 1
+    while name in taken or name == "__metadata__":
+        again += 1
+        name = f"{wanted}#{again}"
+    taken.add(name)
+    return name
+
+
+def _size(item: WriteItem) -> int:
+    data = item.tensor_data
+    return 0 if data is None else math.prod(data.chunk.sizes) * data.properties.dtype.itemsize
+
+
+def _split(items: Sequence[WriteItem], parts: int) -> list[list[WriteItem]]:
+    """Items in `parts` groups of about the same size, in their order."""
+    groups: list[list[WriteItem]] = [[] for _ in range(parts)]
+    whole, before = max(1, sum(map(_size, items))), 0
+    for item in items:
+        groups[min(before * parts // whole, parts - 1)].append(item)
+        before += _size(item)
+    return groups
+
+
+def _shown(index: MetadataIndex) -> str:
+    return index.fqn if not index.offset else f"{index.fqn} at {list(index.offset)}"
