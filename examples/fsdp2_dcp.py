@@ -1,0 +1,123 @@
+"""FSDP2 with checkpoints by towline.dcp: sharded state saved in the background, resumed on any number of ranks.
+
+    torchrun --nproc-per-node 2 examples/fsdp2_dcp.py --repo /data/towline --run demo --steps 20
+
+Stop it at any time and start it again, on as many ranks as you like: it goes on after the last step that was saved whole. On
+the same number of ranks the losses are those of a run that was never stopped, bit for bit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+import towline
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.stateful import Stateful
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from towline.dcp import Reader, Writer
+
+#: Examples of one step, of all ranks together: of 1, 2, 3, 4 or 6 ranks each has as many.
+BATCH = 12
+
+
+class Training(Stateful):
+    """What is saved: the model, the optimizer, and the step they are at."""
+
+    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer):
+        self.model, self.optimizer, self.step = model, optimizer, 0
+
+    def state_dict(self) -> dict:
+        model, optimizer = get_state_dict(self.model, self.optimizer)
+        return {"model": model, "optimizer": optimizer, "step": self.step}
+
+    def load_state_dict(self, state: dict) -> None:
+        set_state_dict(self.model, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+        self.step = state["step"]
+
+
+def build() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    """A small model, sharded over all ranks."""
+    torch.manual_seed(0)
+    layers = [torch.nn.Sequential(torch.nn.Linear(16, 33), torch.nn.GELU(), torch.nn.Linear(33, 16)) for _ in range(3)]
+    model = torch.nn.Sequential(*layers, torch.nn.Linear(16, 1))
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for layer in layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return model, torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+
+def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """This rank's examples of a step."""
+    generator = torch.Generator().manual_seed(step)
+    inputs = torch.randn(BATCH, 16, generator=generator)
+    own = slice(dist.get_rank(), None, dist.get_world_size())
+    return inputs[own], inputs.sin().sum(dim=1, keepdim=True)[own]
+
+
+def digest(model: torch.nn.Module) -> str:
+    """A digest of all parameters, whatever ranks they lie on."""
+    hashed = hashlib.sha256()
+    for name, parameter in sorted(model.state_dict().items()):
+        whole = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
+        hashed.update(name.encode())
+        hashed.update(whole.detach().numpy().tobytes())
+    return hashed.hexdigest()
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("--repo", required=True, help="the repository: a folder or s3://bucket/prefix")
+    arguments.add_argument("--run", default="demo")
+    arguments.add_argument("--steps", type=int, default=20)
+    arguments.add_argument("--every", type=int, default=2, help="steps from one checkpoint to the next")
+    said = arguments.parse_args()
+    dist.init_process_group("gloo")
+    # The background save talks over a group of its own, beside the training.
+    saving = dist.new_group(backend="gloo")
+
+    repository = towline.open(said.repo)
+    model, optimizer = build()
+    training = Training(model, optimizer)
+    writer, saved = Writer(repository), None
+    if any(run["run"] == said.run for run in repository.runs()):
+        dcp.load({"training": training}, storage_reader=Reader(repository, f"{said.run}@latest"))
+    dist.barrier()
+
+    def tell(line: str) -> None:
+        if dist.get_rank() == 0:
+            print(line, flush=True)
+
+    tell(f"from {training.step} {digest(model)}")
+    for step in range(training.step + 1, said.steps + 1):
+        inputs, targets = batch(step)
+        loss = torch.nn.functional.mse_loss(model(inputs), targets)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        training.step = step
+        dist.all_reduce(mean := loss.detach() / dist.get_world_size())
+        tell(f"step {step} {mean.item().hex()}")
+        if step % said.every == 0:
+            if saved is not None:
+                saved.result()
+            saved = dcp.async_save(
+                {"training": training},
+                checkpoint_id=f"{said.run}/step-{step}",
+                storage_writer=writer,
+                process_group=saving,
+            )
+    if saved is not None:
+        saved.result()
+    tell(f"at {training.step} {digest(model)}")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
