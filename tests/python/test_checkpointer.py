@@ -271,7 +271,10 @@ def test_an_end_finishes_what_is_unfinished(repository, way):
         assert torch.equal(checkpointer.restore()["layer31"], torch.full((1 << 20,), 5.0))
 
 
-def test_ctrl_c_ends_a_wait(repository, tmp_path):
+def test_ctrl_c_ends_a_wait(repository, tmp_path, request):
+    # What runs in a shell's background inherits that SIGINT means nothing.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
     (tmp_path / "tree").mkdir()
     with open(tmp_path / "tree" / "large", "wb") as file:
         for _ in range(200):
