@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import time
@@ -213,3 +214,31 @@ def test_a_store_that_answers_again_gets_all(repository, tmp_path):
     assert names(repository)[-1:] == ["run-7/step-4"] or os.listdir(tmp_path / "out" / "_towline" / "run-7")
     callback.restore_latest(tmp_path / "out")
     assert names(repository) == ["run-7/step-2", "run-7/step-4"]
+
+
+def test_links_that_come_and_go_do_not_spoil_a_save(repository, tmp_path):
+    """Removing another link to a file changes its inode: that is not a change of what is saved."""
+    import threading
+
+    from towline import _folders, spool
+
+    (tmp_path / "checkpoint").mkdir()
+    (tmp_path / "checkpoint" / "large").write_bytes(os.urandom(64 << 20))
+    over = threading.Event()
+
+    def come_and_go() -> None:
+        other = tmp_path / "other"
+        for _ in range(40):
+            os.link(tmp_path / "checkpoint" / "large", other)
+            other.unlink()
+            if over.wait(0.01):
+                return
+
+    folder = str(tmp_path / "checkpoint")
+    Path(folder + ".json").write_text(json.dumps({"name": "run/step-1", "said": {"metrics": {}}}))
+    thread = threading.Thread(target=come_and_go)
+    thread.start()
+    report = _folders._save_linked(repository, folder)
+    over.set()
+    thread.join()
+    assert report["logical_bytes"] == 64 << 20 and spool.left(str(tmp_path), "run", 0) == []

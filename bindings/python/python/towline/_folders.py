@@ -18,13 +18,30 @@ from typing import Any
 
 from . import spool
 from .checkpointer import Handle
-from .errors import Error, Exhausted, NotFound, SaveFailed, Unreachable
+from .errors import Conflict, Error, Exhausted, NotFound, SaveFailed, Unreachable
 from .repository import Repository, wishes
 from .repository import open as open_repository
 
 #: Beside the checkpoints: what waits to be saved, and what is being restored. Trainer uploads nothing that begins so
 #: (https://github.com/huggingface/transformers/blob/v5.23.0/src/transformers/trainer.py, `_push_from_checkpoint`).
 OWN = "_towline"
+
+
+#: Tries to save a folder of links while their number changes, and seconds between them.
+_TRIES, _PAUSE = 20, 0.25
+
+
+def _save_linked(repository: Repository, linked: str) -> dict[str, Any]:
+    """Saves a folder of hard links. When the files' other links are made or removed, as frameworks do with checkpoints that they
+    have enough of, the kernel says that the files changed: what was stored by then is not stored again."""
+    for _ in range(_TRIES):
+        try:
+            return spool.save(repository, linked)
+        except Conflict as error:
+            if "changed while" not in str(error):
+                raise
+            time.sleep(_PAUSE)
+    return spool.save(repository, linked)
 
 
 class FolderSaver:
@@ -122,7 +139,7 @@ class FolderSaver:
         pause = 1.0
         while True:
             try:
-                handle.report = spool.save(self.repository, linked)
+                handle.report = _save_linked(self.repository, linked)
                 break
             except (Unreachable, Exhausted) as error:
                 handle._fail(error, over=False)
