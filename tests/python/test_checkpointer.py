@@ -211,6 +211,16 @@ def test_a_failed_background_save_raises_at_the_next_call(repository, tmp_path):
     checkpointer.close()
 
 
+def test_what_is_closed_saves_no_more(repository):
+    checkpointer = towline.Checkpointer(repository, "run")
+    checkpointer.save(1, {"a": torch.ones(4)})
+    checkpointer.close()
+    checkpointer.close()
+    with pytest.raises(towline.UsageError, match="run/step-2 cannot be saved: this Checkpointer is closed"):
+        checkpointer.save(2, {"a": torch.ones(4)})
+    assert checkpointer.steps() == [1] and torch.equal(checkpointer.restore()["a"], torch.ones(4))
+
+
 def test_two_processes_on_one_run(repository):
     """Who commits a step second is told; nothing of either is lost silently."""
     a, b = (towline.Checkpointer(repository, "run") for _ in range(2))

@@ -26,7 +26,6 @@ from .repository import open as open_repository
 #: (https://github.com/huggingface/transformers/blob/v5.23.0/src/transformers/trainer.py, `_push_from_checkpoint`).
 OWN = "_towline"
 
-
 #: Tries to save a folder of links while their number changes, and seconds between them.
 _TRIES, _PAUSE = 20, 0.25
 
@@ -103,7 +102,7 @@ class FolderSaver:
             # What waits after this is nobody's.
             self.close()
         for linked in spool.left(os.path.join(parent, OWN), self.run, 0):
-            spool.save(self.repository, linked)
+            _save_linked(self.repository, linked)
             spool.remove(linked)
 
     def steps(self) -> list[int]:

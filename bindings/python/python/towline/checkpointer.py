@@ -200,6 +200,8 @@ class Checkpointer:
         stateful: bool = True,
     ) -> Handle | None:
         self._check()
+        if self._closed:
+            raise UsageError(f"{name} cannot be saved: this Checkpointer is closed (make another one)")
         stage = stage or self.stage
         _one_of("stage", stage, ("blocking", "background"))
         described = states.describe(state, self.pickle, stateful)
