@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! Location --open--> Store = metered( watchdog( prefix( routed( S3 with retries | S3 without ) ) ) )
-//!                                            or local files with fsync
+//!                                            or local files with fsync, large ones written directly
 //! probe(store) -> Capabilities               what the store really does, found out by trying, raced
 //! ```
 //!
@@ -11,6 +11,7 @@
 
 mod bucket;
 mod credentials;
+mod direct;
 mod location;
 mod metered;
 mod probe;

@@ -10,6 +10,7 @@ use object_store::local::LocalFileSystem;
 use object_store::memory::InMemory;
 
 use super::bucket::Bucket;
+use super::direct::Direct;
 use super::location::Location;
 use super::metered::Metered;
 use super::s3::{self, Keys};
@@ -163,11 +164,11 @@ pub async fn connect(location: &Location, options: &StoreOptions) -> Result<Stor
 }
 
 /// Objects are files, written beside their place, fsynced, moved into it, and the folder fsynced: an acknowledged put
-/// survives a power loss. Deletes are not fsynced, so one may come undone. Empty folders are left: removing them would
+/// survives a power loss; large ones past the page cache. Deletes are not fsynced, so one may come undone. Empty folders are left: removing them would
 /// race writers. What a crash leaves behind is told in [`super::staging_files`].
-fn open_directory(path: &Path, create: bool) -> Result<(LocalFileSystem, PathBuf)> {
+fn open_directory(path: &Path, create: bool) -> Result<(Direct, PathBuf)> {
     if create {
-        create_durably(path)?;
+        create_durably(path).map_err(|e| Error::io("directory cannot be made", path, e))?;
     }
     let found = path.canonicalize().map_err(|e| {
         let error = Error::io("directory cannot be opened", path, e);
@@ -177,19 +178,14 @@ fn open_directory(path: &Path, create: bool) -> Result<(LocalFileSystem, PathBuf
         return Err(Error::usage("repository path is not a directory").at(path.display()));
     }
     let objects = LocalFileSystem::new_with_prefix(&found)?.with_fsync(true).with_automatic_cleanup(false);
-    Ok((objects, found))
+    Ok((Direct::new(objects), found))
 }
 
 /// `mkdir -p` whose result survives a power loss: each new folder's entry is synced in its parent.
-fn create_durably(path: &Path) -> Result<()> {
+pub(super) fn create_durably(path: &Path) -> std::io::Result<()> {
     let missing: Vec<&Path> = path.ancestors().take_while(|folder| !folder.exists()).collect();
-    std::fs::create_dir_all(path).map_err(|e| Error::io("directory cannot be made", path, e))?;
-    for parent in missing.iter().filter_map(|folder| folder.parent()) {
-        std::fs::File::open(parent)
-            .and_then(|folder| folder.sync_all())
-            .map_err(|e| Error::io("directory cannot be synced", parent, e))?;
-    }
-    Ok(())
+    std::fs::create_dir_all(path)?;
+    missing.iter().filter_map(|folder| folder.parent()).try_for_each(|parent| std::fs::File::open(parent)?.sync_all())
 }
 
 #[cfg(test)]

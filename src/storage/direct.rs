@@ -1,0 +1,297 @@
+//! A directory whose large objects are written past the page cache.
+//!
+//! A pack is written once and read, if ever, much later. Through the page cache each of its bytes would be copied into fresh
+//! memory, push out what the machine's programs read, and be written by `fsync` after all. `O_DIRECT`
+//! (<https://man7.org/linux/man-pages/man2/open.2.html>) hands aligned blocks to the disk right away: measured here, a
+//! gigabyte is durable in a half to a tenth of the time, and for a fraction of the processor's. Where a file system does not
+//! offer it the same blocks are written as usual.
+
+use std::fmt;
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::path::{Path as FilePath, PathBuf};
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use futures::stream::BoxStream;
+use object_store::local::LocalFileSystem;
+use object_store::path::Path;
+use object_store::{
+    CopyOptions, Error, Extensions, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore,
+    PutMode, PutMultipartOptions, PutOptions, PutPayload, PutResult, RenameOptions, Result,
+};
+use rustix::fs::{FallocateFlags, OFlags, fallocate, fcntl_getfl, fcntl_setfl};
+use rustix::io::Errno;
+
+use super::store::create_durably;
+
+/// Smaller objects are written as they always were.
+const LARGE: usize = 2 << 20;
+/// Bytes handed to the disk at a time.
+const BLOCK: usize = 2 << 20;
+/// What addresses, lengths and offsets must be multiples of: no disk in use asks for more.
+const ALIGN: usize = 4096;
+
+/// Local files, the large ones written directly. Staged and published as `LocalFileSystem` does it: see
+/// [`super::staging_files`].
+#[derive(Debug)]
+pub(super) struct Direct(LocalFileSystem);
+
+impl Direct {
+    /// Writes the large objects of `inner`, which must sync what it writes, directly.
+    pub(super) fn new(inner: LocalFileSystem) -> Self {
+        Self(inner)
+    }
+}
+
+impl fmt::Display for Direct {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+#[async_trait]
+#[deny(clippy::missing_trait_methods)]
+impl ObjectStore for Direct {
+    async fn put_opts(&self, location: &Path, payload: PutPayload, opts: PutOptions) -> Result<PutResult> {
+        let plain = matches!(opts.mode, PutMode::Overwrite) && opts.attributes.is_empty();
+        if !plain || payload.content_length() < LARGE {
+            return self.0.put_opts(location, payload, opts).await;
+        }
+        let path = self.0.path_to_filesystem(location)?;
+        let written = tokio::task::spawn_blocking(move || put(&path, &payload)).await;
+        written.unwrap_or_else(|stopped| Err(io::Error::other(stopped))).map_err(generic)?;
+        Ok(PutResult { e_tag: None, version: None, extensions: Extensions::default() })
+    }
+
+    async fn put_multipart_opts(&self, location: &Path, opts: PutMultipartOptions) -> Result<Box<dyn MultipartUpload>> {
+        self.0.put_multipart_opts(location, opts).await
+    }
+
+    async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
+        self.0.get_opts(location, options).await
+    }
+
+    async fn get_ranges(&self, location: &Path, ranges: &[Range<u64>]) -> Result<Vec<Bytes>> {
+        self.0.get_ranges(location, ranges).await
+    }
+
+    fn delete_stream(&self, locations: BoxStream<'static, Result<Path>>) -> BoxStream<'static, Result<Path>> {
+        self.0.delete_stream(locations)
+    }
+
+    fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
+        self.0.list(prefix)
+    }
+
+    fn list_with_offset(&self, prefix: Option<&Path>, offset: &Path) -> BoxStream<'static, Result<ObjectMeta>> {
+        self.0.list_with_offset(prefix, offset)
+    }
+
+    async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {
+        self.0.list_with_delimiter(prefix).await
+    }
+
+    async fn copy_opts(&self, from: &Path, to: &Path, options: CopyOptions) -> Result<()> {
+        self.0.copy_opts(from, to, options).await
+    }
+
+    async fn rename_opts(&self, from: &Path, to: &Path, options: RenameOptions) -> Result<()> {
+        self.0.rename_opts(from, to, options).await
+    }
+}
+
+fn generic(source: io::Error) -> Error {
+    Error::Generic { store: "local directory", source: Box::new(source) }
+}
+
+/// Makes `payload` the file at `path`, for good: staged, synced, renamed, and the folder synced.
+fn put(path: &FilePath, payload: &PutPayload) -> io::Result<()> {
+    let (file, staged) = stage(path)?;
+    let publish = || {
+        write(&file, payload)?;
+        file.sync_all()?;
+        std::fs::rename(&staged, path)?;
+        path.parent().map_or(Ok(()), |folder| File::open(folder)?.sync_all())
+    };
+    publish().inspect_err(|_| {
+        // Left over it would only cost space.
+        let _ = std::fs::remove_file(&staged);
+    })
+}
+
+/// A new file beside `path`.
+fn stage(path: &FilePath) -> io::Result<(File, PathBuf)> {
+    let mut number = 1;
+    loop {
+        let mut staged = path.as_os_str().to_owned();
+        staged.push(format!("#{number}"));
+        match OpenOptions::new().write(true).create_new(true).open(&staged) {
+            Ok(file) => return Ok((file, staged.into())),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => number += 1,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                create_durably(path.parent().ok_or(error)?)?;
+            }
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// Writes `payload` to `file`, which is empty.
+fn write(file: &File, payload: &PutPayload) -> io::Result<()> {
+    let len = payload.content_length() as u64;
+    let reserved = fallocate(file, FallocateFlags::empty(), 0, len);
+    // A full disk is known before a byte is written; that a file system cannot do this is no error.
+    if let Err(full @ (Errno::NOSPC | Errno::DQUOT | Errno::FBIG)) = reserved {
+        return Err(full.into());
+    }
+    let mut blocks = Blocks::new(file);
+    for part in payload {
+        blocks.take(part)?;
+    }
+    blocks.finish()?;
+    // The last block was written whole.
+    file.set_len(len)
+}
+
+/// Bytes gathered to aligned blocks, and written.
+struct Blocks<'a> {
+    file: &'a File,
+    direct: bool,
+    memory: Vec<u8>,
+    /// Where the block begins in `memory`, and how much of it is filled.
+    start: usize,
+    filled: usize,
+    /// Where in the file it goes.
+    at: u64,
+}
+
+impl<'a> Blocks<'a> {
+    fn new(file: &'a File) -> Self {
+        let memory = vec![0; BLOCK + ALIGN];
+        let start = memory.as_ptr().align_offset(ALIGN).min(ALIGN);
+        Self { file, direct: set_direct(file, true).is_ok(), memory, start, filled: 0, at: 0 }
+    }
+
+    fn block(&mut self) -> &mut [u8] {
+        let end = self.start + BLOCK;
+        self.memory.get_mut(self.start..end).unwrap_or_default()
+    }
+
+    fn take(&mut self, mut bytes: &[u8]) -> io::Result<()> {
+        while !bytes.is_empty() {
+            let filled = self.filled;
+            let (now, later) = bytes.split_at(bytes.len().min(BLOCK - filled));
+            if let Some(room) = self.block().get_mut(filled..filled + now.len()) {
+                room.copy_from_slice(now);
+            }
+            self.filled += now.len();
+            bytes = later;
+            if self.filled == BLOCK {
+                self.write()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes what there is, up to the next multiple of [`ALIGN`].
+    fn finish(&mut self) -> io::Result<()> {
+        let (filled, whole) = (self.filled, self.filled.next_multiple_of(ALIGN));
+        if let Some(rest) = self.block().get_mut(filled..whole) {
+            rest.fill(0);
+        }
+        self.filled = whole;
+        self.write()
+    }
+
+    fn write(&mut self) -> io::Result<()> {
+        let (file, at, filled) = (self.file, self.at, self.filled);
+        let written = file.write_all_at(self.block().get(..filled).unwrap_or_default(), at);
+        match written {
+            // It took the flag, and not the block.
+            Err(error) if self.direct && error.raw_os_error() == Some(Errno::INVAL.raw_os_error()) => {
+                set_direct(file, false)?;
+                self.direct = false;
+                return self.write();
+            }
+            written => written?,
+        }
+        (self.at, self.filled) = (at + filled as u64, 0);
+        Ok(())
+    }
+}
+
+fn set_direct(file: &File, direct: bool) -> rustix::io::Result<()> {
+    let mut flags = fcntl_getfl(file)?;
+    flags.set(OFlags::DIRECT, direct);
+    fcntl_setfl(file, flags)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use object_store::ObjectStoreExt;
+
+    fn payload(lens: &[usize]) -> (PutPayload, Vec<u8>) {
+        let mut whole = Vec::new();
+        let parts: Vec<Bytes> = lens
+            .iter()
+            .enumerate()
+            .map(|(n, &len)| {
+                let part: Vec<u8> =
+                    (0..len).map(|i| u8::try_from((i * 31 + n * 7 + i / 4096) % 251).unwrap()).collect();
+                whole.extend_from_slice(&part);
+                part.into()
+            })
+            .collect();
+        (parts.into_iter().collect(), whole)
+    }
+
+    #[tokio::test]
+    async fn what_is_written_is_read_whatever_its_length() {
+        // A disk, where the checkout is on one, and memory, which may not take direct writes.
+        for folder in [env!("CARGO_MANIFEST_DIR"), "/dev/shm"] {
+            let Ok(dir) = tempfile::Builder::new().prefix("target-direct").tempdir_in(folder) else { continue };
+            let store = Direct::new(LocalFileSystem::new_with_prefix(dir.path()).unwrap().with_fsync(true));
+            for (n, lens) in [
+                vec![LARGE],
+                vec![LARGE - 1, 2],
+                vec![1, BLOCK, 4095, 3 * BLOCK + 17, 0, 5],
+                vec![ALIGN; LARGE / ALIGN + 3],
+            ]
+            .into_iter()
+            .enumerate()
+            {
+                let (payload, whole) = payload(&lens);
+                let key = Path::from(format!("pack/{n}/object"));
+                store.put(&key, payload.clone()).await.unwrap();
+                assert!(store.get(&key).await.unwrap().bytes().await.unwrap() == whole, "{lens:?} in {folder}");
+                store.put(&key, payload).await.unwrap();
+                let names: Vec<_> = std::fs::read_dir(dir.path().join(format!("pack/{n}"))).unwrap().collect();
+                assert_eq!(names.len(), 1, "nothing is left beside it");
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn what_may_not_replace_anything_does_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Direct::new(LocalFileSystem::new_with_prefix(dir.path()).unwrap().with_fsync(true));
+        let (payload, _) = payload(&[LARGE + 1]);
+        let create = PutOptions::from(PutMode::Create);
+        store.put_opts(&"a".into(), payload.clone(), create.clone()).await.unwrap();
+        assert!(matches!(store.put_opts(&"a".into(), payload, create).await, Err(Error::AlreadyExists { .. })));
+    }
+
+    #[test]
+    fn a_write_that_fails_leaves_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let (payload, _) = payload(&[LARGE]);
+        // A folder is in the way of the rename.
+        std::fs::create_dir_all(dir.path().join("taken/by/a/folder")).unwrap();
+        put(&dir.path().join("taken"), &payload).unwrap_err();
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
+}
