@@ -5,6 +5,7 @@ use std::io::Write;
 use std::ops::{Range, RangeInclusive};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use crate::chunk::Chunk;
 use crate::error::{Error, Result};
 use crate::format::{Content, EntryKind};
 use crate::limits::MIB;
@@ -78,7 +79,7 @@ impl Repository {
         }
         let wanted: Vec<u32> = placed.keys().copied().collect();
         let reads = plan(|chunk| saved.locate(chunk), wanted, longest_read(self, self.budget()), Gaps::Wide)?;
-        let sink: Sink = Arc::new(move |chunk, bytes| {
+        let sink: Arc<dyn Sink> = Arc::new(move |chunk: u32, bytes: Chunk<'_>| {
             let places = placed.get(&chunk).into_iter().flatten();
             places
                 .filter_map(|place| place.part(bytes.bytes()))

@@ -7,6 +7,8 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use bytes::Bytes;
 use pyo3::prelude::*;
+use towline::Result;
+use towline::repository::Fill;
 
 /// Less than this is not worth another thread.
 const PER_THREAD: usize = 4 << 20;
@@ -38,16 +40,28 @@ impl Stretch {
         unsafe { std::slice::from_raw_parts(self.address as *const u8, self.len) }
     }
 
+    /// The `len` bytes from `offset` on, if they lie in it.
+    fn at(self, offset: u64, len: usize) -> Option<*mut u8> {
+        let offset = usize::try_from(offset).ok()?;
+        let fits = offset.checked_add(len).is_some_and(|end| end <= self.len);
+        fits.then_some((self.address + offset) as *mut u8)
+    }
+
     /// Writes `bytes` from `offset` on; false if they do not fit.
     pub(crate) fn place(self, offset: u64, bytes: &[u8]) -> bool {
-        let Ok(offset) = usize::try_from(offset) else { return false };
-        if offset.checked_add(bytes.len()).is_none_or(|end| end > self.len) {
-            return false;
-        }
+        let Some(there) = self.at(offset, bytes.len()) else { return false };
         // SAFETY: the stretch is a tensor's that the package made or was given to fill, and holds on to until the call ends;
         // the offset lies in it. Tensors that overlap would race, and get what one of them wanted.
-        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), (self.address + offset) as *mut u8, bytes.len()) };
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), there, bytes.len()) };
         true
+    }
+
+    /// Lends the `len` bytes from `offset` on to `fill`; false if there are not as many.
+    pub(crate) fn fill(self, offset: u64, len: usize, fill: Fill<'_>) -> Result<bool> {
+        let Some(there) = self.at(offset, len).filter(|_| len > 0) else { return Ok(false) };
+        // SAFETY: as in `place`; allocated memory that was not written yet holds some bytes or other, and `fill` writes it.
+        fill(unsafe { std::slice::from_raw_parts_mut(there, len) })?;
+        Ok(true)
     }
 
     /// Makes all of it zeros.

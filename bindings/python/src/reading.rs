@@ -7,7 +7,7 @@ use pyo3::prelude::*;
 use towline::checkpoint::boxes::Slices;
 use towline::ops::{TensorReading, TensorSelector, TensorSink, TensorsRead};
 use towline::progress::Progress;
-use towline::repository::{Name, Repository};
+use towline::repository::{Fill, Name, Repository};
 use towline::{Error, Result};
 
 use crate::memory::Stretch;
@@ -46,6 +46,14 @@ impl TensorSink for Places {
             return Ok(());
         }
         Err(Error::other("more bytes than a tensor has room for").got(offset + bytes.len() as u64))
+    }
+
+    fn fill(&self, tensor: usize, offset: u64, len: usize, fill: Fill<'_>) -> Result<bool> {
+        match self.0.get(tensor).map(Vec::as_slice) {
+            Some([place]) => place.fill(offset, len, fill),
+            // The others want the bytes, too.
+            _ => Ok(false),
+        }
     }
 }
 

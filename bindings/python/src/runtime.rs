@@ -1,4 +1,4 @@
-//! One tokio runtime for each process, and waiting in it while Python's signals are heard.
+//! Two tokio runtimes for each process, and waiting in one while Python's signals are heard.
 
 use std::future::Future;
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -15,40 +15,70 @@ use crate::errors::raised;
 /// How often a wait looks for signals: a Ctrl-C is answered within this.
 const SIGNALS_EVERY: Duration = Duration::from_millis(50);
 
+/// How much the threads of [`background`] yield to others: of a core that a training loop wants as well they get about a tenth
+/// (<https://man7.org/linux/man-pages/man7/sched.7.html>, "The nice value"), of one that is idle all.
+const NICE: i32 = 10;
+
 /// A runtime, and the process that its threads live in.
 struct Owned {
     process: u32,
     runtime: Runtime,
 }
 
-/// Never freed: a forked child has the parent's, whose threads it has not, and dropping that would wait for them.
-static RUNTIME: AtomicPtr<Owned> = AtomicPtr::new(std::ptr::null_mut());
+/// Where this process's runtime of one kind is kept. Never freed: a forked child has the parent's, whose threads it has not,
+/// and dropping that would wait for them.
+struct Kept(AtomicPtr<Owned>);
 
-/// This process's runtime.
+static FOREGROUND: Kept = Kept::new();
+static BACKGROUND: Kept = Kept::new();
+
+impl Kept {
+    const fn new() -> Self {
+        Self(AtomicPtr::new(std::ptr::null_mut()))
+    }
+
+    fn get(&self, nice: i32) -> PyResult<&'static Runtime> {
+        let process = std::process::id();
+        let there = self.0.load(Ordering::Acquire);
+        // SAFETY: what the pointer names was leaked, and is never changed.
+        if let Some(owned) = unsafe { there.as_ref() }
+            && owned.process == process
+        {
+            return Ok(&owned.runtime);
+        }
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .thread_name("towline")
+            .on_thread_start(move || {
+                // Of this thread alone, on Linux. A wish: the work is done at any priority.
+                let _ = (nice > 0).then(|| rustix::process::nice(nice));
+            })
+            .enable_all()
+            .build()
+            .map_err(|error| PyOSError::new_err(format!("towline cannot start its threads: {error}")))?;
+        let made: &'static Owned = Box::leak(Box::new(Owned { process, runtime }));
+        let new = std::ptr::from_ref(made).cast_mut();
+        match self.0.compare_exchange(there, new, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => Ok(&made.runtime),
+            // Another thread was faster.
+            Err(_) => self.get(nice),
+        }
+    }
+}
+
+/// This process's runtime for what somebody waits for.
 ///
 /// # Errors
 /// Threads cannot be started.
 pub(crate) fn runtime() -> PyResult<&'static Runtime> {
-    let process = std::process::id();
-    let there = RUNTIME.load(Ordering::Acquire);
-    // SAFETY: what the pointer names was leaked, and is never changed.
-    if let Some(owned) = unsafe { there.as_ref() }
-        && owned.process == process
-    {
-        return Ok(&owned.runtime);
-    }
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .thread_name("towline")
-        .enable_all()
-        .build()
-        .map_err(|error| PyOSError::new_err(format!("towline cannot start its threads: {error}")))?;
-    let made: &'static Owned = Box::leak(Box::new(Owned { process, runtime }));
-    let new = std::ptr::from_ref(made).cast_mut();
-    match RUNTIME.compare_exchange(there, new, Ordering::AcqRel, Ordering::Acquire) {
-        Ok(_) => Ok(&made.runtime),
-        // Another thread was faster.
-        Err(_) => self::runtime(),
-    }
+    FOREGROUND.get(0)
+}
+
+/// This process's runtime for what goes on beside a training loop, and should not slow it down.
+///
+/// # Errors
+/// Threads cannot be started.
+pub(crate) fn background() -> PyResult<&'static Runtime> {
+    BACKGROUND.get(NICE)
 }
 
 /// Waits for `future` with the GIL released. A signal whose handler raises, such as Ctrl-C's, ends the work and is raised

@@ -22,7 +22,7 @@ use towline::{Error, Result};
 
 use crate::errors::raised;
 use crate::memory::{Latch, Stretch};
-use crate::runtime::runtime;
+use crate::runtime::background;
 use crate::stage::Stage;
 
 /// How often a wait looks for signals.
@@ -42,7 +42,7 @@ pub(crate) struct Wishes {
     #[pyo3(default)]
     exclude: Vec<String>,
     #[pyo3(default)]
-    compression: Option<bool>,
+    compression: Option<String>,
     #[pyo3(default)]
     key_every: Option<u32>,
     #[pyo3(default)]
@@ -88,7 +88,7 @@ impl Job {
             labels: wishes.labels,
             facts,
             exclude: wishes.exclude,
-            compression: if wishes.compression == Some(false) { Compression::Off } else { Compression::Auto },
+            compression: wishes.compression.as_deref().map_or(Ok(Compression::Auto), compression)?,
             key_every: wishes.key_every.map(|every| count("there is no key step so often", every)).transpose()?,
             ..SaveOptions::default()
         };
@@ -112,6 +112,15 @@ impl Job {
             None => serde_json::to_string(&repository.save(source, &name, &options).await?),
         };
         told.map_err(|error| Error::other("a report cannot be told").source(error))
+    }
+}
+
+fn compression(word: &str) -> Result<Compression> {
+    match word {
+        "auto" => Ok(Compression::Auto),
+        "if-faster" => Ok(Compression::IfFaster),
+        "off" => Ok(Compression::Off),
+        other => Err(Error::usage("there is no such compression").expected("auto, if-faster or off").got(other)),
     }
 }
 
@@ -180,7 +189,7 @@ impl Saving {
     pub(crate) fn begin(job: Job) -> PyResult<Self> {
         let outcome = Arc::new(Outcome::default());
         let (progress, teller) = (job.progress(), Teller(Arc::clone(&outcome)));
-        let task = runtime()?.spawn(async move { teller.0.tell(job.run().await) });
+        let task = background()?.spawn(async move { teller.0.tell(job.run().await) });
         Ok(Self { outcome, progress, abort: task.abort_handle(), process: std::process::id() })
     }
 

@@ -17,6 +17,7 @@ use self::items::{Item, Items};
 use self::place::Placing;
 use self::survey::{Survey, survey};
 use super::blocking;
+use crate::chunk::Chunk;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::EntryKind;
 use crate::progress::Progress;
@@ -115,9 +116,9 @@ impl Repository {
         for _ in 0..ATTEMPTS {
             let reads = plan(|chunk| current.locate(chunk), placing.missing(), longest, Gaps::Wide)?;
             let reads = interleaved(reads, FILES_BY_TURNS, |read| placing.file_of(read));
-            let sink: Sink = {
+            let sink: Arc<dyn Sink> = {
                 let placing = Arc::clone(&placing);
-                Arc::new(move |chunk, bytes| placing.place(chunk, bytes.bytes()))
+                Arc::new(move |chunk: u32, bytes: Chunk<'_>| placing.place(chunk, bytes.bytes()))
             };
             match fetch(self, &current, reads, sink, progress).await {
                 Ok(read) => {

@@ -14,7 +14,7 @@ use crate::error::Result;
 use crate::id::ChunkId;
 use crate::limits::MIB;
 use crate::ops::blocking;
-use crate::repository::{Gaps, PackRead, Repository, deliver, plan, read_pack};
+use crate::repository::{Delivered, Gaps, PackRead, Repository, deliver, plan, read_pack};
 use crate::tree::Walk;
 
 /// Bytes of bases read at once.
@@ -143,7 +143,7 @@ impl Encoding {
                     read,
                     &buffer,
                     |chunk| saved.locate(chunk),
-                    |delivered| {
+                    |delivered: Delivered<'_>| {
                         let base = delivered.chunk?;
                         for &at in wanting.get(&delivered.index).map(Vec::as_slice).unwrap_or_default() {
                             let Some(Named { bytes, number: Some(number), .. }) = new.get(at).map(|new| &new.chunk)

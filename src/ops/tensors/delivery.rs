@@ -1,15 +1,16 @@
 //! Carrying out a reading: fetch -> decode + verify -> place, into destinations that the caller gives.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use super::reading::{Segment, TensorReading};
 use crate::checkpoint::boxes::Run;
+use crate::chunk::Chunk;
 use crate::error::{Error, ErrorKind, Result};
 use crate::ops::blocking;
 use crate::ops::restore::ATTEMPTS;
 use crate::progress::Progress;
-use crate::repository::{Gaps, Repository, Saved, Sink, fetch, longest_read, plan};
+use crate::repository::{Fill, Gaps, Repository, Saved, Sink, fetch, longest_read, plan};
 
 /// Runs shorter than this are gathered where they follow each other in what was asked for, such as those of a column.
 const SHORT: usize = 4 << 10;
@@ -26,6 +27,17 @@ pub trait TensorSink: Send + Sync {
     /// of its box on. Called from many threads at once, in any order; the same bytes may come twice. It must not wait for
     /// whoever drops the reading: that waits for it.
     fn place(&self, tensor: usize, offset: u64, bytes: &[u8]) -> Result<()>;
+
+    /// Lends the `len` bytes of the tensor from byte `offset` on to `fill`, which writes verified bytes there; false if it
+    /// would rather be given them. What stands there while `fill` runs, and after an error of its, may be anything: who lends
+    /// gives no bytes out before the reading is over. On the same terms as [`TensorSink::place`].
+    ///
+    /// # Errors
+    /// Those of `fill`; its own.
+    fn fill(&self, tensor: usize, offset: u64, len: usize, fill: Fill<'_>) -> Result<bool> {
+        let _ = (tensor, offset, len, fill);
+        Ok(false)
+    }
 }
 
 impl<F: Fn(usize, u64, &[u8]) -> Result<()> + Send + Sync> TensorSink for F {
@@ -86,11 +98,7 @@ impl Repository {
                 return Ok(fetched);
             }
             let reads = plan(|chunk| current.locate(chunk), missing, longest_read(self, self.budget()), Gaps::Spare)?;
-            let sink: Sink = {
-                let delivery = Arc::clone(delivery);
-                Arc::new(move |chunk, bytes| delivery.place(chunk, bytes.bytes()))
-            };
-            match fetch(self, &current, reads, sink, progress).await {
+            match fetch(self, &current, reads, Arc::clone(delivery) as Arc<dyn Sink>, progress).await {
                 Ok(read) => fetched += read,
                 Err(error) if error.kind() == ErrorKind::NotFound => current = self.newer(&current, error).await?,
                 Err(error) => return Err(error),
@@ -130,41 +138,33 @@ impl Repository {
 struct Delivery {
     reading: Arc<TensorReading>,
     sink: Arc<dyn TensorSink>,
-    /// For each chunk of the reading, whether all that is needed of it is placed.
-    placed: Vec<AtomicBool>,
+    /// For each chunk of the reading, how far it is.
+    progress: Vec<Placing>,
     /// Whether the sink may be called; held for reading meanwhile.
     open: RwLock<bool>,
 }
 
 impl Delivery {
     fn new(reading: &Arc<TensorReading>, sink: Arc<dyn TensorSink>) -> Self {
-        let placed = reading.chunks().iter().map(|_| AtomicBool::new(false)).collect();
-        Self { reading: Arc::clone(reading), sink, placed, open: RwLock::new(true) }
+        let progress = reading.chunks().iter().map(|_| Placing::default()).collect();
+        Self { reading: Arc::clone(reading), sink, progress, open: RwLock::new(true) }
     }
 
-    fn is_placed(&self, chunk: u32) -> Option<&AtomicBool> {
-        self.placed.get(self.reading.chunks().binary_search(&chunk).ok()?)
+    fn placing(&self, chunk: u32) -> Option<&Placing> {
+        self.progress.get(self.reading.chunks().binary_search(&chunk).ok()?)
     }
 
     fn missing(&self, chunks: &[u32]) -> Vec<u32> {
-        let placed = |chunk| self.is_placed(chunk).is_some_and(|placed| placed.load(Ordering::Acquire));
-        chunks.iter().copied().filter(|&chunk| !placed(chunk)).collect()
+        chunks.iter().copied().filter(|&chunk| !self.placing(chunk).is_some_and(Placing::is_over)).collect()
     }
 
-    /// Hands on what is needed of a chunk. A chunk counts as placed once that is done, so one that comes twice at once is
-    /// placed twice.
-    fn place(&self, chunk: u32, bytes: &[u8]) -> Result<()> {
-        let open = self.open.read().unwrap_or_else(PoisonError::into_inner);
-        let Some(placed) = self.is_placed(chunk).filter(|placed| *open && !placed.load(Ordering::Acquire)) else {
-            return Ok(());
-        };
-        for one in self.reading.uses(chunk) {
-            if let Some(segment) = self.reading.segment(one.segment) {
-                self.hand_on(segment, one.at, bytes)?;
-            }
-        }
-        placed.store(true, Ordering::Release);
-        Ok(())
+    /// Where all of a chunk of `len` bytes goes, if that is one stretch of one tensor.
+    fn stretch(&self, chunk: u32, len: usize) -> Option<(usize, u64)> {
+        let [one] = self.reading.uses(chunk) else { return None };
+        let segment = self.reading.segment(one.segment)?;
+        let whole = one.at..one.at.checked_add(len as u64)?;
+        let run = segment.runs.within(whole.clone()).next()?;
+        (run.source == whole).then_some((segment.tensor, run.target))
     }
 
     /// Hands on what a segment needs of `bytes`, which stand at `at` in its file.
@@ -207,6 +207,75 @@ impl Delivery {
             }
         }
         Ok(())
+    }
+}
+
+/// A chunk comes once, whoever brings it: it may be read twice at once, where an earlier try goes on for a moment.
+impl Sink for Delivery {
+    /// Hands on what is needed of a chunk.
+    fn take(&self, index: u32, chunk: Chunk<'_>) -> Result<()> {
+        let open = self.open.read().unwrap_or_else(PoisonError::into_inner);
+        let Some(claim) = self.placing(index).filter(|_| *open).and_then(Placing::claim) else { return Ok(()) };
+        for one in self.reading.uses(index) {
+            if let Some(segment) = self.reading.segment(one.segment) {
+                self.hand_on(segment, one.at, chunk.bytes())?;
+            }
+        }
+        claim.end();
+        Ok(())
+    }
+
+    fn fill(&self, index: u32, len: usize, fill: Fill<'_>) -> Result<bool> {
+        let Some((tensor, offset)) = self.stretch(index, len) else { return Ok(false) };
+        let open = self.open.read().unwrap_or_else(PoisonError::into_inner);
+        let Some(claim) = self.placing(index).filter(|_| *open).and_then(Placing::claim) else { return Ok(true) };
+        let filled = self.sink.fill(tensor, offset, len, fill)?;
+        if filled {
+            claim.end();
+        }
+        Ok(filled)
+    }
+}
+
+/// How far a chunk is on its way to where it belongs.
+#[derive(Debug, Default)]
+struct Placing(AtomicU8);
+
+const TO_DO: u8 = 0;
+const CLAIMED: u8 = 1;
+const OVER: u8 = 2;
+
+impl Placing {
+    fn is_over(&self) -> bool {
+        self.0.load(Ordering::Acquire) == OVER
+    }
+
+    /// The right to place it, once nobody else has it; none if it is placed.
+    fn claim(&self) -> Option<Claim<'_>> {
+        loop {
+            match self.0.compare_exchange(TO_DO, CLAIMED, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => return Some(Claim(self)),
+                Err(OVER) => return None,
+                // Decoding a chunk takes a millisecond, and waits for nobody.
+                Err(_) => std::thread::yield_now(),
+            }
+        }
+    }
+}
+
+/// The right to place a chunk, given back if it was not.
+struct Claim<'a>(&'a Placing);
+
+impl Claim<'_> {
+    /// The chunk is where it belongs.
+    fn end(self) {
+        self.0.0.store(OVER, Ordering::Release);
+    }
+}
+
+impl Drop for Claim<'_> {
+    fn drop(&mut self) {
+        let _ = self.0.0.compare_exchange(CLAIMED, TO_DO, Ordering::AcqRel, Ordering::Acquire);
     }
 }
 

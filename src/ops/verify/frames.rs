@@ -14,7 +14,7 @@ use crate::format::{FooterEntry, PackFooter, PackRef, TRAILER_LEN, pack_header};
 use crate::id::ChunkId;
 use crate::limits::KIB;
 use crate::repository::layout::{self, Family};
-use crate::repository::{Brought, Located, PackRead, Place, Repository, deliver, longest_read, read_pack};
+use crate::repository::{Brought, Delivered, Located, PackRead, Place, Repository, deliver, longest_read, read_pack};
 
 /// Footers read ahead of the frames.
 const AHEAD: usize = 4;
@@ -212,7 +212,7 @@ fn inspect(footer: &PackFooter, tile: &Tile, bytes: &[u8]) -> Result<Vec<Wrong>>
         tile.chunks.get(chunk as usize).copied().ok_or_else(|| Error::other("a tile does not bring its chunk"))
     };
     let mut unsound = HashSet::new();
-    deliver(&tile.read, bytes, locate, |delivered| {
+    deliver(&tile.read, bytes, locate, |delivered: Delivered<'_>| {
         if let Err(error) = delivered.chunk {
             unsound.insert(delivered.index);
             // What is only a base here is judged where it lies.

@@ -14,7 +14,7 @@ use crate::id::{ChunkId, MapKey, PackId, SegmentId};
 use crate::repository::layout::{self, Family};
 use crate::repository::log::{Action, RefValue};
 use crate::repository::{
-    Gaps, Known, Located, Mended, Name, PackPart, PackRead, Place, Saved, Writer, deliver, plan, read_pack,
+    Delivered, Gaps, Known, Located, Mended, Name, PackPart, PackRead, Place, Saved, Writer, deliver, plan, read_pack,
 };
 
 impl Verifying<'_> {
@@ -213,7 +213,7 @@ impl Mending<'_> {
                 read,
                 &buffer,
                 |chunk| tree.locate(chunk),
-                |delivered| {
+                |delivered: Delivered<'_>| {
                     let plain = Bytes::copy_from_slice(delivered.chunk?.bytes());
                     let Located { id, place, .. } = delivered.located;
                     if delivered.wanted && place.base.is_some() {

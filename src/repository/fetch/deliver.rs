@@ -1,5 +1,6 @@
 //! Delivering: taking chunks out of what was read, each decoded, and proven to be what its id says.
 
+use std::cell::RefCell;
 use std::ops::Range;
 
 use bytes::Bytes;
@@ -28,6 +29,34 @@ pub struct Delivered<'a> {
     pub chunk: Result<Chunk<'a>>,
 }
 
+/// Decodes a chunk to where it is told, and verifies it there; what that holds after an error is not the chunk.
+pub type Fill<'a> = &'a mut dyn FnMut(&mut [u8]) -> Result<()>;
+
+/// Takes the chunks of one read, in order. Any function of a [`Delivered`] does.
+pub trait Take {
+    /// Takes a chunk.
+    ///
+    /// # Errors
+    /// Its own, which end the delivery: it is for it to say whether a damaged chunk does.
+    fn take(&mut self, delivered: Delivered<'_>) -> Result<()>;
+
+    /// Has the chunk `index`, which was asked for, decoded right where its `len` bytes belong; false if it would rather take
+    /// it.
+    ///
+    /// # Errors
+    /// Those of `fill`.
+    fn fill(&mut self, index: u32, len: usize, fill: Fill<'_>) -> Result<bool> {
+        let _ = (index, len, fill);
+        Ok(false)
+    }
+}
+
+impl<F: FnMut(Delivered<'_>) -> Result<()>> Take for F {
+    fn take(&mut self, delivered: Delivered<'_>) -> Result<()> {
+        self(delivered)
+    }
+}
+
 /// A chunk that others may be differences to.
 struct Decoded {
     index: u32,
@@ -35,20 +64,27 @@ struct Decoded {
     sound: bool,
 }
 
-/// Decodes and verifies each chunk of a read and hands it to `take`; `locate` tells where a chunk lies, and its id. What a
+thread_local! {
+    /// What chunks of earlier reads were decoded to on this thread: fresh memory would be faulted in and cleared each time.
+    static SCRATCH: RefCell<Vec<Vec<u8>>> = const { RefCell::new(Vec::new()) };
+}
+/// Buffers that a thread keeps.
+const SCRATCH_MAX: usize = 2;
+
+/// Decodes and verifies each chunk of a read and hands it to `to`; `locate` tells where a chunk lies, and its id. What a
 /// damaged chunk is the base of is told as damaged too.
 ///
 /// # Errors
-/// What `locate` and `take` return: it is for `take` to say whether a damaged chunk ends the matter.
+/// What `locate` and `to` return.
 pub fn deliver(
     read: &PackRead,
     buffer: &[u8],
     locate: impl Fn(u32) -> Result<Located>,
-    mut take: impl FnMut(Delivered<'_>) -> Result<()>,
+    mut to: impl Take,
 ) -> Result<()> {
     // The bases above the present chunk, and scratch that is free again.
     let mut above: Vec<Decoded> = Vec::new();
-    let mut spare: Vec<Vec<u8>> = Vec::new();
+    let mut spare = SCRATCH.take();
     for (at, brought) in read.chunks.iter().enumerate() {
         let located = locate(brought.chunk)?;
         while above.last().is_some_and(|base| located.base != Some(base.index)) {
@@ -60,21 +96,30 @@ pub fn deliver(
         }
         let stored = read.find(&located).unwrap_or_default();
         let frame = buffer.get(stored.clone()).unwrap_or_default();
-        let mut scratch = spare.pop().unwrap_or_default();
-        let chunk = verified(&located, base, frame, &mut scratch);
         let next = read.chunks.get(at + 1).map(|next| locate(next.chunk)).transpose()?;
         let is_base = next.is_some_and(|next| next.base == Some(brought.chunk));
+        if brought.wanted && !is_base && located.place.codec != Codec::Raw {
+            let mut fill = |room: &mut [u8]| verified_in(&located, base, frame, room).map(drop);
+            if to.fill(brought.chunk, located.place.plain_len as usize, &mut fill)? {
+                continue;
+            }
+        }
+        let mut scratch = spare.pop().unwrap_or_default();
+        let chunk = verified(&located, base, frame, &mut scratch);
         let sound = chunk.is_ok();
         // What lies in the buffer as it is has not been copied yet.
         let copied = chunk.as_ref().ok().filter(|_| is_base && located.place.codec == Codec::Raw);
         let copied = copied.map(|chunk| chunk.bytes().to_vec());
-        take(Delivered { index: brought.chunk, wanted: brought.wanted, located, stored, chunk })?;
+        to.take(Delivered { index: brought.chunk, wanted: brought.wanted, located, stored, chunk })?;
         if is_base {
             above.push(Decoded { index: brought.chunk, plain: copied.unwrap_or(scratch), sound });
         } else {
             spare.push(scratch);
         }
     }
+    spare.extend(above.into_iter().map(|base| base.plain));
+    spare.truncate(SCRATCH_MAX);
+    SCRATCH.set(spare);
     Ok(())
 }
 
@@ -86,24 +131,30 @@ fn verified<'a>(
     scratch: &'a mut Vec<u8>,
 ) -> Result<Chunk<'a>> {
     let place = &located.place;
-    let named = |error: Error| {
-        let key = layout::owned(Family::Pack, place.pack);
-        error
-            .at(format!("{key}, chunk {} at byte {}", place.ordinal, place.offset))
-            .cure("towline verify --data --repair condemns the pack; saving the same content again heals what used it")
-    };
-    if base.is_some_and(|base| !base.sound) {
-        return Err(named(Error::damaged("the chunk that this one is a difference to is damaged")));
+    if place.codec == Codec::Raw && frame.len() == place.plain_len as usize {
+        return Chunk::verify(located.id, frame).map_err(|error| named(place, error));
     }
-    let plain = if place.codec == Codec::Raw && frame.len() == place.plain_len as usize {
-        frame
+    scratch.resize(place.plain_len as usize, 0);
+    verified_in(located, base, frame, scratch)
+}
+
+/// Decodes `frame` to `out`: the chunk, if that is what it is.
+fn verified_in<'a>(located: &Located, base: Option<&Decoded>, frame: &[u8], out: &'a mut [u8]) -> Result<Chunk<'a>> {
+    let sound = base.is_none_or(|base| base.sound);
+    let decoded = if sound {
+        codec::decode_into(located.place.codec, frame, base.map(|base| base.plain.as_slice()), out)
     } else {
-        scratch.resize(place.plain_len as usize, 0);
-        let base = base.map(|base| base.plain.as_slice());
-        codec::decode_into(place.codec, frame, base, scratch).map_err(named)?;
-        scratch
+        Err(Error::damaged("the chunk that this one is a difference to is damaged"))
     };
-    Chunk::verify(located.id, plain).map_err(named)
+    decoded.and_then(|()| Chunk::verify(located.id, out)).map_err(|error| named(&located.place, error))
+}
+
+/// `error` with the chunk's place, and what can be done.
+fn named(place: &Place, error: Error) -> Error {
+    let key = layout::owned(Family::Pack, place.pack);
+    error
+        .at(format!("{key}, chunk {} at byte {}", place.ordinal, place.offset))
+        .cure("towline verify --data --repair condemns the pack; saving the same content again heals what used it")
 }
 
 /// The frames of one read as they are stored, each verified, and the buffer that they lie in.
@@ -120,7 +171,7 @@ impl Stored {
     /// Damaged, naming pack and chunk, if one is not.
     pub fn take(locate: impl Fn(u32) -> Result<Located>, read: &PackRead, buffer: Buffer) -> Result<Self> {
         let mut frames = Vec::with_capacity(read.chunks.len());
-        deliver(read, &buffer, locate, |delivered| {
+        deliver(read, &buffer, locate, |delivered: Delivered<'_>| {
             let id = delivered.chunk?.id();
             if delivered.wanted {
                 frames.push((id, delivered.located.place, delivered.stored));

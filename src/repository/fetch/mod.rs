@@ -14,7 +14,7 @@ use futures::future::try_join_all;
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use object_store::GetResultPayload;
 
-pub use self::deliver::{Delivered, Stored, deliver};
+pub use self::deliver::{Delivered, Fill, Stored, Take, deliver};
 pub use self::gaps::Gaps;
 pub use self::plan::{Brought, Located, PackPart, PackRead, plan};
 use super::layout::{self, Family};
@@ -31,8 +31,30 @@ const READ_MAX: u64 = 8 * MIB;
 /// No read of a local disk is longer: what was read is verified and written while it is in the processor's cache.
 const LOCAL_READ_MAX: u64 = 2 * MIB;
 
-/// Takes verified chunks, on whatever thread they were verified: the chunk's index in the manifest, and the chunk.
-pub type Sink = Arc<dyn Fn(u32, Chunk<'_>) -> Result<()> + Send + Sync>;
+/// Takes verified chunks, on whatever thread they were verified. Any function of a chunk's index in the manifest and the chunk
+/// does.
+pub trait Sink: Send + Sync {
+    /// Takes a chunk.
+    ///
+    /// # Errors
+    /// Its own, which end the fetch.
+    fn take(&self, index: u32, chunk: Chunk<'_>) -> Result<()>;
+
+    /// As [`Take::fill`]: has a chunk decoded right where it belongs, if it can.
+    ///
+    /// # Errors
+    /// Those of `fill`.
+    fn fill(&self, index: u32, len: usize, fill: Fill<'_>) -> Result<bool> {
+        let _ = (index, len, fill);
+        Ok(false)
+    }
+}
+
+impl<F: Fn(u32, Chunk<'_>) -> Result<()> + Send + Sync> Sink for F {
+    fn take(&self, index: u32, chunk: Chunk<'_>) -> Result<()> {
+        self(index, chunk)
+    }
+}
 
 /// The longest read worth asking `repository` for under `budget`, in bytes.
 #[must_use]
@@ -52,7 +74,7 @@ pub async fn fetch(
     repository: &Repository,
     saved: &Arc<Saved>,
     reads: Vec<PackRead>,
-    sink: Sink,
+    sink: Arc<dyn Sink>,
     progress: &Progress,
 ) -> Result<u64> {
     let fetches = stream::iter(reads).map(|read| {
@@ -60,21 +82,9 @@ pub async fn fetch(
         async move {
             let len = read.stored_len();
             let work = move |read: &PackRead, buffer: Buffer| {
-                let mut plain = 0;
-                deliver(
-                    read,
-                    &buffer,
-                    |chunk| saved.locate(chunk),
-                    |delivered| {
-                        let chunk = delivered.chunk?;
-                        if !delivered.wanted {
-                            return Ok(());
-                        }
-                        plain += u64::from(delivered.located.place.plain_len);
-                        sink(delivered.index, chunk)
-                    },
-                )?;
-                Ok(plain)
+                let mut passing = Passing { sink: &*sink, plain: 0 };
+                deliver(read, &buffer, |chunk| saved.locate(chunk), &mut passing)?;
+                Ok(passing.plain)
             };
             let plain = read_pack(&[repository], repository.budget(), read, work).await?;
             progress.moved(len);
@@ -83,6 +93,30 @@ pub async fn fetch(
         }
     });
     fetches.buffer_unordered(repository.parallelism()).try_fold(0, |sum, len| async move { Ok(sum + len) }).await
+}
+
+/// Passes the chunks that were asked for on to a sink.
+struct Passing<'a> {
+    sink: &'a dyn Sink,
+    /// Plain bytes so far.
+    plain: u64,
+}
+
+impl Take for &mut Passing<'_> {
+    fn take(&mut self, delivered: Delivered<'_>) -> Result<()> {
+        let chunk = delivered.chunk?;
+        if !delivered.wanted {
+            return Ok(());
+        }
+        self.plain += u64::from(delivered.located.place.plain_len);
+        self.sink.take(delivered.index, chunk)
+    }
+
+    fn fill(&mut self, index: u32, len: usize, fill: Fill<'_>) -> Result<bool> {
+        let filled = self.sink.fill(index, len, fill)?;
+        self.plain += if filled { len as u64 } else { 0 };
+        Ok(filled)
+    }
 }
 
 /// Brings one read into a buffer of `budget` and hands it to `work`, on a thread where computing is fine. If `work` finds
