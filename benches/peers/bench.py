@@ -1,7 +1,7 @@
 """Towline against its peers: same bytes, same machine, alternating runs, medians. `make bench-peers` runs it.
 
 BENCH_SIZE (2G), BENCH_RUNS (3), BENCH_FILES (100000), BENCH_BIG (20G; 0 leaves it out), BENCH_DIR (/dev/shm),
-BENCH_DISK (target/bench-peers, for what is larger than memory), BENCH_ONLY (local,s3,small,memory,runs,boxes,python,index),
+BENCH_DISK (target/bench-peers, for what is larger than memory), BENCH_ONLY (local,s3,small,memory,runs,boxes,python,sharded,index),
 BENCH_RUNS_DATA (.peers/runs, the checkpoints of the runs section), BENCH_TRAIN_ARGS (to train.py, which makes them),
 TOWLINE and FLOOR (programs), BENCH_TOWLINE_ARGS, BENCH_S3_CONCURRENCY (16).
 """
@@ -219,7 +219,12 @@ def boxes():
 
 def python():
     """Saving and restoring from a training loop, beside torch's own ways."""
-    return loops.section(ROOM, RUNS)
+    return loops.section(DISK, RUNS)
+
+
+def sharded():
+    """Distributed checkpoints, beside torch's own writers and readers."""
+    return loops.sharded(DISK, RUNS)
 
 
 SECTIONS = {
@@ -230,6 +235,7 @@ SECTIONS = {
     "runs": runs,
     "boxes": boxes,
     "python": python,
+    "sharded": sharded,
     "index": index,
 }
 

@@ -1,10 +1,13 @@
 """What saving and restoring costs a training loop, beside torch's own ways; run by .venv, answers in JSON.
 
-    hooks.py ROOM [ROUNDS]
+    hooks.py ROOM [ROUNDS [FLOOR]]
 
 The state is that of a GPT of 92 M parameters (benches/peers/train.py's, wider) after a step of AdamW, 1.03 GiB in fp32. Every
-round does everything once, in turns, in one process; figures are seconds. What is compared with `torch.load` is checked: every
-byte that Towline reads is.
+round does everything once, in turns, in one process; the first round warms up and does not count. Figures are seconds. What is
+compared with `torch.load` is checked: every byte that Towline reads is. FLOOR is the program of benches/peers/floor.rs.
+
+Freed memory is used again rather than given back (glibc's tunables, for all alike): where a machine's memory is its host's,
+as here, a page that is touched for the first time costs ten times the copy of its bytes.
 """
 
 import ctypes
@@ -15,6 +18,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from statistics import median
 
 import safetensors.torch
 import torch
@@ -27,6 +31,8 @@ sys.argv, ARGS = sys.argv[:1], sys.argv[1:]
 import train  # noqa: E402 - it reads the command line only when it is run
 
 WIDTH, LAYERS, CONTEXT = 768, 13, 128
+#: https://sourceware.org/glibc/manual/latest/html_node/Memory-Allocation-Tunables.html
+RECYCLE = {"MALLOC_TRIM_THRESHOLD_": str(1 << 40), "MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_ARENA_MAX": "1"}
 
 
 def model_and_optimizer():
@@ -62,8 +68,17 @@ class Clock:
     def of(self, what, work):
         began = time.perf_counter()
         made = work()
-        self.found.setdefault(what, []).append(time.perf_counter() - began)
+        self.put(what, began)
         return made
+
+    def put(self, what, began):
+        self.found.setdefault(what, []).append(time.perf_counter() - began)
+
+
+def fresh(path):
+    """The path of a folder that is not there."""
+    shutil.rmtree(path, ignore_errors=True)
+    return path
 
 
 def memcpy(state, copies):
@@ -72,54 +87,61 @@ def memcpy(state, copies):
 
 
 def blocking(room, state, rounds, clock):
-    """How long each way of saving keeps the loop."""
+    """How long each way of saving keeps the loop, each step in a folder of its own."""
     copies = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
-    checkpointer = towline.Checkpointer(room / "repository", "run", keep_last=1)
+    checkpointer = towline.Checkpointer(room / "repository", "run", keep_last=2)
     stager = DefaultStager(StagingOptions(False, True, True, False))
-    for at in range(rounds):
+    for at in range(rounds + 1):
         for tensor in state.values():
             tensor.view(-1)[:1000].add_(0.001)
         clock.of("memcpy", lambda: memcpy(state, copies))
-        handle = clock.of("towline save", lambda: checkpointer.save(2 * at, state))
-        handle.wait()
+        clock.of("towline save", lambda: checkpointer.save(2 * at, state)).wait()
         began = time.perf_counter()
         handle = clock.of("towline save, background", lambda: checkpointer.save(2 * at + 1, state, stage="background"))
         handle.wait("staged")
-        clock.found.setdefault("towline staged, background", []).append(time.perf_counter() - began)
+        clock.put("towline staged, background", began)
         handle.wait()
-        clock.found.setdefault("towline durable, background", []).append(time.perf_counter() - began)
-        made = clock.of("dcp.async_save", lambda: dcp.async_save(state, checkpoint_id=room / "dcp"))
+        clock.put("towline durable, background", began)
+        made = clock.of("dcp.async_save", lambda: dcp.async_save(state, checkpoint_id=fresh(room / "dcp")))
         made.result()
         began = time.perf_counter()
         made = clock.of(
             "dcp.async_save, async stager",
-            lambda: dcp.async_save(state, checkpoint_id=room / "dcp", async_stager=stager),
+            lambda: dcp.async_save(state, checkpoint_id=fresh(room / "dcp"), async_stager=stager),
         )
         made.staging_completion.result()
-        clock.found.setdefault("dcp staged, async stager", []).append(time.perf_counter() - began)
+        clock.put("dcp staged, async stager", began)
         made.upload_completion.result()
-        clock.of("dcp.save", lambda: dcp.save(state, checkpoint_id=room / "dcp"))
+        clock.of("dcp.save", lambda: dcp.save(state, checkpoint_id=fresh(room / "dcp")))
         clock.of("torch.save", lambda: torch.save(state, room / "state.pt"))
-        safetensors.torch.save_file(state, room / "state.safetensors")
+    fresh(room / "plain").mkdir()
+    safetensors.torch.save_file(state, room / "plain/state.safetensors")
     checkpointer.close()
     stager.close()
 
 
-def restoring(room, state, rounds, clock):
+def restoring(room, state, rounds, clock, floor):
     """From a warm folder, into fresh tensors and into those that there are."""
     checkpointer = towline.Checkpointer(room / "repository", "run")
-    copies = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
     target = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
-    for _ in range(rounds):
+    raw = towline.Checkpointer(room / "raw", "run", compression=False)
+    raw.save(0, state).wait()
+    for _ in range(rounds + 1):
+        if floor:
+            clock.of("BLAKE3 of as many bytes, read", lambda: subprocess.run([floor, "read", room / "plain"], check=True))
         clock.of("towline restore", checkpointer.restore)
         clock.of("towline restore into", lambda: checkpointer.restore(into=target))
+        clock.of("towline restore into, saved raw", lambda: raw.restore(into=target))
         clock.of("torch.load", lambda: torch.load(room / "state.pt"))
-        loaded = clock.of("safetensors load_file", lambda: touched(safetensors.torch.load_file(room / "state.safetensors")))
-        del loaded
-        clock.of("dcp.load", lambda: dcp.load(copies, checkpoint_id=room / "dcp"))
+        clock.of("safetensors load_file", lambda: touched(safetensors.torch.load_file(room / "plain/state.safetensors")))
+        clock.of("dcp.load", lambda: dcp.load(target, checkpoint_id=room / "dcp"))
+    for tensor in target.values():
+        tensor.zero_()
+    checkpointer.restore(into=target)
     for name, tensor in state.items():
         assert torch.equal(target[name], tensor), name
     checkpointer.close()
+    raw.close()
 
 
 def touched(tensors):
@@ -133,67 +155,99 @@ def slow_down(room, model, optimizer, rounds):
     state = flat_state(model, optimizer)
     # Without a group, torch has no process mode.
     torch.distributed.init_process_group("gloo", init_method=f"file://{room}/group", rank=0, world_size=1)
-    checkpointer = towline.Checkpointer(room / "slow", "run", keep_last=1, stage="background")
-    checkpointer.protect(optimizer)
+    ways = {"towline": None, "towline, compression='if-faster'": "if-faster"}
+    savers = {
+        what: towline.Checkpointer(room / "slow", f"run-{at}", keep_last=1, stage="background", compression=how)
+        for at, (what, how) in enumerate(ways.items())
+    }
+    for checkpointer in savers.values():
+        checkpointer.protect(optimizer)
+
+    def alone():
+        began = time.perf_counter()
+        step(model, optimizer)
+        return time.perf_counter() - began
 
     def lost(what, begin, over):
-        alone = []
-        for _ in range(3):
-            began = time.perf_counter()
-            step(model, optimizer)
-            alone.append(time.perf_counter() - began)
+        before = [alone() for _ in range(2)]
         began, steps = time.perf_counter(), 0
         going = begin()
         while not over(going):
             step(model, optimizer)
             steps += 1
-        found.setdefault(what, []).append(time.perf_counter() - began - steps * sorted(alone)[1])
+        took = time.perf_counter() - began
+        usual = median([*before, *(alone() for _ in range(2))])
+        found.setdefault(what, []).append(took - steps * usual)
 
-    for at in range(rounds):
-        lost("towline", lambda at=at: checkpointer.save(at, state), lambda handle: handle.done())
-        for kind in (dcp.state_dict_saver.AsyncCheckpointerType.THREAD, dcp.state_dict_saver.AsyncCheckpointerType.PROCESS):
+    kinds = dcp.state_dict_saver.AsyncCheckpointerType
+    for at in range(rounds + 1):
+        for what, checkpointer in savers.items():
+            lost(what, lambda saver=checkpointer: saver.save(at, state), lambda handle: handle.done())
+        for kind in (kinds.THREAD, kinds.PROCESS):
+            folder = fresh(room / "dcp-slow")
             lost(
                 f"dcp.async_save, {kind.value}",
-                lambda kind=kind: dcp.async_save(
-                    state, checkpoint_id=room / "dcp-slow", async_checkpointer_type=kind
-                ),
+                lambda: dcp.async_save(state, checkpoint_id=folder, async_checkpointer_type=kind),  # noqa: B023
                 lambda made: made.done(),
             )
-    checkpointer.close()
+    for checkpointer in savers.values():
+        checkpointer.close()
     torch.distributed.destroy_process_group()
-    return found
+    return {what: seconds[1:] for what, seconds in found.items()}
+
+
+def growth(room):
+    """Bytes of memory that this process has more after 200 saves than after 20, and those of the state."""
+    state = {f"w{at}": torch.randn(1 << 20) for at in range(16)}
+    with towline.Checkpointer(room / "many", "run", keep_last=1) as checkpointer:
+        for at in range(200):
+            for tensor in state.values():
+                tensor.add_(0.001)
+            checkpointer.save(at, state)
+            if at == 20:
+                checkpointer.wait()
+                before = resident()
+        checkpointer.wait()
+        return resident() - before, sum(tensor.nbytes for tensor in state.values())
+
+
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def import_seconds(rounds):
-    """What importing towline takes beyond torch."""
-    found = {}
-    for _ in range(rounds):
-        for what, text in {"torch": "import torch", "torch and towline": "import torch, towline, towline.checkpointer"}.items():
-            began = time.perf_counter()
-            subprocess.run([sys.executable, "-c", text], check=True)
-            found.setdefault(what, []).append(time.perf_counter() - began)
-    return found
+    """What importing towline takes once torch is there."""
+    text = "import torch, time; began = time.perf_counter(); import towline, towline.checkpointer; print(time.perf_counter() - began)"
+    run = lambda: float(subprocess.run([sys.executable, "-c", text], check=True, capture_output=True).stdout)
+    return [run() for _ in range(rounds + 1)][1:]
+
+
+def recycling():
+    """Begins this program again, with freed memory kept, unless it was begun so."""
+    if not RECYCLE.items() <= os.environ.items():
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, **RECYCLE, "HF_HUB_OFFLINE": "1"})
 
 
 def main():
-    room, rounds = Path(ARGS[0]), int(ARGS[1]) if len(ARGS) > 1 else 5
-    shutil.rmtree(room, ignore_errors=True)
-    room.mkdir(parents=True)
+    room, rounds, floor = Path(ARGS[0]), int(ARGS[1]) if len(ARGS) > 1 else 5, ARGS[2] if len(ARGS) > 2 else None
+    fresh(room).mkdir(parents=True)
     model, optimizer = model_and_optimizer()
-    step(model, optimizer)
+    for _ in range(3):
+        step(model, optimizer)
     state, clock = flat_state(model, optimizer), Clock()
     told = {"bytes": sum(tensor.nbytes for tensor in state.values()), "tensors": len(state), "torch": torch.__version__}
     blocking(room, state, rounds, clock)
-    restoring(room, state, rounds, clock)
-    told["seconds"] = clock.found
+    restoring(room, state, rounds, clock, floor)
+    told["seconds"] = {what: seconds[1:] for what, seconds in clock.found.items()}
     told["lost"] = slow_down(room, model, optimizer, rounds)
+    told["growth"] = growth(room)
     told["import"] = import_seconds(rounds)
     wheel = Path(towline.__file__).parent
     told["installed"] = sum(file.stat().st_size for file in wheel.rglob("*") if file.is_file())
-    shutil.rmtree(room)
+    fresh(room)
     print(json.dumps(told))
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    recycling()
     main()

@@ -1,4 +1,4 @@
-"""The section on training loops: what hooks.py measured, as tables."""
+"""The sections on training loops: what hooks.py and sharded.py measured, as tables."""
 
 import json
 import os
@@ -10,6 +10,8 @@ import tools
 from measure import GIB, Failed
 
 PYTHON = tools.ROOT / ".venv/bin/python"
+FLOOR = tools.ROOT / "target/release/examples/floor"
+#: What a table's rows are, in their order; the one that the others are told in is the first.
 SAVES = (
     "memcpy",
     "towline save",
@@ -22,41 +24,90 @@ SAVES = (
     "dcp.save",
     "torch.save",
 )
-RESTORES = ("towline restore", "towline restore into", "torch.load", "safetensors load_file", "dcp.load")
+RESTORES = (
+    "torch.load",
+    "towline restore",
+    "towline restore into",
+    "towline restore into, saved raw",
+    "BLAKE3 of as many bytes, read",
+    "safetensors load_file",
+    "dcp.load",
+)
+
+
+def measured(script, room, rounds, *more):
+    """What a worker says."""
+    command = [os.environ.get("BENCH_PYTHON", PYTHON), "-W", "ignore", tools.ROOT / "benches/peers" / script, room, str(rounds)]
+    done = subprocess.run([*command, *more], capture_output=True, text=True)
+    if done.returncode != 0:
+        raise Failed(f"{script}: exit {done.returncode}\n{done.stderr[-2000:]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def spread(seconds):
+    return f"{min(seconds):.3f}-{max(seconds):.3f}"
 
 
 def section(room, rounds):
-    """Runs hooks.py, and says what it found."""
-    command = [os.environ.get("BENCH_PYTHON", PYTHON), "-W", "ignore", tools.ROOT / "benches/peers/hooks.py", room / "hooks"]
-    done = subprocess.run([*command, str(max(rounds, 5))], capture_output=True, text=True)
-    if done.returncode != 0:
-        raise Failed(f"hooks.py: exit {done.returncode}\n{done.stderr[-2000:]}")
-    told = json.loads(done.stdout.splitlines()[-1])
-    took = {what: median(seconds) for what, seconds in told["seconds"].items()}
-    lost = {what: median(seconds) for what, seconds in told["lost"].items()}
-    imports = {what: median(seconds) for what, seconds in told["import"].items()}
-    importing = 1000 * (imports["torch and towline"] - imports["torch"])
-    rows = [[what, f"{took[what]:.4f}", f"{took[what] / took['memcpy']:.2f}"] for what in SAVES]
-    body = [report.table(["saving, seconds", "median", "of a memcpy"], rows)]
-    rows = [[what, f"{took[what]:.3f}", f"{took['torch.load'] / took[what]:.2f}"] for what in RESTORES]
-    body += ["", report.table(["restoring, seconds", "median", "torch.load's speed"], rows)]
-    rows = [[what, f"{seconds:.2f}"] for what, seconds in lost.items()]
-    body += ["", report.table(["seconds that the loop loses to a background save", "median"], rows)]
-    body += ["", f"Importing towline takes {importing:.0f} ms beyond torch; it takes {told['installed'] / 1e6:.1f} MB installed."]
+    """A training loop of one process."""
+    told = measured("hooks.py", room / "hooks", max(rounds, 5), FLOOR)
+    seconds, took = told["seconds"], {what: median(found) for what, found in told["seconds"].items()}
+    lost = {what: median(found) for what, found in told["lost"].items()}
+    importing = 1000 * median(told["import"])
+    grown, state = told["growth"]
+    rows = [[what, f"{took[what]:.4f}", spread(seconds[what]), f"{took[what] / took['memcpy']:.2f}"] for what in SAVES]
+    body = [report.table(["saving, seconds", "median", "range", "of a memcpy"], rows)]
+    rows = [[what, f"{took[what]:.3f}", spread(seconds[what]), f"{took['torch.load'] / took[what]:.2f}"] for what in RESTORES]
+    body += ["", report.table(["restoring, seconds", "median", "range", "torch.load's speed"], rows)]
+    rows = [[what, f"{lost[what]:.2f}", spread(found)] for what, found in told["lost"].items()]
+    body += ["", report.table(["seconds that the loop loses to a background save", "median", "range"], rows)]
+    body += [
+        "",
+        f"Importing towline takes {importing:.0f} ms once torch is there; it takes {told['installed'] / 1e6:.1f} MB installed. From the "
+        f"20th to the 200th save of {state / 1e6:.0f} MB the process grows by {grown / 1e6:.1f} MB.",
+    ]
     allowed = 0.005 + 10e-6 * told["tensors"]
+    quick = lost["towline, compression='if-faster'"]
     targets = [
         ("save blocks, of one memcpy", took["towline save"] / took["memcpy"], "<=", 1.15),
         ("save in the background blocks, of 5 ms + 10 us a tensor", took["towline save, background"] / allowed, "<=", 1.0),
         ("staged in the background, of one memcpy", took["towline staged, background"] / took["memcpy"], "<=", 1.3),
         ("the loop loses, of dcp.async_save's in a thread", lost["towline"] / lost["dcp.async_save, thread"], "<=", 0.5),
         ("the loop loses, of dcp.async_save's in a process", lost["towline"] / lost["dcp.async_save, process"], "<=", 0.5),
+        ("if-faster: the loop loses, of a thread's", quick / lost["dcp.async_save, thread"], "<=", 0.5),
         ("restore, over torch.load", took["torch.load"] / took["towline restore"], ">=", 1.3),
         ("restore into, over torch.load", took["torch.load"] / took["towline restore into"], ">=", 1.3),
+        ("restore into, saved raw, of BLAKE3 and a read", took["towline restore into, saved raw"] / took[RESTORES[4]], "<=", 1.25),
         ("restore, over safetensors", took["safetensors load_file"] / took["towline restore"], ">=", 1.0),
+        ("growth over 180 saves, of one state", grown / state, "<=", 0.1),
         ("import beyond torch, ms", importing, "<=", 50),
     ]
     what = (
-        f"A training loop: {told['bytes'] / GIB:.2f} GiB of a GPT and AdamW in {told['tensors']} tensors, in memory (tmpfs), "
-        f"torch {told['torch']}"
+        f"A training loop: {told['bytes'] / GIB:.2f} GiB of a GPT and AdamW in {told['tensors']} tensors, on disk, torch {told['torch']}"
     )
     return report.section(what, "\n".join(body), targets)
+
+
+def sharded(room, rounds):
+    """Distributed checkpoints."""
+    told = measured("sharded.py", room / "sharded", max(rounds, 5))
+    body, ratio = [], {}
+    for what, found in told["seconds"].items():
+        first = next(iter(found))
+        took = {way: median(seconds) for way, seconds in found.items()}
+        for way in found:
+            ratio[what, way] = lambda over, what=what, way=way, took=took: took[over] / took[way]
+        rows = [[way, f"{took[way]:.2f}", spread(found[way]), f"{took[first] / took[way]:.2f}"] for way in found]
+        head = {"save": "saved by 2 ranks, seconds"}.get(what, f"{what} ranks, seconds")
+        body += [report.table([head, "median", "range", f"{first}'s speed"], rows), ""]
+    fast, loaded = "towline, compression='if-faster'", "towline, saved with compression='if-faster'"
+    targets = [
+        ("2 ranks save, over FileSystemWriter", ratio["save", "towline"]("FileSystemWriter"), ">=", 1.5),
+        ("2 ranks save if-faster, over FileSystemWriter", ratio["save", fast]("FileSystemWriter"), ">=", 1.5),
+        ("2 ranks load, over FileSystemReader", ratio["load on 2", "towline"]("FileSystemReader"), ">=", 1.5),
+        ("2 ranks load what if-faster saved", ratio["load on 2", loaded]("FileSystemReader"), ">=", 1.5),
+        ("resharded to 1, over FsspecReader", ratio["load on 1", "towline"]("FsspecReader"), ">=", 3.0),
+        ("resharded to 3, over FsspecReader", ratio["load on 3", "towline"]("FsspecReader"), ">=", 3.0),
+    ]
+    what = f"Distributed checkpoints: {told['bytes'] / GIB:.2f} GiB in 64 sharded tensors, on disk, torch {told['torch']}"
+    return report.section(what, "\n".join(body).rstrip(), targets)

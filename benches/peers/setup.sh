@@ -44,5 +44,5 @@ if [ -n "$runs" ] && [ "$(cat "$peers/installed-runs" 2>/dev/null)" != "$wanted"
   echo "$wanted" >"$peers/installed-runs"
 fi
 
-# What the section `python` needs is what the Python tests need, the package built as it is released.
-if [[ ,${BENCH_ONLY:-python}, == *,python,* ]]; then tests/python/setup.sh release; fi
+# What the sections `python` and `sharded` need is what the Python tests need, the package built as it is released.
+if [[ ,${BENCH_ONLY:-python}, =~ ,(python|sharded), ]]; then tests/python/setup.sh release; fi
