@@ -1,6 +1,7 @@
 //! Reading a unit: bytes in, named chunks out. Runs on workers; only the cuts by content are settled in order.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
 
@@ -13,7 +14,7 @@ use crate::chunker::{content, fixed, tensor};
 use crate::codec::Element;
 use crate::error::{Error, Result};
 use crate::id::ChunkId;
-use crate::tree::Walk;
+use crate::tree::{self, Opened, Walk};
 
 /// A part that was read.
 #[derive(Debug)]
@@ -67,15 +68,7 @@ pub(super) fn read(walk: &Walk, looking: &Looking, unit: Unit, mut buffer: Buffe
 /// As [`read`], of files in memory: nothing is read, and hardly anything copied.
 pub(super) fn view(walk: &Walk, looking: &Looking, unit: Unit) -> Result<Vec<ReadPart>> {
     let view = |part: Part| {
-        let found = walk.found.get(part.file).ok_or_else(|| Error::other("a part names no file"))?;
-        let opened;
-        let file = match &part.open {
-            Some(file) => &**file,
-            None => {
-                opened = open(walk, found)?;
-                &opened
-            }
-        };
+        let (found, file) = opened(walk, &part)?;
         let bytes = file.in_memory(part.range.clone());
         let bytes = bytes.ok_or_else(|| Error::other("a file is not in memory").at(super::shown(&found.path)))?;
         Ok(cut(looking, part, bytes))
@@ -83,19 +76,18 @@ pub(super) fn view(walk: &Walk, looking: &Looking, unit: Unit) -> Result<Vec<Rea
     unit.parts.into_iter().map(view).collect()
 }
 
-fn read_part(walk: &Walk, part: &Part, out: &mut [u8]) -> Result<()> {
+/// The file of a part: what the walk found, and the file itself, which a part of a long one brings along.
+fn opened<'w>(walk: &'w Walk, part: &Part) -> Result<(&'w tree::Found, Arc<Opened>)> {
     let found = walk.found.get(part.file).ok_or_else(|| Error::other("a part names no file"))?;
-    let opened;
-    let file = match &part.open {
-        Some(file) => &**file,
-        None => {
-            opened = open(walk, found)?;
-            &opened
-        }
-    };
+    let file = part.open.clone().map_or_else(|| open(walk, found).map(Arc::new), Ok)?;
+    Ok((found, file))
+}
+
+fn read_part(walk: &Walk, part: &Part, out: &mut [u8]) -> Result<()> {
+    let (found, file) = opened(walk, part)?;
     // A file that shrank reads short, and is found changed just below.
     let read = file.read_exact_at(out, part.range.start);
-    check_unchanged(file, found)?;
+    check_unchanged(&file, found)?;
     read.map_err(|source| Error::other("read a file to save").at(super::shown(&found.path)).source(source))
 }
 
