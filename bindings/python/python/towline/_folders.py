@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import fcntl
 import json
@@ -12,13 +11,12 @@ import shutil
 import threading
 import time
 import warnings
-import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from . import spool
-from .checkpointer import Handle
+from . import _endings, spool
 from .errors import Conflict, Error, Exhausted, NotFound, SaveFailed, Unreachable
+from .handle import Handle
 from .repository import Repository, wishes
 from .repository import open as open_repository
 
@@ -92,7 +90,7 @@ class FolderSaver:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="towline-saver", daemon=True)
             self._thread.start()
-            _live.add(self)
+            _endings.watch(self)
         self._work.put((handle, linked))
         return handle
 
@@ -127,7 +125,7 @@ class FolderSaver:
             self._thread.join()
             self._thread = None
             self._giving_up.clear()
-            _live.discard(self)
+            _endings.forget(self)
         self._check()
 
     def _run(self) -> None:
@@ -172,20 +170,6 @@ class FolderSaver:
         for handle in failed:
             if not isinstance(handle.error, (Unreachable, Exhausted)):
                 raise handle._failure()
-
-
-#: Savers whose thread runs, to be closed when the process ends.
-_live: weakref.WeakSet[FolderSaver] = weakref.WeakSet()
-
-
-@atexit.register
-def _finish_all() -> None:
-    for saver in list(_live):
-        try:
-            saver.close()
-        except Error as error:
-            # An exception here would only be printed, too; this says it once.
-            warnings.warn(f"towline: {error}", stacklevel=2)
 
 
 def restore(repository: Repository, name: str, folder: str) -> None:

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 from accelerate.utils import broadcast_object_list
 
 from . import _folders
-from .checkpointer import Handle
 from .errors import Error, NotFound
+from .handle import Handle
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

@@ -8,12 +8,10 @@ save ----> staged ----> local ----> durable
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import json
 import os
 import queue
-import signal
 import threading
 import time
 import warnings
@@ -21,9 +19,11 @@ import weakref
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from . import _torch, _towline, spool
+from . import _endings, _torch, _towline, spool
 from . import state as states
+from ._devices import Devices
 from .errors import Error, Exhausted, NotFound, SaveFailed, Timeout, Unreachable, UsageError
+from .handle import PROMISES, Handle
 from .repository import Repository, wishes
 from .repository import open as open_repository
 
@@ -31,71 +31,6 @@ if TYPE_CHECKING:
     import torch
 
 TENSORS, DOCUMENT = "state.safetensors", "state.json"
-_PROMISES = ("staged", "local", "durable")
-
-
-class Handle:
-    """A save under way. What it promised is kept in order: `staged` (copied: the loop may change the state), `local` (on
-    this node's disk: survives the process) and `durable` (committed in the repository: survives the node)."""
-
-    def __init__(self, name: str, step: int):
-        self.name, self.step = name, step
-        #: What the save did, once it is durable.
-        self.report: dict[str, Any] | None = None
-        #: What made it fail, or why it is not durable yet though it is local.
-        self.error: BaseException | None = None
-        self._kept: set[str] = set()
-        self._changed = threading.Condition()
-        self._over = False
-        self._saving: _towline.Saving | None = None
-
-    def __repr__(self) -> str:
-        kept = [promise for promise in _PROMISES if promise in self._kept]
-        told = kept[-1] if kept else "begun"
-        return f"<save of {self.name}: {told}{'' if self.error is None else f', {self.error}'}>"
-
-    def wait(self, promise: str = "durable", timeout: float | None = None) -> Handle:
-        """Waits until it is `"staged"`, `"local"` or `"durable"`. Raises what made it fail, or Timeout: it goes on then."""
-        if promise not in _PROMISES:
-            raise UsageError(f"a save is awaited as 'staged', 'local' or 'durable', not {promise!r}")
-        until = None if timeout is None else time.monotonic() + timeout
-        with self._changed:
-            while promise not in self._kept:
-                if self._over:
-                    raise self._failure()
-                left = None if until is None else until - time.monotonic()
-                if left is not None and left <= 0:
-                    raise Timeout(f"{self.name} is not {promise} after {timeout} s")
-                # Short enough for a Ctrl-C to be heard.
-                self._changed.wait(0.5 if left is None else min(left, 0.5))
-        return self
-
-    def done(self) -> bool:
-        """Is it over: durable, or failed?"""
-        return self._over
-
-    def progress(self) -> tuple[str, int, int, int]:
-        """What it is at, plain bytes done and in all (0: not known), and stored bytes moved."""
-        if self._saving is not None:
-            return self._saving.progress()
-        return ("durable" if "durable" in self._kept else "staging", 0, 0, 0)
-
-    def _failure(self) -> BaseException:
-        error = self.error if self.error is not None else Error("it ended without a result")
-        failed = SaveFailed(f"{self.name} was not saved: {error}")
-        failed.__cause__ = error
-        return failed
-
-    def _keep(self, *promises: str) -> None:
-        with self._changed:
-            self._kept.update(promises)
-            self._over = self._over or "durable" in promises
-            self._changed.notify_all()
-
-    def _fail(self, error: BaseException, over: bool = True) -> None:
-        with self._changed:
-            self.error, self._over = error, over
-            self._changed.notify_all()
 
 
 class Checkpointer:
@@ -157,9 +92,9 @@ class Checkpointer:
         self._spool = None if self.repository._engine.is_local() else _spool_folder(self.repository, spool)
         self._saver: threading.Thread | None = None
         self._closed = False
-        _live.add(self)
+        _endings.watch(self)
         if on_sigterm:
-            _hear_sigterm()
+            _endings.hear_sigterm()
         if self._spool is not None:
             self._save_left_over()
 
@@ -294,7 +229,7 @@ class Checkpointer:
                 self._saver.join(0.5)
                 if until is not None and time.monotonic() >= until:
                     break
-        _live.discard(self)
+        _endings.forget(self)
         for handle in self._handles:
             if "durable" in handle._kept or (handle.done() and "local" not in handle._kept):
                 continue
@@ -333,7 +268,7 @@ class Checkpointer:
         pieces += [(held[at].data_ptr(), _torch.nbytes(held[at])) for at in order if _torch.nbytes(held[at])]
         files = [(self._path(TENSORS), pieces), (self._path(DOCUMENT), [job.described.document])]
         job.handle.report = json.loads(self.repository._engine.save_files(files, job.handle.name, job.said))
-        job.handle._keep(*_PROMISES)
+        job.handle._keep(*PROMISES)
         return job.handle
 
     def _wishes(self, metrics: Mapping[str, float] | None, labels: Mapping[str, str] | None) -> dict[str, Any]:
@@ -508,53 +443,7 @@ class _Job:
         self.starts, self.length, self.said = starts, length, said
         self.stage: _towline.Stage | None = None
         self.staged = False
-        self.devices = _Devices(leaf.tensor for leaf in described.leaves)
-
-
-class _Devices:
-    """Copies from the GPUs of a state: each on a stream of its own of the lowest priority, after what the caller's stream was
-    given before, into pinned memory."""
-
-    #: What is pinned of this process: where, and how much.
-    _pinned: tuple[int, int] | None = None
-
-    def __init__(self, tensors: Iterable[torch.Tensor]):
-        self._streams: dict[Any, Any] = {}
-        for device in {tensor.device for tensor in tensors if tensor.device.type == "cuda"}:
-            import torch
-
-            stream = torch.cuda.Stream(device=device, priority=0)
-            stream.wait_event(torch.cuda.current_stream(device).record_event())
-            self._streams[device] = stream
-
-    def pin(self, address: int, length: int) -> None:
-        """Pins the stage, which stays where it is from save to save."""
-        if not self._streams or _Devices._pinned == (address, length):
-            return
-        import torch
-
-        runtime = torch.cuda.cudart()
-        if _Devices._pinned is not None:
-            runtime.cudaHostUnregister(_Devices._pinned[0])
-            _Devices._pinned = None
-        # 1 is cudaHostRegisterPortable: for all devices
-        # (https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__MEMORY.html).
-        torch.cuda.check_error(runtime.cudaHostRegister(address, length, 1))
-        _Devices._pinned = (address, length)
-
-    def stream(self, tensor: torch.Tensor) -> contextlib.AbstractContextManager[Any]:
-        """Where copies of `tensor` are put in line."""
-        stream = self._streams.get(tensor.device)
-        if stream is None:
-            return contextlib.nullcontext()
-        import torch
-
-        return torch.cuda.stream(stream)
-
-    def synchronize(self) -> None:
-        """Waits for all copies."""
-        for stream in self._streams.values():
-            stream.synchronize()
+        self.devices = Devices(leaf.tensor for leaf in described.leaves)
 
 
 def _one_of(what: str, value: str, choices: tuple[str, ...]) -> None:
@@ -570,28 +459,3 @@ def _attempt() -> str:
 
 def _spool_folder(repository: Repository, told: str | os.PathLike[str] | None) -> str:
     return os.path.join(os.fspath(told), repository.id) if told else os.path.join(repository._engine.cache(), "spool")
-
-
-#: Checkpointers that may have unfinished saves, to be finished when the process ends.
-_live: weakref.WeakSet[Checkpointer] = weakref.WeakSet()
-
-
-@atexit.register
-def _finish_all() -> None:
-    for checkpointer in list(_live):
-        try:
-            checkpointer.close()
-        except Error as error:
-            # An exception here would only be printed, too; this says it once.
-            warnings.warn(f"towline: {error}", stacklevel=2)
-
-
-def _hear_sigterm() -> None:
-    """Makes SIGTERM an orderly exit, so that saves are finished, unless the program hears it already."""
-    main = threading.current_thread() is threading.main_thread()
-    if main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, _exit_on_sigterm)
-
-
-def _exit_on_sigterm(number: int, _frame: Any) -> None:
-    raise SystemExit(128 + number)

@@ -32,8 +32,9 @@ from typing import Any
 
 import torch
 
-from .checkpointer import DOCUMENT, TENSORS, Checkpointer, Handle, read_state
+from .checkpointer import DOCUMENT, TENSORS, Checkpointer, read_state
 from .errors import Conflict, Error, NotFound, SaveFailed, UsageError
+from .handle import Handle
 from .repository import Repository
 from .repository import open as open_repository
 

@@ -1,0 +1,77 @@
+"""A save under way, as who began it sees it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+from . import _towline
+from .errors import Error, SaveFailed, Timeout, UsageError
+
+#: What a save promises, in the order in which it keeps it.
+PROMISES = ("staged", "local", "durable")
+
+
+class Handle:
+    """A save under way. What it promised is kept in order: `staged` (copied: the loop may change the state), `local` (on
+    this node's disk: survives the process) and `durable` (committed in the repository: survives the node)."""
+
+    def __init__(self, name: str, step: int):
+        self.name, self.step = name, step
+        #: What the save did, once it is durable.
+        self.report: dict[str, Any] | None = None
+        #: What made it fail, or why it is not durable yet though it is local.
+        self.error: BaseException | None = None
+        self._kept: set[str] = set()
+        self._changed = threading.Condition()
+        self._over = False
+        self._saving: _towline.Saving | None = None
+
+    def __repr__(self) -> str:
+        kept = [promise for promise in PROMISES if promise in self._kept]
+        told = kept[-1] if kept else "begun"
+        return f"<save of {self.name}: {told}{'' if self.error is None else f', {self.error}'}>"
+
+    def wait(self, promise: str = "durable", timeout: float | None = None) -> Handle:
+        """Waits until it is `"staged"`, `"local"` or `"durable"`. Raises what made it fail, or Timeout: it goes on then."""
+        if promise not in PROMISES:
+            raise UsageError(f"a save is awaited as 'staged', 'local' or 'durable', not {promise!r}")
+        until = None if timeout is None else time.monotonic() + timeout
+        with self._changed:
+            while promise not in self._kept:
+                if self._over:
+                    raise self._failure()
+                left = None if until is None else until - time.monotonic()
+                if left is not None and left <= 0:
+                    raise Timeout(f"{self.name} is not {promise} after {timeout} s")
+                # Short enough for a Ctrl-C to be heard.
+                self._changed.wait(0.5 if left is None else min(left, 0.5))
+        return self
+
+    def done(self) -> bool:
+        """Is it over: durable, or failed?"""
+        return self._over
+
+    def progress(self) -> tuple[str, int, int, int]:
+        """What it is at, plain bytes done and in all (0: not known), and stored bytes moved."""
+        if self._saving is not None:
+            return self._saving.progress()
+        return ("durable" if "durable" in self._kept else "staging", 0, 0, 0)
+
+    def _failure(self) -> BaseException:
+        error = self.error if self.error is not None else Error("it ended without a result")
+        failed = SaveFailed(f"{self.name} was not saved: {error}")
+        failed.__cause__ = error
+        return failed
+
+    def _keep(self, *promises: str) -> None:
+        with self._changed:
+            self._kept.update(promises)
+            self._over = self._over or "durable" in promises
+            self._changed.notify_all()
+
+    def _fail(self, error: BaseException, over: bool = True) -> None:
+        with self._changed:
+            self.error, self._over = error, over
+            self._changed.notify_all()
