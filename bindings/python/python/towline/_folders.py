@@ -14,11 +14,12 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from . import _endings, spool
-from .errors import Conflict, Error, Exhausted, NotFound, SaveFailed, Unreachable
+from . import _endings, retention, spool
+from .errors import Conflict, Exhausted, SaveFailed, Unreachable
 from .handle import Handle
 from .repository import Repository, wishes
 from .repository import open as open_repository
+from .retention import Retention
 
 #: Beside the checkpoints: what waits to be saved, and what is being restored. Trainer uploads nothing that begins so
 #: (https://github.com/huggingface/transformers/blob/v5.23.0/src/transformers/trainer.py, `_push_from_checkpoint`).
@@ -58,13 +59,7 @@ class FolderSaver:
     ):
         self.repository = repo if isinstance(repo, Repository) else open_repository(repo)
         self.run, self._framework = run, framework
-        rules = {
-            "keep_last": keep_last,
-            "keep_every": keep_every,
-            "keep_min": list(keep_min),
-            "keep_max": list(keep_max),
-        }
-        self._rules = {key: rule for key, rule in rules.items() if rule}
+        self._retention = Retention(keep_last, keep_every, keep_min, keep_max)
         self._work: queue.Queue[tuple[Handle, str] | None] = queue.Queue()
         self._thread: threading.Thread | None = None
         self._handles: list[Handle] = []
@@ -82,7 +77,7 @@ class FolderSaver:
         except OSError:
             # Another file system, or one without links: then the folder must not change until it is saved.
             handle.report = json.loads(self.repository._engine.save(folder, handle.name, said))
-            self._expire()
+            self._retention.expire(self.repository, self.run)
             handle._keep("staged", "local", "durable")
             return handle
         handle._keep("staged", "local")
@@ -105,11 +100,7 @@ class FolderSaver:
 
     def steps(self) -> list[int]:
         """The steps that are saved, in order."""
-        try:
-            (run,) = self.repository.runs(self.run)
-        except NotFound:
-            return []
-        return [step["step"] for step in run["steps"] if step["counts"]]
+        return retention.steps(self.repository, self.run)
 
     def wait(self) -> None:
         """Waits until every save is durable, and raises what failed; but not for a store that does not answer."""
@@ -151,17 +142,9 @@ class FolderSaver:
                 handle._fail(error)
                 return
         spool.remove(linked)
-        self._expire()
+        self._retention.expire(self.repository, self.run)
         handle.error = None
         handle._keep("durable")
-
-    def _expire(self) -> None:
-        if not self._rules:
-            return
-        try:
-            self.repository.expire(self.run, **self._rules)
-        except Error as error:
-            warnings.warn(f"towline: steps of {self.run} were not expired: {error}", stacklevel=2)
 
     def _check(self) -> None:
         """Raises what failed since the last call, but not what waits on this node's disk."""

@@ -19,13 +19,14 @@ import weakref
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from . import _endings, _torch, _towline, spool
+from . import _endings, _torch, _towline, retention, spool
 from . import state as states
 from ._devices import Devices
 from .errors import Error, Exhausted, NotFound, SaveFailed, Timeout, Unreachable, UsageError
 from .handle import PROMISES, Handle
 from .repository import Repository, wishes
 from .repository import open as open_repository
+from .retention import Retention
 
 if TYPE_CHECKING:
     import torch
@@ -77,13 +78,7 @@ class Checkpointer:
         #: The step that `restore` restored last.
         self.step: int | None = None
         self._attempt = attempt or _attempt()
-        rules = {
-            "keep_last": keep_last,
-            "keep_every": keep_every,
-            "keep_min": list(keep_min),
-            "keep_max": list(keep_max),
-        }
-        self._rules = {key: rule for key, rule in rules.items() if rule}
+        self._retention = Retention(keep_last, keep_every, keep_min, keep_max)
         self._stager = _towline.Stager()
         self._work: queue.Queue[Any] = queue.Queue()
         self._handles: list[Handle] = []
@@ -179,11 +174,7 @@ class Checkpointer:
 
     def steps(self) -> list[int]:
         """The steps that are saved, in order."""
-        try:
-            (run,) = self.repository.runs(self.run)
-        except NotFound:
-            return []
-        return [step["step"] for step in run["steps"] if step["counts"]]
+        return retention.steps(self.repository, self.run)
 
     def restore(
         self,
@@ -342,7 +333,8 @@ class Checkpointer:
             spool.remove(kept)
         handle.error = None
         handle._keep("local", "durable")
-        self._expire()
+        if self.rank == 0:
+            self._retention.expire(self.repository, self.run)
 
     def _files_on_disk(self, job: _Job) -> list[tuple[str, list[Any]]]:
         staged = (job.stage.address, job.length)
@@ -370,14 +362,6 @@ class Checkpointer:
                 warnings.warn(f"towline: a step left at {kept} is not durable yet: {error}", stacklevel=3)
                 continue
             spool.remove(kept)
-
-    def _expire(self) -> None:
-        if not self._rules or self.rank != 0:
-            return
-        try:
-            self.repository.expire(self.run, **self._rules)
-        except Error as error:
-            warnings.warn(f"towline: steps of {self.run} were not expired: {error}", stacklevel=2)
 
     def _finish_pending(self) -> None:
         """Waits for what goes on, but not for a store that does not answer."""

@@ -1,0 +1,51 @@
+"""Which steps of a run there are, and which of them outlive later ones."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from .errors import Error, NotFound
+
+if TYPE_CHECKING:
+    from .repository import Repository
+
+
+def steps(repository: Repository, run: str) -> list[int]:
+    """The steps that are saved, in order."""
+    try:
+        (told,) = repository.runs(run)
+    except NotFound:
+        return []
+    return [step["step"] for step in told["steps"] if step["counts"]]
+
+
+class Retention:
+    """Which steps outlive later ones: the last `keep_last`, every `keep_every`th, and those whose metrics are the smallest
+    (`keep_min`) or the largest (`keep_max`). Without a rule all do."""
+
+    def __init__(
+        self,
+        keep_last: int | None = None,
+        keep_every: int | None = None,
+        keep_min: Iterable[str] = (),
+        keep_max: Iterable[str] = (),
+    ):
+        rules = {
+            "keep_last": keep_last,
+            "keep_every": keep_every,
+            "keep_min": list(keep_min),
+            "keep_max": list(keep_max),
+        }
+        self._rules: dict[str, Any] = {key: rule for key, rule in rules.items() if rule}
+
+    def expire(self, repository: Repository, run: str) -> None:
+        """Takes away the steps that no rule keeps. What makes that fail is a warning: the save is done, and the next one tries
+        again."""
+        if not self._rules:
+            return
+        try:
+            repository.expire(run, **self._rules)
+        except Error as error:
+            warnings.warn(f"towline: steps of {run} were not expired: {error}", stacklevel=2)
