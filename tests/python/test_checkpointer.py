@@ -138,10 +138,11 @@ def test_a_state_larger_than_what_can_be_staged_is_saved_all_the_same(repository
     monkeypatch.setattr(towline.Checkpointer, "_fits", lambda self, length: False)
     small = towline.open(repository.url, memory="64M")
     state = {**large(128), "turned": torch.arange(12.0).view(3, 4).t()}
-    with towline.Checkpointer(small, "run") as checkpointer:
+    with towline.Checkpointer(small, "run", keep_last=1) as checkpointer:
         with pytest.warns(UserWarning, match="before save"):
+            checkpointer.save(0, {"layer0": torch.zeros(32 << 20)})
             handle = checkpointer.save(1, state)
-        assert handle.done() and handle.report
+        assert handle.done() and handle.report and checkpointer.steps() == [1]
         back = checkpointer.restore()
     assert all(torch.equal(back[key], state[key]) for key in state)
 
@@ -158,6 +159,14 @@ def test_choices_and_retention(repository):
             checkpointer.restore(2)
         with pytest.raises(FileNotFoundError):
             checkpointer.restore("min=accuracy")
+
+
+def test_runs_in_runs_have_steps_of_their_own(repository):
+    with towline.Checkpointer(repository, "run/inner") as inner, towline.Checkpointer(repository, "run") as outer:
+        inner.save(1, {"a": torch.ones(3)}).wait()
+        assert (outer.steps(), inner.steps(), outer.restore()) == ([], [1], None)
+        outer.save(2, {"a": torch.ones(3)}).wait()
+        assert (outer.steps(), inner.steps()) == ([2], [1])
 
 
 def test_ranks_make_a_step_together(repository):

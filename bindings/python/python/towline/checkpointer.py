@@ -260,6 +260,7 @@ class Checkpointer:
         files = [(self._path(TENSORS), pieces), (self._path(DOCUMENT), [job.described.document])]
         job.handle.report = json.loads(self.repository._engine.save_files(files, job.handle.name, job.said))
         job.handle._keep(*PROMISES)
+        self._expire()
         return job.handle
 
     def _wishes(self, metrics: Mapping[str, float] | None, labels: Mapping[str, str] | None) -> dict[str, Any]:
@@ -333,8 +334,7 @@ class Checkpointer:
             spool.remove(kept)
         handle.error = None
         handle._keep("local", "durable")
-        if self.rank == 0:
-            self._retention.expire(self.repository, self.run)
+        self._expire()
 
     def _files_on_disk(self, job: _Job) -> list[tuple[str, list[Any]]]:
         staged = (job.stage.address, job.length)
@@ -362,6 +362,10 @@ class Checkpointer:
                 warnings.warn(f"towline: a step left at {kept} is not durable yet: {error}", stacklevel=3)
                 continue
             spool.remove(kept)
+
+    def _expire(self) -> None:
+        if self.rank == 0:
+            self._retention.expire(self.repository, self.run)
 
     def _finish_pending(self) -> None:
         """Waits for what goes on, but not for a store that does not answer."""
