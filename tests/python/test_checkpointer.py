@@ -161,6 +161,26 @@ def test_choices_and_retention(repository):
             checkpointer.restore("min=accuracy")
 
 
+@pytest.mark.parametrize("compression", [None, True, "if-faster", False])
+def test_how_small_a_step_is_stored_can_be_said(repository, compression):
+    state = {"a": torch.zeros(1 << 20)}
+    with towline.Checkpointer(repository, "run", compression=compression) as checkpointer:
+        report = checkpointer.save(1, state).wait().report
+        assert torch.equal(checkpointer.restore()["a"], state["a"])
+    # On a store that is fast enough the word in between may mean either.
+    if compression != "if-faster":
+        assert (report["stored_bytes"] < 1 << 20) is (compression is not False)
+
+
+def test_other_words_for_compression_are_refused_before_anything_is_saved(repository):
+    for word in ("of", "auto", 9):
+        with pytest.raises(towline.UsageError, match="'if-faster' or False"):
+            towline.Checkpointer(repository, "run", compression=word)
+        with pytest.raises(towline.UsageError, match="'if-faster' or False"):
+            repository.save(repository.url, "name", compression=word)
+    assert repository.refs() == []
+
+
 def test_runs_in_runs_have_steps_of_their_own(repository):
     with towline.Checkpointer(repository, "run/inner") as inner, towline.Checkpointer(repository, "run") as outer:
         inner.save(1, {"a": torch.ones(3)}).wait()

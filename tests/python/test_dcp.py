@@ -238,6 +238,17 @@ def test_a_state_longer_than_a_batch_is_one_step(repository):
     assert len(repository.refs()) == 1 and same(loaded(repository, state), state)
 
 
+@pytest.mark.parametrize("compression", [None, "if-faster", False])
+def test_how_small_a_step_is_stored_can_be_said(repository, compression):
+    state, writer = {"w": torch.zeros(1 << 18)}, Writer(repository, NAME, compression=compression)
+    dcp.save(state, storage_writer=writer)
+    assert same(loaded(repository, {"w": torch.ones(1 << 18)}), state)
+    if compression != "if-faster":
+        assert (writer.report["stored_bytes"] < 1 << 18) is (compression is None)
+    with pytest.raises(towline.UsageError, match="'if-faster' or False"):
+        Writer(repository, NAME, compression="zstd")
+
+
 def test_a_save_that_fails_is_not_seen_and_the_next_one_works(repository):
     class Failing(DefaultSavePlanner):
         def resolve_data(self, item):

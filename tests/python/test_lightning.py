@@ -269,6 +269,13 @@ def test_addresses(repository, checkpoint_io):
     assert names(repository) == [] and not os.path.exists("towline:")
 
 
+def test_how_small_checkpoints_are_stored_can_be_said(repository, tmp_path):
+    checkpoint_io = pickle.loads(pickle.dumps(TowlineCheckpointIO(repository, "run-7", compression=False)))
+    checkpoint_io.save_checkpoint({**CHECKPOINT, "zeros": torch.zeros(1 << 18)}, tmp_path / "step=1.ckpt")
+    checkpoint_io.teardown()
+    assert repository.show("run-7/step-1")["stored_bytes"] > 1 << 20
+
+
 def test_ordinary_files_are_left_to_lightning(checkpoint_io, tmp_path):
     torch.save({"global_step": 4, "state_dict": {}}, tmp_path / "old.ckpt")
     assert checkpoint_io.load_checkpoint(tmp_path / "old.ckpt") == {"global_step": 4, "state_dict": {}}

@@ -176,6 +176,17 @@ def test_steps_are_expired(repository, tmp_path):
     assert names(repository) == ["run-7/step-5", "run-7/step-6"]
 
 
+def test_how_small_checkpoints_are_stored_can_be_said(repository, tmp_path):
+    (tmp_path / "out" / "checkpoint-1").mkdir(parents=True)
+    (tmp_path / "out" / "checkpoint-1" / "zeros").write_bytes(bytes(1 << 20))
+    saver = TowlineCallback(repository, "run-7", compression=False)._saver
+    saver.save(str(tmp_path / "out" / "checkpoint-1"), 1, None, str(tmp_path / "out")).wait()
+    saver.close()
+    assert repository.show("run-7/step-1")["stored_bytes"] >= 1 << 20
+    with pytest.raises(towline.UsageError, match="'if-faster' or False"):
+        TowlineCallback(repository, "run-7", compression="fast")
+
+
 def test_a_save_that_failed_is_raised(repository, tmp_path):
     def refuse():
         raise towline.Denied("no")

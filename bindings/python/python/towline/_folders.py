@@ -17,7 +17,7 @@ from typing import Any
 from . import _endings, retention, spool
 from .errors import Conflict, Exhausted, SaveFailed, Unreachable
 from .handle import Handle
-from .repository import Repository, wishes
+from .repository import Compression, Repository, wishes
 from .repository import open as open_repository
 from .retention import Retention
 
@@ -56,9 +56,12 @@ class FolderSaver:
         keep_every: int | None = None,
         keep_min: Iterable[str] = (),
         keep_max: Iterable[str] = (),
+        compression: Compression = None,
     ):
+        # Says now what is wrong with it.
+        wishes(compression=compression)
         self.repository = repo if isinstance(repo, Repository) else open_repository(repo)
-        self.run, self._framework = run, framework
+        self.run, self._framework, self._compression = run, framework, compression
         self._retention = Retention(keep_last, keep_every, keep_min, keep_max)
         self._work: queue.Queue[tuple[Handle, str] | None] = queue.Queue()
         self._thread: threading.Thread | None = None
@@ -71,7 +74,7 @@ class FolderSaver:
         answer."""
         self.wait()
         handle = Handle(f"{self.run}/step-{step}", step)
-        said = wishes(_finite(metrics), framework=self._framework)
+        said = wishes(_finite(metrics), framework=self._framework, compression=self._compression)
         try:
             linked = spool.link(os.path.join(parent, OWN), handle.name, said, folder)
         except OSError:

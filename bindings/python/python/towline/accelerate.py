@@ -25,7 +25,7 @@ from .handle import Handle
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
-    from .repository import Repository
+    from .repository import Compression, Repository
 
 __all__ = ["Checkpointer"]
 
@@ -36,7 +36,8 @@ class Checkpointer:
 
     `folder` is where states are written before they are saved, and restored before they are loaded; by default
     `towline-states` in the accelerator's `project_dir`. Ranks on several nodes share it. `keep_last`, `keep_every`, `keep_min`
-    and `keep_max` say which steps outlive later ones; by default all.
+    and `keep_max` say which steps outlive later ones, by default all, and `compression` how small they are stored, as for
+    `towline.Checkpointer`.
     """
 
     def __init__(
@@ -50,11 +51,19 @@ class Checkpointer:
         keep_every: int | None = None,
         keep_min: Iterable[str] = (),
         keep_max: Iterable[str] = (),
+        compression: Compression = None,
     ):
         self.accelerator, self.run = accelerator, run
         self.folder = os.path.abspath(folder or os.path.join(accelerator.project_dir or ".", "towline-states"))
         self._saver = _folders.FolderSaver(
-            repo, run, "accelerate", keep_last=keep_last, keep_every=keep_every, keep_min=keep_min, keep_max=keep_max
+            repo,
+            run,
+            "accelerate",
+            keep_last=keep_last,
+            keep_every=keep_every,
+            keep_min=keep_min,
+            keep_max=keep_max,
+            compression=compression,
         )
         self.repository = self._saver.repository
         if accelerator.is_main_process:

@@ -24,7 +24,7 @@ from . import state as states
 from ._devices import Devices
 from .errors import Error, Exhausted, NotFound, SaveFailed, Timeout, Unreachable, UsageError
 from .handle import PROMISES, Handle
-from .repository import Repository, wishes
+from .repository import Compression, Repository, wishes
 from .repository import open as open_repository
 from .retention import Retention
 
@@ -45,8 +45,9 @@ class Checkpointer:
     not change before the copy is made: see `protect`). A save that comes before the last one's copy is free waits for that, or
     with `when_busy="skip"` is left out and returns None.
 
-    `keep_last`, `keep_every`, `keep_min` and `keep_max` say which steps outlive later ones; by default all. `spool` is the folder
-    where states wait for a repository that is not on this node; by default in the user's cache.
+    `keep_last`, `keep_every`, `keep_min` and `keep_max` say which steps outlive later ones; by default all. Steps are stored as
+    small as can be; with `compression="if-faster"` raw while the store takes bytes faster than they are made smaller, with False
+    raw always. `spool` is the folder where states wait for a repository that is not on this node; by default in the user's cache.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class Checkpointer:
         keep_min: Iterable[str] = (),
         keep_max: Iterable[str] = (),
         key_every: int | None = None,
+        compression: Compression = None,
         spool: str | os.PathLike[str] | None = None,
         pickle: bool = False,
         on_sigterm: bool = True,
@@ -72,9 +74,12 @@ class Checkpointer:
             raise UsageError(f"rank {rank} is none of {world_size} ranks")
         _one_of("stage", stage, ("blocking", "background"))
         _one_of("when_busy", when_busy, ("wait", "skip"))
+        # Says now what is wrong with it.
+        wishes(compression=compression)
         self.repository = repo if isinstance(repo, Repository) else open_repository(repo)
         self.run, self.rank, self.world_size = run, rank, world_size
-        self.stage, self.when_busy, self.pickle, self.key_every = stage, when_busy, pickle, key_every
+        self.stage, self.when_busy, self.pickle = stage, when_busy, pickle
+        self.key_every, self.compression = key_every, compression
         #: The step that `restore` restored last.
         self.step: int | None = None
         self._attempt = attempt or _attempt()
@@ -271,6 +276,7 @@ class Checkpointer:
             framework="pytorch",
             labels=labels,
             key_every=self.key_every,
+            compression=self.compression,
             part=part,
         )
 

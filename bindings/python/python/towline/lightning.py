@@ -35,7 +35,7 @@ import torch
 from .checkpointer import DOCUMENT, TENSORS, Checkpointer, read_state
 from .errors import Conflict, Error, NotFound, SaveFailed, UsageError
 from .handle import Handle
-from .repository import Repository
+from .repository import Compression, Repository
 from .repository import open as open_repository
 
 # The same code, published under two names (https://pypi.org/project/pytorch-lightning/): the one that is in use comes first.
@@ -59,7 +59,8 @@ class TowlineCheckpointIO(_plugins.CheckpointIO):
 
     Tensors and plain values are kept without pickle. With `pickle` other values, such as hyper-parameters that are objects,
     are pickled one by one; without it they are refused, with their path. Pickled values are loaded only with
-    `weights_only=False`, of `Trainer.fit` or, where that says nothing, given here.
+    `weights_only=False`, of `Trainer.fit` or, where that says nothing, given here. `compression` says how small checkpoints are
+    stored, as for `towline.Checkpointer`.
     """
 
     def __init__(
@@ -69,9 +70,10 @@ class TowlineCheckpointIO(_plugins.CheckpointIO):
         *,
         pickle: bool = True,
         weights_only: bool = True,
+        compression: Compression = None,
     ):
         self.repository = repo if isinstance(repo, Repository) else open_repository(repo)
-        self.run, self.pickle, self.weights_only = run, pickle, weights_only
+        self.run, self.pickle, self.weights_only, self.compression = run, pickle, weights_only, compression
         for package in _PACKAGES:
             if package in sys.modules and package != _PACKAGE:
                 import_module(f"{package}.plugins.io").CheckpointIO.register(type(self))
@@ -84,7 +86,7 @@ class TowlineCheckpointIO(_plugins.CheckpointIO):
         self._saved: dict[str, str] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = {"repository", "run", "pickle", "weights_only"}
+        kept = {"repository", "run", "pickle", "weights_only", "compression"}
         return {name: value for name, value in self.__dict__.items() if name in kept}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -207,7 +209,9 @@ class TowlineCheckpointIO(_plugins.CheckpointIO):
     def _saving(self) -> tuple[Checkpointer, _Follower]:
         if self._checkpointer is None or self._follower is None:
             # Lightning hears SIGTERM itself.
-            self._checkpointer = Checkpointer(self.repository, self.run, pickle=self.pickle, on_sigterm=False)
+            self._checkpointer = Checkpointer(
+                self.repository, self.run, pickle=self.pickle, compression=self.compression, on_sigterm=False
+            )
             self._follower = _Follower(self._remove)
         return self._checkpointer, self._follower
 

@@ -6,11 +6,14 @@ import json
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from . import _towline
 from .errors import UsageError
 from .tensors import Tensors
+
+#: How small to store: the smallest (None, or True), raw while that is faster, or never smaller.
+Compression = Literal["if-faster"] | bool | None
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
@@ -70,7 +73,7 @@ def wishes(
     framework: str | None = None,
     labels: Mapping[str, str] | None = None,
     exclude: Iterable[str] = (),
-    compression: bool | None = None,
+    compression: Compression = None,
     key_every: int | None = None,
     base: str | None = None,
     part: tuple[int, str] | None = None,
@@ -79,7 +82,7 @@ def wishes(
     said = {
         "world_size": world_size,
         "framework": framework,
-        "compression": compression,
+        "compression": _manner(compression),
         "key_every": key_every,
         "base": base,
         "part": part,
@@ -90,6 +93,17 @@ def wishes(
         "exclude": list(exclude),
         **{key: value for key, value in said.items() if value is not None},
     }
+
+
+def _manner(compression: Compression) -> str | None:
+    """The engine's word for it, where it is not the usual manner."""
+    if compression is None or compression is True:
+        return None
+    if compression is False:
+        return "off"
+    if compression != "if-faster":
+        raise UsageError(f"compression is None, 'if-faster' or False, not {compression!r}")
+    return compression
 
 
 class Repository:
@@ -117,7 +131,8 @@ class Repository:
 
     def save(self, path: str | os.PathLike[str], name: str, **said: Any) -> dict[str, Any]:
         """Saves the file or folder at `path` as `name`; returns once that is durable. What may be said of it: `metrics`,
-        `world_size`, `framework`, `labels`, `exclude`, `compression=False`, `key_every`, `base`."""
+        `world_size`, `framework`, `labels`, `exclude`, `key_every`, `base`, and `compression`: `"if-faster"` stores raw while the
+        store takes bytes faster than they are made smaller, False stores raw always."""
         return json.loads(self._engine.save(os.fspath(path), name, wishes(**said)))
 
     def restore(

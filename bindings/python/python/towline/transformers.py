@@ -21,7 +21,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoin
 
 from . import _folders
 from .errors import NotFound
-from .repository import Repository
+from .repository import Compression, Repository
 
 __all__ = ["TowlineCallback"]
 
@@ -38,8 +38,8 @@ class TowlineCallback(TrainerCallback):
     one before was killed over.
 
     With `remove_local` a checkpoint is taken away from the output folder once its step is durable, but for the newest and the
-    best. `keep_last`, `keep_every`, `keep_min` and `keep_max` say which steps outlive later ones in the repository; by default
-    all.
+    best. `keep_last`, `keep_every`, `keep_min` and `keep_max` say which steps outlive later ones in the repository, by default
+    all, and `compression` how small they are stored, as for `towline.Checkpointer`.
     """
 
     def __init__(
@@ -52,9 +52,17 @@ class TowlineCallback(TrainerCallback):
         keep_every: int | None = None,
         keep_min: Iterable[str] = (),
         keep_max: Iterable[str] = (),
+        compression: Compression = None,
     ):
         self._saver = _folders.FolderSaver(
-            repo, run, "transformers", keep_last=keep_last, keep_every=keep_every, keep_min=keep_min, keep_max=keep_max
+            repo,
+            run,
+            "transformers",
+            keep_last=keep_last,
+            keep_every=keep_every,
+            keep_min=keep_min,
+            keep_max=keep_max,
+            compression=compression,
         )
         self.repository, self.run, self.remove_local = self._saver.repository, run, remove_local
         self._saved: dict[str, Any] = {}

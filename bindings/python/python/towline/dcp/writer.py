@@ -29,7 +29,7 @@ from torch.futures import Future
 
 from .. import _torch, _towline
 from ..errors import Conflict, UnsupportedValue, UsageError
-from ..repository import Repository, wishes
+from ..repository import Compression, Repository, wishes
 from ..repository import open as open_repository
 from .metadata import METADATA, Stored, as_bytes, encode, has_word, manifest_of, rank_metadata
 from .stager import Region, Staged, Stager
@@ -54,7 +54,8 @@ class Writer(StorageWriter, AsyncStager):
 
     `repo` is a repository or its address, `name` what is saved where no `checkpoint_id` is given. As with torch's own writers a
     name that is there already is saved anew: it keeps what it held until the new step is whole. With `overwrite=False` that
-    is refused before anything is written. `metrics` and `labels` are kept with the step.
+    is refused before anything is written. `metrics` and `labels` are kept with the step. It is stored as small as can be; with
+    `compression="if-faster"` raw while the store takes bytes faster than they are made smaller, with False raw always.
 
     Without collectives (`use_collectives=False`) no plan is handed out: ranks find each other by `attempt`, which must be another
     whenever all of them start again; by default what torchrun says of the present start, and how often this process saved the
@@ -73,13 +74,15 @@ class Writer(StorageWriter, AsyncStager):
         metrics: Mapping[str, float] | None = None,
         labels: Mapping[str, str] | None = None,
         key_every: int | None = None,
-        compression: bool | None = None,
+        compression: Compression = None,
         attempt: str | None = None,
         batch: int = BATCH,
     ):
         super().__init__()
         if batch < 1:
             raise UsageError(f"a batch is a number of bytes, not {batch}")
+        # Says now what is wrong with it.
+        wishes(compression=compression)
         self.repository = repo if isinstance(repo, Repository) else open_repository(repo)
         self.name, self.overwrite = name, overwrite
         self.metrics, self.labels = dict(metrics or {}), dict(labels or {})
