@@ -303,7 +303,9 @@ def test_a_damaged_document_is_told(document):
 def test_documents_of_the_future_are_refused():
     with pytest.raises(towline.Unsupported, match="newer"):
         state.restore(b'{"towline":2,"state":0}', {}, lambda wanted: None)
-    with pytest.raises(towline.Unsupported, match="hologram"):
-        state.restore(b'{"towline":1,"state":{"!":"hologram"}}', {}, lambda wanted: None)
+    for word in ("hologram", "stateful", "shaped", "", 5, ["tuple"]):
+        document = json.dumps({"towline": 1, "state": {"!": word}}).encode()
+        with pytest.raises(towline.Unsupported, match="does not know"):
+            state.restore(document, {}, lambda wanted: None)
     with pytest.raises(towline.Damaged, match="lacks"):
         state.restore(b'{"towline":1,"state":{"!":"tensor","t":"gone"}}', {}, lambda wanted: None)

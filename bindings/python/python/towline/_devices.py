@@ -1,8 +1,9 @@
-"""The GPUs that a state's tensors are on."""
+"""GPUs: copies from them, and memory of the host that they copy to by themselves."""
 
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -10,36 +11,40 @@ if TYPE_CHECKING:
     import torch
 
 
+def gpus(tensors: Iterable[torch.Tensor]) -> set[torch.device]:
+    """The GPUs that tensors are on."""
+    return {tensor.device for tensor in tensors if tensor.device.type == "cuda"}
+
+
+def pin(owner: Any, address: int, length: int) -> weakref.finalize:
+    """Pins memory until `owner` goes, or what this returns is called. Must be over before the memory is."""
+    import torch
+
+    runtime = torch.cuda.cudart()
+    # 1 is cudaHostRegisterPortable: for all devices
+    # (https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__MEMORY.html).
+    torch.cuda.check_error(runtime.cudaHostRegister(address, length, 1))
+    unpin = weakref.finalize(owner, runtime.cudaHostUnregister, address)
+    # At exit CUDA may be gone before.
+    unpin.atexit = False
+    return unpin
+
+
 class Devices:
     """Copies from the GPUs of a state: each on a stream of its own of the lowest priority, after what the caller's stream was
-    given before, into pinned memory."""
-
-    #: What is pinned of this process: where, and how much.
-    _pinned: tuple[int, int] | None = None
+    given before."""
 
     def __init__(self, tensors: Iterable[torch.Tensor]):
         self._streams: dict[Any, Any] = {}
-        for device in {tensor.device for tensor in tensors if tensor.device.type == "cuda"}:
+        for device in gpus(tensors):
             import torch
 
             stream = torch.cuda.Stream(device=device, priority=0)
             stream.wait_event(torch.cuda.current_stream(device).record_event())
             self._streams[device] = stream
 
-    def pin(self, address: int, length: int) -> None:
-        """Pins the stage, which stays where it is from save to save."""
-        if not self._streams or Devices._pinned == (address, length):
-            return
-        import torch
-
-        runtime = torch.cuda.cudart()
-        if Devices._pinned is not None:
-            runtime.cudaHostUnregister(Devices._pinned[0])
-            Devices._pinned = None
-        # 1 is cudaHostRegisterPortable: for all devices
-        # (https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__MEMORY.html).
-        torch.cuda.check_error(runtime.cudaHostRegister(address, length, 1))
-        Devices._pinned = (address, length)
+    def __iter__(self) -> Any:
+        return iter(self._streams)
 
     def stream(self, tensor: torch.Tensor) -> contextlib.AbstractContextManager[Any]:
         """Where copies of `tensor` are put in line."""

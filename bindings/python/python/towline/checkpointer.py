@@ -17,11 +17,12 @@ import time
 import warnings
 import weakref
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from . import _endings, _torch, _towline, retention, spool
+from . import _endings, _torch, retention, spool
 from . import state as states
-from ._devices import Devices
+from ._devices import gpus
+from ._staging import Job, Staging
 from .errors import Error, Exhausted, NotFound, SaveFailed, Timeout, Unreachable, UsageError
 from .handle import PROMISES, Handle
 from .repository import Compression, Repository, wishes
@@ -84,7 +85,7 @@ class Checkpointer:
         self.step: int | None = None
         self._attempt = attempt or _attempt()
         self._retention = Retention(keep_last, keep_every, keep_min, keep_max)
-        self._stager = _towline.Stager()
+        self._staging = Staging()
         self._work: queue.Queue[Any] = queue.Queue()
         self._handles: list[Handle] = []
         self._protected: Handle | None = None
@@ -140,22 +141,18 @@ class Checkpointer:
         stage = stage or self.stage
         _one_of("stage", stage, ("blocking", "background"))
         described = states.describe(state, self.pickle, stateful)
-        leaves = [(leaf.name, leaf.word, leaf.shape, leaf.length) for leaf in described.leaves]
-        header, starts, length = _towline.lay_out(leaves)
-        said = self._wishes(metrics, labels)
-        job = _Job(Handle(name, step), described, header, starts, length - len(header), said)
-        limit = self.repository._engine.memory()
-        if job.length > limit and not self._fits(job.length):
-            return self._save_unstaged(job, limit)
+        job = Job(Handle(name, step), described, self._wishes(metrics, labels))
+        if not self._can_stage(job.length):
+            return self._save_unstaged(job)
         timeout = 0 if self.when_busy == "skip" else None
-        job.stage = self._stager.take(job.length, timeout)
+        job.stage = self._staging.take(job.length, timeout)
         if job.stage is None:
             return None
         if stage == "background":
             self._protected = job.handle
         else:
             try:
-                self._fill(job)
+                job.fill(self._staging)
             except BaseException:
                 job.stage.release()
                 raise
@@ -163,6 +160,21 @@ class Checkpointer:
         self._start()
         self._work.put(job)
         return job.handle
+
+    def prepare(self, state: Any) -> None:
+        """Makes the memory ready, in the background, that `state` is going to be staged in, so that the first save blocks no
+        longer than later ones: call it some time before. `restore` does it by itself."""
+        self._check()
+        if self._closed:
+            raise UsageError("nothing can be prepared: this Checkpointer is closed (make another one)")
+        leaves = states.describe(state, self.pickle).leaves
+        self._prepare(sum(leaf.length for leaf in leaves), gpus(leaf.tensor for leaf in leaves))
+
+    def _prepare(self, length: int, devices: set[torch.device]) -> None:
+        # What there is no memory for is told by the save.
+        if self._can_stage(length):
+            with contextlib.suppress(MemoryError):
+                self._staging.prepare(length, devices)
 
     def protect(self, optimizer: torch.optim.Optimizer) -> None:
         """Makes `optimizer.step()` wait until a save that is staged in the background has its copy."""
@@ -186,12 +198,17 @@ class Checkpointer:
         step: int | str = "latest",
         into: Any = None,
         map_location: str | torch.device | None = None,
+        *,
+        prepare: bool = True,
     ) -> Any:
         """The state as it was at `step`: a number, `"latest"`, `"upto=N"`, `"min=METRIC"` or `"max=METRIC"`. Every byte is
         checked. None, if the latest is asked for and there is none.
 
         Tensors that stand at the same place in `into` are filled in place, and objects with `load_state_dict` there take their
         state: pass what is passed to `save`. Others come on the CPU, or at `map_location`. `self.step` is the step then.
+
+        With `into` the memory for the first save is made ready meanwhile, as by `prepare`; `prepare=False` says that nothing is
+        going to be saved.
         """
         self._finish_pending()
         engine = self.repository._engine
@@ -202,9 +219,11 @@ class Checkpointer:
             if step == "latest" and not self.steps():
                 return None
             raise self._explained(error, step) from error
-        state = read_state(self.repository, name, self._path(TENSORS), document, into, map_location, self.pickle)
+        read = read_state(self.repository, name, self._path(TENSORS), document, into, map_location, self.pickle)
         self.step = int(name.rpartition("step-")[2])
-        return state
+        if into is not None and prepare and not self._closed and os.getpid() == self._process:
+            self._prepare(read.bytes, read.gpus)
+        return read.state
 
     def wait(self, promise: str = "durable", timeout: float | None = None) -> None:
         """Waits for every save so far, as `Handle.wait`."""
@@ -225,6 +244,8 @@ class Checkpointer:
                 self._saver.join(0.5)
                 if until is not None and time.monotonic() >= until:
                     break
+        if self._saver is None or not self._saver.is_alive():
+            self._staging.close()
         _endings.forget(self)
         for handle in self._handles:
             if "durable" in handle._kept or (handle.done() and "local" not in handle._kept):
@@ -244,17 +265,21 @@ class Checkpointer:
             return NotFound(f"{self.run} has no step {step} (saved are {there or 'none'})")
         return NotFound(f"{error} (was {self.run} saved by a Checkpointer of rank {self.rank} of {self.world_size}?)")
 
+    def _can_stage(self, length: int) -> bool:
+        return length <= self.repository._engine.memory() or self._fits(length)
+
     def _fits(self, length: int) -> bool:
         """May as much be staged? The budget is the engine's; a stage is memory of the node's beside it."""
         available = 0
         with contextlib.suppress(OSError, ValueError, StopIteration), open("/proc/meminfo", encoding="ascii") as lines:
             available = int(next(line for line in lines if line.startswith("MemAvailable")).split()[1]) << 10
-        return length <= available // 2
+        # What is there to stage in is used again.
+        return length <= (available + self._staging.length) // 2
 
-    def _save_unstaged(self, job: _Job, limit: int) -> Handle:
+    def _save_unstaged(self, job: Job) -> Handle:
         warnings.warn(
-            f"towline: {job.handle.name} is {job.length} bytes, more than can be staged beside the memory budget of {limit}: "
-            "it is saved before save() returns",
+            f"towline: {job.handle.name} is {job.length} bytes, more than can be staged beside the memory budget of "
+            f"{self.repository._engine.memory()}: it is saved before save() returns",
             stacklevel=3,
         )
         self._finish_pending()
@@ -280,29 +305,6 @@ class Checkpointer:
             part=part,
         )
 
-    def _fill(self, job: _Job) -> None:
-        """Copies the state to its stage."""
-        base = len(job.header)
-        copies, others = [], []
-        for leaf, start in zip(job.described.leaves, job.starts, strict=True):
-            if _torch.is_plain(leaf.tensor):
-                copies.append((start - base, leaf.tensor.data_ptr(), leaf.length))
-            elif leaf.length:
-                others.append((start - base, leaf))
-        try:
-            job.devices.pin(job.stage.address, job.length)
-            for offset, leaf in others:
-                there = _torch.over(job.stage.address + offset, leaf.length).view(leaf.tensor.dtype)
-                with job.devices.stream(leaf.tensor):
-                    there.view(leaf.tensor.shape).copy_(leaf.tensor, non_blocking=True)
-            job.stage.fill([copy for copy in copies if copy[2]])
-            job.devices.synchronize()
-        finally:
-            # What is staged is no more needed of the state.
-            job.described.leaves.clear()
-        job.staged = True
-        job.handle._keep("staged")
-
     def _start(self) -> None:
         if self._saver is None or not self._saver.is_alive():
             self._saver = threading.Thread(target=self._run, name="towline-saver", daemon=True)
@@ -313,14 +315,14 @@ class Checkpointer:
         while (job := self._work.get()) is not None:
             try:
                 if not job.staged:
-                    self._fill(job)
+                    job.fill(self._staging)
                 self._save(job)
             except BaseException as error:
                 if job.stage is not None:
                     job.stage.release()
                 job.handle._fail(error)
 
-    def _save(self, job: _Job) -> None:
+    def _save(self, job: Job) -> None:
         engine, handle, said = self.repository._engine, job.handle, job.said
         kept = None
         if self._spool is not None:
@@ -342,7 +344,7 @@ class Checkpointer:
         handle._keep("local", "durable")
         self._expire()
 
-    def _files_on_disk(self, job: _Job) -> list[tuple[str, list[Any]]]:
+    def _files_on_disk(self, job: Job) -> list[tuple[str, list[Any]]]:
         staged = (job.stage.address, job.length)
         return [(self._path(TENSORS), [job.header, staged]), (self._path(DOCUMENT), [job.described.document])]
 
@@ -375,7 +377,9 @@ class Checkpointer:
 
     def _finish_pending(self) -> None:
         """Waits for what goes on, but not for a store that does not answer."""
-        for handle in list(self._handles):
+        # In a forked child nothing goes on.
+        pending = list(self._handles) if os.getpid() == self._process else []
+        for handle in pending:
             while not handle.done() and handle.error is None:
                 with contextlib.suppress(SaveFailed, Timeout):
                     handle.wait("durable", timeout=0.5)
@@ -395,6 +399,14 @@ class Checkpointer:
         self._handles = [handle for handle in self._handles if not handle.done()]
 
 
+class Read(NamedTuple):
+    """A state that was read, how long its tensors are, and the GPUs that they went to."""
+
+    state: Any
+    bytes: int
+    gpus: set[torch.device]
+
+
 def read_state(
     repository: Repository,
     name: str,
@@ -403,14 +415,11 @@ def read_state(
     into: Any = None,
     map_location: str | torch.device | None = None,
     pickle: bool = False,
-) -> Any:
+) -> Read:
     """The state whose document is given and whose tensors are the file at `path` of the tree `name`."""
     engine = repository._engine
-    held = {
-        told["name"]: (told["dtype"], tuple(told["shape"]))
-        for told in json.loads(engine.tensors(name))
-        if told["path"] == path
-    }
+    tensors = [told for told in json.loads(engine.tensors(name)) if told["path"] == path]
+    held = {told["name"]: (told["dtype"], tuple(told["shape"])) for told in tensors}
 
     def read(wanted: list[tuple[str, torch.Tensor]]) -> None:
         wants = [(key, path, None, tensor.data_ptr(), _torch.nbytes(tensor)) for key, tensor in wanted]
@@ -418,26 +427,9 @@ def read_state(
         if wants:
             engine.read_tensors(name, wants)
 
-    return states.restore(document, held, read, into, map_location, pickle)
-
-
-class _Job:
-    """A state on its way."""
-
-    def __init__(
-        self,
-        handle: Handle,
-        described: states.Described,
-        header: bytes,
-        starts: list[int],
-        length: int,
-        said: dict[str, Any],
-    ):
-        self.handle, self.described, self.header = handle, described, header
-        self.starts, self.length, self.said = starts, length, said
-        self.stage: _towline.Stage | None = None
-        self.staged = False
-        self.devices = Devices(leaf.tensor for leaf in described.leaves)
+    restoring = states.Restoring(document, held, into, map_location, pickle)
+    read(list(restoring.leaves.items()))
+    return Read(restoring.state(), sum(told["bytes"] for told in tensors), restoring.gpus)
 
 
 def _one_of(what: str, value: str, choices: tuple[str, ...]) -> None:

@@ -151,7 +151,7 @@ class TowlineCheckpointIO(_plugins.CheckpointIO):
         document = bytes(self.repository._engine.cat(name, DOCUMENT))
         pickle = not (self.weights_only if weights_only is None else weights_only)
         try:
-            return read_state(self.repository, name, TENSORS, document, None, _device(map_location), pickle)
+            return read_state(self.repository, name, TENSORS, document, None, _device(map_location), pickle).state
         except UsageError as error:
             if pickle:
                 raise

@@ -26,6 +26,7 @@ from typing import Any
 import torch
 
 from . import _torch
+from ._devices import gpus
 from .errors import Damaged, Unsupported, UnsupportedValue, UsageError
 
 #: The layout of the document, written with it.
@@ -326,32 +327,57 @@ def restore(
 
     Raises UsageError, naming its path, where a tensor of `into` has another type or shape, before anything is filled.
     """
-    try:
-        told = json.loads(document)
-        version, state = told["towline"], told["state"]
-    except (ValueError, TypeError, KeyError) as error:
-        raise Damaged("this is not the document of a state") from error
-    if version != VERSION:
-        raise Unsupported(
-            f"the state was written in version {version}, this towline reads version {VERSION} (use a newer one)"
-        )
-    giving = _Giving(held, pickle, None if map_location is None else torch.device(map_location))
-    giving.prepare(state, into, ())
-    read(list(giving.leaves.items()))
-    return giving.value(state, into)
+    restoring = Restoring(document, held, into, map_location, pickle)
+    read(list(restoring.leaves.items()))
+    return restoring.state()
 
 
-class _Giving:
-    """A state being put together."""
+#: What is built by a method of its name.
+_BUILT = (
+    "OrderedDict", "Counter", "bytearray", "bytes", "complex", "dict", "float", "frozenset", "ndarray", "numpy", "pickle",
+    "quantized", "set", "sparse", "tensor", "torch.Size", "torch.device", "torch.dtype", "tuple",
+)  # fmt: skip
 
-    def __init__(self, held: Mapping[str, tuple[str, tuple[int, ...]]], pickle: bool, device: torch.device | None):
-        self.held, self.pickle, self.device = held, pickle, device
+
+class Restoring:
+    """A state being put together, as `restore` does it: once `leaves` are filled, `state` gives it."""
+
+    def __init__(
+        self,
+        document: bytes,
+        held: Mapping[str, tuple[str, tuple[int, ...]]],
+        into: Any = None,
+        map_location: str | torch.device | None = None,
+        pickle: bool = False,
+    ):
+        try:
+            told = json.loads(document)
+            version, node = told["towline"], told["state"]
+        except (ValueError, TypeError, KeyError) as error:
+            raise Damaged("this is not the document of a state") from error
+        if version != VERSION:
+            raise Unsupported(
+                f"the state was written in version {version}, this towline reads version {VERSION} (use a newer one)"
+            )
+        self.held, self.pickle = held, pickle
+        self.device = None if map_location is None else torch.device(map_location)
         #: What is to be read, and then was.
         self.leaves: dict[str, torch.Tensor] = {}
         #: What a node's tensor of `into` is, by the node.
         self._targets: dict[int, torch.Tensor] = {}
         #: Targets whose memory is read into directly.
         self._direct: set[int] = set()
+        self._node, self._into = node, into
+        self.prepare(node, into, ())
+
+    @property
+    def gpus(self) -> set[torch.device]:
+        """The GPUs that tensors of `into` are on."""
+        return gpus(self._targets.values())
+
+    def state(self) -> Any:
+        """The state."""
+        return self.value(self._node, self._into)
 
     def prepare(self, node: Any, into: Any, path: tuple[Any, ...]) -> None:
         """Finds what is wanted, and where it goes."""
@@ -423,7 +449,7 @@ class _Giving:
         if word is None:
             inside = into if isinstance(into, Mapping) else {}
             return {key: self.value(one, inside.get(key)) for key, one in node.items()}
-        build = getattr(self, "_" + word.replace(".", "_"), None)
+        build = getattr(self, "_" + word.replace(".", "_")) if word in _BUILT else None
         if build is None:
             raise Unsupported(f"the state holds a {word!r}, which this towline does not know (use a newer one)")
         return build(node, into)

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from .. import _torch, _towline
+from .. import _devices, _torch, _towline
 from ..errors import Exhausted
 
 #: Tensors begin at multiples of it.
@@ -113,7 +113,7 @@ class Region:
         for tensor in tensors:
             starts.append(length)
             length += -(-_torch.nbytes(tensor) // _ALIGNED) * _ALIGNED
-        devices = {tensor.device for tensor in tensors if tensor.device.type == "cuda"}
+        devices = _devices.gpus(tensors)
         self._reserve(length, pinned=bool(devices))
         copies, plain = [], []
         # A storage for each: who pickles one tensor of them does not pickle all of the memory.
@@ -162,13 +162,7 @@ class Region:
                 self._unpin = None
             self._memory = _shared(length) if self.shared else torch.empty(length, dtype=torch.uint8)
         if pinned and self._unpin is None and length:
-            address, runtime = self._memory.data_ptr(), torch.cuda.cudart()
-            # 1 is cudaHostRegisterPortable: for all devices
-            # (https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__MEMORY.html).
-            torch.cuda.check_error(runtime.cudaHostRegister(address, self._memory.numel(), 1))
-            self._unpin = weakref.finalize(self._memory, runtime.cudaHostUnregister, address)
-            # At exit CUDA may be gone before.
-            self._unpin.atexit = False
+            self._unpin = _devices.pin(self._memory, self._memory.data_ptr(), self._memory.numel())
 
 
 class _Leaves:

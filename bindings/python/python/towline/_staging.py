@@ -1,0 +1,140 @@
+"""Where a Checkpointer's states are copied to, so that the training may go on: host memory that is used again and again."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import threading
+import weakref
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from . import _devices, _torch, _towline
+from . import state as states
+from .handle import Handle
+
+if TYPE_CHECKING:
+    import torch
+
+#: Memory is made ready in pieces of as many bytes: a save waits for one at most.
+_PIECE = 64 << 20
+
+
+class Staging:
+    """The memory that states are staged in, one at a time. It can be made ready before it is needed: the system hands out
+    memory when it is first written, which takes longer than the copy."""
+
+    def __init__(self) -> None:
+        self._stager = _towline.Stager()
+        #: How much of it was taken last.
+        self.length = 0
+        #: If it is pinned: what ends that.
+        self._pinned: weakref.finalize | None = None
+        self._preparing: threading.Thread | None = None
+        self._enough = threading.Event()
+
+    def take(self, length: int, timeout: float | None = None) -> _towline.Stage | None:
+        """Memory for `length` bytes, once the last state needs it no more; None after `timeout` seconds without."""
+        self._end_preparing()
+        if self.length not in (0, length):
+            # Another length may be other memory: what there is, as it was, must be pinned no more before it goes.
+            before = self._stager.take(self.length, timeout)
+            if before is None:
+                return None
+            self._unpin()
+            before.release()
+        stage = self._stager.take(length, timeout)
+        if stage is not None:
+            self.length = length
+        return stage
+
+    def pin(self, stage: _towline.Stage, length: int, devices: Iterable[torch.device]) -> None:
+        """Pins what was taken, if there are devices that copy to it."""
+        device = next(iter(devices), None)
+        if device is None or not length or self._pinned is not None:
+            return
+        import torch
+
+        # A thread begins on the first GPU, whose memory is not to be touched for this.
+        with torch.cuda.device(device):
+            self._pinned = _devices.pin(self, stage.address, length)
+
+    def prepare(self, length: int, devices: Iterable[torch.device] = ()) -> None:
+        """Makes `length` bytes ready in the background, unless they are in use."""
+        stage = self.take(length, timeout=0)
+        if stage is None:
+            return
+        self._enough.clear()
+        arguments = (stage, length, list(devices))
+        self._preparing = threading.Thread(target=self._prepare, args=arguments, name="towline-memory", daemon=True)
+        self._preparing.start()
+
+    def _prepare(self, stage: _towline.Stage, length: int, devices: list[torch.device]) -> None:
+        try:
+            for start in range(0, length, _PIECE):
+                if self._enough.is_set():
+                    return
+                ctypes.memset(stage.address + start, 0, min(_PIECE, length - start))
+            # A save that cannot pin it says why.
+            with contextlib.suppress(Exception):
+                self.pin(stage, length, devices)
+        finally:
+            stage.release()
+
+    def close(self) -> None:
+        """Ends what goes on, once no state is staged."""
+        self._end_preparing()
+        self._unpin()
+
+    def _end_preparing(self) -> None:
+        if self._preparing is not None:
+            self._enough.set()
+            self._preparing.join()
+            self._preparing = None
+
+    def _unpin(self) -> None:
+        if self._pinned is not None:
+            self._pinned()
+            self._pinned = None
+
+
+class Job:
+    """A state on its way."""
+
+    def __init__(
+        self,
+        handle: Handle,
+        described: states.Described,
+        said: dict[str, Any],
+    ):
+        leaves = [(leaf.name, leaf.word, leaf.shape, leaf.length) for leaf in described.leaves]
+        self.header, self.starts, length = _towline.lay_out(leaves)
+        self.handle, self.described, self.said = handle, described, said
+        #: The bytes of its tensors, which are what is staged.
+        self.length = length - len(self.header)
+        self.stage: _towline.Stage | None = None
+        self.staged = False
+        self.devices = _devices.Devices(leaf.tensor for leaf in described.leaves)
+
+    def fill(self, staging: Staging) -> None:
+        """Copies the state to its stage."""
+        base = len(self.header)
+        copies, others = [], []
+        for leaf, start in zip(self.described.leaves, self.starts, strict=True):
+            if _torch.is_plain(leaf.tensor):
+                copies.append((start - base, leaf.tensor.data_ptr(), leaf.length))
+            elif leaf.length:
+                others.append((start - base, leaf))
+        try:
+            staging.pin(self.stage, self.length, self.devices)
+            for offset, leaf in others:
+                there = _torch.over(self.stage.address + offset, leaf.length).view(leaf.tensor.dtype)
+                with self.devices.stream(leaf.tensor):
+                    there.view(leaf.tensor.shape).copy_(leaf.tensor, non_blocking=True)
+            self.stage.fill([copy for copy in copies if copy[2]])
+        finally:
+            self.devices.synchronize()
+            # What is staged is no more needed of the state.
+            self.described.leaves.clear()
+        self.staged = True
+        self.handle._keep("staged")
