@@ -16,6 +16,7 @@ import towline
 torch = pytest.importorskip("torch")
 
 import torch.distributed.checkpoint as dcp  # noqa: E402
+from torch.distributed.checkpoint import state_dict_saver  # noqa: E402
 from torch.distributed.checkpoint.api import CheckpointException  # noqa: E402
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner  # noqa: E402
 from torch.distributed.checkpoint.metadata import (  # noqa: E402
@@ -26,7 +27,7 @@ from torch.distributed.checkpoint.metadata import (  # noqa: E402
     TensorStorageMetadata,
 )
 from torch.distributed.checkpoint.planner import LoadPlan, WriteItemType  # noqa: E402
-from towline.dcp import Reader, Writer, load, save  # noqa: E402
+from towline.dcp import Reader, Stager, Writer, load, save  # noqa: E402
 from towline.dcp.metadata import Stored, decode, encode  # noqa: E402
 from towline.dcp.stager import Region  # noqa: E402
 
@@ -370,6 +371,135 @@ def test_an_async_save_that_fails_frees_what_was_staged(repository):
     begun = time.monotonic()
     writer.stage({"w": torch.ones(9)})
     assert time.monotonic() - begun < 5
+
+
+background = pytest.mark.skipif(
+    not hasattr(state_dict_saver, "AsyncSaveResponse"), reason="this torch stages before async_save returns"
+)
+
+
+@pytest.fixture
+def held(monkeypatch):
+    """Staging waits before it copies, until this is released once for each copy."""
+    go, fill = threading.Semaphore(0), Region.fill
+
+    def slow(self, tensors, devices=None):
+        if threading.current_thread().name.startswith("towline-stager"):
+            assert go.acquire(timeout=30)
+        return fill(self, tensors, devices)
+
+    monkeypatch.setattr(Region, "fill", slow)
+    yield go
+    go.release(100)
+
+
+def uploaded(response, timeout: float = 60) -> Metadata:
+    return response.upload_completion.result(timeout)
+
+
+@background
+@pytest.mark.parametrize("own", [True, False])
+def test_staging_in_the_background(repository, held, own):
+    stager = None if own else Stager("background")
+    writer = Writer(repository, stage="background" if own else "blocking")
+    state, places = a_state(1), set()
+    for step in range(1, 4):
+        response = dcp.async_save(state, checkpoint_id=f"run/step-{step}", storage_writer=writer, async_stager=stager)
+        # What is no tensor may change at once.
+        state["groups"][0]["lr"] *= 2
+        state["step"] += 1
+        assert not response.staging_completion.done() and not response.upload_completion.done()
+        kept = copy.deepcopy({**state, "step": step, "groups": [{**state["groups"][0]}, *state["groups"][1:]]})
+        kept["groups"][0]["lr"] /= 2
+        held.release()
+        response.staging_completion.result(30)
+        state["model"]["weight"].add_(1)
+        state["model"]["tied"].mul_(2)
+        uploaded(response)
+        assert same(loaded(repository, state, f"run/step-{step}"), kept)
+        places.add((stager or writer._stager)._region._memory.data_ptr())
+    assert len(places) == 1, "the memory was not used again"
+    (stager or writer).close()
+    # It can be used again.
+    held.release()
+    uploaded(dcp.async_save(state, checkpoint_id="run/step-9", storage_writer=writer, async_stager=stager))
+    assert same(loaded(repository, state, "run/step-9"), state)
+
+
+@background
+def test_a_save_that_comes_early_waits_in_the_background(repository):
+    begun, go = threading.Event(), threading.Event()
+
+    class Slow(DefaultSavePlanner):
+        def resolve_data(self, item):
+            begun.set()
+            go.wait(30)
+            return super().resolve_data(item)
+
+    writer, like = Writer(repository, stage="background"), {"w": torch.zeros(1 << 16)}
+    first = dcp.async_save({"w": torch.full((1 << 16,), 1.0)}, checkpoint_id="a", storage_writer=writer, planner=Slow())
+    assert begun.wait(30) and first.staging_completion.result(30) is None
+    then = [
+        dcp.async_save({"w": torch.full((1 << 16,), value)}, checkpoint_id=name, storage_writer=writer)
+        for name, value in (("b", 2.0), ("c", 3.0))
+    ]
+    time.sleep(0.2)
+    assert not any(one.staging_completion.done() for one in then), "memory that was not saved was staged in"
+    go.set()
+    for one in (first, *then):
+        uploaded(one)
+    assert [float(loaded(repository, like, name)["w"].mean()) for name in "abc"] == [1.0, 2.0, 3.0]
+
+
+@background
+def test_staging_in_the_background_that_fails(repository, monkeypatch):
+    writer, fill = Writer(repository, stage="background"), Region.fill
+
+    def full(self, tensors, devices=None):
+        raise towline.Exhausted("no memory")
+
+    monkeypatch.setattr(Region, "fill", full)
+    failed = dcp.async_save({"w": torch.ones(9)}, checkpoint_id="a", storage_writer=writer)
+    with pytest.raises(towline.Exhausted, match="no memory"):
+        uploaded(failed)
+    with pytest.raises(towline.Exhausted):
+        writer.synchronize_staging()
+    monkeypatch.setattr(Region, "fill", fill)
+
+    class Broken(DefaultSavePlanner):
+        def create_global_plan(self, plans):
+            raise OSError("no plan")
+
+    with pytest.raises(CheckpointException, match="no plan"):
+        uploaded(dcp.async_save({"w": torch.ones(9)}, checkpoint_id="b", storage_writer=writer, planner=Broken()))
+    uploaded(dcp.async_save({"w": torch.ones(9)}, checkpoint_id="c", storage_writer=writer))
+    assert [ref["name"] for ref in repository.refs()] == ["c"]
+    with pytest.raises(towline.UsageError, match="'blocking' or 'background'"):
+        Writer(repository, stage="later")
+
+
+@background
+def test_a_writer_that_is_closed_while_it_stages(repository, held):
+    writer = Writer(repository, stage="background")
+    response = dcp.async_save({"w": torch.ones(9)}, checkpoint_id="a", storage_writer=writer)
+    threading.Timer(0.2, held.release).start()
+    writer.close()
+    assert response.staging_completion.done()
+    uploaded(response)
+    assert [ref["name"] for ref in repository.refs()] == ["a"]
+
+
+def test_a_stager_for_other_writers(tmp_path):
+    stager, state = Stager(), {"w": torch.ones(1000), "n": 3}
+    for at in range(3):
+        writer = dcp.FileSystemWriter(tmp_path / str(at), single_file_per_rank=True)
+        saved = dcp.async_save(state, storage_writer=writer, async_stager=stager)
+        state["w"].add_(1)
+        saved.result()
+    for at in range(3):
+        into = {"w": torch.zeros(1000), "n": 0}
+        dcp.load(into, storage_reader=dcp.FileSystemReader(tmp_path / str(at)))
+        assert float(into["w"].mean()) == at + 1
 
 
 def test_what_is_pickled_of_a_staged_state_is_not_all_of_its_memory(repository):

@@ -18,6 +18,7 @@ torch = pytest.importorskip("torch")
 
 import torch.distributed as dist  # noqa: E402
 import torch.distributed.checkpoint as dcp  # noqa: E402
+from torch.distributed.checkpoint import state_dict_saver  # noqa: E402
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner  # noqa: E402
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType  # noqa: E402
 from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
@@ -27,6 +28,9 @@ from towline.dcp import Reader, Writer  # noqa: E402
 from . import ranks  # noqa: E402
 
 warnings.filterwarnings("ignore", message=".*torch.distributed is disabled.*")
+
+#: How states can be staged with this torch.
+STAGES = ["blocking", *(["background"] if hasattr(state_dict_saver, "AsyncSaveResponse") else [])]
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "fsdp2_dcp.py"
 
@@ -121,8 +125,8 @@ def test_saved_by_two_and_loaded_by_one_and_three(tmp_path):
     assert repository.verify(data=True)["damaged"] == []
 
 
-def save_in_a_process(rank: int, world_size: int, url: str) -> None:
-    writer = Writer(url)
+def save_in_a_process(rank: int, world_size: int, url: str, stage: str) -> None:
+    writer = Writer(url, stage=stage)
     for seed in (1, 2, 3):
         state = a_state(seed)
         saved = dcp.async_save(
@@ -131,6 +135,9 @@ def save_in_a_process(rank: int, world_size: int, url: str) -> None:
             storage_writer=writer,
             async_checkpointer_type=AsyncCheckpointerType.PROCESS,
         )
+        if stage == "background":
+            saved.staging_completion.result()
+            saved = saved.upload_completion
         state["model"]["rows"].to_local().zero_()
         state["step"] = -1
         if seed > 1:
@@ -140,8 +147,25 @@ def save_in_a_process(rank: int, world_size: int, url: str) -> None:
         check(url, f"run/step-{seed}", seed)
 
 
-def test_async_saves_in_another_process(tmp_path):
-    assert ranks.run(2, tmp_path / "save", save_in_a_process, str(tmp_path / "repository")) == [0, 0]
+@pytest.mark.parametrize("stage", STAGES)
+def test_async_saves_in_another_process(tmp_path, stage):
+    assert ranks.run(2, tmp_path / "save", save_in_a_process, str(tmp_path / "repository"), stage) == [0, 0]
+
+
+def save_while_training_goes_on(rank: int, world_size: int, url: str) -> None:
+    writer = Writer(url, stage="background")
+    for seed in (1, 2, 3):
+        state = a_state(seed)
+        saved = dcp.async_save(state, checkpoint_id=f"run/step-{seed}", storage_writer=writer)
+        saved.staging_completion.result()
+        state["model"]["rows"].to_local().zero_()
+        saved.upload_completion.result()
+        check(url, f"run/step-{seed}", seed)
+
+
+@pytest.mark.skipif("background" not in STAGES, reason="this torch stages before async_save returns")
+def test_async_saves_that_are_staged_in_the_background(tmp_path):
+    assert ranks.run(2, tmp_path / "save", save_while_training_goes_on, str(tmp_path / "repository")) == [0, 0]
 
 
 class Failing(DefaultSavePlanner):

@@ -166,12 +166,11 @@ def _child_with_memory(checkpointer: towline.Checkpointer, told: multiprocessing
 def test_memory_is_pinned_no_more_before_it_goes(monkeypatch):
     said = []
 
-    def pin(owner, address, length):
+    def pin(owner, address, length, device):
         said.append(f"pin {length}")
         return lambda: said.append(f"unpin {length}")
 
     monkeypatch.setattr(_devices, "pin", pin)
-    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
     staging = _staging.Staging()
 
     def staged(length: int, devices: tuple = ("gpu",)) -> _staging._towline.Stage:

@@ -53,11 +53,7 @@ class Staging:
         device = next(iter(devices), None)
         if device is None or not length or self._pinned is not None:
             return
-        import torch
-
-        # A thread begins on the first GPU, whose memory is not to be touched for this.
-        with torch.cuda.device(device):
-            self._pinned = _devices.pin(self, stage.address, length)
+        self._pinned = _devices.pin(self, stage.address, length, device)
 
     def prepare(self, length: int, devices: Iterable[torch.device] = ()) -> None:
         """Makes `length` bytes ready in the background, unless they are in use."""
@@ -114,7 +110,7 @@ class Job:
         self.length = length - len(self.header)
         self.stage: _towline.Stage | None = None
         self.staged = False
-        self.devices = _devices.Devices(leaf.tensor for leaf in described.leaves)
+        self.devices = _devices.Devices(_devices.gpus(leaf.tensor for leaf in described.leaves))
 
     def fill(self, staging: Staging) -> None:
         """Copies the state to its stage."""

@@ -8,7 +8,9 @@ ranks' parts are.
     dcp.save(state, checkpoint_id="run-7/step-100", storage_writer=writer)
     dcp.load(state, storage_reader=Reader("s3://bucket/experiments", "run-7@latest"))
 
-`dcp.async_save` takes the same Writer, which stages in memory that it uses again from save to save: keep one for the run.
+`dcp.async_save` takes the same Writer, which stages in memory that it uses again from save to save: keep one for the run. With
+`Writer(..., stage="background")` it returns before the state is copied: `response.staging_completion.result()` comes before the
+next step of the optimizer then.
 """
 
 from __future__ import annotations
@@ -20,9 +22,10 @@ import torch.distributed.checkpoint as _dcp
 
 from ..repository import Repository
 from .reader import Reader
+from .stager import Stager
 from .writer import Writer
 
-__all__ = ["Reader", "Writer", "load", "save"]
+__all__ = ["Reader", "Stager", "Writer", "load", "save"]
 
 
 def save(state_dict: dict[str, Any], repo: Repository | str | os.PathLike[str] | None, name: str, **said: Any) -> Any:

@@ -1,7 +1,9 @@
 """Staging: a copy of a state in host memory, so that training may go on while the copy is saved.
 
 The memory is used again from save to save. A state that comes while the last one is still being saved waits for it, so there
-is never more than one staged copy.
+is never more than one staged copy. In the background it waits there: `async_save` returns at once, with futures of both the
+staging and the upload (https://github.com/pytorch/pytorch/blob/main/torch/distributed/checkpoint/state_dict_saver.py,
+`AsyncSaveResponse`).
 """
 
 from __future__ import annotations
@@ -12,12 +14,16 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import torch
+from torch.distributed.checkpoint import state_dict_saver
+from torch.distributed.checkpoint.staging import AsyncStager
 
-from .. import _devices, _torch, _towline
-from ..errors import Exhausted
+from .. import _torch, _towline
+from .._devices import Devices, gpus, pin
+from ..errors import Exhausted, Unsupported, UsageError
 
 #: Tensors begin at multiples of it.
 _ALIGNED = 64
@@ -25,16 +31,54 @@ _ALIGNED = 64
 _UNCLAIMED = 30.0
 
 
-class Stager:
-    """Stages states for one writer."""
+class Stager(AsyncStager):
+    """Stages states for `dcp.async_save(..., async_stager=stager)`, one after the other: in host memory that it uses again once
+    a `towline.dcp.Writer` saved what is there. A Writer has one of its own.
 
-    def __init__(self) -> None:
-        self._region = Region()
-        self._lease: Lease | None = None
+    `stage` is `"blocking"` (a state is copied when `async_save` returns) or `"background"`: it returns at once with an
+    `AsyncSaveResponse` (torch 2.9 and newer), and tensors must not change before its `staging_completion` is done. What is no
+    tensor is always copied at once.
+    """
+
+    # What `stage` gives is copied already, or a future.
+    _synchronize_after_execute = False
+
+    def __init__(self, stage: str = "blocking"):
+        if stage not in ("blocking", "background"):
+            raise UsageError(f"stage is 'blocking' or 'background', not {stage!r}")
+        if stage == "background" and not hasattr(state_dict_saver, "AsyncSaveResponse"):
+            raise Unsupported(
+                f"this torch ({torch.__version__}) stages only before async_save returns (use 2.9 or newer)"
+            )
+        self._background = stage == "background"
         self._lock = threading.Lock()
+        self._set_up_anew()
+        _stagers.add(self)
 
-    def stage(self, state: Mapping[str, Any]) -> Staged:
-        """A copy of `state` on the host, once the last one is saved. Tensors are copied now; they may change when it returns."""
+    def _set_up_anew(self) -> None:
+        self._region, self._lease = Region(), None
+        self._worker: ThreadPoolExecutor | None = None
+        self._last: Future[Staged] | None = None
+
+    def stage(self, state_dict: Mapping[str, Any]) -> Staged | Future[Staged]:
+        """A copy of `state_dict` on the host, once the last one is saved, or a future of it."""
+        devices: set[torch.device] = set()
+
+        def note(tensor: torch.Tensor) -> torch.Tensor:
+            if tensor.device.type == "cuda":
+                devices.add(tensor.device)
+            return tensor
+
+        state = _walk(state_dict, note, _own)
+        said = state, Devices(devices), threading.current_thread()
+        if not self._background:
+            return self._stage(*said)
+        if self._worker is None:
+            self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="towline-stager")
+        self._last = self._worker.submit(self._stage, *said)
+        return self._last
+
+    def _stage(self, state: dict[str, Any], devices: Devices, by: threading.Thread) -> Staged:
         with self._lock:
             while self._lease is not None and self._lease.in_use():
                 self._lease.over.wait(0.02)
@@ -42,21 +86,49 @@ class Stager:
                 # Nobody said that it is not used any more.
                 self._region = Region(shared=self._region.shared)
             leaves = _Leaves()
-            _walk(state, leaves.note)
-            copies = self._region.fill(leaves.tensors)
-            staged = Staged(_walk(state, leaves.replaced_by(copies), _own))
-            staged.lease = self._lease = Lease(staged, self._region)
+            _walk(state, lambda tensor: _tensor(tensor, leaves.note))
+            replaced = leaves.replaced_by(self._region.fill(leaves.tensors, devices))
+            staged = Staged(_walk(state, lambda tensor: _tensor(tensor, replaced)))
+            staged.lease = self._lease = Lease(staged, self._region, by)
             return staged
+
+    def synchronize_staging(self) -> None:
+        """Waits until what was given last is staged; raises what made that fail."""
+        if self._last is not None:
+            self._last.result()
+
+    def close(self) -> None:
+        """Waits until all is staged, and lets go of the memory. The stager can be used again."""
+        if self._worker is not None:
+            self._worker.shutdown()
+        self._set_up_anew()
 
     def claim(self) -> None:
         """Says that this thread saves what was staged, if another thread staged it."""
-        if self._lease is not None:
-            self._lease.claim()
+        lease = self._lease
+        if lease is not None:
+            lease.claim()
 
-    def release(self, tensors: list[torch.Tensor]) -> None:
-        """Says that `tensors` are saved: if they are what was staged, its memory is free."""
-        if self._lease is not None and any(self._lease.region.holds(tensor) for tensor in tensors):
-            self._lease.over.set()
+
+#: All that there are: a Writer may save what a stager that is not its own staged.
+_stagers: weakref.WeakSet[Stager] = weakref.WeakSet()
+
+
+def _leases(tensors: list[torch.Tensor]) -> list[Lease]:
+    leases = [lease for stager in list(_stagers) if (lease := stager._lease) is not None]
+    return [lease for lease in leases if any(lease.region.holds(tensor) for tensor in tensors)]
+
+
+def claim(tensors: list[torch.Tensor]) -> None:
+    """Says that this thread saves `tensors`, if they are what was staged."""
+    for lease in _leases(tensors):
+        lease.claim()
+
+
+def release(tensors: list[torch.Tensor]) -> None:
+    """Says that `tensors` are saved: if they are what was staged, its memory is free."""
+    for lease in _leases(tensors):
+        lease.over.set()
 
 
 class Staged(dict):
@@ -68,22 +140,23 @@ class Staged(dict):
 
     def __reduce__(self) -> tuple[Any, ...]:
         self.lease.claim()
-        return dict, (_walk(dict(self), self.lease.region.share()),)
+        view = self.lease.region.share()
+        return dict, (_walk(dict(self), lambda tensor: _tensor(tensor, view)),)
 
 
 class Lease:
     """The use of staged memory by one save. It is over when the writer says so, when nobody holds the state any more, or when
     the thread that saves it has ended, however it ended."""
 
-    def __init__(self, staged: Staged, region: Region):
+    def __init__(self, staged: Staged, region: Region, by: threading.Thread):
         self.region = region
         self.over = threading.Event()
         self._staged = weakref.ref(staged)
-        self._by, self._saver = threading.current_thread(), None
+        self._by, self._saver = by, None
         self._since = time.monotonic()
 
     def claim(self) -> None:
-        """This thread saves it: unless it is the one that staged it, which saves something else then."""
+        """This thread saves it: unless it is the one that had it staged, which saves something else then."""
         thread = threading.current_thread()
         if self._saver is None and thread is not self._by:
             self._saver = thread
@@ -104,17 +177,19 @@ class Region:
         self.shared = shared
         self._memory = torch.empty(0, dtype=torch.uint8)
         self._unpin: weakref.finalize | None = None
+        self._pinned_for: torch.device | None = None
         #: Where the memory began when it was filled.
         self._begin = 0
 
-    def fill(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Copies of plain dense tensors, each contiguous and with a storage of its own, all in this memory."""
+    def fill(self, tensors: list[torch.Tensor], devices: Devices | None = None) -> list[torch.Tensor]:
+        """Copies of plain dense tensors, each contiguous and with a storage of its own, all in this memory. `devices` are those
+        that they are on."""
         starts, length = [], 0
         for tensor in tensors:
             starts.append(length)
             length += -(-_torch.nbytes(tensor) // _ALIGNED) * _ALIGNED
-        devices = _devices.gpus(tensors)
-        self._reserve(length, pinned=bool(devices))
+        devices = Devices(gpus(tensors)) if devices is None else devices
+        self._reserve(length, next(iter(devices), None))
         copies, plain = [], []
         # A storage for each: who pickles one tensor of them does not pickle all of the memory.
         held = self._memory.numpy()
@@ -128,11 +203,11 @@ class Region:
             if _torch.is_plain(tensor):
                 plain.append((there.data_ptr(), tensor.data_ptr(), size))
             elif size:
-                there.copy_(tensor, non_blocking=tensor.device in devices)
+                with devices.stream(tensor):
+                    there.copy_(tensor, non_blocking=tensor.device.type == "cuda")
             copies.append(there)
         _towline.copy([one for one in plain if one[2]])
-        for device in devices:
-            torch.cuda.current_stream(device).synchronize()
+        devices.synchronize()
         return copies
 
     def holds(self, tensor: torch.Tensor) -> bool:
@@ -144,7 +219,7 @@ class Region:
         private = self._memory
         if not private.is_shared():
             self.shared = True
-            self._reserve(private.numel(), pinned=self._unpin is not None)
+            self._reserve(private.numel(), self._pinned_for)
             _towline.copy([(self._memory.data_ptr(), private.data_ptr(), private.numel())])
         memory, begin = self._memory, self._begin
 
@@ -154,15 +229,19 @@ class Region:
 
         return view
 
-    def _reserve(self, length: int, pinned: bool) -> None:
+    def _reserve(self, length: int, device: torch.device | None) -> None:
+        """Makes the memory as long as is wanted, and pins it where `device` copies to it."""
         there = self._memory.numel()
         if there < length or there > max(4 * length, 1 << 20) or (self.shared and not self._memory.is_shared()):
             if self._unpin is not None:
                 self._unpin()
                 self._unpin = None
             self._memory = _shared(length) if self.shared else torch.empty(length, dtype=torch.uint8)
-        if pinned and self._unpin is None and length:
-            self._unpin = _devices.pin(self._memory, self._memory.data_ptr(), self._memory.numel())
+        if device is not None and self._unpin is None and length:
+            self._unpin, self._pinned_for = (
+                pin(self._memory, self._memory.data_ptr(), self._memory.numel(), device),
+                device,
+            )
 
 
 class _Leaves:
@@ -198,20 +277,21 @@ class _Leaves:
 
 def _walk(
     value: Any,
-    leaf: Callable[[torch.Tensor], torch.Tensor],
+    tensor: Callable[[torch.Tensor], torch.Tensor],
     other: Callable[[Any], Any] = lambda value: value,
 ) -> Any:
-    """A state with `leaf` of its dense tensors, those within distributed tensors too, and `other` of what is no tensor."""
+    """A state with `tensor` of its tensors and `other` of what is none."""
     if isinstance(value, torch.Tensor):
-        return _tensor(value, leaf)
+        return tensor(value)
     if isinstance(value, Mapping):
-        return {key: _walk(one, leaf, other) for key, one in value.items()}
+        return {key: _walk(one, tensor, other) for key, one in value.items()}
     if type(value) is list:
-        return [_walk(one, leaf, other) for one in value]
+        return [_walk(one, tensor, other) for one in value]
     return other(value)
 
 
 def _tensor(tensor: torch.Tensor, leaf: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """A tensor with `leaf` of what is dense of it: itself, or what it wraps."""
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
         return _wrapped(tensor, leaf)
     if tensor.device.type == "meta":

@@ -8,6 +8,7 @@ attempt, the coordinator chooses anew each time and hands out with the plans.
 from __future__ import annotations
 
 import collections
+import concurrent.futures
 import dataclasses
 import io
 import json
@@ -32,7 +33,7 @@ from ..errors import Conflict, UnsupportedValue, UsageError
 from ..repository import Compression, Repository, wishes
 from ..repository import open as open_repository
 from .metadata import METADATA, Stored, as_bytes, encode, has_word, manifest_of, rank_metadata
-from .stager import Region, Staged, Stager
+from .stager import Region, Staged, Stager, claim, release
 
 #: What one part of a rank holds, about: the host memory that tensors of a GPU are copied through.
 BATCH = 4 << 30
@@ -57,6 +58,8 @@ class Writer(StorageWriter, AsyncStager):
     is refused before anything is written. `metrics` and `labels` are kept with the step. It is stored as small as can be; with
     `compression="if-faster"` raw while the store takes bytes faster than they are made smaller, with False raw always.
 
+    `stage="background"` makes `dcp.async_save` return before the state is copied, as for `Stager`.
+
     Without collectives (`use_collectives=False`) no plan is handed out: ranks find each other by `attempt`, which must be another
     whenever all of them start again; by default what torchrun says of the present start, and how often this process saved the
     name. `batch` bounds the bytes of host memory that a rank copies GPU tensors through.
@@ -75,6 +78,7 @@ class Writer(StorageWriter, AsyncStager):
         labels: Mapping[str, str] | None = None,
         key_every: int | None = None,
         compression: Compression = None,
+        stage: str = "blocking",
         attempt: str | None = None,
         batch: int = BATCH,
     ):
@@ -89,10 +93,11 @@ class Writer(StorageWriter, AsyncStager):
         self.key_every, self.compression, self.attempt, self.batch = key_every, compression, attempt, batch
         #: What the last save of this process did, as the engine tells it.
         self.report: dict[str, Any] | None = None
-        self._set_up_anew()
+        self._staging = stage
+        self._set_up()
 
-    def _set_up_anew(self) -> None:
-        self._stager, self._save = Stager(), _Save()
+    def _set_up(self) -> None:
+        self._stager, self._save = Stager(self._staging), _Save()
 
     def __getstate__(self) -> dict[str, Any]:
         unsaid = ("_stager", "_save", "report")
@@ -100,7 +105,7 @@ class Writer(StorageWriter, AsyncStager):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state, report=None)
-        self._set_up_anew()
+        self._set_up()
 
     def __repr__(self) -> str:
         return f"towline.dcp.Writer({self.repository!r}, {self.name!r})"
@@ -120,17 +125,19 @@ class Writer(StorageWriter, AsyncStager):
 
     # -- Staging ---------------------------------------------------------------------------------------------------------
 
-    def stage(self, state_dict: dict[str, Any]) -> Staged:
+    def stage(self, state_dict: dict[str, Any]) -> Staged | concurrent.futures.Future[Staged]:
         """A copy of the state on the host, in memory that is used again once it is saved; waits while it is not. The same copy
         serves `async_save` in a thread and in a process, where it becomes shared memory."""
         return self._stager.stage(state_dict)
 
     def synchronize_staging(self) -> None:
-        """Nothing is left to wait for: `stage` returns when all is copied."""
+        """Waits until what was given last is staged."""
+        self._stager.synchronize_staging()
 
     def close(self) -> None:
-        """Lets go of the memory for staging. The Writer can be used again."""
-        self._set_up_anew()
+        """Lets go of the memory for staging, once all is staged. The Writer can be used again."""
+        self._stager.close()
+        self._save = _Save()
 
     # -- Saving, in the order of torch's calls -----------------------------------------------------------------------------
 
@@ -175,13 +182,14 @@ class Writer(StorageWriter, AsyncStager):
             stem = f"rank-{handout.rank:05}" + (f".{number:05}" if handout.parts > 1 else "")
             batch = _Batch(stem, items, planner, save.copies)
             results += batch.results
+            claim(batch.tensors)
             if handout.first is None or not save.collective:
                 # It goes with the metadata, in `finish`.
                 save.held = batch
             else:
                 self._put(batch.files, handout.first + number)
                 tensors += batch.tensors
-        self._stager.release(tensors)
+        release(tensors)
         written: Future[list[WriteResult]] = Future()
         written.set_result(results)
         return written
@@ -200,7 +208,7 @@ class Writer(StorageWriter, AsyncStager):
             return
         path = METADATA if save.collective else rank_metadata(handout.rank)
         self._put([*held.files, (path, [document])], handout.first)
-        self._stager.release(held.tensors)
+        release(held.tensors)
         save.held = None
 
     def _put(self, files: list[_File], part: int | None) -> dict[str, Any]:
