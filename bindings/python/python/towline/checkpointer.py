@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import _endings, _torch, retention, spool
 from . import state as states
+from ._attempts import Attempts
 from ._devices import gpus
 from ._staging import Job, Staging
 from .errors import Error, Exhausted, NotFound, SaveFailed, Timeout, Unreachable, UsageError
@@ -39,8 +40,10 @@ class Checkpointer:
     """Saves the steps of one run of training, and restores them.
 
     `repo` is a repository or its address, `run` the run's name. Of `world_size` ranks each has one, with its own `rank`: a
-    step is there once all have saved their part, and no collective is needed. `attempt` tells the present start of
-    all ranks from others; by default what torchrun says of it.
+    step is there once all have saved their part, and no collective is needed. `attempt` tells the present start of all ranks
+    from others, whose parts are never mixed. By default ranks of torch.distributed agree on it through its store, and others have
+    it from torchrun. Where there is neither, give one that is another whenever the ranks start again: or the step that an
+    earlier start saved, or only a part of it, is refused as a Conflict when it is saved with other content.
 
     `stage` is `"blocking"` (a save returns when the state is copied) or `"background"` (it returns at once, and the state must
     not change before the copy is made: see `protect`). A save that comes before the last one's copy is free waits for that, or
@@ -83,7 +86,7 @@ class Checkpointer:
         self.key_every, self.compression = key_every, compression
         #: The step that `restore` restored last.
         self.step: int | None = None
-        self._attempt = attempt or _attempt()
+        self._attempts = Attempts(attempt) if world_size > 1 else None
         self._retention = Retention(keep_last, keep_every, keep_min, keep_max)
         self._staging = Staging()
         self._work: queue.Queue[Any] = queue.Queue()
@@ -148,14 +151,16 @@ class Checkpointer:
         job.stage = self._staging.take(job.length, timeout)
         if job.stage is None:
             return None
+        try:
+            job.said.update(self._part(name))
+            if stage == "blocking":
+                job.fill(self._staging)
+        except BaseException:
+            job.stage.release()
+            raise
         if stage == "background":
             self._protected = job.handle
-        else:
-            try:
-                job.fill(self._staging)
-            except BaseException:
-                job.stage.release()
-                raise
+        self._made(name)
         self._handles.append(job.handle)
         self._start()
         self._work.put(job)
@@ -288,13 +293,14 @@ class Checkpointer:
         pieces: list[Any] = [job.header]
         pieces += [(held[at].data_ptr(), _torch.nbytes(held[at])) for at in order if _torch.nbytes(held[at])]
         files = [(self._path(TENSORS), pieces), (self._path(DOCUMENT), [job.described.document])]
-        job.handle.report = json.loads(self.repository._engine.save_files(files, job.handle.name, job.said))
+        said = {**job.said, **self._part(job.handle.name)}
+        job.handle.report = json.loads(self.repository._engine.save_files(files, job.handle.name, said))
+        self._made(job.handle.name)
         job.handle._keep(*PROMISES)
         self._expire()
         return job.handle
 
     def _wishes(self, metrics: Mapping[str, float] | None, labels: Mapping[str, str] | None) -> dict[str, Any]:
-        part = None if self.world_size == 1 else (self.rank, self._attempt)
         return wishes(
             metrics,
             world_size=self.world_size,
@@ -302,8 +308,15 @@ class Checkpointer:
             labels=labels,
             key_every=self.key_every,
             compression=self.compression,
-            part=part,
         )
+
+    def _part(self, name: str) -> dict[str, Any]:
+        """What is said of a step's part, where ranks save parts."""
+        return {} if self._attempts is None else {"part": (self.rank, self._attempts.at(name))}
+
+    def _made(self, name: str) -> None:
+        if self._attempts is not None:
+            self._attempts.made(name)
 
     def _start(self) -> None:
         if self._saver is None or not self._saver.is_alive():
@@ -435,12 +448,6 @@ def read_state(
 def _one_of(what: str, value: str, choices: tuple[str, ...]) -> None:
     if value not in choices:
         raise UsageError(f"{what} is {' or '.join(map(repr, choices))}, not {value!r}")
-
-
-def _attempt() -> str:
-    """What tells this start of all ranks from others: torchrun's name of the job, and how often it was restarted."""
-    job = os.environ.get("TORCHELASTIC_RUN_ID", "none")
-    return f"{job}-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
 
 
 def _spool_folder(repository: Repository, told: str | os.PathLike[str] | None) -> str:

@@ -29,6 +29,7 @@ from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
 from .. import _torch, _towline
+from .._attempts import Attempts
 from ..errors import Conflict, UnsupportedValue, UsageError
 from ..repository import Compression, Repository, wishes
 from ..repository import open as open_repository
@@ -61,8 +62,8 @@ class Writer(StorageWriter, AsyncStager):
     `stage="background"` makes `dcp.async_save` return before the state is copied, as for `Stager`.
 
     Without collectives (`use_collectives=False`) no plan is handed out: ranks find each other by `attempt`, which must be another
-    whenever all of them start again; by default what torchrun says of the present start, and how often this process saved the
-    name. `batch` bounds the bytes of host memory that a rank copies GPU tensors through.
+    whenever all of them start again; by default what they agree on through the store of torch.distributed. How often this process
+    saved the name counts too. `batch` bounds the bytes of host memory that a rank copies GPU tensors through.
     """
 
     # What `stage` gives is copied already.
@@ -248,14 +249,8 @@ class Writer(StorageWriter, AsyncStager):
             ranks = dist.get_world_size()
         saved = self.repository.url, self._name()
         _times[saved] += 1
-        attempt = f"{self.attempt or _start()}-{_times[saved]}"
+        attempt = f"{Attempts(self.attempt).present()}-{_times[saved]}"
         return Handout(attempt, rank, ranks, rank if ranks > 1 else None, 1, ranks)
-
-
-def _start() -> str:
-    """What tells this start of all ranks from others: torchrun's name of the job, and how often it was restarted."""
-    job = os.environ.get("TORCHELASTIC_RUN_ID", "none")
-    return f"{job}-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
 
 
 class _Save(threading.local):
