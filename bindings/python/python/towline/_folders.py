@@ -98,7 +98,8 @@ class FolderSaver:
             # What waits after this is nobody's.
             self.close()
         for linked in spool.left(os.path.join(parent, OWN), self.run, 0):
-            _save_linked(self.repository, linked)
+            if not spool.outdated(self.repository, linked):
+                _save_linked(self.repository, linked)
             spool.remove(linked)
 
     def steps(self) -> list[int]:

@@ -339,8 +339,12 @@ class Checkpointer:
         engine, handle, said = self.repository._engine, job.handle, job.said
         kept = None
         if self._spool is not None:
-            kept = spool.put(self._spool, handle.name, said, self._files_on_disk(job))
-            handle._keep("local")
+            try:
+                kept = spool.put(self._spool, handle.name, said, self._files_on_disk(job))
+                handle._keep("local")
+            except OSError as error:
+                # Such as a full disk, which the repository does not need.
+                warnings.warn(f"towline: {handle.name} is not kept on this node's disk: {error}", stacklevel=2)
         files = [(self._path(TENSORS), [job.header, job.stage]), (self._path(DOCUMENT), [job.described.document])]
         try:
             handle._saving = engine.begin_save_files(files, handle.name, said)
@@ -378,7 +382,8 @@ class Checkpointer:
         """Makes durable what an earlier process of this run left on this node's disk."""
         for kept in spool.left(self._spool, self.run, self.rank):
             try:
-                spool.save(self.repository, kept)
+                if not spool.outdated(self.repository, kept):
+                    spool.save(self.repository, kept)
             except Error as error:
                 warnings.warn(f"towline: a step left at {kept} is not durable yet: {error}", stacklevel=3)
                 continue

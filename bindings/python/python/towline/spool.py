@@ -6,15 +6,18 @@ SPOOL/<run, escaped>/<rank>-<step>.<random>.json   what it is; written last, so 
 
 from __future__ import annotations
 
+import calendar
 import contextlib
 import json
 import os
 import shutil
+import time
 import uuid
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from . import _torch
+from .errors import NotFound
 
 if TYPE_CHECKING:
     from .repository import Repository
@@ -70,10 +73,20 @@ def left(spool: str, run: str, rank: int) -> list[str]:
     return [path for _, path in sorted(found)]
 
 
+def outdated(repository: Repository, folder: str) -> bool:
+    """Was the step that is waiting at `folder` saved since? By the process that left it, right before it was killed, or by one
+    that went on elsewhere, whose step is not to be replaced by one of the past."""
+    name = _told(folder)["name"]
+    with contextlib.suppress(NotFound):
+        saved = [ref["saved"] for ref in repository.refs(name) if ref["name"] == name]
+        left = int(os.stat(folder + ".json").st_mtime)
+        return any(calendar.timegm(time.strptime(at, "%Y-%m-%dT%H:%M:%SZ")) > left for at in saved)
+    return False
+
+
 def save(repository: Repository, folder: str) -> dict[str, Any]:
     """Saves what is waiting at `folder`; what the save did."""
-    with open(folder + ".json", encoding="utf-8") as file:
-        told = json.load(file)
+    told = _told(folder)
     if "part" in told["said"]:
         told["said"]["part"] = tuple(told["said"]["part"])
     return json.loads(repository._engine.save(folder, told["name"], told["said"]))
@@ -91,6 +104,11 @@ def _place(spool: str, name: str, said: dict[str, Any]) -> str:
     run, _, step = name.rpartition("/")
     rank = said.get("part", (0, ""))[0]
     return os.path.join(spool, quote(run, safe=""), f"{rank}-{step}.{uuid.uuid4().hex}")
+
+
+def _told(folder: str) -> dict[str, Any]:
+    with open(folder + ".json", encoding="utf-8") as file:
+        return json.load(file)
 
 
 def _tell(folder: str, name: str, said: dict[str, Any]) -> None:

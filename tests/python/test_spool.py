@@ -1,0 +1,230 @@
+"""What waits on a node's disk, and disks that are full: what is told, and what becomes of it later."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import towline
+from towline import _folders, spool
+
+MIB = 1 << 20
+
+
+def a_state(seed: int, mib: int = 16) -> dict:
+    """As large as it is stored."""
+    noise = torch.randint(0, 256, (mib * MIB,), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
+    return {"noise": noise, "seed": seed}
+
+
+def check(checkpointer: towline.Checkpointer, seed: int, mib: int = 16) -> None:
+    back = checkpointer.restore(seed)
+    assert back["seed"] == seed and torch.equal(back["noise"], a_state(seed, mib)["noise"])
+
+
+class Far:
+    """A repository's engine as if its store were not on this node, and sometimes away."""
+
+    def __init__(self, engine):
+        self._engine, self.away = engine, False
+
+    def is_local(self):
+        return False
+
+    def __getattr__(self, name):
+        if self.away and name in ("begin_save_files", "save"):
+            raise towline.Unreachable("no answer")
+        return getattr(self._engine, name)
+
+
+@pytest.fixture
+def far(repository) -> towline.Repository:
+    repository._engine = Far(repository._engine)
+    return repository
+
+
+def run_script(text: str, *args: str) -> subprocess.CompletedProcess:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*sys.path, str(Path(__file__).parents[2])])}
+    command = [sys.executable, "-c", textwrap.dedent(text), *args]
+    return subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, timeout=120)
+
+
+def goes_on_after(checkpointer: towline.Checkpointer, make_room, kind: type[Exception]) -> None:
+    """A save fails for a full disk, is told, and the training goes on."""
+    handle = checkpointer.save(2, a_state(2))
+    while not handle.done():
+        time.sleep(0.01)
+    assert isinstance(handle.error, kind), repr(handle.error)
+    with pytest.raises(towline.SaveFailed, match="run/step-2 was not saved") as caught:
+        checkpointer.save(3, a_state(3))
+    assert caught.value.__cause__ is handle.error
+    assert checkpointer.steps() == [1]
+    make_room()
+    checkpointer.save(3, a_state(3)).wait()
+    # The same step again, too.
+    checkpointer.save(2, a_state(2)).wait()
+    assert checkpointer.steps() == [1, 2, 3]
+    for seed in (1, 2, 3):
+        check(checkpointer, seed)
+    verified = checkpointer.repository.verify(data=True)
+    assert verified["damaged"] == []
+
+
+def limited(url: str) -> None:
+    """Run in a process of its own, whose files may only be so long."""
+    import resource
+
+    with towline.Checkpointer(url, "run") as checkpointer:
+        checkpointer.save(1, a_state(1)).wait()
+        hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+        resource.setrlimit(resource.RLIMIT_FSIZE, (MIB, hard))
+        goes_on_after(checkpointer, lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard)), towline.Error)
+
+
+def test_files_that_may_not_grow(repository):
+    script = """
+        import sys
+        from tests.python.test_spool import limited
+        limited(sys.argv[1])
+        print("all is well")
+    """
+    assert run_script(script, repository.url).stdout == "all is well\n"
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A disk of 96 MiB."""
+    folder, libc = tmp_path / "disk", ctypes.CDLL(None, use_errno=True)
+    folder.mkdir()
+    if libc.mount(b"none", str(folder).encode(), b"tmpfs", 0, b"size=96m") != 0:
+        pytest.skip(f"no disk of its own here: {os.strerror(ctypes.get_errno())}")
+    yield folder
+    # Lazily: something may still be open.
+    libc.umount2(str(folder).encode(), 2)
+
+
+def fill(folder: Path, leave: int) -> Path:
+    ballast = folder / "ballast"
+    free = os.statvfs(folder)
+    with open(ballast, "wb") as file:
+        for _ in range((free.f_bavail * free.f_frsize - leave) // MIB):
+            file.write(bytes(MIB))
+    return ballast
+
+
+def test_a_full_disk_under_the_repository(small_disk):
+    repository = towline.open(small_disk / "repository", memory="64M")
+    with towline.Checkpointer(repository, "run") as checkpointer:
+        checkpointer.save(1, a_state(1)).wait()
+        ballast = fill(small_disk, 4 * MIB)
+        goes_on_after(checkpointer, ballast.unlink, towline.Exhausted)
+
+
+def test_a_full_disk_under_the_spool_is_no_end(small_disk, far):
+    fill(small_disk, 4 * MIB)
+    with towline.Checkpointer(far, "run", spool=small_disk) as checkpointer:
+        with pytest.warns(UserWarning, match=r"run/step-1 is not kept on this node's disk.*No space"):
+            checkpointer.save(1, a_state(1)).wait()
+        check(checkpointer, 1)
+        checkpointer.save(2, a_state(2, mib=1)).wait("local")
+        far._engine.away = True
+        handle = checkpointer.save(3, a_state(3))
+        with (
+            pytest.raises(towline.SaveFailed, match="no answer"),
+            pytest.warns(UserWarning, match="step-3 is not kept"),
+        ):
+            handle.wait("local")
+        far._engine.away = False
+        assert checkpointer.steps() == [1, 2]
+        with pytest.raises(towline.SaveFailed):
+            checkpointer.save(4, a_state(4))
+    assert [path for path in small_disk.rglob("*") if path.is_file() and path.name != "ballast"] == []
+
+
+@pytest.mark.parametrize("at", ["_sync", "_tell", "os.rename"])
+def test_killed_before_a_state_is_whole_on_the_disk(far, tmp_path, at):
+    """What was on its way to the disk is forgotten, and what was there before is kept."""
+    script = """
+        import os, signal, sys
+        import towline
+        from towline import spool
+        from tests.python.test_spool import Far, a_state
+
+        repository = towline.open(sys.argv[1])
+        repository._engine = Far(repository._engine)
+        repository._engine.away = True
+        checkpointer = towline.Checkpointer(repository, "run", spool=sys.argv[2])
+        checkpointer.save(1, a_state(1)).wait("local")
+
+        def kill(*said):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        module, _, name = ("towline.spool." + sys.argv[3]).rpartition(".")
+        setattr(os if module.endswith("os") else spool, name, kill)
+        print("local", flush=True)
+        # As the saver does it, which tries again and again to save the first.
+        spool.put(checkpointer._spool, "run/step-2", {"metrics": {}}, [("state.json", [b"half of it"])])
+    """
+    ended = run_script(script, far.url, str(tmp_path / "spool"), at)
+    assert (ended.returncode, ended.stdout) == (-signal.SIGKILL, "local\n")
+    folders = [path.name for path in (tmp_path / "spool").rglob("0-step-*") if path.is_dir()]
+    assert len(folders) == 2, "the kill came too early or too late"
+    with towline.Checkpointer(far, "run", spool=tmp_path / "spool") as checkpointer:
+        assert checkpointer.steps() == [1]
+        check(checkpointer, 1)
+    assert list((tmp_path / "spool").rglob("0-step-*")) == []
+
+
+def test_killed_before_a_linked_folder_is_whole(repository, tmp_path):
+    (tmp_path / "checkpoint-1").mkdir()
+    (tmp_path / "checkpoint-1" / "weights").write_bytes(b"1" * 1000)
+    script = """
+        import os, signal, sys
+        from towline import spool
+        spool._tell = lambda *said: os.kill(os.getpid(), signal.SIGKILL)
+        spool.link(sys.argv[2] + "/_towline", "run/step-1", {"metrics": {}}, sys.argv[2] + "/checkpoint-1")
+    """
+    assert run_script(script, repository.url, str(tmp_path)).returncode == -signal.SIGKILL
+    assert len(list((tmp_path / "_towline").rglob("weights"))) == 1
+    saver = _folders.FolderSaver(repository, "run", "test")
+    saver.save_left_over(str(tmp_path))
+    assert repository.refs() == [] and list((tmp_path / "_towline").rglob("weights")) == []
+    assert (tmp_path / "checkpoint-1" / "weights").read_bytes() == b"1" * 1000
+
+
+def leave(far: towline.Repository, folder: Path, value: bytes) -> str:
+    """What a killed process left."""
+    document = json.dumps({"towline": 1, "state": value.decode()}).encode()
+    header = towline._towline.lay_out([])[0]
+    files = [("state.safetensors", [header]), ("state.json", [document])]
+    return spool.put(spool_of(far, folder), "run/step-1", {"metrics": {}}, files)
+
+
+def spool_of(far: towline.Repository, folder: Path) -> str:
+    return str(folder / far.id)
+
+
+def test_what_was_left_does_not_replace_what_was_saved_since(far, tmp_path):
+    left, earlier = leave(far, tmp_path / "spool", b"of the past"), time.time() - 5
+    os.utime(left + ".json", (earlier, earlier))
+    # Another node went on meanwhile.
+    with towline.Checkpointer(far, "run", spool=tmp_path / "elsewhere") as checkpointer:
+        checkpointer.save(1, "of now").wait()
+    with towline.Checkpointer(far, "run", spool=tmp_path / "spool") as checkpointer:
+        assert checkpointer.restore(1) == "of now"
+    assert list((tmp_path / "spool").rglob("0-step-*")) == []
+    # What was left later counts.
+    left = leave(far, tmp_path / "spool", b"later")
+    later = time.time() + 5
+    os.utime(left + ".json", (later, later))
+    with towline.Checkpointer(far, "run", spool=tmp_path / "spool") as checkpointer:
+        assert checkpointer.restore(1) == "later"
