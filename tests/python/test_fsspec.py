@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import multiprocessing
 import os
@@ -309,6 +310,83 @@ def test_what_an_exception_leaves_is_discarded(fs: Any):
     )
     assert subprocess.run([sys.executable, "-c", register + code], env=os.environ, check=False).returncode == 9
     assert fs.ls("t", detail=False) == ["t/f"]
+
+
+@pytest.mark.parametrize("compression", [None, "gzip", "bz2", "xz", "infer"])
+@pytest.mark.parametrize("mode", ["wb", "w"])
+def test_files_that_fsspec_opens_are_discarded_too(fs: Any, mode: str, compression: str | None):
+    """`fsspec.open` closes its files without saying why."""
+    data = "a line\n" * 1000 if mode == "w" else b"a line\n" * 1000
+
+    def opened(how: str = mode) -> Any:
+        return fsspec.open("towline://t/f.gz", how, compression=compression)
+
+    with pytest.raises(ZeroDivisionError), opened() as file:
+        file.write(data)
+        raise ZeroDivisionError
+    assert names(fs) == []
+    with opened() as file:
+        file.write(data)
+    with opened(mode.replace("w", "r")) as file:
+        assert file.read() == data
+    before = fs.cat("t/f.gz")
+    with pytest.raises(ZeroDivisionError), opened() as file:
+        file.write(data[:7])
+        raise ZeroDivisionError
+    assert fs.cat("t/f.gz") == before
+    # Not by an exception that another block is left by, or that was dealt with.
+    try:
+        raise ZeroDivisionError
+    except ZeroDivisionError:
+        with opened() as file:
+            file.write(data[:7])
+    with opened() as file:
+        try:
+            raise ZeroDivisionError
+        except ZeroDivisionError:
+            file.write(data[:14])
+    with opened(mode.replace("w", "r")) as file:
+        assert file.read() == data[:14]
+    several = fsspec.open_files(["towline://t/a", "towline://t/b"], mode, compression=compression)
+    with pytest.raises(ZeroDivisionError), several as files:
+        files[0].write(data)
+        raise ZeroDivisionError
+    assert not fs.exists("t/a") and not fs.exists("t/b")
+
+
+@pytest.mark.parametrize("mode", ["wb", "w"])
+def test_compressed_files(fs: Any, mode: str):
+    data = "a line\n" * 1000 if mode == "w" else b"a line\n" * 1000
+    packed = {"compression": "gzip"}
+    with fs.open("t/a.gz", mode, **packed) as file:
+        file.write(data)
+    file = fs.open("t/b.gz", mode, compression="infer")
+    file.write(data)
+    assert not fs.exists("t/b.gz")
+    file.close()
+    file.close()
+    with pytest.raises(ValueError):
+        file.write(data)
+    with pytest.raises(ZeroDivisionError), fs.open("t/c.gz", mode, **packed) as file:
+        file.write(data)
+        raise ZeroDivisionError
+    # Never closed.
+    for said in (packed, {}):
+        file = fs.open("t/c.gz", mode, **said)
+        file.write(data)
+        del file
+    with fs.transaction, fs.open("t/d.gz", mode, **packed) as file:
+        file.write(data)
+    for name in "abd":
+        with fs.open(f"t/{name}.gz", mode.replace("w", "r"), **packed) as file:
+            assert file.read() == data
+        assert gzip.decompress(fs.cat(f"t/{name}.gz")) == b"a line\n" * 1000
+    with pytest.raises(LookupError):
+        fs.open("t/c.gz", "w", encoding="of the moon")
+    assert not fs.exists("t/c.gz")
+    with fs.open("t/plain", mode, compression="infer") as file:
+        file.write(data)
+    assert fs.cat("t/plain") == b"a line\n" * 1000
 
 
 def test_what_is_in_the_way_is_said(fs: Any):

@@ -6,11 +6,14 @@ import contextlib
 import ctypes
 import io
 import mmap
+import sys
 import tempfile
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
+
+from fsspec.core import OpenFile
 
 from ._trees import Home, Piece, Tree
 
@@ -165,7 +168,7 @@ class Reader(io.BufferedIOBase):
 
 class Writer(io.BufferedIOBase):
     """A new file: staged in memory, or if it gets long on the local disk, and visible once it is closed, whole or not at all.
-    One that is left by an exception, or never closed, is discarded."""
+    One that is left by an exception, or never closed, is discarded; so is one that `fsspec.open` opened and closes for that."""
 
     mode = "wb"
 
@@ -173,6 +176,8 @@ class Writer(io.BufferedIOBase):
         super().__init__()
         self.fs, self.path = fs, path
         self._publish = publish
+        #: What writes to it, and has something to write at its end.
+        self.compressor: Any = None
         self._staged: Any = io.BytesIO()
         self.write(begin)
 
@@ -213,8 +218,12 @@ class Writer(io.BufferedIOBase):
 
     def close(self) -> None:
         """Puts the file into its tree. If that fails it is discarded, and this raises."""
-        if not self.closed:
+        if not self.closed and _is_left_by_exception():
+            self.discard()
+        elif not self.closed:
             try:
+                if self.compressor is not None:
+                    self.compressor.close()
                 self._publish(self)
             except BaseException:
                 self.discard()
@@ -228,9 +237,16 @@ class Writer(io.BufferedIOBase):
     def discard(self) -> None:
         """Forgets it: nothing of it becomes visible."""
         if self._staged is not None:
+            self._end_compressor()
             self._staged.close()
             self._staged = None
         super().close()
+
+    def _end_compressor(self) -> None:
+        # What it writes at its end goes nowhere, but it is not to try that later.
+        if self.compressor is not None:
+            with contextlib.suppress(Exception):
+                self.compressor.close()
 
     def __exit__(self, kind: Any, value: Any, trace: Any) -> None:
         if kind is not None:
@@ -266,10 +282,83 @@ class Writer(io.BufferedIOBase):
         return self._staged
 
 
-class Text(io.TextIOWrapper):
-    """A file of text, discarded if it is left by an exception."""
+class Compressed(io.BufferedIOBase):
+    """A new file that is written through a compressor: it ends as the file does that holds it."""
+
+    mode = "wb"
+
+    def __init__(self, writer: Writer, compressor: Any):
+        super().__init__()
+        self._writer = writer
+        writer.compressor = compressor
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        if self.closed:
+            raise ValueError("I/O operation on closed file.")
+        return self._writer.compressor.write(data)
+
+    def flush(self) -> None:
+        if self._writer.compressor is not None:
+            self._writer.compressor.flush()
+
+    def close(self) -> None:
+        """Puts the file into its tree. If that fails it is discarded, and this raises."""
+        try:
+            self._writer.close()
+        finally:
+            self._end()
+
+    def discard(self) -> None:
+        """Forgets it: nothing of it becomes visible."""
+        self._writer.discard()
+        self._end()
+
+    def _end(self) -> None:
+        # There is nothing left to flush.
+        self._writer.compressor = None
+        super().close()
 
     def __exit__(self, kind: Any, value: Any, trace: Any) -> None:
-        if kind is not None and isinstance(self.buffer, Writer):
-            self.buffer.discard()
+        if kind is not None:
+            self.discard()
         self.close()
+
+    def __del__(self) -> None:
+        if not self.closed:
+            self.discard()
+
+
+class Text(io.TextIOWrapper):
+    """A file of text, discarded if it is left by an exception or never closed."""
+
+    def __exit__(self, kind: Any, value: Any, trace: Any) -> None:
+        if kind is not None:
+            self._discard()
+        self.close()
+
+    def __del__(self) -> None:
+        # One whose making failed, as for an unknown encoding, is nothing yet.
+        with contextlib.suppress(ValueError, AttributeError):
+            if not self.closed:
+                self._discard()
+
+    def _discard(self) -> None:
+        if isinstance(self.buffer, (Compressed, Writer)):
+            self.buffer.discard()
+
+
+def _is_left_by_exception() -> bool:
+    """Is a file being closed because the block of `with fsspec.open(...)` was left by an exception? OpenFile closes its files
+    and does not tell them why (https://github.com/fsspec/filesystem_spec/blob/master/fsspec/core.py): so they look."""
+    frame = sys._getframe(1)
+    # Writer.close, OpenFile.close, and it.
+    for _ in range(3):
+        if frame.f_code is OpenFile.__exit__.__code__:
+            return frame.f_locals["args"][0] is not None
+        frame = frame.f_back
+        if frame is None:
+            break
+    return False

@@ -16,10 +16,12 @@ from collections.abc import Iterator
 from datetime import datetime, timezone
 from typing import Any
 
+from fsspec.compression import compr
+from fsspec.core import get_compression
 from fsspec.spec import AbstractFileSystem
 
 from ._changes import Transaction
-from ._files import BLOCK, Reader, Text, Writer
+from ._files import BLOCK, Compressed, Reader, Text, Writer
 from ._trees import Entry, Home, Spot, Tree, home
 from .errors import NotFound
 
@@ -181,11 +183,25 @@ class TowlineFileSystem(AbstractFileSystem):
 
     # Reading
 
-    def open(self, path: str, mode: str = "rb", *args: Any, compression: str | None = None, **kwargs: Any) -> Any:
-        if "b" in mode or args or compression is not None:
-            return super().open(path, mode, *args, compression=compression, **kwargs)
-        text = {key: kwargs.pop(key) for key in ("encoding", "errors", "newline") if key in kwargs}
-        return Text(super().open(path, mode.replace("t", "") + "b", **kwargs), **text)
+    def open(
+        self,
+        path: str,
+        mode: str = "rb",
+        block_size: int | str | None = None,
+        cache_options: dict[str, Any] | None = None,
+        compression: str | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        if "b" not in mode:
+            text = {key: kwargs.pop(key) for key in ("encoding", "errors", "newline") if key in kwargs}
+            mode = mode.replace("t", "") + "b"
+            return Text(self.open(path, mode, block_size, cache_options, compression, **kwargs), **text)
+        opened = super().open(path, mode, block_size, cache_options, **kwargs)
+        word = get_compression(self._strip_protocol(path), compression)
+        if word is None:
+            return opened
+        through = compr[word](opened, mode=mode[0])
+        return Compressed(opened, through) if isinstance(opened, Writer) else through
 
     def _open(
         self,
