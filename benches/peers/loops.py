@@ -50,7 +50,7 @@ def spread(seconds):
 
 def section(room, rounds):
     """A training loop of one process."""
-    told = measured("hooks.py", room / "hooks", max(rounds, 5), FLOOR)
+    told = measured("hooks.py", room / "hooks", max(rounds, 3), FLOOR)
     seconds, took = told["seconds"], {what: median(found) for what, found in told["seconds"].items()}
     lost = {what: median(found) for what, found in told["lost"].items()}
     importing = 1000 * median(told["import"])
@@ -90,7 +90,7 @@ def section(room, rounds):
 
 def sharded(room, rounds):
     """Distributed checkpoints."""
-    told = measured("sharded.py", room / "sharded", max(rounds, 5))
+    told = measured("sharded.py", room / "sharded", max(rounds, 3))
     body, ratio = [], {}
     for what, found in told["seconds"].items():
         first = next(iter(found))
