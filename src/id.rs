@@ -138,6 +138,11 @@ unique! {
     RepositoryId
 }
 
+unique! {
+    /// One promise to keep chunks in a cache.
+    PinId
+}
+
 /// An object that some session wrote. Its key is `kind/<session>/<object>`; the kind is known from context.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Owned {

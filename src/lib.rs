@@ -39,12 +39,13 @@
 //! ```text
 //! floor 5  cli                                     doors: parse, call one verb, render
 //! floor 4  ops                                     save restore sync verify collect expire doctor ...
-//! floor 2  storage  tree  repository               stores | files on this machine | the durable home of content
+//! floor 2  storage  tree  cache  repository        stores | files on this machine | chunks kept here | the durable home of content
 //! floor 1  codec  chunker  checkpoint  format      pure: bytes in, bytes out (+ chunk)
 //! floor 0  id  error  clock  limits  budget  progress  metrics
 //! ```
 
 pub mod budget;
+pub mod cache;
 pub mod checkpoint;
 pub mod chunk;
 pub mod chunker;

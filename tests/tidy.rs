@@ -11,7 +11,7 @@ use std::process::Command;
 const FLOORS: &[(u8, &[&str])] = &[
     (0, &["error", "limits", "id", "clock", "budget", "progress", "metrics"]),
     (1, &["chunk", "source", "codec", "chunker", "checkpoint", "format"]),
-    (2, &["storage", "tree", "repository"]),
+    (2, &["storage", "tree", "cache", "repository"]),
     (4, &["ops"]),
     (5, &["cli"]),
 ];

@@ -4,6 +4,7 @@
 #![expect(clippy::unwrap_used, clippy::print_stderr, reason = "a test says what fails by failing, and what is skipped")]
 
 mod amend;
+mod cache;
 mod checkpoints;
 mod cli;
 mod cli_runs;

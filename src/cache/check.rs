@@ -1,0 +1,66 @@
+//! Reading everything, to find what is damaged before somebody needs it.
+
+use super::Cache;
+use super::queue::Resident;
+use super::read::Found;
+use super::room::UNIT;
+
+/// What a check found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Checked {
+    /// Chunks read.
+    pub chunks: u64,
+    /// Bytes they take.
+    pub bytes: u64,
+    /// What was dropped.
+    pub damaged: Vec<Damage>,
+}
+
+/// A chunk that was not what the index said.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Damage {
+    /// The first eight bytes of its id: all that the index knows.
+    pub prefix: u64,
+    /// The slab that it lay in.
+    pub slab: usize,
+    /// Where it began there, in bytes.
+    pub offset: u64,
+}
+
+impl Cache {
+    /// Reads every chunk and drops what is damaged. Blocks for as long as the disk takes to read all of them; others go on meanwhile.
+    #[must_use]
+    pub fn check(&self) -> Checked {
+        let mut checked = Checked::default();
+        let mut slab = 0;
+        loop {
+            let places = {
+                let state = self.state();
+                if slab == state.room.numbers() {
+                    return checked;
+                }
+                state.room.places_of(slab)
+            };
+            for chunk in self.chunks_in(&places) {
+                checked.chunks += 1;
+                checked.bytes += u64::from(chunk.weight) * UNIT;
+                let (chunk, readable) = match self.settled(chunk) {
+                    Some(Found::Frame(_)) | None => continue,
+                    Some(Found::Wrong(chunk)) => (chunk, true),
+                    Some(Found::Unreadable(chunk)) => (chunk, false),
+                };
+                // If it was evicted meanwhile, it is not there to be dropped.
+                if self.drop_damaged(chunk, readable) {
+                    checked.damaged.push(self.damage(chunk));
+                }
+            }
+            slab += 1;
+        }
+    }
+
+    fn damage(&self, chunk: Resident) -> Damage {
+        let (byte, slab_len) = (u64::from(chunk.place) * UNIT, self.identity.slab_len);
+        let slab = usize::try_from(byte / slab_len).unwrap_or(usize::MAX);
+        Damage { prefix: chunk.key, slab, offset: byte % slab_len }
+    }
+}

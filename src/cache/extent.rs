@@ -1,0 +1,114 @@
+//! An extent: a frame on the disk, with what it is beside it, so that it needs nobody's word.
+//!
+//! ```text
+//! 0   4  magic "TWLF"      4  1  version (1)      5  1  codec      6  1  has a base (0, 1)      7  1  zero
+//! 8   4  plain length      12  4  n               16  32  id       48  32  id of the base, or zero
+//! 80  32 BLAKE3, keyed with the cache's secret, of the 80 bytes before and the frame
+//! 112 n  the frame, then zeros to the next unit
+//! ```
+//!
+//! Whatever the journal says, whatever was written where and survived: what is found at a place is handed out only if it is whole
+//! and says by itself that it is the wanted chunk. The key is why no bytes that somebody else chose can say so: not even the
+//! inside of another chunk, if a damaged journal should ever lead there. A digest of the frame, rather than decoding it, is enough
+//! because only frames that decode to their chunk are put in; and it is needed once on the way in and once on the way out,
+//! at several GB/s, without the base that a difference would ask for.
+
+use bytes::Bytes;
+
+use super::frame::Frame;
+use super::room::UNIT;
+use crate::codec::{Codec, Encoded};
+use crate::id::ChunkId;
+use crate::limits::CHUNK_LEN_MAX;
+
+/// Bytes before the frame.
+pub(super) const HEADER_LEN: usize = 112;
+const SEALED_LEN: usize = 80;
+const MAGIC: [u8; 5] = *b"TWLF\x01";
+
+/// Keys the digests of one cache.
+pub(super) type Secret = [u8; 32];
+
+/// What a frame of `len` bytes takes, in units.
+pub(super) fn weight(len: u64) -> u16 {
+    let units = (HEADER_LEN as u64 + len.min(CHUNK_LEN_MAX)).div_ceil(UNIT);
+    u16::try_from(units).unwrap_or(u16::MAX)
+}
+
+/// What goes before a frame.
+pub(super) fn header(secret: &Secret, frame: &Frame) -> [u8; HEADER_LEN] {
+    let mut out = [0; HEADER_LEN];
+    out[..5].copy_from_slice(&MAGIC);
+    out[5] = frame.codec() as u8;
+    out[6] = u8::from(frame.base().is_some());
+    out[8..12].copy_from_slice(&frame.plain_len().to_le_bytes());
+    out[12..16].copy_from_slice(&u32::try_from(frame.bytes().len()).unwrap_or(u32::MAX).to_le_bytes());
+    out[16..48].copy_from_slice(frame.id().as_bytes());
+    if let Some(base) = frame.base() {
+        out[48..80].copy_from_slice(base.as_bytes());
+    }
+    let digest = digest(secret, &out[..SEALED_LEN], frame.bytes());
+    out[SEALED_LEN..].copy_from_slice(digest.as_bytes());
+    out
+}
+
+/// The frame that begins at the start of `bytes`, if a whole and undamaged one does.
+pub(super) fn open(secret: &Secret, bytes: &Bytes) -> Option<Frame> {
+    let header: &[u8; HEADER_LEN] = bytes.first_chunk()?;
+    if header[..5] != MAGIC {
+        return None;
+    }
+    let number = |at: usize| Some(u32::from_le_bytes(*header.get(at..)?.first_chunk()?));
+    let name = |at: usize| Some(ChunkId::from_bytes(*header.get(at..)?.first_chunk()?));
+    let end = HEADER_LEN.checked_add(number(12)? as usize)?;
+    let frame = bytes.get(HEADER_LEN..end)?;
+    if digest(secret, &header[..SEALED_LEN], frame).as_bytes()[..] != header[SEALED_LEN..] {
+        return None;
+    }
+    let base = if header[6] == 1 { Some(name(48)?) } else { None };
+    let encoded = Encoded { codec: Codec::from_byte(header[5]).ok()?, bytes: bytes.slice(HEADER_LEN..end), base };
+    Some(Frame::kept(name(16)?, encoded, number(8)?))
+}
+
+fn digest(secret: &Secret, sealed: &[u8], frame: &[u8]) -> blake3::Hash {
+    blake3::Hasher::new_keyed(secret).update(sealed).update(frame).finalize()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::chunk::Chunk;
+
+    fn sealed(secret: &Secret, plain: &'static [u8]) -> (Frame, Vec<u8>) {
+        let encoded = Encoded { codec: Codec::Raw, bytes: plain.into(), base: None };
+        let frame = Frame::decoded(Chunk::new(plain), encoded).unwrap();
+        let bytes = [&header(secret, &frame)[..], plain, &[0; 40]].concat();
+        (frame, bytes)
+    }
+
+    #[test]
+    fn every_flipped_bit_and_every_cut_is_found() {
+        let (frame, bytes) = sealed(&[1; 32], b"some bytes of a chunk");
+        let open = |bytes: Vec<u8>| open(&[1; 32], &bytes.into());
+        assert_eq!(open(bytes.clone()), Some(frame));
+        let whole = bytes.len() - 40;
+        for bit in 0..whole * 8 {
+            let mut bent = bytes.clone();
+            bent[bit / 8] ^= 1 << (bit % 8);
+            assert_eq!(open(bent), None, "bit {bit}");
+        }
+        (0..whole).for_each(|cut| assert_eq!(open(bytes[..cut].to_vec()), None));
+    }
+
+    #[test]
+    fn what_another_wrote_is_nothing() {
+        let (_, bytes) = sealed(&[1; 32], b"forged: it looks like an extent, inside of a chunk");
+        assert_eq!(open(&[2; 32], &bytes.into()), None);
+    }
+
+    #[test]
+    fn a_frame_wastes_less_than_a_unit() {
+        assert_eq!((weight(0), weight(UNIT - 112), weight(UNIT - 111)), (1, 1, 2));
+        assert_eq!(weight(CHUNK_LEN_MAX), 4097);
+    }
+}

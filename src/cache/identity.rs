@@ -1,0 +1,134 @@
+//! Whose a folder is: the cache's own description, and the lock of the one process that has it open.
+//!
+//! ```text
+//! cache   0  8  magic "TWLCACHE"   8  4  version (1)   12  4  bytes in a unit   16  8  bytes in a slab   24  16  id
+//!         40 32 secret             72 32 BLAKE3 of the 72 bytes before
+//! lock    the holder's process id, as text
+//! ```
+
+use std::fs::{DirBuilder, File};
+use std::io::{Read as _, Write as _};
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::path::Path;
+
+use rustix::fs::{FlockOperation, flock};
+
+use super::extent::Secret;
+use super::journal::CacheId;
+use super::medium::Medium;
+use super::room::UNIT;
+use crate::error::{Error, Result};
+use crate::id::ObjectId;
+
+const MAGIC: &[u8; 8] = b"TWLCACHE";
+const VERSION: u32 = 1;
+const LEN: usize = 104;
+const SEALED_LEN: usize = 72;
+
+/// What a cache is for as long as it lives.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Identity {
+    /// Tells its journal from another's.
+    pub(super) id: CacheId,
+    /// Keys its digests.
+    pub(super) secret: Secret,
+    /// Bytes in each of its slabs.
+    pub(super) slab_len: u64,
+}
+
+impl Identity {
+    /// A new one.
+    pub(super) fn fresh(slab_len: u64) -> Self {
+        // Each holds 80 random bits of the system's generator, seeded by the operating system.
+        let random: Vec<u8> = (0..4).flat_map(|_| ObjectId::random().to_bytes()).collect();
+        Self {
+            id: ObjectId::random().to_bytes(),
+            secret: blake3::derive_key("towline cache secret", &random),
+            slab_len,
+        }
+    }
+
+    /// The cache in `dir`; none if there is none, or its description is damaged: it then has to begin anew.
+    ///
+    /// # Errors
+    /// Unsupported, if a later version wrote it.
+    pub(super) fn read(medium: &dyn Medium, dir: &Path) -> Result<Option<Self>> {
+        let path = dir.join("cache");
+        let mut bytes = [0; LEN];
+        let read = medium.open(&path, false).and_then(|file| file.read_at(&mut bytes, 0));
+        match read {
+            Ok(()) => {}
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => return Ok(None),
+            Err(error) => return Err(Error::io("read the cache's description", &path, error)),
+        }
+        let number = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+        if bytes[..8] != MAGIC[..] || blake3::hash(&bytes[..SEALED_LEN]).as_bytes()[..] != bytes[SEALED_LEN..] {
+            return Ok(None);
+        }
+        if (number(8), u64::from(number(12))) != (VERSION, UNIT) {
+            return Err(Error::unsupported("cache was made by another version")
+                .at(dir.display())
+                .expected(VERSION)
+                .got(number(8))
+                .cure("use a newer towline, or another directory"));
+        }
+        let mut found = Self { id: [0; 16], secret: [0; 32], slab_len: 0 };
+        found.slab_len = u64::from(number(20)) << 32 | u64::from(number(16));
+        found.id.copy_from_slice(&bytes[24..40]);
+        found.secret.copy_from_slice(&bytes[40..72]);
+        Ok(Some(found))
+    }
+
+    /// Writes it, to last.
+    pub(super) fn write(&self, medium: &dyn Medium, dir: &Path) -> Result<()> {
+        let mut bytes = Vec::with_capacity(LEN);
+        bytes.extend_from_slice(MAGIC);
+        bytes.extend_from_slice(&VERSION.to_le_bytes());
+        bytes.extend_from_slice(&u32::try_from(UNIT).unwrap_or(0).to_le_bytes());
+        bytes.extend_from_slice(&self.slab_len.to_le_bytes());
+        bytes.extend_from_slice(&self.id);
+        bytes.extend_from_slice(&self.secret);
+        bytes.extend_from_slice(blake3::hash(&bytes).as_bytes());
+        let path = dir.join("cache");
+        replace(medium, dir, &path, &bytes).map_err(|error| Error::io("write the cache's description", &path, error))
+    }
+}
+
+/// Writes a small file whole, to last, in the place of one that is there.
+pub(super) fn replace(medium: &dyn Medium, folder: &Path, path: &Path, bytes: &[u8]) -> std::io::Result<()> {
+    let new = path.with_extension("new");
+    let file = medium.open(&new, true)?;
+    file.write_at(&[bytes], 0)?;
+    file.sync()?;
+    medium.rename(&new, path)?;
+    medium.sync_folder(folder)
+}
+
+/// Makes the folder, if need be, and the cache this process's until the file is closed.
+///
+/// # Errors
+/// Conflict, naming the process that has it.
+pub(super) fn lock(dir: &Path) -> Result<File> {
+    let made = DirBuilder::new().recursive(true).mode(0o700).create(dir.join("pins"));
+    made.map_err(|error| Error::io("make the cache's folder", dir, error))?;
+    let path = dir.join("lock");
+    let open = File::options().read(true).write(true).create(true).truncate(false).mode(0o600).open(&path);
+    let mut file = open.map_err(|error| Error::io("open the cache's lock", &path, error))?;
+    if let Err(errno) = flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        if errno != rustix::io::Errno::WOULDBLOCK {
+            return Err(Error::io("lock the cache", &path, errno.into()));
+        }
+        let mut holder = String::new();
+        let _ = file.read_to_string(&mut holder);
+        return Err(Error::conflict("cache is in use")
+            .at(dir.display())
+            .got(format!("process {}", holder.trim()))
+            .cure("use that process, end it, or give this one a directory of its own"));
+    }
+    let written = file.set_len(0).and_then(|()| write!(file, "{}", std::process::id()));
+    if let Err(error) = written {
+        tracing::debug!("the cache's lock does not say whose it is: {error}");
+    }
+    Ok(file)
+}

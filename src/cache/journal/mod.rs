@@ -1,0 +1,143 @@
+//! The journal: what lies where, as fixed records behind each other. A hint, never believed without the bytes.
+//!
+//! ```text
+//! 0   8  magic "TWLCJRN1"      8  16  the cache's id       24  4  seed       28  4  CRC-32C of the 28 bytes before
+//! 32  20n  records
+//! ```
+//!
+//! Appending is not synced: after a power loss the file may end early, or in garbage. A record counts only if it and all
+//! before it are as they were written, so what is read is what was known at one moment; a journal that does not end in a
+//! whole record is rewritten at once, never continued. Rewriting makes a new file, syncs it and renames it.
+
+mod record;
+#[cfg(test)]
+mod tests;
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+pub(super) use self::record::Record;
+use self::record::{LEN as RECORD_LEN, crc32c};
+use super::medium::{Medium, MediumFile};
+
+const MAGIC: &[u8; 8] = b"TWLCJRN1";
+const HEADER_LEN: usize = 32;
+/// Records that are read, checked or written at once: 640 KiB.
+const BATCH: usize = 32 << 10;
+
+/// Marks a cache: its journal is of no use to another.
+pub(super) type CacheId = [u8; 16];
+
+/// An open journal.
+#[derive(Debug)]
+pub(super) struct Journal {
+    file: Arc<dyn MediumFile>,
+    seed: u32,
+    records: u64,
+}
+
+/// Where the journal of a cache lies.
+pub(super) fn path(dir: &Path) -> PathBuf {
+    dir.join("journal")
+}
+
+/// Reads the journal in `dir` and hands each record to `take`, in order, until one is damaged or `take` says that it cannot be
+/// true. Returns the journal if it can be continued, else nothing: then it has to be rewritten.
+pub(super) fn replay(
+    medium: &dyn Medium,
+    dir: &Path,
+    id: &CacheId,
+    mut take: impl FnMut(Expected, Record) -> bool,
+) -> Option<Journal> {
+    let file = medium.open(&path(dir), false).ok()?;
+    let len = file.len().ok()?;
+    let mut header = [0; HEADER_LEN];
+    file.read_at(&mut header, 0).ok()?;
+    let seed = open_header(&header, id)?;
+    let whole = (len - HEADER_LEN as u64) / RECORD_LEN as u64;
+    let mut number = 0;
+    let mut buffer = vec![0; BATCH * RECORD_LEN];
+    while number < whole {
+        let count = usize::try_from(whole - number).unwrap_or(BATCH).min(BATCH);
+        let bytes = &mut buffer[..count * RECORD_LEN];
+        file.read_at(bytes, offset(number)).ok()?;
+        for bytes in bytes.as_chunks::<RECORD_LEN>().0 {
+            let record = Record::decode(bytes, seed, number)?;
+            if !take(Expected(whole), record) {
+                return None;
+            }
+            number += 1;
+        }
+    }
+    (offset(whole) == len).then_some(Journal { file, seed, records: whole })
+}
+
+/// How many records a journal seems to have.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Expected(pub(super) u64);
+
+impl Journal {
+    /// Makes a new journal of `records` in the place of the one that is there.
+    pub(super) fn rewrite(medium: &dyn Medium, dir: &Path, id: &CacheId, records: &[Record]) -> io::Result<Self> {
+        let (new, seed) = (dir.join("journal.new"), fresh_seed());
+        let mut journal = Self { file: medium.open(&new, true)?, seed, records: 0 };
+        journal.file.write_at(&[&header(seed, id)], 0)?;
+        records.chunks(BATCH).try_for_each(|batch| journal.append(batch))?;
+        journal.file.sync()?;
+        medium.rename(&new, &path(dir))?;
+        medium.sync_folder(dir)?;
+        Ok(journal)
+    }
+
+    /// Adds records. After an error nobody may append again: the file may end in half a record.
+    pub(super) fn append(&mut self, records: &[Record]) -> io::Result<()> {
+        let mut bytes = Vec::with_capacity(records.len() * RECORD_LEN);
+        for (number, record) in (self.records..).zip(records) {
+            bytes.extend_from_slice(&record.encode(self.seed, number));
+        }
+        self.file.write_at(&[&bytes], offset(self.records))?;
+        self.records += records.len() as u64;
+        Ok(())
+    }
+
+    /// Returns when what was appended would survive a power loss.
+    pub(super) fn sync(&self) -> io::Result<()> {
+        self.file.sync()
+    }
+
+    /// Records in it.
+    pub(super) fn records(&self) -> u64 {
+        self.records
+    }
+
+    /// Its length in bytes.
+    pub(super) fn len(&self) -> u64 {
+        offset(self.records)
+    }
+}
+
+fn offset(number: u64) -> u64 {
+    HEADER_LEN as u64 + number * RECORD_LEN as u64
+}
+
+/// A number that hardly any journal before had.
+fn fresh_seed() -> u32 {
+    crc32c(0, &crate::id::ObjectId::random().to_bytes())
+}
+
+fn header(seed: u32, id: &CacheId) -> [u8; HEADER_LEN] {
+    let mut out = [0; HEADER_LEN];
+    out[..8].copy_from_slice(MAGIC);
+    out[8..24].copy_from_slice(id);
+    out[24..28].copy_from_slice(&seed.to_le_bytes());
+    let crc = crc32c(0, &out[..28]);
+    out[28..].copy_from_slice(&crc.to_le_bytes());
+    out
+}
+
+/// The seed, if the header is one of this cache's journals.
+fn open_header(bytes: &[u8; HEADER_LEN], id: &CacheId) -> Option<u32> {
+    let seed = u32::from_le_bytes([bytes[24], bytes[25], bytes[26], bytes[27]]);
+    (*bytes == header(seed, id)).then_some(seed)
+}

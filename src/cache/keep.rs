@@ -1,0 +1,100 @@
+//! Pinning: promises given and ended.
+
+use super::Cache;
+use super::identity::replace;
+use super::pins::{self, Pin, PinChunk, PinRequest, Pinned};
+use super::room::UNIT;
+use super::state::State;
+use crate::error::{Error, Result};
+use crate::id::PinId;
+
+impl Cache {
+    /// Promises to keep chunks: those that are there from now on, the others as soon as they come. When this returns, the promise
+    /// survives a power loss; what is there of the chunks then is another matter ([`Cache::missing`], [`Cache::sync`]).
+    ///
+    /// # Errors
+    /// Usage, if owner or reason are longer than 1024 bytes; else the file system's, and then nothing is promised.
+    pub fn pin(&self, request: PinRequest) -> Result<Pinned> {
+        let request = request.normal()?;
+        self.expire();
+        let (id, now, possible) = (PinId::random(), self.clock.now(), self.possible_units());
+        let (promise, mut chunks) = (request.promise(id, now), request.weights());
+        {
+            let mut state = self.state();
+            state.weigh(&mut chunks);
+            let wanted = state.ledger.weight() + state.ledger.added_by(&chunks);
+            let most = State::pinnable(possible);
+            if wanted > most {
+                return Ok(Pinned::Lacking { bytes: (wanted - most) * UNIT });
+            }
+            // At once: of two that would fit alone, one is told what is lacking.
+            state.pin(promise.clone(), &mut chunks);
+        }
+        let path = pins::path(&self.dir, id);
+        if let Err(error) = replace(&*self.medium, &pins::folder(&self.dir), &path, &request.encode(now)) {
+            self.state().unpin(id);
+            return Err(Error::io("write a pin", &path, error));
+        }
+        Ok(Pinned::Kept(promise))
+    }
+
+    /// Ends a promise: what no other pin keeps may be evicted from now on. False if there is none of that name.
+    ///
+    /// # Errors
+    /// The file system's, and then the promise stands.
+    pub fn unpin(&self, id: PinId) -> Result<bool> {
+        if self.state().ledger.keys(id).is_none() {
+            return Ok(false);
+        }
+        let path = pins::path(&self.dir, id);
+        match self.medium.remove(&path) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                return Err(Error::io("take a pin away", &path, error));
+            }
+            _ => {}
+        }
+        let synced = self.medium.sync_folder(&pins::folder(&self.dir));
+        synced.map_err(|error| Error::io("take a pin away", &path, error))?;
+        Ok(self.state().unpin(id))
+    }
+
+    /// The promises that stand, the oldest first.
+    #[must_use]
+    pub fn pins(&self) -> Vec<Pin> {
+        self.expire();
+        let mut pins: Vec<Pin> = self.state().ledger.pins().cloned().collect();
+        pins.sort_by_key(|pin| (pin.created, pin.id));
+        pins
+    }
+
+    /// The chunks that a pin keeps and that are not there yet, or no more; none if there is no such pin.
+    ///
+    /// # Errors
+    /// The file system's; damaged, if the pin's file is.
+    pub fn missing(&self, id: PinId) -> Result<Option<Vec<PinChunk>>> {
+        if self.state().ledger.keys(id).is_none() {
+            return Ok(None);
+        }
+        let path = pins::path(&self.dir, id);
+        let read = self.medium.open(&path, false).and_then(|file| {
+            let mut bytes = vec![0; usize::try_from(file.len()?).unwrap_or(0)];
+            file.read_at(&mut bytes, 0)?;
+            Ok(bytes)
+        });
+        let bytes = read.map_err(|error| Error::io("read a pin", &path, error))?;
+        let (mut request, _) = PinRequest::decode(&bytes).map_err(|error| error.at(path.display()))?;
+        let state = self.state();
+        request.chunks.retain(|chunk| state.queue.peek(chunk.id.prefix()).is_none());
+        Ok(Some(request.chunks))
+    }
+
+    /// Ends the promises whose time is over. Nobody watches the clock: this is done where it matters.
+    pub(super) fn expire(&self) {
+        let over = self.state().ledger.expired(self.clock.now());
+        for id in over {
+            if let Err(error) = self.unpin(id) {
+                tracing::warn!("an expired pin stays for now: {error:?}");
+            }
+        }
+    }
+}

@@ -1,0 +1,119 @@
+//! The few things that a cache does to a disk, as a seam: tests cut the power between any two of them.
+
+use std::fmt;
+use std::fs::File;
+use std::io::{self, IoSlice};
+use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
+use std::path::Path;
+use std::sync::Arc;
+
+use rustix::fs::{FallocateFlags, fallocate, statvfs};
+use rustix::io::{Errno, pwritev, retry_on_intr};
+
+/// Where a cache lies.
+pub(super) trait Medium: fmt::Debug + Send + Sync {
+    /// Opens a file for reading and writing; `create` makes an empty one, in the place of one that is there.
+    fn open(&self, path: &Path, create: bool) -> io::Result<Arc<dyn MediumFile>>;
+    /// Names of files and their lengths.
+    fn names(&self, folder: &Path) -> io::Result<Vec<(String, u64)>>;
+    /// Gives a file another name, in one step.
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
+    /// Takes a file away.
+    fn remove(&self, path: &Path) -> io::Result<()>;
+    /// Returns when names in a folder would survive a power loss.
+    fn sync_folder(&self, folder: &Path) -> io::Result<()>;
+    /// Bytes that can still be written to the disk.
+    fn available(&self, folder: &Path) -> io::Result<u64>;
+}
+
+/// One file of it.
+pub(super) trait MediumFile: fmt::Debug + Send + Sync {
+    /// Fills `buffer` from byte `at`.
+    fn read_at(&self, buffer: &mut [u8], at: u64) -> io::Result<()>;
+    /// Writes all of `parts`, one behind the other, from byte `at` on.
+    fn write_at(&self, parts: &[&[u8]], at: u64) -> io::Result<()>;
+    /// Makes the file `len` bytes long, with room on the disk for each of them where the file system can promise that.
+    fn allocate(&self, len: u64) -> io::Result<()>;
+    /// Returns when what was written would survive a power loss.
+    fn sync(&self) -> io::Result<()>;
+    /// Its length in bytes.
+    fn len(&self) -> io::Result<u64>;
+}
+
+/// The machine's own file system.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Disk;
+
+impl Medium for Disk {
+    fn open(&self, path: &Path, create: bool) -> io::Result<Arc<dyn MediumFile>> {
+        let mut options = File::options();
+        let file = options.read(true).write(true).create(create).truncate(create).mode(0o600).open(path)?;
+        Ok(Arc::new(file))
+    }
+
+    fn names(&self, folder: &Path) -> io::Result<Vec<(String, u64)>> {
+        let mut names = Vec::new();
+        for entry in std::fs::read_dir(folder)? {
+            let entry = entry?;
+            let metadata = entry.metadata()?;
+            // What has a name that is not text is none of ours.
+            if let (true, Ok(name)) = (metadata.is_file(), entry.file_name().into_string()) {
+                names.push((name, metadata.len()));
+            }
+        }
+        names.sort_unstable();
+        Ok(names)
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        std::fs::rename(from, to)
+    }
+
+    fn remove(&self, path: &Path) -> io::Result<()> {
+        std::fs::remove_file(path)
+    }
+
+    fn sync_folder(&self, folder: &Path) -> io::Result<()> {
+        File::open(folder)?.sync_all()
+    }
+
+    fn available(&self, folder: &Path) -> io::Result<u64> {
+        let found = statvfs(folder)?;
+        Ok(found.f_bavail.saturating_mul(found.f_frsize))
+    }
+}
+
+impl MediumFile for File {
+    fn read_at(&self, buffer: &mut [u8], at: u64) -> io::Result<()> {
+        self.read_exact_at(buffer, at)
+    }
+
+    /// In one call where the system takes it whole: a page that is written whole need not be read first.
+    fn write_at(&self, parts: &[&[u8]], mut at: u64) -> io::Result<()> {
+        let slices: Vec<IoSlice<'_>> = parts.iter().map(|part| IoSlice::new(part)).collect();
+        let mut written = retry_on_intr(|| pwritev(self, &slices, at))?;
+        for part in parts {
+            let done = written.min(part.len());
+            self.write_all_at(&part[done..], at + done as u64)?;
+            written -= done;
+            at += part.len() as u64;
+        }
+        Ok(())
+    }
+
+    fn allocate(&self, len: u64) -> io::Result<()> {
+        match fallocate(self, FallocateFlags::empty(), 0, len) {
+            // NFS before 4.2, ZFS: a full disk is then met when writing.
+            Err(Errno::OPNOTSUPP | Errno::NOSYS) => self.set_len(len),
+            done => Ok(done?),
+        }
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.sync_data()
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        Ok(self.metadata()?.len())
+    }
+}

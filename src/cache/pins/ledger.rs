@@ -1,0 +1,92 @@
+//! Which chunks are pinned, by how many pins, and what they take. Pure.
+
+use std::collections::{BTreeMap, HashMap};
+
+use super::Pin;
+use crate::clock::Timestamp;
+use crate::id::PinId;
+
+/// A chunk that some pin keeps.
+#[derive(Clone, Copy, Debug)]
+struct Wanted {
+    pins: u32,
+    /// Units that it takes, or will.
+    weight: u16,
+}
+
+/// Every pin of a cache.
+#[derive(Debug, Default)]
+pub(crate) struct Ledger {
+    pins: BTreeMap<PinId, (Pin, Box<[u64]>)>,
+    wanted: HashMap<u64, Wanted>,
+    weight: u64,
+}
+
+impl Ledger {
+    /// Is the chunk of `key` pinned?
+    pub(crate) fn wants(&self, key: u64) -> bool {
+        self.wanted.contains_key(&key)
+    }
+
+    /// What all pinned chunks take or will take, in units.
+    pub(crate) fn weight(&self) -> u64 {
+        self.weight
+    }
+
+    /// What pinning these chunks would add to that.
+    pub(crate) fn added_by(&self, chunks: &[(u64, u16)]) -> u64 {
+        chunks.iter().filter(|(key, _)| !self.wants(*key)).map(|(_, weight)| u64::from(*weight)).sum()
+    }
+
+    /// Adds a pin.
+    pub(crate) fn add(&mut self, pin: Pin, chunks: &[(u64, u16)]) {
+        for &(key, weight) in chunks {
+            let wanted = self.wanted.entry(key).or_insert(Wanted { pins: 0, weight });
+            if wanted.pins == 0 {
+                self.weight += u64::from(weight);
+            }
+            wanted.pins += 1;
+        }
+        self.pins.insert(pin.id, (pin, chunks.iter().map(|(key, _)| *key).collect()));
+    }
+
+    /// Takes a pin away: the keys of the chunks that no pin keeps any more. None if there is no such pin.
+    pub(crate) fn remove(&mut self, id: PinId) -> Option<Vec<u64>> {
+        let (_, keys) = self.pins.remove(&id)?;
+        let mut free = Vec::new();
+        for key in keys {
+            let Some(wanted) = self.wanted.get_mut(&key) else { continue };
+            wanted.pins -= 1;
+            if wanted.pins == 0 {
+                self.weight -= u64::from(wanted.weight);
+                self.wanted.remove(&key);
+                free.push(key);
+            }
+        }
+        Some(free)
+    }
+
+    /// A pinned chunk arrived, and takes this.
+    pub(crate) fn arrived(&mut self, key: u64, weight: u16) {
+        if let Some(wanted) = self.wanted.get_mut(&key) {
+            self.weight = self.weight + u64::from(weight) - u64::from(wanted.weight);
+            wanted.weight = weight;
+        }
+    }
+
+    /// Pins whose time is over.
+    pub(crate) fn expired(&self, now: Timestamp) -> Vec<PinId> {
+        let over = self.pins.values().filter(|(pin, _)| pin.expires.is_some_and(|at| at <= now));
+        over.map(|(pin, _)| pin.id).collect()
+    }
+
+    /// Every pin.
+    pub(crate) fn pins(&self) -> impl Iterator<Item = &Pin> {
+        self.pins.values().map(|(pin, _)| pin)
+    }
+
+    /// The keys that a pin keeps.
+    pub(crate) fn keys(&self, id: PinId) -> Option<&[u64]> {
+        self.pins.get(&id).map(|(_, keys)| &**keys)
+    }
+}

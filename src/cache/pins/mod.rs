@@ -1,0 +1,174 @@
+//! Pins: promises that chunks stay in the cache until they are released or expire.
+//!
+//! Each pin is a file of its own in `pins/`, named by its id, written whole and synced before the promise is given:
+//!
+//! ```text
+//! 0  8  magic "TWLCPIN1"    owner, reason: strings    created, expires (0: never): signed
+//! n: varint, then for each chunk its id (32) and stored length (4)    BLAKE3 of all before (32)
+//! ```
+//!
+//! In memory a pin keeps eight bytes for each chunk, and each pinned chunk about thirty, whether it is there already or not.
+
+mod ledger;
+
+use std::path::{Path, PathBuf};
+
+pub(super) use self::ledger::Ledger;
+use super::extent;
+use crate::clock::Timestamp;
+use crate::error::{Error, Result};
+use crate::format::wire::{Malformed, Reader, Writer};
+use crate::id::{ChunkId, PinId};
+
+const MAGIC: &[u8; 8] = b"TWLCPIN1";
+const DIGEST_LEN: usize = 32;
+/// Bytes in the name of an owner, and in a reason, at most.
+const TEXT_LEN_MAX: usize = 1024;
+
+/// A chunk to keep.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct PinChunk {
+    /// Which.
+    pub id: ChunkId,
+    /// Bytes of its frame, as its manifest's map tells them: what a chunk that is still to come will take.
+    pub stored_len: u32,
+}
+
+/// What to promise to whom.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PinRequest {
+    /// Who asks, for people who look at the list.
+    pub owner: String,
+    /// What for: a name, a job.
+    pub reason: String,
+    /// When the promise ends by itself; never, if none is told.
+    pub expires: Option<Timestamp>,
+    /// What to keep: those that are there, and those that will come. Twice the same counts once.
+    pub chunks: Vec<PinChunk>,
+}
+
+/// A promise that was given.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pin {
+    /// Its name.
+    pub id: PinId,
+    /// Who asked.
+    pub owner: String,
+    /// What for.
+    pub reason: String,
+    /// When.
+    pub created: Timestamp,
+    /// When it ends by itself, if it does.
+    pub expires: Option<Timestamp>,
+    /// Chunks it keeps.
+    pub chunks: u64,
+}
+
+/// The answer to a [`PinRequest`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Pinned {
+    /// The promise is given, and survives a power loss.
+    Kept(Pin),
+    /// There is no room for all of it, and nothing was changed.
+    Lacking {
+        /// Bytes that would have to be free for it, by other pins' end or more capacity.
+        bytes: u64,
+    },
+}
+
+impl PinRequest {
+    /// Sorted, each chunk once.
+    pub(super) fn normal(mut self) -> Result<Self> {
+        if self.owner.len().max(self.reason.len()) > TEXT_LEN_MAX {
+            return Err(Error::usage("owner or reason of a pin is too long")
+                .expected(format!("at most {TEXT_LEN_MAX} bytes"))
+                .got(self.owner.len().max(self.reason.len())));
+        }
+        self.chunks.sort_unstable_by_key(|chunk| chunk.id);
+        self.chunks.dedup_by_key(|chunk| chunk.id);
+        Ok(self)
+    }
+
+    /// As a promise.
+    pub(super) fn promise(&self, id: PinId, created: Timestamp) -> Pin {
+        let (owner, reason) = (self.owner.clone(), self.reason.clone());
+        Pin { id, owner, reason, created, expires: self.expires, chunks: self.chunks.len() as u64 }
+    }
+
+    /// What the index knows each chunk by, and what it takes.
+    pub(super) fn weights(&self) -> Vec<(u64, u16)> {
+        self.chunks.iter().map(|chunk| (chunk.id.prefix(), extent::weight(chunk.stored_len.into()))).collect()
+    }
+
+    /// The pin's file.
+    pub(super) fn encode(&self, created: Timestamp) -> Vec<u8> {
+        let mut out = Writer::new();
+        out.bytes(MAGIC).string(self.owner.as_bytes()).string(self.reason.as_bytes());
+        out.signed(created.0).u8(u8::from(self.expires.is_some())).signed(self.expires.map_or(0, |at| at.0));
+        out.count(self.chunks.len());
+        out.each(&self.chunks, |out, chunk| out.bytes(chunk.id.as_bytes()).u32(chunk.stored_len));
+        let mut bytes = out.into_bytes();
+        let digest = blake3::hash(&bytes);
+        bytes.extend_from_slice(digest.as_bytes());
+        bytes
+    }
+
+    /// Reads a pin's file: what was asked for, and when.
+    pub(super) fn decode(bytes: &[u8]) -> Result<(Self, Timestamp)> {
+        let end = bytes.len().saturating_sub(DIGEST_LEN);
+        if blake3::hash(&bytes[..end]).as_bytes()[..] != bytes[end..] {
+            return Err(Error::damaged("pin does not match its digest"));
+        }
+        let mut reader = Reader::new(&bytes[..end]);
+        let fields = (|| {
+            if reader.array::<8>()? != *MAGIC {
+                return Err(reader.malformed("not a pin"));
+            }
+            let (owner, reason) = (reader.text(TEXT_LEN_MAX)?.to_owned(), reader.text(TEXT_LEN_MAX)?.to_owned());
+            let (created, expires) = (Timestamp(reader.signed()?), reader.flag()?);
+            let expires = Some(Timestamp(reader.signed()?)).filter(|_| expires);
+            let count = reader.count(ChunkId::LEN + 4)?;
+            let mut chunks = Vec::with_capacity(count);
+            for _ in 0..count {
+                chunks.push(PinChunk { id: ChunkId::from_bytes(reader.array()?), stored_len: reader.u32()? });
+            }
+            reader.finish()?;
+            Ok::<_, Malformed>((Self { owner, reason, expires, chunks }, created))
+        })();
+        Ok(fields?)
+    }
+}
+
+/// The folder of pins.
+pub(super) fn folder(dir: &Path) -> PathBuf {
+    dir.join("pins")
+}
+
+/// Where a pin lies.
+pub(super) fn path(dir: &Path, id: PinId) -> PathBuf {
+    folder(dir).join(id.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pin_survives_its_file_and_no_flipped_bit_does() {
+        let chunk = |n: u32| PinChunk { id: ChunkId::of(&n.to_le_bytes()), stored_len: n };
+        let chunks = [3, 1, 2, 1].map(chunk).to_vec();
+        let request =
+            PinRequest { owner: "me".into(), reason: "run/step-1".into(), expires: Some(Timestamp(-5)), chunks };
+        let request = request.normal().unwrap();
+        assert_eq!(request.chunks.len(), 3);
+        let bytes = request.encode(Timestamp(9));
+        assert_eq!(PinRequest::decode(&bytes).unwrap(), (request, Timestamp(9)));
+        for bit in 0..bytes.len() * 8 {
+            let mut bent = bytes.clone();
+            bent[bit / 8] ^= 1 << (bit % 8);
+            assert!(PinRequest::decode(&bent).is_err());
+        }
+        (0..bytes.len()).for_each(|cut| assert!(PinRequest::decode(&bytes[..cut]).is_err()));
+    }
+}

@@ -1,0 +1,178 @@
+//! Disks that are full, shared with others, damaged, or changed behind the cache's back.
+
+use super::*;
+
+fn on(memory: &Memory, dir: &tempfile::TempDir) -> Cache {
+    Cache::open_on(Arc::new(memory.clone()), dir.path(), options()).unwrap()
+}
+
+/// What of the frames of these numbers is there; anything wrong is a failure.
+fn present(cache: &Cache, numbers: std::ops::Range<u64>) -> usize {
+    numbers.filter(|&n| cache.get(&frame(n).id()).inspect(|found| assert_eq!(*found, frame(n))).is_some()).count()
+}
+
+#[test]
+fn a_full_disk_refuses_and_everything_else_goes_on() {
+    let (memory, dir) = (Memory::new(), tempfile::tempdir().unwrap());
+    let cache = on(&memory, &dir);
+    memory.world().full = true;
+    assert_eq!(cache.insert(&frame(0)), Inserted::Refused(Refusal::DiskFull));
+    memory.world().full = false;
+    (0..6).for_each(|n| assert_eq!(cache.insert(&frame(n)), Inserted::Kept));
+    memory.world().full = true;
+    // Within the slab that there is, chunks come and go.
+    (6..60).for_each(|n| assert_eq!(cache.insert(&frame(n)), Inserted::Kept));
+    assert_eq!(cache.stat().slab_bytes, SLAB_LEN);
+    assert!(present(&cache, 0..60) > 2);
+    // On a file system that copies on write, any write may be one too many.
+    memory.world().full_for_writes = true;
+    let before = cache.stat();
+    (60..70).for_each(|n| assert_eq!(cache.insert(&frame(n)), Inserted::Refused(Refusal::Unwritable)));
+    assert!(cache.stat().bytes <= before.bytes, "units of what could not be written are free again");
+    assert!(cache.pin(request(0..2)).is_err());
+    assert_eq!(cache.stat().promised_bytes, 0, "a pin that could not be written is none");
+    memory.world().full_for_writes = false;
+    memory.world().full = false;
+    (70..600).for_each(|n| assert_eq!(cache.insert(&frame(n)), Inserted::Kept));
+    assert_eq!(cache.stat().damaged, 0);
+    let left = present(&cache, 0..600);
+    drop(cache);
+    let again = on(&memory, &dir);
+    assert_eq!(present(&again, 0..600), left, "the journal was written again when it could be");
+    assert_eq!(again.check().damaged, []);
+}
+
+#[test]
+fn a_disk_that_others_fill_gets_slabs_back_but_no_pinned_chunk_is_lost() {
+    let (memory, dir) = (Memory::new(), tempfile::tempdir().unwrap());
+    let floor = 10 * SLAB_LEN;
+    let options = CacheOptions { free_floor: floor, ..options() };
+    let cache = Cache::open_on(Arc::new(memory.clone()), dir.path(), options).unwrap();
+    memory.world().available = floor + SLAB_LEN;
+    let pin = kept(cache.pin(request(0..3)).unwrap());
+    assert!(matches!(cache.pin(request(3..90)).unwrap(), Pinned::Lacking { .. }), "the disk would not hold them");
+    memory.world().available = u64::MAX / 4;
+    fill(&cache, 0..100);
+    assert_eq!(cache.stat().slab_bytes, SLABS * SLAB_LEN);
+    // Nothing that this disk tells changes when slabs go: it takes all that it can.
+    memory.world().available = floor - 1;
+    assert!(cache.trim() >= (SLABS - 3) * SLAB_LEN);
+    assert_eq!(cache.missing(pin.id).unwrap().unwrap(), []);
+    assert_eq!(present(&cache, 0..3), 3);
+    assert_eq!(cache.check().damaged, []);
+    let small = cache.stat().slab_bytes;
+    fill(&cache, 100..150);
+    assert!(cache.stat().slab_bytes <= small, "no slab is added below the floor");
+    memory.world().available = floor + 2 * SLAB_LEN;
+    (150..250).for_each(|n| assert_eq!(cache.insert(&frame(n)), Inserted::Kept));
+    assert_eq!(present(&cache, 0..3), 3);
+}
+
+#[test]
+fn damage_in_a_slab_is_a_miss_and_the_next_fill_heals_it() {
+    let (memory, dir) = (Memory::new(), tempfile::tempdir().unwrap());
+    let cache = on(&memory, &dir);
+    let pin = kept(cache.pin(request(0..2)).unwrap());
+    (0..12).for_each(|n| assert_eq!(cache.insert(&frame(n)), Inserted::Kept));
+    memory.meddle("slab-000000", |bytes| bytes.iter_mut().step_by(4096).for_each(|byte| *byte ^= 1));
+    let left = present(&cache, 0..12);
+    assert!(left < 12);
+    assert_eq!(cache.stat().damaged, 12 - left as u64);
+    assert_eq!(cache.missing(pin.id).unwrap().unwrap().len(), 2);
+    fill(&cache, 0..12);
+    assert_eq!(present(&cache, 0..12), 12);
+    assert_eq!(cache.stat().pinned_bytes, cache.stat().promised_bytes);
+    memory.meddle("slab-000000", |bytes| bytes[200] ^= 4);
+    assert_eq!(cache.check().damaged.len(), 1);
+    assert_eq!(cache.check().damaged.len(), 0);
+}
+
+#[test]
+fn a_slab_that_is_gone_or_cut_takes_only_its_own_with_it() {
+    for cut in [Some(SLAB_LEN / 2), None] {
+        let (memory, dir) = (Memory::new(), tempfile::tempdir().unwrap());
+        let cache = on(&memory, &dir);
+        fill(&cache, 0..40);
+        let before = present(&cache, 0..40);
+        drop(cache);
+        match cut {
+            Some(len) => memory.meddle("slab-000001", |bytes| bytes.truncate(usize::try_from(len).unwrap())),
+            None => Medium::remove(&memory, &dir.path().join("slab-000001")).unwrap(),
+        }
+        let cache = on(&memory, &dir);
+        let after = present(&cache, 0..40);
+        assert!(after > 0 && after < before);
+        assert_eq!(cache.stat().damaged, (before - after) as u64);
+        assert_eq!(cache.check().damaged, []);
+        (40..200).for_each(|n| assert_eq!(cache.insert(&frame(n)), Inserted::Kept));
+        assert_eq!(cache.check().damaged, []);
+    }
+}
+
+#[test]
+fn a_slab_that_is_cut_while_it_is_open_is_only_misses() {
+    let (memory, dir) = (Memory::new(), tempfile::tempdir().unwrap());
+    let cache = on(&memory, &dir);
+    fill(&cache, 0..12);
+    memory.meddle("slab-000000", |bytes| bytes.truncate(5000));
+    assert!(present(&cache, 0..12) < 12);
+    assert!(cache.stat().damaged > 0);
+}
+
+#[test]
+fn a_damaged_description_begins_anew_and_a_later_version_is_left_alone() {
+    let (memory, dir) = (Memory::new(), tempfile::tempdir().unwrap());
+    let cache = on(&memory, &dir);
+    let pin = kept(cache.pin(request(0..2)).unwrap());
+    fill(&cache, 0..12);
+    drop(cache);
+    memory.meddle("cache", |bytes| bytes[50] ^= 1);
+    let cache = on(&memory, &dir);
+    assert_eq!((cache.stat().chunks, cache.stat().slab_bytes), (0, 0));
+    assert_eq!(cache.missing(pin.id).unwrap().unwrap().len(), 2, "pins are known by themselves");
+    (0..12).for_each(|n| assert_eq!(cache.insert(&frame(n)), Inserted::Kept));
+    drop(cache);
+    memory.meddle("cache", |bytes| {
+        bytes[8] = 2;
+        let digest = *blake3::hash(&bytes[..72]).as_bytes();
+        bytes[72..].copy_from_slice(&digest);
+    });
+    let error = Cache::open_on(Arc::new(memory.clone()), dir.path(), options()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+}
+
+#[test]
+fn a_journal_damaged_in_the_middle_keeps_what_is_before_and_no_wrong_byte_comes_of_it() {
+    let (memory, dir) = (Memory::new(), tempfile::tempdir().unwrap());
+    let cache = on(&memory, &dir);
+    fill(&cache, 0..90);
+    drop(cache);
+    let mut len = 0;
+    memory.meddle("journal", |bytes| len = bytes.len());
+    for at in (0..len).step_by(97) {
+        let memory = memory.after(medium::Loss::Nothing);
+        memory.meddle("journal", |bytes| bytes[at] ^= 8);
+        let cache = on(&memory, &dir);
+        let found = present(&cache, 0..90);
+        fill(&cache, 90..130);
+        let _ = (present(&cache, 0..130), cache.check());
+        assert_eq!(cache.check().damaged, []);
+        drop(cache);
+        let cache = on(&memory, &dir);
+        assert_eq!(cache.check().damaged, [], "byte {at}, {found} were left");
+    }
+}
+
+#[test]
+fn a_damaged_pin_ends_and_half_a_pin_was_never_one() {
+    let (memory, dir) = (Memory::new(), tempfile::tempdir().unwrap());
+    let cache = on(&memory, &dir);
+    let (one, two) = (kept(cache.pin(request(0..2)).unwrap()), kept(cache.pin(request(1..4)).unwrap()));
+    drop(cache);
+    memory.meddle(&one.id.to_string(), |bytes| bytes[30] ^= 1);
+    let half = dir.path().join("pins").join(PinId::random().to_string()).with_extension("new");
+    Medium::open(&memory, &half, true).unwrap();
+    let cache = on(&memory, &dir);
+    assert_eq!(cache.pins(), [two]);
+    assert_eq!(Medium::names(&memory, &dir.path().join("pins")).unwrap().len(), 1);
+}
