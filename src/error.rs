@@ -135,7 +135,7 @@ impl Error {
         let (kind, cure) = match source.kind() {
             Io::NotFound => (ErrorKind::NotFound, None),
             Io::PermissionDenied | Io::ReadOnlyFilesystem => (ErrorKind::Denied, Some(ACCESS_CURE)),
-            Io::StorageFull | Io::QuotaExceeded => (ErrorKind::Exhausted, Some(SPACE_CURE)),
+            Io::StorageFull | Io::QuotaExceeded | Io::FileTooLarge => (ErrorKind::Exhausted, Some(SPACE_CURE)),
             _ => (ErrorKind::Other, None),
         };
         let error = Self::new(kind, what).at(path.display()).source(source);
@@ -271,7 +271,7 @@ impl Error {
             if let Some(io) = inner.downcast_ref::<std::io::Error>() {
                 use std::io::ErrorKind as Io;
                 let (kind, cure) = match io.kind() {
-                    Io::StorageFull | Io::QuotaExceeded => (ErrorKind::Exhausted, SPACE_CURE),
+                    Io::StorageFull | Io::QuotaExceeded | Io::FileTooLarge => (ErrorKind::Exhausted, SPACE_CURE),
                     Io::PermissionDenied | Io::ReadOnlyFilesystem => (ErrorKind::Denied, ACCESS_CURE),
                     _ => break,
                 };
