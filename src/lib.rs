@@ -39,6 +39,7 @@
 //! ```text
 //! floor 5  cli                                     doors: parse, call one verb, render
 //! floor 4  ops                                     save restore sync verify collect expire doctor ...
+//! floor 3  transfer                                peers: identity, protocol, carriers
 //! floor 2  storage  tree  cache  repository        stores | files on this machine | chunks kept here | the durable home of content
 //! floor 1  codec  chunker  checkpoint  format      pure: bytes in, bytes out (+ chunk)
 //! floor 0  id  error  clock  limits  budget  progress  metrics
@@ -61,6 +62,7 @@ pub mod ops;
 pub mod progress;
 pub mod repository;
 pub mod storage;
+pub mod transfer;
 pub mod tree;
 
 pub use error::{Error, ErrorKind, Result};

@@ -12,6 +12,7 @@ const FLOORS: &[(u8, &[&str])] = &[
     (0, &["error", "limits", "id", "clock", "budget", "progress", "metrics"]),
     (1, &["chunk", "source", "codec", "chunker", "checkpoint", "format"]),
     (2, &["storage", "tree", "cache", "repository"]),
+    (3, &["transfer"]),
     (4, &["ops"]),
     (5, &["cli"]),
 ];

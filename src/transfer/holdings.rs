@@ -1,0 +1,33 @@
+//! What a provider needs of whoever holds chunks: the cache, a repository, a test's memory.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+
+use super::identity::Identity;
+use super::protocol::{Grant, Supply, Survey};
+use crate::error::Result;
+use crate::id::{ChunkId, ManifestId};
+
+/// Chunks that can be served to peers.
+#[async_trait]
+pub trait Holdings: Send + Sync + 'static {
+    /// The chunks that `identity` may read by way of `manifest`; None if there is no such manifest here, or none that it
+    /// may read: who asks gets the same answer to both, and after about the same time if this takes care.
+    ///
+    /// # Cancel safety
+    /// Must be safe: a connection that ends drops it.
+    async fn authorise(&self, identity: &Identity, manifest: &ManifestId) -> Result<Option<Arc<Grant>>>;
+
+    /// Which chunks of `grant` are held, from place `from` on. It may stop early and say where.
+    ///
+    /// # Cancel safety
+    /// Must be safe.
+    async fn survey(&self, grant: &Grant, from: u32) -> Result<Survey>;
+
+    /// The chunk `id` as it is stored; None if it is not held (any more).
+    ///
+    /// # Cancel safety
+    /// Must be safe.
+    async fn frame(&self, id: &ChunkId) -> Result<Option<Supply>>;
+}

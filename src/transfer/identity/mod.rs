@@ -1,0 +1,5 @@
+//! Who may talk to whom.
+
+mod name;
+
+pub use self::name::Identity;

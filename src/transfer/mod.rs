@@ -1,0 +1,7 @@
+//! Agent to agent: who they are ([`identity`]), how they talk ([`protocol`]), and what carries it.
+
+mod holdings;
+pub mod identity;
+pub mod protocol;
+
+pub use self::holdings::Holdings;

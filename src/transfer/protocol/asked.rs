@@ -1,0 +1,84 @@
+//! One open request of a requester: what was asked for, and what has been answered.
+
+use super::closed::Violation;
+use super::message::Wanted;
+use super::runs::Runs;
+
+/// One open request.
+#[derive(Debug)]
+pub(super) struct Asked {
+    pub(super) what: What,
+    /// Nobody waits for it any more: what still comes of it is dropped.
+    pub(super) cancelled: bool,
+}
+
+#[derive(Debug)]
+pub(super) enum What {
+    /// Frames, each to be answered once.
+    Frames(Answered),
+    /// What is held, from this place on.
+    Survey { from: u32 },
+}
+
+/// Which ordinals of a request were answered.
+#[derive(Debug)]
+pub(super) struct Answered {
+    words: Vec<u64>,
+    len: u32,
+    left: u32,
+}
+
+impl Answered {
+    /// None of `len`.
+    pub(super) fn none_of(len: u32) -> Self {
+        Self { words: vec![0; len.div_ceil(64) as usize], len, left: len }
+    }
+
+    /// One more.
+    pub(super) fn insert(&mut self, ordinal: u32) -> Result<(), Violation> {
+        if ordinal >= self.len {
+            return Err(Violation::Unexpected("answer to what was not requested"));
+        }
+        let bit = 1 << (ordinal % 64);
+        match self.words.get_mut(ordinal as usize / 64) {
+            Some(word) if *word & bit == 0 => {
+                *word |= bit;
+                self.left -= 1;
+                Ok(())
+            }
+            _ => Err(Violation::Unexpected("chunk was answered twice")),
+        }
+    }
+
+    pub(super) fn is_all(&self) -> bool {
+        self.left == 0
+    }
+
+    /// The ordinals without an answer.
+    pub(super) fn left(&self) -> Runs {
+        let word = |ordinal: u32| self.words.get(ordinal as usize / 64).copied().unwrap_or(u64::MAX);
+        (0..self.len).filter(|&ordinal| word(ordinal) & (1 << (ordinal % 64)) == 0).collect()
+    }
+}
+
+impl Wanted {
+    /// Those with the given ordinals: what to request again of what did not come.
+    #[must_use]
+    pub fn only(&self, ordinals: &Runs) -> Self {
+        let mut some = Self::default();
+        for ordinal in ordinals.iter().map(u64::from) {
+            match self.chunks.get(ordinal) {
+                Some(chunk) => some.chunks.push(chunk..chunk.saturating_add(1)),
+                None => some.bases.extend(self.base(ordinal)),
+            }
+        }
+        some
+    }
+
+    /// The base with the ordinal `ordinal`, if it is one.
+    #[must_use]
+    pub fn base(&self, ordinal: u64) -> Option<crate::id::ChunkId> {
+        let at = usize::try_from(ordinal.checked_sub(self.chunks.len())?).ok()?;
+        self.bases.get(at).copied()
+    }
+}

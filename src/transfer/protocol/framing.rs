@@ -1,0 +1,78 @@
+//! From pieces of a byte stream to whole messages.
+//!
+//! ```text
+//! 0  4  length of the body      4  1  kind      5  n  body
+//! ```
+
+use bytes::{Bytes, BytesMut};
+
+use super::limits::HEADER_LEN;
+
+/// Puts the messages of one stream together.
+#[derive(Debug, Default)]
+pub(super) struct Assembler {
+    header: [u8; HEADER_LEN],
+    /// Bytes of the header that are there.
+    filled: usize,
+    body: BytesMut,
+}
+
+/// What a header announces.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Announced {
+    pub(super) kind: u8,
+    pub(super) len: u32,
+}
+
+impl Assembler {
+    /// Takes bytes from the front of `input` until a message is whole: its kind and body. None, once `input` is used up.
+    ///
+    /// `admit` is asked before room is made for a body.
+    ///
+    /// # Errors
+    /// What `admit` returns.
+    pub(super) fn next<E>(
+        &mut self,
+        input: &mut &[u8],
+        admit: impl FnOnce(Announced) -> Result<(), E>,
+    ) -> Result<Option<(u8, Bytes)>, E> {
+        if self.filled < HEADER_LEN {
+            let taken = take(input, HEADER_LEN - self.filled);
+            for (to, from) in self.header.iter_mut().skip(self.filled).zip(taken) {
+                *to = *from;
+            }
+            self.filled += taken.len();
+            if self.filled < HEADER_LEN {
+                return Ok(None);
+            }
+            admit(self.announced())?;
+            // A body's length is bounded by its kind's limit by now.
+            self.body = BytesMut::with_capacity(self.announced().len as usize);
+        }
+        let Announced { kind, len } = self.announced();
+        let taken = take(input, len as usize - self.body.len());
+        self.body.extend_from_slice(taken);
+        if self.body.len() < len as usize {
+            return Ok(None);
+        }
+        self.filled = 0;
+        Ok(Some((kind, std::mem::take(&mut self.body).freeze())))
+    }
+
+    /// The kind of the message whose body is on its way in.
+    pub(super) fn within(&self) -> Option<u8> {
+        (self.filled == HEADER_LEN).then(|| self.announced().kind)
+    }
+
+    fn announced(&self) -> Announced {
+        let [a, b, c, d, kind] = self.header;
+        Announced { kind, len: u32::from_le_bytes([a, b, c, d]) }
+    }
+}
+
+/// Up to `most` bytes from the front of `input`.
+fn take<'a>(input: &mut &'a [u8], most: usize) -> &'a [u8] {
+    let (taken, rest) = input.split_at(most.min(input.len()));
+    *input = rest;
+    taken
+}

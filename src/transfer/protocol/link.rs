@@ -1,0 +1,352 @@
+//! What both sides of a connection have in common: hello, framing, being alive, goodbye.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use super::closed::{Closed, Violation};
+use super::framing::{Announced, Assembler};
+use super::limits::{
+    CONTROL_LEN_MAX, FRAME_LEN_MAX, GREETING_MAX, HEADER_LEN, IGNORABLE_FROM, LANES_MAX, PING_AFTER, PROGRESS_MIN,
+    SILENCE_MAX, TEXT_LEN_MAX,
+};
+use super::message::{ErrorCode, Hello, Kind, Message};
+use crate::transfer::identity::Identity;
+
+/// Bytes to put on a lane: first `head`, then `body` (empty, but for frames).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Transmit {
+    /// Everything but stored bytes.
+    pub head: Bytes,
+    /// Stored bytes, shared with whoever supplied them.
+    pub body: Bytes,
+}
+
+/// The lane that control messages go on: the whole of a TCP connection, the first stream of a QUIC connection.
+pub const CONTROL: u32 = 0;
+
+/// One end of a connection, without what it is for.
+#[derive(Debug)]
+pub(super) struct Link {
+    ours: Hello,
+    /// Who the certificate says that the other side is.
+    peer: Identity,
+    theirs: Option<Hello>,
+    version: u8,
+    lanes: BTreeMap<u32, Assembler>,
+    control: VecDeque<Message>,
+    pong: Option<u64>,
+    /// Bytes of frame messages that the other side may send, all told.
+    pub(super) granted: u64,
+    /// Bytes of frame messages whose headers have arrived.
+    pub(super) admitted: u64,
+    /// Bytes that arrived of frames that are not whole.
+    partial: u64,
+    heard: Duration,
+    /// When the carrier last took something.
+    pub(super) spoken: Duration,
+    /// Last progress on what was asked for.
+    pub(super) progress: Duration,
+    ping: Option<(u64, Duration)>,
+    pings: u64,
+    rtt: Option<Duration>,
+    pub(super) goodbye_sent: bool,
+    pub(super) goodbye_heard: bool,
+    over: Option<Closed>,
+}
+
+impl Link {
+    pub(super) fn new(ours: Hello, peer: Identity, now: Duration) -> Self {
+        let hello = Message::Hello(ours.clone());
+        Self {
+            ours,
+            peer,
+            theirs: None,
+            version: 0,
+            lanes: BTreeMap::new(),
+            control: VecDeque::from([hello]),
+            pong: None,
+            granted: 0,
+            admitted: 0,
+            partial: 0,
+            heard: now,
+            spoken: now,
+            progress: now,
+            ping: None,
+            pings: 0,
+            rtt: None,
+            goodbye_sent: false,
+            goodbye_heard: false,
+            over: None,
+        }
+    }
+
+    pub(super) fn ours(&self) -> &Hello {
+        &self.ours
+    }
+
+    pub(super) fn peer(&self) -> &Identity {
+        &self.peer
+    }
+
+    /// The other side's hello, once it is there.
+    pub(super) fn theirs(&self) -> Option<&Hello> {
+        self.theirs.as_ref()
+    }
+
+    pub(super) fn version(&self) -> u8 {
+        self.version
+    }
+
+    pub(super) fn rtt(&self) -> Option<Duration> {
+        self.rtt
+    }
+
+    pub(super) fn over(&self) -> Option<&Closed> {
+        self.over.as_ref()
+    }
+
+    /// May new things begin?
+    pub(super) fn is_open(&self) -> bool {
+        self.theirs.is_some() && !self.goodbye_sent && !self.goodbye_heard && self.over.is_none()
+    }
+
+    /// The next message of `lane` that is not for this layer; None, once `input` is used up.
+    pub(super) fn next(&mut self, lane: u32, input: &mut &[u8], now: Duration) -> Result<Option<Message>, Violation> {
+        while !input.is_empty() && self.over.is_none() {
+            let Some((byte, body)) = self.assemble(lane, input, now)? else { return Ok(None) };
+            let Some(kind) = Kind::from_byte(byte) else { continue };
+            let read = Message::read(kind, &body);
+            let message = read.map_err(|source| Violation::Malformed { kind: kind.word(), source })?;
+            if let Some(message) = self.settle(message, now)? {
+                return Ok(Some(message));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Brings one message together, checking what its header announces.
+    fn assemble(&mut self, lane: u32, input: &mut &[u8], now: Duration) -> Result<Option<(u8, Bytes)>, Violation> {
+        if lane > LANES_MAX {
+            return Err(Violation::Limit("too many streams"));
+        }
+        self.heard = now;
+        let greeted = self.theirs.is_some();
+        let room = self.granted - self.admitted;
+        let (admitted, assembler) = (&mut self.admitted, self.lanes.entry(lane).or_default());
+        let before = input.len();
+        let whole = assembler.next(input, |announced| {
+            let charge = admit(announced, lane, greeted, room)?;
+            *admitted += charge;
+            Ok(())
+        })?;
+        match &whole {
+            Some((byte, _)) if *byte == Kind::Frame as u8 => (self.partial, self.progress) = (0, now),
+            None if assembler.within() == Some(Kind::Frame as u8) => self.trickle((before - input.len()) as u64, now),
+            _ => {}
+        }
+        Ok(whole)
+    }
+
+    /// Part of a frame has arrived.
+    fn trickle(&mut self, bytes: u64, now: Duration) {
+        self.partial += bytes;
+        if self.partial >= PROGRESS_MIN {
+            (self.partial, self.progress) = (0, now);
+        }
+    }
+
+    /// Is a frame on its way in?
+    pub(super) fn is_within_frame(&self) -> bool {
+        self.lanes.values().any(|lane| lane.within() == Some(Kind::Frame as u8))
+    }
+
+    /// Deals with what concerns the connection as a whole; gives back the rest.
+    fn settle(&mut self, message: Message, now: Duration) -> Result<Option<Message>, Violation> {
+        match message {
+            Message::Hello(hello) => self.greet(hello, now).map(|()| self.theirs.clone().map(Message::Hello)),
+            Message::Ping { nonce } => {
+                // One answer is owed at a time: who pings without reading gets no queue.
+                self.pong = Some(nonce);
+                Ok(None)
+            }
+            Message::Pong { nonce } => {
+                if let Some((_, sent)) = self.ping.take_if(|(asked, _)| *asked == nonce) {
+                    let measured = now.saturating_sub(sent);
+                    self.rtt = Some(self.rtt.map_or(measured, |rtt| rtt.min(measured)));
+                }
+                Ok(None)
+            }
+            Message::Goodbye { text } => {
+                self.goodbye_heard = true;
+                Ok(Some(Message::Goodbye { text }))
+            }
+            Message::Error { code, text } => {
+                self.over = Some(Closed::Told { code, text });
+                self.silence();
+                Ok(None)
+            }
+            other => Ok(Some(other)),
+        }
+    }
+
+    fn greet(&mut self, hello: Hello, now: Duration) -> Result<(), Violation> {
+        if self.theirs.is_some() {
+            return Err(Violation::Unexpected("second hello"));
+        }
+        let shared = self.ours.versions.iter().rfind(|&version| hello.versions.contains(version));
+        let none = || Violation::Version { ours: self.ours.versions.clone(), theirs: hello.versions.clone() };
+        self.version = *shared.ok_or_else(none)?;
+        if (hello.site.as_str(), hello.agent.as_str()) != (self.peer.site(), self.peer.agent()) {
+            let got = format!("{}/{}", hello.site, hello.agent);
+            return Err(Violation::Identity { expected: self.peer.to_string(), got });
+        }
+        self.theirs = Some(hello);
+        self.progress = now;
+        self.ping(now);
+        Ok(())
+    }
+
+    pub(super) fn send(&mut self, message: Message) {
+        if self.over.is_none() {
+            self.control.push_back(message);
+        }
+    }
+
+    /// Says that nothing new begins.
+    pub(super) fn goodbye(&mut self, text: &str) {
+        if !std::mem::replace(&mut self.goodbye_sent, true) {
+            self.send(Message::Goodbye { text: clipped(text) });
+        }
+    }
+
+    /// Is anything to be sent on the control lane?
+    pub(super) fn has_control(&self) -> bool {
+        !self.control.is_empty() || self.pong.is_some()
+    }
+
+    /// The next control message.
+    pub(super) fn transmit(&mut self, now: Duration) -> Option<Transmit> {
+        let message = match self.control.front() {
+            // Nothing goes before the hello.
+            Some(Message::Hello(_)) => self.control.pop_front(),
+            _ => self.pong.take().map(|nonce| Message::Pong { nonce }).or_else(|| self.control.pop_front()),
+        };
+        message.map(|message| {
+            self.spoken = now;
+            let (head, body) = message.write();
+            Transmit { head, body }
+        })
+    }
+
+    fn ping(&mut self, now: Duration) {
+        self.pings += 1;
+        self.ping = Some((self.pings, now));
+        self.send(Message::Ping { nonce: self.pings });
+    }
+
+    /// When [`Link::expire`] wants to be called next.
+    pub(super) fn timeout(&self) -> Option<Duration> {
+        if self.over.is_some() {
+            return None;
+        }
+        if self.theirs.is_none() {
+            return Some(self.progress + GREETING_MAX);
+        }
+        let silence = self.heard + SILENCE_MAX;
+        Some(self.ping_due().map_or(silence, |ping| ping.min(silence)))
+    }
+
+    /// Whoever says nothing would be given up, be it because it only listens.
+    fn ping_due(&self) -> Option<Duration> {
+        // One that waits to be sent is enough.
+        let waits = self.control.iter().any(|message| matches!(message, Message::Ping { .. }));
+        (!waits).then_some(self.spoken + PING_AFTER)
+    }
+
+    pub(super) fn expire(&mut self, now: Duration) {
+        if self.over.is_some() {
+            return;
+        }
+        if self.theirs.is_none() {
+            // `progress` stands still until the hello: whatever else arrives buys no time.
+            if now >= self.progress + GREETING_MAX {
+                self.give_up(ErrorCode::Silent, "no hello");
+            }
+        } else if now >= self.heard + SILENCE_MAX {
+            self.give_up(ErrorCode::Silent, "nothing heard");
+        } else if self.ping_due().is_some_and(|due| now >= due) {
+            self.ping(now);
+        }
+    }
+
+    /// Ends the connection and tells the other side why.
+    pub(super) fn give_up(&mut self, code: ErrorCode, text: &str) {
+        self.end(Closed::GaveUp { code, text: text.to_owned() }, Some((code, text.to_owned())));
+    }
+
+    pub(super) fn violated(&mut self, violation: Violation) {
+        let text = match &violation {
+            Violation::Malformed { source, .. } => format!("{violation}: {source}"),
+            _ => violation.to_string(),
+        };
+        let code = violation.code();
+        self.end(Closed::Violated(violation), Some((code, text)));
+    }
+
+    /// Ends the connection; the first reason stands.
+    pub(super) fn end(&mut self, why: Closed, last_words: Option<(ErrorCode, String)>) {
+        if self.over.is_some() {
+            return;
+        }
+        self.silence();
+        if let Some((code, text)) = last_words {
+            self.control.push_back(Message::Error { code, text: clipped(&text) });
+        }
+        self.over = Some(why);
+    }
+
+    /// Nothing that waits to be sent matters any more; only the hello may explain the rest.
+    fn silence(&mut self) {
+        self.control.retain(|message| matches!(message, Message::Hello(_) | Message::Goodbye { .. }));
+        self.pong = None;
+        self.lanes.clear();
+    }
+}
+
+/// May a message that is `announced` on `lane` come? Its charge against the credit.
+fn admit(announced: Announced, lane: u32, greeted: bool, room: u64) -> Result<u64, Violation> {
+    let len = u64::from(announced.len);
+    let kind = Kind::from_byte(announced.kind);
+    let word = kind.map_or("message", Kind::word);
+    if !greeted && kind != Some(Kind::Hello) {
+        return Err(Violation::Unexpected("the first message is no hello"));
+    }
+    match kind {
+        None if announced.kind < IGNORABLE_FROM => Err(Violation::Unknown(announced.kind)),
+        Some(Kind::Frame) => {
+            let charge = len + HEADER_LEN as u64;
+            let limit = FRAME_LEN_MAX.min(room.saturating_sub(HEADER_LEN as u64));
+            // Even an empty one takes its header's bytes.
+            let fits = len <= limit && charge <= room;
+            if fits { Ok(charge) } else { Err(Violation::TooLong { kind: word, len, limit }) }
+        }
+        Some(Kind::Missing | Kind::Ended | Kind::Found) | None => control_len(word, len),
+        Some(_) if lane != CONTROL => Err(Violation::Unexpected("message on the wrong stream")),
+        Some(_) => control_len(word, len),
+    }
+}
+
+fn control_len(kind: &'static str, len: u64) -> Result<u64, Violation> {
+    if len <= CONTROL_LEN_MAX { Ok(0) } else { Err(Violation::TooLong { kind, len, limit: CONTROL_LEN_MAX }) }
+}
+
+/// A text that fits a message.
+pub(super) fn clipped(text: &str) -> String {
+    let mut end = text.len().min(TEXT_LEN_MAX);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    text.get(..end).unwrap_or_default().replace(char::is_control, " ")
+}

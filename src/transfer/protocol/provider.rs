@@ -1,0 +1,348 @@
+//! The side that accepted the connection and serves.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::closed::{Closed, Violation};
+use super::limits::{AHEAD_MAX, READS_MAX, REQUESTS_MAX, STALL_MAX, WINDOW_MIN};
+use super::link::{CONTROL, Link, Transmit};
+use super::message::{EndCode, ErrorCode, Found, Hello, Message, Priority, Survey};
+use super::serving::{Grant, Next, Serving, Supply, Work};
+use crate::id::{ChunkId, ManifestId};
+use crate::transfer::identity::Identity;
+
+/// What a provider wants of whoever drives it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Demand {
+    /// Say what the peer may read by way of `manifest`: [`Provider::granted`].
+    Authorise {
+        /// For which request.
+        request: u64,
+        /// Which manifest.
+        manifest: ManifestId,
+    },
+    /// Say which chunks of `manifest` are held, if the peer may read it: [`Provider::surveyed`].
+    Survey {
+        /// For which request.
+        request: u64,
+        /// Which manifest.
+        manifest: ManifestId,
+        /// From which place in its list on.
+        from: u32,
+    },
+    /// Read a stored chunk: [`Provider::supply`], also if it is not there, or nobody wants it any more.
+    Read {
+        /// For which request.
+        request: u64,
+        /// Which chunk of it.
+        ordinal: u32,
+        /// Its id.
+        id: ChunkId,
+    },
+    /// The connection is over. The last demand.
+    Closed(Closed),
+}
+
+/// The serving end of a connection.
+#[derive(Debug)]
+pub struct Provider {
+    link: Link,
+    /// Streams for frames besides the control lane; 0 where everything shares one.
+    lanes: u32,
+    serving: BTreeMap<u64, Serving>,
+    last: u64,
+    demands: VecDeque<Demand>,
+    /// What each read that goes on may be charged with.
+    reads: BTreeMap<(u64, u32), u64>,
+    /// Bytes of frames that may have been sent, and that were.
+    credit: u64,
+    sent: u64,
+    /// Bytes of frames set aside for reads, and waiting to go.
+    reserved: u64,
+    queued: u64,
+    /// When the carrier last took something, or something began to wait for it.
+    moved: Duration,
+    closed: bool,
+}
+
+impl Provider {
+    /// The serving end of a connection that begins at `now` with `peer`, as its certificate names it; frames go on `lanes`
+    /// streams of their own, or on the control lane if that is 0.
+    #[must_use]
+    pub fn new(hello: Hello, peer: Identity, lanes: u32, now: Duration) -> Self {
+        Self {
+            link: Link::new(hello, peer, now),
+            lanes,
+            serving: BTreeMap::new(),
+            last: 0,
+            demands: VecDeque::new(),
+            reads: BTreeMap::new(),
+            credit: 0,
+            sent: 0,
+            reserved: 0,
+            queued: 0,
+            moved: now,
+            closed: false,
+        }
+    }
+
+    /// Who the other side is.
+    #[must_use]
+    pub fn peer(&self) -> &Identity {
+        self.link.peer()
+    }
+
+    /// The other side's hello, once it is there.
+    #[must_use]
+    pub fn theirs(&self) -> Option<&Hello> {
+        self.link.theirs()
+    }
+
+    /// Bytes of frames in memory: being read, or waiting to go.
+    #[must_use]
+    pub fn in_memory(&self) -> u64 {
+        self.reserved + self.queued
+    }
+
+    /// Takes bytes that arrived on `lane`.
+    pub fn handle(&mut self, lane: u32, mut input: &[u8], now: Duration) {
+        self.wake(now);
+        while self.link.over().is_none() {
+            let done = match self.link.next(lane, &mut input, now) {
+                Ok(Some(message)) => self.take(message),
+                Ok(None) => break,
+                Err(violation) => Err(violation),
+            };
+            if let Err(violation) = done {
+                self.link.violated(violation);
+            }
+        }
+    }
+
+    fn take(&mut self, message: Message) -> Result<(), Violation> {
+        match message {
+            Message::Hello(hello) if (1..WINDOW_MIN).contains(&hello.window) => {
+                return Err(Violation::Limit("window is too small"));
+            }
+            Message::Hello(_) | Message::Goodbye { .. } => {}
+            Message::Request(asked) => {
+                let work = Work::Frames { wanted: asked.wanted, grant: None };
+                if self.begin(asked.request, asked.priority, work)? {
+                    let (request, manifest) = (asked.request, asked.manifest);
+                    self.demands.push_back(Demand::Authorise { request, manifest });
+                }
+            }
+            Message::Find(find) => {
+                if self.begin(find.request, Priority::Restore, Work::Survey)? {
+                    let (request, manifest, from) = (find.request, find.manifest, find.from);
+                    self.demands.push_back(Demand::Survey { request, manifest, from });
+                }
+            }
+            Message::Cancel { request } if request > self.last => {
+                return Err(Violation::Unexpected("cancel of no request"));
+            }
+            Message::Cancel { request } => self.refuse(request, EndCode::Cancelled, ""),
+            Message::Credit { granted } => {
+                if granted < self.credit {
+                    return Err(Violation::Unexpected("credit was taken back"));
+                }
+                self.credit = granted;
+            }
+            _ => return Err(Violation::Unexpected("message is for a requester")),
+        }
+        self.part();
+        Ok(())
+    }
+
+    /// Takes a request on; false if it was answered already.
+    fn begin(&mut self, request: u64, priority: Priority, work: Work) -> Result<bool, Violation> {
+        if request <= self.last {
+            return Err(Violation::Unexpected("number of a request goes back"));
+        }
+        self.last = request;
+        // A request counts until its last message has gone, so who does not read cannot pile up answers.
+        if self.serving.len() >= self.link.ours().requests.min(REQUESTS_MAX) as usize {
+            return Err(Violation::Limit("too many open requests"));
+        }
+        self.serving.insert(request, Serving::new(request, priority, work));
+        let open = self.link.is_open();
+        if !open {
+            self.refuse(request, EndCode::Leaving, "begins nothing new");
+        }
+        Ok(open)
+    }
+
+    /// Ends `request` early, unless it has ended.
+    fn refuse(&mut self, request: u64, code: EndCode, text: &str) {
+        if let Some(serving) = self.serving.get_mut(&request).filter(|serving| !serving.has_ended()) {
+            self.queued -= serving.refuse(code, &super::link::clipped(text));
+            self.demands.retain(|demand| !is_for(demand, request));
+        }
+    }
+
+    /// What the peer may read for `request`: None if there is no such manifest, or none for it.
+    pub fn granted(&mut self, request: u64, grant: Option<Arc<Grant>>, now: Duration) {
+        self.wake(now);
+        match (self.serving.get_mut(&request), grant) {
+            (Some(Serving { what: Work::Frames { grant, .. }, .. }), Some(found)) => *grant = Some(found),
+            _ => self.refuse(request, EndCode::NotHere, ""),
+        }
+    }
+
+    /// Which chunks are held: None if there is no such manifest, or none for the peer.
+    pub fn surveyed(&mut self, request: u64, survey: Option<Survey>, now: Duration) {
+        self.wake(now);
+        let Some(survey) = survey else { return self.refuse(request, EndCode::NotHere, "") };
+        if let Some(serving) = self.serving.get_mut(&request).filter(|serving| !serving.has_ended()) {
+            serving.end(Message::Found(Found { request, survey }));
+        }
+    }
+
+    /// Something broke while `request` was served.
+    pub fn failed(&mut self, request: u64, text: &str, now: Duration) {
+        self.wake(now);
+        self.refuse(request, EndCode::Failed, text);
+    }
+
+    /// A read has ended: the stored chunk, or None if it is not held. Each demand to read is answered once.
+    pub fn supply(&mut self, request: u64, ordinal: u32, supply: Option<Supply>, now: Duration) {
+        self.wake(now);
+        let Some(bound) = self.reads.remove(&(request, ordinal)) else { return };
+        self.reserved -= bound;
+        if let Some(serving) = self.serving.get_mut(&request) {
+            self.queued += serving.supply(ordinal, supply, bound);
+            self.forget(request);
+        }
+    }
+
+    /// The next thing to do, if any.
+    pub fn poll(&mut self) -> Option<Demand> {
+        if let Some(why) = self.link.over() {
+            let closed = Demand::Closed(why.clone());
+            return (!std::mem::replace(&mut self.closed, true)).then_some(closed);
+        }
+        self.demands.pop_front().or_else(|| self.next_read())
+    }
+
+    /// The most urgent chunk, if there is credit and room for it. None other goes before it: it would wait for ever.
+    fn next_read(&mut self) -> Option<Demand> {
+        let window = self.link.theirs()?.window;
+        let most = window - window / 4;
+        let mut urgent: Vec<(Priority, u64)> = self.serving.values().map(|s| (s.priority, s.request)).collect();
+        urgent.sort_unstable();
+        for (_, request) in urgent {
+            let Some(serving) = self.serving.get_mut(&request) else { continue };
+            let Next::Read { ordinal, id, bound } = serving.next(most) else { continue };
+            let ahead = self.reserved + self.queued;
+            let credit = self.credit.saturating_sub(self.sent + ahead);
+            let room = ahead == 0 || ahead + bound <= AHEAD_MAX;
+            if bound > credit || !room || self.reads.len() >= READS_MAX {
+                return None;
+            }
+            serving.begin_read();
+            self.reserved += bound;
+            self.reads.insert((request, ordinal), bound);
+            return Some(Demand::Read { request, ordinal, id });
+        }
+        None
+    }
+
+    /// The next bytes to send on `lane`: control messages first, then the most urgent.
+    pub fn transmit(&mut self, lane: u32, now: Duration) -> Option<Transmit> {
+        let control = if lane == CONTROL { self.link.transmit(now) } else { None };
+        let transmit = control.or_else(|| self.transmit_answer(lane))?;
+        self.wrote(now);
+        Some(transmit)
+    }
+
+    fn transmit_answer(&mut self, lane: u32) -> Option<Transmit> {
+        if self.link.over().is_some() {
+            return None;
+        }
+        let lanes = self.lanes;
+        let ready = self.serving.values_mut().filter(|s| s.is_ready() && lane_of(s.request, lanes) == lane);
+        let serving = ready.min_by_key(|serving| (serving.priority, serving.request))?;
+        let (transmit, charge) = serving.transmit()?;
+        let request = serving.request;
+        self.sent += charge;
+        self.queued -= charge;
+        self.forget(request);
+        Some(transmit)
+    }
+
+    /// Forgets a request about which all was said.
+    fn forget(&mut self, request: u64) {
+        if self.serving.get(&request).is_some_and(Serving::is_done) {
+            self.serving.remove(&request);
+            self.part();
+        }
+    }
+
+    /// Parts, once one side has said goodbye and nothing is open.
+    fn part(&mut self) {
+        if self.serving.is_empty() && self.link.goodbye_heard {
+            self.link.goodbye("nothing is open");
+            self.link.end(Closed::Done, None);
+        }
+    }
+
+    /// Says goodbye: open requests are served to their end, then the connection is over.
+    pub fn goodbye(&mut self, text: &str, now: Duration) {
+        self.wake(now);
+        self.link.goodbye(text);
+        self.part();
+    }
+
+    /// The carrier broke, or ended.
+    pub fn lost(&mut self, text: &str) {
+        self.link.end(Closed::Lost(text.to_owned()), None);
+    }
+
+    /// The carrier has taken some bytes of what was transmitted: the other side reads.
+    pub fn wrote(&mut self, now: Duration) {
+        (self.moved, self.link.spoken) = (now, now);
+    }
+
+    /// Is the connection over?
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        self.link.over().is_some()
+    }
+
+    /// When [`Provider::expire`] wants to be called, if nothing happens before.
+    #[must_use]
+    pub fn timeout(&self) -> Option<Duration> {
+        let link = self.link.timeout()?;
+        Some(if self.has_output() { link.min(self.moved + STALL_MAX) } else { link })
+    }
+
+    /// The time is `now`.
+    pub fn expire(&mut self, now: Duration) {
+        if self.has_output() && now >= self.moved + STALL_MAX {
+            self.link.give_up(ErrorCode::Stalled, "nothing of what was requested was taken");
+        }
+        self.link.expire(now);
+    }
+
+    fn has_output(&self) -> bool {
+        self.link.over().is_none() && (self.link.has_control() || self.serving.values().any(Serving::is_ready))
+    }
+
+    /// Something is about to happen: the watchdog counts from when output begins to wait.
+    fn wake(&mut self, now: Duration) {
+        if !self.has_output() {
+            self.moved = now;
+        }
+    }
+}
+
+/// The lane that everything about `request` goes on.
+fn lane_of(request: u64, lanes: u32) -> u32 {
+    if lanes == 0 { CONTROL } else { 1 + u32::try_from(request % u64::from(lanes)).unwrap_or(0) }
+}
+
+/// Is `demand` about `request`, and not a read (which has an answer to come)?
+fn is_for(demand: &Demand, request: u64) -> bool {
+    matches!(demand, Demand::Authorise { request: of, .. } | Demand::Survey { request: of, .. } if *of == request)
+}

@@ -1,0 +1,429 @@
+//! The side that opened the connection and asks.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+use super::asked::{Answered, Asked, What};
+use super::closed::{Closed, Violation};
+use super::limits::{BASES_MAX, CHUNKS_MAX, REQUESTS_MAX, RUNS_MAX, STALL_MAX, WINDOW_MIN};
+use super::link::{Link, Transmit};
+use super::message::{
+    EndCode, ErrorCode, Find, Found, Frame, Hello, Message, Missing, Priority, Request, Survey, Wanted,
+};
+use super::runs::Runs;
+use crate::codec::{Codec, Encoded};
+use crate::error::{Error, Result};
+use crate::id::ManifestId;
+use crate::transfer::identity::Identity;
+
+/// What a requester tells whoever drives it.
+#[derive(Clone, Debug)]
+pub enum Event {
+    /// The other side's hello is there: requests may be made.
+    Opened,
+    /// A chunk has arrived, not verified yet.
+    Arrived(Arrived),
+    /// Chunks of a request will not come from here.
+    Missing {
+        /// Of which request.
+        request: u64,
+        /// Which, by ordinal.
+        ordinals: Runs,
+    },
+    /// What the other side holds of a manifest.
+    Found {
+        /// The answer to which question.
+        request: u64,
+        /// The answer.
+        survey: Survey,
+    },
+    /// Nothing more comes of a request. Each request ends exactly once.
+    Ended {
+        /// Which.
+        request: u64,
+        /// How.
+        how: How,
+        /// What was not answered, by ordinal.
+        left: Runs,
+    },
+    /// The other side will begin nothing new; open requests are served to their end.
+    Leaving(String),
+    /// The connection is over. The last event.
+    Closed(Closed),
+}
+
+/// A stored chunk as it came in.
+#[derive(Clone, Debug)]
+pub struct Arrived {
+    /// Of which request.
+    pub request: u64,
+    /// Which chunk of it.
+    pub ordinal: u32,
+    /// Bytes of the chunk.
+    pub plain_len: u32,
+    /// How it is stored. Whoever decodes it proves that it is the chunk that was asked for.
+    pub encoded: Encoded,
+    /// What to give to [`Requester::release`] once the bytes are no longer in memory.
+    pub charge: u64,
+}
+
+/// How a request ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum How {
+    /// Every chunk was answered.
+    Complete,
+    /// The other side ended it.
+    Refused(EndCode, String),
+    /// The connection ended first.
+    Lost,
+}
+
+/// The asking end of a connection.
+#[derive(Debug)]
+pub struct Requester {
+    link: Link,
+    requests: BTreeMap<u64, Asked>,
+    last: u64,
+    /// Bytes of frames that may be on their way here or wait to be released.
+    window: u64,
+    /// Bytes of frames given out and not released yet.
+    held: u64,
+    /// Bytes of frames that are done with.
+    released: u64,
+    events: VecDeque<Event>,
+    closed: bool,
+}
+
+impl Requester {
+    /// The asking end of a connection that begins at `now` with `peer`, as its certificate names it.
+    ///
+    /// # Errors
+    /// Usage, if `hello.window` is less than [`WINDOW_MIN`].
+    pub fn new(hello: Hello, peer: Identity, now: Duration) -> Result<Self> {
+        let window = hello.window;
+        if window < WINDOW_MIN {
+            let error = Error::usage("window is too small to request anything");
+            return Err(error.expected(format!("at least {WINDOW_MIN}")).got(window));
+        }
+        let mut link = Link::new(hello, peer, now);
+        link.granted = window;
+        link.send(Message::Credit { granted: window });
+        let (requests, events) = (BTreeMap::new(), VecDeque::new());
+        Ok(Self { link, requests, last: 0, window, held: 0, released: 0, events, closed: false })
+    }
+
+    /// Who the other side is.
+    #[must_use]
+    pub fn peer(&self) -> &Identity {
+        self.link.peer()
+    }
+
+    /// The other side's hello, once it is there.
+    #[must_use]
+    pub fn theirs(&self) -> Option<&Hello> {
+        self.link.theirs()
+    }
+
+    /// The version that both speak; 0 until the hello is there.
+    #[must_use]
+    pub fn version(&self) -> u8 {
+        self.link.version()
+    }
+
+    /// The shortest way there and back that was measured.
+    #[must_use]
+    pub fn rtt(&self) -> Option<Duration> {
+        self.link.rtt()
+    }
+
+    /// Bytes of frames in memory: given out and not released, or arriving.
+    #[must_use]
+    pub fn in_memory(&self) -> u64 {
+        self.link.admitted - self.released
+    }
+
+    /// Requests that may be made now.
+    #[must_use]
+    pub fn room(&self) -> usize {
+        let most = self.link.theirs().map_or(0, |hello| hello.requests.min(REQUESTS_MAX)) as usize;
+        if self.link.is_open() { most.saturating_sub(self.requests.len()) } else { 0 }
+    }
+
+    /// Asks for the stored frames of chunks; returns the request's number.
+    ///
+    /// # Errors
+    /// Usage, for more than a request may name; unreachable, while nothing can be asked ([`Requester::room`]).
+    pub fn request(&mut self, priority: Priority, manifest: ManifestId, wanted: Wanted, now: Duration) -> Result<u64> {
+        let limits = [
+            ("chunks in one request", wanted.chunks.len(), CHUNKS_MAX),
+            ("runs in one request", wanted.chunks.ranges().len() as u64, RUNS_MAX as u64),
+            ("bases in one request", wanted.bases.len() as u64, BASES_MAX as u64),
+        ];
+        for (what, got, most) in limits {
+            if got > most {
+                return Err(Error::usage(format!("too many {what}")).expected(format!("at most {most}")).got(got));
+            }
+        }
+        let len = u32::try_from(wanted.len()).ok().filter(|&len| len > 0);
+        let len = len.ok_or_else(|| Error::usage("a request of no chunk"))?;
+        let what = What::Frames(Answered::none_of(len));
+        let request = self.begin(what, now)?;
+        self.link.send(Message::Request(Request { request, priority, manifest, wanted }));
+        Ok(request)
+    }
+
+    /// Asks which chunks of `manifest` the other side holds, from place `from` of its list on.
+    ///
+    /// # Errors
+    /// Unreachable, while nothing can be asked.
+    pub fn find(&mut self, manifest: ManifestId, from: u32, now: Duration) -> Result<u64> {
+        let request = self.begin(What::Survey { from }, now)?;
+        self.link.send(Message::Find(Find { request, manifest, from }));
+        Ok(request)
+    }
+
+    fn begin(&mut self, what: What, now: Duration) -> Result<u64> {
+        if self.room() == 0 {
+            return Err(Error::unreachable("peer takes no more requests now").at(self.peer()));
+        }
+        if self.requests.is_empty() {
+            // What was not asked for could not make progress.
+            self.link.progress = now;
+        }
+        self.last += 1;
+        self.requests.insert(self.last, Asked { what, cancelled: false });
+        Ok(self.last)
+    }
+
+    /// Nobody waits for `request` any more. It still ends, once the other side knows.
+    pub fn cancel(&mut self, request: u64) {
+        if let Some(asked) = self.requests.get_mut(&request).filter(|asked| !asked.cancelled) {
+            asked.cancelled = true;
+            self.link.send(Message::Cancel { request });
+        }
+    }
+
+    /// `bytes` of what [`Arrived::charge`] told are no longer in memory: as many more may come.
+    pub fn release(&mut self, bytes: u64, now: Duration) {
+        let owed = self.owed();
+        self.let_go(bytes);
+        if !owed {
+            // Until now there was an excuse.
+            self.link.progress = now;
+        }
+    }
+
+    fn let_go(&mut self, bytes: u64) {
+        let bytes = bytes.min(self.held);
+        self.held -= bytes;
+        self.released += bytes;
+        self.grant();
+    }
+
+    /// Sets how many bytes of frames may be on their way here or wait to be released; not below what the hello said.
+    pub fn set_window(&mut self, bytes: u64) {
+        self.window = bytes.max(self.link.ours().window);
+        self.grant();
+    }
+
+    /// Tells of new credit, unless it is too little to be worth a message. Less than a quarter of the window is held back,
+    /// so a frame that fits three quarters of it always gets through.
+    fn grant(&mut self) {
+        let granted = self.released + self.window;
+        if granted >= self.link.granted + self.window / 4 {
+            self.link.granted = granted;
+            self.link.send(Message::Credit { granted });
+        }
+    }
+
+    /// Says goodbye: open requests go on to their end, then the connection is over.
+    pub fn goodbye(&mut self, text: &str) {
+        self.link.goodbye(text);
+        self.part();
+    }
+
+    /// A frame was not what it was said to be: ends the connection.
+    pub fn untrue(&mut self, text: &str) {
+        self.link.give_up(ErrorCode::Untrue, text);
+    }
+
+    /// The carrier broke, or ended.
+    pub fn lost(&mut self, text: &str) {
+        self.link.end(Closed::Lost(text.to_owned()), None);
+    }
+
+    /// Takes bytes that arrived on `lane`.
+    pub fn handle(&mut self, lane: u32, mut input: &[u8], now: Duration) {
+        while self.link.over().is_none() {
+            let done = match self.link.next(lane, &mut input, now) {
+                Ok(Some(message)) => self.take(message, now),
+                Ok(None) => break,
+                Err(violation) => Err(violation),
+            };
+            if let Err(violation) = done {
+                self.link.violated(violation);
+            }
+        }
+    }
+
+    fn take(&mut self, message: Message, now: Duration) -> Result<(), Violation> {
+        match message {
+            Message::Hello(_) => self.events.push_back(Event::Opened),
+            Message::Frame(frame) => self.arrived(frame)?,
+            Message::Missing(missing) => {
+                self.link.progress = now;
+                self.missing(missing)?;
+            }
+            Message::Found(found) => {
+                self.link.progress = now;
+                self.found(found)?;
+            }
+            Message::Ended(ended) => {
+                self.link.progress = now;
+                let asked = self.requests.remove(&ended.request);
+                let asked = asked.ok_or(Violation::Unexpected("end of no request"))?;
+                self.end(ended.request, &asked, How::Refused(ended.code, ended.text));
+            }
+            Message::Goodbye { text } => self.events.push_back(Event::Leaving(text)),
+            _ => return Err(Violation::Unexpected("message is for a provider")),
+        }
+        self.part();
+        Ok(())
+    }
+
+    fn arrived(&mut self, frame: Frame) -> Result<(), Violation> {
+        let request = frame.request;
+        let charge = frame.charge();
+        let cancelled = self.answer(request, std::iter::once(frame.ordinal))?;
+        self.held += charge;
+        if cancelled {
+            self.let_go(charge);
+        } else if let Ok(codec) = Codec::from_byte(frame.codec) {
+            if codec.has_base() != frame.base.is_some() {
+                return Err(Violation::Unexpected("frame lacks its base, or has one without need"));
+            }
+            let encoded = Encoded { codec, bytes: frame.stored, base: frame.base };
+            let Frame { ordinal, plain_len, .. } = frame;
+            self.events.push_back(Event::Arrived(Arrived { request, ordinal, plain_len, encoded, charge }));
+        } else {
+            // A newer program stored it: for this one it is not there.
+            self.let_go(charge);
+            let ordinals = Runs::of(frame.ordinal..frame.ordinal + 1);
+            self.events.push_back(Event::Missing { request, ordinals });
+        }
+        self.finish(request);
+        Ok(())
+    }
+
+    fn missing(&mut self, missing: Missing) -> Result<(), Violation> {
+        let Missing { request, ordinals } = missing;
+        if !self.answer(request, ordinals.iter())? {
+            self.events.push_back(Event::Missing { request, ordinals });
+        }
+        self.finish(request);
+        Ok(())
+    }
+
+    /// Ticks ordinals off; was the request cancelled?
+    fn answer(&mut self, request: u64, ordinals: impl Iterator<Item = u32>) -> Result<bool, Violation> {
+        match self.requests.get_mut(&request) {
+            Some(Asked { what: What::Frames(answered), cancelled }) => {
+                for ordinal in ordinals {
+                    answered.insert(ordinal)?;
+                }
+                Ok(*cancelled)
+            }
+            _ => Err(Violation::Unexpected("answer to no request")),
+        }
+    }
+
+    /// Ends `request` if all of it was answered.
+    fn finish(&mut self, request: u64) {
+        let whole = |asked: &Asked| matches!(&asked.what, What::Frames(answered) if answered.is_all());
+        if self.requests.get(&request).is_some_and(whole)
+            && let Some(asked) = self.requests.remove(&request)
+        {
+            self.end(request, &asked, How::Complete);
+        }
+    }
+
+    fn found(&mut self, found: Found) -> Result<(), Violation> {
+        let Found { request, survey } = found;
+        let asked = self.requests.remove(&request).ok_or(Violation::Unexpected("answer to no question"))?;
+        let What::Survey { from } = asked.what else {
+            return Err(Violation::Unexpected("answer to no question"));
+        };
+        let begins = survey.held.ranges().first().map_or(from, |first| first.start);
+        if begins < from || (survey.upto <= from && from < survey.chunks) {
+            return Err(Violation::Unexpected("answer to another question"));
+        }
+        if !asked.cancelled {
+            self.events.push_back(Event::Found { request, survey });
+        }
+        self.end(request, &asked, How::Complete);
+        Ok(())
+    }
+
+    fn end(&mut self, request: u64, asked: &Asked, how: How) {
+        let left = match &asked.what {
+            What::Frames(answered) => answered.left(),
+            What::Survey { .. } => Runs::default(),
+        };
+        self.events.push_back(Event::Ended { request, how, left });
+    }
+
+    /// Parts, once one side has said goodbye and nothing is open.
+    fn part(&mut self) {
+        if self.requests.is_empty() && self.link.goodbye_heard {
+            self.link.goodbye("nothing is open");
+            self.link.end(Closed::Done, None);
+        }
+    }
+
+    /// The next thing to know, if any.
+    pub fn poll(&mut self) -> Option<Event> {
+        if let Some(event) = self.events.pop_front() {
+            return Some(event);
+        }
+        let why = self.link.over()?.clone();
+        if let Some((request, asked)) = self.requests.pop_first() {
+            self.end(request, &asked, How::Lost);
+            return self.events.pop_front();
+        }
+        (!std::mem::replace(&mut self.closed, true)).then_some(Event::Closed(why))
+    }
+
+    /// The next bytes to send, all on the control lane.
+    pub fn transmit(&mut self, now: Duration) -> Option<Transmit> {
+        self.link.transmit(now)
+    }
+
+    /// Is the connection over?
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        self.link.over().is_some()
+    }
+
+    /// When [`Requester::expire`] wants to be called, if nothing happens before.
+    #[must_use]
+    pub fn timeout(&self) -> Option<Duration> {
+        let stall = self.owed().then_some(self.link.progress + STALL_MAX);
+        let link = self.link.timeout()?;
+        Some(stall.map_or(link, |stall| stall.min(link)))
+    }
+
+    /// The time is `now`.
+    pub fn expire(&mut self, now: Duration) {
+        if self.owed() && now >= self.link.progress + STALL_MAX {
+            self.link.give_up(ErrorCode::Stalled, "open requests made no progress");
+        }
+        self.link.expire(now);
+    }
+
+    /// Is the other side expected to send something? Not while this side holds so much that a frame may not fit.
+    fn owed(&self) -> bool {
+        let room = self.link.granted - self.link.admitted;
+        let free = room >= self.window - self.window / 4 || self.link.is_within_frame();
+        self.link.over().is_none() && !self.requests.is_empty() && free
+    }
+}

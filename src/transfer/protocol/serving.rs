@@ -1,0 +1,190 @@
+//! One request that a provider serves: what is left to read, and what is ready to go.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::sync::Arc;
+
+use super::limits::{FRAME_HEAD_MAX, HEADER_LEN, RUNS_MAX};
+use super::link::Transmit;
+use super::message::{EndCode, Ended, Frame, Message, Missing, Priority, Wanted};
+use super::runs::Runs;
+use crate::codec::Encoded;
+use crate::format::ChunkList;
+use crate::id::ChunkId;
+
+/// The chunks that somebody may read by way of one manifest.
+#[derive(Clone, Debug, Default)]
+pub struct Grant {
+    /// The manifest's own list.
+    pub chunks: Arc<ChunkList>,
+    /// What the stored frames of these are based on, bases of bases included, with plain lengths; sorted by id.
+    pub bases: Vec<(ChunkId, u32)>,
+}
+
+impl Grant {
+    /// The chunk of `wanted` with the given ordinal, and its plain length, if the grant covers it.
+    fn find(&self, wanted: &Wanted, ordinal: u64) -> Option<(ChunkId, u32)> {
+        if let Some(base) = wanted.base(ordinal) {
+            let at = self.bases.binary_search_by_key(&base, |(id, _)| *id).ok()?;
+            return self.bases.get(at).copied();
+        }
+        let place = wanted.chunks.get(ordinal)? as usize;
+        Some((*self.chunks.ids.get(place)?, *self.chunks.lens.get(place)?))
+    }
+}
+
+/// A stored chunk on its way to a peer.
+#[derive(Clone, Debug)]
+pub struct Supply {
+    /// As it is stored.
+    pub encoded: Encoded,
+    /// Bytes of the chunk.
+    pub plain_len: u32,
+}
+
+/// One request that is being served.
+#[derive(Debug)]
+pub(super) struct Serving {
+    pub(super) request: u64,
+    pub(super) priority: Priority,
+    pub(super) what: Work,
+    /// Ready to go, in order.
+    out: VecDeque<Message>,
+    /// Ordinals that will not be sent, to be told.
+    missing: BTreeSet<u32>,
+    /// Frames being read.
+    reading: usize,
+    /// The next ordinal to look at.
+    next: u64,
+    /// Nothing more is to be made of it.
+    ended: bool,
+}
+
+#[derive(Debug)]
+pub(super) enum Work {
+    /// Frames, once a grant says which.
+    Frames { wanted: Wanted, grant: Option<Arc<Grant>> },
+    /// A survey.
+    Survey,
+}
+
+/// What to do next for a request.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Next {
+    /// Read this chunk; its frame will be charged with at most so many bytes.
+    Read { ordinal: u32, id: ChunkId, bound: u64 },
+    /// Nothing for now.
+    Nothing,
+}
+
+impl Serving {
+    pub(super) fn new(request: u64, priority: Priority, what: Work) -> Self {
+        let (out, missing) = (VecDeque::new(), BTreeSet::new());
+        Self { request, priority, what, out, missing, reading: 0, next: 0, ended: false }
+    }
+
+    /// What to read next. Chunks that will not be sent are noted on the way; those larger than `most` bytes are among them.
+    pub(super) fn next(&mut self, most: u64) -> Next {
+        let Work::Frames { wanted, grant: Some(grant) } = &self.what else { return Next::Nothing };
+        // What is noted and not told is bounded, too.
+        while !self.ended && self.next < wanted.len() && self.missing.len() < RUNS_MAX {
+            let ordinal = u32::try_from(self.next).unwrap_or(u32::MAX);
+            match grant.find(wanted, self.next).map(|(id, plain_len)| (id, bound(plain_len))) {
+                Some((id, bound)) if bound <= most => return Next::Read { ordinal, id, bound },
+                _ => self.missing.insert(ordinal),
+            };
+            self.next += 1;
+        }
+        Next::Nothing
+    }
+
+    /// The chunk that [`Serving::next`] told is being read.
+    pub(super) fn begin_read(&mut self) {
+        self.next += 1;
+        self.reading += 1;
+    }
+
+    /// A read has ended; returns the bytes that wait to go because of it.
+    pub(super) fn supply(&mut self, ordinal: u32, supply: Option<Supply>, bound: u64) -> u64 {
+        self.reading -= 1;
+        if self.ended {
+            return 0;
+        }
+        let frame = supply.map(|Supply { encoded: Encoded { codec, bytes, base }, plain_len }| Frame {
+            request: self.request,
+            ordinal,
+            codec: codec as u8,
+            plain_len,
+            base,
+            stored: bytes,
+        });
+        // What is longer than its own chunk would not be believed, nor fit what was set aside for it.
+        match frame.filter(|frame| frame.stored.len() <= frame.plain_len as usize && frame.charge() <= bound) {
+            Some(frame) => {
+                let charge = frame.charge();
+                self.out.push_back(Message::Frame(frame));
+                charge
+            }
+            None => {
+                self.missing.insert(ordinal);
+                0
+            }
+        }
+    }
+
+    /// Answers a survey, or ends the request early; what waits to go is dropped: its bytes are returned.
+    pub(super) fn end(&mut self, last: Message) -> u64 {
+        let dropped = self.out.iter().map(charge).sum();
+        self.out.clear();
+        self.missing.clear();
+        self.ended = true;
+        self.out.push_back(last);
+        dropped
+    }
+
+    pub(super) fn refuse(&mut self, code: EndCode, text: &str) -> u64 {
+        self.end(Message::Ended(Ended { request: self.request, code, text: text.to_owned() }))
+    }
+
+    pub(super) fn has_ended(&self) -> bool {
+        self.ended
+    }
+
+    /// Is anything ready to go?
+    pub(super) fn is_ready(&self) -> bool {
+        !self.out.is_empty() || !self.missing.is_empty()
+    }
+
+    /// The next message to go, and its charge against the credit.
+    pub(super) fn transmit(&mut self) -> Option<(Transmit, u64)> {
+        let message = self.out.pop_front().or_else(|| self.tell_missing())?;
+        let (head, body) = message.write();
+        Some((Transmit { head, body }, charge(&message)))
+    }
+
+    fn tell_missing(&mut self) -> Option<Message> {
+        let ordinals: Runs = self.missing.iter().copied().take(RUNS_MAX).collect();
+        self.missing.retain(|ordinal| ordinals.ranges().last().is_some_and(|last| *ordinal >= last.end));
+        (!ordinals.is_empty()).then_some(Message::Missing(Missing { request: self.request, ordinals }))
+    }
+
+    /// Was all said that there is to say?
+    pub(super) fn is_done(&self) -> bool {
+        let all = match &self.what {
+            Work::Frames { wanted, grant } => grant.is_some() && self.next >= wanted.len(),
+            Work::Survey => false,
+        };
+        !self.is_ready() && (self.ended || (all && self.reading == 0))
+    }
+}
+
+/// The most that the frame of a chunk can be charged with.
+fn bound(plain_len: u32) -> u64 {
+    HEADER_LEN as u64 + FRAME_HEAD_MAX + u64::from(plain_len)
+}
+
+fn charge(message: &Message) -> u64 {
+    match message {
+        Message::Frame(frame) => frame.charge(),
+        _ => 0,
+    }
+}

@@ -1,0 +1,409 @@
+//! Each side against another that lies, floods, babbles or comes from the future.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use proptest::prelude::*;
+
+use super::super::limits::{GREETING_MAX, PROGRESS_MIN, REQUESTS_MAX, STALL_MAX, WINDOW_MIN};
+use super::super::{
+    Closed, Demand, EndCode, Ended, ErrorCode, Event, Find, Found, Frame, Grant, Hello, How, Message, Missing,
+    Priority, Provider, Request, Requester, Runs, Survey, Violation, Wanted,
+};
+use super::world::Store;
+use super::{asker, bytes_of, hello, seconds, server, split};
+use crate::id::{ChunkId, ManifestId};
+
+const NOW: Duration = Duration::from_secs(7);
+
+/// A requester that has greeted and asked for chunks 0 to 9, and for one survey.
+fn requester() -> Requester {
+    let mut requester = greeted();
+    let wanted = Wanted { chunks: Runs::of(0..10), bases: Vec::new() };
+    assert_eq!(requester.request(Priority::Restore, ManifestId::of(b""), wanted, NOW).unwrap(), 1);
+    assert_eq!(requester.find(ManifestId::of(b""), 5, NOW).unwrap(), 2);
+    requester
+}
+
+fn greeted() -> Requester {
+    let mut requester = Requester::new(hello(&asker(), WINDOW_MIN), server(), NOW).unwrap();
+    requester.handle(0, &bytes_of(&Message::Hello(hello(&server(), 0))), NOW);
+    assert!(matches!(requester.poll(), Some(Event::Opened)));
+    requester
+}
+
+/// A provider that was greeted.
+fn provider() -> Provider {
+    let mut provider = Provider::new(hello(&server(), 0), asker(), 0, NOW);
+    provider.handle(0, &bytes_of(&Message::Hello(hello(&asker(), WINDOW_MIN))), NOW);
+    provider
+}
+
+/// Why the connection is over, once all events are taken.
+fn why(requester: &mut Requester) -> Option<Closed> {
+    let mut why = None;
+    while let Some(event) = requester.poll() {
+        if let Event::Closed(closed) = event {
+            why = Some(closed);
+        }
+    }
+    assert!(requester.poll().is_none());
+    why
+}
+
+fn why_provider(provider: &mut Provider) -> Option<Closed> {
+    let mut why = None;
+    while let Some(demand) = provider.poll() {
+        if let Demand::Closed(closed) = demand {
+            why = Some(closed);
+        }
+    }
+    why
+}
+
+/// What the other side is told last.
+fn last_words(mut transmit: impl FnMut() -> Option<super::super::Transmit>) -> Message {
+    let mut said = Vec::new();
+    while let Some(bytes) = transmit() {
+        said.extend_from_slice(&bytes.head);
+        said.extend_from_slice(&bytes.body);
+    }
+    split(&said).pop().unwrap()
+}
+
+fn frame(ordinal: u32) -> Frame {
+    let stored = Bytes::from_static(b"stored");
+    Frame { request: 1, ordinal, codec: 0, plain_len: 6, base: None, stored }
+}
+
+fn missing(request: u64, ordinals: std::ops::Range<u32>) -> Message {
+    Message::Missing(Missing { request, ordinals: Runs::of(ordinals) })
+}
+
+fn found(upto: u32, held: std::ops::Range<u32>) -> Message {
+    Message::Found(Found { request: 2, survey: Survey { chunks: 20, upto, held: Runs::of(held) } })
+}
+
+#[test]
+fn a_requester_believes_no_answer_to_what_it_did_not_ask() {
+    let ended = |request| Message::Ended(Ended { request, code: EndCode::Failed, text: String::new() });
+    let lies: [(&str, Vec<Message>); 16] = [
+        ("answer to what was not requested", vec![Message::Frame(frame(10))]),
+        ("answer to no request", vec![Message::Frame(Frame { request: 3, ..frame(1) })]),
+        ("answer to no request", vec![Message::Frame(Frame { request: 2, ..frame(1) })]),
+        ("chunk was answered twice", vec![Message::Frame(frame(3)), Message::Frame(frame(3))]),
+        ("chunk was answered twice", vec![missing(1, 3..4), Message::Frame(frame(3))]),
+        ("answer to what was not requested", vec![missing(1, 3..11)]),
+        ("answer to no request", vec![missing(1, 0..10), missing(1, 0..1)]),
+        ("frame lacks its base, or has one without need", vec![Message::Frame(Frame { codec: 3, ..frame(1) })]),
+        (
+            "frame lacks its base, or has one without need",
+            vec![Message::Frame(Frame { base: Some(ChunkId::of(b"")), ..frame(1) })],
+        ),
+        ("end of no request", vec![ended(9)]),
+        ("end of no request", vec![ended(1), ended(1)]),
+        ("answer to another question", vec![found(5, 0..0)]),
+        ("answer to another question", vec![found(10, 4..6)]),
+        ("answer to no question", vec![Message::Found(Found { request: 1, survey: Survey::default() })]),
+        ("second hello", vec![Message::Hello(hello(&server(), 0))]),
+        ("message is for a provider", vec![Message::Credit { granted: 1 }]),
+    ];
+    for (what, lie) in lies {
+        let mut requester = requester();
+        for message in &lie {
+            requester.handle(0, &bytes_of(message), NOW);
+        }
+        assert_eq!(why(&mut requester), Some(Closed::Violated(Violation::Unexpected(what))), "{lie:?}");
+        let told = Message::Error { code: ErrorCode::Protocol, text: what.into() };
+        assert_eq!(last_words(|| requester.transmit(NOW)), told);
+        // What comes after is not even looked at.
+        requester.handle(0, b"garbage", NOW);
+        assert!(requester.is_over() && requester.timeout().is_none());
+    }
+}
+
+#[test]
+fn a_requester_takes_no_more_than_it_granted_even_of_a_frame_that_was_only_announced() {
+    let mut requester = requester();
+    let most = u32::try_from(WINDOW_MIN).unwrap() - 5;
+    let mut announced = (most + 1).to_le_bytes().to_vec();
+    announced.push(5);
+    requester.handle(3, &announced, NOW);
+    let limit = WINDOW_MIN - 5;
+    let expected = Violation::TooLong { kind: "FRAME", len: limit + 1, limit };
+    assert_eq!(why(&mut requester), Some(Closed::Violated(expected)));
+
+    // Two lanes share the credit.
+    let mut requester = self::requester();
+    announced[..4].copy_from_slice(&(most - 100).to_le_bytes());
+    requester.handle(1, &announced, NOW);
+    assert!(!requester.is_over());
+    assert_eq!(requester.in_memory(), u64::from(most - 100) + 5);
+    announced[..4].copy_from_slice(&101u32.to_le_bytes());
+    requester.handle(2, &announced, NOW);
+    assert!(matches!(why(&mut requester), Some(Closed::Violated(Violation::TooLong { limit: 95, .. }))));
+}
+
+#[test]
+fn a_codec_of_the_future_makes_a_chunk_missing_and_nothing_worse() {
+    let mut requester = requester();
+    requester.handle(0, &bytes_of(&Message::Frame(Frame { codec: 200, ..frame(4) })), NOW);
+    let event = requester.poll();
+    assert!(
+        matches!(&event, Some(Event::Missing { request: 1, ordinals }) if ordinals.ranges() == [4..5]),
+        "{event:?}"
+    );
+    assert_eq!(requester.in_memory(), 0);
+    assert!(!requester.is_over());
+}
+
+#[test]
+fn a_provider_that_trickles_is_given_up() {
+    // Just too little in each period to count as progress, and just enough.
+    // The header's five bytes count.
+    for (bytes, given_up) in [(PROGRESS_MIN - 6, true), (PROGRESS_MIN - 5, false)] {
+        let mut requester = requester();
+        let mut announced = 3_000_000u32.to_le_bytes().to_vec();
+        announced.push(5);
+        requester.handle(0, &announced, NOW);
+        let piece = vec![0; usize::try_from(bytes).unwrap()];
+        let mut now = NOW + STALL_MAX - Duration::from_millis(1);
+        requester.handle(0, &piece, now);
+        now += Duration::from_millis(1);
+        requester.expire(now);
+        assert_eq!(requester.is_over(), given_up, "{bytes}");
+    }
+}
+
+#[test]
+fn a_provider_keeps_to_the_limits_it_told() {
+    let request = |request| {
+        let wanted = Wanted { chunks: Runs::of(0..1), bases: Vec::new() };
+        Message::Request(Request { request, priority: Priority::Warm, manifest: ManifestId::of(b""), wanted })
+    };
+    let find = |request| Message::Find(Find { request, manifest: ManifestId::of(b""), from: 0 });
+    let lies: [(Violation, Vec<Message>); 7] = [
+        (Violation::Unexpected("number of a request goes back"), vec![request(2), find(2)]),
+        (Violation::Unexpected("number of a request goes back"), vec![request(2), request(1)]),
+        (Violation::Unexpected("cancel of no request"), vec![Message::Cancel { request: 1 }]),
+        (Violation::Limit("too many open requests"), (1..=u64::from(REQUESTS_MAX) + 1).map(find).collect()),
+        (Violation::Unexpected("credit was taken back"), [9, 8].map(|granted| Message::Credit { granted }).to_vec()),
+        (Violation::Unexpected("message is for a requester"), vec![missing(1, 0..1)]),
+        (Violation::TooLong { kind: "FRAME", len: 11, limit: 0 }, vec![Message::Frame(frame(0))]),
+    ];
+    for (expected, lie) in lies {
+        let mut provider = provider();
+        for message in &lie {
+            provider.handle(0, &bytes_of(message), NOW);
+        }
+        assert_eq!(why_provider(&mut provider), Some(Closed::Violated(expected.clone())), "{lie:?}");
+        assert!(
+            matches!(last_words(|| provider.transmit(0, NOW)), Message::Error { code, .. } if code == expected.code())
+        );
+    }
+    let mut provider = Provider::new(hello(&server(), 0), asker(), 0, NOW);
+    provider.handle(0, &bytes_of(&Message::Hello(hello(&asker(), WINDOW_MIN - 1))), NOW);
+    let closed = why_provider(&mut provider);
+    assert_eq!(closed, Some(Closed::Violated(Violation::Limit("window is too small"))));
+}
+
+#[test]
+fn who_asks_and_never_reads_cannot_pile_up_answers() {
+    let mut provider = provider();
+    for request in 1..=u64::from(REQUESTS_MAX) {
+        provider.handle(0, &bytes_of(&Message::Find(Find { request, manifest: ManifestId::of(b""), from: 0 })), NOW);
+        provider.surveyed(request, None, NOW);
+    }
+    // All are answered, but none of the answers has gone.
+    for _ in 0..100_000 {
+        provider.handle(0, &bytes_of(&Message::Ping { nonce: 1 }), NOW);
+    }
+    assert!(!provider.is_over());
+    let request = u64::from(REQUESTS_MAX) + 1;
+    provider.handle(0, &bytes_of(&Message::Find(Find { request, manifest: ManifestId::of(b""), from: 0 })), NOW);
+    let closed = why_provider(&mut provider);
+    assert_eq!(closed, Some(Closed::Violated(Violation::Limit("too many open requests"))));
+}
+
+#[test]
+fn without_credit_nothing_is_read_and_nothing_sent() {
+    let store = Store::new(&[1000; 5], &[]);
+    let mut provider = provider();
+    let wanted = Wanted { chunks: Runs::of(0..5), bases: Vec::new() };
+    let request = Request { request: 1, priority: Priority::Restore, manifest: store.open, wanted };
+    provider.handle(0, &bytes_of(&Message::Request(request)), NOW);
+    assert!(matches!(provider.poll(), Some(Demand::Authorise { .. })));
+    provider.granted(1, Some(Arc::clone(&store.grant)), NOW);
+    assert_eq!(provider.poll(), None);
+    // Enough for one, but not for two: what a chunk may take at most counts, before it is read.
+    provider.handle(0, &bytes_of(&Message::Credit { granted: 2000 }), NOW);
+    assert!(matches!(provider.poll(), Some(Demand::Read { ordinal: 0, .. })));
+    assert_eq!(provider.poll(), None);
+    provider.lost("gone");
+    assert_eq!(provider.poll(), Some(Demand::Closed(Closed::Lost("gone".into()))));
+}
+
+#[test]
+fn unknown_kinds_are_passed_over_or_refused_by_their_number() {
+    let message = |kind: u8, len: u32| [&len.to_le_bytes()[..], &[kind], &vec![7; len as usize]].concat();
+    for kind in [128, 200, 255] {
+        let mut requester = requester();
+        requester.handle(0, &message(kind, 1000), NOW);
+        requester.handle(0, &bytes_of(&Message::Frame(frame(1))), NOW);
+        assert!(matches!(requester.poll(), Some(Event::Arrived(_))), "{kind}");
+    }
+    for kind in [0, 14, 127] {
+        let mut requester = requester();
+        requester.handle(0, &message(kind, 0), NOW);
+        assert_eq!(why(&mut requester), Some(Closed::Violated(Violation::Unknown(kind))));
+    }
+    let mut requester = requester();
+    requester.handle(0, &message(128, 128 * 1024 + 1), NOW);
+    assert!(matches!(why(&mut requester), Some(Closed::Violated(Violation::TooLong { kind: "message", .. }))));
+}
+
+#[test]
+fn streams_are_few_and_only_answers_go_beside_the_first() {
+    let mut requester = requester();
+    requester.handle(17, b"x", NOW);
+    assert_eq!(why(&mut requester), Some(Closed::Violated(Violation::Limit("too many streams"))));
+    let mut requester = self::requester();
+    requester.handle(1, &bytes_of(&Message::Ping { nonce: 1 }), NOW);
+    let expected = Violation::Unexpected("message on the wrong stream");
+    assert_eq!(why(&mut requester), Some(Closed::Violated(expected)));
+}
+
+#[test]
+fn versions_are_settled_by_the_highest_that_both_speak() {
+    let meet = |theirs: &[u8]| {
+        let mut requester = Requester::new(hello(&asker(), WINDOW_MIN), server(), NOW).unwrap();
+        let theirs = Hello { versions: theirs.to_vec(), ..hello(&server(), 0) };
+        requester.handle(0, &bytes_of(&Message::Hello(theirs)), NOW);
+        requester
+    };
+    assert_eq!(meet(&[1]).version(), 1);
+    assert_eq!(meet(&[0, 1, 2, 9]).version(), 1);
+    let mut none = meet(&[2, 3]);
+    let violation = Violation::Version { ours: vec![1], theirs: vec![2, 3] };
+    assert_eq!(why(&mut none), Some(Closed::Violated(violation.clone())));
+    let told = last_words(|| none.transmit(NOW));
+    let text = "no version of the protocol is shared: expected one of [1], got [2, 3]".to_owned();
+    assert_eq!(told, Message::Error { code: ErrorCode::Version, text });
+    let error = crate::Error::from(Closed::Violated(violation));
+    assert_eq!(error.kind(), crate::ErrorKind::Unsupported);
+}
+
+#[test]
+fn a_hello_must_be_the_first_say_what_the_certificate_says_and_come_in_time() {
+    let mut requester = Requester::new(hello(&asker(), WINDOW_MIN), server(), NOW).unwrap();
+    requester.handle(0, &bytes_of(&Message::Hello(hello(&asker(), 0))), NOW);
+    let closed = why(&mut requester).unwrap();
+    assert_eq!(crate::Error::from(closed).kind(), crate::ErrorKind::Denied);
+
+    let mut requester = Requester::new(hello(&asker(), WINDOW_MIN), server(), NOW).unwrap();
+    requester.handle(0, b"HTTP/1.1 400 Bad Request\r\n", NOW);
+    let expected = Violation::Unexpected("the first message is no hello");
+    assert_eq!(why(&mut requester), Some(Closed::Violated(expected)));
+
+    let mut provider = Provider::new(hello(&server(), 0), asker(), 0, NOW);
+    let late = NOW + GREETING_MAX;
+    assert_eq!(provider.timeout(), Some(late));
+    // Part of one, byte by byte, buys no time.
+    provider.handle(0, &bytes_of(&Message::Hello(hello(&asker(), 0)))[..9], late - seconds(1));
+    provider.expire(late);
+    let text = "no hello".to_owned();
+    assert_eq!(why_provider(&mut provider), Some(Closed::GaveUp { code: ErrorCode::Silent, text }));
+}
+
+#[test]
+fn requests_that_break_a_limit_are_refused_before_they_are_sent() {
+    let mut requester = greeted();
+    let mut ask = |chunks: Runs| {
+        let wanted = Wanted { chunks, bases: Vec::new() };
+        requester.request(Priority::Warm, ManifestId::of(b""), wanted, NOW).unwrap_err().kind()
+    };
+    assert_eq!(ask(Runs::of(0..65_537)), crate::ErrorKind::Usage);
+    assert_eq!(ask((0..4097).map(|n| n * 2).collect()), crate::ErrorKind::Usage);
+    assert_eq!(ask(Runs::default()), crate::ErrorKind::Usage);
+    for _ in 0..REQUESTS_MAX {
+        requester.find(ManifestId::of(b""), 0, NOW).unwrap();
+    }
+    assert_eq!(requester.find(ManifestId::of(b""), 0, NOW).unwrap_err().kind(), crate::ErrorKind::Unreachable);
+    assert!(Requester::new(hello(&asker(), WINDOW_MIN - 1), server(), NOW).is_err());
+}
+
+#[test]
+fn a_frame_that_was_not_true_ends_the_connection_and_every_request() {
+    let mut requester = requester();
+    requester.untrue("chunk does not match its id");
+    let mut ended = Vec::new();
+    while let Some(event) = requester.poll() {
+        if let Event::Ended { request, how, left } = event {
+            ended.push((request, how, left.len()));
+        }
+    }
+    assert_eq!(ended, [(1, How::Lost, 10), (2, How::Lost, 0)]);
+    assert!(matches!(last_words(|| requester.transmit(NOW)), Message::Error { code: ErrorCode::Untrue, .. }));
+}
+
+proptest! {
+    /// Whatever comes, however it is cut: no panic, no more memory than was granted.
+    #[test]
+    fn garbage_on_any_lane_is_survived(pieces in proptest::collection::vec(
+        (0u32..18, proptest::collection::vec(any::<u8>(), 0..60)), 1..20)) {
+        let (mut requester, mut provider) = (requester(), provider());
+        for (lane, piece) in &pieces {
+            requester.handle(*lane, piece, NOW);
+            provider.handle(*lane, piece, NOW);
+            prop_assert!(requester.in_memory() <= WINDOW_MIN);
+        }
+        let _ = (why(&mut requester), why_provider(&mut provider));
+    }
+
+    /// A true transcript with some bytes bent, in pieces of any length.
+    #[test]
+    fn bent_transcripts_are_survived(bends in proptest::collection::vec((any::<usize>(), any::<u8>()), 0..4),
+                                     piece in 1usize..50) {
+        let messages = [
+            Message::Frame(frame(0)), missing(1, 1..4), Message::Pong { nonce: 1 }, found(10, 5..7),
+            Message::Frame(frame(9)), Message::Goodbye { text: "bye".into() },
+            Message::Ended(Ended { request: 1, code: EndCode::Failed, text: "disk".into() }),
+        ];
+        let mut bytes: Vec<u8> = messages.iter().flat_map(bytes_of).collect();
+        let len = bytes.len();
+        bends.iter().for_each(|(at, with)| bytes[at % len] ^= with);
+        let mut requester = requester();
+        bytes.chunks(piece).for_each(|piece| requester.handle(0, piece, NOW));
+        let (mut ended, mut arrived) = (0, 0);
+        while let Some(event) = requester.poll() {
+            match event {
+                Event::Ended { .. } => ended += 1,
+                Event::Arrived(_) => arrived += 1,
+                _ => {}
+            }
+        }
+        prop_assert!(ended <= 2 && arrived <= 10);
+        if bends.iter().all(|(_, with)| *with == 0) {
+            prop_assert_eq!((ended, arrived, requester.is_over()), (2, 2, true));
+        }
+    }
+}
+
+#[test]
+fn what_comes_of_a_grant_that_lies_about_lengths_is_missing() {
+    let store = Store::new(&[1000], &[]);
+    let chunks = Arc::new(crate::format::ChunkList { lens: vec![10], ..(*store.grant.chunks).clone() });
+    let mut provider = provider();
+    let wanted = Wanted { chunks: Runs::of(0..1), bases: Vec::new() };
+    let request = Request { request: 1, priority: Priority::Restore, manifest: store.open, wanted };
+    provider.handle(0, &bytes_of(&Message::Request(request)), NOW);
+    provider.handle(0, &bytes_of(&Message::Credit { granted: 2000 }), NOW);
+    let _ = provider.poll();
+    provider.granted(1, Some(Arc::new(Grant { chunks, bases: Vec::new() })), NOW);
+    let Some(Demand::Read { request, ordinal, id }) = provider.poll() else { panic!("no read") };
+    let encoded = crate::codec::Encoded { codec: crate::codec::Codec::Raw, bytes: store.stored(&id), base: None };
+    provider.supply(request, ordinal, Some(super::super::Supply { encoded, plain_len: 1000 }), NOW);
+    assert_eq!(last_words(|| provider.transmit(0, NOW)), missing(1, 0..1));
+    assert_eq!(provider.in_memory(), 0);
+}
