@@ -90,6 +90,8 @@ pub struct Requester {
     held: u64,
     /// Bytes of frames that are done with.
     released: u64,
+    /// Why nothing new begins; goodbye is said once nothing is open.
+    leaving: Option<String>,
     events: VecDeque<Event>,
     closed: bool,
 }
@@ -109,7 +111,7 @@ impl Requester {
         link.granted = window;
         link.send(Message::Credit { granted: window });
         let (requests, events) = (BTreeMap::new(), VecDeque::new());
-        Ok(Self { link, requests, last: 0, window, held: 0, released: 0, events, closed: false })
+        Ok(Self { link, requests, last: 0, window, held: 0, released: 0, leaving: None, events, closed: false })
     }
 
     /// Who the other side is.
@@ -146,7 +148,8 @@ impl Requester {
     #[must_use]
     pub fn room(&self) -> usize {
         let most = self.link.theirs().map_or(0, |hello| hello.requests.min(REQUESTS_MAX)) as usize;
-        if self.link.is_open() { most.saturating_sub(self.requests.len()) } else { 0 }
+        let open = self.link.is_open() && self.leaving.is_none();
+        if open { most.saturating_sub(self.requests.len()) } else { 0 }
     }
 
     /// Asks for the stored frames of chunks; returns the request's number.
@@ -236,9 +239,9 @@ impl Requester {
         }
     }
 
-    /// Says goodbye: open requests go on to their end, then the connection is over.
+    /// Begins nothing new: open requests go on to their end, then goodbye is said, and the connection is over.
     pub fn goodbye(&mut self, text: &str) {
-        self.link.goodbye(text);
+        self.leaving.get_or_insert_with(|| text.to_owned());
         self.part();
     }
 
@@ -372,9 +375,16 @@ impl Requester {
         self.events.push_back(Event::Ended { request, how, left });
     }
 
-    /// Parts, once one side has said goodbye and nothing is open.
+    /// Says goodbye, once one side wants to and nothing is open: not before, since what is still on its way on other lanes may
+    /// come after the other side's goodbye. After goodbyes of both the connection is over.
     fn part(&mut self) {
-        if self.requests.is_empty() && self.link.goodbye_heard {
+        if !self.requests.is_empty() {
+            return;
+        }
+        if let Some(text) = &self.leaving {
+            self.link.goodbye(text);
+        }
+        if self.link.goodbye_heard {
             self.link.goodbye("nothing is open");
             self.link.end(Closed::Done, None);
         }
@@ -396,6 +406,12 @@ impl Requester {
     /// The next bytes to send, all on the control lane.
     pub fn transmit(&mut self, now: Duration) -> Option<Transmit> {
         self.link.transmit(now)
+    }
+
+    /// Why the connection is over, if it is.
+    #[must_use]
+    pub fn why_over(&self) -> Option<&Closed> {
+        self.link.over()
     }
 
     /// Is the connection over?

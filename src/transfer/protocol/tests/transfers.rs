@@ -114,12 +114,12 @@ fn a_provider_that_stands_still_is_given_up_and_what_is_left_is_told() {
     // What is being read already still comes.
     let (how, left) = world.until_ended(request);
     let stopped = world.now;
-    assert_eq!((how, left.len() as usize), (How::Lost, 1100 - world.seen.chunks.len()));
+    assert_eq!((how, left.len()), (How::Lost, 1100 - world.seen.chunks.len() as u64));
     world.run(|world| world.seen.provider_closed.is_some());
     let told = Closed::Told { code: ErrorCode::Stalled, text: "open requests made no progress".into() };
     assert_eq!(world.seen.provider_closed, Some(told));
     let last = world.seen.ended[0].3;
-    assert!(stopped - last < seconds(1));
+    assert!(stopped < last + seconds(1));
     assert!(matches!(&world.seen.closed, Some(Closed::GaveUp { code: ErrorCode::Stalled, .. })));
 }
 
@@ -132,7 +132,7 @@ fn a_line_that_swallows_everything_is_given_up_by_both() {
     (world.up.black, world.down.black) = (true, true);
     assert_eq!(world.until_ended(request).0, How::Lost);
     world.run(|world| world.seen.provider_closed.is_some());
-    assert!(world.now - at <= SILENCE_MAX + seconds(1));
+    assert!(world.now <= at + SILENCE_MAX + seconds(1));
     for closed in [&world.seen.closed, &world.seen.provider_closed] {
         assert!(matches!(closed, Some(Closed::GaveUp { code: ErrorCode::Silent, .. })), "{closed:?}");
     }

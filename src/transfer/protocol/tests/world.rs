@@ -18,7 +18,7 @@ use crate::id::{ChunkId, ManifestId};
 use crate::limits::{KIB, MIB};
 
 /// Longer than any transfer here takes.
-const PATIENCE: Duration = Duration::from_secs(3600);
+const PATIENCE: Duration = Duration::from_hours(1);
 
 /// What the provider has: one manifest that the asker may read, one that it may not.
 #[derive(Debug)]
@@ -50,7 +50,7 @@ impl Store {
             grant: Arc::new(Grant { chunks, bases }),
             held,
             secrets,
-            bytes: (0..16 * MIB).map(|n| ((n * 31) >> 3) as u8).collect::<Vec<_>>().into(),
+            bytes: (0..16 * MIB).map(|n| ((n * 31) >> 3).to_le_bytes()[0]).collect::<Vec<_>>().into(),
         }
     }
 
