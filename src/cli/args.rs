@@ -18,6 +18,7 @@ use crate::ops::{CutChoice, TensorSelector};
 use crate::repository::log::AttemptId;
 use crate::repository::{Name, Selector};
 use crate::storage::Location;
+use crate::transfer::identity::{AGENT_DAYS, AUTHORITY_DAYS, Identity};
 
 /// Save once, move only what the other side lacks, check every byte.
 #[derive(Debug, Parser)]
@@ -194,6 +195,12 @@ pub(super) enum Verb {
         #[arg(value_name = "URL", value_hint = ValueHint::DirPath)]
         url: Option<String>,
     },
+    /// Make the certificates by which agents know each other
+    #[command(after_help = help::IDENTITY, subcommand_required = true, arg_required_else_help = true)]
+    Identity {
+        #[command(subcommand)]
+        what: IdentityVerb,
+    },
     /// Print completions for a shell
     #[command(after_help = help::COMPLETIONS)]
     Completions {
@@ -305,6 +312,61 @@ pub(super) struct Restore {
     pub(super) shard: Option<Shard>,
 }
 
+/// `towline identity`.
+#[derive(Debug, Subcommand)]
+pub(super) enum IdentityVerb {
+    /// Make an authority: what it signs, its agents trust
+    Init {
+        #[command(flatten)]
+        authority: AuthorityFolder,
+        /// What to call it
+        #[arg(long, value_name = "NAME", default_value = "towline")]
+        name: String,
+        /// How long its certificate holds
+        #[arg(long, value_name = "DAYS", default_value_t = AUTHORITY_DAYS)]
+        days: u32,
+    },
+    /// Make the key and the certificate of an agent
+    Issue {
+        /// Which agent of which site
+        #[arg(value_name = "SITE/AGENT", value_parser = identity)]
+        agent: Identity,
+        /// The folder for tls.crt, tls.key and ca.crt
+        #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+        to: PathBuf,
+        #[command(flatten)]
+        authority: AuthorityFolder,
+        /// How long the certificate holds
+        #[arg(long, value_name = "DAYS", default_value_t = AGENT_DAYS)]
+        days: u32,
+    },
+    /// Replace the key and the certificate of an agent by new ones
+    Rotate {
+        /// The folder with its tls.crt
+        #[arg(value_name = "DIR", value_hint = ValueHint::DirPath)]
+        folder: PathBuf,
+        #[command(flatten)]
+        authority: AuthorityFolder,
+        /// How long the new certificate holds
+        #[arg(long, value_name = "DAYS", default_value_t = AGENT_DAYS)]
+        days: u32,
+    },
+    /// Tell what certificates say
+    Show {
+        /// A file of certificates, or a folder with tls.crt or ca.crt
+        #[arg(value_name = "PATH", value_hint = ValueHint::AnyPath)]
+        path: PathBuf,
+    },
+}
+
+/// Where an authority lives.
+#[derive(Debug, Args)]
+pub(super) struct AuthorityFolder {
+    /// The folder with the authority's ca.crt and ca.key [default: ~/.config/towline/authority]
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    pub(super) authority: Option<PathBuf>,
+}
+
 /// `towline expire`.
 #[derive(Debug, Args)]
 #[command(group(ArgGroup::new("policy").required(true).multiple(true)))]
@@ -376,6 +438,12 @@ impl From<Compress> for Compression {
 /// File names need not be UTF-8.
 fn target() -> impl TypedValueParser<Value = Target> {
     OsStringValueParser::new().try_map(|text: OsString| Target::parse(&text))
+}
+
+fn identity(text: &str) -> Result<Identity, String> {
+    let names = text.strip_prefix("towline://").unwrap_or(text).split_once('/');
+    let (site, agent) = names.ok_or("an agent is SITE/AGENT")?;
+    Identity::new(site, agent).map_err(|error| error.to_string())
 }
 
 fn label(text: &str) -> Result<(String, String), &'static str> {

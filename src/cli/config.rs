@@ -74,6 +74,7 @@ pub(super) enum Chosen {
 pub(super) struct Settings {
     repository: Option<String>,
     embedded: Option<PathBuf>,
+    authority: Option<PathBuf>,
     /// Memory budget in bytes, if one was asked for.
     pub(super) memory: Option<u64>,
     endpoint: Option<String>,
@@ -98,6 +99,7 @@ impl Settings {
         Ok(Self {
             repository,
             embedded: around.xdg("XDG_DATA_HOME", ".local/share").map(|data| data.join("towline/repository")),
+            authority: around.xdg("XDG_CONFIG_HOME", ".config").map(|config| config.join("towline/authority")),
             memory: flags.memory.or(file.memory),
             endpoint: flags.endpoint.or(file.endpoint.filter(|_| !endpoint_set)),
             allow_http: flags.allow_http || file.allow_http,
@@ -117,6 +119,16 @@ impl Settings {
                 .cure("give --repo URL, or set TOWLINE_REPO")
         })?;
         Ok(Chosen::Embedded(Location::directory(embedded)?))
+    }
+
+    /// Where the authority lives that signs certificates, unless another place is named.
+    ///
+    /// # Errors
+    /// Usage, where there is no home folder.
+    pub(super) fn authority(&self) -> Result<&Path> {
+        self.authority
+            .as_deref()
+            .ok_or_else(|| Error::usage("there is no home folder for the authority").cure("give --authority DIR"))
     }
 
     /// How stores are opened; `create`: make the directory or bucket if it is lacking.

@@ -280,6 +280,24 @@ The exit code is 1 if something is bad.
 
 JSON: checks: [what outcome detail cure]";
 
+pub(super) const IDENTITY: &str = "\
+Examples:
+  towline identity init                                  once, where it is safe
+  towline identity issue west/node-7 --to node-7/        then copy node-7/ to that node
+  towline identity rotate node-7/                        before it expires; a running agent sees it
+  towline identity show node-7/
+
+An agent talks only to agents whose certificates were signed by an authority in its ca.crt, both ways, and is known by what \
+its certificate says: towline://SITE/AGENT, a URI among the subject's alternative names. Files of others work as well: for \
+cert-manager, set `uris` in the Certificate, with the usages `server auth` and `client auth`. ca.crt may hold several \
+authorities, as while one takes the place of another. A file `revoked` beside it lists certificates that are trusted no \
+more: a serial number or fingerprint a line. Agents read changed files again.
+
+Whoever has ca.key can make agents: keep it away from the nodes. Nothing overwrites it.
+
+JSON: certificates: [identity authority subject issuer serial fingerprint not_before not_after], and folder where files were \
+written";
+
 pub(super) const COMPLETIONS: &str = "\
 Examples:
   towline completions bash > ~/.local/share/bash-completion/completions/towline

@@ -7,6 +7,7 @@
 mod args;
 mod config;
 mod help;
+mod identity;
 mod output;
 mod progress;
 mod render;

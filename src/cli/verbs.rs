@@ -66,6 +66,7 @@ impl Door {
                 self.output.report(&report, |report, _| render::collect(report, dry_run))?;
             }
             Verb::Doctor { url } => return self.doctor(url.as_deref()).await,
+            Verb::Identity { what } => self.identity(what)?,
             Verb::Completions { shell } => self.output.print(&super::completions(shell))?,
         }
         Ok(0)

@@ -1,4 +1,4 @@
-//! Agent to agent: who they are ([`identity`]), how they talk ([`protocol`]), and what carries it.
+//! Agent to agent: who they are ([`identity`]), how they talk ([`protocol`]).
 
 mod holdings;
 pub mod identity;

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use tempfile::TempDir;
 
-const VERBS: [&str; 18] = [
+const VERBS: [&str; 19] = [
     "init",
     "save",
     "watch",
@@ -29,6 +29,7 @@ const VERBS: [&str; 18] = [
     "verify",
     "collect",
     "doctor",
+    "identity",
     "completions",
 ];
 

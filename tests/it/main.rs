@@ -7,6 +7,7 @@ mod amend;
 mod cache;
 mod checkpoints;
 mod cli;
+mod cli_identity;
 mod cli_runs;
 mod cli_s3;
 mod cli_tensors;

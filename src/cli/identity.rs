@@ -1,0 +1,77 @@
+//! `towline identity`: certificates by which agents know each other.
+
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+
+use super::args::{AuthorityFolder, IdentityVerb};
+use super::output::printable;
+use super::verbs::Door;
+use crate::clock::{Clock as _, SystemClock};
+use crate::error::{Error, Result};
+use crate::transfer::identity::{Authority, Certificate, show};
+
+/// What was made, or what is there.
+#[derive(Serialize)]
+struct Certificates {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    folder: Option<PathBuf>,
+    certificates: Vec<Certificate>,
+}
+
+impl Door {
+    pub(super) fn identity(&self, what: IdentityVerb) -> Result<()> {
+        let now = SystemClock.now();
+        match what {
+            IdentityVerb::Init { authority, name, days } => {
+                let folder = self.authority(&authority)?;
+                let made = Authority::create(folder, &name, days, now)?;
+                self.made(folder, made.certificate().clone())?;
+                self.output.remark("whoever has ca.key can make agents: keep it away from the nodes");
+                Ok(())
+            }
+            IdentityVerb::Issue { agent, to, authority, days } => {
+                let authority = Authority::open(self.authority(&authority)?)?;
+                self.made(&to, authority.issue(&agent, &to, (days, now), false)?)
+            }
+            IdentityVerb::Rotate { folder, authority, days } => {
+                let old = show(&folder)?;
+                let agent = old.iter().find_map(|certificate| certificate.identity.as_ref());
+                let agent = agent.ok_or_else(|| Error::not_found("no certificate of an agent").at(folder.display()))?;
+                let authority = Authority::open(self.authority(&authority)?)?;
+                self.made(&folder, authority.issue(agent, &folder, (days, now), true)?)
+            }
+            IdentityVerb::Show { path } => {
+                let shown = Certificates { folder: None, certificates: show(&path)? };
+                self.output.answer(&shown, |shown, _| shown.certificates.iter().map(described).collect())
+            }
+        }
+    }
+
+    /// The folder that was named, or the usual one.
+    fn authority<'a>(&'a self, named: &'a AuthorityFolder) -> Result<&'a Path> {
+        named.authority.as_deref().map_or_else(|| self.settings.authority(), Ok)
+    }
+
+    fn made(&self, folder: &Path, certificate: Certificate) -> Result<()> {
+        let made = Certificates { folder: Some(folder.to_owned()), certificates: vec![certificate] };
+        self.output.report(&made, |made, _| {
+            let text: String = made.certificates.iter().map(described).collect();
+            format!("wrote {}\n{text}", folder.display())
+        })
+    }
+}
+
+fn described(certificate: &Certificate) -> String {
+    let title = match &certificate.identity {
+        Some(identity) => identity.to_string(),
+        None if certificate.authority => format!("authority {}", certificate.subject),
+        None => format!("{} (names no agent)", certificate.subject),
+    };
+    let Certificate { issuer, serial, fingerprint, not_before, not_after, .. } = certificate;
+    let title = printable(&title);
+    let issuer = printable(issuer);
+    format!(
+        "{title}\n  holds: {not_before} to {not_after}\n  signed by: {issuer}\n  serial: {serial}\n  SHA-256: {fingerprint}\n"
+    )
+}

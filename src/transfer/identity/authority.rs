@@ -1,0 +1,172 @@
+//! A small certificate authority: a folder with its certificate and its key.
+
+use std::path::Path;
+use std::time::Duration;
+
+use rcgen::{
+    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose,
+    PKCS_ECDSA_P256_SHA256, SanType, date_time_ymd,
+};
+
+use super::certificate::Certificate;
+use super::files::{self, Readers};
+use super::{Identity, pem};
+use crate::clock::Timestamp;
+use crate::error::{Error, ErrorKind, Result};
+
+/// How long an authority's certificate holds unless said otherwise: ten years.
+pub const AUTHORITY_DAYS: u32 = 3650;
+/// How long an agent's certificate holds unless said otherwise: a year.
+pub const AGENT_DAYS: u32 = 365;
+/// The longest that either may hold: a century, far from where two-digit years end.
+pub const DAYS_MAX: u32 = 36_500;
+
+/// Clocks of machines differ: a certificate holds from so long before it was made.
+const SKEW: Duration = Duration::from_hours(1);
+const DAY: Duration = Duration::from_hours(24);
+
+/// Who signs the certificates of agents.
+pub struct Authority {
+    issuer: Issuer<'static, KeyPair>,
+    /// What goes into each agent's `ca.crt`: this authority first, perhaps others that are trusted as well.
+    trusted: String,
+    certificate: Certificate,
+}
+
+impl Authority {
+    /// Makes an authority called `name` in `folder`: `ca.crt`, and `ca.key` for its owner alone.
+    ///
+    /// # Errors
+    /// Conflict, if there is one: nothing is overwritten.
+    pub fn create(folder: &Path, name: &str, days: u32, now: Timestamp) -> Result<Self> {
+        if name.is_empty() || name.len() > 64 || name.chars().any(char::is_control) {
+            // The length is X.509's own bound on a common name (RFC 5280, appendix A.1, ub-common-name).
+            return Err(Error::usage("name of the authority is malformed").expected("1 to 64 characters"));
+        }
+        let mut params = params(days, now)?;
+        params.distinguished_name.push(DnType::CommonName, name);
+        params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+        let key = new_key()?;
+        let made = params.self_signed(&key).map_err(unsigned)?;
+        files::make_folder(folder)?;
+        let taken = |error: Error| match error.kind() {
+            ErrorKind::Conflict => Error::conflict("an authority is there already")
+                .at(folder.display())
+                .cure("use it, or make another in another folder: agents trust only what their ca.crt holds")
+                .source(error),
+            _ => error,
+        };
+        // The key first: it is what must never be lost to another.
+        files::create(&folder.join(files::AUTHORITY_KEY), &key.serialize_pem(), Readers::Owner).map_err(taken)?;
+        files::create(&folder.join(files::AUTHORITY), &made.pem(), Readers::All).map_err(taken)?;
+        let certificate = Certificate::read(made.der())?;
+        Ok(Self { issuer: Issuer::new(params, key), trusted: made.pem(), certificate })
+    }
+
+    /// The authority that lives in `folder`.
+    ///
+    /// # Errors
+    /// Not found, if there is none; damaged, if its files are not a certificate and its key.
+    pub fn open(folder: &Path) -> Result<Self> {
+        let (path, key_path) = (folder.join(files::AUTHORITY), folder.join(files::AUTHORITY_KEY));
+        let missing = |error: Error| match error.kind() {
+            ErrorKind::NotFound => Error::not_found("there is no authority")
+                .at(folder.display())
+                .cure(format!("towline identity init --authority {}", folder.display()))
+                .source(error),
+            _ => error,
+        };
+        let key = files::read(&key_path).map_err(missing)?;
+        let malformed = |source| Error::damaged("key is malformed").at(key_path.display()).source(source);
+        let key = KeyPair::from_pem(&key).map_err(malformed)?;
+        let trusted = files::read(&path).map_err(missing)?;
+        let chain = pem::certificates(&trusted, &path)?;
+        let first = chain.first().ok_or_else(|| Error::damaged("file holds no certificate").at(path.display()))?;
+        if !pem::is_key_of(&key, first)? {
+            return Err(Error::damaged("ca.key is not the key of the first certificate in ca.crt").at(folder.display()));
+        }
+        let certificate = Certificate::read(first)?;
+        let issuer = Issuer::from_ca_cert_der(first, key);
+        let issuer =
+            issuer.map_err(|source| Error::damaged("certificate is unusable").at(path.display()).source(source))?;
+        Ok(Self { issuer, trusted, certificate })
+    }
+
+    /// Its own certificate.
+    #[must_use]
+    pub fn certificate(&self) -> &Certificate {
+        &self.certificate
+    }
+
+    /// Writes a new key and certificate for `identity` to `folder`: `tls.key`, `tls.crt` and `ca.crt`, each whole or not at
+    /// all. What is there is replaced only with `replace`.
+    ///
+    /// # Errors
+    /// Conflict, if there is a certificate; usage, for a time that is too long or outlives the authority.
+    pub fn issue(
+        &self,
+        identity: &Identity,
+        folder: &Path,
+        (days, now): (u32, Timestamp),
+        replace: bool,
+    ) -> Result<Certificate> {
+        let mut params = params(days, now)?;
+        let until = Timestamp(params.not_after.unix_timestamp().saturating_mul(1_000_000_000));
+        if until > self.certificate.not_after {
+            return Err(Error::usage("certificate would outlive its authority")
+                .expected(format!("an end before {}", self.certificate.not_after))
+                .got(until)
+                .cure("give fewer --days"));
+        }
+        let uri = identity.to_string().try_into();
+        let uri = uri.map_err(|source: rcgen::Error| Error::usage("identity is no URI").source(source))?;
+        params.subject_alt_names = vec![SanType::URI(uri)];
+        params.distinguished_name.push(DnType::CommonName, identity.agent());
+        params.use_authority_key_identifier_extension = true;
+        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        // An agent both asks and serves.
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
+        let key = new_key()?;
+        let made = params.signed_by(&key, &self.issuer).map_err(unsigned)?;
+        files::make_folder(folder)?;
+        let path = folder.join(files::CERTIFICATE);
+        if !replace && path.try_exists().unwrap_or(true) {
+            let error = Error::conflict("a certificate is there already").at(path.display());
+            return Err(error.cure(format!("towline identity rotate {}", folder.display())));
+        }
+        // An agent that reads them in between sees a key that is not the certificate's, and keeps what it has.
+        files::replace(&folder.join(files::AUTHORITY), &self.trusted, Readers::All)?;
+        files::replace(&folder.join(files::KEY), &key.serialize_pem(), Readers::Owner)?;
+        files::replace(&path, &made.pem(), Readers::All)?;
+        Certificate::read(made.der())
+    }
+}
+
+impl std::fmt::Debug for Authority {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Authority({})", self.certificate.subject)
+    }
+}
+
+fn new_key() -> Result<KeyPair> {
+    // P-256: what every other tool reads, and fast enough for a handshake.
+    KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(|source| Error::other("no key can be made").source(source))
+}
+
+fn unsigned(source: rcgen::Error) -> Error {
+    Error::other("certificate cannot be signed").source(source)
+}
+
+fn params(days: u32, now: Timestamp) -> Result<CertificateParams> {
+    if !(1..=DAYS_MAX).contains(&days) {
+        let error = Error::usage("certificate cannot hold for so many days");
+        return Err(error.expected(format!("1 to {DAYS_MAX}")).got(days));
+    }
+    let mut params = CertificateParams::default();
+    params.distinguished_name = rcgen::DistinguishedName::new();
+    let begin = date_time_ymd(1970, 1, 1) + now.since(Timestamp(0));
+    params.not_before = begin - SKEW;
+    params.not_after = begin + DAY * days;
+    Ok(params)
+}

@@ -1,0 +1,238 @@
+//! What an agent shows and what it trusts: read from a folder, and again whenever the files there change.
+
+use std::collections::BTreeSet;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use rustls::RootCertStore;
+use rustls::client::verify_server_cert_signed_by_trust_anchor;
+use rustls::pki_types::{CertificateDer, UnixTime};
+use rustls::server::{ParsedCertificate, WebPkiClientVerifier, danger::ClientCertVerifier};
+use rustls::sign::CertifiedKey;
+
+use super::certificate::Certificate;
+use super::files::{self, AUTHORITY, CERTIFICATE, KEY, REVOKED};
+use super::{Identity, pem, tls};
+use crate::clock::{Clock, Timestamp};
+use crate::error::{Error, ErrorKind, Result};
+
+/// The files are looked at again no sooner than after this.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// Digits of a fingerprint; a serial number has fewer (RFC 5280, 4.1.2.2: at most 20 bytes).
+const FINGERPRINT_DIGITS: usize = 64;
+
+/// The credentials of this agent. Clones share them.
+///
+/// In a folder lie `tls.crt`, `tls.key` and `ca.crt`, as `towline identity issue` and cert-manager write them, and perhaps
+/// `revoked`: a serial number or a SHA-256 fingerprint a line, in hexadecimal digits; `#` begins a comment.
+#[derive(Clone, Debug)]
+pub struct Credentials(Arc<Watched>);
+
+#[derive(Debug)]
+struct Watched {
+    folder: PathBuf,
+    clock: Arc<dyn Clock>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    current: Arc<Loaded>,
+    /// What the files looked like when they were last read, well or not.
+    seen: Look,
+    looked: Timestamp,
+}
+
+/// Modification time, length and inode of each file that is there.
+type Look = Vec<Option<(i64, i64, u64, u64)>>;
+
+/// Credentials at one moment.
+#[derive(Debug)]
+pub(super) struct Loaded {
+    pub(super) own: Arc<CertifiedKey>,
+    pub(super) certificate: Certificate,
+    identity: Identity,
+    roots: Arc<RootCertStore>,
+    clients: Arc<dyn ClientCertVerifier>,
+    revoked: BTreeSet<String>,
+}
+
+impl Credentials {
+    /// The credentials in `folder`; `clock` says when to look again, and which certificates have expired.
+    ///
+    /// # Errors
+    /// Not found, if a file is missing; damaged, if one is not what it should be; denied, if the certificate has expired, names
+    /// no agent, was revoked, or was not signed by an authority in `ca.crt`.
+    pub fn open(folder: &Path, clock: Arc<dyn Clock>) -> Result<Self> {
+        let (seen, looked) = (look(folder), clock.now());
+        let current = Arc::new(Loaded::read(folder, looked)?);
+        let state = Mutex::new(State { current, seen, looked });
+        Ok(Self(Arc::new(Watched { folder: folder.to_owned(), clock, state })))
+    }
+
+    /// Who this agent is.
+    #[must_use]
+    pub fn identity(&self) -> Identity {
+        self.current().identity.clone()
+    }
+
+    /// The certificate that is shown.
+    #[must_use]
+    pub fn certificate(&self) -> Certificate {
+        self.current().certificate.clone()
+    }
+
+    pub(super) fn clock(&self) -> &Arc<dyn Clock> {
+        &self.0.clock
+    }
+
+    /// The credentials as the files have them now. Files that cannot be used (half written, say) change nothing.
+    pub(super) fn current(&self) -> Arc<Loaded> {
+        let now = self.0.clock.now();
+        let mut state = self.0.state.lock().unwrap_or_else(PoisonError::into_inner);
+        // A clock that went back must not keep us from looking.
+        if now.since(state.looked) >= LOOK_EVERY || now < state.looked {
+            state.looked = now;
+            let seen = look(&self.0.folder);
+            if seen != state.seen {
+                state.seen = seen;
+                match Loaded::read(&self.0.folder, now) {
+                    Ok(loaded) => {
+                        tracing::info!(identity = %loaded.identity, until = %loaded.certificate.not_after, "read certificates again");
+                        state.current = Arc::new(loaded);
+                    }
+                    Err(error) => {
+                        tracing::warn!(
+                            "certificates in {} changed and cannot be used: {error:?}",
+                            self.0.folder.display()
+                        );
+                    }
+                }
+            }
+        }
+        Arc::clone(&state.current)
+    }
+}
+
+impl Loaded {
+    fn read(folder: &Path, now: Timestamp) -> Result<Self> {
+        let path = |name: &str| folder.join(name);
+        let missing = |error: Error| match error.kind() {
+            ErrorKind::NotFound => Error::not_found("agent has no certificate")
+                .at(folder.display())
+                .expected(format!("{CERTIFICATE}, {KEY} and {AUTHORITY}"))
+                .cure(format!("towline identity issue SITE/AGENT --to {}", folder.display()))
+                .source(error),
+            _ => error,
+        };
+        let read = |name: &str| files::read(&path(name)).map_err(missing);
+        let chain = pem::certificates(&read(CERTIFICATE)?, &path(CERTIFICATE))?;
+        let key = pem::key(&read(KEY)?, &path(KEY))?;
+        let provider = tls::provider();
+        let own = CertifiedKey::from_der(chain, key, &provider);
+        let own = own.map_err(|source| {
+            Error::damaged("tls.key is not the key of tls.crt").at(folder.display()).source(source)
+        })?;
+        let mut roots = RootCertStore::empty();
+        for root in pem::certificates(&read(AUTHORITY)?, &path(AUTHORITY))? {
+            let added = roots.add(root);
+            added.map_err(|source| {
+                Error::damaged("authority is unusable").at(path(AUTHORITY).display()).source(source)
+            })?;
+        }
+        let roots = Arc::new(roots);
+        let clients = WebPkiClientVerifier::builder_with_provider(Arc::clone(&roots), provider).build();
+        let clients = clients.map_err(|source| Error::damaged("authority is unusable").source(source))?;
+        let certificate = own.end_entity_cert().map_err(|source| Error::damaged("no certificate").source(source))?;
+        let certificate = Certificate::read(certificate)?;
+        let identity = certificate.agent()?.clone();
+        let revoked = revoked(&path(REVOKED))?;
+        let loaded = Self { own: Arc::new(own), certificate, identity, roots, clients, revoked };
+        loaded.check_own(now).map_err(|error| error.at(path(CERTIFICATE).display()))?;
+        Ok(loaded)
+    }
+
+    /// Peers would refuse a bad certificate, and could only say so in one word.
+    fn check_own(&self, now: Timestamp) -> Result<()> {
+        let Some((first, rest)) = self.own.cert.split_first() else { return Err(Error::damaged("no certificate")) };
+        let now = UnixTime::since_unix_epoch(now.since(Timestamp(0)));
+        self.verify_server(first, rest, now)
+            .and_then(|_| self.verify_client(first, rest, now))
+            .map(drop)
+            .map_err(tls::refused)
+    }
+
+    /// Checks the certificate of somebody who serves.
+    pub(super) fn verify_server(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        now: UnixTime,
+    ) -> Result<Identity, rustls::Error> {
+        let algorithms = tls::provider().signature_verification_algorithms.all;
+        let parsed = ParsedCertificate::try_from(end_entity)?;
+        verify_server_cert_signed_by_trust_anchor(&parsed, &self.roots, intermediates, now, algorithms)?;
+        self.accept(end_entity)
+    }
+
+    /// Checks the certificate of somebody who asks.
+    pub(super) fn verify_client(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        now: UnixTime,
+    ) -> Result<Identity, rustls::Error> {
+        self.clients.verify_client_cert(end_entity, intermediates, now)?;
+        self.accept(end_entity)
+    }
+
+    /// Whom a certificate names that an authority has signed.
+    fn accept(&self, end_entity: &CertificateDer<'_>) -> Result<Identity, rustls::Error> {
+        let certificate = Certificate::read(end_entity).map_err(tls::unusable)?;
+        if self.revoked.contains(&certificate.serial) || self.revoked.contains(&certificate.fingerprint) {
+            return Err(rustls::CertificateError::Revoked.into());
+        }
+        certificate.agent().cloned().map_err(tls::unusable)
+    }
+}
+
+/// The lines of the file at `path`, if there is one: as lower-case digits without colons.
+fn revoked(path: &Path) -> Result<BTreeSet<String>> {
+    let text = match files::read(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(BTreeSet::new()),
+        read => read?,
+    };
+    let mut found = BTreeSet::new();
+    for (at, line) in text.lines().enumerate() {
+        let said = line.split('#').next().unwrap_or_default().trim();
+        let digits: String = said.chars().filter(|c| *c != ':').map(|c| c.to_ascii_lowercase()).collect();
+        if digits.is_empty() {
+            continue;
+        }
+        // What is not understood must not pass for allowed.
+        if !digits.len().is_multiple_of(2) || !digits.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+            return Err(Error::damaged("line of the list of revoked certificates is malformed")
+                .at(format!("{}, line {}", path.display(), at + 1))
+                .expected("a serial number or SHA-256 fingerprint in hexadecimal digits")
+                .got(format!("{said:.80?}")));
+        }
+        let mut number = digits.as_str();
+        while let Some(shorter) = number.strip_prefix("00").filter(|_| digits.len() < FINGERPRINT_DIGITS) {
+            number = shorter;
+        }
+        found.insert(number.to_owned());
+    }
+    Ok(found)
+}
+
+fn look(folder: &Path) -> Look {
+    [CERTIFICATE, KEY, AUTHORITY, REVOKED]
+        .iter()
+        .map(|name| {
+            let found = std::fs::metadata(folder.join(name)).ok()?;
+            Some((found.mtime(), found.mtime_nsec(), found.len(), found.ino()))
+        })
+        .collect()
+}
