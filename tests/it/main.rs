@@ -23,6 +23,7 @@ mod faulty;
 mod fuzz_smoke;
 mod golden;
 mod memory;
+mod peers;
 mod probe;
 mod ranks;
 mod runs;

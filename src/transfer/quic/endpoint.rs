@@ -1,0 +1,105 @@
+//! Sockets and settings of QUIC.
+
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::sync::Arc;
+use std::time::Duration;
+
+use quinn::crypto::rustls::{QuicClientConfig, QuicServerConfig};
+use quinn::{
+    ClientConfig, ConnectionError, Endpoint, EndpointConfig, ServerConfig, TokioRuntime, TransportConfig, VarInt,
+};
+
+use rustls::{AlertDescription, CertificateError};
+
+use crate::error::{Error, Result};
+use crate::limits::MIB;
+use crate::transfer::carrier::not_bound;
+use crate::transfer::identity::{Credentials, client_config, refused, server_config};
+use crate::transfer::protocol::limits::{AHEAD_MAX, CONTROL_LEN_MAX, LANES_MAX};
+
+/// Bytes that the system may keep of a socket, each way. Its default of about 200 KiB holds less than 100 full packets.
+const SOCKET_BUFFER: usize = 4 << 20;
+/// A connection without a packet for so long is gone: longer than the protocol's own watchdogs take.
+const IDLE_MAX: Duration = Duration::from_secs(40);
+
+/// A socket of its own to connect to `address` from, and how to.
+pub(super) fn client(address: SocketAddr, credentials: &Credentials, window: u64) -> Result<(Endpoint, ClientConfig)> {
+    let any = if address.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+    let endpoint = endpoint(SocketAddr::new(any, 0), None)?;
+    let crypto = QuicClientConfig::try_from(client_config(credentials)?);
+    let crypto = crypto.map_err(|source| Error::other("QUIC is not at hand").source(source))?;
+    let mut config = ClientConfig::new(Arc::new(crypto));
+    let mut transport = transport(window)?;
+    transport.max_concurrent_bidi_streams(0u8.into());
+    transport.max_concurrent_uni_streams(LANES_MAX.into());
+    config.transport_config(Arc::new(transport));
+    Ok((endpoint, config))
+}
+
+/// A socket that listens at `address`.
+pub(super) fn server(address: SocketAddr, credentials: &Credentials) -> Result<Endpoint> {
+    let crypto = QuicServerConfig::try_from(server_config(credentials)?);
+    let crypto = crypto.map_err(|source| Error::other("QUIC is not at hand").source(source))?;
+    let mut config = ServerConfig::with_crypto(Arc::new(crypto));
+    // A requester sends control messages only.
+    let mut transport = transport(2 * CONTROL_LEN_MAX)?;
+    transport.max_concurrent_bidi_streams(1u8.into());
+    transport.max_concurrent_uni_streams(0u8.into());
+    config.transport_config(Arc::new(transport));
+    endpoint(address, Some(config))
+}
+
+/// The protocol's credit bounds what is on its way; QUIC's own windows only must not be tighter.
+fn transport(window: u64) -> Result<TransportConfig> {
+    let window = VarInt::from_u64(window + MIB).map_err(|_| Error::usage("window is impossibly large").got(window))?;
+    let mut transport = TransportConfig::default();
+    transport.stream_receive_window(window).receive_window(window).send_window(AHEAD_MAX);
+    transport.datagram_receive_buffer_size(None);
+    let idle = IDLE_MAX.try_into().map_err(|_| Error::other("idle time is out of range"))?;
+    transport.max_idle_timeout(Some(idle));
+    Ok(transport)
+}
+
+fn endpoint(address: SocketAddr, config: Option<ServerConfig>) -> Result<Endpoint> {
+    let made = UdpSocket::bind(address).and_then(|socket| {
+        // A system that grants less still works, if slower.
+        let _ = rustix::net::sockopt::set_socket_recv_buffer_size(&socket, SOCKET_BUFFER);
+        let _ = rustix::net::sockopt::set_socket_send_buffer_size(&socket, SOCKET_BUFFER);
+        Endpoint::new(EndpointConfig::default(), config, socket, Arc::new(TokioRuntime))
+    });
+    made.map_err(|error| not_bound(error, address))
+}
+
+/// Why a connection failed, in words.
+pub(in crate::transfer) fn broken(error: ConnectionError) -> Error {
+    let tls = match &error {
+        // What was found here; of its cause only the alert that tells it is left, and words.
+        ConnectionError::TransportError(own) => alert(own.code.into()).map(found_here),
+        ConnectionError::ConnectionClosed(told) => alert(told.error_code.into()).map(rustls::Error::AlertReceived),
+        _ => None,
+    };
+    match (tls, &error) {
+        (Some(tls), _) => refused(tls),
+        (None, ConnectionError::TimedOut) => Error::unreachable("peer does not answer in time").source(error),
+        (None, _) => Error::unreachable("peer cannot be reached").source(error),
+    }
+}
+
+/// The TLS alert that an error code of QUIC stands for (RFC 9001, 4.8: 0x100 and the alert's number).
+fn alert(code: u64) -> Option<AlertDescription> {
+    u8::try_from(code.checked_sub(0x100)?).ok().map(Into::into)
+}
+
+/// What was wrong, by the alert that was sent because of it.
+fn found_here(alert: AlertDescription) -> rustls::Error {
+    match alert {
+        AlertDescription::CertificateExpired => CertificateError::Expired.into(),
+        AlertDescription::CertificateRevoked => CertificateError::Revoked.into(),
+        AlertDescription::UnknownCA | AlertDescription::DecryptError => CertificateError::UnknownIssuer.into(),
+        AlertDescription::CertificateRequired => rustls::Error::NoCertificatesPresented,
+        AlertDescription::BadCertificate | AlertDescription::CertificateUnknown => {
+            CertificateError::ApplicationVerificationFailure.into()
+        }
+        other => rustls::Error::General(format!("{other:?}")),
+    }
+}

@@ -1,0 +1,178 @@
+//! The protocol over QUIC: control on one stream, frames on several, so that a lost packet holds up one of them only.
+
+mod endpoint;
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use quinn::{Connection, Endpoint, Incoming, RecvStream};
+use rustls::pki_types::CertificateDer;
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
+
+pub(super) use self::endpoint::broken;
+use self::endpoint::{client, server};
+use super::Holdings;
+use super::carrier::{CONNECTIONS_MAX, Dial, HANDSHAKE_MAX};
+use super::drive::{Client, Clockwork, Feeder, Lanes, hello, serve};
+use super::identity::{Credentials, Identity, SERVER_NAME, peer_identity};
+use super::protocol::limits::{LANES_MAX, WINDOW_MIN};
+use super::protocol::{CONTROL, Provider, Requester};
+use crate::error::{Error, Result};
+
+/// Streams that a provider opens for frames.
+const LANES: u32 = 4;
+
+/// Connects to a peer at `address`.
+///
+/// # Errors
+/// Unreachable, if nobody answers there in time; denied, if either side refuses the other's certificate, or another agent than
+/// `dial.expected` answers.
+///
+/// # Cancel safety
+/// Safe: the connection is dropped.
+pub async fn connect(address: SocketAddr, credentials: &Credentials, dial: &Dial<'_>) -> Result<Client> {
+    let window = dial.window.max(WINDOW_MIN);
+    let memory = dial.budget.carve(window).await?;
+    let (endpoint, config) = client(address, credentials, window)?;
+    let connecting = endpoint.connect_with(config, address, SERVER_NAME);
+    let connecting =
+        connecting.map_err(|source| Error::usage("address cannot be connected to").at(address).source(source))?;
+    let late = || Error::unreachable("peer does not answer in time").at(address);
+    let connected = timeout(HANDSHAKE_MAX, connecting).await.map_err(|_| late())?;
+    let connection = connected.map_err(|error| broken(error).at(address))?;
+    let peer = identity_of(&connection, dial.expected).map_err(|error| error.at(address))?;
+    let opened = connection.open_bi().await;
+    let (writer, reader) = opened.map_err(|error| broken(error).at(address))?;
+    let mut lanes = Lanes::new();
+    lanes.write(writer);
+    let feeder = lanes.feeder();
+    lanes.spawn(feeder.read(CONTROL, reader));
+    let feeder = lanes.feeder();
+    lanes.spawn(async move {
+        // The endpoint lives as long as its connection is used.
+        let _endpoint = endpoint;
+        gather(connection, feeder).await;
+    });
+    let clock = Clockwork::start();
+    let requester = Requester::new(hello(&credentials.identity(), window), peer, clock.now())?;
+    Ok(Client::start(requester, lanes, clock, memory))
+}
+
+/// Reads the streams that the provider opens, each as the lane that its number says.
+async fn gather(connection: Connection, feeder: Feeder) {
+    let mut streams = JoinSet::new();
+    loop {
+        match connection.accept_uni().await {
+            Ok(stream) => streams.spawn(feeder.clone().read(lane_of(&stream), stream)),
+            Err(error) => return feeder.fail(broken_io(error)).await,
+        };
+    }
+}
+
+/// The lane of a stream that a provider has opened.
+fn lane_of(stream: &RecvStream) -> u32 {
+    u32::try_from(stream.id().index()).map_or(u32::MAX, |index| index.saturating_add(CONTROL + 1))
+}
+
+fn broken_io(error: quinn::ConnectionError) -> io::Error {
+    error.into()
+}
+
+fn identity_of(connection: &Connection, expected: Option<&Identity>) -> Result<Identity> {
+    let shown = connection.peer_identity().and_then(|any| any.downcast::<Vec<CertificateDer<'static>>>().ok());
+    peer_identity(shown.as_ref().map(|certificates| certificates.as_slice()), expected)
+}
+
+/// A place where peers connect.
+#[derive(Debug)]
+pub struct Listener {
+    endpoint: Endpoint,
+    credentials: Credentials,
+}
+
+impl Listener {
+    /// Listens at `address`.
+    ///
+    /// # Errors
+    /// Conflict, if the port is taken; denied or other, as the system says.
+    pub fn bind(address: SocketAddr, credentials: Credentials) -> Result<Self> {
+        let endpoint = server(address, &credentials)?;
+        Ok(Self { endpoint, credentials })
+    }
+
+    /// Where it listens.
+    ///
+    /// # Errors
+    /// As the system says.
+    pub fn address(&self) -> Result<SocketAddr> {
+        self.endpoint.local_addr().map_err(|source| Error::other("socket has no address").source(source))
+    }
+
+    /// Serves whoever connects until `leaving`, and then until nobody has an open request.
+    ///
+    /// # Cancel safety
+    /// Safe: every connection is dropped.
+    pub async fn serve(self, holdings: Arc<dyn Holdings>, leaving: CancellationToken) -> Result<()> {
+        let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+        let mut connections = JoinSet::new();
+        loop {
+            let incoming = tokio::select! {
+                incoming = self.endpoint.accept() => incoming,
+                () = leaving.cancelled() => break,
+            };
+            let Some(incoming) = incoming else { break };
+            while connections.try_join_next().is_some() {}
+            let Ok(place) = Arc::clone(&places).try_acquire_owned() else {
+                tracing::warn!(from = %incoming.remote_address(), "peer was refused: too many connections");
+                incoming.refuse();
+                continue;
+            };
+            let (holdings, leaving) = (Arc::clone(&holdings), leaving.clone());
+            let credentials = self.credentials.clone();
+            connections.spawn(async move {
+                let _place = place;
+                let from = incoming.remote_address();
+                if let Err(error) = attend(incoming, &credentials, holdings, leaving).await {
+                    tracing::warn!(%from, "peer was refused: {error:?}");
+                }
+            });
+        }
+        while connections.join_next().await.is_some() {}
+        self.endpoint.wait_idle().await;
+        Ok(())
+    }
+}
+
+async fn attend(
+    incoming: Incoming,
+    credentials: &Credentials,
+    holdings: Arc<dyn Holdings>,
+    leaving: CancellationToken,
+) -> Result<()> {
+    let opening = async {
+        let connection = incoming.await?;
+        let (writer, reader) = connection.accept_bi().await?;
+        let mut lanes = Lanes::new();
+        lanes.write(writer);
+        let feeder = lanes.feeder();
+        lanes.spawn(feeder.read(CONTROL, reader));
+        for _ in 0..LANES.min(LANES_MAX) {
+            lanes.write(connection.open_uni().await?);
+        }
+        Ok((connection, lanes))
+    };
+    let opened = timeout(HANDSHAKE_MAX, opening).await;
+    let opened = opened.map_err(|_| Error::unreachable("peer does not answer in time"))?;
+    let (connection, lanes) = opened.map_err(broken)?;
+    let peer = identity_of(&connection, None)?;
+    let clock = Clockwork::start();
+    let provider = Provider::new(hello(&credentials.identity(), 0), peer.clone(), LANES, clock.now());
+    let closed = serve(provider, lanes, clock, holdings, leaving).await;
+    connection.close(0u8.into(), b"over");
+    tracing::debug!(%peer, ?closed, "connection is over");
+    Ok(())
+}

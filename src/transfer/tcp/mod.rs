@@ -1,0 +1,148 @@
+//! The protocol over TCP with TLS: everything on one lane.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+use tokio_rustls::{TlsAcceptor, TlsConnector};
+use tokio_util::sync::CancellationToken;
+
+use super::Holdings;
+use super::carrier::{CONNECTIONS_MAX, Dial, HANDSHAKE_MAX, broken};
+use super::drive::{Client, Clockwork, Lanes, hello, serve};
+use super::identity::{Credentials, SERVER_NAME, client_config, peer_identity, server_config};
+use super::protocol::limits::WINDOW_MIN;
+use super::protocol::{CONTROL, Provider, Requester};
+use crate::error::{Error, Result};
+
+/// Connects to a peer at `address`.
+///
+/// # Errors
+/// Unreachable, if nobody answers there in time; denied, if either side refuses the other's certificate, or another agent than
+/// `dial.expected` answers.
+///
+/// # Cancel safety
+/// Safe: the connection is dropped.
+pub async fn connect(address: SocketAddr, credentials: &Credentials, dial: &Dial<'_>) -> Result<Client> {
+    let window = dial.window.max(WINDOW_MIN);
+    let memory = dial.budget.carve(window).await?;
+    let config = Arc::new(client_config(credentials)?);
+    let name =
+        SERVER_NAME.try_into().map_err(|source| Error::other("name of the server is malformed").source(source))?;
+    let connected = async {
+        let stream = TcpStream::connect(address).await?;
+        stream.set_nodelay(true)?;
+        TlsConnector::from(config).connect(name, stream).await
+    };
+    let connected = timeout(HANDSHAKE_MAX, connected).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
+    let stream = connected.map_err(|error| broken(error).at(address))?;
+    let peer =
+        peer_identity(stream.get_ref().1.peer_certificates(), dial.expected).map_err(|error| error.at(address))?;
+    let clock = Clockwork::start();
+    let requester = Requester::new(hello(&credentials.identity(), window), peer, clock.now())?;
+    Ok(Client::start(requester, lanes(stream), clock, memory))
+}
+
+/// A place where peers connect.
+#[derive(Debug)]
+pub struct Listener {
+    listener: TcpListener,
+    credentials: Credentials,
+}
+
+impl Listener {
+    /// Listens at `address`.
+    ///
+    /// # Errors
+    /// Conflict, if the port is taken; denied or other, as the system says.
+    ///
+    /// # Cancel safety
+    /// Safe.
+    pub async fn bind(address: SocketAddr, credentials: Credentials) -> Result<Self> {
+        let listener = TcpListener::bind(address).await.map_err(|error| super::carrier::not_bound(error, address))?;
+        Ok(Self { listener, credentials })
+    }
+
+    /// Where it listens.
+    ///
+    /// # Errors
+    /// As the system says.
+    pub fn address(&self) -> Result<SocketAddr> {
+        self.listener.local_addr().map_err(|source| Error::other("socket has no address").source(source))
+    }
+
+    /// Serves whoever connects until `leaving`, and then until nobody has an open request.
+    ///
+    /// # Cancel safety
+    /// Safe: every connection is dropped.
+    pub async fn serve(self, holdings: Arc<dyn Holdings>, leaving: CancellationToken) -> Result<()> {
+        let acceptor = TlsAcceptor::from(Arc::new(server_config(&self.credentials)?));
+        let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+        let mut connections = JoinSet::new();
+        loop {
+            // Those that are too many wait in the system's own queue.
+            let accepted = tokio::select! {
+                Ok(place) = Arc::clone(&places).acquire_owned() => tokio::select! {
+                    accepted = self.listener.accept() => accepted.map(|(stream, from)| (stream, from, place)),
+                    () = leaving.cancelled() => break,
+                },
+                () = leaving.cancelled() => break,
+            };
+            // Who is done is forgotten.
+            while connections.try_join_next().is_some() {}
+            match accepted {
+                Ok((stream, from, place)) => {
+                    let (acceptor, credentials) = (acceptor.clone(), self.credentials.clone());
+                    let (holdings, leaving) = (Arc::clone(&holdings), leaving.clone());
+                    connections.spawn(async move {
+                        let _place = place;
+                        if let Err(error) = attend(stream, acceptor, &credentials, holdings, leaving).await {
+                            tracing::warn!(%from, "peer was refused: {error:?}");
+                        }
+                    });
+                }
+                // Such as too many open files: that passes, and must not make a busy loop.
+                Err(error) => {
+                    tracing::warn!("no connection can be accepted: {error}");
+                    tokio::time::sleep(super::carrier::BREATH).await;
+                }
+            }
+        }
+        while connections.join_next().await.is_some() {}
+        Ok(())
+    }
+}
+
+async fn attend(
+    stream: TcpStream,
+    acceptor: TlsAcceptor,
+    credentials: &Credentials,
+    holdings: Arc<dyn Holdings>,
+    leaving: CancellationToken,
+) -> Result<()> {
+    let accepted = async {
+        stream.set_nodelay(true)?;
+        acceptor.accept(stream).await
+    };
+    let accepted = timeout(HANDSHAKE_MAX, accepted).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
+    let stream = accepted.map_err(broken)?;
+    let peer = peer_identity(stream.get_ref().1.peer_certificates(), None)?;
+    let clock = Clockwork::start();
+    let provider = Provider::new(hello(&credentials.identity(), 0), peer.clone(), 0, clock.now());
+    let closed = serve(provider, lanes(stream), clock, holdings, leaving).await;
+    tracing::debug!(%peer, ?closed, "connection is over");
+    Ok(())
+}
+
+fn lanes(stream: impl tokio::io::AsyncRead + tokio::io::AsyncWrite + Send + 'static) -> Lanes {
+    let (reader, writer) = tokio::io::split(stream);
+    let mut lanes = Lanes::new();
+    let feeder = lanes.feeder();
+    lanes.spawn(feeder.read(CONTROL, Box::pin(reader)));
+    lanes.write(Box::pin(writer));
+    lanes
+}

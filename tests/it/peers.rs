@@ -1,0 +1,387 @@
+//! Peers on loopback, over both carriers, with real certificates: frames move, strangers do not, and nothing is readable.
+
+use std::collections::BTreeMap;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use tempfile::TempDir;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+use towline::budget::Budget;
+use towline::clock::{Clock, SystemClock};
+use towline::codec::{self, Compression};
+use towline::format::ChunkList;
+use towline::id::{ChunkId, ManifestId};
+use towline::transfer::identity::{Authority, Credentials, Identity};
+use towline::transfer::protocol::{Closed, EndCode, Grant, How, Priority, Runs, Supply, Survey, Wanted};
+use towline::transfer::{Client, Dial, Holdings, Reply, quic, tcp};
+use towline::{ErrorKind, Result};
+
+const MIB: u64 = 1 << 20;
+
+/// Words that stand in every chunk, to be looked for on the wire.
+const PLAIN: &[u8] = b"weights that nobody else may read ";
+
+/// Chunks in memory: one manifest that agents of the site west may read.
+struct Memory {
+    manifest: ManifestId,
+    grant: Arc<Grant>,
+    frames: BTreeMap<ChunkId, Supply>,
+    reads: AtomicU64,
+}
+
+impl Memory {
+    /// `count` chunks of about 300 KB, half of which compress; each 50th is listed, but not held.
+    fn new(count: u32) -> Self {
+        let (mut chunks, mut frames) = (ChunkList::default(), BTreeMap::new());
+        for n in 0..count {
+            let mut plain = PLAIN.repeat(if n % 2 == 0 { 8000 } else { 2 });
+            let noise = plain.len();
+            plain.resize(300_000 + n as usize, 0);
+            blake3::Hasher::new().update(&n.to_le_bytes()).finalize_xof().fill(&mut plain[noise..]);
+            let plain = Bytes::from(plain);
+            let id = ChunkId::of(&plain);
+            chunks.ids.push(id);
+            chunks.lens.push(u32::try_from(plain.len()).unwrap());
+            if n % 50 != 49 {
+                let plain_len = u32::try_from(plain.len()).unwrap();
+                frames.insert(id, Supply { encoded: codec::encode(&plain, Compression::Auto, None), plain_len });
+            }
+        }
+        let grant = Arc::new(Grant { chunks: Arc::new(chunks), bases: Vec::new() });
+        Self { manifest: ManifestId::of(b"tree"), grant, frames, reads: AtomicU64::new(0) }
+    }
+
+    fn every(&self) -> Wanted {
+        let chunks = Runs::of(0..u32::try_from(self.grant.chunks.ids.len()).unwrap());
+        Wanted { chunks, bases: Vec::new() }
+    }
+}
+
+#[async_trait]
+impl Holdings for Memory {
+    async fn authorise(&self, identity: &Identity, manifest: &ManifestId) -> Result<Option<Arc<Grant>>> {
+        Ok((*manifest == self.manifest && identity.site() == "west").then(|| Arc::clone(&self.grant)))
+    }
+
+    async fn survey(&self, grant: &Grant, from: u32) -> Result<Survey> {
+        let chunks = u32::try_from(grant.chunks.ids.len()).unwrap();
+        let holds = |n: &u32| self.frames.contains_key(&grant.chunks.ids[*n as usize]);
+        Ok(Survey { chunks, upto: chunks, held: (from..chunks).filter(holds).collect() })
+    }
+
+    async fn frame(&self, id: &ChunkId) -> Result<Option<Supply>> {
+        self.reads.fetch_add(1, Ordering::Relaxed);
+        tokio::task::yield_now().await;
+        Ok(self.frames.get(id).cloned())
+    }
+}
+
+/// Certificates of one authority.
+struct Authorities(TempDir);
+
+impl Authorities {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        Authority::create(&folder.path().join("ca"), "test", 10, SystemClock.now()).unwrap();
+        Self(folder)
+    }
+
+    fn path(&self) -> &Path {
+        self.0.path()
+    }
+
+    fn agent(&self, site: &str, agent: &str) -> Credentials {
+        let authority = Authority::open(&self.path().join("ca")).unwrap();
+        let folder = self.path().join(format!("{site}-{agent}"));
+        let identity = Identity::new(site, agent).unwrap();
+        authority.issue(&identity, &folder, (5, SystemClock.now()), true).unwrap();
+        Credentials::open(&folder, Arc::new(SystemClock)).unwrap()
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Carrier {
+    Quic,
+    Tcp,
+}
+
+const CARRIERS: [Carrier; 2] = [Carrier::Quic, Carrier::Tcp];
+
+/// A peer that serves.
+struct Server {
+    address: SocketAddr,
+    leaving: CancellationToken,
+    task: JoinHandle<Result<()>>,
+}
+
+impl Server {
+    async fn start(carrier: Carrier, credentials: Credentials, holdings: Arc<Memory>) -> Self {
+        let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+        let leaving = CancellationToken::new();
+        let token = leaving.clone();
+        let (address, task) = match carrier {
+            Carrier::Quic => {
+                let listener = quic::Listener::bind(any, credentials).unwrap();
+                (listener.address().unwrap(), tokio::spawn(listener.serve(holdings, token)))
+            }
+            Carrier::Tcp => {
+                let listener = tcp::Listener::bind(any, credentials).await.unwrap();
+                (listener.address().unwrap(), tokio::spawn(listener.serve(holdings, token)))
+            }
+        };
+        Self { address, leaving, task }
+    }
+}
+
+async fn dial(
+    carrier: Carrier,
+    to: SocketAddr,
+    credentials: &Credentials,
+    expected: Option<&Identity>,
+) -> Result<Client> {
+    let budget = Budget::new(64 * MIB).unwrap();
+    let dial = Dial { expected, budget: &budget, window: 8 * MIB };
+    match carrier {
+        Carrier::Quic => quic::connect(to, credentials, &dial).await,
+        Carrier::Tcp => tcp::connect(to, credentials, &dial).await,
+    }
+}
+
+/// What comes of a request: the chunks that came, each verified, and what is missing.
+async fn fetch(client: &Client, memory: &Memory, wanted: Wanted) -> (usize, Runs, How) {
+    let mut fetching = client.fetch(Priority::Restore, memory.manifest, wanted.clone()).await.unwrap();
+    let (mut came, mut missing) = (0, Vec::new());
+    loop {
+        match fetching.next().await {
+            Some(Reply::Frame(frame)) => {
+                let place = wanted.chunks.get(frame.ordinal.into()).unwrap();
+                let encoded = &frame.encoded;
+                let plain = codec::decode(encoded.codec, &encoded.bytes, None, frame.plain_len).unwrap();
+                assert_eq!(ChunkId::of(&plain), memory.grant.chunks.ids[place as usize]);
+                came += 1;
+            }
+            Some(Reply::Missing(ordinals)) => missing.extend(ordinals.iter()),
+            Some(Reply::Ended { how, left }) => {
+                assert_eq!(left.len() + came as u64 + missing.len() as u64, wanted.len());
+                missing.sort_unstable();
+                return (came, missing.into_iter().collect(), how);
+            }
+            None => panic!("ended without an end"),
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn frames_move_over_both_carriers() {
+    let certificates = Authorities::new();
+    let memory = Arc::new(Memory::new(100));
+    for carrier in CARRIERS {
+        let server = Server::start(carrier, certificates.agent("east", "server"), Arc::clone(&memory)).await;
+        let name = Identity::new("east", "server").unwrap();
+        let asker = certificates.agent("west", "asker");
+        let client = dial(carrier, server.address, &asker, Some(&name)).await.unwrap();
+        assert_eq!(client.peer(), &name);
+        let survey = client.find(memory.manifest, 0).await.unwrap();
+        assert_eq!((survey.chunks, survey.held.len()), (100, 98), "{carrier:?}");
+        let (came, missing, how) = fetch(&client, &memory, memory.every()).await;
+        assert_eq!((came, missing.iter().collect::<Vec<_>>(), how), (98, vec![49, 99], How::Complete), "{carrier:?}");
+
+        // Several at once, and one that nobody listens to any more.
+        let some = |from: u32| Wanted { chunks: Runs::of(from..from + 20), bases: Vec::new() };
+        drop(client.fetch(Priority::Replicate, memory.manifest, memory.every()).await.unwrap());
+        let all = tokio::join!(
+            fetch(&client, &memory, some(0)),
+            fetch(&client, &memory, some(30)),
+            fetch(&client, &memory, some(60))
+        );
+        assert_eq!((all.0.0, all.1.0, all.2.0), (20, 19, 20), "{carrier:?}");
+        assert_eq!(client.goodbye().await, Closed::Done, "{carrier:?}");
+        server.leaving.cancel();
+        server.task.await.unwrap().unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_may_not_read_a_manifest_is_told_what_who_asks_for_none_is_told() {
+    let certificates = Authorities::new();
+    let memory = Arc::new(Memory::new(4));
+    for carrier in CARRIERS {
+        let server = Server::start(carrier, certificates.agent("east", "server"), Arc::clone(&memory)).await;
+        let stranger = dial(carrier, server.address, &certificates.agent("north", "a"), None).await.unwrap();
+        let friend = dial(carrier, server.address, &certificates.agent("west", "a"), None).await.unwrap();
+        let refused = How::Refused(EndCode::NotHere, String::new());
+        assert_eq!(fetch(&stranger, &memory, memory.every()).await, (0, Runs::default(), refused.clone()));
+        let mut none = friend.fetch(Priority::Warm, ManifestId::of(b"none"), memory.every()).await.unwrap();
+        assert!(matches!(none.next().await, Some(Reply::Ended { how, .. }) if how == refused));
+        assert!(none.next().await.is_none());
+        let errors = [stranger.find(memory.manifest, 0).await, friend.find(ManifestId::of(b"none"), 0).await];
+        let [a, b] = errors.map(|found| found.unwrap_err());
+        assert_eq!((a.kind(), a.to_string().replace("north", "west")), (b.kind(), b.to_string()));
+        assert_eq!(memory.reads.load(Ordering::Relaxed), 0);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_wrong_revoked_or_unexpected_certificate_is_refused() {
+    let (certificates, others) = (Authorities::new(), Authorities::new());
+    let memory = Arc::new(Memory::new(2));
+    for carrier in CARRIERS {
+        let serving = certificates.agent("east", "server");
+        let server = Server::start(carrier, serving, Arc::clone(&memory)).await;
+        let dial = |credentials, expected| async move { dial(carrier, server.address, credentials, expected).await };
+
+        // The server is of an authority that this asker does not trust.
+        let stranger = others.agent("west", "a");
+        let error = dial(&stranger, None).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Denied, "{carrier:?}: {error:?}");
+        assert!(error.to_string().contains("authority that is not trusted"), "{carrier:?}: {error}");
+
+        // Another answers than was called.
+        let asker = certificates.agent("west", "a");
+        let other = Identity::new("east", "other").unwrap();
+        let error = dial(&asker, Some(&other)).await.unwrap_err();
+        assert_eq!((error.kind(), error.to_string().contains("another agent answers")), (ErrorKind::Denied, true));
+
+        // The asker was revoked; in TLS 1.3 it only learns of that once it has asked.
+        let revoked = certificates.path().join("east-server/revoked");
+        std::fs::write(&revoked, asker.certificate().serial).unwrap();
+        tokio::time::sleep(std::time::Duration::from_millis(1100)).await;
+        if let Ok(client) = dial(&asker, None).await {
+            let error = client.find(memory.manifest, 0).await.unwrap_err();
+            assert!(error.to_string().contains("our certificate was revoked"), "{carrier:?}: {error}");
+        }
+        std::fs::remove_file(&revoked).unwrap();
+    }
+    assert_eq!(memory.reads.load(Ordering::Relaxed), 0);
+}
+
+/// Passes bytes on both ways, and keeps a copy of them.
+async fn sniff(to: SocketAddr) -> (SocketAddr, JoinHandle<Vec<u8>>) {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let task = tokio::spawn(async move {
+        let (inner, _) = listener.accept().await.unwrap();
+        let outer = TcpStream::connect(to).await.unwrap();
+        let (up, down) = (inner.into_split(), outer.into_split());
+        let ways = tokio::join!(copy(up.0, down.1), copy(down.0, up.1));
+        [ways.0, ways.1].concat()
+    });
+    (address, task)
+}
+
+async fn copy(mut from: impl AsyncReadExt + Unpin, mut to: impl AsyncWriteExt + Unpin) -> Vec<u8> {
+    let (mut seen, mut buffer) = (Vec::new(), vec![0; 1 << 16]);
+    while let Ok(len @ 1..) = from.read(&mut buffer).await {
+        seen.extend_from_slice(&buffer[..len]);
+        if to.write_all(&buffer[..len]).await.is_err() {
+            break;
+        }
+    }
+    // Whoever reads there may be gone.
+    let _ = to.shutdown().await;
+    seen
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nothing_on_the_wire_is_readable() {
+    let certificates = Authorities::new();
+    let memory = Arc::new(Memory::new(20));
+    let server = Server::start(Carrier::Tcp, certificates.agent("east", "server"), Arc::clone(&memory)).await;
+    let (proxy, sniffed) = sniff(server.address).await;
+    let client = dial(Carrier::Tcp, proxy, &certificates.agent("west", "asker"), None).await.unwrap();
+    assert_eq!(fetch(&client, &memory, memory.every()).await.0, 20);
+    assert_eq!(client.goodbye().await, Closed::Done);
+    let seen = sniffed.await.unwrap();
+    let stored: usize = memory.frames.values().map(|supply| supply.encoded.bytes.len()).sum();
+    assert!(seen.len() > stored && seen.len() < stored + stored / 20 + 20_000, "{} of {stored}", seen.len());
+    let magic = b"TWLP".as_slice();
+    let id = memory.grant.chunks.ids[0].as_bytes().as_slice();
+    let zstd = [0x28, 0xb5, 0x2f, 0xfd].as_slice();
+    let raw = memory.frames.values().find(|supply| supply.encoded.codec == codec::Codec::Raw).unwrap();
+    let texts = [PLAIN, magic, b"towline://", b"asker", id, zstd, &raw.encoded.bytes[1000..1016]];
+    for text in texts.into_iter().filter(|text| text.len() > 4) {
+        assert!(!seen.windows(text.len()).any(|window| window == text), "{:?}", String::from_utf8_lossy(text));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_peer_that_leaves_serves_what_is_open_and_takes_nothing_new() {
+    let certificates = Authorities::new();
+    let memory = Arc::new(Memory::new(100));
+    for carrier in CARRIERS {
+        let server = Server::start(carrier, certificates.agent("east", "server"), Arc::clone(&memory)).await;
+        let client = dial(carrier, server.address, &certificates.agent("west", "asker"), None).await.unwrap();
+        let mut fetching = client.fetch(Priority::Restore, memory.manifest, memory.every()).await.unwrap();
+        let mut came = 0;
+        let how = loop {
+            match fetching.next().await.unwrap() {
+                Reply::Frame(_) => came += 1,
+                Reply::Missing(_) => {}
+                Reply::Ended { how, .. } => break how,
+            }
+            if came == 3 {
+                server.leaving.cancel();
+            }
+        };
+        assert_eq!((came, how), (98, How::Complete), "{carrier:?}");
+        server.task.await.unwrap().unwrap();
+        assert_eq!(
+            client.fetch(Priority::Warm, memory.manifest, memory.every()).await.unwrap_err().kind(),
+            ErrorKind::Unreachable
+        );
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_slow_reader_holds_stays_in_its_window() {
+    let certificates = Authorities::new();
+    let memory = Arc::new(Memory::new(100));
+    for carrier in CARRIERS {
+        let server = Server::start(carrier, certificates.agent("east", "server"), Arc::clone(&memory)).await;
+        let client = dial(carrier, server.address, &certificates.agent("west", "asker"), None).await.unwrap();
+        memory.reads.store(0, Ordering::Relaxed);
+        let mut fetching = client.fetch(Priority::Restore, memory.manifest, memory.every()).await.unwrap();
+        let mut held = Vec::new();
+        // All that the window lets through, and no more, though nobody says stop.
+        while let Ok(Some(reply)) = tokio::time::timeout(std::time::Duration::from_secs(2), fetching.next()).await {
+            held.push(reply);
+        }
+        let bytes: usize =
+            held.iter().map(|reply| if let Reply::Frame(frame) = reply { frame.encoded.bytes.len() } else { 0 }).sum();
+        assert!(bytes as u64 <= 8 * MIB && bytes as u64 > 6 * MIB, "{carrier:?}: {bytes}");
+        let before = held.len();
+        held.clear();
+        while let Some(reply) = fetching.next().await {
+            held.push(reply);
+            if held.len() > 3 {
+                held.remove(0);
+            }
+        }
+        assert!(matches!(held.last(), Some(Reply::Ended { how: How::Complete, .. })), "{carrier:?}, after {before}");
+        assert_eq!(memory.reads.load(Ordering::Relaxed), 100);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn ports_that_are_taken_or_dead_are_told() {
+    let certificates = Authorities::new();
+    let credentials = certificates.agent("west", "a");
+    let taken = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap().local_addr().unwrap();
+    let error = dial(Carrier::Tcp, taken, &credentials, None).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unreachable);
+    let listener = tcp::Listener::bind(taken, credentials.clone()).await.unwrap();
+    let error = tcp::Listener::bind(taken, credentials.clone()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Conflict);
+    let listening = quic::Listener::bind(listener.address().unwrap(), credentials.clone()).unwrap();
+    assert_eq!(
+        quic::Listener::bind(listening.address().unwrap(), credentials).unwrap_err().kind(),
+        ErrorKind::Conflict
+    );
+}
