@@ -13,6 +13,10 @@ use bytes::Bytes;
 use towline::codec::{Codec, Compression, Element, Width, encode};
 use towline::format::TRAILER_LEN;
 use towline::format::envelope::{DIGEST_LEN, HEADER_LEN, Kind, open};
+use towline::id::{ChunkId, ManifestId};
+use towline::transfer::protocol::{
+    EndCode, Ended, ErrorCode, Find, Found, Frame, Hello, Message, Missing, Priority, Request, Runs, Survey, Wanted,
+};
 
 use self::parsers::PARSERS;
 use crate::golden::{objects, tail};
@@ -67,6 +71,7 @@ fn seeds(name: &str) -> Vec<Bytes> {
             let index = br#"{"metadata":{"total_size":12},"weight_map":{"a":"1.safetensors","b":"1.safetensors","c":"2.safetensors"}}"#;
             vec![Bytes::from_static(index)]
         }
+        "message" => messages(),
         "pickle" => {
             let of_archive = |file: &Bytes| {
                 let find = |from: usize, what: &[u8]| file[from..].windows(what.len()).position(|at| at == what);
@@ -80,6 +85,41 @@ fn seeds(name: &str) -> Vec<Bytes> {
         }
         _ => objects.values().map(|object| object.slice(..object.len().min(4096))).collect(),
     }
+}
+
+/// Messages of the peer protocol: kind and body, without the length in front.
+fn messages() -> Vec<Bytes> {
+    let chunks: Runs = [0, 1, 2, 9, 10, 70_000].into_iter().collect();
+    let wanted = Wanted { chunks: chunks.clone(), bases: vec![ChunkId::of(b"base")] };
+    let (manifest, stored) = (ManifestId::of(b"tree"), Bytes::from_static(b"stored"));
+    let frame = Frame { request: 300, ordinal: 2, codec: 3, plain_len: 9, base: Some(ChunkId::of(b"base")), stored };
+    let hello = Hello {
+        versions: vec![1, 3],
+        software: "0.1.0".into(),
+        site: "west".into(),
+        agent: "a".into(),
+        window: 1 << 23,
+        requests: 64,
+        extensions: vec![(7, b"x".to_vec())],
+    };
+    let survey = Survey { chunks: 70_009, upto: 70_005, held: chunks.clone() };
+    let messages = [
+        Message::Hello(hello),
+        Message::Request(Request { request: 1, priority: Priority::Warm, manifest, wanted }),
+        Message::Find(Find { request: 2, manifest, from: 9 }),
+        Message::Found(Found { request: 2, survey }),
+        Message::Frame(frame),
+        Message::Missing(Missing { request: 1, ordinals: chunks }),
+        Message::Ended(Ended { request: 1, code: EndCode::Failed, text: "disk".into() }),
+        Message::Credit { granted: 1 << 40 },
+        Message::Goodbye { text: "bye".into() },
+        Message::Error { code: ErrorCode::Limit, text: "too much".into() },
+    ];
+    let whole = |message: &Message| {
+        let (head, after) = message.write();
+        Bytes::from([&head[4..], &after].concat())
+    };
+    messages.iter().map(whole).collect()
 }
 
 /// Numbers in byte planes of every kind: raw, one byte, coded, in groups; each with its length before it.

@@ -15,12 +15,13 @@ use towline::format::{Manifest, Map, PackFooter, SegmentView};
 use towline::id::{ChunkId, ManifestId};
 use towline::repository::Part;
 use towline::repository::log::{Entry, State};
+use towline::transfer::protocol::{Kind as MessageKind, Message};
 
 /// One parser: its name is that of its fuzz target.
 pub type Parser = (&'static str, fn(&[u8]));
 
 /// All of them.
-pub const PARSERS: [Parser; 14] = [
+pub const PARSERS: [Parser; 15] = [
     ("envelope", envelope),
     ("manifest", manifest),
     ("map", map),
@@ -35,6 +36,7 @@ pub const PARSERS: [Parser; 14] = [
     ("torch", torch_file),
     ("dcp", dcp_metadata),
     ("sharded", sharded_index),
+    ("message", message),
 ];
 
 const KINDS: [Kind; 8] = [
@@ -88,6 +90,16 @@ pub fn map(body: &[u8]) {
         let pack = read.pack(frame).unwrap();
         assert!(frame.offset + u64::from(frame.stored_len) <= pack.len);
     }
+}
+
+/// A message of the peer protocol, its kind first, has one spelling.
+pub fn message(bytes: &[u8]) {
+    let Some((kind, body)) = bytes.split_first() else { return };
+    let Some(kind) = MessageKind::from_byte(*kind) else { return };
+    let body = Bytes::copy_from_slice(body);
+    let Ok(read) = Message::read(kind, &body) else { return };
+    let (head, after) = read.write();
+    assert_eq!([&head[5..], &after].concat(), body);
 }
 
 /// A rank's part has one spelling.
