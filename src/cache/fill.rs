@@ -92,6 +92,7 @@ impl Cache {
                     cleared += 1;
                     self.clear(&places);
                 }
+                Admission::Clear(_) | Admission::Full if self.expire() => {}
                 Admission::Full if total == 0 => return Err(Inserted::Refused(Refusal::DiskFull)),
                 Admission::Clear(_) | Admission::Full => {
                     self.flush();

@@ -88,13 +88,16 @@ impl Cache {
         Ok(Some(request.chunks))
     }
 
-    /// Ends the promises whose time is over. Nobody watches the clock: this is done where it matters.
-    pub(super) fn expire(&self) {
+    /// Ends the promises whose time is over. Nobody watches the clock: this is done where it matters. True if one ended.
+    pub(super) fn expire(&self) -> bool {
+        let mut ended = false;
         let over = self.state().ledger.expired(self.clock.now());
         for id in over {
-            if let Err(error) = self.unpin(id) {
-                tracing::warn!("an expired pin stays for now: {error:?}");
+            match self.unpin(id) {
+                Ok(unpinned) => ended |= unpinned,
+                Err(error) => tracing::warn!("an expired pin stays for now: {error:?}"),
             }
         }
+        ended
     }
 }

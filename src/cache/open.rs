@@ -47,11 +47,11 @@ impl Cache {
         let mut state = State::new(slab_units, seed(&identity));
         let (mut journal, mut first) = (None, true);
         if medium.names(dir).is_ok_and(|names| names.iter().any(|(name, _)| name == "journal")) {
-            journal = journal::replay(&*medium, dir, &identity.id, |expected, record| {
+            journal = journal::replay(&*medium, dir, &identity.id, |records, all| {
                 if std::mem::take(&mut first) {
-                    state.queue.reserve(usize::try_from(expected.0).unwrap_or(0));
+                    state.queue.reserve(usize::try_from(all).unwrap_or(0));
                 }
-                state.replay(record)
+                state.replay_all(records)
             });
             if journal.is_none() {
                 tracing::warn!("journal of the cache {} is torn: {} chunks are left", dir.display(), state.queue.len());
@@ -79,7 +79,6 @@ impl Cache {
             _lock: lock,
         };
         cache.flush();
-        cache.expire();
         cache.trim();
         Ok(cache)
     }

@@ -66,10 +66,10 @@ impl Cache {
         let (mut chunk, mut suspect) = (chunk, None);
         for _ in 0..READS {
             let found = self.read_extent(chunk);
-            if !matches!(found, Found::Wrong(_)) || suspect == Some(chunk.place) {
+            if matches!(found, Found::Frame(_)) || suspect == Some(chunk.place) {
                 return Some(found);
             }
-            // It may have been evicted, and its units used again, since the index was asked.
+            // It may have been evicted or moved, and its units used again or given back, since the index was asked.
             suspect = Some(chunk.place);
             chunk = self.state().queue.peek(chunk.key)?;
         }

@@ -25,9 +25,10 @@ impl Cache {
     }
 
     /// Gives slabs back to the disk while there are more than the capacity allows, or the disk has less free than the floor; what is
-    /// evictable in them goes, what is pinned moves. Inserts do this now and then; an agent may do it whenever the disk is
-    /// somebody else's too. Returns how many bytes it gave back.
+    /// evictable in them goes, what is pinned moves. Ends pins whose time is over, too. Inserts do this now and then; an agent may do
+    /// it whenever the disk is somebody else's too. Returns how many bytes it gave back.
     pub fn trim(&self) -> u64 {
+        self.expire();
         let mut given = 0;
         while self.state().room.count() > self.slabs_max || self.spare().is_some_and(|spare| spare < 0) {
             if !self.shrink() {
@@ -152,9 +153,11 @@ impl Cache {
             }
             found => {
                 self.state().room.give(to, weight);
-                if let Some(Found::Wrong(chunk) | Found::Unreadable(chunk)) = found {
-                    self.drop_damaged(chunk, true);
-                }
+                match found {
+                    Some(Found::Wrong(chunk)) => self.drop_damaged(chunk, true),
+                    Some(Found::Unreadable(chunk)) => self.drop_damaged(chunk, false),
+                    Some(Found::Frame(_)) | None => false,
+                };
                 false
             }
         };

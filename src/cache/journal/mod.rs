@@ -25,6 +25,8 @@ const MAGIC: &[u8; 8] = b"TWLCJRN1";
 const HEADER_LEN: usize = 32;
 /// Records that are read, checked or written at once: 640 KiB.
 const BATCH: usize = 32 << 10;
+/// Records that are handed over at once.
+const TAKEN: usize = 256;
 
 /// Marks a cache: its journal is of no use to another.
 pub(super) type CacheId = [u8; 16];
@@ -42,13 +44,14 @@ pub(super) fn path(dir: &Path) -> PathBuf {
     dir.join("journal")
 }
 
-/// Reads the journal in `dir` and hands each record to `take`, in order, until one is damaged or `take` says that it cannot be
-/// true. Returns the journal if it can be continued, else nothing: then it has to be rewritten.
+/// Reads the journal in `dir` and hands its records to `take`, in order and some at a time, with the number of all, until one is
+/// damaged or `take` says that one cannot be true. Returns the journal if it can be continued, else nothing: then it has to be
+/// rewritten.
 pub(super) fn replay(
     medium: &dyn Medium,
     dir: &Path,
     id: &CacheId,
-    mut take: impl FnMut(Expected, Record) -> bool,
+    mut take: impl FnMut(&[Record], u64) -> bool,
 ) -> Option<Journal> {
     let file = medium.open(&path(dir), false).ok()?;
     let len = file.len().ok()?;
@@ -58,24 +61,23 @@ pub(super) fn replay(
     let whole = (len - HEADER_LEN as u64) / RECORD_LEN as u64;
     let mut number = 0;
     let mut buffer = vec![0; BATCH * RECORD_LEN];
+    let mut records = Vec::with_capacity(TAKEN);
     while number < whole {
         let count = usize::try_from(whole - number).unwrap_or(BATCH).min(BATCH);
         let bytes = &mut buffer[..count * RECORD_LEN];
         file.read_at(bytes, offset(number)).ok()?;
-        for bytes in bytes.as_chunks::<RECORD_LEN>().0 {
-            let record = Record::decode(bytes, seed, number)?;
-            if !take(Expected(whole), record) {
+        for some in bytes.as_chunks::<RECORD_LEN>().0.chunks(TAKEN) {
+            let decoded = (number..).zip(some).map_while(|(number, bytes)| Record::decode(bytes, seed, number));
+            records.clear();
+            records.extend(decoded);
+            if !take(&records, whole) || records.len() < some.len() {
                 return None;
             }
-            number += 1;
+            number += some.len() as u64;
         }
     }
     (offset(whole) == len).then_some(Journal { file, seed, records: whole })
 }
-
-/// How many records a journal seems to have.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Expected(pub(super) u64);
 
 impl Journal {
     /// Makes a new journal of `records` in the place of the one that is there.

@@ -24,8 +24,8 @@ fn records(range: std::ops::Range<u64>) -> Vec<Record> {
 
 fn read(dir: &Path, id: &CacheId) -> (Vec<Record>, Option<Journal>) {
     let mut found = Vec::new();
-    let journal = replay(&Disk, dir, id, |_, record| {
-        found.push(record);
+    let journal = replay(&Disk, dir, id, |records, _| {
+        found.extend_from_slice(records);
         true
     });
     (found, journal)

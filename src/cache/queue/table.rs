@@ -1,9 +1,11 @@
-//! From a key to the number of its node: open addressing with four bytes a slot, the keys themselves lie in the nodes.
+//! From a key to the number of its node: open addressing with five bytes a slot, the keys themselves lie in the nodes.
 
 /// No node.
 pub(super) const NONE: u32 = u32::MAX;
 /// Slots of an empty table.
 const SLOTS_MIN: usize = 16;
+/// The tag of a slot without a node.
+const VACANT: u8 = 0;
 
 /// What a table has to know of the nodes it names.
 pub(super) trait Keys {
@@ -11,13 +13,15 @@ pub(super) trait Keys {
     fn key(&self, node: u32) -> u64;
 }
 
-/// A hash table of node numbers, at most three quarters full.
+/// A hash table of node numbers, at most three quarters full. A tag of seven bits beside each tells most of those that are not
+/// meant, without a look at their node: in a large cache that look would have to wait for memory.
 ///
 /// Chunk ids are BLAKE3 digests, but whoever can make chunks can choose the bits of a few of them: so keys are multiplied by a
 /// number of this cache's own, and nobody outside can make them meet.
 #[derive(Debug)]
 pub(super) struct Table {
-    slots: Vec<u32>,
+    tags: Vec<u8>,
+    nodes: Vec<u32>,
     used: usize,
     odd: u64,
 }
@@ -25,95 +29,96 @@ pub(super) struct Table {
 impl Table {
     /// An empty table that mixes with `seed`.
     pub(super) fn new(seed: u64) -> Self {
-        Self { slots: vec![NONE; SLOTS_MIN], used: 0, odd: seed | 1 }
+        Self { tags: vec![VACANT; SLOTS_MIN], nodes: vec![NONE; SLOTS_MIN], used: 0, odd: seed | 1 }
     }
 
     /// Makes room for `more` nodes at once.
     pub(super) fn reserve(&mut self, more: usize, keys: &impl Keys) {
         let wanted = (self.used + more).saturating_mul(4).div_ceil(3).next_power_of_two();
-        if wanted > self.slots.len() {
-            let old = std::mem::replace(&mut self.slots, vec![NONE; wanted]);
-            for node in old.into_iter().filter(|&node| node != NONE) {
-                let at = self.vacancy(keys.key(node));
-                self.put(at, node);
+        if wanted > self.tags.len() {
+            let old = std::mem::replace(&mut self.nodes, vec![NONE; wanted]);
+            let tags = std::mem::replace(&mut self.tags, vec![VACANT; wanted]);
+            for (node, _) in old.into_iter().zip(tags).filter(|(_, tag)| *tag != VACANT) {
+                self.place(node, keys.key(node));
             }
         }
     }
 
+    /// Looks at where these keys belong, so that it is in the processor's caches: loads that do not depend on each other overlap.
+    pub(super) fn approach(&self, keys: impl Iterator<Item = u64>) {
+        let seen = keys.fold(0, |seen, key| {
+            let (at, _) = self.home(key);
+            seen ^ u32::from(self.tags[at]) ^ self.nodes[at]
+        });
+        std::hint::black_box(seen);
+    }
+
     /// The node of `key`.
     pub(super) fn find(&self, key: u64, keys: &impl Keys) -> Option<u32> {
-        self.probe(key, keys).map(|(_, node)| node)
+        self.probe(key, keys).map(|at| self.nodes[at])
     }
 
     /// Adds `node`, whose key is not in the table.
     pub(super) fn insert(&mut self, node: u32, keys: &impl Keys) {
-        if (self.used + 1) * 4 > self.slots.len() * 3 {
+        if (self.used + 1) * 4 > self.tags.len() * 3 {
             self.reserve(self.used.max(SLOTS_MIN), keys);
         }
-        let at = self.vacancy(keys.key(node));
-        self.put(at, node);
+        self.place(node, keys.key(node));
         self.used += 1;
     }
 
     /// Takes the node of `key` out, and moves what stood behind it up: no graves, so a lookup never gets slower.
     pub(super) fn remove(&mut self, key: u64, keys: &impl Keys) -> Option<u32> {
-        let (mut hole, node) = self.probe(key, keys)?;
-        let mask = self.slots.len() - 1;
+        let mut hole = self.probe(key, keys)?;
+        let (node, mask) = (self.nodes[hole], self.tags.len() - 1);
         let mut at = hole;
         loop {
             at = (at + 1) & mask;
-            let next = self.get(at);
-            if next == NONE {
+            if self.tags[at] == VACANT {
                 break;
             }
-            let home = self.home(keys.key(next));
+            let (home, _) = self.home(keys.key(self.nodes[at]));
             // It may move if the hole lies between its home and where it stands, around the end.
             if (at.wrapping_sub(home) & mask) >= (at.wrapping_sub(hole) & mask) {
-                self.put(hole, next);
+                (self.nodes[hole], self.tags[hole]) = (self.nodes[at], self.tags[at]);
                 hole = at;
             }
         }
-        self.put(hole, NONE);
+        (self.nodes[hole], self.tags[hole]) = (NONE, VACANT);
         self.used -= 1;
         Some(node)
     }
 
-    fn probe(&self, key: u64, keys: &impl Keys) -> Option<(usize, u32)> {
-        let mask = self.slots.len() - 1;
-        let mut at = self.home(key);
+    /// The slot of `key`.
+    fn probe(&self, key: u64, keys: &impl Keys) -> Option<usize> {
+        let (mut at, tag) = self.home(key);
         loop {
-            let node = self.get(at);
-            if node == NONE {
+            let found = self.tags[at];
+            if found == VACANT {
                 return None;
             }
-            if keys.key(node) == key {
-                return Some((at, node));
+            if found == tag && keys.key(self.nodes[at]) == key {
+                return Some(at);
             }
-            at = (at + 1) & mask;
+            at = (at + 1) & (self.tags.len() - 1);
         }
     }
 
-    fn vacancy(&self, key: u64) -> usize {
-        let mask = self.slots.len() - 1;
-        let mut at = self.home(key);
-        while self.get(at) != NONE {
-            at = (at + 1) & mask;
+    /// Puts a node into the first vacant slot from its home on.
+    fn place(&mut self, node: u32, key: u64) {
+        let (mut at, tag) = self.home(key);
+        while self.tags[at] != VACANT {
+            at = (at + 1) & (self.tags.len() - 1);
         }
-        at
+        (self.nodes[at], self.tags[at]) = (node, tag);
     }
 
-    /// Where `key` belongs: the high bits of the product, which depend on all bits of the key.
-    fn home(&self, key: u64) -> usize {
-        let bits = self.slots.len().trailing_zeros();
-        usize::try_from(key.wrapping_mul(self.odd) >> (64 - bits)).unwrap_or(0)
-    }
-
-    fn get(&self, at: usize) -> u32 {
-        self.slots[at]
-    }
-
-    fn put(&mut self, at: usize, node: u32) {
-        self.slots[at] = node;
+    /// Where `key` belongs: the high bits of the product, which depend on all bits of the key. And its tag: other bits, never zero.
+    fn home(&self, key: u64) -> (usize, u8) {
+        let product = key.wrapping_mul(self.odd);
+        let bits = self.tags.len().trailing_zeros();
+        let [_, _, tag, ..] = product.to_le_bytes();
+        (usize::try_from(product >> (64 - bits)).unwrap_or(0), tag | 1)
     }
 }
 

@@ -138,6 +138,15 @@ impl State {
         true
     }
 
+    /// Puts records of the journal into effect; false at one that cannot be true.
+    pub(super) fn replay_all(&mut self, records: &[Record]) -> bool {
+        self.queue.approach(records.iter().map(|record| match record {
+            Record::Insert(chunk) => chunk.key,
+            Record::Remove(key) | Record::Promote(key) => *key,
+        }));
+        records.iter().all(|record| self.replay(*record))
+    }
+
     /// Puts a record of the journal into effect; false if it cannot be true.
     pub(super) fn replay(&mut self, record: Record) -> bool {
         match record {
