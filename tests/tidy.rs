@@ -14,7 +14,7 @@ const FLOORS: &[(u8, &[&str])] = &[
     (2, &["storage", "tree", "cache", "repository"]),
     (3, &["transfer"]),
     (4, &["ops"]),
-    (5, &["cli"]),
+    (5, &["agent", "cli"]),
 ];
 /// What `crate::` may be followed by besides a module: the re-exports that every floor may use.
 const ROOT_NAMES: &[&str] = &["Error", "ErrorKind", "Result"];
