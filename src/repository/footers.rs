@@ -47,11 +47,11 @@ impl Repository {
     /// # Cancel safety
     /// Safe: it only reads.
     pub async fn footer(&self, pack: &PackRef) -> Result<Arc<PackFooter>> {
-        if let Some(kept) = self.0.footers.get(pack.id) {
+        if let Some(kept) = self.shared.footers.get(pack.id) {
             return Ok(kept);
         }
         let footer = Arc::new(self.footer_uncached(pack).await?);
-        self.0.footers.keep(pack.id, &footer);
+        self.shared.footers.keep(pack.id, &footer);
         Ok(footer)
     }
 

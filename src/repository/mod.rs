@@ -26,7 +26,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 pub use fetch::{
-    Brought, Delivered, Fill, Gaps, Located, PackPart, PackRead, Sink, Stored, Take, deliver, fetch, longest_read,
+    Brought, ChunkSource, Delivered, Fill, Gaps, Located, PackPart, PackRead, Place as FramePlace, Sink, Stored, Take, deliver, fetch, longest_read,
     plan, read_pack,
 };
 pub use index::{BadSegment, Index, Segment, SegmentAudit};
@@ -57,7 +57,10 @@ pub struct OpenOptions {
 
 /// A repository. Clones share it.
 #[derive(Clone, Debug)]
-pub struct Repository(Arc<Shared>);
+pub struct Repository {
+    shared: Arc<Shared>,
+    source: Option<Arc<dyn ChunkSource>>,
+}
 
 #[derive(Debug)]
 struct Shared {
@@ -75,37 +78,49 @@ impl Repository {
     /// Its name for ever, whatever its address.
     #[must_use]
     pub fn id(&self) -> RepositoryId {
-        self.0.id
+        self.shared.id
     }
 
     /// The store it lives in.
     #[must_use]
     pub fn store(&self) -> &Store {
-        &self.0.store
+        &self.shared.store
     }
 
     /// Its log.
     #[must_use]
     pub fn log(&self) -> &log::Log {
-        &self.0.log
+        &self.shared.log
     }
 
     /// The memory budget that its operations share.
     #[must_use]
     pub fn budget(&self) -> &Budget {
-        &self.0.budget
+        &self.shared.budget
     }
 
     /// The clock it was opened with.
     #[must_use]
     pub fn clock(&self) -> &Arc<dyn Clock> {
-        &self.0.clock
+        &self.shared.clock
     }
 
     /// This repository's own folder in the local cache.
     #[must_use]
     pub fn cache(&self) -> &Path {
-        &self.0.cache
+        &self.shared.cache
+    }
+
+    /// The same repository, whose chunks are taken from `source` first; what does not come from there is read from the packs.
+    #[must_use]
+    pub fn with_source(&self, source: Arc<dyn ChunkSource>) -> Self {
+        Self { shared: Arc::clone(&self.shared), source: Some(source) }
+    }
+
+    /// What is nearer than its packs.
+    #[must_use]
+    pub fn source(&self) -> Option<&Arc<dyn ChunkSource>> {
+        self.source.as_ref()
     }
 
     /// The state as of now.
@@ -116,7 +131,7 @@ impl Repository {
     /// # Cancel safety
     /// Safe: it only reads.
     pub async fn state(&self) -> Result<Arc<log::State>> {
-        self.0.log.refresh().await
+        self.shared.log.refresh().await
     }
 
     /// Requests worth having in flight at once: a disk is kept busy by few, a network by many.

@@ -87,7 +87,8 @@ impl Repository {
         let cache = options.cache.unwrap_or_else(default_cache).join(id.to_string());
         let log = log::Log::new(Arc::clone(store.objects()), Arc::clone(&clock));
         let (segments, footers) = Default::default();
-        Ok(Self(Arc::new(Shared { id, store, log, clock, budget, cache, segments, footers })))
+        let shared = Arc::new(Shared { id, store, log, clock, budget, cache, segments, footers });
+        Ok(Self { shared, source: None })
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 
 use super::identity::Identity;
-use super::protocol::{Grant, Supply, Survey};
+use super::protocol::{Asked, Grant, Supply, Survey};
 use crate::error::Result;
 use crate::id::{ChunkId, ManifestId};
 
@@ -25,9 +25,9 @@ pub trait Holdings: Send + Sync + 'static {
     /// Must be safe.
     async fn survey(&self, grant: &Grant, from: u32) -> Result<Survey>;
 
-    /// The chunk `id` as it is stored; None if it is not held (any more).
+    /// The chunk `id`, which `asked` wants and a grant to `identity` covers, as it is stored; None if it is not held (any more).
     ///
     /// # Cancel safety
     /// Must be safe.
-    async fn frame(&self, id: &ChunkId) -> Result<Option<Supply>>;
+    async fn frame(&self, identity: &Identity, asked: &Asked, id: &ChunkId) -> Result<Option<Supply>>;
 }

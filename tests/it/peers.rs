@@ -19,7 +19,7 @@ use towline::codec::{self, Compression};
 use towline::format::ChunkList;
 use towline::id::{ChunkId, ManifestId};
 use towline::transfer::identity::{Authority, Credentials, Identity};
-use towline::transfer::protocol::{Closed, EndCode, Grant, How, Priority, Runs, Supply, Survey, Wanted};
+use towline::transfer::protocol::{Asked, Closed, EndCode, Grant, How, Priority, Runs, Supply, Survey, Wanted};
 use towline::transfer::{Client, Dial, Holdings, Reply, quic, tcp};
 use towline::{ErrorKind, Result};
 
@@ -76,7 +76,7 @@ impl Holdings for Memory {
         Ok(Survey { chunks, upto: chunks, held: (from..chunks).filter(holds).collect() })
     }
 
-    async fn frame(&self, id: &ChunkId) -> Result<Option<Supply>> {
+    async fn frame(&self, _: &Identity, _: &Asked, id: &ChunkId) -> Result<Option<Supply>> {
         self.reads.fetch_add(1, Ordering::Relaxed);
         tokio::task::yield_now().await;
         Ok(self.frames.get(id).cloned())

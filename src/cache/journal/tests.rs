@@ -74,6 +74,7 @@ proptest! {
         let same = bytes.iter().zip(&whole).take_while(|(a, b)| a == b).count();
         let sound = if same < HEADER_LEN { 0 } else { (same - HEADER_LEN) / RECORD_LEN };
         prop_assert_eq!(found, records(0..sound as u64));
-        prop_assert_eq!(journal.is_some(), same == bytes.len() && (same - HEADER_LEN).is_multiple_of(RECORD_LEN));
+        let whole_records = same.checked_sub(HEADER_LEN).is_some_and(|len| len.is_multiple_of(RECORD_LEN));
+        prop_assert_eq!(journal.is_some(), same == bytes.len() && whole_records);
     }
 }

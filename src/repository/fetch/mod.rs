@@ -7,7 +7,9 @@
 mod deliver;
 mod gaps;
 mod plan;
+mod source;
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use futures::future::try_join_all;
@@ -17,10 +19,12 @@ use object_store::GetResultPayload;
 pub use self::deliver::{Delivered, Fill, Stored, Take, deliver};
 pub use self::gaps::Gaps;
 pub use self::plan::{Brought, Located, PackPart, PackRead, plan};
+pub use self::source::{ChunkSource, Place};
 use super::layout::{self, Family};
 use super::{Repository, Saved, objects};
 use crate::budget::{Budget, Buffer};
 use crate::chunk::Chunk;
+use crate::codec::Encoded;
 use crate::error::{Error, ErrorKind, Result};
 use crate::limits::MIB;
 use crate::progress::Progress;
@@ -81,12 +85,16 @@ pub async fn fetch(
         let (saved, sink) = (Arc::clone(saved), Arc::clone(&sink));
         async move {
             let len = read.stored_len();
+            let tree = Arc::clone(&saved);
             let work = move |read: &PackRead, buffer: Buffer| {
                 let mut passing = Passing { sink: &*sink, plain: 0 };
-                deliver(read, &buffer, |chunk| saved.locate(chunk), &mut passing)?;
+                deliver(read, &buffer, |chunk| tree.locate(chunk), &mut passing)?;
                 Ok(passing.plain)
             };
-            let plain = read_pack(&[repository], repository.budget(), read, work).await?;
+            let plain = match repository.source() {
+                Some(source) => from_near(&**source, repository, &saved, read, work).await?,
+                None => read_pack(&[repository], repository.budget(), read, work).await?,
+            };
             progress.moved(len);
             progress.advance(plain);
             Ok(len)
@@ -141,6 +149,69 @@ pub async fn read_pack<T: Send + 'static>(
         }
         settled => settled,
     }
+}
+
+/// As [`read_pack`], but what `source` gives is not read from the repository. If that turns out to be damaged, all of it is.
+async fn from_near<T: Send + 'static>(
+    source: &dyn ChunkSource,
+    repository: &Repository,
+    saved: &Arc<Saved>,
+    read: PackRead,
+    work: impl Fn(&PackRead, Buffer) -> Result<T> + Clone + Send + 'static,
+) -> Result<T> {
+    let len = usize::try_from(read.stored_len()).unwrap_or(usize::MAX);
+    let mut buffer = repository.budget().buffer(len).await?;
+    let mut near = Near { saved, read: &read, buffer: &mut buffer, given: HashSet::new() };
+    let chunks: Vec<u32> = read.chunks.iter().map(|brought| brought.chunk).collect();
+    source.frames(repository, saved, &chunks, &mut |chunk, encoded| near.place(chunk, encoded)).await;
+    let given = near.given;
+    if given.len() < chunks.len() {
+        let rest = read.without(|chunk| given.contains(&chunk), |chunk| saved.locate(chunk))?;
+        bring_rest(repository, &read, &rest, &mut buffer).await?;
+    }
+    let read = Arc::new(read);
+    let (shared, first) = (Arc::clone(&read), work.clone());
+    let worked = tokio::task::spawn_blocking(move || first(&shared, buffer)).await;
+    match worked.map_err(|error| Error::other("a worker stopped").source(error))? {
+        Err(error) if error.kind() == ErrorKind::Damaged && !given.is_empty() => {
+            tracing::warn!("what was near is damaged, reading the repository: {error:?}");
+            read_pack(&[repository], repository.budget(), Arc::unwrap_or_clone(read), work).await
+        }
+        settled => settled,
+    }
+}
+
+/// What a source has given of a read.
+struct Near<'a> {
+    saved: &'a Saved,
+    read: &'a PackRead,
+    buffer: &'a mut [u8],
+    given: HashSet<u32>,
+}
+
+impl Near<'_> {
+    /// Puts a frame where the read would have it from its pack, if it is the same.
+    fn place(&mut self, chunk: u32, encoded: &Encoded) {
+        let Ok(located) = self.saved.locate(chunk) else { return };
+        let place = &located.place;
+        let same = (place.codec, place.base) == (encoded.codec, encoded.base);
+        let room = self.read.find(&located).and_then(|range| self.buffer.get_mut(range));
+        if let Some(room) = room.filter(|room| same && room.len() == encoded.bytes.len()) {
+            room.copy_from_slice(&encoded.bytes);
+            self.given.insert(chunk);
+        }
+    }
+}
+
+/// Reads the parts of `rest`, which lie in those of `read`, into the buffer of `read`.
+async fn bring_rest(repository: &Repository, read: &PackRead, rest: &[PackPart], buffer: &mut Buffer) -> Result<()> {
+    for part in rest {
+        let room = read.room_of(part).and_then(|range| buffer.get_mut(range));
+        let room = room.ok_or_else(|| Error::other("a read outgrew its buffer"))?;
+        let key = layout::owned(Family::Pack, part.pack);
+        objects::read_range(&**repository.store().objects(), &key, part.range.start, room).await?;
+    }
+    Ok(())
 }
 
 async fn attempt<T: Send + 'static>(

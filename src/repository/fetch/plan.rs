@@ -73,7 +73,8 @@ impl PackRead {
     }
 
     /// Where a chunk's frame lies in the buffer.
-    pub(super) fn find(&self, located: &Located) -> Option<Range<usize>> {
+    #[must_use]
+    pub fn find(&self, located: &Located) -> Option<Range<usize>> {
         let place = &located.place;
         let mut before = 0;
         for part in &self.parts {
@@ -82,6 +83,45 @@ impl PackRead {
                 return Some(start..start + place.stored_len as usize);
             }
             before += part.range.end - part.range.start;
+        }
+        None
+    }
+
+    /// What of the parts is needed for those chunks that are not `given`: of each part, from the first of them to the last.
+    ///
+    /// # Errors
+    /// What `locate` returns.
+    pub(super) fn without(
+        &self,
+        given: impl Fn(u32) -> bool,
+        locate: impl Fn(u32) -> Result<Located>,
+    ) -> Result<Vec<PackPart>> {
+        let mut rest: Vec<Option<Range<u64>>> = vec![None; self.parts.len()];
+        for brought in self.chunks.iter().filter(|brought| !given(brought.chunk)) {
+            let located = locate(brought.chunk)?;
+            let at = self.parts.iter().position(|part| part.holds(&located));
+            if let Some(range) = at.and_then(|at| rest.get_mut(at)) {
+                let frame = frame(&located);
+                *range = Some(match range.take() {
+                    Some(range) => range.start.min(frame.start)..range.end.max(frame.end),
+                    None => frame,
+                });
+            }
+        }
+        let parts = self.parts.iter().zip(rest);
+        Ok(parts.filter_map(|(part, range)| Some(PackPart { range: range?, ..part.clone() })).collect())
+    }
+
+    /// Where the bytes of `part`, which lies in one of the parts, lie in the buffer.
+    pub(super) fn room_of(&self, part: &PackPart) -> Option<Range<usize>> {
+        let mut before = 0;
+        for whole in &self.parts {
+            let within = whole.range.start <= part.range.start && part.range.end <= whole.range.end;
+            if whole.pack == part.pack && whole.repository == part.repository && within {
+                let start = usize::try_from(before + (part.range.start - whole.range.start)).ok()?;
+                return Some(start..start + usize::try_from(part.range.end - part.range.start).ok()?);
+            }
+            before += whole.range.end - whole.range.start;
         }
         None
     }

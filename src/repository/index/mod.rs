@@ -89,7 +89,7 @@ impl Repository {
         let wanted = state.segments.keys().map(|&id| async move { Ok::<_, Error>((id, self.segment(id).await?)) });
         let wanted = stream::iter(wanted.collect::<Vec<_>>()).buffered(FETCHES);
         let segments: Vec<_> = wanted.try_collect().await?;
-        let mut loaded = self.0.segments.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut loaded = self.shared.segments.lock().unwrap_or_else(PoisonError::into_inner);
         loaded.retain(|id, _| state.segments.contains_key(id));
         Ok(Index { segments })
     }
@@ -129,13 +129,13 @@ impl Repository {
         let view = SegmentView::parse(&bytes)
             .map_err(|error| error.at(&key).cure("towline verify --repair rebuilds the index"))?;
         let segment = Arc::new(Segment { view, bytes });
-        let mut loaded = self.0.segments.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut loaded = self.shared.segments.lock().unwrap_or_else(PoisonError::into_inner);
         loaded.insert(id, Arc::clone(&segment));
         Ok(segment)
     }
 
     fn loaded(&self, id: SegmentId) -> Option<Arc<Segment>> {
-        self.0.segments.lock().unwrap_or_else(PoisonError::into_inner).get(&id).cloned()
+        self.shared.segments.lock().unwrap_or_else(PoisonError::into_inner).get(&id).cloned()
     }
 
     /// From the local cache, else from the store into it. Without a place to write, it is held in memory.

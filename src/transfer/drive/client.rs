@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
 
 use tokio::sync::mpsc::{self, Receiver, Sender};
 use tokio::sync::{Notify, oneshot};
@@ -39,6 +40,8 @@ struct Shared {
     orders: Mutex<Vec<Order>>,
     wake: Notify,
     closed: OnceLock<Closed>,
+    /// Microseconds; 0 before it is known.
+    rtt: AtomicU64,
     /// The window, as it was taken out of the budget.
     _memory: Budget,
 }
@@ -146,8 +149,14 @@ impl Client {
     /// Drives `requester` over `lanes`; `memory` is its window's.
     pub(in crate::transfer) fn start(requester: Requester, lanes: Lanes, clock: Clockwork, memory: Budget) -> Self {
         let (commands, receiver) = mpsc::channel(WAITING_MAX);
-        let (released, orders, wake, closed) = (AtomicU64::new(0), Mutex::default(), Notify::new(), OnceLock::new());
-        let shared = Arc::new(Shared { released, orders, wake, closed, _memory: memory });
+        let shared = Arc::new(Shared {
+            released: AtomicU64::new(0),
+            orders: Mutex::default(),
+            wake: Notify::new(),
+            closed: OnceLock::new(),
+            rtt: AtomicU64::new(0),
+            _memory: memory,
+        });
         let peer = requester.peer().clone();
         let driver = Driver { requester, clock, shared: Arc::clone(&shared), routes: BTreeMap::new() };
         let task = tokio::spawn(driver.run(lanes, receiver));
@@ -193,6 +202,19 @@ impl Client {
     fn gone(&self) -> Error {
         let why = self.shared.closed.get().cloned().unwrap_or(Closed::Done);
         Error::from(why).at(&self.peer)
+    }
+
+    /// Why it is over, if it is.
+    #[must_use]
+    pub fn closed(&self) -> Option<&Closed> {
+        self.shared.closed.get()
+    }
+
+    /// The delay to the peer and back, once it was measured.
+    #[must_use]
+    pub fn rtt(&self) -> Option<Duration> {
+        let micros = self.shared.rtt.load(Ordering::Relaxed);
+        (micros > 0).then(|| Duration::from_micros(micros))
     }
 
     /// Says goodbye and waits for the end: open requests are still served.
@@ -248,6 +270,9 @@ impl Driver {
             }
             let clock = self.clock;
             lanes.flush(|_| self.requester.transmit(clock.now()));
+            if let Some(rtt) = self.requester.rtt() {
+                self.shared.rtt.store(u64::try_from(rtt.as_micros()).unwrap_or(u64::MAX), Ordering::Relaxed);
+            }
             let timeout = self.requester.timeout().map_or_else(Instant::now, |at| clock.at(at));
             let wake = Arc::clone(&self.shared);
             tokio::select! {

@@ -87,8 +87,9 @@ fn answer(demand: &Demand, holdings: &Arc<dyn Holdings>, peer: &Arc<Identity>) -
             };
             Answer::Surveyed(request, surveyed.await)
         }),
-        Demand::Read { request, ordinal, id } => {
-            Box::pin(async move { Answer::Read(request, ordinal, holdings.frame(&id).await) })
+        Demand::Read { request, ordinal, id, ref asked } => {
+            let asked = asked.clone();
+            Box::pin(async move { Answer::Read(request, ordinal, holdings.frame(&peer, &asked, &id).await) })
         }
         Demand::Closed(_) => return None,
     })

@@ -36,4 +36,4 @@ pub use self::message::{
 pub use self::provider::{Demand, Provider};
 pub use self::requester::{Arrived, Event, How, Requester};
 pub use self::runs::Runs;
-pub use self::serving::{Grant, Supply};
+pub use self::serving::{Asked, Grant, Supply};

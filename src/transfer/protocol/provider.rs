@@ -8,7 +8,7 @@ use super::closed::{Closed, Violation};
 use super::limits::{AHEAD_MAX, READS_MAX, REQUESTS_MAX, STALL_MAX, WINDOW_MIN};
 use super::link::{CONTROL, Link, Transmit};
 use super::message::{EndCode, ErrorCode, Found, Hello, Message, Priority, Survey};
-use super::serving::{Grant, Next, Serving, Supply, Work};
+use super::serving::{Asked, Grant, Next, Serving, Supply, Work};
 use crate::id::{ChunkId, ManifestId};
 use crate::transfer::identity::Identity;
 
@@ -39,6 +39,8 @@ pub enum Demand {
         ordinal: u32,
         /// Its id.
         id: ChunkId,
+        /// What else the request asks for.
+        asked: Asked,
     },
     /// The connection is over. The last demand.
     Closed(Closed),
@@ -127,9 +129,9 @@ impl Provider {
             }
             Message::Hello(_) | Message::Goodbye { .. } => {}
             Message::Request(asked) => {
-                let work = Work::Frames { wanted: asked.wanted, grant: None };
-                if self.begin(asked.request, asked.priority, work)? {
-                    let (request, manifest) = (asked.request, asked.manifest);
+                let (request, priority, manifest) = (asked.request, asked.priority, asked.manifest);
+                let asked = Asked { priority, manifest, wanted: Arc::new(asked.wanted) };
+                if self.begin(request, priority, Work::Frames { asked, grant: None })? {
                     self.demands.push_back(Demand::Authorise { request, manifest });
                 }
             }
@@ -240,10 +242,11 @@ impl Provider {
             if bound > credit || !room || self.reads.len() >= READS_MAX {
                 return None;
             }
+            let Some(asked) = serving.asked().cloned() else { continue };
             serving.begin_read();
             self.reserved += bound;
             self.reads.insert((request, ordinal), bound);
-            return Some(Demand::Read { request, ordinal, id });
+            return Some(Demand::Read { request, ordinal, id, asked });
         }
         None
     }

@@ -9,7 +9,7 @@ use super::message::{EndCode, Ended, Frame, Message, Missing, Priority, Wanted};
 use super::runs::Runs;
 use crate::codec::Encoded;
 use crate::format::ChunkList;
-use crate::id::ChunkId;
+use crate::id::{ChunkId, ManifestId};
 
 /// The chunks that somebody may read by way of one manifest.
 #[derive(Clone, Debug, Default)]
@@ -30,6 +30,17 @@ impl Grant {
         let place = wanted.chunks.get(ordinal)? as usize;
         Some((*self.chunks.ids.get(place)?, *self.chunks.lens.get(place)?))
     }
+}
+
+/// What a request asks for, for whoever reads its chunks: what it will want next is told by what it wants.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Asked {
+    /// How urgent it is.
+    pub priority: Priority,
+    /// Of which manifest.
+    pub manifest: ManifestId,
+    /// Which chunks.
+    pub wanted: Arc<Wanted>,
 }
 
 /// A stored chunk on its way to a peer.
@@ -62,7 +73,7 @@ pub(super) struct Serving {
 #[derive(Debug)]
 pub(super) enum Work {
     /// Frames, once a grant says which.
-    Frames { wanted: Wanted, grant: Option<Arc<Grant>> },
+    Frames { asked: Asked, grant: Option<Arc<Grant>> },
     /// A survey.
     Survey,
 }
@@ -84,7 +95,8 @@ impl Serving {
 
     /// What to read next. Chunks that will not be sent are noted on the way; those larger than `most` bytes are among them.
     pub(super) fn next(&mut self, most: u64) -> Next {
-        let Work::Frames { wanted, grant: Some(grant) } = &self.what else { return Next::Nothing };
+        let Work::Frames { asked, grant: Some(grant) } = &self.what else { return Next::Nothing };
+        let wanted = &asked.wanted;
         // What is noted and not told is bounded, too.
         while !self.ended && self.next < wanted.len() && self.missing.len() < RUNS_MAX {
             let ordinal = u32::try_from(self.next).unwrap_or(u32::MAX);
@@ -95,6 +107,14 @@ impl Serving {
             self.next += 1;
         }
         Next::Nothing
+    }
+
+    /// What it asks for, unless it is a survey.
+    pub(super) fn asked(&self) -> Option<&Asked> {
+        match &self.what {
+            Work::Frames { asked, .. } => Some(asked),
+            Work::Survey => None,
+        }
     }
 
     /// The chunk that [`Serving::next`] told is being read.
@@ -170,7 +190,7 @@ impl Serving {
     /// Was all said that there is to say?
     pub(super) fn is_done(&self) -> bool {
         let all = match &self.what {
-            Work::Frames { wanted, grant } => grant.is_some() && self.next >= wanted.len(),
+            Work::Frames { asked, grant } => grant.is_some() && self.next >= asked.wanted.len(),
             Work::Survey => false,
         };
         !self.is_ready() && (self.ended || (all && self.reading == 0))

@@ -401,7 +401,7 @@ fn what_comes_of_a_grant_that_lies_about_lengths_is_missing() {
     provider.handle(0, &bytes_of(&Message::Credit { granted: 2000 }), NOW);
     let _ = provider.poll();
     provider.granted(1, Some(Arc::new(Grant { chunks, bases: Vec::new() })), NOW);
-    let Some(Demand::Read { request, ordinal, id }) = provider.poll() else { panic!("no read") };
+    let Some(Demand::Read { request, ordinal, id, .. }) = provider.poll() else { panic!("no read") };
     let encoded = crate::codec::Encoded { codec: crate::codec::Codec::Raw, bytes: store.stored(&id), base: None };
     provider.supply(request, ordinal, Some(super::super::Supply { encoded, plain_len: 1000 }), NOW);
     assert_eq!(last_words(|| provider.transmit(0, NOW)), missing(1, 0..1));

@@ -292,7 +292,7 @@ impl World {
                 let survey = (manifest == self.store.open).then(|| self.survey(from));
                 self.provider.surveyed(request, survey, self.now);
             }
-            Demand::Read { request, ordinal, id } => {
+            Demand::Read { request, ordinal, id, .. } => {
                 let takes =
                     self.read_time.map_or(PATIENCE * 9, |time| time.mul_f64(self.dice.below(200) as f64 / 100.0));
                 self.reads.push((self.now + takes, request, ordinal, id));
