@@ -14,6 +14,7 @@ mod show;
 mod sync;
 mod tensors;
 mod verify;
+mod warm;
 mod watch;
 
 pub use amend::{AmendReport, Changes};
@@ -33,6 +34,7 @@ pub use tensors::{
     TensorsRead, WantedTensor,
 };
 pub use verify::{Damage, VerifyOptions, VerifyReport};
+pub use warm::{Pinning, WarmOptions, Warmed, warm};
 pub use watch::{Stop, WatchEvent, WatchOptions, WatchReport};
 
 use crate::error::{Error, Result};

@@ -1,9 +1,13 @@
-//! Agent to agent: who they are ([`identity`]), how they talk ([`protocol`]), and what carries it ([`quic`], [`tcp`]).
+//! Agent to agent: who they are ([`identity`]), how they talk ([`protocol`]), what carries it ([`quic`], [`tcp`]; [`local`] between the
+//! processes of a node), which of them there are ([`peers`]), and who gives what to whom ([`exchange`]).
 
 mod carrier;
 mod drive;
+pub mod exchange;
 mod holdings;
 pub mod identity;
+pub mod local;
+pub mod peers;
 pub mod protocol;
 pub mod quic;
 pub mod tcp;

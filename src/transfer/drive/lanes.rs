@@ -108,6 +108,16 @@ impl Lanes {
         }
     }
 
+    /// One lane, both ways on `stream`.
+    pub(in crate::transfer) fn both_ways(stream: impl AsyncRead + AsyncWrite + Send + 'static) -> Self {
+        let (reader, writer) = tokio::io::split(stream);
+        let mut lanes = Self::new();
+        let feeder = lanes.feeder();
+        lanes.spawn(feeder.read(CONTROL, Box::pin(reader)));
+        lanes.write(Box::pin(writer));
+        lanes
+    }
+
     /// For lanes that begin later.
     pub(in crate::transfer) fn feeder(&self) -> Feeder {
         self.feeder.clone()

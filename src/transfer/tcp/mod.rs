@@ -16,7 +16,7 @@ use super::carrier::{CONNECTIONS_MAX, Dial, HANDSHAKE_MAX, broken};
 use super::drive::{Client, Clockwork, Lanes, hello, serve};
 use super::identity::{Credentials, SERVER_NAME, client_config, peer_identity, server_config};
 use super::protocol::limits::WINDOW_MIN;
-use super::protocol::{CONTROL, Provider, Requester};
+use super::protocol::{Provider, Requester};
 use crate::error::{Error, Result};
 
 /// Connects to a peer at `address`.
@@ -44,7 +44,7 @@ pub async fn connect(address: SocketAddr, credentials: &Credentials, dial: &Dial
         peer_identity(stream.get_ref().1.peer_certificates(), dial.expected).map_err(|error| error.at(address))?;
     let clock = Clockwork::start();
     let requester = Requester::new(hello(&credentials.identity(), window), peer, clock.now())?;
-    Ok(Client::start(requester, lanes(stream), clock, memory))
+    Ok(Client::start(requester, Lanes::both_ways(stream), clock, memory))
 }
 
 /// A place where peers connect.
@@ -133,16 +133,7 @@ async fn attend(
     let peer = peer_identity(stream.get_ref().1.peer_certificates(), None)?;
     let clock = Clockwork::start();
     let provider = Provider::new(hello(&credentials.identity(), 0), peer.clone(), 0, clock.now());
-    let closed = serve(provider, lanes(stream), clock, holdings, leaving).await;
+    let closed = serve(provider, Lanes::both_ways(stream), clock, holdings, leaving).await;
     tracing::debug!(%peer, ?closed, "connection is over");
     Ok(())
-}
-
-fn lanes(stream: impl tokio::io::AsyncRead + tokio::io::AsyncWrite + Send + 'static) -> Lanes {
-    let (reader, writer) = tokio::io::split(stream);
-    let mut lanes = Lanes::new();
-    let feeder = lanes.feeder();
-    lanes.spawn(feeder.read(CONTROL, Box::pin(reader)));
-    lanes.write(Box::pin(writer));
-    lanes
 }

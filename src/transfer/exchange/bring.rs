@@ -1,0 +1,254 @@
+//! Bringing chunks, as a plan says: from peers, from packs. What one place does not give is planned again without it.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use futures::{StreamExt as _, stream};
+use tokio::time::Instant;
+
+use super::Exchange;
+use super::figures::add;
+use super::gather::Ask;
+use super::keep::blocking;
+use super::plan::{Group, Origin, UNIT_LEN, Unit, plan};
+use crate::cache::Frame;
+use crate::codec::Encoded;
+use crate::error::{Error, ErrorKind, Result};
+use crate::repository::{
+    Delivered, Gaps, Located, PackRead, Saved, deliver, longest_read, plan as plan_reads, read_pack,
+};
+use crate::transfer::drive::Reply;
+use crate::transfer::peers::Peer;
+use crate::transfer::protocol::{Runs, Wanted};
+
+/// Groups that are brought at the same time. A peer or a store bounds what goes on with it by itself.
+const GROUPS: usize = 24;
+
+/// Where chunks go as they come.
+type Placing<'p> = Mutex<&'p mut (dyn FnMut(u32, &Encoded) + Send)>;
+
+/// What became of a group.
+struct Brought {
+    lacking: Vec<u32>,
+    /// Who is not to be asked again.
+    without: Option<Arc<str>>,
+}
+
+impl Exchange {
+    /// Brings `chunks`, none of which is a base of another; returns those that nobody gave.
+    pub(super) async fn bring(
+        &self,
+        ask: &Ask<'_>,
+        chunks: Vec<u32>,
+        place: &mut (dyn FnMut(u32, &Encoded) + Send),
+    ) -> Result<Vec<u32>> {
+        let placing = Mutex::new(place);
+        let (mut wanted, mut failed, mut without) = (chunks, Vec::new(), Vec::new());
+        while !wanted.is_empty() {
+            let (view, peers) = self.view(ask, &without).await;
+            let groups = plan(&wanted, |chunk| unit(ask.saved, chunk), &view)?;
+            wanted.clear();
+            let peers = &peers;
+            let mut brought = stream::iter(groups)
+                .map(|group| {
+                    let placing = &placing;
+                    async move {
+                        let peer = match &group.from {
+                            Origin::Repository => None,
+                            Origin::Peer(address) => peers.iter().find(|peer| peer.address() == address),
+                        };
+                        match peer {
+                            Some(peer) => self.from_peer(ask, peer, &group, placing).await,
+                            None => self.from_repository(ask, &group, placing).await,
+                        }
+                    }
+                })
+                .buffer_unordered(GROUPS);
+            while let Some(Brought { lacking, without: bad }) = brought.next().await {
+                match bad {
+                    Some(address) => {
+                        wanted.extend(lacking);
+                        without.push(address);
+                    }
+                    None => failed.extend(lacking),
+                }
+            }
+        }
+        Ok(failed)
+    }
+
+    /// Brings a group from a peer.
+    async fn from_peer(
+        &self,
+        ask: &Ask<'_>,
+        peer: &Arc<Peer>,
+        group: &Group<Arc<str>>,
+        placing: &Placing<'_>,
+    ) -> Brought {
+        let mut lacking = group.chunks.clone();
+        let asked = self.ask_peer(ask, peer, &mut lacking, placing).await;
+        let without = match asked {
+            Ok(()) if lacking.is_empty() => None,
+            // What a peer has not, another may have.
+            Ok(()) => Some(Arc::clone(peer.address())),
+            Err(error) => {
+                tracing::info!(peer = %peer.address(), "peer gave less than it was asked for: {error:?}");
+                peer.failed(&error);
+                Some(Arc::clone(peer.address()))
+            }
+        };
+        Brought { lacking, without }
+    }
+
+    async fn ask_peer(
+        &self,
+        ask: &Ask<'_>,
+        peer: &Arc<Peer>,
+        lacking: &mut Vec<u32>,
+        placing: &Placing<'_>,
+    ) -> Result<()> {
+        let (wanted, numbers) = wanted(ask.saved, lacking)?;
+        let _turn = peer.turn().await;
+        let begun = Instant::now();
+        let link = peer.link()?;
+        let mut fetching = link.fetch(ask.priority, ask.saved.value.manifest, wanted).await?;
+        let count = if peer.is_near(&self.identity) { &self.counts.from_site } else { &self.counts.from_remote };
+        let mut bytes = 0;
+        while let Some(reply) = fetching.next().await {
+            match reply {
+                Reply::Frame(received) => {
+                    let Some(&chunk) = numbers.get(received.ordinal as usize) else { continue };
+                    let (keeper, saved) = (self.keeper.clone(), Arc::clone(ask.saved));
+                    let encoded = received.encoded.clone();
+                    match blocking(move || keeper.keep(&saved, chunk, encoded)).await? {
+                        Ok(Some(frame)) => {
+                            bytes += frame.bytes().len() as u64;
+                            add(count, frame.bytes().len() as u64);
+                            hand(placing, chunk, &frame);
+                            lacking.retain(|&left| left != chunk);
+                        }
+                        // Without its base nobody can tell: the repository's way brings that along.
+                        Ok(None) => {}
+                        Err(error) => {
+                            add(&self.counts.untrue, 1);
+                            tracing::warn!(peer = %link.peer(), "peer gave a chunk that is none: {error:?}");
+                            fetching.untrue(&error);
+                            peer.lied(&error);
+                            return Err(error);
+                        }
+                    }
+                }
+                Reply::Missing(_) => {}
+                Reply::Ended { how, .. } => {
+                    tracing::debug!(peer = %link.peer(), ?how, "request has ended");
+                    break;
+                }
+            }
+        }
+        peer.measured(bytes, begun.elapsed());
+        match link.closed() {
+            Some(closed) if !lacking.is_empty() => Err(Error::from(closed.clone()).at(link.peer())),
+            _ => Ok(()),
+        }
+    }
+
+    /// Brings a group from the repository's packs: just its frames, whose bases should be in the cache; those whose bases are not,
+    /// with these.
+    async fn from_repository(&self, ask: &Ask<'_>, group: &Group<Arc<str>>, placing: &Placing<'_>) -> Brought {
+        let mut lacking = group.chunks.clone();
+        if let Err(error) = self.read(ask, &mut lacking, placing).await {
+            if error.kind() == ErrorKind::NotFound {
+                // Repacked: whoever asks next finds the new map.
+                self.catalog.refresh();
+            }
+            tracing::warn!(name = %ask.saved.name, "chunks cannot be read from the repository: {error:?}");
+        }
+        Brought { lacking, without: None }
+    }
+
+    async fn read(&self, ask: &Ask<'_>, lacking: &mut Vec<u32>, placing: &Placing<'_>) -> Result<()> {
+        let saved = ask.saved;
+        let longest = longest_read(ask.repository, &self.budget).min(UNIT_LEN);
+        let alone = |chunk| saved.locate(chunk).map(|located| Located { base: None, ..located });
+        for read in plan_reads(alone, lacking.iter().copied(), longest, Gaps::Spare)? {
+            let (keeper, tree) = (self.keeper.clone(), Arc::clone(saved));
+            let len = read.stored_len();
+            let work = move |read: &PackRead, buffer: crate::budget::Buffer| {
+                let bytes = buffer.freeze();
+                let mut kept = Vec::with_capacity(read.chunks.len());
+                for brought in &read.chunks {
+                    let located = tree.locate(brought.chunk)?;
+                    let range = read.find(&located).unwrap_or_default();
+                    let encoded =
+                        Encoded { codec: located.place.codec, bytes: bytes.slice(range), base: located.place.base };
+                    if let Some(frame) = keeper.keep(&tree, brought.chunk, encoded)? {
+                        kept.push((brought.chunk, frame));
+                    }
+                }
+                Ok(kept)
+            };
+            let kept = read_pack(&[ask.repository], &self.budget, read, work).await?;
+            add(&self.counts.from_repository, len);
+            took(kept, lacking, placing);
+        }
+        if lacking.is_empty() { Ok(()) } else { self.read_with_bases(ask, lacking, placing).await }
+    }
+
+    async fn read_with_bases(&self, ask: &Ask<'_>, lacking: &mut Vec<u32>, placing: &Placing<'_>) -> Result<()> {
+        let saved = ask.saved;
+        let longest = longest_read(ask.repository, &self.budget).min(UNIT_LEN);
+        for read in plan_reads(|chunk| saved.locate(chunk), lacking.iter().copied(), longest, Gaps::Spare)? {
+            let (keeper, tree) = (self.keeper.clone(), Arc::clone(saved));
+            let len = read.stored_len();
+            let work = move |read: &PackRead, buffer: crate::budget::Buffer| {
+                let bytes = buffer.freeze();
+                let mut kept = Vec::new();
+                deliver(
+                    read,
+                    &bytes,
+                    |chunk| tree.locate(chunk),
+                    |delivered: Delivered<'_>| {
+                        let place = delivered.located.place;
+                        let stored = bytes.slice(delivered.stored);
+                        let encoded = Encoded { codec: place.codec, bytes: stored, base: place.base };
+                        let frame = Frame::decoded(delivered.chunk?, encoded)?;
+                        keeper.insert(&frame);
+                        kept.extend(delivered.wanted.then_some((delivered.index, frame)));
+                        Ok(())
+                    },
+                )?;
+                Ok(kept)
+            };
+            let kept = read_pack(&[ask.repository], &self.budget, read, work).await?;
+            add(&self.counts.from_repository, len);
+            took(kept, lacking, placing);
+        }
+        Ok(())
+    }
+}
+
+fn took(kept: Vec<(u32, Frame)>, lacking: &mut Vec<u32>, placing: &Placing<'_>) {
+    for (chunk, frame) in kept {
+        hand(placing, chunk, &frame);
+        lacking.retain(|&left| left != chunk);
+    }
+}
+
+fn hand(placing: &Placing<'_>, chunk: u32, frame: &Frame) {
+    (placing.lock().unwrap_or_else(PoisonError::into_inner))(chunk, &frame.encoded());
+}
+
+/// The unit that a chunk begins in.
+pub(super) fn unit(saved: &Saved, chunk: u32) -> Result<Unit> {
+    let place = saved.locate(chunk)?.place;
+    Ok((place.pack, place.offset / UNIT_LEN))
+}
+
+/// What to ask a peer for, and which chunk each ordinal of that is.
+fn wanted(saved: &Saved, chunks: &[u32]) -> Result<(Wanted, Vec<u32>)> {
+    let listed = u32::try_from(saved.manifest.chunks.ids.len()).unwrap_or(u32::MAX);
+    let mut numbers = chunks.to_vec();
+    numbers.sort_unstable();
+    let places: Runs = numbers.iter().copied().filter(|&chunk| chunk < listed).collect();
+    let bases = numbers.iter().filter(|&&chunk| chunk >= listed).map(|&chunk| Ok(saved.locate(chunk)?.id));
+    Ok((Wanted { chunks: places, bases: bases.collect::<Result<_>>()? }, numbers))
+}

@@ -1,0 +1,160 @@
+//! Gathering chunks: what is in the cache, what somebody else is bringing, and what is to be brought.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use super::figures::add;
+use super::flights::Flight;
+use super::keep::blocking;
+use super::{Exchange, From};
+use crate::codec::Encoded;
+use crate::error::Result;
+use crate::limits::MIB;
+use crate::repository::{Repository, Saved};
+use crate::transfer::protocol::Priority;
+
+/// Times that chunks are looked for again which somebody else was to bring and did not, or the cache did not keep.
+const ROUNDS: usize = 4;
+/// Bytes that are read from the cache at once.
+const READ_MAX: u64 = 4 * MIB;
+/// Hops from a chunk to one that needs no other: derived, difference, key.
+const LEVELS: usize = 3;
+
+/// Who asks for what.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Ask<'a> {
+    pub(super) repository: &'a Repository,
+    pub(super) saved: &'a Arc<Saved>,
+    pub(super) from: &'a From,
+    pub(super) priority: Priority,
+    /// Whether agents of the site may be asked to bring it. Not for one of them: that could go in circles.
+    pub(super) through: bool,
+}
+
+impl Exchange {
+    /// Brings `chunks` together, handing each to `place` as it comes; bases first. Returns those that did not come.
+    ///
+    /// # Cancel safety
+    /// Safe: what has come is in the cache, and others take over what they waited for.
+    pub(super) async fn gather(
+        &self,
+        ask: &Ask<'_>,
+        chunks: &[u32],
+        place: &mut (dyn FnMut(u32, &Encoded) + Send),
+    ) -> Vec<u32> {
+        let mut lacking = Vec::new();
+        for level in levels(ask.saved, chunks) {
+            match self.gather_level(ask, level, place).await {
+                Ok(left) => lacking.extend(left),
+                Err(error) => tracing::warn!(name = %ask.saved.name, "chunks cannot be gathered: {error:?}"),
+            }
+        }
+        lacking
+    }
+
+    /// Gathers chunks none of which is a base of another.
+    async fn gather_level(
+        &self,
+        ask: &Ask<'_>,
+        chunks: Vec<u32>,
+        place: &mut (dyn FnMut(u32, &Encoded) + Send),
+    ) -> Result<Vec<u32>> {
+        let (mut wanted, mut failed) = (chunks, Vec::new());
+        for _ in 0..ROUNDS {
+            wanted = self.from_cache(ask.saved, wanted, place).await?;
+            let (mut mine, mut flights, mut landings) = (Vec::new(), HashMap::<u32, Flight>::new(), Vec::new());
+            for &chunk in &wanted {
+                let id = ask.saved.locate(chunk)?.id;
+                match self.flights.begin(id) {
+                    // It came between the look and now.
+                    Ok(_) if self.cache.contains(&id) => {}
+                    Ok(flight) => {
+                        mine.push(chunk);
+                        flights.insert(chunk, flight);
+                    }
+                    Err(landing) => landings.push(landing),
+                }
+            }
+            let begun: HashSet<u32> = mine.iter().copied().collect();
+            if !mine.is_empty() {
+                // It is in the cache by then: whoever waits for it need not wait for the rest.
+                let mut land = |chunk: u32, encoded: &Encoded| {
+                    place(chunk, encoded);
+                    flights.remove(&chunk);
+                };
+                failed.extend(self.bring(ask, mine, &mut land).await?);
+            }
+            drop(flights);
+            wanted.retain(|chunk| !begun.contains(chunk));
+            if wanted.is_empty() {
+                return Ok(failed);
+            }
+            for landing in landings {
+                landing.cancelled().await;
+            }
+        }
+        failed.extend(wanted);
+        Ok(failed)
+    }
+
+    /// Hands over what is in the cache; returns what is not.
+    async fn from_cache(
+        &self,
+        saved: &Arc<Saved>,
+        chunks: Vec<u32>,
+        place: &mut (dyn FnMut(u32, &Encoded) + Send),
+    ) -> Result<Vec<u32>> {
+        let mut lacking = Vec::new();
+        let mut rest = chunks.as_slice();
+        while !rest.is_empty() {
+            let (mut some, mut bytes, mut taken) = (Vec::new(), 0, 0);
+            for &chunk in rest {
+                let footprint = self.cache.footprint(&saved.locate(chunk)?.id);
+                if !some.is_empty() && bytes + footprint.unwrap_or(0) > READ_MAX {
+                    break;
+                }
+                taken += 1;
+                match footprint {
+                    Some(footprint) => {
+                        bytes += footprint;
+                        some.push(chunk);
+                    }
+                    None => lacking.push(chunk),
+                }
+            }
+            rest = &rest[taken..];
+            if some.is_empty() {
+                continue;
+            }
+            let _memory = self.budget.carve(bytes).await?;
+            let (keeper, tree, looked) = (self.keeper.clone(), Arc::clone(saved), some.clone());
+            let found = blocking(move || keeper.find(&tree, &looked)).await??;
+            let mut there = HashSet::with_capacity(found.len());
+            for (chunk, frame) in found {
+                add(&self.counts.from_cache, frame.bytes().len() as u64);
+                place(chunk, &frame.encoded());
+                there.insert(chunk);
+            }
+            lacking.extend(some.into_iter().filter(|chunk| !there.contains(chunk)));
+        }
+        Ok(lacking)
+    }
+}
+
+/// The chunks by how many others they need: what needs none first. Those that the map lacks are left out.
+pub(super) fn levels(saved: &Saved, chunks: &[u32]) -> Vec<Vec<u32>> {
+    let mut levels = vec![Vec::new(); LEVELS];
+    let mut seen = HashSet::with_capacity(chunks.len());
+    for &chunk in chunks.iter().filter(|chunk| seen.insert(**chunk)) {
+        let (mut hops, mut next) = (0, saved.locate(chunk).ok());
+        while let Some(base) = next.and_then(|located| located.base).filter(|_| hops + 1 < LEVELS) {
+            hops += 1;
+            next = saved.locate(base).ok();
+        }
+        if let Some(level) = levels.get_mut(hops).filter(|_| saved.locate(chunk).is_ok()) {
+            level.push(chunk);
+        }
+    }
+    levels.retain(|level| !level.is_empty());
+    levels
+}

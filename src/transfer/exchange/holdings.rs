@@ -1,0 +1,124 @@
+//! What an exchange gives: to processes of its node all that it can bring, to agents of its site the same but from further away
+//! only, to others what it holds.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+
+use super::bring::unit;
+use super::catalog::Entry;
+use super::figures::add;
+use super::gather::Ask;
+use super::keep::blocking;
+use super::{Exchange, From};
+use crate::cache::Frame;
+use crate::error::Result;
+use crate::id::{ChunkId, ManifestId};
+use crate::transfer::Holdings;
+use crate::transfer::identity::Identity;
+use crate::transfer::protocol::limits::RUNS_MAX;
+use crate::transfer::protocol::{Asked, Grant, Runs, Supply, Survey};
+
+/// Places that one survey speaks for, at most.
+const SURVEY_MAX: u32 = 1 << 18;
+
+/// An exchange, for processes of its own node.
+#[derive(Clone, Debug)]
+pub struct Local(pub Arc<Exchange>);
+
+#[async_trait]
+impl Holdings for Exchange {
+    async fn authorise(&self, identity: &Identity, manifest: &ManifestId) -> Result<Option<Arc<Grant>>> {
+        let entry = self.catalog.find(manifest, |name| self.policy.allows(identity, name)).await?;
+        Ok(entry.map(|entry| Arc::clone(&entry.grant)))
+    }
+
+    async fn survey(&self, grant: &Grant, from: u32) -> Result<Survey> {
+        Ok(self.held(grant, from))
+    }
+
+    async fn frame(&self, identity: &Identity, asked: &Asked, id: &ChunkId) -> Result<Option<Supply>> {
+        let near = identity.site() == self.identity.site();
+        let mut found = self.look(id).await?;
+        if found.is_none() && near {
+            let entry = self.catalog.find(&asked.manifest, |name| self.policy.allows(identity, name)).await?;
+            if let Some(entry) = entry {
+                found = self.bring_for(&entry, asked, id, false).await?;
+            }
+        }
+        let count = if near { &self.counts.to_site } else { &self.counts.to_remote };
+        Ok(found.inspect(|supply| add(count, supply.encoded.bytes.len() as u64)))
+    }
+}
+
+#[async_trait]
+impl Holdings for Local {
+    async fn authorise(&self, _: &Identity, manifest: &ManifestId) -> Result<Option<Arc<Grant>>> {
+        Ok(self.0.catalog.find(manifest, |_| true).await?.map(|entry| Arc::clone(&entry.grant)))
+    }
+
+    async fn survey(&self, grant: &Grant, from: u32) -> Result<Survey> {
+        Ok(self.0.held(grant, from))
+    }
+
+    async fn frame(&self, _: &Identity, asked: &Asked, id: &ChunkId) -> Result<Option<Supply>> {
+        let mut found = self.0.look(id).await?;
+        if found.is_none()
+            && let Some(entry) = self.0.catalog.find(&asked.manifest, |_| true).await?
+        {
+            found = self.0.bring_for(&entry, asked, id, true).await?;
+        }
+        Ok(found.inspect(|supply| add(&self.0.counts.to_local, supply.encoded.bytes.len() as u64)))
+    }
+}
+
+impl Exchange {
+    /// A chunk of the cache.
+    async fn look(&self, id: &ChunkId) -> Result<Option<Supply>> {
+        if !self.cache.contains(id) {
+            return Ok(None);
+        }
+        let (cache, id) = (Arc::clone(&self.cache), *id);
+        let frame = blocking(move || cache.get(&id)).await?;
+        Ok(frame.map(|frame: Frame| Supply { encoded: frame.encoded(), plain_len: frame.plain_len() }))
+    }
+
+    /// Brings the chunk `id`, and with it what the same request wants of the same unit: one read instead of many.
+    async fn bring_for(&self, entry: &Entry, asked: &Asked, id: &ChunkId, through: bool) -> Result<Option<Supply>> {
+        let saved = &entry.saved;
+        let Some(number) = entry.number(id) else { return Ok(None) };
+        let unit_of_it = unit(saved, number)?;
+        let bases = asked.wanted.bases.iter().filter_map(|base| entry.number(base));
+        let same = |chunk: &u32| unit(saved, *chunk).is_ok_and(|unit| unit == unit_of_it);
+        let mut chunks: Vec<u32> = asked.wanted.chunks.iter().chain(bases).filter(same).collect();
+        chunks.push(number);
+        let ask =
+            Ask { repository: &entry.repository, saved, from: &From::Anywhere, priority: asked.priority, through };
+        let plain_len = saved.locate(number)?.place.plain_len;
+        let mut found = None;
+        let mut place = |chunk: u32, encoded: &crate::codec::Encoded| {
+            if chunk == number {
+                found = Some(Supply { encoded: encoded.clone(), plain_len });
+            }
+        };
+        self.gather(&ask, &chunks, &mut place).await;
+        Ok(found)
+    }
+
+    fn held(&self, grant: &Grant, from: u32) -> Survey {
+        let ids = &grant.chunks.ids;
+        let chunks = u32::try_from(ids.len()).unwrap_or(u32::MAX);
+        let mut upto = from;
+        let mut held = Runs::default();
+        for (place, id) in (from..chunks.min(from.saturating_add(SURVEY_MAX))).zip(ids.iter().skip(from as usize)) {
+            if self.cache.contains(id) {
+                held.push(place..place + 1);
+            }
+            if held.ranges().len() > RUNS_MAX - 1 {
+                break;
+            }
+            upto = place + 1;
+        }
+        Survey { chunks, upto, held: held.without(&Runs::of(upto..u32::MAX)) }
+    }
+}

@@ -1,0 +1,161 @@
+//! The exchange of an agent: chunks from its cache, else from peers of its site, from other sites, or from the repository; and
+//! what it has, for processes of its node and for peers.
+//!
+//! ```text
+//! restore, towline's processes (Local), peers (Exchange)        who asks: a ChunkSource, or Holdings
+//!   gather.rs    cache? -> someone else's flight? -> bring      single flight by chunk (flights.rs)
+//!   plan.rs      which chunks from whom                         pure
+//!   bring.rs     from peers, from packs                         keep.rs verifies, and puts into the cache
+//! ```
+//!
+//! **Nothing waits in a circle.** A chunk is brought by one task, which waits for nobody's chunk but its own: bases come first, level
+//! by level, and whoever serves an agent of its site asks no other agent of the site on its behalf.
+
+mod bring;
+mod catalog;
+mod figures;
+mod flights;
+mod gather;
+mod holdings;
+mod keep;
+mod plan;
+mod policy;
+mod view;
+mod warm;
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+
+use self::catalog::Catalog;
+use self::figures::Counts;
+pub use self::figures::Figures;
+use self::flights::Flights;
+use self::gather::Ask;
+pub use self::holdings::Local;
+use self::keep::Keeper;
+pub use self::policy::Policy;
+use super::identity::Identity;
+use super::peers::Peers;
+use super::protocol::Priority;
+use crate::budget::Budget;
+use crate::cache::Cache;
+use crate::error::{Error, Result};
+use crate::repository::{ChunkSource, FramePlace, Repository, Saved};
+
+/// What an exchange is made of.
+#[derive(Debug)]
+pub struct ExchangeOptions {
+    /// Who it is.
+    pub identity: Identity,
+    /// What it keeps.
+    pub cache: Arc<Cache>,
+    /// What its buffers come out of: its own, since those that wait for it hold others.
+    pub budget: Budget,
+    /// Other agents.
+    pub peers: Arc<Peers>,
+    /// What they may read.
+    pub policy: Policy,
+}
+
+/// The exchange of one agent.
+#[derive(Debug)]
+pub struct Exchange {
+    identity: Identity,
+    cache: Arc<Cache>,
+    budget: Budget,
+    peers: Arc<Peers>,
+    policy: Policy,
+    keeper: Keeper,
+    catalog: Catalog,
+    flights: Flights,
+    counts: Counts,
+}
+
+/// Where chunks that are lacking may come from.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum From {
+    /// The nearest that has them.
+    #[default]
+    Anywhere,
+    /// The agents of a site, else the repository.
+    Site(String),
+    /// One agent, else the repository.
+    Agent(Identity),
+    /// The repository.
+    Repository,
+}
+
+impl Exchange {
+    /// An exchange without repositories.
+    #[must_use]
+    pub fn new(options: ExchangeOptions) -> Arc<Self> {
+        let ExchangeOptions { identity, cache, budget, peers, policy } = options;
+        let keeper = Keeper::new(Arc::clone(&cache));
+        let (catalog, flights, counts) = Default::default();
+        Arc::new(Self { identity, cache, budget, peers, policy, keeper, catalog, flights, counts })
+    }
+
+    /// Lets peers and processes of this node ask for what the names of `repository` stand for.
+    pub fn serve_repository(&self, repository: &Repository) {
+        self.catalog.add(repository);
+    }
+
+    /// Who it is.
+    #[must_use]
+    pub fn identity(&self) -> &Identity {
+        &self.identity
+    }
+
+    /// What it keeps.
+    #[must_use]
+    pub fn cache(&self) -> &Arc<Cache> {
+        &self.cache
+    }
+
+    /// Other agents.
+    #[must_use]
+    pub fn peers(&self) -> &Arc<Peers> {
+        &self.peers
+    }
+
+    /// What it has moved.
+    #[must_use]
+    pub fn figures(&self) -> Figures {
+        self.counts.read()
+    }
+}
+
+#[async_trait]
+impl ChunkSource for Exchange {
+    async fn frames(&self, repository: &Repository, saved: &Arc<Saved>, chunks: &[u32], place: FramePlace<'_>) {
+        let ask = Ask { repository, saved, from: &From::Anywhere, priority: Priority::Restore, through: true };
+        self.gather(&ask, chunks, place).await;
+    }
+}
+
+impl FromStr for From {
+    type Err = Error;
+
+    /// `SITE`, `SITE/AGENT` or `repository`.
+    fn from_str(text: &str) -> Result<Self> {
+        match text.split_once('/') {
+            None if text == "repository" => Ok(Self::Repository),
+            None => Ok(Self::Site(Identity::new(text, "any")?.site().to_owned())),
+            Some((site, agent)) => Ok(Self::Agent(Identity::new(site, agent)?)),
+        }
+    }
+}
+
+impl fmt::Display for From {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Anywhere => f.write_str("anywhere"),
+            Self::Site(site) => f.write_str(site),
+            Self::Agent(agent) => write!(f, "{}/{}", agent.site(), agent.agent()),
+            Self::Repository => f.write_str("repository"),
+        }
+    }
+}

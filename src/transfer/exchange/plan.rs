@@ -1,0 +1,234 @@
+//! From whom to bring which chunks. Pure.
+//!
+//! Chunks are grouped by *unit*: a window of a pack, so that agents of a site agree on units without talking. For each unit:
+//! an agent of the site that holds it; else the agent of the site whose it is, by rendezvous hashing, which brings it from
+//! further away for all of them (so a cold gang costs the origin one copy); else another site that holds it; else the
+//! repository.
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+
+use crate::error::Result;
+use crate::id::PackId;
+use crate::limits::MIB;
+use crate::transfer::identity::Identity;
+use crate::transfer::protocol::limits::BASES_MAX;
+
+/// Bytes of a pack that are brought as one.
+pub(super) const UNIT_LEN: u64 = 8 * MIB;
+
+/// Chunks of one group, at most: what a request may name.
+const GROUP_MAX: usize = BASES_MAX as usize;
+
+/// Another agent, as a plan sees it.
+#[derive(Clone, Debug)]
+pub(super) struct Candidate<P> {
+    /// What the plan names it by.
+    pub(super) peer: P,
+    /// Who it is.
+    pub(super) identity: Identity,
+    /// Which places of the manifest it holds.
+    pub(super) held: Held,
+}
+
+/// What is known of the others.
+#[derive(Clone, Debug)]
+pub(super) struct View<P> {
+    /// Who plans.
+    pub(super) own: Identity,
+    /// Agents of the same site. None of them is asked for what it would have to ask others for.
+    pub(super) site: Vec<Candidate<P>>,
+    /// Agents elsewhere.
+    pub(super) remote: Vec<Candidate<P>>,
+    /// Whether an agent of the site may be asked for what it does not hold.
+    pub(super) through: bool,
+}
+
+/// Where a group of chunks comes from.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Origin<P> {
+    /// A peer.
+    Peer(P),
+    /// The repository's packs.
+    Repository,
+}
+
+/// Chunks of one unit that come from one place, ascending.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Group<P> {
+    pub(super) from: Origin<P>,
+    pub(super) chunks: Vec<u32>,
+}
+
+/// Places of a manifest's list.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Held(Vec<u64>);
+
+impl Held {
+    pub(super) fn insert(&mut self, place: u32) {
+        let word = place as usize / 64;
+        if word >= self.0.len() {
+            self.0.resize(word + 1, 0);
+        }
+        if let Some(word) = self.0.get_mut(word) {
+            *word |= 1 << (place % 64);
+        }
+    }
+
+    fn contains(&self, place: u32) -> bool {
+        self.0.get(place as usize / 64).is_some_and(|word| word & (1 << (place % 64)) != 0)
+    }
+}
+
+/// A window of a pack.
+pub(super) type Unit = (PackId, u64);
+
+/// How much `agent` is the one for `unit`: all agents agree.
+fn weight(unit: &Unit, agent: &Identity) -> u64 {
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(&unit.0.session.to_bytes()).update(&unit.0.object.to_bytes()).update(&unit.1.to_le_bytes());
+    hasher.update(agent.to_string().as_bytes());
+    hasher.finalize().as_bytes().first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes))
+}
+
+/// Who brings which of `chunks`, whose units `unit_of` tells.
+///
+/// # Errors
+/// What `unit_of` returns.
+pub(super) fn plan<P: Clone + Ord>(
+    chunks: &[u32],
+    unit_of: impl Fn(u32) -> Result<Unit>,
+    view: &View<P>,
+) -> Result<Vec<Group<P>>> {
+    let mut units: BTreeMap<Unit, Vec<u32>> = BTreeMap::new();
+    for &chunk in chunks {
+        units.entry(unit_of(chunk)?).or_default().push(chunk);
+    }
+    let mut groups = Vec::with_capacity(units.len());
+    for (unit, mut chunks) in units {
+        chunks.sort_unstable();
+        chunks.dedup();
+        let (site, remote) = (ranked(&unit, &view.site), ranked(&unit, &view.remote));
+        let responsible = responsible(&unit, site.first().copied(), view);
+        let mut of_unit: BTreeMap<Origin<P>, Vec<u32>> = BTreeMap::new();
+        for chunk in chunks {
+            let from = holder(&site, chunk)
+                .or_else(|| responsible.clone())
+                .or_else(|| holder(&remote, chunk))
+                .map_or(Origin::Repository, Origin::Peer);
+            of_unit.entry(from).or_default().push(chunk);
+        }
+        for (from, chunks) in of_unit {
+            groups.extend(chunks.chunks(GROUP_MAX).map(|some| Group { from: from.clone(), chunks: some.to_vec() }));
+        }
+    }
+    Ok(interleaved(groups))
+}
+
+/// The candidates, the one first that `unit` is for most: so units are spread over those who hold the same.
+fn ranked<'a, P>(unit: &Unit, candidates: &'a [Candidate<P>]) -> Vec<&'a Candidate<P>> {
+    let mut ranked: Vec<_> = candidates.iter().collect();
+    ranked.sort_by_cached_key(|candidate| Reverse(weight(unit, &candidate.identity)));
+    ranked
+}
+
+fn holder<P: Clone>(ranked: &[&Candidate<P>], chunk: u32) -> Option<P> {
+    ranked.iter().find(|candidate| candidate.held.contains(chunk)).map(|candidate| candidate.peer.clone())
+}
+
+/// The agent of the site that brings `unit` from further away, if it is another.
+fn responsible<P: Clone>(unit: &Unit, first: Option<&Candidate<P>>, view: &View<P>) -> Option<P> {
+    let first = first.filter(|_| view.through)?;
+    (weight(unit, &first.identity) > weight(unit, &view.own)).then(|| first.peer.clone())
+}
+
+/// One group of each origin in turn, so that all are busy.
+fn interleaved<P: Clone + Ord>(groups: Vec<Group<P>>) -> Vec<Group<P>> {
+    let mut turns: BTreeMap<Origin<P>, usize> = BTreeMap::new();
+    let mut ordered: Vec<(usize, Group<P>)> = Vec::with_capacity(groups.len());
+    for group in groups {
+        let turn = turns.entry(group.from.clone()).or_default();
+        ordered.push((*turn, group));
+        *turn += 1;
+    }
+    ordered.sort_by_key(|(turn, _)| *turn);
+    ordered.into_iter().map(|(_, group)| group).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::id::{Owned, SessionId};
+
+    fn agent(site: &str, n: u32) -> Identity {
+        Identity::new(site, &format!("agent-{n}")).unwrap()
+    }
+
+    fn holding(site: &str, n: u32, places: impl IntoIterator<Item = u32>) -> Candidate<u32> {
+        let mut held = Held::default();
+        places.into_iter().for_each(|place| held.insert(place));
+        Candidate { peer: n, identity: agent(site, n), held }
+    }
+
+    /// Four chunks a unit.
+    fn planned(chunks: impl IntoIterator<Item = u32>, pack: PackId, view: &View<u32>) -> Vec<Group<u32>> {
+        let chunks: Vec<u32> = chunks.into_iter().collect();
+        plan(&chunks, |chunk| Ok((pack, u64::from(chunk / 4))), view).unwrap()
+    }
+
+    fn from(groups: &[Group<u32>], origin: &Origin<u32>) -> Vec<u32> {
+        let mut chunks: Vec<u32> =
+            groups.iter().filter(|group| group.from == *origin).flat_map(|group| group.chunks.clone()).collect();
+        chunks.sort_unstable();
+        chunks
+    }
+
+    #[test]
+    fn near_before_far_before_the_repository() {
+        let pack = Owned::fresh(SessionId::random());
+        let view = View {
+            own: agent("west", 0),
+            site: vec![holding("west", 1, 0..6)],
+            remote: vec![holding("east", 2, 4..10)],
+            through: false,
+        };
+        let groups = planned(0..12, pack, &view);
+        assert_eq!(from(&groups, &Origin::Peer(1)), (0..6).collect::<Vec<_>>());
+        assert_eq!(from(&groups, &Origin::Peer(2)), (6..10).collect::<Vec<_>>());
+        assert_eq!(from(&groups, &Origin::Repository), [10, 11]);
+        // All are busy from the start.
+        let first: Vec<_> = groups.iter().take(3).map(|group| &group.from).collect();
+        assert!(
+            first.contains(&&Origin::Peer(1))
+                && first.contains(&&Origin::Peer(2))
+                && first.contains(&&Origin::Repository)
+        );
+    }
+
+    #[test]
+    fn a_cold_gang_brings_each_chunk_from_afar_once() {
+        let pack = Owned::fresh(SessionId::random());
+        let mut brought = vec![0; 400];
+        for own in 0..8 {
+            let others = (0..8).filter(|&n| n != own).map(|n| holding("west", n, []));
+            let view = View { own: agent("west", own), site: others.collect(), remote: Vec::new(), through: true };
+            let mine = from(&planned(0..400, pack, &view), &Origin::Repository);
+            // About an eighth each.
+            assert!((12..100).contains(&mine.len()), "{} of 400", mine.len());
+            mine.into_iter().for_each(|chunk| brought[chunk as usize] += 1);
+        }
+        assert!(brought.iter().all(|&times| times == 1));
+    }
+
+    #[test]
+    fn what_all_hold_is_asked_of_all() {
+        let pack = Owned::fresh(SessionId::random());
+        let site: Vec<_> = (1..5).map(|n| holding("west", n, 0..400)).collect();
+        let view = View { own: agent("west", 0), site, remote: Vec::new(), through: true };
+        let groups = planned(0..400, pack, &view);
+        for n in 1..5 {
+            assert!(from(&groups, &Origin::Peer(n)).len() > 40);
+        }
+        assert!(from(&groups, &Origin::Repository).is_empty());
+    }
+}

@@ -1,0 +1,50 @@
+//! What is known of other agents at this moment, as a plan needs it.
+
+use std::sync::Arc;
+
+use futures::future::join_all;
+
+use super::gather::Ask;
+use super::plan::{Candidate, Held, View};
+use super::{Exchange, From};
+use crate::transfer::peers::Peer;
+
+impl Exchange {
+    /// Who could be asked, without those of `without`.
+    pub(super) async fn view(&self, ask: &Ask<'_>, without: &[Arc<str>]) -> (View<Arc<str>>, Vec<Arc<Peer>>) {
+        let own = &self.identity;
+        let live = if *ask.from == From::Repository { Vec::new() } else { self.peers.live().await };
+        let mut asked = Vec::new();
+        for peer in live {
+            let Some(identity) = peer.identity() else { continue };
+            let near = identity.site() == own.site();
+            let fits = match ask.from {
+                From::Anywhere => !near || ask.through,
+                From::Site(site) => identity.site() == site,
+                From::Agent(agent) => identity == *agent,
+                From::Repository => false,
+            };
+            if fits && !without.contains(peer.address()) && !peer.is_slow() {
+                asked.push((peer, identity, near));
+            }
+        }
+        let manifest = ask.saved.value.manifest;
+        let chunks = u32::try_from(ask.saved.manifest.chunks.ids.len()).unwrap_or(u32::MAX);
+        let surveys = join_all(asked.iter().map(|(peer, ..)| peer.survey(manifest, chunks))).await;
+        let through = ask.through && *ask.from == From::Anywhere;
+        let mut view = View { own: own.clone(), site: Vec::new(), remote: Vec::new(), through };
+        let mut peers = Vec::with_capacity(asked.len());
+        for ((peer, identity, near), held) in asked.into_iter().zip(surveys) {
+            let mut places = Held::default();
+            held.iter().for_each(|place| places.insert(place));
+            let candidate = Candidate { peer: Arc::clone(peer.address()), identity, held: places };
+            if near {
+                view.site.push(candidate)
+            } else {
+                view.remote.push(candidate)
+            }
+            peers.push(peer);
+        }
+        (view, peers)
+    }
+}

@@ -1,0 +1,71 @@
+//! Warming: bringing many chunks before somebody waits for them.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use futures::{StreamExt as _, stream};
+
+use super::gather::{Ask, levels};
+use super::plan::UNIT_LEN;
+use super::{Exchange, From};
+use crate::codec::Encoded;
+use crate::progress::Progress;
+use crate::repository::{Repository, Saved};
+use crate::transfer::protocol::Priority;
+
+/// Units that are gathered together. Whoever wants one of their chunks meanwhile waits for that, not for all.
+const WINDOW: u64 = 16 * UNIT_LEN;
+/// Such windows at the same time: while one ends, the next is under way.
+const WINDOWS: usize = 3;
+
+impl Exchange {
+    /// Brings those of `chunks` that are not in the cache, bases first; `progress` moves as they come. Returns those that did not come;
+    /// the log says why.
+    ///
+    /// # Cancel safety
+    /// Safe: what has come is kept.
+    pub async fn warm(
+        &self,
+        repository: &Repository,
+        saved: &Arc<Saved>,
+        chunks: &[u32],
+        (from, priority): (&From, Priority),
+        progress: &Progress,
+    ) -> Vec<u32> {
+        let ask = Ask { repository, saved, from, priority, through: true };
+        let failed = Mutex::new(Vec::new());
+        for level in levels(saved, chunks) {
+            let windows = stream::iter(windows(saved, level)).map(|window| async {
+                let window = window;
+                let mut seen = |chunk: u32, encoded: &Encoded| {
+                    progress.moved(encoded.bytes.len() as u64);
+                    progress.advance(saved.locate(chunk).map_or(0, |located| located.place.plain_len.into()));
+                };
+                let lacking = self.gather(&ask, &window, &mut seen).await;
+                failed.lock().unwrap_or_else(PoisonError::into_inner).extend(lacking);
+            });
+            windows.buffer_unordered(WINDOWS).collect::<()>().await;
+        }
+        failed.into_inner().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The chunks as they lie in packs, some units at a time.
+fn windows(saved: &Saved, mut chunks: Vec<u32>) -> Vec<Vec<u32>> {
+    chunks.sort_by_cached_key(|&chunk| {
+        saved.locate(chunk).ok().map(|located| (located.place.pack, located.place.offset))
+    });
+    let mut windows: Vec<Vec<u32>> = Vec::new();
+    let mut room = 0;
+    for chunk in chunks {
+        let len = saved.locate(chunk).map_or(0, |located| u64::from(located.place.stored_len));
+        match windows.last_mut().filter(|_| room >= len) {
+            Some(window) => window.push(chunk),
+            None => {
+                windows.push(vec![chunk]);
+                room = WINDOW;
+            }
+        }
+        room = room.saturating_sub(len);
+    }
+    windows
+}

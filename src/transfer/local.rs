@@ -1,0 +1,106 @@
+//! The protocol between processes of one node: over a stream that nobody else can open, so without TLS.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use async_trait::async_trait;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio_util::sync::CancellationToken;
+
+use super::Holdings;
+use super::drive::{Client, Clockwork, Lanes, Reply, hello, serve};
+use super::identity::Identity;
+use super::protocol::limits::WINDOW_MIN;
+use super::protocol::{Closed, Priority, Provider, Requester, Runs, Wanted};
+use crate::budget::Budget;
+use crate::error::Result;
+use crate::repository::{ChunkSource, FramePlace, Repository, Saved};
+
+/// What processes of a node are called towards its agent, and the agent towards them: neither needs a name there.
+fn anybody() -> Result<Identity> {
+    Identity::new("local", "process")
+}
+
+/// Serves a process of this node over `stream` until it goes, or until `leaving`.
+///
+/// # Errors
+/// None in practice.
+///
+/// # Cancel safety
+/// Safe: the connection is dropped.
+pub async fn attend(
+    stream: impl AsyncRead + AsyncWrite + Send + 'static,
+    holdings: Arc<dyn Holdings>,
+    leaving: CancellationToken,
+) -> Result<Closed> {
+    let clock = Clockwork::start();
+    let provider = Provider::new(hello(&anybody()?, 0), anybody()?, 0, clock.now());
+    Ok(serve(provider, Lanes::both_ways(stream), clock, holdings, leaving).await)
+}
+
+/// The agent of this node, as a source of chunks.
+#[derive(Debug)]
+pub struct LocalSource {
+    clients: Vec<Client>,
+    next: AtomicUsize,
+}
+
+impl LocalSource {
+    /// Talks to the agent over `streams`, each with a window of `window` bytes out of `budget`.
+    ///
+    /// # Errors
+    /// Exhausted, if the budget is less than the windows.
+    ///
+    /// # Cancel safety
+    /// Safe: the streams are dropped.
+    pub async fn new<S>(streams: Vec<S>, budget: &Budget, window: u64) -> Result<Self>
+    where
+        S: AsyncRead + AsyncWrite + Send + 'static,
+    {
+        let window = window.max(WINDOW_MIN);
+        let mut clients = Vec::with_capacity(streams.len());
+        for stream in streams {
+            let memory = budget.carve(window).await?;
+            let clock = Clockwork::start();
+            let requester = Requester::new(hello(&anybody()?, window), anybody()?, clock.now())?;
+            clients.push(Client::start(requester, Lanes::both_ways(stream), clock, memory));
+        }
+        Ok(Self { clients, next: AtomicUsize::new(0) })
+    }
+
+    /// A connection that is up.
+    fn client(&self) -> Option<&Client> {
+        let first = self.next.fetch_add(1, Ordering::Relaxed) % self.clients.len().max(1);
+        let turned = self.clients.iter().cycle().skip(first).take(self.clients.len());
+        turned.into_iter().find(|client| client.closed().is_none())
+    }
+
+    async fn fetch(&self, saved: &Saved, chunks: &[u32], place: FramePlace<'_>) -> Result<()> {
+        let Some(client) = self.client() else { return Ok(()) };
+        let listed = u32::try_from(saved.manifest.chunks.ids.len()).unwrap_or(u32::MAX);
+        let mut numbers = chunks.to_vec();
+        numbers.sort_unstable();
+        numbers.dedup();
+        let places: Runs = numbers.iter().copied().filter(|&chunk| chunk < listed).collect();
+        let bases = numbers.iter().filter(|&&chunk| chunk >= listed).map(|&chunk| Ok(saved.locate(chunk)?.id));
+        let wanted = Wanted { chunks: places, bases: bases.collect::<Result<_>>()? };
+        let mut fetching = client.fetch(Priority::Restore, saved.value.manifest, wanted).await?;
+        while let Some(reply) = fetching.next().await {
+            if let Reply::Frame(received) = reply
+                && let Some(&chunk) = numbers.get(received.ordinal as usize)
+            {
+                place(chunk, &received.encoded);
+            }
+        }
+        Ok(())
+    }
+}
+
+#[async_trait]
+impl ChunkSource for LocalSource {
+    async fn frames(&self, _: &Repository, saved: &Arc<Saved>, chunks: &[u32], place: FramePlace<'_>) {
+        if let Err(error) = self.fetch(saved, chunks, place).await {
+            tracing::info!(name = %saved.name, "the agent gives nothing: {error:?}");
+        }
+    }
+}

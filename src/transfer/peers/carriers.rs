@@ -1,0 +1,120 @@
+//! QUIC or TCP: the one that turned out faster. Pure.
+
+use std::fmt;
+use std::time::Duration;
+
+use super::Carriers;
+use super::rate::Rate;
+use crate::limits::MIB;
+
+/// Bytes by which a carrier is known well enough.
+const ENOUGH: u64 = 48 * MIB;
+/// The one in use stays unless the other was so much faster.
+const BETTER: f64 = 1.2;
+
+/// What carries a link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Carrier {
+    /// QUIC, over UDP.
+    Quic,
+    /// TCP with TLS.
+    Tcp,
+}
+
+impl fmt::Display for Carrier {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Quic => "quic",
+            Self::Tcp => "tcp",
+        })
+    }
+}
+
+/// What is known of both carriers to one peer.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Choice {
+    allowed: Carriers,
+    quic: Rate,
+    tcp: Rate,
+    /// QUIC could not connect, or broke: UDP may be blocked.
+    quic_failed: bool,
+}
+
+impl Choice {
+    pub(super) fn new(allowed: Carriers) -> Self {
+        Self { allowed, quic: Rate::default(), tcp: Rate::default(), quic_failed: false }
+    }
+
+    /// What to connect by.
+    pub(super) fn next(&self) -> Carrier {
+        match self.allowed {
+            Carriers::Quic => Carrier::Quic,
+            Carriers::Tcp => Carrier::Tcp,
+            Carriers::Auto if self.quic_failed => Carrier::Tcp,
+            Carriers::Auto if self.quic.bytes < ENOUGH => Carrier::Quic,
+            Carriers::Auto if self.tcp.bytes < ENOUGH => Carrier::Tcp,
+            Carriers::Auto => {
+                let rate = |rate: &Rate| rate.get().unwrap_or(0.0);
+                if rate(&self.tcp) > rate(&self.quic) * BETTER { Carrier::Tcp } else { Carrier::Quic }
+            }
+        }
+    }
+
+    /// `bytes` came over `carrier` in `time`.
+    pub(super) fn measured(&mut self, carrier: Carrier, bytes: u64, time: Duration) {
+        match carrier {
+            Carrier::Quic => self.quic.add(bytes, time),
+            Carrier::Tcp => self.tcp.add(bytes, time),
+        }
+    }
+
+    /// `carrier` could not connect.
+    pub(super) fn failed(&mut self, carrier: Carrier) {
+        match carrier {
+            Carrier::Quic => self.quic_failed = true,
+            // Then the other may work again.
+            Carrier::Tcp => self.quic_failed = false,
+        }
+    }
+
+    /// The rate of `carrier`, in bytes a second.
+    pub(super) fn rate(&self, carrier: Carrier) -> Option<f64> {
+        match carrier {
+            Carrier::Quic => self.quic.get(),
+            Carrier::Tcp => self.tcp.get(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn second() -> Duration {
+        Duration::from_secs(1)
+    }
+
+    #[test]
+    fn both_are_measured_and_the_better_stays() {
+        let mut choice = Choice::new(Carriers::Auto);
+        assert_eq!(choice.next(), Carrier::Quic);
+        choice.measured(Carrier::Quic, ENOUGH, second());
+        assert_eq!(choice.next(), Carrier::Tcp);
+        choice.measured(Carrier::Tcp, ENOUGH, second() * 2);
+        assert_eq!(choice.next(), Carrier::Quic);
+        (0..20).for_each(|_| choice.measured(Carrier::Quic, ENOUGH, second() * 9));
+        assert_eq!(choice.next(), Carrier::Tcp);
+    }
+
+    #[test]
+    fn where_udp_is_blocked_it_is_tcp() {
+        let mut choice = Choice::new(Carriers::Auto);
+        choice.failed(Carrier::Quic);
+        assert_eq!(choice.next(), Carrier::Tcp);
+        choice.failed(Carrier::Tcp);
+        assert_eq!(choice.next(), Carrier::Quic);
+        let mut only = Choice::new(Carriers::Quic);
+        only.failed(Carrier::Quic);
+        assert_eq!(only.next(), Carrier::Quic);
+    }
+}

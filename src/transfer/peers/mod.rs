@@ -1,0 +1,146 @@
+//! Other agents: where they are, which of them answer, and how well.
+//!
+//! A task for each known address keeps a link up ([`peer`]), as long as the address is known; the next try after a failure comes later
+//! each time. Who is behind an address is told by its certificate, never by whoever told the address.
+
+mod carriers;
+mod peer;
+mod rate;
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::time::timeout;
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+pub use self::carriers::Carrier;
+pub use self::peer::{Peer, PeerStat};
+use super::identity::Credentials;
+use crate::budget::Budget;
+use crate::error::{Error, Result};
+use crate::limits::MIB;
+
+/// How long the first who asks waits for peers that were not tried yet.
+const SETTLING: Duration = Duration::from_secs(3);
+
+/// What carries links.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Carriers {
+    /// QUIC and TCP, the better by measuring.
+    #[default]
+    Auto,
+    /// QUIC alone.
+    Quic,
+    /// TCP with TLS alone.
+    Tcp,
+}
+
+/// How to link to peers.
+#[derive(Clone, Debug)]
+pub struct PeersOptions {
+    /// What carries links.
+    pub carriers: Carriers,
+    /// Connections of a link.
+    pub connections: usize,
+    /// Bytes of frames on their way or in memory, of one connection.
+    pub window: u64,
+}
+
+impl Default for PeersOptions {
+    fn default() -> Self {
+        Self { carriers: Carriers::Auto, connections: 2, window: 16 * MIB }
+    }
+}
+
+/// The agents that are known. Dropping it lets go of all links.
+#[derive(Debug)]
+pub struct Peers {
+    dialing: Option<Arc<Dialing>>,
+    known: Mutex<BTreeMap<Arc<str>, Known>>,
+}
+
+/// What every link needs.
+#[derive(Debug)]
+struct Dialing {
+    credentials: Credentials,
+    budget: Budget,
+    options: PeersOptions,
+}
+
+#[derive(Debug)]
+struct Known {
+    peer: Arc<Peer>,
+    _link_up: DropGuard,
+}
+
+impl Peers {
+    /// None yet; links will show `credentials` and take their windows out of `budget`.
+    #[must_use]
+    pub fn new(credentials: Credentials, budget: Budget, options: PeersOptions) -> Arc<Self> {
+        let dialing = Some(Arc::new(Dialing { credentials, budget, options }));
+        Arc::new(Self { dialing, known: Mutex::default() })
+    }
+
+    /// None, for an agent that has no certificate.
+    #[must_use]
+    pub fn nobody() -> Arc<Self> {
+        Arc::new(Self { dialing: None, known: Mutex::default() })
+    }
+
+    /// Makes `address` (`host:port`) known. Fine if it is.
+    ///
+    /// # Errors
+    /// Usage, without a certificate or for a malformed address.
+    pub fn add(&self, address: &str) -> Result<()> {
+        let Some(dialing) = &self.dialing else {
+            return Err(Error::usage("an agent without an identity cannot have peers")
+                .cure("towline identity issue SITE/AGENT makes one"));
+        };
+        let port = address.rsplit_once(':').and_then(|(host, port)| Some((host, port.parse::<u16>().ok()?)));
+        if port.is_none_or(|(host, _)| host.is_empty()) {
+            return Err(Error::usage("address of a peer is malformed").expected("HOST:PORT").got(address));
+        }
+        let address: Arc<str> = address.into();
+        self.known().entry(Arc::clone(&address)).or_insert_with(|| {
+            let (peer, over) = (Arc::new(Peer::new(address)), CancellationToken::new());
+            let _link_up = over.clone().drop_guard();
+            tokio::spawn(peer::keep_up(Arc::clone(&peer), Arc::clone(dialing), over));
+            Known { peer, _link_up }
+        });
+        Ok(())
+    }
+
+    /// Forgets `address` and lets go of the link.
+    pub fn remove(&self, address: &str) {
+        self.known().remove(address);
+    }
+
+    /// Those whose link is up. Who has just become known is waited for, but not for long.
+    ///
+    /// # Cancel safety
+    /// Safe.
+    pub async fn live(&self) -> Vec<Arc<Peer>> {
+        let known: Vec<Arc<Peer>> = self.known().values().map(|known| Arc::clone(&known.peer)).collect();
+        let tried = async {
+            for peer in &known {
+                peer.tried().await;
+            }
+        };
+        // Who is slow to connect is not waited for again.
+        if timeout(SETTLING, tried).await.is_err() {
+            known.iter().for_each(|peer| peer.give_up_waiting());
+        }
+        known.into_iter().filter(|peer| peer.link().is_ok()).collect()
+    }
+
+    /// How each is doing.
+    #[must_use]
+    pub fn list(&self) -> Vec<PeerStat> {
+        self.known().values().map(|known| known.peer.stat()).collect()
+    }
+
+    fn known(&self) -> std::sync::MutexGuard<'_, BTreeMap<Arc<str>, Known>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,318 @@
+//! One other agent: its link, what it holds, how fast it is.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::time::{Instant, sleep};
+use tokio_util::sync::CancellationToken;
+
+use super::carriers::{Carrier, Choice};
+use super::{Carriers, Dialing};
+use crate::error::{Error, ErrorKind, Result};
+use crate::id::ManifestId;
+use crate::transfer::carrier::Dial;
+use crate::transfer::drive::Client;
+use crate::transfer::identity::Identity;
+use crate::transfer::protocol::Runs;
+use crate::transfer::{quic, tcp};
+
+/// Requests to one peer at the same time: enough for one to be served while others wait for what is further away.
+const TURNS: usize = 6;
+/// The first pause after a failure; it doubles up to the last.
+const PAUSE: Duration = Duration::from_millis(250);
+const PAUSE_MAX: Duration = Duration::from_secs(30);
+/// Who lied, or is somebody else than it should be, is left alone for so long.
+const SHUNNED: Duration = Duration::from_secs(600);
+/// What a peer holds is asked again after this.
+const SURVEY_FRESH: Duration = Duration::from_secs(3);
+/// A survey that takes longer is done without.
+const SURVEY_MAX: Duration = Duration::from_secs(5);
+/// How often a link is looked at.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// Another agent.
+#[derive(Debug)]
+pub struct Peer {
+    address: Arc<str>,
+    turns: Arc<Semaphore>,
+    tried: watch::Sender<bool>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    identity: Option<Identity>,
+    link: Option<Link>,
+    choice: Choice,
+    shunned: Option<Instant>,
+    error: Option<String>,
+    surveys: HashMap<ManifestId, (Instant, Arc<Runs>)>,
+    received: u64,
+}
+
+/// Connections to one peer.
+#[derive(Debug)]
+struct Link {
+    carrier: Carrier,
+    clients: Vec<Arc<Client>>,
+    next: AtomicUsize,
+}
+
+/// How a peer is doing.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PeerStat {
+    /// Where it is said to be.
+    pub address: String,
+    /// Who it is, once it has shown its certificate.
+    pub identity: Option<Identity>,
+    /// What carries its link, if that is up.
+    pub carrier: Option<Carrier>,
+    /// Connections of the link.
+    pub connections: usize,
+    /// The delay there and back.
+    pub rtt: Option<Duration>,
+    /// Bytes a second that came from it lately.
+    pub rate: Option<f64>,
+    /// Bytes of frames that came from it.
+    pub received: u64,
+    /// What was wrong last.
+    pub error: Option<String>,
+}
+
+impl Peer {
+    pub(super) fn new(address: Arc<str>) -> Self {
+        let state = State {
+            identity: None,
+            link: None,
+            choice: Choice::new(Carriers::Auto),
+            shunned: None,
+            error: None,
+            surveys: HashMap::new(),
+            received: 0,
+        };
+        let (tried, _) = watch::channel(false);
+        Self { address, turns: Arc::new(Semaphore::new(TURNS)), tried, state: Mutex::new(state) }
+    }
+
+    /// Where it is said to be.
+    #[must_use]
+    pub fn address(&self) -> &Arc<str> {
+        &self.address
+    }
+
+    /// Who it is, once it has shown its certificate.
+    #[must_use]
+    pub fn identity(&self) -> Option<Identity> {
+        self.state().identity.clone()
+    }
+
+    /// Is it at the site of `own`?
+    #[must_use]
+    pub fn is_near(&self, own: &Identity) -> bool {
+        self.state().identity.as_ref().is_some_and(|identity| identity.site() == own.site())
+    }
+
+    /// Is it so slow that others are asked instead?
+    #[must_use]
+    pub fn is_slow(&self) -> bool {
+        self.state().shunned.is_some_and(|until| until > Instant::now())
+    }
+
+    /// One of its connections.
+    ///
+    /// # Errors
+    /// Unreachable, if there is none.
+    pub fn link(&self) -> Result<Arc<Client>> {
+        let state = self.state();
+        let client = state.link.as_ref().and_then(|link| {
+            let first = link.next.fetch_add(1, Ordering::Relaxed);
+            let clients = link.clients.iter().cycle().skip(first % link.clients.len().max(1)).take(link.clients.len());
+            clients.into_iter().find(|client| client.closed().is_none()).cloned()
+        });
+        client.ok_or_else(|| Error::unreachable("peer has no link").at(&self.address))
+    }
+
+    /// Leave to ask it for something: there are few at a time.
+    ///
+    /// # Cancel safety
+    /// Safe.
+    pub async fn turn(&self) -> Option<OwnedSemaphorePermit> {
+        Arc::clone(&self.turns).acquire_owned().await.ok()
+    }
+
+    /// Which places of a manifest's list of `chunks` it holds, as of a moment ago; none if it does not say.
+    ///
+    /// # Cancel safety
+    /// Safe.
+    pub async fn survey(&self, manifest: ManifestId, chunks: u32) -> Arc<Runs> {
+        let kept = self.state().surveys.get(&manifest).filter(|(when, _)| when.elapsed() < SURVEY_FRESH).cloned();
+        if let Some((_, held)) = kept {
+            return held;
+        }
+        let asked = tokio::time::timeout(SURVEY_MAX, self.ask_what_it_holds(manifest, chunks)).await;
+        let held = Arc::new(asked.ok().and_then(Result::ok).unwrap_or_default());
+        let mut state = self.state();
+        state.surveys.retain(|_, (when, _)| when.elapsed() < SURVEY_FRESH);
+        state.surveys.insert(manifest, (Instant::now(), Arc::clone(&held)));
+        held
+    }
+
+    async fn ask_what_it_holds(&self, manifest: ManifestId, chunks: u32) -> Result<Runs> {
+        let link = self.link()?;
+        let (mut held, mut from) = (Runs::default(), 0);
+        while from < chunks {
+            let survey = link.find(manifest, from).await?;
+            survey.held.ranges().iter().for_each(|range| held.push(range.clone()));
+            if survey.upto <= from {
+                break;
+            }
+            from = survey.upto;
+        }
+        Ok(held)
+    }
+
+    /// `bytes` of frames came in `time`.
+    pub fn measured(&self, bytes: u64, time: Duration) {
+        let mut state = self.state();
+        state.received += bytes;
+        if let Some(carrier) = state.link.as_ref().map(|link| link.carrier) {
+            state.choice.measured(carrier, bytes, time);
+        }
+    }
+
+    /// It did not give what it was asked for.
+    pub fn failed(&self, error: &Error) {
+        self.state().error = Some(error.to_string());
+    }
+
+    /// It gave something that was not what it was said to be: it is not asked again for long.
+    pub fn lied(&self, error: &Error) {
+        let mut state = self.state();
+        state.error = Some(error.to_string());
+        state.shunned = Some(Instant::now() + SHUNNED);
+        state.link = None;
+    }
+
+    /// Waits until it was tried once.
+    pub(super) async fn tried(&self) {
+        // The sender lives as long as the peer.
+        let _ = self.tried.subscribe().wait_for(|tried| *tried).await;
+    }
+
+    pub(super) fn give_up_waiting(&self) {
+        self.tried.send_replace(true);
+    }
+
+    pub(super) fn stat(&self) -> PeerStat {
+        let state = self.state();
+        let link = state.link.as_ref();
+        let open = |link: &Link| link.clients.iter().filter(|client| client.closed().is_none()).count();
+        PeerStat {
+            address: self.address.to_string(),
+            identity: state.identity.clone(),
+            carrier: link.map(|link| link.carrier),
+            connections: link.map_or(0, open),
+            rtt: link.and_then(|link| link.clients.iter().find_map(|client| client.rtt())),
+            rate: link.and_then(|link| state.choice.rate(link.carrier)),
+            received: state.received,
+            error: state.error.clone(),
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Is the link up, and carried by what it should be?
+    fn is_fine(&self) -> bool {
+        let state = self.state();
+        let next = state.choice.next();
+        state
+            .link
+            .as_ref()
+            .is_some_and(|link| link.carrier == next && link.clients.iter().any(|client| client.closed().is_none()))
+    }
+
+    async fn connect(&self, dialing: &Dialing) -> Result<()> {
+        let carrier = self.state().choice.next();
+        let linked = self.connect_by(carrier, dialing).await;
+        let mut state = self.state();
+        match linked {
+            Ok(link) => {
+                state.identity = link.clients.first().map(|client| client.peer().clone());
+                state.error = None;
+                state.link = Some(link);
+                Ok(())
+            }
+            Err(error) => {
+                // The other carrier says whether it is the carrier.
+                if error.kind() == ErrorKind::Unreachable {
+                    state.choice.failed(carrier);
+                }
+                state.error = Some(error.to_string());
+                Err(error)
+            }
+        }
+    }
+
+    async fn connect_by(&self, carrier: Carrier, dialing: &Dialing) -> Result<Link> {
+        let unknown = |source| Error::unreachable("peer's address is not known").at(&self.address).source(source);
+        let resolved = tokio::net::lookup_host(&*self.address).await.map_err(unknown)?.next();
+        let address = resolved.ok_or_else(|| Error::unreachable("peer's name has no address").at(&self.address))?;
+        let mut clients: Vec<Arc<Client>> = Vec::new();
+        for _ in 0..dialing.options.connections.max(1) {
+            let first = clients.first().map(|client| client.peer().clone());
+            let dial = Dial { expected: first.as_ref(), budget: &dialing.budget, window: dialing.options.window };
+            let client = match carrier {
+                Carrier::Quic => quic::connect(address, &dialing.credentials, &dial).await?,
+                Carrier::Tcp => tcp::connect(address, &dialing.credentials, &dial).await?,
+            };
+            if *client.peer() == dialing.credentials.identity() {
+                return Err(Error::conflict("the peer is this agent itself").at(&self.address));
+            }
+            clients.push(Arc::new(client));
+        }
+        tracing::info!(address = %self.address, %carrier, connections = clients.len(), "linked to a peer");
+        Ok(Link { carrier, clients, next: AtomicUsize::new(0) })
+    }
+}
+
+/// Keeps the link of `peer` up until `over`.
+pub(super) async fn keep_up(peer: Arc<Peer>, dialing: Arc<Dialing>, over: CancellationToken) {
+    peer.state().choice = Choice::new(dialing.options.carriers);
+    let mut pause = PAUSE;
+    let kept = async {
+        loop {
+            if peer.is_slow() || peer.is_fine() {
+                sleep(LOOK).await;
+                continue;
+            }
+            match peer.connect(&dialing).await {
+                Ok(()) => {
+                    pause = PAUSE;
+                    peer.give_up_waiting();
+                }
+                // Headless services name everybody.
+                Err(error) if error.kind() == ErrorKind::Conflict => {
+                    tracing::debug!(address = %peer.address, "not a peer: {error}");
+                    peer.give_up_waiting();
+                    return std::future::pending::<()>().await;
+                }
+                Err(error) => {
+                    tracing::info!(address = %peer.address, "no link to a peer: {error:?}");
+                    peer.give_up_waiting();
+                    sleep(pause).await;
+                    pause = (pause * 2).min(PAUSE_MAX);
+                }
+            }
+        }
+    };
+    tokio::select! {
+        () = kept => {}
+        () = over.cancelled() => {}
+    }
+    peer.state().link = None;
+}
