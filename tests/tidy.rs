@@ -30,7 +30,8 @@ const UNSAFE_FILES: &[&str] = &[
 /// The one file that spells object keys.
 const LAYOUT: &str = "src/repository/layout.rs";
 /// How object keys begin.
-const KEY_STARTS: &[&str] = &["pack/", "log/", "index/", "manifest/", "map/", "part/", "snapshot/", "boundary/"];
+const KEY_STARTS: &[&str] =
+    &["pack/", "log/", "index/", "manifest/", "map/", "part/", "snapshot/", "boundary/", "agent/"];
 /// Lines in a file, tests included.
 const LINES_MAX: usize = 600;
 

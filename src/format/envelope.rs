@@ -41,6 +41,8 @@ pub enum Kind {
     Map = b'P',
     /// What one rank has saved of a step.
     Part = b'H',
+    /// Where an agent listens.
+    Agent = b'A',
     /// A pack's header; its trailer has the lower-case letter.
     Pack = b'K',
 }

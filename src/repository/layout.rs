@@ -7,6 +7,7 @@
 //! boundary/<20 digits>            the n-th truncation; created once, never deleted
 //! pack|index|manifest|map/<session>/<ulid>
 //! part/<session>/<rank, as a ulid>  what one rank has saved; created once
+//! agent/<site>/<agent>            where an agent listens; the only key that is written again and again
 //! ```
 
 use object_store::path::Path;
@@ -108,6 +109,18 @@ pub fn part(session: SessionId, rank: u32) -> Owned {
 #[must_use]
 pub fn family(family: Family) -> Path {
     Path::from(family.folder())
+}
+
+/// Where the agent `agent` of `site` says where it listens.
+#[must_use]
+pub fn agent(site: &str, agent: &str) -> Path {
+    Path::from_iter(["agent", site, agent])
+}
+
+/// Where all agents do.
+#[must_use]
+pub fn agents() -> Path {
+    Path::from("agent")
 }
 
 /// Whose object a key of this kind is.

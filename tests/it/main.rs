@@ -18,6 +18,7 @@ mod credentials;
 mod data;
 mod differences;
 mod doctor;
+mod exchange;
 mod faster;
 mod faulty;
 mod fuzz_smoke;

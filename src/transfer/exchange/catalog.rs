@@ -16,7 +16,9 @@ use crate::transfer::protocol::Grant;
 /// Trees that are kept open.
 const OPEN_MAX: NonZeroUsize = NonZeroUsize::new(16).expect("not zero");
 /// A repository's state is as good as new for so long: who asks for many things asks often.
-const FRESH: Duration = Duration::from_millis(200);
+const FRESH: Duration = Duration::from_secs(1);
+/// What is not found is looked for in a state no older than this.
+const FRESH_AGAIN: Duration = Duration::from_millis(20);
 
 /// An opened tree, as peers may ask for its chunks.
 #[derive(Debug)]
@@ -78,20 +80,21 @@ impl Catalog {
     /// Safe: it only reads.
     pub(super) async fn find(&self, manifest: &ManifestId, may: impl Fn(&Name) -> bool) -> Result<Option<Arc<Entry>>> {
         let count = self.served().len();
-        for number in 0..count {
-            let Some((repository, state)) = self.state(number).await? else { continue };
-            let found = state.refs.iter().find(|(name, value)| value.manifest == *manifest && may(name));
-            if let Some((name, value)) = found {
-                return self.entry(&repository, name, value).await.map(Some);
+        for age in [FRESH, FRESH_AGAIN] {
+            for number in 0..count {
+                let Some((repository, state)) = self.state(number, age).await? else { continue };
+                let found = state.refs.iter().find(|(name, value)| value.manifest == *manifest && may(name));
+                if let Some((name, value)) = found {
+                    return self.entry(&repository, name, value).await.map(Some);
+                }
             }
         }
         Ok(None)
     }
 
-    async fn state(&self, number: usize) -> Result<Option<(Repository, Arc<State>)>> {
+    async fn state(&self, number: usize, age: Duration) -> Result<Option<(Repository, Arc<State>)>> {
         let Some(served) = self.served().get(number).cloned() else { return Ok(None) };
-        if let Some((when, state)) = served.seen.filter(|(when, _)| when.elapsed() < FRESH) {
-            let _ = when;
+        if let Some((_, state)) = served.seen.filter(|(when, _)| when.elapsed() < age) {
             return Ok(Some((served.repository, state)));
         }
         let state = served.repository.state().await?;

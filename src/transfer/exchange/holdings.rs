@@ -46,8 +46,12 @@ impl Holdings for Exchange {
                 found = self.bring_for(&entry, asked, id, false).await?;
             }
         }
-        let count = if near { &self.counts.to_site } else { &self.counts.to_remote };
-        Ok(found.inspect(|supply| add(count, supply.encoded.bytes.len() as u64)))
+        if let Some(supply) = &found {
+            let bytes = supply.encoded.bytes.len() as u64;
+            self.limits.pass(identity.site(), bytes).await;
+            add(if near { &self.counts.to_site } else { &self.counts.to_remote }, bytes);
+        }
+        Ok(found)
     }
 }
 

@@ -18,6 +18,7 @@ mod flights;
 mod gather;
 mod holdings;
 mod keep;
+mod limit;
 mod plan;
 mod policy;
 mod view;
@@ -36,6 +37,7 @@ use self::flights::Flights;
 use self::gather::Ask;
 pub use self::holdings::Local;
 use self::keep::Keeper;
+pub use self::limit::Limits;
 pub use self::policy::Policy;
 use super::identity::Identity;
 use super::peers::Peers;
@@ -58,6 +60,8 @@ pub struct ExchangeOptions {
     pub peers: Arc<Peers>,
     /// What they may read.
     pub policy: Policy,
+    /// How fast.
+    pub limits: Limits,
 }
 
 /// The exchange of one agent.
@@ -68,6 +72,7 @@ pub struct Exchange {
     budget: Budget,
     peers: Arc<Peers>,
     policy: Policy,
+    limits: Limits,
     keeper: Keeper,
     catalog: Catalog,
     flights: Flights,
@@ -92,10 +97,10 @@ impl Exchange {
     /// An exchange without repositories.
     #[must_use]
     pub fn new(options: ExchangeOptions) -> Arc<Self> {
-        let ExchangeOptions { identity, cache, budget, peers, policy } = options;
+        let ExchangeOptions { identity, cache, budget, peers, policy, limits } = options;
         let keeper = Keeper::new(Arc::clone(&cache));
         let (catalog, flights, counts) = Default::default();
-        Arc::new(Self { identity, cache, budget, peers, policy, keeper, catalog, flights, counts })
+        Arc::new(Self { identity, cache, budget, peers, policy, limits, keeper, catalog, flights, counts })
     }
 
     /// Lets peers and processes of this node ask for what the names of `repository` stand for.

@@ -60,23 +60,31 @@ pub(super) struct Group<P> {
     pub(super) chunks: Vec<u32>,
 }
 
-/// Places of a manifest's list.
+/// Places of a manifest's list. What is not in the list, and only needed to decode what is, nobody tells: who holds some of the
+/// manifest is taken to hold that too.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Held(Vec<u64>);
+pub(super) struct Held {
+    words: Vec<u64>,
+    listed: u32,
+    any: bool,
+}
 
 impl Held {
+    /// None of a list of `listed`.
+    pub(super) fn none_of(listed: u32) -> Self {
+        Self { words: vec![0; listed.div_ceil(64) as usize], listed, any: false }
+    }
+
     pub(super) fn insert(&mut self, place: u32) {
-        let word = place as usize / 64;
-        if word >= self.0.len() {
-            self.0.resize(word + 1, 0);
-        }
-        if let Some(word) = self.0.get_mut(word) {
+        if let Some(word) = self.words.get_mut(place as usize / 64) {
             *word |= 1 << (place % 64);
+            self.any = true;
         }
     }
 
     fn contains(&self, place: u32) -> bool {
-        self.0.get(place as usize / 64).is_some_and(|word| word & (1 << (place % 64)) != 0)
+        let word = self.words.get(place as usize / 64);
+        if place < self.listed { word.is_some_and(|word| word & (1 << (place % 64)) != 0) } else { self.any }
     }
 }
 
@@ -165,7 +173,7 @@ mod tests {
     }
 
     fn holding(site: &str, n: u32, places: impl IntoIterator<Item = u32>) -> Candidate<u32> {
-        let mut held = Held::default();
+        let mut held = Held::none_of(400);
         places.into_iter().for_each(|place| held.insert(place));
         Candidate { peer: n, identity: agent(site, n), held }
     }
@@ -196,6 +204,8 @@ mod tests {
         assert_eq!(from(&groups, &Origin::Peer(1)), (0..6).collect::<Vec<_>>());
         assert_eq!(from(&groups, &Origin::Peer(2)), (6..10).collect::<Vec<_>>());
         assert_eq!(from(&groups, &Origin::Repository), [10, 11]);
+        // What no list names.
+        assert_eq!(from(&planned(400..404, pack, &view), &Origin::Peer(1)), [400, 401, 402, 403]);
         // All are busy from the start.
         let first: Vec<_> = groups.iter().take(3).map(|group| &group.from).collect();
         assert!(

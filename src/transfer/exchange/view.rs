@@ -35,7 +35,7 @@ impl Exchange {
         let mut view = View { own: own.clone(), site: Vec::new(), remote: Vec::new(), through };
         let mut peers = Vec::with_capacity(asked.len());
         for ((peer, identity, near), held) in asked.into_iter().zip(surveys) {
-            let mut places = Held::default();
+            let mut places = Held::none_of(chunks);
             held.iter().for_each(|place| places.insert(place));
             let candidate = Candidate { peer: Arc::clone(peer.address()), identity, held: places };
             if near {

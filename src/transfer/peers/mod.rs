@@ -4,6 +4,7 @@
 //! each time. Who is behind an address is told by its certificate, never by whoever told the address.
 
 mod carriers;
+mod discovery;
 mod peer;
 mod rate;
 
@@ -15,6 +16,7 @@ use tokio::time::timeout;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 pub use self::carriers::Carrier;
+pub use self::discovery::{Discovery, discover};
 pub use self::peer::{Peer, PeerStat};
 use super::identity::Credentials;
 use crate::budget::Budget;

@@ -1,0 +1,91 @@
+//! Which agents there are, as they say themselves: one small object each, written again while the agent lives.
+//!
+//! Nothing relies on it but the finding of peers: who is behind an address is told by its certificate, and an agent that is gone does
+//! not answer. So there is no conditional write, and no rule about clocks beyond passing over what is old.
+
+use std::time::Duration;
+
+use futures::{StreamExt as _, TryStreamExt as _};
+use object_store::{ObjectStoreExt as _, PutPayload};
+
+use super::{Repository, layout, objects};
+use crate::clock::Timestamp;
+use crate::error::{Error, Result};
+use crate::format::envelope::{Kind, open, seal};
+use crate::format::wire::{Reader, Writer};
+
+/// Bytes in an address, at most.
+const ADDRESS_LEN_MAX: usize = 256;
+/// Agents that are looked at, at most.
+const AGENTS_MAX: usize = 1024;
+/// Objects that are read at the same time.
+const READS: usize = 16;
+
+/// What an agent says of itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Announced {
+    /// `HOST:PORT`, where it listens.
+    pub address: String,
+    /// When it said so, by its own clock.
+    pub at: Timestamp,
+}
+
+impl Repository {
+    /// Says that the agent `agent` of `site` listens at `address`; to be said again now and then.
+    ///
+    /// # Errors
+    /// Usage, for an address that is too long; denied or unreachable, as the store says.
+    ///
+    /// # Cancel safety
+    /// Safe: it is one write.
+    pub async fn announce(&self, (site, agent): (&str, &str), address: &str) -> Result<()> {
+        if address.len() > ADDRESS_LEN_MAX {
+            return Err(Error::usage("address is too long").expected(format!("at most {ADDRESS_LEN_MAX} bytes")));
+        }
+        let mut body = Writer::new();
+        body.signed(self.clock().now().0).string(address.as_bytes());
+        let object = seal(Kind::Agent, &body.into_bytes(), false);
+        let key = layout::agent(site, agent);
+        let put = || async { Ok(self.store().objects().put(&key, PutPayload::from_bytes(object.clone())).await?) };
+        objects::retry(put).await.map(drop)
+    }
+
+    /// Takes it back.
+    ///
+    /// # Errors
+    /// Denied or unreachable, as the store says.
+    ///
+    /// # Cancel safety
+    /// Safe.
+    pub async fn withdraw(&self, (site, agent): (&str, &str)) -> Result<()> {
+        Ok(self.store().objects().delete(&layout::agent(site, agent)).await?)
+    }
+
+    /// What agents have said in the last `age`. What cannot be read is passed over.
+    ///
+    /// # Errors
+    /// Denied or unreachable, as the store says.
+    ///
+    /// # Cancel safety
+    /// Safe: it only reads.
+    pub async fn announced(&self, age: Duration) -> Result<Vec<Announced>> {
+        let prefix = layout::agents();
+        let keys: Vec<_> = self.store().objects().list(Some(&prefix)).take(AGENTS_MAX).try_collect().await?;
+        let read = futures::stream::iter(keys).map(|meta| async move {
+            let object = objects::get(&**self.store().objects(), &meta.location).await;
+            let read = object.and_then(|object| object.as_ref().map(decode).transpose());
+            read.inspect_err(|error| tracing::warn!(key = %meta.location, "agent cannot be read: {error:?}")).ok()?
+        });
+        let all: Vec<Option<Announced>> = read.buffer_unordered(READS).collect().await;
+        let oldest = self.clock().now().0 - i64::try_from(age.as_nanos()).unwrap_or(i64::MAX);
+        Ok(all.into_iter().flatten().filter(|announced| announced.at.0 >= oldest).collect())
+    }
+}
+
+fn decode(object: &bytes::Bytes) -> Result<Announced> {
+    let body = open(Kind::Agent, object)?;
+    let mut reader = Reader::new(&body);
+    let (at, address) = (Timestamp(reader.signed()?), reader.text(ADDRESS_LEN_MAX)?.to_owned());
+    reader.finish()?;
+    Ok(Announced { address, at })
+}
