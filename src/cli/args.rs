@@ -10,13 +10,13 @@ use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum, ValueHint};
 
 use super::config::Flags;
 use super::help;
-use super::size::{self, ByteRange};
 use super::target::Target;
 use crate::checkpoint::boxes::Shard;
 use crate::codec::Compression;
 use crate::ops::{CutChoice, TensorSelector};
 use crate::repository::log::AttemptId;
 use crate::repository::{Name, Selector};
+use crate::size::{self, ByteRange};
 use crate::storage::Location;
 use crate::transfer::identity::{AGENT_DAYS, AUTHORITY_DAYS, Identity};
 

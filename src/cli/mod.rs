@@ -11,7 +11,6 @@ mod identity;
 mod output;
 mod progress;
 mod render;
-mod size;
 mod target;
 #[cfg(test)]
 mod tests;

@@ -7,7 +7,6 @@ use super::config::{Chosen, Settings};
 use super::output::Output;
 use super::progress::Line;
 use super::render;
-use super::size::{self, ByteRange};
 use super::target::Target;
 use crate::budget::Budget;
 use crate::error::{Error, ErrorKind, Result};
@@ -19,6 +18,7 @@ use crate::ops::{
 use crate::progress::Progress;
 use crate::repository::log::StepFacts;
 use crate::repository::{Name, OpenOptions, Repository, Selector};
+use crate::size::{self, ByteRange};
 use crate::storage::{self, Location};
 
 /// What every command works with.
