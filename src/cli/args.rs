@@ -201,6 +201,39 @@ pub(super) enum Verb {
         #[command(subcommand)]
         what: IdentityVerb,
     },
+    /// Run an agent: a cache, repositories and an API for the processes of this node
+    #[command(after_help = help::AGENT)]
+    Agent {
+        /// Its settings
+        #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+        config: PathBuf,
+    },
+    /// Have the agent keep what a name holds in its cache
+    #[command(after_help = help::PIN)]
+    Pin(Pin),
+    /// End pins
+    #[command(after_help = help::UNPIN)]
+    Unpin {
+        /// Which, as `towline pins` lists them
+        #[arg(value_name = "PIN", required = true)]
+        pins: Vec<String>,
+    },
+    /// List the agent's pins
+    #[command(after_help = help::PINS)]
+    Pins,
+    /// Look at the agent's cache, check it, make room in it
+    #[command(after_help = help::CACHE, subcommand_required = true, arg_required_else_help = true)]
+    Cache {
+        #[command(subcommand)]
+        what: CacheVerb,
+    },
+    /// Watch what the agent does
+    #[command(after_help = help::TOP)]
+    Top {
+        /// Show it once, then end
+        #[arg(long)]
+        once: bool,
+    },
     /// Print completions for a shell
     #[command(after_help = help::COMPLETIONS)]
     Completions {
@@ -310,6 +343,37 @@ pub(super) struct Restore {
     /// Of each of them the I-th of N equal parts along its first dimension, from 0
     #[arg(long, value_name = "I/N", requires = "tensors")]
     pub(super) shard: Option<Shard>,
+}
+
+/// `towline pin`.
+#[derive(Debug, Args)]
+pub(super) struct Pin {
+    /// What to keep: all that its restore needs
+    pub(super) name: Selector,
+    /// How long: 24h, 7d [default: until it is unpinned]
+    #[arg(long = "for", value_name = "DURATION", value_parser = humantime::parse_duration)]
+    pub(super) lasting: Option<Duration>,
+    /// Who wants it [default: the user's name]
+    #[arg(long, value_name = "TEXT")]
+    pub(super) owner: Option<String>,
+    /// What for [default: the name]
+    #[arg(long, value_name = "TEXT")]
+    pub(super) reason: Option<String>,
+}
+
+/// `towline cache`.
+#[derive(Clone, Copy, Debug, Subcommand)]
+pub(super) enum CacheVerb {
+    /// Show its figures
+    Stat,
+    /// Read all of it, and drop what is damaged
+    Check,
+    /// Drop what is not pinned until so much is free that was not before
+    Evict {
+        /// How much: 512M, 10G
+        #[arg(value_name = "SIZE", value_parser = size::parse)]
+        bytes: u64,
+    },
 }
 
 /// `towline identity`.

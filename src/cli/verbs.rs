@@ -29,6 +29,8 @@ pub(super) struct Door {
     pub(super) progress: Progress,
     /// Whether how far it is may be drawn.
     pub(super) draw: bool,
+    /// `--memory`, in bytes.
+    pub(super) memory: Option<u64>,
 }
 
 impl Door {
@@ -67,6 +69,12 @@ impl Door {
             }
             Verb::Doctor { url } => return self.doctor(url.as_deref()).await,
             Verb::Identity { what } => self.identity(what)?,
+            Verb::Agent { config } => self.agent(&config).await?,
+            Verb::Pin(pin) => self.pin(pin).await?,
+            Verb::Unpin { pins } => self.unpin(&pins).await?,
+            Verb::Pins => self.pins().await?,
+            Verb::Cache { what } => return self.cache(what).await,
+            Verb::Top { once } => self.top(once).await?,
             Verb::Completions { shell } => self.output.print(&super::completions(shell))?,
         }
         Ok(0)
@@ -314,7 +322,7 @@ impl Door {
     }
 
     /// Draws progress until the answer is dropped.
-    fn line(&self) -> Option<Line> {
+    pub(super) fn line(&self) -> Option<Line> {
         self.draw.then(|| Line::draw(self.progress.clone()))
     }
 

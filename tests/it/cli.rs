@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use tempfile::TempDir;
 
-const VERBS: [&str; 19] = [
+const VERBS: [&str; 25] = [
     "init",
     "save",
     "watch",
@@ -30,6 +30,12 @@ const VERBS: [&str; 19] = [
     "collect",
     "doctor",
     "identity",
+    "agent",
+    "pin",
+    "unpin",
+    "pins",
+    "cache",
+    "top",
     "completions",
 ];
 
