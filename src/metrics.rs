@@ -123,6 +123,11 @@ families! {
     TRANSFERS = Counter "towline_transfers_total" "Transfers that ended, by kind and how they ended";
     TRANSFER_BYTES = Counter "towline_transfer_bytes_total" "Stored bytes that transfers moved, by kind";
     FILE_BYTES = Counter "towline_file_bytes_total" "Bytes of files handed out over HTTP";
+    FROM_BYTES = Counter "towline_chunk_from_bytes_total" "Bytes of chunks that were had, by source: cache, site, remote, repository";
+    TO_BYTES = Counter "towline_chunk_to_bytes_total" "Bytes of chunks given, by destination: local, site, remote";
+    UNTRUE = Counter "towline_chunk_untrue_total" "Chunks that came from another agent and were not what they should be";
+    PEERS = Gauge "towline_peers" "Other agents that are known, by state: up, down";
+    PEER_BYTES = Counter "towline_peer_received_bytes_total" "Bytes of chunks that came from another agent, by its address";
     CACHE_CHUNKS = Gauge "towline_cache_chunks" "Chunks in the cache";
     CACHE_BYTES = Gauge "towline_cache_bytes" "Bytes that the cache's chunks take on the disk";
     CACHE_SLAB_BYTES = Gauge "towline_cache_slab_bytes" "Bytes of the cache's slabs";

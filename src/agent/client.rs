@@ -4,22 +4,28 @@ use std::ffi::OsString;
 use std::io;
 use std::os::unix::fs::FileTypeExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::{Buf as _, BytesMut};
 use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::body::{Bytes, Incoming};
 use hyper::client::conn::http1;
-use hyper::{Method, Request, Response, header};
+use hyper::upgrade::Upgraded;
+use hyper::{Method, Request, Response, StatusCode, header};
 use hyper_util::rt::TokioIo;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tokio::net::UnixStream;
 
+use super::PROTOCOL;
 use super::socket::{owned, well_known};
-use super::view::{Standing, Transfer};
+use super::view::{Health, Standing, Transfer};
 use crate::error::{Error, ErrorKind, Result};
+use crate::limits::MIB;
+use crate::repository::Repository;
+use crate::transfer::local::LocalSource;
 
 /// The variable that says which agent.
 const VARIABLE: &str = "TOWLINE_AGENT";
@@ -29,6 +35,13 @@ const ANSWER_LEN_MAX: usize = 64 << 20;
 const EVENT_LEN_MAX: usize = 16 << 20;
 /// An agent on this machine answers at once, or something is wrong.
 const CONNECT_WITHIN: Duration = Duration::from_secs(5);
+/// Connections over which a process takes chunks.
+const STREAMS: usize = 2;
+/// The window of each: one such part of the repository's memory, but no more than is of use on one machine.
+const WINDOW_SHARE: u64 = 8;
+const WINDOW_MAX: u64 = 16 * MIB;
+/// Where a connection becomes one of the peer protocol.
+const CHUNKS: &str = "/v1/chunks";
 /// What to do without an agent.
 const START: &str = "start one: towline agent --config FILE; if one runs, set TOWLINE_AGENT to its socket";
 
@@ -72,6 +85,28 @@ impl Client {
     /// Not found, if there is none; it says how to start one.
     pub fn required() -> Result<Self> {
         Self::find()?.ok_or_else(|| Error::not_found("no agent is running here").at(well_known().display()).cure(START))
+    }
+
+    /// `repository`, with the agent of [`Client::find`] before its packs, if there is one and it has the repository. Without it
+    /// everything goes on alone, and the log says why.
+    ///
+    /// # Cancel safety
+    /// Safe: the connections are dropped.
+    pub async fn attached(repository: Repository) -> Repository {
+        let attached = async {
+            match Self::find()? {
+                Some(agent) => agent.attach(&repository).await.map(Some),
+                None => Ok(None),
+            }
+        };
+        match attached.await {
+            Ok(Some(attached)) => attached,
+            Ok(None) => repository,
+            Err(error) => {
+                tracing::info!("no agent is used: {error:?}");
+                repository
+            }
+        }
     }
 
     /// Where its socket is.
@@ -136,6 +171,40 @@ impl Client {
         Err(self.lost("its answer ended"))
     }
 
+    /// The same repository, whose chunks come from the agent first: from its cache, other agents, or the repository, once for
+    /// all processes of the node. Over a few connections, whose windows are taken out of the repository's memory.
+    ///
+    /// # Errors
+    /// Not found, if the agent does not have the repository or has no cache; unreachable, if no agent answers.
+    ///
+    /// # Cancel safety
+    /// Safe: the connections are dropped.
+    pub async fn attach(&self, repository: &Repository) -> Result<Repository> {
+        let health: Health = self.get("/health").await?;
+        let id = repository.id().to_string();
+        if health.repositories.iter().all(|place| place.id != id) {
+            return Err(Error::not_found("this agent does not have the repository").at(repository.store().location()));
+        }
+        let mut streams = Vec::with_capacity(STREAMS);
+        for _ in 0..STREAMS {
+            streams.push(self.upgraded().await?);
+        }
+        let window = (repository.budget().total() / WINDOW_SHARE).min(WINDOW_MAX);
+        let source = LocalSource::new(streams, repository.budget(), window).await?;
+        Ok(repository.with_source(Arc::new(source)))
+    }
+
+    /// A connection of the peer protocol.
+    async fn upgraded(&self) -> Result<TokioIo<Upgraded>> {
+        let response = self.send(Method::GET, CHUNKS, Bytes::new()).await?;
+        if response.status() != StatusCode::SWITCHING_PROTOCOLS {
+            self.good(response).await?;
+            return Err(Error::unsupported("agent gives no chunks").at(self.socket.display()).cure(SAME_VERSION));
+        }
+        let upgraded = hyper::upgrade::on(response).await.map_err(|source| self.lost(source))?;
+        Ok(TokioIo::new(upgraded))
+    }
+
     async fn ask<T: DeserializeOwned>(&self, method: Method, path: &str, body: Bytes) -> Result<T> {
         let response = self.send(method, path, body).await?;
         let body = self.whole(self.good(response).await?).await?;
@@ -154,10 +223,11 @@ impl Client {
         let (mut sender, connection) = connected.map_err(|source| self.absent(source))?;
         // It ends with the sender and the answer's body.
         tokio::spawn(connection.with_upgrades());
-        let request = Request::builder()
-            .method(method)
-            .uri(path)
-            .header(header::HOST, "localhost")
+        let mut request = Request::builder().method(method).uri(path).header(header::HOST, "localhost");
+        if path == CHUNKS {
+            request = request.header(header::CONNECTION, "upgrade").header(header::UPGRADE, PROTOCOL);
+        }
+        let request = request
             .header(header::CONTENT_TYPE, "application/json")
             .body(Full::new(body))
             .map_err(|source| Error::other("request cannot be made").at(path).source(source))?;

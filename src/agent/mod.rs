@@ -1,8 +1,8 @@
-//! The agent: a daemon on a node, with a cache, repositories, and an API on a Unix socket and on loopback.
+//! The agent: a daemon on a node, with a cache, repositories, links to other agents, and an API on a Unix socket and on loopback.
 //!
 //! ```text
-//! config -> house (what it holds open: repositories, cache, transfers) -> doors (the API) -> until a signal
-//! client                                                                  the API from the other side
+//! config -> house (what it holds open: repositories, cache, exchange, transfers) -> doors (the API, peers)
+//! client                                                                            the API from the other side
 //! ```
 //!
 //! It is left in order: nothing new is taken, what runs has the grace, then is stopped; the doors close last.
@@ -21,21 +21,24 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::FutureExt as _;
 use tokio::net::TcpListener;
-use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
-use tokio_util::sync::CancellationToken;
 
 pub use self::client::Client;
-pub use self::config::{CacheConfig, Config};
+pub use self::config::{CacheConfig, Config, PeersConfig};
 use self::doors::{Door, router, serve};
 use self::house::House;
 use self::socket::Claimed;
 pub use self::socket::well_known;
 use crate::error::{Error, ErrorKind, Result};
 use crate::ops::blocking;
+use crate::transfer::exchange::Exchange;
+use crate::transfer::{Holdings, quic, tcp};
 
+/// What a connection is upgraded to over which chunks are taken.
+const PROTOCOL: &str = "towline";
 /// How long what was told to stop, and connections, may take to let go.
 const LETTING_GO: Duration = Duration::from_secs(3);
 
@@ -44,9 +47,9 @@ const LETTING_GO: Duration = Duration::from_secs(3);
 pub struct Agent {
     house: Arc<House>,
     doors: JoinSet<()>,
-    leaving: CancellationToken,
     socket: PathBuf,
     http: Option<SocketAddr>,
+    listen: Option<SocketAddr>,
     grace: Duration,
     /// Last: the socket's file goes when everything else has.
     _claimed: Claimed,
@@ -71,7 +74,11 @@ impl Agent {
         let token = if tcp.is_some() { Some(socket::write_token(&config.socket)?) } else { None };
         let house = Arc::new(House::open(&config).await?);
         let router = router(Arc::clone(&house), token.as_deref());
-        let (mut doors, leaving) = (JoinSet::new(), CancellationToken::new());
+        let (mut doors, leaving) = (JoinSet::new(), house.leaving.clone());
+        let listen = match config.listen {
+            Some(address) => Some(open_to_peers(&house, address, &mut doors).await?),
+            None => None,
+        };
         let http = match tcp {
             Some(listener) => {
                 let address = listener.local_addr().ok();
@@ -82,7 +89,7 @@ impl Agent {
         };
         doors.spawn(serve(unix, Door::Socket, router, leaving.clone()));
         tracing::info!(socket = %config.socket.display(), "agent is there");
-        Ok(Self { house, doors, leaving, socket: config.socket, http, grace: config.grace, _claimed: claimed })
+        Ok(Self { house, doors, socket: config.socket, http, listen, grace: config.grace, _claimed: claimed })
     }
 
     /// Where its socket is.
@@ -97,25 +104,10 @@ impl Agent {
         self.http
     }
 
-    /// Runs until SIGTERM or SIGINT, then ends as [`Agent::leave`] does; a second signal takes the grace away.
-    ///
-    /// # Errors
-    /// As [`Agent::leave`].
-    ///
-    /// # Cancel safety
-    /// Safe, and abrupt: as if the process were killed.
-    pub async fn run(self) -> Result<()> {
-        let listen = |kind| signal(kind).map_err(|source| Error::other("signals cannot be caught").source(source));
-        let (mut interrupt, mut terminate) = (listen(SignalKind::interrupt())?, listen(SignalKind::terminate())?);
-        let mut asked = async || {
-            tokio::select! {
-                _ = interrupt.recv() => {}
-                _ = terminate.recv() => {}
-            }
-        };
-        asked().await;
-        tracing::info!(grace = ?self.grace, "agent is asked to end");
-        self.leave(asked()).await
+    /// Where other agents reach it, if they may.
+    #[must_use]
+    pub fn listens(&self) -> Option<SocketAddr> {
+        self.listen
     }
 
     /// Takes nothing new, lets what runs go on for the grace or until `hurry`, stops the rest, and closes the doors.
@@ -126,6 +118,7 @@ impl Agent {
     /// # Cancel safety
     /// Safe, and abrupt: as if the process were killed.
     pub async fn leave(mut self, hurry: impl Future<Output = ()>) -> Result<()> {
+        tracing::info!(grace = ?self.grace, "agent is asked to end");
         let transfers = &self.house.transfers;
         transfers.close();
         tokio::select! {
@@ -137,8 +130,12 @@ impl Agent {
         stopped.iter().for_each(|transfer| transfer.stop());
         // What does not let go is left behind with the process.
         let _ = timeout(LETTING_GO, transfers.ended()).await;
-        self.leaving.cancel();
-        let closed = async { while self.doors.join_next().await.is_some() {} };
+        self.house.leaving.cancel();
+        self.house.attended.close();
+        let closed = async {
+            self.house.attended.wait().await;
+            while self.doors.join_next().await.is_some() {}
+        };
         let _ = timeout(LETTING_GO, closed).await;
         if let Ok(cache) = self.house.cache() {
             blocking(move || cache.sync()).await?;
@@ -151,6 +148,28 @@ impl Agent {
         Err(Error::cancelled("not all transfers ended in time")
             .got(names.join(", "))
             .cure("begin them again: what arrived is used; or give the agent more `grace`"))
+    }
+}
+
+/// Listens for other agents at `address`, over TCP and QUIC: the same port for both.
+async fn open_to_peers(house: &House, address: SocketAddr, doors: &mut JoinSet<()>) -> Result<SocketAddr> {
+    let Some(credentials) = house.credentials() else {
+        return Err(Error::usage("`listen` is set, but no identity"));
+    };
+    let exchange = house.exchange()?;
+    let tcp = tcp::Listener::bind(address, credentials.clone()).await?;
+    let address = tcp.address()?;
+    let quic = quic::Listener::bind(address, credentials.clone())?;
+    let (holdings, leaving): (Arc<dyn Holdings>, _) = (Arc::<Exchange>::clone(exchange), house.leaving.clone());
+    doors.spawn(quic.serve(Arc::clone(&holdings), leaving.clone()).map(ended));
+    doors.spawn(tcp.serve(holdings, leaving).map(ended));
+    Ok(address)
+}
+
+/// A door that closes by itself is worth a word.
+fn ended(result: Result<()>) {
+    if let Err(error) = result {
+        tracing::error!("other agents are not served any more: {error:?}");
     }
 }
 

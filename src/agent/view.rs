@@ -5,6 +5,7 @@ use serde_json::Value;
 
 use crate::cache::{CacheStat, Checked, Pin};
 use crate::progress::Snapshot;
+use crate::transfer::peers::PeerStat;
 
 /// How an agent is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -19,8 +20,19 @@ pub struct Health {
     pub ready: bool,
     /// Whether it is ending: it takes nothing new.
     pub leaving: bool,
+    /// Who it is towards other agents, if it has a certificate.
+    pub identity: Option<String>,
     /// Where it saves to and restores from, the usual repository first.
-    pub repositories: Vec<String>,
+    pub repositories: Vec<Place>,
+}
+
+/// A repository of an agent.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Place {
+    /// Where it is.
+    pub location: String,
+    /// Its name for ever.
+    pub id: String,
 }
 
 /// What kind of work a transfer is.
@@ -31,13 +43,15 @@ pub enum Kind {
     Save,
     /// Files out of one.
     Restore,
+    /// Chunks into the cache.
+    Warm,
     /// A reading of all of the cache.
     Check,
 }
 
 impl Kind {
     /// Every kind.
-    pub const ALL: [Self; 3] = [Self::Save, Self::Restore, Self::Check];
+    pub const ALL: [Self; 4] = [Self::Save, Self::Restore, Self::Warm, Self::Check];
 
     /// As the API and the metrics say it.
     #[must_use]
@@ -45,6 +59,7 @@ impl Kind {
         match self {
             Self::Save => "save",
             Self::Restore => "restore",
+            Self::Warm => "warm",
             Self::Check => "check",
         }
     }
@@ -278,4 +293,47 @@ pub struct PinList {
 pub struct Unpinned {
     /// Its name.
     pub unpinned: String,
+}
+
+/// Another agent.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Peer {
+    /// Where it is said to be.
+    pub address: String,
+    /// Who it is, once it has shown its certificate.
+    pub identity: Option<String>,
+    /// What carries its link, if that is up: `quic` or `tcp`.
+    pub carrier: Option<String>,
+    /// Connections of the link.
+    pub connections: usize,
+    /// The delay there and back, in milliseconds.
+    pub rtt_ms: Option<f64>,
+    /// Bytes a second that came from it lately.
+    pub rate: Option<f64>,
+    /// Bytes of frames that came from it.
+    pub received: u64,
+    /// What was wrong last.
+    pub error: Option<String>,
+}
+
+impl From<PeerStat> for Peer {
+    fn from(stat: PeerStat) -> Self {
+        Self {
+            address: stat.address,
+            identity: stat.identity.map(|identity| identity.to_string()),
+            carrier: stat.carrier.map(|carrier| carrier.to_string()),
+            connections: stat.connections,
+            rtt_ms: stat.rtt.map(|rtt| rtt.as_secs_f64() * 1000.0),
+            rate: stat.rate,
+            received: stat.received,
+            error: stat.error,
+        }
+    }
+}
+
+/// Several agents.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct PeerList {
+    /// By address.
+    pub peers: Vec<Peer>,
 }

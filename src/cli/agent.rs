@@ -1,20 +1,25 @@
-//! `towline agent`, and what is asked of one: pins, the cache.
+//! `towline agent`, and what is asked of one: to warm, pins, the cache.
 
+use std::fmt::Write as _;
 use std::path::Path;
 
 use serde::Serialize;
+use serde_json::Value;
 
-use super::args::{CacheVerb, Pin};
+use tokio::signal::unix::SignalKind;
+
+use super::args::{CacheVerb, Pin, Warm};
 use super::config::Chosen;
+use super::listen;
 use super::output::{printable, table};
 use super::verbs::Door;
-use crate::agent::view::{Cache, CacheChecked, Evicted, PinList, Pinned, Transfer, Unpinned};
+use crate::agent::view::{Cache, CacheChecked, Evicted, PinList, Pinned, Transfer, TransferList, Unpinned};
 use crate::agent::{Agent, Client, Config};
 use crate::error::{Error, ErrorKind, Result};
 use crate::size::show;
 
 impl Door {
-    /// Runs an agent until it is told to end.
+    /// Runs an agent until SIGTERM or SIGINT, and then until it has ended in order; another takes the grace away.
     pub(super) async fn agent(&self, config: &Path) -> Result<()> {
         #[derive(Serialize)]
         struct Listening {
@@ -22,16 +27,80 @@ impl Door {
             socket: String,
             #[serde(skip_serializing_if = "Option::is_none")]
             http: Option<String>,
+            #[serde(skip_serializing_if = "Option::is_none")]
+            listen: Option<String>,
         }
+        let (mut interrupt, mut terminate) = (listen(SignalKind::interrupt())?, listen(SignalKind::terminate())?);
+        let mut asked = async || {
+            tokio::select! {
+                _ = interrupt.recv() => {}
+                _ = terminate.recv() => {}
+            }
+        };
         let mut config = Config::read(config)?;
         config.memory = self.memory.or(config.memory);
-        let agent = Agent::start(config).await?;
+        let agent = tokio::select! {
+            agent = Agent::start(config) => agent?,
+            () = asked() => return Err(Error::cancelled("interrupted before the agent was there")),
+        };
         let (socket, http) = (agent.socket().display().to_string(), agent.http().map(|http| http.to_string()));
-        self.output.event(&Listening { event: "listening", socket, http }, |listening| {
+        let listen = agent.listens().map(|listen| listen.to_string());
+        self.output.event(&Listening { event: "listening", socket, http, listen }, |listening| {
             let http = listening.http.as_ref().map_or_else(String::new, |http| format!(" and http://{http}"));
-            format!("listening at {}{http}", printable(&listening.socket))
+            let peers =
+                listening.listen.as_ref().map_or_else(String::new, |listen| format!("; other agents at {listen}"));
+            format!("listening at {}{http}{peers}", printable(&listening.socket))
         })?;
-        agent.run().await
+        asked().await;
+        agent.leave(asked()).await
+    }
+
+    /// Begins to warm each name; follows them if asked to.
+    pub(super) async fn warm(&self, warm: Warm) -> Result<u8> {
+        #[derive(Serialize)]
+        struct Warming {
+            name: String,
+            from: Option<String>,
+            pin: Option<String>,
+            owner: String,
+            repository: Option<String>,
+        }
+        let agent = Client::required()?;
+        let owner = warm.owner.unwrap_or_else(user);
+        let mut transfers = TransferList::default();
+        for name in &warm.names {
+            let asked = Warming {
+                name: name.to_string(),
+                from: warm.from.as_ref().map(ToString::to_string),
+                pin: warm.pin.map(|span| humantime::format_duration(span).to_string()),
+                owner: owner.clone(),
+                repository: self.named_repository()?,
+            };
+            transfers.transfers.push(agent.post("/v1/warm", &asked).await?);
+        }
+        if warm.wait {
+            let line = self.line();
+            for transfer in &mut transfers.transfers {
+                *transfer = agent.follow(&transfer.id, |view| self.relay(view)).await?;
+            }
+            drop(line);
+        }
+        self.output.report(&transfers, |all, _| all.transfers.iter().map(warmed).collect())?;
+        let missing = |transfer: &Transfer| told(transfer, "missing") > 0;
+        Ok(if transfers.transfers.iter().any(missing) { ErrorKind::Unreachable.exit_code() } else { 0 })
+    }
+
+    /// Shows the progress of a transfer as if it were this command's own.
+    fn relay(&self, view: &Transfer) {
+        let before = self.progress.snapshot();
+        if before.phase == "warming" && view.progress.phase == "warming" {
+            self.progress.grow(view.progress.total.saturating_sub(before.total));
+        } else if view.progress.phase == "warming" {
+            self.progress.phase("warming", view.progress.total);
+        }
+        let before = self.progress.snapshot();
+        self.progress.advance(view.progress.done.saturating_sub(before.done));
+        self.progress.moved(view.progress.moved.saturating_sub(before.moved));
     }
 
     pub(super) async fn pin(&self, pin: Pin) -> Result<()> {
@@ -48,7 +117,7 @@ impl Door {
         let asked = Pinning {
             name: name.to_string(),
             lasting: lasting.map(|lasting| humantime::format_duration(lasting).to_string()),
-            owner: owner.or_else(|| std::env::var("USER").ok()).unwrap_or_else(|| "towline".to_owned()),
+            owner: owner.unwrap_or_else(user),
             reason,
             repository: self.named_repository()?,
         };
@@ -73,8 +142,7 @@ impl Door {
             let Unpinned { unpinned } = agent.delete(&format!("/v1/pins/{pin}")).await?;
             all.unpinned.push(unpinned);
         }
-        self.output
-            .report(&all, |all, _| all.unpinned.iter().map(|pin| format!("unpinned {}\n", printable(pin))).collect())
+        self.output.report(&all, |all, _| format!("unpinned {}\n", printable(&all.unpinned.join(", "))))
     }
 
     pub(super) async fn pins(&self) -> Result<()> {
@@ -125,6 +193,29 @@ impl Door {
     }
 }
 
+/// Who asks, for people who look at the list of pins.
+fn user() -> String {
+    std::env::var("USER").ok().filter(|user| !user.is_empty()).unwrap_or_else(|| "towline".to_owned())
+}
+
+/// A number of a transfer's report; 0 if it has none.
+fn told(transfer: &Transfer, number: &str) -> u64 {
+    transfer.report.as_ref().and_then(|report| report.get(number)).and_then(Value::as_u64).unwrap_or(0)
+}
+
+fn warmed(transfer: &Transfer) -> String {
+    let name = printable(&transfer.name);
+    if transfer.report.is_none() {
+        return format!("warming {name}: {}\n", printable(&transfer.id));
+    }
+    let missing = match told(transfer, "missing") {
+        0 => String::new(),
+        missing => format!("; {missing} chunks could not be had, the agent's log says why"),
+    };
+    let (bytes, brought) = (show(told(transfer, "bytes")), show(told(transfer, "lacking_bytes")));
+    format!("warm: {name}, {bytes}; brought {brought} in {:.1}s{missing}\n", transfer.seconds)
+}
+
 /// The pins as a table.
 pub(super) fn pinned(pins: &[Pinned]) -> String {
     let row = |pin: &Pinned| {
@@ -166,13 +257,14 @@ fn figures(cache: &Cache) -> String {
 }
 
 fn found(checked: &CacheChecked) -> String {
-    let mut text = format!("read {} chunks, {}", checked.chunks, show(checked.bytes));
-    text += &match checked.damaged.len() {
-        0 => ": all good\n".to_owned(),
-        count => format!(": {count} damaged and dropped\n"),
+    let outcome = match checked.damaged.len() {
+        0 => "all good".to_owned(),
+        count => format!("{count} damaged and dropped"),
     };
+    let mut text = format!("read {} chunks, {}: {outcome}\n", checked.chunks, show(checked.bytes));
     for damage in &checked.damaged {
-        text += &format!("  {}... in slab {} at {}\n", printable(&damage.chunk), damage.slab, damage.offset);
+        // Text takes all that is written to it.
+        let _ = writeln!(text, "  {}... in slab {} at {}", printable(&damage.chunk), damage.slab, damage.offset);
     }
     text
 }
@@ -188,6 +280,19 @@ mod tests {
         let text = figures(&cache);
         assert!(text.contains("3 found (75 %), 1 not") && text.contains("of 1.0 GiB"), "{text}");
         assert!(figures(&Cache::default()).contains("0 found, 0 not"));
+    }
+
+    #[test]
+    fn what_is_warm_is_told_with_what_is_missing() {
+        let mut transfer: Transfer = serde_json::from_value(serde_json::json!({
+            "id": "A", "kind": "warm", "name": "run/1", "state": "running", "started": "", "seconds": 1.0,
+            "progress": { "phase": "", "total": 0, "done": 0, "moved": 0 },
+        }))
+        .unwrap();
+        assert_eq!(warmed(&transfer), "warming run/1: A\n");
+        transfer.report = Some(serde_json::json!({ "bytes": 2048, "lacking_bytes": 1024, "missing": 3 }));
+        let text = warmed(&transfer);
+        assert!(text.starts_with("warm: run/1, 2.0 KiB; brought 1.0 KiB in 1.0s; 3 chunks could not"), "{text}");
     }
 
     #[test]

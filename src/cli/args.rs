@@ -18,6 +18,7 @@ use crate::repository::log::AttemptId;
 use crate::repository::{Name, Selector};
 use crate::size::{self, ByteRange};
 use crate::storage::Location;
+use crate::transfer::exchange;
 use crate::transfer::identity::{AGENT_DAYS, AUTHORITY_DAYS, Identity};
 
 /// Save once, move only what the other side lacks, check every byte.
@@ -208,6 +209,9 @@ pub(super) enum Verb {
         #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
         config: PathBuf,
     },
+    /// Have the agent bring what names hold into its cache, before somebody needs it
+    #[command(after_help = help::WARM)]
+    Warm(Warm),
     /// Have the agent keep what a name holds in its cache
     #[command(after_help = help::PIN)]
     Pin(Pin),
@@ -343,6 +347,26 @@ pub(super) struct Restore {
     /// Of each of them the I-th of N equal parts along its first dimension, from 0
     #[arg(long, value_name = "I/N", requires = "tensors")]
     pub(super) shard: Option<Shard>,
+}
+
+/// `towline warm`.
+#[derive(Debug, Args)]
+pub(super) struct Warm {
+    /// What to bring: all that a restore of it needs
+    #[arg(value_name = "NAME", required = true)]
+    pub(super) names: Vec<Selector>,
+    /// Keep it so long: 24h, 7d; what was pinned before for the same name and owner ends
+    #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
+    pub(super) pin: Option<Duration>,
+    /// Who wants it pinned [default: the user's name]
+    #[arg(long, value_name = "TEXT", requires = "pin")]
+    pub(super) owner: Option<String>,
+    /// Where from: the agents of a site, one agent, or `repository` [default: the nearest that has it]
+    #[arg(long, value_name = "SITE|SITE/AGENT|repository")]
+    pub(super) from: Option<exchange::From>,
+    /// Wait until it is there
+    #[arg(long)]
+    pub(super) wait: bool,
 }
 
 /// `towline pin`.

@@ -310,15 +310,32 @@ and what more it may:
   http = \"127.0.0.1:7070\"              # the API on loopback besides, with the token beside the socket
   memory = \"1G\"                        # for buffers; --memory goes before it
   grace = \"25s\"                        # at SIGTERM, for what runs
+  identity = \"/etc/towline/tls\"         # for other agents: from `towline identity issue`
+  listen = \"0.0.0.0:7071\"              # where they reach it, over QUIC and TCP
   [cache]
   dir = \"/var/lib/towline/cache\"
   capacity = \"200G\"
+  [peers]
+  addresses = [\"node-2:7071\"]
 
 The other commands find it at the well-known socket, or where the variable TOWLINE_AGENT says (a path, or `none`). It runs \
 until SIGTERM or Ctrl-C: then it takes nothing new, and what runs has the grace; a second signal takes that away. \
 docs/operations.md says how to run it with systemd or beside a pod's containers, and what the API can do.
 
-JSON: a line once it listens: event socket http";
+JSON: a line once it listens: event socket http listen";
+
+pub(super) const WARM: &str = "\
+Examples:
+  towline warm run-7@latest --wait               before a restore on this node
+  towline warm models/base data/v2 --pin 24h     and keep both for a day
+  towline warm run-7/step-1000 --from home/node-3 --wait
+
+What is in the cache already is not brought again: run it as often as you like, also after an interruption. Without --wait it says \
+what has begun, and `towline top` shows how far it is. With --wait the exit code is 6 if some chunks could not be had; interrupting \
+the wait does not stop the agent.
+
+JSON: transfers: [id kind name repository state started seconds progress report], where a report is: name manifest chunks bytes \
+lacking lacking_bytes missing pin seconds";
 
 pub(super) const PIN: &str = "\
 Examples:
@@ -358,7 +375,7 @@ Examples:
   towline top --once
   towline top --json | jq '.transfers[] | select(.state == \"running\")'
 
-JSON: health transfers cache pins, as they are now";
+JSON: health transfers cache pins peers, as they are now";
 
 pub(super) const COMPLETIONS: &str = "\
 Examples:

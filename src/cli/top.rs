@@ -13,7 +13,7 @@ use super::listen;
 use super::output::{Output, printable, table};
 use super::verbs::Door;
 use crate::agent::Client;
-use crate::agent::view::{Cache, Health, PinList, Pinned, Standing, Transfer, TransferList};
+use crate::agent::view::{Cache, Health, Peer, PeerList, PinList, Pinned, Standing, Transfer, TransferList};
 use crate::error::{Error, ErrorKind, Result};
 use crate::size::show;
 
@@ -37,6 +37,7 @@ struct Reading {
     /// None, if the agent has no cache.
     cache: Option<Cache>,
     pins: Vec<Pinned>,
+    peers: Vec<Peer>,
 }
 
 impl Reading {
@@ -48,11 +49,14 @@ impl Reading {
             Err(error) if error.kind() == ErrorKind::NotFound => None,
             Err(error) => return Err(error),
         };
-        let pins = match cache {
-            Some(_) => agent.get::<PinList>("/v1/pins").await?.pins,
-            None => Vec::new(),
+        let (pins, peers) = match cache {
+            Some(_) => {
+                let (pins, peers): (PinList, PeerList) = (agent.get("/v1/pins").await?, agent.get("/v1/peers").await?);
+                (pins.pins, peers.peers)
+            }
+            None => (Vec::new(), Vec::new()),
         };
-        Ok(Self { health, transfers, cache, pins })
+        Ok(Self { health, transfers, cache, pins, peers })
     }
 }
 
@@ -141,7 +145,7 @@ fn unseen(error: &Error) -> String {
 
 /// All of it, as text.
 fn shown(reading: &Reading, rates: &mut Rates) -> String {
-    let Reading { health, transfers, cache, pins } = reading;
+    let Reading { health, transfers, cache, pins, peers } = reading;
     let state = match (health.leaving, health.ready) {
         (true, _) => "ending",
         (_, true) => "ready",
@@ -154,7 +158,7 @@ fn shown(reading: &Reading, rates: &mut Rates) -> String {
         health.started
     );
     for repository in &health.repositories {
-        let _ = writeln!(text, "  {}", printable(repository));
+        let _ = writeln!(text, "  {}", printable(&repository.location));
     }
     let (running, ended): (Vec<_>, Vec<_>) =
         transfers.transfers.iter().partition(|transfer| transfer.state == Standing::Running);
@@ -186,7 +190,27 @@ fn shown(reading: &Reading, rates: &mut Rates) -> String {
             text += &pinned(&pins[..pins.len().min(SHOWN_MAX)]);
         }
     }
+    if !peers.is_empty() {
+        let _ = writeln!(text, "\nPeers: {}", peers.len());
+        let rows: Vec<_> = peers.iter().map(linked).collect();
+        text += &table(&["AGENT", "ADDRESS", "LINK", ">DELAY", ">RATE", ">RECEIVED", ""], &rows);
+    }
     text
+}
+
+fn linked(peer: &Peer) -> Vec<String> {
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a figure for people, saturating")]
+    let rate = peer.rate.map_or_else(|| "-".to_owned(), |rate| format!("{}/s", show(rate as u64)));
+    let up = peer.carrier.as_ref().map(|carrier| format!("{carrier} x{}", peer.connections));
+    vec![
+        peer.identity.as_deref().map_or_else(|| "?".to_owned(), printable),
+        printable(&peer.address),
+        up.as_deref().map_or_else(|| "down".to_owned(), printable),
+        peer.rtt_ms.map_or_else(|| "-".to_owned(), |rtt| format!("{rtt:.1} ms")),
+        rate,
+        show(peer.received),
+        peer.error.as_deref().filter(|_| up.is_none()).map(printable).unwrap_or_default(),
+    ]
 }
 
 fn row(transfer: &Transfer, rate: Option<u64>) -> Vec<String> {
@@ -220,7 +244,7 @@ fn bar(part: u64, whole: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::agent::view::{Kind, Pace};
+    use crate::agent::view::{Kind, Pace, Place};
 
     fn transfer(state: Standing, done: u64) -> Transfer {
         let progress = Pace { phase: "saving".into(), total: 4 << 20, done, moved: 1 << 10 };
@@ -246,13 +270,34 @@ mod tests {
             started: "2026-01-01T00:00:00Z".into(),
             ready: true,
             leaving: false,
-            repositories: vec!["/repo".into()],
+            identity: None,
+            repositories: vec![Place { location: "/repo".into(), id: "A".into() }],
         };
         let transfers =
             TransferList { transfers: vec![transfer(Standing::Failed, 0), transfer(Standing::Running, 1 << 20)] };
         let cache = Cache { bytes: 1 << 29, capacity: 1 << 30, ..Cache::default() };
-        let text = shown(&Reading { health, transfers, cache: Some(cache), pins: Vec::new() }, &mut Rates::default());
-        for expected in ["ready", "/repo", "1 running", "saving", "1.0 MiB", "no room", "[==========          ]"] {
+        let peers = vec![Peer {
+            address: "b:7071".into(),
+            identity: None,
+            carrier: None,
+            connections: 0,
+            rtt_ms: None,
+            rate: None,
+            received: 0,
+            error: Some("certificate expired".into()),
+        }];
+        let reading = Reading { health, transfers, cache: Some(cache), pins: Vec::new(), peers };
+        let text = shown(&reading, &mut Rates::default());
+        for expected in [
+            "ready",
+            "/repo",
+            "1 running",
+            "saving",
+            "1.0 MiB",
+            "no room",
+            "certificate expired",
+            "[==========          ]",
+        ] {
             assert!(text.contains(expected), "{expected}: {text}");
         }
         assert!(!text.contains('\x1b'), "names are made harmless");

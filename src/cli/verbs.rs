@@ -8,6 +8,7 @@ use super::output::Output;
 use super::progress::Line;
 use super::render;
 use super::target::Target;
+use crate::agent::Client;
 use crate::budget::Budget;
 use crate::error::{Error, ErrorKind, Result};
 use crate::limits::MEMORY_MIN;
@@ -70,6 +71,7 @@ impl Door {
             Verb::Doctor { url } => return self.doctor(url.as_deref()).await,
             Verb::Identity { what } => self.identity(what)?,
             Verb::Agent { config } => self.agent(&config).await?,
+            Verb::Warm(warm) => return self.warm(warm).await,
             Verb::Pin(pin) => self.pin(pin).await?,
             Verb::Unpin { pins } => self.unpin(&pins).await?,
             Verb::Pins => self.pins().await?,
@@ -136,7 +138,7 @@ impl Door {
     async fn restore(&self, restore: Restore) -> Result<()> {
         let Restore { from, dest, overwrite, delete, tensors, shard } = restore;
         let options = RestoreOptions { overwrite, delete, progress: self.progress.clone() };
-        let repository = self.open().await?;
+        let repository = Client::attached(self.open().await?).await;
         let name = self.resolve(&repository, &from.name).await?;
         if !tensors.is_empty() {
             let selectors: Vec<_> = match shard {
@@ -235,7 +237,7 @@ impl Door {
 
     async fn cat(&self, file: &Target, range: Option<ByteRange>) -> Result<()> {
         let path = file.file()?;
-        let repository = self.open().await?;
+        let repository = Client::attached(self.open().await?).await;
         let name = self.resolve(&repository, &file.name).await?;
         let range = match range {
             None => None,

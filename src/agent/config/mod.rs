@@ -1,5 +1,6 @@
 //! What an agent is told: a TOML file, read once at the start.
 
+mod peers;
 mod quantity;
 #[cfg(test)]
 mod tests;
@@ -10,11 +11,14 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
+pub use self::peers::PeersConfig;
+use self::peers::{AllowSection, PeersSection, policy};
 pub(super) use self::quantity::{Bytes, Span};
 use super::socket::{self, SOCKET_PATH_MAX};
 use crate::error::{Error, Result};
 use crate::limits::GIB;
 use crate::storage::{Location, StoreOptions};
+use crate::transfer::exchange::Policy;
 
 /// No honest settings file is longer.
 const FILE_LEN_MAX: u64 = 1 << 20;
@@ -39,6 +43,14 @@ pub struct Config {
     pub cache: Option<CacheConfig>,
     /// How long what runs may go on after the agent was asked to end.
     pub grace: Duration,
+    /// The folder with its certificate, key and authority, if it has a name towards other agents.
+    pub identity: Option<PathBuf>,
+    /// Where other agents reach it, over QUIC and TCP, if they may; only with an identity and a cache.
+    pub listen: Option<SocketAddr>,
+    /// Other agents.
+    pub peers: PeersConfig,
+    /// What they may read.
+    pub policy: Policy,
 }
 
 /// Where a cache lies, and how large it may be.
@@ -67,6 +79,11 @@ struct File {
     memory: Option<Bytes>,
     cache: Option<CacheSection>,
     grace: Option<Span>,
+    identity: Option<PathBuf>,
+    listen: Option<SocketAddr>,
+    peers: Option<PeersSection>,
+    #[serde(default)]
+    allow: Vec<AllowSection>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -114,6 +131,7 @@ impl Config {
 
 impl File {
     fn settle(self, folder: &Path) -> Result<Config> {
+        self.can_have_peers()?;
         let socket = match self.socket {
             Some(path) => folder.join(path),
             None => socket::well_known(),
@@ -138,7 +156,29 @@ impl File {
             memory: self.memory.map(|bytes| bytes.0),
             cache,
             grace: self.grace.map_or(GRACE, |span| span.0),
+            identity: self.identity.map(|path| folder.join(path)),
+            listen: self.listen,
+            peers: self.peers.unwrap_or_default().settle(),
+            policy: policy(&self.allow)?,
         })
+    }
+
+    /// Nothing of an agent goes over a network without a certificate, and what it gives others is what its cache holds.
+    fn can_have_peers(&self) -> Result<()> {
+        let addresses = self.peers.as_ref().is_some_and(|peers| !peers.addresses.is_empty());
+        let wants = match (self.listen, addresses) {
+            (Some(_), _) => "`listen` is set",
+            (None, true) => "[peers] has addresses",
+            (None, false) => return Ok(()),
+        };
+        if self.identity.is_none() {
+            return Err(Error::usage(format!("{wants}, but no identity"))
+                .cure("make one: towline identity issue SITE/AGENT --to DIR; then set `identity` to DIR"));
+        }
+        if self.cache.is_none() {
+            return Err(Error::usage(format!("{wants}, but no cache")).cure("set [cache] dir and capacity"));
+        }
+        Ok(())
     }
 }
 

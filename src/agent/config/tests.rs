@@ -3,9 +3,11 @@
 use std::path::Path;
 use std::time::Duration;
 
-use super::{CacheConfig, Config};
+use super::{CacheConfig, Config, PeersConfig};
 use crate::error::{Error, ErrorKind};
 use crate::storage::Location;
+use crate::transfer::identity::Identity;
+use crate::transfer::peers::Carriers;
 
 fn parse(text: &str) -> Result<Config, Error> {
     Config::parse(text, Path::new("/etc/towline/agent.toml"))
@@ -24,6 +26,9 @@ fn every_setting_is_taken() {
     let config = parse(
         "socket = 'run/a.sock'\nhttp = '127.0.0.1:7070'\nrepositories = ['repo', 's3://bucket/prefix']\n\
          endpoint = 'http://localhost:9000'\nallow_http = true\nmemory = '1G'\ngrace = '90s'\n\
+         identity = 'tls'\nlisten = '0.0.0.0:7071'\n\
+         [peers]\naddresses = ['a:7071', 'b:7071']\ncarrier = 'tcp'\nconnections = 4\n\
+         [[allow]]\nagents = 'cloud/*'\nnames = ['run-7/*']\n\
          [cache]\ndir = '/var/cache'\ncapacity = '200G'\nfree_floor = 4096\n",
     )
     .unwrap();
@@ -35,6 +40,12 @@ fn every_setting_is_taken() {
     assert_eq!((config.memory, config.grace), (Some(1 << 30), Duration::from_secs(90)));
     let cache = CacheConfig { dir: "/var/cache".into(), capacity: 200 << 30, free_floor: 4096 };
     assert_eq!(config.cache, Some(cache));
+    assert_eq!((config.identity, config.listen), (Some("/etc/towline/tls".into()), Some(([0, 0, 0, 0], 7071).into())));
+    let addresses = vec!["a:7071".to_owned(), "b:7071".to_owned()];
+    assert_eq!(config.peers, PeersConfig { addresses, carriers: Carriers::Tcp, connections: Some(4) });
+    let cloud = Identity::new("cloud", "a").unwrap();
+    assert!(config.policy.allows(&cloud, &"run-7/step-1".parse().unwrap()));
+    assert!(!config.policy.allows(&cloud, &"run-8/step-1".parse().unwrap()));
 }
 
 #[test]
@@ -59,6 +70,11 @@ fn what_makes_no_sense_is_named() {
         ("repository = '/r'\nhttp = '[::]:7070'", "not a loopback address"),
         ("repository = 'ftp://r'", "scheme that is not offered"),
         ("repository = '/r'\nrepositories = ['/s']", "both `repository` and `repositories`"),
+        ("repository = '/r'\nlisten = '0.0.0.0:7071'", "`listen` is set, but no identity"),
+        ("repository = '/r'\nidentity = 'i'\nlisten = '0.0.0.0:7071'", "`listen` is set, but no cache"),
+        ("repository = '/r'\n[peers]\naddresses = ['a:1']", "[peers] has addresses, but no identity"),
+        ("repository = '/r'\n[peers]\ncarrier = 'pigeon'", "unknown variant `pigeon`"),
+        ("repository = '/r'\n[[allow]]\nagents = '['\nnames = []", "pattern is malformed"),
         ("memory = '1G'", "no repository is set"),
         ("repository = ", "malformed"),
     ] {

@@ -13,7 +13,6 @@ use crate::agent::house::House;
 use crate::agent::transfers::About;
 use crate::agent::view;
 use crate::cache::{PinChunk, PinRequest, Pinned};
-use crate::clock::Timestamp;
 use crate::error::{Error, Result};
 use crate::id::PinId;
 use crate::ops::blocking;
@@ -80,7 +79,7 @@ pub(super) async fn pin(
     let repository = house.repository(asked.repository.as_deref())?;
     let name = repository.resolve(&selector).await?;
     let saved = house.opened.open(repository, &name).await?;
-    let expires = asked.lasting.map(|span| after(house.now(), span));
+    let expires = asked.lasting.map(|span| house.after(span.0));
     let owner = asked.owner.unwrap_or_else(|| "api".to_owned());
     let reason = asked.reason.unwrap_or_else(|| name.to_string());
     let pinned = blocking(move || {
@@ -115,8 +114,4 @@ fn chunks(saved: &Saved) -> Vec<PinChunk> {
     let further = saved.map.further.iter().map(|(id, _)| id);
     let ids = saved.manifest.chunks.ids.iter().chain(further);
     ids.zip(&saved.map.frames).map(|(id, frame)| PinChunk { id: *id, stored_len: frame.stored_len }).collect()
-}
-
-fn after(now: Timestamp, span: Span) -> Timestamp {
-    Timestamp(now.0.saturating_add(i64::try_from(span.0.as_nanos()).unwrap_or(i64::MAX)))
 }

@@ -6,6 +6,7 @@ mod cache;
 mod files;
 mod guard;
 mod open;
+mod peers;
 mod refusal;
 mod serve;
 #[cfg(test)]
@@ -43,6 +44,7 @@ fn routes() -> Vec<Route> {
         ("/openapi.json", GET, get(open::description)),
         ("/v1/save", POST, post(work::save)),
         ("/v1/restore", POST, post(work::restore)),
+        ("/v1/warm", POST, post(work::warm)),
         ("/v1/transfers", GET, get(work::list)),
         ("/v1/transfers/{id}", GET_DELETE, get(work::one).delete(work::stop)),
         ("/v1/transfers/{id}/events", GET, get(work::events)),
@@ -51,6 +53,8 @@ fn routes() -> Vec<Route> {
         ("/v1/cache", GET, get(cache::stat)),
         ("/v1/cache/check", POST, post(cache::check)),
         ("/v1/cache/evict", POST, post(cache::evict)),
+        ("/v1/peers", GET, get(peers::list)),
+        ("/v1/chunks", GET, get(peers::chunks)),
         ("/v1/files/{reference}/{*path}", GET, get(files::file)),
     ]
 }

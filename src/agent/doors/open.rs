@@ -16,6 +16,7 @@ use crate::error::Result;
 use crate::limits::KIB;
 use crate::metrics::{self, Exposition, Metric};
 use crate::ops::blocking;
+use crate::transfer::exchange::Exchange;
 
 /// The API, described (<https://spec.openapis.org/oas/v3.1.0>).
 pub(super) const DESCRIPTION: &str = include_str!("openapi.json");
@@ -74,7 +75,31 @@ fn figures(house: &House) -> Exposition {
     if let Ok(cache) = house.cache() {
         cached(&mut text, &cache.stat());
     }
+    if let Ok(exchange) = house.exchange() {
+        exchanged(&mut text, exchange);
+    }
     text
+}
+
+fn exchanged(text: &mut Exposition, exchange: &Exchange) {
+    let moved = exchange.figures();
+    text.family(&metrics::FROM_BYTES)
+        .sample(&[("source", "cache")], moved.from_cache)
+        .sample(&[("source", "site")], moved.from_site)
+        .sample(&[("source", "remote")], moved.from_remote)
+        .sample(&[("source", "repository")], moved.from_repository);
+    text.family(&metrics::TO_BYTES)
+        .sample(&[("destination", "local")], moved.to_local)
+        .sample(&[("destination", "site")], moved.to_site)
+        .sample(&[("destination", "remote")], moved.to_remote);
+    text.one(&metrics::UNTRUE, moved.untrue);
+    let peers = exchange.peers().list();
+    let up = peers.iter().filter(|peer| peer.carrier.is_some()).count() as u64;
+    text.family(&metrics::PEERS).sample(&[("state", "up")], up).sample(&[("state", "down")], peers.len() as u64 - up);
+    let mut received = text.family(&metrics::PEER_BYTES);
+    for peer in &peers {
+        received.sample(&[("address", &peer.address)], peer.received);
+    }
 }
 
 fn cached(text: &mut Exposition, stat: &CacheStat) {

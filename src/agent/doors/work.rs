@@ -16,12 +16,13 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::refusal::{Asked, Refusal};
+use crate::agent::config::Span;
 use crate::agent::house::House;
 use crate::agent::transfers::{About, Entry};
 use crate::agent::view::{self, Kind, Pace};
 use crate::codec::Compression;
 use crate::error::{Error, Result};
-use crate::ops::{RestoreOptions, SaveOptions};
+use crate::ops::{self, Pinning, RestoreOptions, SaveOptions, WarmOptions};
 use crate::repository::log::StepFacts;
 use crate::repository::{Name, Selector};
 
@@ -72,6 +73,17 @@ pub(super) struct Restore {
     overwrite: bool,
     #[serde(default)]
     delete: bool,
+}
+
+/// What to warm, and how.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Warm {
+    name: String,
+    from: Option<String>,
+    pin: Option<Span>,
+    owner: Option<String>,
+    repository: Option<String>,
 }
 
 /// A transfer that has begun.
@@ -127,6 +139,24 @@ pub(super) async fn restore(State(house): State<Arc<House>>, Asked(asked): Asked
         let name = repository.resolve(&selector).await?;
         let below = below.as_ref().map(String::as_bytes);
         report(&Box::pin(repository.restore(&name, below, &to, &options)).await?)
+    })?;
+    Ok((StatusCode::ACCEPTED, Json(begun.view())))
+}
+
+/// Brings what a name stands for into the cache; what is there already is not brought again.
+pub(super) async fn warm(State(house): State<Arc<House>>, Asked(asked): Asked<Warm>) -> Begun {
+    let exchange = Arc::clone(house.exchange()?);
+    let selector: Selector = asked.name.parse()?;
+    let repository = house.origin(asked.repository.as_deref())?.clone();
+    let owner = asked.owner.unwrap_or_else(|| "api".to_owned());
+    let pin = asked.pin.map(|span| Pinning { owner, expires: Some(house.after(span.0)) });
+    let from = asked.from.as_deref().map(str::parse).transpose()?.unwrap_or_default();
+    let about =
+        About { kind: Kind::Warm, name: asked.name, repository: Some(repository.store().location().to_string()) };
+    let begun = house.transfers.begin(about, move |progress| async move {
+        let name = repository.resolve(&selector).await?;
+        let options = WarmOptions { from, pin, progress };
+        report(&Box::pin(ops::warm(&exchange, &repository, &name, &options)).await?)
     })?;
     Ok((StatusCode::ACCEPTED, Json(begun.view())))
 }
