@@ -7,6 +7,8 @@ use std::borrow::Cow;
 use std::error::Error as StdError;
 use std::fmt;
 
+use serde::ser::{Serialize, SerializeStruct as _, Serializer};
+
 /// What to do about a file system that says no.
 const ACCESS_CURE: &str = "check the owner and mode of the path, and how it is mounted";
 /// What to do about one that is full.
@@ -71,6 +73,23 @@ impl ErrorKind {
             Self::Unsupported => "unsupported",
             Self::Other => "other",
         }
+    }
+
+    /// The kind that a word of [`ErrorKind::word`] means; what a later version calls by a new one is other.
+    #[must_use]
+    pub fn from_word(word: &str) -> Self {
+        let all = [
+            Self::Usage,
+            Self::NotFound,
+            Self::Damaged,
+            Self::Conflict,
+            Self::Unreachable,
+            Self::Denied,
+            Self::Exhausted,
+            Self::Cancelled,
+            Self::Unsupported,
+        ];
+        all.into_iter().find(|kind| kind.word() == word).unwrap_or(Self::Other)
     }
 }
 
@@ -196,6 +215,34 @@ impl Error {
     #[must_use]
     pub fn cure_text(&self) -> Option<&str> {
         self.0.cure.as_deref()
+    }
+
+    /// What lies below it, from the top; a cause that only repeats the one above is left out.
+    #[must_use]
+    pub fn causes(&self) -> Vec<String> {
+        let mut causes = Vec::new();
+        let mut next = StdError::source(self);
+        while let Some(cause) = next {
+            let text = cause.to_string().trim_end().to_owned();
+            if causes.last() != Some(&text) {
+                causes.push(text);
+            }
+            next = cause.source();
+        }
+        causes
+    }
+}
+
+impl Serialize for Error {
+    /// `{kind, message, place, cure, causes}`: what programs are told, by whichever door.
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut fields = serializer.serialize_struct("Error", 5)?;
+        fields.serialize_field("kind", self.kind().word())?;
+        fields.serialize_field("message", &self.to_string())?;
+        fields.serialize_field("place", &self.place())?;
+        fields.serialize_field("cure", &self.cure_text())?;
+        fields.serialize_field("causes", &self.causes())?;
+        fields.end()
     }
 }
 

@@ -37,14 +37,15 @@
 //! lower floors, its own folder, and within a floor only folders to its left (`tests/tidy.rs` holds that true):
 //!
 //! ```text
-//! floor 5  cli                                     doors: parse, call one verb, render
+//! floor 5  agent  cli                              doors: parse, call one verb, render
 //! floor 4  ops                                     save restore sync verify collect expire doctor ...
 //! floor 3  transfer                                peers: identity, protocol, carriers
 //! floor 2  storage  tree  cache  repository        stores | files on this machine | chunks kept here | the durable home of content
 //! floor 1  codec  chunker  checkpoint  format      pure: bytes in, bytes out (+ chunk)
-//! floor 0  id  error  clock  limits  budget  progress  metrics
+//! floor 0  id  error  clock  limits  budget  progress  metrics  size
 //! ```
 
+pub mod agent;
 pub mod budget;
 pub mod cache;
 pub mod checkpoint;
@@ -61,6 +62,7 @@ pub mod metrics;
 pub mod ops;
 pub mod progress;
 pub mod repository;
+pub mod size;
 pub mod storage;
 pub mod transfer;
 pub mod tree;

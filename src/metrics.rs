@@ -1,5 +1,6 @@
 //! What is counted, by name: the one list of metric names.
 
+use std::fmt::{self, Write as _};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Requests and bytes that one store has seen from this process.
@@ -62,5 +63,167 @@ impl StoreCounters {
     #[must_use]
     pub fn get(&self, metric: Metric) -> u64 {
         self.counts.get(metric as usize).map_or(0, |count| count.load(Ordering::Relaxed))
+    }
+}
+
+impl Metric {
+    /// As an agent tells it.
+    #[must_use]
+    pub const fn family(self) -> Family {
+        let help = match self {
+            Self::GetRequests => "Requests to a repository's store that read",
+            Self::GetBytes => "Bytes read from a repository's store",
+            Self::PutRequests => "Requests to a repository's store that write",
+            Self::PutBytes => "Bytes written to a repository's store",
+            Self::ListRequests => "Requests to a repository's store that list",
+            Self::DeleteRequests => "Requests to a repository's store that delete",
+        };
+        Family { name: self.name(), kind: Kind::Counter, help }
+    }
+}
+
+/// What a number is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// It only grows while the agent runs.
+    Counter,
+    /// It is what it is now.
+    Gauge,
+}
+
+/// Numbers of one name, told apart by labels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Family {
+    /// The public name.
+    pub name: &'static str,
+    /// What the numbers are.
+    pub kind: Kind,
+    /// What they say.
+    pub help: &'static str,
+}
+
+/// Declares the families of an agent.
+macro_rules! families {
+    ($($constant:ident = $kind:ident $name:literal $help:literal;)*) => {
+        $(
+            #[doc = concat!("`", $name, "`: ", $help, ".")]
+            pub const $constant: Family = Family { name: $name, kind: Kind::$kind, help: $help };
+        )*
+        /// Every family of an agent, besides those of [`Metric`].
+        pub const FAMILIES: &[Family] = &[$($constant),*];
+    };
+}
+
+families! {
+    BUILD_INFO = Gauge "towline_build_info" "1, with the agent's version";
+    START_TIME = Gauge "towline_start_time_seconds" "When the agent began, in seconds since 1970";
+    READY = Gauge "towline_ready" "Whether the agent is ready: 1 or 0";
+    RESIDENT = Gauge "process_resident_memory_bytes" "Memory of the process";
+    TRANSFERS_RUNNING = Gauge "towline_transfers_running" "Transfers that go on, by kind";
+    TRANSFERS = Counter "towline_transfers_total" "Transfers that ended, by kind and how they ended";
+    TRANSFER_BYTES = Counter "towline_transfer_bytes_total" "Stored bytes that transfers moved, by kind";
+    FILE_BYTES = Counter "towline_file_bytes_total" "Bytes of files handed out over HTTP";
+    FROM_BYTES = Counter "towline_chunk_from_bytes_total" "Bytes of chunks that were had, by source: cache, site, remote, repository";
+    TO_BYTES = Counter "towline_chunk_to_bytes_total" "Bytes of chunks given, by destination: local, site, remote";
+    UNTRUE = Counter "towline_chunk_untrue_total" "Chunks that came from another agent and were not what they should be";
+    PEERS = Gauge "towline_peers" "Other agents that are known, by state: up, down";
+    PEER_BYTES = Counter "towline_peer_received_bytes_total" "Bytes of chunks that came from another agent, by its address";
+    CACHE_CHUNKS = Gauge "towline_cache_chunks" "Chunks in the cache";
+    CACHE_BYTES = Gauge "towline_cache_bytes" "Bytes that the cache's chunks take on the disk";
+    CACHE_SLAB_BYTES = Gauge "towline_cache_slab_bytes" "Bytes of the cache's slabs";
+    CACHE_CAPACITY = Gauge "towline_cache_capacity_bytes" "Bytes that the cache may grow to";
+    CACHE_PINNED = Gauge "towline_cache_pinned_bytes" "Bytes that pinned chunks take";
+    CACHE_PROMISED = Gauge "towline_cache_promised_bytes" "Bytes that pinned chunks take once all are there";
+    CACHE_PINS = Gauge "towline_cache_pins" "Pins";
+    CACHE_JOURNAL = Gauge "towline_cache_journal_bytes" "Bytes of the cache's journal";
+    CACHE_HITS = Counter "towline_cache_hits_total" "Reads of the cache that found their chunk";
+    CACHE_MISSES = Counter "towline_cache_misses_total" "Reads of the cache that did not";
+    CACHE_INSERTS = Counter "towline_cache_inserts_total" "Chunks put into the cache";
+    CACHE_REFUSALS = Counter "towline_cache_refusals_total" "Chunks that the cache had no room for, or could not write";
+    CACHE_EVICTIONS = Counter "towline_cache_evictions_total" "Chunks evicted from the cache";
+    CACHE_DAMAGED = Counter "towline_cache_damaged_total" "Chunks of the cache found damaged or lost, and dropped";
+}
+
+/// Numbers as Prometheus reads them
+/// (<https://prometheus.io/docs/instrumenting/exposition_formats/#text-based-format>, version 0.0.4).
+#[derive(Clone, Debug, Default)]
+pub struct Exposition(String);
+
+impl Exposition {
+    /// The type of the text, as a header says it.
+    pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
+
+    /// Begins a family, whose samples follow; each family once.
+    pub fn family(&mut self, family: &Family) -> Samples<'_> {
+        let kind = match family.kind {
+            Kind::Counter => "counter",
+            Kind::Gauge => "gauge",
+        };
+        // Text takes all that is written to it.
+        let _ = writeln!(self.0, "# HELP {} {}.\n# TYPE {0} {kind}", family.name, family.help);
+        Samples { text: &mut self.0, name: family.name }
+    }
+
+    /// A family of one number.
+    pub fn one(&mut self, family: &Family, value: u64) {
+        self.family(family).sample(&[], value);
+    }
+}
+
+impl fmt::Display for Exposition {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// The samples of one family.
+#[derive(Debug)]
+pub struct Samples<'a> {
+    text: &'a mut String,
+    name: &'static str,
+}
+
+impl Samples<'_> {
+    /// One number, told apart from the others by `labels`.
+    pub fn sample(&mut self, labels: &[(&str, &str)], value: u64) -> &mut Self {
+        self.text.push_str(self.name);
+        for (at, (label, value)) in labels.iter().enumerate() {
+            let value = value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
+            let _ = write!(self.text, "{}{label}=\"{value}\"", if at == 0 { "{" } else { "," });
+        }
+        let _ = writeln!(self.text, "{} {value}", if labels.is_empty() { "" } else { "}" });
+        self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn prometheus_reads_it() {
+        let mut text = Exposition::default();
+        text.one(&READY, 1);
+        text.family(&TRANSFERS).sample(&[("kind", "save"), ("result", "a\"b\\c\nd")], 7).sample(&[("kind", "x")], 0);
+        assert_eq!(
+            text.to_string(),
+            "# HELP towline_ready Whether the agent is ready: 1 or 0.\n# TYPE towline_ready gauge\ntowline_ready 1\n\
+             # HELP towline_transfers_total Transfers that ended, by kind and how they ended.\n\
+             # TYPE towline_transfers_total counter\n\
+             towline_transfers_total{kind=\"save\",result=\"a\\\"b\\\\c\\nd\"} 7\ntowline_transfers_total{kind=\"x\"} 0\n"
+        );
+    }
+
+    #[test]
+    fn names_keep_the_rules_of_prometheus() {
+        let mut names: Vec<_> = FAMILIES.iter().copied().chain(Metric::ALL.map(Metric::family)).collect();
+        for family in &names {
+            assert_eq!(family.name.ends_with("_total"), family.kind == Kind::Counter, "{}", family.name);
+            assert!(family.name.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_'), "{}", family.name);
+        }
+        let all = names.len();
+        names.sort_by_key(|family| family.name);
+        names.dedup_by_key(|family| family.name);
+        assert_eq!(names.len(), all, "each name once");
     }
 }

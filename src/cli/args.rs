@@ -10,14 +10,15 @@ use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum, ValueHint};
 
 use super::config::Flags;
 use super::help;
-use super::size::{self, ByteRange};
 use super::target::Target;
 use crate::checkpoint::boxes::Shard;
 use crate::codec::Compression;
 use crate::ops::{CutChoice, TensorSelector};
 use crate::repository::log::AttemptId;
 use crate::repository::{Name, Selector};
+use crate::size::{self, ByteRange};
 use crate::storage::Location;
+use crate::transfer::exchange;
 use crate::transfer::identity::{AGENT_DAYS, AUTHORITY_DAYS, Identity};
 
 /// Save once, move only what the other side lacks, check every byte.
@@ -201,6 +202,42 @@ pub(super) enum Verb {
         #[command(subcommand)]
         what: IdentityVerb,
     },
+    /// Run an agent: a cache, repositories and an API for the processes of this node
+    #[command(after_help = help::AGENT)]
+    Agent {
+        /// Its settings
+        #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+        config: PathBuf,
+    },
+    /// Have the agent bring what names hold into its cache, before somebody needs it
+    #[command(after_help = help::WARM)]
+    Warm(Warm),
+    /// Have the agent keep what a name holds in its cache
+    #[command(after_help = help::PIN)]
+    Pin(Pin),
+    /// End pins
+    #[command(after_help = help::UNPIN)]
+    Unpin {
+        /// Which, as `towline pins` lists them
+        #[arg(value_name = "PIN", required = true)]
+        pins: Vec<String>,
+    },
+    /// List the agent's pins
+    #[command(after_help = help::PINS)]
+    Pins,
+    /// Look at the agent's cache, check it, make room in it
+    #[command(after_help = help::CACHE, subcommand_required = true, arg_required_else_help = true)]
+    Cache {
+        #[command(subcommand)]
+        what: CacheVerb,
+    },
+    /// Watch what the agent does
+    #[command(after_help = help::TOP)]
+    Top {
+        /// Show it once, then end
+        #[arg(long)]
+        once: bool,
+    },
     /// Print completions for a shell
     #[command(after_help = help::COMPLETIONS)]
     Completions {
@@ -310,6 +347,57 @@ pub(super) struct Restore {
     /// Of each of them the I-th of N equal parts along its first dimension, from 0
     #[arg(long, value_name = "I/N", requires = "tensors")]
     pub(super) shard: Option<Shard>,
+}
+
+/// `towline warm`.
+#[derive(Debug, Args)]
+pub(super) struct Warm {
+    /// What to bring: all that a restore of it needs
+    #[arg(value_name = "NAME", required = true)]
+    pub(super) names: Vec<Selector>,
+    /// Keep it so long: 24h, 7d; what was pinned before for the same name and owner ends
+    #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
+    pub(super) pin: Option<Duration>,
+    /// Who wants it pinned [default: the user's name]
+    #[arg(long, value_name = "TEXT", requires = "pin")]
+    pub(super) owner: Option<String>,
+    /// Where from: the agents of a site, one agent, or `repository` [default: the nearest that has it]
+    #[arg(long, value_name = "SITE|SITE/AGENT|repository")]
+    pub(super) from: Option<exchange::From>,
+    /// Wait until it is there
+    #[arg(long)]
+    pub(super) wait: bool,
+}
+
+/// `towline pin`.
+#[derive(Debug, Args)]
+pub(super) struct Pin {
+    /// What to keep: all that its restore needs
+    pub(super) name: Selector,
+    /// How long: 24h, 7d [default: until it is unpinned]
+    #[arg(long = "for", value_name = "DURATION", value_parser = humantime::parse_duration)]
+    pub(super) lasting: Option<Duration>,
+    /// Who wants it [default: the user's name]
+    #[arg(long, value_name = "TEXT")]
+    pub(super) owner: Option<String>,
+    /// What for [default: the name]
+    #[arg(long, value_name = "TEXT")]
+    pub(super) reason: Option<String>,
+}
+
+/// `towline cache`.
+#[derive(Clone, Copy, Debug, Subcommand)]
+pub(super) enum CacheVerb {
+    /// Show its figures
+    Stat,
+    /// Read all of it, and drop what is damaged
+    Check,
+    /// Drop what is not pinned until so much is free that was not before
+    Evict {
+        /// How much: 512M, 10G
+        #[arg(value_name = "SIZE", value_parser = size::parse)]
+        bytes: u64,
+    },
 }
 
 /// `towline identity`.

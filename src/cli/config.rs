@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
-use super::size;
 use crate::error::{Error, ErrorKind, Result};
+use crate::size;
 use crate::storage::{Location, StoreOptions};
 
 /// The file's name, in the working directory or above it, or in the user's configuration folder.

@@ -298,6 +298,85 @@ Whoever has ca.key can make agents: keep it away from the nodes. Nothing overwri
 JSON: certificates: [identity authority subject issuer serial fingerprint not_before not_after], and folder where files were \
 written";
 
+pub(super) const AGENT: &str = "\
+Examples:
+  towline agent --config /etc/towline/agent.toml
+
+The least that FILE must say:
+  repository = \"s3://bucket/prefix\"
+
+and what more it may:
+  socket = \"/run/towline/agent.sock\"   # default: towline/agent.sock in XDG_RUNTIME_DIR
+  http = \"127.0.0.1:7070\"              # the API on loopback besides, with the token beside the socket
+  memory = \"1G\"                        # for buffers; --memory goes before it
+  grace = \"25s\"                        # at SIGTERM, for what runs
+  identity = \"/etc/towline/tls\"         # for other agents: from `towline identity issue`
+  listen = \"0.0.0.0:7071\"              # where they reach it, over QUIC and TCP
+  [cache]
+  dir = \"/var/lib/towline/cache\"
+  capacity = \"200G\"
+  [peers]
+  addresses = [\"node-2:7071\"]
+
+The other commands find it at the well-known socket, or where the variable TOWLINE_AGENT says (a path, or `none`). It runs \
+until SIGTERM or Ctrl-C: then it takes nothing new, and what runs has the grace; a second signal takes that away. \
+docs/operations.md says how to run it with systemd or beside a pod's containers, and what the API can do.
+
+JSON: a line once it listens: event socket http listen";
+
+pub(super) const WARM: &str = "\
+Examples:
+  towline warm run-7@latest --wait               before a restore on this node
+  towline warm models/base data/v2 --pin 24h     and keep both for a day
+  towline warm run-7/step-1000 --from home/node-3 --wait
+
+What is in the cache already is not brought again: run it as often as you like, also after an interruption. Without --wait it says \
+what has begun, and `towline top` shows how far it is. With --wait the exit code is 6 if some chunks could not be had; interrupting \
+the wait does not stop the agent.
+
+JSON: transfers: [id kind name repository state started seconds progress report], where a report is: name manifest chunks bytes \
+lacking lacking_bytes missing pin seconds";
+
+pub(super) const PIN: &str = "\
+Examples:
+  towline pin models/base                        until it is unpinned
+  towline pin run-7@latest --for 24h --reason 'the burst of Friday'
+
+What is pinned is never evicted once it is in the cache, and has room kept for it before. It survives restarts. A pin that \
+does not fit is refused with the bytes that are lacking. The name may move on: the pin keeps what it stood for.
+
+JSON: id owner reason created expires chunks";
+
+pub(super) const UNPIN: &str = "\
+Examples:
+  towline unpin 01KB2M0Q7X8V5C1N3T9Z4R6S2W
+  towline pins --json | jq -r '.pins[] | select(.owner == \"me\").id' | xargs towline unpin
+
+JSON: unpinned: [id]";
+
+pub(super) const PINS: &str = "\
+Examples:
+  towline pins
+
+JSON: pins: [id owner reason created expires chunks]";
+
+pub(super) const CACHE: &str = "\
+Examples:
+  towline cache stat
+  towline cache check                exit code 4 if anything was damaged; it is dropped, and fetched again when it is needed
+  towline cache evict 10G
+
+JSON: stat: dir chunks bytes slab_bytes capacity pinned_bytes promised_bytes pins journal_bytes hits misses inserts refusals \
+evictions damaged; check: chunks bytes damaged: [chunk slab offset]; evict: freed_bytes";
+
+pub(super) const TOP: &str = "\
+Examples:
+  towline top                        until Ctrl-C
+  towline top --once
+  towline top --json | jq '.transfers[] | select(.state == \"running\")'
+
+JSON: health transfers cache pins peers, as they are now";
+
 pub(super) const COMPLETIONS: &str = "\
 Examples:
   towline completions bash > ~/.local/share/bash-completion/completions/towline

@@ -4,6 +4,7 @@
 //! output as text or as one JSON object (`output.rs`); errors and progress go to standard error. Exit codes are those of
 //! [`ErrorKind::exit_code`].
 
+mod agent;
 mod args;
 mod config;
 mod help;
@@ -11,10 +12,10 @@ mod identity;
 mod output;
 mod progress;
 mod render;
-mod size;
 mod target;
 #[cfg(test)]
 mod tests;
+mod top;
 mod verbs;
 mod watch;
 
@@ -84,11 +85,12 @@ fn execute(cli: Cli, output: &Output) -> Result<u8> {
         progress: Progress::default(),
         // Log lines would tear the line of progress.
         draw: !cli.globals.json && !cli.globals.quiet && cli.globals.verbose == 0,
+        memory: cli.globals.flags().memory,
     };
     let runtime = runtime()?;
     let result = match cli.verb {
-        // It has its own way to end.
-        Verb::Watch(_) => runtime.block_on(door.carry_out(cli.verb)),
+        // They have their own ways to end.
+        Verb::Watch(_) | Verb::Agent { .. } | Verb::Top { .. } => runtime.block_on(door.carry_out(cli.verb)),
         verb => runtime.block_on(interruptible(door.carry_out(verb))),
     };
     // A thread that is stuck in a system call, such as a write to a pipe that nobody reads, must not keep us.

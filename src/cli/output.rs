@@ -1,6 +1,5 @@
 //! What the user sees: text or one JSON object on standard output, errors on standard error.
 
-use std::error::Error as StdError;
 use std::fmt::Write as _;
 use std::fs::File;
 use std::io::{self, IsTerminal, Write};
@@ -150,7 +149,7 @@ impl Paint {
 /// `error: WHAT`, then its causes, then what to do.
 fn error_text(error: &Error, paint: Paint) -> String {
     let mut text = format!("{} {}\n", paint.bad("error:"), printable(&error.to_string()));
-    for cause in causes(error) {
+    for cause in error.causes() {
         let mut lines = cause.lines().map(printable);
         let _ = writeln!(text, "  cause: {}", lines.next().unwrap_or_default());
         for line in lines {
@@ -165,28 +164,7 @@ fn error_text(error: &Error, paint: Paint) -> String {
 
 /// `{"error": {...}}` on one line.
 fn error_json(error: &Error) -> String {
-    serde_json::json!({ "error": {
-        "kind": error.kind().word(),
-        "message": error.to_string(),
-        "place": error.place(),
-        "cure": error.cure_text(),
-        "causes": causes(error),
-    } })
-    .to_string()
-}
-
-/// What lies below `error`, from the top; a cause that only repeats the one above is left out.
-fn causes(error: &Error) -> Vec<String> {
-    let mut causes = Vec::new();
-    let mut next = StdError::source(error);
-    while let Some(cause) = next {
-        let text = cause.to_string().trim_end().to_owned();
-        if causes.last() != Some(&text) {
-            causes.push(text);
-        }
-        next = cause.source();
-    }
-    causes
+    serde_json::json!({ "error": error }).to_string()
 }
 
 /// `text` with control characters escaped: names come from anywhere, and a terminal obeys what it is shown.

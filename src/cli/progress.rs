@@ -5,8 +5,8 @@ use std::time::Duration;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use tokio::task::JoinHandle;
 
-use super::size;
 use crate::progress::{Progress, Snapshot};
+use crate::size;
 
 /// How often the line is drawn.
 const EVERY: Duration = Duration::from_millis(100);

@@ -3,13 +3,13 @@
 use std::fmt::Write as _;
 
 use super::output::{Paint, printable, table};
-use super::size::show;
 use crate::ops::{
     Change, Check, CollectReport, Diagnosis, ExpirePlan, Explained, Listed, Outcome, PartReport, PlannedStep,
     RestoreReport, RestoreTensorsReport, RunListed, SaveReport, Shown, ShownEntry, ShownTensor, StepListed, SyncReport,
     TensorListed, VerifyReport, WatchEvent,
 };
 use crate::repository::log::StepFacts;
+use crate::size::show;
 
 pub(super) fn save(report: &SaveReport) -> String {
     let mut text = format!(

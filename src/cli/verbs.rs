@@ -7,8 +7,8 @@ use super::config::{Chosen, Settings};
 use super::output::Output;
 use super::progress::Line;
 use super::render;
-use super::size::{self, ByteRange};
 use super::target::Target;
+use crate::agent::Client;
 use crate::budget::Budget;
 use crate::error::{Error, ErrorKind, Result};
 use crate::limits::MEMORY_MIN;
@@ -19,6 +19,7 @@ use crate::ops::{
 use crate::progress::Progress;
 use crate::repository::log::StepFacts;
 use crate::repository::{Name, OpenOptions, Repository, Selector};
+use crate::size::{self, ByteRange};
 use crate::storage::{self, Location};
 
 /// What every command works with.
@@ -29,6 +30,8 @@ pub(super) struct Door {
     pub(super) progress: Progress,
     /// Whether how far it is may be drawn.
     pub(super) draw: bool,
+    /// `--memory`, in bytes.
+    pub(super) memory: Option<u64>,
 }
 
 impl Door {
@@ -67,6 +70,13 @@ impl Door {
             }
             Verb::Doctor { url } => return self.doctor(url.as_deref()).await,
             Verb::Identity { what } => self.identity(what)?,
+            Verb::Agent { config } => self.agent(&config).await?,
+            Verb::Warm(warm) => return self.warm(warm).await,
+            Verb::Pin(pin) => self.pin(pin).await?,
+            Verb::Unpin { pins } => self.unpin(&pins).await?,
+            Verb::Pins => self.pins().await?,
+            Verb::Cache { what } => return self.cache(what).await,
+            Verb::Top { once } => self.top(once).await?,
             Verb::Completions { shell } => self.output.print(&super::completions(shell))?,
         }
         Ok(0)
@@ -128,7 +138,7 @@ impl Door {
     async fn restore(&self, restore: Restore) -> Result<()> {
         let Restore { from, dest, overwrite, delete, tensors, shard } = restore;
         let options = RestoreOptions { overwrite, delete, progress: self.progress.clone() };
-        let repository = self.open().await?;
+        let repository = Client::attached(self.open().await?).await;
         let name = self.resolve(&repository, &from.name).await?;
         if !tensors.is_empty() {
             let selectors: Vec<_> = match shard {
@@ -227,7 +237,7 @@ impl Door {
 
     async fn cat(&self, file: &Target, range: Option<ByteRange>) -> Result<()> {
         let path = file.file()?;
-        let repository = self.open().await?;
+        let repository = Client::attached(self.open().await?).await;
         let name = self.resolve(&repository, &file.name).await?;
         let range = match range {
             None => None,
@@ -314,7 +324,7 @@ impl Door {
     }
 
     /// Draws progress until the answer is dropped.
-    fn line(&self) -> Option<Line> {
+    pub(super) fn line(&self) -> Option<Line> {
         self.draw.then(|| Line::draw(self.progress.clone()))
     }
 

@@ -3,6 +3,7 @@
 
 #![expect(clippy::unwrap_used, clippy::print_stderr, reason = "a test says what fails by failing, and what is skipped")]
 
+mod agent;
 mod amend;
 mod cache;
 mod checkpoints;

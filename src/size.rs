@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 const UNITS: [&str; 7] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
 
 /// `bytes` with one decimal and the largest unit that leaves at least 1: `512 B`, `1.5 GiB`.
-pub(super) fn show(bytes: u64) -> String {
+pub fn show(bytes: u64) -> String {
     let (mut value, mut unit) = (bytes as f64, 0);
     // What would print as 1024.0 belongs to the next unit.
     while value >= 1023.95 && unit + 1 < UNITS.len() {
@@ -21,7 +21,7 @@ pub(super) fn show(bytes: u64) -> String {
 ///
 /// # Errors
 /// Usage, for anything else and for more than 2^64 - 1 bytes.
-pub(super) fn parse(text: &str) -> Result<u64> {
+pub fn parse(text: &str) -> Result<u64> {
     let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let (number, unit) = text.split_at(digits);
     let unit = unit.trim_start().to_ascii_lowercase();
@@ -42,7 +42,7 @@ pub(super) fn parse(text: &str) -> Result<u64> {
 
 /// Part of a file, as an HTTP range names it (<https://www.rfc-editor.org/rfc/rfc9110#section-14.1.2>).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum ByteRange {
+pub enum ByteRange {
     /// `A-B`: from offset A to offset B, both included.
     Between(u64, u64),
     /// `A-`: from offset A to the end.

@@ -1,0 +1,375 @@
+//! The API's client over the Unix socket: for the command line and other processes of the node.
+
+use std::ffi::OsString;
+use std::io;
+use std::os::unix::fs::FileTypeExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::{Buf as _, BytesMut};
+use http_body_util::{BodyExt as _, Full, Limited};
+use hyper::body::{Bytes, Incoming};
+use hyper::client::conn::http1;
+use hyper::upgrade::Upgraded;
+use hyper::{Method, Request, Response, StatusCode, header};
+use hyper_util::rt::TokioIo;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use tokio::net::UnixStream;
+
+use super::PROTOCOL;
+use super::socket::{owned, well_known};
+use super::view::{Health, Standing, Transfer};
+use crate::error::{Error, ErrorKind, Result};
+use crate::limits::MIB;
+use crate::repository::Repository;
+use crate::transfer::local::LocalSource;
+
+/// The variable that says which agent.
+const VARIABLE: &str = "TOWLINE_AGENT";
+/// Bytes in an answer, at most.
+const ANSWER_LEN_MAX: usize = 64 << 20;
+/// Bytes in an event, at most.
+const EVENT_LEN_MAX: usize = 16 << 20;
+/// An agent on this machine answers at once, or something is wrong.
+const CONNECT_WITHIN: Duration = Duration::from_secs(5);
+/// Connections over which a process takes chunks.
+const STREAMS: usize = 2;
+/// The window of each: one such part of the repository's memory, but no more than is of use on one machine.
+const WINDOW_SHARE: u64 = 8;
+const WINDOW_MAX: u64 = 16 * MIB;
+/// Where a connection becomes one of the peer protocol.
+const CHUNKS: &str = "/v1/chunks";
+/// What to do without an agent.
+const START: &str = "start one: towline agent --config FILE; if one runs, set TOWLINE_AGENT to its socket";
+
+/// An agent of this machine, by its socket.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Client {
+    socket: PathBuf,
+}
+
+impl Client {
+    /// The agent that answers at `socket`, once it is asked something.
+    #[must_use]
+    pub fn at(socket: impl Into<PathBuf>) -> Self {
+        Self { socket: socket.into() }
+    }
+
+    /// The agent that a process should use: the one that `TOWLINE_AGENT` names, or the one at the well-known socket if it is
+    /// there. None if there is none, or `TOWLINE_AGENT=none`.
+    ///
+    /// # Errors
+    /// Denied, if somebody else could have put a socket there.
+    pub fn find() -> Result<Option<Self>> {
+        Self::choose(std::env::var_os(VARIABLE), well_known())
+    }
+
+    fn choose(named: Option<OsString>, usual: PathBuf) -> Result<Option<Self>> {
+        match named.filter(|named| !named.is_empty()) {
+            Some(named) if named == "none" => Ok(None),
+            Some(named) => Ok(Some(Self::at(named))),
+            None if std::fs::symlink_metadata(&usual).is_ok_and(|found| found.file_type().is_socket()) => {
+                owned(usual.parent().unwrap_or(Path::new("/")))?;
+                Ok(Some(Self::at(usual)))
+            }
+            None => Ok(None),
+        }
+    }
+
+    /// As [`Client::find`], for what cannot be done without an agent.
+    ///
+    /// # Errors
+    /// Not found, if there is none; it says how to start one.
+    pub fn required() -> Result<Self> {
+        Self::find()?.ok_or_else(|| Error::not_found("no agent is running here").at(well_known().display()).cure(START))
+    }
+
+    /// `repository`, with the agent of [`Client::find`] before its packs, if there is one and it has the repository. Without it
+    /// everything goes on alone, and the log says why.
+    ///
+    /// # Cancel safety
+    /// Safe: the connections are dropped.
+    pub async fn attached(repository: Repository) -> Repository {
+        let attached = async {
+            match Self::find()? {
+                Some(agent) => agent.attach(&repository).await.map(Some),
+                None => Ok(None),
+            }
+        };
+        match attached.await {
+            Ok(Some(attached)) => attached,
+            Ok(None) => repository,
+            Err(error) => {
+                tracing::info!("no agent is used: {error:?}");
+                repository
+            }
+        }
+    }
+
+    /// Where its socket is.
+    #[must_use]
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    /// What is at `path`.
+    ///
+    /// # Errors
+    /// Unreachable, if no agent answers; else what the agent says.
+    ///
+    /// # Cancel safety
+    /// Safe: it only reads.
+    pub async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T> {
+        self.ask(Method::GET, path, Bytes::new()).await
+    }
+
+    /// Asks for something to be done.
+    ///
+    /// # Errors
+    /// As [`Client::get`].
+    ///
+    /// # Cancel safety
+    /// Not safe: it may have been done.
+    pub async fn post<T: DeserializeOwned>(&self, path: &str, asked: &impl Serialize) -> Result<T> {
+        let body = serde_json::to_vec(asked).map_err(|source| Error::other("request is not JSON").source(source))?;
+        self.ask(Method::POST, path, body.into()).await
+    }
+
+    /// Ends what is at `path`.
+    ///
+    /// # Errors
+    /// As [`Client::get`].
+    ///
+    /// # Cancel safety
+    /// Not safe: it may have been done.
+    pub async fn delete<T: DeserializeOwned>(&self, path: &str) -> Result<T> {
+        self.ask(Method::DELETE, path, Bytes::new()).await
+    }
+
+    /// Follows a transfer until it has ended; `tell` is told how far it is.
+    ///
+    /// # Errors
+    /// What it failed with; cancelled, if it was; unreachable, if the agent went away meanwhile.
+    ///
+    /// # Cancel safety
+    /// Safe: the transfer goes on.
+    pub async fn follow(&self, id: &str, mut tell: impl FnMut(&Transfer)) -> Result<Transfer> {
+        let response = self.send(Method::GET, &format!("/v1/transfers/{id}/events"), Bytes::new()).await?;
+        let mut events = Events { body: self.good(response).await?.into_body(), read: BytesMut::new() };
+        while let Some(view) = events.next().await.map_err(|source| self.lost(source))? {
+            tell(&view);
+            match view.state {
+                Standing::Running => {}
+                Standing::Done => return Ok(view),
+                Standing::Failed => return Err(error_of(view.error.as_ref())),
+                Standing::Cancelled => return Err(Error::cancelled("transfer was stopped").at(id)),
+            }
+        }
+        Err(self.lost("its answer ended"))
+    }
+
+    /// The same repository, whose chunks come from the agent first: from its cache, other agents, or the repository, once for
+    /// all processes of the node. Over a few connections, whose windows are taken out of the repository's memory.
+    ///
+    /// # Errors
+    /// Not found, if the agent does not have the repository or has no cache; unreachable, if no agent answers.
+    ///
+    /// # Cancel safety
+    /// Safe: the connections are dropped.
+    pub async fn attach(&self, repository: &Repository) -> Result<Repository> {
+        let health: Health = self.get("/health").await?;
+        let id = repository.id().to_string();
+        if health.repositories.iter().all(|place| place.id != id) {
+            return Err(Error::not_found("this agent does not have the repository").at(repository.store().location()));
+        }
+        let mut streams = Vec::with_capacity(STREAMS);
+        for _ in 0..STREAMS {
+            streams.push(self.upgraded().await?);
+        }
+        let window = (repository.budget().total() / WINDOW_SHARE).min(WINDOW_MAX);
+        let source = LocalSource::new(streams, repository.budget(), window).await?;
+        Ok(repository.with_source(Arc::new(source)))
+    }
+
+    /// A connection of the peer protocol.
+    async fn upgraded(&self) -> Result<TokioIo<Upgraded>> {
+        let response = self.send(Method::GET, CHUNKS, Bytes::new()).await?;
+        if response.status() != StatusCode::SWITCHING_PROTOCOLS {
+            self.good(response).await?;
+            return Err(Error::unsupported("agent gives no chunks").at(self.socket.display()).cure(SAME_VERSION));
+        }
+        let upgraded = hyper::upgrade::on(response).await.map_err(|source| self.lost(source))?;
+        Ok(TokioIo::new(upgraded))
+    }
+
+    async fn ask<T: DeserializeOwned>(&self, method: Method, path: &str, body: Bytes) -> Result<T> {
+        let response = self.send(method, path, body).await?;
+        let body = self.whole(self.good(response).await?).await?;
+        serde_json::from_slice(&body).map_err(|source| {
+            Error::unsupported("answer of the agent is not understood").cure(SAME_VERSION).source(source)
+        })
+    }
+
+    async fn send(&self, method: Method, path: &str, body: Bytes) -> Result<Response<Incoming>> {
+        let connected = async {
+            let stream = UnixStream::connect(&self.socket).await?;
+            http1::handshake(TokioIo::new(stream)).await.map_err(io::Error::other)
+        };
+        let connected = tokio::time::timeout(CONNECT_WITHIN, connected).await;
+        let connected = connected.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
+        let (mut sender, connection) = connected.map_err(|source| self.absent(source))?;
+        // It ends with the sender and the answer's body.
+        tokio::spawn(connection.with_upgrades());
+        let mut request = Request::builder().method(method).uri(path).header(header::HOST, "localhost");
+        if path == CHUNKS {
+            request = request.header(header::CONNECTION, "upgrade").header(header::UPGRADE, PROTOCOL);
+        }
+        let request = request
+            .header(header::CONTENT_TYPE, "application/json")
+            .body(Full::new(body))
+            .map_err(|source| Error::other("request cannot be made").at(path).source(source))?;
+        sender.send_request(request).await.map_err(|source| self.lost(source))
+    }
+
+    /// The answer, if it is none of an error.
+    async fn good(&self, response: Response<Incoming>) -> Result<Response<Incoming>> {
+        if response.status().is_success() {
+            return Ok(response);
+        }
+        let status = response.status();
+        let body = self.whole(response).await?;
+        let told = serde_json::from_slice::<Value>(&body).ok();
+        Err(match told.as_ref().and_then(|told| told.get("error")) {
+            Some(error) => error_of(Some(error)),
+            None => Error::other("agent answers with an error").at(self.socket.display()).got(status),
+        })
+    }
+
+    async fn whole(&self, response: Response<Incoming>) -> Result<Bytes> {
+        let body = Limited::new(response.into_body(), ANSWER_LEN_MAX).collect().await;
+        body.map(http_body_util::Collected::to_bytes).map_err(|source| self.lost(source))
+    }
+
+    fn absent(&self, source: io::Error) -> Error {
+        let error = match source.kind() {
+            io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => Error::unreachable("no agent answers"),
+            io::ErrorKind::PermissionDenied => Error::denied("agent is another user's"),
+            _ => Error::unreachable("agent cannot be reached"),
+        };
+        let cure = if source.kind() == io::ErrorKind::PermissionDenied { OWN } else { START };
+        error.at(self.socket.display()).cure(cure).source(source)
+    }
+
+    fn lost(&self, source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {
+        Error::unreachable("agent went away meanwhile").at(self.socket.display()).cure(START).source(source)
+    }
+}
+
+/// What to do about an agent of another user.
+const OWN: &str = "run as its user, or set TOWLINE_AGENT=none to work without it";
+/// What to do about an agent of another version.
+const SAME_VERSION: &str =
+    "use the same version of towline on both sides, or set TOWLINE_AGENT=none to work without it";
+
+/// Events of a stream (<https://html.spec.whatwg.org/multipage/server-sent-events.html#parsing-an-event-stream>).
+struct Events {
+    body: Incoming,
+    read: BytesMut,
+}
+
+impl Events {
+    /// What the next event says; None at the end.
+    async fn next(&mut self) -> Result<Option<Transfer>, Box<dyn std::error::Error + Send + Sync>> {
+        loop {
+            while let Some(end) = self.read.windows(2).position(|two| two == b"\n\n") {
+                let event = self.read.split_to(end);
+                self.read.advance(2);
+                if let Some(data) = data(&event) {
+                    return Ok(Some(serde_json::from_slice(&data)?));
+                }
+            }
+            if self.read.len() > EVENT_LEN_MAX {
+                return Err("an event is too long".into());
+            }
+            match self.body.frame().await {
+                None => return Ok(None),
+                Some(frame) => {
+                    if let Ok(bytes) = frame?.into_data() {
+                        self.read.extend_from_slice(&bytes);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The data of an event; none if it is a comment.
+fn data(event: &[u8]) -> Option<Vec<u8>> {
+    let lines = event.split(|&byte| byte == b'\n').filter_map(|line| line.strip_prefix(b"data:"));
+    let lines: Vec<_> = lines.map(|line| line.strip_prefix(b" ").unwrap_or(line)).collect();
+    (!lines.is_empty()).then(|| lines.join(&b'\n'))
+}
+
+/// An error, as the agent told it.
+fn error_of(told: Option<&Value>) -> Error {
+    let text = |name: &str| told.and_then(|told| told.get(name)).and_then(Value::as_str).map(str::to_owned);
+    let kind = text("kind").map_or(ErrorKind::Other, |word| ErrorKind::from_word(&word));
+    let message = text("message").unwrap_or_else(|| "agent tells of an error it does not name".to_owned());
+    let error = Error::new(kind, message);
+    let error = match text("cure") {
+        Some(cure) => error.cure(cure),
+        None => error,
+    };
+    let causes = told.and_then(|told| told.get("causes")).and_then(Value::as_array).into_iter().flatten();
+    let causes: Vec<_> = causes.filter_map(Value::as_str).collect();
+    if causes.is_empty() { error } else { error.source(causes.join(": ")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_variable_goes_before_the_usual_socket() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::set_permissions(dir.path(), std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
+        let usual = dir.path().join("agent.sock");
+        let choose = |named: Option<&str>| Client::choose(named.map(OsString::from), usual.clone());
+        assert_eq!(choose(None).unwrap(), None);
+        let _listener = std::os::unix::net::UnixListener::bind(&usual).unwrap();
+        assert_eq!(choose(None).unwrap(), Some(Client::at(&usual)));
+        assert_eq!(choose(Some("")).unwrap(), Some(Client::at(&usual)));
+        assert_eq!(choose(Some("/run/a.sock")).unwrap(), Some(Client::at("/run/a.sock")));
+        assert_eq!(choose(Some("none")).unwrap(), None);
+        std::fs::set_permissions(dir.path(), std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
+        assert_eq!(choose(None).unwrap_err().kind(), ErrorKind::Denied);
+    }
+
+    #[tokio::test]
+    async fn nobody_there_is_said_with_the_cure() {
+        let dir = tempfile::tempdir().unwrap();
+        let error = Client::at(dir.path().join("none.sock")).get::<Value>("/health").await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unreachable);
+        assert!(error.cure_text().unwrap().contains("towline agent --config"));
+    }
+
+    #[test]
+    fn an_error_comes_back_as_it_went() {
+        let error = Error::conflict("name moved").at("run/1").cure("try again").source("somebody was quicker");
+        let again = error_of(Some(&serde_json::to_value(&error).unwrap()));
+        assert_eq!(again.kind(), ErrorKind::Conflict);
+        assert_eq!(again.to_string(), error.to_string());
+        assert_eq!((again.cure_text(), again.causes()), (error.cure_text(), error.causes()));
+        assert_eq!(error_of(None).kind(), ErrorKind::Other);
+    }
+
+    #[test]
+    fn comments_are_no_events() {
+        assert_eq!(data(b":\n"), None);
+        assert_eq!(data(b"event: end\ndata: {}").unwrap(), b"{}");
+        assert_eq!(data(b"data:a\ndata: b").unwrap(), b"a\nb");
+    }
+}

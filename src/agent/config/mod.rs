@@ -1,0 +1,210 @@
+//! What an agent is told: a TOML file, read once at the start.
+
+mod peers;
+mod quantity;
+#[cfg(test)]
+mod tests;
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::Deserialize;
+
+pub use self::peers::PeersConfig;
+use self::peers::{AllowSection, PeersSection, policy};
+pub(super) use self::quantity::{Bytes, Span};
+use super::socket::{self, SOCKET_PATH_MAX};
+use crate::error::{Error, Result};
+use crate::limits::GIB;
+use crate::storage::{Location, StoreOptions};
+use crate::transfer::exchange::Policy;
+
+/// No honest settings file is longer.
+const FILE_LEN_MAX: u64 = 1 << 20;
+/// How long what runs may go on after the agent was asked to end, unless it is told otherwise: less than the 30 seconds that
+/// Kubernetes gives (<https://kubernetes.io/docs/concepts/workloads/pods/pod-lifecycle/#pod-termination>).
+const GRACE: Duration = Duration::from_secs(25);
+
+/// The settings of an agent.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Where the Unix socket is.
+    pub socket: PathBuf,
+    /// Where the API is offered on loopback besides, if anywhere.
+    pub http: Option<SocketAddr>,
+    /// The repositories, the usual one first; at least one.
+    pub repositories: Vec<Location>,
+    /// How their stores are opened.
+    pub store: StoreOptions,
+    /// Memory for buffers in bytes, all repositories together, if it is told.
+    pub memory: Option<u64>,
+    /// The cache, if there is to be one.
+    pub cache: Option<CacheConfig>,
+    /// How long what runs may go on after the agent was asked to end.
+    pub grace: Duration,
+    /// The folder with its certificate, key and authority, if it has a name towards other agents.
+    pub identity: Option<PathBuf>,
+    /// Where other agents reach it, over QUIC and TCP, if they may; only with an identity and a cache.
+    pub listen: Option<SocketAddr>,
+    /// Other agents.
+    pub peers: PeersConfig,
+    /// What they may read.
+    pub policy: Policy,
+}
+
+/// Where a cache lies, and how large it may be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CacheConfig {
+    /// Its directory.
+    pub dir: PathBuf,
+    /// Bytes on the disk, at most.
+    pub capacity: u64,
+    /// Bytes that stay free on the disk whatever the capacity.
+    pub free_floor: u64,
+}
+
+/// The file, as it is written.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    socket: Option<PathBuf>,
+    http: Option<SocketAddr>,
+    repository: Option<String>,
+    #[serde(default)]
+    repositories: Vec<String>,
+    endpoint: Option<String>,
+    #[serde(default)]
+    allow_http: bool,
+    memory: Option<Bytes>,
+    cache: Option<CacheSection>,
+    grace: Option<Span>,
+    identity: Option<PathBuf>,
+    listen: Option<SocketAddr>,
+    peers: Option<PeersSection>,
+    #[serde(default)]
+    allow: Vec<AllowSection>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct CacheSection {
+    dir: PathBuf,
+    capacity: Bytes,
+    free_floor: Option<Bytes>,
+}
+
+impl Config {
+    /// Reads the settings in the file at `path`.
+    ///
+    /// # Errors
+    /// Usage, for settings that make no sense; the file system's.
+    pub fn read(path: &Path) -> Result<Self> {
+        let io = |error| Error::io("settings of the agent cannot be read", path, error);
+        let path = &std::path::absolute(path).map_err(io)?;
+        let len = std::fs::metadata(path).map_err(io)?.len();
+        if len > FILE_LEN_MAX {
+            return Err(Error::usage("settings of the agent are too long")
+                .at(path.display())
+                .expected(format!("at most {FILE_LEN_MAX} bytes"))
+                .got(len));
+        }
+        let text = std::fs::read_to_string(path).map_err(io)?;
+        Self::parse(&text, path)
+    }
+
+    /// The settings that `text` says; what is relative counts from the folder of `path`, the file.
+    ///
+    /// # Errors
+    /// Usage, for settings that make no sense.
+    pub fn parse(text: &str, path: &Path) -> Result<Self> {
+        let file: File = toml::from_str(text).map_err(|source| {
+            Error::usage("settings of the agent are malformed")
+                .at(path.display())
+                .cure("docs/operations.md lists the keys")
+                .source(source)
+        })?;
+        let folder = path.parent().unwrap_or(Path::new("/"));
+        file.settle(folder).map_err(|error| if error.place().is_none() { error.at(path.display()) } else { error })
+    }
+}
+
+impl File {
+    fn settle(self, folder: &Path) -> Result<Config> {
+        self.can_have_peers()?;
+        let socket = match self.socket {
+            Some(path) => folder.join(path),
+            None => socket::well_known(),
+        };
+        socket_fits(&socket)?;
+        if let Some(http) = self.http.filter(|http| !http.ip().is_loopback()) {
+            return Err(Error::usage("`http` is not a loopback address: what it carries is not encrypted")
+                .expected("127.0.0.1:PORT or [::1]:PORT")
+                .got(http)
+                .cure("let a proxy on this machine that encrypts reach it"));
+        }
+        let cache = self.cache.map(|cache| CacheConfig {
+            dir: folder.join(cache.dir),
+            capacity: cache.capacity.0,
+            free_floor: cache.free_floor.map_or(GIB, |bytes| bytes.0),
+        });
+        Ok(Config {
+            socket,
+            http: self.http,
+            repositories: repositories(folder, self.repository, self.repositories)?,
+            store: StoreOptions { endpoint: self.endpoint, allow_http: self.allow_http, ..StoreOptions::default() },
+            memory: self.memory.map(|bytes| bytes.0),
+            cache,
+            grace: self.grace.map_or(GRACE, |span| span.0),
+            identity: self.identity.map(|path| folder.join(path)),
+            listen: self.listen,
+            peers: self.peers.unwrap_or_default().settle(),
+            policy: policy(&self.allow)?,
+        })
+    }
+
+    /// Nothing of an agent goes over a network without a certificate, and what it gives others is what its cache holds.
+    fn can_have_peers(&self) -> Result<()> {
+        let addresses = self.peers.as_ref().is_some_and(|peers| !peers.addresses.is_empty());
+        let wants = match (self.listen, addresses) {
+            (Some(_), _) => "`listen` is set",
+            (None, true) => "[peers] has addresses",
+            (None, false) => return Ok(()),
+        };
+        if self.identity.is_none() {
+            return Err(Error::usage(format!("{wants}, but no identity"))
+                .cure("make one: towline identity issue SITE/AGENT --to DIR; then set `identity` to DIR"));
+        }
+        if self.cache.is_none() {
+            return Err(Error::usage(format!("{wants}, but no cache")).cure("set [cache] dir and capacity"));
+        }
+        Ok(())
+    }
+}
+
+/// The address of a socket has room for 107 bytes and a zero (<https://man7.org/linux/man-pages/man7/unix.7.html>).
+fn socket_fits(socket: &Path) -> Result<()> {
+    let len = socket.as_os_str().len();
+    if len <= SOCKET_PATH_MAX {
+        return Ok(());
+    }
+    Err(Error::usage("path of the socket is too long")
+        .at(socket.display())
+        .expected(format!("at most {SOCKET_PATH_MAX} bytes"))
+        .got(len)
+        .cure("set `socket` to a shorter path, such as /run/towline/agent.sock"))
+}
+
+fn repositories(folder: &Path, one: Option<String>, several: Vec<String>) -> Result<Vec<Location>> {
+    if one.is_some() && !several.is_empty() {
+        return Err(Error::usage("both `repository` and `repositories` are set").cure("list all in `repositories`"));
+    }
+    let located = |text: String| {
+        if text.contains("://") { text.parse() } else { Location::directory(folder.join(text)) }
+    };
+    let found: Vec<Location> = one.into_iter().chain(several).map(located).collect::<Result<_>>()?;
+    if found.is_empty() {
+        return Err(Error::usage("no repository is set").cure("set `repository` to a path or s3://BUCKET/PREFIX"));
+    }
+    Ok(found)
+}

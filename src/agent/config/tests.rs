@@ -1,0 +1,92 @@
+//! Each setting, and what is said about each that makes no sense.
+
+use std::path::Path;
+use std::time::Duration;
+
+use super::{CacheConfig, Config, PeersConfig};
+use crate::error::{Error, ErrorKind};
+use crate::storage::Location;
+use crate::transfer::identity::Identity;
+use crate::transfer::peers::Carriers;
+
+fn parse(text: &str) -> Result<Config, Error> {
+    Config::parse(text, Path::new("/etc/towline/agent.toml"))
+}
+
+/// What is said about `text`, with its causes.
+fn complaint(text: &str) -> String {
+    let error = parse(text).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Usage, "{text}");
+    assert!(error.place().is_some(), "{text}");
+    format!("{error:?}")
+}
+
+#[test]
+fn every_setting_is_taken() {
+    let config = parse(
+        "socket = 'run/a.sock'\nhttp = '127.0.0.1:7070'\nrepositories = ['repo', 's3://bucket/prefix']\n\
+         endpoint = 'http://localhost:9000'\nallow_http = true\nmemory = '1G'\ngrace = '90s'\n\
+         identity = 'tls'\nlisten = '0.0.0.0:7071'\n\
+         [peers]\naddresses = ['a:7071', 'b:7071']\ncarrier = 'tcp'\nconnections = 4\n\
+         [[allow]]\nagents = 'cloud/*'\nnames = ['run-7/*']\n\
+         [cache]\ndir = '/var/cache'\ncapacity = '200G'\nfree_floor = 4096\n",
+    )
+    .unwrap();
+    assert_eq!(config.socket, Path::new("/etc/towline/run/a.sock"));
+    assert_eq!(config.http, Some(([127, 0, 0, 1], 7070).into()));
+    let bucket = Location::S3 { bucket: "bucket".into(), prefix: "prefix".into() };
+    assert_eq!(config.repositories, [Location::Directory("/etc/towline/repo".into()), bucket]);
+    assert_eq!((config.store.endpoint.as_deref(), config.store.allow_http), (Some("http://localhost:9000"), true));
+    assert_eq!((config.memory, config.grace), (Some(1 << 30), Duration::from_secs(90)));
+    let cache = CacheConfig { dir: "/var/cache".into(), capacity: 200 << 30, free_floor: 4096 };
+    assert_eq!(config.cache, Some(cache));
+    assert_eq!((config.identity, config.listen), (Some("/etc/towline/tls".into()), Some(([0, 0, 0, 0], 7071).into())));
+    let addresses = vec!["a:7071".to_owned(), "b:7071".to_owned()];
+    assert_eq!(config.peers, PeersConfig { addresses, carriers: Carriers::Tcp, connections: Some(4) });
+    let cloud = Identity::new("cloud", "a").unwrap();
+    assert!(config.policy.allows(&cloud, &"run-7/step-1".parse().unwrap()));
+    assert!(!config.policy.allows(&cloud, &"run-8/step-1".parse().unwrap()));
+}
+
+#[test]
+fn little_need_be_said() {
+    let config = parse("repository = '/repo'").unwrap();
+    assert_eq!(config.repositories, [Location::Directory("/repo".into())]);
+    assert!(config.cache.is_none() && config.http.is_none() && config.socket.is_absolute());
+    assert!(config.grace < Duration::from_secs(30), "Kubernetes waits no longer");
+}
+
+#[test]
+fn what_makes_no_sense_is_named() {
+    for (text, says) in [
+        ("repository = '/r'\ncolour = 'red'", "unknown field `colour`"),
+        ("repository = '/r'\n[cache]\ndir = 'c'\ncapacity = '1G'\nsize = 1", "unknown field `size`"),
+        ("repository = '/r'\n[cache]\ndir = 'c'", "missing field `capacity`"),
+        ("repository = '/r'\nmemory = 'much'", "not a size"),
+        ("repository = '/r'\nmemory = -1", "a size such as"),
+        ("repository = '/r'\ngrace = 'soon'", "not a time"),
+        ("repository = '/r'\nhttp = 'localhost'", "invalid socket address"),
+        ("repository = '/r'\nhttp = '0.0.0.0:7070'", "not a loopback address"),
+        ("repository = '/r'\nhttp = '[::]:7070'", "not a loopback address"),
+        ("repository = 'ftp://r'", "scheme that is not offered"),
+        ("repository = '/r'\nrepositories = ['/s']", "both `repository` and `repositories`"),
+        ("repository = '/r'\nlisten = '0.0.0.0:7071'", "`listen` is set, but no identity"),
+        ("repository = '/r'\nidentity = 'i'\nlisten = '0.0.0.0:7071'", "`listen` is set, but no cache"),
+        ("repository = '/r'\n[peers]\naddresses = ['a:1']", "[peers] has addresses, but no identity"),
+        ("repository = '/r'\n[peers]\ncarrier = 'pigeon'", "unknown variant `pigeon`"),
+        ("repository = '/r'\n[[allow]]\nagents = '['\nnames = []", "pattern is malformed"),
+        ("memory = '1G'", "no repository is set"),
+        ("repository = ", "malformed"),
+    ] {
+        assert!(complaint(text).contains(says), "{text}: {}", complaint(text));
+    }
+}
+
+#[test]
+fn a_socket_path_has_107_bytes_at_most() {
+    let of_len = |len: usize| format!("/{}", "s".repeat(len - 1));
+    let with = |path: &str| format!("repository = '/r'\nsocket = '{path}'");
+    assert!(parse(&with(&of_len(107))).is_ok());
+    let said = complaint(&with(&of_len(108)));
+    assert!(said.contains("at most 107 bytes, got 108"), "{said}");
+}

@@ -1,0 +1,117 @@
+//! The cache and its pins.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::{Path, State};
+use axum::http::StatusCode;
+use serde::Deserialize;
+
+use super::refusal::{Asked, Refusal};
+use crate::agent::config::{Bytes, Span};
+use crate::agent::house::House;
+use crate::agent::transfers::About;
+use crate::agent::view;
+use crate::cache::{PinChunk, PinRequest, Pinned};
+use crate::error::{Error, Result};
+use crate::id::PinId;
+use crate::ops::blocking;
+use crate::repository::{Saved, Selector};
+use crate::size;
+
+/// What to pin.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Pinning {
+    name: String,
+    #[serde(rename = "for")]
+    lasting: Option<Span>,
+    owner: Option<String>,
+    reason: Option<String>,
+    repository: Option<String>,
+}
+
+/// How much to evict.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Evicting {
+    bytes: Bytes,
+}
+
+pub(super) async fn stat(State(house): State<Arc<House>>) -> Result<Json<view::Cache>, Refusal> {
+    let cache = house.cache()?;
+    let stat = blocking(move || Ok(view::Cache::new(cache.dir().display().to_string(), cache.stat()))).await?;
+    Ok(Json(stat))
+}
+
+pub(super) async fn check(State(house): State<Arc<House>>) -> Result<(StatusCode, Json<view::Transfer>), Refusal> {
+    let cache = house.cache()?;
+    let about = About { kind: view::Kind::Check, name: cache.dir().display().to_string(), repository: None };
+    let begun = house.transfers.begin(about, move |progress| async move {
+        progress.phase("checking", 0);
+        let checked = blocking(move || Ok(view::CacheChecked::from(cache.check()))).await?;
+        super::work::report(&checked)
+    })?;
+    Ok((StatusCode::ACCEPTED, Json(begun.view())))
+}
+
+pub(super) async fn evict(
+    State(house): State<Arc<House>>,
+    Asked(Evicting { bytes }): Asked<Evicting>,
+) -> Result<Json<view::Evicted>, Refusal> {
+    let cache = house.cache()?;
+    let freed_bytes = blocking(move || Ok(cache.evict(bytes.0))).await?;
+    Ok(Json(view::Evicted { freed_bytes }))
+}
+
+pub(super) async fn pins(State(house): State<Arc<House>>) -> Result<Json<view::PinList>, Refusal> {
+    let cache = house.cache()?;
+    let pins = blocking(move || Ok(cache.pins().iter().map(view::Pinned::from).collect())).await?;
+    Ok(Json(view::PinList { pins }))
+}
+
+pub(super) async fn pin(
+    State(house): State<Arc<House>>,
+    Asked(asked): Asked<Pinning>,
+) -> Result<(StatusCode, Json<view::Pinned>), Refusal> {
+    let cache = house.cache()?;
+    let selector: Selector = asked.name.parse()?;
+    let repository = house.repository(asked.repository.as_deref())?;
+    let name = repository.resolve(&selector).await?;
+    let saved = house.opened.open(repository, &name).await?;
+    let expires = asked.lasting.map(|span| house.after(span.0));
+    let owner = asked.owner.unwrap_or_else(|| "api".to_owned());
+    let reason = asked.reason.unwrap_or_else(|| name.to_string());
+    let pinned = blocking(move || {
+        let request = PinRequest { owner, reason, expires, chunks: chunks(&saved) };
+        cache.pin(request)
+    });
+    match pinned.await? {
+        Pinned::Kept(pin) => Ok((StatusCode::CREATED, Json(view::Pinned::from(&pin)))),
+        Pinned::Lacking { bytes } => Err(Error::exhausted("pin does not fit into the cache")
+            .at(&name)
+            .expected(format!("{bytes} bytes more ({})", size::show(bytes)))
+            .cure("end other pins, or raise the cache's capacity")
+            .into()),
+    }
+}
+
+pub(super) async fn unpin(
+    State(house): State<Arc<House>>,
+    Path(id): Path<String>,
+) -> Result<Json<view::Unpinned>, Refusal> {
+    let cache = house.cache()?;
+    let unknown = || Error::not_found("there is no such pin").at(&id).cure("`towline pins` lists them");
+    let pin: PinId = id.parse().map_err(|_| unknown())?;
+    if blocking(move || cache.unpin(pin)).await? {
+        return Ok(Json(view::Unpinned { unpinned: id }));
+    }
+    Err(unknown().into())
+}
+
+/// All that a restore of the tree needs: its chunks, and what they are differences to.
+fn chunks(saved: &Saved) -> Vec<PinChunk> {
+    let further = saved.map.further.iter().map(|(id, _)| id);
+    let ids = saved.manifest.chunks.ids.iter().chain(further);
+    ids.zip(&saved.map.frames).map(|(id, frame)| PinChunk { id: *id, stored_len: frame.stored_len }).collect()
+}

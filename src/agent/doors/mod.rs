@@ -1,0 +1,78 @@
+//! The HTTP API: what is asked, of whom, and how it is answered.
+//!
+//! Requests and answers are JSON ([`view`](super::view)); `openapi.json` describes them, and a test holds it to the routes here.
+
+mod cache;
+mod files;
+mod guard;
+mod open;
+mod peers;
+mod refusal;
+mod serve;
+#[cfg(test)]
+mod tests;
+mod work;
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::http::{Method, StatusCode};
+use axum::middleware::from_fn_with_state;
+use axum::routing::{MethodRouter, delete, get, post};
+
+pub(super) use self::guard::Door;
+use self::guard::{Guard, check};
+use self::refusal::{Refusal, body_limit};
+pub(super) use self::serve::serve;
+use super::house::House;
+use crate::error::Error;
+
+/// A path, and what can be done there.
+type Route = (&'static str, &'static [Method], MethodRouter<Arc<House>>);
+
+/// Every path of the API.
+fn routes() -> Vec<Route> {
+    const GET: &[Method] = &[Method::GET];
+    const POST: &[Method] = &[Method::POST];
+    const GET_POST: &[Method] = &[Method::GET, Method::POST];
+    const GET_DELETE: &[Method] = &[Method::GET, Method::DELETE];
+    const DELETE: &[Method] = &[Method::DELETE];
+    vec![
+        ("/health", GET, get(open::health)),
+        ("/ready", GET, get(open::ready)),
+        ("/metrics", GET, get(open::metrics)),
+        ("/openapi.json", GET, get(open::description)),
+        ("/v1/save", POST, post(work::save)),
+        ("/v1/restore", POST, post(work::restore)),
+        ("/v1/warm", POST, post(work::warm)),
+        ("/v1/transfers", GET, get(work::list)),
+        ("/v1/transfers/{id}", GET_DELETE, get(work::one).delete(work::stop)),
+        ("/v1/transfers/{id}/events", GET, get(work::events)),
+        ("/v1/pins", GET_POST, get(cache::pins).post(cache::pin)),
+        ("/v1/pins/{id}", DELETE, delete(cache::unpin)),
+        ("/v1/cache", GET, get(cache::stat)),
+        ("/v1/cache/check", POST, post(cache::check)),
+        ("/v1/cache/evict", POST, post(cache::evict)),
+        ("/v1/peers", GET, get(peers::list)),
+        ("/v1/chunks", GET, get(peers::chunks)),
+        ("/v1/files/{reference}/{*path}", GET, get(files::file)),
+    ]
+}
+
+/// The API of `house`; on loopback it wants `token`.
+pub(super) fn router(house: Arc<House>, token: Option<&str>) -> Router {
+    let paths = routes().into_iter().fold(Router::new(), |router, (path, _, methods)| router.route(path, methods));
+    let nowhere = || async {
+        Refusal::from(Error::not_found("the API has no such path").cure("GET /openapi.json lists its paths"))
+    };
+    let otherwise = || async {
+        let error = Error::usage("this cannot be done at this path").cure("GET /openapi.json lists what can");
+        Refusal::new(StatusCode::METHOD_NOT_ALLOWED, error)
+    };
+    paths
+        .fallback(nowhere)
+        .method_not_allowed_fallback(otherwise)
+        .layer(body_limit())
+        .layer(from_fn_with_state(Arc::new(Guard::new(token)), check))
+        .with_state(house)
+}

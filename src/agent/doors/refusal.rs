@@ -1,0 +1,75 @@
+//! Errors as answers, in the shape in which `towline --json` prints them.
+
+use axum::extract::{FromRequest, Request};
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::{Json, body::Bytes};
+use serde::de::DeserializeOwned;
+
+use crate::error::{Error, ErrorKind};
+
+/// Bytes in the body of a request, at most.
+const BODY_LEN_MAX: usize = 1 << 20;
+
+/// An error, as the answer to a request.
+#[derive(Debug)]
+pub(super) struct Refusal {
+    status: StatusCode,
+    error: Error,
+}
+
+impl Refusal {
+    /// With a status that says more than the error's kind.
+    pub(super) fn new(status: StatusCode, error: Error) -> Self {
+        Self { status, error }
+    }
+}
+
+impl From<Error> for Refusal {
+    fn from(error: Error) -> Self {
+        let status = match error.kind() {
+            ErrorKind::Usage => StatusCode::BAD_REQUEST,
+            ErrorKind::NotFound => StatusCode::NOT_FOUND,
+            ErrorKind::Conflict => StatusCode::CONFLICT,
+            ErrorKind::Unreachable | ErrorKind::Cancelled => StatusCode::SERVICE_UNAVAILABLE,
+            ErrorKind::Denied => StatusCode::FORBIDDEN,
+            ErrorKind::Exhausted => StatusCode::INSUFFICIENT_STORAGE,
+            ErrorKind::Unsupported => StatusCode::NOT_IMPLEMENTED,
+            ErrorKind::Damaged | ErrorKind::Other => StatusCode::INTERNAL_SERVER_ERROR,
+        };
+        Self { status, error }
+    }
+}
+
+impl IntoResponse for Refusal {
+    fn into_response(self) -> Response {
+        let mut response = (self.status, Json(serde_json::json!({ "error": self.error }))).into_response();
+        if self.status == StatusCode::UNAUTHORIZED {
+            response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        response
+    }
+}
+
+/// What a request asks for: JSON, whatever the type that it claims.
+#[derive(Debug)]
+pub(super) struct Asked<T>(pub(super) T);
+
+impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Asked<T> {
+    type Rejection = Refusal;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, Refusal> {
+        use axum::RequestExt as _;
+        let body = Bytes::from_request(request.with_limited_body(), state).await.map_err(|rejection| {
+            let error = Error::usage("request cannot be read").expected(format!("at most {BODY_LEN_MAX} bytes"));
+            Refusal::new(rejection.status(), error.source(rejection.body_text()))
+        })?;
+        let parsed = serde_json::from_slice(&body);
+        parsed.map(Self).map_err(|source| Error::usage("request is malformed").source(source).into())
+    }
+}
+
+/// The limit that [`Asked`] needs to be set for every route.
+pub(super) fn body_limit() -> axum::extract::DefaultBodyLimit {
+    axum::extract::DefaultBodyLimit::max(BODY_LEN_MAX)
+}

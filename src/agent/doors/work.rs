@@ -1,0 +1,253 @@
+//! Work that takes time: begun, looked at, followed, stopped.
+
+use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::num::NonZeroU32;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Json;
+use axum::extract::{Path, State};
+use axum::http::StatusCode;
+use axum::response::sse::{Event, KeepAlive, Sse};
+use futures::Stream;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::refusal::{Asked, Refusal};
+use crate::agent::config::Span;
+use crate::agent::house::House;
+use crate::agent::transfers::{About, Entry};
+use crate::agent::view::{self, Kind, Pace};
+use crate::codec::Compression;
+use crate::error::{Error, Result};
+use crate::ops::{self, Pinning, RestoreOptions, SaveOptions, WarmOptions};
+use crate::repository::log::StepFacts;
+use crate::repository::{Name, Selector};
+
+/// How often whoever follows a transfer is told how far it is.
+const TELL_EVERY: Duration = Duration::from_millis(200);
+
+/// What to save, and how.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Save {
+    path: PathBuf,
+    name: String,
+    repository: Option<String>,
+    base: Option<String>,
+    cut: Option<String>,
+    compression: Option<Compress>,
+    key_every: Option<NonZeroU32>,
+    #[serde(default)]
+    labels: BTreeMap<String, String>,
+    #[serde(default)]
+    metrics: BTreeMap<String, f64>,
+    world_size: Option<NonZeroU32>,
+    framework: Option<String>,
+    #[serde(default)]
+    exclude: Vec<String>,
+    #[serde(default)]
+    reread: bool,
+}
+
+/// As `towline save --compression` says it.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum Compress {
+    Auto,
+    IfFaster,
+    Off,
+}
+
+/// What to restore, and where to.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Restore {
+    name: String,
+    path: Option<String>,
+    to: PathBuf,
+    repository: Option<String>,
+    #[serde(default)]
+    overwrite: bool,
+    #[serde(default)]
+    delete: bool,
+}
+
+/// What to warm, and how.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Warm {
+    name: String,
+    from: Option<String>,
+    pin: Option<Span>,
+    owner: Option<String>,
+    repository: Option<String>,
+}
+
+/// A transfer that has begun.
+type Begun = Result<(StatusCode, Json<view::Transfer>), Refusal>;
+
+pub(super) async fn save(State(house): State<Arc<House>>, Asked(asked): Asked<Save>) -> Begun {
+    let name: Name = asked.name.parse()?;
+    let repository = house.repository(asked.repository.as_deref())?.clone();
+    let base: Option<Selector> = asked.base.as_deref().map(str::parse).transpose()?;
+    let path = absolute(asked.path)?;
+    let mut facts = StepFacts::default();
+    for (name, value) in &asked.metrics {
+        facts = facts.metric(name, *value)?;
+    }
+    if let Some(ranks) = asked.world_size {
+        facts = facts.world_size(ranks);
+    }
+    if let Some(framework) = &asked.framework {
+        facts = facts.framework(framework)?;
+    }
+    let mut options = SaveOptions {
+        cut: asked.cut.as_deref().map(str::parse).transpose()?.unwrap_or_default(),
+        labels: asked.labels,
+        facts,
+        exclude: asked.exclude,
+        reread: asked.reread,
+        compression: asked.compression.map_or_else(Compression::default, Compression::from),
+        key_every: asked.key_every,
+        ..SaveOptions::default()
+    };
+    let about =
+        About { kind: Kind::Save, name: name.to_string(), repository: Some(repository.store().location().to_string()) };
+    let begun = house.transfers.begin(about, move |progress| async move {
+        options.progress = progress;
+        if let Some(base) = base {
+            options.base = Some(repository.resolve(&base).await?);
+        }
+        report(&Box::pin(repository.save(&path, &name, &options)).await?)
+    })?;
+    Ok((StatusCode::ACCEPTED, Json(begun.view())))
+}
+
+pub(super) async fn restore(State(house): State<Arc<House>>, Asked(asked): Asked<Restore>) -> Begun {
+    let selector: Selector = asked.name.parse()?;
+    let repository = house.repository(asked.repository.as_deref())?.clone();
+    let to = absolute(asked.to)?;
+    let below = asked.path.map(|path| path.trim_matches('/').to_owned()).filter(|path| !path.is_empty());
+    let (overwrite, delete) = (asked.overwrite, asked.delete);
+    let about =
+        About { kind: Kind::Restore, name: asked.name, repository: Some(repository.store().location().to_string()) };
+    let begun = house.transfers.begin(about, move |progress| async move {
+        let options = RestoreOptions { overwrite, delete, progress };
+        let name = repository.resolve(&selector).await?;
+        let below = below.as_ref().map(String::as_bytes);
+        report(&Box::pin(repository.restore(&name, below, &to, &options)).await?)
+    })?;
+    Ok((StatusCode::ACCEPTED, Json(begun.view())))
+}
+
+/// Brings what a name stands for into the cache; what is there already is not brought again.
+pub(super) async fn warm(State(house): State<Arc<House>>, Asked(asked): Asked<Warm>) -> Begun {
+    let exchange = Arc::clone(house.exchange()?);
+    let selector: Selector = asked.name.parse()?;
+    let repository = house.origin(asked.repository.as_deref())?.clone();
+    let owner = asked.owner.unwrap_or_else(|| "api".to_owned());
+    let pin = asked.pin.map(|span| Pinning { owner, expires: Some(house.after(span.0)) });
+    let from = asked.from.as_deref().map(str::parse).transpose()?.unwrap_or_default();
+    let about =
+        About { kind: Kind::Warm, name: asked.name, repository: Some(repository.store().location().to_string()) };
+    let begun = house.transfers.begin(about, move |progress| async move {
+        let name = repository.resolve(&selector).await?;
+        let options = WarmOptions { from, pin, progress };
+        report(&Box::pin(ops::warm(&exchange, &repository, &name, &options)).await?)
+    })?;
+    Ok((StatusCode::ACCEPTED, Json(begun.view())))
+}
+
+pub(super) async fn list(State(house): State<Arc<House>>) -> Json<view::TransferList> {
+    Json(house.transfers.list())
+}
+
+pub(super) async fn one(
+    State(house): State<Arc<House>>,
+    Path(id): Path<String>,
+) -> Result<Json<view::Transfer>, Refusal> {
+    Ok(Json(house.transfers.find(&id)?.view()))
+}
+
+/// Stops a transfer, and answers when it has ended.
+pub(super) async fn stop(
+    State(house): State<Arc<House>>,
+    Path(id): Path<String>,
+) -> Result<Json<view::Transfer>, Refusal> {
+    let found = house.transfers.find(&id)?;
+    found.stop();
+    found.ended().await;
+    Ok(Json(found.view()))
+}
+
+/// Tells how far a transfer is, until it has ended: events `progress`, then one `end`.
+pub(super) async fn events(
+    State(house): State<Arc<House>>,
+    Path(id): Path<String>,
+) -> Result<Sse<impl Stream<Item = Result<Event, Infallible>>>, Refusal> {
+    let following = Following { entry: house.transfers.find(&id)?, told: None, over: false };
+    let told = futures::stream::unfold(following, |mut following| async move {
+        let event = following.next().await?;
+        Some((Ok(event), following))
+    });
+    Ok(Sse::new(told).keep_alive(KeepAlive::default()))
+}
+
+/// Whoever follows a transfer.
+struct Following {
+    entry: Arc<Entry>,
+    told: Option<Pace>,
+    over: bool,
+}
+
+impl Following {
+    /// The next event; None after the end.
+    async fn next(&mut self) -> Option<Event> {
+        loop {
+            if self.over {
+                return None;
+            }
+            // The first is told at once.
+            if self.told.is_some() && self.entry.is_running() {
+                tokio::select! {
+                    () = tokio::time::sleep(TELL_EVERY) => {}
+                    () = self.entry.ended() => {}
+                }
+            }
+            let view = self.entry.view();
+            self.over = view.state != view::Standing::Running;
+            let name = if self.over { "end" } else { "progress" };
+            if self.over || self.told.as_ref() != Some(&view.progress) {
+                self.told = Some(view.progress.clone());
+                // A view is always JSON.
+                return Event::default().event(name).json_data(&view).ok();
+            }
+        }
+    }
+}
+
+/// What came of a transfer, as the command of that name tells it.
+pub(super) fn report(report: &impl Serialize) -> Result<Value> {
+    serde_json::to_value(report).map_err(|source| Error::other("report is not JSON").source(source))
+}
+
+/// The agent's working directory is nobody else's.
+fn absolute(path: PathBuf) -> Result<PathBuf> {
+    if path.is_absolute() {
+        return Ok(path);
+    }
+    Err(Error::usage("path is not absolute").at(path.display()).cure("name it from / on"))
+}
+
+impl From<Compress> for Compression {
+    fn from(compress: Compress) -> Self {
+        match compress {
+            Compress::Auto => Self::Auto,
+            Compress::IfFaster => Self::IfFaster,
+            Compress::Off => Self::Off,
+        }
+    }
+}

@@ -1,0 +1,236 @@
+//! Files by name and path: any part of one, in pieces that a slow reader holds without holding up anybody.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::sync::mpsc::{self, Receiver, Sender};
+
+use super::house::House;
+use crate::budget::Buffer;
+use crate::error::{Error, ErrorKind, Result};
+use crate::format::{Content, EntryKind};
+use crate::limits::MIB;
+use crate::ops::RangeSink;
+use crate::repository::log::RefValue;
+use crate::repository::{Name, Repository, Saved, Selector};
+
+/// Bytes that are fetched and handed out in one go, about.
+const WINDOW: u64 = 8 * MIB;
+/// Trees that stay open for the next request.
+const OPENED_MAX: usize = 4;
+/// A reader that takes nothing for this long is given up.
+const PATIENCE: Duration = Duration::from_mins(1);
+
+/// Trees that were read from last, the latest first: a reader that asks for one range after the other opens a tree once.
+#[derive(Debug, Default)]
+pub(super) struct Opened(Mutex<VecDeque<Arc<Saved>>>);
+
+impl Opened {
+    /// What `name` stands for now.
+    ///
+    /// # Errors
+    /// As [`Repository::saved`].
+    ///
+    /// # Cancel safety
+    /// Safe: it only reads.
+    pub(super) async fn open(&self, repository: &Repository, name: &Name) -> Result<Arc<Saved>> {
+        let state = repository.state().await?;
+        if let Some(found) = state.refs.get(name).and_then(|value| self.find(name, value)) {
+            return Ok(found);
+        }
+        let saved = repository.saved(name).await?.shared();
+        let mut opened = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        opened.retain(|other| other.name != saved.name);
+        opened.push_front(Arc::clone(&saved));
+        opened.truncate(OPENED_MAX);
+        Ok(saved)
+    }
+
+    /// Keys of objects are never used twice, so it does not matter which repository a value is of.
+    fn find(&self, name: &Name, value: &RefValue) -> Option<Arc<Saved>> {
+        let mut opened = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let at = opened.iter().position(|saved| saved.name == *name && saved.value == *value)?;
+        let found = opened.remove(at)?;
+        opened.push_front(Arc::clone(&found));
+        Some(found)
+    }
+}
+
+/// A file of a saved tree, opened.
+#[derive(Debug)]
+pub(super) struct File {
+    house: Arc<House>,
+    repository: Repository,
+    saved: Arc<Saved>,
+    path: Vec<u8>,
+}
+
+impl File {
+    /// Opens the file at `path` of what `selector` stands for now.
+    ///
+    /// # Errors
+    /// Not found, for the repository, the name or the path; usage, for what is not a file.
+    ///
+    /// # Cancel safety
+    /// Safe: it only reads.
+    pub(super) async fn open(
+        house: &Arc<House>,
+        repository: Option<&str>,
+        selector: &Selector,
+        path: Vec<u8>,
+    ) -> Result<Self> {
+        let repository = house.repository(repository)?.clone();
+        let name = repository.resolve(selector).await?;
+        let saved = house.opened.open(&repository, &name).await?;
+        let file = Self { house: Arc::clone(house), repository, saved, path };
+        file.content()?;
+        Ok(file)
+    }
+
+    fn content(&self) -> Result<&Content> {
+        let place = || format!("{}:{}", self.saved.name, String::from_utf8_lossy(&self.path));
+        match self.saved.manifest.entry(&self.path).map(|entry| &entry.kind) {
+            Some(EntryKind::File(content)) => Ok(content),
+            Some(_) => Err(Error::usage("this is not a file").at(place())),
+            None => Err(Error::not_found("there is no such file in the saved tree")
+                .at(place())
+                .cure(format!("`towline show {}` lists the paths", self.saved.name))),
+        }
+    }
+
+    /// Its length in bytes.
+    pub(super) fn len(&self) -> Result<u64> {
+        self.content().map(|content| content.size)
+    }
+
+    /// What changes when the tree does: as an entity tag (<https://www.rfc-editor.org/rfc/rfc9110#section-8.8.3>).
+    pub(super) fn tag(&self) -> String {
+        format!("\"{}\"", self.saved.value.manifest)
+    }
+
+    /// The bytes `range` of it, in order. They come to an end early if they cannot be read, or if nobody takes them. Within a
+    /// runtime.
+    pub(super) fn read(self, range: Range<u64>) -> Result<Receiver<Result<Bytes>>> {
+        let places = self.content()?.placed(&self.saved.manifest.chunks).map(|(_, place)| place);
+        let windows = windows(places, &range);
+        let (sender, receiver) = mpsc::channel(1);
+        tokio::spawn(self.hand_out(windows, sender));
+        Ok(receiver)
+    }
+
+    async fn hand_out(mut self, windows: Vec<Range<u64>>, readers: Sender<Result<Bytes>>) {
+        for window in windows {
+            let gathered = tokio::select! {
+                gathered = self.gather(window) => gathered,
+                () = readers.closed() => return,
+            };
+            let failed = gathered.as_ref().err().map(|error| format!("{error:?}"));
+            let len = gathered.as_ref().map_or(0, |bytes| bytes.len() as u64);
+            // A reader that is gone, or as good as that, is nobody's trouble.
+            let sent = readers.send_timeout(gathered.map(Buffer::freeze), PATIENCE).await;
+            if let Some(error) = failed {
+                tracing::warn!(name = %self.saved.name, "a file cannot be read to its end: {error}");
+            }
+            if sent.is_err() || len == 0 {
+                return;
+            }
+            self.house.handed_out.fetch_add(len, Ordering::Relaxed);
+        }
+    }
+
+    /// The bytes `window`; opens the tree once more if its packs were replaced by others meanwhile.
+    async fn gather(&mut self, window: Range<u64>) -> Result<Buffer> {
+        match self.attempt(&window).await {
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                let again = self.repository.saved(&self.saved.name).await?.shared();
+                if again.value.manifest != self.saved.value.manifest || again.value == self.saved.value {
+                    return Err(error);
+                }
+                self.saved = again;
+                self.attempt(&window).await
+            }
+            gathered => gathered,
+        }
+    }
+
+    async fn attempt(&self, window: &Range<u64>) -> Result<Buffer> {
+        let len = usize::try_from(window.end - window.start).unwrap_or(usize::MAX);
+        let mut buffer = self.house.windows.buffer(len).await?;
+        // Holes are not delivered.
+        buffer.fill(0);
+        let gathered = Arc::new(Mutex::new(Some(buffer)));
+        let sink: RangeSink = {
+            let gathered = Arc::clone(&gathered);
+            Arc::new(move |_, at, bytes| {
+                let mut gathered = gathered.lock().unwrap_or_else(PoisonError::into_inner);
+                let at = usize::try_from(at).unwrap_or(usize::MAX);
+                if let Some(place) = gathered.as_mut().and_then(|all| all.get_mut(at..at.saturating_add(bytes.len()))) {
+                    place.copy_from_slice(bytes);
+                }
+                Ok(())
+            })
+        };
+        self.repository.read_ranges(&self.saved, &[(self.path.clone(), window.clone())], sink).await?;
+        let gathered = gathered.lock().unwrap_or_else(PoisonError::into_inner).take();
+        gathered.ok_or_else(|| Error::other("bytes of a file went astray"))
+    }
+}
+
+/// Cuts `range` into windows that end where chunks do, so that none is fetched twice; a hole is cut anywhere.
+fn windows(places: impl Iterator<Item = Range<u64>>, range: &Range<u64>) -> Vec<Range<u64>> {
+    let mut places = places.skip_while(|place| place.end <= range.start).peekable();
+    let (mut windows, mut from) = (Vec::new(), range.start);
+    while from < range.end {
+        let limit = range.end.min(from + WINDOW);
+        let mut to = from;
+        while to < limit {
+            match places.peek() {
+                Some(place) if place.start < limit && place.end > limit => {
+                    // One that is larger than a window is taken whole.
+                    to = if place.start > from { place.start } else { place.end.min(range.end) };
+                    break;
+                }
+                Some(place) if place.start < limit => {
+                    to = place.end;
+                    places.next();
+                }
+                _ => to = limit,
+            }
+        }
+        windows.push(from..to);
+        from = to;
+        while places.next_if(|place| place.end <= from).is_some() {}
+    }
+    windows
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cut(places: &[Range<u64>], range: Range<u64>) -> Vec<Range<u64>> {
+        let in_mib = |range: &Range<u64>| range.start * MIB..range.end * MIB;
+        let cut = windows(places.iter().map(in_mib), &in_mib(&range));
+        cut.into_iter().map(|window| window.start / MIB..window.end / MIB).collect()
+    }
+
+    #[test]
+    fn windows_end_where_chunks_do() {
+        assert_eq!(cut(&[0..3, 3..6, 6..9, 9..12], 0..12), [0..6, 6..12]);
+        assert_eq!(cut(&[0..3, 3..6, 6..9, 9..12], 1..10), [1..9, 9..10]);
+        assert_eq!(cut(&[0..4, 4..8, 8..12], 0..12), [0..8, 8..12]);
+        assert_eq!(cut(&[0..12, 12..13], 0..13), [0..12, 12..13], "larger than a window");
+        assert_eq!(cut(&[0..12], 1..11), [1..11]);
+    }
+
+    #[test]
+    fn holes_are_cut_anywhere() {
+        assert_eq!(cut(&[], 0..20), [0..8, 8..16, 16..20]);
+        assert_eq!(cut(&[0..1, 19..20], 0..20), [0..8, 8..16, 16..20]);
+        assert_eq!(cut(&[0..1], 0..0), []);
+    }
+}

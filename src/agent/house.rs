@@ -1,0 +1,260 @@
+//! What an agent holds open: its repositories, its cache, its links to other agents, and what it is doing.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+
+use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use super::config::Config;
+use super::files::Opened;
+use super::transfers::Transfers;
+use super::view;
+use crate::budget::Budget;
+use crate::cache::{Cache, CacheOptions};
+use crate::clock::{Clock, SystemClock, Timestamp};
+use crate::error::{Error, ErrorKind, Result};
+use crate::limits::{MEMORY_MIN, MIB};
+use crate::ops::blocking;
+use crate::repository::{OpenOptions, Repository};
+use crate::storage::{self, Location};
+use crate::transfer::exchange::{Exchange, ExchangeOptions};
+use crate::transfer::identity::{Credentials, Identity};
+use crate::transfer::peers::{Peers, PeersOptions};
+use crate::transfer::protocol::limits::WINDOW_MIN;
+
+/// Processes of this node that take chunks at the same time, at most.
+const ATTENDED_MAX: usize = 256;
+
+/// All that the doors have to do with.
+#[derive(Debug)]
+pub(super) struct House {
+    /// As they are in their stores.
+    origins: Vec<Repository>,
+    /// The same, with the exchange before their packs if there is one.
+    repositories: Vec<Repository>,
+    cache: Option<Arc<Cache>>,
+    exchange: Option<Arc<Exchange>>,
+    credentials: Option<Credentials>,
+    /// Processes of this node that take chunks.
+    pub(super) attended: TaskTracker,
+    pub(super) attending: Arc<Semaphore>,
+    /// Connections are to end.
+    pub(super) leaving: CancellationToken,
+    pub(super) transfers: Transfers,
+    /// What parts of files are held in on their way to readers, apart from what they are fetched with: a reader that is slow
+    /// must not keep a fetch from going on.
+    pub(super) windows: Budget,
+    /// Trees that were read from last.
+    pub(super) opened: Opened,
+    /// Bytes of files handed out.
+    pub(super) handed_out: AtomicU64,
+    clock: Arc<dyn Clock>,
+    pub(super) started: Timestamp,
+}
+
+impl House {
+    /// Opens all that `config` names.
+    ///
+    /// # Errors
+    /// Not found, for a repository or certificate that is not there; damaged or denied, for certificates that cannot be used;
+    /// conflict, for a cache that another process has; usage, for too little memory; else the store's and the file system's.
+    pub(super) async fn open(config: &Config) -> Result<Self> {
+        let clock: Arc<dyn Clock> = Arc::new(SystemClock);
+        let credentials = match &config.identity {
+            Some(folder) => Some(Credentials::open(folder, Arc::clone(&clock))?),
+            None => None,
+        };
+        let share = share(config)?;
+        let cache = match config.cache.clone() {
+            None => None,
+            Some(told) => {
+                let options = CacheOptions { free_floor: told.free_floor, ..CacheOptions::new(told.capacity) };
+                Some(Arc::new(blocking(move || Cache::open(&told.dir, options)).await?))
+            }
+        };
+        let mut origins = Vec::new();
+        for location in &config.repositories {
+            let options = OpenOptions { memory: Some(share), ..OpenOptions::default() };
+            origins.push(open(location, &config.store, options).await?);
+        }
+        let exchange = match &cache {
+            Some(cache) => Some(exchange(config, share, cache, credentials.as_ref())?),
+            None => None,
+        };
+        let mut repositories = origins.clone();
+        if let Some(exchange) = &exchange {
+            origins.iter().for_each(|repository| exchange.serve_repository(repository));
+            let nearer = |origin: &Repository| origin.with_source(Arc::<Exchange>::clone(exchange));
+            repositories = origins.iter().map(nearer).collect();
+        }
+        Ok(Self {
+            origins,
+            repositories,
+            cache,
+            exchange,
+            credentials,
+            attended: TaskTracker::new(),
+            attending: Arc::new(Semaphore::new(ATTENDED_MAX)),
+            leaving: CancellationToken::new(),
+            transfers: Transfers::new(Arc::clone(&clock)),
+            windows: Budget::new(share)?,
+            opened: Opened::default(),
+            handed_out: AtomicU64::new(0),
+            started: clock.now(),
+            clock,
+        })
+    }
+
+    /// The repository that was named, or the usual one.
+    ///
+    /// # Errors
+    /// Not found, if the agent does not have it.
+    pub(super) fn repository(&self, named: Option<&str>) -> Result<&Repository> {
+        Self::choose(&self.repositories, named)
+    }
+
+    /// The same, without what is nearer than its packs.
+    ///
+    /// # Errors
+    /// As [`House::repository`].
+    pub(super) fn origin(&self, named: Option<&str>) -> Result<&Repository> {
+        Self::choose(&self.origins, named)
+    }
+
+    fn choose<'a>(among: &'a [Repository], named: Option<&str>) -> Result<&'a Repository> {
+        let wanted: Option<Location> = named.map(str::parse).transpose()?;
+        let fits = |repository: &&Repository| wanted.as_ref().is_none_or(|at| same(at, repository.store().location()));
+        among.iter().find(fits).ok_or_else(|| {
+            let known: Vec<_> = among.iter().map(|repository| repository.store().location().to_string()).collect();
+            Error::not_found("this agent does not have the repository")
+                .expected(known.join(", "))
+                .got(named.unwrap_or_default())
+                .cure("add it to `repositories` in the agent's settings")
+        })
+    }
+
+    /// Its repositories, the usual one first.
+    pub(super) fn stores(&self) -> &[Repository] {
+        &self.repositories
+    }
+
+    /// The cache.
+    ///
+    /// # Errors
+    /// Not found, if the agent has none.
+    pub(super) fn cache(&self) -> Result<Arc<Cache>> {
+        self.cache.clone().ok_or_else(|| {
+            Error::not_found("this agent has no cache").cure("give it one: [cache] dir and capacity in its settings")
+        })
+    }
+
+    /// What brings chunks to the cache and gives them to others.
+    ///
+    /// # Errors
+    /// Not found, if the agent has no cache.
+    pub(super) fn exchange(&self) -> Result<&Arc<Exchange>> {
+        self.exchange.as_ref().ok_or_else(|| {
+            Error::not_found("this agent has no cache").cure("give it one: [cache] dir and capacity in its settings")
+        })
+    }
+
+    /// What it shows to other agents.
+    pub(super) fn credentials(&self) -> Option<&Credentials> {
+        self.credentials.as_ref()
+    }
+
+    /// Whether what it was told to have ready is there, and it is not ending.
+    pub(super) fn is_ready(&self) -> bool {
+        !self.transfers.is_closed()
+    }
+
+    /// The time after `span` from now.
+    pub(super) fn after(&self, span: Duration) -> Timestamp {
+        let span = i64::try_from(span.as_nanos()).unwrap_or(i64::MAX);
+        Timestamp(self.clock.now().0.saturating_add(span))
+    }
+
+    pub(super) fn health(&self) -> view::Health {
+        view::Health {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            pid: std::process::id(),
+            started: self.started.to_string(),
+            ready: self.is_ready(),
+            leaving: self.transfers.is_closed(),
+            identity: self.credentials.as_ref().map(|credentials| credentials.identity().to_string()),
+            repositories: self.origins.iter().map(place).collect(),
+        }
+    }
+}
+
+/// Do both lead to the same repository? A directory has many paths.
+fn same(a: &Location, b: &Location) -> bool {
+    let real = |location: &Location| match location {
+        Location::Directory(path) => std::fs::canonicalize(path).ok(),
+        _ => None,
+    };
+    a == b || real(a).is_some_and(|a| Some(a) == real(b))
+}
+
+fn place(repository: &Repository) -> view::Place {
+    view::Place { location: repository.store().location().to_string(), id: repository.id().to_string() }
+}
+
+/// Bytes of memory for each of those that must not wait for each other's: the repositories, the exchange, the links, and what is
+/// on its way to readers.
+fn share(config: &Config) -> Result<u64> {
+    let sharers =
+        config.repositories.len() + 1 + usize::from(config.cache.is_some()) + usize::from(config.identity.is_some());
+    let sharers = sharers as u64;
+    let memory = config.memory.unwrap_or_else(|| Budget::default_bytes().max(MEMORY_MIN * sharers));
+    if memory / sharers >= MEMORY_MIN {
+        return Ok(memory / sharers);
+    }
+    Err(Error::usage("memory of the agent is too little")
+        .expected(format!("at least {} MiB, for {sharers} shares", MEMORY_MIN * sharers / MIB))
+        .got(format!("{} MiB", memory / MIB))
+        .cure("raise `memory`"))
+}
+
+fn exchange(
+    config: &Config,
+    share: u64,
+    cache: &Arc<Cache>,
+    credentials: Option<&Credentials>,
+) -> Result<Arc<Exchange>> {
+    let told = &config.peers;
+    let (identity, peers) = match credentials {
+        None => (Identity::new("local", "agent")?, Peers::nobody()),
+        Some(credentials) => {
+            let mut options = PeersOptions { carriers: told.carriers, ..PeersOptions::default() };
+            options.connections = told.connections.unwrap_or(options.connections);
+            // All links at once must fit, or some would wait for ever.
+            let links = (told.addresses.len() * options.connections).max(1) as u64;
+            options.window = (share / links).clamp(WINDOW_MIN, options.window);
+            if links * options.window > share {
+                return Err(Error::usage("memory of the agent is too little for its links")
+                    .expected(format!("a share of {} MiB, for {links} connections", links * options.window / MIB))
+                    .got(format!("{} MiB", share / MIB))
+                    .cure("raise `memory`, or have fewer [peers] addresses or connections"));
+            }
+            (credentials.identity(), Peers::new(credentials.clone(), Budget::new(share)?, options))
+        }
+    };
+    told.addresses.iter().try_for_each(|address| peers.add(address))?;
+    let (cache, budget, policy) = (Arc::clone(cache), Budget::new(share)?, config.policy.clone());
+    Ok(Exchange::new(ExchangeOptions { identity, cache, budget, peers, policy }))
+}
+
+async fn open(location: &Location, options: &storage::StoreOptions, how: OpenOptions) -> Result<Repository> {
+    let opened = async { Repository::open(storage::open(location, options).await?, how).await };
+    opened.await.map_err(|error: Error| match error.kind() {
+        ErrorKind::NotFound => Error::not_found("there is no repository")
+            .at(location)
+            .cure(format!("towline init {location}"))
+            .source(error),
+        _ => error,
+    })
+}

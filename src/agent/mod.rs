@@ -1,0 +1,187 @@
+//! The agent: a daemon on a node, with a cache, repositories, links to other agents, and an API on a Unix socket and on loopback.
+//!
+//! ```text
+//! config -> house (what it holds open: repositories, cache, exchange, transfers) -> doors (the API, peers)
+//! client                                                                            the API from the other side
+//! ```
+//!
+//! It is left in order: nothing new is taken, what runs has the grace, then is stopped; the doors close last.
+
+mod client;
+mod config;
+mod doors;
+mod files;
+mod house;
+mod socket;
+mod transfers;
+pub mod view;
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::FutureExt as _;
+use tokio::net::TcpListener;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+pub use self::client::Client;
+pub use self::config::{CacheConfig, Config, PeersConfig};
+use self::doors::{Door, router, serve};
+use self::house::House;
+use self::socket::Claimed;
+pub use self::socket::well_known;
+use crate::error::{Error, ErrorKind, Result};
+use crate::ops::blocking;
+use crate::transfer::exchange::Exchange;
+use crate::transfer::{Holdings, quic, tcp};
+
+/// What a connection is upgraded to over which chunks are taken.
+const PROTOCOL: &str = "towline";
+/// How long what was told to stop, and connections, may take to let go.
+const LETTING_GO: Duration = Duration::from_secs(3);
+
+/// A running agent.
+#[derive(Debug)]
+pub struct Agent {
+    house: Arc<House>,
+    doors: JoinSet<()>,
+    socket: PathBuf,
+    http: Option<SocketAddr>,
+    listen: Option<SocketAddr>,
+    grace: Duration,
+    /// Last: the socket's file goes when everything else has.
+    _claimed: Claimed,
+}
+
+impl Agent {
+    /// Opens what `config` names, and the doors. Within a runtime.
+    ///
+    /// # Errors
+    /// Conflict, if another agent has the socket, another process the port or the cache; not found, for a repository that is not
+    /// there; usage, denied, exhausted: as said.
+    ///
+    /// # Cancel safety
+    /// Safe: nothing is left but empty folders.
+    pub async fn start(config: Config) -> Result<Self> {
+        // First what tells two agents apart.
+        let (claimed, unix) = Claimed::listen(&config.socket)?;
+        let tcp = match config.http {
+            Some(address) => Some(listen(address).await?),
+            None => None,
+        };
+        let token = if tcp.is_some() { Some(socket::write_token(&config.socket)?) } else { None };
+        let house = Arc::new(House::open(&config).await?);
+        let router = router(Arc::clone(&house), token.as_deref());
+        let (mut doors, leaving) = (JoinSet::new(), house.leaving.clone());
+        let listen = match config.listen {
+            Some(address) => Some(open_to_peers(&house, address, &mut doors).await?),
+            None => None,
+        };
+        let http = match tcp {
+            Some(listener) => {
+                let address = listener.local_addr().ok();
+                doors.spawn(serve(listener, Door::Loopback, router.clone(), leaving.clone()));
+                address
+            }
+            None => None,
+        };
+        doors.spawn(serve(unix, Door::Socket, router, leaving.clone()));
+        tracing::info!(socket = %config.socket.display(), "agent is there");
+        Ok(Self { house, doors, socket: config.socket, http, listen, grace: config.grace, _claimed: claimed })
+    }
+
+    /// Where its socket is.
+    #[must_use]
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    /// Where its API is on loopback, if it is.
+    #[must_use]
+    pub fn http(&self) -> Option<SocketAddr> {
+        self.http
+    }
+
+    /// Where other agents reach it, if they may.
+    #[must_use]
+    pub fn listens(&self) -> Option<SocketAddr> {
+        self.listen
+    }
+
+    /// Takes nothing new, lets what runs go on for the grace or until `hurry`, stops the rest, and closes the doors.
+    ///
+    /// # Errors
+    /// Cancelled, if something had to be stopped; it is named.
+    ///
+    /// # Cancel safety
+    /// Safe, and abrupt: as if the process were killed.
+    pub async fn leave(mut self, hurry: impl Future<Output = ()>) -> Result<()> {
+        tracing::info!(grace = ?self.grace, "agent is asked to end");
+        let transfers = &self.house.transfers;
+        transfers.close();
+        tokio::select! {
+            () = transfers.ended() => {}
+            () = tokio::time::sleep(self.grace) => {}
+            () = hurry => {}
+        }
+        let stopped = transfers.running();
+        stopped.iter().for_each(|transfer| transfer.stop());
+        // What does not let go is left behind with the process.
+        let _ = timeout(LETTING_GO, transfers.ended()).await;
+        self.house.leaving.cancel();
+        self.house.attended.close();
+        let closed = async {
+            self.house.attended.wait().await;
+            while self.doors.join_next().await.is_some() {}
+        };
+        let _ = timeout(LETTING_GO, closed).await;
+        if let Ok(cache) = self.house.cache() {
+            blocking(move || cache.sync()).await?;
+        }
+        if stopped.is_empty() {
+            return Ok(());
+        }
+        let names: Vec<_> = stopped.iter().map(|transfer| transfer.view()).collect();
+        let names: Vec<_> = names.iter().map(|view| format!("{} {}", view.kind.word(), view.name)).collect();
+        Err(Error::cancelled("not all transfers ended in time")
+            .got(names.join(", "))
+            .cure("begin them again: what arrived is used; or give the agent more `grace`"))
+    }
+}
+
+/// Listens for other agents at `address`, over TCP and QUIC: the same port for both.
+async fn open_to_peers(house: &House, address: SocketAddr, doors: &mut JoinSet<()>) -> Result<SocketAddr> {
+    let Some(credentials) = house.credentials() else {
+        return Err(Error::usage("`listen` is set, but no identity"));
+    };
+    let exchange = house.exchange()?;
+    let tcp = tcp::Listener::bind(address, credentials.clone()).await?;
+    let address = tcp.address()?;
+    let quic = quic::Listener::bind(address, credentials.clone())?;
+    let (holdings, leaving): (Arc<dyn Holdings>, _) = (Arc::<Exchange>::clone(exchange), house.leaving.clone());
+    doors.spawn(quic.serve(Arc::clone(&holdings), leaving.clone()).map(ended));
+    doors.spawn(tcp.serve(holdings, leaving).map(ended));
+    Ok(address)
+}
+
+/// A door that closes by itself is worth a word.
+fn ended(result: Result<()>) {
+    if let Err(error) = result {
+        tracing::error!("other agents are not served any more: {error:?}");
+    }
+}
+
+async fn listen(address: SocketAddr) -> Result<TcpListener> {
+    TcpListener::bind(address).await.map_err(|source| {
+        let (kind, cure) = match source.kind() {
+            std::io::ErrorKind::AddrInUse => {
+                (ErrorKind::Conflict, "another process listens there: choose another port")
+            }
+            std::io::ErrorKind::PermissionDenied => (ErrorKind::Denied, "choose a port above 1023"),
+            _ => (ErrorKind::Other, "choose an address of this machine"),
+        };
+        Error::new(kind, "port of the API cannot be listened at").at(address).cure(cure).source(source)
+    })
+}

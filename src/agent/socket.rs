@@ -1,0 +1,219 @@
+//! The Unix socket: where it is, who may use it, and one agent at a time behind it.
+
+use std::env;
+use std::ffi::OsString;
+use std::fs::{DirBuilder, File, OpenOptions};
+use std::io::{self, Write as _};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{DirBuilderExt as _, FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FlockOperation, Mode, fchmod, flock};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with};
+use tokio::net::UnixListener;
+
+use crate::error::{Error, Result};
+use crate::id::ObjectId;
+
+/// Bytes in the path of a socket, at most.
+pub(super) const SOCKET_PATH_MAX: usize = 107;
+/// The permissions of everybody but the owner.
+const OTHERS: u32 = 0o077;
+/// Connections that may wait to be accepted.
+const BACKLOG: i32 = 128;
+
+/// Where an agent's socket is if nobody says: `$XDG_RUNTIME_DIR/towline/agent.sock`, else in a folder of the user's own among
+/// the temporary files (<https://specifications.freedesktop.org/basedir-spec/latest/>).
+#[must_use]
+pub fn well_known() -> PathBuf {
+    well_known_in(env::var_os("XDG_RUNTIME_DIR"), rustix::process::getuid().as_raw())
+}
+
+fn well_known_in(runtime: Option<OsString>, user: u32) -> PathBuf {
+    let runtime = runtime.map(PathBuf::from).filter(|path| path.is_absolute());
+    let folder = runtime.map_or_else(|| format!("/tmp/towline-{user}").into(), |folder| folder.join("towline"));
+    folder.join("agent.sock")
+}
+
+/// A socket that this agent listens at; it goes with it.
+#[derive(Debug)]
+pub(super) struct Claimed {
+    path: PathBuf,
+    /// Whoever holds it may listen there.
+    _lock: File,
+}
+
+impl Claimed {
+    /// Listens at `path`, which only this user can reach. What an agent that was killed left there is replaced. Within a
+    /// runtime.
+    ///
+    /// # Errors
+    /// Conflict, if another agent or something else is there; denied, if the folder is not this user's own.
+    pub(super) fn listen(path: &Path) -> Result<(Self, UnixListener)> {
+        let folder = path.parent().unwrap_or(Path::new("/"));
+        let io = |error| Error::io("socket of the agent cannot be made", path, error);
+        DirBuilder::new().recursive(true).mode(0o700).create(folder).map_err(io)?;
+        if path == well_known() {
+            owned(folder)?;
+        }
+        let lock = lock(path)?;
+        clear(path)?;
+        let address = SocketAddrUnix::new(path).map_err(|error| io(error.into()))?;
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let listening = (|| {
+            let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+            // The file gets the socket's own mode, so there is no moment at which others could connect
+            // (<https://github.com/torvalds/linux/blob/v6.12/net/unix/af_unix.c#L1221>, unix_bind_bsd).
+            fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
+            bind(&socket, &address)?;
+            listen(&socket, BACKLOG)?;
+            Ok::<OwnedFd, rustix::io::Errno>(socket)
+        })();
+        let socket = listening.map_err(|error| io(error.into()))?;
+        let listener = UnixListener::from_std(socket.into()).map_err(io)?;
+        Ok((Self { path: path.to_owned(), _lock: lock }, listener))
+    }
+}
+
+impl Drop for Claimed {
+    fn drop(&mut self) {
+        // The lock is still ours, so they are our socket and token; what cannot be removed is replaced by the next agent.
+        let _ = std::fs::remove_file(&self.path);
+        let _ = std::fs::remove_file(token_path(&self.path));
+    }
+}
+
+/// Is the folder only this user's? Among the temporary files anybody may have made it before us.
+///
+/// # Errors
+/// Denied, if it is not.
+pub(super) fn owned(folder: &Path) -> Result<()> {
+    let found = std::fs::symlink_metadata(folder)
+        .map_err(|error| Error::io("folder of the agent's socket cannot be read", folder, error))?;
+    let user = rustix::process::getuid().as_raw();
+    if found.is_dir() && found.uid() == user && found.mode() & OTHERS == 0 {
+        return Ok(());
+    }
+    Err(Error::denied("folder of the agent's socket can be used by others")
+        .at(folder.display())
+        .expected(format!("a folder of user {user} with mode 0700"))
+        .got(format!("owner {}, mode {:04o}", found.uid(), found.mode() & 0o7777))
+        .cure("remove it, or set `socket`"))
+}
+
+/// Makes the socket at `path` this process's own.
+fn lock(path: &Path) -> Result<File> {
+    let lock = path.with_extension("lock");
+    let io = |error| Error::io("lock of the agent's socket cannot be taken", &lock, error);
+    let file = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&lock).map_err(io)?;
+    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(file),
+        Err(rustix::io::Errno::WOULDBLOCK) => Err(taken(path)),
+        Err(error) => Err(io(error.into())),
+    }
+}
+
+/// Takes away the socket of an agent that is gone.
+fn clear(path: &Path) -> Result<()> {
+    let found = match std::fs::symlink_metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        found => found.map_err(|error| Error::io("socket of the agent cannot be looked at", path, error))?,
+    };
+    if !found.file_type().is_socket() {
+        return Err(Error::conflict("something that is no socket is in the way").at(path.display()).cure("remove it"));
+    }
+    match UnixStream::connect(path) {
+        // Its process is gone: nobody listens any more.
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => std::fs::remove_file(path)
+            .map_err(|error| Error::io("socket of an agent that is gone cannot be removed", path, error)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        _ => Err(taken(path)),
+    }
+}
+
+fn taken(path: &Path) -> Error {
+    Error::conflict("another agent listens at this socket")
+        .at(path.display())
+        .cure("end it first, or set `socket` to another path")
+}
+
+/// Where the token for the API on loopback is.
+pub(super) fn token_path(socket: &Path) -> PathBuf {
+    socket.with_extension("token")
+}
+
+/// Writes a fresh token for the API on loopback beside the socket, for this user to read; it goes with the agent.
+///
+/// # Errors
+/// The file system's.
+pub(super) fn write_token(socket: &Path) -> Result<String> {
+    let path = token_path(socket);
+    let io = |error| Error::io("token of the agent cannot be written", &path, error);
+    // Each holds 80 random bits of the system's generator, seeded by the operating system.
+    let random: Vec<u8> = (0..4).flat_map(|_| ObjectId::random().to_bytes()).collect();
+    let token = blake3::Hash::from_bytes(blake3::derive_key("towline agent token", &random)).to_hex().to_string();
+    // One that is there may have been opened by others, so it is never written into.
+    match std::fs::remove_file(&path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(io(error)),
+        _ => {}
+    }
+    let created = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path);
+    created.and_then(|mut file| writeln!(file, "{token}")).map_err(io)?;
+    Ok(token)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::ErrorKind;
+
+    #[test]
+    fn the_well_known_socket_is_the_users_own() {
+        assert_eq!(well_known_in(Some("/run/user/7".into()), 7), Path::new("/run/user/7/towline/agent.sock"));
+        for unset in [None, Some("".into()), Some("relative".into())] {
+            assert_eq!(well_known_in(unset, 7), Path::new("/tmp/towline-7/agent.sock"));
+        }
+    }
+
+    #[tokio::test]
+    async fn one_agent_at_a_time_and_a_dead_one_is_replaced() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("run/agent.sock");
+        let (claimed, listener) = Claimed::listen(&path).unwrap();
+        assert_eq!(std::fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
+        assert_eq!(std::fs::metadata(dir.path().join("run")).unwrap().mode() & 0o777, 0o700);
+        assert_eq!(Claimed::listen(&path).unwrap_err().kind(), ErrorKind::Conflict);
+        // Killed: the socket stays, the lock goes.
+        drop(listener);
+        let Claimed { _lock: lock, .. } = &claimed;
+        flock(lock, FlockOperation::Unlock).unwrap();
+        let (second, _listener) = Claimed::listen(&path).unwrap();
+        drop(second);
+        assert!(!path.exists());
+    }
+
+    #[tokio::test]
+    async fn what_is_no_agents_is_left_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("agent.sock");
+        let other = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        assert_eq!(Claimed::listen(&path).unwrap_err().kind(), ErrorKind::Conflict);
+        drop(other);
+        std::fs::remove_file(&path).unwrap();
+        std::fs::write(&path, "precious").unwrap();
+        assert!(Claimed::listen(&path).unwrap_err().to_string().contains("no socket"));
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "precious");
+    }
+
+    #[test]
+    fn a_token_is_fresh_and_private() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("agent.sock");
+        let (first, second) = (write_token(&socket).unwrap(), write_token(&socket).unwrap());
+        assert_ne!(first, second);
+        let file = dir.path().join("agent.token");
+        assert_eq!(std::fs::read_to_string(&file).unwrap().trim(), second);
+        assert_eq!(std::fs::metadata(&file).unwrap().mode() & 0o777, 0o600);
+    }
+}

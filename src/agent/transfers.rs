@@ -1,0 +1,347 @@
+//! What the agent is doing and did last: each transfer with its progress, its end, and a way to stop it.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use ulid::Ulid;
+
+use super::view::{self, Kind, Standing};
+use crate::clock::{Clock, Timestamp};
+use crate::error::{Error, Result};
+use crate::progress::Progress;
+
+/// Transfers that run at the same time, at most.
+const RUNNING_MAX: usize = 64;
+/// Transfers that ended and are still told of.
+const ENDED_KEPT: usize = 256;
+
+/// All transfers of an agent. Clones share them.
+#[derive(Clone, Debug)]
+pub(super) struct Transfers(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    clock: Arc<dyn Clock>,
+    register: Mutex<Register>,
+    tasks: TaskTracker,
+}
+
+#[derive(Debug, Default)]
+struct Register {
+    /// By id, so by the time at which they began.
+    known: BTreeMap<Ulid, Arc<Entry>>,
+    /// Nothing new is taken any more.
+    closed: bool,
+    ended: BTreeMap<(Kind, Standing), u64>,
+    /// Stored bytes that ended transfers moved.
+    moved: BTreeMap<Kind, u64>,
+}
+
+/// One transfer.
+#[derive(Debug)]
+pub(super) struct Entry {
+    id: Ulid,
+    kind: Kind,
+    name: String,
+    repository: Option<String>,
+    begun: Instant,
+    started: Timestamp,
+    progress: Progress,
+    stop: CancellationToken,
+    state: watch::Sender<State>,
+}
+
+#[derive(Clone, Debug)]
+struct State {
+    standing: Standing,
+    /// How long it took, once it ended.
+    took: Option<Duration>,
+    /// Its report, or its error.
+    outcome: Option<Value>,
+}
+
+/// What is to be done, and what it is about.
+#[derive(Clone, Debug)]
+pub(super) struct About {
+    pub(super) kind: Kind,
+    pub(super) name: String,
+    pub(super) repository: Option<String>,
+}
+
+/// Counts of a kind of transfer.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Tally {
+    pub(super) running: u64,
+    pub(super) ended: BTreeMap<Standing, u64>,
+    pub(super) moved: u64,
+}
+
+impl Transfers {
+    pub(super) fn new(clock: Arc<dyn Clock>) -> Self {
+        Self(Arc::new(Shared { clock, register: Mutex::default(), tasks: TaskTracker::new() }))
+    }
+
+    /// Begins `work` as a task of its own, which goes on whoever listens. Within a runtime.
+    ///
+    /// # Errors
+    /// Unreachable, once the agent is ending; exhausted, if too many run.
+    pub(super) fn begin<F>(&self, about: About, work: impl FnOnce(Progress) -> F) -> Result<Arc<Entry>>
+    where
+        F: Future<Output = Result<Value>> + Send + 'static,
+    {
+        let entry = Arc::new(Entry {
+            id: Ulid::generate(),
+            kind: about.kind,
+            name: about.name,
+            repository: about.repository,
+            begun: Instant::now(),
+            started: self.0.clock.now(),
+            progress: Progress::default(),
+            stop: CancellationToken::new(),
+            state: watch::Sender::new(State { standing: Standing::Running, took: None, outcome: None }),
+        });
+        let work = work(entry.progress.clone());
+        // Whoever closes waits for all that were admitted: it must see them all.
+        let mut register = self.register();
+        register.admit(&entry)?;
+        let settling = Settling { transfers: self.clone(), entry: Arc::clone(&entry) };
+        self.0.tasks.spawn(async move {
+            let stop = settling.entry.stop.clone();
+            let ended = tokio::select! {
+                result = work => Some(result),
+                () = stop.cancelled() => None,
+            };
+            settling.end(ended);
+        });
+        Ok(entry)
+    }
+
+    /// The transfer called `id`.
+    ///
+    /// # Errors
+    /// Not found, if there is none, or not any more.
+    pub(super) fn find(&self, id: &str) -> Result<Arc<Entry>> {
+        let found = id.parse().ok().and_then(|id: Ulid| self.register().known.get(&id).map(Arc::clone));
+        found.ok_or_else(|| Error::not_found("there is no such transfer").at(id).cure("GET /v1/transfers lists them"))
+    }
+
+    /// All of them, the oldest first.
+    pub(super) fn list(&self) -> view::TransferList {
+        let known: Vec<_> = self.register().known.values().map(Arc::clone).collect();
+        view::TransferList { transfers: known.iter().map(|entry| entry.view()).collect() }
+    }
+
+    /// Counts of each kind since the agent began.
+    pub(super) fn tally(&self, kind: Kind) -> Tally {
+        let register = self.register();
+        let running = register.known.values().filter(|entry| entry.kind == kind && entry.is_running());
+        let (running, under_way) =
+            running.fold((0, 0), |(count, moved), entry| (count + 1, moved + entry.progress.snapshot().moved));
+        let count = |end| register.ended.get(&(kind, end)).copied().unwrap_or(0);
+        let ended = Standing::ENDS.into_iter().map(|end| (end, count(end))).collect();
+        Tally { running, ended, moved: under_way + register.moved.get(&kind).copied().unwrap_or(0) }
+    }
+
+    /// Takes nothing new from now on.
+    pub(super) fn close(&self) {
+        self.register().closed = true;
+        self.0.tasks.close();
+    }
+
+    /// Whether nothing new is taken.
+    pub(super) fn is_closed(&self) -> bool {
+        self.register().closed
+    }
+
+    /// Those that run.
+    pub(super) fn running(&self) -> Vec<Arc<Entry>> {
+        self.register().known.values().filter(|entry| entry.is_running()).map(Arc::clone).collect()
+    }
+
+    /// Until none runs, after [`Transfers::close`].
+    ///
+    /// # Cancel safety
+    /// Safe.
+    pub(super) async fn ended(&self) {
+        self.0.tasks.wait().await;
+    }
+
+    fn register(&self) -> MutexGuard<'_, Register> {
+        self.0.register.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Register {
+    fn admit(&mut self, entry: &Arc<Entry>) -> Result<()> {
+        if self.closed {
+            return Err(
+                Error::unreachable("agent is shutting down").cure("try again when it, or another one, is there")
+            );
+        }
+        let running = self.known.values().filter(|entry| entry.is_running()).count();
+        if running >= RUNNING_MAX {
+            return Err(Error::exhausted("too many transfers are running")
+                .expected(format!("at most {RUNNING_MAX}"))
+                .cure("wait until one has ended"));
+        }
+        self.known.insert(entry.id, Arc::clone(entry));
+        Ok(())
+    }
+
+    /// Forgets the oldest of those that ended, if they are too many.
+    fn forget(&mut self) {
+        let ended = self.known.values().filter(|entry| !entry.is_running()).map(|entry| entry.id);
+        let mut ended: Vec<_> = ended.collect();
+        ended.truncate(ended.len().saturating_sub(ENDED_KEPT));
+        self.known.retain(|id, _| !ended.contains(id));
+    }
+}
+
+impl Entry {
+    /// As the API tells it.
+    pub(super) fn view(&self) -> view::Transfer {
+        let State { standing, took, outcome } = self.state.borrow().clone();
+        let (report, error) = if standing == Standing::Done { (outcome, None) } else { (None, outcome) };
+        view::Transfer {
+            id: self.id.to_string(),
+            kind: self.kind,
+            name: self.name.clone(),
+            repository: self.repository.clone(),
+            state: standing,
+            started: self.started.to_string(),
+            seconds: took.unwrap_or_else(|| self.begun.elapsed()).as_secs_f64(),
+            progress: self.progress.snapshot().into(),
+            report,
+            error,
+        }
+    }
+
+    pub(super) fn is_running(&self) -> bool {
+        self.state.borrow().standing == Standing::Running
+    }
+
+    /// Tells it to stop; what it has done stays done. No effect once it ended.
+    pub(super) fn stop(&self) {
+        self.stop.cancel();
+    }
+
+    /// Until it ends.
+    ///
+    /// # Cancel safety
+    /// Safe.
+    pub(super) async fn ended(&self) {
+        // The sender is in `self`.
+        let _ = self.state.subscribe().wait_for(|state| state.standing != Standing::Running).await;
+    }
+}
+
+/// A transfer's task: however it goes away, the transfer has ended.
+struct Settling {
+    transfers: Transfers,
+    entry: Arc<Entry>,
+}
+
+impl Settling {
+    fn end(self, ended: Option<Result<Value>>) {
+        let (standing, outcome) = match ended {
+            Some(Ok(report)) => (Standing::Done, Some(report)),
+            Some(Err(error)) => {
+                tracing::warn!(kind = self.entry.kind.word(), name = %self.entry.name, "transfer failed: {error:?}");
+                (Standing::Failed, serde_json::to_value(&error).ok())
+            }
+            None => (Standing::Cancelled, None),
+        };
+        self.settle(standing, outcome);
+    }
+
+    fn settle(&self, standing: Standing, outcome: Option<Value>) {
+        let entry = &self.entry;
+        let took = Some(entry.begun.elapsed());
+        let mut register = self.transfers.register();
+        *register.ended.entry((entry.kind, standing)).or_default() += 1;
+        *register.moved.entry(entry.kind).or_default() += entry.progress.snapshot().moved;
+        entry.state.send_replace(State { standing, took, outcome });
+        register.forget();
+    }
+}
+
+impl Drop for Settling {
+    fn drop(&mut self) {
+        if self.entry.is_running() {
+            let error = Error::other("transfer ended without a result: towline has a bug");
+            self.settle(Standing::Failed, serde_json::to_value(&error).ok());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock::SystemClock;
+    use crate::error::ErrorKind;
+
+    fn about(name: &str) -> About {
+        About { kind: Kind::Save, name: name.to_owned(), repository: None }
+    }
+
+    fn transfers() -> Transfers {
+        Transfers::new(Arc::new(SystemClock))
+    }
+
+    #[tokio::test]
+    async fn each_end_is_told_and_counted() {
+        let transfers = transfers();
+        let done = transfers.begin(about("done"), |progress| async move {
+            progress.moved(7);
+            Ok(Value::from("report"))
+        });
+        let failed = transfers.begin(about("failed"), |_| async { Err(Error::conflict("no")) });
+        let stopped = transfers.begin(about("stopped"), |_| std::future::pending()).unwrap();
+        let broken = transfers.begin(about("broken"), |_| async { panic!("a bug, for the test") });
+        assert!(stopped.is_running());
+        stopped.stop();
+        let entries = [done.unwrap(), failed.unwrap(), stopped, broken.unwrap()];
+        for entry in &entries {
+            entry.ended().await;
+        }
+        let views = entries.each_ref().map(|entry| entry.view());
+        assert_eq!(views[0].report, Some("report".into()));
+        assert_eq!(views[1].error.as_ref().unwrap()["kind"], "conflict");
+        let states = views.map(|view| view.state);
+        assert_eq!(states, [Standing::Done, Standing::Failed, Standing::Cancelled, Standing::Failed]);
+        let tally = transfers.tally(Kind::Save);
+        assert_eq!((tally.running, tally.moved), (0, 7));
+        assert_eq!(tally.ended.into_values().collect::<Vec<_>>(), [1, 2, 1]);
+        assert_eq!(transfers.find(&entries[0].id.to_string()).unwrap().id, entries[0].id);
+        assert_eq!(transfers.find("nobody").unwrap_err().kind(), ErrorKind::NotFound);
+    }
+
+    #[tokio::test]
+    async fn it_is_bounded_and_closes() {
+        let transfers = transfers();
+        let running: Vec<_> =
+            (0..RUNNING_MAX).map(|_| transfers.begin(about("a"), |_| std::future::pending()).unwrap()).collect();
+        let refused = |transfers: &Transfers| transfers.begin(about("b"), |_| std::future::pending()).unwrap_err();
+        assert_eq!(refused(&transfers).kind(), ErrorKind::Exhausted);
+        running.iter().for_each(|entry| entry.stop());
+        transfers.close();
+        transfers.ended().await;
+        assert_eq!(refused(&transfers).kind(), ErrorKind::Unreachable);
+    }
+
+    #[tokio::test]
+    async fn the_oldest_that_ended_are_forgotten() {
+        let transfers = transfers();
+        let first = transfers.begin(about("first"), |_| std::future::pending()).unwrap();
+        for _ in 0..ENDED_KEPT + 5 {
+            transfers.begin(about("a"), |_| async { Ok(Value::Null) }).unwrap().ended().await;
+        }
+        assert_eq!(transfers.list().transfers.len(), ENDED_KEPT + 1);
+        assert!(transfers.find(&first.id.to_string()).is_ok(), "it runs");
+    }
+}

@@ -1,0 +1,339 @@
+//! What the API tells, as both sides of it read and write it.
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::cache::{CacheStat, Checked, Pin};
+use crate::progress::Snapshot;
+use crate::transfer::peers::PeerStat;
+
+/// How an agent is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Health {
+    /// The agent's version.
+    pub version: String,
+    /// Its process.
+    pub pid: u32,
+    /// Since when it runs, RFC 3339.
+    pub started: String,
+    /// Whether what it was told to have ready is there.
+    pub ready: bool,
+    /// Whether it is ending: it takes nothing new.
+    pub leaving: bool,
+    /// Who it is towards other agents, if it has a certificate.
+    pub identity: Option<String>,
+    /// Where it saves to and restores from, the usual repository first.
+    pub repositories: Vec<Place>,
+}
+
+/// A repository of an agent.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Place {
+    /// Where it is.
+    pub location: String,
+    /// Its name for ever.
+    pub id: String,
+}
+
+/// What kind of work a transfer is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Kind {
+    /// Files into a repository.
+    Save,
+    /// Files out of one.
+    Restore,
+    /// Chunks into the cache.
+    Warm,
+    /// A reading of all of the cache.
+    Check,
+}
+
+impl Kind {
+    /// Every kind.
+    pub const ALL: [Self; 4] = [Self::Save, Self::Restore, Self::Warm, Self::Check];
+
+    /// As the API and the metrics say it.
+    #[must_use]
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Save => "save",
+            Self::Restore => "restore",
+            Self::Warm => "warm",
+            Self::Check => "check",
+        }
+    }
+}
+
+/// How far a transfer has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Standing {
+    /// It goes on.
+    Running,
+    /// It has done what it should.
+    Done,
+    /// It could not.
+    Failed,
+    /// It was told to stop.
+    Cancelled,
+}
+
+impl Standing {
+    /// Every end that there is.
+    pub const ENDS: [Self; 3] = [Self::Done, Self::Failed, Self::Cancelled];
+
+    /// As the API and the metrics say it.
+    #[must_use]
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Running => "running",
+            Self::Done => "done",
+            Self::Failed => "failed",
+            Self::Cancelled => "cancelled",
+        }
+    }
+}
+
+/// How far the work of a transfer is; all but `phase` in bytes.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pace {
+    /// What is going on.
+    pub phase: String,
+    /// Plain bytes to deal with; 0 while unknown.
+    pub total: u64,
+    /// Plain bytes dealt with.
+    pub done: u64,
+    /// Stored bytes moved.
+    pub moved: u64,
+}
+
+impl From<Snapshot> for Pace {
+    fn from(now: Snapshot) -> Self {
+        Self { phase: now.phase.to_owned(), total: now.total, done: now.done, moved: now.moved }
+    }
+}
+
+/// One transfer.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Transfer {
+    /// Its name.
+    pub id: String,
+    /// What it is.
+    pub kind: Kind,
+    /// What it is about: the name saved or restored.
+    pub name: String,
+    /// Which repository, if one has part in it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub repository: Option<String>,
+    /// How it stands.
+    pub state: Standing,
+    /// When it began, RFC 3339.
+    pub started: String,
+    /// How long it has taken.
+    pub seconds: f64,
+    /// How far it is.
+    pub progress: Pace,
+    /// What came of it, once it is done: as the command of that name tells with `--json`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub report: Option<Value>,
+    /// What went wrong, if it failed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub error: Option<Value>,
+}
+
+/// Several transfers.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct TransferList {
+    /// Those that run and those that ended last, the oldest first.
+    pub transfers: Vec<Transfer>,
+}
+
+/// The cache's figures; those of events count since the agent began.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Cache {
+    /// Where it lies.
+    pub dir: String,
+    /// Chunks in it.
+    pub chunks: u64,
+    /// Bytes they take on the disk.
+    pub bytes: u64,
+    /// Bytes of the slabs that there are.
+    pub slab_bytes: u64,
+    /// Bytes that it may grow to.
+    pub capacity: u64,
+    /// Bytes that pinned chunks take.
+    pub pinned_bytes: u64,
+    /// Bytes that pinned chunks will take once all are there.
+    pub promised_bytes: u64,
+    /// Pins.
+    pub pins: u64,
+    /// Bytes of the journal.
+    pub journal_bytes: u64,
+    /// Reads that found their chunk.
+    pub hits: u64,
+    /// Reads that did not.
+    pub misses: u64,
+    /// Chunks put in.
+    pub inserts: u64,
+    /// Chunks that there was no room for.
+    pub refusals: u64,
+    /// Chunks evicted.
+    pub evictions: u64,
+    /// Chunks found damaged or lost, and dropped.
+    pub damaged: u64,
+}
+
+impl Cache {
+    pub(super) fn new(dir: String, stat: CacheStat) -> Self {
+        let CacheStat {
+            chunks, bytes, slab_bytes, capacity, pinned_bytes, promised_bytes, pins, journal_bytes, ..
+        } = stat;
+        let CacheStat { hits, misses, inserts, refusals, evictions, damaged, .. } = stat;
+        Self {
+            dir,
+            chunks,
+            bytes,
+            slab_bytes,
+            capacity,
+            pinned_bytes,
+            promised_bytes,
+            pins,
+            journal_bytes,
+            hits,
+            misses,
+            inserts,
+            refusals,
+            evictions,
+            damaged,
+        }
+    }
+}
+
+/// What a check of the cache found.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CacheChecked {
+    /// Chunks read.
+    pub chunks: u64,
+    /// Bytes they take.
+    pub bytes: u64,
+    /// What was damaged and dropped.
+    pub damaged: Vec<CacheDamage>,
+}
+
+/// A chunk of the cache that was damaged.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CacheDamage {
+    /// The first eight bytes of its id, in hexadecimal digits.
+    pub chunk: String,
+    /// The slab that it lay in.
+    pub slab: usize,
+    /// Where it began there, in bytes.
+    pub offset: u64,
+}
+
+impl From<Checked> for CacheChecked {
+    fn from(checked: Checked) -> Self {
+        let damaged = checked.damaged.iter();
+        let damaged = damaged.map(|damage| CacheDamage {
+            chunk: format!("{:016x}", damage.prefix),
+            slab: damage.slab,
+            offset: damage.offset,
+        });
+        Self { chunks: checked.chunks, bytes: checked.bytes, damaged: damaged.collect() }
+    }
+}
+
+/// What an eviction did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Evicted {
+    /// Bytes that came free.
+    pub freed_bytes: u64,
+}
+
+/// One pin.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pinned {
+    /// Its name.
+    pub id: String,
+    /// Who asked.
+    pub owner: String,
+    /// What for.
+    pub reason: String,
+    /// When, RFC 3339.
+    pub created: String,
+    /// When it ends by itself, RFC 3339, if it does.
+    pub expires: Option<String>,
+    /// Chunks it keeps.
+    pub chunks: u64,
+}
+
+impl From<&Pin> for Pinned {
+    fn from(pin: &Pin) -> Self {
+        Self {
+            id: pin.id.to_string(),
+            owner: pin.owner.clone(),
+            reason: pin.reason.clone(),
+            created: pin.created.to_string(),
+            expires: pin.expires.map(|at| at.to_string()),
+            chunks: pin.chunks,
+        }
+    }
+}
+
+/// Several pins.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PinList {
+    /// The oldest first.
+    pub pins: Vec<Pinned>,
+}
+
+/// A pin that was ended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Unpinned {
+    /// Its name.
+    pub unpinned: String,
+}
+
+/// Another agent.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Peer {
+    /// Where it is said to be.
+    pub address: String,
+    /// Who it is, once it has shown its certificate.
+    pub identity: Option<String>,
+    /// What carries its link, if that is up: `quic` or `tcp`.
+    pub carrier: Option<String>,
+    /// Connections of the link.
+    pub connections: usize,
+    /// The delay there and back, in milliseconds.
+    pub rtt_ms: Option<f64>,
+    /// Bytes a second that came from it lately.
+    pub rate: Option<f64>,
+    /// Bytes of frames that came from it.
+    pub received: u64,
+    /// What was wrong last.
+    pub error: Option<String>,
+}
+
+impl From<PeerStat> for Peer {
+    fn from(stat: PeerStat) -> Self {
+        Self {
+            address: stat.address,
+            identity: stat.identity.map(|identity| identity.to_string()),
+            carrier: stat.carrier.map(|carrier| carrier.to_string()),
+            connections: stat.connections,
+            rtt_ms: stat.rtt.map(|rtt| rtt.as_secs_f64() * 1000.0),
+            rate: stat.rate,
+            received: stat.received,
+            error: stat.error,
+        }
+    }
+}
+
+/// Several agents.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct PeerList {
+    /// By address.
+    pub peers: Vec<Peer>,
+}

@@ -1,0 +1,305 @@
+//! `towline agent`, and what is asked of one: to warm, pins, the cache.
+
+use std::fmt::Write as _;
+use std::path::Path;
+
+use serde::Serialize;
+use serde_json::Value;
+
+use tokio::signal::unix::SignalKind;
+
+use super::args::{CacheVerb, Pin, Warm};
+use super::config::Chosen;
+use super::listen;
+use super::output::{printable, table};
+use super::verbs::Door;
+use crate::agent::view::{Cache, CacheChecked, Evicted, PinList, Pinned, Transfer, TransferList, Unpinned};
+use crate::agent::{Agent, Client, Config};
+use crate::error::{Error, ErrorKind, Result};
+use crate::size::show;
+
+impl Door {
+    /// Runs an agent until SIGTERM or SIGINT, and then until it has ended in order; another takes the grace away.
+    pub(super) async fn agent(&self, config: &Path) -> Result<()> {
+        #[derive(Serialize)]
+        struct Listening {
+            event: &'static str,
+            socket: String,
+            #[serde(skip_serializing_if = "Option::is_none")]
+            http: Option<String>,
+            #[serde(skip_serializing_if = "Option::is_none")]
+            listen: Option<String>,
+        }
+        let (mut interrupt, mut terminate) = (listen(SignalKind::interrupt())?, listen(SignalKind::terminate())?);
+        let mut asked = async || {
+            tokio::select! {
+                _ = interrupt.recv() => {}
+                _ = terminate.recv() => {}
+            }
+        };
+        let mut config = Config::read(config)?;
+        config.memory = self.memory.or(config.memory);
+        let agent = tokio::select! {
+            agent = Agent::start(config) => agent?,
+            () = asked() => return Err(Error::cancelled("interrupted before the agent was there")),
+        };
+        let (socket, http) = (agent.socket().display().to_string(), agent.http().map(|http| http.to_string()));
+        let listen = agent.listens().map(|listen| listen.to_string());
+        self.output.event(&Listening { event: "listening", socket, http, listen }, |listening| {
+            let http = listening.http.as_ref().map_or_else(String::new, |http| format!(" and http://{http}"));
+            let peers =
+                listening.listen.as_ref().map_or_else(String::new, |listen| format!("; other agents at {listen}"));
+            format!("listening at {}{http}{peers}", printable(&listening.socket))
+        })?;
+        asked().await;
+        agent.leave(asked()).await
+    }
+
+    /// Begins to warm each name; follows them if asked to.
+    pub(super) async fn warm(&self, warm: Warm) -> Result<u8> {
+        #[derive(Serialize)]
+        struct Warming {
+            name: String,
+            from: Option<String>,
+            pin: Option<String>,
+            owner: String,
+            repository: Option<String>,
+        }
+        let agent = Client::required()?;
+        let owner = warm.owner.unwrap_or_else(user);
+        let mut transfers = TransferList::default();
+        for name in &warm.names {
+            let asked = Warming {
+                name: name.to_string(),
+                from: warm.from.as_ref().map(ToString::to_string),
+                pin: warm.pin.map(|span| humantime::format_duration(span).to_string()),
+                owner: owner.clone(),
+                repository: self.named_repository()?,
+            };
+            transfers.transfers.push(agent.post("/v1/warm", &asked).await?);
+        }
+        if warm.wait {
+            let line = self.line();
+            for transfer in &mut transfers.transfers {
+                *transfer = agent.follow(&transfer.id, |view| self.relay(view)).await?;
+            }
+            drop(line);
+        }
+        self.output.report(&transfers, |all, _| all.transfers.iter().map(warmed).collect())?;
+        let missing = |transfer: &Transfer| told(transfer, "missing") > 0;
+        Ok(if transfers.transfers.iter().any(missing) { ErrorKind::Unreachable.exit_code() } else { 0 })
+    }
+
+    /// Shows the progress of a transfer as if it were this command's own.
+    fn relay(&self, view: &Transfer) {
+        let before = self.progress.snapshot();
+        if before.phase == "warming" && view.progress.phase == "warming" {
+            self.progress.grow(view.progress.total.saturating_sub(before.total));
+        } else if view.progress.phase == "warming" {
+            self.progress.phase("warming", view.progress.total);
+        }
+        let before = self.progress.snapshot();
+        self.progress.advance(view.progress.done.saturating_sub(before.done));
+        self.progress.moved(view.progress.moved.saturating_sub(before.moved));
+    }
+
+    pub(super) async fn pin(&self, pin: Pin) -> Result<()> {
+        #[derive(Serialize)]
+        struct Pinning {
+            name: String,
+            #[serde(rename = "for")]
+            lasting: Option<String>,
+            owner: String,
+            reason: Option<String>,
+            repository: Option<String>,
+        }
+        let Pin { name, lasting, owner, reason } = pin;
+        let asked = Pinning {
+            name: name.to_string(),
+            lasting: lasting.map(|lasting| humantime::format_duration(lasting).to_string()),
+            owner: owner.unwrap_or_else(user),
+            reason,
+            repository: self.named_repository()?,
+        };
+        let pinned: Pinned = Client::required()?.post("/v1/pins", &asked).await?;
+        self.output.report(&pinned, |pinned, _| {
+            let until = pinned.expires.as_ref().map_or_else(String::new, |at| format!(" until {at}"));
+            format!("pinned {name}{until}: {}\n", pinned.id)
+        })
+    }
+
+    pub(super) async fn unpin(&self, pins: &[String]) -> Result<()> {
+        #[derive(Serialize)]
+        struct All {
+            unpinned: Vec<String>,
+        }
+        let agent = Client::required()?;
+        let mut all = All { unpinned: Vec::new() };
+        for pin in pins {
+            if !pin.bytes().all(|byte| byte.is_ascii_alphanumeric()) {
+                return Err(Error::usage("this is not a pin").got(pin).cure("`towline pins` lists them"));
+            }
+            let Unpinned { unpinned } = agent.delete(&format!("/v1/pins/{pin}")).await?;
+            all.unpinned.push(unpinned);
+        }
+        self.output.report(&all, |all, _| format!("unpinned {}\n", printable(&all.unpinned.join(", "))))
+    }
+
+    pub(super) async fn pins(&self) -> Result<()> {
+        let pins: PinList = Client::required()?.get("/v1/pins").await?;
+        if pins.pins.is_empty() {
+            self.output.remark("nothing is pinned");
+        }
+        self.output.answer(&pins, |pins, _| pinned(&pins.pins))
+    }
+
+    pub(super) async fn cache(&self, what: CacheVerb) -> Result<u8> {
+        let agent = Client::required()?;
+        match what {
+            CacheVerb::Stat => {
+                let cache: Cache = agent.get("/v1/cache").await?;
+                self.output.answer(&cache, |cache, _| figures(cache))?;
+            }
+            CacheVerb::Check => {
+                let begun: Transfer = agent.post("/v1/cache/check", &()).await?;
+                let line = self.line();
+                self.progress.phase("checking", 0);
+                let ended = agent.follow(&begun.id, |_| {}).await?;
+                drop(line);
+                let checked: CacheChecked = serde_json::from_value(ended.report.unwrap_or_default())
+                    .map_err(|source| Error::unsupported("answer of the agent is not understood").source(source))?;
+                self.output.report(&checked, |checked, _| found(checked))?;
+                if !checked.damaged.is_empty() {
+                    return Ok(ErrorKind::Damaged.exit_code());
+                }
+            }
+            CacheVerb::Evict { bytes } => {
+                let asked = serde_json::json!({ "bytes": bytes });
+                let evicted: Evicted = agent.post("/v1/cache/evict", &asked).await?;
+                self.output.report(&evicted, |evicted, _| format!("{} came free\n", show(evicted.freed_bytes)))?;
+            }
+        }
+        Ok(0)
+    }
+
+    /// The repository that somebody named; the agent's usual one, if nobody did.
+    fn named_repository(&self) -> Result<Option<String>> {
+        // Where there is no home folder, nobody named one.
+        match self.settings.repository() {
+            Ok(Chosen::Named(location)) => Ok(Some(location.to_string())),
+            Ok(Chosen::Embedded(_)) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// Who asks, for people who look at the list of pins.
+fn user() -> String {
+    std::env::var("USER").ok().filter(|user| !user.is_empty()).unwrap_or_else(|| "towline".to_owned())
+}
+
+/// A number of a transfer's report; 0 if it has none.
+fn told(transfer: &Transfer, number: &str) -> u64 {
+    transfer.report.as_ref().and_then(|report| report.get(number)).and_then(Value::as_u64).unwrap_or(0)
+}
+
+fn warmed(transfer: &Transfer) -> String {
+    let name = printable(&transfer.name);
+    if transfer.report.is_none() {
+        return format!("warming {name}: {}\n", printable(&transfer.id));
+    }
+    let missing = match told(transfer, "missing") {
+        0 => String::new(),
+        missing => format!("; {missing} chunks could not be had, the agent's log says why"),
+    };
+    let (bytes, brought) = (show(told(transfer, "bytes")), show(told(transfer, "lacking_bytes")));
+    format!("warm: {name}, {bytes}; brought {brought} in {:.1}s{missing}\n", transfer.seconds)
+}
+
+/// The pins as a table.
+pub(super) fn pinned(pins: &[Pinned]) -> String {
+    let row = |pin: &Pinned| {
+        let expires = pin.expires.clone().unwrap_or_else(|| "never".to_owned());
+        vec![
+            printable(&pin.id),
+            printable(&pin.owner),
+            expires,
+            pin.chunks.to_string(),
+            pin.created.clone(),
+            printable(&pin.reason),
+        ]
+    };
+    let rows: Vec<_> = pins.iter().map(row).collect();
+    table(&["PIN", "OWNER", "EXPIRES", ">CHUNKS", "CREATED", "REASON"], &rows)
+}
+
+fn figures(cache: &Cache) -> String {
+    let reads = cache.hits + cache.misses;
+    let share = (cache.hits * 100).checked_div(reads).map_or_else(String::new, |share| format!(" ({share} %)"));
+    format!(
+        "{}\n  holds: {} chunks, {} of {}; slabs {}\n  pinned: {} here, {} promised; pins: {}\n  \
+         reads: {} found{share}, {} not\n  put in: {}; evicted: {}; refused: {}; damaged: {}\n",
+        printable(&cache.dir),
+        cache.chunks,
+        show(cache.bytes),
+        show(cache.capacity),
+        show(cache.slab_bytes),
+        show(cache.pinned_bytes),
+        show(cache.promised_bytes),
+        cache.pins,
+        cache.hits,
+        cache.misses,
+        cache.inserts,
+        cache.evictions,
+        cache.refusals,
+        cache.damaged,
+    )
+}
+
+fn found(checked: &CacheChecked) -> String {
+    let outcome = match checked.damaged.len() {
+        0 => "all good".to_owned(),
+        count => format!("{count} damaged and dropped"),
+    };
+    let mut text = format!("read {} chunks, {}: {outcome}\n", checked.chunks, show(checked.bytes));
+    for damage in &checked.damaged {
+        // Text takes all that is written to it.
+        let _ = writeln!(text, "  {}... in slab {} at {}", printable(&damage.chunk), damage.slab, damage.offset);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::agent::view::CacheDamage;
+
+    #[test]
+    fn figures_are_told_in_words() {
+        let cache = Cache { dir: "/c".into(), hits: 3, misses: 1, capacity: 1 << 30, ..Cache::default() };
+        let text = figures(&cache);
+        assert!(text.contains("3 found (75 %), 1 not") && text.contains("of 1.0 GiB"), "{text}");
+        assert!(figures(&Cache::default()).contains("0 found, 0 not"));
+    }
+
+    #[test]
+    fn what_is_warm_is_told_with_what_is_missing() {
+        let mut transfer: Transfer = serde_json::from_value(serde_json::json!({
+            "id": "A", "kind": "warm", "name": "run/1", "state": "running", "started": "", "seconds": 1.0,
+            "progress": { "phase": "", "total": 0, "done": 0, "moved": 0 },
+        }))
+        .unwrap();
+        assert_eq!(warmed(&transfer), "warming run/1: A\n");
+        transfer.report = Some(serde_json::json!({ "bytes": 2048, "lacking_bytes": 1024, "missing": 3 }));
+        let text = warmed(&transfer);
+        assert!(text.starts_with("warm: run/1, 2.0 KiB; brought 1.0 KiB in 1.0s; 3 chunks could not"), "{text}");
+    }
+
+    #[test]
+    fn damage_is_named() {
+        assert_eq!(found(&CacheChecked::default()), "read 0 chunks, 0 B: all good\n");
+        let damaged = vec![CacheDamage { chunk: "00ff".into(), slab: 3, offset: 4096 }];
+        let text = found(&CacheChecked { chunks: 1, bytes: 4096, damaged });
+        assert_eq!(text, "read 1 chunks, 4.0 KiB: 1 damaged and dropped\n  00ff... in slab 3 at 4096\n");
+    }
+}

@@ -1,0 +1,321 @@
+//! `towline top`: what the agent does, drawn anew each second.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::io::{self, IsTerminal as _};
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+use tokio::signal::unix::SignalKind;
+
+use super::agent::pinned;
+use super::listen;
+use super::output::{Output, printable, table};
+use super::verbs::Door;
+use crate::agent::Client;
+use crate::agent::view::{Cache, Health, Peer, PeerList, PinList, Pinned, Standing, Transfer, TransferList};
+use crate::error::{Error, ErrorKind, Result};
+use crate::size::show;
+
+/// How often it is drawn.
+const EVERY: Duration = Duration::from_secs(1);
+/// Transfers that ended and are shown, and pins, at most.
+const SHOWN_MAX: usize = 8;
+/// Cells of a bar.
+const BAR: usize = 20;
+/// To the other screen, without a cursor and without breaking long lines; and back.
+/// (<https://invisible-island.net/xterm/ctlseqs/ctlseqs.html>)
+const ENTER: &[u8] = b"\x1b[?1049h\x1b[?25l\x1b[?7l";
+const LEAVE: &[u8] = b"\x1b[?7h\x1b[?25h\x1b[?1049l";
+
+/// One look at an agent.
+#[derive(Debug, Serialize)]
+struct Reading {
+    health: Health,
+    #[serde(flatten)]
+    transfers: TransferList,
+    /// None, if the agent has no cache.
+    cache: Option<Cache>,
+    pins: Vec<Pinned>,
+    peers: Vec<Peer>,
+}
+
+impl Reading {
+    async fn take(agent: &Client) -> Result<Self> {
+        let health = agent.get("/health").await?;
+        let transfers = agent.get("/v1/transfers").await?;
+        let cache = match agent.get("/v1/cache").await {
+            Ok(cache) => Some(cache),
+            Err(error) if error.kind() == ErrorKind::NotFound => None,
+            Err(error) => return Err(error),
+        };
+        let (pins, peers) = match cache {
+            Some(_) => {
+                let (pins, peers): (PinList, PeerList) = (agent.get("/v1/pins").await?, agent.get("/v1/peers").await?);
+                (pins.pins, peers.peers)
+            }
+            None => (Vec::new(), Vec::new()),
+        };
+        Ok(Self { health, transfers, cache, pins, peers })
+    }
+}
+
+impl Door {
+    /// Draws until Ctrl-C; once, if that was asked for or nobody watches.
+    pub(super) async fn top(&self, once: bool) -> Result<()> {
+        let agent = Client::required()?;
+        let (mut interrupt, mut terminate) = (listen(SignalKind::interrupt())?, listen(SignalKind::terminate())?);
+        let mut rates = Rates::default();
+        if once || !self.draw || !io::stdout().is_terminal() {
+            let reading = Reading::take(&agent).await?;
+            return self.output.answer(&reading, |reading, _| shown(reading, &mut rates));
+        }
+        let screen = Screen::enter(&self.output)?;
+        let mut ticks = tokio::time::interval(EVERY);
+        loop {
+            tokio::select! {
+                _ = ticks.tick() => {}
+                _ = interrupt.recv() => return Ok(()),
+                _ = terminate.recv() => return Ok(()),
+            }
+            let text = match Reading::take(&agent).await {
+                Ok(reading) => shown(&reading, &mut rates),
+                // It may come back.
+                Err(error) => unseen(&error),
+            };
+            screen.draw(&text)?;
+        }
+    }
+}
+
+/// The other screen of the terminal, until it is dropped.
+struct Screen<'a>(&'a Output);
+
+impl<'a> Screen<'a> {
+    fn enter(output: &'a Output) -> Result<Self> {
+        output.print(ENTER)?;
+        Ok(Self(output))
+    }
+
+    /// Each line over the one that was there, then nothing.
+    fn draw(&self, text: &str) -> Result<()> {
+        let lines = text.replace('\n', "\x1b[K\n");
+        self.0.print(format!("\x1b[H{lines}\x1b[J").as_bytes())
+    }
+}
+
+impl Drop for Screen<'_> {
+    fn drop(&mut self) {
+        // A terminal that is gone needs nothing.
+        let _ = self.0.print(LEAVE);
+    }
+}
+
+/// How fast each transfer is, from one look to the next.
+#[derive(Debug, Default)]
+struct Rates(BTreeMap<String, (Instant, u64, f64)>);
+
+impl Rates {
+    /// Bytes a second, smoothed over some seconds; none at first sight.
+    fn observe(&mut self, transfer: &Transfer, now: Instant) -> Option<u64> {
+        let done = transfer.progress.done;
+        let Some((before, had, rate)) = self.0.get(&transfer.id).copied() else {
+            self.0.insert(transfer.id.clone(), (now, done, 0.0));
+            return None;
+        };
+        let seconds = now.duration_since(before).as_secs_f64();
+        if seconds > 0.0 {
+            let fresh = done.saturating_sub(had) as f64 / seconds;
+            let rate = if rate > 0.0 { rate + (fresh - rate) * 0.4 } else { fresh };
+            self.0.insert(transfer.id.clone(), (now, done, rate));
+        }
+        let rate = self.0.get(&transfer.id)?.2;
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a figure for people, saturating")]
+        Some(rate as u64).filter(|&rate| rate > 0)
+    }
+
+    fn forget(&mut self, running: &[&Transfer]) {
+        self.0.retain(|id, _| running.iter().any(|transfer| transfer.id == *id));
+    }
+}
+
+fn unseen(error: &Error) -> String {
+    format!("{}\n{}\n", printable(&error.to_string()), printable(error.cure_text().unwrap_or_default()))
+}
+
+/// All of it, as text.
+fn shown(reading: &Reading, rates: &mut Rates) -> String {
+    let Reading { health, transfers, cache, pins, peers } = reading;
+    let state = match (health.leaving, health.ready) {
+        (true, _) => "ending",
+        (_, true) => "ready",
+        (_, false) => "not ready",
+    };
+    let mut text = format!(
+        "towline agent {}, process {}, since {}: {state}\n",
+        printable(&health.version),
+        health.pid,
+        health.started
+    );
+    for repository in &health.repositories {
+        let _ = writeln!(text, "  {}", printable(&repository.location));
+    }
+    let (running, ended): (Vec<_>, Vec<_>) =
+        transfers.transfers.iter().partition(|transfer| transfer.state == Standing::Running);
+    let now = Instant::now();
+    rates.forget(&running);
+    let _ = writeln!(text, "\nTransfers: {} running", running.len());
+    let recent = ended.iter().rev().take(SHOWN_MAX).copied();
+    let rows: Vec<_> =
+        running.iter().copied().chain(recent).map(|transfer| row(transfer, rates.observe(transfer, now))).collect();
+    if !rows.is_empty() {
+        text += &table(&["KIND", "NAME", "STATE", ">DONE", ">OF", ">RATE", ">LEFT", ">MOVED", ">TOOK", ""], &rows);
+    }
+    rates.forget(&running);
+    if let Some(cache) = cache {
+        let _ = writeln!(
+            text,
+            "\nCache: {} {} of {}; pinned {}; {} chunks; reads: {} found, {} not; evicted {}",
+            bar(cache.bytes, cache.capacity),
+            show(cache.bytes),
+            show(cache.capacity),
+            show(cache.promised_bytes),
+            cache.chunks,
+            cache.hits,
+            cache.misses,
+            cache.evictions,
+        );
+        let _ = writeln!(text, "\nPins: {}", pins.len());
+        if !pins.is_empty() {
+            text += &pinned(&pins[..pins.len().min(SHOWN_MAX)]);
+        }
+    }
+    if !peers.is_empty() {
+        let _ = writeln!(text, "\nPeers: {}", peers.len());
+        let rows: Vec<_> = peers.iter().map(linked).collect();
+        text += &table(&["AGENT", "ADDRESS", "LINK", ">DELAY", ">RATE", ">RECEIVED", ""], &rows);
+    }
+    text
+}
+
+fn linked(peer: &Peer) -> Vec<String> {
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a figure for people, saturating")]
+    let rate = peer.rate.map_or_else(|| "-".to_owned(), |rate| format!("{}/s", show(rate as u64)));
+    let up = peer.carrier.as_ref().map(|carrier| format!("{carrier} x{}", peer.connections));
+    vec![
+        peer.identity.as_deref().map_or_else(|| "?".to_owned(), printable),
+        printable(&peer.address),
+        up.as_deref().map_or_else(|| "down".to_owned(), printable),
+        peer.rtt_ms.map_or_else(|| "-".to_owned(), |rtt| format!("{rtt:.1} ms")),
+        rate,
+        show(peer.received),
+        peer.error.as_deref().filter(|_| up.is_none()).map(printable).unwrap_or_default(),
+    ]
+}
+
+fn row(transfer: &Transfer, rate: Option<u64>) -> Vec<String> {
+    let Transfer { progress, .. } = transfer;
+    let running = transfer.state == Standing::Running;
+    let left = rate.and_then(|rate| progress.total.saturating_sub(progress.done).checked_div(rate));
+    let left = left.filter(|_| running && progress.total > 0).map(|seconds| format!("{seconds}s"));
+    let bytes = |bytes: u64| if bytes == 0 { "-".to_owned() } else { show(bytes) };
+    let trouble = transfer.error.as_ref().and_then(|error| error.get("message")).and_then(|message| message.as_str());
+    vec![
+        transfer.kind.word().to_owned(),
+        printable(&transfer.name),
+        if running { printable(&progress.phase) } else { transfer.state.word().to_owned() },
+        bytes(progress.done),
+        bytes(progress.total),
+        rate.filter(|_| running).map_or_else(|| "-".to_owned(), |rate| format!("{}/s", show(rate))),
+        left.unwrap_or_else(|| "-".to_owned()),
+        bytes(progress.moved),
+        format!("{:.0}s", transfer.seconds),
+        trouble.map(printable).unwrap_or_default(),
+    ]
+}
+
+/// `[=====     ]`
+fn bar(part: u64, whole: u64) -> String {
+    let cells = u128::from(part) * BAR as u128 / u128::from(whole.max(1));
+    let cells = usize::try_from(cells).unwrap_or(BAR).min(BAR);
+    format!("[{:<BAR$}]", "=".repeat(cells))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::agent::view::{Kind, Pace, Place};
+
+    fn transfer(state: Standing, done: u64) -> Transfer {
+        let progress = Pace { phase: "saving".into(), total: 4 << 20, done, moved: 1 << 10 };
+        Transfer {
+            id: "a".into(),
+            kind: Kind::Save,
+            name: "run/step-1\x1b[2J".into(),
+            repository: None,
+            state,
+            started: "2026-01-01T00:00:00Z".into(),
+            seconds: 2.4,
+            progress,
+            report: None,
+            error: (state == Standing::Failed).then(|| serde_json::json!({ "message": "no room" })),
+        }
+    }
+
+    #[test]
+    fn the_view_says_what_goes_on() {
+        let health = Health {
+            version: "1".into(),
+            pid: 7,
+            started: "2026-01-01T00:00:00Z".into(),
+            ready: true,
+            leaving: false,
+            identity: None,
+            repositories: vec![Place { location: "/repo".into(), id: "A".into() }],
+        };
+        let transfers =
+            TransferList { transfers: vec![transfer(Standing::Failed, 0), transfer(Standing::Running, 1 << 20)] };
+        let cache = Cache { bytes: 1 << 29, capacity: 1 << 30, ..Cache::default() };
+        let peers = vec![Peer {
+            address: "b:7071".into(),
+            identity: None,
+            carrier: None,
+            connections: 0,
+            rtt_ms: None,
+            rate: None,
+            received: 0,
+            error: Some("certificate expired".into()),
+        }];
+        let reading = Reading { health, transfers, cache: Some(cache), pins: Vec::new(), peers };
+        let text = shown(&reading, &mut Rates::default());
+        for expected in [
+            "ready",
+            "/repo",
+            "1 running",
+            "saving",
+            "1.0 MiB",
+            "no room",
+            "certificate expired",
+            "[==========          ]",
+        ] {
+            assert!(text.contains(expected), "{expected}: {text}");
+        }
+        assert!(!text.contains('\x1b'), "names are made harmless");
+    }
+
+    #[test]
+    fn a_rate_needs_two_looks() {
+        let (mut rates, begun) = (Rates::default(), Instant::now());
+        assert_eq!(rates.observe(&transfer(Standing::Running, 0), begun), None);
+        let rate = rates.observe(&transfer(Standing::Running, 1 << 20), begun + Duration::from_secs(2));
+        assert_eq!(rate, Some(1 << 19));
+        rates.forget(&[]);
+        assert!(rates.0.is_empty());
+    }
+
+    #[test]
+    fn a_bar_never_overflows() {
+        assert_eq!(bar(0, 0), format!("[{}]", " ".repeat(BAR)));
+        assert_eq!(bar(u64::MAX, 1), format!("[{}]", "=".repeat(BAR)));
+    }
+}

@@ -1,0 +1,143 @@
+//! How an agent starts and ends: signals, kills, restarts, and what is in its way.
+
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+use serde_json::{Value, json};
+
+use super::{PATIENCE, Running, told, told_json, with_tree};
+use crate::cli::{User, has_members};
+use crate::data::noise;
+
+#[test]
+fn pins_outlive_the_agent() {
+    let user = with_tree();
+    user.ok(&["save", "tree", "run/step-1"]);
+    let agent = Running::start(&user, "");
+    let pinned = told_json(&user, &agent, &["pin", "run@latest", "--for", "24h", "--owner", "me"]);
+    has_members(&pinned, "id owner reason created expires chunks");
+    assert_eq!((&pinned["owner"], &pinned["reason"]), (&json!("me"), &json!("run/step-1")));
+    let second = agent.post("/v1/pins", &json!({ "name": "run/step-1", "for": 60, "reason": "a burst" }), 201);
+    assert!(told(&user, &agent, &["pins"]).contains("a burst"));
+    assert!(told_json(&user, &agent, &["cache", "stat"])["promised_bytes"].as_u64().unwrap() > 20 << 20);
+    agent.stop();
+
+    let agent = Running::start(&user, "");
+    let pins = told_json(&user, &agent, &["pins"]);
+    assert_eq!(pins["pins"], json!([pinned, second]));
+    let id = second["id"].as_str().unwrap();
+    assert!(told(&user, &agent, &["unpin", id]).contains(id));
+    assert_eq!(agent.ask("DELETE", &format!("/v1/pins/{id}"), "", "").refuses(404), "not-found");
+    agent.signal(Signal::KILL);
+    assert_eq!(agent.ended().0, None);
+
+    // Its socket is still there, and nobody behind it.
+    let agent = Running::start(&user, "");
+    assert_eq!(agent.get("/v1/pins")["pins"], json!([pinned]));
+    assert_eq!(agent.ask("POST", "/v1/pins", "", "{\"name\":\"none\"}").refuses(404), "not-found");
+    user.write("tree/large", &noise(3, 300 << 20));
+    user.ok(&["save", "tree", "large"]);
+    let lacking = agent.ask("POST", "/v1/pins", "", "{\"name\":\"large\"}");
+    assert!(String::from_utf8_lossy(&lacking.body).contains("bytes more"));
+    assert_eq!(lacking.refuses(507), "exhausted");
+    agent.stop();
+}
+
+/// Begins a save that takes a while; returns when it has begun to read.
+fn begin_long_save(user: &User, agent: &Running) -> Value {
+    user.write("large/file", &noise(7, 400 << 20));
+    let begun = agent.post("/v1/save", &json!({ "path": user.work().join("large"), "name": "large" }), 202);
+    let path = format!("/v1/transfers/{}", begun["id"].as_str().unwrap());
+    let until = Instant::now() + PATIENCE;
+    while agent.get(&path)["progress"]["done"].as_u64().unwrap() == 0 {
+        assert!(Instant::now() < until, "the save does not begin");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    begun
+}
+
+#[test]
+fn a_save_is_finished_before_the_agent_ends() {
+    let user = User::with_repository();
+    let agent = Running::start(&user, "");
+    begin_long_save(&user, &agent);
+    agent.signal(Signal::TERM);
+    let until = Instant::now() + PATIENCE;
+    while agent.ask("GET", "/ready", "", "").status == 200 {
+        assert!(Instant::now() < until, "the agent does not hear the signal");
+    }
+    let late = json!({ "path": user.work().join("large"), "name": "late" }).to_string();
+    assert_eq!(agent.ask("POST", "/v1/save", "", &late).refuses(503), "unreachable");
+    assert_eq!(agent.ended(), (Some(0), String::new()));
+    assert!(user.ok(&["ls"]).contains("large"));
+    assert_eq!(user.json(&["verify", "--data"], 0)["damaged"], json!([]));
+}
+
+#[test]
+fn without_grace_what_runs_is_stopped_and_named() {
+    let user = User::with_repository();
+    let agent = Running::start(&user, "grace = 0");
+    begin_long_save(&user, &agent);
+    agent.signal(Signal::TERM);
+    let (code, error) = agent.ended();
+    assert_eq!(code, Some(1), "{error}");
+    assert!(error.contains("save large") && error.contains("cancelled"), "{error}");
+    assert!(!user.ok(&["ls"]).contains("large"));
+}
+
+#[test]
+fn a_transfer_is_stopped_by_its_id() {
+    let user = User::with_repository();
+    let agent = Running::start(&user, "");
+    let begun = begin_long_save(&user, &agent);
+    let path = format!("/v1/transfers/{}", begun["id"].as_str().unwrap());
+    assert_eq!(agent.ask("DELETE", &path, "", "").json(200)["state"], "cancelled");
+    let (name, last) = agent.events(&begun).pop().unwrap();
+    assert_eq!((name.as_str(), &last["state"]), ("end", &json!("cancelled")));
+    agent.stop();
+}
+
+#[test]
+fn what_is_in_the_way_of_a_start_is_named() {
+    let user = with_tree();
+    let agent = Running::start(&user, "http = '127.0.0.1:0'");
+    let config = user.work().join("agent.toml").display().to_string();
+    let start = ["agent", "--config", &config];
+    let error = user.fails(&start, 5);
+    assert!(error["message"].as_str().unwrap().contains("another agent"), "{error}");
+
+    let write = |text: &str| user.write("agent.toml", text.as_bytes());
+    let port = agent.http.clone().unwrap();
+    write(&format!("repository = '../repo'\nsocket = 'other/agent.sock'\nhttp = '{port}'\n"));
+    let error = user.fails(&start, 5);
+    assert!(error["message"].as_str().unwrap().contains("port"), "{error}");
+    let cache = "[cache]\ndir = 'cache'\ncapacity = '256M'\n";
+    write(&format!("repository = '../repo'\nsocket = 'other/agent.sock'\n{cache}"));
+    let error = user.fails(&start, 5);
+    assert!(error["message"].as_str().unwrap().contains("cache is in use"), "{error}");
+    write("repository = '../none'\nsocket = 'other/agent.sock'\n");
+    let error = user.fails(&start, 3);
+    assert!(error["cure"].as_str().unwrap().contains("towline init"), "{error}");
+    write("repository = '../repo'\nsocket = 'other/agent.sock'\nmemory = '64M'\n");
+    assert!(user.fails(&start, 2)["message"].as_str().unwrap().contains("at least 128 MiB"));
+    write("repository = '../repo'\ncolour = 'red'\n");
+    let error = user.fails(&start, 2);
+    assert!(error["causes"][0].as_str().unwrap().contains("colour"), "{error}");
+    write(&format!("repository = '../repo'\nsocket = '/{}'\n", "s".repeat(107)));
+    assert!(user.fails(&start, 2)["message"].as_str().unwrap().contains("at most 107 bytes"));
+    write("repository = '../repo'\nhttp = '0.0.0.0:7070'\n");
+    assert!(user.fails(&start, 2)["message"].as_str().unwrap().contains("loopback"));
+    assert_eq!(user.fails(&["agent", "--config", "none.toml"], 3)["kind"], "not-found");
+    agent.stop();
+}
+
+#[test]
+fn without_an_agent_it_is_said_how_to_start_one() {
+    let user = with_tree();
+    for args in [&["pins"][..], &["pin", "run/1"], &["unpin", "01ABC"], &["cache", "stat"], &["top"]] {
+        let error = user.fails(args, 3);
+        assert!(error["cure"].as_str().unwrap().contains("towline agent --config"), "{error}");
+    }
+    let gone = user.command(&["pins", "--json"]).env("TOWLINE_AGENT", "/none/agent.sock").output().unwrap();
+    assert_eq!(gone.status.code(), Some(6));
+}

@@ -1,0 +1,174 @@
+//! Agents and processes together: warming, restores through an agent, and agents that bring each other what they hold.
+
+use std::fs;
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+use serde_json::{Value, json};
+
+use super::{PATIENCE, Running, told, told_json, with_tree};
+use crate::cli::User;
+use crate::data::noise;
+
+/// Bytes that the agent had from `source`.
+fn had(agent: &Running, source: &str) -> u64 {
+    let text = String::from_utf8(agent.ask("GET", "/metrics", "", "").body).unwrap();
+    let sample = format!("towline_chunk_from_bytes_total{{source=\"{source}\"}} ");
+    text.lines().find_map(|line| line.strip_prefix(&sample)).unwrap().parse().unwrap()
+}
+
+/// Takes the packs of the repository out of reach.
+fn hide_packs(user: &User) {
+    fs::rename(user.repository().join("pack"), user.repository().join("hidden")).unwrap();
+}
+
+#[test]
+fn what_is_warm_is_restored_without_the_repository_s_packs() {
+    let user = with_tree();
+    user.ok(&["save", "tree", "run/step-1"]);
+    let agent = Running::start(&user, "");
+    let warm = told_json(&user, &agent, &["warm", "run@latest", "--pin", "24h", "--owner", "me", "--wait"]);
+    let report = &warm["transfers"][0]["report"];
+    assert_eq!((&report["missing"], &report["name"]), (&json!(0), &json!("run/step-1")));
+    assert!(report["lacking_bytes"].as_u64().unwrap() > 20 << 20);
+    let again = told_json(&user, &agent, &["warm", "run/step-1", "--pin", "24h", "--owner", "me", "--wait"]);
+    assert_eq!(again["transfers"][0]["report"]["lacking"], 0);
+    assert_eq!(told_json(&user, &agent, &["pins"])["pins"].as_array().unwrap().len(), 1, "one takes the other's place");
+    let from_repository = had(&agent, "repository");
+    assert!(from_repository > 20 << 20);
+
+    hide_packs(&user);
+    told(&user, &agent, &["restore", "run/step-1", "out"]);
+    assert_eq!(user.read("out/sub/b.bin"), noise(1, 20 << 20));
+    let cat = user.command(&["cat", "run/step-1:a.txt"]).env("TOWLINE_AGENT", &agent.socket).output().unwrap();
+    assert_eq!(cat.stdout, b"hello, world");
+    let to = json!({ "name": "run/step-1", "to": user.work().join("by-agent") });
+    agent.done("/v1/restore", &to);
+    assert_eq!(agent.ask("GET", "/v1/files/run@latest/a.txt", "", "").body, b"hello, world");
+    assert_eq!(had(&agent, "repository"), from_repository);
+    assert!(had(&agent, "cache") > 20 << 20);
+    let alone = user.run(&["restore", "run/step-1", "alone"]);
+    assert_ne!(alone.code, Some(0), "the packs are out of reach");
+
+    // A restart is warm, also after a kill.
+    agent.signal(Signal::KILL);
+    agent.ended();
+    let agent = Running::start(&user, "");
+    told(&user, &agent, &["restore", "run/step-1", "again"]);
+    assert_eq!(user.read("again/sub/b.bin"), noise(1, 20 << 20));
+    agent.stop();
+}
+
+#[test]
+fn without_the_agent_a_restore_goes_on_alone() {
+    let user = with_tree();
+    user.ok(&["save", "tree", "run/step-1"]);
+    let gone =
+        user.command(&["restore", "run/step-1", "out"]).env("TOWLINE_AGENT", "/none/agent.sock").output().unwrap();
+    assert_eq!(gone.status.code(), Some(0));
+    assert_eq!(user.read("out/a.txt"), b"hello, world");
+    // Nor is one of use that has another repository.
+    let agent = Running::start(&user, "");
+    let other = with_tree();
+    other.ok(&["save", "tree", "run/step-2"]);
+    told(&other, &agent, &["restore", "run/step-2", "out"]);
+    assert_eq!(other.read("out/a.txt"), b"hello, world");
+    assert_eq!(had(&agent, "repository"), 0);
+    agent.stop();
+}
+
+#[test]
+fn chunks_are_given_over_the_socket_alone_and_only_when_asked_for() {
+    let user = with_tree();
+    let agent = Running::start(&user, "http = '127.0.0.1:0'");
+    assert_eq!(agent.ask("GET", "/v1/chunks", "", "").refuses(426), "usage");
+    let token = fs::read_to_string(agent.socket.with_extension("token")).unwrap();
+    let stream = std::net::TcpStream::connect(agent.http.as_ref().unwrap()).unwrap();
+    let headers = format!("Authorization: Bearer {}\r\nUpgrade: towline\r\n", token.trim());
+    assert_eq!(super::exchange(stream, "GET", "/v1/chunks", &headers, "").refuses(403), "denied");
+    agent.stop();
+}
+
+/// Makes certificates for agents of two sites; the folders lie in the working folder.
+fn identities(user: &User) {
+    user.ok(&["identity", "init"]);
+    for agent in ["home/a", "home/b", "cloud/c"] {
+        let (_, name) = agent.split_once('/').unwrap();
+        user.ok(&["identity", "issue", agent, "--to", name]);
+    }
+}
+
+/// An agent called `name`, that knows the others at `addresses`.
+fn start_peer(user: &User, name: &str, addresses: &[String], more: &str) -> Running {
+    let addresses: Vec<String> = addresses.iter().map(|address| format!("'{address}'")).collect();
+    let text = format!(
+        "repository = '../repo'\nsocket = '{name}.sock'\nmemory = '512M'\nidentity = '{name}'\nlisten = '127.0.0.1:0'\n\
+         [cache]\ndir = 'cache-{name}'\ncapacity = '256M'\nfree_floor = '0'\n\
+         [peers]\naddresses = [{}]\n{more}\n",
+        addresses.join(", ")
+    );
+    let file = format!("{name}.toml");
+    user.write(&file, text.as_bytes());
+    Running::from_file(user, &file)
+}
+
+#[test]
+fn agents_bring_each_other_what_they_hold() {
+    let user = with_tree();
+    user.ok(&["save", "tree", "run/step-1"]);
+    identities(&user);
+    let first = start_peer(&user, "a", &[], "[[allow]]\nagents = 'home/*'\nnames = ['run/*']");
+    let address = vec![first.listen.clone().unwrap()];
+    told(&user, &first, &["warm", "run@latest", "--wait"]);
+    let (near, far) = (start_peer(&user, "b", &address, ""), start_peer(&user, "c", &address, ""));
+    assert_eq!(near.get("/health")["identity"], "towline://home/b");
+    let until = Instant::now() + PATIENCE;
+    let peer = |agent: &Running| -> Value { agent.get("/v1/peers")["peers"][0].clone() };
+    while peer(&near)["carrier"].is_null() || peer(&far)["carrier"].is_null() {
+        assert!(Instant::now() < until, "no link: {} {}", peer(&near), peer(&far));
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert_eq!(peer(&near)["identity"], "towline://home/a");
+    let warm = told_json(&user, &near, &["warm", "run@latest", "--from", "home", "--wait"]);
+    assert_eq!(warm["transfers"][0]["report"]["missing"], 0);
+    assert_eq!(had(&near, "repository"), 0, "all of it came from the other agent");
+    assert!(had(&near, "site") > 20 << 20);
+    assert!(told(&user, &near, &["top", "--once"]).contains("towline://home/a"));
+
+    // The other site may not read it there, and has the repository.
+    let warm = told_json(&user, &far, &["warm", "run@latest", "--wait"]);
+    assert_eq!(warm["transfers"][0]["report"]["missing"], 0);
+    assert_eq!((had(&far, "remote"), had(&far, "site")), (0, 0));
+    assert!(had(&far, "repository") > 20 << 20);
+
+    hide_packs(&user);
+    told(&user, &near, &["restore", "run/step-1", "out"]);
+    assert_eq!(user.read("out/sub/b.bin"), noise(1, 20 << 20));
+    near.stop();
+    far.stop();
+    first.stop();
+}
+
+#[test]
+fn what_keeps_agents_apart_is_named() {
+    let user = with_tree();
+    identities(&user);
+    let agent = start_peer(&user, "a", &[], "");
+    let port = agent.listen.clone().unwrap();
+    let write = |text: &str| user.write("other.toml", format!("repository = '../repo'\n{text}").as_bytes());
+    let cache = "[cache]\ndir = 'other'\ncapacity = '256M'\nfree_floor = '0'\n";
+    let start = ["agent", "--config", "other.toml"];
+    write(&format!("socket = 'o.sock'\nidentity = 'b'\nlisten = '{port}'\nmemory = '512M'\n{cache}"));
+    let error = user.fails(&start, 5);
+    assert!(error["message"].as_str().unwrap().contains("port cannot be listened at"), "{error}");
+    write(&format!("socket = 'o.sock'\nidentity = 'none'\n{cache}"));
+    assert_eq!(user.fails(&start, 3)["kind"], "not-found");
+    write("listen = '0.0.0.0:7071'\n");
+    let error = user.fails(&start, 2);
+    assert!(error["cure"].as_str().unwrap().contains("towline identity issue"), "{error}");
+    user.write("b/tls.key", b"-----BEGIN PRIVATE KEY-----\nrubbish\n-----END PRIVATE KEY-----\n");
+    write(&format!("socket = 'o.sock'\nidentity = 'b'\nlisten = '127.0.0.1:0'\n{cache}"));
+    let error = user.fails(&start, 4);
+    assert!(error["place"].as_str().unwrap().contains("b/tls.key"), "{error}");
+    agent.stop();
+}
