@@ -20,7 +20,7 @@ use crate::limits::{MEMORY_MIN, MIB};
 use crate::ops::blocking;
 use crate::repository::{OpenOptions, Repository};
 use crate::storage::{self, Location};
-use crate::transfer::exchange::{Exchange, ExchangeOptions};
+use crate::transfer::exchange::{Exchange, ExchangeOptions, Limits};
 use crate::transfer::identity::{Credentials, Identity};
 use crate::transfer::peers::{Peers, PeersOptions};
 use crate::transfer::protocol::limits::WINDOW_MIN;
@@ -245,7 +245,7 @@ fn exchange(
     };
     told.addresses.iter().try_for_each(|address| peers.add(address))?;
     let (cache, budget, policy) = (Arc::clone(cache), Budget::new(share)?, config.policy.clone());
-    Ok(Exchange::new(ExchangeOptions { identity, cache, budget, peers, policy }))
+    Ok(Exchange::new(ExchangeOptions { identity, cache, budget, peers, policy, limits: Limits::default() }))
 }
 
 async fn open(location: &Location, options: &storage::StoreOptions, how: OpenOptions) -> Result<Repository> {
