@@ -196,23 +196,28 @@ def wan1000(room, samples):
     return wide(room, samples, "wan1000", 1e9, 0.001, 0.75)
 
 
-def next_step(source, folder):
+def next_step(source, room):
     """The checkpoint after the source's: a tenth of each shard is new."""
+    folder = room / f"next-{SIZE}"
     if not folder.exists():
-        shutil.copytree(source, folder)
+        made = fresh(room / "making")
         rng = np.random.default_rng(3)
-        for path in sorted(folder.iterdir()):
+        for path in sorted(source.iterdir()):
             size = path.stat().st_size
-            with path.open("r+b") as file:
+            shutil.copyfile(path, made / path.name)
+            with (made / path.name).open("r+b") as file:
                 file.seek(size // 2)
                 file.write(rng.bytes(size // 10))
+            # Later by more than any program's idea of the same time.
+            os.utime(made / path.name, (path.stat().st_mtime + 60,) * 2)
+        made.rename(folder)
     return folder
 
 
 def step(room, samples):
     """The next step of a run, where the last one is."""
     source = checkpoint(room / "source", SIZE, quick=True)
-    after = next_step(source, room / "next")
+    after = next_step(source, room)
     rows, targets = [], []
     for kind in present([movers.Towline, movers.Rsync]):
         with worlds.two_sites("300M", 0.05, 0.001) as place:
@@ -222,6 +227,8 @@ def step(room, samples):
                 moved(place, mover, mover.command())
                 new = mover.next(after)
                 sample = moved(place, mover, mover.command())
+                if mover.files:
+                    same(after, mover.arrived())
             finally:
                 mover.close()
         samples[kind.name, "step"] = [sample]

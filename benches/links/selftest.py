@@ -75,7 +75,7 @@ def flood(host, port, rate, seconds):
                 sent += many
             else:
                 time.sleep(0.0002)
-    print(json.dumps({"sent": sent}))
+    print(json.dumps({"sent": sent, "seconds": now}))
 
 
 def bulk(host, port, seconds):
@@ -119,16 +119,18 @@ def judge(rate, round_trip, loss):
         far, rows = world.address("far"), []
         times, _ = pair(world, ["echo", 9000], ["pings", far, 9000, 40])
         rows.append(("round trip, ms", round_trip * 1e3, times["median"] * 1e3, round_trip <= times["least"] and times["median"] < round_trip + 2e-3))
+        before = world.counts()
         sent, got = pair(world, ["count", 9001], ["flood", far, 9001, rate * 0.7, 4])
-        expected = 1 - (1 - loss)
-        share = 1 - got["packets"] / sent["sent"]
-        sigma = math.sqrt(max(expected, 1e-5) / sent["sent"])
-        rows.append(("loss at 0.7 of the rate, %", expected * 100, share * 100, abs(share - expected) < 4 * sigma + 1e-4))
-        told = world.counts()
-        lost, sent_packets = told["near"]["up"]["lost_packets"], told["near"]["up"]["packets"]
-        rows.append(("the same as the link counts it, %", loss * 100, lost / max(lost + sent_packets, 1) * 100, True))
+        told = {key: count - before["near"]["up"][key] for key, count in world.counts()["near"]["up"].items()}
+        # A sender that woke late may have filled the queue: that is no loss by chance.
+        passed = sent["sent"] - told["refused_packets"]
+        share, sigma = 1 - got["packets"] / passed, math.sqrt(max(loss, 1e-5) / passed)
+        rows.append(("loss at 0.7 of the rate, %", loss * 100, share * 100, abs(share - loss) < 4 * sigma + 1e-4))
+        rows.append(("packets there and lost, of sent", 1, (got["packets"] + told["lost_packets"]) / passed, got["packets"] + told["lost_packets"] == passed))
         sent, got = pair(world, ["count", 9002], ["flood", far, 9002, rate * 1.3, 4])
-        rows.append(("rate of a flood, Mbit/s", rate / 1e6, got["rate"] / 1e6, 0.95 < got["rate"] / rate < 1.03))
+        # On a busy machine the flood itself may fall short: the link has to carry what it was given.
+        offered = min(rate, sent["sent"] * 1500 * 8 / sent["seconds"])
+        rows.append(("rate of a flood, Mbit/s", offered / 1e6, got["rate"] / 1e6, 0.95 * offered < got["rate"] < 1.03 * rate))
         before = world.counts()["far"]["down"]["bytes"]
         _, got = pair(world, ["sink", 9003], ["bulk", far, 9003, 5])
         carried = world.counts()["far"]["down"]["bytes"] - before

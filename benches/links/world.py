@@ -130,13 +130,12 @@ class World(Place):
 
     def close(self):
         super().close()
-        self.link.stdin.close()
-        self.link.stdout.close()
         try:
-            self.link.wait(5)
+            # It says what it has carried, a last time, and ends.
+            self.link.communicate(timeout=5)
         except subprocess.TimeoutExpired:
             self.link.kill()
-            self.link.wait()
+            self.link.communicate()
 
 
 def two_sites(rate, round_trip, loss, seed=1):

@@ -90,3 +90,45 @@ impl Chance {
         share > 0.0 && ((self.next() >> 11) as f64) < share * (1_u64 << 53) as f64
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+
+    fn lane(rate: u64, loss: f64, queue: u64) -> Lane {
+        Lane::new(Shape { rate, delay: 10 * MS, loss, queue }, 7)
+    }
+
+    #[test]
+    fn packets_leave_one_after_the_other_at_the_rate_and_come_out_after_the_delay() {
+        let mut lane = lane(12_000_000, 0.0, u64::MAX);
+        // 1,500 bytes take 1 ms. A link that was idle may be 4 ms behind.
+        let out: Vec<u64> = (0..8).map(|_| lane.pass(100 * MS, 1500).unwrap() / MS).collect();
+        assert_eq!(out, [110, 110, 110, 110, 111, 112, 113, 114]);
+        assert_eq!(lane.pass(200 * MS, 1500), Some(210 * MS));
+        assert_eq!((lane.counts().packets, lane.counts().bytes), (9, 9 * 1500));
+    }
+
+    #[test]
+    fn a_full_queue_refuses_until_it_has_drained() {
+        let mut lane = lane(12_000_000, 0.0, 3000);
+        let passed = (0..10).filter(|_| lane.pass(100 * MS, 1500).is_some()).count();
+        assert_eq!((passed, lane.counts().refused_packets), (6, 4), "four that catch up, two that wait");
+        assert!(lane.pass(100 * MS + MS / 2, 1500).is_none(), "half a packet has left");
+        assert!(lane.pass(101 * MS, 1500).is_some(), "one has");
+    }
+
+    #[test]
+    fn as_many_are_lost_as_asked_and_the_same_ones_each_time() {
+        let lost = || {
+            let mut lane = lane(0, 0.01, u64::MAX);
+            let lost: Vec<usize> = (0..100_000).filter(|_| lane.pass(0, 1500).is_none()).collect();
+            assert_eq!(lane.counts().lost_packets, lost.len() as u64);
+            lost
+        };
+        assert!((900..1100).contains(&lost().len()), "{} of 100,000", lost().len());
+        assert_eq!(lost(), lost());
+    }
+}

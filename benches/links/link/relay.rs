@@ -133,7 +133,9 @@ fn write(port: &Port, clock: Instant) {
     loop {
         let deadline = leaving.front().map_or(u64::MAX, |(at, _)| *at);
         for (at, packet) in port.due(clock, deadline) {
-            if port.open(&packet) && let Some(leaves) = lock(&port.down).pass(at, packet.len()) {
+            if port.open(&packet)
+                && let Some(leaves) = lock(&port.down).pass(at, packet.len())
+            {
                 leaving.push_back((leaves, packet));
             }
         }
