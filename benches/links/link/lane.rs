@@ -73,7 +73,7 @@ impl Lane {
 const NOTHING: Counts =
     Counts { packets: 0, bytes: 0, lost_packets: 0, lost_bytes: 0, refused_packets: 0, refused_bytes: 0 };
 
-/// Random numbers that are the same in each run: SplitMix64 (<https://prng.di.unimi.it/splitmix64.c>).
+/// Random numbers that are the same in each run: `SplitMix64` (<https://prng.di.unimi.it/splitmix64.c>).
 #[derive(Debug)]
 struct Chance(u64);
 

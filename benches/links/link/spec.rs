@@ -79,10 +79,10 @@ pub(crate) fn shapes(nodes: &[Node], mtu: u64) -> Vec<(Shape, Shape)> {
 fn set(asked: &mut Asked, key: &str, value: &str) -> Result<(), String> {
     let bad = || format!("{key}={value}: rate=300M (bits a second), delay=25ms, loss=0.1%, queue=1M (bytes)");
     match key {
-        "rate" => asked.rate = number(value, &[("G", 1e9), ("M", 1e6), ("K", 1e3), ("", 1.0)]).ok_or_else(bad)? as u64,
-        "delay" => asked.delay = number(value, &[("us", 1e3), ("ms", 1e6), ("s", 1e9)]).ok_or_else(bad)? as u64,
+        "rate" => asked.rate = whole(number(value, &[("G", 1e9), ("M", 1e6), ("K", 1e3), ("", 1.0)]).ok_or_else(bad)?),
+        "delay" => asked.delay = whole(number(value, &[("us", 1e3), ("ms", 1e6), ("s", 1e9)]).ok_or_else(bad)?),
         "loss" => asked.loss = number(value, &[("%", 0.01), ("", 1.0)]).filter(|l| *l <= 1.0).ok_or_else(bad)?,
-        "queue" => asked.queue = Some(number(value, &[("M", 1e6), ("K", 1e3), ("", 1.0)]).ok_or_else(bad)? as u64),
+        "queue" => asked.queue = Some(whole(number(value, &[("M", 1e6), ("K", 1e3), ("", 1.0)]).ok_or_else(bad)?)),
         _ => return Err(format!("{key} is no setting of a link: rate, delay, loss, queue")),
     }
     Ok(())
@@ -92,4 +92,9 @@ fn set(asked: &mut Asked, key: &str, value: &str) -> Result<(), String> {
 fn number(text: &str, units: &[(&str, f64)]) -> Option<f64> {
     let (digits, times) = units.iter().find_map(|(unit, times)| Some((text.strip_suffix(unit)?, times)))?;
     digits.parse().ok().filter(|n: &f64| n.is_finite() && *n >= 0.0).map(|n: f64| n * times)
+}
+
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "`number` is not negative; it saturates")]
+const fn whole(number: f64) -> u64 {
+    number as u64
 }
