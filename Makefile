@@ -19,7 +19,7 @@ help:
 	@echo 'make lint           format, clippy, rustdoc, ruff, dependencies'
 	@echo 'make bench          the micro-benchmarks'
 	@echo 'make bench-peers    against restic, rustic, rclone, rsync, cp and s5cmd; writes docs/benchmarks.md'
-	@echo '                    (BENCH_SIZE=256M BENCH_BIG=0 for a short look; BENCH_ONLY=local,s3,small,memory,runs,boxes,python,sharded,index)'
+	@echo '                    (BENCH_SIZE=256M BENCH_BIG=0 for a short look; BENCH_ONLY=local,s3,small,memory,runs,boxes,python,sharded,links,index)'
 	@echo 'make fuzz           each parser of stored bytes, FUZZ_SECONDS=$(FUZZ_SECONDS) each'
 	@echo 'make clean-servers  stop the test servers and remove what they keep'
 
@@ -66,6 +66,8 @@ bench-peers: rust
 	    $(SERVERS)/setup.sh
 	    trap '$(SERVERS)/servers.sh stop' EXIT
 	    $(SERVERS)/servers.sh start
+	elif [[ ,$$BENCH_ONLY, == *,links,* ]]; then
+	    $(SERVERS)/setup.sh
 	fi
 	.peers/venv/bin/python benches/peers/bench.py
 

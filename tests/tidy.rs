@@ -20,6 +20,7 @@ const FLOORS: &[(u8, &[&str])] = &[
 const ROOT_NAMES: &[&str] = &["Error", "ErrorKind", "Result"];
 /// Where `unsafe` may stand.
 const UNSAFE_FILES: &[&str] = &[
+    "benches/links/link/node.rs",
     "src/codec/difference.rs",
     "src/codec/huffman/lanes.rs",
     "src/codec/planes/classed.rs",

@@ -1,7 +1,7 @@
 """Towline against its peers: same bytes, same machine, alternating runs, medians. `make bench-peers` runs it.
 
 BENCH_SIZE (2G), BENCH_RUNS (3), BENCH_FILES (100000), BENCH_BIG (20G; 0 leaves it out), BENCH_DIR (/dev/shm),
-BENCH_DISK (target/bench-peers, for what is larger than memory), BENCH_ONLY (local,s3,small,memory,runs,boxes,python,sharded,index),
+BENCH_DISK (target/bench-peers, for what is larger than memory), BENCH_ONLY (local,s3,small,memory,runs,boxes,python,sharded,links,index),
 BENCH_RUNS_DATA (.peers/runs, the checkpoints of the runs section), BENCH_TRAIN_ARGS (to train.py, which makes them),
 TOWLINE and FLOOR (programs), BENCH_TOWLINE_ARGS, BENCH_S3_CONCURRENCY (16).
 """
@@ -196,6 +196,14 @@ def memory():
     return report.section(f"{BIG / GIB:g} GiB on disk under `--memory 256M`", table, targets)
 
 
+def links():
+    """Between sites: agents, rsync, rclone, sendme, over links of set rate, delay and loss."""
+    sys.path.append(str(tools.ROOT / "benches"))
+    from links import bench as between_sites
+
+    return between_sites.section(DISK, ROOM)
+
+
 def index():
     """The repository of ten million chunks: a bench of the crate itself, quoted."""
     if not (tools.ROOT / "benches/index.rs").exists():
@@ -236,6 +244,7 @@ SECTIONS = {
     "boxes": boxes,
     "python": python,
     "sharded": sharded,
+    "links": links,
     "index": index,
 }
 

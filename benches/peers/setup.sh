@@ -34,6 +34,13 @@ if [ ! -x "$peers/bin/rustic" ] && [ "${BENCH_RUSTIC:-1}" != 0 ]; then
   rm -rf "$peers/target"
 fi
 
+links=$([[ ,${BENCH_ONLY:-links}, != *,links,* ]] || echo links)
+if [ -n "$links" ] && [ ! -x "$peers/bin/sendme" ] && [ "${BENCH_SENDME:-1}" != 0 ]; then
+  echo "building sendme into .peers/bin (once, about 10 minutes on two cores; BENCH_SENDME=0 leaves it out)"
+  CARGO_TARGET_DIR=$peers/target cargo install sendme --version 0.37.1 --locked --root "$peers" --quiet
+  rm -rf "$peers/target"
+fi
+
 # PyPI has torch for Linux with CUDA only; it trains on the processor all the same.
 wanted='torch==2.15.0 numpy==2.4.* safetensors==0.8.0 hf-xet==1.8.0 zipnn==0.5.4 zstandard==0.25.0'
 if [ -n "$runs" ] && [ "$(cat "$peers/installed-runs" 2>/dev/null)" != "$wanted" ]; then

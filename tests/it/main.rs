@@ -24,6 +24,7 @@ mod faster;
 mod faulty;
 mod fuzz_smoke;
 mod golden;
+mod links;
 mod memory;
 mod peers;
 mod probe;

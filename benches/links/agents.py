@@ -1,0 +1,162 @@
+"""Towline's agents in a world: their certificates, settings and repository."""
+
+import http.client
+import json
+import os
+import shutil
+import socket
+import subprocess
+from pathlib import Path
+
+import tools
+from measure import Failed
+
+from . import world as worlds
+
+PORT, S3_PORT = 7071, 9080
+MINISTACK = Path(os.environ.get("TOWLINE_VENV", tools.ROOT / ".venv")) / "bin/ministack"
+
+
+class Folder:
+    """A repository in a folder that every node reaches: for one machine, where there is no link to pass it by."""
+
+    def __init__(self, room):
+        self.location, self.env, self.settings = str(room / "repository"), {}, ""
+
+    def start(self):
+        pass
+
+
+class S3:
+    """A repository in S3, whose server runs in a node: whoever reads it passes that node's link."""
+
+    def __init__(self, place, room, node):
+        self.place, self.room, self.node = place, room, node
+        self.endpoint = f"http://{place.address(node)}:{S3_PORT}"
+        self.location = "s3://bench/run"
+        self.settings = f'endpoint = "{self.endpoint}"\nallow_http = true\n'
+        # MiniStack takes its root key with any secret.
+        self.env = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_REGION": "us-east-1"}
+        self.env |= {"AWS_ENDPOINT_URL": self.endpoint}
+
+    def start(self):
+        if not MINISTACK.exists():
+            raise Failed(f"{MINISTACK} is not there: tests/servers/setup.sh installs it")
+        data = self.room / "s3"
+        data.mkdir()
+        own = {"AUTH": "true", "BIND_HOST": "0.0.0.0", "MINISTACK_HOST": self.place.address(self.node)}
+        own |= {"GATEWAY_PORT": str(S3_PORT), "PERSIST_STATE": "0", "S3_PERSIST": "1", "S3_DATA_DIR": str(data)}
+        own |= {"STATE_DIR": str(self.room / "state"), "PATH": os.environ["PATH"], "HOME": str(self.room)}
+        with (self.room / "s3.log").open("w") as log:
+            self.server = self.place.start(self.node, [MINISTACK], env=own, out=log)
+        # From its own node: asking passes no link.
+        asking = ["curl", "-sf", "-o", "/dev/null", f"{self.endpoint}/_ministack/health"]
+        ready = lambda: subprocess.run([*self.place.prefix(self.node), *asking]).returncode == 0
+        worlds.wait_for("MiniStack answers", 60, ready)
+
+
+def repository(place, room, node="near"):
+    """Where a scenario's repository is: in a world behind the link of `node`."""
+    return S3(place, room, node) if isinstance(place, worlds.World) else Folder(room)
+
+
+class Agents:
+    """The agents of one scenario, one to a node, with certificates of one authority."""
+
+    def __init__(self, mover, repository):
+        self.mover, self.place, self.repository = mover, mover.place, repository
+        self.room = mover.room
+        self.sites, self.running = {}, {}
+        self.env = {**mover.env, **repository.env}
+        self.run("identity", "init", "--authority", self.room / "authority")
+        repository.start()
+        self.ran("near" if "near" in self.nodes() else "origin", "init", repository.location)
+
+    def nodes(self):
+        return self.place.nodes if isinstance(self.place, worlds.World) else ("near", "far")
+
+    def run(self, *words):
+        self.finish([], words)
+
+    def ran(self, node, *words):
+        """Runs a verb in a node, alone with the repository; what it said as JSON."""
+        return self.finish(self.place.prefix(node), words)
+
+    def finish(self, prefix, words, env=None):
+        command = [*prefix, self.mover.path(), "--json", *map(str, words)]
+        done = subprocess.run(command, env=env or self.env, capture_output=True, text=True)
+        if done.returncode != 0:
+            raise Failed(f"{' '.join(command)}: exit {done.returncode}\n{done.stderr[-2000:]}")
+        lines = done.stdout.strip().splitlines()
+        return json.loads(lines[-1]) if lines else None
+
+    def save(self, source, name, node="near"):
+        return self.ran(node, "save", source, name, "--repo", self.repository.location, "--compression", "off")
+
+    def socket(self, node):
+        return self.room / f"{node}.sock"
+
+    def start(self, node, peers, site):
+        """Starts an agent that knows those nodes, with an empty cache; returns when it is ready."""
+        identity, cache = self.room / f"identity-{node}", self.room / f"cache-{node}"
+        shutil.rmtree(cache, ignore_errors=True)
+        if not identity.exists():
+            self.run("identity", "issue", f"{site}/{node}", "--to", identity, "--authority", self.room / "authority")
+        address = self.place.address
+        # On one machine every agent has the same address.
+        port = {name: PORT + at for at, name in enumerate(self.nodes())} if address("near") == "127.0.0.1" else {}
+        known = ", ".join(f'"{address(peer)}:{port.get(peer, PORT)}"' for peer in peers)
+        (self.room / f"{node}.toml").write_text(
+            f'identity = "{identity}"\nsocket = "{self.socket(node)}"\n'
+            f'listen = "{address(node)}:{port.get(node, PORT)}"\n'
+            f'repository = "{self.repository.location}"\n{self.repository.settings}memory = "512M"\n'
+            f'[cache]\ndir = "{cache}"\ncapacity = "6G"\nfree_floor = "256M"\n'
+            f'[peers]\naddresses = [{known}]\ncarrier = "{self.mover.carrier}"\n'
+        )
+        self.launch(node)
+
+    def launch(self, node):
+        with (self.room / f"{node}.log").open("a") as log:
+            command = [self.mover.path(), "agent", "--config", self.room / f"{node}.toml"]
+            self.running[node] = self.place.start(node, command, env=self.env, out=log)
+        worlds.wait_for(f"the agent {node} is ready", 30, lambda: self.ready(node))
+
+    def ready(self, node):
+        if self.running[node].poll() is not None:
+            raise Failed(f"the agent {node} ended:\n{(self.room / f'{node}.log').read_text()[-2000:]}")
+        try:
+            return self.ask(node, "/ready")[0] == 200
+        except OSError:
+            return False
+
+    def ask(self, node, path):
+        """Asks an agent through its socket: status and body."""
+        door = http.client.HTTPConnection("localhost", timeout=5)
+        door.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        door.sock.connect(str(self.socket(node)))
+        try:
+            door.request("GET", path)
+            answer = door.getresponse()
+            return answer.status, answer.read()
+        finally:
+            door.close()
+
+    def restart(self, node):
+        """Kills an agent and starts it with the cache that it has."""
+        self.place.end(self.running.pop(node), worlds.signal.SIGKILL)
+        self.launch(node)
+
+    def command(self, node, *words):
+        """A verb that an agent is asked for."""
+        self.mover.env["TOWLINE_AGENT"] = str(self.socket(node))
+        return [self.mover.path(), "--json", *words]
+
+    def warm(self, node, name):
+        """Warms a name from the repository, untimed."""
+        env = {**self.env, "TOWLINE_AGENT": str(self.socket(node))}
+        self.finish(self.place.prefix(node), ["warm", name, "--from", "repository", "--wait"], env)
+
+    def close(self):
+        for child in self.running.values():
+            self.place.end(child)
+        self.running.clear()

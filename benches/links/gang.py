@@ -1,0 +1,91 @@
+"""A cold gang: eight agents, each on 100 Mbit/s, want one checkpoint at once that lies in S3 behind 100 Mbit/s."""
+
+import time
+
+import report
+from measure import GIB, MIB, Failed, folder_bytes, fresh, note
+
+from . import agents, movers
+from . import world as worlds
+
+COUNT = 8
+# A rack behind a thin way out: the agents are near each other, and the origin is not.
+ORIGIN, AGENT = "rate=100M,up.delay=10ms,down.delay=10ms", "rate=100M,up.delay=250us,down.delay=250us"
+LIMIT = 1200
+
+
+def world(count):
+    """The origin is near, the agents are far, far2, ..."""
+    return worlds.World(near=ORIGIN, **{name: AGENT for name in names(count)})
+
+
+def names(count):
+    return ["far", *(f"far{at}" for at in range(2, count + 1))]
+
+
+def all_at_once(place, commands, env):
+    """Runs one command in each node; seconds until the last has ended, and bytes that the origin sent."""
+    before, began = place.counts()["near"]["up"]["bytes"], time.monotonic()
+    children = {node: place.start(node, command, env=env) for node, command in commands.items()}
+    ends = {}
+    while len(ends) < len(children):
+        for node, child in children.items():
+            if node not in ends and child.poll() is not None:
+                ends[node] = time.monotonic() - began
+                if child.returncode != 0:
+                    raise Failed(f"{node}: {' '.join(map(str, child.args))}: exit {child.returncode}")
+        if time.monotonic() - began > LIMIT:
+            raise Failed(f"{len(children) - len(ends)} of {len(children)} are not there after {LIMIT} s")
+        time.sleep(0.02)
+    return max(ends.values()), place.counts()["near"]["up"]["bytes"] - before
+
+
+def towline(room, source, count):
+    """Agents that know each other, and the repository; nobody says where from."""
+    with world(count) as place:
+        mover = movers.Towline.bare(place, fresh(room / "room"), source)
+        own = agents.Agents(mover, agents.S3(place, mover.room, "near"))
+        try:
+            own.save(source, "bench")
+            every = names(count)
+            for node in every:
+                own.start(node, peers=[other for other in every if other != node], site="far")
+            commands = {node: own.command(node, "warm", "bench", "--wait") for node in every}
+            return all_at_once(place, commands, own.env)
+        finally:
+            own.close()
+
+
+def rclone(room, source, count):
+    """Each node fetches for itself."""
+    with world(count) as place:
+        base = fresh(room / "room")
+        each = {node: movers.Rclone(place, base / node, source) for node in names(count)}
+        first = next(iter(each.values()))
+        try:
+            first.serve()
+            return all_at_once(place, {node: mover.command() for node, mover in each.items()}, first.env)
+        finally:
+            first.close()
+
+
+def section(source, room, samples):
+    """One table, and Towline's targets."""
+    size = folder_bytes(source)[0]
+    rows, targets = [], []
+    for name, how, here in (("towline", towline, movers.Towline.path()), ("rclone", rclone, movers.Rclone.path())):
+        if not here:
+            note(f"  {name}: not here, left out")
+            continue
+        found = {}
+        for count in (1, COUNT):
+            seconds, sent = found[count] = how(room, source, count)
+            note(f"  {name:22} gang of {count}  {seconds:8.2f} s, the origin sent {sent / MIB:.0f} MiB")
+        (alone, _), (together, sent) = found[1], found[COUNT]
+        samples[name, "gang"] = found
+        rows.append([name, f"{alone:.1f}", f"{together:.1f}", f"{together / alone:.2f}", f"{sent / size:.2f}"])
+        if name == "towline":
+            targets = [("copies that the origin sent", sent / size, "<=", 1.05), ("time, of one agent's alone", together / alone, "<=", 1.5)]
+    head = ["", "one alone, s", f"{COUNT} at once, s", "ratio", "origin sent / content"]
+    what = f"A cold gang of {COUNT} agents on 100 Mbit/s each, {size / GIB:g} GiB behind an origin on 100 Mbit/s"
+    return report.section(what, report.table(head, rows), targets)
