@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 
+use super::Wire;
 use super::identity::Identity;
+use super::peers::Carrier;
 use super::protocol::{Asked, Grant, Supply, Survey};
 use crate::error::Result;
 use crate::id::{ChunkId, ManifestId};
@@ -12,6 +14,11 @@ use crate::id::{ChunkId, ManifestId};
 /// Chunks that can be served to peers.
 #[async_trait]
 pub trait Holdings: Send + Sync + 'static {
+    /// A connection with `identity` begins; `wire` counts what it carries.
+    fn opened(&self, identity: &Identity, carrier: Carrier, wire: Arc<Wire>) {
+        let _ = (identity, carrier, wire);
+    }
+
     /// The chunks that `identity` may read by way of `manifest`; None if there is no such manifest here, or none that it
     /// may read: who asks gets the same answer to both, and after about the same time if this takes care.
     ///

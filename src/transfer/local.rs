@@ -63,7 +63,7 @@ impl LocalSource {
             let memory = budget.carve(window).await?;
             let clock = Clockwork::start();
             let requester = Requester::new(hello(&anybody()?, window), anybody()?, clock.now())?;
-            clients.push(Client::start(requester, Lanes::both_ways(stream), clock, memory));
+            clients.push(Client::start(requester, Lanes::both_ways(stream), clock, (memory, Arc::default())));
         }
         Ok(Self { clients, next: AtomicUsize::new(0) })
     }

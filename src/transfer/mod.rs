@@ -6,12 +6,15 @@ mod drive;
 pub mod exchange;
 mod holdings;
 pub mod identity;
+pub mod ledger;
 pub mod local;
 pub mod peers;
 pub mod protocol;
 pub mod quic;
 pub mod tcp;
+mod wire;
 
 pub use self::carrier::Dial;
 pub use self::drive::{Client, Fetching, Received, Reply};
 pub use self::holdings::Holdings;
+pub use self::wire::Wire;

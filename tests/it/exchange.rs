@@ -25,6 +25,7 @@ use towline::repository::{OpenOptions, Repository};
 use towline::storage::Store;
 use towline::transfer::exchange::{Exchange, ExchangeOptions, Figures, From, Limits, Local, Policy};
 use towline::transfer::identity::{Authority, Credentials, Identity};
+use towline::transfer::ledger::{Ledger, Way};
 use towline::transfer::local::{LocalSource, attend};
 use towline::transfer::peers::{Carriers, Peers, PeersOptions};
 use towline::transfer::protocol::{Asked, Grant, Supply, Survey};
@@ -188,7 +189,18 @@ async fn another_site_is_warmed_from_this_one() {
     // Again: nothing is lacking, and nothing moves.
     let again = cloud.warm("run/step-1", From::Anywhere).await;
     assert_eq!((again.lacking, cloud.figures().from_remote), (0, warmed.bytes));
+    // The ledgers of both say so, and what the sockets carried is little more.
+    let (came, went) = (cloud.exchange.peers().ledger(), home.exchange.peers().ledger());
+    let moved = |ledger: &Ledger, way: Way| {
+        ledger.entries().iter().filter(|entry| entry.way == way).map(|entry| entry.bytes).sum::<u64>()
+    };
+    assert_eq!((moved(came, Way::In), moved(went, Way::Out)), (warmed.bytes, warmed.bytes));
     home.leaving.cancel();
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    let received: u64 = came.links().iter().map(|link| link.received).sum();
+    let sent: u64 = went.links().iter().map(|link| link.sent).sum();
+    assert!(received >= warmed.bytes && received < warmed.bytes * 108 / 100, "{received} for {}", warmed.bytes);
+    assert!(sent >= received && sent < received * 108 / 100, "{sent} sent, {received} received");
     cloud.restore("run/step-1", &folder).await;
 }
 

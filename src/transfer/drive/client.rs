@@ -17,6 +17,7 @@ use crate::budget::Budget;
 use crate::codec::Encoded;
 use crate::error::{Error, Result};
 use crate::id::ManifestId;
+use crate::transfer::Wire;
 use crate::transfer::carrier::words;
 use crate::transfer::identity::Identity;
 use crate::transfer::protocol::{Closed, Event, How, Priority, Requester, Runs, Survey, Wanted};
@@ -42,6 +43,8 @@ struct Shared {
     closed: OnceLock<Closed>,
     /// Microseconds; 0 before it is known.
     rtt: AtomicU64,
+    /// What its socket carries.
+    wire: Arc<Wire>,
     /// The window, as it was taken out of the budget.
     _memory: Budget,
 }
@@ -146,8 +149,13 @@ impl Shared {
 }
 
 impl Client {
-    /// Drives `requester` over `lanes`; `memory` is its window's.
-    pub(in crate::transfer) fn start(requester: Requester, lanes: Lanes, clock: Clockwork, memory: Budget) -> Self {
+    /// Drives `requester` over `lanes`; `memory` is its window's, `wire` counts what its socket carries.
+    pub(in crate::transfer) fn start(
+        requester: Requester,
+        lanes: Lanes,
+        clock: Clockwork,
+        (memory, wire): (Budget, Arc<Wire>),
+    ) -> Self {
         let (commands, receiver) = mpsc::channel(WAITING_MAX);
         let shared = Arc::new(Shared {
             released: AtomicU64::new(0),
@@ -155,6 +163,7 @@ impl Client {
             wake: Notify::new(),
             closed: OnceLock::new(),
             rtt: AtomicU64::new(0),
+            wire,
             _memory: memory,
         });
         let peer = requester.peer().clone();
@@ -208,6 +217,12 @@ impl Client {
     #[must_use]
     pub fn closed(&self) -> Option<&Closed> {
         self.shared.closed.get()
+    }
+
+    /// What its socket has carried.
+    #[must_use]
+    pub fn wire(&self) -> &Arc<Wire> {
+        &self.shared.wire
     }
 
     /// The delay to the peer and back, once it was measured.

@@ -17,6 +17,7 @@ use crate::repository::{
     Delivered, Gaps, Located, PackRead, Saved, deliver, longest_read, plan as plan_reads, read_pack,
 };
 use crate::transfer::drive::Reply;
+use crate::transfer::ledger::Way;
 use crate::transfer::peers::Peer;
 use crate::transfer::protocol::{Runs, Wanted};
 
@@ -112,7 +113,7 @@ impl Exchange {
         let link = peer.link()?;
         let mut fetching = link.fetch(ask.priority, ask.saved.value.manifest, wanted).await?;
         let count = if peer.is_near(&self.identity) { &self.counts.from_site } else { &self.counts.from_remote };
-        let mut bytes = 0;
+        let (mut chunks, mut bytes) = (0, 0);
         while let Some(reply) = fetching.next().await {
             match reply {
                 Reply::Frame(received) => {
@@ -121,6 +122,7 @@ impl Exchange {
                     let encoded = received.encoded.clone();
                     match blocking(move || keeper.keep(&saved, chunk, encoded)).await? {
                         Ok(Some(frame)) => {
+                            chunks += 1;
                             bytes += frame.bytes().len() as u64;
                             add(count, frame.bytes().len() as u64);
                             hand(placing, chunk, &frame);
@@ -144,7 +146,9 @@ impl Exchange {
                 }
             }
         }
-        peer.measured(bytes, begun.elapsed());
+        let took = begun.elapsed();
+        peer.measured(bytes, took);
+        self.peers.ledger().moved(link.peer(), Way::In, ask.saved.value.manifest, (chunks, bytes), took);
         match link.closed() {
             Some(closed) if !lacking.is_empty() => Err(Error::from(closed.clone()).at(link.peer())),
             _ => Ok(()),

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use tokio::time::Instant;
 
 use super::bring::unit;
 use super::catalog::Entry;
@@ -14,10 +15,12 @@ use super::{Exchange, From};
 use crate::cache::Frame;
 use crate::error::Result;
 use crate::id::{ChunkId, ManifestId};
-use crate::transfer::Holdings;
 use crate::transfer::identity::Identity;
+use crate::transfer::ledger::Way;
+use crate::transfer::peers::Carrier;
 use crate::transfer::protocol::limits::RUNS_MAX;
 use crate::transfer::protocol::{Asked, Grant, Runs, Supply, Survey};
+use crate::transfer::{Holdings, Wire};
 
 /// Places that one survey speaks for, at most.
 const SURVEY_MAX: u32 = 1 << 18;
@@ -28,6 +31,10 @@ pub struct Local(pub Arc<Exchange>);
 
 #[async_trait]
 impl Holdings for Exchange {
+    fn opened(&self, identity: &Identity, carrier: Carrier, wire: Arc<Wire>) {
+        self.peers.ledger().opened(identity, carrier, wire);
+    }
+
     async fn authorise(&self, identity: &Identity, manifest: &ManifestId) -> Result<Option<Arc<Grant>>> {
         let entry = self.catalog.find(manifest, |name| self.policy.allows(identity, name)).await?;
         Ok(entry.map(|entry| Arc::clone(&entry.grant)))
@@ -38,6 +45,7 @@ impl Holdings for Exchange {
     }
 
     async fn frame(&self, identity: &Identity, asked: &Asked, id: &ChunkId) -> Result<Option<Supply>> {
+        let begun = Instant::now();
         let near = identity.site() == self.identity.site();
         let mut found = self.look(id).await?;
         if found.is_none() && near {
@@ -50,6 +58,7 @@ impl Holdings for Exchange {
             let bytes = supply.encoded.bytes.len() as u64;
             self.limits.pass(identity.site(), bytes).await;
             add(if near { &self.counts.to_site } else { &self.counts.to_remote }, bytes);
+            self.peers.ledger().moved(identity, Way::Out, asked.manifest, (1, bytes), begun.elapsed());
         }
         Ok(found)
     }

@@ -21,12 +21,20 @@ pub enum Carrier {
     Tcp,
 }
 
-impl fmt::Display for Carrier {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
+impl Carrier {
+    /// As it is written: `quic` or `tcp`.
+    #[must_use]
+    pub fn word(self) -> &'static str {
+        match self {
             Self::Quic => "quic",
             Self::Tcp => "tcp",
-        })
+        }
+    }
+}
+
+impl fmt::Display for Carrier {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.word())
     }
 }
 

@@ -19,6 +19,7 @@ pub use self::carriers::Carrier;
 pub use self::discovery::{Discovery, discover};
 pub use self::peer::{Peer, PeerStat};
 use super::identity::Credentials;
+use super::ledger::Ledger;
 use crate::budget::Budget;
 use crate::error::{Error, Result};
 use crate::limits::MIB;
@@ -58,6 +59,7 @@ impl Default for PeersOptions {
 /// The agents that are known. Dropping it lets go of all links.
 #[derive(Debug)]
 pub struct Peers {
+    ledger: Arc<Ledger>,
     dialing: Option<Arc<Dialing>>,
     known: Mutex<BTreeMap<Arc<str>, Known>>,
 }
@@ -68,6 +70,7 @@ struct Dialing {
     credentials: Credentials,
     budget: Budget,
     options: PeersOptions,
+    ledger: Arc<Ledger>,
 }
 
 #[derive(Debug)]
@@ -80,14 +83,21 @@ impl Peers {
     /// None yet; links will show `credentials` and take their windows out of `budget`.
     #[must_use]
     pub fn new(credentials: Credentials, budget: Budget, options: PeersOptions) -> Arc<Self> {
-        let dialing = Some(Arc::new(Dialing { credentials, budget, options }));
-        Arc::new(Self { dialing, known: Mutex::default() })
+        let ledger = Arc::<Ledger>::default();
+        let dialing = Some(Arc::new(Dialing { credentials, budget, options, ledger: Arc::clone(&ledger) }));
+        Arc::new(Self { ledger, dialing, known: Mutex::default() })
     }
 
     /// None, for an agent that has no certificate.
     #[must_use]
     pub fn nobody() -> Arc<Self> {
-        Arc::new(Self { dialing: None, known: Mutex::default() })
+        Arc::new(Self { ledger: Arc::default(), dialing: None, known: Mutex::default() })
+    }
+
+    /// What moved from and to them.
+    #[must_use]
+    pub fn ledger(&self) -> &Arc<Ledger> {
+        &self.ledger
     }
 
     /// Makes `address` (`host:port`) known. Fine if it is.

@@ -273,6 +273,7 @@ impl Peer {
             if *client.peer() == dialing.credentials.identity() {
                 return Err(Error::conflict("the peer is this agent itself").at(&self.address));
             }
+            dialing.ledger.opened(client.peer(), carrier, Arc::clone(client.wire()));
             clients.push(Arc::new(client));
         }
         tracing::info!(address = %self.address, %carrier, connections = clients.len(), "linked to a peer");

@@ -5,6 +5,7 @@ mod endpoint;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use quinn::{Connection, Endpoint, Incoming, RecvStream};
 use rustls::pki_types::CertificateDer;
@@ -15,14 +16,17 @@ use tokio_util::sync::CancellationToken;
 
 pub(super) use self::endpoint::broken;
 use self::endpoint::{client, server};
-use super::Holdings;
 use super::carrier::{CONNECTIONS_MAX, Dial, HANDSHAKE_MAX};
 use super::drive::{Client, Clockwork, Feeder, Lanes, hello, serve};
 use super::identity::{Credentials, Identity, SERVER_NAME, peer_identity};
+use super::peers::Carrier;
 use super::protocol::limits::{LANES_MAX, WINDOW_MIN};
-use super::protocol::{CONTROL, Provider, Requester};
+use super::protocol::{CONTROL, Closed, Provider, Requester};
+use super::{Holdings, Wire};
 use crate::error::{Error, Result};
 
+/// How often it is looked at what a connection has carried.
+const COUNT_EVERY: Duration = Duration::from_millis(200);
 /// Streams that a provider opens for frames.
 const LANES: u32 = 4;
 
@@ -52,14 +56,40 @@ pub async fn connect(address: SocketAddr, credentials: &Credentials, dial: &Dial
     let feeder = lanes.feeder();
     lanes.spawn(feeder.read(CONTROL, reader));
     let feeder = lanes.feeder();
+    let wire = Arc::<Wire>::default();
+    let counting = count(connection.clone(), Arc::clone(&wire));
     lanes.spawn(async move {
         // The endpoint lives as long as its connection is used.
         let _endpoint = endpoint;
-        gather(connection, feeder).await;
+        tokio::select! {
+            () = gather(connection, feeder) => {}
+            () = counting => {}
+        }
     });
     let clock = Clockwork::start();
     let requester = Requester::new(hello(&credentials.identity(), window), peer, clock.now())?;
-    Ok(Client::start(requester, lanes, clock, memory))
+    Ok(Client::start(requester, lanes, clock, (memory, wire)))
+}
+
+/// Copies what `connection` counts to `wire`, again and again, and a last time when it is dropped.
+async fn count(connection: Connection, wire: Arc<Wire>) {
+    struct Counting(Connection, Arc<Wire>);
+    impl Counting {
+        fn copy(&self) {
+            let stats = self.0.stats();
+            self.1.set(stats.udp_tx.bytes, stats.udp_rx.bytes);
+        }
+    }
+    impl Drop for Counting {
+        fn drop(&mut self) {
+            self.copy();
+        }
+    }
+    let counting = Counting(connection, wire);
+    loop {
+        counting.copy();
+        tokio::time::sleep(COUNT_EVERY).await;
+    }
 }
 
 /// Reads the streams that the provider opens, each as the lane that its number says.
@@ -171,7 +201,12 @@ async fn attend(
     let peer = identity_of(&connection, None)?;
     let clock = Clockwork::start();
     let provider = Provider::new(hello(&credentials.identity(), 0), peer.clone(), LANES, clock.now());
-    let closed = serve(provider, lanes, clock, holdings, leaving).await;
+    let wire = Arc::<Wire>::default();
+    holdings.opened(&peer, Carrier::Quic, Arc::clone(&wire));
+    let closed = tokio::select! {
+        closed = serve(provider, lanes, clock, holdings, leaving) => closed,
+        () = count(connection.clone(), wire) => Closed::Done,
+    };
     connection.close(0u8.into(), b"over");
     tracing::debug!(%peer, ?closed, "connection is over");
     Ok(())

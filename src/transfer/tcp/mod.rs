@@ -11,12 +11,14 @@ use tokio::time::timeout;
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 use tokio_util::sync::CancellationToken;
 
-use super::Holdings;
 use super::carrier::{CONNECTIONS_MAX, Dial, HANDSHAKE_MAX, broken};
 use super::drive::{Client, Clockwork, Lanes, hello, serve};
 use super::identity::{Credentials, SERVER_NAME, client_config, peer_identity, server_config};
+use super::peers::Carrier;
 use super::protocol::limits::WINDOW_MIN;
 use super::protocol::{Provider, Requester};
+use super::wire::Counted;
+use super::{Holdings, Wire};
 use crate::error::{Error, Result};
 
 /// Connects to a peer at `address`.
@@ -33,10 +35,11 @@ pub async fn connect(address: SocketAddr, credentials: &Credentials, dial: &Dial
     let config = Arc::new(client_config(credentials)?);
     let name =
         SERVER_NAME.try_into().map_err(|source| Error::other("name of the server is malformed").source(source))?;
+    let wire = Arc::<Wire>::default();
     let connected = async {
         let stream = TcpStream::connect(address).await?;
         stream.set_nodelay(true)?;
-        TlsConnector::from(config).connect(name, stream).await
+        TlsConnector::from(config).connect(name, Counted::new(stream, Arc::clone(&wire))).await
     };
     let connected = timeout(HANDSHAKE_MAX, connected).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
     let stream = connected.map_err(|error| broken(error).at(address))?;
@@ -44,7 +47,7 @@ pub async fn connect(address: SocketAddr, credentials: &Credentials, dial: &Dial
         peer_identity(stream.get_ref().1.peer_certificates(), dial.expected).map_err(|error| error.at(address))?;
     let clock = Clockwork::start();
     let requester = Requester::new(hello(&credentials.identity(), window), peer, clock.now())?;
-    Ok(Client::start(requester, Lanes::both_ways(stream), clock, memory))
+    Ok(Client::start(requester, Lanes::both_ways(stream), clock, (memory, wire)))
 }
 
 /// A place where peers connect.
@@ -124,13 +127,15 @@ async fn attend(
     holdings: Arc<dyn Holdings>,
     leaving: CancellationToken,
 ) -> Result<()> {
+    let wire = Arc::<Wire>::default();
     let accepted = async {
         stream.set_nodelay(true)?;
-        acceptor.accept(stream).await
+        acceptor.accept(Counted::new(stream, Arc::clone(&wire))).await
     };
     let accepted = timeout(HANDSHAKE_MAX, accepted).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
     let stream = accepted.map_err(broken)?;
     let peer = peer_identity(stream.get_ref().1.peer_certificates(), None)?;
+    holdings.opened(&peer, Carrier::Tcp, wire);
     let clock = Clockwork::start();
     let provider = Provider::new(hello(&credentials.identity(), 0), peer.clone(), 0, clock.now());
     let closed = serve(provider, Lanes::both_ways(stream), clock, holdings, leaving).await;

@@ -1,0 +1,196 @@
+//! The ledger: what has moved between this agent and others, and what the sockets carried for it.
+//!
+//! An *entry* is what one tree's chunks came to, from or to one agent; a *link* is what the connections with that agent carried. The
+//! bytes of a link are those of its entries and what protocol, TLS and QUIC add; nothing else goes over it.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use serde::Serialize;
+
+use super::identity::Identity;
+use super::peers::Carrier;
+use super::wire::Wire;
+use crate::id::ManifestId;
+
+/// Entries that are kept; the one that moved longest ago goes first.
+const ENTRIES_MAX: usize = 4096;
+
+/// Which way chunks went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Way {
+    /// They came.
+    In,
+    /// They went.
+    Out,
+}
+
+/// What moved of one tree, one way, with one agent.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct LedgerEntry {
+    /// The other agent.
+    pub peer: String,
+    /// Which way.
+    pub way: Way,
+    /// The tree's manifest.
+    pub manifest: String,
+    /// Chunks.
+    pub chunks: u64,
+    /// Their stored bytes.
+    pub bytes: u64,
+    /// How long requests for them were open, all together.
+    pub seconds: f64,
+}
+
+/// What the connections with one agent carried.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct LinkEntry {
+    /// The other agent.
+    pub peer: String,
+    /// Over what.
+    pub carrier: String,
+    /// Connections so far.
+    pub connections: u64,
+    /// Bytes that their sockets sent.
+    pub sent: u64,
+    /// Bytes that they received.
+    pub received: u64,
+}
+
+/// Counts of one agent.
+#[derive(Debug, Default)]
+pub struct Ledger(Mutex<Books>);
+
+#[derive(Debug, Default)]
+struct Books {
+    entries: BTreeMap<(Identity, Way, ManifestId), Moved>,
+    links: BTreeMap<(Identity, &'static str), Carried>,
+    turn: u64,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Moved {
+    chunks: u64,
+    bytes: u64,
+    time: Duration,
+    turn: u64,
+}
+
+#[derive(Debug, Default)]
+struct Carried {
+    open: Vec<Arc<Wire>>,
+    connections: u64,
+    sent: u64,
+    received: u64,
+}
+
+impl Ledger {
+    /// A connection with `peer` begins; `wire` counts what it carries.
+    pub fn opened(&self, peer: &Identity, carrier: Carrier, wire: Arc<Wire>) {
+        let mut books = self.books();
+        let link = books.links.entry((peer.clone(), carrier.word())).or_default();
+        link.fold();
+        link.connections += 1;
+        link.open.push(wire);
+    }
+
+    /// `chunks` of `manifest` with `bytes` stored bytes went one way, in requests that were open for `time`.
+    pub fn moved(&self, peer: &Identity, way: Way, manifest: ManifestId, (chunks, bytes): (u64, u64), time: Duration) {
+        let mut books = self.books();
+        books.turn += 1;
+        let turn = books.turn;
+        let entry = books.entries.entry((peer.clone(), way, manifest)).or_default();
+        entry.chunks += chunks;
+        entry.bytes += bytes;
+        entry.time += time;
+        entry.turn = turn;
+        if books.entries.len() > ENTRIES_MAX {
+            let oldest = books.entries.iter().min_by_key(|(_, moved)| moved.turn).map(|(key, _)| key.clone());
+            oldest.and_then(|key| books.entries.remove(&key));
+        }
+    }
+
+    /// The entries, by agent.
+    #[must_use]
+    pub fn entries(&self) -> Vec<LedgerEntry> {
+        let entry = |((peer, way, manifest), moved): (&(Identity, Way, ManifestId), &Moved)| LedgerEntry {
+            peer: peer.to_string(),
+            way: *way,
+            manifest: manifest.to_string(),
+            chunks: moved.chunks,
+            bytes: moved.bytes,
+            seconds: moved.time.as_secs_f64(),
+        };
+        self.books().entries.iter().map(entry).collect()
+    }
+
+    /// The links, by agent.
+    #[must_use]
+    pub fn links(&self) -> Vec<LinkEntry> {
+        let mut books = self.books();
+        let link = |((peer, carrier), carried): (&(Identity, &'static str), &mut Carried)| {
+            carried.fold();
+            LinkEntry {
+                peer: peer.to_string(),
+                carrier: (*carrier).to_owned(),
+                connections: carried.connections,
+                sent: carried.sent + carried.open.iter().map(|wire| wire.sent()).sum::<u64>(),
+                received: carried.received + carried.open.iter().map(|wire| wire.received()).sum::<u64>(),
+            }
+        };
+        books.links.iter_mut().map(link).collect()
+    }
+
+    fn books(&self) -> MutexGuard<'_, Books> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Carried {
+    /// Adds up the connections that nobody counts any more.
+    fn fold(&mut self) {
+        let (sent, received) = (&mut self.sent, &mut self.received);
+        self.open.retain(|wire| {
+            let open = Arc::strong_count(wire) > 1;
+            if !open {
+                *sent += wire.sent();
+                *received += wire.received();
+            }
+            open
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn connections_add_up_when_they_are_over() {
+        let (ledger, peer) = (Ledger::default(), Identity::new("west", "a").unwrap());
+        let (first, second) = (Arc::new(Wire::default()), Arc::new(Wire::default()));
+        first.set(10, 100);
+        ledger.opened(&peer, Carrier::Tcp, Arc::clone(&first));
+        drop(first);
+        second.set(1, 2);
+        ledger.opened(&peer, Carrier::Tcp, Arc::clone(&second));
+        second.set(5, 7);
+        let links = ledger.links();
+        assert_eq!((links[0].connections, links[0].sent, links[0].received), (2, 15, 107));
+        assert_eq!(links, ledger.links());
+    }
+
+    #[test]
+    fn a_tree_has_one_entry_for_each_way() {
+        let (ledger, peer) = (Ledger::default(), Identity::new("west", "a").unwrap());
+        let manifest = ManifestId::of(b"tree");
+        for way in [Way::In, Way::Out, Way::In] {
+            ledger.moved(&peer, way, manifest, (2, 50), Duration::from_secs(1));
+        }
+        let entries = ledger.entries();
+        assert_eq!(entries.len(), 2);
+        assert_eq!((entries[0].chunks, entries[0].bytes, entries[0].seconds), (4, 100, 2.0));
+    }
+}
