@@ -8,7 +8,7 @@ use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::config::Config;
+use super::config::{Config, PeersConfig};
 use super::files::Opened;
 use super::transfers::Transfers;
 use super::view;
@@ -22,9 +22,11 @@ use crate::repository::{OpenOptions, Repository};
 use crate::storage::{self, Location};
 use crate::transfer::exchange::{Exchange, ExchangeOptions, Limits};
 use crate::transfer::identity::{Credentials, Identity};
-use crate::transfer::peers::{Peers, PeersOptions};
+use crate::transfer::peers::{Discovery, Peers, PeersOptions};
 use crate::transfer::protocol::limits::WINDOW_MIN;
 
+/// Agents that are found by name or registration and linked to at the same time, about.
+const FOUND_ABOUT: usize = 8;
 /// Processes of this node that take chunks at the same time, at most.
 const ATTENDED_MAX: usize = 256;
 
@@ -161,6 +163,19 @@ impl House {
         })
     }
 
+    /// Where other agents are looked for; None, if they are not.
+    pub(super) fn discovery(&self, told: &PeersConfig) -> Option<Discovery> {
+        let identity = self.credentials.as_ref()?.identity();
+        if !told.registered && told.names.is_empty() {
+            return None;
+        }
+        Some(Discovery {
+            names: told.names.clone(),
+            repositories: if told.registered { self.origins.clone() } else { Vec::new() },
+            register: told.register.clone().map(|address| (identity, address)),
+        })
+    }
+
     /// What it shows to other agents.
     pub(super) fn credentials(&self) -> Option<&Credentials> {
         self.credentials.as_ref()
@@ -231,8 +246,10 @@ fn exchange(
         Some(credentials) => {
             let mut options = PeersOptions { carriers: told.carriers, ..PeersOptions::default() };
             options.connections = told.connections.unwrap_or(options.connections);
-            // All links at once must fit, or some would wait for ever.
-            let links = (told.addresses.len() * options.connections).max(1) as u64;
+            // All links at once must fit, or some would wait for ever; how many will be found nobody knows.
+            let finds = told.registered || !told.names.is_empty();
+            let links = (told.addresses.len() + if finds { FOUND_ABOUT } else { 0 }).max(1) * options.connections;
+            let links = links as u64;
             options.window = (share / links).clamp(WINDOW_MIN, options.window);
             if links * options.window > share {
                 return Err(Error::usage("memory of the agent is too little for its links")
@@ -245,7 +262,14 @@ fn exchange(
     };
     told.addresses.iter().try_for_each(|address| peers.add(address))?;
     let (cache, budget, policy) = (Arc::clone(cache), Budget::new(share)?, config.policy.clone());
-    Ok(Exchange::new(ExchangeOptions { identity, cache, budget, peers, policy, limits: Limits::default() }))
+    Ok(Exchange::new(ExchangeOptions {
+        identity,
+        cache,
+        budget,
+        peers,
+        policy,
+        limits: Limits::new(told.limits.iter().cloned()),
+    }))
 }
 
 async fn open(location: &Location, options: &storage::StoreOptions, how: OpenOptions) -> Result<Repository> {

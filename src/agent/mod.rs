@@ -35,6 +35,7 @@ pub use self::socket::well_known;
 use crate::error::{Error, ErrorKind, Result};
 use crate::ops::blocking;
 use crate::transfer::exchange::Exchange;
+use crate::transfer::peers::discover;
 use crate::transfer::{Holdings, quic, tcp};
 
 /// What a connection is upgraded to over which chunks are taken.
@@ -79,6 +80,9 @@ impl Agent {
             Some(address) => Some(open_to_peers(&house, address, &mut doors).await?),
             None => None,
         };
+        if let (Some(discovery), Ok(exchange)) = (house.discovery(&config.peers), house.exchange()) {
+            doors.spawn(discover(Arc::clone(exchange.peers()), discovery, leaving.clone()));
+        }
         let http = match tcp {
             Some(listener) => {
                 let address = listener.local_addr().ok();

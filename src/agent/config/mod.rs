@@ -12,7 +12,7 @@ use std::time::Duration;
 use serde::Deserialize;
 
 pub use self::peers::PeersConfig;
-use self::peers::{AllowSection, PeersSection, policy};
+use self::peers::{AllowSection, LimitSection, PeersSection, policy};
 pub(super) use self::quantity::{Bytes, Span};
 use super::socket::{self, SOCKET_PATH_MAX};
 use crate::error::{Error, Result};
@@ -84,6 +84,8 @@ struct File {
     peers: Option<PeersSection>,
     #[serde(default)]
     allow: Vec<AllowSection>,
+    #[serde(default)]
+    limits: Vec<LimitSection>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -158,17 +160,16 @@ impl File {
             grace: self.grace.map_or(GRACE, |span| span.0),
             identity: self.identity.map(|path| folder.join(path)),
             listen: self.listen,
-            peers: self.peers.unwrap_or_default().settle(),
+            peers: self.peers.unwrap_or_default().settle(self.limits),
             policy: policy(&self.allow)?,
         })
     }
 
     /// Nothing of an agent goes over a network without a certificate, and what it gives others is what its cache holds.
     fn can_have_peers(&self) -> Result<()> {
-        let addresses = self.peers.as_ref().is_some_and(|peers| !peers.addresses.is_empty());
-        let wants = match (self.listen, addresses) {
+        let wants = match (self.listen, self.peers.as_ref().is_some_and(PeersSection::wants)) {
             (Some(_), _) => "`listen` is set",
-            (None, true) => "[peers] has addresses",
+            (None, true) => "[peers] names other agents",
             (None, false) => return Ok(()),
         };
         if self.identity.is_none() {

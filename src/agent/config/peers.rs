@@ -2,6 +2,7 @@
 
 use serde::Deserialize;
 
+use super::quantity::Rate;
 use crate::error::Result;
 use crate::transfer::exchange::Policy;
 use crate::transfer::peers::Carriers;
@@ -15,6 +16,11 @@ const CONNECTIONS_MAX: usize = 16;
 pub(super) struct PeersSection {
     #[serde(default)]
     pub(super) addresses: Vec<String>,
+    #[serde(default)]
+    dns: Vec<String>,
+    register: Option<String>,
+    #[serde(default)]
+    registered: bool,
     carrier: Option<Carrier>,
     connections: Option<usize>,
 }
@@ -36,11 +42,27 @@ pub(super) struct AllowSection {
     names: Vec<String>,
 }
 
-/// How other agents are linked to.
+/// A section `[[limits]]`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct LimitSection {
+    site: String,
+    rate: Rate,
+}
+
+/// How other agents are found and linked to.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PeersConfig {
     /// Where they are: `host:port` each.
     pub addresses: Vec<String>,
+    /// `host:port` of names that stand for the addresses of several.
+    pub names: Vec<String>,
+    /// Where others find this one, as the repositories are to say: `host:port`.
+    pub register: Option<String>,
+    /// Whether those that registered in the repositories are looked for.
+    pub registered: bool,
+    /// Bytes a second that sites are given at most.
+    pub limits: Vec<(String, u64)>,
     /// What carries links.
     pub carriers: Carriers,
     /// Connections of a link, if it is told.
@@ -48,14 +70,27 @@ pub struct PeersConfig {
 }
 
 impl PeersSection {
-    pub(super) fn settle(self) -> PeersConfig {
+    /// Whether other agents are wanted at all.
+    pub(super) fn wants(&self) -> bool {
+        !self.addresses.is_empty() || !self.dns.is_empty() || self.register.is_some() || self.registered
+    }
+
+    pub(super) fn settle(self, limits: Vec<LimitSection>) -> PeersConfig {
         let carriers = match self.carrier.unwrap_or(Carrier::Auto) {
             Carrier::Auto => Carriers::Auto,
             Carrier::Quic => Carriers::Quic,
             Carrier::Tcp => Carriers::Tcp,
         };
         let connections = self.connections.map(|count| count.clamp(1, CONNECTIONS_MAX));
-        PeersConfig { addresses: self.addresses, carriers, connections }
+        PeersConfig {
+            addresses: self.addresses,
+            names: self.dns,
+            registered: self.registered || self.register.is_some(),
+            register: self.register,
+            limits: limits.into_iter().map(|limit| (limit.site, limit.rate.0)).collect(),
+            carriers,
+            connections,
+        }
     }
 }
 

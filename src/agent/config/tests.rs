@@ -28,6 +28,8 @@ fn every_setting_is_taken() {
          endpoint = 'http://localhost:9000'\nallow_http = true\nmemory = '1G'\ngrace = '90s'\n\
          identity = 'tls'\nlisten = '0.0.0.0:7071'\n\
          [peers]\naddresses = ['a:7071', 'b:7071']\ncarrier = 'tcp'\nconnections = 4\n\
+         dns = ['peers:7071']\nregister = '10.0.0.5:7071'\n\
+         [[limits]]\nsite = 'cloud'\nrate = '300Mbit'\n[[limits]]\nsite = 'far'\nrate = '1M'\n\
          [[allow]]\nagents = 'cloud/*'\nnames = ['run-7/*']\n\
          [cache]\ndir = '/var/cache'\ncapacity = '200G'\nfree_floor = 4096\n",
     )
@@ -42,7 +44,16 @@ fn every_setting_is_taken() {
     assert_eq!(config.cache, Some(cache));
     assert_eq!((config.identity, config.listen), (Some("/etc/towline/tls".into()), Some(([0, 0, 0, 0], 7071).into())));
     let addresses = vec!["a:7071".to_owned(), "b:7071".to_owned()];
-    assert_eq!(config.peers, PeersConfig { addresses, carriers: Carriers::Tcp, connections: Some(4) });
+    let peers = PeersConfig {
+        addresses,
+        names: vec!["peers:7071".into()],
+        register: Some("10.0.0.5:7071".into()),
+        registered: true,
+        limits: vec![("cloud".into(), 37_500_000), ("far".into(), 1 << 20)],
+        carriers: Carriers::Tcp,
+        connections: Some(4),
+    };
+    assert_eq!(config.peers, peers);
     let cloud = Identity::new("cloud", "a").unwrap();
     assert!(config.policy.allows(&cloud, &"run-7/step-1".parse().unwrap()));
     assert!(!config.policy.allows(&cloud, &"run-8/step-1".parse().unwrap()));
@@ -72,7 +83,10 @@ fn what_makes_no_sense_is_named() {
         ("repository = '/r'\nrepositories = ['/s']", "both `repository` and `repositories`"),
         ("repository = '/r'\nlisten = '0.0.0.0:7071'", "`listen` is set, but no identity"),
         ("repository = '/r'\nidentity = 'i'\nlisten = '0.0.0.0:7071'", "`listen` is set, but no cache"),
-        ("repository = '/r'\n[peers]\naddresses = ['a:1']", "[peers] has addresses, but no identity"),
+        ("repository = '/r'\n[peers]\naddresses = ['a:1']", "[peers] names other agents, but no identity"),
+        ("repository = '/r'\n[peers]\nregister = 'a:1'", "[peers] names other agents, but no identity"),
+        ("repository = '/r'\n[[limits]]\nsite = 'a'\nrate = 'fast'", "not a size"),
+        ("repository = '/r'\n[[limits]]\nsite = 'a'\nrate = '1Xbit'", "not a rate"),
         ("repository = '/r'\n[peers]\ncarrier = 'pigeon'", "unknown variant `pigeon`"),
         ("repository = '/r'\n[[allow]]\nagents = '['\nnames = []", "pattern is malformed"),
         ("memory = '1G'", "no repository is set"),
