@@ -5,6 +5,7 @@ use serde_json::Value;
 
 use crate::cache::{CacheStat, Checked, Pin};
 use crate::progress::Snapshot;
+use crate::transfer::ledger::{LedgerEntry, LinkEntry};
 use crate::transfer::peers::PeerStat;
 
 /// How an agent is.
@@ -329,6 +330,15 @@ impl From<PeerStat> for Peer {
             error: stat.error,
         }
     }
+}
+
+/// What moved between this agent and others.
+#[derive(Clone, Debug, Serialize)]
+pub struct Ledger {
+    /// By agent, way and tree.
+    pub entries: Vec<LedgerEntry>,
+    /// What the sockets carried, by agent and carrier.
+    pub links: Vec<LinkEntry>,
 }
 
 /// Several agents.

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# A training run loses its machine and goes on elsewhere. Everything stays under target/demo; nothing is configured.
+# A training run loses its machine and goes on at another site. Everything stays under target/demo; nothing is configured.
 #   TOWLINE=target/release/towline tests/demo/demo.sh
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
@@ -27,8 +27,10 @@ export XDG_DATA_HOME=$work/home/data XDG_CACHE_HOME=$work/home/cache XDG_CONFIG_
 unset TOWLINE_REPO
 first=$XDG_DATA_HOME/towline/repository   # the embedded default
 second=$work/other-cloud
-trainer=
-trap '[ -z "$trainer" ] || kill -9 "$trainer" 2>/dev/null || true' EXIT
+trainer= agents=() sockets=$(mktemp -d /tmp/towline-demo.XXXXXX)   # a socket's path may have 107 bytes, this folder's may be longer
+trap '[ -z "$trainer" ] || kill -9 "$trainer" 2>/dev/null || true
+  [ ${#agents[@]} = 0 ] || kill -9 "${agents[@]}" 2>/dev/null || true
+  rm -rf "$sockets"' EXIT
 
 bytes() { du -sb "$1" | cut -f1; }
 lines() { if [ -f "$1" ]; then wc -l <"$1"; else echo 0; fi; }
@@ -47,8 +49,45 @@ sync_new() {
   synced=$saved
 }
 
-echo "1. Training on the first machine; every checkpoint is saved, and synced to a second repository."
+# Starts the agent of a site: agent SITE REPOSITORY PORT [PEER]. It has a certificate, a cache, and a socket of its own.
+agent() {
+  local room=$work/$1 peers=
+  mkdir -p "$room"
+  "$towline" identity issue "$1/agent" --authority "$work/authority" --to "$room/tls" --json >/dev/null
+  [ -z "${4-}" ] || peers=$'[peers]\naddresses = ["'$4'"]'
+  cat >"$room/agent.toml" <<SETTINGS
+repository = "$2"
+socket = "$sockets/$1.sock"
+identity = "$room/tls"
+listen = "127.0.0.1:$3"
+memory = "512M"
+[cache]
+dir = "$room/cache"
+capacity = "1G"
+free_floor = "64M"
+$peers
+SETTINGS
+  XDG_CACHE_HOME=$room/index "$towline" agent --config "$room/agent.toml" 2>"$room/log" &
+  agents+=($!)
+  for _ in $(seq 100); do
+    [ -S "$sockets/$1.sock" ] && TOWLINE_AGENT=$sockets/$1.sock "$towline" top --once --quiet >/dev/null 2>&1 && return 0
+    sleep 0.1
+  done
+  cat "$room/log" >&2
+  return 1
+}
+free_ports() { "$python" -c 'import socket
+taken = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
+print(*(one.getsockname()[1] for one in taken))'; }
+
+echo "1. Training on the first machine, at the site home; every checkpoint is saved, and synced to a second repository in a cloud."
+"$towline" init "$first" --json >/dev/null
 "$towline" init "$second" --json >/dev/null
+"$towline" identity init --authority "$work/authority" --json >/dev/null
+read -r home_port cloud_port < <(free_ports)
+agent home "$first" "$home_port"
+agent cloud "$second" "$cloud_port" "127.0.0.1:$home_port"
+cloud=$sockets/cloud.sock
 "$python" "$here/train.py" --work node1 --steps $steps --every $every --towline "$towline" --killed-at $killed &
 trainer=$!
 while kill -0 "$trainer" 2>/dev/null; do
@@ -59,21 +98,26 @@ code=0; wait "$trainer" 2>/dev/null || code=$?
 trainer=
 [ "$code" = 137 ] || { echo "the training was to die of SIGKILL at step $killed; it ended with $code" >&2; exit 1; }
 sync_new
-echo "2. The machine is lost (SIGKILL after step $(lines node1/losses)), and its repository with it."
+
+echo "2. The cloud's agent is warmed with run/step-$last: from home's agent, over mutual TLS, and pinned for a day."
+TOWLINE_AGENT=$cloud "$towline" warm "run/step-$last" --from home --pin 24h --wait --json >warm.json
+
+echo "3. The machine is lost (SIGKILL after step $(lines node1/losses)), with its agent and its repository."
+kill -9 "${agents[0]}" && wait "${agents[0]}" 2>/dev/null || true
 mv home lost-home
 
-echo "3. A second machine restores run/step-$last from the second repository."
-"$towline" restore "run/step-$last" node2/restored --repo "$second" --json >restore.json
+echo "4. A second machine, in the cloud, restores run/step-$last from its agent's cache."
+TOWLINE_AGENT=$cloud "$towline" restore "run/step-$last" node2/restored --repo "$second" --json >restore.json
 for file in model optimizer; do
   cmp "node1/step-$last/$file.safetensors" "node2/restored/$file.safetensors"
 done
 echo "   bit for bit what was saved"
 
-echo "4. Training resumes there, and goes on saving."
+echo "5. Training resumes there, and goes on saving."
 TOWLINE_REPO=$second "$python" "$here/train.py" --work node2 --steps $steps --every $every \
   --resume node2/restored --towline "$towline"
 
-echo "5. The same training without any interruption, to compare."
+echo "6. The same training without any interruption, to compare."
 "$python" "$here/train.py" --work reference --steps $steps
 head -n $last node1/losses | cat - node2/losses | cmp - reference/losses
 echo "   all $steps losses are the same, to the last bit"

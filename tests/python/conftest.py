@@ -17,6 +17,7 @@ def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     monkeypatch.delenv("TOWLINE_REPO", raising=False)
+    monkeypatch.setenv("TOWLINE_AGENT", "none")
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ use std::sync::{Mutex, PoisonError};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use serde::Serialize;
+use towline::agent::Client;
 use towline::ops::{Changes, ExpirePolicy, RestoreOptions, SaveSource, TensorSelector, VerifyOptions};
 use towline::repository::{Name, OpenOptions, Repository as Engine, Selector};
 use towline::storage::{Location, StoreOptions, open};
@@ -41,7 +42,10 @@ impl Opening {
         let Self { memory, cache, endpoint, region, allow_http, create } = self;
         let store = StoreOptions { endpoint, region, allow_http, create, ..StoreOptions::default() };
         let (store, options) = (open(&location, &store).await?, OpenOptions { memory, cache });
-        if create { Ok(Engine::create(store, options).await?.0) } else { Engine::open(store, options).await }
+        let engine =
+            if create { Engine::create(store, options).await?.0 } else { Engine::open(store, options).await? };
+        // What an agent of this node holds need not be fetched.
+        Ok(Client::attached(engine).await)
     }
 }
 

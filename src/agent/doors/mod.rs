@@ -54,6 +54,7 @@ fn routes() -> Vec<Route> {
         ("/v1/cache/check", POST, post(cache::check)),
         ("/v1/cache/evict", POST, post(cache::evict)),
         ("/v1/peers", GET, get(peers::list)),
+        ("/v1/ledger", GET, get(peers::ledger)),
         ("/v1/chunks", GET, get(peers::chunks)),
         ("/v1/files/{reference}/{*path}", GET, get(files::file)),
     ]

@@ -21,6 +21,11 @@ pub(super) async fn list(State(house): State<Arc<House>>) -> Result<Json<view::P
     Ok(Json(view::PeerList { peers: peers.into_iter().map(view::Peer::from).collect() }))
 }
 
+pub(super) async fn ledger(State(house): State<Arc<House>>) -> Result<Json<view::Ledger>, Refusal> {
+    let ledger = house.exchange()?.peers().ledger();
+    Ok(Json(view::Ledger { entries: ledger.entries(), links: ledger.links() }))
+}
+
 /// Turns the connection into one of the peer protocol (docs/protocol.md), for a process of this node.
 pub(super) async fn chunks(
     State(house): State<Arc<House>>,

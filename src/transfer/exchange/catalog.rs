@@ -46,6 +46,11 @@ impl Entry {
         Self { repository: repository.clone(), saved: saved.shared(), grant, numbers }
     }
 
+    /// Does its repository lie on this node's disk? Then all of it is here.
+    pub(super) fn is_here(&self) -> bool {
+        self.repository.store().directory().is_some()
+    }
+
     /// The number of a chunk, as [`Saved::locate`] counts.
     pub(super) fn number(&self, id: &ChunkId) -> Option<u32> {
         self.numbers.get(id).copied()
@@ -121,6 +126,11 @@ impl Catalog {
         let over = open.len().saturating_sub(OPEN_MAX.get());
         open.drain(..over);
         Ok(entry)
+    }
+
+    /// The tree that `grant` is of, if it is still open.
+    pub(super) fn of(&self, grant: &Grant) -> Option<Arc<Entry>> {
+        self.open().iter().find(|entry| Arc::ptr_eq(&entry.grant.chunks, &grant.chunks)).cloned()
     }
 
     /// Forgets what was known of the repositories: something turned out to be gone.

@@ -1,5 +1,5 @@
 //! What an exchange gives: to processes of its node all that it can bring, to agents of its site the same but from further away
-//! only, to others what it holds.
+//! only, to others what it holds: in its cache, or in a repository on this node's disk.
 
 use std::sync::Arc;
 
@@ -48,9 +48,9 @@ impl Holdings for Exchange {
         let begun = Instant::now();
         let near = identity.site() == self.identity.site();
         let mut found = self.look(id).await?;
-        if found.is_none() && near {
+        if found.is_none() {
             let entry = self.catalog.find(&asked.manifest, |name| self.policy.allows(identity, name)).await?;
-            if let Some(entry) = entry {
+            if let Some(entry) = entry.filter(|entry| near || entry.is_here()) {
                 found = self.bring_for(&entry, asked, id, false).await?;
             }
         }
@@ -121,6 +121,9 @@ impl Exchange {
     fn held(&self, grant: &Grant, from: u32) -> Survey {
         let ids = &grant.chunks.ids;
         let chunks = u32::try_from(ids.len()).unwrap_or(u32::MAX);
+        if self.catalog.of(grant).is_some_and(|entry| entry.is_here()) {
+            return Survey { chunks, upto: chunks, held: Runs::of(from..chunks) };
+        }
         let mut upto = from;
         let mut held = Runs::default();
         for (place, id) in (from..chunks.min(from.saturating_add(SURVEY_MAX))).zip(ids.iter().skip(from as usize)) {

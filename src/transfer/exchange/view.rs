@@ -13,7 +13,9 @@ impl Exchange {
     /// Who could be asked, without those of `without`.
     pub(super) async fn view(&self, ask: &Ask<'_>, without: &[Arc<str>]) -> (View<Arc<str>>, Vec<Arc<Peer>>) {
         let own = &self.identity;
-        let live = if *ask.from == From::Repository { Vec::new() } else { self.peers.live().await };
+        // A repository on this node's disk is nearer than anybody.
+        let here = *ask.from == From::Anywhere && ask.repository.store().directory().is_some();
+        let live = if here || *ask.from == From::Repository { Vec::new() } else { self.peers.live().await };
         let mut asked = Vec::new();
         for peer in live {
             let Some(identity) = peer.identity() else { continue };
