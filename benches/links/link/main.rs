@@ -1,14 +1,16 @@
 //! A network in user space: nodes, each a network namespace, joined in the middle of a star by links of set rate, delay
 //! and loss. For a kernel without netem; needs root and /dev/net/tun.
 //!
-//! `link [--seed N] [--mtu 1500] NODE NODE...`, a NODE as `far,rate=300M,up.delay=25ms,up.loss=0.1%`: `rate`, `delay`,
+//! `link [--seed N] [--mtu 1500] [--capture FILE] NODE NODE...`, a NODE as `far,rate=300M,up.delay=25ms,up.loss=0.1%`: `rate`, `delay`,
 //! `loss` and `queue` of its link, both ways or `up.` (from the node) and `down.`. A packet passes its sender's link up
-//! and its receiver's link down. A queue that is not set holds one bandwidth-delay product, and 64 packets at least.
+//! and its receiver's link down. A queue that is not set holds one bandwidth-delay product, and 64 packets at least. What
+//! nodes send goes into FILE too, as pcap.
 //!
 //! Says as one line of JSON where the nodes are (`nsenter --net=PATH PROGRAM` runs in one), then does what the lines of its
 //! standard input say, a line of JSON for each: `counts`, `cut NODE`, `heal NODE`. When the input ends it says the counts
 //! and ends, and nothing is left: the namespaces live as long as it and the programs in them.
 
+mod capture;
 mod lane;
 mod node;
 mod relay;
@@ -16,10 +18,12 @@ mod spec;
 
 use std::io::{self, BufRead as _, Write as _};
 use std::net::Ipv4Addr;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use serde_json::{Value, json};
 
+use self::capture::Capture;
 use self::lane::{Counts, Lane};
 use self::node::Place;
 use self::relay::Port;
@@ -34,6 +38,7 @@ struct Asked {
     seed: u64,
     /// Ethernet's: the forwarder carries 1 Gbit/s with it, so no larger one flatters anybody.
     mtu: u16,
+    capture: Option<PathBuf>,
     nodes: Vec<Node>,
 }
 
@@ -51,10 +56,17 @@ fn main() -> io::Result<()> {
         places.push((json!({ "name": node.name, "address": address, "net": place.path() }), place));
     }
     let ports: Arc<[Port]> = ports.into();
-    relay::start(&ports, SUBNET);
+    let capture = asked.capture.as_deref().map(Capture::create).transpose()?.map(Arc::new);
+    relay::start(&ports, SUBNET, capture.as_ref());
     say(&json!({ "nodes": places.iter().map(|(told, _)| told).collect::<Vec<_>>() }))?;
     for line in io::stdin().lock().lines() {
+        if let Some(capture) = &capture {
+            capture.flush()?;
+        }
         say(&answer(&line?, &asked.nodes, &ports))?;
+    }
+    if let Some(capture) = &capture {
+        capture.flush()?;
     }
     say(&counts(&asked.nodes, &ports))
 }
@@ -65,17 +77,18 @@ fn say(answer: &Value) -> io::Result<()> {
 }
 
 fn arguments(mut words: impl Iterator<Item = String>) -> Result<Asked, String> {
-    let mut asked = Asked { seed: 1, mtu: 1500, nodes: Vec::new() };
+    let mut asked = Asked { seed: 1, mtu: 1500, capture: None, nodes: Vec::new() };
     while let Some(word) = words.next() {
-        let mut value = || words.next().ok_or_else(|| format!("{word} wants a number"));
+        let mut value = || words.next().ok_or_else(|| format!("{word} wants a value"));
         match word.as_str() {
             "--seed" => asked.seed = value()?.parse().map_err(|e| format!("--seed: {e}"))?,
             "--mtu" => asked.mtu = value()?.parse().map_err(|e| format!("--mtu: {e}"))?,
+            "--capture" => asked.capture = Some(value()?.into()),
             node => asked.nodes.push(Node::parse(node)?),
         }
     }
     let names: std::collections::BTreeSet<&str> = asked.nodes.iter().map(|node| node.name.as_str()).collect();
-    let told = "usage: link [--seed N] [--mtu N] NODE,rate=300M,up.delay=25ms,up.loss=0.1% NODE... (two to 32)";
+    let told = "usage: link [--seed N] [--mtu N] [--capture FILE] NODE,rate=300M,up.delay=25ms,up.loss=0.1% NODE... (two to 32)";
     let good = names.len() == asked.nodes.len() && (2..=NODES_MAX).contains(&names.len());
     good.then_some(asked).ok_or_else(|| told.to_owned())
 }

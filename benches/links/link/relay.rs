@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use crate::capture::Capture;
 use crate::lane::{Counts, Lane};
 
 /// The largest IP packet.
@@ -100,22 +101,25 @@ impl Port {
 }
 
 /// Starts the two threads of each port; `subnet` holds the nodes' addresses, the first at 1. They run as long as the process.
-pub(crate) fn start(ports: &Arc<[Port]>, subnet: Ipv4Addr) {
+pub(crate) fn start(ports: &Arc<[Port]>, subnet: Ipv4Addr, capture: Option<&Arc<Capture>>) {
     let clock = Instant::now();
     for at in 0..ports.len() {
-        let reading = Arc::clone(ports);
-        std::thread::spawn(move || read(&reading, at, subnet, clock));
+        let (reading, capture) = (Arc::clone(ports), capture.cloned());
+        std::thread::spawn(move || read(&reading, (at, subnet), clock, capture.as_deref()));
         let writing = Arc::clone(ports);
         std::thread::spawn(move || write(&writing[at], clock));
     }
 }
 
 /// Reads what a node sends, and puts it where it goes.
-fn read(ports: &[Port], at: usize, subnet: Ipv4Addr, clock: Instant) {
+fn read(ports: &[Port], (at, subnet): (usize, Ipv4Addr), clock: Instant, capture: Option<&Capture>) {
     let (port, mut packet) = (&ports[at], vec![0; PACKET_MAX]);
     // A device that cannot be read any more has gone with its namespace.
     while let Ok(len) = (&port.device).read(&mut packet) {
         let packet = &packet[..len];
+        if let Some(capture) = capture {
+            capture.add(clock.elapsed(), packet);
+        }
         let Some(to) = destination(packet, subnet).and_then(|to| ports.get(to)) else { continue };
         if !port.open(packet) {
             continue;

@@ -1,5 +1,6 @@
 //! Links between sites: nodes in network namespaces, joined with set rates, delays and losses, and what runs in them.
 
+mod agents;
 #[path = "../../../benches/links/link/lane.rs"]
 mod lane;
 mod world;
