@@ -46,10 +46,11 @@ def test_what_the_agent_holds_is_not_read_again(
     tmp_path: Path, repository: towline.Repository, agent: subprocess.Popen
 ) -> None:
     saved = state()
-    repository.save(saved, "run/step-1")
+    with towline.Checkpointer(repository, "run") as checkpointer:
+        checkpointer.save(1, saved)
     for _ in range(2):
         near = towline.open(tmp_path / "repository", memory="256M")
-        restored = near.restore("run/step-1")
+        restored = towline.Checkpointer(near, "run").restore(1)
         assert all(torch.equal(restored[name], saved[name]) for name in saved)
         # From here on only the agent has them.
         shutil.rmtree(tmp_path / "repository/pack", ignore_errors=True)
@@ -59,10 +60,11 @@ def test_without_its_agent_it_goes_on_alone(
     tmp_path: Path, repository: towline.Repository, agent: subprocess.Popen
 ) -> None:
     saved = state()
-    repository.save(saved, "run/step-1")
+    with towline.Checkpointer(repository, "run") as checkpointer:
+        checkpointer.save(1, saved)
     near = towline.open(tmp_path / "repository", memory="256M")
     agent.send_signal(signal.SIGKILL)
     agent.wait()
     time.sleep(0.1)
-    restored = near.restore("run/step-1")
+    restored = towline.Checkpointer(near, "run").restore(1)
     assert all(torch.equal(restored[name], saved[name]) for name in saved)
