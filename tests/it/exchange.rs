@@ -200,7 +200,8 @@ async fn another_site_is_warmed_from_this_one() {
     let received: u64 = came.links().iter().map(|link| link.received).sum();
     let sent: u64 = went.links().iter().map(|link| link.sent).sum();
     assert!(received >= warmed.bytes && received < warmed.bytes * 108 / 100, "{received} for {}", warmed.bytes);
-    assert!(sent >= received && sent < received * 108 / 100, "{sent} sent, {received} received");
+    // Both look now and then, and a last time.
+    assert!(sent.abs_diff(received) < received / 50, "{sent} sent, {received} received");
     cloud.restore("run/step-1", &folder).await;
 }
 
