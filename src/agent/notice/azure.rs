@@ -18,12 +18,12 @@ const HEADERS: [(&str, &str); 1] = [("metadata", "true")];
 #[serde(rename_all = "PascalCase")]
 struct Scheduled {
     #[serde(default)]
-    events: Vec<Event>,
+    events: Vec<Planned>,
 }
 
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "PascalCase")]
-struct Event {
+struct Planned {
     event_type: String,
     #[serde(default)]
     resources: Vec<String>,
@@ -38,7 +38,7 @@ pub(super) async fn ask(metadata: &Metadata) -> Result<Option<Notice>> {
     }
     let scheduled: Scheduled = serde_json::from_str(&body)
         .map_err(|source| Error::other("metadata service is not understood").at(EVENTS).source(source))?;
-    let ends = |event: &&Event| ["Preempt", "Terminate"].contains(&event.event_type.as_str());
+    let ends = |event: &&Planned| ["Preempt", "Terminate"].contains(&event.event_type.as_str());
     if !scheduled.events.iter().any(|event| ends(&event)) {
         return Ok(None);
     }
@@ -46,7 +46,7 @@ pub(super) async fn ask(metadata: &Metadata) -> Result<Option<Notice>> {
     if status != StatusCode::OK {
         return Err(unexpected(NAME, status));
     }
-    let ours = |event: &&Event| event.resources.iter().any(|resource| resource == name.trim());
+    let ours = |event: &&Planned| event.resources.iter().any(|resource| resource == name.trim());
     Ok(scheduled.events.iter().filter(ends).find(ours).map(|event| {
         // Once it has begun there is no time any more.
         let at = chrono::DateTime::parse_from_rfc2822(&event.not_before).ok();
