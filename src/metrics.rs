@@ -118,6 +118,7 @@ families! {
     BUILD_INFO = Gauge "towline_build_info" "1, with the agent's version";
     START_TIME = Gauge "towline_start_time_seconds" "When the agent began, in seconds since 1970";
     READY = Gauge "towline_ready" "Whether the agent is ready: 1 or 0";
+    NOTICE = Gauge "towline_notice" "Whether it was said that the machine will be taken away: 1 or 0";
     RESIDENT = Gauge "process_resident_memory_bytes" "Memory of the process";
     TRANSFERS_RUNNING = Gauge "towline_transfers_running" "Transfers that go on, by kind";
     TRANSFERS = Counter "towline_transfers_total" "Transfers that ended, by kind and how they ended";

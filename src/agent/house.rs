@@ -1,15 +1,16 @@
 //! What an agent holds open: its repositories, its cache, its links to other agents, and what it is doing.
 
-use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::config::{Config, PeersConfig};
 use super::files::Opened;
+use super::notice::Notice;
 use super::transfers::Transfers;
 use super::view;
 use crate::budget::Budget;
@@ -17,7 +18,7 @@ use crate::cache::{Cache, CacheOptions};
 use crate::clock::{Clock, SystemClock, Timestamp};
 use crate::error::{Error, ErrorKind, Result};
 use crate::limits::{MEMORY_MIN, MIB};
-use crate::ops::blocking;
+use crate::ops::{Stop, blocking};
 use crate::repository::{OpenOptions, Repository};
 use crate::storage::{self, Location};
 use crate::transfer::exchange::{Exchange, ExchangeOptions, Limits};
@@ -43,6 +44,12 @@ pub(super) struct House {
     /// Processes of this node that take chunks.
     pub(super) attended: TaskTracker,
     pub(super) attending: Arc<Semaphore>,
+    /// What is told to those who watch folders.
+    pub(super) stop: watch::Sender<Stop>,
+    /// Whether what it was told to have ready is there.
+    prepared: AtomicBool,
+    /// That the machine will be taken away.
+    notice: OnceLock<Notice>,
     /// Connections are to end.
     pub(super) leaving: CancellationToken,
     pub(super) transfers: Transfers,
@@ -100,6 +107,9 @@ impl House {
             credentials,
             attended: TaskTracker::new(),
             attending: Arc::new(Semaphore::new(ATTENDED_MAX)),
+            stop: watch::Sender::new(Stop::No),
+            prepared: AtomicBool::new(false),
+            notice: OnceLock::new(),
             leaving: CancellationToken::new(),
             transfers: Transfers::new(Arc::clone(&clock)),
             windows: Budget::new(share)?,
@@ -181,9 +191,32 @@ impl House {
         self.credentials.as_ref()
     }
 
-    /// Whether what it was told to have ready is there, and it is not ending.
+    /// Whether what it was told to have ready is there, and neither it nor its machine is about to go.
     pub(super) fn is_ready(&self) -> bool {
-        !self.transfers.is_closed()
+        self.prepared.load(Ordering::Acquire) && self.notice.get().is_none() && !self.transfers.is_closed()
+    }
+
+    /// What it was told to have ready is there.
+    pub(super) fn prepared(&self) {
+        self.prepared.store(true, Ordering::Release);
+    }
+
+    /// The machine will be taken away.
+    pub(super) fn told_to_go(&self, notice: Notice) {
+        tracing::warn!("the machine will be taken away: {}", notice.what);
+        // The first stands.
+        let _ = self.notice.set(notice);
+    }
+
+    /// Whether it was said that the machine will be taken away.
+    pub(super) fn is_told_to_go(&self) -> bool {
+        self.notice.get().is_some()
+    }
+
+    /// What is left of `grace`, if the machine goes before.
+    pub(super) fn time_left(&self, grace: Duration) -> Duration {
+        let at = self.notice.get().and_then(|notice| notice.at);
+        at.map_or(grace, |at| at.since(self.clock.now()).min(grace))
     }
 
     /// The time after `span` from now.
@@ -199,6 +232,7 @@ impl House {
             started: self.started.to_string(),
             ready: self.is_ready(),
             leaving: self.transfers.is_closed(),
+            notice: self.notice.get().map(|notice| notice.what.clone()),
             identity: self.credentials.as_ref().map(|credentials| credentials.identity().to_string()),
             repositories: self.origins.iter().map(place).collect(),
         }

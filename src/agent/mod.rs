@@ -10,8 +10,11 @@
 mod client;
 mod config;
 mod doors;
+mod errands;
 mod files;
 mod house;
+mod notice;
+mod sidecar;
 mod socket;
 mod transfers;
 pub mod view;
@@ -27,19 +30,23 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 pub use self::client::Client;
-pub use self::config::{CacheConfig, Config, PeersConfig};
+pub use self::config::{CacheConfig, Config, PeersConfig, SidecarConfig, Watched};
 use self::doors::{Door, router, serve};
 use self::house::House;
+pub use self::notice::Provider;
 use self::socket::Claimed;
 pub use self::socket::well_known;
+use self::view::Standing;
 use crate::error::{Error, ErrorKind, Result};
-use crate::ops::blocking;
+use crate::ops::{Stop, blocking};
 use crate::transfer::exchange::Exchange;
 use crate::transfer::peers::discover;
 use crate::transfer::{Holdings, quic, tcp};
 
 /// What a connection is upgraded to over which chunks are taken.
 const PROTOCOL: &str = "towline";
+/// The part of the grace that those who watch folders have.
+const WATCH_PART: f64 = 0.9;
 /// How long what was told to stop, and connections, may take to let go.
 const LETTING_GO: Duration = Duration::from_secs(3);
 
@@ -92,6 +99,7 @@ impl Agent {
             None => None,
         };
         doors.spawn(serve(unix, Door::Socket, router, leaving.clone()));
+        sidecar::begin(&house, config.sidecar, &mut doors)?;
         tracing::info!(socket = %config.socket.display(), "agent is there");
         Ok(Self { house, doors, socket: config.socket, http, listen, grace: config.grace, _claimed: claimed })
     }
@@ -117,21 +125,23 @@ impl Agent {
     /// Takes nothing new, lets what runs go on for the grace or until `hurry`, stops the rest, and closes the doors.
     ///
     /// # Errors
-    /// Cancelled, if something had to be stopped; it is named.
+    /// Cancelled, if something had to be stopped or failed meanwhile; it is named.
     ///
     /// # Cancel safety
     /// Safe, and abrupt: as if the process were killed.
     pub async fn leave(mut self, hurry: impl Future<Output = ()>) -> Result<()> {
         tracing::info!(grace = ?self.grace, "agent is asked to end");
-        let transfers = &self.house.transfers;
+        let (transfers, grace) = (&self.house.transfers, self.house.time_left(self.grace));
         transfers.close();
+        // They end by themselves, a little before they would be stopped.
+        self.house.stop.send_replace(Stop::Within { grace: grace.mul_f64(WATCH_PART), linger: true });
+        let under_way = transfers.running();
         tokio::select! {
             () = transfers.ended() => {}
-            () = tokio::time::sleep(self.grace) => {}
+            () = tokio::time::sleep(grace) => {}
             () = hurry => {}
         }
-        let stopped = transfers.running();
-        stopped.iter().for_each(|transfer| transfer.stop());
+        under_way.iter().for_each(|transfer| transfer.stop());
         // What does not let go is left behind with the process.
         let _ = timeout(LETTING_GO, transfers.ended()).await;
         self.house.leaving.cancel();
@@ -144,13 +154,13 @@ impl Agent {
         if let Ok(cache) = self.house.cache() {
             blocking(move || cache.sync()).await?;
         }
-        if stopped.is_empty() {
+        let ends = under_way.iter().map(|transfer| transfer.view());
+        let lost: Vec<String> = ends.filter(|view| view.state != Standing::Done).map(|view| lost(&view)).collect();
+        if lost.is_empty() {
             return Ok(());
         }
-        let names: Vec<_> = stopped.iter().map(|transfer| transfer.view()).collect();
-        let names: Vec<_> = names.iter().map(|view| format!("{} {}", view.kind.word(), view.name)).collect();
-        Err(Error::cancelled("not all transfers ended in time")
-            .got(names.join(", "))
+        Err(Error::cancelled("not all transfers came to their end in time")
+            .got(lost.join("; "))
             .cure("begin them again: what arrived is used; or give the agent more `grace`"))
     }
 }
@@ -168,6 +178,12 @@ async fn open_to_peers(house: &House, address: SocketAddr, doors: &mut JoinSet<(
     doors.spawn(quic.serve(Arc::clone(&holdings), leaving.clone()).map(ended));
     doors.spawn(tcp.serve(holdings, leaving).map(ended));
     Ok(address)
+}
+
+/// A transfer that did not do what it should, in words.
+fn lost(view: &view::Transfer) -> String {
+    let message = view.error.as_ref().and_then(|error| error.get("message")).and_then(|message| message.as_str());
+    format!("{} {}: {}", view.kind.word(), view.name, message.unwrap_or("stopped"))
 }
 
 /// A door that closes by itself is worth a word.

@@ -21,6 +21,8 @@ pub struct Health {
     pub ready: bool,
     /// Whether it is ending: it takes nothing new.
     pub leaving: bool,
+    /// What was said of the machine's end, if it will be taken away.
+    pub notice: Option<String>,
     /// Who it is towards other agents, if it has a certificate.
     pub identity: Option<String>,
     /// Where it saves to and restores from, the usual repository first.
@@ -46,13 +48,15 @@ pub enum Kind {
     Restore,
     /// Chunks into the cache.
     Warm,
+    /// Checkpoints into a repository, as a training writes them.
+    Watch,
     /// A reading of all of the cache.
     Check,
 }
 
 impl Kind {
     /// Every kind.
-    pub const ALL: [Self; 4] = [Self::Save, Self::Restore, Self::Warm, Self::Check];
+    pub const ALL: [Self; 5] = [Self::Save, Self::Restore, Self::Warm, Self::Watch, Self::Check];
 
     /// As the API and the metrics say it.
     #[must_use]
@@ -61,6 +65,7 @@ impl Kind {
             Self::Save => "save",
             Self::Restore => "restore",
             Self::Warm => "warm",
+            Self::Watch => "watch",
             Self::Check => "check",
         }
     }

@@ -157,6 +157,9 @@ fn shown(reading: &Reading, rates: &mut Rates) -> String {
         health.pid,
         health.started
     );
+    if let Some(notice) = &health.notice {
+        let _ = writeln!(text, "  the machine will be taken away: {}", printable(notice));
+    }
     for repository in &health.repositories {
         let _ = writeln!(text, "  {}", printable(&repository.location));
     }
@@ -270,6 +273,7 @@ mod tests {
             started: "2026-01-01T00:00:00Z".into(),
             ready: true,
             leaving: false,
+            notice: None,
             identity: None,
             repositories: vec![Place { location: "/repo".into(), id: "A".into() }],
         };

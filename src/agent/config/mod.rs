@@ -2,6 +2,7 @@
 
 mod peers;
 mod quantity;
+mod sidecar;
 #[cfg(test)]
 mod tests;
 
@@ -14,6 +15,8 @@ use serde::Deserialize;
 pub use self::peers::PeersConfig;
 use self::peers::{AllowSection, LimitSection, PeersSection, policy};
 pub(super) use self::quantity::{Bytes, Span};
+use self::sidecar::SidecarSection;
+pub use self::sidecar::{SidecarConfig, Watched};
 use super::socket::{self, SOCKET_PATH_MAX};
 use crate::error::{Error, Result};
 use crate::limits::GIB;
@@ -51,6 +54,8 @@ pub struct Config {
     pub peers: PeersConfig,
     /// What they may read.
     pub policy: Policy,
+    /// What the agent does by itself.
+    pub sidecar: SidecarConfig,
 }
 
 /// Where a cache lies, and how large it may be.
@@ -86,6 +91,8 @@ struct File {
     allow: Vec<AllowSection>,
     #[serde(default)]
     limits: Vec<LimitSection>,
+    #[serde(default)]
+    sidecar: SidecarSection,
 }
 
 #[derive(Debug, Deserialize)]
@@ -162,6 +169,7 @@ impl File {
             listen: self.listen,
             peers: self.peers.unwrap_or_default().settle(self.limits),
             policy: policy(&self.allow)?,
+            sidecar: self.sidecar.settle(folder)?,
         })
     }
 
@@ -172,6 +180,9 @@ impl File {
             (None, true) => "[peers] names other agents",
             (None, false) => return Ok(()),
         };
+        if self.listen.is_none() && self.peers.as_ref().is_some_and(PeersSection::registers) {
+            return Err(Error::usage("[peers] register is set, but not `listen`").cure("set both, or neither"));
+        }
         if self.identity.is_none() {
             return Err(Error::usage(format!("{wants}, but no identity"))
                 .cure("make one: towline identity issue SITE/AGENT --to DIR; then set `identity` to DIR"));

@@ -75,6 +75,11 @@ impl PeersSection {
         !self.addresses.is_empty() || !self.dns.is_empty() || self.register.is_some() || self.registered
     }
 
+    /// Whether others are told where this one is.
+    pub(super) fn registers(&self) -> bool {
+        self.register.is_some()
+    }
+
     pub(super) fn settle(self, limits: Vec<LimitSection>) -> PeersConfig {
         let carriers = match self.carrier.unwrap_or(Carrier::Auto) {
             Carrier::Auto => Carriers::Auto,

@@ -3,7 +3,8 @@
 use std::path::Path;
 use std::time::Duration;
 
-use super::{CacheConfig, Config, PeersConfig};
+use super::{CacheConfig, Config, PeersConfig, SidecarConfig, Watched};
+use crate::agent::notice::Provider;
 use crate::error::{Error, ErrorKind};
 use crate::storage::Location;
 use crate::transfer::identity::Identity;
@@ -30,6 +31,8 @@ fn every_setting_is_taken() {
          [peers]\naddresses = ['a:7071', 'b:7071']\ncarrier = 'tcp'\nconnections = 4\n\
          dns = ['peers:7071']\nregister = '10.0.0.5:7071'\n\
          [[limits]]\nsite = 'cloud'\nrate = '300Mbit'\n[[limits]]\nsite = 'far'\nrate = '1M'\n\
+         [sidecar]\nwarm = ['run@latest']\nrestore = [{ name = 'base', to = '/data' }]\nnotice = 'aws'\n\
+         [[sidecar.watch]]\nfolder = '/ckpt'\nrun = 'run'\nsettle = 2\n\
          [[allow]]\nagents = 'cloud/*'\nnames = ['run-7/*']\n\
          [cache]\ndir = '/var/cache'\ncapacity = '200G'\nfree_floor = 4096\n",
     )
@@ -54,6 +57,14 @@ fn every_setting_is_taken() {
         connections: Some(4),
     };
     assert_eq!(config.peers, peers);
+    let watched = Watched { folder: "/ckpt".into(), run: "run".parse().unwrap(), settle: Duration::from_secs(2) };
+    let sidecar = SidecarConfig {
+        warm: vec!["run@latest".parse().unwrap()],
+        restore: vec![("base".parse().unwrap(), "/data".into())],
+        watch: vec![watched],
+        notice: Some(Provider::Aws),
+    };
+    assert_eq!(config.sidecar, sidecar);
     let cloud = Identity::new("cloud", "a").unwrap();
     assert!(config.policy.allows(&cloud, &"run-7/step-1".parse().unwrap()));
     assert!(!config.policy.allows(&cloud, &"run-8/step-1".parse().unwrap()));
@@ -63,6 +74,8 @@ fn every_setting_is_taken() {
 fn little_need_be_said() {
     let config = parse("repository = '/repo'").unwrap();
     assert_eq!(config.repositories, [Location::Directory("/repo".into())]);
+    assert_eq!(config.sidecar, SidecarConfig::default());
+    assert!(parse("repository = '/r'\n[sidecar]\nnotice = 'none'").unwrap().sidecar.notice.is_none());
     assert!(config.cache.is_none() && config.http.is_none() && config.socket.is_absolute());
     assert!(config.grace < Duration::from_secs(30), "Kubernetes waits no longer");
 }
@@ -84,11 +97,14 @@ fn what_makes_no_sense_is_named() {
         ("repository = '/r'\nlisten = '0.0.0.0:7071'", "`listen` is set, but no identity"),
         ("repository = '/r'\nidentity = 'i'\nlisten = '0.0.0.0:7071'", "`listen` is set, but no cache"),
         ("repository = '/r'\n[peers]\naddresses = ['a:1']", "[peers] names other agents, but no identity"),
-        ("repository = '/r'\n[peers]\nregister = 'a:1'", "[peers] names other agents, but no identity"),
+        ("repository = '/r'\n[peers]\nregistered = true", "[peers] names other agents, but no identity"),
+        ("repository = '/r'\n[peers]\nregister = 'a:1'", "register is set, but not `listen`"),
         ("repository = '/r'\n[[limits]]\nsite = 'a'\nrate = 'fast'", "not a size"),
         ("repository = '/r'\n[[limits]]\nsite = 'a'\nrate = '1Xbit'", "not a rate"),
         ("repository = '/r'\n[peers]\ncarrier = 'pigeon'", "unknown variant `pigeon`"),
         ("repository = '/r'\n[[allow]]\nagents = '['\nnames = []", "pattern is malformed"),
+        ("repository = '/r'\n[sidecar]\nnotice = 'pigeon'", "pigeon"),
+        ("repository = '/r'\n[sidecar]\nwarm = ['a//b']", "not a name"),
         ("memory = '1G'", "no repository is set"),
         ("repository = ", "malformed"),
     ] {

@@ -9,6 +9,7 @@ use serde::Deserialize;
 
 use super::refusal::{Asked, Refusal};
 use crate::agent::config::{Bytes, Span};
+use crate::agent::errands::report;
 use crate::agent::house::House;
 use crate::agent::transfers::About;
 use crate::agent::view;
@@ -50,7 +51,7 @@ pub(super) async fn check(State(house): State<Arc<House>>) -> Result<(StatusCode
     let begun = house.transfers.begin(about, move |progress| async move {
         progress.phase("checking", 0);
         let checked = blocking(move || Ok(view::CacheChecked::from(cache.check()))).await?;
-        super::work::report(&checked)
+        report(&checked)
     })?;
     Ok((StatusCode::ACCEPTED, Json(begun.view())))
 }

@@ -46,6 +46,7 @@ fn figures(house: &House) -> Exposition {
     text.family(&metrics::BUILD_INFO).sample(&[("version", env!("CARGO_PKG_VERSION"))], 1);
     text.one(&metrics::START_TIME, u64::try_from(house.started.0 / 1_000_000_000).unwrap_or(0));
     text.one(&metrics::READY, house.is_ready().into());
+    text.one(&metrics::NOTICE, house.is_told_to_go().into());
     if let Some(resident) = resident() {
         text.one(&metrics::RESIDENT, resident);
     }

@@ -12,17 +12,17 @@ use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use axum::response::sse::{Event, KeepAlive, Sse};
 use futures::Stream;
-use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde::Deserialize;
 
 use super::refusal::{Asked, Refusal};
 use crate::agent::config::Span;
+use crate::agent::errands::{self, Restoring, report};
 use crate::agent::house::House;
 use crate::agent::transfers::{About, Entry};
 use crate::agent::view::{self, Kind, Pace};
 use crate::codec::Compression;
 use crate::error::{Error, Result};
-use crate::ops::{self, Pinning, RestoreOptions, SaveOptions, WarmOptions};
+use crate::ops::{Pinning, SaveOptions};
 use crate::repository::log::StepFacts;
 use crate::repository::{Name, Selector};
 
@@ -127,37 +127,24 @@ pub(super) async fn save(State(house): State<Arc<House>>, Asked(asked): Asked<Sa
 }
 
 pub(super) async fn restore(State(house): State<Arc<House>>, Asked(asked): Asked<Restore>) -> Begun {
-    let selector: Selector = asked.name.parse()?;
-    let repository = house.repository(asked.repository.as_deref())?.clone();
-    let to = absolute(asked.to)?;
     let below = asked.path.map(|path| path.trim_matches('/').to_owned()).filter(|path| !path.is_empty());
-    let (overwrite, delete) = (asked.overwrite, asked.delete);
-    let about =
-        About { kind: Kind::Restore, name: asked.name, repository: Some(repository.store().location().to_string()) };
-    let begun = house.transfers.begin(about, move |progress| async move {
-        let options = RestoreOptions { overwrite, delete, progress };
-        let name = repository.resolve(&selector).await?;
-        let below = below.as_ref().map(String::as_bytes);
-        report(&Box::pin(repository.restore(&name, below, &to, &options)).await?)
-    })?;
+    let restoring = Restoring {
+        name: asked.name.parse()?,
+        below,
+        to: absolute(asked.to)?,
+        overwrite: asked.overwrite,
+        delete: asked.delete,
+    };
+    let begun = errands::restore(&house, asked.repository.as_deref(), restoring)?;
     Ok((StatusCode::ACCEPTED, Json(begun.view())))
 }
 
 /// Brings what a name stands for into the cache; what is there already is not brought again.
 pub(super) async fn warm(State(house): State<Arc<House>>, Asked(asked): Asked<Warm>) -> Begun {
-    let exchange = Arc::clone(house.exchange()?);
-    let selector: Selector = asked.name.parse()?;
-    let repository = house.origin(asked.repository.as_deref())?.clone();
     let owner = asked.owner.unwrap_or_else(|| "api".to_owned());
     let pin = asked.pin.map(|span| Pinning { owner, expires: Some(house.after(span.0)) });
     let from = asked.from.as_deref().map(str::parse).transpose()?.unwrap_or_default();
-    let about =
-        About { kind: Kind::Warm, name: asked.name, repository: Some(repository.store().location().to_string()) };
-    let begun = house.transfers.begin(about, move |progress| async move {
-        let name = repository.resolve(&selector).await?;
-        let options = WarmOptions { from, pin, progress };
-        report(&Box::pin(ops::warm(&exchange, &repository, &name, &options)).await?)
-    })?;
+    let begun = errands::warm(&house, asked.repository.as_deref(), asked.name.parse()?, (from, pin))?;
     Ok((StatusCode::ACCEPTED, Json(begun.view())))
 }
 
@@ -227,11 +214,6 @@ impl Following {
             }
         }
     }
-}
-
-/// What came of a transfer, as the command of that name tells it.
-pub(super) fn report(report: &impl Serialize) -> Result<Value> {
-    serde_json::to_value(report).map_err(|source| Error::other("report is not JSON").source(source))
 }
 
 /// The agent's working directory is nobody else's.

@@ -2,6 +2,7 @@
 
 mod api;
 mod life;
+mod sidecar;
 mod together;
 
 use std::collections::BTreeMap;

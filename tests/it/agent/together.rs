@@ -169,6 +169,6 @@ fn what_keeps_agents_apart_is_named() {
     user.write("b/tls.key", b"-----BEGIN PRIVATE KEY-----\nrubbish\n-----END PRIVATE KEY-----\n");
     write(&format!("socket = 'o.sock'\nidentity = 'b'\nlisten = '127.0.0.1:0'\n{cache}"));
     let error = user.fails(&start, 4);
-    assert!(error["place"].as_str().unwrap().contains("b/tls.key"), "{error}");
+    assert!(error["message"].as_str().unwrap().contains("tls.key is not the key of tls.crt"), "{error}");
     agent.stop();
 }

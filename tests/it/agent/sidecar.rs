@@ -1,0 +1,82 @@
+//! An agent beside a training: ready when the inputs are there, saving what is written, and done in time when it must end.
+
+use std::fs;
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+use serde_json::json;
+
+use super::{PATIENCE, Running, with_tree};
+use crate::cli::User;
+use crate::data::noise;
+
+fn until(what: &str, mut done: impl FnMut() -> bool) {
+    let end = Instant::now() + PATIENCE;
+    while !done() {
+        assert!(Instant::now() < end, "in vain: {what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Writes a checkpoint as a framework does, without a mark of its end.
+fn write_checkpoint(user: &User, step: u64) {
+    user.write(&format!("ckpt/checkpoint-{step}/model.bin"), &noise(step, 1 << 20));
+}
+
+const SIDECAR: &str = "[sidecar]\nrestore = [{ name = 'run@latest', to = 'ckpt/restored' }]\n\
+    watch = [{ folder = 'ckpt', run = 'run', settle = '300ms' }]\n";
+
+#[test]
+fn it_brings_the_inputs_and_saves_what_is_written() {
+    let user = with_tree();
+    user.ok(&["save", "tree", "run/step-1"]);
+    fs::create_dir(user.work().join("ckpt")).unwrap();
+    let agent = Running::start(&user, SIDECAR);
+    until("it is ready", || agent.ask("GET", "/ready", "", "").status == 200);
+    assert_eq!(user.read("ckpt/restored/a.txt"), b"hello, world");
+    write_checkpoint(&user, 5);
+    until("a step is saved", || user.ok(&["ls"]).contains("run/step-5"));
+    write_checkpoint(&user, 6);
+    agent.signal(Signal::TERM);
+    assert_eq!(agent.ended(), (Some(0), String::new()));
+    assert!(user.ok(&["ls"]).contains("run/step-6"), "saved within the grace");
+
+    // Killed before it could save: the next one does.
+    let agent = Running::start(&user, SIDECAR);
+    agent.signal(Signal::KILL);
+    agent.ended();
+    write_checkpoint(&user, 7);
+    let agent = Running::start(&user, SIDECAR);
+    until("what was left is saved", || user.ok(&["ls"]).contains("run/step-7"));
+    agent.stop();
+}
+
+#[test]
+fn it_is_ready_when_its_inputs_are_warm() {
+    let user = with_tree();
+    let agent = Running::start(&user, "[sidecar]\nwarm = ['run@latest', 'models/base']\n");
+    // A run that has not begun has no inputs yet; a plain name must be there.
+    until("it has tried", || {
+        let tried = agent.get("/v1/transfers")["transfers"].clone();
+        tried.as_array().unwrap().iter().any(|one| one["name"] == "models/base" && one["state"] == "failed")
+    });
+    assert_eq!(agent.ask("GET", "/ready", "", "").json(503)["ready"], json!(false));
+    user.ok(&["save", "tree", "models/base"]);
+    until("it is ready", || agent.ask("GET", "/ready", "", "").status == 200);
+    assert!(agent.get("/v1/cache")["bytes"].as_u64().unwrap() > 20 << 20);
+    agent.stop();
+}
+
+#[test]
+fn what_could_not_be_saved_in_time_is_named() {
+    let user = User::with_repository();
+    user.write("ckpt/checkpoint-1/model.bin", &noise(1, 300 << 20));
+    let watch = "grace = '50ms'\n[sidecar]\nwatch = [{ folder = 'ckpt', run = 'run', settle = '1h' }]\n";
+    let agent = Running::start(&user, watch);
+    until("it watches", || !agent.get("/v1/transfers")["transfers"].as_array().unwrap().is_empty());
+    std::thread::sleep(Duration::from_millis(300));
+    agent.signal(Signal::TERM);
+    let (code, error) = agent.ended();
+    assert_eq!(code, Some(1), "{error}");
+    assert!(error.contains("watch run"), "{error}");
+}
