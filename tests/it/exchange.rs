@@ -282,7 +282,7 @@ async fn the_next_step_moves_what_is_new() {
     // Numbers that change little from step to step: stored as differences to the first.
     let step = |n: u32| {
         let weights: Vec<u8> = (0..2u32 << 20)
-            .flat_map(|i| (1.0 + f32::from(i as u16) / 7e4 + (n * (i % 5)) as f32 * 1e-6).to_le_bytes())
+            .flat_map(|i| (1.0 + (i % 65_536) as f32 / 7e4 + (n * (i % 5)) as f32 * 1e-6).to_le_bytes())
             .collect();
         let header = format!(r#"{{"w":{{"dtype":"F32","shape":[{}],"data_offsets":[0,{}]}}}}"#, 2 << 20, 8 << 20);
         let mut file = (header.len() as u64).to_le_bytes().to_vec();

@@ -58,8 +58,8 @@ impl Exchange {
                             Origin::Peer(address) => peers.iter().find(|peer| peer.address() == address),
                         };
                         match peer {
-                            Some(peer) => self.from_peer(ask, peer, &group, placing).await,
-                            None => self.from_repository(ask, &group, placing).await,
+                            Some(peer) => self.bring_from_peer(ask, peer, &group, placing).await,
+                            None => self.bring_from_packs(ask, &group, placing).await,
                         }
                     }
                 })
@@ -78,7 +78,7 @@ impl Exchange {
     }
 
     /// Brings a group from a peer.
-    async fn from_peer(
+    async fn bring_from_peer(
         &self,
         ask: &Ask<'_>,
         peer: &Arc<Peer>,
@@ -157,7 +157,7 @@ impl Exchange {
 
     /// Brings a group from the repository's packs: just its frames, whose bases should be in the cache; those whose bases are not,
     /// with these.
-    async fn from_repository(&self, ask: &Ask<'_>, group: &Group<Arc<str>>, placing: &Placing<'_>) -> Brought {
+    async fn bring_from_packs(&self, ask: &Ask<'_>, group: &Group<Arc<str>>, placing: &Placing<'_>) -> Brought {
         let mut lacking = group.chunks.clone();
         if let Err(error) = self.read(ask, &mut lacking, placing).await {
             if error.kind() == ErrorKind::NotFound {

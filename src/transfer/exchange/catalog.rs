@@ -8,6 +8,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::error::{ErrorKind, Result};
+use crate::format::Frame;
 use crate::id::{ChunkId, ManifestId};
 use crate::repository::log::{RefValue, State};
 use crate::repository::{Name, Repository, Saved};
@@ -34,7 +35,7 @@ impl Entry {
         let mut bases = saved.map.further.clone();
         let chunks = &saved.manifest.chunks;
         // A base may be a chunk of the tree itself, and be asked for by its id.
-        let listed = saved.map.frames.iter().filter_map(|frame| frame.base());
+        let listed = saved.map.frames.iter().filter_map(Frame::base);
         bases.extend(
             listed.filter_map(|base| Some((*chunks.ids.get(base as usize)?, *chunks.lens.get(base as usize)?))),
         );

@@ -61,7 +61,7 @@ impl Exchange {
     ) -> Result<Vec<u32>> {
         let (mut wanted, mut failed) = (chunks, Vec::new());
         for _ in 0..ROUNDS {
-            wanted = self.from_cache(ask.saved, wanted, place).await?;
+            wanted = self.find_in_cache(ask.saved, wanted, place).await?;
             let (mut mine, mut flights, mut landings) = (Vec::new(), HashMap::<u32, Flight>::new(), Vec::new());
             for &chunk in &wanted {
                 let id = ask.saved.locate(chunk)?.id;
@@ -98,7 +98,7 @@ impl Exchange {
     }
 
     /// Hands over what is in the cache; returns what is not.
-    async fn from_cache(
+    async fn find_in_cache(
         &self,
         saved: &Arc<Saved>,
         chunks: Vec<u32>,

@@ -18,7 +18,7 @@ use crate::transfer::protocol::limits::BASES_MAX;
 pub(super) const UNIT_LEN: u64 = 8 * MIB;
 
 /// Chunks of one group, at most: what a request may name.
-const GROUP_MAX: usize = BASES_MAX as usize;
+const GROUP_MAX: usize = BASES_MAX;
 
 /// Another agent, as a plan sees it.
 #[derive(Clone, Debug)]

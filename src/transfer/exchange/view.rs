@@ -41,9 +41,9 @@ impl Exchange {
             held.iter().for_each(|place| places.insert(place));
             let candidate = Candidate { peer: Arc::clone(peer.address()), identity, held: places };
             if near {
-                view.site.push(candidate)
+                view.site.push(candidate);
             } else {
-                view.remote.push(candidate)
+                view.remote.push(candidate);
             }
             peers.push(peer);
         }

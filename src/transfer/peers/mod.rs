@@ -116,9 +116,9 @@ impl Peers {
         let address: Arc<str> = address.into();
         self.known().entry(Arc::clone(&address)).or_insert_with(|| {
             let (peer, over) = (Arc::new(Peer::new(address)), CancellationToken::new());
-            let _link_up = over.clone().drop_guard();
+            let link_up = over.clone().drop_guard();
             tokio::spawn(peer::keep_up(Arc::clone(&peer), Arc::clone(dialing), over));
-            Known { peer, _link_up }
+            Known { peer, _link_up: link_up }
         });
         Ok(())
     }

@@ -25,7 +25,7 @@ const TURNS: usize = 6;
 const PAUSE: Duration = Duration::from_millis(250);
 const PAUSE_MAX: Duration = Duration::from_secs(30);
 /// Who lied, or is somebody else than it should be, is left alone for so long.
-const SHUNNED: Duration = Duration::from_secs(600);
+const SHUNNED: Duration = Duration::from_mins(10);
 /// What a peer holds is asked again after this.
 const SURVEY_FRESH: Duration = Duration::from_secs(3);
 /// A survey that takes longer is done without.
