@@ -3,6 +3,7 @@
 import http.client
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -21,7 +22,7 @@ class Folder:
     """A repository in a folder that every node reaches: for one machine, where there is no link to pass it by."""
 
     def __init__(self, room):
-        self.location, self.env, self.settings = str(room / "repository"), {}, ""
+        self.location, self.env, self.settings, self.flags = str(room / "repository"), {}, "", []
 
     def start(self):
         pass
@@ -34,6 +35,8 @@ class S3:
         self.place, self.room, self.node = place, room, node
         self.endpoint = f"http://{place.address(node)}:{S3_PORT}"
         self.location = "s3://bench/run"
+        # The link of a bench is trusted: what passes it in clear is the repository's part, not the agents'.
+        self.flags = ["--allow-http"]
         self.settings = f'endpoint = "{self.endpoint}"\nallow_http = true\n'
         # MiniStack takes its root key with any secret.
         self.env = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_REGION": "us-east-1"}
@@ -80,7 +83,7 @@ class Agents:
 
     def ran(self, node, *words):
         """Runs a verb in a node, alone with the repository; what it said as JSON."""
-        return self.finish(self.place.prefix(node), words)
+        return self.finish(self.place.prefix(node), [*self.repository.flags, *words])
 
     def finish(self, prefix, words, env=None):
         command = [*prefix, self.mover.path(), "--json", *map(str, words)]
@@ -155,6 +158,15 @@ class Agents:
         """Warms a name from the repository, untimed."""
         env = {**self.env, "TOWLINE_AGENT": str(self.socket(node))}
         self.finish(self.place.prefix(node), ["warm", name, "--from", "repository", "--wait"], env)
+
+    def pids(self, node):
+        return [self.running[node].pid] if node in self.running else []
+
+    def brought(self, node):
+        """Stored bytes that an agent has brought so far, by where from: as its metrics tell."""
+        text = self.ask(node, "/metrics")[1].decode()
+        found = re.findall(r'^towline_chunk_from_bytes_total\{source="(\w+)"\} (\d+)', text, re.MULTILINE)
+        return {source: int(count) for source, count in found}
 
     def close(self):
         for child in self.running.values():

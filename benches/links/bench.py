@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 import report
-from measure import GIB, MIB, Failed, checkpoint, folder_bytes, fresh, median, note, parse_size, same
+from measure import GIB, MIB, Failed, checkpoint, folder_bytes, fresh, median, note, parse_size
 
 from . import movers
 from . import world as worlds
@@ -24,6 +24,7 @@ SIZE = parse_size(os.environ.get("BENCH_LINK_SIZE", "1G"))
 GANG = parse_size(os.environ.get("BENCH_LINK_GANG", "512M"))
 RUNS = int(os.environ.get("BENCH_LINK_RUNS", "3"))
 LIMIT = float(os.environ.get("BENCH_LINK_LIMIT", "240"))
+WIDE = [movers.Towline, movers.TowlineQuic, movers.TowlineTcp, movers.Rsync, movers.Rclone, movers.Sendme, movers.Quinn, movers.Rustls]
 PEERS = [movers.Towline, movers.Rsync, movers.Rclone, movers.Sendme]
 CORES = [movers.TowlineQuic, movers.TowlineTcp, movers.Sendme, movers.Quinn, movers.Quinn4, movers.Rustls]
 CORES += [movers.Rsync, movers.Rclone]
@@ -59,8 +60,8 @@ def carried(place, node="far"):
 
 def moved(place, mover, command, until=None, node="far"):
     """Runs what far runs, to its end, to the limit, or until `until()`: then it is ended as its program is."""
-    near = [child.pid for child in mover.serving if child.poll() is None]
-    near_before, before = cpu(near), carried(place, node)
+    near, far = mover.pids("near"), mover.pids("far")
+    near_before, far_before, before = cpu(near), cpu(far), carried(place, node)
     with tempfile.TemporaryFile("w+") as told:
         began = time.monotonic()
         child = place.start(node, command, env=mover.env, out=told)
@@ -75,7 +76,7 @@ def moved(place, mover, command, until=None, node="far"):
         text = told.read()
     if whole and child.returncode != 0:
         raise Failed(f"{' '.join(map(str, command))}: exit {child.returncode}\n{text[-2000:]}")
-    far_cpu = usage.ru_utime + usage.ru_stime
+    far_cpu = usage.ru_utime + usage.ru_stime + cpu(far) - far_before
     return Moved(seconds, far_cpu, cpu(near) - near_before, carried(place, node) - before, whole, last_json(text))
 
 
@@ -119,8 +120,8 @@ def rounds(place, room, source, kinds, samples, key):
             try:
                 mover.serve()
                 sample = moved(place, mover, mover.command())
-                if sample.whole and mover.files:
-                    same(source, mover.arrived())
+                if sample.whole:
+                    mover.check()
             finally:
                 mover.close()
             samples.setdefault((kind.name, key), []).append(sample)
@@ -172,7 +173,7 @@ def wide(room, samples, key, bits, loss, bound):
     """Two sites, cold."""
     source = checkpoint(room / "source", SIZE, quick=True)
     with worlds.two_sites(f"{bits / 1e6:g}M", 0.05, loss) as place:
-        names = rounds(place, room, source, PEERS, samples, key)
+        names = rounds(place, room, source, WIDE, samples, key)
     of = lambda name: rate(samples.get((name, key)), SIZE)
     rows = []
     for name in names:
@@ -227,8 +228,7 @@ def step(room, samples):
                 moved(place, mover, mover.command())
                 new = mover.next(after)
                 sample = moved(place, mover, mover.command())
-                if mover.files:
-                    same(after, mover.arrived())
+                mover.check()
             finally:
                 mover.close()
         samples[kind.name, "step"] = [sample]
@@ -255,8 +255,8 @@ def half(room, samples):
                 first = moved(place, mover, mover.command(), until=lambda: carried(place) - began > SIZE / 2)
                 mover.interrupted()
                 rest = moved(place, mover, mover.again())
-                if rest.whole and mover.files:
-                    same(source, mover.arrived())
+                if rest.whole:
+                    mover.check()
             finally:
                 mover.close()
         samples[kind.name, "half"] = [first, rest]

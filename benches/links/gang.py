@@ -1,5 +1,6 @@
 """A cold gang: eight agents, each on 100 Mbit/s, want one checkpoint at once that lies in S3 behind 100 Mbit/s."""
 
+import tempfile
 import time
 
 import report
@@ -26,14 +27,17 @@ def names(count):
 def all_at_once(place, commands, env):
     """Runs one command in each node; seconds until the last has ended, and bytes that the origin sent."""
     before, began = place.counts()["near"]["up"]["bytes"], time.monotonic()
-    children = {node: place.start(node, command, env=env) for node, command in commands.items()}
+    told = {node: tempfile.TemporaryFile("w+") for node in commands}
+    children = {node: place.start(node, command, env=env[node], out=told[node]) for node, command in commands.items()}
     ends = {}
     while len(ends) < len(children):
         for node, child in children.items():
             if node not in ends and child.poll() is not None:
                 ends[node] = time.monotonic() - began
                 if child.returncode != 0:
-                    raise Failed(f"{node}: {' '.join(map(str, child.args))}: exit {child.returncode}")
+                    told[node].seek(0)
+                    said = told[node].read()[-2000:]
+                    raise Failed(f"{node}: {' '.join(map(str, child.args))}: exit {child.returncode}\n{said}")
         if time.monotonic() - began > LIMIT:
             raise Failed(f"{len(children) - len(ends)} of {len(children)} are not there after {LIMIT} s")
         time.sleep(0.02)
@@ -51,7 +55,8 @@ def towline(room, source, count):
             for node in every:
                 own.start(node, peers=[other for other in every if other != node], site="far")
             commands = {node: own.command(node, "warm", "bench", "--wait") for node in every}
-            return all_at_once(place, commands, own.env)
+            env = {node: {**own.env, "TOWLINE_AGENT": str(own.socket(node))} for node in every}
+            return all_at_once(place, commands, env)
         finally:
             own.close()
 
@@ -64,7 +69,7 @@ def rclone(room, source, count):
         first = next(iter(each.values()))
         try:
             first.serve()
-            return all_at_once(place, {node: mover.command() for node, mover in each.items()}, first.env)
+            return all_at_once(place, {node: mover.command() for node, mover in each.items()}, dict.fromkeys(each, first.env))
         finally:
             first.close()
 

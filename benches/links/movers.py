@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import tools
+from measure import Failed, same
 
 from . import agents
 from . import world as worlds
@@ -54,6 +55,15 @@ class Mover:
     def arrived(self):
         """The folder that should be the source."""
         return self.out
+
+    def pids(self, node):
+        """Processes of a node that work for it besides the one that is timed."""
+        return [child.pid for child in self.serving if child.poll() is None] if node == "near" else []
+
+    def check(self):
+        """After a run that came to its end: Failed, if it was not what it is taken for."""
+        if self.files:
+            same(self.source, self.arrived())
 
     def start(self, node, command, **more):
         child = self.place.start(node, command, env=self.env, **more)
@@ -107,7 +117,8 @@ class Rsync(Mover):
 
     def next(self, after):
         self.offer(after)
-        return new_bytes(self.source, after)
+        self.source, before = after, self.source
+        return new_bytes(before, after)
 
     def command(self):
         return [self.path(), "-a", "--partial", f"rsync://{self.place.address('near')}:8730/data/", f"{self.out}/"]
@@ -216,6 +227,15 @@ class Towline(Mover):
 
     def command(self):
         return self.agents.command("far", "warm", "bench", "--from", "near/near", "--wait")
+
+    def pids(self, node):
+        return self.agents.pids(node)
+
+    def check(self):
+        # What near could not give would have come from the repository.
+        brought = self.agents.brought("far")
+        if brought["repository"] > 0.02 * brought["remote"]:
+            raise Failed(f"not from near, but: {brought}")
 
     def interrupted(self):
         self.agents.restart("far")
