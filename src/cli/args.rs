@@ -237,6 +237,9 @@ pub(super) enum Verb {
         /// Show it once, then end
         #[arg(long)]
         once: bool,
+        /// Show nothing, and end with exit code 6 unless the agent is ready: for probes
+        #[arg(long, conflicts_with = "once")]
+        ready: bool,
     },
     /// Print completions for a shell
     #[command(after_help = help::COMPLETIONS)]

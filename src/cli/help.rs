@@ -373,6 +373,7 @@ pub(super) const TOP: &str = "\
 Examples:
   towline top                        until Ctrl-C
   towline top --once
+  towline top --ready && echo yes
   towline top --json | jq '.transfers[] | select(.state == \"running\")'
 
 JSON: health transfers cache pins peers, as they are now";

@@ -61,6 +61,18 @@ impl Reading {
 }
 
 impl Door {
+    /// Whether the agent is ready.
+    pub(super) async fn ready(&self) -> Result<()> {
+        let agent = Client::required()?;
+        let health: Health = agent.get("/health").await?;
+        if health.ready {
+            return Ok(());
+        }
+        Err(Error::unreachable("agent is not ready")
+            .at(agent.socket().display())
+            .cure("`towline top` shows what it does; its log says what is lacking"))
+    }
+
     /// Draws until Ctrl-C; once, if that was asked for or nobody watches.
     pub(super) async fn top(&self, once: bool) -> Result<()> {
         let agent = Client::required()?;

@@ -76,7 +76,8 @@ impl Door {
             Verb::Unpin { pins } => self.unpin(&pins).await?,
             Verb::Pins => self.pins().await?,
             Verb::Cache { what } => return self.cache(what).await,
-            Verb::Top { once } => self.top(once).await?,
+            Verb::Top { ready: true, .. } => self.ready().await?,
+            Verb::Top { once, .. } => self.top(once).await?,
             Verb::Completions { shell } => self.output.print(&super::completions(shell))?,
         }
         Ok(0)

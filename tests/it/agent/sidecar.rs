@@ -61,8 +61,12 @@ fn it_is_ready_when_its_inputs_are_warm() {
         tried.as_array().unwrap().iter().any(|one| one["name"] == "models/base" && one["state"] == "failed")
     });
     assert_eq!(agent.ask("GET", "/ready", "", "").json(503)["ready"], json!(false));
+    let probe =
+        || user.command(&["top", "--ready"]).env("TOWLINE_AGENT", &agent.socket).output().unwrap().status.code();
+    assert_eq!(probe(), Some(6));
     user.ok(&["save", "tree", "models/base"]);
     until("it is ready", || agent.ask("GET", "/ready", "", "").status == 200);
+    assert_eq!(probe(), Some(0));
     assert!(agent.get("/v1/cache")["bytes"].as_u64().unwrap() > 20 << 20);
     agent.stop();
 }
