@@ -24,7 +24,16 @@ SIZE = parse_size(os.environ.get("BENCH_LINK_SIZE", "1G"))
 GANG = parse_size(os.environ.get("BENCH_LINK_GANG", "512M"))
 RUNS = int(os.environ.get("BENCH_LINK_RUNS", "3"))
 LIMIT = float(os.environ.get("BENCH_LINK_LIMIT", "240"))
-WIDE = [movers.Towline, movers.TowlineQuic, movers.TowlineTcp, movers.Rsync, movers.Rclone, movers.Sendme, movers.Quinn, movers.Rustls]
+WIDE = [
+    movers.Towline,
+    movers.TowlineQuic,
+    movers.TowlineTcp,
+    movers.Rsync,
+    movers.Rclone,
+    movers.Sendme,
+    movers.Quinn,
+    movers.Rustls,
+]
 PEERS = [movers.Towline, movers.Rsync, movers.Rclone, movers.Sendme]
 CORES = [movers.TowlineQuic, movers.TowlineTcp, movers.Sendme, movers.Quinn, movers.Quinn4, movers.Rustls]
 CORES += [movers.Rsync, movers.Rclone]
@@ -157,8 +166,19 @@ def loopback(room, samples):
     rows = []
     for name in names:
         found = samples[name, "loopback"]
-        cells = [f"{of(name) / MIB:.0f}", *(f"{median(found, side) / (SIZE / GIB):.2f}" for side in ("near_cpu", "far_cpu"))]
-        rows.append([name, spread(found), *cells, cell(ratio(of(name), of("bare quinn"))), cell(ratio(of(name), of("bare rustls")))])
+        cells = [
+            f"{of(name) / MIB:.0f}",
+            *(f"{median(found, side) / (SIZE / GIB):.2f}" for side in ("near_cpu", "far_cpu")),
+        ]
+        rows.append(
+            [
+                name,
+                spread(found),
+                *cells,
+                cell(ratio(of(name), of("bare quinn"))),
+                cell(ratio(of(name), of("bare rustls"))),
+            ]
+        )
     head = ["", "seconds", "MiB/s", "near, CPU s/GiB", "far, CPU s/GiB", "of bare quinn", "of bare rustls"]
     targets = [
         ("QUIC, of sendme's rate", ratio(of("towline, QUIC"), of("sendme")), ">=", 0.8),
@@ -182,7 +202,9 @@ def wide(room, samples, key, bits, loss, bound):
         rows.append([name, spread(found), f"{of(name) * 8 / 1e6:.0f}", f"{of(name) * 8 / bits:.2f}", *over])
     head = ["", "seconds", "Mbit/s of content", "of the link", "carried / content"]
     targets = [("of the link", ratio(of("towline") and of("towline") * 8, bits), ">=", bound)]
-    targets += [(f"over {name}'s rate", ratio(of("towline"), of(name)), ">=", 1.0) for name in ("rsync", "rclone", "sendme")]
+    targets += [
+        (f"over {name}'s rate", ratio(of("towline"), of(name)), ">=", 1.0) for name in ("rsync", "rclone", "sendme")
+    ]
     what = f"{SIZE / GIB:g} GiB cold, {bits / 1e6:g} Mbit/s, 50 ms, {loss:.1%} loss each way ({congestion()})"
     return report.section(what, report.table(head, rows), targets)
 
@@ -233,13 +255,23 @@ def step(room, samples):
                 mover.close()
         samples[kind.name, "step"] = [sample]
         note(f"  {kind.name:22} step      {described(sample, SIZE)}; new {new / MIB:.1f} MiB; said {sample.told}")
-        rows.append([kind.name, f"{sample.seconds:.2f}", f"{sample.carried / MIB:.1f}", f"{new / MIB:.1f}", f"{sample.carried / new:.3f}"])
+        rows.append(
+            [
+                kind.name,
+                f"{sample.seconds:.2f}",
+                f"{sample.carried / MIB:.1f}",
+                f"{new / MIB:.1f}",
+                f"{sample.carried / new:.3f}",
+            ]
+        )
         if kind is movers.Towline:
             # Stored bytes, as the agent counts them: the link's count holds headers, acknowledgements and losses too.
             told = sample.told["transfers"][0]["progress"]["moved"]
             targets.append(("moved, of its new stored bytes", told / new, "<=", 1.01))
     head = ["", "seconds", "carried, MiB", "new stored, MiB", "carried / new"]
-    return report.section("The next step of a run, 300 Mbit/s, 50 ms, 0.1 % loss: a tenth of it new", report.table(head, rows), targets)
+    return report.section(
+        "The next step of a run, 300 Mbit/s, 50 ms, 0.1 % loss: a tenth of it new", report.table(head, rows), targets
+    )
 
 
 def half(room, samples):
@@ -252,7 +284,7 @@ def half(room, samples):
             try:
                 mover.serve()
                 began = carried(place)
-                first = moved(place, mover, mover.command(), until=lambda: carried(place) - began > SIZE / 2)
+                first = moved(place, mover, mover.command(), until=lambda begun=began: carried(place) - begun > SIZE / 2)
                 mover.interrupted()
                 rest = moved(place, mover, mover.again())
                 if rest.whole:
@@ -262,7 +294,14 @@ def half(room, samples):
         samples[kind.name, "half"] = [first, rest]
         note(f"  {kind.name:22} half      {described(rest, SIZE)}")
         share = rest.carried / SIZE
-        rows.append([kind.name, f"{first.carried / SIZE:.2f}", f"{share:.2f}" + ("" if rest.whole else ", and not whole"), f"{rest.seconds:.1f}"])
+        rows.append(
+            [
+                kind.name,
+                f"{first.carried / SIZE:.2f}",
+                f"{share:.2f}" + ("" if rest.whole else ", and not whole"),
+                f"{rest.seconds:.1f}",
+            ]
+        )
         if kind is movers.Towline:
             targets.append(("the rest moves, of the whole", share, "<=", 0.52))
     head = ["", "carried when killed / content", "the rest carried / content", "the rest, seconds"]
@@ -311,8 +350,16 @@ def section(disk, folder):
         except (Failed, worlds.Broken, subprocess.SubprocessError) as error:
             note(f"  {name}: {error}")
     # The gang keeps pairs: seconds and bytes, by number of agents.
-    kept = [{"program": program, "scenario": key, "gang": found} for (program, key), found in samples.items() if key == "gang"]
-    kept += [{"program": program, "scenario": key, "runs": [asdict(s) for s in found]} for (program, key), found in samples.items() if key != "gang"]
+    kept = [
+        {"program": program, "scenario": key, "gang": found}
+        for (program, key), found in samples.items()
+        if key == "gang"
+    ]
+    kept += [
+        {"program": program, "scenario": key, "runs": [asdict(s) for s in found]}
+        for (program, key), found in samples.items()
+        if key != "gang"
+    ]
     disk.mkdir(parents=True, exist_ok=True)
     (disk / "links.json").write_text(json.dumps({"size": SIZE, "gang": GANG, "samples": kept}, indent=1))
     return "\n".join(texts)

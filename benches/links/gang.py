@@ -69,7 +69,9 @@ def rclone(room, source, count):
         first = next(iter(each.values()))
         try:
             first.serve()
-            return all_at_once(place, {node: mover.command() for node, mover in each.items()}, dict.fromkeys(each, first.env))
+            return all_at_once(
+                place, {node: mover.command() for node, mover in each.items()}, dict.fromkeys(each, first.env)
+            )
         finally:
             first.close()
 
@@ -90,7 +92,10 @@ def section(source, room, samples):
         samples[name, "gang"] = found
         rows.append([name, f"{alone:.1f}", f"{together:.1f}", f"{together / alone:.2f}", f"{sent / size:.2f}"])
         if name == "towline":
-            targets = [("copies that the origin sent", sent / size, "<=", 1.05), ("time, of one agent's alone", together / alone, "<=", 1.5)]
+            targets = [
+                ("copies that the origin sent", sent / size, "<=", 1.05),
+                ("time, of one agent's alone", together / alone, "<=", 1.5),
+            ]
     head = ["", "one alone, s", f"{COUNT} at once, s", "ratio", "origin sent / content"]
     what = f"A cold gang of {COUNT} agents on 100 Mbit/s each, {size / GIB:g} GiB behind an origin on 100 Mbit/s"
     return report.section(what, report.table(head, rows), targets)

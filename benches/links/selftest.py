@@ -118,7 +118,14 @@ def judge(rate, round_trip, loss):
     with worlds.two_sites(f"{rate}", round_trip, loss) as world:
         far, rows = world.address("far"), []
         times, _ = pair(world, ["echo", 9000], ["pings", far, 9000, 40])
-        rows.append(("round trip, ms", round_trip * 1e3, times["median"] * 1e3, round_trip <= times["least"] and times["median"] < round_trip + 2e-3))
+        rows.append(
+            (
+                "round trip, ms",
+                round_trip * 1e3,
+                times["median"] * 1e3,
+                round_trip <= times["least"] and times["median"] < round_trip + 2e-3,
+            )
+        )
         before = world.counts()
         sent, got = pair(world, ["count", 9001], ["flood", far, 9001, rate * 0.7, 4])
         told = {key: count - before["near"]["up"][key] for key, count in world.counts()["near"]["up"].items()}
@@ -126,16 +133,32 @@ def judge(rate, round_trip, loss):
         passed = sent["sent"] - told["refused_packets"]
         share, sigma = 1 - got["packets"] / passed, math.sqrt(max(loss, 1e-5) / passed)
         rows.append(("loss at 0.7 of the rate, %", loss * 100, share * 100, abs(share - loss) < 4 * sigma + 1e-4))
-        rows.append(("packets there and lost, of sent", 1, (got["packets"] + told["lost_packets"]) / passed, got["packets"] + told["lost_packets"] == passed))
+        rows.append(
+            (
+                "packets there and lost, of sent",
+                1,
+                (got["packets"] + told["lost_packets"]) / passed,
+                got["packets"] + told["lost_packets"] == passed,
+            )
+        )
         sent, got = pair(world, ["count", 9002], ["flood", far, 9002, rate * 1.3, 4])
         # On a busy machine the flood itself may fall short: the link has to carry what it was given.
         offered = min(rate, sent["sent"] * 1500 * 8 / sent["seconds"])
-        rows.append(("rate of a flood, Mbit/s", offered / 1e6, got["rate"] / 1e6, 0.95 * offered < got["rate"] < 1.03 * rate))
+        rows.append(
+            ("rate of a flood, Mbit/s", offered / 1e6, got["rate"] / 1e6, 0.95 * offered < got["rate"] < 1.03 * rate)
+        )
         before = world.counts()["far"]["down"]["bytes"]
         _, got = pair(world, ["sink", 9003], ["bulk", far, 9003, 5])
         carried = world.counts()["far"]["down"]["bytes"] - before
         rows.append(("rate of one TCP, Mbit/s", rate / 1e6, got["rate"] / 1e6, got["rate"] < rate))
-        rows.append(("bytes on the link over the TCP's", 1500 / 1448, carried / got["bytes"], 1.0 < carried / got["bytes"] < 1.1))
+        rows.append(
+            (
+                "bytes on the link over the TCP's",
+                1500 / 1448,
+                carried / got["bytes"],
+                1.0 < carried / got["bytes"] < 1.1,
+            )
+        )
     return rows
 
 
@@ -155,7 +178,10 @@ def main():
 if __name__ == "__main__":
     doors = {"echo": echo, "pings": pings, "count": count, "flood": flood, "bulk": bulk, "sink": sink}
     if len(sys.argv) > 1:
-        arguments = [float(word) if "." in word and word.count(".") == 1 else int(word) if word.isdigit() else word for word in sys.argv[2:]]
+        arguments = [
+            float(word) if "." in word and word.count(".") == 1 else int(word) if word.isdigit() else word
+            for word in sys.argv[2:]
+        ]
         doors[sys.argv[1]](*arguments)
     else:
         main()

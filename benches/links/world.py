@@ -91,10 +91,19 @@ class World(Place):
 
     def __init__(self, seed=1, mtu=1500, **nodes):
         super().__init__()
-        words = [str(LINK), "--seed", str(seed), "--mtu", str(mtu), *(f"{name},{how}".rstrip(",") for name, how in nodes.items())]
+        words = [
+            str(LINK),
+            "--seed",
+            str(seed),
+            "--mtu",
+            str(mtu),
+            *(f"{name},{how}".rstrip(",") for name, how in nodes.items()),
+        ]
         # It stands for hardware: it goes before the programs that use it.
         nice = ["nice", "-n", "-10"] if os.geteuid() == 0 else []
-        self.link = subprocess.Popen([*nice, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True)
+        self.link = subprocess.Popen(
+            [*nice, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+        )
         self.nodes = {node["name"]: node for node in self.heard()["nodes"]}
 
     def heard(self):
