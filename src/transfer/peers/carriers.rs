@@ -8,7 +8,7 @@ use super::rate::Rate;
 use crate::limits::MIB;
 
 /// Bytes by which a carrier is known well enough.
-const ENOUGH: u64 = 48 * MIB;
+const ENOUGH: u64 = 16 * MIB;
 /// The one in use stays unless the other was so much faster.
 const BETTER: f64 = 1.2;
 
