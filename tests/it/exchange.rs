@@ -367,6 +367,44 @@ async fn who_lies_is_not_asked_again_and_nothing_wrong_is_kept() {
     assert!(agent.exchange.peers().live().await.is_empty());
 }
 
+/// Gives what another has, each chunk after a minute.
+struct Slow(Arc<Exchange>);
+
+#[async_trait]
+impl Holdings for Slow {
+    async fn authorise(&self, identity: &Identity, manifest: &ManifestId) -> Result<Option<Arc<Grant>>> {
+        Holdings::authorise(&*self.0, identity, manifest).await
+    }
+
+    async fn survey(&self, grant: &Grant, from: u32) -> Result<Survey> {
+        Holdings::survey(&*self.0, grant, from).await
+    }
+
+    async fn frame(&self, identity: &Identity, asked: &Asked, id: &ChunkId) -> Result<Option<Supply>> {
+        tokio::time::sleep(Duration::from_mins(1)).await;
+        Holdings::frame(&*self.0, identity, asked, id).await
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_is_slower_than_going_direct_is_dropped() {
+    let world = World::new();
+    let (agent, other) = (world.agent("west", "a").await, world.agent("west", "other").await);
+    let leaving = CancellationToken::new();
+    let slow = serve(&world.credentials("west", "slow"), Arc::new(Slow(Arc::clone(&other.exchange))), &leaving).await;
+    let folder = world.save(&agent.plain, "run/step-1", 15, 24).await;
+    assert_eq!(other.warm("run/step-1", From::Anywhere).await.missing, 0);
+    // It knows how fast the repository is.
+    world.save(&agent.plain, "first", 16, 12).await;
+    assert_eq!(agent.warm("first", From::Anywhere).await.missing, 0);
+    agent.exchange.peers().add(&slow).unwrap();
+    assert_eq!(agent.exchange.peers().live().await.len(), 1);
+    // The protocol's own watchdog would take half a minute.
+    let restored = tokio::time::timeout(Duration::from_secs(25), agent.restore("run/step-1", &folder)).await;
+    assert!(restored.is_ok());
+    assert_eq!(agent.figures().from_site, 0);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn when_a_peer_goes_in_the_middle_the_rest_comes_from_elsewhere() {
     for carriers in [Carriers::Quic, Carriers::Tcp] {

@@ -1,5 +1,5 @@
 #!/bin/bash
-# Installs what the test servers need, once: Debian's Ceph packages, and a venv with what requirements.txt pins.
+# Installs what the tests need besides Rust, once: Debian packages (Ceph, ip), and a venv with what requirements.txt pins.
 #   setup.sh        (again: says that nothing is to do)
 # knobs (env): TOWLINE_VENV (default .venv in the checkout)
 set -euo pipefail
@@ -14,6 +14,9 @@ packages() {
   command -v ceph-osd >/dev/null || missing+=(ceph-osd)
   command -v ceph >/dev/null || missing+=(ceph-common)
   command -v curl >/dev/null || missing+=(curl)
+  # For the tests of links between network namespaces, which root alone can make.
+  command -v ip >/dev/null || missing+=(iproute2)
+  command -v nsenter >/dev/null || missing+=(util-linux)
   [ ${#missing[@]} -gt 0 ] || return 0
   local sudo=(); [ "$(id -u)" = 0 ] || sudo=(sudo)
   echo "setup: installing ${missing[*]} (apt-get)"

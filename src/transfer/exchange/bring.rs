@@ -1,15 +1,16 @@
 //! Bringing chunks, as a plan says: from peers, from packs. What one place does not give is planned again without it.
 
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use futures::{StreamExt as _, stream};
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout_at};
 
-use super::Exchange;
 use super::figures::add;
 use super::gather::Ask;
 use super::keep::blocking;
 use super::plan::{Group, Origin, UNIT_LEN, Unit, plan};
+use super::{Exchange, From};
 use crate::cache::Frame;
 use crate::codec::Encoded;
 use crate::error::{Error, ErrorKind, Result};
@@ -18,11 +19,14 @@ use crate::repository::{
 };
 use crate::transfer::drive::Reply;
 use crate::transfer::ledger::Way;
-use crate::transfer::peers::Peer;
+use crate::transfer::peers::{Peer, crawl};
 use crate::transfer::protocol::{Runs, Wanted};
 
 /// Groups that are brought at the same time. A peer or a store bounds what goes on with it by itself.
 const GROUPS: usize = 24;
+
+/// What a peer may take in any case: it may have to get it itself.
+const PATIENCE: Duration = Duration::from_secs(3);
 
 /// Where chunks go as they come.
 type Placing<'p> = Mutex<&'p mut (dyn FnMut(u32, &Encoded) + Send)>;
@@ -114,7 +118,22 @@ impl Exchange {
         let mut fetching = link.fetch(ask.priority, ask.saved.value.manifest, wanted).await?;
         let count = if peer.is_near(&self.identity) { &self.counts.from_site } else { &self.counts.from_remote };
         let (mut chunks, mut bytes) = (0, 0);
-        while let Some(reply) = fetching.next().await {
+        let late = self.latest(ask, lacking).map(|patience| begun + patience);
+        loop {
+            let next = async {
+                match late {
+                    Some(late) => timeout_at(late, fetching.next()).await.map_err(|_| crawling(peer)),
+                    None => Ok(fetching.next().await),
+                }
+            };
+            let reply = match next.await {
+                Ok(Some(reply)) => reply,
+                Ok(None) => break,
+                Err(error) => {
+                    peer.measured(bytes, begun.elapsed());
+                    return Err(error);
+                }
+            };
             match reply {
                 Reply::Frame(received) => {
                     let Some(&chunk) = numbers.get(received.ordinal as usize) else { continue };
@@ -155,16 +174,30 @@ impl Exchange {
         }
     }
 
+    /// How long a peer may take for `chunks` before going further away is better; for ever, where it is not known how fast that is, or
+    /// not wanted.
+    fn latest(&self, ask: &Ask<'_>, chunks: &[u32]) -> Option<Duration> {
+        let rate = self.origin_rate().filter(|_| *ask.from == From::Anywhere)?;
+        let bytes = stored_len(ask.saved, chunks);
+        Some(PATIENCE + Duration::from_secs_f64(bytes as f64 / crawl(rate).max(1.0)))
+    }
+
     /// Brings a group from the repository's packs: just its frames, whose bases should be in the cache; those whose bases are not,
     /// with these.
     async fn bring_from_packs(&self, ask: &Ask<'_>, group: &Group<Arc<str>>, placing: &Placing<'_>) -> Brought {
         let mut lacking = group.chunks.clone();
+        let begun = Instant::now();
         if let Err(error) = self.read(ask, &mut lacking, placing).await {
             if error.kind() == ErrorKind::NotFound {
                 // Repacked: whoever asks next finds the new map.
                 self.catalog.refresh();
             }
             tracing::warn!(name = %ask.saved.name, "chunks cannot be read from the repository: {error:?}");
+        } else {
+            let stored =
+                |&chunk: &u32| ask.saved.locate(chunk).map_or(0, |located| u64::from(located.place.stored_len));
+            let bytes = group.chunks.iter().map(stored).sum();
+            self.origin.lock().unwrap_or_else(PoisonError::into_inner).add(bytes, begun.elapsed());
         }
         Brought { lacking, without: None }
     }
@@ -239,6 +272,14 @@ fn took(kept: Vec<(u32, Frame)>, lacking: &mut Vec<u32>, placing: &Placing<'_>) 
 
 fn hand(placing: &Placing<'_>, chunk: u32, frame: &Frame) {
     (placing.lock().unwrap_or_else(PoisonError::into_inner))(chunk, &frame.encoded());
+}
+
+fn stored_len(saved: &Saved, chunks: &[u32]) -> u64 {
+    chunks.iter().filter_map(|&chunk| saved.locate(chunk).ok()).map(|located| u64::from(located.place.stored_len)).sum()
+}
+
+fn crawling(peer: &Peer) -> Error {
+    Error::unreachable("peer is slower than going further away").at(peer.address())
 }
 
 /// The unit that a chunk begins in.

@@ -26,7 +26,7 @@ mod warm;
 
 use std::fmt;
 use std::str::FromStr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use async_trait::async_trait;
 
@@ -40,7 +40,7 @@ use self::keep::Keeper;
 pub use self::limit::Limits;
 pub use self::policy::Policy;
 use super::identity::Identity;
-use super::peers::Peers;
+use super::peers::{Peers, Rate};
 use super::protocol::Priority;
 use crate::budget::Budget;
 use crate::cache::Cache;
@@ -77,6 +77,8 @@ pub struct Exchange {
     catalog: Catalog,
     flights: Flights,
     counts: Counts,
+    /// How fast repositories gave lately, a group of chunks at a time.
+    origin: Mutex<Rate>,
 }
 
 /// Where chunks that are lacking may come from.
@@ -99,8 +101,8 @@ impl Exchange {
     pub fn new(options: ExchangeOptions) -> Arc<Self> {
         let ExchangeOptions { identity, cache, budget, peers, policy, limits } = options;
         let keeper = Keeper::new(Arc::clone(&cache));
-        let (catalog, flights, counts) = Default::default();
-        Arc::new(Self { identity, cache, budget, peers, policy, limits, keeper, catalog, flights, counts })
+        let (catalog, flights, counts, origin) = Default::default();
+        Arc::new(Self { identity, cache, budget, peers, policy, limits, keeper, catalog, flights, counts, origin })
     }
 
     /// Lets peers and processes of this node ask for what the names of `repository` stand for.
@@ -124,6 +126,11 @@ impl Exchange {
     #[must_use]
     pub fn peers(&self) -> &Arc<Peers> {
         &self.peers
+    }
+
+    /// Bytes a second that repositories gave lately for one group of chunks, once that is known.
+    fn origin_rate(&self) -> Option<f64> {
+        self.origin.lock().unwrap_or_else(PoisonError::into_inner).get()
     }
 
     /// What it has moved.

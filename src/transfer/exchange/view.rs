@@ -16,6 +16,7 @@ impl Exchange {
         // A repository on this node's disk is nearer than anybody.
         let here = *ask.from == From::Anywhere && ask.repository.store().directory().is_some();
         let live = if here || *ask.from == From::Repository { Vec::new() } else { self.peers.live().await };
+        let origin = self.origin_rate();
         let mut asked = Vec::new();
         for peer in live {
             let Some(identity) = peer.identity() else { continue };
@@ -26,7 +27,9 @@ impl Exchange {
                 From::Agent(agent) => identity == *agent,
                 From::Repository => false,
             };
-            if fits && !without.contains(peer.address()) && !peer.is_slow() {
+            // Who asks for one place means it, however slow.
+            let slow = *ask.from == From::Anywhere && origin.is_some_and(|rate| peer.is_slower_than(rate));
+            if fits && !slow && !without.contains(peer.address()) && !peer.is_shunned() {
                 asked.push((peer, identity, near));
             }
         }

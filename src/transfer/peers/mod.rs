@@ -17,7 +17,9 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 pub use self::carriers::Carrier;
 pub use self::discovery::{Discovery, discover};
+pub(super) use self::peer::crawl;
 pub use self::peer::{Peer, PeerStat};
+pub(super) use self::rate::Rate;
 use super::identity::Credentials;
 use super::ledger::Ledger;
 use crate::budget::Budget;

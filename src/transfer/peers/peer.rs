@@ -6,13 +6,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::carriers::{Carrier, Choice};
 use super::{Carriers, Dialing};
 use crate::error::{Error, ErrorKind, Result};
 use crate::id::ManifestId;
+use crate::limits::MIB;
 use crate::transfer::carrier::Dial;
 use crate::transfer::drive::Client;
 use crate::transfer::identity::Identity;
@@ -26,6 +27,16 @@ const PAUSE: Duration = Duration::from_millis(250);
 const PAUSE_MAX: Duration = Duration::from_secs(30);
 /// Who lied, or is somebody else than it should be, is left alone for so long.
 const SHUNNED: Duration = Duration::from_mins(10);
+/// Who was slow is tried again after this.
+const SLOW: Duration = Duration::from_secs(30);
+/// Bytes by which it is known whether a peer is slow.
+const KNOWN: u64 = 2 * MIB;
+/// A peer is of no use if it gives fewer bytes a second than this for a request, and less than such a share of what going further
+/// gives. Not for less: that it is asked spares the origin a copy.
+const CRAWL: f64 = 4.0 * (1 << 20) as f64;
+const CRAWL_SHARE: f64 = 8.0;
+/// Connecting to a peer takes no longer: the memory for its window may never be free.
+const CONNECT_MAX: Duration = Duration::from_secs(30);
 /// What a peer holds is asked again after this.
 const SURVEY_FRESH: Duration = Duration::from_secs(3);
 /// A survey that takes longer is done without.
@@ -51,6 +62,14 @@ struct State {
     error: Option<String>,
     surveys: HashMap<ManifestId, (Instant, Arc<Runs>)>,
     received: u64,
+    /// When something came from it last.
+    last: Option<Instant>,
+}
+
+/// The rate below which a peer is of no use beside something that gives `rate`, both in bytes a second.
+#[must_use]
+pub(in crate::transfer) fn crawl(rate: f64) -> f64 {
+    (rate / CRAWL_SHARE).min(CRAWL)
 }
 
 /// Connections to one peer.
@@ -92,6 +111,7 @@ impl Peer {
             error: None,
             surveys: HashMap::new(),
             received: 0,
+            last: None,
         };
         let (tried, _) = watch::channel(false);
         Self { address, turns: Arc::new(Semaphore::new(TURNS)), tried, state: Mutex::new(state) }
@@ -115,10 +135,19 @@ impl Peer {
         self.state().identity.as_ref().is_some_and(|identity| identity.site() == own.site())
     }
 
-    /// Is it so slow that others are asked instead?
+    /// Is it left alone, since it lied?
     #[must_use]
-    pub fn is_slow(&self) -> bool {
+    pub fn is_shunned(&self) -> bool {
         self.state().shunned.is_some_and(|until| until > Instant::now())
+    }
+
+    /// Is it, by what it gave lately, of no use beside something that gives `rate` bytes a second? It is asked again in a while.
+    #[must_use]
+    pub fn is_slower_than(&self, rate: f64) -> bool {
+        let state = self.state();
+        let lately = state.last.is_some_and(|last| last.elapsed() < SLOW);
+        let own = state.link.as_ref().and_then(|link| state.choice.rate(link.carrier));
+        lately && state.received >= KNOWN && own.is_some_and(|own| own < crawl(rate))
     }
 
     /// One of its connections.
@@ -152,7 +181,7 @@ impl Peer {
         if let Some((_, held)) = kept {
             return held;
         }
-        let asked = tokio::time::timeout(SURVEY_MAX, self.ask_what_it_holds(manifest, chunks)).await;
+        let asked = timeout(SURVEY_MAX, self.ask_what_it_holds(manifest, chunks)).await;
         let held = Arc::new(asked.ok().and_then(Result::ok).unwrap_or_default());
         let mut state = self.state();
         state.surveys.retain(|_, (when, _)| when.elapsed() < SURVEY_FRESH);
@@ -178,6 +207,7 @@ impl Peer {
     pub fn measured(&self, bytes: u64, time: Duration) {
         let mut state = self.state();
         state.received += bytes;
+        state.last = Some(Instant::now());
         if let Some(carrier) = state.link.as_ref().map(|link| link.carrier) {
             state.choice.measured(carrier, bytes, time);
         }
@@ -238,7 +268,12 @@ impl Peer {
 
     async fn connect(&self, dialing: &Dialing) -> Result<()> {
         let carrier = self.state().choice.next();
-        let linked = self.connect_by(carrier, dialing).await;
+        let late = |_| {
+            Err(Error::exhausted("link to a peer was not made in time")
+                .at(&self.address)
+                .cure("raise the agent's memory: each connection takes a window of it"))
+        };
+        let linked = timeout(CONNECT_MAX, self.connect_by(carrier, dialing)).await.unwrap_or_else(late);
         let mut state = self.state();
         match linked {
             Ok(link) => {
@@ -287,7 +322,7 @@ pub(super) async fn keep_up(peer: Arc<Peer>, dialing: Arc<Dialing>, over: Cancel
     let mut pause = PAUSE;
     let kept = async {
         loop {
-            if peer.is_slow() || peer.is_fine() {
+            if peer.is_shunned() || peer.is_fine() {
                 sleep(LOOK).await;
                 continue;
             }

@@ -8,15 +8,15 @@ const FULL: f64 = 4.0 * (1 << 20) as f64;
 
 /// A rate in bytes a second, smoothed over what was moved.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(super) struct Rate {
+pub(in crate::transfer) struct Rate {
     value: Option<f64>,
     /// Bytes measured.
-    pub(super) bytes: u64,
+    pub(in crate::transfer) bytes: u64,
 }
 
 impl Rate {
     /// `bytes` took `time`.
-    pub(super) fn add(&mut self, bytes: u64, time: Duration) {
+    pub(in crate::transfer) fn add(&mut self, bytes: u64, time: Duration) {
         if bytes == 0 || time.is_zero() {
             return;
         }
@@ -27,7 +27,7 @@ impl Rate {
     }
 
     /// Bytes a second, once there is something to tell it by.
-    pub(super) fn get(&self) -> Option<f64> {
+    pub(in crate::transfer) fn get(&self) -> Option<f64> {
         self.value
     }
 }
