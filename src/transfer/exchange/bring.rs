@@ -17,7 +17,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::repository::{
     Delivered, Gaps, Located, PackRead, Saved, deliver, longest_read, plan as plan_reads, read_pack,
 };
-use crate::transfer::drive::Reply;
+use crate::transfer::drive::{Fetching, Reply};
 use crate::transfer::ledger::Way;
 use crate::transfer::peers::{Peer, crawl};
 use crate::transfer::protocol::{Runs, Wanted};
@@ -30,6 +30,12 @@ const PATIENCE: Duration = Duration::from_secs(3);
 
 /// Where chunks go as they come.
 type Placing<'p> = Mutex<&'p mut (dyn FnMut(u32, &Encoded) + Send)>;
+
+/// What came of a request.
+struct Came {
+    chunks: u64,
+    bytes: u64,
+}
 
 /// What became of a group.
 struct Brought {
@@ -115,43 +121,52 @@ impl Exchange {
         let _turn = peer.turn().await;
         let begun = Instant::now();
         let link = peer.link()?;
-        let mut fetching = link.fetch(ask.priority, ask.saved.value.manifest, wanted).await?;
-        let count = if peer.is_near(&self.identity) { &self.counts.from_site } else { &self.counts.from_remote };
-        let (mut chunks, mut bytes) = (0, 0);
-        let late = self.latest(ask, lacking).map(|patience| begun + patience);
-        loop {
-            let next = async {
-                match late {
-                    Some(late) => timeout_at(late, fetching.next()).await.map_err(|_| crawling(peer)),
-                    None => Ok(fetching.next().await),
-                }
-            };
-            let reply = match next.await {
-                Ok(Some(reply)) => reply,
-                Ok(None) => break,
-                Err(error) => {
-                    peer.measured(bytes, begun.elapsed());
-                    return Err(error);
-                }
-            };
+        let late = self.latest(ask, lacking);
+        let fetching = link.fetch(ask.priority, ask.saved.value.manifest, wanted).await?;
+        let mut came = Came { chunks: 0, bytes: 0 };
+        let taking = self.take(ask, (peer, fetching), &numbers, |chunk, frame| {
+            came.chunks += 1;
+            came.bytes += frame.bytes().len() as u64;
+            hand(placing, chunk, frame);
+            lacking.retain(|&left| left != chunk);
+        });
+        let taken = match late {
+            Some(patience) => timeout_at(begun + patience, taking).await.unwrap_or_else(|_| Err(crawling(peer))),
+            None => taking.await,
+        };
+        let took = begun.elapsed();
+        add(if peer.is_near(&self.identity) { &self.counts.from_site } else { &self.counts.from_remote }, came.bytes);
+        peer.measured(came.bytes, took);
+        let moved = (came.chunks, came.bytes);
+        self.peers.ledger().moved(link.peer(), Way::In, ask.saved.value.manifest, moved, took);
+        taken?;
+        match link.closed() {
+            Some(closed) if !lacking.is_empty() => Err(Error::from(closed.clone()).at(link.peer())),
+            _ => Ok(()),
+        }
+    }
+
+    /// Takes what comes of a request whose ordinals are the chunks `numbers`, verifies it, and tells of it.
+    async fn take(
+        &self,
+        ask: &Ask<'_>,
+        (peer, mut fetching): (&Peer, Fetching),
+        numbers: &[u32],
+        mut came: impl FnMut(u32, &Frame),
+    ) -> Result<()> {
+        while let Some(reply) = fetching.next().await {
             match reply {
                 Reply::Frame(received) => {
                     let Some(&chunk) = numbers.get(received.ordinal as usize) else { continue };
                     let (keeper, saved) = (self.keeper.clone(), Arc::clone(ask.saved));
                     let encoded = received.encoded.clone();
                     match blocking(move || keeper.keep(&saved, chunk, encoded)).await? {
-                        Ok(Some(frame)) => {
-                            chunks += 1;
-                            bytes += frame.bytes().len() as u64;
-                            add(count, frame.bytes().len() as u64);
-                            hand(placing, chunk, &frame);
-                            lacking.retain(|&left| left != chunk);
-                        }
+                        Ok(Some(frame)) => came(chunk, &frame),
                         // Without its base nobody can tell: the repository's way brings that along.
                         Ok(None) => {}
                         Err(error) => {
                             add(&self.counts.untrue, 1);
-                            tracing::warn!(peer = %link.peer(), "peer gave a chunk that is none: {error:?}");
+                            tracing::warn!(peer = %peer.address(), "peer gave a chunk that is none: {error:?}");
                             fetching.untrue(&error);
                             peer.lied(&error);
                             return Err(error);
@@ -159,19 +174,10 @@ impl Exchange {
                     }
                 }
                 Reply::Missing(_) => {}
-                Reply::Ended { how, .. } => {
-                    tracing::debug!(peer = %link.peer(), ?how, "request has ended");
-                    break;
-                }
+                Reply::Ended { how, .. } => tracing::debug!(peer = %peer.address(), ?how, "request has ended"),
             }
         }
-        let took = begun.elapsed();
-        peer.measured(bytes, took);
-        self.peers.ledger().moved(link.peer(), Way::In, ask.saved.value.manifest, (chunks, bytes), took);
-        match link.closed() {
-            Some(closed) if !lacking.is_empty() => Err(Error::from(closed.clone()).at(link.peer())),
-            _ => Ok(()),
-        }
+        Ok(())
     }
 
     /// How long a peer may take for `chunks` before going further away is better; for ever, where it is not known how fast that is, or
