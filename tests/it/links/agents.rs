@@ -216,7 +216,9 @@ fn an_agent_that_was_killed_at_half_moves_the_other_half() {
     sites.start("far", &["near"], "authority");
     sites.warm("far", "near/near");
     let rest = sites.come("far") - before;
-    assert!(rest < LEN * 7 / 10, "{rest} bytes of {LEN} after {before} had come");
+    // What had come in part is lost: a chunk on each of four streams of two connections; and there are headers.
+    let lacking = (LEN - before.min(LEN)) + 8 * MIB;
+    assert!(rest < lacking + LEN / 20, "{rest} bytes of {LEN} after {before} had come");
     sites.restored("far");
 }
 
