@@ -138,7 +138,8 @@ class Writer(StorageWriter, AsyncStager):
     def close(self) -> None:
         """Lets go of the memory for staging, once all is staged. The Writer can be used again."""
         self._stager.close()
-        self._save = _Save()
+        # A save that another thread is at keeps what it has.
+        self._save.forget()
 
     # -- Saving, in the order of torch's calls -----------------------------------------------------------------------------
 
@@ -257,6 +258,9 @@ class _Save(threading.local):
     """The save that this thread is at: `async_save` may begin one while another ends."""
 
     def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
         #: Where tensors that are not plain memory of the host are copied to.
         self.copies = Region()
         self.begin(None)
