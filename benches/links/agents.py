@@ -27,6 +27,9 @@ class Folder:
     def start(self):
         pass
 
+    def end(self):
+        pass
+
 
 class S3:
     """A repository in S3, whose server runs in a node: whoever reads it passes that node's link."""
@@ -56,6 +59,10 @@ class S3:
         asking = ["curl", "-sf", "-o", "/dev/null", f"{self.endpoint}/_ministack/health"]
         ready = lambda: subprocess.run([*self.place.prefix(self.node), *asking]).returncode == 0
         worlds.wait_for("MiniStack answers", 60, ready)
+
+    def end(self):
+        # The next one wants its port.
+        self.place.end(self.server)
 
 
 def repository(place, room, node="near"):
@@ -172,3 +179,4 @@ class Agents:
         for child in self.running.values():
             self.place.end(child)
         self.running.clear()
+        self.repository.end()

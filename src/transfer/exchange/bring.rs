@@ -96,7 +96,7 @@ impl Exchange {
         placing: &Placing<'_>,
     ) -> Brought {
         let mut lacking = group.chunks.clone();
-        let asked = self.ask_peer(ask, peer, &mut lacking, placing).await;
+        let asked = self.ask_peer(ask, (peer, group.through), &mut lacking, placing).await;
         let without = match asked {
             Ok(()) if lacking.is_empty() => None,
             // What a peer has not, another may have.
@@ -113,7 +113,7 @@ impl Exchange {
     async fn ask_peer(
         &self,
         ask: &Ask<'_>,
-        peer: &Arc<Peer>,
+        (peer, through): (&Arc<Peer>, bool),
         lacking: &mut Vec<u32>,
         placing: &Placing<'_>,
     ) -> Result<()> {
@@ -121,7 +121,7 @@ impl Exchange {
         let _turn = peer.turn().await;
         let begun = Instant::now();
         let link = peer.link()?;
-        let late = self.latest(ask, lacking);
+        let late = if through { None } else { self.latest(ask, lacking) };
         let fetching = link.fetch(ask.priority, ask.saved.value.manifest, wanted).await?;
         let mut came = Came { chunks: 0, bytes: 0 };
         let taking = self.take(ask, (peer, fetching), &numbers, |chunk, frame| {
@@ -136,7 +136,7 @@ impl Exchange {
         };
         let took = begun.elapsed();
         add(if peer.is_near(&self.identity) { &self.counts.from_site } else { &self.counts.from_remote }, came.bytes);
-        peer.measured(came.bytes, took);
+        peer.measured(came.bytes, (!through).then_some(took));
         let moved = (came.chunks, came.bytes);
         self.peers.ledger().moved(link.peer(), Way::In, ask.saved.value.manifest, moved, took);
         taken?;

@@ -57,6 +57,8 @@ pub(super) enum Origin<P> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Group<P> {
     pub(super) from: Origin<P>,
+    /// The peer has to bring them itself: how long that takes says nothing of it.
+    pub(super) through: bool,
     pub(super) chunks: Vec<u32>,
 }
 
@@ -118,16 +120,17 @@ pub(super) fn plan<P: Clone + Ord>(
         chunks.dedup();
         let (site, remote) = (ranked(&unit, &view.site), ranked(&unit, &view.remote));
         let responsible = responsible(&unit, site.first().copied(), view);
-        let mut of_unit: BTreeMap<Origin<P>, Vec<u32>> = BTreeMap::new();
+        let mut of_unit: BTreeMap<(Origin<P>, bool), Vec<u32>> = BTreeMap::new();
         for chunk in chunks {
-            let from = holder(&site, chunk)
-                .or_else(|| responsible.clone())
-                .or_else(|| holder(&remote, chunk))
-                .map_or(Origin::Repository, Origin::Peer);
+            let near = holder(&site, chunk).map(|peer| (Origin::Peer(peer), false));
+            let through = || responsible.clone().map(|peer| (Origin::Peer(peer), true));
+            let far = || holder(&remote, chunk).map(|peer| (Origin::Peer(peer), false));
+            let from = near.or_else(through).or_else(far).unwrap_or((Origin::Repository, false));
             of_unit.entry(from).or_default().push(chunk);
         }
-        for (from, chunks) in of_unit {
-            groups.extend(chunks.chunks(GROUP_MAX).map(|some| Group { from: from.clone(), chunks: some.to_vec() }));
+        for ((from, through), chunks) in of_unit {
+            let some = |some: &[u32]| Group { from: from.clone(), through, chunks: some.to_vec() };
+            groups.extend(chunks.chunks(GROUP_MAX).map(some));
         }
     }
     Ok(interleaved(groups))

@@ -203,10 +203,11 @@ impl Peer {
         Ok(held)
     }
 
-    /// `bytes` of frames came in `time`.
-    pub fn measured(&self, bytes: u64, time: Duration) {
+    /// `bytes` of frames came, in `time` if that was the peer's own doing.
+    pub fn measured(&self, bytes: u64, time: Option<Duration>) {
         let mut state = self.state();
         state.received += bytes;
+        let Some(time) = time else { return };
         state.last = Some(Instant::now());
         if let Some(carrier) = state.link.as_ref().map(|link| link.carrier) {
             state.choice.measured(carrier, bytes, time);
