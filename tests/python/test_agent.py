@@ -19,7 +19,9 @@ TOWLINE = Path(os.environ.get("TOWLINE_TEST_COMMAND", ROOT / "target/debug/towli
 
 
 @pytest.fixture
-def agent(tmp_path: Path, repository: towline.Repository, monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.Popen]:
+def agent(
+    tmp_path: Path, repository: towline.Repository, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[subprocess.Popen]:
     """An agent of the repository, with a cache."""
     if not TOWLINE.exists():
         pytest.skip(f"{TOWLINE} is not there: cargo build makes it")
@@ -30,7 +32,9 @@ def agent(tmp_path: Path, repository: towline.Repository, monkeypatch: pytest.Mo
     )
     monkeypatch.setenv("TOWLINE_AGENT", str(tmp_path / "agent.sock"))
     with (tmp_path / "agent.log").open("w") as log:
-        process = subprocess.Popen([TOWLINE, "agent", "--config", settings, "--json"], stdout=subprocess.PIPE, stderr=log)
+        process = subprocess.Popen(
+            [TOWLINE, "agent", "--config", settings, "--json"], stdout=subprocess.PIPE, stderr=log
+        )
     assert b"listening" in process.stdout.readline(), (tmp_path / "agent.log").read_text()
     yield process
     process.kill()
