@@ -1,6 +1,6 @@
 //! Other agents: where they are, which of them answer, and how well.
 //!
-//! A task for each known address keeps a link up ([`peer`]), as long as the address is known; the next try after a failure comes later
+//! A task for each known address keeps a link up (peer.rs), as long as the address is known; the next try after a failure comes later
 //! each time. Who is behind an address is told by its certificate, never by whoever told the address.
 
 mod carriers;
