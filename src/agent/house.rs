@@ -16,11 +16,11 @@ use super::view;
 use crate::budget::Budget;
 use crate::cache::{Cache, CacheOptions};
 use crate::clock::{Clock, SystemClock, Timestamp};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::limits::{MEMORY_MIN, MIB};
 use crate::ops::{Stop, blocking};
 use crate::repository::{OpenOptions, Repository};
-use crate::storage::{self, Location};
+use crate::storage::Location;
 use crate::transfer::exchange::{Exchange, ExchangeOptions, Limits};
 use crate::transfer::identity::{Credentials, Identity};
 use crate::transfer::peers::{Discovery, Peers, PeersOptions};
@@ -87,7 +87,7 @@ impl House {
         let mut origins = Vec::new();
         for location in &config.repositories {
             let options = OpenOptions { memory: Some(share), ..OpenOptions::default() };
-            origins.push(open(location, &config.store, options).await?);
+            origins.push(Repository::at(location, &config.store, options).await?);
         }
         let exchange = match &cache {
             Some(cache) => Some(exchange(config, share, cache, credentials.as_ref())?),
@@ -180,6 +180,7 @@ impl House {
             return None;
         }
         Some(Discovery {
+            addresses: told.addresses.clone(),
             names: told.names.clone(),
             repositories: if told.registered { self.origins.clone() } else { Vec::new() },
             register: told.register.clone().map(|address| (identity, address)),
@@ -304,15 +305,4 @@ fn exchange(
         policy,
         limits: Limits::new(told.limits.iter().cloned()),
     }))
-}
-
-async fn open(location: &Location, options: &storage::StoreOptions, how: OpenOptions) -> Result<Repository> {
-    let opened = async { Repository::open(storage::open(location, options).await?, how).await };
-    opened.await.map_err(|error: Error| match error.kind() {
-        ErrorKind::NotFound => Error::not_found("there is no repository")
-            .at(location)
-            .cure(format!("towline init {location}"))
-            .source(error),
-        _ => error,
-    })
 }

@@ -374,19 +374,7 @@ impl Door {
 
     /// The repository at `location`, which must be there.
     async fn open_at(&self, location: &Location, sharers: u64) -> Result<Repository> {
-        let opened = async {
-            let store = storage::open(location, &self.settings.store(false)).await?;
-            let repository = Repository::open(store, self.options(sharers)?).await?;
-            tracing::info!(%location, id = %repository.id(), "opened the repository");
-            Ok(repository)
-        };
-        opened.await.map_err(|error: Error| match error.kind() {
-            ErrorKind::NotFound => Error::not_found("there is no repository")
-                .at(location)
-                .cure(format!("towline init {location}"))
-                .source(error),
-            _ => error,
-        })
+        Repository::at(location, &self.settings.store(false), self.options(sharers)?).await
     }
 }
 

@@ -6,11 +6,11 @@ use std::sync::Arc;
 use super::{OpenOptions, Repository, Shared, layout, log, objects};
 use crate::budget::Budget;
 use crate::clock::{Clock, SystemClock};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::format::envelope::{Kind, open, seal};
 use crate::format::wire::{Reader, Writer};
 use crate::id::RepositoryId;
-use crate::storage::{Effort, Store, probe};
+use crate::storage::{self, Effort, Location, Store, StoreOptions, probe};
 
 impl Repository {
     /// Makes a repository in `store`, or opens the one that is there: which of the two is the second value.
@@ -47,6 +47,26 @@ impl Repository {
     /// Safe: it only reads.
     pub async fn open(store: Store, options: OpenOptions) -> Result<Self> {
         Self::open_at(store, options, Arc::new(SystemClock)).await
+    }
+
+    /// Opens the repository at `location`.
+    ///
+    /// # Errors
+    /// Not found, if there is none, or not even a store; else as [`storage::open`].
+    ///
+    /// # Cancel safety
+    /// Safe: it only reads.
+    pub async fn at(location: &Location, how: &StoreOptions, options: OpenOptions) -> Result<Self> {
+        let opened = async { Self::open(storage::open(location, how).await?, options).await };
+        let repository = opened.await.map_err(|error: Error| match error.kind() {
+            ErrorKind::NotFound => Error::not_found("there is no repository")
+                .at(location)
+                .cure(format!("towline init {location}"))
+                .source(error),
+            _ => error,
+        })?;
+        tracing::info!(%location, id = %repository.id(), "opened the repository");
+        Ok(repository)
     }
 
     /// Opens with a clock of the caller's: what the repository records as its time, and measures grace periods by.

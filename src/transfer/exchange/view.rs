@@ -7,6 +7,7 @@ use futures::future::join_all;
 use super::gather::Ask;
 use super::plan::{Candidate, Held, View};
 use super::{Exchange, From};
+use crate::transfer::identity::Identity;
 use crate::transfer::peers::Peer;
 
 impl Exchange {
@@ -17,9 +18,13 @@ impl Exchange {
         let here = *ask.from == From::Anywhere && ask.repository.store().directory().is_some();
         let live = if here || *ask.from == From::Repository { Vec::new() } else { self.peers.live().await };
         let origin = self.origin_rate();
-        let mut asked = Vec::new();
+        let mut asked: Vec<(Arc<Peer>, Identity, bool)> = Vec::new();
         for peer in live {
             let Some(identity) = peer.identity() else { continue };
+            // One that is known by two addresses counts once.
+            if asked.iter().any(|(_, other, _)| *other == identity) {
+                continue;
+            }
             let near = identity.site() == own.site();
             let fits = match ask.from {
                 From::Anywhere => !near || ask.through,

@@ -44,13 +44,13 @@ pub(super) struct Choice {
     allowed: Carriers,
     quic: Rate,
     tcp: Rate,
-    /// QUIC could not connect, or broke: UDP may be blocked.
-    quic_failed: bool,
+    /// What could not connect last: it may be blocked.
+    failed: Option<Carrier>,
 }
 
 impl Choice {
     pub(super) fn new(allowed: Carriers) -> Self {
-        Self { allowed, quic: Rate::default(), tcp: Rate::default(), quic_failed: false }
+        Self { allowed, quic: Rate::default(), tcp: Rate::default(), failed: None }
     }
 
     /// What to connect by.
@@ -58,7 +58,8 @@ impl Choice {
         match self.allowed {
             Carriers::Quic => Carrier::Quic,
             Carriers::Tcp => Carrier::Tcp,
-            Carriers::Auto if self.quic_failed => Carrier::Tcp,
+            Carriers::Auto if self.failed == Some(Carrier::Quic) => Carrier::Tcp,
+            Carriers::Auto if self.failed == Some(Carrier::Tcp) => Carrier::Quic,
             Carriers::Auto if self.quic.bytes < ENOUGH => Carrier::Quic,
             Carriers::Auto if self.tcp.bytes < ENOUGH => Carrier::Tcp,
             Carriers::Auto => {
@@ -78,11 +79,8 @@ impl Choice {
 
     /// `carrier` could not connect.
     pub(super) fn failed(&mut self, carrier: Carrier) {
-        match carrier {
-            Carrier::Quic => self.quic_failed = true,
-            // Then the other may work again.
-            Carrier::Tcp => self.quic_failed = false,
-        }
+        // If both are, they are tried in turn.
+        self.failed = Some(carrier);
     }
 
     /// The rate of `carrier`, in bytes a second.
@@ -121,6 +119,12 @@ mod tests {
         assert_eq!(choice.next(), Carrier::Tcp);
         choice.failed(Carrier::Tcp);
         assert_eq!(choice.next(), Carrier::Quic);
+        // TCP alone is blocked: measuring it is given up.
+        let mut other = Choice::new(Carriers::Auto);
+        other.measured(Carrier::Quic, ENOUGH, second());
+        assert_eq!(other.next(), Carrier::Tcp);
+        other.failed(Carrier::Tcp);
+        assert_eq!(other.next(), Carrier::Quic);
         let mut only = Choice::new(Carriers::Quic);
         only.failed(Carrier::Quic);
         assert_eq!(only.next(), Carrier::Quic);

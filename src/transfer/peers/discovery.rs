@@ -22,6 +22,8 @@ const AGE_MAX: Duration = Duration::from_mins(15);
 /// Where to look for peers.
 #[derive(Clone, Debug, Default)]
 pub struct Discovery {
+    /// `HOST:PORT` of agents that are known for good, whatever else tells of them.
+    pub addresses: Vec<String>,
     /// `HOST:PORT` of names that stand for one address each peer, such as a headless service's
     /// (<https://kubernetes.io/docs/concepts/services-networking/service/#headless-services>).
     pub names: Vec<String>,
@@ -36,7 +38,8 @@ pub struct Discovery {
 /// # Cancel safety
 /// Safe: then registrations stay until they are old.
 pub async fn discover(peers: Arc<Peers>, discovery: Discovery, over: CancellationToken) {
-    let mut found: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    let mut known = Known::new();
+    keep(&peers, &mut known, "the settings", Ok(discovery.addresses.iter().cloned().collect()));
     let (mut look, mut announce) = (interval(EVERY), interval(ANNOUNCE_EVERY));
     look.set_missed_tick_behavior(MissedTickBehavior::Delay);
     announce.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -46,12 +49,12 @@ pub async fn discover(peers: Arc<Peers>, discovery: Discovery, over: Cancellatio
             _ = announce.tick() => register(&discovery).await,
             _ = look.tick() => {
                 for name in &discovery.names {
-                    keep(&peers, &mut found, name, resolve(name).await);
+                    keep(&peers, &mut known, name, resolve(name).await);
                 }
                 for repository in &discovery.repositories {
                     let own = discovery.register.as_ref().map(|(_, address)| address.as_str());
                     let there = registered(repository, own).await;
-                    keep(&peers, &mut found, &repository.store().location().to_string(), there);
+                    keep(&peers, &mut known, &repository.store().location().to_string(), there);
                 }
             }
         }
@@ -86,22 +89,48 @@ async fn registered(repository: &Repository, own: Option<&str>) -> Result<BTreeS
     Ok(announced.filter(|address| Some(address.as_str()) != own).collect())
 }
 
-/// Adds who is `there` now, and removes who `by` told of before and no more. What cannot be found out changes nothing.
-fn keep(peers: &Peers, found: &mut BTreeMap<String, BTreeSet<String>>, by: &str, there: Result<BTreeSet<String>>) {
+/// Who is known by what: names, repositories, the settings.
+type Known = BTreeMap<String, BTreeSet<String>>;
+
+/// Adds who is `there` now, and removes who `by` told of before and nobody tells of any more. What cannot be found out changes
+/// nothing.
+fn keep(peers: &Peers, known: &mut Known, by: &str, there: Result<BTreeSet<String>>) {
     let there = match there {
         Ok(there) => there,
         Err(error) => return tracing::warn!("peers cannot be found by {by}: {error:?}"),
     };
-    let before = found.insert(by.to_owned(), there.clone()).unwrap_or_default();
-    for gone in before.difference(&there) {
-        if !found.values().any(|others| others.contains(gone)) {
-            tracing::info!("peer {gone} is gone from {by}");
-            peers.remove(gone);
-        }
+    let (gone, new) = changes(known, by, &there);
+    for gone in gone {
+        tracing::info!("peer {gone} is gone from {by}");
+        peers.remove(&gone);
     }
-    for new in there.difference(&before) {
-        if let Err(error) = peers.add(new) {
+    for new in new {
+        if let Err(error) = peers.add(&new) {
             tracing::warn!("peer that {by} tells of is not added: {error:?}");
         }
+    }
+}
+
+/// Enters who is `there` by `by`; who is gone by that, and who is new.
+fn changes(known: &mut Known, by: &str, there: &BTreeSet<String>) -> (Vec<String>, Vec<String>) {
+    let before = known.insert(by.to_owned(), there.clone()).unwrap_or_default();
+    let told = |address: &&String| known.values().any(|addresses| addresses.contains(*address));
+    let gone = before.difference(there).filter(|address| !told(address)).cloned().collect();
+    (gone, there.difference(&before).cloned().collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_is_told_of_otherwise_stays() {
+        let mut known = Known::new();
+        let set = |addresses: &[&str]| addresses.iter().map(|&address| address.to_owned()).collect::<BTreeSet<_>>();
+        assert_eq!(changes(&mut known, "settings", &set(&["a:1"])), (vec![], vec!["a:1".to_owned()]));
+        let new = changes(&mut known, "name", &set(&["a:1", "b:1"]));
+        assert_eq!(new, (vec![], vec!["a:1".to_owned(), "b:1".to_owned()]));
+        assert_eq!(changes(&mut known, "name", &set(&[])), (vec!["b:1".to_owned()], vec![]));
+        assert_eq!(changes(&mut known, "name", &set(&["b:1"])), (vec![], vec!["b:1".to_owned()]));
     }
 }

@@ -102,7 +102,7 @@ impl Peers {
         &self.ledger
     }
 
-    /// Makes `address` (`host:port`) known. Fine if it is.
+    /// Makes `address` (`host:port`) known. Fine if it is. Within a runtime.
     ///
     /// # Errors
     /// Usage, without a certificate or for a malformed address.
@@ -117,7 +117,7 @@ impl Peers {
         }
         let address: Arc<str> = address.into();
         self.known().entry(Arc::clone(&address)).or_insert_with(|| {
-            let (peer, over) = (Arc::new(Peer::new(address)), CancellationToken::new());
+            let (peer, over) = (Arc::new(Peer::new(address, dialing.options.carriers)), CancellationToken::new());
             let link_up = over.clone().drop_guard();
             tokio::spawn(peer::keep_up(Arc::clone(&peer), Arc::clone(dialing), over));
             Known { peer, _link_up: link_up }

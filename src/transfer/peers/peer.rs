@@ -102,11 +102,11 @@ pub struct PeerStat {
 }
 
 impl Peer {
-    pub(super) fn new(address: Arc<str>) -> Self {
+    pub(super) fn new(address: Arc<str>, carriers: Carriers) -> Self {
         let state = State {
             identity: None,
             link: None,
-            choice: Choice::new(Carriers::Auto),
+            choice: Choice::new(carriers),
             shunned: None,
             error: None,
             surveys: HashMap::new(),
@@ -319,7 +319,6 @@ impl Peer {
 
 /// Keeps the link of `peer` up until `over`.
 pub(super) async fn keep_up(peer: Arc<Peer>, dialing: Arc<Dialing>, over: CancellationToken) {
-    peer.state().choice = Choice::new(dialing.options.carriers);
     let mut pause = PAUSE;
     let kept = async {
         loop {
