@@ -8,10 +8,11 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_util::sync::CancellationToken;
 
 use super::Holdings;
+use super::asking::{ASK_MAX, asking};
 use super::drive::{Client, Clockwork, Lanes, Reply, hello, serve};
 use super::identity::Identity;
 use super::protocol::limits::WINDOW_MIN;
-use super::protocol::{Closed, Priority, Provider, Requester, Runs, Wanted};
+use super::protocol::{Closed, Priority, Provider, Requester};
 use crate::budget::Budget;
 use crate::error::Result;
 use crate::repository::{ChunkSource, FramePlace, Repository, Saved};
@@ -75,19 +76,14 @@ impl LocalSource {
         turned.into_iter().find(|client| client.closed().is_none())
     }
 
-    async fn fetch(&self, saved: &Saved, chunks: &[u32], place: FramePlace<'_>) -> Result<()> {
+    /// Asks for some chunks: no more than one request may name.
+    async fn fetch(&self, saved: &Saved, mut chunks: Vec<u32>, place: FramePlace<'_>) -> Result<()> {
         let Some(client) = self.client() else { return Ok(()) };
-        let listed = u32::try_from(saved.manifest.chunks.ids.len()).unwrap_or(u32::MAX);
-        let mut numbers = chunks.to_vec();
-        numbers.sort_unstable();
-        numbers.dedup();
-        let places: Runs = numbers.iter().copied().filter(|&chunk| chunk < listed).collect();
-        let bases = numbers.iter().filter(|&&chunk| chunk >= listed).map(|&chunk| Ok(saved.locate(chunk)?.id));
-        let wanted = Wanted { chunks: places, bases: bases.collect::<Result<_>>()? };
+        let wanted = asking(saved, &mut chunks)?;
         let mut fetching = client.fetch(Priority::Restore, saved.value.manifest, wanted).await?;
         while let Some(reply) = fetching.next().await {
             if let Reply::Frame(received) = reply
-                && let Some(&chunk) = numbers.get(received.ordinal as usize)
+                && let Some(&chunk) = chunks.get(received.ordinal as usize)
             {
                 place(chunk, &received.encoded);
             }
@@ -99,8 +95,10 @@ impl LocalSource {
 #[async_trait]
 impl ChunkSource for LocalSource {
     async fn frames(&self, _: &Repository, saved: &Arc<Saved>, chunks: &[u32], place: FramePlace<'_>) {
-        if let Err(error) = self.fetch(saved, chunks, place).await {
-            tracing::info!(name = %saved.name, "the agent gives nothing: {error:?}");
+        for some in chunks.chunks(ASK_MAX) {
+            if let Err(error) = self.fetch(saved, some.to_vec(), place).await {
+                tracing::info!(name = %saved.name, "the agent does not give all: {error:?}");
+            }
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Agent to agent: who they are ([`identity`]), how they talk ([`protocol`]), what carries it ([`quic`], [`tcp`]; [`local`] between the
 //! processes of a node), which of them there are ([`peers`]), and who gives what to whom ([`exchange`]).
 
+mod asking;
 mod carrier;
 mod drive;
 pub mod exchange;

@@ -165,6 +165,10 @@ async fn from_near<T: Send + 'static>(
     let chunks: Vec<u32> = read.chunks.iter().map(|brought| brought.chunk).collect();
     source.frames(repository, saved, &chunks, &mut |chunk, encoded| near.place(chunk, encoded)).await;
     let given = near.given;
+    if given.is_empty() {
+        drop(buffer);
+        return read_pack(&[repository], repository.budget(), read, work).await;
+    }
     if given.len() < chunks.len() {
         let rest = read.without(|chunk| given.contains(&chunk), |chunk| saved.locate(chunk))?;
         bring_rest(repository, &read, &rest, &mut buffer).await?;
@@ -173,7 +177,7 @@ async fn from_near<T: Send + 'static>(
     let (shared, first) = (Arc::clone(&read), work.clone());
     let worked = tokio::task::spawn_blocking(move || first(&shared, buffer)).await;
     match worked.map_err(|error| Error::other("a worker stopped").source(error))? {
-        Err(error) if error.kind() == ErrorKind::Damaged && !given.is_empty() => {
+        Err(error) if error.kind() == ErrorKind::Damaged => {
             tracing::warn!("what was near is damaged, reading the repository: {error:?}");
             read_pack(&[repository], repository.budget(), Arc::unwrap_or_clone(read), work).await
         }

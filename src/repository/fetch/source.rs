@@ -15,9 +15,9 @@ pub type Place<'a> = &'a mut (dyn FnMut(u32, &Encoded) + Send);
 /// whoever decodes it.
 #[async_trait]
 pub trait ChunkSource: fmt::Debug + Send + Sync {
-    /// Hands those of `chunks`, of a tree in `repository`, that it has or can bring to `place`, in any order, each at most once. What it does not give, and
-    /// what it gives stored in another way than the map of `saved` says, is read from the repository; so it has no errors, only
-    /// a log. Bases are among `chunks` where they are needed.
+    /// Hands those of `chunks`, of a tree in `repository`, that it has or can bring to `place`, in any order, each at most once.
+    /// What it does not give, and what it gives stored in another way than the map of `saved` says, is read from the repository;
+    /// so it has no errors, only a log. Bases are among `chunks` where they are needed.
     ///
     /// # Cancel safety
     /// Must be safe.

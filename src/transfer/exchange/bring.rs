@@ -11,16 +11,17 @@ use super::gather::Ask;
 use super::keep::blocking;
 use super::plan::{Group, Origin, UNIT_LEN, Unit, plan};
 use super::{Exchange, From};
+use crate::budget::Buffer;
 use crate::cache::Frame;
 use crate::codec::Encoded;
 use crate::error::{Error, ErrorKind, Result};
 use crate::repository::{
     Delivered, Gaps, Located, PackRead, Saved, deliver, longest_read, plan as plan_reads, read_pack,
 };
+use crate::transfer::asking::asking;
 use crate::transfer::drive::{Fetching, Reply};
 use crate::transfer::ledger::Way;
 use crate::transfer::peers::{Peer, crawl};
-use crate::transfer::protocol::{Runs, Wanted};
 
 /// Groups that are brought at the same time. A peer or a store bounds what goes on with it by itself.
 const GROUPS: usize = 24;
@@ -117,7 +118,8 @@ impl Exchange {
         lacking: &mut Vec<u32>,
         placing: &Placing<'_>,
     ) -> Result<()> {
-        let (wanted, numbers) = wanted(ask.saved, lacking)?;
+        let mut numbers = lacking.clone();
+        let wanted = asking(ask.saved, &mut numbers)?;
         let _turn = peer.turn().await;
         let begun = Instant::now();
         let link = peer.link()?;
@@ -200,9 +202,7 @@ impl Exchange {
             }
             tracing::warn!(name = %ask.saved.name, "chunks cannot be read from the repository: {error:?}");
         } else {
-            let stored =
-                |&chunk: &u32| ask.saved.locate(chunk).map_or(0, |located| u64::from(located.place.stored_len));
-            let bytes = group.chunks.iter().map(stored).sum();
+            let bytes = stored_len(ask.saved, &group.chunks);
             self.origin.lock().unwrap_or_else(PoisonError::into_inner).add(bytes, begun.elapsed());
         }
         Brought { lacking, without: None }
@@ -215,7 +215,7 @@ impl Exchange {
         for read in plan_reads(alone, lacking.iter().copied(), longest, Gaps::Spare)? {
             let (keeper, tree) = (self.keeper.clone(), Arc::clone(saved));
             let len = read.stored_len();
-            let work = move |read: &PackRead, buffer: crate::budget::Buffer| {
+            let work = move |read: &PackRead, buffer: Buffer| {
                 let bytes = buffer.freeze();
                 let mut kept = Vec::with_capacity(read.chunks.len());
                 for brought in &read.chunks {
@@ -242,7 +242,7 @@ impl Exchange {
         for read in plan_reads(|chunk| saved.locate(chunk), lacking.iter().copied(), longest, Gaps::Spare)? {
             let (keeper, tree) = (self.keeper.clone(), Arc::clone(saved));
             let len = read.stored_len();
-            let work = move |read: &PackRead, buffer: crate::budget::Buffer| {
+            let work = move |read: &PackRead, buffer: Buffer| {
                 let bytes = buffer.freeze();
                 let mut kept = Vec::new();
                 deliver(
@@ -292,14 +292,4 @@ fn crawling(peer: &Peer) -> Error {
 pub(super) fn unit(saved: &Saved, chunk: u32) -> Result<Unit> {
     let place = saved.locate(chunk)?.place;
     Ok((place.pack, place.offset / UNIT_LEN))
-}
-
-/// What to ask a peer for, and which chunk each ordinal of that is.
-fn wanted(saved: &Saved, chunks: &[u32]) -> Result<(Wanted, Vec<u32>)> {
-    let listed = u32::try_from(saved.manifest.chunks.ids.len()).unwrap_or(u32::MAX);
-    let mut numbers = chunks.to_vec();
-    numbers.sort_unstable();
-    let places: Runs = numbers.iter().copied().filter(|&chunk| chunk < listed).collect();
-    let bases = numbers.iter().filter(|&&chunk| chunk >= listed).map(|&chunk| Ok(saved.locate(chunk)?.id));
-    Ok((Wanted { chunks: places, bases: bases.collect::<Result<_>>()? }, numbers))
 }

@@ -129,6 +129,11 @@ impl Catalog {
         Ok(entry)
     }
 
+    /// The tree whose manifest is `manifest`, if it is still open: for requests that were granted.
+    pub(super) fn opened(&self, manifest: &ManifestId) -> Option<Arc<Entry>> {
+        self.open().iter().rev().find(|entry| entry.saved.value.manifest == *manifest).cloned()
+    }
+
     /// The tree that `grant` is of, if it is still open.
     pub(super) fn of(&self, grant: &Grant) -> Option<Arc<Entry>> {
         self.open().iter().find(|entry| Arc::ptr_eq(&entry.grant.chunks, &grant.chunks)).cloned()

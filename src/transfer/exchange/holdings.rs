@@ -47,13 +47,7 @@ impl Holdings for Exchange {
     async fn frame(&self, identity: &Identity, asked: &Asked, id: &ChunkId) -> Result<Option<Supply>> {
         let begun = Instant::now();
         let near = identity.site() == self.identity.site();
-        let mut found = self.look(id).await?;
-        if found.is_none() {
-            let entry = self.catalog.find(&asked.manifest, |name| self.policy.allows(identity, name)).await?;
-            if let Some(entry) = entry.filter(|entry| near || entry.is_here()) {
-                found = self.bring_for(&entry, asked, id, false).await?;
-            }
-        }
+        let found = self.supply(asked, id, |entry| (near || entry.is_here()).then_some(false)).await?;
         if let Some(supply) = &found {
             let bytes = supply.encoded.bytes.len() as u64;
             self.limits.pass(identity.site(), bytes).await;
@@ -75,17 +69,31 @@ impl Holdings for Local {
     }
 
     async fn frame(&self, _: &Identity, asked: &Asked, id: &ChunkId) -> Result<Option<Supply>> {
-        let mut found = self.0.look(id).await?;
-        if found.is_none()
-            && let Some(entry) = self.0.catalog.find(&asked.manifest, |_| true).await?
-        {
-            found = self.0.bring_for(&entry, asked, id, true).await?;
-        }
+        let found = self.0.supply(asked, id, |_| Some(true)).await?;
         Ok(found.inspect(|supply| add(&self.0.counts.to_local, supply.encoded.bytes.len() as u64)))
     }
 }
 
 impl Exchange {
+    /// A chunk that was granted: from the cache, or brought if `how` says so of its tree (and then, whether agents of the site may
+    /// be asked).
+    async fn supply(
+        &self,
+        asked: &Asked,
+        id: &ChunkId,
+        how: impl Fn(&Entry) -> Option<bool>,
+    ) -> Result<Option<Supply>> {
+        let found = self.look(id).await?;
+        if found.is_some() {
+            return Ok(found);
+        }
+        let Some(entry) = self.catalog.opened(&asked.manifest) else { return Ok(None) };
+        match how(&entry) {
+            Some(through) => self.bring_for(&entry, asked, id, through).await,
+            None => Ok(None),
+        }
+    }
+
     /// A chunk of the cache.
     async fn look(&self, id: &ChunkId) -> Result<Option<Supply>> {
         if !self.cache.contains(id) {

@@ -11,14 +11,11 @@ use std::collections::BTreeMap;
 use crate::error::Result;
 use crate::id::PackId;
 use crate::limits::MIB;
+use crate::transfer::asking::ASK_MAX;
 use crate::transfer::identity::Identity;
-use crate::transfer::protocol::limits::BASES_MAX;
 
 /// Bytes of a pack that are brought as one.
 pub(super) const UNIT_LEN: u64 = 8 * MIB;
-
-/// Chunks of one group, at most: what a request may name.
-const GROUP_MAX: usize = BASES_MAX;
 
 /// Another agent, as a plan sees it.
 #[derive(Clone, Debug)]
@@ -130,7 +127,7 @@ pub(super) fn plan<P: Clone + Ord>(
         }
         for ((from, through), chunks) in of_unit {
             let some = |some: &[u32]| Group { from: from.clone(), through, chunks: some.to_vec() };
-            groups.extend(chunks.chunks(GROUP_MAX).map(some));
+            groups.extend(chunks.chunks(ASK_MAX).map(some));
         }
     }
     Ok(interleaved(groups))

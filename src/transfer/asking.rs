@@ -1,0 +1,21 @@
+//! Asking a peer for chunks of an opened tree.
+
+use super::protocol::limits::BASES_MAX;
+use super::protocol::{Runs, Wanted};
+use crate::error::Result;
+use crate::repository::Saved;
+
+/// Chunks that one request asks for, at most: then neither runs nor bases can be too many.
+pub(super) const ASK_MAX: usize = BASES_MAX;
+
+/// What to ask for to get `chunks`, each a number as [`Saved::locate`] counts; they are sorted, and then each is at its ordinal.
+///
+/// # Errors
+/// Damaged, if the map lacks one.
+pub(super) fn asking(saved: &Saved, chunks: &mut [u32]) -> Result<Wanted> {
+    let listed = u32::try_from(saved.manifest.chunks.ids.len()).unwrap_or(u32::MAX);
+    chunks.sort_unstable();
+    let (places, bases) = chunks.split_at(chunks.partition_point(|&chunk| chunk < listed));
+    let bases = bases.iter().map(|&chunk| Ok(saved.locate(chunk)?.id)).collect::<Result<_>>()?;
+    Ok(Wanted { chunks: places.iter().copied().collect::<Runs>(), bases })
+}
