@@ -160,60 +160,9 @@ pub struct TransferList {
 pub struct Cache {
     /// Where it lies.
     pub dir: String,
-    /// Chunks in it.
-    pub chunks: u64,
-    /// Bytes they take on the disk.
-    pub bytes: u64,
-    /// Bytes of the slabs that there are.
-    pub slab_bytes: u64,
-    /// Bytes that it may grow to.
-    pub capacity: u64,
-    /// Bytes that pinned chunks take.
-    pub pinned_bytes: u64,
-    /// Bytes that pinned chunks will take once all are there.
-    pub promised_bytes: u64,
-    /// Pins.
-    pub pins: u64,
-    /// Bytes of the journal.
-    pub journal_bytes: u64,
-    /// Reads that found their chunk.
-    pub hits: u64,
-    /// Reads that did not.
-    pub misses: u64,
-    /// Chunks put in.
-    pub inserts: u64,
-    /// Chunks that there was no room for.
-    pub refusals: u64,
-    /// Chunks evicted.
-    pub evictions: u64,
-    /// Chunks found damaged or lost, and dropped.
-    pub damaged: u64,
-}
-
-impl Cache {
-    pub(super) fn new(dir: String, stat: CacheStat) -> Self {
-        let CacheStat {
-            chunks, bytes, slab_bytes, capacity, pinned_bytes, promised_bytes, pins, journal_bytes, ..
-        } = stat;
-        let CacheStat { hits, misses, inserts, refusals, evictions, damaged, .. } = stat;
-        Self {
-            dir,
-            chunks,
-            bytes,
-            slab_bytes,
-            capacity,
-            pinned_bytes,
-            promised_bytes,
-            pins,
-            journal_bytes,
-            hits,
-            misses,
-            inserts,
-            refusals,
-            evictions,
-            damaged,
-        }
-    }
+    /// Its figures.
+    #[serde(flatten)]
+    pub stat: CacheStat,
 }
 
 /// What a check of the cache found.

@@ -49,6 +49,8 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use serde::{Deserialize, Serialize};
+
 pub use self::check::{Checked, Damage};
 pub use self::fill::{Inserted, Refusal};
 pub use self::frame::Frame;
@@ -84,7 +86,7 @@ impl CacheOptions {
 }
 
 /// Figures of a cache; those of events count since it was opened.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CacheStat {
     /// Chunks in it.
     pub chunks: u64,

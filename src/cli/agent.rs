@@ -234,25 +234,26 @@ pub(super) fn pinned(pins: &[Pinned]) -> String {
 }
 
 fn figures(cache: &Cache) -> String {
-    let reads = cache.hits + cache.misses;
-    let share = (cache.hits * 100).checked_div(reads).map_or_else(String::new, |share| format!(" ({share} %)"));
+    let Cache { dir, stat } = cache;
+    let reads = stat.hits + stat.misses;
+    let share = (stat.hits * 100).checked_div(reads).map_or_else(String::new, |share| format!(" ({share} %)"));
     format!(
         "{}\n  holds: {} chunks, {} of {}; slabs {}\n  pinned: {} here, {} promised; pins: {}\n  \
          reads: {} found{share}, {} not\n  put in: {}; evicted: {}; refused: {}; damaged: {}\n",
-        printable(&cache.dir),
-        cache.chunks,
-        show(cache.bytes),
-        show(cache.capacity),
-        show(cache.slab_bytes),
-        show(cache.pinned_bytes),
-        show(cache.promised_bytes),
-        cache.pins,
-        cache.hits,
-        cache.misses,
-        cache.inserts,
-        cache.evictions,
-        cache.refusals,
-        cache.damaged,
+        printable(dir),
+        stat.chunks,
+        show(stat.bytes),
+        show(stat.capacity),
+        show(stat.slab_bytes),
+        show(stat.pinned_bytes),
+        show(stat.promised_bytes),
+        stat.pins,
+        stat.hits,
+        stat.misses,
+        stat.inserts,
+        stat.evictions,
+        stat.refusals,
+        stat.damaged,
     )
 }
 
@@ -273,10 +274,12 @@ fn found(checked: &CacheChecked) -> String {
 mod tests {
     use super::*;
     use crate::agent::view::CacheDamage;
+    use crate::cache::CacheStat;
 
     #[test]
     fn figures_are_told_in_words() {
-        let cache = Cache { dir: "/c".into(), hits: 3, misses: 1, capacity: 1 << 30, ..Cache::default() };
+        let stat = CacheStat { hits: 3, misses: 1, capacity: 1 << 30, ..CacheStat::default() };
+        let cache = Cache { dir: "/c".into(), stat };
         let text = figures(&cache);
         assert!(text.contains("3 found (75 %), 1 not") && text.contains("of 1.0 GiB"), "{text}");
         assert!(figures(&Cache::default()).contains("0 found, 0 not"));

@@ -187,18 +187,18 @@ fn shown(reading: &Reading, rates: &mut Rates) -> String {
         text += &table(&["KIND", "NAME", "STATE", ">DONE", ">OF", ">RATE", ">LEFT", ">MOVED", ">TOOK", ""], &rows);
     }
     rates.forget(&running);
-    if let Some(cache) = cache {
+    if let Some(Cache { stat, .. }) = cache {
         let _ = writeln!(
             text,
             "\nCache: {} {} of {}; pinned {}; {} chunks; reads: {} found, {} not; evicted {}",
-            bar(cache.bytes, cache.capacity),
-            show(cache.bytes),
-            show(cache.capacity),
-            show(cache.promised_bytes),
-            cache.chunks,
-            cache.hits,
-            cache.misses,
-            cache.evictions,
+            bar(stat.bytes, stat.capacity),
+            show(stat.bytes),
+            show(stat.capacity),
+            show(stat.promised_bytes),
+            stat.chunks,
+            stat.hits,
+            stat.misses,
+            stat.evictions,
         );
         let _ = writeln!(text, "\nPins: {}", pins.len());
         if !pins.is_empty() {
@@ -291,7 +291,8 @@ mod tests {
         };
         let transfers =
             TransferList { transfers: vec![transfer(Standing::Failed, 0), transfer(Standing::Running, 1 << 20)] };
-        let cache = Cache { bytes: 1 << 29, capacity: 1 << 30, ..Cache::default() };
+        let stat = crate::cache::CacheStat { bytes: 1 << 29, capacity: 1 << 30, ..Default::default() };
+        let cache = Cache { dir: String::new(), stat };
         let peers = vec![Peer {
             address: "b:7071".into(),
             identity: None,

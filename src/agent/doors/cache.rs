@@ -41,7 +41,7 @@ pub(super) struct Evicting {
 
 pub(super) async fn stat(State(house): State<Arc<House>>) -> Result<Json<view::Cache>, Refusal> {
     let cache = house.cache()?;
-    let stat = blocking(move || Ok(view::Cache::new(cache.dir().display().to_string(), cache.stat()))).await?;
+    let stat = blocking(move || Ok(view::Cache { dir: cache.dir().display().to_string(), stat: cache.stat() })).await?;
     Ok(Json(stat))
 }
 
