@@ -1,0 +1,155 @@
+//! Who lies, leaves, dawdles or may not read costs nothing but time.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use towline::Result;
+use towline::codec::{Codec, Encoded};
+use towline::id::{ChunkId, ManifestId};
+use towline::ops::CollectOptions;
+use towline::transfer::protocol::{Asked, Grant, Supply, Survey};
+
+use super::*;
+use crate::data::noise;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_may_not_read_gets_nothing() {
+    let world = World::new();
+    let public = ["public/*".to_owned()];
+    let policy = Policy::only([("cloud/*", public.as_slice())]).unwrap();
+    let home = world.agent_with("home", "a", policy, Carriers::Auto).await;
+    let cloud = world.agent("cloud", "b").await;
+    cloud.knows(&[&home]);
+    world.save(&home.plain, "public/one", 6, 12).await;
+    world.save(&home.plain, "secret/one", 7, 12).await;
+    for what in ["public/one", "secret/one"] {
+        assert_eq!(home.warm(what, From::Anywhere).await.missing, 0);
+    }
+    world.remove_packs().await;
+    let open = cloud.warm("public/one", From::Site("home".to_owned())).await;
+    assert_eq!(open.missing, 0);
+    let before = cloud.figures().from_remote;
+    let closed = cloud.warm("secret/one", From::Site("home".to_owned())).await;
+    // What it has already, because both trees share it, is all that is there.
+    assert_eq!((closed.missing, cloud.figures().from_remote), (closed.lacking, before));
+}
+
+/// Says that it holds everything, and gives something else.
+struct Liar(Arc<Exchange>);
+
+#[async_trait]
+impl Holdings for Liar {
+    async fn authorise(&self, identity: &Identity, manifest: &ManifestId) -> Result<Option<Arc<Grant>>> {
+        Holdings::authorise(&*self.0, identity, manifest).await
+    }
+
+    async fn survey(&self, grant: &Grant, from: u32) -> Result<Survey> {
+        let chunks = u32::try_from(grant.chunks.ids.len()).unwrap();
+        Ok(Survey { chunks, upto: chunks, held: (from..chunks).collect() })
+    }
+
+    async fn frame(&self, _: &Identity, _: &Asked, _: &ChunkId) -> Result<Option<Supply>> {
+        let bytes = Bytes::from(noise(9, 1000));
+        Ok(Some(Supply { encoded: Encoded { codec: Codec::Raw, bytes, base: None }, plain_len: 1000 }))
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_lies_is_not_asked_again_and_nothing_wrong_is_kept() {
+    let world = World::new();
+    let agent = world.agent("west", "a").await;
+    let other = world.agent("west", "other").await;
+    let leaving = CancellationToken::new();
+    let liar = serve(&world.credentials("west", "liar"), Arc::new(Liar(Arc::clone(&other.exchange))), &leaving).await;
+    agent.exchange.peers().add(&liar).unwrap();
+    let folder = world.save(&agent.plain, "run/step-1", 8, 24).await;
+    agent.restore("run/step-1", &folder).await;
+    let figures = agent.figures();
+    assert!(figures.untrue >= 1 && figures.from_site == 0, "{figures:?}");
+    assert!(agent.exchange.cache().check().damaged.is_empty());
+    let stat = &agent.exchange.peers().list()[0];
+    assert!(stat.error.is_some() && stat.carrier.is_none(), "{stat:?}");
+    assert!(agent.exchange.peers().live().await.is_empty());
+}
+
+/// Gives what another has, each chunk after a minute.
+struct Slow(Arc<Exchange>);
+
+#[async_trait]
+impl Holdings for Slow {
+    async fn authorise(&self, identity: &Identity, manifest: &ManifestId) -> Result<Option<Arc<Grant>>> {
+        Holdings::authorise(&*self.0, identity, manifest).await
+    }
+
+    async fn survey(&self, grant: &Grant, from: u32) -> Result<Survey> {
+        Holdings::survey(&*self.0, grant, from).await
+    }
+
+    async fn frame(&self, identity: &Identity, asked: &Asked, id: &ChunkId) -> Result<Option<Supply>> {
+        tokio::time::sleep(Duration::from_mins(1)).await;
+        Holdings::frame(&*self.0, identity, asked, id).await
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_is_slower_than_going_direct_is_dropped() {
+    let world = World::new();
+    let (agent, other) = (world.agent("west", "a").await, world.agent("west", "other").await);
+    let leaving = CancellationToken::new();
+    let slow = serve(&world.credentials("west", "slow"), Arc::new(Slow(Arc::clone(&other.exchange))), &leaving).await;
+    let folder = world.save(&agent.plain, "run/step-1", 15, 24).await;
+    assert_eq!(other.warm("run/step-1", From::Anywhere).await.missing, 0);
+    // It knows how fast the repository is.
+    world.save(&agent.plain, "first", 16, 12).await;
+    assert_eq!(agent.warm("first", From::Anywhere).await.missing, 0);
+    agent.exchange.peers().add(&slow).unwrap();
+    assert_eq!(agent.exchange.peers().live().await.len(), 1);
+    // The protocol's own watchdog would take half a minute.
+    let restored = tokio::time::timeout(Duration::from_secs(25), agent.restore("run/step-1", &folder)).await;
+    assert!(restored.is_ok());
+    assert_eq!(agent.figures().from_site, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn when_a_peer_goes_in_the_middle_the_rest_comes_from_elsewhere() {
+    for carriers in [Carriers::Quic, Carriers::Tcp] {
+        let world = World::new();
+        let agent = world.agent_with("west", "a", Policy::everybody(), carriers).await;
+        let (first, second) = (world.agent("west", "b").await, world.agent("west", "c").await);
+        let folder = world.save(&agent.plain, "run/step-1", 10, 64).await;
+        for other in [&first, &second] {
+            assert_eq!(other.warm("run/step-1", From::Anywhere).await.missing, 0);
+        }
+        agent.knows(&[&first, &second]);
+        assert_eq!(agent.exchange.peers().live().await.len(), 2);
+        let gone = first.address.clone();
+        let cut = async {
+            while agent.figures().from_site < 4 * MIB {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            // Its end of every connection breaks.
+            agent.exchange.peers().remove(&gone);
+        };
+        let (warmed, ()) = tokio::join!(agent.warm("run/step-1", From::Anywhere), cut);
+        assert_eq!(warmed.missing, 0);
+        world.remove_packs().await;
+        agent.restore("run/step-1", &folder).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_repacked_meanwhile_is_found_again() {
+    let world = World::new();
+    let agent = world.agent("west", "a").await;
+    let folder = world.save(&agent.plain, "run/step-1", 13, 12).await;
+    let gone = world.save(&agent.plain, "run/step-2", 14, 12).await;
+    drop(fs::remove_dir_all(gone));
+    let other = world.repository("index-other").await;
+    other.remove(&name("run/step-2")).await.unwrap();
+    let options = CollectOptions { grace: Duration::ZERO, ..CollectOptions::default() };
+    for _ in 0..3 {
+        other.collect(&options).await.unwrap();
+    }
+    agent.restore("run/step-1", &folder).await;
+}

@@ -1,0 +1,154 @@
+//! Exchanges of real agents on loopback, with real certificates: what is near is not fetched from afar, what is afar is fetched
+//! once, and who lies, leaves or may not read costs nothing but time.
+
+mod faults;
+mod finding;
+mod moving;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use futures::TryStreamExt as _;
+use object_store::memory::InMemory;
+use object_store::{ObjectStore, ObjectStoreExt as _};
+use tempfile::TempDir;
+use tokio_util::sync::CancellationToken;
+use towline::budget::Budget;
+use towline::cache::{Cache, CacheOptions};
+use towline::clock::{Clock, SystemClock};
+use towline::metrics::Metric;
+use towline::ops::{RestoreOptions, SaveOptions, WarmOptions, Warmed, warm};
+use towline::repository::layout::{self, Family};
+use towline::repository::{OpenOptions, Repository};
+use towline::storage::Store;
+use towline::transfer::exchange::{Exchange, ExchangeOptions, Figures, From, Limits, Policy};
+use towline::transfer::identity::{Authority, Credentials, Identity};
+use towline::transfer::peers::{Carriers, Peers, PeersOptions};
+use towline::transfer::{Holdings, quic, tcp};
+
+use crate::data::{name, safetensors, tree_digest};
+
+const MIB: u64 = 1 << 20;
+
+/// One repository, one authority, and a folder for everybody.
+struct World {
+    dir: TempDir,
+    objects: Arc<dyn ObjectStore>,
+}
+
+/// An agent in this process.
+struct Agent {
+    exchange: Arc<Exchange>,
+    /// Straight to the store, which counts.
+    plain: Repository,
+    /// By way of the exchange.
+    near: Repository,
+    address: String,
+    leaving: CancellationToken,
+}
+
+impl World {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        Authority::create(&dir.path().join("ca"), "test", 10, SystemClock.now()).unwrap();
+        Self { dir, objects: Arc::new(InMemory::new()) }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    async fn repository(&self, cache: &str) -> Repository {
+        let options = OpenOptions { cache: Some(self.path(cache)), memory: Some(128 << 20) };
+        Repository::create(Store::from_objects(Arc::clone(&self.objects)), options).await.unwrap().0
+    }
+
+    fn credentials(&self, site: &str, agent: &str) -> Credentials {
+        let folder = self.path(&format!("tls-{site}-{agent}"));
+        let authority = Authority::open(&self.path("ca")).unwrap();
+        authority.issue(&Identity::new(site, agent).unwrap(), &folder, (5, SystemClock.now()), true).unwrap();
+        Credentials::open(&folder, Arc::new(SystemClock)).unwrap()
+    }
+
+    async fn agent(&self, site: &str, agent: &str) -> Agent {
+        self.agent_with(site, agent, Policy::everybody(), Carriers::Auto).await
+    }
+
+    async fn agent_with(&self, site: &str, agent: &str, policy: Policy, carriers: Carriers) -> Agent {
+        let credentials = self.credentials(site, agent);
+        let plain = self.repository(&format!("index-{site}-{agent}")).await;
+        let cache = CacheOptions { free_floor: 0, ..CacheOptions::new(512 * MIB) };
+        let cache = Arc::new(Cache::open(&self.path(&format!("cache-{site}-{agent}")), cache).unwrap());
+        let budget = Budget::new(256 * MIB).unwrap();
+        let options = PeersOptions { carriers, connections: 2, window: 8 * MIB };
+        let peers = Peers::new(credentials.clone(), budget.clone(), options);
+        let identity = credentials.identity();
+        let exchange =
+            Exchange::new(ExchangeOptions { identity, cache, budget, peers, policy, limits: Limits::default() });
+        exchange.serve_repository(&plain);
+        let leaving = CancellationToken::new();
+        let address = serve(&credentials, Arc::clone(&exchange) as Arc<dyn Holdings>, &leaving).await;
+        let near = plain.with_source(Arc::clone(&exchange) as Arc<_>);
+        Agent { exchange, plain, near, address, leaving }
+    }
+
+    /// A folder with tensors and other files, saved as `name`.
+    async fn save(&self, repository: &Repository, as_name: &str, seed: u64, mib: usize) -> PathBuf {
+        let folder = self.path(&as_name.replace('/', "-"));
+        fs::create_dir_all(&folder).unwrap();
+        let tensors = [("a", mib << 17), ("b", mib << 17)];
+        fs::write(folder.join("model.safetensors"), safetensors(seed, &tensors)).unwrap();
+        fs::write(folder.join("notes.txt"), "words ".repeat(40_000)).unwrap();
+        repository.save(&folder, &name(as_name), &SaveOptions::default()).await.unwrap();
+        folder
+    }
+
+    /// Removes every pack: what is restored now comes from elsewhere.
+    async fn remove_packs(&self) {
+        let prefix = layout::family(Family::Pack);
+        let packs: Vec<_> = self.objects.list(Some(&prefix)).map_ok(|meta| meta.location).try_collect().await.unwrap();
+        assert!(!packs.is_empty());
+        for pack in packs {
+            self.objects.delete(&pack).await.unwrap();
+        }
+    }
+}
+
+/// Serves on both carriers at one port.
+async fn serve(credentials: &Credentials, holdings: Arc<dyn Holdings>, leaving: &CancellationToken) -> String {
+    let listener = tcp::Listener::bind("127.0.0.1:0".parse().unwrap(), credentials.clone()).await.unwrap();
+    let address = listener.address().unwrap();
+    let datagrams = quic::Listener::bind(address, credentials.clone()).unwrap();
+    tokio::spawn(listener.serve(Arc::clone(&holdings), leaving.clone()));
+    tokio::spawn(datagrams.serve(holdings, leaving.clone()));
+    address.to_string()
+}
+
+impl Agent {
+    fn knows(&self, others: &[&Self]) {
+        others.iter().for_each(|other| self.exchange.peers().add(&other.address).unwrap());
+    }
+
+    async fn warm(&self, what: &str, from: From) -> Warmed {
+        let options = WarmOptions { from, ..WarmOptions::default() };
+        warm(&self.exchange, &self.plain, &name(what), &options).await.unwrap()
+    }
+
+    /// Restores to a fresh folder, and compares with `expected`.
+    async fn restore(&self, what: &str, expected: &Path) {
+        let target = tempfile::tempdir().unwrap();
+        let to = target.path().join("restored");
+        self.near.restore(&name(what), None, &to, &RestoreOptions::default()).await.unwrap();
+        assert_eq!(tree_digest(&to), tree_digest(expected));
+    }
+
+    fn figures(&self) -> Figures {
+        self.exchange.figures()
+    }
+
+    /// Bytes that came from the store, whoever asked.
+    fn stored_bytes_read(&self) -> u64 {
+        self.plain.store().counters().get(Metric::GetBytes)
+    }
+}
