@@ -42,7 +42,7 @@
 //! floor 3  transfer                                peers: identity, protocol, carriers
 //! floor 2  storage  tree  cache  repository        stores | files on this machine | chunks kept here | the durable home of content
 //! floor 1  codec  chunker  checkpoint  format      pure: bytes in, bytes out (+ chunk)
-//! floor 0  id  error  clock  limits  budget  progress  metrics  size
+//! floor 0  id  error  clock  limits  budget  progress  metrics  size  work
 //! ```
 
 pub mod agent;
@@ -66,5 +66,6 @@ pub mod size;
 pub mod storage;
 pub mod transfer;
 pub mod tree;
+mod work;
 
 pub use error::{Error, ErrorKind, Result};

@@ -18,13 +18,14 @@ use crate::cache::{Cache, CacheOptions};
 use crate::clock::{Clock, SystemClock, Timestamp};
 use crate::error::{Error, Result};
 use crate::limits::{MEMORY_MIN, MIB};
-use crate::ops::{Stop, blocking};
+use crate::ops::Stop;
 use crate::repository::{OpenOptions, Repository};
 use crate::storage::Location;
 use crate::transfer::exchange::{Exchange, ExchangeOptions, Limits};
 use crate::transfer::identity::{Credentials, Identity};
 use crate::transfer::peers::{Discovery, Peers, PeersOptions};
 use crate::transfer::protocol::limits::WINDOW_MIN;
+use crate::work::blocking;
 
 /// Agents that are found by name or registration and linked to at the same time, about.
 const FOUND_ABOUT: usize = 8;

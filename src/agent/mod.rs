@@ -38,10 +38,11 @@ use self::socket::Claimed;
 pub use self::socket::well_known;
 use self::view::Standing;
 use crate::error::{Error, ErrorKind, Result};
-use crate::ops::{Stop, blocking};
+use crate::ops::Stop;
 use crate::transfer::exchange::Exchange;
 use crate::transfer::peers::discover;
 use crate::transfer::{Holdings, quic, tcp};
+use crate::work::blocking;
 
 /// What a connection is upgraded to over which chunks are taken.
 const PROTOCOL: &str = "towline";

@@ -8,6 +8,7 @@ use serde_json::Value;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+use tracing::Instrument as _;
 use ulid::Ulid;
 
 use super::view::{self, Kind, Standing};
@@ -110,14 +111,16 @@ impl Transfers {
         let mut register = self.register();
         register.admit(&entry)?;
         let settling = Settling { transfers: self.clone(), entry: Arc::clone(&entry) };
-        self.0.tasks.spawn(async move {
+        let span = tracing::info_span!("transfer", id = %entry.id, kind = entry.kind.word(), name = %entry.name);
+        let tracked = async move {
             let stop = settling.entry.stop.clone();
             let ended = tokio::select! {
                 result = work => Some(result),
                 () = stop.cancelled() => None,
             };
             settling.end(ended);
-        });
+        };
+        self.0.tasks.spawn(tracked.instrument(span));
         Ok(entry)
     }
 

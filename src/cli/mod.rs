@@ -19,7 +19,7 @@ mod top;
 mod verbs;
 mod watch;
 
-use std::io;
+use std::io::{self, IsTerminal as _};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -133,6 +133,8 @@ fn listen(kind: SignalKind) -> Result<Signal> {
 /// Sends log lines to standard error: as `RUST_LOG` says, else as many as `-v` asks for.
 fn trace(globals: &Globals) {
     use tracing_subscriber::EnvFilter;
+    use tracing_subscriber::fmt::format::FmtSpan;
+
     let level = match globals.verbose {
         0 if globals.quiet || globals.json => "off",
         0 => "towline=warn",
@@ -142,7 +144,8 @@ fn trace(globals: &Globals) {
     };
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level));
     // It fails only where a subscriber is set already, and then that one serves.
-    let _ = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).try_init();
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_span_events(FmtSpan::CLOSE);
+    let _ = log.with_ansi(io::stderr().is_terminal()).with_writer(io::stderr).try_init();
 }
 
 /// The script that completes `towline` in `shell`.

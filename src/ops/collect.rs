@@ -15,6 +15,7 @@ use crate::repository::layout::{Family, Numbered};
 use crate::repository::log::{Action, Entry, State};
 use crate::repository::{Index, Repository, layout};
 use crate::storage::{StagingFile, staging_files};
+use crate::work::blocking;
 
 /// A session that has written nothing for this long, by the store's clock, is over. No grace period shortens it.
 const FENCE_AFTER: Duration = Duration::from_hours(24);
@@ -81,6 +82,7 @@ impl Repository {
     ///
     /// # Cancel safety
     /// Safe: the next collect goes on where this one was.
+    #[tracing::instrument(skip_all)]
     pub async fn collect(&self, options: &CollectOptions) -> Result<CollectReport> {
         let begun = std::time::Instant::now();
         options.progress.phase("listing", 0);
@@ -221,7 +223,7 @@ impl Repository {
         if let Some(root) = self.store().directory() {
             let root = root.to_owned();
             let now = self.clock().now();
-            let swept = super::blocking(move || {
+            let swept = blocking(move || {
                 let mut files = staging_files(&root, now, FENCE_AFTER)?;
                 files.retain(is_leftover);
                 files.iter().try_for_each(StagingFile::remove)?;

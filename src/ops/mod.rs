@@ -37,13 +37,6 @@ pub use verify::{Damage, VerifyOptions, VerifyReport};
 pub use warm::{Pinning, WarmOptions, Warmed, warm};
 pub use watch::{Stop, WatchEvent, WatchOptions, WatchReport};
 
-use crate::error::{Error, Result};
-
-/// Runs work that blocks where it may.
-pub(crate) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
-    tokio::task::spawn_blocking(work).await.map_err(|error| Error::other("a worker stopped").source(error))?
-}
-
 /// A path within a tree, as people read it.
 pub(crate) fn shown(path: &[u8]) -> String {
     if path.is_empty() { ".".to_owned() } else { String::from_utf8_lossy(path).into_owned() }

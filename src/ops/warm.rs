@@ -5,7 +5,6 @@ use std::time::Instant;
 
 use serde::Serialize;
 
-use super::blocking;
 use crate::cache::{Cache, Pin, PinChunk, PinRequest, Pinned};
 use crate::clock::Timestamp;
 use crate::error::{Error, Result};
@@ -13,6 +12,7 @@ use crate::progress::Progress;
 use crate::repository::{Name, Repository, Saved};
 use crate::transfer::exchange::{Exchange, From};
 use crate::transfer::protocol::Priority;
+use crate::work::blocking;
 
 /// How to warm.
 #[derive(Clone, Debug, Default)]
@@ -67,6 +67,7 @@ pub struct Warmed {
 ///
 /// # Cancel safety
 /// Safe: what has come stays, and is not brought again the next time; so does a pin.
+#[tracing::instrument(skip_all, fields(%name))]
 pub async fn warm(exchange: &Exchange, repository: &Repository, name: &Name, options: &WarmOptions) -> Result<Warmed> {
     let begun = Instant::now();
     options.progress.phase("looking", 0);

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use bytes::{Bytes, BytesMut};
 use object_store::PutPayload;
 use tokio::task::JoinSet;
+use tracing::Instrument as _;
 
 use super::known::{Known, Place};
 use super::layout::{self, Family};
@@ -195,7 +196,7 @@ impl Writer {
         self.packs.insert(pack.id, pack);
         let (repository, progress) = (self.repository.clone(), self.progress.clone());
         let taken = Arc::clone(&self.taken);
-        self.uploads.spawn(async move {
+        let upload = async move {
             let key = layout::owned(Family::Pack, pack.id);
             taken.begin(repository.clock().now());
             let put = objects::put(&**repository.store().objects(), &key, payload).await;
@@ -203,7 +204,8 @@ impl Writer {
             put?;
             progress.moved(pack.len);
             Ok((pack, ids))
-        });
+        };
+        self.uploads.spawn(upload.instrument(tracing::debug_span!("pack", id = %pack.id, bytes = pack.len)));
         if self.unindexed.len() >= UNINDEXED_MAX {
             self.index_uploaded().await?;
         }

@@ -455,6 +455,16 @@ fn a_pipe_sees_no_progress_and_verbose_goes_to_standard_error() {
     let verbose = user.run(&["save", "tree", "again", "-v", "--json"]);
     assert!(serde_json::from_slice::<Value>(&verbose.out).is_ok());
     assert!(verbose.err.contains("opened the repository"), "{}", verbose.err);
+    // What ends says within what it was, and how long it took.
+    user.write("tree/new", &noise(1 << 20));
+    for (args, within) in [
+        (["save", "tree", "again", "-vv"], ["save{name=again}", "save{name=again}:pack{id="]),
+        (["restore", "again", "traced", "-vv"], ["restore{name=again}", "restore{name=again}:read{chunks="]),
+    ] {
+        let log = user.run(&args).err;
+        let timed = |span: &str| log.lines().any(|line| line.contains(span) && line.contains("time.busy="));
+        assert!(within.iter().all(|span| timed(span)), "{log}");
+    }
 }
 
 #[test]

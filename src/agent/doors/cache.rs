@@ -16,9 +16,9 @@ use crate::agent::view;
 use crate::cache::{PinChunk, PinRequest, Pinned};
 use crate::error::{Error, Result};
 use crate::id::PinId;
-use crate::ops::blocking;
 use crate::repository::{Saved, Selector};
 use crate::size;
+use crate::work::blocking;
 
 /// What to pin.
 #[derive(Debug, Deserialize)]

@@ -15,8 +15,8 @@ use crate::cache::CacheStat;
 use crate::error::Result;
 use crate::limits::KIB;
 use crate::metrics::{self, Exposition, Metric};
-use crate::ops::blocking;
 use crate::transfer::exchange::Exchange;
+use crate::work::blocking;
 
 /// The API, described (<https://spec.openapis.org/oas/v3.1.0>).
 pub(super) const DESCRIPTION: &str = include_str!("openapi.json");

@@ -77,6 +77,7 @@ impl Repository {
     ///
     /// # Cancel safety
     /// Safe: dropped changes are made whole or not at all, and leave at most garbage for the collector.
+    #[tracing::instrument(skip_all, fields(%name))]
     pub async fn amend(&self, name: &Name, changes: &Changes, options: &SaveOptions) -> Result<AmendReport> {
         if changes.is_empty() {
             return Err(Error::usage("nothing is to change").at(name));

@@ -11,6 +11,7 @@ use serde::Serialize;
 use crate::error::{Error, ErrorKind, Result};
 use crate::progress::Progress;
 use crate::storage::{Location, Store, StoreOptions, connect};
+use crate::work::blocking;
 
 /// How one check came out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -122,10 +123,10 @@ pub async fn diagnose(store: &Store, progress: &Progress) -> Result<Diagnosis> {
         }
         if let Some(directory) = store.directory() {
             let directory = directory.to_owned();
-            checks.extend(super::blocking(move || Ok(directory::directory(&directory))).await?);
+            checks.extend(blocking(move || Ok(directory::directory(&directory))).await?);
         }
     }
-    checks.extend(super::blocking(|| Ok(machine::machine())).await?);
+    checks.extend(blocking(|| Ok(machine::machine())).await?);
     Ok(Diagnosis { checks })
 }
 

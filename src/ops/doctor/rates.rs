@@ -15,6 +15,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::limits::MIB;
 use crate::progress::Progress;
 use crate::storage::{Store, scratch};
+use crate::work::blocking;
 
 /// Objects moved at once each way, and the bytes of each: past the first round trips, and soon done.
 const AT_ONCE: (usize, u64) = (8, 4 * MIB);
@@ -113,7 +114,7 @@ async fn read_back(objects: &dyn ObjectStore, key: &Path, written: &Bytes, progr
     let mut arriving = match objects.get(key).await?.payload {
         // As restoring reads a local file: whole ranges, where blocking is fine.
         GetResultPayload::File(mut file, _) => {
-            let read = super::super::blocking(move || {
+            let read = blocking(move || {
                 let mut bytes = Vec::new();
                 file.read_to_end(&mut bytes).map_err(|e| Error::other("file cannot be read").source(e))?;
                 Ok(Bytes::from(bytes))

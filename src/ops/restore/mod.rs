@@ -16,13 +16,13 @@ use serde::Serialize;
 use self::items::{Item, Items};
 use self::place::Placing;
 use self::survey::{Survey, survey};
-use super::blocking;
 use crate::chunk::Chunk;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::EntryKind;
 use crate::progress::Progress;
 use crate::repository::{Gaps, Name, PackRead, Repository, Saved, Sink, fetch, longest_read, plan};
 use crate::tree::{Durability, Target};
+use crate::work::blocking;
 
 /// Times that a restore goes on with a newer map when packs went away under it.
 pub(super) const ATTEMPTS: usize = 5;
@@ -69,6 +69,7 @@ impl Repository {
     ///
     /// # Cancel safety
     /// Safe: each file is there whole or not at all, and the next restore uses what is.
+    #[tracing::instrument(skip_all, fields(%name))]
     pub async fn restore(
         &self,
         name: &Name,

@@ -12,9 +12,10 @@ use super::{RestoreOptions, destinations};
 use crate::chunk::Chunk;
 use crate::error::{Error, Result};
 use crate::format::{Content, EntryKind};
-use crate::ops::{blocking, shown};
+use crate::ops::shown;
 use crate::repository::Saved;
 use crate::tree::{FoundKind, Target, extents};
+use crate::work::blocking;
 
 /// Items looked at by one worker in one go.
 const BATCH: usize = 64;

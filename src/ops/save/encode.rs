@@ -13,9 +13,9 @@ use crate::codec::{Compression, Encoded, encode, encode_derived, encode_differen
 use crate::error::Result;
 use crate::id::ChunkId;
 use crate::limits::MIB;
-use crate::ops::blocking;
 use crate::repository::{Delivered, Gaps, PackRead, Repository, deliver, plan, read_pack};
 use crate::tree::Walk;
+use crate::work::blocking;
 
 /// Bytes of bases read at once.
 const BASES_READ_MAX: u64 = 2 * MIB;

@@ -38,7 +38,7 @@ pub(super) use self::ranks::facts;
 pub use self::ranks::{PartOptions, PartReport};
 use self::store::{Counts, store};
 use self::unchanged::Unchanged;
-use super::{blocking, shown};
+use super::shown;
 use crate::clock::Timestamp;
 use crate::codec::{Codec, Compression};
 use crate::error::{Error, ErrorKind, Result};
@@ -48,6 +48,7 @@ use crate::progress::Progress;
 use crate::repository::log::{RefValue, Refusal, State, StepFacts};
 use crate::repository::{Known, Name, Place, Publication, Published, Repository, Writer};
 use crate::tree::{FoundKind, MemoryFile, Rules, SeenCache, Walk, coarse_now, walk};
+use crate::work::blocking;
 
 /// Times a save starts over because a collector purged packs that it relied on.
 const ATTEMPTS: usize = 5;
@@ -181,6 +182,7 @@ impl Repository {
     ///
     /// # Cancel safety
     /// Safe: a dropped save leaves at most garbage for the collector.
+    #[tracing::instrument(skip_all, fields(%name))]
     pub async fn save(&self, source: impl Into<SaveSource>, name: &Name, options: &SaveOptions) -> Result<SaveReport> {
         self.save_from(source.into(), name, options).await
     }

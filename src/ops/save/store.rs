@@ -8,6 +8,7 @@ use futures::stream::FuturesOrdered;
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
+use tracing::Instrument as _;
 
 use super::Saving;
 use super::assemble::Assembly;
@@ -23,9 +24,9 @@ use crate::codec::Compression;
 use crate::error::{Error, Result};
 use crate::id::ChunkId;
 use crate::limits::MIB;
-use crate::ops::blocking;
 use crate::repository::{Known, Repository, Writer};
 use crate::tree::{Found, Walk};
+use crate::work::blocking;
 
 /// Bytes read and hashed in one go, at most: few enough to be hashed while they are in the processor's cache.
 const WINDOW_MAX: u64 = 2 * MIB;
@@ -138,12 +139,12 @@ fn start(
     let (hashed_out, hashed_in) = mpsc::channel::<Hashed>(depth);
     let window = (saving.repository.budget().total() / 64).clamp(MIB, WINDOW_MAX);
     let (walk, looking) = (Arc::clone(&saving.walk), Arc::clone(&saving.looking));
-    tasks.spawn_blocking(move || {
+    tasks.spawn(blocking(move || {
         make_units(&walk, &to_read, (&looking, &contents), window, |unit| unit_out.blocking_send(unit).is_ok())
-    });
+    }));
     let (walk, looking, repository) =
         (Arc::clone(&saving.walk), Arc::clone(&saving.looking), saving.repository.clone());
-    tasks.spawn(async move {
+    let reading = async move {
         let mut settler = Settler::default();
         let units = stream::unfold(unit_in, |mut units| async move { Some((units.recv().await?, units)) });
         let hashed = units
@@ -164,7 +165,8 @@ fn start(
             }
         }
         Ok(())
-    });
+    };
+    tasks.spawn(reading.in_current_span());
     hashed_in
 }
 

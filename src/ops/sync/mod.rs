@@ -57,6 +57,7 @@ pub struct SyncReport {
 ///
 /// # Cancel safety
 /// Safe: names are there whole or as they were, and the next sync uses what was uploaded.
+#[tracing::instrument(skip_all, fields(from = %from.id(), to = %to.id()))]
 pub async fn sync(from: &Repository, to: &Repository, what: &[Name], options: &SyncOptions) -> Result<SyncReport> {
     let begun = std::time::Instant::now();
     if from.id() == to.id() && from.store().location() == to.store().location() {

@@ -7,10 +7,10 @@ use super::reading::{Segment, TensorReading};
 use crate::checkpoint::boxes::Run;
 use crate::chunk::Chunk;
 use crate::error::{Error, ErrorKind, Result};
-use crate::ops::blocking;
 use crate::ops::restore::ATTEMPTS;
 use crate::progress::Progress;
 use crate::repository::{Fill, Gaps, Repository, Saved, Sink, fetch, longest_read, plan};
+use crate::work::blocking;
 
 /// Runs shorter than this are gathered where they follow each other in what was asked for, such as those of a column.
 const SHORT: usize = 4 << 10;
@@ -66,6 +66,7 @@ impl Repository {
     ///
     /// # Cancel safety
     /// Safe: once this returns or is dropped, `sink` is not called any more.
+    #[tracing::instrument(skip_all)]
     pub async fn read_tensors(
         &self,
         reading: &Arc<TensorReading>,

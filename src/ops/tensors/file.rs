@@ -16,10 +16,10 @@ use super::reading::{TensorReading, WantedTensor};
 use super::selector::TensorSelector;
 use crate::checkpoint::header::{NewFile, NewTensor, lay_out};
 use crate::error::{Error, Result};
-use crate::ops::blocking;
 use crate::progress::Progress;
 use crate::repository::{Name, Repository};
 use crate::tree::{Durability, Staged, Target};
+use crate::work::blocking;
 
 /// What the file is called where only its folder is named.
 pub const TENSORS_FILE: &str = "tensors.safetensors";
@@ -64,6 +64,7 @@ impl Repository {
     ///
     /// # Cancel safety
     /// Safe: the file is there whole or not at all.
+    #[tracing::instrument(skip_all)]
     pub async fn restore_tensors(
         &self,
         name: &Name,

@@ -96,6 +96,7 @@ impl Repository {
     ///
     /// # Cancel safety
     /// Safe: a repair's steps are one commit each, and what is not done is found again.
+    #[tracing::instrument(skip_all)]
     pub async fn verify(&self, name: Option<&Name>, options: &VerifyOptions) -> Result<VerifyReport> {
         let begun = std::time::Instant::now();
         options.progress.phase("reading the log", 0);

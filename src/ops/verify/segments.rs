@@ -5,9 +5,9 @@ use std::sync::Arc;
 use super::{Subject, Verifying};
 use crate::error::{Error, Result};
 use crate::format::PackRef;
-use crate::ops::blocking;
 use crate::repository::SegmentAudit;
 use crate::repository::layout::{self, Family};
+use crate::work::blocking;
 
 /// Packs whose footers are held at once.
 const GROUP: usize = 64;

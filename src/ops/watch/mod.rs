@@ -32,10 +32,11 @@ use self::resume::{ENTRY_LABEL, TRACKER_LABEL};
 use self::same::{Likeness, compare};
 use self::settle::Pace;
 use super::save::{SaveOptions, SaveReport};
-use super::{blocking, shown};
+use super::shown;
 use crate::error::{Error, ErrorKind, Result};
 use crate::repository::{Name, Repository};
 use crate::tree::Rules;
+use crate::work::blocking;
 
 /// Looks while a checkpoint settles, at least.
 const LOOKS_TO_SETTLE: u32 = 5;

@@ -7,9 +7,10 @@ use super::events::WatchEvent;
 use super::look::Looker;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::Form;
-use crate::ops::{RestoreOptions, blocking};
+use crate::ops::RestoreOptions;
 use crate::progress::Progress;
 use crate::repository::{Choice, Name, Repository, Saved, Selector};
+use crate::work::blocking;
 
 /// The label that says what a step was called in the watched folder.
 pub(super) const ENTRY_LABEL: &str = "watch.entry";

@@ -15,6 +15,7 @@ use std::sync::Arc;
 use futures::future::try_join_all;
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use object_store::GetResultPayload;
+use tracing::Instrument as _;
 
 pub use self::deliver::{Delivered, Fill, Stored, Take, deliver};
 pub use self::gaps::Gaps;
@@ -28,6 +29,7 @@ use crate::codec::Encoded;
 use crate::error::{Error, ErrorKind, Result};
 use crate::limits::MIB;
 use crate::progress::Progress;
+use crate::work::blocking;
 
 /// No read over a network is longer than this, unless one frame is: long enough for a request's cost not to show, short
 /// enough for many to be in flight.
@@ -83,7 +85,8 @@ pub async fn fetch(
 ) -> Result<u64> {
     let fetches = stream::iter(reads).map(|read| {
         let (saved, sink) = (Arc::clone(saved), Arc::clone(&sink));
-        async move {
+        let span = tracing::debug_span!("read", chunks = read.chunks.len(), bytes = read.stored_len());
+        let brought = async move {
             let len = read.stored_len();
             let tree = Arc::clone(&saved);
             let work = move |read: &PackRead, buffer: Buffer| {
@@ -98,7 +101,8 @@ pub async fn fetch(
             progress.moved(len);
             progress.advance(plain);
             Ok(len)
-        }
+        };
+        brought.instrument(span)
     });
     fetches.buffer_unordered(repository.parallelism()).try_fold(0, |sum, len| async move { Ok(sum + len) }).await
 }
@@ -175,8 +179,7 @@ async fn from_near<T: Send + 'static>(
     }
     let read = Arc::new(read);
     let (shared, first) = (Arc::clone(&read), work.clone());
-    let worked = tokio::task::spawn_blocking(move || first(&shared, buffer)).await;
-    match worked.map_err(|error| Error::other("a worker stopped").source(error))? {
+    match blocking(move || first(&shared, buffer)).await {
         Err(error) if error.kind() == ErrorKind::Damaged => {
             tracing::warn!("what was near is damaged, reading the repository: {error:?}");
             read_pack(&[repository], repository.budget(), Arc::unwrap_or_clone(read), work).await
@@ -248,7 +251,7 @@ async fn attempt<T: Send + 'static>(
         }
         work(&read, buffer)
     };
-    tokio::task::spawn_blocking(work).await.map_err(|error| Error::other("a worker stopped").source(error))?
+    blocking(work).await
 }
 
 /// A local pack: to be read where blocking is fine.

@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use futures::{StreamExt as _, stream};
 use tokio::time::{Instant, timeout_at};
+use tracing::Instrument as _;
 
 use super::figures::add;
 use super::gather::Ask;
-use super::keep::blocking;
 use super::plan::{Group, Origin, UNIT_LEN, Unit, plan};
 use super::{Exchange, From};
 use crate::budget::Buffer;
@@ -22,6 +22,7 @@ use crate::transfer::asking::asking;
 use crate::transfer::drive::{Fetching, Reply};
 use crate::transfer::ledger::Way;
 use crate::transfer::peers::{Peer, crawl};
+use crate::work::blocking;
 
 /// Groups that are brought at the same time. A peer or a store bounds what goes on with it by itself.
 const GROUPS: usize = 24;
@@ -68,10 +69,15 @@ impl Exchange {
                             Origin::Repository => None,
                             Origin::Peer(address) => peers.iter().find(|peer| peer.address() == address),
                         };
-                        match peer {
-                            Some(peer) => self.bring_from_peer(ask, peer, &group, placing).await,
-                            None => self.bring_from_packs(ask, &group, placing).await,
-                        }
+                        let from = peer.map_or("repository", |peer| &**peer.address());
+                        let span = tracing::debug_span!("group", from, chunks = group.chunks.len());
+                        let brought = async {
+                            match peer {
+                                Some(peer) => self.bring_from_peer(ask, peer, &group, placing).await,
+                                None => self.bring_from_packs(ask, &group, placing).await,
+                            }
+                        };
+                        brought.instrument(span).await
                     }
                 })
                 .buffer_unordered(GROUPS);
@@ -162,7 +168,7 @@ impl Exchange {
                     let Some(&chunk) = numbers.get(received.ordinal as usize) else { continue };
                     let (keeper, saved) = (self.keeper.clone(), Arc::clone(ask.saved));
                     let encoded = received.encoded.clone();
-                    match blocking(move || keeper.keep(&saved, chunk, encoded)).await? {
+                    match blocking(move || Ok(keeper.keep(&saved, chunk, encoded))).await? {
                         Ok(Some(frame)) => came(chunk, &frame),
                         // Without its base nobody can tell: the repository's way brings that along.
                         Ok(None) => {}

@@ -5,13 +5,13 @@ use std::sync::Arc;
 
 use super::figures::add;
 use super::flights::Flight;
-use super::keep::blocking;
 use super::{Exchange, From};
 use crate::codec::Encoded;
 use crate::error::Result;
 use crate::limits::MIB;
 use crate::repository::{Repository, Saved};
 use crate::transfer::protocol::Priority;
+use crate::work::blocking;
 
 /// Times that chunks are looked for again which somebody else was to bring and did not, or the cache did not keep.
 const ROUNDS: usize = 4;
@@ -128,7 +128,7 @@ impl Exchange {
             }
             let _memory = self.budget.carve(bytes).await?;
             let (keeper, tree, looked) = (self.keeper.clone(), Arc::clone(saved), some.clone());
-            let found = blocking(move || keeper.find(&tree, &looked)).await??;
+            let found = blocking(move || keeper.find(&tree, &looked)).await?;
             let mut there = HashSet::with_capacity(found.len());
             for (chunk, frame) in found {
                 add(&self.counts.from_cache, frame.bytes().len() as u64);

@@ -10,7 +10,6 @@ use super::bring::unit;
 use super::catalog::Entry;
 use super::figures::add;
 use super::gather::Ask;
-use super::keep::blocking;
 use super::{Exchange, From};
 use crate::cache::Frame;
 use crate::error::Result;
@@ -21,6 +20,7 @@ use crate::transfer::peers::Carrier;
 use crate::transfer::protocol::limits::RUNS_MAX;
 use crate::transfer::protocol::{Asked, Grant, Runs, Supply, Survey};
 use crate::transfer::{Holdings, Wire};
+use crate::work::blocking;
 
 /// Places that one survey speaks for, at most.
 const SURVEY_MAX: u32 = 1 << 18;
@@ -100,7 +100,7 @@ impl Exchange {
             return Ok(None);
         }
         let (cache, id) = (Arc::clone(&self.cache), *id);
-        let frame = blocking(move || cache.get(&id)).await?;
+        let frame = blocking(move || Ok(cache.get(&id))).await?;
         Ok(frame.map(|frame: Frame| Supply { encoded: frame.encoded(), plain_len: frame.plain_len() }))
     }
 

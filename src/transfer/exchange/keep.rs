@@ -7,7 +7,7 @@ use bytes::Bytes;
 use crate::cache::{Cache, Frame};
 use crate::chunk::Chunk;
 use crate::codec::{self, Encoded};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::id::ChunkId;
 use crate::repository::Saved;
 
@@ -69,9 +69,4 @@ impl Keeper {
             chunks.iter().map(|&chunk| Ok(self.cache.get(&saved.locate(chunk)?.id).map(|frame| (chunk, frame))));
         found.filter_map(Result::transpose).collect()
     }
-}
-
-/// Runs `work` where it may block.
-pub(super) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T> {
-    tokio::task::spawn_blocking(work).await.map_err(|error| Error::other("a worker stopped").source(error))
 }

@@ -13,6 +13,7 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
+use tracing::Instrument as _;
 
 pub(super) use self::endpoint::broken;
 use self::endpoint::{client, server};
@@ -203,8 +204,9 @@ async fn attend(
     let provider = Provider::new(hello(&credentials.identity(), 0), peer.clone(), LANES, clock.now());
     let wire = Arc::<Wire>::default();
     holdings.opened(&peer, Carrier::Quic, Arc::clone(&wire));
+    let span = tracing::debug_span!("serving", %peer, carrier = "quic");
     let closed = tokio::select! {
-        closed = serve(provider, lanes, clock, holdings, leaving) => closed,
+        closed = serve(provider, lanes, clock, holdings, leaving).instrument(span) => closed,
         () = count(connection.clone(), wire) => Closed::Done,
     };
     connection.close(0u8.into(), b"over");

@@ -10,6 +10,7 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 use tokio_util::sync::CancellationToken;
+use tracing::Instrument as _;
 
 use super::carrier::{CONNECTIONS_MAX, Dial, HANDSHAKE_MAX, broken};
 use super::drive::{Client, Clockwork, Lanes, hello, serve};
@@ -138,7 +139,8 @@ async fn attend(
     holdings.opened(&peer, Carrier::Tcp, wire);
     let clock = Clockwork::start();
     let provider = Provider::new(hello(&credentials.identity(), 0), peer.clone(), 0, clock.now());
-    let closed = serve(provider, Lanes::both_ways(stream), clock, holdings, leaving).await;
+    let span = tracing::debug_span!("serving", %peer, carrier = "tcp");
+    let closed = serve(provider, Lanes::both_ways(stream), clock, holdings, leaving).instrument(span).await;
     tracing::debug!(%peer, ?closed, "connection is over");
     Ok(())
 }

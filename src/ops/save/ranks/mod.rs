@@ -83,6 +83,7 @@ impl Repository {
     ///
     /// # Cancel safety
     /// Safe: what was dropped is found by the next call for this rank and attempt.
+    #[tracing::instrument(skip_all, fields(%name, rank = part.rank))]
     pub async fn save_part(
         &self,
         source: impl Into<SaveSource>,
