@@ -8,6 +8,7 @@ use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
+use memmap2::MmapMut;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::error::{Error, Result};
@@ -17,6 +18,9 @@ use crate::limits::{KIB, MEMORY_MIN, MIB};
 const UNIT: u64 = 4 * KIB;
 /// Buffers smaller than this are not worth keeping.
 const REUSE_MIN: usize = 256 << 10;
+/// Larger ones are mapped by themselves, and gone when they are freed. glibc keeps freed blocks of up to 32 MiB, once it has seen
+/// such a one (`M_MMAP_THRESHOLD`, mallopt(3)): an agent of 256 MiB with 64 readers took 360, and takes 240 so.
+const MAPPED_MIN: usize = 1 << 20;
 
 /// A bound on the bytes that the process holds in buffers. Clones share it.
 #[derive(Clone)]
@@ -32,7 +36,7 @@ struct Shared {
 
 #[derive(Default)]
 struct Pool {
-    free: Vec<(Vec<u8>, OwnedSemaphorePermit)>,
+    free: Vec<(Memory, OwnedSemaphorePermit)>,
     waiting: usize,
 }
 
@@ -86,7 +90,7 @@ impl Budget {
             return Ok(found);
         }
         let permit = self.acquire(self.units(len)?).await?;
-        Ok(Buffer { bytes: vec![0; len], len, permit: Some(permit), home: Arc::clone(&self.0) })
+        Ok(Buffer { bytes: Memory::new(len), len, permit: Some(permit), home: Arc::clone(&self.0) })
     }
 
     /// A budget of its own with `bytes` of this one, which gets them back when the last buffer and clone of it are gone. For
@@ -165,9 +169,49 @@ impl Drop for Waiting<'_> {
     }
 }
 
+/// What buffers are made of.
+enum Memory {
+    Allocated(Vec<u8>),
+    Mapped(MmapMut),
+}
+
+impl Memory {
+    /// `len` bytes, all of them zero.
+    fn new(len: usize) -> Self {
+        let mapped = if len < MAPPED_MIN { None } else { MmapMut::map_anon(len).ok() };
+        mapped.map_or_else(|| Self::Allocated(vec![0; len]), Self::Mapped)
+    }
+}
+
+impl Deref for Memory {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match self {
+            Self::Allocated(bytes) => bytes,
+            Self::Mapped(bytes) => bytes,
+        }
+    }
+}
+
+impl DerefMut for Memory {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        match self {
+            Self::Allocated(bytes) => bytes,
+            Self::Mapped(bytes) => bytes,
+        }
+    }
+}
+
+impl Default for Memory {
+    fn default() -> Self {
+        Self::Allocated(Vec::new())
+    }
+}
+
 /// Bytes under the budget. Dropping it, or the last [`Bytes`] it froze into, gives them back.
 pub struct Buffer {
-    bytes: Vec<u8>,
+    bytes: Memory,
     len: usize,
     permit: Option<OwnedSemaphorePermit>,
     home: Arc<Shared>,
