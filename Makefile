@@ -8,9 +8,10 @@ SHELL := /bin/bash
 
 SERVERS := tests/servers
 FUZZ_SECONDS ?= 20
+SOAK_MINUTES ?= 60
 TOWLINE := target/release/towline
 
-.PHONY: help demo test test-python bench bench-peers lint fuzz clean-servers rust nextest
+.PHONY: help demo test test-python bench bench-peers soak lint fuzz clean-servers rust nextest
 
 help:
 	@echo 'make demo           train a small model, save it as it goes, lose the machine, resume elsewhere'
@@ -20,6 +21,7 @@ help:
 	@echo 'make bench          the micro-benchmarks'
 	@echo 'make bench-peers    against restic, rustic, rclone, rsync, cp and s5cmd; writes docs/benchmarks.md'
 	@echo '                    (BENCH_SIZE=256M BENCH_BIG=0 for a short look; BENCH_ONLY=local,s3,small,memory,runs,boxes,python,sharded,links,index)'
+	@echo 'make soak           an agent under load for SOAK_MINUTES=$(SOAK_MINUTES): memory, files and threads must not grow'
 	@echo 'make fuzz           each parser of stored bytes, FUZZ_SECONDS=$(FUZZ_SECONDS) each'
 	@echo 'make clean-servers  stop the test servers and remove what they keep'
 
@@ -70,6 +72,9 @@ bench-peers: rust
 	    $(SERVERS)/setup.sh
 	fi
 	.peers/venv/bin/python benches/peers/bench.py
+
+soak: rust
+	@TOWLINE_SOAK_MINUTES=$(SOAK_MINUTES) cargo test --quiet --test it -- --ignored --nocapture an_hour_takes
 
 lint: rust
 	@cargo fmt --check

@@ -11,9 +11,9 @@ use towline::cache::{Cache, CacheOptions, Frame, Inserted, PinChunk, PinRequest,
 use towline::chunk::Chunk;
 use towline::codec::{Codec, Encoded};
 
-use crate::data::noise;
+use crate::data::{Dice, noise};
 
-const KILLS: u64 = 50;
+const KILLS: u64 = 100;
 const NUMBERS: u64 = 400;
 const SLAB_LEN: u64 = 4 << 20;
 /// Tells the child which directory to work in.
@@ -29,17 +29,6 @@ fn frame(n: u64) -> Frame {
 fn open(dir: &Path) -> Cache {
     let options = CacheOptions { free_floor: 0, slab_len: Some(SLAB_LEN), ..CacheOptions::new(8 * SLAB_LEN) };
     Cache::open(dir, options).unwrap()
-}
-
-struct Dice(u64);
-
-impl Dice {
-    fn roll(&mut self, bound: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % bound
-    }
 }
 
 /// One line for the parent, as soon as it is true.

@@ -19,6 +19,19 @@ pub(crate) fn noise(seed: u64, len: usize) -> Vec<u8> {
     out
 }
 
+/// Numbers that look random and are the same each time (xorshift, <https://www.jstatsoft.org/article/view/v008i14>); the seed is not 0.
+pub(crate) struct Dice(pub(crate) u64);
+
+impl Dice {
+    /// A number below `bound`.
+    pub(crate) fn roll(&mut self, bound: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % bound
+    }
+}
+
 /// A safetensors file of fp32 tensors, each of so many elements, filled with noise.
 pub(crate) fn safetensors(seed: u64, tensors: &[(&str, usize)]) -> Vec<u8> {
     let (mut header, mut at) = (String::from("{"), 0);

@@ -1,4 +1,5 @@
-//! Peers on loopback, over both carriers, with real certificates: frames move, strangers do not, and nothing is readable.
+//! Peers on loopback, over both carriers, with real certificates: frames move, strangers do not, and nothing is readable. G4 of
+//! docs/semantics.md.
 
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};

@@ -1,7 +1,9 @@
 //! The agent as a process, and how tests talk to it.
 
 mod api;
+mod killed;
 mod life;
+mod memory;
 mod sidecar;
 mod together;
 
@@ -64,6 +66,11 @@ impl Running {
 
     fn ask(&self, method: &str, path: &str, headers: &str, body: &str) -> Answer {
         exchange(UnixStream::connect(&self.socket).unwrap(), method, path, headers, body)
+    }
+
+    /// As before, of an agent that may be killed meanwhile: none if it does not answer to the end.
+    fn try_ask(&self, method: &str, path: &str, headers: &str, body: &str) -> Option<Answer> {
+        attempt(UnixStream::connect(&self.socket).ok()?, method, path, headers, body)
     }
 
     fn get(&self, path: &str) -> Value {
@@ -143,7 +150,12 @@ impl Answer {
 }
 
 /// One request, and the answer to it.
-fn exchange(mut stream: impl Read + Write, method: &str, path: &str, headers: &str, body: &str) -> Answer {
+fn exchange(stream: impl Read + Write, method: &str, path: &str, headers: &str, body: &str) -> Answer {
+    attempt(stream, method, path, headers, body).expect("the answer is cut off")
+}
+
+/// One request, and the answer to it, unless that is cut off.
+fn attempt(mut stream: impl Read + Write, method: &str, path: &str, headers: &str, body: &str) -> Option<Answer> {
     let host = if headers.contains("Host: ") { "" } else { "Host: localhost\r\n" };
     let len = body.len();
     let request =
@@ -152,7 +164,7 @@ fn exchange(mut stream: impl Read + Write, method: &str, path: &str, headers: &s
     let _ = stream.write_all(request.as_bytes());
     let mut answer = Vec::new();
     let _ = stream.read_to_end(&mut answer);
-    let head = answer.windows(4).position(|four| four == b"\r\n\r\n").unwrap();
+    let head = answer.windows(4).position(|four| four == b"\r\n\r\n")?;
     let (top, body) = (String::from_utf8(answer[..head].to_vec()).unwrap(), answer.split_off(head + 4));
     let mut lines = top.lines();
     let status = lines.next().unwrap().split(' ').nth(1).unwrap().parse().unwrap();
@@ -161,18 +173,23 @@ fn exchange(mut stream: impl Read + Write, method: &str, path: &str, headers: &s
         .map(|(name, value)| (name.to_lowercase(), value.into()))
         .collect();
     let chunked = headers.get("transfer-encoding").is_some_and(|how| how == "chunked");
-    Answer { status, body: if chunked { unchunked(&body) } else { body }, headers }
+    let body = if chunked { unchunked(&body)? } else { body };
+    let whole = headers.get("content-length").is_none_or(|len| len.parse() == Ok(body.len()));
+    (whole || method == "HEAD").then_some(Answer { status, headers, body })
 }
 
-/// (<https://www.rfc-editor.org/rfc/rfc9112#section-7.1>)
-fn unchunked(mut body: &[u8]) -> Vec<u8> {
+/// None if it is cut off (<https://www.rfc-editor.org/rfc/rfc9112#section-7.1>).
+fn unchunked(mut body: &[u8]) -> Option<Vec<u8>> {
     let mut whole = Vec::new();
-    while let Some(end) = body.windows(2).position(|two| two == b"\r\n") {
+    loop {
+        let end = body.windows(2).position(|two| two == b"\r\n")?;
         let len = usize::from_str_radix(std::str::from_utf8(&body[..end]).unwrap(), 16).unwrap();
-        whole.extend(&body[end + 2..end + 2 + len]);
-        body = &body[end + 2 + len + 2..];
+        if len == 0 {
+            return Some(whole);
+        }
+        whole.extend(body.get(end + 2..end + 2 + len)?);
+        body = body.get(end + 2 + len + 2..)?;
     }
-    whole
 }
 
 /// Writes the settings of an agent for the repository of `user`.

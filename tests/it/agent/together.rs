@@ -1,4 +1,5 @@
-//! Agents and processes together: warming, restores through an agent, and agents that bring each other what they hold.
+//! Agents and processes together: warming, restores through an agent, and agents that bring each other what they hold. G2 of
+//! docs/semantics.md, for processes.
 
 use std::fs;
 use std::time::{Duration, Instant};

@@ -1,4 +1,5 @@
-//! Who lies, leaves, dawdles or may not read costs nothing but time.
+//! Who lies, leaves, dawdles or may not read costs nothing but time. G1 and G2 of docs/semantics.md, between
+//! agents.
 
 use std::time::Duration;
 

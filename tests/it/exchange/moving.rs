@@ -1,4 +1,4 @@
-//! What is near is not fetched from afar, and what is afar is fetched once.
+//! What is near is not fetched from afar, and what is afar is fetched once. G5 of docs/semantics.md.
 
 use std::time::Duration;
 
