@@ -9,7 +9,7 @@ use serde::de::DeserializeOwned;
 use crate::error::{Error, ErrorKind};
 
 /// Bytes in the body of a request, at most.
-const BODY_LEN_MAX: usize = 1 << 20;
+pub(super) const BODY_LEN_MAX: usize = 1 << 20;
 
 /// An error, as the answer to a request.
 #[derive(Debug)]
