@@ -79,8 +79,8 @@ pub(super) fn router(house: Arc<House>, token: Option<&str>, callers: Callers) -
     paths
         .fallback(nowhere)
         .method_not_allowed_fallback(otherwise)
-        .layer(body_limit())
         .layer(from_fn_with_state(Arc::clone(&house), pass_on))
+        .layer(body_limit())
         .layer(from_fn_with_state(Arc::new(guard), check))
         .with_state(house)
 }

@@ -4,7 +4,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::body::{Body, to_bytes};
+use axum::body::Body;
 use axum::extract::{Extension, Request, State};
 use axum::http::{HeaderMap, HeaderValue, Method, Uri, header};
 use axum::middleware::Next;
@@ -20,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::guard::Door;
-use super::refusal::{BODY_LEN_MAX, Refusal};
+use super::refusal::{Refusal, body};
 use crate::agent::AT;
 use crate::agent::elsewhere::{At, Chosen, choose};
 use crate::agent::house::House;
@@ -67,10 +67,8 @@ async fn elsewhere(house: &House, at: &At, request: Request, next: Next) -> Resu
             .into());
     };
     let (own, peers) = (credentials.identity(), house.exchange()?.peers());
-    let (head, body) = request.into_parts();
-    let body = to_bytes(body, BODY_LEN_MAX).await.map_err(|source| {
-        Error::usage("request cannot be read").expected(format!("at most {BODY_LEN_MAX} bytes")).source(source)
-    })?;
+    let (head, unread) = request.into_parts();
+    let body = body(Request::from_parts(head.clone(), unread), &()).await?;
     // Who was not tried yet is waited for.
     peers.live().await;
     let asked: Option<Value> = serde_json::from_slice(&body).ok();

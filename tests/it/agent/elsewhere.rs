@@ -168,7 +168,7 @@ fn what_nobody_may_ask_from_elsewhere() {
     }
     assert!(!user.ok(&["ls"]).contains("stolen"));
     let long = format!("{{\"name\":\"{}\"}}", "a".repeat(2 << 20));
-    assert_eq!(home.ask("POST", "/v1/warm", at, &long).refuses(400), "usage");
+    assert_eq!(home.ask("POST", "/v1/warm", at, &long).refuses(413), "usage");
 
     // Names that the caller may not read are not brought for it.
     user.ok(&["save", "tree", "secret"]);
@@ -250,6 +250,22 @@ fn strangers_are_not_listened_to() {
     let error = fails(&user, &stranger, &["warm", "run/step-1", "--at", "cloud"], 3);
     assert!(text(&error, "message").contains(&format!("somebody at {address} (certificate was signed")), "{error}");
     stranger.stop();
+
+    // One that was known and is revoked: the other side says so, after the handshake.
+    let certificate = user.json(&["identity", "show", "a/tls.crt"], 0)["certificates"][0].clone();
+    user.write("c/revoked", certificate["serial"].as_str().unwrap().as_bytes());
+    let until = Instant::now() + PATIENCE;
+    let refused = loop {
+        let output = run(&user, &home, &["pins", "--at", "cloud/c"]);
+        if !output.status.success() {
+            break output;
+        }
+        assert!(Instant::now() < until, "the agent that was revoked is still listened to");
+        std::thread::sleep(Duration::from_millis(100));
+    };
+    let error = String::from_utf8_lossy(&refused.stderr);
+    assert_eq!(refused.status.code(), Some(7), "{error}");
+    assert!(error.contains("agent cloud/c cannot be asked") && error.contains("revoked"), "{error}");
     home.stop();
     cloud.stop();
 }
