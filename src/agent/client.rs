@@ -19,9 +19,9 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tokio::net::UnixStream;
 
-use super::PROTOCOL;
 use super::socket::{owned, well_known};
 use super::view::{Health, Standing, Transfer};
+use super::{AT, At, PROTOCOL};
 use crate::error::{Error, ErrorKind, Result};
 use crate::limits::MIB;
 use crate::repository::Repository;
@@ -45,17 +45,30 @@ const CHUNKS: &str = "/v1/chunks";
 /// What to do without an agent.
 const START: &str = "start one: towline agent --config FILE; if one runs, set TOWLINE_AGENT to its socket";
 
-/// An agent of this machine, by its socket.
+/// An agent of this machine, by its socket; or one elsewhere, by way of that.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Client {
     socket: PathBuf,
+    at: Option<At>,
 }
 
 impl Client {
     /// The agent that answers at `socket`, once it is asked something.
     #[must_use]
     pub fn at(socket: impl Into<PathBuf>) -> Self {
-        Self { socket: socket.into() }
+        Self { socket: socket.into(), at: None }
+    }
+
+    /// The agent that `at` means, by way of this one; this one, if there is no `at`.
+    #[must_use]
+    pub fn elsewhere(self, at: Option<At>) -> Self {
+        Self { at, ..self }
+    }
+
+    /// Which agent is meant, if it is one elsewhere.
+    #[must_use]
+    pub fn is_at(&self) -> Option<&At> {
+        self.at.as_ref()
     }
 
     /// The agent that a process should use: the one that `TOWLINE_AGENT` names, or the one at the well-known socket if it is
@@ -134,8 +147,22 @@ impl Client {
     /// # Cancel safety
     /// Not safe: it may have been done.
     pub async fn post<T: DeserializeOwned>(&self, path: &str, asked: &impl Serialize) -> Result<T> {
+        Ok(self.begin(path, asked).await?.0)
+    }
+
+    /// As [`Client::post`]; besides, whom to ask about it from now on: of a site's agents, the one that answered.
+    ///
+    /// # Errors
+    /// As [`Client::get`].
+    ///
+    /// # Cancel safety
+    /// Not safe: it may have been done.
+    pub async fn begin<T: DeserializeOwned>(&self, path: &str, asked: &impl Serialize) -> Result<(T, Self)> {
         let body = serde_json::to_vec(asked).map_err(|source| Error::other("request is not JSON").source(source))?;
-        self.ask(Method::POST, path, body.into()).await
+        let response = self.good(self.send(Method::POST, path, body.into()).await?).await?;
+        let answered = response.headers().get(AT).and_then(|who| who.to_str().ok()?.parse().ok());
+        let at = self.at.as_ref().and(answered).or_else(|| self.at.clone());
+        Ok((self.read(response).await?, self.clone().elsewhere(at)))
     }
 
     /// Ends what is at `path`.
@@ -207,7 +234,11 @@ impl Client {
 
     async fn ask<T: DeserializeOwned>(&self, method: Method, path: &str, body: Bytes) -> Result<T> {
         let response = self.send(method, path, body).await?;
-        let body = self.whole(self.good(response).await?).await?;
+        self.read(self.good(response).await?).await
+    }
+
+    async fn read<T: DeserializeOwned>(&self, response: Response<Incoming>) -> Result<T> {
+        let body = self.whole(response).await?;
         serde_json::from_slice(&body).map_err(|source| {
             Error::unsupported("answer of the agent is not understood").cure(SAME_VERSION).source(source)
         })
@@ -226,6 +257,9 @@ impl Client {
         let mut request = Request::builder().method(method).uri(path).header(header::HOST, "localhost");
         if path == CHUNKS {
             request = request.header(header::CONNECTION, "upgrade").header(header::UPGRADE, PROTOCOL);
+        }
+        if let Some(at) = &self.at {
+            request = request.header(AT, at.to_string());
         }
         let request = request
             .header(header::CONTENT_TYPE, "application/json")
@@ -264,7 +298,11 @@ impl Client {
     }
 
     fn lost(&self, source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {
-        Error::unreachable("agent went away meanwhile").at(self.socket.display()).cure(START).source(source)
+        let error = Error::unreachable("agent went away meanwhile").source(source);
+        match &self.at {
+            None => error.at(self.socket.display()).cure(START),
+            Some(at) => error.at(at).cure("ask again when it is there: what has come is not brought again"),
+        }
     }
 }
 

@@ -12,8 +12,9 @@ use super::transfers::{About, Entry};
 use super::view::Kind;
 use crate::error::{Error, Result};
 use crate::ops::{self, Pinning, RestoreOptions, SaveOptions, WarmOptions, WatchEvent, WatchOptions};
-use crate::repository::{Repository, Selector};
-use crate::transfer::exchange::From;
+use crate::repository::{Name, Repository, Selector};
+use crate::transfer::exchange::{Exchange, From};
+use crate::transfer::identity::Identity;
 
 /// What to restore, and where to.
 #[derive(Debug)]
@@ -26,23 +27,46 @@ pub(super) struct Restoring {
     pub(super) delete: bool,
 }
 
-/// Begins to bring what `name` stands for into the cache.
+/// What to warm, and how.
+#[derive(Debug)]
+pub(super) struct Warming {
+    pub(super) name: Selector,
+    pub(super) from: From,
+    pub(super) pin: Option<Pinning>,
+    /// Which other agent asks, if one does.
+    pub(super) caller: Option<Identity>,
+}
+
+/// Begins to bring what a name stands for into the cache. Another agent may ask for what it may read.
 ///
 /// # Errors
 /// As [`Transfers::begin`](super::transfers::Transfers::begin); not found, for an agent without a cache or the repository.
-pub(super) fn warm(
-    house: &House,
-    repository: Option<&str>,
-    name: Selector,
-    (from, pin): (From, Option<Pinning>),
-) -> Result<Arc<Entry>> {
+pub(super) fn warm(house: &House, repository: Option<&str>, warming: Warming) -> Result<Arc<Entry>> {
+    let Warming { name, from, pin, caller } = warming;
     let exchange = Arc::clone(house.exchange()?);
     let repository = house.origin(repository)?.clone();
-    house.transfers.begin(about(Kind::Warm, &name, &repository), move |progress| async move {
+    let about = About { caller: caller.clone(), ..about(Kind::Warm, &name, &repository) };
+    house.transfers.begin(about, move |progress| async move {
         let name = repository.resolve(&name).await?;
+        may_read(&exchange, caller.as_ref(), &name)?;
         let options = WarmOptions { from, pin, progress };
         report(&Box::pin(ops::warm(&exchange, &repository, &name, &options)).await?)
     })
+}
+
+/// What another agent asks for is what it may read; whoever is of this node may read everything.
+///
+/// # Errors
+/// Denied, if it may not.
+pub(super) fn may_read(exchange: &Exchange, caller: Option<&Identity>, name: &Name) -> Result<()> {
+    match caller {
+        Some(caller) if !exchange.may_read(caller, name) => {
+            Err(Error::denied(format!("agent {} may not read this name here", caller.path()))
+                .at(name)
+                .cure("let it, in [[allow]] of the settings of the agent that was asked"))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Begins to restore.
@@ -95,5 +119,5 @@ pub(super) fn report(report: &impl Serialize) -> Result<Value> {
 }
 
 fn about(kind: Kind, name: &impl ToString, repository: &Repository) -> About {
-    About { kind, name: name.to_string(), repository: Some(repository.store().location().to_string()) }
+    About { kind, name: name.to_string(), repository: Some(repository.store().location().to_string()), caller: None }
 }

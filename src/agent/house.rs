@@ -17,6 +17,7 @@ use crate::budget::Budget;
 use crate::cache::{Cache, CacheOptions};
 use crate::clock::{Clock, SystemClock, Timestamp};
 use crate::error::{Error, Result};
+use crate::id::RepositoryId;
 use crate::limits::{MEMORY_MIN, MIB};
 use crate::ops::Stop;
 use crate::repository::{OpenOptions, Repository};
@@ -121,7 +122,7 @@ impl House {
         })
     }
 
-    /// The repository that was named, or the usual one.
+    /// The repository that was named, by its location or id, or the usual one.
     ///
     /// # Errors
     /// Not found, if the agent does not have it.
@@ -138,14 +139,17 @@ impl House {
     }
 
     fn choose<'a>(among: &'a [Repository], named: Option<&str>) -> Result<&'a Repository> {
+        if let Some(id) = named.and_then(|named| named.parse::<RepositoryId>().ok()) {
+            return among.iter().find(|repository| repository.id() == id).ok_or_else(|| {
+                let known: Vec<_> = among.iter().map(|repository| repository.id().to_string()).collect();
+                unknown(&known, id)
+            });
+        }
         let wanted: Option<Location> = named.map(str::parse).transpose()?;
         let fits = |repository: &&Repository| wanted.as_ref().is_none_or(|at| same(at, repository.store().location()));
         among.iter().find(fits).ok_or_else(|| {
             let known: Vec<_> = among.iter().map(|repository| repository.store().location().to_string()).collect();
-            Error::not_found("this agent does not have the repository")
-                .expected(known.join(", "))
-                .got(named.unwrap_or_default())
-                .cure("add it to `repositories` in the agent's settings")
+            unknown(&known, named.unwrap_or_default())
         })
     }
 
@@ -239,6 +243,13 @@ impl House {
             repositories: self.origins.iter().map(place).collect(),
         }
     }
+}
+
+fn unknown(known: &[String], named: impl std::fmt::Display) -> Error {
+    Error::not_found("this agent does not have the repository")
+        .expected(known.join(", "))
+        .got(named)
+        .cure("add it to `repositories` in the agent's settings")
 }
 
 /// Do both lead to the same repository? A directory has many paths.

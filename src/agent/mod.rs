@@ -10,6 +10,7 @@
 mod client;
 mod config;
 mod doors;
+mod elsewhere;
 mod errands;
 mod files;
 mod house;
@@ -24,6 +25,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::Router;
 use futures::FutureExt as _;
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
@@ -32,6 +34,7 @@ use tokio::time::timeout;
 pub use self::client::Client;
 pub use self::config::{CacheConfig, Config, PeersConfig, SidecarConfig, Watched};
 use self::doors::{Door, router, serve};
+pub use self::elsewhere::At;
 use self::house::House;
 pub use self::notice::Provider;
 use self::socket::Claimed;
@@ -46,6 +49,8 @@ use crate::work::blocking;
 
 /// What a connection is upgraded to over which chunks are taken.
 const PROTOCOL: &str = "towline";
+/// The header by which a request says that it is for another agent, and an answer which one gave it.
+const AT: &str = "towline-at";
 /// The part of the grace that those who watch folders have.
 const WATCH_PART: f64 = 0.9;
 /// How long what was told to stop, and connections, may take to let go.
@@ -82,10 +87,10 @@ impl Agent {
         };
         let token = if tcp.is_some() { Some(socket::write_token(&config.socket)?) } else { None };
         let house = Arc::new(House::open(&config).await?);
-        let router = router(Arc::clone(&house), token.as_deref());
+        let router = router(Arc::clone(&house), token.as_deref(), config.callers);
         let (mut doors, leaving) = (JoinSet::new(), house.leaving.clone());
         let listen = match config.listen {
-            Some(address) => Some(open_to_peers(&house, address, &mut doors).await?),
+            Some(address) => Some(open_to_peers(&house, address, &router, &mut doors).await?),
             None => None,
         };
         if let (Some(discovery), Ok(exchange)) = (house.discovery(&config.peers), house.exchange()) {
@@ -94,12 +99,12 @@ impl Agent {
         let http = match tcp {
             Some(listener) => {
                 let address = listener.local_addr().ok();
-                doors.spawn(serve(listener, Door::Loopback, router.clone(), leaving.clone()));
+                doors.spawn(serve(listener, |_| Door::Loopback, router.clone(), leaving.clone()));
                 address
             }
             None => None,
         };
-        doors.spawn(serve(unix, Door::Socket, router, leaving.clone()));
+        doors.spawn(serve(unix, |_| Door::Socket, router, leaving.clone()));
         sidecar::begin(&house, config.sidecar, &mut doors)?;
         tracing::info!(socket = %config.socket.display(), "agent is there");
         Ok(Self { house, doors, socket: config.socket, http, listen, grace: config.grace, _claimed: claimed })
@@ -166,16 +171,22 @@ impl Agent {
     }
 }
 
-/// Listens for other agents at `address`, over TCP and QUIC: the same port for both.
-async fn open_to_peers(house: &House, address: SocketAddr, doors: &mut JoinSet<()>) -> Result<SocketAddr> {
+/// Listens for other agents at `address`, over TCP and QUIC: the same port for both. Over TCP they may ask the API, too.
+async fn open_to_peers(
+    house: &House,
+    address: SocketAddr,
+    router: &Router,
+    doors: &mut JoinSet<()>,
+) -> Result<SocketAddr> {
     let Some(credentials) = house.credentials() else {
         return Err(Error::usage("`listen` is set, but no identity"));
     };
     let exchange = house.exchange()?;
-    let tcp = tcp::Listener::bind(address, credentials.clone()).await?;
+    let mut tcp = tcp::Listener::bind(address, credentials.clone()).await?;
     let address = tcp.address()?;
     let quic = quic::Listener::bind(address, credentials.clone())?;
     let (holdings, leaving): (Arc<dyn Holdings>, _) = (Arc::<Exchange>::clone(exchange), house.leaving.clone());
+    doors.spawn(serve(tcp.take_calls(), Door::Remote, router.clone(), leaving.clone()));
     doors.spawn(quic.serve(Arc::clone(&holdings), leaving.clone()).map(ended));
     doors.spawn(tcp.serve(holdings, leaving).map(ended));
     Ok(address)

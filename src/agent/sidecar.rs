@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 
 use super::config::SidecarConfig;
-use super::errands::{self, Restoring};
+use super::errands::{self, Restoring, Warming};
 use super::house::House;
 use super::notice::notice;
 use super::transfers::Entry;
@@ -45,7 +45,8 @@ pub(super) fn begin(house: &Arc<House>, told: SidecarConfig, doors: &mut JoinSet
     doors.spawn(async move {
         let prepared = async {
             for name in warm {
-                bring(&name, || errands::warm(&house, None, name.clone(), (From::Anywhere, None))).await;
+                let warming = || Warming { name: name.clone(), from: From::Anywhere, pin: None, caller: None };
+                bring(&name, || errands::warm(&house, None, warming())).await;
             }
             for (name, to) in restore {
                 let restoring = || {

@@ -15,9 +15,12 @@ use super::view::{self, Kind, Standing};
 use crate::clock::{Clock, Timestamp};
 use crate::error::{Error, Result};
 use crate::progress::Progress;
+use crate::transfer::identity::Identity;
 
 /// Transfers that run at the same time, at most.
 const RUNNING_MAX: usize = 64;
+/// Of these, those that other agents asked for, at most: there is room for what this node wants.
+const CALLED_MAX: usize = 32;
 /// Transfers that ended and are still told of.
 const ENDED_KEPT: usize = 256;
 
@@ -50,6 +53,7 @@ pub(super) struct Entry {
     kind: Kind,
     name: String,
     repository: Option<String>,
+    caller: Option<Identity>,
     begun: Instant,
     started: Timestamp,
     progress: Progress,
@@ -72,6 +76,8 @@ pub(super) struct About {
     pub(super) kind: Kind,
     pub(super) name: String,
     pub(super) repository: Option<String>,
+    /// Which other agent asks for it, if one does.
+    pub(super) caller: Option<Identity>,
 }
 
 /// Counts of a kind of transfer.
@@ -100,6 +106,7 @@ impl Transfers {
             kind: about.kind,
             name: about.name,
             repository: about.repository,
+            caller: about.caller,
             begun: Instant::now(),
             started: self.0.clock.now(),
             progress: Progress::default(),
@@ -124,19 +131,21 @@ impl Transfers {
         Ok(entry)
     }
 
-    /// The transfer called `id`.
+    /// The transfer called `id`; for another agent, if it asked for it.
     ///
     /// # Errors
     /// Not found, if there is none, or not any more.
-    pub(super) fn find(&self, id: &str) -> Result<Arc<Entry>> {
+    pub(super) fn find(&self, id: &str, caller: Option<&Identity>) -> Result<Arc<Entry>> {
         let found = id.parse().ok().and_then(|id: Ulid| self.register().known.get(&id).map(Arc::clone));
+        let found = found.filter(|entry| entry.is_of(caller));
         found.ok_or_else(|| Error::not_found("there is no such transfer").at(id).cure("GET /v1/transfers lists them"))
     }
 
-    /// All of them, the oldest first.
-    pub(super) fn list(&self) -> view::TransferList {
+    /// All of them, the oldest first; for another agent, those that it asked for.
+    pub(super) fn list(&self, caller: Option<&Identity>) -> view::TransferList {
         let known: Vec<_> = self.register().known.values().map(Arc::clone).collect();
-        view::TransferList { transfers: known.iter().map(|entry| entry.view()).collect() }
+        let of = known.iter().filter(|entry| entry.is_of(caller));
+        view::TransferList { transfers: of.map(|entry| entry.view()).collect() }
     }
 
     /// Counts of each kind since the agent began.
@@ -186,10 +195,13 @@ impl Register {
                 Error::unreachable("agent is shutting down").cure("try again when it, or another one, is there")
             );
         }
-        let running = self.known.values().filter(|entry| entry.is_running()).count();
-        if running >= RUNNING_MAX {
+        let running = self.known.values().filter(|entry| entry.is_running());
+        let (all, called) =
+            running.fold((0, 0), |(all, called), other| (all + 1, called + usize::from(other.caller.is_some())));
+        let full = if entry.caller.is_some() && called >= CALLED_MAX { Some(CALLED_MAX) } else { None };
+        if let Some(most) = full.or_else(|| (all >= RUNNING_MAX).then_some(RUNNING_MAX)) {
             return Err(Error::exhausted("too many transfers are running")
-                .expected(format!("at most {RUNNING_MAX}"))
+                .expected(format!("at most {most}"))
                 .cure("wait until one has ended"));
         }
         self.known.insert(entry.id, Arc::clone(entry));
@@ -215,6 +227,7 @@ impl Entry {
             kind: self.kind,
             name: self.name.clone(),
             repository: self.repository.clone(),
+            caller: self.caller.as_ref().map(Identity::path),
             state: standing,
             started: self.started.to_string(),
             seconds: took.unwrap_or_else(|| self.begun.elapsed()).as_secs_f64(),
@@ -222,6 +235,11 @@ impl Entry {
             report,
             error,
         }
+    }
+
+    /// May `caller` know of it? Whoever is of this node may.
+    fn is_of(&self, caller: Option<&Identity>) -> bool {
+        caller.is_none() || caller == self.caller.as_ref()
     }
 
     pub(super) fn is_running(&self) -> bool {
@@ -289,7 +307,7 @@ mod tests {
     use crate::error::ErrorKind;
 
     fn about(name: &str) -> About {
-        About { kind: Kind::Save, name: name.to_owned(), repository: None }
+        About { kind: Kind::Save, name: name.to_owned(), repository: None, caller: None }
     }
 
     fn transfers() -> Transfers {
@@ -320,8 +338,8 @@ mod tests {
         let tally = transfers.tally(Kind::Save);
         assert_eq!((tally.running, tally.moved), (0, 7));
         assert_eq!(tally.ended.into_values().collect::<Vec<_>>(), [1, 2, 1]);
-        assert_eq!(transfers.find(&entries[0].id.to_string()).unwrap().id, entries[0].id);
-        assert_eq!(transfers.find("nobody").unwrap_err().kind(), ErrorKind::NotFound);
+        assert_eq!(transfers.find(&entries[0].id.to_string(), None).unwrap().id, entries[0].id);
+        assert_eq!(transfers.find("nobody", None).unwrap_err().kind(), ErrorKind::NotFound);
     }
 
     #[tokio::test]
@@ -344,7 +362,26 @@ mod tests {
         for _ in 0..ENDED_KEPT + 5 {
             transfers.begin(about("a"), |_| async { Ok(Value::Null) }).unwrap().ended().await;
         }
-        assert_eq!(transfers.list().transfers.len(), ENDED_KEPT + 1);
-        assert!(transfers.find(&first.id.to_string()).is_ok(), "it runs");
+        assert_eq!(transfers.list(None).transfers.len(), ENDED_KEPT + 1);
+        assert!(transfers.find(&first.id.to_string(), None).is_ok(), "it runs");
+    }
+
+    #[tokio::test]
+    async fn other_agents_see_their_own_and_leave_room() {
+        let transfers = transfers();
+        let agent = |agent: &str| Some(Identity::new("home", agent).unwrap());
+        let begin =
+            |caller: Option<Identity>| transfers.begin(About { caller, ..about("a") }, |_| std::future::pending());
+        let (own, theirs) = (begin(None).unwrap(), begin(agent("a")).unwrap());
+        let id = |entry: &Entry| entry.id.to_string();
+        assert!(transfers.find(&id(&own), agent("a").as_ref()).is_err());
+        assert!(transfers.find(&id(&theirs), agent("b").as_ref()).is_err());
+        assert_eq!(transfers.find(&id(&theirs), agent("a").as_ref()).unwrap().id, theirs.id);
+        assert_eq!(transfers.list(agent("a").as_ref()).transfers.len(), 1);
+        assert_eq!(transfers.list(agent("b").as_ref()).transfers.len(), 0);
+        assert_eq!(transfers.list(None).transfers.len(), 2);
+        (1..CALLED_MAX).for_each(|_| drop(begin(agent("b")).unwrap()));
+        assert_eq!(begin(agent("c")).unwrap_err().kind(), ErrorKind::Exhausted);
+        assert!(begin(None).is_ok());
     }
 }

@@ -132,6 +132,9 @@ pub struct Transfer {
     /// Which repository, if one has part in it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub repository: Option<String>,
+    /// Which other agent asked for it, if one did: `SITE/AGENT`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub caller: Option<String>,
     /// How it stands.
     pub state: Standing,
     /// When it began, RFC 3339.

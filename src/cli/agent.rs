@@ -8,15 +8,45 @@ use serde_json::Value;
 
 use tokio::signal::unix::SignalKind;
 
-use super::args::{CacheVerb, Pin, Warm};
+use super::args::{CacheVerb, Elsewhere, Pin, Warm};
 use super::config::Chosen;
 use super::listen;
 use super::output::{printable, table};
 use super::verbs::Door;
-use crate::agent::view::{Cache, CacheChecked, Evicted, PinList, Pinned, Transfer, TransferList, Unpinned};
+use crate::agent::view::{Cache, CacheChecked, Evicted, PinList, Pinned, Transfer, Unpinned};
 use crate::agent::{Agent, Client, Config};
 use crate::error::{Error, ErrorKind, Result};
 use crate::size::show;
+
+impl Elsewhere {
+    /// Whom to ask.
+    ///
+    /// # Errors
+    /// Not found, if there is no agent here.
+    pub(super) fn agent(self) -> Result<Client> {
+        Ok(Client::required()?.elsewhere(self.at))
+    }
+}
+
+/// What an agent says, and which one if that is not the one here.
+#[derive(Debug, Serialize)]
+struct Said<T> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    at: Option<String>,
+    #[serde(flatten)]
+    what: T,
+}
+
+impl<T> Said<T> {
+    fn by(agent: &Client, what: T) -> Self {
+        Self { at: agent.is_at().map(ToString::to_string), what }
+    }
+
+    /// ` at SITE/AGENT`, if it is elsewhere.
+    fn place(&self) -> String {
+        self.at.as_ref().map_or_else(String::new, |at| format!(" at {}", printable(at)))
+    }
+}
 
 impl Door {
     /// Runs an agent until SIGTERM or SIGINT, and then until it has ended in order; another takes the grace away.
@@ -65,9 +95,13 @@ impl Door {
             owner: String,
             repository: Option<String>,
         }
-        let agent = Client::required()?;
+        #[derive(Serialize)]
+        struct All {
+            transfers: Vec<Said<Transfer>>,
+        }
+        let agent = warm.elsewhere.agent()?;
         let owner = warm.owner.unwrap_or_else(user);
-        let mut transfers = TransferList::default();
+        let mut begun = Vec::with_capacity(warm.names.len());
         for name in &warm.names {
             let asked = Warming {
                 name: name.to_string(),
@@ -76,18 +110,20 @@ impl Door {
                 owner: owner.clone(),
                 repository: self.named_repository()?,
             };
-            transfers.transfers.push(agent.post("/v1/warm", &asked).await?);
+            begun.push(agent.begin::<Transfer>("/v1/warm", &asked).await?);
         }
         if warm.wait {
             let line = self.line();
-            for transfer in &mut transfers.transfers {
+            for (transfer, agent) in &mut begun {
                 *transfer = agent.follow(&transfer.id, |view| self.relay(view)).await?;
             }
             drop(line);
         }
-        self.output.report(&transfers, |all, _| all.transfers.iter().map(warmed).collect())?;
-        let missing = |transfer: &Transfer| told(transfer, "missing") > 0;
-        Ok(if transfers.transfers.iter().any(missing) { ErrorKind::Unreachable.exit_code() } else { 0 })
+        let said = begun.into_iter().map(|(transfer, agent)| Said::by(&agent, transfer));
+        let all = All { transfers: said.collect() };
+        self.output.report(&all, |all, _| all.transfers.iter().map(warmed).collect())?;
+        let missing = |said: &Said<Transfer>| told(&said.what, "missing") > 0;
+        Ok(if all.transfers.iter().any(missing) { ErrorKind::Unreachable.exit_code() } else { 0 })
     }
 
     /// Shows the progress of a transfer as if it were this command's own.
@@ -113,7 +149,7 @@ impl Door {
             reason: Option<String>,
             repository: Option<String>,
         }
-        let Pin { name, lasting, owner, reason } = pin;
+        let Pin { name, lasting, owner, reason, elsewhere } = pin;
         let asked = Pinning {
             name: name.to_string(),
             lasting: lasting.map(|lasting| humantime::format_duration(lasting).to_string()),
@@ -121,19 +157,19 @@ impl Door {
             reason,
             repository: self.named_repository()?,
         };
-        let pinned: Pinned = Client::required()?.post("/v1/pins", &asked).await?;
-        self.output.report(&pinned, |pinned, _| {
-            let until = pinned.expires.as_ref().map_or_else(String::new, |at| format!(" until {at}"));
-            format!("pinned {name}{until}: {}\n", pinned.id)
+        let (pinned, agent): (Pinned, Client) = elsewhere.agent()?.begin("/v1/pins", &asked).await?;
+        self.output.report(&Said::by(&agent, pinned), |said, _| {
+            let until = said.what.expires.as_ref().map_or_else(String::new, |at| format!(" until {at}"));
+            format!("pinned {name}{}{until}: {}\n", said.place(), said.what.id)
         })
     }
 
-    pub(super) async fn unpin(&self, pins: &[String]) -> Result<()> {
+    pub(super) async fn unpin(&self, pins: &[String], elsewhere: Elsewhere) -> Result<()> {
         #[derive(Serialize)]
         struct All {
             unpinned: Vec<String>,
         }
-        let agent = Client::required()?;
+        let agent = elsewhere.agent()?;
         let mut all = All { unpinned: Vec::new() };
         for pin in pins {
             if !pin.bytes().all(|byte| byte.is_ascii_alphanumeric()) {
@@ -145,8 +181,8 @@ impl Door {
         self.output.report(&all, |all, _| format!("unpinned {}\n", printable(&all.unpinned.join(", "))))
     }
 
-    pub(super) async fn pins(&self) -> Result<()> {
-        let pins: PinList = Client::required()?.get("/v1/pins").await?;
+    pub(super) async fn pins(&self, elsewhere: Elsewhere) -> Result<()> {
+        let pins: PinList = elsewhere.agent()?.get("/v1/pins").await?;
         if pins.pins.is_empty() {
             self.output.remark("nothing is pinned");
         }
@@ -154,13 +190,13 @@ impl Door {
     }
 
     pub(super) async fn cache(&self, what: CacheVerb) -> Result<u8> {
-        let agent = Client::required()?;
         match what {
-            CacheVerb::Stat => {
-                let cache: Cache = agent.get("/v1/cache").await?;
+            CacheVerb::Stat(elsewhere) => {
+                let cache: Cache = elsewhere.agent()?.get("/v1/cache").await?;
                 self.output.answer(&cache, |cache, _| figures(cache))?;
             }
             CacheVerb::Check => {
+                let agent = Client::required()?;
                 let begun: Transfer = agent.post("/v1/cache/check", &()).await?;
                 let line = self.line();
                 self.progress.phase("checking", 0);
@@ -175,7 +211,7 @@ impl Door {
             }
             CacheVerb::Evict { bytes } => {
                 let asked = serde_json::json!({ "bytes": bytes });
-                let evicted: Evicted = agent.post("/v1/cache/evict", &asked).await?;
+                let evicted: Evicted = Client::required()?.post("/v1/cache/evict", &asked).await?;
                 self.output.report(&evicted, |evicted, _| format!("{} came free\n", show(evicted.freed_bytes)))?;
             }
         }
@@ -203,8 +239,9 @@ fn told(transfer: &Transfer, number: &str) -> u64 {
     transfer.report.as_ref().and_then(|report| report.get(number)).and_then(Value::as_u64).unwrap_or(0)
 }
 
-fn warmed(transfer: &Transfer) -> String {
-    let name = printable(&transfer.name);
+fn warmed(said: &Said<Transfer>) -> String {
+    let transfer = &said.what;
+    let name = format!("{}{}", printable(&transfer.name), said.place());
     if transfer.report.is_none() {
         return format!("warming {name}: {}\n", printable(&transfer.id));
     }
@@ -287,15 +324,18 @@ mod tests {
 
     #[test]
     fn what_is_warm_is_told_with_what_is_missing() {
-        let mut transfer: Transfer = serde_json::from_value(serde_json::json!({
+        let transfer: Transfer = serde_json::from_value(serde_json::json!({
             "id": "A", "kind": "warm", "name": "run/1", "state": "running", "started": "", "seconds": 1.0,
             "progress": { "phase": "", "total": 0, "done": 0, "moved": 0 },
         }))
         .unwrap();
-        assert_eq!(warmed(&transfer), "warming run/1: A\n");
-        transfer.report = Some(serde_json::json!({ "bytes": 2048, "lacking_bytes": 1024, "missing": 3 }));
-        let text = warmed(&transfer);
+        let mut begun = Said { at: None, what: transfer };
+        assert_eq!(warmed(&begun), "warming run/1: A\n");
+        begun.what.report = Some(serde_json::json!({ "bytes": 2048, "lacking_bytes": 1024, "missing": 3 }));
+        let text = warmed(&begun);
         assert!(text.starts_with("warm: run/1, 2.0 KiB; brought 1.0 KiB in 1.0s; 3 chunks could not"), "{text}");
+        begun.at = Some("cloud/b".into());
+        assert!(warmed(&begun).starts_with("warm: run/1 at cloud/b, 2.0 KiB"));
     }
 
     #[test]

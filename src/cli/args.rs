@@ -11,6 +11,7 @@ use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum, ValueHint};
 use super::config::Flags;
 use super::help;
 use super::target::Target;
+use crate::agent::At;
 use crate::checkpoint::boxes::Shard;
 use crate::codec::Compression;
 use crate::ops::{CutChoice, TensorSelector};
@@ -221,10 +222,12 @@ pub(super) enum Verb {
         /// Which, as `towline pins` lists them
         #[arg(value_name = "PIN", required = true)]
         pins: Vec<String>,
+        #[command(flatten)]
+        elsewhere: Elsewhere,
     },
     /// List the agent's pins
     #[command(after_help = help::PINS)]
-    Pins,
+    Pins(Elsewhere),
     /// Look at the agent's cache, check it, make room in it
     #[command(after_help = help::CACHE, subcommand_required = true, arg_required_else_help = true)]
     Cache {
@@ -240,6 +243,8 @@ pub(super) enum Verb {
         /// Show nothing, and end with exit code 6 unless the agent is ready: for probes
         #[arg(long, conflicts_with = "once")]
         ready: bool,
+        #[command(flatten)]
+        elsewhere: Elsewhere,
     },
     /// Print completions for a shell
     #[command(after_help = help::COMPLETIONS)]
@@ -370,6 +375,16 @@ pub(super) struct Warm {
     /// Wait until it is there
     #[arg(long)]
     pub(super) wait: bool,
+    #[command(flatten)]
+    pub(super) elsewhere: Elsewhere,
+}
+
+/// Which agent does it.
+#[derive(Clone, Debug, Args)]
+pub(super) struct Elsewhere {
+    /// Ask another agent, by way of the one here: the one of a site that the name falls to, or this one
+    #[arg(long, value_name = "SITE|SITE/AGENT")]
+    pub(super) at: Option<At>,
 }
 
 /// `towline pin`.
@@ -386,13 +401,15 @@ pub(super) struct Pin {
     /// What for [default: the name]
     #[arg(long, value_name = "TEXT")]
     pub(super) reason: Option<String>,
+    #[command(flatten)]
+    pub(super) elsewhere: Elsewhere,
 }
 
 /// `towline cache`.
-#[derive(Clone, Copy, Debug, Subcommand)]
+#[derive(Clone, Debug, Subcommand)]
 pub(super) enum CacheVerb {
     /// Show its figures
-    Stat,
+    Stat(Elsewhere),
     /// Read all of it, and drop what is damaged
     Check,
     /// Drop what is not pinned until so much is free that was not before

@@ -312,6 +312,7 @@ and what more it may:
   grace = \"25s\"                        # at SIGTERM, for what runs
   identity = \"/etc/towline/tls\"         # for other agents: from `towline identity issue`
   listen = \"0.0.0.0:7071\"              # where they reach it, over QUIC and TCP
+  callers = [\"home/*\"]                # which of them may have this one warm and pin
   [cache]
   dir = \"/var/lib/towline/cache\"
   capacity = \"200G\"
@@ -329,40 +330,49 @@ Examples:
   towline warm run-7@latest --wait               before a restore on this node
   towline warm models/base data/v2 --pin 24h     and keep both for a day
   towline warm run-7/step-1000 --from home/node-3 --wait
+  towline warm run-7@latest --at cloud --pin 24h --wait     on an agent of the site cloud, before the burst lands there
+  towline warm models/base --at cloud/node-1 --from home    on this one; `home` is a site as that agent sees it
+
+With --at the agent here asks the other one, which must list it in its `callers`. Of a site's agents the name decides which one, so \
+asking again asks the same. The pin is then owned by SITE/AGENT/OWNER, with the site and name of the agent here.
 
 What is in the cache already is not brought again: run it as often as you like, also after an interruption. Without --wait it says \
 what has begun, and `towline top` shows how far it is. With --wait the exit code is 6 if some chunks could not be had; interrupting \
 the wait does not stop the agent.
 
-JSON: transfers: [id kind name repository state started seconds progress report], where a report is: name manifest chunks bytes \
+JSON: transfers: [id kind name repository state started seconds progress report], with --at also at and caller; a report is: name manifest chunks bytes \
 lacking lacking_bytes missing pin seconds";
 
 pub(super) const PIN: &str = "\
 Examples:
   towline pin models/base                        until it is unpinned
   towline pin run-7@latest --for 24h --reason 'the burst of Friday'
+  towline pin run-7@latest --for 24h --at cloud  on the agent of that site that `towline warm` chooses
 
 What is pinned is never evicted once it is in the cache, and has room kept for it before. It survives restarts. A pin that \
 does not fit is refused with the bytes that are lacking. The name may move on: the pin keeps what it stood for.
 
-JSON: id owner reason created expires chunks";
+JSON: id owner reason created expires chunks, with --at also at";
 
 pub(super) const UNPIN: &str = "\
 Examples:
   towline unpin 01KB2M0Q7X8V5C1N3T9Z4R6S2W
   towline pins --json | jq -r '.pins[] | select(.owner == \"me\").id' | xargs towline unpin
+  towline unpin 01KB2M0Q7X8V5C1N3T9Z4R6S2W --at cloud/node-1
 
 JSON: unpinned: [id]";
 
 pub(super) const PINS: &str = "\
 Examples:
   towline pins
+  towline pins --at cloud/node-1     those that the agent here has asked for there
 
 JSON: pins: [id owner reason created expires chunks]";
 
 pub(super) const CACHE: &str = "\
 Examples:
   towline cache stat
+  towline cache stat --at cloud/node-1
   towline cache check                exit code 4 if anything was damaged; it is dropped, and fetched again when it is needed
   towline cache evict 10G
 
@@ -374,6 +384,7 @@ Examples:
   towline top                        until Ctrl-C
   towline top --once
   towline top --ready && echo yes
+  towline top --at cloud/node-1      what the agent here has asked of that one
   towline top --json | jq '.transfers[] | select(.state == \"running\")'
 
 JSON: health transfers cache pins peers, as they are now";

@@ -9,6 +9,7 @@ use serde::Serialize;
 use tokio::signal::unix::SignalKind;
 
 use super::agent::pinned;
+use super::args::Elsewhere;
 use super::listen;
 use super::output::{Output, printable, table};
 use super::verbs::Door;
@@ -62,8 +63,8 @@ impl Reading {
 
 impl Door {
     /// Whether the agent is ready.
-    pub(super) async fn ready(&self) -> Result<()> {
-        let agent = Client::required()?;
+    pub(super) async fn ready(&self, elsewhere: Elsewhere) -> Result<()> {
+        let agent = elsewhere.agent()?;
         let health: Health = agent.get("/health").await?;
         if health.ready {
             return Ok(());
@@ -74,8 +75,8 @@ impl Door {
     }
 
     /// Draws until Ctrl-C; once, if that was asked for or nobody watches.
-    pub(super) async fn top(&self, once: bool) -> Result<()> {
-        let agent = Client::required()?;
+    pub(super) async fn top(&self, once: bool, elsewhere: Elsewhere) -> Result<()> {
+        let agent = elsewhere.agent()?;
         let (mut interrupt, mut terminate) = (listen(SignalKind::interrupt())?, listen(SignalKind::terminate())?);
         let mut rates = Rates::default();
         if once || !self.draw || !io::stdout().is_terminal() {
@@ -268,6 +269,7 @@ mod tests {
             kind: Kind::Save,
             name: "run/step-1\x1b[2J".into(),
             repository: None,
+            caller: None,
             state,
             started: "2026-01-01T00:00:00Z".into(),
             seconds: 2.4,

@@ -73,11 +73,11 @@ impl Door {
             Verb::Agent { config } => self.agent(&config).await?,
             Verb::Warm(warm) => return self.warm(warm).await,
             Verb::Pin(pin) => self.pin(pin).await?,
-            Verb::Unpin { pins } => self.unpin(&pins).await?,
-            Verb::Pins => self.pins().await?,
+            Verb::Unpin { pins, elsewhere } => self.unpin(&pins, elsewhere).await?,
+            Verb::Pins(elsewhere) => self.pins(elsewhere).await?,
             Verb::Cache { what } => return self.cache(what).await,
-            Verb::Top { ready: true, .. } => self.ready().await?,
-            Verb::Top { once, .. } => self.top(once).await?,
+            Verb::Top { ready: true, elsewhere, .. } => self.ready(elsewhere).await?,
+            Verb::Top { once, elsewhere, .. } => self.top(once, elsewhere).await?,
             Verb::Completions { shell } => self.output.print(&super::completions(shell))?,
         }
         Ok(0)

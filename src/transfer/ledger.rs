@@ -1,7 +1,8 @@
 //! The ledger: what has moved between this agent and others, and what the sockets carried for it.
 //!
 //! An *entry* is what one tree's chunks came to, from or to one agent; a *link* is what the connections with that agent carried. The
-//! bytes of a link are those of its entries and what protocol, TLS and QUIC add; nothing else goes over it.
+//! bytes of a link are those of its entries and what protocol, TLS and QUIC add; nothing else goes over it. Calls
+//! ([`calls`](super::calls)) have connections of their own, which it does not count.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

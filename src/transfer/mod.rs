@@ -1,7 +1,9 @@
 //! Agent to agent: who they are ([`identity`]), how they talk ([`protocol`]), what carries it ([`quic`], [`tcp`]; [`local`] between the
-//! processes of a node), which of them there are ([`peers`]), and who gives what to whom ([`exchange`]).
+//! processes of a node), how one asks another to do something ([`calls`]), which of them there are ([`peers`]), and who gives what to
+//! whom ([`exchange`]).
 
 mod asking;
+pub mod calls;
 mod carrier;
 mod drive;
 pub mod exchange;

@@ -19,6 +19,7 @@ use towline::clock::{Clock, SystemClock};
 use towline::codec::{self, Compression};
 use towline::format::ChunkList;
 use towline::id::{ChunkId, ManifestId};
+use towline::transfer::calls::call;
 use towline::transfer::identity::{Authority, Credentials, Identity};
 use towline::transfer::protocol::{Asked, Closed, EndCode, Grant, How, Priority, Runs, Supply, Survey, Wanted};
 use towline::transfer::{Client, Dial, Holdings, Reply, quic, tcp};
@@ -385,4 +386,33 @@ async fn ports_that_are_taken_or_dead_are_told() {
         quic::Listener::bind(listening.address().unwrap(), credentials).unwrap_err().kind(),
         ErrorKind::Conflict
     );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn calls_are_taken_only_where_somebody_answers_them() {
+    let certificates = Authorities::new();
+    let asker = certificates.agent("west", "asker");
+    let callee = Identity::new("east", "server").unwrap();
+    let server = certificates.agent("east", "server");
+    let deaf = Server::start(Carrier::Tcp, server.clone(), Arc::new(Memory::new(1))).await;
+    let error = call(&deaf.address.to_string(), &asker, &callee).await.err().unwrap();
+    assert_eq!(error.kind(), ErrorKind::Denied);
+    assert!(error.to_string().contains("another protocol"), "{error}");
+
+    let mut listener = tcp::Listener::bind((Ipv4Addr::LOCALHOST, 0).into(), server).await.unwrap();
+    let (mut calls, address) = (listener.take_calls(), listener.address().unwrap());
+    tokio::spawn(listener.serve(Arc::new(Memory::new(1)), CancellationToken::new()));
+    let mut line = call(&address.to_string(), &asker, &callee).await.unwrap();
+    let (mut taken, caller) = calls.next().await.unwrap();
+    assert_eq!(caller, Identity::new("west", "asker").unwrap());
+    line.write_all(b"hello").await.unwrap();
+    let mut heard = [0; 5];
+    taken.read_exact(&mut heard).await.unwrap();
+    assert_eq!(&heard, b"hello");
+    // Peers are served there all the same.
+    dial(Carrier::Tcp, address, &asker, None).await.unwrap();
+    // Nobody answers any more: the line is closed, and nobody else is kept waiting.
+    drop(calls);
+    let mut line = call(&address.to_string(), &asker, &callee).await.unwrap();
+    assert!(!matches!(line.read(&mut heard).await, Ok(1..)));
 }

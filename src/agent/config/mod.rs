@@ -21,7 +21,7 @@ use super::socket::{self, SOCKET_PATH_MAX};
 use crate::error::{Error, Result};
 use crate::limits::GIB;
 use crate::storage::{Location, StoreOptions};
-use crate::transfer::exchange::Policy;
+use crate::transfer::exchange::{Callers, Policy};
 
 /// No honest settings file is longer.
 const FILE_LEN_MAX: u64 = 1 << 20;
@@ -54,6 +54,8 @@ pub struct Config {
     pub peers: PeersConfig,
     /// What they may read.
     pub policy: Policy,
+    /// Which of them may ask this one to do something.
+    pub callers: Callers,
     /// What the agent does by itself.
     pub sidecar: SidecarConfig,
 }
@@ -87,6 +89,8 @@ struct File {
     identity: Option<PathBuf>,
     listen: Option<SocketAddr>,
     peers: Option<PeersSection>,
+    #[serde(default)]
+    callers: Vec<String>,
     #[serde(default)]
     allow: Vec<AllowSection>,
     #[serde(default)]
@@ -169,12 +173,16 @@ impl File {
             listen: self.listen,
             peers: self.peers.unwrap_or_default().settle(self.limits),
             policy: policy(&self.allow)?,
+            callers: Callers::of(&self.callers)?,
             sidecar: self.sidecar.settle(folder)?,
         })
     }
 
     /// Nothing of an agent goes over a network without a certificate, and what it gives others is what its cache holds.
     fn can_have_peers(&self) -> Result<()> {
+        if self.listen.is_none() && !self.callers.is_empty() {
+            return Err(Error::usage("`callers` is set, but not `listen`").cure("set both, or neither"));
+        }
         let wants = match (self.listen, self.peers.as_ref().is_some_and(PeersSection::wants)) {
             (Some(_), _) => "`listen` is set",
             (None, true) => "[peers] names other agents",

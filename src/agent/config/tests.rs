@@ -27,7 +27,7 @@ fn every_setting_is_taken() {
     let config = parse(
         "socket = 'run/a.sock'\nhttp = '127.0.0.1:7070'\nrepositories = ['repo', 's3://bucket/prefix']\n\
          endpoint = 'http://localhost:9000'\nallow_http = true\nmemory = '1G'\ngrace = '90s'\n\
-         identity = 'tls'\nlisten = '0.0.0.0:7071'\n\
+         identity = 'tls'\nlisten = '0.0.0.0:7071'\ncallers = ['home/*']\n\
          [peers]\naddresses = ['a:7071', 'b:7071']\ncarrier = 'tcp'\nconnections = 4\n\
          dns = ['peers:7071']\nregister = '10.0.0.5:7071'\n\
          [[limits]]\nsite = 'cloud'\nrate = '300Mbit'\n[[limits]]\nsite = 'far'\nrate = '1M'\n\
@@ -66,6 +66,7 @@ fn every_setting_is_taken() {
     };
     assert_eq!(config.sidecar, sidecar);
     let cloud = Identity::new("cloud", "a").unwrap();
+    assert!(config.callers.include(&Identity::new("home", "a").unwrap()) && !config.callers.include(&cloud));
     assert!(config.policy.allows(&cloud, &"run-7/step-1".parse().unwrap()));
     assert!(!config.policy.allows(&cloud, &"run-8/step-1".parse().unwrap()));
 }
@@ -103,6 +104,7 @@ fn what_makes_no_sense_is_named() {
         ("repository = '/r'\n[[limits]]\nsite = 'a'\nrate = '1Xbit'", "not a rate"),
         ("repository = '/r'\n[peers]\ncarrier = 'pigeon'", "unknown variant `pigeon`"),
         ("repository = '/r'\n[[allow]]\nagents = '['\nnames = []", "pattern is malformed"),
+        ("repository = '/r'\ncallers = ['home/*']", "`callers` is set, but not `listen`"),
         ("repository = '/r'\n[sidecar]\nnotice = 'pigeon'", "pigeon"),
         ("repository = '/r'\n[sidecar]\nwarm = ['a//b']", "not a name"),
         ("memory = '1G'", "no repository is set"),

@@ -3,13 +3,14 @@
 use std::sync::Arc;
 
 use axum::Json;
-use axum::extract::{Path, State};
+use axum::extract::{Extension, Path, State};
 use axum::http::StatusCode;
 use serde::Deserialize;
 
+use super::guard::Door;
 use super::refusal::{Asked, Refusal};
 use crate::agent::config::{Bytes, Span};
-use crate::agent::errands::report;
+use crate::agent::errands::{may_read, report};
 use crate::agent::house::House;
 use crate::agent::transfers::About;
 use crate::agent::view;
@@ -47,7 +48,8 @@ pub(super) async fn stat(State(house): State<Arc<House>>) -> Result<Json<view::C
 
 pub(super) async fn check(State(house): State<Arc<House>>) -> Result<(StatusCode, Json<view::Transfer>), Refusal> {
     let cache = house.cache()?;
-    let about = About { kind: view::Kind::Check, name: cache.dir().display().to_string(), repository: None };
+    let about =
+        About { kind: view::Kind::Check, name: cache.dir().display().to_string(), repository: None, caller: None };
     let begun = house.transfers.begin(about, move |progress| async move {
         progress.phase("checking", 0);
         let checked = blocking(move || Ok(view::CacheChecked::from(cache.check()))).await?;
@@ -65,23 +67,30 @@ pub(super) async fn evict(
     Ok(Json(view::Evicted { freed_bytes }))
 }
 
-pub(super) async fn pins(State(house): State<Arc<House>>) -> Result<Json<view::PinList>, Refusal> {
+pub(super) async fn pins(
+    State(house): State<Arc<House>>,
+    Extension(door): Extension<Door>,
+) -> Result<Json<view::PinList>, Refusal> {
     let cache = house.cache()?;
-    let pins = blocking(move || Ok(cache.pins().iter().map(view::Pinned::from).collect())).await?;
+    let list = move || Ok(cache.pins().iter().filter(|pin| door.has(pin)).map(view::Pinned::from).collect());
+    let pins = blocking(list).await?;
     Ok(Json(view::PinList { pins }))
 }
 
 pub(super) async fn pin(
     State(house): State<Arc<House>>,
+    Extension(door): Extension<Door>,
     Asked(asked): Asked<Pinning>,
 ) -> Result<(StatusCode, Json<view::Pinned>), Refusal> {
     let cache = house.cache()?;
     let selector: Selector = asked.name.parse()?;
+    door.may_name(asked.repository.as_deref())?;
     let repository = house.repository(asked.repository.as_deref())?;
     let name = repository.resolve(&selector).await?;
+    may_read(house.exchange()?, door.caller(), &name)?;
     let saved = house.opened.open(repository, &name).await?;
     let expires = asked.lasting.map(|span| house.after(span.0));
-    let owner = asked.owner.unwrap_or_else(|| "api".to_owned());
+    let owner = door.owner(asked.owner);
     let reason = asked.reason.unwrap_or_else(|| name.to_string());
     let pinned = blocking(move || {
         let request = PinRequest { owner, reason, expires, chunks: chunks(&saved) };
@@ -99,12 +108,17 @@ pub(super) async fn pin(
 
 pub(super) async fn unpin(
     State(house): State<Arc<House>>,
+    Extension(door): Extension<Door>,
     Path(id): Path<String>,
 ) -> Result<Json<view::Unpinned>, Refusal> {
     let cache = house.cache()?;
     let unknown = || Error::not_found("there is no such pin").at(&id).cure("`towline pins` lists them");
     let pin: PinId = id.parse().map_err(|_| unknown())?;
-    if blocking(move || cache.unpin(pin)).await? {
+    let end = move || {
+        let own = cache.pins().iter().any(|kept| kept.id == pin && door.has(kept));
+        Ok(own && cache.unpin(pin)?)
+    };
+    if blocking(end).await? {
         return Ok(Json(view::Unpinned { unpinned: id }));
     }
     Err(unknown().into())

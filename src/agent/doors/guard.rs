@@ -1,44 +1,129 @@
 //! Who may use the API. The Unix socket can be reached by its user alone; on loopback any process can connect, and a browser can be
-//! made to.
+//! made to; through the port for peers, agents of the authority call.
 
 use std::sync::Arc;
 
 use axum::extract::{Extension, Request, State};
-use axum::http::{HeaderMap, StatusCode, header, uri::Authority};
+use axum::http::{HeaderMap, Method, StatusCode, header, uri::Authority};
 use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
 
 use super::refusal::Refusal;
+use crate::cache::Pin;
 use crate::error::Error;
+use crate::id::RepositoryId;
+use crate::transfer::exchange::Callers;
+use crate::transfer::identity::Identity;
 
 /// What anybody on this machine may ask.
 pub(super) const OPEN: [&str; 4] = ["/health", "/ready", "/metrics", "/openapi.json"];
 
+/// What another agent may ask, if it may ask anything: to bring chunks to this node and keep them, and how that goes. Nothing that
+/// touches the node's files, or what others have begun.
+pub(super) const REMOTE: [(&str, &str); 12] = [
+    ("GET", "/health"),
+    ("GET", "/ready"),
+    ("POST", "/v1/warm"),
+    ("GET", "/v1/transfers"),
+    ("GET", "/v1/transfers/{id}"),
+    ("DELETE", "/v1/transfers/{id}"),
+    ("GET", "/v1/transfers/{id}/events"),
+    ("GET", "/v1/pins"),
+    ("POST", "/v1/pins"),
+    ("DELETE", "/v1/pins/{id}"),
+    ("GET", "/v1/cache"),
+    ("GET", "/v1/peers"),
+];
+
 /// Which door a request came through.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::agent) enum Door {
     /// The Unix socket.
     Socket,
     /// The loopback address.
     Loopback,
+    /// The port for peers; this one calls.
+    Remote(Identity),
 }
 
-/// What a request on loopback must show.
-#[derive(Clone, Debug)]
-pub(super) struct Guard(Option<blake3::Hash>);
+impl Door {
+    /// Which other agent asks, if one does.
+    pub(super) fn caller(&self) -> Option<&Identity> {
+        match self {
+            Self::Remote(caller) => Some(caller),
+            Self::Socket | Self::Loopback => None,
+        }
+    }
+
+    /// Whose pins are those that are asked for: names of agents hold no slash, so nobody can write another's.
+    pub(super) fn owner(&self, told: Option<String>) -> String {
+        let told = told.unwrap_or_else(|| "api".to_owned());
+        self.caller().map_or_else(|| told.clone(), |caller| format!("{}/{told}", caller.path()))
+    }
+
+    /// May a repository be called `named`? Where repositories are is this node's own affair: other agents name them by their ids.
+    ///
+    /// # Errors
+    /// Usage, if not.
+    pub(super) fn may_name(&self, named: Option<&str>) -> Result<(), Error> {
+        match named {
+            Some(named) if self.caller().is_some() && named.parse::<RepositoryId>().is_err() => {
+                Err(Error::usage("repository is named by another agent, and not by its id").got(named))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// May whoever is here see and end `pin`? Another agent, only its own.
+    pub(super) fn has(&self, pin: &Pin) -> bool {
+        self.caller()
+            .is_none_or(|caller| pin.owner.strip_prefix(&caller.path()).is_some_and(|rest| rest.starts_with('/')))
+    }
+}
+
+/// Who is let in, and to what.
+#[derive(Debug)]
+pub(super) struct Guard {
+    /// What a request on loopback must show; without one, nothing but what is open is answered there.
+    token: Option<blake3::Hash>,
+    /// Which agents may call.
+    callers: Callers,
+    /// What this agent is called.
+    own: String,
+}
 
 impl Guard {
-    /// The token that is asked for; without one, nothing but what is open is answered.
-    pub(super) fn new(token: Option<&str>) -> Self {
-        Self(token.map(|token| blake3::hash(token.as_bytes())))
+    /// Of the agent `own`, if it has a certificate: asks for `token` on loopback, and lets `callers` ask from elsewhere.
+    pub(super) fn new(token: Option<&str>, callers: Callers, own: Option<&Identity>) -> Self {
+        let own = own.map_or_else(|| "here".to_owned(), Identity::path);
+        Self { token: token.map(|token| blake3::hash(token.as_bytes())), callers, own }
     }
 
     /// # Errors
     /// What is wrong with the request.
-    fn judge(&self, door: Door, path: &str, headers: &HeaderMap) -> Result<(), Refusal> {
-        if door == Door::Socket {
+    fn judge(&self, door: &Door, (method, path): (&Method, &str), headers: &HeaderMap) -> Result<(), Refusal> {
+        match door {
+            Door::Socket => Ok(()),
+            Door::Loopback => self.judge_local(path, headers),
+            Door::Remote(caller) => self.judge_call(caller, method, path).map_err(Refusal::from),
+        }
+    }
+
+    fn judge_call(&self, caller: &Identity, method: &Method, path: &str) -> Result<(), Error> {
+        if !self.callers.include(caller) {
+            let caller = caller.path();
+            return Err(Error::denied(format!("agent {} does not let {caller} ask it", self.own))
+                .cure(format!("add callers = [\"{caller}\"] to its settings")));
+        }
+        if REMOTE.iter().any(|&(may, route)| may == method.as_str() && leads(path, route)) {
             return Ok(());
         }
+        Err(Error::denied(format!("agent {} lets nobody ask this from elsewhere", self.own))
+            .at(format!("{method} {path}"))
+            .cure("ask it on its own node"))
+    }
+
+    fn judge_local(&self, path: &str, headers: &HeaderMap) -> Result<(), Refusal> {
         // A page from elsewhere whose name was made to mean this machine still tells that name.
         if !headers.get(header::HOST).and_then(|host| host.to_str().ok()).is_some_and(is_loopback) {
             let error = Error::denied("request is for another host").expected("localhost, 127.0.0.1 or [::1]");
@@ -58,7 +143,19 @@ impl Guard {
         let shown =
             shown.and_then(|value| value.split_once(' ')).filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"));
         // Hashes are compared in constant time.
-        shown.zip(self.0).is_some_and(|((_, token), expected)| blake3::hash(token.trim().as_bytes()) == expected)
+        shown.zip(self.token).is_some_and(|((_, token), expected)| blake3::hash(token.trim().as_bytes()) == expected)
+    }
+}
+
+/// Does `path` take `route`, in which a name in braces stands for one part?
+fn leads(path: &str, route: &str) -> bool {
+    let (mut parts, mut names) = (path.split('/'), route.split('/'));
+    loop {
+        match (parts.next(), names.next()) {
+            (None, None) => return true,
+            (Some(part), Some(name)) if part == name || name.starts_with('{') && !part.is_empty() => {}
+            _ => return false,
+        }
     }
 }
 
@@ -73,7 +170,7 @@ pub(super) async fn check(
     request: Request,
     next: Next,
 ) -> Response {
-    match guard.judge(door, request.uri().path(), request.headers()) {
+    match guard.judge(&door, (request.method(), request.uri().path()), request.headers()) {
         Ok(()) => next.run(request).await,
         Err(refusal) => refusal.into_response(),
     }
@@ -83,34 +180,101 @@ pub(super) async fn check(
 mod tests {
     use super::*;
 
-    fn judged(door: Door, path: &str, headers: &[(header::HeaderName, &str)]) -> bool {
-        let headers = headers.iter().map(|(name, value)| (name.clone(), value.parse().unwrap())).collect();
-        Guard::new(Some("secret")).judge(door, path, &headers).is_ok()
+    fn judged(door: &Door, path: &str, headers: &[(header::HeaderName, &str)]) -> bool {
+        let headers = &headers.iter().map(|(name, value)| (name.clone(), value.parse().unwrap())).collect();
+        let guard = Guard::new(Some("secret"), Callers::default(), None);
+        guard.judge(door, (&Method::GET, path), headers).is_ok()
+    }
+
+    /// What `home/a` is told by an agent that lets `callers` ask.
+    fn called(callers: &[&str], method: &Method, path: &str) -> Result<(), Error> {
+        let agent = |site: &str, agent: &str| Identity::new(site, agent).unwrap();
+        let callers: Vec<_> = callers.iter().map(|&caller| caller.to_owned()).collect();
+        let guard = Guard::new(Some("secret"), Callers::of(&callers).unwrap(), Some(&agent("cloud", "b")));
+        guard.judge_call(&agent("home", "a"), method, path)
     }
 
     #[test]
     fn loopback_wants_the_host_and_the_token() {
         use header::{AUTHORIZATION, HOST};
-        assert!(judged(Door::Socket, "/v1/pins", &[]));
+        assert!(judged(&Door::Socket, "/v1/pins", &[]));
         for host in ["localhost", "127.0.0.1:7070", "[::1]:7070"] {
-            assert!(judged(Door::Loopback, "/health", &[(HOST, host)]), "{host}");
-            assert!(judged(Door::Loopback, "/v1/pins", &[(HOST, host), (AUTHORIZATION, "Bearer secret")]), "{host}");
+            assert!(judged(&Door::Loopback, "/health", &[(HOST, host)]), "{host}");
+            assert!(judged(&Door::Loopback, "/v1/pins", &[(HOST, host), (AUTHORIZATION, "Bearer secret")]), "{host}");
             for shown in ["Bearer wrong", "Bearer", "secret", "Basic secret", "Bearer secret2"] {
-                assert!(!judged(Door::Loopback, "/v1/pins", &[(HOST, host), (AUTHORIZATION, shown)]), "{shown}");
+                assert!(!judged(&Door::Loopback, "/v1/pins", &[(HOST, host), (AUTHORIZATION, shown)]), "{shown}");
             }
-            assert!(!judged(Door::Loopback, "/v1/pins", &[(HOST, host)]));
+            assert!(!judged(&Door::Loopback, "/v1/pins", &[(HOST, host)]));
         }
         for host in ["evil.example", "localhost.evil.example", "127.0.0.1.evil.example", "", "10.0.0.1:7070"] {
-            assert!(!judged(Door::Loopback, "/health", &[(HOST, host)]), "{host}");
+            assert!(!judged(&Door::Loopback, "/health", &[(HOST, host)]), "{host}");
         }
-        assert!(!judged(Door::Loopback, "/health", &[]));
-        assert!(!judged(Door::Loopback, "/health/", &[(HOST, "localhost")]));
+        assert!(!judged(&Door::Loopback, "/health", &[]));
+        assert!(!judged(&Door::Loopback, "/health/", &[(HOST, "localhost")]));
     }
 
     #[test]
     fn without_a_token_nothing_is_let_through() {
         let headers = [(header::HOST, "localhost"), (header::AUTHORIZATION, "Bearer ")];
         let headers = headers.into_iter().map(|(name, value)| (name, value.parse().unwrap())).collect();
-        assert!(Guard::new(None).judge(Door::Loopback, "/v1/pins", &headers).is_err());
+        assert!(Guard::new(None, Callers::default(), None).judge_local("/v1/pins", &headers).is_err());
+    }
+
+    #[test]
+    fn who_calls_must_be_listed() {
+        let warm = "/v1/warm";
+        for callers in [&[][..], &["home/b", "homer/*", "cloud/*"]] {
+            let error = called(callers, &Method::POST, warm).unwrap_err();
+            assert_eq!(error.to_string(), "agent cloud/b does not let home/a ask it");
+            assert_eq!(error.cure_text(), Some("add callers = [\"home/a\"] to its settings"));
+            assert!(called(callers, &Method::GET, "/health").is_err());
+        }
+        for callers in [&["home/a"][..], &["home/*"], &["x/y", "*"]] {
+            assert!(called(callers, &Method::POST, warm).is_ok(), "{callers:?}");
+        }
+    }
+
+    #[test]
+    fn who_calls_may_not_touch_files() {
+        let all = [Method::GET, Method::POST, Method::DELETE, Method::PUT, Method::HEAD];
+        for (path, methods, _) in super::super::routes() {
+            for method in &all {
+                let may = called(&["*"], method, path).is_ok();
+                assert_eq!(may, REMOTE.contains(&(method.as_str(), path)), "{method} {path}");
+                assert!(!may || methods.contains(method), "{method} {path} is not served");
+            }
+        }
+        let denied = ["/v1/save", "/v1/restore", "/v1/cache/evict", "/v1/cache/check"];
+        assert!(denied.iter().all(|path| called(&["*"], &Method::POST, path).is_err()));
+        let denied =
+            ["/v1/files/run/a", "/v1/chunks", "/v1/ledger", "/metrics", "/v1/none", "/", "", "/health/", "/v1/pins/"];
+        assert!(denied.iter().all(|path| called(&["*"], &Method::GET, path).is_err()));
+        for path in ["/v1/transfers/a/b", "/v1/transfers//events", "/v1/transfers/a/events/", "//v1/transfers"] {
+            assert!(called(&["*"], &Method::GET, path).is_err(), "{path}");
+        }
+        assert!(called(&["*"], &Method::GET, "/v1/transfers/01KB/events").is_ok());
+    }
+
+    #[test]
+    fn pins_of_another_agent_are_its_own() {
+        let door = |site: &str, agent: &str| Door::Remote(Identity::new(site, agent).unwrap());
+        let pin = |owner: &str| Pin {
+            id: crate::id::PinId::random(),
+            owner: owner.to_owned(),
+            reason: String::new(),
+            created: crate::clock::Timestamp(0),
+            expires: None,
+            chunks: 0,
+        };
+        assert_eq!(Door::Socket.owner(None), "api");
+        let theirs = pin(&door("home", "a").owner(Some("me".into())));
+        assert_eq!(theirs.owner, "home/a/me");
+        assert!(door("home", "a").has(&theirs) && Door::Socket.has(&theirs));
+        for other in [door("home", "b"), door("cloud", "a")] {
+            assert!(!other.has(&theirs), "{other:?}");
+        }
+        for owner in ["me", "home/a", "home/ab/me", "home", ""] {
+            assert!(!door("home", "a").has(&pin(owner)), "{owner}");
+        }
     }
 }

@@ -8,6 +8,7 @@ mod guard;
 mod open;
 mod peers;
 mod refusal;
+mod relay;
 mod serve;
 #[cfg(test)]
 mod tests;
@@ -23,9 +24,12 @@ use axum::routing::{MethodRouter, delete, get, post};
 pub(super) use self::guard::Door;
 use self::guard::{Guard, check};
 use self::refusal::{Refusal, body_limit};
+use self::relay::pass_on;
 pub(super) use self::serve::serve;
 use super::house::House;
 use crate::error::Error;
+use crate::transfer::exchange::Callers;
+use crate::transfer::identity::Credentials;
 
 /// A path, and what can be done there.
 type Route = (&'static str, &'static [Method], MethodRouter<Arc<House>>);
@@ -60,8 +64,10 @@ fn routes() -> Vec<Route> {
     ]
 }
 
-/// The API of `house`; on loopback it wants `token`.
-pub(super) fn router(house: Arc<House>, token: Option<&str>) -> Router {
+/// The API of `house`; on loopback it wants `token`, and of other agents `callers` may ask it.
+pub(super) fn router(house: Arc<House>, token: Option<&str>, callers: Callers) -> Router {
+    let own = house.credentials().map(Credentials::identity);
+    let guard = Guard::new(token, callers, own.as_ref());
     let paths = routes().into_iter().fold(Router::new(), |router, (path, _, methods)| router.route(path, methods));
     let nowhere = || async {
         Refusal::from(Error::not_found("the API has no such path").cure("GET /openapi.json lists its paths"))
@@ -73,7 +79,8 @@ pub(super) fn router(house: Arc<House>, token: Option<&str>) -> Router {
     paths
         .fallback(nowhere)
         .method_not_allowed_fallback(otherwise)
+        .layer(from_fn_with_state(Arc::clone(&house), pass_on))
         .layer(body_limit())
-        .layer(from_fn_with_state(Arc::new(Guard::new(token)), check))
+        .layer(from_fn_with_state(Arc::new(guard), check))
         .with_state(house)
 }

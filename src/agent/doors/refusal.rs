@@ -59,17 +59,25 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Asked<T> {
     type Rejection = Refusal;
 
     async fn from_request(request: Request, state: &S) -> Result<Self, Refusal> {
-        use axum::RequestExt as _;
-        let body = Bytes::from_request(request.with_limited_body(), state).await.map_err(|rejection| {
-            let error = Error::usage("request cannot be read").expected(format!("at most {BODY_LEN_MAX} bytes"));
-            Refusal::new(rejection.status(), error.source(rejection.body_text()))
-        })?;
+        let body = body(request, state).await?;
         let parsed = serde_json::from_slice(&body);
         parsed.map(Self).map_err(|source| Error::usage("request is malformed").source(source).into())
     }
 }
 
-/// The limit that [`Asked`] needs to be set for every route.
+/// The body of a request.
+///
+/// # Errors
+/// What is wrong with it, such as its length.
+pub(super) async fn body<S: Send + Sync>(request: Request, state: &S) -> Result<Bytes, Refusal> {
+    use axum::RequestExt as _;
+    Bytes::from_request(request.with_limited_body(), state).await.map_err(|rejection| {
+        let error = Error::usage("request cannot be read").expected(format!("at most {BODY_LEN_MAX} bytes"));
+        Refusal::new(rejection.status(), error.source(rejection.body_text()))
+    })
+}
+
+/// The limit that [`body`] needs to be set for every route.
 pub(super) fn body_limit() -> axum::extract::DefaultBodyLimit {
     axum::extract::DefaultBodyLimit::max(BODY_LEN_MAX)
 }

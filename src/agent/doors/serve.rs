@@ -1,12 +1,16 @@
 //! Connections: taken in while there is room, and let go when the agent ends.
 
+use std::io;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::Router;
 use axum::serve::Listener;
-use axum::{Extension, Router};
+use hyper::Request;
+use hyper::body::Incoming;
 use hyper::server::conn::http1;
+use hyper::service::{Service as _, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -15,37 +19,55 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::guard::Door;
+use crate::transfer::calls::{Calls, Line};
+use crate::transfer::identity::Identity;
 
 /// Connections at one door at the same time, at most.
 const CONNECTIONS_MAX: usize = 256;
 /// A request's head must be there within this, and a connection without one is closed.
 const HEAD_WITHIN: Duration = Duration::from_secs(30);
 
-/// Serves at `listener` until `leaving`, and what was begun by then to its end.
+/// Other agents call as others connect.
+impl Listener for Calls {
+    type Io = Line;
+    type Addr = Identity;
+
+    async fn accept(&mut self) -> (Line, Identity) {
+        match self.next().await {
+            Some(call) => call,
+            None => std::future::pending().await,
+        }
+    }
+
+    fn local_addr(&self) -> io::Result<Identity> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+}
+
+/// Serves at `listener` until `leaving`, and what was begun by then to its end. Who connects from where has come through which `door`.
 ///
 /// # Cancel safety
 /// Safe: what was begun is dropped.
-pub(in crate::agent) async fn serve(
-    mut listener: impl Listener,
-    door: Door,
+pub(in crate::agent) async fn serve<L: Listener>(
+    mut listener: L,
+    door: impl Fn(L::Addr) -> Door,
     router: Router,
     leaving: CancellationToken,
 ) {
-    let router = router.layer(Extension(door));
     let (places, connections) = (Arc::new(Semaphore::new(CONNECTIONS_MAX)), TaskTracker::new());
     loop {
         let next = async {
             // Never closed.
             let place = Arc::clone(&places).acquire_owned().await;
-            (listener.accept().await.0, place)
+            (listener.accept().await, place)
         };
-        let (stream, place) = tokio::select! {
+        let ((stream, from), place) = tokio::select! {
             next = next => next,
             () = leaving.cancelled() => break,
         };
-        let (router, leaving) = (router.clone(), leaving.clone());
+        let (router, door, leaving) = (router.clone(), door(from), leaving.clone());
         connections.spawn(async move {
-            connection(stream, router, leaving).await;
+            connection(stream, router, door, leaving).await;
             drop(place);
         });
     }
@@ -57,11 +79,17 @@ pub(in crate::agent) async fn serve(
 async fn connection(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     router: Router,
+    door: Door,
     leaving: CancellationToken,
 ) {
+    let router = TowerToHyperService::new(router);
+    let router = service_fn(move |mut request: Request<Incoming>| {
+        request.extensions_mut().insert(door.clone());
+        router.call(request)
+    });
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new()).header_read_timeout(HEAD_WITHIN);
-    let served = http.serve_connection(TokioIo::new(stream), TowerToHyperService::new(router)).with_upgrades();
+    let served = http.serve_connection(TokioIo::new(stream), router).with_upgrades();
     let mut served = pin!(served);
     let ended = tokio::select! {
         ended = served.as_mut() => ended,

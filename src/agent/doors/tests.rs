@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use serde_json::Value;
 
-use super::guard::OPEN;
+use super::guard::{OPEN, REMOTE};
 use super::{open, routes};
 
 #[test]
@@ -31,6 +31,18 @@ fn what_is_open_is_described_as_such() {
     for (path, item) in described["paths"].as_object().unwrap() {
         let open = item["get"]["security"].as_array().is_some_and(Vec::is_empty);
         assert_eq!(open, OPEN.contains(&path.as_str()), "{path}");
+    }
+}
+
+#[test]
+fn what_other_agents_may_ask_is_described_as_such() {
+    let described: Value = serde_json::from_str(open::DESCRIPTION).unwrap();
+    for (path, item) in described["paths"].as_object().unwrap() {
+        for (method, operation) in item.as_object().unwrap().iter().filter(|(key, _)| *key != "parameters") {
+            let remote = operation["x-towline-remote"] == true;
+            let listed = REMOTE.contains(&(method.to_uppercase().as_str(), path.as_str()));
+            assert_eq!(remote, listed, "{method} {path}");
+        }
     }
 }
 

@@ -8,15 +8,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Json;
-use axum::extract::{Path, State};
+use axum::extract::{Extension, Path, State};
 use axum::http::StatusCode;
 use axum::response::sse::{Event, KeepAlive, Sse};
 use futures::Stream;
 use serde::Deserialize;
 
+use super::guard::Door;
 use super::refusal::{Asked, Refusal};
 use crate::agent::config::Span;
-use crate::agent::errands::{self, Restoring, report};
+use crate::agent::errands::{self, Restoring, Warming, report};
 use crate::agent::house::House;
 use crate::agent::transfers::{About, Entry};
 use crate::agent::view::{self, Kind, Pace};
@@ -114,8 +115,12 @@ pub(super) async fn save(State(house): State<Arc<House>>, Asked(asked): Asked<Sa
         key_every: asked.key_every,
         ..SaveOptions::default()
     };
-    let about =
-        About { kind: Kind::Save, name: name.to_string(), repository: Some(repository.store().location().to_string()) };
+    let about = About {
+        kind: Kind::Save,
+        name: name.to_string(),
+        repository: Some(repository.store().location().to_string()),
+        caller: None,
+    };
     let begun = house.transfers.begin(about, move |progress| async move {
         options.progress = progress;
         if let Some(base) = base {
@@ -140,31 +145,43 @@ pub(super) async fn restore(State(house): State<Arc<House>>, Asked(asked): Asked
 }
 
 /// Brings what a name stands for into the cache; what is there already is not brought again.
-pub(super) async fn warm(State(house): State<Arc<House>>, Asked(asked): Asked<Warm>) -> Begun {
-    let owner = asked.owner.unwrap_or_else(|| "api".to_owned());
+pub(super) async fn warm(
+    State(house): State<Arc<House>>,
+    Extension(door): Extension<Door>,
+    Asked(asked): Asked<Warm>,
+) -> Begun {
+    door.may_name(asked.repository.as_deref())?;
+    let owner = door.owner(asked.owner);
     let pin = asked.pin.map(|span| Pinning { owner, expires: Some(house.after(span.0)) });
     let from = asked.from.as_deref().map(str::parse).transpose()?.unwrap_or_default();
-    let begun = errands::warm(&house, asked.repository.as_deref(), asked.name.parse()?, (from, pin))?;
+    let caller = door.caller().cloned();
+    let warming = Warming { name: asked.name.parse()?, from, pin, caller };
+    let begun = errands::warm(&house, asked.repository.as_deref(), warming)?;
     Ok((StatusCode::ACCEPTED, Json(begun.view())))
 }
 
-pub(super) async fn list(State(house): State<Arc<House>>) -> Json<view::TransferList> {
-    Json(house.transfers.list())
+pub(super) async fn list(
+    State(house): State<Arc<House>>,
+    Extension(door): Extension<Door>,
+) -> Json<view::TransferList> {
+    Json(house.transfers.list(door.caller()))
 }
 
 pub(super) async fn one(
     State(house): State<Arc<House>>,
+    Extension(door): Extension<Door>,
     Path(id): Path<String>,
 ) -> Result<Json<view::Transfer>, Refusal> {
-    Ok(Json(house.transfers.find(&id)?.view()))
+    Ok(Json(house.transfers.find(&id, door.caller())?.view()))
 }
 
 /// Stops a transfer, and answers when it has ended.
 pub(super) async fn stop(
     State(house): State<Arc<House>>,
+    Extension(door): Extension<Door>,
     Path(id): Path<String>,
 ) -> Result<Json<view::Transfer>, Refusal> {
-    let found = house.transfers.find(&id)?;
+    let found = house.transfers.find(&id, door.caller())?;
     found.stop();
     found.ended().await;
     Ok(Json(found.view()))
@@ -173,9 +190,10 @@ pub(super) async fn stop(
 /// Tells how far a transfer is, until it has ended: events `progress`, then one `end`.
 pub(super) async fn events(
     State(house): State<Arc<House>>,
+    Extension(door): Extension<Door>,
     Path(id): Path<String>,
 ) -> Result<Sse<impl Stream<Item = Result<Event, Infallible>>>, Refusal> {
-    let following = Following { entry: house.transfers.find(&id)?, told: None, over: false };
+    let following = Following { entry: house.transfers.find(&id, door.caller())?, told: None, over: false };
     let told = futures::stream::unfold(following, |mut following| async move {
         let event = following.next().await?;
         Some((Ok(event), following))

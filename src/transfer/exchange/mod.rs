@@ -38,14 +38,14 @@ use self::gather::Ask;
 pub use self::holdings::Local;
 use self::keep::Keeper;
 pub use self::limit::Limits;
-pub use self::policy::Policy;
+pub use self::policy::{Callers, Policy};
 use super::identity::Identity;
 use super::peers::{Peers, Rate};
 use super::protocol::Priority;
 use crate::budget::Budget;
 use crate::cache::Cache;
 use crate::error::{Error, Result};
-use crate::repository::{ChunkSource, FramePlace, Repository, Saved};
+use crate::repository::{ChunkSource, FramePlace, Name, Repository, Saved};
 
 /// What an exchange is made of.
 #[derive(Debug)]
@@ -133,6 +133,12 @@ impl Exchange {
         self.origin.lock().unwrap_or_else(PoisonError::into_inner).get()
     }
 
+    /// May `agent` read what `name` stands for?
+    #[must_use]
+    pub fn may_read(&self, agent: &Identity, name: &Name) -> bool {
+        self.policy.allows(agent, name)
+    }
+
     /// What it has moved.
     #[must_use]
     pub fn figures(&self) -> Figures {
@@ -166,7 +172,7 @@ impl fmt::Display for From {
         match self {
             Self::Anywhere => f.write_str("anywhere"),
             Self::Site(site) => f.write_str(site),
-            Self::Agent(agent) => write!(f, "{}/{}", agent.site(), agent.agent()),
+            Self::Agent(agent) => f.write_str(&agent.path()),
             Self::Repository => f.write_str("repository"),
         }
     }

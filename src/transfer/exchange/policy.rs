@@ -43,10 +43,31 @@ impl Policy {
     #[must_use]
     pub fn allows(&self, agent: &Identity, name: &Name) -> bool {
         let Some(rules) = &self.rules else { return true };
-        let agent = format!("{}/{}", agent.site(), agent.agent());
+        let agent = agent.path();
         let allows =
             |rule: &Rule| rule.agents.is_match(&agent) && rule.names.iter().any(|names| names.is_match(name.as_str()));
         rules.iter().any(allows)
+    }
+}
+
+/// Which agents may ask this one to do something. Nobody, unless they are told.
+#[derive(Clone, Debug, Default)]
+pub struct Callers(Vec<GlobMatcher>);
+
+impl Callers {
+    /// Those that one of the patterns of agents (`SITE/AGENT`) fits; in patterns `*` stands for anything.
+    ///
+    /// # Errors
+    /// Usage, for a malformed pattern.
+    pub fn of(patterns: &[String]) -> Result<Self> {
+        Ok(Self(patterns.iter().map(|agents| pattern(agents)).collect::<Result<_>>()?))
+    }
+
+    /// Is `agent` one of them?
+    #[must_use]
+    pub fn include(&self, agent: &Identity) -> bool {
+        let agent = agent.path();
+        self.0.iter().any(|agents| agents.is_match(&agent))
     }
 }
 
@@ -73,5 +94,15 @@ mod tests {
         assert!(may("home", "boss", "run-8/step-1"));
         assert!(Policy::only([("[", all.as_slice())]).is_err());
         assert!(Policy::everybody().allows(&Identity::new("x", "y").unwrap(), &"anything".parse().unwrap()));
+    }
+
+    #[test]
+    fn nobody_calls_unless_told() {
+        let agent = |site: &str, agent: &str| Identity::new(site, agent).unwrap();
+        assert!(!Callers::default().include(&agent("home", "a")));
+        let callers = Callers::of(&["home/*".to_owned(), "cloud/boss".to_owned()]).unwrap();
+        assert!(callers.include(&agent("home", "a")) && callers.include(&agent("cloud", "boss")));
+        assert!(!callers.include(&agent("cloud", "a")) && !callers.include(&agent("home2", "a")));
+        assert!(Callers::of(&["[".to_owned()]).is_err());
     }
 }

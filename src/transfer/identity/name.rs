@@ -40,6 +40,12 @@ impl Identity {
         &self.site
     }
 
+    /// `SITE/AGENT`, as people and patterns write it.
+    #[must_use]
+    pub fn path(&self) -> String {
+        format!("{}/{}", self.site, self.agent)
+    }
+
     /// Which of the agents there.
     #[must_use]
     pub fn agent(&self) -> &str {

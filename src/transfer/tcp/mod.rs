@@ -12,6 +12,7 @@ use tokio_rustls::{TlsAcceptor, TlsConnector};
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument as _;
 
+use super::calls::{ALPN_HTTP, Calls, Switch, switch};
 use super::carrier::{CONNECTIONS_MAX, Dial, HANDSHAKE_MAX, broken};
 use super::drive::{Client, Clockwork, Lanes, hello, serve};
 use super::identity::{Credentials, SERVER_NAME, client_config, peer_identity, server_config};
@@ -54,8 +55,9 @@ pub async fn connect(address: SocketAddr, credentials: &Credentials, dial: &Dial
 /// A place where peers connect.
 #[derive(Debug)]
 pub struct Listener {
-    listener: TcpListener,
+    socket: TcpListener,
     credentials: Credentials,
+    calls: Option<Switch>,
 }
 
 impl Listener {
@@ -67,8 +69,15 @@ impl Listener {
     /// # Cancel safety
     /// Safe.
     pub async fn bind(address: SocketAddr, credentials: Credentials) -> Result<Self> {
-        let listener = TcpListener::bind(address).await.map_err(|error| super::carrier::not_bound(error, address))?;
-        Ok(Self { listener, credentials })
+        let socket = TcpListener::bind(address).await.map_err(|error| super::carrier::not_bound(error, address))?;
+        Ok(Self { socket, credentials, calls: None })
+    }
+
+    /// Also takes calls from now on, for whoever holds what this returns to answer; else who calls is refused in the handshake.
+    pub fn take_calls(&mut self) -> Calls {
+        let (calls, taken) = switch();
+        self.calls = Some(calls);
+        taken
     }
 
     /// Where it listens.
@@ -76,7 +85,7 @@ impl Listener {
     /// # Errors
     /// As the system says.
     pub fn address(&self) -> Result<SocketAddr> {
-        self.listener.local_addr().map_err(|source| Error::other("socket has no address").source(source))
+        self.socket.local_addr().map_err(|source| Error::other("socket has no address").source(source))
     }
 
     /// Serves whoever connects until `leaving`, and then until nobody has an open request.
@@ -84,14 +93,16 @@ impl Listener {
     /// # Cancel safety
     /// Safe: every connection is dropped.
     pub async fn serve(self, holdings: Arc<dyn Holdings>, leaving: CancellationToken) -> Result<()> {
-        let acceptor = TlsAcceptor::from(Arc::new(server_config(&self.credentials)?));
+        let mut config = server_config(&self.credentials)?;
+        config.alpn_protocols.extend(self.calls.as_ref().map(|_| ALPN_HTTP.to_vec()));
+        let acceptor = TlsAcceptor::from(Arc::new(config));
         let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
         let mut connections = JoinSet::new();
         loop {
             // Those that are too many wait in the system's own queue.
             let accepted = tokio::select! {
                 Ok(place) = Arc::clone(&places).acquire_owned() => tokio::select! {
-                    accepted = self.listener.accept() => accepted.map(|(stream, from)| (stream, from, place)),
+                    accepted = self.socket.accept() => accepted.map(|(stream, from)| (stream, from, place)),
                     () = leaving.cancelled() => break,
                 },
                 () = leaving.cancelled() => break,
@@ -101,10 +112,11 @@ impl Listener {
             match accepted {
                 Ok((stream, from, place)) => {
                     let (acceptor, credentials) = (acceptor.clone(), self.credentials.clone());
-                    let (holdings, leaving) = (Arc::clone(&holdings), leaving.clone());
+                    let to = (Arc::clone(&holdings), self.calls.clone());
+                    let leaving = leaving.clone();
                     connections.spawn(async move {
                         let _place = place;
-                        if let Err(error) = attend(stream, acceptor, &credentials, holdings, leaving).await {
+                        if let Err(error) = attend(stream, acceptor, &credentials, to, leaving).await {
                             tracing::warn!(%from, "peer was refused: {error:?}");
                         }
                     });
@@ -125,7 +137,7 @@ async fn attend(
     stream: TcpStream,
     acceptor: TlsAcceptor,
     credentials: &Credentials,
-    holdings: Arc<dyn Holdings>,
+    (holdings, calls): (Arc<dyn Holdings>, Option<Switch>),
     leaving: CancellationToken,
 ) -> Result<()> {
     let wire = Arc::<Wire>::default();
@@ -136,6 +148,10 @@ async fn attend(
     let accepted = timeout(HANDSHAKE_MAX, accepted).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
     let stream = accepted.map_err(broken)?;
     let peer = peer_identity(stream.get_ref().1.peer_certificates(), None)?;
+    if let Some(calls) = calls.filter(|_| stream.get_ref().1.alpn_protocol() == Some(ALPN_HTTP)) {
+        tracing::debug!(%peer, "peer calls");
+        return calls.hand_over(Box::new(stream), peer);
+    }
     holdings.opened(&peer, Carrier::Tcp, wire);
     let clock = Clockwork::start();
     let provider = Provider::new(hello(&credentials.identity(), 0), peer.clone(), 0, clock.now());

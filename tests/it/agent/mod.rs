@@ -1,6 +1,7 @@
 //! The agent as a process, and how tests talk to it.
 
 mod api;
+mod elsewhere;
 mod killed;
 mod life;
 mod memory;

@@ -12,14 +12,14 @@ use crate::cli::User;
 use crate::data::noise;
 
 /// Bytes that the agent had from `source`.
-fn had(agent: &Running, source: &str) -> u64 {
+pub(super) fn had(agent: &Running, source: &str) -> u64 {
     let text = String::from_utf8(agent.ask("GET", "/metrics", "", "").body).unwrap();
     let sample = format!("towline_chunk_from_bytes_total{{source=\"{source}\"}} ");
     text.lines().find_map(|line| line.strip_prefix(&sample)).unwrap().parse().unwrap()
 }
 
 /// Takes the packs of the repository out of reach.
-fn hide_packs(user: &User) {
+pub(super) fn hide_packs(user: &User) {
     fs::rename(user.repository().join("pack"), user.repository().join("hidden")).unwrap();
 }
 
@@ -91,7 +91,7 @@ fn chunks_are_given_over_the_socket_alone_and_only_when_asked_for() {
 }
 
 /// Makes certificates for agents of two sites; the folders lie in the working folder.
-fn identities(user: &User) {
+pub(super) fn identities(user: &User) {
     user.ok(&["identity", "init"]);
     for agent in ["home/a", "home/b", "cloud/c"] {
         let (_, name) = agent.split_once('/').unwrap();
@@ -101,9 +101,14 @@ fn identities(user: &User) {
 
 /// An agent called `name`, that knows the others at `addresses`.
 fn start_peer(user: &User, name: &str, addresses: &[String], more: &str) -> Running {
+    start_peer_with(user, name, addresses, ("listen = '127.0.0.1:0'", more))
+}
+
+/// As before, with these settings of its own, and these sections.
+pub(super) fn start_peer_with(user: &User, name: &str, addresses: &[String], (own, more): (&str, &str)) -> Running {
     let addresses: Vec<String> = addresses.iter().map(|address| format!("'{address}'")).collect();
     let text = format!(
-        "repository = '../repo'\nsocket = '{name}.sock'\nmemory = '512M'\nidentity = '{name}'\nlisten = '127.0.0.1:0'\n\
+        "repository = '../repo'\nsocket = '{name}.sock'\nmemory = '512M'\nidentity = '{name}'\n{own}\n\
          [cache]\ndir = 'cache-{name}'\ncapacity = '256M'\nfree_floor = '0'\n\
          [peers]\naddresses = [{}]\n{more}\n",
         addresses.join(", ")

@@ -1,0 +1,169 @@
+//! Requests that are for another agent: passed on to it, and its answer back, as they come.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::extract::{Extension, Request, State};
+use axum::http::{HeaderMap, HeaderValue, Method, Uri, header};
+use axum::middleware::Next;
+use axum::response::{IntoResponse as _, Response};
+use futures::stream::unfold;
+use http_body_util::BodyExt as _;
+use hyper::body::{Bytes, Incoming};
+use hyper::client::conn::http1;
+use hyper_util::rt::TokioIo;
+use serde_json::Value;
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
+
+use super::guard::Door;
+use super::refusal::{Refusal, body};
+use crate::agent::AT;
+use crate::agent::elsewhere::{At, Chosen, choose};
+use crate::agent::house::House;
+use crate::error::{Error, Result};
+use crate::id::RepositoryId;
+use crate::transfer::calls::{call, lost};
+use crate::transfer::identity::{Credentials, Identity};
+
+/// What is said of an answer besides its status.
+const TOLD: [header::HeaderName; 2] = [header::CONTENT_TYPE, header::CACHE_CONTROL];
+/// An agent that says nothing for so long is gone. Events have a sign of life every 15 seconds.
+const SILENCE_MAX: Duration = Duration::from_mins(1);
+
+/// Passes on what is for another agent; answers the rest.
+pub(super) async fn pass_on(
+    State(house): State<Arc<House>>,
+    Extension(door): Extension<Door>,
+    request: Request,
+    next: Next,
+) -> Response {
+    let answered = match wanted(request.headers()) {
+        Ok(None) => return next.run(request).await,
+        Ok(Some(_)) if door.caller().is_some() => {
+            Err(Error::denied("requests of other agents are not passed on").cure("ask that agent itself").into())
+        }
+        Ok(Some(at)) => elsewhere(&house, &at, request, next).await,
+        Err(error) => Err(error.into()),
+    };
+    answered.unwrap_or_else(Refusal::into_response)
+}
+
+/// For whom a request is, if it is for another agent.
+fn wanted(headers: &HeaderMap) -> Result<Option<At>> {
+    let Some(told) = headers.get(AT) else { return Ok(None) };
+    let text = told.to_str().map_err(|source| Error::usage("header Towline-At is malformed").source(source))?;
+    text.trim().parse().map(Some)
+}
+
+/// Has the agent that `at` means answer; the answer says who it was.
+async fn elsewhere(house: &House, at: &At, request: Request, next: Next) -> Result<Response, Refusal> {
+    let Some(credentials) = house.credentials() else {
+        return Err(Error::usage("this agent has no identity, so it cannot ask others")
+            .cure("make one: towline identity issue SITE/AGENT --to DIR; then set `identity` to DIR")
+            .into());
+    };
+    let (own, peers) = (credentials.identity(), house.exchange()?.peers());
+    let (head, unread) = request.into_parts();
+    let body = body(Request::from_parts(head.clone(), unread), &()).await?;
+    // Who was not tried yet is waited for.
+    peers.live().await;
+    let asked: Option<Value> = serde_json::from_slice(&body).ok();
+    let name = asked.as_ref().and_then(|asked| asked.get("name")).and_then(Value::as_str);
+    let (who, mut response) = match choose(at, &own, &peers.list(), name)? {
+        Chosen::Own => (own, next.run(Request::from_parts(head, body.into())).await),
+        Chosen::Other(callee, address) => {
+            let request = outgoing(&head.method, &head.uri, by_id(house, asked, body)?)?;
+            let relayed = relay((&callee, &address), credentials, request, house.leaving.clone()).await;
+            let response = relayed.map_err(|error| unanswered(&callee, &address, error))?;
+            (callee, response)
+        }
+    };
+    let who = HeaderValue::try_from(who.path()).map_err(|source| Error::other("a name is no header").source(source))?;
+    response.headers_mut().insert(AT, who);
+    Ok(response)
+}
+
+/// The body of a request, as another agent understands it: where the repository is is this node's own affair, its id is not.
+fn by_id(house: &House, asked: Option<Value>, body: Bytes) -> Result<Bytes> {
+    let Some(mut asked) = asked else { return Ok(body) };
+    let Some(Value::String(named)) = asked.get_mut("repository") else { return Ok(body) };
+    if named.parse::<RepositoryId>().is_ok() {
+        return Ok(body);
+    }
+    *named = house.origin(Some(named))?.id().to_string();
+    let translated = serde_json::to_vec(&asked);
+    translated.map(Bytes::from).map_err(|source| Error::other("request is not JSON").source(source))
+}
+
+/// The request as it goes out: nothing of how it came in, above all no token.
+fn outgoing(method: &Method, uri: &Uri, body: Bytes) -> Result<Request> {
+    Request::builder()
+        .method(method)
+        .uri(uri.path_and_query().map_or("/", |path| path.as_str()))
+        .header(header::HOST, "agent")
+        .header(header::CONTENT_TYPE, "application/json")
+        .body(body.into())
+        .map_err(|source| Error::other("request cannot be made").at(uri).source(source))
+}
+
+/// Asks the agent at an address. When the answer is dropped, so is the connection.
+async fn relay(
+    (callee, address): (&Identity, &str),
+    credentials: &Credentials,
+    request: Request,
+    leaving: CancellationToken,
+) -> Result<Response> {
+    let line = call(address, credentials, callee).await?;
+    let (mut sender, connection) = http1::handshake::<_, Body>(TokioIo::new(line)).await.map_err(lost)?;
+    let connection = AbortOnDropHandle::new(tokio::spawn(connection));
+    let answered = timeout(SILENCE_MAX, sender.send_request(request)).await;
+    let answer = answered.map_err(|_| Error::unreachable("no answer in time"))?.map_err(lost)?;
+    let (head, body) = answer.into_parts();
+    if head.status.is_informational() {
+        return Err(Error::unsupported("answer makes no sense").got(head.status));
+    }
+    let relayed = Relayed { body, leaving, _connection: connection };
+    let mut response =
+        Response::new(Body::from_stream(unfold(Some(relayed), |relayed| async { relayed?.next().await })));
+    *response.status_mut() = head.status;
+    for name in TOLD {
+        if let Some(value) = head.headers.get(&name) {
+            response.headers_mut().insert(name, value.clone());
+        }
+    }
+    Ok(response)
+}
+
+/// An answer on its way.
+struct Relayed {
+    body: Incoming,
+    leaving: CancellationToken,
+    _connection: AbortOnDropHandle<hyper::Result<()>>,
+}
+
+impl Relayed {
+    /// What comes next; nothing after its end, or after an error.
+    async fn next(mut self) -> Option<(io::Result<Bytes>, Option<Self>)> {
+        let frame = tokio::select! {
+            frame = timeout(SILENCE_MAX, self.body.frame()) => frame,
+            () = self.leaving.cancelled() => return Some((Err(io::ErrorKind::ConnectionAborted.into()), None)),
+        };
+        match frame {
+            Ok(None) => None,
+            Ok(Some(Ok(frame))) => Some((Ok(frame.into_data().unwrap_or_default()), Some(self))),
+            Ok(Some(Err(error))) => Some((Err(io::Error::other(error)), None)),
+            Err(_) => Some((Err(io::ErrorKind::TimedOut.into()), None)),
+        }
+    }
+}
+
+fn unanswered(callee: &Identity, address: &str, error: Error) -> Error {
+    Error::new(error.kind(), format!("agent {} cannot be asked", callee.path()))
+        .at(address)
+        .cure("is it running, of this version, and reachable over TCP? `towline top` shows the links to it")
+        .source(error)
+}

@@ -1,0 +1,199 @@
+//! Who is asked when somebody says that it is to be done elsewhere. Pure.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::str::FromStr;
+
+use crate::error::{Error, Result};
+use crate::transfer::identity::Identity;
+use crate::transfer::peers::PeerStat;
+
+/// Which other agent is to do something; as text `SITE` or `SITE/AGENT`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum At {
+    /// One of the agents of a site.
+    Site(String),
+    /// This one.
+    Agent(Identity),
+}
+
+impl FromStr for At {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        match text.split_once('/') {
+            None => Ok(Self::Site(Identity::new(text, "any")?.site().to_owned())),
+            Some((site, agent)) => Ok(Self::Agent(Identity::new(site, agent)?)),
+        }
+    }
+}
+
+impl fmt::Display for At {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Site(site) => f.write_str(site),
+            Self::Agent(agent) => f.write_str(&agent.path()),
+        }
+    }
+}
+
+/// An agent that is chosen.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Chosen {
+    /// The one that was asked.
+    Own,
+    /// Another one, and where it is.
+    Other(Identity, String),
+}
+
+/// An agent that could be.
+#[derive(Clone, Debug, Default)]
+struct Known {
+    /// None, for the one that was asked.
+    address: Option<String>,
+    live: bool,
+}
+
+/// Which agent is meant by `at`, for whoever is `own` and knows `peers`. Of several agents of a site the one that `name` falls to is
+/// chosen, the same whoever is asked and whenever; those without a link only if none has one.
+///
+/// # Errors
+/// Not found, if nobody that is known fits; usage, if several do and there is no name.
+pub(super) fn choose(at: &At, own: &Identity, peers: &[PeerStat], name: Option<&str>) -> Result<Chosen> {
+    let known = known(own, peers);
+    let fits = |agent: &Identity| match at {
+        At::Site(site) => agent.site() == site,
+        At::Agent(wanted) => agent == wanted,
+    };
+    let fitting: Vec<(&Identity, &Known)> = known.iter().filter(|(agent, _)| fits(agent)).collect();
+    let live = fitting.iter().filter(|(_, known)| known.live).copied().collect::<Vec<_>>();
+    let chosen = match (fitting.as_slice(), name) {
+        ([], _) => return Err(unknown(at, &known, peers)),
+        ([one], _) => *one,
+        (several, None) => {
+            let names: Vec<_> = several.iter().map(|(agent, _)| agent.path()).collect();
+            return Err(Error::usage("site has several agents").at(at).cure(format!("name one: {}", names.join(", "))));
+        }
+        (several, Some(name)) => {
+            let among = if live.is_empty() { several } else { &live };
+            let first = among.iter().max_by_key(|(agent, _)| weight(agent, name));
+            *first.ok_or_else(|| unknown(at, &known, peers))?
+        }
+    };
+    Ok(match &chosen.1.address {
+        None => Chosen::Own,
+        Some(address) => Chosen::Other(chosen.0.clone(), address.clone()),
+    })
+}
+
+/// Who has shown its certificate; of one at several addresses, the one with a link.
+fn known(own: &Identity, peers: &[PeerStat]) -> BTreeMap<Identity, Known> {
+    let mut known = BTreeMap::new();
+    for peer in peers {
+        let Some(identity) = &peer.identity else { continue };
+        let entry: &mut Known = known.entry(identity.clone()).or_default();
+        let live = peer.connections > 0;
+        if entry.address.is_none() || live && !entry.live {
+            *entry = Known { address: Some(peer.address.clone()), live };
+        }
+    }
+    known.insert(own.clone(), Known { address: None, live: true });
+    known
+}
+
+/// How much of a claim `agent` has to `name`: who has the most of all is chosen, so that one that comes or goes moves only the names
+/// that fall to it (rendezvous hashing, <https://doi.org/10.1109/90.663936>).
+fn weight(agent: &Identity, name: &str) -> [u8; 32] {
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(agent.path().as_bytes()).update(b"\n").update(name.as_bytes());
+    hasher.finalize().into()
+}
+
+fn unknown(at: &At, known: &BTreeMap<Identity, Known>, peers: &[PeerStat]) -> Error {
+    let mut told: Vec<String> = known.keys().map(Identity::path).collect();
+    for peer in peers.iter().filter(|peer| peer.identity.is_none()) {
+        let trouble = peer.error.as_deref().unwrap_or("has not answered yet");
+        told.push(format!("somebody at {} ({trouble})", peer.address));
+    }
+    let what = match at {
+        At::Site(_) => "no agent of this site is known here",
+        At::Agent(_) => "this agent is not known here",
+    };
+    Error::not_found(what)
+        .at(at)
+        .expected(format!("one of: {}", told.join(", ")))
+        .cure("tell this node's agent where it is: addresses, dns or registered in [peers] of its settings")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::ErrorKind;
+
+    fn agent(path: &str) -> Identity {
+        let (site, agent) = path.split_once('/').unwrap();
+        Identity::new(site, agent).unwrap()
+    }
+
+    fn peer(path: Option<&str>, address: &str, connections: usize) -> PeerStat {
+        PeerStat {
+            address: address.to_owned(),
+            identity: path.map(agent),
+            carrier: None,
+            connections,
+            rtt: None,
+            rate: None,
+            received: 0,
+            error: None,
+        }
+    }
+
+    fn chosen(at: &str, peers: &[PeerStat], name: Option<&str>) -> Result<Chosen> {
+        choose(&at.parse().unwrap(), &agent("home/a"), peers, name)
+    }
+
+    #[test]
+    fn an_agent_is_found_where_it_answers() {
+        let peers = [peer(Some("cloud/b"), "old:1", 0), peer(Some("cloud/b"), "new:1", 2), peer(None, "x:1", 0)];
+        let b = Chosen::Other(agent("cloud/b"), "new:1".into());
+        assert_eq!(chosen("cloud/b", &peers, None).unwrap(), b);
+        assert_eq!(chosen("cloud", &peers, None).unwrap(), b, "there is no other");
+        assert_eq!(chosen("home/a", &peers, None).unwrap(), Chosen::Own);
+        // One that was seen and does not answer is still asked for by name.
+        assert_eq!(chosen("cloud/b", &peers[..1], Some("n")).unwrap(), Chosen::Other(agent("cloud/b"), "old:1".into()));
+    }
+
+    #[test]
+    fn names_are_spread_over_a_site_and_stay_where_they_are() {
+        let peers: Vec<_> = ["c/1", "c/2", "c/3"].map(|path| peer(Some(path), path, 1)).into();
+        let of = |peers: &[PeerStat], name: &str| chosen("c", peers, Some(name)).unwrap();
+        let names: Vec<String> = (0..60).map(|n| format!("run/step-{n}")).collect();
+        let at = |path: &str| Chosen::Other(agent(path), path.to_owned());
+        for path in ["c/1", "c/2", "c/3"] {
+            assert!(names.iter().filter(|name| of(&peers, name) == at(path)).count() > 5, "{path}");
+        }
+        let mut fewer = peers.clone();
+        fewer[1].connections = 0;
+        for name in &names {
+            let (before, after) = (of(&peers, name), of(&fewer, name));
+            assert!(before == after || before == at("c/2"), "{name}");
+            assert_ne!(after, at("c/2"));
+        }
+        let error = chosen("c", &peers, None).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Usage);
+        assert_eq!(error.cure_text(), Some("name one: c/1, c/2, c/3"));
+    }
+
+    #[test]
+    fn who_is_not_known_is_told_with_those_that_are() {
+        let error = chosen("mars", &[peer(Some("cloud/b"), "b:1", 1), peer(None, "x:1", 0)], Some("n")).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::NotFound);
+        let text = error.to_string();
+        assert!(
+            text.contains("mars") && text.contains("cloud/b, home/a, somebody at x:1 (has not answered yet)"),
+            "{text}"
+        );
+        assert!("a/b/c".parse::<At>().is_err() && "".parse::<At>().is_err());
+        assert_eq!("cloud/b".parse::<At>().unwrap().to_string(), "cloud/b");
+    }
+}

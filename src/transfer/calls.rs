@@ -1,0 +1,121 @@
+//! Calls: an agent asks another one's API, by HTTP over the TCP port for peers, behind the same certificates.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use rustls::ClientConfig;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+use tokio_rustls::TlsConnector;
+
+use super::carrier::{HANDSHAKE_MAX, broken};
+use super::identity::{Credentials, Identity, SERVER_NAME, client_config, peer_identity, refused};
+use crate::error::{Error, Result};
+
+/// What such a connection is called when TLS asks which protocol to speak
+/// (<https://www.rfc-editor.org/rfc/rfc7301#section-6>).
+pub const ALPN_HTTP: &[u8] = b"http/1.1";
+/// Calls that wait to be taken, at most; more are refused.
+const WAITING_MAX: usize = 16;
+
+/// Bytes both ways.
+pub trait Duplex: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<S: AsyncRead + AsyncWrite + Send + Unpin> Duplex for S {}
+
+/// A connection for a call; the other side has been verified.
+pub type Line = Box<dyn Duplex>;
+
+/// Calls that come in.
+#[derive(Debug)]
+pub struct Calls(mpsc::Receiver<(Line, Identity)>);
+
+/// Where calls are handed over.
+#[derive(Clone, Debug)]
+pub(super) struct Switch(mpsc::Sender<(Line, Identity)>);
+
+/// A way from whoever accepts connections to whoever answers calls.
+pub(super) fn switch() -> (Switch, Calls) {
+    let (sender, receiver) = mpsc::channel(WAITING_MAX);
+    (Switch(sender), Calls(receiver))
+}
+
+impl Switch {
+    /// Hands over a call of `caller`.
+    ///
+    /// # Errors
+    /// Exhausted, if too many wait: whoever answers must not keep peers from their chunks.
+    pub(super) fn hand_over(&self, line: Line, caller: Identity) -> Result<()> {
+        let refused = |_| Error::exhausted("too many calls are waiting").expected(format!("at most {WAITING_MAX}"));
+        self.0.try_send((line, caller)).map_err(refused)
+    }
+}
+
+impl Calls {
+    /// The next call, and who it is; None once nobody listens any more.
+    ///
+    /// # Cancel safety
+    /// Safe: no call is lost.
+    pub async fn next(&mut self) -> Option<(Line, Identity)> {
+        self.0.recv().await
+    }
+}
+
+/// Calls the agent `callee` at `address` (`host:port`).
+///
+/// # Errors
+/// Unreachable, if nobody answers there in time; denied, if either side refuses the other's certificate, another agent answers, or it
+/// takes no calls. That the other side refuses may be told by the first read only: see [`lost`].
+///
+/// # Cancel safety
+/// Safe: the connection is dropped.
+pub async fn call(address: &str, credentials: &Credentials, callee: &Identity) -> Result<Line> {
+    let mut config = client_config(credentials)?;
+    config.alpn_protocols = vec![ALPN_HTTP.to_vec()];
+    let config = Arc::new(config);
+    let called = async {
+        let mut last = io::Error::new(io::ErrorKind::NotFound, "name has no address");
+        for address in tokio::net::lookup_host(address).await? {
+            match connect(address, Arc::clone(&config)).await {
+                Ok(stream) => return Ok(stream),
+                Err(error) => last = error,
+            }
+        }
+        Err(last)
+    };
+    let called = timeout(HANDSHAKE_MAX, called).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
+    let stream = called.map_err(|error| broken(error).at(address))?;
+    let shown = stream.get_ref().1.peer_certificates();
+    peer_identity(shown, Some(callee)).map_err(|error| error.at(address))?;
+    Ok(Box::new(stream))
+}
+
+async fn connect(
+    address: SocketAddr,
+    config: Arc<ClientConfig>,
+) -> io::Result<tokio_rustls::client::TlsStream<TcpStream>> {
+    let stream = TcpStream::connect(address).await?;
+    stream.set_nodelay(true)?;
+    let name = SERVER_NAME.try_into().map_err(io::Error::other)?;
+    TlsConnector::from(config).connect(name, stream).await
+}
+
+/// A call that broke: denied, if the other side refused the certificate, which it can tell only after the handshake
+/// (<https://www.rfc-editor.org/rfc/rfc8446#section-4.4.2.4>); else unreachable.
+#[must_use]
+pub fn lost(error: impl std::error::Error + Send + Sync + 'static) -> Error {
+    let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(&error);
+    while let Some(inner) = cause {
+        // An I/O error passes over what it wraps when it is asked for its source.
+        let wrapped = inner.downcast_ref::<io::Error>().and_then(|io| io.get_ref());
+        let tls = wrapped.and_then(|wrapped| wrapped.downcast_ref::<rustls::Error>());
+        if let Some(tls) = tls.or_else(|| inner.downcast_ref::<rustls::Error>()) {
+            return refused(tls.clone());
+        }
+        cause = inner.source();
+    }
+    Error::unreachable("the other agent went away").source(error)
+}

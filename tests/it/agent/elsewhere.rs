@@ -1,0 +1,383 @@
+//! `--at`: another agent is asked to warm and pin, over mutual TLS, by way of the agent here.
+
+use std::io::{self, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::net::UnixStream;
+use std::process::Output;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::crypto::aws_lc_rs::default_provider;
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use rustls::version::TLS13;
+use rustls::{ClientConfig, ClientConnection, DigitallySignedStruct, SignatureScheme, StreamOwned};
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::runtime::Runtime;
+use towline::ErrorKind;
+use towline::clock::SystemClock;
+use towline::transfer::calls::{ALPN_HTTP, Line, call};
+use towline::transfer::identity::{Credentials, Identity};
+
+use super::together::{had, hide_packs, identities, start_peer_with};
+use super::{PATIENCE, Running, exchange, told, told_json, with_tree};
+use crate::cli::User;
+use crate::data::noise;
+
+/// An agent at home, `home/a`, and one in the cloud, `cloud/c`, that know each other; `callers` may ask the one in the cloud. Then
+/// sections of the settings of either.
+fn two_sites(user: &User, callers: &str, (home, cloud): (&str, &str)) -> (Running, Running) {
+    user.ok(&["save", "tree", "run/step-1"]);
+    identities(user);
+    // Whoever starts first must know where the other will be.
+    let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let own = format!("listen = '127.0.0.1:0'\ncallers = [{callers}]");
+    let cloud = start_peer_with(user, "c", std::slice::from_ref(&free), (&own, cloud));
+    let home = start_peer_with(user, "a", &[cloud.listen.clone().unwrap()], (&format!("listen = '{free}'"), home));
+    linked(&home, "towline://cloud/c");
+    (home, cloud)
+}
+
+/// Waits until `agent` has a link to the agent called `to`.
+fn linked(agent: &Running, to: &str) {
+    let until = Instant::now() + PATIENCE;
+    loop {
+        let peers = agent.get("/v1/peers");
+        if peers["peers"].as_array().unwrap().iter().any(|peer| peer["identity"] == to && !peer["carrier"].is_null()) {
+            return;
+        }
+        assert!(Instant::now() < until, "no link: {peers}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn run(user: &User, agent: &Running, args: &[&str]) -> Output {
+    user.command(&[args, &["--json"]].concat()).env("TOWLINE_AGENT", &agent.socket).output().unwrap()
+}
+
+/// The error that a command ends with, by this exit code.
+fn fails(user: &User, agent: &Running, args: &[&str], code: i32) -> Value {
+    let output = run(user, agent, args);
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(code), "{args:?}: {text}");
+    serde_json::from_str::<Value>(&text).unwrap_or_else(|error| panic!("{error}: {text}"))["error"].clone()
+}
+
+fn text<'a>(error: &'a Value, field: &str) -> &'a str {
+    error[field].as_str().unwrap()
+}
+
+#[test]
+fn a_site_is_warmed_and_pinned_from_another() {
+    let user = with_tree();
+    let (home, cloud) = two_sites(&user, "'home/*'", ("", ""));
+    linked(&cloud, "towline://home/a");
+    told(&user, &home, &["warm", "run@latest", "--wait"]);
+    let own = told_json(&user, &cloud, &["pin", "run@latest", "--owner", "home"]);
+
+    let warm = ["warm", "run/step-1", "--at", "cloud", "--pin", "1h", "--owner", "me", "--from", "home", "--wait"];
+    let warmed = &told_json(&user, &home, &warm)["transfers"][0];
+    assert_eq!(
+        (&warmed["at"], &warmed["caller"], &warmed["state"]),
+        (&json!("cloud/c"), &json!("home/a"), &json!("done"))
+    );
+    assert_eq!(warmed["report"]["missing"], 0);
+    assert!(had(&cloud, "remote") > 20 << 20, "all of it came from the other site");
+    assert_eq!(had(&cloud, "repository"), 0);
+    hide_packs(&user);
+    told(&user, &cloud, &["restore", "run/step-1", "out"]);
+    assert_eq!(user.read("out/sub/b.bin"), noise(1, 20 << 20));
+
+    // Again is as good as once, and nothing is brought.
+    let again = told(&user, &home, &warm);
+    assert!(again.contains("warm: run/step-1 at cloud/c") && again.contains("brought 0 B"), "{again}");
+    let pins = told_json(&user, &home, &["pins", "--at", "cloud/c"]);
+    let pins = pins["pins"].as_array().unwrap();
+    assert_eq!((pins.len(), &pins[0]["owner"]), (1, &json!("home/a/me")), "the agent's own pins are its own affair");
+    assert_eq!(cloud.get("/v1/pins")["pins"].as_array().unwrap().len(), 2);
+    let here = told_json(&user, &home, &["cache", "stat"]);
+    let there = told_json(&user, &home, &["cache", "stat", "--at", "cloud"]);
+    assert_eq!((&here["pins"], &there["pins"]), (&json!(0), &json!(2)));
+    let top = told(&user, &home, &["top", "--once", "--at", "cloud/c"]);
+    assert!(top.contains("run/step-1") && top.contains("home/a/me"), "{top}");
+
+    let own = own["id"].as_str().unwrap();
+    assert_eq!(fails(&user, &home, &["unpin", own, "--at", "cloud/c"], 3)["kind"], "not-found");
+    told(&user, &home, &["unpin", pins[0]["id"].as_str().unwrap(), "--at", "cloud/c"]);
+    assert_eq!(told_json(&user, &home, &["pins", "--at", "cloud"]), json!({ "pins": [] }));
+    let pinned = told_json(&user, &home, &["pin", "run/step-1", "--at", "cloud", "--owner", "me", "--for", "1h"]);
+    assert_eq!((&pinned["at"], &pinned["owner"]), (&json!("cloud/c"), &json!("home/a/me")));
+    // What the agent does for its own node is not for others to see or stop.
+    let checked = cloud.done("/v1/cache/check", &Value::Null);
+    let check = format!("/v1/transfers/{}", checked["id"].as_str().unwrap());
+    assert_eq!(home.ask("GET", &check, "Towline-At: cloud/c\r\n", "").refuses(404), "not-found");
+    // One agent of a site is the one that was asked.
+    let itself = told_json(&user, &home, &["warm", "run/step-1", "--at", "home", "--wait"]);
+    assert_eq!(itself["transfers"][0]["at"], "home/a");
+    home.stop();
+    cloud.stop();
+}
+
+#[test]
+fn who_may_not_is_told_why() {
+    let user = with_tree();
+    let (home, cloud) = two_sites(&user, "'mars/*', 'home/b'", ("", ""));
+    for args in [&["warm", "run/step-1", "--at", "cloud"][..], &["pins", "--at", "cloud/c"], &["top", "--at", "cloud"]]
+    {
+        let error = fails(&user, &home, args, 7);
+        assert!(text(&error, "message").contains("agent cloud/c does not let home/a ask it"), "{error}");
+        assert!(text(&error, "cure").contains("callers = [\"home/a\"]"), "{error}");
+    }
+    assert_eq!(cloud.get("/v1/transfers"), json!({ "transfers": [] }));
+    for (at, what) in [("mars", "no agent of this site"), ("cloud/x", "this agent is not known here")] {
+        let error = fails(&user, &home, &["warm", "run/step-1", "--at", at], 3);
+        assert!(text(&error, "message").contains(what), "{error}");
+        assert!(text(&error, "message").contains("cloud/c, home/a"), "those that are known: {error}");
+    }
+    assert_eq!(home.ask("GET", "/v1/pins", "Towline-At: a/b/c\r\n", "").refuses(400), "usage");
+    home.stop();
+    cloud.stop();
+    let alone = Running::start(&user, "");
+    let error = fails(&user, &alone, &["pins", "--at", "cloud"], 2);
+    assert!(text(&error, "cure").contains("towline identity issue"), "{error}");
+    alone.stop();
+}
+
+#[test]
+fn what_nobody_may_ask_from_elsewhere() {
+    let user = with_tree();
+    let allow = "[[allow]]\nagents = 'home/*'\nnames = ['run/*']";
+    let (home, cloud) = two_sites(&user, "'*'", ("", allow));
+    let at = "Towline-At: cloud/c\r\n";
+    let save = json!({ "path": user.work().join("tree"), "name": "stolen" }).to_string();
+    for (method, path, body) in [
+        ("POST", "/v1/save", save.as_str()),
+        ("POST", "/v1/restore", "{}"),
+        ("POST", "/v1/cache/evict", "{\"bytes\":1}"),
+        ("GET", "/v1/files/run@latest/a.txt", ""),
+        ("GET", "/v1/chunks", ""),
+        ("GET", "/metrics", ""),
+    ] {
+        let answer = home.ask(method, path, at, body);
+        assert_eq!(answer.headers["towline-at"], "cloud/c");
+        assert!(String::from_utf8_lossy(&answer.body).contains("from elsewhere"), "{path}");
+        assert_eq!(answer.refuses(403), "denied", "{path}");
+    }
+    assert!(!user.ok(&["ls"]).contains("stolen"));
+    let long = format!("{{\"name\":\"{}\"}}", "a".repeat(2 << 20));
+    assert_eq!(home.ask("POST", "/v1/warm", at, &long).refuses(413), "usage");
+
+    // Names that the caller may not read are not brought for it.
+    user.ok(&["save", "tree", "secret"]);
+    let error = fails(&user, &home, &["warm", "secret", "--at", "cloud", "--wait"], 7);
+    assert!(text(&error, "message").contains("agent home/a may not read this name"), "{error}");
+    assert_eq!(fails(&user, &home, &["pin", "secret", "--at", "cloud"], 7)["kind"], "denied");
+    // Nor is a repository opened because somebody names its place: the agent here names it by its id.
+    let address = cloud.listen.clone().unwrap();
+    let call = || line(&user, "b", &address, ("cloud", "c")).unwrap();
+    let warm = |repository: &str| {
+        let body = json!({ "name": "run/step-1", "repository": repository }).to_string();
+        exchange(call(), "POST", "/v1/warm", "", &body)
+    };
+    assert_eq!(warm(user.repository().to_str().unwrap()).refuses(400), "usage");
+    assert_eq!(warm("01ARZ3NDEKTSV4RRFFQ69G5FAV").refuses(404), "not-found");
+    let id = cloud.get("/health")["repositories"][0]["id"].clone();
+    assert_eq!(warm(id.as_str().unwrap()).json(202)["caller"], "home/b");
+    // Nor are requests passed on.
+    let chain = exchange(call(), "GET", "/v1/pins", "Towline-At: home/a\r\n", "");
+    assert!(String::from_utf8_lossy(&chain.body).contains("not passed on"));
+    assert_eq!(chain.refuses(403), "denied");
+    home.stop();
+    cloud.stop();
+}
+
+/// A line that is read and written as a socket is.
+struct Plain(Line, Runtime);
+
+impl Read for Plain {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.1.block_on(self.0.read(buffer))
+    }
+}
+
+impl Write for Plain {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.1.block_on(self.0.write(bytes))
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.1.block_on(self.0.flush())
+    }
+}
+
+/// Calls the agent `callee`, which is at `address`, with the certificate in a folder.
+fn line(user: &User, folder: &str, address: &str, callee: (&str, &str)) -> towline::Result<Plain> {
+    let credentials = Credentials::open(&user.work().join(folder), Arc::new(SystemClock))?;
+    let callee = Identity::new(callee.0, callee.1)?;
+    let runtime = Runtime::new().unwrap();
+    let line = runtime.block_on(call(address, &credentials, &callee))?;
+    Ok(Plain(line, runtime))
+}
+
+#[test]
+fn strangers_are_not_listened_to() {
+    let user = with_tree();
+    let (home, cloud) = two_sites(&user, "'*'", ("", ""));
+    let address = cloud.listen.clone().unwrap();
+    let known = line(&user, "b", &address, ("cloud", "c")).unwrap();
+    assert_eq!(exchange(known, "GET", "/ready", "", "").status, 200);
+    let error = line(&user, "b", &address, ("cloud", "d")).err().unwrap();
+    assert!(error.kind() == ErrorKind::Denied && error.to_string().contains("another agent answers"), "{error}");
+
+    // Another authority, of the same name: neither side trusts the other.
+    user.ok(&["identity", "init", "--authority", "others"]);
+    user.ok(&["identity", "issue", "home/a", "--to", "stranger", "--authority", "others"]);
+    let error = line(&user, "stranger", &address, ("cloud", "c")).err().unwrap();
+    assert!(error.to_string().contains("authority that is not trusted"), "{error}");
+    // One that would take anybody for the agent is not taken for one.
+    for folder in [None, Some("stranger")] {
+        let got = ask_trusting(&user, folder, &address);
+        assert!(got.is_empty(), "{folder:?}: {}", String::from_utf8_lossy(&got));
+    }
+    let stranger = "listen = '127.0.0.1:0'\nidentity = 'stranger'";
+    let own = "repository = '../repo'\nsocket = 's.sock'\nmemory = '512M'\n";
+    let cache = "[cache]\ndir = 'cache-s'\ncapacity = '256M'\nfree_floor = '0'\n";
+    user.write("s.toml", format!("{own}{stranger}\n{cache}[peers]\naddresses = ['{address}']\n").as_bytes());
+    let stranger = Running::from_file(&user, "s.toml");
+    let error = fails(&user, &stranger, &["warm", "run/step-1", "--at", "cloud"], 3);
+    assert!(text(&error, "message").contains(&format!("somebody at {address} (certificate was signed")), "{error}");
+    stranger.stop();
+
+    // One that was known and is revoked: the other side says so, after the handshake.
+    let certificate = user.json(&["identity", "show", "a/tls.crt"], 0)["certificates"][0].clone();
+    user.write("c/revoked", certificate["serial"].as_str().unwrap().as_bytes());
+    let until = Instant::now() + PATIENCE;
+    let refused = loop {
+        let output = run(&user, &home, &["pins", "--at", "cloud/c"]);
+        if !output.status.success() {
+            break output;
+        }
+        assert!(Instant::now() < until, "the agent that was revoked is still listened to");
+        std::thread::sleep(Duration::from_millis(100));
+    };
+    let error = String::from_utf8_lossy(&refused.stderr);
+    assert_eq!(refused.status.code(), Some(7), "{error}");
+    assert!(error.contains("agent cloud/c cannot be asked") && error.contains("revoked"), "{error}");
+    home.stop();
+    cloud.stop();
+}
+
+/// What the agent at `address` answers to one that verifies nobody, with the certificate in a folder or without one.
+fn ask_trusting(user: &User, folder: Option<&str>, address: &str) -> Vec<u8> {
+    let provider = Arc::new(default_provider());
+    let builder = ClientConfig::builder_with_provider(Arc::clone(&provider)).with_protocol_versions(&[&TLS13]).unwrap();
+    let builder = builder.dangerous().with_custom_certificate_verifier(Arc::new(Anybody));
+    let mut config = match folder {
+        None => builder.with_no_client_auth(),
+        Some(folder) => {
+            let file = |name: &str| user.work().join(folder).join(name);
+            let chain = CertificateDer::pem_file_iter(file("tls.crt")).unwrap().map(Result::unwrap).collect();
+            builder.with_client_auth_cert(chain, PrivateKeyDer::from_pem_file(file("tls.key")).unwrap()).unwrap()
+        }
+    };
+    config.alpn_protocols = vec![ALPN_HTTP.to_vec()];
+    let connection = ClientConnection::new(Arc::new(config), "towline".try_into().unwrap()).unwrap();
+    let mut stream = StreamOwned::new(connection, TcpStream::connect(address).unwrap());
+    let _ = stream.write_all(b"GET /health HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n");
+    let mut answer = Vec::new();
+    assert!(stream.read_to_end(&mut answer).is_err(), "the handshake is refused");
+    answer
+}
+
+/// Takes anybody for the server.
+#[derive(Debug)]
+struct Anybody;
+
+impl ServerCertVerifier for Anybody {
+    fn verify_server_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        _: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        Ok(HandshakeSignatureValid::assertion())
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        Ok(HandshakeSignatureValid::assertion())
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        default_provider().signature_verification_algorithms.supported_schemes()
+    }
+}
+
+/// TCP connections that the port of `address` has (<https://www.kernel.org/doc/html/latest/networking/proc_net_tcp.html>).
+fn connections(address: &str) -> usize {
+    let port: u16 = address.rsplit_once(':').unwrap().1.parse().unwrap();
+    let table = std::fs::read_to_string("/proc/net/tcp").unwrap();
+    let (local, established) = (format!(":{port:04X}"), "01");
+    let fields = table.lines().skip(1).map(|line| line.split_whitespace().collect::<Vec<_>>());
+    fields.filter(|fields| fields[1].ends_with(&local) && fields[3] == established).count()
+}
+
+#[test]
+fn who_goes_away_is_let_go_and_who_dies_is_named() {
+    let user = with_tree();
+    // 20 MiB at a mebibyte a second: there is time to die.
+    let slow = "carrier = 'quic'\n[[limits]]\nsite = 'cloud'\nrate = '1M'";
+    let (home, cloud) = two_sites(&user, "'home/a'", (slow, ""));
+    linked(&cloud, "towline://home/a");
+    told(&user, &home, &["warm", "run/step-1", "--wait"]);
+    let begun = Instant::now();
+    let warm = ["warm", "run/step-1", "--at", "cloud", "--from", "home", "--wait", "--json"];
+    let waiting = user.command(&warm).env("TOWLINE_AGENT", &home.socket).spawn().unwrap();
+    while cloud.get("/v1/transfers")["transfers"][0]["progress"]["done"].as_u64().unwrap_or(0) == 0 {
+        assert!(begun.elapsed() < PATIENCE, "nothing comes");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    // Who follows for a while is followed through: the other agent keeps no connection for nobody.
+    let until = |count: usize| {
+        while connections(cloud.listen.as_ref().unwrap()) != count {
+            assert!(begun.elapsed() < PATIENCE, "there are not {count} connections");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    };
+    until(1);
+    let id = cloud.get("/v1/transfers")["transfers"][0]["id"].as_str().unwrap().to_owned();
+    let mut follower = UnixStream::connect(&home.socket).unwrap();
+    let head = "HTTP/1.1\r\nHost: localhost\r\nTowline-At: cloud/c\r\n\r\n";
+    follower.write_all(format!("GET /v1/transfers/{id}/events {head}").as_bytes()).unwrap();
+    follower.read_exact(&mut [0; 64]).unwrap();
+    until(2);
+    drop(follower);
+    until(1);
+    cloud.signal(Signal::KILL);
+    let output = waiting.wait_with_output().unwrap();
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(6), "{error}");
+    assert!(error.contains("cloud/c") && begun.elapsed() < PATIENCE, "{error}");
+    cloud.ended();
+    let error = fails(&user, &home, &["warm", "run/step-1", "--at", "cloud"], 6);
+    assert!(text(&error, "message").contains("agent cloud/c cannot be asked"), "{error}");
+    home.stop();
+}
