@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 import report
-from measure import GIB, MIB, Failed, checkpoint, folder_bytes, fresh, median, note, parse_size
+from measure import GIB, MIB, Failed, checkpoint, folder_bytes, fresh, median, note, parse_size, touch_memory
 
 from . import movers
 from . import world as worlds
@@ -69,6 +69,7 @@ def carried(place, node="far"):
 
 def moved(place, mover, command, until=None, node="far"):
     """Runs what far runs, to its end, to the limit, or until `until()`: then it is ended as its program is."""
+    touch_memory(mover.room, 2 * SIZE)
     near, far = mover.pids("near"), mover.pids("far")
     near_before, far_before, before = cpu(near), cpu(far), carried(place, node)
     with tempfile.TemporaryFile("w+") as told:

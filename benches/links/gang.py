@@ -4,7 +4,7 @@ import tempfile
 import time
 
 import report
-from measure import GIB, MIB, Failed, folder_bytes, fresh, note
+from measure import GIB, MIB, Failed, folder_bytes, fresh, note, touch_memory
 
 from . import agents, movers
 from . import world as worlds
@@ -55,6 +55,7 @@ def towline(room, source, count):
             for node in every:
                 own.start(node, peers=[other for other in every if other != node], site="far")
             commands = {node: own.command(node, "warm", "bench", "--wait") for node in every}
+            touch_memory(room, 2 * count * folder_bytes(source)[0])
             env = {node: {**own.env, "TOWLINE_AGENT": str(own.socket(node))} for node in every}
             return all_at_once(place, commands, env)
         finally:
@@ -69,6 +70,7 @@ def rclone(room, source, count):
         first = next(iter(each.values()))
         try:
             first.serve()
+            touch_memory(room, count * folder_bytes(source)[0])
             return all_at_once(
                 place, {node: mover.command() for node, mover in each.items()}, dict.fromkeys(each, first.env)
             )
