@@ -15,6 +15,8 @@ use crate::transfer::protocol::{CONTROL, Transmit};
 
 /// Bytes that are read from a stream at once, at most.
 const READ_MAX: usize = 128 << 10;
+/// With less room than this a new block is begun.
+const READ_MIN: usize = 16 << 10;
 /// Bytes that are handed to a stream at once, at most: how often it is seen that the other side reads.
 const WRITE_MAX: usize = 64 << 10;
 /// Pieces that wait for the driver, at most, of all lanes together.
@@ -70,7 +72,10 @@ impl Feeder {
     pub(in crate::transfer) async fn read(self, lane: u32, mut stream: impl AsyncRead + Unpin + Send) {
         let mut buffer = BytesMut::new();
         loop {
-            buffer.reserve(READ_MAX);
+            // What was read before may still be in use, so each time there is room for less.
+            if buffer.capacity() < READ_MIN {
+                buffer.reserve(READ_MAX);
+            }
             let read = stream.read_buf(&mut buffer).await;
             let incoming = match read {
                 // Nothing more goes on it; how the connection stands is told on the control lane.
