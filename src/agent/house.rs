@@ -297,7 +297,8 @@ fn exchange(
             let finds = told.registered || !told.names.is_empty();
             let links = (told.addresses.len() + if finds { FOUND_ABOUT } else { 0 }).max(1) * options.connections;
             let links = links as u64;
-            options.window = (share / links).clamp(WINDOW_MIN, options.window);
+            // In whole MiB: the budget counts in pages, and the last link must fit, too.
+            options.window = (share / links / MIB * MIB).clamp(WINDOW_MIN, options.window);
             if links * options.window > share {
                 return Err(Error::usage("memory of the agent is too little for its links")
                     .expected(format!("a share of {} MiB, for {links} connections", links * options.window / MIB))
