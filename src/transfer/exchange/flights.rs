@@ -34,6 +34,11 @@ impl Flights {
             }
         }
     }
+
+    /// Is somebody bringing `id`?
+    pub(super) fn has(&self, id: &ChunkId) -> bool {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).contains_key(id)
+    }
 }
 
 impl Drop for Flight {
@@ -52,6 +57,7 @@ mod tests {
         let (flights, id) = (Flights::default(), ChunkId::of(b"chunk"));
         let flight = flights.begin(id).unwrap();
         let landing = flights.begin(id).unwrap_err();
+        assert!(flights.has(&id) && !flights.has(&ChunkId::of(b"other")));
         assert!(flights.begin(ChunkId::of(b"other")).is_ok());
         assert!(!landing.is_cancelled());
         drop(flight);

@@ -33,6 +33,7 @@ pub struct Local(pub Arc<Exchange>);
 impl Holdings for Exchange {
     fn opened(&self, identity: &Identity, carrier: Carrier, wire: Arc<Wire>) {
         self.peers.ledger().opened(identity, carrier, wire);
+        self.peers.stir();
     }
 
     async fn authorise(&self, identity: &Identity, manifest: &ManifestId) -> Result<Option<Arc<Grant>>> {
@@ -104,15 +105,20 @@ impl Exchange {
         Ok(frame.map(|frame: Frame| Supply { encoded: frame.encoded(), plain_len: frame.plain_len() }))
     }
 
-    /// Brings the chunk `id`, and with it what the same request wants of the same unit: one read instead of many.
+    /// Brings the chunk `id`, and with it what the same request wants of the same unit and nobody has begun to bring: one read instead
+    /// of many, and of what is there already none.
     async fn bring_for(&self, entry: &Entry, asked: &Asked, id: &ChunkId, through: bool) -> Result<Option<Supply>> {
         let saved = &entry.saved;
         let Some(number) = entry.number(id) else { return Ok(None) };
         let unit_of_it = unit(saved, number)?;
         let bases = asked.wanted.bases.iter().filter_map(|base| entry.number(base));
         let same = |chunk: &u32| unit(saved, *chunk).is_ok_and(|unit| unit == unit_of_it);
-        let mut chunks: Vec<u32> = asked.wanted.chunks.iter().chain(bases).filter(same).collect();
-        chunks.push(number);
+        let lacking = |chunk: &u32| {
+            let located = saved.locate(*chunk);
+            located.is_ok_and(|located| !self.flights.has(&located.id) && !self.cache.contains(&located.id))
+        };
+        let others = asked.wanted.chunks.iter().chain(bases).filter(same).filter(lacking);
+        let chunks: Vec<u32> = others.filter(|&other| other != number).chain([number]).collect();
         let ask =
             Ask { repository: &entry.repository, saved, from: &From::Anywhere, priority: asked.priority, through };
         let plain_len = saved.locate(number)?.place.plain_len;

@@ -12,6 +12,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use tokio::sync::Notify;
 use tokio::time::timeout;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
@@ -73,6 +74,7 @@ struct Dialing {
     budget: Budget,
     options: PeersOptions,
     ledger: Arc<Ledger>,
+    stirred: Notify,
 }
 
 #[derive(Debug)]
@@ -86,7 +88,8 @@ impl Peers {
     #[must_use]
     pub fn new(credentials: Credentials, budget: Budget, options: PeersOptions) -> Arc<Self> {
         let ledger = Arc::<Ledger>::default();
-        let dialing = Some(Arc::new(Dialing { credentials, budget, options, ledger: Arc::clone(&ledger) }));
+        let (stirred, own) = (Notify::new(), Arc::clone(&ledger));
+        let dialing = Some(Arc::new(Dialing { credentials, budget, options, ledger: own, stirred }));
         Arc::new(Self { ledger, dialing, known: Mutex::default() })
     }
 
@@ -146,6 +149,14 @@ impl Peers {
             known.iter().for_each(|peer| peer.give_up_waiting());
         }
         known.into_iter().filter(|peer| peer.link().is_ok()).collect()
+    }
+
+    /// Tries at once whom a pause keeps from being tried again: somebody has just come to us, who may be one of them. So agents that
+    /// start together know each other as soon as the last one is there.
+    pub(in crate::transfer) fn stir(&self) {
+        if let Some(dialing) = &self.dialing {
+            dialing.stirred.notify_waiters();
+        }
     }
 
     /// How each is doing.

@@ -340,8 +340,10 @@ pub(super) async fn keep_up(peer: Arc<Peer>, dialing: Arc<Dialing>, over: Cancel
                 Err(error) => {
                     tracing::info!(address = %peer.address, "no link to a peer: {error:?}");
                     peer.give_up_waiting();
-                    sleep(pause).await;
-                    pause = (pause * 2).min(PAUSE_MAX);
+                    tokio::select! {
+                        () = sleep(pause) => pause = (pause * 2).min(PAUSE_MAX),
+                        () = dialing.stirred.notified() => pause = PAUSE,
+                    }
                 }
             }
         }
