@@ -59,6 +59,8 @@ impl Exchange {
         while !wanted.is_empty() {
             let (view, peers) = self.view(ask, &without).await;
             let groups = plan(&wanted, |chunk| unit(ask.saved, chunk), &view)?;
+            // Who asks for another agent of the site, or divides the fetching with others, is waited for.
+            let gang = !ask.through || !view.site.is_empty();
             wanted.clear();
             let peers = &peers;
             let mut brought = stream::iter(groups)
@@ -74,6 +76,13 @@ impl Exchange {
                         let brought = async {
                             match peer {
                                 Some(peer) => self.bring_from_peer(ask, peer, &group, placing).await,
+                                None if gang => {
+                                    let turn = self.turns.turn().await;
+                                    let begun = Instant::now();
+                                    let brought = self.bring_from_packs(ask, &group, placing).await;
+                                    turn.took(begun.elapsed());
+                                    brought
+                                }
                                 None => self.bring_from_packs(ask, &group, placing).await,
                             }
                         };

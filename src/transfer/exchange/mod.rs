@@ -5,7 +5,7 @@
 //! restore, towline's processes (Local), peers (Exchange)        who asks: a ChunkSource, or Holdings
 //!   gather.rs    cache? -> someone else's flight? -> bring      single flight by chunk (flights.rs)
 //!   plan.rs      which chunks from whom                         pure
-//!   bring.rs     from peers, from packs                         keep.rs verifies, and puts into the cache
+//!   bring.rs     from peers, from packs (turns.rs)              keep.rs verifies, and puts into the cache
 //! ```
 //!
 //! **Nothing waits in a circle.** A chunk is brought by one task, which waits for nobody's chunk but its own: bases come first, level
@@ -21,6 +21,7 @@ mod keep;
 mod limit;
 mod plan;
 mod policy;
+mod turns;
 mod view;
 mod warm;
 
@@ -39,6 +40,7 @@ pub use self::holdings::Local;
 use self::keep::Keeper;
 pub use self::limit::Limits;
 pub use self::policy::{Callers, Policy};
+use self::turns::Turns;
 use super::identity::Identity;
 use super::peers::{Peers, Rate};
 use super::protocol::Priority;
@@ -76,6 +78,7 @@ pub struct Exchange {
     keeper: Keeper,
     catalog: Catalog,
     flights: Flights,
+    turns: Turns,
     counts: Counts,
     /// How fast repositories gave lately, a group of chunks at a time.
     origin: Mutex<Rate>,
@@ -101,8 +104,21 @@ impl Exchange {
     pub fn new(options: ExchangeOptions) -> Arc<Self> {
         let ExchangeOptions { identity, cache, budget, peers, policy, limits } = options;
         let keeper = Keeper::new(Arc::clone(&cache));
-        let (catalog, flights, counts, origin) = Default::default();
-        Arc::new(Self { identity, cache, budget, peers, policy, limits, keeper, catalog, flights, counts, origin })
+        let (catalog, flights, turns, counts, origin) = Default::default();
+        Arc::new(Self {
+            identity,
+            cache,
+            budget,
+            peers,
+            policy,
+            limits,
+            keeper,
+            catalog,
+            flights,
+            turns,
+            counts,
+            origin,
+        })
     }
 
     /// Lets peers and processes of this node ask for what the names of `repository` stand for.

@@ -1,9 +1,11 @@
 //! From whom to bring which chunks. Pure.
 //!
 //! Chunks are grouped by *unit*: a window of a pack, so that agents of a site agree on units without talking. For each unit:
-//! an agent of the site that holds it; else the agent of the site whose it is, by rendezvous hashing, which brings it from
-//! further away for all of them (so a cold gang costs the origin one copy); else another site that holds it; else the
-//! repository.
+//! an agent of the site that holds it; else the agent of the site that it is dealt to, which brings it from further away for all of
+//! them (so a cold gang costs the origin one copy); else another site that holds it; else the repository.
+//!
+//! Units are dealt by rendezvous hashing (<https://doi.org/10.1109/90.663936>) with a bound on how many of each hand of units one
+//! agent gets: by hashing alone one of eight agents had five of sixteen units, and the others waited for its line.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -16,6 +18,8 @@ use crate::transfer::identity::Identity;
 
 /// Bytes of a pack that are brought as one.
 pub(super) const UNIT_LEN: u64 = 8 * MIB;
+/// Units of a pack that are dealt together, as evenly as can be.
+const HAND: u64 = 8;
 
 /// Another agent, as a plan sees it.
 #[derive(Clone, Debug)]
@@ -116,7 +120,7 @@ pub(super) fn plan<P: Clone + Ord>(
         chunks.sort_unstable();
         chunks.dedup();
         let (site, remote) = (ranked(&unit, &view.site), ranked(&unit, &view.remote));
-        let responsible = responsible(&unit, site.first().copied(), view);
+        let responsible = responsible(&unit, view);
         let mut of_unit: BTreeMap<(Origin<P>, bool), Vec<u32>> = BTreeMap::new();
         for chunk in chunks {
             let near = holder(&site, chunk).map(|peer| (Origin::Peer(peer), false));
@@ -144,10 +148,25 @@ fn holder<P: Clone>(ranked: &[&Candidate<P>], chunk: u32) -> Option<P> {
     ranked.iter().find(|candidate| candidate.held.contains(chunk)).map(|candidate| candidate.peer.clone())
 }
 
-/// The agent of the site that brings `unit` from further away, if it is another.
-fn responsible<P: Clone>(unit: &Unit, first: Option<&Candidate<P>>, view: &View<P>) -> Option<P> {
-    let first = first.filter(|_| view.through)?;
-    (weight(unit, &first.identity) > weight(unit, &view.own)).then(|| first.peer.clone())
+/// The agent of the site that brings `unit` from further away, if it is another. Whoever knows the same agents says the same; who
+/// knows others costs copies, and no more.
+fn responsible<P: Clone>(unit: &Unit, view: &View<P>) -> Option<P> {
+    if !view.through || view.site.is_empty() {
+        return None;
+    }
+    let others = view.site.iter().map(|candidate| (&candidate.identity, Some(&candidate.peer)));
+    let mut agents: Vec<_> = others.chain([(&view.own, None)]).map(|(agent, peer)| (agent, peer, 0)).collect();
+    let most = HAND.div_ceil(agents.len() as u64);
+    let first = unit.1 - unit.1 % HAND;
+    let mut dealt = None;
+    for at in first..=unit.1 {
+        let free = agents.iter_mut().filter(|(_, _, has)| *has < most);
+        if let Some((_, peer, has)) = free.max_by_key(|(agent, ..)| weight(&(unit.0, at), agent)) {
+            *has += 1;
+            dealt = *peer;
+        }
+    }
+    dealt.cloned()
 }
 
 /// One group of each origin in turn, so that all are busy.
@@ -223,11 +242,25 @@ mod tests {
             let others = (0..8).filter(|&n| n != own).map(|n| holding("west", n, []));
             let view = View { own: agent("west", own), site: others.collect(), remote: Vec::new(), through: true };
             let mine = from(&planned(0..400, pack, &view), &Origin::Repository);
-            // About an eighth each.
-            assert!((12..100).contains(&mine.len()), "{} of 400", mine.len());
+            // An eighth each: of the last hand, half, some have none.
+            assert!((48..=52).contains(&mine.len()), "{} of 400", mine.len());
             mine.into_iter().for_each(|chunk| brought[chunk as usize] += 1);
         }
         assert!(brought.iter().all(|&times| times == 1));
+    }
+
+    #[test]
+    fn who_misses_an_agent_agrees_on_more_than_half() {
+        let pack = Owned::fresh(SessionId::random());
+        let mine = |others: std::ops::Range<u32>| {
+            let site = others.map(|n| holding("west", n, [])).collect();
+            let view = View { own: agent("west", 0), site, remote: Vec::new(), through: true };
+            from(&planned(0..400, pack, &view), &Origin::Repository)
+        };
+        let (all, without_one) = (mine(1..8), mine(1..7));
+        let same = all.iter().filter(|chunk| without_one.contains(chunk)).count();
+        assert!(same * 2 > all.len(), "{same} of {}", all.len());
+        assert_eq!(mine(1..1).len(), 400, "who is alone brings all");
     }
 
     #[test]
