@@ -7,8 +7,11 @@ use super::Carriers;
 use super::rate::Rate;
 use crate::limits::MIB;
 
-/// Bytes by which a carrier is known well enough.
-const ENOUGH: u64 = 16 * MIB;
+/// Bytes that QUIC has brought before TCP is tried: so many that the trial costs little, and that what is known of QUIC is not how it
+/// began.
+const KNOWN: u64 = 512 * MIB;
+/// Bytes by which TCP is judged.
+const TRIAL: u64 = 64 * MIB;
 /// The one in use stays unless the other was so much faster.
 const BETTER: f64 = 1.2;
 
@@ -60,8 +63,8 @@ impl Choice {
             Carriers::Tcp => Carrier::Tcp,
             Carriers::Auto if self.failed == Some(Carrier::Quic) => Carrier::Tcp,
             Carriers::Auto if self.failed == Some(Carrier::Tcp) => Carrier::Quic,
-            Carriers::Auto if self.quic.bytes < ENOUGH => Carrier::Quic,
-            Carriers::Auto if self.tcp.bytes < ENOUGH => Carrier::Tcp,
+            Carriers::Auto if self.quic.bytes < KNOWN => Carrier::Quic,
+            Carriers::Auto if self.tcp.bytes < TRIAL => Carrier::Tcp,
             Carriers::Auto => {
                 let rate = |rate: &Rate| rate.get().unwrap_or(0.0);
                 if rate(&self.tcp) > rate(&self.quic) * BETTER { Carrier::Tcp } else { Carrier::Quic }
@@ -104,11 +107,11 @@ mod tests {
     fn both_are_measured_and_the_better_stays() {
         let mut choice = Choice::new(Carriers::Auto);
         assert_eq!(choice.next(), Carrier::Quic);
-        choice.measured(Carrier::Quic, ENOUGH, second());
+        choice.measured(Carrier::Quic, KNOWN, second());
         assert_eq!(choice.next(), Carrier::Tcp);
-        choice.measured(Carrier::Tcp, ENOUGH, second() * 2);
+        choice.measured(Carrier::Tcp, TRIAL, second() * 2);
         assert_eq!(choice.next(), Carrier::Quic);
-        (0..20).for_each(|_| choice.measured(Carrier::Quic, ENOUGH, second() * 9));
+        (0..20).for_each(|_| choice.measured(Carrier::Quic, KNOWN, second() * 9));
         assert_eq!(choice.next(), Carrier::Tcp);
     }
 
@@ -121,7 +124,7 @@ mod tests {
         assert_eq!(choice.next(), Carrier::Quic);
         // TCP alone is blocked: measuring it is given up.
         let mut other = Choice::new(Carriers::Auto);
-        other.measured(Carrier::Quic, ENOUGH, second());
+        other.measured(Carrier::Quic, KNOWN, second());
         assert_eq!(other.next(), Carrier::Tcp);
         other.failed(Carrier::Tcp);
         assert_eq!(other.next(), Carrier::Quic);
