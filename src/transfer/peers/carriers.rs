@@ -111,7 +111,7 @@ mod tests {
         assert_eq!(choice.next(), Carrier::Tcp);
         choice.measured(Carrier::Tcp, TRIAL, second() * 2);
         assert_eq!(choice.next(), Carrier::Quic);
-        (0..20).for_each(|_| choice.measured(Carrier::Quic, KNOWN, second() * 9));
+        (0..20).for_each(|_| choice.measured(Carrier::Quic, TRIAL, second() * 9));
         assert_eq!(choice.next(), Carrier::Tcp);
     }
 
