@@ -30,6 +30,8 @@ use crate::work::blocking;
 
 /// Agents that are found by name or registration and linked to at the same time, about.
 const FOUND_ABOUT: usize = 8;
+/// There are fewer connections to each rather than smaller windows: a frame must fit in three quarters of one.
+const GOOD_WINDOW: u64 = 8 * MIB;
 /// Processes of this node that take chunks at the same time, at most.
 const ATTENDED_MAX: usize = 256;
 
@@ -292,11 +294,12 @@ fn exchange(
         None => (Identity::new("local", "agent")?, Peers::nobody()),
         Some(credentials) => {
             let mut options = PeersOptions { carriers: told.carriers, ..PeersOptions::default() };
-            options.connections = told.connections.unwrap_or(options.connections);
             // All links at once must fit, or some would wait for ever; how many will be found nobody knows.
             let finds = told.registered || !told.names.is_empty();
-            let links = (told.addresses.len() + if finds { FOUND_ABOUT } else { 0 }).max(1) * options.connections;
-            let links = links as u64;
+            let others = (told.addresses.len() + if finds { FOUND_ABOUT } else { 0 }).max(1);
+            let fit = usize::try_from(share / GOOD_WINDOW).unwrap_or(usize::MAX) / others;
+            options.connections = told.connections.unwrap_or(fit.clamp(1, options.connections));
+            let links = (others * options.connections) as u64;
             // In whole MiB: the budget counts in pages, and the last link must fit, too.
             options.window = (share / links / MIB * MIB).clamp(WINDOW_MIN, options.window);
             if links * options.window > share {

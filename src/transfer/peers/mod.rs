@@ -55,7 +55,8 @@ pub struct PeersOptions {
 
 impl Default for PeersOptions {
     fn default() -> Self {
-        Self { carriers: Carriers::Auto, connections: 2, window: 16 * MIB }
+        // Of 1 Gbit/s with 50 ms and 0.1 % loss, two connections fill half and four three quarters (benches/links).
+        Self { carriers: Carriers::Auto, connections: 4, window: 16 * MIB }
     }
 }
 
