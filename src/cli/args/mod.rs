@@ -1,5 +1,7 @@
 //! The command line as types.
 
+mod agents;
+
 use std::ffi::OsString;
 use std::num::{NonZeroU32, NonZeroU64};
 use std::path::PathBuf;
@@ -8,10 +10,10 @@ use std::time::Duration;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum, ValueHint};
 
+pub(super) use self::agents::{AuthorityFolder, CacheVerb, Elsewhere, IdentityVerb, Pin, Warm};
 use super::config::Flags;
 use super::help;
 use super::target::Target;
-use crate::agent::At;
 use crate::checkpoint::boxes::Shard;
 use crate::codec::Compression;
 use crate::ops::{CutChoice, TensorSelector};
@@ -19,8 +21,6 @@ use crate::repository::log::AttemptId;
 use crate::repository::{Name, Selector};
 use crate::size::{self, ByteRange};
 use crate::storage::Location;
-use crate::transfer::exchange;
-use crate::transfer::identity::{AGENT_DAYS, AUTHORITY_DAYS, Identity};
 
 /// Save once, move only what the other side lacks, check every byte.
 #[derive(Debug, Parser)]
@@ -357,124 +357,6 @@ pub(super) struct Restore {
     pub(super) shard: Option<Shard>,
 }
 
-/// `towline warm`.
-#[derive(Debug, Args)]
-pub(super) struct Warm {
-    /// What to bring: all that a restore of it needs
-    #[arg(value_name = "NAME", required = true)]
-    pub(super) names: Vec<Selector>,
-    /// Keep it so long: 24h, 7d; what was pinned before for the same name and owner ends
-    #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
-    pub(super) pin: Option<Duration>,
-    /// Who wants it pinned [default: the user's name]
-    #[arg(long, value_name = "TEXT", requires = "pin")]
-    pub(super) owner: Option<String>,
-    /// Where from: the agents of a site, one agent, or `repository` [default: the nearest that has it]
-    #[arg(long, value_name = "SITE|SITE/AGENT|repository")]
-    pub(super) from: Option<exchange::From>,
-    /// Wait until it is there
-    #[arg(long)]
-    pub(super) wait: bool,
-    #[command(flatten)]
-    pub(super) elsewhere: Elsewhere,
-}
-
-/// Which agent does it.
-#[derive(Clone, Debug, Args)]
-pub(super) struct Elsewhere {
-    /// Ask another agent, by way of the one here: the one of a site that the name falls to, or this one
-    #[arg(long, value_name = "SITE|SITE/AGENT")]
-    pub(super) at: Option<At>,
-}
-
-/// `towline pin`.
-#[derive(Debug, Args)]
-pub(super) struct Pin {
-    /// What to keep: all that its restore needs
-    pub(super) name: Selector,
-    /// How long: 24h, 7d [default: until it is unpinned]
-    #[arg(long = "for", value_name = "DURATION", value_parser = humantime::parse_duration)]
-    pub(super) lasting: Option<Duration>,
-    /// Who wants it [default: the user's name]
-    #[arg(long, value_name = "TEXT")]
-    pub(super) owner: Option<String>,
-    /// What for [default: the name]
-    #[arg(long, value_name = "TEXT")]
-    pub(super) reason: Option<String>,
-    #[command(flatten)]
-    pub(super) elsewhere: Elsewhere,
-}
-
-/// `towline cache`.
-#[derive(Clone, Debug, Subcommand)]
-pub(super) enum CacheVerb {
-    /// Show its figures
-    Stat(Elsewhere),
-    /// Read all of it, and drop what is damaged
-    Check,
-    /// Drop what is not pinned until so much is free that was not before
-    Evict {
-        /// How much: 512M, 10G
-        #[arg(value_name = "SIZE", value_parser = size::parse)]
-        bytes: u64,
-    },
-}
-
-/// `towline identity`.
-#[derive(Debug, Subcommand)]
-pub(super) enum IdentityVerb {
-    /// Make an authority: what it signs, its agents trust
-    Init {
-        #[command(flatten)]
-        authority: AuthorityFolder,
-        /// What to call it
-        #[arg(long, value_name = "NAME", default_value = "towline")]
-        name: String,
-        /// How long its certificate holds
-        #[arg(long, value_name = "DAYS", default_value_t = AUTHORITY_DAYS)]
-        days: u32,
-    },
-    /// Make the key and the certificate of an agent
-    Issue {
-        /// Which agent of which site
-        #[arg(value_name = "SITE/AGENT", value_parser = identity)]
-        agent: Identity,
-        /// The folder for tls.crt, tls.key and ca.crt
-        #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
-        to: PathBuf,
-        #[command(flatten)]
-        authority: AuthorityFolder,
-        /// How long the certificate holds
-        #[arg(long, value_name = "DAYS", default_value_t = AGENT_DAYS)]
-        days: u32,
-    },
-    /// Replace the key and the certificate of an agent by new ones
-    Rotate {
-        /// The folder with its tls.crt
-        #[arg(value_name = "DIR", value_hint = ValueHint::DirPath)]
-        folder: PathBuf,
-        #[command(flatten)]
-        authority: AuthorityFolder,
-        /// How long the new certificate holds
-        #[arg(long, value_name = "DAYS", default_value_t = AGENT_DAYS)]
-        days: u32,
-    },
-    /// Tell what certificates say
-    Show {
-        /// A file of certificates, or a folder with tls.crt or ca.crt
-        #[arg(value_name = "PATH", value_hint = ValueHint::AnyPath)]
-        path: PathBuf,
-    },
-}
-
-/// Where an authority lives.
-#[derive(Debug, Args)]
-pub(super) struct AuthorityFolder {
-    /// The folder with the authority's ca.crt and ca.key [default: ~/.config/towline/authority]
-    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
-    pub(super) authority: Option<PathBuf>,
-}
-
 /// `towline expire`.
 #[derive(Debug, Args)]
 #[command(group(ArgGroup::new("policy").required(true).multiple(true)))]
@@ -546,12 +428,6 @@ impl From<Compress> for Compression {
 /// File names need not be UTF-8.
 fn target() -> impl TypedValueParser<Value = Target> {
     OsStringValueParser::new().try_map(|text: OsString| Target::parse(&text))
-}
-
-fn identity(text: &str) -> Result<Identity, String> {
-    let names = text.strip_prefix("towline://").unwrap_or(text).split_once('/');
-    let (site, agent) = names.ok_or("an agent is SITE/AGENT")?;
-    Identity::new(site, agent).map_err(|error| error.to_string())
 }
 
 fn label(text: &str) -> Result<(String, String), &'static str> {

@@ -1,0 +1,136 @@
+//! What is said to an agent, and of the certificates of agents.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Subcommand, ValueHint};
+
+use crate::agent::At;
+use crate::repository::Selector;
+use crate::size;
+use crate::transfer::exchange;
+use crate::transfer::identity::{AGENT_DAYS, AUTHORITY_DAYS, Identity};
+
+/// `towline warm`.
+#[derive(Debug, Args)]
+pub(in crate::cli) struct Warm {
+    /// What to bring: all that a restore of it needs
+    #[arg(value_name = "NAME", required = true)]
+    pub(in crate::cli) names: Vec<Selector>,
+    /// Keep it so long: 24h, 7d; what was pinned before for the same name and owner ends
+    #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
+    pub(in crate::cli) pin: Option<Duration>,
+    /// Who wants it pinned [default: the user's name]
+    #[arg(long, value_name = "TEXT", requires = "pin")]
+    pub(in crate::cli) owner: Option<String>,
+    /// Where from: the agents of a site, one agent, or `repository` [default: the nearest that has it]
+    #[arg(long, value_name = "SITE|SITE/AGENT|repository")]
+    pub(in crate::cli) from: Option<exchange::From>,
+    /// Wait until it is there
+    #[arg(long)]
+    pub(in crate::cli) wait: bool,
+    #[command(flatten)]
+    pub(in crate::cli) elsewhere: Elsewhere,
+}
+
+/// Which agent does it.
+#[derive(Clone, Debug, Args)]
+pub(in crate::cli) struct Elsewhere {
+    /// Ask another agent, by way of the one here: the one of a site that the name falls to, or this one
+    #[arg(long, value_name = "SITE|SITE/AGENT")]
+    pub(in crate::cli) at: Option<At>,
+}
+
+/// `towline pin`.
+#[derive(Debug, Args)]
+pub(in crate::cli) struct Pin {
+    /// What to keep: all that its restore needs
+    pub(in crate::cli) name: Selector,
+    /// How long: 24h, 7d [default: until it is unpinned]
+    #[arg(long = "for", value_name = "DURATION", value_parser = humantime::parse_duration)]
+    pub(in crate::cli) lasting: Option<Duration>,
+    /// Who wants it [default: the user's name]
+    #[arg(long, value_name = "TEXT")]
+    pub(in crate::cli) owner: Option<String>,
+    /// What for [default: the name]
+    #[arg(long, value_name = "TEXT")]
+    pub(in crate::cli) reason: Option<String>,
+    #[command(flatten)]
+    pub(in crate::cli) elsewhere: Elsewhere,
+}
+
+/// `towline cache`.
+#[derive(Clone, Debug, Subcommand)]
+pub(in crate::cli) enum CacheVerb {
+    /// Show its figures
+    Stat(Elsewhere),
+    /// Read all of it, and drop what is damaged
+    Check,
+    /// Drop what is not pinned until so much is free that was not before
+    Evict {
+        /// How much: 512M, 10G
+        #[arg(value_name = "SIZE", value_parser = size::parse)]
+        bytes: u64,
+    },
+}
+
+/// `towline identity`.
+#[derive(Debug, Subcommand)]
+pub(in crate::cli) enum IdentityVerb {
+    /// Make an authority: what it signs, its agents trust
+    Init {
+        #[command(flatten)]
+        authority: AuthorityFolder,
+        /// What to call it
+        #[arg(long, value_name = "NAME", default_value = "towline")]
+        name: String,
+        /// How long its certificate holds
+        #[arg(long, value_name = "DAYS", default_value_t = AUTHORITY_DAYS)]
+        days: u32,
+    },
+    /// Make the key and the certificate of an agent
+    Issue {
+        /// Which agent of which site
+        #[arg(value_name = "SITE/AGENT", value_parser = identity)]
+        agent: Identity,
+        /// The folder for tls.crt, tls.key and ca.crt
+        #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+        to: PathBuf,
+        #[command(flatten)]
+        authority: AuthorityFolder,
+        /// How long the certificate holds
+        #[arg(long, value_name = "DAYS", default_value_t = AGENT_DAYS)]
+        days: u32,
+    },
+    /// Replace the key and the certificate of an agent by new ones
+    Rotate {
+        /// The folder with its tls.crt
+        #[arg(value_name = "DIR", value_hint = ValueHint::DirPath)]
+        folder: PathBuf,
+        #[command(flatten)]
+        authority: AuthorityFolder,
+        /// How long the new certificate holds
+        #[arg(long, value_name = "DAYS", default_value_t = AGENT_DAYS)]
+        days: u32,
+    },
+    /// Tell what certificates say
+    Show {
+        /// A file of certificates, or a folder with tls.crt or ca.crt
+        #[arg(value_name = "PATH", value_hint = ValueHint::AnyPath)]
+        path: PathBuf,
+    },
+}
+
+/// Where an authority lives.
+#[derive(Debug, Args)]
+pub(in crate::cli) struct AuthorityFolder {
+    /// The folder with the authority's ca.crt and ca.key [default: ~/.config/towline/authority]
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    pub(in crate::cli) authority: Option<PathBuf>,
+}
+
+fn identity(text: &str) -> Result<Identity, String> {
+    let names = text.strip_prefix("towline://").unwrap_or(text).split_once('/');
+    let (site, agent) = names.ok_or("an agent is SITE/AGENT")?;
+    Identity::new(site, agent).map_err(|error| error.to_string())
+}
