@@ -283,6 +283,25 @@ fn share(config: &Config) -> Result<u64> {
         .cure("raise `memory`"))
 }
 
+/// How many connections to each of `others`, and the window of each, if they have `share` bytes. All at once must fit, or some would
+/// wait for ever.
+fn links(share: u64, others: usize, told: Option<usize>) -> Result<(usize, u64)> {
+    let usual = PeersOptions::default();
+    let others = others.max(1);
+    let fit = usize::try_from(share / GOOD_WINDOW).unwrap_or(usize::MAX) / others;
+    let connections = told.unwrap_or(fit.clamp(1, usual.connections));
+    let all = (others * connections) as u64;
+    // In whole MiB: the budget counts in pages, and the last one must fit, too.
+    let window = (share / all / MIB * MIB).clamp(WINDOW_MIN, usual.window);
+    if all * window <= share {
+        return Ok((connections, window));
+    }
+    Err(Error::usage("memory of the agent is too little for its links")
+        .expected(format!("a share of {} MiB, for {all} connections", all * window / MIB))
+        .got(format!("{} MiB", share / MIB))
+        .cure("raise `memory`, or have fewer [peers] addresses or connections"))
+}
+
 fn exchange(
     config: &Config,
     share: u64,
@@ -293,21 +312,10 @@ fn exchange(
     let (identity, peers) = match credentials {
         None => (Identity::new("local", "agent")?, Peers::nobody()),
         Some(credentials) => {
-            let mut options = PeersOptions { carriers: told.carriers, ..PeersOptions::default() };
-            // All links at once must fit, or some would wait for ever; how many will be found nobody knows.
             let finds = told.registered || !told.names.is_empty();
-            let others = (told.addresses.len() + if finds { FOUND_ABOUT } else { 0 }).max(1);
-            let fit = usize::try_from(share / GOOD_WINDOW).unwrap_or(usize::MAX) / others;
-            options.connections = told.connections.unwrap_or(fit.clamp(1, options.connections));
-            let links = (others * options.connections) as u64;
-            // In whole MiB: the budget counts in pages, and the last link must fit, too.
-            options.window = (share / links / MIB * MIB).clamp(WINDOW_MIN, options.window);
-            if links * options.window > share {
-                return Err(Error::usage("memory of the agent is too little for its links")
-                    .expected(format!("a share of {} MiB, for {links} connections", links * options.window / MIB))
-                    .got(format!("{} MiB", share / MIB))
-                    .cure("raise `memory`, or have fewer [peers] addresses or connections"));
-            }
+            let others = told.addresses.len() + if finds { FOUND_ABOUT } else { 0 };
+            let (connections, window) = links(share, others, told.connections)?;
+            let options = PeersOptions { carriers: told.carriers, connections, window };
             (credentials.identity(), Peers::new(credentials.clone(), Budget::new(share)?, options))
         }
     };
@@ -321,4 +329,28 @@ fn exchange(
         policy,
         limits: Limits::new(told.limits.iter().cloned()),
     }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn all_links_fit_at_once() {
+        for (memory, others) in [(64, 1), (64, 8), (64, 16), (128, 7), (128, 11), (500, 3), (2048, 30)] {
+            let share = memory * MIB + 5;
+            let (connections, window) = links(share, others, None).unwrap();
+            assert!((1..=4).contains(&connections) && window >= WINDOW_MIN);
+            let (budget, mut held) = (Budget::new(share).unwrap(), Vec::new());
+            for _ in 0..others * connections {
+                let carved = futures::FutureExt::now_or_never(budget.carve(window));
+                held.push(carved.expect("there is room for the last one").unwrap());
+            }
+        }
+        assert_eq!(links(512 * MIB, 1, None).unwrap(), (4, 16 * MIB));
+        assert_eq!(links(128 * MIB, 7, None).unwrap(), (2, 9 * MIB));
+        assert_eq!(links(128 * MIB, 1, Some(2)).unwrap(), (2, 16 * MIB));
+        let error = links(64 * MIB, 17, None).unwrap_err();
+        assert_eq!((error.kind(), error.cure_text().is_some()), (crate::error::ErrorKind::Usage, true));
+    }
 }
