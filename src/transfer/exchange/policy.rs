@@ -72,7 +72,11 @@ impl Callers {
 }
 
 fn pattern(text: &str) -> Result<GlobMatcher> {
-    let glob = Glob::new(text).map_err(|source| Error::usage("pattern is malformed").at(text).source(source))?;
+    let malformed = |source| {
+        let error = Error::usage("pattern in the rules is malformed").expected("text, in which * stands for anything");
+        error.got(format!("{text:?}")).cure("see `callers` and [[allow]] in the agent's settings").source(source)
+    };
+    let glob = Glob::new(text).map_err(malformed)?;
     Ok(glob.compile_matcher())
 }
 

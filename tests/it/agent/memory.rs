@@ -91,7 +91,6 @@ fn sixty_four_readers_fit_in_what_the_agent_was_given() {
         reads > 2 * READERS
     });
     assert!(peak < MEMORY + BESIDES, "{} MiB", peak / MIB);
-    eprintln!("peak {} MiB", peak / MIB);
     agent.stop();
 }
 
