@@ -103,7 +103,7 @@ fn what_makes_no_sense_is_named() {
         ("repository = '/r'\n[[limits]]\nsite = 'a'\nrate = 'fast'", "not a size"),
         ("repository = '/r'\n[[limits]]\nsite = 'a'\nrate = '1Xbit'", "not a rate"),
         ("repository = '/r'\n[peers]\ncarrier = 'pigeon'", "unknown variant `pigeon`"),
-        ("repository = '/r'\n[[allow]]\nagents = '['\nnames = []", "pattern is malformed"),
+        ("repository = '/r'\n[[allow]]\nagents = '['\nnames = []", "pattern in the rules is malformed"),
         ("repository = '/r'\ncallers = ['home/*']", "`callers` is set, but not `listen`"),
         ("repository = '/r'\n[sidecar]\nnotice = 'pigeon'", "pigeon"),
         ("repository = '/r'\n[sidecar]\nwarm = ['a//b']", "not a name"),
