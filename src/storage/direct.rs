@@ -15,7 +15,8 @@ use std::path::{Path as FilePath, PathBuf};
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use futures::stream::BoxStream;
+use futures::stream::{self, BoxStream};
+use futures::{StreamExt as _, TryStreamExt as _};
 use object_store::local::LocalFileSystem;
 use object_store::path::Path;
 use object_store::{
@@ -25,6 +26,7 @@ use object_store::{
 use rustix::fs::{FallocateFlags, OFlags, fallocate, fcntl_getfl, fcntl_setfl};
 use rustix::io::Errno;
 
+use super::home::Home;
 use super::store::create_durably;
 
 /// Smaller objects are written as they always were.
@@ -37,18 +39,38 @@ const ALIGN: usize = 4096;
 /// Local files, the large ones written directly. Staged and published as `LocalFileSystem` does it: see
 /// [`super::staging_files`].
 #[derive(Debug)]
-pub(super) struct Direct(LocalFileSystem);
+pub(super) struct Direct {
+    inner: LocalFileSystem,
+    home: Home,
+}
 
 impl Direct {
-    /// Writes the large objects of `inner`, which must sync what it writes, directly.
-    pub(super) fn new(inner: LocalFileSystem) -> Self {
-        Self(inner)
+    /// Writes the large objects of `inner`, which must sync what it writes and be at `home`, directly.
+    pub(super) fn new(inner: LocalFileSystem, home: Home) -> Self {
+        Self { inner, home }
+    }
+
+    async fn put_anywhere(&self, location: &Path, payload: PutPayload, opts: PutOptions) -> Result<PutResult> {
+        let plain = matches!(opts.mode, PutMode::Overwrite) && opts.attributes.is_empty();
+        if !plain || payload.content_length() < LARGE {
+            return self.inner.put_opts(location, payload, opts).await;
+        }
+        let path = self.inner.path_to_filesystem(location)?;
+        let written = tokio::task::spawn_blocking(move || put(&path, &payload)).await;
+        written.unwrap_or_else(|stopped| Err(io::Error::other(stopped))).map_err(generic)?;
+        Ok(PutResult { e_tag: None, version: None, extensions: Extensions::default() })
+    }
+
+    /// What `listed` lists, if it is still there.
+    fn listed(&self, listed: BoxStream<'static, Result<ObjectMeta>>) -> BoxStream<'static, Result<ObjectMeta>> {
+        let home = self.home.clone();
+        stream::once(async move { home.check().await.map(|()| listed) }).try_flatten().boxed()
     }
 }
 
 impl fmt::Display for Direct {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
+        self.inner.fmt(f)
     }
 }
 
@@ -56,50 +78,51 @@ impl fmt::Display for Direct {
 #[deny(clippy::missing_trait_methods)]
 impl ObjectStore for Direct {
     async fn put_opts(&self, location: &Path, payload: PutPayload, opts: PutOptions) -> Result<PutResult> {
-        let plain = matches!(opts.mode, PutMode::Overwrite) && opts.attributes.is_empty();
-        if !plain || payload.content_length() < LARGE {
-            return self.0.put_opts(location, payload, opts).await;
-        }
-        let path = self.0.path_to_filesystem(location)?;
-        let written = tokio::task::spawn_blocking(move || put(&path, &payload)).await;
-        written.unwrap_or_else(|stopped| Err(io::Error::other(stopped))).map_err(generic)?;
-        Ok(PutResult { e_tag: None, version: None, extensions: Extensions::default() })
+        self.home.check().await?;
+        let put = self.put_anywhere(location, payload, opts).await?;
+        // Nothing is acknowledged that went elsewhere.
+        self.home.check().await?;
+        Ok(put)
     }
 
     async fn put_multipart_opts(&self, location: &Path, opts: PutMultipartOptions) -> Result<Box<dyn MultipartUpload>> {
-        self.0.put_multipart_opts(location, opts).await
+        self.home.check().await?;
+        self.inner.put_multipart_opts(location, opts).await
     }
 
     async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
-        self.0.get_opts(location, options).await
+        self.home.check().await?;
+        self.inner.get_opts(location, options).await
     }
 
     async fn get_ranges(&self, location: &Path, ranges: &[Range<u64>]) -> Result<Vec<Bytes>> {
-        self.0.get_ranges(location, ranges).await
+        self.home.check().await?;
+        self.inner.get_ranges(location, ranges).await
     }
 
     fn delete_stream(&self, locations: BoxStream<'static, Result<Path>>) -> BoxStream<'static, Result<Path>> {
-        self.0.delete_stream(locations)
+        self.inner.delete_stream(locations)
     }
 
     fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
-        self.0.list(prefix)
+        self.listed(self.inner.list(prefix))
     }
 
     fn list_with_offset(&self, prefix: Option<&Path>, offset: &Path) -> BoxStream<'static, Result<ObjectMeta>> {
-        self.0.list_with_offset(prefix, offset)
+        self.listed(self.inner.list_with_offset(prefix, offset))
     }
 
     async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {
-        self.0.list_with_delimiter(prefix).await
+        self.home.check().await?;
+        self.inner.list_with_delimiter(prefix).await
     }
 
     async fn copy_opts(&self, from: &Path, to: &Path, options: CopyOptions) -> Result<()> {
-        self.0.copy_opts(from, to, options).await
+        self.inner.copy_opts(from, to, options).await
     }
 
     async fn rename_opts(&self, from: &Path, to: &Path, options: RenameOptions) -> Result<()> {
-        self.0.rename_opts(from, to, options).await
+        self.inner.rename_opts(from, to, options).await
     }
 }
 
@@ -249,12 +272,16 @@ mod tests {
         (parts.into_iter().collect(), whole)
     }
 
+    fn store(root: &FilePath) -> Direct {
+        Direct::new(LocalFileSystem::new_with_prefix(root).unwrap().with_fsync(true), Home::of(root).unwrap())
+    }
+
     #[tokio::test]
     async fn what_is_written_is_read_whatever_its_length() {
         // A disk, where the checkout is on one, and memory, which may not take direct writes.
         for folder in [env!("CARGO_MANIFEST_DIR"), "/dev/shm"] {
             let Ok(dir) = tempfile::Builder::new().prefix("target-direct").tempdir_in(folder) else { continue };
-            let store = Direct::new(LocalFileSystem::new_with_prefix(dir.path()).unwrap().with_fsync(true));
+            let store = store(dir.path());
             for (n, lens) in [
                 vec![LARGE],
                 vec![LARGE - 1, 2],
@@ -278,11 +305,29 @@ mod tests {
     #[tokio::test]
     async fn what_may_not_replace_anything_does_not() {
         let dir = tempfile::tempdir().unwrap();
-        let store = Direct::new(LocalFileSystem::new_with_prefix(dir.path()).unwrap().with_fsync(true));
+        let store = store(dir.path());
         let (payload, _) = payload(&[LARGE + 1]);
         let create = PutOptions::from(PutMode::Create);
         store.put_opts(&"a".into(), payload.clone(), create.clone()).await.unwrap();
         assert!(matches!(store.put_opts(&"a".into(), payload, create).await, Err(Error::AlreadyExists { .. })));
+    }
+
+    #[tokio::test]
+    async fn nothing_is_written_or_read_where_the_directory_was() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path().join("root");
+        std::fs::create_dir(&root).unwrap();
+        let (store, key) = (store(&root), Path::from("log/1"));
+        store.put(&key, "x".into()).await.unwrap();
+        std::fs::rename(&root, dir.path().join("away")).unwrap();
+        let gone = |error: &Error| matches!(error, Error::Generic { .. });
+        assert!(gone(&store.put(&key, "y".into()).await.unwrap_err()));
+        assert!(gone(&store.put(&Path::from("pack/1"), vec![1; LARGE].into()).await.unwrap_err()));
+        assert!(gone(&store.get(&key).await.unwrap_err()), "it is not missing: it is away");
+        assert!(gone(&store.list(None).try_collect::<Vec<_>>().await.unwrap_err()), "nor is there nothing");
+        assert!(!root.exists());
+        std::fs::rename(dir.path().join("away"), &root).unwrap();
+        assert_eq!(store.get(&key).await.unwrap().bytes().await.unwrap(), "x");
     }
 
     #[test]

@@ -12,6 +12,7 @@
 mod bucket;
 mod credentials;
 mod direct;
+mod home;
 mod location;
 mod metered;
 mod probe;

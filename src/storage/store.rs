@@ -11,6 +11,7 @@ use object_store::memory::InMemory;
 
 use super::bucket::Bucket;
 use super::direct::Direct;
+use super::home::Home;
 use super::location::Location;
 use super::metered::Metered;
 use super::s3::{self, Keys};
@@ -178,7 +179,8 @@ fn open_directory(path: &Path, create: bool) -> Result<(Direct, PathBuf)> {
         return Err(Error::usage("repository path is not a directory").at(path.display()));
     }
     let objects = LocalFileSystem::new_with_prefix(&found)?.with_fsync(true).with_automatic_cleanup(false);
-    Ok((Direct::new(objects), found))
+    let home = Home::of(&found).map_err(|e| Error::io("directory cannot be opened", path, e))?;
+    Ok((Direct::new(objects, home), found))
 }
 
 /// `mkdir -p` whose result survives a power loss: each new folder's entry is synced in its parent.

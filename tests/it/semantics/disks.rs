@@ -4,8 +4,10 @@ use std::fs;
 use std::os::unix::fs::{PermissionsExt as _, chown};
 use std::os::unix::process::CommandExt as _;
 
+use towline::ops::{RestoreOptions, SaveOptions};
+
 use super::{Scene, Tmpfs, ran};
-use crate::data::{noise, tree_digest};
+use crate::data::{name, noise, tree_digest};
 
 /// Who owns nothing.
 const NOBODY: u32 = 65534;
@@ -131,4 +133,39 @@ fn an_unreadable_source_file_ends_the_save() {
     assert!(refused.err.contains("repo/log"), "{}", refused.err);
     mode("repo/log", 0o755);
     assert_eq!(run("show n").code, Some(0), "the name is still there");
+}
+
+/// F13: "nothing is read or written: what is asked fails with exit 6 (unreachable) and the question whether the disk is mounted, and
+/// no folder is made in its place. When the same repository is there again, it goes on."
+#[tokio::test(flavor = "multi_thread")]
+async fn a_directory_that_goes_away() {
+    let scene = Scene::new();
+    let (repo, away, out) = (scene.path("repo"), scene.path("away"), scene.path("out"));
+    fs::write(scene.path("f"), noise(1, 3_000_000)).unwrap();
+    fs::write(scene.path("g"), noise(2, 3_000_000)).unwrap();
+    let repository = scene.in_folder(&repo).await;
+    let save = |from: &str| {
+        let (repository, path, name) = (repository.clone(), scene.path(from), name(from));
+        async move { repository.save(&path, &name, &SaveOptions::default()).await.map(drop) }
+    };
+    save("f").await.unwrap();
+    fs::rename(&repo, &away).unwrap();
+    let restore = || async { repository.restore(&name("f"), None, &out, &RestoreOptions::default()).await.map(drop) };
+    for asked in [save("g").await, restore().await] {
+        let error = asked.unwrap_err();
+        assert_eq!(error.kind().exit_code(), 6, "{error:?}");
+        assert!(error.causes().iter().any(|cause| cause.contains("is its disk mounted?")), "{error:?}");
+    }
+    assert!(!repo.exists() && !out.exists());
+
+    // Another folder in its place is not it; a copy, which has another inode, is.
+    fs::create_dir(&repo).unwrap();
+    assert_eq!(save("g").await.unwrap_err().kind().exit_code(), 6);
+    assert_eq!(fs::read_dir(&repo).unwrap().count(), 0);
+    let copied = std::process::Command::new("cp").args(["-a", "-T"]).args([&away, &repo]).status().unwrap();
+    assert!(copied.success());
+    save("g").await.unwrap();
+    restore().await.unwrap();
+    assert!(fs::read(&out).unwrap() == noise(1, 3_000_000));
+    scene.ok("verify --data");
 }

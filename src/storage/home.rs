@@ -1,0 +1,120 @@
+//! Whether a directory is still the one that was opened.
+//!
+//! A disk that is unmounted, or a share that went away, leaves an empty folder or none. Written there, everything would succeed, and be lost
+//! or hidden when the disk is back; read there, a repository would be empty.
+
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use object_store::Error;
+use thiserror::Error as ThisError;
+
+/// The object that names a repository, in its directory.
+const MARK: &str = "repository";
+
+/// The directory is not there, or is another one.
+#[derive(Clone, Debug, ThisError, PartialEq, Eq)]
+#[error("directory {} is not there any more, or is another one than it was: is its disk mounted?", .0.display())]
+struct Gone(PathBuf);
+
+/// A directory that was opened. Clones share it.
+#[derive(Clone, Debug)]
+pub(super) struct Home(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    root: PathBuf,
+    known: Mutex<Known>,
+}
+
+/// What tells it from others.
+#[derive(Clone, Debug)]
+struct Known {
+    /// Device and inode: the same as long as it stays mounted.
+    identity: (u64, u64),
+    /// What the file says that names the repository, once there is one: the same after it was mounted again.
+    mark: Option<Vec<u8>>,
+}
+
+impl Home {
+    /// The one at `root`.
+    pub(super) fn of(root: &Path) -> io::Result<Self> {
+        let known = Known { identity: identity(root)?, mark: mark(root) };
+        Ok(Self(Arc::new(Inner { root: root.to_owned(), known: Mutex::new(known) })))
+    }
+
+    /// Is it still there?
+    ///
+    /// # Errors
+    /// Generic, if not.
+    pub(super) async fn check(&self) -> object_store::Result<()> {
+        let home = self.clone();
+        let checked = tokio::task::spawn_blocking(move || home.is_there()).await;
+        match checked.map_err(|source| generic(Box::new(source)))? {
+            true => Ok(()),
+            false => Err(generic(Box::new(Gone(self.0.root.clone())))),
+        }
+    }
+
+    fn is_there(&self) -> bool {
+        let Ok(identity) = identity(&self.0.root) else { return false };
+        let mut known = self.0.known.lock().unwrap_or_else(PoisonError::into_inner);
+        if known.identity == identity {
+            // A repository may have been made in it meanwhile.
+            known.mark = known.mark.take().or_else(|| mark(&self.0.root));
+            return true;
+        }
+        let same = known.mark.is_some() && known.mark == mark(&self.0.root);
+        if same {
+            known.identity = identity;
+        }
+        same
+    }
+}
+
+fn identity(root: &Path) -> io::Result<(u64, u64)> {
+    let found = std::fs::metadata(root)?;
+    Ok((found.dev(), found.ino()))
+}
+
+fn mark(root: &Path) -> Option<Vec<u8>> {
+    std::fs::read(root.join(MARK)).ok()
+}
+
+fn generic(source: Box<dyn std::error::Error + Send + Sync>) -> Error {
+    Error::Generic { store: "local directory", source }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn only_the_same_repository_is_the_same_home() {
+        let dir = tempfile::tempdir().unwrap();
+        let (root, away) = (dir.path().join("repo"), dir.path().join("away"));
+        std::fs::create_dir(&root).unwrap();
+        let home = Home::of(&root).unwrap();
+        home.check().await.unwrap();
+        std::fs::rename(&root, &away).unwrap();
+        let error = crate::Error::from(home.check().await.unwrap_err());
+        assert_eq!(error.kind(), crate::ErrorKind::Unreachable);
+        assert!(error.causes().iter().any(|cause| cause.contains("is its disk mounted?")), "{error:?}");
+        std::fs::create_dir(&root).unwrap();
+        home.check().await.unwrap_err();
+        std::fs::remove_dir(&root).unwrap();
+        std::fs::rename(&away, &root).unwrap();
+        std::fs::write(root.join(MARK), "this one").unwrap();
+        home.check().await.unwrap();
+        // Mounted again it may have another number; what it says of itself is the same.
+        std::fs::rename(&root, &away).unwrap();
+        for (says, same) in [("another one", false), ("this one", true)] {
+            std::fs::create_dir(&root).unwrap();
+            std::fs::write(root.join(MARK), says).unwrap();
+            assert_eq!(home.check().await.is_ok(), same, "{says}");
+            std::fs::remove_dir_all(&root).unwrap();
+        }
+    }
+}
