@@ -328,7 +328,11 @@ def gang(room, samples):
     """A cold gang of eight behind one origin."""
     from . import gang as gangs
 
-    return gangs.section(checkpoint(room / "gang", GANG, quick=True), room, samples)
+    sources = {
+        gangs.FULL: checkpoint(room / "gang", GANG, quick=True),
+        gangs.QUARTER: checkpoint(room / "gang-thin", GANG // 2, quick=True),
+    }
+    return gangs.section(sources, room, samples)
 
 
 SCENARIOS = {"loopback": loopback, "wan300": wan300, "wan1000": wan1000, "step": step, "half": half, "gang": gang}
@@ -354,12 +358,12 @@ def section(disk, folder):
     kept = [
         {"program": program, "scenario": key, "gang": found}
         for (program, key), found in samples.items()
-        if key == "gang"
+        if key.endswith("gang")
     ]
     kept += [
         {"program": program, "scenario": key, "runs": [asdict(s) for s in found]}
         for (program, key), found in samples.items()
-        if key != "gang"
+        if not key.endswith("gang")
     ]
     disk.mkdir(parents=True, exist_ok=True)
     (disk / "links.json").write_text(json.dumps({"size": SIZE, "gang": GANG, "samples": kept}, indent=1))
