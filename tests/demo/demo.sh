@@ -103,7 +103,7 @@ echo "2. The cloud's agent is warmed with run/step-$last: from home's agent, ove
 TOWLINE_AGENT=$cloud "$towline" warm "run/step-$last" --from home --pin 24h --wait --json >warm.json
 
 echo "3. The machine is lost (SIGKILL after step $(lines node1/losses)), with its agent and its repository."
-kill -9 "${agents[0]}" && wait "${agents[0]}" 2>/dev/null || true
+{ kill -9 "${agents[0]}" && wait "${agents[0]}"; } 2>/dev/null || true
 mv home lost-home
 
 echo "4. A second machine, in the cloud, restores run/step-$last from its agent's cache."
