@@ -129,6 +129,7 @@ families! {
     UNTRUE = Counter "towline_chunk_untrue_total" "Chunks that came from another agent and were not what they should be";
     PEERS = Gauge "towline_peers" "Other agents that are known, by state: up, down";
     PEER_BYTES = Counter "towline_peer_received_bytes_total" "Bytes of chunks that came from another agent, by its address";
+    CUSTODY_BYTES = Gauge "towline_custody_bytes" "Bytes of checkpoints that are kept for other agents";
     CACHE_CHUNKS = Gauge "towline_cache_chunks" "Chunks in the cache";
     CACHE_BYTES = Gauge "towline_cache_bytes" "Bytes that the cache's chunks take on the disk";
     CACHE_SLAB_BYTES = Gauge "towline_cache_slab_bytes" "Bytes of the cache's slabs";

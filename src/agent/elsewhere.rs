@@ -17,6 +17,15 @@ pub enum At {
     Agent(Identity),
 }
 
+impl At {
+    fn means(&self, agent: &Identity) -> bool {
+        match self {
+            Self::Site(site) => agent.site() == site,
+            Self::Agent(wanted) => agent == wanted,
+        }
+    }
+}
+
 impl FromStr for At {
     type Err = Error;
 
@@ -61,11 +70,7 @@ struct Known {
 /// Not found, if nobody that is known fits; usage, if several do and there is no name.
 pub(super) fn choose(at: &At, own: &Identity, peers: &[PeerStat], name: Option<&str>) -> Result<Chosen> {
     let known = known(own, peers);
-    let fits = |agent: &Identity| match at {
-        At::Site(site) => agent.site() == site,
-        At::Agent(wanted) => agent == wanted,
-    };
-    let fitting: Vec<(&Identity, &Known)> = known.iter().filter(|(agent, _)| fits(agent)).collect();
+    let fitting: Vec<(&Identity, &Known)> = known.iter().filter(|(agent, _)| at.means(agent)).collect();
     let live = fitting.iter().filter(|(_, known)| known.live).copied().collect::<Vec<_>>();
     let chosen = match (fitting.as_slice(), name) {
         ([], _) => return Err(unknown(at, &known, peers)),
@@ -84,6 +89,15 @@ pub(super) fn choose(at: &At, own: &Identity, peers: &[PeerStat], name: Option<&
         None => Chosen::Own,
         Some(address) => Chosen::Other(chosen.0.clone(), address.clone()),
     })
+}
+
+/// The other agents that `at` means, and where they are: those with a link first, and of these the one that `name` falls to.
+pub(super) fn others(at: &At, own: &Identity, peers: &[PeerStat], name: &str) -> Vec<(Identity, String)> {
+    let fitting = known(own, peers).into_iter().filter(|(agent, _)| at.means(agent));
+    let others = fitting.filter_map(|(agent, known)| Some((known.live, weight(&agent, name), agent, known.address?)));
+    let mut others: Vec<_> = others.collect();
+    others.sort_unstable_by(|a, b| b.cmp(a));
+    others.into_iter().map(|(_, _, agent, address)| (agent, address)).collect()
 }
 
 /// Who has shown its certificate; of one at several addresses, the one with a link.
@@ -182,6 +196,22 @@ mod tests {
         let error = chosen("c", &peers, None).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Usage);
         assert_eq!(error.cure_text(), Some("name one: c/1, c/2, c/3"));
+    }
+
+    #[test]
+    fn others_are_those_that_answer_first() {
+        let mut peers: Vec<_> = ["c/1", "c/2", "c/3", "d/1"].map(|path| peer(Some(path), path, 1)).into();
+        peers[1].connections = 0;
+        peers.push(peer(None, "x:1", 0));
+        let of = |at: &str, own: &str| {
+            let others = others(&at.parse().unwrap(), &agent(own), &peers, "run/step-1");
+            others.into_iter().map(|(who, _)| who.path()).collect::<Vec<_>>()
+        };
+        let site = of("c", "c/9");
+        assert_eq!((site.len(), site[2].as_str()), (3, "c/2"));
+        assert_eq!(of("c", "c/9"), site);
+        assert!(!of("c", "c/3").contains(&"c/3".to_owned()), "nobody is its own refuge");
+        assert_eq!((of("c/2", "c/9"), of("e", "c/9")), (vec!["c/2".to_owned()], vec![]));
     }
 
     #[test]

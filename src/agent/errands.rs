@@ -1,17 +1,19 @@
 //! Work that somebody asks for, or the agent does by itself, begun as transfers.
 
-use std::path::PathBuf;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use serde::Serialize;
 use serde_json::Value;
 
 use super::config::Watched;
+use super::custody::{Announced, Before, Held};
 use super::house::House;
 use super::transfers::{About, Entry};
 use super::view::Kind;
 use crate::error::{Error, Result};
-use crate::ops::{self, Pinning, RestoreOptions, SaveOptions, WarmOptions, WatchEvent, WatchOptions};
+use crate::ops::{self, Pinning, Refuge, RestoreOptions, SaveOptions, WarmOptions, WatchEvent, WatchOptions};
 use crate::repository::{Name, Repository, Selector};
 use crate::transfer::exchange::{Exchange, From};
 use crate::transfer::identity::Identity;
@@ -84,31 +86,67 @@ pub(super) fn restore(house: &House, repository: Option<&str>, restoring: Restor
     })
 }
 
-/// Begins to save the checkpoints that a training writes, until the agent is asked to end.
+/// Begins to save what another agent gave into custody, which lies at `path`: under its name, or, if somebody saved something else under
+/// that meanwhile, under `custody/SITE/AGENT/NAME`, and nothing is replaced.
 ///
 /// # Errors
 /// As [`warm`].
-pub(super) fn watch(house: &House, watched: Watched) -> Result<Arc<Entry>> {
+pub(super) fn deliver(house: &House, held: &Held, path: &Path) -> Result<Arc<Entry>> {
+    let Announced { name, repository, labels, .. } = held.what.clone();
+    let repository = house.repository(Some(&repository.to_string()))?.clone();
+    let about = About { caller: Some(held.from.clone()), ..about(Kind::Save, &name, &repository) };
+    let (path, before, from) = (path.to_owned(), held.before, held.from.path());
+    house.transfers.begin(about, move |progress| async move {
+        let version = repository.state().await?.version(&name);
+        let name = match version {
+            Some(_) if repository.holds(&name, &path).await.unwrap_or(false) => {
+                return report(&serde_json::json!({ "name": name, "saved": "already" }));
+            }
+            Some(version) if before != Before::Version(version) => {
+                tracing::warn!("{name} was saved meanwhile: what was in custody is saved as custody/{from}/{name}");
+                format!("custody/{from}/{name}").parse()?
+            }
+            _ => name,
+        };
+        let options = SaveOptions { labels, progress, ..SaveOptions::default() };
+        report(&Box::pin(repository.save(&path, &name, &options)).await?)
+    })
+}
+
+/// Begins to save the checkpoints that a training writes, until the agent is asked to end. When time is short they go to `refuge` first.
+///
+/// # Errors
+/// As [`warm`].
+pub(super) fn watch(house: &House, watched: Watched, refuge: Option<Arc<dyn Refuge>>) -> Result<Arc<Entry>> {
     let repository = house.repository(None)?.clone();
     let stop = house.stop.subscribe();
     house.transfers.begin(about(Kind::Watch, &watched.run, &repository), move |progress| async move {
         let Watched { folder, run, settle } = watched;
         let save = SaveOptions { progress, ..SaveOptions::default() };
-        let options = WatchOptions { settle, restore_latest: false, once: false, save, stop };
-        let mut saved = Vec::new();
+        let options = WatchOptions { settle, restore_latest: false, once: false, save, refuge, stop };
+        let (mut saved, mut fates) = (Vec::new(), BTreeMap::new());
         let mut tell = |event: WatchEvent| {
             tracing::info!(%run, ?event, "watch");
-            if let WatchEvent::Saved { report, .. } = event {
-                saved.push(report.name);
+            match event {
+                WatchEvent::Saved { report, .. } => saved.push(report.name),
+                WatchEvent::Given { entry, to } => {
+                    fates.insert(entry, format!("in the custody of {to}, which saves it"));
+                }
+                WatchEvent::NotGiven { entry, error } => {
+                    fates.insert(entry, format!("nobody takes it into custody: {error}"));
+                }
+                _ => {}
             }
         };
         let watched = Box::pin(repository.watch(&folder, &run, &options, &mut tell)).await?;
         if watched.unsaved.is_empty() {
             return report(&serde_json::json!({ "saved": saved }));
         }
+        let told = |entry: &String| fates.get(entry).map_or_else(|| entry.clone(), |fate| format!("{entry} ({fate})"));
+        let unsaved: Vec<_> = watched.unsaved.iter().map(told).collect();
         Err(Error::cancelled("not all checkpoints could be saved in time")
             .at(folder.display())
-            .got(format!("not saved: {}", watched.unsaved.join(", ")))
+            .got(format!("not saved: {}", unsaved.join(", ")))
             .cure("give the agent more `grace`"))
     })
 }

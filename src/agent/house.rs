@@ -9,6 +9,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::config::{Config, PeersConfig};
+use super::custody::Shelf;
 use super::files::Opened;
 use super::notice::Notice;
 use super::transfers::Transfers;
@@ -54,6 +55,10 @@ pub(super) struct House {
     prepared: AtomicBool,
     /// That the machine will be taken away.
     notice: OnceLock<Notice>,
+    /// That, for whoever waits for it.
+    going: CancellationToken,
+    /// What it keeps for other agents, if it does that.
+    pub(super) shelf: Option<Arc<Shelf>>,
     /// Connections are to end.
     pub(super) leaving: CancellationToken,
     pub(super) transfers: Transfers,
@@ -88,6 +93,10 @@ impl House {
                 Some(Arc::new(blocking(move || Cache::open(&told.dir, options)).await?))
             }
         };
+        let shelf = match config.custody.clone() {
+            None => None,
+            Some(told) => Some(Arc::new(blocking(move || Shelf::open(told.dir, told.capacity)).await?)),
+        };
         let mut origins = Vec::new();
         for location in &config.repositories {
             let options = OpenOptions { memory: Some(share), ..OpenOptions::default() };
@@ -114,6 +123,8 @@ impl House {
             stop: watch::Sender::new(Stop::No),
             prepared: AtomicBool::new(false),
             notice: OnceLock::new(),
+            going: CancellationToken::new(),
+            shelf,
             leaving: CancellationToken::new(),
             transfers: Transfers::new(Arc::clone(&clock)),
             windows: Budget::new(share)?,
@@ -195,8 +206,14 @@ impl House {
     }
 
     /// What it shows to other agents.
-    pub(super) fn credentials(&self) -> Option<&Credentials> {
-        self.credentials.as_ref()
+    ///
+    /// # Errors
+    /// Usage, if it has no certificate.
+    pub(super) fn credentials(&self) -> Result<&Credentials> {
+        self.credentials.as_ref().ok_or_else(|| {
+            Error::usage("this agent has no identity, so it cannot ask others")
+                .cure("make one: towline identity issue SITE/AGENT --to DIR; then set `identity` to DIR")
+        })
     }
 
     /// Whether what it was told to have ready is there, and neither it nor its machine is about to go.
@@ -214,6 +231,19 @@ impl House {
         tracing::warn!("the machine will be taken away: {}", notice.what);
         // The first stands.
         let _ = self.notice.set(notice);
+        self.going.cancel();
+    }
+
+    /// Until it is asked to end, or the machine will be taken away.
+    ///
+    /// # Cancel safety
+    /// Safe.
+    pub(super) async fn short_of_time(&self) {
+        let mut stop = self.stop.subscribe();
+        tokio::select! {
+            _ = stop.wait_for(|stop| *stop != Stop::No) => {}
+            () = self.going.cancelled() => {}
+        }
     }
 
     /// Whether it was said that the machine will be taken away.
@@ -225,6 +255,11 @@ impl House {
     pub(super) fn time_left(&self, grace: Duration) -> Duration {
         let at = self.notice.get().and_then(|notice| notice.at);
         at.map_or(grace, |at| at.since(self.clock.now()).min(grace))
+    }
+
+    /// The time.
+    pub(super) fn now(&self) -> Timestamp {
+        self.clock.now()
     }
 
     /// The time after `span` from now.

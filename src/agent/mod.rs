@@ -3,12 +3,15 @@
 //! ```text
 //! config -> house (what it holds open: repositories, cache, exchange, transfers) -> doors (the API, peers)
 //! client                                                                            the API from the other side
+//! custody                                                  checkpoints of agents that may not live to save them
 //! ```
 //!
 //! It is left in order: nothing new is taken, what runs has the grace, then is stopped; the doors close last.
 
 mod client;
 mod config;
+mod custody;
+mod dial;
 mod doors;
 mod elsewhere;
 mod errands;
@@ -32,8 +35,9 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 pub use self::client::Client;
-pub use self::config::{CacheConfig, Config, PeersConfig, SidecarConfig, Watched};
-use self::doors::{Door, router, serve};
+pub use self::config::{CacheConfig, Config, CustodyConfig, PeersConfig, SidecarConfig, Watched};
+use self::custody::keep;
+use self::doors::{Callers, Door, router, serve};
 pub use self::elsewhere::At;
 use self::house::House;
 pub use self::notice::Provider;
@@ -87,7 +91,8 @@ impl Agent {
         };
         let token = if tcp.is_some() { Some(socket::write_token(&config.socket)?) } else { None };
         let house = Arc::new(House::open(&config).await?);
-        let router = router(Arc::clone(&house), token.as_deref(), config.callers);
+        let (to_give, wait) = config.custody.map(|custody| (custody.of, custody.wait)).unwrap_or_default();
+        let router = router(Arc::clone(&house), token.as_deref(), Callers { to_ask: config.callers, to_give });
         let (mut doors, leaving) = (JoinSet::new(), house.leaving.clone());
         let listen = match config.listen {
             Some(address) => Some(open_to_peers(&house, address, &router, &mut doors).await?),
@@ -105,6 +110,10 @@ impl Agent {
             None => None,
         };
         doors.spawn(serve(unix, |_| Door::Socket, router, leaving.clone()));
+        if let Some(shelf) = house.shelf.clone() {
+            let (kept, leaving) = (keep(Arc::clone(&house), shelf, wait), house.leaving.clone());
+            doors.spawn(leaving.run_until_cancelled_owned(kept).map(drop));
+        }
         sidecar::begin(&house, config.sidecar, &mut doors)?;
         tracing::info!(socket = %config.socket.display(), "agent is there");
         Ok(Self { house, doors, socket: config.socket, http, listen, grace: config.grace, _claimed: claimed })
@@ -178,9 +187,7 @@ async fn open_to_peers(
     router: &Router,
     doors: &mut JoinSet<()>,
 ) -> Result<SocketAddr> {
-    let Some(credentials) = house.credentials() else {
-        return Err(Error::usage("`listen` is set, but no identity"));
-    };
+    let credentials = house.credentials()?;
     let exchange = house.exchange()?;
     let mut tcp = tcp::Listener::bind(address, credentials.clone()).await?;
     let address = tcp.address()?;

@@ -7,12 +7,14 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 
 use super::config::SidecarConfig;
+use super::custody::Giver;
 use super::errands::{self, Restoring, Warming};
 use super::house::House;
 use super::notice::notice;
 use super::transfers::Entry;
 use super::view::{Standing, Transfer};
 use crate::error::{Error, ErrorKind, Result};
+use crate::ops::Refuge;
 use crate::repository::Selector;
 use crate::transfer::exchange::From;
 
@@ -24,7 +26,7 @@ const AGAIN_AFTER: Duration = Duration::from_secs(5);
 /// # Errors
 /// Not found, if something is to be warmed and there is no cache.
 pub(super) fn begin(house: &Arc<House>, told: SidecarConfig, doors: &mut JoinSet<()>) -> Result<()> {
-    let SidecarConfig { warm, restore, watch, notice: provider } = told;
+    let SidecarConfig { warm, restore, watch, entrust, notice: provider } = told;
     if !warm.is_empty() {
         house.exchange()?;
     }
@@ -41,6 +43,10 @@ pub(super) fn begin(house: &Arc<House>, told: SidecarConfig, doors: &mut JoinSet
         house.prepared();
         return Ok(());
     }
+    let refuge: Option<Arc<dyn Refuge>> = match entrust {
+        Some(to) => Some(Arc::new(Giver::new(Arc::clone(house), to)?)),
+        None => None,
+    };
     let house = Arc::clone(house);
     doors.spawn(async move {
         let prepared = async {
@@ -57,7 +63,7 @@ pub(super) fn begin(house: &Arc<House>, told: SidecarConfig, doors: &mut JoinSet
             }
             // What is restored into a folder that is watched is not taken for new.
             for watched in watch {
-                if let Err(error) = errands::watch(&house, watched) {
+                if let Err(error) = errands::watch(&house, watched, refuge.clone()) {
                     tracing::error!("a folder is not watched: {error:?}");
                 }
             }

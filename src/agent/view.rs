@@ -1,5 +1,7 @@
 //! What the API tells, as both sides of it read and write it.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -99,6 +101,39 @@ impl Standing {
             Self::Cancelled => "cancelled",
         }
     }
+}
+
+/// A checkpoint that is kept for another agent.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Kept {
+    /// How to refer to it.
+    pub id: String,
+    /// Whose it is.
+    pub from: String,
+    /// Since when, RFC 3339.
+    pub since: String,
+    /// What it is saved as, if nobody else does that.
+    pub name: String,
+    /// The id of the repository where.
+    pub repository: String,
+    /// Labels that it gets.
+    pub labels: BTreeMap<String, String>,
+    /// Bytes of its files.
+    pub bytes: u64,
+}
+
+/// All that is kept for others, the oldest first.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KeptList {
+    /// Each of them.
+    pub kept: Vec<Kept>,
+}
+
+/// Room for a checkpoint, or the end of that.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Custody {
+    /// How to refer to it.
+    pub id: String,
 }
 
 /// How far the work of a transfer is; all but `phase` in bytes.

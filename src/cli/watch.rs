@@ -19,7 +19,7 @@ impl Door {
         let Watch { dir, run, restore_latest, on_term, settle, once, manner: how } = args;
         let (mut interrupt, mut terminate) = (listen(SignalKind::interrupt())?, listen(SignalKind::terminate())?);
         let (say, stop) = watch::channel(Stop::No);
-        let options = WatchOptions { settle, restore_latest, once, save: manner(how)?, stop };
+        let options = WatchOptions { settle, restore_latest, once, save: manner(how)?, refuge: None, stop };
         let mut tell = |event| self.tell(&event);
         let watching = async {
             let repository = self.open().await?;

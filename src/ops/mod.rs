@@ -35,7 +35,7 @@ pub use tensors::{
 };
 pub use verify::{Damage, VerifyOptions, VerifyReport};
 pub use warm::{Pinning, WarmOptions, Warmed, warm};
-pub use watch::{Stop, WatchEvent, WatchOptions, WatchReport};
+pub use watch::{Refuge, Stop, Unsaved, WatchEvent, WatchOptions, WatchReport};
 
 /// A path within a tree, as people read it.
 pub(crate) fn shown(path: &[u8]) -> String {

@@ -11,8 +11,10 @@ use tokio::sync::mpsc;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
+use super::Wire;
 use super::carrier::{HANDSHAKE_MAX, broken};
 use super::identity::{Credentials, Identity, SERVER_NAME, client_config, peer_identity, refused};
+use super::wire::Counted;
 use crate::error::{Error, Result};
 
 /// What such a connection is called when TLS asks which protocol to speak
@@ -64,7 +66,7 @@ impl Calls {
     }
 }
 
-/// Calls the agent `callee` at `address` (`host:port`).
+/// Calls the agent `callee` at `address` (`host:port`); `wire` counts what that carries.
 ///
 /// # Errors
 /// Unreachable, if nobody answers there in time; denied, if either side refuses the other's certificate, another agent answers, or it
@@ -72,14 +74,14 @@ impl Calls {
 ///
 /// # Cancel safety
 /// Safe: the connection is dropped.
-pub async fn call(address: &str, credentials: &Credentials, callee: &Identity) -> Result<Line> {
+pub async fn call(address: &str, credentials: &Credentials, callee: &Identity, wire: &Arc<Wire>) -> Result<Line> {
     let mut config = client_config(credentials)?;
     config.alpn_protocols = vec![ALPN_HTTP.to_vec()];
     let config = Arc::new(config);
     let called = async {
         let mut last = io::Error::new(io::ErrorKind::NotFound, "name has no address");
         for address in tokio::net::lookup_host(address).await? {
-            match connect(address, Arc::clone(&config)).await {
+            match connect(address, Arc::clone(&config), Arc::clone(wire)).await {
                 Ok(stream) => return Ok(stream),
                 Err(error) => last = error,
             }
@@ -96,11 +98,12 @@ pub async fn call(address: &str, credentials: &Credentials, callee: &Identity) -
 async fn connect(
     address: SocketAddr,
     config: Arc<ClientConfig>,
-) -> io::Result<tokio_rustls::client::TlsStream<TcpStream>> {
+    wire: Arc<Wire>,
+) -> io::Result<tokio_rustls::client::TlsStream<Counted<TcpStream>>> {
     let stream = TcpStream::connect(address).await?;
     stream.set_nodelay(true)?;
     let name = SERVER_NAME.try_into().map_err(io::Error::other)?;
-    TlsConnector::from(config).connect(name, stream).await
+    TlsConnector::from(config).connect(name, Counted::new(stream, wire)).await
 }
 
 /// A call that broke: denied, if the other side refused the certificate, which it can tell only after the handshake

@@ -19,12 +19,22 @@ pub trait Holdings: Send + Sync + 'static {
         let _ = (identity, carrier, wire);
     }
 
+    /// `identity` calls; `wire` counts what that carries.
+    fn called(&self, identity: &Identity, wire: Arc<Wire>) {
+        let _ = (identity, wire);
+    }
+
     /// The chunks that `identity` may read by way of `manifest`; None if there is no such manifest here, or none that it
     /// may read: who asks gets the same answer to both, and after about the same time if this takes care.
     ///
     /// # Cancel safety
     /// Must be safe: a connection that ends drops it.
     async fn authorise(&self, identity: &Identity, manifest: &ManifestId) -> Result<Option<Arc<Grant>>>;
+
+    /// Bytes of chunks that have come from further away so far: while that grows, whoever waits for one need not give up.
+    fn brought(&self) -> u64 {
+        0
+    }
 
     /// Which chunks of `grant` are held, from place `from` on. It may stop early and say where.
     ///

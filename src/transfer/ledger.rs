@@ -2,7 +2,7 @@
 //!
 //! An *entry* is what one tree's chunks came to, from or to one agent; a *link* is what the connections with that agent carried. The
 //! bytes of a link are those of its entries and what protocol, TLS and QUIC add; nothing else goes over it. Calls
-//! ([`calls`](super::calls)) have connections of their own, which it does not count.
+//! ([`calls`](super::calls)) have connections of their own, and so a link of their own.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -17,6 +17,8 @@ use crate::id::ManifestId;
 
 /// Entries that are kept; the one that moved longest ago goes first.
 const ENTRIES_MAX: usize = 4096;
+/// What calls go over.
+const CALLS: &str = "calls";
 
 /// Which way chunks went.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
@@ -50,7 +52,7 @@ pub struct LedgerEntry {
 pub struct LinkEntry {
     /// The other agent.
     pub peer: String,
-    /// Over what.
+    /// Over what: `quic`, `tcp`, or `calls`.
     pub carrier: String,
     /// Connections so far.
     pub connections: u64,
@@ -90,8 +92,17 @@ struct Carried {
 impl Ledger {
     /// A connection with `peer` begins; `wire` counts what it carries.
     pub fn opened(&self, peer: &Identity, carrier: Carrier, wire: Arc<Wire>) {
+        self.begun(peer, carrier.word(), wire);
+    }
+
+    /// A call with `peer` begins, whoever calls; `wire` counts what it carries.
+    pub fn called(&self, peer: &Identity, wire: Arc<Wire>) {
+        self.begun(peer, CALLS, wire);
+    }
+
+    fn begun(&self, peer: &Identity, over: &'static str, wire: Arc<Wire>) {
         let mut books = self.books();
-        let link = books.links.entry((peer.clone(), carrier.word())).or_default();
+        let link = books.links.entry((peer.clone(), over)).or_default();
         link.fold();
         link.connections += 1;
         link.open.push(wire);

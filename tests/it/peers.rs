@@ -395,14 +395,14 @@ async fn calls_are_taken_only_where_somebody_answers_them() {
     let callee = Identity::new("east", "server").unwrap();
     let server = certificates.agent("east", "server");
     let deaf = Server::start(Carrier::Tcp, server.clone(), Arc::new(Memory::new(1))).await;
-    let error = call(&deaf.address.to_string(), &asker, &callee).await.err().unwrap();
+    let error = call(&deaf.address.to_string(), &asker, &callee, &Arc::default()).await.err().unwrap();
     assert_eq!(error.kind(), ErrorKind::Denied);
     assert!(error.to_string().contains("another protocol"), "{error}");
 
     let mut listener = tcp::Listener::bind((Ipv4Addr::LOCALHOST, 0).into(), server).await.unwrap();
     let (mut calls, address) = (listener.take_calls(), listener.address().unwrap());
     tokio::spawn(listener.serve(Arc::new(Memory::new(1)), CancellationToken::new()));
-    let mut line = call(&address.to_string(), &asker, &callee).await.unwrap();
+    let mut line = call(&address.to_string(), &asker, &callee, &Arc::default()).await.unwrap();
     let (mut taken, caller) = calls.next().await.unwrap();
     assert_eq!(caller, Identity::new("west", "asker").unwrap());
     line.write_all(b"hello").await.unwrap();
@@ -413,6 +413,6 @@ async fn calls_are_taken_only_where_somebody_answers_them() {
     dial(Carrier::Tcp, address, &asker, None).await.unwrap();
     // Nobody answers any more: the line is closed, and nobody else is kept waiting.
     drop(calls);
-    let mut line = call(&address.to_string(), &asker, &callee).await.unwrap();
+    let mut line = call(&address.to_string(), &asker, &callee, &Arc::default()).await.unwrap();
     assert!(!matches!(line.read(&mut heard).await, Ok(1..)));
 }

@@ -56,8 +56,9 @@ impl Scene {
     /// Watches `out`, with a run called `run`.
     fn watch(&self, settle: Duration, adjust: impl FnOnce(&mut WatchOptions)) -> Going {
         let (stop, stopped) = channel(Stop::No);
+        let save = SaveOptions::default();
         let mut options =
-            WatchOptions { settle, restore_latest: false, once: false, save: SaveOptions::default(), stop: stopped };
+            WatchOptions { settle, restore_latest: false, once: false, save, refuge: None, stop: stopped };
         adjust(&mut options);
         let events = Arc::new(Mutex::new(Vec::new()));
         let (repository, out, told) = (self.repository.clone(), self.out(), Arc::clone(&events));

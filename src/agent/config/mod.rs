@@ -1,5 +1,6 @@
 //! What an agent is told: a TOML file, read once at the start.
 
+mod custody;
 mod peers;
 mod quantity;
 mod sidecar;
@@ -12,6 +13,8 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
+pub use self::custody::CustodyConfig;
+use self::custody::CustodySection;
 pub use self::peers::PeersConfig;
 use self::peers::{AllowSection, LimitSection, PeersSection, policy};
 pub(super) use self::quantity::{Bytes, Span};
@@ -56,6 +59,8 @@ pub struct Config {
     pub policy: Policy,
     /// Which of them may ask this one to do something.
     pub callers: Callers,
+    /// What it keeps for others, if it does that.
+    pub custody: Option<CustodyConfig>,
     /// What the agent does by itself.
     pub sidecar: SidecarConfig,
 }
@@ -95,6 +100,7 @@ struct File {
     allow: Vec<AllowSection>,
     #[serde(default)]
     limits: Vec<LimitSection>,
+    custody: Option<CustodySection>,
     #[serde(default)]
     sidecar: SidecarSection,
 }
@@ -174,6 +180,7 @@ impl File {
             peers: self.peers.unwrap_or_default().settle(self.limits),
             policy: policy(&self.allow)?,
             callers: Callers::of(&self.callers)?,
+            custody: self.custody.map(|custody| custody.settle(folder)).transpose()?,
             sidecar: self.sidecar.settle(folder)?,
         })
     }
@@ -183,7 +190,15 @@ impl File {
         if self.listen.is_none() && !self.callers.is_empty() {
             return Err(Error::usage("`callers` is set, but not `listen`").cure("set both, or neither"));
         }
-        let wants = match (self.listen, self.peers.as_ref().is_some_and(PeersSection::wants)) {
+        if self.listen.is_none() && self.custody.is_some() {
+            return Err(Error::usage("[custody] is set, but not `listen`").cure("set both, or neither"));
+        }
+        let names_others = self.peers.as_ref().is_some_and(PeersSection::wants);
+        if self.sidecar.entrusts() && !names_others {
+            return Err(Error::usage("[sidecar] entrust is set, but [peers] names no other agent")
+                .cure("say where they are: addresses, dns or registered in [peers]"));
+        }
+        let wants = match (self.listen, names_others) {
             (Some(_), _) => "`listen` is set",
             (None, true) => "[peers] names other agents",
             (None, false) => return Ok(()),

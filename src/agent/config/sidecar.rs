@@ -6,6 +6,7 @@ use std::time::Duration;
 use serde::Deserialize;
 
 use super::quantity::Span;
+use crate::agent::elsewhere::At;
 use crate::agent::notice::Provider;
 use crate::error::Result;
 use crate::repository::{Name, Selector};
@@ -23,6 +24,7 @@ pub(super) struct SidecarSection {
     restore: Vec<RestoreSection>,
     #[serde(default)]
     watch: Vec<WatchSection>,
+    entrust: Option<String>,
     notice: Option<Looked>,
 }
 
@@ -59,6 +61,8 @@ pub struct SidecarConfig {
     pub restore: Vec<(Selector, PathBuf)>,
     /// The folders whose checkpoints are saved.
     pub watch: Vec<Watched>,
+    /// Whom checkpoints are given to when there may be no time to save them.
+    pub entrust: Option<At>,
     /// Whose notices are looked for.
     pub notice: Option<Provider>,
 }
@@ -75,6 +79,11 @@ pub struct Watched {
 }
 
 impl SidecarSection {
+    /// Whether it has something to do with other agents.
+    pub(super) fn entrusts(&self) -> bool {
+        self.entrust.is_some()
+    }
+
     /// Paths that are relative count from `folder`.
     pub(super) fn settle(self, folder: &Path) -> Result<SidecarConfig> {
         let restored = |section: RestoreSection| Ok((section.name.parse()?, folder.join(section.to)));
@@ -86,6 +95,7 @@ impl SidecarSection {
             warm: self.warm.iter().map(|name| name.parse()).collect::<Result<_>>()?,
             restore: self.restore.into_iter().map(restored).collect::<Result<_>>()?,
             watch: self.watch.into_iter().map(watched).collect::<Result<_>>()?,
+            entrust: self.entrust.as_deref().map(str::parse).transpose()?,
             notice: self.notice.and_then(|looked| match looked {
                 Looked::None => None,
                 Looked::Of(provider) => Some(provider),

@@ -4,6 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use super::{CacheConfig, Config, PeersConfig, SidecarConfig, Watched};
+use crate::agent::elsewhere::At;
 use crate::agent::notice::Provider;
 use crate::error::{Error, ErrorKind};
 use crate::storage::Location;
@@ -31,8 +32,9 @@ fn every_setting_is_taken() {
          [peers]\naddresses = ['a:7071', 'b:7071']\ncarrier = 'tcp'\nconnections = 4\n\
          dns = ['peers:7071']\nregister = '10.0.0.5:7071'\n\
          [[limits]]\nsite = 'cloud'\nrate = '300Mbit'\n[[limits]]\nsite = 'far'\nrate = '1M'\n\
-         [sidecar]\nwarm = ['run@latest']\nrestore = [{ name = 'base', to = '/data' }]\nnotice = 'aws'\n\
+         [sidecar]\nwarm = ['run@latest']\nrestore = [{ name = 'base', to = '/data' }]\nentrust = 'cloud'\nnotice = 'aws'\n\
          [[sidecar.watch]]\nfolder = '/ckpt'\nrun = 'run'\nsettle = 2\n\
+         [custody]\ndir = 'kept'\ncapacity = '1G'\nof = ['home/a']\nwait = '1m'\n\
          [[allow]]\nagents = 'cloud/*'\nnames = ['run-7/*']\n\
          [cache]\ndir = '/var/cache'\ncapacity = '200G'\nfree_floor = 4096\n",
     )
@@ -62,10 +64,15 @@ fn every_setting_is_taken() {
         warm: vec!["run@latest".parse().unwrap()],
         restore: vec![("base".parse().unwrap(), "/data".into())],
         watch: vec![watched],
+        entrust: Some(At::Site("cloud".into())),
         notice: Some(Provider::Aws),
     };
     assert_eq!(config.sidecar, sidecar);
     let cloud = Identity::new("cloud", "a").unwrap();
+    let custody = config.custody.unwrap();
+    assert_eq!((custody.dir.as_path(), custody.capacity), (Path::new("/etc/towline/kept"), 1 << 30));
+    assert!(custody.of.include(&Identity::new("home", "a").unwrap()) && !custody.of.include(&cloud));
+    assert_eq!(custody.wait, Duration::from_mins(1));
     assert!(config.callers.include(&Identity::new("home", "a").unwrap()) && !config.callers.include(&cloud));
     assert!(config.policy.allows(&cloud, &"run-7/step-1".parse().unwrap()));
     assert!(!config.policy.allows(&cloud, &"run-8/step-1".parse().unwrap()));
@@ -105,6 +112,8 @@ fn what_makes_no_sense_is_named() {
         ("repository = '/r'\n[peers]\ncarrier = 'pigeon'", "unknown variant `pigeon`"),
         ("repository = '/r'\n[[allow]]\nagents = '['\nnames = []", "pattern in the rules is malformed"),
         ("repository = '/r'\ncallers = ['home/*']", "`callers` is set, but not `listen`"),
+        ("repository = '/r'\n[custody]\ndir = 'k'\ncapacity = '1G'\nof = []", "[custody] is set, but not `listen`"),
+        ("repository = '/r'\n[sidecar]\nentrust = 'home'", "entrust is set, but [peers] names no other agent"),
         ("repository = '/r'\n[sidecar]\nnotice = 'pigeon'", "pigeon"),
         ("repository = '/r'\n[sidecar]\nwarm = ['a//b']", "not a name"),
         ("memory = '1G'", "no repository is set"),

@@ -12,15 +12,15 @@ use super::refusal::Refusal;
 use crate::cache::Pin;
 use crate::error::Error;
 use crate::id::RepositoryId;
-use crate::transfer::exchange::Callers;
+use crate::transfer::exchange::Callers as Patterns;
 use crate::transfer::identity::Identity;
 
 /// What anybody on this machine may ask.
 pub(super) const OPEN: [&str; 4] = ["/health", "/ready", "/metrics", "/openapi.json"];
 
-/// What another agent may ask, if it may ask anything: to bring chunks to this node and keep them, and how that goes. Nothing that
-/// touches the node's files, or what others have begun.
-pub(super) const REMOTE: [(&str, &str); 12] = [
+/// What another agent may ask, if it may ask anything: to bring chunks to this node and keep them, and how that goes; of those that may
+/// give checkpoints into custody, that. Nothing that touches the node's files, or what others have begun.
+pub(super) const REMOTE: [(&str, &str); 16] = [
     ("GET", "/health"),
     ("GET", "/ready"),
     ("POST", "/v1/warm"),
@@ -33,7 +33,21 @@ pub(super) const REMOTE: [(&str, &str); 12] = [
     ("DELETE", "/v1/pins/{id}"),
     ("GET", "/v1/cache"),
     ("GET", "/v1/peers"),
+    ("GET", CUSTODY),
+    ("POST", CUSTODY),
+    ("PUT", "/v1/custody/{id}"),
+    ("DELETE", "/v1/custody/{id}"),
 ];
+const CUSTODY: &str = "/v1/custody";
+
+/// Which other agents are let in.
+#[derive(Clone, Debug, Default)]
+pub(in crate::agent) struct Callers {
+    /// To all of [`REMOTE`] but custody.
+    pub(in crate::agent) to_ask: Patterns,
+    /// To custody.
+    pub(in crate::agent) to_give: Patterns,
+}
 
 /// Which door a request came through.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -110,15 +124,21 @@ impl Guard {
     }
 
     fn judge_call(&self, caller: &Identity, method: &Method, path: &str) -> Result<(), Error> {
-        if !self.callers.include(caller) {
+        let (own, gives) = (&self.own, path.starts_with(CUSTODY));
+        if gives && !self.callers.to_give.include(caller) {
             let caller = caller.path();
-            return Err(Error::denied(format!("agent {} does not let {caller} ask it", self.own))
+            return Err(Error::denied(format!("agent {own} keeps nothing for {caller}"))
+                .cure(format!("add of = [\"{caller}\"] to [custody] of its settings")));
+        }
+        if !gives && !self.callers.to_ask.include(caller) {
+            let caller = caller.path();
+            return Err(Error::denied(format!("agent {own} does not let {caller} ask it"))
                 .cure(format!("add callers = [\"{caller}\"] to its settings")));
         }
         if REMOTE.iter().any(|&(may, route)| may == method.as_str() && leads(path, route)) {
             return Ok(());
         }
-        Err(Error::denied(format!("agent {} lets nobody ask this from elsewhere", self.own))
+        Err(Error::denied(format!("agent {own} lets nobody ask this from elsewhere"))
             .at(format!("{method} {path}"))
             .cure("ask it on its own node"))
     }
@@ -190,7 +210,8 @@ mod tests {
     fn called(callers: &[&str], method: &Method, path: &str) -> Result<(), Error> {
         let agent = |site: &str, agent: &str| Identity::new(site, agent).unwrap();
         let callers: Vec<_> = callers.iter().map(|&caller| caller.to_owned()).collect();
-        let guard = Guard::new(Some("secret"), Callers::of(&callers).unwrap(), Some(&agent("cloud", "b")));
+        let (to_ask, to_give) = (Patterns::of(&callers).unwrap(), Patterns::of(&["home/a".to_owned()]).unwrap());
+        let guard = Guard::new(Some("secret"), Callers { to_ask, to_give }, Some(&agent("cloud", "b")));
         guard.judge_call(&agent("home", "a"), method, path)
     }
 
@@ -229,6 +250,12 @@ mod tests {
             assert_eq!(error.cure_text(), Some("add callers = [\"home/a\"] to its settings"));
             assert!(called(callers, &Method::GET, "/health").is_err());
         }
+        assert!(called(&[], &Method::POST, CUSTODY).is_ok(), "who may give need not be able to ask");
+        let guard =
+            Guard::new(None, Callers { to_ask: Patterns::of(&["*".to_owned()]).unwrap(), ..Callers::default() }, None);
+        let error = guard.judge_call(&Identity::new("home", "a").unwrap(), &Method::POST, CUSTODY).unwrap_err();
+        assert_eq!(error.to_string(), "agent here keeps nothing for home/a");
+        assert_eq!(error.cure_text(), Some("add of = [\"home/a\"] to [custody] of its settings"));
         for callers in [&["home/a"][..], &["home/*"], &["x/y", "*"]] {
             assert!(called(callers, &Method::POST, warm).is_ok(), "{callers:?}");
         }

@@ -3,6 +3,7 @@
 //! Requests and answers are JSON ([`view`](super::view)); `openapi.json` describes them, and a test holds it to the routes here.
 
 mod cache;
+mod custody;
 mod files;
 mod guard;
 mod open;
@@ -19,16 +20,15 @@ use std::sync::Arc;
 use axum::Router;
 use axum::http::{Method, StatusCode};
 use axum::middleware::from_fn_with_state;
-use axum::routing::{MethodRouter, delete, get, post};
+use axum::routing::{MethodRouter, delete, get, post, put};
 
-pub(super) use self::guard::Door;
+pub(super) use self::guard::{Callers, Door};
 use self::guard::{Guard, check};
 use self::refusal::{Refusal, body_limit};
 use self::relay::pass_on;
 pub(super) use self::serve::serve;
 use super::house::House;
 use crate::error::Error;
-use crate::transfer::exchange::Callers;
 use crate::transfer::identity::Credentials;
 
 /// A path, and what can be done there.
@@ -40,6 +40,7 @@ fn routes() -> Vec<Route> {
     const POST: &[Method] = &[Method::POST];
     const GET_POST: &[Method] = &[Method::GET, Method::POST];
     const GET_DELETE: &[Method] = &[Method::GET, Method::DELETE];
+    const PUT_DELETE: &[Method] = &[Method::PUT, Method::DELETE];
     const DELETE: &[Method] = &[Method::DELETE];
     vec![
         ("/health", GET, get(open::health)),
@@ -57,6 +58,8 @@ fn routes() -> Vec<Route> {
         ("/v1/cache", GET, get(cache::stat)),
         ("/v1/cache/check", POST, post(cache::check)),
         ("/v1/cache/evict", POST, post(cache::evict)),
+        ("/v1/custody", GET_POST, get(custody::list).post(custody::promise)),
+        ("/v1/custody/{id}", PUT_DELETE, put(custody::take).delete(custody::release)),
         ("/v1/peers", GET, get(peers::list)),
         ("/v1/ledger", GET, get(peers::ledger)),
         ("/v1/chunks", GET, get(peers::chunks)),
@@ -64,9 +67,9 @@ fn routes() -> Vec<Route> {
     ]
 }
 
-/// The API of `house`; on loopback it wants `token`, and of other agents `callers` may ask it.
+/// The API of `house`; on loopback it wants `token`, and other agents are let in as `callers` says.
 pub(super) fn router(house: Arc<House>, token: Option<&str>, callers: Callers) -> Router {
-    let own = house.credentials().map(Credentials::identity);
+    let own = house.credentials().ok().map(Credentials::identity);
     let guard = Guard::new(token, callers, own.as_ref());
     let paths = routes().into_iter().fold(Router::new(), |router, (path, _, methods)| router.route(path, methods));
     let nowhere = || async {

@@ -73,6 +73,9 @@ fn figures(house: &House) -> Exposition {
             counts.sample(&[("repository", &store.location().to_string())], store.counters().get(metric));
         }
     }
+    if let Some(shelf) = &house.shelf {
+        text.one(&metrics::CUSTODY_BYTES, shelf.bytes());
+    }
     if let Ok(cache) = house.cache() {
         cached(&mut text, &cache.stat());
     }

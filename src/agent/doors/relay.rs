@@ -2,7 +2,6 @@
 
 use std::io;
 use std::sync::Arc;
-use std::time::Duration;
 
 use axum::body::Body;
 use axum::extract::{Extension, Request, State};
@@ -12,27 +11,22 @@ use axum::response::{IntoResponse as _, Response};
 use futures::stream::unfold;
 use http_body_util::BodyExt as _;
 use hyper::body::{Bytes, Incoming};
-use hyper::client::conn::http1;
-use hyper_util::rt::TokioIo;
 use serde_json::Value;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
-use tokio_util::task::AbortOnDropHandle;
 
 use super::guard::Door;
 use super::refusal::{Refusal, body};
 use crate::agent::AT;
+use crate::agent::dial::{Dialled, SILENCE_MAX};
 use crate::agent::elsewhere::{At, Chosen, choose};
 use crate::agent::house::House;
 use crate::error::{Error, Result};
 use crate::id::RepositoryId;
-use crate::transfer::calls::{call, lost};
-use crate::transfer::identity::{Credentials, Identity};
+use crate::transfer::identity::Identity;
 
 /// What is said of an answer besides its status.
 const TOLD: [header::HeaderName; 2] = [header::CONTENT_TYPE, header::CACHE_CONTROL];
-/// An agent that says nothing for so long is gone. Events have a sign of life every 15 seconds.
-const SILENCE_MAX: Duration = Duration::from_mins(1);
 
 /// Passes on what is for another agent; answers the rest.
 pub(super) async fn pass_on(
@@ -61,12 +55,7 @@ fn wanted(headers: &HeaderMap) -> Result<Option<At>> {
 
 /// Has the agent that `at` means answer; the answer says who it was.
 async fn elsewhere(house: &House, at: &At, request: Request, next: Next) -> Result<Response, Refusal> {
-    let Some(credentials) = house.credentials() else {
-        return Err(Error::usage("this agent has no identity, so it cannot ask others")
-            .cure("make one: towline identity issue SITE/AGENT --to DIR; then set `identity` to DIR")
-            .into());
-    };
-    let (own, peers) = (credentials.identity(), house.exchange()?.peers());
+    let (own, peers) = (house.credentials()?.identity(), house.exchange()?.peers());
     let (head, unread) = request.into_parts();
     let body = body(Request::from_parts(head.clone(), unread), &()).await?;
     // Who was not tried yet is waited for.
@@ -77,8 +66,9 @@ async fn elsewhere(house: &House, at: &At, request: Request, next: Next) -> Resu
         Chosen::Own => (own, next.run(Request::from_parts(head, body.into())).await),
         Chosen::Other(callee, address) => {
             let request = outgoing(&head.method, &head.uri, by_id(house, asked, body)?)?;
-            let relayed = relay((&callee, &address), credentials, request, house.leaving.clone()).await;
-            let response = relayed.map_err(|error| unanswered(&callee, &address, error))?;
+            let response = relay(house, (&callee, &address), request)
+                .await
+                .map_err(|error| unanswered(&callee, &address, error))?;
             (callee, response)
         }
     };
@@ -111,22 +101,14 @@ fn outgoing(method: &Method, uri: &Uri, body: Bytes) -> Result<Request> {
 }
 
 /// Asks the agent at an address. When the answer is dropped, so is the connection.
-async fn relay(
-    (callee, address): (&Identity, &str),
-    credentials: &Credentials,
-    request: Request,
-    leaving: CancellationToken,
-) -> Result<Response> {
-    let line = call(address, credentials, callee).await?;
-    let (mut sender, connection) = http1::handshake::<_, Body>(TokioIo::new(line)).await.map_err(lost)?;
-    let connection = AbortOnDropHandle::new(tokio::spawn(connection));
-    let answered = timeout(SILENCE_MAX, sender.send_request(request)).await;
-    let answer = answered.map_err(|_| Error::unreachable("no answer in time"))?.map_err(lost)?;
-    let (head, body) = answer.into_parts();
+async fn relay(house: &House, (callee, address): (&Identity, &str), request: Request) -> Result<Response> {
+    let mut line = Dialled::to(house, callee, address).await?;
+    let answered = timeout(SILENCE_MAX, line.send(request)).await;
+    let (head, body) = answered.map_err(|_| Error::unreachable("no answer in time"))??.into_parts();
     if head.status.is_informational() {
         return Err(Error::unsupported("answer makes no sense").got(head.status));
     }
-    let relayed = Relayed { body, leaving, _connection: connection };
+    let relayed = Relayed { body, leaving: house.leaving.clone(), _line: line };
     let mut response =
         Response::new(Body::from_stream(unfold(Some(relayed), |relayed| async { relayed?.next().await })));
     *response.status_mut() = head.status;
@@ -142,7 +124,7 @@ async fn relay(
 struct Relayed {
     body: Incoming,
     leaving: CancellationToken,
-    _connection: AbortOnDropHandle<hyper::Result<()>>,
+    _line: Dialled,
 }
 
 impl Relayed {

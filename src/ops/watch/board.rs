@@ -171,17 +171,27 @@ impl Board {
 
     /// The finished checkpoint with the lowest step that is to be saved now.
     pub(super) fn next(&self, now: Duration) -> Option<Due> {
-        let due = self.checkpoints.iter().filter_map(|(entry, one)| {
+        let is_due = |due: &Due| {
+            let retry = self.checkpoints.get(&due.entry).and_then(|one| one.retry);
+            retry.is_none_or(|(at, _)| at <= now)
+        };
+        self.finished(now).into_iter().find(is_due)
+    }
+
+    /// The finished checkpoints that are not saved, the lowest step first.
+    pub(super) fn finished(&self, now: Duration) -> Vec<Due> {
+        let finished = self.checkpoints.iter().filter_map(|(entry, one)| {
             let Standing::Finished(by) = one.series.standing(now, self.pace) else { return None };
-            let ready = one.retry.is_none_or(|(at, _)| at <= now) && one.lacking();
-            (ready && self.holder(one.step) == Some(entry)).then(|| Due {
+            (one.lacking() && self.holder(one.step) == Some(entry)).then(|| Due {
                 entry: entry.clone(),
                 step: one.step,
                 by,
                 again: one.saved.is_some(),
             })
         });
-        due.min_by_key(|due| due.step)
+        let mut finished: Vec<Due> = finished.collect();
+        finished.sort_by_key(|due| due.step);
+        finished
     }
 
     /// `entry`, as it was last seen, is in the repository.

@@ -66,6 +66,20 @@ pub enum WatchEvent {
         /// In how many seconds it is tried again at the earliest.
         retry_seconds: f64,
     },
+    /// Time is short, and another agent has a checkpoint: it saves it unless this one does.
+    Given {
+        /// The entry in the folder.
+        entry: String,
+        /// Which agent.
+        to: String,
+    },
+    /// Time is short, and nobody takes a checkpoint.
+    NotGiven {
+        /// The entry in the folder.
+        entry: String,
+        /// Why not.
+        error: String,
+    },
     /// The folder is not there.
     DirGone {
         /// The folder.

@@ -13,14 +13,21 @@ mod candidate;
 mod ending;
 mod events;
 mod look;
+mod refuge;
 mod resume;
 mod same;
 mod settle;
 #[cfg(test)]
 mod tests;
 
+use std::collections::BTreeMap;
+use std::future::pending;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+use futures::FutureExt as _;
+use tokio::time::sleep;
 
 use self::board::{Board, Due};
 use self::candidate::Tracker;
@@ -28,6 +35,7 @@ use self::ending::Ending;
 pub use self::ending::Stop;
 pub use self::events::WatchEvent;
 use self::look::Looker;
+pub use self::refuge::{Refuge, Unsaved};
 use self::resume::{ENTRY_LABEL, TRACKER_LABEL};
 use self::same::{Likeness, compare};
 use self::settle::Pace;
@@ -55,6 +63,8 @@ pub struct WatchOptions {
     pub once: bool,
     /// How each step is saved; labels of the watch's own are added.
     pub save: SaveOptions,
+    /// Who gets a checkpoint first when time is short.
+    pub refuge: Option<Arc<dyn Refuge>>,
     /// Says when to stop; a sender that is dropped never does.
     pub stop: tokio::sync::watch::Receiver<Stop>,
 }
@@ -99,27 +109,31 @@ impl Repository {
         };
         let pace = Pace { quiet: options.settle, marked: options.settle / LOOKS_TO_SETTLE };
         let watching = Watching {
-            repository: self,
-            dir,
-            run,
-            options,
+            scene: Scene { repository: self, dir, run, options },
             board: Board::new(dir.display().to_string(), pace, restored),
             looker: Some(Looker::new(dir)),
             interval: pace.marked.clamp(Duration::from_millis(5), INTERVAL_MAX),
             begun: Instant::now(),
             unreadable: None,
+            given: BTreeMap::new(),
             saved: 0,
         };
         watching.go_on(ending, tell).await
     }
 }
 
-/// A watch under way.
-struct Watching<'a> {
+/// What is watched, and how it is saved.
+#[derive(Clone, Copy)]
+struct Scene<'a> {
     repository: &'a Repository,
     dir: &'a Path,
     run: &'a Name,
     options: &'a WatchOptions,
+}
+
+/// A watch under way.
+struct Watching<'a> {
+    scene: Scene<'a>,
     board: Board,
     /// Elsewhere while it looks.
     looker: Option<Looker>,
@@ -127,6 +141,8 @@ struct Watching<'a> {
     begun: Instant,
     /// The trouble with the folder that was told last.
     unreadable: Option<String>,
+    /// What was told last of who has which checkpoint.
+    given: BTreeMap<String, String>,
     saved: u64,
 }
 
@@ -153,17 +169,22 @@ impl Watching<'_> {
                 tell(WatchEvent::Stopping { seconds: ending.left().as_secs_f64(), pending });
             }
             if let Some(due) = self.board.next(now).filter(|_| readable && !ending.is_over()) {
-                tokio::select! {
-                    done = self.save(&due) => self.note(&due, done, tell)?,
-                    () = ending.over() => {}
+                let Some(done) = self.save(&due, &mut ending, tell).await? else { continue };
+                let saved = done.is_ok();
+                self.note(&due, done, tell)?;
+                if saved {
+                    tokio::select! {
+                        () = self.scene.release(&due) => {}
+                        () = ending.over() => {}
+                    }
                 }
                 continue;
             }
             let done = if ending.asked() {
                 ending.is_over() || (ending.lingered() && self.board.pending(now).is_empty())
             } else {
-                self.options.once
-                    && (self.board.pending(now).is_empty() || now > self.options.settle + 2 * self.interval)
+                self.scene.options.once
+                    && (self.board.pending(now).is_empty() || now > self.scene.options.settle + 2 * self.interval)
             };
             if done {
                 return Ok(self.end(now, tell));
@@ -174,7 +195,7 @@ impl Watching<'_> {
 
     /// Looks once; false if the folder could not be read.
     async fn look(&mut self, tell: Tell<'_>) -> Result<bool> {
-        let mut looker = self.looker.take().unwrap_or_else(|| Looker::new(self.dir));
+        let mut looker = self.looker.take().unwrap_or_else(|| Looker::new(self.scene.dir));
         let (looker, looked) = blocking(move || {
             let looked = looker.look();
             Ok((looker, looked))
@@ -182,15 +203,15 @@ impl Watching<'_> {
         .await?;
         self.looker = Some(looker);
         match looked {
-            Ok(None) if self.options.once && !self.options.restore_latest => {
-                Err(Error::not_found("there is no folder to watch").at(self.dir.display()))
+            Ok(None) if self.scene.options.once && !self.scene.options.restore_latest => {
+                Err(Error::not_found("there is no folder to watch").at(self.scene.dir.display()))
             }
             Ok(look) => {
                 self.unreadable = None;
                 self.board.look(self.begun.elapsed(), look).into_iter().for_each(tell);
                 Ok(true)
             }
-            Err(error) if self.options.once => Err(error),
+            Err(error) if self.scene.options.once => Err(error),
             Err(error) => {
                 let error = format!("{error:?}");
                 if self.unreadable.as_ref() != Some(&error) {
@@ -202,38 +223,50 @@ impl Watching<'_> {
         }
     }
 
-    /// Saves a checkpoint, unless the repository holds it.
-    async fn save(&self, due: &Due) -> Result<Outcome> {
-        let path = self.dir.join(&due.entry);
-        let state = self.repository.state().await?;
-        let name: Name = format!("{}/step-{}", self.run, due.step).parse()?;
-        if !due.again && state.refs.contains_key(&name) {
-            match self.compare(&name, path.clone()).await {
-                Ok(Likeness::Same) => return Ok(Outcome::Kept(name)),
-                Ok(Likeness::Less) => return Ok(Outcome::Remains),
-                Ok(Likeness::Other) => {}
-                // Saving again is what heals it.
-                Err(error) => tracing::info!("{name} is saved again: {error:?}"),
+    /// Saves a checkpoint; None if there is no time left for that. When time is short all that is finished goes to the refuge first, and
+    /// while it is saved what is finished by then.
+    async fn save(&mut self, due: &Due, ending: &mut Ending, tell: Tell<'_>) -> Result<Option<Result<Outcome>>> {
+        let scene = self.scene;
+        if scene.is_short() {
+            tokio::select! {
+                () = self.give(tell) => {}
+                () = ending.over() => return Ok(None),
             }
         }
-        let mut options = self.options.save.clone();
-        options.labels.insert(ENTRY_LABEL.to_owned(), due.entry.clone());
-        if let Some(tracker) = self.tracker(due) {
-            options.labels.insert(TRACKER_LABEL.to_owned(), tracker.name().to_owned());
+        let saving = scene.save(due);
+        tokio::select! {
+            done = saving => Ok(Some(done)),
+            never = self.give_as_it_comes(tell) => never,
+            () = ending.over() => Ok(None),
         }
-        Box::pin(self.repository.save(&path, &name, &options)).await.map(Outcome::Saved)
     }
 
-    async fn compare(&self, name: &Name, path: PathBuf) -> Result<Likeness> {
-        let saved = self.repository.saved(name).await?;
-        let skip = self.repository.store().directory().map(Path::to_path_buf).into_iter().collect();
-        let rules = Rules { excludes: self.options.save.exclude.clone(), skip };
-        blocking(move || compare(&path, &rules, &saved.manifest)).await
+    /// Once time is short, gives what is finished again and again; only a folder that cannot be watched ends it.
+    async fn give_as_it_comes<T>(&mut self, tell: Tell<'_>) -> Result<T> {
+        let Some(refuge) = &self.scene.options.refuge else { return pending().await };
+        refuge.needed().await;
+        loop {
+            self.give(tell).await;
+            sleep(self.interval).await;
+            self.look(tell).await?;
+        }
     }
 
-    /// The file that its framework will look for to find it, if there is one.
-    fn tracker(&self, due: &Due) -> Option<Tracker> {
-        Tracker::ALL.into_iter().find(|tracker| tracker.covers(&due.entry) && self.dir.join(tracker.name()).is_file())
+    /// Gives to the refuge what is finished and not saved, the last step first: it is worth most.
+    async fn give(&mut self, tell: Tell<'_>) {
+        let Some(refuge) = &self.scene.options.refuge else { return };
+        for due in self.board.finished(self.begun.elapsed()).into_iter().rev() {
+            let Ok((path, name, options)) = self.scene.what(&due) else { continue };
+            let given = refuge.give(&Unsaved { path: &path, name: &name, labels: &options.labels }).await;
+            let (entry, told) = (due.entry.clone(), format!("{given:?}"));
+            if self.given.insert(due.entry, told.clone()).as_ref() == Some(&told) {
+                continue;
+            }
+            tell(match given {
+                Ok(to) => WatchEvent::Given { entry, to },
+                Err(error) => WatchEvent::NotGiven { entry, error: format!("{error:?}") },
+            });
+        }
     }
 
     /// Takes in what came of a save.
@@ -264,7 +297,7 @@ impl Watching<'_> {
                     tell(failed(entry, &error, wait));
                 }
             }
-            Err(error) if self.options.once => return Err(error),
+            Err(error) if self.scene.options.once => return Err(error),
             Err(error) => {
                 let wait = self.board.failed(&entry, now);
                 tell(failed(entry, &error, wait));
@@ -280,6 +313,72 @@ impl Watching<'_> {
             tell(WatchEvent::Unsaved { entry, reason: reason.to_owned() });
         }
         report
+    }
+}
+
+impl Scene<'_> {
+    /// Whether time is short, and somebody is there to give to.
+    fn is_short(self) -> bool {
+        self.options.refuge.as_ref().is_some_and(|refuge| refuge.needed().now_or_never().is_some())
+    }
+
+    /// Where a checkpoint is, what it is saved as, and how.
+    fn what(self, due: &Due) -> Result<(PathBuf, Name, SaveOptions)> {
+        let name = format!("{}/step-{}", self.run, due.step).parse()?;
+        let mut options = self.options.save.clone();
+        options.labels.insert(ENTRY_LABEL.to_owned(), due.entry.clone());
+        if let Some(tracker) = self.tracker(due) {
+            options.labels.insert(TRACKER_LABEL.to_owned(), tracker.name().to_owned());
+        }
+        Ok((self.dir.join(&due.entry), name, options))
+    }
+
+    /// Saves a checkpoint, unless the repository holds it.
+    async fn save(self, due: &Due) -> Result<Outcome> {
+        let (path, name, options) = self.what(due)?;
+        let state = self.repository.state().await?;
+        if !due.again && state.refs.contains_key(&name) {
+            match self.repository.compare(&name, path.clone(), &options.exclude).await {
+                Ok(Likeness::Same) => return Ok(Outcome::Kept(name)),
+                Ok(Likeness::Less) => return Ok(Outcome::Remains),
+                Ok(Likeness::Other) => {}
+                // Saving again is what heals it.
+                Err(error) => tracing::info!("{name} is saved again: {error:?}"),
+            }
+        }
+        Box::pin(self.repository.save(&path, &name, &options)).await.map(Outcome::Saved)
+    }
+
+    /// The file that its framework will look for to find it, if there is one.
+    fn tracker(self, due: &Due) -> Option<Tracker> {
+        Tracker::ALL.into_iter().find(|tracker| tracker.covers(&due.entry) && self.dir.join(tracker.name()).is_file())
+    }
+
+    /// Says to the refuge that a checkpoint is saved.
+    async fn release(self, due: &Due) {
+        if let (Some(refuge), Ok((_, name, _))) = (&self.options.refuge, self.what(due)) {
+            refuge.release(&name).await;
+        }
+    }
+}
+
+impl Repository {
+    /// Whether the checkpoint at `path` is what `name` stands for, by sizes and modification times.
+    ///
+    /// # Errors
+    /// Not found, if there is no such name; the store's, the file system's.
+    ///
+    /// # Cancel safety
+    /// Safe: it only reads.
+    pub async fn holds(&self, name: &Name, path: &Path) -> Result<bool> {
+        Ok(self.compare(name, path.to_path_buf(), &[]).await? == Likeness::Same)
+    }
+
+    async fn compare(&self, name: &Name, path: PathBuf, excludes: &[String]) -> Result<Likeness> {
+        let saved = self.saved(name).await?;
+        let skip = self.store().directory().map(Path::to_path_buf).into_iter().collect();
+        let rules = Rules { excludes: excludes.to_vec(), skip };
+        blocking(move || compare(&path, &rules, &saved.manifest)).await
     }
 }
 

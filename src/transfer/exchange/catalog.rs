@@ -10,6 +10,7 @@ use tokio::time::Instant;
 use crate::error::{ErrorKind, Result};
 use crate::format::Frame;
 use crate::id::{ChunkId, ManifestId};
+use crate::metrics::Metric;
 use crate::repository::log::{RefValue, State};
 use crate::repository::{Name, Repository, Saved};
 use crate::transfer::protocol::Grant;
@@ -72,6 +73,12 @@ struct Served {
 }
 
 impl Catalog {
+    /// Bytes that came from the repositories' stores.
+    pub(super) fn received(&self) -> u64 {
+        let served = self.served.lock().unwrap_or_else(PoisonError::into_inner);
+        served.iter().map(|served| served.repository.store().counters().get(Metric::GetBytes)).sum()
+    }
+
     pub(super) fn add(&self, repository: &Repository) {
         self.served().push(Served { repository: repository.clone(), seen: None });
     }

@@ -36,6 +36,14 @@ impl Holdings for Exchange {
         self.peers.stir();
     }
 
+    fn called(&self, identity: &Identity, wire: Arc<Wire>) {
+        self.peers.ledger().called(identity, wire);
+    }
+
+    fn brought(&self) -> u64 {
+        self.brought()
+    }
+
     async fn authorise(&self, identity: &Identity, manifest: &ManifestId) -> Result<Option<Arc<Grant>>> {
         let entry = self.catalog.find(manifest, |name| self.policy.allows(identity, name)).await?;
         Ok(entry.map(|entry| Arc::clone(&entry.grant)))
@@ -61,6 +69,10 @@ impl Holdings for Exchange {
 
 #[async_trait]
 impl Holdings for Local {
+    fn brought(&self) -> u64 {
+        self.0.brought()
+    }
+
     async fn authorise(&self, _: &Identity, manifest: &ManifestId) -> Result<Option<Arc<Grant>>> {
         Ok(self.0.catalog.find(manifest, |_| true).await?.map(|entry| Arc::clone(&entry.grant)))
     }
@@ -93,6 +105,11 @@ impl Exchange {
             Some(through) => self.bring_for(&entry, asked, id, through).await,
             None => Ok(None),
         }
+    }
+
+    /// Bytes that repositories gave, as they come, and chunks that peers did.
+    fn brought(&self) -> u64 {
+        self.catalog.received() + self.cache.stat().inserts
     }
 
     /// A chunk of the cache.

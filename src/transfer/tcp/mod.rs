@@ -150,6 +150,7 @@ async fn attend(
     let peer = peer_identity(stream.get_ref().1.peer_certificates(), None)?;
     if let Some(calls) = calls.filter(|_| stream.get_ref().1.alpn_protocol() == Some(ALPN_HTTP)) {
         tracing::debug!(%peer, "peer calls");
+        holdings.called(&peer, wire);
         return calls.hand_over(Box::new(stream), peer);
     }
     holdings.opened(&peer, Carrier::Tcp, wire);

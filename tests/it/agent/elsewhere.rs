@@ -29,14 +29,19 @@ use crate::data::noise;
 
 /// An agent at home, `home/a`, and one in the cloud, `cloud/c`, that know each other; `callers` may ask the one in the cloud. Then
 /// sections of the settings of either.
-fn two_sites(user: &User, callers: &str, (home, cloud): (&str, &str)) -> (Running, Running) {
+pub(super) fn two_sites(user: &User, callers: &str, (home, cloud): (&str, &str)) -> (Running, Running) {
     user.ok(&["save", "tree", "run/step-1"]);
     identities(user);
-    // Whoever starts first must know where the other will be.
+    // Whoever starts first must know where the other will be. What cannot be saved is not waited for long.
     let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
     let own = format!("listen = '127.0.0.1:0'\ncallers = [{callers}]");
     let cloud = start_peer_with(user, "c", std::slice::from_ref(&free), (&own, cloud));
-    let home = start_peer_with(user, "a", &[cloud.listen.clone().unwrap()], (&format!("listen = '{free}'"), home));
+    let home = start_peer_with(
+        user,
+        "a",
+        &[cloud.listen.clone().unwrap()],
+        (&format!("listen = '{free}'\ngrace = '5s'"), home),
+    );
     linked(&home, "towline://cloud/c");
     (home, cloud)
 }
@@ -218,7 +223,7 @@ fn line(user: &User, folder: &str, address: &str, callee: (&str, &str)) -> towli
     let credentials = Credentials::open(&user.work().join(folder), Arc::new(SystemClock))?;
     let callee = Identity::new(callee.0, callee.1)?;
     let runtime = Runtime::new().unwrap();
-    let line = runtime.block_on(call(address, &credentials, &callee))?;
+    let line = runtime.block_on(call(address, &credentials, &callee, &Arc::default()))?;
     Ok(Plain(line, runtime))
 }
 

@@ -1,6 +1,7 @@
 //! The agent as a process, and how tests talk to it.
 
 mod api;
+mod custody;
 mod elsewhere;
 mod killed;
 mod life;

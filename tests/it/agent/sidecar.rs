@@ -10,7 +10,7 @@ use super::{PATIENCE, Running, with_tree};
 use crate::cli::User;
 use crate::data::noise;
 
-fn until(what: &str, mut done: impl FnMut() -> bool) {
+pub(super) fn until(what: &str, mut done: impl FnMut() -> bool) {
     let end = Instant::now() + PATIENCE;
     while !done() {
         assert!(Instant::now() < end, "in vain: {what}");
@@ -19,7 +19,7 @@ fn until(what: &str, mut done: impl FnMut() -> bool) {
 }
 
 /// Writes a checkpoint as a framework does, without a mark of its end.
-fn write_checkpoint(user: &User, step: u64) {
+pub(super) fn write_checkpoint(user: &User, step: u64) {
     user.write(&format!("ckpt/checkpoint-{step}/model.bin"), &noise(step, 1 << 20));
 }
 

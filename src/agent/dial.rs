@@ -1,0 +1,67 @@
+//! A connection to another agent's API.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::Body;
+use http_body_util::{BodyExt as _, Limited};
+use hyper::body::{Bytes, Incoming};
+use hyper::client::conn::http1;
+use hyper::{Request, Response, StatusCode};
+use hyper_util::rt::TokioIo;
+use tokio_util::task::AbortOnDropHandle;
+
+use super::house::House;
+use crate::error::{Error, Result};
+use crate::transfer::Wire;
+use crate::transfer::calls::{call, lost};
+use crate::transfer::identity::Identity;
+
+/// An agent that says nothing for so long is gone. Events have a sign of life every 15 seconds.
+pub(super) const SILENCE_MAX: Duration = Duration::from_mins(1);
+/// Bytes in an answer that is read at once, at most.
+const ANSWER_LEN_MAX: usize = 1 << 20;
+
+/// The connection. It ends when this is dropped.
+#[derive(Debug)]
+pub(super) struct Dialled {
+    sender: http1::SendRequest<Body>,
+    _connection: AbortOnDropHandle<hyper::Result<()>>,
+}
+
+impl Dialled {
+    /// Calls the agent `callee` at `address`, as the agent whose `house` this is.
+    ///
+    /// # Errors
+    /// Usage, without an identity; as [`call`].
+    ///
+    /// # Cancel safety
+    /// Safe: the connection is dropped.
+    pub(super) async fn to(house: &House, callee: &Identity, address: &str) -> Result<Self> {
+        let credentials = house.credentials()?;
+        let wire = Arc::<Wire>::default();
+        let line = call(address, credentials, callee, &wire).await?;
+        house.exchange()?.peers().ledger().called(callee, wire);
+        let (sender, connection) = http1::handshake(TokioIo::new(line)).await.map_err(lost)?;
+        Ok(Self { sender, _connection: AbortOnDropHandle::new(tokio::spawn(connection)) })
+    }
+
+    /// Sends `request`; the answer is there when its head is.
+    ///
+    /// # Errors
+    /// As [`lost`].
+    pub(super) async fn send(&mut self, request: Request<Body>) -> Result<Response<Incoming>> {
+        self.sender.send_request(request).await.map_err(lost)
+    }
+
+    /// Sends `request`, and reads all of the answer.
+    ///
+    /// # Errors
+    /// As [`lost`].
+    pub(super) async fn ask(&mut self, request: Request<Body>) -> Result<(StatusCode, Bytes)> {
+        let (head, body) = self.send(request).await?.into_parts();
+        let body = Limited::new(body, ANSWER_LEN_MAX).collect().await;
+        let body = body.map_err(|source| Error::unreachable("answer was cut off, or is too long").source(source))?;
+        Ok((head.status, body.to_bytes()))
+    }
+}
