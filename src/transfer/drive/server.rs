@@ -65,7 +65,10 @@ pub(in crate::transfer) async fn serve(
                 left = true;
                 provider.goodbye("shutting down", clock.now());
             }
-            () = sleep_until(timeout) => provider.expire(clock.now()),
+            () = sleep_until(timeout) => {
+                provider.brought(holdings.brought());
+                provider.expire(clock.now());
+            }
         }
     };
     lanes.finish(|| provider.transmit(CONTROL, clock.now())).await;

@@ -58,5 +58,9 @@ pub const PING_AFTER: Duration = Duration::from_secs(5);
 pub const SILENCE_MAX: Duration = Duration::from_secs(20);
 /// After so long without progress on any open request the connection is given up.
 pub const STALL_MAX: Duration = Duration::from_secs(30);
+/// A provider that brings chunks for so long without an answer says FETCHING.
+pub const FETCHING_AFTER: Duration = Duration::from_secs(10);
+/// For so long FETCHING alone counts as progress.
+pub const FETCHING_MAX: Duration = Duration::from_mins(10);
 /// A frame that is still arriving counts as progress each time that this many more of its bytes are there.
 pub const PROGRESS_MIN: u64 = 16 * KIB;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::closed::{Closed, Violation};
-use super::limits::{AHEAD_MAX, READS_MAX, REQUESTS_MAX, STALL_MAX, WINDOW_MIN};
+use super::limits::{AHEAD_MAX, FETCHING_AFTER, READS_MAX, REQUESTS_MAX, STALL_MAX, WINDOW_MIN};
 use super::link::{CONTROL, Link, Transmit};
 use super::message::{EndCode, ErrorCode, Found, Hello, Message, Priority, Survey};
 use super::serving::{Asked, Grant, Next, Serving, Supply, Work};
@@ -65,6 +65,10 @@ pub struct Provider {
     queued: u64,
     /// When the carrier last took something, or something began to wait for it.
     moved: Duration,
+    /// When something was last said of what is being read, or that began.
+    told: Duration,
+    /// Bytes that came from further away so far, and how many had when FETCHING was last due, if it was since reading began.
+    brought: (u64, Option<u64>),
     closed: bool,
 }
 
@@ -85,6 +89,8 @@ impl Provider {
             reserved: 0,
             queued: 0,
             moved: now,
+            told: now,
+            brought: (0, None),
             closed: false,
         }
     }
@@ -254,7 +260,14 @@ impl Provider {
     /// The next bytes to send on `lane`: control messages first, then the most urgent.
     pub fn transmit(&mut self, lane: u32, now: Duration) -> Option<Transmit> {
         let control = if lane == CONTROL { self.link.transmit(now) } else { None };
-        let transmit = control.or_else(|| self.transmit_answer(lane))?;
+        let transmit = match control {
+            Some(control) => control,
+            None => {
+                let answer = self.transmit_answer(lane)?;
+                self.told = now;
+                answer
+            }
+        };
         self.wrote(now);
         Some(transmit)
     }
@@ -307,6 +320,12 @@ impl Provider {
         (self.moved, self.link.spoken) = (now, now);
     }
 
+    /// `bytes` of chunks have come here from further away, all told: if more have by the time that [`Provider::expire`] says so, whoever
+    /// waits for one is told that it is on its way.
+    pub fn brought(&mut self, bytes: u64) {
+        self.brought.0 = bytes;
+    }
+
     /// Is the connection over?
     #[must_use]
     pub fn is_over(&self) -> bool {
@@ -316,14 +335,22 @@ impl Provider {
     /// When [`Provider::expire`] wants to be called, if nothing happens before.
     #[must_use]
     pub fn timeout(&self) -> Option<Duration> {
-        let link = self.link.timeout()?;
-        Some(if self.has_output() { link.min(self.moved + STALL_MAX) } else { link })
+        let stall = self.has_output().then_some(self.moved + STALL_MAX);
+        let fetching = (!self.reads.is_empty()).then_some(self.told + FETCHING_AFTER);
+        [self.link.timeout()?].into_iter().chain(stall).chain(fetching).min()
     }
 
     /// The time is `now`.
     pub fn expire(&mut self, now: Duration) {
         if self.has_output() && now >= self.moved + STALL_MAX {
             self.link.give_up(ErrorCode::Stalled, "nothing of what was requested was taken");
+        }
+        if !self.reads.is_empty() && now >= self.told + FETCHING_AFTER {
+            let (brought, before) = self.brought;
+            if before.is_some_and(|before| brought > before) && !self.has_output() {
+                self.link.send(Message::Fetching);
+            }
+            (self.told, self.brought.1) = (now, Some(brought));
         }
         self.link.expire(now);
     }
@@ -332,10 +359,13 @@ impl Provider {
         self.link.over().is_none() && (self.link.has_control() || self.serving.values().any(Serving::is_ready))
     }
 
-    /// Something is about to happen: the watchdog counts from when output begins to wait.
+    /// Something is about to happen: the watchdog counts from when output begins to wait, and FETCHING is due after the first read.
     fn wake(&mut self, now: Duration) {
         if !self.has_output() {
             self.moved = now;
+        }
+        if self.reads.is_empty() {
+            (self.told, self.brought.1) = (now, None);
         }
     }
 }

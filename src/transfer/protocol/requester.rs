@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::asked::{Answered, Asked, What};
 use super::closed::{Closed, Violation};
-use super::limits::{BASES_MAX, CHUNKS_MAX, REQUESTS_MAX, RUNS_MAX, STALL_MAX, WINDOW_MIN};
+use super::limits::{BASES_MAX, CHUNKS_MAX, FETCHING_MAX, REQUESTS_MAX, RUNS_MAX, STALL_MAX, WINDOW_MIN};
 use super::link::{Link, Transmit};
 use super::message::{
     EndCode, ErrorCode, Find, Found, Frame, Hello, Message, Missing, Priority, Request, Survey, Wanted,
@@ -92,6 +92,8 @@ pub struct Requester {
     released: u64,
     /// Why nothing new begins; goodbye is said once nothing is open.
     leaving: Option<String>,
+    /// Since when nothing but FETCHING came, and when it came last.
+    fetching: Option<(Duration, Duration)>,
     events: VecDeque<Event>,
     closed: bool,
 }
@@ -111,7 +113,18 @@ impl Requester {
         link.granted = window;
         link.send(Message::Credit { granted: window });
         let (requests, events) = (BTreeMap::new(), VecDeque::new());
-        Ok(Self { link, requests, last: 0, window, held: 0, released: 0, leaving: None, events, closed: false })
+        Ok(Self {
+            link,
+            requests,
+            last: 0,
+            window,
+            held: 0,
+            released: 0,
+            leaving: None,
+            fetching: None,
+            events,
+            closed: false,
+        })
     }
 
     /// Who the other side is.
@@ -288,10 +301,20 @@ impl Requester {
                 self.end(ended.request, &asked, How::Refused(ended.code, ended.text));
             }
             Message::Goodbye { text } => self.events.push_back(Event::Leaving(text)),
+            Message::Fetching => self.fetching(now),
             _ => return Err(Violation::Unexpected("message is for a provider")),
         }
         self.part();
         Ok(())
+    }
+
+    /// The other side brings what was asked for: progress, unless there has been no other for very long.
+    fn fetching(&mut self, now: Duration) {
+        let only = self.fetching.filter(|(_, last)| *last == self.link.progress);
+        let since = only.map_or(now, |(since, _)| since);
+        if now < since + FETCHING_MAX {
+            (self.fetching, self.link.progress) = (Some((since, now)), now);
+        }
     }
 
     fn arrived(&mut self, frame: Frame) -> Result<(), Violation> {

@@ -50,6 +50,8 @@ pub enum Message {
         /// Why, for the log.
         text: String,
     },
+    /// I bring what you asked for from further away, and more of it has come.
+    Fetching,
     /// You or I broke something: this is the last message.
     Error {
         /// What.
@@ -89,11 +91,13 @@ pub enum Kind {
     Goodbye = 12,
     /// [`Message::Error`].
     Error = 13,
+    /// [`Message::Fetching`].
+    Fetching = 128,
 }
 
 impl Kind {
     /// All of them, in the order of their numbers.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 14] = [
         Self::Hello,
         Self::Request,
         Self::Find,
@@ -107,6 +111,7 @@ impl Kind {
         Self::Pong,
         Self::Goodbye,
         Self::Error,
+        Self::Fetching,
     ];
 
     /// The kind with this number.
@@ -132,6 +137,7 @@ impl Kind {
             Self::Pong => "PONG",
             Self::Goodbye => "GOODBYE",
             Self::Error => "ERROR",
+            Self::Fetching => "FETCHING",
         }
     }
 }

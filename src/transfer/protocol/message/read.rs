@@ -50,6 +50,7 @@ impl Message {
             Kind::Ping => Self::Ping { nonce: reader.varint()? },
             Kind::Pong => Self::Pong { nonce: reader.varint()? },
             Kind::Goodbye => Self::Goodbye { text: text(&mut reader)? },
+            Kind::Fetching => Self::Fetching,
             Kind::Error => {
                 let code = code(&mut reader, ErrorCode::ALL, |code| code as u8)?;
                 Self::Error { code, text: text(&mut reader)? }

@@ -24,6 +24,7 @@ impl Message {
             Self::Pong { .. } => Kind::Pong,
             Self::Goodbye { .. } => Kind::Goodbye,
             Self::Error { .. } => Kind::Error,
+            Self::Fetching => Kind::Fetching,
         }
     }
 
@@ -68,6 +69,7 @@ impl Message {
             Self::Goodbye { text } => {
                 body.string(text.as_bytes());
             }
+            Self::Fetching => {}
             Self::Error { code, text } => {
                 body.u8(*code as u8).string(text.as_bytes());
             }

@@ -91,6 +91,7 @@ fn some_message() -> impl Strategy<Value = Message> {
         any::<u64>().prop_map(|nonce| Message::Ping { nonce }),
         any::<u64>().prop_map(|nonce| Message::Pong { nonce }),
         some_text().prop_map(|text| Message::Goodbye { text }),
+        Just(Message::Fetching),
         (0..ErrorCode::ALL.len(), some_text()).prop_map(|(at, text)| Message::Error { code: ErrorCode::ALL[at], text }),
     ]
 }

@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 
 use super::super::limits::{
-    AHEAD_MAX, BASES_MAX, CHUNKS_MAX, CONTROL_LEN_MAX, EXTENSION_LEN_MAX, EXTENSIONS_MAX, FRAME_HEAD_MAX,
-    FRAME_LEN_MAX, GREETING_MAX, HEADER_LEN, IGNORABLE_FROM, LANES_MAX, NAME_LEN_MAX, PING_AFTER, PROGRESS_MIN,
-    READS_MAX, REQUESTS_MAX, RUNS_MAX, SILENCE_MAX, STALL_MAX, TEXT_LEN_MAX, VERSIONS, VERSIONS_MAX, WINDOW_MAX,
-    WINDOW_MIN,
+    AHEAD_MAX, BASES_MAX, CHUNKS_MAX, CONTROL_LEN_MAX, EXTENSION_LEN_MAX, EXTENSIONS_MAX, FETCHING_AFTER, FETCHING_MAX,
+    FRAME_HEAD_MAX, FRAME_LEN_MAX, GREETING_MAX, HEADER_LEN, IGNORABLE_FROM, LANES_MAX, NAME_LEN_MAX, PING_AFTER,
+    PROGRESS_MIN, READS_MAX, REQUESTS_MAX, RUNS_MAX, SILENCE_MAX, STALL_MAX, TEXT_LEN_MAX, VERSIONS, VERSIONS_MAX,
+    WINDOW_MAX, WINDOW_MIN,
 };
 use super::super::{EndCode, ErrorCode, Frame, Hello, Kind, Message, Priority, Request, Runs, Wanted};
 use super::bytes_of;
@@ -35,7 +35,7 @@ fn assert_table(heading: &str, expected: &[(String, String)]) {
 #[test]
 fn every_limit_is_the_documents() {
     let seconds = |time: std::time::Duration| (time.as_secs(), " s");
-    let limits: [(&str, (u64, &str)); 26] = [
+    let limits: [(&str, (u64, &str)); 28] = [
         ("HEADER_LEN", (HEADER_LEN as u64, " bytes")),
         ("VERSIONS_MAX", (VERSIONS_MAX as u64, "")),
         ("IGNORABLE_FROM", (IGNORABLE_FROM.into(), "")),
@@ -60,6 +60,8 @@ fn every_limit_is_the_documents() {
         ("PING_AFTER", seconds(PING_AFTER)),
         ("SILENCE_MAX", seconds(SILENCE_MAX)),
         ("STALL_MAX", seconds(STALL_MAX)),
+        ("FETCHING_AFTER", seconds(FETCHING_AFTER)),
+        ("FETCHING_MAX", seconds(FETCHING_MAX)),
         ("PROGRESS_MIN", (PROGRESS_MIN, " bytes")),
         ("version", (VERSIONS[0].into(), "")),
     ];

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use super::super::limits::{AHEAD_MAX, SILENCE_MAX, STALL_MAX, WINDOW_MIN};
+use super::super::limits::{AHEAD_MAX, FETCHING_MAX, SILENCE_MAX, STALL_MAX, WINDOW_MIN};
 use super::super::{Closed, EndCode, ErrorCode, How, Message, Priority, Runs, Wanted};
 use super::network::{Dice, Line};
 use super::seconds;
@@ -120,6 +120,28 @@ fn a_provider_that_stands_still_is_given_up_and_what_is_left_is_told() {
     assert_eq!(world.seen.provider_closed, Some(told));
     let last = world.seen.ended[0].3;
     assert!(stopped < last + seconds(1));
+    assert!(matches!(&world.seen.closed, Some(Closed::GaveUp { code: ErrorCode::Stalled, .. })));
+}
+
+#[test]
+fn a_provider_that_brings_what_it_was_asked_for_is_waited_for() {
+    let mut world = World::calm(Store::of_sizes(3, 100 * KIB, &[]), 1, 3);
+    // Minutes for each chunk, over a thin line.
+    (world.read_time, world.brings) = (Some(seconds(200)), 1000);
+    let request = world.ask(RESTORE, world.store.every());
+    assert_eq!(world.until_ended(request).0, How::Complete);
+    assert!(world.now > STALL_MAX * 2, "{:?}", world.now);
+}
+
+#[test]
+fn who_says_for_ever_that_it_brings_something_is_given_up() {
+    let mut world = World::calm(Store::of_sizes(100, 100 * KIB, &[]), 1, 3);
+    (world.read_time, world.brings) = (None, 1000);
+    let begun = world.now;
+    let request = world.ask(RESTORE, world.store.every());
+    assert_eq!(world.until_ended(request).0, How::Lost);
+    let waited = world.now - begun;
+    assert!(FETCHING_MAX < waited && waited < FETCHING_MAX + STALL_MAX * 2, "{waited:?}");
     assert!(matches!(&world.seen.closed, Some(Closed::GaveUp { code: ErrorCode::Stalled, .. })));
 }
 

@@ -114,6 +114,8 @@ pub(super) struct World {
     pub(super) said: Vec<u8>,
     /// How long a read takes; none ends if there is none.
     pub(super) read_time: Option<Duration>,
+    /// Bytes a second that come to the provider from further away, as it says.
+    pub(super) brings: u64,
     /// Bytes a second that the reader gets done; at once if there is none.
     pub(super) reader: Option<u64>,
     line: Line,
@@ -139,6 +141,7 @@ impl World {
             seen: Seen::default(),
             said: Vec::new(),
             read_time: Some(Duration::from_millis(2)),
+            brings: 0,
             reader: None,
             line,
             lanes,
@@ -337,6 +340,7 @@ impl World {
             self.requester.release(bytes, self.now);
         }
         self.requester.expire(self.now);
+        self.provider.brought(self.brings * self.now.as_secs());
         self.provider.expire(self.now);
         true
     }
