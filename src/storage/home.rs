@@ -52,10 +52,10 @@ impl Home {
     pub(super) async fn check(&self) -> object_store::Result<()> {
         let home = self.clone();
         let checked = tokio::task::spawn_blocking(move || home.is_there()).await;
-        match checked.map_err(|source| generic(Box::new(source)))? {
-            true => Ok(()),
-            false => Err(generic(Box::new(Gone(self.0.root.clone())))),
+        if checked.map_err(|source| generic(Box::new(source)))? {
+            return Ok(());
         }
+        Err(generic(Box::new(Gone(self.0.root.clone()))))
     }
 
     fn is_there(&self) -> bool {

@@ -25,14 +25,13 @@ use crate::agent::house::House;
 use crate::agent::view::{Custody, Kept};
 use crate::error::{Error, ErrorKind, Result};
 use crate::id::RepositoryId;
-use crate::limits::MIB;
 use crate::ops::{Refuge, Unsaved};
 use crate::repository::Name;
 use crate::transfer::identity::Identity;
 use crate::work::blocking;
 
 /// Bytes on their way between the disk and the connection.
-const WINDOW: usize = MIB as usize;
+const WINDOW: usize = 1 << 20;
 /// Whoever takes no byte for so long is gone.
 const STALL: Duration = Duration::from_secs(30);
 /// How long an agent may take to promise room, and to answer once it has all: it syncs the last of it.

@@ -19,7 +19,7 @@ use crate::tree::{Found, FoundKind, Opened, Rules, Target, Walk, walk};
 /// Bytes of a head, at most: two paths and a few numbers.
 const HEAD_LEN_MAX: usize = 2 * PATH_LEN_MAX + 64;
 /// Bytes that are in memory at a time.
-const PIECE: usize = MIB as usize;
+const PIECE: usize = 1 << 20;
 /// What a file, folder or link takes besides its bytes, about: so nobody fills a disk with names.
 const ENTRY_ROOM: u64 = 4096;
 /// Folders in a checkpoint, at most: they are remembered until all is there.

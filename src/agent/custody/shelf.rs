@@ -136,7 +136,7 @@ impl Shelf {
                 Ok(held) => drop(register.held.insert(id, held)),
                 // It is nobody's but a person's to judge.
                 Err(error) => {
-                    tracing::error!("what is in custody at {} is not known: {error:?}", entry.path().display())
+                    tracing::error!("what is in custody at {} is not known: {error:?}", entry.path().display());
                 }
             }
         }
