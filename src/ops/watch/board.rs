@@ -194,10 +194,15 @@ impl Board {
         finished
     }
 
-    /// `entry`, as it was last seen, is in the repository.
-    pub(super) fn saved(&mut self, entry: &str) {
+    /// What `entry` was when it was last seen.
+    pub(super) fn seen(&self, entry: &str) -> Vec<FileMark> {
+        self.checkpoints.get(entry).map(|one| one.series.files().to_vec()).unwrap_or_default()
+    }
+
+    /// `entry`, as it was `seen`, is in the repository.
+    pub(super) fn saved(&mut self, entry: &str, seen: Vec<FileMark>) {
         if let Some(one) = self.checkpoints.get_mut(entry) {
-            one.saved = Some(one.series.files().to_vec());
+            one.saved = Some(seen);
             (one.retry, one.disturbed) = (None, 0);
         }
     }

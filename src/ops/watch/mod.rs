@@ -38,7 +38,7 @@ use self::look::Looker;
 pub use self::refuge::{Refuge, Unsaved};
 use self::resume::{ENTRY_LABEL, TRACKER_LABEL};
 use self::same::{Likeness, compare};
-use self::settle::Pace;
+use self::settle::{FileMark, Pace};
 use super::save::{SaveOptions, SaveReport};
 use super::shown;
 use crate::error::{Error, ErrorKind, Result};
@@ -169,9 +169,11 @@ impl Watching<'_> {
                 tell(WatchEvent::Stopping { seconds: ending.left().as_secs_f64(), pending });
             }
             if let Some(due) = self.board.next(now).filter(|_| readable && !ending.is_over()) {
+                // It may be looked at again while it is saved.
+                let seen = self.board.seen(&due.entry);
                 let Some(done) = self.save(&due, &mut ending, tell).await? else { continue };
                 let saved = done.is_ok();
-                self.note(&due, done, tell)?;
+                self.note(&due, (seen, done), tell)?;
                 if saved {
                     tokio::select! {
                         () = self.scene.release(&due) => {}
@@ -269,13 +271,13 @@ impl Watching<'_> {
         }
     }
 
-    /// Takes in what came of a save.
-    fn note(&mut self, due: &Due, done: Result<Outcome>, tell: Tell<'_>) -> Result<()> {
+    /// Takes in what came of saving what was `seen`.
+    fn note(&mut self, due: &Due, (seen, done): (Vec<FileMark>, Result<Outcome>), tell: Tell<'_>) -> Result<()> {
         let now = self.begun.elapsed();
         let entry = due.entry.clone();
         match done {
             Ok(outcome) => {
-                self.board.saved(&entry);
+                self.board.saved(&entry, seen);
                 self.looker.iter_mut().for_each(|looker| looker.rest(&entry));
                 tell(match outcome {
                     Outcome::Saved(report) => {

@@ -138,6 +138,24 @@ fn due(entry: &str, step: u64, by: By) -> Option<Due> {
     Option::from(Due { entry: entry.to_owned(), step, by, again: false })
 }
 
+/// `entry` was saved as it is.
+fn save(board: &mut Board, entry: &str) {
+    let seen = board.seen(entry);
+    board.saved(entry, seen);
+}
+
+#[test]
+fn what_changes_while_it_is_saved_is_saved_again() {
+    let mut board = board();
+    board.look(at(0), look(&[("checkpoint-9", 9, seen(&[(1, 1)], 0, Marker::None))]));
+    let before = board.seen("checkpoint-9");
+    // It is looked at while it is saved.
+    board.look(at(20), look(&[("checkpoint-9", 9, seen(&[(1, 1), (2, 1)], 20, Marker::None))]));
+    board.saved("checkpoint-9", before);
+    assert_eq!(board.next(at(21)), None);
+    assert!(board.next(at(30)).is_some_and(|due| due.again && due.step == 9));
+}
+
 #[test]
 fn steps_are_saved_in_order_each_once_and_again_when_they_change() {
     let mut board = board();
@@ -146,15 +164,15 @@ fn steps_are_saved_in_order_each_once_and_again_when_they_change() {
     assert_eq!(board.next(at(9)), None);
     assert_eq!(board.pending(at(9)).len(), 2);
     assert_eq!(board.next(at(10)), due("checkpoint-9", 9, By::Quiet));
-    board.saved("checkpoint-9");
+    save(&mut board, "checkpoint-9");
     assert_eq!(board.next(at(10)), due("checkpoint-10", 10, By::Quiet));
-    board.saved("checkpoint-10");
+    save(&mut board, "checkpoint-10");
     assert_eq!((board.next(at(99)), board.pending(at(99))), (None, vec![]));
     board.look(at(100), look(&[("checkpoint-10", 10, old.clone()), ("checkpoint-9", 9, new)]));
     assert_eq!(board.next(at(109)), None);
     assert!(board.next(at(110)).is_some_and(|due| due.again && due.step == 9));
     // One goes with the framework's own retention, file by file; the other loses the race with it.
-    board.saved("checkpoint-9");
+    save(&mut board, "checkpoint-9");
     board.look(at(120), look(&[("checkpoint-10", 10, seen(&[], 0, Marker::None)), ("checkpoint-11", 11, old)]));
     assert_eq!((board.next(at(125)), board.pending(at(125)).len()), (None, 1));
     let events = board.look(at(126), look(&[]));
@@ -219,7 +237,7 @@ fn one_entry_is_saved_for_each_step_and_each_trouble_is_told_once() {
     assert_eq!(passed(board.look(at(11), both())), ["step-2"]);
     assert!(board.look(at(30), both()).is_empty());
     assert_eq!(board.next(at(30)), due("optimizer_1.pt", 1, By::Quiet));
-    board.saved("optimizer_1.pt");
+    save(&mut board, "optimizer_1.pt");
     assert_eq!((board.next(at(30)), board.pending(at(30))), (None, vec![]));
 }
 
