@@ -90,10 +90,11 @@ agent cloud "$second" "$cloud_port" "127.0.0.1:$home_port"
 cloud=$sockets/cloud.sock
 "$python" "$here/train.py" --work node1 --steps $steps --every $every --towline "$towline" --killed-at $killed &
 trainer=$!
-while kill -0 "$trainer" 2>/dev/null; do
-  sync_new
+# What the shell says of a job that was killed is not worth a line; what goes wrong is.
+while kill -0 "$trainer"; do
+  sync_new 2>&3
   sleep 0.05
-done
+done 3>&2 2>/dev/null
 code=0; wait "$trainer" 2>/dev/null || code=$?
 trainer=
 [ "$code" = 137 ] || { echo "the training was to die of SIGKILL at step $killed; it ended with $code" >&2; exit 1; }
