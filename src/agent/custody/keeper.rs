@@ -11,7 +11,7 @@ use super::shelf::Shelf;
 use crate::agent::errands;
 use crate::agent::house::House;
 use crate::agent::view::Standing;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::work::blocking;
 
 /// How long until a save that failed is tried again: first, and at most.
@@ -73,5 +73,9 @@ async fn save(house: &House, shelf: &Arc<Shelf>, id: Ulid) -> Result<()> {
     }
     tracing::info!(name = %held.what.name, from = %held.from, "what was in custody is saved");
     let shelf = Arc::clone(shelf);
-    blocking(move || shelf.release(id, None)).await
+    match blocking(move || shelf.release(id, None)).await {
+        // Whoever gave it was a moment earlier.
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+        released => released,
+    }
 }

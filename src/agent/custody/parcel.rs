@@ -6,9 +6,11 @@
 //! head   = kind (u8) | path | mode | mtime | length of the file, or target of the link
 //! ```
 
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{Read, Write};
-use std::path::Path;
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::{Path, PathBuf};
 
 use crate::clock::Timestamp;
 use crate::error::{Error, Result};
@@ -48,7 +50,6 @@ impl Contents {
     /// # Errors
     /// As the file system says; usage, for a path without a name.
     pub(in crate::agent) fn find(path: &Path) -> Result<Self> {
-        use std::os::unix::ffi::OsStrExt as _;
         let name = path.file_name().ok_or_else(|| Error::usage("checkpoint has no name").at(path.display()))?;
         Ok(Self { entry: name.as_bytes().to_vec(), walk: walk(path, &Rules::default())? })
     }
@@ -118,7 +119,8 @@ impl Contents {
         while left > 0 {
             let want = usize::try_from(left).map_or(piece.len(), |left| left.min(piece.len()));
             let read = file.read(&mut piece[..want]);
-            let read = read.map_err(|source| Error::io("cannot read a file to send", Path::new("."), source))?;
+            let read =
+                read.map_err(|source| Error::io("cannot read a file to send", &shown(&self.path(found)), source))?;
             if read == 0 {
                 return Err(changed());
             }
@@ -171,7 +173,7 @@ pub(in crate::agent) fn receive(input: &mut impl Read, target: &Target, room: u6
             Kind::Link(to) => target.symlink(&path, &to, mtime)?,
             Kind::File(len) => {
                 let staged = target.stage(&path, len)?;
-                receive_file(input, len, &mut piece, staged.file())?;
+                receive_file(input, (&path, len), &mut piece, staged.file())?;
                 staged.finish(mode, mtime)?;
             }
         }
@@ -186,9 +188,9 @@ pub(in crate::agent) fn receive(input: &mut impl Read, target: &Target, room: u6
     top.ok_or_else(|| malformed("nothing came"))
 }
 
-fn receive_file(input: &mut impl Read, len: u64, piece: &mut [u8], mut out: &File) -> Result<()> {
+fn receive_file(input: &mut impl Read, (path, len): (&[u8], u64), piece: &mut [u8], mut out: &File) -> Result<()> {
     let (mut hasher, mut left, mut unsynced) = (blake3::Hasher::new(), len, 0);
-    let io = |source| Error::io("cannot write what was given into custody", Path::new("."), source);
+    let io = |source| Error::io("cannot write what was given into custody", &shown(path), source);
     while left > 0 {
         let want = usize::try_from(left).map_or(piece.len(), |left| left.min(piece.len()));
         input.read_exact(&mut piece[..want]).map_err(broken)?;
@@ -206,7 +208,10 @@ fn receive_file(input: &mut impl Read, len: u64, piece: &mut [u8], mut out: &Fil
     if hasher.finalize() == told {
         return Ok(());
     }
-    Err(Error::damaged("file did not arrive as it was sent").expected(blake3::Hash::from(told)).got(hasher.finalize()))
+    Err(Error::damaged("file did not arrive as it was sent")
+        .at(shown(path).display())
+        .expected(blake3::Hash::from(told))
+        .got(hasher.finalize()))
 }
 
 /// What is said of a file, a folder or a link.
@@ -253,6 +258,11 @@ impl Head {
     }
 }
 
+/// A path in the checkpoint, for people.
+fn shown(path: &[u8]) -> PathBuf {
+    PathBuf::from(OsStr::from_bytes(path))
+}
+
 fn malformed(what: &'static str) -> Error {
     Error::damaged("what came is no checkpoint of another agent").got(what)
 }
@@ -265,7 +275,6 @@ fn broken(source: std::io::Error) -> Error {
 mod tests {
     use std::fs;
     use std::os::unix::fs::{PermissionsExt as _, symlink};
-    use std::path::PathBuf;
 
     use super::*;
     use crate::error::ErrorKind;

@@ -39,6 +39,8 @@ const PROMISED_FOR: Duration = Duration::from_mins(1);
 const PROMISED_MAX: (usize, usize) = (64, 4);
 /// Checkpoints that are kept, at most: what is said of each is in memory.
 const HELD_MAX: usize = 1024;
+/// Bytes of the labels of one, at most.
+const LABELS_LEN_MAX: usize = 64 << 10;
 
 /// What another agent wants to give.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -146,7 +148,7 @@ impl Shelf {
     /// Promises room to `from`, for what is to have a name that stood for `before`.
     ///
     /// # Errors
-    /// Exhausted, if there is not enough, or too many come at once.
+    /// Exhausted, if there is not enough, or too many come at once; usage, for labels that are too long.
     pub(in crate::agent) fn promise(&self, from: &Identity, what: Announced, before: Before) -> Result<Ulid> {
         let mut register = self.register();
         register.promised.retain(|_, promised| promised.coming || promised.since.elapsed() < PROMISED_FOR);
@@ -160,6 +162,11 @@ impl Shelf {
                 .at(&what.name)
                 .expected(most)
                 .cure("try again"));
+        }
+        let labels: usize = what.labels.iter().map(|(label, value)| label.len() + value.len()).sum();
+        if labels > LABELS_LEN_MAX {
+            let error = Error::usage("labels of a checkpoint are too long").at(&what.name);
+            return Err(error.expected(format!("at most {LABELS_LEN_MAX} bytes")).got(labels));
         }
         let held = register.held.values().map(|held| held.what.bytes);
         let taken: u64 = held.chain(register.promised.values().map(|promised| promised.what.bytes)).sum();
@@ -246,15 +253,16 @@ impl Shelf {
         }
         let (whole, part) =
             (self.dir.join(id.to_string()), Part { dir: self.dir.clone(), name: format!("{id}{PART}") });
-        match fs::rename(&whole, part.path()).and_then(|()| sync(&self.dir)) {
+        let io = |error| Error::io("cannot let go of what was kept", &whole, error);
+        match fs::rename(&whole, part.path()) {
             // Somebody took it away by hand.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            renamed => renamed.map_err(|error| Error::io("cannot let go of what was kept", &whole, error))?,
+            renamed => renamed.map_err(io)?,
         }
         register.held.remove(&id);
         drop(register);
         self.changed.notify_one();
-        Ok(())
+        sync(&self.dir).map_err(io)
     }
 
     /// Bytes of room that is taken.
@@ -398,6 +406,12 @@ mod tests {
         shelf.release(id, Some(&agent("a"))).unwrap();
         assert!(shelf.find(id).is_none() && shelf.release(id, None).is_err());
         assert_eq!((shelf.bytes(), fs::read_dir(&dir).unwrap().count()), (0, 1));
+        // What somebody took away by hand is let go of, too.
+        let id = promise(&shelf, "a", takes).unwrap();
+        take(&shelf, id, &parcel).unwrap();
+        fs::rename(dir.join(id.to_string()), room.path().join("elsewhere")).unwrap();
+        shelf.release(id, None).unwrap();
+        assert_eq!(shelf.bytes(), 0);
     }
 
     #[test]
@@ -420,5 +434,8 @@ mod tests {
         let promises = (0..9).filter(|_| promise(&shelf, "a", 1).is_ok()).count();
         assert_eq!(promises, PROMISED_MAX.1);
         assert!(promise(&shelf, "b", 1).is_ok());
+        let mut long = announced(1);
+        long.labels.insert("long".to_owned(), "x".repeat(LABELS_LEN_MAX));
+        assert_eq!(shelf.promise(&agent("b"), long, Before::Unknown).unwrap_err().kind(), ErrorKind::Usage);
     }
 }

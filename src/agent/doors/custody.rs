@@ -131,6 +131,12 @@ fn giver(door: &Door) -> Result<&Identity> {
 }
 
 fn parsed(id: &str) -> Result<Ulid> {
-    let malformed = |source| Error::usage("id is malformed").got(format!("{id:.64?}")).source(source);
+    let malformed = |source| {
+        Error::usage("id is malformed")
+            .expected("26 letters and digits")
+            .got(format!("{id:.64?}"))
+            .cure("GET /v1/custody lists what is kept")
+            .source(source)
+    };
     id.parse::<Ulid>().map_err(malformed)
 }

@@ -30,6 +30,20 @@ fn unhide(user: &User) {
     fs::rename(user.work().join("hidden"), user.repository()).unwrap();
 }
 
+/// Both agents, and what is written to the watched folder once the store is away; then the one at home is asked to end. The other one,
+/// which keeps as `keeps` says, and what was said at the end.
+fn node_lost(user: &User, keeps: &str, steps: &[u64]) -> (Running, String) {
+    fs::create_dir(user.work().join("ckpt")).unwrap();
+    let (home, cloud) = two_sites(user, "", (GIVES, keeps));
+    watches(&home);
+    hide(user);
+    steps.iter().for_each(|&step| write_checkpoint(user, step));
+    home.signal(Signal::TERM);
+    let (code, error) = home.ended();
+    assert_eq!(code, Some(1), "{error}");
+    (cloud, error)
+}
+
 /// What `agent` keeps.
 fn kept(agent: &Running) -> Vec<Value> {
     agent.get("/v1/custody")["kept"].as_array().unwrap().clone()
@@ -52,15 +66,7 @@ fn received(agent: &Running) -> u64 {
 #[test]
 fn it_outlives_its_node() {
     let user = with_tree();
-    fs::create_dir(user.work().join("ckpt")).unwrap();
-    let (home, cloud) = two_sites(&user, "", (GIVES, &keeps("'home/*'", "64M", "1h")));
-    watches(&home);
-    hide(&user);
-    write_checkpoint(&user, 6);
-    write_checkpoint(&user, 7);
-    home.signal(Signal::TERM);
-    let (code, error) = home.ended();
-    assert_eq!(code, Some(1), "{error}");
+    let (cloud, error) = node_lost(&user, &keeps("'home/*'", "64M", "1h"), &[6, 7]);
     for entry in ["checkpoint-6", "checkpoint-7"] {
         assert!(error.contains(&format!("{entry} (in the custody of cloud/c, which saves it)")), "{error}");
     }
@@ -110,13 +116,7 @@ fn what_is_saved_in_time_is_let_go_of() {
 #[test]
 fn a_store_that_is_away_is_waited_for() {
     let user = with_tree();
-    fs::create_dir(user.work().join("ckpt")).unwrap();
-    let (home, cloud) = two_sites(&user, "", (GIVES, &keeps("'home/a'", "64M", "0s")));
-    watches(&home);
-    hide(&user);
-    write_checkpoint(&user, 7);
-    home.signal(Signal::TERM);
-    assert_eq!(home.ended().0, Some(1));
+    let (cloud, _) = node_lost(&user, &keeps("'home/a'", "64M", "0s"), &[7]);
     until("it has tried", || {
         let transfers = cloud.get("/v1/transfers")["transfers"].clone();
         transfers.as_array().unwrap().iter().any(|one| one["kind"] == "save" && one["state"] == "failed")
@@ -131,14 +131,7 @@ fn a_store_that_is_away_is_waited_for() {
 #[test]
 fn what_somebody_saved_meanwhile_is_not_replaced() {
     let user = with_tree();
-    fs::create_dir(user.work().join("ckpt")).unwrap();
-    let (home, cloud) = two_sites(&user, "", (GIVES, &keeps("'home/a'", "64M", "1h")));
-    watches(&home);
-    hide(&user);
-    write_checkpoint(&user, 7);
-    write_checkpoint(&user, 8);
-    home.signal(Signal::TERM);
-    assert_eq!(home.ended().0, Some(1));
+    let (cloud, _) = node_lost(&user, &keeps("'home/a'", "64M", "1h"), &[7, 8]);
     assert_eq!(kept(&cloud).len(), 2);
     cloud.signal(Signal::KILL);
     cloud.ended();
@@ -164,14 +157,8 @@ fn who_does_not_keep_says_why() {
         ("'home/a'", "1000K", "there is no room to keep this"),
     ] {
         let user = with_tree();
-        fs::create_dir(user.work().join("ckpt")).unwrap();
-        let (home, cloud) = two_sites(&user, "", (GIVES, &keeps(of, capacity, "1h")));
-        watches(&home);
-        hide(&user);
-        write_checkpoint(&user, 7);
-        home.signal(Signal::TERM);
-        let (code, error) = home.ended();
-        assert!(code == Some(1) && error.contains("not saved: checkpoint-7"), "{error}");
+        let (cloud, error) = node_lost(&user, &keeps(of, capacity, "1h"), &[7]);
+        assert!(error.contains("not saved: checkpoint-7"), "{error}");
         assert!(error.contains(says) && !error.contains("in the custody of"), "{error}");
         assert!(kept(&cloud).is_empty());
         unhide(&user);
