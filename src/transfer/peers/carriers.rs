@@ -7,9 +7,9 @@ use super::Carriers;
 use super::rate::Rate;
 use crate::limits::MIB;
 
-/// Bytes that QUIC has brought before TCP is tried: so many that the trial costs little, and that what is known of QUIC is not how it
-/// began.
-const KNOWN: u64 = 512 * MIB;
+/// What QUIC has brought before TCP is tried, and how long its requests have taken together (several go on at the same time): so
+/// much that changing over, which takes a second or two, costs little, and that what is known of QUIC is not how it began.
+const KNOWN: (u64, Duration) = (512 * MIB, Duration::from_mins(3));
 /// Bytes by which TCP is judged.
 const TRIAL: u64 = 64 * MIB;
 /// The one in use stays unless the other was so much faster.
@@ -63,7 +63,7 @@ impl Choice {
             Carriers::Tcp => Carrier::Tcp,
             Carriers::Auto if self.failed == Some(Carrier::Quic) => Carrier::Tcp,
             Carriers::Auto if self.failed == Some(Carrier::Tcp) => Carrier::Quic,
-            Carriers::Auto if self.quic.bytes < KNOWN => Carrier::Quic,
+            Carriers::Auto if self.quic.bytes < KNOWN.0 || self.quic.time < KNOWN.1 => Carrier::Quic,
             Carriers::Auto if self.tcp.bytes < TRIAL => Carrier::Tcp,
             Carriers::Auto => {
                 let rate = |rate: &Rate| rate.get().unwrap_or(0.0);
@@ -107,7 +107,10 @@ mod tests {
     fn both_are_measured_and_the_better_stays() {
         let mut choice = Choice::new(Carriers::Auto);
         assert_eq!(choice.next(), Carrier::Quic);
-        choice.measured(Carrier::Quic, KNOWN, second());
+        // Much at once may only be how it began.
+        choice.measured(Carrier::Quic, KNOWN.0, second());
+        assert_eq!(choice.next(), Carrier::Quic);
+        choice.measured(Carrier::Quic, 100 * KNOWN.0, KNOWN.1);
         assert_eq!(choice.next(), Carrier::Tcp);
         choice.measured(Carrier::Tcp, TRIAL, second() * 2);
         assert_eq!(choice.next(), Carrier::Quic);
@@ -124,7 +127,7 @@ mod tests {
         assert_eq!(choice.next(), Carrier::Quic);
         // TCP alone is blocked: measuring it is given up.
         let mut other = Choice::new(Carriers::Auto);
-        other.measured(Carrier::Quic, KNOWN, second());
+        other.measured(Carrier::Quic, KNOWN.0, KNOWN.1);
         assert_eq!(other.next(), Carrier::Tcp);
         other.failed(Carrier::Tcp);
         assert_eq!(other.next(), Carrier::Quic);

@@ -12,6 +12,8 @@ pub(in crate::transfer) struct Rate {
     value: Option<f64>,
     /// Bytes measured.
     pub(in crate::transfer) bytes: u64,
+    /// How long they took, all measurements together.
+    pub(in crate::transfer) time: Duration,
 }
 
 impl Rate {
@@ -24,6 +26,7 @@ impl Rate {
         let gain = GAIN * (bytes as f64 / FULL).min(1.0);
         self.value = Some(self.value.map_or(now, |value| value + gain * (now - value)));
         self.bytes += bytes;
+        self.time += time;
     }
 
     /// Bytes a second, once there is something to tell it by.
