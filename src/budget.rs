@@ -8,9 +8,9 @@ use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
-use memmap2::MmapMut;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
+use crate::blocks::Memory;
 use crate::error::{Error, Result};
 use crate::limits::{KIB, MEMORY_MIN, MIB};
 
@@ -18,10 +18,6 @@ use crate::limits::{KIB, MEMORY_MIN, MIB};
 const UNIT: u64 = 4 * KIB;
 /// Buffers smaller than this are not worth keeping.
 const REUSE_MIN: usize = 256 << 10;
-/// Larger ones are mapped by themselves, and gone when they are freed. glibc keeps freed blocks of up to 32 MiB, once it has seen
-/// such a one (`M_MMAP_THRESHOLD`, mallopt(3)): an agent of 256 MiB with 64 readers (tests/it/agent/memory.rs) took 370
-/// of anonymous memory at its peak, and takes 235 so.
-const MAPPED_MIN: usize = 1 << 20;
 
 /// A bound on the bytes that the process holds in buffers. Clones share it.
 #[derive(Clone)]
@@ -167,46 +163,6 @@ impl<'a> Waiting<'a> {
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
         self.0.lock().waiting -= 1;
-    }
-}
-
-/// What buffers are made of.
-enum Memory {
-    Allocated(Vec<u8>),
-    Mapped(MmapMut),
-}
-
-impl Memory {
-    /// `len` bytes, all of them zero.
-    fn new(len: usize) -> Self {
-        let mapped = if len < MAPPED_MIN { None } else { MmapMut::map_anon(len).ok() };
-        mapped.map_or_else(|| Self::Allocated(vec![0; len]), Self::Mapped)
-    }
-}
-
-impl Deref for Memory {
-    type Target = [u8];
-
-    fn deref(&self) -> &[u8] {
-        match self {
-            Self::Allocated(bytes) => bytes,
-            Self::Mapped(bytes) => bytes,
-        }
-    }
-}
-
-impl DerefMut for Memory {
-    fn deref_mut(&mut self) -> &mut [u8] {
-        match self {
-            Self::Allocated(bytes) => bytes,
-            Self::Mapped(bytes) => bytes,
-        }
-    }
-}
-
-impl Default for Memory {
-    fn default() -> Self {
-        Self::Allocated(Vec::new())
     }
 }
 

@@ -42,10 +42,11 @@
 //! floor 3  transfer                                peers: identity, protocol, carriers
 //! floor 2  storage  tree  cache  repository        stores | files on this machine | chunks kept here | the durable home of content
 //! floor 1  codec  chunker  checkpoint  format      pure: bytes in, bytes out (+ chunk)
-//! floor 0  id  error  clock  limits  budget  progress  metrics  size  work
+//! floor 0  id  error  clock  limits  blocks  budget  progress  metrics  size  work
 //! ```
 
 pub mod agent;
+mod blocks;
 pub mod budget;
 pub mod cache;
 pub mod checkpoint;

@@ -1,11 +1,14 @@
 //! An extent: a frame on the disk, with what it is beside it, so that it needs nobody's word.
 //!
 //! ```text
-//! 0   4  magic "TWLF"      4  1  version (1)      5  1  codec      6  1  has a base (0, 1)      7  1  zero
+//! 0   4  magic "TWLF"      4  1  version (2)      5  1  codec      6  1  has a base (0, 1)      7  1  zero
 //! 8   4  plain length      12  4  n               16  32  id       48  32  id of the base, or zero
-//! 80  32 BLAKE3, keyed with the cache's secret, of the 80 bytes before and the frame
+//! 80  32 BLAKE3, keyed with the cache's secret, of the 80 bytes before and, unless it is a raw one, the frame
 //! 112 n  the frame, then zeros to the next unit
 //! ```
+//!
+//! A raw frame is the chunk itself: its bytes have to hash to the id, which the digest covers. So they are hashed once on their way from a
+//! peer to the disk, not twice.
 //!
 //! Whatever the journal says, whatever was written where and survived: what is found at a place is handed out only if it is whole
 //! and says by itself that it is the wanted chunk. The key is why no bytes that somebody else chose can say so: not even the
@@ -24,7 +27,7 @@ use crate::limits::CHUNK_LEN_MAX;
 /// Bytes before the frame.
 pub(super) const HEADER_LEN: usize = 112;
 const SEALED_LEN: usize = 80;
-const MAGIC: [u8; 5] = *b"TWLF\x01";
+const MAGIC: [u8; 5] = *b"TWLF\x02";
 
 /// Keys the digests of one cache.
 pub(super) type Secret = [u8; 32];
@@ -47,7 +50,9 @@ pub(super) fn header(secret: &Secret, frame: &Frame) -> [u8; HEADER_LEN] {
     if let Some(base) = frame.base() {
         out[48..80].copy_from_slice(base.as_bytes());
     }
-    let digest = digest(secret, &out[..SEALED_LEN], frame.bytes());
+    // That a frame is what its id says is proven before there is one.
+    let frame = if frame.codec() == Codec::Raw { &[] } else { &frame.bytes()[..] };
+    let digest = digest(secret, &out[..SEALED_LEN], frame);
     out[SEALED_LEN..].copy_from_slice(digest.as_bytes());
     out
 }
@@ -61,13 +66,15 @@ pub(super) fn open(secret: &Secret, bytes: &Bytes) -> Option<Frame> {
     let number = |at: usize| Some(u32::from_le_bytes(*header.get(at..)?.first_chunk()?));
     let name = |at: usize| Some(ChunkId::from_bytes(*header.get(at..)?.first_chunk()?));
     let end = HEADER_LEN.checked_add(number(12)? as usize)?;
+    let (codec, id) = (Codec::from_byte(header[5]).ok()?, name(16)?);
     let frame = bytes.get(HEADER_LEN..end)?;
-    if digest(secret, &header[..SEALED_LEN], frame).as_bytes()[..] != header[SEALED_LEN..] {
+    let (sealed, proven) = if codec == Codec::Raw { (&[][..], ChunkId::of(frame) == id) } else { (frame, true) };
+    if !proven || digest(secret, &header[..SEALED_LEN], sealed).as_bytes()[..] != header[SEALED_LEN..] {
         return None;
     }
     let base = if header[6] == 1 { Some(name(48)?) } else { None };
-    let encoded = Encoded { codec: Codec::from_byte(header[5]).ok()?, bytes: bytes.slice(HEADER_LEN..end), base };
-    Some(Frame::kept(name(16)?, encoded, number(8)?))
+    let encoded = Encoded { codec, bytes: bytes.slice(HEADER_LEN..end), base };
+    Some(Frame::kept(id, encoded, number(8)?))
 }
 
 fn digest(secret: &Secret, sealed: &[u8], frame: &[u8]) -> blake3::Hash {
@@ -78,31 +85,41 @@ fn digest(secret: &Secret, sealed: &[u8], frame: &[u8]) -> blake3::Hash {
 mod tests {
     use super::*;
     use crate::chunk::Chunk;
+    use crate::codec::{Compression, encode};
 
-    fn sealed(secret: &Secret, plain: &'static [u8]) -> (Frame, Vec<u8>) {
-        let encoded = Encoded { codec: Codec::Raw, bytes: plain.into(), base: None };
+    fn sealed(secret: &Secret, encoded: Encoded, plain: &[u8]) -> (Frame, Vec<u8>) {
         let frame = Frame::decoded(Chunk::new(plain), encoded).unwrap();
-        let bytes = [&header(secret, &frame)[..], plain, &[0; 40]].concat();
+        let bytes = [&header(secret, &frame)[..], frame.bytes(), &[0; 40]].concat();
         (frame, bytes)
+    }
+
+    fn raw(plain: &'static [u8]) -> Encoded {
+        Encoded { codec: Codec::Raw, bytes: plain.into(), base: None }
     }
 
     #[test]
     fn every_flipped_bit_and_every_cut_is_found() {
-        let (frame, bytes) = sealed(&[1; 32], b"some bytes of a chunk");
-        let open = |bytes: Vec<u8>| open(&[1; 32], &bytes.into());
-        assert_eq!(open(bytes.clone()), Some(frame));
-        let whole = bytes.len() - 40;
-        for bit in 0..whole * 8 {
-            let mut bent = bytes.clone();
-            bent[bit / 8] ^= 1 << (bit % 8);
-            assert_eq!(open(bent), None, "bit {bit}");
+        let words = Bytes::from("some bytes of a chunk, ".repeat(50));
+        let plain = b"some bytes of a chunk";
+        for (encoded, plain) in [(raw(plain), &plain[..]), (encode(&words, Compression::Auto, None), &words[..])] {
+            let codec = encoded.codec.word();
+            let (frame, bytes) = sealed(&[1; 32], encoded, plain);
+            let open = |bytes: Vec<u8>| open(&[1; 32], &bytes.into());
+            assert_eq!(open(bytes.clone()), Some(frame));
+            let whole = bytes.len() - 40;
+            for bit in 0..whole * 8 {
+                let mut bent = bytes.clone();
+                bent[bit / 8] ^= 1 << (bit % 8);
+                assert_eq!(open(bent), None, "{codec}, bit {bit}");
+            }
+            (0..whole).for_each(|cut| assert_eq!(open(bytes[..cut].to_vec()), None));
         }
-        (0..whole).for_each(|cut| assert_eq!(open(bytes[..cut].to_vec()), None));
     }
 
     #[test]
     fn what_another_wrote_is_nothing() {
-        let (_, bytes) = sealed(&[1; 32], b"forged: it looks like an extent, inside of a chunk");
+        let plain = b"forged: it looks like an extent, inside of a chunk";
+        let (_, bytes) = sealed(&[1; 32], raw(plain), plain);
         assert_eq!(open(&[2; 32], &bytes.into()), None);
     }
 

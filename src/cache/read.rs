@@ -7,6 +7,7 @@ use super::frame::Frame;
 use super::queue::Resident;
 use super::room::{UNIT, UNIT_LEN};
 use super::{Cache, count};
+use crate::blocks::Block;
 use crate::id::ChunkId;
 
 /// How often a chunk is read, at most, while it is moved about.
@@ -87,9 +88,9 @@ impl Cache {
 
     /// The units of a chunk, as they are.
     fn read_bytes(&self, chunk: Resident) -> Option<Bytes> {
-        let mut buffer = vec![0; usize::from(chunk.weight) * UNIT_LEN];
-        match self.slabs.read(chunk.place, &mut buffer) {
-            Ok(()) => Some(buffer.into()),
+        let mut block = Block::new(usize::from(chunk.weight) * UNIT_LEN);
+        match self.slabs.read(chunk.place, &mut block) {
+            Ok(()) => Some(block.freeze()),
             Err(error) => {
                 tracing::warn!("an extent of the cache {} cannot be read: {error}", self.dir.display());
                 None

@@ -4,17 +4,18 @@
 //! 0  4  length of the body      4  1  kind      5  n  body
 //! ```
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 
 use super::limits::HEADER_LEN;
+use crate::blocks::Block;
 
 /// Puts the messages of one stream together.
 #[derive(Debug, Default)]
 pub(super) struct Assembler {
     header: [u8; HEADER_LEN],
-    /// Bytes of the header that are there.
+    body: Block,
+    /// Bytes of both that are there.
     filled: usize,
-    body: BytesMut,
 }
 
 /// What a header announces.
@@ -47,21 +48,24 @@ impl Assembler {
             }
             admit(self.announced())?;
             // A body's length is bounded by its kind's limit by now.
-            self.body = BytesMut::with_capacity(self.announced().len as usize);
+            self.body = Block::new(self.announced().len as usize);
         }
-        let Announced { kind, len } = self.announced();
-        let taken = take(input, len as usize - self.body.len());
-        self.body.extend_from_slice(taken);
-        if self.body.len() < len as usize {
+        let left = self.body.get_mut(self.filled - HEADER_LEN..).unwrap_or_default();
+        let taken = take(input, left.len());
+        left[..taken.len()].copy_from_slice(taken);
+        let whole = taken.len() == left.len();
+        self.filled += taken.len();
+        if !whole {
             return Ok(None);
         }
         self.filled = 0;
-        Ok(Some((kind, std::mem::take(&mut self.body).freeze())))
+        let body = std::mem::take(&mut self.body);
+        Ok(Some((self.announced().kind, body.freeze())))
     }
 
     /// The kind of the message whose body is on its way in.
     pub(super) fn within(&self) -> Option<u8> {
-        (self.filled == HEADER_LEN).then(|| self.announced().kind)
+        (self.filled >= HEADER_LEN).then(|| self.announced().kind)
     }
 
     fn announced(&self) -> Announced {
