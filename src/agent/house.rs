@@ -23,6 +23,7 @@ use crate::limits::{MEMORY_MIN, MIB};
 use crate::ops::Stop;
 use crate::repository::{OpenOptions, Repository};
 use crate::storage::Location;
+use crate::transfer::GOOD_WINDOW;
 use crate::transfer::exchange::{Exchange, ExchangeOptions, Limits};
 use crate::transfer::identity::{Credentials, Identity};
 use crate::transfer::peers::{Discovery, Peers, PeersOptions};
@@ -31,8 +32,6 @@ use crate::work::blocking;
 
 /// Agents that are found by name or registration and linked to at the same time, about.
 const FOUND_ABOUT: usize = 8;
-/// There are fewer connections to each rather than smaller windows: a frame must fit in three quarters of one.
-const GOOD_WINDOW: u64 = 8 * MIB;
 /// Processes of this node that take chunks at the same time, at most.
 const ATTENDED_MAX: usize = 256;
 
@@ -318,8 +317,8 @@ fn share(config: &Config) -> Result<u64> {
         .cure("raise `memory`"))
 }
 
-/// How many connections to each of `others`, and the window of each, if they have `share` bytes. All at once must fit, or some would
-/// wait for ever.
+/// How many connections to each of `others`, and the largest window of each, if they have `share` bytes. All at once must fit, or some
+/// would wait for ever. There are fewer connections rather than windows that are too small.
 fn links(share: u64, others: usize, told: Option<usize>) -> Result<(usize, u64)> {
     let usual = PeersOptions::default();
     let others = others.max(1);
@@ -382,9 +381,9 @@ mod tests {
                 held.push(carved.expect("there is room for the last one").unwrap());
             }
         }
-        assert_eq!(links(512 * MIB, 1, None).unwrap(), (4, 16 * MIB));
+        assert_eq!(links(512 * MIB, 1, None).unwrap(), (4, 64 * MIB));
         assert_eq!(links(128 * MIB, 7, None).unwrap(), (2, 9 * MIB));
-        assert_eq!(links(128 * MIB, 1, Some(2)).unwrap(), (2, 16 * MIB));
+        assert_eq!(links(128 * MIB, 1, Some(2)).unwrap(), (2, 64 * MIB));
         let error = links(64 * MIB, 17, None).unwrap_err();
         assert_eq!((error.kind(), error.cure_text().is_some()), (crate::error::ErrorKind::Usage, true));
     }

@@ -5,8 +5,10 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use super::identity::{Identity, refused};
+use super::protocol::limits::WINDOW_MIN;
 use crate::budget::Budget;
 use crate::error::{Error, ErrorKind};
+use crate::limits::MIB;
 
 /// Connecting and the handshake together must be done within this.
 pub(super) const HANDSHAKE_MAX: Duration = Duration::from_secs(10);
@@ -15,6 +17,11 @@ pub(super) const CONNECTIONS_MAX: usize = 256;
 /// How long a listener waits when it cannot accept.
 pub(super) const BREATH: Duration = Duration::from_millis(100);
 
+/// Bytes a second that one connection is to carry at least, if the line does: 2.5 Gbit/s, so that the four of a link fill 10.
+const RATE: u64 = 312_500_000;
+/// With less than this a connection waits for whoever verifies what came, however short the line.
+pub(crate) const GOOD_WINDOW: u64 = 8 * MIB;
+
 /// How to connect to a peer.
 #[derive(Debug)]
 pub struct Dial<'a> {
@@ -22,8 +29,22 @@ pub struct Dial<'a> {
     pub expected: Option<&'a Identity>,
     /// What the window is taken out of.
     pub budget: &'a Budget,
-    /// Bytes of frames that may be on their way or in memory: at least the line's rate times its delay, or it is not filled.
+    /// Bytes of frames that may be on their way or in memory, at most. It takes no more than its delay asks for.
     pub window: u64,
+}
+
+impl Dial<'_> {
+    /// The largest window.
+    pub(super) fn window_max(&self) -> u64 {
+        self.window.max(WINDOW_MIN)
+    }
+
+    /// The window of a connection that takes `delay` there and back: what is on its way meanwhile, twice, since as much is being taken in.
+    pub(super) fn window_for(&self, delay: Duration) -> u64 {
+        let on_its_way = delay.as_micros() * u128::from(2 * RATE) / 1_000_000;
+        let window = u64::try_from(on_its_way).unwrap_or(u64::MAX).div_ceil(MIB).saturating_mul(MIB);
+        window.max(GOOD_WINDOW).min(self.window_max())
+    }
 }
 
 /// A connection that could not be made.
@@ -67,4 +88,21 @@ pub(super) fn not_bound(error: io::Error, address: SocketAddr) -> Error {
         _ => "choose an address of this machine, and a port above 1023",
     };
     Error::new(kind, "port cannot be listened at").at(address).cure(cure).source(error)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::limits::MEMORY_MIN;
+
+    #[test]
+    fn a_longer_line_has_a_larger_window() {
+        let budget = Budget::new(MEMORY_MIN).unwrap();
+        let dial = |window| Dial { expected: None, budget: &budget, window };
+        let in_mib = |most: u64, millis| dial(most * MIB).window_for(Duration::from_millis(millis)) / MIB;
+        assert_eq!([0, 1, 20, 50, 100, 100_000].map(|millis| in_mib(64, millis)), [8, 8, 12, 30, 60, 64]);
+        assert_eq!([1, 50].map(|millis| in_mib(16, millis)), [8, 16]);
+        assert_eq!([0, 50].map(|millis| in_mib(5, millis)), [5, 5], "memory is short");
+        assert_eq!(in_mib(1, 50), 4, "a frame must fit");
+    }
 }

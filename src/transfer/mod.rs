@@ -18,6 +18,7 @@ pub mod tcp;
 mod wire;
 
 pub use self::carrier::Dial;
+pub(crate) use self::carrier::GOOD_WINDOW;
 pub use self::drive::{Client, Fetching, Received, Reply};
 pub use self::holdings::Holdings;
 pub use self::wire::Wire;

@@ -49,14 +49,14 @@ pub struct PeersOptions {
     pub carriers: Carriers,
     /// Connections of a link.
     pub connections: usize,
-    /// Bytes of frames on their way or in memory, of one connection.
+    /// Bytes of frames on their way or in memory, of one connection, at most.
     pub window: u64,
 }
 
 impl Default for PeersOptions {
     fn default() -> Self {
         // Of 1 Gbit/s with 50 ms and 0.1 % loss, two connections fill half and four three quarters (benches/links).
-        Self { carriers: Carriers::Auto, connections: 4, window: 16 * MIB }
+        Self { carriers: Carriers::Auto, connections: 4, window: 64 * MIB }
     }
 }
 

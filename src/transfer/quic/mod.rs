@@ -21,7 +21,7 @@ use super::carrier::{CONNECTIONS_MAX, Dial, HANDSHAKE_MAX};
 use super::drive::{Client, Clockwork, Feeder, Lanes, hello, serve};
 use super::identity::{Credentials, Identity, SERVER_NAME, peer_identity};
 use super::peers::Carrier;
-use super::protocol::limits::{LANES_MAX, WINDOW_MIN};
+use super::protocol::limits::LANES_MAX;
 use super::protocol::{CONTROL, Closed, Provider, Requester};
 use super::{Holdings, Wire};
 use crate::error::{Error, Result};
@@ -40,9 +40,7 @@ const LANES: u32 = 4;
 /// # Cancel safety
 /// Safe: the connection is dropped.
 pub async fn connect(address: SocketAddr, credentials: &Credentials, dial: &Dial<'_>) -> Result<Client> {
-    let window = dial.window.max(WINDOW_MIN);
-    let memory = dial.budget.carve(window).await?;
-    let (endpoint, config) = client(address, credentials, window)?;
+    let (endpoint, config) = client(address, credentials, dial.window_max())?;
     let connecting = endpoint.connect_with(config, address, SERVER_NAME);
     let connecting =
         connecting.map_err(|source| Error::usage("address cannot be connected to").at(address).source(source))?;
@@ -50,6 +48,8 @@ pub async fn connect(address: SocketAddr, credentials: &Credentials, dial: &Dial
     let connected = timeout(HANDSHAKE_MAX, connecting).await.map_err(|_| late())?;
     let connection = connected.map_err(|error| broken(error).at(address))?;
     let peer = identity_of(&connection, dial.expected).map_err(|error| error.at(address))?;
+    let window = dial.window_for(connection.rtt());
+    let memory = dial.budget.carve(window).await?;
     let opened = connection.open_bi().await;
     let (writer, reader) = opened.map_err(|error| broken(error).at(address))?;
     let mut lanes = Lanes::new();

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument as _;
@@ -17,7 +17,6 @@ use super::carrier::{CONNECTIONS_MAX, Dial, HANDSHAKE_MAX, broken};
 use super::drive::{Client, Clockwork, Lanes, hello, serve};
 use super::identity::{Credentials, SERVER_NAME, client_config, peer_identity, server_config};
 use super::peers::Carrier;
-use super::protocol::limits::WINDOW_MIN;
 use super::protocol::{Provider, Requester};
 use super::wire::Counted;
 use super::{Holdings, Wire};
@@ -32,21 +31,24 @@ use crate::error::{Error, Result};
 /// # Cancel safety
 /// Safe: the connection is dropped.
 pub async fn connect(address: SocketAddr, credentials: &Credentials, dial: &Dial<'_>) -> Result<Client> {
-    let window = dial.window.max(WINDOW_MIN);
-    let memory = dial.budget.carve(window).await?;
     let config = Arc::new(client_config(credentials)?);
     let name =
         SERVER_NAME.try_into().map_err(|source| Error::other("name of the server is malformed").source(source))?;
     let wire = Arc::<Wire>::default();
     let connected = async {
+        let begun = Instant::now();
         let stream = TcpStream::connect(address).await?;
+        // A packet there and one back.
+        let delay = begun.elapsed();
         stream.set_nodelay(true)?;
-        TlsConnector::from(config).connect(name, Counted::new(stream, Arc::clone(&wire))).await
+        Ok((TlsConnector::from(config).connect(name, Counted::new(stream, Arc::clone(&wire))).await?, delay))
     };
     let connected = timeout(HANDSHAKE_MAX, connected).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
-    let stream = connected.map_err(|error| broken(error).at(address))?;
+    let (stream, delay) = connected.map_err(|error| broken(error).at(address))?;
     let peer =
         peer_identity(stream.get_ref().1.peer_certificates(), dial.expected).map_err(|error| error.at(address))?;
+    let window = dial.window_for(delay);
+    let memory = dial.budget.carve(window).await?;
     let clock = Clockwork::start();
     let requester = Requester::new(hello(&credentials.identity(), window), peer, clock.now())?;
     Ok(Client::start(requester, Lanes::both_ways(stream), clock, (memory, wire)))
