@@ -17,6 +17,7 @@ use crate::ops::{self, Pinning, Refuge, RestoreOptions, SaveOptions, WarmOptions
 use crate::repository::{Name, Repository, Selector};
 use crate::transfer::exchange::{Exchange, From};
 use crate::transfer::identity::Identity;
+use crate::transfer::protocol::Priority;
 
 /// What to restore, and where to.
 #[derive(Debug)]
@@ -33,25 +34,31 @@ pub(super) struct Restoring {
 #[derive(Debug)]
 pub(super) struct Warming {
     pub(super) name: Selector,
+    /// Only this file or folder of it.
+    pub(super) below: Option<String>,
+    /// Whether it is for later, or somebody waits for it.
+    pub(super) kind: Kind,
     pub(super) from: From,
     pub(super) pin: Option<Pinning>,
     /// Which other agent asks, if one does.
     pub(super) caller: Option<Identity>,
 }
 
-/// Begins to bring what a name stands for into the cache. Another agent may ask for what it may read.
+/// Begins to bring what a name stands for, or a part of it, into the cache. Another agent may ask for what it may read.
 ///
 /// # Errors
 /// As [`Transfers::begin`](super::transfers::Transfers::begin); not found, for an agent without a cache or the repository.
 pub(super) fn warm(house: &House, repository: Option<&str>, warming: Warming) -> Result<Arc<Entry>> {
-    let Warming { name, from, pin, caller } = warming;
+    let Warming { name, below, kind, from, pin, caller } = warming;
     let exchange = Arc::clone(house.exchange()?);
     let repository = house.origin(repository)?.clone();
-    let about = About { caller: caller.clone(), ..about(Kind::Warm, &name, &repository) };
+    let called = below.as_ref().map_or_else(|| name.to_string(), |below| format!("{name}:{below}"));
+    let about = About { caller: caller.clone(), ..about(kind, &called, &repository) };
+    let priority = if kind == Kind::Fetch { Priority::Restore } else { Priority::Warm };
     house.transfers.begin(about, move |progress| async move {
         let name = repository.resolve(&name).await?;
         may_read(&exchange, caller.as_ref(), &name)?;
-        let options = WarmOptions { from, pin, progress };
+        let options = WarmOptions { below: below.map(String::into_bytes), priority, from, pin, progress };
         report(&Box::pin(ops::warm(&exchange, &repository, &name, &options)).await?)
     })
 }

@@ -12,6 +12,7 @@ use super::errands::{self, Restoring, Warming};
 use super::house::House;
 use super::notice::notice;
 use super::transfers::Entry;
+use super::view::Kind;
 use super::view::{Standing, Transfer};
 use crate::error::{Error, ErrorKind, Result};
 use crate::ops::Refuge;
@@ -51,8 +52,12 @@ pub(super) fn begin(house: &Arc<House>, told: SidecarConfig, doors: &mut JoinSet
     doors.spawn(async move {
         let prepared = async {
             for name in warm {
-                let warming = || Warming { name: name.clone(), from: From::Anywhere, pin: None, caller: None };
-                bring(&name, || errands::warm(&house, None, warming())).await;
+                let warming = || {
+                    let (name, from) = (name.clone(), From::Anywhere);
+                    let warming = Warming { name, below: None, kind: Kind::Warm, from, pin: None, caller: None };
+                    errands::warm(&house, None, warming)
+                };
+                bring(&name, warming).await;
             }
             for (name, to) in restore {
                 let restoring = || {

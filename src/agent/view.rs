@@ -48,7 +48,9 @@ pub enum Kind {
     Save,
     /// Files out of one.
     Restore,
-    /// Chunks into the cache.
+    /// Chunks into the cache, for somebody who waits.
+    Fetch,
+    /// Chunks into the cache, for later.
     Warm,
     /// Checkpoints into a repository, as a training writes them.
     Watch,
@@ -58,7 +60,7 @@ pub enum Kind {
 
 impl Kind {
     /// Every kind.
-    pub const ALL: [Self; 5] = [Self::Save, Self::Restore, Self::Warm, Self::Watch, Self::Check];
+    pub const ALL: [Self; 6] = [Self::Save, Self::Restore, Self::Fetch, Self::Warm, Self::Watch, Self::Check];
 
     /// As the API and the metrics say it.
     #[must_use]
@@ -66,6 +68,7 @@ impl Kind {
         match self {
             Self::Save => "save",
             Self::Restore => "restore",
+            Self::Fetch => "fetch",
             Self::Warm => "warm",
             Self::Watch => "watch",
             Self::Check => "check",

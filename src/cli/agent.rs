@@ -90,6 +90,7 @@ impl Door {
         #[derive(Serialize)]
         struct Warming {
             name: String,
+            path: Option<String>,
             from: Option<String>,
             pin: Option<String>,
             owner: String,
@@ -101,10 +102,12 @@ impl Door {
         }
         let agent = warm.elsewhere.agent()?;
         let owner = warm.owner.unwrap_or_else(user);
-        let mut begun = Vec::with_capacity(warm.names.len());
-        for name in &warm.names {
+        let mut begun = Vec::with_capacity(warm.what.len());
+        for what in &warm.what {
+            let path = what.path.clone().map(String::from_utf8).transpose();
             let asked = Warming {
-                name: name.to_string(),
+                name: what.name.to_string(),
+                path: path.map_err(|source| Error::usage("path is not UTF-8").at(&what.name).source(source))?,
                 from: warm.from.as_ref().map(ToString::to_string),
                 pin: warm.pin.map(|span| humantime::format_duration(span).to_string()),
                 owner: owner.clone(),

@@ -9,6 +9,8 @@ mod huffman;
 pub mod planes;
 mod wide;
 
+use std::str::FromStr;
+
 use bytes::Bytes;
 
 pub use self::derived::rounded;
@@ -93,6 +95,20 @@ pub enum Compression {
     IfFaster,
     /// Store every chunk raw.
     Off,
+}
+
+impl FromStr for Compression {
+    type Err = Error;
+
+    /// `auto`, `if-faster` or `off`.
+    fn from_str(text: &str) -> Result<Self> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "if-faster" => Ok(Self::IfFaster),
+            "off" => Ok(Self::Off),
+            other => Err(Error::usage("there is no such compression").expected("auto, if-faster or off").got(other)),
+        }
+    }
 }
 
 /// A chunk as it is stored.

@@ -1,10 +1,12 @@
 //! Warm: bringing a tree's chunks into an agent's cache before somebody needs them, and pinning them there.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Instant;
 
 use serde::Serialize;
 
+use super::shown;
 use crate::cache::{Cache, Pin, PinChunk, PinRequest, Pinned};
 use crate::clock::Timestamp;
 use crate::error::{Error, Result};
@@ -17,6 +19,10 @@ use crate::work::blocking;
 /// How to warm.
 #[derive(Clone, Debug, Default)]
 pub struct WarmOptions {
+    /// Only this file or folder of the tree, and what it needs.
+    pub below: Option<Vec<u8>>,
+    /// How urgent it is to the peers that are asked.
+    pub priority: Priority,
     /// Where what is lacking may come from.
     pub from: From,
     /// Whether to keep it, and for whom.
@@ -41,7 +47,7 @@ pub struct Warmed {
     pub name: Name,
     /// Which tree that was.
     pub manifest: String,
-    /// Chunks of the tree, with those that they need.
+    /// Chunks of what was asked for, with those that they need.
     pub chunks: u64,
     /// Their stored bytes.
     pub bytes: u64,
@@ -58,11 +64,11 @@ pub struct Warmed {
     pub seconds: f64,
 }
 
-/// Brings into the cache of `exchange` what the tree `name` of `repository` consists of and what is not there. A pin that was asked
-/// for before takes the place of an earlier one of the same owner for the same name.
+/// Brings into the cache of `exchange` what the tree `name` of `repository`, or a part of it, consists of and what is not there. A pin
+/// that is asked for takes the place of an earlier one of the same owner for the same.
 ///
 /// # Errors
-/// Not found, for a name that is not there; exhausted, if a pin is asked for that does not fit, and then nothing is brought;
+/// Not found, for a name or a path that is not there; exhausted, if a pin is asked for that does not fit, and then nothing is brought;
 /// damaged or unreachable, as the repository says. Chunks that nobody gives are no error: see [`Warmed::missing`].
 ///
 /// # Cancel safety
@@ -72,23 +78,28 @@ pub async fn warm(exchange: &Exchange, repository: &Repository, name: &Name, opt
     let begun = Instant::now();
     options.progress.phase("looking", 0);
     let saved = repository.saved(name).await?.shared();
-    let (tree, cache) = (Arc::clone(&saved), Arc::clone(exchange.cache()));
-    let looked = blocking(move || look(&tree, &cache)).await?;
-    let pin = match &options.pin {
+    let (tree, below) = (Arc::clone(&saved), options.below.clone());
+    let wanted = Arc::new(blocking(move || choose(&tree, below.as_deref())).await?);
+    let look = || {
+        let (tree, cache, wanted) = (Arc::clone(&saved), Arc::clone(exchange.cache()), Arc::clone(&wanted));
+        blocking(move || look(&tree, &wanted, &cache))
+    };
+    let looked = look().await?;
+    let pin = match options.pin.clone() {
         Some(pinning) => {
-            let (tree, cache, pinning) = (Arc::clone(&saved), Arc::clone(exchange.cache()), pinning.clone());
-            Some(blocking(move || pin(&tree, &cache, &pinning)).await?.id.to_string())
+            let (tree, cache, wanted) = (Arc::clone(&saved), Arc::clone(exchange.cache()), Arc::clone(&wanted));
+            let reason = reason(name, options.below.as_deref());
+            Some(blocking(move || pin((&tree, &wanted), reason, &cache, pinning)).await?.id.to_string())
         }
         None => None,
     };
     options.progress.phase("warming", looked.lacking_plain);
-    exchange.warm(repository, &saved, &looked.lacking, (&options.from, Priority::Warm), &options.progress).await;
-    let (tree, cache) = (Arc::clone(&saved), Arc::clone(exchange.cache()));
-    let left = blocking(move || look(&tree, &cache)).await?;
+    exchange.warm(repository, &saved, &looked.lacking, (&options.from, options.priority), &options.progress).await;
+    let left = look().await?;
     Ok(Warmed {
         name: name.clone(),
         manifest: saved.value.manifest.to_string(),
-        chunks: saved.located_chunks().into(),
+        chunks: wanted.len() as u64,
         bytes: looked.bytes,
         lacking: looked.lacking.len() as u64,
         lacking_bytes: looked.lacking_bytes,
@@ -106,9 +117,36 @@ struct Looked {
     lacking_plain: u64,
 }
 
-fn look(saved: &Saved, cache: &Cache) -> Result<Looked> {
+/// The chunks of a tree, or of the file or folder `below` in it, with all that they are decoded from.
+fn choose(saved: &Saved, below: Option<&[u8]>) -> Result<Vec<u32>> {
+    let Some(below) = below else { return Ok((0..saved.located_chunks()).collect()) };
+    let below = below.strip_suffix(b"/").unwrap_or(below);
+    if saved.manifest.entry(below).is_none() {
+        return Err(Error::not_found("there is no such path in the saved tree")
+            .at(format!("{}:{}", saved.name, shown(below)))
+            .cure(format!("`towline show {}` lists the paths", saved.name)));
+    }
+    let is_in = |path: &[u8]| match path.strip_prefix(below) {
+        Some(rest) => below.is_empty() || rest.is_empty() || rest.starts_with(b"/"),
+        None => false,
+    };
+    let mut chosen = BTreeSet::new();
+    for (_, content) in saved.manifest.files().filter(|(entry, _)| is_in(&entry.path)) {
+        for piece in &content.pieces {
+            for chunk in piece.first..piece.first + piece.count {
+                let mut next = Some(chunk);
+                while let Some(chunk) = next.filter(|&chunk| chosen.insert(chunk)) {
+                    next = saved.locate(chunk)?.base;
+                }
+            }
+        }
+    }
+    Ok(chosen.into_iter().collect())
+}
+
+fn look(saved: &Saved, wanted: &[u32], cache: &Cache) -> Result<Looked> {
     let mut looked = Looked { bytes: 0, lacking: Vec::new(), lacking_bytes: 0, lacking_plain: 0 };
-    for chunk in 0..saved.located_chunks() {
+    for &chunk in wanted {
         let located = saved.locate(chunk)?;
         looked.bytes += u64::from(located.place.stored_len);
         if !cache.contains(&located.id) {
@@ -120,17 +158,21 @@ fn look(saved: &Saved, cache: &Cache) -> Result<Looked> {
     Ok(looked)
 }
 
-/// Pins a tree for `pinning`, in the place of what its owner has pinned for the same name.
-fn pin(saved: &Saved, cache: &Cache, pinning: &Pinning) -> Result<Pin> {
-    let reason = saved.name.to_string();
-    let before: Vec<Pin> =
-        cache.pins().into_iter().filter(|pin| pin.owner == pinning.owner && pin.reason == reason).collect();
-    let chunk = |number| {
+/// What a pin is for, as `towline pins` shows it.
+fn reason(name: &Name, below: Option<&[u8]>) -> String {
+    below.map_or_else(|| name.to_string(), |below| format!("{name}:{}", shown(below)))
+}
+
+/// Pins chunks of a tree for `pinning`, in the place of what its owner has pinned for the same reason.
+fn pin((saved, wanted): (&Saved, &[u32]), reason: String, cache: &Cache, pinning: Pinning) -> Result<Pin> {
+    let Pinning { owner, expires } = pinning;
+    let before: Vec<Pin> = cache.pins().into_iter().filter(|pin| pin.owner == owner && pin.reason == reason).collect();
+    let chunk = |&number: &u32| {
         let located = saved.locate(number)?;
         Ok(PinChunk { id: located.id, stored_len: located.place.stored_len })
     };
-    let chunks = (0..saved.located_chunks()).map(chunk).collect::<Result<_>>()?;
-    let request = PinRequest { owner: pinning.owner.clone(), reason, expires: pinning.expires, chunks };
+    let chunks = wanted.iter().map(chunk).collect::<Result<_>>()?;
+    let request = PinRequest { owner, reason, expires, chunks };
     match cache.pin(request)? {
         Pinned::Kept(pin) => {
             for earlier in before {

@@ -12,7 +12,6 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use towline::checkpoint::Dtype;
 use towline::checkpoint::header::{self, NewTensor};
-use towline::codec::Compression;
 use towline::ops::{PartOptions, SaveOptions, SaveSource};
 use towline::progress::Progress;
 use towline::repository::log::StepFacts;
@@ -88,7 +87,7 @@ impl Job {
             labels: wishes.labels,
             facts,
             exclude: wishes.exclude,
-            compression: wishes.compression.as_deref().map_or(Ok(Compression::Auto), compression)?,
+            compression: wishes.compression.as_deref().map(str::parse).transpose()?.unwrap_or_default(),
             key_every: wishes.key_every.map(|every| count("there is no key step so often", every)).transpose()?,
             ..SaveOptions::default()
         };
@@ -112,15 +111,6 @@ impl Job {
             None => serde_json::to_string(&repository.save(source, &name, &options).await?),
         };
         told.map_err(|error| Error::other("a report cannot be told").source(error))
-    }
-}
-
-fn compression(word: &str) -> Result<Compression> {
-    match word {
-        "auto" => Ok(Compression::Auto),
-        "if-faster" => Ok(Compression::IfFaster),
-        "off" => Ok(Compression::Off),
-        other => Err(Error::usage("there is no such compression").expected("auto, if-faster or off").got(other)),
     }
 }
 

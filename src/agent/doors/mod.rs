@@ -49,6 +49,7 @@ fn routes() -> Vec<Route> {
         ("/openapi.json", GET, get(open::description)),
         ("/v1/save", POST, post(work::save)),
         ("/v1/restore", POST, post(work::restore)),
+        ("/v1/fetch", POST, post(work::fetch)),
         ("/v1/warm", POST, post(work::warm)),
         ("/v1/transfers", GET, get(work::list)),
         ("/v1/transfers/{id}", GET_DELETE, get(work::one).delete(work::stop)),

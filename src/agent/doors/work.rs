@@ -21,7 +21,6 @@ use crate::agent::errands::{self, Restoring, Warming, report};
 use crate::agent::house::House;
 use crate::agent::transfers::{About, Entry};
 use crate::agent::view::{self, Kind, Pace};
-use crate::codec::Compression;
 use crate::error::{Error, Result};
 use crate::ops::{Pinning, SaveOptions};
 use crate::repository::log::StepFacts;
@@ -39,7 +38,7 @@ pub(super) struct Save {
     repository: Option<String>,
     base: Option<String>,
     cut: Option<String>,
-    compression: Option<Compress>,
+    compression: Option<String>,
     key_every: Option<NonZeroU32>,
     #[serde(default)]
     labels: BTreeMap<String, String>,
@@ -51,15 +50,6 @@ pub(super) struct Save {
     exclude: Vec<String>,
     #[serde(default)]
     reread: bool,
-}
-
-/// As `towline save --compression` says it.
-#[derive(Clone, Copy, Debug, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-enum Compress {
-    Auto,
-    IfFaster,
-    Off,
 }
 
 /// What to restore, and where to.
@@ -76,11 +66,22 @@ pub(super) struct Restore {
     delete: bool,
 }
 
+/// What to fetch.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Fetch {
+    name: String,
+    path: Option<String>,
+    from: Option<String>,
+    repository: Option<String>,
+}
+
 /// What to warm, and how.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Warm {
     name: String,
+    path: Option<String>,
     from: Option<String>,
     pin: Option<Span>,
     owner: Option<String>,
@@ -111,7 +112,7 @@ pub(super) async fn save(State(house): State<Arc<House>>, Asked(asked): Asked<Sa
         facts,
         exclude: asked.exclude,
         reread: asked.reread,
-        compression: asked.compression.map_or_else(Compression::default, Compression::from),
+        compression: asked.compression.as_deref().map(str::parse).transpose()?.unwrap_or_default(),
         key_every: asked.key_every,
         ..SaveOptions::default()
     };
@@ -132,15 +133,23 @@ pub(super) async fn save(State(house): State<Arc<House>>, Asked(asked): Asked<Sa
 }
 
 pub(super) async fn restore(State(house): State<Arc<House>>, Asked(asked): Asked<Restore>) -> Begun {
-    let below = asked.path.map(|path| path.trim_matches('/').to_owned()).filter(|path| !path.is_empty());
     let restoring = Restoring {
         name: asked.name.parse()?,
-        below,
+        below: below(asked.path),
         to: absolute(asked.to)?,
         overwrite: asked.overwrite,
         delete: asked.delete,
     };
     let begun = errands::restore(&house, asked.repository.as_deref(), restoring)?;
+    Ok((StatusCode::ACCEPTED, Json(begun.view())))
+}
+
+/// Brings a file or folder of what a name stands for into the cache, ahead of whoever is about to read it.
+pub(super) async fn fetch(State(house): State<Arc<House>>, Asked(asked): Asked<Fetch>) -> Begun {
+    let from = asked.from.as_deref().map(str::parse).transpose()?.unwrap_or_default();
+    let (name, below) = (asked.name.parse()?, below(asked.path));
+    let warming = Warming { name, below, kind: Kind::Fetch, from, pin: None, caller: None };
+    let begun = errands::warm(&house, asked.repository.as_deref(), warming)?;
     Ok((StatusCode::ACCEPTED, Json(begun.view())))
 }
 
@@ -155,7 +164,8 @@ pub(super) async fn warm(
     let pin = asked.pin.map(|span| Pinning { owner, expires: Some(house.after(span.0)) });
     let from = asked.from.as_deref().map(str::parse).transpose()?.unwrap_or_default();
     let caller = door.caller().cloned();
-    let warming = Warming { name: asked.name.parse()?, from, pin, caller };
+    let (name, below) = (asked.name.parse()?, below(asked.path));
+    let warming = Warming { name, below, kind: Kind::Warm, from, pin, caller };
     let begun = errands::warm(&house, asked.repository.as_deref(), warming)?;
     Ok((StatusCode::ACCEPTED, Json(begun.view())))
 }
@@ -234,20 +244,15 @@ impl Following {
     }
 }
 
+/// A path within a tree; None for all of it.
+fn below(path: Option<String>) -> Option<String> {
+    path.map(|path| path.trim_matches('/').to_owned()).filter(|path| !path.is_empty())
+}
+
 /// The agent's working directory is nobody else's.
 fn absolute(path: PathBuf) -> Result<PathBuf> {
     if path.is_absolute() {
         return Ok(path);
     }
     Err(Error::usage("path is not absolute").at(path.display()).cure("name it from / on"))
-}
-
-impl From<Compress> for Compression {
-    fn from(compress: Compress) -> Self {
-        match compress {
-            Compress::Auto => Self::Auto,
-            Compress::IfFaster => Self::IfFaster,
-            Compress::Off => Self::Off,
-        }
-    }
 }

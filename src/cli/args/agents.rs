@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueHint};
 
+use super::{Target, target};
 use crate::agent::At;
 use crate::repository::Selector;
 use crate::size;
@@ -14,9 +15,9 @@ use crate::transfer::identity::{AGENT_DAYS, AUTHORITY_DAYS, Identity};
 /// `towline warm`.
 #[derive(Debug, Args)]
 pub(in crate::cli) struct Warm {
-    /// What to bring: all that a restore of it needs
-    #[arg(value_name = "NAME", required = true)]
-    pub(in crate::cli) names: Vec<Selector>,
+    /// What to bring: all that a restore of it needs; or of one file or folder of it
+    #[arg(value_name = "NAME[:SUBPATH]", required = true, value_parser = target())]
+    pub(in crate::cli) what: Vec<Target>,
     /// Keep it so long: 24h, 7d; what was pinned before for the same name and owner ends
     #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
     pub(in crate::cli) pin: Option<Duration>,

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
+use super::sidecar::until;
 use super::{PATIENCE, Running, told, told_json, with_tree};
 use crate::cli::User;
 use crate::data::noise;
@@ -87,6 +88,39 @@ fn chunks_are_given_over_the_socket_alone_and_only_when_asked_for() {
     let stream = std::net::TcpStream::connect(agent.http.as_ref().unwrap()).unwrap();
     let headers = format!("Authorization: Bearer {}\r\nUpgrade: towline\r\n", token.trim());
     assert_eq!(super::exchange(stream, "GET", "/v1/chunks", &headers, "").refuses(403), "denied");
+    agent.stop();
+}
+
+#[test]
+fn a_part_is_brought_alone() {
+    let user = with_tree();
+    user.write("tree/sub.txt", b"beside the folder sub");
+    user.ok(&["save", "tree", "data/v1"]);
+    let agent = Running::start(&user, "");
+    agent.done("/v1/fetch", &json!({ "name": "data/v1", "path": "a.txt" }));
+    let kinds = agent.get("/v1/transfers")["transfers"].clone();
+    assert_eq!((&kinds[0]["kind"], &kinds[0]["name"]), (&json!("fetch"), &json!("data/v1:a.txt")));
+    assert!(had(&agent, "repository") < 1 << 20, "of one small file");
+
+    let part = ["warm", "data/v1:sub/", "--pin", "1h", "--owner", "me", "--wait"];
+    let warm = told_json(&user, &agent, &part);
+    assert_eq!(warm["transfers"][0]["report"]["lacking_bytes"], 20 << 20);
+    told(&user, &agent, &part);
+    let pins = told_json(&user, &agent, &["pins"])["pins"].clone();
+    assert_eq!((pins.as_array().unwrap().len(), &pins[0]["reason"]), (1, &json!("data/v1:sub")));
+    hide_packs(&user);
+    assert_eq!(agent.ask("GET", "/v1/files/data%2Fv1/a.txt", "", "").body, b"hello, world");
+    assert_eq!(agent.ask("GET", "/v1/files/data%2Fv1/sub/b.bin", "", "").body, noise(1, 20 << 20));
+    let lacking = told_json(&user, &agent, &["warm", "data/v1:sub.txt"])["transfers"][0]["id"].clone();
+    let transfer = || agent.get(&format!("/v1/transfers/{}", lacking.as_str().unwrap()));
+    until("it has ended", || transfer()["state"] != "running");
+    assert_eq!(transfer()["report"]["missing"], 1, "it is no part of sub");
+
+    let failed = told_json(&user, &agent, &["warm", "data/v1:none"])["transfers"][0]["id"].clone();
+    let failed = || agent.get(&format!("/v1/transfers/{}", failed.as_str().unwrap()));
+    until("it has failed", || failed()["state"] == "failed");
+    let error = failed()["error"].to_string();
+    assert!(error.contains("no such path in the saved tree") && error.contains("data/v1:none"), "{error}");
     agent.stop();
 }
 
