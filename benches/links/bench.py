@@ -276,37 +276,47 @@ def step(room, samples):
 
 
 def half(room, samples):
-    """Interrupted at half."""
+    """Interrupted at half: when the link has carried half of what it carries for a whole one, headers and losses included."""
     source = checkpoint(room / "source", SIZE, quick=True)
     rows, targets = [], []
     for kind in present(PEERS):
         with worlds.two_sites("300M", 0.05, 0.001) as place:
-            mover = kind(place, fresh(room / "room"), source)
-            try:
-                mover.serve()
-                began = carried(place)
-                first = moved(place, mover, mover.command(), until=lambda begun=began: carried(place) - begun > SIZE / 2)
-                mover.interrupted()
-                rest = moved(place, mover, mover.again())
-                if rest.whole:
-                    mover.check()
-            finally:
-                mover.close()
-        samples[kind.name, "half"] = [first, rest]
-        note(f"  {kind.name:22} half      {described(rest, SIZE)}")
-        share = rest.carried / SIZE
+            [whole] = at_once(place, kind, fresh(room / "room"), source)
+            all_of_it = whole.carried if whole.whole else SIZE
+            killed = lambda began=carried(place), most=all_of_it / 2: carried(place) - began > most
+            first, rest = at_once(place, kind, fresh(room / "room"), source, killed)
+        samples[kind.name, "half"] = [whole, first, rest]
+        note(f"  {kind.name:22} half      {described(rest, SIZE)}; a whole one {whole.carried / MIB:.0f} MiB")
+        share = rest.carried / all_of_it
         rows.append(
             [
                 kind.name,
-                f"{first.carried / SIZE:.2f}",
-                f"{share:.2f}" + ("" if rest.whole else ", and not whole"),
+                f"{all_of_it / SIZE:.3f}" if whole.whole else "",
+                f"{first.carried / all_of_it:.2f}",
+                f"{share:.3f}" + ("" if rest.whole else ", and not whole"),
                 f"{rest.seconds:.1f}",
             ]
         )
         if kind is movers.Towline:
             targets.append(("the rest moves, of the whole", share, "<=", 0.52))
-    head = ["", "carried when killed / content", "the rest carried / content", "the rest, seconds"]
+    head = ["", "a whole one carries / content", "carried when killed / whole", "the rest carried / whole", "the rest, seconds"]
     return report.section("Killed at half, 300 Mbit/s, 50 ms, 0.1 % loss", report.table(head, rows), targets)
+
+
+def at_once(place, kind, room, source, until=None):
+    """One transfer; with `until`, that is killed then, and the rest."""
+    mover = kind(place, room, source)
+    try:
+        mover.serve()
+        samples = [moved(place, mover, mover.command(), until=until)]
+        if until:
+            mover.interrupted()
+            samples.append(moved(place, mover, mover.again()))
+        if samples[-1].whole:
+            mover.check()
+    finally:
+        mover.close()
+    return samples
 
 
 def spread(found):
