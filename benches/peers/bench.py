@@ -252,7 +252,7 @@ SECTIONS = {
 def main():
     wanted = os.environ.get("BENCH_ONLY", ",".join(SECTIONS)).split(",")
     failed = False
-    results = report.Results(DISK, tools.ROOT / "docs/benchmarks.md")
+    results = report.Results(tools.ROOT / "docs/benchmarks.md")
     for name in wanted:
         note(f"{name}: {SECTIONS[name].__doc__.splitlines()[0]}")
         try:

@@ -1,11 +1,12 @@
 """Tables, ratios and targets, and the section of docs/benchmarks.md that holds them."""
 
-import json
 import os
+import re
 import time
 
 from measure import GIB, MIB, median
 
+MARK = r"<!-- ([a-z0-9]+) -->\n"
 BEGIN, END = "<!-- written by make bench-peers: begin -->", "<!-- written by make bench-peers: end -->"
 HEADINGS = {"first": "first save", "again": "unchanged, re-read", "by_stat": "unchanged, by stat", "restore": "restore"}
 
@@ -89,11 +90,21 @@ def section(what, body, targets):
 
 
 class Results:
-    """The newest text of each section, kept so that one section can be measured again."""
+    """The page's sections, the newest of each: one can be measured again, and the others stay as they are."""
 
-    def __init__(self, folder, page):
-        self.kept, self.page = folder / "results.json", page
-        self.texts = json.loads(self.kept.read_text()) if self.kept.exists() else {}
+    def __init__(self, page):
+        self.page = page
+        _, body, _ = self.parts()
+        # What comes before the first mark tells the machine.
+        pieces = re.split(MARK, body)
+        self.texts = dict(zip(pieces[1::2], (text.strip("\n") + "\n" for text in pieces[2::2]), strict=True))
+
+    def parts(self):
+        """The page: before the sections, they, after them."""
+        page = self.page.read_text() if self.page.exists() else f"# Benchmarks\n\n{BEGIN}\n{END}\n"
+        before, _, rest = page.partition(BEGIN)
+        body, _, after = rest.partition(END)
+        return before, body, after
 
     def put(self, name, text):
         chosen = {k: v for k, v in sorted(os.environ.items()) if k.startswith("BENCH_")}
@@ -102,10 +113,6 @@ class Results:
         self.texts[name] = f"{text}\n{date}, `{f'{words} ' if words else ''}make bench-peers`\n"
 
     def write(self, machine, order):
-        self.kept.parent.mkdir(parents=True, exist_ok=True)
-        self.kept.write_text(json.dumps(self.texts, indent=1))
-        body = "\n".join(self.texts[name] for name in order if name in self.texts)
-        page = self.page.read_text() if self.page.exists() else f"# Benchmarks\n\n{BEGIN}\n{END}\n"
-        before, _, rest = page.partition(BEGIN)
-        after = rest.partition(END)[2]
+        before, _, after = self.parts()
+        body = "\n".join(f"<!-- {name} -->\n{self.texts[name]}" for name in order if name in self.texts)
         self.page.write_text(f"{before}{BEGIN}\nOn {machine}.\n\n{body}{END}{after}")
