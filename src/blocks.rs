@@ -15,7 +15,7 @@ const MAPPED_MIN: usize = 1 << 20;
 /// Smaller ones are not worth keeping.
 const SPARE_MIN: usize = 64 << 10;
 /// Bytes of blocks that are kept while nobody uses them, at most.
-const SPARE_MAX: usize = 16 << 20;
+const SPARE_MAX: usize = 32 << 20;
 
 /// Blocks that nobody uses, the one freed last at the end.
 static SPARE: Mutex<Spare> = Mutex::new(Spare { blocks: Vec::new(), bytes: 0 });

@@ -7,7 +7,8 @@ use std::time::Duration;
 use quinn::congestion::BbrConfig;
 use quinn::crypto::rustls::{QuicClientConfig, QuicServerConfig};
 use quinn::{
-    ClientConfig, ConnectionError, Endpoint, EndpointConfig, ServerConfig, TokioRuntime, TransportConfig, VarInt,
+    AckFrequencyConfig, ClientConfig, ConnectionError, Endpoint, EndpointConfig, ServerConfig, TokioRuntime,
+    TransportConfig, VarInt,
 };
 
 use rustls::{AlertDescription, CertificateError};
@@ -20,6 +21,9 @@ use crate::transfer::protocol::limits::{AHEAD_MAX, CONTROL_LEN_MAX, LANES_MAX};
 
 /// Bytes that the system may keep of a socket, each way. Its default of about 200 KiB holds less than 100 full packets.
 const SOCKET_BUFFER: usize = 4 << 20;
+/// Packets that are acknowledged together. One acknowledgement for every two (RFC 9000, 13.2.2) is a third of all packets, and the processor's time
+/// goes by packets; a sender asks for fewer by <https://datatracker.ietf.org/doc/html/draft-ietf-quic-ack-frequency-04>.
+const ACKNOWLEDGED: u32 = 10;
 /// A connection without a packet for so long is gone: longer than the protocol's own watchdogs take.
 const IDLE_MAX: Duration = Duration::from_secs(40);
 
@@ -59,6 +63,9 @@ fn transport(window: u64) -> Result<TransportConfig> {
     // Cubic takes each lost packet for a full line: of 300 Mbit/s over 50 ms with one lost in a thousand it fills a 30th
     // (benches/links). BBR goes by the rate at which packets arrive (<https://doi.org/10.1145/3009824>).
     transport.congestion_controller_factory(Arc::new(BbrConfig::default()));
+    let mut acknowledging = AckFrequencyConfig::default();
+    acknowledging.ack_eliciting_threshold((ACKNOWLEDGED - 1).into());
+    transport.ack_frequency_config(Some(acknowledging));
     let idle = IDLE_MAX.try_into().map_err(|_| Error::other("idle time is out of range"))?;
     transport.max_idle_timeout(Some(idle));
     Ok(transport)
