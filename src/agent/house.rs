@@ -32,6 +32,8 @@ use crate::work::blocking;
 
 /// Agents that are found by name or registration and linked to at the same time, about.
 const FOUND_ABOUT: usize = 8;
+/// Of the exchange's memory, such a part is for what is read ahead for others.
+const AHEAD_PART: u64 = 4;
 /// Processes of this node that take chunks at the same time, at most.
 const ATTENDED_MAX: usize = 256;
 
@@ -102,7 +104,7 @@ impl House {
             origins.push(Repository::at(location, &config.store, options).await?);
         }
         let exchange = match &cache {
-            Some(cache) => Some(exchange(config, share, cache, credentials.as_ref())?),
+            Some(cache) => Some(exchange(config, share, cache, credentials.as_ref()).await?),
             None => None,
         };
         let mut repositories = origins.clone();
@@ -336,7 +338,7 @@ fn links(share: u64, others: usize, told: Option<usize>) -> Result<(usize, u64)>
         .cure("raise `memory`, or have fewer [peers] addresses or connections"))
 }
 
-fn exchange(
+async fn exchange(
     config: &Config,
     share: u64,
     cache: &Arc<Cache>,
@@ -355,10 +357,12 @@ fn exchange(
     };
     told.addresses.iter().try_for_each(|address| peers.add(address))?;
     let (cache, budget, policy) = (Arc::clone(cache), Budget::new(share)?, config.policy.clone());
+    let ahead = budget.carve(share / AHEAD_PART).await?;
     Ok(Exchange::new(ExchangeOptions {
         identity,
         cache,
         budget,
+        ahead,
         peers,
         policy,
         limits: Limits::new(told.limits.iter().cloned()),

@@ -1,13 +1,16 @@
 //! What a provider needs of whoever holds chunks: the cache, a repository, a test's memory.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use async_trait::async_trait;
 
 use super::Wire;
 use super::identity::Identity;
 use super::peers::Carrier;
+use super::protocol::limits::AHEAD_MAX;
 use super::protocol::{Asked, Grant, Supply, Survey};
+use crate::budget::Budget;
 use crate::error::Result;
 use crate::id::{ChunkId, ManifestId};
 
@@ -22,6 +25,11 @@ pub trait Holdings: Send + Sync + 'static {
     /// `identity` calls; `wire` counts what that carries.
     fn called(&self, identity: &Identity, wire: Arc<Wire>) {
         let _ = (identity, wire);
+    }
+
+    /// What a connection that begins may read ahead.
+    fn seat(&self) -> Seat {
+        Seat::default()
     }
 
     /// The chunks that `identity` may read by way of `manifest`; None if there is no such manifest here, or none that it
@@ -47,4 +55,72 @@ pub trait Holdings: Send + Sync + 'static {
     /// # Cancel safety
     /// Must be safe.
     async fn frame(&self, identity: &Identity, asked: &Asked, id: &ChunkId) -> Result<Option<Supply>>;
+}
+
+/// Memory for what is read ahead of what is sent, divided evenly among the connections that are asked for something.
+#[derive(Debug)]
+pub struct Ahead {
+    memory: Budget,
+    asked: AtomicU64,
+}
+
+impl Ahead {
+    /// All of `memory`.
+    #[must_use]
+    pub fn new(memory: Budget) -> Arc<Self> {
+        Arc::new(Self { memory, asked: AtomicU64::new(0) })
+    }
+
+    /// For a connection that is not asked for anything yet.
+    #[must_use]
+    pub fn seat(self: &Arc<Self>) -> Seat {
+        Seat { ahead: Some(Arc::clone(self)), asked: false }
+    }
+}
+
+/// One connection's part of it; without one, as much as the protocol allows.
+#[derive(Debug, Default)]
+pub struct Seat {
+    ahead: Option<Arc<Ahead>>,
+    asked: bool,
+}
+
+impl Seat {
+    /// Bytes that it may have read ahead, now that it `is_asked` for something, or is not.
+    pub(super) fn share(&mut self, is_asked: bool) -> u64 {
+        let Some(ahead) = &self.ahead else { return AHEAD_MAX };
+        match (std::mem::replace(&mut self.asked, is_asked), is_asked) {
+            (false, true) => ahead.asked.fetch_add(1, Ordering::Relaxed),
+            (true, false) => ahead.asked.fetch_sub(1, Ordering::Relaxed),
+            _ => 0,
+        };
+        (ahead.memory.total() / ahead.asked.load(Ordering::Relaxed).max(1)).min(AHEAD_MAX)
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        self.share(false);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::limits::MEMORY_MIN;
+
+    #[test]
+    fn memory_is_divided_among_those_that_are_asked() {
+        let ahead = Ahead::new(Budget::new(MEMORY_MIN).unwrap());
+        let mut seats: Vec<Seat> = (0..16).map(|_| ahead.seat()).collect();
+        assert_eq!(seats[0].share(true), AHEAD_MAX, "nobody else is asked");
+        let shares: Vec<u64> = seats.iter_mut().map(|seat| seat.share(true)).collect();
+        assert_eq!((shares[1], shares[15]), (AHEAD_MAX, MEMORY_MIN / 16));
+        seats.truncate(10);
+        seats[9].share(false);
+        assert_eq!(seats[0].share(true), MEMORY_MIN / 9);
+        drop(seats);
+        assert_eq!(ahead.asked.load(Ordering::Relaxed), 0);
+        assert_eq!(Seat::default().share(true), AHEAD_MAX);
+    }
 }

@@ -20,5 +20,5 @@ mod wire;
 pub use self::carrier::Dial;
 pub(crate) use self::carrier::GOOD_WINDOW;
 pub use self::drive::{Client, Fetching, Received, Reply};
-pub use self::holdings::Holdings;
+pub use self::holdings::{Ahead, Holdings, Seat};
 pub use self::wire::Wire;

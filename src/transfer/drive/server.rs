@@ -38,8 +38,9 @@ pub(in crate::transfer) async fn serve(
     let peer = Arc::new(provider.peer().clone());
     // Bounded: a request waits for one answer or for the reads that the provider allows.
     let mut answers: FuturesUnordered<BoxFuture<'static, Answer>> = FuturesUnordered::new();
-    let mut left = false;
+    let (mut left, mut seat) = (false, holdings.seat());
     let closed = loop {
+        provider.read_ahead(seat.share(provider.is_asked()));
         if lanes.flush(|lane| provider.transmit(lane, clock.now())) {
             provider.wrote(clock.now());
         }

@@ -19,7 +19,7 @@ use crate::transfer::ledger::Way;
 use crate::transfer::peers::Carrier;
 use crate::transfer::protocol::limits::RUNS_MAX;
 use crate::transfer::protocol::{Asked, Grant, Runs, Supply, Survey};
-use crate::transfer::{Holdings, Wire};
+use crate::transfer::{Holdings, Seat, Wire};
 use crate::work::blocking;
 
 /// Places that one survey speaks for, at most.
@@ -42,6 +42,10 @@ impl Holdings for Exchange {
 
     fn brought(&self) -> u64 {
         self.brought()
+    }
+
+    fn seat(&self) -> Seat {
+        self.ahead.seat()
     }
 
     async fn authorise(&self, identity: &Identity, manifest: &ManifestId) -> Result<Option<Arc<Grant>>> {
@@ -71,6 +75,10 @@ impl Holdings for Exchange {
 impl Holdings for Local {
     fn brought(&self) -> u64 {
         self.0.brought()
+    }
+
+    fn seat(&self) -> Seat {
+        self.0.ahead.seat()
     }
 
     async fn authorise(&self, _: &Identity, manifest: &ManifestId) -> Result<Option<Arc<Grant>>> {

@@ -41,6 +41,7 @@ use self::keep::Keeper;
 pub use self::limit::Limits;
 pub use self::policy::{Callers, Policy};
 use self::turns::Turns;
+use super::Ahead;
 use super::identity::Identity;
 use super::peers::{Peers, Rate};
 use super::protocol::Priority;
@@ -58,6 +59,8 @@ pub struct ExchangeOptions {
     pub cache: Arc<Cache>,
     /// What its buffers come out of: its own, since those that wait for it hold others.
     pub budget: Budget,
+    /// What is read for others before it is sent comes out of this.
+    pub ahead: Budget,
     /// Other agents.
     pub peers: Arc<Peers>,
     /// What they may read.
@@ -72,6 +75,7 @@ pub struct Exchange {
     identity: Identity,
     cache: Arc<Cache>,
     budget: Budget,
+    ahead: Arc<Ahead>,
     peers: Arc<Peers>,
     policy: Policy,
     limits: Limits,
@@ -102,13 +106,14 @@ impl Exchange {
     /// An exchange without repositories.
     #[must_use]
     pub fn new(options: ExchangeOptions) -> Arc<Self> {
-        let ExchangeOptions { identity, cache, budget, peers, policy, limits } = options;
+        let ExchangeOptions { identity, cache, budget, ahead, peers, policy, limits } = options;
         let keeper = Keeper::new(Arc::clone(&cache));
         let (catalog, flights, turns, counts, origin) = Default::default();
         Arc::new(Self {
             identity,
             cache,
             budget,
+            ahead: Ahead::new(ahead),
             peers,
             policy,
             limits,

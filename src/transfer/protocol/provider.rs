@@ -60,9 +60,10 @@ pub struct Provider {
     /// Bytes of frames that may have been sent, and that were.
     credit: u64,
     sent: u64,
-    /// Bytes of frames set aside for reads, and waiting to go.
+    /// Bytes of frames set aside for reads, and waiting to go; and how many both may be.
     reserved: u64,
     queued: u64,
+    ahead_max: u64,
     /// When the carrier last took something, or something began to wait for it.
     moved: Duration,
     /// When something was last said of what is being read, or that began.
@@ -88,6 +89,7 @@ impl Provider {
             sent: 0,
             reserved: 0,
             queued: 0,
+            ahead_max: AHEAD_MAX,
             moved: now,
             told: now,
             brought: (0, None),
@@ -111,6 +113,17 @@ impl Provider {
     #[must_use]
     pub fn in_memory(&self) -> u64 {
         self.reserved + self.queued
+    }
+
+    /// Is something asked for that was not answered yet?
+    #[must_use]
+    pub fn is_asked(&self) -> bool {
+        !self.serving.is_empty()
+    }
+
+    /// From now on no more than `bytes` of frames, or one, are read ahead. Nothing that was is forgotten.
+    pub fn read_ahead(&mut self, bytes: u64) {
+        self.ahead_max = bytes.min(AHEAD_MAX);
     }
 
     /// Takes bytes that arrived on `lane`.
@@ -244,7 +257,7 @@ impl Provider {
             let Next::Read { ordinal, id, bound } = serving.next(most) else { continue };
             let ahead = self.reserved + self.queued;
             let credit = self.credit.saturating_sub(self.sent + ahead);
-            let room = ahead == 0 || ahead + bound <= AHEAD_MAX;
+            let room = ahead == 0 || ahead + bound <= self.ahead_max;
             if bound > credit || !room || self.reads.len() >= READS_MAX {
                 return None;
             }

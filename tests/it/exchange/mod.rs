@@ -84,8 +84,8 @@ impl World {
         let options = PeersOptions { carriers, connections: 2, window: 8 * MIB };
         let peers = Peers::new(credentials.clone(), budget.clone(), options);
         let identity = credentials.identity();
-        let exchange =
-            Exchange::new(ExchangeOptions { identity, cache, budget, peers, policy, limits: Limits::default() });
+        let (ahead, limits) = (budget.carve(32 * MIB).await.unwrap(), Limits::default());
+        let exchange = Exchange::new(ExchangeOptions { identity, cache, budget, ahead, peers, policy, limits });
         exchange.serve_repository(&plain);
         let leaving = CancellationToken::new();
         let address = serve(&credentials, Arc::clone(&exchange) as Arc<dyn Holdings>, &leaving).await;
