@@ -51,7 +51,7 @@ impl Frame {
             let error = Error::damaged("frame is too long").at(format!("{:.16}", chunk.id()));
             return Err(error.expected(format!("at most {CHUNK_LEN_MAX} bytes")).got(longest));
         }
-        let is_chunk = || std::ptr::eq(&*bytes, chunk.bytes()) || bytes == chunk.bytes();
+        let is_chunk = || std::ptr::eq(bytes.as_ref(), chunk.bytes()) || bytes == chunk.bytes();
         if base.is_some() != codec.has_base() || codec == Codec::Raw && !is_chunk() {
             return Err(Error::damaged("frame is not of its codec")
                 .at(format!("{:.16}", chunk.id()))
