@@ -49,7 +49,11 @@ def seconds_table(names, verbs, samples, size, stored):
     """Seconds of each verb, and what lies in the repository in the end."""
     head = ["seconds", *(HEADINGS[verb] for verb in verbs), "stored / input"]
     rows = [
-        [name, *(cell(samples, name, verb, spread) for verb in verbs), f"{stored[name] / size:.3f}" if name in stored else ""]
+        [
+            name,
+            *(cell(samples, name, verb, spread) for verb in verbs),
+            f"{stored[name] / size:.3f}" if name in stored else "",
+        ]
         for name in names
     ]
     return table(head, rows)
