@@ -320,7 +320,8 @@ fn share(config: &Config) -> Result<u64> {
 }
 
 /// How many connections to each of `others`, and the largest window of each, if they have `share` bytes. All at once must fit, or some
-/// would wait for ever. There are fewer connections rather than windows that are too small.
+/// would wait for ever, and once more those of one, which changes over from one carrier to the other. There are fewer connections rather
+/// than windows that are too small.
 fn links(share: u64, others: usize, told: Option<usize>) -> Result<(usize, u64)> {
     let usual = PeersOptions::default();
     let others = others.max(1);
@@ -328,7 +329,7 @@ fn links(share: u64, others: usize, told: Option<usize>) -> Result<(usize, u64)>
     let connections = told.unwrap_or(fit.clamp(1, usual.connections));
     let all = (others * connections) as u64;
     // In whole MiB: the budget counts in pages, and the last one must fit, too.
-    let window = (share / all / MIB * MIB).clamp(WINDOW_MIN, usual.window);
+    let window = (share / (all + connections as u64) / MIB * MIB).clamp(WINDOW_MIN, usual.window);
     if all * window <= share {
         return Ok((connections, window));
     }
@@ -386,8 +387,8 @@ mod tests {
             }
         }
         assert_eq!(links(512 * MIB, 1, None).unwrap(), (4, 64 * MIB));
-        assert_eq!(links(128 * MIB, 7, None).unwrap(), (2, 9 * MIB));
-        assert_eq!(links(128 * MIB, 1, Some(2)).unwrap(), (2, 64 * MIB));
+        assert_eq!(links(128 * MIB, 7, None).unwrap(), (2, 8 * MIB));
+        assert_eq!(links(128 * MIB, 1, Some(2)).unwrap(), (2, 32 * MIB));
         let error = links(64 * MIB, 17, None).unwrap_err();
         assert_eq!((error.kind(), error.cure_text().is_some()), (crate::error::ErrorKind::Usage, true));
     }

@@ -4,16 +4,20 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use tokio::time::timeout;
+
 use super::identity::{Identity, refused};
 use super::protocol::limits::WINDOW_MIN;
 use crate::budget::Budget;
-use crate::error::{Error, ErrorKind};
+use crate::error::{Error, ErrorKind, Result};
 use crate::limits::MIB;
 
 /// Connecting and the handshake together must be done within this.
 pub(super) const HANDSHAKE_MAX: Duration = Duration::from_secs(10);
 /// Connections that a listener serves at the same time, at most.
 pub(super) const CONNECTIONS_MAX: usize = 256;
+/// How long a connection that is made waits for the memory for its window: less than the other side waits for its first words.
+const MEMORY_WITHIN: Duration = Duration::from_secs(5);
 /// How long a listener waits when it cannot accept.
 pub(super) const BREATH: Duration = Duration::from_millis(100);
 
@@ -44,6 +48,22 @@ impl Dial<'_> {
         let on_its_way = delay.as_micros() * u128::from(2 * RATE) / 1_000_000;
         let window = u64::try_from(on_its_way).unwrap_or(u64::MAX).div_ceil(MIB).saturating_mul(MIB);
         window.max(GOOD_WINDOW).min(self.window_max())
+    }
+
+    /// The memory for a window.
+    ///
+    /// # Errors
+    /// Exhausted, if others have it.
+    ///
+    /// # Cancel safety
+    /// Safe.
+    pub(super) async fn memory_for(&self, window: u64) -> Result<Budget> {
+        let late = |_| {
+            Err(Error::exhausted("there is no memory for another connection")
+                .expected(format!("{} MiB", window / MIB))
+                .cure("raise the agent's memory, or have fewer [peers] connections"))
+        };
+        timeout(MEMORY_WITHIN, self.budget.carve(window)).await.unwrap_or_else(late)
     }
 }
 

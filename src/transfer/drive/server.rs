@@ -54,6 +54,7 @@ pub(in crate::transfer) async fn serve(
         if let Some(closed) = closed {
             break closed;
         }
+        seat.share(provider.is_asked());
         let timeout = provider.timeout().map_or_else(Instant::now, |at| clock.at(at));
         tokio::select! {
             incoming = lanes.next() => match incoming {
@@ -72,6 +73,7 @@ pub(in crate::transfer) async fn serve(
             }
         }
     };
+    drop(seat);
     lanes.finish(|| provider.transmit(CONTROL, clock.now())).await;
     closed
 }

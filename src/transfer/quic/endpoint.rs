@@ -15,7 +15,7 @@ use rustls::{AlertDescription, CertificateError};
 
 use crate::error::{Error, Result};
 use crate::limits::MIB;
-use crate::transfer::carrier::not_bound;
+use crate::transfer::carrier::{GOOD_WINDOW, not_bound};
 use crate::transfer::identity::{Credentials, client_config, refused, server_config};
 use crate::transfer::protocol::limits::{AHEAD_MAX, CONTROL_LEN_MAX, LANES_MAX};
 
@@ -54,11 +54,18 @@ pub(super) fn server(address: SocketAddr, credentials: &Credentials) -> Result<E
     endpoint(address, Some(config))
 }
 
-/// The protocol's credit bounds what is on its way; QUIC's own windows only must not be tighter.
+/// QUIC's own window for one of the protocol, whose credit bounds what is on its way: it only must not be tighter.
+pub(super) fn flow(window: u64) -> Result<VarInt> {
+    VarInt::from_u64(window + MIB).map_err(|_| Error::usage("window is impossibly large").got(window))
+}
+
+/// For connections whose windows are `window` at most, and none until that is known.
 fn transport(window: u64) -> Result<TransportConfig> {
-    let window = VarInt::from_u64(window + MIB).map_err(|_| Error::usage("window is impossibly large").got(window))?;
     let mut transport = TransportConfig::default();
-    transport.stream_receive_window(window).receive_window(window).send_window(AHEAD_MAX);
+    transport
+        .stream_receive_window(flow(window)?)
+        .receive_window(flow(window.min(GOOD_WINDOW))?)
+        .send_window(AHEAD_MAX);
     transport.datagram_receive_buffer_size(None);
     // Cubic takes each lost packet for a full line: of 300 Mbit/s over 50 ms with one lost in a thousand it fills a 30th
     // (benches/links). BBR goes by the rate at which packets arrive (<https://doi.org/10.1145/3009824>).

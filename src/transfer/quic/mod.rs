@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::Instrument as _;
 
 pub(super) use self::endpoint::broken;
-use self::endpoint::{client, server};
+use self::endpoint::{client, flow, server};
 use super::carrier::{CONNECTIONS_MAX, Dial, HANDSHAKE_MAX};
 use super::drive::{Client, Clockwork, Feeder, Lanes, hello, serve};
 use super::identity::{Credentials, Identity, SERVER_NAME, peer_identity};
@@ -49,7 +49,8 @@ pub async fn connect(address: SocketAddr, credentials: &Credentials, dial: &Dial
     let connection = connected.map_err(|error| broken(error).at(address))?;
     let peer = identity_of(&connection, dial.expected).map_err(|error| error.at(address))?;
     let window = dial.window_for(connection.rtt());
-    let memory = dial.budget.carve(window).await?;
+    let memory = dial.memory_for(window).await.map_err(|error| error.at(address))?;
+    connection.set_receive_window(flow(window)?);
     let opened = connection.open_bi().await;
     let (writer, reader) = opened.map_err(|error| broken(error).at(address))?;
     let mut lanes = Lanes::new();

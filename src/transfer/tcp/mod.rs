@@ -48,7 +48,7 @@ pub async fn connect(address: SocketAddr, credentials: &Credentials, dial: &Dial
     let peer =
         peer_identity(stream.get_ref().1.peer_certificates(), dial.expected).map_err(|error| error.at(address))?;
     let window = dial.window_for(delay);
-    let memory = dial.budget.carve(window).await?;
+    let memory = dial.memory_for(window).await.map_err(|error| error.at(address))?;
     let clock = Clockwork::start();
     let requester = Requester::new(hello(&credentials.identity(), window), peer, clock.now())?;
     Ok(Client::start(requester, Lanes::both_ways(stream), clock, (memory, wire)))
