@@ -1,6 +1,7 @@
 //! Blocks of memory that are used again. What the system gives out fresh it clears and maps page by page, which takes about as long as
 //! filling it from the page cache.
 
+use std::collections::VecDeque;
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::sync::{Mutex, PoisonError};
@@ -14,14 +15,14 @@ use memmap2::MmapMut;
 const MAPPED_MIN: usize = 1 << 20;
 /// Smaller ones are not worth keeping.
 const SPARE_MIN: usize = 64 << 10;
-/// Bytes of blocks that are kept while nobody uses them, at most.
+/// Bytes of blocks that are kept while nobody uses them, at most: no budget counts them.
 const SPARE_MAX: usize = 32 << 20;
 
 /// Blocks that nobody uses, the one freed last at the end.
-static SPARE: Mutex<Spare> = Mutex::new(Spare { blocks: Vec::new(), bytes: 0 });
+static SPARE: Mutex<Spare> = Mutex::new(Spare { blocks: VecDeque::new(), bytes: 0 });
 
 struct Spare {
-    blocks: Vec<Memory>,
+    blocks: VecDeque<Memory>,
     bytes: usize,
 }
 
@@ -49,7 +50,7 @@ impl Block {
 fn take(len: usize) -> Option<Memory> {
     let mut spare = SPARE.lock().unwrap_or_else(PoisonError::into_inner);
     let at = spare.blocks.iter().rposition(|block| block.len() >= len && block.len() / 4 * 3 <= len)?;
-    let found = spare.blocks.remove(at);
+    let found = spare.blocks.remove(at)?;
     spare.bytes -= found.len();
     Some(found)
 }
@@ -65,11 +66,18 @@ impl Drop for Block {
         if memory.len() < SPARE_MIN {
             return;
         }
+        let mut unwanted = Vec::new();
         let mut spare = SPARE.lock().unwrap_or_else(PoisonError::into_inner);
-        if spare.bytes + memory.len() <= SPARE_MAX {
-            spare.bytes += memory.len();
-            spare.blocks.push(memory);
+        spare.bytes += memory.len();
+        spare.blocks.push_back(memory);
+        // Lengths that nobody asks for any more make room for those of now.
+        while spare.bytes > SPARE_MAX
+            && let Some(oldest) = spare.blocks.pop_front()
+        {
+            spare.bytes -= oldest.len();
+            unwanted.push(oldest);
         }
+        drop(spare);
     }
 }
 

@@ -1,7 +1,7 @@
 //! Whose a folder is: the cache's own description, and the lock of the one process that has it open.
 //!
 //! ```text
-//! cache   0  8  magic "TWLCACHE"   8  4  version (1)   12  4  bytes in a unit   16  8  bytes in a slab   24  16  id
+//! cache   0  8  magic "TWLCACHE"   8  4  version (2)   12  4  bytes in a unit   16  8  bytes in a slab   24  16  id
 //!         40 32 secret             72 32 BLAKE3 of the 72 bytes before
 //! lock    the holder's process id, as text
 //! ```
@@ -21,7 +21,7 @@ use crate::error::{Error, Result};
 use crate::id::ObjectId;
 
 const MAGIC: &[u8; 8] = b"TWLCACHE";
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 const LEN: usize = 104;
 const SEALED_LEN: usize = 72;
 
@@ -48,7 +48,7 @@ impl Identity {
         }
     }
 
-    /// The cache in `dir`; none if there is none, or its description is damaged: it then has to begin anew.
+    /// The cache in `dir`; none if there is none, its description is damaged, or an earlier version made it: it then has to begin anew.
     ///
     /// # Errors
     /// Unsupported, if a later version wrote it.
@@ -64,6 +64,10 @@ impl Identity {
         }
         let number = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
         if bytes[..8] != MAGIC[..] || blake3::hash(&bytes[..SEALED_LEN]).as_bytes()[..] != bytes[SEALED_LEN..] {
+            return Ok(None);
+        }
+        // What an earlier version kept is brought again.
+        if number(8) < VERSION {
             return Ok(None);
         }
         if (number(8), u64::from(number(12))) != (VERSION, UNIT) {

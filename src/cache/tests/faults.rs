@@ -132,11 +132,18 @@ fn a_damaged_description_begins_anew_and_a_later_version_is_left_alone() {
     assert_eq!(cache.missing(pin.id).unwrap().unwrap().len(), 2, "pins are known by themselves");
     (0..12).for_each(|n| assert_eq!(cache.insert(&frame(n)), Inserted::Kept));
     drop(cache);
-    memory.meddle("cache", |bytes| {
-        bytes[8] = 2;
-        let digest = *blake3::hash(&bytes[..72]).as_bytes();
-        bytes[72..].copy_from_slice(&digest);
-    });
+    let of_version = |version: u8| {
+        memory.meddle("cache", |bytes| {
+            bytes[8] = version;
+            let digest = *blake3::hash(&bytes[..72]).as_bytes();
+            bytes[72..].copy_from_slice(&digest);
+        });
+    };
+    of_version(1);
+    let cache = on(&memory, &dir);
+    assert_eq!(cache.stat().chunks, 0, "extents of an earlier version are not believed");
+    drop(cache);
+    of_version(3);
     let error = Cache::open_on(Arc::new(memory.clone()), dir.path(), options()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported);
 }
