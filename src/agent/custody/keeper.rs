@@ -1,6 +1,7 @@
 //! Saves what is kept for others, if they do not say that they have.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -65,17 +66,24 @@ async fn save(house: &House, shelf: &Arc<Shelf>, id: Ulid) -> Result<()> {
         return Ok(());
     }
     let view = entry.view();
-    if view.state != Standing::Done {
+    if view.state != Standing::Done && !is_gone(&path).await? {
         let message = view.error.as_ref().and_then(|error| error.get("message")).and_then(|message| message.as_str());
         return Err(Error::unreachable("a save for another agent came to no good end")
             .at(&held.what.name)
             .got(message.unwrap_or("it was stopped")));
     }
-    tracing::info!(name = %held.what.name, from = %held.from, "what was in custody is saved");
+    let what = if view.state == Standing::Done { "is saved" } else { "was taken away by hand" };
+    tracing::info!(name = %held.what.name, from = %held.from, "what was in custody {what}");
     let shelf = Arc::clone(shelf);
     match blocking(move || shelf.release(id, None)).await {
         // Whoever gave it was a moment earlier.
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
         released => released,
     }
+}
+
+/// Has somebody taken away what is kept at `path`, `DIR/ID/NAME`? Not, if all of the shelf is out of reach.
+async fn is_gone(path: &Path) -> Result<bool> {
+    let path = path.to_owned();
+    blocking(move || Ok(!path.exists() && path.ancestors().nth(2).is_some_and(Path::exists))).await
 }

@@ -129,6 +129,18 @@ fn a_store_that_is_away_is_waited_for() {
 }
 
 #[test]
+fn what_was_taken_away_by_hand_takes_no_room() {
+    let user = with_tree();
+    let (cloud, _) = node_lost(&user, &keeps("'home/a'", "64M", "0s"), &[7]);
+    let id = kept(&cloud)[0]["id"].as_str().unwrap().to_owned();
+    fs::rename(user.work().join("kept").join(id), user.work().join("by-hand")).unwrap();
+    until("it is let go of", || kept(&cloud).is_empty());
+    unhide(&user);
+    cloud.stop();
+    assert!(!user.ok(&["ls"]).contains("run/step-7"));
+}
+
+#[test]
 fn what_somebody_saved_meanwhile_is_not_replaced() {
     let user = with_tree();
     let (cloud, _) = node_lost(&user, &keeps("'home/a'", "64M", "1h"), &[7, 8]);
