@@ -118,5 +118,7 @@ class Results:
 
     def write(self, machine, order):
         before, _, after = self.parts()
-        body = "\n".join(f"<!-- {name} -->\n{self.texts[name]}" for name in order if name in self.texts)
+        # What has another name now is kept, at the end.
+        names = [*order, *(name for name in self.texts if name not in order)]
+        body = "\n".join(f"<!-- {name} -->\n{self.texts[name]}" for name in names if name in self.texts)
         self.page.write_text(f"{before}{BEGIN}\nOn {machine}.\n\n{body}{END}{after}")

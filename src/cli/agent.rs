@@ -90,6 +90,8 @@ impl Door {
         #[derive(Serialize)]
         struct Warming {
             name: String,
+            // Agents of before do not know it.
+            #[serde(skip_serializing_if = "Option::is_none")]
             path: Option<String>,
             from: Option<String>,
             pin: Option<String>,
