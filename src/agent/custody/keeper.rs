@@ -1,7 +1,6 @@
 //! Saves what is kept for others, if they do not say that they have.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -65,8 +64,8 @@ async fn save(house: &House, shelf: &Arc<Shelf>, id: Ulid) -> Result<()> {
         // Whoever gave it has saved it meanwhile.
         return Ok(());
     }
-    let view = entry.view();
-    if view.state != Standing::Done && !is_gone(&path).await? {
+    let (view, looked) = (entry.view(), Arc::clone(shelf));
+    if view.state != Standing::Done && !blocking(move || Ok(looked.has_lost(id))).await? {
         let message = view.error.as_ref().and_then(|error| error.get("message")).and_then(|message| message.as_str());
         return Err(Error::unreachable("a save for another agent came to no good end")
             .at(&held.what.name)
@@ -80,10 +79,4 @@ async fn save(house: &House, shelf: &Arc<Shelf>, id: Ulid) -> Result<()> {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
         released => released,
     }
-}
-
-/// Has somebody taken away what is kept at `path`, `DIR/ID/NAME`? Not, if all of the shelf is out of reach.
-async fn is_gone(path: &Path) -> Result<bool> {
-    let path = path.to_owned();
-    blocking(move || Ok(!path.exists() && path.ancestors().nth(2).is_some_and(Path::exists))).await
 }

@@ -234,6 +234,11 @@ impl Shelf {
         Some((held, path))
     }
 
+    /// Has somebody taken away by hand what is kept as `id`? Not, if all of the shelf is out of reach. Blocking.
+    pub(in crate::agent) fn has_lost(&self, id: Ulid) -> bool {
+        self.dir.exists() && !self.dir.join(id.to_string()).exists()
+    }
+
     /// All that is kept; of `from`, if that is told. The oldest first.
     pub(in crate::agent) fn list(&self, from: Option<&Identity>) -> Vec<(Ulid, Held)> {
         let register = self.register();
@@ -409,7 +414,9 @@ mod tests {
         // What somebody took away by hand is let go of, too.
         let id = promise(&shelf, "a", takes).unwrap();
         take(&shelf, id, &parcel).unwrap();
+        assert!(!shelf.has_lost(id));
         fs::rename(dir.join(id.to_string()), room.path().join("elsewhere")).unwrap();
+        assert!(shelf.has_lost(id));
         shelf.release(id, None).unwrap();
         assert_eq!(shelf.bytes(), 0);
     }
