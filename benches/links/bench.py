@@ -358,7 +358,7 @@ SCENARIOS = {"loopback": loopback, "wan300": wan300, "wan1000": wan1000, "step":
 
 
 def section(disk, folder):
-    """All scenarios; their texts, and the samples as JSON beside the other results."""
+    """The text of each scenario; the samples go as JSON beside the other results."""
     reason = worlds.possible()
     wanted = os.environ.get("BENCH_LINK_ONLY", ",".join(SCENARIOS)).split(",")
     if reason:
@@ -366,11 +366,11 @@ def section(disk, folder):
         wanted = [name for name in wanted if name == "loopback"]
     room = folder / "links"
     room.mkdir(parents=True, exist_ok=True)
-    samples, texts = {}, []
+    samples, texts = {}, {}
     for name in wanted:
         note(f" {name}: {SCENARIOS[name].__doc__.splitlines()[0]}")
         try:
-            texts.append(SCENARIOS[name](room, samples))
+            texts[name] = SCENARIOS[name](room, samples)
         except (Failed, worlds.Broken, subprocess.SubprocessError) as error:
             note(f"  {name}: {error}")
     # The gang keeps pairs: seconds and bytes, by number of agents.
@@ -386,4 +386,4 @@ def section(disk, folder):
     ]
     disk.mkdir(parents=True, exist_ok=True)
     (disk / "links.json").write_text(json.dumps({"size": SIZE, "gang": GANG, "samples": kept}, indent=1))
-    return "\n".join(texts)
+    return texts
