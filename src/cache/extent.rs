@@ -101,7 +101,9 @@ mod tests {
     fn every_flipped_bit_and_every_cut_is_found() {
         let words = Bytes::from("some bytes of a chunk, ".repeat(50));
         let plain = b"some bytes of a chunk";
-        for (encoded, plain) in [(raw(plain), &plain[..]), (encode(&words, Compression::Auto, None), &words[..])] {
+        let compressed = encode(&words, Compression::Auto, None);
+        assert_ne!(compressed.codec, Codec::Raw);
+        for (encoded, plain) in [(raw(plain), &plain[..]), (compressed, &words[..])] {
             let codec = encoded.codec.word();
             let (frame, bytes) = sealed(&[1; 32], encoded, plain);
             let open = |bytes: Vec<u8>| open(&[1; 32], &bytes.into());

@@ -109,7 +109,10 @@ impl Door {
             let path = what.path.clone().map(String::from_utf8).transpose();
             let asked = Warming {
                 name: what.name.to_string(),
-                path: path.map_err(|source| Error::usage("path is not UTF-8").at(&what.name).source(source))?,
+                path: path.map_err(|source| {
+                    let error = Error::usage("path is not UTF-8, as an agent takes it").at(&what.name).source(source);
+                    error.cure("warm the folder that it is in")
+                })?,
                 from: warm.from.as_ref().map(ToString::to_string),
                 pin: warm.pin.map(|span| humantime::format_duration(span).to_string()),
                 owner: owner.clone(),

@@ -11,6 +11,7 @@ mod restore;
 mod runs;
 mod save;
 mod show;
+mod subpath;
 mod sync;
 mod tensors;
 mod verify;

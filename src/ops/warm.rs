@@ -7,6 +7,7 @@ use std::time::Instant;
 use serde::Serialize;
 
 use super::shown;
+use super::subpath::{entry, within};
 use crate::cache::{Cache, Pin, PinChunk, PinRequest, Pinned};
 use crate::clock::Timestamp;
 use crate::error::{Error, Result};
@@ -121,17 +122,9 @@ struct Looked {
 fn choose(saved: &Saved, below: Option<&[u8]>) -> Result<Vec<u32>> {
     let Some(below) = below else { return Ok((0..saved.located_chunks()).collect()) };
     let below = below.strip_suffix(b"/").unwrap_or(below);
-    if saved.manifest.entry(below).is_none() {
-        return Err(Error::not_found("there is no such path in the saved tree")
-            .at(format!("{}:{}", saved.name, shown(below)))
-            .cure(format!("`towline show {}` lists the paths", saved.name)));
-    }
-    let is_in = |path: &[u8]| match path.strip_prefix(below) {
-        Some(rest) => below.is_empty() || rest.is_empty() || rest.starts_with(b"/"),
-        None => false,
-    };
+    entry(saved, below)?;
     let mut chosen = BTreeSet::new();
-    for (_, content) in saved.manifest.files().filter(|(entry, _)| is_in(&entry.path)) {
+    for (_, content) in saved.manifest.files().filter(|(entry, _)| within(&entry.path, below).is_some()) {
         for piece in &content.pieces {
             for chunk in piece.first..piece.first + piece.count {
                 let mut next = Some(chunk);

@@ -166,7 +166,8 @@ impl Shelf {
         let labels: usize = what.labels.iter().map(|(label, value)| label.len() + value.len()).sum();
         if labels > LABELS_LEN_MAX {
             let error = Error::usage("labels of a checkpoint are too long").at(&what.name);
-            return Err(error.expected(format!("at most {LABELS_LEN_MAX} bytes")).got(labels));
+            let error = error.expected(format!("at most {LABELS_LEN_MAX} bytes")).got(labels);
+            return Err(error.cure("give it fewer labels, or shorter ones"));
         }
         let held = register.held.values().map(|held| held.what.bytes);
         let taken: u64 = held.chain(register.promised.values().map(|promised| promised.what.bytes)).sum();

@@ -4,6 +4,7 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 
+use super::super::subpath::{entry, within};
 use crate::error::{Error, Result};
 use crate::format::{EntryKind, Form, TreeEntry};
 use crate::repository::Saved;
@@ -36,24 +37,11 @@ impl Items {
             (None, Form::Folder) => &[],
             (Some(path), _) => path.strip_suffix(b"/").unwrap_or(path),
         };
-        let root = manifest.entry(below).ok_or_else(|| {
-            Error::not_found("there is no such path in the saved tree")
-                .at(format!("{}:{}", saved.name, super::super::shown(below)))
-                .cure(format!("`towline show {}` lists the paths", saved.name))
-        })?;
+        let root = entry(saved, below)?;
         if !matches!(root.kind, EntryKind::Folder) {
             return Self::single(saved, below, dest);
         }
-        let relative = |(at, entry): (usize, &TreeEntry)| {
-            let path = if below.is_empty() { Some(entry.path.as_slice()) } else { entry.path.strip_prefix(below) };
-            let path = match path? {
-                [] => &[],
-                rest if below.is_empty() => rest,
-                [b'/', rest @ ..] => rest,
-                _ => return None,
-            };
-            Some(Item { path: path.to_vec(), at })
-        };
+        let relative = |(at, entry): (usize, &TreeEntry)| Some(Item { path: within(&entry.path, below)?.to_vec(), at });
         let list = manifest.entries.iter().enumerate().filter_map(relative).collect();
         Ok(Self { folder: dest.to_owned(), is_folder: true, list })
     }

@@ -1,0 +1,49 @@
+//! A file or folder of a saved tree, and what is in it.
+
+use super::shown;
+use crate::error::{Error, Result};
+use crate::format::TreeEntry;
+use crate::repository::Saved;
+
+/// The entry at `path`; that of the tree itself, if it is empty.
+///
+/// # Errors
+/// Not found, if there is none.
+pub(super) fn entry<'s>(saved: &'s Saved, path: &[u8]) -> Result<&'s TreeEntry> {
+    saved.manifest.entry(path).ok_or_else(|| {
+        Error::not_found("there is no such path in the saved tree")
+            .at(format!("{}:{}", saved.name, shown(path)))
+            .cure(format!("`towline show {}` lists the paths", saved.name))
+    })
+}
+
+/// What of `path` follows the file or folder `top`: nothing, if it is that itself; None, if it is not in it.
+pub(super) fn within<'p>(path: &'p [u8], top: &[u8]) -> Option<&'p [u8]> {
+    match path.strip_prefix(top)? {
+        rest if top.is_empty() => Some(rest),
+        [] => Some(&[]),
+        [b'/', rest @ ..] => Some(rest),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_only_begins_alike_is_not_in_a_folder() {
+        for (path, top, expected) in [
+            ("a/b", "", Some("a/b")),
+            ("", "", Some("")),
+            ("a", "a", Some("")),
+            ("a/b", "a", Some("b")),
+            ("a/b/c", "a/b", Some("c")),
+            ("ab", "a", None),
+            ("a.b", "a", None),
+            ("a", "a/b", None),
+        ] {
+            assert_eq!(within(path.as_bytes(), top.as_bytes()), expected.map(str::as_bytes), "{path} in {top}");
+        }
+    }
+}
