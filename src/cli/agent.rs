@@ -12,11 +12,13 @@ use super::args::{CacheVerb, Elsewhere, Pin, Warm};
 use super::config::Chosen;
 use super::listen;
 use super::output::{printable, table};
+use super::render::counted;
 use super::verbs::Door;
 use crate::agent::view::{Cache, CacheChecked, Evicted, PinList, Pinned, Transfer, Unpinned};
-use crate::agent::{Agent, Client, Config};
+use crate::agent::{Agent, Client, Config, user_name};
 use crate::error::{Error, ErrorKind, Result};
 use crate::size::show;
+use crate::span;
 
 impl Elsewhere {
     /// Whom to ask.
@@ -114,7 +116,7 @@ impl Door {
                     error.cure("warm the folder that it is in")
                 })?,
                 from: warm.from.as_ref().map(ToString::to_string),
-                pin: warm.pin.map(|span| humantime::format_duration(span).to_string()),
+                pin: warm.pin.map(span::show),
                 owner: owner.clone(),
                 repository: self.named_repository()?,
             };
@@ -160,7 +162,7 @@ impl Door {
         let Pin { name, lasting, owner, reason, elsewhere } = pin;
         let asked = Pinning {
             name: name.to_string(),
-            lasting: lasting.map(|lasting| humantime::format_duration(lasting).to_string()),
+            lasting: lasting.map(span::show),
             owner: owner.unwrap_or_else(user),
             reason,
             repository: self.named_repository()?,
@@ -237,9 +239,9 @@ impl Door {
     }
 }
 
-/// Who asks, for people who look at the list of pins.
+/// Who asks, for people who look at the list of pins: the user of this process, whatever the environment says.
 fn user() -> String {
-    std::env::var("USER").ok().filter(|user| !user.is_empty()).unwrap_or_else(|| "towline".to_owned())
+    user_name(rustix::process::getuid())
 }
 
 /// A number of a transfer's report; 0 if it has none.
@@ -253,12 +255,21 @@ fn warmed(said: &Said<Transfer>) -> String {
     if transfer.report.is_none() {
         return format!("warming {name}: {}\n", printable(&transfer.id));
     }
+    let sum = |chunks: &str, bytes: &str| {
+        let chunks = counted(told(transfer, chunks), "chunk");
+        format!("{} in {chunks}", show(told(transfer, bytes)))
+    };
     let missing = match told(transfer, "missing") {
         0 => String::new(),
-        missing => format!("; {missing} chunks could not be had, the agent's log says why"),
+        _ => format!("; could not be had, the agent's log says why: {}", sum("missing", "missing_bytes")),
     };
-    let (bytes, brought) = (show(told(transfer, "bytes")), show(told(transfer, "lacking_bytes")));
-    format!("warm: {name}, {bytes}; brought {brought} in {:.1}s{missing}\n", transfer.seconds)
+    format!(
+        "warm: {name}, {}, {:.1} s\n  there already: {}; fetched: {}{missing}\n",
+        sum("chunks", "bytes"),
+        transfer.seconds,
+        sum("hits", "hit_bytes"),
+        sum("fetched", "fetched_bytes"),
+    )
 }
 
 /// The pins as a table.
@@ -339,9 +350,14 @@ mod tests {
         .unwrap();
         let mut begun = Said { at: None, what: transfer };
         assert_eq!(warmed(&begun), "warming run/1: A\n");
-        begun.what.report = Some(serde_json::json!({ "bytes": 2048, "lacking_bytes": 1024, "missing": 3 }));
+        begun.what.report = Some(serde_json::json!({
+            "chunks": 6, "bytes": 2048, "hits": 1, "hit_bytes": 512, "fetched": 2, "fetched_bytes": 1024, "missing": 3,
+            "missing_bytes": 512,
+        }));
         let text = warmed(&begun);
-        assert!(text.starts_with("warm: run/1, 2.0 KiB; brought 1.0 KiB in 1.0s; 3 chunks could not"), "{text}");
+        let expected = "warm: run/1, 2.0 KiB in 6 chunks, 1.0 s\n  there already: 512 B in 1 chunk; fetched: 1.0 KiB in 2 chunks; \
+                        could not be had, the agent's log says why: 512 B in 3 chunks\n";
+        assert_eq!(text, expected);
         begun.at = Some("cloud/b".into());
         assert!(warmed(&begun).starts_with("warm: run/1 at cloud/b, 2.0 KiB"));
     }

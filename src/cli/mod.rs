@@ -12,6 +12,7 @@ mod identity;
 mod output;
 mod progress;
 mod render;
+mod show;
 mod target;
 #[cfg(test)]
 mod tests;
