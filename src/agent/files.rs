@@ -115,7 +115,7 @@ impl File {
             Some(_) => Err(Error::usage("this is a link, not a file").at(place()).cure("read what it points to")),
             None => Err(Error::not_found("there is no such file in the saved tree")
                 .at(place())
-                .cure(format!("`towline show {}` lists the paths", self.saved.name))),
+                .cure(format!("`towline show {} --files` lists the paths", self.saved.name))),
         }
     }
 

@@ -176,9 +176,8 @@ fn clipped(text: String, rows: Option<usize>) -> String {
     let count = text.lines().count();
     let Some(rows) = rows.filter(|rows| count >= *rows) else { return text };
     let kept = rows.saturating_sub(2);
-    let mut clipped: String = text.lines().take(kept).map(|line| format!("{line}\n")).collect();
-    let _ = writeln!(clipped, "... {} more lines; `towline top --once` shows all", count - kept);
-    clipped
+    let lines: Vec<&str> = text.lines().take(kept).collect();
+    format!("{}\n... {} more lines; `towline top --once` shows all\n", lines.join("\n"), count - kept)
 }
 
 /// What agent it is, and how it is.
@@ -392,7 +391,7 @@ mod tests {
 
     #[test]
     fn the_head_stays_when_the_screen_is_small() {
-        let text: String = (1..=10).map(|line| format!("line {line}\n")).collect();
+        let text = (1..=10).fold(String::new(), |text, line| format!("{text}line {line}\n"));
         assert_eq!(clipped(text.clone(), None), text);
         assert_eq!(clipped(text.clone(), Some(11)), text);
         let small = clipped(text, Some(5));

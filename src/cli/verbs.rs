@@ -257,7 +257,7 @@ impl Door {
         }
         let removed = self.open().await?.remove_all(names, recursive).await?;
         let removed = Removed { removed: removed.into_iter().map(|one| one.name).collect() };
-        self.output.report(&removed, |all, _| all.removed.iter().map(|name| format!("removed {name}\n")).collect())
+        self.output.report(&removed, |all, _| format!("removed {}\n", all.removed.join("\nremoved ")))
     }
 
     async fn copy(&self, name: &Selector, new: &Name) -> Result<()> {
@@ -405,7 +405,7 @@ async fn len_of(repository: &Repository, name: &Name, path: &[u8]) -> Result<u64
     let path = String::from_utf8_lossy(path);
     let found = shown.entries.iter().find(|entry| entry.path == path && entry.kind == "file");
     found.map(|entry| entry.bytes).ok_or_else(|| {
-        let cure = format!("`towline show {name}` lists its files");
+        let cure = format!("`towline show {name} --files` lists its files");
         Error::not_found("there is no such file").at(format!("{name}:{path}")).cure(cure)
     })
 }

@@ -214,7 +214,7 @@ fn cat_writes_the_bytes_asked_for() {
     user.ok(&["save", "tree/a.txt", "one"]);
     assert_eq!(user.ok(&["cat", "one:a.txt"]), "hello, world");
     let error = user.fails(&["cat", "one"], 2);
-    assert_eq!(error["cure"], "`towline show one` lists its files");
+    assert_eq!(error["cure"], "`towline show one --files` lists its files");
 }
 
 #[test]

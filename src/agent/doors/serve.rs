@@ -46,7 +46,7 @@ impl Listener for Calls {
     }
 }
 
-/// The Unix socket; who connects is told by the kernel (<https://man7.org/linux/man-pages/man7/unix.7.html>, SO_PEERCRED).
+/// The Unix socket; who connects is told by the kernel (<https://man7.org/linux/man-pages/man7/unix.7.html>, `SO_PEERCRED`).
 pub(in crate::agent) struct Local(pub(in crate::agent) UnixListener);
 
 impl Listener for Local {

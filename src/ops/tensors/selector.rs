@@ -164,7 +164,7 @@ impl<'m> Index<'m> {
         }
         let missing = Error::not_found("there is no such tensor").at(format!("{name}, {selector}"));
         Err(missing.cure(if globals.is_empty() {
-            format!("no file of it was understood as a checkpoint when it was saved: `towline show {name}` tells how each was cut")
+            format!("no file of it was understood as a checkpoint when it was saved: `towline show {name} --files` tells how each was cut")
         } else {
             format!("`towline tensors {name}` lists them; rows are asked for as [0:8], with a colon")
         }))

@@ -2,11 +2,13 @@
 //! what another agent is told of names.
 
 use std::io::{BufRead as _, BufReader};
+use std::process::Command;
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
 use super::elsewhere::two_sites;
+use super::sidecar::until;
 use super::{Running, configure, told, told_json, with_tree};
 use crate::cli::has_members;
 
@@ -98,13 +100,19 @@ fn some_paths_are_restored_through_the_agent() {
     agent.stop();
 }
 
+/// The user who runs the tests, as the system calls them.
+fn me() -> String {
+    let output = Command::new("id").arg("-un").output().unwrap();
+    let me = String::from_utf8(output.stdout).unwrap().trim().to_owned();
+    assert!(!me.is_empty());
+    me
+}
+
 #[test]
 fn a_pin_belongs_to_the_user_who_asks() {
     let user = with_tree();
     user.ok(&["save", "tree", "run/step-1"]);
-    let output = std::process::Command::new("id").arg("-un").output().unwrap();
-    let me = String::from_utf8(output.stdout).unwrap().trim().to_owned();
-    assert!(!me.is_empty());
+    let me = me();
     let agent = Running::start(&user, "http = '127.0.0.1:0'");
     // What the environment says of the user is not asked.
     let pin = user
@@ -178,8 +186,28 @@ fn another_agent_is_told_of_no_name_that_it_may_not_read() {
     // On its own node nothing is hidden.
     let output = user.command(&["pin", "secreT/step-1"]).env("TOWLINE_AGENT", &cloud.socket).output().unwrap();
     assert!(String::from_utf8_lossy(&output.stderr).contains("`secret/step-1`"));
-    let pinned = told(&user, &home, &["pin", "run@latest", "--at", "cloud"]);
-    assert!(pinned.contains("pinned"), "{pinned}");
+    let pinned = told_json(&user, &home, &["pin", "run@latest", "--at", "cloud"]);
+    assert_eq!(pinned["owner"], format!("home/a/{}", me()));
+    let body = json!({ "name": "run@latest" }).to_string();
+    let pinned = home.ask("POST", "/v1/pins", "Towline-At: cloud\r\n", &body).json(201);
+    assert_eq!(pinned["owner"], format!("home/a/{}", me()), "the agent that passes it on tells who asks");
     home.stop();
     cloud.stop();
+}
+
+#[test]
+fn a_dead_peer_is_down() {
+    let user = with_tree();
+    let (home, cloud) = two_sites(&user, "", ("carrier = 'tcp'", ""));
+    assert!(told(&user, &home, &["top", "--once"]).contains("tcp x"));
+    cloud.signal(Signal::KILL);
+    cloud.ended();
+    let row = || {
+        let top = told(&user, &home, &["top", "--once"]);
+        assert!(top.starts_with("towline agent towline://home/a ") && top.contains("AGENT"), "{top}");
+        top.lines().find(|line| line.contains("cloud/c")).unwrap_or_else(|| panic!("it is forgotten: {top}")).to_owned()
+    };
+    until("it is down", || row().contains(" down "));
+    assert_eq!(home.get("/v1/peers")["peers"][0]["carrier"], Value::Null);
+    home.stop();
 }
