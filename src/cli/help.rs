@@ -139,7 +139,7 @@ Examples:
   towline restore run-7/step-1000 out/ --overwrite --delete  exactly that
   towline restore run-7@latest out/                          the last step
   towline restore run-7@min=loss:model.safetensors /tmp/     one file of the best
-  towline restore run-7@latest out/ --path config.json --path 'model-*.safetensors' --path tokenizer/
+  towline restore run-7@latest out/ --path config.json --path 'model-*.safetensors'
   towline restore run-7@latest out/ --tensor 'model.embed.weight[0:1000]' --tensor '*norm*'
   towline restore run-7@latest rank-3/ --tensor '*' --shard 3/8
 

@@ -82,7 +82,10 @@ fn head(shown: &Shown) -> String {
     for (key, value) in &shown.labels {
         let _ = writeln!(text, "  label:    {}={}", printable(key), printable(value));
     }
-    let count = |kind: &str| shown.entries.iter().filter(|entry| entry.kind == kind).count() as u64;
+    // A folder does not hold itself.
+    let own = shown.path.as_deref().unwrap_or(".");
+    let held = |entry: &&ShownEntry| entry.kind != "folder" || entry.path != own;
+    let count = |kind: &str| shown.entries.iter().filter(held).filter(|entry| entry.kind == kind).count() as u64;
     let kinds = [("file", count("file")), ("folder", count("folder")), ("link", count("link"))];
     let kinds = kinds.iter().filter(|(kind, count)| *count > 0 || *kind == "file");
     let _ = writeln!(

@@ -29,7 +29,7 @@ fn with_checkpoint() -> User {
 fn show_sums_up_and_lists_what_is_asked_for() {
     let user = with_checkpoint();
     let short = user.ok(&["show", "run@latest", "-q"]);
-    assert!(short.contains("holds:    4 files, 2 folders, 1 link\n"), "{short}");
+    assert!(short.contains("holds:    4 files, 1 folder, 1 link\n"), "{short}");
     assert!(short.contains("tensors:  2 tensors in 1 file, 640 B: 1 BF16, 1 F32\n"), "{short}");
     assert!(!short.contains("vocab.txt") && !short.contains("TENSOR"), "{short}");
     assert!(user.run(&["show", "run@latest"]).err.contains("--files"), "how to see more is said");
@@ -42,6 +42,7 @@ fn show_sums_up_and_lists_what_is_asked_for() {
 
     let folder = user.ok(&["show", "run@latest:tokenizer"]);
     assert!(folder.starts_with("run/step-1:tokenizer\n") && folder.contains("size:     7 B in 2 files"), "{folder}");
+    assert!(folder.contains("holds:    2 files\n"), "{folder}");
     assert!(folder.contains("tokenizer/merges.txt") && !folder.contains("config.json"), "{folder}");
     let file = user.ok(&["show", "run/step-1:model.safetensors"]);
     assert!(file.contains("[2, 64]") && !file.contains("config.json"), "{file}");
