@@ -21,7 +21,7 @@ use crate::ops::{self, Pinning, Refuge, RestoreOptions, SaveOptions, Stop, WarmO
 use crate::ops::{WatchEvent, WatchOptions, WatchReport};
 use crate::progress::Progress;
 use crate::repository::{Name, Repository, Selector};
-use crate::transfer::exchange::{Exchange, From};
+use crate::transfer::exchange::{Exchange, FetchPolicy, From};
 use crate::transfer::identity::Identity;
 use crate::transfer::protocol::Priority;
 
@@ -47,7 +47,10 @@ pub(super) struct Warming {
     pub(super) below: Option<String>,
     /// Whether it is for later, or somebody waits for it.
     pub(super) kind: Kind,
+    /// Where missing chunks may come from.
     pub(super) from: From,
+    /// Whether the repository gives what that place lacks.
+    pub(super) or_repository: bool,
     pub(super) pin: Option<Pinning>,
     /// Which other agent asks, if one does.
     pub(super) caller: Option<Identity>,
@@ -58,7 +61,7 @@ pub(super) struct Warming {
 /// # Errors
 /// As [`Transfers::begin`](super::transfers::Transfers::begin); not found, for an agent without a cache or the repository.
 pub(super) fn warm(house: &House, repository: Option<&str>, warming: Warming) -> Result<Arc<Entry>> {
-    let Warming { name, below, kind, from, pin, caller } = warming;
+    let Warming { name, below, kind, from, or_repository, pin, caller } = warming;
     let exchange = Arc::clone(house.exchange()?);
     let repository = house.origin(repository)?.clone();
     let called = below.as_ref().map_or_else(|| name.to_string(), |below| format!("{name}:{below}"));
@@ -67,7 +70,8 @@ pub(super) fn warm(house: &House, repository: Option<&str>, warming: Warming) ->
     house.transfers.begin(about, move |progress| async move {
         let name = repository.resolve(&name).await?;
         may_read(&exchange, caller.as_ref(), &name)?;
-        let options = WarmOptions { below: below.map(String::into_bytes), priority, from, pin, progress };
+        let policy = FetchPolicy { from, or_repository, priority };
+        let options = WarmOptions { below: below.map(String::into_bytes), policy, pin, progress };
         report(&Box::pin(ops::warm(&exchange, &repository, &name, &options)).await?)
     })
 }

@@ -54,8 +54,15 @@ pub(super) fn begin(house: &Arc<House>, told: SidecarConfig, doors: &mut JoinSet
         let prepared = async {
             for name in warm {
                 let warming = || {
-                    let (name, from) = (name.clone(), From::Anywhere);
-                    let warming = Warming { name, below: None, kind: Kind::Warm, from, pin: None, caller: None };
+                    let warming = Warming {
+                        name: name.clone(),
+                        below: None,
+                        kind: Kind::Warm,
+                        from: From::Anywhere,
+                        or_repository: true,
+                        pin: None,
+                        caller: None,
+                    };
                     errands::warm(&house, None, warming)
                 };
                 bring(&name, warming).await;

@@ -12,10 +12,12 @@ use super::args::{CacheVerb, Elsewhere, Pin, Warm};
 use super::config::Chosen;
 use super::listen;
 use super::output::{printable, table};
+use super::render;
 use super::verbs::Door;
 use crate::agent::view::{Cache, CacheChecked, Evicted, PinList, Pinned, Transfer, Unpinned};
 use crate::agent::{Agent, Client, Config};
 use crate::error::{Error, ErrorKind, Result};
+use crate::repository::SourceBytes;
 use crate::size::show;
 
 impl Elsewhere {
@@ -94,6 +96,7 @@ impl Door {
             #[serde(skip_serializing_if = "Option::is_none")]
             path: Option<String>,
             from: Option<String>,
+            or_repository: bool,
             pin: Option<String>,
             owner: String,
             repository: Option<String>,
@@ -114,6 +117,7 @@ impl Door {
                     error.cure("warm the folder that it is in")
                 })?,
                 from: warm.from.as_ref().map(ToString::to_string),
+                or_repository: warm.or_repository,
                 pin: warm.pin.map(|span| humantime::format_duration(span).to_string()),
                 owner: owner.clone(),
                 repository: self.named_repository()?,
@@ -255,10 +259,28 @@ fn warmed(said: &Said<Transfer>) -> String {
     }
     let missing = match told(transfer, "missing") {
         0 => String::new(),
-        missing => format!("; {missing} chunks could not be had, the agent's log says why"),
+        missing => {
+            let bytes = show(told(transfer, "missing_bytes"));
+            format!(
+                "; missing: {missing} chunks, {bytes}: nobody who may be asked gave them, the agent's log says more"
+            )
+        }
     };
-    let (bytes, brought) = (show(told(transfer, "bytes")), show(told(transfer, "lacking_bytes")));
-    format!("warm: {name}, {bytes}; brought {brought} in {:.1}s{missing}\n", transfer.seconds)
+    let (bytes, fetched) = (show(told(transfer, "bytes")), fetched(transfer));
+    format!("warm: {name}, {bytes}; fetched {fetched} in {:.1}s{missing}\n", transfer.seconds)
+}
+
+/// The bytes that a transfer fetched, with where they came from.
+fn fetched(transfer: &Transfer) -> String {
+    let sources = transfer.report.as_ref().and_then(|report| report.get("sources")).cloned().unwrap_or_default();
+    let bytes = |source: &str| sources.get(source).and_then(Value::as_u64).unwrap_or(0);
+    render::by_source(&SourceBytes {
+        agent: bytes("agent"),
+        cache: bytes("cache"),
+        site: bytes("site"),
+        remote: bytes("remote"),
+        repository: bytes("repository"),
+    })
 }
 
 /// The pins as a table.
@@ -339,9 +361,13 @@ mod tests {
         .unwrap();
         let mut begun = Said { at: None, what: transfer };
         assert_eq!(warmed(&begun), "warming run/1: A\n");
-        begun.what.report = Some(serde_json::json!({ "bytes": 2048, "lacking_bytes": 1024, "missing": 3 }));
+        let sources = serde_json::json!({ "agent": 0, "cache": 0, "site": 0, "remote": 512, "repository": 256 });
+        let missing = serde_json::json!({ "bytes": 2048, "missing": 3, "missing_bytes": 256, "sources": sources });
+        begun.what.report = Some(missing);
         let text = warmed(&begun);
-        assert!(text.starts_with("warm: run/1, 2.0 KiB; brought 1.0 KiB in 1.0s; 3 chunks could not"), "{text}");
+        let says = "warm: run/1, 2.0 KiB; fetched 768 B (other sites: 512 B, repository: 256 B) in 1.0s; \
+                    missing: 3 chunks, 256 B:";
+        assert!(text.starts_with(says), "{text}");
         begun.at = Some("cloud/b".into());
         assert!(warmed(&begun).starts_with("warm: run/1 at cloud/b, 2.0 KiB"));
     }
