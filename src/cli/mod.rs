@@ -7,6 +7,8 @@
 mod agent;
 mod args;
 mod config;
+#[cfg(test)]
+mod documents;
 mod help;
 mod identity;
 mod output;
