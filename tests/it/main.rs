@@ -19,6 +19,7 @@ mod credentials;
 mod data;
 mod differences;
 mod doctor;
+mod documents;
 mod exchange;
 mod faster;
 mod faulty;
