@@ -10,8 +10,9 @@ SERVERS := tests/servers
 FUZZ_SECONDS ?= 20
 SOAK_MINUTES ?= 60
 TOWLINE := target/release/towline
+DIST_PROFILE ?= release
 
-.PHONY: help demo test test-python bench bench-peers soak lint fuzz clean-servers rust nextest
+.PHONY: help demo test test-python bench bench-peers soak lint fuzz dist clean-servers rust nextest
 
 help:
 	@echo 'make demo           train a small model, save it as it goes, lose the machine, resume elsewhere'
@@ -22,6 +23,7 @@ help:
 	@echo 'make bench-peers    against restic, rustic, rclone, rsync, cp and s5cmd; writes docs/benchmarks.md'
 	@echo '                    (BENCH_SIZE=256M BENCH_BIG=0 for a short look; BENCH_ONLY=local,s3,small,memory,runs,boxes,python,sharded,links,index)'
 	@echo 'make soak           an agent under load for SOAK_MINUTES=$(SOAK_MINUTES): memory, files and threads must not grow'
+	@echo 'make dist           what ships, into target/dist: program, wheel and crate, stripped; their symbols in target/dist/symbols'
 	@echo 'make fuzz           each parser of stored bytes, FUZZ_SECONDS=$(FUZZ_SECONDS) each'
 	@echo 'make clean-servers  stop the test servers and remove what they keep'
 
@@ -81,8 +83,8 @@ lint: rust
 	cargo clippy --workspace --all-targets --quiet -- -D warnings
 	RUSTDOCFLAGS='-D warnings' cargo doc --no-deps --document-private-items --quiet
 	if [ -x .venv/bin/ruff ]; then
-	    .venv/bin/ruff check --quiet --config bindings/python/pyproject.toml bindings/python tests/python examples
-	    .venv/bin/ruff format --quiet --check --config bindings/python/pyproject.toml bindings/python tests/python examples
+	    .venv/bin/ruff check --quiet --config bindings/python/pyproject.toml bindings/python tests/python examples packaging
+	    .venv/bin/ruff format --quiet --check --config bindings/python/pyproject.toml bindings/python tests/python examples packaging
 	else echo 'ruff is not installed: Python not checked (make test-python installs it into .venv)'; fi
 	if command -v cargo-deny >/dev/null; then cargo deny --log-level error check
 	else echo 'cargo-deny is not installed: dependencies not checked (cargo install cargo-deny --locked)'; fi
@@ -98,6 +100,25 @@ fuzz: rust
 	    echo "fuzz $$target"
 	    cargo fuzz run --fuzz-dir tests/fuzz --sanitizer none "$$target" -- -max_total_time=$(FUZZ_SECONDS) -verbosity=0
 	done
+
+# With symbols, which are then taken out: what is stripped and what is kept is one build.
+dist: rust
+	@command -v objcopy >/dev/null || { echo 'missing: objcopy (apt-get install binutils)' >&2; exit 1; }
+	maturin=.venv/bin/maturin
+	if [ ! -x $$maturin ]; then
+	    maturin=target/maturin/bin/maturin
+	    [ -x $$maturin ] || { python3 -m venv target/maturin && target/maturin/bin/pip install --quiet 'maturin>=1.9,<2'; }
+	fi
+	rm -rf target/dist
+	mkdir -p target/dist
+	export CARGO_PROFILE_RELEASE_STRIP=none CARGO_PROFILE_RELEASE_DEBUG=line-tables-only
+	cargo build --quiet --locked --profile $(DIST_PROFILE) --bin towline
+	cp target/$(subst dev,debug,$(DIST_PROFILE))/towline target/dist/
+	$$maturin build --quiet --locked --profile $(DIST_PROFILE) --manifest-path bindings/python/Cargo.toml --out target/dist
+	packaging/split_symbols.py --to target/dist/symbols target/dist/towline target/dist/*.whl
+	cargo package --quiet -p towline --no-verify --allow-dirty --target-dir target/dist/crate
+	mv target/dist/crate/package/*.crate target/dist/
+	rm -rf target/dist/crate
 
 clean-servers:
 	@[ ! -x $(SERVERS)/servers.sh ] || $(SERVERS)/servers.sh stop

@@ -3,9 +3,13 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde::Serialize;
 use serde_json::Value;
+use tokio::sync::watch;
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
 
 use super::config::Watched;
 use super::custody::{Announced, Before, Held};
@@ -13,12 +17,17 @@ use super::house::House;
 use super::transfers::{About, Entry};
 use super::view::Kind;
 use crate::error::{Error, ErrorKind, Result};
-use crate::ops::{self, Pinning, Refuge, RestoreOptions, SaveOptions, WarmOptions, WatchEvent, WatchOptions};
+use crate::ops::{self, Pinning, Refuge, RestoreOptions, SaveOptions, Stop, WarmOptions};
+use crate::ops::{WatchEvent, WatchOptions, WatchReport};
+use crate::progress::Progress;
 use crate::repository::log::{RefValue, State};
 use crate::repository::{Name, Repository, Selector, no_such_name};
-use crate::transfer::exchange::{Exchange, From};
+use crate::transfer::exchange::{Exchange, FetchPolicy, From};
 use crate::transfer::identity::Identity;
 use crate::transfer::protocol::Priority;
+
+/// How long until what the agent does by itself is tried again after it failed.
+pub(super) const AGAIN_AFTER: Duration = Duration::from_secs(5);
 
 /// What to restore, and where to.
 #[derive(Debug)]
@@ -41,7 +50,10 @@ pub(super) struct Warming {
     pub(super) below: Option<String>,
     /// Whether it is for later, or somebody waits for it.
     pub(super) kind: Kind,
+    /// Where missing chunks may come from.
     pub(super) from: From,
+    /// Whether the repository gives what that place lacks.
+    pub(super) or_repository: bool,
     pub(super) pin: Option<Pinning>,
     /// Which other agent asks, if one does.
     pub(super) caller: Option<Identity>,
@@ -52,7 +64,7 @@ pub(super) struct Warming {
 /// # Errors
 /// As [`Transfers::begin`](super::transfers::Transfers::begin); not found, for an agent without a cache or the repository.
 pub(super) fn warm(house: &House, repository: Option<&str>, warming: Warming) -> Result<Arc<Entry>> {
-    let Warming { name, below, kind, from, pin, caller } = warming;
+    let Warming { name, below, kind, from, or_repository, pin, caller } = warming;
     let exchange = Arc::clone(house.exchange()?);
     let repository = house.origin(repository)?.clone();
     let called = below.as_ref().map_or_else(|| name.to_string(), |below| format!("{name}:{below}"));
@@ -60,7 +72,8 @@ pub(super) fn warm(house: &House, repository: Option<&str>, warming: Warming) ->
     let priority = if kind == Kind::Fetch { Priority::Restore } else { Priority::Warm };
     house.transfers.begin(about, move |progress| async move {
         let name = resolve(&exchange, &repository, caller.as_ref(), &name).await?;
-        let options = WarmOptions { below: below.map(String::into_bytes), priority, from, pin, progress };
+        let policy = FetchPolicy { from, or_repository, priority };
+        let options = WarmOptions { below: below.map(String::into_bytes), policy, pin, progress };
         report(&Box::pin(ops::warm(&exchange, &repository, &name, &options)).await?)
     })
 }
@@ -145,42 +158,99 @@ pub(super) fn deliver(house: &House, held: &Held, path: &Path) -> Result<Arc<Ent
     })
 }
 
-/// Begins to save the checkpoints that a training writes, until the agent is asked to end. When time is short they go to `refuge` first.
+/// Starts to watch a folder: restores the run's latest step if asked to, then saves the checkpoints that a training writes, until the agent
+/// is asked to end. A watch that fails starts again. When time is short checkpoints go to `refuge` first. The token is cancelled once the
+/// latest step is restored, or nothing needs to be.
 ///
 /// # Errors
 /// As [`warm`].
-pub(super) fn watch(house: &House, watched: Watched, refuge: Option<Arc<dyn Refuge>>) -> Result<Arc<Entry>> {
+pub(super) fn watch(house: &House, watched: Watched, refuge: Option<Arc<dyn Refuge>>) -> Result<CancellationToken> {
     let repository = house.repository(None)?.clone();
     let stop = house.stop.subscribe();
-    house.transfers.begin(about(Kind::Watch, &watched.run, &repository), move |progress| async move {
-        let Watched { folder, run, settle } = watched;
-        let save = SaveOptions { progress, ..SaveOptions::default() };
-        let options = WatchOptions { settle, restore_latest: false, once: false, save, refuge, stop };
-        let (mut saved, mut fates) = (Vec::new(), BTreeMap::new());
-        let mut tell = |event: WatchEvent| {
-            tracing::info!(%run, ?event, "watch");
-            match event {
-                WatchEvent::Saved { report, .. } => saved.push(report.name),
-                WatchEvent::Given { entry, to } => {
-                    fates.insert(entry, format!("in the custody of {to}, which saves it"));
-                }
-                WatchEvent::NotGiven { entry, error } => {
-                    fates.insert(entry, format!("nobody takes it into custody: {error}"));
-                }
-                _ => {}
-            }
-        };
-        let watched = Box::pin(repository.watch(&folder, &run, &options, &mut tell)).await?;
-        if watched.unsaved.is_empty() {
-            return report(&serde_json::json!({ "saved": saved }));
+    let restored = CancellationToken::new();
+    let watching = Watching { watched, stop, restored: restored.clone(), saved: Vec::new(), fates: BTreeMap::new() };
+    let about = about(Kind::Watch, &watching.watched.run, &repository);
+    house.transfers.begin(about, move |progress| watching.run(repository, refuge, progress))?;
+    Ok(restored)
+}
+
+/// A watched folder, across watches that failed.
+struct Watching {
+    watched: Watched,
+    stop: watch::Receiver<Stop>,
+    /// Cancelled once the latest step is restored, or nothing needs to be.
+    restored: CancellationToken,
+    saved: Vec<String>,
+    /// What became of checkpoints when time was short.
+    fates: BTreeMap<String, String>,
+}
+
+impl Watching {
+    async fn run(
+        mut self,
+        repository: Repository,
+        refuge: Option<Arc<dyn Refuge>>,
+        progress: Progress,
+    ) -> Result<Value> {
+        let Watched { folder, run, settle, restore_latest } = self.watched.clone();
+        if !restore_latest {
+            self.restored.cancel();
         }
-        let told = |entry: &String| fates.get(entry).map_or_else(|| entry.clone(), |fate| format!("{entry} ({fate})"));
-        let unsaved: Vec<_> = watched.unsaved.iter().map(told).collect();
+        let mut stop = self.stop.clone();
+        loop {
+            let stopping = *stop.borrow_and_update() != Stop::No;
+            let options = WatchOptions {
+                settle,
+                restore_latest: !stopping && !self.restored.is_cancelled(),
+                once: false,
+                save: SaveOptions { progress: progress.clone(), ..SaveOptions::default() },
+                refuge: refuge.clone(),
+                stop: self.stop.clone(),
+            };
+            let watched = Box::pin(repository.watch(&folder, &run, &options, &mut |event| self.note(event))).await;
+            match watched {
+                Ok(report) => return self.end(&report),
+                // It ended while it restored: what the folder holds is still to be saved, or named.
+                Err(_) if options.restore_latest && *stop.borrow() != Stop::No => {}
+                Err(error) if stopping => return Err(error),
+                Err(error) => {
+                    tracing::warn!(folder = %folder.display(), "watch failed, starts again: {error:?}");
+                    let _ = timeout(AGAIN_AFTER, stop.wait_for(|stop| *stop != Stop::No)).await;
+                }
+            }
+        }
+    }
+
+    fn note(&mut self, event: WatchEvent) {
+        tracing::info!(run = %self.watched.run, ?event, "watch");
+        match event {
+            WatchEvent::Restored { .. } | WatchEvent::NotRestored { .. } => self.restored.cancel(),
+            WatchEvent::Saved { report, .. } => self.saved.push(report.name),
+            WatchEvent::Given { entry, to } => {
+                self.fates.insert(entry, format!("in the custody of {to}, which saves it"));
+            }
+            WatchEvent::NotGiven { entry, error } => {
+                self.fates.insert(entry, format!("nobody takes it into custody: {error}"));
+            }
+            _ => {}
+        }
+    }
+
+    /// The report; an error that names what is not saved, if anything is not.
+    fn end(&self, report: &WatchReport) -> Result<Value> {
+        if report.unsaved.is_empty() {
+            return self::report(&serde_json::json!({ "saved": self.saved }));
+        }
+        let told = |entry: &String| match self.fates.get(entry) {
+            Some(fate) => format!("{entry} ({fate})"),
+            None => entry.clone(),
+        };
+        let unsaved: Vec<_> = report.unsaved.iter().map(told).collect();
         Err(Error::cancelled("not all checkpoints could be saved in time")
-            .at(folder.display())
+            .at(self.watched.folder.display())
             .got(format!("not saved: {}", unsaved.join(", ")))
             .cure("give the agent more `grace`"))
-    })
+    }
 }
 
 /// What came of a transfer, as the command of that name tells it.

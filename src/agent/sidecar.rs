@@ -2,13 +2,12 @@
 //! for the machine's end.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use tokio::task::JoinSet;
 
 use super::config::SidecarConfig;
 use super::custody::Giver;
-use super::errands::{self, Restoring, Warming};
+use super::errands::{self, AGAIN_AFTER, Restoring, Warming};
 use super::house::House;
 use super::notice::notice;
 use super::transfers::Entry;
@@ -19,13 +18,10 @@ use crate::ops::Refuge;
 use crate::repository::Selector;
 use crate::transfer::exchange::From;
 
-/// How long until what failed is tried again.
-const AGAIN_AFTER: Duration = Duration::from_secs(5);
-
 /// Begins all that `told` says, as tasks of `doors`.
 ///
 /// # Errors
-/// Not found, if something is to be warmed and there is no cache.
+/// Not found, if something is to be warmed and there is no cache; unreachable, if the agent is ending already.
 pub(super) fn begin(house: &Arc<House>, told: SidecarConfig, doors: &mut JoinSet<()>) -> Result<()> {
     let SidecarConfig { warm, restore, watch, entrust, notice: provider } = told;
     if !warm.is_empty() {
@@ -48,13 +44,25 @@ pub(super) fn begin(house: &Arc<House>, told: SidecarConfig, doors: &mut JoinSet
         Some(to) => Some(Arc::new(Giver::new(Arc::clone(house), to)?)),
         None => None,
     };
+    // First of all: what a training finishes from now on is saved, or named, whatever becomes of the inputs.
+    let mut restored = Vec::with_capacity(watch.len());
+    for watched in watch {
+        restored.push(errands::watch(house, watched, refuge.clone())?);
+    }
     let house = Arc::clone(house);
     doors.spawn(async move {
         let prepared = async {
             for name in warm {
                 let warming = || {
-                    let (name, from) = (name.clone(), From::Anywhere);
-                    let warming = Warming { name, below: None, kind: Kind::Warm, from, pin: None, caller: None };
+                    let warming = Warming {
+                        name: name.clone(),
+                        below: None,
+                        kind: Kind::Warm,
+                        from: From::Anywhere,
+                        or_repository: true,
+                        pin: None,
+                        caller: None,
+                    };
                     errands::warm(&house, None, warming)
                 };
                 bring(&name, warming).await;
@@ -70,11 +78,8 @@ pub(super) fn begin(house: &Arc<House>, told: SidecarConfig, doors: &mut JoinSet
                 };
                 bring(&name, restoring).await;
             }
-            // What is restored into a folder that is watched is not taken for new.
-            for watched in watch {
-                if let Err(error) = errands::watch(&house, watched, refuge.clone()) {
-                    tracing::error!("a folder is not watched: {error:?}");
-                }
+            for restored in restored {
+                restored.cancelled().await;
             }
             house.prepared();
         };

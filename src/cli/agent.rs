@@ -12,11 +12,12 @@ use super::args::{CacheVerb, Elsewhere, Pin, Warm};
 use super::config::Chosen;
 use super::listen;
 use super::output::{printable, table};
-use super::render::counted;
+use super::render::{self, counted};
 use super::verbs::Door;
 use crate::agent::view::{Cache, CacheChecked, Evicted, PinList, Pinned, Transfer, Unpinned};
 use crate::agent::{Agent, Client, Config, user_name};
 use crate::error::{Error, ErrorKind, Result};
+use crate::repository::SourceBytes;
 use crate::size::show;
 use crate::span;
 
@@ -96,6 +97,7 @@ impl Door {
             #[serde(skip_serializing_if = "Option::is_none")]
             path: Option<String>,
             from: Option<String>,
+            or_repository: bool,
             pin: Option<String>,
             owner: String,
             repository: Option<String>,
@@ -116,6 +118,7 @@ impl Door {
                     error.cure("warm the folder that it is in")
                 })?,
                 from: warm.from.as_ref().map(ToString::to_string),
+                or_repository: warm.or_repository,
                 pin: warm.pin.map(span::show),
                 owner: owner.clone(),
                 repository: self.named_repository()?,
@@ -261,15 +264,32 @@ fn warmed(said: &Said<Transfer>) -> String {
     };
     let missing = match told(transfer, "missing") {
         0 => String::new(),
-        _ => format!("; could not be had, the agent's log says why: {}", sum("missing", "missing_bytes")),
+        _ => format!(
+            "\n  missing: {}: nobody who may be asked gave them, the agent's log says more",
+            sum("missing", "missing_bytes")
+        ),
     };
     format!(
-        "warm: {name}, {}, {:.1} s\n  there already: {}; fetched: {}{missing}\n",
+        "warm: {name}, {}, {:.1} s\n  there already: {}; fetched: {}\n  moved: {}{missing}\n",
         sum("chunks", "bytes"),
         transfer.seconds,
         sum("hits", "hit_bytes"),
         sum("fetched", "fetched_bytes"),
+        fetched(transfer),
     )
+}
+
+/// The bytes that a transfer fetched, with where they came from.
+fn fetched(transfer: &Transfer) -> String {
+    let sources = transfer.report.as_ref().and_then(|report| report.get("sources")).cloned().unwrap_or_default();
+    let bytes = |source: &str| sources.get(source).and_then(Value::as_u64).unwrap_or(0);
+    render::by_source(&SourceBytes {
+        agent: bytes("agent"),
+        cache: bytes("cache"),
+        site: bytes("site"),
+        remote: bytes("remote"),
+        repository: bytes("repository"),
+    })
 }
 
 /// The pins as a table.
@@ -351,12 +371,14 @@ mod tests {
         let mut begun = Said { at: None, what: transfer };
         assert_eq!(warmed(&begun), "warming run/1: A\n");
         begun.what.report = Some(serde_json::json!({
-            "chunks": 6, "bytes": 2048, "hits": 1, "hit_bytes": 512, "fetched": 2, "fetched_bytes": 1024, "missing": 3,
-            "missing_bytes": 512,
+            "chunks": 6, "bytes": 2048, "hits": 1, "hit_bytes": 1024, "fetched": 2, "fetched_bytes": 768, "missing": 3,
+            "missing_bytes": 256,
+            "sources": { "agent": 0, "cache": 0, "site": 0, "remote": 512, "repository": 256 },
         }));
         let text = warmed(&begun);
-        let expected = "warm: run/1, 2.0 KiB in 6 chunks, 1.0 s\n  there already: 512 B in 1 chunk; fetched: 1.0 KiB in 2 chunks; \
-                        could not be had, the agent's log says why: 512 B in 3 chunks\n";
+        let expected = "warm: run/1, 2.0 KiB in 6 chunks, 1.0 s\n  there already: 1.0 KiB in 1 chunk; fetched: 768 B in 2 chunks\n  \
+                        moved: 768 B (other sites: 512 B, repository: 256 B)\n  \
+                        missing: 256 B in 3 chunks: nobody who may be asked gave them, the agent's log says more\n";
         assert_eq!(text, expected);
         begun.at = Some("cloud/b".into());
         assert!(warmed(&begun).starts_with("warm: run/1 at cloud/b, 2.0 KiB"));

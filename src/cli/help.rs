@@ -156,7 +156,8 @@ folder or a pattern of one, tells apart tensors of one name. BOX is as in numpy:
 parts (DCP) is one tensor, whatever the parts. --shard parts rows as torch.chunk and FSDP do: where they do not divide, the \
 last parts are shorter, or empty. A file that is there is replaced only with --overwrite.
 
-JSON: name bytes fetched_bytes reused_bytes files seconds; with --tensor: name file tensors bytes fetched_bytes chunks seconds";
+JSON: name bytes fetched_bytes sources reused_bytes files seconds; with --tensor: name file tensors bytes fetched_bytes sources chunks \
+seconds; sources: agent cache site remote repository";
 
 pub(super) const TENSORS: &str = "\
 Examples:
@@ -357,9 +358,12 @@ What is in the cache already is not brought again: run it as often as you like, 
 what has begun, and `towline top` shows how far it is. With --wait the exit code is 6 if some chunks could not be had; interrupting \
 the wait does not stop the agent.
 
+--from fetches from that place alone: what it lacks stays missing, unless --or-repository lets the repository give it. A site or agent \
+that is not known is an error that lists the known ones (exit code 3). The answer says how many bytes came from where.
+
 JSON: transfers: [id kind name repository state started seconds progress report], with --at also at and caller; a report is: name manifest chunks bytes \
-hits hit_bytes fetched fetched_bytes missing missing_bytes lacking lacking_bytes pin seconds. hits + fetched + missing are chunks, in \
-bytes too; lacking is fetched + missing";
+hits hit_bytes fetched fetched_bytes missing missing_bytes lacking lacking_bytes sources pin seconds. hits + fetched + missing are \
+chunks, in bytes too; lacking is fetched + missing";
 
 pub(super) const PIN: &str = "\
 Examples:

@@ -7,6 +7,8 @@
 mod agent;
 mod args;
 mod config;
+#[cfg(test)]
+mod documents;
 mod help;
 mod identity;
 mod output;
@@ -20,6 +22,7 @@ mod top;
 mod verbs;
 mod watch;
 
+use std::ffi::OsString;
 use std::io::{self, IsTerminal as _};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -44,26 +47,33 @@ const LETTING_GO: Duration = Duration::from_secs(3);
 /// Runs the command that the process was started with.
 #[must_use]
 pub fn run() -> ExitCode {
-    let cli = match Cli::try_parse() {
+    ExitCode::from(run_with(std::env::args_os().collect()))
+}
+
+/// Runs the command that `args` spell, its own name first, for a process that is there for nothing else: signals, standard
+/// output and standard error are the command's. Returns the exit code.
+#[must_use]
+pub fn run_with(args: Vec<OsString>) -> u8 {
+    let json = args.iter().take_while(|arg| *arg != "--").any(|arg| arg == "--json");
+    let cli = match Cli::try_parse_from(args) {
         Ok(cli) => cli,
-        Err(error) => return not_parsed(&error),
+        Err(error) => return not_parsed(&error, json),
     };
     let output = Output::new(cli.globals.json, cli.globals.quiet);
     trace(&cli.globals);
     match execute(cli, &output) {
-        Ok(code) => ExitCode::from(code),
-        Err(_) if output.is_broken() => ExitCode::SUCCESS,
+        Ok(code) => code,
+        Err(_) if output.is_broken() => 0,
         Err(error) => {
             output.error(&error);
-            ExitCode::from(error.kind().exit_code())
+            error.kind().exit_code()
         }
     }
 }
 
 /// Help and version are answers; the rest is wrong usage.
-fn not_parsed(error: &clap::Error) -> ExitCode {
+fn not_parsed(error: &clap::Error, json: bool) -> u8 {
     let asked = matches!(error.kind(), Parsing::DisplayHelp | Parsing::DisplayVersion);
-    let json = std::env::args_os().take_while(|arg| arg != "--").any(|arg| arg == "--json");
     if json && !asked {
         let text = error.render().to_string();
         Output::new(true, false).error(&Error::usage(text.trim_start_matches("error: ").trim_end().to_owned()));
@@ -71,7 +81,7 @@ fn not_parsed(error: &clap::Error) -> ExitCode {
         // Whoever does not listen misses nothing but help.
         let _ = error.print();
     }
-    ExitCode::from(if asked { 0 } else { ErrorKind::Usage.exit_code() })
+    if asked { 0 } else { ErrorKind::Usage.exit_code() }
 }
 
 /// Carries out the command in a runtime of its own, which is gone afterwards.

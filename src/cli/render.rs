@@ -8,6 +8,7 @@ use crate::ops::{
     RestoreReport, RestoreTensorsReport, RunListed, SaveReport, StepListed, SyncReport, TensorListed, VerifyReport,
     WatchEvent,
 };
+use crate::repository::SourceBytes;
 use crate::repository::log::StepFacts;
 use crate::size::show;
 
@@ -54,6 +55,21 @@ pub(super) fn save_part(report: &PartReport) -> String {
     format!("{}  rank {rank} of {ranks}, attempt {attempt}; {stands}\n", save(&report.part))
 }
 
+/// The bytes that were fetched, with where they came from.
+pub(super) fn by_source(bytes: &SourceBytes) -> String {
+    let sources = [
+        ("this node's agent", bytes.agent),
+        ("cache", bytes.cache),
+        ("this site", bytes.site),
+        ("other sites", bytes.remote),
+        ("repository", bytes.repository),
+    ];
+    let from = sources.into_iter().filter(|(_, bytes)| *bytes > 0);
+    let from: Vec<String> = from.map(|(source, bytes)| format!("{source}: {}", show(bytes))).collect();
+    let total = show(bytes.total());
+    if from.is_empty() { total } else { format!("{total} ({})", from.join(", ")) }
+}
+
 pub(super) fn restore(report: &RestoreReport) -> String {
     format!(
         "restored {}: {} in {}, {}\n  fetched: {}; found in place: {}\n",
@@ -61,7 +77,7 @@ pub(super) fn restore(report: &RestoreReport) -> String {
         show(report.bytes),
         counted(report.files, "file"),
         seconds(report.seconds),
-        show(report.fetched_bytes),
+        by_source(&report.sources),
         show(report.reused_bytes),
     )
 }
@@ -73,7 +89,7 @@ pub(super) fn restored_tensors(report: &RestoreTensorsReport) -> String {
         show(report.bytes),
         counted(report.tensors, "tensor"),
         seconds(report.seconds),
-        show(report.fetched_bytes),
+        by_source(&report.sources),
         counted(report.chunks, "chunk"),
         printable(&report.file),
     )

@@ -12,9 +12,8 @@ use crate::cache::{Cache, Pin, PinChunk, PinRequest, Pinned};
 use crate::clock::Timestamp;
 use crate::error::{Error, Result};
 use crate::progress::Progress;
-use crate::repository::{Name, Repository, Saved};
-use crate::transfer::exchange::{Exchange, From};
-use crate::transfer::protocol::Priority;
+use crate::repository::{Name, Repository, Saved, SourceBytes};
+use crate::transfer::exchange::{Exchange, FetchPolicy};
 use crate::work::blocking;
 
 /// How to warm.
@@ -22,10 +21,8 @@ use crate::work::blocking;
 pub struct WarmOptions {
     /// Only this file or folder of the tree, and what it needs.
     pub below: Option<Vec<u8>>,
-    /// How urgent it is to the peers that are asked.
-    pub priority: Priority,
-    /// Where what is lacking may come from.
-    pub from: From,
+    /// Where missing chunks may come from, and how urgent they are.
+    pub policy: FetchPolicy,
     /// Whether to keep it, and for whom.
     pub pin: Option<Pinning>,
     /// Moves as chunks come.
@@ -68,6 +65,8 @@ pub struct Warmed {
     pub missing: u64,
     /// Their stored bytes.
     pub missing_bytes: u64,
+    /// Stored bytes that were fetched, by source. What another request brought at the same time is not among them.
+    pub sources: SourceBytes,
     /// The promise to keep them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pin: Option<String>,
@@ -79,7 +78,8 @@ pub struct Warmed {
 /// that is asked for takes the place of an earlier one of the same owner for the same.
 ///
 /// # Errors
-/// Not found, for a name or a path that is not there; exhausted, if a pin is asked for that does not fit, and then nothing is brought;
+/// Not found, for a name or a path that is not there, or a place to fetch from that is not known; unreachable, if that place does not answer
+/// and must not be done without; exhausted, if a pin is asked for that does not fit, and then nothing is brought;
 /// damaged or unreachable, as the repository says. Chunks that nobody gives are no error: see [`Warmed::missing`].
 ///
 /// # Cancel safety
@@ -96,6 +96,9 @@ pub async fn warm(exchange: &Exchange, repository: &Repository, name: &Name, opt
         blocking(move || look(&tree, &wanted, &cache))
     };
     let looked = look().await?;
+    if !looked.lacking.is_empty() {
+        exchange.check_reachable(&options.policy).await?;
+    }
     let pin = match options.pin.clone() {
         Some(pinning) => {
             let (tree, cache, wanted) = (Arc::clone(&saved), Arc::clone(exchange.cache()), Arc::clone(&wanted));
@@ -105,7 +108,7 @@ pub async fn warm(exchange: &Exchange, repository: &Repository, name: &Name, opt
         None => None,
     };
     options.progress.phase("warming", looked.lacking_plain);
-    exchange.warm(repository, &saved, &looked.lacking, (&options.from, options.priority), &options.progress).await;
+    let brought = exchange.warm(repository, &saved, &looked.lacking, &options.policy, &options.progress).await;
     let left = look().await?;
     let sums = sum(&wanted, &looked.lacking, &left.lacking, |chunk| {
         saved.locate(chunk).map_or(0, |located| u64::from(located.place.stored_len))
@@ -123,6 +126,7 @@ pub async fn warm(exchange: &Exchange, repository: &Repository, name: &Name, opt
         fetched_bytes: sums.fetched.bytes,
         missing: sums.missing.chunks,
         missing_bytes: sums.missing.bytes,
+        sources: brought.sources,
         pin,
         seconds: begun.elapsed().as_secs_f64(),
     })

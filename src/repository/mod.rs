@@ -28,8 +28,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 pub use fetch::{
-    Brought, ChunkSource, Delivered, Fill, Gaps, Located, PackPart, PackRead, Place as FramePlace, Sink, Stored, Take,
-    deliver, fetch, longest_read, plan, read_pack,
+    Brought, ChunkSource, Delivered, Fill, Gaps, Located, PackPart, PackRead, Place as FramePlace, Sink, SourceBytes,
+    Stored, Take, deliver, fetch, longest_read, plan, read_pack,
 };
 pub use index::{BadSegment, Index, Segment, SegmentAudit};
 pub use joint::{Completed, JointTree, Part, Parts, Standing};

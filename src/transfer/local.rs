@@ -14,8 +14,9 @@ use super::identity::Identity;
 use super::protocol::limits::WINDOW_MIN;
 use super::protocol::{Closed, Priority, Provider, Requester};
 use crate::budget::Budget;
+use crate::codec::Encoded;
 use crate::error::Result;
-use crate::repository::{ChunkSource, FramePlace, Repository, Saved};
+use crate::repository::{ChunkSource, FramePlace, Repository, Saved, SourceBytes};
 
 /// What processes of a node are called towards its agent, and the agent towards them: neither needs a name there.
 fn anybody() -> Result<Identity> {
@@ -94,11 +95,17 @@ impl LocalSource {
 
 #[async_trait]
 impl ChunkSource for LocalSource {
-    async fn frames(&self, _: &Repository, saved: &Arc<Saved>, chunks: &[u32], place: FramePlace<'_>) {
+    async fn frames(&self, _: &Repository, saved: &Arc<Saved>, chunks: &[u32], place: FramePlace<'_>) -> SourceBytes {
+        let mut moved = SourceBytes::default();
         for some in chunks.chunks(ASK_MAX) {
-            if let Err(error) = self.fetch(saved, some.to_vec(), place).await {
+            let mut counted = |chunk: u32, encoded: &Encoded| {
+                moved.agent += encoded.bytes.len() as u64;
+                place(chunk, encoded);
+            };
+            if let Err(error) = self.fetch(saved, some.to_vec(), &mut counted).await {
                 tracing::info!(name = %saved.name, "the agent does not give all: {error:?}");
             }
         }
+        moved
     }
 }

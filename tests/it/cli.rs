@@ -227,7 +227,7 @@ fn json_has_the_members_that_the_help_promises() {
     );
     assert_eq!((&saved["name"], &saved["new_chunks"], &saved["files"]), (&"run/2".into(), &0.into(), &2.into()));
     let restored = user.json(&["restore", "run/1", "out"], 0);
-    has_members(&restored, "name bytes fetched_bytes reused_bytes files seconds");
+    has_members(&restored, "name bytes fetched_bytes sources reused_bytes files seconds");
     assert_eq!(restored["bytes"], 300_012);
 
     let listed = user.json(&["ls"], 0);

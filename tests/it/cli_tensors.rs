@@ -68,7 +68,7 @@ fn tensors_are_restored_into_one_file() {
     let line =
         ["restore", "run-7@latest", "out", "--tensor", embed, "--tensor", "model.safetensors:s*", "--tensor", "*rows"];
     let report = user.json(&line, 0);
-    has_members(&report, "name file tensors bytes fetched_bytes chunks seconds");
+    has_members(&report, "name file tensors bytes fetched_bytes sources chunks seconds");
     assert_eq!((&report["name"], &report["file"]), (&"run-7/step-1".into(), &"out/tensors.safetensors".into()));
     assert_eq!((&report["tensors"], &report["bytes"]), (&3.into(), &(8 + 8 + 96).into()));
     assert!(report["fetched_bytes"].as_u64().unwrap() < 600_000, "one half of embed: {report}");

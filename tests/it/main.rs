@@ -20,6 +20,7 @@ mod credentials;
 mod data;
 mod differences;
 mod doctor;
+mod documents;
 mod exchange;
 mod faster;
 mod faulty;

@@ -3,6 +3,7 @@
 //! What people call is in python/towline; this is private to it. Memory is passed as addresses and lengths: the package
 //! keeps the tensors behind them alive, and `memory.rs` is the only file that touches them.
 
+mod command;
 mod errors;
 mod memory;
 mod quantity;
@@ -24,6 +25,7 @@ fn _towline(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<tree::Tree>()?;
     module.add_class::<stage::Stager>()?;
     module.add_class::<stage::Stage>()?;
+    module.add_function(wrap_pyfunction!(command::command, module)?)?;
     module.add_function(wrap_pyfunction!(saving::lay_out, module)?)?;
     module.add_function(wrap_pyfunction!(quantity::size, module)?)?;
     module.add_function(wrap_pyfunction!(memory::huge_pages, module)?)?;

@@ -4,12 +4,16 @@ use std::mem::ManuallyDrop;
 use std::num::NonZeroU64;
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use serde::Serialize;
 use towline::agent::Client;
-use towline::ops::{Changes, ExpirePolicy, RestoreOptions, SaveSource, TensorSelector, VerifyOptions};
+use towline::ops::{
+    Changes, CollectOptions, ExpirePolicy, RestoreOptions, SaveSource, SyncOptions, TensorSelector, VerifyOptions, sync,
+};
+use towline::progress::Progress;
 use towline::repository::{Name, OpenOptions, Repository as Engine, Selector};
 use towline::storage::{Location, StoreOptions, open};
 use towline::{Error, Result};
@@ -85,7 +89,7 @@ impl Repository {
         let work = work(engine);
         wait(py, async move {
             let report = work.await?;
-            serde_json::to_string(&report).map_err(|error| Error::other("a report cannot be told").source(error))
+            told(&report)
         })
     }
 }
@@ -202,7 +206,7 @@ impl Repository {
         let rename = rename.into_iter().map(|(from, to)| (from.into_bytes(), to.into_bytes())).collect();
         let outcome = wait(py, async move {
             let report = engine.amend(&name, &Changes { put, remove, rename }, &options).await?;
-            serde_json::to_string(&report).map_err(|error| Error::other("a report cannot be told").source(error))
+            told(&report)
         });
         py.detach(|| latch.wait());
         outcome
@@ -324,6 +328,31 @@ impl Repository {
         })
     }
 
+    /// Deletes what no name needs and has been set aside for `grace`, or only says what it would delete.
+    fn collect(&self, py: Python<'_>, dry_run: bool, grace: Duration) -> PyResult<String> {
+        self.told(py, |engine| async move {
+            let options = CollectOptions { dry_run, grace, ..CollectOptions::default() };
+            engine.collect(&options).await
+        })
+    }
+
+    /// As `collect`, and goes on by itself.
+    fn begin_collect(&self, py: Python<'_>, grace: Duration) -> PyResult<Saving> {
+        let (engine, progress) = (self.engine(py)?, Progress::default());
+        let options = CollectOptions { grace, progress: progress.clone(), ..CollectOptions::default() };
+        Saving::start("collect", progress, async move {
+            let report = engine.collect(&options).await?;
+            told(&report)
+        })
+    }
+
+    /// Gives the repository `to` what this one has under `names`, or under all names.
+    fn sync(&self, py: Python<'_>, to: &Bound<'_, Self>, names: Vec<String>) -> PyResult<String> {
+        let to = to.get().engine(py)?;
+        let names = names.iter().map(|name| parsed::<Name>(py, name)).collect::<PyResult<Vec<_>>>()?;
+        self.told(py, |from| async move { sync(&from, &to, &names, &SyncOptions::default()).await })
+    }
+
     /// Looks for damage.
     #[pyo3(signature = (name=None, data=false, repair=false))]
     fn verify(&self, py: Python<'_>, name: Option<&str>, data: bool, repair: bool) -> PyResult<String> {
@@ -381,6 +410,11 @@ impl Repository {
         })?;
         Ok(PyBytes::new(py, &bytes))
     }
+}
+
+/// A report as JSON.
+fn told(report: &impl Serialize) -> Result<String> {
+    serde_json::to_string(report).map_err(|error| Error::other("a report cannot be told").source(error))
 }
 
 /// What a text says, or the exception that it says nothing.

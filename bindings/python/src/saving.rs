@@ -1,4 +1,4 @@
-//! Saves: what Python says about one made into the engine's terms, and saves that go on while Python does something else.
+//! Saves: what Python says about one made into the engine's terms, and work that goes on while Python does something else.
 
 use std::collections::{BTreeMap, HashMap};
 use std::num::NonZeroU32;
@@ -142,7 +142,7 @@ pub(crate) fn files(files: Vec<(String, Vec<Piece<'_>>)>) -> PyResult<(SaveSourc
     Ok((SaveSource::Memory(files), latch))
 }
 
-/// A save that goes on by itself.
+/// Work that goes on by itself: a save, or a collect.
 #[pyclass(frozen, module = "towline._towline")]
 #[derive(Debug)]
 pub(crate) struct Saving {
@@ -166,20 +166,34 @@ impl Outcome {
     }
 }
 
-/// Tells of a save that was dropped before it ended.
-struct Teller(Arc<Outcome>);
+/// Tells of work that was dropped before it ended.
+struct Teller {
+    outcome: Arc<Outcome>,
+    what: &'static str,
+}
 
 impl Drop for Teller {
     fn drop(&mut self) {
-        self.0.tell(Err(Error::cancelled("the save was stopped before it was done").cure("save again")));
+        let (text, cure) =
+            (format!("the {} was stopped before it was done", self.what), format!("{} again", self.what));
+        self.outcome.tell(Err(Error::cancelled(text).cure(cure)));
     }
 }
 
 impl Saving {
     pub(crate) fn begin(job: Job) -> PyResult<Self> {
+        Self::start("save", job.progress(), job.run())
+    }
+
+    /// Starts `work`, which is a save or whatever `what` says, beside whatever Python does.
+    pub(crate) fn start(
+        what: &'static str,
+        progress: Progress,
+        work: impl Future<Output = Result<String>> + Send + 'static,
+    ) -> PyResult<Self> {
         let outcome = Arc::new(Outcome::default());
-        let (progress, teller) = (job.progress(), Teller(Arc::clone(&outcome)));
-        let task = background()?.spawn(async move { teller.0.tell(job.run().await) });
+        let teller = Teller { outcome: Arc::clone(&outcome), what };
+        let task = background()?.spawn(async move { teller.outcome.tell(work.await) });
         Ok(Self { outcome, progress, abort: task.abort_handle(), process: std::process::id() })
     }
 
@@ -188,7 +202,7 @@ impl Saving {
             return Ok(());
         }
         Err(PyRuntimeError::new_err(
-            "towline: this save belongs to the process that was forked; its child cannot wait for it",
+            "towline: this save or collect belongs to the process that was forked; its child cannot wait for it",
         ))
     }
 }

@@ -8,7 +8,8 @@ use serde::Deserialize;
 use super::quantity::Span;
 use crate::agent::elsewhere::At;
 use crate::agent::notice::Provider;
-use crate::error::Result;
+use crate::error::{Error, Result};
+use crate::ops::is_checkpoint;
 use crate::repository::{Name, Selector};
 
 /// As `towline watch` has it.
@@ -41,6 +42,7 @@ struct WatchSection {
     folder: PathBuf,
     run: String,
     settle: Option<Span>,
+    restore_latest: Option<bool>,
 }
 
 /// Whose notices are looked for.
@@ -76,6 +78,8 @@ pub struct Watched {
     pub run: Name,
     /// How long nothing in a checkpoint may change before it is whole.
     pub settle: Duration,
+    /// Restore the run's latest step first, into a folder that holds no checkpoint.
+    pub restore_latest: bool,
 }
 
 impl SidecarSection {
@@ -89,12 +93,16 @@ impl SidecarSection {
         let restored = |section: RestoreSection| Ok((section.name.parse()?, folder.join(section.to)));
         let watched = |section: WatchSection| {
             let settle = section.settle.map_or(SETTLE, |span| span.0);
-            Ok(Watched { folder: folder.join(section.folder), run: section.run.parse()?, settle })
+            let restore_latest = section.restore_latest.unwrap_or(true);
+            Ok(Watched { folder: folder.join(section.folder), run: section.run.parse()?, settle, restore_latest })
         };
+        let restore: Vec<_> = self.restore.into_iter().map(restored).collect::<Result<_>>()?;
+        let watch: Vec<_> = self.watch.into_iter().map(watched).collect::<Result<_>>()?;
+        restore.iter().try_for_each(|(_, to)| keeps_out_of_checkpoints(to, &watch))?;
         Ok(SidecarConfig {
             warm: self.warm.iter().map(|name| name.parse()).collect::<Result<_>>()?,
-            restore: self.restore.into_iter().map(restored).collect::<Result<_>>()?,
-            watch: self.watch.into_iter().map(watched).collect::<Result<_>>()?,
+            restore,
+            watch,
             entrust: self.entrust.as_deref().map(str::parse).transpose()?,
             notice: self.notice.and_then(|looked| match looked {
                 Looked::None => None,
@@ -102,4 +110,22 @@ impl SidecarSection {
             }),
         })
     }
+}
+
+/// Refuses to restore over a watched folder, or as one of its checkpoints: after the next step the files there differ from what is
+/// restored, and the watch would save what it finds half restored.
+fn keeps_out_of_checkpoints(to: &Path, watch: &[Watched]) -> Result<()> {
+    for watched in watch {
+        let Ok(within) = to.strip_prefix(&watched.folder) else { continue };
+        let entry = within.components().next().and_then(|first| first.as_os_str().to_str());
+        if entry.is_none() || entry.is_some_and(is_checkpoint) {
+            return Err(Error::usage("[sidecar] restore writes where [[sidecar.watch]] looks for checkpoints")
+                .expected(format!("a folder outside of {}", watched.folder.display()))
+                .got(to.display())
+                .cure(
+                    "remove this `restore`: the watch restores the latest step by itself; or choose another folder",
+                ));
+        }
+    }
+    Ok(())
 }

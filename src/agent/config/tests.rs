@@ -33,7 +33,7 @@ fn every_setting_is_taken() {
          dns = ['peers:7071']\nregister = '10.0.0.5:7071'\n\
          [[limits]]\nsite = 'cloud'\nrate = '300Mbit'\n[[limits]]\nsite = 'far'\nrate = '1M'\n\
          [sidecar]\nwarm = ['run@latest']\nrestore = [{ name = 'base', to = '/data' }]\nentrust = 'cloud'\nnotice = 'aws'\n\
-         [[sidecar.watch]]\nfolder = '/ckpt'\nrun = 'run'\nsettle = 2\n\
+         [[sidecar.watch]]\nfolder = '/ckpt'\nrun = 'run'\nsettle = 2\nrestore_latest = false\n\
          [custody]\ndir = 'kept'\ncapacity = '1G'\nof = ['home/a']\nwait = '1m'\n\
          [[allow]]\nagents = 'cloud/*'\nnames = ['run-7/*']\n\
          [cache]\ndir = '/var/cache'\ncapacity = '200G'\nfree_floor = 4096\n",
@@ -59,7 +59,12 @@ fn every_setting_is_taken() {
         connections: Some(4),
     };
     assert_eq!(config.peers, peers);
-    let watched = Watched { folder: "/ckpt".into(), run: "run".parse().unwrap(), settle: Duration::from_secs(2) };
+    let watched = Watched {
+        folder: "/ckpt".into(),
+        run: "run".parse().unwrap(),
+        settle: Duration::from_secs(2),
+        restore_latest: false,
+    };
     let sidecar = SidecarConfig {
         warm: vec!["run@latest".parse().unwrap()],
         restore: vec![("base".parse().unwrap(), "/data".into())],
@@ -116,6 +121,14 @@ fn what_makes_no_sense_is_named() {
         ("repository = '/r'\n[sidecar]\nentrust = 'home'", "entrust is set, but [peers] names no other agent"),
         ("repository = '/r'\n[sidecar]\nnotice = 'pigeon'", "pigeon"),
         ("repository = '/r'\n[sidecar]\nwarm = ['a//b']", "not a name"),
+        (
+            "repository = '/r'\n[sidecar]\nrestore = [{ name = 'r@latest', to = 'c' }]\nwatch = [{ folder = 'c/', run = 'r' }]",
+            "restore writes where [[sidecar.watch]] looks",
+        ),
+        (
+            "repository = '/r'\n[sidecar]\nrestore = [{ name = 'b', to = 'c/step-1/b' }]\nwatch = [{ folder = 'c', run = 'r' }]",
+            "expected a folder outside of /etc/towline/c",
+        ),
         ("memory = '1G'", "no repository is set"),
         ("repository = ", "malformed"),
     ] {

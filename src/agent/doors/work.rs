@@ -75,6 +75,8 @@ pub(super) struct Fetch {
     name: String,
     path: Option<String>,
     from: Option<String>,
+    #[serde(default)]
+    or_repository: bool,
     repository: Option<String>,
 }
 
@@ -85,6 +87,8 @@ pub(super) struct Warm {
     name: String,
     path: Option<String>,
     from: Option<String>,
+    #[serde(default)]
+    or_repository: bool,
     pin: Option<Span>,
     owner: Option<String>,
     repository: Option<String>,
@@ -151,7 +155,8 @@ pub(super) async fn restore(State(house): State<Arc<House>>, Asked(asked): Asked
 pub(super) async fn fetch(State(house): State<Arc<House>>, Asked(asked): Asked<Fetch>) -> Begun {
     let from = asked.from.as_deref().map(str::parse).transpose()?.unwrap_or_default();
     let (name, below) = (asked.name.parse()?, below(asked.path));
-    let warming = Warming { name, below, kind: Kind::Fetch, from, pin: None, caller: None };
+    let or_repository = asked.or_repository;
+    let warming = Warming { name, below, kind: Kind::Fetch, from, or_repository, pin: None, caller: None };
     let begun = errands::warm(&house, asked.repository.as_deref(), warming)?;
     Ok((StatusCode::ACCEPTED, Json(begun.view())))
 }
@@ -168,7 +173,8 @@ pub(super) async fn warm(
     let from = asked.from.as_deref().map(str::parse).transpose()?.unwrap_or_default();
     let caller = door.caller().cloned();
     let (name, below) = (asked.name.parse()?, below(asked.path));
-    let warming = Warming { name, below, kind: Kind::Warm, from, pin, caller };
+    let or_repository = asked.or_repository;
+    let warming = Warming { name, below, kind: Kind::Warm, from, or_repository, pin, caller };
     let begun = errands::warm(&house, asked.repository.as_deref(), warming)?;
     Ok((StatusCode::ACCEPTED, Json(begun.view())))
 }

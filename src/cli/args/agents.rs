@@ -24,9 +24,12 @@ pub(in crate::cli) struct Warm {
     /// Who wants it pinned [default: the user's name]
     #[arg(long, value_name = "TEXT", requires = "pin")]
     pub(in crate::cli) owner: Option<String>,
-    /// Where from: the agents of a site, one agent, or `repository` [default: the nearest that has it]
+    /// Where from, and nowhere else: the agents of a site, one agent, or `repository` [default: the nearest that has it]
     #[arg(long, value_name = "SITE|SITE/AGENT|repository")]
     pub(in crate::cli) from: Option<exchange::From>,
+    /// Read from the repository what that place lacks
+    #[arg(long, requires = "from")]
+    pub(in crate::cli) or_repository: bool,
     /// Wait until it is there
     #[arg(long)]
     pub(in crate::cli) wait: bool,

@@ -20,7 +20,7 @@ use crate::chunk::Chunk;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::EntryKind;
 use crate::progress::Progress;
-use crate::repository::{Gaps, Name, PackRead, Repository, Saved, Sink, fetch, longest_read, plan};
+use crate::repository::{Gaps, Name, PackRead, Repository, Saved, Sink, SourceBytes, fetch, longest_read, plan};
 use crate::tree::{Durability, Target};
 use crate::work::blocking;
 
@@ -52,8 +52,10 @@ pub struct RestoreReport {
     pub name: String,
     /// Bytes in all files that were asked for, holes included.
     pub bytes: u64,
-    /// Stored bytes read from the repository.
+    /// Stored bytes that were fetched.
     pub fetched_bytes: u64,
+    /// The same, by where they came from.
+    pub sources: SourceBytes,
     /// Plain bytes that were there already.
     pub reused_bytes: u64,
     /// Files.
@@ -106,23 +108,24 @@ impl Repository {
         let surveyed = Arc::new(surveyed);
         for group in groups(&saved, &items, &surveyed) {
             let placing = Placing::new(&saved, &items, &target, &group)?;
-            report.fetched_bytes += self.fill(placing, &surveyed, &options.progress).await?;
+            report.sources += self.fill(placing, &surveyed, &options.progress).await?;
         }
+        report.fetched_bytes = report.sources.total();
         let (items, delete) = (Arc::clone(&items), options.delete);
         blocking(move || finish(&saved, &items, &target, &surveyed, delete.then_some(keep))).await?;
         report.seconds = begun.elapsed().as_secs_f64();
         Ok(report)
     }
 
-    /// Fills one group of files; returns the stored bytes read.
-    async fn fill(&self, placing: Placing, surveyed: &Arc<Survey>, progress: &Progress) -> Result<u64> {
+    /// Fills one group of files; returns the stored bytes that were fetched.
+    async fn fill(&self, placing: Placing, surveyed: &Arc<Survey>, progress: &Progress) -> Result<SourceBytes> {
         let placing = Arc::new(placing);
         let local = (Arc::clone(&placing), Arc::clone(surveyed));
         blocking(move || local.0.place_local(&local.1)).await?;
         let longest = longest_read(self, self.budget());
         let saved = placing.saved();
         let mut current = Arc::clone(saved);
-        let mut fetched = 0;
+        let mut fetched = SourceBytes::default();
         for _ in 0..ATTEMPTS {
             let reads = plan(|chunk| current.locate(chunk), placing.missing(), longest, Gaps::Wide)?;
             let reads = interleaved(reads, FILES_BY_TURNS, |read| placing.file_of(read));

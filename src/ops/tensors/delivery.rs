@@ -9,7 +9,7 @@ use crate::chunk::Chunk;
 use crate::error::{Error, ErrorKind, Result};
 use crate::ops::restore::ATTEMPTS;
 use crate::progress::Progress;
-use crate::repository::{Fill, Gaps, Repository, Saved, Sink, fetch, longest_read, plan};
+use crate::repository::{Fill, Gaps, Repository, Saved, Sink, SourceBytes, fetch, longest_read, plan};
 use crate::work::blocking;
 
 /// Runs shorter than this are gathered where they follow each other in what was asked for, such as those of a column.
@@ -49,8 +49,10 @@ impl<F: Fn(usize, u64, &[u8]) -> Result<()> + Send + Sync> TensorSink for F {
 /// What a reading took.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TensorsRead {
-    /// Stored bytes read from the repository.
+    /// Stored bytes that were fetched.
     pub fetched_bytes: u64,
+    /// The same, by where they came from.
+    pub sources: SourceBytes,
     /// Chunks that hold what was wanted; each was fetched once.
     pub chunks: u64,
     /// Bytes that were wanted.
@@ -78,7 +80,7 @@ impl Repository {
         progress.phase("restoring", plain_bytes(&reading.saved, reading.chunks()));
         let zeros = Arc::clone(&delivery);
         blocking(move || zeros.place_zeros()).await?;
-        let mut fetched = 0;
+        let mut fetched = SourceBytes::default();
         match self.deliver(&delivery, reading.chunks(), progress).await {
             Ok(read) => fetched += read,
             Err(error) if error.kind() == ErrorKind::Damaged => {
@@ -86,13 +88,18 @@ impl Repository {
             }
             Err(error) => return Err(error),
         }
-        Ok(TensorsRead { fetched_bytes: fetched, chunks: reading.chunk_count(), bytes: reading.bytes() })
+        Ok(TensorsRead {
+            fetched_bytes: fetched.total(),
+            sources: fetched,
+            chunks: reading.chunk_count(),
+            bytes: reading.bytes(),
+        })
     }
 
-    /// Fetches those of `chunks` that are not placed yet; returns the stored bytes read.
-    async fn deliver(&self, delivery: &Arc<Delivery>, chunks: &[u32], progress: &Progress) -> Result<u64> {
+    /// Fetches those of `chunks` that are not placed yet; returns the stored bytes that were fetched.
+    async fn deliver(&self, delivery: &Arc<Delivery>, chunks: &[u32], progress: &Progress) -> Result<SourceBytes> {
         let mut current = Arc::clone(&delivery.reading.saved);
-        let mut fetched = 0;
+        let mut fetched = SourceBytes::default();
         for _ in 0..ATTEMPTS {
             let missing = delivery.missing(chunks);
             if missing.is_empty() {
@@ -110,8 +117,13 @@ impl Repository {
     }
 
     /// Something is damaged: places what is not, and tells which tensors are hit. Fine if none is after all.
-    async fn deliver_one_by_one(&self, delivery: &Arc<Delivery>, first: Error, progress: &Progress) -> Result<u64> {
-        let (mut fetched, mut hit) = (0, Vec::new());
+    async fn deliver_one_by_one(
+        &self,
+        delivery: &Arc<Delivery>,
+        first: Error,
+        progress: &Progress,
+    ) -> Result<SourceBytes> {
+        let (mut fetched, mut hit) = (SourceBytes::default(), Vec::new());
         for (tensor, chunks) in delivery.reading.chunks_by_tensor().iter().enumerate() {
             match self.deliver(delivery, chunks, progress).await {
                 Ok(read) => fetched += read,

@@ -17,7 +17,7 @@ use super::selector::TensorSelector;
 use crate::checkpoint::header::{NewFile, NewTensor, lay_out};
 use crate::error::{Error, Result};
 use crate::progress::Progress;
-use crate::repository::{Name, Repository};
+use crate::repository::{Name, Repository, SourceBytes};
 use crate::tree::{Durability, Staged, Target};
 use crate::work::blocking;
 
@@ -46,8 +46,10 @@ pub struct RestoreTensorsReport {
     pub tensors: u64,
     /// Bytes of the tensors.
     pub bytes: u64,
-    /// Stored bytes read from the repository.
+    /// Stored bytes that were fetched.
     pub fetched_bytes: u64,
+    /// The same, by where they came from.
+    pub sources: SourceBytes,
     /// Chunks that they came in.
     pub chunks: u64,
     /// How long it took.
@@ -91,6 +93,7 @@ impl Repository {
             tensors: reading.tensors().len() as u64,
             bytes: read.bytes,
             fetched_bytes: read.fetched_bytes,
+            sources: read.sources,
             chunks: read.chunks,
             seconds: begun.elapsed().as_secs_f64(),
         })

@@ -53,6 +53,11 @@ pub(super) fn classify(name: &str, folder: bool) -> Class {
     }
 }
 
+/// Whether a watch takes a folder called `name` for a checkpoint.
+pub fn is_checkpoint(name: &str) -> bool {
+    matches!(classify(name, true), Class::Step(_))
+}
+
 /// Is this what something is called while it is being written?
 pub(super) fn is_temporary(name: &str) -> bool {
     name.starts_with('.') || name.ends_with('~') || words(name).any(|word| TEMPORARY_WORDS.contains(&&*word))

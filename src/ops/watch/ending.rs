@@ -82,6 +82,16 @@ impl Ending {
         self.asked.map_or(Duration::MAX, |asked| asked.must.saturating_duration_since(Instant::now()))
     }
 
+    /// Until it is asked to stop.
+    ///
+    /// # Cancel safety
+    /// Safe: what it was told is kept.
+    pub(super) async fn begun(&mut self) {
+        while !self.asked() {
+            self.changed_within(Duration::MAX).await;
+        }
+    }
+
     /// Until it must end.
     ///
     /// # Cancel safety

@@ -31,6 +31,7 @@ use tokio::time::sleep;
 
 use self::board::{Board, Due};
 use self::candidate::Tracker;
+pub use self::candidate::is_checkpoint;
 use self::ending::Ending;
 pub use self::ending::Stop;
 pub use self::events::WatchEvent;
@@ -100,7 +101,8 @@ impl Repository {
         let restored = if options.restore_latest {
             tokio::select! {
                 restored = self.resume(dir, run, tell) => restored?,
-                () = ending.over() => return Err(Error::cancelled("interrupted while the latest step was restored")
+                // Nothing that is brought back now would be used.
+                () = ending.begun() => return Err(Error::cancelled("interrupted while the latest step was restored")
                     .at(dir.display())
                     .cure("run the same command again to resume")),
             }

@@ -20,7 +20,7 @@ use tracing::Instrument as _;
 pub use self::deliver::{Delivered, Fill, Stored, Take, deliver};
 pub use self::gaps::Gaps;
 pub use self::plan::{Brought, Located, PackPart, PackRead, plan};
-pub use self::source::{ChunkSource, Place};
+pub use self::source::{ChunkSource, Place, SourceBytes};
 use super::layout::{self, Family};
 use super::{Repository, Saved, objects};
 use crate::budget::{Budget, Buffer};
@@ -69,7 +69,7 @@ pub fn longest_read(repository: &Repository, budget: &Budget) -> u64 {
     (budget.total() / 32).clamp(MIB, longest)
 }
 
-/// Carries out `reads`, handing each chunk that was asked for to `sink` once it is verified; returns the bytes read.
+/// Carries out `reads`, handing each chunk that was asked for to `sink` once it is verified; returns the stored bytes that moved.
 ///
 /// # Errors
 /// Not found, if a pack is gone; damaged, naming pack and chunk, if two tries gave wrong bytes; what `sink` returns.
@@ -82,7 +82,7 @@ pub async fn fetch(
     reads: Vec<PackRead>,
     sink: Arc<dyn Sink>,
     progress: &Progress,
-) -> Result<u64> {
+) -> Result<SourceBytes> {
     let fetches = stream::iter(reads).map(|read| {
         let (saved, sink) = (Arc::clone(saved), Arc::clone(&sink));
         let span = tracing::debug_span!("read", chunks = read.chunks.len(), bytes = read.stored_len());
@@ -94,17 +94,25 @@ pub async fn fetch(
                 deliver(read, &buffer, |chunk| tree.locate(chunk), &mut passing)?;
                 Ok(passing.plain)
             };
-            let plain = match repository.source() {
+            let (plain, moved) = match repository.source() {
                 Some(source) => from_near(&**source, repository, &saved, read, work).await?,
-                None => read_pack(&[repository], repository.budget(), read, work).await?,
+                None => {
+                    let plain = read_pack(&[repository], repository.budget(), read, work).await?;
+                    (plain, SourceBytes::of_repository(len))
+                }
             };
             progress.moved(len);
             progress.advance(plain);
-            Ok(len)
+            Ok::<_, Error>(moved)
         };
         brought.instrument(span)
     });
-    fetches.buffer_unordered(repository.parallelism()).try_fold(0, |sum, len| async move { Ok(sum + len) }).await
+    let mut fetches = fetches.buffer_unordered(repository.parallelism());
+    let mut moved = SourceBytes::default();
+    while let Some(more) = fetches.try_next().await? {
+        moved += more;
+    }
+    Ok(moved)
 }
 
 /// Passes the chunks that were asked for on to a sink.
@@ -155,36 +163,41 @@ pub async fn read_pack<T: Send + 'static>(
     }
 }
 
-/// As [`read_pack`], but what `source` gives is not read from the repository. If that turns out to be damaged, all of it is.
+/// As [`read_pack`], but what `source` gives is not read from the repository. If that turns out to be damaged, all of it is. Returns the
+/// bytes that moved, too.
 async fn from_near<T: Send + 'static>(
     source: &dyn ChunkSource,
     repository: &Repository,
     saved: &Arc<Saved>,
     read: PackRead,
     work: impl Fn(&PackRead, Buffer) -> Result<T> + Clone + Send + 'static,
-) -> Result<T> {
+) -> Result<(T, SourceBytes)> {
     let len = usize::try_from(read.stored_len()).unwrap_or(usize::MAX);
     let mut buffer = repository.budget().buffer(len).await?;
     let mut near = Near { saved, read: &read, buffer: &mut buffer, given: HashSet::new() };
     let chunks: Vec<u32> = read.chunks.iter().map(|brought| brought.chunk).collect();
-    source.frames(repository, saved, &chunks, &mut |chunk, encoded| near.place(chunk, encoded)).await;
+    let mut moved = source.frames(repository, saved, &chunks, &mut |chunk, encoded| near.place(chunk, encoded)).await;
     let given = near.given;
     if given.is_empty() {
         drop(buffer);
-        return read_pack(&[repository], repository.budget(), read, work).await;
+        moved.repository += read.stored_len();
+        return Ok((read_pack(&[repository], repository.budget(), read, work).await?, moved));
     }
     if given.len() < chunks.len() {
         let rest = read.without(|chunk| given.contains(&chunk), |chunk| saved.locate(chunk))?;
         bring_rest(repository, &read, &rest, &mut buffer).await?;
+        moved.repository += rest.iter().map(|part| part.range.end - part.range.start).sum::<u64>();
     }
     let read = Arc::new(read);
     let (shared, first) = (Arc::clone(&read), work.clone());
     match blocking(move || first(&shared, buffer)).await {
         Err(error) if error.kind() == ErrorKind::Damaged => {
             tracing::warn!("what was near is damaged, reading the repository: {error:?}");
-            read_pack(&[repository], repository.budget(), Arc::unwrap_or_clone(read), work).await
+            moved.repository += read.stored_len();
+            let read = Arc::unwrap_or_clone(read);
+            Ok((read_pack(&[repository], repository.budget(), read, work).await?, moved))
         }
-        settled => settled,
+        settled => Ok((settled?, moved)),
     }
 }
 

@@ -7,9 +7,9 @@ use futures::{StreamExt as _, stream};
 use tokio::time::{Instant, timeout_at};
 use tracing::Instrument as _;
 
-use super::figures::add;
+use super::figures::{Source, add};
 use super::gather::Ask;
-use super::plan::{Group, Origin, UNIT_LEN, Unit, plan};
+use super::plan::{Group, Origin, Plan, UNIT_LEN, Unit, plan};
 use super::{Exchange, From};
 use crate::budget::Buffer;
 use crate::cache::Frame;
@@ -58,7 +58,8 @@ impl Exchange {
         let (mut wanted, mut failed, mut without) = (chunks, Vec::new(), Vec::new());
         while !wanted.is_empty() {
             let (view, peers) = self.view(ask, &without).await;
-            let groups = plan(&wanted, |chunk| unit(ask.saved, chunk), &view)?;
+            let Plan { groups, nowhere } = plan(&wanted, |chunk| unit(ask.saved, chunk), &view)?;
+            failed.extend(nowhere);
             // Who asks for another agent of the site, or divides the fetching with others, is waited for.
             let gang = !ask.through || !view.site.is_empty();
             wanted.clear();
@@ -139,7 +140,7 @@ impl Exchange {
         let begun = Instant::now();
         let link = peer.link()?;
         let late = if through { None } else { self.latest(ask, lacking) };
-        let fetching = link.fetch(ask.priority, ask.saved.value.manifest, wanted).await?;
+        let fetching = link.fetch(ask.policy.priority, ask.saved.value.manifest, wanted).await?;
         let mut came = Came { chunks: 0, bytes: 0 };
         let taking = self.take(ask, (peer, fetching), &numbers, |chunk, frame| {
             came.chunks += 1;
@@ -152,7 +153,8 @@ impl Exchange {
             None => taking.await,
         };
         let took = begun.elapsed();
-        add(if peer.is_near(&self.identity) { &self.counts.from_site } else { &self.counts.from_remote }, came.bytes);
+        let source = if peer.is_near(&self.identity) { Source::Site } else { Source::Remote };
+        self.count(ask, source, came.bytes);
         peer.measured(came.bytes, (!through).then_some(took));
         let moved = (came.chunks, came.bytes);
         self.peers.ledger().moved(link.peer(), Way::In, ask.saved.value.manifest, moved, took);
@@ -200,7 +202,7 @@ impl Exchange {
     /// How long a peer may take for `chunks` before going further away is better; for ever, where it is not known how fast that is, or
     /// not wanted.
     fn latest(&self, ask: &Ask<'_>, chunks: &[u32]) -> Option<Duration> {
-        let rate = self.origin_rate().filter(|_| *ask.from == From::Anywhere)?;
+        let rate = self.origin_rate().filter(|_| ask.policy.from == From::Anywhere)?;
         let bytes = stored_len(ask.saved, chunks);
         Some(PATIENCE + Duration::from_secs_f64(bytes as f64 / crawl(rate).max(1.0)))
     }
@@ -245,7 +247,7 @@ impl Exchange {
                 Ok(kept)
             };
             let kept = read_pack(&[ask.repository], &self.budget, read, work).await?;
-            add(&self.counts.from_repository, len);
+            self.count(ask, Source::Repository, len);
             took(kept, lacking, placing);
         }
         if lacking.is_empty() { Ok(()) } else { self.read_with_bases(ask, lacking, placing).await }
@@ -277,7 +279,7 @@ impl Exchange {
                 Ok(kept)
             };
             let kept = read_pack(&[ask.repository], &self.budget, read, work).await?;
-            add(&self.counts.from_repository, len);
+            self.count(ask, Source::Repository, len);
             took(kept, lacking, placing);
         }
         Ok(())

@@ -2,6 +2,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::repository::SourceBytes;
+
 /// Bytes of stored frames, since the agent started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Figures {
@@ -23,13 +25,51 @@ pub struct Figures {
     pub untrue: u64,
 }
 
+/// Where stored bytes come from.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Source {
+    Cache,
+    Site,
+    Remote,
+    Repository,
+}
+
+/// Bytes by source, while they grow.
+#[derive(Debug, Default)]
+pub(super) struct Tally {
+    cache: AtomicU64,
+    site: AtomicU64,
+    remote: AtomicU64,
+    repository: AtomicU64,
+}
+
+impl Tally {
+    pub(super) fn add(&self, from: Source, bytes: u64) {
+        let count = match from {
+            Source::Cache => &self.cache,
+            Source::Site => &self.site,
+            Source::Remote => &self.remote,
+            Source::Repository => &self.repository,
+        };
+        add(count, bytes);
+    }
+
+    pub(super) fn read(&self) -> SourceBytes {
+        let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        SourceBytes {
+            agent: 0,
+            cache: read(&self.cache),
+            site: read(&self.site),
+            remote: read(&self.remote),
+            repository: read(&self.repository),
+        }
+    }
+}
+
 /// Figures while they grow.
 #[derive(Debug, Default)]
 pub(super) struct Counts {
-    pub(super) from_cache: AtomicU64,
-    pub(super) from_site: AtomicU64,
-    pub(super) from_remote: AtomicU64,
-    pub(super) from_repository: AtomicU64,
+    pub(super) from: Tally,
     pub(super) to_local: AtomicU64,
     pub(super) to_site: AtomicU64,
     pub(super) to_remote: AtomicU64,
@@ -44,11 +84,12 @@ pub(super) fn add(count: &AtomicU64, n: u64) {
 impl Counts {
     pub(super) fn read(&self) -> Figures {
         let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        let from = self.from.read();
         Figures {
-            from_cache: read(&self.from_cache),
-            from_site: read(&self.from_site),
-            from_remote: read(&self.from_remote),
-            from_repository: read(&self.from_repository),
+            from_cache: from.cache,
+            from_site: from.site,
+            from_remote: from.remote,
+            from_repository: from.repository,
             to_local: read(&self.to_local),
             to_site: read(&self.to_site),
             to_remote: read(&self.to_remote),

@@ -3,14 +3,13 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use super::figures::add;
+use super::figures::{Source, Tally};
 use super::flights::Flight;
-use super::{Exchange, From};
+use super::{Exchange, FetchPolicy};
 use crate::codec::Encoded;
 use crate::error::Result;
 use crate::limits::MIB;
 use crate::repository::{Repository, Saved};
-use crate::transfer::protocol::Priority;
 use crate::work::blocking;
 
 /// Times that chunks are looked for again which somebody else was to bring and did not, or the cache did not keep.
@@ -25,10 +24,11 @@ const LEVELS: usize = 3;
 pub(super) struct Ask<'a> {
     pub(super) repository: &'a Repository,
     pub(super) saved: &'a Arc<Saved>,
-    pub(super) from: &'a From,
-    pub(super) priority: Priority,
+    pub(super) policy: &'a FetchPolicy,
     /// Whether agents of the site may be asked to bring it. Not for one of them: that could go in circles.
     pub(super) through: bool,
+    /// Bytes that come for it.
+    pub(super) tally: &'a Tally,
 }
 
 impl Exchange {
@@ -61,7 +61,7 @@ impl Exchange {
     ) -> Result<Vec<u32>> {
         let (mut wanted, mut failed) = (chunks, Vec::new());
         for _ in 0..ROUNDS {
-            wanted = self.find_in_cache(ask.saved, wanted, place).await?;
+            wanted = self.find_in_cache(ask, wanted, place).await?;
             let (mut mine, mut flights, mut landings) = (Vec::new(), HashMap::<u32, Flight>::new(), Vec::new());
             for &chunk in &wanted {
                 let id = ask.saved.locate(chunk)?.id;
@@ -97,13 +97,20 @@ impl Exchange {
         Ok(failed)
     }
 
+    /// Counts bytes that came for `ask`.
+    pub(super) fn count(&self, ask: &Ask<'_>, from: Source, bytes: u64) {
+        self.counts.from.add(from, bytes);
+        ask.tally.add(from, bytes);
+    }
+
     /// Hands over what is in the cache; returns what is not.
     async fn find_in_cache(
         &self,
-        saved: &Arc<Saved>,
+        ask: &Ask<'_>,
         chunks: Vec<u32>,
         place: &mut (dyn FnMut(u32, &Encoded) + Send),
     ) -> Result<Vec<u32>> {
+        let saved = ask.saved;
         let mut lacking = Vec::new();
         let mut rest = chunks.as_slice();
         while !rest.is_empty() {
@@ -131,7 +138,7 @@ impl Exchange {
             let found = blocking(move || keeper.find(&tree, &looked)).await?;
             let mut there = HashSet::with_capacity(found.len());
             for (chunk, frame) in found {
-                add(&self.counts.from_cache, frame.bytes().len() as u64);
+                self.count(ask, Source::Cache, frame.bytes().len() as u64);
                 place(chunk, &frame.encoded());
                 there.insert(chunk);
             }

@@ -8,9 +8,9 @@ use tokio::time::Instant;
 
 use super::bring::unit;
 use super::catalog::Entry;
-use super::figures::add;
+use super::figures::{Tally, add};
 use super::gather::Ask;
-use super::{Exchange, From};
+use super::{Exchange, FetchPolicy};
 use crate::cache::Frame;
 use crate::error::Result;
 use crate::id::{ChunkId, ManifestId};
@@ -144,8 +144,8 @@ impl Exchange {
         };
         let others = asked.wanted.chunks.iter().chain(bases).filter(same).filter(lacking);
         let chunks: Vec<u32> = others.filter(|&other| other != number).chain([number]).collect();
-        let ask =
-            Ask { repository: &entry.repository, saved, from: &From::Anywhere, priority: asked.priority, through };
+        let (policy, tally) = (FetchPolicy { priority: asked.priority, ..FetchPolicy::FOR_READER }, Tally::default());
+        let ask = Ask { repository: &entry.repository, saved, policy: &policy, through, tally: &tally };
         let plain_len = saved.locate(number)?.place.plain_len;
         let mut found = None;
         let mut place = |chunk: u32, encoded: &crate::codec::Encoded| {

@@ -21,10 +21,12 @@ mod keep;
 mod limit;
 mod plan;
 mod policy;
+mod reachable;
 mod turns;
 mod view;
 mod warm;
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::str::FromStr;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -32,8 +34,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use async_trait::async_trait;
 
 use self::catalog::Catalog;
-use self::figures::Counts;
 pub use self::figures::Figures;
+use self::figures::{Counts, Tally};
 use self::flights::Flights;
 use self::gather::Ask;
 pub use self::holdings::Local;
@@ -41,6 +43,7 @@ use self::keep::Keeper;
 pub use self::limit::Limits;
 pub use self::policy::{Callers, Policy};
 use self::turns::Turns;
+pub use self::warm::WarmedChunks;
 use super::Ahead;
 use super::identity::Identity;
 use super::peers::{Peers, Rate};
@@ -48,7 +51,7 @@ use super::protocol::Priority;
 use crate::budget::Budget;
 use crate::cache::Cache;
 use crate::error::{Error, Result};
-use crate::repository::{ChunkSource, FramePlace, Name, Repository, Saved};
+use crate::repository::{ChunkSource, FramePlace, Name, Repository, Saved, SourceBytes};
 
 /// What an exchange is made of.
 #[derive(Debug)]
@@ -88,18 +91,39 @@ pub struct Exchange {
     origin: Mutex<Rate>,
 }
 
-/// Where chunks that are lacking may come from.
+/// Where missing chunks may come from.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum From {
     /// The nearest that has them.
     #[default]
     Anywhere,
-    /// The agents of a site, else the repository.
+    /// The agents of a site.
     Site(String),
-    /// One agent, else the repository.
+    /// One agent.
     Agent(Identity),
     /// The repository.
     Repository,
+}
+
+/// How to fetch missing chunks.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FetchPolicy {
+    /// Where they may come from.
+    pub from: From,
+    /// Read from the repository what that place does not give.
+    pub or_repository: bool,
+    /// How urgent they are to the peers that are asked.
+    pub priority: Priority,
+}
+
+impl FetchPolicy {
+    /// From the nearest place, for a caller that waits.
+    const FOR_READER: Self = Self { from: From::Anywhere, or_repository: true, priority: Priority::Restore };
+
+    /// Whether the repository may be read.
+    fn reads_repository(&self) -> bool {
+        self.or_repository || matches!(self.from, From::Anywhere | From::Repository)
+    }
 }
 
 impl Exchange {
@@ -154,6 +178,22 @@ impl Exchange {
         self.origin.lock().unwrap_or_else(PoisonError::into_inner).get()
     }
 
+    /// Checks that somebody answers at the place that `policy` names.
+    ///
+    /// # Errors
+    /// Not found, naming the known ones, for a site or agent that is not known; unreachable, if none of its agents answers and the
+    /// repository must not be read instead.
+    ///
+    /// # Cancel safety
+    /// Safe.
+    pub async fn check_reachable(&self, policy: &FetchPolicy) -> Result<()> {
+        let live = self.peers.live().await;
+        let live: Vec<Identity> = live.iter().filter_map(|peer| peer.identity()).collect();
+        let known = self.peers.list();
+        let known: BTreeSet<Identity> = known.into_iter().filter_map(|peer| peer.identity).collect();
+        reachable::check(policy, &live, &known)
+    }
+
     /// May `agent` read what `name` stands for?
     #[must_use]
     pub fn may_read(&self, agent: &Identity, name: &Name) -> bool {
@@ -169,9 +209,17 @@ impl Exchange {
 
 #[async_trait]
 impl ChunkSource for Exchange {
-    async fn frames(&self, repository: &Repository, saved: &Arc<Saved>, chunks: &[u32], place: FramePlace<'_>) {
-        let ask = Ask { repository, saved, from: &From::Anywhere, priority: Priority::Restore, through: true };
+    async fn frames(
+        &self,
+        repository: &Repository,
+        saved: &Arc<Saved>,
+        chunks: &[u32],
+        place: FramePlace<'_>,
+    ) -> SourceBytes {
+        let tally = Tally::default();
+        let ask = Ask { repository, saved, policy: &FetchPolicy::FOR_READER, through: true, tally: &tally };
         self.gather(&ask, chunks, place).await;
+        tally.read()
     }
 }
 

@@ -43,6 +43,16 @@ pub(super) struct View<P> {
     pub(super) remote: Vec<Candidate<P>>,
     /// Whether an agent of the site may be asked for what it does not hold.
     pub(super) through: bool,
+    /// Whether the repository may be read.
+    pub(super) repository: bool,
+}
+
+/// Which chunks come from where.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Plan<P> {
+    pub(super) groups: Vec<Group<P>>,
+    /// Chunks that nobody who may be asked holds.
+    pub(super) nowhere: Vec<u32>,
 }
 
 /// Where a group of chunks comes from.
@@ -110,12 +120,12 @@ pub(super) fn plan<P: Clone + Ord>(
     chunks: &[u32],
     unit_of: impl Fn(u32) -> Result<Unit>,
     view: &View<P>,
-) -> Result<Vec<Group<P>>> {
+) -> Result<Plan<P>> {
     let mut units: BTreeMap<Unit, Vec<u32>> = BTreeMap::new();
     for &chunk in chunks {
         units.entry(unit_of(chunk)?).or_default().push(chunk);
     }
-    let mut groups = Vec::with_capacity(units.len());
+    let (mut groups, mut nowhere) = (Vec::with_capacity(units.len()), Vec::new());
     for (unit, mut chunks) in units {
         chunks.sort_unstable();
         chunks.dedup();
@@ -126,15 +136,18 @@ pub(super) fn plan<P: Clone + Ord>(
             let near = holder(&site, chunk).map(|peer| (Origin::Peer(peer), false));
             let through = || responsible.clone().map(|peer| (Origin::Peer(peer), true));
             let far = || holder(&remote, chunk).map(|peer| (Origin::Peer(peer), false));
-            let from = near.or_else(through).or_else(far).unwrap_or((Origin::Repository, false));
-            of_unit.entry(from).or_default().push(chunk);
+            let repository = view.repository.then_some((Origin::Repository, false));
+            match near.or_else(through).or_else(far).or(repository) {
+                Some(from) => of_unit.entry(from).or_default().push(chunk),
+                None => nowhere.push(chunk),
+            }
         }
         for ((from, through), chunks) in of_unit {
             let some = |some: &[u32]| Group { from: from.clone(), through, chunks: some.to_vec() };
             groups.extend(chunks.chunks(ASK_MAX).map(some));
         }
     }
-    Ok(interleaved(groups))
+    Ok(Plan { groups: interleaved(groups), nowhere })
 }
 
 /// The candidates, the one first that `unit` is for most: so units are spread over those who hold the same.
@@ -200,7 +213,9 @@ mod tests {
     /// Four chunks a unit.
     fn planned(chunks: impl IntoIterator<Item = u32>, pack: PackId, view: &View<u32>) -> Vec<Group<u32>> {
         let chunks: Vec<u32> = chunks.into_iter().collect();
-        plan(&chunks, |chunk| Ok((pack, u64::from(chunk / 4))), view).unwrap()
+        let Plan { groups, nowhere } = plan(&chunks, |chunk| Ok((pack, u64::from(chunk / 4))), view).unwrap();
+        assert!(nowhere.is_empty() || !view.repository);
+        groups
     }
 
     fn from(groups: &[Group<u32>], origin: &Origin<u32>) -> Vec<u32> {
@@ -218,6 +233,7 @@ mod tests {
             site: vec![holding("west", 1, 0..6)],
             remote: vec![holding("east", 2, 4..10)],
             through: false,
+            repository: true,
         };
         let groups = planned(0..12, pack, &view);
         assert_eq!(from(&groups, &Origin::Peer(1)), (0..6).collect::<Vec<_>>());
@@ -235,12 +251,29 @@ mod tests {
     }
 
     #[test]
+    fn the_repository_is_read_only_where_it_may_be() {
+        let pack = Owned::fresh(SessionId::random());
+        let remote = vec![holding("east", 2, 0..4)];
+        let view = View { own: agent("west", 0), site: Vec::new(), remote, through: false, repository: false };
+        let chunks: Vec<u32> = (0..8).collect();
+        let planned = plan(&chunks, |chunk| Ok((pack, u64::from(chunk / 4))), &view).unwrap();
+        assert_eq!(from(&planned.groups, &Origin::Peer(2)), [0, 1, 2, 3]);
+        assert_eq!((planned.groups.len(), planned.nowhere), (1, vec![4, 5, 6, 7]));
+    }
+
+    #[test]
     fn a_cold_gang_brings_each_chunk_from_afar_once() {
         let pack = Owned::fresh(SessionId::random());
         let mut brought = vec![0; 400];
         for own in 0..8 {
             let others = (0..8).filter(|&n| n != own).map(|n| holding("west", n, []));
-            let view = View { own: agent("west", own), site: others.collect(), remote: Vec::new(), through: true };
+            let view = View {
+                own: agent("west", own),
+                site: others.collect(),
+                remote: Vec::new(),
+                through: true,
+                repository: true,
+            };
             let mine = from(&planned(0..400, pack, &view), &Origin::Repository);
             // An eighth each: of the last hand, half, some have none.
             assert!((48..=52).contains(&mine.len()), "{} of 400", mine.len());
@@ -256,7 +289,7 @@ mod tests {
             let pack = Owned::fresh(SessionId::random());
             let mine = |others: std::ops::Range<u32>| {
                 let site = others.map(|n| holding("west", n, [])).collect();
-                let view = View { own: agent("west", 0), site, remote: Vec::new(), through: true };
+                let view = View { own: agent("west", 0), site, remote: Vec::new(), through: true, repository: true };
                 from(&planned(0..400, pack, &view), &Origin::Repository)
             };
             let (of_all, without_one) = (mine(1..8), mine(1..7));
@@ -271,7 +304,7 @@ mod tests {
     fn what_all_hold_is_asked_of_all() {
         let pack = Owned::fresh(SessionId::random());
         let site: Vec<_> = (1..5).map(|n| holding("west", n, 0..400)).collect();
-        let view = View { own: agent("west", 0), site, remote: Vec::new(), through: true };
+        let view = View { own: agent("west", 0), site, remote: Vec::new(), through: true, repository: true };
         let groups = planned(0..400, pack, &view);
         for n in 1..5 {
             assert!(from(&groups, &Origin::Peer(n)).len() > 40);

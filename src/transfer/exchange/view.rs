@@ -15,8 +15,9 @@ impl Exchange {
     pub(super) async fn view(&self, ask: &Ask<'_>, without: &[Arc<str>]) -> (View<Arc<str>>, Vec<Arc<Peer>>) {
         let own = &self.identity;
         // A repository on this node's disk is nearer than anybody.
-        let here = *ask.from == From::Anywhere && ask.repository.store().directory().is_some();
-        let live = if here || *ask.from == From::Repository { Vec::new() } else { self.peers.live().await };
+        let from = &ask.policy.from;
+        let here = *from == From::Anywhere && ask.repository.store().directory().is_some();
+        let live = if here || *from == From::Repository { Vec::new() } else { self.peers.live().await };
         let origin = self.origin_rate();
         let mut asked: Vec<(Arc<Peer>, Identity, bool)> = Vec::new();
         for peer in live {
@@ -26,14 +27,14 @@ impl Exchange {
                 continue;
             }
             let near = identity.site() == own.site();
-            let fits = match ask.from {
+            let fits = match from {
                 From::Anywhere => !near || ask.through,
                 From::Site(site) => identity.site() == site,
                 From::Agent(agent) => identity == *agent,
                 From::Repository => false,
             };
             // Who asks for one place means it, however slow.
-            let slow = *ask.from == From::Anywhere && origin.is_some_and(|rate| peer.is_slower_than(rate));
+            let slow = *from == From::Anywhere && origin.is_some_and(|rate| peer.is_slower_than(rate));
             if fits && !slow && !without.contains(peer.address()) && !peer.is_shunned() {
                 asked.push((peer, identity, near));
             }
@@ -41,8 +42,9 @@ impl Exchange {
         let manifest = ask.saved.value.manifest;
         let chunks = u32::try_from(ask.saved.manifest.chunks.ids.len()).unwrap_or(u32::MAX);
         let surveys = join_all(asked.iter().map(|(peer, ..)| peer.survey(manifest, chunks))).await;
-        let through = ask.through && *ask.from == From::Anywhere;
-        let mut view = View { own: own.clone(), site: Vec::new(), remote: Vec::new(), through };
+        let through = ask.through && *from == From::Anywhere;
+        let repository = ask.policy.reads_repository();
+        let mut view = View { own: own.clone(), site: Vec::new(), remote: Vec::new(), through, repository };
         let mut peers = Vec::with_capacity(asked.len());
         for ((peer, identity, near), held) in asked.into_iter().zip(surveys) {
             let mut places = Held::none_of(chunks);

@@ -4,22 +4,31 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use futures::{StreamExt as _, stream};
 
+use super::figures::Tally;
 use super::gather::{Ask, levels};
 use super::plan::UNIT_LEN;
-use super::{Exchange, From};
+use super::{Exchange, FetchPolicy};
 use crate::codec::Encoded;
 use crate::progress::Progress;
-use crate::repository::{Repository, Saved};
-use crate::transfer::protocol::Priority;
+use crate::repository::{Repository, Saved, SourceBytes};
 
 /// Units that are gathered together. Whoever wants one of their chunks meanwhile waits for that, not for all.
 const WINDOW: u64 = 16 * UNIT_LEN;
 /// Such windows at the same time: while one ends, the next is under way.
 const WINDOWS: usize = 3;
 
+/// What came of warming chunks.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct WarmedChunks {
+    /// Those that did not come.
+    pub failed: Vec<u32>,
+    /// Stored bytes that moved, by source. Chunks that another request brought at the same time are not among them.
+    pub sources: SourceBytes,
+}
+
 impl Exchange {
-    /// Brings those of `chunks` that are not in the cache, bases first; `progress` moves as they come. Returns those that did not come;
-    /// the log says why.
+    /// Brings those of `chunks` that are not in the cache, bases first; `progress` moves as they come. The log says why one does not
+    /// come.
     ///
     /// # Cancel safety
     /// Safe: what has come is kept.
@@ -28,10 +37,11 @@ impl Exchange {
         repository: &Repository,
         saved: &Arc<Saved>,
         chunks: &[u32],
-        (from, priority): (&From, Priority),
+        policy: &FetchPolicy,
         progress: &Progress,
-    ) -> Vec<u32> {
-        let ask = Ask { repository, saved, from, priority, through: true };
+    ) -> WarmedChunks {
+        let tally = Tally::default();
+        let ask = Ask { repository, saved, policy, through: true, tally: &tally };
         let failed = Mutex::new(Vec::new());
         for level in levels(saved, chunks) {
             let windows = stream::iter(windows(saved, level)).map(|window| async {
@@ -45,7 +55,8 @@ impl Exchange {
             });
             windows.buffer_unordered(WINDOWS).collect::<()>().await;
         }
-        failed.into_inner().unwrap_or_else(PoisonError::into_inner)
+        let failed = failed.into_inner().unwrap_or_else(PoisonError::into_inner);
+        WarmedChunks { failed, sources: tally.read() }
     }
 }
 

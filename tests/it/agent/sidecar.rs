@@ -23,19 +23,26 @@ pub(super) fn write_checkpoint(user: &User, step: u64) {
     user.write(&format!("ckpt/checkpoint-{step}/model.bin"), &noise(step, 1 << 20));
 }
 
-const SIDECAR: &str = "[sidecar]\nrestore = [{ name = 'run@latest', to = 'ckpt/restored' }]\n\
+const SIDECAR: &str = "[sidecar]\nrestore = [{ name = 'models/base', to = 'base' }]\n\
     watch = [{ folder = 'ckpt', run = 'run', settle = '300ms' }]\n";
+
+fn ready(agent: &Running) {
+    until("it is ready", || agent.ask("GET", "/ready", "", "").status == 200);
+}
+
+fn saved(user: &User, step: u64) {
+    until("a step is saved", || user.ok(&["ls"]).contains(&format!("run/step-{step}")));
+}
 
 #[test]
 fn it_brings_the_inputs_and_saves_what_is_written() {
     let user = with_tree();
-    user.ok(&["save", "tree", "run/step-1"]);
-    fs::create_dir(user.work().join("ckpt")).unwrap();
+    user.ok(&["save", "tree", "models/base"]);
     let agent = Running::start(&user, SIDECAR);
-    until("it is ready", || agent.ask("GET", "/ready", "", "").status == 200);
-    assert_eq!(user.read("ckpt/restored/a.txt"), b"hello, world");
+    ready(&agent);
+    assert_eq!(user.read("base/a.txt"), b"hello, world");
     write_checkpoint(&user, 5);
-    until("a step is saved", || user.ok(&["ls"]).contains("run/step-5"));
+    saved(&user, 5);
     write_checkpoint(&user, 6);
     agent.signal(Signal::TERM);
     assert_eq!(agent.ended(), (Some(0), String::new()));
@@ -47,8 +54,57 @@ fn it_brings_the_inputs_and_saves_what_is_written() {
     agent.ended();
     write_checkpoint(&user, 7);
     let agent = Running::start(&user, SIDECAR);
-    until("what was left is saved", || user.ok(&["ls"]).contains("run/step-7"));
+    ready(&agent);
+    saved(&user, 7);
     agent.stop();
+
+    // On another node the volume is empty: the latest step comes back under the name that the framework gave it.
+    fs::remove_dir_all(user.work().join("ckpt")).unwrap();
+    let agent = Running::start(&user, SIDECAR);
+    ready(&agent);
+    assert_eq!(user.read("ckpt/checkpoint-7/model.bin"), noise(7, 1 << 20));
+    assert!(!user.exists("ckpt/checkpoint-6"));
+    write_checkpoint(&user, 8);
+    saved(&user, 8);
+    agent.stop();
+}
+
+/// An agent whose run has a latest step that cannot be restored: its packs are damaged.
+fn with_a_damaged_step(user: &User) -> Running {
+    user.ok(&["save", "tree", "run/step-1"]);
+    for session in fs::read_dir(user.repository().join("pack")).unwrap() {
+        for pack in fs::read_dir(session.unwrap().path()).unwrap() {
+            fs::write(pack.unwrap().path(), b"not a pack").unwrap();
+        }
+    }
+    let agent =
+        Running::start(user, "grace = '4s'\n[sidecar]\nwatch = [{ folder = 'ckpt', run = 'run', settle = '100ms' }]\n");
+    std::thread::sleep(Duration::from_millis(500));
+    assert_eq!(agent.ask("GET", "/ready", "", "").status, 503);
+    agent
+}
+
+#[test]
+fn it_saves_also_where_it_could_not_restore() {
+    let user = with_tree();
+    let agent = with_a_damaged_step(&user);
+    // A training that runs on while its sidecar starts anew.
+    write_checkpoint(&user, 2);
+    saved(&user, 2);
+    ready(&agent);
+    agent.stop();
+}
+
+#[test]
+fn what_it_could_neither_restore_nor_save_is_named() {
+    let user = with_tree();
+    let agent = with_a_damaged_step(&user);
+    fs::rename(user.repository(), user.work().join("hidden")).unwrap();
+    write_checkpoint(&user, 2);
+    agent.signal(Signal::TERM);
+    let (code, error) = agent.ended();
+    assert_eq!(code, Some(1), "{error}");
+    assert!(error.contains("not saved: checkpoint-2"), "{error}");
 }
 
 #[test]

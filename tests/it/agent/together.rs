@@ -187,18 +187,60 @@ fn agents_bring_each_other_what_they_hold() {
     assert!(had(&near, "site") > 20 << 20);
     assert!(told(&user, &near, &["top", "--once"]).contains("towline://home/a"));
 
-    // The other site may not read it there, and has the repository.
-    let warm = told_json(&user, &far, &["warm", "run@latest", "--wait"]);
-    assert_eq!(warm["transfers"][0]["report"]["missing"], 0);
+    let sources = &warm["transfers"][0]["report"]["sources"];
+    assert_eq!((&sources["repository"], &sources["site"]), (&json!(0), &json!(had(&near, "site"))));
+
+    // The other site may not read it there. It has the repository, and reads it only if it is told to.
+    let only =
+        user.command(&["warm", "run@latest", "--from", "home", "--wait"]).env("TOWLINE_AGENT", &far.socket).output();
+    let only = only.unwrap();
+    let said = String::from_utf8(only.stdout).unwrap();
+    assert_eq!(only.status.code(), Some(6), "{said}");
+    assert!(said.contains("fetched: 0 B in 0 chunks") && said.contains("nobody who may be asked gave them"), "{said}");
+    assert_eq!((had(&far, "remote"), had(&far, "repository")), (0, 0));
+    let text = told(&user, &far, &["warm", "run@latest", "--from", "home", "--or-repository", "--wait"]);
+    assert!(text.contains("(repository: 20."), "{text}");
     assert_eq!((had(&far, "remote"), had(&far, "site")), (0, 0));
     assert!(had(&far, "repository") > 20 << 20);
 
     hide_packs(&user);
-    told(&user, &near, &["restore", "run/step-1", "out"]);
+    let restored = told(&user, &near, &["restore", "run/step-1", "out"]);
+    assert!(restored.contains("(this node's agent: 20.") && !restored.contains("repository: "), "{restored}");
     assert_eq!(user.read("out/sub/b.bin"), noise(1, 20 << 20));
     near.stop();
     far.stop();
     first.stop();
+}
+
+#[test]
+fn a_place_that_nobody_knows_gives_nothing_and_is_named() {
+    let user = with_tree();
+    user.ok(&["save", "tree", "run/step-1"]);
+    identities(&user);
+    let first = start_peer(&user, "a", &[], "");
+    let second = start_peer(&user, "b", &[first.listen.clone().unwrap()], "");
+    for (from, or_repository, says) in [
+        ("nowhere", false, "site `nowhere` is not known here: expected one of the sites home or the agents home/a"),
+        ("nowhere", true, "site `nowhere` is not known here"),
+        ("home/z", false, "agent `home/z` is not known here"),
+    ] {
+        let begun = second.post(
+            "/v1/warm",
+            &json!({ "name": "run@latest", "from": from, "or_repository": or_repository }),
+            202,
+        );
+        let (_, end) = second.events(&begun).pop().unwrap();
+        let error = &end["error"];
+        assert_eq!((&end["state"], &error["kind"]), (&json!("failed"), &json!("not-found")), "{end}");
+        assert!(error["message"].as_str().unwrap().starts_with(says), "{error}");
+    }
+    first.signal(Signal::KILL);
+    first.ended();
+    let begun = second.post("/v1/warm", &json!({ "name": "run@latest", "from": "home" }), 202);
+    let (_, end) = second.events(&begun).pop().unwrap();
+    assert!(end["state"] == "failed" || end["report"]["missing"].as_u64() > Some(0), "{end}");
+    assert_eq!((had(&second, "repository"), had(&second, "site")), (0, 0));
+    second.stop();
 }
 
 #[test]

@@ -22,7 +22,7 @@ use towline::ops::{RestoreOptions, SaveOptions, WarmOptions, Warmed, warm};
 use towline::repository::layout::{self, Family};
 use towline::repository::{OpenOptions, Repository};
 use towline::storage::Store;
-use towline::transfer::exchange::{Exchange, ExchangeOptions, Figures, From, Limits, Policy};
+use towline::transfer::exchange::{Exchange, ExchangeOptions, FetchPolicy, Figures, From, Limits, Policy};
 use towline::transfer::identity::{Authority, Credentials, Identity};
 use towline::transfer::peers::{Carriers, Peers, PeersOptions};
 use towline::transfer::{Holdings, quic, tcp};
@@ -131,7 +131,8 @@ impl Agent {
     }
 
     async fn warm(&self, what: &str, from: From) -> Warmed {
-        let options = WarmOptions { from, ..WarmOptions::default() };
+        let policy = FetchPolicy { from, ..FetchPolicy::default() };
+        let options = WarmOptions { policy, ..WarmOptions::default() };
         warm(&self.exchange, &self.plain, &name(what), &options).await.unwrap()
     }
 

@@ -246,7 +246,8 @@ fn an_agent_of_another_authority_gets_nothing() {
     sites.warm("near", "repository");
     sites.alone(&["identity", "init", "--authority", "other"]);
     sites.start("far", &["near"], "other");
-    sites.warm("far", "near/near");
+    let refused = sites.warming("far", "near/near").wait_with_output().unwrap();
+    assert_eq!(refused.status.code(), Some(3), "an agent whose certificate does not hold is not known");
     let come = sites.come("far");
     assert!(come < MIB / 4, "{come} bytes came from an agent that does not know this one");
 }

@@ -57,12 +57,13 @@ class FolderSaver:
         keep_min: Iterable[str] = (),
         keep_max: Iterable[str] = (),
         compression: Compression = None,
+        collect: bool = True,
     ):
         # Says now what is wrong with it.
         wishes(compression=compression)
         self.repository = repo if isinstance(repo, Repository) else open_repository(repo)
         self.run, self._framework, self._compression = run, framework, compression
-        self._retention = Retention(keep_last, keep_every, keep_min, keep_max)
+        self._retention = Retention(keep_last, keep_every, keep_min, keep_max, collect=collect)
         self._work: queue.Queue[tuple[Handle, str] | None] = queue.Queue()
         self._thread: threading.Thread | None = None
         self._handles: list[Handle] = []
@@ -121,6 +122,7 @@ class FolderSaver:
             self._thread = None
             self._giving_up.clear()
             _endings.forget(self)
+        self._retention.close()
         self._check()
 
     def _run(self) -> None:

@@ -36,8 +36,8 @@ class Checkpointer:
 
     `folder` is where states are written before they are saved, and restored before they are loaded; by default
     `towline-states` in the accelerator's `project_dir`. Ranks on several nodes share it. `keep_last`, `keep_every`, `keep_min`
-    and `keep_max` say which steps outlive later ones, by default all, and `compression` how small they are stored, as for
-    `towline.Checkpointer`.
+    and `keep_max` say which steps outlive later ones, by default all, `collect` whether what the others leave behind is deleted,
+    and `compression` how small steps are stored, as for `towline.Checkpointer`.
     """
 
     def __init__(
@@ -52,6 +52,7 @@ class Checkpointer:
         keep_min: Iterable[str] = (),
         keep_max: Iterable[str] = (),
         compression: Compression = None,
+        collect: bool = True,
     ):
         self.accelerator, self.run = accelerator, run
         self.folder = os.path.abspath(folder or os.path.join(accelerator.project_dir or ".", "towline-states"))
@@ -64,6 +65,7 @@ class Checkpointer:
             keep_min=keep_min,
             keep_max=keep_max,
             compression=compression,
+            collect=collect,
         )
         self.repository = self._saver.repository
         if accelerator.is_main_process:

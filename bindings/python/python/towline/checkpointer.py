@@ -49,7 +49,9 @@ class Checkpointer:
     not change before the copy is made: see `protect`). A save that comes before the last one's copy is free waits for that, or
     with `when_busy="skip"` is left out and returns None.
 
-    `keep_last`, `keep_every`, `keep_min` and `keep_max` say which steps outlive later ones; by default all. Steps are stored as
+    `keep_last`, `keep_every`, `keep_min` and `keep_max` say which steps outlive later ones; by default all. What the others leave
+    behind is deleted in the background by rank 0, unless `collect` is False: then, and where the store refuses deletes, names
+    expire, and `Repository.collect` or `towline collect` with rights to delete frees the space. Steps are stored as
     small as can be; with `compression="if-faster"` raw while the store takes bytes faster than they are made smaller, with False
     raw always. `spool` is the folder where states wait for a repository that is not on this node; by default in the user's cache.
     """
@@ -70,6 +72,7 @@ class Checkpointer:
         keep_max: Iterable[str] = (),
         key_every: int | None = None,
         compression: Compression = None,
+        collect: bool = True,
         spool: str | os.PathLike[str] | None = None,
         pickle: bool = False,
         on_sigterm: bool = True,
@@ -87,7 +90,7 @@ class Checkpointer:
         #: The step that `restore` restored last.
         self.step: int | None = None
         self._attempts = Attempts(attempt) if world_size > 1 else None
-        self._retention = Retention(keep_last, keep_every, keep_min, keep_max)
+        self._retention = Retention(keep_last, keep_every, keep_min, keep_max, collect=collect)
         self._staging = Staging()
         self._work: queue.Queue[Any] = queue.Queue()
         self._handles: list[Handle] = []
@@ -251,6 +254,7 @@ class Checkpointer:
                     break
         if self._saver is None or not self._saver.is_alive():
             self._staging.close()
+            self._retention.close()
         _endings.forget(self)
         for handle in self._handles:
             if "durable" in handle._kept or (handle.done() and "local" not in handle._kept):

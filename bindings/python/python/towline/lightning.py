@@ -32,6 +32,7 @@ from typing import Any
 
 import torch
 
+from ._collecting import Collector
 from .checkpointer import DOCUMENT, TENSORS, Checkpointer, read_state
 from .errors import Conflict, Error, NotFound, SaveFailed, UsageError
 from .handle import Handle
@@ -60,7 +61,7 @@ class TowlineCheckpointIO(_plugins.CheckpointIO):
     Tensors and plain values are kept without pickle. With `pickle` other values, such as hyper-parameters that are objects,
     are pickled one by one; without it they are refused, with their path. Pickled values are loaded only with
     `weights_only=False`, of `Trainer.fit` or, where that says nothing, given here. `compression` says how small checkpoints are
-    stored, as for `towline.Checkpointer`.
+    stored, and `collect` whether what removed checkpoints leave behind is deleted, as for `towline.Checkpointer`.
     """
 
     def __init__(
@@ -71,9 +72,11 @@ class TowlineCheckpointIO(_plugins.CheckpointIO):
         pickle: bool = True,
         weights_only: bool = True,
         compression: Compression = None,
+        collect: bool = True,
     ):
         self.repository = repo if isinstance(repo, Repository) else open_repository(repo)
         self.run, self.pickle, self.weights_only, self.compression = run, pickle, weights_only, compression
+        self.collect = collect
         for package in _PACKAGES:
             if package in sys.modules and package != _PACKAGE:
                 import_module(f"{package}.plugins.io").CheckpointIO.register(type(self))
@@ -82,11 +85,12 @@ class TowlineCheckpointIO(_plugins.CheckpointIO):
     def _forget(self) -> None:
         self._checkpointer: Checkpointer | None = None
         self._follower: _Follower | None = None
+        self._collector: Collector | None = None
         #: Of names that this process saved as: the file.
         self._saved: dict[str, str] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = {"repository", "run", "pickle", "weights_only", "compression"}
+        kept = {"repository", "run", "pickle", "weights_only", "compression", "collect"}
         return {name: value for name, value in self.__dict__.items() if name in kept}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -171,13 +175,15 @@ class TowlineCheckpointIO(_plugins.CheckpointIO):
 
     def teardown(self) -> None:
         """Waits until every save is durable, and raises what failed."""
-        checkpointer, follower = self._checkpointer, self._follower
+        checkpointer, follower, collector = self._checkpointer, self._follower, self._collector
         self._forget()
         if checkpointer is not None and follower is not None:
             try:
                 checkpointer.close()
             finally:
                 follower.close()
+                if collector is not None:
+                    collector.close()
 
     def open(self, path: str | os.PathLike[str], weights_only: bool | None = None) -> io.BytesIO:
         """A checkpoint as the file that Lightning writes, for what reads one by itself:
@@ -212,7 +218,8 @@ class TowlineCheckpointIO(_plugins.CheckpointIO):
             self._checkpointer = Checkpointer(
                 self.repository, self.run, pickle=self.pickle, compression=self.compression, on_sigterm=False
             )
-            self._follower = _Follower(self._remove)
+            collector = self._collector = Collector(self.repository, self.collect)
+            self._follower = _Follower(lambda path: self._remove(path, collector))
         return self._checkpointer, self._follower
 
     def _name_for(self, path: str, file: str) -> str:
@@ -276,12 +283,13 @@ class TowlineCheckpointIO(_plugins.CheckpointIO):
             )
         return told
 
-    def _remove(self, path: str) -> None:
+    def _remove(self, path: str, collector: Collector) -> None:
         told = self._told(path)
         name = self._found(path) if told is None else told["name"]
         if name is not None:
             with contextlib.suppress(NotFound):
                 self.repository.remove(name)
+            collector.request()
         if told is not None:
             os.unlink(path)
 

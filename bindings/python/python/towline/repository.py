@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Mapping
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal
 
 from . import _towline
 from .errors import UsageError
+from .reports import CollectReport, SyncReport, VerifyReport
 from .tensors import Tensors
 
 #: How small to store: the smallest (None, or True), raw while that is faster, or never smaller.
@@ -152,7 +154,7 @@ class Repository:
         return json.loads(self._engine.show(name))
 
     def remove(self, name: str) -> None:
-        """Takes a name away. What only it referred to goes when `towline collect` runs."""
+        """Takes a name away. What only it needed is deleted by `collect`."""
         self._engine.remove(name)
 
     def copy(self, source: str, name: str) -> None:
@@ -169,12 +171,34 @@ class Repository:
         keep_max: Iterable[str] = (),
         dry_run: bool = False,
     ) -> dict[str, Any]:
-        """Takes away the steps of a run that no rule keeps. A step that is kept is never harmed."""
+        """Takes away the steps of a run that no rule keeps. A step that is kept is never harmed. What only the others needed is
+        deleted by `collect`."""
         return json.loads(self._engine.expire(run, keep_last, keep_every, list(keep_min), list(keep_max), dry_run))
 
-    def verify(self, name: str | None = None, *, data: bool = False, repair: bool = False) -> dict[str, Any]:
-        """Looks for damage in structure, or with `data` in every byte; of one tree, or of all."""
-        return json.loads(self._engine.verify(name, data, repair))
+    def collect(self, *, grace: timedelta | float = timedelta(hours=24), dry_run: bool = False) -> CollectReport:
+        """Deletes what no name needs any more. It is set aside first, and deleted by the first collect after `grace`, in seconds
+        or as a timedelta; with 0 at once. Nothing's safety depends on it: a reader whose name goes away meanwhile has that much
+        time to end. With `dry_run` it only says what it would do. Needs rights to delete: raises Denied without them."""
+        span = grace if isinstance(grace, timedelta) else timedelta(seconds=grace)
+        if span < timedelta(0):
+            raise UsageError(
+                f"grace is a number of seconds such as 3600, or a timedelta, and not negative; not {grace!r}"
+            )
+        return CollectReport.read(json.loads(self._engine.collect(dry_run, span)))
+
+    def verify(self, name: str | None = None, *, data: bool = False, repair: bool = False) -> VerifyReport:
+        """Looks for damage in structure, or with `data` in every byte; of one tree, or of all. What is damaged is in the report.
+        With `repair` what can be mended is."""
+        return VerifyReport.read(json.loads(self._engine.verify(name, data, repair)))
+
+    def sync(
+        self, to: Repository | str | os.PathLike[str], names: Iterable[str] = (), *, create: bool = False
+    ) -> SyncReport:
+        """Copies `names` (names, or prefixes of names; by default all) to the repository `to`, opened or its address. Only chunks
+        that it lacks move. A name that it has already is replaced. With `create` it is made if there is none."""
+        names = [names] if isinstance(names, str) else list(names)
+        there = to if isinstance(to, Repository) else open(to, create=create)
+        return SyncReport.read(json.loads(self._engine.sync(there._engine, names)))
 
     def tensors(self, name: str) -> Tensors:
         """The tensors of the tree `name`, by name, lazily: each is read when it is asked for, and only what is asked for."""

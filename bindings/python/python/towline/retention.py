@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from ._collecting import Collector
 from .errors import Error, NotFound
 
 if TYPE_CHECKING:
@@ -25,7 +26,8 @@ def steps(repository: Repository, run: str) -> list[int]:
 
 class Retention:
     """Which steps outlive later ones: the last `keep_last`, every `keep_every`th, and those whose metrics are the smallest
-    (`keep_min`) or the largest (`keep_max`). Without a rule all do."""
+    (`keep_min`) or the largest (`keep_max`). Without a rule all do. With `collect` what expired steps leave behind is deleted,
+    in the background."""
 
     def __init__(
         self,
@@ -33,7 +35,11 @@ class Retention:
         keep_every: int | None = None,
         keep_min: Iterable[str] = (),
         keep_max: Iterable[str] = (),
+        *,
+        collect: bool = True,
     ):
+        self._collect = collect
+        self._collector: Collector | None = None
         rules = {
             "keep_last": keep_last,
             "keep_every": keep_every,
@@ -48,6 +54,16 @@ class Retention:
         if not self._rules:
             return
         try:
-            repository.expire(run, **self._rules)
+            plan = repository.expire(run, **self._rules)
         except Error as error:
             warnings.warn(f"towline: steps of {run} were not expired: {error}", stacklevel=2)
+            return
+        if plan["removed"]:
+            if self._collector is None:
+                self._collector = Collector(repository, self._collect)
+            self._collector.request()
+
+    def close(self) -> None:
+        """Waits for what is being deleted, but not for long: what is left is deleted by a later collect."""
+        if self._collector is not None:
+            self._collector.close()

@@ -39,7 +39,8 @@ class TowlineCallback(TrainerCallback):
 
     With `remove_local` a checkpoint is taken away from the output folder once its step is durable, but for the newest and the
     best. `keep_last`, `keep_every`, `keep_min` and `keep_max` say which steps outlive later ones in the repository, by default
-    all, and `compression` how small they are stored, as for `towline.Checkpointer`.
+    all, `collect` whether what the others leave behind is deleted, and `compression` how small steps are stored, as for
+    `towline.Checkpointer`.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class TowlineCallback(TrainerCallback):
         keep_min: Iterable[str] = (),
         keep_max: Iterable[str] = (),
         compression: Compression = None,
+        collect: bool = True,
     ):
         self._saver = _folders.FolderSaver(
             repo,
@@ -63,6 +65,7 @@ class TowlineCallback(TrainerCallback):
             keep_min=keep_min,
             keep_max=keep_max,
             compression=compression,
+            collect=collect,
         )
         self.repository, self.run, self.remove_local = self._saver.repository, run, remove_local
         self._saved: dict[str, Any] = {}

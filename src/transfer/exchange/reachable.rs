@@ -1,0 +1,93 @@
+//! Whether the place that somebody wants chunks from is known, and answers. Pure.
+
+use std::collections::BTreeSet;
+
+use super::{FetchPolicy, From};
+use crate::error::{Error, Result};
+use crate::transfer::identity::Identity;
+
+/// Checks the place that `policy` names against the agents whose links are `live`, and all that were ever `known`.
+///
+/// # Errors
+/// Not found, if none of the known is of that place; unreachable, if none of the live is and the repository must not be read instead.
+pub(super) fn check(policy: &FetchPolicy, live: &[Identity], known: &BTreeSet<Identity>) -> Result<()> {
+    let fits = |agent: &Identity| match &policy.from {
+        From::Site(site) => agent.site() == site,
+        From::Agent(wanted) => agent == wanted,
+        From::Anywhere | From::Repository => true,
+    };
+    let kind = match &policy.from {
+        From::Anywhere | From::Repository => return Ok(()),
+        From::Site(_) => "site",
+        From::Agent(_) => "agent",
+    };
+    if live.iter().any(fits) {
+        return Ok(());
+    }
+    if known.iter().any(fits) {
+        if policy.or_repository {
+            return Ok(());
+        }
+        return Err(Error::unreachable(format!("{kind} `{}` does not answer", policy.from))
+            .cure("try again when its agents run, or let the repository give what it lacks: --or-repository"));
+    }
+    Err(Error::not_found(format!("{kind} `{}` is not known here", policy.from))
+        .expected(names(known))
+        .cure("name one of these, or `repository`; other agents are named in [peers] of the agent's settings"))
+}
+
+/// The known sites with their agents, for people.
+fn names(known: &BTreeSet<Identity>) -> String {
+    if known.is_empty() {
+        return "a known agent, of which there is none".to_owned();
+    }
+    let sites: BTreeSet<&str> = known.iter().map(Identity::site).collect();
+    let agents: Vec<String> = known.iter().map(Identity::path).collect();
+    let sites: Vec<&str> = sites.into_iter().collect();
+    format!("one of the sites {} or the agents {}", sites.join(", "), agents.join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::ErrorKind;
+
+    fn agent(site: &str, agent: &str) -> Identity {
+        Identity::new(site, agent).unwrap()
+    }
+
+    fn said(from: &str, or_repository: bool) -> Option<(ErrorKind, String)> {
+        let policy = FetchPolicy { from: from.parse().unwrap(), or_repository, ..FetchPolicy::default() };
+        let (up, down) = (agent("home", "a"), agent("cloud", "b"));
+        let known = BTreeSet::from([up.clone(), down]);
+        let error = check(&policy, &[up], &known).err()?;
+        Some((error.kind(), error.to_string()))
+    }
+
+    #[test]
+    fn a_place_must_be_known_and_answer() {
+        for fine in ["home", "home/a", "repository"] {
+            assert_eq!(said(fine, false), None, "{fine}");
+        }
+        for unknown in ["nowhere", "home/b", "nowhere/a"] {
+            for or_repository in [false, true] {
+                let (kind, text) = said(unknown, or_repository).unwrap();
+                assert_eq!(kind, ErrorKind::NotFound);
+                let expected = "expected one of the sites cloud, home or the agents cloud/b, home/a";
+                assert!(
+                    text.starts_with(&format!(
+                        "{} `{unknown}` is not known here",
+                        if unknown.contains('/') { "agent" } else { "site" }
+                    )),
+                    "{text}"
+                );
+                assert!(text.ends_with(expected), "{text}");
+            }
+        }
+        for silent in ["cloud", "cloud/b"] {
+            assert_eq!(said(silent, false).unwrap().0, ErrorKind::Unreachable);
+            assert_eq!(said(silent, true), None);
+        }
+        assert_eq!(check(&FetchPolicy::default(), &[], &BTreeSet::new()).map_err(|error| error.kind()), Ok(()));
+    }
+}

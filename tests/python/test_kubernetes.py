@@ -1,0 +1,287 @@
+"""deploy/kubernetes: valid for Kubernetes, the same in the documents, and run as a kubelet would run it, as far as that goes
+without a cluster: the containers' commands, environments and mounts, with a folder of this machine for each volume."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import kubernetes_validate
+import pytest
+import tomllib
+import towline
+import yaml
+
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy/kubernetes"
+#: The first version in which a sidecar is for everybody, and the newest that the schemas are there for.
+VERSIONS = ("1.33.0", kubernetes_validate.latest_version())
+UNITS = {"Mi": 1 << 20, "Gi": 1 << 30, "M": 1 << 20, "G": 1 << 30}
+
+TRAIN = """
+import argparse, os, pathlib
+
+told = argparse.ArgumentParser()
+told.add_argument("--output", type=pathlib.Path)
+output = told.parse_args().output
+done = max((int(folder.name.split("-")[1]) for folder in output.glob("checkpoint-*")), default=0)
+print("went on from", done)
+for step in (done + 1, done + 2):
+    folder = output / f"checkpoint-{step}"
+    folder.mkdir()
+    (folder / "weights.bin").write_bytes(step.to_bytes(2, "little") * 50_000)
+    (folder / "trainer_state.json").write_text('{"global_step": %d}' % step)
+"""
+
+
+def job() -> dict:
+    return yaml.safe_load((DEPLOY / "job.yaml").read_text())
+
+
+def settings() -> dict:
+    return tomllib.loads((DEPLOY / "agent.toml").read_text())
+
+
+def container(pod: dict, name: str) -> dict:
+    return next(one for one in pod["initContainers"] + pod["containers"] if one["name"] == name)
+
+
+def number(size: str) -> int:
+    digits, unit = re.fullmatch(r"(\d+)(\w+)", size).groups()
+    return int(digits) * UNITS[unit]
+
+
+def seconds(span: str) -> int:
+    return int(re.fullmatch(r"(\d+)s", span)[1])
+
+
+def covered(container: dict, path: str) -> str | None:
+    """The volume that `path` of a container lies in."""
+    mounts = container["volumeMounts"]
+    return next((one["name"] for one in mounts if f"{path}/".startswith(f"{one['mountPath']}/")), None)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_manifest_is_valid(version):
+    kubernetes_validate.validate(job(), version, strict=True)
+
+
+def test_what_is_wrong_with_a_manifest_is_seen():
+    wrong = job()
+    wrong["spec"]["template"]["spec"]["initContainers"][0]["startupProb"] = {}
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(wrong, VERSIONS[0], strict=True)
+
+
+def test_the_manifest_names_what_there_is():
+    pod, kustomization = job()["spec"]["template"]["spec"], yaml.safe_load((DEPLOY / "kustomization.yaml").read_text())
+    assert all((DEPLOY / file).exists() for file in kustomization["resources"])
+    (generated,) = kustomization["configMapGenerator"]
+    assert all((DEPLOY / file).exists() for file in generated["files"])
+    volumes = {volume["name"]: volume for volume in pod["volumes"]}
+    assert volumes["settings"]["configMap"]["name"] == generated["name"]
+    for one in pod["initContainers"] + pod["containers"]:
+        assert {mount["name"] for mount in one["volumeMounts"]} <= volumes.keys()
+
+
+def test_the_settings_fit_the_manifest():
+    pod, told = job()["spec"]["template"]["spec"], settings()
+    agent, training = container(pod, "towline"), container(pod, "training")
+    assert covered(agent, agent["args"][-1]) == "settings"
+    for path in (told["socket"], *(watched["folder"] for watched in told["sidecar"]["watch"])):
+        assert covered(agent, path) and covered(agent, path) == covered(training, path), path
+    assert covered(agent, told["cache"]["dir"]) == "cache"
+    for one in (agent, training):
+        assert {"name": "TOWLINE_AGENT", "value": told["socket"]} in one["env"]
+        # One user for both is said once, for the pod.
+        assert "runAsUser" not in one.get("securityContext", {})
+    assert pod["securityContext"]["runAsUser"] == pod["securityContext"]["fsGroup"]
+    assert seconds(told["grace"]) < pod["terminationGracePeriodSeconds"]
+    (cache,) = (volume["emptyDir"]["sizeLimit"] for volume in pod["volumes"] if volume["name"] == "cache")
+    assert number(told["cache"]["capacity"]) < number(cache)
+    assert number(told["memory"]) < number(agent["resources"]["limits"]["memory"])
+
+
+def test_the_documents_show_the_files_as_they_are():
+    shown = re.findall(r"^```(\w+)\n(.*?)^```", (ROOT / "docs/operations.md").read_text(), re.MULTILINE | re.DOTALL)
+    assert [text for language, text in shown if language == "yaml"] == [(DEPLOY / "job.yaml").read_text()]
+    assert (DEPLOY / "agent.toml").read_text() in [text for language, text in shown if language == "toml"]
+
+
+class Pod:
+    """A pod as the manifest says, in `folder`: each volume is a folder there."""
+
+    def __init__(self, folder: Path, repository: Path, user: dict[str, object]):
+        self.told, self.folder, self.repository, self.user = job()["spec"]["template"]["spec"], folder, repository, user
+        for volume in self.told["volumes"]:
+            self._make(volume)
+        self.agent = self.start("towline")
+
+    def _make(self, volume: dict) -> None:
+        made = self.folder / volume["name"]
+        made.mkdir(parents=True)
+        if "emptyDir" in volume:
+            # As the kubelet makes it, with a group for all (https://kubernetes.io/docs/tasks/configure-pod-container/security-context/).
+            if os.getuid() == 0:
+                os.chown(made, 0, self.told["securityContext"]["fsGroup"])
+            made.chmod(0o2777)
+            return
+        (made / "..now").mkdir()
+        (made / "..data").symlink_to("..now")
+        text = (DEPLOY / "agent.toml").read_text().replace(settings()["repository"], str(self.repository))
+        (made / "..now/agent.toml").write_text(self.mapped("towline", text))
+        (made / "agent.toml").symlink_to("..data/agent.toml")
+
+    def mapped(self, name: str, text: str) -> str:
+        """`text` with the paths of a container's mounts as they are on this machine."""
+        for mount in container(self.told, name)["volumeMounts"]:
+            text = re.sub(rf"(?<![\w/]){mount['mountPath']}(?![\w-])", str(self.folder / mount["name"]), text)
+        return text
+
+    def start(self, name: str, command: list[str] | None = None) -> subprocess.Popen:
+        """The process of a container, or another one in it."""
+        told = container(self.told, name)
+        command = command or told["command"] + told.get("args", [])
+        environment = {one["name"]: self.mapped(name, one["value"]) for one in told["env"]}
+        log = (self.folder / f"{name}.log").open("a")
+        return subprocess.Popen(
+            [self.mapped(name, word) for word in command],
+            env={"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "HOME": "/", **environment},
+            cwd=self.folder,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            **self.user,
+        )
+
+    def log(self, name: str) -> str:
+        return (self.folder / f"{name}.log").read_text()
+
+    def wait_until_started(self) -> None:
+        """As the kubelet does, but more often."""
+        probe = container(self.told, "towline")["startupProbe"]
+        for _ in range(probe["failureThreshold"]):
+            if self.start("towline", probe["exec"]["command"]).wait(60) == 0:
+                return
+            assert self.agent.poll() is None, self.log("towline")
+            time.sleep(0.2)
+        pytest.fail(f"the startup probe never succeeded: {self.log('towline')}")
+
+    def train(self) -> str:
+        (self.folder / "train.py").write_text(TRAIN)
+        assert self.start("training").wait(120) == 0, self.log("training")
+        return self.log("training")
+
+    def end(self) -> int:
+        """SIGTERM, and no more time than the pod has."""
+        self.agent.send_signal(signal.SIGTERM)
+        return self.agent.wait(self.told["terminationGracePeriodSeconds"])
+
+    def end_abruptly(self) -> None:
+        self.agent.kill()
+        self.agent.wait()
+
+
+@pytest.fixture
+def user() -> dict[str, object]:
+    """The user of the manifest, where this process may become that one."""
+    told = job()["spec"]["template"]["spec"]["securityContext"]
+    one = {"user": told["runAsUser"], "group": told["runAsGroup"], "extra_groups": [told["fsGroup"]]}
+    if os.getuid() != 0:
+        return {}
+    try:
+        subprocess.run([sys.executable, "-c", "import towline"], capture_output=True, check=True, **one)
+    except (subprocess.CalledProcessError, PermissionError):
+        # Such as where the interpreter lies in root's home.
+        return {}
+    return one
+
+
+@pytest.fixture
+def folder(user) -> Iterator[Path]:
+    """A folder that the manifest's user may enter, with the path of a socket in it no longer than it may be."""
+    made = Path(tempfile.mkdtemp(prefix="pod-", dir="/tmp"))
+    made.chmod(0o755)
+    yield made
+    shutil.rmtree(made)
+
+
+@pytest.fixture
+def repository(folder, user) -> Path:
+    """What the agent's settings want to be there."""
+    path = folder / "repository"
+    saved = towline.open(path)
+    (folder / "base").mkdir()
+    (folder / "base" / "weights.bin").write_bytes(os.urandom(100_000))
+    for name in settings()["sidecar"]["warm"]:
+        saved.save(folder / "base", name)
+    if user:
+        for found in [path, *path.rglob("*")]:
+            os.chown(found, user["user"], user["group"])
+    return path
+
+
+@pytest.fixture
+def start(folder, repository, user) -> Iterator:
+    pods = []
+
+    def start() -> Pod:
+        (folder / f"pod-{len(pods)}").mkdir()
+        (folder / f"pod-{len(pods)}").chmod(0o777)
+        pods.append(Pod(folder / f"pod-{len(pods)}", repository, user))
+        return pods[-1]
+
+    yield start
+    for pod in pods:
+        pod.end_abruptly()
+
+
+def steps(repository: Path) -> list[str]:
+    return [ref["name"] for ref in towline.open(repository).refs(settings()["sidecar"]["watch"][0]["run"])]
+
+
+def test_a_pod_saves_what_its_training_writes(start, repository, tmp_path):
+    pod = start()
+    pod.wait_until_started()
+    assert "went on from 0" in pod.train()
+    # It ends before the watch would have taken the checkpoints to be whole.
+    assert pod.end() == 0, pod.log("towline")
+    run = settings()["sidecar"]["watch"][0]["run"]
+    assert steps(repository) == [f"{run}/step-1", f"{run}/step-2"]
+    towline.open(repository).restore(f"{run}/step-2", tmp_path / "back")
+    assert (tmp_path / "back/weights.bin").read_bytes() == (2).to_bytes(2, "little") * 50_000
+
+
+def test_a_container_that_starts_again_saves_what_the_killed_one_did_not(start, repository):
+    pod = start()
+    pod.wait_until_started()
+    pod.end_abruptly()
+    pod.train()
+    # The volumes are the pod's: what the training wrote meanwhile is there.
+    pod.agent = pod.start("towline")
+    pod.wait_until_started()
+    assert pod.end() == 0, pod.log("towline")
+    assert len(steps(repository)) == 2
+
+
+def test_a_new_pod_goes_on_with_the_latest_checkpoint(start, repository):
+    pod = start()
+    pod.wait_until_started()
+    pod.train()
+    assert pod.end() == 0, pod.log("towline")
+    later = start()
+    later.wait_until_started()
+    (found,) = (later.folder / "ckpt").glob("checkpoint-*")
+    assert found.name == "checkpoint-2"
+    assert (found / "weights.bin").read_bytes() == (2).to_bytes(2, "little") * 50_000
+    assert "went on from 2" in later.train()
+    assert later.end() == 0, later.log("towline")
+    assert len(steps(repository)) == 4
