@@ -157,7 +157,7 @@ impl Error {
             Io::StorageFull | Io::QuotaExceeded | Io::FileTooLarge => (ErrorKind::Exhausted, Some(SPACE_CURE)),
             _ => (ErrorKind::Other, None),
         };
-        let error = Self::new(kind, what).at(path.display()).source(source);
+        let error = Self::new(kind, without_room(&source, what.into())).at(path.display()).source(source);
         match cure {
             Some(cure) => error.cure(cure),
             None => error,
@@ -231,6 +231,18 @@ impl Error {
         }
         causes
     }
+}
+
+/// `what`, after the kind of room that is lacking, if `source` is about that.
+fn without_room(source: &std::io::Error, what: Cow<'static, str>) -> Cow<'static, str> {
+    use std::io::ErrorKind as Io;
+    let lacking = match source.kind() {
+        Io::StorageFull => "disk full",
+        Io::QuotaExceeded => "disk quota exceeded",
+        Io::FileTooLarge => "file too large",
+        _ => return what,
+    };
+    format!("{lacking}: {what}").into()
 }
 
 impl Serialize for Error {
@@ -322,7 +334,8 @@ impl Error {
                     Io::PermissionDenied | Io::ReadOnlyFilesystem => (ErrorKind::Denied, ACCESS_CURE),
                     _ => break,
                 };
-                return Self::new(kind, "store refuses a file").cure(cure).source(error);
+                let what = without_room(io, "store refuses a file".into());
+                return Self::new(kind, what).cure(cure).source(error);
             }
             cause = inner.source();
         }
@@ -349,5 +362,15 @@ mod tests {
         let full = std::io::Error::from(std::io::ErrorKind::StorageFull);
         let error = Error::from(object_store::Error::Generic { store: "test", source: Box::new(full) });
         assert_eq!(error.kind(), ErrorKind::Exhausted);
+        assert_eq!(error.to_string(), "disk full: store refuses a file");
+    }
+
+    #[test]
+    fn what_lacks_room_says_so_first() {
+        use std::io::ErrorKind as Io;
+        let said = |kind: Io| Error::io("cannot write a file", std::path::Path::new("o/s"), kind.into()).to_string();
+        assert_eq!(said(Io::StorageFull), "disk full: cannot write a file at o/s");
+        assert_eq!(said(Io::QuotaExceeded), "disk quota exceeded: cannot write a file at o/s");
+        assert_eq!(said(Io::PermissionDenied), "cannot write a file at o/s");
     }
 }

@@ -42,7 +42,7 @@
 //! floor 3  transfer                                peers: identity, protocol, carriers
 //! floor 2  storage  tree  cache  repository        stores | files on this machine | chunks kept here | the durable home of content
 //! floor 1  codec  chunker  checkpoint  format      pure: bytes in, bytes out (+ chunk)
-//! floor 0  id  error  clock  limits  blocks  budget  progress  metrics  size  work
+//! floor 0  id  error  clock  limits  blocks  budget  progress  metrics  size  span  work
 //! ```
 
 pub mod agent;
@@ -64,6 +64,7 @@ pub mod ops;
 pub mod progress;
 pub mod repository;
 pub mod size;
+pub mod span;
 pub mod storage;
 pub mod transfer;
 pub mod tree;

@@ -16,11 +16,12 @@ use super::custody::{Announced, Before, Held};
 use super::house::House;
 use super::transfers::{About, Entry};
 use super::view::Kind;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::ops::{self, Pinning, Refuge, RestoreOptions, SaveOptions, Stop, WarmOptions};
 use crate::ops::{WatchEvent, WatchOptions, WatchReport};
 use crate::progress::Progress;
-use crate::repository::{Name, Repository, Selector};
+use crate::repository::log::{RefValue, State};
+use crate::repository::{Name, Repository, Selector, no_such_name};
 use crate::transfer::exchange::{Exchange, FetchPolicy, From};
 use crate::transfer::identity::Identity;
 use crate::transfer::protocol::Priority;
@@ -37,6 +38,8 @@ pub(super) struct Restoring {
     pub(super) to: PathBuf,
     pub(super) overwrite: bool,
     pub(super) delete: bool,
+    /// Only what these patterns take of it, if there are any.
+    pub(super) only: Vec<String>,
 }
 
 /// What to warm, and how.
@@ -68,27 +71,49 @@ pub(super) fn warm(house: &House, repository: Option<&str>, warming: Warming) ->
     let about = About { caller: caller.clone(), ..about(kind, &called, &repository) };
     let priority = if kind == Kind::Fetch { Priority::Restore } else { Priority::Warm };
     house.transfers.begin(about, move |progress| async move {
-        let name = repository.resolve(&name).await?;
-        may_read(&exchange, caller.as_ref(), &name)?;
+        let name = resolve(&exchange, &repository, caller.as_ref(), &name).await?;
         let policy = FetchPolicy { from, or_repository, priority };
         let options = WarmOptions { below: below.map(String::into_bytes), policy, pin, progress };
         report(&Box::pin(ops::warm(&exchange, &repository, &name, &options)).await?)
     })
 }
 
-/// What another agent asks for is what it may read; whoever is of this node may read everything.
+/// The name that `selector` stands for, if `caller` may read it. Another agent is told of no name that it may not read, not even by
+/// an error that says which names are near.
 ///
 /// # Errors
-/// Denied, if it may not.
-pub(super) fn may_read(exchange: &Exchange, caller: Option<&Identity>, name: &Name) -> Result<()> {
-    match caller {
-        Some(caller) if !exchange.may_read(caller, name) => {
-            Err(Error::denied(format!("agent {} may not read this name here", caller.path()))
-                .at(name)
-                .cure("let it, in [[allow]] of the settings of the agent that was asked"))
+/// Not found, for a name or run that is not there; denied, for what another agent may not read.
+///
+/// # Cancel safety
+/// Safe: it only reads.
+pub(super) async fn resolve(
+    exchange: &Exchange,
+    repository: &Repository,
+    caller: Option<&Identity>,
+    selector: &Selector,
+) -> Result<Name> {
+    let Some(caller) = caller else { return repository.resolve(selector).await };
+    let state = repository.state().await?;
+    let readable = || -> BTreeMap<Name, RefValue> {
+        let own = state.refs.iter().filter(|(name, _)| exchange.may_read(caller, name));
+        own.map(|(name, value)| (name.clone(), value.clone())).collect()
+    };
+    let name = match selector.resolve(&state) {
+        // By what it may read nothing fits either; the error is another.
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            selector.resolve(&State { refs: readable(), ..State::default() })?
         }
-        _ => Ok(()),
+        resolved => resolved?,
+    };
+    if !exchange.may_read(caller, &name) {
+        return Err(Error::denied(format!("agent {} may not read this name here", caller.path()))
+            .at(name)
+            .cure("let it, in [[allow]] of the settings of the agent that was asked"));
     }
+    if state.refs.contains_key(&name) {
+        return Ok(name);
+    }
+    Err(no_such_name(&readable(), &name, format!("repository {}", repository.id())))
 }
 
 /// Begins to restore.
@@ -98,8 +123,8 @@ pub(super) fn may_read(exchange: &Exchange, caller: Option<&Identity>, name: &Na
 pub(super) fn restore(house: &House, repository: Option<&str>, restoring: Restoring) -> Result<Arc<Entry>> {
     let repository = house.repository(repository)?.clone();
     house.transfers.begin(about(Kind::Restore, &restoring.name, &repository), move |progress| async move {
-        let Restoring { name, below, to, overwrite, delete } = restoring;
-        let options = RestoreOptions { overwrite, delete, progress };
+        let Restoring { name, below, to, overwrite, delete, only } = restoring;
+        let options = RestoreOptions { overwrite, delete, only, progress };
         let name = repository.resolve(&name).await?;
         let below = below.as_ref().map(String::as_bytes);
         report(&Box::pin(repository.restore(&name, below, &to, &options)).await?)

@@ -9,6 +9,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::sync::mpsc::{self, Receiver, Sender};
 
+use super::folders::Folder;
 use super::house::House;
 use crate::budget::Buffer;
 use crate::error::{Error, ErrorKind, Result};
@@ -60,6 +61,13 @@ impl Opened {
     }
 }
 
+/// What lies at a path of a saved tree.
+#[derive(Debug)]
+pub(super) enum Found {
+    File(File),
+    Folder(Folder),
+}
+
 /// A file of a saved tree, opened.
 #[derive(Debug)]
 pub(super) struct File {
@@ -69,11 +77,11 @@ pub(super) struct File {
     path: Vec<u8>,
 }
 
-impl File {
-    /// Opens the file at `path` of what `selector` stands for now.
+impl Found {
+    /// Opens the file or folder at `path` of what `selector` stands for now; the tree itself, if the path is empty.
     ///
     /// # Errors
-    /// Not found, for the repository, the name or the path; usage, for what is not a file.
+    /// Not found, for the repository, the name or the path; usage, for a link.
     ///
     /// # Cancel safety
     /// Safe: it only reads.
@@ -81,24 +89,33 @@ impl File {
         house: &Arc<House>,
         repository: Option<&str>,
         selector: &Selector,
-        path: Vec<u8>,
+        mut path: Vec<u8>,
     ) -> Result<Self> {
         let repository = house.repository(repository)?.clone();
         let name = repository.resolve(selector).await?;
         let saved = house.opened.open(&repository, &name).await?;
-        let file = Self { house: Arc::clone(house), repository, saved, path };
+        if path.last() == Some(&b'/') {
+            path.pop();
+        }
+        let is_folder = saved.manifest.entry(&path).is_some_and(|entry| matches!(entry.kind, EntryKind::Folder));
+        if path.is_empty() || is_folder {
+            return Ok(Self::Folder(Folder { saved, path }));
+        }
+        let file = File { house: Arc::clone(house), repository, saved, path };
         file.content()?;
-        Ok(file)
+        Ok(Self::File(file))
     }
+}
 
+impl File {
     fn content(&self) -> Result<&Content> {
         let place = || format!("{}:{}", self.saved.name, String::from_utf8_lossy(&self.path));
         match self.saved.manifest.entry(&self.path).map(|entry| &entry.kind) {
             Some(EntryKind::File(content)) => Ok(content),
-            Some(_) => Err(Error::usage("this is not a file").at(place())),
+            Some(_) => Err(Error::usage("this is a link, not a file").at(place()).cure("read what it points to")),
             None => Err(Error::not_found("there is no such file in the saved tree")
                 .at(place())
-                .cure(format!("`towline show {}` lists the paths", self.saved.name))),
+                .cure(format!("`towline show {} --files` lists the paths", self.saved.name))),
         }
     }
 

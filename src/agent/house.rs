@@ -1,5 +1,6 @@
 //! What an agent holds open: its repositories, its cache, its links to other agents, and what it is doing.
 
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -22,6 +23,7 @@ use crate::id::RepositoryId;
 use crate::limits::{MEMORY_MIN, MIB};
 use crate::ops::Stop;
 use crate::repository::{OpenOptions, Repository};
+use crate::size;
 use crate::storage::Location;
 use crate::transfer::GOOD_WINDOW;
 use crate::transfer::exchange::{Exchange, ExchangeOptions, Limits};
@@ -91,12 +93,20 @@ impl House {
             None => None,
             Some(told) => {
                 let options = CacheOptions { free_floor: told.free_floor, ..CacheOptions::new(told.capacity) };
-                Some(Arc::new(blocking(move || Cache::open(&told.dir, options)).await?))
+                let (dir, capacity) = (told.dir.clone(), told.capacity);
+                let cache = blocking(move || Cache::open(&told.dir, options)).await?;
+                warn_of_capacity("[cache] capacity", &dir, capacity);
+                Some(Arc::new(cache))
             }
         };
         let shelf = match config.custody.clone() {
             None => None,
-            Some(told) => Some(Arc::new(blocking(move || Shelf::open(told.dir, told.capacity)).await?)),
+            Some(told) => {
+                let (dir, capacity) = (told.dir.clone(), told.capacity);
+                let shelf = blocking(move || Shelf::open(told.dir, told.capacity)).await?;
+                warn_of_capacity("[custody] capacity", &dir, capacity);
+                Some(Arc::new(shelf))
+            }
         };
         let mut origins = Vec::new();
         for location in &config.repositories {
@@ -283,6 +293,22 @@ impl House {
     }
 }
 
+/// Warns if the disk under `dir` is smaller than the `capacity` that a setting says: what is kept there will then be bounded by what
+/// the disk has free.
+fn warn_of_capacity(setting: &str, dir: &Path, capacity: u64) {
+    let Ok(disk) = rustix::fs::statvfs(dir) else { return };
+    if let Some(warning) = too_large(setting, capacity, disk.f_blocks.saturating_mul(disk.f_frsize)) {
+        tracing::warn!(dir = %dir.display(), "{warning}");
+    }
+}
+
+/// What is wrong with a `capacity` on a disk of so many bytes, if something is.
+fn too_large(setting: &str, capacity: u64, disk: u64) -> Option<String> {
+    let (told, has) = (size::show(capacity), size::show(disk));
+    (capacity > disk)
+        .then(|| format!("{setting} is {told}, but the disk has {has}: it holds as much as the disk has free"))
+}
+
 fn unknown(known: &[String], named: impl std::fmt::Display) -> Error {
     Error::not_found("this agent does not have the repository")
         .expected(known.join(", "))
@@ -373,6 +399,13 @@ async fn exchange(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_capacity_above_the_disk_is_told() {
+        assert_eq!(too_large("[cache] capacity", 1 << 30, 1 << 30), None);
+        let warning = too_large("[cache] capacity", 3 << 30, 1 << 30).unwrap();
+        assert!(warning.starts_with("[cache] capacity is 3.0 GiB, but the disk has 1.0 GiB"), "{warning}");
+    }
 
     #[tokio::test]
     async fn all_links_fit_at_once() {

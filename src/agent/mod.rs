@@ -16,11 +16,13 @@ mod doors;
 mod elsewhere;
 mod errands;
 mod files;
+mod folders;
 mod house;
 mod notice;
 mod sidecar;
 mod socket;
 mod transfers;
+mod user;
 pub mod view;
 
 use std::net::SocketAddr;
@@ -37,18 +39,19 @@ use tokio::time::timeout;
 pub use self::client::Client;
 pub use self::config::{CacheConfig, Config, CustodyConfig, PeersConfig, SidecarConfig, Watched};
 use self::custody::keep;
-use self::doors::{Callers, Door, router, serve};
+use self::doors::{Callers, Door, Local, router, serve};
 pub use self::elsewhere::At;
 use self::house::House;
 pub use self::notice::Provider;
 use self::socket::Claimed;
 pub use self::socket::well_known;
+pub use self::user::user_name;
 use self::view::Standing;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::ops::Stop;
 use crate::transfer::exchange::Exchange;
 use crate::transfer::peers::discover;
-use crate::transfer::{Holdings, quic, tcp};
+use crate::transfer::{Holdings, not_bound, quic, tcp};
 use crate::work::blocking;
 
 /// What a connection is upgraded to over which chunks are taken.
@@ -92,7 +95,9 @@ impl Agent {
         let token = if tcp.is_some() { Some(socket::write_token(&config.socket)?) } else { None };
         let house = Arc::new(House::open(&config).await?);
         let (to_give, wait) = config.custody.map(|custody| (custody.of, custody.wait)).unwrap_or_default();
-        let router = router(Arc::clone(&house), token.as_deref(), Callers { to_ask: config.callers, to_give });
+        let token_file = socket::token_path(&config.socket);
+        let token = token.as_deref().map(|token| (token, token_file.as_path()));
+        let router = router(Arc::clone(&house), token, Callers { to_ask: config.callers, to_give });
         let (mut doors, leaving) = (JoinSet::new(), house.leaving.clone());
         let listen = match config.listen {
             Some(address) => Some(open_to_peers(&house, address, &router, &mut doors).await?),
@@ -109,7 +114,7 @@ impl Agent {
             }
             None => None,
         };
-        doors.spawn(serve(unix, |_| Door::Socket, router, leaving.clone()));
+        doors.spawn(serve(Local(unix), Door::Socket, router, leaving.clone()));
         if let Some(shelf) = house.shelf.clone() {
             let (kept, leaving) = (keep(Arc::clone(&house), shelf, wait), house.leaving.clone());
             doors.spawn(leaving.run_until_cancelled_owned(kept).map(drop));
@@ -213,14 +218,5 @@ fn ended(result: Result<()>) {
 }
 
 async fn listen(address: SocketAddr) -> Result<TcpListener> {
-    TcpListener::bind(address).await.map_err(|source| {
-        let (kind, cure) = match source.kind() {
-            std::io::ErrorKind::AddrInUse => {
-                (ErrorKind::Conflict, "another process listens there: choose another port")
-            }
-            std::io::ErrorKind::PermissionDenied => (ErrorKind::Denied, "choose a port above 1023"),
-            _ => (ErrorKind::Other, "choose an address of this machine"),
-        };
-        Error::new(kind, "port of the API cannot be listened at").at(address).cure(cure).source(source)
-    })
+    TcpListener::bind(address).await.map_err(|source| not_bound(source, address))
 }

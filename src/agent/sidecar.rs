@@ -70,7 +70,11 @@ pub(super) fn begin(house: &Arc<House>, told: SidecarConfig, doors: &mut JoinSet
             for (name, to) in restore {
                 let restoring = || {
                     let (name, to) = (name.clone(), to.clone());
-                    errands::restore(&house, None, Restoring { name, below: None, to, overwrite: false, delete: false })
+                    errands::restore(
+                        &house,
+                        None,
+                        Restoring { name, below: None, to, overwrite: false, delete: false, only: Vec::new() },
+                    )
                 };
                 bring(&name, restoring).await;
             }

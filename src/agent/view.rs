@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::cache::{CacheStat, Checked, Pin};
+use crate::ops::Listed;
 use crate::progress::Snapshot;
 use crate::transfer::ledger::{LedgerEntry, LinkEntry};
 use crate::transfer::peers::PeerStat;
@@ -29,6 +30,52 @@ pub struct Health {
     pub identity: Option<String>,
     /// Where it saves to and restores from, the usual repository first.
     pub repositories: Vec<Place>,
+}
+
+/// Some of the names of a repository.
+#[derive(Clone, Debug, Serialize)]
+pub struct NameList {
+    /// Sorted.
+    pub names: Vec<Listed>,
+    /// What to give as `after` for those that come next, if there are more.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub next: Option<String>,
+}
+
+/// Some of what lies right in a folder of a saved tree.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Folder {
+    /// The tree's name.
+    pub name: String,
+    /// What that stands for.
+    pub manifest: String,
+    /// The folder; empty for the tree's own.
+    pub path: String,
+    /// In the order of their names.
+    pub entries: Vec<FolderEntry>,
+    /// What to give as `after` for those that come next, if there are more.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub next: Option<String>,
+}
+
+/// A file, folder or link of a saved tree.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FolderEntry {
+    /// Its name in the folder; bytes that are not UTF-8 are replaced.
+    pub name: String,
+    /// `file`, `folder` or `link`.
+    pub kind: String,
+    /// The path by which this API gives it, whatever bytes its name has.
+    pub url: String,
+    /// Bytes of a file.
+    pub bytes: u64,
+    /// Permission bits, octal.
+    pub mode: String,
+    /// Last modification, RFC 3339.
+    pub mtime: String,
+    /// Where a link points.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub target: Option<String>,
 }
 
 /// A repository of an agent.

@@ -12,13 +12,14 @@ use super::args::{CacheVerb, Elsewhere, Pin, Warm};
 use super::config::Chosen;
 use super::listen;
 use super::output::{printable, table};
-use super::render;
+use super::render::{by_source, counted};
 use super::verbs::Door;
 use crate::agent::view::{Cache, CacheChecked, Evicted, PinList, Pinned, Transfer, Unpinned};
-use crate::agent::{Agent, Client, Config};
+use crate::agent::{Agent, Client, Config, user_name};
 use crate::error::{Error, ErrorKind, Result};
 use crate::repository::SourceBytes;
 use crate::size::show;
+use crate::span;
 
 impl Elsewhere {
     /// Whom to ask.
@@ -118,7 +119,7 @@ impl Door {
                 })?,
                 from: warm.from.as_ref().map(ToString::to_string),
                 or_repository: warm.or_repository,
-                pin: warm.pin.map(|span| humantime::format_duration(span).to_string()),
+                pin: warm.pin.map(span::show),
                 owner: owner.clone(),
                 repository: self.named_repository()?,
             };
@@ -164,7 +165,7 @@ impl Door {
         let Pin { name, lasting, owner, reason, elsewhere } = pin;
         let asked = Pinning {
             name: name.to_string(),
-            lasting: lasting.map(|lasting| humantime::format_duration(lasting).to_string()),
+            lasting: lasting.map(span::show),
             owner: owner.unwrap_or_else(user),
             reason,
             repository: self.named_repository()?,
@@ -241,9 +242,9 @@ impl Door {
     }
 }
 
-/// Who asks, for people who look at the list of pins.
+/// Who asks, for people who look at the list of pins: the user of this process, whatever the environment says.
 fn user() -> String {
-    std::env::var("USER").ok().filter(|user| !user.is_empty()).unwrap_or_else(|| "towline".to_owned())
+    user_name(rustix::process::getuid())
 }
 
 /// A number of a transfer's report; 0 if it has none.
@@ -257,24 +258,32 @@ fn warmed(said: &Said<Transfer>) -> String {
     if transfer.report.is_none() {
         return format!("warming {name}: {}\n", printable(&transfer.id));
     }
+    let sum = |chunks: &str, bytes: &str| {
+        let chunks = counted(told(transfer, chunks), "chunk");
+        format!("{} in {chunks}", show(told(transfer, bytes)))
+    };
     let missing = match told(transfer, "missing") {
         0 => String::new(),
-        missing => {
-            let bytes = show(told(transfer, "missing_bytes"));
-            format!(
-                "; missing: {missing} chunks, {bytes}: nobody who may be asked gave them, the agent's log says more"
-            )
-        }
+        _ => format!(
+            "\n  missing: {}: nobody who may be asked gave them, the agent's log says more",
+            sum("missing", "missing_bytes")
+        ),
     };
-    let (bytes, fetched) = (show(told(transfer, "bytes")), fetched(transfer));
-    format!("warm: {name}, {bytes}; fetched {fetched} in {:.1}s{missing}\n", transfer.seconds)
+    format!(
+        "warm: {name}, {}, {:.1} s\n  there already: {}; fetched: {}{}{missing}\n",
+        sum("chunks", "bytes"),
+        transfer.seconds,
+        sum("hits", "hit_bytes"),
+        sum("fetched", "fetched_bytes"),
+        sources(transfer),
+    )
 }
 
-/// The bytes that a transfer fetched, with where they came from.
-fn fetched(transfer: &Transfer) -> String {
+/// Where the bytes that a transfer moved came from, gaps between chunks included; empty if none moved.
+fn sources(transfer: &Transfer) -> String {
     let sources = transfer.report.as_ref().and_then(|report| report.get("sources")).cloned().unwrap_or_default();
     let bytes = |source: &str| sources.get(source).and_then(Value::as_u64).unwrap_or(0);
-    render::by_source(&SourceBytes {
+    by_source(&SourceBytes {
         agent: bytes("agent"),
         cache: bytes("cache"),
         site: bytes("site"),
@@ -361,13 +370,16 @@ mod tests {
         .unwrap();
         let mut begun = Said { at: None, what: transfer };
         assert_eq!(warmed(&begun), "warming run/1: A\n");
-        let sources = serde_json::json!({ "agent": 0, "cache": 0, "site": 0, "remote": 512, "repository": 256 });
-        let missing = serde_json::json!({ "bytes": 2048, "missing": 3, "missing_bytes": 256, "sources": sources });
-        begun.what.report = Some(missing);
+        let sources = serde_json::json!({ "agent": 0, "cache": 0, "site": 0, "remote": 768, "repository": 256 });
+        begun.what.report = Some(serde_json::json!({
+            "chunks": 6, "bytes": 2048, "hits": 1, "hit_bytes": 512, "fetched": 2, "fetched_bytes": 1024, "missing": 3,
+            "missing_bytes": 512, "sources": sources,
+        }));
         let text = warmed(&begun);
-        let says = "warm: run/1, 2.0 KiB; fetched 768 B (other sites: 512 B, repository: 256 B) in 1.0s; \
-                    missing: 3 chunks, 256 B:";
-        assert!(text.starts_with(says), "{text}");
+        let expected = "warm: run/1, 2.0 KiB in 6 chunks, 1.0 s\n  there already: 512 B in 1 chunk; fetched: 1.0 KiB in 2 chunks \
+                        (other sites: 768 B, repository: 256 B)\n  missing: 512 B in 3 chunks: nobody who may be asked gave them, \
+                        the agent's log says more\n";
+        assert_eq!(text, expected);
         begun.at = Some("cloud/b".into());
         assert!(warmed(&begun).starts_with("warm: run/1 at cloud/b, 2.0 KiB"));
     }

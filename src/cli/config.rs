@@ -192,16 +192,6 @@ fn read(path: &Path) -> Result<Option<String>> {
     }
 }
 
-/// `memory = "1G"`, or a number of bytes.
 fn memory<'de, D: serde::Deserializer<'de>>(value: D) -> Result<Option<u64>, D::Error> {
-    #[derive(Deserialize)]
-    #[serde(untagged, expecting = "a size such as \"1G\", or a number of bytes")]
-    enum Memory {
-        Bytes(u64),
-        Text(String),
-    }
-    match Memory::deserialize(value)? {
-        Memory::Bytes(bytes) => Ok(Some(bytes)),
-        Memory::Text(text) => size::parse(&text).map(Some).map_err(serde::de::Error::custom),
-    }
+    size::deserialize(value).map(Some)
 }

@@ -26,6 +26,10 @@ Names:
   run-7/step-1000. Where a PREFIX may be given, run-7 means run-7 itself and
   everything below run-7/.
 
+Sizes and times:
+  512M, 1.5G, 1GiB, or a number of bytes; K M G T P E are powers of 1024.
+  90s, 1h 30m, 7d, or a number of seconds. So everywhere: settings and the API too.
+
 Runs:
   Names RUN/step-N are the steps of the run RUN. Where a NAME is read, RUN@latest,
   RUN@upto=N, RUN@min=METRIC or RUN@max=METRIC may stand for the step they choose.
@@ -78,7 +82,9 @@ Examples:
   towline save data/ corpus/v2 --base corpus/v1 --exclude '*.tmp' --exclude cache/
 
 A .towlineignore file in a folder, with lines as in .gitignore, leaves out files as --exclude does. Modes, times, \
-symbolic links, empty folders, holes and names in any encoding are kept.
+symbolic links, empty folders, holes and names in any encoding are kept. Not kept: owners and groups, extended attributes, \
+ACLs, hard links (each becomes a file of its own; its bytes are stored once), access times; devices, pipes and sockets are left \
+out, and named.
 
 What --metric, --world-size and --framework tell is kept with the name, also by cp and sync, where `towline runs`, \
 `ls --long` and RUN@min=METRIC find it. A metric is a finite number; at most 64.
@@ -133,11 +139,16 @@ Examples:
   towline restore run-7/step-1000 out/ --overwrite --delete  exactly that
   towline restore run-7@latest out/                          the last step
   towline restore run-7@min=loss:model.safetensors /tmp/     one file of the best
+  towline restore run-7@latest out/ --path config.json --path 'model-*.safetensors' --path tokenizer/
   towline restore run-7@latest out/ --tensor 'model.embed.weight[0:1000]' --tensor '*norm*'
   towline restore run-7@latest rank-3/ --tensor '*' --shard 3/8
 
 What DEST holds already is used instead of fetched. If a file in the way differs, nothing is written and the exit code \
 is 5, unless --overwrite. Each file appears whole or not at all, and nothing is written outside DEST.
+
+--path names a file or folder of the tree (of SUBPATH, if that is given), or a pattern: * and ? stay within a segment, ** does not, \
+[a-z] and {a,b} are as in a shell. Paths are kept: model/a.bin goes to DEST/model/a.bin. One that matches nothing is exit code 3, \
+and nothing is written.
 
 With --tensor, only the chunks that hold what is asked for are fetched, and one file is written: tensors.safetensors in \
 DEST, or DEST itself if it ends in .safetensors. GLOB is a tensor's name or a pattern (* stands for dots too). PATH, a file or \
@@ -196,13 +207,17 @@ JSON: dry_run run kept: [step name bytes reasons] removed: [step name bytes]";
 
 pub(super) const SHOW: &str = "\
 Examples:
-  towline show run-7/step-1000
-  towline show run-7@latest
+  towline show run-7@latest                           summed up
+  towline show run-7/step-1000 --files                its files and folders
+  towline show run-7/step-1000 --tensors              its tensors, and how each is stored
+  towline show run-7/step-1000:model.safetensors      one file, with its tensors
+  towline show run-7/step-1000:tokenizer              one folder
   towline show run-7/step-1000 --json | jq '.entries[].tensors[].name'
 
-STORED counts the chunks of the tree; what these are differences to is told besides (bases), and read with them.
+STORED counts the chunks of the tree; what these are differences to is told besides (bases), and read with them. The JSON always \
+has all files and tensors.
 
-JSON: name manifest saved bytes stored_bytes base_bytes behind files chunks metrics world_size framework labels entries";
+JSON: name path (if one was given) manifest saved bytes stored_bytes base_bytes behind files chunks metrics world_size framework labels entries";
 
 pub(super) const DIFF: &str = "\
 Examples:
@@ -225,10 +240,12 @@ Only the chunks that hold the range are fetched. The bytes themselves go to stan
 pub(super) const RM: &str = "\
 Examples:
   towline rm run-7/step-1000
+  towline rm run-7/step-1000 run-7/step-2000 scratch
+  towline rm --recursive run-7       run-7 itself, if it is a name, and every name below run-7/
 
-Only the name goes. The bytes that nothing else needs go with the next `towline collect`.
+All go in one commit, or none if one of them is not there (exit code 3). Only names go. The bytes that nothing else needs go with the next `towline collect`.
 
-JSON: removed";
+JSON: removed: [name]";
 
 pub(super) const CP: &str = "\
 Examples:
@@ -345,7 +362,8 @@ the wait does not stop the agent.
 that is not known is an error that lists the known ones (exit code 3). The answer says how many bytes came from where.
 
 JSON: transfers: [id kind name repository state started seconds progress report], with --at also at and caller; a report is: name manifest chunks bytes \
-lacking lacking_bytes missing missing_bytes sources pin seconds";
+hits hit_bytes fetched fetched_bytes missing missing_bytes lacking lacking_bytes sources pin seconds. hits + fetched + missing are \
+chunks, in bytes too; lacking is fetched + missing";
 
 pub(super) const PIN: &str = "\
 Examples:

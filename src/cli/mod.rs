@@ -14,6 +14,7 @@ mod identity;
 mod output;
 mod progress;
 mod render;
+mod show;
 mod target;
 #[cfg(test)]
 mod tests;

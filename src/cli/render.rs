@@ -5,8 +5,8 @@ use std::fmt::Write as _;
 use super::output::{Paint, printable, table};
 use crate::ops::{
     Change, Check, CollectReport, Diagnosis, ExpirePlan, Explained, Listed, Outcome, PartReport, PlannedStep,
-    RestoreReport, RestoreTensorsReport, RunListed, SaveReport, Shown, ShownEntry, ShownTensor, StepListed, SyncReport,
-    TensorListed, VerifyReport, WatchEvent,
+    RestoreReport, RestoreTensorsReport, RunListed, SaveReport, StepListed, SyncReport, TensorListed, VerifyReport,
+    WatchEvent,
 };
 use crate::repository::SourceBytes;
 use crate::repository::log::StepFacts;
@@ -55,7 +55,7 @@ pub(super) fn save_part(report: &PartReport) -> String {
     format!("{}  rank {rank} of {ranks}, attempt {attempt}; {stands}\n", save(&report.part))
 }
 
-/// The bytes that were fetched, with where they came from.
+/// ` (SOURCE: BYTES, ...)`; empty if nothing was fetched.
 pub(super) fn by_source(bytes: &SourceBytes) -> String {
     let sources = [
         ("this node's agent", bytes.agent),
@@ -66,17 +66,17 @@ pub(super) fn by_source(bytes: &SourceBytes) -> String {
     ];
     let from = sources.into_iter().filter(|(_, bytes)| *bytes > 0);
     let from: Vec<String> = from.map(|(source, bytes)| format!("{source}: {}", show(bytes))).collect();
-    let total = show(bytes.total());
-    if from.is_empty() { total } else { format!("{total} ({})", from.join(", ")) }
+    if from.is_empty() { String::new() } else { format!(" ({})", from.join(", ")) }
 }
 
 pub(super) fn restore(report: &RestoreReport) -> String {
     format!(
-        "restored {}: {} in {}, {}\n  fetched: {}; found in place: {}\n",
+        "restored {}: {} in {}, {}\n  fetched: {}{}; found in place: {}\n",
         report.name,
         show(report.bytes),
         counted(report.files, "file"),
         seconds(report.seconds),
+        show(report.fetched_bytes),
         by_source(&report.sources),
         show(report.reused_bytes),
     )
@@ -84,11 +84,12 @@ pub(super) fn restore(report: &RestoreReport) -> String {
 
 pub(super) fn restored_tensors(report: &RestoreTensorsReport) -> String {
     format!(
-        "restored {}: {} in {}, {}\n  fetched: {} in {}\n  file: {}\n",
+        "restored {}: {} in {}, {}\n  fetched: {}{} in {}\n  file: {}\n",
         report.name,
         show(report.bytes),
         counted(report.tensors, "tensor"),
         seconds(report.seconds),
+        show(report.fetched_bytes),
         by_source(&report.sources),
         counted(report.chunks, "chunk"),
         printable(&report.file),
@@ -184,7 +185,7 @@ fn step(step: &StepListed) -> Vec<String> {
 }
 
 /// `acc=0.9 loss=0.12 world-size=8 framework=pytorch`, as much of it as is told.
-fn facts(facts: &StepFacts) -> String {
+pub(super) fn facts(facts: &StepFacts) -> String {
     let metrics = facts.metrics().map(|(name, value)| format!("{name}={}", number(value)));
     let ranks = facts.ranks().map(|ranks| format!("world-size={ranks}"));
     let framework = facts.written_by().map(|framework| format!("framework={framework}"));
@@ -219,87 +220,14 @@ pub(super) fn expired(plan: &ExpirePlan, dry_run: bool) -> String {
     text
 }
 
-pub(super) fn shown(shown: &Shown) -> String {
-    let mut text = format!(
-        "{}\n  saved:    {}\n  size:     {} in {} and {}; {} stored\n",
-        shown.name,
-        shown.saved,
-        show(shown.bytes),
-        counted(shown.files, "file"),
-        counted(shown.chunks, "chunk"),
-        show(shown.stored_bytes),
-    );
-    if shown.base_bytes > 0 {
-        let _ = writeln!(
-            text,
-            "  bases:    {}, of the key step {} before",
-            show(shown.base_bytes),
-            counted(shown.behind.into(), "save")
-        );
-    }
-    let _ = writeln!(text, "  manifest: {}", shown.manifest);
-    if shown.facts != StepFacts::default() {
-        let _ = writeln!(text, "  facts:    {}", facts(&shown.facts));
-    }
-    for (key, value) in &shown.labels {
-        let _ = writeln!(text, "  label:    {}={}", printable(key), printable(value));
-    }
-    if !shown.entries.is_empty() {
-        let rows: Vec<_> = shown.entries.iter().map(entry).collect();
-        text += "\n";
-        text += &table(&["MODE", ">SIZE", ">STORED", ">CHUNKS", "CUT", "MODIFIED", "PATH"], &rows);
-    }
-    for entry in shown.entries.iter().filter(|entry| !entry.tensors.is_empty()) {
-        let _ = writeln!(text, "\n{}:", printable(&entry.path));
-        let rows: Vec<_> = entry.tensors.iter().map(tensor).collect();
-        text += &table(&["  TENSOR", "DTYPE", "SHAPE", ">SIZE", ">STORED", ">RATIO", "CODEC"], &rows);
-    }
-    text
-}
-
-fn entry(entry: &ShownEntry) -> Vec<String> {
-    let path = printable(&entry.path);
-    let is_file = entry.kind == "file";
-    let of_file = |text: String| if is_file { text } else { "-".to_owned() };
-    let path = match (&entry.target, entry.kind) {
-        (Some(target), _) => format!("{path} -> {}", printable(target)),
-        (None, "folder") => format!("{path}/"),
-        (None, _) => path,
-    };
-    vec![
-        entry.mode.clone(),
-        of_file(show(entry.bytes)),
-        of_file(show(entry.stored_bytes)),
-        of_file(entry.chunks.to_string()),
-        entry.cut.unwrap_or("-").to_owned(),
-        entry.mtime.clone(),
-        path,
-    ]
+/// `[128, 64]`
+pub(super) fn list(numbers: &[u64]) -> String {
+    format!("[{}]", numbers.iter().map(u64::to_string).collect::<Vec<_>>().join(", "))
 }
 
 /// How many times smaller something is stored.
-fn ratio(bytes: u64, stored: u64) -> String {
+pub(super) fn ratio(bytes: u64, stored: u64) -> String {
     if stored == 0 { "-".to_owned() } else { format!("{:.2}x", bytes as f64 / stored as f64) }
-}
-
-fn tensor(tensor: &ShownTensor) -> Vec<String> {
-    let shape = match (&tensor.whole, &tensor.offsets) {
-        (Some(whole), Some(at)) => format!("{} at {} of {}", list(&tensor.shape), list(at), list(whole)),
-        _ => list(&tensor.shape),
-    };
-    vec![
-        format!("  {}", printable(&tensor.name)),
-        tensor.dtype.clone(),
-        shape,
-        show(tensor.bytes),
-        show(tensor.stored_bytes),
-        ratio(tensor.bytes, tensor.stored_bytes),
-        tensor.codec.clone(),
-    ]
-}
-
-fn list(numbers: &[u64]) -> String {
-    format!("[{}]", numbers.iter().map(u64::to_string).collect::<Vec<_>>().join(", "))
 }
 
 pub(super) fn changes(changes: &[Change]) -> String {
@@ -411,6 +339,6 @@ fn seconds(seconds: f64) -> String {
     format!("{seconds:.1} s")
 }
 
-fn counted(count: u64, what: &str) -> String {
+pub(super) fn counted(count: u64, what: &str) -> String {
     format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }

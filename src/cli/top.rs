@@ -84,6 +84,7 @@ impl Door {
             return self.output.answer(&reading, |reading, _| shown(reading, &mut rates));
         }
         let screen = Screen::enter(&self.output)?;
+        let mut last = None;
         let mut ticks = tokio::time::interval(EVERY);
         loop {
             tokio::select! {
@@ -92,11 +93,15 @@ impl Door {
                 _ = terminate.recv() => return Ok(()),
             }
             let text = match Reading::take(&agent).await {
-                Ok(reading) => shown(&reading, &mut rates),
+                Ok(reading) => {
+                    let text = shown(&reading, &mut rates);
+                    last = Some(reading.health);
+                    text
+                }
                 // It may come back.
-                Err(error) => unseen(&error),
+                Err(error) => unseen(last.as_ref(), &error),
             };
-            screen.draw(&text)?;
+            screen.draw(&clipped(text, rows()))?;
         }
     }
 }
@@ -152,8 +157,41 @@ impl Rates {
     }
 }
 
-fn unseen(error: &Error) -> String {
-    format!("{}\n{}\n", printable(&error.to_string()), printable(error.cure_text().unwrap_or_default()))
+/// What is shown of an agent that does not answer: what it said last of itself, and why there is no more.
+fn unseen(last: Option<&Health>, error: &Error) -> String {
+    let head = match last {
+        Some(health) => head(health, "down"),
+        None => "towline agent: down\n".to_owned(),
+    };
+    format!("{head}\n{}\n{}\n", printable(&error.to_string()), printable(error.cure_text().unwrap_or_default()))
+}
+
+/// Lines of the terminal, if it is one.
+fn rows() -> Option<usize> {
+    rustix::termios::tcgetwinsize(io::stdout()).ok().map(|size| usize::from(size.ws_row)).filter(|rows| *rows > 1)
+}
+
+/// `text`, with as many lines as the screen has: one more would push the first out of sight.
+fn clipped(text: String, rows: Option<usize>) -> String {
+    let count = text.lines().count();
+    let Some(rows) = rows.filter(|rows| count >= *rows) else { return text };
+    let kept = rows.saturating_sub(2);
+    let lines: Vec<&str> = text.lines().take(kept).collect();
+    format!("{}\n... {} more lines; `towline top --once` shows all\n", lines.join("\n"), count - kept)
+}
+
+/// What agent it is, and how it is.
+fn head(health: &Health, state: &str) -> String {
+    let (version, pid, started) = (printable(&health.version), health.pid, &health.started);
+    let identity = health.identity.as_ref().map_or_else(String::new, |identity| format!(" {}", printable(identity)));
+    let mut text = format!("towline agent{identity} {version}, process {pid}, since {started}: {state}\n");
+    if let Some(notice) = &health.notice {
+        let _ = writeln!(text, "  the machine will be taken away: {}", printable(notice));
+    }
+    for repository in &health.repositories {
+        let _ = writeln!(text, "  {}", printable(&repository.location));
+    }
+    text
 }
 
 /// All of it, as text.
@@ -164,18 +202,7 @@ fn shown(reading: &Reading, rates: &mut Rates) -> String {
         (_, true) => "ready",
         (_, false) => "not ready",
     };
-    let mut text = format!(
-        "towline agent {}, process {}, since {}: {state}\n",
-        printable(&health.version),
-        health.pid,
-        health.started
-    );
-    if let Some(notice) = &health.notice {
-        let _ = writeln!(text, "  the machine will be taken away: {}", printable(notice));
-    }
-    for repository in &health.repositories {
-        let _ = writeln!(text, "  {}", printable(&repository.location));
-    }
+    let mut text = head(health, state);
     let (running, ended): (Vec<_>, Vec<_>) =
         transfers.transfers.iter().partition(|transfer| transfer.state == Standing::Running);
     let now = Instant::now();
@@ -217,7 +244,9 @@ fn shown(reading: &Reading, rates: &mut Rates) -> String {
 fn linked(peer: &Peer) -> Vec<String> {
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a figure for people, saturating")]
     let rate = peer.rate.map_or_else(|| "-".to_owned(), |rate| format!("{}/s", show(rate as u64)));
-    let up = peer.carrier.as_ref().map(|carrier| format!("{carrier} x{}", peer.connections));
+    // Agents of before say what carried a link that is down, too.
+    let up = peer.carrier.as_ref().filter(|_| peer.connections > 0);
+    let up = up.map(|carrier| format!("{carrier} x{}", peer.connections));
     vec![
         peer.identity.as_deref().map_or_else(|| "?".to_owned(), printable),
         printable(&peer.address),
@@ -320,6 +349,53 @@ mod tests {
             assert!(text.contains(expected), "{expected}: {text}");
         }
         assert!(!text.contains('\x1b'), "names are made harmless");
+    }
+
+    #[test]
+    fn a_dead_peer_is_down() {
+        let peer = |connections| Peer {
+            address: "b:7071".into(),
+            identity: Some("towline://home/b".into()),
+            carrier: Some("quic".into()),
+            connections,
+            rtt_ms: None,
+            rate: None,
+            received: 7,
+            error: Some("peer cannot be reached".into()),
+        };
+        assert_eq!(linked(&peer(2))[2], "quic x2");
+        let row = linked(&peer(0));
+        assert_eq!((row[2].as_str(), row[6].as_str()), ("down", "peer cannot be reached"));
+    }
+
+    #[test]
+    fn the_head_stays_when_the_agent_does_not() {
+        let health = Health {
+            version: "1".into(),
+            pid: 7,
+            started: "then".into(),
+            ready: true,
+            leaving: false,
+            notice: None,
+            identity: Some("towline://home/a".into()),
+            repositories: Vec::new(),
+        };
+        let error = Error::unreachable("agent does not answer").cure("start one");
+        let text = unseen(Some(&health), &error);
+        assert_eq!(
+            text,
+            "towline agent towline://home/a 1, process 7, since then: down\n\nagent does not answer\nstart one\n"
+        );
+        assert!(unseen(None, &error).starts_with("towline agent: down\n"));
+    }
+
+    #[test]
+    fn the_head_stays_when_the_screen_is_small() {
+        let text = (1..=10).fold(String::new(), |text, line| format!("{text}line {line}\n"));
+        assert_eq!(clipped(text.clone(), None), text);
+        assert_eq!(clipped(text.clone(), Some(11)), text);
+        let small = clipped(text, Some(5));
+        assert_eq!(small, "line 1\nline 2\nline 3\n... 7 more lines; `towline top --once` shows all\n");
     }
 
     #[test]

@@ -48,15 +48,11 @@ impl Door {
             Verb::Ls { prefix, long } => self.list(prefix.as_ref(), long).await?,
             Verb::Runs { prefix } => self.runs(prefix.as_ref()).await?,
             Verb::Expire(expire) => self.expire(expire).await?,
-            Verb::Show { name } => {
-                let repository = self.open().await?;
-                let shown = repository.show(&self.resolve(&repository, &name).await?).await?;
-                self.output.answer(&shown, |shown, _| render::shown(shown))?;
-            }
+            Verb::Show(show) => self.show(show).await?,
             Verb::Tensors { name, only } => self.tensors(&name, &only).await?,
             Verb::Diff { a, b } => self.diff(&a, &b).await?,
             Verb::Cat { file, range } => self.cat(&file, range).await?,
-            Verb::Rm { name } => self.remove(&name).await?,
+            Verb::Rm { names, recursive } => self.remove(&names, recursive).await?,
             Verb::Cp { name, new } => self.copy(&name, &new).await?,
             Verb::Sync { from, to, what } => self.sync(&from, &to, &what).await?,
             Verb::Verify { name, data, repair } => return self.verify(name.as_ref(), data, repair).await,
@@ -137,8 +133,8 @@ impl Door {
     }
 
     async fn restore(&self, restore: Restore) -> Result<()> {
-        let Restore { from, dest, overwrite, delete, tensors, shard } = restore;
-        let options = RestoreOptions { overwrite, delete, progress: self.progress.clone() };
+        let Restore { from, dest, overwrite, delete, only, tensors, shard } = restore;
+        let options = RestoreOptions { overwrite, delete, only, progress: self.progress.clone() };
         let repository = Client::attached(self.open().await?).await;
         let name = self.resolve(&repository, &from.name).await?;
         if !tensors.is_empty() {
@@ -254,9 +250,14 @@ impl Door {
         repository.cat(&name, path, range, &mut out).await.map(drop)
     }
 
-    async fn remove(&self, name: &Name) -> Result<()> {
-        self.open().await?.remove(name).await?;
-        self.output.report(&serde_json::json!({ "removed": name.as_str() }), |_, _| format!("removed {name}\n"))
+    async fn remove(&self, names: &[Name], recursive: bool) -> Result<()> {
+        #[derive(Serialize)]
+        struct Removed {
+            removed: Vec<String>,
+        }
+        let removed = self.open().await?.remove_all(names, recursive).await?;
+        let removed = Removed { removed: removed.into_iter().map(|one| one.name).collect() };
+        self.output.report(&removed, |all, _| format!("removed {}\n", all.removed.join("\nremoved ")))
     }
 
     async fn copy(&self, name: &Selector, new: &Name) -> Result<()> {
@@ -316,7 +317,7 @@ impl Door {
     }
 
     /// The name that `selector` stands for now; says so where that took choosing.
-    async fn resolve(&self, repository: &Repository, selector: &Selector) -> Result<Name> {
+    pub(super) async fn resolve(&self, repository: &Repository, selector: &Selector) -> Result<Name> {
         let name = repository.resolve(selector).await?;
         if matches!(selector, Selector::Step { .. }) {
             self.output.remark(&format!("{selector} is {name}"));
@@ -404,7 +405,7 @@ async fn len_of(repository: &Repository, name: &Name, path: &[u8]) -> Result<u64
     let path = String::from_utf8_lossy(path);
     let found = shown.entries.iter().find(|entry| entry.path == path && entry.kind == "file");
     found.map(|entry| entry.bytes).ok_or_else(|| {
-        let cure = format!("`towline show {name}` lists its files");
+        let cure = format!("`towline show {name} --files` lists its files");
         Error::not_found("there is no such file").at(format!("{name}:{path}")).cure(cure)
     })
 }

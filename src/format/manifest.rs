@@ -109,6 +109,18 @@ pub enum EntryKind {
     Symlink(Vec<u8>),
 }
 
+impl EntryKind {
+    /// `file`, `folder` or `link`.
+    #[must_use]
+    pub const fn word(&self) -> &'static str {
+        match self {
+            Self::File(_) => "file",
+            Self::Folder => "folder",
+            Self::Symlink(_) => "link",
+        }
+    }
+}
+
 /// One file, folder or link of a saved tree.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TreeEntry {

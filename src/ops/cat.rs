@@ -133,7 +133,7 @@ fn file_at<'a>(saved: &'a Saved, path: &[u8]) -> Result<&'a Content> {
         Some(_) => Err(Error::usage("this is not a file").at(place())),
         None => Err(Error::not_found("there is no such file in the saved tree")
             .at(place())
-            .cure(format!("`towline show {}` lists the paths", saved.name))),
+            .cure(format!("`towline show {} --files` lists the paths", saved.name))),
     }
 }
 

@@ -1,10 +1,13 @@
 //! Names: list, remove, copy. They touch the log only, never content.
 
+use std::collections::BTreeMap;
+use std::ops::Bound;
+
 use serde::Serialize;
 
 use crate::error::{Error, Result};
 use crate::repository::log::{Action, RefValue, State, StepFacts};
-use crate::repository::{Name, Repository};
+use crate::repository::{Name, Repository, no_such_name};
 
 /// One name, as `ls` shows it.
 #[derive(Clone, Debug, Serialize)]
@@ -26,7 +29,37 @@ pub struct Listed {
     pub facts: StepFacts,
 }
 
+/// Which names to list, a part at a time.
+#[derive(Clone, Debug)]
+pub struct NameRange {
+    /// Only this name and those below it.
+    pub prefix: Option<Name>,
+    /// Only names that come after this one.
+    pub after: Option<Name>,
+    /// Names, at most.
+    pub limit: usize,
+}
+
 impl Repository {
+    /// Some of the names, sorted, and whether there are more. Nothing under the prefix is no error here.
+    ///
+    /// # Errors
+    /// The store's.
+    ///
+    /// # Cancel safety
+    /// Safe: it only reads.
+    pub async fn list_range(&self, range: &NameRange) -> Result<(Vec<Listed>, bool)> {
+        let state = self.state().await?;
+        let from = range.after.as_ref().map_or(Bound::Unbounded, Bound::Excluded);
+        let prefix = range.prefix.as_ref();
+        let mut matching = state
+            .refs
+            .range::<Name, _>((from, Bound::Unbounded))
+            .filter(|(name, _)| prefix.is_none_or(|prefix| name.is_under(prefix)));
+        let listed = matching.by_ref().take(range.limit).map(|(name, value)| listed(name, value)).collect();
+        Ok((listed, matching.next().is_some()))
+    }
+
     /// The names under `prefix`, or all, sorted.
     ///
     /// # Errors
@@ -54,11 +87,47 @@ impl Repository {
     /// # Cancel safety
     /// Not safe: it may have happened.
     pub async fn remove(&self, name: &Name) -> Result<()> {
+        self.remove_all(std::slice::from_ref(name), false).await.map(drop)
+    }
+
+    /// Removes all of `names` in one commit; if `recursive`, also every name below them. Returns those that were removed,
+    /// sorted, as [`Repository::list`] tells them.
+    ///
+    /// # Errors
+    /// Not found, if one of them is not there, or, if `recursive`, stands for nothing and has nothing below it; then nothing is
+    /// removed.
+    ///
+    /// # Cancel safety
+    /// Not safe: it may have happened.
+    pub async fn remove_all(&self, names: &[Name], recursive: bool) -> Result<Vec<Listed>> {
+        let mut removed = BTreeMap::new();
         let commit = self.log().commit(None, |state| {
-            let expected = current(state, name)?.version;
-            Ok(vec![Action::RemoveRef { name: name.clone(), expected }])
+            removed = self.chosen(state, names, recursive)?;
+            Ok(removed
+                .iter()
+                .map(|(name, value)| Action::RemoveRef { name: name.clone(), expected: value.version })
+                .collect())
         });
-        commit.await.map(drop)
+        commit.await?;
+        Ok(removed.iter().map(|(name, value)| listed(name, value)).collect())
+    }
+
+    /// What [`Repository::remove_all`] removes of `state`.
+    fn chosen(&self, state: &State, names: &[Name], recursive: bool) -> Result<BTreeMap<Name, RefValue>> {
+        let mut chosen = BTreeMap::new();
+        for name in names {
+            if recursive {
+                let under = state.refs.iter().filter(|(other, _)| other.is_under(name));
+                let found: Vec<_> = under.map(|(name, value)| (name.clone(), value.clone())).collect();
+                if found.is_empty() {
+                    return Err(self.no_such_name(state, name));
+                }
+                chosen.extend(found);
+            } else {
+                chosen.insert(name.clone(), self.current(state, name)?.clone());
+            }
+        }
+        Ok(chosen)
     }
 
     /// Gives what `from` stands for a second name; no content moves. What `to` stood for is replaced.
@@ -73,7 +142,7 @@ impl Repository {
         // the commit follows: so nothing has to be vouched for.
         let commit = self.log().commit(None, |state| {
             // Another name is not what the attempt saved.
-            let value = RefValue { attempt: None, ..current(state, from)?.clone() };
+            let value = RefValue { attempt: None, ..self.current(state, from)?.clone() };
             let same = |old: &RefValue| {
                 old.manifest == value.manifest && old.map_key == value.map_key && old.facts == value.facts
             };
@@ -84,11 +153,14 @@ impl Repository {
         });
         commit.await.map(drop)
     }
-}
 
-fn current<'a>(state: &'a State, name: &Name) -> Result<&'a RefValue> {
-    let missing = || Error::not_found("there is no such name").at(name).cure("`towline ls` lists the names");
-    state.refs.get(name).ok_or_else(missing)
+    fn current<'a>(&self, state: &'a State, name: &Name) -> Result<&'a RefValue> {
+        state.refs.get(name).ok_or_else(|| self.no_such_name(state, name))
+    }
+
+    fn no_such_name(&self, state: &State, name: &Name) -> Error {
+        no_such_name(&state.refs, name, self.store().location())
+    }
 }
 
 fn listed(name: &Name, value: &RefValue) -> Listed {

@@ -5,9 +5,11 @@ use std::ops::Range;
 
 use serde::Serialize;
 
+use super::shown;
+use super::subpath::{entry, within};
+use super::warm::choose;
 use crate::error::Result;
 use crate::format::{Content, EntryKind, Frame, TensorEntry, TreeEntry};
-use crate::ops::shown;
 use crate::repository::log::StepFacts;
 use crate::repository::{Name, Repository, Saved};
 
@@ -16,6 +18,9 @@ use crate::repository::{Name, Repository, Saved};
 pub struct Shown {
     /// The name.
     pub name: String,
+    /// The file or folder of it that the rest is about, if not all.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub path: Option<String>,
     /// Its manifest's id.
     pub manifest: String,
     /// When it was saved, RFC 3339.
@@ -101,35 +106,75 @@ impl Repository {
     /// # Cancel safety
     /// Safe: it only reads.
     pub async fn show(&self, name: &Name) -> Result<Shown> {
-        let saved = self.saved(name).await?;
-        let (own, bases) = saved.map.frames.split_at(saved.map.chunks());
-        let stored = |frames: &[Frame]| frames.iter().map(|frame| u64::from(frame.stored_len)).sum();
-        Ok(Shown {
-            name: name.to_string(),
-            manifest: saved.value.manifest.to_string(),
-            saved: saved.value.saved.to_string(),
-            bytes: saved.manifest.logical_bytes(),
-            stored_bytes: stored(own),
-            base_bytes: stored(bases),
-            behind: saved.value.behind,
-            files: saved.manifest.files().count() as u64,
-            chunks: saved.manifest.chunks.ids.len() as u64,
-            facts: saved.value.facts.clone(),
-            labels: saved.manifest.labels.clone(),
-            entries: saved.manifest.entries.iter().map(|entry| show_entry(&saved, entry)).collect(),
-        })
+        self.show_part(name, None).await
     }
+
+    /// What the file or folder `below` of the tree `name` holds, or all of it: bytes, files and chunks are then those of the part.
+    ///
+    /// # Errors
+    /// Not found, if there is no such name or path.
+    ///
+    /// # Cancel safety
+    /// Safe: it only reads.
+    pub async fn show_part(&self, name: &Name, below: Option<&[u8]>) -> Result<Shown> {
+        let saved = self.saved(name).await?;
+        let whole = show_whole(&saved);
+        match below {
+            Some(below) => restrict(&saved, below.strip_suffix(b"/").unwrap_or(below), whole),
+            None => Ok(whole),
+        }
+    }
+}
+
+fn show_whole(saved: &Saved) -> Shown {
+    let (own, bases) = saved.map.frames.split_at(saved.map.chunks());
+    let stored = |frames: &[Frame]| frames.iter().map(|frame| u64::from(frame.stored_len)).sum();
+    Shown {
+        name: saved.name.to_string(),
+        path: None,
+        manifest: saved.value.manifest.to_string(),
+        saved: saved.value.saved.to_string(),
+        bytes: saved.manifest.logical_bytes(),
+        stored_bytes: stored(own),
+        base_bytes: stored(bases),
+        behind: saved.value.behind,
+        files: saved.manifest.files().count() as u64,
+        chunks: saved.manifest.chunks.ids.len() as u64,
+        facts: saved.value.facts.clone(),
+        labels: saved.manifest.labels.clone(),
+        entries: saved.manifest.entries.iter().map(|entry| show_entry(saved, entry)).collect(),
+    }
+}
+
+/// What of `whole` is about the file or folder `below`.
+fn restrict(saved: &Saved, below: &[u8], whole: Shown) -> Result<Shown> {
+    entry(saved, below)?;
+    let is_in = |entry: &TreeEntry| within(&entry.path, below).is_some();
+    let mut own = BTreeSet::new();
+    for (_, content) in saved.manifest.files().filter(|(entry, _)| is_in(entry)) {
+        own.extend(content.pieces.iter().flat_map(|piece| piece.first..piece.first + piece.count));
+    }
+    let needed = choose(saved, Some(below))?;
+    let bases = needed.iter().filter(|chunk| !own.contains(chunk));
+    let inside = saved.manifest.entries.iter().map(is_in);
+    let entries: Vec<_> =
+        whole.entries.into_iter().zip(inside).filter_map(|(entry, is_in)| is_in.then_some(entry)).collect();
+    Ok(Shown {
+        path: Some(shown(below)),
+        bytes: entries.iter().map(|entry| entry.bytes).sum(),
+        stored_bytes: own.iter().filter_map(|&chunk| stored_len(saved, chunk)).sum(),
+        base_bytes: bases.filter_map(|&chunk| stored_len(saved, chunk)).sum(),
+        files: entries.iter().filter(|entry| entry.kind == "file").count() as u64,
+        chunks: own.len() as u64,
+        entries,
+        ..whole
+    })
 }
 
 fn show_entry(saved: &Saved, entry: &TreeEntry) -> ShownEntry {
     let content = match &entry.kind {
         EntryKind::File(content) => Some(content),
         _ => None,
-    };
-    let kind = match &entry.kind {
-        EntryKind::File(_) => "file",
-        EntryKind::Folder => "folder",
-        EntryKind::Symlink(_) => "link",
     };
     let target = match &entry.kind {
         EntryKind::Symlink(target) => Some(String::from_utf8_lossy(target).into_owned()),
@@ -139,7 +184,7 @@ fn show_entry(saved: &Saved, entry: &TreeEntry) -> ShownEntry {
         content.map(|content| content.placed(&saved.manifest.chunks).collect()).unwrap_or_default();
     ShownEntry {
         path: shown(&entry.path),
-        kind,
+        kind: entry.kind.word(),
         mode: format!("{:04o}", entry.mode),
         mtime: entry.mtime.to_string(),
         bytes: content.map_or(0, |content| content.size),

@@ -38,7 +38,7 @@ pub struct Pinning {
     pub expires: Option<Timestamp>,
 }
 
-/// What warming did.
+/// What warming did. The chunks that were asked for are `hits + fetched + missing`, their bytes likewise; `lacking` is the last two.
 #[derive(Clone, Debug, Serialize)]
 pub struct Warmed {
     /// What was warmed.
@@ -49,10 +49,18 @@ pub struct Warmed {
     pub chunks: u64,
     /// Their stored bytes.
     pub bytes: u64,
+    /// Those that were there already.
+    pub hits: u64,
+    /// Their stored bytes.
+    pub hit_bytes: u64,
     /// Those that were lacking.
     pub lacking: u64,
     /// Their stored bytes.
     pub lacking_bytes: u64,
+    /// Those that came.
+    pub fetched: u64,
+    /// Their stored bytes.
+    pub fetched_bytes: u64,
     /// Those that are lacking still: nobody gave them, or the cache has no room.
     pub missing: u64,
     /// Their stored bytes.
@@ -102,31 +110,69 @@ pub async fn warm(exchange: &Exchange, repository: &Repository, name: &Name, opt
     options.progress.phase("warming", looked.lacking_plain);
     let brought = exchange.warm(repository, &saved, &looked.lacking, &options.policy, &options.progress).await;
     let left = look().await?;
+    let sums = sum(&wanted, &looked.lacking, &left.lacking, |chunk| {
+        saved.locate(chunk).map_or(0, |located| u64::from(located.place.stored_len))
+    });
     Ok(Warmed {
         name: name.clone(),
         manifest: saved.value.manifest.to_string(),
         chunks: wanted.len() as u64,
         bytes: looked.bytes,
-        lacking: looked.lacking.len() as u64,
-        lacking_bytes: looked.lacking_bytes,
-        missing: left.lacking.len() as u64,
-        missing_bytes: left.lacking_bytes,
+        hits: sums.hits.chunks,
+        hit_bytes: sums.hits.bytes,
+        lacking: sums.fetched.chunks + sums.missing.chunks,
+        lacking_bytes: sums.fetched.bytes + sums.missing.bytes,
+        fetched: sums.fetched.chunks,
+        fetched_bytes: sums.fetched.bytes,
+        missing: sums.missing.chunks,
+        missing_bytes: sums.missing.bytes,
         sources: brought.sources,
         pin,
         seconds: begun.elapsed().as_secs_f64(),
     })
 }
 
+/// Chunks, and their stored bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Sum {
+    chunks: u64,
+    bytes: u64,
+}
+
+/// What became of the chunks that were asked for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Sums {
+    hits: Sum,
+    fetched: Sum,
+    missing: Sum,
+}
+
+/// Sums up `wanted`, of which `before` were lacking at first and `after` are lacking in the end. One that was there and has been
+/// evicted meanwhile is missing.
+fn sum(wanted: &[u32], before: &[u32], after: &[u32], stored_len: impl Fn(u32) -> u64) -> Sums {
+    let (before, after): (BTreeSet<_>, BTreeSet<_>) = (before.iter().collect(), after.iter().collect());
+    let mut sums = Sums::default();
+    for chunk in wanted {
+        let sum = match (before.contains(chunk), after.contains(chunk)) {
+            (_, true) => &mut sums.missing,
+            (true, false) => &mut sums.fetched,
+            (false, false) => &mut sums.hits,
+        };
+        sum.chunks += 1;
+        sum.bytes += stored_len(*chunk);
+    }
+    sums
+}
+
 /// What of a tree is in a cache.
 struct Looked {
     bytes: u64,
     lacking: Vec<u32>,
-    lacking_bytes: u64,
     lacking_plain: u64,
 }
 
 /// The chunks of a tree, or of the file or folder `below` in it, with all that they are decoded from.
-fn choose(saved: &Saved, below: Option<&[u8]>) -> Result<Vec<u32>> {
+pub(super) fn choose(saved: &Saved, below: Option<&[u8]>) -> Result<Vec<u32>> {
     let Some(below) = below else { return Ok((0..saved.located_chunks()).collect()) };
     let below = below.strip_suffix(b"/").unwrap_or(below);
     entry(saved, below)?;
@@ -145,13 +191,12 @@ fn choose(saved: &Saved, below: Option<&[u8]>) -> Result<Vec<u32>> {
 }
 
 fn look(saved: &Saved, wanted: &[u32], cache: &Cache) -> Result<Looked> {
-    let mut looked = Looked { bytes: 0, lacking: Vec::new(), lacking_bytes: 0, lacking_plain: 0 };
+    let mut looked = Looked { bytes: 0, lacking: Vec::new(), lacking_plain: 0 };
     for &chunk in wanted {
         let located = saved.locate(chunk)?;
         looked.bytes += u64::from(located.place.stored_len);
         if !cache.contains(&located.id) {
             looked.lacking.push(chunk);
-            looked.lacking_bytes += u64::from(located.place.stored_len);
             looked.lacking_plain += u64::from(located.place.plain_len);
         }
     }
@@ -184,5 +229,20 @@ fn pin((saved, wanted): (&Saved, &[u32]), reason: String, cache: &Cache, pinning
             .at(&saved.name)
             .got(format!("{bytes} bytes too few"))
             .cure("end other pins (towline pins, towline unpin), or raise the cache's capacity")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_became_of_chunks_adds_up_to_what_was_asked_for() {
+        // 2 was there, and was evicted meanwhile.
+        let sums = sum(&[0, 1, 2, 3, 4], &[1, 3], &[2, 3], |chunk| 10_u64.pow(chunk));
+        assert_eq!(sums.hits, Sum { chunks: 2, bytes: 10_001 });
+        assert_eq!(sums.fetched, Sum { chunks: 1, bytes: 10 });
+        assert_eq!(sums.missing, Sum { chunks: 2, bytes: 1_100 });
+        assert_eq!(sum(&[], &[], &[], |_| 1), Sums::default());
     }
 }

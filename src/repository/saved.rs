@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::layout::{self, Family};
 use super::log::RefValue;
+use super::missing::no_such_name;
 use super::{Name, Repository, objects};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::envelope::{Kind, open};
@@ -38,7 +39,8 @@ impl Repository {
         let mut last = None;
         for _ in 0..ATTEMPTS {
             let state = self.state().await?;
-            let value = state.refs.get(name).ok_or_else(|| self.no_such_name(name))?.clone();
+            let missing = || no_such_name(&state.refs, name, self.store().location());
+            let value = state.refs.get(name).ok_or_else(missing)?.clone();
             match self.saved_as(name, &value).await {
                 // Replaced or repacked between the two readings: the name tells the new keys.
                 Err(error) if error.kind() == ErrorKind::NotFound && last.as_ref() != Some(&value) => {
@@ -114,13 +116,6 @@ impl Repository {
         let key = layout::owned(Family::Map, key);
         let object = objects::get_required(&**self.store().objects(), &key).await?;
         open(Kind::Map, &object).and_then(|body| Map::decode(&body)).map_err(|error| error.at(key))
-    }
-
-    fn no_such_name(&self, name: &Name) -> Error {
-        Error::not_found("there is no such name")
-            .at(name)
-            .got(format!("repository {}", self.store().location()))
-            .cure("`towline ls` lists the names")
     }
 }
 

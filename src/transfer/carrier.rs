@@ -96,18 +96,21 @@ pub(super) fn words(error: &io::Error) -> String {
     }
 }
 
-/// A port that cannot be listened at.
-pub(super) fn not_bound(error: io::Error, address: SocketAddr) -> Error {
-    let kind = match error.kind() {
-        io::ErrorKind::AddrInUse => ErrorKind::Conflict,
-        io::ErrorKind::PermissionDenied => ErrorKind::Denied,
-        _ => ErrorKind::Other,
+/// The error about `address`, on which nobody can listen: `address in use: cannot listen on 127.0.0.1:7071`.
+pub(crate) fn not_bound(error: io::Error, address: SocketAddr) -> Error {
+    let (kind, lacking, cure) = match error.kind() {
+        io::ErrorKind::AddrInUse => {
+            (ErrorKind::Conflict, "address in use", "another process listens there: choose another port, or end it")
+        }
+        io::ErrorKind::PermissionDenied => {
+            (ErrorKind::Denied, "permission denied", "choose a port above 1023, or run as a user that may listen there")
+        }
+        io::ErrorKind::AddrNotAvailable => {
+            (ErrorKind::Other, "not an address of this machine", "`ip address` lists those of this machine")
+        }
+        _ => (ErrorKind::Other, "not possible", "choose another address, and a port above 1023"),
     };
-    let cure = match kind {
-        ErrorKind::Conflict => "another process listens there: choose another port, or end it",
-        _ => "choose an address of this machine, and a port above 1023",
-    };
-    Error::new(kind, "port cannot be listened at").at(address).cure(cure).source(error)
+    Error::new(kind, format!("{lacking}: cannot listen on {address}")).cure(cure).source(error)
 }
 
 #[cfg(test)]

@@ -18,7 +18,7 @@ pub mod tcp;
 mod wire;
 
 pub use self::carrier::Dial;
-pub(crate) use self::carrier::GOOD_WINDOW;
+pub(crate) use self::carrier::{GOOD_WINDOW, not_bound};
 pub use self::drive::{Client, Fetching, Received, Reply};
 pub use self::holdings::{Ahead, Holdings, Seat};
 pub use self::wire::Wire;

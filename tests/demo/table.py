@@ -60,7 +60,7 @@ def main():
     (warmed,) = json.loads((work / "warm.json").read_text())["transfers"]
     warmed = warmed["report"]
     print(
-        f"Warmed {warmed['name']} in the cloud: {size(warmed['lacking_bytes'])} as they are stored came from home's agent "
+        f"Warmed {warmed['name']} in the cloud: {size(warmed['fetched_bytes'])} as they are stored came from home's agent "
         f"over mutual TLS in {warmed['seconds']:.2f} s."
     )
     restored = json.loads((work / "restore.json").read_text())

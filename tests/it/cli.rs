@@ -162,7 +162,7 @@ fn a_tree_goes_in_and_comes_out() {
     let user = User::with_tree();
     assert!(user.ok(&["ls"]).contains("run/1"));
     assert!(user.ok(&["ls", "run", "--long"]).contains("MANIFEST"));
-    let shown = user.ok(&["show", "run/1"]);
+    let shown = user.ok(&["show", "run/1", "--files"]);
     assert!(shown.contains("sub/b.bin") && shown.contains("link -> a.txt") && shown.contains("293.0 KiB"), "{shown}");
 
     assert!(user.ok(&["restore", "run/1", "out"]).starts_with("restored run/1"));
@@ -214,7 +214,7 @@ fn cat_writes_the_bytes_asked_for() {
     user.ok(&["save", "tree/a.txt", "one"]);
     assert_eq!(user.ok(&["cat", "one:a.txt"]), "hello, world");
     let error = user.fails(&["cat", "one"], 2);
-    assert_eq!(error["cure"], "`towline show one` lists its files");
+    assert_eq!(error["cure"], "`towline show one --files` lists its files");
 }
 
 #[test]
@@ -246,7 +246,7 @@ fn json_has_the_members_that_the_help_promises() {
     assert_eq!((&added["change"], &added["new_bytes"]), (&"added".into(), &1.into()));
 
     assert_eq!(user.json(&["cp", "run/2", "best"], 0), serde_json::json!({ "name": "best", "from": "run/2" }));
-    assert_eq!(user.json(&["rm", "run/2"], 0), serde_json::json!({ "removed": "run/2" }));
+    assert_eq!(user.json(&["rm", "run/2"], 0), serde_json::json!({ "removed": ["run/2"] }));
     let made = user.json(&["init", "../other"], 0);
     has_members(&made, "repository id created");
     assert_eq!(made["created"], true);

@@ -9,6 +9,7 @@ mod cache;
 mod checkpoints;
 mod cli;
 mod cli_identity;
+mod cli_look;
 mod cli_runs;
 mod cli_s3;
 mod cli_tensors;

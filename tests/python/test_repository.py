@@ -108,12 +108,19 @@ def test_a_name_in_several_files_is_told_apart(repository, tree):
     assert torch.equal(tensors["model.pt:w"].torch(), tensors["model.safetensors:w"].torch())
 
 
+@pytest.mark.parametrize(("text", "mebibytes"), [("0.25G", 256), ("256MiB", 256), ("134217728", 128), ("128 m", 128)])
+def test_memory_is_a_size_as_on_the_command_line(tmp_path, text, mebibytes):
+    assert towline.open(tmp_path / "r", memory=text)._engine.memory() == mebibytes << 20
+
+
 def test_errors_are_pythons_too(repository, tmp_path):
     with pytest.raises(FileNotFoundError) as caught:
         repository.restore("nothing", tmp_path / "x")
     assert caught.value.kind == "not-found" and isinstance(caught.value, towline.Error)
     with pytest.raises(ValueError, match="memory"):
         towline.open(tmp_path / "r", memory="much")
+    with pytest.raises(towline.UsageError, match="512M or 512MiB"):
+        towline.open(tmp_path / "r", memory="512MB")
     with pytest.raises(towline.NotFound):
         towline.open(tmp_path / "none", create=False)
     with pytest.raises(towline.UsageError):

@@ -6,6 +6,7 @@
 mod command;
 mod errors;
 mod memory;
+mod quantity;
 mod reading;
 mod repository;
 mod runtime;
@@ -26,6 +27,7 @@ fn _towline(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<stage::Stage>()?;
     module.add_function(wrap_pyfunction!(command::command, module)?)?;
     module.add_function(wrap_pyfunction!(saving::lay_out, module)?)?;
+    module.add_function(wrap_pyfunction!(quantity::size, module)?)?;
     module.add_function(wrap_pyfunction!(memory::huge_pages, module)?)?;
     module.add_function(wrap_pyfunction!(memory::copy, module)?)
 }

@@ -10,7 +10,7 @@ use serde::Deserialize;
 use super::guard::Door;
 use super::refusal::{Asked, Refusal};
 use crate::agent::config::{Bytes, Span};
-use crate::agent::errands::{may_read, report};
+use crate::agent::errands::{report, resolve};
 use crate::agent::house::House;
 use crate::agent::transfers::About;
 use crate::agent::view;
@@ -86,8 +86,7 @@ pub(super) async fn pin(
     let selector: Selector = asked.name.parse()?;
     door.may_name(asked.repository.as_deref())?;
     let repository = house.repository(asked.repository.as_deref())?;
-    let name = repository.resolve(&selector).await?;
-    may_read(house.exchange()?, door.caller(), &name)?;
+    let name = resolve(house.exchange()?, repository, door.caller(), &selector).await?;
     let saved = house.opened.open(repository, &name).await?;
     let expires = asked.lasting.map(|span| house.after(span.0));
     let owner = door.owner(asked.owner);

@@ -1,17 +1,20 @@
-//! Files over HTTP: whole, or ranges of them (<https://www.rfc-editor.org/rfc/rfc9110#section-14>).
+//! Files over HTTP: whole, or ranges of them; and lists of folders (<https://www.rfc-editor.org/rfc/rfc9110#section-14>).
 
 use std::ops::Range;
 use std::sync::Arc;
 
+use axum::Json;
 use axum::body::Body;
+use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header};
 use axum::response::{IntoResponse as _, Response};
 use futures::stream::unfold;
 use serde::Deserialize;
 
-use super::refusal::Refusal;
-use crate::agent::files::File;
+use super::names::bounded;
+use super::refusal::{Refusal, told};
+use crate::agent::files::{File, Found};
 use crate::agent::house::House;
 use crate::error::{Error, Result};
 use crate::repository::Selector;
@@ -20,11 +23,13 @@ use crate::size::ByteRange;
 /// Where the paths of files begin.
 const BELOW: &str = "/v1/files/";
 
-/// Which repository the file is in.
+/// Which repository the file is in; of a folder, which part of the list.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Which {
     repository: Option<String>,
+    after: Option<String>,
+    limit: Option<usize>,
 }
 
 /// What of a file is sent.
@@ -39,12 +44,22 @@ pub(super) async fn file(
     State(house): State<Arc<House>>,
     method: Method,
     uri: Uri,
-    which: Result<Query<Which>, axum::extract::rejection::QueryRejection>,
+    which: Result<Query<Which>, QueryRejection>,
     headers: HeaderMap,
 ) -> Result<Response, Refusal> {
-    let Query(which) = which.map_err(|rejection| Error::usage("query is malformed").source(rejection.body_text()))?;
+    let Which { repository, after, limit } = told(which)?;
     let (selector, path) = target(uri.path())?;
-    let file = File::open(&house, which.repository.as_deref(), &selector, path).await?;
+    let file = match Found::open(&house, repository.as_deref(), &selector, path).await? {
+        Found::File(file) => file,
+        Found::Folder(folder) => {
+            let malformed = || Error::usage("`after` has a malformed percent escape");
+            let after = after.map(|after| unescaped(&after).ok_or_else(malformed)).transpose()?;
+            return Ok(Json(folder.list(after.as_deref(), bounded(limit)?)).into_response());
+        }
+    };
+    if after.is_some() || limit.is_some() {
+        return Err(Error::usage("`after` and `limit` are for folders, and this is a file").at(uri.path()).into());
+    }
     let (len, tag) = (file.len()?, file.tag());
     let text = |name| headers.get(name).and_then(|value: &HeaderValue| value.to_str().ok());
     let mut response = if text(header::IF_NONE_MATCH).is_some_and(|tags| names(tags, &tag)) {

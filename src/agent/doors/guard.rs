@@ -1,6 +1,7 @@
 //! Who may use the API. The Unix socket can be reached by its user alone; on loopback any process can connect, and a browser can be
 //! made to; through the port for peers, agents of the authority call.
 
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use axum::extract::{Extension, Request, State};
@@ -8,7 +9,10 @@ use axum::http::{HeaderMap, Method, StatusCode, header, uri::Authority};
 use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
 
+use rustix::process::{Uid, getuid};
+
 use super::refusal::Refusal;
+use crate::agent::user::user_name;
 use crate::cache::Pin;
 use crate::error::Error;
 use crate::id::RepositoryId;
@@ -52,8 +56,8 @@ pub(in crate::agent) struct Callers {
 /// Which door a request came through.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::agent) enum Door {
-    /// The Unix socket.
-    Socket,
+    /// The Unix socket; a process of this user has connected.
+    Socket(Uid),
     /// The loopback address.
     Loopback,
     /// The port for peers; this one calls.
@@ -65,14 +69,19 @@ impl Door {
     pub(super) fn caller(&self) -> Option<&Identity> {
         match self {
             Self::Remote(caller) => Some(caller),
-            Self::Socket | Self::Loopback => None,
+            Self::Socket(_) | Self::Loopback => None,
         }
     }
 
-    /// Whose pins are those that are asked for: names of agents hold no slash, so nobody can write another's.
+    /// Whose pins are those that are asked for: the one who is `told`, else the user who asks. Whoever has the token on
+    /// loopback can read this agent's files. Names of agents hold no slash, so nobody can write another's.
     pub(super) fn owner(&self, told: Option<String>) -> String {
-        let told = told.unwrap_or_else(|| "api".to_owned());
-        self.caller().map_or_else(|| told.clone(), |caller| format!("{}/{told}", caller.path()))
+        let told = told.filter(|told| !told.trim().is_empty());
+        match self {
+            Self::Remote(caller) => format!("{}/{}", caller.path(), told.unwrap_or_else(|| "agent".to_owned())),
+            Self::Socket(user) => told.unwrap_or_else(|| user_name(*user)),
+            Self::Loopback => told.unwrap_or_else(|| user_name(getuid())),
+        }
     }
 
     /// May a repository be called `named`? Where repositories are is this node's own affair: other agents name them by their ids.
@@ -95,11 +104,19 @@ impl Door {
     }
 }
 
+/// What a request on loopback must show.
+#[derive(Debug)]
+struct Token {
+    hash: blake3::Hash,
+    /// The file that tells it to whoever may read it.
+    file: PathBuf,
+}
+
 /// Who is let in, and to what.
 #[derive(Debug)]
 pub(super) struct Guard {
     /// What a request on loopback must show; without one, nothing but what is open is answered there.
-    token: Option<blake3::Hash>,
+    token: Option<Token>,
     /// Which agents may call.
     callers: Callers,
     /// What this agent is called.
@@ -107,17 +124,19 @@ pub(super) struct Guard {
 }
 
 impl Guard {
-    /// Of the agent `own`, if it has a certificate: asks for `token` on loopback, and lets `callers` ask from elsewhere.
-    pub(super) fn new(token: Option<&str>, callers: Callers, own: Option<&Identity>) -> Self {
+    /// Of the agent `own`, if it has a certificate: asks on loopback for a token, which stands in a file besides, and lets
+    /// `callers` ask from elsewhere.
+    pub(super) fn new(token: Option<(&str, &Path)>, callers: Callers, own: Option<&Identity>) -> Self {
         let own = own.map_or_else(|| "here".to_owned(), Identity::path);
-        Self { token: token.map(|token| blake3::hash(token.as_bytes())), callers, own }
+        let token = token.map(|(token, file)| Token { hash: blake3::hash(token.as_bytes()), file: file.to_owned() });
+        Self { token, callers, own }
     }
 
     /// # Errors
     /// What is wrong with the request.
     fn judge(&self, door: &Door, (method, path): (&Method, &str), headers: &HeaderMap) -> Result<(), Refusal> {
         match door {
-            Door::Socket => Ok(()),
+            Door::Socket(_) => Ok(()),
             Door::Loopback => self.judge_local(path, headers),
             Door::Remote(caller) => self.judge_call(caller, method, path).map_err(Refusal::from),
         }
@@ -152,9 +171,13 @@ impl Guard {
         if OPEN.contains(&path) || self.is_shown(headers) {
             return Ok(());
         }
+        let file = self.token.as_ref().map_or_else(String::new, |token| {
+            let file = token.file.display();
+            format!("the token is in the file {file}, which changes when the agent starts; ")
+        });
         let error = Error::denied("request shows no token, or a wrong one")
             .expected("Authorization: Bearer TOKEN")
-            .cure("the token is in the file .token beside the agent's socket; the socket itself needs none");
+            .cure(format!("{file}the agent's socket needs none"));
         Err(Refusal::new(StatusCode::UNAUTHORIZED, error))
     }
 
@@ -163,7 +186,8 @@ impl Guard {
         let shown =
             shown.and_then(|value| value.split_once(' ')).filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"));
         // Hashes are compared in constant time.
-        shown.zip(self.token).is_some_and(|((_, token), expected)| blake3::hash(token.trim().as_bytes()) == expected)
+        let expected = self.token.as_ref().map(|token| token.hash);
+        shown.zip(expected).is_some_and(|((_, token), expected)| blake3::hash(token.trim().as_bytes()) == expected)
     }
 }
 
@@ -202,7 +226,7 @@ mod tests {
 
     fn judged(door: &Door, path: &str, headers: &[(header::HeaderName, &str)]) -> bool {
         let headers = &headers.iter().map(|(name, value)| (name.clone(), value.parse().unwrap())).collect();
-        let guard = Guard::new(Some("secret"), Callers::default(), None);
+        let guard = Guard::new(Some(("secret", Path::new("/run/agent.token"))), Callers::default(), None);
         guard.judge(door, (&Method::GET, path), headers).is_ok()
     }
 
@@ -211,14 +235,18 @@ mod tests {
         let agent = |site: &str, agent: &str| Identity::new(site, agent).unwrap();
         let callers: Vec<_> = callers.iter().map(|&caller| caller.to_owned()).collect();
         let (to_ask, to_give) = (Patterns::of(&callers).unwrap(), Patterns::of(&["home/a".to_owned()]).unwrap());
-        let guard = Guard::new(Some("secret"), Callers { to_ask, to_give }, Some(&agent("cloud", "b")));
+        let guard = Guard::new(
+            Some(("secret", Path::new("/run/agent.token"))),
+            Callers { to_ask, to_give },
+            Some(&agent("cloud", "b")),
+        );
         guard.judge_call(&agent("home", "a"), method, path)
     }
 
     #[test]
     fn loopback_wants_the_host_and_the_token() {
         use header::{AUTHORIZATION, HOST};
-        assert!(judged(&Door::Socket, "/v1/pins", &[]));
+        assert!(judged(&Door::Socket(getuid()), "/v1/pins", &[]));
         for host in ["localhost", "127.0.0.1:7070", "[::1]:7070"] {
             assert!(judged(&Door::Loopback, "/health", &[(HOST, host)]), "{host}");
             assert!(judged(&Door::Loopback, "/v1/pins", &[(HOST, host), (AUTHORIZATION, "Bearer secret")]), "{host}");
@@ -293,10 +321,15 @@ mod tests {
             expires: None,
             chunks: 0,
         };
-        assert_eq!(Door::Socket.owner(None), "api");
+        let here = Door::Socket(getuid());
+        for own in [&here, &Door::Loopback] {
+            assert_eq!(own.owner(None), user_name(getuid()));
+            assert_eq!(own.owner(Some(" ".into())), user_name(getuid()));
+            assert_eq!(own.owner(Some("the burst".into())), "the burst");
+        }
         let theirs = pin(&door("home", "a").owner(Some("me".into())));
         assert_eq!(theirs.owner, "home/a/me");
-        assert!(door("home", "a").has(&theirs) && Door::Socket.has(&theirs));
+        assert!(door("home", "a").has(&theirs) && here.has(&theirs));
         for other in [door("home", "b"), door("cloud", "a")] {
             assert!(!other.has(&theirs), "{other:?}");
         }

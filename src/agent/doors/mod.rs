@@ -6,6 +6,7 @@ mod cache;
 mod custody;
 mod files;
 mod guard;
+mod names;
 mod open;
 mod peers;
 mod refusal;
@@ -15,6 +16,7 @@ mod serve;
 mod tests;
 mod work;
 
+use std::path::Path;
 use std::sync::Arc;
 
 use axum::Router;
@@ -26,7 +28,7 @@ pub(super) use self::guard::{Callers, Door};
 use self::guard::{Guard, check};
 use self::refusal::{Refusal, body_limit};
 use self::relay::pass_on;
-pub(super) use self::serve::serve;
+pub(super) use self::serve::{Local, serve};
 use super::house::House;
 use crate::error::Error;
 use crate::transfer::identity::Credentials;
@@ -64,12 +66,14 @@ fn routes() -> Vec<Route> {
         ("/v1/peers", GET, get(peers::list)),
         ("/v1/ledger", GET, get(peers::ledger)),
         ("/v1/chunks", GET, get(peers::chunks)),
+        ("/v1/names", GET, get(names::list)),
+        ("/v1/files/{reference}/", GET, get(files::file)),
         ("/v1/files/{reference}/{*path}", GET, get(files::file)),
     ]
 }
 
-/// The API of `house`; on loopback it wants `token`, and other agents are let in as `callers` says.
-pub(super) fn router(house: Arc<House>, token: Option<&str>, callers: Callers) -> Router {
+/// The API of `house`; on loopback it wants a token, which stands in a file, and other agents are let in as `callers` says.
+pub(super) fn router(house: Arc<House>, token: Option<(&str, &Path)>, callers: Callers) -> Router {
     let own = house.credentials().ok().map(Credentials::identity);
     let guard = Guard::new(token, callers, own.as_ref());
     let paths = routes().into_iter().fold(Router::new(), |router, (path, _, methods)| router.route(path, methods));

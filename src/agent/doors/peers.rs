@@ -32,7 +32,7 @@ pub(super) async fn chunks(
     Extension(door): Extension<Door>,
     request: Request,
 ) -> Result<Response, Refusal> {
-    if door != Door::Socket {
+    if !matches!(door, Door::Socket(_)) {
         return Err(Error::denied("chunks are given over the agent's socket only").into());
     }
     if !wants_upgrade(request.headers()) {

@@ -1,6 +1,7 @@
 //! Errors as answers, in the shape in which `towline --json` prints them.
 
-use axum::extract::{FromRequest, Request};
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{FromRequest, Query, Request};
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::{Json, body::Bytes};
@@ -63,6 +64,15 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Asked<T> {
         let parsed = serde_json::from_slice(&body);
         parsed.map(Self).map_err(|source| Error::usage("request is malformed").source(source).into())
     }
+}
+
+/// What the query of a request says.
+///
+/// # Errors
+/// Usage, if it is malformed or has a parameter that is not known.
+pub(super) fn told<T>(query: Result<Query<T>, QueryRejection>) -> Result<T, Error> {
+    let malformed = |rejection: QueryRejection| Error::usage("query is malformed").source(rejection.body_text());
+    query.map(|Query(told)| told).map_err(malformed)
 }
 
 /// The body of a request.

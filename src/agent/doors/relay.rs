@@ -28,6 +28,9 @@ use crate::transfer::identity::Identity;
 /// What is said of an answer besides its status.
 const TOLD: [header::HeaderName; 2] = [header::CONTENT_TYPE, header::CACHE_CONTROL];
 
+/// What may make a pin, which has an owner.
+const PINNING: [&str; 2] = ["/v1/pins", "/v1/warm"];
+
 /// Passes on what is for another agent; answers the rest.
 pub(super) async fn pass_on(
     State(house): State<Arc<House>>,
@@ -40,7 +43,7 @@ pub(super) async fn pass_on(
         Ok(Some(_)) if door.caller().is_some() => {
             Err(Error::denied("requests of other agents are not passed on").cure("ask that agent itself").into())
         }
-        Ok(Some(at)) => elsewhere(&house, &at, request, next).await,
+        Ok(Some(at)) => elsewhere(&house, &at, &door, request, next).await,
         Err(error) => Err(error.into()),
     };
     answered.unwrap_or_else(Refusal::into_response)
@@ -54,7 +57,7 @@ fn wanted(headers: &HeaderMap) -> Result<Option<At>> {
 }
 
 /// Has the agent that `at` means answer; the answer says who it was.
-async fn elsewhere(house: &House, at: &At, request: Request, next: Next) -> Result<Response, Refusal> {
+async fn elsewhere(house: &House, at: &At, door: &Door, request: Request, next: Next) -> Result<Response, Refusal> {
     let (own, peers) = (house.credentials()?.identity(), house.exchange()?.peers());
     let (head, unread) = request.into_parts();
     let body = body(Request::from_parts(head.clone(), unread), &()).await?;
@@ -65,7 +68,7 @@ async fn elsewhere(house: &House, at: &At, request: Request, next: Next) -> Resu
     let (who, mut response) = match choose(at, &own, &peers.list(), name)? {
         Chosen::Own => (own, next.run(Request::from_parts(head, body.into())).await),
         Chosen::Other(callee, address) => {
-            let request = outgoing(&head.method, &head.uri, by_id(house, asked, body)?)?;
+            let request = outgoing(&head.method, &head.uri, translated(house, owned(asked, &head.uri, door), body)?)?;
             let response = relay(house, (&callee, &address), request)
                 .await
                 .map_err(|error| unanswered(&callee, &address, error))?;
@@ -77,14 +80,24 @@ async fn elsewhere(house: &House, at: &At, request: Request, next: Next) -> Resu
     Ok(response)
 }
 
-/// The body of a request, as another agent understands it: where the repository is is this node's own affair, its id is not.
-fn by_id(house: &House, asked: Option<Value>, body: Bytes) -> Result<Bytes> {
-    let Some(mut asked) = asked else { return Ok(body) };
-    let Some(Value::String(named)) = asked.get_mut("repository") else { return Ok(body) };
-    if named.parse::<RepositoryId>().is_ok() {
-        return Ok(body);
+/// What is asked, with the user who asks as the owner of a pin, if nobody else is named: the other agent cannot know.
+fn owned(mut asked: Option<Value>, uri: &Uri, door: &Door) -> Option<Value> {
+    if PINNING.contains(&uri.path())
+        && let Some(Value::Object(asked)) = &mut asked
+    {
+        asked.entry("owner").or_insert_with(|| door.owner(None).into());
     }
-    *named = house.origin(Some(named))?.id().to_string();
+    asked
+}
+
+/// The body of a request, as another agent understands it: where the repository is is this node's own affair, its id is not.
+fn translated(house: &House, asked: Option<Value>, body: Bytes) -> Result<Bytes> {
+    let Some(mut asked) = asked else { return Ok(body) };
+    if let Some(Value::String(named)) = asked.get_mut("repository")
+        && named.parse::<RepositoryId>().is_err()
+    {
+        *named = house.origin(Some(named))?.id().to_string();
+    }
     let translated = serde_json::to_vec(&asked);
     translated.map(Bytes::from).map_err(|source| Error::other("request is not JSON").source(source))
 }

@@ -13,7 +13,9 @@ use hyper::server::conn::http1;
 use hyper::service::{Service as _, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
+use rustix::process::Uid;
 use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -40,6 +42,28 @@ impl Listener for Calls {
     }
 
     fn local_addr(&self) -> io::Result<Identity> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+}
+
+/// The Unix socket; who connects is told by the kernel (<https://man7.org/linux/man-pages/man7/unix.7.html>, `SO_PEERCRED`).
+pub(in crate::agent) struct Local(pub(in crate::agent) UnixListener);
+
+impl Listener for Local {
+    type Io = UnixStream;
+    type Addr = Uid;
+
+    async fn accept(&mut self) -> (UnixStream, Uid) {
+        loop {
+            let (stream, _) = Listener::accept(&mut self.0).await;
+            match stream.peer_cred() {
+                Ok(peer) => return (stream, Uid::from_raw(peer.uid())),
+                Err(error) => tracing::debug!("a connection to the socket is gone already: {error}"),
+            }
+        }
+    }
+
+    fn local_addr(&self) -> io::Result<Uid> {
         Err(io::ErrorKind::Unsupported.into())
     }
 }

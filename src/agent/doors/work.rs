@@ -64,6 +64,8 @@ pub(super) struct Restore {
     overwrite: bool,
     #[serde(default)]
     delete: bool,
+    #[serde(default)]
+    paths: Vec<String>,
 }
 
 /// What to fetch.
@@ -143,6 +145,7 @@ pub(super) async fn restore(State(house): State<Arc<House>>, Asked(asked): Asked
         to: absolute(asked.to)?,
         overwrite: asked.overwrite,
         delete: asked.delete,
+        only: asked.paths,
     };
     let begun = errands::restore(&house, asked.repository.as_deref(), restoring)?;
     Ok((StatusCode::ACCEPTED, Json(begun.view())))

@@ -8,9 +8,9 @@ use clap::{Args, Subcommand, ValueHint};
 use super::{Target, target};
 use crate::agent::At;
 use crate::repository::Selector;
-use crate::size;
 use crate::transfer::exchange;
 use crate::transfer::identity::{AGENT_DAYS, AUTHORITY_DAYS, Identity};
+use crate::{size, span};
 
 /// `towline warm`.
 #[derive(Debug, Args)]
@@ -19,7 +19,7 @@ pub(in crate::cli) struct Warm {
     #[arg(value_name = "NAME[:SUBPATH]", required = true, value_parser = target())]
     pub(in crate::cli) what: Vec<Target>,
     /// Keep it so long: 24h, 7d; what was pinned before for the same name and owner ends
-    #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "DURATION", value_parser = span::parse)]
     pub(in crate::cli) pin: Option<Duration>,
     /// Who wants it pinned [default: the user's name]
     #[arg(long, value_name = "TEXT", requires = "pin")]
@@ -51,7 +51,7 @@ pub(in crate::cli) struct Pin {
     /// What to keep: all that its restore needs
     pub(in crate::cli) name: Selector,
     /// How long: 24h, 7d [default: until it is unpinned]
-    #[arg(long = "for", value_name = "DURATION", value_parser = humantime::parse_duration)]
+    #[arg(long = "for", value_name = "DURATION", value_parser = span::parse)]
     pub(in crate::cli) lasting: Option<Duration>,
     /// Who wants it [default: the user's name]
     #[arg(long, value_name = "TEXT")]

@@ -20,6 +20,7 @@ use crate::ops::{CutChoice, TensorSelector};
 use crate::repository::log::AttemptId;
 use crate::repository::{Name, Selector};
 use crate::size::{self, ByteRange};
+use crate::span;
 use crate::storage::Location;
 
 /// Save once, move only what the other side lacks, check every byte.
@@ -40,6 +41,7 @@ pub(super) struct Globals {
     #[arg(long, global = true, value_name = "URL", value_hint = ValueHint::DirPath, help = help::REPO)]
     repo: Option<String>,
     #[arg(long, global = true, value_name = "URL", value_hint = ValueHint::Url, help = help::ENDPOINT)]
+    #[arg(visible_alias = "endpoint-url")]
     endpoint: Option<String>,
     /// Let plain http go further than this machine
     #[arg(long, global = true)]
@@ -106,14 +108,11 @@ pub(super) enum Verb {
         prefix: Option<Name>,
     },
     /// Remove the steps of a run that no rule keeps
-    #[command(after_help = help::EXPIRE)]
+    #[command(after_help = help::EXPIRE, visible_alias = "forget")]
     Expire(Expire),
-    /// Show the files that a name holds, and the tensors in them
+    /// Show what a name holds
     #[command(after_help = help::SHOW)]
-    Show {
-        /// Which
-        name: Selector,
-    },
+    Show(Show),
     /// List the tensors that a name holds
     #[command(after_help = help::TENSORS)]
     Tensors {
@@ -141,11 +140,15 @@ pub(super) enum Verb {
         #[arg(long, value_name = "A-B", allow_hyphen_values = true)]
         range: Option<ByteRange>,
     },
-    /// Remove a name
+    /// Remove names
     #[command(after_help = help::RM)]
     Rm {
         /// Which
-        name: Name,
+        #[arg(value_name = "NAME|PREFIX", required = true)]
+        names: Vec<Name>,
+        /// Also everything below them
+        #[arg(short, long)]
+        recursive: bool,
     },
     /// Give what a name holds another name
     #[command(after_help = help::CP)]
@@ -181,13 +184,13 @@ pub(super) enum Verb {
         repair: bool,
     },
     /// Delete what no name needs any more
-    #[command(after_help = help::COLLECT)]
+    #[command(after_help = help::COLLECT, visible_aliases = ["prune", "gc"])]
     Collect {
         /// Only say what would be done
         #[arg(long)]
         dry_run: bool,
         /// How long what is set aside stays readable: 24h, 30m, 0
-        #[arg(long, value_name = "DURATION", default_value = "24h", value_parser = grace)]
+        #[arg(long, value_name = "DURATION", default_value = "24h", value_parser = span::parse)]
         grace: Duration,
     },
     /// Find out what the store really does, and what would hurt
@@ -322,10 +325,10 @@ pub(super) struct Watch {
     #[arg(long)]
     pub(super) restore_latest: bool,
     /// At SIGTERM or Ctrl-C, save what is finished within this time, then end
-    #[arg(long, value_name = "SECONDS", default_value = "25", value_parser = seconds)]
+    #[arg(long, value_name = "DURATION", default_value = "25", value_parser = span::parse)]
     pub(super) on_term: Duration,
     /// Take a checkpoint to be whole when nothing in it changed for so long
-    #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = seconds)]
+    #[arg(long, value_name = "DURATION", default_value = "10", value_parser = span::parse)]
     pub(super) settle: Duration,
     /// Save what is finished, then end
     #[arg(long)]
@@ -349,12 +352,29 @@ pub(super) struct Restore {
     /// Delete what else is in the folder DEST
     #[arg(long, conflicts_with = "tensors")]
     pub(super) delete: bool,
+    /// Only these files and folders, or what matches; may be given several times
+    #[arg(long = "path", value_name = "PATH|GLOB", conflicts_with_all = ["delete", "tensors"])]
+    pub(super) only: Vec<String>,
     /// Only these tensors, or a box of each, into one safetensors file in DEST; may be given several times
     #[arg(long = "tensor", value_name = "[PATH:]GLOB[BOX]")]
     pub(super) tensors: Vec<TensorSelector>,
     /// Of each of them the I-th of N equal parts along its first dimension, from 0
     #[arg(long, value_name = "I/N", requires = "tensors")]
     pub(super) shard: Option<Shard>,
+}
+
+/// `towline show`.
+#[derive(Debug, Args)]
+pub(super) struct Show {
+    /// Which: all of a name, or one file or folder of it
+    #[arg(value_name = "NAME[:SUBPATH]", value_parser = target())]
+    pub(super) what: Target,
+    /// List the files and folders
+    #[arg(long)]
+    pub(super) files: bool,
+    /// List the tensors in each file, and how each is stored
+    #[arg(long)]
+    pub(super) tensors: bool,
 }
 
 /// `towline expire`.
@@ -441,14 +461,4 @@ fn label(text: &str) -> Result<(String, String), &'static str> {
 fn metric(text: &str) -> Result<(String, f64), &'static str> {
     let parsed = text.rsplit_once('=').and_then(|(name, value)| Some((name.to_owned(), value.parse().ok()?)));
     parsed.ok_or("a metric is NAME=NUMBER")
-}
-
-/// A number of seconds, or a duration with units: 25, 0.5, 2m.
-fn seconds(text: &str) -> Result<Duration, String> {
-    let plain = text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
-    plain.map_or_else(|| humantime::parse_duration(text).map_err(|error| error.to_string()), Ok)
-}
-
-fn grace(text: &str) -> Result<Duration, humantime::DurationError> {
-    if text == "0" { Ok(Duration::ZERO) } else { humantime::parse_duration(text) }
 }

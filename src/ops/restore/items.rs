@@ -1,9 +1,11 @@
 //! What of a saved tree is to be restored, and to where.
 
+use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 
+use super::super::pattern::Pattern;
 use super::super::subpath::{entry, within};
 use crate::error::{Error, Result};
 use crate::format::{EntryKind, Form, TreeEntry};
@@ -29,8 +31,9 @@ pub(super) struct Items {
 }
 
 impl Items {
-    /// All of `saved`, or what lies at `subpath`, to go to `dest`.
-    pub(super) fn choose(saved: &Saved, subpath: Option<&[u8]>, dest: &Path) -> Result<Self> {
+    /// All of `saved`, or what lies at `subpath`, to go to `dest`; of a folder only what the patterns `only` take, if there are
+    /// any, with the folders on the way.
+    pub(super) fn choose(saved: &Saved, subpath: Option<&[u8]>, only: &[String], dest: &Path) -> Result<Self> {
         let manifest = &saved.manifest;
         let below = match (subpath, manifest.form) {
             (None, Form::File) => manifest.entries.first().map(|entry| entry.path.as_slice()).unwrap_or_default(),
@@ -39,10 +42,19 @@ impl Items {
         };
         let root = entry(saved, below)?;
         if !matches!(root.kind, EntryKind::Folder) {
+            if let Some(pattern) = only.first() {
+                return Err(Error::usage("what is to be restored is one file, so no paths of it can be chosen")
+                    .at(&saved.name)
+                    .got(pattern));
+            }
             return Self::single(saved, below, dest);
         }
         let relative = |(at, entry): (usize, &TreeEntry)| Some(Item { path: within(&entry.path, below)?.to_vec(), at });
-        let list = manifest.entries.iter().enumerate().filter_map(relative).collect();
+        let mut list: Vec<Item> = manifest.entries.iter().enumerate().filter_map(relative).collect();
+        if !only.is_empty() {
+            list = taken(list, only)
+                .map_err(|error| error.cure(format!("`towline show {} --files` lists the paths", saved.name)))?;
+        }
         Ok(Self { folder: dest.to_owned(), is_folder: true, list })
     }
 
@@ -78,6 +90,29 @@ impl Items {
             _ => None,
         })
     }
+}
+
+/// Those of `items` that one of `patterns` takes, and the folders above them. Not the folder itself that all lie in: where it
+/// goes may hold other things.
+///
+/// # Errors
+/// Usage, for a malformed pattern; not found, if one takes nothing.
+fn taken(items: Vec<Item>, patterns: &[String]) -> Result<Vec<Item>> {
+    let mut wanted = BTreeSet::new();
+    for pattern in patterns {
+        let pattern = Pattern::of_path(pattern)?;
+        let mut any = false;
+        let takes = |item: &&Item| pattern.text.is_empty() || pattern.takes_path(&item.path);
+        for item in items.iter().filter(takes) {
+            any = true;
+            let slashes = item.path.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(at, _)| at);
+            wanted.extend(slashes.chain([item.path.len()]).filter_map(|end| item.path.get(..end)).map(<[u8]>::to_vec));
+        }
+        if !any {
+            return Err(Error::not_found(format!("no path of the saved tree matches {:?}", pattern.text)));
+        }
+    }
+    Ok(items.into_iter().filter(|item| !item.path.is_empty() && wanted.contains(&item.path)).collect())
 }
 
 impl Item {

@@ -38,6 +38,9 @@ pub struct RestoreOptions {
     pub overwrite: bool,
     /// Remove what the tree does not have.
     pub delete: bool,
+    /// Of a folder only the files and folders whose path is, or matches, one of these: in a pattern `*` stays within a
+    /// segment, `**` does not. All, if there are none.
+    pub only: Vec<String>,
     /// Where to show progress.
     pub progress: Progress,
 }
@@ -66,7 +69,8 @@ impl Repository {
     /// single file goes to the path `dest`, or into it where `dest` is a folder or ends in `/`.
     ///
     /// # Errors
-    /// Not found, for the name or the subpath; conflict, before anything is written, if a file in the way differs;
+    /// Not found, for the name, the subpath, or a pattern that matches nothing; usage, for patterns together with `delete`;
+    /// conflict, before anything is written, if a file in the way differs;
     /// damaged, naming pack and chunk, if stored bytes are not as written: no wrong byte is placed.
     ///
     /// # Cancel safety
@@ -80,9 +84,14 @@ impl Repository {
         options: &RestoreOptions,
     ) -> Result<RestoreReport> {
         let begun = std::time::Instant::now();
+        if options.delete && !options.only.is_empty() {
+            return Err(Error::usage("only some paths are to be restored, and everything else deleted")
+                .got(options.only.join(", "))
+                .cure("leave out one of the two"));
+        }
         options.progress.phase("opening", 0);
         let saved = self.saved(name).await?.shared();
-        let items = Arc::new(Items::choose(&saved, subpath, dest)?);
+        let items = Arc::new(Items::choose(&saved, subpath, &options.only, dest)?);
         let folder = items.folder.clone();
         let target = Arc::new(blocking(move || Target::open(&folder, Durability::Process)).await?);
         let keep: Vec<_> = self.store().directory().map(Path::to_path_buf).into_iter().collect();

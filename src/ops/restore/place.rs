@@ -125,7 +125,7 @@ impl Placing {
         };
         let written = staged.file().write_all_at(bytes, offset);
         written.map_err(|source| {
-            Error::io("write a file", &self.items.folder.join(super::super::shown(&item.path)), source)
+            Error::io("cannot write a file", &self.items.folder.join(super::super::shown(&item.path)), source)
         })?;
         drop(staged);
         if long.missing.fetch_sub(1, Ordering::AcqRel) == 1 {

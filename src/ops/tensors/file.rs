@@ -141,7 +141,7 @@ fn begin(path: &Path, header: &[u8], len: u64, overwrite: bool) -> Result<(Stage
             .cure("--overwrite replaces it; or name another folder"));
     }
     let staged = target.stage(file, len)?;
-    let failed = |source| Error::io("write a file", path, source);
+    let failed = |source| Error::io("cannot write a file", path, source);
     staged.file().write_all_at(header, 0).map_err(failed)?;
     let written = staged.file().try_clone().map_err(failed)?;
     Ok((staged, written))
@@ -158,6 +158,6 @@ impl TensorSink for FileSink {
     fn place(&self, tensor: usize, offset: u64, bytes: &[u8]) -> Result<()> {
         let start = self.starts.get(tensor).ok_or_else(|| Error::other("a tensor has no place in its file"))?;
         let written = self.file.write_all_at(bytes, start + offset);
-        written.map_err(|source| Error::io("write a file", &self.path, source))
+        written.map_err(|source| Error::io("cannot write a file", &self.path, source))
     }
 }

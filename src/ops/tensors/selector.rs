@@ -1,13 +1,10 @@
 //! Which tensors are asked for, and what of them: `[PATH:]GLOB[BOX]`.
 
 use std::collections::HashMap;
-use std::ffi::OsStr;
 use std::fmt;
-use std::os::unix::ffi::OsStrExt as _;
 use std::str::FromStr;
 
-use globset::{GlobBuilder, GlobMatcher};
-
+use super::super::pattern::Pattern;
 use super::globals::Global;
 use crate::checkpoint::boxes::{Shard, Slices, TensorBox};
 use crate::error::{Error, Result};
@@ -26,13 +23,6 @@ pub struct TensorSelector {
     path: Option<Pattern>,
     slices: Slices,
     shard: Option<Shard>,
-}
-
-#[derive(Clone, Debug)]
-struct Pattern {
-    text: String,
-    /// None if it is not a pattern but that very text.
-    glob: Option<GlobMatcher>,
 }
 
 impl TensorSelector {
@@ -61,8 +51,7 @@ impl TensorSelector {
     /// # Errors
     /// Usage, if that is no pattern.
     pub fn in_path(mut self, glob: &str) -> Result<Self> {
-        let path = glob.trim_start_matches("./").trim_end_matches('/');
-        self.path = Some(Pattern::new(if path == "." { "" } else { path }, true)?);
+        self.path = Some(Pattern::of_path(glob)?);
         Ok(self)
     }
 
@@ -98,35 +87,7 @@ impl TensorSelector {
 
     /// Whether the file or folder `path`, or a folder above it, is what it says.
     fn takes_path(&self, path: &[u8]) -> bool {
-        let Some(pattern) = &self.path else { return true };
-        let above = path.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(at, _)| at);
-        above.chain([path.len()]).any(|end| path.get(..end).is_some_and(|path| pattern.takes(path)))
-    }
-}
-
-impl Pattern {
-    fn new(text: &str, is_path: bool) -> Result<Self> {
-        if !text.contains(['*', '?', '[', ']', '{', '}', '\\']) {
-            return Ok(Self::exact(text));
-        }
-        let built = GlobBuilder::new(text).literal_separator(is_path).backslash_escape(true).build();
-        let glob = built.map_err(|error| Error::usage("malformed pattern").at(text).source(error))?;
-        Ok(Self { text: text.to_owned(), glob: Some(glob.compile_matcher()) })
-    }
-
-    fn exact(text: &str) -> Self {
-        Self { text: text.to_owned(), glob: None }
-    }
-
-    /// A name that is the very text is always taken: names may hold brackets.
-    fn takes(&self, name: &[u8]) -> bool {
-        let matches = |glob: &GlobMatcher| glob.is_match(OsStr::from_bytes(name));
-        self.text.as_bytes() == name || self.glob.as_ref().is_some_and(matches)
-    }
-
-    /// Whether it can only mean one name.
-    fn is_plain(&self) -> bool {
-        self.glob.is_none()
+        self.path.as_ref().is_none_or(|pattern| pattern.takes_path(path))
     }
 }
 
@@ -203,7 +164,7 @@ impl<'m> Index<'m> {
         }
         let missing = Error::not_found("there is no such tensor").at(format!("{name}, {selector}"));
         Err(missing.cure(if globals.is_empty() {
-            format!("no file of it was understood as a checkpoint when it was saved: `towline show {name}` tells how each was cut")
+            format!("no file of it was understood as a checkpoint when it was saved: `towline show {name} --files` tells how each was cut")
         } else {
             format!("`towline tensors {name}` lists them; rows are asked for as [0:8], with a colon")
         }))

@@ -25,7 +25,7 @@ use crate::format::PackRef;
 use crate::id::{MapKey, PackId, SegmentId};
 use crate::progress::Progress;
 use crate::repository::log::{RefValue, State};
-use crate::repository::{Name, Repository, layout};
+use crate::repository::{Name, Repository, layout, no_such_name};
 
 /// What to verify, and how.
 #[derive(Clone, Debug, Default)]
@@ -106,7 +106,7 @@ impl Repository {
             Some(name) => audit.state.refs.iter().filter(|(found, _)| *found == name).map(cloned).collect(),
         };
         if let Some(name) = name.filter(|_| names.is_empty() && audit.folds) {
-            return Err(Error::not_found("there is no such name").at(name).cure("`towline ls` lists the names"));
+            return Err(no_such_name(&audit.state.refs, name, self.store().location()));
         }
         let mut verifying = Verifying {
             repository: self,

@@ -5,13 +5,14 @@
 
 mod selector;
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 
 pub use selector::{Choice, Selector};
 
 use super::log::RefValue;
+use super::missing::no_such_run;
 use super::name::Name;
 use crate::error::{Error, Result};
 
@@ -57,12 +58,7 @@ impl<'a> Run<'a> {
             Some((run, number)) if run == *name => Some(Step { number, name: found, value }),
             _ => None,
         };
-        Self::new(name.clone(), refs.iter().filter_map(step).collect()).ok_or_else(|| {
-            Error::not_found("there is no such run")
-                .at(name)
-                .expected(format!("names {name}/step-N"))
-                .cure("`towline runs` lists the runs")
-        })
+        Self::new(name.clone(), refs.iter().filter_map(step).collect()).ok_or_else(|| no_such_run(refs, name))
     }
 
     fn new(name: Name, mut steps: Vec<Step<'a>>) -> Option<Self> {

@@ -241,6 +241,8 @@ impl Peer {
         let state = self.state();
         let link = state.link.as_ref();
         let open = |link: &Link| link.clients.iter().filter(|client| client.closed().is_none()).count();
+        // A link none of whose connections is open is down until it is made again.
+        let link = link.filter(|link| open(link) > 0);
         PeerStat {
             address: self.address.to_string(),
             identity: state.identity.clone(),

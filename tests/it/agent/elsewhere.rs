@@ -98,7 +98,7 @@ fn a_site_is_warmed_and_pinned_from_another() {
 
     // Again is as good as once, and nothing is brought.
     let again = told(&user, &home, &warm);
-    assert!(again.contains("warm: run/step-1 at cloud/c") && again.contains("fetched 0 B"), "{again}");
+    assert!(again.contains("warm: run/step-1 at cloud/c") && again.contains("fetched: 0 B in 0 chunks"), "{again}");
     let pins = told_json(&user, &home, &["pins", "--at", "cloud/c"]);
     let pins = pins["pins"].as_array().unwrap();
     assert_eq!((pins.len(), &pins[0]["owner"]), (1, &json!("home/a/me")), "the agent's own pins are its own affair");

@@ -110,7 +110,7 @@ fn what_is_in_the_way_of_a_start_is_named() {
     let port = agent.http.clone().unwrap();
     write(&format!("repository = '../repo'\nsocket = 'other/agent.sock'\nhttp = '{port}'\n"));
     let error = user.fails(&start, 5);
-    assert!(error["message"].as_str().unwrap().contains("port"), "{error}");
+    assert!(error["message"].as_str().unwrap().starts_with("address in use: cannot listen on 127.0.0.1:"), "{error}");
     let cache = "[cache]\ndir = 'cache'\ncapacity = '256M'\n";
     write(&format!("repository = '../repo'\nsocket = 'other/agent.sock'\n{cache}"));
     let error = user.fails(&start, 5);

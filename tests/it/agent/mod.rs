@@ -5,6 +5,7 @@ mod custody;
 mod elsewhere;
 mod killed;
 mod life;
+mod look;
 mod memory;
 mod sidecar;
 mod together;

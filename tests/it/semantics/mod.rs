@@ -100,11 +100,11 @@ fn ran(command: &mut Command) -> Ran {
 }
 
 /// A file system of its own, gone with the value.
-struct Tmpfs(PathBuf);
+pub(crate) struct Tmpfs(PathBuf);
 
 impl Tmpfs {
     /// One of `size` at the folder `at`, which is made; none, said so, where that is not allowed.
-    fn mount(at: &Path, size: &str) -> Option<Self> {
+    pub(crate) fn mount(at: &Path, size: &str) -> Option<Self> {
         std::fs::create_dir_all(at).unwrap();
         let mounted = rustix::process::geteuid().is_root()
             && mount(&["-t", "tmpfs", "-o", &format!("size={size}"), "towline-test"], at);

@@ -17,8 +17,6 @@ from .tensors import Tensors
 #: How small to store: the smallest (None, or True), raw while that is faster, or never smaller.
 Compression = Literal["if-faster"] | bool | None
 
-_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
-
 
 def open(
     url: str | os.PathLike[str] | None = None,
@@ -33,8 +31,9 @@ def open(
     """Opens the repository at `url`: a folder, or `s3://bucket/prefix`; by default `$TOWLINE_REPO`, else the folder that the
     command line uses too. With `create` it is made if there is none.
 
-    `memory` bounds the engine's buffers, in bytes or as text such as "512M"; by default a quarter of what the cgroup or the
-    machine has, at most 2 GiB. The other arguments are those of the command line's options of the same name.
+    `memory` bounds the engine's buffers, in bytes or as text such as "512M" or "1.5G", as `--memory` takes it; by default a
+    quarter of what the cgroup or the machine has, at most 2 GiB. The other arguments are those of the command line's options of
+    the same name.
     """
     return Repository(
         default_url() if url is None else os.fspath(url),
@@ -57,15 +56,7 @@ def default_url() -> str:
 
 
 def _bytes(memory: int | str | None) -> int | None:
-    if memory is None or isinstance(memory, int):
-        return memory
-    number, unit = memory.strip().upper().removesuffix("IB").removesuffix("B"), ""
-    if number[-1:] in ("K", "M", "G", "T"):
-        number, unit = number[:-1], number[-1]
-    try:
-        return int(float(number) * _UNITS[unit])
-    except ValueError:
-        raise UsageError(f"memory is a number of bytes such as 536870912 or '512M', not {memory!r}") from None
+    return _towline.size(memory, "memory") if isinstance(memory, str) else memory
 
 
 def wishes(

@@ -1,0 +1,14 @@
+//! Sizes as people write them, read by the same function as on the command line.
+
+use pyo3::prelude::*;
+
+use crate::errors::raised;
+
+/// Bytes that `text` means, such as `512M` or `1.5G`. It was given as `argument`.
+///
+/// # Errors
+/// Usage, if it is no size.
+#[pyfunction]
+pub(crate) fn size(py: Python<'_>, text: &str, argument: &str) -> PyResult<u64> {
+    towline::size::parse(text).map_err(|error| raised(py, &error.at(argument)))
+}

@@ -1,0 +1,84 @@
+//! Folders of saved trees, listed a part at a time.
+
+use std::fmt::Write as _;
+use std::sync::Arc;
+
+use super::view;
+use crate::format::{EntryKind, TreeEntry};
+use crate::repository::Saved;
+
+/// A folder of a saved tree, opened.
+#[derive(Debug)]
+pub(super) struct Folder {
+    /// The tree.
+    pub(super) saved: Arc<Saved>,
+    /// Empty for the tree's own folder; no slash at its end.
+    pub(super) path: Vec<u8>,
+}
+
+impl Folder {
+    /// What lies right in it, in the order of the bytes of names: at most `limit` of what comes after the name `after`.
+    pub(super) fn list(&self, after: Option<&[u8]>, limit: usize) -> view::Folder {
+        let mut matching = self.children().filter(|(name, _)| after.is_none_or(|after| *name > after));
+        let listed: Vec<(&[u8], &TreeEntry)> = matching.by_ref().take(limit).collect();
+        let next = listed.last().filter(|_| matching.next().is_some()).map(|(name, _)| escaped(name));
+        view::Folder {
+            name: self.saved.name.to_string(),
+            manifest: self.saved.value.manifest.to_string(),
+            path: String::from_utf8_lossy(&self.path).into_owned(),
+            entries: listed.into_iter().map(|(name, entry)| self.told(name, entry)).collect(),
+            next,
+        }
+    }
+
+    fn children(&self) -> impl Iterator<Item = (&[u8], &TreeEntry)> {
+        self.saved.manifest.entries.iter().filter_map(|entry| {
+            let path = entry.path.as_slice();
+            let name = if self.path.is_empty() { path } else { path.strip_prefix(&*self.path)?.strip_prefix(b"/")? };
+            (!name.is_empty() && !name.contains(&b'/')).then_some((name, entry))
+        })
+    }
+
+    fn told(&self, name: &[u8], entry: &TreeEntry) -> view::FolderEntry {
+        let (bytes, target) = match &entry.kind {
+            EntryKind::File(content) => (content.size, None),
+            EntryKind::Folder => (0, None),
+            EntryKind::Symlink(target) => (0, Some(String::from_utf8_lossy(target).into_owned())),
+        };
+        let path: Vec<String> = entry.path.split(|byte| *byte == b'/').map(escaped).collect();
+        view::FolderEntry {
+            name: String::from_utf8_lossy(name).into_owned(),
+            kind: entry.kind.word().to_owned(),
+            url: format!("/v1/files/{}/{}", escaped(self.saved.name.as_str().as_bytes()), path.join("/")),
+            bytes,
+            mode: format!("{:04o}", entry.mode),
+            mtime: entry.mtime.to_string(),
+            target,
+        }
+    }
+}
+
+/// `text` as one segment of a URL's path (<https://www.rfc-editor.org/rfc/rfc3986#section-2.3>).
+fn escaped(text: &[u8]) -> String {
+    let mut url = String::with_capacity(text.len());
+    for &byte in text {
+        if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
+            url.push(char::from(byte));
+        } else {
+            // Text takes all that is written to it.
+            let _ = write!(url, "%{byte:02X}");
+        }
+    }
+    url
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_segment_of_a_url_holds_no_slash() {
+        assert_eq!(escaped(b"a/b c~1.bin"), "a%2Fb%20c~1.bin");
+        assert_eq!(escaped(b"\xff"), "%FF");
+    }
+}
