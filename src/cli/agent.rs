@@ -12,7 +12,7 @@ use super::args::{CacheVerb, Elsewhere, Pin, Warm};
 use super::config::Chosen;
 use super::listen;
 use super::output::{printable, table};
-use super::render::{self, counted};
+use super::render::{by_source, counted};
 use super::verbs::Door;
 use crate::agent::view::{Cache, CacheChecked, Evicted, PinList, Pinned, Transfer, Unpinned};
 use crate::agent::{Agent, Client, Config, user_name};
@@ -270,20 +270,20 @@ fn warmed(said: &Said<Transfer>) -> String {
         ),
     };
     format!(
-        "warm: {name}, {}, {:.1} s\n  there already: {}; fetched: {}\n  moved: {}{missing}\n",
+        "warm: {name}, {}, {:.1} s\n  there already: {}; fetched: {}{}{missing}\n",
         sum("chunks", "bytes"),
         transfer.seconds,
         sum("hits", "hit_bytes"),
         sum("fetched", "fetched_bytes"),
-        fetched(transfer),
+        sources(transfer),
     )
 }
 
-/// The bytes that a transfer fetched, with where they came from.
-fn fetched(transfer: &Transfer) -> String {
+/// Where the bytes that a transfer moved came from, gaps between chunks included; empty if none moved.
+fn sources(transfer: &Transfer) -> String {
     let sources = transfer.report.as_ref().and_then(|report| report.get("sources")).cloned().unwrap_or_default();
     let bytes = |source: &str| sources.get(source).and_then(Value::as_u64).unwrap_or(0);
-    render::by_source(&SourceBytes {
+    by_source(&SourceBytes {
         agent: bytes("agent"),
         cache: bytes("cache"),
         site: bytes("site"),
@@ -370,15 +370,15 @@ mod tests {
         .unwrap();
         let mut begun = Said { at: None, what: transfer };
         assert_eq!(warmed(&begun), "warming run/1: A\n");
+        let sources = serde_json::json!({ "agent": 0, "cache": 0, "site": 0, "remote": 768, "repository": 256 });
         begun.what.report = Some(serde_json::json!({
-            "chunks": 6, "bytes": 2048, "hits": 1, "hit_bytes": 1024, "fetched": 2, "fetched_bytes": 768, "missing": 3,
-            "missing_bytes": 256,
-            "sources": { "agent": 0, "cache": 0, "site": 0, "remote": 512, "repository": 256 },
+            "chunks": 6, "bytes": 2048, "hits": 1, "hit_bytes": 512, "fetched": 2, "fetched_bytes": 1024, "missing": 3,
+            "missing_bytes": 512, "sources": sources,
         }));
         let text = warmed(&begun);
-        let expected = "warm: run/1, 2.0 KiB in 6 chunks, 1.0 s\n  there already: 1.0 KiB in 1 chunk; fetched: 768 B in 2 chunks\n  \
-                        moved: 768 B (other sites: 512 B, repository: 256 B)\n  \
-                        missing: 256 B in 3 chunks: nobody who may be asked gave them, the agent's log says more\n";
+        let expected = "warm: run/1, 2.0 KiB in 6 chunks, 1.0 s\n  there already: 512 B in 1 chunk; fetched: 1.0 KiB in 2 chunks \
+                        (other sites: 768 B, repository: 256 B)\n  missing: 512 B in 3 chunks: nobody who may be asked gave them, \
+                        the agent's log says more\n";
         assert_eq!(text, expected);
         begun.at = Some("cloud/b".into());
         assert!(warmed(&begun).starts_with("warm: run/1 at cloud/b, 2.0 KiB"));

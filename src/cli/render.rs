@@ -55,7 +55,7 @@ pub(super) fn save_part(report: &PartReport) -> String {
     format!("{}  rank {rank} of {ranks}, attempt {attempt}; {stands}\n", save(&report.part))
 }
 
-/// The bytes that were fetched, with where they came from.
+/// ` (SOURCE: BYTES, ...)`; empty if nothing was fetched.
 pub(super) fn by_source(bytes: &SourceBytes) -> String {
     let sources = [
         ("this node's agent", bytes.agent),
@@ -66,17 +66,17 @@ pub(super) fn by_source(bytes: &SourceBytes) -> String {
     ];
     let from = sources.into_iter().filter(|(_, bytes)| *bytes > 0);
     let from: Vec<String> = from.map(|(source, bytes)| format!("{source}: {}", show(bytes))).collect();
-    let total = show(bytes.total());
-    if from.is_empty() { total } else { format!("{total} ({})", from.join(", ")) }
+    if from.is_empty() { String::new() } else { format!(" ({})", from.join(", ")) }
 }
 
 pub(super) fn restore(report: &RestoreReport) -> String {
     format!(
-        "restored {}: {} in {}, {}\n  fetched: {}; found in place: {}\n",
+        "restored {}: {} in {}, {}\n  fetched: {}{}; found in place: {}\n",
         report.name,
         show(report.bytes),
         counted(report.files, "file"),
         seconds(report.seconds),
+        show(report.fetched_bytes),
         by_source(&report.sources),
         show(report.reused_bytes),
     )
@@ -84,11 +84,12 @@ pub(super) fn restore(report: &RestoreReport) -> String {
 
 pub(super) fn restored_tensors(report: &RestoreTensorsReport) -> String {
     format!(
-        "restored {}: {} in {}, {}\n  fetched: {} in {}\n  file: {}\n",
+        "restored {}: {} in {}, {}\n  fetched: {}{} in {}\n  file: {}\n",
         report.name,
         show(report.bytes),
         counted(report.tensors, "tensor"),
         seconds(report.seconds),
+        show(report.fetched_bytes),
         by_source(&report.sources),
         counted(report.chunks, "chunk"),
         printable(&report.file),
