@@ -11,6 +11,7 @@ mod runtime;
 mod saving;
 mod stage;
 mod tree;
+mod watched;
 
 use pyo3::prelude::*;
 
@@ -23,6 +24,8 @@ fn _towline(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<tree::Tree>()?;
     module.add_class::<stage::Stager>()?;
     module.add_class::<stage::Stage>()?;
+    module.add_class::<watched::Watched>()?;
+    module.add_function(wrap_pyfunction!(saving::check_save, module)?)?;
     module.add_function(wrap_pyfunction!(saving::lay_out, module)?)?;
     module.add_function(wrap_pyfunction!(memory::huge_pages, module)?)?;
     module.add_function(wrap_pyfunction!(memory::copy, module)?)
