@@ -139,7 +139,7 @@ pub struct SaveOptions {
     pub key_every: Option<NonZeroU32>,
     /// Tell how each tensor is stored, and why.
     pub explain: bool,
-    /// What the name must stand for when the save begins.
+    /// What the name must stand for when the save begins, else it is a conflict. Of [`Repository::save`] alone.
     pub expected: Expected,
     /// Where to show progress.
     pub progress: Progress,
