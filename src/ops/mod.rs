@@ -28,7 +28,7 @@ pub use expire::{ExpirePlan, ExpirePolicy, PlannedStep, Reason};
 pub use names::{Listed, NameRange};
 pub use restore::{RestoreOptions, RestoreReport};
 pub use runs::{RunListed, StepListed};
-pub use save::{CutChoice, Explained, PartOptions, PartReport, SaveOptions, SaveReport, SaveSource};
+pub use save::{CutChoice, Expected, Explained, PartOptions, PartReport, SaveOptions, SaveReport, SaveSource};
 pub use show::{Shown, ShownEntry, ShownTensor};
 pub use sync::{SyncOptions, SyncReport, sync};
 pub use tensors::{

@@ -6,7 +6,7 @@ use std::os::unix::fs::{FileExt as _, PermissionsExt as _, symlink};
 use std::path::Path;
 
 use towline::error::ErrorKind;
-use towline::ops::{CutChoice, RestoreOptions, SaveOptions};
+use towline::ops::{CutChoice, Expected, RestoreOptions, SaveOptions};
 use towline::repository::{Name, OpenOptions, Repository};
 use towline::storage::Store;
 
@@ -54,6 +54,27 @@ async fn a_tree_comes_back_as_it_was() {
 
     let again = repository.restore(&name("a/b"), None, &dest, &RestoreOptions::default()).await.unwrap();
     assert_eq!((again.fetched_bytes, again.reused_bytes), (0, report.logical_bytes));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_save_replaces_only_what_it_expects() {
+    let dir = tempfile::tempdir().unwrap();
+    let (path, of) = (dir.path().join("file"), name("a"));
+    fs::write(&path, "one").unwrap();
+    let repository = in_memory(dir.path()).await;
+    let expecting = |expected| SaveOptions { expected, ..SaveOptions::default() };
+    let refused = async |expected| repository.save(&path, &of, &expecting(expected)).await.unwrap_err().kind();
+
+    assert_eq!(refused(Expected::Version(1)).await, ErrorKind::Conflict);
+    let first = repository.save(&path, &of, &expecting(Expected::Nothing)).await.unwrap();
+    let version = repository.state().await.unwrap().version(&of).unwrap();
+    fs::write(&path, "another").unwrap();
+    for expected in [Expected::Nothing, Expected::Version(version + 1)] {
+        assert_eq!(refused(expected).await, ErrorKind::Conflict);
+    }
+    assert_eq!(repository.show(&of).await.unwrap().manifest, first.manifest, "what is there stays");
+    repository.save(&path, &of, &expecting(Expected::Version(version))).await.unwrap();
+    assert_eq!(refused(Expected::Version(version)).await, ErrorKind::Conflict);
 }
 
 #[tokio::test(flavor = "multi_thread")]

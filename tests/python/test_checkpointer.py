@@ -261,6 +261,51 @@ def test_two_processes_on_one_run(repository):
     b.close()
 
 
+def test_two_processes_that_save_one_step(repository):
+    """The first to commit it has it, whole; the other is told, whether they overlap or not."""
+    a, b = (towline.Checkpointer(repository, "run") for _ in range(2))
+    a.save(1, {"who": "a"}).wait()
+    with pytest.raises(towline.SaveFailed, match="run/step-1 was saved by another process") as caught:
+        b.save(1, {"who": "b"}).wait()
+    assert isinstance(caught.value.__cause__, towline.Conflict) and a.restore(1)["who"] == "a"
+    # Whoever saved or found a step replaces it: a training that goes back.
+    a.save(1, {"who": "a again"}).wait()
+    b.restore()
+    b.save(1, {"who": "b"}).wait()
+    with towline.Checkpointer(repository, "run") as later:
+        assert later.restore(1)["who"] == "b"
+        later.save(1, {"who": "later"}).wait()
+    with pytest.raises(towline.SaveFailed, match="by another process"):
+        b.save(1, {"who": "b"}).wait()
+    # A step that somebody removed is anybody's.
+    repository.remove("run/step-1")
+    b.save(1, {"who": "b"}).wait()
+    assert b.restore(1)["who"] == "b"
+    a.close()
+    b.close()
+
+
+def test_two_saves_of_one_step_at_once_have_one_outcome(repository):
+    makers = [towline.Checkpointer(repository, "run") for _ in range(4)]
+    for step in range(3):
+        handles = [
+            maker.save(step, {"who": at, "w": torch.full((1 << 18,), float(at))}) for at, maker in enumerate(makers)
+        ]
+        errors = []
+        for handle in handles:
+            try:
+                handle.wait()
+                errors.append(None)
+            except towline.SaveFailed as error:
+                errors.append(error.__cause__)
+        (winner,) = (at for at, error in enumerate(errors) if error is None)
+        assert all(isinstance(error, towline.Conflict) for error in errors if error is not None)
+        back = towline.Checkpointer(repository, "run").restore(step)
+        assert back["who"] == winner and back["w"].eq(winner).all()
+    for maker in makers:
+        maker.close()
+
+
 def test_the_state_in_a_killed_process_is_whole_or_not_there(repository):
     script = """
         import os, sys, torch, towline

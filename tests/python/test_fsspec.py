@@ -737,3 +737,75 @@ def test_dcp_with_two_ranks_and_one(fs: Any, url: str, tmp_path: Path, monkeypat
     for step in (1, 2):
         files = [path.rpartition("/")[2] for path in fs.ls(f"gang/step-{step}", detail=False)]
         assert files == [".metadata", "__0_0.distcp", "__1_0.distcp"]
+
+
+def test_what_is_looked_in_is_found_with_folders(fs: Any, tmp_path: Path):
+    for path in ("run/a", "run/b/c"):
+        fs.pipe(f"towline://{path}", b"x")
+    folder, memory = tmp_path / "local", fsspec.filesystem("memory")
+    for path in ("run/a", "run/b/c"):
+        memory.pipe(f"/{path}", b"x")
+    found = fs.find("towline://run", withdirs=True, detail=True)
+    assert {path: told["type"] for path, told in found.items()} == {
+        path.lstrip("/"): told["type"] for path, told in memory.find("/run", withdirs=True, detail=True).items()
+    }
+    assert fs.find("run/b", withdirs=True) == ["run/b", "run/b/c"] and fs.find("run/b") == ["run/b/c"]
+    assert fs.find("run/a", withdirs=True) == ["run/a"] and fs.find("run/none", withdirs=True) == []
+    # A flat folder, as rsync copies one.
+    fs.pipe({f"flat/{number}": bytes([number]) for number in range(3)})
+    generic = pytest.importorskip("fsspec.generic")
+    generic.rsync("towline://flat", f"file://{folder}", fs=generic.GenericFileSystem(default_method="current"))
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == {str(at): bytes([at]) for at in range(3)}
+
+
+@pytest.mark.parametrize("protocol", ["blockcache", "filecache", "simplecache"])
+def test_caches_of_fsspec(fs: Any, tmp_path: Path, protocol: str):
+    data = noise(5, 9 << 20)
+    fs.pipe("towline://tree/file", data)
+    address, options = f"{protocol}::towline://tree/file", {protocol: {"cache_storage": str(tmp_path / "kept")}}
+    for _ in range(2):
+        with fsspec.open(address, **options) as file:
+            file.seek(5 << 20)
+            assert file.read(100) == data[5 << 20 :][:100]
+            file.seek(10)
+            assert file.read(3 << 20) == data[10:][: 3 << 20] and file.read(2) == data[10 + (3 << 20) :][:2]
+            buffer = bytearray(1000)
+            file.seek(len(data) - 500)
+            assert file.readinto(buffer) == 500 and buffer[:500] == data[-500:] and file.read() == b""
+    with fsspec.open(address, **options) as file:
+        assert file.read() == data
+
+
+def test_a_blockcache_reads_a_block_once(fs: Any, tmp_path: Path):
+    fs.pipe("towline://tree/file", noise(6, 9 << 20))
+    cached = fsspec.filesystem("blockcache", fs=fs, cache_storage=str(tmp_path / "kept"))
+    cached.cat_file("tree/file", 1 << 20, 2 << 20)
+    read: list[Any] = []
+    fs.home.read = lambda *asked: read.append(asked) or type(fs.home).read(fs.home, *asked)
+    with cached.open("tree/file") as file:
+        file.seek(1 << 20)
+        file.read(100)
+        assert read == []
+        file.seek(7 << 20)
+        file.read(100)
+        assert len(read) == 1
+
+
+def test_a_dict_is_piped_by_one_commit_for_a_tree(fs: Any):
+    fs.pipe("towline://tree/old", b"old")
+    counted = Calls(fs.home.engine)
+    fs.home.repository._engine = counted
+    files = {f"towline://tree/{number}": noise(number, 100) for number in range(20)}
+    fs.pipe({**files, "towline://run/step-1/a": b"a", "towline://run/step-1/b/c": memoryview(b"c")})
+    assert counted.counts["amend"] == 2
+    assert fs.cat(list(files)) == {path.removeprefix("towline://"): data for path, data in files.items()}
+    assert names(fs) == ["run/step-1", "tree"] and fs.cat("run/step-1/b/c") == b"c" and fs.cat("tree/old") == b"old"
+    with pytest.raises(FileExistsError):
+        fs.pipe({"tree/new": b"x", "tree/old": b"y"}, mode="create")
+    with pytest.raises(IsADirectoryError):
+        fs.pipe({"tree/new": b"x", "run/step-1/b": b"y"})
+    assert not fs.exists("tree/new"), "all of it or nothing"
+    with fs.transaction:
+        fs.pipe({"tree/new": b"x", "tree/newer": b"y"})
+        assert not fs.exists("tree/new")
+    assert fs.cat("tree/newer") == b"y"

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
+import dataclasses
 import logging
 import os
 import pickle
+import subprocess
+import sys
+import textwrap
 import warnings
 from pathlib import Path, PurePosixPath
 
@@ -15,6 +20,7 @@ pytest.importorskip("lightning")
 
 import lightning.pytorch as pl  # noqa: E402
 import towline  # noqa: E402
+import towline.lightning  # noqa: E402
 from lightning.pytorch.callbacks import ModelCheckpoint  # noqa: E402
 from towline.lightning import TowlineCheckpointIO  # noqa: E402
 
@@ -184,7 +190,8 @@ def test_what_lightning_keeps_comes_back(repository, checkpoint_io, tmp_path):
 def test_objects_are_loaded_only_where_they_are_trusted(repository, tmp_path):
     checkpoint_io = TowlineCheckpointIO(repository, "run-7")
     extra = {"path": PurePosixPath("a/b"), "module": torch.nn.Linear(2, 2)}
-    trainer(checkpoint_io, tmp_path, 1).fit(model(extra=extra), data())
+    with pytest.warns(UserWarning, match=r"\['extra'\]\['module'\] of run-7/step-1 is pickled.*weights_only=False"):
+        trainer(checkpoint_io, tmp_path, 1).fit(model(extra=extra), data())
     path = tmp_path / "checkpoints" / "epoch=0-step=1.ckpt"
     for weights_only in (None, True):
         with pytest.raises(towline.UsageError, match="weights_only=False"):
@@ -194,7 +201,7 @@ def test_objects_are_loaded_only_where_they_are_trusted(repository, tmp_path):
     trusting = TowlineCheckpointIO(repository, "run-7", weights_only=False)
     assert trusting.load_checkpoint(path)["hyper_parameters"]["extra"]["path"] == extra["path"]
     strict = TowlineCheckpointIO(repository, "other", pickle=False)
-    with pytest.raises(towline.UnsupportedValue, match=r"\['hyper_parameters'\]\['extra'\]\['path'\]"):
+    with pytest.raises(towline.UnsupportedValue, match=r"\['hyper_parameters'\]\['extra'\]\['module'\]"):
         trainer(strict, tmp_path / "strict", 1).fit(model(extra=extra), data())
 
 
@@ -333,3 +340,145 @@ def test_a_stand_in_of_another_repository_is_told(checkpoint_io, tmp_path):
     other = TowlineCheckpointIO(tmp_path / "other", "run-7")
     with pytest.raises(towline.UsageError, match="another repository"):
         other.load_checkpoint(tmp_path / "step=1.ckpt")
+
+
+def fitted(checkpoint_io, folder: Path, **said) -> tuple[Model, str]:
+    """A trained model, and the file that its best checkpoint is said to be."""
+    one = trainer(checkpoint_io, folder, 4, monitor="val/loss", save_top_k=1)
+    trained = model(**said)
+    one.fit(trained, data())
+    return trained, one.checkpoint_callback.best_model_path
+
+
+def check_loaded(loaded: Model, checkpoint_io, path: str) -> None:
+    kept = checkpoint_io.load_checkpoint(path)["state_dict"]
+    assert loaded.hparams.width == 6 and same(dict(loaded.state_dict()), dict(kept))
+
+
+def test_the_best_model_is_loaded_as_any_other(checkpoint_io, tmp_path):
+    _, best = fitted(checkpoint_io, tmp_path, width=6)
+    assert os.path.getsize(best) < 8192, "it is no copy"
+    for said in ({}, {"weights_only": True}, {"weights_only": False}, {"map_location": "cpu"}):
+        check_loaded(Model.load_from_checkpoint(best, **said), checkpoint_io, best)
+    check_loaded(Model.load_from_checkpoint(best, map_location=lambda storage, _: storage), checkpoint_io, best)
+    assert torch.load(best)["global_step"] == checkpoint_io.load_checkpoint(best)["global_step"]
+    assert torch.load(best, mmap=True)["state_dict"].keys() == torch.load(best)["state_dict"].keys()
+    assert next(iter(torch.load(best, map_location="meta")["state_dict"].values())).device.type == "meta"
+    assert "optimizer_states" in torch.load(best, weights_only=False)
+
+
+LOADS = """
+    import sys, torch
+    {first}
+    try:
+        print(sorted(torch.load(sys.argv[1], weights_only=sys.argv[2] == "yes")))
+    except Exception as error:
+        print(type(error).__name__, str(error).replace(chr(10), " "))
+"""
+
+
+def in_another_process(first: str, path: str, weights_only: bool = True) -> str:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    script = textwrap.dedent(LOADS.format(first=first))
+    command = [sys.executable, "-c", script, path, "yes" if weights_only else "no"]
+    return subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, timeout=120).stdout
+
+
+def test_the_best_model_is_loaded_in_another_process(checkpoint_io, tmp_path):
+    _, best = fitted(checkpoint_io, tmp_path)
+    assert "state_dict" in in_another_process("import towline.lightning", best)
+    assert "state_dict" in in_another_process("", best, weights_only=False)
+    told = in_another_process("", best)
+    assert told.startswith("UnpicklingError") and "towline.lightning.load_stand_in" in told
+
+
+def test_a_file_that_is_not_trusted_opens_no_store_elsewhere(repository, tmp_path, monkeypatch):
+    told = {
+        "repository": "another",
+        "name": "run/step-1",
+        "file": "a.ckpt",
+        "folder": "/x",
+        "url": "s3://bucket/of-others",
+    }
+    path, opened = str(tmp_path / "a.ckpt"), []
+
+    def opening(url, **_):
+        opened.append(url)
+        raise towline.Denied("no")
+
+    monkeypatch.setattr(towline.lightning, "open_repository", opening)
+    towline.lightning._stand_ins.write(path, told, towline.lightning.load_stand_in)
+    with pytest.raises(
+        towline.UsageError, match=r"call towline\.lightning\.TowlineCheckpointIO\('s3://bucket/of-others'"
+    ):
+        torch.load(path)
+    assert opened == []
+    with pytest.raises(towline.Denied):
+        torch.load(path, weights_only=False)
+    assert opened == ["s3://bucket/of-others"]
+    # One that says nothing that can be read is told, too.
+    towline.lightning._stand_ins.write(path, {"name": "x"}, towline.lightning.load_stand_in)
+    for load in (torch.load, TowlineCheckpointIO(repository, "run").load_checkpoint):
+        with pytest.raises(towline.UsageError, match="was not written by towline"):
+            load(path)
+
+
+def test_a_checkpoint_that_is_gone_is_told_by_its_stand_in(repository, checkpoint_io, tmp_path):
+    path = tmp_path / "step=1.ckpt"
+    saved(checkpoint_io, path)
+    repository.remove("run-7/step-1")
+    with pytest.raises(towline.NotFound, match="run-7/step-1"):
+        torch.load(path)
+    saved(checkpoint_io, tmp_path / "other" / "step=1.ckpt")
+    with pytest.raises(towline.Conflict, match="saved again"):
+        torch.load(path)
+
+
+def test_pickled_values_are_loaded_by_torch_only_where_they_are_trusted(checkpoint_io, tmp_path):
+    _, best = fitted(checkpoint_io, tmp_path, width=6, extra=torch.nn.Linear(2, 2))
+    with pytest.raises(towline.UsageError, match="weights_only=False"):
+        Model.load_from_checkpoint(best)
+    loaded = Model.load_from_checkpoint(best, weights_only=False)
+    assert isinstance(loaded.hparams.extra, torch.nn.Linear)
+
+
+@pytest.mark.parametrize("file", ["../home/.bash_profile", "/etc/x.ckpt", "a/b.ckpt", "..", ".", "a\0b"])
+def test_a_stored_name_leads_nowhere_else(repository, checkpoint_io, tmp_path, file):
+    (tmp_path / "tree").write_text("x")
+    folder = tmp_path / "home" / "checkpoints"
+    repository.save(tmp_path / "tree", "run-7/step-1", labels={"lightning.file": file, "lightning.folder": "x"})
+    saved(checkpoint_io, tmp_path / "step=2.ckpt")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.warns(UserWarning, match="run-7/step-1 is left out"):
+        assert checkpoint_io.checkout(folder) == [str(folder / "step=2.ckpt")]
+    assert set(tmp_path.rglob("*")) - set(before) - set((tmp_path / "repository").rglob("*")) - set(
+        (tmp_path / "cache").rglob("*")
+    ) == {tmp_path / "home", folder, folder / "step=2.ckpt"}
+
+
+@dataclasses.dataclass
+class Settings:
+    depth: int = 1
+
+
+@pytest.mark.parametrize("extra", [Path("a/b"), argparse.Namespace(lr=0.1, where=PurePosixPath("x"), n=[1, (2,)])])
+def test_hyper_parameters_resume_as_they_were_saved(repository, tmp_path, extra):
+    whole, first, second = (model(extra=extra) for _ in range(3))
+    trainer(TowlineCheckpointIO(repository, "whole"), tmp_path / "whole", 6).fit(whole, data())
+    trainer(TowlineCheckpointIO(repository, "run-7"), tmp_path, 3, save_last=True).fit(first, data())
+    again = trainer(TowlineCheckpointIO(repository, "run-7"), tmp_path, 6, save_last=True)
+    again.fit(second, data(), ckpt_path="last")
+    assert first.losses + second.losses == whole.losses
+    assert Model.load_from_checkpoint(tmp_path / "checkpoints" / "last.ckpt").hparams.extra == extra
+
+
+def test_hyper_parameters_of_a_class_say_what_to_do(checkpoint_io, tmp_path):
+    with pytest.warns(UserWarning, match="holds objects of .*Settings: call towline.allow_classes"):
+        _, best = fitted(checkpoint_io, tmp_path, width=6, extra=Settings(3))
+    with pytest.raises(towline.UsageError, match=r"\['extra'\] holds .*Settings.*allow_classes\(Settings\)"):
+        Model.load_from_checkpoint(best)
+    towline.allow_classes(Settings)
+    try:
+        assert Model.load_from_checkpoint(best).hparams.extra == Settings(3)
+    finally:
+        towline._classes._allowed.clear()

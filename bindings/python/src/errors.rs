@@ -15,15 +15,24 @@ static MAKE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
 pub(crate) fn raised(py: Python<'_>, error: &Error) -> PyErr {
     let mut text = error.to_string();
     let mut cause = error.source();
+    let mut errno = None;
     while let Some(source) = cause {
+        errno = errno.or_else(|| errno_of(source.downcast_ref()?));
         // Writing to a string cannot fail.
         let _ = write!(text, ": {source}");
         cause = source.source();
     }
     let function = MAKE.get_or_try_init(py, || Ok(py.import("towline.errors")?.getattr("make")?.unbind()));
-    let made = function.and_then(|make| make.call1(py, (error.kind().word(), text, error.place(), error.cure_text())));
+    let made =
+        function.and_then(|make| make.call1(py, (error.kind().word(), text, error.place(), error.cure_text(), errno)));
     match made {
         Ok(exception) => PyErr::from_value(exception.into_bound(py)),
         Err(error) => error,
     }
+}
+
+/// The system's number for an I/O error; a disk that is full may be told by the kind of error alone.
+fn errno_of(error: &std::io::Error) -> Option<i32> {
+    let full = error.kind() == std::io::ErrorKind::StorageFull;
+    error.raw_os_error().or(full.then_some(rustix::io::Errno::NOSPC.raw_os_error()))
 }

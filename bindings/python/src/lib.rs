@@ -13,6 +13,7 @@ mod runtime;
 mod saving;
 mod stage;
 mod tree;
+mod watched;
 
 use pyo3::prelude::*;
 
@@ -26,6 +27,8 @@ fn _towline(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<stage::Stager>()?;
     module.add_class::<stage::Stage>()?;
     module.add_function(wrap_pyfunction!(command::command, module)?)?;
+    module.add_class::<watched::Watched>()?;
+    module.add_function(wrap_pyfunction!(saving::check_save, module)?)?;
     module.add_function(wrap_pyfunction!(saving::lay_out, module)?)?;
     module.add_function(wrap_pyfunction!(quantity::size, module)?)?;
     module.add_function(wrap_pyfunction!(memory::huge_pages, module)?)?;

@@ -58,11 +58,16 @@ impl TensorSink for Places {
 }
 
 /// Reads `wants` of the tree `name`, each byte checked, each chunk fetched once.
-pub(crate) async fn read(repository: Repository, name: Name, wants: Vec<Want>) -> Result<TensorsRead> {
+pub(crate) async fn read(
+    repository: Repository,
+    name: Name,
+    wants: Vec<Want>,
+    progress: Progress,
+) -> Result<TensorsRead> {
     let selectors: Vec<TensorSelector> = wants.iter().map(selector).collect();
     let reading = Arc::new(repository.choose_tensors(&name, None, &selectors).await?);
     let places = places(&reading, &wants)?;
-    repository.read_tensors(&reading, Arc::new(places), &Progress::default()).await
+    repository.read_tensors(&reading, Arc::new(places), &progress).await
 }
 
 fn selector(want: &Want) -> TensorSelector {

@@ -23,6 +23,7 @@ use crate::reading::{Want, read};
 use crate::runtime::wait;
 use crate::saving::{Job, Piece, Saving, Wishes, at_path, files};
 use crate::tree::Tree;
+use crate::watched::Watched;
 
 /// How to open one: a dict with `create` and some of the other keys.
 #[derive(Clone, Debug, FromPyObject)]
@@ -247,7 +248,7 @@ impl Repository {
     }
 
     /// Restores a tree, or what lies at `subpath` of it.
-    #[pyo3(signature = (name, dest, subpath=None, overwrite=false, delete=false))]
+    #[pyo3(signature = (name, dest, subpath=None, overwrite=false, delete=false, progress=None))]
     #[expect(clippy::too_many_arguments, reason = "the keywords of the Python method")]
     fn restore(
         &self,
@@ -257,11 +258,13 @@ impl Repository {
         subpath: Option<String>,
         overwrite: bool,
         delete: bool,
+        progress: Option<Py<Watched>>,
     ) -> PyResult<String> {
         let selector = parsed::<Selector>(py, name)?;
+        let progress = watched(progress);
         self.told(py, |engine| async move {
             let name = engine.resolve(&selector).await?;
-            let options = RestoreOptions { overwrite, delete, ..RestoreOptions::default() };
+            let options = RestoreOptions { overwrite, delete, progress };
             engine.restore(&name, subpath.as_ref().map(String::as_bytes), &dest, &options).await
         })
     }
@@ -377,11 +380,19 @@ impl Repository {
     }
 
     /// Reads tensors into memory; `(stored bytes read, chunks, bytes)`.
-    fn read_tensors(&self, py: Python<'_>, name: &str, wants: Vec<Want>) -> PyResult<(u64, u64, u64)> {
+    #[pyo3(signature = (name, wants, progress=None))]
+    fn read_tensors(
+        &self,
+        py: Python<'_>,
+        name: &str,
+        wants: Vec<Want>,
+        progress: Option<Py<Watched>>,
+    ) -> PyResult<(u64, u64, u64)> {
         let (engine, selector) = (self.engine(py)?, parsed::<Selector>(py, name)?);
+        let progress = watched(progress);
         wait(py, async move {
             let name = engine.resolve(&selector).await?;
-            let read = read(engine, name, wants).await?;
+            let read = read(engine, name, wants, progress).await?;
             Ok((read.fetched_bytes, read.chunks, read.bytes))
         })
     }
@@ -415,6 +426,11 @@ impl Repository {
 /// A report as JSON.
 fn told(report: &impl Serialize) -> Result<String> {
     serde_json::to_string(report).map_err(|error| Error::other("a report cannot be told").source(error))
+}
+
+/// Where an operation shows its progress: where it was asked for, else nowhere.
+fn watched(progress: Option<Py<Watched>>) -> Progress {
+    progress.map(|watched| watched.get().progress()).unwrap_or_default()
 }
 
 /// What a text says, or the exception that it says nothing.

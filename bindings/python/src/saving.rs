@@ -12,7 +12,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use towline::checkpoint::Dtype;
 use towline::checkpoint::header::{self, NewTensor};
-use towline::ops::{PartOptions, SaveOptions, SaveSource};
+use towline::ops::{Expected, PartOptions, SaveOptions, SaveSource};
 use towline::progress::Progress;
 use towline::repository::log::StepFacts;
 use towline::repository::{Name, Repository};
@@ -23,6 +23,7 @@ use crate::errors::raised;
 use crate::memory::{Latch, Stretch};
 use crate::runtime::background;
 use crate::stage::Stage;
+use crate::watched::{Told, Watched, told};
 
 /// How often a wait looks for signals.
 const SIGNALS_EVERY: Duration = Duration::from_millis(50);
@@ -49,6 +50,59 @@ pub(crate) struct Wishes {
     /// Which rank's part it is, in which attempt.
     #[pyo3(default)]
     part: Option<(u32, String)>,
+    /// The version that the name must have when the save begins; 0: it must not be there.
+    #[pyo3(default)]
+    version: Option<u64>,
+    #[pyo3(default)]
+    progress: Option<Py<Watched>>,
+}
+
+impl Wishes {
+    /// What they say in the engine's terms, about a save as `name`.
+    fn read(self, name: &str) -> Result<(Name, SaveOptions, Option<PartOptions>)> {
+        let count = |what: &'static str, number: u32| {
+            NonZeroU32::new(number).ok_or_else(|| Error::usage(what).expected("at least 1").got(0))
+        };
+        let world_size = self.world_size.map(|ranks| count("there is no world of this size", ranks)).transpose()?;
+        let facts =
+            self.metrics.iter().try_fold(StepFacts::default(), |facts, (name, &value)| facts.metric(name, value))?;
+        let facts = match &self.framework {
+            Some(framework) => facts.framework(framework)?,
+            None => facts,
+        };
+        let facts = world_size.map_or(facts.clone(), |ranks| facts.world_size(ranks));
+        let part = match self.part {
+            Some((rank, attempt)) => {
+                let ranks = world_size
+                    .ok_or_else(|| Error::usage("a rank's part is one of how many").expected("world_size"))?;
+                Some(PartOptions { rank, ranks, attempt: attempt.parse()? })
+            }
+            None => None,
+        };
+        let expected = match self.version {
+            None => Expected::Anything,
+            Some(0) => Expected::Nothing,
+            Some(version) => Expected::Version(version),
+        };
+        let options = SaveOptions {
+            base: self.base.map(|base| base.parse()).transpose()?,
+            labels: self.labels,
+            facts,
+            exclude: self.exclude,
+            compression: self.compression.as_deref().map(str::parse).transpose()?.unwrap_or_default(),
+            key_every: self.key_every.map(|every| count("there is no key step so often", every)).transpose()?,
+            expected,
+            progress: self.progress.map(|watched| watched.get().progress()).unwrap_or_default(),
+            ..SaveOptions::default()
+        };
+        Ok((name.parse()?, options, part))
+    }
+}
+
+/// Raises what is wrong with the name of a save, or with what is said about it, before anything is saved.
+#[pyfunction]
+pub(crate) fn check_save(py: Python<'_>, name: &str, wishes: Wishes) -> PyResult<()> {
+    wishes.read(name).map(drop).map_err(|error| raised(py, &error))
 }
 
 /// A save as the engine takes it.
@@ -63,35 +117,8 @@ pub(crate) struct Job {
 
 impl Job {
     pub(crate) fn new(repository: Repository, source: SaveSource, name: &str, wishes: Wishes) -> Result<Self> {
-        let count = |what: &'static str, number: u32| {
-            NonZeroU32::new(number).ok_or_else(|| Error::usage(what).expected("at least 1").got(0))
-        };
-        let world_size = wishes.world_size.map(|ranks| count("there is no world of this size", ranks)).transpose()?;
-        let facts =
-            wishes.metrics.iter().try_fold(StepFacts::default(), |facts, (name, &value)| facts.metric(name, value))?;
-        let facts = match &wishes.framework {
-            Some(framework) => facts.framework(framework)?,
-            None => facts,
-        };
-        let facts = world_size.map_or(facts.clone(), |ranks| facts.world_size(ranks));
-        let part = match wishes.part {
-            Some((rank, attempt)) => {
-                let ranks = world_size
-                    .ok_or_else(|| Error::usage("a rank's part is one of how many").expected("world_size"))?;
-                Some(PartOptions { rank, ranks, attempt: attempt.parse()? })
-            }
-            None => None,
-        };
-        let options = SaveOptions {
-            base: wishes.base.map(|base| base.parse()).transpose()?,
-            labels: wishes.labels,
-            facts,
-            exclude: wishes.exclude,
-            compression: wishes.compression.as_deref().map(str::parse).transpose()?.unwrap_or_default(),
-            key_every: wishes.key_every.map(|every| count("there is no key step so often", every)).transpose()?,
-            ..SaveOptions::default()
-        };
-        Ok(Self { repository, source, name: name.parse()?, options, part })
+        let (name, options, part) = wishes.read(name)?;
+        Ok(Self { repository, source, name, options, part })
     }
 
     /// Only how to save, and what to tell of it.
@@ -249,9 +276,8 @@ impl Saving {
     }
 
     /// `(phase, bytes done, bytes in all, stored bytes moved)`; 0 in all while unknown.
-    fn progress(&self) -> (&'static str, u64, u64, u64) {
-        let now = self.progress.snapshot();
-        (now.phase, now.done, now.total, now.moved)
+    fn progress(&self) -> Told {
+        told(&self.progress)
     }
 
     /// Stops it: nothing of it becomes visible.

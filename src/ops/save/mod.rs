@@ -139,8 +139,32 @@ pub struct SaveOptions {
     pub key_every: Option<NonZeroU32>,
     /// Tell how each tensor is stored, and why.
     pub explain: bool,
+    /// What the name must stand for when the save begins, else it is a conflict. Of [`Repository::save`] alone.
+    pub expected: Expected,
     /// Where to show progress.
     pub progress: Progress,
+}
+
+/// What a name stands for when a save begins; anything else is a conflict.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Expected {
+    /// Whatever it does: the save replaces it.
+    #[default]
+    Anything,
+    /// Nothing: the name is new.
+    Nothing,
+    /// The version that the log gave it.
+    Version(u64),
+}
+
+impl Expected {
+    fn allows(self, version: Option<u64>) -> bool {
+        match self {
+            Self::Anything => true,
+            Self::Nothing => version.is_none(),
+            Self::Version(expected) => version == Some(expected),
+        }
+    }
 }
 
 /// What a save did.
@@ -193,6 +217,9 @@ impl Repository {
         let (walk, looking) = self.look(source, options).await?;
         let state = self.state().await?;
         let expected = state.version(name);
+        if !options.expected.allows(expected) {
+            return Err(moved(name));
+        }
         let parent = self.parent(&state, name, options).await?;
         let derive = AtomicBool::new(true);
         let saving = Saving { repository: self, name, options, walk, looking, parent, derive, started };

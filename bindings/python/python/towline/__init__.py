@@ -10,14 +10,17 @@ checkpointer.save(step, state, metrics={"loss": loss})
 
 from __future__ import annotations
 
+from ._classes import allow_classes
 from ._towline import __version__
 from .errors import (
     Cancelled,
     Conflict,
     Damaged,
     Denied,
+    DiskFull,
     Error,
     Exhausted,
+    Mismatch,
     NotFound,
     SaveFailed,
     Timeout,
@@ -35,8 +38,10 @@ __all__ = [
     "Conflict",
     "Damaged",
     "Denied",
+    "DiskFull",
     "Error",
     "Exhausted",
+    "Mismatch",
     "NotFound",
     "Repository",
     "SaveFailed",
@@ -48,6 +53,7 @@ __all__ = [
     "UnsupportedValue",
     "UsageError",
     "__version__",
+    "allow_classes",
     "open",
 ]
 

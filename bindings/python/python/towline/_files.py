@@ -45,6 +45,8 @@ class Reader(io.BufferedIOBase):
         self._at = 0
         self._blocks: OrderedDict[int, memoryview] = OrderedDict()
         self._next, self._ahead = 0, block
+        #: What to read through instead, where one is put here, as fsspec's `blockcache::` does.
+        self.cache: Any = None
 
     @property
     def name(self) -> str:
@@ -82,6 +84,8 @@ class Reader(io.BufferedIOBase):
         with self._lock:
             left = max(self.size - self._at, 0)
             size = left if size is None or size < 0 else min(size, left)
+            if self.cache is not None:
+                return self._read_cached(size)
             if size >= self._direct:
                 (whole,) = self._home.read(self._tree, [(self._inner, self._at, self._at + size)])
                 self._at += size
@@ -106,7 +110,9 @@ class Reader(io.BufferedIOBase):
         with self._lock:
             view = memoryview(buffer).cast("B")
             view = view[: min(len(view), max(self.size - self._at, 0))]
-            if len(view) >= self._direct:
+            if self.cache is not None:
+                view[:] = self._read_cached(len(view))
+            elif len(view) >= self._direct:
                 self._home.read_into(self._tree, self._inner, self._at, view)
                 self._at += len(view)
             else:
@@ -115,10 +121,30 @@ class Reader(io.BufferedIOBase):
 
     readinto1 = readinto
 
+    def _fetch_range(self, start: int, end: int) -> bytes:
+        """What lies at `start..end`, as caches of fsspec ask for it."""
+        (read,) = self._home.read(self._tree, [(self._inner, start, min(end, self.size))])
+        return read
+
+    def _read_cached(self, size: int) -> bytes:
+        found = bytes(self.cache._fetch(self._at, self._at + size))
+        self._at += len(found)
+        return found
+
     def close(self) -> None:
         if not self.closed:
             self._blocks.clear()
         super().close()
+
+    @property
+    def closed(self) -> bool:
+        return super().closed
+
+    @closed.setter
+    def closed(self, closed: bool) -> None:
+        # fsspec's `blockcache::` sets it once it has closed a file.
+        if closed:
+            self.close()
 
     def _check(self) -> None:
         if self.closed:

@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from . import _endings, retention, spool
+from . import _endings, _given, retention, spool
 from .errors import Conflict, Exhausted, SaveFailed, Unreachable
 from .handle import Handle
 from .repository import Compression, Repository, wishes
@@ -61,6 +61,7 @@ class FolderSaver:
     ):
         # Says now what is wrong with it.
         wishes(compression=compression)
+        _given.check_run(run)
         self.repository = repo if isinstance(repo, Repository) else open_repository(repo)
         self.run, self._framework, self._compression = run, framework, compression
         self._retention = Retention(keep_last, keep_every, keep_min, keep_max, collect=collect)
@@ -73,6 +74,7 @@ class FolderSaver:
         """Saves `folder`, which is complete, as a step; it waits as links in `parent`. Raises SaveFailed if an earlier save
         failed meanwhile: then this step is not saved. Waits for the save before, unless that waits for a store that does not
         answer."""
+        step = _given.step_number(step)
         self.wait()
         handle = Handle(f"{self.run}/step-{step}", step)
         said = wishes(_finite(metrics), framework=self._framework, compression=self._compression)
@@ -157,7 +159,7 @@ class FolderSaver:
         failed = [handle for handle in self._handles if handle.done() and handle.error is not None]
         self._handles = [handle for handle in self._handles if not handle.done()]
         for handle in failed:
-            if not isinstance(handle.error, (Unreachable, Exhausted)):
+            if not handle._told and not isinstance(handle.error, (Unreachable, Exhausted)):
                 raise handle._failure()
 
 

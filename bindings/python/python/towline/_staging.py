@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import _devices, _torch, _towline
 from . import state as states
+from ._progress import Progress
 from .handle import Handle
 
 if TYPE_CHECKING:
@@ -102,10 +103,12 @@ class Job:
         handle: Handle,
         described: states.Described,
         said: dict[str, Any],
+        progress: Progress = None,
     ):
         leaves = [(leaf.name, leaf.word, leaf.shape, leaf.length) for leaf in described.leaves]
         self.header, self.starts, length = _towline.lay_out(leaves)
-        self.handle, self.described, self.said = handle, described, said
+        self.handle, self.described, self.said, self.progress = handle, described, said, progress
+        handle._pickled, handle._classes = described.pickled, described.classes
         #: The bytes of its tensors, which are what is staged.
         self.length = length - len(self.header)
         self.stage: _towline.Stage | None = None

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from accelerate.utils import broadcast_object_list
 
-from . import _folders
+from . import _folders, _given
 from .errors import Error, NotFound
 from .handle import Handle
 
@@ -86,8 +86,10 @@ class Checkpointer:
         """Saves the state as this step; returns when it is written to this node's disk, on the main rank with a handle. `said`
         is for `accelerator.save_state`.
 
-        Raises SaveFailed if an earlier save failed meanwhile: then this step is not saved.
+        Raises UsageError for a step that is no whole number or a metric that is not finite, and SaveFailed if an earlier save
+        failed meanwhile: then this step is not saved.
         """
+        step, metrics = _given.step_number(step), _given.finite_metrics(metrics)
         written = os.fspath(self.accelerator.save_state(os.path.join(self.folder, f"step-{step}"), **said))
         self.accelerator.wait_for_everyone()
         if not self.accelerator.is_main_process:
@@ -133,7 +135,8 @@ class Checkpointer:
         steps = self.steps()
         if step == "latest" and not steps:
             return None
-        if isinstance(step, int):
+        if _given.is_step(step):
+            step = _given.step_number(step)
             told = f"{self.run} has no step {step} (saved are {steps or 'none'})"
             return f"{self.run}/step-{step}" if step in steps else NotFound(told)
         try:

@@ -16,16 +16,16 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from . import _endings, _torch, retention, spool
+from . import _endings, _given, _progress, _torch, retention, spool
 from . import state as states
 from ._attempts import Attempts
 from ._devices import gpus
 from ._staging import Job, Staging
-from .errors import Error, Exhausted, NotFound, SaveFailed, Timeout, Unreachable, UsageError
-from .handle import PROMISES, Handle
+from .errors import Conflict, Error, Exhausted, NotFound, SaveFailed, Timeout, Unreachable, UsageError
+from .handle import PROMISES, Handle, raise_failed
 from .repository import Compression, Repository, wishes
 from .repository import open as open_repository
 from .retention import Retention
@@ -44,6 +44,10 @@ class Checkpointer:
     from others, whose parts are never mixed. By default ranks of torch.distributed agree on it through its store, and others have
     it from torchrun. Where there is neither, give one that is another whenever the ranks start again: or the step that an
     earlier start saved, or only a part of it, is refused as a Conflict when it is saved with other content.
+
+    A process that goes back replaces the steps that it saved or found. Of two processes that save one step the first to commit
+    it has it, whole, and the other fails with Conflict: a step that another process saved since this Checkpointer began, or last
+    restored, is not replaced.
 
     `stage` is `"blocking"` (a save returns when the state is copied) or `"background"` (it returns at once, and the state must
     not change before the copy is made: see `protect`). A save that comes before the last one's copy is free waits for that, or
@@ -79,6 +83,7 @@ class Checkpointer:
     ):
         if not 0 <= rank < world_size:
             raise UsageError(f"rank {rank} is none of {world_size} ranks")
+        _given.check_run(run)
         _one_of("stage", stage, ("blocking", "background"))
         _one_of("when_busy", when_busy, ("wait", "skip"))
         # Says now what is wrong with it.
@@ -89,6 +94,9 @@ class Checkpointer:
         self.key_every, self.compression = key_every, compression
         #: The step that `restore` restored last.
         self.step: int | None = None
+        #: Paths in its `into` that the step lacked, and those of the step that `into` lacked.
+        self.missing_keys: list[str] = []
+        self.unexpected_keys: list[str] = []
         self._attempts = Attempts(attempt) if world_size > 1 else None
         self._retention = Retention(keep_last, keep_every, keep_min, keep_max, collect=collect)
         self._staging = Staging()
@@ -104,6 +112,10 @@ class Checkpointer:
             _endings.hear_sigterm()
         if self._spool is not None:
             self._save_left_over()
+        #: The version of each step that this process knows of; of names in `_unsure` it may have saved another since.
+        self._seen: dict[str, int] | None = None
+        self._unsure: set[str] = set()
+        self._look()
 
     def __enter__(self) -> Checkpointer:
         return self
@@ -122,13 +134,18 @@ class Checkpointer:
         metrics: Mapping[str, float] | None = None,
         *,
         stage: str | None = None,
+        progress: _progress.Progress = None,
     ) -> Handle | None:
         """Saves `state` as this step; returns a handle when it is staged, or at once where it is staged in the background.
 
-        Raises UnsupportedValue for a state that cannot be kept, and SaveFailed if an earlier save failed meanwhile: then this
-        step is not saved.
+        `progress` is called with `(phase, done, total, moved)`, in bytes, some times a second until the step is durable, in a
+        thread of its own; True draws a bar instead, where there is a terminal or a notebook.
+
+        Raises UnsupportedValue for a state that cannot be kept, UsageError for a step that is no whole number or a metric that
+        is not finite, and SaveFailed if an earlier save failed meanwhile, which no `wait` raised: then this step is not saved.
         """
-        return self._save_as(f"{self.run}/step-{step}", step, state, metrics, stage=stage)
+        step = _given.step_number(step)
+        return self._save_as(f"{self.run}/step-{step}", step, state, metrics, stage=stage, progress=progress)
 
     def _save_as(
         self,
@@ -140,14 +157,18 @@ class Checkpointer:
         stage: str | None = None,
         labels: Mapping[str, str] | None = None,
         stateful: bool = True,
+        progress: _progress.Progress = None,
     ) -> Handle | None:
+        stage = stage or self.stage
+        _one_of("stage", stage, ("blocking", "background"))
+        _progress.check(progress)
+        said = self._wishes(metrics, labels)
+        _given.check_save(name, said)
         self._check()
         if self._closed:
             raise UsageError(f"{name} cannot be saved: this Checkpointer is closed (make another one)")
-        stage = stage or self.stage
-        _one_of("stage", stage, ("blocking", "background"))
         described = states.describe(state, self.pickle, stateful)
-        job = Job(Handle(name, step), described, self._wishes(metrics, labels))
+        job = Job(Handle(name, step), described, said, progress)
         if not self._can_stage(job.length):
             return self._save_unstaged(job)
         timeout = 0 if self.when_busy == "skip" else None
@@ -192,7 +213,7 @@ class Checkpointer:
             checkpointer = me()
             if checkpointer is not None and checkpointer._protected is not None:
                 with contextlib.suppress(SaveFailed):
-                    checkpointer._protected.wait("staged")
+                    checkpointer._protected._await("staged")
                 checkpointer._protected = None
 
         optimizer.register_step_pre_hook(wait_until_staged)
@@ -207,7 +228,10 @@ class Checkpointer:
         into: Any = None,
         map_location: str | torch.device | None = None,
         *,
+        strict: bool = True,
+        cast: bool = False,
         prepare: bool = True,
+        progress: _progress.Progress = None,
     ) -> Any:
         """The state as it was at `step`: a number, `"latest"`, `"upto=N"`, `"min=METRIC"` or `"max=METRIC"`. Every byte is
         checked. None, if the latest is asked for and there is none.
@@ -215,11 +239,22 @@ class Checkpointer:
         Tensors that stand at the same place in `into` are filled in place, and objects with `load_state_dict` there take their
         state: pass what is passed to `save`. Others come on the CPU, or at `map_location`. `self.step` is the step then.
 
+        What `into` has and the step lacks is a Mismatch, which names it, before anything is filled; with `strict=False` it stays
+        as it is, and modules take what they know. `missing_keys` and `unexpected_keys` tell of both sides what the other lacks;
+        what only the step has is no error outside of modules, as it is part of what is returned. With `cast` numbers of another
+        precision are converted to that of `into`, as an fp32 step for a bf16 model.
+
+        Objects of dataclasses, named tuples and enumerations are made only if `into` has one like it there, or
+        `towline.allow_classes` was given the class. `progress` is told as by `save`.
+
         With `into` the memory for the first save is made ready meanwhile, as by `prepare`; `prepare=False` says that nothing is
         going to be saved.
         """
+        _progress.check(progress)
         self._finish_pending()
         engine = self.repository._engine
+        if _given.is_step(step):
+            step = _given.step_number(step)
         try:
             name = engine.resolve(f"{self.run}/step-{step}" if isinstance(step, int) else f"{self.run}@{step}")
             document = bytes(engine.cat(name, self._path(DOCUMENT)))
@@ -227,17 +262,31 @@ class Checkpointer:
             if step == "latest" and not self.steps():
                 return None
             raise self._explained(error, step) from error
-        read = read_state(self.repository, name, self._path(TENSORS), document, into, map_location, self.pickle)
-        self.step = int(name.rpartition("step-")[2])
+        reading = Reading(into, map_location, self.pickle, strict, cast, progress)
+        read = read_state(self.repository, name, self._path(TENSORS), document, reading)
+        self.step, self.missing_keys, self.unexpected_keys = (
+            int(name.rpartition("step-")[2]),
+            read.missing,
+            read.unexpected,
+        )
+        self._look()
         if into is not None and prepare and not self._closed and os.getpid() == self._process:
             self._prepare(read.bytes, read.gpus)
         return read.state
 
     def wait(self, promise: str = "durable", timeout: float | None = None) -> None:
-        """Waits for every save so far, as `Handle.wait`."""
+        """Waits for every save so far, as `Handle.wait`, and then raises what failed."""
         for handle in list(self._handles):
-            handle.wait(promise, timeout)
-        self._drop_over()
+            with contextlib.suppress(SaveFailed):
+                handle._await(promise, timeout)
+        # What failed since it kept the promise is raised by the next save.
+        waited = [handle for handle in self._handles if promise not in handle._kept]
+        self._handles = [handle for handle in self._handles if not handle.done() or handle._untold()]
+        raise_failed(waited)
+        for handle in waited:
+            if not handle._told:
+                # It is on this node's disk, and stays there for the next process.
+                handle.wait(promise)
 
     def close(self, timeout: float | None = None) -> None:
         """Waits until every save is durable, and raises what failed. Saves of a store that does not answer stay local, and the
@@ -297,9 +346,13 @@ class Checkpointer:
         pieces: list[Any] = [job.header]
         pieces += [(held[at].data_ptr(), _torch.nbytes(held[at])) for at in order if _torch.nbytes(held[at])]
         files = [(self._path(TENSORS), pieces), (self._path(DOCUMENT), [job.described.document])]
-        said = {**job.said, **self._part(job.handle.name)}
-        job.handle.report = json.loads(self.repository._engine.save_files(files, job.handle.name, said))
-        self._made(job.handle.name)
+        name = job.handle.name
+        with _progress.counting(job.progress, name) as counters, self._own(name) as expected:
+            said = {**job.said, **self._part(name), **expected}
+            if counters is not None:
+                said["progress"] = counters
+            job.handle.report = json.loads(self.repository._engine.save_files(files, name, said))
+        self._made(name)
         job.handle._keep(*PROMISES)
         self._expire()
         return job.handle
@@ -333,7 +386,8 @@ class Checkpointer:
             try:
                 if not job.staged:
                     job.fill(self._staging)
-                self._save(job)
+                with _progress.following(job.progress, job.handle.name, job.handle.progress):
+                    self._save(job)
             except BaseException as error:
                 if job.stage is not None:
                     job.stage.release()
@@ -351,13 +405,16 @@ class Checkpointer:
                 warnings.warn(f"towline: {handle.name} is not kept on this node's disk: {error}", stacklevel=2)
         files = [(self._path(TENSORS), [job.header, job.stage]), (self._path(DOCUMENT), [job.described.document])]
         try:
-            handle._saving = engine.begin_save_files(files, handle.name, said)
-            handle._saving.wait()
-            handle.report = json.loads(handle._saving.result())
+            with self._own(handle.name) as expected:
+                handle._saving = engine.begin_save_files(files, handle.name, {**said, **expected})
+                handle._saving.wait()
+                handle.report = json.loads(handle._saving.result())
         except (Unreachable, Exhausted) as error:
             if kept is None:
                 raise
             handle._fail(error, over=False)
+            # It is on the disk: the next step may be staged meanwhile.
+            job.stage.release()
             self._retry(handle, kept)
         if kept is not None:
             spool.remove(kept)
@@ -404,29 +461,72 @@ class Checkpointer:
         for handle in pending:
             while not handle.done() and handle.error is None:
                 with contextlib.suppress(SaveFailed, Timeout):
-                    handle.wait("durable", timeout=0.5)
+                    handle._await("durable", timeout=0.5)
 
     def _check(self) -> None:
         """Raises what failed since the last call."""
         if os.getpid() != self._process:
             raise UsageError("a Checkpointer belongs to the process that made it: make another in the child")
-        # What is local is not lost: the next process makes it durable.
-        over = [handle for handle in self._handles if handle.done() and "local" not in handle._kept]
-        failed = [handle for handle in over if handle.error is not None]
-        self._drop_over()
-        if failed:
-            raise failed[0]._failure()
+        over, self._handles = self._handles, [handle for handle in self._handles if not handle.done()]
+        raise_failed(over)
 
-    def _drop_over(self) -> None:
-        self._handles = [handle for handle in self._handles if not handle.done()]
+    def _look(self) -> None:
+        """Notes which steps there are: this process may replace them."""
+        try:
+            self._seen = dict(self.repository._engine.names(self.run))
+        except Error:
+            # A store that is away may be back when there is something to save; then it is not known who saved what.
+            self._seen = None
+
+    @contextlib.contextmanager
+    def _own(self, name: str) -> Iterator[dict[str, Any]]:
+        """What the engine is told of a name that is saved in the block, so that no other process's step is replaced. Parts of
+        ranks have attempts for that."""
+        if self._attempts is not None or self._seen is None or not name.startswith(f"{self.run}/"):
+            yield {}
+            return
+        version = self._version(name)
+        if version and name not in self._unsure and self._seen.get(name) != version:
+            raise Conflict(
+                f"{name} was saved by another process since this Checkpointer began: it stays as it is (give each process a "
+                "run of its own, or its rank and world_size; to replace it, make another Checkpointer)"
+            )
+        # If this fails it may be saved all the same, and only the answer is lost.
+        self._unsure.add(name)
+        try:
+            yield {"version": version}
+        except Conflict:
+            self._unsure.discard(name)
+            raise
+        with contextlib.suppress(Error):
+            self._seen[name] = self._version(name)
+            self._unsure.discard(name)
+
+    def _version(self, name: str) -> int:
+        """The version that a name has; 0 if it is not there."""
+        found = self.repository._engine.find(name)
+        return found[1] if found is not None and found[0] == name else 0
+
+
+class Reading(NamedTuple):
+    """How a state is read: see `Checkpointer.restore`."""
+
+    into: Any = None
+    map_location: str | torch.device | None = None
+    pickle: bool = False
+    strict: bool = True
+    cast: bool = False
+    progress: _progress.Progress = None
 
 
 class Read(NamedTuple):
-    """A state that was read, how long its tensors are, and the GPUs that they went to."""
+    """A state that was read, how long its tensors are, the GPUs that they went to, and what it and `into` lacked."""
 
     state: Any
     bytes: int
     gpus: set[torch.device]
+    missing: list[str]
+    unexpected: list[str]
 
 
 def read_state(
@@ -434,24 +534,24 @@ def read_state(
     name: str,
     path: str,
     document: bytes,
-    into: Any = None,
-    map_location: str | torch.device | None = None,
-    pickle: bool = False,
+    how: Reading,
 ) -> Read:
     """The state whose document is given and whose tensors are the file at `path` of the tree `name`."""
     engine = repository._engine
     tensors = [told for told in json.loads(engine.tensors(name)) if told["path"] == path]
     held = {told["name"]: (told["dtype"], tuple(told["shape"])) for told in tensors}
 
-    def read(wanted: list[tuple[str, torch.Tensor]]) -> None:
-        wants = [(key, path, None, tensor.data_ptr(), _torch.nbytes(tensor)) for key, tensor in wanted]
-        wants = [want for want in wants if want[-1]]
+    restoring = states.Restoring(
+        document, held, how.into, how.map_location, how.pickle, strict=how.strict, cast=how.cast
+    )
+    leaves = restoring.leaves.items()
+    wants = [(key, path, None, tensor.data_ptr(), _torch.nbytes(tensor)) for key, tensor in leaves]
+    wants = [want for want in wants if want[-1]]
+    with _progress.counting(how.progress, name) as counters:
         if wants:
-            engine.read_tensors(name, wants)
-
-    restoring = states.Restoring(document, held, into, map_location, pickle)
-    read(list(restoring.leaves.items()))
-    return Read(restoring.state(), sum(told["bytes"] for told in tensors), restoring.gpus)
+            engine.read_tensors(name, wants, counters)
+    length = sum(told["bytes"] for told in tensors)
+    return Read(restoring.state(), length, restoring.gpus, restoring.missing, restoring.unexpected)
 
 
 def _one_of(what: str, value: str, choices: tuple[str, ...]) -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import errno as numbers
+import re
+from collections.abc import Sequence
+
 
 class Error(Exception):
     """Anything that went wrong. `kind` is the word of the command line's JSON errors, `place` is where, `cure` what to do."""
@@ -59,6 +63,10 @@ class Exhausted(Error):
     kind = "exhausted"
 
 
+class DiskFull(Exhausted, OSError):
+    """No space is left on a disk, of this node's or under the repository; `errno` says which limit it was."""
+
+
 class Cancelled(Error):
     """It was stopped."""
 
@@ -73,6 +81,14 @@ class Unsupported(Error, NotImplementedError):
 
 class UnsupportedValue(UsageError, TypeError):
     """A state holds something that cannot be kept; `place` is its path in the state."""
+
+
+class Mismatch(UsageError, RuntimeError):
+    """A saved state does not fit what it is to be restored into; `place` is the path in the state. As torch has them:
+    `missing_keys` are the paths that the saved state lacks, `unexpected_keys` those that `into` lacks."""
+
+    missing_keys: Sequence[str] = ()
+    unexpected_keys: Sequence[str] = ()
 
 
 class SaveFailed(Error):
@@ -93,8 +109,52 @@ _BY_KIND = {
 }  # fmt: skip
 
 
-def make(kind: str, text: str, place: str | None = None, cure: str | None = None) -> Error:
-    """The exception for an error of the engine."""
-    error = _BY_KIND.get(kind, Error)(text if cure is None else f"{text} ({cure})")
+#: What the number of an error is that came without one.
+_NUMBERS = {NotFound: numbers.ENOENT, Denied: numbers.EACCES, DiskFull: numbers.ENOSPC}
+#: Numbers of a disk that is full, for this user or for so long a file.
+_FULL = (numbers.ENOSPC, numbers.EDQUOT, numbers.EFBIG)
+
+#: Words of the command line in the engine's texts: commands that have no method stay as they are, with what follows.
+_COMMANDS = re.compile(
+    r"`?towline (?P<verb>[a-z]+)(?P<rest>(?: --[a-z-]+(?: [A-Z][A-Z=]*)?)*)`?(?P<more>[^;,)`]*)"
+    r"|`?(?<![\w./-])--(?P<flag>[a-z][a-z-]*)(?: (?P<number>\d+))?`?"
+)
+_METHODS = ("collect", "expire", "restore", "save", "show", "verify")
+_SWITCHES = ("allow-http", "data", "delete", "dry-run", "overwrite", "repair")
+
+
+def make(kind: str, text: str, place: str | None = None, cure: str | None = None, errno: int | None = None) -> Error:
+    """The exception for an error of the engine; `errno` is the system's number for what caused it."""
+    text, cure = _in_python(text), None if cure is None else _in_python(cure)
+    cls = _BY_KIND.get(kind, Error)
+    if cls is Exhausted and errno in _FULL:
+        cls = DiskFull
+    error = cls(text if cure is None else f"{text} ({cure})")
+    if isinstance(error, OSError):
+        error.errno = errno or _NUMBERS.get(cls)
     error.place, error.cure = place, cure
     return error
+
+
+def _in_python(text: str) -> str:
+    """What the engine says, with Python's words for the command line's."""
+    return _COMMANDS.sub(_translated, text).replace("run the same command again", "do the same again")
+
+
+def _translated(found: re.Match[str]) -> str:
+    flag, verb = found["flag"], found["verb"]
+    if flag is not None:
+        return _argument(flag, found["number"])
+    if verb not in _METHODS:
+        return found[0]
+    arguments = re.findall(r"--([a-z-]+)", found["rest"])
+    if arguments == ["metric"]:
+        return f"metrics={{NAME: VALUE}} of a save{found['more']}"
+    return f"Repository.{verb}({', '.join(_argument(one) for one in arguments)}){found['more']}"
+
+
+def _argument(flag: str, number: str | None = None) -> str:
+    if flag == "memory":
+        return "the memory of towline.open"
+    value = number or ("True" if flag in _SWITCHES else None)
+    return flag.replace("-", "_") + ("" if value is None else f"={value}")

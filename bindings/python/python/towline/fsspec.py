@@ -137,7 +137,8 @@ class TowlineFileSystem(AbstractFileSystem):
             depth = name.count("/") - path.count("/") + (0 if path else 1)
             if (maxdepth is None or depth <= maxdepth) and (withdirs or told["type"] != "directory"):
                 found[name] = told
-        if not found and (withdirs or self.isfile(path)):
+        # With folders the one that is looked in is among them.
+        if path and (withdirs or (not found and self.isfile(path))):
             with contextlib.suppress(FileNotFoundError):
                 found[path] = self.info(path)
         return {name: found[name] for name in sorted(found)} if detail else sorted(found)
@@ -298,6 +299,23 @@ class TowlineFileSystem(AbstractFileSystem):
             return error
 
     # Changing
+
+    def pipe(self, path: str | dict[str, bytes], value: bytes | None = None, **kwargs: Any) -> None:
+        """Puts bytes into a file; or, of a dict, into the file of each path, by one commit for each tree."""
+        if not isinstance(path, dict) or self._intrans or set(kwargs) - {"mode"}:
+            return super().pipe(path, value, **kwargs)
+        trees: dict[str, dict[str, bytes]] = {}
+        for one, data in path.items():
+            one = self._strip_protocol(one)
+            if self.isdir(one):
+                raise IsADirectoryError(f"towline://{one}")
+            if kwargs.get("mode") == "create" and self.exists(one):
+                raise FileExistsError(f"towline://{one}")
+            spot = self.home.place(one)
+            trees.setdefault(spot.name, {})[spot.inner] = bytes(data)
+        for name, files in trees.items():
+            self.home.amend(name, [(inner, [data]) for inner, data in files.items()])
+        return None
 
     def mkdir(self, path: str, create_parents: bool = True, **kwargs: Any) -> None:
         path = self._strip_protocol(path)

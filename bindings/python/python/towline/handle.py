@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterable
 from typing import Any
 
 from . import _towline
@@ -26,6 +27,11 @@ class Handle:
         self._kept: set[str] = set()
         self._changed = threading.Condition()
         self._over = False
+        #: Was the caller told that it failed?
+        self._told = False
+        #: What of the state restores only where that is allowed: paths of what is pickled, and names of classes.
+        self._pickled: list[str] = []
+        self._classes: list[str] = []
         self._saving: _towline.Saving | None = None
 
     def __repr__(self) -> str:
@@ -34,7 +40,16 @@ class Handle:
         return f"<save of {self.name}: {told}{'' if self.error is None else f', {self.error}'}>"
 
     def wait(self, promise: str = "durable", timeout: float | None = None) -> Handle:
-        """Waits until it is `"staged"`, `"local"` or `"durable"`. Raises what made it fail, or Timeout: it goes on then."""
+        """Waits until it is `"staged"`, `"local"` or `"durable"`. Raises what made it fail, which the next save does not raise
+        again then; or Timeout: it goes on then."""
+        try:
+            return self._await(promise, timeout)
+        except SaveFailed:
+            self._told = True
+            raise
+
+    def _await(self, promise: str = "durable", timeout: float | None = None) -> Handle:
+        """As `wait`, for others than the caller."""
         if promise not in PROMISES:
             raise UsageError(f"a save is awaited as 'staged', 'local' or 'durable', not {promise!r}")
         until = None if timeout is None else time.monotonic() + timeout
@@ -59,11 +74,18 @@ class Handle:
             return self._saving.progress()
         return ("durable" if "durable" in self._kept else "staging", 0, 0, 0)
 
-    def _failure(self) -> BaseException:
+    def _failure(self, others: Iterable[Handle] = ()) -> SaveFailed:
+        """The exception for its failure, and that of `others`."""
         error = self.error if self.error is not None else Error("it ended without a result")
-        failed = SaveFailed(f"{self.name} was not saved: {error}")
+        names = [other.name for other in others]
+        more = f" (and neither were {', '.join(names)})" if names else ""
+        failed = SaveFailed(f"{self.name} was not saved: {error}{more}")
         failed.__cause__ = error
         return failed
+
+    def _untold(self) -> bool:
+        """Did it fail, and does the caller not know? What is on this node's disk is not lost: the next process saves it."""
+        return self._over and self.error is not None and "local" not in self._kept and not self._told
 
     def _keep(self, *promises: str) -> None:
         with self._changed:
@@ -75,3 +97,12 @@ class Handle:
         with self._changed:
             self.error, self._over = error, over
             self._changed.notify_all()
+
+
+def raise_failed(handles: Iterable[Handle]) -> None:
+    """Raises what failed and was not raised yet, once."""
+    failed = [handle for handle in handles if handle._untold()]
+    for handle in failed:
+        handle._told = True
+    if failed:
+        raise failed[0]._failure(failed[1:])

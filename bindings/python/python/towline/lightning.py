@@ -4,6 +4,8 @@
 
 Lightning goes on as with files. Where it names a checkpoint, `checkpoints/epoch=0-step=10.ckpt`, lies a stand-in of some bytes
 as soon as the checkpoint is durable, so that what looks for files finds them: `save_top_k`, `save_last`, `ckpt_path="last"`.
+torch.load reads the checkpoint through it, and so does `Model.load_from_checkpoint(callback.best_model_path)`, in any process
+that has imported `towline.lightning`.
 
 The checkpoint is the tree `RUN/step-10`, one step of the run, where the file name tells the step and no other file took it;
 else it has the name of the file, as `RUN/last.ckpt`, in which a character that a name cannot have is `+` and two hexadecimal
@@ -14,10 +16,8 @@ Strategies that write by themselves (FSDP with sharded states, DeepSpeed) do not
 
 from __future__ import annotations
 
-import calendar
 import contextlib
 import io
-import json
 import os
 import queue
 import re
@@ -32,8 +32,9 @@ from typing import Any
 
 import torch
 
+from . import _given, _stand_ins
 from ._collecting import Collector
-from .checkpointer import DOCUMENT, TENSORS, Checkpointer, read_state
+from .checkpointer import DOCUMENT, TENSORS, Checkpointer, Reading, read_state
 from .errors import Conflict, Error, NotFound, SaveFailed, UsageError
 from .handle import Handle
 from .repository import Compression, Repository
@@ -45,11 +46,11 @@ _PACKAGE = next(package for package in _PACKAGES if find_spec(package.partition(
 _plugins = import_module(f"{_PACKAGE}.plugins.io")
 rank_zero_only = import_module(f"{_PACKAGE}.utilities.rank_zero").rank_zero_only
 
-__all__ = ["TowlineCheckpointIO"]
+__all__ = ["TowlineCheckpointIO", "load_stand_in"]
 
 _STEP = re.compile(r"(?:^|[-_ ])step[=_-]?(\d+)(?=$|[-_ .])")
-#: Larger files are no stand-ins.
-_STAND_IN_MAX = 4096
+#: Repositories that this process was given here, by their ids.
+_given_here: dict[str, Repository] = {}
 
 
 class TowlineCheckpointIO(_plugins.CheckpointIO):
@@ -58,10 +59,12 @@ class TowlineCheckpointIO(_plugins.CheckpointIO):
     A save returns when the state is copied. Until it is durable the checkpoints that Lightning removes for it stay, and what
     makes it fail is raised by the next save, or at the end of the fit.
 
-    Tensors and plain values are kept without pickle. With `pickle` other values, such as hyper-parameters that are objects,
-    are pickled one by one; without it they are refused, with their path. Pickled values are loaded only with
-    `weights_only=False`, of `Trainer.fit` or, where that says nothing, given here. `compression` says how small checkpoints are
-    stored, and `collect` whether what removed checkpoints leave behind is deleted, as for `towline.Checkpointer`.
+    Tensors, plain values, paths, times and namespaces are kept without pickle, and so are dataclasses, named tuples and
+    enumerations, which are loaded once `towline.allow_classes` was given their classes. With `pickle` other values, such as
+    hyper-parameters that are objects, are pickled one by one, and a warning says so; without it they are refused, with their
+    path. Pickled values are loaded only with `weights_only=False`, of `Trainer.fit` or, where that says nothing, given here.
+    `compression` says how small checkpoints are stored, and `collect` whether what removed checkpoints leave behind is deleted,
+    as for `towline.Checkpointer`.
     """
 
     def __init__(
@@ -74,7 +77,9 @@ class TowlineCheckpointIO(_plugins.CheckpointIO):
         compression: Compression = None,
         collect: bool = True,
     ):
+        _given.check_run(run)
         self.repository = repo if isinstance(repo, Repository) else open_repository(repo)
+        _given_here[self.repository.id] = self.repository
         self.run, self.pickle, self.weights_only, self.compression = run, pickle, weights_only, compression
         self.collect = collect
         for package in _PACKAGES:
@@ -88,6 +93,8 @@ class TowlineCheckpointIO(_plugins.CheckpointIO):
         self._collector: Collector | None = None
         #: Of names that this process saved as: the file.
         self._saved: dict[str, str] = {}
+        #: Of what a warning was given.
+        self._warned: set[str] = set()
 
     def __getstate__(self) -> dict[str, Any]:
         kept = {"repository", "run", "pickle", "weights_only", "compression", "collect"}
@@ -95,6 +102,7 @@ class TowlineCheckpointIO(_plugins.CheckpointIO):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+        _given_here[self.repository.id] = self.repository
         self._forget()
 
     def save_checkpoint(
@@ -122,6 +130,7 @@ class TowlineCheckpointIO(_plugins.CheckpointIO):
             stateful=False,
         )
         self._saved[name] = file
+        self._warn_of(handle)
         follower.saved(handle, path, None if _is_url(path) else self._stand_in(name, file, folder))
         if not (isinstance(checkpoint, dict) and "pytorch-lightning_version" in checkpoint):
             # No trainer wrote it, so nobody calls `teardown` for it.
@@ -152,16 +161,8 @@ class TowlineCheckpointIO(_plugins.CheckpointIO):
             raise NotFound(
                 f"no checkpoint {path}: {self.run} in {self.repository.url} has none that was saved as such a file"
             )
-        document = bytes(self.repository._engine.cat(name, DOCUMENT))
         pickle = not (self.weights_only if weights_only is None else weights_only)
-        try:
-            return read_state(self.repository, name, TENSORS, document, None, _device(map_location), pickle).state
-        except UsageError as error:
-            if pickle:
-                raise
-            raise UsageError(
-                f"{name}: {error}; here: load with weights_only=False, if you trust who saved it"
-            ) from error
+        return _read(self.repository, name, _device(map_location), pickle)
 
     def remove_checkpoint(self, path: str | os.PathLike[str]) -> None:
         """Takes a checkpoint and its stand-in away, once every save so far is durable."""
@@ -186,8 +187,7 @@ class TowlineCheckpointIO(_plugins.CheckpointIO):
                     collector.close()
 
     def open(self, path: str | os.PathLike[str], weights_only: bool | None = None) -> io.BytesIO:
-        """A checkpoint as the file that Lightning writes, for what reads one by itself:
-        `Model.load_from_checkpoint(checkpoint_io.open(path))`."""
+        """A checkpoint as the file that Lightning writes, for what reads one by itself and does not know towline."""
         made = io.BytesIO()
         torch.save(self.load_checkpoint(path, weights_only=weights_only), made)
         made.seek(0)
@@ -195,7 +195,8 @@ class TowlineCheckpointIO(_plugins.CheckpointIO):
 
     def checkout(self, folder: str | os.PathLike[str]) -> list[str]:
         """Puts stand-ins of the run's checkpoints into `folder`, so that `ckpt_path="last"` finds them on another machine than
-        that which saved them. What lies there stays. Their paths, the oldest first."""
+        that which saved them. What lies there stays; a checkpoint whose file name would lead elsewhere is left out, with a
+        warning. Their paths, the oldest first."""
         os.makedirs(folder, exist_ok=True)
         try:
             saved = self.repository.refs(self.run)
@@ -205,10 +206,14 @@ class TowlineCheckpointIO(_plugins.CheckpointIO):
         for told in sorted(saved, key=lambda told: told["saved"]):
             labels = self._labels(told["name"])
             file, saved_in = labels.get("lightning.file"), labels.get("lightning.folder", "")
+            if file and not _is_plain(file):
+                warnings.warn(f"towline: {told['name']} is left out: {file!r} is no name of a file", stacklevel=2)
+                continue
             path = os.path.join(folder, file or "")
             if not file or os.path.lexists(path):
                 continue
-            _write(path, self._stand_in(told["name"], file, saved_in), told["saved"])
+            stand_in = self._stand_in(told["name"], file, saved_in)
+            _stand_ins.write(path, stand_in, load_stand_in, told["saved"])
             made.append(path)
         return made
 
@@ -246,11 +251,7 @@ class TowlineCheckpointIO(_plugins.CheckpointIO):
         return next((name for name in self._names(path) if self._labels(name).get("lightning.file") == file), None)
 
     def _labels(self, name: str) -> dict[str, str]:
-        """What is said of a saved tree; of one that something else saved, that it is no file's. Nothing, if there is none."""
-        try:
-            return {"lightning.file": "", **self.repository.show(name)["labels"]}
-        except NotFound:
-            return {}
+        return _labels(self.repository, name)
 
     def _stand_in(self, name: str, file: str, folder: str) -> dict[str, str]:
         return {
@@ -263,25 +264,30 @@ class TowlineCheckpointIO(_plugins.CheckpointIO):
 
     def _told(self, path: str) -> dict[str, str] | None:
         """What the stand-in at `path` says, if one is there."""
-        if _is_url(path) or not os.path.isfile(path) or os.path.getsize(path) > _STAND_IN_MAX:
-            return None
-        try:
-            with open(path, encoding="utf-8") as file:
-                told = json.load(file)["towline"]
-        except (ValueError, TypeError, KeyError):
+        told = None if _is_url(path) else _stand_ins.read(path)
+        if told is None:
             return None
         if told["repository"] != self.repository.id:
             raise UsageError(f"{path} stands for a checkpoint in another repository, {told['url']}: open that one")
-        labels = self._labels(told["name"])
-        if labels.get("lightning.file") not in (None, told["file"]) or labels.get("lightning.folder") not in (
-            None,
-            told["folder"],
-        ):
-            raise Conflict(
-                f"{path} is gone: {told['name']} was saved again since, from {labels.get('lightning.folder', 'elsewhere')} "
-                "(give each run, or folder of checkpoints, a run name of its own)"
-            )
+        _check_present(self.repository, told, path)
         return told
+
+    def _warn_of(self, handle: Handle) -> None:
+        """Says, once, what is not loaded by the defaults that saved it."""
+        news = [] if not self.weights_only else [path for path in handle._pickled if path not in self._warned]
+        if news:
+            warnings.warn(
+                f"towline: {', '.join(news)} of {handle.name} is pickled: it is loaded with weights_only=False only",
+                stacklevel=3,
+            )
+        classes = [name for name in handle._classes if name not in self._warned]
+        if classes:
+            warnings.warn(
+                f"towline: {handle.name} holds objects of {', '.join(classes)}: call towline.allow_classes with these classes "
+                "before it is loaded in another process",
+                stacklevel=3,
+            )
+        self._warned.update(news, classes)
 
     def _remove(self, path: str, collector: Collector) -> None:
         told = self._told(path)
@@ -292,6 +298,90 @@ class TowlineCheckpointIO(_plugins.CheckpointIO):
             collector.request()
         if told is not None:
             os.unlink(path)
+
+
+def load_stand_in(text: str, where: torch.Tensor) -> dict[str, Any]:
+    """What torch.load calls for a stand-in: the checkpoint that it stands for, as `text` tells, on the device of `where`.
+
+    Its repository is one that a TowlineCheckpointIO of this process has, or that of $TOWLINE_REPO; else the one at the address
+    that the stand-in tells. With `weights_only` (torch's default) a file is not trusted: then no pickled value is loaded, and
+    a repository that is not on this machine is not opened only because a file says so.
+    """
+    return _load_stand_in(text, where, trusted=True)
+
+
+def _load_untrusted(text: str, where: torch.Tensor) -> dict[str, Any]:
+    return _load_stand_in(text, where, trusted=False)
+
+
+# torch.load with weights_only calls nothing else by that name
+# (https://docs.pytorch.org/docs/stable/notes/serialization.html#torch.serialization.add_safe_globals).
+torch.serialization.add_safe_globals([(_load_untrusted, "towline.lightning.load_stand_in")])
+
+
+def _load_stand_in(text: str, where: torch.Tensor, trusted: bool) -> dict[str, Any]:
+    try:
+        told = _stand_ins.parsed(text)
+    except ValueError as error:
+        raise UsageError("this file was not written by towline.lightning, or is damaged") from error
+    repository = _repository_of(told, trusted)
+    _check_present(repository, told, os.path.join(told["folder"], told["file"]))
+    return _read(repository, told["name"], where.device, trusted)
+
+
+def _repository_of(told: dict[str, str], trusted: bool) -> Repository:
+    """The repository that a stand-in tells of."""
+    own = os.environ.get("TOWLINE_REPO")
+    if told["repository"] not in _given_here and own:
+        repository = open_repository(own, create=False)
+        _given_here[repository.id] = repository
+    if told["repository"] in _given_here:
+        return _given_here[told["repository"]]
+    if not trusted and _is_url(told["url"]):
+        raise UsageError(
+            f"the checkpoint is {told['name']} in {told['url']}, which this process has not opened: call "
+            f"towline.lightning.TowlineCheckpointIO({told['url']!r}, RUN) before, or load with weights_only=False"
+        )
+    repository = open_repository(told["url"], create=False)
+    if repository.id != told["repository"]:
+        raise NotFound(f"the checkpoint {told['name']} was saved to another repository than that at {told['url']} now")
+    return repository
+
+
+def _read(repository: Repository, name: str, device: torch.device | None, pickle: bool) -> dict[str, Any]:
+    document = bytes(repository._engine.cat(name, DOCUMENT))
+    try:
+        return read_state(repository, name, TENSORS, document, Reading(None, device, pickle)).state
+    except UsageError as error:
+        if pickle:
+            raise
+        raise UsageError(f"{name}: {error}; here: load with weights_only=False, if you trust who saved it") from error
+
+
+def _labels(repository: Repository, name: str) -> dict[str, str]:
+    """What is said of a saved tree; of one that something else saved, that it is no file's. Nothing, if there is none."""
+    try:
+        return {"lightning.file": "", **repository.show(name)["labels"]}
+    except NotFound:
+        return {}
+
+
+def _check_present(repository: Repository, told: dict[str, str], path: str) -> None:
+    """Raises Conflict, if what a stand-in stands for is another checkpoint now."""
+    labels = _labels(repository, told["name"])
+    if labels.get("lightning.file") not in (None, told["file"]) or labels.get("lightning.folder") not in (
+        None,
+        told["folder"],
+    ):
+        raise Conflict(
+            f"{path} is gone: {told['name']} was saved again since, from {labels.get('lightning.folder', 'elsewhere')} "
+            "(give each run, or folder of checkpoints, a run name of its own)"
+        )
+
+
+def _is_plain(file: str) -> bool:
+    """Is it the name of one file, which leads nowhere?"""
+    return file not in ("", ".", "..") and not any(char in file for char in ("/", "\0", os.sep))
 
 
 class _Follower:
@@ -323,16 +413,16 @@ class _Follower:
     def _follow(self, handle: Handle, path: str, stand_in: dict[str, str] | None) -> None:
         self._awaited = handle
         try:
-            handle.wait()
+            handle._await()
         except SaveFailed:
-            # The checkpointer raises it. What was to go for this save stays.
+            # The Checkpointer raises it. What was to go for this save stays.
             self._failed = True
             return
         finally:
             self._awaited = None
         self._failed = False
         if stand_in is not None:
-            _write(path, stand_in)
+            _stand_ins.write(path, stand_in, load_stand_in)
 
     def _run(self) -> None:
         while True:
@@ -341,7 +431,8 @@ class _Follower:
                 if work is None:
                     return
                 work()
-            except (Error, OSError) as error:
+            except Exception as error:
+                # Who waits for this thread would wait without end for one that is gone.
                 warnings.warn(f"towline: {error}", stacklevel=2)
             finally:
                 self._work.task_done()
@@ -389,14 +480,3 @@ def _device(map_location: Any) -> torch.device | None:
     if isinstance(map_location, dict):
         map_location = map_location.get("cpu")
     return None if map_location is None else torch.device(map_location)
-
-
-def _write(path: str, stand_in: dict[str, str], saved: str | None = None) -> None:
-    """Puts a stand-in where a checkpoint's file would be, whole or not at all."""
-    part = f"{path}.{os.getpid()}.part"
-    with open(part, "w", encoding="utf-8") as file:
-        json.dump({"towline": stand_in}, file)
-    if saved is not None:
-        seconds = calendar.timegm(time.strptime(saved, "%Y-%m-%dT%H:%M:%SZ"))
-        os.utime(part, (seconds, seconds))
-    os.replace(part, path)

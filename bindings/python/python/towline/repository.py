@@ -9,7 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal
 
-from . import _towline
+from . import _given, _progress, _towline
 from .errors import UsageError
 from .reports import CollectReport, SyncReport, VerifyReport
 from .tensors import Tensors
@@ -81,7 +81,7 @@ def wishes(
         "part": part,
     }
     return {
-        "metrics": {name: float(value) for name, value in (metrics or {}).items()},
+        "metrics": _given.finite_metrics(metrics),
         "labels": dict(labels or {}),
         "exclude": list(exclude),
         **{key: value for key, value in said.items() if value is not None},
@@ -122,11 +122,17 @@ class Repository:
         """Its name for ever, whatever its address."""
         return self._engine.id()
 
-    def save(self, path: str | os.PathLike[str], name: str, **said: Any) -> dict[str, Any]:
+    def save(
+        self, path: str | os.PathLike[str], name: str, *, progress: _progress.Progress = None, **said: Any
+    ) -> dict[str, Any]:
         """Saves the file or folder at `path` as `name`; returns once that is durable. What may be said of it: `metrics`,
         `world_size`, `framework`, `labels`, `exclude`, `key_every`, `base`, and `compression`: `"if-faster"` stores raw while the
-        store takes bytes faster than they are made smaller, False stores raw always."""
-        return json.loads(self._engine.save(os.fspath(path), name, wishes(**said)))
+        store takes bytes faster than they are made smaller, False stores raw always. `progress` is called with `(phase, done,
+        total, moved)`, in bytes, some times a second; True draws a bar, where there is a terminal or a notebook."""
+        told = wishes(**said)
+        with _progress.counting(progress, name) as counters:
+            told.update({} if counters is None else {"progress": counters})
+            return json.loads(self._engine.save(os.fspath(path), name, told))
 
     def restore(
         self,
@@ -136,10 +142,13 @@ class Repository:
         *,
         overwrite: bool = False,
         delete: bool = False,
+        progress: _progress.Progress = None,
     ) -> dict[str, Any]:
         """Restores the tree `name` (or `RUN@latest`, `RUN@min=METRIC`, ...), or what lies at `path` of it, to `dest`, bit for
-        bit. What is there and the same stays; what differs is in the way unless `overwrite`; `delete` removes the rest."""
-        return json.loads(self._engine.restore(name, os.fspath(dest), path, overwrite, delete))
+        bit. What is there and the same stays; what differs is in the way unless `overwrite`; `delete` removes the
+        rest. `progress` is told as by `save`."""
+        with _progress.counting(progress, name) as counters:
+            return json.loads(self._engine.restore(name, os.fspath(dest), path, overwrite, delete, counters))
 
     def refs(self, prefix: str | None = None) -> list[dict[str, Any]]:
         """The names under `prefix`, or all."""

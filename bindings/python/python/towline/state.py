@@ -4,10 +4,18 @@ Nothing is pickled. What JSON has no word for is an object `{"!": WORD, ...}`:
 
     {"!": "tensor", "t": NAME}      a tensor of the file beside it; several may name one
     {"!": "tuple" | "set" | "frozenset" | "torch.Size", "v": [...]}
-    {"!": "dict" | "OrderedDict" | "Counter", "v": [[key, value], ...], "a": {attributes}}
-    {"!": "float" | "bytes" | "complex" | "torch.dtype" | "torch.device" | "numpy", "v": text}
+    {"!": "deque", "v": [...], "maxlen": number}
+    {"!": "dict" | "OrderedDict" | "Counter" | "defaultdict", "v": [[key, value], ...], "a": {attributes}, "factory": word}
+    {"!": "Namespace" | "SimpleNamespace", "v": [[name, value], ...]}
+    {"!": "float" | "int" | "bytes" | "complex" | "torch.dtype" | "torch.device" | "numpy", "v": text}
+    {"!": "Path" | "PurePosixPath" | "datetime" | "date" | "time" | "timedelta" | ..., "v": text}
+    {"!": "dataclass" | "namedtuple", "class": MODULE:NAME, "v": [[name, value], ...]}
+    {"!": "Enum", "class": MODULE:NAME, "name": NAME, "v": flags}
     {"!": "ndarray" | "sparse" | "quantized", ...}
     {"!": "pickle", "v": base64}    only where the caller asked for it
+
+A class is only named: `towline.allow_classes` says which classes are made by such a name. A tensor keeps how its dimensions lie
+in memory ("stride"), as in torch.channels_last; one that leaves gaps, such as `x[::2]`, comes back without them.
 
 So any tool that reads safetensors reads the tensors, and a step is stored as the difference to the step before it.
 """
@@ -16,32 +24,28 @@ from __future__ import annotations
 
 import base64
 import collections
+import enum
 import itertools
 import json
 import pickle as pickling
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from . import _torch
-from ._devices import gpus
-from .errors import Damaged, Unsupported, UnsupportedValue, UsageError
+from . import _classes, _torch
+from ._restoring import Restoring, restore
+from ._words import DEPTH_MAX, DICTS, FACTORIES, NAMESPACES, SPARSE, VERSION, Attribute, as_text, is_stateful, shown
+from .errors import UnsupportedValue
 
-#: The layout of the document, written with it.
-VERSION = 1
+__all__ = ["VERSION", "Described", "Leaf", "Restoring", "describe", "is_stateful", "restore", "shown"]
+
 #: Longer bytes are kept beside the tensors.
 BYTES_INLINE = 4096
-
-_DICTS = (dict, collections.OrderedDict, collections.Counter)
-_SPARSE = {
-    torch.sparse_coo: ("coo", ("_indices", "_values")),
-    torch.sparse_csr: ("csr", ("crow_indices", "col_indices", "values")),
-    torch.sparse_csc: ("csc", ("ccol_indices", "row_indices", "values")),
-    torch.sparse_bsr: ("bsr", ("crow_indices", "col_indices", "values")),
-    torch.sparse_bsc: ("bsc", ("ccol_indices", "row_indices", "values")),
-}
+#: Longer integers are hexadecimal: Python limits the decimal digits that it reads
+#: (https://docs.python.org/3/library/stdtypes.html#integer-string-conversion-length-limitation).
+_INT_BITS = 2048
 
 
 @dataclass
@@ -64,47 +68,47 @@ class Described:
 
     document: bytes
     leaves: list[Leaf]
+    #: Paths of what was pickled, and the classes of other objects that `allow_classes` does not know.
+    pickled: list[str]
+    classes: list[str]
 
 
-def is_stateful(value: Any) -> bool:
-    """Does it give and take its state, as modules, optimizers and schedulers do?"""
-    return (
-        not isinstance(value, type)
-        and callable(getattr(value, "state_dict", None))
-        and callable(getattr(value, "load_state_dict", None))
-    )
-
-
-def describe(state: Any, pickle: bool = False, stateful: bool = True) -> Described:
+def describe(state: Any, pickle: bool = False, stateful: bool = True, classes: bool = True) -> Described:
     """Takes a state apart: nested dicts, lists and tuples of tensors, arrays and plain values, and, if `stateful`, objects
-    with `state_dict`, of which that is kept.
+    with `state_dict`, of which that is kept; if `classes`, dataclasses, named tuples and enumerations.
 
     Raises UnsupportedValue, naming its path, for a value that cannot be kept; with `pickle` such values are pickled.
     """
-    taking = _Taking(pickle, stateful)
-    document = taking.value(state, ())
+    taking = _Taking(pickle, stateful, classes)
+    try:
+        document = taking.value(state, ())
+    except RecursionError:
+        raise UnsupportedValue(
+            "state cannot be kept: a state_dict in it holds itself, or is nested too deeply"
+        ) from None
     taking.settle()
     text = json.dumps({"towline": VERSION, "state": document}, separators=(",", ":"), allow_nan=False)
-    return Described(text.encode(), taking.leaves)
-
-
-def shown(path: tuple[Any, ...]) -> str:
-    """A path in a state, as it is written in Python."""
-    return "state" + "".join(f"[{key!r}]" for key in path)
+    return Described(text.encode(), taking.leaves, taking.pickled, list(taking.unknown))
 
 
 class _Taking:
     """A state being taken apart."""
 
-    def __init__(self, pickle: bool, stateful: bool):
-        self.pickle, self.stateful = pickle, stateful
+    def __init__(self, pickle: bool, stateful: bool, classes: bool):
+        self.pickle, self.stateful, self.classes = pickle, stateful, classes
         self.leaves: list[Leaf] = []
+        self.pickled: list[str] = []
+        self.unknown: dict[str, None] = {}
         self._names: set[str] = set()
         self._open: set[int] = set()
         self._tensors: list[tuple[dict[str, Any], torch.Tensor, tuple[Any, ...]]] = []
 
     def value(self, value: Any, path: tuple[Any, ...]) -> Any:
         kind = type(value)
+        if len(path) > DEPTH_MAX:
+            raise self._refused(path, f"nested more than {DEPTH_MAX} deep", "flatten it")
+        if kind is int and value.bit_length() > _INT_BITS:
+            return {"!": "int", "v": hex(value)}
         if value is None or kind in (bool, int, str):
             return value
         if kind is float:
@@ -112,14 +116,17 @@ class _Taking:
             return value if finite else {"!": "float", "v": value.hex()}
         if isinstance(value, torch.Tensor):
             return self._tensor(value, path)
-        if kind in (list, tuple, set, frozenset, torch.Size, *_DICTS):
-            return self._container(value, kind, path)
+        if kind in (list, tuple, set, frozenset, torch.Size, collections.deque, *DICTS, *NAMESPACES.values()):
+            return self._once(value, path, self._container)
         plain = self._plain(value, kind, path)
         if plain is not None:
             return plain
         if self.stateful and is_stateful(value):
             return self.value(value.state_dict(), path)
+        if self.classes and _classes.kind(kind) is not None:
+            return self._once(value, path, self._of_class)
         if self.pickle:
+            self.pickled.append(shown(path))
             return {"!": "pickle", "v": base64.b64encode(pickling.dumps(value)).decode()}
         raise self._refused(
             path, f"a {kind.__module__}.{kind.__qualname__}", "leave it out, or allow pickle=True for it"
@@ -130,28 +137,58 @@ class _Taking:
         error.place, error.cure = shown(path), cure
         return error
 
-    def _container(self, value: Any, kind: type, path: tuple[Any, ...]) -> Any:
+    def _once(self, value: Any, path: tuple[Any, ...], take: Callable[[Any, tuple[Any, ...]], Any]) -> Any:
+        """Takes apart what may hold itself."""
         if id(value) in self._open:
             raise self._refused(path, "part of itself", "break the cycle")
         self._open.add(id(value))
         try:
-            if kind is list:
-                return [self.value(one, (*path, at)) for at, one in enumerate(value)]
-            if kind is dict and all(type(key) is str for key in value) and "!" not in value:
-                return {key: self.value(one, (*path, key)) for key, one in value.items()}
-            if kind in _DICTS:
-                pairs = [[self._key(key, path), self.value(one, (*path, key))] for key, one in value.items()]
-                told = {"!": kind.__name__, "v": pairs}
-                # A module's state dict carries the versions of its parts so.
-                if getattr(value, "__dict__", None):
-                    told["a"] = self.value(dict(value.__dict__), (*path, "__dict__"))
-                return told
-            word = "torch.Size" if kind is torch.Size else kind.__name__
-            if kind in (set, frozenset):
-                value = sorted(value, key=lambda one: (type(one).__name__, repr(one)))
-            return {"!": word, "v": [self.value(one, (*path, at)) for at, one in enumerate(value)]}
+            return take(value, path)
         finally:
             self._open.discard(id(value))
+
+    def _container(self, value: Any, path: tuple[Any, ...]) -> Any:
+        kind = type(value)
+        if kind is list:
+            return [self.value(one, (*path, at)) for at, one in enumerate(value)]
+        if kind is dict and all(type(key) is str for key in value) and "!" not in value:
+            return {key: self.value(one, (*path, key)) for key, one in value.items()}
+        if kind in NAMESPACES.values():
+            return {"!": kind.__name__, "v": self._named(vars(value).items(), path)}
+        if kind in DICTS:
+            return self._dict(value, path)
+        if kind in (set, frozenset):
+            value = sorted(value, key=lambda one: (type(one).__name__, repr(one)))
+        told = {"!": "torch.Size" if kind is torch.Size else kind.__name__}
+        told["v"] = [self.value(one, (*path, at)) for at, one in enumerate(value)]
+        return {**told, "maxlen": value.maxlen} if kind is collections.deque else told
+
+    def _dict(self, value: Any, path: tuple[Any, ...]) -> dict[str, Any]:
+        pairs = [[self._key(key, path), self.value(one, (*path, key))] for key, one in value.items()]
+        told = {"!": type(value).__name__, "v": pairs}
+        # A module's state dict carries the versions of its parts so.
+        if getattr(value, "__dict__", None):
+            told["a"] = self.value(dict(value.__dict__), (*path, "__dict__"))
+        factory = getattr(value, "default_factory", None)
+        if factory is not None:
+            known = FACTORIES.get(getattr(factory, "__name__", "")) is factory
+            # Of any other only the name, for errors.
+            told["factory"] = factory.__name__ if known else {"other": getattr(factory, "__qualname__", repr(factory))}
+        return told
+
+    def _of_class(self, value: Any, path: tuple[Any, ...]) -> dict[str, Any]:
+        kind = type(value)
+        told = {"!": _classes.kind(kind), "class": _classes.named(kind)}
+        if not _classes.is_allowed(kind):
+            self.unknown[told["class"]] = None
+        if isinstance(value, enum.Enum):
+            told["name"] = value.name
+            # Flags may be several, which together have no name.
+            return {**told, "v": int(value.value)} if isinstance(value, enum.Flag) else told
+        return {**told, "v": self._named(_classes.parts(value), path)}
+
+    def _named(self, values: Iterable[tuple[str, Any]], path: tuple[Any, ...]) -> list[Any]:
+        return [[name, self.value(one, (*path, Attribute(name)))] for name, one in values]
 
     def _key(self, key: Any, path: tuple[Any, ...]) -> Any:
         if isinstance(key, torch.Tensor) or type(key) in (list, dict, set):
@@ -166,6 +203,9 @@ class _Taking:
             return {"!": kind.__name__, "t": self._add(path, "U8", tuple(held.shape), held)}
         if kind is complex:
             return {"!": "complex", "v": [value.real.hex(), value.imag.hex()]}
+        text = as_text(value)
+        if text is not None:
+            return text
         if kind is torch.dtype:
             return {"!": "torch.dtype", "v": str(value).removeprefix("torch.")}
         if kind is torch.device:
@@ -190,6 +230,8 @@ class _Taking:
         return {"!": "ndarray", "t": name, "dtype": dtype, "shape": list(value.shape)}
 
     def _tensor(self, tensor: torch.Tensor, path: tuple[Any, ...]) -> dict[str, Any]:
+        if tensor.is_nested:
+            raise self._refused(path, "a nested tensor", "keep a list of its parts: list(tensor.unbind())")
         plain_types = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
         if type(tensor) not in plain_types:
             kind = type(tensor)
@@ -203,7 +245,7 @@ class _Taking:
             raise self._refused(path, "a tensor on the meta device, which has no elements", "materialise it first")
         if tensor.is_quantized:
             return self._quantized(tensor, path)
-        if tensor.layout in _SPARSE:
+        if tensor.layout in SPARSE:
             return self._sparse(tensor, path)
         if tensor.layout is not torch.strided:
             raise self._refused(path, f"a tensor of the layout {tensor.layout}", "turn it into a dense one")
@@ -216,7 +258,7 @@ class _Taking:
         return node
 
     def _sparse(self, tensor: torch.Tensor, path: tuple[Any, ...]) -> dict[str, Any]:
-        word, parts = _SPARSE[tensor.layout]
+        word, parts = SPARSE[tensor.layout]
         tensor = tensor.detach()
         held = [self._tensor(getattr(tensor, part)(), (*path, part)) for part in parts]
         told = {"!": "sparse", "layout": word, "parts": held, "shape": list(tensor.shape)}
@@ -252,7 +294,9 @@ class _Taking:
                 _, tensor, path = same[0]
                 word, shape, held = _stored(tensor)
                 name = self._add(path, word, shape, held)
+                lies = {"stride": list(tensor.stride())} if _is_permuted(tensor) else {}
                 for node, _, _ in same:
+                    node.update(lies)
                     node.update({"t": name} if word in _torch.BY_WORD and held.dtype == tensor.dtype else {
                         "t": name, "dtype": str(tensor.dtype).removeprefix("torch."), "shape": list(tensor.shape)
                     })  # fmt: skip
@@ -304,6 +348,20 @@ def _span(tensor: torch.Tensor) -> tuple[int, int]:
     return start * size, (last + 1) * size
 
 
+def _is_permuted(tensor: torch.Tensor) -> bool:
+    """Do its elements lie without gaps, but in another order than that of its dimensions?"""
+    if tensor.is_contiguous():
+        return False
+    expected = 1
+    for stride, length in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if length == 1:
+            continue
+        if stride != expected:
+            return False
+        expected *= length
+    return True
+
+
 def _overlap(views: list[torch.Tensor]) -> bool:
     """Do any two of these views of one storage share bytes, or one view elements with itself?"""
     spans = sorted(_span(view) for view in views)
@@ -312,270 +370,3 @@ def _overlap(views: list[torch.Tensor]) -> bool:
         stride == 0 and length > 1 for view in views for length, stride in zip(view.shape, view.stride(), strict=True)
     )
     return crossed or twice
-
-
-def restore(
-    document: bytes,
-    held: Mapping[str, tuple[str, tuple[int, ...]]],
-    read: Callable[[list[tuple[str, torch.Tensor]]], None],
-    into: Any = None,
-    map_location: str | torch.device | None = None,
-    pickle: bool = False,
-) -> Any:
-    """Puts a state together: `held` tells the type and shape of each tensor of the file, `read` fills tensors by name.
-    Tensors that are in `into` at the same place are filled there, and objects with `load_state_dict` there take theirs.
-
-    Raises UsageError, naming its path, where a tensor of `into` has another type or shape, before anything is filled.
-    """
-    restoring = Restoring(document, held, into, map_location, pickle)
-    read(list(restoring.leaves.items()))
-    return restoring.state()
-
-
-#: What is built by a method of its name.
-_BUILT = (
-    "OrderedDict", "Counter", "bytearray", "bytes", "complex", "dict", "float", "frozenset", "ndarray", "numpy", "pickle",
-    "quantized", "set", "sparse", "tensor", "torch.Size", "torch.device", "torch.dtype", "tuple",
-)  # fmt: skip
-
-
-class Restoring:
-    """A state being put together, as `restore` does it: once `leaves` are filled, `state` gives it."""
-
-    def __init__(
-        self,
-        document: bytes,
-        held: Mapping[str, tuple[str, tuple[int, ...]]],
-        into: Any = None,
-        map_location: str | torch.device | None = None,
-        pickle: bool = False,
-    ):
-        try:
-            told = json.loads(document)
-            version, node = told["towline"], told["state"]
-        except (ValueError, TypeError, KeyError) as error:
-            raise Damaged("this is not the document of a state") from error
-        if version != VERSION:
-            raise Unsupported(
-                f"the state was written in version {version}, this towline reads version {VERSION} (use a newer one)"
-            )
-        self.held, self.pickle = held, pickle
-        self.device = None if map_location is None else torch.device(map_location)
-        #: What is to be read, and then was.
-        self.leaves: dict[str, torch.Tensor] = {}
-        #: What a node's tensor of `into` is, by the node.
-        self._targets: dict[int, torch.Tensor] = {}
-        #: Targets whose memory is read into directly.
-        self._direct: set[int] = set()
-        self._node, self._into = node, into
-        self.prepare(node, into, ())
-
-    @property
-    def gpus(self) -> set[torch.device]:
-        """The GPUs that tensors of `into` are on."""
-        return gpus(self._targets.values())
-
-    def state(self) -> Any:
-        """The state."""
-        return self.value(self._node, self._into)
-
-    def prepare(self, node: Any, into: Any, path: tuple[Any, ...]) -> None:
-        """Finds what is wanted, and where it goes."""
-        if isinstance(node, list):
-            inside = into if isinstance(into, (list, tuple)) and len(into) == len(node) else [None] * len(node)
-            for at, (one, other) in enumerate(zip(node, inside, strict=True)):
-                self.prepare(one, other, (*path, at))
-            return
-        if not isinstance(node, dict):
-            return
-        into = into.state_dict() if is_stateful(into) else into
-        word = node.get("!")
-        if word is None or word in ("dict", "OrderedDict", "Counter"):
-            pairs = node.items() if word is None else ((self.value(key), one) for key, one in node["v"])
-            for key, one in pairs:
-                self.prepare(one, into.get(key) if isinstance(into, Mapping) else None, (*path, key))
-            self.prepare(node.get("a"), None, path) if word else None
-        elif word in ("tuple", "set", "frozenset", "torch.Size"):
-            self.prepare(node["v"], into if word == "tuple" else None, path)
-        elif word == "tensor":
-            self._prepare_tensor(node, into, path)
-        elif word in ("sparse", "quantized"):
-            for one in (*node.get("parts", ()), node.get("int"), node.get("scale"), node.get("zero_point")):
-                self.prepare(one, None, path)
-        elif "t" in node:
-            self._want(node["t"])
-
-    def _want(self, name: str, into: torch.Tensor | None = None) -> bool:
-        """Notes that a leaf is wanted; whether it will be read straight into `into`."""
-        if name in self.leaves:
-            return False
-        self.leaves[name] = _torch.empty(*self._about(name)) if into is None else into
-        return into is not None
-
-    def _about(self, name: str) -> tuple[str, tuple[int, ...]]:
-        try:
-            return self.held[name]
-        except KeyError:
-            raise Damaged(f"the document of a state names a tensor that its file lacks: {name}") from None
-
-    def _prepare_tensor(self, node: dict[str, Any], into: Any, path: tuple[Any, ...]) -> None:
-        if not isinstance(into, torch.Tensor) or type(into).__name__ == "DTensor" or into.device.type == "meta":
-            self._want(node["t"])
-            return
-        word, shape = self._about(node["t"])
-        dtype = _dtype(node["dtype"]) if "dtype" in node else _torch.BY_WORD[word]
-        shape = node["view"][1] if "view" in node else node.get("shape", shape)
-        if into.dtype != dtype or tuple(into.shape) != tuple(shape):
-            error = UsageError(
-                f"{shown(path)} does not fit: {dtype} {list(shape)} was saved, "
-                f"and is to be restored into {into.dtype} {list(into.shape)}"
-            )
-            error.place = shown(path)
-            raise error
-        self._targets[id(node)] = into
-        plain = "dtype" not in node and _torch.is_plain(into)
-        if self._want(node["t"], into.detach() if plain else None):
-            self._direct.add(id(node))
-
-    def value(self, node: Any, into: Any = None) -> Any:
-        if isinstance(node, list):
-            inside = into if isinstance(into, (list, tuple)) and len(into) == len(node) else [None] * len(node)
-            return [self.value(one, other) for one, other in zip(node, inside, strict=True)]
-        if not isinstance(node, dict):
-            return node
-        if is_stateful(into):
-            return self._stateful(node, into)
-        word = node.get("!")
-        if word is None:
-            inside = into if isinstance(into, Mapping) else {}
-            return {key: self.value(one, inside.get(key)) for key, one in node.items()}
-        build = getattr(self, "_" + word.replace(".", "_")) if word in _BUILT else None
-        if build is None:
-            raise Unsupported(f"the state holds a {word!r}, which this towline does not know (use a newer one)")
-        return build(node, into)
-
-    def _stateful(self, node: dict[str, Any], into: Any) -> Any:
-        into.load_state_dict(self.value(node, into.state_dict()))
-        return into
-
-    def _dict(self, node: dict[str, Any], into: Any) -> Any:
-        inside = into if isinstance(into, Mapping) else {}
-        pairs = ((self.value(key), one) for key, one in node["v"])
-        return {key: self.value(one, inside.get(key)) for key, one in pairs}
-
-    def _OrderedDict(self, node: dict[str, Any], into: Any) -> Any:
-        made = collections.OrderedDict(self._dict(node, into))
-        for name, value in self.value(node.get("a", {})).items():
-            setattr(made, name, value)
-        return made
-
-    def _Counter(self, node: dict[str, Any], into: Any) -> Any:
-        return collections.Counter(self._dict(node, None))
-
-    def _tuple(self, node: dict[str, Any], into: Any) -> Any:
-        return tuple(self.value(node["v"], into))
-
-    def _set(self, node: dict[str, Any], into: Any) -> Any:
-        return set(self.value(node["v"]))
-
-    def _frozenset(self, node: dict[str, Any], into: Any) -> Any:
-        return frozenset(self.value(node["v"]))
-
-    def _torch_Size(self, node: dict[str, Any], into: Any) -> Any:
-        return torch.Size(self.value(node["v"]))
-
-    def _float(self, node: dict[str, Any], into: Any) -> Any:
-        return float.fromhex(node["v"])
-
-    def _complex(self, node: dict[str, Any], into: Any) -> Any:
-        return complex(*map(float.fromhex, node["v"]))
-
-    def _bytes(self, node: dict[str, Any], into: Any) -> Any:
-        return base64.b64decode(node["v"]) if "v" in node else self.leaves[node["t"]].numpy().tobytes()
-
-    def _bytearray(self, node: dict[str, Any], into: Any) -> Any:
-        return bytearray(self._bytes(node, into))
-
-    def _torch_dtype(self, node: dict[str, Any], into: Any) -> Any:
-        return _dtype(node["v"])
-
-    def _torch_device(self, node: dict[str, Any], into: Any) -> Any:
-        return torch.device(node["v"])
-
-    def _numpy(self, node: dict[str, Any], into: Any) -> Any:
-        import numpy
-
-        return numpy.frombuffer(base64.b64decode(node["v"]), _numpy_dtype(node["dtype"]))[0]
-
-    def _ndarray(self, node: dict[str, Any], into: Any) -> Any:
-        import numpy
-
-        made = numpy.empty(node["shape"], _numpy_dtype(node["dtype"]))
-        if made.size:
-            made.reshape(-1).view(numpy.uint8)[:] = self.leaves[node["t"]].reshape(-1).view(torch.uint8).numpy()
-        return made
-
-    def _pickle(self, node: dict[str, Any], into: Any) -> Any:
-        if not self.pickle:
-            raise UsageError(
-                "the state holds pickled values, which run code when they are read (allow it with pickle=True)"
-            )
-        return pickling.loads(base64.b64decode(node["v"]))
-
-    def _sparse(self, node: dict[str, Any], into: Any) -> Any:
-        parts, shape = [self.value(part) for part in node["parts"]], node["shape"]
-        if node["layout"] == "coo":
-            made = torch.sparse_coo_tensor(*parts, shape, check_invariants=True)
-            return made._coalesced_(node["coalesced"])
-        layout = {word: layout for layout, (word, _) in _SPARSE.items()}[node["layout"]]
-        return torch.sparse_compressed_tensor(*parts, shape, layout=layout, check_invariants=True)
-
-    def _quantized(self, node: dict[str, Any], into: Any) -> Any:
-        held, scale, zero = (self.value(node[key]) for key in ("int", "scale", "zero_point"))
-        if "axis" in node:
-            return torch._make_per_channel_quantized_tensor(held, scale, zero, node["axis"])
-        return torch._make_per_tensor_quantized_tensor(held, scale, zero)
-
-    def _tensor(self, node: dict[str, Any], into: Any) -> Any:
-        held = self.leaves[node["t"]]
-        target = self._targets.get(id(node))
-        if id(node) in self._direct:
-            return target
-        made = self._shaped(node, held)
-        if target is not None:
-            with torch.no_grad():
-                target.copy_(made)
-            return target
-        if self.device is not None:
-            made = made.to(self.device)
-        if node.get("parameter"):
-            return torch.nn.Parameter(made, requires_grad=node.get("grad", False))
-        return made.requires_grad_() if node.get("grad") else made
-
-    def _shaped(self, node: dict[str, Any], held: torch.Tensor) -> torch.Tensor:
-        if "dtype" not in node:
-            # Another tensor, the same memory, as it was.
-            return held.detach()
-        dtype = _dtype(node["dtype"])
-        if "view" in node:
-            start, shape, stride = node["view"]
-            return torch.empty(0, dtype=dtype).set_(
-                held.untyped_storage(), (held.storage_offset() + start) // dtype.itemsize, shape, stride
-            )
-        if held.numel() == 0:
-            return torch.empty(node["shape"], dtype=dtype)
-        return held.view(dtype).reshape(node["shape"])
-
-
-def _numpy_dtype(told: Any) -> Any:
-    """A type as numpy tells it; a structured one is a list of lists in JSON, where numpy wants tuples."""
-    import numpy
-
-    return numpy.dtype([tuple(field) for field in told] if isinstance(told, list) else told)
-
-
-def _dtype(name: str) -> torch.dtype:
-    dtype = getattr(torch, name, None)
-    if not isinstance(dtype, torch.dtype):
-        raise Unsupported(f"this torch ({torch.__version__}) has no type {name!r}")
-    return dtype

@@ -234,7 +234,7 @@ def _read_entry(
 
 def _planner_data(value: Any) -> Any:
     try:
-        described = states.describe(value)
+        described = states.describe(value, classes=False)
     except UnsupportedValue as error:
         where = (error.place or "state").replace("state", "metadata.planner_data", 1)
         raise _refused(where, "no plain value") from error

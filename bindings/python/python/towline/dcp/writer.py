@@ -28,7 +28,7 @@ from torch.distributed.checkpoint.staging import AsyncStager
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
-from .. import _torch, _towline
+from .. import _given, _torch, _towline
 from .._attempts import Attempts
 from ..errors import Conflict, UnsupportedValue, UsageError
 from ..repository import Compression, Repository, wishes
@@ -87,7 +87,8 @@ class Writer(StorageWriter, AsyncStager):
         if batch < 1:
             raise UsageError(f"a batch is a number of bytes, not {batch}")
         # Says now what is wrong with it.
-        wishes(compression=compression)
+        said = wishes(metrics, labels=labels, key_every=key_every, compression=compression)
+        _given.check_save("run/step-0", said)
         self.repository = repo if isinstance(repo, Repository) else open_repository(repo)
         self.name, self.overwrite = name, overwrite
         self.metrics, self.labels = dict(metrics or {}), dict(labels or {})

@@ -1,0 +1,106 @@
+"""Progress of saves and restores: told to a callable of the caller's, or drawn as a bar."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+
+from . import _towline
+from .errors import UsageError
+
+#: How far an operation is: its phase, plain bytes done and in all (0: not known yet), and stored bytes moved.
+Told = tuple[str, int, int, int]
+#: Who is told: a callable that takes the four values of `Told`; True: a bar, where somebody sees it; else nobody.
+Progress = Callable[[str, int, int, int], None] | bool | None
+
+#: Seconds between two looks.
+_EVERY = 0.1
+
+
+def check(progress: Progress) -> None:
+    """Raises UsageError for what can be told nothing."""
+    if progress is not None and not isinstance(progress, bool) and not callable(progress):
+        raise UsageError(f"progress is True, or a function of (phase, done, total, moved), not {progress!r}")
+
+
+@contextlib.contextmanager
+def counting(progress: Progress, what: str) -> Iterator[_towline.Progress | None]:
+    """Counters for one operation of the engine, told while the block lasts; None, if nobody is to be told."""
+    check(progress)
+    counters = _towline.Progress() if progress else None
+    with following(progress, what, counters.snapshot if counters is not None else _nothing):
+        yield counters
+
+
+@contextlib.contextmanager
+def following(progress: Progress, what: str, look: Callable[[], Told]) -> Iterator[None]:
+    """Tells what `look` sees, from a thread of its own, while the block lasts, and once at its end."""
+    tell = _Bar(what) if progress is True else progress
+    if not tell or (isinstance(tell, _Bar) and not _is_watched()):
+        yield
+        return
+    over = threading.Event()
+    thread = threading.Thread(target=_follow, args=(tell, what, look, over), name="towline-progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def _follow(tell: Callable[..., None], what: str, look: Callable[[], Told], over: threading.Event) -> None:
+    try:
+        while not over.wait(_EVERY):
+            tell(*look())
+        tell(*look())
+        if isinstance(tell, _Bar):
+            tell.end()
+    except Exception as error:
+        warnings.warn(f"towline: progress of {what} is told no more: {error!r}", stacklevel=2)
+        over.wait()
+
+
+def _nothing() -> Told:
+    return ("", 0, 0, 0)
+
+
+def _is_watched() -> bool:
+    """Is there a terminal, or a notebook?"""
+    if sys.stderr is not None and sys.stderr.isatty():
+        return True
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return type(shell).__name__ == "ZMQInteractiveShell"
+
+
+class _Bar:
+    """One line on stderr, written anew as it changes."""
+
+    def __init__(self, what: str):
+        self._what, self._begun, self._width = what, time.monotonic(), 0
+
+    def __call__(self, phase: str, done: int, total: int, moved: int) -> None:
+        rate = done / max(time.monotonic() - self._begun, 1e-3)
+        part = f"{min(100 * done // total, 100):3}% of {_shown(total)}" if total else _shown(done)
+        line = f"{self._what}: {phase or 'looking'} {part}, {_shown(rate)}/s"
+        sys.stderr.write("\r" + line.ljust(self._width))
+        sys.stderr.flush()
+        self._width = len(line)
+
+    def end(self) -> None:
+        """Leaves the line."""
+        sys.stderr.write("\n")
+        sys.stderr.flush()
+
+
+def _shown(number: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if number < 1024:
+            return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
+        number /= 1024
+    return f"{number:.1f} TiB"

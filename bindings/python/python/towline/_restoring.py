@@ -1,0 +1,489 @@
+"""States put together from files, filling what the caller has already: see state.py for the document."""
+
+from __future__ import annotations
+
+import base64
+import collections
+import inspect
+import json
+import pickle as pickling
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from . import _classes, _torch
+from ._devices import gpus
+from ._words import DICTS, FACTORIES, NAMESPACES, PLAIN, SPARSE, VERSION, Attribute, from_text, is_stateful, shown
+from .errors import Damaged, Mismatch, Unsupported, UsageError
+
+#: Words of values that are a list of others.
+_LISTS = ("tuple", "set", "frozenset", "torch.Size", "deque")
+#: Words of values that are pairs of a key, or a name, and another.
+_PAIRS = tuple(cls.__name__ for cls in DICTS)
+_NAMED = ("dataclass", "namedtuple", *NAMESPACES)
+#: What is built by a method of its name.
+_BUILT = (
+    "Counter", "Enum", "OrderedDict", "bytearray", "bytes", "complex", "dataclass", "defaultdict", "deque", "dict", "float",
+    "frozenset", "int", "namedtuple", "ndarray", "numpy", "pickle", "quantized", "set", "sparse", "tensor", "torch.Size",
+    "torch.device", "torch.dtype", "tuple",
+)  # fmt: skip
+
+
+def restore(
+    document: bytes,
+    held: Mapping[str, tuple[str, tuple[int, ...]]],
+    read: Callable[[list[tuple[str, torch.Tensor]]], None],
+    into: Any = None,
+    map_location: str | torch.device | None = None,
+    pickle: bool = False,
+    *,
+    strict: bool = True,
+    cast: bool = False,
+) -> Any:
+    """Puts a state together: `held` tells the type and shape of each tensor of the file, `read` fills tensors by name.
+    Tensors that are in `into` at the same place are filled there, and objects with `load_state_dict` there take theirs.
+
+    Raises Mismatch, naming the paths, before anything is filled: where a tensor of `into` has another shape, or, without
+    `cast`, another type; and, if `strict`, where `into` holds what the state lacks.
+    """
+    restoring = Restoring(document, held, into, map_location, pickle, strict=strict, cast=cast)
+    read(list(restoring.leaves.items()))
+    return restoring.state()
+
+
+class Restoring:
+    """A state being put together, as `restore` does it: once `leaves` are filled, `state` gives it."""
+
+    def __init__(
+        self,
+        document: bytes,
+        held: Mapping[str, tuple[str, tuple[int, ...]]],
+        into: Any = None,
+        map_location: str | torch.device | None = None,
+        pickle: bool = False,
+        *,
+        strict: bool = True,
+        cast: bool = False,
+    ):
+        try:
+            told = json.loads(document)
+            version, node = told["towline"], told["state"]
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            raise Damaged("this is not the document of a state") from error
+        if version != VERSION:
+            raise Unsupported(
+                f"the state was written in version {version}, this towline reads version {VERSION} (use a newer one)"
+            )
+        self.held, self.pickle, self.strict, self.cast = held, pickle, strict, cast
+        self.device = None if map_location is None else torch.device(map_location)
+        #: What is to be read, and then was.
+        self.leaves: dict[str, torch.Tensor] = {}
+        #: Paths in `into` that the state lacks, and in the state that `into` lacks, as torch's load_state_dict has them.
+        self.missing: list[str] = []
+        self.unexpected: list[str] = []
+        #: What a module would refuse.
+        self._refused = False
+        #: What a node's tensor of `into` is, by the node.
+        self._targets: dict[int, torch.Tensor] = {}
+        #: Targets whose memory is read into directly, and the names of what is read there.
+        self._direct: set[int] = set()
+        self._lent: set[str] = set()
+        #: Tensors that were laid out as they were saved.
+        self._laid_out: dict[str, torch.Tensor] = {}
+        self._node, self._into = node, into
+        self.prepare(node, into, (), into is not None)
+        self._check()
+
+    @property
+    def gpus(self) -> set[torch.device]:
+        """The GPUs that tensors of `into` are on."""
+        return gpus(self._targets.values())
+
+    def state(self) -> Any:
+        """The state."""
+        return self.value(self._node, self._into, ())
+
+    # -- What is wanted ---------------------------------------------------------------------------------------------------
+
+    def prepare(self, node: Any, into: Any, path: tuple[Any, ...], compared: bool) -> None:
+        """Finds what is wanted, and where it goes; and, where that is `compared`, what one side lacks."""
+        if is_stateful(into):
+            # It knows by itself what it can do without.
+            self._compare_module(node, into, path)
+            into, compared = into.state_dict(), False
+        if compared:
+            self._compare(node, into, path)
+        word = node.get("!") if isinstance(node, dict) else None
+        if word == "tensor":
+            self._prepare_tensor(node, into, path)
+        elif word in ("sparse", "quantized"):
+            for one in (*node.get("parts", ()), node.get("int"), node.get("scale"), node.get("zero_point")):
+                self.prepare(one, None, path, False)
+        elif word is not None and "t" in node:
+            self._want(node["t"])
+        else:
+            for key, one, other in self._parts(node, into):
+                self.prepare(one, other, (*path, key), compared)
+
+    def _parts(self, node: Any, into: Any) -> Iterator[tuple[Any, Any, Any]]:
+        """What a node holds: the key or place, the node there, and what `into` has there."""
+        word = node.get("!") if isinstance(node, dict) else None
+        if isinstance(node, list) or word in _LISTS:
+            inside = into if isinstance(into, (list, tuple, collections.deque)) else ()
+            for at, one in enumerate(node if isinstance(node, list) else node["v"]):
+                yield at, one, inside[at] if at < len(inside) else None
+        elif word in _NAMED:
+            holds = _classes.kind(type(into)) is not None or type(into) in NAMESPACES.values()
+            for name, one in node["v"]:
+                yield Attribute(name), one, getattr(into, name, None) if holds else None
+        elif isinstance(node, dict) and (word is None or word in _PAIRS):
+            inside = into if isinstance(into, Mapping) and word != "Counter" else {}
+            for key, one in node.items() if word is None else self._pairs(node, inside):
+                yield key, one, inside.get(key)
+            if "a" in node and word is not None:
+                yield "__dict__", node["a"], None
+
+    def _pairs(self, node: dict[str, Any], inside: Mapping[Any, Any]) -> Iterator[tuple[Any, Any]]:
+        for key, one in node["v"]:
+            like = None
+            if isinstance(key, dict) and "class" in key:
+                like = next((other for other in inside if _classes.kind(type(other)) == key["!"]), None)
+            yield self.value(key, like), one
+
+    def _compare(self, node: Any, into: Any, path: tuple[Any, ...]) -> None:
+        """Notes what of `into` the state lacks, and the other way round."""
+        word = node.get("!") if isinstance(node, dict) else None
+        is_list = isinstance(node, list) or word in _LISTS
+        is_dict = isinstance(node, dict) and (word is None or word in _PAIRS)
+        if isinstance(into, Mapping) and is_dict:
+            there = dict(self._pairs(node, into)) if word is not None else node
+            self.missing += [shown((*path, key)) for key in into if key not in there]
+            self.unexpected += [shown((*path, key)) for key in there if key not in into]
+        elif isinstance(into, (list, tuple, collections.deque)) and is_list:
+            length = len(node if isinstance(node, list) else node["v"])
+            self.missing += [shown((*path, at)) for at in range(length, len(into)) if _is_filled(into[at])]
+            # The first of them tells enough of a long list.
+            self.unexpected += [shown((*path, len(into)))] if length > len(into) else []
+        elif isinstance(into, torch.Tensor):
+            fits = word in ("tensor", "sparse", "quantized")
+            self.missing += [] if fits else [shown(path)]
+        elif _is_filled(into) and word not in _NAMED:
+            self.missing.append(shown(path))
+
+    def _compare_module(self, node: Any, into: Any, path: tuple[Any, ...]) -> None:
+        """As `_compare`, for an object that takes its state: a module's keys are told before any is filled, unless it has its
+        own way with them."""
+        if node is None:
+            self.missing.append(shown(path))
+        is_dict = isinstance(node, dict) and node.get("!", "dict") in _PAIRS
+        if not is_dict or not isinstance(into, torch.nn.Module) or not _is_plain_module(into):
+            return
+        inside = into.state_dict()
+        there = dict(self._pairs(node, {})) if "!" in node else node
+        # Batch norms of old versions had no counts, and need none.
+        counts = ".num_batches_tracked"
+        missing = [shown((*path, key)) for key in inside if key not in there and not f".{key}".endswith(counts)]
+        unexpected = [shown((*path, key)) for key in there if key not in inside]
+        self.missing += missing
+        self.unexpected += unexpected
+        self._refused = self._refused or bool(unexpected)
+
+    def _check(self) -> None:
+        if not self.strict or not (self.missing or self._refused):
+            return
+        told = []
+        if self.missing:
+            told.append(f"it lacks {_some(self.missing)}")
+        if self.unexpected:
+            told.append(f"it holds {_some(self.unexpected)}, which `into` lacks")
+        error = Mismatch(f"the state does not fit `into`: {'; '.join(told)} (strict=False restores the rest)")
+        error.missing_keys, error.unexpected_keys = self.missing, self.unexpected
+        error.cure = "strict=False restores the rest"
+        raise error
+
+    def _want(self, name: str, into: torch.Tensor | None = None) -> bool:
+        """Notes that a leaf is wanted; whether it will be read straight into `into`."""
+        if name in self.leaves:
+            return False
+        self.leaves[name] = _torch.empty(*self._about(name)) if into is None else into
+        return into is not None
+
+    def _about(self, name: str) -> tuple[str, tuple[int, ...]]:
+        try:
+            return self.held[name]
+        except KeyError:
+            raise Damaged(f"the document of a state names a tensor that its file lacks: {name}") from None
+
+    def _prepare_tensor(self, node: dict[str, Any], into: Any, path: tuple[Any, ...]) -> None:
+        if not isinstance(into, torch.Tensor) or type(into).__name__ == "DTensor" or into.device.type == "meta":
+            self._want(node["t"])
+            return
+        word, shape = self._about(node["t"])
+        dtype = _dtype(node["dtype"]) if "dtype" in node else _torch.BY_WORD[word]
+        shape = node["view"][1] if "view" in node else node.get("shape", shape)
+        castable = _are_castable(dtype, into.dtype)
+        if tuple(into.shape) != tuple(shape) or not (into.dtype == dtype or (self.cast and castable)):
+            cure = None
+            if tuple(into.shape) == tuple(shape) and castable:
+                cure = f"cast=True converts it to {into.dtype}"
+            error = Mismatch(
+                f"{shown(path)} does not fit: {dtype} {list(shape)} was saved, "
+                f"and is to be restored into {into.dtype} {list(into.shape)}" + (f" ({cure})" if cure else "")
+            )
+            error.place, error.cure = shown(path), cure
+            raise error
+        self._targets[id(node)] = into
+        plain = "dtype" not in node and into.dtype == dtype and _torch.is_plain(into)
+        if self._want(node["t"], into.detach() if plain else None):
+            self._direct.add(id(node))
+            self._lent.add(node["t"])
+
+    # -- What it becomes --------------------------------------------------------------------------------------------------
+
+    def value(self, node: Any, into: Any = None, path: tuple[Any, ...] = ()) -> Any:
+        """What a node stands for, its tensors read."""
+        if is_stateful(into) and node is not None:
+            return self._stateful(node, into, path)
+        if isinstance(node, list):
+            return self._values(node, into, path)
+        if not isinstance(node, dict):
+            return node
+        word = node.get("!")
+        if word is None:
+            return {key: self.value(one, other, (*path, key)) for key, one, other in self._parts(node, into)}
+        if word in PLAIN:
+            return from_text(node)
+        if isinstance(word, str) and word in NAMESPACES:
+            return NAMESPACES[word](**self._named(node, into, path))
+        build = getattr(self, "_" + word.replace(".", "_")) if word in _BUILT else None
+        if build is None:
+            raise Unsupported(f"the state holds a {word!r}, which this towline does not know (use a newer one)")
+        return build(node, into, path)
+
+    def _values(self, node: Any, into: Any, path: tuple[Any, ...]) -> list[Any]:
+        return [self.value(one, other, (*path, at)) for at, one, other in self._parts(node, into)]
+
+    def _stateful(self, node: Any, into: Any, path: tuple[Any, ...]) -> Any:
+        state = self.value(node, into.state_dict(), path)
+        lax = not self.strict and "strict" in inspect.signature(into.load_state_dict).parameters
+        try:
+            into.load_state_dict(state, **({"strict": False} if lax else {}))
+        except (RuntimeError, ValueError, KeyError, TypeError) as error:
+            mismatch = Mismatch(f"{shown(path)} does not take the state that was saved of it: {error}")
+            mismatch.place = shown(path)
+            raise mismatch from error
+        return into
+
+    def _dict(self, node: dict[str, Any], into: Any, path: tuple[Any, ...]) -> dict[Any, Any]:
+        inside = into if isinstance(into, Mapping) else {}
+        return {key: self.value(one, inside.get(key), (*path, key)) for key, one in self._pairs(node, inside)}
+
+    def _OrderedDict(self, node: dict[str, Any], into: Any, path: tuple[Any, ...]) -> Any:
+        made = collections.OrderedDict(self._dict(node, into, path))
+        for name, value in self.value(node.get("a", {})).items():
+            setattr(made, name, value)
+        return made
+
+    def _Counter(self, node: dict[str, Any], into: Any, path: tuple[Any, ...]) -> Any:
+        return collections.Counter(self._dict(node, None, path))
+
+    def _defaultdict(self, node: dict[str, Any], into: Any, path: tuple[Any, ...]) -> Any:
+        factory = node.get("factory")
+        if isinstance(factory, dict):
+            if not isinstance(into, collections.defaultdict):
+                raise self._unknown(path, f"a defaultdict of {factory['other']}", "pass one like it in `into`")
+            made = into.default_factory
+        elif factory is not None and factory not in FACTORIES:
+            raise Unsupported(f"the state holds a defaultdict of {factory!r}, which this towline does not know")
+        else:
+            made = None if factory is None else FACTORIES[factory]
+        return collections.defaultdict(made, self._dict(node, into, path))
+
+    def _tuple(self, node: dict[str, Any], into: Any, path: tuple[Any, ...]) -> Any:
+        return tuple(self._values(node, into, path))
+
+    def _deque(self, node: dict[str, Any], into: Any, path: tuple[Any, ...]) -> Any:
+        return collections.deque(self._values(node, into, path), node.get("maxlen"))
+
+    def _set(self, node: dict[str, Any], into: Any, path: tuple[Any, ...]) -> Any:
+        return set(self._values(node, None, path))
+
+    def _frozenset(self, node: dict[str, Any], into: Any, path: tuple[Any, ...]) -> Any:
+        return frozenset(self._values(node, None, path))
+
+    def _torch_Size(self, node: dict[str, Any], into: Any, path: tuple[Any, ...]) -> Any:
+        return torch.Size(self._values(node, None, path))
+
+    def _named(self, node: dict[str, Any], into: Any, path: tuple[Any, ...]) -> dict[str, Any]:
+        return {str(name): self.value(one, other, (*path, name)) for name, one, other in self._parts(node, into)}
+
+    def _of_class(self, node: dict[str, Any], into: Any, path: tuple[Any, ...]) -> Any:
+        cls = self._class(node, into, path)
+        try:
+            return _classes.made(cls, self._named(node, into, path))
+        except ValueError as error:
+            raise self._unknown(path, f"a {node['class']}, and this class cannot hold it: {error}", None) from error
+
+    _dataclass = _namedtuple = _of_class
+
+    def _Enum(self, node: dict[str, Any], into: Any, path: tuple[Any, ...]) -> Any:
+        cls = self._class(node, into, path)
+        try:
+            return _classes.member(cls, node["name"], node.get("v"))
+        except ValueError as error:
+            raise self._unknown(path, f"a {node['class']}, and this class cannot be it: {error}", None) from error
+
+    def _class(self, node: dict[str, Any], into: Any, path: tuple[Any, ...]) -> type:
+        cls = _classes.find(node["class"], node["!"], into, self.pickle)
+        if cls is None:
+            own = node["class"].rpartition(".")[2].rpartition(":")[2]
+            cure = f"pass one in `into`, or call towline.allow_classes({own}) before"
+            raise self._unknown(path, f"a {node['class']}, a class that is not made by its name alone", cure)
+        return cls
+
+    def _unknown(self, path: tuple[Any, ...], what: str, cure: str | None) -> UsageError:
+        error = Mismatch(f"{shown(path)} holds {what}" + (f" ({cure})" if cure else ""))
+        error.place, error.cure = shown(path), cure
+        return error
+
+    def _int(self, node: dict[str, Any], into: Any, path: tuple[Any, ...]) -> Any:
+        return int(node["v"], 16)
+
+    def _float(self, node: dict[str, Any], into: Any, path: tuple[Any, ...]) -> Any:
+        return float.fromhex(node["v"])
+
+    def _complex(self, node: dict[str, Any], into: Any, path: tuple[Any, ...]) -> Any:
+        return complex(*map(float.fromhex, node["v"]))
+
+    def _bytes(self, node: dict[str, Any], into: Any, path: tuple[Any, ...]) -> Any:
+        return base64.b64decode(node["v"]) if "v" in node else self.leaves[node["t"]].numpy().tobytes()
+
+    def _bytearray(self, node: dict[str, Any], into: Any, path: tuple[Any, ...]) -> Any:
+        return bytearray(self._bytes(node, into, path))
+
+    def _torch_dtype(self, node: dict[str, Any], into: Any, path: tuple[Any, ...]) -> Any:
+        return _dtype(node["v"])
+
+    def _torch_device(self, node: dict[str, Any], into: Any, path: tuple[Any, ...]) -> Any:
+        return torch.device(node["v"])
+
+    def _numpy(self, node: dict[str, Any], into: Any, path: tuple[Any, ...]) -> Any:
+        import numpy
+
+        return numpy.frombuffer(base64.b64decode(node["v"]), _numpy_dtype(node["dtype"]))[0]
+
+    def _ndarray(self, node: dict[str, Any], into: Any, path: tuple[Any, ...]) -> Any:
+        import numpy
+
+        made = numpy.empty(node["shape"], _numpy_dtype(node["dtype"]))
+        if made.size:
+            made.reshape(-1).view(numpy.uint8)[:] = self.leaves[node["t"]].reshape(-1).view(torch.uint8).numpy()
+        return made
+
+    def _pickle(self, node: dict[str, Any], into: Any, path: tuple[Any, ...]) -> Any:
+        if not self.pickle:
+            error = UsageError(
+                f"{shown(path)} is pickled, and runs code when it is read (allow it with pickle=True, if you trust who "
+                "saved it)"
+            )
+            error.place = shown(path)
+            raise error
+        return pickling.loads(base64.b64decode(node["v"]))
+
+    def _sparse(self, node: dict[str, Any], into: Any, path: tuple[Any, ...]) -> Any:
+        parts, shape = [self.value(part) for part in node["parts"]], node["shape"]
+        if node["layout"] == "coo":
+            made = torch.sparse_coo_tensor(*parts, shape, check_invariants=True)
+            return made._coalesced_(node["coalesced"])
+        layout = {word: layout for layout, (word, _) in SPARSE.items()}[node["layout"]]
+        return torch.sparse_compressed_tensor(*parts, shape, layout=layout, check_invariants=True)
+
+    def _quantized(self, node: dict[str, Any], into: Any, path: tuple[Any, ...]) -> Any:
+        held, scale, zero = (self.value(node[key]) for key in ("int", "scale", "zero_point"))
+        if "axis" in node:
+            return torch._make_per_channel_quantized_tensor(held, scale, zero, node["axis"])
+        return torch._make_per_tensor_quantized_tensor(held, scale, zero)
+
+    def _tensor(self, node: dict[str, Any], into: Any, path: tuple[Any, ...]) -> Any:
+        held = self.leaves[node["t"]]
+        target = self._targets.get(id(node))
+        if id(node) in self._direct:
+            return target
+        made = self._shaped(node, held)
+        if target is not None:
+            with torch.no_grad():
+                target.copy_(made)
+            return target
+        if "stride" in node and node["t"] not in self._lent:
+            made = self._as_it_lay(node, made)
+        if self.device is not None:
+            made = made.to(self.device)
+        if node.get("parameter"):
+            return torch.nn.Parameter(made, requires_grad=node.get("grad", False))
+        return made.requires_grad_() if node.get("grad") else made
+
+    def _as_it_lay(self, node: dict[str, Any], made: torch.Tensor) -> torch.Tensor:
+        """A tensor whose dimensions lie in memory as they did; those that share memory share it again."""
+        if node["t"] not in self._laid_out:
+            there = torch.empty_strided(made.shape, node["stride"], dtype=made.dtype)
+            self._laid_out[node["t"]] = there.copy_(made)
+        return self._laid_out[node["t"]].detach()
+
+    def _shaped(self, node: dict[str, Any], held: torch.Tensor) -> torch.Tensor:
+        if "dtype" not in node:
+            # Another tensor, the same memory, as it was.
+            return held.detach()
+        dtype = _dtype(node["dtype"])
+        if "view" in node:
+            start, shape, stride = node["view"]
+            return torch.empty(0, dtype=dtype).set_(
+                held.untyped_storage(), (held.storage_offset() + start) // dtype.itemsize, shape, stride
+            )
+        if held.numel() == 0:
+            return torch.empty(node["shape"], dtype=dtype)
+        return held.view(dtype).reshape(node["shape"])
+
+
+def _is_filled(value: Any) -> bool:
+    """Is it, or does it hold, what is filled in place?"""
+    if isinstance(value, (list, tuple, collections.deque)):
+        return any(map(_is_filled, value))
+    if isinstance(value, Mapping):
+        return any(map(_is_filled, value.values()))
+    return isinstance(value, torch.Tensor) or is_stateful(value)
+
+
+def _is_plain_module(module: torch.nn.Module) -> bool:
+    """Does it take the keys that it gives, and no others?"""
+    own = (torch.nn.Module._load_from_state_dict, torch.nn.modules.batchnorm._NormBase._load_from_state_dict)
+    return type(module).load_state_dict is torch.nn.Module.load_state_dict and all(
+        type(one)._load_from_state_dict in own
+        and not one._load_state_dict_pre_hooks
+        and not one._load_state_dict_post_hooks
+        for one in module.modules()
+    )
+
+
+def _are_castable(saved: torch.dtype, wanted: torch.dtype) -> bool:
+    """Is the one a number of the same kind as the other, with more or fewer digits?"""
+    both = (saved, wanted)
+    return all(one.is_floating_point for one in both) or all(one.is_complex for one in both)
+
+
+def _some(paths: list[str]) -> str:
+    return ", ".join(paths[:5]) + (f" and {len(paths) - 5} more" if len(paths) > 5 else "")
+
+
+def _numpy_dtype(told: Any) -> Any:
+    """A type as numpy tells it; a structured one is a list of lists in JSON, where numpy wants tuples."""
+    import numpy
+
+    return numpy.dtype([tuple(field) for field in told] if isinstance(told, list) else told)
+
+
+def _dtype(name: str) -> torch.dtype:
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise Unsupported(f"this torch ({torch.__version__}) has no type {name!r}")
+    return dtype

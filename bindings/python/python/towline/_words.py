@@ -1,0 +1,124 @@
+"""Words of a state's document: what is shared by taking states apart and putting them together, and values that are text."""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import datetime
+import enum
+import pathlib
+import types
+import zoneinfo
+from typing import Any
+
+import torch
+
+from .errors import Unsupported
+
+#: The layout of the document, written with it.
+VERSION = 1
+#: What holds what holds ..., at most. Python's stack ends some way above it.
+DEPTH_MAX = 128
+
+DICTS = (dict, collections.OrderedDict, collections.Counter, collections.defaultdict)
+NAMESPACES: dict[str, type] = {"Namespace": argparse.Namespace, "SimpleNamespace": types.SimpleNamespace}
+SPARSE = {
+    torch.sparse_coo: ("coo", ("_indices", "_values")),
+    torch.sparse_csr: ("csr", ("crow_indices", "col_indices", "values")),
+    torch.sparse_csc: ("csc", ("ccol_indices", "row_indices", "values")),
+    torch.sparse_bsr: ("bsr", ("crow_indices", "col_indices", "values")),
+    torch.sparse_bsc: ("bsc", ("ccol_indices", "row_indices", "values")),
+}
+#: What a defaultdict may make by itself.
+FACTORIES = {
+    cls.__name__: cls
+    for cls in (
+        list, dict, set, frozenset, tuple, int, float, complex, bool, str, bytes, bytearray,
+        collections.deque, collections.OrderedDict, collections.Counter,
+    )
+}  # fmt: skip
+
+_PATHS = {
+    type(pathlib.Path()): "Path",
+    pathlib.PurePosixPath: "PurePosixPath",
+    pathlib.PureWindowsPath: "PureWindowsPath",
+}
+_TIMES = {cls.__name__: cls for cls in (datetime.datetime, datetime.date, datetime.time)}
+
+#: Words of values that are text.
+PLAIN = ("Path", "PurePosixPath", "PureWindowsPath", "datetime", "date", "time", "timedelta")
+
+
+class Attribute(str):
+    """A part of a path in a state that is no key."""
+
+
+def shown(path: tuple[Any, ...]) -> str:
+    """A path in a state, as it is written in Python; the middle of a long one is left out."""
+    parts = [f".{key}" if type(key) is Attribute else f"[{key!r}]" for key in path]
+    if len(parts) > 16:
+        parts[8:-4] = [" ... "]
+    return "state" + "".join(parts)
+
+
+def is_stateful(value: Any) -> bool:
+    """Does it give and take its state, as modules, optimizers and schedulers do?"""
+    return (
+        not isinstance(value, (type, enum.Enum))
+        and callable(getattr(value, "state_dict", None))
+        and callable(getattr(value, "load_state_dict", None))
+    )
+
+
+def as_text(value: Any) -> dict[str, Any] | None:
+    """A path or a time as a node; None for anything else, and for a time of a zone that has no name."""
+    kind = type(value)
+    if kind in _PATHS:
+        return {"!": _PATHS[kind], "v": str(value)}
+    if kind is datetime.timedelta:
+        return {"!": "timedelta", "v": [value.days, value.seconds, value.microseconds]}
+    if kind is datetime.date:
+        return {"!": "date", "v": value.isoformat()}
+    if kind not in (datetime.datetime, datetime.time):
+        return None
+    told: dict[str, Any] = {"!": kind.__name__, "v": value.replace(tzinfo=None, fold=0).isoformat()}
+    if value.fold:
+        told["fold"] = value.fold
+    if value.tzinfo is not None:
+        zone = _zone(value.tzinfo)
+        if zone is None:
+            return None
+        told["zone"] = zone
+    return told
+
+
+def from_text(node: dict[str, Any]) -> Any:
+    """What `as_text` made a node of."""
+    word, told = node["!"], node["v"]
+    if word == "timedelta":
+        return datetime.timedelta(*told)
+    if word not in _TIMES:
+        return getattr(pathlib, word)(told)
+    value = _TIMES[word].fromisoformat(told)
+    if "fold" in node:
+        value = value.replace(fold=node["fold"])
+    return value.replace(tzinfo=_read_zone(node["zone"])) if "zone" in node else value
+
+
+def _zone(zone: datetime.tzinfo) -> str | list[int] | None:
+    """The name of a zone, or how far it is off UTC."""
+    if type(zone) is zoneinfo.ZoneInfo:
+        return zone.key
+    if type(zone) is not datetime.timezone:
+        return None
+    offset = zone.utcoffset(None)
+    return [offset.days, offset.seconds, offset.microseconds]
+
+
+def _read_zone(told: str | list[int]) -> datetime.tzinfo:
+    if isinstance(told, list):
+        return datetime.timezone(datetime.timedelta(*told))
+    try:
+        return zoneinfo.ZoneInfo(told)
+    except (zoneinfo.ZoneInfoNotFoundError, ValueError) as error:
+        raise Unsupported(f"this machine knows no time zone {told!r} (install the package tzdata)") from error

@@ -1,0 +1,38 @@
+//! Progress that Python reads while an operation goes on in another of its threads.
+
+use pyo3::prelude::*;
+use towline::progress::Progress;
+
+/// The phase, plain bytes done and in all (0: not known), and stored bytes moved.
+pub(crate) type Told = (&'static str, u64, u64, u64);
+
+/// Counters that an operation moves.
+#[pyclass(frozen, name = "Progress", module = "towline._towline")]
+#[derive(Debug, Default)]
+pub(crate) struct Watched(Progress);
+
+impl Watched {
+    /// What the operation is given; it shares the counters.
+    pub(crate) fn progress(&self) -> Progress {
+        self.0.clone()
+    }
+}
+
+#[pymethods]
+impl Watched {
+    #[new]
+    fn new() -> Self {
+        Self::default()
+    }
+
+    /// What they show now.
+    fn snapshot(&self) -> Told {
+        told(&self.0)
+    }
+}
+
+/// What `progress` shows now.
+pub(crate) fn told(progress: &Progress) -> Told {
+    let now = progress.snapshot();
+    (now.phase, now.done, now.total, now.moved)
+}

@@ -1,0 +1,248 @@
+"""Values that Python makes classes for: kept without pickle, and made again only where somebody vouches for the class."""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import dataclasses
+import datetime
+import enum
+import json
+import pathlib
+import types
+import zoneinfo
+
+import pytest
+import torch
+import towline
+from towline import _classes, state
+
+from .test_state import again
+
+UTC = datetime.timezone.utc
+Point = collections.namedtuple("Point", ["x", "y"])
+
+
+class Colour(enum.Enum):
+    RED = "red"
+    BLUE = object()
+
+
+class Level(enum.IntEnum):
+    LOW = 1
+
+
+class Rights(enum.Flag):
+    READ = enum.auto()
+    WRITE = enum.auto()
+
+
+@dataclasses.dataclass
+class Config:
+    lr: float
+    weights: torch.Tensor = dataclasses.field(default_factory=lambda: torch.zeros(2))
+    where: pathlib.Path | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    __slots__ = ("n",)
+    n: int
+
+
+CLASSES = (Point, Colour, Level, Rights, Config, Frozen)
+
+
+@pytest.fixture
+def allowed():
+    """The classes of this file, until the test is over."""
+    towline.allow_classes(*CLASSES)
+    yield
+    _classes._allowed.clear()
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        pathlib.Path("/a/b"), pathlib.Path("a") / "\udcff", pathlib.PurePosixPath("a/b"), pathlib.PureWindowsPath(r"c:\x"),
+        datetime.datetime(2026, 1, 2, 3, 4, 5, 6), datetime.datetime(2026, 1, 2, tzinfo=UTC), datetime.date(2026, 1, 2),
+        datetime.datetime(2026, 10, 25, 2, 30, fold=1, tzinfo=zoneinfo.ZoneInfo("Europe/Berlin")), datetime.time(3, 4),
+        datetime.datetime(2026, 1, 2, tzinfo=datetime.timezone(datetime.timedelta(hours=-5, minutes=-30))),
+        datetime.timedelta(days=-1, microseconds=3), collections.deque([1, 2, "a"], maxlen=5), collections.deque(),
+        collections.defaultdict(list, {"a": [1]}), collections.defaultdict(None, {1: 2}),
+        argparse.Namespace(lr=0.1, path=pathlib.Path("x")), types.SimpleNamespace(a=1), 1 << 20_000, -(3**10_000),
+    ],
+    ids=lambda value: type(value).__name__,
+)  # fmt: skip
+def test_plain_values_need_no_class(value):
+    back = again({"value": value, "list": [value]})
+    assert type(back["value"]) is type(value) and back["value"] == value == back["list"][0]
+    if isinstance(value, collections.deque):
+        assert back["value"].maxlen == value.maxlen
+    if isinstance(value, collections.defaultdict):
+        assert back["value"].default_factory is value.default_factory
+    if isinstance(value, datetime.datetime):
+        assert back["value"].fold == value.fold and back["value"].utcoffset() == value.utcoffset()
+
+
+VALUES = {
+    "point": Point(1, torch.ones(2)), "colour": Colour.RED, "level": Level.LOW, "rights": Rights.READ | Rights.WRITE,
+    "config": Config(0.1, torch.ones(3), pathlib.Path("x")), "frozen": Frozen(7), "keys": {Colour.BLUE: 1, Point(1, 2): 2},
+}  # fmt: skip
+
+
+def check(back: dict) -> None:
+    assert type(back["point"]) is Point and back["point"].x == 1 and torch.equal(back["point"].y, torch.ones(2))
+    assert back["colour"] is Colour.RED and back["level"] is Level.LOW and back["rights"] == Rights.READ | Rights.WRITE
+    config = back["config"]
+    assert type(config) is Config and (config.lr, config.where) == (0.1, pathlib.Path("x"))
+    assert torch.equal(config.weights, torch.ones(3)) and back["frozen"] == Frozen(7)
+    assert back["keys"] == VALUES["keys"]
+
+
+def test_objects_of_classes_that_are_allowed(allowed, repository):
+    assert b"pickle" not in state.describe(VALUES, pickle=True).document
+    check(again(VALUES))
+    with towline.Checkpointer(repository, "run") as checkpointer:
+        checkpointer.save(1, VALUES).wait()
+        check(checkpointer.restore())
+
+
+def test_objects_of_classes_that_are_there_already():
+    into = {
+        "point": Point(0, torch.zeros(2)), "colour": Colour.BLUE, "level": Level.LOW, "rights": Rights.READ,
+        "config": Config(1.0, torch.zeros(3)), "frozen": Frozen(0), "keys": {Colour.BLUE: 0, Point(1, 2): 0},
+    }  # fmt: skip
+    there = into["config"].weights, into["point"].y
+    back = again(VALUES, into)
+    check(back)
+    assert back["config"].weights is there[0] and back["point"].y is there[1], "tensors are filled where they are"
+
+
+@pytest.mark.parametrize("key", [key for key in VALUES if key != "keys"])
+def test_a_name_in_stored_data_makes_nothing(key):
+    value = {"here": [VALUES[key]]}
+    with pytest.raises(towline.Mismatch, match=r"state\['here'\]\[0\] holds .*allow_classes") as caught:
+        again(value)
+    assert caught.value.place == "state['here'][0]" and caught.value.cure
+    # Nor does an object of another class, or kind.
+    for other in (5, VALUES, VALUES["frozen" if key != "frozen" else "config"]):
+        with pytest.raises(towline.Mismatch):
+            again(value, {"here": [other]}, strict=False)
+    # Who trusts pickles trusts this.
+    assert type(again(value, pickle=True)["here"][0]) is type(VALUES[key])
+
+
+@pytest.mark.parametrize(
+    "name", ["os:system", "subprocess:Popen", "builtins:dict", "towline:Error", "nowhere:Thing", "tests:", ":", ""]
+)
+@pytest.mark.parametrize("kind", ["dataclass", "namedtuple", "Enum"])
+def test_a_name_that_is_no_such_class_makes_nothing_even_where_pickles_are_trusted(name, kind):
+    node = {"!": kind, "class": name, "v": [["a", 1]], "name": "A"}
+    document = json.dumps({"towline": 1, "state": node}).encode()
+    for pickle in (False, True):
+        with pytest.raises(towline.Mismatch):
+            state.restore(document, {}, lambda wanted: None, pickle=pickle)
+
+
+def test_classes_that_changed(allowed):
+    def changed(node, **said):
+        document = json.dumps({"towline": 1, "state": {**node, **said}}).encode()
+        return state.restore(document, {}, lambda wanted: None)
+
+    config = {"!": "dataclass", "class": f"{__name__}:Config"}
+    assert changed(config, v=[["lr", 0.5]]).where is None, "a new field has its default"
+    # Classes are found where they were moved to.
+    assert changed({"!": "dataclass", "class": "__main__:Config"}, v=[["lr", 0.5]]).lr == 0.5
+    with pytest.raises(towline.Mismatch, match="its field lr was not saved"):
+        changed(config, v=[])
+    with pytest.raises(towline.Mismatch, match="more was saved, and it has no such field"):
+        changed({"!": "dataclass", "class": f"{__name__}:Frozen"}, v=[["n", 1], ["more", 2]])
+    with pytest.raises(towline.Mismatch, match=r"it has the fields \['x', 'y'\]"):
+        changed({"!": "namedtuple", "class": f"{__name__}:Point"}, v=[["x", 1]])
+    with pytest.raises(towline.Mismatch, match="it has no member GREEN"):
+        changed({"!": "Enum", "class": f"{__name__}:Colour"}, name="GREEN")
+
+
+def test_only_such_classes_are_allowed():
+    for wrong in (int, torch.nn.Linear, dict, "Config", Config(1.0)):
+        with pytest.raises(towline.UsageError, match="no dataclass, named tuple or enumeration"):
+            towline.allow_classes(wrong)
+
+    @towline.allow_classes
+    @dataclasses.dataclass
+    class Local:
+        a: int = 1
+
+    try:
+        assert again(Local(2)) == Local(2)
+    finally:
+        _classes._allowed.clear()
+
+
+def test_a_defaultdict_of_something_else_wants_one_like_it():
+    value = {
+        "counts": collections.defaultdict(
+            lambda: collections.defaultdict(int), {"a": collections.defaultdict(int, b=1)}
+        )
+    }
+    with pytest.raises(towline.Mismatch, match=r"state\['counts'\] holds a defaultdict of .*<lambda>.*`into`"):
+        again(value)
+    factory = lambda: 5  # noqa: E731
+    back = again(value, {"counts": collections.defaultdict(factory)})["counts"]
+    assert back == value["counts"] and back.default_factory is factory and back["a"]["other"] == 0
+
+
+def nested(depth: int):
+    value: object = 1
+    for at in range(depth):
+        value = [value] if at % 2 else {"a": value}
+    return value
+
+
+@pytest.mark.parametrize(
+    ("value", "what"),
+    [
+        ({"n": torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])}, r"state\['n'\].*a nested tensor.*unbind"),
+        (
+            {"n": torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)},
+            r"state\['n'\].*nested",
+        ),
+        ({"deep": nested(2000)}, r"state\['deep'\]\[0\]\['a'\].* \.\.\. .*nested more than 128 deep"),
+        (
+            {"t": datetime.datetime(2026, 1, 2, tzinfo=type("Zone", (datetime.tzinfo,), {})())},
+            r"state\['t'\].*datetime",
+        ),
+        ({"c": Config(1.0, where=open)}, r"state\['c'\]\.where"),
+        ({"c": argparse.Namespace(a=[open])}, r"state\['c'\]\.a\[0\]"),
+    ],
+)
+def test_what_cannot_be_kept_is_named(value, what):
+    with pytest.raises(towline.UnsupportedValue, match=what):
+        state.describe(value)
+
+
+def test_what_is_nested_as_deep_as_may_be():
+    value = nested(128)
+    assert again(value) == value
+    tuples: object = 1
+    for _ in range(128):
+        tuples = (tuples,)
+    assert again(tuples, tuples) == tuples
+    with pytest.raises(towline.UnsupportedValue, match="nested"):
+        state.describe(nested(129))
+
+
+class Selfish:
+    """Its state is itself."""
+
+    def state_dict(self):
+        return self
+
+    def load_state_dict(self, state):
+        raise AssertionError
+
+
+def test_a_state_that_never_ends_is_refused():
+    with pytest.raises(towline.UnsupportedValue, match="holds itself"):
+        state.describe({"a": Selfish()})
