@@ -8,6 +8,7 @@ use clap::error::ErrorKind as Wrong;
 use clap::{CommandFactory, Parser};
 
 use super::args::Cli;
+use super::config::{Chosen, Flags, Settings, Surroundings};
 use super::help;
 use crate::agent::Config;
 
@@ -199,6 +200,18 @@ fn every_settings_file_in_the_documents_is_taken() {
         let taken = Config::parse(&completed(&block.text), Path::new("/etc/towline/agent.toml"));
         assert!(taken.is_ok(), "{}: {:?}", block.place, taken.unwrap_err());
     }
+}
+
+#[test]
+fn the_settings_in_the_help_are_taken() {
+    let (_, settings) = help::MANUAL.split_once("towline.toml may hold:\n").unwrap();
+    let settings = settings.split("\n\n").next().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("towline.toml"), settings).unwrap();
+    let around = Surroundings { folder: folder.path(), variable: &|_| None };
+    let taken = Settings::resolve(Flags::default(), around).unwrap();
+    assert_eq!(taken.repository().unwrap(), Chosen::Named("s3://bucket/prefix".parse().unwrap()));
+    assert_eq!((taken.memory, settings.lines().count()), (Some(1 << 30), 4));
 }
 
 #[test]
