@@ -134,7 +134,7 @@ fn every_command_line_in_running_text_parses() {
             let is_pattern = |word: &str| {
                 word.contains(['[', '|']) || word.contains("...") || word.chars().all(|c| c.is_ascii_uppercase())
             };
-            if span.contains("\n") || span.split(' ').any(is_pattern) {
+            if span.contains('\n') || span.split(' ').any(is_pattern) {
                 continue;
             }
             let command: Vec<String> = span.split(' ').map(str::to_owned).collect();
@@ -181,12 +181,12 @@ fn completed(text: &str) -> String {
     let mut whole = String::new();
     let top = [("repository", "'/r'"), ("identity", "'/i'"), ("listen", "'0.0.0.0:7071'")];
     for (key, value) in top.into_iter().filter(|(key, _)| !has(key)) {
-        whole += &format!("{key} = {value}\n");
+        whole.extend([key, " = ", value, "\n"]);
     }
     whole += text;
     for (section, lines) in [("[cache]", "dir = '/c'\ncapacity = '1G'"), ("[peers]", "addresses = ['a:7071']")] {
         if !text.lines().any(|line| line.starts_with(section)) {
-            whole += &format!("{section}\n{lines}\n");
+            whole.extend([section, "\n", lines, "\n"]);
         }
     }
     whole
