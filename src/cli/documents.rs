@@ -8,6 +8,7 @@ use clap::error::ErrorKind as Wrong;
 use clap::{CommandFactory, Parser};
 
 use super::args::Cli;
+use super::config::{Chosen, Flags, Settings, Surroundings};
 use super::help;
 use crate::agent::Config;
 
@@ -133,7 +134,7 @@ fn every_command_line_in_running_text_parses() {
             let is_pattern = |word: &str| {
                 word.contains(['[', '|']) || word.contains("...") || word.chars().all(|c| c.is_ascii_uppercase())
             };
-            if span.contains("\n") || span.split(' ').any(is_pattern) {
+            if span.contains('\n') || span.split(' ').any(is_pattern) {
                 continue;
             }
             let command: Vec<String> = span.split(' ').map(str::to_owned).collect();
@@ -180,12 +181,12 @@ fn completed(text: &str) -> String {
     let mut whole = String::new();
     let top = [("repository", "'/r'"), ("identity", "'/i'"), ("listen", "'0.0.0.0:7071'")];
     for (key, value) in top.into_iter().filter(|(key, _)| !has(key)) {
-        whole += &format!("{key} = {value}\n");
+        whole.extend([key, " = ", value, "\n"]);
     }
     whole += text;
     for (section, lines) in [("[cache]", "dir = '/c'\ncapacity = '1G'"), ("[peers]", "addresses = ['a:7071']")] {
         if !text.lines().any(|line| line.starts_with(section)) {
-            whole += &format!("{section}\n{lines}\n");
+            whole.extend([section, "\n", lines, "\n"]);
         }
     }
     whole
@@ -199,6 +200,18 @@ fn every_settings_file_in_the_documents_is_taken() {
         let taken = Config::parse(&completed(&block.text), Path::new("/etc/towline/agent.toml"));
         assert!(taken.is_ok(), "{}: {:?}", block.place, taken.unwrap_err());
     }
+}
+
+#[test]
+fn the_settings_in_the_help_are_taken() {
+    let (_, settings) = help::MANUAL.split_once("towline.toml may hold:\n").unwrap();
+    let settings = settings.split("\n\n").next().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("towline.toml"), settings).unwrap();
+    let around = Surroundings { folder: folder.path(), variable: &|_| None };
+    let taken = Settings::resolve(Flags::default(), around).unwrap();
+    assert_eq!(taken.repository().unwrap(), Chosen::Named("s3://bucket/prefix".parse().unwrap()));
+    assert_eq!((taken.memory, settings.lines().count()), (Some(1 << 30), 4));
 }
 
 #[test]

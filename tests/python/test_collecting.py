@@ -53,13 +53,15 @@ def test_without_collect_only_names_expire(repository, tmp_path):
     report = repository.collect(grace=0, dry_run=True)
     # A pack that is rewritten is not counted.
     assert report.freed_bytes > SIZE and report.steps and stored(tmp_path / "repository") > 4 * SIZE
-    kept = repository.collect(grace=timedelta(hours=1))
-    assert kept.condemned_packs > 0 and kept.purged_packs == 0
+    for grace in (timedelta(hours=1), "1h", 3600.0):
+        kept = repository.collect(grace=grace)
+        assert kept.purged_packs == 0
     freed = repository.collect(grace=0)
     assert isinstance(freed, CollectReport) and freed.purged_packs > 0 and freed.freed_bytes > 3 * SIZE
     assert stored(tmp_path / "repository") < 2 * SIZE
-    with pytest.raises(towline.UsageError, match="grace"):
-        repository.collect(grace=-1)
+    for wrong in (-1, timedelta(-1), "soon"):
+        with pytest.raises(towline.UsageError, match="grace"):
+            repository.collect(grace=wrong)
 
 
 def test_hooks_collect_too(repository, tmp_path):

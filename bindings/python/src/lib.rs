@@ -31,6 +31,7 @@ fn _towline(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(saving::check_save, module)?)?;
     module.add_function(wrap_pyfunction!(saving::lay_out, module)?)?;
     module.add_function(wrap_pyfunction!(quantity::size, module)?)?;
+    module.add_function(wrap_pyfunction!(quantity::span, module)?)?;
     module.add_function(wrap_pyfunction!(memory::huge_pages, module)?)?;
     module.add_function(wrap_pyfunction!(memory::copy, module)?)
 }

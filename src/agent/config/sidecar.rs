@@ -118,7 +118,7 @@ fn keeps_out_of_checkpoints(to: &Path, watch: &[Watched]) -> Result<()> {
     for watched in watch {
         let Ok(within) = to.strip_prefix(&watched.folder) else { continue };
         let entry = within.components().next().and_then(|first| first.as_os_str().to_str());
-        if entry.is_none() || entry.is_some_and(is_checkpoint) {
+        if entry.is_none_or(is_checkpoint) {
             return Err(Error::usage("[sidecar] restore writes where [[sidecar.watch]] looks for checkpoints")
                 .expected(format!("a folder outside of {}", watched.folder.display()))
                 .got(to.display())

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 #: bounded.
 _REST_TIMES, _REST_MAX = 20, 600.0
 #: Seconds that `close` waits for the last collect. What it does not get to is deleted by the next one.
-_CLOSE_MAX = 30.0
+_CLOSE_MAX = 10.0
 
 
 class Collector:
@@ -46,15 +46,16 @@ class Collector:
                 self._thread = threading.Thread(target=self._run, name="towline-collector", daemon=True)
                 self._thread.start()
 
-    def close(self, timeout: float = _CLOSE_MAX) -> None:
-        """Does now what was asked for, waits for it `timeout` seconds at most, then stops it."""
+    def close(self, timeout: float | None = None) -> None:
+        """Does now what was asked for, waits for it `timeout` seconds, by default and at most `_CLOSE_MAX`, then stops it."""
         if os.getpid() != self._process:
             # The thread is the parent's.
             return
         with self._changed:
             self._closing = True
             self._changed.notify_all()
-            if not self._changed.wait_for(lambda: self._thread is None, timeout):
+            longest = _CLOSE_MAX if timeout is None else min(timeout, _CLOSE_MAX)
+            if not self._changed.wait_for(lambda: self._thread is None, longest):
                 self._abandoned = True
                 if self._work is not None:
                     self._work.cancel()

@@ -295,15 +295,15 @@ class Checkpointer:
             return
         self._closed = True
         self._work.put(None)
+        until = None if timeout is None else time.monotonic() + timeout
         if self._saver is not None:
-            until = None if timeout is None else time.monotonic() + timeout
             while self._saver.is_alive():
                 self._saver.join(0.5)
                 if until is not None and time.monotonic() >= until:
                     break
         if self._saver is None or not self._saver.is_alive():
             self._staging.close()
-            self._retention.close()
+            self._retention.close(None if until is None else until - time.monotonic())
         _endings.forget(self)
         for handle in self._handles:
             if "durable" in handle._kept or (handle.done() and "local" not in handle._kept):

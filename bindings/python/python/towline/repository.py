@@ -59,6 +59,15 @@ def _bytes(memory: int | str | None) -> int | None:
     return _towline.size(memory, "memory") if isinstance(memory, str) else memory
 
 
+def _span(span: str | float | timedelta, argument: str) -> timedelta:
+    if isinstance(span, str):
+        return _towline.span(span, argument)
+    told = span if isinstance(span, timedelta) else timedelta(seconds=span)
+    if told < timedelta(0):
+        raise UsageError(f"{argument} is a time such as '24h' or a number of seconds, not {span!r}")
+    return told
+
+
 def wishes(
     metrics: Mapping[str, float] | None = None,
     *,
@@ -184,16 +193,11 @@ class Repository:
         deleted by `collect`."""
         return json.loads(self._engine.expire(run, keep_last, keep_every, list(keep_min), list(keep_max), dry_run))
 
-    def collect(self, *, grace: timedelta | float = timedelta(hours=24), dry_run: bool = False) -> CollectReport:
-        """Deletes what no name needs any more. It is set aside first, and deleted by the first collect after `grace`, in seconds
-        or as a timedelta; with 0 at once. Nothing's safety depends on it: a reader whose name goes away meanwhile has that much
-        time to end. With `dry_run` it only says what it would do. Needs rights to delete: raises Denied without them."""
-        span = grace if isinstance(grace, timedelta) else timedelta(seconds=grace)
-        if span < timedelta(0):
-            raise UsageError(
-                f"grace is a number of seconds such as 3600, or a timedelta, and not negative; not {grace!r}"
-            )
-        return CollectReport.read(json.loads(self._engine.collect(dry_run, span)))
+    def collect(self, *, grace: str | float | timedelta = "24h", dry_run: bool = False) -> CollectReport:
+        """Deletes what no name needs any more. It is set aside first, and deleted by the first collect after `grace`: `"24h"`, a
+        number of seconds or a timedelta; with 0 at once. Nothing's safety depends on it: a reader whose name goes away meanwhile
+        has that much time to end. With `dry_run` it only says what it would do. Needs rights to delete: raises Denied without."""
+        return CollectReport.read(json.loads(self._engine.collect(dry_run, _span(grace, "grace"))))
 
     def verify(self, name: str | None = None, *, data: bool = False, repair: bool = False) -> VerifyReport:
         """Looks for damage in structure, or with `data` in every byte; of one tree, or of all. What is damaged is in the report.

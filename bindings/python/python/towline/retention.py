@@ -63,7 +63,7 @@ class Retention:
                 self._collector = Collector(repository, self._collect)
             self._collector.request()
 
-    def close(self) -> None:
+    def close(self, timeout: float | None = None) -> None:
         """Waits for what is being deleted, but not for long: what is left is deleted by a later collect."""
         if self._collector is not None:
-            self._collector.close()
+            self._collector.close(timeout)
