@@ -40,6 +40,8 @@ pub(super) struct Warming {
     pub(super) kind: Kind,
     pub(super) from: From,
     pub(super) pin: Option<Pinning>,
+    /// Only find out what is lacking.
+    pub(super) dry_run: bool,
     /// Which other agent asks, if one does.
     pub(super) caller: Option<Identity>,
 }
@@ -49,7 +51,7 @@ pub(super) struct Warming {
 /// # Errors
 /// As [`Transfers::begin`](super::transfers::Transfers::begin); not found, for an agent without a cache or the repository.
 pub(super) fn warm(house: &House, repository: Option<&str>, warming: Warming) -> Result<Arc<Entry>> {
-    let Warming { name, below, kind, from, pin, caller } = warming;
+    let Warming { name, below, kind, from, pin, dry_run, caller } = warming;
     let exchange = Arc::clone(house.exchange()?);
     let repository = house.origin(repository)?.clone();
     let called = below.as_ref().map_or_else(|| name.to_string(), |below| format!("{name}:{below}"));
@@ -58,7 +60,7 @@ pub(super) fn warm(house: &House, repository: Option<&str>, warming: Warming) ->
     house.transfers.begin(about, move |progress| async move {
         let name = repository.resolve(&name).await?;
         may_read(&exchange, caller.as_ref(), &name)?;
-        let options = WarmOptions { below: below.map(String::into_bytes), priority, from, pin, progress };
+        let options = WarmOptions { below: below.map(String::into_bytes), priority, from, pin, dry_run, progress };
         report(&Box::pin(ops::warm(&exchange, &repository, &name, &options)).await?)
     })
 }
@@ -86,7 +88,7 @@ pub(super) fn restore(house: &House, repository: Option<&str>, restoring: Restor
     let repository = house.repository(repository)?.clone();
     house.transfers.begin(about(Kind::Restore, &restoring.name, &repository), move |progress| async move {
         let Restoring { name, below, to, overwrite, delete } = restoring;
-        let options = RestoreOptions { overwrite, delete, progress };
+        let options = RestoreOptions { overwrite, delete, progress, ..RestoreOptions::default() };
         let name = repository.resolve(&name).await?;
         let below = below.as_ref().map(String::as_bytes);
         report(&Box::pin(repository.restore(&name, below, &to, &options)).await?)
@@ -103,7 +105,7 @@ pub(super) fn deliver(house: &House, held: &Held, path: &Path) -> Result<Arc<Ent
     let repository = house.repository(Some(&repository.to_string()))?.clone();
     let about = About { caller: Some(held.from.clone()), ..about(Kind::Save, &name, &repository) };
     let (path, before, from) = (path.to_owned(), held.before, held.from.path());
-    house.transfers.begin(about, move |progress| async move {
+    house.transfers.begin_stoppable(about, move |progress, stop| async move {
         let version = repository.state().await?.version(&name);
         let name = match version {
             Some(_) if repository.holds(&name, &path).await.unwrap_or(false) => {
@@ -115,7 +117,7 @@ pub(super) fn deliver(house: &House, held: &Held, path: &Path) -> Result<Arc<Ent
             }
             _ => name,
         };
-        let options = SaveOptions { labels, progress, ..SaveOptions::default() };
+        let options = SaveOptions { labels, progress, stop, ..SaveOptions::default() };
         report(&Box::pin(repository.save(&path, &name, &options)).await?)
     })
 }
@@ -130,7 +132,8 @@ pub(super) fn watch(house: &House, watched: Watched, refuge: Option<Arc<dyn Refu
     house.transfers.begin(about(Kind::Watch, &watched.run, &repository), move |progress| async move {
         let Watched { folder, run, settle } = watched;
         let save = SaveOptions { progress, ..SaveOptions::default() };
-        let options = WatchOptions { settle, restore_latest: false, once: false, save, refuge, stop };
+        let options =
+            WatchOptions { settle, restore_latest: false, once: false, save, metrics: Vec::new(), refuge, stop };
         let (mut saved, mut fates) = (Vec::new(), BTreeMap::new());
         let mut tell = |event: WatchEvent| {
             tracing::info!(%run, ?event, "watch");

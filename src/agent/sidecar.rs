@@ -54,7 +54,8 @@ pub(super) fn begin(house: &Arc<House>, told: SidecarConfig, doors: &mut JoinSet
             for name in warm {
                 let warming = || {
                     let (name, from) = (name.clone(), From::Anywhere);
-                    let warming = Warming { name, below: None, kind: Kind::Warm, from, pin: None, caller: None };
+                    let warming =
+                        Warming { name, below: None, kind: Kind::Warm, from, pin: None, dry_run: false, caller: None };
                     errands::warm(&house, None, warming)
                 };
                 bring(&name, warming).await;

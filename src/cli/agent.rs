@@ -16,6 +16,7 @@ use super::verbs::Door;
 use crate::agent::view::{Cache, CacheChecked, Evicted, PinList, Pinned, Transfer, Unpinned};
 use crate::agent::{Agent, Client, Config};
 use crate::error::{Error, ErrorKind, Result};
+use crate::repository::Selector;
 use crate::size::show;
 
 impl Elsewhere {
@@ -97,6 +98,8 @@ impl Door {
             pin: Option<String>,
             owner: String,
             repository: Option<String>,
+            #[serde(skip_serializing_if = "std::ops::Not::not")]
+            dry_run: bool,
         }
         #[derive(Serialize)]
         struct All {
@@ -117,10 +120,16 @@ impl Door {
                 pin: warm.pin.map(|span| humantime::format_duration(span).to_string()),
                 owner: owner.clone(),
                 repository: self.named_repository()?,
+                dry_run: warm.dry_run,
             };
-            begun.push(agent.begin::<Transfer>("/v1/warm", &asked).await?);
+            let transfer = agent.begin::<Transfer>("/v1/warm", &asked).await?;
+            if matches!(what.name, Selector::Step { .. }) {
+                let chosen = transfer.0.name.split(':').next().unwrap_or_default();
+                self.output.remark(&format!("{} is {}", what.name, printable(chosen)));
+            }
+            begun.push(transfer);
         }
-        if warm.wait {
+        if warm.wait || warm.dry_run {
             let line = self.line();
             for (transfer, agent) in &mut begun {
                 *transfer = agent.follow(&transfer.id, |view| self.relay(view)).await?;
@@ -129,7 +138,7 @@ impl Door {
         }
         let said = begun.into_iter().map(|(transfer, agent)| Said::by(&agent, transfer));
         let all = All { transfers: said.collect() };
-        self.output.report(&all, |all, _| all.transfers.iter().map(warmed).collect())?;
+        self.output.outcome(warm.dry_run, &all, |all, _| all.transfers.iter().map(warmed).collect())?;
         let missing = |said: &Said<Transfer>| told(&said.what, "missing") > 0;
         Ok(if all.transfers.iter().any(missing) { ErrorKind::Unreachable.exit_code() } else { 0 })
     }
@@ -258,6 +267,10 @@ fn warmed(said: &Said<Transfer>) -> String {
         missing => format!("; {missing} chunks could not be had, the agent's log says why"),
     };
     let (bytes, brought) = (show(told(transfer, "bytes")), show(told(transfer, "lacking_bytes")));
+    if transfer.report.as_ref().is_some_and(|report| report["dry_run"] == true) {
+        let chunks = told(transfer, "lacking");
+        return format!("would warm: {name}, {bytes}; would bring {brought} in {chunks} chunks\n");
+    }
     format!("warm: {name}, {bytes}; brought {brought} in {:.1}s{missing}\n", transfer.seconds)
 }
 

@@ -28,6 +28,8 @@ pub struct WarmOptions {
     pub from: From,
     /// Whether to keep it, and for whom.
     pub pin: Option<Pinning>,
+    /// Only find out what is lacking: nothing is brought or pinned.
+    pub dry_run: bool,
     /// Moves as chunks come.
     pub progress: Progress,
 }
@@ -41,9 +43,12 @@ pub struct Pinning {
     pub expires: Option<Timestamp>,
 }
 
-/// What warming did.
+/// What warming did, or would do.
 #[derive(Clone, Debug, Serialize)]
 pub struct Warmed {
+    /// Nothing was brought or pinned: these are the figures of a warming that is yet to come.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub dry_run: bool,
     /// What was warmed.
     pub name: Name,
     /// Which tree that was.
@@ -56,7 +61,7 @@ pub struct Warmed {
     pub lacking: u64,
     /// Their stored bytes.
     pub lacking_bytes: u64,
-    /// Those that are lacking still: nobody gave them, or the cache has no room.
+    /// Those that are lacking still: nobody gave them, or the cache has no room. 0 in a dry run.
     pub missing: u64,
     /// The promise to keep them.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -86,6 +91,21 @@ pub async fn warm(exchange: &Exchange, repository: &Repository, name: &Name, opt
         blocking(move || look(&tree, &wanted, &cache))
     };
     let looked = look().await?;
+    let warmed = Warmed {
+        dry_run: options.dry_run,
+        name: name.clone(),
+        manifest: saved.value.manifest.to_string(),
+        chunks: wanted.len() as u64,
+        bytes: looked.bytes,
+        lacking: looked.lacking.len() as u64,
+        lacking_bytes: looked.lacking_bytes,
+        missing: 0,
+        pin: None,
+        seconds: begun.elapsed().as_secs_f64(),
+    };
+    if options.dry_run {
+        return Ok(warmed);
+    }
     let pin = match options.pin.clone() {
         Some(pinning) => {
             let (tree, cache, wanted) = (Arc::clone(&saved), Arc::clone(exchange.cache()), Arc::clone(&wanted));
@@ -96,18 +116,8 @@ pub async fn warm(exchange: &Exchange, repository: &Repository, name: &Name, opt
     };
     options.progress.phase("warming", looked.lacking_plain);
     exchange.warm(repository, &saved, &looked.lacking, (&options.from, options.priority), &options.progress).await;
-    let left = look().await?;
-    Ok(Warmed {
-        name: name.clone(),
-        manifest: saved.value.manifest.to_string(),
-        chunks: wanted.len() as u64,
-        bytes: looked.bytes,
-        lacking: looked.lacking.len() as u64,
-        lacking_bytes: looked.lacking_bytes,
-        missing: left.lacking.len() as u64,
-        pin,
-        seconds: begun.elapsed().as_secs_f64(),
-    })
+    let missing = look().await?.lacking.len() as u64;
+    Ok(Warmed { missing, pin, seconds: begun.elapsed().as_secs_f64(), ..warmed })
 }
 
 /// What of a tree is in a cache.

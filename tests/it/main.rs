@@ -9,6 +9,8 @@ mod cache;
 mod checkpoints;
 mod cli;
 mod cli_identity;
+mod cli_interrupted;
+mod cli_plans;
 mod cli_runs;
 mod cli_s3;
 mod cli_tensors;

@@ -13,7 +13,6 @@ use pyo3::types::PyBytes;
 use towline::checkpoint::Dtype;
 use towline::checkpoint::header::{self, NewTensor};
 use towline::ops::{PartOptions, SaveOptions, SaveSource};
-use towline::progress::Progress;
 use towline::repository::log::StepFacts;
 use towline::repository::{Name, Repository};
 use towline::tree::MemoryFile;
@@ -21,7 +20,7 @@ use towline::{Error, Result};
 
 use crate::errors::raised;
 use crate::memory::{Latch, Stretch};
-use crate::runtime::background;
+use crate::runtime::{STOPPING, background, wait_or_stop};
 use crate::stage::Stage;
 
 /// How often a wait looks for signals.
@@ -99,8 +98,10 @@ impl Job {
         (self.repository, self.name, self.options)
     }
 
-    fn progress(&self) -> Progress {
-        self.options.progress.clone()
+    /// Saves while Python waits. Ctrl-C stops it, and what was stored by then is used by the next save.
+    pub(crate) fn wait(self, py: Python<'_>) -> PyResult<String> {
+        let stop = self.options.stop.clone();
+        wait_or_stop(py, Some(Box::new(move || stop.cancel())), self.run())
     }
 
     /// Saves; what it did, as JSON.
@@ -147,7 +148,7 @@ pub(crate) fn files(files: Vec<(String, Vec<Piece<'_>>)>) -> PyResult<(SaveSourc
 #[derive(Debug)]
 pub(crate) struct Saving {
     outcome: Arc<Outcome>,
-    progress: Progress,
+    options: SaveOptions,
     abort: tokio::task::AbortHandle,
     process: u32,
 }
@@ -178,9 +179,9 @@ impl Drop for Teller {
 impl Saving {
     pub(crate) fn begin(job: Job) -> PyResult<Self> {
         let outcome = Arc::new(Outcome::default());
-        let (progress, teller) = (job.progress(), Teller(Arc::clone(&outcome)));
+        let (options, teller) = (job.options.clone(), Teller(Arc::clone(&outcome)));
         let task = background()?.spawn(async move { teller.0.tell(job.run().await) });
-        Ok(Self { outcome, progress, abort: task.abort_handle(), process: std::process::id() })
+        Ok(Self { outcome, options, abort: task.abort_handle(), process: std::process::id() })
     }
 
     fn check_process(&self) -> PyResult<()> {
@@ -236,14 +237,20 @@ impl Saving {
 
     /// `(phase, bytes done, bytes in all, stored bytes moved)`; 0 in all while unknown.
     fn progress(&self) -> (&'static str, u64, u64, u64) {
-        let now = self.progress.snapshot();
+        let now = self.options.progress.snapshot();
         (now.phase, now.done, now.total, now.moved)
     }
 
-    /// Stops it: nothing of it becomes visible.
+    /// Stops it, unless it is about to commit: then nothing of it becomes visible, and what was stored by then is used by the
+    /// next save. It is over within seconds.
     fn cancel(&self) -> PyResult<()> {
         self.check_process()?;
-        self.abort.abort();
+        self.options.stop.cancel();
+        let abort = self.abort.clone();
+        background()?.spawn(async move {
+            tokio::time::sleep(STOPPING).await;
+            abort.abort();
+        });
         Ok(())
     }
 }

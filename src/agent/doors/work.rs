@@ -17,7 +17,7 @@ use serde::Deserialize;
 use super::guard::Door;
 use super::refusal::{Asked, Refusal};
 use crate::agent::config::Span;
-use crate::agent::errands::{self, Restoring, Warming, report};
+use crate::agent::errands::{self, Restoring, Warming, may_read, report};
 use crate::agent::house::House;
 use crate::agent::transfers::{About, Entry};
 use crate::agent::view::{self, Kind, Pace};
@@ -86,6 +86,8 @@ pub(super) struct Warm {
     pin: Option<Span>,
     owner: Option<String>,
     repository: Option<String>,
+    #[serde(default)]
+    dry_run: bool,
 }
 
 /// A transfer that has begun.
@@ -122,8 +124,8 @@ pub(super) async fn save(State(house): State<Arc<House>>, Asked(asked): Asked<Sa
         repository: Some(repository.store().location().to_string()),
         caller: None,
     };
-    let begun = house.transfers.begin(about, move |progress| async move {
-        options.progress = progress;
+    let begun = house.transfers.begin_stoppable(about, move |progress, stop| async move {
+        (options.progress, options.stop) = (progress, stop);
         if let Some(base) = base {
             options.base = Some(repository.resolve(&base).await?);
         }
@@ -148,7 +150,7 @@ pub(super) async fn restore(State(house): State<Arc<House>>, Asked(asked): Asked
 pub(super) async fn fetch(State(house): State<Arc<House>>, Asked(asked): Asked<Fetch>) -> Begun {
     let from = asked.from.as_deref().map(str::parse).transpose()?.unwrap_or_default();
     let (name, below) = (asked.name.parse()?, below(asked.path));
-    let warming = Warming { name, below, kind: Kind::Fetch, from, pin: None, caller: None };
+    let warming = Warming { name, below, kind: Kind::Fetch, from, pin: None, dry_run: false, caller: None };
     let begun = errands::warm(&house, asked.repository.as_deref(), warming)?;
     Ok((StatusCode::ACCEPTED, Json(begun.view())))
 }
@@ -164,8 +166,16 @@ pub(super) async fn warm(
     let pin = asked.pin.map(|span| Pinning { owner, expires: Some(house.after(span.0)) });
     let from = asked.from.as_deref().map(str::parse).transpose()?.unwrap_or_default();
     let caller = door.caller().cloned();
-    let (name, below) = (asked.name.parse()?, below(asked.path));
-    let warming = Warming { name, below, kind: Kind::Warm, from, pin, caller };
+    // A choice is made now, so that whoever asked is told at once which step it is.
+    let chosen: Selector = asked.name.parse()?;
+    let exchange = house.exchange()?;
+    let name = house.origin(asked.repository.as_deref())?.resolve(&chosen).await?;
+    if matches!(chosen, Selector::Step { .. }) {
+        may_read(exchange, door.caller(), &name)?;
+    }
+    let name = Selector::Name(name);
+    let warming =
+        Warming { name, below: below(asked.path), kind: Kind::Warm, from, pin, dry_run: asked.dry_run, caller };
     let begun = errands::warm(&house, asked.repository.as_deref(), warming)?;
     Ok((StatusCode::ACCEPTED, Json(begun.view())))
 }

@@ -27,6 +27,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde::Serialize;
+use tokio_util::sync::CancellationToken;
 
 use self::assemble::Assembly;
 pub use self::explain::Explained;
@@ -38,14 +39,16 @@ pub(super) use self::ranks::facts;
 pub use self::ranks::{PartOptions, PartReport};
 use self::store::{Counts, store};
 use self::unchanged::Unchanged;
+use super::names::{Replaced, exists};
 use super::shown;
+use super::stopping::{unless_stopped, wind_up};
 use crate::clock::Timestamp;
 use crate::codec::{Codec, Compression};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::Manifest;
 use crate::id::{ChunkId, ManifestId};
 use crate::progress::Progress;
-use crate::repository::log::{RefValue, Refusal, State, StepFacts};
+use crate::repository::log::{RefValue, State, StepFacts};
 use crate::repository::{Known, Name, Place, Publication, Published, Repository, Writer};
 use crate::tree::{FoundKind, MemoryFile, Rules, SeenCache, Walk, coarse_now, walk};
 use crate::work::blocking;
@@ -139,8 +142,13 @@ pub struct SaveOptions {
     pub key_every: Option<NonZeroU32>,
     /// Tell how each tensor is stored, and why.
     pub explain: bool,
+    /// Replace nothing: the name must not exist, neither when the save begins nor when it is committed.
+    pub if_absent: bool,
     /// Where to show progress.
     pub progress: Progress,
+    /// Cancel it to stop: what was stored by then is recorded within seconds, and used by the next save. A save that is about
+    /// to commit ends as if it had not been stopped.
+    pub stop: CancellationToken,
 }
 
 /// What a save did.
@@ -168,6 +176,9 @@ pub struct SaveReport {
     pub skipped: Vec<String>,
     /// What was saved and may not be what it seems: path and reason.
     pub warnings: Vec<String>,
+    /// What the name stood for before, if that was something else.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub replaced: Option<Replaced>,
     /// How what was read is stored and why, if that was asked for. Files that look unchanged are not read.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub explained: Vec<Explained>,
@@ -177,22 +188,26 @@ impl Repository {
     /// Saves `source`, a path or files in memory, under `name`, in place of what the name stood for when the save began.
     ///
     /// # Errors
-    /// Not found, if there is nothing at the path; usage, if a tree in memory is none; conflict, if the name moved or a file changed while it was read;
-    /// exhausted, if the store is full. Nothing of a failed save is visible, and what it uploaded is used again.
+    /// Not found, if there is nothing at the path; usage, if a tree in memory is none; conflict, if the name moved, or exists and must not, or a file changed while it was read;
+    /// exhausted, if the store is full; cancelled, if it was stopped. Nothing of a failed save is visible, and what it uploaded is used again.
     ///
     /// # Cancel safety
-    /// Safe: a dropped save leaves at most garbage for the collector.
+    /// Safe: a dropped save leaves at most garbage for the collector. To keep what it uploaded, stop it instead.
     #[tracing::instrument(skip_all, fields(%name))]
     pub async fn save(&self, source: impl Into<SaveSource>, name: &Name, options: &SaveOptions) -> Result<SaveReport> {
-        self.save_from(source.into(), name, options).await
+        Box::pin(self.save_from(source.into(), name, options)).await
     }
 
     async fn save_from(&self, source: SaveSource, name: &Name, options: &SaveOptions) -> Result<SaveReport> {
         let begun = std::time::Instant::now();
         let started = coarse_now();
-        let (walk, looking) = self.look(source, options).await?;
+        let (walk, looking) = unless_stopped(&options.stop, self.look(source, options)).await?;
         let state = self.state().await?;
-        let expected = state.version(name);
+        let before = state.refs.get(name);
+        if before.is_some() && options.if_absent {
+            return Err(exists(name));
+        }
+        let expected = before.map(|value| value.version);
         let parent = self.parent(&state, name, options).await?;
         let derive = AtomicBool::new(true);
         let saving = Saving { repository: self, name, options, walk, looking, parent, derive, started };
@@ -202,14 +217,13 @@ impl Repository {
             match saving.pass(&mut writer, &mut counts, expected).await {
                 Ok(Some(value)) => {
                     let stored_bytes = writer.stored_bytes();
-                    return Ok(saving.report(&value, counts, stored_bytes, begun.elapsed().as_secs_f64()));
+                    let replaced = before.filter(|before| before.version != value.version).map(Replaced::of);
+                    let report = saving.report(&value, counts, stored_bytes, begun.elapsed().as_secs_f64());
+                    return Ok(SaveReport { replaced, ..report });
                 }
                 Ok(None) => tracing::info!("something that this save relied on is not there: starting over"),
                 Err(error) => {
-                    if let Err(left) = writer.give_up().await {
-                        tracing::debug!("the session is left to the collector: {left:?}");
-                    }
-                    return Err(error);
+                    return Err(wind_up(&mut writer, &options.stop, format!("the save of {name}"), error).await);
                 }
             }
         }
@@ -259,6 +273,8 @@ impl Repository {
     }
 }
 
+/// A manifest, the chunks of that in its order, and where each is.
+type StoredTree = (Manifest, Vec<ChunkId>, Vec<Place>);
 /// The parent of a tree, or why it has none.
 type Family = std::result::Result<Arc<Parent>, Orphan>;
 
@@ -281,7 +297,7 @@ impl Saving<'_> {
         let mut known = Known::load(self.repository).await?;
         let current = known.state().refs.get(self.name).cloned();
         if current.as_ref().map(|value| value.version) != expected {
-            return Err(moved(self.name));
+            return Err(self.moved());
         }
         let intact = self.add_base(&mut known, current.as_ref()).await?;
         let Some((manifest, ids, places)) = self.tree(&mut known, writer, counts).await? else { return Ok(None) };
@@ -314,12 +330,22 @@ impl Saving<'_> {
                 match writer.publish(publication).await? {
                     Published::Done(value) => *value,
                     Published::Lost(_) => return Ok(None),
-                    Published::Moved => return Err(Refusal::RefMoved(self.name.clone()).into()),
+                    Published::Moved => return Err(self.moved()),
                 }
             }
         };
         self.remember(id, &body);
         Ok(Some(value))
+    }
+
+    /// The name is not what it was when the save began.
+    fn moved(&self) -> Error {
+        if self.options.if_absent {
+            return exists(self.name);
+        }
+        Error::conflict("name moved since this save began")
+            .at(self.name)
+            .cure("somebody else saved or removed it; look at it (`towline show`), then save again")
     }
 
     /// What is known of the tree's files from before; none of what is in memory.
@@ -334,13 +360,23 @@ impl Saving<'_> {
         self.parent.as_ref().ok().filter(|_| differs).map_or(0, |parent| parent.behind())
     }
 
-    /// Reads and stores the tree: its manifest, the chunks of that, and where each is. None if it has to be done again.
-    async fn tree(
+    /// Reads and stores the tree, unless it is stopped: its manifest, the chunks of that, and where each is. None if it has to
+    /// be done again.
+    async fn tree(&self, known: &mut Known, writer: &mut Writer, counts: &mut Counts) -> Result<Option<StoredTree>> {
+        let stored = async {
+            let tree = self.whole_tree(known, writer, counts).await?;
+            writer.settle().await?;
+            Ok(tree)
+        };
+        unless_stopped(&self.options.stop, stored).await
+    }
+
+    async fn whole_tree(
         &self,
         known: &mut Known,
         writer: &mut Writer,
         counts: &mut Counts,
-    ) -> Result<Option<(Manifest, Vec<ChunkId>, Vec<Place>)>> {
+    ) -> Result<Option<StoredTree>> {
         let unchanged = match self.cache().filter(|_| !self.options.reread) {
             Some(cache) => Unchanged::load(&cache, &self.walk, &self.looking, known).await?,
             None => None,
@@ -434,7 +470,8 @@ impl Saving<'_> {
             files: value.files,
             seconds,
             skipped: skipped.collect(),
-            warnings: warnings.chain(counts.lacking).collect(),
+            warnings: self.name.step_warning().into_iter().chain(warnings).chain(counts.lacking).collect(),
+            replaced: None,
             explained: counts.explained,
         }
     }
@@ -443,10 +480,4 @@ impl Saving<'_> {
 /// The files among what was found, by index.
 fn files_of(walk: &Walk) -> impl Iterator<Item = usize> {
     walk.found.iter().enumerate().filter(|(_, found)| found.kind == FoundKind::File).map(|(at, _)| at)
-}
-
-fn moved(name: &Name) -> Error {
-    Error::conflict("name moved since this save began")
-        .at(name)
-        .cure("somebody else saved or removed it; look at it (`towline show`), then save again")
 }

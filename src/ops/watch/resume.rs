@@ -8,7 +8,6 @@ use super::look::Looker;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::Form;
 use crate::ops::RestoreOptions;
-use crate::progress::Progress;
 use crate::repository::{Choice, Name, Repository, Saved, Selector};
 use crate::work::blocking;
 
@@ -44,7 +43,7 @@ impl Repository {
         let entry = entry_name(&saved)?;
         // Its dot keeps frameworks from taking it for a checkpoint, and a killed restore goes on in it.
         let (under_way, place) = (dir.join(format!(".{entry}.towline-tmp")), dir.join(&entry));
-        let options = RestoreOptions { overwrite: true, delete: true, progress: Progress::default() };
+        let options = RestoreOptions { overwrite: true, delete: true, may_empty: true, ..RestoreOptions::default() };
         let report = self.restore(&name, None, &under_way, &options).await?;
         let tracker = tracker(&saved, &entry);
         let tracker = tracker.map(|tracker| (dir.join(tracker.name()), text(tracker, &saved, &entry)));
