@@ -188,8 +188,9 @@ impl Repository {
     /// Saves `source`, a path or files in memory, under `name`, in place of what the name stood for when the save began.
     ///
     /// # Errors
-    /// Not found, if there is nothing at the path; usage, if a tree in memory is none; conflict, if the name moved, or exists and must not, or a file changed while it was read;
-    /// exhausted, if the store is full; cancelled, if it was stopped. Nothing of a failed save is visible, and what it uploaded is used again.
+    /// Not found, if there is nothing at the path; usage, if a tree in memory is none; conflict, if the name moved, or exists and
+    /// must not, or a file changed while it was read; exhausted, if the store is full; cancelled, if it was stopped. Nothing of a
+    /// failed save is visible, and what it uploaded is used again.
     ///
     /// # Cancel safety
     /// Safe: a dropped save leaves at most garbage for the collector. To keep what it uploaded, stop it instead.
