@@ -55,6 +55,8 @@ pub(super) struct Warming {
     /// Whether the repository gives what that place lacks.
     pub(super) or_repository: bool,
     pub(super) pin: Option<Pinning>,
+    /// Only find out what is lacking.
+    pub(super) dry_run: bool,
     /// Which other agent asks, if one does.
     pub(super) caller: Option<Identity>,
 }
@@ -64,7 +66,7 @@ pub(super) struct Warming {
 /// # Errors
 /// As [`Transfers::begin`](super::transfers::Transfers::begin); not found, for an agent without a cache or the repository.
 pub(super) fn warm(house: &House, repository: Option<&str>, warming: Warming) -> Result<Arc<Entry>> {
-    let Warming { name, below, kind, from, or_repository, pin, caller } = warming;
+    let Warming { name, below, kind, from, or_repository, pin, dry_run, caller } = warming;
     let exchange = Arc::clone(house.exchange()?);
     let repository = house.origin(repository)?.clone();
     let called = below.as_ref().map_or_else(|| name.to_string(), |below| format!("{name}:{below}"));
@@ -73,7 +75,7 @@ pub(super) fn warm(house: &House, repository: Option<&str>, warming: Warming) ->
     house.transfers.begin(about, move |progress| async move {
         let name = resolve(&exchange, &repository, caller.as_ref(), &name).await?;
         let policy = FetchPolicy { from, or_repository, priority };
-        let options = WarmOptions { below: below.map(String::into_bytes), policy, pin, progress };
+        let options = WarmOptions { below: below.map(String::into_bytes), policy, pin, dry_run, progress };
         report(&Box::pin(ops::warm(&exchange, &repository, &name, &options)).await?)
     })
 }
@@ -124,7 +126,7 @@ pub(super) fn restore(house: &House, repository: Option<&str>, restoring: Restor
     let repository = house.repository(repository)?.clone();
     house.transfers.begin(about(Kind::Restore, &restoring.name, &repository), move |progress| async move {
         let Restoring { name, below, to, overwrite, delete, only } = restoring;
-        let options = RestoreOptions { overwrite, delete, only, progress };
+        let options = RestoreOptions { overwrite, delete, only, progress, ..RestoreOptions::default() };
         let name = repository.resolve(&name).await?;
         let below = below.as_ref().map(String::as_bytes);
         report(&Box::pin(repository.restore(&name, below, &to, &options)).await?)
@@ -141,7 +143,7 @@ pub(super) fn deliver(house: &House, held: &Held, path: &Path) -> Result<Arc<Ent
     let repository = house.repository(Some(&repository.to_string()))?.clone();
     let about = About { caller: Some(held.from.clone()), ..about(Kind::Save, &name, &repository) };
     let (path, before, from) = (path.to_owned(), held.before, held.from.path());
-    house.transfers.begin(about, move |progress| async move {
+    house.transfers.begin_stoppable(about, move |progress, stop| async move {
         let version = repository.state().await?.version(&name);
         let name = match version {
             Some(_) if repository.holds(&name, &path).await.unwrap_or(false) => {
@@ -153,7 +155,7 @@ pub(super) fn deliver(house: &House, held: &Held, path: &Path) -> Result<Arc<Ent
             }
             _ => name,
         };
-        let options = SaveOptions { labels, progress, ..SaveOptions::default() };
+        let options = SaveOptions { labels, progress, stop, ..SaveOptions::default() };
         report(&Box::pin(repository.save(&path, &name, &options)).await?)
     })
 }
@@ -204,6 +206,7 @@ impl Watching {
                 restore_latest: !stopping && !self.restored.is_cancelled(),
                 once: false,
                 save: SaveOptions { progress: progress.clone(), ..SaveOptions::default() },
+                metrics: Vec::new(),
                 refuge: refuge.clone(),
                 stop: self.stop.clone(),
             };

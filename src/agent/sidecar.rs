@@ -61,6 +61,7 @@ pub(super) fn begin(house: &Arc<House>, told: SidecarConfig, doors: &mut JoinSet
                         from: From::Anywhere,
                         or_repository: true,
                         pin: None,
+                        dry_run: false,
                         caller: None,
                     };
                     errands::warm(&house, None, warming)

@@ -13,7 +13,7 @@ use ulid::Ulid;
 
 use super::view::{self, Kind, Standing};
 use crate::clock::{Clock, Timestamp};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::progress::Progress;
 use crate::transfer::identity::Identity;
 
@@ -23,6 +23,9 @@ const RUNNING_MAX: usize = 64;
 const CALLED_MAX: usize = 32;
 /// Transfers that ended and are still told of.
 const ENDED_KEPT: usize = 256;
+
+/// How long a transfer that hears that it is stopped may take to end.
+const STOPPING: Duration = Duration::from_secs(8);
 
 /// All transfers of an agent. Clones share them.
 #[derive(Clone, Debug)]
@@ -101,6 +104,28 @@ impl Transfers {
     where
         F: Future<Output = Result<Value>> + Send + 'static,
     {
+        self.start(about, |entry| work(entry.progress.clone()), Duration::ZERO)
+    }
+
+    /// As [`Transfers::begin`]; but when it is stopped, `work` is told by the token and has some seconds to end by itself.
+    ///
+    /// # Errors
+    /// As [`Transfers::begin`].
+    pub(super) fn begin_stoppable<F>(
+        &self,
+        about: About,
+        work: impl FnOnce(Progress, CancellationToken) -> F,
+    ) -> Result<Arc<Entry>>
+    where
+        F: Future<Output = Result<Value>> + Send + 'static,
+    {
+        self.start(about, |entry| work(entry.progress.clone(), entry.stop.clone()), STOPPING)
+    }
+
+    fn start<F>(&self, about: About, work: impl FnOnce(&Entry) -> F, patience: Duration) -> Result<Arc<Entry>>
+    where
+        F: Future<Output = Result<Value>> + Send + 'static,
+    {
         let entry = Arc::new(Entry {
             id: Ulid::generate(),
             kind: about.kind,
@@ -113,7 +138,7 @@ impl Transfers {
             stop: CancellationToken::new(),
             state: watch::Sender::new(State { standing: Standing::Running, took: None, outcome: None }),
         });
-        let work = work(entry.progress.clone());
+        let work = work(&entry);
         // Whoever closes waits for all that were admitted: it must see them all.
         let mut register = self.register();
         register.admit(&entry)?;
@@ -121,9 +146,14 @@ impl Transfers {
         let span = tracing::info_span!("transfer", id = %entry.id, kind = entry.kind.word(), name = %entry.name);
         let tracked = async move {
             let stop = settling.entry.stop.clone();
+            let mut work = std::pin::pin!(work);
             let ended = tokio::select! {
-                result = work => Some(result),
+                result = &mut work => Some(result),
                 () = stop.cancelled() => None,
+            };
+            let ended = match ended {
+                None if !patience.is_zero() => tokio::time::timeout(patience, work).await.ok(),
+                ended => ended,
             };
             settling.end(ended);
         };
@@ -271,6 +301,9 @@ impl Settling {
     fn end(self, ended: Option<Result<Value>>) {
         let (standing, outcome) = match ended {
             Some(Ok(report)) => (Standing::Done, Some(report)),
+            Some(Err(error)) if error.kind() == ErrorKind::Cancelled && self.entry.stop.is_cancelled() => {
+                (Standing::Cancelled, serde_json::to_value(&error).ok())
+            }
             Some(Err(error)) => {
                 tracing::warn!(kind = self.entry.kind.word(), name = %self.entry.name, "transfer failed: {error:?}");
                 (Standing::Failed, serde_json::to_value(&error).ok())
@@ -304,7 +337,6 @@ impl Drop for Settling {
 mod tests {
     use super::*;
     use crate::clock::SystemClock;
-    use crate::error::ErrorKind;
 
     fn about(name: &str) -> About {
         About { kind: Kind::Save, name: name.to_owned(), repository: None, caller: None }
@@ -340,6 +372,23 @@ mod tests {
         assert_eq!(tally.ended.into_values().collect::<Vec<_>>(), [1, 2, 1]);
         assert_eq!(transfers.find(&entries[0].id.to_string(), None).unwrap().id, entries[0].id);
         assert_eq!(transfers.find("nobody", None).unwrap_err().kind(), ErrorKind::NotFound);
+    }
+
+    #[tokio::test]
+    async fn what_hears_that_it_is_stopped_says_what_came_of_it() {
+        let transfers = transfers();
+        let hearing = transfers.begin_stoppable(about("a"), |_, stop| async move {
+            stop.cancelled().await;
+            Err(Error::cancelled("3 MiB are stored"))
+        });
+        let hearing = hearing.unwrap();
+        hearing.stop();
+        hearing.ended().await;
+        let view = hearing.view();
+        assert_eq!(
+            (view.state, &view.error.unwrap()["message"]),
+            (Standing::Cancelled, &Value::from("3 MiB are stored"))
+        );
     }
 
     #[tokio::test]

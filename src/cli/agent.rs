@@ -17,7 +17,7 @@ use super::verbs::Door;
 use crate::agent::view::{Cache, CacheChecked, Evicted, PinList, Pinned, Transfer, Unpinned};
 use crate::agent::{Agent, Client, Config, user_name};
 use crate::error::{Error, ErrorKind, Result};
-use crate::repository::SourceBytes;
+use crate::repository::{Selector, SourceBytes};
 use crate::size::show;
 use crate::span;
 
@@ -101,6 +101,8 @@ impl Door {
             pin: Option<String>,
             owner: String,
             repository: Option<String>,
+            #[serde(skip_serializing_if = "std::ops::Not::not")]
+            dry_run: bool,
         }
         #[derive(Serialize)]
         struct All {
@@ -122,10 +124,16 @@ impl Door {
                 pin: warm.pin.map(span::show),
                 owner: owner.clone(),
                 repository: self.named_repository()?,
+                dry_run: warm.dry_run,
             };
-            begun.push(agent.begin::<Transfer>("/v1/warm", &asked).await?);
+            let transfer = agent.begin::<Transfer>("/v1/warm", &asked).await?;
+            if matches!(what.name, Selector::Step { .. }) {
+                let chosen = transfer.0.name.split(':').next().unwrap_or_default();
+                self.output.remark(&format!("{} is {}", what.name, printable(chosen)));
+            }
+            begun.push(transfer);
         }
-        if warm.wait {
+        if warm.wait || warm.dry_run {
             let line = self.line();
             for (transfer, agent) in &mut begun {
                 *transfer = agent.follow(&transfer.id, |view| self.relay(view)).await?;
@@ -134,7 +142,7 @@ impl Door {
         }
         let said = begun.into_iter().map(|(transfer, agent)| Said::by(&agent, transfer));
         let all = All { transfers: said.collect() };
-        self.output.report(&all, |all, _| all.transfers.iter().map(warmed).collect())?;
+        self.output.outcome(warm.dry_run, &all, |all, _| all.transfers.iter().map(warmed).collect())?;
         let missing = |said: &Said<Transfer>| told(&said.what, "missing") > 0;
         Ok(if all.transfers.iter().any(missing) { ErrorKind::Unreachable.exit_code() } else { 0 })
     }
@@ -269,6 +277,10 @@ fn warmed(said: &Said<Transfer>) -> String {
             sum("missing", "missing_bytes")
         ),
     };
+    if transfer.report.as_ref().is_some_and(|report| report["dry_run"] == true) {
+        let (all, lacking) = (sum("chunks", "bytes"), sum("lacking", "lacking_bytes"));
+        return format!("would warm: {name}, {all}; would fetch {lacking}\n");
+    }
     format!(
         "warm: {name}, {}, {:.1} s\n  there already: {}; fetched: {}{}{missing}\n",
         sum("chunks", "bytes"),

@@ -39,7 +39,7 @@ Which repository:
   2. the variable TOWLINE_REPO
   3. `repository` in towline.toml: in the working folder or above it, else in
      ~/.config/towline
-  4. else ~/.local/share/towline/repository, made on first use
+  4. else ~/.local/share/towline/repository, made by the first save
 
 towline.toml may hold:
   repository = \"s3://bucket/prefix\"
@@ -52,17 +52,23 @@ S3:
   identity, instance roles. For other stores set --endpoint or
   AWS_ENDPOINT_URL. `towline doctor` says what it found, and what is wrong.
 
-Interrupted? Run the same command again: what has arrived is used.
+Interrupted? Run the same command again: what has arrived is used. At Ctrl-C a
+save or sync records what it has sent, within seconds, and says how much that
+is; a second Ctrl-C ends it at once.
 
 Exit codes:
   0 done          1 anything else   2 wrong usage         3 not found
-  4 damaged       5 conflict        6 store unreachable   7 denied";
+  4 damaged       5 conflict        6 store unreachable   7 denied
+  130 interrupted (Ctrl-C)          143 terminated (SIGTERM)";
 
 /// What stands last in `towline -h`.
 pub(super) const SHORT: &str = "`towline help` says more, `towline help COMMAND` shows examples.";
 
 pub(super) const REPO: &str =
     "The repository: a path, file:///PATH or s3://BUCKET/PREFIX [also: TOWLINE_REPO, towline.toml]";
+
+pub(super) const WATCHED_METRIC: &str = "Tell a metric of each step: a number, or what trainer_state.json calls it; may be given \
+several times [default: all that was logged at the step]";
 
 pub(super) const ENDPOINT: &str = "The S3 endpoint [also: AWS_ENDPOINT_URL, towline.toml]";
 
@@ -95,7 +101,9 @@ there is none, and if that never happens a later collect frees what was uploaded
 Ranks that start again with other content need another --attempt, the same for all: --attempt $SLURM_JOB_ID.$SLURM_RESTART_COUNT, \
 say. Attempts and world sizes are never mixed.
 
-A name that exists is replaced; if somebody else moved it meanwhile, nothing is, and the exit code is 5.
+A name that exists is replaced, which is said; if somebody else moved it meanwhile, nothing is, and the exit code is 5. With \
+--if-absent nothing is ever replaced: if the name exists when the save begins or when it is committed, the exit code is 5. A name \
+that looks like a step and is none, such as run-7/step-abc, is warned about: `latest` does not find it.
 
 Of a step of a run, tensors that changed are stored as differences to a key step: the first, then one of every 8 (--key-every), \
 and whatever would not get smaller by it. 16-bit tensors that are others of the same save, rounded, take no room. --explain \
@@ -104,7 +112,8 @@ tells for each tensor what became of it, and why.
 --compression if-faster stores chunks as they are while the repository (a fast disk, a fast link) takes them faster than they \
 are compressed: such a save is shorter, and takes more room.
 
-JSON: name manifest logical_bytes new_bytes stored_bytes chunks new_chunks files seconds skipped warnings, and with --explain \
+JSON: name manifest logical_bytes new_bytes stored_bytes chunks new_chunks files seconds skipped warnings; replaced: manifest saved \
+bytes, where something else had the name; with --explain \
 explained: [path tensor bytes here_bytes stored_bytes reasons], with \
 --rank rank, ranks, attempt, complete, waits_for and step";
 
@@ -113,6 +122,7 @@ Examples:
   towline watch out/ run-7                       beside the training, until SIGTERM or Ctrl-C
   towline watch out/ run-7 --restore-latest      first bring the latest step back, if out/ holds none
   towline watch out/ run-7 --once                save what is finished, then end: for cron
+  towline watch out/ run-7 --metric loss=eval_loss --metric lr=3e-5
   towline watch /mnt/nfs/out run-7 --settle 2m   where other machines write
 
 Saved as RUN/step-N, each once, and again when it is written again: the folders checkpoint-N (Hugging Face, accelerate), \
@@ -123,12 +133,17 @@ A checkpoint is finished when its framework says so (trainer_state.json, .metada
 changed for a fifth of --settle; when it was renamed from a temporary name; or when nothing changed for all of --settle. A \
 save that fails is tried again. DIR may come and go.
 
+What Hugging Face's Trainer logged at a checkpoint's step (log_history in its trainer_state.json) is told as metrics of the step, \
+as TowlineCallback tells it: every finite number but step and epoch. With --metric NAME=KEY, or NAME where both are one, only what is \
+named is taken, as it was logged last up to the step, or from the top of the file (best=best_metric). --metric NAME=NUMBER tells \
+that number of each step, and what is logged besides.
+
 --restore-latest puts the step back under the name that it had, whole or not at all, before anything is watched; if that \
 fails, so does the command.
 
 At SIGTERM and Ctrl-C it saves what is finished, and what will be within --on-term; at SIGTERM it waits one --settle for a \
 last checkpoint even if none is being written. Exit code 1 if something could not be saved in time; it is named. A second \
-signal ends it at once.
+signal ends it at once. It ends with these codes, not with 130 or 143.
 
 JSON: a line for each event: event, and what belongs to it";
 
@@ -137,6 +152,7 @@ Examples:
   towline restore run-7/step-1000 out/                       into out/
   towline restore run-7/step-1000:model.safetensors /tmp/    one file
   towline restore run-7/step-1000 out/ --overwrite --delete  exactly that
+  towline restore run-7/step-1000 out/ --overwrite --delete --dry-run
   towline restore run-7@latest out/                          the last step
   towline restore run-7@min=loss:model.safetensors /tmp/     one file of the best
   towline restore run-7@latest out/ --path config.json --path 'model-*.safetensors'
@@ -145,6 +161,9 @@ Examples:
 
 What DEST holds already is used instead of fetched. If a file in the way differs, nothing is written and the exit code \
 is 5, unless --overwrite. Each file appears whole or not at all, and nothing is written outside DEST.
+
+--delete says what it deleted, and how much. It does not empty a folder for a tree without any file, unless --yes says so. --dry-run \
+says what would be fetched, replaced and deleted, and ends as the restore would; it writes and makes nothing.
 
 --path names a file or folder of the tree (of SUBPATH, if that is given), or a pattern: * and ? stay within a segment, ** does not, \
 [a-z] and {a,b} are as in a shell. Paths are kept: model/a.bin goes to DEST/model/a.bin. One that matches nothing is exit code 3, \
@@ -156,8 +175,9 @@ folder or a pattern of one, tells apart tensors of one name. BOX is as in numpy:
 parts (DCP) is one tensor, whatever the parts. --shard parts rows as torch.chunk and FSDP do: where they do not divide, the \
 last parts are shorter, or empty. A file that is there is replaced only with --overwrite.
 
-JSON: name bytes fetched_bytes sources reused_bytes files seconds; with --tensor: name file tensors bytes fetched_bytes sources chunks \
-seconds; sources: agent cache site remote repository";
+JSON: name bytes fetched_bytes sources reused_bytes files seconds, replaced_files if there are any, with --delete removed: files bytes \
+paths; with --tensor: name file tensors bytes fetched_bytes sources chunks seconds; sources: agent cache site remote repository; with \
+--dry-run dry_run";
 
 pub(super) const TENSORS: &str = "\
 Examples:
@@ -203,7 +223,7 @@ exit code 3.
 
 Only names go. The bytes that nothing else needs go with the next `towline collect`.
 
-JSON: dry_run run kept: [step name bytes reasons] removed: [step name bytes]";
+JSON: dry_run run kept: [step name bytes reasons] removed: [step name bytes], with --dry-run freed_bytes";
 
 pub(super) const SHOW: &str = "\
 Examples:
@@ -242,28 +262,32 @@ Examples:
   towline rm run-7/step-1000
   towline rm run-7/step-1000 run-7/step-2000 scratch
   towline rm --recursive run-7       run-7 itself, if it is a name, and every name below run-7/
+  towline rm run-7/step-1000 --dry-run       and how much that would free
 
 All go in one commit, or none if one of them is not there (exit code 3). Only names go. The bytes that nothing else needs go with the next `towline collect`.
 
-JSON: removed: [name]";
+JSON: removed: [name]; with --dry-run dry_run names: [name bytes] freed_bytes (null if a damaged map keeps it from being told)";
 
 pub(super) const CP: &str = "\
 Examples:
   towline cp run-7/step-9000 models/best
   towline cp run-7@min=loss models/best
 
-Nothing is copied but the name: both then share every byte.
+Nothing is copied but the name: both then share every byte. A name that exists is replaced, which is said; with --if-absent it is \
+not, and the exit code is 5.
 
-JSON: name from";
+JSON: name from, and replaced: manifest saved bytes, where something else had the name";
 
 pub(super) const SYNC: &str = "\
 Examples:
   towline sync /mnt/repo s3://bucket/prefix                    every name
   towline sync s3://bucket/prefix /mnt/repo run-7 models/best  these, or below
+  towline sync /mnt/repo s3://bucket/prefix run-7@latest       one step, chosen in the source
+  towline sync /mnt/repo /mnt/new --init --dry-run             what would move to a repository that --init makes
 
 Only what the destination lacks is moved. --endpoint and --allow-http hold for both sides; --memory is shared.
 
-JSON: names moved_bytes skipped_bytes chunks new_chunks seconds";
+JSON: names moved_bytes skipped_bytes chunks new_chunks seconds, with --dry-run dry_run planned: [name bytes moved_bytes replaces]";
 
 pub(super) const VERIFY: &str = "\
 Examples:
@@ -282,10 +306,12 @@ Examples:
   towline collect                    set aside, delete what was a day ago
   towline collect --grace 0          both at once
 
-Safe at any time, next to savers, readers and other collectors.
+Safe at any time, next to savers, readers and other collectors. What a save or sync has sent so far is kept while its session is \
+open, whatever --grace says; that is told with its bytes. A session ends when its command does. That of a command that was killed \
+ends once nothing was written in it for a day, by the store's clock, and a collect comes by; until then the same save uses what it holds.
 
 JSON: condemned_packs purged_packs deleted_objects repacked_packs merged_segments fenced_sessions freed_bytes live_bytes \
-steps seconds";
+held_packs held_bytes held: [session name packs bytes ends] steps seconds";
 
 pub(super) const DOCTOR: &str = "\
 Examples:
@@ -348,6 +374,7 @@ Examples:
   towline warm run-7@latest --wait               before a restore on this node
   towline warm models/base data/v2 --pin 24h     and keep both for a day
   towline warm run-7/step-1000 --from home/node-3 --wait
+  towline warm run-7@latest --dry-run            what is lacking, and how much
   towline warm run-7@latest --at cloud --pin 24h --wait     on an agent of the site cloud, before the burst lands there
   towline warm models/base --at cloud/node-1 --from home    on this one; `home` is a site as that agent sees it
 

@@ -2,7 +2,7 @@
 //!
 //! Settings come from flags, the environment and `towline.toml` (`config.rs`); what a command finds out goes to standard
 //! output as text or as one JSON object (`output.rs`); errors and progress go to standard error. Exit codes are those of
-//! [`ErrorKind::exit_code`].
+//! [`ErrorKind::exit_code`], or of the signal that ended it (`signals.rs`).
 
 mod agent;
 mod args;
@@ -11,10 +11,12 @@ mod config;
 mod documents;
 mod help;
 mod identity;
+mod moves;
 mod output;
 mod progress;
 mod render;
 mod show;
+mod signals;
 mod target;
 #[cfg(test)]
 mod tests;
@@ -30,11 +32,12 @@ use std::time::Duration;
 use clap::error::ErrorKind as Parsing;
 use clap::{CommandFactory, Parser};
 use tokio::runtime::{Builder, Runtime};
-use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio_util::sync::CancellationToken;
 
 use self::args::{Cli, Globals, Verb};
 use self::config::{Settings, Surroundings};
 use self::output::Output;
+use self::signals::{Failed, interruptible, listen};
 use self::verbs::Door;
 use crate::error::{Error, ErrorKind, Result};
 use crate::progress::Progress;
@@ -64,9 +67,9 @@ pub fn run_with(args: Vec<OsString>) -> u8 {
     match execute(cli, &output) {
         Ok(code) => code,
         Err(_) if output.is_broken() => 0,
-        Err(error) => {
+        Err(Failed { error, code }) => {
             output.error(&error);
-            error.kind().exit_code()
+            code
         }
     }
 }
@@ -85,7 +88,7 @@ fn not_parsed(error: &clap::Error, json: bool) -> u8 {
 }
 
 /// Carries out the command in a runtime of its own, which is gone afterwards.
-fn execute(cli: Cli, output: &Output) -> Result<u8> {
+fn execute(cli: Cli, output: &Output) -> Result<u8, Failed> {
     let folder = std::env::current_dir().map_err(|source| {
         Error::not_found("the working directory is gone").cure("cd to one that exists").source(source)
     })?;
@@ -97,12 +100,19 @@ fn execute(cli: Cli, output: &Output) -> Result<u8> {
         // Log lines would tear the line of progress.
         draw: !cli.globals.json && !cli.globals.quiet && cli.globals.verbose == 0,
         memory: cli.globals.flags().memory,
+        stop: CancellationToken::new(),
     };
     let runtime = runtime()?;
     let result = match cli.verb {
         // They have their own ways to end.
-        Verb::Watch(_) | Verb::Agent { .. } | Verb::Top { .. } => runtime.block_on(door.carry_out(cli.verb)),
-        verb => runtime.block_on(interruptible(door.carry_out(verb))),
+        Verb::Watch(_) | Verb::Agent { .. } | Verb::Top { .. } => {
+            runtime.block_on(door.carry_out(cli.verb)).map_err(Failed::from)
+        }
+        verb => {
+            signals::end_at_the_second()?;
+            let stop = matches!(verb, Verb::Save(_) | Verb::Sync(_)).then(|| door.stop.clone());
+            runtime.block_on(interruptible(door.carry_out(verb), stop, output))
+        }
     };
     // A thread that is stuck in a system call, such as a write to a pipe that nobody reads, must not keep us.
     runtime.shutdown_timeout(LETTING_GO);
@@ -118,27 +128,6 @@ fn runtime() -> Result<Runtime> {
         .enable_all()
         .build()
         .map_err(|source| Error::other("threads cannot be started").source(source))
-}
-
-/// Runs `command` until it ends, or until Ctrl-C or SIGTERM, which drop it.
-///
-/// It runs as a task, so that a command that blocks its thread can be left behind.
-async fn interruptible(command: impl Future<Output = Result<u8>> + Send + 'static) -> Result<u8> {
-    let (mut interrupt, mut terminate) = (listen(SignalKind::interrupt())?, listen(SignalKind::terminate())?);
-    let mut task = tokio::spawn(command);
-    tokio::select! {
-        ended = &mut task => return ended.unwrap_or_else(|source| Err(Error::other("towline has a bug").source(source))),
-        _ = interrupt.recv() => {}
-        _ = terminate.recv() => {}
-    }
-    task.abort();
-    // Dropping it removes what it left half done; how it ends does not matter any more.
-    let _ = tokio::time::timeout(LETTING_GO, task).await;
-    Err(Error::cancelled("interrupted").cure("run the same command again to resume"))
-}
-
-fn listen(kind: SignalKind) -> Result<Signal> {
-    signal(kind).map_err(|source| Error::other("signals cannot be caught").source(source))
 }
 
 /// Sends log lines to standard error: as `RUST_LOG` says, else as many as `-v` asks for.

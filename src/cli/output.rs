@@ -40,6 +40,16 @@ impl Output {
         if self.quiet && !self.json { Ok(()) } else { self.answer(value, human) }
     }
 
+    /// What was done, or in a dry run what would be: that was asked for, and `--quiet` does not take it away.
+    pub(super) fn outcome<T: Serialize>(
+        &self,
+        dry_run: bool,
+        value: &T,
+        human: impl FnOnce(&T, Paint) -> String,
+    ) -> Result<()> {
+        if dry_run { self.answer(value, human) } else { self.report(value, human) }
+    }
+
     /// One of several things that happen while a command goes on: as a line of JSON, or as a remark.
     pub(super) fn event<T: Serialize>(&self, value: &T, human: impl FnOnce(&T) -> String) -> Result<()> {
         if self.json {

@@ -4,18 +4,22 @@ use std::fmt::Write as _;
 
 use super::output::{Paint, printable, table};
 use crate::ops::{
-    Change, Check, CollectReport, Diagnosis, ExpirePlan, Explained, Listed, Outcome, PartReport, PlannedStep,
-    RestoreReport, RestoreTensorsReport, RunListed, SaveReport, StepListed, SyncReport, TensorListed, VerifyReport,
-    WatchEvent,
+    Change, Check, CollectReport, Diagnosis, ExpirePlan, Explained, Listed, Outcome, PartReport, PlannedName,
+    PlannedStep, RemovePlan, Replaced, RestoreReport, RestoreTensorsReport, RunListed, SaveReport, StepListed,
+    SyncReport, TensorListed, VerifyReport, WatchEvent,
 };
 use crate::repository::SourceBytes;
 use crate::repository::log::StepFacts;
 use crate::size::show;
 
+/// Paths that a text lists, at most.
+const LISTED: usize = 20;
+
 pub(super) fn save(report: &SaveReport) -> String {
     let mut text = format!(
-        "saved {}: {} in {}, {}\n  new: {} in {} of {}; {} written\n  manifest: {}\n",
+        "saved {}{}: {} in {}, {}\n  new: {} in {} of {}; {} written\n  manifest: {}\n",
         report.name,
+        replaced(report.replaced.as_ref()),
         show(report.logical_bytes),
         counted(report.files, "file"),
         seconds(report.seconds),
@@ -69,26 +73,70 @@ pub(super) fn by_source(bytes: &SourceBytes) -> String {
     if from.is_empty() { String::new() } else { format!(" ({})", from.join(", ")) }
 }
 
+/// ` (replaced 1.0 GiB, saved 2026-01-01T00:00:00Z)`, if a name was replaced.
+pub(super) fn replaced(replaced: Option<&Replaced>) -> String {
+    let told = |old: &Replaced| format!(" (replaced {}, saved {})", show(old.bytes), old.saved);
+    replaced.map(told).unwrap_or_default()
+}
+
 pub(super) fn restore(report: &RestoreReport) -> String {
-    format!(
-        "restored {}: {} in {}, {}\n  fetched: {}{}; found in place: {}\n",
+    let dry = report.dry_run;
+    let mut text = format!(
+        "{} {}: {} in {}, {}\n  {}: {}{}; found in place: {}\n",
+        if dry { "would restore" } else { "restored" },
         report.name,
         show(report.bytes),
         counted(report.files, "file"),
         seconds(report.seconds),
+        if dry { "would fetch" } else { "fetched" },
         show(report.fetched_bytes),
         by_source(&report.sources),
         show(report.reused_bytes),
+    );
+    if report.replaced_files > 0 {
+        let what = if dry { "would replace" } else { "replaced" };
+        let _ = writeln!(text, "  {what}: {} that differed", counted(report.replaced_files, "file"));
+    }
+    if let Some(removed) = &report.removed {
+        let what = if dry { "would delete" } else { "deleted" };
+        let _ = writeln!(text, "  {what}: {}, {}", counted(removed.files, "file"), show(removed.bytes));
+        for path in removed.paths.iter().take(LISTED) {
+            let _ = writeln!(text, "    {}", printable(path));
+        }
+        if removed.paths.len() > LISTED {
+            let _ = writeln!(text, "    and {} more; --json lists all", removed.paths.len() - LISTED);
+        }
+    }
+    text
+}
+
+pub(super) fn would_remove(plan: &RemovePlan) -> String {
+    let rows: Vec<_> = plan.names.iter().map(|one| vec![one.name.to_string(), show(one.bytes)]).collect();
+    format!(
+        "{}would remove {}{}\n",
+        table(&["NAME", ">SIZE"], &rows),
+        counted(plan.names.len() as u64, "name"),
+        would_free(plan.freed_bytes)
     )
+}
+
+/// What removing names leads to.
+fn would_free(bytes: Option<u64>) -> String {
+    match bytes {
+        Some(bytes) => format!("; the next `towline collect` could free {}", show(bytes)),
+        None => "; what that frees cannot be told: a map is damaged (`towline verify`)".to_owned(),
+    }
 }
 
 pub(super) fn restored_tensors(report: &RestoreTensorsReport) -> String {
     format!(
-        "restored {}: {} in {}, {}\n  fetched: {}{} in {}\n  file: {}\n",
+        "{} {}: {} in {}, {}\n  {}: {}{} in {}\n  file: {}\n",
+        if report.dry_run { "would restore" } else { "restored" },
         report.name,
         show(report.bytes),
         counted(report.tensors, "tensor"),
         seconds(report.seconds),
+        if report.dry_run { "would fetch" } else { "fetched" },
         show(report.fetched_bytes),
         by_source(&report.sources),
         counted(report.chunks, "chunk"),
@@ -114,13 +162,14 @@ pub(super) fn watched(event: &WatchEvent) -> String {
             format!("restored {} as {entry}: {}, {}", report.name, show(report.bytes), seconds(report.seconds))
         }
         WatchEvent::NotRestored { reason } => format!("nothing restored: {reason}"),
-        WatchEvent::Saved { entry, report, by, .. } => format!(
-            "saved {entry} as {}: {} in {}, {}; new: {}; finished by {by}",
+        WatchEvent::Saved { entry, report, by, metrics, .. } => format!(
+            "saved {entry} as {}: {} in {}, {}; new: {}; finished by {by}{}",
             report.name,
             show(report.logical_bytes),
             counted(report.files, "file"),
             seconds(report.seconds),
             show(report.new_bytes),
+            metrics.iter().map(|(name, value)| format!("; {name}={}", number(*value))).collect::<Vec<_>>().concat(),
         ),
         WatchEvent::Kept { entry, name } => format!("{entry} is saved already as {name}"),
         WatchEvent::PassedOver { entry, reason } => format!("passed over {entry}: {reason}"),
@@ -198,7 +247,7 @@ fn number(value: f64) -> String {
     if plain { value.to_string() } else { format!("{value:e}") }
 }
 
-pub(super) fn expired(plan: &ExpirePlan, dry_run: bool) -> String {
+pub(super) fn expired(plan: &ExpirePlan, dry_run: bool, freed: Option<u64>) -> String {
     let row = |what: &str, step: &PlannedStep| {
         let reasons: Vec<String> = step.reasons.iter().map(ToString::to_string).collect();
         vec![what.to_owned(), step.name.to_string(), show(step.bytes), reasons.join(" ")]
@@ -215,7 +264,13 @@ pub(super) fn expired(plan: &ExpirePlan, dry_run: bool) -> String {
         plan.removed.len(),
         counted(steps.len() as u64, "step"),
         plan.run,
-        if plan.removed.is_empty() { "" } else { "; bytes that nothing else needs go with the next `towline collect`" },
+        if plan.removed.is_empty() {
+            String::new()
+        } else if dry_run {
+            would_free(freed)
+        } else {
+            "; bytes that nothing else needs go with the next `towline collect`".to_owned()
+        },
     );
     text
 }
@@ -248,15 +303,28 @@ pub(super) fn changes(changes: &[Change]) -> String {
 }
 
 pub(super) fn sync(report: &SyncReport) -> String {
-    format!(
-        "synced {}, {}\n  moved: {} in {} of {}; there already: {}\n",
+    let dry = report.dry_run;
+    let row = |one: &PlannedName| {
+        let what = if one.replaces { "replaces" } else { "new" };
+        vec![one.name.to_string(), show(one.bytes), show(one.moved_bytes), what.to_owned()]
+    };
+    let mut text = String::new();
+    if !report.planned.is_empty() {
+        text += &table(&["NAME", ">SIZE", ">MOVES", ""], &report.planned.iter().map(row).collect::<Vec<_>>());
+    }
+    let _ = writeln!(
+        text,
+        "{} {}, {}\n  {}: {} in {} of {}; there already: {}",
+        if dry { "would sync" } else { "synced" },
         counted(report.names, "name"),
         seconds(report.seconds),
+        if dry { "would move" } else { "moved" },
         show(report.moved_bytes),
         report.new_chunks,
         counted(report.chunks, "chunk"),
         show(report.skipped_bytes),
-    )
+    );
+    text
 }
 
 pub(super) fn verify(report: &VerifyReport, data: bool, paint: Paint) -> String {
@@ -311,6 +379,25 @@ pub(super) fn collect(report: &CollectReport, dry_run: bool) -> String {
     ];
     for (what, count) in counts.iter().filter(|(_, count)| *count > 0) {
         let _ = writeln!(text, "  {what}: {count}");
+    }
+    if report.held_packs > 0 {
+        let _ = writeln!(
+            text,
+            "  kept for open sessions: {} in {}, of saves or syncs that run or were killed",
+            show(report.held_bytes),
+            counted(report.held_packs, "pack"),
+        );
+    }
+    for held in &report.held {
+        let name = held.name.as_ref().map_or_else(String::new, |name| format!(" (ranks that save {name})"));
+        let ends = held.ends.as_ref().map_or_else(String::new, |ends| format!(", or with a collect after {ends}"));
+        let _ = writeln!(
+            text,
+            "    {}{name}: {} in {}; a save of the same files uses them; else they can be freed once it ends{ends}",
+            held.session,
+            show(held.bytes),
+            counted(held.packs, "pack"),
+        );
     }
     text
 }

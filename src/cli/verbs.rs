@@ -1,6 +1,7 @@
 //! Each command: open what it needs, call one verb, show what came of it.
 
 use serde::Serialize;
+use tokio_util::sync::CancellationToken;
 
 use super::args::{Expire, Manner, Restore, Save, Verb};
 use super::config::{Chosen, Settings};
@@ -13,8 +14,8 @@ use crate::budget::Budget;
 use crate::error::{Error, ErrorKind, Result};
 use crate::limits::MEMORY_MIN;
 use crate::ops::{
-    self, CollectOptions, ExpirePlan, ExpirePolicy, Outcome, PartOptions, RestoreOptions, RestoreTensorsOptions,
-    SaveOptions, SaveReport, SyncOptions, TensorSelector, VerifyOptions,
+    self, CollectOptions, Expected, ExpirePlan, ExpirePolicy, Outcome, PartOptions, RestoreOptions,
+    RestoreTensorsOptions, SaveOptions, SaveReport, TensorSelector, VerifyOptions,
 };
 use crate::progress::Progress;
 use crate::repository::log::StepFacts;
@@ -32,6 +33,8 @@ pub(super) struct Door {
     pub(super) draw: bool,
     /// `--memory`, in bytes.
     pub(super) memory: Option<u64>,
+    /// Cancelled when the command is to stop.
+    pub(super) stop: CancellationToken,
 }
 
 impl Door {
@@ -52,9 +55,9 @@ impl Door {
             Verb::Tensors { name, only } => self.tensors(&name, &only).await?,
             Verb::Diff { a, b } => self.diff(&a, &b).await?,
             Verb::Cat { file, range } => self.cat(&file, range).await?,
-            Verb::Rm { names, recursive } => self.remove(&names, recursive).await?,
-            Verb::Cp { name, new } => self.copy(&name, &new).await?,
-            Verb::Sync { from, to, what } => self.sync(&from, &to, &what).await?,
+            Verb::Rm(rm) => self.remove(&rm).await?,
+            Verb::Cp(cp) => self.copy(&cp).await?,
+            Verb::Sync(sync) => self.sync(&sync).await?,
             Verb::Verify { name, data, repair } => return self.verify(name.as_ref(), data, repair).await,
             Verb::Collect { dry_run, grace } => {
                 let repository = self.open().await?;
@@ -62,7 +65,7 @@ impl Door {
                 let options = CollectOptions { dry_run, grace, progress: self.progress.clone() };
                 let report = repository.collect(&options).await?;
                 drop(line);
-                self.output.report(&report, |report, _| render::collect(report, dry_run))?;
+                self.output.outcome(dry_run, &report, |report, _| render::collect(report, dry_run))?;
             }
             Verb::Doctor { url } => return self.doctor(url.as_deref()).await,
             Verb::Identity { what } => self.identity(what)?,
@@ -101,13 +104,20 @@ impl Door {
         let options = manner(save.manner)?;
         let told = |facts: StepFacts, (name, value): &(String, f64)| facts.metric(name, *value);
         let facts = save.metrics.iter().try_fold(options.facts, told)?;
-        let repository = self.open().await?;
-        let base = match &save.base {
-            Some(base) => Some(self.resolve(&repository, base).await?),
-            None => None,
+        let opened = async {
+            let repository = self.open_to_save().await?;
+            let base = match &save.base {
+                Some(base) => Some(self.resolve(&repository, base).await?),
+                None => None,
+            };
+            Ok((repository, base))
         };
+        let (repository, base) = Box::pin(self.unless_stopped(opened)).await?;
         let progress = self.progress.clone();
-        let options = SaveOptions { base, facts, reread: save.reread, explain: save.explain, progress, ..options };
+        let Save { reread, explain, if_absent, .. } = save;
+        let stop = self.stop.clone();
+        let expected = if if_absent { Expected::Nothing } else { Expected::Anything };
+        let options = SaveOptions { base, facts, reread, explain, expected, progress, stop, ..options };
         let line = self.line();
         if let (Some(rank), Some(ranks)) = (save.rank, ranks) {
             let part = PartOptions { rank, ranks, attempt: save.attempt.unwrap_or_default() };
@@ -133,8 +143,9 @@ impl Door {
     }
 
     async fn restore(&self, restore: Restore) -> Result<()> {
-        let Restore { from, dest, overwrite, delete, only, tensors, shard } = restore;
-        let options = RestoreOptions { overwrite, delete, only, progress: self.progress.clone() };
+        let Restore { from, dest, overwrite, delete, yes, dry_run, only, tensors, shard } = restore;
+        let progress = self.progress.clone();
+        let options = RestoreOptions { overwrite, delete, may_empty: yes, dry_run, only, progress };
         let repository = Client::attached(self.open().await?).await;
         let name = self.resolve(&repository, &from.name).await?;
         if !tensors.is_empty() {
@@ -142,17 +153,17 @@ impl Door {
                 Some(shard) => tensors.into_iter().map(|selector| selector.shard(shard)).collect(),
                 None => tensors,
             };
-            let options = RestoreTensorsOptions { overwrite, progress: self.progress.clone() };
+            let options = RestoreTensorsOptions { overwrite, dry_run, progress: self.progress.clone() };
             let line = self.line();
             let below = from.path.as_deref();
             let report = repository.restore_tensors(&name, below, &selectors, &dest, &options).await?;
             drop(line);
-            return self.output.report(&report, |report, _| render::restored_tensors(report));
+            return self.output.outcome(dry_run, &report, |report, _| render::restored_tensors(report));
         }
         let line = self.line();
         let report = repository.restore(&name, from.path.as_deref(), &dest, &options).await?;
         drop(line);
-        self.output.report(&report, |report, _| render::restore(report))
+        self.output.outcome(dry_run, &report, |report, _| render::restore(report))
     }
 
     async fn tensors(&self, name: &Selector, only: &[TensorSelector]) -> Result<()> {
@@ -178,7 +189,11 @@ impl Door {
         struct Refs {
             refs: Vec<ops::Listed>,
         }
-        let refs = self.open().await?.list(prefix).await?;
+        let refs = match (self.open_if_made().await?, prefix) {
+            (Some(repository), _) => repository.list(prefix).await?,
+            (None, Some(_)) => self.open().await?.list(prefix).await?,
+            (None, None) => Vec::new(),
+        };
         if refs.is_empty() {
             self.output.remark("nothing is saved there");
         }
@@ -190,7 +205,11 @@ impl Door {
         struct Runs {
             runs: Vec<ops::RunListed>,
         }
-        let runs = self.open().await?.runs(prefix).await?;
+        let runs = match (self.open_if_made().await?, prefix) {
+            (Some(repository), _) => repository.runs(prefix).await?,
+            (None, Some(_)) => self.open().await?.runs(prefix).await?,
+            (None, None) => Vec::new(),
+        };
         if runs.is_empty() {
             self.output.remark("no name is a step of a run: RUN/step-N");
         }
@@ -203,17 +222,23 @@ impl Door {
             dry_run: bool,
             #[serde(flatten)]
             plan: ExpirePlan,
+            #[serde(skip_serializing_if = "Option::is_none")]
+            freed_bytes: Option<u64>,
         }
         let Expire { run, keep_last, keep_every, keep_min, keep_max, dry_run } = expire;
         let policy = ExpirePolicy { keep_last, keep_every, keep_min, keep_max };
         let repository = self.open().await?;
         let plan = repository.plan_expire(&run, &policy).await?;
-        if !dry_run {
+        let mut freed_bytes = None;
+        if dry_run {
+            let names: Vec<Name> = plan.removed.iter().map(|step| step.name.clone()).collect();
+            freed_bytes = repository.plan_remove(&names, false).await?.freed_bytes;
+        } else {
             repository.expire(&plan).await?;
         }
-        let expired = Expired { dry_run, plan };
-        let render = |expired: &Expired, _| render::expired(&expired.plan, dry_run);
-        if dry_run { self.output.answer(&expired, render) } else { self.output.report(&expired, render) }
+        let expired = Expired { dry_run, plan, freed_bytes };
+        let render = |expired: &Expired, _| render::expired(&expired.plan, dry_run, expired.freed_bytes);
+        self.output.outcome(dry_run, &expired, render)
     }
 
     async fn diff(&self, a: &Selector, b: &Selector) -> Result<()> {
@@ -248,32 +273,6 @@ impl Door {
         };
         let mut out = self.output.raw()?;
         repository.cat(&name, path, range, &mut out).await.map(drop)
-    }
-
-    async fn remove(&self, names: &[Name], recursive: bool) -> Result<()> {
-        #[derive(Serialize)]
-        struct Removed {
-            removed: Vec<String>,
-        }
-        let removed = self.open().await?.remove_all(names, recursive).await?;
-        let removed = Removed { removed: removed.into_iter().map(|one| one.name).collect() };
-        self.output.report(&removed, |all, _| format!("removed {}\n", all.removed.join("\nremoved ")))
-    }
-
-    async fn copy(&self, name: &Selector, new: &Name) -> Result<()> {
-        let repository = self.open().await?;
-        let name = &self.resolve(&repository, name).await?;
-        repository.copy(name, new).await?;
-        let report = serde_json::json!({ "name": new.as_str(), "from": name.as_str() });
-        self.output.report(&report, |_, _| format!("{new} is now what {name} is\n"))
-    }
-
-    async fn sync(&self, from: &Location, to: &Location, what: &[Name]) -> Result<()> {
-        let (from, to) = (self.open_at(from, 2).await?, self.open_at(to, 2).await?);
-        let line = self.line();
-        let report = ops::sync(&from, &to, what, &SyncOptions { progress: self.progress.clone() }).await?;
-        drop(line);
-        self.output.report(&report, |report, _| render::sync(report))
     }
 
     async fn verify(&self, name: Option<&Selector>, data: bool, repair: bool) -> Result<u8> {
@@ -325,6 +324,14 @@ impl Door {
         Ok(name)
     }
 
+    /// Carries out `work`, which writes nothing that is worth keeping, until the command is to stop.
+    pub(super) async fn unless_stopped<T>(&self, work: impl Future<Output = Result<T>>) -> Result<T> {
+        tokio::select! {
+            done = work => done,
+            () = self.stop.cancelled() => Err(Error::cancelled("interrupted before anything was stored")),
+        }
+    }
+
     /// Draws progress until the answer is dropped.
     pub(super) fn line(&self) -> Option<Line> {
         self.draw.then(|| Line::draw(self.progress.clone()))
@@ -342,7 +349,7 @@ impl Door {
     ///
     /// # Errors
     /// Usage, if what was asked for is too little for as many.
-    fn options(&self, sharers: u64) -> Result<OpenOptions> {
+    pub(super) fn options(&self, sharers: u64) -> Result<OpenOptions> {
         let share = match self.settings.memory {
             None if sharers == 1 => None,
             None => Some((Budget::default_bytes() / sharers).max(MEMORY_MIN)),
@@ -357,8 +364,29 @@ impl Door {
         Ok(OpenOptions { memory: share, ..OpenOptions::default() })
     }
 
-    /// The repository that was chosen; the embedded one is made if it is lacking.
+    /// The repository that was chosen, which must be there.
     pub(super) async fn open(&self) -> Result<Repository> {
+        match self.open_if_made().await? {
+            Some(repository) => Ok(repository),
+            None => Err(Error::not_found("there is no repository yet")
+                .at(self.location(None)?)
+                .cure("`towline save` makes it; --repo names another")),
+        }
+    }
+
+    /// The repository that was chosen; none if that is the embedded one and nothing has been saved yet.
+    async fn open_if_made(&self) -> Result<Option<Repository>> {
+        match self.settings.repository()? {
+            Chosen::Named(location) => self.open_at(&location, 1).await.map(Some),
+            Chosen::Embedded(location) => match self.open_at(&location, 1).await {
+                Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+                opened => opened.map(Some),
+            },
+        }
+    }
+
+    /// The repository that was chosen, to save to; the embedded one is made if it is lacking.
+    pub(super) async fn open_to_save(&self) -> Result<Repository> {
         match self.settings.repository()? {
             Chosen::Named(location) => self.open_at(&location, 1).await,
             Chosen::Embedded(location) => {
@@ -374,7 +402,7 @@ impl Door {
     }
 
     /// The repository at `location`, which must be there.
-    async fn open_at(&self, location: &Location, sharers: u64) -> Result<Repository> {
+    pub(super) async fn open_at(&self, location: &Location, sharers: u64) -> Result<Repository> {
         Repository::at(location, &self.settings.store(false), self.options(sharers)?).await
     }
 }

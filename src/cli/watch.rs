@@ -6,7 +6,7 @@ use tokio::signal::unix::SignalKind;
 use tokio::sync::watch;
 use tokio::time::sleep;
 
-use super::args::Watch;
+use super::args::{Watch, WatchedMetric};
 use super::output::printable;
 use super::verbs::{Door, manner};
 use super::{LETTING_GO, listen, render};
@@ -16,13 +16,20 @@ use crate::ops::{Stop, WatchEvent, WatchOptions};
 impl Door {
     /// Watches until a signal, and then as long as `--on-term` allows; gives the exit code.
     pub(super) async fn watch(&self, args: Watch) -> Result<u8> {
-        let Watch { dir, run, restore_latest, on_term, settle, once, manner: how } = args;
+        let Watch { dir, run, restore_latest, on_term, settle, once, metrics: told, manner: how } = args;
         let (mut interrupt, mut terminate) = (listen(SignalKind::interrupt())?, listen(SignalKind::terminate())?);
         let (say, stop) = watch::channel(Stop::No);
-        let options = WatchOptions { settle, restore_latest, once, save: manner(how)?, refuge: None, stop };
+        let (mut save, mut metrics) = (manner(how)?, Vec::new());
+        for metric in told {
+            match metric {
+                WatchedMetric::Value(name, value) => save.facts = save.facts.metric(&name, value)?,
+                WatchedMetric::Logged(logged) => metrics.push(logged),
+            }
+        }
+        let options = WatchOptions { settle, restore_latest, once, save, metrics, refuge: None, stop };
         let mut tell = |event| self.tell(&event);
         let watching = async {
-            let repository = self.open().await?;
+            let repository = self.open_to_save().await?;
             repository.watch(&dir, &run, &options, &mut tell).await
         };
         let mut watching = Box::pin(watching);

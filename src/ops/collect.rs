@@ -61,10 +61,32 @@ pub struct CollectReport {
     pub freed_bytes: u64,
     /// Stored bytes of the chunks in use.
     pub live_bytes: u64,
+    /// Packs that no name uses and that are kept all the same, because a save or sync that is under way may need them.
+    pub held_packs: u64,
+    /// Bytes of these packs.
+    pub held_bytes: u64,
+    /// The open sessions that they belong to.
+    pub held: Vec<HeldSession>,
     /// What was done, or would be, in words.
     pub steps: Vec<String>,
     /// How long it took.
     pub seconds: f64,
+}
+
+/// An open session with packs that no name uses: of a save or sync that runs, or was killed.
+#[derive(Clone, Debug, Serialize)]
+pub struct HeldSession {
+    /// Its id.
+    pub session: String,
+    /// The name that ranks save in it together, if they do.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// Packs.
+    pub packs: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// From when on a collect ends it, RFC 3339, unless it goes on or is resumed. None, if the store does not tell times.
+    pub ends: Option<String>,
 }
 
 /// Everything that a judgement is made from.
@@ -109,8 +131,11 @@ impl Repository {
         report.deleted_objects = orphans.len() as u64;
         report.freed_bytes += orphans.iter().map(|(_, len)| len).sum::<u64>();
         report.steps.extend(orphans.iter().map(|(key, _)| format!("delete {key}: nothing names it")));
+        self.tell_held(listed, &evidence, &judgement.fence, report).await?;
         if options.grace.is_zero() {
-            report.freed_bytes += judgement.condemn.iter().map(|pack| pack.len).sum::<u64>();
+            // A pack that is rewritten is deleted, too.
+            let gone = judgement.condemn.iter().chain(&judgement.repack);
+            report.freed_bytes += gone.map(|pack| pack.len).sum::<u64>();
         }
         Ok(())
     }
@@ -146,6 +171,7 @@ impl Repository {
 
         let evidence = self.evidence(&options.progress).await?;
         report.live_bytes = evidence.marks.live_bytes();
+        self.tell_held(listed, &evidence, &[], report).await?;
         let mut orphans = listed.orphans(&evidence.state, &evidence.index.packs(), &evidence.marks);
         orphans.retain(|(key, _)| !gone.contains(key));
         report.freed_bytes += orphans.iter().map(|(_, len)| len).sum::<u64>();
@@ -154,6 +180,31 @@ impl Repository {
         self.sweep_unfinished(report).await?;
         self.log().commit(Some(session), |_| Ok(vec![Action::Close(session)])).await?;
         report.deleted_objects += self.log().truncate(LOG_KEEP).await?;
+        Ok(())
+    }
+
+    /// Tells what open sessions keep from being freed, but for those that are `ending`.
+    async fn tell_held(
+        &self,
+        listed: &Leftovers,
+        evidence: &Evidence,
+        ending: &[(SessionId, u64)],
+        report: &mut CollectReport,
+    ) -> Result<()> {
+        let mut held = listed.held(self, &evidence.state, &evidence.marks).await?;
+        held.retain(|held| ending.iter().all(|(session, _)| *session != held.session));
+        for held in held {
+            let joint = evidence.state.sessions.get(&held.session).and_then(|session| session.joint.as_ref());
+            report.held_packs += held.packs;
+            report.held_bytes += held.bytes;
+            report.held.push(HeldSession {
+                session: held.session.to_string(),
+                name: joint.map(|joint| joint.attempt.name.to_string()),
+                packs: held.packs,
+                bytes: held.bytes,
+                ends: held.alive.map(|alive| after(alive, FENCE_AFTER).to_string()),
+            });
+        }
         Ok(())
     }
 
@@ -260,6 +311,10 @@ impl CollectReport {
         self.fenced_sessions += judgement.fence.len() as u64;
         self.freed_bytes += judgement.purge.iter().map(|(_, _, len)| len).sum::<u64>();
     }
+}
+
+fn after(now: Timestamp, span: Duration) -> Timestamp {
+    Timestamp(now.0.saturating_add(i64::try_from(span.as_nanos()).unwrap_or(i64::MAX)))
 }
 
 fn before(now: Timestamp, span: Duration) -> Timestamp {

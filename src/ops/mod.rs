@@ -6,12 +6,14 @@ mod collect;
 mod diff;
 mod doctor;
 mod expire;
+mod freeing;
 mod names;
 mod pattern;
 mod restore;
 mod runs;
 mod save;
 mod show;
+mod stopping;
 mod subpath;
 mod sync;
 mod tensors;
@@ -21,23 +23,24 @@ mod watch;
 
 pub use amend::{AmendReport, Changes};
 pub use cat::RangeSink;
-pub use collect::{CollectOptions, CollectReport};
+pub use collect::{CollectOptions, CollectReport, HeldSession};
 pub use diff::Change;
 pub use doctor::{Check, Diagnosis, Outcome, diagnose, doctor};
 pub use expire::{ExpirePlan, ExpirePolicy, PlannedStep, Reason};
-pub use names::{Listed, NameRange};
-pub use restore::{RestoreOptions, RestoreReport};
+pub use freeing::{PlannedRemoval, RemovePlan};
+pub use names::{Listed, NameRange, Replaced};
+pub use restore::{Removed, RestoreOptions, RestoreReport};
 pub use runs::{RunListed, StepListed};
 pub use save::{CutChoice, Expected, Explained, PartOptions, PartReport, SaveOptions, SaveReport, SaveSource};
 pub use show::{Shown, ShownEntry, ShownTensor};
-pub use sync::{SyncOptions, SyncReport, sync};
+pub use sync::{PlannedName, SyncOptions, SyncReport, sync};
 pub use tensors::{
     RestoreTensorsOptions, RestoreTensorsReport, TENSORS_FILE, TensorListed, TensorReading, TensorSelector, TensorSink,
     TensorsRead, WantedTensor,
 };
 pub use verify::{Damage, VerifyOptions, VerifyReport};
 pub use warm::{Pinning, WarmOptions, Warmed, warm};
-pub use watch::{Refuge, Stop, Unsaved, WatchEvent, WatchOptions, WatchReport, is_checkpoint};
+pub use watch::{LoggedMetric, Refuge, Stop, Unsaved, WatchEvent, WatchOptions, WatchReport, is_checkpoint};
 
 /// A path within a tree, as people read it.
 pub(crate) fn shown(path: &[u8]) -> String {

@@ -113,7 +113,7 @@ impl Repository {
     }
 
     /// What [`Repository::remove_all`] removes of `state`.
-    fn chosen(&self, state: &State, names: &[Name], recursive: bool) -> Result<BTreeMap<Name, RefValue>> {
+    pub(super) fn chosen(&self, state: &State, names: &[Name], recursive: bool) -> Result<BTreeMap<Name, RefValue>> {
         let mut chosen = BTreeMap::new();
         for name in names {
             if recursive {
@@ -130,14 +130,30 @@ impl Repository {
         Ok(chosen)
     }
 
-    /// Gives what `from` stands for a second name; no content moves. What `to` stood for is replaced.
+    /// Gives what `from` stands for a second name; no content moves. What `to` stood for is replaced, and told.
     ///
     /// # Errors
     /// Not found, if there is no `from`.
     ///
     /// # Cancel safety
     /// Not safe: it may have happened.
-    pub async fn copy(&self, from: &Name, to: &Name) -> Result<()> {
+    pub async fn copy(&self, from: &Name, to: &Name) -> Result<Option<Replaced>> {
+        self.copy_over(from, to, false).await
+    }
+
+    /// As [`Repository::copy`], but replaces nothing.
+    ///
+    /// # Errors
+    /// Not found, if there is no `from`; conflict, if `to` exists when the copy is committed.
+    ///
+    /// # Cancel safety
+    /// Not safe: it may have happened.
+    pub async fn copy_if_absent(&self, from: &Name, to: &Name) -> Result<()> {
+        self.copy_over(from, to, true).await.map(drop)
+    }
+
+    async fn copy_over(&self, from: &Name, to: &Name, if_absent: bool) -> Result<Option<Replaced>> {
+        let mut replaced = None;
         // What the source's map names cannot be purged while the source stands, and it is read from the very state that
         // the commit follows: so nothing has to be vouched for.
         let commit = self.log().commit(None, |state| {
@@ -146,12 +162,19 @@ impl Repository {
             let same = |old: &RefValue| {
                 old.manifest == value.manifest && old.map_key == value.map_key && old.facts == value.facts
             };
-            if state.refs.get(to).is_some_and(same) {
+            let there = state.refs.get(to);
+            if there.is_some() && if_absent {
+                return Err(exists(to));
+            }
+            if there.is_some_and(same) {
+                replaced = None;
                 return Ok(Vec::new());
             }
+            replaced = there.map(Replaced::of);
             Ok(vec![Action::SetRef { name: to.clone(), expected: state.version(to), value }])
         });
-        commit.await.map(drop)
+        commit.await?;
+        Ok(replaced)
     }
 
     fn current<'a>(&self, state: &'a State, name: &Name) -> Result<&'a RefValue> {
@@ -161,6 +184,28 @@ impl Repository {
     fn no_such_name(&self, state: &State, name: &Name) -> Error {
         no_such_name(&state.refs, name, self.store().location())
     }
+}
+
+/// What a name stood for before it was set anew.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Replaced {
+    /// Its manifest's id.
+    pub manifest: String,
+    /// When it was saved, RFC 3339.
+    pub saved: String,
+    /// Bytes in all files.
+    pub bytes: u64,
+}
+
+impl Replaced {
+    pub(super) fn of(value: &RefValue) -> Self {
+        Self { manifest: value.manifest.to_string(), saved: value.saved.to_string(), bytes: value.logical_bytes }
+    }
+}
+
+/// The name must not exist, and does.
+pub(super) fn exists(name: &Name) -> Error {
+    Error::conflict("the name exists already").at(name).cure("use another name, or let it be replaced")
 }
 
 fn listed(name: &Name, value: &RefValue) -> Listed {

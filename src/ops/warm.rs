@@ -25,6 +25,8 @@ pub struct WarmOptions {
     pub policy: FetchPolicy,
     /// Whether to keep it, and for whom.
     pub pin: Option<Pinning>,
+    /// Only find out what is lacking: nothing is brought or pinned.
+    pub dry_run: bool,
     /// Moves as chunks come.
     pub progress: Progress,
 }
@@ -38,9 +40,13 @@ pub struct Pinning {
     pub expires: Option<Timestamp>,
 }
 
-/// What warming did. The chunks that were asked for are `hits + fetched + missing`, their bytes likewise; `lacking` is the last two.
+/// What warming did, or would do. The chunks that were asked for are `hits + fetched + missing`, their bytes likewise; `lacking` is the
+/// last two. Of a dry run they are `hits + lacking`.
 #[derive(Clone, Debug, Serialize)]
 pub struct Warmed {
+    /// Nothing was brought or pinned: these are the figures of a warming that is yet to come.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub dry_run: bool,
     /// What was warmed.
     pub name: Name,
     /// Which tree that was.
@@ -61,7 +67,7 @@ pub struct Warmed {
     pub fetched: u64,
     /// Their stored bytes.
     pub fetched_bytes: u64,
-    /// Those that are lacking still: nobody gave them, or the cache has no room.
+    /// Those that are lacking still: nobody gave them, or the cache has no room. 0 in a dry run.
     pub missing: u64,
     /// Their stored bytes.
     pub missing_bytes: u64,
@@ -99,6 +105,29 @@ pub async fn warm(exchange: &Exchange, repository: &Repository, name: &Name, opt
     if !looked.lacking.is_empty() {
         exchange.check_reachable(&options.policy).await?;
     }
+    let stored_len = |chunk| saved.locate(chunk).map_or(0, |located| u64::from(located.place.stored_len));
+    let lacking = sum(&wanted, &looked.lacking, &[], stored_len);
+    let warmed = Warmed {
+        dry_run: options.dry_run,
+        name: name.clone(),
+        manifest: saved.value.manifest.to_string(),
+        chunks: wanted.len() as u64,
+        bytes: looked.bytes,
+        hits: lacking.hits.chunks,
+        hit_bytes: lacking.hits.bytes,
+        lacking: lacking.fetched.chunks,
+        lacking_bytes: lacking.fetched.bytes,
+        fetched: 0,
+        fetched_bytes: 0,
+        missing: 0,
+        missing_bytes: 0,
+        sources: SourceBytes::default(),
+        pin: None,
+        seconds: begun.elapsed().as_secs_f64(),
+    };
+    if options.dry_run {
+        return Ok(warmed);
+    }
     let pin = match options.pin.clone() {
         Some(pinning) => {
             let (tree, cache, wanted) = (Arc::clone(&saved), Arc::clone(exchange.cache()), Arc::clone(&wanted));
@@ -110,14 +139,8 @@ pub async fn warm(exchange: &Exchange, repository: &Repository, name: &Name, opt
     options.progress.phase("warming", looked.lacking_plain);
     let brought = exchange.warm(repository, &saved, &looked.lacking, &options.policy, &options.progress).await;
     let left = look().await?;
-    let sums = sum(&wanted, &looked.lacking, &left.lacking, |chunk| {
-        saved.locate(chunk).map_or(0, |located| u64::from(located.place.stored_len))
-    });
+    let sums = sum(&wanted, &looked.lacking, &left.lacking, stored_len);
     Ok(Warmed {
-        name: name.clone(),
-        manifest: saved.value.manifest.to_string(),
-        chunks: wanted.len() as u64,
-        bytes: looked.bytes,
         hits: sums.hits.chunks,
         hit_bytes: sums.hits.bytes,
         lacking: sums.fetched.chunks + sums.missing.chunks,
@@ -129,6 +152,7 @@ pub async fn warm(exchange: &Exchange, repository: &Repository, name: &Name, opt
         sources: brought.sources,
         pin,
         seconds: begun.elapsed().as_secs_f64(),
+        ..warmed
     })
 }
 

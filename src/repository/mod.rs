@@ -22,6 +22,7 @@ mod presence;
 mod runs;
 mod saved;
 mod taken;
+mod unindexed;
 mod writer;
 
 use std::path::{Path, PathBuf};

@@ -28,6 +28,17 @@ impl Name {
         Some((Self(run.to_owned()), number))
     }
 
+    /// What to tell whoever makes this name: it looks like a step of a run and is none.
+    #[must_use]
+    pub fn step_warning(&self) -> Option<String> {
+        let last = self.0.rsplit('/').next().unwrap_or_default().to_ascii_lowercase();
+        let rest = last.strip_prefix("step")?;
+        let meant = rest.is_empty() || rest.starts_with(|c: char| c.is_ascii_digit() || "-_.=".contains(c));
+        (meant && self.step().is_none()).then(|| {
+            format!("{self} is no step of a run: that is RUN/step-N, N a number, and RUN@latest finds nothing else")
+        })
+    }
+
     /// Is `self` the name `prefix` or below it?
     #[must_use]
     pub fn is_under(&self, prefix: &Self) -> bool {
@@ -86,6 +97,19 @@ mod tests {
         }
         for bad in ["", "/", "a/", "/a", "a//b", ".", "a/..", "a b", "a:b", "\u{e9}", "a@b"] {
             assert!(bad.parse::<Name>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn what_looks_like_a_step_and_is_none_is_warned_about() {
+        let warned = |text: &str| text.parse::<Name>().unwrap().step_warning().is_some();
+        for odd in
+            ["run/step-abc", "run/step_7", "run/step7", "run/Step-7", "step-7", "run/step-", "run/step-7b", "a/step"]
+        {
+            assert!(warned(odd), "{odd}");
+        }
+        for fine in ["run/step-7", "run/stepwise", "run/best", "run/7", "step-7/best", "run/steps"] {
+            assert!(!warned(fine), "{fine}");
         }
     }
 

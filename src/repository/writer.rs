@@ -5,10 +5,11 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use object_store::PutPayload;
-use tokio::task::JoinSet;
+use tokio::task::{JoinError, JoinSet};
 use tracing::Instrument as _;
 
 use super::known::{Known, Place};
@@ -16,6 +17,7 @@ use super::layout::{self, Family};
 use super::log::{Action, RefValue, SegmentInfo, State, StepFacts};
 use super::mapping::map_of;
 use super::taken::{Taken, Uploads};
+use super::unindexed::{Unindexed, Uploaded};
 use super::{Name, Repository, objects};
 use crate::clock::Timestamp;
 use crate::codec::Encoded;
@@ -26,8 +28,8 @@ use crate::id::{ChunkId, ManifestId, ManifestKey, MapKey, Owned, PackId, Segment
 use crate::limits::{MIB, PACK_CHUNKS_MAX, PACK_LEN_TARGET};
 use crate::progress::Progress;
 
-/// Packs uploaded but not yet indexed, at most: what an interrupted save may have to upload again.
-const UNINDEXED_MAX: usize = 16;
+/// How long a writer that is stopped waits for the packs that are on their way.
+const STOPPING: Duration = Duration::from_secs(3);
 /// Frames shorter than this are gathered, so that a pack is written in few pieces.
 const GATHER_BELOW: usize = 64 << 10;
 
@@ -41,7 +43,9 @@ pub struct Writer {
     filling: Option<Filling>,
     uploads: JoinSet<Result<Uploaded>>,
     taken: Arc<Uploads>,
-    unindexed: Vec<Uploaded>,
+    unindexed: Unindexed,
+    /// The segment that is being committed over all that was not indexed when that began.
+    committing: Option<SegmentId>,
     packs: HashMap<PackId, PackRef>,
     stored_bytes: u64,
     pack_target: u64,
@@ -58,9 +62,6 @@ struct Filling {
     gathered: BytesMut,
     ids: Vec<ChunkId>,
 }
-
-/// A pack that is in the store.
-type Uploaded = (PackRef, Vec<ChunkId>);
 
 /// What to publish.
 #[derive(Debug)]
@@ -115,7 +116,8 @@ impl Writer {
             filling: None,
             uploads: JoinSet::new(),
             taken: Arc::default(),
-            unindexed: Vec::new(),
+            unindexed: Unindexed::default(),
+            committing: None,
             packs: HashMap::new(),
             stored_bytes: 0,
             pack_target: share.clamp(2 * MIB, PACK_LEN_TARGET),
@@ -188,10 +190,11 @@ impl Writer {
 
     /// Sends the pack that is being filled.
     async fn seal(&mut self) -> Result<()> {
-        let Some(filling) = self.filling.take() else { return Ok(()) };
-        while self.uploads.len() >= self.uploads_max {
+        // Whoever is dropped while it waits keeps the pack: see `stop`.
+        while self.filling.is_some() && self.uploads.len() >= self.uploads_max {
             self.arrived().await?;
         }
+        let Some(filling) = self.filling.take() else { return Ok(()) };
         let (pack, ids, payload) = filling.finish();
         self.packs.insert(pack.id, pack);
         let (repository, progress) = (self.repository.clone(), self.progress.clone());
@@ -206,18 +209,26 @@ impl Writer {
             Ok((pack, ids))
         };
         self.uploads.spawn(upload.instrument(tracing::debug_span!("pack", id = %pack.id, bytes = pack.len)));
-        if self.unindexed.len() >= UNINDEXED_MAX {
+        while let Some(upload) = self.uploads.try_join_next() {
+            self.take_in(upload)?;
+        }
+        if self.unindexed.is_due() {
             self.index_uploaded().await?;
         }
         Ok(())
     }
 
     async fn arrived(&mut self) -> Result<()> {
-        if let Some(upload) = self.uploads.join_next().await {
-            let (pack, ids) = upload.map_err(|error| Error::other("an upload stopped").source(error))??;
-            self.stored_bytes += pack.len;
-            self.unindexed.push((pack, ids));
+        match self.uploads.join_next().await {
+            Some(upload) => self.take_in(upload),
+            None => Ok(()),
         }
+    }
+
+    fn take_in(&mut self, upload: Result<Result<Uploaded>, JoinError>) -> Result<()> {
+        let uploaded = upload.map_err(|error| Error::other("an upload stopped").source(error))??;
+        self.stored_bytes += uploaded.0.len;
+        self.unindexed.push(uploaded);
         Ok(())
     }
 
@@ -232,20 +243,34 @@ impl Writer {
 
     /// Writes a segment over the packs that are not indexed yet.
     async fn write_segment(&mut self) -> Result<Option<Action>> {
-        let Some(session) = self.session.filter(|_| !self.unindexed.is_empty()) else { return Ok(None) };
+        let Some(session) = self.session.filter(|_| !self.unindexed.packs().is_empty()) else { return Ok(None) };
         let mut rows = Vec::new();
-        for (pack, (_, ids)) in (0u32..).zip(&self.unindexed) {
+        for (pack, (_, ids)) in (0u32..).zip(self.unindexed.packs()) {
             rows.extend((0u32..).zip(ids).map(|(ordinal, id)| Row { prefix: id.prefix(), pack, ordinal }));
         }
-        let packs: Vec<PackRef> = self.unindexed.iter().map(|(pack, _)| *pack).collect();
+        let packs: Vec<PackRef> = self.unindexed.packs().iter().map(|(pack, _)| *pack).collect();
         let (id, info) = put_segment(&self.repository, session, &packs, rows).await?;
         Ok(Some(Action::AddSegment(id, info)))
     }
 
     async fn index_uploaded(&mut self) -> Result<()> {
         if let Some(add) = self.write_segment().await? {
+            if let Action::AddSegment(id, _) = &add {
+                self.committing = Some(*id);
+            }
             self.repository.log().commit(self.session, |_| Ok(vec![add.clone()])).await?;
-            self.unindexed.clear();
+            self.committing = None;
+            self.unindexed.committed();
+        }
+        Ok(())
+    }
+
+    /// Finds out whether a commit of a segment that was dropped has happened: a pack is listed in one segment only.
+    async fn recall(&mut self) -> Result<()> {
+        if let Some(id) = self.committing.take()
+            && self.repository.state().await?.segments.contains_key(&id)
+        {
+            self.unindexed.committed();
         }
         Ok(())
     }
@@ -311,7 +336,7 @@ impl Writer {
             return Ok(Published::Lost(lost));
         };
         self.session = None;
-        self.unindexed.clear();
+        self.unindexed.committed();
         super::index::merge_if_many(&self.repository, &committed.state).await;
         Ok(Published::Done(Box::new(RefValue { version, ..value })))
     }
@@ -334,6 +359,36 @@ impl Writer {
         self.close(|_| Ok(Vec::new())).await
     }
 
+    /// Ends early because somebody asked for it: sends the pack that is being filled, waits three seconds at most for the
+    /// packs that are on their way, makes those that arrived known, and ends the session. The stored bytes that the next
+    /// try finds.
+    ///
+    /// # Errors
+    /// As a commit; not those of uploads.
+    ///
+    /// # Cancel safety
+    /// Not safe: the session may stay open.
+    pub async fn stop(&mut self) -> Result<u64> {
+        self.recall().await?;
+        let sent = tokio::time::timeout(STOPPING, async {
+            if let Err(error) = self.seal().await {
+                tracing::debug!("a pack was not sent: {error:?}");
+            }
+            while !self.uploads.is_empty() {
+                if let Err(error) = self.arrived().await {
+                    tracing::debug!("a pack was not uploaded: {error:?}");
+                }
+            }
+        });
+        if sent.await.is_err() {
+            tracing::debug!("{} packs are still on their way: they are left behind", self.uploads.len());
+        }
+        // Dropping a set stops its tasks without waiting for them.
+        (self.filling, self.uploads) = (None, JoinSet::new());
+        self.close(|_| Ok(Vec::new())).await?;
+        Ok(self.unindexed.indexed())
+    }
+
     /// Makes what was uploaded known and ends the session without a name; one that is lent stays open.
     ///
     /// # Errors
@@ -353,7 +408,7 @@ impl Writer {
         });
         commit.await?;
         self.session = self.session.filter(|_| lent);
-        self.unindexed.clear();
+        self.unindexed.committed();
         Ok(())
     }
 

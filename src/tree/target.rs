@@ -46,6 +46,8 @@ pub struct Entry {
     pub path: Vec<u8>,
     /// What it is; none for what a tree cannot hold.
     pub kind: Option<FoundKind>,
+    /// Bytes in it, if it is a file.
+    pub bytes: u64,
 }
 
 /// A folder that a tree is restored to. Shared by as many threads as like.
@@ -78,6 +80,17 @@ impl Target {
         let base = open(dest, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
             .map_err(|errno| in_the_way(errno.into()))?;
         Ok(Self { folders: Folders::new(base, dest.to_owned()), durability })
+    }
+
+    /// Opens the folder `dest` as [`Target::open`] does, if it is there, and makes nothing.
+    ///
+    /// # Errors
+    /// Conflict, if a file is there, or on the way; denied.
+    pub fn there(dest: &Path, durability: Durability) -> Result<Option<Self>> {
+        match dest.metadata() {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+            _ => Self::open(dest, durability).map(Some),
+        }
     }
 
     /// What is at `path`, links not followed; nothing too where a folder on the way lacks or is not one. May be empty.
@@ -216,8 +229,11 @@ impl Target {
         let special = scan.skipped.into_iter().filter(|skipped| matches!(skipped.reason, SkipReason::Special(_)));
         let found = scan.found.into_iter().filter(|found| !found.path.is_empty());
         let mut entries = found
-            .map(|Found { path, kind, .. }| Entry { path, kind: Some(kind) })
-            .chain(special.map(|skipped| Entry { path: skipped.path, kind: None }))
+            .map(|Found { path, kind, stat }| {
+                let bytes = if kind == FoundKind::File { stat.size } else { 0 };
+                Entry { path, kind: Some(kind), bytes }
+            })
+            .chain(special.map(|skipped| Entry { path: skipped.path, kind: None, bytes: 0 }))
             .filter(|entry| !kept.iter().any(|kept| super::path::within(kept, &entry.path)))
             .collect::<Vec<_>>();
         entries.sort_unstable_by(|a, b| a.path.cmp(&b.path));

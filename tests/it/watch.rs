@@ -57,8 +57,15 @@ impl Scene {
     fn watch(&self, settle: Duration, adjust: impl FnOnce(&mut WatchOptions)) -> Going {
         let (stop, stopped) = channel(Stop::No);
         let save = SaveOptions::default();
-        let mut options =
-            WatchOptions { settle, restore_latest: false, once: false, save, refuge: None, stop: stopped };
+        let mut options = WatchOptions {
+            settle,
+            restore_latest: false,
+            once: false,
+            save,
+            metrics: Vec::new(),
+            refuge: None,
+            stop: stopped,
+        };
         adjust(&mut options);
         let events = Arc::new(Mutex::new(Vec::new()));
         let (repository, out, told) = (self.repository.clone(), self.out(), Arc::clone(&events));

@@ -143,7 +143,7 @@ impl Repository {
     /// Saves the file or folder at `path`.
     fn save(&self, py: Python<'_>, path: PathBuf, name: &str, wishes: Wishes) -> PyResult<String> {
         let job = Job::new(self.engine(py)?, at_path(path), name, wishes);
-        wait(py, job.map_err(|error| raised(py, &error))?.run())
+        job.map_err(|error| raised(py, &error))?.wait(py)
     }
 
     /// Saves files in memory: `(path, pieces)` each.
@@ -157,7 +157,7 @@ impl Repository {
         let engine = self.engine(py)?;
         let (source, latch) = files(tree)?;
         let job = Job::new(engine, source, name, wishes);
-        let outcome = job.map_err(|error| raised(py, &error)).and_then(|job| wait(py, job.run()));
+        let outcome = job.map_err(|error| raised(py, &error)).and_then(|job| job.wait(py));
         py.detach(|| latch.wait());
         outcome
     }
@@ -264,7 +264,7 @@ impl Repository {
         let progress = watched(progress);
         self.told(py, |engine| async move {
             let name = engine.resolve(&selector).await?;
-            let options = RestoreOptions { overwrite, delete, progress };
+            let options = RestoreOptions { overwrite, delete, progress, ..RestoreOptions::default() };
             engine.restore(&name, subpath.as_ref().map(String::as_bytes), &dest, &options).await
         })
     }
@@ -304,7 +304,7 @@ impl Repository {
     /// Gives a tree a second name.
     fn copy(&self, py: Python<'_>, from: &str, to: &str) -> PyResult<()> {
         let (engine, from, to) = (self.engine(py)?, parsed::<Selector>(py, from)?, parsed::<Name>(py, to)?);
-        wait(py, async move { engine.copy(&engine.resolve(&from).await?, &to).await })
+        wait(py, async move { engine.copy(&engine.resolve(&from).await?, &to).await.map(drop) })
     }
 
     /// Takes away the steps of a run that the rules do not keep.

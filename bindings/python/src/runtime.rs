@@ -8,6 +8,7 @@ use std::time::Duration;
 use pyo3::exceptions::{PyOSError, PyRuntimeError};
 use pyo3::prelude::*;
 use tokio::runtime::Runtime;
+use tokio::time::timeout;
 use towline::Result;
 
 use crate::errors::raised;
@@ -81,6 +82,9 @@ pub(crate) fn background() -> PyResult<&'static Runtime> {
     BACKGROUND.get(NICE)
 }
 
+/// How long work that was asked to stop may take to record what it has stored.
+pub(crate) const STOPPING: Duration = Duration::from_secs(8);
+
 /// Waits for `future` with the GIL released. A signal whose handler raises, such as Ctrl-C's, ends the work and is raised
 /// once nothing of it runs any more.
 ///
@@ -90,9 +94,21 @@ pub(crate) fn wait<T: Send + 'static>(
     py: Python<'_>,
     future: impl Future<Output = Result<T>> + Send + 'static,
 ) -> PyResult<T> {
+    wait_or_stop(py, None, future)
+}
+
+/// As [`wait`]; but a signal calls `stop`, and the work has [`STOPPING`] to end by itself.
+///
+/// # Errors
+/// As [`wait`].
+pub(crate) fn wait_or_stop<T: Send + 'static>(
+    py: Python<'_>,
+    stop: Option<Box<dyn FnOnce() + Send>>,
+    future: impl Future<Output = Result<T>> + Send + 'static,
+) -> PyResult<T> {
     let runtime = runtime()?;
     let (said, mut heard) = sync_channel(1);
-    let task = runtime.spawn(async move {
+    let mut task = runtime.spawn(async move {
         // Nobody listens if a signal came first.
         let _ = said.send(future.await);
     });
@@ -107,6 +123,13 @@ pub(crate) fn wait<T: Send + 'static>(
             }
             Err(RecvTimeoutError::Timeout) => {
                 if let Err(signal) = py.check_signals() {
+                    if let Some(stop) = stop {
+                        stop();
+                        let ending = py.detach(|| runtime.block_on(async { timeout(STOPPING, &mut task).await }));
+                        if ending.is_ok() {
+                            return Err(signal);
+                        }
+                    }
                     task.abort();
                     // Cancelled, or done after all: it has ended either way.
                     let _ = py.detach(|| runtime.block_on(task));

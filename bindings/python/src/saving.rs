@@ -10,6 +10,7 @@ use bytes::Bytes;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
+use tokio_util::sync::CancellationToken;
 use towline::checkpoint::Dtype;
 use towline::checkpoint::header::{self, NewTensor};
 use towline::ops::{Expected, PartOptions, SaveOptions, SaveSource};
@@ -21,7 +22,7 @@ use towline::{Error, Result};
 
 use crate::errors::raised;
 use crate::memory::{Latch, Stretch};
-use crate::runtime::background;
+use crate::runtime::{STOPPING, background, wait_or_stop};
 use crate::stage::Stage;
 use crate::watched::{Told, Watched, told};
 
@@ -126,8 +127,10 @@ impl Job {
         (self.repository, self.name, self.options)
     }
 
-    fn progress(&self) -> Progress {
-        self.options.progress.clone()
+    /// Saves while Python waits. Ctrl-C stops it, and what was stored by then is used by the next save.
+    pub(crate) fn wait(self, py: Python<'_>) -> PyResult<String> {
+        let stop = self.options.stop.clone();
+        wait_or_stop(py, Some(Box::new(move || stop.cancel())), self.run())
     }
 
     /// Saves; what it did, as JSON.
@@ -175,6 +178,8 @@ pub(crate) fn files(files: Vec<(String, Vec<Piece<'_>>)>) -> PyResult<(SaveSourc
 pub(crate) struct Saving {
     outcome: Arc<Outcome>,
     progress: Progress,
+    /// Asks a save to record what it stored, and end.
+    stop: Option<CancellationToken>,
     abort: tokio::task::AbortHandle,
     process: u32,
 }
@@ -209,7 +214,8 @@ impl Drop for Teller {
 
 impl Saving {
     pub(crate) fn begin(job: Job) -> PyResult<Self> {
-        Self::start("save", job.progress(), job.run())
+        let stop = Some(job.options.stop.clone());
+        Ok(Self { stop, ..Self::start("save", job.options.progress.clone(), job.run())? })
     }
 
     /// Starts `work`, which is a save or whatever `what` says, beside whatever Python does.
@@ -221,7 +227,7 @@ impl Saving {
         let outcome = Arc::new(Outcome::default());
         let teller = Teller { outcome: Arc::clone(&outcome), what };
         let task = background()?.spawn(async move { teller.outcome.tell(work.await) });
-        Ok(Self { outcome, progress, abort: task.abort_handle(), process: std::process::id() })
+        Ok(Self { outcome, progress, stop: None, abort: task.abort_handle(), process: std::process::id() })
     }
 
     fn check_process(&self) -> PyResult<()> {
@@ -280,10 +286,20 @@ impl Saving {
         told(&self.progress)
     }
 
-    /// Stops it: nothing of it becomes visible.
+    /// Stops it, unless it is about to commit: then nothing of it becomes visible, and what was stored by then is used by the
+    /// next save. It is over within seconds.
     fn cancel(&self) -> PyResult<()> {
         self.check_process()?;
-        self.abort.abort();
+        let Some(stop) = &self.stop else {
+            self.abort.abort();
+            return Ok(());
+        };
+        stop.cancel();
+        let abort = self.abort.clone();
+        background()?.spawn(async move {
+            tokio::time::sleep(STOPPING).await;
+            abort.abort();
+        });
         Ok(())
     }
 }

@@ -17,7 +17,7 @@ use serde::Deserialize;
 use super::guard::Door;
 use super::refusal::{Asked, Refusal};
 use crate::agent::config::Span;
-use crate::agent::errands::{self, Restoring, Warming, report};
+use crate::agent::errands::{self, Restoring, Warming, report, resolve};
 use crate::agent::house::House;
 use crate::agent::transfers::{About, Entry};
 use crate::agent::view::{self, Kind, Pace};
@@ -92,6 +92,8 @@ pub(super) struct Warm {
     pin: Option<Span>,
     owner: Option<String>,
     repository: Option<String>,
+    #[serde(default)]
+    dry_run: bool,
 }
 
 /// A transfer that has begun.
@@ -128,8 +130,8 @@ pub(super) async fn save(State(house): State<Arc<House>>, Asked(asked): Asked<Sa
         repository: Some(repository.store().location().to_string()),
         caller: None,
     };
-    let begun = house.transfers.begin(about, move |progress| async move {
-        options.progress = progress;
+    let begun = house.transfers.begin_stoppable(about, move |progress, stop| async move {
+        (options.progress, options.stop) = (progress, stop);
         if let Some(base) = base {
             options.base = Some(repository.resolve(&base).await?);
         }
@@ -155,8 +157,16 @@ pub(super) async fn restore(State(house): State<Arc<House>>, Asked(asked): Asked
 pub(super) async fn fetch(State(house): State<Arc<House>>, Asked(asked): Asked<Fetch>) -> Begun {
     let from = asked.from.as_deref().map(str::parse).transpose()?.unwrap_or_default();
     let (name, below) = (asked.name.parse()?, below(asked.path));
-    let or_repository = asked.or_repository;
-    let warming = Warming { name, below, kind: Kind::Fetch, from, or_repository, pin: None, caller: None };
+    let warming = Warming {
+        name,
+        below,
+        kind: Kind::Fetch,
+        from,
+        or_repository: asked.or_repository,
+        pin: None,
+        dry_run: false,
+        caller: None,
+    };
     let begun = errands::warm(&house, asked.repository.as_deref(), warming)?;
     Ok((StatusCode::ACCEPTED, Json(begun.view())))
 }
@@ -172,9 +182,19 @@ pub(super) async fn warm(
     let pin = asked.pin.map(|span| Pinning { owner, expires: Some(house.after(span.0)) });
     let from = asked.from.as_deref().map(str::parse).transpose()?.unwrap_or_default();
     let caller = door.caller().cloned();
-    let (name, below) = (asked.name.parse()?, below(asked.path));
-    let or_repository = asked.or_repository;
-    let warming = Warming { name, below, kind: Kind::Warm, from, or_repository, pin, caller };
+    // A choice is made now, so that whoever asked is told at once which step it is.
+    let repository = house.origin(asked.repository.as_deref())?;
+    let name = resolve(house.exchange()?, repository, door.caller(), &asked.name.parse()?).await?;
+    let warming = Warming {
+        name: Selector::Name(name),
+        below: below(asked.path),
+        kind: Kind::Warm,
+        from,
+        or_repository: asked.or_repository,
+        pin,
+        dry_run: asked.dry_run,
+        caller,
+    };
     let begun = errands::warm(&house, asked.repository.as_deref(), warming)?;
     Ok((StatusCode::ACCEPTED, Json(begun.view())))
 }

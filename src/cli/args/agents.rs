@@ -33,6 +33,9 @@ pub(in crate::cli) struct Warm {
     /// Wait until it is there
     #[arg(long)]
     pub(in crate::cli) wait: bool,
+    /// Only say what is lacking
+    #[arg(long, conflicts_with = "wait")]
+    pub(in crate::cli) dry_run: bool,
     #[command(flatten)]
     pub(in crate::cli) elsewhere: Elsewhere,
 }

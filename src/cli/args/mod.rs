@@ -1,6 +1,7 @@
 //! The command line as types.
 
 mod agents;
+mod moves;
 
 use std::ffi::OsString;
 use std::num::{NonZeroU32, NonZeroU64};
@@ -11,17 +12,18 @@ use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum, ValueHint};
 
 pub(super) use self::agents::{AuthorityFolder, CacheVerb, Elsewhere, IdentityVerb, Pin, Warm};
+pub(super) use self::moves::{Cp, Rm, Sync};
 use super::config::Flags;
 use super::help;
 use super::target::Target;
 use crate::checkpoint::boxes::Shard;
 use crate::codec::Compression;
-use crate::ops::{CutChoice, TensorSelector};
+use crate::error::Error;
+use crate::ops::{CutChoice, LoggedMetric, TensorSelector};
 use crate::repository::log::AttemptId;
 use crate::repository::{Name, Selector};
 use crate::size::{self, ByteRange};
 use crate::span;
-use crate::storage::Location;
 
 /// Save once, move only what the other side lacks, check every byte.
 #[derive(Debug, Parser)]
@@ -142,35 +144,13 @@ pub(super) enum Verb {
     },
     /// Remove names
     #[command(after_help = help::RM)]
-    Rm {
-        /// Which
-        #[arg(value_name = "NAME|PREFIX", required = true)]
-        names: Vec<Name>,
-        /// Also everything below them
-        #[arg(short, long)]
-        recursive: bool,
-    },
+    Rm(Rm),
     /// Give what a name holds another name
     #[command(after_help = help::CP)]
-    Cp {
-        /// The name that is there
-        name: Selector,
-        /// The name to make
-        new: Name,
-    },
+    Cp(Cp),
     /// Copy names from one repository to another
     #[command(after_help = help::SYNC)]
-    Sync {
-        /// The repository to read
-        #[arg(value_name = "SRC_URL", value_hint = ValueHint::DirPath)]
-        from: Location,
-        /// The repository to write
-        #[arg(value_name = "DST_URL", value_hint = ValueHint::DirPath)]
-        to: Location,
-        /// Names, or prefixes of names [default: all]
-        #[arg(value_name = "NAME|PREFIX")]
-        what: Vec<Name>,
-    },
+    Sync(Sync),
     /// Check that what was saved can be restored
     #[command(after_help = help::VERIFY)]
     Verify {
@@ -285,6 +265,9 @@ pub(super) struct Save {
     /// Tell how each tensor is stored, and why
     #[arg(long)]
     pub(super) explain: bool,
+    /// Replace nothing: end with exit code 5 if the name exists
+    #[arg(long)]
+    pub(super) if_absent: bool,
 }
 
 /// How anything is saved.
@@ -333,12 +316,15 @@ pub(super) struct Watch {
     /// Save what is finished, then end
     #[arg(long)]
     pub(super) once: bool,
+    #[arg(long = "metric", help = help::WATCHED_METRIC, value_name = "NAME=VALUE|NAME[=KEY]", value_parser = watched_metric)]
+    pub(super) metrics: Vec<WatchedMetric>,
     #[command(flatten)]
     pub(super) manner: Manner,
 }
 
 /// `towline restore`.
 #[derive(Debug, Args)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a flag of its own")]
 pub(super) struct Restore {
     /// What to bring back: all of a name, or one file or folder of it
     #[arg(value_name = "NAME[:SUBPATH]", value_parser = target())]
@@ -352,6 +338,12 @@ pub(super) struct Restore {
     /// Delete what else is in the folder DEST
     #[arg(long, conflicts_with = "tensors")]
     pub(super) delete: bool,
+    /// With --delete, empty DEST even if what is restored has no files
+    #[arg(long, requires = "delete")]
+    pub(super) yes: bool,
+    /// Only say what would be written, fetched, replaced and deleted
+    #[arg(long)]
+    pub(super) dry_run: bool,
     /// Only these files and folders, or what matches; may be given several times
     #[arg(long = "path", value_name = "PATH|GLOB", conflicts_with_all = ["delete", "tensors"])]
     pub(super) only: Vec<String>,
@@ -461,4 +453,20 @@ fn label(text: &str) -> Result<(String, String), &'static str> {
 fn metric(text: &str) -> Result<(String, f64), &'static str> {
     let parsed = text.rsplit_once('=').and_then(|(name, value)| Some((name.to_owned(), value.parse().ok()?)));
     parsed.ok_or("a metric is NAME=NUMBER")
+}
+
+/// What `towline watch --metric` says.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum WatchedMetric {
+    /// This number, of each step.
+    Value(String, f64),
+    /// What the trainer logged.
+    Logged(LoggedMetric),
+}
+
+fn watched_metric(text: &str) -> Result<WatchedMetric, Error> {
+    match metric(text) {
+        Ok((name, value)) => Ok(WatchedMetric::Value(name, value)),
+        Err(_) => text.parse().map(WatchedMetric::Logged),
+    }
 }

@@ -15,6 +15,7 @@ use serde::Serialize;
 
 use self::changes::amended;
 use super::save::{Putting, facts};
+use super::stopping::wind_up;
 use super::{SaveOptions, SaveReport, SaveSource};
 use crate::codec::Codec;
 use crate::error::{Error, ErrorKind, Result};
@@ -91,12 +92,7 @@ impl Repository {
                 let tree = amending.putting.report(&value, writer.stored_bytes());
                 Ok(AmendReport { tree, overtaken })
             }
-            Err(error) => {
-                if let Err(left) = writer.give_up().await {
-                    tracing::debug!("the session is left to the collector: {left:?}");
-                }
-                Err(error)
-            }
+            Err(error) => Err(wind_up(&mut writer, &options.stop, format!("the change of {name}"), error).await),
         }
     }
 }

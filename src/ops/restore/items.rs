@@ -84,6 +84,11 @@ impl Items {
         self.contents(saved).count() as u64
     }
 
+    /// Whether there is nothing but folders among them.
+    pub(super) fn is_folders_only(&self, saved: &Saved) -> bool {
+        self.list.iter().all(|item| item.entry(saved).is_ok_and(|entry| matches!(entry.kind, EntryKind::Folder)))
+    }
+
     fn contents<'a>(&'a self, saved: &'a Saved) -> impl Iterator<Item = u64> + 'a {
         self.list.iter().filter_map(|item| match &item.entry(saved).ok()?.kind {
             EntryKind::File(content) => Some(content.size),

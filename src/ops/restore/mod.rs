@@ -5,9 +5,10 @@
 
 mod items;
 mod place;
+mod surplus;
 mod survey;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -15,6 +16,8 @@ use serde::Serialize;
 
 use self::items::{Item, Items};
 use self::place::Placing;
+pub use self::surplus::Removed;
+use self::surplus::Surplus;
 use self::survey::{Survey, survey};
 use crate::chunk::Chunk;
 use crate::error::{Error, ErrorKind, Result};
@@ -33,11 +36,16 @@ const FILES_BY_TURNS: usize = 16;
 
 /// How to restore.
 #[derive(Clone, Debug, Default)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a choice of its own")]
 pub struct RestoreOptions {
     /// Replace what is in the way and differs.
     pub overwrite: bool,
     /// Remove what the tree does not have.
     pub delete: bool,
+    /// With `delete`, whether a tree without any file may empty a folder.
+    pub may_empty: bool,
+    /// Only find out what would be done: nothing is written, made or removed.
+    pub dry_run: bool,
     /// Of a folder only the files and folders whose path is, or matches, one of these: in a pattern `*` stays within a
     /// segment, `**` does not. All, if there are none.
     pub only: Vec<String>,
@@ -45,9 +53,12 @@ pub struct RestoreOptions {
     pub progress: Progress,
 }
 
-/// What a restore did.
+/// What a restore did, or would do.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct RestoreReport {
+    /// Nothing was done: these are the figures of a restore that is yet to come.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub dry_run: bool,
     /// The name.
     pub name: String,
     /// Bytes in all files that were asked for, holes included.
@@ -60,8 +71,19 @@ pub struct RestoreReport {
     pub reused_bytes: u64,
     /// Files.
     pub files: u64,
+    /// Files and links that were there, differed and were replaced.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub replaced_files: u64,
+    /// What was removed, if that was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub removed: Option<Removed>,
     /// How long it took.
     pub seconds: f64,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it so")]
+fn is_zero(count: &u64) -> bool {
+    *count == 0
 }
 
 impl Repository {
@@ -70,7 +92,7 @@ impl Repository {
     ///
     /// # Errors
     /// Not found, for the name, the subpath, or a pattern that matches nothing; usage, for patterns together with `delete`;
-    /// conflict, before anything is written, if a file in the way differs;
+    /// conflict, before anything is written, if a file in the way differs, or if a tree without any file would empty a folder;
     /// damaged, naming pack and chunk, if stored bytes are not as written: no wrong byte is placed.
     ///
     /// # Cancel safety
@@ -92,29 +114,77 @@ impl Repository {
         options.progress.phase("opening", 0);
         let saved = self.saved(name).await?.shared();
         let items = Arc::new(Items::choose(&saved, subpath, &options.only, dest)?);
-        let folder = items.folder.clone();
-        let target = Arc::new(blocking(move || Target::open(&folder, Durability::Process)).await?);
-        let keep: Vec<_> = self.store().directory().map(Path::to_path_buf).into_iter().collect();
-        let surveyed = survey(&saved, &items, &target, options).await?;
+        let (folder, dry_run) = (items.folder.clone(), options.dry_run);
+        let target = blocking(move || {
+            let target = if dry_run {
+                Target::there(&folder, Durability::Process)?
+            } else {
+                Some(Target::open(&folder, Durability::Process)?)
+            };
+            Ok(target.map(Arc::new))
+        });
+        let target = target.await?;
+        let surveyed = survey(&saved, &items, target.as_ref(), options).await?;
+        let surplus = match &target {
+            Some(target) if options.delete && items.is_folder => Some(self.surplus(&items, target).await?),
+            _ => None,
+        };
+        if let Some(surplus) = surplus.as_ref().filter(|_| !options.may_empty) {
+            surplus.check(&items, items.is_folders_only(&saved))?;
+        }
         let mut report = RestoreReport {
+            dry_run,
             name: name.to_string(),
             bytes: items.bytes(&saved),
             files: items.files(&saved),
             reused_bytes: surveyed.reused_bytes,
+            replaced_files: surveyed.replaced_files,
+            removed: options
+                .delete
+                .then(|| surplus.as_ref().map(|surplus| surplus.removed.clone()).unwrap_or_default()),
             ..RestoreReport::default()
         };
-        prepare(&saved, &items, &target, &surveyed).await?;
-        options.progress.phase("restoring", surveyed.wanted_bytes(&saved, &items));
-        let surveyed = Arc::new(surveyed);
-        for group in groups(&saved, &items, &surveyed) {
-            let placing = Placing::new(&saved, &items, &target, &group)?;
-            report.sources += self.fill(placing, &surveyed, &options.progress).await?;
+        match target.filter(|_| !dry_run) {
+            Some(target) => {
+                let plan = Planned { saved, items, target, surveyed, surplus };
+                report.sources = self.place(plan, &options.progress).await?;
+                report.fetched_bytes = report.sources.total();
+            }
+            None => {
+                let missing = surveyed.missing(&saved, &items)?;
+                let longest = longest_read(self, self.budget());
+                let reads = plan(|chunk| saved.locate(chunk), missing, longest, Gaps::Wide)?;
+                report.fetched_bytes = reads.iter().map(PackRead::stored_len).sum();
+            }
         }
-        report.fetched_bytes = report.sources.total();
-        let (items, delete) = (Arc::clone(&items), options.delete);
-        blocking(move || finish(&saved, &items, &target, &surveyed, delete.then_some(keep))).await?;
         report.seconds = begun.elapsed().as_secs_f64();
         Ok(report)
+    }
+
+    /// What the target holds besides the items. A repository that lies there stays.
+    async fn surplus(&self, items: &Arc<Items>, target: &Arc<Target>) -> Result<Surplus> {
+        let keep: Vec<_> = self.store().directory().map(Path::to_path_buf).into_iter().collect();
+        let (items, target) = (Arc::clone(items), Arc::clone(target));
+        blocking(move || Surplus::find(&items, &target, &keep)).await
+    }
+
+    /// Writes and removes what was planned; returns the stored bytes that were fetched.
+    async fn place(&self, plan: Planned, progress: &Progress) -> Result<SourceBytes> {
+        let Planned { saved, items, target, surveyed, surplus } = plan;
+        prepare(&saved, &items, &target, &surveyed).await?;
+        progress.phase("restoring", surveyed.wanted_bytes(&saved, &items));
+        let surveyed = Arc::new(surveyed);
+        let mut fetched = SourceBytes::default();
+        for group in groups(&saved, &items, &surveyed) {
+            let placing = Placing::new(&saved, &items, &target, &group)?;
+            fetched += self.fill(placing, &surveyed, progress).await?;
+        }
+        blocking(move || {
+            surplus.map_or(Ok(()), |surplus| surplus.remove(&target))?;
+            finish(&saved, &items, &target, &surveyed)
+        })
+        .await?;
+        Ok(fetched)
     }
 
     /// Fills one group of files; returns the stored bytes that were fetched.
@@ -165,6 +235,15 @@ impl Repository {
     }
 }
 
+/// A restore that is ready to be carried out.
+struct Planned {
+    saved: Arc<Saved>,
+    items: Arc<Items>,
+    target: Arc<Target>,
+    surveyed: Survey,
+    surplus: Option<Surplus>,
+}
+
 /// Makes the folders and links, and clears what was allowed to be replaced.
 async fn prepare(saved: &Arc<Saved>, items: &Arc<Items>, target: &Arc<Target>, surveyed: &Survey) -> Result<()> {
     let (saved, items, target) = (Arc::clone(saved), Arc::clone(items), Arc::clone(target));
@@ -190,27 +269,8 @@ async fn prepare(saved: &Arc<Saved>, items: &Arc<Items>, target: &Arc<Target>, s
     .await
 }
 
-/// Sets modes and times, and removes what the tree does not have.
-fn finish(
-    saved: &Saved,
-    items: &Items,
-    target: &Target,
-    surveyed: &Survey,
-    delete: Option<Vec<std::path::PathBuf>>,
-) -> Result<()> {
-    if let Some(keep) = delete.filter(|_| items.is_folder) {
-        let wanted: BTreeSet<&[u8]> = items.list.iter().map(|item| item.path.as_slice()).collect();
-        let mut removed: Option<Vec<u8>> = None;
-        for entry in target.entries(&keep)? {
-            let below = removed.as_ref().is_some_and(|above| {
-                entry.path.strip_prefix(above.as_slice()).is_some_and(|rest| rest.first() == Some(&b'/'))
-            });
-            if !below && !wanted.contains(entry.path.as_slice()) {
-                target.remove(&entry.path)?;
-                removed = Some(entry.path);
-            }
-        }
-    }
+/// Sets modes and times.
+fn finish(saved: &Saved, items: &Items, target: &Target, surveyed: &Survey) -> Result<()> {
     for &at in &surveyed.kept {
         let Some(item) = items.list.get(at) else { continue };
         let entry = item.entry(saved)?;

@@ -33,6 +33,8 @@ pub(super) struct Survey {
     pub(super) links: Vec<usize>,
     /// Paths of another kind that go first.
     pub(super) replaced: Vec<Vec<u8>>,
+    /// Files and links that are there and differ.
+    pub(super) replaced_files: u64,
     /// Chunks that lie in files that are there: path and offset.
     pub(super) local: BTreeMap<u32, (Vec<u8>, u64)>,
     /// Plain bytes of files that are right and of chunks that need not be fetched.
@@ -54,23 +56,23 @@ enum Finding {
 /// One item's finding, and the chunks found in what is there.
 type Looked = (usize, Finding, Vec<(u32, u64)>);
 
-/// Looks at each item.
+/// Looks at each item; without a target nothing is there.
 ///
 /// # Errors
 /// Conflict, if something in the way differs and must not be overwritten.
 pub(super) async fn survey(
     saved: &Arc<Saved>,
     items: &Arc<Items>,
-    target: &Arc<Target>,
+    target: Option<&Arc<Target>>,
     options: &RestoreOptions,
 ) -> Result<Survey> {
     options.progress.phase("looking", items.bytes(saved));
     let parallelism = std::thread::available_parallelism().map_or(2, usize::from);
     let batches = (0..items.list.len()).step_by(BATCH).map(|from| {
-        let (saved, items, target) = (Arc::clone(saved), Arc::clone(items), Arc::clone(target));
+        let (saved, items, target) = (Arc::clone(saved), Arc::clone(items), target.map(Arc::clone));
         let to = (from + BATCH).min(items.list.len());
         let progress = options.progress.clone();
-        blocking(move || (from..to).map(|at| look(&saved, &items, at, &target, &progress)).collect::<Result<Vec<_>>>())
+        blocking(move || (from..to).map(|at| look(&saved, &items, at, target.as_deref(), &progress)).collect())
     });
     let looked: Vec<Vec<Looked>> = stream::iter(batches).buffered(parallelism).try_collect().await?;
     let mut survey = Survey::default();
@@ -102,7 +104,10 @@ impl Survey {
                     .got(got)
                     .cure("--overwrite replaces it; or restore to another folder"));
             }
-            Finding::Differs { clear, .. } => clear,
+            Finding::Differs { clear, .. } => {
+                self.replaced_files += 1;
+                clear
+            }
             Finding::Write => false,
         };
         match entry.kind {
@@ -133,11 +138,20 @@ impl Survey {
         Ok(())
     }
 
+    /// Chunks to fetch.
+    pub(super) fn missing(&self, saved: &Saved, items: &Items) -> Result<Vec<u32>> {
+        let all = destinations(saved, items, &self.written)?;
+        Ok(all.into_keys().filter(|chunk| !self.local.contains_key(chunk)).collect())
+    }
+
     /// Plain bytes to fetch.
     pub(super) fn wanted_bytes(&self, saved: &Saved, items: &Items) -> u64 {
-        let Ok(all) = destinations(saved, items, &self.written) else { return 0 };
-        let missing = all.keys().filter(|chunk| !self.local.contains_key(chunk));
-        missing.filter_map(|&chunk| saved.manifest.chunks.lens.get(chunk as usize)).map(|&len| u64::from(len)).sum()
+        let missing = self.missing(saved, items).unwrap_or_default();
+        missing
+            .iter()
+            .filter_map(|&chunk| saved.manifest.chunks.lens.get(chunk as usize))
+            .map(|&len| u64::from(len))
+            .sum()
     }
 }
 
@@ -145,11 +159,12 @@ fn look(
     saved: &Saved,
     items: &Items,
     at: usize,
-    target: &Target,
+    target: Option<&Target>,
     progress: &crate::progress::Progress,
 ) -> Result<Looked> {
     let item = items.list.get(at).ok_or_else(|| Error::other("an item went missing"))?;
     let entry = item.entry(saved)?;
+    let Some(target) = target else { return Ok((at, Finding::Write, Vec::new())) };
     let Some(present) = target.kind_of(&item.path)? else {
         return Ok((at, Finding::Write, Vec::new()));
     };

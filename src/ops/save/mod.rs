@@ -27,6 +27,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde::Serialize;
+use tokio_util::sync::CancellationToken;
 
 use self::assemble::Assembly;
 pub use self::explain::Explained;
@@ -38,14 +39,16 @@ pub(super) use self::ranks::facts;
 pub use self::ranks::{PartOptions, PartReport};
 use self::store::{Counts, store};
 use self::unchanged::Unchanged;
+use super::names::{Replaced, exists};
 use super::shown;
+use super::stopping::{unless_stopped, wind_up};
 use crate::clock::Timestamp;
 use crate::codec::{Codec, Compression};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::Manifest;
 use crate::id::{ChunkId, ManifestId};
 use crate::progress::Progress;
-use crate::repository::log::{RefValue, Refusal, State, StepFacts};
+use crate::repository::log::{RefValue, State, StepFacts};
 use crate::repository::{Known, Name, Place, Publication, Published, Repository, Writer};
 use crate::tree::{FoundKind, MemoryFile, Rules, SeenCache, Walk, coarse_now, walk};
 use crate::work::blocking;
@@ -139,10 +142,13 @@ pub struct SaveOptions {
     pub key_every: Option<NonZeroU32>,
     /// Tell how each tensor is stored, and why.
     pub explain: bool,
-    /// What the name must stand for when the save begins, else it is a conflict. Of [`Repository::save`] alone.
+    /// What the name must stand for when the save begins, else it is a conflict; nothing may come in between either.
     pub expected: Expected,
     /// Where to show progress.
     pub progress: Progress,
+    /// Cancel it to stop: what was stored by then is recorded within seconds, and used by the next save. A save that is about
+    /// to commit ends as if it had not been stopped.
+    pub stop: CancellationToken,
 }
 
 /// What a name stands for when a save begins; anything else is a conflict.
@@ -158,13 +164,23 @@ pub enum Expected {
 }
 
 impl Expected {
-    fn allows(self, version: Option<u64>) -> bool {
+    /// Compares with the `version` that `name` has.
+    ///
+    /// # Errors
+    /// Conflict, if it is another.
+    fn check(self, name: &Name, version: Option<u64>) -> Result<()> {
         match self {
-            Self::Anything => true,
-            Self::Nothing => version.is_none(),
-            Self::Version(expected) => version == Some(expected),
+            Self::Nothing if version.is_some() => Err(exists(name)),
+            Self::Version(expected) if version != Some(expected) => Err(moved(name)),
+            _ => Ok(()),
         }
     }
+}
+
+fn moved(name: &Name) -> Error {
+    Error::conflict("name moved since this save began")
+        .at(name)
+        .cure("somebody else saved or removed it; look at it (`towline show`), then save again")
 }
 
 /// What a save did.
@@ -192,6 +208,9 @@ pub struct SaveReport {
     pub skipped: Vec<String>,
     /// What was saved and may not be what it seems: path and reason.
     pub warnings: Vec<String>,
+    /// What the name stood for before, if that was something else.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub replaced: Option<Replaced>,
     /// How what was read is stored and why, if that was asked for. Files that look unchanged are not read.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub explained: Vec<Explained>,
@@ -201,25 +220,25 @@ impl Repository {
     /// Saves `source`, a path or files in memory, under `name`, in place of what the name stood for when the save began.
     ///
     /// # Errors
-    /// Not found, if there is nothing at the path; usage, if a tree in memory is none; conflict, if the name moved or a file changed while it was read;
-    /// exhausted, if the store is full. Nothing of a failed save is visible, and what it uploaded is used again.
+    /// Not found, if there is nothing at the path; usage, if a tree in memory is none; conflict, if the name moved, or exists and
+    /// must not, or a file changed while it was read; exhausted, if the store is full; cancelled, if it was stopped. Nothing of a
+    /// failed save is visible, and what it uploaded is used again.
     ///
     /// # Cancel safety
-    /// Safe: a dropped save leaves at most garbage for the collector.
+    /// Safe: a dropped save leaves at most garbage for the collector. To keep what it uploaded, stop it instead.
     #[tracing::instrument(skip_all, fields(%name))]
     pub async fn save(&self, source: impl Into<SaveSource>, name: &Name, options: &SaveOptions) -> Result<SaveReport> {
-        self.save_from(source.into(), name, options).await
+        Box::pin(self.save_from(source.into(), name, options)).await
     }
 
     async fn save_from(&self, source: SaveSource, name: &Name, options: &SaveOptions) -> Result<SaveReport> {
         let begun = std::time::Instant::now();
         let started = coarse_now();
-        let (walk, looking) = self.look(source, options).await?;
+        let (walk, looking) = unless_stopped(&options.stop, self.look(source, options)).await?;
         let state = self.state().await?;
-        let expected = state.version(name);
-        if !options.expected.allows(expected) {
-            return Err(moved(name));
-        }
+        let before = state.refs.get(name);
+        let expected = before.map(|value| value.version);
+        options.expected.check(name, expected)?;
         let parent = self.parent(&state, name, options).await?;
         let derive = AtomicBool::new(true);
         let saving = Saving { repository: self, name, options, walk, looking, parent, derive, started };
@@ -229,14 +248,13 @@ impl Repository {
             match saving.pass(&mut writer, &mut counts, expected).await {
                 Ok(Some(value)) => {
                     let stored_bytes = writer.stored_bytes();
-                    return Ok(saving.report(&value, counts, stored_bytes, begun.elapsed().as_secs_f64()));
+                    let replaced = before.filter(|before| before.version != value.version).map(Replaced::of);
+                    let report = saving.report(&value, counts, stored_bytes, begun.elapsed().as_secs_f64());
+                    return Ok(SaveReport { replaced, ..report });
                 }
                 Ok(None) => tracing::info!("something that this save relied on is not there: starting over"),
                 Err(error) => {
-                    if let Err(left) = writer.give_up().await {
-                        tracing::debug!("the session is left to the collector: {left:?}");
-                    }
-                    return Err(error);
+                    return Err(wind_up(&mut writer, &options.stop, format!("the save of {name}"), error).await);
                 }
             }
         }
@@ -286,6 +304,8 @@ impl Repository {
     }
 }
 
+/// A manifest, the chunks of that in its order, and where each is.
+type StoredTree = (Manifest, Vec<ChunkId>, Vec<Place>);
 /// The parent of a tree, or why it has none.
 type Family = std::result::Result<Arc<Parent>, Orphan>;
 
@@ -308,7 +328,7 @@ impl Saving<'_> {
         let mut known = Known::load(self.repository).await?;
         let current = known.state().refs.get(self.name).cloned();
         if current.as_ref().map(|value| value.version) != expected {
-            return Err(moved(self.name));
+            return Err(self.moved());
         }
         let intact = self.add_base(&mut known, current.as_ref()).await?;
         let Some((manifest, ids, places)) = self.tree(&mut known, writer, counts).await? else { return Ok(None) };
@@ -341,12 +361,17 @@ impl Saving<'_> {
                 match writer.publish(publication).await? {
                     Published::Done(value) => *value,
                     Published::Lost(_) => return Ok(None),
-                    Published::Moved => return Err(Refusal::RefMoved(self.name.clone()).into()),
+                    Published::Moved => return Err(self.moved()),
                 }
             }
         };
         self.remember(id, &body);
         Ok(Some(value))
+    }
+
+    /// The name is not what it was when the save began.
+    fn moved(&self) -> Error {
+        if self.options.expected == Expected::Nothing { exists(self.name) } else { moved(self.name) }
     }
 
     /// What is known of the tree's files from before; none of what is in memory.
@@ -361,13 +386,23 @@ impl Saving<'_> {
         self.parent.as_ref().ok().filter(|_| differs).map_or(0, |parent| parent.behind())
     }
 
-    /// Reads and stores the tree: its manifest, the chunks of that, and where each is. None if it has to be done again.
-    async fn tree(
+    /// Reads and stores the tree, unless it is stopped: its manifest, the chunks of that, and where each is. None if it has to
+    /// be done again.
+    async fn tree(&self, known: &mut Known, writer: &mut Writer, counts: &mut Counts) -> Result<Option<StoredTree>> {
+        let stored = async {
+            let tree = self.whole_tree(known, writer, counts).await?;
+            writer.settle().await?;
+            Ok(tree)
+        };
+        unless_stopped(&self.options.stop, stored).await
+    }
+
+    async fn whole_tree(
         &self,
         known: &mut Known,
         writer: &mut Writer,
         counts: &mut Counts,
-    ) -> Result<Option<(Manifest, Vec<ChunkId>, Vec<Place>)>> {
+    ) -> Result<Option<StoredTree>> {
         let unchanged = match self.cache().filter(|_| !self.options.reread) {
             Some(cache) => Unchanged::load(&cache, &self.walk, &self.looking, known).await?,
             None => None,
@@ -461,7 +496,8 @@ impl Saving<'_> {
             files: value.files,
             seconds,
             skipped: skipped.collect(),
-            warnings: warnings.chain(counts.lacking).collect(),
+            warnings: self.name.step_warning().into_iter().chain(warnings).chain(counts.lacking).collect(),
+            replaced: None,
             explained: counts.explained,
         }
     }
@@ -470,10 +506,4 @@ impl Saving<'_> {
 /// The files among what was found, by index.
 fn files_of(walk: &Walk) -> impl Iterator<Item = usize> {
     walk.found.iter().enumerate().filter(|(_, found)| found.kind == FoundKind::File).map(|(at, _)| at)
-}
-
-fn moved(name: &Name) -> Error {
-    Error::conflict("name moved since this save began")
-        .at(name)
-        .cure("somebody else saved or removed it; look at it (`towline show`), then save again")
 }

@@ -10,13 +10,16 @@ use std::sync::Arc;
 
 use futures::{StreamExt as _, stream};
 use serde::Serialize;
+use tokio_util::sync::CancellationToken;
 
 use self::view::View;
+use super::stopping::{unless_stopped, wind_up};
 use crate::error::{Error, ErrorKind, Result};
 use crate::progress::Progress;
 use crate::repository::log::{RefValue, Refusal, State};
 use crate::repository::{
-    Gaps, Known, Name, PackRead, Publication, Published, Repository, Stored, Writer, longest_read, plan, read_pack,
+    Gaps, Known, Name, PackRead, Publication, Published, Repository, Saved, Stored, Writer, longest_read, plan,
+    read_pack,
 };
 
 /// Times that one name is tried again because packs went away, on either side.
@@ -27,13 +30,20 @@ const KNOWN_MAX: usize = 1 << 19;
 /// How to sync.
 #[derive(Clone, Debug, Default)]
 pub struct SyncOptions {
+    /// Only find out what would be moved: nothing is written.
+    pub dry_run: bool,
     /// Where to show progress.
     pub progress: Progress,
+    /// Cancel it to stop: what was stored by then is recorded within seconds, and used by the next sync.
+    pub stop: CancellationToken,
 }
 
-/// What a sync did.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+/// What a sync did, or would do.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct SyncReport {
+    /// Nothing was written: these are the figures of a sync that is yet to come.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub dry_run: bool,
     /// Names that the destination now has as the source has them.
     pub names: u64,
     /// Stored bytes of the chunks that the destination lacked.
@@ -44,8 +54,24 @@ pub struct SyncReport {
     pub chunks: u64,
     /// Chunks that the destination lacked.
     pub new_chunks: u64,
+    /// In a dry run, each name that the destination lacks or has otherwise.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub planned: Vec<PlannedName>,
     /// How long it took.
     pub seconds: f64,
+}
+
+/// A name that a sync would set.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct PlannedName {
+    /// The name.
+    pub name: Name,
+    /// Bytes in all files.
+    pub bytes: u64,
+    /// Stored bytes of the chunks that would move for it, after those that move for names before it.
+    pub moved_bytes: u64,
+    /// The destination has something else under this name.
+    pub replaces: bool,
 }
 
 /// Gives the repository `to` what `from` has under the names and prefixes `what`, or under all names; only chunks that
@@ -64,28 +90,27 @@ pub async fn sync(from: &Repository, to: &Repository, what: &[Name], options: &S
         return Err(Error::usage("source and destination are the same repository").at(to.store()));
     }
     options.progress.phase("comparing", 0);
-    let source = from.state().await?;
-    let names = choose(&source, what)?;
-    let began = to.state().await?;
+    let look = async {
+        let source = from.state().await?;
+        Ok((choose(&source, what)?, source, to.state().await?, Known::load(to).await?))
+    };
+    let (names, source, began, known) = unless_stopped(&options.stop, look).await?;
     let total = names.iter().filter_map(|name| source.refs.get(name)).map(|value| value.logical_bytes).sum();
     options.progress.phase("syncing", total);
     let mut syncing = Syncing {
         from,
         to,
         what,
-        progress: &options.progress,
+        options,
         began,
-        known: Known::load(to).await?,
+        known,
         writer: Writer::new(to, &options.progress),
-        report: SyncReport::default(),
+        report: SyncReport { dry_run: options.dry_run, ..SyncReport::default() },
         told: 0,
     };
     for name in &names {
         if let Err(error) = syncing.name(name).await {
-            if let Err(left) = syncing.writer.give_up().await {
-                tracing::debug!("the session is left to the collector: {left:?}");
-            }
-            return Err(error);
+            return Err(wind_up(&mut syncing.writer, &options.stop, format!("the sync of {name}"), error).await);
         }
     }
     Ok(SyncReport { seconds: begun.elapsed().as_secs_f64(), ..syncing.report })
@@ -110,7 +135,7 @@ struct Syncing<'a> {
     from: &'a Repository,
     to: &'a Repository,
     what: &'a [Name],
-    progress: &'a Progress,
+    options: &'a SyncOptions,
     /// The destination as it was when the sync began.
     began: Arc<State>,
     known: Known,
@@ -132,7 +157,8 @@ enum Step {
 
 impl Syncing<'_> {
     async fn name(&mut self, name: &Name) -> Result<()> {
-        if self.known.near() > KNOWN_MAX {
+        // A dry run remembers there what would have moved.
+        if self.known.near() > KNOWN_MAX && !self.options.dry_run {
             self.known = Known::load(self.to).await?;
         }
         let mut failed: Option<RefValue> = None;
@@ -173,16 +199,16 @@ impl Syncing<'_> {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Step::Gone(error)),
             Err(error) => return Err(error),
         };
-        let ids = &saved.manifest.chunks.ids;
-        let found = self.known.locate(ids).await?;
-        let view = Arc::new(View::new(&saved, &found, &mut self.known).await?);
-        let lacking = view.lacking.iter().copied();
-        let reads = plan(|chunk| view.locate(chunk), lacking, longest_read(self.from, self.to.budget()), Gaps::Wide)?;
-        if let Some(gone) = self.pull(&view, reads).await? {
-            return Ok(Step::Gone(gone));
+        let stop = self.options.stop.clone();
+        let skipped = match unless_stopped(&stop, self.bring(&saved)).await? {
+            Ok(skipped) => skipped,
+            Err(gone) => return Ok(Step::Gone(gone)),
+        };
+        if self.options.dry_run {
+            self.report.skipped_bytes += skipped;
+            return Ok(self.done(value));
         }
-        let skipped = saved.map.frames.iter().zip(&found).filter(|(_, place)| place.is_some());
-        let skipped: u64 = skipped.map(|(frame, _)| u64::from(frame.stored_len)).sum();
+        let ids = &saved.manifest.chunks.ids;
         let places: Option<Vec<_>> = self.known.locate(ids).await?.into_iter().collect();
         let places = places.ok_or_else(|| Error::other("a chunk that was stored is not known").at(name))?;
         let publication = Publication {
@@ -208,10 +234,48 @@ impl Syncing<'_> {
         }
     }
 
+    /// Moves what the destination lacks of a tree, or only counts it. The stored bytes that are there already, or the error
+    /// if an object of the source went away.
+    async fn bring(&mut self, saved: &Arc<Saved>) -> Result<Result<u64>> {
+        let found = self.known.locate(&saved.manifest.chunks.ids).await?;
+        let view = Arc::new(View::new(saved, &found, &mut self.known).await?);
+        if self.options.dry_run {
+            self.count(saved, &view)?;
+        } else {
+            let lacking = view.lacking.iter().copied();
+            let longest = longest_read(self.from, self.to.budget());
+            let reads = plan(|chunk| view.locate(chunk), lacking, longest, Gaps::Wide)?;
+            if let Some(gone) = self.pull(&view, reads).await? {
+                return Ok(Err(gone));
+            }
+            self.writer.settle().await?;
+        }
+        let skipped = saved.map.frames.iter().zip(&found).filter(|(_, place)| place.is_some());
+        Ok(Ok(skipped.map(|(frame, _)| u64::from(frame.stored_len)).sum()))
+    }
+
+    /// Counts what would move of a tree, and takes it for there from now on.
+    fn count(&mut self, saved: &Saved, view: &View) -> Result<()> {
+        let before = self.report.moved_bytes;
+        for &chunk in &view.lacking {
+            let located = saved.locate(chunk)?;
+            self.known.stored(located.id, located.place);
+            self.report.new_chunks += 1;
+            self.report.moved_bytes += u64::from(located.place.stored_len);
+        }
+        self.report.planned.push(PlannedName {
+            name: saved.name.clone(),
+            bytes: saved.value.logical_bytes,
+            moved_bytes: self.report.moved_bytes - before,
+            replaces: self.began.refs.contains_key(&saved.name),
+        });
+        Ok(())
+    }
+
     fn done(&mut self, value: &RefValue) -> Step {
         self.report.names += 1;
         self.report.chunks += value.chunks;
-        self.progress.advance(value.logical_bytes.saturating_sub(std::mem::take(&mut self.told)));
+        self.options.progress.advance(value.logical_bytes.saturating_sub(std::mem::take(&mut self.told)));
         Step::Done
     }
 
@@ -254,7 +318,7 @@ impl Syncing<'_> {
             for (id, at, frame) in stored.frames() {
                 let place = self.writer.push(id, frame, at.plain_len, share).await?;
                 self.known.stored(id, place);
-                self.progress.advance(at.plain_len.into());
+                self.options.progress.advance(at.plain_len.into());
                 self.told += u64::from(at.plain_len);
                 self.report.new_chunks += 1;
                 self.report.moved_bytes += u64::from(at.stored_len);

@@ -9,7 +9,7 @@ use crate::chunk::Chunk;
 use crate::error::{Error, ErrorKind, Result};
 use crate::ops::restore::ATTEMPTS;
 use crate::progress::Progress;
-use crate::repository::{Fill, Gaps, Repository, Saved, Sink, SourceBytes, fetch, longest_read, plan};
+use crate::repository::{Fill, Gaps, PackRead, Repository, Saved, Sink, SourceBytes, fetch, longest_read, plan};
 use crate::work::blocking;
 
 /// Runs shorter than this are gathered where they follow each other in what was asked for, such as those of a column.
@@ -94,6 +94,13 @@ impl Repository {
             chunks: reading.chunk_count(),
             bytes: reading.bytes(),
         })
+    }
+
+    /// The stored bytes that reading `reading` would fetch.
+    pub(super) fn plan_tensors(&self, reading: &TensorReading) -> Result<u64> {
+        let (saved, longest) = (&reading.saved, longest_read(self, self.budget()));
+        let reads = plan(|chunk| saved.locate(chunk), reading.chunks().iter().copied(), longest, Gaps::Spare)?;
+        Ok(reads.iter().map(PackRead::stored_len).sum())
     }
 
     /// Fetches those of `chunks` that are not placed yet; returns the stored bytes that were fetched.

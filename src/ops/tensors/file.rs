@@ -31,13 +31,18 @@ const MODE: u32 = 0o644;
 pub struct RestoreTensorsOptions {
     /// Replace the file if it is there.
     pub overwrite: bool,
+    /// Only find out what would be done: nothing is written.
+    pub dry_run: bool,
     /// Where to show progress.
     pub progress: Progress,
 }
 
-/// What a restore of tensors did.
+/// What a restore of tensors did, or would do.
 #[derive(Clone, Debug, Serialize)]
 pub struct RestoreTensorsReport {
+    /// Nothing was done: these are the figures of a restore that is yet to come.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub dry_run: bool,
     /// The name.
     pub name: String,
     /// The file that was written.
@@ -80,6 +85,24 @@ impl Repository {
         let reading = Arc::new(self.choose_tensors(name, below, selectors).await?);
         let laid = laid_out(&reading)?;
         let path = path_of(dest);
+        let report = RestoreTensorsReport {
+            dry_run: options.dry_run,
+            name: name.to_string(),
+            file: path.display().to_string(),
+            tensors: reading.tensors().len() as u64,
+            bytes: reading.bytes(),
+            fetched_bytes: 0,
+            sources: SourceBytes::default(),
+            chunks: reading.chunk_count(),
+            seconds: 0.0,
+        };
+        if options.dry_run {
+            if path.symlink_metadata().is_ok() && !options.overwrite {
+                return Err(in_the_way(&path));
+            }
+            let fetched_bytes = self.plan_tensors(&reading)?;
+            return Ok(RestoreTensorsReport { fetched_bytes, seconds: begun.elapsed().as_secs_f64(), ..report });
+        }
         let (overwrite, NewFile { header, starts, len }) = (options.overwrite, laid);
         let begun_at = path.clone();
         let (staged, written) = blocking(move || begin(&begun_at, &header, len, overwrite)).await?;
@@ -87,16 +110,8 @@ impl Repository {
         let read = self.read_tensors(&reading, sink, &options.progress).await?;
         let now = self.clock().now();
         blocking(move || staged.finish(MODE, now)).await?;
-        Ok(RestoreTensorsReport {
-            name: name.to_string(),
-            file: path.display().to_string(),
-            tensors: reading.tensors().len() as u64,
-            bytes: read.bytes,
-            fetched_bytes: read.fetched_bytes,
-            sources: read.sources,
-            chunks: read.chunks,
-            seconds: begun.elapsed().as_secs_f64(),
-        })
+        let (fetched_bytes, sources, seconds) = (read.fetched_bytes, read.sources, begun.elapsed().as_secs_f64());
+        Ok(RestoreTensorsReport { fetched_bytes, sources, seconds, ..report })
     }
 }
 
@@ -129,6 +144,12 @@ fn path_of(dest: &Path) -> PathBuf {
     if is_file { dest.to_owned() } else { dest.join(TENSORS_FILE) }
 }
 
+fn in_the_way(path: &Path) -> Error {
+    Error::conflict("the file is there already")
+        .at(path.display())
+        .cure("--overwrite replaces it; or name another folder")
+}
+
 /// Begins the file, with its header.
 fn begin(path: &Path, header: &[u8], len: u64, overwrite: bool) -> Result<(Staged, File)> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
@@ -136,9 +157,7 @@ fn begin(path: &Path, header: &[u8], len: u64, overwrite: bool) -> Result<(Stage
     let target = Target::open(folder, Durability::Process)?;
     target.sweep()?;
     if target.kind_of(file)?.is_some() && !overwrite {
-        return Err(Error::conflict("the file is there already")
-            .at(path.display())
-            .cure("--overwrite replaces it; or name another folder"));
+        return Err(in_the_way(path));
     }
     let staged = target.stage(file, len)?;
     let failed = |source| Error::io("cannot write a file", path, source);

@@ -136,7 +136,7 @@ pub(super) enum Marker {
 }
 
 /// The file in which transformers says that it is done.
-const TRAINER_STATE: &str = "trainer_state.json";
+pub(super) const TRAINER_STATE: &str = "trainer_state.json";
 /// The file in which DCP does.
 const METADATA: &str = ".metadata";
 

@@ -1,5 +1,7 @@
 //! What a watch tells while it goes on.
 
+use std::collections::BTreeMap;
+
 use serde::Serialize;
 
 use crate::ops::{RestoreReport, SaveReport};
@@ -35,6 +37,8 @@ pub enum WatchEvent {
         step: u64,
         /// How it was known to be whole: `marker`, `rename` or `quiet`.
         by: &'static str,
+        /// The metrics that are told of the step.
+        metrics: BTreeMap<String, f64>,
         /// What it took.
         report: SaveReport,
     },

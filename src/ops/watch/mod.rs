@@ -13,6 +13,7 @@ mod candidate;
 mod ending;
 mod events;
 mod look;
+mod metrics;
 mod refuge;
 mod resume;
 mod same;
@@ -36,6 +37,8 @@ use self::ending::Ending;
 pub use self::ending::Stop;
 pub use self::events::WatchEvent;
 use self::look::Looker;
+pub use self::metrics::LoggedMetric;
+use self::metrics::with_logged;
 pub use self::refuge::{Refuge, Unsaved};
 use self::resume::{ENTRY_LABEL, TRACKER_LABEL};
 use self::same::{Likeness, compare};
@@ -43,6 +46,7 @@ use self::settle::{FileMark, Pace};
 use super::save::{SaveOptions, SaveReport};
 use super::shown;
 use crate::error::{Error, ErrorKind, Result};
+use crate::repository::log::StepFacts;
 use crate::repository::{Name, Repository};
 use crate::tree::Rules;
 use crate::work::blocking;
@@ -64,6 +68,9 @@ pub struct WatchOptions {
     pub once: bool,
     /// How each step is saved; labels of the watch's own are added.
     pub save: SaveOptions,
+    /// Which numbers of a checkpoint's `trainer_state.json` are told as metrics of its step, each as it was logged last; if none,
+    /// all that were logged at this very step. Metrics that `save` tells go first.
+    pub metrics: Vec<LoggedMetric>,
     /// Who gets a checkpoint first when time is short.
     pub refuge: Option<Arc<dyn Refuge>>,
     /// Says when to stop; a sender that is dropped never does.
@@ -153,7 +160,8 @@ type Tell<'a> = &'a mut (dyn FnMut(WatchEvent) + Send);
 
 /// What came of a checkpoint that was due.
 enum Outcome {
-    Saved(SaveReport),
+    /// With these facts.
+    Saved(Box<SaveReport>, StepFacts),
     /// It is there already, under this name.
     Kept(Name),
     /// What is there is what is left of it.
@@ -282,9 +290,10 @@ impl Watching<'_> {
                 self.board.saved(&entry, seen);
                 self.looker.iter_mut().for_each(|looker| looker.rest(&entry));
                 tell(match outcome {
-                    Outcome::Saved(report) => {
+                    Outcome::Saved(report, facts) => {
+                        let metrics = facts.metrics().map(|(name, value)| (name.to_owned(), value)).collect();
                         self.saved += 1;
-                        WatchEvent::Saved { entry, step: due.step, by: due.by.word(), report }
+                        WatchEvent::Saved { entry, step: due.step, by: due.by.word(), metrics, report: *report }
                     }
                     Outcome::Kept(name) => WatchEvent::Kept { entry, name: name.to_string() },
                     Outcome::Remains => {
@@ -339,7 +348,7 @@ impl Scene<'_> {
 
     /// Saves a checkpoint, unless the repository holds it.
     async fn save(self, due: &Due) -> Result<Outcome> {
-        let (path, name, options) = self.what(due)?;
+        let (path, name, mut options) = self.what(due)?;
         let state = self.repository.state().await?;
         if !due.again && state.refs.contains_key(&name) {
             match self.repository.compare(&name, path.clone(), &options.exclude).await {
@@ -350,7 +359,10 @@ impl Scene<'_> {
                 Err(error) => tracing::info!("{name} is saved again: {error:?}"),
             }
         }
-        Box::pin(self.repository.save(&path, &name, &options)).await.map(Outcome::Saved)
+        let (folder, step, wanted) = (path.clone(), due.step, self.options.metrics.clone());
+        options.facts = blocking(move || Ok(with_logged(&folder, step, &wanted, options.facts))).await?;
+        let report = Box::pin(self.repository.save(&path, &name, &options)).await?;
+        Ok(Outcome::Saved(Box::new(report), options.facts))
     }
 
     /// The file that its framework will look for to find it, if there is one.

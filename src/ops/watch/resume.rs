@@ -43,7 +43,7 @@ impl Repository {
         let entry = entry_name(&saved)?;
         // Its dot keeps frameworks from taking it for a checkpoint, and a killed restore goes on in it.
         let (under_way, place) = (dir.join(format!(".{entry}.towline-tmp")), dir.join(&entry));
-        let options = RestoreOptions { overwrite: true, delete: true, ..RestoreOptions::default() };
+        let options = RestoreOptions { overwrite: true, delete: true, may_empty: true, ..RestoreOptions::default() };
         let report = self.restore(&name, None, &under_way, &options).await?;
         let tracker = tracker(&saved, &entry);
         let tracker = tracker.map(|tracker| (dir.join(tracker.name()), text(tracker, &saved, &entry)));

@@ -7,8 +7,8 @@ use futures::{StreamExt as _, TryStreamExt as _, stream};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::PackRef;
 use crate::id::{MapKey, PackId};
-use crate::repository::Repository;
-use crate::repository::log::State;
+use crate::repository::log::{RefValue, State};
+use crate::repository::{Name, Repository};
 
 /// Maps read at once.
 const READS: usize = 8;
@@ -80,28 +80,46 @@ impl Marks {
 /// # Cancel safety
 /// Safe: it only reads.
 pub async fn mark(repository: &Repository, state: &State) -> Result<Marks> {
-    let mut keys = BTreeMap::new();
-    for (name, value) in &state.refs {
-        keys.entry(value.map_key).or_insert(name);
-    }
-    let maps = keys.into_iter().map(|(key, name)| async move {
-        let map = repository.map(key).await;
-        let map = map.map_err(|error| match error.kind() {
-            ErrorKind::NotFound | ErrorKind::Damaged => {
-                Error::damaged("nothing can be collected: a map cannot be read")
-                    .at(name)
-                    .cure("towline verify --repair rebuilds it, or remove the name")
-                    .source(error)
-            }
-            _ => error,
-        })?;
-        Ok::<_, Error>((key, map))
-    });
-    // Collected first: a stream over a closure's futures would not be known to be `Send`.
-    let mut maps = stream::iter(maps.collect::<Vec<_>>()).buffer_unordered(READS);
     let mut marks = Marks::default();
-    while let Some((key, map)) = maps.try_next().await? {
-        marks.add(key, &map);
-    }
+    marks.read(repository, &state.refs).await?;
     Ok(marks)
+}
+
+impl Marks {
+    /// Reads the maps of `refs`, and marks what they use besides.
+    ///
+    /// # Errors
+    /// As [`mark`].
+    ///
+    /// # Cancel safety
+    /// Not safe: drop the marks.
+    pub async fn read(
+        &mut self,
+        repository: &Repository,
+        refs: impl IntoIterator<Item = (&Name, &RefValue)>,
+    ) -> Result<()> {
+        let mut keys = BTreeMap::new();
+        for (name, value) in refs {
+            keys.entry(value.map_key).or_insert(name);
+        }
+        let maps = keys.into_iter().map(|(key, name)| async move {
+            let map = repository.map(key).await;
+            let map = map.map_err(|error| match error.kind() {
+                ErrorKind::NotFound | ErrorKind::Damaged => {
+                    Error::damaged("nothing can be collected: a map cannot be read")
+                        .at(name)
+                        .cure("towline verify --repair rebuilds it, or remove the name")
+                        .source(error)
+                }
+                _ => error,
+            })?;
+            Ok::<_, Error>((key, map))
+        });
+        // Collected first: a stream over a closure's futures would not be known to be `Send`.
+        let mut maps = stream::iter(maps.collect::<Vec<_>>()).buffer_unordered(READS);
+        while let Some((key, map)) = maps.try_next().await? {
+            self.add(key, &map);
+        }
+        Ok(())
+    }
 }

@@ -19,4 +19,4 @@ mod sweep;
 pub use judge::{Judgement, judge};
 pub use mark::{Marks, mark};
 pub use repack::repack;
-pub use sweep::{Leftovers, delete_all, leftovers, store_time};
+pub use sweep::{Held, Leftovers, delete_all, leftovers, store_time};

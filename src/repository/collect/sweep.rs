@@ -16,7 +16,7 @@ use crate::format::PackRef;
 use crate::id::{Owned, PackId, SessionId};
 use crate::repository::Repository;
 use crate::repository::layout::{self, Family, Numbered};
-use crate::repository::log::State;
+use crate::repository::log::{Session, State};
 use crate::repository::objects;
 
 /// One object as a listing showed it.
@@ -105,14 +105,55 @@ impl Leftovers {
     ) -> Result<Vec<(SessionId, u64)>> {
         let mut stalled = Vec::new();
         for (&id, session) in &state.sessions {
-            let touched = store_time(repository, session.touched).await?;
-            let newest = [touched, self.last_written(id)].into_iter().flatten().max();
-            if newest.is_some_and(|newest| newest < limit) {
+            if self.last_alive(repository, (id, session)).await?.is_some_and(|newest| newest < limit) {
                 stalled.push((id, session.touched));
             }
         }
         Ok(stalled)
     }
+
+    /// What open sessions keep from being freed: packs of theirs that no name uses. Sessions without any are left out.
+    ///
+    /// # Errors
+    /// Unreachable, if the store is.
+    ///
+    /// # Cancel safety
+    /// Safe: it only reads.
+    pub async fn held(&self, repository: &Repository, state: &State, marks: &Marks) -> Result<Vec<Held>> {
+        let mut all = Vec::new();
+        for (&id, session) in &state.sessions {
+            let own = self.listed.iter().filter(|object| object.family == Family::Pack && object.id.session == id);
+            let lens: Vec<u64> = own.filter(|object| !marks.uses(&object.id)).map(|object| object.len).collect();
+            if !lens.is_empty() {
+                let alive = self.last_alive(repository, (id, session)).await?;
+                all.push(Held { session: id, packs: lens.len() as u64, bytes: lens.iter().sum(), alive });
+            }
+        }
+        Ok(all)
+    }
+
+    /// When a session last wrote or committed anything, by the store's clock.
+    async fn last_alive(
+        &self,
+        repository: &Repository,
+        (id, session): (SessionId, &Session),
+    ) -> Result<Option<Timestamp>> {
+        let touched = store_time(repository, session.touched).await?;
+        Ok([touched, self.last_written(id)].into_iter().flatten().max())
+    }
+}
+
+/// What one open session keeps from being freed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Held {
+    /// Which.
+    pub session: SessionId,
+    /// Its packs that no name uses.
+    pub packs: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// When it last wrote or committed anything, by the store's clock, if that can be told.
+    pub alive: Option<Timestamp>,
 }
 
 /// When the store says that log entry `number` was written.

@@ -37,8 +37,24 @@ fn what_is_warm_is_restored_without_the_repository_s_packs() {
     let user = with_tree();
     user.ok(&["save", "tree", "run/step-1"]);
     let agent = Running::start(&user, "");
+    let dry = told_json(&user, &agent, &["warm", "run@latest", "--pin", "24h", "--owner", "me", "--dry-run"]);
+    let planned = &dry["transfers"][0]["report"];
+    assert_eq!((&planned["dry_run"], &planned["missing"]), (&json!(true), &json!(0)));
+    assert_eq!(
+        (had(&agent, "repository"), told_json(&user, &agent, &["pins"])["pins"].as_array().unwrap().len()),
+        (0, 0)
+    );
+    let mut command = user.command(&["warm", "run@latest", "--dry-run"]);
+    let said = command.env("TOWLINE_AGENT", &agent.socket).output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&said.stderr), "run@latest is run/step-1\n");
+    assert!(String::from_utf8_lossy(&said.stdout).starts_with("would warm: run/step-1, "), "{said:?}");
+
     let warm = told_json(&user, &agent, &["warm", "run@latest", "--pin", "24h", "--owner", "me", "--wait"]);
     let report = &warm["transfers"][0]["report"];
+    assert_eq!(
+        (&report["lacking_bytes"], &warm["transfers"][0]["name"]),
+        (&planned["lacking_bytes"], &json!("run/step-1"))
+    );
     assert_eq!((&report["missing"], &report["name"]), (&json!(0), &json!("run/step-1")));
     assert!(report["lacking_bytes"].as_u64().unwrap() > 20 << 20);
     adds_up(report);

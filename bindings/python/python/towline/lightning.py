@@ -35,7 +35,7 @@ import torch
 from . import _given, _stand_ins
 from ._collecting import Collector
 from .checkpointer import DOCUMENT, TENSORS, Checkpointer, Reading, read_state
-from .errors import Conflict, Error, NotFound, SaveFailed, UsageError
+from .errors import Conflict, NotFound, SaveFailed, UsageError
 from .handle import Handle
 from .repository import Compression, Repository
 from .repository import open as open_repository

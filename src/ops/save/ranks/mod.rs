@@ -18,10 +18,12 @@ use serde::Serialize;
 pub(in crate::ops) use self::union::facts;
 use self::union::{Own, lacking, union};
 use super::store::Counts;
-use super::{SaveOptions, SaveReport, SaveSource, Saving};
+use super::{Expected, SaveOptions, SaveReport, SaveSource, Saving};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::Manifest;
 use crate::id::{ManifestId, PackId, SessionId};
+use crate::ops::names::{Replaced, exists};
+use crate::ops::stopping::{unless_stopped, wind_up};
 use crate::repository::log::{Attempt, AttemptId, Joint, RefValue};
 use crate::repository::{Completed, JointTree, Known, Name, Part, Parts, Repository, Saved, Standing, Writer};
 use crate::tree::coarse_now;
@@ -105,12 +107,14 @@ impl Repository {
         let options = told(part, options)?;
         let attempt = Attempt { name: name.clone(), id: part.attempt.clone(), ranks: part.ranks };
         let started = coarse_now();
-        let (walk, looking) = self.look(source, &options).await?;
+        let (walk, looking) = unless_stopped(&options.stop, self.look(source, &options)).await?;
         if walk.is_file() {
             let root = walk.root().unwrap_or(Path::new(""));
             return Err(Error::usage("a rank saves a folder").at(root.display()).got("a file"));
         }
-        let parent = self.parent(&*self.state().await?, name, &options).await?;
+        let state = self.state().await?;
+        let before = state.refs.get(name).filter(|value| value.attempt.as_ref() != Some(&part.attempt));
+        let parent = self.parent(&state, name, &options).await?;
         let derive = AtomicBool::new(true);
         let saving = Saving { repository: self, name, options: &options, walk, looking, parent, derive, started };
         let ranked = Ranked { saving, attempt, rank: part.rank };
@@ -120,8 +124,11 @@ impl Repository {
                 let seconds = begun.elapsed().as_secs_f64();
                 // What an index names and this rank lacks, others have.
                 counts.lacking.clear();
+                let complete = step.as_ref().ok();
+                let replaced = complete.and_then(|step| before.filter(|before| before.version != step.version));
+                let own = ranked.saving.report(&own, counts, stored_bytes, seconds);
                 return Ok(PartReport {
-                    part: ranked.saving.report(&own, counts, stored_bytes, seconds),
+                    part: SaveReport { replaced: replaced.map(Replaced::of), ..own },
                     rank: part.rank,
                     ranks: part.ranks.get(),
                     attempt: part.attempt.to_string(),
@@ -172,6 +179,12 @@ impl Ranked<'_> {
 
     /// Finds out where the attempt stands, and does what there is to do.
     async fn turn(&self, counts: &mut Counts, stored_bytes: &mut u64) -> Result<Turn> {
+        if self.saving.options.expected == Expected::Nothing {
+            let state = self.repository().state().await?;
+            if state.standing(&self.attempt) == Standing::Absent && state.refs.contains_key(&self.attempt.name) {
+                return Err(exists(&self.attempt.name));
+            }
+        }
         let standing = self.repository().join(&self.attempt).await?;
         let mut writer = match &standing {
             Standing::Open(session, _) => Writer::within(self.repository(), &self.saving.options.progress, *session),
@@ -183,9 +196,18 @@ impl Ranked<'_> {
             Standing::Absent => Ok(Turn::Again),
         };
         *stored_bytes += writer.stored_bytes();
-        if let Err(left) = writer.give_up().await {
-            tracing::debug!("what was uploaded is left to the collector: {left:?}");
-        }
+        let turn = match turn {
+            Err(error) => {
+                let what = format!("the save of {}", self.at());
+                Err(wind_up(&mut writer, &self.saving.options.stop, what, error).await)
+            }
+            Ok(done) => {
+                if let Err(left) = writer.give_up().await {
+                    tracing::debug!("what was uploaded is left to the collector: {left:?}");
+                }
+                Ok(done)
+            }
+        };
         match turn {
             // What lies under a session that is over may be gone.
             Err(error) if matches!(error.kind(), ErrorKind::Conflict | ErrorKind::NotFound) => {
@@ -214,6 +236,9 @@ impl Ranked<'_> {
         counts: &mut Counts,
     ) -> Result<Turn> {
         let mut known = Known::load(self.repository()).await?;
+        if self.saving.options.expected == Expected::Nothing && joint.expected.is_some() {
+            return Err(exists(&self.attempt.name));
+        }
         if known.state().version(&self.attempt.name) != joint.expected {
             return Err(self.moved());
         }

@@ -1,0 +1,126 @@
+//! Ctrl-C and SIGTERM: the first asks a command to stop, the second ends the process.
+
+use std::thread;
+use std::time::Duration;
+
+use tokio::runtime::Builder;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio_util::sync::CancellationToken;
+
+use super::LETTING_GO;
+use super::output::Output;
+use crate::error::{Error, Result};
+
+/// How long a command that was asked to stop may take to record what it has stored.
+const WINDING_UP: Duration = Duration::from_secs(8);
+
+/// A command that ended otherwise than well: why, and its exit code.
+#[derive(Debug)]
+pub(super) struct Failed {
+    pub(super) error: Error,
+    pub(super) code: u8,
+}
+
+impl From<Error> for Failed {
+    fn from(error: Error) -> Self {
+        Self { code: error.kind().exit_code(), error }
+    }
+}
+
+/// What ended the waiting.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Caught {
+    Interrupt,
+    Terminate,
+}
+
+impl Caught {
+    /// 128 and the number of the signal, as shells tell it.
+    const fn exit_code(self) -> u8 {
+        match self {
+            Self::Interrupt => 130,
+            Self::Terminate => 143,
+        }
+    }
+}
+
+/// SIGINT and SIGTERM.
+struct Signals {
+    interrupt: Signal,
+    terminate: Signal,
+}
+
+impl Signals {
+    fn listen() -> Result<Self> {
+        Ok(Self { interrupt: listen(SignalKind::interrupt())?, terminate: listen(SignalKind::terminate())? })
+    }
+
+    async fn next(&mut self) -> Caught {
+        tokio::select! {
+            _ = self.interrupt.recv() => Caught::Interrupt,
+            _ = self.terminate.recv() => Caught::Terminate,
+        }
+    }
+}
+
+/// Hears a signal, instead of ending by it.
+pub(super) fn listen(kind: SignalKind) -> Result<Signal> {
+    signal(kind).map_err(|source| Error::other("signals cannot be caught").source(source))
+}
+
+/// Runs `command` until it ends or a signal comes. With `stop` it is then asked to stop and has some seconds for that;
+/// without, or if it takes longer, it is dropped. A second signal ends the process at once.
+///
+/// It runs as a task, so that a command that blocks its thread can be left behind.
+pub(super) async fn interruptible(
+    command: impl Future<Output = Result<u8>> + Send + 'static,
+    stop: Option<CancellationToken>,
+    output: &Output,
+) -> Result<u8, Failed> {
+    let mut signals = Signals::listen()?;
+    let mut task = tokio::spawn(command);
+    let bug = |source| Error::other("towline has a bug").source(source);
+    let caught = tokio::select! {
+        ended = &mut task => return Ok(ended.map_err(bug)??),
+        caught = signals.next() => caught,
+    };
+    let mut interrupted = Error::cancelled("interrupted").cure("run the same command again to resume");
+    if let Some(stop) = stop {
+        output.remark("interrupted: what has arrived is being recorded; a second Ctrl-C ends it at once");
+        stop.cancel();
+        match tokio::time::timeout(WINDING_UP, &mut task).await {
+            // It was done all the same.
+            Ok(Ok(Ok(code))) => return Ok(code),
+            Ok(Ok(Err(error))) => return Err(Failed { error, code: caught.exit_code() }),
+            Ok(Err(source)) => return Err(bug(source).into()),
+            Err(_) => {
+                interrupted = Error::cancelled("interrupted; the repository took too long to record what has arrived")
+                    .cure("run the same command again: what was recorded before is used");
+            }
+        }
+    }
+    task.abort();
+    // Dropping it removes what it left half done; how it ends does not matter any more.
+    let _ = tokio::time::timeout(LETTING_GO, task).await;
+    Err(Failed { error: interrupted, code: caught.exit_code() })
+}
+
+/// Ends the process at the second signal from now on, whatever its other threads do then. Outside of a runtime.
+#[expect(clippy::exit, reason = "whoever asks twice does not want to wait for anything")]
+pub(super) fn end_at_the_second() -> Result<()> {
+    let fault = |source| Error::other("threads cannot be started").source(source);
+    let runtime = Builder::new_current_thread().enable_all().build().map_err(fault)?;
+    let mut signals = runtime.block_on(async { Signals::listen() })?;
+    thread::Builder::new()
+        .name("signals".to_owned())
+        .spawn(move || {
+            let first = runtime.block_on(async {
+                let first = signals.next().await;
+                signals.next().await;
+                first
+            });
+            std::process::exit(first.exit_code().into());
+        })
+        .map_err(fault)?;
+    Ok(())
+}

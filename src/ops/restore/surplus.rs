@@ -1,0 +1,68 @@
+//! What a target holds and the tree does not: found before anything is written, removed when all else is in place.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+
+use serde::Serialize;
+
+use super::items::Items;
+use crate::error::{Error, Result};
+use crate::ops::shown;
+use crate::size::show;
+use crate::tree::{FoundKind, Target};
+
+/// What a restore removed, or would remove, because the tree does not have it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Removed {
+    /// Files, links and the like; folders are not counted.
+    pub files: u64,
+    /// Bytes in the files.
+    pub bytes: u64,
+    /// Paths below the destination; a folder that goes with all in it is one.
+    pub paths: Vec<String>,
+}
+
+/// The entries to remove.
+#[derive(Debug, Default)]
+pub(super) struct Surplus {
+    paths: Vec<Vec<u8>>,
+    pub(super) removed: Removed,
+}
+
+impl Surplus {
+    /// Finds what `target` holds besides `items`, but for the folders `keep` and what is in them.
+    pub(super) fn find(items: &Items, target: &Target, keep: &[PathBuf]) -> Result<Self> {
+        let wanted: BTreeSet<&[u8]> = items.list.iter().map(|item| item.path.as_slice()).collect();
+        let mut surplus = Self::default();
+        for entry in target.entries(keep)?.into_iter().filter(|entry| !wanted.contains(entry.path.as_slice())) {
+            surplus.removed.files += u64::from(entry.kind != Some(FoundKind::Folder));
+            surplus.removed.bytes += entry.bytes;
+            let above = surplus.paths.last();
+            let within = above.is_some_and(|above| {
+                entry.path.strip_prefix(above.as_slice()).is_some_and(|rest| rest.first() == Some(&b'/'))
+            });
+            if !within {
+                surplus.paths.push(entry.path);
+            }
+        }
+        surplus.removed.paths = surplus.paths.iter().map(|path| shown(path)).collect();
+        Ok(surplus)
+    }
+
+    /// Refuses to empty a folder because a tree has nothing in it.
+    pub(super) fn check(&self, items: &Items, nothing_wanted: bool) -> Result<()> {
+        if !nothing_wanted || self.paths.is_empty() {
+            return Ok(());
+        }
+        let Removed { files, bytes, .. } = self.removed;
+        Err(Error::conflict("restoring this empty tree would empty the folder")
+            .at(items.folder.display())
+            .got(format!("{files} files with {} there", show(bytes)))
+            .cure("--yes empties it all the same; --dry-run shows what would go"))
+    }
+
+    /// Removes it.
+    pub(super) fn remove(&self, target: &Target) -> Result<()> {
+        self.paths.iter().try_for_each(|path| target.remove(path))
+    }
+}

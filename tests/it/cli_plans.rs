@@ -1,0 +1,232 @@
+//! Dry runs, what is replaced and what is refused: commands that could take something away say so first.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::time::SystemTime;
+
+use serde_json::{Value, json};
+
+use crate::cli::{User, noise};
+
+/// Every file below `folder`, with its length and time: what a dry run must leave as it is.
+fn snapshot(folder: &Path) -> BTreeMap<String, (u64, SystemTime)> {
+    let (mut folders, mut all) = (vec![folder.to_path_buf()], BTreeMap::new());
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).unwrap().map(Result::unwrap) {
+            let meta = entry.metadata().unwrap();
+            if meta.is_dir() {
+                folders.push(entry.path());
+            }
+            all.insert(entry.path().display().to_string(), (meta.len(), meta.modified().unwrap()));
+        }
+    }
+    all
+}
+
+/// What a dry run says as JSON, after making sure that it changed nothing in the working folder or the repository.
+fn rehearsed(user: &User, args: &[&str]) -> Value {
+    let all = || (snapshot(&user.work()), snapshot(&user.repository()));
+    let before = all();
+    let told = user.json(&[args, &["--dry-run"]].concat(), 0);
+    let text = user.ok(&[args, &["--dry-run", "-q"]].concat());
+    assert!(text.contains("would "), "{args:?}: {text}");
+    assert_eq!(all(), before, "{args:?} changed something");
+    told
+}
+
+#[test]
+fn restore_says_what_it_would_do_and_what_it_deletes() {
+    let user = User::with_tree();
+    assert_eq!(rehearsed(&user, &["restore", "run/1", "fresh"])["bytes"], 300_012);
+    assert!(!user.exists("fresh"));
+
+    user.write("out/a.txt", b"mine");
+    user.write("out/extra", &noise(1000));
+    user.write("out/old/deep/one", b"1");
+    user.write("out/old/two", b"22");
+    assert_eq!(user.fails(&["restore", "run/1", "out", "--dry-run"], 5)["kind"], "conflict");
+    let args = ["restore", "run/1", "out", "--overwrite", "--delete"];
+    let planned = rehearsed(&user, &args);
+    let removed = json!({ "files": 3, "bytes": 1003, "paths": ["extra", "old"] });
+    assert_eq!(
+        (&planned["dry_run"], &planned["removed"], &planned["replaced_files"]),
+        (&json!(true), &removed, &json!(1))
+    );
+    let done = user.json(&args, 0);
+    assert_eq!((&done["removed"], &done["fetched_bytes"]), (&removed, &planned["fetched_bytes"]));
+    assert!(!user.exists("out/extra") && !user.exists("out/old") && user.exists("out/sub/b.bin"));
+    assert_eq!(done.get("dry_run"), None);
+    user.write("out/x", b"x");
+    let text = user.ok(&args);
+    assert!(text.contains("deleted: 1 file, 1 B") && text.contains("\n    x\n"), "{text}");
+    assert_eq!(rehearsed(&user, &["restore", "run/1", "out"])["fetched_bytes"], 0, "it is there");
+}
+
+#[test]
+fn restore_of_an_empty_tree_empties_nothing_unless_told() {
+    let user = User::with_repository();
+    fs::create_dir_all(user.work().join("none/sub")).unwrap();
+    user.ok(&["save", "none", "none"]);
+    user.write("out/precious", b"precious");
+    for args in [&["restore", "none", "out", "--delete"][..], &["restore", "none", "out", "--delete", "--dry-run"]] {
+        let error = user.fails(args, 5);
+        assert!(error["message"].as_str().unwrap().contains("1 files with 8 B there"), "{error}");
+        assert!(error["cure"].as_str().unwrap().contains("--yes"), "{error}");
+    }
+    assert!(user.exists("out/precious") && !user.exists("out/sub"), "something was written before it was refused");
+    user.ok(&["restore", "none", "out"]);
+    assert!(user.exists("out/precious"), "without --delete nothing goes");
+    assert_eq!(user.json(&["restore", "none", "out", "--delete", "--yes"], 0)["removed"]["files"], 1);
+    assert!(!user.exists("out/precious"));
+    user.ok(&["restore", "none", "out", "--delete"]);
+    assert_eq!(user.run(&["restore", "none", "out", "--yes"]).code, Some(2));
+}
+
+#[test]
+fn restoring_tensors_can_be_rehearsed() {
+    let user = User::with_repository();
+    user.write("ckpt/model.safetensors", &crate::data::safetensors(1, &[("a", 100_000), ("b", 200_000)]));
+    user.ok(&["save", "ckpt", "run/step-1"]);
+    let args = ["restore", "run@latest", "out", "--tensor", "a"];
+    let planned = rehearsed(&user, &args);
+    let done = user.json(&args, 0);
+    for key in ["file", "bytes", "fetched_bytes", "chunks", "tensors"] {
+        assert_eq!(planned[key], done[key], "{key}");
+    }
+    assert_eq!(user.fails(&[&args[..], &["--dry-run"]].concat(), 5)["kind"], "conflict");
+}
+
+#[test]
+fn removing_and_expiring_say_what_would_come_free() {
+    let user = User::with_repository();
+    for step in 1..=3_usize {
+        user.write("ckpt/shared", &noise(500_000));
+        user.write("ckpt/own", &noise(1_000_000 + step));
+        user.ok(&["save", "ckpt", &format!("run/step-{step}")]);
+    }
+    let one = rehearsed(&user, &["rm", "run/step-1"]);
+    let freed = one["freed_bytes"].as_u64().unwrap();
+    assert!((1_000_000..1_100_000).contains(&freed), "{one}");
+    assert_eq!(one["names"], json!([{ "name": "run/step-1", "bytes": 1_500_001 }]));
+    let plan = rehearsed(&user, &["expire", "run", "--keep-last", "1"]);
+    assert!((2_000_000..2_200_000).contains(&plan["freed_bytes"].as_u64().unwrap()), "{plan}");
+    assert_eq!(user.fails(&["rm", "none", "--dry-run"], 3)["kind"], "not-found");
+    user.ok(&["expire", "run", "--keep-last", "1"]);
+    let planned = rehearsed(&user, &["collect", "--grace", "0"])["freed_bytes"].as_u64().unwrap();
+    let freed = user.json(&["collect", "--grace", "0"], 0)["freed_bytes"].as_u64().unwrap();
+    // The pack that holds what is shared is rewritten: it goes, too.
+    assert!(planned > 2_400_000 && freed.abs_diff(planned) < 100_000, "{planned} planned, {freed} freed");
+}
+
+#[test]
+fn sync_says_what_would_move_and_makes_the_destination_if_told() {
+    let user = User::with_repository();
+    for step in 1..=2_usize {
+        user.write("ckpt/shared", &noise(500_000));
+        user.write("ckpt/own", &noise(1_000_000 + step));
+        user.ok(&["save", "ckpt", &format!("run/step-{step}")]);
+    }
+    let there = user.work().join("../there");
+    assert_eq!(user.fails(&["sync", "../repo", "../there", "--dry-run"], 3)["kind"], "not-found");
+    let planned = rehearsed(&user, &["sync", "../repo", "../there", "--init"]);
+    assert!(!there.exists(), "a dry run made the destination");
+    assert_eq!(planned["planned"].as_array().unwrap().len(), 2);
+    let first = planned["planned"][0]["moved_bytes"].as_u64().unwrap();
+    let second = planned["planned"][1]["moved_bytes"].as_u64().unwrap();
+    assert!(first > 1_500_000 && (1_000_000..1_100_000).contains(&second), "what is shared moves once: {planned}");
+
+    // The choice is made in the source.
+    let latest = ["sync", "../repo", "../there", "run@latest", "--init"];
+    let expected = rehearsed(&user, &latest);
+    let ran = user.run(&latest);
+    assert_eq!(ran.code, Some(0), "{}", ran.err);
+    assert!(ran.err.contains("run@latest is run/step-2") && ran.err.contains("made the repository"), "{}", ran.err);
+    assert_eq!(user.json(&["ls", "--repo", "../there"], 0)["refs"].as_array().unwrap().len(), 1);
+    assert_eq!((&expected["planned"][0]["name"], &expected["names"]), (&json!("run/step-2"), &json!(1)));
+
+    let rest = rehearsed(&user, &["sync", "../repo", "../there"]);
+    let done = user.json(&["sync", "../repo", "../there", "--init"], 0);
+    for key in ["names", "moved_bytes", "skipped_bytes", "chunks", "new_chunks"] {
+        assert_eq!(rest[key], done[key], "{key}");
+    }
+    assert_eq!(user.fails(&["sync", "../repo", "../there", "none@latest"], 3)["kind"], "not-found");
+}
+
+#[test]
+fn save_and_cp_say_what_they_replace_and_may_be_told_not_to() {
+    let user = User::with_tree();
+    let first = user.json(&["show", "run/1"], 0);
+    assert_eq!(user.json(&["save", "tree", "run/1"], 0).get("replaced"), None, "it is the same tree");
+    user.write("tree/a.txt", b"hello, moon");
+    let again = user.json(&["save", "tree", "run/1"], 0);
+    assert_eq!((&again["replaced"]["manifest"], &again["replaced"]["bytes"]), (&first["manifest"], &json!(300_012)));
+    user.write("tree/a.txt", b"hello, sun");
+    assert!(user.ok(&["save", "tree", "run/1"]).starts_with("saved run/1 (replaced 293.0 KiB, saved 20"));
+
+    let before = user.json(&["show", "run/1"], 0)["manifest"].clone();
+    user.write("tree/a.txt", b"hello, stars");
+    let refused = user.fails(&["save", "tree", "run/1", "--if-absent"], 5);
+    assert!(refused["message"].as_str().unwrap().starts_with("the name exists already at run/1"), "{refused}");
+    user.ok(&["save", "tree", "run/2", "--if-absent"]);
+    assert_eq!(user.fails(&["cp", "run/2", "run/1", "--if-absent"], 5)["kind"], "conflict");
+    assert_eq!(user.json(&["show", "run/1"], 0)["manifest"], before);
+    user.ok(&["cp", "run/2", "run/3", "--if-absent"]);
+    let copied = user.json(&["cp", "run/2", "run/1"], 0);
+    assert_eq!(copied["replaced"]["manifest"], before);
+    assert_eq!(user.json(&["cp", "run/2", "run/1"], 0).get("replaced"), None, "it stands for that already");
+
+    let part = |rank: &'static str| ["save", "tree", "run/2", "--rank", rank, "--world-size", "2", "--attempt", "a"];
+    assert_eq!(user.fails(&[&part("0")[..], &["--if-absent"]].concat(), 5)["kind"], "conflict");
+    assert_eq!(user.json(&part("0"), 0).get("replaced"), None, "not yet");
+    let stood = user.json(&["show", "run/2"], 0)["manifest"].clone();
+    assert_eq!(user.json(&part("1"), 0)["replaced"]["manifest"], stood);
+}
+
+#[test]
+fn of_two_that_save_one_name_if_absent_one_wins() {
+    let user = User::with_repository();
+    user.write("one", &noise(3_000_000));
+    user.write("two", &noise(3_000_001));
+    let spawn = |path: &str| user.command(&["save", path, "name", "--if-absent"]).spawn().unwrap();
+    let children = [spawn("one"), spawn("two")];
+    let mut codes = children.map(|child| child.wait_with_output().unwrap().status.code());
+    codes.sort_unstable();
+    assert_eq!(codes, [Some(0), Some(5)]);
+}
+
+#[test]
+fn what_looks_like_a_step_and_is_none_is_warned_about() {
+    let user = User::with_tree();
+    let warnings = user.json(&["save", "tree", "run-7/step-abc"], 0)["warnings"].clone();
+    assert!(warnings[0].as_str().unwrap().starts_with("run-7/step-abc is no step of a run"), "{warnings}");
+    assert!(user.run(&["cp", "run/1", "run-7/step_9"]).err.starts_with("warning: run-7/step_9 is no step"));
+    assert_eq!(user.run(&["save", "tree", "run-7/step-9"]).err, "");
+}
+
+#[test]
+fn watch_takes_metrics_from_what_the_trainer_logged() {
+    let user = User::with_repository();
+    let state = |step: u32, loss: f64| {
+        let history =
+            [json!({ "step": step - 5, "loss": 9.0 }), json!({ "step": step, "epoch": 1.0, "eval_loss": loss })];
+        json!({ "global_step": step, "best_metric": 0.5, "log_history": history }).to_string()
+    };
+    let finished = |step: u32| {
+        user.write(&format!("out/checkpoint-{step}/model.bin"), &noise(1000));
+        user.write(&format!("out/checkpoint-{step}/trainer_state.json"), state(step, f64::from(step)).as_bytes());
+    };
+    finished(10);
+    let text = user.run(&["watch", "out", "run", "--once", "--settle", "0.2"]);
+    assert!(
+        text.err.contains("; eval_loss=10") || String::from_utf8_lossy(&text.out).contains("; eval_loss=10"),
+        "{text:?}"
+    );
+    assert_eq!(user.json(&["show", "run/step-10"], 0)["metrics"], json!({ "eval_loss": 10.0 }));
+    finished(20);
+    let metrics = ["--metric", "val=eval_loss", "--metric", "loss", "--metric", "lr=0.001", "--metric", "none=lacking"];
+    user.ok(&[&["watch", "out", "run", "--once", "--settle", "0.2"][..], &metrics].concat());
+    let expected = json!({ "val": 20.0, "loss": 9.0, "lr": 0.001 });
+    assert_eq!(user.json(&["show", "run/step-20"], 0)["metrics"], expected);
+    assert_eq!(user.run(&["watch", "out", "run", "--once", "--metric", "a/b"]).code, Some(2));
+}
