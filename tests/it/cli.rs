@@ -510,7 +510,7 @@ pub(crate) fn ended(mut child: Child) -> (Option<i32>, String) {
         if let Some(status) = child.try_wait().unwrap() {
             break status;
         }
-        if since.elapsed() > Duration::from_secs(30) {
+        if since.elapsed() > Duration::from_mins(2) {
             child.kill().unwrap();
             panic!("the command hangs");
         }

@@ -7,7 +7,7 @@
 mod parsers;
 
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::Bytes;
 use towline::codec::{Codec, Compression, Element, Width, encode};
@@ -178,6 +178,12 @@ impl Dice {
     }
 }
 
+/// The processor time that this thread has used: what other processes do to the clock on the wall does not count.
+fn thread_time() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap())
+}
+
 #[test]
 fn bent_golden_objects_are_read_or_refused_by_every_parser() {
     for (name, parse) in PARSERS {
@@ -188,9 +194,10 @@ fn bent_golden_objects_are_read_or_refused_by_every_parser() {
         for round in 0..ROUNDS {
             let (seed, other) = (dice.below(seeds.len()), dice.below(seeds.len()));
             let bent = dice.bend(&seeds[seed], &seeds[other]);
-            let begun = Instant::now();
+            let begun = thread_time();
             parse(&bent);
-            assert!(begun.elapsed() < PATIENCE, "{name}, round {round}: {:?}", begun.elapsed());
+            let took = thread_time() - begun;
+            assert!(took < PATIENCE, "{name}, round {round}: {took:?} of the processor");
         }
     }
 }

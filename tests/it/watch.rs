@@ -20,7 +20,7 @@ use crate::cli::User;
 use crate::data::{name, noise, safetensors, tree_digest};
 
 /// How long a test waits for what must come.
-const PATIENCE: Duration = Duration::from_mins(1);
+const PATIENCE: Duration = Duration::from_mins(2);
 
 /// A repository, and a place for the training's folder.
 struct Scene {

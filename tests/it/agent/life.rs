@@ -59,7 +59,7 @@ fn begin_long_save(user: &User, agent: &Running) -> Value {
 #[test]
 fn a_save_is_finished_before_the_agent_ends() {
     let user = User::with_repository();
-    let agent = Running::start(&user, "");
+    let agent = Running::start(&user, "grace = '10m'");
     begin_long_save(&user, &agent);
     agent.signal(Signal::TERM);
     let until = Instant::now() + PATIENCE;

@@ -24,7 +24,7 @@ use crate::cli::{User, has_members};
 use crate::data::noise;
 
 /// How long a test waits for what must come.
-const PATIENCE: Duration = Duration::from_mins(1);
+const PATIENCE: Duration = Duration::from_mins(2);
 
 /// An agent that runs.
 struct Running {

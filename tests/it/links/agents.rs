@@ -18,7 +18,7 @@ const LEN: u64 = 24 * MIB;
 /// Words that stand in every file, all over, to be looked for on the wire.
 const PLAIN: &[u8] = b"weights that nobody else may read ";
 /// Longer than anything here takes on a busy machine.
-const PATIENCE: Duration = Duration::from_mins(1);
+const PATIENCE: Duration = Duration::from_mins(2);
 
 /// Sites: agents of one authority, each in a node of its name, and a repository in a folder that all can read.
 struct Sites {
