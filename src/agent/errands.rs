@@ -124,7 +124,7 @@ pub(super) fn restore(house: &House, repository: Option<&str>, restoring: Restor
     let repository = house.repository(repository)?.clone();
     house.transfers.begin(about(Kind::Restore, &restoring.name, &repository), move |progress| async move {
         let Restoring { name, below, to, overwrite, delete, only } = restoring;
-        let options = RestoreOptions { overwrite, delete, only, progress };
+        let options = RestoreOptions { overwrite, delete, only, progress, keep_setuid: false };
         let name = repository.resolve(&name).await?;
         let below = below.as_ref().map(String::as_bytes);
         report(&Box::pin(repository.restore(&name, below, &to, &options)).await?)

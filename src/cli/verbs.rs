@@ -133,8 +133,8 @@ impl Door {
     }
 
     async fn restore(&self, restore: Restore) -> Result<()> {
-        let Restore { from, dest, overwrite, delete, only, tensors, shard } = restore;
-        let options = RestoreOptions { overwrite, delete, only, progress: self.progress.clone() };
+        let Restore { from, dest, overwrite, delete, only, keep_setuid, tensors, shard } = restore;
+        let options = RestoreOptions { overwrite, delete, only, keep_setuid, progress: self.progress.clone() };
         let repository = Client::attached(self.open().await?).await;
         let name = self.resolve(&repository, &from.name).await?;
         if !tensors.is_empty() {

@@ -175,3 +175,20 @@ async fn names_are_copied_and_removed() {
     repository.restore(&name("best"), None, &dest, &RestoreOptions::default()).await.unwrap();
     assert_eq!(fs::read(dir.path().join("out/f")).unwrap(), b"content");
 }
+
+#[tokio::test]
+async fn setuid_and_setgid_bits_are_restored_only_on_request() {
+    let house = House::new().await;
+    let source = house.dir.path().join("source");
+    fs::create_dir(&source).unwrap();
+    fs::write(source.join("tool"), b"#!/bin/sh").unwrap();
+    fs::set_permissions(source.join("tool"), fs::Permissions::from_mode(0o6755)).unwrap();
+    house.save(&source, "tools").await;
+    let mode = |to: &Path| fs::metadata(to.join("tool")).unwrap().permissions().mode() & 0o7777;
+    for (keep_setuid, expected) in [(false, 0o755), (true, 0o6755)] {
+        let to = house.dir.path().join(format!("out-{keep_setuid}"));
+        let options = RestoreOptions { keep_setuid, ..RestoreOptions::default() };
+        house.repository.restore(&name("tools"), None, &to, &options).await.unwrap();
+        assert_eq!(mode(&to), expected);
+    }
+}
