@@ -19,13 +19,14 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tokio::net::UnixStream;
 
-use super::socket::{owned, well_known};
+use super::socket::well_known;
 use super::view::{Health, Standing, Transfer};
 use super::{AT, At, PROTOCOL};
 use crate::error::{Error, ErrorKind, Result};
 use crate::limits::MIB;
 use crate::repository::Repository;
 use crate::transfer::local::LocalSource;
+use crate::tree::check_private_folder;
 
 /// The variable that says which agent.
 const VARIABLE: &str = "TOWLINE_AGENT";
@@ -85,7 +86,7 @@ impl Client {
             Some(named) if named == "none" => Ok(None),
             Some(named) => Ok(Some(Self::at(named))),
             None if std::fs::symlink_metadata(&usual).is_ok_and(|found| found.file_type().is_socket()) => {
-                owned(usual.parent().unwrap_or(Path::new("/")))?;
+                check_private_folder(usual.parent().unwrap_or(Path::new("/")))?;
                 Ok(Some(Self::at(usual)))
             }
             None => Ok(None),

@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, Write as _};
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{DirBuilderExt as _, FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::{DirBuilderExt as _, FileTypeExt as _, OpenOptionsExt as _};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
@@ -15,11 +15,10 @@ use tokio::net::UnixListener;
 
 use crate::error::{Error, Result};
 use crate::id::ObjectId;
+use crate::tree::make_private_folder;
 
 /// Bytes in the path of a socket, at most.
 pub(super) const SOCKET_PATH_MAX: usize = 107;
-/// The permissions of everybody but the owner.
-const OTHERS: u32 = 0o077;
 /// Connections that may wait to be accepted.
 const BACKLOG: i32 = 128;
 
@@ -53,9 +52,10 @@ impl Claimed {
     pub(super) fn listen(path: &Path) -> Result<(Self, UnixListener)> {
         let folder = path.parent().unwrap_or(Path::new("/"));
         let io = |error| Error::io("socket of the agent cannot be made", path, error);
-        DirBuilder::new().recursive(true).mode(0o700).create(folder).map_err(io)?;
         if path == well_known() {
-            owned(folder)?;
+            make_private_folder(folder)?;
+        } else {
+            DirBuilder::new().recursive(true).mode(0o700).create(folder).map_err(io)?;
         }
         let lock = lock(path)?;
         clear(path)?;
@@ -82,24 +82,6 @@ impl Drop for Claimed {
         let _ = std::fs::remove_file(&self.path);
         let _ = std::fs::remove_file(token_path(&self.path));
     }
-}
-
-/// Is the folder only this user's? Among the temporary files anybody may have made it before us.
-///
-/// # Errors
-/// Denied, if it is not.
-pub(super) fn owned(folder: &Path) -> Result<()> {
-    let found = std::fs::symlink_metadata(folder)
-        .map_err(|error| Error::io("folder of the agent's socket cannot be read", folder, error))?;
-    let user = rustix::process::getuid().as_raw();
-    if found.is_dir() && found.uid() == user && found.mode() & OTHERS == 0 {
-        return Ok(());
-    }
-    Err(Error::denied("folder of the agent's socket can be used by others")
-        .at(folder.display())
-        .expected(format!("a folder of user {user} with mode 0700"))
-        .got(format!("owner {}, mode {:04o}", found.uid(), found.mode() & 0o7777))
-        .cure("remove it, or set `socket`"))
 }
 
 /// Makes the socket at `path` this process's own.

@@ -143,9 +143,9 @@ impl Door {
     }
 
     async fn restore(&self, restore: Restore) -> Result<()> {
-        let Restore { from, dest, overwrite, delete, yes, dry_run, only, tensors, shard } = restore;
+        let Restore { from, dest, overwrite, delete, yes, dry_run, only, keep_setuid, tensors, shard } = restore;
         let progress = self.progress.clone();
-        let options = RestoreOptions { overwrite, delete, may_empty: yes, dry_run, only, progress };
+        let options = RestoreOptions { overwrite, delete, may_empty: yes, dry_run, only, keep_setuid, progress };
         let repository = Client::attached(self.open().await?).await;
         let name = self.resolve(&repository, &from.name).await?;
         if !tensors.is_empty() {

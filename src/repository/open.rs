@@ -1,6 +1,6 @@
 //! Making and opening a repository.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::{OpenOptions, Repository, Shared, layout, log, objects};
@@ -11,6 +11,7 @@ use crate::format::envelope::{Kind, open, seal};
 use crate::format::wire::{Reader, Writer};
 use crate::id::RepositoryId;
 use crate::storage::{self, Effort, Location, Store, StoreOptions, probe};
+use crate::tree::make_private_folder;
 
 impl Repository {
     /// Makes a repository in `store`, or opens the one that is there: which of the two is the second value.
@@ -104,7 +105,11 @@ impl Repository {
 
     fn assemble(store: Store, options: OpenOptions, id: RepositoryId, clock: Arc<dyn Clock>) -> Result<Self> {
         let budget = Budget::new(options.memory.unwrap_or_else(Budget::default_bytes))?;
-        let cache = options.cache.unwrap_or_else(default_cache).join(id.to_string());
+        let cache = match options.cache {
+            Some(cache) => cache,
+            None => default_cache()?,
+        };
+        let cache = cache.join(id.to_string());
         let log = log::Log::new(Arc::clone(store.objects()), Arc::clone(&clock));
         let (segments, footers) = Default::default();
         let shared = Arc::new(Shared { id, store, log, clock, budget, cache, segments, footers });
@@ -129,9 +134,40 @@ fn read_id(object: &bytes::Bytes) -> Result<RepositoryId> {
 }
 
 /// `$XDG_CACHE_HOME/towline`, else `~/.cache/towline`
-/// (<https://specifications.freedesktop.org/basedir-spec/latest/>), else a folder among the temporary files.
-fn default_cache() -> PathBuf {
+/// (<https://specifications.freedesktop.org/basedir-spec/latest/>), else a folder of this user among the temporary files.
+///
+/// # Errors
+/// Denied, if there is no other place and somebody else may use the folder among the temporary files.
+fn default_cache() -> Result<PathBuf> {
     let folder = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let home = || folder("HOME").map(|home| home.join(".cache"));
-    folder("XDG_CACHE_HOME").or_else(home).unwrap_or_else(std::env::temp_dir).join("towline")
+    match folder("XDG_CACHE_HOME").or_else(home) {
+        Some(folder) => Ok(folder.join("towline")),
+        None => temporary_cache(&std::env::temp_dir()),
+    }
+}
+
+/// A cache below `temporary`, where anybody may have made a folder of any name before.
+fn temporary_cache(temporary: &Path) -> Result<PathBuf> {
+    let folder = temporary.join(format!("towline-{}", rustix::process::geteuid().as_raw()));
+    make_private_folder(&folder).map_err(|error| error.cure("remove it, or set XDG_CACHE_HOME or HOME"))?;
+    Ok(folder.join("cache"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    #[test]
+    fn a_cache_among_the_temporary_files_is_of_this_user_alone() {
+        let temporary = tempfile::tempdir().unwrap();
+        let cache = temporary_cache(temporary.path()).unwrap();
+        let own = cache.parent().unwrap().to_owned();
+        assert!(own.ends_with(format!("towline-{}", rustix::process::geteuid().as_raw())));
+        std::fs::remove_dir(&own).unwrap();
+        symlink("/somewhere/else", &own).unwrap();
+        assert!(temporary_cache(temporary.path()).is_err(), "planted before");
+    }
 }

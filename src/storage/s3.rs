@@ -1,7 +1,6 @@
 //! Opening a bucket: endpoint, region and credentials as every AWS tool finds them, then the clients.
 
 use std::fmt;
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,6 +16,7 @@ use object_store::aws::{AmazonS3, AmazonS3Builder, S3ConditionalPut};
 use object_store::client::{ClientOptions, HttpClient, HttpConnector, ReqwestConnector};
 use object_store::prefix::PrefixStore;
 use object_store::{BackoffConfig, ObjectStore, RetryConfig};
+use url::{Host, Url};
 
 use super::bucket::Bucket;
 use super::credentials::ChainCredentials;
@@ -117,15 +117,11 @@ fn endpoint(options: &StoreOptions, config: &SdkConfig) -> Option<String> {
     Some(found.trim_end_matches('/').to_owned())
 }
 
-/// No byte crosses a network in clear unless asked for by name.
+/// Refuses an endpoint that is not a plain http or https URL, and one that would send bytes in clear over a network unless that is
+/// asked for by name.
 fn check_endpoint(endpoint: &str, allow_http: bool) -> Result<()> {
-    if endpoint.starts_with("https://") {
-        return Ok(());
-    }
-    if !endpoint.starts_with("http://") {
-        return Err(Error::usage("endpoint is not a URL").at(endpoint).cure("write https://HOST[:PORT]"));
-    }
-    if allow_http || !is_in_clear(endpoint) {
+    let url = parse_endpoint(endpoint)?;
+    if url.scheme() == "https" || allow_http || is_loopback(&url) {
         return Ok(());
     }
     Err(Error::denied("endpoint would send data and names in clear over the network")
@@ -133,18 +129,42 @@ fn check_endpoint(endpoint: &str, allow_http: bool) -> Result<()> {
         .cure("use https, or say --allow-http if that network is trusted"))
 }
 
-/// Whether what is sent to `endpoint` crosses a network in plain http.
-pub(super) fn is_in_clear(endpoint: &str) -> bool {
-    let authority = endpoint.strip_prefix("http://").map(|rest| rest.split('/').next().unwrap_or(rest));
-    authority.is_some_and(|authority| !is_loopback(authority))
+/// The URL of an endpoint: the host that is checked must be the host that is connected to, so it is parsed as the clients parse it, and
+/// user information, which hides the host from a reader, is refused.
+fn parse_endpoint(endpoint: &str) -> Result<Url> {
+    let malformed = |what: &'static str| Error::usage(what).at(endpoint).cure("write https://HOST[:PORT]");
+    // A URL parser drops or rewrites these, another one may not.
+    if endpoint.bytes().any(|byte| !byte.is_ascii_graphic() || byte == b'\\') {
+        return Err(malformed("endpoint is not a URL"));
+    }
+    let url = Url::parse(endpoint).map_err(|source| malformed("endpoint is not a URL").source(source))?;
+    if !matches!(url.scheme(), "http" | "https") {
+        return Err(malformed("endpoint is not an http or https URL"));
+    }
+    if !url.username().is_empty() || url.password().is_some() {
+        // It may be a secret.
+        return Err(Error::usage("endpoint has user information before its host")
+            .at(url.host_str().unwrap_or_default())
+            .cure("write https://HOST[:PORT]; credentials come from where AWS tools look"));
+    }
+    if url.host().is_none() {
+        return Err(malformed("endpoint has no host"));
+    }
+    Ok(url)
 }
 
-fn is_loopback(authority: &str) -> bool {
-    let host = match authority.strip_prefix('[') {
-        Some(v6) => v6.split(']').next().unwrap_or(v6),
-        None => authority.split(':').next().unwrap_or(authority),
-    };
-    host == "localhost" || host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
+/// Whether what is sent to `endpoint` crosses a network in plain http.
+pub(super) fn is_in_clear(endpoint: &str) -> bool {
+    parse_endpoint(endpoint).is_ok_and(|url| url.scheme() == "http" && !is_loopback(&url))
+}
+
+fn is_loopback(url: &Url) -> bool {
+    match url.host() {
+        Some(Host::Domain(name)) => name == "localhost",
+        Some(Host::Ipv4(ip)) => ip.is_loopback(),
+        Some(Host::Ipv6(ip)) => ip.is_loopback(),
+        None => false,
+    }
 }
 
 /// One connection pool, whichever client asks.
@@ -217,7 +237,33 @@ mod tests {
             check_endpoint(far, true).unwrap();
         }
         check_endpoint("https://s3.example.com", false).unwrap();
-        assert_eq!(check_endpoint("s3.example.com", true).unwrap_err().kind(), ErrorKind::Usage);
+        for malformed in
+            ["s3.example.com", "ftp://s3.example.com", "http://", "http://192.0.2.1\\@localhost", "http://local\thost"]
+        {
+            let error = check_endpoint(malformed, true).map_err(|error| error.kind());
+            assert_eq!(error, Err(ErrorKind::Usage), "{malformed}");
+        }
+    }
+
+    #[test]
+    fn what_only_looks_like_loopback_is_not() {
+        for far in
+            ["http://127.0.0.1:9@192.0.2.1:9000", "http://localhost@192.0.2.1", "https://key:hush@s3.example.com"]
+        {
+            for allow_http in [false, true] {
+                let error = check_endpoint(far, allow_http).unwrap_err();
+                assert_eq!(error.kind(), ErrorKind::Usage, "{far}");
+                assert!(!format!("{error:?}").contains("hush"), "{error:?}");
+            }
+        }
+        // What follows is a path, a query or a fragment of another host.
+        for far in ["http://192.0.2.1/@127.0.0.1", "http://192.0.2.1?@127.0.0.1", "http://192.0.2.1#@localhost"] {
+            assert_ne!(check_endpoint(far, false).map_err(|error| error.kind()), Ok(()), "{far}");
+            assert!(is_in_clear(far), "{far}");
+        }
+        for near in ["http://LOCALHOST:9000", "http://2130706433", "http://0x7f.1", "http://[::1]"] {
+            check_endpoint(near, false).unwrap();
+        }
     }
 
     #[test]

@@ -193,13 +193,15 @@ impl Target {
         }
     }
 
-    /// Gives the folder `path` its final mode and time. For when all in it is placed, the deepest first. May be empty.
+    /// Gives the folder `path` its final mode and time. For when all in it is placed, the deepest first. May be empty. A setgid bit that it
+    /// has stays, as with chmod(1): it says whose group new files get.
     pub fn set_folder(&self, path: &[u8], mode: u32, mtime: Timestamp) -> Result<()> {
         check_or_root(path)?;
         let set = || {
             let folder = self.folders.read(path)?;
             futimens(&folder, &times(mtime))?;
-            fchmod(&folder, Mode::from_raw_mode(mode & 0o7777))
+            let kept = Stat::from_raw(&fstat(&folder)?).mode & 0o2000;
+            fchmod(&folder, Mode::from_raw_mode((mode & 0o7777) | kept))
         };
         set().map_err(|errno| self.folders.fault("cannot set the mode and time of a folder", path, errno))
     }

@@ -196,3 +196,21 @@ async fn names_are_copied_and_removed() {
     repository.restore(&name("best"), None, &dest, &RestoreOptions::default()).await.unwrap();
     assert_eq!(fs::read(dir.path().join("out/f")).unwrap(), b"content");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn setuid_and_setgid_bits_are_restored_only_on_request() {
+    let dir = tempfile::tempdir().unwrap();
+    let source = dir.path().join("source");
+    fs::create_dir(&source).unwrap();
+    fs::write(source.join("tool"), b"#!/bin/sh").unwrap();
+    fs::set_permissions(source.join("tool"), fs::Permissions::from_mode(0o6755)).unwrap();
+    let repository = in_memory(dir.path()).await;
+    save(&repository, &source, &name("tools")).await;
+    for (keep_setuid, expected) in [(false, 0o755), (true, 0o6755)] {
+        let to = dir.path().join(format!("out-{keep_setuid}"));
+        let options = RestoreOptions { keep_setuid, ..RestoreOptions::default() };
+        repository.restore(&name("tools"), None, &to, &options).await.unwrap();
+        let mode = fs::metadata(to.join("tool")).unwrap().permissions().mode() & 0o7777;
+        assert_eq!(mode, expected, "{mode:o}");
+    }
+}

@@ -347,6 +347,9 @@ pub(super) struct Restore {
     /// Only these files and folders, or what matches; may be given several times
     #[arg(long = "path", value_name = "PATH|GLOB", conflicts_with_all = ["delete", "tensors"])]
     pub(super) only: Vec<String>,
+    /// Keep setuid and setgid bits, for trees whose writers are trusted
+    #[arg(long, conflicts_with = "tensors")]
+    pub(super) keep_setuid: bool,
     /// Only these tensors, or a box of each, into one safetensors file in DEST; may be given several times
     #[arg(long = "tensor", value_name = "[PATH:]GLOB[BOX]")]
     pub(super) tensors: Vec<TensorSelector>,

@@ -28,7 +28,12 @@ pub(super) struct Items {
     pub(super) is_folder: bool,
     /// What goes there.
     pub(super) list: Vec<Item>,
+    /// Whether files keep setuid and setgid bits.
+    pub(super) keep_setuid: bool,
 }
+
+/// The bits by which a file runs as its owner or group, whoever starts it.
+const SETUID_SETGID: u32 = 0o6000;
 
 impl Items {
     /// All of `saved`, or what lies at `subpath`, to go to `dest`; of a folder only what the patterns `only` take, if there are
@@ -55,7 +60,12 @@ impl Items {
             list = taken(list, only)
                 .map_err(|error| error.cure(format!("`towline show {} --files` lists the paths", saved.name)))?;
         }
-        Ok(Self { folder: dest.to_owned(), is_folder: true, list })
+        Ok(Self { folder: dest.to_owned(), is_folder: true, list, keep_setuid: false })
+    }
+
+    /// The mode that what `entry` describes gets: whoever saved a tree must not choose what runs as the user who restores it.
+    pub(super) fn mode(&self, entry: &TreeEntry) -> u32 {
+        if self.keep_setuid { entry.mode } else { entry.mode & !SETUID_SETGID }
     }
 
     /// One file or link: to the path `dest`, or into it where it is a folder or is written like one.
@@ -71,7 +81,8 @@ impl Items {
             }
             None => return Err(Error::usage("destination names no file").at(dest.display())),
         };
-        Ok(Self { folder, is_folder: false, list: vec![Item { path: name.to_vec(), at }] })
+        let list = vec![Item { path: name.to_vec(), at }];
+        Ok(Self { folder, is_folder: false, list, keep_setuid: false })
     }
 
     /// Bytes in their files.

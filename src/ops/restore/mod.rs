@@ -49,6 +49,8 @@ pub struct RestoreOptions {
     /// Of a folder only the files and folders whose path is, or matches, one of these: in a pattern `*` stays within a
     /// segment, `**` does not. All, if there are none.
     pub only: Vec<String>,
+    /// Keep setuid and setgid bits.
+    pub keep_setuid: bool,
     /// Where to show progress.
     pub progress: Progress,
 }
@@ -113,7 +115,9 @@ impl Repository {
         }
         options.progress.phase("opening", 0);
         let saved = self.saved(name).await?.shared();
-        let items = Arc::new(Items::choose(&saved, subpath, &options.only, dest)?);
+        let mut items = Items::choose(&saved, subpath, &options.only, dest)?;
+        items.keep_setuid = options.keep_setuid;
+        let items = Arc::new(items);
         let (folder, dry_run) = (items.folder.clone(), options.dry_run);
         let target = blocking(move || {
             let target = if dry_run {
@@ -275,13 +279,13 @@ fn finish(saved: &Saved, items: &Items, target: &Target, surveyed: &Survey) -> R
         let Some(item) = items.list.get(at) else { continue };
         let entry = item.entry(saved)?;
         if matches!(entry.kind, EntryKind::File(_)) {
-            target.set_file(&item.path, entry.mode, entry.mtime)?;
+            target.set_file(&item.path, items.mode(entry), entry.mtime)?;
         }
     }
     for item in items.list.iter().rev() {
         let entry = item.entry(saved)?;
         if matches!(entry.kind, EntryKind::Folder) {
-            target.set_folder(&item.path, entry.mode, entry.mtime)?;
+            target.set_folder(&item.path, items.mode(entry), entry.mtime)?;
         }
     }
     target.flush()

@@ -45,8 +45,8 @@ impl Placing {
             let entry = item.entry(&saved)?;
             let EntryKind::File(content) = &entry.kind else { continue };
             match item.chunks(&saved) {
-                0 if content.size == 0 => target.write_small(&item.path, &[], entry.mode, entry.mtime)?,
-                0 => target.stage(&item.path, content.size)?.finish(entry.mode, entry.mtime)?,
+                0 if content.size == 0 => target.write_small(&item.path, &[], items.mode(entry), entry.mtime)?,
+                0 => target.stage(&item.path, content.size)?.finish(items.mode(entry), entry.mtime)?,
                 1 if Self::is_plain(&saved, entry) => {}
                 chunks => {
                     let missing = AtomicU32::new(u32::try_from(chunks).unwrap_or(u32::MAX));
@@ -114,7 +114,7 @@ impl Placing {
         let entry = item.entry(&self.saved)?;
         let EntryKind::File(content) = &entry.kind else { return Ok(()) };
         let Some(long) = self.long.get(&at) else {
-            return self.target.write_small(&item.path, bytes, entry.mode, entry.mtime);
+            return self.target.write_small(&item.path, bytes, self.items.mode(entry), entry.mtime);
         };
         let staged = {
             let mut staged = long.staged.lock().unwrap_or_else(PoisonError::into_inner);
@@ -132,7 +132,7 @@ impl Placing {
             let staged = long.staged.lock().unwrap_or_else(PoisonError::into_inner).take();
             let alone =
                 staged.and_then(Arc::into_inner).ok_or_else(|| Error::other("a file is written after its end"))?;
-            alone.finish(entry.mode, entry.mtime)?;
+            alone.finish(self.items.mode(entry), entry.mtime)?;
         }
         Ok(())
     }
