@@ -147,6 +147,8 @@ pub(super) fn write_token(socket: &Path) -> Result<String> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::MetadataExt as _;
+
     use super::*;
     use crate::error::ErrorKind;
 

@@ -242,6 +242,9 @@ def test_verify_and_sync_are_methods_with_reports(repository, tmp_path):
     save_steps(repository, 2)
     with pytest.raises(towline.NotFound):
         repository.sync(tmp_path / "other")
+    planned = repository.sync(towline.open(tmp_path / "planned", create=True), "run@latest", dry_run=True)
+    assert [(one["name"], one["replaces"]) for one in planned.planned] == [("run/step-1", False)]
+    assert towline.open(tmp_path / "planned").refs() == []
     report = repository.sync(tmp_path / "other", ["run/step-1"], create=True)
     assert isinstance(report, SyncReport) and report.names == 1 and report.moved_bytes > SIZE
     other = towline.open(tmp_path / "other", create=False)

@@ -165,3 +165,16 @@ def test_importing_towline_does_not_import_torch():
 
 def test_free_threading_is_refused_by_the_wheels_tag():
     assert Path(towline._towline.__file__).name == "_towline.abi3.so"
+
+
+def test_a_restore_that_empties_a_folder_is_asked_for_by_name(repository, tmp_path):
+    (tmp_path / "empty").mkdir()
+    repository.save(tmp_path / "empty", "empty")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "precious").write_bytes(b"x" * 100)
+    with pytest.raises(towline.Conflict, match="may_empty=True"):
+        repository.restore("empty", tmp_path / "out", delete=True)
+    planned = repository.restore("empty", tmp_path / "out", delete=True, may_empty=True, dry_run=True)
+    assert planned["removed"]["bytes"] == 100 and (tmp_path / "out" / "precious").exists()
+    repository.restore("empty", tmp_path / "out", delete=True, may_empty=True)
+    assert list((tmp_path / "out").iterdir()) == []

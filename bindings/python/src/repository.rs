@@ -248,8 +248,12 @@ impl Repository {
     }
 
     /// Restores a tree, or what lies at `subpath` of it.
-    #[pyo3(signature = (name, dest, subpath=None, overwrite=false, delete=false, progress=None))]
-    #[expect(clippy::too_many_arguments, reason = "the keywords of the Python method")]
+    #[pyo3(signature = (name, dest, subpath=None, overwrite=false, delete=false, may_empty=false, dry_run=false, progress=None))]
+    #[expect(
+        clippy::too_many_arguments,
+        clippy::fn_params_excessive_bools,
+        reason = "the keywords of the Python method"
+    )]
     fn restore(
         &self,
         py: Python<'_>,
@@ -258,13 +262,16 @@ impl Repository {
         subpath: Option<String>,
         overwrite: bool,
         delete: bool,
+        may_empty: bool,
+        dry_run: bool,
         progress: Option<Py<Watched>>,
     ) -> PyResult<String> {
         let selector = parsed::<Selector>(py, name)?;
         let progress = watched(progress);
         self.told(py, |engine| async move {
             let name = engine.resolve(&selector).await?;
-            let options = RestoreOptions { overwrite, delete, progress, ..RestoreOptions::default() };
+            let options =
+                RestoreOptions { overwrite, delete, may_empty, dry_run, progress, ..RestoreOptions::default() };
             engine.restore(&name, subpath.as_ref().map(String::as_bytes), &dest, &options).await
         })
     }
@@ -349,11 +356,18 @@ impl Repository {
         })
     }
 
-    /// Gives the repository `to` what this one has under `names`, or under all names.
-    fn sync(&self, py: Python<'_>, to: &Bound<'_, Self>, names: Vec<String>) -> PyResult<String> {
+    /// Gives the repository `to` what this one has under `names`, or under all names; in a dry run only tells what that would move.
+    #[pyo3(signature = (to, names, dry_run=false))]
+    fn sync(&self, py: Python<'_>, to: &Bound<'_, Self>, names: Vec<String>, dry_run: bool) -> PyResult<String> {
         let to = to.get().engine(py)?;
-        let names = names.iter().map(|name| parsed::<Name>(py, name)).collect::<PyResult<Vec<_>>>()?;
-        self.told(py, |from| async move { sync(&from, &to, &names, &SyncOptions::default()).await })
+        let selectors = names.iter().map(|name| parsed::<Selector>(py, name)).collect::<PyResult<Vec<_>>>()?;
+        self.told(py, |from| async move {
+            let mut names = Vec::with_capacity(selectors.len());
+            for selector in &selectors {
+                names.push(from.resolve(selector).await?);
+            }
+            sync(&from, &to, &names, &SyncOptions { dry_run, ..SyncOptions::default() }).await
+        })
     }
 
     /// Looks for damage.

@@ -156,5 +156,7 @@ def _translated(found: re.Match[str]) -> str:
 def _argument(flag: str, number: str | None = None) -> str:
     if flag == "memory":
         return "the memory of towline.open"
+    if flag == "yes":
+        return "may_empty=True"
     value = number or ("True" if flag in _SWITCHES else None)
     return flag.replace("-", "_") + ("" if value is None else f"={value}")

@@ -98,5 +98,7 @@ class SyncReport(_Report):
     #: Chunks of these names, and how many of them the destination lacked.
     chunks: int = 0
     new_chunks: int = 0
+    #: With `dry_run`, each name that would be copied: `name`, `bytes`, `moved_bytes`, and whether it `replaces` another tree.
+    planned: list[dict[str, Any]] = field(default_factory=list)
     #: How long it took.
     seconds: float = 0.0

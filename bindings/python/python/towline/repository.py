@@ -151,13 +151,18 @@ class Repository:
         *,
         overwrite: bool = False,
         delete: bool = False,
+        may_empty: bool = False,
+        dry_run: bool = False,
         progress: _progress.Progress = None,
     ) -> dict[str, Any]:
         """Restores the tree `name` (or `RUN@latest`, `RUN@min=METRIC`, ...), or what lies at `path` of it, to `dest`, bit for
         bit. What is there and the same stays; what differs is in the way unless `overwrite`; `delete` removes the
-        rest. `progress` is told as by `save`."""
+        rest, and says how much in the report's `removed`. A tree without any file empties no folder unless `may_empty`.
+        With `dry_run` nothing is written: the report says what would be. `progress` is told as by `save`."""
         with _progress.counting(progress, name) as counters:
-            return json.loads(self._engine.restore(name, os.fspath(dest), path, overwrite, delete, counters))
+            return json.loads(
+                self._engine.restore(name, os.fspath(dest), path, overwrite, delete, may_empty, dry_run, counters)
+            )
 
     def refs(self, prefix: str | None = None) -> list[dict[str, Any]]:
         """The names under `prefix`, or all."""
@@ -205,13 +210,19 @@ class Repository:
         return VerifyReport.read(json.loads(self._engine.verify(name, data, repair)))
 
     def sync(
-        self, to: Repository | str | os.PathLike[str], names: Iterable[str] = (), *, create: bool = False
+        self,
+        to: Repository | str | os.PathLike[str],
+        names: Iterable[str] = (),
+        *,
+        create: bool = False,
+        dry_run: bool = False,
     ) -> SyncReport:
-        """Copies `names` (names, or prefixes of names; by default all) to the repository `to`, opened or its address. Only chunks
-        that it lacks move. A name that it has already is replaced. With `create` it is made if there is none."""
+        """Copies `names` (names, `RUN@latest` and the like, or prefixes of names; by default all) to the repository `to`, opened
+        or its address. Only chunks that it lacks move. A name that it has already is replaced. With `create` it is made if there
+        is none. With `dry_run` nothing is copied: the report's `planned` says what would be."""
         names = [names] if isinstance(names, str) else list(names)
         there = to if isinstance(to, Repository) else open(to, create=create)
-        return SyncReport.read(json.loads(self._engine.sync(there._engine, names)))
+        return SyncReport.read(json.loads(self._engine.sync(there._engine, names, dry_run)))
 
     def tensors(self, name: str) -> Tensors:
         """The tensors of the tree `name`, by name, lazily: each is read when it is asked for, and only what is asked for."""
