@@ -10,9 +10,10 @@ use serde_json::Value;
 use tokio::sync::watch;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
+use ulid::Ulid;
 
 use super::config::Watched;
-use super::custody::{Announced, Before, Held};
+use super::custody::{self, Announced, Held};
 use super::house::House;
 use super::transfers::{About, Entry};
 use super::view::Kind;
@@ -133,30 +134,34 @@ pub(super) fn restore(house: &House, repository: Option<&str>, restoring: Restor
     })
 }
 
-/// Begins to save what another agent gave into custody, which lies at `path`: under its name, or, if somebody saved something else under
-/// that meanwhile, under `custody/SITE/AGENT/NAME`, and nothing is replaced.
+/// Begins to save what another agent gave into custody as `id`, which lies at `path`: under its name, or, if somebody saved something else
+/// under that, under another one. Nothing is replaced.
 ///
 /// # Errors
 /// As [`warm`].
-pub(super) fn deliver(house: &House, held: &Held, path: &Path) -> Result<Arc<Entry>> {
+pub(super) fn deliver(house: &House, id: Ulid, held: &Held, path: &Path) -> Result<Arc<Entry>> {
     let Announced { name, repository, labels, .. } = held.what.clone();
     let repository = house.repository(Some(&repository.to_string()))?.clone();
     let about = About { caller: Some(held.from.clone()), ..about(Kind::Save, &name, &repository) };
-    let (path, before, from) = (path.to_owned(), held.before, held.from.path());
+    let (path, names) = (path.to_owned(), custody::names(&name, &held.from, id)?);
     house.transfers.begin_stoppable(about, move |progress, stop| async move {
-        let version = repository.state().await?.version(&name);
-        let name = match version {
-            Some(_) if repository.holds(&name, &path).await.unwrap_or(false) => {
-                return report(&serde_json::json!({ "name": name, "saved": "already" }));
+        let options =
+            SaveOptions { labels, progress, stop, expected: ops::Expected::Nothing, ..SaveOptions::default() };
+        for name in &names {
+            if repository.state().await?.refs.contains_key(name) {
+                if repository.holds(name, &path).await.unwrap_or(false) {
+                    return report(&serde_json::json!({ "name": name, "saved": "already" }));
+                }
+                tracing::warn!("{name} is something else already: what was in custody is saved under another name");
+                continue;
             }
-            Some(version) if before != Before::Version(version) => {
-                tracing::warn!("{name} was saved meanwhile: what was in custody is saved as custody/{from}/{name}");
-                format!("custody/{from}/{name}").parse()?
+            match Box::pin(repository.save(&path, name, &options)).await {
+                // Somebody was quicker.
+                Err(error) if error.kind() == ErrorKind::Conflict => {}
+                saved => return report(&saved?),
             }
-            _ => name,
-        };
-        let options = SaveOptions { labels, progress, stop, ..SaveOptions::default() };
-        report(&Box::pin(repository.save(&path, &name, &options)).await?)
+        }
+        Err(Error::conflict("every name for what was in custody is taken").at(&names[0]))
     })
 }
 

@@ -58,7 +58,7 @@ pub(in crate::agent) async fn keep(house: Arc<House>, shelf: Arc<Shelf>, wait: D
 /// Saves what is kept as `id`, and lets go of it.
 async fn save(house: &House, shelf: &Arc<Shelf>, id: Ulid) -> Result<()> {
     let Some((held, path)) = shelf.find(id) else { return Ok(()) };
-    let entry = errands::deliver(house, &held, &path)?;
+    let entry = errands::deliver(house, id, &held, &path)?;
     entry.ended().await;
     if shelf.find(id).is_none() {
         // Whoever gave it has saved it meanwhile.

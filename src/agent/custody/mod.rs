@@ -13,4 +13,4 @@ mod shelf;
 
 pub(super) use self::giver::Giver;
 pub(super) use self::keeper::keep;
-pub(super) use self::shelf::{Announced, Before, Held, Shelf};
+pub(super) use self::shelf::{Announced, Held, Shelf, names};

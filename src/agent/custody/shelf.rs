@@ -55,18 +55,6 @@ pub(in crate::agent) struct Announced {
     pub(in crate::agent) bytes: u64,
 }
 
-/// What the name of a checkpoint stood for when that came: what somebody saves under it later is not replaced.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub(in crate::agent) enum Before {
-    /// The store did not say.
-    Unknown,
-    /// Nothing.
-    Nothing,
-    /// What this entry of the log set.
-    Version(u64),
-}
-
 /// What is kept.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::agent) struct Held {
@@ -75,7 +63,6 @@ pub(in crate::agent) struct Held {
     /// When it was there, RFC 3339.
     since: String,
     pub(in crate::agent) what: Announced,
-    pub(in crate::agent) before: Before,
     /// What it is called.
     entry: PathBuf,
 }
@@ -85,7 +72,6 @@ pub(in crate::agent) struct Held {
 struct Told {
     #[serde(flatten)]
     kept: Kept,
-    before: Before,
     entry: PathBuf,
 }
 
@@ -109,7 +95,6 @@ struct Register {
 struct Promised {
     from: Identity,
     what: Announced,
-    before: Before,
     since: Instant,
     /// It is on its way.
     coming: bool,
@@ -145,11 +130,14 @@ impl Shelf {
         Ok(Self { dir, capacity, register: Mutex::new(register), changed: Notify::new() })
     }
 
-    /// Promises room to `from`, for what is to have a name that stood for `before`.
+    /// Promises room to `from`.
     ///
     /// # Errors
-    /// Exhausted, if there is not enough, or too many come at once; usage, for labels that are too long.
-    pub(in crate::agent) fn promise(&self, from: &Identity, what: Announced, before: Before) -> Result<Ulid> {
+    /// Exhausted, if there is not enough, or too many come at once; usage, for labels that are too long, and for a name that is not of a
+    /// step, or too long to be kept under another one.
+    pub(in crate::agent) fn promise(&self, from: &Identity, what: Announced) -> Result<Ulid> {
+        let id = Ulid::generate();
+        names(&what.name, from, id)?;
         let mut register = self.register();
         register.promised.retain(|_, promised| promised.coming || promised.since.elapsed() < PROMISED_FOR);
         let own = register.promised.values().filter(|promised| promised.from == *from).count();
@@ -181,9 +169,8 @@ impl Shelf {
                     "raise capacity in [custody] of that agent's settings, or wait until it has saved what it keeps",
                 ));
         }
-        let id = Ulid::generate();
         let from = from.clone();
-        register.promised.insert(id, Promised { from, what, before, since: Instant::now(), coming: false });
+        register.promised.insert(id, Promised { from, what, since: Instant::now(), coming: false });
         Ok(id)
     }
 
@@ -203,8 +190,8 @@ impl Shelf {
             let promised = register.promised.get_mut(&id).filter(|promised| promised.from == *from && !promised.coming);
             let promised = promised.ok_or_else(|| unknown(id))?;
             promised.coming = true;
-            let (what, before) = (promised.what.clone(), promised.before);
-            Held { from: from.clone(), since: now.to_string(), what, before, entry: PathBuf::new() }
+            let what = promised.what.clone();
+            Held { from: from.clone(), since: now.to_string(), what, entry: PathBuf::new() }
         };
         let placed = self.place(id, held, input);
         let mut register = self.register();
@@ -297,7 +284,7 @@ impl Held {
     }
 
     fn write(&self, id: Ulid, folder: &Path) -> Result<()> {
-        let told = Told { kept: self.told(id), before: self.before, entry: self.entry.clone() };
+        let told = Told { kept: self.told(id), entry: self.entry.clone() };
         let told =
             serde_json::to_vec(&told).map_err(|source| Error::other("what is kept is not JSON").source(source))?;
         let path = folder.join(TOLD);
@@ -309,12 +296,27 @@ impl Held {
         let path = folder.join(TOLD);
         let told = fs::read(&path).map_err(|error| Error::io("cannot read whose it is", &path, error))?;
         let malformed = || Error::damaged("file is malformed").at(path.display());
-        let Told { kept, before, entry } =
-            serde_json::from_slice(&told).map_err(|source| malformed().source(source))?;
+        let Told { kept, entry } = serde_json::from_slice(&told).map_err(|source| malformed().source(source))?;
         let repository = kept.repository.parse().map_err(|source| malformed().source(source))?;
         let what = Announced { name: kept.name.parse()?, repository, labels: kept.labels, bytes: kept.bytes };
-        Ok(Self { from: kept.from.parse()?, since: kept.since, what, before, entry })
+        Ok(Self { from: kept.from.parse()?, since: kept.since, what, entry })
     }
+}
+
+/// What a checkpoint that `from` gave as `name` may be saved as, the first that is free: its name; one of the agent's own; and one that
+/// nobody else makes. Nothing is ever replaced.
+///
+/// # Errors
+/// Usage, if `name` is not of a step of a run, or so long that the others are no names.
+pub(in crate::agent) fn names(name: &Name, from: &Identity, id: Ulid) -> Result<[Name; 3]> {
+    if name.step().is_none() {
+        return Err(Error::usage("only steps of a run are taken into custody")
+            .expected("RUN/step-N")
+            .got(name)
+            .cure("save it instead"));
+    }
+    let own = format!("custody/{}", from.path());
+    Ok([name.clone(), format!("{own}/{name}").parse()?, format!("{own}/{id}/{name}").parse()?])
 }
 
 /// A folder that is not whole; all of it goes when this does, unless it has another name by then.
@@ -378,7 +380,7 @@ mod tests {
     }
 
     fn promise(shelf: &Shelf, name: &str, bytes: u64) -> Result<Ulid> {
-        shelf.promise(&agent(name), announced(bytes), Before::Version(7))
+        shelf.promise(&agent(name), announced(bytes))
     }
 
     fn take(shelf: &Shelf, id: Ulid, mut parcel: &[u8]) -> Result<Held> {
@@ -444,6 +446,19 @@ mod tests {
         assert!(promise(&shelf, "b", 1).is_ok());
         let mut long = announced(1);
         long.labels.insert("long".to_owned(), "x".repeat(LABELS_LEN_MAX));
-        assert_eq!(shelf.promise(&agent("b"), long, Before::Unknown).unwrap_err().kind(), ErrorKind::Usage);
+        assert_eq!(shelf.promise(&agent("b"), long).unwrap_err().kind(), ErrorKind::Usage);
+    }
+
+    #[test]
+    fn a_checkpoint_has_three_names_to_be_saved_as() {
+        let (from, id) = (agent("a"), Ulid::generate());
+        let all = names(&"run/step-7".parse().unwrap(), &from, id).unwrap();
+        let expected = [
+            "run/step-7".to_owned(),
+            format!("custody/{}/run/step-7", from.path()),
+            format!("custody/{}/{id}/run/step-7", from.path()),
+        ];
+        assert_eq!(all.map(|name| name.to_string()), expected);
+        assert_eq!(names(&"models/production".parse().unwrap(), &from, id).unwrap_err().kind(), ErrorKind::Usage);
     }
 }

@@ -18,7 +18,7 @@ use ulid::Ulid;
 
 use super::guard::Door;
 use super::refusal::{Asked, Refusal};
-use crate::agent::custody::{Announced, Before, Shelf};
+use crate::agent::custody::{Announced, Shelf};
 use crate::agent::house::House;
 use crate::agent::view;
 use crate::error::{Error, Result};
@@ -28,8 +28,6 @@ use crate::work::blocking;
 
 /// Who sends nothing for so long is gone.
 const STALL: Duration = Duration::from_secs(30);
-/// How long the store may take to say what a name stands for.
-const STORE_WITHIN: Duration = Duration::from_secs(2);
 
 /// What is to be given.
 #[derive(Debug, Deserialize)]
@@ -65,8 +63,7 @@ pub(super) async fn promise(
     if house.transfers.is_closed() || house.is_told_to_go() {
         return Err(Error::unreachable("agent goes itself").cure("give it to another one").into());
     }
-    let (shelf, before) = (shelf(&house)?, before(&house, &what).await);
-    let id = shelf.promise(from, what, before)?;
+    let id = shelf(&house)?.promise(from, what)?;
     Ok((StatusCode::CREATED, Json(view::Custody { id: id.to_string() })))
 }
 
@@ -95,15 +92,6 @@ pub(super) async fn release(
     let (shelf, kept, from) = (Arc::clone(shelf(&house)?), parsed(&id)?, door.caller().cloned());
     blocking(move || shelf.release(kept, from.as_ref())).await?;
     Ok(Json(view::Custody { id }))
-}
-
-/// What the name stands for now, if the store says so soon: time may be short because it is away.
-async fn before(house: &House, what: &Announced) -> Before {
-    let asked = async { house.origin(Some(&what.repository.to_string()))?.state().await };
-    match timeout(STORE_WITHIN, asked).await {
-        Ok(Ok(state)) => state.version(&what.name).map_or(Before::Nothing, Before::Version),
-        Ok(Err(_)) | Err(_) => Before::Unknown,
-    }
 }
 
 /// A body as it arrives; an error, if that takes too long.

@@ -179,6 +179,26 @@ fn who_does_not_keep_says_why() {
 }
 
 #[test]
+fn only_steps_are_taken_and_no_name_is_replaced() {
+    let user = with_tree();
+    user.ok(&["save", "tree", "models/production"]);
+    let (home, cloud) = two_sites(&user, "'home/*'", ("", &keeps("'home/*'", "64M", "0s")));
+    let repository = home.get("/health")["repositories"][0]["id"].clone();
+    let announce = |name: &str| {
+        let body = json!({ "name": name, "repository": repository, "bytes": 1 }).to_string();
+        home.ask("POST", "/v1/custody", "Towline-At: cloud/c\r\n", &body)
+    };
+    let long = format!("{}/step-7", "r".repeat(490));
+    for name in ["models/production", "run/latest", "run/step-", &long] {
+        assert_eq!(announce(name).refuses(400), "usage", "{name}");
+    }
+    assert_eq!(announce("run/step-7").json(201)["id"].as_str().unwrap().len(), 26);
+    assert!(kept(&cloud).is_empty());
+    home.stop();
+    cloud.stop();
+}
+
+#[test]
 fn only_another_agent_gives() {
     let user = with_tree();
     let agent = Running::start(&user, "");
