@@ -53,7 +53,7 @@ pub(super) struct Warming {
     pub(super) kind: Kind,
     /// Where missing chunks may come from.
     pub(super) from: From,
-    /// Whether the repository gives what that place lacks.
+    /// Read from the repository what that place lacks.
     pub(super) or_repository: bool,
     pub(super) pin: Option<Pinning>,
     /// Only find out what is lacking.
@@ -188,7 +188,7 @@ struct Watching {
     /// Cancelled once the latest step is restored, or nothing needs to be.
     restored: CancellationToken,
     saved: Vec<String>,
-    /// What became of checkpoints when time was short.
+    /// Fates of checkpoints that were handed off, or refused, when time was short.
     fates: BTreeMap<String, String>,
 }
 

@@ -61,7 +61,7 @@ impl Opened {
     }
 }
 
-/// What lies at a path of a saved tree.
+/// An entry of a saved tree.
 #[derive(Debug)]
 pub(super) enum Found {
     File(File),

@@ -1,4 +1,4 @@
-//! What users of this machine are called.
+//! Names of this machine's users.
 
 use std::path::Path;
 

@@ -37,7 +37,7 @@ pub struct Health {
 pub struct NameList {
     /// Sorted.
     pub names: Vec<Listed>,
-    /// What to give as `after` for those that come next, if there are more.
+    /// Value of `after` for the next page, if there is one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub next: Option<String>,
 }
@@ -53,7 +53,7 @@ pub struct Folder {
     pub path: String,
     /// In the order of their names.
     pub entries: Vec<FolderEntry>,
-    /// What to give as `after` for those that come next, if there are more.
+    /// Value of `after` for the next page, if there is one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub next: Option<String>,
 }

@@ -24,7 +24,7 @@ struct Block {
     text: String,
 }
 
-/// What README.md, docs/ and the README of the Python package say.
+/// The text of README.md, docs/ and the README of the Python package.
 fn documents() -> Vec<(PathBuf, String)> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut paths: Vec<PathBuf> = fs::read_dir(root.join("docs")).unwrap().map(|entry| entry.unwrap().path()).collect();
@@ -105,7 +105,7 @@ fn is_variable(name: &str) -> bool {
     !name.is_empty() && name.chars().all(|c| c.is_ascii_uppercase() || c == '_')
 }
 
-/// What the parser says against a command line.
+/// The parser's error for a command line.
 fn complaint(command: &[String]) -> Option<String> {
     let error = Cli::try_parse_from(command).err()?;
     (error.exit_code() != 0).then(|| format!("{}\n{error}", command.join(" ")))

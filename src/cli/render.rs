@@ -120,7 +120,7 @@ pub(super) fn would_remove(plan: &RemovePlan) -> String {
     )
 }
 
-/// What removing names leads to.
+/// Bytes that removing names would free, in words.
 fn would_free(bytes: Option<u64>) -> String {
     match bytes {
         Some(bytes) => format!("; the next `towline collect` could free {}", show(bytes)),

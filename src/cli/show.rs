@@ -12,7 +12,7 @@ use crate::ops::{Shown, ShownEntry, ShownTensor};
 use crate::repository::log::StepFacts;
 use crate::size::show;
 
-/// What is listed besides the sums.
+/// Lists to show besides the sums.
 #[derive(Clone, Copy, Debug)]
 struct Listing {
     files: bool,
@@ -55,7 +55,7 @@ fn text(shown: &Shown, listing: Listing) -> String {
     text
 }
 
-/// What is true of all of it.
+/// Facts about the whole tree.
 fn head(shown: &Shown) -> String {
     let path = shown.path.as_ref().map_or_else(String::new, |path| format!(":{}", printable(path)));
     let mut text = format!(

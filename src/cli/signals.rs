@@ -27,7 +27,7 @@ impl From<Error> for Failed {
     }
 }
 
-/// What ended the waiting.
+/// Why a wait ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Caught {
     Interrupt,

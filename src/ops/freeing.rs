@@ -1,4 +1,4 @@
-//! What removing names would free: the chunks that nothing but these names uses.
+//! Bytes that removing names would free: of chunks that no other name uses.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use crate::repository::collect::Marks;
 use crate::repository::log::{RefValue, State};
 use crate::repository::{Name, Repository};
 
-/// What removing names would do.
+/// Plan of a removal.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct RemovePlan {
     /// The names.
@@ -29,7 +29,7 @@ pub struct PlannedRemoval {
 }
 
 impl Repository {
-    /// What [`Repository::remove_all`] would do.
+    /// Plans [`Repository::remove_all`].
     ///
     /// # Errors
     /// Not found, if there is no such name; unreachable, if the store is.

@@ -112,7 +112,7 @@ impl Repository {
         Ok(removed.iter().map(|(name, value)| listed(name, value)).collect())
     }
 
-    /// What [`Repository::remove_all`] removes of `state`.
+    /// Names of `state` that [`Repository::remove_all`] removes.
     pub(super) fn chosen(&self, state: &State, names: &[Name], recursive: bool) -> Result<BTreeMap<Name, RefValue>> {
         let mut chosen = BTreeMap::new();
         for name in names {
@@ -186,7 +186,7 @@ impl Repository {
     }
 }
 
-/// What a name stood for before it was set anew.
+/// The previous value of a replaced name.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Replaced {
     /// Its manifest's id.

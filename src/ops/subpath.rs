@@ -17,7 +17,7 @@ pub(super) fn entry<'s>(saved: &'s Saved, path: &[u8]) -> Result<&'s TreeEntry> 
     })
 }
 
-/// What of `path` follows the file or folder `top`: nothing, if it is that itself; None, if it is not in it.
+/// The rest of `path` below the file or folder `top`: empty for `top` itself, None outside of it.
 pub(super) fn within<'p>(path: &'p [u8], top: &[u8]) -> Option<&'p [u8]> {
     match path.strip_prefix(top)? {
         rest if top.is_empty() => Some(rest),

@@ -40,8 +40,8 @@ pub struct Pinning {
     pub expires: Option<Timestamp>,
 }
 
-/// What warming did, or would do. The chunks that were asked for are `hits + fetched + missing`, their bytes likewise; `lacking` is the
-/// last two. Of a dry run they are `hits + lacking`.
+/// Result of a warm, or of its rehearsal. The chunks that were asked for are `hits + fetched + missing`, their bytes likewise;
+/// `lacking` is the last two. Of a rehearsal they are `hits + lacking`.
 #[derive(Clone, Debug, Serialize)]
 pub struct Warmed {
     /// Nothing was brought or pinned: these are the figures of a warming that is yet to come.

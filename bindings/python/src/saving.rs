@@ -59,7 +59,7 @@ pub(crate) struct Wishes {
 }
 
 impl Wishes {
-    /// What they say in the engine's terms, about a save as `name`.
+    /// The engine's options for a save as `name`.
     fn read(self, name: &str) -> Result<(Name, SaveOptions, Option<PartOptions>)> {
         let count = |what: &'static str, number: u32| {
             NonZeroU32::new(number).ok_or_else(|| Error::usage(what).expected("at least 1").got(0))

@@ -12,7 +12,7 @@ pub(crate) type Told = (&'static str, u64, u64, u64);
 pub(crate) struct Watched(Progress);
 
 impl Watched {
-    /// What the operation is given; it shares the counters.
+    /// Progress for the operation; shares the counters.
     pub(crate) fn progress(&self) -> Progress {
         self.0.clone()
     }
@@ -25,13 +25,13 @@ impl Watched {
         Self::default()
     }
 
-    /// What they show now.
+    /// The current counters.
     fn snapshot(&self) -> Told {
         told(&self.0)
     }
 }
 
-/// What `progress` shows now.
+/// The current counters of `progress`.
 pub(crate) fn told(progress: &Progress) -> Told {
     let now = progress.snapshot();
     (now.phase, now.done, now.total, now.moved)

@@ -303,8 +303,8 @@ impl Held {
     }
 }
 
-/// What a checkpoint that `from` gave as `name` may be saved as, the first that is free: its name; one of the agent's own; and one that
-/// nobody else makes. Nothing is ever replaced.
+/// The names to try, in order, for a checkpoint that `from` gave as `name`: that name, one of the agent's own, and a unique one.
+/// No name is ever replaced.
 ///
 /// # Errors
 /// Usage, if `name` is not of a step of a run, or so long that the others are no names.

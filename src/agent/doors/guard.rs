@@ -104,7 +104,7 @@ impl Door {
     }
 }
 
-/// What a request on loopback must show.
+/// Credentials of a request on loopback.
 #[derive(Debug)]
 struct Token {
     hash: blake3::Hash,

@@ -1,4 +1,4 @@
-//! What has been saved, a part at a time.
+//! Listings of names and folders, page by page.
 
 use std::sync::Arc;
 

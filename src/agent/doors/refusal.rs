@@ -66,7 +66,7 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Asked<T> {
     }
 }
 
-/// What the query of a request says.
+/// Query parameters.
 ///
 /// # Errors
 /// Usage, if it is malformed or has a parameter that is not known.

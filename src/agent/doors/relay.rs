@@ -80,7 +80,7 @@ async fn elsewhere(house: &House, at: &At, door: &Door, request: Request, next: 
     Ok(response)
 }
 
-/// What is asked, with the user who asks as the owner of a pin, if nobody else is named: the other agent cannot know.
+/// Adds the asking user as the owner of a pin, if none is named: the other agent cannot know it.
 fn owned(mut asked: Option<Value>, uri: &Uri, door: &Door) -> Option<Value> {
     if PINNING.contains(&uri.path())
         && let Some(Value::Object(asked)) = &mut asked

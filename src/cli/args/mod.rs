@@ -458,12 +458,12 @@ fn metric(text: &str) -> Result<(String, f64), &'static str> {
     parsed.ok_or("a metric is NAME=NUMBER")
 }
 
-/// What `towline watch --metric` says.
+/// A value of `towline watch --metric`.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum WatchedMetric {
     /// This number, of each step.
     Value(String, f64),
-    /// What the trainer logged.
+    /// A value that the trainer logged.
     Logged(LoggedMetric),
 }
 

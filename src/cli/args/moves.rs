@@ -1,4 +1,4 @@
-//! What names are: removed, copied, brought to another repository.
+//! `towline rm`, `cp` and `sync`.
 
 use clap::{Args, ValueHint};
 

@@ -28,7 +28,7 @@ pub(super) struct Items {
     pub(super) is_folder: bool,
     /// What goes there.
     pub(super) list: Vec<Item>,
-    /// Whether files keep setuid and setgid bits.
+    /// Keep setuid and setgid bits of files.
     pub(super) keep_setuid: bool,
 }
 

@@ -55,7 +55,7 @@ pub struct RestoreOptions {
     pub progress: Progress,
 }
 
-/// What a restore did, or would do.
+/// Result of a restore, or of its rehearsal.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct RestoreReport {
     /// Nothing was done: these are the figures of a restore that is yet to come.
@@ -76,7 +76,7 @@ pub struct RestoreReport {
     /// Files and links that were there, differed and were replaced.
     #[serde(skip_serializing_if = "is_zero")]
     pub replaced_files: u64,
-    /// What was removed, if that was asked for.
+    /// Files removed by `delete`, if it was asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub removed: Option<Removed>,
     /// How long it took.

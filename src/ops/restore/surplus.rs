@@ -1,4 +1,4 @@
-//! What a target holds and the tree does not: found before anything is written, removed when all else is in place.
+//! Files in the target that the tree lacks: found before anything is written, removed after everything is in place.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;

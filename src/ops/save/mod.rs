@@ -142,7 +142,7 @@ pub struct SaveOptions {
     pub key_every: Option<NonZeroU32>,
     /// Tell how each tensor is stored, and why.
     pub explain: bool,
-    /// What the name must stand for when the save begins, else it is a conflict; nothing may come in between either.
+    /// Required state of the name when the save begins, else a conflict; it must not change until the commit either.
     pub expected: Expected,
     /// Where to show progress.
     pub progress: Progress,
@@ -151,7 +151,7 @@ pub struct SaveOptions {
     pub stop: CancellationToken,
 }
 
-/// What a name stands for when a save begins; anything else is a conflict.
+/// Required state of a name when a save begins.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Expected {
     /// Whatever it does: the save replaces it.
@@ -208,7 +208,7 @@ pub struct SaveReport {
     pub skipped: Vec<String>,
     /// What was saved and may not be what it seems: path and reason.
     pub warnings: Vec<String>,
-    /// What the name stood for before, if that was something else.
+    /// The previous value of the name, if it was replaced.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub replaced: Option<Replaced>,
     /// How what was read is stored and why, if that was asked for. Files that look unchanged are not read.

@@ -38,7 +38,7 @@ pub struct SyncOptions {
     pub stop: CancellationToken,
 }
 
-/// What a sync did, or would do.
+/// Result of a sync, or of its rehearsal.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct SyncReport {
     /// Nothing was written: these are the figures of a sync that is yet to come.

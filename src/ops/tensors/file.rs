@@ -37,7 +37,7 @@ pub struct RestoreTensorsOptions {
     pub progress: Progress,
 }
 
-/// What a restore of tensors did, or would do.
+/// Result of a restore of tensors, or of its rehearsal.
 #[derive(Clone, Debug, Serialize)]
 pub struct RestoreTensorsReport {
     /// Nothing was done: these are the figures of a restore that is yet to come.

@@ -1,4 +1,4 @@
-//! Whether the place that somebody wants chunks from is known, and answers. Pure.
+//! Checks that the place to fetch from is known and answers. Pure.
 
 use std::collections::BTreeSet;
 

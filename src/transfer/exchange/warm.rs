@@ -17,7 +17,7 @@ const WINDOW: u64 = 16 * UNIT_LEN;
 /// Such windows at the same time: while one ends, the next is under way.
 const WINDOWS: usize = 3;
 
-/// What came of warming chunks.
+/// Result of warming chunks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct WarmedChunks {
     /// Those that did not come.
