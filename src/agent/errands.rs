@@ -109,8 +109,9 @@ pub(super) async fn resolve(
         resolved => resolved?,
     };
     if !exchange.may_read(caller, &name) {
+        // The choice, not the step that it came to.
         return Err(Error::denied(format!("agent {} may not read this name here", caller.path()))
-            .at(name)
+            .at(selector)
             .cure("let it, in [[allow]] of the settings of the agent that was asked"));
     }
     if state.refs.contains_key(&name) {

@@ -17,7 +17,7 @@ pub(super) struct Folder {
 }
 
 impl Folder {
-    /// What lies right in it, in the order of the bytes of names: at most `limit` of what comes after the name `after`.
+    /// A page of its direct entries in byte order of their names: at most `limit` after the name `after`.
     pub(super) fn list(&self, after: Option<&[u8]>, limit: usize) -> view::Folder {
         let mut matching = self.children().filter(|(name, _)| after.is_none_or(|after| *name > after));
         let listed: Vec<(&[u8], &TreeEntry)> = matching.by_ref().take(limit).collect();

@@ -302,7 +302,7 @@ fn warn_of_capacity(setting: &str, dir: &Path, capacity: u64) {
     }
 }
 
-/// What is wrong with a `capacity` on a disk of so many bytes, if something is.
+/// A warning for a `capacity` above the size of the disk, in bytes.
 fn too_large(setting: &str, capacity: u64, disk: u64) -> Option<String> {
     let (told, has) = (size::show(capacity), size::show(disk));
     (capacity > disk)

@@ -53,7 +53,7 @@ impl Claimed {
         let folder = path.parent().unwrap_or(Path::new("/"));
         let io = |error| Error::io("socket of the agent cannot be made", path, error);
         if path == well_known() {
-            make_private_folder(folder)?;
+            make_private_folder(folder).map_err(|error| error.cure("remove it, or set `socket`"))?;
         } else {
             DirBuilder::new().recursive(true).mode(0o700).create(folder).map_err(io)?;
         }

@@ -47,7 +47,7 @@ pub struct NameList {
 pub struct Folder {
     /// The tree's name.
     pub name: String,
-    /// What that stands for.
+    /// Its manifest's id.
     pub manifest: String,
     /// The folder; empty for the tree's own.
     pub path: String,

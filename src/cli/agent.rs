@@ -250,7 +250,7 @@ impl Door {
     }
 }
 
-/// Who asks, for people who look at the list of pins: the user of this process, whatever the environment says.
+/// Owner of new pins: the user of this process, whatever the environment says.
 fn user() -> String {
     user_name(rustix::process::getuid())
 }

@@ -40,7 +40,7 @@ impl Output {
         if self.quiet && !self.json { Ok(()) } else { self.answer(value, human) }
     }
 
-    /// What was done, or in a dry run what would be: that was asked for, and `--quiet` does not take it away.
+    /// Prints a result; that of a dry run even with `--quiet`, as it is all that was asked for.
     pub(super) fn outcome<T: Serialize>(
         &self,
         dry_run: bool,

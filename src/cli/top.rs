@@ -157,7 +157,7 @@ impl Rates {
     }
 }
 
-/// What is shown of an agent that does not answer: what it said last of itself, and why there is no more.
+/// Screen for an agent that does not answer: its last header, and the error.
 fn unseen(last: Option<&Health>, error: &Error) -> String {
     let head = match last {
         Some(health) => head(health, "down"),
@@ -180,7 +180,7 @@ fn clipped(text: String, rows: Option<usize>) -> String {
     format!("{}\n... {} more lines; `towline top --once` shows all\n", lines.join("\n"), count - kept)
 }
 
-/// What agent it is, and how it is.
+/// Header: the agent and its state.
 fn head(health: &Health, state: &str) -> String {
     let (version, pid, started) = (printable(&health.version), health.pid, &health.started);
     let identity = health.identity.as_ref().map_or_else(String::new, |identity| format!(" {}", printable(identity)));

@@ -146,7 +146,7 @@ fn show_whole(saved: &Saved) -> Shown {
     }
 }
 
-/// What of `whole` is about the file or folder `below`.
+/// The part of `whole` for the file or folder `below`.
 fn restrict(saved: &Saved, below: &[u8], whole: Shown) -> Result<Shown> {
     entry(saved, below)?;
     let is_in = |entry: &TreeEntry| within(&entry.path, below).is_some();

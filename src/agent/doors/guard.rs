@@ -73,7 +73,7 @@ impl Door {
         }
     }
 
-    /// Whose pins are those that are asked for: the one who is `told`, else the user who asks. Whoever has the token on
+    /// Owner of the pins that are asked for: `told`, else the asking user. Whoever has the token on
     /// loopback can read this agent's files. Names of agents hold no slash, so nobody can write another's.
     pub(super) fn owner(&self, told: Option<String>) -> String {
         let told = told.filter(|told| !told.trim().is_empty());
@@ -124,8 +124,8 @@ pub(super) struct Guard {
 }
 
 impl Guard {
-    /// Of the agent `own`, if it has a certificate: asks on loopback for a token, which stands in a file besides, and lets
-    /// `callers` ask from elsewhere.
+    /// A guard that requires the token, given with its file, on loopback and admits `callers` from other nodes. `own` is this agent's
+    /// identity, if it has a certificate.
     pub(super) fn new(token: Option<(&str, &Path)>, callers: Callers, own: Option<&Identity>) -> Self {
         let own = own.map_or_else(|| "here".to_owned(), Identity::path);
         let token = token.map(|(token, file)| Token { hash: blake3::hash(token.as_bytes()), file: file.to_owned() });

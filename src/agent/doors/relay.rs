@@ -28,7 +28,7 @@ use crate::transfer::identity::Identity;
 /// What is said of an answer besides its status.
 const TOLD: [header::HeaderName; 2] = [header::CONTENT_TYPE, header::CACHE_CONTROL];
 
-/// What may make a pin, which has an owner.
+/// Paths of requests that may make a pin, and so need an owner.
 const PINNING: [&str; 2] = ["/v1/pins", "/v1/warm"];
 
 /// Passes on what is for another agent; answers the rest.

@@ -165,7 +165,7 @@ impl Repository {
         Ok(report)
     }
 
-    /// What the target holds besides the items. A repository that lies there stays.
+    /// Entries of the target that are not among the items. A repository that lies there is left alone.
     async fn surplus(&self, items: &Arc<Items>, target: &Arc<Target>) -> Result<Surplus> {
         let keep: Vec<_> = self.store().directory().map(Path::to_path_buf).into_iter().collect();
         let (items, target) = (Arc::clone(items), Arc::clone(target));

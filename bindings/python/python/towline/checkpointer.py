@@ -279,7 +279,7 @@ class Checkpointer:
         for handle in list(self._handles):
             with contextlib.suppress(SaveFailed):
                 handle._await(promise, timeout)
-        # What failed since it kept the promise is raised by the next save.
+        # A later failure is raised by the next save.
         waited = [handle for handle in self._handles if promise not in handle._kept]
         self._handles = [handle for handle in self._handles if not handle.done() or handle._untold()]
         raise_failed(waited)

@@ -432,7 +432,7 @@ class _Follower:
                     return
                 work()
             except Exception as error:
-                # Who waits for this thread would wait without end for one that is gone.
+                # Waiting for a thread that is gone would never end.
                 warnings.warn(f"towline: {error}", stacklevel=2)
             finally:
                 self._work.task_done()
