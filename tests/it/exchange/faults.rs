@@ -1,8 +1,6 @@
 //! Who lies, leaves, dawdles or may not read costs nothing but time. G1 and G2 of docs/semantics.md, between
 //! agents.
 
-use std::time::Duration;
-
 use async_trait::async_trait;
 use bytes::Bytes;
 use towline::Result;

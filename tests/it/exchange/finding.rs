@@ -1,7 +1,5 @@
 //! How agents find each other.
 
-use std::time::Duration;
-
 use towline::transfer::peers::{Discovery, discover};
 
 use super::*;

@@ -8,9 +8,11 @@ mod moving;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures::TryStreamExt as _;
 use object_store::memory::InMemory;
+use object_store::throttle::{ThrottleConfig, ThrottledStore};
 use object_store::{ObjectStore, ObjectStoreExt as _};
 use tempfile::TempDir;
 use tokio_util::sync::CancellationToken;
@@ -34,7 +36,7 @@ const MIB: u64 = 1 << 20;
 /// One repository, one authority, and a folder for everybody.
 struct World {
     dir: TempDir,
-    objects: Arc<dyn ObjectStore>,
+    objects: Arc<ThrottledStore<InMemory>>,
 }
 
 /// An agent in this process.
@@ -52,7 +54,7 @@ impl World {
     fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
         Authority::create(&dir.path().join("ca"), "test", 10, SystemClock.now()).unwrap();
-        Self { dir, objects: Arc::new(InMemory::new()) }
+        Self { dir, objects: Arc::new(ThrottledStore::new(InMemory::new(), ThrottleConfig::default())) }
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -61,7 +63,8 @@ impl World {
 
     async fn repository(&self, cache: &str) -> Repository {
         let options = OpenOptions { cache: Some(self.path(cache)), memory: Some(128 << 20) };
-        Repository::create(Store::from_objects(Arc::clone(&self.objects)), options).await.unwrap().0
+        let objects = Arc::clone(&self.objects) as Arc<dyn ObjectStore>;
+        Repository::create(Store::from_objects(objects), options).await.unwrap().0
     }
 
     fn credentials(&self, site: &str, agent: &str) -> Credentials {
@@ -102,6 +105,11 @@ impl World {
         fs::write(folder.join("notes.txt"), "words ".repeat(40_000)).unwrap();
         repository.save(&folder, &name(as_name), &SaveOptions::default()).await.unwrap();
         folder
+    }
+
+    /// From now on each read of the store takes `time` before its first byte.
+    fn origin_is_far(&self, time: Duration) {
+        self.objects.config_mut(|config| config.wait_get_per_call = time);
     }
 
     /// Removes every pack: what is restored now comes from elsewhere.

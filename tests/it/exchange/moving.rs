@@ -1,7 +1,5 @@
 //! What is near is not fetched from afar, and what is afar is fetched once. G5 of docs/semantics.md.
 
-use std::time::Duration;
-
 use towline::ErrorKind;
 use towline::ops::Pinning;
 use towline::transfer::exchange::Local;
@@ -75,6 +73,8 @@ async fn a_cold_gang_costs_the_origin_one_copy() {
         assert_eq!(agent.exchange.peers().live().await.len(), 3);
     }
     let before: u64 = gang.iter().map(Agent::stored_bytes_read).sum();
+    // A peer that is much slower than the origin is done without. Beside a busy machine any peer is slow: the origin must be far.
+    world.origin_is_far(Duration::from_secs(2));
     let warmed = futures::future::join_all(gang.iter().map(|agent| agent.warm("run/step-1", From::Anywhere))).await;
     assert!(warmed.iter().all(|warmed| warmed.missing == 0));
     let figures: Vec<Figures> = gang.iter().map(Agent::figures).collect();
@@ -85,7 +85,8 @@ async fn a_cold_gang_costs_the_origin_one_copy() {
     assert!(read <= origin + metadata, "{read} read, {origin} told");
     assert!(figures.iter().all(|figures| figures.from_site > 20 * MIB), "{figures:?}");
     // Who brings for three others reads from its cache what they wait for, and not all of a unit for each chunk of it.
-    assert!(figures.iter().all(|figures| figures.from_cache <= warmed[0].bytes), "{figures:?}");
+    let own = warmed[0].bytes;
+    assert!(figures.iter().all(|figures| figures.from_cache <= figures.to_site + own), "{figures:?}");
     world.remove_packs().await;
     gang[3].restore("run/step-1", &folder).await;
 }
