@@ -12,18 +12,19 @@ SOAK_MINUTES ?= 60
 TOWLINE := target/release/towline
 DIST_PROFILE ?= release
 
-.PHONY: help demo test test-python bench bench-peers soak lint fuzz dist clean-servers rust nextest
+.PHONY: help demo test test-python bench bench-peers soak lint deny sbom fuzz dist clean-servers rust nextest
 
 help:
 	@echo 'make demo           train a small model, save it as it goes, lose the machine, resume elsewhere'
 	@echo 'make test           every test, against two real S3 servers on loopback, the doctests, and the Python package with'
 	@echo '                    torch, Lightning, transformers and others, installed into .venv'
-	@echo 'make lint           format, clippy, rustdoc, ruff, dependencies'
+	@echo 'make lint           format, clippy, rustdoc, ruff; licences, sources and known vulnerabilities of dependencies'
 	@echo 'make bench          the micro-benchmarks'
 	@echo 'make bench-peers    against restic, rustic, rclone, rsync, cp and s5cmd; writes docs/benchmarks.md'
 	@echo '                    (BENCH_SIZE=256M BENCH_BIG=0 for a short look; BENCH_ONLY=local,s3,small,memory,runs,boxes,python,sharded,links,index)'
 	@echo 'make soak           an agent under load for SOAK_MINUTES=$(SOAK_MINUTES): memory, files and threads must not grow'
 	@echo 'make dist           what ships, into target/dist: program, wheel and crate, stripped; their symbols in target/dist/symbols'
+	@echo 'make sbom           what the program and the wheel are built from, into target/sbom (CycloneDX)'
 	@echo 'make fuzz           each parser of stored bytes, FUZZ_SECONDS=$(FUZZ_SECONDS) each'
 	@echo 'make clean-servers  stop the test servers and remove what they keep'
 
@@ -86,8 +87,33 @@ lint: rust
 	    .venv/bin/ruff check --quiet --config bindings/python/pyproject.toml bindings/python tests/python examples packaging
 	    .venv/bin/ruff format --quiet --check --config bindings/python/pyproject.toml bindings/python tests/python examples packaging
 	else echo 'ruff is not installed: Python not checked (make test-python installs it into .venv)'; fi
-	if command -v cargo-deny >/dev/null; then cargo deny --log-level error check
-	else echo 'cargo-deny is not installed: dependencies not checked (cargo install cargo-deny --locked)'; fi
+	$(MAKE) --no-print-directory deny
+
+ADVISORIES := https://github.com/RustSec/advisory-db
+
+# Known vulnerabilities are a repository on github.com. Without a way there, what was fetched last counts.
+deny: rust
+	@if ! command -v cargo-deny >/dev/null; then
+	    echo 'installing cargo-deny (once, some minutes)'
+	    cargo install cargo-deny --locked --quiet
+	fi
+	cargo deny --log-level error check bans licenses sources
+	if timeout 30 git ls-remote --quiet $(ADVISORIES) HEAD >/dev/null 2>&1; then
+	    cargo deny --log-level error check advisories
+	elif [ -d "$${CARGO_HOME:-$$HOME/.cargo}/advisory-dbs" ]; then
+	    echo 'github.com cannot be reached: known vulnerabilities as of the last fetch'
+	    cargo deny --log-level error --offline check advisories
+	else echo 'github.com cannot be reached: known vulnerabilities not checked'; fi
+
+sbom: rust
+	@if ! command -v cargo-cyclonedx >/dev/null; then
+	    echo 'installing cargo-cyclonedx (once, a minute or two)'
+	    cargo install cargo-cyclonedx --locked --quiet
+	fi
+	cargo cyclonedx --quiet --format json --spec-version 1.5 --target all --override-filename towline.cdx
+	mkdir -p target/sbom
+	mv towline.cdx.json target/sbom/
+	mv bindings/python/towline.cdx.json target/sbom/towline-python.cdx.json
 
 # Without a sanitizer libFuzzer needs no nightly compiler; the parsers hold no unsafe code for one to watch.
 fuzz: rust
