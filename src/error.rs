@@ -312,7 +312,9 @@ impl From<object_store::Error> for Error {
             _ => return Self::from_generic(error),
         };
         let cured = match kind {
-            ErrorKind::Denied => Self::new(kind, what).cure("`towline doctor` says which credentials were used"),
+            ErrorKind::Denied => {
+                Self::new(kind, what).cure("`towline doctor` says which credentials were used, and what they may do")
+            }
             _ => Self::new(kind, what),
         };
         match place {

@@ -396,11 +396,18 @@ fn golden_files_are_only_ever_added() {
 
 #[test]
 fn every_promise_is_quoted_by_a_test() {
-    let document = std::fs::read_to_string(root().join("docs/semantics.md")).expect("read docs/semantics.md");
     let mut tests = sources();
     tests.retain(|source| source.path.starts_with("tests/") && source.path != "tests/tidy.rs");
-    assert!(!tags(&document).is_empty(), "docs/semantics.md holds no promise");
-    assert_eq!(unquoted(&document, &tests), Vec::<&str>::new(), "promises that no file under tests/ quotes");
+    for path in ["docs/semantics.md", "docs/security.md"] {
+        let document =
+            std::fs::read_to_string(root().join(path)).unwrap_or_else(|error| panic!("read {path}: {error}"));
+        assert!(!tags(&document).is_empty(), "{path} holds no promise");
+        assert_eq!(
+            unquoted(&document, &tests),
+            Vec::<&str>::new(),
+            "promises of {path} that no file under tests/ quotes"
+        );
+    }
 }
 
 /// What `rule` says about `text` at `path`.

@@ -88,8 +88,12 @@ start() {
   make_osd
   spawn osd ceph-osd -c "$CONF" -f -i 0
   wait_for 60 osd_is_up
-  timeout 120 radosgw-admin -c "$CONF" user create --uid=towline --display-name=towline --access-key="$KEY" \
-    --secret-key="$SECRET" >"$DIR/user.json" 2>"$DIR/user.err"
+  # The owner of the buckets, and the three roles of docs/security.md.
+  local user
+  for user in "$KEY" reader saver collector; do
+    timeout 120 radosgw-admin -c "$CONF" user create --uid="$user" --display-name="$user" --access-key="$user" \
+      --secret-key="$SECRET" >>"$DIR/users.json" 2>>"$DIR/users.err"
+  done
   spawn rgw radosgw -c "$CONF" -f -n client.rgw
   local endpoint; endpoint=http://127.0.0.1:$(cat "$DIR/port")
   wait_for 60 curl -sf -o /dev/null "$endpoint/"

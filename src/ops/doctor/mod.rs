@@ -4,10 +4,12 @@ mod bucket;
 mod directory;
 mod machine;
 mod rates;
+mod rights;
 mod store;
 
 use serde::Serialize;
 
+use self::rights::Rights;
 use crate::error::{Error, ErrorKind, Result};
 use crate::progress::Progress;
 use crate::storage::{Location, Store, StoreOptions, connect};
@@ -83,7 +85,7 @@ impl Check {
 }
 
 /// Looks at the store at `location`, at what surrounds it, and at this machine. It writes some 40 MiB of small objects
-/// under `probe/`, and removes them.
+/// under `probe/`, and removes them; one empty object where the credentials may not delete.
 ///
 /// What may not be looked at is a check that says so.
 ///
@@ -115,9 +117,15 @@ pub async fn diagnose(store: &Store, progress: &Progress) -> Result<Diagnosis> {
     }
     if usable {
         progress.phase("probing", 0);
+        checks.push(rights::absence(store).await?);
         checks.push(store::repository(store).await?);
-        checks.extend(store::abilities(store).await?);
-        checks.extend(rates::rates(store, progress).await);
+        let rights = rights::rights(store).await?;
+        checks.push(rights.check());
+        // Whoever may not delete would leave behind all that is written.
+        if rights == Rights::Delete {
+            checks.extend(store::abilities(store).await?);
+            checks.extend(rates::rates(store, progress).await);
+        }
         if let Some(bucket) = store.bucket() {
             checks.extend(bucket::rules(bucket).await);
         }
@@ -135,7 +143,7 @@ fn access(answer: Result<()>) -> Result<Check> {
     match answer {
         Ok(()) => Ok(Check::ok("access", "the bucket can be listed")),
         Err(error) if error.kind() == ErrorKind::Denied => Ok(Check::failed("access", Outcome::Bad, &error)
-            .cure("use credentials that may list, read, write and delete there")),
+            .cure("use credentials that may list the bucket: docs/security.md has the policies")),
         Err(error) => Err(error),
     }
 }
