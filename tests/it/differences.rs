@@ -103,7 +103,7 @@ impl House {
     }
 }
 
-fn weights(step: u32) -> Vec<u8> {
+pub(crate) fn weights(step: u32) -> Vec<u8> {
     weights_of(1, step)
 }
 
@@ -119,7 +119,7 @@ fn weights_of(seed: u64, step: u32) -> Vec<u8> {
     out
 }
 
-fn file(tensors: &[(&str, &str, Vec<u8>)]) -> Vec<u8> {
+pub(crate) fn file(tensors: &[(&str, &str, Vec<u8>)]) -> Vec<u8> {
     let (mut header, mut at) = (Vec::new(), 0);
     for (name, dtype, bytes) in tensors {
         let width = match *dtype {

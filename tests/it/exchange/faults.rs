@@ -7,10 +7,12 @@ use towline::Result;
 use towline::codec::{Codec, Encoded};
 use towline::id::{ChunkId, ManifestId};
 use towline::ops::CollectOptions;
-use towline::transfer::protocol::{Asked, Grant, Supply, Survey};
+use towline::transfer::Reply;
+use towline::transfer::protocol::{Asked, Grant, Priority, Runs, Supply, Survey, Wanted};
 
 use super::*;
 use crate::data::noise;
+use crate::differences::{file, weights};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn who_may_not_read_gets_nothing() {
@@ -32,6 +34,43 @@ async fn who_may_not_read_gets_nothing() {
     let closed = cloud.warm("secret/one", From::Site("home".to_owned())).await;
     // What it has already, because both trees share it, is all that is there.
     assert_eq!((closed.missing, cloud.figures().from_remote), (closed.lacking, before));
+}
+
+/// S1 of docs/security.md.
+#[tokio::test(flavor = "multi_thread")]
+async fn who_may_read_a_difference_may_read_its_bases_and_nothing_else_of_theirs() {
+    let world = World::new();
+    let second = ["run/step-2".to_owned()];
+    let policy = Policy::only([("cloud/*", second.as_slice())]).unwrap();
+    let home = world.agent_with("home", "a", policy, Carriers::Auto).await;
+    let cloud = world.agent("cloud", "b").await;
+    cloud.knows(&[&home]);
+    for step in [1, 2] {
+        let (folder, name) = (world.path(&format!("step-{step}")), name(&format!("run/step-{step}")));
+        fs::create_dir(&folder).unwrap();
+        let state = [("w", "F32", weights(step)), ("own", "F32", noise(step.into(), 1 << 20))];
+        fs::write(folder.join("state.safetensors"), file(&state)).unwrap();
+        home.plain.save(&folder, &name, &SaveOptions::default()).await.unwrap();
+        assert_eq!(home.warm(name.as_str(), From::Anywhere).await.missing, 0);
+    }
+    let saved = home.plain.saved(&name("run/step-2")).await.unwrap();
+    let bases: Vec<ChunkId> = (0..u32::try_from(saved.map.chunks()).unwrap())
+        .filter_map(|chunk| saved.locate(chunk).unwrap().place.base)
+        .collect();
+    let first = home.plain.saved(&name("run/step-1")).await.unwrap();
+    let others: Vec<ChunkId> = first.manifest.chunks.ids.iter().filter(|id| !bases.contains(id)).copied().collect();
+    assert!(!bases.is_empty() && !others.is_empty());
+    let peer = cloud.exchange.peers().live().await.remove(0);
+    let came = async |bases: &[ChunkId]| {
+        let wanted = Wanted { chunks: Runs::default(), bases: bases.to_vec() };
+        let mut fetching = peer.link().unwrap().fetch(Priority::Restore, saved.value.manifest, wanted).await.unwrap();
+        let mut came = 0;
+        while let Some(reply) = fetching.next().await {
+            came += usize::from(matches!(reply, Reply::Frame(_)));
+        }
+        came
+    };
+    assert_eq!((came(&bases).await, came(&others).await), (bases.len(), 0));
 }
 
 /// Says that it holds everything, and gives something else.
