@@ -1,5 +1,6 @@
-//! Taking things away from a target: what is no longer wanted, and what crashed restores left.
+//! Taking things away from a target: what is no longer wanted, and what earlier restores left.
 
+use std::fs::File;
 use std::os::fd::OwnedFd;
 
 use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, flock, openat, statat, unlinkat};
@@ -7,6 +8,7 @@ use rustix::io::{Errno, Result as SysResult};
 
 use super::folders::list;
 use super::path::{check_path, is_staging, join};
+use super::staged::is_at;
 use super::stat::kind_of;
 use super::target::{Target, make_writable};
 use super::walk::READ_FILE;
@@ -56,7 +58,7 @@ impl Target {
         Ok(())
     }
 
-    /// Removes unfinished files that crashed restores left anywhere below the target, and says how many. Those of
+    /// Removes unfinished files that earlier restores left anywhere below the target, and says how many. Those of
     /// restores that go on are locked, and stay; so does what may not be touched.
     pub fn sweep(&self) -> Result<u64> {
         let mut swept = 0;
@@ -98,7 +100,12 @@ fn is_folder(folder: &OwnedFd, name: &[u8], listed: FileType) -> bool {
 fn sweep_one(folder: &OwnedFd, name: &[u8]) -> SysResult<()> {
     match openat(folder, name, READ_FILE, Mode::empty()) {
         Ok(file) => {
+            let file = File::from(file);
             flock(&file, FlockOperation::NonBlockingLockExclusive)?;
+            // The name may be another's by now.
+            if !is_at(folder, name, &file)? {
+                return Err(Errno::BUSY);
+            }
             unlink_in(folder, name)
         }
         Err(Errno::LOOP) => unlink_in(folder, name),

@@ -86,7 +86,14 @@ pub(super) fn staging_name() -> String {
     format!("{STAGING_PREFIX}{process:016x}-{:x}{STAGING_SUFFIX}", NEXT.fetch_add(1, Ordering::Relaxed))
 }
 
-/// Whether `name` is one that [`staging_name`] makes.
+/// The name for the unfinished file `name` under which a later process finds it.
+pub(super) fn resumable_name(name: &[u8]) -> String {
+    let digest = blake3::hash(name);
+    let [a, b, c, d, e, f, g, h, ..] = *digest.as_bytes();
+    format!("{STAGING_PREFIX}{:016x}-0{STAGING_SUFFIX}", u64::from_be_bytes([a, b, c, d, e, f, g, h]))
+}
+
+/// Whether `name` is one that [`staging_name`] or [`resumable_name`] makes.
 pub(super) fn is_staging(name: &[u8]) -> bool {
     let inner = name
         .strip_prefix(STAGING_PREFIX.as_bytes())

@@ -5,9 +5,11 @@ use std::io::Write;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::fs::{
-    AtFlags, FlockOperation, Mode, OFlags, fchmod, flock, fstat, fsync, ftruncate, futimens, openat, renameat, unlinkat,
+    AtFlags, FileType, FlockOperation, Mode, OFlags, fchmod, flock, fstat, fsync, ftruncate, futimens, openat,
+    renameat, statat, unlinkat,
 };
 use rustix::io::{Errno, Result as SysResult};
 
@@ -21,8 +23,11 @@ pub(super) const RETRIES: usize = 8;
 const CREATE: OFlags =
     OFlags::RDWR.union(OFlags::CREATE).union(OFlags::EXCL).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
-/// A file that [`Target::stage`](super::Target::stage) began. Dropped unfinished, it is removed; if the process dies, a
-/// later [`Target::sweep`](super::Target::sweep) removes it.
+/// How a file is opened that an earlier process left unfinished.
+const REOPEN: OFlags = OFlags::NOFOLLOW.union(OFlags::NONBLOCK).union(OFlags::CLOEXEC);
+
+/// A file that [`Target::stage`](super::Target::stage) began. Dropped unfinished, it is removed, but for a resumable one; if the
+/// process dies, a later [`Target::sweep`](super::Target::sweep) removes it.
 #[derive(Debug)]
 pub struct Staged {
     folder: Arc<OwnedFd>,
@@ -32,27 +37,72 @@ pub struct Staged {
     file: File,
     shown: PathBuf,
     durability: Durability,
+    /// Stays where it is dropped unfinished.
+    kept: AtomicBool,
+}
+
+/// Where a file belongs.
+pub(super) struct Place {
+    pub(super) folder: Arc<OwnedFd>,
+    pub(super) name: Vec<u8>,
+    pub(super) shown: PathBuf,
+    pub(super) durability: Durability,
+}
+
+impl Place {
+    fn staged(self, temporary: String, file: File, kept: bool) -> Staged {
+        let Self { folder, name, shown, durability } = self;
+        Staged { folder, temporary, name, file, shown, durability, kept: AtomicBool::new(kept) }
+    }
 }
 
 impl Staged {
-    pub(super) fn begin(
-        folder: Arc<OwnedFd>,
-        name: &[u8],
-        size: u64,
-        shown: PathBuf,
-        durability: Durability,
-    ) -> SysResult<Self> {
+    pub(super) fn begin(place: Place, size: u64) -> SysResult<Self> {
         for _ in 0..RETRIES {
-            let Some((temporary, file)) = create(&folder)? else { continue };
+            let Some((temporary, file)) = create(&place.folder, super::path::staging_name())? else { continue };
             // A sweep that came between creating and locking has taken the name away.
             if fstat(&file)?.st_nlink == 0 {
                 continue;
             }
-            let staged = Self { folder, temporary, name: name.to_vec(), file, shown, durability };
+            let staged = place.staged(temporary, file, false);
             ftruncate(&staged.file, size)?;
             return Ok(staged);
         }
         Err(Errno::EXIST)
+    }
+
+    /// As [`begin`](Self::begin), under the name at which [`resume`](Self::resume) looks, unless another process writes there.
+    pub(super) fn begin_resumable(place: Place, size: u64) -> SysResult<Self> {
+        let temporary = super::path::resumable_name(&place.name);
+        match create(&place.folder, temporary)? {
+            Some((temporary, file)) if is_at(&place.folder, temporary.as_str(), &file)? => {
+                let staged = place.staged(temporary, file, true);
+                ftruncate(&staged.file, size)?;
+                Ok(staged)
+            }
+            _ => Self::begin(place, size),
+        }
+    }
+
+    /// Takes over what an earlier process left of the file, if nobody else writes it.
+    pub(super) fn resume(place: Place, size: u64) -> SysResult<Option<Self>> {
+        let temporary = super::path::resumable_name(&place.name);
+        let lock = FlockOperation::NonBlockingLockExclusive;
+        let Some(file) = reopen(&place.folder, &temporary, OFlags::RDWR, lock)? else { return Ok(None) };
+        let staged = place.staged(temporary, file, true);
+        ftruncate(&staged.file, size)?;
+        Ok(Some(staged))
+    }
+
+    /// What an earlier process left of the file `name` in `folder`, to be read; locked as long as it is open.
+    pub(super) fn unfinished(folder: &OwnedFd, name: &[u8]) -> SysResult<Option<File>> {
+        let lock = FlockOperation::NonBlockingLockShared;
+        reopen(folder, &super::path::resumable_name(name), OFlags::RDONLY, lock)
+    }
+
+    /// Removes it where it is dropped unfinished, though it could be resumed.
+    pub fn discard(&self) {
+        self.kept.store(false, Ordering::Release);
     }
 
     /// The file, to be written at offsets (`FileExt::write_all_at`) from any thread.
@@ -81,7 +131,7 @@ impl Staged {
 
 impl Drop for Staged {
     fn drop(&mut self) {
-        if !self.temporary.is_empty() {
+        if !self.temporary.is_empty() && !self.kept.load(Ordering::Acquire) {
             let _ = unlinkat(&self.folder, &*self.temporary, AtFlags::empty());
         }
     }
@@ -90,7 +140,7 @@ impl Drop for Staged {
 /// Writes, sets and renames: open, flock, write, utimens, chmod, rename, close.
 pub(super) fn write_small(folder: &OwnedFd, name: &[u8], bytes: &[u8], finish: &Finish) -> SysResult<()> {
     for _ in 0..RETRIES {
-        let Some((temporary, mut file)) = create(folder)? else { continue };
+        let Some((temporary, mut file)) = create(folder, super::path::staging_name())? else { continue };
         let written = file
             .write_all(bytes)
             .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))
@@ -108,9 +158,8 @@ pub(super) fn write_small(folder: &OwnedFd, name: &[u8], bytes: &[u8], finish: &
     Err(Errno::NOENT)
 }
 
-/// A new file under a name of its own, locked so that a sweep leaves it alone; none if a sweep was quicker.
-fn create(folder: &OwnedFd) -> SysResult<Option<(String, File)>> {
-    let temporary = super::path::staging_name();
+/// A new file under the name `temporary`, locked so that a sweep leaves it alone; none if a sweep was quicker, or the name is taken.
+fn create(folder: &OwnedFd, temporary: String) -> SysResult<Option<(String, File)>> {
     let file = match openat(folder, &*temporary, CREATE, Mode::RUSR | Mode::WUSR) {
         Ok(file) => File::from(file),
         Err(Errno::EXIST) => return Ok(None),
@@ -123,6 +172,30 @@ fn create(folder: &OwnedFd) -> SysResult<Option<(String, File)>> {
     }
 }
 
+/// A regular file of this user at `name`, locked; none if there is none, or it cannot be locked.
+fn reopen(folder: &OwnedFd, name: &str, access: OFlags, lock: FlockOperation) -> SysResult<Option<File>> {
+    let file = match openat(folder, name, access | REOPEN, Mode::empty()) {
+        Ok(file) => File::from(file),
+        Err(Errno::NOENT | Errno::LOOP | Errno::ACCESS | Errno::NXIO | Errno::ISDIR) => return Ok(None),
+        Err(errno) => return Err(errno),
+    };
+    let stat = fstat(&file)?;
+    let ours = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile
+        && stat.st_uid == rustix::process::geteuid().as_raw();
+    // Whoever held the lock may have renamed it meanwhile: then it is somebody's finished file.
+    Ok((ours && flock(&file, lock).is_ok() && is_at(folder, name, &file)?).then_some(file))
+}
+
+/// Whether `file` is what `name` is the name of. Under its lock that stays so.
+pub(super) fn is_at(folder: &OwnedFd, name: impl rustix::path::Arg, file: &File) -> SysResult<bool> {
+    let open = fstat(file)?;
+    match statat(folder, name, AtFlags::SYMLINK_NOFOLLOW) {
+        Ok(named) => Ok((named.st_dev, named.st_ino) == (open.st_dev, open.st_ino)),
+        Err(Errno::NOENT) => Ok(false),
+        Err(errno) => Err(errno),
+    }
+}
+
 /// The mode goes last before the name: a file of a crashed restore can then nearly always be opened by a sweep.
 fn place(folder: &OwnedFd, temporary: &str, name: &[u8], file: &File, finish: &Finish) -> SysResult<()> {
     futimens(file, &times(finish.mtime))?;
@@ -131,4 +204,81 @@ fn place(folder: &OwnedFd, temporary: &str, name: &[u8], file: &File, finish: &F
         fsync(file)?;
     }
     renameat(folder, temporary, folder, name)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::{FileExt, symlink};
+
+    use super::super::path::resumable_name;
+    use super::super::{Durability, Target};
+    use crate::clock::Timestamp;
+
+    fn target() -> (tempfile::TempDir, Target) {
+        let root = tempfile::tempdir().unwrap();
+        let target = Target::open(root.path(), Durability::Process).unwrap();
+        (root, target)
+    }
+
+    fn count(root: &tempfile::TempDir) -> usize {
+        fs::read_dir(root.path()).unwrap().count()
+    }
+
+    #[test]
+    fn what_was_left_is_taken_over_and_finished() {
+        let (root, target) = target();
+        let staged = target.stage_resumable(b"model", 6).unwrap();
+        staged.file().write_all_at(b"abc", 0).unwrap();
+        assert!(target.unfinished(b"model").unwrap().is_none(), "it is being written");
+        drop(staged);
+        assert_eq!(count(&root), 1, "it stays");
+        assert!(target.unfinished(b"model").unwrap().is_some());
+        let staged = target.resume(b"model", 6).unwrap().unwrap();
+        assert!(target.resume(b"model", 6).unwrap().is_none(), "by one at a time");
+        assert_eq!(target.sweep().unwrap(), 0);
+        staged.file().write_all_at(b"def", 3).unwrap();
+        staged.finish(0o600, Timestamp(0)).unwrap();
+        assert_eq!(fs::read(root.path().join("model")).unwrap(), b"abcdef");
+        assert_eq!(count(&root), 1);
+        assert!(target.resume(b"model", 6).unwrap().is_none());
+    }
+
+    #[test]
+    fn what_is_discarded_or_swept_is_gone() {
+        let (root, target) = target();
+        let staged = target.stage_resumable(b"model", 6).unwrap();
+        staged.discard();
+        drop(staged);
+        assert_eq!(count(&root), 0);
+        drop(target.stage_resumable(b"model", 6).unwrap());
+        assert_eq!((target.sweep().unwrap(), count(&root)), (1, 0));
+    }
+
+    #[test]
+    fn two_who_write_one_file_do_not_share_it() {
+        let (root, target) = target();
+        let first = target.stage_resumable(b"model", 1).unwrap();
+        let second = target.stage_resumable(b"model", 1).unwrap();
+        first.file().write_all_at(b"1", 0).unwrap();
+        second.file().write_all_at(b"2", 0).unwrap();
+        first.finish(0o600, Timestamp(0)).unwrap();
+        assert_eq!(fs::read(root.path().join("model")).unwrap(), b"1");
+        second.finish(0o600, Timestamp(0)).unwrap();
+        assert_eq!(fs::read(root.path().join("model")).unwrap(), b"2");
+    }
+
+    #[test]
+    fn a_planted_link_or_folder_is_not_taken_over() {
+        let (root, target) = target();
+        fs::write(root.path().join("precious"), "precious").unwrap();
+        let temporary = root.path().join(resumable_name(b"model"));
+        symlink("precious", &temporary).unwrap();
+        assert!(target.unfinished(b"model").unwrap().is_none() && target.resume(b"model", 1).unwrap().is_none());
+        target.stage_resumable(b"model", 1).unwrap().finish(0o600, Timestamp(0)).unwrap();
+        assert_eq!(fs::read(root.path().join("precious")).unwrap(), b"precious");
+        fs::remove_file(&temporary).unwrap();
+        fs::create_dir(&temporary).unwrap();
+        assert!(target.unfinished(b"model").unwrap().is_none() && target.resume(b"model", 1).unwrap().is_none());
+    }
 }

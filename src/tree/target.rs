@@ -12,7 +12,7 @@ use rustix::io::{Errno, Result as SysResult};
 
 use super::folders::Folders;
 use super::path::{check_path, staging_name};
-use super::staged::{RETRIES, Staged, write_small};
+use super::staged::{Place, RETRIES, Staged, write_small};
 use super::stat::{FoundKind, Stat, kind_of};
 use super::walk::{Found, Scan, SkipReason, identity, open_file};
 use crate::clock::Timestamp;
@@ -152,10 +152,51 @@ impl Target {
 
     /// Begins the file `path` of `size` bytes, all of them a hole, under a name of its own in the same folder.
     pub fn stage(&self, path: &[u8], size: u64) -> Result<Staged> {
+        let fault = |errno| self.folders.fault("cannot begin a file", path, errno);
+        Staged::begin(self.place_of(path)?, size).map_err(fault)
+    }
+
+    /// As [`stage`](Self::stage); dropped unfinished, or if the process dies, the file stays, and [`resume`](Self::resume) finds it.
+    ///
+    /// # Errors
+    /// As `stage`.
+    pub fn stage_resumable(&self, path: &[u8], size: u64) -> Result<Staged> {
+        let fault = |errno| self.folders.fault("cannot begin a file", path, errno);
+        Staged::begin_resumable(self.place_of(path)?, size).map_err(fault)
+    }
+
+    /// Takes over what an earlier process left of the file `path`, made `size` bytes long; none if there is nothing, or another
+    /// process writes it.
+    ///
+    /// # Errors
+    /// Not found, for the folder; denied.
+    pub fn resume(&self, path: &[u8], size: u64) -> Result<Option<Staged>> {
+        let fault = |errno| self.folders.fault("cannot go on with a file", path, errno);
+        Staged::resume(self.place_of(path)?, size).map_err(fault)
+    }
+
+    /// What an earlier process left of the file `path`, to be looked at; none as [`resume`](Self::resume), or where its folder lacks.
+    ///
+    /// # Errors
+    /// Denied.
+    pub fn unfinished(&self, path: &[u8]) -> Result<Option<File>> {
+        check_path(path)?;
+        let look = || {
+            let (folder, name) = self.folders.parent(path)?;
+            Staged::unfinished(&folder, name)
+        };
+        match look() {
+            Ok(found) => Ok(found),
+            Err(Errno::NOENT | Errno::NOTDIR) => Ok(None),
+            Err(errno) => Err(self.folders.fault("cannot look at what is there", path, errno)),
+        }
+    }
+
+    fn place_of(&self, path: &[u8]) -> Result<Place> {
         check_path(path)?;
         let fault = |errno| self.folders.fault("cannot begin a file", path, errno);
         let (folder, name) = self.folders.parent(path).map_err(fault)?;
-        Staged::begin(folder, name, size, self.folders.shown(path), self.durability).map_err(fault)
+        Ok(Place { folder, name: name.to_vec(), shown: self.folders.shown(path), durability: self.durability })
     }
 
     /// Places the file `path` in one go: what [`stage`](Self::stage) does, with the fewest system calls.

@@ -33,6 +33,7 @@ mod memory;
 mod peers;
 mod probe;
 mod ranks;
+mod restore_resumed;
 mod rights;
 mod runs;
 mod save_restore;

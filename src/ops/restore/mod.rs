@@ -15,7 +15,7 @@ use std::sync::Arc;
 use serde::Serialize;
 
 use self::items::{Item, Items};
-use self::place::Placing;
+use self::place::{Placing, resume};
 pub use self::surplus::Removed;
 use self::surplus::Surplus;
 use self::survey::{Survey, survey};
@@ -98,7 +98,8 @@ impl Repository {
     /// damaged, naming pack and chunk, if stored bytes are not as written: no wrong byte is placed.
     ///
     /// # Cancel safety
-    /// Safe: each file is there whole or not at all, and the next restore uses what is.
+    /// Safe: each file is there whole or not at all. What has come of the others stays in hidden files beside them
+    /// (`.towline-*.part`), which the next restore to `dest` uses or removes.
     #[tracing::instrument(skip_all, fields(%name))]
     pub async fn restore(
         &self,
@@ -175,12 +176,18 @@ impl Repository {
     /// Writes and removes what was planned; returns the stored bytes that were fetched.
     async fn place(&self, plan: Planned, progress: &Progress) -> Result<SourceBytes> {
         let Planned { saved, items, target, surveyed, surplus } = plan;
+        let surveyed = Arc::new(surveyed);
+        let mut resumed = {
+            let (saved, items, target, surveyed) =
+                (Arc::clone(&saved), Arc::clone(&items), Arc::clone(&target), Arc::clone(&surveyed));
+            blocking(move || resume(&saved, &items, &target, &surveyed)).await?
+        };
+        // Removes what else is unfinished.
         prepare(&saved, &items, &target, &surveyed).await?;
         progress.phase("restoring", surveyed.wanted_bytes(&saved, &items));
-        let surveyed = Arc::new(surveyed);
         let mut fetched = SourceBytes::default();
         for group in groups(&saved, &items, &surveyed) {
-            let placing = Placing::new(&saved, &items, &target, &group)?;
+            let placing = Placing::new(&saved, &items, &target, &group, &mut resumed)?;
             fetched += self.fill(placing, &surveyed, progress).await?;
         }
         blocking(move || {
@@ -194,8 +201,22 @@ impl Repository {
     /// Fills one group of files; returns the stored bytes that were fetched.
     async fn fill(&self, placing: Placing, surveyed: &Arc<Survey>, progress: &Progress) -> Result<SourceBytes> {
         let placing = Arc::new(placing);
-        let local = (Arc::clone(&placing), Arc::clone(surveyed));
-        blocking(move || local.0.place_local(&local.1)).await?;
+        let filled = self.fill_in(&placing, surveyed, progress).await;
+        // Whoever runs it again goes on where it was: not where a disk is full, or what was saved is damaged.
+        if filled.as_ref().is_err_and(|error| error.kind() != ErrorKind::Unreachable) {
+            placing.discard();
+        }
+        filled
+    }
+
+    async fn fill_in(
+        &self,
+        placing: &Arc<Placing>,
+        surveyed: &Arc<Survey>,
+        progress: &Progress,
+    ) -> Result<SourceBytes> {
+        let (here, found) = (Arc::clone(placing), Arc::clone(surveyed));
+        blocking(move || here.place_resumed(&found).and_then(|()| here.place_local(&found))).await?;
         let longest = longest_read(self, self.budget());
         let saved = placing.saved();
         let mut current = Arc::clone(saved);
@@ -204,7 +225,7 @@ impl Repository {
             let reads = plan(|chunk| current.locate(chunk), placing.missing(), longest, Gaps::Wide)?;
             let reads = interleaved(reads, FILES_BY_TURNS, |read| placing.file_of(read));
             let sink: Arc<dyn Sink> = {
-                let placing = Arc::clone(&placing);
+                let placing = Arc::clone(placing);
                 Arc::new(move |chunk: u32, bytes: Chunk<'_>| placing.place(chunk, bytes.bytes()))
             };
             match fetch(self, &current, reads, sink, progress).await {

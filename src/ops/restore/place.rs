@@ -1,6 +1,7 @@
 //! Putting verified chunks where they belong: into files under temporary names that are renamed when they are whole.
 
 use std::collections::HashMap;
+use std::fs::File;
 use std::os::unix::fs::FileExt as _;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,6 +14,20 @@ use crate::error::{Error, Result};
 use crate::format::{EntryKind, TreeEntry};
 use crate::repository::{PackRead, Saved};
 use crate::tree::{Staged, Target};
+
+/// Files that an interrupted restore left unfinished, by item, locked for this one.
+pub(super) type Resumed = HashMap<usize, Staged>;
+
+/// Takes over the unfinished files that `surveyed` found.
+pub(super) fn resume(saved: &Saved, items: &Items, target: &Target, surveyed: &Survey) -> Result<Resumed> {
+    let mut resumed = Resumed::new();
+    for &at in surveyed.unfinished.keys() {
+        let Some(item) = items.list.get(at) else { continue };
+        let EntryKind::File(content) = &item.entry(saved)?.kind else { continue };
+        resumed.extend(target.resume(&item.path, content.size)?.map(|staged| (at, staged)));
+    }
+    Ok(resumed)
+}
 
 /// One group of files being filled.
 pub(super) struct Placing {
@@ -35,7 +50,14 @@ struct Long {
 
 impl Placing {
     /// Prepares to fill the files of `group`; those without any chunk are placed at once.
-    pub(super) fn new(saved: &Arc<Saved>, items: &Arc<Items>, target: &Arc<Target>, group: &[usize]) -> Result<Self> {
+    /// What `resumed` has of them is gone on with.
+    pub(super) fn new(
+        saved: &Arc<Saved>,
+        items: &Arc<Items>,
+        target: &Arc<Target>,
+        group: &[usize],
+        resumed: &mut Resumed,
+    ) -> Result<Self> {
         let destinations = destinations(saved, items, group)?;
         let placed = destinations.keys().map(|&chunk| (chunk, AtomicBool::new(false))).collect();
         let mut long: HashMap<usize, Long> = HashMap::new();
@@ -50,7 +72,8 @@ impl Placing {
                 1 if Self::is_plain(&saved, entry) => {}
                 chunks => {
                     let missing = AtomicU32::new(u32::try_from(chunks).unwrap_or(u32::MAX));
-                    long.insert(at, Long { missing, ..Long::default() });
+                    let staged = Mutex::new(resumed.remove(&at).map(Arc::new));
+                    long.insert(at, Long { missing, staged });
                 }
             }
         }
@@ -81,19 +104,47 @@ impl Placing {
         first.map_or(0, |&(at, _)| at)
     }
 
+    /// Places what an interrupted restore has left in files that are gone on with. What has changed since the survey is fetched instead.
+    pub(super) fn place_resumed(&self, surveyed: &Survey) -> Result<()> {
+        for (at, long) in &self.long {
+            let Some(found) = surveyed.unfinished.get(at) else { continue };
+            let staged = long.staged.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            // A file that is finished must have no other user.
+            let Some(file) = staged.and_then(|staged| staged.file().try_clone().ok()) else { continue };
+            for &(chunk, offset) in found {
+                if let Some(bytes) = self.verified(&file, chunk, offset) {
+                    self.place_but(chunk, &bytes, Some((*at, offset)))?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The chunk at `offset` of `file`, if it is there.
+    fn verified(&self, file: &File, chunk: u32, offset: u64) -> Option<Vec<u8>> {
+        let chunks = &self.saved.manifest.chunks;
+        let (&id, &len) = (chunks.ids.get(chunk as usize)?, chunks.lens.get(chunk as usize)?);
+        let mut buffer = vec![0; len as usize];
+        file.read_exact_at(&mut buffer, offset).ok()?;
+        Chunk::verify(id, &buffer).is_ok().then_some(buffer)
+    }
+
+    /// Removes what is unfinished when it is dropped, instead of leaving it to be gone on with.
+    pub(super) fn discard(&self) {
+        for long in self.long.values() {
+            if let Some(staged) = &*long.staged.lock().unwrap_or_else(PoisonError::into_inner) {
+                staged.discard();
+            }
+        }
+    }
+
     /// Places what lies in files that are there already. What has changed since the survey is fetched instead.
     pub(super) fn place_local(&self, surveyed: &Survey) -> Result<()> {
-        let mut buffer = Vec::new();
         for &chunk in self.destinations.keys() {
             let Some((path, offset)) = surveyed.local.get(&chunk) else { continue };
-            let chunks = &self.saved.manifest.chunks;
-            let (Some(&id), Some(&len)) = (chunks.ids.get(chunk as usize), chunks.lens.get(chunk as usize)) else {
-                continue;
-            };
-            buffer.resize(len as usize, 0);
-            let read = self.target.read(path).is_ok_and(|file| file.read_exact_at(&mut buffer, *offset).is_ok());
-            if let (true, Ok(verified)) = (read, Chunk::verify(id, &buffer)) {
-                self.place(chunk, verified.bytes())?;
+            let Ok(file) = self.target.read(path) else { continue };
+            if let Some(bytes) = self.verified(&file, chunk, *offset) {
+                self.place(chunk, &bytes)?;
             }
         }
         Ok(())
@@ -101,12 +152,19 @@ impl Placing {
 
     /// Writes a chunk wherever it belongs. Given twice, it is written once.
     pub(super) fn place(&self, chunk: u32, bytes: &[u8]) -> Result<()> {
+        self.place_but(chunk, bytes, None)
+    }
+
+    /// As [`place`](Self::place); at `there`, an item and an offset, it is already.
+    fn place_but(&self, chunk: u32, bytes: &[u8], there: Option<(usize, u64)>) -> Result<()> {
         let Some(placed) = self.placed.get(&chunk) else { return Ok(()) };
         if placed.swap(true, Ordering::AcqRel) {
             return Ok(());
         }
         let destinations = self.destinations.get(&chunk).map(Vec::as_slice).unwrap_or_default();
-        destinations.iter().try_for_each(|&(at, offset)| self.write(at, offset, bytes))
+        destinations.iter().try_for_each(|&(at, offset)| {
+            if there == Some((at, offset)) { self.arrived(at) } else { self.write(at, offset, bytes) }
+        })
     }
 
     fn write(&self, at: usize, offset: u64, bytes: &[u8]) -> Result<()> {
@@ -120,7 +178,7 @@ impl Placing {
             let mut staged = long.staged.lock().unwrap_or_else(PoisonError::into_inner);
             match &*staged {
                 Some(staged) => Arc::clone(staged),
-                None => Arc::clone(staged.insert(Arc::new(self.target.stage(&item.path, content.size)?))),
+                None => Arc::clone(staged.insert(Arc::new(self.target.stage_resumable(&item.path, content.size)?))),
             }
         };
         let written = staged.file().write_all_at(bytes, offset);
@@ -128,6 +186,13 @@ impl Placing {
             Error::io("cannot write a file", &self.items.folder.join(super::super::shown(&item.path)), source)
         })?;
         drop(staged);
+        self.arrived(at)
+    }
+
+    /// Counts a chunk of a file that takes several; the last one finishes it.
+    fn arrived(&self, at: usize) -> Result<()> {
+        let (Some(item), Some(long)) = (self.items.list.get(at), self.long.get(&at)) else { return Ok(()) };
+        let entry = item.entry(&self.saved)?;
         if long.missing.fetch_sub(1, Ordering::AcqRel) == 1 {
             let staged = long.staged.lock().unwrap_or_else(PoisonError::into_inner).take();
             let alone =

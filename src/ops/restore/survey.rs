@@ -1,14 +1,15 @@
 //! Looking at what is there before anything is written: what is right already, what is in the way, what can be used.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
+use std::ops::Range;
 use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
 
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 
 use super::items::Items;
-use super::{RestoreOptions, destinations};
+use super::{FILLED_AT_ONCE, RestoreOptions, destinations};
 use crate::chunk::Chunk;
 use crate::error::{Error, Result};
 use crate::format::{Content, EntryKind};
@@ -37,6 +38,10 @@ pub(super) struct Survey {
     pub(super) replaced_files: u64,
     /// Chunks that lie in files that are there: path and offset.
     pub(super) local: BTreeMap<u32, (Vec<u8>, u64)>,
+    /// Chunks, with their offsets, that an interrupted restore has left in the unfinished files of items.
+    pub(super) unfinished: BTreeMap<usize, Vec<(u32, u64)>>,
+    /// All chunks of `unfinished`.
+    arrived: BTreeSet<u32>,
     /// Plain bytes of files that are right and of chunks that need not be fetched.
     pub(super) reused_bytes: u64,
 }
@@ -53,8 +58,23 @@ enum Finding {
     },
 }
 
-/// One item's finding, and the chunks found in what is there.
-type Looked = (usize, Finding, Vec<(u32, u64)>);
+/// What was found out about an item.
+#[derive(Debug)]
+struct Looked {
+    /// Its index.
+    at: usize,
+    finding: Finding,
+    /// Chunks found in what is there, with their offsets.
+    local: Vec<(u32, u64)>,
+    /// Chunks found in what an interrupted restore left of it.
+    unfinished: Vec<(u32, u64)>,
+}
+
+impl Looked {
+    fn new(at: usize, finding: Finding) -> Self {
+        Self { at, finding, local: Vec::new(), unfinished: Vec::new() }
+    }
+}
 
 /// Looks at each item; without a target nothing is there.
 ///
@@ -76,8 +96,8 @@ pub(super) async fn survey(
     });
     let looked: Vec<Vec<Looked>> = stream::iter(batches).buffered(parallelism).try_collect().await?;
     let mut survey = Survey::default();
-    for (at, finding, local) in looked.into_iter().flatten() {
-        survey.take(saved, items, (at, finding, local), options.overwrite)?;
+    for looked in looked.into_iter().flatten() {
+        survey.take(saved, items, looked, options.overwrite)?;
     }
     survey.count_local(saved, items)?;
     Ok(survey)
@@ -85,7 +105,7 @@ pub(super) async fn survey(
 
 impl Survey {
     fn take(&mut self, saved: &Saved, items: &Items, looked: Looked, overwrite: bool) -> Result<()> {
-        let (at, finding, local) = looked;
+        let Looked { at, finding, local, unfinished } = looked;
         let Some(item) = items.list.get(at) else { return Ok(()) };
         let entry = item.entry(saved)?;
         let clear = match finding {
@@ -119,6 +139,11 @@ impl Survey {
             self.replaced.push(item.path.clone());
         }
         self.remember(&item.path, local);
+        // Each is open until it is finished.
+        if !unfinished.is_empty() && self.unfinished.len() < FILLED_AT_ONCE {
+            self.arrived.extend(unfinished.iter().map(|&(chunk, _)| chunk));
+            self.unfinished.insert(at, unfinished);
+        }
         Ok(())
     }
 
@@ -130,7 +155,7 @@ impl Survey {
 
     fn count_local(&mut self, saved: &Saved, items: &Items) -> Result<()> {
         for (chunk, places) in destinations(saved, items, &self.written)? {
-            if self.local.contains_key(&chunk) {
+            if self.is_here(chunk) {
                 let len = saved.manifest.chunks.lens.get(chunk as usize).copied().unwrap_or(0);
                 self.reused_bytes += u64::from(len) * places.len() as u64;
             }
@@ -138,10 +163,15 @@ impl Survey {
         Ok(())
     }
 
+    /// Whether `chunk` need not be fetched.
+    fn is_here(&self, chunk: u32) -> bool {
+        self.local.contains_key(&chunk) || self.arrived.contains(&chunk)
+    }
+
     /// Chunks to fetch.
     pub(super) fn missing(&self, saved: &Saved, items: &Items) -> Result<Vec<u32>> {
         let all = destinations(saved, items, &self.written)?;
-        Ok(all.into_keys().filter(|chunk| !self.local.contains_key(chunk)).collect())
+        Ok(all.into_keys().filter(|&chunk| !self.is_here(chunk)).collect())
     }
 
     /// Plain bytes to fetch.
@@ -164,17 +194,21 @@ fn look(
 ) -> Result<Looked> {
     let item = items.list.get(at).ok_or_else(|| Error::other("an item went missing"))?;
     let entry = item.entry(saved)?;
-    let Some(target) = target else { return Ok((at, Finding::Write, Vec::new())) };
+    let Some(target) = target else { return Ok(Looked::new(at, Finding::Write)) };
+    let unfinished = || match &entry.kind {
+        EntryKind::File(content) => unfinished(saved, content, target, &item.path),
+        _ => Ok(Vec::new()),
+    };
     let Some(present) = target.kind_of(&item.path)? else {
-        return Ok((at, Finding::Write, Vec::new()));
+        return Ok(Looked { unfinished: unfinished()?, ..Looked::new(at, Finding::Write) });
     };
     let clear = matches!(entry.kind, EntryKind::Folder) || matches!(present.kind, Some(FoundKind::Folder));
-    let differs = |got: &str| Ok((at, Finding::Differs { got: got.to_owned(), clear }, Vec::new()));
+    let differs = |got: &str| Ok(Looked::new(at, Finding::Differs { got: got.to_owned(), clear }));
     match (&entry.kind, present.kind) {
-        (EntryKind::Folder, Some(FoundKind::Folder)) => Ok((at, Finding::Keep, Vec::new())),
+        (EntryKind::Folder, Some(FoundKind::Folder)) => Ok(Looked::new(at, Finding::Keep)),
         (EntryKind::Symlink(wanted), Some(FoundKind::Symlink { target: got })) => {
             if *wanted == got {
-                Ok((at, Finding::Keep, Vec::new()))
+                Ok(Looked::new(at, Finding::Keep))
             } else {
                 differs("a link that points elsewhere")
             }
@@ -183,14 +217,43 @@ fn look(
             let file = target.read(&item.path)?;
             let (same, local) = compare(saved, content, &file, present.stat.size)?;
             progress.advance(content.size);
+            if same {
+                return Ok(Looked { local, ..Looked::new(at, Finding::Keep) });
+            }
             let got = format!("a file of {} bytes with other content", present.stat.size);
-            Ok((at, if same { Finding::Keep } else { Finding::Differs { got, clear } }, local))
+            Ok(Looked { local, unfinished: unfinished()?, ..Looked::new(at, Finding::Differs { got, clear }) })
         }
         (_, Some(FoundKind::Folder)) => differs("a folder"),
         (_, Some(FoundKind::Symlink { .. })) => differs("a link"),
         (_, Some(FoundKind::File)) => differs("a file"),
         (_, None) => differs("a device, pipe or socket"),
     }
+}
+
+/// The chunks in what an interrupted restore left of the file at `path`. None of a file with holes, or of one chunk: it is begun anew.
+fn unfinished(saved: &Saved, content: &Content, target: &Target, path: &[u8]) -> Result<Vec<(u32, u64)>> {
+    let chunks = &saved.manifest.chunks;
+    let placed: Vec<_> = content.placed(chunks).collect();
+    let starts = placed.iter().map(|(_, range)| range.start).chain([content.size]);
+    let ends = [0].into_iter().chain(placed.iter().map(|(_, range)| range.end));
+    if placed.len() < 2 || !starts.eq(ends) {
+        return Ok(Vec::new());
+    }
+    let Some(file) = target.unfinished(path)? else { return Ok(Vec::new()) };
+    // What has not come is a hole: it need not be read to know that.
+    let data = extents(&file, content.size)?;
+    let mut buffer = Vec::new();
+    let mut is_here = |chunk: u32, range: &Range<u64>| {
+        let Some(&id) = chunks.ids.get(chunk as usize) else { return false };
+        let next = data.partition_point(|data| data.end <= range.start);
+        if data.get(next).is_none_or(|data| data.start > range.start) {
+            return false;
+        }
+        buffer.resize(usize::try_from(range.end - range.start).unwrap_or(usize::MAX), 0);
+        file.read_exact_at(&mut buffer, range.start).is_ok() && Chunk::new(&buffer).id() == id
+    };
+    let here = placed.iter().filter(|(chunk, range)| is_here(*chunk, range));
+    Ok(here.map(|(chunk, range)| (*chunk, range.start)).collect())
 }
 
 /// Is the file what is wanted? And which of the wanted chunks does it hold where they belong?
@@ -218,7 +281,7 @@ fn compare(saved: &Saved, content: &Content, file: &File, size: u64) -> Result<(
 }
 
 /// Nothing but zeros in `range`? What is not data is a hole, which reads as zeros.
-fn is_zero(file: &File, range: std::ops::Range<u64>, data: &[std::ops::Range<u64>]) -> bool {
+fn is_zero(file: &File, range: Range<u64>, data: &[Range<u64>]) -> bool {
     let zeros = vec![0u8; ZEROS];
     let mut buffer = vec![0u8; ZEROS];
     data.iter().map(|d| d.start.max(range.start)..d.end.min(range.end)).filter(|part| part.start < part.end).all(

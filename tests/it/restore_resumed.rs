@@ -1,0 +1,116 @@
+//! Restores that are interrupted: the next one uses what has come.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use towline::ops::{RestoreOptions, RestoreReport, SaveOptions};
+use towline::progress::Progress;
+use towline::repository::{OpenOptions, Repository};
+use towline::storage::Store;
+
+use crate::data::{name, noise, tree_digest};
+
+struct World {
+    dir: tempfile::TempDir,
+    repository: Repository,
+}
+
+impl World {
+    async fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let options = OpenOptions { cache: Some(dir.path().join("cache")), memory: Some(64 << 20) };
+        let (repository, _) = Repository::create(Store::memory(), options).await.unwrap();
+        let world = Self { dir, repository };
+        fs::create_dir(world.source()).unwrap();
+        for file in 0..3 {
+            fs::write(world.source().join(format!("model-{file}")), noise(file, 32 << 20)).unwrap();
+        }
+        world.repository.save(&world.source(), &name("run/step-1"), &SaveOptions::default()).await.unwrap();
+        world
+    }
+
+    fn source(&self) -> PathBuf {
+        self.dir.path().join("source")
+    }
+
+    async fn restore(&self, to: &Path, options: RestoreOptions) -> RestoreReport {
+        self.repository.restore(&name("run/step-1"), None, to, &options).await.unwrap()
+    }
+
+    /// A folder that a restore was interrupted in, and the plain bytes that a next one finds there.
+    async fn interrupted(&self) -> (PathBuf, u64) {
+        for attempt in 0..50 {
+            let to = self.dir.path().join(format!("out-{attempt}"));
+            let progress = Progress::default();
+            let options = RestoreOptions { progress: progress.clone(), ..RestoreOptions::default() };
+            let some_has_come = async {
+                while progress.snapshot().moved < 8 << 20 {
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                }
+            };
+            tokio::select! {
+                _ = self.restore(&to, options) => continue,
+                () = some_has_come => {}
+            }
+            // Workers that are writing hold the files for a moment.
+            for _ in 0..1000 {
+                let dry_run = RestoreOptions { dry_run: true, overwrite: true, ..RestoreOptions::default() };
+                let found = self.restore(&to, dry_run).await.reused_bytes;
+                if found > 0 {
+                    return (to, found);
+                }
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+            panic!("nothing is found of what has come");
+        }
+        panic!("each restore was over before it was interrupted");
+    }
+}
+
+fn hidden(folder: &Path) -> usize {
+    let names = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    names.filter(|name| name.starts_with('.')).count()
+}
+
+/// P7: "a restore fetches only what DEST lacks", of files too that an interrupted restore left unfinished.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_next_restore_fetches_only_what_has_not_come() {
+    let world = World::new().await;
+    let (to, found) = world.interrupted().await;
+    let report = world.restore(&to, RestoreOptions::default()).await;
+    assert!(report.reused_bytes >= found, "{report:?}, {found} found before");
+    assert!(report.fetched_bytes + report.reused_bytes <= report.bytes + (1 << 20), "{report:?}");
+    assert_eq!(tree_digest(&to), tree_digest(&world.source()));
+    assert_eq!(hidden(&to), 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_damaged_in_an_unfinished_file_is_fetched_again() {
+    let world = World::new().await;
+    let (to, _) = world.interrupted().await;
+    for entry in fs::read_dir(&to).unwrap() {
+        let path = entry.unwrap().path();
+        if path.file_name().unwrap().to_str().unwrap().starts_with('.') {
+            fs::write(&path, noise(9, 40 << 20)).unwrap();
+        }
+    }
+    world.restore(&to, RestoreOptions { overwrite: true, ..RestoreOptions::default() }).await;
+    assert_eq!(tree_digest(&to), tree_digest(&world.source()));
+    assert_eq!(hidden(&to), 0);
+}
+
+/// What another tree left unfinished is no obstacle, and does not stay.
+#[tokio::test(flavor = "multi_thread")]
+async fn another_tree_is_restored_over_it() {
+    let world = World::new().await;
+    let other = world.dir.path().join("other");
+    fs::create_dir(&other).unwrap();
+    fs::write(other.join("model-0"), noise(7, 3 << 20)).unwrap();
+    world.repository.save(&other, &name("run/step-2"), &SaveOptions::default()).await.unwrap();
+    let (to, _) = world.interrupted().await;
+    let options = RestoreOptions { overwrite: true, delete: true, ..RestoreOptions::default() };
+    world.repository.restore(&name("run/step-2"), None, &to, &options).await.unwrap();
+    assert_eq!(tree_digest(&to), tree_digest(&other));
+    assert_eq!(hidden(&to), 0);
+}
