@@ -13,7 +13,7 @@ const ELSEWHERE: [&str; 2] = ["--from home", "--at cloud"];
 /// What builds from source, installs, or is a test itself.
 const NOT_OURS: [&str; 3] = ["make ", "cargo ", "pip "];
 /// How long a test waits for what must come, in a shell.
-const UNTIL: &str = "until_there() { for _ in $(seq 600); do [ -e \"$1\" ] && return; sleep 0.1; done; return 1; }";
+const UNTIL: &str = "wait_until() { for _ in $(seq 600); do \"$@\" >/dev/null 2>&1 && return; sleep 0.1; done; return 1; }";
 
 fn document(path: &str) -> String {
     fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(path)).unwrap()
@@ -91,14 +91,14 @@ fn what_the_readme_says_to_type_works() {
     assert_eq!(watching.lines().count(), 1);
     fs::remove_dir_all(reader.0.path().join("work/out")).unwrap();
     fs::create_dir(reader.0.path().join("work/out")).unwrap();
-    reader.types(watching, "until_there out/step-2000/model.safetensors\nkill -INT $!\nwait $!\n");
+    reader.types(watching, "wait_until test -e out/step-2000/model.safetensors\nkill -INT $!\nwait $!\n");
 
     let agents = block("towline agent");
     let settings = "repository = '../home/.local/share/towline/repository'\nidentity = 'tls'\nlisten = '127.0.0.1:0'\n\
                     memory = '512M'\n[cache]\ndir = 'cache'\ncapacity = '256M'\nfree_floor = '1M'\n";
     fs::write(reader.0.path().join("work/agent.toml"), settings).unwrap();
     fs::remove_dir_all(reader.0.path().join("work/out")).unwrap();
-    reader.types(agents, "until_there ../run/towline/agent.sock\nkill $!\nwait $!\n");
+    reader.types(agents, "wait_until towline top --once\nkill $!\nwait $!\n");
     assert!(reader.has("work/out/model.safetensors") && reader.has("work/tls/tls.crt"));
     let rest = blocks.iter().filter(|block| !NOT_OURS.iter().any(|start| block.starts_with(start)));
     assert_eq!(rest.count(), 5, "a new block of README.md wants to be typed here");
