@@ -41,11 +41,17 @@ Which repository:
      ~/.config/towline
   4. else ~/.local/share/towline/repository, made by the first save
 
-towline.toml may hold:
+~/.config/towline/towline.toml may hold:
   repository = \"s3://bucket/prefix\"
   memory = \"1G\"
   endpoint = \"https://host:port\"
   allow_http = true
+
+One that is found in the working folder or above it may set repository and
+endpoint once `towline config trust PATH` has recorded what it holds, and
+allow_http never. In CI use flags, or TOWLINE_REPO, AWS_ENDPOINT_URL and
+TOWLINE_ALLOW_HTTP=1. None counts that is a link, that another user than you or
+root owns, or that others may write.
 
 S3:
   Credentials come from where AWS tools look: environment, profiles, SSO, web
@@ -437,6 +443,18 @@ Examples:
   towline top --json | jq '.transfers[] | select(.state == \"running\")'
 
 JSON: health transfers cache pins peers, as they are now";
+
+pub(super) const CONFIG: &str = "\
+Examples:
+  towline config trust .                     towline.toml in this folder, as it is now
+  towline config trust project/towline.toml
+  towline config untrust project
+
+A towline.toml that came with a folder could send what you save, and requests that your credentials sign, anywhere. So it may \
+set `repository` and `endpoint` only as you have seen them: when it changes, it must be trusted again. What is trusted is recorded \
+below ~/.config/towline/trusted.
+
+JSON: path, with trust also digest and sets: {repository endpoint memory}";
 
 pub(super) const COMPLETIONS: &str = "\
 Examples:
