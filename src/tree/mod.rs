@@ -28,7 +28,7 @@ pub use holes::{HOLE_MIN, extents};
 pub use look::Look;
 pub use memory::{MemoryFile, Opened};
 pub use path::check_path;
-pub use private::{check_private_folder, make_private_folder, read_own_file};
+pub use private::{check_own_folder, check_private_folder, make_private_folder, read_own_file};
 pub use rules::{IGNORE_FILE, Rules};
 pub use seen::{Seen, SeenCache, coarse_now};
 pub use staged::Staged;

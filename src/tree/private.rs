@@ -15,6 +15,8 @@ use crate::size;
 const OTHERS: u32 = 0o077;
 /// The permissions by which others than the owner write.
 const OTHERS_WRITE: u32 = 0o022;
+/// The bit by which only owners of files may rename and remove them.
+const STICKY: u32 = 0o1000;
 /// How a file is opened that may be anything: no link is followed, a FIFO holds nobody up, a terminal takes nobody over.
 const GUARDED: OFlags =
     OFlags::RDONLY.union(OFlags::NOFOLLOW).union(OFlags::NONBLOCK).union(OFlags::NOCTTY).union(OFlags::CLOEXEC);
@@ -34,6 +36,24 @@ pub fn check_private_folder(folder: &Path) -> Result<()> {
         .expected(format!("a folder of user {user} with mode 0700"))
         .got(format!("owner {}, mode {:04o}", found.uid(), found.mode() & 0o7777))
         .cure("remove it, or name another place"))
+}
+
+/// Checks that nobody but this user and root can put something else in the place of what lies in `folder`: that it is theirs,
+/// and that others cannot write there, or only beside what they do not own (a sticky folder). Links are followed. Blocking.
+///
+/// # Errors
+/// Denied, if others can; not found.
+pub fn check_own_folder(folder: &Path) -> Result<()> {
+    let found = std::fs::metadata(folder).map_err(|error| Error::io("folder cannot be read", folder, error))?;
+    let user = rustix::process::geteuid().as_raw();
+    let (owned, mode) = (found.uid() == user || found.uid() == 0, found.mode());
+    if found.is_dir() && owned && (mode & OTHERS_WRITE == 0 || mode & STICKY != 0) {
+        return Ok(());
+    }
+    Err(Error::denied("others can replace what lies in the folder")
+        .at(folder.display())
+        .expected(format!("a folder of user {user} or root that others cannot write"))
+        .got(format!("owner {}, mode {:04o}", found.uid(), mode & 0o7777)))
 }
 
 /// As [`check_private_folder`], after making the folder if it is not there.
@@ -124,6 +144,29 @@ mod tests {
             rustix::fs::chown(&own, Some(rustix::fs::Uid::from_raw(4711)), None).unwrap();
             assert_eq!(make_private_folder(&own).unwrap_err().kind(), ErrorKind::Denied);
         }
+    }
+
+    #[test]
+    fn a_folder_is_own_unless_others_can_replace_what_is_in_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let own = dir.path().join("own");
+        fs::create_dir(&own).unwrap();
+        symlink(&own, dir.path().join("link")).unwrap();
+        for (mode, good) in
+            [(0o700, true), (0o755, true), (0o1777, true), (0o777, false), (0o775, false), (0o2777, false)]
+        {
+            fs::set_permissions(&own, Permissions::from_mode(mode)).unwrap();
+            for path in [&own, &dir.path().join("link")] {
+                let checked = check_own_folder(path).map_err(|error| error.kind());
+                assert_eq!(checked, if good { Ok(()) } else { Err(ErrorKind::Denied) }, "{mode:o}");
+            }
+        }
+        fs::set_permissions(&own, Permissions::from_mode(0o700)).unwrap();
+        if rustix::process::geteuid().is_root() {
+            rustix::fs::chown(&own, Some(rustix::fs::Uid::from_raw(4711)), None).unwrap();
+            assert_eq!(check_own_folder(&own).unwrap_err().kind(), ErrorKind::Denied);
+        }
+        assert_eq!(check_own_folder(&dir.path().join("none")).unwrap_err().kind(), ErrorKind::NotFound);
     }
 
     #[test]
