@@ -184,7 +184,11 @@ fn completed(text: &str) -> String {
         whole.extend([key, " = ", value, "\n"]);
     }
     whole += text;
-    for (section, lines) in [("[cache]", "dir = '/c'\ncapacity = '1G'"), ("[peers]", "addresses = ['a:7071']")] {
+    for (section, lines) in [
+        ("[cache]", "dir = '/c'\ncapacity = '1G'"),
+        ("[peers]", "addresses = ['a:7071']"),
+        ("[[allow]]", "agents = '**'\nnames = '**'"),
+    ] {
         if !text.lines().any(|line| line.starts_with(section)) {
             whole.extend([section, "\n", lines, "\n"]);
         }

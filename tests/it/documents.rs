@@ -95,7 +95,8 @@ fn what_the_readme_says_to_type_works() {
 
     let agents = block("towline agent");
     let settings = "repository = '../home/.local/share/towline/repository'\nidentity = 'tls'\nlisten = '127.0.0.1:0'\n\
-                    memory = '512M'\n[cache]\ndir = 'cache'\ncapacity = '256M'\nfree_floor = '1M'\n";
+                    memory = '512M'\n[cache]\ndir = 'cache'\ncapacity = '256M'\nfree_floor = '1M'\n\
+                    [[allow]]\nagents = '**'\nnames = '**'\n";
     fs::write(reader.0.path().join("work/agent.toml"), settings).unwrap();
     fs::remove_dir_all(reader.0.path().join("work/out")).unwrap();
     reader.types(agents, "until_there ../run/towline/agent.sock\nkill $!\nwait $!\n");

@@ -244,9 +244,19 @@ pub(super) enum Verb {
 }
 
 impl Verb {
-    /// Whether `towline.toml` has a say in it.
+    /// Whether `towline.toml` has a say in it: not in what needs no repository, or asks the agent for what it has.
     pub(super) fn reads_settings(&self) -> bool {
-        !matches!(self, Self::Identity { .. } | Self::Agent { .. } | Self::Config { .. } | Self::Completions { .. })
+        !matches!(
+            self,
+            Self::Identity { .. }
+                | Self::Agent { .. }
+                | Self::Unpin { .. }
+                | Self::Pins(_)
+                | Self::Cache { .. }
+                | Self::Top { .. }
+                | Self::Config { .. }
+                | Self::Completions { .. }
+        )
     }
 }
 
