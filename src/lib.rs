@@ -42,7 +42,7 @@
 //! floor 3  transfer                                peers: identity, protocol, carriers
 //! floor 2  storage  tree  cache  repository        stores | files on this machine | chunks kept here | the durable home of content
 //! floor 1  codec  chunker  checkpoint  format      pure: bytes in, bytes out (+ chunk)
-//! floor 0  id  error  clock  limits  blocks  budget  progress  metrics  size  span  work
+//! floor 0  id  error  clock  limits  blocks  budget  progress  metrics  size  span  pattern  work
 //! ```
 
 pub mod agent;
@@ -61,6 +61,7 @@ pub mod id;
 pub mod limits;
 pub mod metrics;
 pub mod ops;
+pub mod pattern;
 pub mod progress;
 pub mod repository;
 pub mod size;

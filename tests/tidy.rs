@@ -9,7 +9,13 @@ use std::process::Command;
 
 /// The floors, lowest first; within one, a module uses only those to its left.
 const FLOORS: &[(u8, &[&str])] = &[
-    (0, &["error", "limits", "id", "clock", "blocks", "budget", "progress", "metrics", "size", "span", "work"]),
+    (
+        0,
+        &[
+            "error", "limits", "id", "clock", "blocks", "budget", "progress", "metrics", "size", "span", "pattern",
+            "work",
+        ],
+    ),
     (1, &["chunk", "source", "codec", "chunker", "checkpoint", "format"]),
     (2, &["storage", "tree", "cache", "repository"]),
     (3, &["transfer"]),

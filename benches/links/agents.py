@@ -122,6 +122,7 @@ class Agents:
             f'repository = "{self.repository.location}"\n{self.repository.settings}memory = "512M"\n'
             f'[cache]\ndir = "{cache}"\ncapacity = "6G"\nfree_floor = "256M"\n'
             f'[peers]\naddresses = [{known}]\ncarrier = "{self.mover.carrier}"\n'
+            f'[[allow]]\nagents = "**"\nnames = "**"\n'
         )
         self.launch(node)
 

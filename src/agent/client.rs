@@ -14,12 +14,13 @@ use hyper::client::conn::http1;
 use hyper::upgrade::Upgraded;
 use hyper::{Method, Request, Response, StatusCode, header};
 use hyper_util::rt::TokioIo;
+use rustix::process::{Uid, geteuid};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tokio::net::UnixStream;
 
-use super::socket::well_known;
+use super::socket::{may_answer, well_known};
 use super::view::{Health, Standing, Transfer};
 use super::{AT, At, PROTOCOL};
 use crate::error::{Error, ErrorKind, Result};
@@ -248,11 +249,19 @@ impl Client {
     async fn send(&self, method: Method, path: &str, body: Bytes) -> Result<Response<Incoming>> {
         let connected = async {
             let stream = UnixStream::connect(&self.socket).await?;
-            http1::handshake(TokioIo::new(stream)).await.map_err(io::Error::other)
+            let user = Uid::from_raw(stream.peer_cred()?.uid());
+            Ok((http1::handshake(TokioIo::new(stream)).await.map_err(io::Error::other)?, user))
         };
         let connected = tokio::time::timeout(CONNECT_WITHIN, connected).await;
         let connected = connected.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
-        let (mut sender, connection) = connected.map_err(|source| self.absent(source))?;
+        let ((mut sender, connection), user) = connected.map_err(|source| self.absent(source))?;
+        if !may_answer(user) {
+            return Err(Error::denied("agent at the socket is another user's")
+                .at(self.socket.display())
+                .expected(format!("an agent of user {} or root", geteuid().as_raw()))
+                .got(format!("user {}", user.as_raw()))
+                .cure("set TOWLINE_AGENT to the socket of your own, or to none"));
+        }
         // It ends with the sender and the answer's body.
         tokio::spawn(connection.with_upgrades());
         let mut request = Request::builder().method(method).uri(path).header(header::HOST, "localhost");

@@ -13,6 +13,7 @@ use super::config::{Config, PeersConfig};
 use super::custody::Shelf;
 use super::files::Opened;
 use super::notice::Notice;
+use super::rules::Rules;
 use super::transfers::Transfers;
 use super::view;
 use crate::budget::Budget;
@@ -60,6 +61,8 @@ pub(super) struct House {
     notice: OnceLock<Notice>,
     /// That, for whoever waits for it.
     going: CancellationToken,
+    /// What other agents may do.
+    pub(super) rules: Arc<Rules>,
     /// What it keeps for other agents, if it does that.
     pub(super) shelf: Option<Arc<Shelf>>,
     /// Connections are to end.
@@ -135,6 +138,7 @@ impl House {
             prepared: AtomicBool::new(false),
             notice: OnceLock::new(),
             going: CancellationToken::new(),
+            rules: Arc::new(Rules::of(config)),
             shelf,
             leaving: CancellationToken::new(),
             transfers: Transfers::new(Arc::clone(&clock)),
@@ -289,7 +293,14 @@ impl House {
             notice: self.notice.get().map(|notice| notice.what.clone()),
             identity: self.credentials.as_ref().map(|credentials| credentials.identity().to_string()),
             repositories: self.origins.iter().map(place).collect(),
+            problems: self.problems(),
         }
+    }
+
+    /// What is wrong with files that were read again.
+    fn problems(&self) -> Vec<String> {
+        let certificates = self.credentials.as_ref().map(Credentials::problems).unwrap_or_default();
+        self.rules.problem().into_iter().chain(certificates).collect()
     }
 }
 

@@ -19,6 +19,7 @@ mod files;
 mod folders;
 mod house;
 mod notice;
+mod rules;
 mod sidecar;
 mod socket;
 mod transfers;
@@ -119,6 +120,7 @@ impl Agent {
             let (kept, leaving) = (keep(Arc::clone(&house), shelf, wait), house.leaving.clone());
             doors.spawn(leaving.run_until_cancelled_owned(kept).map(drop));
         }
+        doors.spawn(house.leaving.clone().run_until_cancelled_owned(Arc::clone(&house.rules).keep_up()).map(drop));
         sidecar::begin(&house, config.sidecar, &mut doors)?;
         tracing::info!(socket = %config.socket.display(), "agent is there");
         Ok(Self { house, doors, socket: config.socket, http, listen, grace: config.grace, _claimed: claimed })

@@ -9,13 +9,14 @@ use std::os::unix::fs::{DirBuilderExt as _, FileTypeExt as _, OpenOptionsExt as 
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{FlockOperation, Mode, fchmod, flock};
+use rustix::fs::{FlockOperation, Mode, OFlags, fchmod, flock};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with};
+use rustix::process::{Uid, geteuid};
 use tokio::net::UnixListener;
 
 use crate::error::{Error, Result};
 use crate::id::ObjectId;
-use crate::tree::make_private_folder;
+use crate::tree::{check_own_folder, make_private_folder};
 
 /// Bytes in the path of a socket, at most.
 pub(super) const SOCKET_PATH_MAX: usize = 107;
@@ -48,7 +49,7 @@ impl Claimed {
     /// runtime.
     ///
     /// # Errors
-    /// Conflict, if another agent or something else is there; denied, if the folder is not this user's own.
+    /// Conflict, if another agent or something else is there; denied, if others could put another socket there.
     pub(super) fn listen(path: &Path) -> Result<(Self, UnixListener)> {
         let folder = path.parent().unwrap_or(Path::new("/"));
         let io = |error| Error::io("socket of the agent cannot be made", path, error);
@@ -56,6 +57,9 @@ impl Claimed {
             make_private_folder(folder).map_err(|error| error.cure("remove it, or set `socket`"))?;
         } else {
             DirBuilder::new().recursive(true).mode(0o700).create(folder).map_err(io)?;
+            check_own_folder(folder).map_err(|error| {
+                error.cure("set `socket` to a path in a folder that is not there: the agent makes it")
+            })?;
         }
         let lock = lock(path)?;
         clear(path)?;
@@ -88,7 +92,10 @@ impl Drop for Claimed {
 fn lock(path: &Path) -> Result<File> {
     let lock = path.with_extension("lock");
     let io = |error| Error::io("lock of the agent's socket cannot be taken", &lock, error);
-    let file = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&lock).map_err(io)?;
+    let no_link = OFlags::NOFOLLOW.bits().cast_signed();
+    let mut options = OpenOptions::new();
+    let options = options.write(true).create(true).truncate(false).mode(0o600).custom_flags(no_link);
+    let file = options.open(&lock).map_err(io)?;
     match flock(&file, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(file),
         Err(rustix::io::Errno::WOULDBLOCK) => Err(taken(path)),
@@ -118,6 +125,17 @@ fn taken(path: &Path) -> Error {
     Error::conflict("another agent listens at this socket")
         .at(path.display())
         .cure("end it first, or set `socket` to another path")
+}
+
+/// Whether a process of `user` may connect to the agent: one of its own user, or of root. The mode of the socket says the same, as
+/// long as nobody changes it.
+pub(super) fn may_connect(user: Uid) -> bool {
+    user == geteuid() || user.is_root()
+}
+
+/// Whether an agent of `user` may answer this process: one of its own user, or of root; root knows whom it asks.
+pub(super) fn may_answer(user: Uid) -> bool {
+    may_connect(user) || geteuid().is_root()
 }
 
 /// Where the token for the API on loopback is.
@@ -188,6 +206,33 @@ mod tests {
         std::fs::write(&path, "precious").unwrap();
         assert!(Claimed::listen(&path).unwrap_err().to_string().contains("no socket"));
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "precious");
+    }
+
+    #[tokio::test]
+    async fn a_socket_lies_where_nobody_else_can_put_one() {
+        use std::os::unix::fs::{PermissionsExt as _, symlink};
+
+        let dir = tempfile::tempdir().unwrap();
+        let folder = dir.path().join("shared");
+        std::fs::create_dir(&folder).unwrap();
+        std::fs::set_permissions(&folder, std::fs::Permissions::from_mode(0o777)).unwrap();
+        let error = Claimed::listen(&folder.join("agent.sock")).unwrap_err();
+        assert_eq!((error.kind(), error.place()), (ErrorKind::Denied, folder.to_str()), "{error}");
+        // In one that the agent makes there it can be.
+        drop(Claimed::listen(&folder.join("own/agent.sock")).unwrap());
+        // A link in the place of the lock leads nowhere.
+        let precious = dir.path().join("precious");
+        symlink(&precious, dir.path().join("agent.lock")).unwrap();
+        assert!(Claimed::listen(&dir.path().join("agent.sock")).is_err());
+        assert!(!precious.exists());
+    }
+
+    #[test]
+    fn only_this_user_and_root_connect() {
+        let (own, other) = (geteuid(), Uid::from_raw(4711));
+        assert!(may_connect(own) && may_connect(Uid::ROOT) && !may_connect(other));
+        assert!(may_answer(own) && may_answer(Uid::ROOT));
+        assert_eq!(may_answer(other), own.is_root());
     }
 
     #[test]

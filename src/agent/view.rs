@@ -30,6 +30,10 @@ pub struct Health {
     pub identity: Option<String>,
     /// Where it saves to and restores from, the usual repository first.
     pub repositories: Vec<Place>,
+    /// What is wrong with files that were read again, such as the rules or the list of revoked certificates: what was before holds.
+    /// Told over the socket only.
+    #[serde(default)]
+    pub problems: Vec<String>,
 }
 
 /// Some of the names of a repository.

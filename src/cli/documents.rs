@@ -184,7 +184,11 @@ fn completed(text: &str) -> String {
         whole.extend([key, " = ", value, "\n"]);
     }
     whole += text;
-    for (section, lines) in [("[cache]", "dir = '/c'\ncapacity = '1G'"), ("[peers]", "addresses = ['a:7071']")] {
+    for (section, lines) in [
+        ("[cache]", "dir = '/c'\ncapacity = '1G'"),
+        ("[peers]", "addresses = ['a:7071']"),
+        ("[[allow]]", "agents = '**'\nnames = '**'"),
+    ] {
         if !text.lines().any(|line| line.starts_with(section)) {
             whole.extend([section, "\n", lines, "\n"]);
         }
@@ -207,8 +211,10 @@ fn the_settings_in_the_help_are_taken() {
     let (_, settings) = help::MANUAL.split_once("towline.toml may hold:\n").unwrap();
     let settings = settings.split("\n\n").next().unwrap();
     let folder = tempfile::tempdir().unwrap();
-    fs::write(folder.path().join("towline.toml"), settings).unwrap();
-    let around = Surroundings { folder: folder.path(), variable: &|_| None };
+    fs::create_dir(folder.path().join("towline")).unwrap();
+    fs::write(folder.path().join("towline/towline.toml"), settings).unwrap();
+    let variable = |name: &str| (name == "XDG_CONFIG_HOME").then(|| folder.path().into());
+    let around = Surroundings { folder: folder.path(), variable: &variable };
     let taken = Settings::resolve(Flags::default(), around).unwrap();
     assert_eq!(taken.repository().unwrap(), Chosen::Named("s3://bucket/prefix".parse().unwrap()));
     assert_eq!((taken.memory, settings.lines().count()), (Some(1 << 30), 4));

@@ -41,11 +41,17 @@ Which repository:
      ~/.config/towline
   4. else ~/.local/share/towline/repository, made by the first save
 
-towline.toml may hold:
+~/.config/towline/towline.toml may hold:
   repository = \"s3://bucket/prefix\"
   memory = \"1G\"
   endpoint = \"https://host:port\"
   allow_http = true
+
+One that is found in the working folder or above it may set repository and
+endpoint once `towline config trust PATH` has recorded what it holds, and
+allow_http never. In CI use flags, or TOWLINE_REPO, AWS_ENDPOINT_URL and
+TOWLINE_ALLOW_HTTP=1. None counts that is a link, that another user than you or
+root owns, or that others may write.
 
 S3:
   Credentials come from where AWS tools look: environment, profiles, SSO, web
@@ -165,12 +171,12 @@ is 5, unless --overwrite. Each file appears whole or not at all, and nothing is 
 --delete says what it deleted, and how much. It does not empty a folder for a tree without any file, unless --yes says so. --dry-run \
 says what would be fetched, replaced and deleted, and ends as the restore would; it writes and makes nothing.
 
---path names a file or folder of the tree (of SUBPATH, if that is given), or a pattern: * and ? stay within a segment, ** does not, \
+--path names a file or folder of the tree (of SUBPATH, if that is given), or a pattern: * and ? stay within a segment, ** is any number of them, \
 [a-z] and {a,b} are as in a shell. Paths are kept: model/a.bin goes to DEST/model/a.bin. One that matches nothing is exit code 3, \
 and nothing is written.
 
 With --tensor, only the chunks that hold what is asked for are fetched, and one file is written: tensors.safetensors in \
-DEST, or DEST itself if it ends in .safetensors. GLOB is a tensor's name or a pattern (* stands for dots too). PATH, a file or \
+DEST, or DEST itself if it ends in .safetensors. GLOB is a tensor's name or a pattern (* stands for dots, but not for slashes). PATH, a file or \
 folder or a pattern of one, tells apart tensors of one name. BOX is as in numpy: [0:128, :, -2:]. A tensor that ranks saved in \
 parts (DCP) is one tensor, whatever the parts. --shard parts rows as torch.chunk and FSDP do: where they do not divide, the \
 last parts are shorter, or empty. A file that is there is replaced only with --overwrite.
@@ -335,7 +341,7 @@ An agent talks only to agents whose certificates were signed by an authority in 
 its certificate says: towline://SITE/AGENT, a URI among the subject's alternative names. Files of others work as well: for \
 cert-manager, set `uris` in the Certificate, with the usages `server auth` and `client auth`. ca.crt may hold several \
 authorities, as while one takes the place of another. A file `revoked` beside it lists certificates that are trusted no \
-more: a serial number or fingerprint a line. Agents read changed files again.
+more: a serial number or fingerprint a line. Agents read changed files again, and end links to whom they trust no more.
 
 Whoever has ca.key can make agents: keep it away from the nodes. Nothing overwrites it.
 
@@ -437,6 +443,18 @@ Examples:
   towline top --json | jq '.transfers[] | select(.state == \"running\")'
 
 JSON: health transfers cache pins peers, as they are now";
+
+pub(super) const CONFIG: &str = "\
+Examples:
+  towline config trust .                     towline.toml in this folder, as it is now
+  towline config trust project/towline.toml
+  towline config untrust project
+
+A towline.toml that came with a folder could send what you save, and requests that your credentials sign, anywhere. So it may \
+set `repository` and `endpoint` only as you have seen them: when it changes, it must be trusted again. What is trusted is recorded \
+below ~/.config/towline/trusted.
+
+JSON: path, with trust also digest and sets: {repository endpoint memory}";
 
 pub(super) const COMPLETIONS: &str = "\
 Examples:

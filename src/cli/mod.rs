@@ -21,6 +21,7 @@ mod target;
 #[cfg(test)]
 mod tests;
 mod top;
+mod trust;
 mod verbs;
 mod watch;
 
@@ -93,8 +94,9 @@ fn execute(cli: Cli, output: &Output) -> Result<u8, Failed> {
         Error::not_found("the working directory is gone").cure("cd to one that exists").source(source)
     })?;
     let around = Surroundings { folder: &folder, variable: &|name| std::env::var_os(name) };
+    let resolve = if cli.verb.reads_settings() { Settings::resolve } else { Settings::without_file };
     let door = Door {
-        settings: Settings::resolve(cli.globals.flags(), around)?,
+        settings: resolve(cli.globals.flags(), around)?,
         output: output.clone(),
         progress: Progress::default(),
         // Log lines would tear the line of progress.

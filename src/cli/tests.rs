@@ -21,6 +21,14 @@ fn settings(flags: Flags, folder: &Path, variables: &[(&str, &str)]) -> crate::R
     Settings::resolve(flags, Surroundings { folder, variable: &|name| set.get(name).cloned() })
 }
 
+/// Writes a settings file in `folder`, and trusts it.
+fn trust(folder: &Path, text: &str, variables: &[(&str, &str)]) {
+    std::fs::write(folder.join("towline.toml"), text).unwrap();
+    let set: BTreeMap<_, _> = variables.iter().map(|(name, value)| (*name, OsString::from(value))).collect();
+    let around = Surroundings { folder, variable: &|name| set.get(name).cloned() };
+    Settings::without_file(Flags::default(), around).unwrap().trusted().unwrap().add(folder).unwrap();
+}
+
 fn named(text: &str) -> Chosen {
     Chosen::Named(text.parse().unwrap())
 }
@@ -41,10 +49,12 @@ fn a_flag_goes_before_the_variable_before_the_file_before_the_default() {
     assert_eq!(chosen(&Flags::default(), &data).unwrap(), embedded);
     assert_eq!(chosen(&Flags::default(), &[]).unwrap_err().kind(), ErrorKind::Usage);
 
-    std::fs::write(top.path().join("towline.toml"), "repository = 's3://bucket/file'").unwrap();
-    assert_eq!(chosen(&Flags::default(), &variables[1..]).unwrap(), named("s3://bucket/file"));
-    assert_eq!(chosen(&Flags::default(), &variables).unwrap(), named("/variable"));
-    assert_eq!(chosen(&flags, &variables).unwrap(), named("/flag"));
+    let config = top.path().join("config");
+    let with_file = [("TOWLINE_REPO", "/variable"), ("HOME", "/home/u"), ("XDG_CONFIG_HOME", config.to_str().unwrap())];
+    trust(top.path(), "repository = 's3://bucket/file'", &with_file);
+    assert_eq!(chosen(&Flags::default(), &with_file[1..]).unwrap(), named("s3://bucket/file"));
+    assert_eq!(chosen(&Flags::default(), &with_file).unwrap(), named("/variable"));
+    assert_eq!(chosen(&flags, &with_file).unwrap(), named("/flag"));
 }
 
 #[test]
@@ -60,7 +70,7 @@ fn the_nearest_file_counts_and_the_users_own_comes_last() {
 
     std::fs::write(own.join("towline.toml"), "repository = '/own'").unwrap();
     assert_eq!(chosen(), named("/own"));
-    std::fs::write(top.path().join("work/towline.toml"), "repository = 'near'").unwrap();
+    trust(&top.path().join("work"), "repository = 'near'", &variables);
     // A relative path counts from the file that holds it, wherever the command is run.
     assert_eq!(chosen(), named(top.path().join("work/near").to_str().unwrap()));
     std::fs::write(work.join("towline.toml"), "memory = 134217728").unwrap();
@@ -73,9 +83,12 @@ fn the_nearest_file_counts_and_the_users_own_comes_last() {
 fn the_other_keys_give_way_too() {
     let top = tempfile::tempdir().unwrap();
     let file = "memory = '1G'\nendpoint = 'https://file'\nallow_http = true";
-    std::fs::write(top.path().join("towline.toml"), file).unwrap();
+    let config = top.path().join("towline");
+    std::fs::create_dir(&config).unwrap();
+    std::fs::write(config.join("towline.toml"), file).unwrap();
     let read = |flags: Flags, variables: &[_]| {
-        let settings = settings(flags, top.path(), variables).unwrap();
+        let variables = [&[("XDG_CONFIG_HOME", top.path().to_str().unwrap())], variables].concat();
+        let settings = settings(flags, top.path(), &variables).unwrap();
         let store = settings.store(false);
         (settings.memory, store.endpoint, store.allow_http)
     };

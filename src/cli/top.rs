@@ -191,6 +191,9 @@ fn head(health: &Health, state: &str) -> String {
     for repository in &health.repositories {
         let _ = writeln!(text, "  {}", printable(&repository.location));
     }
+    for problem in &health.problems {
+        let _ = writeln!(text, "  problem: {}", printable(problem));
+    }
     text
 }
 
@@ -319,6 +322,7 @@ mod tests {
             notice: None,
             identity: None,
             repositories: vec![Place { location: "/repo".into(), id: "A".into() }],
+            problems: vec!["revoked, line 3: malformed\x1b".into()],
         };
         let transfers =
             TransferList { transfers: vec![transfer(Standing::Failed, 0), transfer(Standing::Running, 1 << 20)] };
@@ -344,6 +348,7 @@ mod tests {
             "1.0 MiB",
             "no room",
             "certificate expired",
+            "  problem: revoked, line 3: malformed",
             "[==========          ]",
         ] {
             assert!(text.contains(expected), "{expected}: {text}");
@@ -379,6 +384,7 @@ mod tests {
             notice: None,
             identity: Some("towline://home/a".into()),
             repositories: Vec::new(),
+            problems: Vec::new(),
         };
         let error = Error::unreachable("agent does not answer").cure("start one");
         let text = unseen(Some(&health), &error);

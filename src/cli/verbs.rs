@@ -77,6 +77,7 @@ impl Door {
             Verb::Cache { what } => return self.cache(what).await,
             Verb::Top { ready: true, elsewhere, .. } => self.ready(elsewhere).await?,
             Verb::Top { once, elsewhere, .. } => self.top(once, elsewhere).await?,
+            Verb::Config { what } => self.config(&what)?,
             Verb::Completions { shell } => self.output.print(&super::completions(shell))?,
         }
         Ok(0)

@@ -8,7 +8,6 @@ mod doctor;
 mod expire;
 mod freeing;
 mod names;
-mod pattern;
 mod restore;
 mod runs;
 mod save;

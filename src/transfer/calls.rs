@@ -13,7 +13,8 @@ use tokio_rustls::TlsConnector;
 
 use super::Wire;
 use super::carrier::{HANDSHAKE_MAX, broken};
-use super::identity::{Credentials, Identity, SERVER_NAME, client_config, peer_identity, refused};
+use super::guarded::Guarded;
+use super::identity::{Credentials, Identity, SERVER_NAME, Side, Standing, client_config, peer_identity, refused};
 use super::wire::Counted;
 use crate::error::{Error, Result};
 
@@ -92,7 +93,8 @@ pub async fn call(address: &str, credentials: &Credentials, callee: &Identity, w
     let stream = called.map_err(|error| broken(error).at(address))?;
     let shown = stream.get_ref().1.peer_certificates();
     peer_identity(shown, Some(callee)).map_err(|error| error.at(address))?;
-    Ok(Box::new(stream))
+    let standing = Standing::of(credentials, shown, Side::Serves)?;
+    Ok(Box::new(Guarded::new(stream, &standing)))
 }
 
 async fn connect(

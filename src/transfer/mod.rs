@@ -7,6 +7,7 @@ pub mod calls;
 mod carrier;
 mod drive;
 pub mod exchange;
+mod guarded;
 mod holdings;
 pub mod identity;
 pub mod ledger;

@@ -6,9 +6,11 @@
 //! No path is ever resolved as a string below the root. Folders are opened one segment at a time, never through a
 //! symbolic link, so neither a link planted meanwhile nor a `..` in a manifest leads a save or a restore elsewhere.
 
+mod atomic;
 mod clear;
 mod folders;
 mod holes;
+mod look;
 mod memory;
 mod path;
 mod private;
@@ -21,10 +23,12 @@ mod target;
 mod tests;
 mod walk;
 
+pub use atomic::{Readers, create_file, replace_file};
 pub use holes::{HOLE_MIN, extents};
+pub use look::Look;
 pub use memory::{MemoryFile, Opened};
 pub use path::check_path;
-pub use private::{check_private_folder, make_private_folder};
+pub use private::{check_own_folder, check_private_folder, make_private_folder, read_own_file};
 pub use rules::{IGNORE_FILE, Rules};
 pub use seen::{Seen, SeenCache, coarse_now};
 pub use staged::Staged;

@@ -65,6 +65,9 @@ memory = "512M"
 dir = "$room/cache"
 capacity = "1G"
 free_floor = "64M"
+[[allow]]
+agents = "**"
+names = "**"
 $peers
 SETTINGS
   XDG_CACHE_HOME=$room/index "$towline" agent --config "$room/agent.toml" 2>"$room/log" &

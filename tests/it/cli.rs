@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use tempfile::TempDir;
 
-const VERBS: [&str; 26] = [
+const VERBS: [&str; 27] = [
     "init",
     "save",
     "watch",
@@ -37,6 +37,7 @@ const VERBS: [&str; 26] = [
     "pins",
     "cache",
     "top",
+    "config",
     "completions",
 ];
 
@@ -60,12 +61,20 @@ impl User {
         user
     }
 
-    /// With a repository, named by `towline.toml` in the working folder.
+    /// With a repository, named by the user's own `towline.toml`.
     pub(crate) fn with_repository() -> Self {
         let user = Self::new();
-        fs::write(user.work().join("towline.toml"), "repository = '../repo'\nmemory = '128M'\n").unwrap();
+        user.set_up("128M");
         user.ok(&["init"]);
         user
+    }
+
+    /// Writes the user's own `towline.toml`.
+    pub(crate) fn set_up(&self, memory: &str) {
+        let folder = self.0.path().join("home/.config/towline");
+        fs::create_dir_all(&folder).unwrap();
+        let settings = format!("repository = '{}'\nmemory = '{memory}'\n", self.repository().display());
+        fs::write(folder.join("towline.toml"), settings).unwrap();
     }
 
     /// As before; a tree of two files and a link is saved as run/1.
@@ -403,6 +412,7 @@ fn the_embedded_repository_is_made_on_first_use() {
     }
 }
 
+/// P8: "A settings file decides where data goes only by the user's will."
 #[test]
 fn the_repository_is_found_by_flag_variable_and_file() {
     let user = User::with_tree();
@@ -414,6 +424,25 @@ fn the_repository_is_found_by_flag_variable_and_file() {
     assert_eq!((by_variable.code, by_variable.out.len()), (Some(0), 0));
     let by_flag = ran(user.command(&["ls", "--repo", "../repo"]).env("TOWLINE_REPO", "../empty"));
     assert!(String::from_utf8(by_flag.out).unwrap().contains("run/1"));
+
+    user.write("towline.toml", b"repository = '../empty'\nallow_http = false");
+    let error = user.fails(&["ls"], 2).to_string();
+    assert!(error.contains("not trusted") && error.contains("../empty"), "{error}");
+    let told = user.json(&["config", "trust", "."], 0);
+    assert_eq!(told["sets"]["repository"], "../empty");
+    assert!(user.ok(&["ls"]).is_empty());
+    user.write("towline.toml", b"repository = '../repo'");
+    user.fails(&["ls"], 2);
+    // Commands that need no repository work all the same.
+    user.ok(&["completions", "bash"]);
+    let trusted = user.ok(&["config", "trust", "towline.toml"]);
+    assert!(trusted.contains("  repository = \"../repo\"\n"), "{trusted}");
+    assert!(user.ok(&["ls"]).contains("run/1"));
+    user.ok(&["config", "untrust", "."]);
+    user.fails(&["ls"], 2);
+    user.fails(&["config", "untrust", "."], 3);
+    user.fails(&["config", "trust", "tree"], 3);
+    user.fails(&["config", "trust", "tree/a.txt"], 2);
 
     fs::write(user.work().join("towline.toml"), "repositry = 'x'").unwrap();
     let error = user.fails(&["ls"], 2);

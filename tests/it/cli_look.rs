@@ -131,7 +131,7 @@ fn times_and_sizes_are_written_alike_everywhere() {
         user.ok(&["watch", "tree", "other", "--once", "--settle", "0", "--on-term", grace]);
     }
     user.ok(&["ls", "--memory", "0.25G"]);
-    user.write("towline.toml", b"repository = '../repo'\nmemory = '0.25G'\n");
+    user.set_up("0.25G");
     user.ok(&["ls"]);
     for (args, says) in [
         (&["collect", "--dry-run", "--grace", "soon"][..], "not a time"),

@@ -13,7 +13,8 @@ const ELSEWHERE: [&str; 2] = ["--from home", "--at cloud"];
 /// What builds from source, installs, or is a test itself.
 const NOT_OURS: [&str; 3] = ["make ", "cargo ", "pip "];
 /// How long a test waits for what must come, in a shell.
-const UNTIL: &str = "wait_until() { for _ in $(seq 600); do \"$@\" >/dev/null 2>&1 && return; sleep 0.1; done; return 1; }";
+const UNTIL: &str =
+    "wait_until() { for _ in $(seq 600); do \"$@\" >/dev/null 2>&1 && return; sleep 0.1; done; return 1; }";
 
 fn document(path: &str) -> String {
     fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(path)).unwrap()
@@ -95,7 +96,8 @@ fn what_the_readme_says_to_type_works() {
 
     let agents = block("towline agent");
     let settings = "repository = '../home/.local/share/towline/repository'\nidentity = 'tls'\nlisten = '127.0.0.1:0'\n\
-                    memory = '512M'\n[cache]\ndir = 'cache'\ncapacity = '256M'\nfree_floor = '1M'\n";
+                    memory = '512M'\n[cache]\ndir = 'cache'\ncapacity = '256M'\nfree_floor = '1M'\n\
+                    [[allow]]\nagents = '**'\nnames = '**'\n";
     fs::write(reader.0.path().join("work/agent.toml"), settings).unwrap();
     fs::remove_dir_all(reader.0.path().join("work/out")).unwrap();
     reader.types(agents, "wait_until towline top --once\nkill $!\nwait $!\n");

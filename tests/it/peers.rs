@@ -15,7 +15,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use towline::budget::Budget;
-use towline::clock::{Clock, SystemClock};
+use towline::clock::{Clock, ManualClock, SystemClock, Timestamp};
 use towline::codec::{self, Compression};
 use towline::format::ChunkList;
 use towline::id::{ChunkId, ManifestId};
@@ -97,6 +97,12 @@ impl Authorities {
 
     fn path(&self) -> &Path {
         self.0.path()
+    }
+
+    /// An agent whose certificate holds for five days from now on, by its own `clock`.
+    fn agent_by(&self, site: &str, agent: &str, clock: &Arc<ManualClock>) -> Credentials {
+        drop(self.agent(site, agent));
+        Credentials::open(&self.path().join(format!("{site}-{agent}")), Arc::clone(clock) as _).unwrap()
     }
 
     fn agent(&self, site: &str, agent: &str) -> Credentials {
@@ -262,6 +268,108 @@ async fn a_wrong_revoked_or_unexpected_certificate_is_refused() {
         std::fs::remove_file(&revoked).unwrap();
     }
     assert_eq!(memory.reads.load(Ordering::Relaxed), 0);
+}
+
+/// What one side of a connection finds out about the other while it lasts.
+#[derive(Clone, Copy, Debug)]
+enum Found {
+    Revoked,
+    Expired,
+}
+
+/// Lets the side with `clock` and the folder `own` find out what `found` says about the certificate with the number `serial`.
+fn find_out(found: Found, clock: &ManualClock, own: &Path, serial: &str) {
+    let later = match found {
+        Found::Revoked => {
+            std::fs::write(own.join("revoked"), format!("{serial}\n")).unwrap();
+            2
+        }
+        Found::Expired => 6 * 24 * 3600,
+    };
+    clock.set(Timestamp(clock.now().0 + later * 1_000_000_000));
+}
+
+/// "a link ends as soon as either side finds the certificate of the other revoked or expired"
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_link_ends_in_mid_transfer_when_a_certificate_is_revoked_or_expires() {
+    let memory = Arc::new(Memory::new(100));
+    for (carrier, server_finds, found) in [
+        (Carrier::Quic, true, Found::Revoked),
+        (Carrier::Quic, false, Found::Revoked),
+        (Carrier::Quic, true, Found::Expired),
+        (Carrier::Quic, false, Found::Expired),
+        (Carrier::Tcp, true, Found::Revoked),
+        (Carrier::Tcp, false, Found::Revoked),
+        (Carrier::Tcp, true, Found::Expired),
+        (Carrier::Tcp, false, Found::Expired),
+    ] {
+        let case = format!("{carrier:?}, {found:?}, by the server: {server_finds}");
+        let certificates = Authorities::new();
+        let clock = || Arc::new(ManualClock::at(SystemClock.now()));
+        let (asking, serving) = (clock(), clock());
+        let asker = certificates.agent_by("west", "asker", &asking);
+        let serves = certificates.agent_by("east", "server", &serving);
+        let server = Server::start(carrier, serves.clone(), Arc::clone(&memory)).await;
+        let client = dial(carrier, server.address, &asker, None).await.unwrap();
+        let mut fetching = client.fetch(Priority::Restore, memory.manifest, memory.every()).await.unwrap();
+        // What is held keeps the window full, so the rest cannot have come.
+        let mut held = vec![fetching.next().await.unwrap()];
+        if server_finds {
+            find_out(found, &serving, &certificates.path().join("east-server"), &asker.certificate().serial);
+        } else {
+            find_out(found, &asking, &certificates.path().join("west-asker"), &serves.certificate().serial);
+        }
+        let left = loop {
+            match fetching.next().await.unwrap() {
+                Reply::Ended { how, left } => {
+                    assert_ne!(how, How::Complete, "{case}");
+                    break left;
+                }
+                reply => held.push(reply),
+            }
+        };
+        assert!(!left.is_empty(), "{case}");
+        let error = client.find(memory.manifest, 0).await.unwrap_err();
+        let says = match found {
+            Found::Revoked => "certificate was revoked",
+            Found::Expired => "certificate has expired",
+        };
+        assert!(server_finds || error.to_string().contains(says), "{case}: {error}");
+        // Nor is another made.
+        if let Ok(client) = dial(carrier, server.address, &asker, None).await {
+            client.find(memory.manifest, 0).await.unwrap_err();
+        }
+        server.leaving.cancel();
+        server.task.await.unwrap().unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_call_ends_when_a_certificate_is_revoked() {
+    for server_finds in [true, false] {
+        let certificates = Authorities::new();
+        let clock = Arc::new(ManualClock::at(SystemClock.now()));
+        let asker = certificates.agent_by("west", "asker", &clock);
+        let server = certificates.agent_by("east", "server", &clock);
+        let mut listener = tcp::Listener::bind((Ipv4Addr::LOCALHOST, 0).into(), server.clone()).await.unwrap();
+        let (mut calls, address) = (listener.take_calls(), listener.address().unwrap());
+        tokio::spawn(listener.serve(Arc::new(Memory::new(1)), CancellationToken::new()));
+        let mut line = call(&address.to_string(), &asker, &server.identity(), &Arc::default()).await.unwrap();
+        let (mut taken, _) = calls.next().await.unwrap();
+        let (own, serial) = if server_finds {
+            ("east-server", asker.certificate().serial)
+        } else {
+            ("west-asker", server.certificate().serial)
+        };
+        find_out(Found::Revoked, &clock, &certificates.path().join(own), &serial);
+        let mut heard = [0; 5];
+        // Nothing is said on it; both wait.
+        let (finds, other) = if server_finds { (&mut taken, line) } else { (&mut line, taken) };
+        let error = finds.read(&mut heard).await.unwrap_err();
+        assert_eq!(error.kind(), std::io::ErrorKind::PermissionDenied, "{error}");
+        assert_eq!(finds.write(b"hello").await.unwrap_err().kind(), std::io::ErrorKind::PermissionDenied);
+        drop(other);
+    }
 }
 
 /// Passes bytes on both ways, and keeps a copy of them.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde::Deserialize;
 
 use super::quantity::{Bytes, Span};
-use crate::error::Result;
+use crate::pattern::Patterns;
 use crate::transfer::exchange::Callers;
 
 /// How long whoever gave a checkpoint may still save it itself: as long as the longest of the notices that clouds give
@@ -19,7 +19,7 @@ const WAIT: Duration = Duration::from_mins(2);
 pub(super) struct CustodySection {
     dir: PathBuf,
     capacity: Bytes,
-    of: Vec<String>,
+    of: Patterns,
     wait: Option<Span>,
 }
 
@@ -38,12 +38,12 @@ pub struct CustodyConfig {
 
 impl CustodySection {
     /// A path that is relative counts from `folder`.
-    pub(super) fn settle(self, folder: &Path) -> Result<CustodyConfig> {
-        Ok(CustodyConfig {
+    pub(super) fn settle(self, folder: &Path) -> CustodyConfig {
+        CustodyConfig {
             dir: folder.join(self.dir),
             capacity: self.capacity.0,
-            of: Callers::of(&self.of)?,
+            of: Callers::of(self.of),
             wait: self.wait.map_or(WAIT, |span| span.0),
-        })
+        }
     }
 }

@@ -1,4 +1,4 @@
-//! What an agent is told: a TOML file, read once at the start.
+//! What an agent is told: a TOML file, read at the start; its rules again when it changes (`rules.rs`).
 
 mod custody;
 mod peers;
@@ -16,15 +16,17 @@ use serde::Deserialize;
 pub use self::custody::CustodyConfig;
 use self::custody::CustodySection;
 pub use self::peers::PeersConfig;
-use self::peers::{AllowSection, LimitSection, PeersSection, policy};
+use self::peers::{LimitSection, PeersSection};
 pub(super) use self::quantity::{Bytes, Span};
 use self::sidecar::SidecarSection;
 pub use self::sidecar::{SidecarConfig, Watched};
 use super::socket::{self, SOCKET_PATH_MAX};
 use crate::error::{Error, Result};
 use crate::limits::GIB;
+use crate::pattern::Patterns;
 use crate::storage::{Location, StoreOptions};
-use crate::transfer::exchange::{Callers, Policy};
+use crate::transfer::exchange::{Callers, Policy, Rule};
+use crate::tree::Look;
 
 /// No honest settings file is longer.
 const FILE_LEN_MAX: u64 = 1 << 20;
@@ -35,6 +37,10 @@ const GRACE: Duration = Duration::from_secs(25);
 /// The settings of an agent.
 #[derive(Clone, Debug)]
 pub struct Config {
+    /// The file that says all this.
+    pub file: PathBuf,
+    /// How that looked when it was read.
+    pub(super) seen: Look,
     /// Where the Unix socket is.
     pub socket: PathBuf,
     /// Where the API is offered on loopback besides, if anywhere.
@@ -55,7 +61,7 @@ pub struct Config {
     pub listen: Option<SocketAddr>,
     /// Other agents.
     pub peers: PeersConfig,
-    /// What they may read.
+    /// What they may read: nothing, without a rule.
     pub policy: Policy,
     /// Which of them may ask this one to do something.
     pub callers: Callers,
@@ -95,9 +101,9 @@ struct File {
     listen: Option<SocketAddr>,
     peers: Option<PeersSection>,
     #[serde(default)]
-    callers: Vec<String>,
+    callers: Patterns,
     #[serde(default)]
-    allow: Vec<AllowSection>,
+    allow: Vec<Rule>,
     #[serde(default)]
     limits: Vec<LimitSection>,
     custody: Option<CustodySection>,
@@ -121,6 +127,7 @@ impl Config {
     pub fn read(path: &Path) -> Result<Self> {
         let io = |error| Error::io("settings of the agent cannot be read", path, error);
         let path = &std::path::absolute(path).map_err(io)?;
+        let seen = Look::at(path);
         let len = std::fs::metadata(path).map_err(io)?.len();
         if len > FILE_LEN_MAX {
             return Err(Error::usage("settings of the agent are too long")
@@ -129,7 +136,7 @@ impl Config {
                 .got(len));
         }
         let text = std::fs::read_to_string(path).map_err(io)?;
-        Self::parse(&text, path)
+        Ok(Self { seen, ..Self::parse(&text, path)? })
     }
 
     /// The settings that `text` says; what is relative counts from the folder of `path`, the file.
@@ -143,14 +150,14 @@ impl Config {
                 .cure("docs/operations.md lists the keys")
                 .source(source)
         })?;
-        let folder = path.parent().unwrap_or(Path::new("/"));
-        file.settle(folder).map_err(|error| if error.place().is_none() { error.at(path.display()) } else { error })
+        file.settle(path).map_err(|error| if error.place().is_none() { error.at(path.display()) } else { error })
     }
 }
 
 impl File {
-    fn settle(self, folder: &Path) -> Result<Config> {
+    fn settle(self, path: &Path) -> Result<Config> {
         self.can_have_peers()?;
+        let folder = path.parent().unwrap_or(Path::new("/"));
         let socket = match self.socket {
             Some(path) => folder.join(path),
             None => socket::well_known(),
@@ -168,6 +175,8 @@ impl File {
             free_floor: cache.free_floor.map_or(GIB, |bytes| bytes.0),
         });
         Ok(Config {
+            file: path.to_owned(),
+            seen: Look::default(),
             socket,
             http: self.http,
             repositories: repositories(folder, self.repository, self.repositories)?,
@@ -178,9 +187,9 @@ impl File {
             identity: self.identity.map(|path| folder.join(path)),
             listen: self.listen,
             peers: self.peers.unwrap_or_default().settle(self.limits),
-            policy: policy(&self.allow)?,
-            callers: Callers::of(&self.callers)?,
-            custody: self.custody.map(|custody| custody.settle(folder)).transpose()?,
+            policy: Policy::only(self.allow),
+            callers: Callers::of(self.callers),
+            custody: self.custody.map(|custody| custody.settle(folder)),
             sidecar: self.sidecar.settle(folder)?,
         })
     }
@@ -212,6 +221,13 @@ impl File {
         }
         if self.cache.is_none() {
             return Err(Error::usage(format!("{wants}, but no cache")).cure("set [cache] dir and capacity"));
+        }
+        if self.listen.is_some() && self.allow.is_empty() {
+            return Err(Error::usage("`listen` is set, but no [[allow]] says which agents may read which names")
+                .expected("a rule, such as [[allow]] agents = \"cloud/*\" names = \"run-7/**\"")
+                .cure(
+                    "add one; everything for every agent of the authority is: [[allow]] agents = \"**\" names = \"**\"",
+                ));
         }
         Ok(())
     }

@@ -1,10 +1,8 @@
-//! Other agents: where they are, how to link to them, what they may read.
+//! Other agents: where they are, how to link to them.
 
 use serde::Deserialize;
 
 use super::quantity::Rate;
-use crate::error::Result;
-use crate::transfer::exchange::Policy;
 use crate::transfer::peers::Carriers;
 
 /// Connections of a link, at most.
@@ -32,14 +30,6 @@ enum Carrier {
     Auto,
     Quic,
     Tcp,
-}
-
-/// A section `[[allow]]`.
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct AllowSection {
-    agents: String,
-    names: Vec<String>,
 }
 
 /// A section `[[limits]]`.
@@ -97,12 +87,4 @@ impl PeersSection {
             connections,
         }
     }
-}
-
-/// What the rules say; without any, every agent of the authority may read every name.
-pub(super) fn policy(rules: &[AllowSection]) -> Result<Policy> {
-    if rules.is_empty() {
-        return Ok(Policy::everybody());
-    }
-    Policy::only(rules.iter().map(|rule| (rule.agents.as_str(), rule.names.as_slice())))
 }

@@ -15,6 +15,10 @@ fn parse(text: &str) -> Result<Config, Error> {
     Config::parse(text, Path::new("/etc/towline/agent.toml"))
 }
 
+/// Settings of an agent that others may link to, without rules.
+const LISTENING: &str =
+    "repository = '/r'\nidentity = 'i'\nlisten = '0.0.0.0:7071'\ncache = { dir = 'c', capacity = '1G' }\n";
+
 /// What is said about `text`, with its causes.
 fn complaint(text: &str) -> String {
     let error = parse(text).unwrap_err();
@@ -94,6 +98,29 @@ fn little_need_be_said() {
 }
 
 #[test]
+fn a_pattern_is_a_text_or_a_list_wherever_it_stands() {
+    let agent = |site: &str| Identity::new(site, "a").unwrap();
+    for [agents, names, callers, of] in [
+        ["'home/*'", "'run/*'", "'home/*'", "'home/*'"],
+        ["['x/y', 'home/*']", "['run/*']", "['home/*']", "['home/*']"],
+    ] {
+        let custody = format!("[custody]\ndir = 'k'\ncapacity = '1G'\nof = {of}");
+        let allow = format!("[[allow]]\nagents = {agents}\nnames = {names}");
+        let config = parse(&format!("callers = {callers}\n{LISTENING}{custody}\n{allow}")).unwrap();
+        let allows = |site: &str, name: &str| config.policy.allows(&agent(site), &name.parse().unwrap());
+        assert!(allows("home", "run/a") && !allows("home", "run/a/b") && !allows("cloud", "run/a"));
+        let of = config.custody.unwrap().of;
+        for callers in [config.callers, of] {
+            assert!(callers.include(&agent("home")) && !callers.include(&agent("cloud")));
+        }
+    }
+    let cure = parse(LISTENING).unwrap_err().cure_text().unwrap().to_owned();
+    assert!(cure.ends_with("[[allow]] agents = \"**\" names = \"**\""), "{cure}");
+    let all = parse(&format!("{LISTENING}[[allow]]\nagents = '**'\nnames = '**'")).unwrap();
+    assert!(all.policy.allows(&agent("any"), &"run/a/b".parse().unwrap()));
+}
+
+#[test]
 fn what_makes_no_sense_is_named() {
     for (text, says) in [
         ("repository = '/r'\ncolour = 'red'", "unknown field `colour`"),
@@ -115,7 +142,9 @@ fn what_makes_no_sense_is_named() {
         ("repository = '/r'\n[[limits]]\nsite = 'a'\nrate = 'fast'", "not a size"),
         ("repository = '/r'\n[[limits]]\nsite = 'a'\nrate = '1Xbit'", "not a rate"),
         ("repository = '/r'\n[peers]\ncarrier = 'pigeon'", "unknown variant `pigeon`"),
-        ("repository = '/r'\n[[allow]]\nagents = '['\nnames = []", "pattern in the rules is malformed"),
+        ("repository = '/r'\n[[allow]]\nagents = '['\nnames = []", "malformed pattern"),
+        ("repository = '/r'\n[[allow]]\nagents = 1\nnames = []", "a pattern, or a list of patterns"),
+        (LISTENING, "`listen` is set, but no [[allow]] says"),
         ("repository = '/r'\ncallers = ['home/*']", "`callers` is set, but not `listen`"),
         ("repository = '/r'\n[custody]\ndir = 'k'\ncapacity = '1G'\nof = []", "[custody] is set, but not `listen`"),
         ("repository = '/r'\n[sidecar]\nentrust = 'home'", "entrust is set, but [peers] names no other agent"),

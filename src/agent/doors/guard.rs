@@ -16,7 +16,7 @@ use crate::agent::user::user_name;
 use crate::cache::Pin;
 use crate::error::Error;
 use crate::id::RepositoryId;
-use crate::transfer::exchange::Callers as Patterns;
+use crate::transfer::exchange::Callers as Agents;
 use crate::transfer::identity::Identity;
 
 /// What anybody on this machine may ask.
@@ -48,9 +48,9 @@ const CUSTODY: &str = "/v1/custody";
 #[derive(Clone, Debug, Default)]
 pub(in crate::agent) struct Callers {
     /// To all of [`REMOTE`] but custody.
-    pub(in crate::agent) to_ask: Patterns,
+    pub(in crate::agent) to_ask: Agents,
     /// To custody.
-    pub(in crate::agent) to_give: Patterns,
+    pub(in crate::agent) to_give: Agents,
 }
 
 /// Which door a request came through.
@@ -223,6 +223,7 @@ pub(super) async fn check(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::pattern::Patterns;
 
     fn judged(door: &Door, path: &str, headers: &[(header::HeaderName, &str)]) -> bool {
         let headers = &headers.iter().map(|(name, value)| (name.clone(), value.parse().unwrap())).collect();
@@ -233,8 +234,8 @@ mod tests {
     /// What `home/a` is told by an agent that lets `callers` ask.
     fn called(callers: &[&str], method: &Method, path: &str) -> Result<(), Error> {
         let agent = |site: &str, agent: &str| Identity::new(site, agent).unwrap();
-        let callers: Vec<_> = callers.iter().map(|&caller| caller.to_owned()).collect();
-        let (to_ask, to_give) = (Patterns::of(&callers).unwrap(), Patterns::of(&["home/a".to_owned()]).unwrap());
+        let agents = |patterns: &[&str]| Agents::of(Patterns::of(patterns).unwrap());
+        let (to_ask, to_give) = (agents(callers), agents(&["home/a"]));
         let guard = Guard::new(
             Some(("secret", Path::new("/run/agent.token"))),
             Callers { to_ask, to_give },
@@ -279,12 +280,12 @@ mod tests {
             assert!(called(callers, &Method::GET, "/health").is_err());
         }
         assert!(called(&[], &Method::POST, CUSTODY).is_ok(), "who may give need not be able to ask");
-        let guard =
-            Guard::new(None, Callers { to_ask: Patterns::of(&["*".to_owned()]).unwrap(), ..Callers::default() }, None);
+        let to_ask = Agents::of(Patterns::of(&["**"]).unwrap());
+        let guard = Guard::new(None, Callers { to_ask, ..Callers::default() }, None);
         let error = guard.judge_call(&Identity::new("home", "a").unwrap(), &Method::POST, CUSTODY).unwrap_err();
         assert_eq!(error.to_string(), "agent here keeps nothing for home/a");
         assert_eq!(error.cure_text(), Some("add of = [\"home/a\"] to [custody] of its settings"));
-        for callers in [&["home/a"][..], &["home/*"], &["x/y", "*"]] {
+        for callers in [&["home/a"][..], &["home/*"], &["x/y", "**"]] {
             assert!(called(callers, &Method::POST, warm).is_ok(), "{callers:?}");
         }
     }
@@ -294,20 +295,20 @@ mod tests {
         let all = [Method::GET, Method::POST, Method::DELETE, Method::PUT, Method::HEAD];
         for (path, methods, _) in super::super::routes() {
             for method in &all {
-                let may = called(&["*"], method, path).is_ok();
+                let may = called(&["**"], method, path).is_ok();
                 assert_eq!(may, REMOTE.contains(&(method.as_str(), path)), "{method} {path}");
                 assert!(!may || methods.contains(method), "{method} {path} is not served");
             }
         }
         let denied = ["/v1/save", "/v1/restore", "/v1/cache/evict", "/v1/cache/check"];
-        assert!(denied.iter().all(|path| called(&["*"], &Method::POST, path).is_err()));
+        assert!(denied.iter().all(|path| called(&["**"], &Method::POST, path).is_err()));
         let denied =
             ["/v1/files/run/a", "/v1/chunks", "/v1/ledger", "/metrics", "/v1/none", "/", "", "/health/", "/v1/pins/"];
-        assert!(denied.iter().all(|path| called(&["*"], &Method::GET, path).is_err()));
+        assert!(denied.iter().all(|path| called(&["**"], &Method::GET, path).is_err()));
         for path in ["/v1/transfers/a/b", "/v1/transfers//events", "/v1/transfers/a/events/", "//v1/transfers"] {
-            assert!(called(&["*"], &Method::GET, path).is_err(), "{path}");
+            assert!(called(&["**"], &Method::GET, path).is_err(), "{path}");
         }
-        assert!(called(&["*"], &Method::GET, "/v1/transfers/01KB/events").is_ok());
+        assert!(called(&["**"], &Method::GET, "/v1/transfers/01KB/events").is_ok());
     }
 
     #[test]

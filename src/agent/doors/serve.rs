@@ -21,6 +21,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::guard::Door;
+use crate::agent::socket::may_connect;
 use crate::transfer::calls::{Calls, Line};
 use crate::transfer::identity::Identity;
 
@@ -46,7 +47,7 @@ impl Listener for Calls {
     }
 }
 
-/// The Unix socket; who connects is told by the kernel (<https://man7.org/linux/man-pages/man7/unix.7.html>, `SO_PEERCRED`).
+/// The Unix socket; the agent's user and root may use it, whatever becomes of its file's owner. Who connects is told by the kernel (<https://man7.org/linux/man-pages/man7/unix.7.html>, `SO_PEERCRED`).
 pub(in crate::agent) struct Local(pub(in crate::agent) UnixListener);
 
 impl Listener for Local {
@@ -57,7 +58,11 @@ impl Listener for Local {
         loop {
             let (stream, _) = Listener::accept(&mut self.0).await;
             match stream.peer_cred() {
-                Ok(peer) => return (stream, Uid::from_raw(peer.uid())),
+                Ok(peer) if may_connect(Uid::from_raw(peer.uid())) => return (stream, Uid::from_raw(peer.uid())),
+                Ok(peer) => tracing::warn!(
+                    "a process of user {} was refused at the socket: its folder has changed hands",
+                    peer.uid()
+                ),
                 Err(error) => tracing::debug!("a connection to the socket is gone already: {error}"),
             }
         }

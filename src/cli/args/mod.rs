@@ -229,11 +229,51 @@ pub(super) enum Verb {
         #[command(flatten)]
         elsewhere: Elsewhere,
     },
+    /// Say which settings files count
+    #[command(after_help = help::CONFIG, subcommand_required = true, arg_required_else_help = true)]
+    Config {
+        #[command(subcommand)]
+        what: ConfigVerb,
+    },
     /// Print completions for a shell
     #[command(after_help = help::COMPLETIONS)]
     Completions {
         /// Which shell
         shell: clap_complete::Shell,
+    },
+}
+
+impl Verb {
+    /// Whether `towline.toml` has a say in it: not in what needs no repository, or asks the agent for what it has.
+    pub(super) fn reads_settings(&self) -> bool {
+        !matches!(
+            self,
+            Self::Identity { .. }
+                | Self::Agent { .. }
+                | Self::Unpin { .. }
+                | Self::Pins(_)
+                | Self::Cache { .. }
+                | Self::Top { .. }
+                | Self::Config { .. }
+                | Self::Completions { .. }
+        )
+    }
+}
+
+/// `towline config`.
+#[derive(Debug, Subcommand)]
+pub(super) enum ConfigVerb {
+    /// Let a towline.toml say which repository and endpoint are used, as long as it stays as it is
+    Trust {
+        /// The file, or its folder
+        #[arg(value_name = "PATH", value_hint = ValueHint::AnyPath)]
+        path: PathBuf,
+    },
+    /// Trust a towline.toml no more
+    Untrust {
+        /// The file, or its folder
+        #[arg(value_name = "PATH", value_hint = ValueHint::AnyPath)]
+        path: PathBuf,
     },
 }
 

@@ -5,10 +5,10 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 
-use super::super::pattern::Pattern;
 use super::super::subpath::{entry, within};
 use crate::error::{Error, Result};
 use crate::format::{EntryKind, Form, TreeEntry};
+use crate::pattern::Pattern;
 use crate::repository::Saved;
 
 /// One entry with its path below the folder that is restored to.
@@ -118,14 +118,14 @@ fn taken(items: Vec<Item>, patterns: &[String]) -> Result<Vec<Item>> {
     for pattern in patterns {
         let pattern = Pattern::of_path(pattern)?;
         let mut any = false;
-        let takes = |item: &&Item| pattern.text.is_empty() || pattern.takes_path(&item.path);
+        let takes = |item: &&Item| pattern.text().is_empty() || pattern.takes_path(&item.path);
         for item in items.iter().filter(takes) {
             any = true;
             let slashes = item.path.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(at, _)| at);
             wanted.extend(slashes.chain([item.path.len()]).filter_map(|end| item.path.get(..end)).map(<[u8]>::to_vec));
         }
         if !any {
-            return Err(Error::not_found(format!("no path of the saved tree matches {:?}", pattern.text)));
+            return Err(Error::not_found(format!("no path of the saved tree matches {:?}", pattern.text())));
         }
     }
     Ok(items.into_iter().filter(|item| !item.path.is_empty() && wanted.contains(&item.path)).collect())

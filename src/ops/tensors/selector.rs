@@ -4,18 +4,17 @@ use std::collections::HashMap;
 use std::fmt;
 use std::str::FromStr;
 
-use super::super::pattern::Pattern;
 use super::globals::Global;
 use crate::checkpoint::boxes::{Shard, Slices, TensorBox};
 use crate::error::{Error, Result};
+use crate::pattern::Pattern;
 use crate::repository::Name;
 
 /// A choice of tensors by name, and of the box of each that is wanted. As text `[PATH:]GLOB[BOX]`, such as
 /// `layers.*.weight[0:128, :]` or `model-0*.safetensors:lm_head.weight`:
 ///
-/// - GLOB is a name, or a pattern with `*`, `?`, `[a-z]` and `{a,b}`; a `*` stands for dots and slashes too.
-/// - PATH, up to the first colon, is a file or folder, or a pattern of one in which a `*` stays within a
-///   segment. Tensors in parts lie at the folder of the parts' files.
+/// - GLOB is a name, or a [pattern](crate::pattern); a `*` stands for dots, too.
+/// - PATH, up to the first colon, is a file or folder, or a pattern of one. Tensors in parts lie at the folder of the parts' files.
 /// - BOX is a bracket at the end that holds a colon: [`Slices`].
 #[derive(Clone, Debug)]
 pub struct TensorSelector {
@@ -31,7 +30,7 @@ impl TensorSelector {
     /// # Errors
     /// Usage, if that is no pattern.
     pub fn new(glob: &str) -> Result<Self> {
-        Ok(Self { name: Pattern::new(glob, false)?, path: None, slices: Slices::default(), shard: None })
+        Ok(Self { name: Pattern::new(glob)?, path: None, slices: Slices::default(), shard: None })
     }
 
     /// The tensors called exactly `name`, whole.
@@ -117,9 +116,9 @@ impl FromStr for TensorSelector {
 impl fmt::Display for TensorSelector {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(path) = &self.path {
-            write!(f, "{}:", if path.text.is_empty() { "." } else { &path.text })?;
+            write!(f, "{}:", if path.text().is_empty() { "." } else { path.text() })?;
         }
-        f.write_str(&self.name.text)?;
+        f.write_str(self.name.text())?;
         if self.slices == Slices::default() { Ok(()) } else { self.slices.fmt(f) }
     }
 }
@@ -155,7 +154,7 @@ impl<'m> Index<'m> {
                 globals.iter().enumerate().for_each(|(at, global)| by_name.entry(global.name).or_default().push(at));
                 by_name
             });
-            by_name.get(selector.name.text.as_str()).into_iter().flatten().copied().filter(takes).collect()
+            by_name.get(selector.name.text()).into_iter().flatten().copied().filter(takes).collect()
         } else {
             (0..globals.len()).filter(takes).collect()
         };

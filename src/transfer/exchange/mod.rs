@@ -41,7 +41,7 @@ use self::gather::Ask;
 pub use self::holdings::Local;
 use self::keep::Keeper;
 pub use self::limit::Limits;
-pub use self::policy::{Callers, Policy};
+pub use self::policy::{Callers, Policy, Rule};
 use self::turns::Turns;
 pub use self::warm::WarmedChunks;
 use super::Ahead;

@@ -1,112 +1,122 @@
 //! Which agent may read which names. Authorisation is by manifest: whoever may read a name may read the chunks of its tree.
 
-use globset::{Glob, GlobMatcher};
+use std::sync::{Arc, PoisonError, RwLock};
 
-use crate::error::{Error, Result};
+use serde::Deserialize;
+
+use crate::pattern::Patterns;
 use crate::repository::Name;
 use crate::transfer::identity::Identity;
 
-/// What agents of the authority may read.
+/// What agents of the authority may read: what one of the rules allows, and nothing else. Clones share the rules.
 #[derive(Clone, Debug, Default)]
-pub struct Policy {
-    /// None: every name.
-    rules: Option<Vec<Rule>>,
-}
+pub struct Policy(Arc<RwLock<Vec<Rule>>>);
 
-#[derive(Clone, Debug)]
-struct Rule {
-    agents: GlobMatcher,
-    names: Vec<GlobMatcher>,
+/// Which agents may read which names.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Rule {
+    /// Agents, as `SITE/AGENT`.
+    pub agents: Patterns,
+    /// Names that they may read.
+    pub names: Patterns,
 }
 
 impl Policy {
     /// Every agent of the authority may read every name.
     #[must_use]
     pub fn everybody() -> Self {
-        Self::default()
+        // Sound, and if it were not, nobody could read anything.
+        let all = Patterns::of(&["**"]).unwrap_or_default();
+        Self::only(vec![Rule { agents: all.clone(), names: all }])
     }
 
-    /// Only what rules allow: each is a pattern of agents (`SITE/AGENT`) and patterns of the names that they may read. In patterns
-    /// `*` stands for anything.
-    ///
-    /// # Errors
-    /// Usage, for a malformed pattern.
-    pub fn only<'a>(rules: impl IntoIterator<Item = (&'a str, &'a [String])>) -> Result<Self> {
-        let rule = |(agents, names): (&str, &[String])| {
-            let names = names.iter().map(|name| pattern(name)).collect::<Result<_>>()?;
-            Ok(Rule { agents: pattern(agents)?, names })
-        };
-        Ok(Self { rules: Some(rules.into_iter().map(rule).collect::<Result<_>>()?) })
+    /// Only what one of `rules` allows.
+    #[must_use]
+    pub fn only(rules: Vec<Rule>) -> Self {
+        Self(Arc::new(RwLock::new(rules)))
     }
 
     /// May `agent` read `name`?
     #[must_use]
     pub fn allows(&self, agent: &Identity, name: &Name) -> bool {
-        let Some(rules) = &self.rules else { return true };
         let agent = agent.path();
-        let allows =
-            |rule: &Rule| rule.agents.is_match(&agent) && rule.names.iter().any(|names| names.is_match(name.as_str()));
-        rules.iter().any(allows)
+        let rules = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        rules.iter().any(|rule| rule.agents.take(&agent) && rule.names.take(name.as_str()))
+    }
+
+    /// Puts the rules of `other` in the place of these, for all clones.
+    pub fn replace(&self, other: &Self) {
+        let rules = other.0.read().unwrap_or_else(PoisonError::into_inner).clone();
+        *self.0.write().unwrap_or_else(PoisonError::into_inner) = rules;
     }
 }
 
-/// Which agents may ask this one to do something. Nobody, unless they are told.
+/// Which agents may ask this one to do something. Nobody, unless they are told. Clones share the patterns.
 #[derive(Clone, Debug, Default)]
-pub struct Callers(Vec<GlobMatcher>);
+pub struct Callers(Arc<RwLock<Patterns>>);
 
 impl Callers {
-    /// Those that one of the patterns of agents (`SITE/AGENT`) fits; in patterns `*` stands for anything.
-    ///
-    /// # Errors
-    /// Usage, for a malformed pattern.
-    pub fn of(patterns: &[String]) -> Result<Self> {
-        Ok(Self(patterns.iter().map(|agents| pattern(agents)).collect::<Result<_>>()?))
+    /// Those that one of `patterns` (of `SITE/AGENT`) takes.
+    #[must_use]
+    pub fn of(patterns: Patterns) -> Self {
+        Self(Arc::new(RwLock::new(patterns)))
     }
 
     /// Is `agent` one of them?
     #[must_use]
     pub fn include(&self, agent: &Identity) -> bool {
-        let agent = agent.path();
-        self.0.iter().any(|agents| agents.is_match(&agent))
+        self.0.read().unwrap_or_else(PoisonError::into_inner).take(&agent.path())
     }
-}
 
-fn pattern(text: &str) -> Result<GlobMatcher> {
-    let malformed = |source| {
-        let error = Error::usage("pattern in the rules is malformed").expected("text, in which * stands for anything");
-        error.got(format!("{text:?}")).cure("see `callers` and [[allow]] in the agent's settings").source(source)
-    };
-    let glob = Glob::new(text).map_err(malformed)?;
-    Ok(glob.compile_matcher())
+    /// Puts the patterns of `other` in the place of these, for all clones.
+    pub fn replace(&self, other: &Self) {
+        let patterns = other.0.read().unwrap_or_else(PoisonError::into_inner).clone();
+        *self.0.write().unwrap_or_else(PoisonError::into_inner) = patterns;
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn rule(agents: &str, names: &[&str]) -> Rule {
+        Rule { agents: Patterns::of(&[agents]).unwrap(), names: Patterns::of(names).unwrap() }
+    }
+
+    fn agent(path: &str) -> Identity {
+        let (site, agent) = path.split_once('/').unwrap();
+        Identity::new(site, agent).unwrap()
+    }
+
     #[test]
     fn only_what_a_rule_allows() {
-        let runs = ["run-7/*".to_owned()];
-        let all = ["*".to_owned()];
-        let policy = Policy::only([("cloud/*", runs.as_slice()), ("home/boss", all.as_slice())]).unwrap();
-        let may = |site: &str, agent: &str, name: &str| {
-            policy.allows(&Identity::new(site, agent).unwrap(), &name.parse().unwrap())
-        };
-        assert!(may("cloud", "a", "run-7/step-1"));
-        assert!(!may("cloud", "a", "run-8/step-1"));
-        assert!(!may("home", "a", "run-7/step-1"));
-        assert!(may("home", "boss", "run-8/step-1"));
-        assert!(Policy::only([("[", all.as_slice())]).is_err());
-        assert!(Policy::everybody().allows(&Identity::new("x", "y").unwrap(), &"anything".parse().unwrap()));
+        let policy = Policy::only(vec![rule("cloud/*", &["run-7/*"]), rule("home/boss", &["**"])]);
+        let may = |by: &str, name: &str| policy.allows(&agent(by), &name.parse().unwrap());
+        assert!(may("cloud/a", "run-7/step-1") && may("home/boss", "run-8/step-1"));
+        assert!(!may("cloud/a", "run-8/step-1") && !may("home/a", "run-7/step-1"));
+        assert!(!may("cloud/a", "run-7/secret/step-1"), "a star is one segment");
+        assert!(Policy::everybody().allows(&agent("x/y"), &"any/thing".parse().unwrap()));
+        assert!(!Policy::default().allows(&agent("x/y"), &"anything".parse().unwrap()));
+    }
+
+    #[test]
+    fn rules_are_replaced_for_all_who_hold_them() {
+        let (policy, callers) = (Policy::default(), Callers::default());
+        let (held, asked) = (policy.clone(), callers.clone());
+        policy.replace(&Policy::only(vec![rule("home/*", &["run/*"])]));
+        callers.replace(&Callers::of(Patterns::of(&["home/*"]).unwrap()));
+        assert!(held.allows(&agent("home/a"), &"run/step-1".parse().unwrap()) && asked.include(&agent("home/a")));
+        policy.replace(&Policy::default());
+        assert!(!held.allows(&agent("home/a"), &"run/step-1".parse().unwrap()));
     }
 
     #[test]
     fn nobody_calls_unless_told() {
-        let agent = |site: &str, agent: &str| Identity::new(site, agent).unwrap();
-        assert!(!Callers::default().include(&agent("home", "a")));
-        let callers = Callers::of(&["home/*".to_owned(), "cloud/boss".to_owned()]).unwrap();
-        assert!(callers.include(&agent("home", "a")) && callers.include(&agent("cloud", "boss")));
-        assert!(!callers.include(&agent("cloud", "a")) && !callers.include(&agent("home2", "a")));
-        assert!(Callers::of(&["[".to_owned()]).is_err());
+        assert!(!Callers::default().include(&agent("home/a")));
+        let callers = Callers::of(Patterns::of(&["home/*", "cloud/boss"]).unwrap());
+        assert!(callers.include(&agent("home/a")) && callers.include(&agent("cloud/boss")));
+        assert!(!callers.include(&agent("cloud/a")) && !callers.include(&agent("home2/a")));
+        assert!(!Callers::of(Patterns::of(&["*"]).unwrap()).include(&agent("home/a")), "a star is one segment");
     }
 }

@@ -9,10 +9,11 @@ use rcgen::{
 };
 
 use super::certificate::Certificate;
-use super::files::{self, Readers};
+use super::files;
 use super::{Identity, pem};
 use crate::clock::Timestamp;
 use crate::error::{Error, ErrorKind, Result};
+use crate::tree::{Readers, create_file, replace_file};
 
 /// How long an authority's certificate holds unless said otherwise: ten years.
 pub const AUTHORITY_DAYS: u32 = 3650;
@@ -58,8 +59,8 @@ impl Authority {
             _ => error,
         };
         // The key first: it is what must never be lost to another.
-        files::create(&folder.join(files::AUTHORITY_KEY), &key.serialize_pem(), Readers::Owner).map_err(taken)?;
-        files::create(&folder.join(files::AUTHORITY), &made.pem(), Readers::All).map_err(taken)?;
+        create_file(&folder.join(files::AUTHORITY_KEY), &key.serialize_pem(), Readers::Owner).map_err(taken)?;
+        create_file(&folder.join(files::AUTHORITY), &made.pem(), Readers::All).map_err(taken)?;
         let certificate = Certificate::read(made.der())?;
         Ok(Self { issuer: Issuer::new(params, key), trusted: made.pem(), certificate })
     }
@@ -136,9 +137,9 @@ impl Authority {
             return Err(error.cure(format!("towline identity rotate {}", folder.display())));
         }
         // An agent that reads them in between sees a key that is not the certificate's, and keeps what it has.
-        files::replace(&folder.join(files::AUTHORITY), &self.trusted, Readers::All)?;
-        files::replace(&folder.join(files::KEY), &key.serialize_pem(), Readers::Owner)?;
-        files::replace(&path, &made.pem(), Readers::All)?;
+        replace_file(&folder.join(files::AUTHORITY), &self.trusted, Readers::All)?;
+        replace_file(&folder.join(files::KEY), &key.serialize_pem(), Readers::Owner)?;
+        replace_file(&path, &made.pem(), Readers::All)?;
         Certificate::read(made.der())
     }
 }

@@ -1,9 +1,7 @@
 //! What an agent shows and what it trusts: read from a folder, and again whenever the files there change.
 
-use std::collections::BTreeSet;
-use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rustls::RootCertStore;
@@ -14,19 +12,20 @@ use rustls::sign::CertifiedKey;
 
 use super::certificate::Certificate;
 use super::files::{self, AUTHORITY, CERTIFICATE, KEY, REVOKED};
+use super::revoked::{List, Revoked};
 use super::{Identity, pem, tls};
 use crate::clock::{Clock, Timestamp};
 use crate::error::{Error, ErrorKind, Result};
+use crate::tree::Look;
 
 /// The files are looked at again no sooner than after this.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// Digits of a fingerprint; a serial number has fewer (RFC 5280, 4.1.2.2: at most 20 bytes).
-const FINGERPRINT_DIGITS: usize = 64;
+pub(super) const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// The credentials of this agent. Clones share them.
 ///
 /// In a folder lie `tls.crt`, `tls.key` and `ca.crt`, as `towline identity issue` and cert-manager write them, and perhaps
-/// `revoked`: a serial number or a SHA-256 fingerprint a line, in hexadecimal digits; `#` begins a comment.
+/// `revoked`: a serial number or a SHA-256 fingerprint a line, in hexadecimal digits; `#` begins a comment. Good lines hold beside
+/// malformed ones, and nobody is taken off the list by a file that cannot be read or may be half written.
 #[derive(Clone, Debug)]
 pub struct Credentials(Arc<Watched>);
 
@@ -40,23 +39,23 @@ struct Watched {
 #[derive(Debug)]
 struct State {
     current: Arc<Loaded>,
-    /// What the files looked like when they were last read, well or not.
-    seen: Look,
+    /// What the files of certificates looked like when they were last read, well or not.
+    seen: [Look; 3],
     looked: Timestamp,
+    revoked: Revoked,
+    /// What is wrong with the certificates as they are now.
+    problem: Option<String>,
 }
 
-/// Modification time, length and inode of each file that is there.
-type Look = Vec<Option<(i64, i64, u64, u64)>>;
-
 /// Credentials at one moment.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Loaded {
     pub(super) own: Arc<CertifiedKey>,
     pub(super) certificate: Certificate,
     identity: Identity,
     roots: Arc<RootCertStore>,
     clients: Arc<dyn ClientCertVerifier>,
-    revoked: BTreeSet<String>,
+    revoked: Arc<List>,
 }
 
 impl Credentials {
@@ -64,11 +63,12 @@ impl Credentials {
     ///
     /// # Errors
     /// Not found, if a file is missing; damaged, if one is not what it should be; denied, if the certificate has expired, names
-    /// no agent, was revoked, or was not signed by an authority in `ca.crt`.
+    /// no agent, was revoked, or was not signed by an authority in `ca.crt`; the file system's.
     pub fn open(folder: &Path, clock: Arc<dyn Clock>) -> Result<Self> {
         let (seen, looked) = (look(folder), clock.now());
-        let current = Arc::new(Loaded::read(folder, looked)?);
-        let state = Mutex::new(State { current, seen, looked });
+        let revoked = Revoked::open(folder.join(REVOKED), looked)?;
+        let current = Arc::new(Loaded::read(folder, looked, Arc::clone(revoked.list()))?);
+        let state = Mutex::new(State { current, seen, looked, revoked, problem: None });
         Ok(Self(Arc::new(Watched { folder: folder.to_owned(), clock, state })))
     }
 
@@ -84,6 +84,14 @@ impl Credentials {
         self.current().certificate.clone()
     }
 
+    /// What is wrong with the files as they are now; what was read before holds instead.
+    #[must_use]
+    pub fn problems(&self) -> Vec<String> {
+        self.current();
+        let state = self.0.state();
+        state.problem.iter().chain(state.revoked.problems()).cloned().collect()
+    }
+
     pub(super) fn clock(&self) -> &Arc<dyn Clock> {
         &self.0.clock
     }
@@ -91,33 +99,52 @@ impl Credentials {
     /// The credentials as the files have them now. Files that cannot be used (half written, say) change nothing.
     pub(super) fn current(&self) -> Arc<Loaded> {
         let now = self.0.clock.now();
-        let mut state = self.0.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.0.state();
         // A clock that went back must not keep us from looking.
         if now.since(state.looked) >= LOOK_EVERY || now < state.looked {
             state.looked = now;
-            let seen = look(&self.0.folder);
-            if seen != state.seen {
-                state.seen = seen;
-                match Loaded::read(&self.0.folder, now) {
-                    Ok(loaded) => {
-                        tracing::info!(identity = %loaded.identity, until = %loaded.certificate.not_after, "read certificates again");
-                        state.current = Arc::new(loaded);
-                    }
-                    Err(error) => {
-                        tracing::warn!(
-                            "certificates in {} changed and cannot be used: {error:?}",
-                            self.0.folder.display()
-                        );
-                    }
-                }
-            }
+            state.look(&self.0.folder, now);
         }
         Arc::clone(&state.current)
     }
 }
 
+impl Watched {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn look(&mut self, folder: &Path, now: Timestamp) {
+        // By itself: it holds whatever becomes of the certificates.
+        if self.revoked.look(now) {
+            tracing::info!("list of revoked certificates has changed");
+            let revoked = Arc::clone(self.revoked.list());
+            self.current = Arc::new(Loaded { revoked, ..Loaded::clone(&self.current) });
+        }
+        let seen = look(folder);
+        if seen == self.seen {
+            return;
+        }
+        self.seen = seen;
+        match Loaded::read(folder, now, Arc::clone(self.revoked.list())) {
+            Ok(loaded) => {
+                tracing::info!(identity = %loaded.identity, until = %loaded.certificate.not_after, "read certificates again");
+                self.current = Arc::new(loaded);
+                self.problem = None;
+            }
+            Err(error) => {
+                let problem = format!("certificates changed and cannot be used, so those before hold: {error}");
+                tracing::warn!("{problem}: {error:?}");
+                self.problem = Some(problem);
+            }
+        }
+    }
+}
+
 impl Loaded {
-    fn read(folder: &Path, now: Timestamp) -> Result<Self> {
+    fn read(folder: &Path, now: Timestamp, revoked: Arc<List>) -> Result<Self> {
         let path = |name: &str| folder.join(name);
         let missing = |error: Error| match error.kind() {
             ErrorKind::NotFound => Error::not_found("agent has no certificate")
@@ -148,7 +175,6 @@ impl Loaded {
         let certificate = own.end_entity_cert().map_err(|source| Error::damaged("no certificate").source(source))?;
         let certificate = Certificate::read(certificate)?;
         let identity = certificate.agent()?.clone();
-        let revoked = revoked(&path(REVOKED))?;
         let loaded = Self { own: Arc::new(own), certificate, identity, roots, clients, revoked };
         loaded.check_own(now).map_err(|error| error.at(path(CERTIFICATE).display()))?;
         Ok(loaded)
@@ -191,48 +217,13 @@ impl Loaded {
     /// Whom a certificate names that an authority has signed.
     fn accept(&self, end_entity: &CertificateDer<'_>) -> Result<Identity, rustls::Error> {
         let certificate = Certificate::read(end_entity).map_err(tls::unusable)?;
-        if self.revoked.contains(&certificate.serial) || self.revoked.contains(&certificate.fingerprint) {
+        if self.revoked.holds(&certificate) {
             return Err(rustls::CertificateError::Revoked.into());
         }
         certificate.agent().cloned().map_err(tls::unusable)
     }
 }
 
-/// The lines of the file at `path`, if there is one: as lower-case digits without colons.
-fn revoked(path: &Path) -> Result<BTreeSet<String>> {
-    let text = match files::read(path) {
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(BTreeSet::new()),
-        read => read?,
-    };
-    let mut found = BTreeSet::new();
-    for (at, line) in text.lines().enumerate() {
-        let said = line.split('#').next().unwrap_or_default().trim();
-        let digits: String = said.chars().filter(|c| *c != ':').map(|c| c.to_ascii_lowercase()).collect();
-        if digits.is_empty() {
-            continue;
-        }
-        // What is not understood must not pass for allowed.
-        if !digits.len().is_multiple_of(2) || !digits.bytes().all(|byte| byte.is_ascii_hexdigit()) {
-            return Err(Error::damaged("line of the list of revoked certificates is malformed")
-                .at(format!("{}, line {}", path.display(), at + 1))
-                .expected("a serial number or SHA-256 fingerprint in hexadecimal digits")
-                .got(format!("{said:.80?}")));
-        }
-        let mut number = digits.as_str();
-        while let Some(shorter) = number.strip_prefix("00").filter(|_| digits.len() < FINGERPRINT_DIGITS) {
-            number = shorter;
-        }
-        found.insert(number.to_owned());
-    }
-    Ok(found)
-}
-
-fn look(folder: &Path) -> Look {
-    [CERTIFICATE, KEY, AUTHORITY, REVOKED]
-        .iter()
-        .map(|name| {
-            let found = std::fs::metadata(folder.join(name)).ok()?;
-            Some((found.mtime(), found.mtime_nsec(), found.len(), found.ino()))
-        })
-        .collect()
+fn look(folder: &Path) -> [Look; 3] {
+    [CERTIFICATE, KEY, AUTHORITY].map(|name| Look::at(&folder.join(name)))
 }

@@ -10,6 +10,8 @@ mod credentials;
 mod files;
 mod name;
 mod pem;
+mod revoked;
+mod standing;
 #[cfg(test)]
 mod tests;
 mod tls;
@@ -20,6 +22,7 @@ pub use self::authority::{AGENT_DAYS, AUTHORITY_DAYS, Authority, DAYS_MAX};
 pub use self::certificate::Certificate;
 pub use self::credentials::Credentials;
 pub use self::name::Identity;
+pub use self::standing::{Side, Standing};
 pub use self::tls::{SERVER_NAME, client_config, peer_identity, refused, server_config};
 use crate::error::{Error, ErrorKind, Result};
 

@@ -9,6 +9,7 @@ use std::time::Duration;
 use rustls::pki_types::UnixTime;
 use tempfile::TempDir;
 
+use super::revoked::SETTLED;
 use super::{Authority, Credentials, Identity, client_config, peer_identity, refused, server_config, show};
 use crate::clock::{Clock as _, ManualClock, Timestamp};
 use crate::error::{Error, ErrorKind, Result};
@@ -165,14 +166,41 @@ fn revoked_certificates_are_refused_by_serial_and_by_fingerprint() {
         assert_eq!(words(served), "certificate was revoked");
         fs::remove_file(site.path("server/revoked")).unwrap();
         site.later(Duration::from_secs(2));
+        assert_eq!(
+            words(shake(&asker, &server).1),
+            "certificate was revoked",
+            "another may be about to take its place"
+        );
+        site.later(SETTLED);
         assert!(shake(&asker, &server).1.is_ok());
     }
     fs::write(site.path("asker/revoked"), server.certificate().serial).unwrap();
     site.later(Duration::from_secs(2));
     assert_eq!(words(shake(&asker, &server).0), "certificate was revoked");
-    fs::write(site.path("asker/revoked"), "the one of last week").unwrap();
-    let error = site.open("asker").unwrap_err();
-    assert!(error.to_string().contains("revoked, line 1"), "{error}");
+    let lines = format!("the one of last week\n{}\n", server.certificate().serial);
+    fs::write(site.path("asker/revoked"), lines).unwrap();
+    let asker = site.open("asker").unwrap();
+    assert_eq!(words(shake(&asker, &server).0), "certificate was revoked");
+    let problems = asker.problems();
+    assert!(problems.len() == 1 && problems[0].contains("revoked, line 1"), "{problems:?}");
+    fs::remove_file(site.path("asker/revoked")).unwrap();
+    fs::create_dir(site.path("asker/revoked")).unwrap();
+    site.later(Duration::from_secs(2));
+    assert_eq!(words(shake(&asker, &server).0), "certificate was revoked");
+    assert!(site.open("asker").is_err(), "nobody is let in without the list");
+}
+
+#[test]
+fn a_list_holds_though_certificates_cannot_be_read_or_are_on_it() {
+    let site = Site::new();
+    let (asker, server) = (site.agent("asker"), site.agent("server"));
+    fs::write(site.path("server/tls.crt"), "half of a certif").unwrap();
+    let lines = format!("{}\n{}\n", asker.certificate().serial, server.certificate().serial);
+    fs::write(site.path("server/revoked"), lines).unwrap();
+    site.later(Duration::from_secs(2));
+    assert_eq!(words(shake(&asker, &server).1), "certificate was revoked");
+    let problems = server.problems();
+    assert!(problems.len() == 1 && problems[0].contains("certificates changed and cannot be used"), "{problems:?}");
 }
 
 #[test]

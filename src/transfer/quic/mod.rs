@@ -19,7 +19,8 @@ pub(super) use self::endpoint::broken;
 use self::endpoint::{client, flow, server};
 use super::carrier::{CONNECTIONS_MAX, Dial, HANDSHAKE_MAX};
 use super::drive::{Client, Clockwork, Feeder, Lanes, hello, serve};
-use super::identity::{Credentials, Identity, SERVER_NAME, peer_identity};
+use super::guarded;
+use super::identity::{Credentials, Identity, SERVER_NAME, Side, Standing, peer_identity, refused};
 use super::peers::Carrier;
 use super::protocol::limits::LANES_MAX;
 use super::protocol::{CONTROL, Closed, Provider, Requester};
@@ -28,6 +29,8 @@ use crate::error::{Error, Result};
 
 /// How often it is looked at what a connection has carried.
 const COUNT_EVERY: Duration = Duration::from_millis(200);
+/// What a connection is closed with when the other side's certificate is not accepted any more.
+const DISTRUSTED: u8 = 1;
 /// Streams that a provider opens for frames.
 const LANES: u32 = 4;
 
@@ -47,7 +50,8 @@ pub async fn connect(address: SocketAddr, credentials: &Credentials, dial: &Dial
     let late = || Error::unreachable("peer does not answer in time").at(address);
     let connected = timeout(HANDSHAKE_MAX, connecting).await.map_err(|_| late())?;
     let connection = connected.map_err(|error| broken(error).at(address))?;
-    let peer = identity_of(&connection, dial.expected).map_err(|error| error.at(address))?;
+    let (peer, standing) =
+        who(&connection, credentials, dial.expected, Side::Serves).map_err(|error| error.at(address))?;
     let window = dial.window_for(connection.rtt());
     let memory = dial.memory_for(window).await.map_err(|error| error.at(address))?;
     connection.set_receive_window(flow(window)?);
@@ -64,8 +68,12 @@ pub async fn connect(address: SocketAddr, credentials: &Credentials, dial: &Dial
         // The endpoint lives as long as its connection is used.
         let _endpoint = endpoint;
         tokio::select! {
-            () = gather(connection, feeder) => {}
+            () = gather(connection.clone(), feeder.clone()) => {}
             () = counting => {}
+            error = standing.ended() => {
+                connection.close(DISTRUSTED.into(), b"certificate is not accepted any more");
+                feeder.fail(guarded::broken(error)).await;
+            }
         }
     });
     let clock = Clockwork::start();
@@ -114,9 +122,16 @@ fn broken_io(error: quinn::ConnectionError) -> io::Error {
     error.into()
 }
 
-fn identity_of(connection: &Connection, expected: Option<&Identity>) -> Result<Identity> {
+/// Who the peer is, and its standing.
+fn who(
+    connection: &Connection,
+    credentials: &Credentials,
+    expected: Option<&Identity>,
+    side: Side,
+) -> Result<(Identity, Standing)> {
     let shown = connection.peer_identity().and_then(|any| any.downcast::<Vec<CertificateDer<'static>>>().ok());
-    peer_identity(shown.as_ref().map(|certificates| certificates.as_slice()), expected)
+    let shown = shown.as_ref().map(|certificates| certificates.as_slice());
+    Ok((peer_identity(shown, expected)?, Standing::of(credentials, shown, side)?))
 }
 
 /// A place where peers connect.
@@ -200,7 +215,7 @@ async fn attend(
     let opened = timeout(HANDSHAKE_MAX, opening).await;
     let opened = opened.map_err(|_| Error::unreachable("peer does not answer in time"))?;
     let (connection, lanes) = opened.map_err(broken)?;
-    let peer = identity_of(&connection, None)?;
+    let (peer, standing) = who(&connection, credentials, None, Side::Asks)?;
     let clock = Clockwork::start();
     let provider = Provider::new(hello(&credentials.identity(), 0), peer.clone(), LANES, clock.now());
     let wire = Arc::<Wire>::default();
@@ -209,6 +224,10 @@ async fn attend(
     let closed = tokio::select! {
         closed = serve(provider, lanes, clock, holdings, leaving).instrument(span) => closed,
         () = count(connection.clone(), wire) => Closed::Done,
+        error = standing.ended() => {
+            connection.close(DISTRUSTED.into(), b"certificate is not accepted any more");
+            Closed::Lost(refused(error).to_string())
+        }
     };
     connection.close(0u8.into(), b"over");
     tracing::debug!(%peer, ?closed, "connection is over");

@@ -15,7 +15,8 @@ use tracing::Instrument as _;
 use super::calls::{ALPN_HTTP, Calls, Switch, switch};
 use super::carrier::{CONNECTIONS_MAX, Dial, HANDSHAKE_MAX, broken};
 use super::drive::{Client, Clockwork, Lanes, hello, serve};
-use super::identity::{Credentials, SERVER_NAME, client_config, peer_identity, server_config};
+use super::guarded::Guarded;
+use super::identity::{Credentials, SERVER_NAME, Side, Standing, client_config, peer_identity, server_config};
 use super::peers::Carrier;
 use super::protocol::{Provider, Requester};
 use super::wire::Counted;
@@ -45,13 +46,15 @@ pub async fn connect(address: SocketAddr, credentials: &Credentials, dial: &Dial
     };
     let connected = timeout(HANDSHAKE_MAX, connected).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
     let (stream, delay) = connected.map_err(|error| broken(error).at(address))?;
-    let peer =
-        peer_identity(stream.get_ref().1.peer_certificates(), dial.expected).map_err(|error| error.at(address))?;
+    let shown = stream.get_ref().1.peer_certificates();
+    let peer = peer_identity(shown, dial.expected).map_err(|error| error.at(address))?;
+    let standing = Standing::of(credentials, shown, Side::Serves)?;
     let window = dial.window_for(delay);
     let memory = dial.memory_for(window).await.map_err(|error| error.at(address))?;
     let clock = Clockwork::start();
     let requester = Requester::new(hello(&credentials.identity(), window), peer, clock.now())?;
-    Ok(Client::start(requester, Lanes::both_ways(stream), clock, (memory, wire)))
+    let lanes = Lanes::both_ways(Guarded::new(stream, &standing));
+    Ok(Client::start(requester, lanes, clock, (memory, wire)))
 }
 
 /// A place where peers connect.
@@ -149,8 +152,12 @@ async fn attend(
     };
     let accepted = timeout(HANDSHAKE_MAX, accepted).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
     let stream = accepted.map_err(broken)?;
-    let peer = peer_identity(stream.get_ref().1.peer_certificates(), None)?;
-    if let Some(calls) = calls.filter(|_| stream.get_ref().1.alpn_protocol() == Some(ALPN_HTTP)) {
+    let shown = stream.get_ref().1.peer_certificates();
+    let peer = peer_identity(shown, None)?;
+    let standing = Standing::of(credentials, shown, Side::Asks)?;
+    let is_call = stream.get_ref().1.alpn_protocol() == Some(ALPN_HTTP);
+    let stream = Guarded::new(stream, &standing);
+    if let Some(calls) = calls.filter(|_| is_call) {
         tracing::debug!(%peer, "peer calls");
         holdings.called(&peer, wire);
         return calls.hand_over(Box::new(stream), peer);

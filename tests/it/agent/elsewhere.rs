@@ -22,7 +22,7 @@ use towline::clock::SystemClock;
 use towline::transfer::calls::{ALPN_HTTP, Line, call};
 use towline::transfer::identity::{Credentials, Identity};
 
-use super::together::{had, hide_packs, identities, start_peer_with};
+use super::together::{EVERYTHING, had, hide_packs, identities, start_peer_with};
 use super::{PATIENCE, Running, exchange, told, told_json, with_tree};
 use crate::cli::User;
 use crate::data::noise;
@@ -155,7 +155,7 @@ fn who_may_not_is_told_why() {
 fn what_nobody_may_ask_from_elsewhere() {
     let user = with_tree();
     let allow = "[[allow]]\nagents = 'home/*'\nnames = ['run/*']";
-    let (home, cloud) = two_sites(&user, "'*'", ("", allow));
+    let (home, cloud) = two_sites(&user, "'**'", ("", allow));
     let at = "Towline-At: cloud/c\r\n";
     let save = json!({ "path": user.work().join("tree"), "name": "stolen" }).to_string();
     for (method, path, body) in [
@@ -230,7 +230,7 @@ fn line(user: &User, folder: &str, address: &str, callee: (&str, &str)) -> towli
 #[test]
 fn strangers_are_not_listened_to() {
     let user = with_tree();
-    let (home, cloud) = two_sites(&user, "'*'", ("", ""));
+    let (home, cloud) = two_sites(&user, "'**'", ("", ""));
     let address = cloud.listen.clone().unwrap();
     let known = line(&user, "b", &address, ("cloud", "c")).unwrap();
     assert_eq!(exchange(known, "GET", "/ready", "", "").status, 200);
@@ -250,7 +250,10 @@ fn strangers_are_not_listened_to() {
     let stranger = "listen = '127.0.0.1:0'\nidentity = 'stranger'";
     let own = "repository = '../repo'\nsocket = 's.sock'\nmemory = '512M'\n";
     let cache = "[cache]\ndir = 'cache-s'\ncapacity = '256M'\nfree_floor = '0'\n";
-    user.write("s.toml", format!("{own}{stranger}\n{cache}[peers]\naddresses = ['{address}']\n").as_bytes());
+    user.write(
+        "s.toml",
+        format!("{own}{stranger}\n{cache}[peers]\naddresses = ['{address}']\n{EVERYTHING}").as_bytes(),
+    );
     let stranger = Running::from_file(&user, "s.toml");
     let error = fails(&user, &stranger, &["warm", "run/step-1", "--at", "cloud"], 3);
     assert!(text(&error, "message").contains(&format!("somebody at {address} (certificate was signed")), "{error}");

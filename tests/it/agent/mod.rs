@@ -9,6 +9,7 @@ mod look;
 mod memory;
 mod sidecar;
 mod together;
+mod trust;
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};

@@ -161,6 +161,9 @@ pub(super) fn identities(user: &User) {
     }
 }
 
+/// Every agent of the authority may read every name.
+pub(super) const EVERYTHING: &str = "[[allow]]\nagents = '**'\nnames = '**'\n";
+
 /// An agent called `name`, that knows the others at `addresses`.
 fn start_peer(user: &User, name: &str, addresses: &[String], more: &str) -> Running {
     start_peer_with(user, name, addresses, ("listen = '127.0.0.1:0'", more))
@@ -169,10 +172,12 @@ fn start_peer(user: &User, name: &str, addresses: &[String], more: &str) -> Runn
 /// As before, with these settings of its own, and these sections.
 pub(super) fn start_peer_with(user: &User, name: &str, addresses: &[String], (own, more): (&str, &str)) -> Running {
     let addresses: Vec<String> = addresses.iter().map(|address| format!("'{address}'")).collect();
+    // Everybody may read everything, unless rules say otherwise.
+    let rules = if more.contains("[[allow]]") { "" } else { EVERYTHING };
     let text = format!(
         "repository = '../repo'\nsocket = '{name}.sock'\nmemory = '512M'\nidentity = '{name}'\n{own}\n\
          [cache]\ndir = 'cache-{name}'\ncapacity = '256M'\nfree_floor = '0'\n\
-         [peers]\naddresses = [{}]\n{more}\n",
+         [peers]\naddresses = [{}]\n{more}\n{rules}",
         addresses.join(", ")
     );
     let file = format!("{name}.toml");
@@ -268,7 +273,7 @@ fn what_keeps_agents_apart_is_named() {
     let write = |text: &str| user.write("other.toml", format!("repository = '../repo'\n{text}").as_bytes());
     let cache = "[cache]\ndir = 'other'\ncapacity = '256M'\nfree_floor = '0'\n";
     let start = ["agent", "--config", "other.toml"];
-    write(&format!("socket = 'o.sock'\nidentity = 'b'\nlisten = '{port}'\nmemory = '512M'\n{cache}"));
+    write(&format!("socket = 'o.sock'\nidentity = 'b'\nlisten = '{port}'\nmemory = '512M'\n{cache}{EVERYTHING}"));
     let error = user.fails(&start, 5);
     assert!(error["message"].as_str().unwrap().starts_with("address in use: cannot listen on "), "{error}");
     write(&format!("socket = 'o.sock'\nidentity = 'none'\n{cache}"));
@@ -278,6 +283,9 @@ fn what_keeps_agents_apart_is_named() {
     assert!(error["cure"].as_str().unwrap().contains("towline identity issue"), "{error}");
     user.write("b/tls.key", b"-----BEGIN PRIVATE KEY-----\nrubbish\n-----END PRIVATE KEY-----\n");
     write(&format!("socket = 'o.sock'\nidentity = 'b'\nlisten = '127.0.0.1:0'\n{cache}"));
+    let error = user.fails(&start, 2).to_string();
+    assert!(error.contains("no [[allow]] says which agents may read which names"), "{error}");
+    write(&format!("socket = 'o.sock'\nidentity = 'b'\nlisten = '127.0.0.1:0'\n{cache}{EVERYTHING}"));
     let error = user.fails(&start, 4);
     assert!(error["message"].as_str().unwrap().contains("tls.key is not the key of tls.crt"), "{error}");
     agent.stop();

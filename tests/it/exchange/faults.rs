@@ -3,11 +3,14 @@
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use tokio::sync::Notify;
 use towline::Result;
 use towline::codec::{Codec, Encoded};
 use towline::id::{ChunkId, ManifestId};
 use towline::ops::CollectOptions;
+use towline::pattern::Patterns;
 use towline::transfer::Reply;
+use towline::transfer::exchange::Rule;
 use towline::transfer::protocol::{Asked, Grant, Priority, Runs, Supply, Survey, Wanted};
 
 use super::*;
@@ -17,8 +20,8 @@ use crate::differences::{file, weights};
 #[tokio::test(flavor = "multi_thread")]
 async fn who_may_not_read_gets_nothing() {
     let world = World::new();
-    let public = ["public/*".to_owned()];
-    let policy = Policy::only([("cloud/*", public.as_slice())]).unwrap();
+    let patterns = |text| Patterns::of(&[text]).unwrap();
+    let policy = Policy::only(vec![Rule { agents: patterns("cloud/*"), names: patterns("public/*") }]);
     let home = world.agent_with("home", "a", policy, Carriers::Auto).await;
     let cloud = world.agent("cloud", "b").await;
     cloud.knows(&[&home]);
@@ -40,8 +43,8 @@ async fn who_may_not_read_gets_nothing() {
 #[tokio::test(flavor = "multi_thread")]
 async fn who_may_read_a_difference_may_read_its_bases_and_nothing_else_of_theirs() {
     let world = World::new();
-    let second = ["run/step-2".to_owned()];
-    let policy = Policy::only([("cloud/*", second.as_slice())]).unwrap();
+    let patterns = |text| Patterns::of(&[text]).unwrap();
+    let policy = Policy::only(vec![Rule { agents: patterns("cloud/*"), names: patterns("run/step-2") }]);
     let home = world.agent_with("home", "a", policy, Carriers::Auto).await;
     let cloud = world.agent("cloud", "b").await;
     cloud.knows(&[&home]);
@@ -147,6 +150,61 @@ async fn who_is_slower_than_going_direct_is_dropped() {
     let restored = tokio::time::timeout(Duration::from_secs(25), agent.restore("run/step-1", &folder)).await;
     assert!(restored.is_ok());
     assert_eq!(agent.figures().from_site, 0);
+}
+
+/// Says that it holds what another has, and gives nothing of it.
+struct Stuck {
+    exchange: Arc<Exchange>,
+    asked: Notify,
+}
+
+#[async_trait]
+impl Holdings for Stuck {
+    async fn authorise(&self, identity: &Identity, manifest: &ManifestId) -> Result<Option<Arc<Grant>>> {
+        Holdings::authorise(&*self.exchange, identity, manifest).await
+    }
+
+    async fn survey(&self, grant: &Grant, from: u32) -> Result<Survey> {
+        Holdings::survey(&*self.exchange, grant, from).await
+    }
+
+    async fn frame(&self, _: &Identity, _: &Asked, _: &ChunkId) -> Result<Option<Supply>> {
+        self.asked.notify_one();
+        std::future::pending().await
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn when_a_peer_is_revoked_in_the_middle_the_rest_comes_from_elsewhere() {
+    for carriers in [Carriers::Quic, Carriers::Tcp] {
+        let world = World::new();
+        let agent = world.agent_with("west", "a", Policy::everybody(), carriers).await;
+        let other = world.agent("west", "other").await;
+        let credentials = world.credentials("west", "stuck");
+        let stuck = Arc::new(Stuck { exchange: Arc::clone(&other.exchange), asked: Notify::new() });
+        let address = serve(&credentials, Arc::clone(&stuck) as Arc<dyn Holdings>, &CancellationToken::new()).await;
+        let folder = world.save(&agent.plain, "run/step-1", 17, 12).await;
+        assert_eq!(other.warm("run/step-1", From::Anywhere).await.missing, 0);
+        agent.exchange.peers().add(&address).unwrap();
+        assert_eq!(agent.exchange.peers().live().await.len(), 1);
+        let revoked = async {
+            stuck.asked.notified().await;
+            let line = format!("{}\n", credentials.certificate().serial);
+            fs::write(world.path("tls-west-a/revoked"), line).unwrap();
+        };
+        let (warmed, ()) = tokio::join!(agent.warm("run/step-1", From::Anywhere), revoked);
+        assert_eq!((warmed.missing, agent.figures().from_site), (0, 0));
+        let refused = async {
+            let says = |error: &String| error.contains("certificate was revoked");
+            while !agent.exchange.peers().list()[0].error.as_ref().is_some_and(says) {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_mins(1), refused).await.unwrap();
+        assert!(agent.exchange.peers().live().await.is_empty());
+        world.remove_packs().await;
+        agent.restore("run/step-1", &folder).await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -93,7 +93,7 @@ impl Sites {
         let text = format!(
             "identity = \"{identity}\"\nsocket = \"{node}.sock\"\nlisten = \"{}:7071\"\nrepository = \"repository\"\n\
              memory = \"256M\"\n[cache]\ndir = \"cache-{node}\"\ncapacity = \"256M\"\nfree_floor = \"16M\"\n\
-             [peers]\naddresses = [{}]\n",
+             [peers]\naddresses = [{}]\n[[allow]]\nagents = \"**\"\nnames = \"**\"\n",
             self.world.address(node),
             peers.join(", ")
         );

@@ -35,7 +35,9 @@ impl Scene {
     /// In a folder of its own in `base`, with settings that ask for little memory.
     fn within(base: &Path) -> Self {
         let scene = Self(tempfile::tempdir_in(base).unwrap());
-        std::fs::write(scene.path("towline.toml"), "repository = 'repo'\nmemory = '64M'\n").unwrap();
+        std::fs::create_dir_all(scene.path("home/.config/towline")).unwrap();
+        let settings = format!("repository = '{}'\nmemory = '64M'\n", scene.path("repo").display());
+        std::fs::write(scene.path("home/.config/towline/towline.toml"), settings).unwrap();
         scene
     }
 

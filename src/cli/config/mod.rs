@@ -1,0 +1,227 @@
+//! Which repository, and how: flags, then the environment, then `towline.toml`, then the embedded default.
+
+mod file;
+#[cfg(test)]
+mod tests;
+mod trust;
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+pub(super) use self::file::File;
+use self::file::Found;
+pub(super) use self::trust::{Recorded, Trusted};
+use crate::error::{Error, ErrorKind, Result};
+use crate::storage::{Location, StoreOptions};
+
+/// What the S3 client itself reads; both go before the file
+/// (<https://docs.aws.amazon.com/sdkref/latest/guide/feature-ss-endpoints.html>).
+const ENDPOINT_VARIABLES: [&str; 2] = ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"];
+
+/// What the process was started in.
+#[derive(Clone, Copy)]
+pub(super) struct Surroundings<'a> {
+    /// The working directory.
+    pub(super) folder: &'a Path,
+    /// Looks up an environment variable.
+    pub(super) variable: &'a dyn Fn(&str) -> Option<OsString>,
+}
+
+impl Surroundings<'_> {
+    /// A variable that is set to something; empty counts as not set.
+    fn text(&self, name: &str) -> Result<Option<String>> {
+        match (self.variable)(name).filter(|value| !value.is_empty()).map(OsString::into_string) {
+            None => Ok(None),
+            Some(Ok(value)) => Ok(Some(value)),
+            Some(Err(_)) => Err(Error::usage("environment variable is not UTF-8").at(name)),
+        }
+    }
+
+    /// A variable that is `1` or `true`, or not set to something; `0` and `false` are no.
+    fn flag(&self, name: &str) -> Result<bool> {
+        match self.text(name)?.as_deref() {
+            None | Some("0" | "false") => Ok(false),
+            Some("1" | "true") => Ok(true),
+            Some(other) => {
+                Err(Error::usage("environment variable is neither yes nor no").at(name).expected("1 or 0").got(other))
+            }
+        }
+    }
+
+    /// The folder of the user's own configuration.
+    fn config_folder(&self) -> Option<PathBuf> {
+        self.xdg("XDG_CONFIG_HOME", ".config").map(|folder| folder.join("towline"))
+    }
+
+    /// A folder of the XDG base directory specification: the variable if it is absolute, else below the home folder
+    /// (<https://specifications.freedesktop.org/basedir/latest/>).
+    fn xdg(&self, name: &str, below_home: &str) -> Option<PathBuf> {
+        let absolute = |value: OsString| Some(PathBuf::from(value)).filter(|path| path.is_absolute());
+        (self.variable)(name)
+            .and_then(absolute)
+            .or_else(|| Some((self.variable)("HOME").and_then(absolute)?.join(below_home)))
+    }
+}
+
+/// What the command line said.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Flags {
+    /// `--repo`.
+    pub(super) repository: Option<String>,
+    /// `--endpoint`.
+    pub(super) endpoint: Option<String>,
+    /// `--allow-http`.
+    pub(super) allow_http: bool,
+    /// `--memory`, in bytes.
+    pub(super) memory: Option<u64>,
+}
+
+/// The repository that a command works on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Chosen {
+    /// Somebody named it: it must be there.
+    Named(Location),
+    /// Nobody did: this directory, made on first use.
+    Embedded(Location),
+}
+
+/// The settings of one run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Settings {
+    repository: Option<String>,
+    embedded: Option<PathBuf>,
+    authority: Option<PathBuf>,
+    trusted: Option<Trusted>,
+    /// Memory budget in bytes, if one was asked for.
+    pub(super) memory: Option<u64>,
+    endpoint: Option<String>,
+    allow_http: bool,
+}
+
+impl Settings {
+    /// Puts flags, environment and settings file together.
+    ///
+    /// # Errors
+    /// Usage, for a malformed file or variable, and for a file that would decide where data goes and is not trusted; denied, for
+    /// a file that others may write; as the file system says, for a file that cannot be read.
+    pub(super) fn resolve(flags: Flags, around: Surroundings<'_>) -> Result<Self> {
+        let mut settings = Self::without_file(flags, around)?;
+        let found = match Found::nearest(around) {
+            // Who may write a file of strangers may not keep others from working.
+            Err(error) if error.kind() == ErrorKind::Denied && settings.repository.is_some() => {
+                tracing::warn!("settings file is not used: {error}");
+                None
+            }
+            found => found?,
+        };
+        if let Some(found) = found {
+            settings.take(&found, around)?;
+        }
+        Ok(settings)
+    }
+
+    /// What flags and environment say, for commands that need no more.
+    ///
+    /// # Errors
+    /// Usage, for a malformed variable.
+    pub(super) fn without_file(flags: Flags, around: Surroundings<'_>) -> Result<Self> {
+        let repository = match flags.repository {
+            Some(repository) => Some(repository),
+            None => around.text("TOWLINE_REPO")?,
+        };
+        let config = around.config_folder();
+        Ok(Self {
+            repository,
+            embedded: around.xdg("XDG_DATA_HOME", ".local/share").map(|data| data.join("towline/repository")),
+            authority: config.as_ref().map(|config| config.join("authority")),
+            trusted: config.as_deref().map(Trusted::below),
+            memory: flags.memory,
+            endpoint: flags.endpoint,
+            allow_http: flags.allow_http || around.flag("TOWLINE_ALLOW_HTTP")?,
+        })
+    }
+
+    /// Takes from a settings file what is not set yet.
+    fn take(&mut self, found: &Found, around: Surroundings<'_>) -> Result<()> {
+        let mut endpoint_set = self.endpoint.is_some();
+        for name in ENDPOINT_VARIABLES {
+            endpoint_set |= around.text(name)?.is_some();
+        }
+        let effective = |file: File| File {
+            repository: file.repository.filter(|_| self.repository.is_none()),
+            endpoint: file.endpoint.filter(|_| !endpoint_set),
+            memory: file.memory.filter(|_| self.memory.is_none()),
+            allow_http: file.allow_http.filter(|allow| *allow && !self.allow_http),
+        };
+        if !found.own {
+            self.check_trust(found, &effective(found.file.clone()))?;
+        }
+        let file = effective(found.settings());
+        self.repository = self.repository.take().or(file.repository);
+        self.endpoint = self.endpoint.take().or(file.endpoint);
+        self.memory = self.memory.or(file.memory);
+        self.allow_http |= file.allow_http.is_some();
+        Ok(())
+    }
+
+    /// Refuses a file that was found in or above the working directory, if what it would decide is not the user's will.
+    fn check_trust(&self, found: &Found, effective: &File) -> Result<()> {
+        if effective.allow_http.is_some() {
+            return Err(Error::usage("settings file of a folder may not set `allow_http`")
+                .at(found.path.display())
+                .cure("remove it there; use --allow-http, TOWLINE_ALLOW_HTTP=1 or ~/.config/towline/towline.toml"));
+        }
+        let decides = effective.repository.is_some() || effective.endpoint.is_some();
+        let trusted = match &self.trusted {
+            Some(trusted) if decides => trusted.holds(found)?,
+            _ => false,
+        };
+        if trusted || !decides {
+            return Ok(());
+        }
+        let command = trust::command(&found.path);
+        Err(Error::usage("settings file is not trusted, or has changed since")
+            .at(found.path.display())
+            .got(effective.lines().join(", "))
+            .cure(format!("if that is what you want: {command}; else give --repo and --endpoint, or set TOWLINE_REPO")))
+    }
+
+    /// The repository to work on.
+    ///
+    /// # Errors
+    /// Usage, for a malformed address, or where nothing names a repository and there is no home folder.
+    pub(super) fn repository(&self) -> Result<Chosen> {
+        if let Some(named) = &self.repository {
+            return Ok(Chosen::Named(named.parse()?));
+        }
+        let embedded = self.embedded.as_deref().ok_or_else(|| {
+            Error::usage("no repository was named, and there is no home folder for the default one")
+                .cure("give --repo URL, or set TOWLINE_REPO")
+        })?;
+        Ok(Chosen::Embedded(Location::directory(embedded)?))
+    }
+
+    /// Where the authority lives that signs certificates, unless another place is named.
+    ///
+    /// # Errors
+    /// Usage, where there is no home folder.
+    pub(super) fn authority(&self) -> Result<&Path> {
+        self.authority
+            .as_deref()
+            .ok_or_else(|| Error::usage("there is no home folder for the authority").cure("give --authority DIR"))
+    }
+
+    /// The settings files that the user trusts.
+    ///
+    /// # Errors
+    /// Usage, where there is no home folder.
+    pub(super) fn trusted(&self) -> Result<&Trusted> {
+        let lacking = || Error::usage("there is no home folder for the record").cure("set HOME or XDG_CONFIG_HOME");
+        self.trusted.as_ref().ok_or_else(lacking)
+    }
+
+    /// How stores are opened; `create`: make the directory or bucket if it is lacking.
+    pub(super) fn store(&self, create: bool) -> StoreOptions {
+        StoreOptions { endpoint: self.endpoint.clone(), allow_http: self.allow_http, create, ..StoreOptions::default() }
+    }
+}

@@ -1,0 +1,46 @@
+//! `towline config`: which settings files the user trusts.
+
+use std::path::PathBuf;
+
+use serde::Serialize;
+
+use super::args::ConfigVerb;
+use super::config::{File, Recorded};
+use super::output::printable;
+use super::verbs::Door;
+use crate::error::Result;
+
+/// What was recorded, or forgotten.
+#[derive(Serialize)]
+struct Told {
+    path: PathBuf,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    digest: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    sets: Option<File>,
+}
+
+impl Door {
+    pub(super) fn config(&self, what: &ConfigVerb) -> Result<()> {
+        let trusted = self.settings.trusted()?;
+        match what {
+            ConfigVerb::Trust { path } => {
+                let Recorded { path, digest, file } = trusted.add(path)?;
+                let told = Told { path, digest: Some(digest), sets: Some(file.clone()) };
+                self.output.report(&told, |told, _| {
+                    let lines = file.lines().iter().map(|line| format!("  {}\n", printable(line))).collect::<String>();
+                    format!("trusted as it is now: {}\n{lines}", printable(&told.path.to_string_lossy()))
+                })?;
+                if file.allow_http == Some(true) {
+                    self.output.remark("`allow_http` does not count there: use --allow-http or TOWLINE_ALLOW_HTTP=1");
+                }
+                Ok(())
+            }
+            ConfigVerb::Untrust { path } => {
+                let told = Told { path: trusted.remove(path)?, digest: None, sets: None };
+                self.output
+                    .report(&told, |told, _| format!("trusted no more: {}\n", printable(&told.path.to_string_lossy())))
+            }
+        }
+    }
+}

@@ -1,0 +1,236 @@
+//! Patterns of names, agents and paths: `*`, `**`, `?`, `[a-z]` and `{a,b}`.
+//!
+//! Segments end at `/`. `*`, `?` and `[a-z]` stay within one; `**` as a whole segment stands for any number of them.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt as _;
+
+use globset::{GlobBuilder, GlobMatcher};
+use serde::Deserialize;
+
+use crate::error::{Error, Result};
+
+/// A text, or a pattern of texts.
+#[derive(Clone, Debug)]
+pub struct Pattern {
+    text: String,
+    /// None if it is not a pattern but that very text.
+    glob: Option<GlobMatcher>,
+}
+
+impl Pattern {
+    /// The pattern that `text` spells.
+    ///
+    /// # Errors
+    /// Usage, if `text` is malformed.
+    pub fn new(text: &str) -> Result<Self> {
+        if !text.contains(['*', '?', '[', ']', '{', '}', '\\']) {
+            return Ok(Self::exact(text));
+        }
+        let apart = classes_within_segments(text).map_err(|what| Error::usage(what).at(text))?;
+        let built = GlobBuilder::new(&apart).literal_separator(true).backslash_escape(true).build();
+        let glob = built.map_err(|error| Error::usage("malformed pattern").at(text).source(error))?;
+        Ok(Self { text: text.to_owned(), glob: Some(glob.compile_matcher()) })
+    }
+
+    /// A pattern of paths; `./a/` means `a`, and `.` all.
+    ///
+    /// # Errors
+    /// As [`Pattern::new`].
+    pub fn of_path(text: &str) -> Result<Self> {
+        let path = text.trim_start_matches("./").trim_end_matches('/');
+        Self::new(if path == "." { "" } else { path })
+    }
+
+    /// That very text.
+    #[must_use]
+    pub fn exact(text: &str) -> Self {
+        Self { text: text.to_owned(), glob: None }
+    }
+
+    /// As it was written.
+    #[must_use]
+    pub fn text(&self) -> &str {
+        &self.text
+    }
+
+    /// Whether it takes `name`. A name that is the very text is always taken: names may hold brackets.
+    #[must_use]
+    pub fn takes(&self, name: &[u8]) -> bool {
+        let matches = |glob: &GlobMatcher| glob.is_match(OsStr::from_bytes(name));
+        self.text.as_bytes() == name || self.glob.as_ref().is_some_and(matches)
+    }
+
+    /// Whether it takes the file or folder `path`, or a folder above it.
+    #[must_use]
+    pub fn takes_path(&self, path: &[u8]) -> bool {
+        let above = path.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(at, _)| at);
+        above.chain([path.len()]).any(|end| path.get(..end).is_some_and(|path| self.takes(path)))
+    }
+
+    /// Whether it can only mean one name.
+    #[must_use]
+    pub fn is_plain(&self) -> bool {
+        self.glob.is_none()
+    }
+}
+
+/// `text` with classes that never take a `/`, which those of globset do.
+///
+/// # Errors
+/// What is wrong, if a class asks for a `/`.
+fn classes_within_segments(text: &str) -> Result<String, &'static str> {
+    let (mut made, mut rest) = (String::with_capacity(text.len() + 1), text);
+    while let Some(at) = rest.find(['[', '\\']) {
+        let (before, from) = rest.split_at(at);
+        made.push_str(before);
+        if let Some(escaped) = from.strip_prefix('\\') {
+            let len = 1 + escaped.chars().next().map_or(0, char::len_utf8);
+            made.push_str(&from[..len]);
+            rest = &from[len..];
+            continue;
+        }
+        let inner = from[1..].trim_start_matches(['!', '^']);
+        let negated = inner.len() + 1 < from.len();
+        // A bracket that comes first is one of the class.
+        let first = usize::from(inner.starts_with(']'));
+        let Some(end) = inner[first..].find(']').map(|end| first + end) else { break };
+        let members: Vec<char> = inner[..end].chars().collect();
+        let takes_slash = members.contains(&'/')
+            || members.windows(3).any(|three| three[1] == '-' && (three[0]..=three[2]).contains(&'/'));
+        if takes_slash && !negated {
+            return Err("a class of a pattern takes a slash, which ends a segment");
+        }
+        made.push_str(if negated { "[!" } else { "[" });
+        made.push_str(&inner[..end]);
+        // At the end it is part of no range but after a dash, which then stands first.
+        if negated && !takes_slash {
+            if inner[..end].ends_with('-') {
+                return Err("a negated class of a pattern ends with a dash: put it first");
+            }
+            made.push('/');
+        }
+        made.push(']');
+        rest = &inner[end + 1..];
+    }
+    made.push_str(rest);
+    Ok(made)
+}
+
+/// Several patterns; in settings a text, or a list of texts.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(try_from = "Written")]
+pub struct Patterns(Vec<Pattern>);
+
+/// Patterns as they are written.
+#[derive(Deserialize)]
+#[serde(untagged, expecting = "a pattern, or a list of patterns")]
+enum Written {
+    One(String),
+    Several(Vec<String>),
+}
+
+impl TryFrom<Written> for Patterns {
+    type Error = Error;
+
+    fn try_from(written: Written) -> Result<Self> {
+        match written {
+            Written::One(text) => Self::of(&[text]),
+            Written::Several(texts) => Self::of(&texts),
+        }
+    }
+}
+
+impl Patterns {
+    /// The patterns that `texts` spell.
+    ///
+    /// # Errors
+    /// Usage, if one is malformed.
+    pub fn of<S: AsRef<str>>(texts: &[S]) -> Result<Self> {
+        texts.iter().map(|text| Pattern::new(text.as_ref())).collect::<Result<_>>().map(Self)
+    }
+
+    /// Whether one of them takes `name`.
+    #[must_use]
+    pub fn take(&self, name: &str) -> bool {
+        self.0.iter().any(|pattern| pattern.takes(name.as_bytes()))
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_star_is_one_segment_and_two_are_any_number() {
+        for (pattern, name, expected) in [
+            ("*", "run", true),
+            ("*", "run/step-1", false),
+            ("**", "run/step-1", true),
+            ("**", "run", true),
+            ("run/*", "run/step-1", true),
+            ("run/*", "run/a/step-1", false),
+            ("run/**", "run/a/step-1", true),
+            ("run/**", "run", false),
+            ("**/step-*", "a/b/step-1", true),
+            ("**/step-*", "step-1", true),
+            ("cloud/*", "cloud/a", true),
+            ("cloud/*", "cloud2/a", false),
+            ("run?x", "run/x", false),
+            ("run[!a]x", "run/x", false),
+            ("run[!a]x", "runbx", true),
+            ("run[!a-c]x", "runbx", false),
+            ("run[]a]", "run]", true),
+            ("run\\[!a]", "run[!a]", true),
+            ("[a-c]/[^0-9]", "b/x", true),
+            ("run-*", "run-7/step-1", false),
+        ] {
+            assert_eq!(Pattern::new(pattern).unwrap().takes(name.as_bytes()), expected, "{pattern} {name}");
+        }
+    }
+
+    #[test]
+    fn a_pattern_of_paths_takes_what_lies_below() {
+        for (pattern, path, expected) in [
+            ("a/b", "a/b", true),
+            ("a", "a/b/c", true),
+            ("./a/", "a/b", true),
+            ("a", "ab", false),
+            ("*.bin", "x.bin", true),
+            ("*.bin", "sub/x.bin", false),
+            ("**/*.bin", "sub/x.bin", true),
+            ("s*", "sub/x.bin", true),
+            ("{a,b}/c?", "b/c1", true),
+            ("a[1]", "a[1]", true),
+        ] {
+            assert_eq!(Pattern::of_path(pattern).unwrap().takes_path(path.as_bytes()), expected, "{pattern} {path}");
+        }
+        for malformed in ["[", "a[/]b", "a[+-9]b", "a[!b-]"] {
+            assert_eq!(Pattern::of_path(malformed).unwrap_err().kind(), crate::error::ErrorKind::Usage, "{malformed}");
+        }
+    }
+
+    #[test]
+    fn a_setting_is_one_pattern_or_a_list() {
+        #[derive(Deserialize)]
+        struct Settings {
+            names: Patterns,
+        }
+        let read = |text: &str| toml::from_str::<Settings>(text).map(|settings| settings.names);
+        for text in ["names = 'run/*'", "names = ['other', 'run/*']"] {
+            let names = read(text).unwrap();
+            assert!(names.take("run/a") && !names.take("run/a/b"), "{text}");
+        }
+        assert!(read("names = []").unwrap().is_empty());
+        for (text, says) in [("names = '['", "malformed pattern"), ("names = 1", "a pattern, or a list of patterns")] {
+            let error = read(text).unwrap_err().to_string();
+            assert!(error.contains(says), "{text}: {error}");
+        }
+    }
+}

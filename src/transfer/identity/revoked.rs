@@ -1,0 +1,261 @@
+//! The list of revoked certificates: what it says holds at once, and nobody is taken off it by a file that is not whole.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::certificate::Certificate;
+use super::files;
+use crate::clock::Timestamp;
+use crate::error::{Error, ErrorKind, Result};
+use crate::tree::Look;
+
+/// A file must look the same for so long before somebody is taken off the list: it may be written at this moment.
+pub(super) const SETTLED: Duration = Duration::from_secs(5);
+/// Digits of a fingerprint; a serial number has fewer (RFC 5280, 4.1.2.2: at most 20 bytes).
+const FINGERPRINT_DIGITS: usize = 64;
+
+/// Certificates that are trusted no more: serial numbers and fingerprints as lower-case digits without colons.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct List(BTreeSet<String>);
+
+impl List {
+    /// Whether `certificate` is on it.
+    pub(super) fn holds(&self, certificate: &Certificate) -> bool {
+        self.0.contains(&certificate.serial) || self.0.contains(&certificate.fingerprint)
+    }
+}
+
+/// The list in force, and the file that it comes from.
+#[derive(Debug)]
+pub(super) struct Revoked {
+    path: PathBuf,
+    /// How the file looked when it was last read; None if it could not be read.
+    seen: Option<Look>,
+    /// Since when it looks so.
+    since: Timestamp,
+    in_force: Arc<List>,
+    /// What the file says, if it says less than what is in force.
+    shorter: Option<List>,
+    problems: Vec<String>,
+}
+
+/// What a file says.
+struct Said {
+    list: List,
+    problems: Vec<String>,
+    /// Whether it seems to be all that its writer meant.
+    whole: bool,
+}
+
+impl Revoked {
+    /// The list in the file at `path`; an empty one if there is no file. Lines that are malformed are problems.
+    ///
+    /// # Errors
+    /// The file system's: without the list nobody can be trusted.
+    pub(super) fn open(path: PathBuf, now: Timestamp) -> Result<Self> {
+        let seen = Look::at(&path);
+        let Said { list, problems, .. } = read(&path)?;
+        problems.iter().for_each(|problem| tracing::warn!("{problem}"));
+        Ok(Self { path, seen: Some(seen), since: now, in_force: Arc::new(list), shorter: None, problems })
+    }
+
+    /// The list in force.
+    pub(super) fn list(&self) -> &Arc<List> {
+        &self.in_force
+    }
+
+    /// What is wrong with the file as it is now.
+    pub(super) fn problems(&self) -> &[String] {
+        &self.problems
+    }
+
+    /// Looks at the file again; says whether the list has changed. Who is new on it is on it at once.
+    pub(super) fn look(&mut self, now: Timestamp) -> bool {
+        let seen = Look::at(&self.path);
+        if self.seen == Some(seen) {
+            return self.settle(now);
+        }
+        self.since = now;
+        self.shorter = None;
+        let said = match read(&self.path) {
+            Ok(said) => said,
+            Err(error) => {
+                self.seen = None;
+                self.found(vec![format!(
+                    "list of revoked certificates cannot be read, so the one before holds: {error}"
+                )]);
+                return false;
+            }
+        };
+        self.seen = Some(seen);
+        let all: BTreeSet<String> = self.in_force.0.union(&said.list.0).cloned().collect();
+        let (fewer, more) = (all != said.list.0, all != self.in_force.0);
+        let mut problems = said.problems;
+        if fewer && !said.whole {
+            problems.push(format!(
+                "{} may be half written, so nobody is taken off the list of revoked certificates: a whole file has lines \
+                 that end, and none that is malformed",
+                self.path.display()
+            ));
+        }
+        self.found(problems);
+        self.in_force = Arc::new(List(all));
+        self.shorter = Some(said.list).filter(|_| fewer && said.whole);
+        more
+    }
+
+    /// Takes off the list whoever is no longer in the file, if that has not changed for long enough.
+    fn settle(&mut self, now: Timestamp) -> bool {
+        if now.since(self.since) < SETTLED {
+            return false;
+        }
+        let Some(list) = self.shorter.take() else { return false };
+        self.in_force = Arc::new(list);
+        true
+    }
+
+    fn found(&mut self, problems: Vec<String>) {
+        // Once each: a file that cannot be read is tried again and again.
+        problems
+            .iter()
+            .filter(|problem| !self.problems.contains(problem))
+            .for_each(|problem| tracing::warn!("{problem}"));
+        self.problems = problems;
+    }
+}
+
+fn read(path: &Path) -> Result<Said> {
+    let text = match files::read(path) {
+        // A list that is to be emptied is removed, or holds a comment.
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            return Ok(Said { list: List::default(), problems: Vec::new(), whole: true });
+        }
+        read => read?,
+    };
+    let (mut list, mut problems) = (List::default(), Vec::new());
+    for (at, line) in text.lines().enumerate() {
+        let said = line.split('#').next().unwrap_or_default().trim();
+        let digits: String = said.chars().filter(|c| *c != ':').map(|c| c.to_ascii_lowercase()).collect();
+        if digits.is_empty() {
+            continue;
+        }
+        if !digits.len().is_multiple_of(2) || !digits.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+            let error = Error::damaged("line of the list of revoked certificates is malformed")
+                .at(format!("{}, line {}", path.display(), at + 1))
+                .expected("a serial number or SHA-256 fingerprint in hexadecimal digits")
+                .got(format!("{said:.80?}"));
+            problems.push(error.to_string());
+            continue;
+        }
+        let mut number = digits.as_str();
+        while let Some(shorter) = number.strip_prefix("00").filter(|_| digits.len() < FINGERPRINT_DIGITS) {
+            number = shorter;
+        }
+        list.0.insert(number.to_owned());
+    }
+    let whole = problems.is_empty() && text.ends_with('\n');
+    Ok(Said { list, problems, whole })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use tempfile::TempDir;
+
+    use super::*;
+
+    struct Scene {
+        folder: TempDir,
+        revoked: Revoked,
+        now: Timestamp,
+    }
+
+    impl Scene {
+        fn new(text: &str) -> Self {
+            let folder = tempfile::tempdir().unwrap();
+            let path = folder.path().join("revoked");
+            fs::write(&path, text).unwrap();
+            let revoked = Revoked::open(path, Timestamp(0)).unwrap();
+            Self { folder, revoked, now: Timestamp(0) }
+        }
+
+        fn write(&self, text: &str) {
+            // Another file each time, as its times may be the same.
+            let fresh = self.folder.path().join("fresh");
+            fs::write(&fresh, text).unwrap();
+            fs::rename(fresh, self.folder.path().join("revoked")).unwrap();
+        }
+
+        fn look(&mut self, later: Duration) -> Vec<&str> {
+            self.now = Timestamp(self.now.0 + i64::try_from(later.as_nanos()).unwrap());
+            self.revoked.look(self.now);
+            self.revoked.in_force.0.iter().map(String::as_str).collect()
+        }
+    }
+
+    const SOON: Duration = Duration::from_secs(1);
+
+    #[test]
+    fn who_is_added_is_revoked_at_once_and_who_is_removed_only_when_the_file_rests() {
+        let mut scene = Scene::new("aa\nbb\n");
+        scene.write("bb\ncc\n");
+        assert_eq!(scene.look(SOON), ["aa", "bb", "cc"]);
+        assert_eq!(scene.look(SOON), ["aa", "bb", "cc"]);
+        scene.write("cc\n");
+        assert_eq!(scene.look(SETTLED), ["aa", "bb", "cc"], "it has just changed again");
+        assert_eq!(scene.look(SETTLED), ["cc"]);
+        fs::remove_file(scene.folder.path().join("revoked")).unwrap();
+        assert_eq!(scene.look(SOON), ["cc"]);
+        assert!(scene.look(SETTLED).is_empty());
+        assert!(scene.revoked.problems().is_empty());
+    }
+
+    #[test]
+    fn a_file_that_is_not_whole_adds_and_takes_nobody_off() {
+        for (text, expected) in [
+            ("", &["aa", "bbbb"][..]),
+            ("bb", &["aa", "bb", "bbbb"]),
+            ("cc\nb", &["aa", "bbbb", "cc"]),
+            ("cc\nthe one of last week\ndd\n", &["aa", "bbbb", "cc", "dd"]),
+        ] {
+            let mut scene = Scene::new("aa\nbbbb\n");
+            scene.write(text);
+            for _ in 0..3 {
+                assert_eq!(scene.look(SETTLED), expected, "{text:?}");
+            }
+            assert!(scene.revoked.problems().iter().any(|problem| problem.contains("half written")), "{text:?}");
+            scene.write("aa\n");
+            scene.look(SETTLED);
+            assert_eq!(scene.look(SETTLED), ["aa"]);
+            assert!(scene.revoked.problems().is_empty());
+        }
+    }
+
+    #[test]
+    fn good_lines_hold_beside_a_malformed_one_which_is_named() {
+        let scene = Scene::new("# stolen\naa # a laptop\nthe one of last week\n00:BB:cc\n");
+        assert_eq!(scene.revoked.list().0.iter().collect::<Vec<_>>(), ["aa", "bbcc"]);
+        let [problem] = scene.revoked.problems() else { panic!("{:?}", scene.revoked.problems()) };
+        assert!(problem.contains("revoked, line 3") && problem.contains("the one of last week"), "{problem}");
+    }
+
+    #[test]
+    fn a_list_that_cannot_be_read_stays_in_force() {
+        let mut scene = Scene::new("aa\n");
+        let path = scene.folder.path().join("revoked");
+        fs::remove_file(&path).unwrap();
+        fs::create_dir(&path).unwrap();
+        for _ in 0..3 {
+            assert_eq!(scene.look(SETTLED), ["aa"]);
+        }
+        assert!(scene.revoked.problems()[0].contains("the one before holds"));
+        assert!(Revoked::open(path.clone(), Timestamp(0)).is_err(), "nobody is let in without the list");
+        fs::remove_dir(&path).unwrap();
+        scene.write("bb\n");
+        scene.look(SETTLED);
+        assert_eq!(scene.look(SETTLED), ["bb"]);
+    }
+}

@@ -1,0 +1,96 @@
+//! Whether the certificate that a peer showed in the handshake is still good, for as long as its connection lasts.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rustls::pki_types::{CertificateDer, UnixTime};
+
+use super::certificate::Certificate;
+use super::credentials::{LOOK_EVERY, Loaded};
+use super::{Credentials, refused};
+use crate::clock::Timestamp;
+use crate::error::{Error, Result};
+
+/// What a peer does on its side of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// It was connected to.
+    Serves,
+    /// It has connected.
+    Asks,
+}
+
+/// The standing of a peer that is connected. Clones share it.
+#[derive(Clone, Debug)]
+pub struct Standing(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    credentials: Credentials,
+    side: Side,
+    peer: CertificateDer<'static>,
+    intermediates: Vec<CertificateDer<'static>>,
+    /// When the first of the certificates expires.
+    until: Timestamp,
+    /// Whether its end was logged.
+    told: AtomicBool,
+}
+
+impl Standing {
+    /// The standing of a peer that has shown `certificates`, its own first.
+    ///
+    /// # Errors
+    /// Denied, if there are none; damaged, if one is malformed.
+    pub fn of(credentials: &Credentials, certificates: Option<&[CertificateDer<'_>]>, side: Side) -> Result<Self> {
+        let shown = certificates.and_then(<[_]>::split_first);
+        let (peer, rest) = shown.ok_or_else(|| Error::denied("peer has shown no certificate"))?;
+        let mut until = Certificate::read(peer)?.not_after;
+        for certificate in rest {
+            until = until.min(Certificate::read(certificate)?.not_after);
+        }
+        Ok(Self(Arc::new(Inner {
+            credentials: credentials.clone(),
+            side,
+            peer: peer.clone().into_owned(),
+            intermediates: rest.iter().map(|certificate| certificate.clone().into_owned()).collect(),
+            until,
+            told: AtomicBool::new(false),
+        })))
+    }
+
+    /// Waits until the peer is trusted no more: its certificate was revoked or has expired, or its authority was removed. Says why.
+    ///
+    /// # Cancel safety
+    /// Safe.
+    pub async fn ended(&self) -> rustls::Error {
+        let mut verified: Option<Arc<Loaded>> = None;
+        loop {
+            if let Err(error) = self.check(&mut verified) {
+                if !self.0.told.swap(true, Ordering::AcqRel) {
+                    let peer = Certificate::read(&self.0.peer).ok().and_then(|certificate| certificate.identity);
+                    let peer = peer.map(|identity| identity.path());
+                    tracing::warn!(peer = peer.as_deref(), "connection is ended: {}", refused(error.clone()));
+                }
+                return error;
+            }
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+    }
+
+    /// Verifies again what may have changed since `verified`.
+    fn check(&self, verified: &mut Option<Arc<Loaded>>) -> Result<(), rustls::Error> {
+        let current = self.0.credentials.current();
+        let now = self.0.credentials.clock().now();
+        if now <= self.0.until && verified.as_ref().is_some_and(|before| Arc::ptr_eq(before, &current)) {
+            return Ok(());
+        }
+        let (peer, intermediates) = (&self.0.peer, &self.0.intermediates);
+        let time = UnixTime::since_unix_epoch(now.since(Timestamp(0)));
+        match self.0.side {
+            Side::Serves => current.verify_server(peer, intermediates, time)?,
+            Side::Asks => current.verify_client(peer, intermediates, time)?,
+        };
+        *verified = Some(current);
+        Ok(())
+    }
+}
