@@ -189,7 +189,7 @@ fn head(health: &Health, state: &str) -> String {
         let _ = writeln!(text, "  the machine will be taken away: {}", printable(notice));
     }
     for repository in &health.repositories {
-        let _ = writeln!(text, "  {}", printable(&repository.location));
+        let _ = writeln!(text, "  {}", printable(repository.location.as_ref().unwrap_or(&repository.id)));
     }
     text
 }
@@ -318,7 +318,7 @@ mod tests {
             leaving: false,
             notice: None,
             identity: None,
-            repositories: vec![Place { location: "/repo".into(), id: "A".into() }],
+            repositories: vec![Place { location: Some("/repo".into()), id: "A".into() }],
         };
         let transfers =
             TransferList { transfers: vec![transfer(Standing::Failed, 0), transfer(Standing::Running, 1 << 20)] };

@@ -1,13 +1,14 @@
-//! What anybody on this machine may ask: whether the agent lives, whether it is ready, its figures, its description.
+//! Whether the agent lives, whether it is ready, its figures, its description.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use axum::Json;
-use axum::extract::State;
+use axum::extract::{Extension, State};
 use axum::http::{StatusCode, header};
-use axum::response::IntoResponse;
+use axum::response::{IntoResponse, Response};
 
+use super::guard::Told;
 use super::refusal::Refusal;
 use crate::agent::house::House;
 use crate::agent::view::{self, Kind};
@@ -21,14 +22,27 @@ use crate::work::blocking;
 /// The API, described (<https://spec.openapis.org/oas/v3.1.0>).
 pub(super) const DESCRIPTION: &str = include_str!("openapi.json");
 
-pub(super) async fn health(State(house): State<Arc<House>>) -> Json<view::Health> {
-    Json(house.health())
+pub(super) async fn health(State(house): State<Arc<House>>, Extension(told): Extension<Told>) -> Response {
+    match told {
+        Told::Vitals => Json(house.vitals()).into_response(),
+        Told::Remote => Json(without_locations(house.health())).into_response(),
+        Told::All => Json(house.health()).into_response(),
+    }
 }
 
-pub(super) async fn ready(State(house): State<Arc<House>>) -> (StatusCode, Json<view::Health>) {
-    let health = house.health();
-    let status = if health.ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
-    (status, Json(health))
+pub(super) async fn ready(state: State<Arc<House>>, told: Extension<Told>) -> Response {
+    let ready = state.is_ready();
+    let mut response = health(state, told).await;
+    if !ready {
+        *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
+    }
+    response
+}
+
+/// As other agents are told: where repositories are is this node's own affair.
+fn without_locations(mut health: view::Health) -> view::Health {
+    health.repositories.iter_mut().for_each(|place| place.location = None);
+    health
 }
 
 pub(super) async fn description() -> impl IntoResponse {
@@ -82,6 +96,10 @@ fn figures(house: &House) -> Exposition {
     if let Ok(exchange) = house.exchange() {
         exchanged(&mut text, exchange);
     }
+    let gate = house.gate.stat();
+    text.one(&metrics::LINKS, gate.links as u64);
+    text.one(&metrics::HANDSHAKES, gate.handshakes as u64);
+    text.one(&metrics::REFUSED, gate.refused);
     text
 }
 

@@ -1,6 +1,7 @@
 //! Exchanges of real agents on loopback, with real certificates: what is near is not fetched from afar, what is afar is fetched
 //! once, and who lies, leaves or may not read costs nothing but time.
 
+mod attacks;
 mod faults;
 mod finding;
 mod moving;
