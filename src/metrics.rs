@@ -129,6 +129,9 @@ families! {
     UNTRUE = Counter "towline_chunk_untrue_total" "Chunks that came from another agent and were not what they should be";
     PEERS = Gauge "towline_peers" "Other agents that are known, by state: up, down";
     PEER_BYTES = Counter "towline_peer_received_bytes_total" "Bytes of chunks that came from another agent, by its address";
+    LINKS = Gauge "towline_links" "Connections of other agents that have shown their certificates, calls included";
+    HANDSHAKES = Gauge "towline_handshakes" "Connections whose other side has not shown a certificate yet";
+    REFUSED = Counter "towline_refused_total" "Connections that gave way in their handshake, or were too many of one agent or in all";
     CUSTODY_BYTES = Gauge "towline_custody_bytes" "Bytes of checkpoints that are kept for other agents";
     CACHE_CHUNKS = Gauge "towline_cache_chunks" "Chunks in the cache";
     CACHE_BYTES = Gauge "towline_cache_bytes" "Bytes that the cache's chunks take on the disk";

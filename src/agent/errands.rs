@@ -81,11 +81,11 @@ pub(super) fn warm(house: &House, repository: Option<&str>, warming: Warming) ->
     })
 }
 
-/// The name that `selector` stands for, if `caller` may read it. Another agent is told of no name that it may not read, not even by
-/// an error that says which names are near.
+/// The name that `selector` stands for. Another agent chooses among what it may read: rights are decided before anything is looked
+/// up, so what it may not read is to it what is not there.
 ///
 /// # Errors
-/// Not found, for a name or run that is not there; denied, for what another agent may not read.
+/// Not found, for a name or run that is not there, or that another agent may not read.
 ///
 /// # Cancel safety
 /// Safe: it only reads.
@@ -97,27 +97,19 @@ pub(super) async fn resolve(
 ) -> Result<Name> {
     let Some(caller) = caller else { return repository.resolve(selector).await };
     let state = repository.state().await?;
-    let readable = || -> BTreeMap<Name, RefValue> {
-        let own = state.refs.iter().filter(|(name, _)| exchange.may_read(caller, name));
-        own.map(|(name, value)| (name.clone(), value.clone())).collect()
-    };
-    let name = match selector.resolve(&state) {
-        // By what it may read nothing fits either; the error is another.
-        Err(error) if error.kind() == ErrorKind::NotFound => {
-            selector.resolve(&State { refs: readable(), ..State::default() })?
-        }
-        resolved => resolved?,
-    };
-    if !exchange.may_read(caller, &name) {
-        // The choice, not the step that it came to.
-        return Err(Error::denied(format!("agent {} may not read this name here", caller.path()))
-            .at(selector)
-            .cure("let it, in [[allow]] of the settings of the agent that was asked"));
-    }
-    if state.refs.contains_key(&name) {
-        return Ok(name);
-    }
-    Err(no_such_name(&readable(), &name, format!("repository {}", repository.id())))
+    let own = state.refs.iter().filter(|(name, _)| exchange.may_read(caller, name));
+    let refs: BTreeMap<Name, RefValue> = own.map(|(name, value)| (name.clone(), value.clone())).collect();
+    let readable = State { refs, ..State::default() };
+    let chosen = selector.resolve(&readable).and_then(|name| match readable.refs.contains_key(&name) {
+        true => Ok(name),
+        false => Err(no_such_name(&readable.refs, &name, format!("repository {}", repository.id()))),
+    });
+    chosen.map_err(|error| {
+        let agent = caller.path();
+        error.cure(format!(
+            "there is none, or agent {agent} may not read it: [[allow]] of the agent that was asked decides"
+        ))
+    })
 }
 
 /// Begins to restore.

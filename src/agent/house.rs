@@ -26,11 +26,11 @@ use crate::ops::Stop;
 use crate::repository::{OpenOptions, Repository};
 use crate::size;
 use crate::storage::Location;
-use crate::transfer::GOOD_WINDOW;
 use crate::transfer::exchange::{Exchange, ExchangeOptions, Limits};
 use crate::transfer::identity::{Credentials, Identity};
 use crate::transfer::peers::{Discovery, Peers, PeersOptions};
 use crate::transfer::protocol::limits::WINDOW_MIN;
+use crate::transfer::{GOOD_WINDOW, Gate};
 use crate::work::blocking;
 
 /// Agents that are found by name or registration and linked to at the same time, about.
@@ -68,6 +68,8 @@ pub(super) struct House {
     /// Connections are to end.
     pub(super) leaving: CancellationToken,
     pub(super) transfers: Transfers,
+    /// What other agents come through.
+    pub(super) gate: Gate,
     /// What parts of files are held in on their way to readers, apart from what they are fetched with: a reader that is slow
     /// must not keep a fetch from going on.
     pub(super) windows: Budget,
@@ -142,6 +144,7 @@ impl House {
             shelf,
             leaving: CancellationToken::new(),
             transfers: Transfers::new(Arc::clone(&clock)),
+            gate: Gate::new(config.admission),
             windows: Budget::new(share)?,
             opened: Opened::default(),
             handed_out: AtomicU64::new(0),
@@ -283,6 +286,10 @@ impl House {
         Timestamp(self.clock.now().0.saturating_add(span))
     }
 
+    pub(super) fn vitals(&self) -> view::Vitals {
+        view::Vitals { alive: true, ready: self.is_ready() }
+    }
+
     pub(super) fn health(&self) -> view::Health {
         view::Health {
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -337,7 +344,7 @@ fn same(a: &Location, b: &Location) -> bool {
 }
 
 fn place(repository: &Repository) -> view::Place {
-    view::Place { location: repository.store().location().to_string(), id: repository.id().to_string() }
+    view::Place { location: Some(repository.store().location().to_string()), id: repository.id().to_string() }
 }
 
 /// Bytes of memory for each of those that must not wait for each other's: the repositories, the exchange, the links, and what is

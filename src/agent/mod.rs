@@ -98,7 +98,8 @@ impl Agent {
         let (to_give, wait) = config.custody.map(|custody| (custody.of, custody.wait)).unwrap_or_default();
         let token_file = socket::token_path(&config.socket);
         let token = token.as_deref().map(|token| (token, token_file.as_path()));
-        let router = router(Arc::clone(&house), token, Callers { to_ask: config.callers, to_give });
+        let router =
+            router(Arc::clone(&house), token, config.open_metrics, Callers { to_ask: config.callers, to_give });
         let (mut doors, leaving) = (JoinSet::new(), house.leaving.clone());
         let listen = match config.listen {
             Some(address) => Some(open_to_peers(&house, address, &router, &mut doors).await?),
@@ -196,9 +197,9 @@ async fn open_to_peers(
 ) -> Result<SocketAddr> {
     let credentials = house.credentials()?;
     let exchange = house.exchange()?;
-    let mut tcp = tcp::Listener::bind(address, credentials.clone()).await?;
+    let mut tcp = tcp::Listener::bind(address, credentials.clone()).await?.through(house.gate.clone());
     let address = tcp.address()?;
-    let quic = quic::Listener::bind(address, credentials.clone())?;
+    let quic = quic::Listener::bind(address, credentials.clone())?.through(house.gate.clone());
     let (holdings, leaving): (Arc<dyn Holdings>, _) = (Arc::<Exchange>::clone(exchange), house.leaving.clone());
     doors.spawn(serve(tcp.take_calls(), Door::Remote, router.clone(), leaving.clone()));
     doors.spawn(quic.serve(Arc::clone(&holdings), leaving.clone()).map(ended));

@@ -36,6 +36,15 @@ pub struct Health {
     pub problems: Vec<String>,
 }
 
+/// What anybody on this machine may know of an agent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Vitals {
+    /// Always: it answers.
+    pub alive: bool,
+    /// Whether what it was told to have ready is there.
+    pub ready: bool,
+}
+
 /// Some of the names of a repository.
 #[derive(Clone, Debug, Serialize)]
 pub struct NameList {
@@ -85,8 +94,9 @@ pub struct FolderEntry {
 /// A repository of an agent.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Place {
-    /// Where it is.
-    pub location: String,
+    /// Where it is; other agents are not told.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub location: Option<String>,
     /// Its name for ever.
     pub id: String,
 }

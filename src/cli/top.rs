@@ -189,7 +189,7 @@ fn head(health: &Health, state: &str) -> String {
         let _ = writeln!(text, "  the machine will be taken away: {}", printable(notice));
     }
     for repository in &health.repositories {
-        let _ = writeln!(text, "  {}", printable(&repository.location));
+        let _ = writeln!(text, "  {}", printable(repository.location.as_ref().unwrap_or(&repository.id)));
     }
     for problem in &health.problems {
         let _ = writeln!(text, "  problem: {}", printable(problem));
@@ -321,7 +321,7 @@ mod tests {
             leaving: false,
             notice: None,
             identity: None,
-            repositories: vec![Place { location: "/repo".into(), id: "A".into() }],
+            repositories: vec![Place { location: Some("/repo".into()), id: "A".into() }],
             problems: vec!["revoked, line 3: malformed\x1b".into()],
         };
         let transfers =

@@ -2,20 +2,23 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
 
 use rustls::ClientConfig;
-use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
-use super::Wire;
 use super::carrier::{HANDSHAKE_MAX, broken};
 use super::guarded::Guarded;
 use super::identity::{Credentials, Identity, SERVER_NAME, Side, Standing, client_config, peer_identity, refused};
 use super::wire::Counted;
+use super::{Pass, Wire};
 use crate::error::{Error, Result};
 
 /// What such a connection is called when TLS asks which protocol to speak
@@ -23,6 +26,9 @@ use crate::error::{Error, Result};
 pub const ALPN_HTTP: &[u8] = b"http/1.1";
 /// Calls that wait to be taken, at most; more are refused.
 const WAITING_MAX: usize = 16;
+/// How long a caller that is turned away has to take the answer, and bytes of its request that are read meanwhile.
+const LINGER: Duration = Duration::from_secs(2);
+const REQUEST_LEN_MAX: u64 = 64 << 10;
 
 /// Bytes both ways.
 pub trait Duplex: AsyncRead + AsyncWrite + Send + Unpin {}
@@ -35,6 +41,13 @@ pub type Line = Box<dyn Duplex>;
 /// Calls that come in.
 #[derive(Debug)]
 pub struct Calls(mpsc::Receiver<(Line, Identity)>);
+
+/// A line that counts as its caller's connection until it is dropped.
+#[derive(Debug)]
+struct Counting<S> {
+    line: S,
+    _pass: Pass,
+}
 
 /// Where calls are handed over.
 #[derive(Clone, Debug)]
@@ -51,9 +64,45 @@ impl Switch {
     ///
     /// # Errors
     /// Exhausted, if too many wait: whoever answers must not keep peers from their chunks.
-    pub(super) fn hand_over(&self, line: Line, caller: Identity) -> Result<()> {
+    pub(super) fn hand_over(&self, line: impl Duplex + 'static, caller: Identity, pass: Pass) -> Result<()> {
+        let line: Line = Box::new(Counting { line, _pass: pass });
         let refused = |_| Error::exhausted("too many calls are waiting").expected(format!("at most {WAITING_MAX}"));
         self.0.try_send((line, caller)).map_err(refused)
+    }
+}
+
+/// Answers a call that is one too many, whatever it is about, and ends it.
+pub(super) async fn turn_away(mut line: impl Duplex, why: &str) {
+    let body = format!("{{\"error\":{{\"kind\":\"exhausted\",\"message\":\"{why}\",\"cure\":\"try again later\"}}}}");
+    let head =
+        "HTTP/1.1 429 Too Many Requests\r\nContent-Type: application/json\r\nConnection: close\r\nContent-Length";
+    let said = async {
+        line.write_all(format!("{head}: {}\r\n\r\n{body}", body.len()).as_bytes()).await?;
+        line.shutdown().await?;
+        // To close before the request was read might take the answer back.
+        tokio::io::copy(&mut line.take(REQUEST_LEN_MAX), &mut tokio::io::sink()).await
+    };
+    // Who does not listen is not waited for.
+    let _ = timeout(LINGER, said).await;
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Counting<S> {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.line).poll_read(cx, buffer)
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Counting<S> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.line).poll_write(cx, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.line).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.line).poll_shutdown(cx)
     }
 }
 

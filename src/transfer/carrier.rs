@@ -8,14 +8,15 @@ use tokio::time::timeout;
 
 use super::identity::{Identity, refused};
 use super::protocol::limits::WINDOW_MIN;
+use super::seldom::Seldom;
 use crate::budget::Budget;
 use crate::error::{Error, ErrorKind, Result};
 use crate::limits::MIB;
 
-/// Connecting and the handshake together must be done within this.
+/// Whoever connects gives up if connecting and the handshake together take longer. Who listens has its own limit ([`Gate`](super::Gate)).
 pub(super) const HANDSHAKE_MAX: Duration = Duration::from_secs(10);
-/// Connections that a listener serves at the same time, at most.
-pub(super) const CONNECTIONS_MAX: usize = 256;
+/// Lines about peers that were refused.
+pub(super) static REFUSED: Seldom = Seldom::new();
 /// How long a connection that is made waits for the memory for its window: less than the other side waits for its first words.
 const MEMORY_WITHIN: Duration = Duration::from_secs(5);
 /// How long a listener waits when it cannot accept.
@@ -65,6 +66,11 @@ impl Dial<'_> {
         };
         timeout(MEMORY_WITHIN, self.budget.carve(window)).await.unwrap_or_else(late)
     }
+}
+
+/// A connection whose handshake was given up for others'.
+pub(super) fn displaced() -> Error {
+    Error::exhausted("too many connections wait for their handshake: one that waited longest gave way")
 }
 
 /// A connection that could not be made.

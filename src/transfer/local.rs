@@ -7,12 +7,12 @@ use async_trait::async_trait;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_util::sync::CancellationToken;
 
-use super::Holdings;
 use super::asking::{ASK_MAX, asking};
-use super::drive::{Client, Clockwork, Lanes, Reply, hello, serve};
+use super::drive::{Client, Clockwork, Lanes, Reply, Served, hello, serve};
 use super::identity::Identity;
 use super::protocol::limits::WINDOW_MIN;
 use super::protocol::{Closed, Priority, Provider, Requester};
+use super::{Holdings, Pass};
 use crate::budget::Budget;
 use crate::codec::Encoded;
 use crate::error::Result;
@@ -37,7 +37,8 @@ pub async fn attend(
 ) -> Result<Closed> {
     let clock = Clockwork::start();
     let provider = Provider::new(hello(&anybody()?, 0), anybody()?, 0, clock.now());
-    Ok(serve(provider, Lanes::both_ways(stream), clock, holdings, leaving).await)
+    let served = Served { holdings, pass: Pass::of_this_node(), leaving };
+    Ok(serve(provider, Lanes::both_ways(stream), clock, served).await)
 }
 
 /// The agent of this node, as a source of chunks.

@@ -1,5 +1,6 @@
 //! What an agent is told: a TOML file, read at the start; its rules again when it changes (`rules.rs`).
 
+mod admission;
 mod custody;
 mod peers;
 mod quantity;
@@ -13,6 +14,7 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
+use self::admission::AdmissionSection;
 pub use self::custody::CustodyConfig;
 use self::custody::CustodySection;
 pub use self::peers::PeersConfig;
@@ -25,6 +27,7 @@ use crate::error::{Error, Result};
 use crate::limits::GIB;
 use crate::pattern::Patterns;
 use crate::storage::{Location, StoreOptions};
+use crate::transfer::Admission;
 use crate::transfer::exchange::{Callers, Policy, Rule};
 use crate::tree::Look;
 
@@ -45,6 +48,8 @@ pub struct Config {
     pub socket: PathBuf,
     /// Where the API is offered on loopback besides, if anywhere.
     pub http: Option<SocketAddr>,
+    /// Whether anybody on this machine may see the figures there, without the token.
+    pub open_metrics: bool,
     /// The repositories, the usual one first; at least one.
     pub repositories: Vec<Location>,
     /// How their stores are opened.
@@ -59,6 +64,8 @@ pub struct Config {
     pub identity: Option<PathBuf>,
     /// Where other agents reach it, over QUIC and TCP, if they may; only with an identity and a cache.
     pub listen: Option<SocketAddr>,
+    /// The limits of whoever connects there.
+    pub admission: Admission,
     /// Other agents.
     pub peers: PeersConfig,
     /// What they may read: nothing, without a rule.
@@ -88,6 +95,8 @@ pub struct CacheConfig {
 struct File {
     socket: Option<PathBuf>,
     http: Option<SocketAddr>,
+    #[serde(default)]
+    open_metrics: bool,
     repository: Option<String>,
     #[serde(default)]
     repositories: Vec<String>,
@@ -99,6 +108,7 @@ struct File {
     grace: Option<Span>,
     identity: Option<PathBuf>,
     listen: Option<SocketAddr>,
+    admission: Option<AdmissionSection>,
     peers: Option<PeersSection>,
     #[serde(default)]
     callers: Patterns,
@@ -179,6 +189,7 @@ impl File {
             seen: Look::default(),
             socket,
             http: self.http,
+            open_metrics: self.open_metrics,
             repositories: repositories(folder, self.repository, self.repositories)?,
             store: StoreOptions { endpoint: self.endpoint, allow_http: self.allow_http, ..StoreOptions::default() },
             memory: self.memory.map(|bytes| bytes.0),
@@ -186,6 +197,7 @@ impl File {
             grace: self.grace.map_or(GRACE, |span| span.0),
             identity: self.identity.map(|path| folder.join(path)),
             listen: self.listen,
+            admission: self.admission.unwrap_or_default().settle()?,
             peers: self.peers.unwrap_or_default().settle(self.limits),
             policy: Policy::only(self.allow),
             callers: Callers::of(self.callers),
@@ -201,6 +213,12 @@ impl File {
         }
         if self.listen.is_none() && self.custody.is_some() {
             return Err(Error::usage("[custody] is set, but not `listen`").cure("set both, or neither"));
+        }
+        if self.listen.is_none() && self.admission.is_some() {
+            return Err(Error::usage("[admission] is set, but not `listen`").cure("set both, or neither"));
+        }
+        if self.http.is_none() && self.open_metrics {
+            return Err(Error::usage("`open_metrics` is set, but not `http`").cure("set both, or neither"));
         }
         let names_others = self.peers.as_ref().is_some_and(PeersSection::wants);
         if self.sidecar.entrusts() && !names_others {

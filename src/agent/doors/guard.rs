@@ -19,8 +19,10 @@ use crate::id::RepositoryId;
 use crate::transfer::exchange::Callers as Agents;
 use crate::transfer::identity::Identity;
 
-/// What anybody on this machine may ask.
-pub(super) const OPEN: [&str; 4] = ["/health", "/ready", "/metrics", "/openapi.json"];
+/// What anybody on this machine may ask: whether the agent lives and is ready, without more, and how it is asked.
+pub(super) const OPEN: [&str; 3] = ["/health", "/ready", "/openapi.json"];
+/// What anybody may ask besides if a setting says so.
+const METRICS: &str = "/metrics";
 
 /// What another agent may ask, if it may ask anything: to bring chunks to this node and keep them, and how that goes; of those that may
 /// give checkpoints into custody, that. Nothing that touches the node's files, or what others have begun.
@@ -104,6 +106,17 @@ impl Door {
     }
 }
 
+/// How much the answer to a request may tell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Told {
+    /// Only what anybody may know: whoever asks has shown nothing.
+    Vitals,
+    /// What another agent may know: nothing of where things are on this node.
+    Remote,
+    /// Everything.
+    All,
+}
+
 /// Credentials of a request on loopback.
 #[derive(Debug)]
 struct Token {
@@ -121,6 +134,8 @@ pub(super) struct Guard {
     callers: Callers,
     /// What this agent is called.
     own: String,
+    /// May anybody on this machine see the figures?
+    open_metrics: bool,
 }
 
 impl Guard {
@@ -129,16 +144,24 @@ impl Guard {
     pub(super) fn new(token: Option<(&str, &Path)>, callers: Callers, own: Option<&Identity>) -> Self {
         let own = own.map_or_else(|| "here".to_owned(), Identity::path);
         let token = token.map(|(token, file)| Token { hash: blake3::hash(token.as_bytes()), file: file.to_owned() });
-        Self { token, callers, own }
+        Self { token, callers, own, open_metrics: false }
+    }
+
+    /// The same, and the figures are for anybody on this machine if `open`.
+    pub(super) fn open_metrics(self, open: bool) -> Self {
+        Self { open_metrics: open, ..self }
     }
 
     /// # Errors
     /// What is wrong with the request.
-    fn judge(&self, door: &Door, (method, path): (&Method, &str), headers: &HeaderMap) -> Result<(), Refusal> {
+    fn judge(&self, door: &Door, (method, path): (&Method, &str), headers: &HeaderMap) -> Result<Told, Refusal> {
         match door {
-            Door::Socket(_) => Ok(()),
+            Door::Socket(_) => Ok(Told::All),
             Door::Loopback => self.judge_local(path, headers),
-            Door::Remote(caller) => self.judge_call(caller, method, path).map_err(Refusal::from),
+            Door::Remote(caller) => {
+                self.judge_call(caller, method, path)?;
+                Ok(Told::Remote)
+            }
         }
     }
 
@@ -162,14 +185,17 @@ impl Guard {
             .cure("ask it on its own node"))
     }
 
-    fn judge_local(&self, path: &str, headers: &HeaderMap) -> Result<(), Refusal> {
+    fn judge_local(&self, path: &str, headers: &HeaderMap) -> Result<Told, Refusal> {
         // A page from elsewhere whose name was made to mean this machine still tells that name.
         if !headers.get(header::HOST).and_then(|host| host.to_str().ok()).is_some_and(is_loopback) {
             let error = Error::denied("request is for another host").expected("localhost, 127.0.0.1 or [::1]");
             return Err(Refusal::new(StatusCode::FORBIDDEN, error));
         }
-        if OPEN.contains(&path) || self.is_shown(headers) {
-            return Ok(());
+        if self.is_shown(headers) {
+            return Ok(Told::All);
+        }
+        if OPEN.contains(&path) || self.open_metrics && path == METRICS {
+            return Ok(Told::Vitals);
         }
         let file = self.token.as_ref().map_or_else(String::new, |token| {
             let file = token.file.display();
@@ -211,11 +237,14 @@ fn is_loopback(host: &str) -> bool {
 pub(super) async fn check(
     State(guard): State<Arc<Guard>>,
     Extension(door): Extension<Door>,
-    request: Request,
+    mut request: Request,
     next: Next,
 ) -> Response {
     match guard.judge(&door, (request.method(), request.uri().path()), request.headers()) {
-        Ok(()) => next.run(request).await,
+        Ok(told) => {
+            request.extensions_mut().insert(told);
+            next.run(request).await
+        }
         Err(refusal) => refusal.into_response(),
     }
 }
@@ -261,6 +290,25 @@ mod tests {
         }
         assert!(!judged(&Door::Loopback, "/health", &[]));
         assert!(!judged(&Door::Loopback, "/health/", &[(HOST, "localhost")]));
+    }
+
+    #[test]
+    fn without_the_token_only_what_is_vital_is_told() {
+        let told = |guard: &Guard, path: &str, token: Option<&str>| {
+            let headers = [(header::HOST, Some("localhost")), (header::AUTHORIZATION, token)];
+            let headers = headers.into_iter().filter_map(|(name, value)| Some((name, value?.parse().unwrap())));
+            guard.judge(&Door::Loopback, (&Method::GET, path), &headers.collect()).ok()
+        };
+        let guard = || Guard::new(Some(("secret", Path::new("/run/agent.token"))), Callers::default(), None);
+        let (closed, open) = (guard(), guard().open_metrics(true));
+        for path in ["/health", "/ready"] {
+            assert_eq!(told(&closed, path, None), Some(Told::Vitals));
+            assert_eq!(told(&closed, path, Some("Bearer wrong")), Some(Told::Vitals));
+            assert_eq!(told(&closed, path, Some("Bearer secret")), Some(Told::All));
+        }
+        assert_eq!(told(&closed, "/metrics", None), None);
+        assert_eq!(told(&closed, "/metrics", Some("Bearer secret")), Some(Told::All));
+        assert!(told(&open, "/metrics", None).is_some() && told(&open, "/v1/pins", None).is_none());
     }
 
     #[test]

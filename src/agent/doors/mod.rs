@@ -72,10 +72,11 @@ fn routes() -> Vec<Route> {
     ]
 }
 
-/// The API of `house`; on loopback it wants a token, which stands in a file, and other agents are let in as `callers` says.
-pub(super) fn router(house: Arc<House>, token: Option<(&str, &Path)>, callers: Callers) -> Router {
+/// The API of `house`; on loopback it wants a token, which stands in a file, for the figures too unless `open_metrics`, and other
+/// agents are let in as `callers` says.
+pub(super) fn router(house: Arc<House>, token: Option<(&str, &Path)>, open_metrics: bool, callers: Callers) -> Router {
     let own = house.credentials().ok().map(Credentials::identity);
-    let guard = Guard::new(token, callers, own.as_ref());
+    let guard = Guard::new(token, callers, own.as_ref()).open_metrics(open_metrics);
     let paths = routes().into_iter().fold(Router::new(), |router, (path, _, methods)| router.route(path, methods));
     let nowhere = || async {
         Refusal::from(Error::not_found("the API has no such path").cure("GET /openapi.json lists its paths"))

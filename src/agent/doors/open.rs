@@ -1,4 +1,4 @@
-//! What anybody on this machine may ask: whether the agent lives, whether it is ready, its figures, its description.
+//! Whether the agent lives, whether it is ready, its figures, its description.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -6,9 +6,9 @@ use std::sync::atomic::Ordering;
 use axum::Json;
 use axum::extract::{Extension, State};
 use axum::http::{StatusCode, header};
-use axum::response::IntoResponse;
+use axum::response::{IntoResponse, Response};
 
-use super::guard::Door;
+use super::guard::Told;
 use super::refusal::Refusal;
 use crate::agent::house::House;
 use crate::agent::view::{self, Kind};
@@ -22,26 +22,28 @@ use crate::work::blocking;
 /// The API, described (<https://spec.openapis.org/oas/v3.1.0>).
 pub(super) const DESCRIPTION: &str = include_str!("openapi.json");
 
-pub(super) async fn health(State(house): State<Arc<House>>, Extension(door): Extension<Door>) -> Json<view::Health> {
-    Json(told(&house, &door))
-}
-
-/// How the agent is; what is wrong with its files is for its own user alone.
-fn told(house: &House, door: &Door) -> view::Health {
-    let mut health = house.health();
-    if !matches!(door, Door::Socket(_)) {
-        health.problems.clear();
+pub(super) async fn health(State(house): State<Arc<House>>, Extension(told): Extension<Told>) -> Response {
+    match told {
+        Told::Vitals => Json(house.vitals()).into_response(),
+        Told::Remote => Json(without_locations(house.health())).into_response(),
+        Told::All => Json(house.health()).into_response(),
     }
-    health
 }
 
-pub(super) async fn ready(
-    State(house): State<Arc<House>>,
-    Extension(door): Extension<Door>,
-) -> (StatusCode, Json<view::Health>) {
-    let health = told(&house, &door);
-    let status = if health.ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
-    (status, Json(health))
+pub(super) async fn ready(state: State<Arc<House>>, told: Extension<Told>) -> Response {
+    let ready = state.is_ready();
+    let mut response = health(state, told).await;
+    if !ready {
+        *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
+    }
+    response
+}
+
+/// As other agents are told: where repositories are, and what is wrong with the agent's files, is this node's own affair.
+fn without_locations(mut health: view::Health) -> view::Health {
+    health.repositories.iter_mut().for_each(|place| place.location = None);
+    health.problems.clear();
+    health
 }
 
 pub(super) async fn description() -> impl IntoResponse {
@@ -95,6 +97,10 @@ fn figures(house: &House) -> Exposition {
     if let Ok(exchange) = house.exchange() {
         exchanged(&mut text, exchange);
     }
+    let gate = house.gate.stat();
+    text.one(&metrics::LINKS, gate.links as u64);
+    text.one(&metrics::HANDSHAKES, gate.handshakes as u64);
+    text.one(&metrics::REFUSED, gate.refused);
     text
 }
 

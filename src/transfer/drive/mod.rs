@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 pub use self::client::{Client, Fetching, Received, Reply};
 pub(super) use self::lanes::{Feeder, Lanes};
-pub(super) use self::server::serve;
+pub(super) use self::server::{Served, serve};
 use super::identity::Identity;
 use super::protocol::Hello;
 use super::protocol::limits::{REQUESTS_MAX, VERSIONS};

@@ -1,10 +1,11 @@
 //! The serving side as a future: demands go to the holdings, answers come back.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt as _;
-use futures::future::BoxFuture;
+use futures::future::{AbortHandle, Abortable, BoxFuture};
 use futures::stream::FuturesUnordered;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
@@ -12,19 +13,44 @@ use tokio_util::sync::CancellationToken;
 use super::Clockwork;
 use super::lanes::{Incoming, Lanes};
 use crate::error::Result;
-use crate::transfer::Holdings;
+use crate::id::{ChunkId, ManifestId};
 use crate::transfer::carrier::words;
 use crate::transfer::identity::Identity;
-use crate::transfer::protocol::{CONTROL, Closed, Demand, Grant, Provider, Supply, Survey};
+use crate::transfer::protocol::{Asked, CONTROL, Closed, Demand, Grant, Provider, Supply, Survey};
+use crate::transfer::seldom::Seldom;
+use crate::transfer::{Holdings, Pass};
+
+/// Lines about requests that cannot be served.
+static NOT_SERVED: Seldom = Seldom::new();
 
 /// What the holdings say to a demand.
 enum Answer {
     Granted(u64, Result<Option<Arc<Grant>>>),
     Surveyed(u64, Result<Option<Survey>>),
     Read(u64, u32, Result<Option<Supply>>),
+    /// Work was aborted, and is gone.
+    Over(u64),
 }
 
-/// Serves a connection to its end; `leaving` begins it: open requests are still served.
+/// What serves a connection.
+pub(in crate::transfer) struct Served {
+    /// Where chunks are.
+    pub(in crate::transfer) holdings: Arc<dyn Holdings>,
+    /// What the peer may ask for.
+    pub(in crate::transfer) pass: Pass,
+    /// Begins the connection's end: open requests are still served.
+    pub(in crate::transfer) leaving: CancellationToken,
+}
+
+/// Answers to come, and how to abort those that may be.
+#[derive(Default)]
+struct Answers {
+    // Bounded: a request waits for one answer or for the reads that the provider allows.
+    coming: FuturesUnordered<BoxFuture<'static, Answer>>,
+    aborts: HashMap<u64, AbortHandle>,
+}
+
+/// Serves a connection to its end.
 ///
 /// # Cancel safety
 /// Safe: the connection is dropped.
@@ -32,13 +58,11 @@ pub(in crate::transfer) async fn serve(
     mut provider: Provider,
     mut lanes: Lanes,
     clock: Clockwork,
-    holdings: Arc<dyn Holdings>,
-    leaving: CancellationToken,
+    served: Served,
 ) -> Closed {
-    let peer = Arc::new(provider.peer().clone());
-    // Bounded: a request waits for one answer or for the reads that the provider allows.
-    let mut answers: FuturesUnordered<BoxFuture<'static, Answer>> = FuturesUnordered::new();
-    let (mut left, mut seat) = (false, holdings.seat());
+    let Served { holdings, pass, leaving } = served;
+    let asker = Asker { holdings: Arc::clone(&holdings), peer: Arc::new(provider.peer().clone()), pass };
+    let (mut answers, mut left, mut seat) = (Answers::default(), false, holdings.seat());
     let closed = loop {
         provider.read_ahead(seat.share(provider.is_asked()));
         if lanes.flush(|lane| provider.transmit(lane, clock.now())) {
@@ -46,9 +70,10 @@ pub(in crate::transfer) async fn serve(
         }
         let mut closed = None;
         while let Some(demand) = provider.poll() {
-            match demand {
-                Demand::Closed(why) => closed = Some(why),
-                demand => answers.extend(answer(&demand, &holdings, &peer)),
+            if let Demand::Closed(why) = demand {
+                closed = Some(why);
+            } else if let Err((request, why)) = answers.begin(demand, &asker) {
+                provider.busy(request, &why, clock.now());
             }
         }
         if let Some(closed) = closed {
@@ -62,7 +87,10 @@ pub(in crate::transfer) async fn serve(
                 Some(Incoming::Ended(error)) => provider.lost(&words(&error)),
                 None => {}
             },
-            Some(answer) = answers.next() => take(&mut provider, answer, clock.now()),
+            Some(answer) = answers.coming.next() => {
+                answers.forget(&answer);
+                take(&mut provider, answer, clock.now());
+            }
             () = leaving.cancelled(), if !left => {
                 left = true;
                 provider.goodbye("shutting down", clock.now());
@@ -78,13 +106,73 @@ pub(in crate::transfer) async fn serve(
     closed
 }
 
-fn answer(demand: &Demand, holdings: &Arc<dyn Holdings>, peer: &Arc<Identity>) -> Option<BoxFuture<'static, Answer>> {
-    let (holdings, peer) = (Arc::clone(holdings), Arc::clone(peer));
-    Some(match *demand {
-        Demand::Authorise { request, manifest } => {
-            Box::pin(async move { Answer::Granted(request, holdings.authorise(&peer, &manifest).await) })
+impl Answers {
+    /// Begins what is demanded.
+    ///
+    /// # Errors
+    /// Which request its peer must not make now, and why not.
+    fn begin(&mut self, demand: Demand, asker: &Asker) -> Result<(), (u64, String)> {
+        let (request, answer) = match demand {
+            Demand::Authorise { request, manifest } => (request, asker.authorise(request, manifest)),
+            Demand::Survey { request, manifest, from } => (request, asker.survey(request, manifest, from)),
+            Demand::Read { request, ordinal, id, asked } => {
+                self.coming.push(asker.read((request, ordinal), id, asked));
+                return Ok(());
+            }
+            Demand::Abort { request } => {
+                self.abort(request);
+                return Ok(());
+            }
+            Demand::Closed(_) => return Ok(()),
+        };
+        asker.pass.ask().map_err(|why| (request, why))?;
+        self.abortable(request, answer);
+        Ok(())
+    }
+
+    /// An answer to `request` that may be aborted.
+    fn abortable(&mut self, request: u64, answer: BoxFuture<'static, Answer>) {
+        let (abort, registration) = AbortHandle::new_pair();
+        self.aborts.insert(request, abort);
+        let answer = Abortable::new(answer, registration);
+        self.coming.push(Box::pin(async move { answer.await.unwrap_or(Answer::Over(request)) }));
+    }
+
+    /// The answer to `request` is [`Answer::Over`], unless it is there already.
+    fn abort(&self, request: u64) {
+        if let Some(abort) = self.aborts.get(&request) {
+            abort.abort();
         }
-        Demand::Survey { request, manifest, from } => Box::pin(async move {
+    }
+
+    /// `answer` has come.
+    fn forget(&mut self, answer: &Answer) {
+        if let Answer::Granted(request, _) | Answer::Surveyed(request, _) | Answer::Over(request) = answer {
+            self.aborts.remove(request);
+        }
+    }
+}
+
+/// What the holdings are asked, for one peer.
+struct Asker {
+    holdings: Arc<dyn Holdings>,
+    peer: Arc<Identity>,
+    pass: Pass,
+}
+
+impl Asker {
+    fn authorise(&self, request: u64, manifest: ManifestId) -> BoxFuture<'static, Answer> {
+        let (holdings, peer, work) = (Arc::clone(&self.holdings), Arc::clone(&self.peer), self.pass.work());
+        Box::pin(async move {
+            let _work = work.await;
+            Answer::Granted(request, holdings.authorise(&peer, &manifest).await)
+        })
+    }
+
+    fn survey(&self, request: u64, manifest: ManifestId, from: u32) -> BoxFuture<'static, Answer> {
+        let (holdings, peer, work) = (Arc::clone(&self.holdings), Arc::clone(&self.peer), self.pass.work());
+        Box::pin(async move {
+            let _work = work.await;
             let surveyed = async {
                 match holdings.authorise(&peer, &manifest).await? {
                     Some(grant) => holdings.survey(&grant, from).await.map(Some),
@@ -92,27 +180,32 @@ fn answer(demand: &Demand, holdings: &Arc<dyn Holdings>, peer: &Arc<Identity>) -
                 }
             };
             Answer::Surveyed(request, surveyed.await)
-        }),
-        Demand::Read { request, ordinal, id, ref asked } => {
-            let asked = asked.clone();
-            Box::pin(async move { Answer::Read(request, ordinal, holdings.frame(&peer, &asked, &id).await) })
-        }
-        Demand::Closed(_) => return None,
-    })
+        })
+    }
+
+    fn read(&self, (request, ordinal): (u64, u32), id: ChunkId, asked: Asked) -> BoxFuture<'static, Answer> {
+        let (holdings, peer) = (Arc::clone(&self.holdings), Arc::clone(&self.peer));
+        Box::pin(async move { Answer::Read(request, ordinal, holdings.frame(&peer, &asked, &id).await) })
+    }
 }
 
 fn take(provider: &mut Provider, answer: Answer, now: Duration) {
     match answer {
+        Answer::Over(request) => provider.over(request, now),
         Answer::Granted(request, Ok(grant)) => provider.granted(request, grant, now),
         Answer::Surveyed(request, Ok(survey)) => provider.surveyed(request, survey, now),
         Answer::Granted(request, Err(error)) | Answer::Surveyed(request, Err(error)) => {
             // What exactly is for our log: it may name what the peer must not know.
-            tracing::warn!(peer = %provider.peer(), "request cannot be served: {error:?}");
+            if let Some(kept_back) = NOT_SERVED.may() {
+                tracing::warn!(peer = %provider.peer(), kept_back, "request cannot be served: {error:?}");
+            }
             provider.failed(request, "request cannot be served now", now);
         }
         Answer::Read(request, ordinal, supply) => {
             let supply = supply.unwrap_or_else(|error| {
-                tracing::warn!(peer = %provider.peer(), "chunk cannot be read: {error:?}");
+                if let Some(kept_back) = NOT_SERVED.may() {
+                    tracing::warn!(peer = %provider.peer(), kept_back, "chunk cannot be read: {error:?}");
+                }
                 None
             });
             provider.supply(request, ordinal, supply, now);

@@ -2,21 +2,27 @@
 
 use std::collections::HashMap;
 use std::num::NonZeroUsize;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
+use super::once::Once;
+use super::served::Served;
 use crate::error::{ErrorKind, Result};
 use crate::format::Frame;
-use crate::id::{ChunkId, ManifestId};
+use crate::id::{ChunkId, ManifestId, MapKey};
 use crate::metrics::Metric;
-use crate::repository::log::{RefValue, State};
+use crate::repository::log::RefValue;
 use crate::repository::{Name, Repository, Saved};
+use crate::transfer::identity::Identity;
 use crate::transfer::protocol::Grant;
 
 /// Trees that are kept open.
 const OPEN_MAX: NonZeroUsize = NonZeroUsize::new(16).expect("not zero");
+/// Trees that are opened at the same time, at most.
+const OPENING_MAX: usize = 8;
 /// A repository's state is as good as new for so long: who asks for many things asks often.
 const FRESH: Duration = Duration::from_secs(1);
 /// What is not found is looked for in a state no older than this.
@@ -60,103 +66,116 @@ impl Entry {
 }
 
 /// The repositories of an agent, and what of them was asked for lately.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Catalog {
-    served: Mutex<Vec<Served>>,
-    open: Mutex<Vec<Arc<Entry>>>,
+    served: Mutex<Vec<Arc<Served>>>,
+    open: Arc<Mutex<Vec<Arc<Entry>>>>,
+    opening: Once<MapKey, Arc<Entry>>,
+    turns: Arc<Semaphore>,
 }
 
-#[derive(Clone, Debug)]
-struct Served {
-    repository: Repository,
-    seen: Option<(Instant, Arc<State>)>,
+impl Default for Catalog {
+    fn default() -> Self {
+        let (served, open, opening) = Default::default();
+        Self { served, open, opening, turns: Arc::new(Semaphore::new(OPENING_MAX)) }
+    }
 }
 
 impl Catalog {
     /// Bytes that came from the repositories' stores.
     pub(super) fn received(&self) -> u64 {
-        let served = self.served.lock().unwrap_or_else(PoisonError::into_inner);
-        served.iter().map(|served| served.repository.store().counters().get(Metric::GetBytes)).sum()
+        self.served().iter().map(|served| served.repository.store().counters().get(Metric::GetBytes)).sum()
     }
 
     pub(super) fn add(&self, repository: &Repository) {
-        self.served().push(Served { repository: repository.clone(), seen: None });
+        lock(&self.served).push(Arc::new(Served::new(repository)));
     }
 
-    /// The tree whose manifest is `manifest`, if a name that `may` be read stands for it. What may not be read and what does not
-    /// exist take the same way.
+    /// The tree whose manifest is `manifest`, if a name that `may` be read stands for it; `agent` asks, or a process of this node.
+    /// What may not be read and what does not exist take the same way: rights are decided first, so both are only missed.
     ///
     /// # Errors
     /// Unreachable or damaged, as the repository says.
     ///
     /// # Cancel safety
-    /// Safe: it only reads.
-    pub(super) async fn find(&self, manifest: &ManifestId, may: impl Fn(&Name) -> bool) -> Result<Option<Arc<Entry>>> {
-        let count = self.served().len();
+    /// Safe: it only reads, and what others wait for goes on.
+    pub(super) async fn find(
+        &self,
+        agent: Option<&Identity>,
+        manifest: &ManifestId,
+        may: impl Fn(&Name) -> bool,
+    ) -> Result<Option<Arc<Entry>>> {
+        let (asked, all) = (Instant::now(), self.served());
         for age in [FRESH, FRESH_AGAIN] {
-            for number in 0..count {
-                let Some((repository, state)) = self.state(number, age).await? else { continue };
-                let found = state.refs.iter().find(|(name, value)| value.manifest == *manifest && may(name));
-                if let Some((name, value)) = found {
-                    return self.entry(&repository, name, value).await.map(Some);
+            let mut missed = true;
+            for served in &all {
+                let state = served.state(asked.checked_sub(age)).await?;
+                if served.rights.has(agent, &state, &may, manifest) {
+                    let named = state.refs.iter().find(|(name, value)| value.manifest == *manifest && may(name));
+                    if let Some((name, value)) = named {
+                        return self.entry(&served.repository, name, value).await.map(Some);
+                    }
                 }
+                missed &= agent.is_some() && served.rights.is_missed(agent, &state, manifest);
+                if age == FRESH_AGAIN && agent.is_some() {
+                    served.rights.miss(agent, &state, &may, *manifest);
+                }
+            }
+            if missed {
+                return Ok(None);
             }
         }
         Ok(None)
     }
 
-    async fn state(&self, number: usize, age: Duration) -> Result<Option<(Repository, Arc<State>)>> {
-        let Some(served) = self.served().get(number).cloned() else { return Ok(None) };
-        if let Some((_, state)) = served.seen.filter(|(when, _)| when.elapsed() < age) {
-            return Ok(Some((served.repository, state)));
-        }
-        let state = served.repository.state().await?;
-        if let Some(served) = self.served().get_mut(number) {
-            served.seen = Some((Instant::now(), Arc::clone(&state)));
-        }
-        Ok(Some((served.repository, state)))
-    }
-
+    /// Opens a tree, once for all who ask for it.
     async fn entry(&self, repository: &Repository, name: &Name, value: &RefValue) -> Result<Arc<Entry>> {
-        let same = |entry: &Arc<Entry>| entry.saved.value.map_key == value.map_key;
-        if let Some(entry) = self.open().iter().find(|entry| same(entry)) {
+        let same = |entry: &&Arc<Entry>| entry.saved.value.map_key == value.map_key;
+        if let Some(entry) = lock(&self.open).iter().find(same) {
             return Ok(Arc::clone(entry));
         }
-        let saved = match repository.saved_as(name, value).await {
-            // Repacked since: the name tells.
-            Err(error) if error.kind() == ErrorKind::NotFound => repository.saved(name).await?,
-            settled => settled?,
-        };
-        let entry = Arc::new(Entry::new(repository, saved));
-        let mut open = self.open();
-        open.retain(|entry| !same(entry));
-        open.push(Arc::clone(&entry));
-        let over = open.len().saturating_sub(OPEN_MAX.get());
-        open.drain(..over);
-        Ok(entry)
+        let (open, turns) = (Arc::clone(&self.open), Arc::clone(&self.turns));
+        let (repository, name, value) = (repository.clone(), name.clone(), value.clone());
+        let key = value.map_key;
+        let opened = self.opening.get(&key, || async move {
+            let _turn = turns.acquire_owned().await;
+            let saved = match repository.saved_as(&name, &value).await {
+                // Repacked since: the name tells.
+                Err(error) if error.kind() == ErrorKind::NotFound => repository.saved(&name).await?,
+                settled => settled?,
+            };
+            let entry = Arc::new(Entry::new(&repository, saved));
+            let mut open = lock(&open);
+            open.retain(|other| other.saved.value.map_key != entry.saved.value.map_key);
+            open.push(Arc::clone(&entry));
+            let over = open.len().saturating_sub(OPEN_MAX.get());
+            open.drain(..over);
+            Ok(entry)
+        });
+        opened.await
     }
 
     /// The tree whose manifest is `manifest`, if it is still open: for requests that were granted.
     pub(super) fn opened(&self, manifest: &ManifestId) -> Option<Arc<Entry>> {
-        self.open().iter().rev().find(|entry| entry.saved.value.manifest == *manifest).cloned()
+        lock(&self.open).iter().rev().find(|entry| entry.saved.value.manifest == *manifest).cloned()
     }
 
     /// The tree that `grant` is of, if it is still open.
     pub(super) fn of(&self, grant: &Grant) -> Option<Arc<Entry>> {
-        self.open().iter().find(|entry| Arc::ptr_eq(&entry.grant.chunks, &grant.chunks)).cloned()
+        lock(&self.open).iter().find(|entry| Arc::ptr_eq(&entry.grant.chunks, &grant.chunks)).cloned()
     }
 
     /// Forgets what was known of the repositories: something turned out to be gone.
     pub(super) fn refresh(&self) {
-        self.served().iter_mut().for_each(|served| served.seen = None);
-        self.open().clear();
+        self.served().iter().for_each(|served| served.forget());
+        lock(&self.open).clear();
     }
 
-    fn served(&self) -> std::sync::MutexGuard<'_, Vec<Served>> {
-        self.served.lock().unwrap_or_else(PoisonError::into_inner)
+    fn served(&self) -> Vec<Arc<Served>> {
+        lock(&self.served).clone()
     }
+}
 
-    fn open(&self) -> std::sync::MutexGuard<'_, Vec<Arc<Entry>>> {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner)
-    }
+fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
 }

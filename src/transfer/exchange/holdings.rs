@@ -49,7 +49,7 @@ impl Holdings for Exchange {
     }
 
     async fn authorise(&self, identity: &Identity, manifest: &ManifestId) -> Result<Option<Arc<Grant>>> {
-        let entry = self.catalog.find(manifest, |name| self.policy.allows(identity, name)).await?;
+        let entry = self.catalog.find(Some(identity), manifest, |name| self.policy.allows(identity, name)).await?;
         Ok(entry.map(|entry| Arc::clone(&entry.grant)))
     }
 
@@ -82,7 +82,7 @@ impl Holdings for Local {
     }
 
     async fn authorise(&self, _: &Identity, manifest: &ManifestId) -> Result<Option<Arc<Grant>>> {
-        Ok(self.0.catalog.find(manifest, |_| true).await?.map(|entry| Arc::clone(&entry.grant)))
+        Ok(self.0.catalog.find(None, manifest, |_| true).await?.map(|entry| Arc::clone(&entry.grant)))
     }
 
     async fn survey(&self, grant: &Grant, from: u32) -> Result<Survey> {

@@ -31,6 +31,12 @@ pub enum Demand {
         /// From which place in its list on.
         from: u32,
     },
+    /// Stop finding out what [`Demand::Authorise`] or [`Demand::Survey`] asked for, as nobody waits for it any more:
+    /// [`Provider::over`], once no work for it is left. An answer that is there already does as well.
+    Abort {
+        /// For which request.
+        request: u64,
+    },
     /// Read a stored chunk: [`Provider::supply`], also if it is not there, or nobody wants it any more.
     Read {
         /// For which request.
@@ -163,7 +169,7 @@ impl Provider {
             Message::Cancel { request } if request > self.last => {
                 return Err(Violation::Unexpected("cancel of no request"));
             }
-            Message::Cancel { request } => self.refuse(request, EndCode::Cancelled, ""),
+            Message::Cancel { request } => self.cancel(request),
             Message::Credit { granted } => {
                 if granted < self.credit {
                     return Err(Violation::Unexpected("credit was taken back"));
@@ -182,7 +188,8 @@ impl Provider {
             return Err(Violation::Unexpected("number of a request goes back"));
         }
         self.last = request;
-        // A request counts until its last message has gone, so who does not read cannot pile up answers.
+        // A request counts until its last message has gone, which is not before all work for it is over: who does not read
+        // cannot pile up answers, and who cancels cannot pile up work.
         if self.serving.len() >= self.link.ours().requests.min(REQUESTS_MAX) as usize {
             return Err(Violation::Limit("too many open requests"));
         }
@@ -202,9 +209,45 @@ impl Provider {
         }
     }
 
+    /// Ends `request` as its peer wishes; it counts until work for it is over.
+    fn cancel(&mut self, request: u64) {
+        let works = self.serving.get(&request).is_some_and(|serving| serving.is_working() && !serving.has_ended());
+        self.refuse(request, EndCode::Cancelled, "");
+        if works {
+            self.demands.push_back(Demand::Abort { request });
+        }
+    }
+
+    /// Work for `request` was aborted, and nothing of it is left.
+    pub fn over(&mut self, request: u64, now: Duration) {
+        self.wake(now);
+        self.settled(request);
+        self.refuse(request, EndCode::Cancelled, "");
+    }
+
+    /// Its peer asks for more than it may at a time.
+    pub fn busy(&mut self, request: u64, text: &str, now: Duration) {
+        self.wake(now);
+        self.settled(request);
+        self.refuse(request, EndCode::Busy, text);
+    }
+
+    /// Tells the other side that it has too many connections, and ends this one.
+    pub fn turn_away(&mut self, text: &str) {
+        self.link.give_up(ErrorCode::Busy, text);
+    }
+
+    /// Work for `request` is over.
+    fn settled(&mut self, request: u64) {
+        if let Some(serving) = self.serving.get_mut(&request) {
+            serving.set_working(false);
+        }
+    }
+
     /// What the peer may read for `request`: None if there is no such manifest, or none for it.
     pub fn granted(&mut self, request: u64, grant: Option<Arc<Grant>>, now: Duration) {
         self.wake(now);
+        self.settled(request);
         match (self.serving.get_mut(&request), grant) {
             (Some(Serving { what: Work::Frames { grant, .. }, .. }), Some(found)) => *grant = Some(found),
             _ => self.refuse(request, EndCode::NotHere, ""),
@@ -214,6 +257,7 @@ impl Provider {
     /// Which chunks are held: None if there is no such manifest, or none for the peer.
     pub fn surveyed(&mut self, request: u64, survey: Option<Survey>, now: Duration) {
         self.wake(now);
+        self.settled(request);
         let Some(survey) = survey else { return self.refuse(request, EndCode::NotHere, "") };
         if let Some(serving) = self.serving.get_mut(&request).filter(|serving| !serving.has_ended()) {
             serving.end(Message::Found(Found { request, survey }));
@@ -223,6 +267,7 @@ impl Provider {
     /// Something broke while `request` was served.
     pub fn failed(&mut self, request: u64, text: &str, now: Duration) {
         self.wake(now);
+        self.settled(request);
         self.refuse(request, EndCode::Failed, text);
     }
 
@@ -243,7 +288,13 @@ impl Provider {
             let closed = Demand::Closed(why.clone());
             return (!std::mem::replace(&mut self.closed, true)).then_some(closed);
         }
-        self.demands.pop_front().or_else(|| self.next_read())
+        let demand = self.demands.pop_front().or_else(|| self.next_read());
+        if let Some(Demand::Authorise { request, .. } | Demand::Survey { request, .. }) = &demand
+            && let Some(serving) = self.serving.get_mut(request)
+        {
+            serving.set_working(true);
+        }
+        demand
     }
 
     /// The most urgent chunk, if there is credit and room for it. None other goes before it: it would wait for ever.

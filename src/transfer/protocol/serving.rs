@@ -68,6 +68,8 @@ pub(super) struct Serving {
     next: u64,
     /// Nothing more is to be made of it.
     ended: bool,
+    /// Somebody is finding out what the peer may read, or what is held: until that is over, nothing is said and the request counts.
+    working: bool,
 }
 
 #[derive(Debug)]
@@ -90,7 +92,7 @@ pub(super) enum Next {
 impl Serving {
     pub(super) fn new(request: u64, priority: Priority, what: Work) -> Self {
         let (out, missing) = (VecDeque::new(), BTreeSet::new());
-        Self { request, priority, what, out, missing, reading: 0, next: 0, ended: false }
+        Self { request, priority, what, out, missing, reading: 0, next: 0, ended: false, working: false }
     }
 
     /// What to read next. Chunks that will not be sent are noted on the way; those larger than `most` bytes are among them.
@@ -169,9 +171,19 @@ impl Serving {
         self.ended
     }
 
+    /// Work for it begins or is over.
+    pub(super) fn set_working(&mut self, working: bool) {
+        self.working = working;
+    }
+
+    /// Is work for it under way?
+    pub(super) fn is_working(&self) -> bool {
+        self.working
+    }
+
     /// Is anything ready to go?
     pub(super) fn is_ready(&self) -> bool {
-        !self.out.is_empty() || !self.missing.is_empty()
+        !self.working && (!self.out.is_empty() || !self.missing.is_empty())
     }
 
     /// The next message to go, and its charge against the credit.
@@ -193,7 +205,7 @@ impl Serving {
             Work::Frames { asked, grant } => grant.is_some() && self.next >= asked.wanted.len(),
             Work::Survey => false,
         };
-        !self.is_ready() && (self.ended || (all && self.reading == 0))
+        !self.working && !self.is_ready() && (self.ended || (all && self.reading == 0))
     }
 }
 

@@ -24,6 +24,9 @@ const SOCKET_BUFFER: usize = 4 << 20;
 /// Packets that are acknowledged together. One acknowledgement for every two (RFC 9000, 13.2.2) is a third of all packets, and the processor's time
 /// goes by packets; a sender asks for fewer by <https://datatracker.ietf.org/doc/html/draft-ietf-quic-ack-frequency-04>.
 const ACKNOWLEDGED: u32 = 10;
+/// Connections that wait to be looked at, at most, and bytes of packets that each may have sent meanwhile.
+const INCOMING_MAX: usize = 256;
+const INCOMING_BYTES: u64 = 16 << 10;
 /// A connection without a packet for so long is gone: longer than the protocol's own watchdogs take.
 const IDLE_MAX: Duration = Duration::from_secs(40);
 
@@ -51,6 +54,9 @@ pub(super) fn server(address: SocketAddr, credentials: &Credentials) -> Result<E
     transport.max_concurrent_bidi_streams(1u8.into());
     transport.max_concurrent_uni_streams(0u8.into());
     config.transport_config(Arc::new(transport));
+    // Of those that were not looked at yet, which is done at once.
+    config.max_incoming(INCOMING_MAX).incoming_buffer_size(INCOMING_BYTES);
+    config.incoming_buffer_size_total(INCOMING_BYTES * INCOMING_MAX as u64);
     endpoint(address, Some(config))
 }
 

@@ -9,7 +9,6 @@ use std::time::Duration;
 
 use quinn::{Connection, Endpoint, Incoming, RecvStream};
 use rustls::pki_types::CertificateDer;
-use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
@@ -17,14 +16,15 @@ use tracing::Instrument as _;
 
 pub(super) use self::endpoint::broken;
 use self::endpoint::{client, flow, server};
-use super::carrier::{CONNECTIONS_MAX, Dial, HANDSHAKE_MAX};
-use super::drive::{Client, Clockwork, Feeder, Lanes, hello, serve};
+use super::carrier::{Dial, HANDSHAKE_MAX, REFUSED};
+use super::drive::{Client, Clockwork, Feeder, Lanes, Served, hello, serve};
+use super::gate::Knock;
 use super::guarded;
 use super::identity::{Credentials, Identity, SERVER_NAME, Side, Standing, peer_identity, refused};
 use super::peers::Carrier;
 use super::protocol::limits::LANES_MAX;
 use super::protocol::{CONTROL, Closed, Provider, Requester};
-use super::{Holdings, Wire};
+use super::{Gate, Holdings, Pass, Wire};
 use crate::error::{Error, Result};
 
 /// How often it is looked at what a connection has carried.
@@ -139,6 +139,16 @@ fn who(
 pub struct Listener {
     endpoint: Endpoint,
     credentials: Credentials,
+    gate: Gate,
+}
+
+/// What a connection needs of its listener.
+#[derive(Clone)]
+struct Listening {
+    credentials: Credentials,
+    gate: Gate,
+    holdings: Arc<dyn Holdings>,
+    leaving: CancellationToken,
 }
 
 impl Listener {
@@ -148,7 +158,13 @@ impl Listener {
     /// Conflict, if the port is taken; denied or other, as the system says.
     pub fn bind(address: SocketAddr, credentials: Credentials) -> Result<Self> {
         let endpoint = server(address, &credentials)?;
-        Ok(Self { endpoint, credentials })
+        Ok(Self { endpoint, credentials, gate: Gate::default() })
+    }
+
+    /// Lets connections in through `gate` from now on, which other listeners may share.
+    #[must_use]
+    pub fn through(self, gate: Gate) -> Self {
+        Self { gate, ..self }
     }
 
     /// Where it listens.
@@ -164,72 +180,91 @@ impl Listener {
     /// # Cancel safety
     /// Safe: every connection is dropped.
     pub async fn serve(self, holdings: Arc<dyn Holdings>, leaving: CancellationToken) -> Result<()> {
-        let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+        let Self { endpoint, credentials, gate } = self;
+        let listening = Listening { credentials, gate, holdings, leaving: leaving.clone() };
         let mut connections = JoinSet::new();
         loop {
             let incoming = tokio::select! {
-                incoming = self.endpoint.accept() => incoming,
+                incoming = endpoint.accept() => incoming,
                 () = leaving.cancelled() => break,
             };
             let Some(incoming) = incoming else { break };
             while connections.try_join_next().is_some() {}
-            let Ok(place) = Arc::clone(&places).try_acquire_owned() else {
-                tracing::warn!(from = %incoming.remote_address(), "peer was refused: too many connections");
-                incoming.refuse();
+            // To answer with a token keeps nothing here, but costs whoever connects a round trip: only where many wait. Without
+            // it, whoever writes others' addresses on its packets could take their shares.
+            if !incoming.remote_address_validated() && listening.gate.is_busy() {
+                // One that is not validated may always be retried.
+                let _ = incoming.retry();
                 continue;
-            };
-            let (holdings, leaving) = (Arc::clone(&holdings), leaving.clone());
-            let credentials = self.credentials.clone();
+            }
+            let from = incoming.remote_address();
+            let (knock, listening) = (listening.gate.knock(from.ip()), listening.clone());
             connections.spawn(async move {
-                let _place = place;
-                let from = incoming.remote_address();
-                if let Err(error) = attend(incoming, &credentials, holdings, leaving).await {
-                    tracing::warn!(%from, "peer was refused: {error:?}");
+                if let Err(error) = listening.attend(incoming, knock).await
+                    && let Some(kept_back) = REFUSED.may()
+                {
+                    tracing::warn!(%from, kept_back, "peer was refused: {error:?}");
                 }
             });
         }
         while connections.join_next().await.is_some() {}
-        self.endpoint.wait_idle().await;
+        endpoint.wait_idle().await;
         Ok(())
     }
 }
 
-async fn attend(
-    incoming: Incoming,
-    credentials: &Credentials,
-    holdings: Arc<dyn Holdings>,
-    leaving: CancellationToken,
-) -> Result<()> {
-    let opening = async {
-        let connection = incoming.await?;
-        let (writer, reader) = connection.accept_bi().await?;
-        let mut lanes = Lanes::new();
-        lanes.write(writer);
-        let feeder = lanes.feeder();
-        lanes.spawn(feeder.read(CONTROL, reader));
-        for _ in 0..LANES.min(LANES_MAX) {
-            lanes.write(connection.open_uni().await?);
+impl Listening {
+    /// A connection from its beginning to its end.
+    async fn attend(self, incoming: Incoming, knock: Knock) -> Result<()> {
+        let late = |_| Error::unreachable("peer does not answer in time");
+        let shaken = tokio::select! {
+            shaken = timeout(self.gate.patience(), incoming.into_future()) => shaken,
+            () = knock.gone() => return Err(super::carrier::displaced()),
+        };
+        let connection = shaken.map_err(late)?.map_err(broken)?;
+        let (peer, standing) = who(&connection, &self.credentials, None, Side::Asks)?;
+        let pass = self.gate.admit(&peer);
+        // One that is turned away has its place among those that wait until it knows.
+        let _knock = pass.is_err().then_some(knock);
+        let opened = timeout(self.gate.patience(), open(&connection)).await;
+        let lanes = opened.map_err(late)?.map_err(broken)?;
+        let clock = Clockwork::start();
+        let hello = hello(&self.credentials.identity(), 0);
+        let mut provider = Provider::new(hello, peer.clone(), LANES, clock.now());
+        let turned_away = pass.as_ref().err().map(|why| Error::exhausted(why.clone()).at(&peer));
+        let wire = Arc::<Wire>::default();
+        let pass = pass.unwrap_or_else(|why| {
+            provider.turn_away(&why);
+            Pass::of_this_node()
+        });
+        if turned_away.is_none() {
+            self.holdings.opened(&peer, Carrier::Quic, Arc::clone(&wire));
         }
-        Ok((connection, lanes))
-    };
-    let opened = timeout(HANDSHAKE_MAX, opening).await;
-    let opened = opened.map_err(|_| Error::unreachable("peer does not answer in time"))?;
-    let (connection, lanes) = opened.map_err(broken)?;
-    let (peer, standing) = who(&connection, credentials, None, Side::Asks)?;
-    let clock = Clockwork::start();
-    let provider = Provider::new(hello(&credentials.identity(), 0), peer.clone(), LANES, clock.now());
-    let wire = Arc::<Wire>::default();
-    holdings.opened(&peer, Carrier::Quic, Arc::clone(&wire));
-    let span = tracing::debug_span!("serving", %peer, carrier = "quic");
-    let closed = tokio::select! {
-        closed = serve(provider, lanes, clock, holdings, leaving).instrument(span) => closed,
-        () = count(connection.clone(), wire) => Closed::Done,
-        error = standing.ended() => {
-            connection.close(DISTRUSTED.into(), b"certificate is not accepted any more");
-            Closed::Lost(refused(error).to_string())
-        }
-    };
-    connection.close(0u8.into(), b"over");
-    tracing::debug!(%peer, ?closed, "connection is over");
-    Ok(())
+        let served = Served { holdings: self.holdings, pass, leaving: self.leaving };
+        let span = tracing::debug_span!("serving", %peer, carrier = "quic");
+        let closed = tokio::select! {
+            closed = serve(provider, lanes, clock, served).instrument(span) => closed,
+            () = count(connection.clone(), wire) => Closed::Done,
+            error = standing.ended() => {
+                connection.close(DISTRUSTED.into(), b"certificate is not accepted any more");
+                Closed::Lost(refused(error).to_string())
+            }
+        };
+        connection.close(0u8.into(), b"over");
+        tracing::debug!(%peer, ?closed, "connection is over");
+        turned_away.map_or(Ok(()), Err)
+    }
+}
+
+/// The streams of a connection: the one that its peer opens, and those for frames.
+async fn open(connection: &Connection) -> Result<Lanes, quinn::ConnectionError> {
+    let (writer, reader) = connection.accept_bi().await?;
+    let mut lanes = Lanes::new();
+    lanes.write(writer);
+    let feeder = lanes.feeder();
+    lanes.spawn(feeder.read(CONTROL, reader));
+    for _ in 0..LANES.min(LANES_MAX) {
+        lanes.write(connection.open_uni().await?);
+    }
+    Ok(lanes)
 }

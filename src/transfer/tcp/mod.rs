@@ -5,22 +5,25 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
+use tokio_rustls::server::TlsStream;
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument as _;
 
-use super::calls::{ALPN_HTTP, Calls, Switch, switch};
-use super::carrier::{CONNECTIONS_MAX, Dial, HANDSHAKE_MAX, broken};
-use super::drive::{Client, Clockwork, Lanes, hello, serve};
+use super::calls::{ALPN_HTTP, Calls, Switch, switch, turn_away};
+use super::carrier::{Dial, HANDSHAKE_MAX, REFUSED, broken};
+use super::drive::{Client, Clockwork, Lanes, Served, hello, serve};
+use super::gate::Knock;
 use super::guarded::Guarded;
-use super::identity::{Credentials, SERVER_NAME, Side, Standing, client_config, peer_identity, server_config};
+use super::identity::{
+    Credentials, Identity, SERVER_NAME, Side, Standing, client_config, peer_identity, server_config,
+};
 use super::peers::Carrier;
 use super::protocol::{Provider, Requester};
 use super::wire::Counted;
-use super::{Holdings, Wire};
+use super::{Gate, Holdings, Pass, Wire};
 use crate::error::{Error, Result};
 
 /// Connects to a peer at `address`.
@@ -62,7 +65,19 @@ pub async fn connect(address: SocketAddr, credentials: &Credentials, dial: &Dial
 pub struct Listener {
     socket: TcpListener,
     credentials: Credentials,
+    gate: Gate,
     calls: Option<Switch>,
+}
+
+/// What a connection needs of its listener.
+#[derive(Clone)]
+struct Listening {
+    acceptor: TlsAcceptor,
+    credentials: Credentials,
+    gate: Gate,
+    holdings: Arc<dyn Holdings>,
+    calls: Option<Switch>,
+    leaving: CancellationToken,
 }
 
 impl Listener {
@@ -75,7 +90,13 @@ impl Listener {
     /// Safe.
     pub async fn bind(address: SocketAddr, credentials: Credentials) -> Result<Self> {
         let socket = TcpListener::bind(address).await.map_err(|error| super::carrier::not_bound(error, address))?;
-        Ok(Self { socket, credentials, calls: None })
+        Ok(Self { socket, credentials, gate: Gate::default(), calls: None })
+    }
+
+    /// Lets connections in through `gate` from now on, which other listeners may share.
+    #[must_use]
+    pub fn through(self, gate: Gate) -> Self {
+        Self { gate, ..self }
     }
 
     /// Also takes calls from now on, for whoever holds what this returns to answer; else who calls is refused in the handshake.
@@ -101,72 +122,99 @@ impl Listener {
         let mut config = server_config(&self.credentials)?;
         config.alpn_protocols.extend(self.calls.as_ref().map(|_| ALPN_HTTP.to_vec()));
         let acceptor = TlsAcceptor::from(Arc::new(config));
-        let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+        let Self { socket, credentials, gate, calls } = self;
+        let listening = Listening { acceptor, credentials, gate, holdings, calls, leaving: leaving.clone() };
         let mut connections = JoinSet::new();
         loop {
-            // Those that are too many wait in the system's own queue.
             let accepted = tokio::select! {
-                Ok(place) = Arc::clone(&places).acquire_owned() => tokio::select! {
-                    accepted = self.socket.accept() => accepted.map(|(stream, from)| (stream, from, place)),
-                    () = leaving.cancelled() => break,
-                },
+                accepted = socket.accept() => accepted,
                 () = leaving.cancelled() => break,
             };
             // Who is done is forgotten.
             while connections.try_join_next().is_some() {}
             match accepted {
-                Ok((stream, from, place)) => {
-                    let (acceptor, credentials) = (acceptor.clone(), self.credentials.clone());
-                    let to = (Arc::clone(&holdings), self.calls.clone());
-                    let leaving = leaving.clone();
+                Ok((stream, from)) => {
+                    let (knock, listening) = (listening.gate.knock(from.ip()), listening.clone());
                     connections.spawn(async move {
-                        let _place = place;
-                        if let Err(error) = attend(stream, acceptor, &credentials, to, leaving).await {
-                            tracing::warn!(%from, "peer was refused: {error:?}");
+                        if let Err(error) = listening.attend(stream, knock).await
+                            && let Some(kept_back) = REFUSED.may()
+                        {
+                            tracing::warn!(%from, kept_back, "peer was refused: {error:?}");
                         }
                     });
                 }
                 // Such as too many open files: that passes, and must not make a busy loop.
                 Err(error) => {
-                    tracing::warn!("no connection can be accepted: {error}");
+                    if let Some(kept_back) = REFUSED.may() {
+                        tracing::warn!(kept_back, "no connection can be accepted: {error}");
+                    }
                     tokio::time::sleep(super::carrier::BREATH).await;
                 }
             }
         }
+        drop(socket);
         while connections.join_next().await.is_some() {}
         Ok(())
     }
 }
 
-async fn attend(
-    stream: TcpStream,
-    acceptor: TlsAcceptor,
-    credentials: &Credentials,
-    (holdings, calls): (Arc<dyn Holdings>, Option<Switch>),
-    leaving: CancellationToken,
-) -> Result<()> {
-    let wire = Arc::<Wire>::default();
-    let accepted = async {
-        stream.set_nodelay(true)?;
-        acceptor.accept(Counted::new(stream, Arc::clone(&wire))).await
-    };
-    let accepted = timeout(HANDSHAKE_MAX, accepted).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
-    let stream = accepted.map_err(broken)?;
-    let shown = stream.get_ref().1.peer_certificates();
-    let peer = peer_identity(shown, None)?;
-    let standing = Standing::of(credentials, shown, Side::Asks)?;
-    let is_call = stream.get_ref().1.alpn_protocol() == Some(ALPN_HTTP);
-    let stream = Guarded::new(stream, &standing);
-    if let Some(calls) = calls.filter(|_| is_call) {
-        tracing::debug!(%peer, "peer calls");
-        holdings.called(&peer, wire);
-        return calls.hand_over(Box::new(stream), peer);
+impl Listening {
+    /// A connection from its beginning to its end.
+    async fn attend(self, stream: TcpStream, knock: Knock) -> Result<()> {
+        let wire = Arc::<Wire>::default();
+        let accepted = async {
+            stream.set_nodelay(true)?;
+            // Who says nothing costs no more than a socket.
+            stream.readable().await?;
+            knock.spoke();
+            self.acceptor.accept(Counted::new(stream, Arc::clone(&wire))).await
+        };
+        let accepted = tokio::select! {
+            accepted = timeout(self.gate.patience(), accepted) => accepted,
+            () = knock.gone() => return Err(super::carrier::displaced()),
+        };
+        let stream = accepted.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())).map_err(broken)?;
+        let shown = stream.get_ref().1.peer_certificates();
+        let peer = peer_identity(shown, None)?;
+        let standing = Standing::of(&self.credentials, shown, Side::Asks)?;
+        let calls = self.calls.clone().filter(|_| stream.get_ref().1.alpn_protocol() == Some(ALPN_HTTP));
+        let stream = Guarded::new(stream, &standing);
+        match (self.gate.admit(&peer), calls) {
+            (Ok(pass), Some(calls)) => {
+                drop(knock);
+                tracing::debug!(%peer, "peer calls");
+                self.holdings.called(&peer, wire);
+                calls.hand_over(stream, peer, pass)
+            }
+            (Ok(pass), None) => {
+                drop(knock);
+                self.holdings.opened(&peer, Carrier::Tcp, wire);
+                self.serve(stream, peer, Ok(pass)).await;
+                Ok(())
+            }
+            // It has its place among those that wait until it knows.
+            (Err(why), Some(_)) => {
+                turn_away(stream, &why).await;
+                Err(Error::exhausted(why).at(peer))
+            }
+            (Err(why), None) => {
+                self.serve(stream, peer.clone(), Err(why.clone())).await;
+                Err(Error::exhausted(why).at(peer))
+            }
+        }
     }
-    holdings.opened(&peer, Carrier::Tcp, wire);
-    let clock = Clockwork::start();
-    let provider = Provider::new(hello(&credentials.identity(), 0), peer.clone(), 0, clock.now());
-    let span = tracing::debug_span!("serving", %peer, carrier = "tcp");
-    let closed = serve(provider, Lanes::both_ways(stream), clock, holdings, leaving).instrument(span).await;
-    tracing::debug!(%peer, ?closed, "connection is over");
-    Ok(())
+
+    /// Serves `peer`, or tells it why not.
+    async fn serve(self, stream: Guarded<TlsStream<Counted<TcpStream>>>, peer: Identity, pass: Result<Pass, String>) {
+        let clock = Clockwork::start();
+        let mut provider = Provider::new(hello(&self.credentials.identity(), 0), peer.clone(), 0, clock.now());
+        let pass = pass.unwrap_or_else(|why| {
+            provider.turn_away(&why);
+            Pass::of_this_node()
+        });
+        let served = Served { holdings: self.holdings, pass, leaving: self.leaving };
+        let span = tracing::debug_span!("serving", %peer, carrier = "tcp");
+        let closed = serve(provider, Lanes::both_ways(stream), clock, served).instrument(span).await;
+        tracing::debug!(%peer, ?closed, "connection is over");
+    }
 }

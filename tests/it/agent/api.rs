@@ -161,11 +161,17 @@ fn loopback_wants_the_token_and_goes_with_the_agent() {
     assert_eq!(fs::metadata(&agent.socket).unwrap().permissions().mode() & 0o777, 0o600);
     let token = fs::read_to_string(&token_file).unwrap();
     let token = format!("Authorization: Bearer {}\r\n", token.trim());
-    for open in ["/health", "/ready", "/metrics", "/openapi.json"] {
+    for open in ["/health", "/ready", "/openapi.json"] {
         assert_eq!(ask("GET", open, "").status, 200, "{open}");
         assert_eq!(ask("GET", open, "Host: evil.example\r\n").refuses(403), "denied");
     }
-    for path in ["/v1/pins", "/v1/transfers", "/v1/files/a/b", "/v1/none"] {
+    for vital in ["/health", "/ready"] {
+        assert_eq!(ask("GET", vital, "").json(200), json!({ "alive": true, "ready": true }));
+        let all = ask("GET", vital, &token).json(200);
+        assert_eq!(all["repositories"][0]["location"], user.repository().canonicalize().unwrap().to_str().unwrap());
+    }
+    assert_eq!(ask("GET", "/metrics", &token).status, 200);
+    for path in ["/metrics", "/v1/pins", "/v1/transfers", "/v1/files/a/b", "/v1/none"] {
         let refused = ask("GET", path, "");
         assert_eq!((refused.refuses(401).as_str(), refused.headers["www-authenticate"].as_str()), ("denied", "Bearer"));
         let cure = refused.json(401)["error"]["cure"].as_str().unwrap().to_owned();
@@ -177,6 +183,12 @@ fn loopback_wants_the_token_and_goes_with_the_agent() {
     let socket = agent.socket.clone();
     agent.stop();
     assert!(!socket.exists() && !token_file.exists() && TcpStream::connect(&address).is_err());
+
+    let open = Running::start(&user, "http = '127.0.0.1:0'\nopen_metrics = true");
+    let address = open.http.clone().unwrap();
+    let ask = |path| exchange(TcpStream::connect(&address).unwrap(), "GET", path, "", "");
+    assert_eq!((ask("/metrics").status, ask("/v1/pins").status), (200, 401));
+    open.stop();
 }
 
 #[test]

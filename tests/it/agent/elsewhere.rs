@@ -1,5 +1,6 @@
 //! `--at`: another agent is asked to warm and pin, over mutual TLS, by way of the agent here.
 
+use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
@@ -177,9 +178,9 @@ fn what_nobody_may_ask_from_elsewhere() {
 
     // Names that the caller may not read are not brought for it.
     user.ok(&["save", "tree", "secret"]);
-    let error = fails(&user, &home, &["warm", "secret", "--at", "cloud", "--wait"], 7);
-    assert!(text(&error, "message").contains("agent home/a may not read this name"), "{error}");
-    assert_eq!(fails(&user, &home, &["pin", "secret", "--at", "cloud"], 7)["kind"], "denied");
+    let error = fails(&user, &home, &["warm", "secret", "--at", "cloud", "--wait"], 3);
+    assert!(text(&error, "cure").contains("or agent home/a may not read it: [[allow]]"), "{error}");
+    assert_eq!(fails(&user, &home, &["pin", "secret", "--at", "cloud"], 3)["kind"], "not-found");
     // Nor is a repository opened because somebody names its place: the agent here names it by its id.
     let address = cloud.listen.clone().unwrap();
     let call = || line(&user, "b", &address, ("cloud", "c")).unwrap();
@@ -190,11 +191,67 @@ fn what_nobody_may_ask_from_elsewhere() {
     assert_eq!(warm(user.repository().to_str().unwrap()).refuses(400), "usage");
     assert_eq!(warm("01ARZ3NDEKTSV4RRFFQ69G5FAV").refuses(404), "not-found");
     let id = cloud.get("/health")["repositories"][0]["id"].clone();
+    let health = exchange(call(), "GET", "/health", "", "").json(200);
+    assert_eq!(health["repositories"], json!([{ "id": id }]), "where it is is not told");
     assert_eq!(warm(id.as_str().unwrap()).json(202)["caller"], "home/b");
     // Nor are requests passed on.
     let chain = exchange(call(), "GET", "/v1/pins", "Towline-At: home/a\r\n", "");
     assert!(String::from_utf8_lossy(&chain.body).contains("not passed on"));
     assert_eq!(chain.refuses(403), "denied");
+    home.stop();
+    cloud.stop();
+}
+
+#[test]
+fn forbidden_and_absent_are_answered_alike() {
+    let user = with_tree();
+    let allow = "[[allow]]\nagents = 'home/*'\nnames = ['run/*']";
+    let (home, cloud) = two_sites(&user, "'*'", ("", allow));
+    let asked = [
+        "hidden/step-7",
+        "hidden/step-8",
+        "hidden",
+        "hidden@latest",
+        "hidden@upto=9",
+        "hidden@min=loss",
+        "hidden@max=nothing",
+    ];
+    let at = "Towline-At: cloud/c\r\n";
+    let answers = || {
+        let mut told = Vec::new();
+        for name in asked {
+            for (path, body) in [
+                ("/v1/warm", json!({ "name": name })),
+                ("/v1/warm", json!({ "name": name, "dry_run": true })),
+                ("/v1/pins", json!({ "name": name })),
+            ] {
+                let answer = home.ask("POST", path, at, &body.to_string());
+                assert_eq!(answer.status, 404, "{name}");
+                told.push((answer.status, answer.headers, answer.body));
+            }
+            for args in [["warm", name, "--at", "cloud"], ["pin", name, "--at", "cloud"]] {
+                let output = run(&user, &home, &args);
+                assert_eq!(output.status.code(), Some(3), "{name}");
+                told.push((0, BTreeMap::new(), [output.stdout, output.stderr].concat()));
+            }
+        }
+        told
+    };
+    let absent = answers();
+    for (step, loss) in [("7", "0.5"), ("8", "0.25")] {
+        user.ok(&["save", "tree", &format!("hidden/step-{step}"), "--metric", &format!("loss={loss}")]);
+    }
+    let forbidden = answers();
+    for (absent, forbidden) in absent.iter().zip(&forbidden) {
+        assert_eq!(absent.0, forbidden.0);
+        let [a, b] = [absent, forbidden].map(|answer| String::from_utf8_lossy(&answer.2).into_owned());
+        assert_eq!(a, b);
+        let [mut a, mut b] = [absent, forbidden].map(|answer| answer.1.clone());
+        assert_eq!((a.remove("date").is_some(), a), (b.remove("date").is_some(), b));
+    }
+    // Its own node sees them, and so does who may.
+    assert_eq!(told_json(&user, &cloud, &["pin", "hidden@min=loss"])["reason"], "hidden/step-8");
+    assert_eq!(told_json(&user, &home, &["pin", "run@latest", "--at", "cloud"])["reason"], "run/step-1");
     home.stop();
     cloud.stop();
 }

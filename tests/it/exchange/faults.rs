@@ -8,9 +8,7 @@ use towline::Result;
 use towline::codec::{Codec, Encoded};
 use towline::id::{ChunkId, ManifestId};
 use towline::ops::CollectOptions;
-use towline::pattern::Patterns;
 use towline::transfer::Reply;
-use towline::transfer::exchange::Rule;
 use towline::transfer::protocol::{Asked, Grant, Priority, Runs, Supply, Survey, Wanted};
 
 use super::*;
@@ -20,8 +18,7 @@ use crate::differences::{file, weights};
 #[tokio::test(flavor = "multi_thread")]
 async fn who_may_not_read_gets_nothing() {
     let world = World::new();
-    let patterns = |text| Patterns::of(&[text]).unwrap();
-    let policy = Policy::only(vec![Rule { agents: patterns("cloud/*"), names: patterns("public/*") }]);
+    let policy = only("cloud/*", "public/*");
     let home = world.agent_with("home", "a", policy, Carriers::Auto).await;
     let cloud = world.agent("cloud", "b").await;
     cloud.knows(&[&home]);
@@ -43,8 +40,7 @@ async fn who_may_not_read_gets_nothing() {
 #[tokio::test(flavor = "multi_thread")]
 async fn who_may_read_a_difference_may_read_its_bases_and_nothing_else_of_theirs() {
     let world = World::new();
-    let patterns = |text| Patterns::of(&[text]).unwrap();
-    let policy = Policy::only(vec![Rule { agents: patterns("cloud/*"), names: patterns("run/step-2") }]);
+    let policy = only("cloud/*", "run/step-2");
     let home = world.agent_with("home", "a", policy, Carriers::Auto).await;
     let cloud = world.agent("cloud", "b").await;
     cloud.knows(&[&home]);

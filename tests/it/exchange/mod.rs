@@ -1,6 +1,7 @@
 //! Exchanges of real agents on loopback, with real certificates: what is near is not fetched from afar, what is afar is fetched
 //! once, and who lies, leaves or may not read costs nothing but time.
 
+mod attacks;
 mod faults;
 mod finding;
 mod moving;
@@ -21,10 +22,11 @@ use towline::cache::{Cache, CacheOptions};
 use towline::clock::{Clock, SystemClock};
 use towline::metrics::Metric;
 use towline::ops::{RestoreOptions, SaveOptions, WarmOptions, Warmed, warm};
+use towline::pattern::Patterns;
 use towline::repository::layout::{self, Family};
 use towline::repository::{OpenOptions, Repository};
 use towline::storage::Store;
-use towline::transfer::exchange::{Exchange, ExchangeOptions, FetchPolicy, Figures, From, Limits, Policy};
+use towline::transfer::exchange::{Exchange, ExchangeOptions, FetchPolicy, Figures, From, Limits, Policy, Rule};
 use towline::transfer::identity::{Authority, Credentials, Identity};
 use towline::transfer::peers::{Carriers, Peers, PeersOptions};
 use towline::transfer::{Holdings, quic, tcp};
@@ -121,6 +123,12 @@ impl World {
             self.objects.delete(&pack).await.unwrap();
         }
     }
+}
+
+/// Agents that match `agents` may read names that match `names`.
+fn only(agents: &str, names: &str) -> Policy {
+    let patterns = |text| Patterns::of(&[text]).unwrap();
+    Policy::only(vec![Rule { agents: patterns(agents), names: patterns(names) }])
 }
 
 /// Serves on both carriers at one port.

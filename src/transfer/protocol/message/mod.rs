@@ -330,6 +330,8 @@ code! {
         Leaving = 3, "leaving";
         /// Something broke on my side; another time it may work.
         Failed = 4, "failed";
+        /// You ask for more than I let one agent ask for; later it will work.
+        Busy = 5, "busy";
     }
 }
 
@@ -352,5 +354,7 @@ code! {
         Untrue = 7, "untrue";
         /// Something broke on the sender's side.
         Broken = 8, "broken";
+        /// You have more connections than the sender lets one agent have, or all are taken.
+        Busy = 9, "busy";
     }
 }

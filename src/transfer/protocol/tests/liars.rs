@@ -227,6 +227,56 @@ fn who_asks_and_never_reads_cannot_pile_up_answers() {
 }
 
 #[test]
+fn what_is_cancelled_counts_until_work_for_it_is_over() {
+    let store = Store::new(&[1000; 5], &[]);
+    let mut provider = provider();
+    let most = u64::from(REQUESTS_MAX);
+    let ask = |provider: &mut Provider, request: u64| {
+        let wanted = Wanted { chunks: Runs::of(0..5), bases: Vec::new() };
+        let asked = Request { request, priority: Priority::Restore, manifest: store.open, wanted };
+        provider.handle(0, &bytes_of(&Message::Request(asked)), NOW);
+    };
+    for request in 1..=most {
+        ask(&mut provider, request);
+        assert!(matches!(provider.poll(), Some(Demand::Authorise { .. })));
+        provider.handle(0, &bytes_of(&Message::Cancel { request }), NOW);
+        assert_eq!(provider.poll(), Some(Demand::Abort { request }));
+    }
+    let ended = |provider: &mut Provider| {
+        let mut said = Vec::new();
+        while let Some(bytes) = provider.transmit(0, NOW) {
+            said.extend_from_slice(&bytes.head);
+        }
+        split(&said).into_iter().filter(|message| matches!(message, Message::Ended(_))).count()
+    };
+    assert_eq!(ended(&mut provider), 0, "work goes on for each of them");
+    // One of them is over: its end is said, and one more may come.
+    provider.over(7, NOW);
+    assert_eq!(ended(&mut provider), 1);
+    ask(&mut provider, most + 1);
+    assert!(matches!(provider.poll(), Some(Demand::Authorise { .. })));
+    // An answer that came before the abort does as well.
+    provider.granted(8, Some(Arc::clone(&store.grant)), NOW);
+    assert_eq!(ended(&mut provider), 1);
+    ask(&mut provider, most + 2);
+    assert!(matches!(provider.poll(), Some(Demand::Authorise { .. })));
+    ask(&mut provider, most + 3);
+    assert_eq!(why_provider(&mut provider), Some(Closed::Violated(Violation::Limit("too many open requests"))));
+}
+
+#[test]
+fn what_is_cancelled_before_work_begins_needs_none() {
+    let mut provider = provider();
+    for request in 1..=10_000 {
+        let find = Find { request, manifest: ManifestId::of(b"x"), from: 0 };
+        provider.handle(0, &bytes_of(&Message::Find(find)), NOW);
+        provider.handle(0, &bytes_of(&Message::Cancel { request }), NOW);
+        assert_eq!(provider.poll(), None);
+        assert!(matches!(last_words(|| provider.transmit(0, NOW)), Message::Ended(_)));
+    }
+}
+
+#[test]
 fn without_credit_nothing_is_read_and_nothing_sent() {
     let store = Store::new(&[1000; 5], &[]);
     let mut provider = provider();

@@ -300,6 +300,7 @@ impl World {
                     self.read_time.map_or(PATIENCE * 9, |time| time.mul_f64(self.dice.below(200) as f64 / 100.0));
                 self.reads.push((self.now + takes, request, ordinal, id));
             }
+            Demand::Abort { request } => self.provider.over(request, self.now),
             Demand::Closed(why) => assert!(self.seen.provider_closed.replace(why).is_none(), "closed twice"),
         }
     }

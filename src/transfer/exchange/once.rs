@@ -1,0 +1,140 @@
+//! Single flight of results: what many ask for at the same time is found out once, by a task of its own. Who no longer waits
+//! leaves nothing behind, and the task goes on for the others.
+
+use std::collections::HashMap;
+use std::hash::Hash;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::watch;
+
+use crate::error::{Error, Result};
+
+/// What is being found out, by key.
+#[derive(Debug)]
+pub(super) struct Once<K, T>(Flights<K, T>);
+
+type Flights<K, T> = Arc<Mutex<HashMap<K, watch::Receiver<Option<Outcome<T>>>>>>;
+type Outcome<T> = Result<T, Arc<Error>>;
+
+impl<K, T> Default for Once<K, T> {
+    fn default() -> Self {
+        Self(Arc::default())
+    }
+}
+
+impl<K, T> Once<K, T>
+where
+    K: Clone + Eq + Hash + Send + 'static,
+    T: Clone + Send + Sync + 'static,
+{
+    /// What `work` finds out about `key`; if somebody is finding it out already, that. Within a runtime.
+    ///
+    /// # Errors
+    /// Those of the work; all who wait get the same.
+    ///
+    /// # Cancel safety
+    /// Safe: the work goes on.
+    pub(super) async fn get<F>(&self, key: &K, work: impl FnOnce() -> F) -> Result<T>
+    where
+        F: Future<Output = Result<T>> + Send + 'static,
+    {
+        let mut outcome = self.join(key, work);
+        let found = outcome.wait_for(Option::is_some).await;
+        match found.map(|found| found.clone()) {
+            Ok(Some(Ok(found))) => Ok(found),
+            Ok(Some(Err(error))) => Err(Error::new(error.kind(), error.to_string()).source(error)),
+            Ok(None) | Err(_) => Err(Error::unreachable("what many waited for was broken off")),
+        }
+    }
+
+    fn join<F>(&self, key: &K, work: impl FnOnce() -> F) -> watch::Receiver<Option<Outcome<T>>>
+    where
+        F: Future<Output = Result<T>> + Send + 'static,
+    {
+        let mut flights = lock(&self.0);
+        if let Some(flight) = flights.get(key) {
+            return flight.clone();
+        }
+        let (told, outcome) = watch::channel(None);
+        flights.insert(key.clone(), outcome.clone());
+        let landing = Landing { key: key.clone(), flights: Arc::clone(&self.0) };
+        let work = work();
+        tokio::spawn(async move {
+            let found = work.await.map_err(Arc::new);
+            // Who comes from now on begins anew.
+            drop(landing);
+            told.send_replace(Some(found));
+        });
+        outcome
+    }
+
+    /// How many are being found out.
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        lock(&self.0).len()
+    }
+}
+
+/// However a flight ends, it is no longer known then.
+struct Landing<K: Eq + Hash, T> {
+    key: K,
+    flights: Flights<K, T>,
+}
+
+impl<K: Eq + Hash, T> Drop for Landing<K, T> {
+    fn drop(&mut self) {
+        lock(&self.flights).remove(&self.key);
+    }
+}
+
+fn lock<K, T>(
+    flights: &Mutex<HashMap<K, watch::Receiver<Option<Outcome<T>>>>>,
+) -> MutexGuard<'_, HashMap<K, watch::Receiver<Option<Outcome<T>>>>> {
+    flights.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use futures::FutureExt as _;
+    use futures::future::join_all;
+    use tokio::sync::Semaphore;
+
+    use super::*;
+    use crate::error::ErrorKind;
+
+    #[tokio::test]
+    async fn many_ask_and_one_works() {
+        let (once, works, gate) = (Once::default(), Arc::new(AtomicUsize::new(0)), Arc::new(Semaphore::new(0)));
+        let work = || {
+            let (works, gate) = (Arc::clone(&works), Arc::clone(&gate));
+            async move {
+                works.fetch_add(1, Ordering::Relaxed);
+                gate.acquire().await.unwrap().forget();
+                Ok(7)
+            }
+        };
+        // Who goes away again and again leaves one flight.
+        for _ in 0..10_000 {
+            assert!(once.get(&'a', work).now_or_never().is_none());
+        }
+        assert_eq!(once.len(), 1);
+        let waiting = join_all((0..100).map(|_| once.get(&'a', work)));
+        gate.add_permits(1);
+        assert!(waiting.await.into_iter().all(|found| found.unwrap() == 7));
+        assert_eq!((works.load(Ordering::Relaxed), once.len()), (1, 0));
+        gate.add_permits(1);
+        assert_eq!(once.get(&'a', work).await.unwrap(), 7);
+        assert_eq!(works.load(Ordering::Relaxed), 2, "what is over is not remembered");
+    }
+
+    #[tokio::test]
+    async fn errors_are_told_to_all_and_a_panic_lets_go() {
+        let once = Once::<char, ()>::default();
+        let error = once.get(&'a', || async { Err(Error::denied("no").cure("ask")) }).await.unwrap_err();
+        assert_eq!((error.kind(), error.to_string()), (ErrorKind::Denied, "no".to_owned()));
+        let error = once.get(&'a', || async { panic!("a bug, for the test") }).await.unwrap_err();
+        assert_eq!((error.kind(), once.len()), (ErrorKind::Unreachable, 0));
+    }
+}

@@ -1,0 +1,137 @@
+//! What each agent may ask for, decided before anything is looked up: what it may not read and what is not there are then the
+//! same, a miss.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::id::ManifestId;
+use crate::repository::Name;
+use crate::repository::log::State;
+use crate::transfer::identity::Identity;
+
+/// Agents that are remembered, at most.
+const AGENTS_MAX: usize = 32;
+/// Misses of one agent that are remembered, at most.
+const MISSES_MAX: usize = 1024;
+/// What an agent may read, and what it missed, is found out anew after this: rules change, too.
+const LASTING: Duration = Duration::from_secs(1);
+
+/// Of one repository, what the agents that asked last may read of it.
+#[derive(Debug, Default)]
+pub(super) struct Rights(Mutex<VecDeque<Own>>);
+
+/// What one agent may read.
+#[derive(Debug)]
+struct Own {
+    /// None: a process of this node, which may read everything.
+    agent: Option<Identity>,
+    /// As of which entry of the log, and since when that is known.
+    seq: u64,
+    since: Instant,
+    /// The manifests that it may read; sorted.
+    readable: Vec<ManifestId>,
+    /// Those that it asked for, and may not read or that are not there.
+    missed: BTreeSet<ManifestId>,
+}
+
+impl Rights {
+    /// Is `manifest` one that `agent` may read? Which names it may read, `may` says.
+    pub(super) fn has(
+        &self,
+        agent: Option<&Identity>,
+        state: &State,
+        may: impl Fn(&Name) -> bool,
+        manifest: &ManifestId,
+    ) -> bool {
+        let mut all = self.all();
+        own(&mut all, agent, state, may).readable.binary_search(manifest).is_ok()
+    }
+
+    /// Was it found out a moment ago that `agent` does not get `manifest`, by the same log?
+    pub(super) fn is_missed(&self, agent: Option<&Identity>, state: &State, manifest: &ManifestId) -> bool {
+        let all = self.all();
+        all.iter().any(|own| own.is_of(agent, state.seq) && own.missed.contains(manifest))
+    }
+
+    /// It was found out that `agent` does not get `manifest`.
+    pub(super) fn miss(
+        &self,
+        agent: Option<&Identity>,
+        state: &State,
+        may: impl Fn(&Name) -> bool,
+        manifest: ManifestId,
+    ) {
+        let mut all = self.all();
+        let own = own(&mut all, agent, state, may);
+        if own.missed.len() == MISSES_MAX {
+            own.missed.clear();
+        }
+        own.missed.insert(manifest);
+    }
+
+    fn all(&self) -> MutexGuard<'_, VecDeque<Own>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Own {
+    fn is_of(&self, agent: Option<&Identity>, seq: u64) -> bool {
+        self.agent.as_ref() == agent && self.seq == seq && self.since.elapsed() < LASTING
+    }
+}
+
+/// What `agent` may read, found out if it is not known.
+fn own<'a>(
+    all: &'a mut VecDeque<Own>,
+    agent: Option<&Identity>,
+    state: &State,
+    may: impl Fn(&Name) -> bool,
+) -> &'a mut Own {
+    let known = all.iter().position(|own| own.agent.as_ref() == agent);
+    let known = known.and_then(|at| all.remove(at)).filter(|own| own.is_of(agent, state.seq));
+    let own = known.unwrap_or_else(|| {
+        let readable = state.refs.iter().filter(|(name, _)| may(name)).map(|(_, value)| value.manifest);
+        let mut readable: Vec<ManifestId> = readable.collect();
+        readable.sort_unstable();
+        readable.dedup();
+        let agent = agent.cloned();
+        Own { agent, seq: state.seq, since: Instant::now(), readable, missed: BTreeSet::new() }
+    });
+    all.truncate(AGENTS_MAX - 1);
+    all.push_front(own);
+    &mut all[0]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn manifest(n: usize) -> ManifestId {
+        ManifestId::of(&n.to_le_bytes())
+    }
+
+    #[test]
+    fn what_is_remembered_is_bounded_and_goes_with_a_newer_log() {
+        let (rights, mut state) = (Rights::default(), State::default());
+        let agent = |n: usize| Identity::new("site", &format!("a{n}")).unwrap();
+        for n in 0..10 * MISSES_MAX {
+            rights.miss(Some(&agent(0)), &state, |_| true, manifest(n));
+        }
+        let last = manifest(10 * MISSES_MAX - 1);
+        assert!(rights.is_missed(Some(&agent(0)), &state, &last));
+        assert!(!rights.is_missed(Some(&agent(1)), &state, &last) && !rights.is_missed(None, &state, &last));
+        for n in 1..10 * AGENTS_MAX {
+            rights.miss(Some(&agent(n)), &state, |_| true, manifest(n));
+        }
+        let all = rights.all();
+        assert!(all.len() == AGENTS_MAX && all.iter().all(|own| own.missed.len() <= MISSES_MAX));
+        drop(all);
+        let last = (agent(10 * AGENTS_MAX - 1), manifest(10 * AGENTS_MAX - 1));
+        assert!(rights.is_missed(Some(&last.0), &state, &last.1));
+        state.seq += 1;
+        assert!(!rights.is_missed(Some(&last.0), &state, &last.1), "the log went on");
+    }
+}

@@ -1,0 +1,168 @@
+//! What each agent has of an agent that listens, whatever it connects by: links, and requests.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::Instant;
+
+use super::Admission;
+use super::bucket::Bucket;
+use crate::transfer::identity::Identity;
+use crate::transfer::protocol::limits::REQUESTS_MAX;
+
+/// Agents that are remembered, at most about: those without a link go first.
+const KNOWN_MAX: usize = 1024;
+
+/// All of them.
+#[derive(Debug)]
+pub(super) struct Agents {
+    limits: Admission,
+    began: Instant,
+    known: Mutex<HashMap<Identity, Known>>,
+}
+
+#[derive(Debug)]
+struct Known {
+    links: usize,
+    requests: Bucket,
+    work: Arc<Semaphore>,
+}
+
+/// One link of an agent, or one call; it counts until this is dropped.
+#[derive(Debug)]
+pub struct Pass {
+    agents: Option<(Arc<Agents>, Identity)>,
+    work: Arc<Semaphore>,
+}
+
+impl Agents {
+    pub(super) fn new(limits: Admission) -> Self {
+        Self { limits, began: Instant::now(), known: Mutex::default() }
+    }
+
+    /// Links of all agents.
+    pub(super) fn links(&self) -> usize {
+        self.known().values().map(|known| known.links).sum()
+    }
+
+    /// One more link of `agent`; else why it has none.
+    pub(super) fn admit(self: &Arc<Self>, agent: &Identity) -> Result<Pass, String> {
+        self.admit_at(agent, self.began.elapsed())
+    }
+
+    fn admit_at(self: &Arc<Self>, agent: &Identity, now: Duration) -> Result<Pass, String> {
+        let limits = self.limits;
+        let mut known = self.known();
+        if known.values().map(|known| known.links).sum::<usize>() >= limits.links {
+            return Err(format!("all {} connections are taken", limits.links));
+        }
+        if known.len() >= KNOWN_MAX {
+            known.retain(|_, known| known.links > 0 || !known.requests.is_full(now));
+        }
+        let new = || Known {
+            links: 0,
+            requests: Bucket::new(limits.requests_per_second, now),
+            work: Arc::new(Semaphore::new(REQUESTS_MAX as usize)),
+        };
+        let own = known.entry(agent.clone()).or_insert_with(new);
+        if own.links >= limits.links_per_agent {
+            return Err(format!("too many connections of one agent: at most {}", limits.links_per_agent));
+        }
+        // Who comes and goes again and again asks, too.
+        if !own.requests.take(now) {
+            return Err(too_many_requests(limits.requests_per_second));
+        }
+        own.links += 1;
+        Ok(Pass { agents: Some((Arc::clone(self), agent.clone())), work: Arc::clone(&own.work) })
+    }
+
+    fn known(&self) -> MutexGuard<'_, HashMap<Identity, Known>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Pass {
+    /// Of a process of this node, whose requests nobody counts.
+    pub(in crate::transfer) fn of_this_node() -> Self {
+        Self { agents: None, work: Arc::new(Semaphore::new(REQUESTS_MAX as usize)) }
+    }
+
+    /// May it make one more request now? Else why not.
+    pub(in crate::transfer) fn ask(&self) -> Result<(), String> {
+        self.agents.as_ref().map_or(Ok(()), |(agents, _)| self.ask_at(agents.began.elapsed()))
+    }
+
+    fn ask_at(&self, now: Duration) -> Result<(), String> {
+        let Some((agents, agent)) = &self.agents else { return Ok(()) };
+        let may = agents.known().get_mut(agent).is_none_or(|known| known.requests.take(now));
+        if may { Ok(()) } else { Err(too_many_requests(agents.limits.requests_per_second)) }
+    }
+
+    /// Leave to find something out for it: as many at a time as one link may have requests, over all links of the agent.
+    ///
+    /// # Cancel safety
+    /// Safe.
+    pub(in crate::transfer) fn work(&self) -> impl Future<Output = Option<OwnedSemaphorePermit>> + Send + 'static {
+        let work = Arc::clone(&self.work);
+        async move { work.acquire_owned().await.ok() }
+    }
+}
+
+impl Drop for Pass {
+    fn drop(&mut self) {
+        if let Some((agents, agent)) = &self.agents
+            && let Some(known) = agents.known().get_mut(agent)
+        {
+            known.links -= 1;
+        }
+    }
+}
+
+fn too_many_requests(most: u32) -> String {
+    format!("too many requests of one agent: at most {most} a second")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn agent(name: &str) -> Identity {
+        Identity::new("site", name).unwrap()
+    }
+
+    #[tokio::test]
+    async fn an_agent_has_so_many_links_and_requests_and_leaves_room_for_others() {
+        let limits = Admission { links: 10, links_per_agent: 4, requests_per_second: 5, ..Admission::default() };
+        let agents = Arc::new(Agents::new(limits));
+        let now = Duration::from_secs(5);
+        let held: Vec<Pass> = (0..4).map(|_| agents.admit_at(&agent("a"), now).unwrap()).collect();
+        let told = agents.admit_at(&agent("a"), now).unwrap_err();
+        assert_eq!(told, "too many connections of one agent: at most 4");
+        let other = agents.admit_at(&agent("b"), now).unwrap();
+        assert_eq!(agents.links(), 5);
+        // Links took four of ten.
+        assert_eq!((0..100).filter(|n| held[n % 4].ask_at(now).is_ok()).count(), 6, "over all of its links");
+        assert!(held[0].ask_at(now).unwrap_err().contains("at most 5 a second") && other.ask_at(now).is_ok());
+        drop(held);
+        let again = agents.admit_at(&agent("a"), now).unwrap_err();
+        assert!(again.contains("too many requests"), "coming again gives no more");
+        assert!(agents.admit_at(&agent("a"), now + Duration::from_secs(1)).is_ok());
+        assert_eq!(agents.links(), 1);
+    }
+
+    #[tokio::test]
+    async fn all_links_together_are_bounded_and_who_is_gone_is_forgotten() {
+        let agents = Arc::new(Agents::new(Admission { links: 3, ..Admission::default() }));
+        let held: Vec<Pass> = (0..3).map(|n| agents.admit(&agent(&format!("a{n}"))).unwrap()).collect();
+        assert_eq!(agents.admit(&agent("b")).unwrap_err(), "all 3 connections are taken");
+        drop(held);
+        let slow = Admission { requests_per_second: u32::MAX, ..Admission::default() };
+        let agents = Arc::new(Agents::new(slow));
+        for n in 0..5 * KNOWN_MAX {
+            drop(agents.admit(&agent(&format!("a{n}"))).unwrap());
+        }
+        assert!(agents.known().len() <= KNOWN_MAX + 1, "{}", agents.known().len());
+    }
+}

@@ -1,0 +1,182 @@
+//! Who may connect to an agent that listens, and how often: what a peer that may do nothing costs is bounded here, before it has
+//! shown a certificate and after.
+//!
+//! ```text
+//! accept -> Knock (pool.rs: few wait, few of one address) -> handshake -> Pass (agents.rs: links and requests of one agent)
+//! ```
+
+mod agents;
+mod bucket;
+mod pool;
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio_util::sync::CancellationToken;
+
+use self::agents::Agents;
+pub use self::agents::Pass;
+use self::pool::Pool;
+use super::identity::Identity;
+
+/// The limits of whoever connects. docs/operations.md tells them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Admission {
+    /// Connections whose other side has not shown a certificate yet, at most.
+    pub handshakes: usize,
+    /// Of these, how many may come from one address.
+    pub handshakes_per_address: usize,
+    /// How long a handshake may take.
+    pub handshake: Duration,
+    /// Connections that have, at most.
+    pub links: usize,
+    /// Of these, how many may be of one agent.
+    pub links_per_agent: usize,
+    /// Requests that an agent may make, over all of its connections; twice as many at once. A connection counts as one.
+    pub requests_per_second: u32,
+}
+
+impl Default for Admission {
+    fn default() -> Self {
+        Self {
+            handshakes: 128,
+            handshakes_per_address: 32,
+            handshake: Duration::from_secs(5),
+            links: 512,
+            links_per_agent: 64,
+            requests_per_second: 1000,
+        }
+    }
+}
+
+/// How many there are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct GateStat {
+    /// Connections that have not shown a certificate yet.
+    pub handshakes: usize,
+    /// Connections that have.
+    pub links: usize,
+    /// Connections that were refused or gave way, since the beginning.
+    pub refused: u64,
+}
+
+/// What all listeners of an agent let connections through. Clones share it.
+#[derive(Clone, Debug)]
+pub struct Gate {
+    limits: Admission,
+    waiting: Arc<Mutex<Waiting>>,
+    agents: Arc<Agents>,
+}
+
+#[derive(Debug)]
+struct Waiting {
+    pool: Pool,
+    ends: HashMap<u64, CancellationToken>,
+    refused: u64,
+}
+
+/// One connection whose other side has not shown a certificate yet; it counts until this is dropped.
+#[derive(Debug)]
+pub(super) struct Knock {
+    number: u64,
+    gone: CancellationToken,
+    waiting: Arc<Mutex<Waiting>>,
+}
+
+impl Default for Gate {
+    fn default() -> Self {
+        Self::new(Admission::default())
+    }
+}
+
+impl Gate {
+    /// A gate with these limits. Within a runtime.
+    #[must_use]
+    pub fn new(limits: Admission) -> Self {
+        let pool = Pool::new(limits.handshakes, limits.handshakes_per_address);
+        let waiting = Arc::new(Mutex::new(Waiting { pool, ends: HashMap::new(), refused: 0 }));
+        Self { limits, waiting, agents: Arc::new(Agents::new(limits)) }
+    }
+
+    /// How long a handshake may take.
+    pub(super) fn patience(&self) -> Duration {
+        self.limits.handshake
+    }
+
+    /// Somebody connects from `address`. It is always let in; if that makes too many, another one is told to go.
+    pub(super) fn knock(&self, address: IpAddr) -> Knock {
+        let mut waiting = lock(&self.waiting);
+        let (number, gone) = waiting.pool.enter(address);
+        if let Some(end) = gone.and_then(|gone| waiting.ends.remove(&gone)) {
+            waiting.refused += 1;
+            end.cancel();
+        }
+        let gone = CancellationToken::new();
+        waiting.ends.insert(number, gone.clone());
+        Knock { number, gone, waiting: Arc::clone(&self.waiting) }
+    }
+
+    /// Are so many waiting that it should be seen first whether an address is real?
+    pub(super) fn is_busy(&self) -> bool {
+        lock(&self.waiting).pool.is_busy()
+    }
+
+    /// Lets `agent`, as its certificate names it, in; else why not, in words for it.
+    pub(super) fn admit(&self, agent: &Identity) -> Result<Pass, String> {
+        self.agents.admit(agent).inspect_err(|_| lock(&self.waiting).refused += 1)
+    }
+
+    /// How many there are now.
+    #[must_use]
+    pub fn stat(&self) -> GateStat {
+        let waiting = lock(&self.waiting);
+        GateStat { handshakes: waiting.pool.len(), links: self.agents.links(), refused: waiting.refused }
+    }
+}
+
+impl Knock {
+    /// Its other side has said something.
+    pub(super) fn spoke(&self) {
+        lock(&self.waiting).pool.spoke(self.number);
+    }
+
+    /// Until it must go, since others come.
+    ///
+    /// # Cancel safety
+    /// Safe.
+    pub(super) async fn gone(&self) {
+        self.gone.cancelled().await;
+    }
+}
+
+impl Drop for Knock {
+    fn drop(&mut self) {
+        let mut waiting = lock(&self.waiting);
+        waiting.pool.leave(self.number);
+        waiting.ends.remove(&self.number);
+    }
+}
+
+fn lock(waiting: &Mutex<Waiting>) -> MutexGuard<'_, Waiting> {
+    waiting.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn who_gives_way_is_told_and_nothing_is_kept_of_who_went() {
+        let gate = Gate::new(Admission { handshakes: 8, handshakes_per_address: 4, ..Admission::default() });
+        let address: IpAddr = "10.0.0.1".parse().unwrap();
+        let knocks: Vec<Knock> = (0..10).map(|_| gate.knock(address)).collect();
+        assert_eq!(gate.stat(), GateStat { handshakes: 4, links: 0, refused: 6 });
+        knocks[5].gone().await;
+        assert!(!knocks[6].gone.is_cancelled());
+        assert_eq!(lock(&gate.waiting).ends.len(), 4);
+        drop(knocks);
+        assert_eq!((gate.stat().handshakes, lock(&gate.waiting).ends.len()), (0, 0));
+    }
+}

@@ -1,0 +1,166 @@
+//! Connections whose other side has not shown a certificate yet: few, and few of one address. Pure.
+//!
+//! Who comes is always let in. If that makes too many, another one goes: of those that have waited longest, first one that has
+//! said nothing. So those who are silent never keep out those who are not, and who has just come has time to speak.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv6Addr};
+
+/// Where somebody comes from: an IPv4 address, or the 64 bits of an IPv6 address that one host can vary no further
+/// (<https://www.rfc-editor.org/rfc/rfc4291#section-2.5.4>).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Source(IpAddr);
+
+impl Source {
+    fn of(address: IpAddr) -> Self {
+        match address.to_canonical() {
+            IpAddr::V6(address) => {
+                let network = u128::from(address) & (u128::MAX << 64);
+                Self(Ipv6Addr::from(network).into())
+            }
+            v4 @ IpAddr::V4(_) => Self(v4),
+        }
+    }
+}
+
+/// Those who wait.
+#[derive(Debug)]
+pub(super) struct Pool {
+    places: usize,
+    share: usize,
+    next: u64,
+    waiting: BTreeMap<u64, Waiting>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Waiting {
+    from: Source,
+    spoke: bool,
+}
+
+impl Pool {
+    /// Room for `places`, `share` of them from one address.
+    pub(super) fn new(places: usize, share: usize) -> Self {
+        Self { places: places.max(1), share: share.max(1), next: 0, waiting: BTreeMap::new() }
+    }
+
+    /// Lets somebody in from `address`; returns its number, and that of whoever must go for it.
+    pub(super) fn enter(&mut self, address: IpAddr) -> (u64, Option<u64>) {
+        let from = Source::of(address);
+        let gone = if self.count(from) >= self.share {
+            self.least(from)
+        } else if self.waiting.len() >= self.places {
+            self.largest().and_then(|largest| self.least(largest))
+        } else {
+            None
+        };
+        gone.iter().for_each(|gone| self.leave(*gone));
+        let number = self.next;
+        self.next += 1;
+        self.waiting.insert(number, Waiting { from, spoke: false });
+        (number, gone)
+    }
+
+    /// Whoever has this number has said something.
+    pub(super) fn spoke(&mut self, number: u64) {
+        if let Some(waiting) = self.waiting.get_mut(&number) {
+            waiting.spoke = true;
+        }
+    }
+
+    pub(super) fn leave(&mut self, number: u64) {
+        self.waiting.remove(&number);
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// Are so many waiting that it should be seen first whether an address is real?
+    pub(super) fn is_busy(&self) -> bool {
+        self.waiting.len() >= self.places.div_ceil(4)
+    }
+
+    fn count(&self, from: Source) -> usize {
+        self.waiting.values().filter(|waiting| waiting.from == from).count()
+    }
+
+    /// The one of `from` that goes first.
+    fn least(&self, from: Source) -> Option<u64> {
+        let own: Vec<_> = self.waiting.iter().filter(|(_, waiting)| waiting.from == from).collect();
+        let silent = own.iter().take(own.len().div_ceil(2)).find(|(_, waiting)| !waiting.spoke);
+        silent.or_else(|| own.first()).map(|(number, _)| **number)
+    }
+
+    /// The source that most come from.
+    fn largest(&self) -> Option<Source> {
+        let mut counts = BTreeMap::<Source, usize>::new();
+        self.waiting.values().for_each(|waiting| *counts.entry(waiting.from).or_default() += 1);
+        counts.into_iter().max_by_key(|(_, count)| *count).map(|(source, _)| source)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn address(text: &str) -> IpAddr {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn who_is_silent_goes_for_who_comes() {
+        let mut pool = Pool::new(64, 16);
+        let (good, _) = pool.enter(address("10.0.0.1"));
+        pool.spoke(good);
+        // The same address: it has its share, and the silent ones among them go.
+        for _ in 0..100_000 {
+            assert_ne!(pool.enter(address("10.0.0.1")).1, Some(good));
+            assert!(pool.len() <= 16);
+        }
+        let (later, gone) = pool.enter(address("10.0.0.1"));
+        assert!(gone.is_some() && gone != Some(later));
+    }
+
+    #[test]
+    fn who_has_just_come_has_time_to_speak() {
+        let mut pool = Pool::new(64, 16);
+        for _ in 0..16 {
+            let (number, _) = pool.enter(address("10.0.0.1"));
+            pool.spoke(number);
+        }
+        let (good, _) = pool.enter(address("10.0.0.1"));
+        for _ in 0..7 {
+            assert_ne!(pool.enter(address("10.0.0.1")).1, Some(good), "others have waited longer");
+        }
+        assert!(pool.waiting.contains_key(&good));
+    }
+
+    #[test]
+    fn the_address_that_has_most_gives_way() {
+        let mut pool = Pool::new(64, 16);
+        let (good, _) = pool.enter(address("10.9.9.9"));
+        for n in 0..1000u32 {
+            let from = IpAddr::from([10, 0, 0, u8::try_from(n % 8).unwrap()]);
+            assert_ne!(pool.enter(from).1, Some(good), "it is the only one of its address");
+            assert!(pool.len() <= 64);
+        }
+        assert!(pool.is_busy());
+        assert!(pool.waiting.contains_key(&good));
+    }
+
+    #[test]
+    fn one_host_has_one_share_whatever_address_it_takes() {
+        let mut pool = Pool::new(64, 4);
+        for n in 0..100u32 {
+            pool.enter(address(&format!("2001:db8::{n:x}")));
+        }
+        assert_eq!(pool.len(), 4);
+        pool.enter(address("::ffff:10.0.0.1"));
+        (0..9).for_each(|_| assert!(pool.enter(address("10.0.0.1")).0 > 0));
+        assert_eq!(pool.len(), 8);
+        let (number, _) = pool.enter(address("10.0.0.2"));
+        pool.leave(number);
+        assert_eq!(pool.len(), 8);
+    }
+}
