@@ -81,8 +81,8 @@ async fn agent(folder: &Path) {
     tokio::spawn(tcp.serve(Arc::clone(&holdings), over.clone()));
     tokio::spawn(quic.serve(holdings, over));
     let state = repository.state().await.unwrap();
-    let secret = state.refs[&"secret/one".parse().unwrap()].manifest;
-    println!("{address} {secret}");
+    let manifest = |name: &str| state.refs[&name.parse().unwrap()].manifest;
+    println!("{address} {} {}", manifest("secret/one"), manifest("public/one"));
     let told = tokio::task::spawn_blocking(move || {
         for _ in std::io::stdin().lines() {
             let files = std::fs::read_dir("/proc/self/fd").unwrap().count();
@@ -107,6 +107,7 @@ struct Agent {
     output: BufReader<ChildStdout>,
     address: SocketAddr,
     secret: ManifestId,
+    public: ManifestId,
 }
 
 #[derive(Clone, Copy)]
@@ -124,8 +125,9 @@ impl Agent {
         let (input, mut output) = (child.stdin.take().unwrap(), BufReader::new(child.stdout.take().unwrap()));
         let mut line = String::new();
         output.read_line(&mut line).unwrap();
-        let (address, secret) = line.trim().split_once(' ').unwrap();
-        Self { child, input, output, address: address.parse().unwrap(), secret: secret.parse().unwrap() }
+        let told: Vec<&str> = line.split_whitespace().collect();
+        let (address, secret, public) = (told[0].parse().unwrap(), manifest(told[1]), manifest(told[2]));
+        Self { child, input, output, address, secret, public }
     }
 
     fn used(&mut self) -> Used {
@@ -135,6 +137,15 @@ impl Agent {
         let numbers: Vec<u64> = line.split_whitespace().map(|number| number.parse().unwrap()).collect();
         Used { kib: numbers[0], files: numbers[1], requests: numbers[2] }
     }
+}
+
+/// A manifest's id, from its hexadecimal digits.
+fn manifest(text: &str) -> ManifestId {
+    let mut bytes = [0; 32];
+    for (byte, at) in bytes.iter_mut().zip((0..64).step_by(2)) {
+        *byte = u8::from_str_radix(&text[at..at + 2], 16).unwrap();
+    }
+    ManifestId::from_bytes(bytes)
 }
 
 impl Drop for Agent {
@@ -180,19 +191,24 @@ async fn attack() {
         drop(dial(agent.address, &good).await);
         let before = agent.used();
         let (to, over) = (agent.address, Instant::now() + lasting);
-        let attacking = tokio::spawn(attacking(attack, to, bad.clone(), over));
+        let bad = bad.clone();
+        // On one thread of its own: who is good must not wait for the attacker's own work.
+        let attacking = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(attacking(attack, to, bad, over))
+        });
         let (mut delays, mut most) = (Vec::new(), before);
         while Instant::now() < over {
             tokio::time::sleep(Duration::from_millis(100)).await;
             let begun = Instant::now();
             // A question is answered, not only a handshake made.
             let client = dial(to, &good).await;
-            let _ = client.find(ManifestId::of(b"good"), 0).await;
+            client.find(agent.public, 0).await.unwrap();
             delays.push(begun.elapsed());
             let now = agent.used();
             most = Used { kib: most.kib.max(now.kib), files: most.files.max(now.files), requests: now.requests };
         }
-        let sent = attacking.await.unwrap();
+        let sent = attacking.join().unwrap();
         delays.sort_unstable();
         let millis = |delay: Duration| delay.as_secs_f64() * 1000.0;
         println!(

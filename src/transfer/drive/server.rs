@@ -68,16 +68,21 @@ pub(in crate::transfer) async fn serve(
         if lanes.flush(|lane| provider.transmit(lane, clock.now())) {
             provider.wrote(clock.now());
         }
-        let mut closed = None;
+        let (mut closed, mut refused) = (None, false);
         while let Some(demand) = provider.poll() {
             if let Demand::Closed(why) = demand {
                 closed = Some(why);
             } else if let Err((request, why)) = answers.begin(demand, &asker) {
                 provider.busy(request, &why, clock.now());
+                refused = true;
             }
         }
         if let Some(closed) = closed {
             break closed;
+        }
+        // What was said to it goes out first.
+        if refused {
+            continue;
         }
         seat.share(provider.is_asked());
         let timeout = provider.timeout().map_or_else(Instant::now, |at| clock.at(at));

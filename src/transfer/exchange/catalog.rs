@@ -106,17 +106,22 @@ impl Catalog {
         may: impl Fn(&Name) -> bool,
     ) -> Result<Option<Arc<Entry>>> {
         let (asked, all) = (Instant::now(), self.served());
+        let mut hurry = true;
         for age in [FRESH, FRESH_AGAIN] {
             let mut missed = true;
             for served in &all {
-                let state = served.state(asked.checked_sub(age)).await?;
+                let state = served.state(asked.checked_sub(age), hurry).await?;
                 if served.rights.has(agent, &state, &may, manifest) {
                     let named = state.refs.iter().find(|(name, value)| value.manifest == *manifest && may(name));
                     if let Some((name, value)) = named {
                         return self.entry(&served.repository, name, value).await.map(Some);
                     }
                 }
-                missed &= agent.is_some() && served.rights.is_missed(agent, &state, manifest);
+                let remembered = agent.is_some() && served.rights.is_missed(agent, &state, manifest);
+                if age == FRESH && !remembered {
+                    hurry &= served.rights.may_hurry(agent, &state, &may);
+                }
+                missed &= remembered;
                 if age == FRESH_AGAIN && agent.is_some() {
                     served.rights.miss(agent, &state, &may, *manifest);
                 }

@@ -16,6 +16,8 @@ use crate::transfer::identity::Identity;
 const AGENTS_MAX: usize = 32;
 /// Misses of one agent that are remembered, at most.
 const MISSES_MAX: usize = 1024;
+/// Misses of one agent in that time for which the log is read at once, at most.
+const LOOKS: u32 = 4;
 /// What an agent may read, and what it missed, is found out anew after this: rules change, too.
 const LASTING: Duration = Duration::from_secs(1);
 
@@ -35,6 +37,8 @@ struct Own {
     readable: Vec<ManifestId>,
     /// Those that it asked for, and may not read or that are not there.
     missed: BTreeSet<ManifestId>,
+    /// How often the log was read at once for it.
+    looks: u32,
 }
 
 impl Rights {
@@ -54,6 +58,14 @@ impl Rights {
     pub(super) fn is_missed(&self, agent: Option<&Identity>, state: &State, manifest: &ManifestId) -> bool {
         let all = self.all();
         all.iter().any(|own| own.is_of(agent, state.seq) && own.missed.contains(manifest))
+    }
+
+    /// May the log be read at once because `agent` misses something? A few times; always, for a process of this node.
+    pub(super) fn may_hurry(&self, agent: Option<&Identity>, state: &State, may: impl Fn(&Name) -> bool) -> bool {
+        let mut all = self.all();
+        let own = own(&mut all, agent, state, may);
+        own.looks = own.looks.saturating_add(1);
+        agent.is_none() || own.looks <= LOOKS
     }
 
     /// It was found out that `agent` does not get `manifest`.
@@ -98,7 +110,7 @@ fn own<'a>(
         readable.sort_unstable();
         readable.dedup();
         let agent = agent.cloned();
-        Own { agent, seq: state.seq, since: Instant::now(), readable, missed: BTreeSet::new() }
+        Own { agent, seq: state.seq, since: Instant::now(), readable, missed: BTreeSet::new(), looks: 0 }
     });
     all.truncate(AGENTS_MAX - 1);
     all.push_front(own);
@@ -131,6 +143,8 @@ mod tests {
         drop(all);
         let last = (agent(10 * AGENTS_MAX - 1), manifest(10 * AGENTS_MAX - 1));
         assert!(rights.is_missed(Some(&last.0), &state, &last.1));
+        assert_eq!((0..100).filter(|_| rights.may_hurry(Some(&last.0), &state, |_| true)).count(), LOOKS as usize);
+        assert_eq!((0..100).filter(|_| rights.may_hurry(None, &state, |_| true)).count(), 100);
         state.seq += 1;
         assert!(!rights.is_missed(Some(&last.0), &state, &last.1), "the log went on");
     }

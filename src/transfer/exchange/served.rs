@@ -3,6 +3,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
 
 use super::once::Once;
@@ -11,9 +12,9 @@ use crate::error::Result;
 use crate::repository::Repository;
 use crate::repository::log::State;
 
-/// The shortest pause between two reads of a log.
+/// The pause between two reads of a log.
 const PAUSE: Duration = Duration::from_millis(20);
-/// The longest: reads that find nothing new come to that, each pause twice the one before.
+/// The same, where only those wait who have asked for much that is not there.
 const PAUSE_MAX: Duration = Duration::from_secs(1);
 
 /// A repository, and what was seen of it.
@@ -24,45 +25,50 @@ pub(super) struct Served {
     pub(super) rights: Rights,
     seen: Arc<Mutex<Seen>>,
     reads: Once<(), (Instant, Arc<State>)>,
+    /// Somebody waits who need not.
+    hurry: Arc<Notify>,
 }
 
 #[derive(Debug)]
 struct Seen {
     /// When the last read began, and what it found.
     state: Option<(Instant, Arc<State>)>,
-    /// How often logs are read for what is not found.
-    pause: Duration,
-    /// Before this no read begins.
-    next: Option<Instant>,
+    /// When the last read ended.
+    ended: Option<Instant>,
 }
 
 impl Served {
     pub(super) fn new(repository: &Repository) -> Self {
-        let seen = Seen { state: None, pause: PAUSE, next: None };
+        let seen = Seen { state: None, ended: None };
         Self {
             repository: repository.clone(),
             rights: Rights::default(),
             seen: Arc::new(Mutex::new(seen)),
             reads: Once::default(),
+            hurry: Arc::default(),
         }
     }
 
-    /// The state as of `since`, or newer. All who ask share one read; one that is not old enough yet is waited for.
+    /// The state as of `since`, or newer. All who ask share one read; who may not `hurry` waits longer for it.
     ///
     /// # Errors
     /// As [`Repository::state`].
     ///
     /// # Cancel safety
     /// Safe: it only reads.
-    pub(super) async fn state(&self, since: Option<Instant>) -> Result<Arc<State>> {
+    pub(super) async fn state(&self, since: Option<Instant>, hurry: bool) -> Result<Arc<State>> {
         let new_enough = |began: Instant| since.is_none_or(|since| began >= since);
         loop {
             let seen = lock(&self.seen).state.clone();
             if let Some((_, state)) = seen.filter(|(began, _)| new_enough(*began)) {
                 return Ok(state);
             }
+            if hurry {
+                self.hurry.notify_one();
+            }
             // One that others began may have begun too early.
-            let (began, state) = self.reads.get(&(), || read(self.repository.clone(), Arc::clone(&self.seen))).await?;
+            let reading = || read(self.repository.clone(), Arc::clone(&self.seen), Arc::clone(&self.hurry));
+            let (began, state) = self.reads.get(&(), reading).await?;
             if new_enough(began) {
                 return Ok(state);
             }
@@ -76,18 +82,18 @@ impl Served {
 }
 
 /// Reads the log, once it may be read again.
-async fn read(repository: Repository, seen: Arc<Mutex<Seen>>) -> Result<(Instant, Arc<State>)> {
-    let next = lock(&seen).next;
-    if let Some(next) = next {
-        sleep_until(next).await;
+async fn read(repository: Repository, seen: Arc<Mutex<Seen>>, hurry: Arc<Notify>) -> Result<(Instant, Arc<State>)> {
+    let ended = lock(&seen).ended;
+    if let Some(ended) = ended {
+        tokio::select! {
+            () = sleep_until(ended + PAUSE_MAX) => {}
+            () = hurry.notified() => sleep_until(ended + PAUSE).await,
+        }
     }
     let began = Instant::now();
     let read = repository.state().await;
     let mut seen = lock(&seen);
-    let before = seen.state.as_ref().map(|(_, state)| state.seq);
-    let is_new = matches!(&read, Ok(state) if Some(state.seq) != before);
-    seen.pause = if is_new { PAUSE } else { (seen.pause * 2).min(PAUSE_MAX) };
-    seen.next = Some(Instant::now() + seen.pause);
+    seen.ended = Some(Instant::now());
     let state = read?;
     seen.state = Some((began, Arc::clone(&state)));
     Ok((began, state))
