@@ -13,6 +13,7 @@ mod restore;
 mod runs;
 mod save;
 mod show;
+mod stand_alone;
 mod stopping;
 mod subpath;
 mod sync;
