@@ -345,7 +345,7 @@ mod tests {
         let read = |room| {
             let mut reader = Reader::within(&bytes, room);
             let count = reader.count(1)?;
-            let list: Vec<u64> = reader.kept_list(count, |reader| reader.varint())?;
+            let list: Vec<u64> = reader.kept_list(count, Reader::varint)?;
             Ok::<_, Malformed>((list, reader.kept_string(9)?))
         };
         assert_eq!(read(25).unwrap(), (vec![1, 2, 3], b"x".to_vec()));
