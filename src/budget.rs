@@ -26,6 +26,8 @@ pub struct Budget(Arc<Shared>);
 struct Shared {
     total: u64,
     permits: Arc<Semaphore>,
+    /// As large as the budget: see [`Budget::charge`].
+    structures: Arc<Semaphore>,
     pool: Mutex<Pool>,
     /// What it holds of the budget that it was carved out of.
     _carved: Option<OwnedSemaphorePermit>,
@@ -50,8 +52,13 @@ impl Budget {
                 .cure("raise --memory"));
         }
         let units = usize::try_from(bytes / UNIT).unwrap_or(usize::MAX).min(Semaphore::MAX_PERMITS);
-        let permits = Arc::new(Semaphore::new(units));
-        Ok(Self(Arc::new(Shared { total: bytes, permits, pool: Mutex::default(), _carved: None })))
+        Ok(Self::of(bytes, units, None))
+    }
+
+    fn of(total: u64, units: usize, carved: Option<OwnedSemaphorePermit>) -> Self {
+        let semaphore = || Arc::new(Semaphore::new(units));
+        let (permits, structures) = (semaphore(), semaphore());
+        Self(Arc::new(Shared { total, permits, structures, pool: Mutex::default(), _carved: carved }))
     }
 
     /// A quarter of what the cgroup allows, or of the machine's memory where it sets no limit; at most 2 GiB, since
@@ -101,9 +108,29 @@ impl Budget {
     pub async fn carve(&self, bytes: u64) -> Result<Self> {
         let units = self.units(usize::try_from(bytes).unwrap_or(usize::MAX))?;
         let carved = self.acquire(units).await?;
-        let permits = Arc::new(Semaphore::new(units as usize));
-        let total = u64::from(units) * UNIT;
-        Ok(Self(Arc::new(Shared { total, permits, pool: Mutex::default(), _carved: Some(carved) })))
+        Ok(Self::of(u64::from(units) * UNIT, units as usize, Some(carved)))
+    }
+
+    /// Room for `bytes` of a structure while it is read and decoded: manifests, maps, the log. All structures that are read at
+    /// one time fit the budget together. A holder of buffers may be waiting for the structure, so this waits for other
+    /// structures alone, whose readers wait for nothing but the store; of the room for buffers it takes what is free.
+    ///
+    /// # Errors
+    /// Exhausted, if `bytes` can never fit.
+    ///
+    /// # Cancel safety
+    /// Safe: a dropped wait holds nothing.
+    pub async fn charge(&self, bytes: u64) -> Result<Charge> {
+        let units = self.units(usize::try_from(bytes).unwrap_or(usize::MAX))?;
+        let structure = Arc::clone(&self.0.structures).acquire_many_owned(units).await;
+        let structure = structure.map_err(|_| Error::other("memory budget was closed"))?;
+        let take = || Arc::clone(&self.0.permits).try_acquire_many_owned(units).ok();
+        let buffers = take().or_else(|| {
+            // Buffers that wait for their next use.
+            self.0.lock().free.clear();
+            take()
+        });
+        Ok(Charge { _structure: structure, _buffers: buffers })
     }
 
     async fn acquire(&self, units: u32) -> Result<OwnedSemaphorePermit> {
@@ -164,6 +191,13 @@ impl Drop for Waiting<'_> {
     fn drop(&mut self) {
         self.0.lock().waiting -= 1;
     }
+}
+
+/// Room that [`Budget::charge`] gave; dropping it gives it back.
+#[derive(Debug)]
+pub struct Charge {
+    _structure: OwnedSemaphorePermit,
+    _buffers: Option<OwnedSemaphorePermit>,
 }
 
 /// Bytes under the budget. Dropping it, or the last [`Bytes`] it froze into, gives them back.
@@ -258,6 +292,25 @@ mod tests {
         assert!(futures::poll!(&mut whole).is_pending(), "a buffer of what was carved out is left");
         drop(own);
         assert_eq!(whole.await.unwrap().len(), 2 * half);
+    }
+
+    #[tokio::test]
+    async fn structures_wait_for_each_other_and_never_for_buffers() {
+        let budget = budget();
+        let all = usize::try_from(MEMORY_MIN).unwrap();
+        let buffer = budget.buffer(all).await.unwrap();
+        let first = budget.charge(MEMORY_MIN).await.unwrap();
+        let second = budget.charge(1);
+        let mut second = std::pin::pin!(second);
+        assert!(futures::poll!(&mut second).is_pending(), "the budget is full of structures");
+        drop((first, buffer));
+        let second = second.await.unwrap();
+        let whole = budget.buffer(all);
+        let mut whole = std::pin::pin!(whole);
+        assert!(futures::poll!(&mut whole).is_pending(), "what a structure takes is not there for buffers");
+        drop(second);
+        whole.await.unwrap();
+        assert_eq!(budget.charge(MEMORY_MIN + 1).await.unwrap_err().kind(), crate::error::ErrorKind::Exhausted);
     }
 
     #[tokio::test]

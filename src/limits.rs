@@ -31,6 +31,8 @@ pub const FRAMEWORK_LEN_MAX: usize = 64;
 pub const ATTEMPT_LEN_MAX: usize = 64;
 /// Bytes in a path within a tree, at most (Linux's `PATH_MAX`).
 pub const PATH_LEN_MAX: usize = 4096;
+/// Bytes in one name of a path, at most (Linux's `NAME_MAX`).
+pub const SEGMENT_LEN_MAX: usize = 255;
 /// Bytes in a safetensors header, at most: the limit of the format's own reader
 /// (<https://github.com/huggingface/safetensors>, README, "Format").
 pub const SAFETENSORS_HEADER_MAX: u64 = 100_000_000;

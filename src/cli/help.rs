@@ -81,8 +81,11 @@ pub(super) const ENDPOINT: &str = "The S3 endpoint [also: AWS_ENDPOINT_URL, towl
 pub(super) const INIT: &str = "\
 Examples:
   towline init                              the repository of the settings
-  towline init /mnt/shared/towline          a folder
-  towline init s3://bucket/models           a bucket, made if you may";
+  towline init /mnt/towline                 a folder, for you alone
+  towline init --shared /mnt/team/towline   a folder that its group may read and write; --shared=all: that all may read
+  towline init s3://bucket/models           a bucket, made if you may
+
+A repository in a folder has files of mode 0600 and folders of mode 0700, shared with its group 0660 and 2770, with all 0664 and 2775. Whoever writes later keeps to the mode of the file \"repository\" in it, whatever their umask.";
 
 pub(super) const SAVE: &str = "\
 Examples:
@@ -278,9 +281,13 @@ pub(super) const CP: &str = "\
 Examples:
   towline cp run-7/step-9000 models/best
   towline cp run-7@min=loss models/best
+  towline cp --stand-alone run-7@min=loss customers/a
 
 Nothing is copied but the name: both then share every byte. A name that exists is replaced, which is said; with --if-absent it is \
 not, and the exit code is 5.
+
+A step is stored as differences to chunks of other steps. Whoever may read it may read those chunks, too. With --stand-alone they are \
+stored again without them: the copy takes more room and needs no other name.
 
 JSON: name from, and replaced: manifest saved bytes, where something else had the name";
 
@@ -301,6 +308,8 @@ Examples:
   towline verify --data              read and check every byte
   towline verify run-7/step-1000 --data
   towline verify --repair            then save again to heal
+
+An entry of the log that cannot be read stops every command. --repair sets it aside, keeps what the other entries say, and tells what is lost and which names are kept. Run it while nothing is being saved.
 
 The exit code is 4 if anything is damaged; the JSON is printed all the same.
 

@@ -44,7 +44,12 @@ impl Door {
         }
         let repository = self.open().await?;
         let (from, name) = (self.resolve(&repository, &cp.name).await?, cp.new.clone());
-        let replaced = if cp.if_absent {
+        let replaced = if cp.stand_alone {
+            let line = self.line();
+            let copied = repository.copy_stand_alone(&from, &name, cp.if_absent, &self.progress).await?;
+            drop(line);
+            copied
+        } else if cp.if_absent {
             repository.copy_if_absent(&from, &name).await.map(|()| None)?
         } else {
             repository.copy(&from, &name).await?

@@ -21,7 +21,7 @@ use crate::progress::Progress;
 use crate::repository::log::StepFacts;
 use crate::repository::{Name, OpenOptions, Repository, Selector};
 use crate::size::{self, ByteRange};
-use crate::storage::{self, Location};
+use crate::storage::{self, Location, Sharing, StoreOptions};
 
 /// What every command works with.
 #[derive(Clone, Debug)]
@@ -44,7 +44,7 @@ impl Door {
     /// As the verb's: what was committed stays, what was uploaded is used by the next run.
     pub(super) async fn carry_out(self, verb: Verb) -> Result<u8> {
         match verb {
-            Verb::Init { url } => self.init(url.as_deref()).await?,
+            Verb::Init { url, shared } => self.init(url.as_deref(), shared).await?,
             Verb::Save(save) => self.save(save).await?,
             Verb::Watch(watch) => return self.watch(watch).await,
             Verb::Restore(restore) => self.restore(restore).await?,
@@ -83,7 +83,7 @@ impl Door {
         Ok(0)
     }
 
-    async fn init(&self, url: Option<&str>) -> Result<()> {
+    async fn init(&self, url: Option<&str>, shared: Option<Sharing>) -> Result<()> {
         #[derive(Serialize)]
         struct Made {
             repository: String,
@@ -91,7 +91,8 @@ impl Door {
             created: bool,
         }
         let location = self.location(url)?;
-        let store = storage::open(&location, &self.settings.store(true)).await?;
+        let how = StoreOptions { shared, ..self.settings.store(true) };
+        let store = storage::open(&location, &how).await?;
         let (repository, created) = Repository::create(store, self.options(1)?).await?;
         let made = Made { repository: location.to_string(), id: repository.id().to_string(), created };
         self.output.report(&made, |made, _| {

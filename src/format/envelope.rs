@@ -8,9 +8,9 @@
 
 use bytes::Bytes;
 
-use super::wire::{Malformed, Reader, Writer};
+use super::wire::{Malformed, Reader, Writer, too_large};
 use crate::error::{Error, Result};
-use crate::limits::{BODY_LEN_MAX, MIB};
+use crate::limits::{BODY_LEN_MAX, ENTRY_LEN_MAX, KIB, MIB};
 
 /// The first bytes of every object.
 pub const MAGIC: [u8; 4] = *b"TWLN";
@@ -20,6 +20,9 @@ pub const VERSION: u8 = 1;
 pub const HEADER_LEN: usize = 16;
 /// Bytes after it.
 pub const DIGEST_LEN: usize = 32;
+
+/// The shortest and the longest window that zstd takes, as powers of two.
+const WINDOW_LOG: (u32, u32) = (10, 27);
 
 /// What an object is. The byte is part of the format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,6 +48,27 @@ pub enum Kind {
     Agent = b'A',
     /// A pack's header; its trailer has the lower-case letter.
     Pack = b'K',
+}
+
+impl Kind {
+    /// Bytes in a body of this kind, at most. What only holds an address or a few numbers is refused long before it
+    /// costs memory.
+    #[must_use]
+    pub const fn body_len_max(self) -> u64 {
+        match self {
+            Self::Boundary | Self::Agent => KIB,
+            Self::Repository => 64 * KIB,
+            Self::Part => MIB,
+            Self::Entry => ENTRY_LEN_MAX,
+            Self::Snapshot | Self::Segment | Self::Manifest | Self::Map | Self::Pack => BODY_LEN_MAX,
+        }
+    }
+
+    /// Bytes in a whole object of this kind, at most: a body is never compressed to more than it is.
+    #[must_use]
+    pub const fn object_len_max(self) -> u64 {
+        self.body_len_max() + (HEADER_LEN + DIGEST_LEN) as u64
+    }
 }
 
 /// Wraps `body`, compressed if that helps and `compress` asks for it.
@@ -76,7 +100,18 @@ pub fn header(kind: Kind, compression: u8, plain_len: u64) -> [u8; HEADER_LEN] {
 /// # Errors
 /// Damaged, if a byte is not as written; unsupported, if a later version wrote it or it is encrypted.
 pub fn open(kind: Kind, object: &Bytes) -> Result<Bytes> {
+    open_within(kind, object, u64::MAX)
+}
+
+/// As [`open`], for a body of at most `room` bytes: its length is told before anything is decompressed.
+///
+/// # Errors
+/// As [`open`]; exhausted, if `room` is too little.
+pub fn open_within(kind: Kind, object: &Bytes, room: u64) -> Result<Bytes> {
     let (compression, plain_len) = read_header(kind, object)?;
+    if plain_len > room {
+        return Err(too_large().expected(format!("at most {room} bytes")).got(plain_len));
+    }
     let end = object.len().checked_sub(DIGEST_LEN).filter(|&end| end >= HEADER_LEN);
     let end = end.ok_or_else(|| Error::damaged("object is too short").got(format!("{} bytes", object.len())))?;
     if blake3::hash(&object[..end]).as_bytes()[..] != object[end..] {
@@ -115,19 +150,27 @@ pub fn read_header(kind: Kind, object: &[u8]) -> Result<(u8, u64)> {
     if encryption != 0 {
         return Err(Error::unsupported("object is encrypted at rest").got(encryption).cure("use a newer towline"));
     }
-    if plain_len > BODY_LEN_MAX {
-        return Err(Error::damaged("object's body is impossibly long").got(plain_len));
+    if plain_len > kind.body_len_max() {
+        return Err(Error::damaged("object's body is impossibly long").expected(kind.body_len_max()).got(plain_len));
     }
     Ok((compression, plain_len))
 }
 
-/// Decompresses without believing the announced length further than the bytes bear it out.
+/// Decompresses to at most `plain_len` bytes. The window is no longer than that: by itself, a frame of a few bytes may
+/// ask for one of 128 MiB.
 fn unzstd(stored: &Bytes, plain_len: u64) -> Result<Bytes> {
     use std::io::Read as _;
     let damaged = |source: std::io::Error| Error::damaged("object's body does not decompress").source(source);
-    let decoder = zstd::stream::read::Decoder::new(stored.as_ref()).map_err(damaged)?;
-    let mut plain = Vec::with_capacity(usize::try_from(plain_len.min(MIB)).unwrap_or(0));
+    let mut decoder = zstd::stream::read::Decoder::new(stored.as_ref()).map_err(damaged)?;
+    let window = u64::BITS - plain_len.saturating_sub(1).leading_zeros();
+    decoder.window_log_max(window.clamp(WINDOW_LOG.0, WINDOW_LOG.1)).map_err(damaged)?;
+    let mut plain = Vec::new();
+    // One byte more would be too many: it is asked for, so that it is noticed.
+    let len = usize::try_from(plain_len).unwrap_or(usize::MAX).saturating_add(1);
+    let no_room = |_| too_large().got(plain_len);
+    plain.try_reserve_exact(len).map_err(no_room)?;
     decoder.take(plain_len.saturating_add(1)).read_to_end(&mut plain).map_err(damaged)?;
+    plain.truncate(len);
     Ok(plain.into())
 }
 
@@ -152,6 +195,19 @@ mod tests {
                 assert!(open(Kind::Manifest, &sealed.slice(..cut)).is_err());
             }
         }
+    }
+
+    #[test]
+    fn a_body_is_refused_by_its_announced_length() {
+        let zeros = vec![0; 1 << 20];
+        let bomb = seal(Kind::Manifest, &zeros, true);
+        assert!(bomb.len() < 200);
+        assert_eq!(open_within(Kind::Manifest, &bomb, 1 << 20).unwrap(), zeros);
+        let error = open_within(Kind::Manifest, &bomb, (1 << 20) - 1).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Exhausted);
+        // An agent's object holds an address.
+        let error = open(Kind::Agent, &seal(Kind::Agent, &zeros, true)).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Damaged);
     }
 
     #[test]

@@ -25,7 +25,7 @@ use crate::chunker::Cut;
 use crate::clock::Timestamp;
 use crate::error::{Error, Result};
 use crate::id::{ChunkId, ManifestId};
-use crate::limits::{CHUNK_LEN_MAX, DTYPE_NAME_MAX, PATH_LEN_MAX, RANK_MAX, TENSOR_NAME_MAX};
+use crate::limits::{CHUNK_LEN_MAX, DTYPE_NAME_MAX, PATH_LEN_MAX, RANK_MAX, SEGMENT_LEN_MAX, TENSOR_NAME_MAX};
 
 /// Bytes in a label's key or value, at most.
 const LABEL_MAX: usize = 1 << 16;
@@ -176,7 +176,15 @@ impl Manifest {
     /// # Errors
     /// Damaged.
     pub fn decode(body: &[u8]) -> Result<Self> {
-        let mut reader = Reader::new(body);
+        Self::decode_within(body, u64::MAX)
+    }
+
+    /// Reads a body that may take `room` bytes of memory: paths share beginnings, so a small one may stand for a large tree.
+    ///
+    /// # Errors
+    /// Damaged; exhausted, if `room` is too little.
+    pub fn decode_within(body: &[u8], room: u64) -> Result<Self> {
+        let mut reader = Reader::within(body, room);
         let form = match reader.u8()? {
             0 => Form::Folder,
             1 => Form::File,
@@ -184,20 +192,11 @@ impl Manifest {
         };
         let labels = read_labels(&mut reader)?;
         let chunks = read_chunks(&mut reader)?;
+        reader.keep_all::<u64>(chunks.lens.len() + 1)?;
         let starts = chunks.starts();
-        let entries = reader.count(5)?;
-        let mut path = Vec::new();
-        let mut read = Vec::with_capacity(entries.min(1 << 16));
-        for at in 0..entries {
-            let next = read_path(&mut reader, &path)?;
-            if at > 0 && next <= path {
-                return Err(reader.malformed("paths are not sorted").into());
-            }
-            path.clone_from(&next);
-            read.push(read_entry(&mut reader, next, &starts)?);
-        }
+        let entries = read_entries(&mut reader, &starts)?;
         reader.finish()?;
-        let manifest = Self { form, labels, chunks, entries: read };
+        let manifest = Self { form, labels, chunks, entries };
         manifest.check_shape()?;
         Ok(manifest)
     }
@@ -322,7 +321,9 @@ fn read_labels(reader: &mut Reader<'_>) -> Read<BTreeMap<String, String>> {
     let count = reader.count(2)?;
     let mut labels = BTreeMap::new();
     for _ in 0..count {
-        let (key, value) = (reader.text(LABEL_MAX)?.to_owned(), reader.text(LABEL_MAX)?.to_owned());
+        // A map's nodes are not always full.
+        reader.keep_all::<(String, String)>(2)?;
+        let (key, value) = (reader.kept_text(LABEL_MAX)?, reader.kept_text(LABEL_MAX)?);
         if labels.last_key_value().is_some_and(|(last, _)| *last >= key) {
             return Err(reader.malformed("labels are not sorted"));
         }
@@ -333,8 +334,8 @@ fn read_labels(reader: &mut Reader<'_>) -> Read<BTreeMap<String, String>> {
 
 fn read_chunks(reader: &mut Reader<'_>) -> Read<ChunkList> {
     let count = reader.count(33)?;
-    let ids = (0..count).map(|_| reader.array().map(ChunkId::from_bytes)).collect::<Read<Vec<_>>>()?;
-    let lens = (0..count).map(|_| chunk_len(reader)).collect::<Read<Vec<_>>>()?;
+    let ids = reader.kept_list(count, |reader| reader.array().map(ChunkId::from_bytes))?;
+    let lens = reader.kept_list(count, chunk_len)?;
     Ok(ChunkList { ids, lens })
 }
 
@@ -346,14 +347,39 @@ fn chunk_len(reader: &mut Reader<'_>) -> Read<u32> {
     Ok(len)
 }
 
+fn read_entries(reader: &mut Reader<'_>, starts: &[u64]) -> Read<Vec<TreeEntry>> {
+    let count = reader.count(5)?;
+    reader.keep_all::<TreeEntry>(count)?;
+    let mut entries: Vec<TreeEntry> = Vec::with_capacity(count);
+    for _ in 0..count {
+        let before = entries.last().map(|entry| entry.path.as_slice());
+        let path = read_path(reader, before.unwrap_or_default())?;
+        if before.is_some_and(|before| path.as_slice() <= before) {
+            return Err(reader.malformed("paths are not sorted"));
+        }
+        entries.push(read_entry(reader, path, starts)?);
+    }
+    Ok(entries)
+}
+
 fn read_path(reader: &mut Reader<'_>, before: &[u8]) -> Read<Vec<u8>> {
     let shared = usize::try_from(reader.varint()?).unwrap_or(usize::MAX);
-    let kept = before.get(..shared).ok_or_else(|| reader.malformed("path shares too much"))?;
-    let mut path = kept.to_vec();
-    path.extend_from_slice(reader.string(PATH_LEN_MAX)?);
+    let shared = before.get(..shared).ok_or_else(|| reader.malformed("path shares too much"))?;
+    let rest = reader.string(PATH_LEN_MAX)?;
+    let len = shared.len() + rest.len();
+    if len > PATH_LEN_MAX {
+        return Err(reader.malformed("path is longer than 4096 bytes"));
+    }
+    reader.keep(len)?;
+    let mut path = Vec::with_capacity(len);
+    path.extend_from_slice(shared);
+    path.extend_from_slice(rest);
     let whole = path.is_empty() || path.split(|&b| b == b'/').all(|part| !matches!(part, b"" | b"." | b".."));
-    if !whole || path.contains(&0) || path.len() > PATH_LEN_MAX {
+    if !whole || path.contains(&0) {
         return Err(reader.malformed("path is not a relative path"));
+    }
+    if path.split(|&b| b == b'/').any(|part| part.len() > SEGMENT_LEN_MAX) {
+        return Err(reader.malformed("path has a name longer than 255 bytes"));
     }
     Ok(path)
 }
@@ -366,7 +392,7 @@ fn read_entry(reader: &mut Reader<'_>, path: Vec<u8>, starts: &[u64]) -> Read<Tr
     let kind = match kind {
         0 => EntryKind::File(read_content(reader, starts)?),
         1 => EntryKind::Folder,
-        2 => EntryKind::Symlink(reader.string(PATH_LEN_MAX)?.to_vec()),
+        2 => EntryKind::Symlink(reader.kept_string(PATH_LEN_MAX)?),
         _ => return Err(reader.malformed("entry is of an unknown kind")),
     };
     Ok(TreeEntry { path, mode, mtime, kind })
@@ -378,6 +404,7 @@ fn read_content(reader: &mut Reader<'_>, starts: &[u64]) -> Read<Content> {
     let cut = Cut::from_u8(reader.u8()?).ok_or_else(|| reader.malformed("cut is unknown"))?;
     let count = reader.count(3)?;
     let mut covered = 0u64;
+    reader.keep_all::<Piece>(count)?;
     let mut pieces = Vec::with_capacity(count);
     for _ in 0..count {
         let piece = Piece { hole: reader.varint()?, first: reader.varint32()?, count: reader.varint32()? };
@@ -390,17 +417,17 @@ fn read_content(reader: &mut Reader<'_>, starts: &[u64]) -> Read<Content> {
         pieces.push(piece);
     }
     let tensors = reader.count(6)?;
-    let tensors = (0..tensors).map(|_| read_tensor(reader, size)).collect::<Read<Vec<_>>>()?;
+    let tensors = reader.kept_list(tensors, |reader| read_tensor(reader, size))?;
     Ok(Content { size, cut, pieces, tensors })
 }
 
 fn read_tensor(reader: &mut Reader<'_>, size: u64) -> Result<TensorEntry, Malformed> {
-    let (name, dtype) = (reader.text(TENSOR_NAME_MAX)?.to_owned(), reader.text(DTYPE_NAME_MAX)?.to_owned());
+    let (name, dtype) = (reader.kept_text(TENSOR_NAME_MAX)?, reader.kept_text(DTYPE_NAME_MAX)?);
     let rank = reader.count(1)?;
     if rank > RANK_MAX {
         return Err(reader.malformed("tensor has too many dimensions"));
     }
-    let shape = (0..rank).map(|_| reader.varint()).collect::<Read<Vec<_>>>()?;
+    let shape = reader.kept_list(rank, Reader::varint)?;
     let range = reader.varint()?..reader.varint()?;
     if range.start > range.end || range.end > size {
         return Err(reader.malformed("tensor lies outside its file"));
@@ -411,8 +438,8 @@ fn read_tensor(reader: &mut Reader<'_>, size: u64) -> Result<TensorEntry, Malfor
 
 /// `own` is the part's own shape.
 fn read_part(reader: &mut Reader<'_>, own: &[u64]) -> Read<TensorPart> {
-    let shape = own.iter().map(|_| reader.varint()).collect::<Read<Vec<_>>>()?;
-    let offsets = own.iter().map(|_| reader.varint()).collect::<Read<Vec<_>>>()?;
+    let shape = reader.kept_list(own.len(), Reader::varint)?;
+    let offsets = reader.kept_list(own.len(), Reader::varint)?;
     let ends = offsets.iter().zip(own).map(|(offset, len)| offset.checked_add(*len));
     if ends.zip(&shape).any(|(end, whole)| end.is_none_or(|end| end > *whole)) {
         return Err(reader.malformed("part lies outside its tensor"));
@@ -475,6 +502,49 @@ mod tests {
             manifest.entries.push(TreeEntry { path: bad.to_vec(), ..manifest.entries[0].clone() });
             assert!(Manifest::decode(&manifest.encode().1).is_err(), "{bad:?}");
         }
+    }
+
+    #[test]
+    fn a_path_that_no_file_system_takes_is_refused() {
+        let with = |path: Vec<u8>| {
+            let mut manifest = sample();
+            manifest.entries.truncate(1);
+            let folders: Vec<usize> = (0..path.len()).filter(|&at| path[at] == b'/').chain([path.len()]).collect();
+            let folder = |end: usize| TreeEntry { path: path[..end].to_vec(), ..manifest.entries[0].clone() };
+            let folders: Vec<TreeEntry> = folders.into_iter().map(folder).collect();
+            manifest.entries.extend(folders);
+            Manifest::decode(&manifest.encode().1)
+        };
+        assert!(with(vec![b'x'; 255]).is_ok());
+        assert!(with(vec![b'x'; 256]).is_err(), "one name");
+        let deep = |len: usize| (1..=len).map(|n| if n % 200 == 0 { b'/' } else { b'x' }).collect();
+        assert!(with(deep(4096)).is_ok());
+        assert!(with(deep(4097)).is_err(), "the whole path");
+    }
+
+    /// 16 folders in each other, and a hundred thousand more in the last: each path shares nearly all with the one before.
+    #[test]
+    fn shared_beginnings_of_paths_take_no_more_memory_than_is_allowed() {
+        let mut manifest = sample();
+        manifest.entries.truncate(1);
+        let root = manifest.entries[0].clone();
+        let mut path = vec![b'x'; 255];
+        for _ in 0..15 {
+            manifest.entries.push(TreeEntry { path: path.clone(), ..root.clone() });
+            path.push(b'/');
+            path.extend([b'x'; 240]);
+        }
+        manifest.entries.push(TreeEntry { path: path.clone(), ..root.clone() });
+        for n in 0..10_000 {
+            let path = [path.as_slice(), format!("/{n:05}").as_bytes()].concat();
+            manifest.entries.push(TreeEntry { path, ..root.clone() });
+        }
+        let body = manifest.encode().1;
+        assert!(body.len() < 150_000, "{}", body.len());
+        let decoded: usize = manifest.entries.iter().map(|entry| entry.path.len()).sum();
+        let error = Manifest::decode_within(&body, decoded as u64).unwrap_err();
+        assert_eq!(error.kind(), crate::error::ErrorKind::Exhausted);
+        assert_eq!(Manifest::decode_within(&body, 2 * decoded as u64).unwrap(), manifest);
     }
 
     #[test]

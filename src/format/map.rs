@@ -11,6 +11,7 @@
 
 use std::num::NonZeroU32;
 
+use super::pack::footer_len_max;
 use super::wire::{Read, Reader, Writer};
 use crate::codec::Codec;
 use crate::error::{Error, Result};
@@ -95,14 +96,22 @@ impl Map {
     /// # Errors
     /// Damaged or unsupported.
     pub fn decode(body: &[u8]) -> Result<Self> {
-        let mut reader = Reader::new(body);
+        Self::decode_within(body, u64::MAX)
+    }
+
+    /// Reads a body that may take `room` bytes of memory.
+    ///
+    /// # Errors
+    /// Damaged or unsupported; exhausted, if `room` is too little.
+    pub fn decode_within(body: &[u8], room: u64) -> Result<Self> {
+        let mut reader = Reader::within(body, room);
         let manifest = ManifestId::from_bytes(reader.array()?);
         let packs = reader.count(35)?;
-        let packs = (0..packs).map(|_| pack(&mut reader)).collect::<Read<Vec<_>>>()?;
+        let packs = reader.kept_list(packs, pack)?;
         let chunks = reader.count(6)?;
         let further = reader.count(33)?;
-        let further = (0..further).map(|_| further_chunk(&mut reader)).collect::<Read<Vec<_>>>()?;
-        let frames = (0..chunks + further.len()).map(|_| frame(&mut reader, &packs)).collect::<Result<Vec<_>>>()?;
+        let further = reader.kept_list(further, further_chunk)?;
+        let frames = reader.kept_list(chunks + further.len(), |reader| frame(reader, &packs))?;
         reader.finish()?;
         let map = Self { manifest, packs, frames, further };
         map.check_bases()?;
@@ -140,7 +149,7 @@ fn pack(reader: &mut Reader<'_>) -> Read<PackRef> {
     let session = SessionId::from_bytes(reader.array()?);
     let object = ObjectId::from_bytes(reader.array()?);
     let (len, footer_len, chunks) = (reader.varint()?, reader.varint32()?, reader.varint32()?);
-    if len > PACK_LEN_MAX || u64::from(chunks) > PACK_CHUNKS_MAX {
+    if len > PACK_LEN_MAX || u64::from(chunks) > PACK_CHUNKS_MAX || footer_len > footer_len_max(chunks) {
         return Err(reader.malformed("pack is impossibly long, or holds too many chunks"));
     }
     Ok(PackRef { id: Owned { session, object }, len, footer_len, chunks })

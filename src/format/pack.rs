@@ -30,6 +30,11 @@ const WORD: u64 = 8;
 /// Bytes of the only parameter there is: the id of a base.
 const BASE_LEN: u8 = 32;
 
+/// Bytes of the footer of a pack of `chunks`, without the trailer, at most: every chunk with the longest parameters.
+pub(super) const fn footer_len_max(chunks: u32) -> u32 {
+    chunks.saturating_mul(32 + 8 + 4 + 4 + 1 + 1 + u8::MAX as u32).saturating_add(4)
+}
+
 /// One stored chunk, as its pack's footer tells it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FooterEntry {

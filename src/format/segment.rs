@@ -18,9 +18,11 @@ use std::cmp::Ordering;
 
 use super::envelope::{DIGEST_LEN, HEADER_LEN, Kind, read_header};
 use super::map::PackRef;
+use super::pack::footer_len_max;
 use super::wire::{Read, Reader, Writer};
 use crate::error::{Error, Result};
 use crate::id::{ChunkId, ObjectId, Owned, SessionId};
+use crate::limits::{PACK_CHUNKS_MAX, PACK_LEN_MAX};
 
 const PACK_ROW: usize = 48;
 const BLOCK: usize = 32;
@@ -139,6 +141,9 @@ fn pack_row(table: &mut Reader<'_>) -> Read<PackRef> {
     let session = SessionId::from_bytes(table.array()?);
     let object = ObjectId::from_bytes(table.array()?);
     let (len, footer_len, chunks) = (table.u64()?, table.u32()?, table.u32()?);
+    if len > PACK_LEN_MAX || u64::from(chunks) > PACK_CHUNKS_MAX || footer_len > footer_len_max(chunks) {
+        return Err(table.malformed("pack is impossibly long, or holds too many chunks"));
+    }
     Ok(PackRef { id: Owned { session, object }, len, footer_len, chunks })
 }
 

@@ -17,10 +17,30 @@ pub struct Malformed {
     pub offset: usize,
 }
 
+/// What [`Malformed`] says of a structure that is too large for the memory that it may take.
+const TOO_LARGE: &str = "structure needs more memory than it may take";
+
+impl Malformed {
+    /// Whether the bytes may be sound, but what they stand for is larger than [`Reader::within`] allows.
+    #[must_use]
+    pub fn is_too_large(&self) -> bool {
+        self.what == TOO_LARGE
+    }
+}
+
 impl From<Malformed> for PublicError {
     fn from(malformed: Malformed) -> Self {
+        if malformed.is_too_large() {
+            return too_large().source(malformed);
+        }
         Self::damaged("stored bytes do not follow the format").source(malformed)
     }
+}
+
+/// A structure does not fit the memory that it may take.
+pub(crate) fn too_large() -> PublicError {
+    PublicError::exhausted("stored structure does not fit the memory budget")
+        .cure("raise --memory, if you trust who wrote it: a small object can stand for a very large one")
 }
 
 /// Result of reading stored bytes.
@@ -31,12 +51,44 @@ pub type Read<T> = Result<T, Malformed>;
 pub struct Reader<'a> {
     bytes: &'a [u8],
     at: usize,
+    /// Bytes of memory that may still be kept.
+    room: u64,
 }
 
 impl<'a> Reader<'a> {
-    /// Reads from the start of `bytes`.
+    /// Reads from the start of `bytes`, for a structure that takes about as much memory as its bytes.
     pub fn new(bytes: &'a [u8]) -> Self {
-        Self { bytes, at: 0 }
+        Self::within(bytes, u64::MAX)
+    }
+
+    /// Reads from the start of `bytes` what may take `room` bytes of memory: see [`Reader::keep`].
+    pub fn within(bytes: &'a [u8], room: u64) -> Self {
+        Self { bytes, at: 0, room }
+    }
+
+    /// Counts `bytes` of memory that are about to be kept.
+    ///
+    /// # Errors
+    /// See [`Malformed::is_too_large`].
+    pub fn keep(&mut self, bytes: usize) -> Read<()> {
+        self.room = self.room.checked_sub(bytes as u64).ok_or_else(|| self.malformed(TOO_LARGE))?;
+        Ok(())
+    }
+
+    /// Counts the memory of `count` values of type `T`.
+    ///
+    /// # Errors
+    /// As [`Reader::keep`].
+    pub fn keep_all<T>(&mut self, count: usize) -> Read<()> {
+        self.keep(count.saturating_mul(size_of::<T>()))
+    }
+
+    /// Reads `bytes`, a part of this structure, with the same room for memory.
+    pub fn nested<T, E>(&mut self, bytes: &'a [u8], read: impl FnOnce(&mut Self) -> Result<T, E>) -> Result<T, E> {
+        let mut reader = Self::within(bytes, self.room);
+        let value = read(&mut reader)?;
+        self.room = reader.room;
+        Ok(value)
     }
 
     /// An error at the present position.
@@ -136,6 +188,34 @@ impl<'a> Reader<'a> {
         self.take(len)
     }
 
+    /// A byte string of at most `limit` bytes that is kept.
+    pub fn kept_string(&mut self, limit: usize) -> Read<Vec<u8>> {
+        let bytes = self.string(limit)?;
+        self.keep(bytes.len())?;
+        Ok(bytes.to_vec())
+    }
+
+    /// A UTF-8 string of at most `limit` bytes that is kept.
+    pub fn kept_text(&mut self, limit: usize) -> Read<String> {
+        let text = self.text(limit)?;
+        self.keep(text.len())?;
+        Ok(text.to_owned())
+    }
+
+    /// `count` values that are kept: their memory is counted before any is read.
+    pub fn kept_list<T, E: From<Malformed>>(
+        &mut self,
+        count: usize,
+        mut read: impl FnMut(&mut Self) -> Result<T, E>,
+    ) -> Result<Vec<T>, E> {
+        self.keep_all::<T>(count)?;
+        let mut list = Vec::with_capacity(count);
+        for _ in 0..count {
+            list.push(read(self)?);
+        }
+        Ok(list)
+    }
+
     /// A UTF-8 string of at most `limit` bytes.
     pub fn text(&mut self, limit: usize) -> Read<&'a str> {
         let bytes = self.string(limit)?;
@@ -144,6 +224,11 @@ impl<'a> Reader<'a> {
 
     /// Nothing may be left.
     pub fn finish(self) -> Read<()> {
+        self.done()
+    }
+
+    /// Nothing may be left, for now.
+    pub fn done(&self) -> Read<()> {
         if self.remaining() == 0 { Ok(()) } else { Err(self.malformed("bytes are left over")) }
     }
 }
@@ -252,6 +337,22 @@ mod tests {
         let mut writer = Writer::new();
         writer.varint(1 << 40);
         assert_eq!(Reader::new(&writer.into_bytes()).count(32).unwrap_err().what, "count is impossible");
+    }
+
+    #[test]
+    fn memory_is_counted_before_it_is_taken() {
+        let bytes = [3, 1, 2, 3, 1, b'x'];
+        let read = |room| {
+            let mut reader = Reader::within(&bytes, room);
+            let count = reader.count(1)?;
+            let list: Vec<u64> = reader.kept_list(count, Reader::varint)?;
+            Ok::<_, Malformed>((list, reader.kept_string(9)?))
+        };
+        assert_eq!(read(25).unwrap(), (vec![1, 2, 3], b"x".to_vec()));
+        let refused = read(24).unwrap_err();
+        assert!(refused.is_too_large());
+        assert_eq!(PublicError::from(refused).kind(), crate::error::ErrorKind::Exhausted);
+        assert!(read(23).unwrap_err().is_too_large());
     }
 
     #[test]

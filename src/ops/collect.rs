@@ -149,7 +149,8 @@ impl Repository {
 
         let evidence = self.evidence(&options.progress).await?;
         let mut judgement = evidence.judge(now, options.grace);
-        if let Some(store_now) = store_time(self, opened.entry.unwrap_or(0)).await? {
+        let store_now = store_time(self, opened.entry.unwrap_or(0)).await?;
+        if let Some(store_now) = store_now {
             judgement.fence = listed.stalled(self, &evidence.state, before(store_now, FENCE_AFTER)).await?;
         }
         let first = Judgement { purge: Vec::new(), ..judgement.clone() };
@@ -177,7 +178,9 @@ impl Repository {
         report.freed_bytes += orphans.iter().map(|(_, len)| len).sum::<u64>();
         report.steps.extend(orphans.iter().map(|(key, _)| format!("delete {key}: nothing names it")));
         report.deleted_objects += delete_all(self, orphans.into_iter().map(|(key, _)| key).collect()).await?;
-        self.sweep_unfinished(report).await?;
+        if let Some(store_now) = store_now {
+            self.sweep_unfinished(store_now, report).await?;
+        }
         self.log().commit(Some(session), |_| Ok(vec![Action::Close(session)])).await?;
         report.deleted_objects += self.log().truncate(LOG_KEEP).await?;
         Ok(())
@@ -265,17 +268,17 @@ impl Repository {
         Ok(())
     }
 
-    /// Uploads and files that some writer began and never finished.
-    async fn sweep_unfinished(&self, report: &mut CollectReport) -> Result<()> {
+    /// Uploads and files that some writer of this repository began and never finished. Their age is told by the store's clock:
+    /// by another's, an upload that has just begun may look old.
+    async fn sweep_unfinished(&self, store_now: Timestamp, report: &mut CollectReport) -> Result<()> {
         if let Some(bucket) = self.store().bucket() {
-            let aborted = bucket.abort_unfinished_uploads(self.clock().now(), FENCE_AFTER).await?;
+            let aborted = bucket.abort_unfinished_uploads(layout::is_uploaded_in_parts, store_now, FENCE_AFTER).await?;
             report.deleted_objects += aborted.len() as u64;
         }
         if let Some(root) = self.store().directory() {
             let root = root.to_owned();
-            let now = self.clock().now();
             let swept = blocking(move || {
-                let mut files = staging_files(&root, now, FENCE_AFTER)?;
+                let mut files = staging_files(&root, store_now, FENCE_AFTER)?;
                 files.retain(is_leftover);
                 files.iter().try_for_each(StagingFile::remove)?;
                 Ok((files.len() as u64, files.iter().map(|file| file.len).sum::<u64>()))

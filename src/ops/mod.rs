@@ -12,6 +12,7 @@ mod restore;
 mod runs;
 mod save;
 mod show;
+mod stand_alone;
 mod stopping;
 mod subpath;
 mod sync;

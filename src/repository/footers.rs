@@ -7,7 +7,7 @@ use super::Repository;
 use super::layout::{self, Family};
 use super::objects;
 use crate::error::{Error, ErrorKind, Result};
-use crate::format::{PackFooter, PackRef, TRAILER_LEN};
+use crate::format::{FooterEntry, PackFooter, PackRef, TRAILER_LEN};
 use crate::id::PackId;
 
 /// Chunks in the footers kept, at most: some 64 MiB.
@@ -68,6 +68,8 @@ impl Repository {
         let start = pack.len.checked_sub(tail_len).ok_or_else(|| {
             Error::damaged("pack is shorter than its footer").at(&key).expected(tail_len).got(pack.len)
         })?;
+        let decoded = u64::from(pack.chunks) * size_of::<FooterEntry>() as u64;
+        let _charge = self.budget().charge(tail_len + decoded).await.map_err(|error| error.at(&key))?;
         let mut tail = vec![0; usize::try_from(tail_len).unwrap_or(usize::MAX)];
         let objects = &**self.store().objects();
         let len = match objects::read_range(objects, &key, start, &mut tail).await {

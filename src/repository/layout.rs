@@ -4,6 +4,7 @@
 //! repository                      what this is; created once
 //! log/<20 digits>                 entries, created once each, dense above the boundary
 //! snapshot/<20 digits>            the log's state after that entry
+//! aside/<20 digits>               copies of entries that could not be read; nothing reads them
 //! boundary/<20 digits>            the n-th truncation; created once, never deleted
 //! pack|index|manifest|map/<session>/<ulid>
 //! part/<session>/<rank, as a ulid>  what one rank has saved; created once
@@ -53,6 +54,8 @@ pub enum Numbered {
     Snapshot,
     /// A truncation.
     Boundary,
+    /// A copy of an entry that could not be read.
+    Aside,
 }
 
 impl Numbered {
@@ -61,6 +64,7 @@ impl Numbered {
             Self::Entry => "log",
             Self::Snapshot => "snapshot",
             Self::Boundary => "boundary",
+            Self::Aside => "aside",
         }
     }
 
@@ -134,10 +138,35 @@ pub fn owner(family: Family, key: &Path) -> Option<Owned> {
     Some(Owned { session: session.as_ref().parse().ok()?, object: object.as_ref().parse().ok()? })
 }
 
+/// Whether `key`, told from the repository's root, is of an object of this layout that may be uploaded in parts. What another
+/// program uploads beside the repository, even below its prefix, is not Towline's to end.
+#[must_use]
+pub fn is_uploaded_in_parts(key: &str) -> bool {
+    let Ok(key) = Path::parse(key) else { return false };
+    Family::ALL.into_iter().any(|family| owner(family, &key).is_some()) || Numbered::Snapshot.number(&key).is_some()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::id::SessionId;
+
+    #[test]
+    fn uploads_of_other_programs_are_not_ours() {
+        let id = Owned::fresh(SessionId::random());
+        for family in Family::ALL {
+            assert!(is_uploaded_in_parts(owned(family, id).as_ref()));
+        }
+        assert!(is_uploaded_in_parts(Numbered::Snapshot.key(64).as_ref()));
+        let inside = format!("other/{}", owned(Family::Pack, id));
+        let beyond = format!("{}/more", owned(Family::Pack, id));
+        let bare = format!("pack/{}", id.session);
+        for other in
+            ["", "video.mp4", "pack/video.mp4", "pack/a/b", "snapshot/latest", "pack//", &inside, &beyond, &bare]
+        {
+            assert!(!is_uploaded_in_parts(other), "{other}");
+        }
+    }
 
     #[test]
     fn keys_read_back() {

@@ -13,7 +13,10 @@ use object_store::{
     GetOptions, GetRange, GetResult, GetResultPayload, ObjectStore, ObjectStoreExt as _, PutMode, PutPayload,
 };
 
+use crate::budget::Budget;
 use crate::error::{Error, ErrorKind, Result};
+use crate::format::envelope::{Kind, open, read_header};
+use crate::limits::MIB;
 
 /// Tries of a request that may pass when repeated.
 const TRIES: u32 = 6;
@@ -40,23 +43,106 @@ pub(crate) async fn retry<T, F: Future<Output = Result<T>>>(mut attempt: impl Fn
     attempt().await
 }
 
-/// The object at `key`, or `None`.
-pub(crate) async fn get(objects: &dyn ObjectStore, key: &Path) -> Result<Option<Bytes>> {
+/// The object of `kind` at `key`, or `None`. What is longer than any of its kind is refused before its bytes are fetched.
+pub(crate) async fn get(objects: &dyn ObjectStore, kind: Kind, key: &Path) -> Result<Option<Bytes>> {
     let found = retry(|| async {
         let result = objects.get(key).await?;
-        let expected = result.meta.size;
+        let expected = checked_len(kind, key, result.meta.size)?;
         whole(key, expected, result.bytes().await?)
     });
-    match found.await {
-        Ok(bytes) => Ok(Some(bytes)),
+    found_or_none(found.await)
+}
+
+/// The body of the object of `kind` at `key`, or `None`. Its lengths, stored and plain, are charged to `budget` before it is
+/// fetched and before it is decompressed.
+pub(crate) async fn body(objects: &dyn ObjectStore, budget: &Budget, kind: Kind, key: &Path) -> Result<Option<Bytes>> {
+    let at = |error: Error| error.at(key);
+    let found = retry(|| async {
+        let result = objects.get(key).await?;
+        let expected = checked_len(kind, key, result.meta.size)?;
+        let _charge = budget.charge(expected).await.map_err(at)?;
+        whole(key, expected, result.bytes().await?)
+    });
+    let Some(object) = found_or_none(found.await)? else { return Ok(None) };
+    let (_, plain_len) = read_header(kind, &object).map_err(at)?;
+    let _charge = budget.charge(plain_len.saturating_add(object.len() as u64)).await.map_err(at)?;
+    open(kind, &object).map(Some).map_err(at)
+}
+
+/// As [`body`], of an object that must be there.
+pub(crate) async fn body_required(objects: &dyn ObjectStore, budget: &Budget, kind: Kind, key: &Path) -> Result<Bytes> {
+    body(objects, budget, kind, key).await?.ok_or_else(|| gone(key))
+}
+
+/// What `decode` makes of `body`. How much memory that takes shows only when it is decoded, so each try is charged with what
+/// it may take, and fails when that is too little: the last try has all of the budget.
+pub(crate) async fn decode<T>(budget: &Budget, body: &[u8], decode: impl Fn(&[u8], u64) -> Result<T>) -> Result<T> {
+    let len = body.len() as u64;
+    let most = budget.total().saturating_sub(len);
+    let mut room = len.saturating_mul(4).max(MIB).min(most);
+    loop {
+        let charge = budget.charge(len.saturating_add(room)).await?;
+        match decode(body, room) {
+            Err(error) if error.kind() == ErrorKind::Exhausted && room < most => {}
+            decoded => return decoded,
+        }
+        drop(charge);
+        room = room.saturating_mul(4).min(most);
+    }
+}
+
+/// Writes the object at `key`, which must be of `len` bytes, over the file at `path`.
+pub(crate) async fn download(objects: &dyn ObjectStore, key: &Path, len: u64, path: &std::path::Path) -> Result<()> {
+    let failed = |source| Error::io("write to the local cache", path, source);
+    let result = objects.get(key).await?;
+    if result.meta.size != len {
+        return Err(Error::damaged("object has another length than the log says")
+            .at(key)
+            .expected(len)
+            .got(result.meta.size));
+    }
+    let mut file = tokio::fs::File::create(path).await.map_err(failed)?;
+    let (mut stream, mut written) = (result.into_stream(), 0);
+    while let Some(part) = stream.try_next().await? {
+        written += part.len() as u64;
+        if written > len {
+            return Err(short(key, len, "more"));
+        }
+        tokio::io::AsyncWriteExt::write_all(&mut file, &part).await.map_err(failed)?;
+    }
+    tokio::io::AsyncWriteExt::flush(&mut file).await.map_err(failed)?;
+    if written == len { Ok(()) } else { Err(short(key, len, written)) }
+}
+
+fn found_or_none<T>(found: Result<T>) -> Result<Option<T>> {
+    match found {
+        Ok(value) => Ok(Some(value)),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
         Err(error) => Err(error),
     }
 }
 
-/// The object at `key`, which must be there.
-pub(crate) async fn get_required(objects: &dyn ObjectStore, key: &Path) -> Result<Bytes> {
-    get(objects, key).await?.ok_or_else(|| Error::not_found("object is gone").at(key))
+/// The object of `kind` at `key`, which must be there.
+pub(crate) async fn get_required(objects: &dyn ObjectStore, kind: Kind, key: &Path) -> Result<Bytes> {
+    get(objects, kind, key).await?.ok_or_else(|| gone(key))
+}
+
+/// No object is at `key`.
+pub(crate) fn gone(key: &Path) -> Error {
+    Error::not_found("object is gone").at(key)
+}
+
+/// `len`, if an object of `kind` may be that long.
+pub(crate) fn checked_len(kind: Kind, key: &Path, len: u64) -> Result<u64> {
+    let most = kind.object_len_max();
+    if len <= most {
+        return Ok(len);
+    }
+    Err(Error::damaged("object is longer than any of its kind")
+        .at(key)
+        .expected(format!("at most {most} bytes"))
+        .got(len)
+        .cure("it is not Towline's, or was made to exhaust memory: look who may write there"))
 }
 
 /// Asks for bytes `range` of the object at `key`; a local file comes as a file, to be read where blocking is fine.

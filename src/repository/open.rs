@@ -23,7 +23,7 @@ impl Repository {
     /// Safe: the repository is made by one create.
     pub async fn create(store: Store, options: OpenOptions) -> Result<(Self, bool)> {
         let key = layout::repository();
-        if let Some(object) = objects::get(&**store.objects(), &key).await? {
+        if let Some(object) = objects::get(&**store.objects(), Kind::Repository, &key).await? {
             return Ok((Self::assemble(store, options, read_id(&object)?, Arc::new(SystemClock))?, false));
         }
         if !store.is_local() {
@@ -34,7 +34,7 @@ impl Repository {
         body.bytes(&RepositoryId::random().to_bytes()).signed(clock.now().0).count(0);
         let object = seal(Kind::Repository, &body.into_bytes(), false);
         let answer = objects::retry(|| objects::create(&**store.objects(), &key, object.clone())).await?;
-        let found = objects::get_required(&**store.objects(), &key).await?;
+        let found = objects::get_required(&**store.objects(), Kind::Repository, &key).await?;
         let made = answer != objects::Created::Exists && found == object;
         Ok((Self::assemble(store, options, read_id(&found)?, clock)?, made))
     }
@@ -78,7 +78,7 @@ impl Repository {
     /// # Cancel safety
     /// Safe: it only reads.
     pub async fn open_at(store: Store, options: OpenOptions, clock: Arc<dyn Clock>) -> Result<Self> {
-        let Some(object) = objects::get(&**store.objects(), &layout::repository()).await? else {
+        let Some(object) = objects::get(&**store.objects(), Kind::Repository, &layout::repository()).await? else {
             return Err(Error::not_found("there is no repository")
                 .at(store.location())
                 .cure(format!("make one: towline init {}", store.location())));
@@ -95,7 +95,7 @@ impl Repository {
     /// Safe: it only reads.
     pub async fn audit_description(&self) -> Result<()> {
         let key = layout::repository();
-        let object = objects::get_required(&**self.store().objects(), &key).await?;
+        let object = objects::get_required(&**self.store().objects(), Kind::Repository, &key).await?;
         let found = read_id(&object)?;
         if found == self.id() {
             return Ok(());
@@ -110,7 +110,7 @@ impl Repository {
             None => default_cache()?,
         };
         let cache = cache.join(id.to_string());
-        let log = log::Log::new(Arc::clone(store.objects()), Arc::clone(&clock));
+        let log = log::Log::new(Arc::clone(store.objects()), Arc::clone(&clock), budget.clone());
         let (segments, footers) = Default::default();
         let shared = Arc::new(Shared { id, store, log, clock, budget, cache, segments, footers });
         Ok(Self { shared, source: None })

@@ -72,7 +72,12 @@ impl Repository {
         let prefix = layout::agents();
         let keys: Vec<_> = self.store().objects().list(Some(&prefix)).take(AGENTS_MAX).try_collect().await?;
         let read = futures::stream::iter(keys).map(|meta| async move {
-            let object = objects::get(&**self.store().objects(), &meta.location).await;
+            // The listing tells how long it is: what no agent wrote costs no request.
+            let fits = objects::checked_len(Kind::Agent, &meta.location, meta.size);
+            let object = match fits {
+                Ok(_) => objects::get(&**self.store().objects(), Kind::Agent, &meta.location).await,
+                Err(error) => Err(error),
+            };
             let read = object.and_then(|object| object.as_ref().map(decode).transpose());
             read.inspect_err(|error| tracing::warn!(key = %meta.location, "agent cannot be read: {error:?}")).ok()?
         });

@@ -7,7 +7,7 @@ use super::log::RefValue;
 use super::missing::no_such_name;
 use super::{Name, Repository, objects};
 use crate::error::{Error, ErrorKind, Result};
-use crate::format::envelope::{Kind, open};
+use crate::format::envelope::Kind;
 use crate::format::{Manifest, Map};
 use crate::id::{ManifestId, ManifestKey, MapKey};
 
@@ -76,8 +76,7 @@ impl Repository {
     pub async fn saved_verbatim(&self, name: &Name, value: &RefValue) -> Result<(Saved, bytes::Bytes)> {
         let body = self.manifest_body(value.manifest_key, value.manifest);
         let (body, map) = futures::try_join!(body, self.map(value.map_key))?;
-        let manifest =
-            Manifest::decode(&body).map_err(|error| error.at(layout::owned(Family::Manifest, value.manifest_key)))?;
+        let manifest = self.decoded(value.manifest_key, &body).await?;
         if map.manifest == value.manifest && map.chunks() == manifest.chunks.ids.len() {
             return Ok((Saved { name: name.clone(), value: value.clone(), manifest, map }, body));
         }
@@ -96,8 +95,8 @@ impl Repository {
     /// Safe: it only reads.
     pub async fn manifest_body(&self, key: ManifestKey, id: ManifestId) -> Result<bytes::Bytes> {
         let key = layout::owned(Family::Manifest, key);
-        let object = objects::get_required(&**self.store().objects(), &key).await?;
-        let body = open(Kind::Manifest, &object).map_err(|error| error.at(&key))?;
+        let objects = &**self.store().objects();
+        let body = objects::body_required(objects, self.budget(), Kind::Manifest, &key).await?;
         let got = ManifestId::of(&body);
         if got == id {
             return Ok(body);
@@ -114,8 +113,25 @@ impl Repository {
     /// Safe: it only reads.
     pub async fn map(&self, key: MapKey) -> Result<Map> {
         let key = layout::owned(Family::Map, key);
-        let object = objects::get_required(&**self.store().objects(), &key).await?;
-        open(Kind::Map, &object).and_then(|body| Map::decode(&body)).map_err(|error| error.at(key))
+        let body = objects::body_required(&**self.store().objects(), self.budget(), Kind::Map, &key).await?;
+        objects::decode(self.budget(), &body, Map::decode_within).await.map_err(|error| error.at(key))
+    }
+
+    /// The manifest at `key`, checked against its name.
+    ///
+    /// # Errors
+    /// As [`Repository::saved_as`]; exhausted, if it does not fit the memory budget.
+    ///
+    /// # Cancel safety
+    /// Safe: it only reads.
+    pub async fn manifest(&self, key: ManifestKey, id: ManifestId) -> Result<Manifest> {
+        let body = self.manifest_body(key, id).await?;
+        self.decoded(key, &body).await
+    }
+
+    async fn decoded(&self, key: ManifestKey, body: &[u8]) -> Result<Manifest> {
+        let decoded = objects::decode(self.budget(), body, Manifest::decode_within).await;
+        decoded.map_err(|error| error.at(layout::owned(Family::Manifest, key)))
     }
 }
 

@@ -227,16 +227,27 @@ impl Bucket {
         }))
     }
 
-    /// Aborts unfinished multipart uploads below the prefix that began `age` or longer before `now`; what it aborted.
+    /// Aborts unfinished multipart uploads below the prefix whose keys are `ours`, told without the prefix, and that began
+    /// `age` or longer before `now`, both by the store's clock; what it aborted.
     /// Cancel safe: running it again finishes the job.
-    pub async fn abort_unfinished_uploads(&self, now: Timestamp, age: Duration) -> Result<Vec<AbortedUpload>> {
+    pub async fn abort_unfinished_uploads(
+        &self,
+        ours: impl Fn(&str) -> bool,
+        now: Timestamp,
+        age: Duration,
+    ) -> Result<Vec<AbortedUpload>> {
+        let prefix = self.key_prefix();
+        let due = |upload: &AbortedUpload| {
+            let key = upload.key.strip_prefix(&prefix);
+            key.is_some_and(&ours) && now.since(upload.initiated) >= age
+        };
         let mut stale = Vec::new();
         let (mut key_marker, mut id_marker) = (None, None);
         loop {
             let request = self.client().list_multipart_uploads().bucket(self.name()).prefix(self.key_prefix());
             let request = request.set_key_marker(key_marker).set_upload_id_marker(id_marker);
             let page = request.send().await.map_err(|e| self.failed("unfinished uploads cannot be listed", e))?;
-            stale.extend(page.uploads().iter().filter_map(unfinished).filter(|u| now.since(u.initiated) >= age));
+            stale.extend(page.uploads().iter().filter_map(unfinished).filter(due));
             let more = page.is_truncated() == Some(true) && page.next_key_marker().is_some();
             if !more {
                 break;

@@ -10,7 +10,7 @@ use std::fmt;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::ops::Range;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt as _};
 use std::path::{Path as FilePath, PathBuf};
 
 use async_trait::async_trait;
@@ -21,13 +21,13 @@ use object_store::local::LocalFileSystem;
 use object_store::path::Path;
 use object_store::{
     CopyOptions, Error, Extensions, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore,
-    PutMode, PutMultipartOptions, PutOptions, PutPayload, PutResult, RenameOptions, Result,
+    PutMode, PutMultipartOptions, PutOptions, PutPayload, PutResult, RenameOptions, Result, UploadPart,
 };
 use rustix::fs::{FallocateFlags, OFlags, fallocate, fcntl_getfl, fcntl_setfl};
 use rustix::io::Errno;
 
 use super::home::Home;
-use super::store::create_durably;
+use super::modes::Modes;
 
 /// Smaller objects are written as they always were.
 const LARGE: usize = 2 << 20;
@@ -42,22 +42,35 @@ const ALIGN: usize = 4096;
 pub(super) struct Direct {
     inner: LocalFileSystem,
     home: Home,
+    root: PathBuf,
+    modes: Modes,
 }
 
 impl Direct {
-    /// Writes the large objects of `inner`, which must sync what it writes and be at `home`, directly.
-    pub(super) fn new(inner: LocalFileSystem, home: Home) -> Self {
-        Self { inner, home }
+    /// Writes the large objects of `inner`, which must sync what it writes and be at `home`, directly; files and folders
+    /// below `root` get `modes`.
+    pub(super) fn new(inner: LocalFileSystem, home: Home, root: PathBuf, modes: Modes) -> Self {
+        Self { inner, home, root, modes }
+    }
+
+    /// Where `location` lies, after its folders were made.
+    async fn place(&self, location: &Path) -> Result<PathBuf> {
+        let path = self.inner.path_to_filesystem(location)?;
+        let (modes, root, placed) = (self.modes, self.root.clone(), path.clone());
+        blocking(move || modes.make_folders(&root, placed.parent().unwrap_or(&root))).await?;
+        Ok(path)
     }
 
     async fn put_anywhere(&self, location: &Path, payload: PutPayload, opts: PutOptions) -> Result<PutResult> {
+        let path = self.place(location).await?;
+        let modes = self.modes;
         let plain = matches!(opts.mode, PutMode::Overwrite) && opts.attributes.is_empty();
         if !plain || payload.content_length() < LARGE {
-            return self.inner.put_opts(location, payload, opts).await;
+            let put = self.inner.put_opts(location, payload, opts).await?;
+            blocking(move || modes.set_file(&path)).await?;
+            return Ok(put);
         }
-        let path = self.inner.path_to_filesystem(location)?;
-        let written = tokio::task::spawn_blocking(move || put(&path, &payload)).await;
-        written.unwrap_or_else(|stopped| Err(io::Error::other(stopped))).map_err(generic)?;
+        blocking(move || put(&path, &payload, modes)).await?;
         Ok(PutResult { e_tag: None, version: None, extensions: Extensions::default() })
     }
 
@@ -87,7 +100,9 @@ impl ObjectStore for Direct {
 
     async fn put_multipart_opts(&self, location: &Path, opts: PutMultipartOptions) -> Result<Box<dyn MultipartUpload>> {
         self.home.check().await?;
-        self.inner.put_multipart_opts(location, opts).await
+        let path = self.place(location).await?;
+        let inner = self.inner.put_multipart_opts(location, opts).await?;
+        Ok(Box::new(Upload { inner, path, modes: self.modes }))
     }
 
     async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
@@ -126,14 +141,46 @@ impl ObjectStore for Direct {
     }
 }
 
+/// An upload in parts, whose file gets the right mode when it is complete.
+#[derive(Debug)]
+struct Upload {
+    inner: Box<dyn MultipartUpload>,
+    path: PathBuf,
+    modes: Modes,
+}
+
+#[async_trait]
+impl MultipartUpload for Upload {
+    fn put_part(&mut self, data: PutPayload) -> UploadPart {
+        self.inner.put_part(data)
+    }
+
+    async fn complete(&mut self) -> Result<PutResult> {
+        let put = self.inner.complete().await?;
+        let (modes, path) = (self.modes, self.path.clone());
+        blocking(move || modes.set_file(&path)).await?;
+        Ok(put)
+    }
+
+    async fn abort(&mut self) -> Result<()> {
+        self.inner.abort().await
+    }
+}
+
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> io::Result<T> + Send + 'static) -> Result<T> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.unwrap_or_else(|stopped| Err(io::Error::other(stopped))).map_err(generic)
+}
+
 fn generic(source: io::Error) -> Error {
     Error::Generic { store: "local directory", source: Box::new(source) }
 }
 
 /// Makes `payload` the file at `path`, for good: staged, synced, renamed, and the folder synced.
-fn put(path: &FilePath, payload: &PutPayload) -> io::Result<()> {
-    let (file, staged) = stage(path)?;
+fn put(path: &FilePath, payload: &PutPayload, modes: Modes) -> io::Result<()> {
+    let (file, staged) = stage(path, modes)?;
     let publish = || {
+        modes.set_open_file(&file)?;
         write(&file, payload)?;
         file.sync_all()?;
         std::fs::rename(&staged, path)?;
@@ -145,18 +192,15 @@ fn put(path: &FilePath, payload: &PutPayload) -> io::Result<()> {
     })
 }
 
-/// A new file beside `path`.
-fn stage(path: &FilePath) -> io::Result<(File, PathBuf)> {
+/// A new file beside `path`, in a folder that is there.
+fn stage(path: &FilePath, modes: Modes) -> io::Result<(File, PathBuf)> {
     let mut number = 1;
     loop {
         let mut staged = path.as_os_str().to_owned();
         staged.push(format!("#{number}"));
-        match OpenOptions::new().write(true).create_new(true).open(&staged) {
+        match OpenOptions::new().write(true).create_new(true).mode(modes.file).open(&staged) {
             Ok(file) => return Ok((file, staged.into())),
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => number += 1,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                create_durably(path.parent().ok_or(error)?)?;
-            }
             Err(error) => return Err(error),
         }
     }
@@ -254,6 +298,7 @@ fn set_direct(file: &File, direct: bool) -> rustix::io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::modes::Sharing;
     use super::*;
     use object_store::ObjectStoreExt;
 
@@ -273,7 +318,8 @@ mod tests {
     }
 
     fn store(root: &FilePath) -> Direct {
-        Direct::new(LocalFileSystem::new_with_prefix(root).unwrap().with_fsync(true), Home::of(root).unwrap())
+        let objects = LocalFileSystem::new_with_prefix(root).unwrap().with_fsync(true);
+        Direct::new(objects, Home::of(root).unwrap(), root.to_owned(), Modes::of(Sharing::Private))
     }
 
     #[tokio::test]
@@ -336,7 +382,7 @@ mod tests {
         let (payload, _) = payload(&[LARGE]);
         // A folder is in the way of the rename.
         std::fs::create_dir_all(dir.path().join("taken/by/a/folder")).unwrap();
-        put(&dir.path().join("taken"), &payload).unwrap_err();
+        put(&dir.path().join("taken"), &payload, Modes::of(Sharing::Private)).unwrap_err();
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
     }
 }

@@ -12,7 +12,7 @@ use object_store::Error;
 use thiserror::Error as ThisError;
 
 /// The object that names a repository, in its directory.
-const MARK: &str = "repository";
+pub(super) const MARK: &str = "repository";
 
 /// The directory is not there, or is another one.
 #[derive(Clone, Debug, ThisError, PartialEq, Eq)]

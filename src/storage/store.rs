@@ -14,6 +14,7 @@ use super::direct::Direct;
 use super::home::Home;
 use super::location::Location;
 use super::metered::Metered;
+use super::modes::{Modes, Sharing};
 use super::s3::{self, Keys};
 use super::watchdog::Watchdog;
 use crate::error::{Error, Result};
@@ -31,6 +32,8 @@ pub struct StoreOptions {
     pub allow_http: bool,
     /// Whether to make the directory or bucket if it is not there.
     pub create: bool,
+    /// With whom a new repository in a directory is shared; nobody, if not told. One that is there keeps what it has.
+    pub shared: Option<Sharing>,
     /// The S3 region; else that of the environment, the profile or the instance, or `us-east-1`.
     pub region: Option<String>,
     /// S3 keys instead of the chain of credentials.
@@ -41,7 +44,7 @@ pub struct StoreOptions {
 
 impl Default for StoreOptions {
     fn default() -> Self {
-        Self { endpoint: None, allow_http: false, create: false, region: None, keys: None, stall: STALL }
+        Self { endpoint: None, allow_http: false, create: false, shared: None, region: None, keys: None, stall: STALL }
     }
 }
 
@@ -151,11 +154,14 @@ pub async fn open(location: &Location, options: &StoreOptions) -> Result<Store> 
 pub async fn connect(location: &Location, options: &StoreOptions) -> Result<Store> {
     match location {
         Location::Directory(path) => {
-            let (path, create) = (path.clone(), options.create);
-            let opened = tokio::task::spawn_blocking(move || open_directory(&path, create)).await;
+            let (path, create, shared) = (path.clone(), options.create, options.shared);
+            let opened = tokio::task::spawn_blocking(move || open_directory(&path, create, shared)).await;
             let (objects, path) = opened.map_err(|e| Error::other("directory could not be opened").source(e))??;
             Ok(Store::decorated(Arc::new(objects), options.stall, Location::Directory(path), None))
         }
+        Location::S3 { .. } if options.shared.is_some() => Err(Error::usage("only a directory is shared by its modes")
+            .at(location)
+            .cure("leave --shared out: in S3 the bucket's policies say who may do what")),
         Location::S3 { bucket, prefix } => {
             let (objects, bucket) = s3::connect(bucket, prefix, options).await?;
             Ok(Store::decorated(objects, options.stall, location.clone(), Some(bucket)))
@@ -167,10 +173,18 @@ pub async fn connect(location: &Location, options: &StoreOptions) -> Result<Stor
 /// Objects are files, written beside their place, fsynced, moved into it, and the folder fsynced: an acknowledged put
 /// survives a power loss; large ones past the page cache. Deletes are not fsynced, so one may come undone. Empty folders are left: removing them would
 /// race writers. What a crash leaves behind is told in [`super::staging_files`].
-fn open_directory(path: &Path, create: bool) -> Result<(Direct, PathBuf)> {
-    if create {
-        create_durably(path).map_err(|e| Error::io("directory cannot be made", path, e))?;
+fn open_directory(path: &Path, create: bool, shared: Option<Sharing>) -> Result<(Direct, PathBuf)> {
+    let modes = Modes::recorded(path);
+    let new = Modes::of(shared.unwrap_or_default());
+    if modes.is_some_and(|modes| shared.is_some() && modes != new) {
+        return Err(Error::usage("the repository is there already, and is shared in another way")
+            .at(path.display())
+            .cure("change the modes of its files and folders: docs/operations.md says how"));
     }
+    if create && modes.is_none() {
+        make_root(path, new, shared).map_err(|e| Error::io("directory cannot be made", path, e))?;
+    }
+    let modes = modes.unwrap_or(new);
     let found = path.canonicalize().map_err(|e| {
         let error = Error::io("directory cannot be opened", path, e);
         if create { error } else { error.cure("`towline init` makes it") }
@@ -180,11 +194,18 @@ fn open_directory(path: &Path, create: bool) -> Result<(Direct, PathBuf)> {
     }
     let objects = LocalFileSystem::new_with_prefix(&found)?.with_fsync(true).with_automatic_cleanup(false);
     let home = Home::of(&found).map_err(|e| Error::io("directory cannot be opened", path, e))?;
-    Ok((Direct::new(objects, home), found))
+    Ok((Direct::new(objects, home, found.clone(), modes), found))
+}
+
+/// Makes the folder of a new repository. One that is there already keeps its mode, unless it is to be shared.
+fn make_root(path: &Path, modes: Modes, shared: Option<Sharing>) -> std::io::Result<()> {
+    let there = path.exists();
+    create_durably(path)?;
+    if there && shared.is_none() { Ok(()) } else { modes.set_folder(path) }
 }
 
 /// `mkdir -p` whose result survives a power loss: each new folder's entry is synced in its parent.
-pub(super) fn create_durably(path: &Path) -> std::io::Result<()> {
+fn create_durably(path: &Path) -> std::io::Result<()> {
     let missing: Vec<&Path> = path.ancestors().take_while(|folder| !folder.exists()).collect();
     std::fs::create_dir_all(path)?;
     missing.iter().filter_map(|folder| folder.parent()).try_for_each(|parent| std::fs::File::open(parent)?.sync_all())

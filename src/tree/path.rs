@@ -6,10 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use ulid::Ulid;
 
 use crate::error::{Error, Result};
-use crate::limits::PATH_LEN_MAX;
+use crate::limits::{PATH_LEN_MAX, SEGMENT_LEN_MAX};
 
-/// Bytes in one name, at most (Linux's `NAME_MAX`).
-const NAME_MAX: usize = 255;
 /// How the name of an unfinished file starts and ends.
 const STAGING_PREFIX: &str = ".towline-";
 const STAGING_SUFFIX: &str = ".part";
@@ -33,7 +31,7 @@ pub fn check_path(path: &[u8]) -> Result<()> {
     for segment in path.split(|byte| *byte == b'/') {
         match segment {
             b"" | b"." | b".." => return refuse("a relative path without empty, . or .. segments"),
-            _ if segment.len() > NAME_MAX => return refuse("names of at most 255 bytes"),
+            _ if segment.len() > SEGMENT_LEN_MAX => return refuse("names of at most 255 bytes"),
             _ if segment.contains(&0) => return refuse("no NUL byte"),
             _ => {}
         }

@@ -6,6 +6,7 @@ use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
 
 use proptest::prelude::{any, prop, proptest};
+use rustix::fs::{Mode, OFlags, mkdirat, openat};
 use tempfile::TempDir;
 
 use super::*;
@@ -487,6 +488,22 @@ mod placing {
         target.remove(b"0").unwrap();
         assert_eq!(target.entries(&[]).unwrap().len(), 598);
     }
+}
+
+#[test]
+fn a_path_that_is_too_long_is_an_error_that_names_it_unless_it_is_left_out() {
+    let root = tempfile::tempdir().unwrap();
+    let name = "x".repeat(250);
+    let mut folder = rustix::fs::open(root.path(), OFlags::DIRECTORY, Mode::empty()).unwrap();
+    for _ in 0..17 {
+        mkdirat(&folder, name.as_str(), Mode::RWXU).unwrap();
+        folder = openat(&folder, name.as_str(), OFlags::DIRECTORY, Mode::empty()).unwrap();
+    }
+    let error = walk(root.path(), &Rules::default()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Usage);
+    assert!(error.place().is_some_and(|place| place.contains(&name)), "{error:?}");
+    let rules = Rules { excludes: vec!["x*".to_owned()], ..Rules::default() };
+    assert_eq!(walk(root.path(), &rules).unwrap().found.len(), 1);
 }
 
 proptest! {

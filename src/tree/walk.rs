@@ -15,12 +15,12 @@ use rustix::io::{Errno, Result as SysResult};
 
 use super::folders::{Folders, list};
 use super::memory::{MemoryFile, MemoryTree, Opened};
-use super::path::{is_staging, join, split};
+use super::path::{is_staging, join, shown, split};
 use super::rules::{IGNORE_FILE, IGNORE_LEN_MAX, InForce, Rules};
 use super::stat::{FoundKind, Stat, kind_of};
 use crate::clock::Timestamp;
 use crate::error::{Error, Result};
-use crate::limits::PATH_LEN_MAX;
+use crate::limits::{PATH_LEN_MAX, SEGMENT_LEN_MAX};
 
 /// A file and a folder that lie side by side at the top of a repository in a directory, and hardly elsewhere.
 pub const REPOSITORY_MARKS: (&str, &str) = ("repository", "log");
@@ -47,8 +47,6 @@ pub enum SkipReason {
     Special(&'static str),
     /// It went away, or became something else, while the tree was walked.
     Vanished,
-    /// Its path is longer than Linux takes.
-    TooLong,
     /// One of [`Rules::skip`].
     LeftOut,
     /// A file that a restore has not finished.
@@ -60,7 +58,6 @@ impl fmt::Display for SkipReason {
         f.write_str(match self {
             Self::Special(kind) => kind,
             Self::Vanished => "vanished",
-            Self::TooLong => "path too long",
             Self::LeftOut => "left out",
             Self::Unfinished => "unfinished file of a restore",
         })
@@ -281,13 +278,13 @@ impl<'a> Scan<'a> {
     /// What the entry `path` of `folder` is, which the listing says is `listed`.
     fn look(&self, folder: &OwnedFd, path: &[u8], listed: FileType, rules: Option<&InForce>) -> Result<Look> {
         let name = split(path).1;
-        if path.len() > PATH_LEN_MAX {
-            return Ok(Look::Skip(SkipReason::TooLong));
-        }
         if is_staging(name) && listed != FileType::Directory {
             return Ok(Look::Skip(SkipReason::Unfinished));
         }
         let leave_out = |is_folder| rules.is_some_and(|rules| rules.leave_out(path, is_folder));
+        if path.len() > PATH_LEN_MAX || name.len() > SEGMENT_LEN_MAX {
+            return if leave_out(listed == FileType::Directory) { Ok(Look::LeaveOut) } else { Err(too_long(path)) };
+        }
         // The metadata of a folder is read when it is opened.
         if listed == FileType::Directory {
             return Ok(if leave_out(true) { Look::LeaveOut } else { Look::Folder });
@@ -372,4 +369,13 @@ fn gone(errno: Errno) -> bool {
 fn is_repository(names: &[(Vec<u8>, FileType)]) -> bool {
     let holds = |mark: &str| names.iter().any(|(name, _)| name == mark.as_bytes());
     holds(REPOSITORY_MARKS.0) && holds(REPOSITORY_MARKS.1)
+}
+
+/// No restore could make it again.
+fn too_long(path: &[u8]) -> Error {
+    Error::usage("path is too long to be saved")
+        .at(shown(path))
+        .expected(format!("at most {PATH_LEN_MAX} bytes, {SEGMENT_LEN_MAX} in each name"))
+        .got(format!("{} bytes", path.len()))
+        .cure("give it a shorter name, or leave it out: --exclude")
 }

@@ -11,7 +11,9 @@ use object_store::{GetResultPayload, MultipartUpload, ObjectStore, ObjectStoreEx
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Barrier;
 use towline::clock::{Clock, SystemClock};
+use towline::id::{Owned, SessionId};
 use towline::metrics::Metric;
+use towline::repository::layout::{self, Family};
 use towline::storage::{Keys, Location, Store, StoreOptions, open};
 use towline::{Error, ErrorKind};
 
@@ -276,17 +278,24 @@ async fn unfinished_uploads_are_found_and_aborted() {
     for server in servers() {
         let store = server.store().await;
         let bucket = store.bucket().unwrap();
-        let mut upload = store.objects().put_multipart(&"pack/half".into()).await.unwrap();
-        upload.put_part(noise(5 * MIB, 1).into()).await.unwrap();
+        let ours = layout::owned(Family::Pack, Owned::fresh(SessionId::random()));
+        for key in [&ours, &"pack/of/others.bin".into()] {
+            let mut upload = store.objects().put_multipart(key).await.unwrap();
+            upload.put_part(noise(5 * MIB, 1).into()).await.unwrap();
+        }
+        let is_ours = layout::is_uploaded_in_parts;
         let now = SystemClock.now();
-        let young = bucket.abort_unfinished_uploads(now, Duration::from_hours(1)).await.unwrap();
+        let young = bucket.abort_unfinished_uploads(is_ours, now, Duration::from_hours(1)).await.unwrap();
         assert!(young.is_empty(), "{}", server.name);
         // The store's clock counts in seconds, and need not be this machine's.
         let later = towline::clock::Timestamp(now.0 + 10_000_000_000);
-        let aborted = bucket.abort_unfinished_uploads(later, Duration::from_secs(1)).await.unwrap();
+        let aborted = bucket.abort_unfinished_uploads(is_ours, later, Duration::from_secs(1)).await.unwrap();
         let keys: Vec<_> = aborted.iter().map(|upload| upload.key.clone()).collect();
-        assert_eq!(keys, [bucket.full_key("pack/half")], "{}", server.name);
-        assert!(bucket.abort_unfinished_uploads(later, Duration::ZERO).await.unwrap().is_empty(), "{}", server.name);
+        assert_eq!(keys, [bucket.full_key(ours.as_ref())], "{}", server.name);
+        let again = bucket.abort_unfinished_uploads(is_ours, later, Duration::ZERO).await.unwrap();
+        assert!(again.is_empty(), "{}: {again:?}", server.name);
+        let others = bucket.abort_unfinished_uploads(|_| true, later, Duration::ZERO).await.unwrap();
+        assert_eq!(others.len(), 1, "{}: the other program's is still there", server.name);
     }
 }
 

@@ -480,3 +480,34 @@ async fn a_map_with_bases_mixed_up_is_told() {
     assert_eq!(told.iter().flat_map(|damage| &damage.names).collect::<Vec<_>>(), ["run/step-2"]);
     house.assert_restores(&house.open().await, 2).await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_copy_that_stands_alone_needs_no_other_names_chunks() {
+    let house = House::new();
+    let repository = house.open().await;
+    for number in [1, 2] {
+        let step = name(&format!("run/step-{number}"));
+        repository.save(&house.write(number), &step, &SaveOptions::default()).await.unwrap();
+    }
+    let (step, copy, alone) = (name("run/step-2"), name("copy"), name("alone"));
+    repository.copy(&step, &copy).await.unwrap();
+    let outside = |saved: &Saved| saved.map.further.len();
+    assert!(outside(&repository.saved(&copy).await.unwrap()) > 0, "a step is stored as differences");
+    let progress = towline::progress::Progress::default();
+    let replaced = repository.copy_stand_alone(&step, &alone, false, &progress).await.unwrap();
+    assert_eq!(replaced, None);
+    let saved = repository.saved(&alone).await.unwrap();
+    assert_eq!(outside(&saved), 0, "all that its chunks need is its own");
+    assert_eq!(saved.value.manifest, repository.saved(&step).await.unwrap().value.manifest, "it is the same tree");
+    let refused = repository.copy_stand_alone(&step, &alone, true, &progress).await.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Conflict);
+    assert!(repository.copy_stand_alone(&step, &alone, false, &progress).await.unwrap().is_some());
+
+    repository.remove_all(&[name("run"), copy], true).await.unwrap();
+    repository.collect(&CollectOptions { grace: Duration::ZERO, ..CollectOptions::default() }).await.unwrap();
+    let dest = house.dir.path().join("restored");
+    house.open().await.restore(&alone, None, &dest, &RestoreOptions::default()).await.unwrap();
+    assert_eq!(tree_digest(&dest), tree_digest(&house.path(2)));
+    let options = VerifyOptions { data: true, ..VerifyOptions::default() };
+    assert!(house.open().await.verify(None, &options).await.unwrap().damaged.is_empty());
+}

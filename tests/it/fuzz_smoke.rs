@@ -19,6 +19,7 @@ use towline::transfer::protocol::{
 };
 
 use self::parsers::PARSERS;
+pub(crate) use self::parsers::memory::peak_of;
 use crate::golden::{objects, tail};
 
 /// Bent inputs for each parser.

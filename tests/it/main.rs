@@ -5,6 +5,7 @@
 
 mod agent;
 mod amend;
+mod bombs;
 mod cache;
 mod checkpoints;
 mod cli;
@@ -12,6 +13,7 @@ mod cli_identity;
 mod cli_interrupted;
 mod cli_look;
 mod cli_plans;
+mod cli_repair;
 mod cli_runs;
 mod cli_s3;
 mod cli_tensors;

@@ -11,8 +11,10 @@ use std::task::{Context, Poll};
 use futures::task::ArcWake;
 use object_store::ObjectStore;
 use towline::ErrorKind;
+use towline::budget::Budget;
 use towline::clock::{ManualClock, SystemClock, Timestamp};
 use towline::id::{ManifestId, ObjectId, Owned, SessionId};
+use towline::limits::MEMORY_MIN;
 use towline::repository::log::{Action, Committed, Log, RefValue, SegmentInfo, State, StepFacts};
 
 use super::book::{name, session};
@@ -234,7 +236,7 @@ fn chances(shared: &Shared, actors: &[Actor], last: usize) -> Vec<Chance> {
 
 /// The rules, once everybody is done.
 async fn judge(shared: &Shared, tale: &Tale, story: &mut Story) {
-    let log = Log::new(Arc::new(shared.store.clone()), Arc::new(SystemClock));
+    let log = Log::new(Arc::new(shared.store.clone()), Arc::new(SystemClock), Budget::new(MEMORY_MIN).unwrap());
     let found = log.refresh().await.expect("the log is sound");
     let truth = shared.truth.lock().unwrap();
     assert_eq!(Some(&*found), truth.states.last(), "the newest state is not the fold of all that was committed");
@@ -262,7 +264,8 @@ fn live(shared: &Arc<Shared>, tale: &Tale, who: usize, deeds: Vec<Deed>) -> Runn
     let (shared, tale) = (Arc::clone(shared), Arc::clone(tale));
     Box::pin(async move {
         let clock = Arc::new(ManualClock::default());
-        let log = Log::new(Arc::new(gate) as Arc<dyn ObjectStore>, Arc::clone(&clock) as _);
+        let budget = Budget::new(MEMORY_MIN).unwrap();
+        let log = Log::new(Arc::new(gate) as Arc<dyn ObjectStore>, Arc::clone(&clock) as _, budget);
         for (turn, deed) in deeds.into_iter().enumerate() {
             let mark = i64::try_from(who * 100 + turn).unwrap();
             clock.set(Timestamp(mark));

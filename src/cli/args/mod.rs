@@ -24,6 +24,7 @@ use crate::repository::log::AttemptId;
 use crate::repository::{Name, Selector};
 use crate::size::{self, ByteRange};
 use crate::span;
+use crate::storage::Sharing;
 
 /// Save once, move only what the other side lacks, check every byte.
 #[derive(Debug, Parser)]
@@ -83,6 +84,9 @@ pub(super) enum Verb {
         /// Where; else the repository that `towline help` says
         #[arg(value_name = "URL", value_hint = ValueHint::DirPath)]
         url: Option<String>,
+        /// Share a directory with its group, or let all read it: group (if nothing is said) or all
+        #[arg(long, value_name = "WHOM", num_args = 0..=1, default_missing_value = "group", require_equals = true)]
+        shared: Option<Sharing>,
     },
     /// Save a file or a folder under a name
     #[command(after_help = help::SAVE)]

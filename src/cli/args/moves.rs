@@ -29,6 +29,9 @@ pub(in crate::cli) struct Cp {
     /// Replace nothing: end with exit code 5 if the new name exists
     #[arg(long)]
     pub(in crate::cli) if_absent: bool,
+    /// Store again what is stored as a difference to other names' chunks, so that the copy needs none of them
+    #[arg(long)]
+    pub(in crate::cli) stand_alone: bool,
 }
 
 /// `towline sync`.

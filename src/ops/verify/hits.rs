@@ -32,8 +32,7 @@ impl Verifying<'_> {
                 Err(error) if is_damage(&error) => continue,
                 Err(error) => return Err(error),
             };
-            let manifest = self.repository.manifest_body(value.manifest_key, value.manifest).await;
-            let manifest = manifest.and_then(|body| Manifest::decode(&body)).unwrap_or_default();
+            let manifest = self.repository.manifest(value.manifest_key, value.manifest).await.unwrap_or_default();
             let felt = needing(&map, &subjects).into_iter();
             let felt = felt.map(|(subject, chunks)| (subject, places(&manifest, &chunks)));
             hits.insert(key, felt.collect());

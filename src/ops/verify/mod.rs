@@ -100,12 +100,19 @@ impl Repository {
     pub async fn verify(&self, name: Option<&Name>, options: &VerifyOptions) -> Result<VerifyReport> {
         let begun = std::time::Instant::now();
         options.progress.phase("reading the log", 0);
-        let audit = self.log().audit().await?;
+        let mut audit = self.log().audit().await?;
+        let salvaged = if options.repair && !audit.damaged.is_empty() { self.salvage().await? } else { Vec::new() };
+        let mut folds = audit.folds;
+        if !salvaged.is_empty() {
+            // What is damaged is told as it was found; what stands is looked at as it is now.
+            let again = self.log().audit().await?;
+            (audit.state, folds) = (again.state, again.folds);
+        }
         let names = match name {
             None => audit.state.refs.clone(),
             Some(name) => audit.state.refs.iter().filter(|(found, _)| *found == name).map(cloned).collect(),
         };
-        if let Some(name) = name.filter(|_| names.is_empty() && audit.folds) {
+        if let Some(name) = name.filter(|_| names.is_empty() && folds) {
             return Err(no_such_name(&audit.state.refs, name, self.store().location()));
         }
         let mut verifying = Verifying {
@@ -123,12 +130,12 @@ impl Repository {
             verifying.findings.add(Subject::Log { all: !audit.folds }, key.to_string(), error);
         }
         verifying.description().await?;
-        let mut report = VerifyReport::default();
-        if audit.folds {
+        let mut report = VerifyReport { repaired: salvaged, ..VerifyReport::default() };
+        if folds {
             verifying.look(name.is_none()).await?;
             report.damaged = verifying.settle().await?;
             if options.repair {
-                report.repaired = verifying.repair(name.is_none()).await?;
+                report.repaired.extend(verifying.repair(name.is_none()).await?);
             }
         } else {
             // What nobody can tell the state of cannot be looked at any further.

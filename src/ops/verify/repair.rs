@@ -14,8 +14,34 @@ use crate::id::{ChunkId, MapKey, PackId, SegmentId};
 use crate::repository::layout::{self, Family};
 use crate::repository::log::{Action, RefValue};
 use crate::repository::{
-    Delivered, Gaps, Known, Located, Mended, Name, PackPart, PackRead, Place, Saved, Writer, deliver, plan, read_pack,
+    Delivered, Gaps, Known, Located, Mended, Name, PackPart, PackRead, Place, Repository, Saved, Writer, deliver, plan,
+    read_pack,
 };
+
+impl Repository {
+    /// Makes a log readable again that is not, and says what was done and what is lost.
+    pub(super) async fn salvage(&self) -> Result<Vec<String>> {
+        let Some(salvaged) = self.log().salvage().await? else { return Ok(Vec::new()) };
+        let mut done = Vec::new();
+        for (entry, copy) in &salvaged.unreadable {
+            let what = match copy {
+                Some(copy) => format!("set {entry} aside, to {copy}"),
+                None => format!("went on without {entry}, which is missing"),
+            };
+            done.push(format!("{what}: what it committed is lost"));
+        }
+        done.extend(salvaged.names.iter().map(|name| format!("lost a change of {name}: it needs what is lost")));
+        done.extend(salvaged.partial.iter().map(|entry| format!("kept {entry} in part: the rest needs what is lost")));
+        let state = self.state().await?;
+        done.push(format!("the log goes on from entry {} with {} names", salvaged.snapshot, state.refs.len()));
+        let named = state.refs.keys().map(|name| format!("kept {name}"));
+        done.extend(named);
+        done.push(
+            "what was saved last may be missing: save it again, its content is found if it is still there".to_owned(),
+        );
+        Ok(done)
+    }
+}
 
 impl Verifying<'_> {
     /// Mends what can be mended, and says what was; `whole`: the index too.
@@ -109,8 +135,7 @@ impl Verifying<'_> {
     }
 
     async fn sound_manifest(&self, value: &RefValue) -> Result<Option<Manifest>> {
-        let body = self.repository.manifest_body(value.manifest_key, value.manifest).await;
-        match body.and_then(|body| Manifest::decode(&body)) {
+        match self.repository.manifest(value.manifest_key, value.manifest).await {
             Ok(manifest) => Ok(Some(manifest)),
             Err(error) if super::is_damage(&error) => Ok(None),
             Err(error) => Err(error),

@@ -44,8 +44,7 @@ impl Verifying<'_> {
 
     async fn manifest(&mut self, value: &RefValue) -> Result<Option<Manifest>> {
         let key = layout::owned(Family::Manifest, value.manifest_key);
-        let body = self.repository.manifest_body(value.manifest_key, value.manifest).await;
-        let manifest = body.and_then(|body| Manifest::decode(&body).map_err(|error| error.at(&key)));
+        let manifest = self.repository.manifest(value.manifest_key, value.manifest).await;
         self.note(Subject::Manifest(value.manifest_key), key.to_string(), manifest)
     }
 

@@ -37,12 +37,13 @@ impl Repository {
     /// Safe: it only reads.
     pub async fn audit_segment(&self, id: SegmentId, info: &SegmentInfo) -> Result<Result<SegmentAudit, BadSegment>> {
         let key = layout::owned(Family::Index, id);
-        let Some(object) = objects::get(&**self.store().objects(), &key).await? else {
+        let Some(object) = objects::get(&**self.store().objects(), Kind::Segment, &key).await? else {
             let error = Error::not_found("index segment is gone").at(key);
             return Ok(Err(BadSegment { error, packs: Vec::new() }));
         };
-        let checked = open(Kind::Segment, &object).and_then(|_| {
-            let view = SegmentView::parse(&object)?;
+        // Parsing comes first: it refuses a compressed one before that is decompressed.
+        let checked = SegmentView::parse(&object).and_then(|view| {
+            open(Kind::Segment, &object)?;
             let told = (info.len, info.packs, info.chunks);
             let found = (object.len() as u64, view.packs().len() as u64, view.chunks() as u64);
             let show = |(len, packs, chunks)| format!("{len} bytes, {packs} packs, {chunks} chunks");

@@ -34,6 +34,12 @@ impl Mapped {
     }
 }
 
+impl AsRef<[u8]> for Mapped {
+    fn as_ref(&self) -> &[u8] {
+        self
+    }
+}
+
 impl Deref for Mapped {
     type Target = [u8];
 

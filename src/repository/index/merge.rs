@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::{Index, Repository, Segment};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::format::{PackRef, Row};
 use crate::id::SegmentId;
 use crate::id::SessionId;
@@ -67,7 +67,9 @@ impl Repository {
         let mut packs: Vec<PackRef> = Vec::new();
         let mut rows: Vec<Row> = Vec::new();
         for &id in &old {
-            let segment = self.segment(id).await?;
+            let lacking = || Error::conflict("index segment was replaced meanwhile").cure("run the command again");
+            let info = state.segments.get(&id).ok_or_else(lacking)?;
+            let segment = self.segment(id, info).await?;
             append(&segment, state, &mut packs, &mut rows);
         }
         let mut new = Vec::new();

@@ -5,15 +5,17 @@ mod map;
 mod merge;
 
 use std::collections::BTreeMap;
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use bytes::Bytes;
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 
 use self::map::Mapped;
 use super::Repository;
 use super::layout::{self, Family};
-use super::log::State;
+use super::log::{SegmentInfo, State};
 use super::objects;
 use crate::error::{Error, Result};
 use crate::format::envelope::{Kind, open};
@@ -86,7 +88,8 @@ impl Repository {
     /// # Cancel safety
     /// Safe: it only reads.
     pub async fn index(&self, state: &State) -> Result<Index> {
-        let wanted = state.segments.keys().map(|&id| async move { Ok::<_, Error>((id, self.segment(id).await?)) });
+        let wanted =
+            state.segments.iter().map(|(&id, info)| async move { Ok::<_, Error>((id, self.segment(id, info).await?)) });
         let wanted = stream::iter(wanted.collect::<Vec<_>>()).buffered(FETCHES);
         let segments: Vec<_> = wanted.try_collect().await?;
         let mut loaded = self.shared.segments.lock().unwrap_or_else(PoisonError::into_inner);
@@ -117,14 +120,14 @@ impl Repository {
         }
     }
 
-    async fn segment(&self, id: SegmentId) -> Result<Arc<Segment>> {
+    async fn segment(&self, id: SegmentId, info: &SegmentInfo) -> Result<Arc<Segment>> {
         if let Some(found) = self.loaded(id) {
             return Ok(found);
         }
         let key = layout::owned(Family::Index, id);
         let bytes = match self.store().directory() {
             Some(root) => Mapped::open(&root.join(key.as_ref()))?,
-            None => self.fetched(id).await?,
+            None => self.fetched(id, info).await?,
         };
         let view = SegmentView::parse(&bytes)
             .map_err(|error| error.at(&key).cure("towline verify --repair rebuilds the index"))?;
@@ -138,32 +141,57 @@ impl Repository {
         self.shared.segments.lock().unwrap_or_else(PoisonError::into_inner).get(&id).cloned()
     }
 
-    /// From the local cache, else from the store into it. Without a place to write, it is held in memory.
-    async fn fetched(&self, id: SegmentId) -> Result<Mapped> {
+    /// From the local cache, else from the store into it: a segment may be larger than the memory budget. Without a place to
+    /// write, it is held in memory.
+    async fn fetched(&self, id: SegmentId, info: &SegmentInfo) -> Result<Mapped> {
         let path = self.cache().join("index").join(format!("{}-{}", id.session, id.object));
         if let Ok(mapped) = Mapped::open(&path) {
             return Ok(mapped);
         }
         let key = layout::owned(Family::Index, id);
-        let object = objects::get_required(&**self.store().objects(), &key).await?;
-        open(Kind::Segment, &object)
-            .map_err(|error| error.at(&key).cure("towline verify --repair rebuilds the index"))?;
-        match write_whole(&path, &object) {
-            Ok(()) => Mapped::open(&path),
+        let cure = |error: Error| error.at(&key).cure("towline verify --repair rebuilds the index");
+        let staged = match Staged::beside(&path) {
+            Ok(staged) => staged,
             Err(error) => {
                 tracing::debug!("index segment is not cached: {error:?}");
-                Ok(Mapped::Held(object))
+                let object = objects::get_required(&**self.store().objects(), Kind::Segment, &key).await?;
+                SegmentView::parse(&object).and_then(|_| open(Kind::Segment, &object)).map_err(cure)?;
+                return Ok(Mapped::Held(object));
             }
-        }
+        };
+        objects::retry(|| objects::download(&**self.store().objects(), &key, info.len, &staged.path)).await?;
+        let object = Bytes::from_owner(Mapped::open(&staged.path)?);
+        // A compressed one is refused before it is decompressed.
+        SegmentView::parse(&object).and_then(|_| open(Kind::Segment, &object)).map_err(cure)?;
+        staged.publish(&path)?;
+        Mapped::open(&path)
     }
 }
 
-/// Writes a file under its name in one step, so that a crash leaves none or all of it.
-fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
-    let failed = |source| Error::io("write to the local cache", path, source);
-    let folder = path.parent().map_or_else(PathBuf::new, Path::to_path_buf);
-    std::fs::create_dir_all(&folder).map_err(failed)?;
-    let staged = folder.join(format!(".{}.part", crate::id::ObjectId::random()));
-    std::fs::write(&staged, bytes).map_err(failed)?;
-    std::fs::rename(&staged, path).map_err(failed)
+/// A file that becomes another in one step, so that a crash leaves none or all of that one.
+struct Staged {
+    path: PathBuf,
+}
+
+impl Staged {
+    /// An empty one in the folder of `path`.
+    fn beside(path: &Path) -> Result<Self> {
+        let folder = path.parent().map_or_else(PathBuf::new, Path::to_path_buf);
+        let failed = |source| Error::io("write to the local cache", path, source);
+        std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&folder).map_err(failed)?;
+        let staged = folder.join(format!(".{}.part", crate::id::ObjectId::random()));
+        std::fs::File::options().write(true).create_new(true).mode(0o600).open(&staged).map_err(failed)?;
+        Ok(Self { path: staged })
+    }
+
+    fn publish(&self, path: &Path) -> Result<()> {
+        std::fs::rename(&self.path, path).map_err(|source| Error::io("write to the local cache", path, source))
+    }
+}
+
+impl Drop for Staged {
+    fn drop(&mut self) {
+        // Published, it is not there any more.
+        let _ = std::fs::remove_file(&self.path);
+    }
 }

@@ -100,7 +100,7 @@ impl Repository {
     /// Safe: it only reads.
     pub async fn part(&self, session: SessionId, rank: u32) -> Result<Option<Part>> {
         let key = layout::owned(Family::Part, layout::part(session, rank));
-        let Some(object) = objects::get(&**self.store().objects(), &key).await? else { return Ok(None) };
+        let Some(object) = objects::get(&**self.store().objects(), Kind::Part, &key).await? else { return Ok(None) };
         let part = open(Kind::Part, &object).and_then(|body| Part::decode_as(&body, session, rank));
         part.map(Some).map_err(|error| error.at(key))
     }

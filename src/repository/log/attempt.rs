@@ -98,6 +98,7 @@ pub(super) fn write_id(out: &mut Writer, id: Option<&AttemptId>) {
 /// Reads what [`write_id`] wrote.
 pub(super) fn read_id(reader: &mut Reader<'_>) -> Result<Option<AttemptId>> {
     let text = reader.text(ATTEMPT_LEN_MAX)?;
+    reader.keep(text.len())?;
     if text.is_empty() {
         return Ok(None);
     }

@@ -33,7 +33,7 @@ impl Log {
     /// # Cancel safety
     /// Safe: it only reads.
     pub async fn audit(&self) -> Result<Audit> {
-        let stranger = Self::new(Arc::clone(&self.objects), Arc::clone(&self.clock));
+        let stranger = Self::new(Arc::clone(&self.objects), Arc::clone(&self.clock), self.budget.clone());
         let mut damaged = Vec::new();
         let floor = stranger.audit_boundaries(&mut damaged).await?;
         let folded = match stranger.refresh().await {

@@ -70,10 +70,11 @@ impl Log {
     /// request repeated by the client below, and a name that was truncated away can be taken again.
     async fn create(&self, number: u64, entry: &Entry) -> Result<Fate> {
         let key = Numbered::Entry.key(number);
-        let object = seal(Kind::Entry, &entry.encode(), true);
-        if object.len() as u64 > ENTRY_LEN_MAX {
-            return Err(Error::exhausted("log entry is too long").expected(ENTRY_LEN_MAX).got(object.len()));
+        let body = entry.encode();
+        if body.len() as u64 > ENTRY_LEN_MAX {
+            return Err(Error::exhausted("log entry is too long").expected(ENTRY_LEN_MAX).got(body.len()));
         }
+        let object = seal(Kind::Entry, &body, true);
         for _ in 0..SILENT_TRIES {
             let answer = objects::create(&*self.objects, &key, object.clone()).await?;
             let found = match answer {

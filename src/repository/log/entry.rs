@@ -7,7 +7,7 @@ use super::attempt::Attempt;
 use super::state::{RefValue, SegmentInfo};
 use crate::clock::Timestamp;
 use crate::error::{Error, Result};
-use crate::format::wire::{Read, Reader, Writer};
+use crate::format::wire::{Malformed, Read, Reader, Writer};
 use crate::id::{ManifestId, ObjectId, Owned, PackId, SegmentId, SessionId, WriteId};
 use crate::limits::NAME_LEN_MAX;
 use crate::repository::name::Name;
@@ -127,17 +127,24 @@ impl Entry {
     /// # Errors
     /// Damaged; unsupported, for an action of a later version.
     pub fn decode(body: &[u8]) -> Result<Self> {
-        let mut reader = Reader::new(body);
+        Self::decode_within(body, u64::MAX)
+    }
+
+    /// Reads a body that may take `room` bytes of memory.
+    ///
+    /// # Errors
+    /// As [`Entry::decode`]; exhausted, if `room` is too little.
+    pub fn decode_within(body: &[u8], room: u64) -> Result<Self> {
+        let mut reader = Reader::within(body, room);
         let write = WriteId::from_bytes(reader.array()?);
         let session = if reader.flag()? { Some(read_session(&mut reader)?) } else { None };
         let at = Timestamp(reader.signed()?);
         let count = reader.count(2)?;
-        let actions = (0..count)
-            .map(|_| {
-                let tag = reader.u8()?;
-                Action::decode(tag, reader.string(usize::MAX)?)
-            })
-            .collect::<Result<Vec<_>>>()?;
+        let actions = reader.kept_list(count, |reader| {
+            let tag = reader.u8()?;
+            let payload = reader.string(usize::MAX)?;
+            reader.nested(payload, |reader| Action::decode(tag, reader))
+        })?;
         reader.finish()?;
         Ok(Self { write, session, at, actions })
     }
@@ -204,9 +211,8 @@ impl Action {
         (tag, out.into_bytes())
     }
 
-    fn decode(tag: u8, payload: &[u8]) -> Result<Self> {
-        let mut reader = Reader::new(payload);
-        let r = &mut reader;
+    /// Reads a payload, all that is left in `r`.
+    fn decode(tag: u8, r: &mut Reader<'_>) -> Result<Self> {
         let action = match tag {
             1 => Self::Open(read_session(r)?),
             2 => Self::Renew(read_session(r)?),
@@ -215,9 +221,9 @@ impl Action {
             5 => Self::AddSegment(read_owned(r)?, SegmentInfo::read(r)?),
             6 => {
                 let (built, old) = (r.varint()?, r.count(32)?);
-                let old = (0..old).map(|_| read_owned(r)).collect::<Read<_>>()?;
+                let old = r.kept_list(old, read_owned)?;
                 let new = r.count(32)?;
-                let new = (0..new).map(|_| Ok((read_owned(r)?, SegmentInfo::read(r)?))).collect::<Read<_>>()?;
+                let new = r.kept_list(new, |r| Ok::<_, Malformed>((read_owned(r)?, SegmentInfo::read(r)?)))?;
                 Self::ReplaceSegments { old, new, built }
             }
             7 => {
@@ -231,7 +237,7 @@ impl Action {
             12 => Self::Purge { pack: read_owned(r)?, at: r.varint()? },
             13 => {
                 let packs = r.count(32)?;
-                Self::Deleted((0..packs).map(|_| read_owned(r)).collect::<Read<_>>()?)
+                Self::Deleted(r.kept_list(packs, read_owned)?)
             }
             14 => Self::OpenJoint(read_session(r)?, Attempt::read(r)?),
             _ => {
@@ -240,7 +246,7 @@ impl Action {
                     .cure("use a newer towline"));
             }
         };
-        reader.finish()?;
+        r.done()?;
         Ok(action)
     }
 }
@@ -269,7 +275,7 @@ pub(super) fn read_owned(reader: &mut Reader<'_>) -> Read<Owned> {
 }
 
 pub(super) fn read_name(reader: &mut Reader<'_>) -> Result<Name> {
-    reader.text(NAME_LEN_MAX)?.parse().map_err(|error: Error| Error::damaged("log holds a bad name").source(error))
+    reader.kept_text(NAME_LEN_MAX)?.parse().map_err(|error: Error| Error::damaged("log holds a bad name").source(error))
 }
 
 pub(super) fn read_manifest_id(reader: &mut Reader<'_>) -> Read<ManifestId> {

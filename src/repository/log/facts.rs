@@ -132,6 +132,7 @@ impl StepFacts {
         }
         for _ in 0..count {
             let name = reader.text(METRIC_NAME_LEN_MAX)?;
+            reader.keep(2 * size_of::<(String, Measure)>() + name.len())?;
             let after = facts.metrics.last_key_value().is_none_or(|(last, _)| last.as_str() < name);
             if !after || !is_metric_name(name) {
                 return Err(reader.malformed("bad name of a metric"));
@@ -142,6 +143,7 @@ impl StepFacts {
         }
         facts.world_size = NonZeroU32::new(reader.varint32()?);
         let framework = reader.text(FRAMEWORK_LEN_MAX)?;
+        reader.keep(framework.len())?;
         if !framework.is_empty() {
             if !is_framework(framework) {
                 return Err(reader.malformed("bad name of a framework"));

@@ -78,7 +78,7 @@ impl Log {
                     Error::damaged("log entry does not follow from the state before it")
                         .at(Numbered::Entry.key(number))
                         .got(refusal)
-                        .cure("a faulty program wrote it: `towline verify` tells what is affected")
+                        .cure("a faulty program wrote it: `towline verify --repair` keeps what follows without it")
                 })?;
             }
             drop(entries);
@@ -89,9 +89,10 @@ impl Log {
     /// Entry `number`, if there is one.
     pub(super) async fn entry(&self, number: u64) -> Result<Option<Entry>> {
         let key = Numbered::Entry.key(number);
-        let Some(object) = objects::get(&*self.objects, &key).await? else { return Ok(None) };
-        let entry = open(Kind::Entry, &object).and_then(|body| Entry::decode(&body));
-        entry.map(Some).map_err(|error| error.at(key))
+        let body = objects::body(&*self.objects, &self.budget, Kind::Entry, &key).await.map_err(unreadable)?;
+        let Some(body) = body else { return Ok(None) };
+        let entry = objects::decode(&self.budget, &body, Entry::decode_within).await;
+        entry.map(Some).map_err(|error| unreadable(error.at(key)))
     }
 
     /// Walks the boundary objects from the last one known: they are dense and never deleted, so their existence is
@@ -115,7 +116,7 @@ impl Log {
 
     pub(super) async fn boundary(&self, number: u64) -> Result<Option<Boundary>> {
         let key = Numbered::Boundary.key(number);
-        let Some(object) = objects::get(&*self.objects, &key).await? else { return Ok(None) };
+        let Some(object) = objects::get(&*self.objects, Kind::Boundary, &key).await? else { return Ok(None) };
         let body = open(Kind::Boundary, &object).map_err(|error| error.at(&key))?;
         let mut reader = Reader::new(&body);
         let floor = reader.varint().and_then(|floor| reader.finish().map(|()| floor));
@@ -125,7 +126,7 @@ impl Log {
 
     /// The newest snapshot at or above the boundary; the empty state if nothing was truncated yet; `None` if the
     /// boundary's own snapshot is gone, since then the boundary has moved on.
-    async fn newest_snapshot(&self, boundary: Boundary) -> Result<Option<State>> {
+    pub(super) async fn newest_snapshot(&self, boundary: Boundary) -> Result<Option<State>> {
         let mut numbers = self.numbers(Numbered::Snapshot).await?;
         numbers.push(boundary.floor);
         numbers.retain(|&number| number >= boundary.floor && number > 0);
@@ -151,8 +152,10 @@ impl Log {
     /// The snapshot after entry `number`, if there is one.
     pub(super) async fn exact_snapshot(&self, number: u64) -> Result<Option<State>> {
         let key = Numbered::Snapshot.key(number);
-        let Some(object) = objects::get(&*self.objects, &key).await? else { return Ok(None) };
-        match open(Kind::Snapshot, &object).and_then(|body| State::decode(&body)) {
+        let Some(body) = objects::body(&*self.objects, &self.budget, Kind::Snapshot, &key).await? else {
+            return Ok(None);
+        };
+        match objects::decode(&self.budget, &body, State::decode_within).await {
             Ok(state) if state.seq == number => Ok(Some(state)),
             Ok(state) => Err(Error::damaged("snapshot is of another entry").at(key).expected(number).got(state.seq)),
             Err(error) => Err(error.at(key)),
@@ -167,5 +170,15 @@ impl Log {
             listed.try_filter_map(|meta| async move { Ok(kind.number(&meta.location)) }).try_collect().await
         })
         .await
+    }
+}
+
+/// Says what helps against an entry that is damaged: by itself it stops every reader.
+fn unreadable(error: Error) -> Error {
+    match error.kind() {
+        ErrorKind::Damaged => {
+            error.cure("`towline verify --repair` sets it aside, and tells what is lost and what is not")
+        }
+        _ => error,
     }
 }

@@ -10,6 +10,7 @@ mod commit;
 mod entry;
 mod facts;
 mod fold;
+mod salvage;
 mod state;
 mod truncate;
 
@@ -17,6 +18,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use object_store::ObjectStore;
 
+use crate::budget::Budget;
 use crate::clock::Clock;
 
 pub use attempt::{Attempt, AttemptId, Joint};
@@ -24,6 +26,7 @@ pub use audit::Audit;
 pub use commit::Committed;
 pub use entry::{Action, Entry};
 pub use facts::{Measure, StepFacts, is_metric_name};
+pub use salvage::Salvaged;
 pub use state::{Condemned, Purged, RefValue, Refusal, SegmentInfo, Session, State};
 
 /// One repository's log.
@@ -31,6 +34,7 @@ pub use state::{Condemned, Purged, RefValue, Refusal, SegmentInfo, Session, Stat
 pub struct Log {
     objects: Arc<dyn ObjectStore>,
     clock: Arc<dyn Clock>,
+    budget: Budget,
     seen: Mutex<Seen>,
 }
 
@@ -49,9 +53,9 @@ struct Boundary {
 }
 
 impl Log {
-    /// The log in `objects`.
-    pub fn new(objects: Arc<dyn ObjectStore>, clock: Arc<dyn Clock>) -> Self {
-        Self { objects, clock, seen: Mutex::default() }
+    /// The log in `objects`, read within `budget`.
+    pub fn new(objects: Arc<dyn ObjectStore>, clock: Arc<dyn Clock>, budget: Budget) -> Self {
+        Self { objects, clock, budget, seen: Mutex::default() }
     }
 
     fn seen(&self) -> MutexGuard<'_, Seen> {

@@ -15,6 +15,9 @@ use crate::format::wire::{Read, Reader, Writer};
 use crate::id::{ManifestId, ManifestKey, MapKey, ObjectId, PackId, SegmentId, SessionId, WriteId};
 use crate::repository::name::Name;
 
+/// Room that one value takes in a map's nodes: half of a node may be empty.
+const NODE_SHARE: usize = 2;
+
 /// What a name stands for.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct RefValue {
@@ -316,6 +319,13 @@ impl State {
         self.sessions.insert(id, Session { opened: self.seq, touched: self.seq, last_write, joint });
     }
 
+    /// Opens `id` if it is not open.
+    pub(super) fn reopen(&mut self, id: SessionId, last_write: WriteId) {
+        if !self.sessions.contains_key(&id) {
+            self.open(id, last_write, None);
+        }
+    }
+
     /// Forgets purges that nobody can believe in any more: deleted, and older than every live segment and open session.
     fn forget(&mut self) {
         if self.purged.is_empty() {
@@ -446,28 +456,41 @@ impl State {
     /// # Errors
     /// Damaged.
     pub fn decode(body: &[u8]) -> Result<Self> {
-        let mut reader = Reader::new(body);
+        Self::decode_within(body, u64::MAX)
+    }
+
+    /// Reads the body of a snapshot that may take `room` bytes of memory.
+    ///
+    /// # Errors
+    /// Damaged; exhausted, if `room` is too little.
+    pub fn decode_within(body: &[u8], room: u64) -> Result<Self> {
+        let mut reader = Reader::within(body, room);
         let r = &mut reader;
         let mut state = Self { seq: r.varint()?, forgotten: r.varint()?, ..Self::default() };
         for _ in 0..r.count(40)? {
+            r.keep_all::<(Name, RefValue)>(NODE_SHARE)?;
             let (name, version) = (read_name(r)?, r.varint()?);
             state.refs.insert(name, RefValue { version, ..RefValue::read(r)? });
         }
         for _ in 0..r.count(36)? {
+            r.keep_all::<(SegmentId, SegmentInfo)>(NODE_SHARE)?;
             let (id, info) = (read_owned(r)?, SegmentInfo::read(r)?);
             state.segments.insert(id, SegmentInfo { built: r.varint()?, ..info });
         }
         for _ in 0..r.count(35)? {
+            r.keep_all::<(SessionId, Session)>(NODE_SHARE)?;
             let id = SessionId::from_bytes(r.array()?);
             let (opened, touched, last_write) = (r.varint()?, r.varint()?, WriteId::from_bytes(r.array()?));
             let joint = if r.flag()? { Some(Joint::read(r)?) } else { None };
             state.sessions.insert(id, Session { opened, touched, last_write, joint });
         }
         for _ in 0..r.count(36)? {
+            r.keep_all::<(PackId, Condemned)>(NODE_SHARE)?;
             let (pack, at, when) = (read_owned(r)?, r.varint()?, Timestamp(r.signed()?));
             state.condemned.insert(pack, Condemned { at, when, len: r.varint()?, damaged: r.flag()? });
         }
         for _ in 0..r.count(34)? {
+            r.keep_all::<(PackId, Purged)>(NODE_SHARE)?;
             let pack = read_owned(r)?;
             state.purged.insert(pack, Purged { at: r.varint()?, deleted: r.flag()? });
         }

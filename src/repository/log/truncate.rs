@@ -44,7 +44,7 @@ impl Log {
     }
 
     /// Creates one boundary object. Losing the race to another truncation is as good as winning it.
-    async fn raise(&self, boundary: Boundary) -> Result<()> {
+    pub(super) async fn raise(&self, boundary: Boundary) -> Result<()> {
         let mut body = Writer::new();
         body.varint(boundary.floor);
         let object = seal(Kind::Boundary, &body.into_bytes(), false);

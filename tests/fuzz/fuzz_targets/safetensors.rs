@@ -7,7 +7,9 @@ use towline::chunker::tensor;
 
 fuzz_target!(|input: (u32, &[u8])| {
     let (file_len, header) = (u64::from(input.0), input.1);
-    let Ok(layout) = safetensors::parse(header, file_len) else { return };
+    let (parsed, peak) = towline_fuzz::memory::peak_of(|| safetensors::parse(header, file_len));
+    assert!(peak <= 256 * header.len() + (64 << 10), "{peak} bytes of memory for a header of {}", header.len());
+    let Ok(layout) = parsed else { return };
     let mut end = 8;
     for tensor in &layout.tensors {
         assert!(end <= tensor.start && tensor.start <= tensor.end && tensor.end <= file_len);

@@ -2,6 +2,8 @@
 //!
 //! Used by the fuzz targets, and by `tests/it/fuzz_smoke.rs`, where only stable Rust is at hand.
 
+pub mod memory;
+
 use std::collections::BTreeSet;
 
 use bytes::Bytes;
@@ -9,13 +11,26 @@ use towline::checkpoint::pickle::{Pickle, Ref, Value};
 use towline::checkpoint::{Layout, dcp, in_memory, sharded, torch};
 use towline::chunker::tensor;
 use towline::codec::{self, Codec, Compression, Element, Width};
-use towline::format::envelope::{Kind, MAGIC, VERSION, open, seal};
+use towline::format::envelope::{Kind, MAGIC, VERSION, open, open_within, seal};
 use towline::format::wire::{Reader, Writer};
 use towline::format::{Manifest, Map, PackFooter, SegmentView};
 use towline::id::{ChunkId, ManifestId};
 use towline::repository::Part;
 use towline::repository::log::{Entry, State};
 use towline::transfer::protocol::{Kind as MessageKind, Message};
+
+/// Bytes that a structure may take in memory, where that is told to its parser.
+const ROOM: u64 = 1 << 20;
+/// Bytes that any parser may take, whatever its input: messages of errors, tables.
+const BASE: usize = 64 << 10;
+
+/// What `parse` makes of `input` bytes: it takes at most `factor` times as many, and `declared` more.
+fn bounded<T>((input, factor): (usize, usize), declared: u64, parse: impl FnOnce() -> T) -> T {
+    let (value, peak) = memory::peak_of(parse);
+    let most = input * factor + usize::try_from(declared).unwrap() + BASE;
+    assert!(peak <= most, "{peak} bytes of memory for {input} bytes of input and {declared} declared: at most {most}");
+    value
+}
 
 /// One parser: its name is that of its fuzz target.
 pub type Parser = (&'static str, fn(&[u8]));
@@ -58,7 +73,9 @@ pub fn envelope(bytes: &[u8]) {
     let signed = Bytes::from(signed);
     for kind in KINDS {
         for object in [&whole, &signed] {
-            if let Ok(body) = open(kind, object) {
+            // A body that is not compressed is a part of its object.
+            let opened = bounded((object.len(), 1), ROOM, || open_within(kind, object, ROOM));
+            if let Ok(body) = opened {
                 for compress in [false, true] {
                     assert_eq!(open(kind, &seal(kind, &body, compress)).unwrap(), body);
                 }
@@ -69,7 +86,7 @@ pub fn envelope(bytes: &[u8]) {
 
 /// A manifest that is read is read again the same from what it is written as.
 pub fn manifest(body: &[u8]) {
-    let Ok(read) = Manifest::decode(body) else { return };
+    let Ok(read) = bounded((body.len(), 0), ROOM, || Manifest::decode_within(body, ROOM)) else { return };
     let (id, written) = read.encode();
     assert_eq!(id, ManifestId::of(&written));
     assert_eq!(Manifest::decode(&written).unwrap(), read);
@@ -84,7 +101,7 @@ pub fn manifest(body: &[u8]) {
 
 /// A map has one spelling.
 pub fn map(body: &[u8]) {
-    let Ok(read) = Map::decode(body) else { return };
+    let Ok(read) = bounded((body.len(), 0), ROOM, || Map::decode_within(body, ROOM)) else { return };
     assert_eq!(read.encode(), body);
     for frame in &read.frames {
         let pack = read.pack(frame).unwrap();
@@ -97,14 +114,14 @@ pub fn message(bytes: &[u8]) {
     let Some((kind, body)) = bytes.split_first() else { return };
     let Some(kind) = MessageKind::from_byte(*kind) else { return };
     let body = Bytes::copy_from_slice(body);
-    let Ok(read) = Message::read(kind, &body) else { return };
+    let Ok(read) = bounded((body.len(), 8), 0, || Message::read(kind, &body)) else { return };
     let (head, after) = read.write();
     assert_eq!([&head[5..], &after].concat(), body);
 }
 
 /// A rank's part has one spelling.
 pub fn part(body: &[u8]) {
-    let Ok(read) = Part::decode(body) else { return };
+    let Ok(read) = bounded((body.len(), 8), 0, || Part::decode(body)) else { return };
     assert_eq!(read.encode(), body);
 }
 
@@ -120,7 +137,8 @@ pub fn pack_footer(bytes: &[u8]) {
     for tail in [bytes, &tail] {
         let pack_len = tail.len() as u64 + (1 << 20);
         let _ = PackFooter::len_from_trailer(tail);
-        let Ok(footer) = PackFooter::decode(tail, pack_len) else { continue };
+        let read = bounded((tail.len(), 4), 0, || PackFooter::decode(tail, pack_len));
+        let Ok(footer) = read else { continue };
         let mut end = 16;
         for entry in &footer.entries {
             assert!(entry.offset >= end);
@@ -134,7 +152,8 @@ pub fn pack_footer(bytes: &[u8]) {
 pub fn segment(bytes: &[u8]) {
     let sealed = seal(Kind::Segment, bytes, false);
     for object in [bytes, &sealed] {
-        let Ok(view) = SegmentView::parse(object) else { continue };
+        let read = bounded((object.len(), 4), 0, || SegmentView::parse(object));
+        let Ok(view) = read else { continue };
         let ids = object.windows(32).step_by(7).filter_map(|id| <[u8; 32]>::try_from(id).ok().map(ChunkId::from_bytes));
         let listed = view.rows(object).take(100).map(|row| {
             let mut id = [0; 32];
@@ -150,7 +169,7 @@ pub fn segment(bytes: &[u8]) {
 
 /// A log entry has one spelling.
 pub fn entry(body: &[u8]) {
-    let Ok(read) = Entry::decode(body) else { return };
+    let Ok(read) = bounded((body.len(), 0), ROOM, || Entry::decode_within(body, ROOM)) else { return };
     assert_eq!(read.encode(), body);
     let mut state = State::default();
     let refused = state.check(&read).is_err();
@@ -160,7 +179,7 @@ pub fn entry(body: &[u8]) {
 
 /// A state that is read is read again the same from what it is written as.
 pub fn state(body: &[u8]) {
-    let Ok(read) = State::decode(body) else { return };
+    let Ok(read) = bounded((body.len(), 0), ROOM, || State::decode_within(body, ROOM)) else { return };
     assert_eq!(State::decode(&read.encode()).unwrap(), read);
 }
 
@@ -172,7 +191,9 @@ pub fn codec_decode(bytes: &[u8]) {
     let base: Vec<u8> = head.iter().cycle().take(if head.is_empty() { 0 } else { 2 * len as usize }).copied().collect();
     for codec in [Codec::Raw, Codec::Zstd, Codec::Planes, Codec::Difference, Codec::Derived] {
         for base in [None, Some(&base[..base.len() / 2]), Some(&base)] {
-            if let Ok(plain) = codec::decode(codec, &bytes.slice_ref(frame), base, len) {
+            let frame = bytes.slice_ref(frame);
+            let decoded = bounded((frame.len(), 8), 4 * u64::from(len), || codec::decode(codec, &frame, base, len));
+            if let Ok(plain) = decoded {
                 assert_eq!(plain.len(), len as usize);
             }
         }
@@ -221,7 +242,7 @@ pub fn wire(bytes: &[u8]) {
 
 /// A pickle: every value that can be reached can be looked at, and none is seen more often than there are values.
 pub fn pickle(bytes: &[u8]) {
-    let Ok(read) = Pickle::parse(bytes) else { return };
+    let Ok(read) = bounded((bytes.len(), 256), 0, || Pickle::parse(bytes)) else { return };
     let mut seen = vec![false; read.nodes()];
     let mut left = vec![read.root()];
     while let Some(value) = left.pop() {
@@ -243,21 +264,22 @@ pub fn pickle(bytes: &[u8]) {
 /// The bytes as a torch file: a layout only if it lies in the file and cutting by it covers the file.
 pub fn torch_file(bytes: &[u8]) {
     let len = bytes.len() as u64;
-    if let Ok(layout) = torch::parse(&mut in_memory(bytes), len) {
+    let parsed = bounded((bytes.len(), 256), 0, || torch::parse(&mut in_memory(bytes), len));
+    if let Ok(layout) = parsed {
         sound(&layout, len);
     }
 }
 
 /// The bytes as the index of a sharded checkpoint: each tensor is in one file.
 pub fn sharded_index(bytes: &[u8]) {
-    let Ok(index) = sharded::parse(bytes) else { return };
+    let Ok(index) = bounded((bytes.len(), 256), 0, || sharded::parse(bytes)) else { return };
     let tensors: Vec<&String> = index.files.values().flatten().collect();
     assert_eq!(tensors.len(), tensors.iter().collect::<BTreeSet<_>>().len());
 }
 
 /// The bytes as the metadata of a distributed checkpoint whose parts are files of zeros.
 pub fn dcp_metadata(bytes: &[u8]) {
-    let Ok(read) = dcp::parse(bytes) else { return };
+    let Ok(read) = bounded((bytes.len(), 256), 0, || dcp::parse(bytes)) else { return };
     for file in read.files() {
         if let Ok(layout) = read.layout(file, &mut in_memory(&[0; 4096]), 4096) {
             sound(&layout, 4096);

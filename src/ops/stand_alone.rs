@@ -1,0 +1,113 @@
+//! A copy of a name that needs no other name's chunks: what is stored as a difference to one of those is stored for itself.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use super::names::{Replaced, exists};
+use crate::budget::Buffer;
+use crate::codec::{self, Compression, Encoded};
+use crate::error::{Error, Result};
+use crate::id::ChunkId;
+use crate::progress::Progress;
+use crate::repository::{
+    Delivered, Gaps, Known, Name, PackRead, Place, Publication, Published, Repository, Saved, Writer, deliver,
+    longest_read, plan, read_pack,
+};
+
+/// A chunk that stands for itself: its id, its plain length and how it is stored.
+type Alone = (ChunkId, u32, Encoded);
+
+impl Repository {
+    /// As [`Repository::copy`], but chunks that need others which the tree does not have are stored again without them: whoever
+    /// reads the copy reads nothing but its own content. With `if_absent` nothing is replaced.
+    ///
+    /// # Errors
+    /// Not found, if there is no `from`; conflict, if `to` exists and must not, or if one of them moved meanwhile; damaged, if
+    /// a chunk is.
+    ///
+    /// # Cancel safety
+    /// Not safe: it may have happened.
+    pub async fn copy_stand_alone(
+        &self,
+        from: &Name,
+        to: &Name,
+        if_absent: bool,
+        progress: &Progress,
+    ) -> Result<Option<Replaced>> {
+        let mut known = Known::load(self).await?;
+        let there = known.state().refs.get(to).cloned();
+        if there.is_some() && if_absent {
+            return Err(exists(to));
+        }
+        let saved = Arc::new(self.saved(from).await?);
+        known.add(&saved);
+        let chunks = 0..u32::try_from(saved.map.chunks()).unwrap_or(u32::MAX);
+        let mut places = chunks.map(|chunk| Ok(saved.locate(chunk)?.place)).collect::<Result<Vec<Place>>>()?;
+        let numbers: HashMap<ChunkId, usize> = saved.manifest.chunks.ids.iter().copied().zip(0..).collect();
+        let mut writer = Writer::new(self, progress);
+        for read in self.dependent(&saved, progress)? {
+            for (id, plain_len, stored) in self.decoded_alone(&saved, read).await? {
+                progress.advance(plain_len.into());
+                let place = writer.push(id, stored, plain_len, false).await?;
+                if let Some(slot) = numbers.get(&id).and_then(|&number| places.get_mut(number)) {
+                    *slot = place;
+                }
+            }
+        }
+        let (_, body) = self.saved_verbatim(from, &saved.value).await?;
+        let publication = Publication {
+            name: to,
+            expected: there.as_ref().map(|value| value.version),
+            manifest: (saved.value.manifest, body.to_vec()),
+            chunks: &saved.manifest.chunks.ids,
+            places: &places,
+            known: &known,
+            logical_bytes: saved.value.logical_bytes,
+            files: saved.value.files,
+            saved: saved.value.saved,
+            behind: 0,
+            facts: saved.value.facts.clone(),
+        };
+        match writer.publish(publication).await? {
+            Published::Done(_) => Ok(there.as_ref().map(Replaced::of)),
+            Published::Moved | Published::Lost(_) => {
+                writer.give_up().await?;
+                Err(Error::conflict("a name moved while it was copied").at(to).cure("run the command again"))
+            }
+        }
+    }
+
+    /// The reads that bring every chunk of the tree that needs one outside of it.
+    fn dependent(&self, saved: &Saved, progress: &Progress) -> Result<Vec<PackRead>> {
+        let own = saved.map.chunks();
+        let frames = (0u32..).zip(saved.map.frames.iter().take(own));
+        let outside = frames.filter(|(_, frame)| frame.base().is_some_and(|base| base as usize >= own));
+        let chunks: Vec<u32> = outside.map(|(chunk, _)| chunk).collect();
+        let lens = chunks.iter().filter_map(|&chunk| saved.manifest.chunks.lens.get(chunk as usize));
+        progress.phase("storing what depends on others", lens.map(|&len| u64::from(len)).sum());
+        plan(|chunk| saved.locate(chunk), chunks, longest_read(self, self.budget()), Gaps::Wide)
+    }
+
+    /// The chunks that `read` was made for, stored for themselves.
+    async fn decoded_alone(&self, saved: &Arc<Saved>, read: PackRead) -> Result<Vec<Alone>> {
+        let tree = Arc::clone(saved);
+        let take = move |read: &PackRead, buffer: Buffer| {
+            let mut taken = Vec::new();
+            let sink = |delivered: Delivered<'_>| {
+                let chunk = delivered.chunk?;
+                if delivered.wanted {
+                    let plain = Bytes::copy_from_slice(chunk.bytes());
+                    let located = &delivered.located;
+                    let stored = codec::encode(&plain, Compression::Auto, None);
+                    taken.push((located.id, located.place.plain_len, stored));
+                }
+                Ok(())
+            };
+            deliver(read, &buffer, |chunk| tree.locate(chunk), sink)?;
+            Ok(taken)
+        };
+        read_pack(&[self], self.budget(), read, take).await
+    }
+}

@@ -1,0 +1,277 @@
+//! Making a log readable again that has entries which nobody can read: what is sound stays in force, what is not is set aside.
+//!
+//! Nothing is deleted or changed. The unreadable objects are copied to `aside/`, a snapshot of what is left is written after
+//! the last entry, and the boundary is moved there: every fold starts from that snapshot from then on. The next truncation
+//! takes what lies below, as always.
+
+use std::collections::BTreeSet;
+
+use object_store::ObjectStoreExt as _;
+use object_store::path::Path;
+
+use super::{Action, Boundary, Entry, Log, State};
+use crate::error::{Error, ErrorKind, Result};
+use crate::format::envelope::{DIGEST_LEN, Kind};
+use crate::id::WriteId;
+use crate::repository::layout::Numbered;
+use crate::repository::name::Name;
+use crate::repository::objects;
+
+/// What came of a salvage.
+#[derive(Clone, Debug, Default)]
+pub struct Salvaged {
+    /// The snapshot that folds start from now.
+    pub snapshot: u64,
+    /// Entries that cannot be read and where a copy of each is; none for an entry that is not there.
+    pub unreadable: Vec<(Path, Option<Path>)>,
+    /// Names that later entries set or removed in a way that does not follow without those entries.
+    pub names: BTreeSet<Name>,
+    /// Entries of which something else is not in force any more.
+    pub partial: Vec<Path>,
+}
+
+impl Log {
+    /// Sets aside what cannot be read above the newest sound snapshot, and keeps what can; none if everything follows. What was
+    /// committed by an unreadable entry is lost: its content may still be there, and saving it again finds it.
+    ///
+    /// Run it while nobody writes: a writer that read the log before it was damaged goes on from what is lost now, and is
+    /// refused.
+    ///
+    /// # Errors
+    /// Damaged, if there is no snapshot to start from, or a boundary is damaged; unsupported, if a later version wrote an
+    /// entry; unreachable, if the store is.
+    ///
+    /// # Cancel safety
+    /// Safe: until the boundary moves nothing is changed, and a second salvage does the same.
+    pub async fn salvage(&self) -> Result<Option<Salvaged>> {
+        let boundary = self.advance_boundary().await?;
+        let start = self.newest_snapshot(boundary).await?;
+        let mut state = start.ok_or_else(|| {
+            Error::damaged("there is no sound snapshot that the log could be read from")
+                .at(Numbered::Snapshot.key(boundary.floor))
+                .cure("bring that object back from a backup of the store")
+        })?;
+        let numbers = self.numbers(Numbered::Entry).await?;
+        let last = numbers.into_iter().max().unwrap_or(0);
+        let mut salvaged = Salvaged::default();
+        for number in state.seq + 1..=last {
+            match self.entry(number).await {
+                Ok(Some(entry)) => adopt(&mut state, &entry, &mut salvaged),
+                Ok(None) => {
+                    salvaged.unreadable.push((Numbered::Entry.key(number), None));
+                    pass_over(&mut state);
+                }
+                Err(error) if self.is_garbage(number, &error).await? => {
+                    let copy = self.set_aside(number).await?;
+                    salvaged.unreadable.push((Numbered::Entry.key(number), Some(copy)));
+                    pass_over(&mut state);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        if salvaged.unreadable.is_empty() && salvaged.partial.is_empty() && salvaged.names.is_empty() {
+            return Ok(None);
+        }
+        salvaged.snapshot = state.seq;
+        self.restart_from(boundary, &state).await?;
+        Ok(Some(salvaged))
+    }
+
+    /// Whether an entry that failed to be read so is damaged, rather than written by a later version or too large for now.
+    async fn is_garbage(&self, number: u64, error: &Error) -> Result<bool> {
+        if error.kind() == ErrorKind::Damaged {
+            return Ok(true);
+        }
+        if error.kind() != ErrorKind::Unsupported {
+            return Ok(false);
+        }
+        // A later version's object matches its digest.
+        let object = objects::get_required(&*self.objects, Kind::Entry, &Numbered::Entry.key(number)).await?;
+        let Some((signed, digest)) = object.split_at_checked(object.len().saturating_sub(DIGEST_LEN)) else {
+            return Ok(true);
+        };
+        Ok(blake3::hash(signed).as_bytes()[..] != *digest)
+    }
+
+    /// Copies an entry to where no fold looks.
+    async fn set_aside(&self, number: u64) -> Result<Path> {
+        let copy = Numbered::Aside.key(number);
+        let key = Numbered::Entry.key(number);
+        match objects::get_required(&*self.objects, Kind::Entry, &key).await {
+            Ok(object) => objects::put(&*self.objects, &copy, object.into()).await?,
+            // It is longer than an entry can be.
+            Err(error) if error.kind() == ErrorKind::Damaged => {
+                objects::retry(|| async { Ok(self.objects.copy(&key, &copy).await?) }).await?;
+            }
+            Err(error) => return Err(error),
+        }
+        Ok(copy)
+    }
+
+    /// Makes every fold start from `state`.
+    async fn restart_from(&self, boundary: Boundary, state: &State) -> Result<()> {
+        self.write_snapshot(state).await?;
+        self.raise(Boundary { number: boundary.number + 1, floor: state.seq }).await?;
+        self.seen().state = None;
+        // Their age is told by entries that a truncation takes now.
+        let renew = self.commit(None, |state| Ok(state.sessions.keys().map(|id| Action::Renew(*id)).collect())).await?;
+        if renew.state.seq < state.seq {
+            return Err(Error::conflict("somebody else changed the log meanwhile").cure("run the command again"));
+        }
+        Ok(())
+    }
+}
+
+/// Counts an entry of which nothing is known.
+fn pass_over(state: &mut State) {
+    let nothing =
+        Entry { write: WriteId::random(), session: None, at: crate::clock::Timestamp(0), actions: Vec::new() };
+    // No actions: there is nothing to refuse.
+    let _ = state.apply(&nothing);
+}
+
+/// Applies `entry` as far as it goes. That it was committed says what the entries before it did: its session was open, and
+/// the names that it changes were at the versions that it expects.
+fn adopt(state: &mut State, entry: &Entry, salvaged: &mut Salvaged) {
+    if state.apply(entry).is_ok() {
+        return;
+    }
+    let number = state.seq + 1;
+    if let Some(session) = entry.session {
+        state.reopen(session, entry.write);
+    }
+    let mut adopted = Entry { actions: Vec::new(), ..entry.clone() };
+    let mut partial = false;
+    for action in &entry.actions {
+        adopted.actions.push(fitting(state, action));
+        if state.check(&adopted).is_err() {
+            adopted.actions.pop();
+            match action {
+                Action::SetRef { name, .. } | Action::RemoveRef { name, .. } => {
+                    salvaged.names.insert(name.clone());
+                }
+                Action::Open(_) | Action::Renew(_) | Action::Close(_) | Action::Fence { .. } => {}
+                _ => partial = true,
+            }
+        }
+    }
+    if state.apply(&adopted).is_err() {
+        partial = true;
+        pass_over(state);
+    }
+    if partial {
+        salvaged.partial.push(Numbered::Entry.key(number));
+    }
+}
+
+/// The same change, expected of the state as it is known: what a name is set to does not depend on what it was.
+fn fitting(state: &State, action: &Action) -> Action {
+    match action.clone() {
+        Action::SetRef { name, value, .. } => Action::SetRef { expected: state.version(&name), name, value },
+        Action::RemoveRef { name, expected } => {
+            Action::RemoveRef { expected: state.version(&name).unwrap_or(expected), name }
+        }
+        other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use object_store::memory::InMemory;
+
+    use super::*;
+    use crate::budget::Budget;
+    use crate::clock::{SystemClock, Timestamp};
+    use crate::id::{ManifestId, Owned, SessionId};
+    use crate::limits::MEMORY_MIN;
+    use crate::repository::log::{RefValue, StepFacts};
+
+    fn log(objects: &Arc<InMemory>) -> Log {
+        Log::new(Arc::clone(objects) as _, Arc::new(SystemClock), Budget::new(MEMORY_MIN).unwrap())
+    }
+
+    async fn set(objects: &Arc<InMemory>, name: &str) {
+        let session = SessionId::random();
+        let key = Owned::fresh(session);
+        let value = RefValue {
+            version: 0,
+            manifest: ManifestId::of(name.as_bytes()),
+            manifest_key: key,
+            map_key: key,
+            saved: Timestamp(0),
+            logical_bytes: 0,
+            files: 0,
+            chunks: 0,
+            behind: 0,
+            facts: StepFacts::default(),
+            attempt: None,
+        };
+        let log = log(objects);
+        log.commit(Some(session), |_| Ok(vec![Action::Open(session)])).await.unwrap();
+        let name: Name = name.parse().unwrap();
+        let commit = log.commit(Some(session), |state| {
+            let expected = state.version(&name);
+            Ok(vec![Action::SetRef { name: name.clone(), expected, value: value.clone() }])
+        });
+        commit.await.unwrap();
+        log.commit(Some(session), |_| Ok(vec![Action::Close(session)])).await.unwrap();
+    }
+
+    async fn names(objects: &Arc<InMemory>) -> Vec<String> {
+        log(objects).refresh().await.unwrap().refs.keys().map(ToString::to_string).collect()
+    }
+
+    /// Three names, three entries each. Whichever entry is garbage or gone: what others say stays in force.
+    #[tokio::test]
+    async fn whichever_entry_is_lost_the_others_stay_in_force() {
+        for (lost, gone) in (1..=9).flat_map(|lost| [(lost, false), (lost, true)]) {
+            let objects = Arc::new(InMemory::new());
+            for name in ["a", "b", "c"] {
+                set(&objects, name).await;
+            }
+            let key = Numbered::Entry.key(lost);
+            if gone {
+                objects.delete(&key).await.unwrap();
+            } else {
+                objects.put(&key, "garbage".into()).await.unwrap();
+                let error = log(&objects).refresh().await.unwrap_err();
+                assert!(error.cure_text().is_some_and(|cure| cure.contains("towline verify --repair")), "{error:?}");
+            }
+            let salvaged = log(&objects).salvage().await.unwrap();
+            // The last entry leaves no trace when it is gone.
+            let Some(salvaged) = salvaged else {
+                assert!(gone && lost == 9);
+                continue;
+            };
+            assert_eq!(salvaged.unreadable.len(), 1, "{lost}");
+            assert_eq!(salvaged.unreadable[0].0, key);
+            assert_eq!(salvaged.unreadable[0].1, (!gone).then(|| Numbered::Aside.key(lost)));
+            if !gone {
+                let aside = objects.get(&Numbered::Aside.key(lost)).await.unwrap().bytes().await.unwrap();
+                assert_eq!(aside, "garbage", "it is kept as it was");
+            }
+            let expected: Vec<&str> =
+                [("a", 2), ("b", 5), ("c", 8)].iter().filter(|(_, set)| *set != lost).map(|(name, _)| *name).collect();
+            assert_eq!(names(&objects).await, expected, "entry {lost}, gone: {gone}");
+            assert!(log(&objects).salvage().await.unwrap().is_none(), "once is enough");
+            set(&objects, "d").await;
+            assert!(names(&objects).await.contains(&"d".to_owned()), "it goes on");
+        }
+    }
+
+    #[tokio::test]
+    async fn an_entry_of_a_later_version_is_not_garbage() {
+        let objects = Arc::new(InMemory::new());
+        set(&objects, "a").await;
+        let key = Numbered::Entry.key(2);
+        let mut bytes = objects.get(&key).await.unwrap().bytes().await.unwrap().to_vec();
+        bytes.truncate(bytes.len() - DIGEST_LEN);
+        bytes[5] = 2;
+        let digest = blake3::hash(&bytes);
+        bytes.extend_from_slice(digest.as_bytes());
+        objects.put(&key, bytes.into()).await.unwrap();
+        assert_eq!(log(&objects).salvage().await.unwrap_err().kind(), ErrorKind::Unsupported);
+    }
+}

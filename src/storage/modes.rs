@@ -1,0 +1,137 @@
+//! Who may use a repository in a directory: the modes of its files and folders.
+//!
+//! The mode of the file that names the repository is the record: whoever writes later gives the same mode to its files, and to
+//! its folders what belongs to it, whatever its own umask says. Git does the same with `core.sharedRepository`
+//! (<https://git-scm.com/docs/git-config#Documentation/git-config.txt-coresharedRepository>), which it keeps in a file.
+
+use std::fs::{self, File, Permissions};
+use std::io;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+use std::str::FromStr;
+
+use super::home::MARK;
+use crate::error::Error;
+
+/// Bits of reading, writing and running, and the bit by which what is made in a folder belongs to the folder's group.
+const READ: u32 = 0o444;
+const ACCESS: u32 = 0o666;
+const SET_GROUP: u32 = 0o2000;
+const GROUP_WRITES: u32 = 0o020;
+
+/// With whom a new repository in a directory is shared.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Sharing {
+    /// Nobody: files 0600, folders 0700.
+    #[default]
+    Private,
+    /// The folder's group may read and write: files 0660, folders 2770.
+    Group,
+    /// The same, and everybody may read: files 0664, folders 2775.
+    Everybody,
+}
+
+impl FromStr for Sharing {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        match text {
+            "group" => Ok(Self::Group),
+            "all" => Ok(Self::Everybody),
+            _ => Err(Error::usage("a directory cannot be shared like this").expected("group or all").got(text)),
+        }
+    }
+}
+
+/// The modes of a repository's files and folders.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Modes {
+    pub(super) file: u32,
+    folder: u32,
+}
+
+impl Modes {
+    /// Those of a new repository.
+    pub(super) fn of(sharing: Sharing) -> Self {
+        Self::of_file(match sharing {
+            Sharing::Private => 0o600,
+            Sharing::Group => 0o660,
+            Sharing::Everybody => 0o664,
+        })
+    }
+
+    /// Those of the repository at `root`, if there is one.
+    pub(super) fn recorded(root: &Path) -> Option<Self> {
+        let found = fs::metadata(root.join(MARK)).ok()?;
+        Some(Self::of_file(found.permissions().mode() & ACCESS | 0o600))
+    }
+
+    /// Folders may be entered by whoever may read the files in them.
+    fn of_file(file: u32) -> Self {
+        let group = if file & GROUP_WRITES == 0 { 0 } else { SET_GROUP };
+        Self { file, folder: file | (file & READ) >> 2 | group }
+    }
+
+    /// Makes `folder` and those above it up to `root`, for good. The file system's umask has no say.
+    pub(super) fn make_folders(self, root: &Path, folder: &Path) -> io::Result<()> {
+        let lacking: Vec<&Path> = folder.ancestors().take_while(|folder| *folder != root && !folder.exists()).collect();
+        for folder in lacking.into_iter().rev() {
+            match fs::create_dir(folder) {
+                Ok(()) => fs::set_permissions(folder, Permissions::from_mode(self.folder))?,
+                // Another writer was faster.
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                Err(error) => return Err(error),
+            }
+            if let Some(parent) = folder.parent() {
+                File::open(parent)?.sync_all()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives the repository's own folder its mode.
+    pub(super) fn set_folder(self, folder: &Path) -> io::Result<()> {
+        fs::set_permissions(folder, Permissions::from_mode(self.folder))
+    }
+
+    /// Gives the file at `path` its mode.
+    pub(super) fn set_file(self, path: &Path) -> io::Result<()> {
+        match fs::set_permissions(path, Permissions::from_mode(self.file)) {
+            // A collector took it, or it was replaced by a writer who is another user.
+            Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied) => Ok(()),
+            set => set,
+        }
+    }
+
+    /// As [`Modes::set_file`], of an open file.
+    pub(super) fn set_open_file(self, file: &File) -> io::Result<()> {
+        file.set_permissions(Permissions::from_mode(self.file))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn folders_follow_from_files() {
+        let modes = |file| Modes::of_file(file).folder;
+        assert_eq!([0o600, 0o660, 0o664, 0o644, 0o640].map(modes), [0o700, 0o2770, 0o2775, 0o755, 0o750]);
+        assert_eq!("all".parse::<Sharing>().unwrap(), Sharing::Everybody);
+        assert!("world".parse::<Sharing>().is_err());
+    }
+
+    #[test]
+    fn the_record_is_the_mode_of_the_file_that_names_the_repository() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(Modes::recorded(dir.path()), None);
+        let modes = Modes::of(Sharing::Group);
+        fs::write(dir.path().join(MARK), "x").unwrap();
+        modes.set_file(&dir.path().join(MARK)).unwrap();
+        assert_eq!(Modes::recorded(dir.path()), Some(modes));
+        modes.make_folders(dir.path(), &dir.path().join("pack/a/b")).unwrap();
+        for folder in ["pack", "pack/a", "pack/a/b"] {
+            assert_eq!(fs::metadata(dir.path().join(folder)).unwrap().permissions().mode() & 0o7777, 0o2770);
+        }
+    }
+}

@@ -1,0 +1,200 @@
+//! Small objects that stand for very much: refused within the memory budget, whoever wrote them.
+
+use std::fmt::Write as _;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use object_store::ObjectStoreExt as _;
+use object_store::memory::InMemory;
+use towline::clock::Timestamp;
+use towline::error::ErrorKind;
+use towline::format::envelope::{Kind, seal};
+use towline::format::wire::Writer;
+use towline::format::{EntryKind, Manifest, Map, TreeEntry};
+use towline::id::{Owned, SessionId, WriteId};
+use towline::limits::{MEMORY_MIN, MIB};
+use towline::metrics::Metric;
+use towline::ops::SaveOptions;
+use towline::repository::layout::{self, Family, Numbered};
+use towline::repository::log::{Action, RefValue, StepFacts};
+use towline::repository::{OpenOptions, Repository};
+use towline::storage::Store;
+use towline::tree::MemoryFile;
+
+use crate::data::name;
+use crate::fuzz_smoke::peak_of;
+
+/// A repository in memory, opened with the smallest budget.
+struct House {
+    dir: tempfile::TempDir,
+    objects: Arc<InMemory>,
+}
+
+impl House {
+    fn new() -> Self {
+        Self { dir: tempfile::tempdir().unwrap(), objects: Arc::new(InMemory::new()) }
+    }
+
+    async fn open(&self) -> Repository {
+        let options = OpenOptions { cache: Some(self.dir.path().to_owned()), memory: Some(MEMORY_MIN) };
+        let store = Store::from_objects(Arc::clone(&self.objects) as _);
+        Repository::create(store, options).await.unwrap().0
+    }
+}
+
+/// What `work` returns, all of it done by this thread, and the memory that it took at most.
+fn measured<T>(work: impl Future<Output = T>) -> (T, u64) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let (value, peak) = peak_of(|| runtime.block_on(work));
+    (value, peak as u64)
+}
+
+fn run<T>(work: impl Future<Output = T>) -> T {
+    measured(work).0
+}
+
+/// Folders in each other, and many more in the last: 2 GiB of paths.
+fn deep_tree() -> Manifest {
+    let folder = |path: Vec<u8>| TreeEntry { path, mode: 0o755, mtime: Timestamp(0), kind: EntryKind::Folder };
+    let mut tree = Manifest { entries: vec![folder(Vec::new())], ..Manifest::default() };
+    let mut path = "x".repeat(255);
+    for _ in 0..15 {
+        tree.entries.push(folder(path.clone().into_bytes()));
+        write!(path, "/{}", "x".repeat(250)).unwrap();
+    }
+    tree.entries.push(folder(path.clone().into_bytes()));
+    // One entry more in the bytes below is one more of these.
+    tree.entries.extend((0..100).map(|n| folder(format!("{path}/{n:06}").into_bytes())));
+    tree
+}
+
+/// The body of [`deep_tree`], with `more` folders after it: they are never built here.
+fn deep_body(more: u32) -> Vec<u8> {
+    let tree = deep_tree();
+    let (_, whole) = tree.encode();
+    let last = tree.entries.last().unwrap().path.len();
+    // Form, no labels, no chunks, then the number of entries.
+    let (entries, start) = (tree.entries.len(), 3 + count_len(tree.entries.len()));
+    assert_eq!(whole[..3], [0, 0, 0]);
+    let mut out = Writer::new();
+    out.bytes(&whole[..3]).count(entries + more as usize).bytes(&whole[start..]);
+    for n in 0..more {
+        let name = format!("{:06}", 100 + n);
+        out.count(last - 6).string(name.as_bytes()).u8(1).varint(0o755).signed(0);
+    }
+    out.into_bytes()
+}
+
+fn count_len(count: usize) -> usize {
+    let mut out = Writer::new();
+    out.count(count);
+    out.len()
+}
+
+/// Gives `body` a name, as a program that may write to the store can.
+async fn plant(repository: &Repository, body: &[u8]) -> RefValue {
+    let session = SessionId::random();
+    let (manifest_key, map_key) = (Owned::fresh(session), Owned::fresh(session));
+    let manifest = towline::id::ManifestId::of(body);
+    let map = Map { manifest, packs: Vec::new(), frames: Vec::new(), further: Vec::new() };
+    let objects = repository.store().objects();
+    let put = |key, object: Bytes| async move { objects.put(&key, object.into()).await.unwrap() };
+    put(layout::owned(Family::Manifest, manifest_key), seal(Kind::Manifest, body, true)).await;
+    put(layout::owned(Family::Map, map_key), seal(Kind::Map, &map.encode(), true)).await;
+    let value = RefValue {
+        version: 0,
+        manifest,
+        manifest_key,
+        map_key,
+        saved: Timestamp(0),
+        logical_bytes: 0,
+        files: 0,
+        chunks: 0,
+        behind: 0,
+        facts: StepFacts::default(),
+        attempt: None,
+    };
+    let set = Action::SetRef { name: name("bomb"), expected: None, value: value.clone() };
+    repository.log().commit(None, |_| Ok(vec![set.clone()])).await.unwrap();
+    value
+}
+
+#[test]
+fn paths_that_share_their_beginnings_do_not_exceed_the_budget() {
+    let house = House::new();
+    let body = deep_body(500_000);
+    let value = run(async { plant(&house.open().await, &body).await });
+    let stored = run(house.objects.head(&layout::owned(Family::Manifest, value.manifest_key))).unwrap().size;
+    assert!(stored < 4 * MIB, "{stored} bytes stand for 2 GiB");
+    drop(body);
+    let (refused, peak) = measured(async { house.open().await.saved(&name("bomb")).await.map(drop) });
+    let error = refused.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Exhausted);
+    assert!(error.to_string().contains("memory") && error.place().unwrap().contains("manifest/"), "{error:?}");
+    assert!(peak < MEMORY_MIN + MIB, "{peak}");
+    // A tree of the same kind that fits is read.
+    let house = House::new();
+    let read = run(async {
+        let repository = house.open().await;
+        plant(&repository, &deep_body(100)).await;
+        repository.saved(&name("bomb")).await
+    });
+    assert_eq!(read.unwrap().manifest.entries.len(), 217);
+}
+
+#[test]
+fn a_body_of_zeros_is_refused_before_it_is_decompressed() {
+    let house = House::new();
+    let zeros = vec![0; 200 << 20];
+    run(async { plant(&house.open().await, &zeros).await });
+    drop(zeros);
+    let (refused, peak) = measured(async { house.open().await.saved(&name("bomb")).await.map(drop) });
+    assert_eq!(refused.unwrap_err().kind(), ErrorKind::Exhausted);
+    assert!(peak < 2 * MIB, "{peak}");
+}
+
+#[test]
+fn an_entry_of_the_log_with_millions_of_actions_does_not_exceed_the_budget() {
+    let house = House::new();
+    run(async {
+        let repository = house.open().await;
+        let files = vec![MemoryFile::new("a", [Bytes::from_static(b"a")])];
+        repository.save(files, &name("a"), &SaveOptions::default()).await.unwrap();
+        let next = repository.state().await.unwrap().seq + 1;
+        let actions = 15_000_000;
+        let mut body = Writer::new();
+        body.bytes(&WriteId::random().to_bytes()).u8(0).signed(0).count(actions);
+        let mut body = body.into_bytes();
+        // Each says that no pack at all is deleted.
+        body.extend([13, 1, 0].repeat(actions));
+        house.objects.put(&Numbered::Entry.key(next), seal(Kind::Entry, &body, true).into()).await.unwrap();
+    });
+    let (refused, peak) = measured(async { house.open().await.state().await.map(drop) });
+    let error = refused.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Exhausted);
+    assert!(error.place().unwrap().contains("log/"), "{error:?}");
+    assert!(peak < MEMORY_MIN + MIB, "{peak}");
+}
+
+#[test]
+fn what_no_agent_wrote_is_neither_fetched_nor_decompressed() {
+    let house = House::new();
+    run(async {
+        house.open().await.announce(("west", "a"), "10.0.0.1:7070").await.unwrap();
+        let zeros = vec![0; 700 << 20];
+        let small = seal(Kind::Agent, &zeros, true);
+        assert!(small.len() < 100 << 10);
+        let key = |agent: &str| layout::agent("west", agent);
+        house.objects.put(&key("bomb"), small.into()).await.unwrap();
+        house.objects.put(&key("long"), vec![7; 50 << 20].into()).await.unwrap();
+        // It is short enough to be fetched, and says that it is long.
+        house.objects.put(&key("short"), seal(Kind::Agent, &zeros[..1 << 20], true).into()).await.unwrap();
+    });
+    let repository = run(house.open());
+    let before = repository.store().counters().get(Metric::GetBytes);
+    let (announced, peak) = measured(repository.announced(Duration::from_hours(1)));
+    assert_eq!(announced.unwrap().len(), 1);
+    assert!(repository.store().counters().get(Metric::GetBytes) - before < 4096);
+    assert!(peak < MIB, "{peak}");
+}

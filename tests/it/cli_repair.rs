@@ -1,0 +1,114 @@
+//! Who may use a repository in a folder, and what `verify --repair` does about a log that cannot be read.
+
+use std::collections::BTreeSet;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+use std::process::Command;
+
+use crate::cli::User;
+
+/// The modes of all files, and of all folders, at and below `root`.
+fn modes(root: &Path) -> (BTreeSet<u32>, BTreeSet<u32>) {
+    let (mut files, mut folders) = (BTreeSet::new(), BTreeSet::new());
+    let mut left = vec![root.to_owned()];
+    while let Some(path) = left.pop() {
+        let found = fs::metadata(&path).unwrap();
+        let mode = found.permissions().mode() & 0o7777;
+        if found.is_dir() {
+            folders.insert(mode);
+            left.extend(fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().path()));
+        } else {
+            files.insert(mode);
+        }
+    }
+    (files, folders)
+}
+
+/// Runs a command under another umask.
+fn under_umask(user: &User, umask: &str, args: &[&str]) {
+    let towline = user.command(args);
+    let mut shell = Command::new("sh");
+    shell.arg("-c").arg(format!("umask {umask} && exec \"$0\" \"$@\"")).arg(towline.get_program());
+    shell.args(towline.get_args()).current_dir(user.work()).env_clear();
+    shell.env("HOME", user.work()).env("TOWLINE_AGENT", "none").env("PATH", "/usr/bin:/bin");
+    let output = shell.output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
+fn a_repository_in_a_folder_is_its_users_alone_unless_it_is_shared() {
+    for (shared, file, folder) in
+        [(None, 0o600, 0o700), (Some("--shared"), 0o660, 0o2770), (Some("--shared=all"), 0o664, 0o2775)]
+    {
+        let user = User::new();
+        fs::write(user.work().join("towline.toml"), "repository = '../repo'\nmemory = '128M'\n").unwrap();
+        let expected = (BTreeSet::from([file]), BTreeSet::from([folder]));
+        let init: Vec<&str> = ["init"].into_iter().chain(shared).collect();
+        user.write("tree/small", b"small");
+        user.write("tree/large", &crate::cli::noise(5 << 20));
+        fs::set_permissions(user.work().join("tree/small"), Permissions::from_mode(0o646)).unwrap();
+        under_umask(&user, "022", &init);
+        // Whoever comes later keeps to what was chosen, whatever their umask.
+        for umask in ["000", "077"] {
+            under_umask(&user, umask, &["save", "tree", &format!("run/{umask}")]);
+            assert_eq!(modes(&user.repository()), expected, "{shared:?}, umask {umask}");
+        }
+        user.ok(&["restore", "run/077", "out"]);
+        let restored = fs::metadata(user.work().join("out/small")).unwrap().permissions().mode() & 0o7777;
+        assert_eq!(restored, 0o646, "what was saved is not affected");
+        if shared.is_none() {
+            assert_eq!(user.fails(&["init", "--shared"], 2)["kind"], "usage");
+        }
+        assert_eq!(modes(&user.repository()), expected);
+    }
+}
+
+#[test]
+fn a_bucket_is_not_shared_by_modes() {
+    let user = User::new();
+    assert_eq!(user.fails(&["init", "--shared", "s3://bucket/x"], 2)["kind"], "usage");
+}
+
+/// The entries of the log, sorted.
+fn entries(user: &User) -> Vec<std::path::PathBuf> {
+    let mut entries: Vec<_> = fs::read_dir(user.repository().join("log")).unwrap().map(|e| e.unwrap().path()).collect();
+    entries.sort();
+    entries
+}
+
+#[test]
+fn a_log_entry_of_garbage_is_set_aside_and_the_rest_is_kept() {
+    let user = User::with_tree();
+    user.write("tree/a.txt", b"second");
+    user.ok(&["save", "tree", "run/2"]);
+    user.ok(&["cp", "run/1", "lost"]);
+    let copied = entries(&user).pop().unwrap();
+    user.ok(&["cp", "run/2", "best"]);
+    fs::write(&copied, b"garbage").unwrap();
+
+    for command in [&["ls"][..], &["restore", "run/1", "out"], &["save", "tree", "run/3"]] {
+        let error = user.fails(command, 4);
+        assert!(error.to_string().contains("towline verify --repair"), "{error}");
+    }
+    let found = user.json(&["verify"], 4);
+    assert_eq!(found["repaired"].as_array().unwrap().len(), 0, "looking changes nothing");
+    let report = user.json(&["verify", "--repair"], 4);
+    let repaired = report["repaired"].to_string();
+    let number = copied.file_name().unwrap().to_str().unwrap();
+    for told in [&format!("set log/{number} aside, to aside/{number}"), "kept run/1", "kept run/2", "kept best"] {
+        assert!(repaired.contains(told), "{told}: {repaired}");
+    }
+    assert!(!repaired.contains("kept lost"), "{repaired}");
+    assert_eq!(fs::read(user.repository().join("aside").join(number)).unwrap(), b"garbage");
+
+    user.json(&["verify", "--data"], 0);
+    let listed = user.json(&["ls"], 0);
+    let names: Vec<&str> = listed["refs"].as_array().unwrap().iter().map(|one| one["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["best", "run/1", "run/2"]);
+    user.ok(&["restore", "run/2", "out"]);
+    assert_eq!(user.read("out/a.txt"), b"second");
+    user.ok(&["save", "tree", "run/3"]);
+    user.ok(&["collect", "--grace", "0"]);
+    user.json(&["verify", "--data"], 0);
+}
