@@ -130,6 +130,7 @@ families! {
     PEERS = Gauge "towline_peers" "Other agents that are known, by state: up, down";
     PEER_BYTES = Counter "towline_peer_received_bytes_total" "Bytes of chunks that came from another agent, by its address";
     CUSTODY_BYTES = Gauge "towline_custody_bytes" "Bytes of checkpoints that are kept for other agents";
+    CUSTODY_ASIDE = Gauge "towline_custody_set_aside" "Checkpoints of other agents that could not be saved, and were set aside";
     CACHE_CHUNKS = Gauge "towline_cache_chunks" "Chunks in the cache";
     CACHE_BYTES = Gauge "towline_cache_bytes" "Bytes that the cache's chunks take on the disk";
     CACHE_SLAB_BYTES = Gauge "towline_cache_slab_bytes" "Bytes of the cache's slabs";

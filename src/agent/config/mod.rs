@@ -1,7 +1,9 @@
 //! What an agent is told: a TOML file, read once at the start.
 
+mod accept;
 mod custody;
 mod peers;
+mod pins;
 mod quantity;
 mod sidecar;
 #[cfg(test)]
@@ -13,10 +15,15 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
+#[cfg(test)]
+pub(super) use self::accept::tests::accepts;
+pub use self::accept::{Accepts, Allowance};
 pub use self::custody::CustodyConfig;
 use self::custody::CustodySection;
 pub use self::peers::PeersConfig;
 use self::peers::{AllowSection, LimitSection, PeersSection, policy};
+pub use self::pins::CallerPins;
+use self::pins::CallerPinsSection;
 pub(super) use self::quantity::{Bytes, Span};
 use self::sidecar::SidecarSection;
 pub use self::sidecar::{SidecarConfig, Watched};
@@ -59,6 +66,8 @@ pub struct Config {
     pub policy: Policy,
     /// Which of them may ask this one to do something.
     pub callers: Callers,
+    /// What each of these can have pinned.
+    pub caller_pins: CallerPins,
     /// What it keeps for others, if it does that.
     pub custody: Option<CustodyConfig>,
     /// What the agent does by itself.
@@ -96,6 +105,8 @@ struct File {
     peers: Option<PeersSection>,
     #[serde(default)]
     callers: Vec<String>,
+    #[serde(default)]
+    caller_pins: CallerPinsSection,
     #[serde(default)]
     allow: Vec<AllowSection>,
     #[serde(default)]
@@ -167,6 +178,7 @@ impl File {
             capacity: cache.capacity.0,
             free_floor: cache.free_floor.map_or(GIB, |bytes| bytes.0),
         });
+        let capacity = cache.as_ref().map_or(0, |cache| cache.capacity);
         Ok(Config {
             socket,
             http: self.http,
@@ -180,6 +192,7 @@ impl File {
             peers: self.peers.unwrap_or_default().settle(self.limits),
             policy: policy(&self.allow)?,
             callers: Callers::of(&self.callers)?,
+            caller_pins: self.caller_pins.settle(capacity),
             custody: self.custody.map(|custody| custody.settle(folder)).transpose()?,
             sidecar: self.sidecar.settle(folder)?,
         })
