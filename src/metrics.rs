@@ -133,6 +133,7 @@ families! {
     HANDSHAKES = Gauge "towline_handshakes" "Connections whose other side has not shown a certificate yet";
     REFUSED = Counter "towline_refused_total" "Connections that gave way in their handshake, or were too many of one agent or in all";
     CUSTODY_BYTES = Gauge "towline_custody_bytes" "Bytes of checkpoints that are kept for other agents";
+    CUSTODY_ASIDE = Gauge "towline_custody_set_aside" "Checkpoints of other agents that could not be saved, and were set aside";
     CACHE_CHUNKS = Gauge "towline_cache_chunks" "Chunks in the cache";
     CACHE_BYTES = Gauge "towline_cache_bytes" "Bytes that the cache's chunks take on the disk";
     CACHE_SLAB_BYTES = Gauge "towline_cache_slab_bytes" "Bytes of the cache's slabs";

@@ -26,6 +26,7 @@ use crate::repository::{Name, Repository, Selector, no_such_name};
 use crate::transfer::exchange::{Exchange, FetchPolicy, From};
 use crate::transfer::identity::Identity;
 use crate::transfer::protocol::Priority;
+use crate::work::blocking;
 
 /// How long until what the agent does by itself is tried again after it failed.
 pub(super) const AGAIN_AFTER: Duration = Duration::from_secs(5);
@@ -137,9 +138,16 @@ pub(super) fn deliver(house: &House, id: Ulid, held: &Held, path: &Path) -> Resu
     let repository = house.repository(Some(&repository.to_string()))?.clone();
     let about = About { caller: Some(held.from.clone()), ..about(Kind::Save, &name, &repository) };
     let (path, names) = (path.to_owned(), custody::names(&name, &held.from, id)?);
+    // The files are in a folder beside what is said of them.
+    let folder = path.ancestors().nth(2).map(Path::to_path_buf);
     house.transfers.begin_stoppable(about, move |progress, stop| async move {
+        let modes = match folder {
+            Some(folder) => blocking(move || custody::read_modes(&folder)).await?,
+            None => BTreeMap::new(),
+        };
+        let expected = ops::Expected::Nothing;
         let options =
-            SaveOptions { labels, progress, stop, expected: ops::Expected::Nothing, ..SaveOptions::default() };
+            SaveOptions { labels, modes: Arc::new(modes), progress, stop, expected, ..SaveOptions::default() };
         for name in &names {
             if repository.state().await?.refs.contains_key(name) {
                 if repository.holds(name, &path).await.unwrap_or(false) {

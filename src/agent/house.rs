@@ -9,7 +9,7 @@ use tokio::sync::{Semaphore, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::config::{Config, PeersConfig};
+use super::config::{CallerPins, Config, PeersConfig};
 use super::custody::Shelf;
 use super::files::Opened;
 use super::notice::Notice;
@@ -65,6 +65,8 @@ pub(super) struct House {
     pub(super) rules: Arc<Rules>,
     /// What it keeps for other agents, if it does that.
     pub(super) shelf: Option<Arc<Shelf>>,
+    /// What other agents can have pinned.
+    pub(super) caller_pins: CallerPins,
     /// Connections are to end.
     pub(super) leaving: CancellationToken,
     pub(super) transfers: Transfers,
@@ -108,7 +110,7 @@ impl House {
             None => None,
             Some(told) => {
                 let (dir, capacity) = (told.dir.clone(), told.capacity);
-                let shelf = blocking(move || Shelf::open(told.dir, told.capacity)).await?;
+                let shelf = blocking(move || Shelf::open(told)).await?;
                 warn_of_capacity("[custody] capacity", &dir, capacity);
                 Some(Arc::new(shelf))
             }
@@ -142,6 +144,7 @@ impl House {
             going: CancellationToken::new(),
             rules: Arc::new(Rules::of(config)),
             shelf,
+            caller_pins: config.caller_pins,
             leaving: CancellationToken::new(),
             transfers: Transfers::new(Arc::clone(&clock)),
             gate: Gate::new(config.admission),

@@ -38,8 +38,10 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 pub use self::client::Client;
-pub use self::config::{CacheConfig, Config, CustodyConfig, PeersConfig, SidecarConfig, Watched};
-use self::custody::keep;
+pub use self::config::{
+    Accepts, Allowance, CacheConfig, CallerPins, Config, CustodyConfig, PeersConfig, SidecarConfig, Watched,
+};
+use self::custody::{Keeping, keep};
 use self::doors::{Callers, Door, Local, router, serve};
 pub use self::elsewhere::At;
 use self::house::House;
@@ -95,7 +97,7 @@ impl Agent {
         };
         let token = if tcp.is_some() { Some(socket::write_token(&config.socket)?) } else { None };
         let house = Arc::new(House::open(&config).await?);
-        let (to_give, wait) = config.custody.map(|custody| (custody.of, custody.wait)).unwrap_or_default();
+        let to_give = config.custody.as_ref().map(|custody| custody.accept.clone()).unwrap_or_default();
         let token_file = socket::token_path(&config.socket);
         let token = token.as_deref().map(|token| (token, token_file.as_path()));
         let router =
@@ -117,8 +119,9 @@ impl Agent {
             None => None,
         };
         doors.spawn(serve(Local(unix), Door::Socket, router, leaving.clone()));
-        if let Some(shelf) = house.shelf.clone() {
-            let (kept, leaving) = (keep(Arc::clone(&house), shelf, wait), house.leaving.clone());
+        if let Some((shelf, custody)) = house.shelf.clone().zip(config.custody) {
+            let keeping = Keeping { wait: custody.wait, tries: custody.tries };
+            let (kept, leaving) = (keep(Arc::clone(&house), shelf, keeping), house.leaving.clone());
             doors.spawn(leaving.run_until_cancelled_owned(kept).map(drop));
         }
         doors.spawn(house.leaving.clone().run_until_cancelled_owned(Arc::clone(&house.rules).keep_up()).map(drop));

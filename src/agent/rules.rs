@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use super::config::Config;
+use super::config::{Accepts, Config};
 use crate::error::Result;
 use crate::transfer::exchange::{Callers, Policy};
 use crate::tree::Look;
@@ -13,13 +13,13 @@ use crate::work::blocking;
 /// How often the file is looked at.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// What `[[allow]]`, `callers` and `[custody] of` say. What holds them shares them.
+/// What `[[allow]]`, `callers` and `[[custody.accept]]` say. What holds them shares them.
 #[derive(Debug)]
 pub(super) struct Rules {
     file: PathBuf,
     policy: Policy,
     callers: Callers,
-    givers: Option<Callers>,
+    accepts: Option<Accepts>,
     state: Mutex<State>,
 }
 
@@ -38,7 +38,7 @@ impl Rules {
             file: config.file.clone(),
             policy: config.policy.clone(),
             callers: config.callers.clone(),
-            givers: config.custody.as_ref().map(|custody| custody.of.clone()),
+            accepts: config.custody.as_ref().map(|custody| custody.accept.clone()),
             state: Mutex::new(State { seen: config.seen, problem: None }),
         }
     }
@@ -87,8 +87,8 @@ impl Rules {
             Ok(config) => {
                 self.policy.replace(&config.policy);
                 self.callers.replace(&config.callers);
-                if let Some(givers) = &self.givers {
-                    givers.replace(&config.custody.map(|custody| custody.of).unwrap_or_default());
+                if let Some(accepts) = &self.accepts {
+                    accepts.replace(&config.custody.map(|custody| custody.accept).unwrap_or_default());
                 }
                 state.problem = None;
                 tracing::info!(file = %self.file.display(), "read the rules again");

@@ -184,6 +184,24 @@ pub struct Kept {
     pub labels: BTreeMap<String, String>,
     /// Bytes of its files.
     pub bytes: u64,
+    /// Why it is not saved any more, if it was set aside.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub aside: Option<Aside>,
+}
+
+/// Why a checkpoint that is kept was set aside: it is not saved until somebody asks for it again, and counts until it is dropped.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Aside {
+    /// Since when, RFC 3339.
+    pub since: String,
+    /// Saves that failed.
+    pub tries: u32,
+    /// The kind of the last error, as errors have it.
+    pub kind: String,
+    /// What it said.
+    pub error: String,
+    /// What to do.
+    pub cure: String,
 }
 
 /// All that is kept for others, the oldest first.

@@ -2,11 +2,32 @@
 
 use super::Cache;
 use super::identity::replace;
-use super::pins::{self, Pin, PinChunk, PinRequest, Pinned};
+use super::pins::{self, Pin, PinChunk, PinLimit, PinRequest, Pinned};
 use super::room::UNIT;
 use super::state::State;
 use crate::error::{Error, Result};
 use crate::id::PinId;
+use crate::size;
+
+impl PinLimit {
+    /// Checks that one more than `pins` may be given, and that all may keep `bytes`.
+    fn check(&self, pins: usize, bytes: u64) -> Result<()> {
+        let owner = self.owners.trim_end_matches('/');
+        let cure = "end other pins (towline pins, towline unpin), or have the limit of the caching agent raised";
+        if pins >= self.pins {
+            return Err(Error::exhausted(format!("{owner} has too many pins"))
+                .expected(format!("at most {}", self.pins))
+                .cure(cure));
+        }
+        if bytes > self.bytes {
+            return Err(Error::exhausted(format!("pins of {owner} would keep too much"))
+                .expected(format!("at most {} ({} bytes)", size::show(self.bytes), self.bytes))
+                .got(format!("{bytes} bytes"))
+                .cure(cure));
+        }
+        Ok(())
+    }
+}
 
 impl Cache {
     /// Promises to keep chunks: those that are there from now on, the others as soon as they come. When this returns, the promise
@@ -15,6 +36,14 @@ impl Cache {
     /// # Errors
     /// Usage, if owner or reason are longer than 1024 bytes; else the file system's, and then nothing is promised.
     pub fn pin(&self, request: PinRequest) -> Result<Pinned> {
+        self.pin_within(request, None)
+    }
+
+    /// As [`Cache::pin`], if the pins of some owners then stay within a limit.
+    ///
+    /// # Errors
+    /// Exhausted, if they do not: nothing is promised. As [`Cache::pin`].
+    pub fn pin_within(&self, request: PinRequest, limit: Option<&PinLimit>) -> Result<Pinned> {
         let request = request.normal()?;
         self.expire();
         let (id, now, possible) = (PinId::random(), self.clock.now(), self.possible_units());
@@ -22,6 +51,10 @@ impl Cache {
         {
             let mut state = self.state();
             state.weigh(&mut chunks);
+            if let Some(limit) = limit {
+                let (pins, weight) = state.ledger.held_by(&limit.owners, &chunks);
+                limit.check(pins, weight * UNIT)?;
+            }
             let wanted = state.ledger.weight() + state.ledger.added_by(&chunks);
             let most = State::pinnable(possible);
             if wanted > most {

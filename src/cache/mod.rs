@@ -57,7 +57,7 @@ pub use self::frame::Frame;
 use self::identity::Identity;
 use self::journal::Journal;
 use self::medium::Medium;
-pub use self::pins::{Pin, PinChunk, PinRequest, Pinned};
+pub use self::pins::{Pin, PinChunk, PinLimit, PinRequest, Pinned};
 use self::room::UNIT;
 use self::slabs::Slabs;
 use self::state::State;

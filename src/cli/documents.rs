@@ -247,6 +247,8 @@ fn every_key_of_the_settings_is_in_the_table() {
         ("[cache]", "[cache]\n{}"),
         ("[peers]", "[peers]\n{}"),
         ("[custody]", "[custody]\n{}"),
+        ("[[custody.accept]]", "[[custody.accept]]\n{}"),
+        ("[caller_pins]", "[caller_pins]\n{}"),
         ("[[limits]]", "[[limits]]\n{}"),
         ("[[allow]]", "[[allow]]\n{}"),
         ("[sidecar]", "[sidecar]\n{}"),

@@ -416,6 +416,9 @@ Examples:
 What is pinned is never evicted once it is in the cache, and has room kept for it before. It survives restarts. A pin that \
 does not fit is refused with the bytes that are lacking. The name may move on: the pin keeps what it stood for.
 
+With --at the other agent limits the pins of each agent that asks it: 7 days, also without --for, and a quarter of its cache, unless \
+[caller_pins] of its settings says otherwise. Its own users are not limited.
+
 JSON: id owner reason created expires chunks, with --at also at";
 
 pub(super) const UNPIN: &str = "\
@@ -442,6 +445,20 @@ Examples:
 
 JSON: stat: dir chunks bytes slab_bytes capacity pinned_bytes promised_bytes pins journal_bytes hits misses inserts refusals \
 evictions damaged; check: chunks bytes damaged: [chunk slab offset]; evict: freed_bytes";
+
+pub(super) const CUSTODY: &str = "\
+Examples:
+  towline custody list
+  towline custody list --at cloud/node-1      what the agent here has given to that one
+  towline custody retry 01KB2M0Q7X8V5C1N3T9Z4R6S2W
+  towline custody drop 01KB2M0Q7X8V5C1N3T9Z4R6S2W
+
+An agent with [custody] in its settings keeps checkpoints of other agents that may not live to save them, and saves them. One that \
+cannot be saved is set aside: it stays on the disk and counts against the quota of whoever gave it, and is not tried again. The list \
+says why, and what to do: put the cause right, then retry; or drop it.
+
+JSON: list: kept: [id from since name repository labels bytes], of what was set aside also aside: since tries kind error cure; \
+retry: retried: [as kept]; drop: dropped: [id]";
 
 pub(super) const TOP: &str = "\
 Examples:

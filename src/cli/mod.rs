@@ -7,6 +7,7 @@
 mod agent;
 mod args;
 mod config;
+mod custody;
 #[cfg(test)]
 mod documents;
 mod help;

@@ -75,6 +75,7 @@ impl Door {
             Verb::Unpin { pins, elsewhere } => self.unpin(&pins, elsewhere).await?,
             Verb::Pins(elsewhere) => self.pins(elsewhere).await?,
             Verb::Cache { what } => return self.cache(what).await,
+            Verb::Custody { what } => self.custody(what).await?,
             Verb::Top { ready: true, elsewhere, .. } => self.ready(elsewhere).await?,
             Verb::Top { once, elsewhere, .. } => self.top(once, elsewhere).await?,
             Verb::Config { what } => self.config(&what)?,

@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::shown;
 use super::subpath::{entry, within};
-use crate::cache::{Cache, Pin, PinChunk, PinRequest, Pinned};
+use crate::cache::{Cache, Pin, PinChunk, PinLimit, PinRequest, Pinned};
 use crate::clock::Timestamp;
 use crate::error::{Error, Result};
 use crate::progress::Progress;
@@ -38,6 +38,8 @@ pub struct Pinning {
     pub owner: String,
     /// When it ends by itself, if it does.
     pub expires: Option<Timestamp>,
+    /// What all pins of whoever asks may keep, if that is limited.
+    pub limit: Option<PinLimit>,
 }
 
 /// Result of a warm, or of its rehearsal. The chunks that were asked for are `hits + fetched + missing`, their bytes likewise;
@@ -234,7 +236,7 @@ fn reason(name: &Name, below: Option<&[u8]>) -> String {
 
 /// Pins chunks of a tree for `pinning`, in the place of what its owner has pinned for the same reason.
 fn pin((saved, wanted): (&Saved, &[u32]), reason: String, cache: &Cache, pinning: Pinning) -> Result<Pin> {
-    let Pinning { owner, expires } = pinning;
+    let Pinning { owner, expires, limit } = pinning;
     let before: Vec<Pin> = cache.pins().into_iter().filter(|pin| pin.owner == owner && pin.reason == reason).collect();
     let chunk = |&number: &u32| {
         let located = saved.locate(number)?;
@@ -242,7 +244,7 @@ fn pin((saved, wanted): (&Saved, &[u32]), reason: String, cache: &Cache, pinning
     };
     let chunks = wanted.iter().map(chunk).collect::<Result<_>>()?;
     let request = PinRequest { owner, reason, expires, chunks };
-    match cache.pin(request)? {
+    match cache.pin_within(request, limit.as_ref())? {
         Pinned::Kept(pin) => {
             for earlier in before {
                 cache.unpin(earlier.id)?;

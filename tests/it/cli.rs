@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use tempfile::TempDir;
 
-const VERBS: [&str; 27] = [
+const VERBS: [&str; 28] = [
     "init",
     "save",
     "watch",
@@ -36,6 +36,7 @@ const VERBS: [&str; 27] = [
     "unpin",
     "pins",
     "cache",
+    "custody",
     "top",
     "config",
     "completions",

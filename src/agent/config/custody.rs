@@ -1,17 +1,22 @@
 //! What an agent keeps for others.
 
+use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde::Deserialize;
 
+use super::accept::{AcceptSection, Accepts};
 use super::quantity::{Bytes, Span};
-use crate::pattern::Patterns;
-use crate::transfer::exchange::Callers;
+use crate::error::Result;
 
 /// How long whoever gave a checkpoint may still save it itself: as long as the longest of the notices that clouds give
 /// (<https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html>).
 const WAIT: Duration = Duration::from_mins(2);
+/// How long a checkpoint may be on its way.
+const DEADLINE: Duration = Duration::from_hours(1);
+/// Saves that may fail before a checkpoint is set aside: with the pauses between them a quarter of an hour.
+const TRIES: u32 = 20;
 
 /// The section `[custody]`.
 #[derive(Debug, Deserialize)]
@@ -19,8 +24,11 @@ const WAIT: Duration = Duration::from_mins(2);
 pub(super) struct CustodySection {
     dir: PathBuf,
     capacity: Bytes,
-    of: Patterns,
+    #[serde(default)]
+    accept: Vec<AcceptSection>,
     wait: Option<Span>,
+    deadline: Option<Span>,
+    tries: Option<NonZeroU32>,
 }
 
 /// What an agent keeps for others.
@@ -30,20 +38,26 @@ pub struct CustodyConfig {
     pub dir: PathBuf,
     /// Bytes of files, at most.
     pub capacity: u64,
-    /// Who may give something, and so have steps of any run saved.
-    pub of: Callers,
+    /// Who may give what, and so have it saved.
+    pub accept: Accepts,
     /// How long they may still save it themselves.
     pub wait: Duration,
+    /// How long a checkpoint may be on its way, from the promise of room to its end.
+    pub deadline: Duration,
+    /// Saves that may fail, for a reason that may pass by itself or not, before a checkpoint is set aside.
+    pub tries: u32,
 }
 
 impl CustodySection {
     /// A path that is relative counts from `folder`.
-    pub(super) fn settle(self, folder: &Path) -> CustodyConfig {
-        CustodyConfig {
+    pub(super) fn settle(self, folder: &Path) -> Result<CustodyConfig> {
+        Ok(CustodyConfig {
             dir: folder.join(self.dir),
             capacity: self.capacity.0,
-            of: Callers::of(self.of),
+            accept: Accepts::of(self.accept, self.capacity.0)?,
             wait: self.wait.map_or(WAIT, |span| span.0),
-        }
+            deadline: self.deadline.map_or(DEADLINE, |span| span.0),
+            tries: self.tries.map_or(TRIES, NonZeroU32::get),
+        })
     }
 }

@@ -1,8 +1,10 @@
 //! What an agent is told: a TOML file, read at the start; its rules again when it changes (`rules.rs`).
 
+mod accept;
 mod admission;
 mod custody;
 mod peers;
+mod pins;
 mod quantity;
 mod sidecar;
 #[cfg(test)]
@@ -14,11 +16,16 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
+#[cfg(test)]
+pub(super) use self::accept::tests::accepts;
+pub use self::accept::{Accepts, Allowance};
 use self::admission::AdmissionSection;
 pub use self::custody::CustodyConfig;
 use self::custody::CustodySection;
 pub use self::peers::PeersConfig;
 use self::peers::{LimitSection, PeersSection};
+pub use self::pins::CallerPins;
+use self::pins::CallerPinsSection;
 pub(super) use self::quantity::{Bytes, Span};
 use self::sidecar::SidecarSection;
 pub use self::sidecar::{SidecarConfig, Watched};
@@ -72,6 +79,8 @@ pub struct Config {
     pub policy: Policy,
     /// Which of them may ask this one to do something.
     pub callers: Callers,
+    /// What each of these can have pinned.
+    pub caller_pins: CallerPins,
     /// What it keeps for others, if it does that.
     pub custody: Option<CustodyConfig>,
     /// What the agent does by itself.
@@ -112,6 +121,8 @@ struct File {
     peers: Option<PeersSection>,
     #[serde(default)]
     callers: Patterns,
+    #[serde(default)]
+    caller_pins: CallerPinsSection,
     #[serde(default)]
     allow: Vec<Rule>,
     #[serde(default)]
@@ -184,6 +195,7 @@ impl File {
             capacity: cache.capacity.0,
             free_floor: cache.free_floor.map_or(GIB, |bytes| bytes.0),
         });
+        let capacity = cache.as_ref().map_or(0, |cache| cache.capacity);
         Ok(Config {
             file: path.to_owned(),
             seen: Look::default(),
@@ -201,7 +213,8 @@ impl File {
             peers: self.peers.unwrap_or_default().settle(self.limits),
             policy: Policy::only(self.allow),
             callers: Callers::of(self.callers),
-            custody: self.custody.map(|custody| custody.settle(folder)),
+            caller_pins: self.caller_pins.settle(capacity),
+            custody: self.custody.map(|custody| custody.settle(folder)).transpose()?,
             sidecar: self.sidecar.settle(folder)?,
         })
     }

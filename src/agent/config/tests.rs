@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use super::{CacheConfig, Config, PeersConfig, SidecarConfig, Watched};
+use super::{Allowance, CacheConfig, CallerPins, Config, PeersConfig, SidecarConfig, Watched};
 use crate::agent::elsewhere::At;
 use crate::agent::notice::Provider;
 use crate::error::{Error, ErrorKind};
@@ -38,7 +38,9 @@ fn every_setting_is_taken() {
          [[limits]]\nsite = 'cloud'\nrate = '300Mbit'\n[[limits]]\nsite = 'far'\nrate = '1M'\n\
          [sidecar]\nwarm = ['run@latest']\nrestore = [{ name = 'base', to = '/data' }]\nentrust = 'cloud'\nnotice = 'aws'\n\
          [[sidecar.watch]]\nfolder = '/ckpt'\nrun = 'run'\nsettle = 2\nrestore_latest = false\n\
-         [custody]\ndir = 'kept'\ncapacity = '1G'\nof = ['home/a']\nwait = '1m'\n\
+         [caller_pins]\nmax_time = '1h'\nmax_bytes = '1G'\nmax_pins = 3\n\
+         [custody]\ndir = 'kept'\ncapacity = '1G'\nwait = '1m'\ndeadline = '2m'\ntries = 3\n\
+         [[custody.accept]]\nfrom = 'home/a'\nnames = ['run/*']\nmax = '1M'\nmax_parcels = 2\n\
          [[allow]]\nagents = 'cloud/*'\nnames = ['run-7/*']\n\
          [cache]\ndir = '/var/cache'\ncapacity = '200G'\nfree_floor = 4096\n",
     )
@@ -80,8 +82,14 @@ fn every_setting_is_taken() {
     let cloud = Identity::new("cloud", "a").unwrap();
     let custody = config.custody.unwrap();
     assert_eq!((custody.dir.as_path(), custody.capacity), (Path::new("/etc/towline/kept"), 1 << 30));
-    assert!(custody.of.include(&Identity::new("home", "a").unwrap()) && !custody.of.include(&cloud));
-    assert_eq!(custody.wait, Duration::from_mins(1));
+    let allowance = Allowance { bytes: 1 << 20, parcels: 2 };
+    let (home, step) = (Identity::new("home", "a").unwrap(), "run/step-1".parse().unwrap());
+    assert_eq!(custody.accept.allowance(&home, &step), Some(allowance));
+    assert!(custody.accept.include(&home) && !custody.accept.include(&cloud));
+    assert_eq!((custody.wait, custody.deadline), (Duration::from_mins(1), Duration::from_mins(2)));
+    assert_eq!(custody.tries, 3);
+    let pins = CallerPins { time: Duration::from_hours(1), bytes: 1 << 30, pins: 3 };
+    assert_eq!(config.caller_pins, pins);
     assert!(config.callers.include(&Identity::new("home", "a").unwrap()) && !config.callers.include(&cloud));
     assert!(config.policy.allows(&cloud, &"run-7/step-1".parse().unwrap()));
     assert!(!config.policy.allows(&cloud, &"run-8/step-1".parse().unwrap()));
@@ -100,19 +108,19 @@ fn little_need_be_said() {
 #[test]
 fn a_pattern_is_a_text_or_a_list_wherever_it_stands() {
     let agent = |site: &str| Identity::new(site, "a").unwrap();
-    for [agents, names, callers, of] in [
+    for [agents, names, callers, from] in [
         ["'home/*'", "'run/*'", "'home/*'", "'home/*'"],
         ["['x/y', 'home/*']", "['run/*']", "['home/*']", "['home/*']"],
     ] {
-        let custody = format!("[custody]\ndir = 'k'\ncapacity = '1G'\nof = {of}");
+        let accept = format!("[[custody.accept]]\nfrom = {from}\nnames = {names}");
+        let custody = format!("[custody]\ndir = 'k'\ncapacity = '1G'\n{accept}");
         let allow = format!("[[allow]]\nagents = {agents}\nnames = {names}");
         let config = parse(&format!("callers = {callers}\n{LISTENING}{custody}\n{allow}")).unwrap();
         let allows = |site: &str, name: &str| config.policy.allows(&agent(site), &name.parse().unwrap());
         assert!(allows("home", "run/a") && !allows("home", "run/a/b") && !allows("cloud", "run/a"));
-        let of = config.custody.unwrap().of;
-        for callers in [config.callers, of] {
-            assert!(callers.include(&agent("home")) && !callers.include(&agent("cloud")));
-        }
+        assert!(config.callers.include(&agent("home")) && !config.callers.include(&agent("cloud")));
+        let accept = config.custody.unwrap().accept;
+        assert!(accept.include(&agent("home")) && !accept.include(&agent("cloud")));
     }
     let cure = parse(LISTENING).unwrap_err().cure_text().unwrap().to_owned();
     assert!(cure.ends_with("[[allow]] agents = \"**\" names = \"**\""), "{cure}");
@@ -146,7 +154,7 @@ fn what_makes_no_sense_is_named() {
         ("repository = '/r'\n[[allow]]\nagents = 1\nnames = []", "a pattern, or a list of patterns"),
         (LISTENING, "`listen` is set, but no [[allow]] says"),
         ("repository = '/r'\ncallers = ['home/*']", "`callers` is set, but not `listen`"),
-        ("repository = '/r'\n[custody]\ndir = 'k'\ncapacity = '1G'\nof = []", "[custody] is set, but not `listen`"),
+        ("repository = '/r'\n[custody]\ndir = 'k'\ncapacity = '1G'", "[custody] is set, but not `listen`"),
         ("repository = '/r'\n[sidecar]\nentrust = 'home'", "entrust is set, but [peers] names no other agent"),
         ("repository = '/r'\n[sidecar]\nnotice = 'pigeon'", "pigeon"),
         ("repository = '/r'\n[sidecar]\nwarm = ['a//b']", "not a name"),

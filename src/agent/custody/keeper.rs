@@ -10,7 +10,7 @@ use ulid::Ulid;
 use super::shelf::Shelf;
 use crate::agent::errands;
 use crate::agent::house::House;
-use crate::agent::view::Standing;
+use crate::agent::view::{Aside, Standing};
 use crate::error::{Error, ErrorKind, Result};
 use crate::work::blocking;
 
@@ -24,22 +24,58 @@ const LONG: Duration = Duration::from_hours(1);
 struct Due {
     at: Instant,
     again: Duration,
+    /// Saves that failed, but those that will not fail once the store or this agent is back.
+    failed: u32,
 }
 
-/// Saves all that has been on `shelf` for `wait`; what is there at the start, at once: it has been there for a while, and saving what
-/// somebody else saves does no harm. Then it is let go of.
+/// How an agent saves what it keeps.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::agent) struct Keeping {
+    /// How long whoever gave it may still save it itself.
+    pub(in crate::agent) wait: Duration,
+    /// Saves that may fail before it is set aside.
+    pub(in crate::agent) tries: u32,
+}
+
+/// What a save that failed with an error of some kind means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Failure {
+    /// It passes by itself: the store is away or full, or this agent ends.
+    Passing,
+    /// It may pass.
+    Counted,
+    /// It would fail for ever.
+    Lasting,
+}
+
+impl Failure {
+    fn of(kind: ErrorKind) -> Self {
+        match kind {
+            ErrorKind::Unreachable | ErrorKind::Cancelled | ErrorKind::Exhausted => Self::Passing,
+            ErrorKind::Usage | ErrorKind::Unsupported => Self::Lasting,
+            _ => Self::Counted,
+        }
+    }
+}
+
+/// Saves all that has been on `shelf` for a while; what is there at the start, at once: it has been there for a while, and saving what
+/// somebody else saves does no harm. Then it is let go of. What cannot be saved is set aside.
 ///
 /// # Cancel safety
 /// Safe: what is kept stays.
-pub(in crate::agent) async fn keep(house: Arc<House>, shelf: Arc<Shelf>, wait: Duration) {
+pub(in crate::agent) async fn keep(house: Arc<House>, shelf: Arc<Shelf>, keeping: Keeping) {
     let (mut dues, mut wait_now) = (BTreeMap::<Ulid, Due>::new(), Duration::ZERO);
     loop {
-        let held: Vec<Ulid> = shelf.list(None).into_iter().map(|(id, _)| id).collect();
-        dues.retain(|id, _| held.contains(id));
-        for id in held {
-            dues.entry(id).or_insert_with(|| Due { at: Instant::now() + wait_now, again: AGAIN.0 });
+        let to_save = shelf.to_save();
+        dues.retain(|known, _| to_save.iter().any(|(id, _)| id == known));
+        for (id, urgent) in to_save {
+            let due = |wait| Due { at: Instant::now() + wait, again: AGAIN.0, failed: 0 };
+            if urgent {
+                dues.insert(id, due(Duration::ZERO));
+            }
+            dues.entry(id).or_insert_with(|| due(wait_now));
         }
-        wait_now = wait;
+        wait_now = keeping.wait;
         let next = dues.iter().min_by_key(|(_, due)| due.at).map(|(id, due)| (*id, *due));
         let at = next.map_or_else(|| Instant::now() + LONG, |(_, due)| due.at);
         tokio::select! {
@@ -48,16 +84,43 @@ pub(in crate::agent) async fn keep(house: Arc<House>, shelf: Arc<Shelf>, wait: D
         }
         let Some((id, due)) = next else { continue };
         if let Err(error) = save(&house, &shelf, id).await {
+            let failure = Failure::of(error.kind());
+            let failed = due.failed + u32::from(failure != Failure::Passing);
+            if failure == Failure::Lasting || failed >= keeping.tries {
+                set_aside(&house, &shelf, id, failed, &error).await;
+                continue;
+            }
             tracing::warn!("what is kept as {id} is not saved yet: {error:?}");
             let again = (due.again * 2).min(AGAIN.1);
-            dues.insert(id, Due { at: Instant::now() + due.again, again });
+            dues.insert(id, Due { at: Instant::now() + due.again, again, failed });
         }
+    }
+}
+
+/// Sets aside what is kept as `id`, after so many saves failed, the last one with `error`.
+async fn set_aside(house: &House, shelf: &Arc<Shelf>, id: Ulid, tries: u32, error: &Error) {
+    let cause = error.cure_text().map_or_else(String::new, |cure| format!("{cure}; then "));
+    let aside = Aside {
+        since: house.now().to_string(),
+        tries,
+        kind: error.kind().word().to_owned(),
+        error: error.to_string(),
+        cure: format!("{cause}towline custody retry {id}; or give it up: towline custody drop {id}"),
+    };
+    tracing::error!("what is kept as {id} cannot be saved, and is set aside: {error:?}; what to do: {}", aside.cure);
+    let shelf = Arc::clone(shelf);
+    match blocking(move || shelf.set_aside(id, aside)).await {
+        Ok(()) => {}
+        // Whoever gave it has saved it meanwhile.
+        Err(error) if error.kind() == ErrorKind::NotFound => {}
+        Err(error) => tracing::error!("that {id} was set aside is not known after a restart: {error:?}"),
     }
 }
 
 /// Saves what is kept as `id`, and lets go of it.
 async fn save(house: &House, shelf: &Arc<Shelf>, id: Ulid) -> Result<()> {
     let Some((held, path)) = shelf.find(id) else { return Ok(()) };
+    shelf.check_accepted(&held.from, &held.what.name)?;
     let entry = errands::deliver(house, id, &held, &path)?;
     entry.ended().await;
     if shelf.find(id).is_none() {
@@ -66,10 +129,12 @@ async fn save(house: &House, shelf: &Arc<Shelf>, id: Ulid) -> Result<()> {
     }
     let (view, looked) = (entry.view(), Arc::clone(shelf));
     if view.state != Standing::Done && !blocking(move || Ok(looked.has_lost(id))).await? {
-        let message = view.error.as_ref().and_then(|error| error.get("message")).and_then(|message| message.as_str());
-        return Err(Error::unreachable("a save for another agent came to no good end")
+        let said = |field: &str| view.error.as_ref().and_then(|error| error.get(field)).and_then(|said| said.as_str());
+        let kind = said("kind").map_or(ErrorKind::Cancelled, ErrorKind::from_word);
+        let error = Error::new(kind, "a save for another agent came to no good end")
             .at(&held.what.name)
-            .got(message.unwrap_or("it was stopped")));
+            .got(said("message").unwrap_or("it was stopped"));
+        return Err(said("cure").map(str::to_owned).into_iter().fold(error, Error::cure));
     }
     let what = if view.state == Standing::Done { "is saved" } else { "was taken away by hand" };
     tracing::info!(name = %held.what.name, from = %held.from, "what was in custody {what}");
@@ -78,5 +143,21 @@ async fn save(house: &House, shelf: &Arc<Shelf>, id: Ulid) -> Result<()> {
         // Whoever gave it was a moment earlier.
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
         released => released,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_passes_by_itself_is_waited_for_and_what_lasts_is_not_tried_again() {
+        for passing in [ErrorKind::Unreachable, ErrorKind::Cancelled, ErrorKind::Exhausted] {
+            assert_eq!(Failure::of(passing), Failure::Passing);
+        }
+        for counted in [ErrorKind::NotFound, ErrorKind::Damaged, ErrorKind::Conflict, ErrorKind::Denied] {
+            assert_eq!(Failure::of(counted), Failure::Counted);
+        }
+        assert_eq!(Failure::of(ErrorKind::Usage), Failure::Lasting, "a name that is no step stays none");
     }
 }

@@ -7,10 +7,15 @@
 //! ```
 
 mod giver;
+mod held;
 mod keeper;
 mod parcel;
+mod register;
 mod shelf;
+#[cfg(test)]
+mod tests;
 
 pub(super) use self::giver::Giver;
-pub(super) use self::keeper::keep;
-pub(super) use self::shelf::{Announced, Held, Shelf, names};
+pub(super) use self::held::{Announced, Held, names, read_modes};
+pub(super) use self::keeper::{Keeping, keep};
+pub(super) use self::shelf::Shelf;

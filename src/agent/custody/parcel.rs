@@ -6,6 +6,7 @@
 //! head   = kind (u8) | path | mode | mtime | length of the file, or target of the link
 //! ```
 
+use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{Read, Write};
@@ -26,6 +27,12 @@ const PIECE: usize = 1 << 20;
 const ENTRY_ROOM: u64 = 4096;
 /// Folders in a checkpoint, at most: they are remembered until all is there.
 const FOLDERS_MAX: usize = 16_384;
+/// Files, folders and links of a checkpoint, and bytes of their paths, at most: all of them are in memory when it is saved.
+const ENTRIES_MAX: usize = 1 << 18;
+const PATHS_LEN_MAX: usize = 32 << 20;
+/// Modes on the keeper's disk, whatever the giver's are: it must be able to read all of it, and nobody else may.
+const FILE_MODE: u32 = 0o600;
+const FOLDER_MODE: u32 = 0o700;
 /// A file is synced each time that so many bytes of it are written: whoever sends the rest waits, and must see that it goes on.
 const SYNC_EVERY: u64 = 256 * MIB;
 /// The bits of a mode that are kept: another agent sets nobody's user or group.
@@ -35,6 +42,17 @@ const END: u8 = 0;
 const FILE: u8 = 1;
 const FOLDER: u8 = 2;
 const LINK: u8 = 3;
+
+/// The giver's modes of files and folders, by path in the checkpoint; empty for a checkpoint that is a folder.
+pub(super) type Modes = BTreeMap<Vec<u8>, u32>;
+
+/// What came.
+#[derive(Debug)]
+pub(super) struct Received {
+    /// What the checkpoint is called in its folder.
+    pub(super) entry: Vec<u8>,
+    pub(super) modes: Modes,
+}
 
 /// What is to be sent.
 #[derive(Debug)]
@@ -142,20 +160,28 @@ fn send_head(head: Writer, out: &mut impl Write) -> Result<()> {
     out.write_all(&len.to_le_bytes()).and_then(|()| out.write_all(&head)).map_err(broken)
 }
 
-/// Puts the checkpoint that comes from `input` below `target`; returns what it is called there. It takes just `room` bytes of room. When
+/// Puts the checkpoint that comes from `input` below `target`, readable by this user alone. It takes just `room` bytes of room. When
 /// this returns, it survives a power loss if the target's files do.
 ///
 /// # Errors
 /// Damaged, for what is no parcel, or did not come as it was sent; exhausted, for more than was announced, or a full disk;
 /// unreachable, if it ends too early.
-pub(in crate::agent) fn receive(input: &mut impl Read, target: &Target, room: u64) -> Result<Vec<u8>> {
+pub(super) fn receive(input: &mut impl Read, target: &Target, room: u64) -> Result<Received> {
     let (mut piece, mut folders, mut left) = (vec![0; PIECE], Vec::new(), room);
-    let mut top: Option<Vec<u8>> = None;
+    let (mut top, mut modes): (Option<Vec<u8>>, _) = (None, Modes::new());
+    let (mut entries, mut paths_len) = (0, 0);
     while let Some(Head { kind, path, mode, mtime }) = Head::receive(input)? {
         let len = if let Kind::File(len) = kind { len } else { 0 };
         let rest = len.checked_add(ENTRY_ROOM).and_then(|took| left.checked_sub(took));
         left =
             rest.ok_or_else(|| Error::exhausted("more came than was announced").expected(format!("{room} bytes")))?;
+        entries += 1;
+        paths_len += path.len();
+        if entries > ENTRIES_MAX || paths_len > PATHS_LEN_MAX {
+            return Err(Error::exhausted("checkpoint has too many files, or their paths are too long")
+                .expected(format!("at most {ENTRIES_MAX} files, folders and links, and {PATHS_LEN_MAX} bytes of paths"))
+                .cure("save it instead"));
+        }
         match &top {
             None if path.contains(&b'/') || matches!(kind, Kind::Link(_)) => {
                 return Err(malformed("the first record is no checkpoint"));
@@ -168,24 +194,55 @@ pub(in crate::agent) fn receive(input: &mut impl Read, target: &Target, room: u6
             Kind::Folder if folders.len() == FOLDERS_MAX => return Err(malformed("there are too many folders")),
             Kind::Folder => {
                 target.make_folder(&path)?;
-                folders.push((path, mode, mtime));
+                modes.insert(below_top(&path), mode);
+                folders.push((path, mtime));
             }
             Kind::Link(to) => target.symlink(&path, &to, mtime)?,
             Kind::File(len) => {
                 let staged = target.stage(&path, len)?;
                 receive_file(input, (&path, len), &mut piece, staged.file())?;
-                staged.finish(mode, mtime)?;
+                staged.finish(FILE_MODE, mtime)?;
+                let is_top = top.as_ref() == Some(&path);
+                modes.insert(if is_top { path } else { below_top(&path) }, mode);
             }
         }
     }
     if left > 0 {
         return Err(malformed("less came than was announced"));
     }
-    for (path, mode, mtime) in folders.iter().rev() {
-        target.set_folder(path, *mode, *mtime)?;
+    for (path, mtime) in folders.iter().rev() {
+        target.set_folder(path, FOLDER_MODE, *mtime)?;
     }
     target.flush()?;
-    top.ok_or_else(|| malformed("nothing came"))
+    let entry = top.ok_or_else(|| malformed("nothing came"))?;
+    Ok(Received { entry, modes })
+}
+
+/// A path of a record, in the checkpoint.
+fn below_top(path: &[u8]) -> Vec<u8> {
+    path.iter().position(|byte| *byte == b'/').map_or_else(Vec::new, |slash| path[slash + 1..].to_vec())
+}
+
+/// Modes as they are written beside a checkpoint.
+pub(super) fn encode_modes(modes: &Modes) -> Vec<u8> {
+    let mut writer = Writer::new();
+    writer.count(modes.len());
+    for (path, mode) in modes {
+        writer.string(path).varint((*mode).into());
+    }
+    writer.into_bytes()
+}
+
+/// # Errors
+/// Damaged, for what [`encode_modes`] did not write.
+pub(super) fn decode_modes(bytes: &[u8]) -> Result<Modes> {
+    let (mut reader, mut modes) = (Reader::new(bytes), Modes::new());
+    for _ in 0..reader.count(2)? {
+        let path = reader.string(PATH_LEN_MAX)?.to_vec();
+        modes.insert(path, reader.varint32()? & MODE_KEPT);
+    }
+    reader.finish()?;
+    Ok(modes)
 }
 
 fn receive_file(input: &mut impl Read, (path, len): (&[u8], u64), piece: &mut [u8], mut out: &File) -> Result<()> {
@@ -289,7 +346,7 @@ mod tests {
         bytes
     }
 
-    fn put(bytes: &[u8], to: &Path, room: u64) -> Result<Vec<u8>> {
+    fn put(bytes: &[u8], to: &Path, room: u64) -> Result<Received> {
         receive(&mut &*bytes, &Target::open(to, Durability::Power).unwrap(), room)
     }
 
@@ -329,17 +386,29 @@ mod tests {
     fn it_comes_out_as_it_went_in() {
         let room = tempfile::tempdir().unwrap();
         let made = checkpoint(room.path());
-        assert_eq!(put(&sent(&made), &room.path().join("to"), ROOM).unwrap(), b"checkpoint-5");
+        let received = put(&sent(&made), &room.path().join("to"), ROOM).unwrap();
+        assert_eq!(received.entry, b"checkpoint-5");
+        let found = |path: &Path| walk(path, &Rules::default()).unwrap().found;
         let likeness = |path: &Path| {
-            let found = walk(path, &Rules::default()).unwrap().found;
-            let of = |found: Found| (found.path, found.kind.clone(), found.stat.mode, found.stat.mtime);
-            found.into_iter().map(of).collect::<Vec<_>>()
+            let of = |found: Found| (found.path, found.kind.clone(), found.stat.mtime);
+            found(path).into_iter().map(of).collect::<Vec<_>>()
         };
         let came = room.path().join("to/checkpoint-5");
         assert_eq!(likeness(&came), likeness(&made));
+        // The modes that the giver had are told, and on the disk all is this user's alone.
+        for (there, here) in found(&came).iter().zip(found(&made)) {
+            let kept = match there.kind {
+                FoundKind::File => 0o600,
+                FoundKind::Folder => 0o700,
+                FoundKind::Symlink { .. } => continue,
+            };
+            assert_eq!((there.stat.mode & 0o7777, received.modes[&there.path]), (kept, here.stat.mode & 0o777));
+        }
+        assert_eq!(decode_modes(&encode_modes(&received.modes)).unwrap(), received.modes);
         assert_eq!(fs::read(came.join("deep/link")).unwrap(), vec![7; 3 << 20]);
         // A checkpoint may be one file.
-        put(&sent(&made.join("model.bin")), &room.path().join("one"), (3 << 20) + ENTRY_ROOM).unwrap();
+        let one = put(&sent(&made.join("model.bin")), &room.path().join("one"), (3 << 20) + ENTRY_ROOM).unwrap();
+        assert_eq!(one.modes, Modes::from([(b"model.bin".to_vec(), 0o640)]));
         assert_eq!(fs::read(room.path().join("one/model.bin")).unwrap(), vec![7; 3 << 20]);
     }
 
@@ -366,9 +435,10 @@ mod tests {
         let put = |records: &[(u8, &str, &str)]| {
             put(&written(records), &room.path().join("to"), ENTRY_ROOM * records.len() as u64)
         };
-        put(&[(FOLDER, "c", ""), (LINK, "c/l", outside), (FILE, "c/f", "")]).unwrap();
+        let received = put(&[(FOLDER, "c", ""), (LINK, "c/l", outside), (FILE, "c/f", "")]).unwrap();
         let mode = fs::metadata(room.path().join("to/c/f")).unwrap().permissions().mode();
-        assert_eq!(mode & 0o7777, 0o755, "nobody else's user is set");
+        assert_eq!(mode & 0o7777, FILE_MODE);
+        assert_eq!(received.modes[&b"f".to_vec()], 0o755, "nobody else's user is set");
         for first in ["../out", "/tmp/out", "a/b", "", ".", "..", "a\0b"] {
             assert_eq!(put(&[(FILE, first, "")]).unwrap_err().kind(), ErrorKind::Damaged, "{first}");
         }

@@ -2,110 +2,71 @@
 //!
 //! ```text
 //! DIR/ULID.part/...            on its way in or out; removed at the next start
-//! DIR/ULID/told.json           who gave it, and what it is to be saved as
-//! DIR/ULID/files/ENTRY...      the checkpoint
+//! DIR/ULID/told.json           who gave it, what it is to be saved as, and why it was set aside if it was
+//! DIR/ULID/modes               the modes that its files and folders had where they came from
+//! DIR/ULID/files/ENTRY...      the checkpoint, readable by the agent's user alone
 //! ```
 
-use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs::{self, DirBuilder, File};
 use std::io::{self, Read};
 use std::os::unix::ffi::OsStringExt as _;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
 use tokio::sync::Notify;
+use tokio::time::Instant;
 use ulid::Ulid;
 
+use super::held::{Announced, Held, names, write_modes};
 use super::parcel::receive;
-use crate::agent::view::Kept;
+use super::register::{Promised, Register};
+use crate::agent::config::{Accepts, CustodyConfig};
+use crate::agent::view::Aside;
 use crate::clock::Timestamp;
 use crate::error::{Error, Result};
-use crate::id::RepositoryId;
 use crate::repository::Name;
-use crate::size;
+use crate::span;
 use crate::transfer::identity::Identity;
 use crate::tree::{Durability, Target};
 
-const TOLD: &str = "told.json";
 const FILES: &str = "files";
 const PART: &str = ".part";
-/// Room that is promised to a checkpoint that does not come is given to others after this.
-const PROMISED_FOR: Duration = Duration::from_mins(1);
-/// Checkpoints that may be on their way at the same time: of all agents, and of one.
-const PROMISED_MAX: (usize, usize) = (64, 4);
-/// Checkpoints that are kept, at most: what is said of each is in memory.
-const HELD_MAX: usize = 1024;
 /// Bytes of the labels of one, at most.
 const LABELS_LEN_MAX: usize = 64 << 10;
-
-/// What another agent wants to give.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::agent) struct Announced {
-    /// What it is to be saved as.
-    pub(in crate::agent) name: Name,
-    /// Where.
-    pub(in crate::agent) repository: RepositoryId,
-    /// Labels that it is to have.
-    pub(in crate::agent) labels: BTreeMap<String, String>,
-    /// Bytes of room that it takes.
-    pub(in crate::agent) bytes: u64,
-}
-
-/// What is kept.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::agent) struct Held {
-    /// Whose it is.
-    pub(in crate::agent) from: Identity,
-    /// When it was there, RFC 3339.
-    since: String,
-    pub(in crate::agent) what: Announced,
-    /// What it is called.
-    entry: PathBuf,
-}
-
-/// The same, as it is written.
-#[derive(Debug, Serialize, Deserialize)]
-struct Told {
-    #[serde(flatten)]
-    kept: Kept,
-    entry: PathBuf,
-}
 
 /// All that an agent keeps for others.
 #[derive(Debug)]
 pub(in crate::agent) struct Shelf {
     dir: PathBuf,
     capacity: u64,
+    accept: Accepts,
+    deadline: Duration,
     register: Mutex<Register>,
     /// Something came, or went.
     pub(super) changed: Notify,
 }
 
-#[derive(Debug, Default)]
-struct Register {
-    promised: BTreeMap<Ulid, Promised>,
-    held: BTreeMap<Ulid, Held>,
-}
-
+/// A checkpoint on its way. When this is dropped, its room is free again.
 #[derive(Debug)]
-struct Promised {
+pub(in crate::agent) struct Coming {
+    shelf: Arc<Shelf>,
+    id: Ulid,
     from: Identity,
     what: Announced,
-    since: Instant,
-    /// It is on its way.
-    coming: bool,
+    /// When it must be there.
+    until: Instant,
 }
 
 impl Shelf {
-    /// The one in `dir`, which is made if it is not there, with what is on it; for `capacity` bytes. What was not whole is removed.
+    /// The one that `told` says, whose folder is made if it is not there, with what is on it. What was not whole is removed.
     ///
     /// # Errors
     /// The file system's.
-    pub(in crate::agent) fn open(dir: PathBuf, capacity: u64) -> Result<Self> {
+    pub(in crate::agent) fn open(told: CustodyConfig) -> Result<Self> {
+        let CustodyConfig { dir, capacity, accept, deadline, .. } = told;
         let io = |error| Error::io("folder of [custody] cannot be used", &dir, error);
         // What others gave is theirs to read.
         DirBuilder::new().recursive(true).mode(0o700).create(&dir).map_err(io)?;
@@ -127,87 +88,67 @@ impl Shelf {
                 }
             }
         }
-        Ok(Self { dir, capacity, register: Mutex::new(register), changed: Notify::new() })
+        Ok(Self { dir, capacity, accept, deadline, register: Mutex::new(register), changed: Notify::new() })
     }
 
     /// Promises room to `from`.
     ///
     /// # Errors
-    /// Exhausted, if there is not enough, or too many come at once; usage, for labels that are too long, and for a name that is not of a
-    /// step, or too long to be kept under another one.
+    /// Denied, if no entry of the settings accepts it; exhausted, if there is not enough room, or too many come at once; usage, for
+    /// labels that are too long, and for a name that is not of a step, or too long to be kept under another one.
     pub(in crate::agent) fn promise(&self, from: &Identity, what: Announced) -> Result<Ulid> {
         let id = Ulid::generate();
         names(&what.name, from, id)?;
-        let mut register = self.register();
-        register.promised.retain(|_, promised| promised.coming || promised.since.elapsed() < PROMISED_FOR);
-        let own = register.promised.values().filter(|promised| promised.from == *from).count();
-        if register.promised.len() >= PROMISED_MAX.0 || own >= PROMISED_MAX.1 || register.held.len() >= HELD_MAX {
-            let most = format!(
-                "at most {} on their way, {} of one agent, and {HELD_MAX} kept",
-                PROMISED_MAX.0, PROMISED_MAX.1
-            );
-            return Err(Error::exhausted("too many checkpoints come at once")
-                .at(&what.name)
-                .expected(most)
-                .cure("try again"));
-        }
+        let allowance = self.accept.allowance(from, &what.name).ok_or_else(|| not_accepted(from, &what.name))?;
         let labels: usize = what.labels.iter().map(|(label, value)| label.len() + value.len()).sum();
         if labels > LABELS_LEN_MAX {
             let error = Error::usage("labels of a checkpoint are too long").at(&what.name);
             let error = error.expected(format!("at most {LABELS_LEN_MAX} bytes")).got(labels);
             return Err(error.cure("give it fewer labels, or shorter ones"));
         }
-        let held = register.held.values().map(|held| held.what.bytes);
-        let taken: u64 = held.chain(register.promised.values().map(|promised| promised.what.bytes)).sum();
-        let left = self.capacity.saturating_sub(taken);
-        if what.bytes > left {
-            return Err(Error::exhausted("there is no room to keep this")
-                .at(&what.name)
-                .expected(format!("at most {} ({left} bytes)", size::show(left)))
-                .got(format!("{} bytes", what.bytes))
-                .cure(
-                    "raise capacity in [custody] of that agent's settings, or wait until it has saved what it keeps",
-                ));
-        }
+        let mut register = self.register();
+        register.forget(self.deadline);
+        register.admit(from, &what, allowance, self.capacity)?;
         let from = from.clone();
         register.promised.insert(id, Promised { from, what, since: Instant::now(), coming: false });
         Ok(id)
     }
 
-    /// Takes in what `from` was promised room for as `id`, from `input`. When this returns, it survives a power loss. Blocking.
+    /// Whether `from` may have something saved as `name`, as the settings say now.
     ///
     /// # Errors
-    /// Not found, if there is no such promise, or it is on its way already; as [`receive`]. Then nothing is kept.
-    pub(in crate::agent) fn take(
-        &self,
-        id: Ulid,
-        from: &Identity,
-        input: &mut impl Read,
-        now: Timestamp,
-    ) -> Result<Held> {
-        let held = {
-            let mut register = self.register();
-            let promised = register.promised.get_mut(&id).filter(|promised| promised.from == *from && !promised.coming);
-            let promised = promised.ok_or_else(|| unknown(id))?;
-            promised.coming = true;
-            let what = promised.what.clone();
-            Held { from: from.clone(), since: now.to_string(), what, entry: PathBuf::new() }
-        };
-        let placed = self.place(id, held, input);
+    /// Denied, if it may not.
+    pub(super) fn check_accepted(&self, from: &Identity, name: &Name) -> Result<()> {
+        self.accept.allowance(from, name).map(drop).ok_or_else(|| not_accepted(from, name))
+    }
+
+    /// What `from` was promised room for as `id` begins to come.
+    ///
+    /// # Errors
+    /// Not found, if there is no such promise, or it is on its way already.
+    pub(in crate::agent) fn expect(self: &Arc<Self>, id: Ulid, from: &Identity) -> Result<Coming> {
         let mut register = self.register();
-        register.promised.remove(&id);
-        let held = placed?;
-        register.held.insert(id, held.clone());
-        self.changed.notify_one();
-        Ok(held)
+        register.forget(self.deadline);
+        let promised = register.promised.get_mut(&id).filter(|promised| promised.from == *from && !promised.coming);
+        let promised = promised.ok_or_else(|| unknown(id))?;
+        promised.coming = true;
+        let (what, until) = (promised.what.clone(), promised.since + self.deadline);
+        Ok(Coming { shelf: Arc::clone(self), id, from: from.clone(), what, until })
     }
 
     fn place(&self, id: Ulid, mut held: Held, input: &mut impl Read) -> Result<Held> {
         let part = Part { dir: self.dir.clone(), name: format!("{id}{PART}") };
+        DirBuilder::new()
+            .mode(0o700)
+            .create(part.path())
+            .map_err(|error| Error::io("cannot keep what was given into custody", &part.path(), error))?;
         let io = |error| Error::io("cannot keep what was given into custody", &part.path(), error);
-        let entry = receive(input, &Target::open(&part.path().join(FILES), Durability::Power)?, held.what.bytes)?;
-        held.entry = PathBuf::from(OsString::from_vec(entry));
+        let received = receive(input, &Target::open(&part.path().join(FILES), Durability::Power)?, held.what.bytes)?;
+        held.entry = PathBuf::from(OsString::from_vec(received.entry));
+        write_modes(&received.modes, &part.path())?;
         held.write(id, &part.path())?;
+        // The settings may have changed since room was promised.
+        self.check_accepted(&held.from, &held.what.name)?;
         let whole = self.dir.join(id.to_string());
         sync(&part.path()).and_then(|()| fs::rename(part.path(), &whole)).map_err(io)?;
         // What was not answered for is not kept.
@@ -253,6 +194,7 @@ impl Shelf {
             renamed => renamed.map_err(io)?,
         }
         register.held.remove(&id);
+        register.urgent.remove(&id);
         drop(register);
         self.changed.notify_one();
         sync(&self.dir).map_err(io)
@@ -263,60 +205,95 @@ impl Shelf {
         self.register().held.values().map(|held| held.what.bytes).sum()
     }
 
+    /// Checkpoints that were set aside.
+    pub(in crate::agent) fn aside(&self) -> u64 {
+        self.register().held.values().filter(|held| held.aside.is_some()).count() as u64
+    }
+
+    /// Those that are to be saved, the oldest first; and which of them somebody asked to save now, told once.
+    pub(super) fn to_save(&self) -> Vec<(Ulid, bool)> {
+        let mut register = self.register();
+        let urgent = std::mem::take(&mut register.urgent);
+        let held = register.held.iter().filter(|(_, held)| held.aside.is_none());
+        held.map(|(id, _)| (*id, urgent.contains(id))).collect()
+    }
+
+    /// Sets aside what is kept as `id`: it is not saved until somebody asks for that, also after a restart. Blocking.
+    ///
+    /// # Errors
+    /// Not found, if nothing is kept as `id`; the file system's, and then it is set aside until the next start.
+    pub(super) fn set_aside(&self, id: Ulid, aside: Aside) -> Result<()> {
+        self.mark(id, Some(aside))
+    }
+
+    /// Has what was set aside as `id` saved, at once. Blocking.
+    ///
+    /// # Errors
+    /// As [`Shelf::set_aside`].
+    pub(in crate::agent) fn retry(&self, id: Ulid) -> Result<Held> {
+        let marked = self.mark(id, None);
+        let mut register = self.register();
+        let held = register.held.get(&id).cloned().ok_or_else(|| unknown(id))?;
+        register.urgent.insert(id);
+        drop(register);
+        self.changed.notify_one();
+        marked.map(|()| held)
+    }
+
+    fn mark(&self, id: Ulid, aside: Option<Aside>) -> Result<()> {
+        // Held while it is written: nothing is written into a folder that is let go of.
+        let mut register = self.register();
+        let held = register.held.get_mut(&id).ok_or_else(|| unknown(id))?;
+        held.aside = aside;
+        let folder = self.dir.join(id.to_string());
+        held.write(id, &folder)?;
+        sync(&folder).map_err(|error| Error::io("cannot keep what was given into custody", &folder, error))
+    }
+
     fn register(&self) -> MutexGuard<'_, Register> {
         self.register.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Held {
-    /// As the API tells it.
-    pub(in crate::agent) fn told(&self, id: Ulid) -> Kept {
-        let Announced { name, repository, labels, bytes } = &self.what;
-        Kept {
-            id: id.to_string(),
-            from: self.from.to_string(),
-            since: self.since.clone(),
-            name: name.to_string(),
-            repository: repository.to_string(),
-            labels: labels.clone(),
-            bytes: *bytes,
+impl Coming {
+    /// When all of it must be there.
+    pub(in crate::agent) fn until(&self) -> Instant {
+        self.until
+    }
+
+    /// Takes it in from `input`. When this returns, it survives a power loss. Blocking.
+    ///
+    /// # Errors
+    /// Unreachable, if it was not there in time; denied, if the settings accept it no longer; as [`receive`]. Then nothing is kept.
+    pub(in crate::agent) fn take(self, input: &mut impl Read, now: Timestamp) -> Result<Held> {
+        let (from, what) = (self.from.clone(), self.what.clone());
+        let held = Held { from, since: now.to_string(), what, entry: PathBuf::new(), aside: None };
+        let held = self.shelf.place(self.id, held, input).map_err(|error| self.late(error))?;
+        let mut register = self.shelf.register();
+        register.promised.remove(&self.id);
+        register.held.insert(self.id, held.clone());
+        drop(register);
+        self.shelf.changed.notify_one();
+        Ok(held)
+    }
+
+    /// `error`, unless it only tells that the time is over.
+    fn late(&self, error: Error) -> Error {
+        if error.kind() != crate::error::ErrorKind::Unreachable || Instant::now() < self.until {
+            return error;
         }
-    }
-
-    fn write(&self, id: Ulid, folder: &Path) -> Result<()> {
-        let told = Told { kept: self.told(id), entry: self.entry.clone() };
-        let told =
-            serde_json::to_vec(&told).map_err(|source| Error::other("what is kept is not JSON").source(source))?;
-        let path = folder.join(TOLD);
-        let written = fs::write(&path, told).and_then(|()| File::open(&path)?.sync_all());
-        written.map_err(|error| Error::io("cannot keep what was given into custody", &path, error))
-    }
-
-    fn read(folder: &Path) -> Result<Self> {
-        let path = folder.join(TOLD);
-        let told = fs::read(&path).map_err(|error| Error::io("cannot read whose it is", &path, error))?;
-        let malformed = || Error::damaged("file is malformed").at(path.display());
-        let Told { kept, entry } = serde_json::from_slice(&told).map_err(|source| malformed().source(source))?;
-        let repository = kept.repository.parse().map_err(|source| malformed().source(source))?;
-        let what = Announced { name: kept.name.parse()?, repository, labels: kept.labels, bytes: kept.bytes };
-        Ok(Self { from: kept.from.parse()?, since: kept.since, what, entry })
+        Error::unreachable("checkpoint did not arrive in time")
+            .at(&self.what.name)
+            .expected(format!("all of it {} after room was promised", span::show(self.shelf.deadline)))
+            .cure("raise deadline in [custody] of the keeper's settings")
+            .source(error)
     }
 }
 
-/// The names to try, in order, for a checkpoint that `from` gave as `name`: that name, one of the agent's own, and a unique one.
-/// No name is ever replaced.
-///
-/// # Errors
-/// Usage, if `name` is not of a step of a run, or so long that the others are no names.
-pub(in crate::agent) fn names(name: &Name, from: &Identity, id: Ulid) -> Result<[Name; 3]> {
-    if name.step().is_none() {
-        return Err(Error::usage("only steps of a run are taken into custody")
-            .expected("RUN/step-N")
-            .got(name)
-            .cure("save it instead"));
+impl Drop for Coming {
+    fn drop(&mut self) {
+        self.shelf.register().promised.remove(&self.id);
     }
-    let own = format!("custody/{}", from.path());
-    Ok([name.clone(), format!("{own}/{name}").parse()?, format!("{own}/{id}/{name}").parse()?])
 }
 
 /// A folder that is not whole; all of it goes when this does, unless it has another name by then.
@@ -345,120 +322,13 @@ fn sync(folder: &Path) -> io::Result<()> {
     File::open(folder)?.sync_all()
 }
 
-fn unknown(id: Ulid) -> Error {
-    Error::not_found("nothing is kept, or awaited, under this id").at(id).cure("GET /v1/custody lists what is kept")
+fn not_accepted(from: &Identity, name: &Name) -> Error {
+    Error::denied(format!("agent {} may not give this into custody here", from.path())).at(name).cure(format!(
+        "add the name to `names` of a [[custody.accept]] entry with from = \"{}\" in the keeper's settings",
+        from.path()
+    ))
 }
 
-#[cfg(test)]
-mod tests {
-    use std::os::unix::fs::PermissionsExt as _;
-
-    use super::super::parcel::Contents;
-    use super::*;
-    use crate::error::ErrorKind;
-
-    fn agent(name: &str) -> Identity {
-        Identity::new("home", name).unwrap()
-    }
-
-    fn announced(bytes: u64) -> Announced {
-        let (name, labels) = ("run/step-5".parse().unwrap(), BTreeMap::from([("a".to_owned(), "b".to_owned())]));
-        Announced { name, repository: RepositoryId::random(), labels, bytes }
-    }
-
-    /// A checkpoint in a folder that nobody may write to, as it is sent, and its room.
-    fn parcel(room: &Path) -> (Vec<u8>, u64) {
-        let path = room.join("checkpoint-5");
-        fs::create_dir_all(&path).unwrap();
-        fs::write(path.join("model.bin"), [7; 1000]).unwrap();
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o555)).unwrap();
-        let contents = Contents::find(&path).unwrap();
-        let mut bytes = Vec::new();
-        contents.send(&mut bytes).unwrap();
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
-        (bytes, contents.room())
-    }
-
-    fn promise(shelf: &Shelf, name: &str, bytes: u64) -> Result<Ulid> {
-        shelf.promise(&agent(name), announced(bytes))
-    }
-
-    fn take(shelf: &Shelf, id: Ulid, mut parcel: &[u8]) -> Result<Held> {
-        shelf.take(id, &agent("a"), &mut parcel, Timestamp(1))
-    }
-
-    #[test]
-    fn what_is_kept_is_there_after_a_restart_and_goes_when_it_is_let_go() {
-        let room = tempfile::tempdir().unwrap();
-        let (dir, (parcel, takes)) = (room.path().join("kept"), parcel(room.path()));
-        let shelf = Shelf::open(dir.clone(), 2 * takes).unwrap();
-        assert_eq!(fs::metadata(&dir).unwrap().permissions().mode() & 0o777, 0o700);
-        let id = promise(&shelf, "a", takes).unwrap();
-        let other = shelf.take(id, &agent("b"), &mut parcel.as_slice(), Timestamp(1));
-        assert_eq!(other.unwrap_err().kind(), ErrorKind::NotFound, "it is another's");
-        let held = take(&shelf, id, &parcel).unwrap();
-        assert_eq!(take(&shelf, id, &parcel).unwrap_err().kind(), ErrorKind::NotFound, "it came");
-        // One that was on its way when the agent was killed is no checkpoint.
-        let part = dir.join(format!("{}{PART}", Ulid::generate()));
-        fs::create_dir_all(part.join("files/c")).unwrap();
-        fs::set_permissions(part.join("files/c"), fs::Permissions::from_mode(0o555)).unwrap();
-        fs::create_dir(dir.join(Ulid::generate().to_string())).unwrap();
-
-        let shelf = Shelf::open(dir.clone(), 2 * takes).unwrap();
-        assert!(!part.exists());
-        let (again, place) = shelf.find(id).unwrap();
-        assert_eq!((&again, shelf.bytes()), (&held, takes), "what nobody knows is left alone");
-        assert_eq!(fs::read(place.join("model.bin")).unwrap(), [7; 1000]);
-        assert_eq!((shelf.list(Some(&agent("b"))).len(), shelf.list(None).len()), (0, 1));
-        assert!(shelf.release(id, Some(&agent("b"))).is_err(), "it is another's");
-        shelf.release(id, Some(&agent("a"))).unwrap();
-        assert!(shelf.find(id).is_none() && shelf.release(id, None).is_err());
-        assert_eq!((shelf.bytes(), fs::read_dir(&dir).unwrap().count()), (0, 1));
-        // What somebody took away by hand is let go of, too.
-        let id = promise(&shelf, "a", takes).unwrap();
-        take(&shelf, id, &parcel).unwrap();
-        assert!(!shelf.has_lost(id));
-        fs::rename(dir.join(id.to_string()), room.path().join("elsewhere")).unwrap();
-        assert!(shelf.has_lost(id));
-        shelf.release(id, None).unwrap();
-        assert_eq!(shelf.bytes(), 0);
-    }
-
-    #[test]
-    fn room_is_promised_once() {
-        let room = tempfile::tempdir().unwrap();
-        let (dir, (parcel, takes)) = (room.path().join("kept"), parcel(room.path()));
-        let shelf = Shelf::open(dir.clone(), 2 * takes + 500).unwrap();
-        let first = promise(&shelf, "a", takes).unwrap();
-        let second = promise(&shelf, "a", takes + 500).unwrap();
-        assert_eq!(promise(&shelf, "b", 1).unwrap_err().kind(), ErrorKind::Exhausted);
-        // One that breaks off leaves nothing, and its room is free again.
-        assert_eq!(take(&shelf, second, &parcel[..500]).unwrap_err().kind(), ErrorKind::Unreachable);
-        assert_eq!(fs::read_dir(&dir).unwrap().count(), 0);
-        take(&shelf, first, &parcel).unwrap();
-        // More than was announced is not taken.
-        let small = promise(&shelf, "a", takes - 1).unwrap();
-        assert_eq!(take(&shelf, small, &parcel).unwrap_err().kind(), ErrorKind::Exhausted);
-        assert_eq!(shelf.bytes(), takes);
-        // Nobody takes all places.
-        let promises = (0..9).filter(|_| promise(&shelf, "a", 1).is_ok()).count();
-        assert_eq!(promises, PROMISED_MAX.1);
-        assert!(promise(&shelf, "b", 1).is_ok());
-        let mut long = announced(1);
-        long.labels.insert("long".to_owned(), "x".repeat(LABELS_LEN_MAX));
-        assert_eq!(shelf.promise(&agent("b"), long).unwrap_err().kind(), ErrorKind::Usage);
-    }
-
-    #[test]
-    fn a_checkpoint_has_three_names_to_be_saved_as() {
-        let (from, id) = (agent("a"), Ulid::generate());
-        let all = names(&"run/step-7".parse().unwrap(), &from, id).unwrap();
-        let expected = [
-            "run/step-7".to_owned(),
-            format!("custody/{}/run/step-7", from.path()),
-            format!("custody/{}/{id}/run/step-7", from.path()),
-        ];
-        assert_eq!(all.map(|name| name.to_string()), expected);
-        assert_eq!(names(&"models/production".parse().unwrap(), &from, id).unwrap_err().kind(), ErrorKind::Usage);
-    }
+fn unknown(id: Ulid) -> Error {
+    Error::not_found("nothing is kept, or awaited, under this id").at(id).cure("GET /v1/custody lists what is kept")
 }

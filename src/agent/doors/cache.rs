@@ -88,12 +88,13 @@ pub(super) async fn pin(
     let repository = house.repository(asked.repository.as_deref())?;
     let name = resolve(house.exchange()?, repository, door.caller(), &selector).await?;
     let saved = house.opened.open(repository, &name).await?;
-    let expires = asked.lasting.map(|span| house.after(span.0));
+    let lasting = asked.lasting.map(|span| span.0);
+    let (expires, limit) = house.caller_pins.bounds(door.caller(), lasting, |span| house.after(span))?;
     let owner = door.owner(asked.owner);
     let reason = asked.reason.unwrap_or_else(|| name.to_string());
     let pinned = blocking(move || {
         let request = PinRequest { owner, reason, expires, chunks: chunks(&saved) };
-        cache.pin(request)
+        cache.pin_within(request, limit.as_ref())
     });
     match pinned.await? {
         Pinned::Kept(pin) => Ok((StatusCode::CREATED, Json(view::Pinned::from(&pin)))),

@@ -12,7 +12,7 @@ use axum::http::StatusCode;
 use bytes::Bytes;
 use futures::{Stream, StreamExt as _};
 use serde::Deserialize;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout_at};
 use tokio_util::io::{StreamReader, SyncIoBridge};
 use ulid::Ulid;
 
@@ -74,12 +74,23 @@ pub(super) async fn take(
     Path(id): Path<String>,
     request: Request,
 ) -> Result<Json<view::Kept>, Refusal> {
-    let (from, id, shelf) = (giver(&door)?.clone(), parsed(&id)?, Arc::clone(shelf(&house)?));
-    let input = Box::pin(arriving(request.into_body().into_data_stream()));
+    let (from, id) = (giver(&door)?.clone(), parsed(&id)?);
+    let coming = shelf(&house)?.expect(id, &from)?;
+    let input = Box::pin(arriving(request.into_body().into_data_stream(), coming.until()));
     let mut input = SyncIoBridge::new(StreamReader::new(input));
     let now = house.now();
-    let held = blocking(move || shelf.take(id, &from, &mut input, now)).await?;
+    let held = blocking(move || coming.take(&mut input, now)).await?;
     tracing::info!(name = %held.what.name, from = %held.from, "took a checkpoint into custody");
+    Ok(Json(held.told(id)))
+}
+
+/// Has what was set aside saved, at once.
+pub(super) async fn retry(
+    State(house): State<Arc<House>>,
+    Path(id): Path<String>,
+) -> Result<Json<view::Kept>, Refusal> {
+    let (shelf, id) = (Arc::clone(shelf(&house)?), parsed(&id)?);
+    let held = blocking(move || shelf.retry(id)).await?;
     Ok(Json(held.told(id)))
 }
 
@@ -94,10 +105,13 @@ pub(super) async fn release(
     Ok(Json(view::Custody { id }))
 }
 
-/// A body as it arrives; an error, if that takes too long.
-fn arriving(body: BodyDataStream) -> impl Stream<Item = io::Result<Bytes>> + Send {
-    futures::stream::unfold(body, |mut body| async {
-        let next = match timeout(STALL, body.next()).await {
+/// A body as it arrives; an error, if that stalls, or it is not all there when the time is `until`.
+fn arriving(body: BodyDataStream, until: Instant) -> impl Stream<Item = io::Result<Bytes>> + Send {
+    futures::stream::unfold(body, move |mut body| async move {
+        if Instant::now() >= until {
+            return Some((Err(io::ErrorKind::TimedOut.into()), body));
+        }
+        let next = match timeout_at(until.min(Instant::now() + STALL), body.next()).await {
             Ok(next) => next?.map_err(io::Error::other),
             Err(_) => Err(io::ErrorKind::TimedOut.into()),
         };
@@ -108,7 +122,7 @@ fn arriving(body: BodyDataStream) -> impl Stream<Item = io::Result<Bytes>> + Sen
 fn shelf(house: &House) -> Result<&Arc<Shelf>> {
     house.shelf.as_ref().ok_or_else(|| {
         Error::not_found("this agent keeps nothing for others")
-            .cure("let it: [custody] dir, capacity and of in its settings")
+            .cure("let it: [custody] dir and capacity, and [[custody.accept]], in its settings")
     })
 }
 
@@ -127,4 +141,25 @@ fn parsed(id: &str) -> Result<Ulid> {
             .source(source)
     };
     id.parse::<Ulid>().map_err(malformed)
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::body::Body;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn what_arrives_after_its_time_is_not_taken() {
+        let whole = || Body::from("all of it").into_data_stream();
+        let hour = Duration::from_hours(1);
+        let mut in_time = Box::pin(arriving(whole(), Instant::now() + hour));
+        assert_eq!(in_time.next().await.unwrap().unwrap(), "all of it");
+        let mut late = Box::pin(arriving(whole(), Instant::now()));
+        assert_eq!(late.next().await.unwrap().unwrap_err().kind(), io::ErrorKind::TimedOut);
+        // One that stands still is not waited for beyond its time, either.
+        let still = Body::from_stream(futures::stream::pending::<io::Result<Bytes>>()).into_data_stream();
+        let mut still = Box::pin(arriving(still, Instant::now() + Duration::from_millis(1)));
+        assert_eq!(still.next().await.unwrap().unwrap_err().kind(), io::ErrorKind::TimedOut);
+    }
 }

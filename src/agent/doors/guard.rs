@@ -12,6 +12,7 @@ use axum::response::{IntoResponse as _, Response};
 use rustix::process::{Uid, getuid};
 
 use super::refusal::Refusal;
+use crate::agent::config::Accepts;
 use crate::agent::user::user_name;
 use crate::cache::Pin;
 use crate::error::Error;
@@ -52,7 +53,7 @@ pub(in crate::agent) struct Callers {
     /// To all of [`REMOTE`] but custody.
     pub(in crate::agent) to_ask: Agents,
     /// To custody.
-    pub(in crate::agent) to_give: Agents,
+    pub(in crate::agent) to_give: Accepts,
 }
 
 /// Which door a request came through.
@@ -170,7 +171,7 @@ impl Guard {
         if gives && !self.callers.to_give.include(caller) {
             let caller = caller.path();
             return Err(Error::denied(format!("agent {own} keeps nothing for {caller}"))
-                .cure(format!("add of = [\"{caller}\"] to [custody] of its settings")));
+                .cure(format!("add a [[custody.accept]] entry with from = \"{caller}\" and names to its settings")));
         }
         if !gives && !self.callers.to_ask.include(caller) {
             let caller = caller.path();
@@ -252,6 +253,7 @@ pub(super) async fn check(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::agent::config::accepts;
     use crate::pattern::Patterns;
 
     fn judged(door: &Door, path: &str, headers: &[(header::HeaderName, &str)]) -> bool {
@@ -263,8 +265,8 @@ mod tests {
     /// What `home/a` is told by an agent that lets `callers` ask.
     fn called(callers: &[&str], method: &Method, path: &str) -> Result<(), Error> {
         let agent = |site: &str, agent: &str| Identity::new(site, agent).unwrap();
-        let agents = |patterns: &[&str]| Agents::of(Patterns::of(patterns).unwrap());
-        let (to_ask, to_give) = (agents(callers), agents(&["home/a"]));
+        let to_ask = Agents::of(Patterns::of(callers).unwrap());
+        let to_give = accepts("[[accept]]\nfrom = 'home/a'\nnames = '**'", 1).unwrap();
         let guard = Guard::new(
             Some(("secret", Path::new("/run/agent.token"))),
             Callers { to_ask, to_give },
@@ -332,7 +334,8 @@ mod tests {
         let guard = Guard::new(None, Callers { to_ask, ..Callers::default() }, None);
         let error = guard.judge_call(&Identity::new("home", "a").unwrap(), &Method::POST, CUSTODY).unwrap_err();
         assert_eq!(error.to_string(), "agent here keeps nothing for home/a");
-        assert_eq!(error.cure_text(), Some("add of = [\"home/a\"] to [custody] of its settings"));
+        let cure = "add a [[custody.accept]] entry with from = \"home/a\" and names to its settings";
+        assert_eq!(error.cure_text(), Some(cure));
         for callers in [&["home/a"][..], &["home/*"], &["x/y", "**"]] {
             assert!(called(callers, &Method::POST, warm).is_ok(), "{callers:?}");
         }

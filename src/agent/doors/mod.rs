@@ -63,6 +63,7 @@ fn routes() -> Vec<Route> {
         ("/v1/cache/evict", POST, post(cache::evict)),
         ("/v1/custody", GET_POST, get(custody::list).post(custody::promise)),
         ("/v1/custody/{id}", PUT_DELETE, put(custody::take).delete(custody::release)),
+        ("/v1/custody/{id}/retry", POST, post(custody::retry)),
         ("/v1/peers", GET, get(peers::list)),
         ("/v1/ledger", GET, get(peers::ledger)),
         ("/v1/chunks", GET, get(peers::chunks)),

@@ -90,6 +90,7 @@ fn figures(house: &House) -> Exposition {
     }
     if let Some(shelf) = &house.shelf {
         text.one(&metrics::CUSTODY_BYTES, shelf.bytes());
+        text.one(&metrics::CUSTODY_ASIDE, shelf.aside());
     }
     if let Ok(cache) = house.cache() {
         cached(&mut text, &cache.stat());

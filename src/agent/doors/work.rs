@@ -178,8 +178,13 @@ pub(super) async fn warm(
     Asked(asked): Asked<Warm>,
 ) -> Begun {
     door.may_name(asked.repository.as_deref())?;
-    let owner = door.owner(asked.owner);
-    let pin = asked.pin.map(|span| Pinning { owner, expires: Some(house.after(span.0)) });
+    let pin = match asked.pin {
+        Some(Span(span)) => {
+            let (expires, limit) = house.caller_pins.bounds(door.caller(), Some(span), |span| house.after(span))?;
+            Some(Pinning { owner: door.owner(asked.owner), expires, limit })
+        }
+        None => None,
+    };
     let from = asked.from.as_deref().map(str::parse).transpose()?.unwrap_or_default();
     let caller = door.caller().cloned();
     // A choice is made now, so that whoever asked is told at once which step it is.

@@ -1,6 +1,6 @@
 //! Which chunks are pinned, by how many pins, and what they take. Pure.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use super::Pin;
 use crate::clock::Timestamp;
@@ -72,6 +72,22 @@ impl Ledger {
             self.weight = self.weight + u64::from(weight) - u64::from(wanted.weight);
             wanted.weight = weight;
         }
+    }
+
+    /// Pins of owners whose names begin with `owners`, and what their chunks take together with `chunks`, in units.
+    pub(crate) fn held_by(&self, owners: &str, chunks: &[(u64, u16)]) -> (usize, u64) {
+        let theirs = self.pins.values().filter(|(pin, _)| pin.owner.starts_with(owners));
+        let (mut count, mut keys, mut weight) = (0, HashSet::new(), 0);
+        for (_, held) in theirs {
+            count += 1;
+            for key in held {
+                if keys.insert(*key) {
+                    weight += self.wanted.get(key).map_or(0, |wanted| u64::from(wanted.weight));
+                }
+            }
+        }
+        let new = chunks.iter().filter(|(key, _)| keys.insert(*key));
+        (count, weight + new.map(|(_, weight)| u64::from(*weight)).sum::<u64>())
     }
 
     /// Pins whose time is over.

@@ -64,6 +64,17 @@ pub struct Pin {
     pub chunks: u64,
 }
 
+/// What the pins of some owners may keep together.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PinLimit {
+    /// How the names of these owners begin.
+    pub owners: String,
+    /// Bytes on the disk, at most; a chunk of several pins counts once.
+    pub bytes: u64,
+    /// Pins, at most.
+    pub pins: usize,
+}
+
 /// The answer to a [`PinRequest`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use]

@@ -241,3 +241,30 @@ fn a_capacity_below_a_slab_is_a_usage_error_and_a_smaller_one_takes_slabs_away()
     let error = Cache::open(dir.path(), CacheOptions { capacity: SLAB_LEN - 1, ..options() }).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Usage);
 }
+
+#[test]
+fn pins_of_an_owner_stay_within_a_limit() {
+    let dir = tempfile::tempdir().unwrap();
+    let cache = Cache::open(dir.path(), options()).unwrap();
+    let units = |numbers: std::ops::Range<u64>| {
+        numbers.map(|n| u64::from(extent::weight(frame(n).bytes().len() as u64))).sum::<u64>()
+    };
+    let limit = PinLimit { owners: "home/a/".into(), bytes: units(0..10) * UNIT, pins: 3 };
+    let pin = |owner: &str, numbers: std::ops::Range<u64>| {
+        let request = PinRequest { owner: owner.into(), ..request(numbers) };
+        cache.pin_within(request, Some(&limit))
+    };
+    let first = kept(pin("home/a/me", 0..8).unwrap());
+    let error = pin("home/a/you", 8..11).unwrap_err();
+    assert!(error.to_string().contains("pins of home/a would keep too much"), "{error}");
+    assert_eq!((error.kind(), cache.pins().len()), (ErrorKind::Exhausted, 1), "nothing is promised");
+    let second = kept(pin("home/a/you", 4..10).unwrap());
+    kept(pin("home/a/me", 0..10).unwrap());
+    let error = pin("home/a/me", 0..1).unwrap_err();
+    assert!(error.to_string().contains("home/a has too many pins: expected at most 3"), "{error}");
+    // Others are not counted, and what ended is not.
+    kept(cache.pin(PinRequest { owner: "home/ab/me".into(), ..request(0..20) }).unwrap());
+    cache.unpin(first.id).unwrap();
+    cache.unpin(second.id).unwrap();
+    kept(pin("home/a/me", 0..10).unwrap());
+}

@@ -81,6 +81,25 @@ pub(in crate::cli) enum CacheVerb {
     },
 }
 
+/// `towline custody`.
+#[derive(Clone, Debug, Subcommand)]
+pub(in crate::cli) enum CustodyVerb {
+    /// List what is kept, and why something was set aside
+    List(Elsewhere),
+    /// Have what was set aside saved, at once
+    Retry {
+        /// Which, as `towline custody list` lists them
+        #[arg(value_name = "ID", required = true)]
+        ids: Vec<String>,
+    },
+    /// Give up what is kept: it is deleted, and not saved
+    Drop {
+        /// Which, as `towline custody list` lists them
+        #[arg(value_name = "ID", required = true)]
+        ids: Vec<String>,
+    },
+}
+
 /// `towline identity`.
 #[derive(Debug, Subcommand)]
 pub(in crate::cli) enum IdentityVerb {

@@ -11,7 +11,7 @@ use std::time::Duration;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum, ValueHint};
 
-pub(super) use self::agents::{AuthorityFolder, CacheVerb, Elsewhere, IdentityVerb, Pin, Warm};
+pub(super) use self::agents::{AuthorityFolder, CacheVerb, CustodyVerb, Elsewhere, IdentityVerb, Pin, Warm};
 pub(super) use self::moves::{Cp, Rm, Sync};
 use super::config::Flags;
 use super::help;
@@ -220,6 +220,12 @@ pub(super) enum Verb {
     Cache {
         #[command(subcommand)]
         what: CacheVerb,
+    },
+    /// Look at the checkpoints that the agent keeps for other agents, and at those that it could not save
+    #[command(after_help = help::CUSTODY, subcommand_required = true, arg_required_else_help = true)]
+    Custody {
+        #[command(subcommand)]
+        what: CustodyVerb,
     },
     /// Watch what the agent does
     #[command(after_help = help::TOP)]

@@ -19,14 +19,14 @@ pub(super) struct Assembly {
 }
 
 impl Assembly {
-    /// The entries of `walk`, their files still without content.
-    pub(super) fn new(walk: &Walk, labels: BTreeMap<String, String>) -> Self {
+    /// The entries of `walk`, their files still without content. `modes` stand for those on the disk.
+    pub(super) fn new(walk: &Walk, labels: BTreeMap<String, String>, modes: &BTreeMap<Vec<u8>, u32>) -> Self {
         let entries: Vec<TreeEntry> = walk
             .found
             .iter()
             .map(|found| TreeEntry {
                 path: found.path.clone(),
-                mode: found.stat.mode,
+                mode: modes.get(&found.path).copied().unwrap_or(found.stat.mode),
                 mtime: found.stat.mtime,
                 kind: match &found.kind {
                     FoundKind::Folder => EntryKind::Folder,

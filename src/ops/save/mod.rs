@@ -144,6 +144,8 @@ pub struct SaveOptions {
     pub explain: bool,
     /// Required state of the name when the save begins, else a conflict; it must not change until the commit either.
     pub expected: Expected,
+    /// Permission bits to record instead of those on the disk, by path in the tree (empty: its root folder).
+    pub modes: Arc<BTreeMap<Vec<u8>, u32>>,
     /// Where to show progress.
     pub progress: Progress,
     /// Cancel it to stop: what was stored by then is recorded within seconds, and used by the next save. A save that is about
@@ -407,7 +409,7 @@ impl Saving<'_> {
             Some(cache) => Unchanged::load(&cache, &self.walk, &self.looking, known).await?,
             None => None,
         };
-        let mut assembly = Assembly::new(&self.walk, self.options.labels.clone());
+        let mut assembly = Assembly::new(&self.walk, self.options.labels.clone(), &self.options.modes);
         let to_read: Vec<usize> = match &unchanged {
             Some(unchanged) => unchanged.take(&self.walk, &self.looking, &mut assembly),
             None => files_of(&self.walk).collect(),

@@ -153,6 +153,35 @@ fn who_may_not_is_told_why() {
 }
 
 #[test]
+fn pins_of_a_caller_are_limited_and_those_of_the_node_are_not() {
+    let user = with_tree();
+    let (home, cloud) = two_sites(&user, "'home/*'", ("", "[caller_pins]\nmax_time = '1h'\nmax_bytes = '25M'"));
+    user.write("other/b.bin", &noise(2, 20 << 20));
+    user.ok(&["save", "other", "run/step-2"]);
+    for verb in [&["pin", "run/step-1", "--for", "2h"][..], &["warm", "run/step-1", "--pin", "2h"]] {
+        let error = fails(&user, &home, &[verb, &["--at", "cloud"]].concat(), 7);
+        assert!(
+            text(&error, "message").contains("pin of another agent lasts too long: expected at most 1h"),
+            "{error}"
+        );
+        assert!(text(&error, "cure").contains("max_time in [caller_pins]"), "{error}");
+    }
+    let pinned = told_json(&user, &home, &["pin", "run/step-1", "--at", "cloud"]);
+    assert!(pinned["expires"].is_string(), "without a time it lasts as long as it may: {pinned}");
+    for verb in [&["pin", "run/step-2"][..], &["warm", "run/step-2", "--pin", "1h", "--wait"]] {
+        let error = fails(&user, &home, &[verb, &["--at", "cloud"]].concat(), 1);
+        assert!(text(&error, "message").contains("pins of home/a would keep too much"), "{error}");
+        assert!(text(&error, "cure").contains("towline unpin"), "{error}");
+    }
+    // Again is as good as once: the same chunks count once.
+    told_json(&user, &home, &["warm", "run/step-1", "--pin", "1h", "--wait", "--at", "cloud"]);
+    let own = told_json(&user, &cloud, &["pin", "run/step-2", "--for", "9d"]);
+    assert!(told_json(&user, &cloud, &["pin", "run/step-2"])["expires"].is_null(), "{own}");
+    home.stop();
+    cloud.stop();
+}
+
+#[test]
 fn what_nobody_may_ask_from_elsewhere() {
     let user = with_tree();
     let allow = "[[allow]]\nagents = 'home/*'\nnames = ['run/*']";

@@ -1,0 +1,110 @@
+//! Limits of the pins that other agents ask for.
+
+use std::time::Duration;
+
+use serde::Deserialize;
+
+use super::quantity::{Bytes, Span};
+use crate::cache::PinLimit;
+use crate::clock::Timestamp;
+use crate::error::{Error, Result};
+use crate::span;
+use crate::transfer::identity::Identity;
+
+/// How long a pin of another agent lasts, at most.
+const TIME: Duration = Duration::from_hours(7 * 24);
+/// Pins of one other agent keep one such part of the cache, at most.
+const CAPACITY_PART: u64 = 4;
+/// Pins of one other agent, at most.
+const PINS: usize = 256;
+
+/// The section `[caller_pins]`.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct CallerPinsSection {
+    max_time: Option<Span>,
+    max_bytes: Option<Bytes>,
+    max_pins: Option<usize>,
+}
+
+/// What each other agent that may ask this one can have pinned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CallerPins {
+    /// How long a pin lasts, at most; also one that is asked for without a time.
+    pub time: Duration,
+    /// Bytes that all pins of one agent keep, at most.
+    pub bytes: u64,
+    /// Pins of one agent, at most.
+    pub pins: usize,
+}
+
+impl CallerPinsSection {
+    /// For a cache of `capacity` bytes.
+    pub(super) fn settle(self, capacity: u64) -> CallerPins {
+        CallerPins {
+            time: self.max_time.map_or(TIME, |span| span.0),
+            bytes: self.max_bytes.map_or(capacity / CAPACITY_PART, |bytes| bytes.0),
+            pins: self.max_pins.unwrap_or(PINS),
+        }
+    }
+}
+
+impl CallerPins {
+    /// How long a pin of another agent lasts that is `asked` for.
+    ///
+    /// # Errors
+    /// Denied, for longer than it may.
+    pub(in crate::agent) fn lasting(&self, asked: Option<Duration>) -> Result<Duration> {
+        let lasting = asked.unwrap_or(self.time);
+        if lasting <= self.time {
+            return Ok(lasting);
+        }
+        Err(Error::denied("pin of another agent lasts too long")
+            .expected(format!("at most {}", span::show(self.time)))
+            .got(span::show(lasting))
+            .cure("ask for less, or raise max_time in [caller_pins] of the settings of the agent that is asked"))
+    }
+
+    /// What all pins of `caller` may keep.
+    pub(in crate::agent) fn limit(&self, caller: &Identity) -> PinLimit {
+        PinLimit { owners: format!("{}/", caller.path()), bytes: self.bytes, pins: self.pins }
+    }
+
+    /// When a pin ends that `caller`, another agent or this node, asks for, and what limits it. `after` tells the time after a span.
+    ///
+    /// # Errors
+    /// As [`CallerPins::lasting`].
+    pub(in crate::agent) fn bounds(
+        &self,
+        caller: Option<&Identity>,
+        asked: Option<Duration>,
+        after: impl Fn(Duration) -> Timestamp,
+    ) -> Result<(Option<Timestamp>, Option<PinLimit>)> {
+        match caller {
+            Some(caller) => Ok((Some(after(self.lasting(asked)?)), Some(self.limit(caller)))),
+            None => Ok((asked.map(after), None)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::ErrorKind;
+
+    #[test]
+    fn pins_of_callers_are_bounded_and_those_of_this_node_are_not() {
+        let pins = CallerPinsSection::default().settle(400);
+        assert_eq!((pins.time, pins.bytes, pins.pins), (TIME, 100, PINS));
+        let (after, caller) = (|span: Duration| Timestamp(span.as_nanos() as i64), Identity::new("home", "a").unwrap());
+        let hour = Duration::from_hours(1);
+        assert_eq!(pins.bounds(None, None, after).unwrap(), (None, None));
+        assert_eq!(pins.bounds(None, Some(2 * TIME), after).unwrap(), (Some(after(2 * TIME)), None));
+        let limit = PinLimit { owners: "home/a/".into(), bytes: 100, pins: PINS };
+        assert_eq!(pins.bounds(Some(&caller), None, after).unwrap(), (Some(after(TIME)), Some(limit.clone())));
+        assert_eq!(pins.bounds(Some(&caller), Some(hour), after).unwrap(), (Some(after(hour)), Some(limit)));
+        let error = pins.bounds(Some(&caller), Some(TIME + hour), after).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Denied);
+        assert!(error.to_string().contains("expected at most 7d"), "{error}");
+    }
+}

@@ -1,0 +1,109 @@
+//! What is kept and what is promised, in memory. Pure.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use tokio::time::Instant;
+use ulid::Ulid;
+
+use super::held::{Announced, Held};
+use crate::agent::config::Allowance;
+use crate::error::{Error, Result};
+use crate::size;
+use crate::transfer::identity::Identity;
+
+/// Room that is promised to a checkpoint that does not come is given to others after this, or after the deadline if that is sooner.
+const PROMISED_FOR: Duration = Duration::from_mins(1);
+/// Checkpoints that may be on their way at the same time: of all agents, and of one.
+pub(super) const PROMISED_MAX: (usize, usize) = (64, 4);
+/// Checkpoints that are kept, at most: what is said of each is in memory.
+const HELD_MAX: usize = 1024;
+
+#[derive(Debug, Default)]
+pub(super) struct Register {
+    pub(super) promised: BTreeMap<Ulid, Promised>,
+    pub(super) held: BTreeMap<Ulid, Held>,
+    /// Those that somebody asked to save now.
+    pub(super) urgent: BTreeSet<Ulid>,
+}
+
+#[derive(Debug)]
+pub(super) struct Promised {
+    pub(super) from: Identity,
+    pub(super) what: Announced,
+    pub(super) since: Instant,
+    /// It is on its way.
+    pub(super) coming: bool,
+}
+
+impl Register {
+    /// Forgets promises that were not taken up in time. One that is on its way breaks off by itself.
+    pub(super) fn forget(&mut self, deadline: Duration) {
+        let patience = PROMISED_FOR.min(deadline);
+        self.promised.retain(|_, promised| promised.coming || promised.since.elapsed() < patience);
+    }
+
+    /// Checks that `what` of `from`, of whom so much is kept at most, has room on a shelf for `capacity` bytes.
+    ///
+    /// # Errors
+    /// Exhausted, if it has not.
+    pub(super) fn admit(&self, from: &Identity, what: &Announced, allowance: Allowance, capacity: u64) -> Result<()> {
+        let own = self.promised.values().filter(|promised| promised.from == *from).count();
+        if self.promised.len() >= PROMISED_MAX.0 || own >= PROMISED_MAX.1 || self.held.len() >= HELD_MAX {
+            let most = format!(
+                "at most {} on their way, {} of one agent, and {HELD_MAX} kept",
+                PROMISED_MAX.0, PROMISED_MAX.1
+            );
+            return Err(Error::exhausted("too many checkpoints come at once")
+                .at(&what.name)
+                .expected(most)
+                .cure("try again"));
+        }
+        let left = capacity.saturating_sub(self.taken(|_| true).bytes);
+        if what.bytes > left {
+            return Err(Error::exhausted("there is no room to keep this")
+                .at(&what.name)
+                .expected(format!("at most {} ({left} bytes)", size::show(left)))
+                .got(format!("{} bytes", what.bytes))
+                .cure(
+                    "raise capacity in [custody] of that agent's settings, or wait until it has saved what it keeps",
+                ));
+        }
+        self.admit_of(from, what, allowance)
+    }
+
+    fn admit_of(&self, from: &Identity, what: &Announced, allowance: Allowance) -> Result<()> {
+        let own = self.taken(|whose| whose == from);
+        let cure = "wait until the keeper has saved what it keeps, have somebody there look at what was set aside \
+                    (towline custody list), or raise max and max_parcels of the [[custody.accept]] entry in its settings";
+        if own.parcels >= allowance.parcels {
+            return Err(Error::exhausted(format!("quota of {} is used up", from.path()))
+                .at(&what.name)
+                .expected(format!("at most {} checkpoints kept", allowance.parcels))
+                .got(format!("{} kept already", own.parcels))
+                .cure(cure));
+        }
+        let left = allowance.bytes.saturating_sub(own.bytes);
+        if what.bytes > left {
+            let most = allowance.bytes;
+            return Err(Error::exhausted(format!("quota of {} is used up", from.path()))
+                .at(&what.name)
+                .expected(format!("at most {} ({left} bytes) more, of {most} bytes", size::show(left)))
+                .got(format!("{} bytes", what.bytes))
+                .cure(cure));
+        }
+        Ok(())
+    }
+
+    /// What is kept of, and promised to, those that `of` says; what was set aside counts, too.
+    fn taken(&self, of: impl Fn(&Identity) -> bool) -> Allowance {
+        let held = self.held.values().map(|held| (&held.from, held.what.bytes));
+        let all = held.chain(self.promised.values().map(|promised| (&promised.from, promised.what.bytes)));
+        let mut taken = Allowance { bytes: 0, parcels: 0 };
+        for (_, bytes) in all.filter(|(from, _)| of(from)) {
+            taken.bytes = taken.bytes.saturating_add(bytes);
+            taken.parcels += 1;
+        }
+        taken
+    }
+}
