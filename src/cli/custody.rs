@@ -103,6 +103,8 @@ fn listed(kept: &[Kept]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::*;
     use crate::agent::view::Aside;
 
@@ -114,7 +116,7 @@ mod tests {
             since: "2026-01-01T00:00:00Z".into(),
             name: "run/step-7".into(),
             repository: "r".into(),
-            labels: Default::default(),
+            labels: BTreeMap::default(),
             bytes: 2048,
             aside,
         };

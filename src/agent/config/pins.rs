@@ -22,9 +22,12 @@ const PINS: usize = 256;
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct CallerPinsSection {
-    max_time: Option<Span>,
-    max_bytes: Option<Bytes>,
-    max_pins: Option<usize>,
+    #[serde(rename = "max_time")]
+    time: Option<Span>,
+    #[serde(rename = "max_bytes")]
+    bytes: Option<Bytes>,
+    #[serde(rename = "max_pins")]
+    pins: Option<usize>,
 }
 
 /// What each other agent that may ask this one can have pinned.
@@ -42,9 +45,9 @@ impl CallerPinsSection {
     /// For a cache of `capacity` bytes.
     pub(super) fn settle(self, capacity: u64) -> CallerPins {
         CallerPins {
-            time: self.max_time.map_or(TIME, |span| span.0),
-            bytes: self.max_bytes.map_or(capacity / CAPACITY_PART, |bytes| bytes.0),
-            pins: self.max_pins.unwrap_or(PINS),
+            time: self.time.map_or(TIME, |span| span.0),
+            bytes: self.bytes.map_or(capacity / CAPACITY_PART, |bytes| bytes.0),
+            pins: self.pins.unwrap_or(PINS),
         }
     }
 }
@@ -96,7 +99,8 @@ mod tests {
     fn pins_of_callers_are_bounded_and_those_of_this_node_are_not() {
         let pins = CallerPinsSection::default().settle(400);
         assert_eq!((pins.time, pins.bytes, pins.pins), (TIME, 100, PINS));
-        let (after, caller) = (|span: Duration| Timestamp(span.as_nanos() as i64), Identity::new("home", "a").unwrap());
+        let (after, caller) =
+            (|span: Duration| Timestamp(i64::try_from(span.as_nanos()).unwrap()), Identity::new("home", "a").unwrap());
         let hour = Duration::from_hours(1);
         assert_eq!(pins.bounds(None, None, after).unwrap(), (None, None));
         assert_eq!(pins.bounds(None, Some(2 * TIME), after).unwrap(), (Some(after(2 * TIME)), None));

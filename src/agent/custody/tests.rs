@@ -217,7 +217,7 @@ fn what_is_kept_can_be_read_whatever_the_giver_allowed() {
     fs::write(path.join("deep/model.bin"), [7; 1000]).unwrap();
     // As a giver sends it whose files nobody may read.
     let file = path.join("deep/model.bin");
-    fs::set_permissions(&file, fs::Permissions::from_mode(0)).unwrap();
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o000)).unwrap();
     let contents = Contents::find(&path).unwrap();
     fs::set_permissions(&file, fs::Permissions::from_mode(0o600)).unwrap();
     let mut bytes = Vec::new();
