@@ -160,7 +160,7 @@ impl Drop for Agent {
 #[derive(Clone, Copy)]
 enum Attack {
     Nothing,
-    OneIdleLink,
+    IdleLinks(usize),
     Cancel,
     Find,
     Silent,
@@ -181,7 +181,8 @@ async fn attack() {
     println!("| --- | --- | --- | --- | --- | --- |");
     for (word, attack) in [
         ("nothing", Attack::Nothing),
-        ("one idle connection", Attack::OneIdleLink),
+        ("one idle connection", Attack::IdleLinks(1)),
+        ("16 idle connections", Attack::IdleLinks(LINKS)),
         ("REQUEST and CANCEL, 16 connections", Attack::Cancel),
         ("FIND of unknown manifests, 16 connections", Attack::Find),
         ("400 silent sockets, made again and again", Attack::Silent),
@@ -257,10 +258,10 @@ fn unknown(n: u64) -> ManifestId {
 async fn attacking(attack: Attack, to: SocketAddr, bad: Credentials, over: Instant) -> u64 {
     match attack {
         Attack::Nothing => 0,
-        Attack::OneIdleLink => {
-            let _link = dial(to, &bad).await;
+        Attack::IdleLinks(count) => {
+            let links = join_all((0..count).map(|_| dial(to, &bad))).await;
             tokio::time::sleep_until(over.into()).await;
-            1
+            links.len() as u64
         }
         Attack::Cancel | Attack::Find => {
             let links = join_all((0..LINKS).map(|_| dial(to, &bad))).await;

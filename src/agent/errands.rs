@@ -101,9 +101,11 @@ pub(super) async fn resolve(
     let own = state.refs.iter().filter(|(name, _)| exchange.may_read(caller, name));
     let refs: BTreeMap<Name, RefValue> = own.map(|(name, value)| (name.clone(), value.clone())).collect();
     let readable = State { refs, ..State::default() };
-    let chosen = selector.resolve(&readable).and_then(|name| match readable.refs.contains_key(&name) {
-        true => Ok(name),
-        false => Err(no_such_name(&readable.refs, &name, format!("repository {}", repository.id()))),
+    let chosen = selector.resolve(&readable).and_then(|name| {
+        if readable.refs.contains_key(&name) {
+            return Ok(name);
+        }
+        Err(no_such_name(&readable.refs, &name, format!("repository {}", repository.id())))
     });
     chosen.map_err(|error| {
         let agent = caller.path();

@@ -244,6 +244,7 @@ fn every_key_of_the_settings_is_in_the_table() {
     let top = keys("{}");
     assert!(top.len() > 10 && top.contains(&"repository".to_owned()), "{top:?}");
     let sections = [
+        ("[admission]", "[admission]\n{}"),
         ("[cache]", "[cache]\n{}"),
         ("[peers]", "[peers]\n{}"),
         ("[custody]", "[custody]\n{}"),
