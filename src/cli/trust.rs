@@ -28,8 +28,10 @@ impl Door {
                 let Recorded { path, digest, file } = trusted.add(path)?;
                 let told = Told { path, digest: Some(digest), sets: Some(file.clone()) };
                 self.output.report(&told, |told, _| {
-                    let lines = file.lines().iter().map(|line| format!("  {}\n", printable(line))).collect::<String>();
-                    format!("trusted as it is now: {}\n{lines}", printable(&told.path.to_string_lossy()))
+                    let path = printable(&told.path.to_string_lossy());
+                    let mut lines = vec![format!("trusted as it is now: {path}\n")];
+                    lines.extend(file.lines().iter().map(|line| format!("  {}\n", printable(line))));
+                    lines.concat()
                 })?;
                 if file.allow_http == Some(true) {
                     self.output.remark("`allow_http` does not count there: use --allow-http or TOWLINE_ALLOW_HTTP=1");

@@ -71,8 +71,9 @@ pub async fn connect(address: SocketAddr, credentials: &Credentials, dial: &Dial
             () = gather(connection.clone(), feeder.clone()) => {}
             () = counting => {}
             error = standing.ended() => {
-                connection.close(DISTRUSTED.into(), b"certificate is not accepted any more");
+                // First the reason: the streams would only say that the connection was closed here.
                 feeder.fail(guarded::broken(error)).await;
+                connection.close(DISTRUSTED.into(), b"certificate is not accepted any more");
             }
         }
     });
