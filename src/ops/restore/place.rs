@@ -73,7 +73,7 @@ impl Placing {
                 chunks => {
                     let missing = AtomicU32::new(u32::try_from(chunks).unwrap_or(u32::MAX));
                     let staged = Mutex::new(resumed.remove(&at).map(Arc::new));
-                    long.insert(at, Long { missing, staged });
+                    long.insert(at, Long { staged, missing });
                 }
             }
         }

@@ -204,7 +204,7 @@ async fn forbidden_and_absent_cost_the_same_reads() {
         assert!(Holdings::authorise(&*home.exchange, &asker, &open).await.unwrap().is_some());
     }
     // The first answers say it all; later ones may or may not read the log again, by the clock.
-    let first: Vec<_> = seen.iter().map(|steps| steps[0].clone()).collect();
+    let first: Vec<_> = seen.iter().map(|steps| steps[0]).collect();
     assert!(first.iter().all(|steps| *steps == first[0]), "{first:?}");
     assert!(seen.iter().flatten().all(|(_, hits, misses)| (*hits, *misses) == (0, 0)), "the cache was looked into");
 }
