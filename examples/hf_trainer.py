@@ -57,7 +57,12 @@ def main() -> None:
         train_dataset=[{"input_ids": row, "labels": row} for row in tokens],
         callbacks=[callback, Report(args.die_at)],
     )
-    trainer.train(resume_from_checkpoint=callback.restore_latest(training.output_dir))
+    latest = callback.restore_latest(training.output_dir)
+    # The Trainer trains one step more when it resumes from its last.
+    if latest and int(str(latest).rpartition("-")[2]) >= args.steps:
+        print("all", args.steps, "steps are done")
+        return
+    trainer.train(resume_from_checkpoint=latest)
 
 
 if __name__ == "__main__":

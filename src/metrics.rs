@@ -123,6 +123,7 @@ families! {
     TRANSFERS_RUNNING = Gauge "towline_transfers_running" "Transfers that go on, by kind";
     TRANSFERS = Counter "towline_transfers_total" "Transfers that ended, by kind and how they ended";
     TRANSFER_BYTES = Counter "towline_transfer_bytes_total" "Stored bytes that transfers moved, by kind";
+    TRANSFER_RETRIES = Counter "towline_transfer_retries_total" "Failures that transfers went on after, as saves of a watch, by kind";
     FILE_BYTES = Counter "towline_file_bytes_total" "Bytes of files handed out over HTTP";
     FROM_BYTES = Counter "towline_chunk_from_bytes_total" "Bytes of chunks that were had, by source: cache, site, remote, repository";
     TO_BYTES = Counter "towline_chunk_to_bytes_total" "Bytes of chunks given, by destination: local, site, remote";

@@ -99,7 +99,7 @@ impl Client {
     /// # Errors
     /// Not found, if there is none; it says how to start one.
     pub fn required() -> Result<Self> {
-        Self::find()?.ok_or_else(|| Error::not_found("no agent is running here").at(well_known().display()).cure(START))
+        Self::find()?.ok_or_else(|| none(std::env::var_os(VARIABLE)))
     }
 
     /// `repository`, with the agent of [`Client::find`] before its packs, if there is one and it has the repository. Without it
@@ -194,7 +194,12 @@ impl Client {
                 Standing::Running => {}
                 Standing::Done => return Ok(view),
                 Standing::Failed => return Err(error_of(view.error.as_ref())),
-                Standing::Cancelled => return Err(Error::cancelled("transfer was stopped").at(id)),
+                Standing::Cancelled => {
+                    return Err(Error::cancelled("transfer was stopped before it was done")
+                        .at(id)
+                        .got("somebody stopped it, or the agent ended")
+                        .cure("run the same command again: what has arrived is used"));
+                }
             }
         }
         Err(self.lost("its answer ended"))
@@ -376,9 +381,24 @@ fn error_of(told: Option<&Value>) -> Error {
     if causes.is_empty() { error } else { error.source(causes.join(": ")) }
 }
 
+/// Why there is no agent, where `TOWLINE_AGENT` is `named`.
+fn none(named: Option<OsString>) -> Error {
+    if named.is_some_and(|named| named == "none") {
+        return Error::not_found("no agent is used: TOWLINE_AGENT is `none`")
+            .cure(format!("unset TOWLINE_AGENT, or set it to the socket of an agent; {START}"));
+    }
+    Error::not_found("no agent is running here").at(well_known().display()).cure(START)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn that_none_is_wanted_is_told() {
+        assert!(none(Some("none".into())).to_string().contains("TOWLINE_AGENT is `none`"));
+        assert!(none(None).to_string().contains("no agent is running here"));
+    }
 
     #[test]
     fn the_variable_goes_before_the_usual_socket() {

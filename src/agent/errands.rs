@@ -15,7 +15,7 @@ use ulid::Ulid;
 use super::config::Watched;
 use super::custody::{self, Announced, Held};
 use super::house::House;
-use super::transfers::{About, Entry};
+use super::transfers::{About, Entry, Trouble};
 use super::view::Kind;
 use crate::error::{Error, ErrorKind, Result};
 use crate::ops::{self, Pinning, Refuge, RestoreOptions, SaveOptions, Stop, WarmOptions};
@@ -30,6 +30,9 @@ use crate::work::blocking;
 
 /// How long until what the agent does by itself is tried again after it failed.
 pub(super) const AGAIN_AFTER: Duration = Duration::from_secs(5);
+
+/// How long a watch that must end may take to name what is not saved.
+const NAMING: Duration = Duration::from_secs(1);
 
 /// What to restore, and where to.
 #[derive(Debug)]
@@ -178,9 +181,29 @@ pub(super) fn watch(house: &House, watched: Watched, refuge: Option<Arc<dyn Refu
     let repository = house.repository(None)?.clone();
     let stop = house.stop.subscribe();
     let restored = CancellationToken::new();
-    let watching = Watching { watched, stop, restored: restored.clone(), saved: Vec::new(), fates: BTreeMap::new() };
+    let watching = Watching {
+        watched,
+        stop,
+        restored: restored.clone(),
+        saved: Vec::new(),
+        fates: BTreeMap::new(),
+        trouble: Trouble::default(),
+    };
     let about = about(Kind::Watch, &watching.watched.run, &repository);
-    house.transfers.begin(about, move |progress| watching.run(repository, refuge, progress))?;
+    house.transfers.begin_lasting(about, move |progress, trouble, stopped| async move {
+        let watching = Watching { trouble, ..watching };
+        let ending = watching.stop.clone();
+        let stopped = async {
+            stopped.cancelled().await;
+            if *ending.borrow() != Stop::No {
+                tokio::time::sleep(NAMING).await;
+            }
+        };
+        tokio::select! {
+            ended = watching.run(repository, refuge, progress) => ended,
+            () = stopped => Err(Error::cancelled("watch was stopped")),
+        }
+    })?;
     Ok(restored)
 }
 
@@ -193,6 +216,8 @@ struct Watching {
     saved: Vec<String>,
     /// Fates of checkpoints that were handed off, or refused, when time was short.
     fates: BTreeMap<String, String>,
+    /// Failures after which it tries again.
+    trouble: Trouble,
 }
 
 impl Watching {
@@ -226,6 +251,7 @@ impl Watching {
                 Err(error) if stopping => return Err(error),
                 Err(error) => {
                     tracing::warn!(folder = %folder.display(), "watch failed, starts again: {error:?}");
+                    self.trouble.add("", format!("watch failed, starts again: {error:?}"));
                     let _ = timeout(AGAIN_AFTER, stop.wait_for(|stop| *stop != Stop::No)).await;
                 }
             }
@@ -233,7 +259,23 @@ impl Watching {
     }
 
     fn note(&mut self, event: WatchEvent) {
-        tracing::info!(run = %self.watched.run, ?event, "watch");
+        match &event {
+            WatchEvent::Failed { entry, error, retry_seconds } => {
+                let message = format!("{entry} could not be saved, next try in {retry_seconds:.1} s: {error}");
+                tracing::warn!(run = %self.watched.run, "{message}");
+                self.trouble.add(entry, message);
+            }
+            WatchEvent::Unreadable { error } => {
+                tracing::warn!(run = %self.watched.run, "folder cannot be read: {error}");
+                self.trouble.add("", format!("folder cannot be read: {error}"));
+            }
+            WatchEvent::Saved { entry, .. } | WatchEvent::Kept { entry, .. } | WatchEvent::Gone { entry } => {
+                tracing::info!(run = %self.watched.run, ?event, "watch");
+                self.trouble.over(entry);
+                self.trouble.over("");
+            }
+            _ => tracing::info!(run = %self.watched.run, ?event, "watch"),
+        }
         match event {
             WatchEvent::Restored { .. } | WatchEvent::NotRestored { .. } => self.restored.cancel(),
             WatchEvent::Saved { report, .. } => self.saved.push(report.name),

@@ -326,8 +326,9 @@ fn warn_of_capacity(setting: &str, dir: &Path, capacity: u64) {
 /// A warning for a `capacity` above the size of the disk, in bytes.
 fn too_large(setting: &str, capacity: u64, disk: u64) -> Option<String> {
     let (told, has) = (size::show(capacity), size::show(disk));
-    (capacity > disk)
-        .then(|| format!("{setting} is {told}, but the disk has {has}: it holds as much as the disk has free"))
+    (capacity > disk).then(|| {
+        format!("{setting} is {told}, but the disk has {has}: it holds what the disk has free above `free_floor`")
+    })
 }
 
 fn unknown(known: &[String], named: impl std::fmt::Display) -> Error {

@@ -185,7 +185,7 @@ impl Agent {
         if lost.is_empty() {
             return Ok(());
         }
-        Err(Error::cancelled("not all transfers came to their end in time")
+        Err(Error::cancelled("the agent ended before all transfers were done")
             .got(lost.join("; "))
             .cure("begin them again: what arrived is used; or give the agent more `grace`"))
     }
@@ -213,7 +213,7 @@ async fn open_to_peers(
 /// A transfer that did not do what it should, in words.
 fn lost(view: &view::Transfer) -> String {
     let message = view.error.as_ref().and_then(|error| error.get("message")).and_then(|message| message.as_str());
-    format!("{} {}: {}", view.kind.word(), view.name, message.unwrap_or("stopped"))
+    format!("{} {}: {}", view.kind.word(), view.name, message.unwrap_or("stopped when the grace was over"))
 }
 
 /// A door that closes by itself is worth a word.

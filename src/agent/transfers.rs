@@ -47,6 +47,8 @@ struct Register {
     ended: BTreeMap<(Kind, Standing), u64>,
     /// Stored bytes that ended transfers moved.
     moved: BTreeMap<Kind, u64>,
+    /// Failures that ended transfers went on after.
+    retried: BTreeMap<Kind, u64>,
 }
 
 /// One transfer.
@@ -60,6 +62,7 @@ pub(super) struct Entry {
     begun: Instant,
     started: Timestamp,
     progress: Progress,
+    trouble: Trouble,
     stop: CancellationToken,
     state: watch::Sender<State>,
 }
@@ -71,6 +74,46 @@ struct State {
     took: Option<Duration>,
     /// Its report, or its error.
     outcome: Option<Value>,
+}
+
+/// Failures of a transfer that goes on all the same, as a watch does. Clones share them.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Trouble(Arc<Mutex<Troubles>>);
+
+#[derive(Debug, Default)]
+struct Troubles {
+    /// The failures that stand, the last one at the end: what each is about, and what went wrong.
+    standing: Vec<(String, String)>,
+    count: u64,
+}
+
+impl Trouble {
+    /// Counts a failure about `what`, which stands until it is over.
+    pub(super) fn add(&self, what: &str, message: String) {
+        let mut troubles = self.troubles();
+        troubles.standing.retain(|(about, _)| about != what);
+        troubles.standing.push((what.to_owned(), message));
+        troubles.count += 1;
+    }
+
+    /// What went wrong with `what` is over.
+    pub(super) fn over(&self, what: &str) {
+        self.troubles().standing.retain(|(about, _)| about != what);
+    }
+
+    fn count(&self) -> u64 {
+        self.troubles().count
+    }
+
+    fn last(&self) -> Option<Value> {
+        let troubles = self.troubles();
+        let (_, message) = troubles.standing.last()?;
+        Some(serde_json::json!({ "kind": ErrorKind::Other.word(), "message": message }))
+    }
+
+    fn troubles(&self) -> MutexGuard<'_, Troubles> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// What is to be done, and what it is about.
@@ -89,6 +132,8 @@ pub(super) struct Tally {
     pub(super) running: u64,
     pub(super) ended: BTreeMap<Standing, u64>,
     pub(super) moved: u64,
+    /// Failures that they went on after.
+    pub(super) retried: u64,
 }
 
 impl Transfers {
@@ -122,6 +167,21 @@ impl Transfers {
         self.start(about, |entry| work(entry.progress.clone(), entry.stop.clone()), STOPPING)
     }
 
+    /// As [`Transfers::begin_stoppable`], for `work` that goes on after failures and tells of them.
+    ///
+    /// # Errors
+    /// As [`Transfers::begin`].
+    pub(super) fn begin_lasting<F>(
+        &self,
+        about: About,
+        work: impl FnOnce(Progress, Trouble, CancellationToken) -> F,
+    ) -> Result<Arc<Entry>>
+    where
+        F: Future<Output = Result<Value>> + Send + 'static,
+    {
+        self.start(about, |entry| work(entry.progress.clone(), entry.trouble.clone(), entry.stop.clone()), STOPPING)
+    }
+
     fn start<F>(&self, about: About, work: impl FnOnce(&Entry) -> F, patience: Duration) -> Result<Arc<Entry>>
     where
         F: Future<Output = Result<Value>> + Send + 'static,
@@ -135,6 +195,7 @@ impl Transfers {
             begun: Instant::now(),
             started: self.0.clock.now(),
             progress: Progress::default(),
+            trouble: Trouble::default(),
             stop: CancellationToken::new(),
             state: watch::Sender::new(State { standing: Standing::Running, took: None, outcome: None }),
         });
@@ -182,11 +243,17 @@ impl Transfers {
     pub(super) fn tally(&self, kind: Kind) -> Tally {
         let register = self.register();
         let running = register.known.values().filter(|entry| entry.kind == kind && entry.is_running());
-        let (running, under_way) =
-            running.fold((0, 0), |(count, moved), entry| (count + 1, moved + entry.progress.snapshot().moved));
+        let mut tally = Tally::default();
+        for entry in running {
+            tally.running += 1;
+            tally.moved += entry.progress.snapshot().moved;
+            tally.retried += entry.trouble.count();
+        }
         let count = |end| register.ended.get(&(kind, end)).copied().unwrap_or(0);
-        let ended = Standing::ENDS.into_iter().map(|end| (end, count(end))).collect();
-        Tally { running, ended, moved: under_way + register.moved.get(&kind).copied().unwrap_or(0) }
+        tally.ended = Standing::ENDS.into_iter().map(|end| (end, count(end))).collect();
+        tally.moved += register.moved.get(&kind).copied().unwrap_or(0);
+        tally.retried += register.retried.get(&kind).copied().unwrap_or(0);
+        tally
     }
 
     /// Takes nothing new from now on.
@@ -251,7 +318,11 @@ impl Entry {
     /// As the API tells it.
     pub(super) fn view(&self) -> view::Transfer {
         let State { standing, took, outcome } = self.state.borrow().clone();
-        let (report, error) = if standing == Standing::Done { (outcome, None) } else { (None, outcome) };
+        let (report, error) = match standing {
+            Standing::Done => (outcome, None),
+            Standing::Running => (None, self.trouble.last()),
+            Standing::Failed | Standing::Cancelled => (None, outcome),
+        };
         view::Transfer {
             id: self.id.to_string(),
             kind: self.kind,
@@ -319,6 +390,7 @@ impl Settling {
         let mut register = self.transfers.register();
         *register.ended.entry((entry.kind, standing)).or_default() += 1;
         *register.moved.entry(entry.kind).or_default() += entry.progress.snapshot().moved;
+        *register.retried.entry(entry.kind).or_default() += entry.trouble.count();
         entry.state.send_replace(State { standing, took, outcome });
         register.forget();
     }

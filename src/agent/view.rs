@@ -263,7 +263,7 @@ pub struct Transfer {
     /// What came of it, once it is done: as the command of that name tells with `--json`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub report: Option<Value>,
-    /// What went wrong, if it failed.
+    /// What went wrong, if it failed; while it runs, the last failure after which it tries again.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<Value>,
 }

@@ -1,6 +1,7 @@
 //! Pinning: promises given and ended.
 
 use super::Cache;
+use super::extent;
 use super::identity::replace;
 use super::pins::{self, Pin, PinChunk, PinLimit, PinRequest, Pinned};
 use super::room::UNIT;
@@ -69,6 +70,26 @@ impl Cache {
             return Err(Error::io("write a pin", &path, error));
         }
         Ok(Pinned::Kept(promise))
+    }
+
+    /// Bytes too few to hold `chunks` beside what is pinned, though all else be evicted; 0 if there is room. Blocks on the disk.
+    #[must_use]
+    pub fn shortage(&self, chunks: &[PinChunk]) -> u64 {
+        self.expire();
+        let possible = self.possible_units();
+        let mut chunks: Vec<_> =
+            chunks.iter().map(|chunk| (chunk.id.prefix(), extent::weight(chunk.stored_len.into()))).collect();
+        chunks.sort_unstable();
+        chunks.dedup_by_key(|(key, _)| *key);
+        let state = self.state();
+        state.weigh(&mut chunks);
+        (state.ledger.weight() + state.ledger.added_by(&chunks)).saturating_sub(possible) * UNIT
+    }
+
+    /// Bytes that stay free on the disk.
+    #[must_use]
+    pub fn free_floor(&self) -> u64 {
+        self.free_floor
     }
 
     /// Ends a promise: what no other pin keeps may be evicted from now on. False if there is none of that name.

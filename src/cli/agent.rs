@@ -144,7 +144,14 @@ impl Door {
         let all = All { transfers: said.collect() };
         self.output.outcome(warm.dry_run, &all, |all, _| all.transfers.iter().map(warmed).collect())?;
         let missing = |said: &Said<Transfer>| told(&said.what, "missing") > 0;
-        Ok(if all.transfers.iter().any(missing) { ErrorKind::Unreachable.exit_code() } else { 0 })
+        let full = |said: &Said<Transfer>| is_full(&said.what);
+        Ok(if all.transfers.iter().any(|said| missing(said) && !full(said)) {
+            ErrorKind::Unreachable.exit_code()
+        } else if all.transfers.iter().any(missing) {
+            ErrorKind::Exhausted.exit_code()
+        } else {
+            0
+        })
     }
 
     /// Shows the progress of a transfer as if it were this command's own.
@@ -260,6 +267,11 @@ fn told(transfer: &Transfer, number: &str) -> u64 {
     transfer.report.as_ref().and_then(|report| report.get(number)).and_then(Value::as_u64).unwrap_or(0)
 }
 
+/// Whether a warm ended because the cache had no room.
+fn is_full(transfer: &Transfer) -> bool {
+    transfer.report.as_ref().is_some_and(|report| report["full"] == true)
+}
+
 fn warmed(said: &Said<Transfer>) -> String {
     let transfer = &said.what;
     let name = format!("{}{}", printable(&transfer.name), said.place());
@@ -272,14 +284,22 @@ fn warmed(said: &Said<Transfer>) -> String {
     };
     let missing = match told(transfer, "missing") {
         0 => String::new(),
-        _ => format!(
-            "\n  missing: {}: nobody who may be asked gave them, the agent's log says more",
-            sum("missing", "missing_bytes")
-        ),
+        _ => {
+            let why = if is_full(transfer) {
+                "the cache has no room for them (capacity, free_floor; the agent's log says more)"
+            } else {
+                "nobody who may be asked gave them, the agent's log says more"
+            };
+            format!("\n  missing: {}: {why}", sum("missing", "missing_bytes"))
+        }
     };
     if transfer.report.as_ref().is_some_and(|report| report["dry_run"] == true) {
         let (all, lacking) = (sum("chunks", "bytes"), sum("lacking", "lacking_bytes"));
-        return format!("would warm: {name}, {all}; would fetch {lacking}\n");
+        let room = match told(transfer, "room_lacking") {
+            0 => String::new(),
+            bytes => format!("\n  it does not fit: the cache has {} too few (capacity, free_floor, pins)", show(bytes)),
+        };
+        return format!("would warm: {name}, {all}; would fetch {lacking}{room}\n");
     }
     format!(
         "warm: {name}, {}, {:.1} s\n  there already: {}; fetched: {}{}{missing}\n",
@@ -392,6 +412,9 @@ mod tests {
                         (other sites: 768 B, repository: 256 B)\n  missing: 512 B in 3 chunks: nobody who may be asked gave them, \
                         the agent's log says more\n";
         assert_eq!(text, expected);
+        begun.what.report.as_mut().unwrap()["full"] = true.into();
+        assert!(warmed(&begun).contains("512 B in 3 chunks: the cache has no room for them"), "{}", warmed(&begun));
+        begun.what.report.as_mut().unwrap()["full"] = false.into();
         begun.at = Some("cloud/b".into());
         assert!(warmed(&begun).starts_with("warm: run/1 at cloud/b, 2.0 KiB"));
     }

@@ -60,7 +60,7 @@ S3:
 
 Interrupted? Run the same command again: what has arrived is used. At Ctrl-C a
 save or sync records what it has sent, within seconds, and says how much that
-is; a second Ctrl-C ends it at once.
+is; a second signal ends it at once.
 
 Exit codes:
   0 done          1 anything else   2 wrong usage         3 not found
@@ -397,14 +397,14 @@ With --at the agent here asks the other one, which must list it in its `callers`
 asking again asks the same. The pin is then owned by SITE/AGENT/OWNER, with the site and name of the agent here.
 
 What is in the cache already is not brought again: run it as often as you like, also after an interruption. Without --wait it says \
-what has begun, and `towline top` shows how far it is. With --wait the exit code is 6 if some chunks could not be had; interrupting \
+what has begun, and `towline top` shows how far it is. With --wait the exit code is 6 if some chunks could not be had, and 1 if the cache has no room; interrupting \
 the wait does not stop the agent.
 
 --from fetches from that place alone: what it lacks stays missing, unless --or-repository lets the repository give it. A site or agent \
 that is not known is an error that lists the known ones (exit code 3). The answer says how many bytes came from where.
 
 JSON: transfers: [id kind name repository state started seconds progress report], with --at also at and caller; a report is: name manifest chunks bytes \
-hits hit_bytes fetched fetched_bytes missing missing_bytes lacking lacking_bytes sources pin seconds. hits + fetched + missing are \
+hits hit_bytes fetched fetched_bytes missing missing_bytes lacking lacking_bytes full room_lacking sources pin seconds. hits + fetched + missing are \
 chunks, in bytes too; lacking is fetched + missing";
 
 pub(super) const PIN: &str = "\

@@ -24,7 +24,7 @@ pub(super) fn save(report: &SaveReport) -> String {
         counted(report.files, "file"),
         seconds(report.seconds),
         show(report.new_bytes),
-        report.new_chunks,
+        counted(report.new_chunks, "chunk"),
         counted(report.chunks, "chunk"),
         show(report.stored_bytes),
         report.manifest,
@@ -123,7 +123,10 @@ pub(super) fn would_remove(plan: &RemovePlan) -> String {
 /// Bytes that removing names would free, in words.
 fn would_free(bytes: Option<u64>) -> String {
     match bytes {
-        Some(bytes) => format!("; the next `towline collect` could free {}", show(bytes)),
+        Some(bytes) => format!(
+            "; the next `towline collect` could free {} (what other names share or are differences to stays)",
+            show(bytes)
+        ),
         None => "; what that frees cannot be told: a map is damaged (`towline verify`)".to_owned(),
     }
 }
@@ -314,7 +317,7 @@ pub(super) fn sync(report: &SyncReport) -> String {
     }
     let _ = writeln!(
         text,
-        "{} {}, {}\n  {}: {} in {} of {}; there already: {}",
+        "{} {}, {}\n  {}: {} in {}, bases included; the names hold {}; there already: {}",
         if dry { "would sync" } else { "synced" },
         counted(report.names, "name"),
         seconds(report.seconds),

@@ -86,7 +86,7 @@ pub(super) async fn interruptible(
     };
     let mut interrupted = Error::cancelled("interrupted").cure("run the same command again to resume");
     if let Some(stop) = stop {
-        output.remark("interrupted: what has arrived is being recorded; a second Ctrl-C ends it at once");
+        output.remark("interrupted: what has arrived is being recorded; a second signal ends it at once");
         stop.cancel();
         match tokio::time::timeout(WINDING_UP, &mut task).await {
             // It was done all the same.

@@ -215,7 +215,10 @@ fn shown(reading: &Reading, rates: &mut Rates) -> String {
     let rows: Vec<_> =
         running.iter().copied().chain(recent).map(|transfer| row(transfer, rates.observe(transfer, now))).collect();
     if !rows.is_empty() {
-        text += &table(&["KIND", "NAME", "STATE", ">DONE", ">OF", ">RATE", ">LEFT", ">MOVED", ">TOOK", ""], &rows);
+        text += &table(
+            &["KIND", "NAME", "STATE", ">RAW DONE", ">OF RAW", ">RATE", ">LEFT", ">STORED MOVED", ">TOOK", ""],
+            &rows,
+        );
     }
     rates.forget(&running);
     if let Some(Cache { stat, .. }) = cache {

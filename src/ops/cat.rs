@@ -42,7 +42,7 @@ impl Repository {
         while at < range.end {
             let to = range.end.min(at + STEP);
             let bytes = self.gather(&saved, path, at..to).await?;
-            out.write_all(&bytes).map_err(|source| Error::other("write the bytes out").source(source))?;
+            out.write_all(&bytes).map_err(not_written)?;
             at = to;
         }
         Ok(total)
@@ -153,9 +153,28 @@ fn outside(path: &[u8], size: u64, first: u64, last: u64) -> Error {
         .got(format!("{first}-{last}"))
 }
 
+/// Why the output ends early.
+fn not_written(source: std::io::Error) -> Error {
+    use std::io::ErrorKind::{QuotaExceeded, StorageFull};
+    if matches!(source.kind(), StorageFull | QuotaExceeded) {
+        return Error::exhausted("disk full: cannot write standard output")
+            .source(source)
+            .cure("free some space where it goes, or send it elsewhere, then run the same command again");
+    }
+    Error::other("cannot write standard output").source(source)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_full_disk_is_named_with_a_cure() {
+        let full = not_written(std::io::ErrorKind::StorageFull.into());
+        assert_eq!(full.kind(), crate::ErrorKind::Exhausted);
+        assert!(full.to_string().contains("disk full: cannot write standard output") && full.cure_text().is_some());
+        assert_eq!(not_written(std::io::ErrorKind::BrokenPipe.into()).kind(), crate::ErrorKind::Other);
+    }
 
     #[test]
     fn ranges_are_inclusive_and_end_with_the_file() {

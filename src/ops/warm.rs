@@ -13,6 +13,7 @@ use crate::clock::Timestamp;
 use crate::error::{Error, Result};
 use crate::progress::Progress;
 use crate::repository::{Name, Repository, Saved, SourceBytes};
+use crate::size::show;
 use crate::transfer::exchange::{Exchange, FetchPolicy};
 use crate::work::blocking;
 
@@ -73,6 +74,10 @@ pub struct Warmed {
     pub missing: u64,
     /// Their stored bytes.
     pub missing_bytes: u64,
+    /// The cache refused chunks for want of room: what is missing was given, or was not asked for any more.
+    pub full: bool,
+    /// Bytes that the cache has too few for all of it, as a dry run finds; without `dry_run` that is an error.
+    pub room_lacking: u64,
     /// Stored bytes that were fetched, by source. What another request brought at the same time is not among them.
     pub sources: SourceBytes,
     /// The promise to keep them.
@@ -87,7 +92,7 @@ pub struct Warmed {
 ///
 /// # Errors
 /// Not found, for a name or a path that is not there, or a place to fetch from that is not known; unreachable, if that place does not answer
-/// and must not be done without; exhausted, if a pin is asked for that does not fit, and then nothing is brought;
+/// and must not be done without; exhausted, if it does not fit in the cache or cannot be pinned there, and then nothing is brought;
 /// damaged or unreachable, as the repository says. Chunks that nobody gives are no error: see [`Warmed::missing`].
 ///
 /// # Cancel safety
@@ -109,6 +114,12 @@ pub async fn warm(exchange: &Exchange, repository: &Repository, name: &Name, opt
     }
     let stored_len = |chunk| saved.locate(chunk).map_or(0, |located| u64::from(located.place.stored_len));
     let lacking = sum(&wanted, &looked.lacking, &[], stored_len);
+    let room_lacking = if looked.lacking.is_empty() {
+        0
+    } else {
+        let (tree, cache, wanted) = (Arc::clone(&saved), Arc::clone(exchange.cache()), Arc::clone(&wanted));
+        blocking(move || Ok(cache.shortage(&pin_chunks(&tree, &wanted)?))).await?
+    };
     let warmed = Warmed {
         dry_run: options.dry_run,
         name: name.clone(),
@@ -123,12 +134,17 @@ pub async fn warm(exchange: &Exchange, repository: &Repository, name: &Name, opt
         fetched_bytes: 0,
         missing: 0,
         missing_bytes: 0,
+        full: false,
+        room_lacking,
         sources: SourceBytes::default(),
         pin: None,
         seconds: begun.elapsed().as_secs_f64(),
     };
     if options.dry_run {
         return Ok(warmed);
+    }
+    if room_lacking > 0 && options.pin.is_none() {
+        return Err(no_room(exchange.cache(), name, room_lacking));
     }
     let pin = match options.pin.clone() {
         Some(pinning) => {
@@ -151,6 +167,7 @@ pub async fn warm(exchange: &Exchange, repository: &Repository, name: &Name, opt
         fetched_bytes: sums.fetched.bytes,
         missing: sums.missing.chunks,
         missing_bytes: sums.missing.bytes,
+        full: brought.full,
         sources: brought.sources,
         pin,
         seconds: begun.elapsed().as_secs_f64(),
@@ -238,11 +255,7 @@ fn reason(name: &Name, below: Option<&[u8]>) -> String {
 fn pin((saved, wanted): (&Saved, &[u32]), reason: String, cache: &Cache, pinning: Pinning) -> Result<Pin> {
     let Pinning { owner, expires, limit } = pinning;
     let before: Vec<Pin> = cache.pins().into_iter().filter(|pin| pin.owner == owner && pin.reason == reason).collect();
-    let chunk = |&number: &u32| {
-        let located = saved.locate(number)?;
-        Ok(PinChunk { id: located.id, stored_len: located.place.stored_len })
-    };
-    let chunks = wanted.iter().map(chunk).collect::<Result<_>>()?;
+    let chunks = pin_chunks(saved, wanted)?;
     let request = PinRequest { owner, reason, expires, chunks };
     match cache.pin_within(request, limit.as_ref())? {
         Pinned::Kept(pin) => {
@@ -256,6 +269,24 @@ fn pin((saved, wanted): (&Saved, &[u32]), reason: String, cache: &Cache, pinning
             .got(format!("{bytes} bytes too few"))
             .cure("end other pins (towline pins, towline unpin), or raise the cache's capacity")),
     }
+}
+
+/// The chunks numbered `wanted`, with what each takes in a cache.
+fn pin_chunks(saved: &Saved, wanted: &[u32]) -> Result<Vec<PinChunk>> {
+    let chunk = |&number: &u32| {
+        let located = saved.locate(number)?;
+        Ok(PinChunk { id: located.id, stored_len: located.place.stored_len })
+    };
+    wanted.iter().map(chunk).collect()
+}
+
+/// Why `name` is not warmed: `cache` lacks `bytes` for it.
+fn no_room(cache: &Cache, name: &Name, bytes: u64) -> Error {
+    let (capacity, floor) = (show(cache.stat().capacity), show(cache.free_floor()));
+    Error::exhausted("cache has no room for it: nothing was fetched")
+        .at(name)
+        .got(format!("{} too few: capacity is {capacity}, and free_floor keeps {floor} of the disk free", show(bytes)))
+        .cure("warm a part of it (NAME:PATH), end pins (towline unpin), raise `capacity` in [cache], free disk space, or lower `free_floor`")
 }
 
 #[cfg(test)]

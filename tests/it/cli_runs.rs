@@ -168,7 +168,7 @@ fn an_expire_says_what_stays_and_why() {
 keep          run-7/step-8     6 B  max=acc
 would remove  run-7/step-9     6 B
 keep          run-7/step-010   8 B  latest
-would remove 1 of 3 steps of run-7; the next `towline collect` could free 0 B
+would remove 1 of 3 steps of run-7; the next `towline collect` could free 0 B (what other names share or are differences to stays)
 ";
     assert_eq!(text, expected, "run-7/best needs all of it");
     let planned = user.json(&line, 0);

@@ -12,6 +12,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import towline
 
 ROOT = Path(__file__).parents[2]
 MIB = 1 << 20
@@ -186,3 +187,14 @@ def sections_of(library: bytes, folder: Path) -> set[str]:
 
 def digest(data: bytes) -> str:
     return base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+
+
+def test_integrations_are_there_after_the_import():
+    pytest.importorskip("torch")
+    code = "import sys, towline; assert 'torch' not in sys.modules; towline.dcp.Writer"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_repository_names_open():
+    with pytest.raises(TypeError, match=r"towline\.open"):
+        towline.Repository("/nowhere")

@@ -80,6 +80,10 @@ fn figures(house: &House) -> Exposition {
     for (kind, tally) in &tallies {
         moved.sample(&[("kind", kind)], tally.moved);
     }
+    let mut retries = text.family(&metrics::TRANSFER_RETRIES);
+    for (kind, tally) in &tallies {
+        retries.sample(&[("kind", kind)], tally.retried);
+    }
     text.one(&metrics::FILE_BYTES, house.handed_out.load(Ordering::Relaxed));
     for metric in Metric::ALL {
         let mut counts = text.family(&metric.family());

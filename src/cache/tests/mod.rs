@@ -268,3 +268,25 @@ fn pins_of_an_owner_stay_within_a_limit() {
     cache.unpin(second.id).unwrap();
     kept(pin("home/a/me", 0..10).unwrap());
 }
+
+#[test]
+fn what_does_not_fit_beside_pins_is_told_before_it_comes() {
+    let dir = tempfile::tempdir().unwrap();
+    let cache = Cache::open(dir.path(), options()).unwrap();
+    let all = 0..400;
+    assert_eq!(cache.shortage(&request(0..10).chunks), 0);
+    let short = cache.shortage(&request(all.clone()).chunks);
+    assert!(short > 0);
+    // Evictable chunks are no hindrance, pinned ones are.
+    fill(&cache, 500..700);
+    assert_eq!(cache.shortage(&request(all.clone()).chunks), short);
+    let pin = kept(cache.pin(request(600..610)).unwrap());
+    assert!(cache.shortage(&request(all.clone()).chunks) > short);
+    assert!(cache.unpin(pin.id).unwrap());
+    assert_eq!(cache.shortage(&request(all).chunks), short);
+
+    // A disk with no room above the floor.
+    let dir = tempfile::tempdir().unwrap();
+    let cache = Cache::open(dir.path(), CacheOptions { free_floor: u64::MAX / 4, ..options() }).unwrap();
+    assert!(cache.shortage(&request(0..1).chunks) > 0);
+}

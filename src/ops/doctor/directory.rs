@@ -78,11 +78,14 @@ fn file_system(magic: u64) -> Check {
     }
 }
 
+/// What to do about a full disk. A collect writes its plan before it deletes, so it needs some room itself.
+const FULL: &str = "free some space; `towline collect` deletes what no name needs, but on a full disk make some MiB free by other means first";
+
 fn space(free: u64, total: u64) -> Check {
     const WHAT: &str = "free space";
     let detail = format!("{} of {}", size(free), size(total));
     if free < FREE_MIN {
-        return Check::warn(WHAT, detail).cure("free some space; `towline collect` deletes what no name needs");
+        return Check::warn(WHAT, detail).cure(FULL);
     }
     Check::ok(WHAT, detail)
 }
@@ -98,6 +101,9 @@ fn fsync(folder: &Path) -> Check {
     };
     match synced() {
         Ok(()) => Check::ok(WHAT, "files and folders can be synced"),
+        Err(error) if matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded) => {
+            Check::warn(WHAT, format!("cannot be tried: {error}")).cure(FULL)
+        }
         Err(error) => Check::bad(WHAT, format!("does not work: {error}")).cure("use another file system"),
     }
 }

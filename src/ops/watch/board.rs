@@ -231,6 +231,17 @@ impl Board {
         wait
     }
 
+    /// Checkpoints, with their steps, of which it is not known whether the repository holds them.
+    pub(super) fn unproven(&self, now: Duration) -> Vec<(String, u64)> {
+        let pending = self.pending(now).into_iter();
+        pending
+            .filter_map(|(entry, _)| {
+                let one = self.checkpoints.get(&entry)?;
+                one.saved.is_none().then_some((entry, one.step))
+            })
+            .collect()
+    }
+
     /// What is not saved and may still be, with the reason why it is not yet.
     pub(super) fn pending(&self, now: Duration) -> Vec<(String, &'static str)> {
         let waiting = self.checkpoints.iter().filter(|(entry, one)| {

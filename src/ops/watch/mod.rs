@@ -28,7 +28,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures::FutureExt as _;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 use self::board::{Board, Due};
 use self::candidate::Tracker;
@@ -55,6 +55,9 @@ use crate::work::blocking;
 const LOOKS_TO_SETTLE: u32 = 5;
 /// The longest time between two looks.
 const INTERVAL_MAX: Duration = Duration::from_secs(2);
+
+/// The longest time to find out what is saved already once it is asked to stop.
+const PROOF_MAX: Duration = Duration::from_millis(500);
 
 /// How to watch.
 #[derive(Clone, Debug)]
@@ -175,6 +178,8 @@ impl Watching<'_> {
             let now = self.begun.elapsed();
             if ending.newly_asked() {
                 self.board.hurry(now);
+                // A store that does not answer must not take the time that is left.
+                let _ = timeout(PROOF_MAX, self.prove(now)).await;
                 let pending = self.board.pending(now).into_iter().map(|(entry, _)| entry).collect();
                 tell(WatchEvent::Stopping { seconds: ending.left().as_secs_f64(), pending });
             }
@@ -202,6 +207,26 @@ impl Watching<'_> {
                 return Ok(self.end(now, tell));
             }
             ending.pause(self.interval).await;
+        }
+    }
+
+    /// Finds checkpoints that the repository holds already, though their turn has not come, so that they are not named as unsaved.
+    async fn prove(&mut self, now: Duration) {
+        let unproven = self.board.unproven(now);
+        if unproven.is_empty() {
+            return;
+        }
+        let Ok(state) = self.scene.repository.state().await else { return };
+        for (entry, step) in unproven {
+            let Ok(name) = format!("{}/step-{step}", self.scene.run).parse::<Name>() else { continue };
+            if !state.refs.contains_key(&name) {
+                continue;
+            }
+            let (seen, path) = (self.board.seen(&entry), self.scene.dir.join(&entry));
+            let compared = self.scene.repository.compare(&name, path, &self.scene.options.save.exclude).await;
+            if compared.is_ok_and(|likeness| likeness == Likeness::Same) {
+                self.board.saved(&entry, seen);
+            }
         }
     }
 

@@ -1,5 +1,6 @@
 //! Warming: bringing many chunks before somebody waits for them.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use futures::{StreamExt as _, stream};
@@ -22,6 +23,8 @@ const WINDOWS: usize = 3;
 pub struct WarmedChunks {
     /// Those that did not come.
     pub failed: Vec<u32>,
+    /// The cache refused chunks for want of room, so the rest was not read.
+    pub full: bool,
     /// Stored bytes that moved, by source. Chunks that another request brought at the same time are not among them.
     pub sources: SourceBytes,
 }
@@ -43,20 +46,34 @@ impl Exchange {
         let tally = Tally::default();
         let ask = Ask { repository, saved, policy, through: true, tally: &tally };
         let failed = Mutex::new(Vec::new());
+        let (full, refused) = (AtomicBool::new(false), self.cache.stat().refusals);
         for level in levels(saved, chunks) {
             let windows = stream::iter(windows(saved, level)).map(|window| async {
                 let window = window;
+                if full.load(Ordering::Relaxed) {
+                    failed.lock().unwrap_or_else(PoisonError::into_inner).extend(window);
+                    return;
+                }
                 let mut seen = |chunk: u32, encoded: &Encoded| {
                     progress.moved(encoded.bytes.len() as u64);
                     progress.advance(saved.locate(chunk).map_or(0, |located| located.place.plain_len.into()));
                 };
                 let lacking = self.gather(&ask, &window, &mut seen).await;
+                if self.cache.stat().refusals > refused && self.lost_any(saved, &window, &lacking) {
+                    full.store(true, Ordering::Relaxed);
+                }
                 failed.lock().unwrap_or_else(PoisonError::into_inner).extend(lacking);
             });
             windows.buffer_unordered(WINDOWS).collect::<()>().await;
         }
         let failed = failed.into_inner().unwrap_or_else(PoisonError::into_inner);
-        WarmedChunks { failed, sources: tally.read() }
+        WarmedChunks { failed, full: full.into_inner(), sources: tally.read() }
+    }
+
+    /// Whether one of `chunks` came, for it is not `lacking`, and is not in the cache.
+    fn lost_any(&self, saved: &Saved, chunks: &[u32], lacking: &[u32]) -> bool {
+        let came = chunks.iter().filter(|chunk| !lacking.contains(chunk));
+        came.filter_map(|&chunk| saved.locate(chunk).ok()).any(|located| !self.cache.contains(&located.id))
     }
 }
 

@@ -140,3 +140,55 @@ fn what_could_not_be_saved_in_time_is_named() {
     assert_eq!(code, Some(1), "{error}");
     assert!(error.contains("watch run"), "{error}");
 }
+
+#[test]
+fn a_watch_that_cannot_save_shows_it() {
+    let user = User::with_repository();
+    user.write("ckpt/.keep", b"");
+    let watch = "grace = '2s'\n[sidecar]\nwatch = [{ folder = 'ckpt', run = 'run', settle = '100ms' }]\n";
+    let agent = Running::start(&user, watch);
+    until("it watches", || !agent.get("/v1/transfers")["transfers"].as_array().unwrap().is_empty());
+    let hidden = user.work().join("hidden");
+    fs::rename(user.repository(), &hidden).unwrap();
+    fs::write(user.repository(), b"in the way").unwrap();
+    write_checkpoint(&user, 3);
+    let trouble = || agent.get("/v1/transfers")["transfers"][0]["error"]["message"].as_str().map(str::to_owned);
+    until("the failure is told", || {
+        trouble().is_some_and(|message| message.contains("checkpoint-3 could not be saved"))
+    });
+    let top = super::told(&user, &agent, &["top", "--once"]);
+    assert!(top.contains("checkpoint-3 could not be saved"), "{top}");
+    let figures = String::from_utf8(agent.ask("GET", "/metrics", "", "").body).unwrap();
+    let retried = figures.lines().find_map(|line| line.strip_prefix("towline_transfer_retries_total{kind=\"watch\"} "));
+    assert!(retried.unwrap().parse::<u64>().unwrap() > 0, "{figures}");
+
+    fs::remove_file(user.repository()).unwrap();
+    fs::rename(&hidden, user.repository()).unwrap();
+    saved(&user, 3);
+    until("the failure is over", || trouble().is_none());
+    agent.signal(Signal::TERM);
+    let (code, log) = agent.ended();
+    assert_eq!(code, Some(0), "{log}");
+}
+
+#[test]
+fn what_was_saved_before_a_restart_is_not_named_as_unsaved() {
+    let user = User::with_repository();
+    write_checkpoint(&user, 1);
+    let watch = |settle: &str| {
+        format!("grace = '1s'\n[sidecar]\nwatch = [{{ folder = 'ckpt', run = 'run', settle = '{settle}' }}]\n")
+    };
+    let agent = Running::start(&user, &watch("100ms"));
+    saved(&user, 1);
+    agent.stop();
+
+    // Nothing settles: neither is looked at in the ordinary way.
+    write_checkpoint(&user, 2);
+    let agent = Running::start(&user, &watch("1h"));
+    until("it watches", || !agent.get("/v1/transfers")["transfers"].as_array().unwrap().is_empty());
+    std::thread::sleep(Duration::from_millis(300));
+    agent.signal(Signal::TERM);
+    let (code, error) = agent.ended();
+    assert_eq!(code, Some(1), "{error}");
+    assert!(error.contains("not saved: checkpoint-2") && !error.contains("checkpoint-1"), "{error}");
+}

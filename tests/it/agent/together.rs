@@ -290,3 +290,29 @@ fn what_keeps_agents_apart_is_named() {
     assert!(error["message"].as_str().unwrap().contains("tls.key is not the key of tls.crt"), "{error}");
     agent.stop();
 }
+
+#[test]
+fn a_warm_that_does_not_fit_reads_nothing() {
+    let user = with_tree();
+    user.write("big/a.bin", &noise(2, 40 << 20));
+    user.ok(&["save", "big", "run/step-1"]);
+    for (capacity, floor) in [("32M", "0"), ("256M", "1000T")] {
+        let text = format!(
+            "repository = '../repo'\nsocket = 'run/agent.sock'\nmemory = '256M'\n\
+             [cache]\ndir = 'cache-{capacity}'\ncapacity = '{capacity}'\nfree_floor = '{floor}'\n"
+        );
+        user.write("small.toml", text.as_bytes());
+        let agent = Running::from_file(&user, "small.toml");
+        let dry = told_json(&user, &agent, &["warm", "run/step-1", "--dry-run"]);
+        assert!(dry["transfers"][0]["report"]["room_lacking"].as_u64().unwrap() > 0, "{dry}");
+        let said = told(&user, &agent, &["warm", "run/step-1", "--dry-run"]);
+        assert!(said.contains("it does not fit: the cache has "), "{said}");
+        let output =
+            user.command(&["warm", "run/step-1", "--wait"]).env("TOWLINE_AGENT", &agent.socket).output().unwrap();
+        let error = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(1), "{error}");
+        assert!(error.contains("cache has no room for it") && error.contains("free_floor"), "{error}");
+        assert_eq!((had(&agent, "repository"), agent.get("/v1/cache")["chunks"].as_u64()), (0, Some(0)));
+        agent.stop();
+    }
+}

@@ -10,6 +10,8 @@ checkpointer.save(step, state, metrics={"loss": loss})
 
 from __future__ import annotations
 
+from importlib import import_module
+
 from ._classes import allow_classes
 from ._towline import __version__
 from .errors import (
@@ -58,10 +60,16 @@ __all__ = [
 ]
 
 
+# Integrations that need packages of their own: imported where they are first named.
+_MODULES = {"accelerate", "dcp", "fsspec", "lightning", "reports", "safetensors", "transformers"}
+
+
 def __getattr__(name: str):
     # Checkpointer is for torch: who only moves files does not wait for it.
     if name == "Checkpointer":
         from .checkpointer import Checkpointer
 
         return Checkpointer
+    if name in _MODULES:
+        return import_module(f".{name}", __name__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -111,7 +111,9 @@ def _manner(compression: Compression) -> str | None:
 class Repository:
     """A repository, opened by `towline.open`. Any thread may use it; a forked or spawned process opens it anew by itself."""
 
-    def __init__(self, url: str, opening: dict[str, Any]):
+    def __init__(self, url: str, opening: dict[str, Any] | None = None):
+        if opening is None:
+            raise TypeError(f"towline.Repository is not called directly: use towline.open({url!r})")
         self._url, self._opening = url, opening
         self._engine = _towline.Repository(url, {key: value for key, value in opening.items() if value is not None})
 
