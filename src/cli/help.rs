@@ -307,7 +307,7 @@ Examples:
   towline verify                     is everything there that should be?
   towline verify --data              read and check every byte
   towline verify run-7/step-1000 --data
-  towline verify --repair            then save again to heal
+  towline verify --data --repair     then save again to heal
 
 An entry of the log that cannot be read stops every command. --repair sets it aside, keeps what the other entries say, and tells what is lost and which names are kept. Run it while nothing is being saved.
 

@@ -303,7 +303,10 @@ impl Door {
         }
         self.output.answer(&verified, render)?;
         if !repair {
-            self.output.remark("`towline verify --repair` sets what is damaged aside; saving again then heals");
+            // What only the bytes show is found by reading them.
+            let data = if data { " --data" } else { "" };
+            let cure = format!("`towline verify{data} --repair` sets what is damaged aside; saving again then heals");
+            self.output.remark(&cure);
         }
         Ok(ErrorKind::Damaged.exit_code())
     }

@@ -31,7 +31,7 @@ fn under_umask(user: &User, umask: &str, args: &[&str]) {
     let mut shell = Command::new("sh");
     shell.arg("-c").arg(format!("umask {umask} && exec \"$0\" \"$@\"")).arg(towline.get_program());
     shell.args(towline.get_args()).current_dir(user.work()).env_clear();
-    shell.env("HOME", user.work()).env("TOWLINE_AGENT", "none").env("PATH", "/usr/bin:/bin");
+    shell.env("HOME", user.work().join("../home")).env("TOWLINE_AGENT", "none").env("PATH", "/usr/bin:/bin");
     let output = shell.output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
@@ -42,7 +42,7 @@ fn a_repository_in_a_folder_is_its_users_alone_unless_it_is_shared() {
         [(None, 0o600, 0o700), (Some("--shared"), 0o660, 0o2770), (Some("--shared=all"), 0o664, 0o2775)]
     {
         let user = User::new();
-        fs::write(user.work().join("towline.toml"), "repository = '../repo'\nmemory = '128M'\n").unwrap();
+        user.set_up("128M");
         let expected = (BTreeSet::from([file]), BTreeSet::from([folder]));
         let init: Vec<&str> = ["init"].into_iter().chain(shared).collect();
         user.write("tree/small", b"small");
@@ -111,4 +111,25 @@ fn a_log_entry_of_garbage_is_set_aside_and_the_rest_is_kept() {
     user.ok(&["save", "tree", "run/3"]);
     user.ok(&["collect", "--grace", "0"]);
     user.json(&["verify", "--data"], 0);
+}
+
+/// F8: "`verify --data` in every byte": what it tells to run heals what it found.
+#[test]
+fn the_cure_that_verify_tells_is_one() {
+    let user = User::with_repository();
+    user.write("tree/model", &crate::cli::noise(3 << 20));
+    user.ok(&["save", "tree", "run/1"]);
+    let packs = user.repository().join("pack");
+    let session = fs::read_dir(packs).unwrap().next().unwrap().unwrap().path();
+    let pack = fs::read_dir(session).unwrap().next().unwrap().unwrap().path();
+    let mut bytes = fs::read(&pack).unwrap();
+    bytes[500_000] ^= 1;
+    fs::write(&pack, bytes).unwrap();
+    let found = user.run(&["verify", "--data"]);
+    assert_eq!(found.code, Some(4), "{}", found.err);
+    let cure = found.err.split('`').nth(1).unwrap();
+    let cure: Vec<&str> = cure.split(' ').skip(1).collect();
+    assert_eq!(user.run(&cure).code, Some(4));
+    user.ok(&["save", "tree", "run/1"]);
+    user.ok(&["verify", "--data"]);
 }
