@@ -235,7 +235,7 @@ fn what_nobody_may_ask_from_elsewhere() {
 fn forbidden_and_absent_are_answered_alike() {
     let user = with_tree();
     let allow = "[[allow]]\nagents = 'home/*'\nnames = ['run/*']";
-    let (home, cloud) = two_sites(&user, "'*'", ("", allow));
+    let (home, cloud) = two_sites(&user, "'**'", ("", allow));
     let asked = [
         "hidden/step-7",
         "hidden/step-8",
