@@ -57,7 +57,7 @@ const LOOKS_TO_SETTLE: u32 = 5;
 const INTERVAL_MAX: Duration = Duration::from_secs(2);
 
 /// The longest time to find out what is saved already once it is asked to stop.
-const PROOF_MAX: Duration = Duration::from_millis(500);
+const PROOF_MAX: Duration = Duration::from_secs(2);
 
 /// How to watch.
 #[derive(Clone, Debug)]

@@ -177,7 +177,7 @@ fn what_was_saved_before_a_restart_is_not_named_as_unsaved() {
     let user = User::with_repository();
     write_checkpoint(&user, 1);
     let watch = |settle: &str| {
-        format!("grace = '1s'\n[sidecar]\nwatch = [{{ folder = 'ckpt', run = 'run', settle = '{settle}' }}]\n")
+        format!("grace = '5s'\n[sidecar]\nwatch = [{{ folder = 'ckpt', run = 'run', settle = '{settle}' }}]\n")
     };
     let agent = Running::start(&user, &watch("100ms"));
     saved(&user, 1);
