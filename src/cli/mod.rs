@@ -36,7 +36,7 @@ use clap::{CommandFactory, Parser};
 use tokio::runtime::{Builder, Runtime};
 use tokio_util::sync::CancellationToken;
 
-use self::args::{Cli, Verb};
+use self::args::{Cli, Globals, Verb};
 use self::config::{Settings, Surroundings};
 use self::output::Output;
 use self::signals::{Failed, interruptible, listen};
@@ -65,7 +65,7 @@ pub fn run_with(args: Vec<OsString>) -> u8 {
         Err(error) => return not_parsed(&error, json),
     };
     let output = Output::new(cli.globals.json, cli.globals.quiet);
-    trace(&cli);
+    trace(&cli.globals);
     match execute(cli, &output) {
         Ok(code) => code,
         Err(_) if output.is_broken() => 0,
@@ -133,16 +133,13 @@ fn runtime() -> Result<Runtime> {
         .map_err(|source| Error::other("threads cannot be started").source(source))
 }
 
-/// Sends log lines to standard error: as `RUST_LOG` says, else as many as `-v` asks for. Beside the errors in JSON of `--json` there are
-/// none, but for an agent, whose log nobody should lack.
-fn trace(cli: &Cli) {
+/// Sends log lines to standard error: as `RUST_LOG` says, else as many as `-v` asks for.
+fn trace(globals: &Globals) {
     use tracing_subscriber::EnvFilter;
     use tracing_subscriber::fmt::format::FmtSpan;
 
-    let globals = &cli.globals;
-    let in_json = globals.json && !matches!(cli.verb, Verb::Agent { .. });
     let level = match globals.verbose {
-        0 if globals.quiet || in_json => "off",
+        0 if globals.quiet || globals.json => "off",
         0 => "towline=warn",
         1 => "towline=info",
         2 => "towline=debug",
