@@ -141,7 +141,8 @@ pub(super) fn restore(house: &House, repository: Option<&str>, restoring: Restor
 pub(super) fn deliver(house: &House, id: Ulid, held: &Held, path: &Path) -> Result<Arc<Entry>> {
     let Announced { name, repository, labels, .. } = held.what.clone();
     let repository = house.repository(Some(&repository.to_string()))?.clone();
-    let about = About { caller: Some(held.from.clone()), ..about(Kind::Save, &name, &repository) };
+    // The giver may not see the report: it would tell what the repository holds.
+    let about = about(Kind::Save, &name, &repository);
     let (path, names) = (path.to_owned(), custody::names(&name, &held.from, id)?);
     // The files are in a folder beside what is said of them.
     let folder = path.ancestors().nth(2).map(Path::to_path_buf);

@@ -1,6 +1,7 @@
 //! Files by name and path: any part of one, in pieces that a slow reader holds without holding up anybody.
 
 use std::collections::VecDeque;
+use std::iter::Peekable;
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -133,13 +134,13 @@ impl File {
     /// runtime.
     pub(super) fn read(self, range: Range<u64>) -> Result<Receiver<Result<Bytes>>> {
         let places = self.content()?.placed(&self.saved.manifest.chunks).map(|(_, place)| place);
-        let windows = windows(places, &range);
+        let windows = Windows::of(places, &range);
         let (sender, receiver) = mpsc::channel(1);
         tokio::spawn(self.hand_out(windows, sender));
         Ok(receiver)
     }
 
-    async fn hand_out(mut self, windows: Vec<Range<u64>>, readers: Sender<Result<Bytes>>) {
+    async fn hand_out(mut self, windows: Windows, readers: Sender<Result<Bytes>>) {
         for window in windows {
             let gathered = tokio::select! {
                 gathered = self.gather(window) => gathered,
@@ -197,32 +198,48 @@ impl File {
     }
 }
 
-/// Cuts `range` into windows that end where chunks do, so that none is fetched twice; a hole is cut anywhere.
-fn windows(places: impl Iterator<Item = Range<u64>>, range: &Range<u64>) -> Vec<Range<u64>> {
-    let mut places = places.skip_while(|place| place.end <= range.start).peekable();
-    let (mut windows, mut from) = (Vec::new(), range.start);
-    while from < range.end {
-        let limit = range.end.min(from + WINDOW);
+/// The windows that a range is cut into: they end where chunks do, so that none is fetched twice; a hole is cut anywhere. One at a time: a
+/// hole may be of any length.
+struct Windows {
+    places: Peekable<std::vec::IntoIter<Range<u64>>>,
+    rest: Range<u64>,
+}
+
+impl Windows {
+    fn of(places: impl Iterator<Item = Range<u64>>, range: &Range<u64>) -> Self {
+        let within: Vec<_> = places.skip_while(|place| place.end <= range.start).collect();
+        Self { places: within.into_iter().peekable(), rest: range.clone() }
+    }
+}
+
+impl Iterator for Windows {
+    type Item = Range<u64>;
+
+    fn next(&mut self) -> Option<Range<u64>> {
+        let from = self.rest.start;
+        if from >= self.rest.end {
+            return None;
+        }
+        let limit = self.rest.end.min(from + WINDOW);
         let mut to = from;
         while to < limit {
-            match places.peek() {
+            match self.places.peek() {
                 Some(place) if place.start < limit && place.end > limit => {
                     // One that is larger than a window is taken whole.
-                    to = if place.start > from { place.start } else { place.end.min(range.end) };
+                    to = if place.start > from { place.start } else { place.end.min(self.rest.end) };
                     break;
                 }
                 Some(place) if place.start < limit => {
                     to = place.end;
-                    places.next();
+                    self.places.next();
                 }
                 _ => to = limit,
             }
         }
-        windows.push(from..to);
-        from = to;
-        while places.next_if(|place| place.end <= from).is_some() {}
+        self.rest.start = to;
+        while self.places.next_if(|place| place.end <= to).is_some() {}
+        Some(from..to)
     }
-    windows
 }
 
 #[cfg(test)]
@@ -231,8 +248,8 @@ mod tests {
 
     fn cut(places: &[Range<u64>], range: Range<u64>) -> Vec<Range<u64>> {
         let in_mib = |range: &Range<u64>| range.start * MIB..range.end * MIB;
-        let cut = windows(places.iter().map(in_mib), &in_mib(&range));
-        cut.into_iter().map(|window| window.start / MIB..window.end / MIB).collect()
+        let cut = Windows::of(places.iter().map(in_mib), &in_mib(&range));
+        cut.map(|window| window.start / MIB..window.end / MIB).collect()
     }
 
     #[test]

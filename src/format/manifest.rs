@@ -398,6 +398,9 @@ fn read_entry(reader: &mut Reader<'_>, path: Vec<u8>, starts: &[u64]) -> Read<Tr
     Ok(TreeEntry { path, mode, mtime, kind })
 }
 
+/// Memory for the place of a chunk in a file.
+const PLACE: usize = size_of::<(u32, Range<u64>)>();
+
 /// `starts` is [`ChunkList::starts`]: a piece of many chunks is measured in one step, however often it occurs.
 fn read_content(reader: &mut Reader<'_>, starts: &[u64]) -> Read<Content> {
     let size = reader.varint()?;
@@ -412,6 +415,8 @@ fn read_content(reader: &mut Reader<'_>, starts: &[u64]) -> Read<Content> {
         let ends = starts.get(first).zip(starts.get(last));
         let (start, end) = ends.ok_or_else(|| reader.malformed("piece names no chunk"))?;
         let len = end - start;
+        // Whoever reads the file holds the places of its chunks: a piece of many may occur again and again.
+        reader.keep((piece.count as usize).saturating_mul(PLACE))?;
         let end = covered.checked_add(piece.hole).and_then(|at| at.checked_add(len)).filter(|&end| end <= size);
         covered = end.ok_or_else(|| reader.malformed("pieces are longer than their file"))?;
         pieces.push(piece);

@@ -26,7 +26,7 @@ use object_store::{
 use rustix::fs::{FallocateFlags, OFlags, fallocate, fcntl_getfl, fcntl_setfl};
 use rustix::io::Errno;
 
-use super::home::Home;
+use super::home::{Home, plain};
 use super::modes::Modes;
 
 /// Smaller objects are written as they always were.
@@ -75,9 +75,15 @@ impl Direct {
     }
 
     /// What `listed` lists, if it is still there.
-    fn listed(&self, listed: BoxStream<'static, Result<ObjectMeta>>) -> BoxStream<'static, Result<ObjectMeta>> {
-        let home = self.home.clone();
-        stream::once(async move { home.check().await.map(|()| listed) }).try_flatten().boxed()
+    fn listed(
+        &self,
+        prefix: Option<&Path>,
+        listed: BoxStream<'static, Result<ObjectMeta>>,
+    ) -> BoxStream<'static, Result<ObjectMeta>> {
+        let (home, root, prefix) = (self.home.clone(), self.root.clone(), prefix.cloned().unwrap_or_default());
+        // What a link leads to is no object of this repository.
+        let own = listed.try_filter(move |meta| std::future::ready(plain(&root, &meta.location).is_ok()));
+        stream::once(async move { home.check_at(&prefix).await.map(|()| own) }).try_flatten().boxed()
     }
 }
 
@@ -91,7 +97,7 @@ impl fmt::Display for Direct {
 #[deny(clippy::missing_trait_methods)]
 impl ObjectStore for Direct {
     async fn put_opts(&self, location: &Path, payload: PutPayload, opts: PutOptions) -> Result<PutResult> {
-        self.home.check().await?;
+        self.home.check_at(location).await?;
         let put = self.put_anywhere(location, payload, opts).await?;
         // Nothing is acknowledged that went elsewhere.
         self.home.check().await?;
@@ -99,44 +105,51 @@ impl ObjectStore for Direct {
     }
 
     async fn put_multipart_opts(&self, location: &Path, opts: PutMultipartOptions) -> Result<Box<dyn MultipartUpload>> {
-        self.home.check().await?;
+        self.home.check_at(location).await?;
         let path = self.place(location).await?;
         let inner = self.inner.put_multipart_opts(location, opts).await?;
         Ok(Box::new(Upload { inner, path, modes: self.modes }))
     }
 
     async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
-        self.home.check().await?;
+        self.home.check_at(location).await?;
         self.inner.get_opts(location, options).await
     }
 
     async fn get_ranges(&self, location: &Path, ranges: &[Range<u64>]) -> Result<Vec<Bytes>> {
-        self.home.check().await?;
+        self.home.check_at(location).await?;
         self.inner.get_ranges(location, ranges).await
     }
 
     fn delete_stream(&self, locations: BoxStream<'static, Result<Path>>) -> BoxStream<'static, Result<Path>> {
-        self.inner.delete_stream(locations)
+        let root = self.root.clone();
+        let own =
+            locations.map(move |location| location.and_then(|location| plain(&root, &location).map(|()| location)));
+        self.inner.delete_stream(own.boxed())
     }
 
     fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
-        self.listed(self.inner.list(prefix))
+        self.listed(prefix, self.inner.list(prefix))
     }
 
     fn list_with_offset(&self, prefix: Option<&Path>, offset: &Path) -> BoxStream<'static, Result<ObjectMeta>> {
-        self.listed(self.inner.list_with_offset(prefix, offset))
+        self.listed(prefix, self.inner.list_with_offset(prefix, offset))
     }
 
     async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {
-        self.home.check().await?;
+        self.home.check_at(prefix.unwrap_or(&Path::default())).await?;
         self.inner.list_with_delimiter(prefix).await
     }
 
     async fn copy_opts(&self, from: &Path, to: &Path, options: CopyOptions) -> Result<()> {
+        self.home.check_at(from).await?;
+        self.home.check_at(to).await?;
         self.inner.copy_opts(from, to, options).await
     }
 
     async fn rename_opts(&self, from: &Path, to: &Path, options: RenameOptions) -> Result<()> {
+        self.home.check_at(from).await?;
+        self.home.check_at(to).await?;
         self.inner.rename_opts(from, to, options).await
     }
 }
@@ -374,6 +387,30 @@ mod tests {
         assert!(!root.exists());
         std::fs::rename(dir.path().join("away"), &root).unwrap();
         assert_eq!(store.get(&key).await.unwrap().bytes().await.unwrap(), "x");
+    }
+
+    #[tokio::test]
+    async fn nothing_is_reached_through_a_link() {
+        let dir = tempfile::tempdir().unwrap();
+        let (root, other) = (dir.path().join("repo"), dir.path().join("other"));
+        for folder in [&root, &other.join("s")] {
+            std::fs::create_dir_all(folder).unwrap();
+        }
+        std::fs::write(other.join("s/mine"), "mine").unwrap();
+        let store = store(&root);
+        std::os::unix::fs::symlink(&other, root.join("pack")).unwrap();
+        let (key, new) = (Path::from("pack/s/mine"), Path::from("pack/s/new"));
+        for error in [
+            store.get(&key).await.unwrap_err(),
+            store.put(&new, "x".into()).await.unwrap_err(),
+            store.delete(&key).await.unwrap_err(),
+            store.list(Some(&Path::from("pack"))).try_collect::<Vec<_>>().await.unwrap_err(),
+        ] {
+            assert!(format!("{error:?}").contains("Strange"), "{error:?}");
+        }
+        assert_eq!(store.list(None).try_collect::<Vec<_>>().await.unwrap(), []);
+        assert_eq!(std::fs::read(other.join("s/mine")).unwrap(), b"mine");
+        assert!(!other.join("s/new").exists());
     }
 
     #[test]

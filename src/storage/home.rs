@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use object_store::Error;
+use object_store::path::Path as ObjectPath;
 use thiserror::Error as ThisError;
 
 /// The object that names a repository, in its directory.
@@ -18,6 +19,11 @@ pub(super) const MARK: &str = "repository";
 #[derive(Clone, Debug, ThisError, PartialEq, Eq)]
 #[error("directory {} is not there any more, or is another one than it was: is its disk mounted?", .0.display())]
 struct Gone(PathBuf);
+
+/// Something in a repository that is neither a file nor a folder.
+#[derive(Clone, Debug, ThisError, PartialEq, Eq)]
+#[error("{} is a link or a device, not a file or folder of the repository: remove it, or mount there what it leads to", .0.display())]
+struct Strange(PathBuf);
 
 /// A directory that was opened. Clones share it.
 #[derive(Clone, Debug)]
@@ -58,6 +64,17 @@ impl Home {
         Err(generic(Box::new(Gone(self.0.root.clone()))))
     }
 
+    /// As [`check`](Self::check), and that no link leads to `location`, or is it.
+    ///
+    /// # Errors
+    /// Generic, if not.
+    pub(super) async fn check_at(&self, location: &ObjectPath) -> object_store::Result<()> {
+        self.check().await?;
+        let (root, location) = (self.0.root.clone(), location.clone());
+        let checked = tokio::task::spawn_blocking(move || plain(&root, &location)).await;
+        checked.map_err(|source| generic(Box::new(source)))?
+    }
+
     fn is_there(&self) -> bool {
         let Ok(identity) = identity(&self.0.root) else { return false };
         let mut known = self.0.known.lock().unwrap_or_else(PoisonError::into_inner);
@@ -72,6 +89,23 @@ impl Home {
         }
         same
     }
+}
+
+/// Whether `location` below `root` is a file or folder, or nothing yet: whoever may write in a shared repository, or made the one that was
+/// unpacked here, could have put a link there that leads to others' files.
+///
+/// # Errors
+/// Generic, if it is something else, or a link leads there.
+pub(super) fn plain(root: &Path, location: &ObjectPath) -> object_store::Result<()> {
+    let mut path = root.to_owned();
+    for part in location.parts() {
+        path.push(part.as_ref());
+        let Ok(found) = std::fs::symlink_metadata(&path) else { return Ok(()) };
+        if !found.is_file() && !found.is_dir() {
+            return Err(generic(Box::new(Strange(path))));
+        }
+    }
+    Ok(())
 }
 
 fn identity(root: &Path) -> io::Result<(u64, u64)> {

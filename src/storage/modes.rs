@@ -4,11 +4,14 @@
 //! its folders what belongs to it, whatever its own umask says. Git does the same with `core.sharedRepository`
 //! (<https://git-scm.com/docs/git-config#Documentation/git-config.txt-coresharedRepository>), which it keeps in a file.
 
-use std::fs::{self, File, Permissions};
+use std::fs::{self, File, OpenOptions, Permissions};
 use std::io;
-use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::Path;
 use std::str::FromStr;
+
+use rustix::fs::OFlags;
+use rustix::process::geteuid;
 
 use super::home::MARK;
 use crate::error::Error;
@@ -18,6 +21,8 @@ const READ: u32 = 0o444;
 const ACCESS: u32 = 0o666;
 const SET_GROUP: u32 = 0o2000;
 const GROUP_WRITES: u32 = 0o020;
+/// Neither follows a link, nor waits for the other end of a pipe.
+const NO_LINK: i32 = OFlags::NOFOLLOW.union(OFlags::NONBLOCK).bits().cast_signed();
 
 /// With whom a new repository in a directory is shared.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -77,7 +82,11 @@ impl Modes {
         let lacking: Vec<&Path> = folder.ancestors().take_while(|folder| *folder != root && !folder.exists()).collect();
         for folder in lacking.into_iter().rev() {
             match fs::create_dir(folder) {
-                Ok(()) => fs::set_permissions(folder, Permissions::from_mode(self.folder))?,
+                Ok(()) => {
+                    let flags = NO_LINK | OFlags::DIRECTORY.bits().cast_signed();
+                    let made = OpenOptions::new().read(true).custom_flags(flags).open(folder)?;
+                    made.set_permissions(Permissions::from_mode(self.folder))?;
+                }
                 // Another writer was faster.
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                 Err(error) => return Err(error),
@@ -96,10 +105,16 @@ impl Modes {
 
     /// Gives the file at `path` its mode.
     pub(super) fn set_file(self, path: &Path) -> io::Result<()> {
-        match fs::set_permissions(path, Permissions::from_mode(self.file)) {
-            // A collector took it, or it was replaced by a writer who is another user.
-            Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied) => Ok(()),
-            set => set,
+        // No link is followed: whoever may write in the folder could have put one there meanwhile.
+        let opened = OpenOptions::new().read(true).custom_flags(NO_LINK).open(path);
+        let own = |file: &File| {
+            file.metadata()
+                .is_ok_and(|found| found.is_file() && found.uid() == geteuid().as_raw() && found.nlink() == 1)
+        };
+        match opened {
+            Ok(file) if own(&file) => self.set_open_file(&file),
+            // A collector took it, or it was replaced by another writer.
+            _ => Ok(()),
         }
     }
 

@@ -180,8 +180,11 @@ fn reopen(folder: &OwnedFd, name: &str, access: OFlags, lock: FlockOperation) ->
         Err(errno) => return Err(errno),
     };
     let stat = fstat(&file)?;
+    // With another name it would be somebody's file that is written to.
     let ours = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile
-        && stat.st_uid == rustix::process::geteuid().as_raw();
+        && stat.st_uid == rustix::process::geteuid().as_raw()
+        && stat.st_nlink == 1
+        && stat.st_mode & 0o077 == 0;
     // Whoever held the lock may have renamed it meanwhile: then it is somebody's finished file.
     Ok((ours && flock(&file, lock).is_ok() && is_at(folder, name, &file)?).then_some(file))
 }
@@ -209,7 +212,7 @@ fn place(folder: &OwnedFd, temporary: &str, name: &[u8], file: &File, finish: &F
 #[cfg(test)]
 mod tests {
     use std::fs;
-    use std::os::unix::fs::{FileExt, symlink};
+    use std::os::unix::fs::{FileExt, PermissionsExt as _, symlink};
 
     use super::super::path::resumable_name;
     use super::super::{Durability, Target};
@@ -276,6 +279,11 @@ mod tests {
         symlink("precious", &temporary).unwrap();
         assert!(target.unfinished(b"model").unwrap().is_none() && target.resume(b"model", 1).unwrap().is_none());
         target.stage_resumable(b"model", 1).unwrap().finish(0o600, Timestamp(0)).unwrap();
+        assert_eq!(fs::read(root.path().join("precious")).unwrap(), b"precious");
+        fs::remove_file(&temporary).unwrap();
+        fs::set_permissions(root.path().join("precious"), fs::Permissions::from_mode(0o600)).unwrap();
+        fs::hard_link(root.path().join("precious"), &temporary).unwrap();
+        assert!(target.unfinished(b"model").unwrap().is_none() && target.resume(b"model", 1).unwrap().is_none());
         assert_eq!(fs::read(root.path().join("precious")).unwrap(), b"precious");
         fs::remove_file(&temporary).unwrap();
         fs::create_dir(&temporary).unwrap();

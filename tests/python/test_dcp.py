@@ -545,6 +545,31 @@ def test_folders_that_torch_wrote(repository, tmp_path):
         dcp.load(zeroed(state), storage_reader=Reader(repository, "evil"))
 
 
+class Made:
+    """What making it from a pickle does."""
+
+    calls = 0
+
+    def __reduce__(self):
+        return (_made, ())
+
+
+def _made() -> str:
+    Made.calls += 1
+    return "made"
+
+
+def test_an_object_that_only_a_pickle_makes_is_made_only_if_it_is_asked_for(repository):
+    dcp.save({"object": Made(), "number": 5}, storage_writer=Writer(repository, NAME))
+    before = Made.calls
+    into = {"object": None, "number": 0}
+    with pytest.raises(CheckpointException, match="pickle=True"):
+        dcp.load(into, storage_reader=Reader(repository, NAME))
+    assert Made.calls == before
+    dcp.load(into, storage_reader=Reader(repository, NAME, pickle=True))
+    assert Made.calls > before and into == {"object": "made", "number": 5}
+
+
 def some_metadata() -> tuple[Metadata, list]:
     planner = DefaultSavePlanner()
     planner.set_up_planner({"a": {"b": torch.ones(2, 3)}, "l": [1, torch.ones(2)], "n": 1}, None, True)

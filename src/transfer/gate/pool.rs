@@ -48,9 +48,11 @@ impl Pool {
     pub(super) fn enter(&mut self, address: IpAddr) -> (u64, Option<u64>) {
         let from = Source::of(address);
         let gone = if self.count(from) >= self.share {
-            self.least(from)
+            self.least(|waiting| waiting.from == from)
         } else if self.waiting.len() >= self.places {
-            self.largest().and_then(|largest| self.least(largest))
+            let counts = self.counts();
+            let most = counts.values().max().copied();
+            self.least(|waiting| counts.get(&waiting.from).copied() == most)
         } else {
             None
         };
@@ -85,18 +87,18 @@ impl Pool {
         self.waiting.values().filter(|waiting| waiting.from == from).count()
     }
 
-    /// The one of `from` that goes first.
-    fn least(&self, from: Source) -> Option<u64> {
-        let own: Vec<_> = self.waiting.iter().filter(|(_, waiting)| waiting.from == from).collect();
-        let silent = own.iter().take(own.len().div_ceil(2)).find(|(_, waiting)| !waiting.spoke);
-        silent.or_else(|| own.first()).map(|(number, _)| **number)
+    /// Of those that are `meant`, the one that goes first.
+    fn least(&self, meant: impl Fn(&Waiting) -> bool) -> Option<u64> {
+        let meant: Vec<_> = self.waiting.iter().filter(|(_, waiting)| meant(waiting)).collect();
+        let silent = meant.iter().take(meant.len().div_ceil(2)).find(|(_, waiting)| !waiting.spoke);
+        silent.or_else(|| meant.first()).map(|(number, _)| **number)
     }
 
-    /// The source that most come from.
-    fn largest(&self) -> Option<Source> {
-        let mut counts = BTreeMap::<Source, usize>::new();
+    /// How many come from each source.
+    fn counts(&self) -> BTreeMap<Source, usize> {
+        let mut counts = BTreeMap::new();
         self.waiting.values().for_each(|waiting| *counts.entry(waiting.from).or_default() += 1);
-        counts.into_iter().max_by_key(|(_, count)| *count).map(|(source, _)| source)
+        counts
     }
 }
 
@@ -134,6 +136,23 @@ mod tests {
             assert_ne!(pool.enter(address("10.0.0.1")).1, Some(good), "others have waited longer");
         }
         assert!(pool.waiting.contains_key(&good));
+    }
+
+    #[test]
+    fn among_many_addresses_whoever_has_waited_longest_in_silence_gives_way() {
+        let mut pool = Pool::new(64, 16);
+        let source = |n: u16| IpAddr::from([10, 0, u8::try_from(n / 256).unwrap(), u8::try_from(n % 256).unwrap()]);
+        for n in 0..200 {
+            pool.enter(source(n));
+        }
+        let (good, _) = pool.enter(address("10.255.255.255"));
+        for n in 200..231 {
+            assert_ne!(pool.enter(source(n)).1, Some(good), "it has just come");
+        }
+        pool.spoke(good);
+        for n in 231..1000 {
+            assert_ne!(pool.enter(source(n)).1, Some(good), "it has spoken");
+        }
     }
 
     #[test]

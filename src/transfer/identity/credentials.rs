@@ -200,7 +200,7 @@ impl Loaded {
         let algorithms = tls::provider().signature_verification_algorithms.all;
         let parsed = ParsedCertificate::try_from(end_entity)?;
         verify_server_cert_signed_by_trust_anchor(&parsed, &self.roots, intermediates, now, algorithms)?;
-        self.accept(end_entity)
+        self.accept(end_entity, intermediates)
     }
 
     /// Checks the certificate of somebody who asks.
@@ -211,13 +211,19 @@ impl Loaded {
         now: UnixTime,
     ) -> Result<Identity, rustls::Error> {
         self.clients.verify_client_cert(end_entity, intermediates, now)?;
-        self.accept(end_entity)
+        self.accept(end_entity, intermediates)
     }
 
     /// Whom a certificate names that an authority has signed.
-    fn accept(&self, end_entity: &CertificateDer<'_>) -> Result<Identity, rustls::Error> {
+    fn accept(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+    ) -> Result<Identity, rustls::Error> {
         let certificate = Certificate::read(end_entity).map_err(tls::unusable)?;
-        if self.revoked.holds(&certificate) {
+        let read = |intermediate| Certificate::read(intermediate).map_err(tls::unusable);
+        let intermediates = intermediates.iter().map(read).collect::<Result<Vec<_>, _>>()?;
+        if intermediates.iter().chain([&certificate]).any(|one| self.revoked.holds(one)) {
             return Err(rustls::CertificateError::Revoked.into());
         }
         certificate.agent().cloned().map_err(tls::unusable)

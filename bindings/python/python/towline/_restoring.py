@@ -437,12 +437,24 @@ class Restoring:
         dtype = _dtype(node["dtype"])
         if "view" in node:
             start, shape, stride = node["view"]
+            if not _lies_within(start, shape, stride, dtype.itemsize, held.nbytes):
+                raise Damaged("the document of a state names a view beyond the memory of its tensor")
             return torch.empty(0, dtype=dtype).set_(
                 held.untyped_storage(), (held.storage_offset() + start) // dtype.itemsize, shape, stride
             )
         if held.numel() == 0:
             return torch.empty(node["shape"], dtype=dtype)
         return held.view(dtype).reshape(node["shape"])
+
+
+def _lies_within(start: int, shape: list[int], stride: list[int], itemsize: int, nbytes: int) -> bool:
+    """Does such a view need no more memory than there is? `start` is in bytes, `stride` in elements."""
+    if len(shape) != len(stride) or min([start, *shape, *stride]) < 0:
+        return False
+    if 0 in shape:
+        return start <= nbytes
+    last = sum((length - 1) * step for length, step in zip(shape, stride, strict=True))
+    return start + (last + 1) * itemsize <= nbytes
 
 
 def _is_filled(value: Any) -> bool:

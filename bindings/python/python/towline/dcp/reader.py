@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import os
+import pickle as pickling
 from collections.abc import Iterable
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from .. import _torch
-from ..errors import Conflict, NotFound, UsageError
+from ..errors import Conflict, NotFound, Unsupported, UsageError
 from ..repository import Repository
 from ..repository import open as open_repository
 from ..tensors import want
@@ -35,10 +36,16 @@ class Reader(StorageReader):
     `repo` is a repository or its address; `name` is what was saved, or `RUN@latest`, `RUN@upto=N`, `RUN@min=METRIC`,
     `RUN@max=METRIC`; a `checkpoint_id` counts instead. All ranks read the same step, or none. Folders that torch's
     FileSystemWriter wrote and that were saved as files are read, too.
+
+    What is no tensor torch's planner unpickles, and a pickle may run any code: objects beyond numbers, texts and their like are
+    refused, unless `pickle=True` says that whoever saved the step is trusted.
     """
 
-    def __init__(self, repo: Repository | str | os.PathLike[str] | None, name: str | None = None):
+    def __init__(
+        self, repo: Repository | str | os.PathLike[str] | None, name: str | None = None, *, pickle: bool = False
+    ):
         super().__init__()
+        self._pickle = pickle
         self.repository = repo if isinstance(repo, Repository) else open_repository(repo)
         self.name = name
         self._asked: str | None = None
@@ -125,7 +132,23 @@ class Reader(StorageReader):
             held = memoryview(self.repository.read(name, path, start, end))
             for item, stored in wanted:
                 at = stored.start - start
-                planner.load_bytes(item, io.BytesIO(held[at : at + stored.length]))
+                planner.load_bytes(item, self._without_code(name, item, held[at : at + stored.length]))
+
+    def _without_code(self, name: str, item: ReadItem, held: memoryview) -> io.BytesIO:
+        """The bytes of an object, made anew from what needs no pickle."""
+        if self._pickle:
+            return io.BytesIO(held)
+        try:
+            loaded = torch.load(io.BytesIO(held), weights_only=True)
+        except pickling.UnpicklingError as error:
+            raise Unsupported(
+                f"{name} has an object at {item.storage_index.fqn} that only a pickle makes, and a pickle may run any code: "
+                "towline.dcp.Reader(..., pickle=True) makes it, if whoever saved it is trusted"
+            ) from error
+        made = io.BytesIO()
+        torch.save(loaded, made)
+        made.seek(0)
+        return made
 
     def _read_tensors(self, name: str, items: Iterable[ReadItem], planner: LoadPlanner) -> None:
         reading, commits = _Reading(self.repository, name), []
