@@ -114,12 +114,7 @@ pub async fn warm(exchange: &Exchange, repository: &Repository, name: &Name, opt
     }
     let stored_len = |chunk| saved.locate(chunk).map_or(0, |located| u64::from(located.place.stored_len));
     let lacking = sum(&wanted, &looked.lacking, &[], stored_len);
-    let room_lacking = if looked.lacking.is_empty() {
-        0
-    } else {
-        let (tree, cache, wanted) = (Arc::clone(&saved), Arc::clone(exchange.cache()), Arc::clone(&wanted));
-        blocking(move || Ok(cache.shortage(&pin_chunks(&tree, &wanted)?))).await?
-    };
+    let room_lacking = if looked.lacking.is_empty() { 0 } else { shortage(exchange, &saved, &wanted).await? };
     let warmed = Warmed {
         dry_run: options.dry_run,
         name: name.clone(),
@@ -147,11 +142,7 @@ pub async fn warm(exchange: &Exchange, repository: &Repository, name: &Name, opt
         return Err(no_room(exchange.cache(), name, room_lacking));
     }
     let pin = match options.pin.clone() {
-        Some(pinning) => {
-            let (tree, cache, wanted) = (Arc::clone(&saved), Arc::clone(exchange.cache()), Arc::clone(&wanted));
-            let reason = reason(name, options.below.as_deref());
-            Some(blocking(move || pin((&tree, &wanted), reason, &cache, pinning)).await?.id.to_string())
-        }
+        Some(pinning) => Some(pinned(exchange, (&saved, &wanted), options, pinning).await?),
         None => None,
     };
     options.progress.phase("warming", looked.lacking_plain);
@@ -173,6 +164,24 @@ pub async fn warm(exchange: &Exchange, repository: &Repository, name: &Name, opt
         seconds: begun.elapsed().as_secs_f64(),
         ..warmed
     })
+}
+
+/// Pins what is `wanted` of `saved`; returns the pin's id.
+async fn pinned(
+    exchange: &Exchange,
+    (saved, wanted): (&Arc<Saved>, &Arc<Vec<u32>>),
+    options: &WarmOptions,
+    pinning: Pinning,
+) -> Result<String> {
+    let (tree, cache, wanted) = (Arc::clone(saved), Arc::clone(exchange.cache()), Arc::clone(wanted));
+    let reason = reason(&saved.name, options.below.as_deref());
+    Ok(blocking(move || pin((&tree, &wanted), reason, &cache, pinning)).await?.id.to_string())
+}
+
+/// Bytes that the cache lacks for all that is `wanted` of `saved` to be in it.
+async fn shortage(exchange: &Exchange, saved: &Arc<Saved>, wanted: &Arc<Vec<u32>>) -> Result<u64> {
+    let (tree, cache, wanted) = (Arc::clone(saved), Arc::clone(exchange.cache()), Arc::clone(wanted));
+    blocking(move || Ok(cache.shortage(&pin_chunks(&tree, &wanted)?))).await
 }
 
 /// Chunks, and their stored bytes.

@@ -23,6 +23,8 @@ pub(super) const RETRIES: usize = 8;
 const CREATE: OFlags =
     OFlags::RDWR.union(OFlags::CREATE).union(OFlags::EXCL).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
+/// Mode bits of everybody but the owner.
+const OTHERS: u32 = 0o077;
 /// How a file is opened that an earlier process left unfinished.
 const REOPEN: OFlags = OFlags::NOFOLLOW.union(OFlags::NONBLOCK).union(OFlags::CLOEXEC);
 
@@ -184,7 +186,7 @@ fn reopen(folder: &OwnedFd, name: &str, access: OFlags, lock: FlockOperation) ->
     let ours = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile
         && stat.st_uid == rustix::process::geteuid().as_raw()
         && stat.st_nlink == 1
-        && stat.st_mode & 0o077 == 0;
+        && stat.st_mode & OTHERS == 0;
     // Whoever held the lock may have renamed it meanwhile: then it is somebody's finished file.
     Ok((ours && flock(&file, lock).is_ok() && is_at(folder, name, &file)?).then_some(file))
 }
