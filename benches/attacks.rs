@@ -1,4 +1,4 @@
-//! What peers that may do nothing cost an agent, beside one connection that idles: memory, open files, requests to the store, and
+//! Cost of peers without rights, beside one idle connection: memory, open files, requests to the store, and
 //! how long a good handshake takes meanwhile; and how long the answers to what is forbidden and to what is absent take.
 //!
 //! `cargo bench --bench attacks` (`ATTACKS_SECONDS` sets how long each goes on). The agent is this program, started once more, so
@@ -150,13 +150,13 @@ fn manifest(text: &str) -> ManifestId {
 
 impl Drop for Agent {
     fn drop(&mut self) {
-        // It is of no use any more, however it ends.
+        // A dropped agent is not reused: its exit status does not matter.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// What somebody does to an agent.
+/// An attack on an agent.
 #[derive(Clone, Copy)]
 enum Attack {
     Nothing,
@@ -294,13 +294,13 @@ async fn attacking(attack: Attack, to: SocketAddr, bad: Credentials, over: Insta
     }
 }
 
-/// How long it takes to hear that something may not be read, and that it is not there.
+/// Times of the answers for a forbidden and for an absent manifest.
 async fn answers(agent: &Agent, good: &Credentials) {
     let client = dial(agent.address, good).await;
     let (mut forbidden, mut absent) = (Vec::new(), Vec::new());
     for n in 0..ANSWERS as u64 {
         for (times, manifest) in [(&mut forbidden, agent.secret), (&mut absent, unknown(n / 50))] {
-            // What was asked a moment ago is remembered: each is new, and the log is as old.
+            // Misses are remembered for a second, so each request asks for a new id.
             tokio::time::sleep(Duration::from_millis(30)).await;
             let begun = Instant::now();
             client.find(manifest, 0).await.unwrap_err();

@@ -42,7 +42,7 @@ impl Pattern {
         Self::new(if path == "." { "" } else { path })
     }
 
-    /// That very text.
+    /// A pattern that matches this text alone.
     #[must_use]
     pub fn exact(text: &str) -> Self {
         Self { text: text.to_owned(), glob: None }
@@ -54,21 +54,21 @@ impl Pattern {
         &self.text
     }
 
-    /// Whether it takes `name`. A name that is the very text is always taken: names may hold brackets.
+    /// True if it matches `name`. A name equal to the pattern's text always matches: names may hold brackets.
     #[must_use]
     pub fn takes(&self, name: &[u8]) -> bool {
         let matches = |glob: &GlobMatcher| glob.is_match(OsStr::from_bytes(name));
         self.text.as_bytes() == name || self.glob.as_ref().is_some_and(matches)
     }
 
-    /// Whether it takes the file or folder `path`, or a folder above it.
+    /// True if it matches the file or folder `path`, or a folder above it.
     #[must_use]
     pub fn takes_path(&self, path: &[u8]) -> bool {
         let above = path.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(at, _)| at);
         above.chain([path.len()]).any(|end| path.get(..end).is_some_and(|path| self.takes(path)))
     }
 
-    /// Whether it can only mean one name.
+    /// True if it matches one name only.
     #[must_use]
     pub fn is_plain(&self) -> bool {
         self.glob.is_none()
@@ -150,13 +150,13 @@ impl Patterns {
         texts.iter().map(|text| Pattern::new(text.as_ref())).collect::<Result<_>>().map(Self)
     }
 
-    /// Whether one of them takes `name`.
+    /// True if one of them matches `name`.
     #[must_use]
     pub fn take(&self, name: &str) -> bool {
         self.0.iter().any(|pattern| pattern.takes(name.as_bytes()))
     }
 
-    /// Whether there are none.
+    /// True if there are none.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()

@@ -381,7 +381,7 @@ fn error_of(told: Option<&Value>) -> Error {
     if causes.is_empty() { error } else { error.source(causes.join(": ")) }
 }
 
-/// Why there is no agent, where `TOWLINE_AGENT` is `named`.
+/// Error for a missing agent; `named` is the value of `TOWLINE_AGENT`.
 fn none(named: Option<OsString>) -> Error {
     if named.is_some_and(|named| named == "none") {
         return Error::not_found("no agent is used: TOWLINE_AGENT is `none`")

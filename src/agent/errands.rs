@@ -31,7 +31,7 @@ use crate::work::blocking;
 /// How long until what the agent does by itself is tried again after it failed.
 pub(super) const AGAIN_AFTER: Duration = Duration::from_secs(5);
 
-/// How long a watch that must end may take to name what is not saved.
+/// Time for a watch that is cut off to name what is not saved.
 const NAMING: Duration = Duration::from_secs(1);
 
 /// What to restore, and where to.

@@ -61,16 +61,16 @@ pub(super) struct House {
     notice: OnceLock<Notice>,
     /// That, for whoever waits for it.
     going: CancellationToken,
-    /// What other agents may do.
+    /// Rights of other agents, reloaded when the settings change.
     pub(super) rules: Arc<Rules>,
     /// What it keeps for other agents, if it does that.
     pub(super) shelf: Option<Arc<Shelf>>,
-    /// What other agents can have pinned.
+    /// Limits of the pins of other agents.
     pub(super) caller_pins: CallerPins,
     /// Connections are to end.
     pub(super) leaving: CancellationToken,
     pub(super) transfers: Transfers,
-    /// What other agents come through.
+    /// Limits of connections of other agents.
     pub(super) gate: Gate,
     /// What parts of files are held in on their way to readers, apart from what they are fetched with: a reader that is slow
     /// must not keep a fetch from going on.
@@ -307,7 +307,7 @@ impl House {
         }
     }
 
-    /// What is wrong with files that were read again.
+    /// Problems of files that were reloaded.
     fn problems(&self) -> Vec<String> {
         let certificates = self.credentials.as_ref().map(Credentials::problems).unwrap_or_default();
         self.rules.problem().into_iter().chain(certificates).collect()

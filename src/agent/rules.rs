@@ -10,10 +10,10 @@ use crate::transfer::exchange::{Callers, Policy};
 use crate::tree::Look;
 use crate::work::blocking;
 
-/// How often the file is looked at.
+/// Interval between looks at the file.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// What `[[allow]]`, `callers` and `[[custody.accept]]` say. What holds them shares them.
+/// The rules of `[[allow]]`, `callers` and `[[custody.accept]]`, shared with whoever enforces them.
 #[derive(Debug)]
 pub(super) struct Rules {
     file: PathBuf,
@@ -25,9 +25,9 @@ pub(super) struct Rules {
 
 #[derive(Debug)]
 struct State {
-    /// How the file looked when it was last read, well or not.
+    /// State of the file when it was last read, successfully or not.
     seen: Look,
-    /// What is wrong with the file as it is now.
+    /// Problem of the file as it is now.
     problem: Option<String>,
 }
 
@@ -43,7 +43,7 @@ impl Rules {
         }
     }
 
-    /// Why the rules in force are not those of the file.
+    /// The reason why the rules in force are not those of the file.
     pub(super) fn problem(&self) -> Option<String> {
         self.state().problem.clone()
     }

@@ -96,7 +96,7 @@ impl Trouble {
         troubles.count += 1;
     }
 
-    /// What went wrong with `what` is over.
+    /// Clears the problem reported for `what`.
     pub(super) fn over(&self, what: &str) {
         self.troubles().standing.retain(|(about, _)| about != what);
     }

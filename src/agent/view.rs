@@ -20,7 +20,7 @@ pub struct Health {
     pub pid: u32,
     /// Since when it runs, RFC 3339.
     pub started: String,
-    /// Whether what it was told to have ready is there.
+    /// True once its inputs are there.
     pub ready: bool,
     /// Whether it is ending: it takes nothing new.
     pub leaving: bool,
@@ -30,18 +30,18 @@ pub struct Health {
     pub identity: Option<String>,
     /// Where it saves to and restores from, the usual repository first.
     pub repositories: Vec<Place>,
-    /// What is wrong with files that were read again, such as the rules or the list of revoked certificates: what was before holds.
+    /// Problems of reloaded files, such as the rules or the list of revoked certificates: the version before stays in force.
     /// Told over the socket only.
     #[serde(default)]
     pub problems: Vec<String>,
 }
 
-/// What anybody on this machine may know of an agent.
+/// Answer of `/health` and `/ready` without the token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Vitals {
     /// Always: it answers.
     pub alive: bool,
-    /// Whether what it was told to have ready is there.
+    /// True once its inputs are there.
     pub ready: bool,
 }
 
@@ -94,7 +94,7 @@ pub struct FolderEntry {
 /// A repository of an agent.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Place {
-    /// Where it is; other agents are not told.
+    /// Its location; left out for other agents.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub location: Option<String>,
     /// Its name for ever.
@@ -184,12 +184,12 @@ pub struct Kept {
     pub labels: BTreeMap<String, String>,
     /// Bytes of its files.
     pub bytes: u64,
-    /// Why it is not saved any more, if it was set aside.
+    /// The failure for which it was set aside, if it was.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub aside: Option<Aside>,
 }
 
-/// Why a checkpoint that is kept was set aside: it is not saved until somebody asks for it again, and counts until it is dropped.
+/// The failure for which a checkpoint was set aside. It is saved only on request, and counts toward the quota until it is dropped.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Aside {
     /// Since when, RFC 3339.
@@ -198,7 +198,7 @@ pub struct Aside {
     pub tries: u32,
     /// The kind of the last error, as errors have it.
     pub kind: String,
-    /// What it said.
+    /// Its message.
     pub error: String,
     /// What to do.
     pub cure: String,
@@ -263,7 +263,7 @@ pub struct Transfer {
     /// What came of it, once it is done: as the command of that name tells with `--json`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub report: Option<Value>,
-    /// What went wrong, if it failed; while it runs, the last failure after which it tries again.
+    /// The error, if it failed; while it runs, the last failure that is being retried.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<Value>,
 }

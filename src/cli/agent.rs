@@ -267,7 +267,7 @@ fn told(transfer: &Transfer, number: &str) -> u64 {
     transfer.report.as_ref().and_then(|report| report.get(number)).and_then(Value::as_u64).unwrap_or(0)
 }
 
-/// Whether a warm ended because the cache had no room.
+/// True if a warm ended because the cache had no room.
 fn is_full(transfer: &Transfer) -> bool {
     transfer.report.as_ref().is_some_and(|report| report["full"] == true)
 }

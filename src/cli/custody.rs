@@ -73,7 +73,7 @@ fn checked(ids: &[String]) -> Result<&[String]> {
     }
 }
 
-/// What is kept as a table, then what is wrong with what was set aside.
+/// A table of what is kept, then the failures of what was set aside.
 fn listed(kept: &[Kept]) -> String {
     let row = |kept: &Kept| {
         let state = if kept.aside.is_some() { "set aside" } else { "to be saved" };

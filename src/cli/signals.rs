@@ -27,7 +27,7 @@ impl From<Error> for Failed {
     }
 }
 
-/// Why a wait ended.
+/// Outcome of a wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Caught {
     Interrupt,

@@ -10,7 +10,7 @@ use super::output::printable;
 use super::verbs::Door;
 use crate::error::Result;
 
-/// What was recorded, or forgotten.
+/// A record that was made or removed.
 #[derive(Serialize)]
 struct Told {
     path: PathBuf,

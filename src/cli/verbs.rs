@@ -303,7 +303,7 @@ impl Door {
         }
         self.output.answer(&verified, render)?;
         if !repair {
-            // What only the bytes show is found by reading them.
+            // Damage in bytes is found again only by reading them.
             let data = if data { " --data" } else { "" };
             let cure = format!("`towline verify{data} --repair` sets what is damaged aside; saving again then heals");
             self.output.remark(&cure);

@@ -415,7 +415,7 @@ fn read_content(reader: &mut Reader<'_>, starts: &[u64]) -> Read<Content> {
         let ends = starts.get(first).zip(starts.get(last));
         let (start, end) = ends.ok_or_else(|| reader.malformed("piece names no chunk"))?;
         let len = end - start;
-        // Whoever reads the file holds the places of its chunks: a piece of many may occur again and again.
+        // Readers hold a place for each chunk of each piece, and a piece of many chunks may be repeated.
         reader.keep((piece.count as usize).saturating_mul(PLACE))?;
         let end = covered.checked_add(piece.hole).and_then(|at| at.checked_add(len)).filter(|&end| end <= size);
         covered = end.ok_or_else(|| reader.malformed("pieces are longer than their file"))?;

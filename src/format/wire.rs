@@ -17,11 +17,11 @@ pub struct Malformed {
     pub offset: usize,
 }
 
-/// What [`Malformed`] says of a structure that is too large for the memory that it may take.
+/// Message of [`Malformed`] for a structure that is larger than its memory limit.
 const TOO_LARGE: &str = "structure needs more memory than it may take";
 
 impl Malformed {
-    /// Whether the bytes may be sound, but what they stand for is larger than [`Reader::within`] allows.
+    /// True if decoding would take more memory than [`Reader::within`] allows; the bytes may be sound.
     #[must_use]
     pub fn is_too_large(&self) -> bool {
         self.what == TOO_LARGE

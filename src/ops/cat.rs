@@ -153,7 +153,7 @@ fn outside(path: &[u8], size: u64, first: u64, last: u64) -> Error {
         .got(format!("{first}-{last}"))
 }
 
-/// Why the output ends early.
+/// Error of a failed write to the output.
 fn not_written(source: std::io::Error) -> Error {
     use std::io::ErrorKind::{QuotaExceeded, StorageFull};
     if matches!(source.kind(), StorageFull | QuotaExceeded) {

@@ -39,7 +39,7 @@ pub struct Pinning {
     pub owner: String,
     /// When it ends by itself, if it does.
     pub expires: Option<Timestamp>,
-    /// What all pins of whoever asks may keep, if that is limited.
+    /// Limit of all pins of the caller, if there is one.
     pub limit: Option<PinLimit>,
 }
 
@@ -289,7 +289,7 @@ fn pin_chunks(saved: &Saved, wanted: &[u32]) -> Result<Vec<PinChunk>> {
     wanted.iter().map(chunk).collect()
 }
 
-/// Why `name` is not warmed: `cache` lacks `bytes` for it.
+/// Error: `cache` lacks `bytes` of room for `name`.
 fn no_room(cache: &Cache, name: &Name, bytes: u64) -> Error {
     let (capacity, floor) = (show(cache.stat().capacity), show(cache.free_floor()));
     Error::exhausted("cache has no room for it: nothing was fetched")

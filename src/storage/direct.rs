@@ -53,7 +53,7 @@ impl Direct {
         Self { inner, home, root, modes }
     }
 
-    /// Where `location` lies, after its folders were made.
+    /// Path of `location`, whose folders are made.
     async fn place(&self, location: &Path) -> Result<PathBuf> {
         let path = self.inner.path_to_filesystem(location)?;
         let (modes, root, placed) = (self.modes, self.root.clone(), path.clone());
@@ -81,7 +81,7 @@ impl Direct {
         listed: BoxStream<'static, Result<ObjectMeta>>,
     ) -> BoxStream<'static, Result<ObjectMeta>> {
         let (home, root, prefix) = (self.home.clone(), self.root.clone(), prefix.cloned().unwrap_or_default());
-        // What a link leads to is no object of this repository.
+        // Entries behind a link are not objects of this repository.
         let own = listed.try_filter(move |meta| std::future::ready(plain(&root, &meta.location).is_ok()));
         stream::once(async move { home.check_at(&prefix).await.map(|()| own) }).try_flatten().boxed()
     }

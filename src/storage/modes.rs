@@ -1,4 +1,4 @@
-//! Who may use a repository in a directory: the modes of its files and folders.
+//! Modes of the files and folders of a repository in a directory: who may use it.
 //!
 //! The mode of the file that names the repository is the record: whoever writes later gives the same mode to its files, and to
 //! its folders what belongs to it, whatever its own umask says. Git does the same with `core.sharedRepository`

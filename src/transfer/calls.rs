@@ -26,7 +26,7 @@ use crate::error::{Error, Result};
 pub const ALPN_HTTP: &[u8] = b"http/1.1";
 /// Calls that wait to be taken, at most; more are refused.
 const WAITING_MAX: usize = 16;
-/// How long a caller that is turned away has to take the answer, and bytes of its request that are read meanwhile.
+/// Time that a refused caller has to take the answer, and bytes of its request that are read meanwhile.
 const LINGER: Duration = Duration::from_secs(2);
 const REQUEST_LEN_MAX: u64 = 64 << 10;
 
@@ -82,7 +82,7 @@ pub(super) async fn turn_away(mut line: impl Duplex, why: &str) {
         // To close before the request was read might take the answer back.
         tokio::io::copy(&mut line.take(REQUEST_LEN_MAX), &mut tokio::io::sink()).await
     };
-    // Who does not listen is not waited for.
+    // A caller that does not read is not waited for.
     let _ = timeout(LINGER, said).await;
 }
 

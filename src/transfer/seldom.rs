@@ -26,7 +26,7 @@ impl Seldom {
         Self(Mutex::new(Counted { since: None, lines: 0, kept_back: 0 }))
     }
 
-    /// Whether a line may be written now; if so, how many were kept back since the last one.
+    /// Number of lines suppressed since the last one, if a line may be written now.
     pub(super) fn may(&self) -> Option<u64> {
         self.may_at(Instant::now())
     }

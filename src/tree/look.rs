@@ -1,4 +1,4 @@
-//! What a file looks like from outside, to tell whether it may have changed.
+//! Metadata of a file, compared to tell whether it may have changed.
 
 use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt as _;
@@ -9,7 +9,7 @@ use std::path::Path;
 pub struct Look(Option<[i64; 4]>, Option<[u64; 2]>);
 
 impl Look {
-    /// How the file at `path` looks now; links are followed. Blocking, but short.
+    /// Metadata of the file at `path` now; links are followed. Blocking, but short.
     #[must_use]
     pub fn at(path: &Path) -> Self {
         let found = std::fs::metadata(path).ok();

@@ -91,7 +91,7 @@ pub(super) fn resumable_name(name: &[u8]) -> String {
     format!("{STAGING_PREFIX}{:016x}-0{STAGING_SUFFIX}", u64::from_be_bytes([a, b, c, d, e, f, g, h]))
 }
 
-/// Whether `name` is one that [`staging_name`] or [`resumable_name`] makes.
+/// True if `name` is one that [`staging_name`] or [`resumable_name`] makes.
 pub(super) fn is_staging(name: &[u8]) -> bool {
     let inner = name
         .strip_prefix(STAGING_PREFIX.as_bytes())

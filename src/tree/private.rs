@@ -17,7 +17,7 @@ const OTHERS: u32 = 0o077;
 const OTHERS_WRITE: u32 = 0o022;
 /// The bit by which only owners of files may rename and remove them.
 const STICKY: u32 = 0o1000;
-/// How a file is opened that may be anything: no link is followed, a FIFO holds nobody up, a terminal takes nobody over.
+/// Flags to open a path that may be anything: no link is followed, a FIFO does not block, a terminal does not become the controlling one.
 const GUARDED: OFlags =
     OFlags::RDONLY.union(OFlags::NOFOLLOW).union(OFlags::NONBLOCK).union(OFlags::NOCTTY).union(OFlags::CLOEXEC);
 

@@ -25,7 +25,7 @@ const CREATE: OFlags =
 
 /// Mode bits of everybody but the owner.
 const OTHERS: u32 = 0o077;
-/// How a file is opened that an earlier process left unfinished.
+/// Flags to open an unfinished file of an earlier process.
 const REOPEN: OFlags = OFlags::NOFOLLOW.union(OFlags::NONBLOCK).union(OFlags::CLOEXEC);
 
 /// A file that [`Target::stage`](super::Target::stage) began. Dropped unfinished, it is removed, but for a resumable one; if the
@@ -39,11 +39,11 @@ pub struct Staged {
     file: File,
     shown: PathBuf,
     durability: Durability,
-    /// Stays where it is dropped unfinished.
+    /// Kept when dropped unfinished.
     kept: AtomicBool,
 }
 
-/// Where a file belongs.
+/// Destination of a file.
 pub(super) struct Place {
     pub(super) folder: Arc<OwnedFd>,
     pub(super) name: Vec<u8>,
@@ -73,7 +73,7 @@ impl Staged {
         Err(Errno::EXIST)
     }
 
-    /// As [`begin`](Self::begin), under the name at which [`resume`](Self::resume) looks, unless another process writes there.
+    /// As [`begin`](Self::begin), under the name that [`resume`](Self::resume) looks up, unless another process uses it.
     pub(super) fn begin_resumable(place: Place, size: u64) -> SysResult<Self> {
         let temporary = super::path::resumable_name(&place.name);
         match create(&place.folder, temporary)? {
@@ -86,7 +86,7 @@ impl Staged {
         }
     }
 
-    /// Takes over what an earlier process left of the file, if nobody else writes it.
+    /// Continues the unfinished file of an earlier process, unless another one writes it.
     pub(super) fn resume(place: Place, size: u64) -> SysResult<Option<Self>> {
         let temporary = super::path::resumable_name(&place.name);
         let lock = FlockOperation::NonBlockingLockExclusive;
@@ -96,13 +96,13 @@ impl Staged {
         Ok(Some(staged))
     }
 
-    /// What an earlier process left of the file `name` in `folder`, to be read; locked as long as it is open.
+    /// Unfinished file of an earlier process for `name` in `folder`, to be read; locked as long as it is open.
     pub(super) fn unfinished(folder: &OwnedFd, name: &[u8]) -> SysResult<Option<File>> {
         let lock = FlockOperation::NonBlockingLockShared;
         reopen(folder, &super::path::resumable_name(name), OFlags::RDONLY, lock)
     }
 
-    /// Removes it where it is dropped unfinished, though it could be resumed.
+    /// Has it removed when it is dropped unfinished, instead of kept to be resumed.
     pub fn discard(&self) {
         self.kept.store(false, Ordering::Release);
     }
@@ -182,16 +182,16 @@ fn reopen(folder: &OwnedFd, name: &str, access: OFlags, lock: FlockOperation) ->
         Err(errno) => return Err(errno),
     };
     let stat = fstat(&file)?;
-    // With another name it would be somebody's file that is written to.
+    // A file with a second name is somebody's own file.
     let ours = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile
         && stat.st_uid == rustix::process::geteuid().as_raw()
         && stat.st_nlink == 1
         && stat.st_mode & OTHERS == 0;
-    // Whoever held the lock may have renamed it meanwhile: then it is somebody's finished file.
+    // The holder of the lock may have renamed it meanwhile: then it is a finished file.
     Ok((ours && flock(&file, lock).is_ok() && is_at(folder, name, &file)?).then_some(file))
 }
 
-/// Whether `file` is what `name` is the name of. Under its lock that stays so.
+/// True if `name` still refers to `file`. Under its lock that stays so.
 pub(super) fn is_at(folder: &OwnedFd, name: impl rustix::path::Arg, file: &File) -> SysResult<bool> {
     let open = fstat(file)?;
     match statat(folder, name, AtFlags::SYMLINK_NOFOLLOW) {

@@ -165,7 +165,7 @@ impl Target {
         Staged::begin_resumable(self.place_of(path)?, size).map_err(fault)
     }
 
-    /// Takes over what an earlier process left of the file `path`, made `size` bytes long; none if there is nothing, or another
+    /// Continues the unfinished file of an earlier process for `path`, made `size` bytes long; none if there is none, or another
     /// process writes it.
     ///
     /// # Errors
@@ -175,7 +175,7 @@ impl Target {
         Staged::resume(self.place_of(path)?, size).map_err(fault)
     }
 
-    /// What an earlier process left of the file `path`, to be looked at; none as [`resume`](Self::resume), or where its folder lacks.
+    /// Unfinished file of an earlier process for `path`, to be read; none as for [`resume`](Self::resume), or without its folder.
     ///
     /// # Errors
     /// Denied.

@@ -100,7 +100,7 @@ async fn what_is_damaged_in_an_unfinished_file_is_fetched_again() {
     assert_eq!(hidden(&to), 0);
 }
 
-/// What another tree left unfinished is no obstacle, and does not stay.
+/// Unfinished files of another tree are replaced or removed.
 #[tokio::test(flavor = "multi_thread")]
 async fn another_tree_is_restored_over_it() {
     let world = World::new().await;

@@ -546,7 +546,7 @@ def test_folders_that_torch_wrote(repository, tmp_path):
 
 
 class Made:
-    """What making it from a pickle does."""
+    """An object that counts how often it is unpickled."""
 
     calls = 0
 

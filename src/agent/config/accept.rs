@@ -1,4 +1,4 @@
-//! Who may give checkpoints into custody: which names, and how much.
+//! Section `[[custody.accept]]`: which agents may hand over checkpoints, under which names, and how many bytes.
 
 use std::sync::{Arc, PoisonError, RwLock};
 
@@ -10,9 +10,9 @@ use crate::pattern::Patterns;
 use crate::repository::Name;
 use crate::transfer::identity::Identity;
 
-/// One giver may fill one such part of the capacity, unless its entry says otherwise.
+/// Default quota of a giver: the capacity divided by this.
 const CAPACITY_PART: u64 = 2;
-/// Checkpoints of one giver, at most, unless its entry says otherwise.
+/// Default limit of checkpoints of a giver.
 const PARCELS: usize = 64;
 
 /// A section `[[custody.accept]]`.
@@ -25,7 +25,7 @@ pub(super) struct AcceptSection {
     max_parcels: Option<usize>,
 }
 
-/// What agents may give, as `[[custody.accept]]` says. Clones share the entries.
+/// The entries of `[[custody.accept]]`. Clones share them.
 #[derive(Clone, Debug, Default)]
 pub struct Accepts(Arc<RwLock<Vec<Accept>>>);
 
@@ -36,7 +36,7 @@ struct Accept {
     allowance: Allowance,
 }
 
-/// What is kept of one giver, at most.
+/// Quota of one giver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Allowance {
     /// Bytes of its checkpoints.
@@ -55,13 +55,13 @@ impl Accepts {
         Ok(Self(Arc::new(RwLock::new(entries))))
     }
 
-    /// Whether `giver` may give anything.
+    /// True if an entry names `giver`.
     #[must_use]
     pub fn include(&self, giver: &Identity) -> bool {
         self.entries().iter().any(|entry| entry.from.take(&giver.path()))
     }
 
-    /// What is kept of `giver`, at most, if it may give `name`: the first entry that fits both decides.
+    /// Quota of `giver` for `name`, from the first entry that matches both; None if no entry does.
     #[must_use]
     pub fn allowance(&self, giver: &Identity, name: &Name) -> Option<Allowance> {
         let entries = self.entries();
@@ -70,7 +70,7 @@ impl Accepts {
         entries.iter().find(fits).map(|entry| entry.allowance)
     }
 
-    /// Puts the entries of `other` in the place of these, for all clones.
+    /// Replaces the entries by those of `other`, for all clones.
     pub fn replace(&self, other: &Self) {
         let entries = other.entries();
         *self.0.write().unwrap_or_else(PoisonError::into_inner) = entries;

@@ -1,4 +1,4 @@
-//! How many other agents may connect, and how much each may ask for.
+//! Section `[admission]`: limits of connections and requests of other agents.
 
 use serde::Deserialize;
 

@@ -13,7 +13,7 @@ use crate::error::Result;
 /// How long whoever gave a checkpoint may still save it itself: as long as the longest of the notices that clouds give
 /// (<https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html>).
 const WAIT: Duration = Duration::from_mins(2);
-/// How long a checkpoint may be on its way.
+/// Default limit of the time from the promise of room to the last byte.
 const DEADLINE: Duration = Duration::from_hours(1);
 /// Saves that may fail before a checkpoint is set aside: with the pauses between them a quarter of an hour.
 const TRIES: u32 = 20;
@@ -38,13 +38,13 @@ pub struct CustodyConfig {
     pub dir: PathBuf,
     /// Bytes of files, at most.
     pub capacity: u64,
-    /// Who may give what, and so have it saved.
+    /// Agents that may hand over checkpoints, with names and quotas.
     pub accept: Accepts,
     /// How long they may still save it themselves.
     pub wait: Duration,
-    /// How long a checkpoint may be on its way, from the promise of room to its end.
+    /// Limit of the time from the promise of room to the last byte.
     pub deadline: Duration,
-    /// Saves that may fail, for a reason that may pass by itself or not, before a checkpoint is set aside.
+    /// Failed saves before a checkpoint is set aside.
     pub tries: u32,
 }
 

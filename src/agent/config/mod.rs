@@ -1,4 +1,4 @@
-//! What an agent is told: a TOML file, read at the start; its rules again when it changes (`rules.rs`).
+//! Settings of an agent: a TOML file, read at the start. Its rules are read again when it changes (`rules.rs`).
 
 mod accept;
 mod admission;
@@ -47,15 +47,15 @@ const GRACE: Duration = Duration::from_secs(25);
 /// The settings of an agent.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// The file that says all this.
+    /// The settings file.
     pub file: PathBuf,
-    /// How that looked when it was read.
+    /// State of the settings file when it was read.
     pub(super) seen: Look,
     /// Where the Unix socket is.
     pub socket: PathBuf,
     /// Where the API is offered on loopback besides, if anywhere.
     pub http: Option<SocketAddr>,
-    /// Whether anybody on this machine may see the figures there, without the token.
+    /// Serve `/metrics` on loopback without the token.
     pub open_metrics: bool,
     /// The repositories, the usual one first; at least one.
     pub repositories: Vec<Location>,
@@ -71,15 +71,15 @@ pub struct Config {
     pub identity: Option<PathBuf>,
     /// Where other agents reach it, over QUIC and TCP, if they may; only with an identity and a cache.
     pub listen: Option<SocketAddr>,
-    /// The limits of whoever connects there.
+    /// Limits of connections and requests there.
     pub admission: Admission,
     /// Other agents.
     pub peers: PeersConfig,
-    /// What they may read: nothing, without a rule.
+    /// Names that other agents may read: none without a rule.
     pub policy: Policy,
     /// Which of them may ask this one to do something.
     pub callers: Callers,
-    /// What each of these can have pinned.
+    /// Limits of the pins of each of these.
     pub caller_pins: CallerPins,
     /// What it keeps for others, if it does that.
     pub custody: Option<CustodyConfig>,

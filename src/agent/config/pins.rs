@@ -11,11 +11,11 @@ use crate::error::{Error, Result};
 use crate::span;
 use crate::transfer::identity::Identity;
 
-/// How long a pin of another agent lasts, at most.
+/// Default limit of the time that a pin of another agent lasts.
 const TIME: Duration = Duration::from_hours(7 * 24);
-/// Pins of one other agent keep one such part of the cache, at most.
+/// Default limit of bytes that the pins of one other agent keep: the cache's capacity divided by this.
 const CAPACITY_PART: u64 = 4;
-/// Pins of one other agent, at most.
+/// Default limit of pins of one other agent.
 const PINS: usize = 256;
 
 /// The section `[caller_pins]`.
@@ -30,10 +30,10 @@ pub(super) struct CallerPinsSection {
     pins: Option<usize>,
 }
 
-/// What each other agent that may ask this one can have pinned.
+/// Limits of the pins of each other agent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CallerPins {
-    /// How long a pin lasts, at most; also one that is asked for without a time.
+    /// Longest time of a pin; also the time of one that is requested without a time.
     pub time: Duration,
     /// Bytes that all pins of one agent keep, at most.
     pub bytes: u64,
@@ -53,7 +53,7 @@ impl CallerPinsSection {
 }
 
 impl CallerPins {
-    /// How long a pin of another agent lasts that is `asked` for.
+    /// Time of a pin for which another agent `asked`.
     ///
     /// # Errors
     /// Denied, for longer than it may.
@@ -68,12 +68,12 @@ impl CallerPins {
             .cure("ask for less, or raise max_time in [caller_pins] of the settings of the agent that is asked"))
     }
 
-    /// What all pins of `caller` may keep.
+    /// Limit of all pins of `caller`.
     pub(in crate::agent) fn limit(&self, caller: &Identity) -> PinLimit {
         PinLimit { owners: format!("{}/", caller.path()), bytes: self.bytes, pins: self.pins }
     }
 
-    /// When a pin ends that `caller`, another agent or this node, asks for, and what limits it. `after` tells the time after a span.
+    /// End and limit of a pin that `caller` asks for; None is this node, which has no limit. `after` adds a span to the current time.
     ///
     /// # Errors
     /// As [`CallerPins::lasting`].

@@ -1,4 +1,4 @@
-//! What is kept for another agent, as it is known and as it is written beside the checkpoint.
+//! Records of the checkpoints that are kept for other agents: in memory, and in files beside the checkpoint.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -19,34 +19,34 @@ use crate::transfer::identity::Identity;
 const TOLD: &str = "told.json";
 const MODES: &str = "modes";
 
-/// What another agent wants to give.
+/// A checkpoint that another agent has announced.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::agent) struct Announced {
-    /// What it is to be saved as.
+    /// The name to save it as.
     pub(in crate::agent) name: Name,
-    /// Where.
+    /// The repository to save it in.
     pub(in crate::agent) repository: RepositoryId,
     /// Labels that it is to have.
     pub(in crate::agent) labels: BTreeMap<String, String>,
-    /// Bytes of room that it takes.
+    /// Its size in bytes.
     pub(in crate::agent) bytes: u64,
 }
 
-/// What is kept.
+/// A checkpoint that is kept.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::agent) struct Held {
-    /// Whose it is.
+    /// The agent that handed it over.
     pub(in crate::agent) from: Identity,
-    /// When it was there, RFC 3339.
+    /// Time of its arrival, RFC 3339.
     pub(super) since: String,
     pub(in crate::agent) what: Announced,
-    /// What it is called.
+    /// Its file name or folder name.
     pub(super) entry: PathBuf,
-    /// Why it is not saved any more, if it was set aside.
+    /// The failure for which it was set aside, if it was.
     pub(super) aside: Option<Aside>,
 }
 
-/// The same, as it is written.
+/// The JSON form of [`Held`].
 #[derive(Debug, Serialize, Deserialize)]
 struct Told {
     #[serde(flatten)]

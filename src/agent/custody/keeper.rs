@@ -24,27 +24,27 @@ const LONG: Duration = Duration::from_hours(1);
 struct Due {
     at: Instant,
     again: Duration,
-    /// Saves that failed, but those that will not fail once the store or this agent is back.
+    /// Failed saves of the class [`Failure::Counted`].
     failed: u32,
 }
 
-/// How an agent saves what it keeps.
+/// Settings of saving what is kept.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::agent) struct Keeping {
-    /// How long whoever gave it may still save it itself.
+    /// Time that the giver has to save it itself.
     pub(in crate::agent) wait: Duration,
-    /// Saves that may fail before it is set aside.
+    /// Failed saves before it is set aside.
     pub(in crate::agent) tries: u32,
 }
 
-/// What a save that failed with an error of some kind means.
+/// Classes of failed saves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Failure {
-    /// It passes by itself: the store is away or full, or this agent ends.
+    /// Retried without limit: the store is away or full, or this agent ends.
     Passing,
-    /// It may pass.
+    /// Retried up to a limit.
     Counted,
-    /// It would fail for ever.
+    /// Never retried: it would fail again.
     Lasting,
 }
 

@@ -46,10 +46,10 @@ const LINK: u8 = 3;
 /// The giver's modes of files and folders, by path in the checkpoint; empty for a checkpoint that is a folder.
 pub(super) type Modes = BTreeMap<Vec<u8>, u32>;
 
-/// What came.
+/// A checkpoint that was received.
 #[derive(Debug)]
 pub(super) struct Received {
-    /// What the checkpoint is called in its folder.
+    /// Its file name or folder name.
     pub(super) entry: Vec<u8>,
     pub(super) modes: Modes,
 }
@@ -57,7 +57,7 @@ pub(super) struct Received {
 /// What is to be sent.
 #[derive(Debug)]
 pub(in crate::agent) struct Contents {
-    /// What the checkpoint is called in its folder.
+    /// Its file name or folder name.
     entry: Vec<u8>,
     walk: Walk,
 }

@@ -1,4 +1,4 @@
-//! What is kept and what is promised, in memory. Pure.
+//! Checkpoints kept and promised, in memory, with their limits. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -12,18 +12,18 @@ use crate::error::{Error, Result};
 use crate::size;
 use crate::transfer::identity::Identity;
 
-/// Room that is promised to a checkpoint that does not come is given to others after this, or after the deadline if that is sooner.
+/// A promise of room expires after this, or after the deadline if that is sooner, unless the transfer has begun.
 const PROMISED_FOR: Duration = Duration::from_mins(1);
-/// Checkpoints that may be on their way at the same time: of all agents, and of one.
+/// Limits of concurrent transfers: of all agents, and of one.
 pub(super) const PROMISED_MAX: (usize, usize) = (64, 4);
-/// Checkpoints that are kept, at most: what is said of each is in memory.
+/// Limit of checkpoints kept: their records are in memory.
 const HELD_MAX: usize = 1024;
 
 #[derive(Debug, Default)]
 pub(super) struct Register {
     pub(super) promised: BTreeMap<Ulid, Promised>,
     pub(super) held: BTreeMap<Ulid, Held>,
-    /// Those that somebody asked to save now.
+    /// Ids to save at once, by `towline custody retry`.
     pub(super) urgent: BTreeSet<Ulid>,
 }
 
@@ -32,21 +32,21 @@ pub(super) struct Promised {
     pub(super) from: Identity,
     pub(super) what: Announced,
     pub(super) since: Instant,
-    /// It is on its way.
+    /// The transfer has begun.
     pub(super) coming: bool,
 }
 
 impl Register {
-    /// Forgets promises that were not taken up in time. One that is on its way breaks off by itself.
+    /// Removes expired promises. A transfer that has begun ends itself at its deadline.
     pub(super) fn forget(&mut self, deadline: Duration) {
         let patience = PROMISED_FOR.min(deadline);
         self.promised.retain(|_, promised| promised.coming || promised.since.elapsed() < patience);
     }
 
-    /// Checks that `what` of `from`, of whom so much is kept at most, has room on a shelf for `capacity` bytes.
+    /// Checks the announced `what` of `from` against all limits: of transfers, of the `capacity`, of the quota `allowance`.
     ///
     /// # Errors
-    /// Exhausted, if it has not.
+    /// Exhausted, if one is reached.
     pub(super) fn admit(&self, from: &Identity, what: &Announced, allowance: Allowance, capacity: u64) -> Result<()> {
         let own = self.promised.values().filter(|promised| promised.from == *from).count();
         if self.promised.len() >= PROMISED_MAX.0 || own >= PROMISED_MAX.1 || self.held.len() >= HELD_MAX {
@@ -95,7 +95,7 @@ impl Register {
         Ok(())
     }
 
-    /// What is kept of, and promised to, those that `of` says; what was set aside counts, too.
+    /// Bytes and number of what is kept of and promised to the givers that match `of`, set aside or not.
     fn taken(&self, of: impl Fn(&Identity) -> bool) -> Allowance {
         let held = self.held.values().map(|held| (&held.from, held.what.bytes));
         let all = held.chain(self.promised.values().map(|promised| (&promised.from, promised.what.bytes)));

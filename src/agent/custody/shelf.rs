@@ -56,7 +56,7 @@ pub(in crate::agent) struct Coming {
     id: Ulid,
     from: Identity,
     what: Announced,
-    /// When it must be there.
+    /// Deadline of the transfer.
     until: Instant,
 }
 
@@ -114,7 +114,7 @@ impl Shelf {
         Ok(id)
     }
 
-    /// Whether `from` may have something saved as `name`, as the settings say now.
+    /// Checks that the settings in force let `from` hand over `name`.
     ///
     /// # Errors
     /// Denied, if it may not.
@@ -122,7 +122,7 @@ impl Shelf {
         self.accept.allowance(from, name).map(drop).ok_or_else(|| not_accepted(from, name))
     }
 
-    /// What `from` was promised room for as `id` begins to come.
+    /// Begins the transfer that was promised to `from` as `id`.
     ///
     /// # Errors
     /// Not found, if there is no such promise, or it is on its way already.
@@ -210,7 +210,7 @@ impl Shelf {
         self.register().held.values().filter(|held| held.aside.is_some()).count() as u64
     }
 
-    /// Those that are to be saved, the oldest first; and which of them somebody asked to save now, told once.
+    /// Ids to save, the oldest first, each with whether it is to be saved at once, which is reported once.
     pub(super) fn to_save(&self) -> Vec<(Ulid, bool)> {
         let mut register = self.register();
         let urgent = std::mem::take(&mut register.urgent);
@@ -256,7 +256,7 @@ impl Shelf {
 }
 
 impl Coming {
-    /// When all of it must be there.
+    /// Deadline of the transfer.
     pub(in crate::agent) fn until(&self) -> Instant {
         self.until
     }

@@ -20,9 +20,9 @@ use crate::id::RepositoryId;
 use crate::transfer::exchange::Callers as Agents;
 use crate::transfer::identity::Identity;
 
-/// What anybody on this machine may ask: whether the agent lives and is ready, without more, and how it is asked.
+/// Paths on loopback that need no token: liveness and readiness without details, and the API's description.
 pub(super) const OPEN: [&str; 3] = ["/health", "/ready", "/openapi.json"];
-/// What anybody may ask besides if a setting says so.
+/// Path that needs no token if `open_metrics` is set.
 const METRICS: &str = "/metrics";
 
 /// What another agent may ask, if it may ask anything: to bring chunks to this node and keep them, and how that goes; of those that may
@@ -107,12 +107,12 @@ impl Door {
     }
 }
 
-/// How much the answer to a request may tell.
+/// Level of detail of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Told {
     /// Only what anybody may know: whoever asks has shown nothing.
     Vitals,
-    /// What another agent may know: nothing of where things are on this node.
+    /// For another agent: no paths or locations of this node.
     Remote,
     /// Everything.
     All,

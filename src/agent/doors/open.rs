@@ -1,4 +1,4 @@
-//! Whether the agent lives, whether it is ready, its figures, its description.
+//! Liveness, readiness, metrics, and the API's description.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

@@ -64,10 +64,10 @@ pub struct Pin {
     pub chunks: u64,
 }
 
-/// What the pins of some owners may keep together.
+/// Limit of the pins of some owners together.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PinLimit {
-    /// How the names of these owners begin.
+    /// Prefix of the owners' names.
     pub owners: String,
     /// Bytes on the disk, at most; a chunk of several pins counts once.
     pub bytes: u64,

@@ -14,7 +14,7 @@ pub(super) const FILE: &str = "towline.toml";
 /// No honest settings file is longer.
 const FILE_LEN_MAX: u64 = 64 << 10;
 
-/// What `towline.toml` may say.
+/// The keys of `towline.toml`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub(in crate::cli) struct File {
@@ -27,7 +27,7 @@ pub(in crate::cli) struct File {
     /// The S3 endpoint.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(in crate::cli) endpoint: Option<String>,
-    /// Whether plain http may go further than this machine.
+    /// Allow plain http beyond this machine.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(in crate::cli) allow_http: Option<bool>,
 }
@@ -35,9 +35,9 @@ pub(in crate::cli) struct File {
 /// A settings file that was read.
 #[derive(Debug)]
 pub(super) struct Found {
-    /// Where it is.
+    /// Its path.
     pub(super) path: PathBuf,
-    /// Whether it is the one in the user's own configuration folder.
+    /// True for the file in the user's own configuration folder.
     pub(super) own: bool,
     pub(super) text: String,
     pub(super) file: File,

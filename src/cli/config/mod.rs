@@ -18,7 +18,7 @@ use crate::storage::{Location, StoreOptions};
 /// (<https://docs.aws.amazon.com/sdkref/latest/guide/feature-ss-endpoints.html>).
 const ENDPOINT_VARIABLES: [&str; 2] = ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"];
 
-/// What the process was started in.
+/// Environment and working folder of the process.
 #[derive(Clone, Copy)]
 pub(super) struct Surroundings<'a> {
     /// The working directory.
@@ -63,7 +63,7 @@ impl Surroundings<'_> {
     }
 }
 
-/// What the command line said.
+/// Global flags of the command line.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Flags {
     /// `--repo`.
@@ -107,7 +107,7 @@ impl Settings {
     pub(super) fn resolve(flags: Flags, around: Surroundings<'_>) -> Result<Self> {
         let mut settings = Self::without_file(flags, around)?;
         let found = match Found::nearest(around) {
-            // Who may write a file of strangers may not keep others from working.
+            // A stranger's file must not keep a user from working who names the repository.
             Err(error) if error.kind() == ErrorKind::Denied && settings.repository.is_some() => {
                 tracing::warn!("settings file is not used: {error}");
                 None
@@ -120,7 +120,7 @@ impl Settings {
         Ok(settings)
     }
 
-    /// What flags and environment say, for commands that need no more.
+    /// Settings from flags and environment alone.
     ///
     /// # Errors
     /// Usage, for a malformed variable.
@@ -201,7 +201,7 @@ impl Settings {
         Ok(Chosen::Embedded(Location::directory(embedded)?))
     }
 
-    /// Where the authority lives that signs certificates, unless another place is named.
+    /// Default folder of the certificate authority.
     ///
     /// # Errors
     /// Usage, where there is no home folder.
@@ -220,7 +220,7 @@ impl Settings {
         self.trusted.as_ref().ok_or_else(lacking)
     }
 
-    /// How stores are opened; `create`: make the directory or bucket if it is lacking.
+    /// Options to open stores; `create` makes a missing directory or bucket.
     pub(super) fn store(&self, create: bool) -> StoreOptions {
         StoreOptions { endpoint: self.endpoint.clone(), allow_http: self.allow_http, create, ..StoreOptions::default() }
     }

@@ -19,11 +19,11 @@ pub(in crate::cli) struct Trusted(PathBuf);
 /// A settings file that was just trusted.
 #[derive(Debug)]
 pub(in crate::cli) struct Recorded {
-    /// Where it is, without links.
+    /// Its canonical path.
     pub(in crate::cli) path: PathBuf,
     /// BLAKE3 of its contents, in hexadecimal digits.
     pub(in crate::cli) digest: String,
-    /// What it sets.
+    /// The settings that need trust.
     pub(in crate::cli) file: File,
 }
 
@@ -33,7 +33,7 @@ impl Trusted {
         Self(config.join("trusted"))
     }
 
-    /// Whether the contents of `found` are trusted at its place.
+    /// True if the contents of `found` are trusted at its path.
     pub(super) fn holds(&self, found: &Found) -> Result<bool> {
         let path = canonical(&found.path)?;
         match read_own_file(&self.record(&path), RECORD_LEN_MAX) {

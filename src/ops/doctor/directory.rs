@@ -78,7 +78,7 @@ fn file_system(magic: u64) -> Check {
     }
 }
 
-/// What to do about a full disk. A collect writes its plan before it deletes, so it needs some room itself.
+/// Cure for a full disk. A collect writes its plan before it deletes, so it needs some room itself.
 const FULL: &str = "free some space; `towline collect` deletes what no name needs, but on a full disk make some MiB free by other means first";
 
 fn space(free: u64, total: u64) -> Check {

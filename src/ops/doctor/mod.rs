@@ -121,7 +121,7 @@ pub async fn diagnose(store: &Store, progress: &Progress) -> Result<Diagnosis> {
         checks.push(store::repository(store).await?);
         let rights = rights::rights(store).await?;
         checks.push(rights.check());
-        // Whoever may not delete would leave behind all that is written.
+        // Probing without the right to delete would leave its objects behind.
         if rights == Rights::Delete {
             checks.extend(store::abilities(store).await?);
             checks.extend(rates::rates(store, progress).await);

@@ -1,4 +1,4 @@
-//! What the credentials may do: read, write, delete. Each is enough for something (docs/security.md).
+//! Rights of the credentials: read, write, delete. docs/security.md says what each is enough for.
 
 use object_store::{ObjectStore, ObjectStoreExt as _};
 
@@ -6,14 +6,14 @@ use super::Check;
 use crate::error::{Error, ErrorKind, Result};
 use crate::storage::{Store, scratch};
 
-/// What may be done with a store.
+/// Rights at a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Rights {
     /// Names can be listed, checked and restored.
     Read,
     /// They can be saved too.
     Write,
-    /// What nothing needs can be deleted too.
+    /// Unneeded objects can be deleted too.
     Delete,
 }
 
@@ -46,7 +46,7 @@ pub(super) async fn rights(store: &Store) -> Result<Rights> {
     Ok(if denied { Rights::Write } else { Rights::Delete })
 }
 
-/// Whether what is not there is told from what may not be read: S3 answers 403 to both where the credentials may not list the
+/// Checks that absent objects are answered as absent: S3 answers 403 to both where the credentials may not list the
 /// whole bucket (<https://docs.aws.amazon.com/AmazonS3/latest/API/API_GetObject.html>, "Permissions"), and Towline asks for
 /// objects that may not be there.
 ///

@@ -202,7 +202,7 @@ impl Repository {
     async fn fill(&self, placing: Placing, surveyed: &Arc<Survey>, progress: &Progress) -> Result<SourceBytes> {
         let placing = Arc::new(placing);
         let filled = self.fill_in(&placing, surveyed, progress).await;
-        // Whoever runs it again goes on where it was: not where a disk is full, or what was saved is damaged.
+        // Unfinished files stay for the next run only where that can go on: not for a full disk or damaged data.
         if filled.as_ref().is_err_and(|error| error.kind() != ErrorKind::Unreachable) {
             placing.discard();
         }

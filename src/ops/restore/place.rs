@@ -50,7 +50,7 @@ struct Long {
 
 impl Placing {
     /// Prepares to fill the files of `group`; those without any chunk are placed at once.
-    /// What `resumed` has of them is gone on with.
+    /// Unfinished files of them in `resumed` are continued.
     pub(super) fn new(
         saved: &Arc<Saved>,
         items: &Arc<Items>,
@@ -104,7 +104,7 @@ impl Placing {
         first.map_or(0, |&(at, _)| at)
     }
 
-    /// Places what an interrupted restore has left in files that are gone on with. What has changed since the survey is fetched instead.
+    /// Counts the chunks that an interrupted restore left in unfinished files. Those that changed since the survey are fetched.
     pub(super) fn place_resumed(&self, surveyed: &Survey) -> Result<()> {
         for (at, long) in &self.long {
             let Some(found) = surveyed.unfinished.get(at) else { continue };
@@ -129,7 +129,7 @@ impl Placing {
         Chunk::verify(id, &buffer).is_ok().then_some(buffer)
     }
 
-    /// Removes what is unfinished when it is dropped, instead of leaving it to be gone on with.
+    /// Has unfinished files removed when they are dropped, instead of kept for the next restore.
     pub(super) fn discard(&self) {
         for long in self.long.values() {
             if let Some(staged) = &*long.staged.lock().unwrap_or_else(PoisonError::into_inner) {

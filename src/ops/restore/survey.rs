@@ -58,7 +58,7 @@ enum Finding {
     },
 }
 
-/// What was found out about an item.
+/// Findings about an item.
 #[derive(Debug)]
 struct Looked {
     /// Its index.
@@ -163,7 +163,7 @@ impl Survey {
         Ok(())
     }
 
-    /// Whether `chunk` need not be fetched.
+    /// True if `chunk` need not be fetched.
     fn is_here(&self, chunk: u32) -> bool {
         self.local.contains_key(&chunk) || self.arrived.contains(&chunk)
     }
@@ -240,7 +240,7 @@ fn unfinished(saved: &Saved, content: &Content, target: &Target, path: &[u8]) ->
         return Ok(Vec::new());
     }
     let Some(file) = target.unfinished(path)? else { return Ok(Vec::new()) };
-    // What has not come is a hole: it need not be read to know that.
+    // Chunks that have not arrived are holes: they are not read.
     let data = extents(&file, content.size)?;
     let mut buffer = Vec::new();
     let mut is_here = |chunk: u32, range: &Range<u64>| {

@@ -17,7 +17,7 @@ use crate::repository::layout::Numbered;
 use crate::repository::name::Name;
 use crate::repository::objects;
 
-/// What came of a salvage.
+/// Result of a salvage.
 #[derive(Clone, Debug, Default)]
 pub struct Salvaged {
     /// The snapshot that folds start from now.

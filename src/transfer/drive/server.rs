@@ -32,11 +32,11 @@ enum Answer {
     Over(u64),
 }
 
-/// What serves a connection.
+/// Parts that serve a connection.
 pub(in crate::transfer) struct Served {
-    /// Where chunks are.
+    /// Source of chunks.
     pub(in crate::transfer) holdings: Arc<dyn Holdings>,
-    /// What the peer may ask for.
+    /// Limits of the peer's requests.
     pub(in crate::transfer) pass: Pass,
     /// Begins the connection's end: open requests are still served.
     pub(in crate::transfer) leaving: CancellationToken,
@@ -80,7 +80,7 @@ pub(in crate::transfer) async fn serve(
         if let Some(closed) = closed {
             break closed;
         }
-        // What was said to it goes out first.
+        // The refusals go out before anything else.
         if refused {
             continue;
         }
@@ -158,7 +158,7 @@ impl Answers {
     }
 }
 
-/// What the holdings are asked, for one peer.
+/// Requests of one peer to the holdings.
 struct Asker {
     holdings: Arc<dyn Holdings>,
     peer: Arc<Identity>,

@@ -92,7 +92,7 @@ impl Catalog {
     }
 
     /// The tree whose manifest is `manifest`, if a name that `may` be read stands for it; `agent` asks, or a process of this node.
-    /// What may not be read and what does not exist take the same way: rights are decided first, so both are only missed.
+    /// Forbidden and absent manifests take the same path: rights are checked first, so both are misses.
     ///
     /// # Errors
     /// Unreachable or damaged, as the repository says.

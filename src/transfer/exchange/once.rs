@@ -1,4 +1,4 @@
-//! Single flight of results: what many ask for at the same time is found out once, by a task of its own. Who no longer waits
+//! Single flight: concurrent calls with the same key share one task and its result. A caller that no longer waits
 //! leaves nothing behind, and the task goes on for the others.
 
 use std::collections::HashMap;
@@ -9,7 +9,7 @@ use tokio::sync::watch;
 
 use crate::error::{Error, Result};
 
-/// What is being found out, by key.
+/// Work in progress, by key.
 #[derive(Debug)]
 pub(super) struct Once<K, T>(Flights<K, T>);
 
@@ -27,10 +27,10 @@ where
     K: Clone + Eq + Hash + Send + 'static,
     T: Clone + Send + Sync + 'static,
 {
-    /// What `work` finds out about `key`; if somebody is finding it out already, that. Within a runtime.
+    /// Result of `work` for `key`, or of the work in progress for it. Within a runtime.
     ///
     /// # Errors
-    /// Those of the work; all who wait get the same.
+    /// Those of the work; all callers get the same.
     ///
     /// # Cancel safety
     /// Safe: the work goes on.
@@ -61,21 +61,21 @@ where
         let work = work();
         tokio::spawn(async move {
             let found = work.await.map_err(Arc::new);
-            // Who comes from now on begins anew.
+            // Later callers start new work.
             drop(landing);
             told.send_replace(Some(found));
         });
         outcome
     }
 
-    /// How many are being found out.
+    /// Number of keys in progress.
     #[cfg(test)]
     pub(super) fn len(&self) -> usize {
         lock(&self.0).len()
     }
 }
 
-/// However a flight ends, it is no longer known then.
+/// Removes the key when the work ends, also by a panic.
 struct Landing<K: Eq + Hash, T> {
     key: K,
     flights: Flights<K, T>,
@@ -115,7 +115,7 @@ mod tests {
                 Ok(7)
             }
         };
-        // Who goes away again and again leaves one flight.
+        // Cancelled callers leave one task.
         for _ in 0..10_000 {
             assert!(once.get(&'a', work).now_or_never().is_none());
         }

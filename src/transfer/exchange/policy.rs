@@ -8,7 +8,7 @@ use crate::pattern::Patterns;
 use crate::repository::Name;
 use crate::transfer::identity::Identity;
 
-/// What agents of the authority may read: what one of the rules allows, and nothing else. Clones share the rules.
+/// Rules of which agents may read which names; without a matching rule, none. Clones share them.
 #[derive(Clone, Debug, Default)]
 pub struct Policy(Arc<RwLock<Vec<Rule>>>);
 
@@ -45,7 +45,7 @@ impl Policy {
         rules.iter().any(|rule| rule.agents.take(&agent) && rule.names.take(name.as_str()))
     }
 
-    /// Puts the rules of `other` in the place of these, for all clones.
+    /// Replaces the rules by those of `other`, for all clones.
     pub fn replace(&self, other: &Self) {
         let rules = other.0.read().unwrap_or_else(PoisonError::into_inner).clone();
         *self.0.write().unwrap_or_else(PoisonError::into_inner) = rules;
@@ -57,7 +57,7 @@ impl Policy {
 pub struct Callers(Arc<RwLock<Patterns>>);
 
 impl Callers {
-    /// Those that one of `patterns` (of `SITE/AGENT`) takes.
+    /// Agents that match one of `patterns` (of `SITE/AGENT`).
     #[must_use]
     pub fn of(patterns: Patterns) -> Self {
         Self(Arc::new(RwLock::new(patterns)))
@@ -69,7 +69,7 @@ impl Callers {
         self.0.read().unwrap_or_else(PoisonError::into_inner).take(&agent.path())
     }
 
-    /// Puts the patterns of `other` in the place of these, for all clones.
+    /// Replaces the patterns by those of `other`, for all clones.
     pub fn replace(&self, other: &Self) {
         let patterns = other.0.read().unwrap_or_else(PoisonError::into_inner).clone();
         *self.0.write().unwrap_or_else(PoisonError::into_inner) = patterns;

@@ -1,5 +1,5 @@
-//! What each agent may ask for, decided before anything is looked up: what it may not read and what is not there are then the
-//! same, a miss.
+//! Manifests that each agent may read, decided before anything is looked up, so that a forbidden and an absent manifest are the
+//! same: a miss.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -18,14 +18,14 @@ const AGENTS_MAX: usize = 32;
 const MISSES_MAX: usize = 1024;
 /// Misses of one agent in that time for which the log is read at once, at most.
 const LOOKS: u32 = 4;
-/// What an agent may read, and what it missed, is found out anew after this: rules change, too.
+/// Lifetime of what is remembered of an agent: rules change, too.
 const LASTING: Duration = Duration::from_secs(1);
 
-/// Of one repository, what the agents that asked last may read of it.
+/// Rights of the agents that asked last, in one repository.
 #[derive(Debug, Default)]
 pub(super) struct Rights(Mutex<VecDeque<Own>>);
 
-/// What one agent may read.
+/// Rights of one agent.
 #[derive(Debug)]
 struct Own {
     /// None: a process of this node, which may read everything.
@@ -35,14 +35,14 @@ struct Own {
     since: Instant,
     /// The manifests that it may read; sorted.
     readable: Vec<ManifestId>,
-    /// Those that it asked for, and may not read or that are not there.
+    /// Manifests that it asked for and did not get, forbidden or absent.
     missed: BTreeSet<ManifestId>,
-    /// How often the log was read at once for it.
+    /// Reads of the log that did not wait for the pause, on its behalf.
     looks: u32,
 }
 
 impl Rights {
-    /// Is `manifest` one that `agent` may read? Which names it may read, `may` says.
+    /// True if `agent` may read `manifest`; `may` decides by name.
     pub(super) fn has(
         &self,
         agent: Option<&Identity>,
@@ -54,13 +54,13 @@ impl Rights {
         own(&mut all, agent, state, may).readable.binary_search(manifest).is_ok()
     }
 
-    /// Was it found out a moment ago that `agent` does not get `manifest`, by the same log?
+    /// True if `agent` missed `manifest` a moment ago, at the same entry of the log.
     pub(super) fn is_missed(&self, agent: Option<&Identity>, state: &State, manifest: &ManifestId) -> bool {
         let all = self.all();
         all.iter().any(|own| own.is_of(agent, state.seq) && own.missed.contains(manifest))
     }
 
-    /// May the log be read at once because `agent` misses something? A few times; always, for a process of this node.
+    /// True if the log may be read at once for a miss of `agent`: a few times, or always for a process of this node.
     pub(super) fn may_hurry(&self, agent: Option<&Identity>, state: &State, may: impl Fn(&Name) -> bool) -> bool {
         let mut all = self.all();
         let own = own(&mut all, agent, state, may);
@@ -68,7 +68,7 @@ impl Rights {
         agent.is_none() || own.looks <= LOOKS
     }
 
-    /// It was found out that `agent` does not get `manifest`.
+    /// Records that `agent` missed `manifest`.
     pub(super) fn miss(
         &self,
         agent: Option<&Identity>,
@@ -95,7 +95,7 @@ impl Own {
     }
 }
 
-/// What `agent` may read, found out if it is not known.
+/// Rights of `agent`, computed if they are not remembered.
 fn own<'a>(
     all: &'a mut VecDeque<Own>,
     agent: Option<&Identity>,

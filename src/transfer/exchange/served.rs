@@ -1,4 +1,4 @@
-//! One repository that is served, and its state: however many ask for what is not there, its log is read seldom.
+//! A repository that is served, with a rate limit on the reads of its log: misses of any number of agents share them.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -14,26 +14,26 @@ use crate::repository::log::State;
 
 /// The pause between two reads of a log.
 const PAUSE: Duration = Duration::from_millis(20);
-/// The same, where only those wait who have asked for much that is not there.
+/// The same, while only agents with many misses wait.
 const PAUSE_MAX: Duration = Duration::from_secs(1);
 
 /// A repository, and what was seen of it.
 #[derive(Debug)]
 pub(super) struct Served {
     pub(super) repository: Repository,
-    /// What agents may read of it.
+    /// Rights of agents in it.
     pub(super) rights: Rights,
     seen: Arc<Mutex<Seen>>,
     reads: Once<(), (Instant, Arc<State>)>,
-    /// Somebody waits who need not.
+    /// Wakes a read that waits for the long pause.
     hurry: Arc<Notify>,
 }
 
 #[derive(Debug)]
 struct Seen {
-    /// When the last read began, and what it found.
+    /// Begin and result of the last read.
     state: Option<(Instant, Arc<State>)>,
-    /// When the last read ended.
+    /// End of the last read.
     ended: Option<Instant>,
 }
 
@@ -49,7 +49,7 @@ impl Served {
         }
     }
 
-    /// The state as of `since`, or newer. All who ask share one read; who may not `hurry` waits longer for it.
+    /// The state as of `since`, or newer. Concurrent callers share one read; one that may not `hurry` waits longer for it.
     ///
     /// # Errors
     /// As [`Repository::state`].
@@ -66,7 +66,7 @@ impl Served {
             if hurry {
                 self.hurry.notify_one();
             }
-            // One that others began may have begun too early.
+            // A shared read may have begun before `since`.
             let reading = || read(self.repository.clone(), Arc::clone(&self.seen), Arc::clone(&self.hurry));
             let (began, state) = self.reads.get(&(), reading).await?;
             if new_enough(began) {

@@ -1,4 +1,4 @@
-//! What each agent has of an agent that listens, whatever it connects by: links, and requests.
+//! Connections and requests of each remote agent, over all transports.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -30,7 +30,7 @@ struct Known {
     work: Arc<Semaphore>,
 }
 
-/// One link of an agent, or one call; it counts until this is dropped.
+/// A link or a call of a remote agent; it counts until this is dropped.
 #[derive(Debug)]
 pub struct Pass {
     agents: Option<(Arc<Agents>, Identity)>,
@@ -47,7 +47,7 @@ impl Agents {
         self.known().values().map(|known| known.links).sum()
     }
 
-    /// One more link of `agent`; else why it has none.
+    /// Admits one more link of `agent`, or says why not.
     pub(super) fn admit(self: &Arc<Self>, agent: &Identity) -> Result<Pass, String> {
         self.admit_at(agent, self.began.elapsed())
     }
@@ -70,7 +70,7 @@ impl Agents {
         if own.links >= limits.links_per_agent {
             return Err(format!("too many connections of one agent: at most {}", limits.links_per_agent));
         }
-        // Who comes and goes again and again asks, too.
+        // Connecting counts as a request, so reconnecting does not evade the rate.
         if !own.requests.take(now) {
             return Err(too_many_requests(limits.requests_per_second));
         }

@@ -1,4 +1,4 @@
-//! How often somebody may do something: a rate, and twice as many at once. Pure.
+//! Token bucket: a rate, and a burst of twice as many. Pure.
 
 use std::time::Duration;
 

@@ -28,7 +28,7 @@ pub struct Admission {
     pub handshakes: usize,
     /// Of these, how many may come from one address.
     pub handshakes_per_address: usize,
-    /// How long a handshake may take.
+    /// Time limit of a handshake.
     pub handshake: Duration,
     /// Connections that have, at most.
     pub links: usize,
@@ -51,7 +51,7 @@ impl Default for Admission {
     }
 }
 
-/// How many there are.
+/// Counts of connections.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GateStat {
     /// Connections that have not shown a certificate yet.
@@ -62,7 +62,7 @@ pub struct GateStat {
     pub refused: u64,
 }
 
-/// What all listeners of an agent let connections through. Clones share it.
+/// Admission control of all listeners of an agent. Clones share it.
 #[derive(Clone, Debug)]
 pub struct Gate {
     limits: Admission,
@@ -77,7 +77,7 @@ struct Waiting {
     refused: u64,
 }
 
-/// One connection whose other side has not shown a certificate yet; it counts until this is dropped.
+/// A connection before its handshake is done; it counts until this is dropped.
 #[derive(Debug)]
 pub(super) struct Knock {
     number: u64,
@@ -100,7 +100,7 @@ impl Gate {
         Self { limits, waiting, agents: Arc::new(Agents::new(limits)) }
     }
 
-    /// How long a handshake may take.
+    /// Time limit of a handshake.
     pub(super) fn patience(&self) -> Duration {
         self.limits.handshake
     }
@@ -128,7 +128,7 @@ impl Gate {
         self.agents.admit(agent).inspect_err(|_| lock(&self.waiting).refused += 1)
     }
 
-    /// How many there are now.
+    /// Current counts.
     #[must_use]
     pub fn stat(&self) -> GateStat {
         let waiting = lock(&self.waiting);

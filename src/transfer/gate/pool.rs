@@ -1,12 +1,13 @@
-//! Connections whose other side has not shown a certificate yet: few, and few of one address. Pure.
+//! Connections before their handshake is done: a limited number, and of one address. Pure.
 //!
-//! Who comes is always let in. If that makes too many, another one goes: of those that have waited longest, first one that has
-//! said nothing. So those who are silent never keep out those who are not, and who has just come has time to speak.
+//! A new connection is always admitted. If that is one too many, another is closed: among the older half of those with the most
+//! connections of one address, the first that has sent nothing, else the oldest. So silent connections never keep out others, and a
+//! new one has time to send its first bytes.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv6Addr};
 
-/// Where somebody comes from: an IPv4 address, or the 64 bits of an IPv6 address that one host can vary no further
+/// Source of a connection: an IPv4 address, or the 64 bits of an IPv6 address that one host can vary no further
 /// (<https://www.rfc-editor.org/rfc/rfc4291#section-2.5.4>).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Source(IpAddr);
@@ -23,7 +24,7 @@ impl Source {
     }
 }
 
-/// Those who wait.
+/// Connections before their handshake is done.
 #[derive(Debug)]
 pub(super) struct Pool {
     places: usize,
@@ -44,7 +45,7 @@ impl Pool {
         Self { places: places.max(1), share: share.max(1), next: 0, waiting: BTreeMap::new() }
     }
 
-    /// Lets somebody in from `address`; returns its number, and that of whoever must go for it.
+    /// Admits a connection from `address`; returns its number, and that of the one to close for it.
     pub(super) fn enter(&mut self, address: IpAddr) -> (u64, Option<u64>) {
         let from = Source::of(address);
         let gone = if self.count(from) >= self.share {
@@ -63,7 +64,7 @@ impl Pool {
         (number, gone)
     }
 
-    /// Whoever has this number has said something.
+    /// Records that the connection `number` has sent something.
     pub(super) fn spoke(&mut self, number: u64) {
         if let Some(waiting) = self.waiting.get_mut(&number) {
             waiting.spoke = true;
@@ -78,7 +79,7 @@ impl Pool {
         self.waiting.len()
     }
 
-    /// Are so many waiting that it should be seen first whether an address is real?
+    /// True if addresses should be validated first (QUIC Retry).
     pub(super) fn is_busy(&self) -> bool {
         self.waiting.len() >= self.places.div_ceil(4)
     }
@@ -87,14 +88,14 @@ impl Pool {
         self.waiting.values().filter(|waiting| waiting.from == from).count()
     }
 
-    /// Of those that are `meant`, the one that goes first.
+    /// The one to close of those that are `meant`.
     fn least(&self, meant: impl Fn(&Waiting) -> bool) -> Option<u64> {
         let meant: Vec<_> = self.waiting.iter().filter(|(_, waiting)| meant(waiting)).collect();
         let silent = meant.iter().take(meant.len().div_ceil(2)).find(|(_, waiting)| !waiting.spoke);
         silent.or_else(|| meant.first()).map(|(number, _)| **number)
     }
 
-    /// How many come from each source.
+    /// Number of connections of each source.
     fn counts(&self) -> BTreeMap<Source, usize> {
         let mut counts = BTreeMap::new();
         self.waiting.values().for_each(|waiting| *counts.entry(waiting.from).or_default() += 1);

@@ -39,11 +39,11 @@ struct Watched {
 #[derive(Debug)]
 struct State {
     current: Arc<Loaded>,
-    /// What the files of certificates looked like when they were last read, well or not.
+    /// State of the certificate files when they were last read, successfully or not.
     seen: [Look; 3],
     looked: Timestamp,
     revoked: Revoked,
-    /// What is wrong with the certificates as they are now.
+    /// Problem of the certificate files as they are now.
     problem: Option<String>,
 }
 
@@ -84,7 +84,7 @@ impl Credentials {
         self.current().certificate.clone()
     }
 
-    /// What is wrong with the files as they are now; what was read before holds instead.
+    /// Problems of the files as they are now; the version before stays in force.
     #[must_use]
     pub fn problems(&self) -> Vec<String> {
         self.current();

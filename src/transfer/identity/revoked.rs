@@ -1,4 +1,4 @@
-//! The list of revoked certificates: what it says holds at once, and nobody is taken off it by a file that is not whole.
+//! The list of revoked certificates. Additions hold at once; a file that is not whole removes nobody.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -21,7 +21,7 @@ const FINGERPRINT_DIGITS: usize = 64;
 pub(super) struct List(BTreeSet<String>);
 
 impl List {
-    /// Whether `certificate` is on it.
+    /// True if `certificate` is on it.
     pub(super) fn holds(&self, certificate: &Certificate) -> bool {
         self.0.contains(&certificate.serial) || self.0.contains(&certificate.fingerprint)
     }
@@ -31,21 +31,21 @@ impl List {
 #[derive(Debug)]
 pub(super) struct Revoked {
     path: PathBuf,
-    /// How the file looked when it was last read; None if it could not be read.
+    /// State of the file when it was last read; None if it could not be read.
     seen: Option<Look>,
-    /// Since when it looks so.
+    /// Time since when it has been in that state.
     since: Timestamp,
     in_force: Arc<List>,
-    /// What the file says, if it says less than what is in force.
+    /// The list in the file, if it lacks entries of the list in force.
     shorter: Option<List>,
     problems: Vec<String>,
 }
 
-/// What a file says.
+/// Contents of a file.
 struct Said {
     list: List,
     problems: Vec<String>,
-    /// Whether it seems to be all that its writer meant.
+    /// True unless it may be half written.
     whole: bool,
 }
 
@@ -66,12 +66,12 @@ impl Revoked {
         &self.in_force
     }
 
-    /// What is wrong with the file as it is now.
+    /// Problems of the file as it is now.
     pub(super) fn problems(&self) -> &[String] {
         &self.problems
     }
 
-    /// Looks at the file again; says whether the list has changed. Who is new on it is on it at once.
+    /// Reads the file again if it changed; true if the list in force changed. New entries hold at once.
     pub(super) fn look(&mut self, now: Timestamp) -> bool {
         let seen = Look::at(&self.path);
         if self.seen == Some(seen) {
@@ -106,7 +106,7 @@ impl Revoked {
         more
     }
 
-    /// Takes off the list whoever is no longer in the file, if that has not changed for long enough.
+    /// Removes entries that the file lacks, once it has not changed for [`SETTLED`].
     fn settle(&mut self, now: Timestamp) -> bool {
         if now.since(self.since) < SETTLED {
             return false;

@@ -1,4 +1,4 @@
-//! Whether the certificate that a peer showed in the handshake is still good, for as long as its connection lasts.
+//! Validity of a peer's certificate for as long as its connection lasts.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,12 +11,12 @@ use super::{Credentials, refused};
 use crate::clock::Timestamp;
 use crate::error::{Error, Result};
 
-/// What a peer does on its side of a connection.
+/// Role of the peer in a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
-    /// It was connected to.
+    /// The peer is the server.
     Serves,
-    /// It has connected.
+    /// The peer is the client.
     Asks,
 }
 
@@ -30,9 +30,9 @@ struct Inner {
     side: Side,
     peer: CertificateDer<'static>,
     intermediates: Vec<CertificateDer<'static>>,
-    /// When the first of the certificates expires.
+    /// Earliest expiry of the certificates.
     until: Timestamp,
-    /// Whether its end was logged.
+    /// Set once the end was logged.
     told: AtomicBool,
 }
 

@@ -29,7 +29,7 @@ use crate::error::{Error, Result};
 
 /// How often it is looked at what a connection has carried.
 const COUNT_EVERY: Duration = Duration::from_millis(200);
-/// What a connection is closed with when the other side's certificate is not accepted any more.
+/// Code that closes a connection whose peer's certificate is no longer accepted.
 const DISTRUSTED: u8 = 1;
 /// Streams that a provider opens for frames.
 const LANES: u32 = 4;
@@ -123,7 +123,7 @@ fn broken_io(error: quinn::ConnectionError) -> io::Error {
     error.into()
 }
 
-/// Who the peer is, and its standing.
+/// Identity and standing of the peer.
 fn who(
     connection: &Connection,
     credentials: &Credentials,
@@ -143,7 +143,7 @@ pub struct Listener {
     gate: Gate,
 }
 
-/// What a connection needs of its listener.
+/// Parts of a listener that each connection needs.
 #[derive(Clone)]
 struct Listening {
     credentials: Credentials,
@@ -194,7 +194,7 @@ impl Listener {
             // To answer with a token keeps nothing here, but costs whoever connects a round trip: only where many wait. Without
             // it, whoever writes others' addresses on its packets could take their shares.
             if !incoming.remote_address_validated() && listening.gate.is_busy() {
-                // One that is not validated may always be retried.
+                // Retry cannot fail: the address is not validated.
                 let _ = incoming.retry();
                 continue;
             }
@@ -225,7 +225,7 @@ impl Listening {
         let connection = shaken.map_err(late)?.map_err(broken)?;
         let (peer, standing) = who(&connection, &self.credentials, None, Side::Asks)?;
         let pass = self.gate.admit(&peer);
-        // One that is turned away has its place among those that wait until it knows.
+        // A refused connection keeps its handshake place until it has been told.
         let _knock = pass.is_err().then_some(knock);
         let opened = timeout(self.gate.patience(), open(&connection)).await;
         let lanes = opened.map_err(late)?.map_err(broken)?;

@@ -69,7 +69,7 @@ pub struct Listener {
     calls: Option<Switch>,
 }
 
-/// What a connection needs of its listener.
+/// Parts of a listener that each connection needs.
 #[derive(Clone)]
 struct Listening {
     acceptor: TlsAcceptor,
@@ -164,7 +164,7 @@ impl Listening {
         let wire = Arc::<Wire>::default();
         let accepted = async {
             stream.set_nodelay(true)?;
-            // Who says nothing costs no more than a socket.
+            // A silent connection costs no more than a socket.
             stream.readable().await?;
             knock.spoke();
             self.acceptor.accept(Counted::new(stream, Arc::clone(&wire))).await
@@ -192,7 +192,7 @@ impl Listening {
                 self.serve(stream, peer, Ok(pass)).await;
                 Ok(())
             }
-            // It has its place among those that wait until it knows.
+            // A refused connection keeps its handshake place until it has been told.
             (Err(why), Some(_)) => {
                 turn_away(stream, &why).await;
                 Err(Error::exhausted(why).at(peer))

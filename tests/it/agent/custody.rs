@@ -124,7 +124,9 @@ fn a_store_that_is_away_is_waited_for() {
         let transfers = cloud.get("/v1/transfers")["transfers"].clone();
         transfers.as_array().unwrap().iter().any(|one| one["kind"] == "save" && one["state"] == "failed")
     });
-    assert_eq!(kept(&cloud).len(), 1);
+    // A copy handed over before the checkpoint was finished may still be there: its release is not waited for.
+    let held = kept(&cloud);
+    assert!(!held.is_empty() && held.iter().all(|one| one["name"] == "run/step-7"), "{held:?}");
     unhide(&user);
     until("it is saved", || user.ok(&["ls"]).contains("run/step-7"));
     until("it is let go of", || kept(&cloud).is_empty());
