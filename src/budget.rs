@@ -133,6 +133,18 @@ impl Budget {
         Ok(Charge { _structure: structure, _buffers: buffers })
     }
 
+    /// Room for `bytes` that somebody else allocates; all of the budget, if they are more.
+    ///
+    /// # Errors
+    /// None in practice.
+    ///
+    /// # Cancel safety
+    /// Safe: a dropped wait holds nothing.
+    pub async fn room(&self, bytes: u64) -> Result<Room> {
+        let len = usize::try_from(bytes.min(self.0.total)).unwrap_or(usize::MAX);
+        Ok(Room(self.acquire(self.units(len)?).await?))
+    }
+
     async fn acquire(&self, units: u32) -> Result<OwnedSemaphorePermit> {
         if let Ok(permit) = Arc::clone(&self.0.permits).try_acquire_many_owned(units) {
             return Ok(permit);
@@ -198,6 +210,18 @@ impl Drop for Waiting<'_> {
 pub struct Charge {
     _structure: OwnedSemaphorePermit,
     _buffers: Option<OwnedSemaphorePermit>,
+}
+
+/// Room that [`Budget::room`] gave; dropping it gives it back.
+#[derive(Debug)]
+pub struct Room(OwnedSemaphorePermit);
+
+impl Room {
+    /// Gives back all but the room for `bytes`.
+    pub fn shrink(&mut self, bytes: u64) {
+        let keep = usize::try_from(bytes.div_ceil(UNIT).max(1)).unwrap_or(usize::MAX);
+        drop(self.0.split(self.0.num_permits().saturating_sub(keep)));
+    }
 }
 
 /// Bytes under the budget. Dropping it, or the last [`Bytes`] it froze into, gives them back.
@@ -292,6 +316,23 @@ mod tests {
         assert!(futures::poll!(&mut whole).is_pending(), "a buffer of what was carved out is left");
         drop(own);
         assert_eq!(whole.await.unwrap().len(), 2 * half);
+    }
+
+    #[tokio::test]
+    async fn room_is_given_back_in_part_and_whole() {
+        let budget = budget();
+        let mut room = budget.room(u64::MAX).await.unwrap();
+        let half = budget.room(MEMORY_MIN / 2);
+        let mut half = std::pin::pin!(half);
+        assert!(futures::poll!(&mut half).is_pending(), "more than all is all");
+        room.shrink(MEMORY_MIN / 2);
+        let half = half.await.unwrap();
+        assert!(futures::poll!(std::pin::pin!(budget.room(1))).is_pending());
+        room.shrink(MEMORY_MIN);
+        drop(half);
+        assert!(futures::poll!(std::pin::pin!(budget.room(MEMORY_MIN))).is_pending(), "it does not grow");
+        drop(room);
+        budget.room(MEMORY_MIN).await.unwrap();
     }
 
     #[tokio::test]

@@ -1,18 +1,25 @@
 //! What a provider needs of whoever holds chunks: the cache, a repository, a test's memory.
 
-use std::sync::Arc;
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use async_trait::async_trait;
+use bytes::Bytes;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::Wire;
 use super::identity::Identity;
 use super::peers::Carrier;
 use super::protocol::limits::AHEAD_MAX;
 use super::protocol::{Asked, Grant, Supply, Survey};
-use crate::budget::Budget;
-use crate::error::Result;
+use crate::budget::{Budget, Room};
+use crate::error::{Error, Result};
 use crate::id::{ChunkId, ManifestId};
+use crate::limits::KIB;
+
+/// Memory of an agent's frames is counted in units of this many bytes.
+const UNIT: u64 = 4 * KIB;
 
 /// Chunks that can be served to peers.
 #[async_trait]
@@ -27,8 +34,9 @@ pub trait Holdings: Send + Sync + 'static {
         let _ = (identity, wire);
     }
 
-    /// What a connection that begins may read ahead.
-    fn seat(&self) -> Seat {
+    /// Memory for frames of a connection with `identity` that begins.
+    fn seat(&self, identity: &Identity) -> Seat {
+        let _ = identity;
         Seat::default()
     }
 
@@ -57,36 +65,64 @@ pub trait Holdings: Send + Sync + 'static {
     async fn frame(&self, identity: &Identity, asked: &Asked, id: &ChunkId) -> Result<Option<Supply>>;
 }
 
-/// Memory for what is read ahead of what is sent, divided evenly among the connections that are asked for something.
+/// Memory for frames that are read and not written to a connection yet. Connections with open requests have even shares, by which
+/// they read ahead; all frames together fit the memory, and those of one agent half of it, however many connections it has.
 #[derive(Debug)]
 pub struct Ahead {
     memory: Budget,
     asked: AtomicU64,
+    agents: Mutex<HashMap<Option<Identity>, Weak<Semaphore>>>,
 }
 
 impl Ahead {
     /// All of `memory`.
     #[must_use]
     pub fn new(memory: Budget) -> Arc<Self> {
-        Arc::new(Self { memory, asked: AtomicU64::new(0) })
+        Arc::new(Self { memory, asked: AtomicU64::new(0), agents: Mutex::default() })
     }
 
-    /// For a connection that is not asked for anything yet.
+    /// The share of a connection of `agent`, or of a process of this node.
     #[must_use]
-    pub fn seat(self: &Arc<Self>) -> Seat {
-        Seat { ahead: Some(Arc::clone(self)), asked: false }
+    pub fn seat(self: &Arc<Self>, agent: Option<&Identity>) -> Seat {
+        let mut agents = self.agents.lock().unwrap_or_else(PoisonError::into_inner);
+        let own = agents.get(&agent.cloned()).and_then(Weak::upgrade).unwrap_or_else(|| {
+            agents.retain(|_, semaphore| semaphore.strong_count() > 0);
+            let own = Arc::new(Semaphore::new(self.units_per_agent()));
+            agents.insert(agent.cloned(), Arc::downgrade(&own));
+            own
+        });
+        Seat { ahead: Some(Arc::clone(self)), own, asked: false }
+    }
+
+    fn units_per_agent(&self) -> usize {
+        usize::try_from(self.memory.total() / 2 / UNIT).unwrap_or(usize::MAX).clamp(1, Semaphore::MAX_PERMITS)
     }
 }
 
-/// One connection's part of it; without one, as much as the protocol allows.
-#[derive(Debug, Default)]
+/// One connection's share of [`Ahead`]; the default has no limit but the protocol's.
+#[derive(Debug)]
 pub struct Seat {
     ahead: Option<Arc<Ahead>>,
+    /// Memory of all frames of its agent, in units.
+    own: Arc<Semaphore>,
     asked: bool,
 }
 
+/// Memory for one frame; dropping it gives it back.
+#[derive(Debug)]
+struct Held {
+    room: Room,
+    _own: OwnedSemaphorePermit,
+}
+
+impl Default for Seat {
+    fn default() -> Self {
+        Self { ahead: None, own: Arc::new(Semaphore::new(0)), asked: false }
+    }
+}
+
 impl Seat {
-    /// Bytes that it may have read ahead, now that it `is_asked` for something, or is not.
+    /// Bytes that it may have read ahead, now that it `is_asked` for frames, or is not.
     pub(super) fn share(&mut self, is_asked: bool) -> u64 {
         let Some(ahead) = &self.ahead else { return AHEAD_MAX };
         match (std::mem::replace(&mut self.asked, is_asked), is_asked) {
@@ -95,6 +131,53 @@ impl Seat {
             _ => 0,
         };
         (ahead.memory.total() / ahead.asked.load(Ordering::Relaxed).max(1)).min(AHEAD_MAX)
+    }
+
+    /// Result of `read`, which makes a frame of at most `bytes` bytes; begun once there is memory for it. The frame's bytes hold that
+    /// memory until the last clone of them is dropped.
+    ///
+    /// # Errors
+    /// Those of `read`.
+    ///
+    /// # Cancel safety
+    /// As `read`: a dropped wait holds nothing.
+    pub(super) fn within<F>(&self, bytes: u64, read: F) -> impl Future<Output = Result<Option<Supply>>> + Send + use<F>
+    where
+        F: Future<Output = Result<Option<Supply>>> + Send,
+    {
+        let (ahead, own) = (self.ahead.clone(), Arc::clone(&self.own));
+        async move {
+            let Some(ahead) = ahead else { return read.await };
+            let units = usize::try_from(bytes.div_ceil(UNIT)).unwrap_or(usize::MAX).clamp(1, ahead.units_per_agent());
+            let own = own.acquire_many_owned(u32::try_from(units).unwrap_or(u32::MAX)).await;
+            let own = own.map_err(|_| Error::other("memory for frames was closed"))?;
+            let mut held = Held { room: ahead.memory.room(bytes).await?, _own: own };
+            let found = read.await?;
+            Ok(found.map(|supply| {
+                held.room.shrink(supply.encoded.bytes.len() as u64);
+                supply.holding(held)
+            }))
+        }
+    }
+}
+
+impl Supply {
+    /// The same, whose bytes hold `held`.
+    fn holding(mut self, held: Held) -> Self {
+        self.encoded.bytes = Bytes::from_owner(Holding { bytes: self.encoded.bytes, _held: held });
+        self
+    }
+}
+
+/// Bytes, and the memory that they count as.
+struct Holding {
+    bytes: Bytes,
+    _held: Held,
+}
+
+impl AsRef<[u8]> for Holding {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
     }
 }
 
@@ -106,13 +189,16 @@ impl Drop for Seat {
 
 #[cfg(test)]
 mod tests {
+    use futures::poll;
+
     use super::*;
+    use crate::codec::{Codec, Encoded};
     use crate::limits::MEMORY_MIN;
 
     #[test]
     fn memory_is_divided_among_those_that_are_asked() {
         let ahead = Ahead::new(Budget::new(MEMORY_MIN).unwrap());
-        let mut seats: Vec<Seat> = (0..16).map(|_| ahead.seat()).collect();
+        let mut seats: Vec<Seat> = (0..16).map(|_| ahead.seat(None)).collect();
         assert_eq!(seats[0].share(true), AHEAD_MAX, "nobody else is asked");
         let shares: Vec<u64> = seats.iter_mut().map(|seat| seat.share(true)).collect();
         assert_eq!((shares[1], shares[15]), (AHEAD_MAX, MEMORY_MIN / 16));
@@ -122,5 +208,44 @@ mod tests {
         drop(seats);
         assert_eq!(ahead.asked.load(Ordering::Relaxed), 0);
         assert_eq!(Seat::default().share(true), AHEAD_MAX);
+    }
+
+    fn supply(len: usize) -> Supply {
+        let encoded = Encoded { codec: Codec::Raw, bytes: vec![0; len].into(), base: None };
+        Supply { encoded, plain_len: 0 }
+    }
+
+    #[tokio::test]
+    async fn frames_of_one_agent_take_half_of_the_memory_over_all_of_its_connections() {
+        let ahead = Ahead::new(Budget::new(MEMORY_MIN).unwrap());
+        let agent = |name: &str| Identity::new("site", name).unwrap();
+        let quarter = MEMORY_MIN / 4;
+        let len = usize::try_from(quarter).unwrap();
+        let seats = [0, 1, 2].map(|_| ahead.seat(Some(&agent("a"))));
+        let first = seats[0].within(quarter, async { Ok(Some(supply(len))) }).await.unwrap().unwrap();
+        let second = seats[1].within(quarter, async { Ok(Some(supply(len))) }).await.unwrap().unwrap();
+        let mut third = Box::pin(seats[2].within(1, async { Ok(Some(supply(1))) }));
+        assert!(poll!(&mut third).is_pending(), "its memory is taken");
+        let other = ahead.seat(Some(&agent("b")));
+        let held = other.within(2 * quarter, async { Ok(Some(supply(2 * len))) }).await.unwrap();
+        assert!(
+            poll!(Box::pin(ahead.seat(None).within(1, async { Ok(Some(supply(1))) }))).is_pending(),
+            "all memory is taken"
+        );
+        // A slice of the bytes holds it as well.
+        let rest = first.encoded.bytes.slice(1..);
+        drop(first);
+        assert!(poll!(&mut third).is_pending());
+        drop(rest);
+        let third = third.await.unwrap();
+        drop((held, second, third, seats, other));
+        // What is longer than all of it goes alone; what turns out shorter holds less of the common memory.
+        let seat = ahead.seat(Some(&agent("a")));
+        let short = seat.within(u64::MAX, async { Ok(Some(supply(1))) }).await.unwrap();
+        let most = MEMORY_MIN - UNIT;
+        assert!(poll!(Box::pin(ahead.seat(None).within(most, async { Ok(Some(supply(1))) }))).is_ready());
+        drop((short, seat));
+        drop(ahead.seat(None));
+        assert_eq!(ahead.agents.lock().unwrap().len(), 1, "agents without a connection are forgotten");
     }
 }

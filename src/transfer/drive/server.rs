@@ -18,7 +18,7 @@ use crate::transfer::carrier::words;
 use crate::transfer::identity::Identity;
 use crate::transfer::protocol::{Asked, CONTROL, Closed, Demand, Grant, Provider, Supply, Survey};
 use crate::transfer::seldom::Seldom;
-use crate::transfer::{Holdings, Pass};
+use crate::transfer::{Holdings, Pass, Seat};
 
 /// Lines about requests that cannot be served.
 static NOT_SERVED: Seldom = Seldom::new();
@@ -61,10 +61,11 @@ pub(in crate::transfer) async fn serve(
     served: Served,
 ) -> Closed {
     let Served { holdings, pass, leaving } = served;
-    let asker = Asker { holdings: Arc::clone(&holdings), peer: Arc::new(provider.peer().clone()), pass };
-    let (mut answers, mut left, mut seat) = (Answers::default(), false, holdings.seat());
+    let (peer, seat) = (Arc::new(provider.peer().clone()), holdings.seat(provider.peer()));
+    let mut asker = Asker { holdings: Arc::clone(&holdings), peer, pass, seat };
+    let (mut answers, mut left) = (Answers::default(), false);
     let closed = loop {
-        provider.read_ahead(seat.share(provider.is_asked()));
+        provider.read_ahead(asker.seat.share(provider.is_asked()));
         if lanes.flush(|lane| provider.transmit(lane, clock.now())) {
             provider.wrote(clock.now());
         }
@@ -72,7 +73,9 @@ pub(in crate::transfer) async fn serve(
         while let Some(demand) = provider.poll() {
             if let Demand::Closed(why) = demand {
                 closed = Some(why);
-            } else if let Err((request, why)) = answers.begin(demand, &asker) {
+                continue;
+            }
+            if let Err((request, why)) = answers.begin(demand, &asker, provider.requested()) {
                 provider.busy(request, &why, clock.now());
                 refused = true;
             }
@@ -84,7 +87,8 @@ pub(in crate::transfer) async fn serve(
         if refused {
             continue;
         }
-        seat.share(provider.is_asked());
+        asker.seat.share(provider.is_asked());
+        asker.pass.holds(provider.requested());
         let timeout = provider.timeout().map_or_else(Instant::now, |at| clock.at(at));
         tokio::select! {
             incoming = lanes.next() => match incoming {
@@ -106,22 +110,23 @@ pub(in crate::transfer) async fn serve(
             }
         }
     };
-    drop(seat);
+    drop(asker);
     lanes.finish(|| provider.transmit(CONTROL, clock.now())).await;
     closed
 }
 
 impl Answers {
-    /// Begins what is demanded.
+    /// Begins what is demanded of a connection whose open requests take `requested` bytes of memory.
     ///
     /// # Errors
     /// Which request its peer must not make now, and why not.
-    fn begin(&mut self, demand: Demand, asker: &Asker) -> Result<(), (u64, String)> {
+    fn begin(&mut self, demand: Demand, asker: &Asker, requested: u64) -> Result<(), (u64, String)> {
         let (request, answer) = match demand {
             Demand::Authorise { request, manifest } => (request, asker.authorise(request, manifest)),
             Demand::Survey { request, manifest, from } => (request, asker.survey(request, manifest, from)),
-            Demand::Read { request, ordinal, id, asked } => {
-                self.coming.push(asker.read((request, ordinal), id, asked));
+            Demand::Read { request, ordinal, id, asked, bound } => {
+                let frame = asker.seat.within(bound, asker.frame(id, asked));
+                self.coming.push(Box::pin(async move { Answer::Read(request, ordinal, frame.await) }));
                 return Ok(());
             }
             Demand::Abort { request } => {
@@ -130,7 +135,8 @@ impl Answers {
             }
             Demand::Closed(_) => return Ok(()),
         };
-        asker.pass.ask().map_err(|why| (request, why))?;
+        asker.pass.holds(requested);
+        asker.pass.ask().and_then(|()| asker.pass.has_room()).map_err(|why| (request, why))?;
         self.abortable(request, answer);
         Ok(())
     }
@@ -163,6 +169,7 @@ struct Asker {
     holdings: Arc<dyn Holdings>,
     peer: Arc<Identity>,
     pass: Pass,
+    seat: Seat,
 }
 
 impl Asker {
@@ -188,9 +195,9 @@ impl Asker {
         })
     }
 
-    fn read(&self, (request, ordinal): (u64, u32), id: ChunkId, asked: Asked) -> BoxFuture<'static, Answer> {
+    fn frame(&self, id: ChunkId, asked: Asked) -> impl Future<Output = Result<Option<Supply>>> + Send + use<> {
         let (holdings, peer) = (Arc::clone(&self.holdings), Arc::clone(&self.peer));
-        Box::pin(async move { Answer::Read(request, ordinal, holdings.frame(&peer, &asked, &id).await) })
+        async move { holdings.frame(&peer, &asked, &id).await }
     }
 }
 

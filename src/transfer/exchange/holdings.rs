@@ -44,8 +44,8 @@ impl Holdings for Exchange {
         self.brought()
     }
 
-    fn seat(&self) -> Seat {
-        self.ahead.seat()
+    fn seat(&self, identity: &Identity) -> Seat {
+        self.ahead.seat(Some(identity))
     }
 
     async fn authorise(&self, identity: &Identity, manifest: &ManifestId) -> Result<Option<Arc<Grant>>> {
@@ -77,8 +77,8 @@ impl Holdings for Local {
         self.0.brought()
     }
 
-    fn seat(&self) -> Seat {
-        self.0.ahead.seat()
+    fn seat(&self, _: &Identity) -> Seat {
+        self.0.ahead.seat(None)
     }
 
     async fn authorise(&self, _: &Identity, manifest: &ManifestId) -> Result<Option<Arc<Grant>>> {

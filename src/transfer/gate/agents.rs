@@ -1,6 +1,7 @@
 //! Connections and requests of each remote agent, over all transports.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -9,11 +10,15 @@ use tokio::time::Instant;
 
 use super::Admission;
 use super::bucket::Bucket;
+use crate::limits::MIB;
 use crate::transfer::identity::Identity;
 use crate::transfer::protocol::limits::REQUESTS_MAX;
 
 /// Agents that are remembered, at most about: those without a link go first.
 const KNOWN_MAX: usize = 1024;
+
+/// Bytes of memory of an agent's open requests, over all of its connections, at most: 40 of the longest.
+const REQUESTED_MAX: u64 = 4 * MIB;
 
 /// All of them.
 #[derive(Debug)]
@@ -28,6 +33,8 @@ struct Known {
     links: usize,
     requests: Bucket,
     work: Arc<Semaphore>,
+    /// Bytes of memory of its open requests.
+    requested: Arc<AtomicU64>,
 }
 
 /// A link or a call of a remote agent; it counts until this is dropped.
@@ -35,6 +42,9 @@ struct Known {
 pub struct Pass {
     agents: Option<(Arc<Agents>, Identity)>,
     work: Arc<Semaphore>,
+    requested: Arc<AtomicU64>,
+    /// The part of these bytes that is of this link.
+    own: AtomicU64,
 }
 
 impl Agents {
@@ -65,6 +75,7 @@ impl Agents {
             links: 0,
             requests: Bucket::new(limits.requests_per_second, now),
             work: Arc::new(Semaphore::new(REQUESTS_MAX as usize)),
+            requested: Arc::default(),
         };
         let own = known.entry(agent.clone()).or_insert_with(new);
         if own.links >= limits.links_per_agent {
@@ -75,7 +86,9 @@ impl Agents {
             return Err(too_many_requests(limits.requests_per_second));
         }
         own.links += 1;
-        Ok(Pass { agents: Some((Arc::clone(self), agent.clone())), work: Arc::clone(&own.work) })
+        let agents = Some((Arc::clone(self), agent.clone()));
+        let (work, requested) = (Arc::clone(&own.work), Arc::clone(&own.requested));
+        Ok(Pass { agents, work, requested, own: AtomicU64::new(0) })
     }
 
     fn known(&self) -> MutexGuard<'_, HashMap<Identity, Known>> {
@@ -86,7 +99,8 @@ impl Agents {
 impl Pass {
     /// Of a process of this node, whose requests nobody counts.
     pub(in crate::transfer) fn of_this_node() -> Self {
-        Self { agents: None, work: Arc::new(Semaphore::new(REQUESTS_MAX as usize)) }
+        let work = Arc::new(Semaphore::new(REQUESTS_MAX as usize));
+        Self { agents: None, work, requested: Arc::default(), own: AtomicU64::new(0) }
     }
 
     /// May it make one more request now? Else why not.
@@ -98,6 +112,21 @@ impl Pass {
         let Some((agents, agent)) = &self.agents else { return Ok(()) };
         let may = agents.known().get_mut(agent).is_none_or(|known| known.requests.take(now));
         if may { Ok(()) } else { Err(too_many_requests(agents.limits.requests_per_second)) }
+    }
+
+    /// Records that open requests of this link take `bytes` of memory.
+    pub(in crate::transfer) fn holds(&self, bytes: u64) {
+        let before = self.own.swap(bytes, Ordering::AcqRel);
+        // Wraps where it becomes less, as atomics do.
+        self.requested.fetch_add(bytes.wrapping_sub(before), Ordering::AcqRel);
+    }
+
+    /// Is there memory for all open requests of its agent? Else why not.
+    pub(in crate::transfer) fn has_room(&self) -> Result<(), String> {
+        if self.requested.load(Ordering::Acquire) <= REQUESTED_MAX {
+            return Ok(());
+        }
+        Err(format!("too many chunks are requested at a time: their lists may take {} MiB", REQUESTED_MAX / MIB))
     }
 
     /// Leave to find something out for it: as many at a time as one link may have requests, over all links of the agent.
@@ -112,6 +141,7 @@ impl Pass {
 
 impl Drop for Pass {
     fn drop(&mut self) {
+        self.holds(0);
         if let Some((agents, agent)) = &self.agents
             && let Some(known) = agents.known().get_mut(agent)
         {
@@ -150,6 +180,23 @@ mod tests {
         assert!(again.contains("too many requests"), "coming again gives no more");
         assert!(agents.admit_at(&agent("a"), now + Duration::from_secs(1)).is_ok());
         assert_eq!(agents.links(), 1);
+    }
+
+    #[tokio::test]
+    async fn open_requests_of_an_agent_take_so_much_memory_over_all_of_its_links() {
+        let agents = Arc::new(Agents::new(Admission::default()));
+        let [first, second] = [0, 1].map(|_| agents.admit(&agent("a")).unwrap());
+        first.holds(REQUESTED_MAX);
+        assert!(first.has_room().is_ok() && second.has_room().is_ok());
+        second.holds(1);
+        assert!(first.has_room().is_err() && second.has_room().unwrap_err().contains("4 MiB"));
+        assert!(agents.admit(&agent("b")).unwrap().has_room().is_ok(), "others have their own");
+        first.holds(1);
+        second.holds(REQUESTED_MAX - 1);
+        assert!(second.has_room().is_ok());
+        drop(second);
+        first.holds(REQUESTED_MAX);
+        assert!(first.has_room().is_ok(), "a link that is gone holds nothing");
     }
 
     #[tokio::test]

@@ -75,6 +75,11 @@ impl Wanted {
         some
     }
 
+    /// Bytes of memory.
+    pub(super) fn memory(&self) -> u64 {
+        (self.chunks.memory() + self.bases.capacity() * size_of::<crate::id::ChunkId>()) as u64
+    }
+
     /// The base with the ordinal `ordinal`, if it is one.
     #[must_use]
     pub fn base(&self, ordinal: u64) -> Option<crate::id::ChunkId> {

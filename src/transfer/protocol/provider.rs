@@ -47,6 +47,8 @@ pub enum Demand {
         id: ChunkId,
         /// What else the request asks for.
         asked: Asked,
+        /// Bytes of its frame, at most.
+        bound: u64,
     },
     /// The connection is over. The last demand.
     Closed(Closed),
@@ -121,10 +123,16 @@ impl Provider {
         self.reserved + self.queued
     }
 
-    /// Is something asked for that was not answered yet?
+    /// Bytes of memory of open requests.
+    #[must_use]
+    pub fn requested(&self) -> u64 {
+        self.serving.values().map(Serving::memory).sum()
+    }
+
+    /// Are there frames to send that were granted?
     #[must_use]
     pub fn is_asked(&self) -> bool {
-        !self.serving.is_empty()
+        self.serving.values().any(Serving::is_granted)
     }
 
     /// From now on no more than `bytes` of frames, or one, are read ahead. Nothing that was is forgotten.
@@ -316,7 +324,7 @@ impl Provider {
             serving.begin_read();
             self.reserved += bound;
             self.reads.insert((request, ordinal), bound);
-            return Some(Demand::Read { request, ordinal, id, asked });
+            return Some(Demand::Read { request, ordinal, id, asked, bound });
         }
         None
     }

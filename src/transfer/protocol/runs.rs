@@ -97,6 +97,11 @@ impl Runs {
         left
     }
 
+    /// Bytes of memory.
+    pub(super) fn memory(&self) -> usize {
+        self.ranges.capacity() * size_of::<Range<u32>>() + self.before.capacity() * size_of::<u64>()
+    }
+
     pub(super) fn write(&self, out: &mut Writer) {
         out.count(self.ranges.len());
         let mut end = 0;

@@ -70,6 +70,8 @@ pub(super) struct Serving {
     ended: bool,
     /// Somebody is finding out what the peer may read, or what is held: until that is over, nothing is said and the request counts.
     working: bool,
+    /// Bytes of memory of what it asks for, until it has ended.
+    memory: u64,
 }
 
 #[derive(Debug)]
@@ -78,6 +80,8 @@ pub(super) enum Work {
     Frames { asked: Asked, grant: Option<Arc<Grant>> },
     /// A survey.
     Survey,
+    /// Nothing: it has ended early, or was answered.
+    Nothing,
 }
 
 /// What to do next for a request.
@@ -91,8 +95,22 @@ pub(super) enum Next {
 
 impl Serving {
     pub(super) fn new(request: u64, priority: Priority, what: Work) -> Self {
+        let memory = match &what {
+            Work::Frames { asked, .. } => asked.wanted.memory(),
+            Work::Survey | Work::Nothing => 0,
+        };
         let (out, missing) = (VecDeque::new(), BTreeSet::new());
-        Self { request, priority, what, out, missing, reading: 0, next: 0, ended: false, working: false }
+        Self { request, priority, what, out, missing, reading: 0, next: 0, ended: false, working: false, memory }
+    }
+
+    /// Bytes of memory of what it asks for.
+    pub(super) fn memory(&self) -> u64 {
+        self.memory
+    }
+
+    /// Has its peer been granted frames that were not all sent?
+    pub(super) fn is_granted(&self) -> bool {
+        matches!(&self.what, Work::Frames { grant: Some(_), .. })
     }
 
     /// What to read next. Chunks that will not be sent are noted on the way; those larger than `most` bytes are among them.
@@ -115,7 +133,7 @@ impl Serving {
     pub(super) fn asked(&self) -> Option<&Asked> {
         match &self.what {
             Work::Frames { asked, .. } => Some(asked),
-            Work::Survey => None,
+            Work::Survey | Work::Nothing => None,
         }
     }
 
@@ -159,6 +177,7 @@ impl Serving {
         self.out.clear();
         self.missing.clear();
         self.ended = true;
+        (self.what, self.memory) = (Work::Nothing, 0);
         self.out.push_back(last);
         dropped
     }
@@ -203,7 +222,7 @@ impl Serving {
     pub(super) fn is_done(&self) -> bool {
         let all = match &self.what {
             Work::Frames { asked, grant } => grant.is_some() && self.next >= asked.wanted.len(),
-            Work::Survey => false,
+            Work::Survey | Work::Nothing => false,
         };
         !self.working && !self.is_ready() && (self.ended || (all && self.reading == 0))
     }

@@ -51,6 +51,8 @@ pub(super) fn server(address: SocketAddr, credentials: &Credentials) -> Result<E
     let mut config = ServerConfig::with_crypto(Arc::new(crypto));
     // A requester sends control messages only.
     let mut transport = transport(2 * CONTROL_LEN_MAX)?;
+    let window = VarInt::try_from(2 * CONTROL_LEN_MAX).map_err(|_| Error::other("window is out of range"))?;
+    transport.stream_receive_window(window).receive_window(window);
     transport.max_concurrent_bidi_streams(1u8.into());
     transport.max_concurrent_uni_streams(0u8.into());
     config.transport_config(Arc::new(transport));

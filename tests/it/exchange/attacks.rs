@@ -7,14 +7,17 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use bytes::Bytes;
 use futures::future::join_all;
 use tokio::io::AsyncReadExt as _;
-use tokio::net::{TcpStream, UdpSocket};
+use tokio::net::{TcpListener, TcpStream, UdpSocket};
 use tokio::runtime::Handle;
+use towline::codec::{Codec, Encoded};
+use towline::format::ChunkList;
 use towline::id::{ChunkId, ManifestId};
 use towline::transfer::calls::call;
 use towline::transfer::protocol::{Asked, EndCode, Grant, How, Priority, Runs, Supply, Survey, Wanted};
-use towline::transfer::{Admission, Client, Dial, Gate, Reply};
+use towline::transfer::{Admission, Ahead, Client, Dial, Gate, Reply, Seat};
 use towline::{ErrorKind, Result};
 
 use super::*;
@@ -232,6 +235,154 @@ async fn silent_sockets_do_not_keep_out_who_speaks() {
     assert_eq!(silent[0].read(&mut [0; 8]).await.unwrap_or(0), 0);
     drop(silent);
     until("who is gone is still counted", || gate.stat().handshakes == 0).await;
+}
+
+/// A request as long as requests may be.
+fn many_chunks(n: u64) -> Wanted {
+    let bases = (0..1024u64).map(|base| ChunkId::of(&[n.to_le_bytes(), base.to_le_bytes()].concat())).collect();
+    Wanted { chunks: (0..4096).map(|place| 2 * place).collect(), bases }
+}
+
+/// S5 of docs/security.md.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn long_requests_of_one_agent_take_so_much_memory_and_no_more() {
+    let world = World::new();
+    let stuck = Arc::new(Stuck::default());
+    let gate = Gate::default();
+    let to = serve_through(&world.credentials("east", "server"), Arc::clone(&stuck) as _, &gate).await;
+    let attacker = world.credentials("west", "attacker");
+    let links = [dial(false, to, &attacker).await.unwrap(), dial(true, to, &attacker).await.unwrap()];
+    let mut open = Vec::new();
+    for n in 0..80 {
+        let mut fetching =
+            links[n % 2].fetch(Priority::Restore, unknown(n as u64), many_chunks(n as u64)).await.unwrap();
+        // Nothing comes of those that are taken on.
+        match tokio::time::timeout(Duration::from_millis(if n < 30 { 0 } else { 100 }), fetching.next()).await {
+            Err(_) => open.push(fetching),
+            Ok(Some(Reply::Ended { how: How::Refused(EndCode::Busy, text), .. })) => {
+                assert!(text.starts_with("too many chunks are requested at a time"), "{text}");
+            }
+            Ok(other) => panic!("{other:?}"),
+        }
+    }
+    assert!((30..50).contains(&open.len()), "{} are open", open.len());
+    let other = dial(false, to, &world.credentials("west", "other")).await.unwrap();
+    let mut fetching = other.fetch(Priority::Restore, unknown(1), many_chunks(1)).await.unwrap();
+    let nothing = tokio::time::timeout(Duration::from_millis(100), fetching.next()).await;
+    assert!(nothing.is_err(), "others are not touched: {nothing:?}");
+    // What is cancelled counts no more.
+    open.clear();
+    until("work goes on for what was cancelled", || stuck.working.load(Ordering::SeqCst) == 1).await;
+    let mut again = links[0].fetch(Priority::Restore, unknown(0), many_chunks(0)).await.unwrap();
+    assert!(tokio::time::timeout(Duration::from_millis(100), again.next()).await.is_err());
+}
+
+/// Gives chunks of a MiB to all, and counts the bytes that are in memory.
+struct Counting {
+    ahead: Arc<Ahead>,
+    held: Arc<AtomicUsize>,
+    most: Arc<AtomicUsize>,
+}
+
+struct CountedBytes(Vec<u8>, Arc<AtomicUsize>);
+
+impl AsRef<[u8]> for CountedBytes {
+    fn as_ref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl Drop for CountedBytes {
+    fn drop(&mut self) {
+        self.1.fetch_sub(self.0.len(), Ordering::SeqCst);
+    }
+}
+
+const CHUNK: usize = 1 << 20;
+const CHUNK_LEN: u32 = 1 << 20;
+const CHUNKS: u32 = 16;
+
+#[async_trait]
+impl Holdings for Counting {
+    fn seat(&self, identity: &Identity) -> Seat {
+        self.ahead.seat(Some(identity))
+    }
+
+    async fn authorise(&self, _: &Identity, _: &ManifestId) -> Result<Option<Arc<Grant>>> {
+        let ids = (0..CHUNKS).map(|n| ChunkId::of(&n.to_le_bytes())).collect();
+        let chunks = Arc::new(ChunkList { ids, lens: vec![CHUNK_LEN; CHUNKS as usize] });
+        Ok(Some(Arc::new(Grant { chunks, bases: Vec::new() })))
+    }
+
+    async fn survey(&self, _: &Grant, _: u32) -> Result<Survey> {
+        Ok(Survey::default())
+    }
+
+    async fn frame(&self, _: &Identity, _: &Asked, _: &ChunkId) -> Result<Option<Supply>> {
+        let held = self.held.fetch_add(CHUNK, Ordering::SeqCst) + CHUNK;
+        self.most.fetch_max(held, Ordering::SeqCst);
+        let bytes = Bytes::from_owner(CountedBytes(vec![0; CHUNK], Arc::clone(&self.held)));
+        Ok(Some(Supply { encoded: Encoded { codec: Codec::Raw, bytes, base: None }, plain_len: CHUNK_LEN }))
+    }
+}
+
+/// Passes connections on to `to`; once `stopped`, nothing comes back to whoever connected.
+async fn one_way(to: SocketAddr, stopped: CancellationToken) -> SocketAddr {
+    let socket = TcpListener::bind(ANY).await.unwrap();
+    let address = socket.local_addr().unwrap();
+    tokio::spawn(async move {
+        while let Ok((near, _)) = socket.accept().await {
+            let (far, stopped) = (TcpStream::connect(to).await.unwrap(), stopped.clone());
+            tokio::spawn(async move {
+                let ((mut from_near, mut to_near), (mut from_far, mut to_far)) = (near.into_split(), far.into_split());
+                let back = async {
+                    tokio::select! {
+                        _ = tokio::io::copy(&mut from_far, &mut to_near) => {}
+                        () = stopped.cancelled() => std::future::pending().await,
+                    }
+                };
+                tokio::select! {
+                    _ = tokio::io::copy(&mut from_near, &mut to_far) => {}
+                    () = back => {}
+                }
+            });
+        }
+    });
+    address
+}
+
+/// S5 of docs/security.md.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_agent_that_does_not_read_holds_half_of_the_memory_for_frames() {
+    let world = World::new();
+    let memory = Budget::new(64 * MIB).unwrap().carve(16 * MIB).await.unwrap();
+    let (held, most) = (Arc::<AtomicUsize>::default(), Arc::<AtomicUsize>::default());
+    let counting = Counting { ahead: Ahead::new(memory), held: Arc::clone(&held), most: Arc::clone(&most) };
+    let to = serve_through(&world.credentials("east", "server"), Arc::new(counting), &Gate::default()).await;
+    let stopped = CancellationToken::new();
+    let through = one_way(to, stopped.clone()).await;
+    let attacker = world.credentials("west", "attacker");
+    let links: Vec<Client> =
+        join_all((0..24).map(|_| dial(false, through, &attacker))).await.into_iter().map(Result::unwrap).collect();
+    stopped.cancel();
+    let wanted = || Wanted { chunks: Runs::of(0..CHUNKS), bases: Vec::new() };
+    let fetching = join_all(links.iter().map(|link| link.fetch(Priority::Restore, unknown(0), wanted()))).await;
+    until("nothing is read", || held.load(Ordering::SeqCst) >= 6 * CHUNK).await;
+    // Sockets take a part of it, and then nothing moves.
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    let (stuck, peak) = (held.load(Ordering::SeqCst), most.load(Ordering::SeqCst));
+    assert!(stuck >= 6 * CHUNK && peak <= 8 * CHUNK, "{stuck} bytes are held, {peak} were");
+    // Others are served meanwhile.
+    let other = dial(false, to, &world.credentials("west", "other")).await.unwrap();
+    let mut reading = other.fetch(Priority::Restore, unknown(0), wanted()).await.unwrap();
+    let mut came = 0;
+    while let Some(reply) = reading.next().await {
+        came += u32::from(matches!(reply, Reply::Frame(_)));
+    }
+    assert_eq!(came, CHUNKS);
+    assert!(most.load(Ordering::SeqCst) <= 16 * CHUNK);
+    drop((fetching, links));
+    until("what nobody takes is kept", || held.load(Ordering::SeqCst) == 0).await;
 }
 
 /// Sends the first packet of `count` handshakes of QUIC to `to`, and nothing after it.

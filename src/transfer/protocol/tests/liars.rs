@@ -457,3 +457,26 @@ fn what_comes_of_a_grant_that_lies_about_lengths_is_missing() {
     assert_eq!(last_words(|| provider.transmit(0, NOW)), missing(1, 0..1));
     assert_eq!(provider.in_memory(), 0);
 }
+
+#[test]
+fn what_is_refused_or_cancelled_takes_no_memory() {
+    let mut provider = provider();
+    let wanted =
+        || Wanted { chunks: (0..4096).map(|place| 2 * place).collect(), bases: vec![ChunkId::of(b"base"); 1024] };
+    for number in [1, 2] {
+        let request = Request {
+            request: number,
+            priority: Priority::Restore,
+            manifest: ManifestId::of(b"any"),
+            wanted: wanted(),
+        };
+        provider.handle(0, &bytes_of(&Message::Request(request)), NOW);
+        assert!(matches!(provider.poll(), Some(Demand::Authorise { .. })));
+    }
+    assert!(provider.requested() >= 2 * 96 * 1024 && !provider.is_asked());
+    // The answer waits for a peer that does not read.
+    provider.granted(1, None, NOW);
+    assert!((96 * 1024..2 * 96 * 1024).contains(&provider.requested()));
+    provider.handle(0, &bytes_of(&Message::Cancel { request: 2 }), NOW);
+    assert_eq!(provider.requested(), 0);
+}
