@@ -160,7 +160,8 @@ impl Repository {
         report.count(&first);
         report.steps.extend(first.describe());
 
-        // A new marking, from a state in which everything to be purged was condemned already.
+        // A new marking, from a state in which everything to be purged was condemned already. One at a time is in memory.
+        drop(evidence);
         let evidence = self.evidence(&options.progress).await?;
         let again = evidence.judge(now.max(self.clock().now()), options.grace);
         let second = Judgement { purge: again.purge, pardon: again.pardon, ..Judgement::default() };
@@ -168,6 +169,7 @@ impl Repository {
         report.count(&second);
         report.steps.extend(second.describe());
         gone.extend(self.finish_deletions(session, report).await?);
+        drop(evidence);
         self.rebuild_index(session, report).await?;
 
         let evidence = self.evidence(&options.progress).await?;

@@ -8,14 +8,15 @@ use bytes::Bytes;
 use object_store::ObjectStoreExt as _;
 use object_store::memory::InMemory;
 use towline::clock::Timestamp;
+use towline::codec::Codec;
 use towline::error::ErrorKind;
 use towline::format::envelope::{Kind, seal};
 use towline::format::wire::Writer;
-use towline::format::{EntryKind, Manifest, Map, TreeEntry};
-use towline::id::{Owned, SessionId, WriteId};
-use towline::limits::{MEMORY_MIN, MIB};
+use towline::format::{EntryKind, Frame, Manifest, Map, PackRef, TreeEntry};
+use towline::id::{ManifestId, Owned, SessionId, WriteId};
+use towline::limits::{MEMORY_MIN, MIB, PACK_CHUNKS_MAX};
 use towline::metrics::Metric;
-use towline::ops::SaveOptions;
+use towline::ops::{CollectOptions, SaveOptions};
 use towline::repository::layout::{self, Family, Numbered};
 use towline::repository::log::{Action, RefValue, StepFacts};
 use towline::repository::{OpenOptions, Repository};
@@ -94,10 +95,15 @@ fn count_len(count: usize) -> usize {
 
 /// Gives `body` a name, as a program that may write to the store can.
 async fn plant(repository: &Repository, body: &[u8]) -> RefValue {
+    let map = Map { manifest: ManifestId::of(body), packs: Vec::new(), frames: Vec::new(), further: Vec::new() };
+    plant_with(repository, body, &map).await
+}
+
+/// As [`plant`], with a map.
+async fn plant_with(repository: &Repository, body: &[u8], map: &Map) -> RefValue {
     let session = SessionId::random();
     let (manifest_key, map_key) = (Owned::fresh(session), Owned::fresh(session));
-    let manifest = towline::id::ManifestId::of(body);
-    let map = Map { manifest, packs: Vec::new(), frames: Vec::new(), further: Vec::new() };
+    let manifest = ManifestId::of(body);
     let objects = repository.store().objects();
     let put = |key, object: Bytes| async move { objects.put(&key, object.into()).await.unwrap() };
     put(layout::owned(Family::Manifest, manifest_key), seal(Kind::Manifest, body, true)).await;
@@ -197,4 +203,36 @@ fn what_no_agent_wrote_is_neither_fetched_nor_decompressed() {
     assert_eq!(announced.unwrap().len(), 1);
     assert!(repository.store().counters().get(Metric::GetBytes) - before < 4096);
     assert!(peak < MIB, "{peak}");
+}
+
+/// The empty tree, in one folder.
+fn empty_tree() -> Manifest {
+    let root = TreeEntry { path: Vec::new(), mode: 0o755, mtime: Timestamp(0), kind: EntryKind::Folder };
+    Manifest { entries: vec![root], ..Manifest::default() }
+}
+
+/// `count` packs, each said to hold as many chunks as a pack may, and a frame in each.
+fn map_of_packs(manifest: ManifestId, count: u32) -> Map {
+    let chunks = u32::try_from(PACK_CHUNKS_MAX).unwrap();
+    let session = SessionId::random();
+    let pack = |_| PackRef { id: Owned::fresh(session), len: 1 << 20, footer_len: 99, chunks };
+    let frame = |pack| Frame { pack, ordinal: chunks - 1, offset: 0, stored_len: 100, codec: Codec::Raw, base: None };
+    Map {
+        manifest,
+        packs: (0..count).map(pack).collect(),
+        frames: (0..count).map(frame).collect(),
+        further: Vec::new(),
+    }
+}
+
+#[test]
+fn packs_that_claim_many_chunks_take_no_memory_for_them() {
+    let house = House::new();
+    run(async {
+        let body = empty_tree().encode().1;
+        plant_with(&house.open().await, &body, &map_of_packs(ManifestId::of(&body), 20_000)).await;
+    });
+    let (report, peak) = measured(async { house.open().await.collect(&CollectOptions::default()).await });
+    assert_eq!(report.unwrap().live_bytes, 2_000_000, "all of them are marked");
+    assert!(peak < MEMORY_MIN + 4 * MIB, "{peak}");
 }

@@ -26,7 +26,8 @@ pub struct Marks {
 #[derive(Clone, Debug)]
 struct Used {
     pack: PackRef,
-    ordinals: Vec<u64>,
+    /// Bits of the ordinals, 64 a word. Only words with a bit: how many chunks a pack has is a claim of the map.
+    ordinals: BTreeMap<u32, u64>,
     bytes: u64,
 }
 
@@ -57,14 +58,12 @@ impl Marks {
     fn add(&mut self, key: MapKey, map: &crate::format::Map) {
         for frame in &map.frames {
             let Some(pack) = map.packs.get(frame.pack as usize) else { continue };
-            let words = (pack.chunks as usize).div_ceil(64);
             let used =
-                self.packs.entry(pack.id).or_insert_with(|| Used { pack: *pack, ordinals: vec![0; words], bytes: 0 });
-            if let Some(word) = used.ordinals.get_mut(frame.ordinal as usize / 64) {
-                let bit = 1u64 << (frame.ordinal % 64);
-                used.bytes += if *word & bit == 0 { u64::from(frame.stored_len) } else { 0 };
-                *word |= bit;
-            }
+                self.packs.entry(pack.id).or_insert_with(|| Used { pack: *pack, ordinals: BTreeMap::new(), bytes: 0 });
+            let word = used.ordinals.entry(frame.ordinal / 64).or_default();
+            let bit = 1u64 << (frame.ordinal % 64);
+            used.bytes += if *word & bit == 0 { u64::from(frame.stored_len) } else { 0 };
+            *word |= bit;
         }
         for pack in &map.packs {
             self.maps.entry(pack.id).or_default().insert(key);
