@@ -28,6 +28,8 @@ struct Shared {
     permits: Arc<Semaphore>,
     /// As large as the budget: see [`Budget::charge`].
     structures: Arc<Semaphore>,
+    /// Half of the budget: see [`Budget::keep`].
+    kept: Arc<Semaphore>,
     pool: Mutex<Pool>,
     /// What it holds of the budget that it was carved out of.
     _carved: Option<OwnedSemaphorePermit>,
@@ -56,9 +58,9 @@ impl Budget {
     }
 
     fn of(total: u64, units: usize, carved: Option<OwnedSemaphorePermit>) -> Self {
-        let semaphore = || Arc::new(Semaphore::new(units));
-        let (permits, structures) = (semaphore(), semaphore());
-        Self(Arc::new(Shared { total, permits, structures, pool: Mutex::default(), _carved: carved }))
+        let semaphore = |units| Arc::new(Semaphore::new(units));
+        let (permits, structures, kept) = (semaphore(units), semaphore(units), semaphore(units / 2));
+        Self(Arc::new(Shared { total, permits, structures, kept, pool: Mutex::default(), _carved: carved }))
     }
 
     /// A quarter of what the cgroup allows, or of the machine's memory where it sets no limit; at most 2 GiB, since
@@ -106,7 +108,7 @@ impl Budget {
     /// # Cancel safety
     /// Safe: a dropped wait holds nothing.
     pub async fn carve(&self, bytes: u64) -> Result<Self> {
-        let units = self.units(usize::try_from(bytes).unwrap_or(usize::MAX))?;
+        let units = self.units(saturating_len(bytes))?;
         let carved = self.acquire(units).await?;
         Ok(Self::of(u64::from(units) * UNIT, units as usize, Some(carved)))
     }
@@ -121,7 +123,7 @@ impl Budget {
     /// # Cancel safety
     /// Safe: a dropped wait holds nothing.
     pub async fn charge(&self, bytes: u64) -> Result<Charge> {
-        let units = self.units(usize::try_from(bytes).unwrap_or(usize::MAX))?;
+        let units = self.units(saturating_len(bytes))?;
         let structure = Arc::clone(&self.0.structures).acquire_many_owned(units).await;
         let structure = structure.map_err(|_| Error::other("memory budget was closed"))?;
         let take = || Arc::clone(&self.0.permits).try_acquire_many_owned(units).ok();
@@ -131,6 +133,30 @@ impl Budget {
             take()
         });
         Ok(Charge { _structure: structure, _buffers: buffers })
+    }
+
+    /// Bytes of all structures that [`Budget::keep`] counts at one time, at most: half of the budget.
+    #[must_use]
+    pub fn kept_max(&self) -> u64 {
+        self.0.total / 2
+    }
+
+    /// Counts `bytes` of a structure that lives as long as its caller likes, such as the plan of a read. It never waits, since
+    /// who holds one structure may ask for another, and takes no room from buffers, which its holder needs to go on.
+    ///
+    /// # Errors
+    /// Exhausted, if all structures kept together would take more than [`Budget::kept_max`].
+    pub fn keep(&self, bytes: u64) -> Result<Kept> {
+        let kept = Arc::clone(&self.0.kept).try_acquire_many_owned(self.units(saturating_len(bytes))?);
+        kept.map(Kept).map_err(|_| {
+            Error::exhausted("plans of reads take more memory than they may")
+                .expected(format!(
+                    "at most {} MiB of all reads together, half of the memory budget",
+                    self.kept_max() / MIB
+                ))
+                .got(format!("{} MiB more", bytes.div_ceil(MIB)))
+                .cure("read less at a time, or raise --memory")
+        })
     }
 
     /// Room for `bytes` that somebody else allocates; all of the budget, if they are more.
@@ -212,6 +238,10 @@ pub struct Charge {
     _buffers: Option<OwnedSemaphorePermit>,
 }
 
+/// Structure that [`Budget::keep`] counts; dropping it ends that.
+#[derive(Debug)]
+pub struct Kept(#[expect(dead_code, reason = "held for its drop")] OwnedSemaphorePermit);
+
 /// Room that [`Budget::room`] gave; dropping it gives it back.
 #[derive(Debug)]
 pub struct Room(OwnedSemaphorePermit);
@@ -287,6 +317,10 @@ impl Drop for Buffer {
     }
 }
 
+fn saturating_len(bytes: u64) -> usize {
+    usize::try_from(bytes).unwrap_or(usize::MAX)
+}
+
 /// The cgroup's memory limit (v2, then v1), if it sets one
 /// (<https://docs.kernel.org/admin-guide/cgroup-v2.html>, "memory.max").
 fn cgroup_limit() -> Option<u64> {
@@ -352,6 +386,17 @@ mod tests {
         drop(second);
         whole.await.unwrap();
         assert_eq!(budget.charge(MEMORY_MIN + 1).await.unwrap_err().kind(), crate::error::ErrorKind::Exhausted);
+    }
+
+    #[test]
+    fn kept_structures_take_half_of_the_budget_and_never_wait() {
+        let budget = budget();
+        let first = budget.keep(budget.kept_max()).unwrap();
+        for bytes in [1, budget.total(), u64::MAX] {
+            assert_eq!(budget.keep(bytes).unwrap_err().kind(), crate::error::ErrorKind::Exhausted, "{bytes}");
+        }
+        drop(first);
+        drop(budget.keep(1).unwrap());
     }
 
     #[tokio::test]

@@ -197,16 +197,12 @@ fn show_entry(saved: &Saved, entry: &TreeEntry) -> ShownEntry {
 }
 
 fn show_tensors(saved: &Saved, content: &Content, chunks: &[(u32, Range<u64>)]) -> Vec<ShownTensor> {
+    if content.tensors.is_empty() {
+        return Vec::new();
+    }
+    let stored = StoredRanges::new(saved, chunks);
     let show = |tensor: &TensorEntry| {
-        let from = chunks.partition_point(|(_, at)| at.end <= tensor.range.start);
-        let overlapping = chunks.iter().skip(from).take_while(|(_, at)| at.start < tensor.range.end);
-        let (mut stored, mut codecs) = (0, BTreeSet::new());
-        for (chunk, at) in overlapping {
-            let Some(frame) = saved.map.frames.get(*chunk as usize) else { continue };
-            let common = at.end.min(tensor.range.end) - at.start.max(tensor.range.start);
-            stored += u64::from(frame.stored_len) * common / (at.end - at.start).max(1);
-            codecs.insert(frame.codec.word());
-        }
+        let (stored_bytes, codec) = stored.within(&tensor.range);
         ShownTensor {
             name: tensor.name.clone(),
             dtype: tensor.dtype.clone(),
@@ -214,11 +210,67 @@ fn show_tensors(saved: &Saved, content: &Content, chunks: &[(u32, Range<u64>)]) 
             whole: tensor.part.as_ref().map(|part| part.shape.clone()),
             offsets: tensor.part.as_ref().map(|part| part.offsets.clone()),
             bytes: tensor.range.end - tensor.range.start,
-            stored_bytes: stored,
-            codec: codecs.into_iter().collect::<Vec<_>>().join("+"),
+            stored_bytes,
+            codec,
         }
     };
     content.tensors.iter().map(show).collect()
+}
+
+/// How ranges of one file are stored, told without a look at each chunk of a range: a manifest may put any number of tensors
+/// over the same chunks.
+struct StoredRanges<'a> {
+    saved: &'a Saved,
+    chunks: &'a [(u32, Range<u64>)],
+    /// Stored bytes of the chunks before each, and of all.
+    before: Vec<u64>,
+    /// Sorted places in `chunks`, by codec.
+    by_codec: BTreeMap<&'static str, Vec<usize>>,
+}
+
+impl<'a> StoredRanges<'a> {
+    fn new(saved: &'a Saved, chunks: &'a [(u32, Range<u64>)]) -> Self {
+        let mut before = Vec::with_capacity(chunks.len() + 1);
+        let mut by_codec: BTreeMap<&'static str, Vec<usize>> = BTreeMap::new();
+        let mut sum = 0;
+        before.push(0);
+        for (at, (chunk, _)) in chunks.iter().enumerate() {
+            if let Some(frame) = saved.map.frames.get(*chunk as usize) {
+                sum += u64::from(frame.stored_len);
+                by_codec.entry(frame.codec.word()).or_default().push(at);
+            }
+            before.push(sum);
+        }
+        Self { saved, chunks, before, by_codec }
+    }
+
+    /// Bytes that the chunks of `range` take in packs, those at its ends in proportion; their codecs, joined by `+`.
+    fn within(&self, range: &Range<u64>) -> (u64, String) {
+        let from = self.chunks.partition_point(|(_, at)| at.end <= range.start);
+        let to = self.chunks.partition_point(|(_, at)| at.start < range.end).max(from);
+        let stored = match to - from {
+            0 => 0,
+            1 => self.share(from, range),
+            _ => {
+                let inner =
+                    self.before.get(to - 1).zip(self.before.get(from + 1)).map_or(0, |(end, start)| end - start);
+                inner + self.share(from, range) + self.share(to - 1, range)
+            }
+        };
+        let is_used = |places: &Vec<usize>| {
+            let next = places.partition_point(|&at| at < from);
+            places.get(next).is_some_and(|&at| at < to)
+        };
+        let codecs = self.by_codec.iter().filter(|(_, places)| is_used(places)).map(|(codec, _)| *codec);
+        (stored, codecs.collect::<Vec<_>>().join("+"))
+    }
+
+    /// Bytes that the chunk at place `at` takes in its pack, in proportion to what of it lies in `range`.
+    fn share(&self, at: usize, range: &Range<u64>) -> u64 {
+        let Some((chunk, place)) = self.chunks.get(at) else { return 0 };
+        let common = place.end.min(range.end).saturating_sub(place.start.max(range.start));
+        stored_len(self.saved, *chunk).unwrap_or(0) * common / (place.end - place.start).max(1)
+    }
 }
 
 fn stored_len(saved: &Saved, chunk: u32) -> Option<u64> {

@@ -7,16 +7,17 @@ use std::time::Duration;
 use bytes::Bytes;
 use object_store::ObjectStoreExt as _;
 use object_store::memory::InMemory;
+use towline::chunker::Cut;
 use towline::clock::Timestamp;
 use towline::codec::Codec;
 use towline::error::ErrorKind;
 use towline::format::envelope::{Kind, seal};
 use towline::format::wire::Writer;
-use towline::format::{EntryKind, Frame, Manifest, Map, PackRef, TreeEntry};
-use towline::id::{ManifestId, Owned, SessionId, WriteId};
+use towline::format::{ChunkList, Content, EntryKind, Frame, Manifest, Map, PackRef, Piece, TensorEntry, TreeEntry};
+use towline::id::{ChunkId, ManifestId, Owned, SessionId, WriteId};
 use towline::limits::{MEMORY_MIN, MIB, PACK_CHUNKS_MAX};
 use towline::metrics::Metric;
-use towline::ops::{CollectOptions, SaveOptions};
+use towline::ops::{CollectOptions, SaveOptions, TensorSelector};
 use towline::repository::layout::{self, Family, Numbered};
 use towline::repository::log::{Action, RefValue, StepFacts};
 use towline::repository::{OpenOptions, Repository};
@@ -234,5 +235,76 @@ fn packs_that_claim_many_chunks_take_no_memory_for_them() {
     });
     let (report, peak) = measured(async { house.open().await.collect(&CollectOptions::default()).await });
     assert_eq!(report.unwrap().live_bytes, 2_000_000, "all of them are marked");
+    assert!(peak < MEMORY_MIN + 4 * MIB, "{peak}");
+}
+
+/// A file of `chunks` chunks, and `tensors` tensors that each lie over all of it.
+fn overlapping(tensors: usize, chunks: u32) -> (Manifest, Map) {
+    let size = u64::from(chunks) * 100;
+    let tensor = |n: usize| TensorEntry {
+        name: format!("t{n}"),
+        dtype: "U8".into(),
+        shape: vec![size],
+        range: 0..size,
+        part: None,
+    };
+    let content = Content {
+        size,
+        cut: Cut::Tensor,
+        pieces: vec![Piece { hole: 0, first: 0, count: chunks }],
+        tensors: (0..tensors).map(tensor).collect(),
+    };
+    let mut tree = empty_tree();
+    tree.chunks = ChunkList {
+        ids: (0..chunks).map(|n| ChunkId::of(&n.to_le_bytes())).collect(),
+        lens: vec![100; chunks as usize],
+    };
+    let kind = EntryKind::File(content);
+    tree.entries.push(TreeEntry { path: b"m.safetensors".to_vec(), mode: 0o644, mtime: Timestamp(0), kind });
+    let pack = PackRef { id: Owned::fresh(SessionId::random()), len: 1 << 30, footer_len: 99, chunks };
+    let frame = |n| Frame {
+        pack: 0,
+        ordinal: n,
+        offset: u64::from(n) * 100,
+        stored_len: 100,
+        codec: if n % 2 == 0 { Codec::Raw } else { Codec::Zstd },
+        base: None,
+    };
+    let map = Map {
+        manifest: tree.encode().0,
+        packs: vec![pack],
+        frames: (0..chunks).map(frame).collect(),
+        further: Vec::new(),
+    };
+    (tree, map)
+}
+
+#[test]
+fn tensors_over_the_same_chunks_do_not_exceed_the_budget() {
+    let house = House::new();
+    run(async {
+        let (tree, map) = overlapping(5_000, 20_000);
+        plant_with(&house.open().await, &tree.encode().1, &map).await;
+    });
+    let choose = |selector: &'static str| {
+        let selectors: Vec<TensorSelector> = vec![selector.parse().unwrap()];
+        let house = &house;
+        async move { house.open().await.choose_tensors(&name("bomb"), None, &selectors).await }
+    };
+    let (refused, peak) = measured(choose("t*"));
+    let error = refused.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Exhausted, "{error}");
+    let cure = error.cure_text().unwrap();
+    assert!(cure.contains("fewer tensors") && cure.contains("--memory"), "{cure}");
+    assert!(peak < MEMORY_MIN + 4 * MIB, "{peak}");
+    // A few of them fit.
+    let chosen = run(choose("t1[0-9]")).unwrap();
+    assert_eq!((chosen.tensors().len(), chosen.chunk_count()), (10, 20_000));
+    // All of them are shown.
+    let (shown, peak) = measured(async { house.open().await.show(&name("bomb")).await });
+    let shown = shown.unwrap();
+    let tensors = &shown.entries[1].tensors;
+    assert_eq!(tensors.len(), 5_000);
+    assert!(tensors.iter().all(|tensor| tensor.stored_bytes == 2_000_000 && tensor.codec == "raw+zstd"));
     assert!(peak < MEMORY_MIN + 4 * MIB, "{peak}");
 }

@@ -131,10 +131,13 @@ impl Repository {
         progress: &Progress,
     ) -> Result<SourceBytes> {
         let (mut fetched, mut hit) = (SourceBytes::default(), Vec::new());
-        for (tensor, chunks) in delivery.reading.chunks_by_tensor().iter().enumerate() {
-            match self.deliver(delivery, chunks, progress).await {
+        for pairs in delivery.reading.chunks_by_tensor().chunk_by(|one, next| one.0 == next.0) {
+            let chunks: Vec<u32> = pairs.iter().map(|&(_, chunk)| chunk).collect();
+            match self.deliver(delivery, &chunks, progress).await {
                 Ok(read) => fetched += read,
-                Err(error) if error.kind() == ErrorKind::Damaged => hit.push(tensor),
+                Err(error) if error.kind() == ErrorKind::Damaged => {
+                    hit.extend(pairs.first().map(|&(tensor, _)| tensor))
+                }
                 Err(error) => return Err(error),
             }
         }

@@ -6,10 +6,12 @@ use std::sync::Arc;
 
 use super::globals::{Global, Held, globals};
 use super::selector::{Index, TensorSelector};
+use crate::budget::{Budget, Kept};
 use crate::checkpoint::Dtype;
 use crate::checkpoint::boxes::{Runs, TensorBox, cover};
 use crate::error::{Error, Result};
 use crate::format::EntryKind;
+use crate::limits::MIB;
 use crate::ops::shown;
 use crate::repository::{Name, Repository, Saved};
 
@@ -24,8 +26,13 @@ pub struct TensorReading {
     /// The chunks of `uses`, each once.
     chunks: Vec<u32>,
     /// What lies in the holes of files: the segment, and bytes of its file.
-    zeros: Vec<(usize, Range<u64>)>,
+    zeros: Vec<Zeros>,
+    /// Counts what `segments`, `uses`, `chunks` and `zeros` take.
+    _kept: Kept,
 }
+
+/// Bytes of a segment's file that are zeros: the segment, and where they are.
+type Zeros = (usize, Range<u64>);
 
 /// A tensor, or a box of one, that will be read; its bytes are the elements of the box in row-major order.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -70,7 +77,8 @@ impl Repository {
     ///
     /// # Errors
     /// Not found, if there is no such name, a selector selects nothing, or no part holds some of a tensor; usage, if a box
-    /// does not lie in a tensor; unsupported, if a box is asked for of elements that do not fill whole bytes.
+    /// does not lie in a tensor; unsupported, if a box is asked for of elements that do not fill whole bytes; exhausted, if the
+    /// list of the chunks of all tensors takes more than half of the memory budget.
     ///
     /// # Cancel safety
     /// Safe: it only reads.
@@ -81,7 +89,7 @@ impl Repository {
         selectors: &[TensorSelector],
     ) -> Result<TensorReading> {
         let saved = self.saved(name).await?.shared();
-        TensorReading::choose(&saved, below, selectors)
+        TensorReading::choose(&saved, below, selectors, self.budget())
     }
 }
 
@@ -104,9 +112,15 @@ impl TensorReading {
         self.chunks.len() as u64
     }
 
-    fn choose(saved: &Arc<Saved>, below: Option<&[u8]>, selectors: &[TensorSelector]) -> Result<Self> {
+    fn choose(saved: &Arc<Saved>, below: Option<&[u8]>, selectors: &[TensorSelector], budget: &Budget) -> Result<Self> {
         let globals = globals(&saved.manifest);
-        let mut draft = Draft { saved, tensors: Vec::new(), segments: Vec::new(), by_file: BTreeMap::new() };
+        let mut draft = Draft {
+            saved,
+            tensors: Vec::new(),
+            segments: Vec::new(),
+            by_file: BTreeMap::new(),
+            room: Room { taken: 0, most: budget.kept_max() },
+        };
         let (mut index, mut chosen) = (Index::default(), HashMap::new());
         for selector in selectors {
             for at in index.matching(&globals, selector, &saved.name, below)? {
@@ -120,7 +134,7 @@ impl TensorReading {
                 }
             }
         }
-        Ok(draft.finish())
+        draft.finish(budget).map_err(|error| error.at(&saved.name))
     }
 
     /// The chunks that are needed, each once.
@@ -145,19 +159,42 @@ impl TensorReading {
         self.zeros.iter().filter_map(|(segment, range)| Some((self.segments.get(*segment)?, range.clone())))
     }
 
-    /// The chunks that each tensor needs.
-    pub(super) fn chunks_by_tensor(&self) -> Vec<Vec<u32>> {
-        let mut by_tensor = vec![Vec::new(); self.tensors.len()];
-        for one in &self.uses {
-            let chunks: Option<&mut Vec<u32>> =
-                self.segments.get(one.segment).and_then(|segment| by_tensor.get_mut(segment.tensor));
-            if let Some(chunks) = chunks.filter(|chunks| chunks.last() != Some(&one.chunk)) {
-                chunks.push(one.chunk);
-            }
-        }
-        by_tensor
+    /// The tensors' chunks: each pair of a tensor and a chunk of it once, sorted.
+    pub(super) fn chunks_by_tensor(&self) -> Vec<(usize, u32)> {
+        let pair = |one: &Use| Some((self.segments.get(one.segment)?.tensor, one.chunk));
+        let mut pairs = Vec::with_capacity(self.uses.len());
+        pairs.extend(self.uses.iter().filter_map(pair));
+        pairs.sort_unstable();
+        pairs.dedup();
+        pairs
     }
 }
+
+/// Memory that the lists of a reading may take. A manifest may put any number of tensors over the same chunks, so it is
+/// counted before it is taken.
+#[derive(Clone, Copy)]
+struct Room {
+    taken: u64,
+    most: u64,
+}
+
+impl Room {
+    fn take(&mut self, bytes: usize) -> Result<()> {
+        self.taken = self.taken.saturating_add(bytes as u64);
+        if self.taken <= self.most {
+            return Ok(());
+        }
+        Err(Error::exhausted("list of the chunks of these tensors takes too much memory")
+            .expected(format!("at most {} MiB, half of the memory budget", self.most / MIB))
+            .got("more than that")
+            .cure("choose fewer tensors at a time, or raise --memory"))
+    }
+}
+
+/// Bytes for a use: itself, its chunk in the list of chunks, and its pair of [`TensorReading::chunks_by_tensor`].
+const USE: usize = size_of::<Use>() + size_of::<u32>() + size_of::<(usize, u32)>();
+/// Bytes for a segment with its number below its file, and for each dimension of it.
+const SEGMENT: (usize, usize) = (size_of::<Segment>() + size_of::<usize>(), 3 * size_of::<u64>());
 
 /// A reading in the making.
 struct Draft<'m> {
@@ -166,6 +203,13 @@ struct Draft<'m> {
     segments: Vec<Segment>,
     /// Segments by the manifest's entry that holds them.
     by_file: BTreeMap<usize, Vec<usize>>,
+    room: Room,
+}
+
+/// Something that a segment needs.
+enum Need {
+    Chunk(Use),
+    Zeros(Zeros),
 }
 
 impl Draft<'_> {
@@ -175,6 +219,8 @@ impl Draft<'_> {
             Some(element) => pieces(global, wanted, element.into())?,
             None => vec![unbroken(global, wanted)?],
         };
+        let (fixed, dimension) = SEGMENT;
+        self.room.take((fixed + dimension * global.shape.len()).saturating_mul(pieces.len()))?;
         let tensor = self.tensors.len();
         let bytes = match global.dtype.tensor_len(&wanted.shape) {
             Some(bytes) => bytes,
@@ -196,39 +242,65 @@ impl Draft<'_> {
         Ok(())
     }
 
-    /// Finds the chunks of every segment, one file at a time.
-    fn finish(self) -> TensorReading {
-        let Self { saved, tensors, segments, by_file } = self;
-        let (mut uses, mut zeros) = (Vec::new(), Vec::new());
-        for (entry, held) in by_file {
-            let Some(EntryKind::File(content)) = saved.manifest.entries.get(entry).map(|entry| &entry.kind) else {
+    /// Finds the chunks of every segment: first how many there are, then which.
+    fn finish(self, budget: &Budget) -> Result<TensorReading> {
+        let (mut room, mut counts) = (self.room, (0, 0));
+        self.each_need(|need| match need {
+            Need::Chunk(_) => {
+                counts.0 += 1;
+                room.take(USE)
+            }
+            Need::Zeros(_) => {
+                counts.1 += 1;
+                room.take(size_of::<Zeros>())
+            }
+        })?;
+        let kept = budget.keep(room.taken)?;
+        let (mut uses, mut zeros) = (Vec::with_capacity(counts.0), Vec::with_capacity(counts.1));
+        self.each_need(|need| {
+            match need {
+                Need::Chunk(one) => uses.push(one),
+                Need::Zeros(one) => zeros.push(one),
+            }
+            Ok(())
+        })?;
+        uses.sort_unstable();
+        let mut chunks: Vec<u32> = uses.iter().map(|one: &Use| one.chunk).collect();
+        chunks.dedup();
+        chunks.shrink_to_fit();
+        let Self { saved, tensors, segments, .. } = self;
+        Ok(TensorReading { saved: Arc::clone(saved), tensors, segments, uses, chunks, zeros, _kept: kept })
+    }
+
+    /// Calls `take` with what every segment needs, one file after the other.
+    fn each_need(&self, mut take: impl FnMut(Need) -> Result<()>) -> Result<()> {
+        let manifest = &self.saved.manifest;
+        for (&entry, held) in &self.by_file {
+            let Some(EntryKind::File(content)) = manifest.entries.get(entry).map(|entry| &entry.kind) else {
                 continue;
             };
-            let placed: Vec<(u32, Range<u64>)> = content.placed(&saved.manifest.chunks).collect();
-            for number in held {
-                let Some(segment) = segments.get(number) else { continue };
+            let placed: Vec<(u32, Range<u64>)> = content.placed(&manifest.chunks).collect();
+            for &number in held {
+                let Some(segment) = self.segments.get(number) else { continue };
                 let needed = |range: Range<u64>| segment.runs.within(range).next().is_some();
                 let span = segment.runs.span();
                 let from = placed.partition_point(|(_, at)| at.end <= span.start);
                 let mut covered = span.start;
                 for (chunk, at) in placed.iter().skip(from).take_while(|(_, at)| at.start < span.end) {
                     if covered < at.start && needed(covered..at.start) {
-                        zeros.push((number, covered..at.start));
+                        take(Need::Zeros((number, covered..at.start)))?;
                     }
                     covered = at.end;
                     if needed(at.clone()) {
-                        uses.push(Use { chunk: *chunk, segment: number, at: at.start });
+                        take(Need::Chunk(Use { chunk: *chunk, segment: number, at: at.start }))?;
                     }
                 }
                 if covered < span.end && needed(covered..span.end) {
-                    zeros.push((number, covered..span.end));
+                    take(Need::Zeros((number, covered..span.end)))?;
                 }
             }
         }
-        uses.sort_unstable();
-        let mut chunks: Vec<u32> = uses.iter().map(|one| one.chunk).collect();
-        chunks.dedup();
-        TensorReading { saved: Arc::clone(saved), tensors, segments, uses, chunks, zeros }
+        Ok(())
     }
 }
 
