@@ -21,8 +21,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::ops::{self, Pinning, Refuge, RestoreOptions, SaveOptions, Stop, WarmOptions};
 use crate::ops::{WatchEvent, WatchOptions, WatchReport};
 use crate::progress::Progress;
-use crate::repository::log::{RefValue, State};
-use crate::repository::{Name, Repository, Selector, no_such_name};
+use crate::repository::{Name, Repository, Selector};
 use crate::transfer::exchange::{Exchange, FetchPolicy, From};
 use crate::transfer::identity::Identity;
 use crate::transfer::protocol::Priority;
@@ -100,17 +99,7 @@ pub(super) async fn resolve(
     selector: &Selector,
 ) -> Result<Name> {
     let Some(caller) = caller else { return repository.resolve(selector).await };
-    let state = repository.state().await?;
-    let own = state.refs.iter().filter(|(name, _)| exchange.may_read(caller, name));
-    let refs: BTreeMap<Name, RefValue> = own.map(|(name, value)| (name.clone(), value.clone())).collect();
-    let readable = State { refs, ..State::default() };
-    let chosen = selector.resolve(&readable).and_then(|name| {
-        if readable.refs.contains_key(&name) {
-            return Ok(name);
-        }
-        Err(no_such_name(&readable.refs, &name, format!("repository {}", repository.id())))
-    });
-    chosen.map_err(|error| {
+    exchange.resolve(caller, repository, selector).await.map_err(|error| {
         let agent = caller.path();
         error.cure(format!(
             "there is none, or agent {agent} may not read it: [[allow]] of the agent that was asked decides"

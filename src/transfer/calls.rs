@@ -40,18 +40,25 @@ pub type Line = Box<dyn Duplex>;
 
 /// Calls that come in.
 #[derive(Debug)]
-pub struct Calls(mpsc::Receiver<(Line, Identity)>);
+pub struct Calls(mpsc::Receiver<(Line, Caller)>);
 
-/// A line that counts as its caller's connection until it is dropped.
+/// Another agent that calls. Clones share its connection's admission.
+#[derive(Clone, Debug)]
+pub struct Caller {
+    identity: Identity,
+    pass: Arc<Pass>,
+}
+
+/// A line that counts as its caller's connection until it and all clones of the caller are dropped.
 #[derive(Debug)]
 struct Counting<S> {
     line: S,
-    _pass: Pass,
+    _pass: Arc<Pass>,
 }
 
 /// Where calls are handed over.
 #[derive(Clone, Debug)]
-pub(super) struct Switch(mpsc::Sender<(Line, Identity)>);
+pub(super) struct Switch(mpsc::Sender<(Line, Caller)>);
 
 /// A way from whoever accepts connections to whoever answers calls.
 pub(super) fn switch() -> (Switch, Calls) {
@@ -59,13 +66,37 @@ pub(super) fn switch() -> (Switch, Calls) {
     (Switch(sender), Calls(receiver))
 }
 
+impl Caller {
+    /// Which agent it is.
+    #[must_use]
+    pub fn identity(&self) -> &Identity {
+        &self.identity
+    }
+
+    /// Counts a request against `requests_per_second` of the agent, over all of its connections.
+    ///
+    /// # Errors
+    /// Exhausted, if the agent makes too many.
+    pub fn ask(&self) -> Result<()> {
+        let busy = |why: String| Error::exhausted(why).cure("try again in a second, or raise requests_per_second");
+        self.pass.ask().map_err(busy)
+    }
+
+    /// A caller whose requests nobody counts.
+    #[cfg(test)]
+    pub(crate) fn uncounted(identity: Identity) -> Self {
+        Self { identity, pass: Arc::new(Pass::of_this_node()) }
+    }
+}
+
 impl Switch {
     /// Hands over a call of `caller`.
     ///
     /// # Errors
     /// Exhausted, if too many wait: whoever answers must not keep peers from their chunks.
-    pub(super) fn hand_over(&self, line: impl Duplex + 'static, caller: Identity, pass: Pass) -> Result<()> {
-        let line: Line = Box::new(Counting { line, _pass: pass });
+    pub(super) fn hand_over(&self, line: impl Duplex + 'static, identity: Identity, pass: Pass) -> Result<()> {
+        let caller = Caller { identity, pass: Arc::new(pass) };
+        let line: Line = Box::new(Counting { line, _pass: Arc::clone(&caller.pass) });
         let refused = |_| Error::exhausted("too many calls are waiting").expected(format!("at most {WAITING_MAX}"));
         self.0.try_send((line, caller)).map_err(refused)
     }
@@ -73,9 +104,10 @@ impl Switch {
 
 /// Answers a call that is one too many, whatever it is about, and ends it.
 pub(super) async fn turn_away(mut line: impl Duplex, why: &str) {
-    let body = format!("{{\"error\":{{\"kind\":\"exhausted\",\"message\":\"{why}\",\"cure\":\"try again later\"}}}}");
-    let head =
-        "HTTP/1.1 429 Too Many Requests\r\nContent-Type: application/json\r\nConnection: close\r\nContent-Length";
+    let error = Error::exhausted(why.to_owned()).cure("try again later");
+    let body = serde_json::json!({ "error": error }).to_string();
+    let head = "HTTP/1.1 429 Too Many Requests\r\nContent-Type: application/json\r\nRetry-After: 1\r\n\
+                Connection: close\r\nContent-Length";
     let said = async {
         line.write_all(format!("{head}: {}\r\n\r\n{body}", body.len()).as_bytes()).await?;
         line.shutdown().await?;
@@ -111,7 +143,7 @@ impl Calls {
     ///
     /// # Cancel safety
     /// Safe: no call is lost.
-    pub async fn next(&mut self) -> Option<(Line, Identity)> {
+    pub async fn next(&mut self) -> Option<(Line, Caller)> {
         self.0.recv().await
     }
 }

@@ -512,7 +512,7 @@ async fn calls_are_taken_only_where_somebody_answers_them() {
     tokio::spawn(listener.serve(Arc::new(Memory::new(1)), CancellationToken::new()));
     let mut line = call(&address.to_string(), &asker, &callee, &Arc::default()).await.unwrap();
     let (mut taken, caller) = calls.next().await.unwrap();
-    assert_eq!(caller, Identity::new("west", "asker").unwrap());
+    assert_eq!(caller.identity(), &Identity::new("west", "asker").unwrap());
     line.write_all(b"hello").await.unwrap();
     let mut heard = [0; 5];
     taken.read_exact(&mut heard).await.unwrap();

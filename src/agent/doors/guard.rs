@@ -17,6 +17,7 @@ use crate::agent::user::user_name;
 use crate::cache::Pin;
 use crate::error::Error;
 use crate::id::RepositoryId;
+use crate::transfer::calls::Caller;
 use crate::transfer::exchange::Callers as Agents;
 use crate::transfer::identity::Identity;
 
@@ -57,21 +58,21 @@ pub(in crate::agent) struct Callers {
 }
 
 /// Which door a request came through.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub(in crate::agent) enum Door {
     /// The Unix socket; a process of this user has connected.
     Socket(Uid),
     /// The loopback address.
     Loopback,
     /// The port for peers; this one calls.
-    Remote(Identity),
+    Remote(Caller),
 }
 
 impl Door {
     /// Which other agent asks, if one does.
     pub(super) fn caller(&self) -> Option<&Identity> {
         match self {
-            Self::Remote(caller) => Some(caller),
+            Self::Remote(caller) => Some(caller.identity()),
             Self::Socket(_) | Self::Loopback => None,
         }
     }
@@ -81,7 +82,9 @@ impl Door {
     pub(super) fn owner(&self, told: Option<String>) -> String {
         let told = told.filter(|told| !told.trim().is_empty());
         match self {
-            Self::Remote(caller) => format!("{}/{}", caller.path(), told.unwrap_or_else(|| "agent".to_owned())),
+            Self::Remote(caller) => {
+                format!("{}/{}", caller.identity().path(), told.unwrap_or_else(|| "agent".to_owned()))
+            }
             Self::Socket(user) => told.unwrap_or_else(|| user_name(*user)),
             Self::Loopback => told.unwrap_or_else(|| user_name(getuid())),
         }
@@ -160,7 +163,9 @@ impl Guard {
             Door::Socket(_) => Ok(Told::All),
             Door::Loopback => self.judge_local(path, headers),
             Door::Remote(caller) => {
-                self.judge_call(caller, method, path)?;
+                // Counted whatever it asks for, refused or not.
+                caller.ask().map_err(|error| Refusal::new(StatusCode::TOO_MANY_REQUESTS, error))?;
+                self.judge_call(caller.identity(), method, path)?;
                 Ok(Told::Remote)
             }
         }
@@ -364,7 +369,7 @@ mod tests {
 
     #[test]
     fn pins_of_another_agent_are_its_own() {
-        let door = |site: &str, agent: &str| Door::Remote(Identity::new(site, agent).unwrap());
+        let door = |site: &str, agent: &str| Door::Remote(Caller::uncounted(Identity::new(site, agent).unwrap()));
         let pin = |owner: &str| Pin {
             id: crate::id::PinId::random(),
             owner: owner.to_owned(),

@@ -26,7 +26,7 @@ use crate::id::RepositoryId;
 use crate::transfer::identity::Identity;
 
 /// What is said of an answer besides its status.
-const TOLD: [header::HeaderName; 2] = [header::CONTENT_TYPE, header::CACHE_CONTROL];
+const TOLD: [header::HeaderName; 3] = [header::CONTENT_TYPE, header::CACHE_CONTROL, header::RETRY_AFTER];
 
 /// Paths of requests that may make a pin, and so need an owner.
 const PINNING: [&str; 2] = ["/v1/pins", "/v1/warm"];

@@ -22,8 +22,7 @@ use tokio_util::task::TaskTracker;
 
 use super::guard::Door;
 use crate::agent::socket::may_connect;
-use crate::transfer::calls::{Calls, Line};
-use crate::transfer::identity::Identity;
+use crate::transfer::calls::{Caller, Calls, Line};
 
 /// Connections at one door at the same time, at most.
 const CONNECTIONS_MAX: usize = 256;
@@ -33,16 +32,16 @@ const HEAD_WITHIN: Duration = Duration::from_secs(30);
 /// Other agents call as others connect.
 impl Listener for Calls {
     type Io = Line;
-    type Addr = Identity;
+    type Addr = Caller;
 
-    async fn accept(&mut self) -> (Line, Identity) {
+    async fn accept(&mut self) -> (Line, Caller) {
         match self.next().await {
             Some(call) => call,
             None => std::future::pending().await,
         }
     }
 
-    fn local_addr(&self) -> io::Result<Identity> {
+    fn local_addr(&self) -> io::Result<Caller> {
         Err(io::ErrorKind::Unsupported.into())
     }
 }

@@ -42,6 +42,8 @@ fn what_other_agents_may_ask_is_described_as_such() {
             let remote = operation["x-towline-remote"] == true;
             let listed = REMOTE.contains(&(method.to_uppercase().as_str(), path.as_str()));
             assert_eq!(remote, listed, "{method} {path}");
+            let busy = &operation["responses"]["429"]["$ref"];
+            assert_eq!(busy == "#/components/responses/Busy", remote, "{method} {path}");
         }
     }
 }

@@ -176,6 +176,13 @@ impl Catalog {
         lock(&self.open).clear();
     }
 
+    /// `repository` as it is served, if it is.
+    pub(super) fn served_as(&self, repository: &Repository) -> Option<Arc<Served>> {
+        let location = repository.store().location();
+        let mut all = self.served().into_iter();
+        all.find(|served| served.repository.id() == repository.id() && served.repository.store().location() == location)
+    }
+
     fn served(&self) -> Vec<Arc<Served>> {
         lock(&self.served).clone()
     }

@@ -19,6 +19,7 @@ mod gather;
 mod holdings;
 mod keep;
 mod limit;
+mod named;
 mod once;
 mod plan;
 mod policy;
@@ -54,7 +55,7 @@ use super::protocol::Priority;
 use crate::budget::Budget;
 use crate::cache::Cache;
 use crate::error::{Error, Result};
-use crate::repository::{ChunkSource, FramePlace, Name, Repository, Saved, SourceBytes};
+use crate::repository::{ChunkSource, FramePlace, Repository, Saved, SourceBytes};
 
 /// What an exchange is made of.
 #[derive(Debug)]
@@ -195,12 +196,6 @@ impl Exchange {
         let known = self.peers.list();
         let known: BTreeSet<Identity> = known.into_iter().filter_map(|peer| peer.identity).collect();
         reachable::check(policy, &live, &known)
-    }
-
-    /// May `agent` read what `name` stands for?
-    #[must_use]
-    pub fn may_read(&self, agent: &Identity, name: &Name) -> bool {
-        self.policy.allows(agent, name)
     }
 
     /// What it has moved.

@@ -313,6 +313,38 @@ fn line(user: &User, folder: &str, address: &str, callee: (&str, &str)) -> towli
     Ok(Plain(line, runtime))
 }
 
+/// S6 of docs/security.md.
+#[test]
+fn calls_count_as_requests_and_one_too_many_is_told() {
+    let user = with_tree();
+    let admission = "[admission]\nrequests_per_second = 20";
+    let (home, cloud) = two_sites(&user, "'home/*'", ("", admission));
+    let mut call = line(&user, "b", cloud.listen.as_ref().unwrap(), ("cloud", "c")).unwrap();
+    // All in one go, over one connection: what is forbidden counts, too.
+    for n in 0..300 {
+        let (path, end) = (["/v1/pins", "/v1/ledger"][n % 2], ["", "Connection: close\r\n"][n / 299]);
+        write!(call, "GET {path} HTTP/1.1\r\nHost: agent\r\n{end}\r\n").unwrap();
+    }
+    let mut answers = String::new();
+    let _ = call.read_to_string(&mut answers);
+    let busy: Vec<_> = answers.split("HTTP/1.1 ").filter(|answer| answer.starts_with("429 ")).collect();
+    assert!(answers.starts_with("HTTP/1.1 200 ") && answers.contains("HTTP/1.1 403 "), "{answers}");
+    assert!(busy.len() > 100, "{} of 300 are refused: {answers}", busy.len());
+    assert!(busy[0].to_lowercase().contains("retry-after: 1\r\n"), "{}", busy[0]);
+    let error: Value = serde_json::from_str(busy[0].split("\r\n\r\n").nth(1).unwrap()).unwrap();
+    assert_eq!(
+        (&error["error"]["kind"], text(&error["error"], "message")),
+        (&json!("exhausted"), "too many requests of one agent: at most 20 a second",)
+    );
+    // Another agent is not touched, nor is the agent's own node.
+    assert_eq!(told_json(&user, &home, &["pins", "--at", "cloud"]), json!({ "pins": [] }));
+    for _ in 0..60 {
+        cloud.get("/v1/pins");
+    }
+    home.stop();
+    cloud.stop();
+}
+
 #[test]
 fn strangers_are_not_listened_to() {
     let user = with_tree();
