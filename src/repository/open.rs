@@ -109,7 +109,7 @@ impl Repository {
             Some(cache) => cache,
             None => default_cache()?,
         };
-        let cache = cache.join(id.to_string());
+        let cache = cache.join(cache_name(id, &store));
         let log = log::Log::new(Arc::clone(store.objects()), Arc::clone(&clock), budget.clone());
         let (segments, footers) = Default::default();
         let shared = Arc::new(Shared { id, store, log, clock, budget, cache, segments, footers });
@@ -131,6 +131,13 @@ fn read_id(object: &bytes::Bytes) -> Result<RepositoryId> {
     }
     reader.finish()?;
     Ok(id)
+}
+
+/// Folder of a repository in the cache: its id and a digest of its address. A copy elsewhere may have the same id and other content,
+/// and whoever made it must not decide what is known of this one.
+fn cache_name(id: RepositoryId, store: &Store) -> String {
+    let digest = blake3::hash(store.address().as_bytes()).to_hex();
+    format!("{id}-{}", &digest[..16])
 }
 
 /// `$XDG_CACHE_HOME/towline`, else `~/.cache/towline`
@@ -159,6 +166,25 @@ mod tests {
     use std::os::unix::fs::symlink;
 
     use super::*;
+    use crate::storage::{Location, StoreOptions, open};
+
+    #[tokio::test]
+    async fn a_copy_with_the_same_id_has_a_cache_of_its_own() {
+        let top = tempfile::tempdir().unwrap();
+        let options = || OpenOptions { cache: Some(top.path().join("cache")), ..OpenOptions::default() };
+        let store = async |name: &str| {
+            let location = Location::directory(top.path().join(name)).unwrap();
+            open(&location, &StoreOptions { create: true, ..StoreOptions::default() }).await.unwrap()
+        };
+        let (one, _) = Repository::create(store("one").await, options()).await.unwrap();
+        let copy = store("copy").await;
+        std::fs::copy(top.path().join("one/repository"), top.path().join("copy/repository")).unwrap();
+        let copy = Repository::open(copy, options()).await.unwrap();
+        assert_eq!(copy.id(), one.id());
+        assert_ne!(copy.cache(), one.cache());
+        let again = Repository::open(store("one").await, options()).await.unwrap();
+        assert_eq!(again.cache(), one.cache());
+    }
 
     #[test]
     fn a_cache_among_the_temporary_files_is_of_this_user_alone() {

@@ -97,6 +97,15 @@ impl Store {
         &self.0.location
     }
 
+    /// Its location, and the endpoint of a bucket that has one: two stores with the same address are the same store.
+    #[must_use]
+    pub fn address(&self) -> String {
+        match self.0.bucket.as_ref().and_then(Bucket::endpoint) {
+            Some(endpoint) => format!("{} on {endpoint}", self.location()),
+            None => self.location().to_string(),
+        }
+    }
+
     /// Requests and bytes so far.
     #[must_use]
     pub fn counters(&self) -> &Arc<StoreCounters> {
