@@ -182,7 +182,7 @@ impl Budget {
 
     fn units(&self, len: usize) -> Result<u32> {
         let units = (len as u64).div_ceil(UNIT).max(1);
-        if units * UNIT > self.0.total {
+        if units.saturating_mul(UNIT) > self.0.total {
             return Err(Error::exhausted("memory budget cannot hold this")
                 .expected(format!("at most {} MiB", self.0.total / MIB))
                 .got(format!("{} MiB", (len as u64).div_ceil(MIB)))

@@ -325,10 +325,28 @@ impl From<object_store::Error> for Error {
 }
 
 impl Error {
+    /// The same words, without a source.
+    fn restated(&self) -> Self {
+        let Inner { kind, what, place, expected, got, cure, source: _ } = &*self.0;
+        Self(Box::new(Inner {
+            kind: *kind,
+            what: what.clone(),
+            place: place.clone(),
+            expected: expected.clone(),
+            got: got.clone(),
+            cure: cure.clone(),
+            source: None,
+        }))
+    }
+
     /// A store error without a class of its own: a local disk's errno if there is one below, else the network's fault.
     fn from_generic(error: object_store::Error) -> Self {
         let mut cause: Option<&(dyn StdError + 'static)> = Some(&error);
         while let Some(inner) = cause {
+            // What a part of Towline below the store's client found.
+            if let Some(own) = inner.downcast_ref::<Self>() {
+                return own.restated().source(error);
+            }
             if let Some(io) = inner.downcast_ref::<std::io::Error>() {
                 use std::io::ErrorKind as Io;
                 let (kind, cure) = match io.kind() {

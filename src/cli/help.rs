@@ -48,8 +48,8 @@ Which repository:
   allow_http = true
 
 One that is found in the working folder or above it may set repository and
-endpoint once `towline config trust PATH` has recorded what it holds, and
-allow_http never. In CI use flags, or TOWLINE_REPO, AWS_ENDPOINT_URL and
+endpoint, or raise memory above the default, once `towline config trust PATH`
+has recorded what it holds, and allow_http never. In CI use flags, or TOWLINE_REPO, AWS_ENDPOINT_URL and
 TOWLINE_ALLOW_HTTP=1. None counts that is a link, that another user than you or
 root owns, or that others may write.
 
@@ -477,7 +477,7 @@ Examples:
   towline config untrust project
 
 A towline.toml that came with a folder could send what you save, and requests that your credentials sign, anywhere. So it may \
-set `repository` and `endpoint` only as you have seen them: when it changes, it must be trusted again. What is trusted is recorded \
+set `repository` and `endpoint`, or raise `memory` above the default, only as you have seen them: when it changes, it must be trusted again. What is trusted is recorded \
 below ~/.config/towline/trusted.
 
 JSON: path, with trust also digest and sets: {repository endpoint memory}";

@@ -350,6 +350,7 @@ fn chunk_len(reader: &mut Reader<'_>) -> Read<u32> {
 fn read_entries(reader: &mut Reader<'_>, starts: &[u64]) -> Read<Vec<TreeEntry>> {
     let count = reader.count(5)?;
     reader.keep_all::<TreeEntry>(count)?;
+    let mut total = 0;
     let mut entries: Vec<TreeEntry> = Vec::with_capacity(count);
     for _ in 0..count {
         let before = entries.last().map(|entry| entry.path.as_slice());
@@ -357,7 +358,7 @@ fn read_entries(reader: &mut Reader<'_>, starts: &[u64]) -> Read<Vec<TreeEntry>>
         if before.is_some_and(|before| path.as_slice() <= before) {
             return Err(reader.malformed("paths are not sorted"));
         }
-        entries.push(read_entry(reader, path, starts)?);
+        entries.push(read_entry(reader, path, starts, &mut total)?);
     }
     Ok(entries)
 }
@@ -384,13 +385,19 @@ fn read_path(reader: &mut Reader<'_>, before: &[u8]) -> Read<Vec<u8>> {
     Ok(path)
 }
 
-fn read_entry(reader: &mut Reader<'_>, path: Vec<u8>, starts: &[u64]) -> Read<TreeEntry> {
+/// Adds to the bytes of all files and tensors: whoever sums up some of them need not fear for the sum.
+fn add(reader: &Reader<'_>, total: &mut u64, len: u64) -> Read<()> {
+    *total = total.checked_add(len).ok_or_else(|| reader.malformed("files and tensors exceed 2^64 bytes together"))?;
+    Ok(())
+}
+
+fn read_entry(reader: &mut Reader<'_>, path: Vec<u8>, starts: &[u64], total: &mut u64) -> Read<TreeEntry> {
     let (kind, mode, mtime) = (reader.u8()?, reader.varint32()?, Timestamp(reader.signed()?));
     if mode > 0o7777 {
         return Err(reader.malformed("mode is impossible"));
     }
     let kind = match kind {
-        0 => EntryKind::File(read_content(reader, starts)?),
+        0 => EntryKind::File(read_content(reader, starts, total)?),
         1 => EntryKind::Folder,
         2 => EntryKind::Symlink(reader.kept_string(PATH_LEN_MAX)?),
         _ => return Err(reader.malformed("entry is of an unknown kind")),
@@ -402,8 +409,9 @@ fn read_entry(reader: &mut Reader<'_>, path: Vec<u8>, starts: &[u64]) -> Read<Tr
 const PLACE: usize = size_of::<(u32, Range<u64>)>();
 
 /// `starts` is [`ChunkList::starts`]: a piece of many chunks is measured in one step, however often it occurs.
-fn read_content(reader: &mut Reader<'_>, starts: &[u64]) -> Read<Content> {
+fn read_content(reader: &mut Reader<'_>, starts: &[u64], total: &mut u64) -> Read<Content> {
     let size = reader.varint()?;
+    add(reader, total, size)?;
     let cut = Cut::from_u8(reader.u8()?).ok_or_else(|| reader.malformed("cut is unknown"))?;
     let count = reader.count(3)?;
     let mut covered = 0u64;
@@ -423,6 +431,7 @@ fn read_content(reader: &mut Reader<'_>, starts: &[u64]) -> Read<Content> {
     }
     let tensors = reader.count(6)?;
     let tensors = reader.kept_list(tensors, |reader| read_tensor(reader, size))?;
+    tensors.iter().try_for_each(|tensor| add(reader, total, tensor.range.end - tensor.range.start))?;
     Ok(Content { size, cut, pieces, tensors })
 }
 

@@ -13,6 +13,7 @@ use aws_sdk_s3::types::{
 };
 
 use super::credentials::ChainCredentials;
+use super::http::{is_redirect, redirected};
 use crate::clock::Timestamp;
 use crate::error::{Error, ErrorKind, Result};
 
@@ -280,10 +281,14 @@ impl Bucket {
         E: std::error::Error + Send + Sync + 'static,
     {
         let status = error.raw_response().map(|response| response.status().as_u16());
-        let elsewhere = error.raw_response().and_then(|r| r.headers().get("x-amz-bucket-region")).map(str::to_owned);
+        let header = |name| error.raw_response().and_then(|r| r.headers().get(name)).map(str::to_owned);
+        let elsewhere = header("x-amz-bucket-region");
         let built = match (status, elsewhere) {
             (Some(301 | 400), Some(region)) if region != self.region() => {
                 Error::usage("bucket is in another region").expected(region).got(self.region()).cure("set AWS_REGION")
+            }
+            (Some(status), region) if is_redirect(status) => {
+                redirected(status, header("location").as_deref(), region.as_deref())
             }
             (Some(status), _) => match kind_of(status) {
                 ErrorKind::Denied => {

@@ -13,6 +13,7 @@ mod bucket;
 mod credentials;
 mod direct;
 mod home;
+mod http;
 mod location;
 mod metered;
 mod modes;

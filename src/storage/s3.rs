@@ -13,22 +13,20 @@ use aws_credential_types::credential_feature::AwsCredentialFeature;
 use aws_sdk_s3::config::timeout::TimeoutConfig;
 use aws_sdk_s3::config::{RequestChecksumCalculation, ResponseChecksumValidation};
 use object_store::aws::{AmazonS3, AmazonS3Builder, S3ConditionalPut};
-use object_store::client::{ClientOptions, HttpClient, HttpConnector, ReqwestConnector};
+use object_store::client::ClientOptions;
 use object_store::prefix::PrefixStore;
 use object_store::{BackoffConfig, ObjectStore, RetryConfig};
 use url::{Host, Url};
 
 use super::bucket::Bucket;
 use super::credentials::ChainCredentials;
+use super::http::SharedPool;
 use super::routed::Routed;
 use super::store::StoreOptions;
 use crate::error::{Error, Result};
 
 /// A TCP and TLS handshake is given this long.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// Idle connections kept to one host, and how long: beyond what one process has in flight, short of S3's own limit.
-const POOL: (usize, Duration) = (128, Duration::from_secs(15));
-
 /// Keys given by the caller instead of found by the chain.
 #[derive(Clone)]
 pub struct Keys {
@@ -167,30 +165,10 @@ fn is_loopback(url: &Url) -> bool {
     }
 }
 
-/// One connection pool, whichever client asks.
-#[derive(Debug)]
-struct SharedPool(HttpClient);
-
-impl HttpConnector for SharedPool {
-    fn connect(&self, _: &ClientOptions) -> object_store::Result<HttpClient> {
-        Ok(self.0.clone())
-    }
-}
-
 fn objects(bucket: &Bucket, credentials: &Arc<ChainCredentials>) -> Result<Arc<dyn ObjectStore>> {
-    let client = ClientOptions::new()
-        // Whether http is allowed was settled by `check_endpoint`.
-        .with_allow_http(true)
-        // One HTTP/2 connection is one TCP flow and one window: it caps throughput where many HTTP/1.1 ones do not.
-        .with_http1_only()
-        .with_connect_timeout(CONNECT_TIMEOUT)
-        // Large bodies over slow links are fine as long as they move: see `Watchdog`.
-        .with_timeout_disabled()
-        .with_pool_max_idle_per_host(POOL.0)
-        .with_pool_idle_timeout(POOL.1);
-    let pool = ReqwestConnector::default().connect(&client)?;
+    let pool = SharedPool::new(CONNECT_TIMEOUT)?;
     let build = |retry: RetryConfig| -> Result<Arc<dyn ObjectStore>> {
-        let built = builder(bucket, &client, credentials).with_http_connector(SharedPool(pool.clone()));
+        let built = builder(bucket, credentials).with_http_connector(pool.clone());
         Ok(rooted(built.with_retry(retry).build()?, bucket.prefix()))
     };
     let backoff =
@@ -204,12 +182,13 @@ fn objects(bucket: &Bucket, credentials: &Arc<ChainCredentials>) -> Result<Arc<d
 /// that `openssl speed -bytes 1048576 sha256` shows on the test machine), while TLS (or the loopback) guards the
 /// way and every chunk and record carries its own digest, checked on read. Nor is a checksum header sent, for the same
 /// reason and because Ceph RGW takes wrong ones for right anyway.
-fn builder(bucket: &Bucket, client: &ClientOptions, credentials: &Arc<ChainCredentials>) -> AmazonS3Builder {
+fn builder(bucket: &Bucket, credentials: &Arc<ChainCredentials>) -> AmazonS3Builder {
     let builder = AmazonS3Builder::new()
         .with_bucket_name(bucket.name())
         .with_region(bucket.region())
         .with_credentials(Arc::clone(credentials) as _)
-        .with_client_options(client.clone())
+        // Whether http is allowed was settled by `check_endpoint`; all else of the client is the pool's.
+        .with_client_options(ClientOptions::new().with_allow_http(true))
         .with_conditional_put(S3ConditionalPut::ETagMatch)
         .with_unsigned_payload(true);
     match bucket.endpoint() {

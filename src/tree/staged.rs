@@ -52,9 +52,9 @@ pub(super) struct Place {
 }
 
 impl Place {
-    fn staged(self, temporary: String, file: File, kept: bool) -> Staged {
+    fn staged(self, temporary: String, file: File) -> Staged {
         let Self { folder, name, shown, durability } = self;
-        Staged { folder, temporary, name, file, shown, durability, kept: AtomicBool::new(kept) }
+        Staged { folder, temporary, name, file, shown, durability, kept: AtomicBool::new(false) }
     }
 }
 
@@ -66,7 +66,7 @@ impl Staged {
             if fstat(&file)?.st_nlink == 0 {
                 continue;
             }
-            let staged = place.staged(temporary, file, false);
+            let staged = place.staged(temporary, file);
             ftruncate(&staged.file, size)?;
             return Ok(staged);
         }
@@ -78,8 +78,9 @@ impl Staged {
         let temporary = super::path::resumable_name(&place.name);
         match create(&place.folder, temporary)? {
             Some((temporary, file)) if is_at(&place.folder, temporary.as_str(), &file)? => {
-                let staged = place.staged(temporary, file, true);
+                let staged = place.staged(temporary, file);
                 ftruncate(&staged.file, size)?;
+                staged.keep();
                 Ok(staged)
             }
             _ => Self::begin(place, size),
@@ -91,8 +92,9 @@ impl Staged {
         let temporary = super::path::resumable_name(&place.name);
         let lock = FlockOperation::NonBlockingLockExclusive;
         let Some(file) = reopen(&place.folder, &temporary, OFlags::RDWR, lock)? else { return Ok(None) };
-        let staged = place.staged(temporary, file, true);
+        let staged = place.staged(temporary, file);
         ftruncate(&staged.file, size)?;
+        staged.keep();
         Ok(Some(staged))
     }
 
@@ -100,6 +102,11 @@ impl Staged {
     pub(super) fn unfinished(folder: &OwnedFd, name: &[u8]) -> SysResult<Option<File>> {
         let lock = FlockOperation::NonBlockingLockShared;
         reopen(folder, &super::path::resumable_name(name), OFlags::RDONLY, lock)
+    }
+
+    /// Has it stay when it is dropped unfinished. Only once it has its size: a file that cannot have it is of no use to anybody.
+    fn keep(&self) {
+        self.kept.store(true, Ordering::Release);
     }
 
     /// Has it removed when it is dropped unfinished, instead of kept to be resumed.
@@ -258,6 +265,17 @@ mod tests {
         assert_eq!(count(&root), 0);
         drop(target.stage_resumable(b"model", 6).unwrap());
         assert_eq!((target.sweep().unwrap(), count(&root)), (1, 0));
+    }
+
+    #[test]
+    fn a_file_larger_than_any_file_system_leaves_nothing() {
+        let (root, target) = target();
+        assert!(target.stage_resumable(b"model", u64::MAX).is_err());
+        assert!(target.stage(b"model", u64::MAX).is_err());
+        assert_eq!(count(&root), 0);
+        drop(target.stage_resumable(b"model", 6).unwrap());
+        assert!(target.resume(b"model", u64::MAX).is_err());
+        assert_eq!(count(&root), 0);
     }
 
     #[test]

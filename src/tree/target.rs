@@ -59,6 +59,8 @@ pub struct Entry {
 pub struct Target {
     pub(super) folders: Folders,
     durability: Durability,
+    /// Mode that the folder had, if it was there before it was opened.
+    found_mode: Option<u32>,
 }
 
 impl Target {
@@ -76,10 +78,19 @@ impl Target {
                 .cure("name another place, or move the file away"),
             _ => Error::io(what, dest, error),
         };
+        let was_there = dest.is_dir();
         std::fs::create_dir_all(dest).map_err(in_the_way)?;
         let base = open(dest, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
             .map_err(|errno| in_the_way(errno.into()))?;
-        Ok(Self { folders: Folders::new(base, dest.to_owned()), durability })
+        let mode = Stat::from_raw(&fstat(&base).map_err(|errno| in_the_way(errno.into()))?).mode;
+        let found_mode = was_there.then_some(mode);
+        Ok(Self { folders: Folders::new(base, dest.to_owned()), durability, found_mode })
+    }
+
+    /// Permission bits that the folder had before it was opened; none if it was made then.
+    #[must_use]
+    pub fn found_mode(&self) -> Option<u32> {
+        self.found_mode
     }
 
     /// Opens the folder `dest` as [`Target::open`] does, if it is there, and makes nothing.

@@ -308,3 +308,31 @@ fn tensors_over_the_same_chunks_do_not_exceed_the_budget() {
     assert!(tensors.iter().all(|tensor| tensor.stored_bytes == 2_000_000 && tensor.codec == "raw+zstd"));
     assert!(peak < MEMORY_MIN + 4 * MIB, "{peak}");
 }
+
+#[test]
+fn sizes_that_no_number_holds_together_are_refused() {
+    let file = |n: u8, size: u64, tensors: usize| {
+        let tensor = |n| TensorEntry {
+            name: format!("t{n}"),
+            dtype: "U8".into(),
+            shape: vec![size],
+            range: 0..size,
+            part: None,
+        };
+        let tensors = (0..tensors).map(tensor).collect();
+        let kind = EntryKind::File(Content { size, cut: Cut::Tensor, pieces: Vec::new(), tensors });
+        TreeEntry { path: vec![n], mode: 0o644, mtime: Timestamp(0), kind }
+    };
+    let read = |files: Vec<TreeEntry>| {
+        let mut tree = empty_tree();
+        tree.entries.extend(files);
+        Manifest::decode(&tree.encode().1)
+    };
+    // All holes.
+    let half = 1 << 63;
+    let error = read(vec![file(b'a', half, 0), file(b'b', half, 0)]).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Damaged);
+    assert!(format!("{error:?}").contains("2^64"), "{error:?}");
+    assert_eq!(read(vec![file(b'a', half, 1)]).unwrap_err().kind(), ErrorKind::Damaged, "tensors count too");
+    assert_eq!(read(vec![file(b'a', half - 1, 1), file(b'b', 1, 0)]).unwrap().logical_bytes(), half);
+}

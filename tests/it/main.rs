@@ -35,6 +35,7 @@ mod memory;
 mod peers;
 mod probe;
 mod ranks;
+mod redirects;
 mod restore_resumed;
 mod rights;
 mod runs;

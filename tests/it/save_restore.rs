@@ -214,3 +214,36 @@ async fn setuid_and_setgid_bits_are_restored_only_on_request() {
         assert_eq!(mode, expected, "{mode:o}");
     }
 }
+
+/// Whoever saved a tree must not open up a folder that its user made.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_destination_that_was_there_keeps_its_mode() {
+    let dir = tempfile::tempdir().unwrap();
+    let source = dir.path().join("source");
+    fs::create_dir_all(source.join("sub")).unwrap();
+    fs::write(source.join("sub/file"), b"x").unwrap();
+    let set = |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+    let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o7777;
+    set(&source, 0o777);
+    set(&source.join("sub"), 0o770);
+    let repository = in_memory(dir.path()).await;
+    save(&repository, &source, &name("open")).await;
+    for (subpath, saved) in [(None, 0o777), (Some(&b"sub"[..]), 0o770)] {
+        for own in [0o700, 0o500, 0o755] {
+            let dest = tempfile::tempdir().unwrap();
+            let dest = dest.path();
+            fs::create_dir(dest.join("sub")).unwrap();
+            set(dest, own);
+            repository.restore(&name("open"), subpath, dest, &RestoreOptions::default()).await.unwrap();
+            assert_eq!(mode(dest), own, "{subpath:?}");
+            if subpath.is_none() {
+                assert_eq!(mode(&dest.join("sub")), 0o770, "what lies in it gets the modes that were saved");
+            }
+            set(dest, 0o700);
+        }
+        let made = tempfile::tempdir().unwrap();
+        let made = made.path().join("made");
+        repository.restore(&name("open"), subpath, &made, &RestoreOptions::default()).await.unwrap();
+        assert_eq!(mode(&made), saved);
+    }
+}

@@ -16,6 +16,7 @@ import towline
 torch = pytest.importorskip("torch")
 
 import torch.distributed.checkpoint as dcp  # noqa: E402
+from torch.distributed.checkpoint import metadata as torch_metadata  # noqa: E402
 from torch.distributed.checkpoint import state_dict_saver  # noqa: E402
 from torch.distributed.checkpoint.api import CheckpointException  # noqa: E402
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner  # noqa: E402
@@ -27,7 +28,7 @@ from torch.distributed.checkpoint.metadata import (  # noqa: E402
     TensorStorageMetadata,
 )
 from torch.distributed.checkpoint.planner import LoadPlan, WriteItemType  # noqa: E402
-from towline.dcp import Reader, Stager, Writer, load, save  # noqa: E402
+from towline.dcp import Reader, Stager, Writer, folder, load, save  # noqa: E402
 from towline.dcp.metadata import Stored, decode, encode  # noqa: E402
 from towline.dcp.stager import Region  # noqa: E402
 
@@ -543,6 +544,27 @@ def test_folders_that_torch_wrote(repository, tmp_path):
     repository.save(tmp_path / "folder", "evil")
     with pytest.raises(CheckpointException, match=r"builtins\.print"):
         dcp.load(zeroed(state), storage_reader=Reader(repository, "evil"))
+
+
+@pytest.mark.parametrize(
+    ("target", "state"),
+    [
+        # A class, by its dictionary and by setattr; a function; an enumeration's member, which all share.
+        (b"ctorch.distributed.checkpoint.metadata\nMetadata\n", b"}X\x07\x00\x00\x00plantedK\x01s"),
+        (b"ctorch.distributed.checkpoint.metadata\nMetadata\n", b"N}X\x07\x00\x00\x00plantedK\x01s\x86"),
+        (b"ctorch.serialization\n_get_layout\n", b"N}X\x07\x00\x00\x00plantedK\x01s\x86"),
+        (
+            b"ctorch.distributed.checkpoint.metadata\n_MEM_FORMAT_ENCODING\nK\x00\x85R",
+            b"}X\x07\x00\x00\x00plantedK\x01s",
+        ),
+    ],
+)
+def test_metadata_that_torch_wrote_sets_no_attribute_of_a_class(target, state):
+    document = b"\x80\x02" + target + state + b"b."
+    with pytest.raises(towline.errors.Unsupported, match="sets attributes of"):
+        folder.decode(document, ())
+    for shared in (torch_metadata.Metadata, torch.serialization._get_layout, torch_metadata._MEM_FORMAT_ENCODING(0)):
+        assert not hasattr(shared, "planted")
 
 
 class Made:

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 pub(super) use self::file::File;
 use self::file::Found;
 pub(super) use self::trust::{Recorded, Trusted};
+use crate::budget::Budget;
 use crate::error::{Error, ErrorKind, Result};
 use crate::storage::{Location, StoreOptions};
 
@@ -156,7 +157,15 @@ impl Settings {
         if !found.own {
             self.check_trust(found, &effective(found.file.clone()))?;
         }
-        let file = effective(found.settings());
+        let mut file = effective(found.settings());
+        if file.memory.is_some_and(|memory| memory > Budget::default_bytes()) && !found.own && !self.trusts(found)? {
+            tracing::warn!(
+                "memory in {} is not used: it is more than the default, and the file is not trusted; --memory sets it, or {}",
+                found.path.display(),
+                trust::command(&found.path)
+            );
+            file.memory = None;
+        }
         self.repository = self.repository.take().or(file.repository);
         self.endpoint = self.endpoint.take().or(file.endpoint);
         self.memory = self.memory.or(file.memory);
@@ -172,11 +181,7 @@ impl Settings {
                 .cure("remove it there; use --allow-http, TOWLINE_ALLOW_HTTP=1 or ~/.config/towline/towline.toml"));
         }
         let decides = effective.repository.is_some() || effective.endpoint.is_some();
-        let trusted = match &self.trusted {
-            Some(trusted) if decides => trusted.holds(found)?,
-            _ => false,
-        };
-        if trusted || !decides {
+        if !decides || self.trusts(found)? {
             return Ok(());
         }
         let command = trust::command(&found.path);
@@ -184,6 +189,14 @@ impl Settings {
             .at(found.path.display())
             .got(effective.lines().join(", "))
             .cure(format!("if that is what you want: {command}; else give --repo and --endpoint, or set TOWLINE_REPO")))
+    }
+
+    /// Whether the user recorded what the file holds.
+    fn trusts(&self, found: &Found) -> Result<bool> {
+        match &self.trusted {
+            Some(trusted) => trusted.holds(found),
+            None => Ok(false),
+        }
     }
 
     /// The repository to work on.

@@ -83,18 +83,39 @@ fn a_planted_file_decides_nothing_until_it_is_trusted() {
 #[test]
 fn what_flags_and_variables_say_needs_no_trust() {
     let mut scene = Scene::new();
-    scene.write("repository = 's3://evil/x'\nmemory = '1G'");
+    scene.write("repository = 's3://evil/x'\nmemory = '64M'");
     let flags = Flags { repository: Some("/flag".into()), ..Flags::default() };
     let settings = scene.settings(flags.clone()).unwrap();
-    assert_eq!((settings.repository.as_deref(), settings.memory), (Some("/flag"), Some(1 << 30)));
+    assert_eq!((settings.repository.as_deref(), settings.memory), (Some("/flag"), Some(64 << 20)));
     // The endpoint is another decision.
     scene.write("repository = 's3://evil/x'\nendpoint = 'https://evil'");
     assert!(scene.settings(flags.clone()).unwrap_err().to_string().contains("https://evil"));
     scene.variables.insert("AWS_ENDPOINT_URL", "https://mine".into());
     scene.settings(flags).unwrap();
-    scene.write("memory = '1G'");
+    scene.write("memory = '64M'");
     scene.variables.clear();
-    assert_eq!(scene.settings(Flags::default()).unwrap().memory, Some(1 << 30));
+    assert_eq!(scene.settings(Flags::default()).unwrap().memory, Some(64 << 20));
+}
+
+#[test]
+fn a_planted_file_lowers_the_memory_and_does_not_raise_it() {
+    let mut scene = Scene::new();
+    let memory = |scene: &Scene, flags: Flags| scene.settings(flags).unwrap().memory;
+    scene.write("memory = '64M'");
+    assert_eq!(memory(&scene, Flags::default()), Some(64 << 20));
+    scene.write("memory = '1T'");
+    assert_eq!(memory(&scene, Flags::default()), None, "the default");
+    assert_eq!(memory(&scene, Flags { memory: Some(2 << 40), ..Flags::default() }), Some(2 << 40));
+    scene.trusted().add(&scene.file()).unwrap();
+    assert_eq!(memory(&scene, Flags::default()), Some(1 << 40));
+    // Nor where nothing can be trusted; the user's own file may say anything.
+    scene.trusted().remove(&scene.file()).unwrap();
+    let home = scene.variables.remove("HOME").unwrap();
+    assert_eq!(memory(&scene, Flags::default()), None);
+    scene.variables.insert("HOME", home);
+    let own = scene.top.path().join("home/.config/towline/towline.toml");
+    fs::rename(scene.file(), own).unwrap();
+    assert_eq!(memory(&scene, Flags::default()), Some(1 << 40));
 }
 
 #[test]

@@ -136,7 +136,7 @@ impl Repository {
             match self.deliver(delivery, &chunks, progress).await {
                 Ok(read) => fetched += read,
                 Err(error) if error.kind() == ErrorKind::Damaged => {
-                    hit.extend(pairs.first().map(|&(tensor, _)| tensor))
+                    hit.extend(pairs.first().map(|&(tensor, _)| tensor));
                 }
                 Err(error) => return Err(error),
             }

@@ -103,7 +103,7 @@ impl TensorReading {
     /// Bytes of all wanted boxes.
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        self.tensors.iter().map(|tensor| tensor.bytes).sum()
+        self.tensors.iter().fold(0, |sum, tensor| sum.saturating_add(tensor.bytes))
     }
 
     /// How many chunks hold them: each is fetched once.

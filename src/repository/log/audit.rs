@@ -1,11 +1,13 @@
 //! Auditing the log: every object of it is read again, as a program would that knows nothing yet.
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 use std::sync::Arc;
 
 use futures::{StreamExt as _, stream};
 use object_store::path::Path;
 
+use super::fold::Listed;
 use super::{Log, State};
 use crate::error::{Error, ErrorKind, Result};
 use crate::repository::layout::Numbered;
@@ -76,42 +78,75 @@ impl Log {
 
     /// Applies every entry above `floor` in order; returns the last state that this tells.
     async fn replay(&self, floor: u64, damaged: &mut Vec<(Path, Error)>) -> Result<State> {
-        let snapshots: BTreeSet<u64> = self.numbers(Numbered::Snapshot).await?.into_iter().collect();
-        let entries: BTreeSet<u64> = self.numbers(Numbered::Entry).await?.into_iter().filter(|&n| n > floor).collect();
+        let snapshots = self.numbers(Numbered::Snapshot).await?;
+        let Listed { entries, strays } = self.entries_above(floor, &snapshots).await?;
         let last = entries.last().copied().unwrap_or(floor);
+        let snapshots: BTreeSet<u64> =
+            snapshots.into_iter().filter(|&number| number > floor && number <= last).collect();
         let mut replay = Replay { state: (floor == 0).then(State::default), last: State::default() };
         if floor > 0 {
             replay.compare(self, floor, damaged).await?;
         }
-        let mut missing = Vec::new();
-        let read = stream::iter(floor + 1..=last).map(|number| async move { (number, self.entry(number).await) });
+        // Only numbers that a listing showed: between them may be any number of others.
+        let mut missing: Vec<Range<u64>> = Vec::new();
+        let mut next = floor.saturating_add(1);
+        let read = stream::iter(&entries | &snapshots).map(|number| async move { (number, self.entry(number).await) });
         let mut read = read.buffered(AHEAD).boxed();
         while let Some((number, entry)) = read.next().await {
             let key = Numbered::Entry.key(number);
-            match note(key.clone(), entry, damaged)? {
-                Some(Some(entry)) => replay.apply(&entry, key, damaged),
-                Some(None) => {
-                    missing.push(number);
-                    replay.lose();
+            replay.lose_unless_before(number);
+            let entry = note(key.clone(), entry, damaged)?;
+            if !matches!(entry, Some(None)) {
+                if next < number {
+                    missing.push(next..number);
                 }
-                None => replay.lose(),
+                next = number + 1;
+            }
+            match entry {
+                Some(Some(entry)) => replay.apply(&entry, key, damaged),
+                _ => replay.lose(),
             }
             if snapshots.contains(&number) {
                 replay.compare(self, number, damaged).await?;
             }
         }
         drop(read);
+        if next <= last {
+            missing.push(next..last.saturating_add(1));
+        }
         // What a truncation took meanwhile is not missing.
         let floor = match self.advance_boundary().await {
             Ok(boundary) => boundary.floor,
             Err(error) if is_damage(&error) => floor,
             Err(error) => return Err(error),
         };
-        let missing = missing.into_iter().filter(|&number| number > floor).map(|number| Numbered::Entry.key(number));
-        damaged.extend(missing.map(|key| (key.clone(), Error::damaged("log entry is missing").at(key))));
+        damaged.extend(missing.into_iter().filter_map(|gap| lacking(gap.start.max(floor.saturating_add(1))..gap.end)));
+        damaged.extend(strays.into_iter().map(|number| stray(number, last)));
         replay.lose();
         Ok(replay.last)
     }
+}
+
+/// Says that entries are not there, at the first of them.
+fn lacking(gap: Range<u64>) -> Option<(Path, Error)> {
+    let key = Numbered::Entry.key(gap.start);
+    let error = match gap.end.saturating_sub(gap.start) {
+        0 => return None,
+        1 => Error::damaged("log entry is missing").at(&key),
+        count => Error::damaged(format!("{count} log entries are missing, this one first")).at(&key),
+    };
+    Some((key, error))
+}
+
+/// Says that an object lies among the entries and is none.
+fn stray(number: u64, last: u64) -> (Path, Error) {
+    let key = Numbered::Entry.key(number);
+    let error = Error::damaged("object lies among the log's entries and is none")
+        .at(&key)
+        .expected(format!("no entry far above the last one, {last}"))
+        .got(number)
+        .cure("no reader looks at it: delete it with the store's own tool");
+    (key, error)
 }
 
 /// A replay under way.
@@ -127,6 +162,13 @@ impl Replay {
     fn lose(&mut self) {
         if let Some(state) = self.state.take() {
             self.last = state;
+        }
+    }
+
+    /// Nothing can be told of what comes after entries that are not there.
+    fn lose_unless_before(&mut self, number: u64) {
+        if self.state.as_ref().is_some_and(|state| state.seq + 1 != number) {
+            self.lose();
         }
     }
 

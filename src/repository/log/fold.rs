@@ -1,5 +1,6 @@
 //! Reading the log: boundary, snapshot, entries, boundary again.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use futures::{StreamExt as _, TryStreamExt as _, stream};
@@ -15,6 +16,9 @@ use crate::repository::objects;
 const AHEAD: u64 = 8;
 /// Folds that a fast-moving boundary may spoil before it is called a fault.
 const ATTEMPTS: usize = 32;
+/// Numbers that may lack between two objects of the log, at most. What lies further ahead is nothing that a writer of the log
+/// wrote: each writes the next number.
+const GAP_MAX: u64 = 1 << 20;
 
 impl Log {
     /// The state as of now: at least as new as any commit that finished before the call.
@@ -162,6 +166,23 @@ impl Log {
         }
     }
 
+    /// Entries above `floor` that a listing shows. `snapshots` are those that one shows: the log reached them.
+    pub(super) async fn entries_above(&self, floor: u64, snapshots: &[u64]) -> Result<Listed> {
+        let is_above = |number: &u64| *number > floor;
+        let mut entries: BTreeSet<u64> = self.numbers(Numbered::Entry).await?.into_iter().filter(is_above).collect();
+        let snapshots: BTreeSet<u64> = snapshots.iter().copied().filter(is_above).collect();
+        let (mut last, mut stray) = (floor, None);
+        for number in &entries | &snapshots {
+            if number - last > GAP_MAX && !snapshots.contains(&number) {
+                stray = Some(number);
+                break;
+            }
+            last = number;
+        }
+        let strays = stray.map(|first| entries.split_off(&first)).unwrap_or_default();
+        Ok(Listed { entries, strays })
+    }
+
     /// The numbers of the objects of one kind that a listing shows, in no order.
     pub(super) async fn numbers(&self, kind: Numbered) -> Result<Vec<u64>> {
         let prefix = kind.prefix();
@@ -171,6 +192,14 @@ impl Log {
         })
         .await
     }
+}
+
+/// What a listing of entries shows.
+pub(super) struct Listed {
+    /// Numbers of entries.
+    pub(super) entries: BTreeSet<u64>,
+    /// Numbers too far ahead for an entry: nobody wrote the log up to there.
+    pub(super) strays: BTreeSet<u64>,
 }
 
 /// Says what helps against an entry that is damaged: by itself it stops every reader.

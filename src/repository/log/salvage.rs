@@ -22,7 +22,7 @@ use crate::repository::objects;
 pub struct Salvaged {
     /// The snapshot that folds start from now.
     pub snapshot: u64,
-    /// Entries that cannot be read and where a copy of each is; none for an entry that is not there.
+    /// Entries that cannot be read and where a copy of each is; no copy of the first of a row of entries that are not there.
     pub unreadable: Vec<(Path, Option<Path>)>,
     /// Names that later entries set or removed in a way that does not follow without those entries.
     pub names: BTreeSet<Name>,
@@ -51,10 +51,13 @@ impl Log {
                 .at(Numbered::Snapshot.key(boundary.floor))
                 .cure("bring that object back from a backup of the store")
         })?;
-        let numbers = self.numbers(Numbered::Entry).await?;
-        let last = numbers.into_iter().max().unwrap_or(0);
+        let listed = self.entries_above(state.seq, &self.numbers(Numbered::Snapshot).await?).await?;
         let mut salvaged = Salvaged::default();
-        for number in state.seq + 1..=last {
+        for number in listed.entries {
+            if number > state.seq + 1 {
+                salvaged.unreadable.push((Numbered::Entry.key(state.seq + 1), None));
+                state.seq = number - 1;
+            }
             match self.entry(number).await {
                 Ok(Some(entry)) => adopt(&mut state, &entry, &mut salvaged),
                 Ok(None) => {
@@ -259,6 +262,43 @@ mod tests {
             set(&objects, "d").await;
             assert!(names(&objects).await.contains(&"d".to_owned()), "it goes on");
         }
+    }
+
+    /// Object number 2^64 - 1 below `log/`, as anybody may put one there.
+    #[tokio::test]
+    async fn a_number_far_ahead_is_no_entry_and_is_not_counted_up_to() {
+        let objects = Arc::new(InMemory::new());
+        set(&objects, "a").await;
+        let stray = Numbered::Entry.key(u64::MAX);
+        objects.put(&stray, "stray".into()).await.unwrap();
+        let audit = log(&objects).audit().await.unwrap();
+        assert!(audit.folds);
+        let [(key, error)] = audit.damaged.as_slice() else { panic!("{:?}", audit.damaged) };
+        assert_eq!(*key, stray);
+        assert!(error.cure_text().is_some_and(|cure| cure.contains("delete it")), "{error:?}");
+        assert!(log(&objects).salvage().await.unwrap().is_none(), "nothing of the log is lost");
+        // A real gap beside it.
+        objects.delete(&Numbered::Entry.key(2)).await.unwrap();
+        let salvaged = log(&objects).salvage().await.unwrap().unwrap();
+        assert_eq!((salvaged.snapshot, salvaged.unreadable), (3, vec![(Numbered::Entry.key(2), None)]));
+        set(&objects, "b").await;
+        assert_eq!(names(&objects).await, ["b"]);
+    }
+
+    #[tokio::test]
+    async fn a_long_gap_is_told_once_and_the_log_goes_on_above_it() {
+        let objects = Arc::new(InMemory::new());
+        set(&objects, "a").await;
+        let entry = objects.get(&Numbered::Entry.key(1)).await.unwrap().bytes().await.unwrap();
+        let far = 900_000;
+        objects.put(&Numbered::Entry.key(far), entry.into()).await.unwrap();
+        let audit = log(&objects).audit().await.unwrap();
+        let [(key, error)] = audit.damaged.as_slice() else { panic!("{} are told", audit.damaged.len()) };
+        assert_eq!(*key, Numbered::Entry.key(4));
+        assert!(error.to_string().contains(&format!("{} log entries", far - 4)), "{error}");
+        let salvaged = log(&objects).salvage().await.unwrap().unwrap();
+        assert_eq!((salvaged.snapshot, salvaged.unreadable.len()), (far, 1));
+        assert_eq!(names(&objects).await, ["a"]);
     }
 
     #[tokio::test]

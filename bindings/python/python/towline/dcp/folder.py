@@ -5,10 +5,12 @@ The pickle is read by what its classes are named, and nothing but torch's metada
 
 from __future__ import annotations
 
+import enum
 import io
 import pickle
+import struct
 from collections.abc import Container
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch.distributed.checkpoint import metadata as torch_metadata
@@ -31,7 +33,34 @@ _NAMES = {
 }
 
 
-class _Unpickler(pickle.Unpickler):
+#: Classes whose instances get the state that a pickle holds. Members of an enumeration are the same everywhere.
+_STATEFUL = {
+    _StorageInfo,
+    *(
+        kind
+        for kind in map(torch_metadata.__dict__.get, torch_metadata.__all__)
+        if isinstance(kind, type) and kind.__module__ == torch_metadata.__name__ and not issubclass(kind, enum.Enum)
+    ),
+}
+
+
+class _Unpickler(pickle._Unpickler):
+    """The unpickler that is written in Python: only there can be said what each opcode does."""
+
+    dispatch: ClassVar = dict(pickle._Unpickler.dispatch)
+
+    def load_build(self) -> None:
+        if len(self.stack) < 2:
+            raise pickle.UnpicklingError("state without an object")
+        target = self.stack[-2]
+        # By default, a class that the pickle names is an object like another, and gets attributes for everybody.
+        if type(target) not in _STATEFUL:
+            what = getattr(target, "__qualname__", type(target).__qualname__)
+            raise Unsupported(f"the checkpoint's {METADATA} sets attributes of {what}, which is not done from a pickle")
+        super().load_build()
+
+    dispatch[pickle.BUILD[0]] = load_build
+
     def find_class(self, module: str, name: str) -> Any:
         if module == torch_metadata.__name__ and name in (*torch_metadata.__all__, "_MEM_FORMAT_ENCODING"):
             return getattr(torch_metadata, name)
@@ -55,7 +84,12 @@ def decode(document: bytes, tensors: Container[str]) -> Metadata:
     engine knows."""
     try:
         metadata = _Unpickler(io.BytesIO(document)).load()
-    except (pickle.UnpicklingError, EOFError, ValueError, TypeError, AttributeError, IndexError, KeyError) as error:
+    except Unsupported:
+        raise
+    except (
+        *(pickle.UnpicklingError, EOFError, ValueError, TypeError, AttributeError, LookupError),
+        *(struct.error, AssertionError, OverflowError, MemoryError, RuntimeError),
+    ) as error:
         raise Damaged(f"the checkpoint's {METADATA} cannot be read: {error}") from error
     if not isinstance(metadata, Metadata) or not isinstance(metadata.storage_data, dict):
         raise Damaged(f"the checkpoint's {METADATA} is not the metadata of a distributed checkpoint")

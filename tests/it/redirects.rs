@@ -1,0 +1,117 @@
+//! A server that answers with redirects: nothing that was signed goes to where they point.
+
+use std::io::ErrorKind as Io;
+use std::net::TcpListener as Trap;
+
+use object_store::ObjectStoreExt as _;
+use object_store::path::Path;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
+use towline::error::{Error, ErrorKind};
+use towline::storage::{Keys, Store, StoreOptions, open};
+
+/// An empty bucket, as far as listing goes.
+const EMPTY: &str = "<?xml version=\"1.0\" encoding=\"UTF-8\"?><ListBucketResult><Name>bucket</Name><KeyCount>0</KeyCount>\
+                     <IsTruncated>false</IsTruncated></ListBucketResult>";
+
+/// A server that redirects what it is asked to another one, which must see nothing.
+struct Redirecting {
+    endpoint: String,
+    trap: Trap,
+}
+
+impl Redirecting {
+    /// `listing`: requests that list are answered.
+    async fn start(status: &'static str, listing: bool) -> Self {
+        let trap = Trap::bind("127.0.0.1:0").unwrap();
+        trap.set_nonblocking(true).unwrap();
+        let elsewhere = format!("http://{}/elsewhere", trap.local_addr().unwrap());
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let endpoint = format!("http://{}", listener.local_addr().unwrap());
+        tokio::spawn(async move {
+            while let Ok((mut client, _)) = listener.accept().await {
+                let head = read_request(&mut client).await;
+                let answer = if listing && head.contains("list-type=2") {
+                    let head =
+                        format!("HTTP/1.1 200 OK\r\ncontent-type: application/xml\r\ncontent-length: {}", EMPTY.len());
+                    format!("{head}\r\nconnection: close\r\n\r\n{EMPTY}")
+                } else {
+                    let head = format!("HTTP/1.1 {status}\r\nlocation: {elsewhere}\r\nx-amz-bucket-region: mars-1");
+                    format!("{head}\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+                };
+                client.write_all(answer.as_bytes()).await.ok();
+            }
+        });
+        Self { endpoint, trap }
+    }
+
+    async fn open(&self) -> Result<Store, Error> {
+        let keys = Keys {
+            access_key_id: "towline".into(),
+            secret_access_key: "towlinesecret".into(),
+            session_token: Some("hush".into()),
+        };
+        let options = StoreOptions {
+            endpoint: Some(self.endpoint.clone()),
+            region: Some("us-east-1".into()),
+            keys: Some(keys),
+            ..StoreOptions::default()
+        };
+        open(&"s3://bucket/p".parse().unwrap(), &options).await
+    }
+
+    /// Fails if anybody has connected to where the redirects point.
+    fn check_untouched(&self) {
+        let came = self.trap.accept().map(|(_, who)| who).map_err(|error| error.kind());
+        assert_eq!(came, Err(Io::WouldBlock), "a redirect was followed");
+    }
+}
+
+/// Reads one request; its head.
+async fn read_request(client: &mut TcpStream) -> String {
+    let mut read = Vec::new();
+    loop {
+        let text = String::from_utf8_lossy(&read).to_lowercase();
+        if let Some((head, body)) = text.split_once("\r\n\r\n") {
+            let len = head.lines().find_map(|line| line.strip_prefix("content-length:"));
+            if body.len() >= len.map_or(0, |len| len.trim().parse().unwrap()) {
+                return head.to_owned();
+            }
+        }
+        if client.read_buf(&mut read).await.unwrap_or(0) == 0 {
+            return String::new();
+        }
+    }
+}
+
+fn check(error: &Error) {
+    assert_eq!(error.kind(), ErrorKind::Usage, "{error:?}");
+    let (text, cure) = (error.to_string(), error.cure_text().unwrap_or_default());
+    assert!(text.contains("lsewhere") || text.contains("another region"), "{error:?}");
+    assert!(cure.contains("AWS_REGION"), "{cure}");
+}
+
+#[tokio::test]
+async fn a_redirect_of_an_objects_request_is_not_followed() {
+    for status in ["301 Moved Permanently", "302 Found", "307 Temporary Redirect", "308 Permanent Redirect"] {
+        let server = Redirecting::start(status, true).await;
+        let store = server.open().await.unwrap();
+        let (objects, key) = (store.objects(), Path::from("repository"));
+        let read = Error::from(objects.get(&key).await.unwrap_err());
+        check(&read);
+        assert!(read.to_string().contains("mars-1") && read.to_string().contains(&status[..3]), "{read}");
+        check(&Error::from(objects.put(&key, "bytes".into()).await.unwrap_err()));
+        check(&Error::from(objects.head(&key).await.unwrap_err()));
+        check(&Error::from(objects.delete(&key).await.unwrap_err()));
+        server.check_untouched();
+    }
+}
+
+#[tokio::test]
+async fn a_redirect_of_a_buckets_request_is_not_followed() {
+    for status in ["301 Moved Permanently", "307 Temporary Redirect"] {
+        let server = Redirecting::start(status, false).await;
+        check(&server.open().await.unwrap_err());
+        server.check_untouched();
+    }
+}
