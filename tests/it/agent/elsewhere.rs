@@ -345,6 +345,33 @@ fn calls_count_as_requests_and_one_too_many_is_told() {
     cloud.stop();
 }
 
+/// S7 of docs/security.md.
+#[test]
+fn silent_calls_do_not_keep_out_who_asks() {
+    let user = with_tree();
+    let (home, cloud) = two_sites(&user, "'home/*'", ("", "[admission]\nlinks_per_agent = 400"));
+    let address = cloud.listen.clone().unwrap();
+    let credentials = Credentials::open(&user.work().join("b"), Arc::new(SystemClock)).unwrap();
+    let callee = Identity::new("cloud", "c").unwrap();
+    let runtime = Runtime::new().unwrap();
+    // One after another: few handshakes may be under way at a time.
+    let silent: Vec<Line> =
+        (0..300).map(|_| runtime.block_on(call(&address, &credentials, &callee, &Arc::default())).unwrap()).collect();
+    let ready = async {
+        let mut line = call(&address, &credentials, &callee, &Arc::default()).await.unwrap();
+        line.write_all(b"GET /ready HTTP/1.1\r\nHost: agent\r\nConnection: close\r\n\r\n").await.unwrap();
+        let mut answer = String::new();
+        line.read_to_string(&mut answer).await.unwrap();
+        answer
+    };
+    // Less than a silent call may last.
+    let ready = runtime.block_on(async { tokio::time::timeout(Duration::from_secs(20), ready).await.unwrap() });
+    assert!(ready.starts_with("HTTP/1.1 200 "), "{ready}");
+    drop((silent, runtime));
+    home.stop();
+    cloud.stop();
+}
+
 #[test]
 fn strangers_are_not_listened_to() {
     let user = with_tree();
