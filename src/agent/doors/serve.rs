@@ -29,6 +29,8 @@ use crate::transfer::calls::{Caller, Calls, Line};
 const CONNECTIONS_MAX: usize = 256;
 /// A request's head must be there within this, and a connection without one is closed.
 const HEAD_WITHIN: Duration = Duration::from_secs(30);
+/// Bytes of a connection that are buffered each way, at most: a head that is longer is refused.
+const BUFFERED_MAX: usize = 64 << 10;
 
 /// Other agents call as others connect.
 impl Listener for Calls {
@@ -122,7 +124,7 @@ async fn connection(
         router.call(request).map_ok(|response| busy.until_answered(response))
     });
     let mut http = http1::Builder::new();
-    http.timer(TokioTimer::new()).header_read_timeout(HEAD_WITHIN);
+    http.timer(TokioTimer::new()).header_read_timeout(HEAD_WITHIN).max_buf_size(BUFFERED_MAX);
     let served = http.serve_connection(TokioIo::new(stream), router).with_upgrades();
     let mut served = pin!(served);
     let ended = tokio::select! {

@@ -176,6 +176,13 @@ fn silent_connections_do_not_keep_out_who_asks() {
         write!(silent[n], "GET /health HTTP/1.1\r\nHost: localhost\r\n{end}").unwrap();
     }
     assert_eq!(exchange(connect(), "GET", "/health", "", "").json(200)["alive"], true);
+    drop(silent);
+
+    let mut half = connect();
+    let _ = write!(half, "GET /health HTTP/1.1\r\nHost: localhost\r\nLong: {}", "a".repeat(100 << 10));
+    let mut answer = Vec::new();
+    let _ = half.read_to_end(&mut answer);
+    assert!(answer.starts_with(b"HTTP/1.1 431 "), "{}", String::from_utf8_lossy(&answer));
     agent.stop();
 }
 
