@@ -236,7 +236,7 @@ impl Transfers {
     pub(super) fn list(&self, caller: Option<&Identity>) -> view::TransferList {
         let known: Vec<_> = self.register().known.values().map(Arc::clone).collect();
         let of = known.iter().filter(|entry| entry.is_of(caller));
-        view::TransferList { transfers: of.map(|entry| entry.view()).collect() }
+        view::TransferList { transfers: of.map(|entry| entry.view_for(caller)).collect() }
     }
 
     /// Counts of each kind since the agent began.
@@ -336,6 +336,12 @@ impl Entry {
             report,
             error,
         }
+    }
+
+    /// As the API tells `caller`: another agent is not told where the repository is.
+    pub(super) fn view_for(&self, caller: Option<&Identity>) -> view::Transfer {
+        let view = self.view();
+        if caller.is_some() { view::Transfer { repository: None, ..view } } else { view }
     }
 
     /// May `caller` know of it? Whoever is of this node may.

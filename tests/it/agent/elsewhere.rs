@@ -107,6 +107,16 @@ fn a_site_is_warmed_and_pinned_from_another() {
     let here = told_json(&user, &home, &["cache", "stat"]);
     let there = told_json(&user, &home, &["cache", "stat", "--at", "cloud"]);
     assert_eq!((&here["pins"], &there["pins"]), (&json!(0), &json!(2)));
+    // Where things lie on a node is its own affair.
+    assert!(here["dir"].is_string() && there.get("dir").is_none(), "{there}");
+    let asked = format!("/v1/transfers/{}", warmed["id"].as_str().unwrap());
+    assert!(cloud.get(&asked)["repository"].is_string());
+    for path in ["/v1/transfers", &asked, &format!("{asked}/events")] {
+        let answer = home.ask("GET", path, "Towline-At: cloud/c\r\n", "");
+        let told = String::from_utf8_lossy(&answer.body);
+        assert!(told.contains("home/a") && !told.contains("\"repository\":\""), "{told}");
+    }
+    assert!(warmed.get("repository").is_none(), "{warmed}");
     let top = told(&user, &home, &["top", "--once", "--at", "cloud/c"]);
     assert!(top.contains("run/step-1") && top.contains("home/a/me"), "{top}");
 
