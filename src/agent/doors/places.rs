@@ -176,14 +176,14 @@ mod tests {
         let (first, second) = (held[0].busy(), held[1].busy());
         // Of these the second has been silent longer, though it came before the third.
         drop(second);
-        let _third = Arc::new(places.take().await);
+        let third = Arc::new(places.take().await);
         assert_eq!([gone(&held[0]), gone(&held[1]), gone(&held[2])], [false, false, true]);
         held[2].given_away().await;
         let fourth = Arc::new(places.take().await);
         assert_eq!([gone(&held[0]), gone(&held[1])], [false, true]);
         // What has given way counts no more, whenever it is dropped.
         drop(held[2].busy());
-        let busy = (_third.busy(), fourth.busy());
+        let busy = (third.busy(), fourth.busy());
         assert!(places.take().now_or_never().is_none(), "all are served");
         // An answer counts until its body is taken.
         let response = first.until_answered(Response::new(Body::from("all of it")));
@@ -191,7 +191,7 @@ mod tests {
         drop(response);
         assert!(places.take().now_or_never().is_some() && gone(&held[0]));
         drop(busy);
-        drop((held, _third, fourth));
+        drop((held, third, fourth));
         assert_eq!(places.taken().connections.len(), 0);
     }
 }
