@@ -19,7 +19,8 @@ use crate::transfer::identity::Identity;
 
 /// Transfers that run at the same time, at most.
 const RUNNING_MAX: usize = 64;
-/// Of these, those that other agents asked for, at most: there is room for what this node wants.
+/// Of these, those that other agents asked for, at most: there is room for what this node wants. One agent has at most half of those
+/// that other callers leave it.
 const CALLED_MAX: usize = 32;
 /// Transfers that ended and are still told of.
 const ENDED_KEPT: usize = 256;
@@ -236,7 +237,7 @@ impl Transfers {
     pub(super) fn list(&self, caller: Option<&Identity>) -> view::TransferList {
         let known: Vec<_> = self.register().known.values().map(Arc::clone).collect();
         let of = known.iter().filter(|entry| entry.is_of(caller));
-        view::TransferList { transfers: of.map(|entry| entry.view()).collect() }
+        view::TransferList { transfers: of.map(|entry| entry.view_for(caller)).collect() }
     }
 
     /// Counts of each kind since the agent began.
@@ -292,14 +293,23 @@ impl Register {
                 Error::unreachable("agent is shutting down").cure("try again when it, or another one, is there")
             );
         }
-        let running = self.known.values().filter(|entry| entry.is_running());
-        let (all, called) =
-            running.fold((0, 0), |(all, called), other| (all + 1, called + usize::from(other.caller.is_some())));
-        let full = if entry.caller.is_some() && called >= CALLED_MAX { Some(CALLED_MAX) } else { None };
-        if let Some(most) = full.or_else(|| (all >= RUNNING_MAX).then_some(RUNNING_MAX)) {
-            return Err(Error::exhausted("too many transfers are running")
-                .expected(format!("at most {most}"))
-                .cure("wait until one has ended"));
+        let running: Vec<_> = self.known.values().filter(|entry| entry.is_running()).collect();
+        let too_many = |what: String, most: usize| {
+            Err(Error::exhausted(what).expected(format!("at most {most}")).cure("wait until one has ended"))
+        };
+        if running.len() >= RUNNING_MAX {
+            return too_many("too many transfers are running".into(), RUNNING_MAX);
+        }
+        if let Some(caller) = &entry.caller {
+            let called = running.iter().filter(|other| other.caller.is_some()).count();
+            let own = running.iter().filter(|other| other.caller.as_ref() == Some(caller)).count();
+            if called >= CALLED_MAX {
+                return too_many("too many transfers of other agents are running".into(), CALLED_MAX);
+            }
+            let share = (CALLED_MAX - (called - own)).div_ceil(2);
+            if own >= share {
+                return too_many(format!("too many transfers of {} are running", caller.path()), share);
+            }
         }
         self.known.insert(entry.id, Arc::clone(entry));
         Ok(())
@@ -336,6 +346,12 @@ impl Entry {
             report,
             error,
         }
+    }
+
+    /// As the API tells `caller`: another agent is not told where the repository is.
+    pub(super) fn view_for(&self, caller: Option<&Identity>) -> view::Transfer {
+        let view = self.view();
+        if caller.is_some() { view::Transfer { repository: None, ..view } } else { view }
     }
 
     /// May `caller` know of it? Whoever is of this node may.
@@ -501,8 +517,15 @@ mod tests {
         assert_eq!(transfers.list(agent("a").as_ref()).transfers.len(), 1);
         assert_eq!(transfers.list(agent("b").as_ref()).transfers.len(), 0);
         assert_eq!(transfers.list(None).transfers.len(), 2);
-        (1..CALLED_MAX).for_each(|_| drop(begin(agent("b")).unwrap()));
-        assert_eq!(begin(agent("c")).unwrap_err().kind(), ErrorKind::Exhausted);
+        // Each has at most half of what others leave; `a` has one already.
+        let fill = |name: &str| (0..CALLED_MAX).filter(|_| begin(agent(name)).is_ok()).count();
+        assert_eq!(fill("b"), 16);
+        let error = begin(agent("b")).unwrap_err();
+        assert!(error.to_string().contains("too many transfers of home/b are running: expected at most 16"), "{error}");
+        assert_eq!(["c", "d", "e", "f"].map(fill), [8, 4, 2, 1]);
+        let error = begin(agent("b")).unwrap_err();
+        assert!(error.to_string().contains("too many transfers of other agents are running: expected at most 32"));
+        assert_eq!(error.kind(), ErrorKind::Exhausted);
         assert!(begin(None).is_ok());
     }
 }

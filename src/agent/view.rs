@@ -246,7 +246,7 @@ pub struct Transfer {
     pub kind: Kind,
     /// What it is about: the name saved or restored.
     pub name: String,
-    /// Which repository, if one has part in it.
+    /// Where the repository is, if one has part in it; other agents are not told.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub repository: Option<String>,
     /// Which other agent asked for it, if one did: `SITE/AGENT`.
@@ -278,8 +278,9 @@ pub struct TransferList {
 /// The cache's figures; those of events count since the agent began.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cache {
-    /// Where it lies.
-    pub dir: String,
+    /// Where it lies; other agents are not told.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dir: Option<String>,
     /// Its figures.
     #[serde(flatten)]
     pub stat: CacheStat,

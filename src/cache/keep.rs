@@ -10,23 +10,40 @@ use crate::error::{Error, Result};
 use crate::id::PinId;
 use crate::size;
 
+/// Cure of a pin beyond a limit.
+const RAISE: &str = "end other pins (towline pins, towline unpin), or have the limit of the caching agent raised";
+
 impl PinLimit {
-    /// Checks that one more than `pins` may be given, and that all may keep `bytes`.
-    fn check(&self, pins: usize, bytes: u64) -> Result<()> {
-        let owner = self.owners.trim_end_matches('/');
-        let cure = "end other pins (towline pins, towline unpin), or have the limit of the caching agent raised";
+    /// Checks that one more than `pins` may be given, and that all may list `chunks`.
+    fn check_count(&self, pins: usize, chunks: u64) -> Result<()> {
+        let owner = self.owner();
         if pins >= self.pins {
             return Err(Error::exhausted(format!("{owner} has too many pins"))
                 .expected(format!("at most {}", self.pins))
-                .cure(cure));
+                .cure(RAISE));
         }
-        if bytes > self.bytes {
-            return Err(Error::exhausted(format!("pins of {owner} would keep too much"))
-                .expected(format!("at most {} ({} bytes)", size::show(self.bytes), self.bytes))
-                .got(format!("{bytes} bytes"))
-                .cure(cure));
+        if chunks > self.chunks {
+            return Err(Error::exhausted(format!("pins of {owner} would list too many chunks"))
+                .expected(format!("at most {}", self.chunks))
+                .got(chunks)
+                .cure(RAISE));
         }
         Ok(())
+    }
+
+    /// Checks that all may keep `bytes`.
+    fn check_bytes(&self, bytes: u64) -> Result<()> {
+        if bytes > self.bytes {
+            return Err(Error::exhausted(format!("pins of {} would keep too much", self.owner()))
+                .expected(format!("at most {} ({} bytes)", size::show(self.bytes), self.bytes))
+                .got(format!("{bytes} bytes"))
+                .cure(RAISE));
+        }
+        Ok(())
+    }
+
+    fn owner(&self) -> &str {
+        self.owners.trim_end_matches('/')
     }
 }
 
@@ -53,8 +70,9 @@ impl Cache {
             let mut state = self.state();
             state.weigh(&mut chunks);
             if let Some(limit) = limit {
-                let (pins, weight) = state.ledger.held_by(&limit.owners, &chunks);
-                limit.check(pins, weight * UNIT)?;
+                let (pins, listed) = state.ledger.listed_by(&limit.owners);
+                limit.check_count(pins, listed + chunks.len() as u64)?;
+                limit.check_bytes(state.ledger.held_by(&limit.owners, &chunks) * UNIT)?;
             }
             let wanted = state.ledger.weight() + state.ledger.added_by(&chunks);
             let most = State::pinnable(possible);

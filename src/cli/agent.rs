@@ -348,7 +348,7 @@ fn figures(cache: &Cache) -> String {
     format!(
         "{}\n  holds: {} chunks, {} of {}; slabs {}\n  pinned: {} here, {} promised; pins: {}\n  \
          reads: {} found{share}, {} not\n  put in: {}; evicted: {}; refused: {}; damaged: {}\n",
-        printable(dir),
+        dir.as_deref().map_or_else(|| "the cache".into(), printable),
         stat.chunks,
         show(stat.bytes),
         show(stat.capacity),
@@ -387,7 +387,7 @@ mod tests {
     #[test]
     fn figures_are_told_in_words() {
         let stat = CacheStat { hits: 3, misses: 1, capacity: 1 << 30, ..CacheStat::default() };
-        let cache = Cache { dir: "/c".into(), stat };
+        let cache = Cache { dir: Some("/c".into()), stat };
         let text = figures(&cache);
         assert!(text.contains("3 found (75 %), 1 not") && text.contains("of 1.0 GiB"), "{text}");
         assert!(figures(&Cache::default()).contains("0 found, 0 not"));

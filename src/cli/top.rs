@@ -330,7 +330,7 @@ mod tests {
         let transfers =
             TransferList { transfers: vec![transfer(Standing::Failed, 0), transfer(Standing::Running, 1 << 20)] };
         let stat = crate::cache::CacheStat { bytes: 1 << 29, capacity: 1 << 30, ..Default::default() };
-        let cache = Cache { dir: String::new(), stat };
+        let cache = Cache { dir: None, stat };
         let peers = vec![Peer {
             address: "b:7071".into(),
             identity: None,

@@ -103,6 +103,9 @@ impl Switch {
 }
 
 /// Answers a call that is one too many, whatever it is about, and ends it.
+///
+/// # Cancel safety
+/// Safe: the call ends without an answer.
 pub(super) async fn turn_away(mut line: impl Duplex, why: &str) {
     let error = Error::exhausted(why.to_owned()).cure("try again later");
     let body = serde_json::json!({ "error": error }).to_string();

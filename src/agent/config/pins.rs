@@ -17,6 +17,8 @@ const TIME: Duration = Duration::from_hours(7 * 24);
 const CAPACITY_PART: u64 = 4;
 /// Default limit of pins of one other agent.
 const PINS: usize = 256;
+/// Default limit of chunks that the pins of one other agent list: 32 MiB of memory for their ids.
+const CHUNKS: u64 = 4 << 20;
 
 /// The section `[caller_pins]`.
 #[derive(Debug, Default, Deserialize)]
@@ -28,6 +30,8 @@ pub(super) struct CallerPinsSection {
     bytes: Option<Bytes>,
     #[serde(rename = "max_pins")]
     pins: Option<usize>,
+    #[serde(rename = "max_chunks")]
+    chunks: Option<u64>,
 }
 
 /// Limits of the pins of each other agent.
@@ -39,6 +43,8 @@ pub struct CallerPins {
     pub bytes: u64,
     /// Pins of one agent, at most.
     pub pins: usize,
+    /// Chunks that all pins of one agent list, at most; a chunk of several pins counts for each.
+    pub chunks: u64,
 }
 
 impl CallerPinsSection {
@@ -48,6 +54,7 @@ impl CallerPinsSection {
             time: self.time.map_or(TIME, |span| span.0),
             bytes: self.bytes.map_or(capacity / CAPACITY_PART, |bytes| bytes.0),
             pins: self.pins.unwrap_or(PINS),
+            chunks: self.chunks.unwrap_or(CHUNKS),
         }
     }
 }
@@ -70,7 +77,7 @@ impl CallerPins {
 
     /// Limit of all pins of `caller`.
     pub(in crate::agent) fn limit(&self, caller: &Identity) -> PinLimit {
-        PinLimit { owners: format!("{}/", caller.path()), bytes: self.bytes, pins: self.pins }
+        PinLimit { owners: format!("{}/", caller.path()), bytes: self.bytes, pins: self.pins, chunks: self.chunks }
     }
 
     /// End and limit of a pin that `caller` asks for; None is this node, which has no limit. `after` adds a span to the current time.
@@ -104,7 +111,7 @@ mod tests {
         let hour = Duration::from_hours(1);
         assert_eq!(pins.bounds(None, None, after).unwrap(), (None, None));
         assert_eq!(pins.bounds(None, Some(2 * TIME), after).unwrap(), (Some(after(2 * TIME)), None));
-        let limit = PinLimit { owners: "home/a/".into(), bytes: 100, pins: PINS };
+        let limit = PinLimit { owners: "home/a/".into(), bytes: 100, pins: PINS, chunks: CHUNKS };
         assert_eq!(pins.bounds(Some(&caller), None, after).unwrap(), (Some(after(TIME)), Some(limit.clone())));
         assert_eq!(pins.bounds(Some(&caller), Some(hour), after).unwrap(), (Some(after(hour)), Some(limit)));
         let error = pins.bounds(Some(&caller), Some(TIME + hour), after).unwrap_err();

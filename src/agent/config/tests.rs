@@ -38,7 +38,7 @@ fn every_setting_is_taken() {
          [[limits]]\nsite = 'cloud'\nrate = '300Mbit'\n[[limits]]\nsite = 'far'\nrate = '1M'\n\
          [sidecar]\nwarm = ['run@latest']\nrestore = [{ name = 'base', to = '/data' }]\nentrust = 'cloud'\nnotice = 'aws'\n\
          [[sidecar.watch]]\nfolder = '/ckpt'\nrun = 'run'\nsettle = 2\nrestore_latest = false\n\
-         [caller_pins]\nmax_time = '1h'\nmax_bytes = '1G'\nmax_pins = 3\n\
+         [caller_pins]\nmax_time = '1h'\nmax_bytes = '1G'\nmax_pins = 3\nmax_chunks = 1000\n\
          [custody]\ndir = 'kept'\ncapacity = '1G'\nwait = '1m'\ndeadline = '2m'\ntries = 3\n\
          [[custody.accept]]\nfrom = 'home/a'\nnames = ['run/*']\nmax = '1M'\nmax_parcels = 2\n\
          [[allow]]\nagents = 'cloud/*'\nnames = ['run-7/*']\n\
@@ -88,7 +88,7 @@ fn every_setting_is_taken() {
     assert!(custody.accept.include(&home) && !custody.accept.include(&cloud));
     assert_eq!((custody.wait, custody.deadline), (Duration::from_mins(1), Duration::from_mins(2)));
     assert_eq!(custody.tries, 3);
-    let pins = CallerPins { time: Duration::from_hours(1), bytes: 1 << 30, pins: 3 };
+    let pins = CallerPins { time: Duration::from_hours(1), bytes: 1 << 30, pins: 3, chunks: 1000 };
     assert_eq!(config.caller_pins, pins);
     assert!(config.callers.include(&Identity::new("home", "a").unwrap()) && !config.callers.include(&cloud));
     assert!(config.policy.allows(&cloud, &"run-7/step-1".parse().unwrap()));

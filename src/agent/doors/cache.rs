@@ -40,9 +40,13 @@ pub(super) struct Evicting {
     bytes: Bytes,
 }
 
-pub(super) async fn stat(State(house): State<Arc<House>>) -> Result<Json<view::Cache>, Refusal> {
+pub(super) async fn stat(
+    State(house): State<Arc<House>>,
+    Extension(door): Extension<Door>,
+) -> Result<Json<view::Cache>, Refusal> {
     let cache = house.cache()?;
-    let stat = blocking(move || Ok(view::Cache { dir: cache.dir().display().to_string(), stat: cache.stat() })).await?;
+    let dir = door.caller().is_none().then(|| cache.dir().display().to_string());
+    let stat = blocking(move || Ok(view::Cache { dir, stat: cache.stat() })).await?;
     Ok(Json(stat))
 }
 

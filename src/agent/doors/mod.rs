@@ -9,6 +9,7 @@ mod guard;
 mod names;
 mod open;
 mod peers;
+mod places;
 mod refusal;
 mod relay;
 mod serve;

@@ -1,16 +1,21 @@
 //! Errors as answers, in the shape in which `towline --json` prints them.
 
+use std::time::Duration;
+
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{FromRequest, Query, Request};
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::{Json, body::Bytes};
 use serde::de::DeserializeOwned;
+use tokio::time::timeout;
 
 use crate::error::{Error, ErrorKind};
 
 /// Bytes in the body of a request, at most.
 const BODY_LEN_MAX: usize = 1 << 20;
+/// The body of a request must be there within this.
+const BODY_WITHIN: Duration = Duration::from_secs(30);
 
 /// An error, as the answer to a request.
 #[derive(Debug)]
@@ -87,8 +92,18 @@ pub(super) fn told<T>(query: Result<Query<T>, QueryRejection>) -> Result<T, Erro
 /// # Errors
 /// What is wrong with it, such as its length.
 pub(super) async fn body<S: Send + Sync>(request: Request, state: &S) -> Result<Bytes, Refusal> {
+    body_within(request, state, BODY_WITHIN).await
+}
+
+async fn body_within<S: Send + Sync>(request: Request, state: &S, limit: Duration) -> Result<Bytes, Refusal> {
     use axum::RequestExt as _;
-    Bytes::from_request(request.with_limited_body(), state).await.map_err(|rejection| {
+    let read = timeout(limit, Bytes::from_request(request.with_limited_body(), state)).await;
+    let late = |_| {
+        let error =
+            Error::unreachable("request did not arrive in time").expected(format!("all of it within {limit:?}"));
+        Refusal::new(StatusCode::REQUEST_TIMEOUT, error)
+    };
+    read.map_err(late)?.map_err(|rejection| {
         let error = Error::usage("request cannot be read").expected(format!("at most {BODY_LEN_MAX} bytes"));
         Refusal::new(rejection.status(), error.source(rejection.body_text()))
     })
@@ -97,4 +112,24 @@ pub(super) async fn body<S: Send + Sync>(request: Request, state: &S) -> Result<
 /// The limit that [`body`] needs to be set for every route.
 pub(super) fn body_limit() -> axum::extract::DefaultBodyLimit {
     axum::extract::DefaultBodyLimit::max(BODY_LEN_MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use axum::body::Body;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_body_that_does_not_come_is_not_waited_for() {
+        let within = Duration::from_millis(1);
+        let request = |body: Body| Request::new(body);
+        let still = Body::from_stream(futures::stream::pending::<io::Result<Bytes>>());
+        let refusal = body_within(request(still), &(), within).await.unwrap_err();
+        assert_eq!(refusal.status, StatusCode::REQUEST_TIMEOUT);
+        assert_eq!(refusal.error.to_string(), "request did not arrive in time: expected all of it within 1ms");
+        assert_eq!(body_within(request(Body::from("all")), &(), within).await.unwrap(), "all");
+    }
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::serve::Listener;
+use futures::TryFutureExt as _;
 use hyper::Request;
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
@@ -16,18 +17,20 @@ use hyper_util::service::TowerToHyperService;
 use rustix::process::Uid;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::guard::Door;
+use super::places::{Place, Places};
 use crate::agent::socket::may_connect;
 use crate::transfer::calls::{Caller, Calls, Line};
 
-/// Connections at one door at the same time, at most.
+/// Connections at one door at the same time, at most. One more takes the place of the one that has been silent longest.
 const CONNECTIONS_MAX: usize = 256;
 /// A request's head must be there within this, and a connection without one is closed.
 const HEAD_WITHIN: Duration = Duration::from_secs(30);
+/// Bytes of a connection that are buffered each way, at most: a head that is longer is refused.
+const BUFFERED_MAX: usize = 64 << 10;
 
 /// Other agents call as others connect.
 impl Listener for Calls {
@@ -82,21 +85,25 @@ pub(in crate::agent) async fn serve<L: Listener>(
     router: Router,
     leaving: CancellationToken,
 ) {
-    let (places, connections) = (Arc::new(Semaphore::new(CONNECTIONS_MAX)), TaskTracker::new());
+    let (places, connections) = (Places::new(CONNECTIONS_MAX), TaskTracker::new());
     loop {
         let next = async {
-            // Never closed.
-            let place = Arc::clone(&places).acquire_owned().await;
-            (listener.accept().await, place)
+            // Nobody gives way before somebody comes.
+            let (stream, from) = listener.accept().await;
+            (stream, from, places.take().await)
         };
-        let ((stream, from), place) = tokio::select! {
+        let (stream, from, place) = tokio::select! {
             next = next => next,
             () = leaving.cancelled() => break,
         };
         let (router, door, leaving) = (router.clone(), door(from), leaving.clone());
         connections.spawn(async move {
-            connection(stream, router, door, leaving).await;
-            drop(place);
+            let place = Arc::new(place);
+            let served = connection(stream, router, door, (&place, leaving));
+            tokio::select! {
+                () = served => {}
+                () = place.given_away() => tracing::debug!("a silent connection to the API gave way to a new one"),
+            }
         });
     }
     drop(listener);
@@ -108,15 +115,16 @@ async fn connection(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     router: Router,
     door: Door,
-    leaving: CancellationToken,
+    (place, leaving): (&Arc<Place>, CancellationToken),
 ) {
-    let router = TowerToHyperService::new(router);
+    let (router, place) = (TowerToHyperService::new(router), Arc::clone(place));
     let router = service_fn(move |mut request: Request<Incoming>| {
+        let busy = place.busy();
         request.extensions_mut().insert(door.clone());
-        router.call(request)
+        router.call(request).map_ok(|response| busy.until_answered(response))
     });
     let mut http = http1::Builder::new();
-    http.timer(TokioTimer::new()).header_read_timeout(HEAD_WITHIN);
+    http.timer(TokioTimer::new()).header_read_timeout(HEAD_WITHIN).max_buf_size(BUFFERED_MAX);
     let served = http.serve_connection(TokioIo::new(stream), router).with_upgrades();
     let mut served = pin!(served);
     let ended = tokio::select! {

@@ -25,6 +25,7 @@ use crate::error::{Error, Result};
 use crate::ops::{Pinning, SaveOptions};
 use crate::repository::log::StepFacts;
 use crate::repository::{Name, Selector};
+use crate::transfer::identity::Identity;
 
 /// How often whoever follows a transfer is told how far it is.
 const TELL_EVERY: Duration = Duration::from_millis(200);
@@ -201,7 +202,7 @@ pub(super) async fn warm(
         caller,
     };
     let begun = errands::warm(&house, asked.repository.as_deref(), warming)?;
-    Ok((StatusCode::ACCEPTED, Json(begun.view())))
+    Ok((StatusCode::ACCEPTED, Json(begun.view_for(door.caller()))))
 }
 
 pub(super) async fn list(
@@ -216,7 +217,7 @@ pub(super) async fn one(
     Extension(door): Extension<Door>,
     Path(id): Path<String>,
 ) -> Result<Json<view::Transfer>, Refusal> {
-    Ok(Json(house.transfers.find(&id, door.caller())?.view()))
+    Ok(Json(house.transfers.find(&id, door.caller())?.view_for(door.caller())))
 }
 
 /// Stops a transfer, and answers when it has ended.
@@ -228,7 +229,7 @@ pub(super) async fn stop(
     let found = house.transfers.find(&id, door.caller())?;
     found.stop();
     found.ended().await;
-    Ok(Json(found.view()))
+    Ok(Json(found.view_for(door.caller())))
 }
 
 /// Tells how far a transfer is, until it has ended: events `progress`, then one `end`.
@@ -237,7 +238,8 @@ pub(super) async fn events(
     Extension(door): Extension<Door>,
     Path(id): Path<String>,
 ) -> Result<Sse<impl Stream<Item = Result<Event, Infallible>>>, Refusal> {
-    let following = Following { entry: house.transfers.find(&id, door.caller())?, told: None, over: false };
+    let entry = house.transfers.find(&id, door.caller())?;
+    let following = Following { entry, caller: door.caller().cloned(), told: None, over: false };
     let told = futures::stream::unfold(following, |mut following| async move {
         let event = following.next().await?;
         Some((Ok(event), following))
@@ -248,6 +250,8 @@ pub(super) async fn events(
 /// Whoever follows a transfer.
 struct Following {
     entry: Arc<Entry>,
+    /// Which other agent it is, if it is one.
+    caller: Option<Identity>,
     told: Option<Pace>,
     over: bool,
 }
@@ -266,7 +270,7 @@ impl Following {
                     () = self.entry.ended() => {}
                 }
             }
-            let view = self.entry.view();
+            let view = self.entry.view_for(self.caller.as_ref());
             self.over = view.state != view::Standing::Running;
             let name = if self.over { "end" } else { "progress" };
             if self.over || self.told.as_ref() != Some(&view.progress) {

@@ -74,12 +74,17 @@ impl Ledger {
         }
     }
 
-    /// Pins of owners whose names begin with `owners`, and what their chunks take together with `chunks`, in units.
-    pub(crate) fn held_by(&self, owners: &str, chunks: &[(u64, u16)]) -> (usize, u64) {
+    /// Pins of owners whose names begin with `owners`, and the chunks that they list.
+    pub(crate) fn listed_by(&self, owners: &str) -> (usize, u64) {
         let theirs = self.pins.values().filter(|(pin, _)| pin.owner.starts_with(owners));
-        let (mut count, mut keys, mut weight) = (0, HashSet::new(), 0);
+        theirs.fold((0, 0), |(pins, chunks), (_, held)| (pins + 1, chunks + held.len() as u64))
+    }
+
+    /// What the chunks of pins of owners whose names begin with `owners` take together with `chunks`, in units.
+    pub(crate) fn held_by(&self, owners: &str, chunks: &[(u64, u16)]) -> u64 {
+        let theirs = self.pins.values().filter(|(pin, _)| pin.owner.starts_with(owners));
+        let (mut keys, mut weight) = (HashSet::new(), 0);
         for (_, held) in theirs {
-            count += 1;
             for key in held {
                 if keys.insert(*key) {
                     weight += self.wanted.get(key).map_or(0, |wanted| u64::from(wanted.weight));
@@ -87,7 +92,7 @@ impl Ledger {
             }
         }
         let new = chunks.iter().filter(|(key, _)| keys.insert(*key));
-        (count, weight + new.map(|(_, weight)| u64::from(*weight)).sum::<u64>())
+        weight + new.map(|(_, weight)| u64::from(*weight)).sum::<u64>()
     }
 
     /// Pins whose time is over.

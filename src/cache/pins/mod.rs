@@ -73,6 +73,8 @@ pub struct PinLimit {
     pub bytes: u64,
     /// Pins, at most.
     pub pins: usize,
+    /// Chunks that all of these pins list, at most; a chunk of several pins counts for each, as its id is kept for each.
+    pub chunks: u64,
 }
 
 /// The answer to a [`PinRequest`].

@@ -249,7 +249,7 @@ fn pins_of_an_owner_stay_within_a_limit() {
     let units = |numbers: std::ops::Range<u64>| {
         numbers.map(|n| u64::from(extent::weight(frame(n).bytes().len() as u64))).sum::<u64>()
     };
-    let limit = PinLimit { owners: "home/a/".into(), bytes: units(0..10) * UNIT, pins: 3 };
+    let limit = PinLimit { owners: "home/a/".into(), bytes: units(0..10) * UNIT, pins: 3, chunks: 24 };
     let pin = |owner: &str, numbers: std::ops::Range<u64>| {
         let request = PinRequest { owner: owner.into(), ..request(numbers) };
         cache.pin_within(request, Some(&limit))
@@ -259,6 +259,13 @@ fn pins_of_an_owner_stay_within_a_limit() {
     assert!(error.to_string().contains("pins of home/a would keep too much"), "{error}");
     assert_eq!((error.kind(), cache.pins().len()), (ErrorKind::Exhausted, 1), "nothing is promised");
     let second = kept(pin("home/a/you", 4..10).unwrap());
+    // A chunk of several pins counts for each: 8 and 6 are listed, and 14 are too many.
+    let again = PinRequest { owner: "home/a/me".into(), ..request(0..10) };
+    let few = PinLimit { chunks: 23, ..limit.clone() };
+    let error = cache.pin_within(again, Some(&few)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Exhausted);
+    let told = "pins of home/a would list too many chunks: expected at most 23, got 24";
+    assert_eq!(error.to_string(), told, "nothing is promised");
     kept(pin("home/a/me", 0..10).unwrap());
     let error = pin("home/a/me", 0..1).unwrap_err();
     assert!(error.to_string().contains("home/a has too many pins: expected at most 3"), "{error}");

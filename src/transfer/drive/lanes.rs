@@ -44,6 +44,8 @@ pub(in crate::transfer) struct Lanes {
     moved: Arc<Moved>,
     readers: JoinSet<()>,
     writers: JoinSet<()>,
+    /// The carrier has ended, which it tells once.
+    ended: bool,
 }
 
 /// Where readers put what they read.
@@ -110,6 +112,7 @@ impl Lanes {
             moved: Arc::default(),
             readers: JoinSet::new(),
             writers: JoinSet::new(),
+            ended: false,
         }
     }
 
@@ -153,7 +156,10 @@ impl Lanes {
     pub(super) async fn next(&mut self) -> Option<Incoming> {
         tokio::select! {
             // The feeder that is kept here keeps the channel open.
-            incoming = self.inbox.recv() => incoming,
+            incoming = self.inbox.recv() => {
+                self.ended |= matches!(incoming, Some(Incoming::Ended(_)));
+                incoming
+            }
             () = self.moved.wake.notified() => None,
         }
     }
@@ -171,7 +177,8 @@ impl Lanes {
         self.moved.flag.swap(false, Ordering::AcqRel)
     }
 
-    /// Sends what is left on lane 0, then ends the streams and waits until they have taken all of it, but not for long.
+    /// Sends what is left on lane 0, then ends the streams and waits until they have taken all of it: not for long, and not if the
+    /// other side has ended.
     ///
     /// # Cancel safety
     /// Safe: what was not sent is not.
@@ -185,6 +192,9 @@ impl Lanes {
                 }
             }
             self.outboxes.clear();
+            if self.ended {
+                return;
+            }
             while self.writers.join_next().await.is_some() {}
             // The other side ends its streams when it has read that; to break off before might take the last words back.
             loop {
@@ -215,4 +225,27 @@ async fn write(mut messages: Receiver<Transmit>, mut stream: impl AsyncWrite + U
         }
     }
     stream.shutdown().await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn who_is_gone_is_not_waited_for() {
+        let (near, far) = tokio::io::duplex(64);
+        let mut lanes = Lanes::both_ways(near);
+        drop(far);
+        assert!(matches!(lanes.next().await, Some(Incoming::Ended(_))));
+        let turns = async {
+            for _ in 0..100 {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::select! {
+            biased;
+            () = lanes.finish(|| None) => {}
+            () = turns => panic!("it waits for something"),
+        }
+    }
 }

@@ -226,8 +226,18 @@ impl Listening {
         let (peer, standing) = who(&connection, &self.credentials, None, Side::Asks)?;
         let pass = self.gate.admit(&peer);
         // A refused connection keeps its handshake place until it has been told.
-        let _knock = pass.is_err().then_some(knock);
-        let opened = timeout(self.gate.patience(), open(&connection)).await;
+        let knock = pass.is_err().then_some(knock);
+        let displaced = async {
+            match &knock {
+                Some(knock) => knock.gone().await,
+                None => std::future::pending().await,
+            }
+        };
+        let mut displaced = std::pin::pin!(displaced);
+        let opened = tokio::select! {
+            opened = timeout(self.gate.patience(), open(&connection)) => opened,
+            () = &mut displaced => return Err(super::carrier::displaced()),
+        };
         let lanes = opened.map_err(late)?.map_err(broken)?;
         let clock = Clockwork::start();
         let hello = hello(&self.credentials.identity(), 0);
@@ -246,6 +256,7 @@ impl Listening {
         let closed = tokio::select! {
             closed = serve(provider, lanes, clock, served).instrument(span) => closed,
             () = count(connection.clone(), wire) => Closed::Done,
+            () = &mut displaced => Closed::Done,
             error = standing.ended() => {
                 connection.close(DISTRUSTED.into(), b"certificate is not accepted any more");
                 Closed::Lost(refused(error).to_string())

@@ -158,6 +158,14 @@ impl Listener {
     }
 }
 
+/// Tells a connection that it is refused. It keeps its handshake place meanwhile, and ends at once if another one needs that.
+async fn unless_displaced(told: impl Future<Output = ()>, knock: &Knock) {
+    tokio::select! {
+        () = told => {}
+        () = knock.gone() => {}
+    }
+}
+
 impl Listening {
     /// A connection from its beginning to its end.
     async fn attend(self, stream: TcpStream, knock: Knock) -> Result<()> {
@@ -192,13 +200,14 @@ impl Listening {
                 self.serve(stream, peer, Ok(pass)).await;
                 Ok(())
             }
-            // A refused connection keeps its handshake place until it has been told.
-            (Err(why), Some(_)) => {
-                turn_away(stream, &why).await;
-                Err(Error::exhausted(why).at(peer))
-            }
-            (Err(why), None) => {
-                self.serve(stream, peer.clone(), Err(why.clone())).await;
+            (Err(why), calls) => {
+                let told = async {
+                    match calls {
+                        Some(_) => turn_away(stream, &why).await,
+                        None => self.serve(stream, peer.clone(), Err(why.clone())).await,
+                    }
+                };
+                unless_displaced(told, &knock).await;
                 Err(Error::exhausted(why).at(peer))
             }
         }
@@ -216,5 +225,22 @@ impl Listening {
         let span = tracing::debug_span!("serving", %peer, carrier = "tcp");
         let closed = serve(provider, Lanes::both_ways(stream), clock, served).instrument(span).await;
         tracing::debug!(%peer, ?closed, "connection is over");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::transfer::Admission;
+
+    #[tokio::test]
+    async fn who_is_refused_gives_its_place_to_who_comes() {
+        let gate = Gate::new(Admission { handshakes: 1, handshakes_per_address: 1, ..Admission::default() });
+        let address = std::net::Ipv4Addr::LOCALHOST.into();
+        let refused = gate.knock(address);
+        let told = unless_displaced(std::future::pending(), &refused);
+        let _next = gate.knock(address);
+        // It would never be told.
+        told.await;
     }
 }

@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::Write as _;
+use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::UnixStream;
+use std::time::Duration;
 
 use serde_json::{Value, json};
 use towline::metrics::{FAMILIES, Metric};
@@ -148,6 +149,41 @@ fn parsed(text: &str) -> BTreeMap<String, u64> {
         assert!(known.contains(&name.as_str()), "{name} is not in the list of names");
     }
     found
+}
+
+/// S7 of docs/security.md.
+#[test]
+fn silent_connections_do_not_keep_out_who_asks() {
+    let user = with_tree();
+    let agent = Running::start(&user, "http = '127.0.0.1:0'");
+    let address = agent.http.clone().unwrap();
+    let connect = || {
+        let stream = TcpStream::connect(&address).unwrap();
+        // Less than a silent connection may last.
+        stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        stream
+    };
+    let mut silent: Vec<TcpStream> = (0..1000).map(|_| connect()).collect();
+    for _ in 0..3 {
+        let health = exchange(connect(), "GET", "/health", "", "").json(200);
+        assert_eq!(health["alive"], true);
+    }
+    assert_eq!(silent[0].read(&mut [0; 8]).unwrap(), 0, "the first gave way");
+    // Half a head is as silent, and those that were answered and stay are, too.
+    for n in 0..400 {
+        let end = ["", "\r\n"][n % 2];
+        silent[n] = connect();
+        write!(silent[n], "GET /health HTTP/1.1\r\nHost: localhost\r\n{end}").unwrap();
+    }
+    assert_eq!(exchange(connect(), "GET", "/health", "", "").json(200)["alive"], true);
+    drop(silent);
+
+    let mut half = connect();
+    let _ = write!(half, "GET /health HTTP/1.1\r\nHost: localhost\r\nLong: {}", "a".repeat(100 << 10));
+    let mut answer = Vec::new();
+    let _ = half.read_to_end(&mut answer);
+    assert!(answer.starts_with(b"HTTP/1.1 431 "), "{}", String::from_utf8_lossy(&answer));
+    agent.stop();
 }
 
 #[test]

@@ -107,6 +107,16 @@ fn a_site_is_warmed_and_pinned_from_another() {
     let here = told_json(&user, &home, &["cache", "stat"]);
     let there = told_json(&user, &home, &["cache", "stat", "--at", "cloud"]);
     assert_eq!((&here["pins"], &there["pins"]), (&json!(0), &json!(2)));
+    // Where things lie on a node is its own affair.
+    assert!(here["dir"].is_string() && there.get("dir").is_none(), "{there}");
+    let asked = format!("/v1/transfers/{}", warmed["id"].as_str().unwrap());
+    assert!(cloud.get(&asked)["repository"].is_string());
+    for path in ["/v1/transfers", &asked, &format!("{asked}/events")] {
+        let answer = home.ask("GET", path, "Towline-At: cloud/c\r\n", "");
+        let told = String::from_utf8_lossy(&answer.body);
+        assert!(told.contains("home/a") && !told.contains("\"repository\":\""), "{told}");
+    }
+    assert!(warmed.get("repository").is_none(), "{warmed}");
     let top = told(&user, &home, &["top", "--once", "--at", "cloud/c"]);
     assert!(top.contains("run/step-1") && top.contains("home/a/me"), "{top}");
 
@@ -341,6 +351,33 @@ fn calls_count_as_requests_and_one_too_many_is_told() {
     for _ in 0..60 {
         cloud.get("/v1/pins");
     }
+    home.stop();
+    cloud.stop();
+}
+
+/// S7 of docs/security.md.
+#[test]
+fn silent_calls_do_not_keep_out_who_asks() {
+    let user = with_tree();
+    let (home, cloud) = two_sites(&user, "'home/*'", ("", "[admission]\nlinks_per_agent = 400"));
+    let address = cloud.listen.clone().unwrap();
+    let credentials = Credentials::open(&user.work().join("b"), Arc::new(SystemClock)).unwrap();
+    let callee = Identity::new("cloud", "c").unwrap();
+    let runtime = Runtime::new().unwrap();
+    // One after another: few handshakes may be under way at a time.
+    let silent: Vec<Line> =
+        (0..300).map(|_| runtime.block_on(call(&address, &credentials, &callee, &Arc::default())).unwrap()).collect();
+    let ready = async {
+        let mut line = call(&address, &credentials, &callee, &Arc::default()).await.unwrap();
+        line.write_all(b"GET /ready HTTP/1.1\r\nHost: agent\r\nConnection: close\r\n\r\n").await.unwrap();
+        let mut answer = String::new();
+        line.read_to_string(&mut answer).await.unwrap();
+        answer
+    };
+    // Less than a silent call may last.
+    let ready = runtime.block_on(async { tokio::time::timeout(Duration::from_secs(20), ready).await.unwrap() });
+    assert!(ready.starts_with("HTTP/1.1 200 "), "{ready}");
+    drop((silent, runtime));
     home.stop();
     cloud.stop();
 }
