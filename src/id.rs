@@ -148,7 +148,7 @@ unique! {
 pub struct Owned {
     /// The session that wrote the object.
     pub session: SessionId,
-    /// Which of its objects.
+    /// Object of the session.
     pub object: ObjectId,
 }
 
@@ -170,9 +170,9 @@ impl fmt::Display for Owned {
 pub type PackId = Owned;
 /// The name of an index segment.
 pub type SegmentId = Owned;
-/// Where one copy of a manifest lies.
+/// Key of one copy of a manifest.
 pub type ManifestKey = Owned;
-/// Where a manifest's map lies.
+/// Key of a manifest's map.
 pub type MapKey = Owned;
 
 #[cfg(test)]

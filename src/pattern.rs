@@ -78,7 +78,7 @@ impl Pattern {
 /// `text` with classes that never take a `/`, which those of globset do.
 ///
 /// # Errors
-/// What is wrong, if a class asks for a `/`.
+/// An error for a class that has a `/`.
 fn classes_within_segments(text: &str) -> Result<String, &'static str> {
     let (mut made, mut rest) = (String::with_capacity(text.len() + 1), text);
     while let Some(at) = rest.find(['[', '\\']) {

@@ -38,7 +38,7 @@ impl Progress {
         self.0.moved.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// What it shows now.
+    /// Current values.
     #[must_use]
     pub fn snapshot(&self) -> Snapshot {
         Snapshot {
@@ -53,7 +53,7 @@ impl Progress {
 /// One reading of a [`Progress`]; all but `phase` in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Snapshot {
-    /// What is going on: "reading", "fetching", ...
+    /// Current phase: "reading", "fetching", ...
     pub phase: &'static str,
     /// Plain bytes to deal with; 0 while unknown.
     pub total: u64,

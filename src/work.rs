@@ -7,10 +7,10 @@ use crate::error::{Error, Result};
 /// Runs `work` where it may block or compute for long.
 ///
 /// # Errors
-/// What `work` returns; other, if it panicked.
+/// Result of `work`, run on a thread for blocking work; other, if it panicked.
 ///
 /// # Cancel safety
-/// What has begun goes on to its end; its result is dropped.
+/// Work that has begun goes on to its end; its result is dropped.
 pub(crate) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
     let span = Span::current();
     let worked = tokio::task::spawn_blocking(move || span.in_scope(work)).await;

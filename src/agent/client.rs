@@ -42,9 +42,9 @@ const STREAMS: usize = 2;
 /// The window of each: one such part of the repository's memory, but no more than is of use on one machine.
 const WINDOW_SHARE: u64 = 8;
 const WINDOW_MAX: u64 = 16 * MIB;
-/// Where a connection becomes one of the peer protocol.
+/// Path at which a connection switches to the peer protocol.
 const CHUNKS: &str = "/v1/chunks";
-/// What to do without an agent.
+/// Help where there is no agent.
 const START: &str = "start one: towline agent --config FILE; if one runs, set TOWLINE_AGENT to its socket";
 
 /// An agent of this machine, by its socket; or one elsewhere, by way of that.
@@ -67,7 +67,7 @@ impl Client {
         Self { at, ..self }
     }
 
-    /// Which agent is meant, if it is one elsewhere.
+    /// The agent elsewhere that is meant, if it is one.
     #[must_use]
     pub fn is_at(&self) -> Option<&At> {
         self.at.as_ref()
@@ -124,13 +124,13 @@ impl Client {
         }
     }
 
-    /// Where its socket is.
+    /// Its socket.
     #[must_use]
     pub fn socket(&self) -> &Path {
         &self.socket
     }
 
-    /// What is at `path`.
+    /// Resource at `path`.
     ///
     /// # Errors
     /// Unreachable, if no agent answers; else what the agent says.
@@ -181,7 +181,7 @@ impl Client {
     /// Follows a transfer until it has ended; `tell` is told how far it is.
     ///
     /// # Errors
-    /// What it failed with; cancelled, if it was; unreachable, if the agent went away meanwhile.
+    /// Its own error; cancelled, if it was; unreachable, if the agent went away meanwhile.
     ///
     /// # Cancel safety
     /// Safe: the transfer goes on.
@@ -321,9 +321,9 @@ impl Client {
     }
 }
 
-/// What to do about an agent of another user.
+/// Help about an agent of another user.
 const OWN: &str = "run as its user, or set TOWLINE_AGENT=none to work without it";
-/// What to do about an agent of another version.
+/// Help about an agent of another version.
 const SAME_VERSION: &str =
     "use the same version of towline on both sides, or set TOWLINE_AGENT=none to work without it";
 
@@ -334,7 +334,7 @@ struct Events {
 }
 
 impl Events {
-    /// What the next event says; None at the end.
+    /// The next event; None at the end.
     async fn next(&mut self) -> Result<Option<Transfer>, Box<dyn std::error::Error + Send + Sync>> {
         loop {
             while let Some(end) = self.read.windows(2).position(|two| two == b"\n\n") {

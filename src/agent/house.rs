@@ -53,17 +53,17 @@ pub(super) struct House {
     /// Processes of this node that take chunks.
     pub(super) attended: TaskTracker,
     pub(super) attending: Arc<Semaphore>,
-    /// What is told to those who watch folders.
+    /// Shutdown signal for watchers.
     pub(super) stop: watch::Sender<Stop>,
     /// Whether what it was told to have ready is there.
     prepared: AtomicBool,
-    /// That the machine will be taken away.
+    /// Preemption notice.
     notice: OnceLock<Notice>,
-    /// That, for whoever waits for it.
+    /// Cancelled when a preemption notice arrives.
     going: CancellationToken,
     /// Rights of other agents, reloaded when the settings change.
     pub(super) rules: Arc<Rules>,
-    /// What it keeps for other agents, if it does that.
+    /// Store of what it keeps for other agents, if it does.
     pub(super) shelf: Option<Arc<Shelf>>,
     /// Limits of the pins of other agents.
     pub(super) caller_pins: CallerPins,
@@ -72,8 +72,8 @@ pub(super) struct House {
     pub(super) transfers: Transfers,
     /// Limits of connections of other agents.
     pub(super) gate: Gate,
-    /// What parts of files are held in on their way to readers, apart from what they are fetched with: a reader that is slow
-    /// must not keep a fetch from going on.
+    /// Memory for parts of files on their way to readers, apart from that of fetches: a slow reader must not keep a fetch from
+    /// going on.
     pub(super) windows: Budget,
     /// Trees that were read from last.
     pub(super) opened: Opened,
@@ -202,7 +202,7 @@ impl House {
         })
     }
 
-    /// What brings chunks to the cache and gives them to others.
+    /// Exchange of chunks with others.
     ///
     /// # Errors
     /// Not found, if the agent has no cache.
@@ -212,7 +212,7 @@ impl House {
         })
     }
 
-    /// Where other agents are looked for; None, if they are not.
+    /// Discovery of other agents; None, if there is none.
     pub(super) fn discovery(&self, told: &PeersConfig) -> Option<Discovery> {
         let identity = self.credentials.as_ref()?.identity();
         if !told.registered && told.names.is_empty() {
@@ -226,7 +226,7 @@ impl House {
         })
     }
 
-    /// What it shows to other agents.
+    /// Its certificate and key.
     ///
     /// # Errors
     /// Usage, if it has no certificate.
@@ -242,7 +242,7 @@ impl House {
         self.prepared.load(Ordering::Acquire) && self.notice.get().is_none() && !self.transfers.is_closed()
     }
 
-    /// What it was told to have ready is there.
+    /// Marks its preparation as done.
     pub(super) fn prepared(&self) {
         self.prepared.store(true, Ordering::Release);
     }
@@ -272,7 +272,7 @@ impl House {
         self.notice.get().is_some()
     }
 
-    /// What is left of `grace`, if the machine goes before.
+    /// Rest of `grace`, if the machine goes before.
     pub(super) fn time_left(&self, grace: Duration) -> Duration {
         let at = self.notice.get().and_then(|notice| notice.at);
         at.map_or(grace, |at| at.since(self.clock.now()).min(grace))

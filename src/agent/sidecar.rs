@@ -111,7 +111,7 @@ async fn bring(name: &Selector, begin: impl Fn() -> Result<Arc<Entry>>) {
     }
 }
 
-/// What keeps an errand from having brought all of `name`.
+/// Error that keeps an errand from having brought all of `name`.
 fn lacking(name: &Selector, view: &Transfer) -> Option<Error> {
     let told = |of: Option<&serde_json::Value>, field: &str| of.and_then(|of| of.get(field)).cloned();
     match view.state {

@@ -40,7 +40,7 @@ fn well_known_in(runtime: Option<OsString>, user: u32) -> PathBuf {
 #[derive(Debug)]
 pub(super) struct Claimed {
     path: PathBuf,
-    /// Whoever holds it may listen there.
+    /// Lock of the one who may listen there.
     _lock: File,
 }
 
@@ -138,7 +138,7 @@ pub(super) fn may_answer(user: Uid) -> bool {
     may_connect(user) || geteuid().is_root()
 }
 
-/// Where the token for the API on loopback is.
+/// Path of the token for the API on loopback.
 pub(super) fn token_path(socket: &Path) -> PathBuf {
     socket.with_extension("token")
 }

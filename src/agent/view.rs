@@ -11,7 +11,7 @@ use crate::progress::Snapshot;
 use crate::transfer::ledger::{LedgerEntry, LinkEntry};
 use crate::transfer::peers::PeerStat;
 
-/// How an agent is.
+/// State of an agent.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Health {
     /// The agent's version.
@@ -24,11 +24,11 @@ pub struct Health {
     pub ready: bool,
     /// Whether it is ending: it takes nothing new.
     pub leaving: bool,
-    /// What was said of the machine's end, if it will be taken away.
+    /// Notice of the machine's end, if one came.
     pub notice: Option<String>,
-    /// Who it is towards other agents, if it has a certificate.
+    /// Identity towards other agents, if it has a certificate.
     pub identity: Option<String>,
-    /// Where it saves to and restores from, the usual repository first.
+    /// Repositories that it saves to and restores from, the usual one first.
     pub repositories: Vec<Place>,
     /// Problems of reloaded files, such as the rules or the list of revoked certificates: the version before stays in force.
     /// Told over the socket only.
@@ -86,7 +86,7 @@ pub struct FolderEntry {
     pub mode: String,
     /// Last modification, RFC 3339.
     pub mtime: String,
-    /// Where a link points.
+    /// Target of a link.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub target: Option<String>,
 }
@@ -101,7 +101,7 @@ pub struct Place {
     pub id: String,
 }
 
-/// What kind of work a transfer is.
+/// Kind of a transfer's work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Kind {
@@ -137,7 +137,7 @@ impl Kind {
     }
 }
 
-/// How far a transfer has come.
+/// State of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Standing {
@@ -170,13 +170,13 @@ impl Standing {
 /// A checkpoint that is kept for another agent.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Kept {
-    /// How to refer to it.
+    /// Id.
     pub id: String,
-    /// Whose it is.
+    /// Giver.
     pub from: String,
     /// Since when, RFC 3339.
     pub since: String,
-    /// What it is saved as, if nobody else does that.
+    /// Name to save it as, if nobody else does.
     pub name: String,
     /// The id of the repository where.
     pub repository: String,
@@ -200,7 +200,7 @@ pub struct Aside {
     pub kind: String,
     /// Its message.
     pub error: String,
-    /// What to do.
+    /// Help.
     pub cure: String,
 }
 
@@ -214,14 +214,14 @@ pub struct KeptList {
 /// Room for a checkpoint, or the end of that.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Custody {
-    /// How to refer to it.
+    /// Id.
     pub id: String,
 }
 
-/// How far the work of a transfer is; all but `phase` in bytes.
+/// Progress of a transfer; all but `phase` in bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pace {
-    /// What is going on.
+    /// Current phase.
     pub phase: String,
     /// Plain bytes to deal with; 0 while unknown.
     pub total: u64,
@@ -242,25 +242,25 @@ impl From<Snapshot> for Pace {
 pub struct Transfer {
     /// Its name.
     pub id: String,
-    /// What it is.
+    /// Kind.
     pub kind: Kind,
-    /// What it is about: the name saved or restored.
+    /// Name that is saved or restored.
     pub name: String,
     /// Where the repository is, if one has part in it; other agents are not told.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub repository: Option<String>,
-    /// Which other agent asked for it, if one did: `SITE/AGENT`.
+    /// Agent that asked for it, if another one did: `SITE/AGENT`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub caller: Option<String>,
-    /// How it stands.
+    /// State.
     pub state: Standing,
     /// When it began, RFC 3339.
     pub started: String,
-    /// How long it has taken.
+    /// Duration in seconds.
     pub seconds: f64,
-    /// How far it is.
+    /// Progress.
     pub progress: Pace,
-    /// What came of it, once it is done: as the command of that name tells with `--json`.
+    /// Report, once it is done: as the command of that name prints with `--json`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub report: Option<Value>,
     /// The error, if it failed; while it runs, the last failure that is being retried.
@@ -286,14 +286,14 @@ pub struct Cache {
     pub stat: CacheStat,
 }
 
-/// What a check of the cache found.
+/// Result of a check of the cache.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CacheChecked {
     /// Chunks read.
     pub chunks: u64,
     /// Bytes they take.
     pub bytes: u64,
-    /// What was damaged and dropped.
+    /// Chunks that were damaged and dropped.
     pub damaged: Vec<CacheDamage>,
 }
 
@@ -304,7 +304,7 @@ pub struct CacheDamage {
     pub chunk: String,
     /// The slab that it lay in.
     pub slab: usize,
-    /// Where it began there, in bytes.
+    /// Its offset there, in bytes.
     pub offset: u64,
 }
 
@@ -320,7 +320,7 @@ impl From<Checked> for CacheChecked {
     }
 }
 
-/// What an eviction did.
+/// Result of an eviction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Evicted {
     /// Bytes that came free.
@@ -332,9 +332,9 @@ pub struct Evicted {
 pub struct Pinned {
     /// Its name.
     pub id: String,
-    /// Who asked.
+    /// Requester.
     pub owner: String,
-    /// What for.
+    /// Purpose.
     pub reason: String,
     /// When, RFC 3339.
     pub created: String,
@@ -374,11 +374,11 @@ pub struct Unpinned {
 /// Another agent.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Peer {
-    /// Where it is said to be.
+    /// Configured or announced address.
     pub address: String,
-    /// Who it is, once it has shown its certificate.
+    /// Identity, once it has shown its certificate.
     pub identity: Option<String>,
-    /// What carries its link, if that is up: `quic` or `tcp`.
+    /// Transport of its link, if that is up: `quic` or `tcp`.
     pub carrier: Option<String>,
     /// Connections of the link.
     pub connections: usize,
@@ -388,7 +388,7 @@ pub struct Peer {
     pub rate: Option<f64>,
     /// Bytes of frames that came from it.
     pub received: u64,
-    /// What was wrong last.
+    /// Last error.
     pub error: Option<String>,
 }
 
@@ -407,12 +407,12 @@ impl From<PeerStat> for Peer {
     }
 }
 
-/// What moved between this agent and others.
+/// Bytes that moved between this agent and others.
 #[derive(Clone, Debug, Serialize)]
 pub struct Ledger {
     /// By agent, way and tree.
     pub entries: Vec<LedgerEntry>,
-    /// What the sockets carried, by agent and carrier.
+    /// Bytes of sockets, by agent and transport.
     pub links: Vec<LinkEntry>,
 }
 

@@ -5,14 +5,14 @@ use super::queue::Resident;
 use super::read::Found;
 use super::room::UNIT;
 
-/// What a check found.
+/// Result of a check.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Checked {
     /// Chunks read.
     pub chunks: u64,
     /// Bytes they take.
     pub bytes: u64,
-    /// What was dropped.
+    /// Chunks that were dropped.
     pub damaged: Vec<Damage>,
 }
 
@@ -23,7 +23,7 @@ pub struct Damage {
     pub prefix: u64,
     /// The slab that it lay in.
     pub slab: usize,
-    /// Where it began there, in bytes.
+    /// Its offset there, in bytes.
     pub offset: u64,
 }
 

@@ -32,13 +32,13 @@ const MAGIC: [u8; 5] = *b"TWLF\x02";
 /// Keys the digests of one cache.
 pub(super) type Secret = [u8; 32];
 
-/// What a frame of `len` bytes takes, in units.
+/// Space of a frame of `len` bytes, in units.
 pub(super) fn weight(len: u64) -> u16 {
     let units = (HEADER_LEN as u64 + len.min(CHUNK_LEN_MAX)).div_ceil(UNIT);
     u16::try_from(units).unwrap_or(u16::MAX)
 }
 
-/// What goes before a frame.
+/// Header of a frame.
 pub(super) fn header(secret: &Secret, frame: &Frame) -> [u8; HEADER_LEN] {
     let mut out = [0; HEADER_LEN];
     out[..5].copy_from_slice(&MAGIC);

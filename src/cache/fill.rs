@@ -11,10 +11,10 @@ use crate::limits::MIB;
 
 /// The floor is looked at again whenever this much was put in.
 const WATCH_EVERY: u64 = 16 * MIB;
-/// How often a region may be cleared for one frame.
+/// Times that a region may be cleared for one frame.
 const CLEARED_MOST: usize = 2;
 
-/// What became of a frame.
+/// Outcome of an insertion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Inserted {

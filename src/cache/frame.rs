@@ -72,7 +72,7 @@ impl Frame {
         self.id
     }
 
-    /// How it is stored.
+    /// Codec.
     #[must_use]
     pub fn codec(&self) -> Codec {
         self.codec

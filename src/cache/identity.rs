@@ -25,7 +25,7 @@ const VERSION: u32 = 2;
 const LEN: usize = 104;
 const SEALED_LEN: usize = 72;
 
-/// What a cache is for as long as it lives.
+/// Constants of a cache for its lifetime.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Identity {
     /// Tells its journal from another's.

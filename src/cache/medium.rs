@@ -10,7 +10,7 @@ use std::sync::Arc;
 use rustix::fs::{FallocateFlags, fallocate, statvfs};
 use rustix::io::{Errno, pwritev, retry_on_intr};
 
-/// Where a cache lies.
+/// Storage of a cache.
 pub(super) trait Medium: fmt::Debug + Send + Sync {
     /// Opens a file for reading and writing; `create` makes an empty one, in the place of one that is there.
     fn open(&self, path: &Path, create: bool) -> io::Result<Arc<dyn MediumFile>>;

@@ -64,7 +64,7 @@ use self::state::State;
 use crate::clock::{Clock, SystemClock};
 use crate::limits::GIB;
 
-/// How large a cache may be.
+/// Size limits of a cache.
 #[derive(Clone, Debug)]
 pub struct CacheOptions {
     /// Bytes on the disk, at most, besides the journal and pins; used in whole slabs, and up to 16 TiB.
@@ -73,7 +73,7 @@ pub struct CacheOptions {
     pub free_floor: u64,
     /// Bytes in a slab of a cache that is new: by default a 128th of the capacity, as a power of two from 32 MiB to 16 GiB.
     pub slab_len: Option<u64>,
-    /// What tells when pins expire.
+    /// Clock for the expiry of pins.
     pub clock: Arc<dyn Clock>,
 }
 
@@ -118,7 +118,7 @@ pub struct CacheStat {
     pub damaged: u64,
 }
 
-/// What is counted while it happens.
+/// Counters of events.
 #[derive(Debug, Default)]
 struct Counters {
     hits: AtomicU64,
@@ -162,7 +162,7 @@ fn count(counter: &AtomicU64) {
 }
 
 impl Cache {
-    /// Where it lies.
+    /// Its folder.
     #[must_use]
     pub fn dir(&self) -> &std::path::Path {
         &self.dir

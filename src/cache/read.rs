@@ -10,10 +10,10 @@ use super::{Cache, count};
 use crate::blocks::Block;
 use crate::id::ChunkId;
 
-/// How often a chunk is read, at most, while it is moved about.
+/// Reads of a chunk, at most, while it is moved.
 const READS: usize = 4;
 
-/// What was found at a place.
+/// Content of a place.
 pub(super) enum Found {
     /// The frame of a chunk with the wanted key.
     Frame(Frame),

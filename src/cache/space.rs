@@ -167,7 +167,7 @@ impl Cache {
         }
     }
 
-    /// What the disk has free above the floor, in bytes; none if it does not tell.
+    /// Free bytes of the disk above the floor; none if unknown.
     fn spare(&self) -> Option<i64> {
         let signed = |bytes: u64| i64::try_from(bytes).unwrap_or(i64::MAX);
         match self.medium.available(&self.dir) {

@@ -13,7 +13,7 @@ pub mod tensor;
 
 pub use tensor::Span;
 
-/// How a file was cut: recorded for each file in its manifest.
+/// Cutting of a file: recorded for each file in its manifest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Cut {

@@ -61,12 +61,12 @@ pub fn cuts(spans: &[Span], len: u64) -> Cuts<'_> {
 /// The chunk ends of one file, in order; made by [`cuts`]. Takes no memory, however long the file is.
 #[derive(Clone, Debug)]
 pub struct Cuts<'a> {
-    /// What has not been reached yet.
+    /// Spans that were not reached yet.
     spans: &'a [Span],
     len: u64,
     /// The latest cut.
     at: u64,
-    /// What is being cut.
+    /// Region that is being cut.
     region: Region,
 }
 
@@ -123,7 +123,7 @@ impl Cuts<'_> {
         None
     }
 
-    /// What is to be cut from the latest cut on.
+    /// Region from the latest cut on.
     fn next_region(&mut self) -> Region {
         let start = self.at;
         let Some(span) = self.peek(start) else { return Region::opaque(start, self.len) };

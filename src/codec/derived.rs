@@ -7,7 +7,7 @@
 /// The one rule there is, as it is stored.
 pub(super) const FRAME: &[u8] = &[1];
 
-/// What a chunk of `F32`s rounds to as `BF16`s; empty if it is not whole numbers.
+/// Roundings of a chunk of `F32`s to `BF16`s; empty if its length is not a whole number of them.
 #[must_use]
 pub fn rounded(master: &[u8]) -> Vec<u8> {
     let mut out = vec![0; master.len() / 2];

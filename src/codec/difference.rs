@@ -25,7 +25,7 @@ const FLOATS: u8 = 8;
 const CLASSED_FROM: usize = 32 << 10;
 /// One of so many bases is looked at to find bounds.
 const BOUNDS_STEP: usize = 61;
-/// What a difference may take of what planes alone would: each read of it reads the base, too.
+/// Largest share of the planes' size at which a difference is worth storing: each read of it reads the base, too.
 const WORTH: f64 = 7.0 / 8.0;
 /// Numbers that tell whether it will, in this many places.
 const SAMPLES: usize = 16;

@@ -31,7 +31,7 @@ pub enum Codec {
     Planes = 2,
     /// The difference to the base, number by number, in byte planes.
     Difference = 3,
-    /// What the base is when its numbers are rounded.
+    /// As [`Codec::Difference`], to the base with its numbers rounded.
     Derived = 4,
 }
 

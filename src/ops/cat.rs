@@ -117,7 +117,7 @@ struct Placed {
 }
 
 impl Placed {
-    /// What `bytes`, the chunk, has in common with the window: the window's number, where in it, and which bytes.
+    /// Overlap of `bytes`, the chunk, with the window: the window's number, the offset in it, and the bytes.
     fn part<'b>(&self, bytes: &'b [u8]) -> Option<(usize, u64, &'b [u8])> {
         let (from, to) = (self.at.start.max(self.window.start), self.at.end.min(self.window.end));
         let index = |offset: u64| usize::try_from(offset.checked_sub(self.at.start)?).ok();

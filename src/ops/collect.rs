@@ -24,15 +24,15 @@ const LOG_KEEP: u64 = 64;
 /// Live segments above which a collect merges some.
 const SEGMENTS_GOOD: usize = 8;
 
-/// How to collect.
+/// Options of a collect.
 #[derive(Clone, Debug)]
 pub struct CollectOptions {
     /// Only say what would be done.
     pub dry_run: bool,
-    /// How long a condemned pack is kept before it is purged. It spares slow readers and writers extra work; nothing's
-    /// safety depends on it.
+    /// Time that a condemned pack is kept before it is purged. It spares slow readers and writers extra work; nothing's safety
+    /// depends on it.
     pub grace: Duration,
-    /// Where to show progress.
+    /// Progress counters.
     pub progress: Progress,
 }
 
@@ -42,7 +42,7 @@ impl Default for CollectOptions {
     }
 }
 
-/// What a collect did, or would do.
+/// Result of a collect, or of a dry run.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct CollectReport {
     /// Packs condemned.
@@ -67,9 +67,9 @@ pub struct CollectReport {
     pub held_bytes: u64,
     /// The open sessions that they belong to.
     pub held: Vec<HeldSession>,
-    /// What was done, or would be, in words.
+    /// Steps that were done, or would be, in words.
     pub steps: Vec<String>,
-    /// How long it took.
+    /// Duration in seconds.
     pub seconds: f64,
 }
 

@@ -26,7 +26,7 @@ pub struct Change {
 }
 
 impl Repository {
-    /// What differs from the tree `a` to the tree `b`, by path.
+    /// Differences from the tree `a` to the tree `b`, by path.
     ///
     /// # Errors
     /// Not found, if there is no such name.

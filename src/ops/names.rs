@@ -24,12 +24,12 @@ pub struct Listed {
     pub chunks: u64,
     /// When it was saved, RFC 3339.
     pub saved: String,
-    /// What is told of it.
+    /// Facts of the step.
     #[serde(flatten)]
     pub facts: StepFacts,
 }
 
-/// Which names to list, a part at a time.
+/// Range of names to list, a page at a time.
 #[derive(Clone, Debug)]
 pub struct NameRange {
     /// Only this name and those below it.

@@ -23,7 +23,7 @@ pub struct RunListed {
     pub saved: String,
     /// Bytes in all files of all its steps.
     pub bytes: u64,
-    /// What is told of the last one.
+    /// Facts of the last step.
     #[serde(flatten)]
     pub facts: StepFacts,
     /// Every step, where this run was asked for by its very name.
@@ -48,7 +48,7 @@ pub struct StepListed {
     pub files: u64,
     /// Distinct chunks.
     pub chunks: u64,
-    /// What is told of it.
+    /// Facts of the step.
     #[serde(flatten)]
     pub facts: StepFacts,
 }

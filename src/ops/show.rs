@@ -31,18 +31,18 @@ pub struct Shown {
     pub stored_bytes: u64,
     /// Bytes that further chunks take, which these are differences to: they are read with it.
     pub base_bytes: u64,
-    /// How many saves ago the key step was that its differences are to; 0 if it is one itself.
+    /// Saves since the key step that its differences are to; 0 if it is one itself.
     pub behind: u32,
     /// Files.
     pub files: u64,
     /// Distinct chunks.
     pub chunks: u64,
-    /// What is told of it in the log.
+    /// Facts in the log.
     #[serde(flatten)]
     pub facts: StepFacts,
-    /// What was recorded with it.
+    /// Labels.
     pub labels: BTreeMap<String, String>,
-    /// What it holds.
+    /// Entries.
     pub entries: Vec<ShownEntry>,
 }
 
@@ -63,10 +63,10 @@ pub struct ShownEntry {
     pub chunks: u64,
     /// Bytes that they take in packs.
     pub stored_bytes: u64,
-    /// How the file was cut.
+    /// Cutting of the file.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cut: Option<&'static str>,
-    /// Where a link points.
+    /// Target of a link.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub target: Option<String>,
     /// The tensors of a file that was understood as a checkpoint.
@@ -86,7 +86,7 @@ pub struct ShownTensor {
     /// The shape of the tensor that it is a part of, if it is one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub whole: Option<Vec<u64>>,
-    /// Where in that tensor it begins, along each dimension.
+    /// Offsets in that tensor, along each dimension.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub offsets: Option<Vec<u64>>,
     /// Its bytes.
@@ -98,7 +98,7 @@ pub struct ShownTensor {
 }
 
 impl Repository {
-    /// What the tree `name` holds.
+    /// Content of the tree `name`.
     ///
     /// # Errors
     /// Not found, if there is no such name.
@@ -109,7 +109,8 @@ impl Repository {
         self.show_part(name, None).await
     }
 
-    /// What the file or folder `below` of the tree `name` holds, or all of it: bytes, files and chunks are then those of the part.
+    /// Content of the file or folder `below` of the tree `name`, or all of it: bytes, files and chunks are then those of the
+    /// part.
     ///
     /// # Errors
     /// Not found, if there is no such name or path.
@@ -217,7 +218,7 @@ fn show_tensors(saved: &Saved, content: &Content, chunks: &[(u32, Range<u64>)]) 
     content.tensors.iter().map(show).collect()
 }
 
-/// How ranges of one file are stored, told without a look at each chunk of a range: a manifest may put any number of tensors
+/// Storage of ranges of one file, summed up without a look at each chunk of a range: a manifest may put any number of tensors
 /// over the same chunks.
 struct StoredRanges<'a> {
     saved: &'a Saved,

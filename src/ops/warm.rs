@@ -17,12 +17,12 @@ use crate::size::show;
 use crate::transfer::exchange::{Exchange, FetchPolicy};
 use crate::work::blocking;
 
-/// How to warm.
+/// Options of a warm.
 #[derive(Clone, Debug, Default)]
 pub struct WarmOptions {
     /// Only this file or folder of the tree, and what it needs.
     pub below: Option<Vec<u8>>,
-    /// Where missing chunks may come from, and how urgent they are.
+    /// Sources of missing chunks, and their priority.
     pub policy: FetchPolicy,
     /// Whether to keep it, and for whom.
     pub pin: Option<Pinning>,
@@ -35,7 +35,7 @@ pub struct WarmOptions {
 /// A promise to keep what is warmed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pinning {
-    /// Who asks.
+    /// Requester.
     pub owner: String,
     /// When it ends by itself, if it does.
     pub expires: Option<Timestamp>,
@@ -50,9 +50,9 @@ pub struct Warmed {
     /// Nothing was brought or pinned: these are the figures of a warming that is yet to come.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub dry_run: bool,
-    /// What was warmed.
+    /// Name that was warmed.
     pub name: Name,
-    /// Which tree that was.
+    /// Its manifest.
     pub manifest: String,
     /// Chunks of what was asked for, with those that they need.
     pub chunks: u64,
@@ -83,7 +83,7 @@ pub struct Warmed {
     /// The promise to keep them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pin: Option<String>,
-    /// How long it took.
+    /// Duration in seconds.
     pub seconds: f64,
 }
 
@@ -191,7 +191,7 @@ struct Sum {
     bytes: u64,
 }
 
-/// What became of the chunks that were asked for.
+/// Sums by the fate of the requested chunks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Sums {
     hits: Sum,
@@ -216,7 +216,7 @@ fn sum(wanted: &[u32], before: &[u32], after: &[u32], stored_len: impl Fn(u32) -
     sums
 }
 
-/// What of a tree is in a cache.
+/// Part of a tree that is in a cache.
 struct Looked {
     bytes: u64,
     lacking: Vec<u32>,
@@ -255,7 +255,7 @@ fn look(saved: &Saved, wanted: &[u32], cache: &Cache) -> Result<Looked> {
     Ok(looked)
 }
 
-/// What a pin is for, as `towline pins` shows it.
+/// Reason of a pin, as `towline pins` shows it.
 fn reason(name: &Name, below: Option<&[u8]>) -> String {
     below.map_or_else(|| name.to_string(), |below| format!("{name}:{}", shown(below)))
 }

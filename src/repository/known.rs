@@ -16,20 +16,20 @@ use crate::id::{ChunkId, PackId};
 /// Footers read at once.
 const FOOTERS: usize = 16;
 
-/// Where a stored chunk lies.
+/// Place of a stored chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
     /// In which pack.
     pub pack: PackId,
-    /// Which of its chunks.
+    /// Number of the chunk in the pack.
     pub ordinal: u32,
-    /// Where its frame starts.
+    /// Start of its frame.
     pub offset: u64,
     /// Bytes of the frame.
     pub stored_len: u32,
     /// Bytes of the chunk.
     pub plain_len: u32,
-    /// How it is stored.
+    /// Codec.
     pub codec: Codec,
     /// The chunk that it cannot be decoded without, if its codec needs one.
     pub base: Option<ChunkId>,
@@ -107,7 +107,7 @@ impl Known {
         }
     }
 
-    /// Where the base of a chunk at `place` is, if it needs one: stored with fewer hops than the chunk.
+    /// The base of a chunk at `place` and its place, if it needs one: stored with fewer hops than the chunk.
     #[must_use]
     pub fn base(&self, place: &Place) -> Option<(ChunkId, Place)> {
         let base = place.base?;
@@ -132,7 +132,7 @@ impl Known {
         self.packs.get(&id).copied()
     }
 
-    /// Where each of `ids` is, if it is, with all that it is decoded from. A pack whose footer cannot be read holds nothing:
+    /// Place of each of `ids` that is known, with all that it is decoded from. A pack whose footer cannot be read holds nothing:
     /// its chunks are stored again.
     ///
     /// # Errors

@@ -26,7 +26,7 @@ pub enum Family {
     Manifest,
     /// Maps.
     Map,
-    /// What ranks have saved.
+    /// Parts that ranks have saved.
     Part,
 }
 
@@ -68,7 +68,7 @@ impl Numbered {
         }
     }
 
-    /// Where all of them lie.
+    /// Prefix of all of them.
     #[must_use]
     pub fn prefix(self) -> Path {
         Path::from(self.folder())
@@ -97,7 +97,7 @@ pub fn repository() -> Path {
     Path::from("repository")
 }
 
-/// Where one object of a session lies.
+/// Key of one object of a session.
 #[must_use]
 pub fn owned(family: Family, id: Owned) -> Path {
     Path::from(format!("{}/{id}", family.folder()))
@@ -109,25 +109,25 @@ pub fn part(session: SessionId, rank: u32) -> Owned {
     Owned { session, object: ObjectId::from_bytes(u128::from(rank).to_be_bytes()) }
 }
 
-/// Where all objects of a kind lie.
+/// Prefix of all objects of a kind.
 #[must_use]
 pub fn family(family: Family) -> Path {
     Path::from(family.folder())
 }
 
-/// Where the agent `agent` of `site` says where it listens.
+/// Key of the address that the agent `agent` of `site` announces.
 #[must_use]
 pub fn agent(site: &str, agent: &str) -> Path {
     Path::from_iter(["agent", site, agent])
 }
 
-/// Where all agents do.
+/// Prefix of all agents' addresses.
 #[must_use]
 pub fn agents() -> Path {
     Path::from("agent")
 }
 
-/// Whose object a key of this kind is.
+/// Owner of a key of this kind.
 #[must_use]
 pub fn owner(family: Family, key: &Path) -> Option<Owned> {
     let mut parts = key.parts();

@@ -22,7 +22,7 @@ pub struct Mended<'a> {
     pub manifest: ManifestId,
     /// The manifest's chunks.
     pub chunks: &'a [ChunkId],
-    /// Where each of them is now.
+    /// Current place of each of them.
     pub places: &'a [Place],
     /// Bases of these that stay where they were.
     pub bases: &'a HashMap<ChunkId, Place>,
@@ -42,7 +42,7 @@ impl Mended<'_> {
 }
 
 impl Repository {
-    /// How long a pack is in the store now; none if it is gone.
+    /// Length of a pack in the store; none if it is gone.
     ///
     /// # Errors
     /// Unreachable, if the store is.

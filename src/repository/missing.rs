@@ -79,7 +79,7 @@ fn nearest<'a>(names: impl Iterator<Item = &'a str>, wanted: &str) -> Vec<String
     alike.iter().take(OFFERED_MAX).map(|(_, name)| format!("`{name}`")).collect()
 }
 
-/// How many bytes must be put in, taken out or replaced to make `a` of `b` (Levenshtein); none, if more than `most`.
+/// Bytes that must be inserted, deleted or replaced to make `a` of `b` (Levenshtein); none, if more than `most`.
 fn edits(a: &[u8], b: &[u8], most: usize) -> Option<usize> {
     if a.len().abs_diff(b.len()) > most {
         return None;

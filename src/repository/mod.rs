@@ -50,13 +50,13 @@ use crate::error::Result;
 use crate::id::RepositoryId;
 use crate::storage::Store;
 
-/// How to open a repository.
+/// Options to open a repository with.
 #[derive(Clone, Debug, Default)]
 pub struct OpenOptions {
     /// The memory budget in bytes; by default from the cgroup ([`Budget::default_bytes`]).
     pub memory: Option<u64>,
-    /// Where to keep what makes the next command faster (index segments, stat caches); by default the user's cache
-    /// folder. Losing it costs time, nothing else.
+    /// Folder for index segments and stat caches, which make later commands faster; by default the user's cache folder. Losing it
+    /// costs time, nothing else.
     pub cache: Option<PathBuf>,
 }
 
@@ -122,7 +122,7 @@ impl Repository {
         Self { shared: Arc::clone(&self.shared), source: Some(source) }
     }
 
-    /// What is nearer than its packs.
+    /// Source nearer than its packs.
     #[must_use]
     pub fn source(&self) -> Option<&Arc<dyn ChunkSource>> {
         self.source.as_ref()

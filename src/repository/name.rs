@@ -28,7 +28,7 @@ impl Name {
         Some((Self(run.to_owned()), number))
     }
 
-    /// What to tell whoever makes this name: it looks like a step of a run and is none.
+    /// Warning about this name, if it looks like a step of a run and is none.
     #[must_use]
     pub fn step_warning(&self) -> Option<String> {
         let last = self.0.rsplit('/').next().unwrap_or_default().to_ascii_lowercase();

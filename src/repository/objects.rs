@@ -259,7 +259,7 @@ async fn put_parts(objects: &dyn ObjectStore, key: &Path, payload: PutPayload) -
     }
 }
 
-/// What came of a create.
+/// Outcome of a create.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Created {
     /// The store says this request made it.

@@ -21,7 +21,7 @@ const AGENTS_MAX: usize = 1024;
 /// Objects that are read at the same time.
 const READS: usize = 16;
 
-/// What an agent says of itself.
+/// Announcement of an agent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Announced {
     /// `HOST:PORT`, where it listens.
@@ -61,7 +61,7 @@ impl Repository {
         Ok(self.store().objects().delete(&layout::agent(site, agent)).await?)
     }
 
-    /// What agents have said in the last `age`. What cannot be read is passed over.
+    /// Announcements of the last `age`. Unreadable ones are passed over.
     ///
     /// # Errors
     /// Denied or unreachable, as the store says.

@@ -14,7 +14,7 @@ use crate::id::{ManifestId, ManifestKey, MapKey};
 /// Readings of a name that keeps moving before giving up.
 const ATTEMPTS: usize = 5;
 
-/// What a name stands for, opened.
+/// Opened value of a name.
 #[derive(Clone, Debug)]
 pub struct Saved {
     /// The name.
@@ -23,7 +23,7 @@ pub struct Saved {
     pub value: RefValue,
     /// The tree.
     pub manifest: Manifest,
-    /// Where its chunks are.
+    /// Places of its chunks.
     pub map: Map,
 }
 

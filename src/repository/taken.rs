@@ -21,7 +21,7 @@ pub(super) struct Uploads(Mutex<Counted>);
 #[derive(Debug, Default)]
 struct Counted {
     taken: Taken,
-    /// How many are on their way, and since when it has been counted.
+    /// Number of packs under way, and since when that was counted.
     under_way: usize,
     since: Timestamp,
 }

@@ -28,7 +28,7 @@ use crate::id::{ChunkId, ManifestId, ManifestKey, MapKey, Owned, PackId, Segment
 use crate::limits::{MIB, PACK_CHUNKS_MAX, PACK_LEN_TARGET};
 use crate::progress::Progress;
 
-/// How long a writer that is stopped waits for the packs that are on their way.
+/// Time that a writer that is stopped waits for packs under way.
 const STOPPING: Duration = Duration::from_secs(3);
 /// Frames shorter than this are gathered, so that a pack is written in few pieces.
 const GATHER_BELOW: usize = 64 << 10;
@@ -63,7 +63,7 @@ struct Filling {
     ids: Vec<ChunkId>,
 }
 
-/// What to publish.
+/// Tree to publish.
 #[derive(Debug)]
 pub struct Publication<'a> {
     /// Under which name.
@@ -74,9 +74,9 @@ pub struct Publication<'a> {
     pub manifest: (ManifestId, Vec<u8>),
     /// Its chunks, in its order.
     pub chunks: &'a [ChunkId],
-    /// Where each of them is.
+    /// Place of each of them.
     pub places: &'a [Place],
-    /// Where those that were not stored by this writer are known from.
+    /// Chunks that were not stored by this writer, with their places.
     pub known: &'a Known,
     /// Bytes in all files.
     pub logical_bytes: u64,
@@ -84,13 +84,13 @@ pub struct Publication<'a> {
     pub files: u64,
     /// When the tree was saved.
     pub saved: Timestamp,
-    /// How many saves ago the key step was that its differences are to; 0 if it is one itself.
+    /// Saves since the key step that its differences are to; 0 if it is one itself.
     pub behind: u32,
-    /// What is told of it.
+    /// Facts for the log.
     pub facts: StepFacts,
 }
 
-/// What became of a publication.
+/// Outcome of a publication.
 #[derive(Debug)]
 pub enum Published {
     /// The name stands for it.
@@ -138,7 +138,7 @@ impl Writer {
         self.stored_bytes
     }
 
-    /// What the store took of the packs so far, by the repository's clock.
+    /// Bytes of packs that the store took so far, by the repository's clock.
     #[must_use]
     pub fn taken(&self) -> Taken {
         self.taken.taken()

@@ -17,10 +17,10 @@ use crate::error::Error;
 /// Folders kept open, at most: well below the 1,024 descriptors that a process usually gets.
 const OPEN_MAX: usize = 128;
 
-/// How a folder is opened to be read. `NOFOLLOW` with `DIRECTORY` refuses a symbolic link with `ENOTDIR` (open(2)).
+/// Flags to read a folder. `NOFOLLOW` with `DIRECTORY` refuses a symbolic link with `ENOTDIR` (open(2)).
 pub(super) const READ_FOLDER: OFlags =
     OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
-/// How a folder is opened to name things in it: needs no permission to list it.
+/// Flags to name things in a folder: need no permission to list it.
 const ENTER_FOLDER: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
 /// The folders below a root. Paths are relative to it and were checked by the caller.
@@ -48,7 +48,7 @@ impl Folders {
         &self.base
     }
 
-    /// Where `path` is, for people.
+    /// Path of `path`, for people.
     pub(super) fn shown(&self, path: &[u8]) -> PathBuf {
         if path.is_empty() { self.shown.clone() } else { self.shown.join(Path::new(OsStr::from_bytes(path))) }
     }

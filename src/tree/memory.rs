@@ -25,7 +25,7 @@ const FOLDER_MODE: u32 = 0o755;
 pub struct MemoryFile {
     path: Vec<u8>,
     segments: Vec<Bytes>,
-    /// Where each segment ends in the file.
+    /// End of each segment in the file.
     ends: Vec<u64>,
 }
 
@@ -117,7 +117,7 @@ impl Opened {
     /// Is it still as it was when `stat` was taken? What is in memory does not change.
     ///
     /// # Errors
-    /// What the file system says.
+    /// Errors of the file system.
     pub fn is_still(&self, stat: &Stat) -> IoResult<bool> {
         match self {
             Self::File(file) => {
@@ -131,7 +131,7 @@ impl Opened {
     /// The ranges of its first `len` bytes that hold data: see [`extents`].
     ///
     /// # Errors
-    /// What the file system says.
+    /// Errors of the file system.
     pub fn extents(&self, len: u64) -> Result<Vec<Range<u64>>> {
         match self {
             Self::File(file) => extents(file, len),

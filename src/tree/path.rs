@@ -8,7 +8,7 @@ use ulid::Ulid;
 use crate::error::{Error, Result};
 use crate::limits::{PATH_LEN_MAX, SEGMENT_LEN_MAX};
 
-/// How the name of an unfinished file starts and ends.
+/// Prefix of names of unfinished files.
 const STAGING_PREFIX: &str = ".towline-";
 const STAGING_SUFFIX: &str = ".part";
 /// Hex digits that tell one process from another.

@@ -19,7 +19,7 @@ pub const IGNORE_FILE: &str = ".towlineignore";
 /// Bytes in one such file, at most.
 pub(super) const IGNORE_LEN_MAX: u64 = 1 << 20;
 
-/// What a save leaves out.
+/// Exclusions of a save.
 #[derive(Clone, Debug, Default)]
 pub struct Rules {
     /// Patterns in gitignore syntax, relative to the root; `!PATTERN` brings back what a `.towlineignore` leaves out.
@@ -38,7 +38,7 @@ pub(super) struct InForce {
 
 #[derive(Debug)]
 struct IgnoreFile {
-    /// How many bytes of a path lead to the folder of this file, its `/` included.
+    /// Bytes of a path that lead to the folder of this file, its `/` included.
     skip: usize,
     patterns: Gitignore,
     above: Option<Arc<Self>>,

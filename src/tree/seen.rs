@@ -49,7 +49,7 @@ pub fn coarse_now() -> Timestamp {
     Timestamp(now.tv_sec.saturating_mul(1_000_000_000).saturating_add(now.tv_nsec))
 }
 
-/// Where the stat cache of one root for one repository lies.
+/// Stat cache of one root for one repository.
 #[derive(Clone, Debug)]
 pub struct SeenCache {
     file: PathBuf,
@@ -58,7 +58,7 @@ pub struct SeenCache {
     host: Vec<u8>,
 }
 
-/// What an earlier save recorded.
+/// Record of an earlier save.
 pub struct Seen {
     bytes: Vec<u8>,
     manifest: ManifestId,
@@ -86,7 +86,7 @@ impl SeenCache {
         Self { file: folder.join(name + ".seen"), repository, root, host }
     }
 
-    /// What the last save recorded; nothing if there was none, or if its record is not whole.
+    /// Record of the last save; none if there was none, or if it is damaged.
     #[must_use]
     pub fn load(&self) -> Option<Seen> {
         let file = File::open(&self.file).ok()?;
@@ -230,7 +230,7 @@ impl Seen {
         &self.bytes[self.records + at * RECORD_LEN..][..RECORD_LEN]
     }
 
-    /// Where the path of record `at` ends; [`parse`](Self::parse) checked that these ascend and stay inside.
+    /// End of the path of record `at`; [`parse`](Self::parse) checked that these ascend and stay inside.
     fn path_end(&self, at: usize) -> usize {
         usize::try_from(number(self.record(at), RECORD_LEN - 8)).unwrap_or(usize::MAX)
     }
@@ -247,7 +247,7 @@ impl fmt::Debug for Seen {
     }
 }
 
-/// What of `stat` must be the same, as it is stored.
+/// Part of `stat` that must be the same, as it is stored.
 fn record(stat: &Stat) -> [u8; RECORD_LEN - 8] {
     let mut out = [0; RECORD_LEN - 8];
     let fields = [
@@ -278,7 +278,7 @@ fn settled(stat: &Stat, started: Timestamp) -> bool {
     stat.mtime < started && stat.ctime.0.saturating_add(grain) < started.0
 }
 
-/// What tells this host from others that share its home folder.
+/// Id of this host among those that share its home folder.
 fn host_id() -> Vec<u8> {
     let mut id = std::fs::read("/etc/machine-id").unwrap_or_default();
     id.truncate(64);

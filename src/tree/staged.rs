@@ -17,7 +17,7 @@ use super::target::{Durability, Finish, times};
 use crate::clock::Timestamp;
 use crate::error::{Error, Result};
 
-/// How often a name is tried before something must be wrong.
+/// Names that are tried before it is an error.
 pub(super) const RETRIES: usize = 8;
 
 const CREATE: OFlags =

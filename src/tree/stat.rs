@@ -6,7 +6,7 @@ use rustix::fs::{FileType, fstat};
 
 use crate::clock::Timestamp;
 
-/// What an entry is, as far as a tree can hold it.
+/// Kind of an entry, as far as a tree can hold it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FoundKind {
     /// A regular file.
@@ -15,7 +15,7 @@ pub enum FoundKind {
     Folder,
     /// A symbolic link.
     Symlink {
-        /// What it points to, byte for byte.
+        /// Target, byte for byte.
         target: Vec<u8>,
     },
 }
@@ -35,7 +35,7 @@ pub struct Stat {
     pub mtime: Timestamp,
     /// When its content or metadata last changed; only the kernel sets it.
     pub ctime: Timestamp,
-    /// How many names it has.
+    /// Number of names.
     pub nlink: u32,
 }
 

@@ -18,7 +18,7 @@ use super::walk::{Found, Scan, SkipReason, identity, open_file};
 use crate::clock::Timestamp;
 use crate::error::{Error, Result};
 
-/// What a placed file survives. Either way a file is seen old or new, never half.
+/// Events that a placed file survives. Either way a file is seen old or new, never half.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Durability {
     /// The death of this process, at any moment. After a power loss a file placed in the last half minute or so may be
@@ -30,10 +30,10 @@ pub enum Durability {
     Power,
 }
 
-/// What is at a path.
+/// Object at a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Present {
-    /// What it is; none for what a tree cannot hold (a socket, pipe or device).
+    /// Kind; none for what a tree cannot hold (a socket, pipe or device).
     pub kind: Option<FoundKind>,
     /// Its metadata.
     pub stat: Stat,
@@ -44,7 +44,7 @@ pub struct Present {
 pub struct Entry {
     /// Its path.
     pub path: Vec<u8>,
-    /// What it is; none for what a tree cannot hold.
+    /// Kind; none for what a tree cannot hold.
     pub kind: Option<FoundKind>,
     /// Bytes in it, if it is a file.
     pub bytes: u64,
@@ -104,7 +104,7 @@ impl Target {
         }
     }
 
-    /// What is at `path`, links not followed; nothing too where a folder on the way lacks or is not one. May be empty.
+    /// Object at `path`, links not followed; none too where a folder on the way is missing or is not a folder. May be empty.
     pub fn kind_of(&self, path: &[u8]) -> Result<Option<Present>> {
         let look = || -> SysResult<Present> {
             if path.is_empty() {
@@ -304,7 +304,7 @@ impl Target {
     }
 }
 
-/// What a file gets last.
+/// Last changes to a file.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Finish {
     pub(super) mode: u32,

@@ -25,7 +25,7 @@ use crate::limits::{PATH_LEN_MAX, SEGMENT_LEN_MAX};
 /// A file and a folder that lie side by side at the top of a repository in a directory, and hardly elsewhere.
 pub const REPOSITORY_MARKS: (&str, &str) = ("repository", "log");
 
-/// How a file is opened to be read: never through a link, never waiting for a pipe's other end.
+/// Flags to read a file: never through a link, never waiting for a pipe's other end.
 pub(super) const READ_FILE: OFlags =
     OFlags::RDONLY.union(OFlags::NOFOLLOW).union(OFlags::NONBLOCK).union(OFlags::CLOEXEC);
 
@@ -34,7 +34,7 @@ pub(super) const READ_FILE: OFlags =
 pub struct Found {
     /// Its path in the tree; empty for the root folder, the file's name where the root is a file.
     pub path: Vec<u8>,
-    /// What it is.
+    /// Kind.
     pub kind: FoundKind,
     /// Its metadata when it was found.
     pub stat: Stat,
@@ -73,19 +73,19 @@ pub struct Skipped {
     pub reason: SkipReason,
 }
 
-/// What a walk found.
+/// Result of a walk.
 #[derive(Debug)]
 pub struct Walk {
-    /// What to save, in byte order of the paths: a folder comes before what is in it.
+    /// Entries to save, in byte order of the paths: a folder comes before its content.
     pub found: Vec<Found>,
-    /// What is not saved and why, in the same order.
+    /// Entries that are not saved, with reasons, in the same order.
     pub skipped: Vec<Skipped>,
     /// Folders among `found` that look like Towline repositories ([`REPOSITORY_MARKS`]).
     pub repositories: Vec<Vec<u8>>,
     place: Place,
 }
 
-/// Where the files are.
+/// Location of the files.
 #[derive(Debug)]
 enum Place {
     Disk {
@@ -187,7 +187,7 @@ pub fn walk(root: &Path, rules: &Rules) -> Result<Walk> {
     Ok(Walk { found, skipped, repositories, place: Place::Disk { root: real, folders, file } })
 }
 
-/// What tells a folder from every other on this machine.
+/// Identity of a folder on this machine.
 pub(super) fn identity(folder: &Path) -> Option<(u64, u64)> {
     folder.metadata().ok().map(|meta| (meta.dev(), meta.ino()))
 }
@@ -275,7 +275,7 @@ impl<'a> Scan<'a> {
         Ok(())
     }
 
-    /// What the entry `path` of `folder` is, which the listing says is `listed`.
+    /// Kind of the entry `path` of `folder`, which the listing says is `listed`.
     fn look(&self, folder: &OwnedFd, path: &[u8], listed: FileType, rules: Option<&InForce>) -> Result<Look> {
         let name = split(path).1;
         if is_staging(name) && listed != FileType::Directory {
@@ -340,7 +340,7 @@ impl<'a> Scan<'a> {
     }
 }
 
-/// What one look at an entry says.
+/// Result of a look at an entry.
 enum Look {
     /// A folder, to be read later.
     Folder,
@@ -352,7 +352,7 @@ enum Look {
     LeaveOut,
 }
 
-/// What a kind that cannot be saved is called.
+/// Name of a kind that cannot be saved.
 fn special(kind: FileType) -> &'static str {
     match kind {
         FileType::Socket => "socket",

@@ -31,7 +31,7 @@ pub(super) struct CustodySection {
     tries: Option<NonZeroU32>,
 }
 
-/// What an agent keeps for others.
+/// Limits on what an agent keeps for others.
 #[derive(Clone, Debug)]
 pub struct CustodyConfig {
     /// Where: a disk that survives the nodes of those who give.
@@ -40,7 +40,7 @@ pub struct CustodyConfig {
     pub capacity: u64,
     /// Agents that may hand over checkpoints, with names and quotas.
     pub accept: Accepts,
-    /// How long they may still save it themselves.
+    /// Time in which they may still save it themselves.
     pub wait: Duration,
     /// Limit of the time from the promise of room to the last byte.
     pub deadline: Duration,

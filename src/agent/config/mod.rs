@@ -51,25 +51,25 @@ pub struct Config {
     pub file: PathBuf,
     /// State of the settings file when it was read.
     pub(super) seen: Look,
-    /// Where the Unix socket is.
+    /// Unix socket.
     pub socket: PathBuf,
-    /// Where the API is offered on loopback besides, if anywhere.
+    /// Loopback address of the API, if any.
     pub http: Option<SocketAddr>,
     /// Serve `/metrics` on loopback without the token.
     pub open_metrics: bool,
     /// The repositories, the usual one first; at least one.
     pub repositories: Vec<Location>,
-    /// How their stores are opened.
+    /// Options of their stores.
     pub store: StoreOptions,
     /// Memory for buffers in bytes, all repositories together, if it is told.
     pub memory: Option<u64>,
     /// The cache, if there is to be one.
     pub cache: Option<CacheConfig>,
-    /// How long what runs may go on after the agent was asked to end.
+    /// Time that running work has after the agent was asked to end.
     pub grace: Duration,
     /// The folder with its certificate, key and authority, if it has a name towards other agents.
     pub identity: Option<PathBuf>,
-    /// Where other agents reach it, over QUIC and TCP, if they may; only with an identity and a cache.
+    /// Address for other agents, over QUIC and TCP; only with an identity and a cache.
     pub listen: Option<SocketAddr>,
     /// Limits of connections and requests there.
     pub admission: Admission,
@@ -77,17 +77,17 @@ pub struct Config {
     pub peers: PeersConfig,
     /// Names that other agents may read: none without a rule.
     pub policy: Policy,
-    /// Which of them may ask this one to do something.
+    /// Agents that may call this one.
     pub callers: Callers,
     /// Limits of the pins of each of these.
     pub caller_pins: CallerPins,
-    /// What it keeps for others, if it does that.
+    /// Limits on what it keeps for others, if it does.
     pub custody: Option<CustodyConfig>,
-    /// What the agent does by itself.
+    /// Settings of the sidecar.
     pub sidecar: SidecarConfig,
 }
 
-/// Where a cache lies, and how large it may be.
+/// Folder and size of a cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CacheConfig {
     /// Its directory.

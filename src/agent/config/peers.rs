@@ -23,7 +23,7 @@ pub(super) struct PeersSection {
     connections: Option<usize>,
 }
 
-/// What may carry a link.
+/// Transport of a link.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum Carrier {
@@ -40,20 +40,20 @@ pub(super) struct LimitSection {
     rate: Rate,
 }
 
-/// How other agents are found and linked to.
+/// Discovery of other agents and links to them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PeersConfig {
-    /// Where they are: `host:port` each.
+    /// Their addresses: `host:port` each.
     pub addresses: Vec<String>,
     /// `host:port` of names that stand for the addresses of several.
     pub names: Vec<String>,
-    /// Where others find this one, as the repositories are to say: `host:port`.
+    /// Address of this one that the repositories announce to others: `host:port`.
     pub register: Option<String>,
     /// Whether those that registered in the repositories are looked for.
     pub registered: bool,
     /// Bytes a second that sites are given at most.
     pub limits: Vec<(String, u64)>,
-    /// What carries links.
+    /// Transports of links.
     pub carriers: Carriers,
     /// Connections of a link, if it is told.
     pub connections: Option<usize>,

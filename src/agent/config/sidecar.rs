@@ -45,7 +45,7 @@ struct WatchSection {
     restore_latest: Option<bool>,
 }
 
-/// Whose notices are looked for.
+/// Provider whose notices are watched.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum Looked {
@@ -54,18 +54,18 @@ enum Looked {
     Of(Provider),
 }
 
-/// What an agent does by itself.
+/// Settings of the sidecar.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SidecarConfig {
-    /// What is brought into the cache before the agent is ready.
+    /// Names that are brought into the cache before the agent is ready.
     pub warm: Vec<Selector>,
-    /// What is restored before it is, and where to.
+    /// Names that are restored before it is, with their destinations.
     pub restore: Vec<(Selector, PathBuf)>,
     /// The folders whose checkpoints are saved.
     pub watch: Vec<Watched>,
     /// Whom checkpoints are given to when there may be no time to save them.
     pub entrust: Option<At>,
-    /// Whose notices are looked for.
+    /// Provider whose notices are watched.
     pub notice: Option<Provider>,
 }
 
@@ -76,7 +76,7 @@ pub struct Watched {
     pub folder: PathBuf,
     /// The run whose steps they are.
     pub run: Name,
-    /// How long nothing in a checkpoint may change before it is whole.
+    /// Time without any change after which a checkpoint is complete.
     pub settle: Duration,
     /// Restore the run's latest step first, into a folder that holds no checkpoint.
     pub restore_latest: bool,

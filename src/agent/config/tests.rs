@@ -19,7 +19,7 @@ fn parse(text: &str) -> Result<Config, Error> {
 const LISTENING: &str =
     "repository = '/r'\nidentity = 'i'\nlisten = '0.0.0.0:7071'\ncache = { dir = 'c', capacity = '1G' }\n";
 
-/// What is said about `text`, with its causes.
+/// Complaint about `text`, with its causes.
 fn complaint(text: &str) -> String {
     let error = parse(text).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Usage, "{text}");

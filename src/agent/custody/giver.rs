@@ -32,13 +32,12 @@ use crate::work::blocking;
 
 /// Bytes on their way between the disk and the connection.
 const WINDOW: usize = 1 << 20;
-/// Whoever takes no byte for so long is gone.
+/// Time without a byte taken after which a receiver is gone.
 const STALL: Duration = Duration::from_secs(30);
-/// How long an agent may take to promise room, and to answer once it has all: it syncs the last of it.
+/// Time in which an agent must promise room, and answer once it has all: it syncs the last of it.
 const PROMISE_WITHIN: Duration = Duration::from_secs(10);
 const ANSWER_WITHIN: Duration = Duration::from_mins(5);
-/// How long it may take to say that something need not be kept any longer: if that does not arrive, it is saved once more, which
-/// stores nothing.
+/// Time in which a release must be answered: if it does not arrive, the checkpoint is saved once more, which stores nothing.
 const RELEASE_WITHIN: Duration = Duration::from_secs(5);
 
 /// Gives checkpoints to agents that `to` means.
@@ -46,13 +45,13 @@ const RELEASE_WITHIN: Duration = Duration::from_secs(5);
 pub(in crate::agent) struct Giver {
     house: Arc<House>,
     to: At,
-    /// Where what is saved goes.
+    /// Repository of the saves.
     repository: RepositoryId,
     /// The last is what counts; what was given before is let go of with it.
     given: Mutex<BTreeMap<Name, Vec<Given>>>,
 }
 
-/// What another agent has, or may have.
+/// Copy that another agent has, or may have.
 #[derive(Clone, Debug)]
 struct Given {
     likeness: blake3::Hash,
@@ -117,7 +116,7 @@ impl Giver {
         }
     }
 
-    /// What `keeper` says to `request`, over a connection of its own.
+    /// Answer of `keeper` to `request`, over a connection of its own.
     async fn ask<T: DeserializeOwned>(&self, keeper: &Keeper, request: Request<Body>) -> Result<T> {
         let mut line = Dialled::to(&self.house, &keeper.who, &keeper.address).await?;
         let (status, body) = line.ask(request).await?;
@@ -133,7 +132,7 @@ impl Giver {
         self.given.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What was given last for `name` is whole; returns what was before.
+    /// Marks the last copy given for `name` as complete; returns the earlier ones.
     fn settled(&self, name: &Name) -> Vec<Given> {
         let mut given = self.given();
         let all = given.entry(name.clone()).or_default();
@@ -236,7 +235,7 @@ fn request(method: Method, path: &str, kind: &str, body: Body) -> Result<Request
     request.body(body).map_err(|source| Error::other("request cannot be made").at(path).source(source))
 }
 
-/// What the other agent says.
+/// Answer of the other agent.
 ///
 /// # Errors
 /// What it says is wrong; unsupported, if that makes no sense.

@@ -21,7 +21,7 @@ use crate::repository::{Saved, Selector};
 use crate::size;
 use crate::work::blocking;
 
-/// What to pin.
+/// Body of a pin.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Pinning {
@@ -33,7 +33,7 @@ pub(super) struct Pinning {
     repository: Option<String>,
 }
 
-/// How much to evict.
+/// Body of an eviction.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Evicting {

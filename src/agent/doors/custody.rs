@@ -26,10 +26,10 @@ use crate::id::RepositoryId;
 use crate::transfer::identity::Identity;
 use crate::work::blocking;
 
-/// Who sends nothing for so long is gone.
+/// Time without a byte after which a sender is gone.
 const STALL: Duration = Duration::from_secs(30);
 
-/// What is to be given.
+/// Body of an announcement.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Announcement {

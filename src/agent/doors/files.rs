@@ -20,10 +20,10 @@ use crate::error::{Error, Result};
 use crate::repository::Selector;
 use crate::size::ByteRange;
 
-/// Where the paths of files begin.
+/// Prefix of the paths of files.
 const BELOW: &str = "/v1/files/";
 
-/// Which repository the file is in; of a folder, which part of the list.
+/// Repository of the file; of a folder, the page of the list.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Which {
@@ -32,7 +32,7 @@ pub(super) struct Which {
     limit: Option<usize>,
 }
 
-/// What of a file is sent.
+/// Part of a file to send.
 #[derive(Debug, PartialEq, Eq)]
 enum Part {
     Whole,

@@ -48,7 +48,7 @@ pub(super) const REMOTE: [(&str, &str); 16] = [
 ];
 const CUSTODY: &str = "/v1/custody";
 
-/// Which other agents are let in.
+/// Agents that are let in.
 #[derive(Clone, Debug, Default)]
 pub(in crate::agent) struct Callers {
     /// To all of [`REMOTE`] but custody.
@@ -57,7 +57,7 @@ pub(in crate::agent) struct Callers {
     pub(in crate::agent) to_give: Accepts,
 }
 
-/// Which door a request came through.
+/// Origin of a request.
 #[derive(Clone, Debug)]
 pub(in crate::agent) enum Door {
     /// The Unix socket; a process of this user has connected.
@@ -69,7 +69,7 @@ pub(in crate::agent) enum Door {
 }
 
 impl Door {
-    /// Which other agent asks, if one does.
+    /// The other agent that calls, if one does.
     pub(super) fn caller(&self) -> Option<&Identity> {
         match self {
             Self::Remote(caller) => Some(caller.identity()),
@@ -129,14 +129,14 @@ struct Token {
     file: PathBuf,
 }
 
-/// Who is let in, and to what.
+/// Authentication and authorisation of requests.
 #[derive(Debug)]
 pub(super) struct Guard {
-    /// What a request on loopback must show; without one, nothing but what is open is answered there.
+    /// Token that a request on loopback must show; without one, only what is open is answered there.
     token: Option<Token>,
-    /// Which agents may call.
+    /// Agents that may call.
     callers: Callers,
-    /// What this agent is called.
+    /// Name of this agent.
     own: String,
     /// May anybody on this machine see the figures?
     open_metrics: bool,
@@ -157,7 +157,7 @@ impl Guard {
     }
 
     /// # Errors
-    /// What is wrong with the request.
+    /// The fault of the request, if any.
     fn judge(&self, door: &Door, (method, path): (&Method, &str), headers: &HeaderMap) -> Result<Told, Refusal> {
         match door {
             Door::Socket(_) => Ok(Told::All),
@@ -267,7 +267,7 @@ mod tests {
         guard.judge(door, (&Method::GET, path), headers).is_ok()
     }
 
-    /// What `home/a` is told by an agent that lets `callers` ask.
+    /// Answer to `home/a` by an agent that lets `callers` ask.
     fn called(callers: &[&str], method: &Method, path: &str) -> Result<(), Error> {
         let agent = |site: &str, agent: &str| Identity::new(site, agent).unwrap();
         let to_ask = Agents::of(Patterns::of(callers).unwrap());

@@ -17,7 +17,7 @@ use crate::ops::NameRange;
 const LISTED: usize = 1000;
 const LISTED_MAX: usize = 10_000;
 
-/// Which names.
+/// Query of names.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Names {
@@ -46,7 +46,7 @@ pub(super) async fn list(
     Ok(Json(view::NameList { names, next }))
 }
 
-/// How many entries an answer lists.
+/// Entries of one answer.
 ///
 /// # Errors
 /// Usage, for none.

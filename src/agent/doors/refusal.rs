@@ -64,7 +64,7 @@ impl IntoResponse for Refusal {
     }
 }
 
-/// What a request asks for: JSON, whatever the type that it claims.
+/// JSON body of a request, whatever type it claims.
 #[derive(Debug)]
 pub(super) struct Asked<T>(pub(super) T);
 

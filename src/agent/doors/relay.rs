@@ -141,7 +141,7 @@ struct Relayed {
 }
 
 impl Relayed {
-    /// What comes next; nothing after its end, or after an error.
+    /// The next piece; none after its end, or after an error.
     async fn next(mut self) -> Option<(io::Result<Bytes>, Option<Self>)> {
         let frame = tokio::select! {
             frame = timeout(SILENCE_MAX, self.body.frame()) => frame,

@@ -27,10 +27,10 @@ use crate::repository::log::StepFacts;
 use crate::repository::{Name, Selector};
 use crate::transfer::identity::Identity;
 
-/// How often whoever follows a transfer is told how far it is.
+/// Interval of progress events.
 const TELL_EVERY: Duration = Duration::from_millis(200);
 
-/// What to save, and how.
+/// Body of a save.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Save {
@@ -53,7 +53,7 @@ pub(super) struct Save {
     reread: bool,
 }
 
-/// What to restore, and where to.
+/// Body of a restore.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Restore {
@@ -69,7 +69,7 @@ pub(super) struct Restore {
     paths: Vec<String>,
 }
 
-/// What to fetch.
+/// Body of a fetch.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Fetch {
@@ -81,7 +81,7 @@ pub(super) struct Fetch {
     repository: Option<String>,
 }
 
-/// What to warm, and how.
+/// Body of a warm.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Warm {
@@ -247,7 +247,7 @@ pub(super) async fn events(
     Ok(Sse::new(told).keep_alive(KeepAlive::default()))
 }
 
-/// Whoever follows a transfer.
+/// Stream of a transfer's events.
 struct Following {
     entry: Arc<Entry>,
     /// Which other agent it is, if it is one.

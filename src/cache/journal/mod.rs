@@ -39,7 +39,7 @@ pub(super) struct Journal {
     records: u64,
 }
 
-/// Where the journal of a cache lies.
+/// Path of a cache's journal.
 pub(super) fn path(dir: &Path) -> PathBuf {
     dir.join("journal")
 }

@@ -71,7 +71,7 @@ impl Record {
     }
 }
 
-/// What the checksum of a record begins with: so one that was left over from another journal, or at another place, is none.
+/// Start of a record's checksum: a record that was left over from another journal, or at another place, does not match.
 fn start(seed: u32, number: u64) -> u32 {
     let [a, b, c, d, ..] = number.to_le_bytes();
     seed ^ u32::from_le_bytes([a, b, c, d])

@@ -28,12 +28,12 @@ impl Ledger {
         self.wanted.contains_key(&key)
     }
 
-    /// What all pinned chunks take or will take, in units.
+    /// Space of all pinned chunks, present or expected, in units.
     pub(crate) fn weight(&self) -> u64 {
         self.weight
     }
 
-    /// What pinning these chunks would add to that.
+    /// Space that pinning these chunks would add, in units.
     pub(crate) fn added_by(&self, chunks: &[(u64, u16)]) -> u64 {
         chunks.iter().filter(|(key, _)| !self.wants(*key)).map(|(_, weight)| u64::from(*weight)).sum()
     }

@@ -34,16 +34,16 @@ pub struct PinChunk {
     pub stored_len: u32,
 }
 
-/// What to promise to whom.
+/// Request for a pin.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PinRequest {
-    /// Who asks, for people who look at the list.
+    /// Requester, for people who look at the list.
     pub owner: String,
-    /// What for: a name, a job.
+    /// Purpose: a name, a job.
     pub reason: String,
     /// When the promise ends by itself; never, if none is told.
     pub expires: Option<Timestamp>,
-    /// What to keep: those that are there, and those that will come. Twice the same counts once.
+    /// Chunks to keep: those that are there, and those that will come. Twice the same counts once.
     pub chunks: Vec<PinChunk>,
 }
 
@@ -52,9 +52,9 @@ pub struct PinRequest {
 pub struct Pin {
     /// Its name.
     pub id: PinId,
-    /// Who asked.
+    /// Requester.
     pub owner: String,
-    /// What for.
+    /// Purpose.
     pub reason: String,
     /// When.
     pub created: Timestamp,
@@ -109,7 +109,7 @@ impl PinRequest {
         Pin { id, owner, reason, created, expires: self.expires, chunks: self.chunks.len() as u64 }
     }
 
-    /// What the index knows each chunk by, and what it takes.
+    /// Index key and space of each chunk.
     pub(super) fn weights(&self) -> Vec<(u64, u16)> {
         self.chunks.iter().map(|chunk| (chunk.id.prefix(), extent::weight(chunk.stored_len.into()))).collect()
     }
@@ -158,7 +158,7 @@ pub(super) fn folder(dir: &Path) -> PathBuf {
     dir.join("pins")
 }
 
-/// Where a pin lies.
+/// Path of a pin.
 pub(super) fn path(dir: &Path, id: PinId) -> PathBuf {
     folder(dir).join(id.to_string())
 }

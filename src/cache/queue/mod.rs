@@ -17,14 +17,14 @@ mod tests;
 
 use self::table::{Keys, NONE, Table};
 
-/// How often a chunk's reads are counted at most.
+/// Largest counted frequency of a chunk's reads.
 const FREQUENCY_MAX: u8 = 3;
 /// Reads in the small queue that lead into the main one.
 const PROMOTED_FROM: u8 = 2;
 /// The small queue's share of the room: one part in this many.
 const SMALL_PART: u64 = 10;
 
-/// Where a chunk stands.
+/// Queue of a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Standing {
     /// In the small queue.
@@ -40,13 +40,13 @@ pub(crate) enum Standing {
 pub(crate) struct Resident {
     /// The first eight bytes of its id.
     pub(crate) key: u64,
-    /// Where it lies.
+    /// Place.
     pub(crate) place: u32,
-    /// What it takes there, in units.
+    /// Space, in units.
     pub(crate) weight: u16,
-    /// Where it stands.
+    /// Queue.
     pub(crate) standing: Standing,
-    /// How often it was read, up to three.
+    /// Reads, up to three.
     pub(crate) frequency: u8,
 }
 
@@ -159,12 +159,12 @@ impl Queue {
         [Line::Small, Line::Main, Line::Held].into_iter().map(|line| self.ends(line).count).sum()
     }
 
-    /// What held chunks take, in units.
+    /// Space of held chunks, in units.
     pub(crate) fn held_weight(&self) -> u64 {
         self.ends(Line::Held).weight
     }
 
-    /// What chunks in the queues take, in units.
+    /// Space of chunks in the queues, in units.
     #[cfg(test)]
     pub(crate) fn evictable_weight(&self) -> u64 {
         self.ends(Line::Small).weight + self.ends(Line::Main).weight

@@ -7,7 +7,7 @@ const SLOTS_MIN: usize = 16;
 /// The tag of a slot without a node.
 const VACANT: u8 = 0;
 
-/// What a table has to know of the nodes it names.
+/// Keys of the nodes that a table names.
 pub(super) trait Keys {
     /// The key of a node.
     fn key(&self, node: u32) -> u64;
@@ -113,7 +113,7 @@ impl Table {
         (self.nodes[at], self.tags[at]) = (node, tag);
     }
 
-    /// Where `key` belongs: the high bits of the product, which depend on all bits of the key. And its tag: other bits, never zero.
+    /// Slot of `key`: the high bits of the product, which depend on all bits of the key. And its tag: other bits, never zero.
     fn home(&self, key: u64) -> (usize, u8) {
         let product = key.wrapping_mul(self.odd);
         let bits = self.tags.len().trailing_zeros();

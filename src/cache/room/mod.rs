@@ -37,7 +37,7 @@ struct Region {
 }
 
 impl Region {
-    /// How long a free run may be that something can be placed in.
+    /// Longest free run in which something can be placed.
     fn run(&self) -> u32 {
         if self.open { self.bits.longest() } else { 0 }
     }
@@ -48,7 +48,7 @@ impl Region {
 pub(super) struct Room {
     slabs: Vec<Option<Slab>>,
     slab_units: u32,
-    /// How long a free run each region may have, slab by slab; zero where nothing may be placed.
+    /// Longest free run of each region, slab by slab; zero where nothing may be placed.
     runs: Heights,
     taken: u64,
 }

@@ -16,7 +16,7 @@ const EVICTED_MOST: u64 = 16;
 /// Pins may take all but one part in this many: the rest is what makes it possible to move chunks about.
 const UNPINNED_PART: u64 = 20;
 
-/// Where a new chunk goes.
+/// Admission of a new chunk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Admission {
     /// It is there already.
@@ -34,13 +34,13 @@ pub(super) enum Admission {
 /// All that changes.
 #[derive(Debug)]
 pub(super) struct State {
-    /// What there is, and in which order it leaves.
+    /// Chunks, in order of eviction.
     pub(super) queue: Queue,
-    /// Where there is room.
+    /// Allocator.
     pub(super) room: Room,
-    /// What may not leave.
+    /// Pinned chunks.
     pub(super) ledger: Ledger,
-    /// What the journal has not been told yet.
+    /// Records that are not written to the journal yet.
     pub(super) pending: Vec<Record>,
     /// Chunks evicted since the start.
     pub(super) evictions: u64,
@@ -93,7 +93,8 @@ impl State {
         Some(gone)
     }
 
-    /// What was admitted to a place has been written there. False if somebody else was quicker: the place is free again.
+    /// Makes an admitted chunk visible, once it has been written to its place. False if another one was quicker: the place is
+    /// free again.
     pub(super) fn publish(&mut self, key: u64, place: u32, weight: u16) -> bool {
         if self.queue.peek(key).is_some() {
             self.room.give(place, weight);

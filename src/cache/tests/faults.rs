@@ -6,7 +6,7 @@ fn on(memory: &Memory, dir: &tempfile::TempDir) -> Cache {
     Cache::open_on(Arc::new(memory.clone()), dir.path(), options()).unwrap()
 }
 
-/// What of the frames of these numbers is there; anything wrong is a failure.
+/// Numbers of the frames that are there; anything wrong is a failure.
 fn present(cache: &Cache, numbers: std::ops::Range<u64>) -> usize {
     numbers.filter(|&n| cache.get(&frame(n).id()).inspect(|found| assert_eq!(*found, frame(n))).is_some()).count()
 }

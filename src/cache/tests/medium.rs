@@ -34,7 +34,7 @@ pub(super) struct World {
     pub(super) available: u64,
 }
 
-/// What is left of the writes that were not synced when the power goes.
+/// Fate of the writes that were not synced at a power failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Loss {
     /// Only the process died.

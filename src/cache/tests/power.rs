@@ -7,7 +7,7 @@ use super::*;
 
 const NUMBERS: u64 = 60;
 
-/// What the one who used the cache knows, up to the moment when the power went.
+/// Knowledge of the user of the cache, up to the moment of the power failure.
 #[derive(Default)]
 struct Known {
     /// Frames that were acknowledged.

@@ -5,7 +5,7 @@ use crate::codec::wide;
 
 /// Symbols between two writes: as many as fit the accumulator beside what a write leaves in it.
 const BATCH: usize = 5;
-/// What a write writes.
+/// Bytes of one write.
 const WORD: usize = 8;
 
 /// Bytes that [`encode`] will make of symbols with these counts, give or take one a stream.
@@ -107,7 +107,7 @@ impl Stream<'_> {
         self.push(all, bits);
     }
 
-    /// Where it ends.
+    /// End of the range.
     fn end(self) -> usize {
         self.at + usize::from(self.bits > 0)
     }

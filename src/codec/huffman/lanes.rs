@@ -11,10 +11,10 @@ const SYMBOLS: usize = 6;
 /// Lookups between two refills: a refill leaves at least 56 bits.
 const LOOKUPS: usize = 5;
 const WINDOWS: usize = 1 << BITS_MAX;
-/// What is read, and what is written, at once.
+/// Bytes of one read and of one write.
 const WORD: usize = 8;
 
-/// What each window of bits begins with: as many whole codes as fit, at most [`SYMBOLS`].
+/// Decoding table: for each window of bits as many whole codes as fit, at most [`SYMBOLS`].
 ///
 /// An entry has, from the lowest byte on, the bits of those codes, at most [`BITS_MAX`], their number, and their symbols.
 #[derive(Debug)]

@@ -24,7 +24,7 @@ thread_local! {
     static SORTED: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Which class each number is in: bytes below [`CLASSES`].
+/// Class of each number: bytes below [`CLASSES`].
 #[derive(Clone, Copy, Debug)]
 pub(in crate::codec) struct Classes<'a> {
     of: &'a [u8],
@@ -97,7 +97,7 @@ pub(super) fn decode(mut stored: &[u8], classes: &Classes<'_>, plane: &mut [u8])
     })
 }
 
-/// How many numbers are in each class.
+/// Numbers in each class.
 fn lens(of: &[u8]) -> [usize; CLASSES] {
     let mut lens = [0; CLASSES];
     let done = wide::lens(of, &mut lens).unwrap_or(0);
@@ -171,7 +171,7 @@ mod words {
         !(differs | differs >> 1) & ONES
     }
 
-    /// How many there are of those.
+    /// Size of the list of those.
     fn size(members: u64) -> usize {
         (members.wrapping_mul(ONES) >> 56) as usize
     }

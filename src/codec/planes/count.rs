@@ -8,7 +8,7 @@ const LOOKED_AT_FROM: usize = 8 << 10;
 const PLACES: usize = 8;
 const PLACE: usize = 64;
 
-/// How often each byte occurs in `plane`.
+/// Occurrences of each byte in `plane`.
 pub(super) fn counts(plane: &[u8]) -> [u32; 256] {
     let mut counts = [0; 256];
     let done = match common(plane).as_slice() {

@@ -3,7 +3,7 @@
 use super::GAIN;
 use crate::codec::huffman;
 
-/// How bytes are stored. The numbers are part of the format.
+/// Encodings of plain bytes. The numbers are part of the format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Flat {

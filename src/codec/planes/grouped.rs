@@ -17,12 +17,12 @@ use crate::codec::wide;
 /// Most groups should not be of one kind: longer groups are used until that is so.
 const GROUP_SKEWED: f64 = 0.6;
 
-/// How many elements a group should have, as a logarithm, where the most frequent byte is `share` of all; 0: no groups.
+/// Logarithm of the best group length in elements, where the most frequent byte is `share` of all; 0: no groups.
 fn log_for(share: f64) -> u8 {
     (0..3).find(|&log| share.powi(1 << log) <= GROUP_SKEWED).unwrap_or(3)
 }
 
-/// How the bytes of a plane are grouped.
+/// Grouping of a plane's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Level {
     /// They are the plane's.
@@ -31,8 +31,8 @@ pub(super) enum Level {
     Groups,
 }
 
-/// How many elements a group of bytes that occur as often as `counts` says should have, as a logarithm; none if they are not
-/// worth grouping.
+/// Logarithm of the best group length in elements for bytes that occur as often as `counts` says; none if groups are not worth
+/// it.
 pub(super) fn worth(counts: &[u32; 256], len: usize) -> Option<u8> {
     let most = counts.iter().copied().max().unwrap_or(0) as usize;
     let log = log_for(most as f64 / len as f64);

@@ -89,9 +89,9 @@ const SAMPLES: usize = 8;
 const SAMPLE: usize = 512;
 /// Shorter planes are not worth the second table that groups need.
 const GROUPED_FROM: usize = 1 << 10;
-/// How a plane in groups is marked, beside the ways of [`Flat`].
+/// Mark of a plane in groups, beside those of [`Flat`].
 const GROUPED: u8 = 3;
-/// How a plane in classes is marked.
+/// Mark of a plane in classes.
 const CLASSED: u8 = 4;
 /// A plane whose most frequent byte is more than this part of it has nothing to win by classes.
 const CLASSED_BELOW: f64 = 0.6;
@@ -129,7 +129,7 @@ pub(super) struct Numbers<'a> {
     pub(super) width: Width,
     /// Whether the sign goes to the other end first.
     pub(super) rotate: bool,
-    /// What is known of each number besides.
+    /// Further knowledge of each number.
     pub(super) classes: Option<&'a Classes<'a>>,
 }
 
@@ -242,7 +242,7 @@ fn decode_plane(how: u8, body: &[u8], classes: Option<&Classes<'_>>, plane: &mut
     }
 }
 
-/// What some places of a plane look like.
+/// Sample of a plane.
 struct Sample {
     /// Bits that a byte holds.
     bits: f64,

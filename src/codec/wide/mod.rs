@@ -43,7 +43,7 @@ fn is_there() -> bool {
         && is_x86_feature_detected!("popcnt")
 }
 
-/// What kernels are made of.
+/// Building blocks of kernels.
 #[cfg(target_arch = "x86_64")]
 mod parts {
     use std::arch::x86_64::{
@@ -89,7 +89,7 @@ mod parts {
         *at += members.count_ones() as usize;
     }
 
-    /// What a table of 256 bytes holds for each byte.
+    /// Table of 256 bytes, looked up by byte.
     pub(super) struct Table([__m512i; 4]);
 
     impl Table {

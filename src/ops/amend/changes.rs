@@ -13,13 +13,13 @@ use crate::tree::check_path;
 /// Permissions of the folders that a rename makes.
 const FOLDER_MODE: u32 = 0o755;
 
-/// What is at a path, and the list that its chunks are numbered by.
+/// Entry at a path, and the list that its chunks are numbered by.
 type There<'a> = (&'a TreeEntry, &'a ChunkList);
 
 /// The paths of a tree in the making, each with what is there.
 struct Paths<'a> {
     there: BTreeMap<Vec<u8>, There<'a>>,
-    /// What a folder is that only its content implies.
+    /// Entry of a folder that only its content implies.
     implied: There<'a>,
 }
 

@@ -31,7 +31,7 @@ const ATTEMPTS: u32 = 5;
 /// The longest pause before starting over.
 const PAUSE_MAX: Duration = Duration::from_millis(200);
 
-/// What is to change in a tree: first what is removed, then what is renamed, in order, then what is put.
+/// Changes of a tree: first removals, then renames, in order, then puts.
 #[derive(Clone, Debug, Default)]
 pub struct Changes {
     /// Files in memory by their paths, or those of a folder, or a file under its own name. They take the place of files that
@@ -53,13 +53,13 @@ impl Changes {
     }
 }
 
-/// What an amendment did.
+/// Result of an amendment.
 #[derive(Clone, Debug, Serialize)]
 pub struct AmendReport {
     /// The tree that the name stands for now, and what was stored of it.
     #[serde(flatten)]
     pub tree: SaveReport,
-    /// How many other changes of the name came in between.
+    /// Number of other changes of the name that came in between.
     pub overtaken: u32,
 }
 
@@ -97,7 +97,7 @@ impl Repository {
     }
 }
 
-/// How one go ended.
+/// Outcome of one try.
 enum Turn {
     Done(Box<RefValue>),
     /// Somebody else changed the name.
@@ -184,7 +184,7 @@ impl Amending<'_> {
         Ok(true)
     }
 
-    /// Where the chunks of the whole tree are; none if some that were put have to be stored again.
+    /// Places of the chunks of the whole tree; none if some that were put have to be stored again.
     async fn places(&mut self, tree: &Manifest, known: &mut Known) -> Result<Option<Vec<Place>>> {
         let found = known.locate(&tree.chunks.ids).await?;
         let places: Option<Vec<Place>> = found.iter().copied().collect();
@@ -238,7 +238,7 @@ impl Amending<'_> {
     }
 }
 
-/// How long to wait after losing so many races: those who lost together do not come back together.
+/// Pause after so many lost races, jittered: losers do not come back together.
 fn pause(races: u32) -> Duration {
     let [.., dice] = WriteId::random().to_bytes();
     let longest = Duration::from_millis(5).saturating_mul(races).min(PAUSE_MAX);

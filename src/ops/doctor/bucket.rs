@@ -4,7 +4,7 @@ use super::{Check, Outcome};
 use crate::error::{ErrorKind, Result};
 use crate::storage::{Bucket, LifecycleRule, ObjectLock, Versioning};
 
-/// Where requests go, and as whom.
+/// Endpoint, bucket and identity of the credentials.
 pub(super) async fn address(bucket: &Bucket) -> [Check; 3] {
     let endpoint = match bucket.endpoint() {
         None => Check::ok("endpoint", "AWS"),

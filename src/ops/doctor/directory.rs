@@ -39,7 +39,7 @@ pub(super) fn directory(path: &Path) -> Vec<Check> {
 const FILE: &str = "file";
 const LINK: &str = "link";
 
-/// What a file system is good for.
+/// Suitability of a file system.
 enum Nature {
     Local,
     Memory,

@@ -15,7 +15,7 @@ use crate::progress::Progress;
 use crate::storage::{Location, Store, StoreOptions, connect};
 use crate::work::blocking;
 
-/// How one check came out.
+/// Outcome of one check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Outcome {
@@ -32,11 +32,11 @@ pub enum Outcome {
 pub struct Check {
     /// What: `create if absent`, `versioning`, `open files`, ...
     pub what: String,
-    /// How it came out.
+    /// Outcome.
     pub outcome: Outcome,
-    /// What was seen.
+    /// Observation.
     pub detail: String,
-    /// What to do, if there is something to do.
+    /// Help, where there is something to do.
     pub cure: Option<String>,
 }
 
@@ -69,7 +69,7 @@ impl Check {
         self
     }
 
-    /// What an error says, with its cure.
+    /// A check that failed by `error`.
     fn failed(what: &str, outcome: Outcome, error: &Error) -> Self {
         let check = Self::new(what, outcome, chain(error));
         match error.cure_text() {
@@ -87,7 +87,7 @@ impl Check {
 /// Looks at the store at `location`, at what surrounds it, and at this machine. It writes some 40 MiB of small objects
 /// under `probe/`, and removes them; one empty object where the credentials may not delete.
 ///
-/// What may not be looked at is a check that says so.
+/// Checks what it may; what is denied is reported as a check of its own.
 ///
 /// # Errors
 /// Unreachable, if the store does not answer; not found, if the directory or bucket is not there.
@@ -138,7 +138,7 @@ pub async fn diagnose(store: &Store, progress: &Progress) -> Result<Diagnosis> {
     Ok(Diagnosis { checks })
 }
 
-/// Whoever is refused wants to know as whom they came: the checks of the address say so.
+/// The checks of the address say as whom somebody was refused.
 fn access(answer: Result<()>) -> Result<Check> {
     match answer {
         Ok(()) => Ok(Check::ok("access", "the bucket can be listed")),

@@ -91,7 +91,7 @@ fn clock(before: Timestamp, written: Option<Timestamp>, after: Timestamp) -> Che
     }
 }
 
-/// How long it takes to write, and to read back, [`AT_ONCE`].
+/// Times of writing and of reading back [`AT_ONCE`].
 async fn large(objects: &dyn ObjectStore, root: &Path, progress: &Progress) -> Result<[Duration; 2]> {
     let (count, each) = AT_ONCE;
     let parts: Vec<(Path, Bytes)> =

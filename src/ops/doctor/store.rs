@@ -18,7 +18,7 @@ pub(super) async fn repository(store: &Store) -> Result<Check> {
     }
 }
 
-/// What the probe found, a check for each ability. `Err`: the store does not answer.
+/// Checks of the store's abilities. `Err`: the store does not answer.
 pub(super) async fn abilities(store: &Store) -> Result<Vec<Check>> {
     const WHAT: &str = "what the store does";
     match probe(store, Effort::Full).await {
@@ -61,7 +61,7 @@ fn needed(what: &str, verdict: Verdict) -> Check {
     Check::new(what, outcome, verdict.to_string())
 }
 
-/// What Towline does without: worth knowing, never a trouble.
+/// Check of an ability that Towline does without.
 fn spare(what: &str, verdict: Verdict, unquoted_etags: bool) -> Check {
     let note = match verdict {
         Verdict::Works if unquoted_etags => "; only with ETags sent without their quotes, as by Ceph RGW 16",

@@ -14,7 +14,7 @@ use crate::repository::log::{Action, Refusal};
 use crate::repository::{Name, Repository, Run};
 
 impl Repository {
-    /// What `policy` says of the run as it is now: which steps to keep, and why, and which to remove.
+    /// Plan of `policy` for the run as it is now: steps to keep, with reasons, and steps to remove.
     ///
     /// # Errors
     /// Usage, if the policy is empty; not found, if there is no such run, or none of its steps has a metric to keep by.

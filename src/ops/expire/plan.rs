@@ -9,7 +9,7 @@ use serde::{Serialize, Serializer};
 use crate::error::{Error, Result};
 use crate::repository::{Choice, Name, Run, Step};
 
-/// Which steps to keep: those that any of these keeps, and always the latest.
+/// Rules of retention: a step that any of these keeps stays, and always the latest.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ExpirePolicy {
     /// As many of the latest.
@@ -87,14 +87,14 @@ pub struct PlannedStep {
     pub reasons: Vec<Reason>,
 }
 
-/// What becomes of each step of a run.
+/// Decision on each step of a run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ExpirePlan {
     /// The run.
     pub run: Name,
-    /// What stays, with at least one reason each, by number.
+    /// Steps that stay, with at least one reason each, by number.
     pub kept: Vec<PlannedStep>,
-    /// What goes, by number; among it every name whose number another name has since taken over.
+    /// Steps that go, by number; among them every name whose number another name has since taken over.
     pub removed: Vec<PlannedStep>,
 }
 

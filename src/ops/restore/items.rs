@@ -22,11 +22,11 @@ pub(super) struct Item {
 /// The entries to restore, in the manifest's order: a folder before what is in it.
 #[derive(Debug)]
 pub(super) struct Items {
-    /// Where they go.
+    /// Folder that they go to.
     pub(super) folder: PathBuf,
     /// A tree, rather than one file.
     pub(super) is_folder: bool,
-    /// What goes there.
+    /// Items to restore.
     pub(super) list: Vec<Item>,
     /// Keep setuid and setgid bits of files.
     pub(super) keep_setuid: bool,
@@ -90,7 +90,7 @@ impl Items {
         self.contents(saved).sum()
     }
 
-    /// How many of them are files.
+    /// Number of files among them.
     pub(super) fn files(&self, saved: &Saved) -> u64 {
         self.contents(saved).count() as u64
     }

@@ -34,7 +34,7 @@ const FILLED_AT_ONCE: usize = 512;
 /// Files that are filled by turns, so that workers seldom wait for each other to write into the same one.
 const FILES_BY_TURNS: usize = 16;
 
-/// How to restore.
+/// Options of a restore.
 #[derive(Clone, Debug, Default)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a choice of its own")]
 pub struct RestoreOptions {
@@ -51,7 +51,7 @@ pub struct RestoreOptions {
     pub only: Vec<String>,
     /// Keep setuid and setgid bits.
     pub keep_setuid: bool,
-    /// Where to show progress.
+    /// Progress counters.
     pub progress: Progress,
 }
 
@@ -79,7 +79,7 @@ pub struct RestoreReport {
     /// Files removed by `delete`, if it was asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub removed: Option<Removed>,
-    /// How long it took.
+    /// Duration in seconds.
     pub seconds: f64,
 }
 
@@ -359,7 +359,7 @@ fn interleaved(reads: Vec<PackRead>, lanes: usize, file_of: impl Fn(&PackRead) -
     ordered
 }
 
-/// Where each chunk goes: items by index, with the offset in the file.
+/// Targets of each chunk: items by index, with the offset in the file.
 type Destinations = BTreeMap<u32, Vec<(usize, u64)>>;
 
 /// The chunks that the files of `group` are made of.

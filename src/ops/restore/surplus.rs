@@ -11,7 +11,7 @@ use crate::ops::shown;
 use crate::size::show;
 use crate::tree::{FoundKind, Target};
 
-/// What a restore removed, or would remove, because the tree does not have it.
+/// Files that a restore removed, or would remove, because the tree does not have them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Removed {
     /// Files, links and the like; folders are not counted.

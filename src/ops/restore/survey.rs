@@ -23,7 +23,7 @@ const BATCH: usize = 64;
 /// Bytes compared with zeros at once.
 const ZEROS: usize = 1 << 16;
 
-/// What a survey found.
+/// Result of a survey.
 #[derive(Debug, Default)]
 pub(super) struct Survey {
     /// Items whose content is right already, by index.
@@ -46,7 +46,7 @@ pub(super) struct Survey {
     pub(super) reused_bytes: u64,
 }
 
-/// What becomes of one item.
+/// Decision on one item.
 #[derive(Debug)]
 enum Finding {
     Keep,

@@ -14,7 +14,7 @@ use crate::tree::{FoundKind, Walk};
 pub(super) struct Assembly {
     manifest: Manifest,
     numbers: HashMap<ChunkId, u32>,
-    /// How much of each entry's file is covered.
+    /// Covered bytes of each entry's file.
     covered: Vec<u64>,
 }
 
@@ -56,7 +56,7 @@ impl Assembly {
         }
     }
 
-    /// What a file is.
+    /// Records the description of a file.
     pub(super) fn describe(&mut self, file: usize, about: About) {
         if let Some(content) = self.content(file) {
             (content.cut, content.tensors) = (about.cut, about.tensors);
@@ -85,12 +85,12 @@ impl Assembly {
         Ok(())
     }
 
-    /// What is known so far.
+    /// Manifest so far.
     pub(super) fn manifest(&self) -> &Manifest {
         &self.manifest
     }
 
-    /// Which of a file's tensors the byte at `offset` belongs to.
+    /// Tensor of a file that the byte at `offset` belongs to.
     pub(super) fn tensor_at(&self, file: usize, offset: u64) -> Option<usize> {
         let tensors = self.tensors(file);
         let at = tensors.partition_point(|tensor| tensor.range.start <= offset).checked_sub(1)?;

@@ -24,9 +24,9 @@ const MASTERED_FROM: u64 = 32 << 10;
 #[derive(Debug, Default)]
 pub(super) struct Contents {
     layouts: BTreeMap<usize, Arc<Layout>>,
-    /// Where the 32-bit tensor is that a 16-bit one seems to be the rounding of: by file and start.
+    /// 32-bit tensors that 16-bit ones seem to be roundings of: by file and start.
     masters: HashMap<(usize, u64), (usize, u64)>,
-    /// Where files with such 32-bit tensors are cut.
+    /// Cuts of files with such 32-bit tensors.
     cuts: HashMap<usize, Vec<u64>>,
 }
 
@@ -60,7 +60,7 @@ impl Contents {
         Ok(())
     }
 
-    /// What the long file `file` holds; none if it is not understood.
+    /// Layout of the long file `file`; none if its format is unknown.
     pub(super) fn layout(&self, file: usize) -> Option<Arc<Layout>> {
         self.layouts.get(&file).cloned()
     }

@@ -26,11 +26,11 @@ pub(super) struct New {
     pub(super) chunk: Named,
     /// In which of the files found.
     pub(super) file: usize,
-    /// What it may be a difference to.
+    /// Chunk that it may be a difference to.
     pub(super) basis: Basis,
 }
 
-/// How a chunk is stored.
+/// Encoded chunk.
 #[derive(Debug)]
 pub(super) struct Done {
     pub(super) id: ChunkId,
@@ -49,11 +49,11 @@ pub(super) struct Done {
 #[derive(Debug, Default)]
 pub(super) struct Batch {
     pub(super) done: Vec<Done>,
-    /// How many bytes were encoded, and how long that took all workers together; none, if these are raw.
+    /// Bytes that were encoded, and the time of all workers together; none, if these are raw.
     pub(super) encoded: Option<(u64, Duration)>,
 }
 
-/// What is needed to encode the chunks of a save.
+/// Context to encode the chunks of a save.
 #[derive(Clone, Debug)]
 pub(super) struct Encoding {
     pub(super) repository: Repository,

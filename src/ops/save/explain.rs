@@ -11,7 +11,7 @@ use crate::codec::Codec;
 use crate::ops::shown;
 use crate::tree::Walk;
 
-/// What became of one tensor, or of a file or stretch without any.
+/// Storage of one tensor, or of a file or stretch without any.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Explained {
     /// The file.
@@ -24,7 +24,7 @@ pub struct Explained {
     pub here_bytes: u64,
     /// Bytes that the others are stored in.
     pub stored_bytes: u64,
-    /// How chunks are stored and why, the most frequent first, each with how many.
+    /// Ways of storage with reasons, the most frequent first, each with its number of chunks.
     pub reasons: Vec<String>,
 }
 
@@ -54,7 +54,7 @@ enum Why {
     Unfit,
 }
 
-/// What is told of one tensor so far.
+/// Sums of one tensor so far.
 #[derive(Debug, Default)]
 struct Row {
     bytes: u64,

@@ -14,13 +14,13 @@ use crate::error::{Error, Result};
 use crate::ops::shown;
 use crate::tree::{Found, Walk};
 
-/// How the files of a tree are looked at.
+/// Format detection for the files of a tree.
 #[derive(Debug)]
 pub(super) struct Looking {
     pub(super) choice: CutChoice,
     /// The metadata of distributed checkpoints, each with the file that it came from.
     described: Vec<(usize, Metadata)>,
-    /// Which of them describes a file, and under which path.
+    /// The index that describes a file, and the file's path in it.
     parts: HashMap<usize, (usize, String)>,
     /// The indexes of sharded checkpoints, each with the file that it came from.
     pub(super) indexes: Vec<(usize, Index)>,
@@ -75,7 +75,7 @@ impl Looking {
         self.described.get(*described).map(|(metadata, _)| *metadata)
     }
 
-    /// What the file `file`, of `len` bytes, holds; none if it is not understood: then it is just bytes.
+    /// Layout of the file `file`, of `len` bytes; none if its format is unknown: then it is just bytes.
     pub(super) fn layout(&self, file: usize, read: ReadAt<'_>, len: u64) -> Option<Layout> {
         if !self.at_tensors() {
             return None;
@@ -98,7 +98,7 @@ impl Looking {
     }
 }
 
-/// What went wrong, with its causes.
+/// Error message with its causes.
 fn chain(error: &dyn StdError) -> String {
     let causes = std::iter::successors(error.source(), |&cause| cause.source());
     causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))

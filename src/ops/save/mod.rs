@@ -59,11 +59,11 @@ const ATTEMPTS: usize = 5;
 /// Saves of a run of which one stands for itself, by default.
 pub(super) const KEY_EVERY: u32 = 8;
 
-/// What is wrong with saving another repository as files.
+/// Warning about a repository that is saved as files.
 const REPOSITORY_WARNING: &str =
     "a repository: if it is being written to, a commit may be saved in part; `towline sync` copies one whole";
 
-/// How to cut files.
+/// Choice of cutting.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CutChoice {
     /// By looking at each file: at tensors where it is a checkpoint, by content otherwise.
@@ -91,7 +91,7 @@ impl FromStr for CutChoice {
     }
 }
 
-/// What to save.
+/// Source of a save.
 #[derive(Clone, Debug)]
 pub enum SaveSource {
     /// The file or folder at a path.
@@ -119,17 +119,17 @@ impl From<Vec<MemoryFile>> for SaveSource {
     }
 }
 
-/// How to save.
+/// Options of a save.
 #[derive(Clone, Debug, Default)]
 pub struct SaveOptions {
     /// A name whose tree is likely to share much with this one; by default the name's present tree. Its tensors are what
     /// this one's are differences to, instead of those of the step before in the run.
     pub base: Option<Name>,
-    /// How to cut.
+    /// Cutting of files.
     pub cut: CutChoice,
-    /// What to record with the tree.
+    /// Labels of the tree.
     pub labels: BTreeMap<String, String>,
-    /// What to tell of it in the log, where runs are listed and their steps chosen.
+    /// Facts for the log, where runs are listed and their steps chosen.
     pub facts: StepFacts,
     /// Patterns to leave out, in gitignore syntax.
     pub exclude: Vec<String>,
@@ -146,7 +146,7 @@ pub struct SaveOptions {
     pub expected: Expected,
     /// Permission bits to record instead of those on the disk, by path in the tree (empty: its root folder).
     pub modes: Arc<BTreeMap<Vec<u8>, u32>>,
-    /// Where to show progress.
+    /// Progress counters.
     pub progress: Progress,
     /// Cancel it to stop: what was stored by then is recorded within seconds, and used by the next save. A save that is about
     /// to commit ends as if it had not been stopped.
@@ -185,7 +185,7 @@ fn moved(name: &Name) -> Error {
         .cure("somebody else saved or removed it; look at it (`towline show`), then save again")
 }
 
-/// What a save did.
+/// Result of a save.
 #[derive(Clone, Debug, Serialize)]
 pub struct SaveReport {
     /// The name.
@@ -204,16 +204,16 @@ pub struct SaveReport {
     pub new_chunks: u64,
     /// Files.
     pub files: u64,
-    /// How long it took.
+    /// Duration in seconds.
     pub seconds: f64,
-    /// What was found and not saved: path and reason.
+    /// Files that were found and not saved: path and reason.
     pub skipped: Vec<String>,
-    /// What was saved and may not be what it seems: path and reason.
+    /// Files that were saved and may not be what they seem: path and reason.
     pub warnings: Vec<String>,
     /// The previous value of the name, if it was replaced.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub replaced: Option<Replaced>,
-    /// How what was read is stored and why, if that was asked for. Files that look unchanged are not read.
+    /// Storage of what was read, with reasons, if that was asked for. Files that look unchanged are not read.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub explained: Vec<Explained>,
 }
@@ -376,13 +376,13 @@ impl Saving<'_> {
         if self.options.expected == Expected::Nothing { exists(self.name) } else { moved(self.name) }
     }
 
-    /// What is known of the tree's files from before; none of what is in memory.
+    /// Cache of the tree's earlier state; none for files in memory.
     fn cache(&self) -> Option<SeenCache> {
         let root = self.walk.root()?;
         Some(SeenCache::new(&self.repository.cache().join("seen"), self.repository.id(), root))
     }
 
-    /// How many saves ago the key step is that chunks at `places` are differences to.
+    /// Saves since the key step that chunks at `places` are differences to.
     fn behind(&self, places: &[Place]) -> u32 {
         let differs = places.iter().any(|place| place.codec == Codec::Difference);
         self.parent.as_ref().ok().filter(|_| differs).map_or(0, |parent| parent.behind())

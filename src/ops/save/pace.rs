@@ -25,7 +25,7 @@ const ENCODED_MIN: f64 = 4.0 * MIB as f64;
 const RAW_RUN: u64 = 256 * MIB;
 const PROBE: u64 = 8 * MIB;
 
-/// How the next chunks are stored.
+/// Encoding of the next chunks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Choice {
     Encode,
@@ -37,7 +37,7 @@ pub(super) enum Choice {
 pub(super) struct Pace {
     workers: f64,
     encoders: Rate,
-    /// What the encoders' bytes took from one batch to the next, with everything else.
+    /// Time from one batch of the encoders to the next, with everything else.
     passed: Duration,
     /// When the batch before was done, if it was encoded.
     last: Option<Timestamp>,
@@ -81,7 +81,7 @@ impl Pace {
         self.passed = self.passed.mul_f64(kept) + last.map_or(spent.div_f64(self.workers), |last| now.since(last));
     }
 
-    /// How to store the next `plain` bytes, the target having taken so much by now.
+    /// Choice for the next `plain` bytes, after the target took `taken`.
     pub(super) fn next(&mut self, plain: u64, taken: Taken) -> Choice {
         let (bytes, busy) = (taken.bytes.saturating_sub(self.seen.bytes), taken.busy.saturating_sub(self.seen.busy));
         if bytes > 0 {
@@ -187,7 +187,7 @@ mod tests {
             self.save(total, Pace::next)
         }
 
-        /// How much longer it took than always encoding, and never.
+        /// Extra time over always encoding, and over never.
         fn over_others(&self, total: u64) -> (f64, f64) {
             let paced = self.paced(total).1;
             let always = |choice| self.save(total, |_, _, _| choice).1;

@@ -29,16 +29,16 @@ pub(super) struct Parent {
     pub(super) saved: Arc<Saved>,
     /// Its tensors.
     tensors: HashMap<Identity, Vec<Spot>>,
-    /// Where the chunks of its files start, by entry.
+    /// Starts of the chunks of its files, by entry.
     chunks: HashMap<usize, Vec<(u64, u32)>>,
     /// Bytes of its differences between short numbers, and of their bases.
     short: (u64, u64),
 }
 
-/// What makes a tensor the same in another step, whatever its file is called.
+/// Properties by which a tensor is the same one in another step, whatever its file is called.
 type Identity = (String, String, Vec<u64>, Option<TensorPart>);
 
-/// Where a tensor of the parent starts: in which of its entries, at which offset.
+/// Start of a tensor of the parent: its entry, and the offset.
 #[derive(Clone, Copy, Debug)]
 struct Spot {
     entry: usize,
@@ -49,14 +49,14 @@ struct Spot {
 #[derive(Debug, Default)]
 pub(super) struct Pairs(Vec<(Range<u64>, Spot)>);
 
-/// What a chunk may be a difference to.
+/// Possible base of a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Basis {
     /// This chunk of the parent.
     Chunk(u32),
     /// The parent has no such tensor, or not cut alike.
     NoTensor,
-    /// What the parent has of it is derived, or lies where it cannot be relied on.
+    /// The parent's chunk is derived, or lies where it cannot be relied on.
     Unusable,
     /// It did not pay in the parent.
     NotWorth,
@@ -77,7 +77,7 @@ pub(super) enum Orphan {
     Unfit,
 }
 
-/// Which name the tree `name` should be stored as differences to: `base`, if it is told, else the step of its run before it.
+/// Name that the tree `name` should be stored as differences to: `base`, if it is given, else the step of its run before it.
 pub(super) fn choose(
     state: &State,
     name: &Name,
@@ -139,12 +139,12 @@ impl Parent {
         }
     }
 
-    /// How many saves after the key step a tree is that has this parent.
+    /// Saves since the key step for a tree that has this parent.
     pub(super) fn behind(&self) -> u32 {
         self.saved.value.behind.saturating_add(1)
     }
 
-    /// Which of its tensors are those of the file at `path`.
+    /// Tensors of the parent that match those of the file at `path`.
     pub(super) fn pair(&self, path: &[u8], tensors: &[TensorEntry]) -> Pairs {
         let pair = |tensor: &TensorEntry| {
             let spots = self.tensors.get(&identity(tensor))?;
@@ -163,7 +163,7 @@ impl Parent {
         Pairs(tensors.iter().filter(|tensor| !tensor.range.is_empty()).filter_map(pair).collect())
     }
 
-    /// What a chunk that fills `range` of a file with these `pairs` may be a difference to.
+    /// Possible base of a chunk that fills `range` of a file with these `pairs`.
     pub(super) fn basis(&self, pairs: &Pairs, range: &Range<u64>, number: Option<Element>) -> Basis {
         let Some((chunk, located)) = self.counterpart(pairs, range) else { return Basis::NoTensor };
         match (located.place.codec, located.base) {

@@ -44,12 +44,12 @@ impl<'a> Putting<'a> {
         Ok(self.saving.tree(known, writer, &mut self.counts).await?.map(|(manifest, ..)| manifest))
     }
 
-    /// How many saves ago the key step is that chunks at `places` are differences to.
+    /// Saves since the key step that chunks at `places` are differences to.
     pub(in crate::ops) fn behind(&self, places: &[Place]) -> u32 {
         self.saving.behind(places)
     }
 
-    /// What was done; `value` is what the name stands for now.
+    /// Report; `value` is the current value of the name.
     pub(in crate::ops) fn report(mut self, value: &RefValue, stored_bytes: u64) -> SaveReport {
         // What an index names and these files lack, the rest of the tree may have.
         self.counts.lacking.clear();

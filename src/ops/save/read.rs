@@ -24,7 +24,7 @@ pub(super) struct ReadPart {
     pub(super) found: Found,
 }
 
-/// What reading a part gave.
+/// Result of reading a part.
 #[derive(Debug)]
 pub(super) enum Found {
     /// Its chunks.
@@ -41,7 +41,7 @@ pub(super) struct Named {
     pub(super) id: ChunkId,
     pub(super) start: u64,
     pub(super) bytes: Bytes,
-    /// What numbers it holds, if that is known.
+    /// Element type, if it is known.
     pub(super) number: Option<Element>,
 }
 
@@ -109,7 +109,7 @@ fn cut(looking: &Looking, part: Part, bytes: Bytes) -> ReadPart {
     ReadPart { file, about, found }
 }
 
-/// What a whole file in memory is, and where to cut it.
+/// Layout and cuts of a whole file in memory.
 fn look(looking: &Looking, file: usize, bytes: &Bytes) -> (Option<Layout>, Vec<u64>) {
     let len = bytes.len() as u64;
     let layout = looking.layout(file, &mut in_memory(bytes), len);
@@ -139,7 +139,7 @@ fn name(bytes: &Bytes, start: u64, ends: &[u64], layout: Option<&Layout>) -> Vec
 #[derive(Debug, Default)]
 pub(super) struct Settler {
     resolver: content::Resolver,
-    /// Where the stretch begins in the file.
+    /// Start of the stretch in the file.
     origin: u64,
     /// Bytes before the present window that belong to the chunk being grown.
     carried: Bytes,

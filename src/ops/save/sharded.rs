@@ -24,7 +24,7 @@ pub(super) fn read(walk: &Walk, found: &Found) -> Result<Option<Index>> {
     Ok(if whole { parse(&bytes).ok() } else { None })
 }
 
-/// What the tree lacks of what `indexes` name, a line for each file.
+/// Files that `indexes` name and the tree lacks, a line for each.
 pub(super) fn lacking(walk: &Walk, indexes: &[(usize, Index)], manifest: &Manifest) -> Vec<String> {
     let found = indexes.iter().filter_map(|(at, index)| Some((walk.found.get(*at)?, index)));
     found.flat_map(|(found, index)| compare(found, index, manifest)).collect()

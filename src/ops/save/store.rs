@@ -31,15 +31,15 @@ use crate::work::blocking;
 /// Bytes read and hashed in one go, at most: few enough to be hashed while they are in the processor's cache.
 const WINDOW_MAX: u64 = 2 * MIB;
 
-/// What was new.
+/// Counts of new chunks.
 #[derive(Debug, Default)]
 pub(super) struct Counts {
     pub(super) new_bytes: u64,
     pub(super) new_chunks: u64,
-    /// What became of each tensor, if that is asked for.
+    /// Explanation of each tensor, if that is asked for.
     pub(super) explanation: Option<Explanation>,
     pub(super) explained: Vec<Explained>,
-    /// What the indexes of sharded checkpoints name and the tree lacks.
+    /// Files that indexes of sharded checkpoints name and the tree lacks.
     pub(super) lacking: Vec<String>,
 }
 
@@ -246,7 +246,7 @@ impl Sifting<'_> {
         self.parent.as_ref().zip(found).map(pair).unwrap_or_default()
     }
 
-    /// What a chunk may be a difference to: only chunks in packs that can be relied on.
+    /// Possible bases of a chunk: only chunks in packs that can be relied on.
     fn basis(&self, file: usize, chunk: &Named, known: &Known) -> Basis {
         let (of, pairs) = &self.pairs;
         let Some(parent) = self.parent.as_ref().filter(|_| *of == file) else { return Basis::NoTensor };

@@ -19,7 +19,7 @@ pub(super) struct Unchanged {
 }
 
 impl Unchanged {
-    /// What the cache says of the tree; none if it says nothing.
+    /// The tree's record in the cache; none if there is none.
     pub(super) async fn load(
         cache: &SeenCache,
         walk: &Walk,

@@ -15,7 +15,7 @@ use crate::tree::{Found, Opened, Walk};
 /// Files in one unit, at most.
 const BATCH: usize = 512;
 
-/// What one worker does in one go.
+/// Work of one worker in one go.
 #[derive(Debug, Default)]
 pub(super) struct Unit {
     /// Its parts, each with a place of its own in the unit's buffer.
@@ -27,21 +27,21 @@ pub(super) struct Unit {
 /// A stretch of one file.
 #[derive(Debug)]
 pub(super) struct Part {
-    /// Which of the files found.
+    /// Index of the file.
     pub(super) file: usize,
     /// The open file; a small one is opened by the worker.
     pub(super) open: Option<Arc<Opened>>,
-    /// Where the stretch lies in the file.
+    /// Range of the file.
     pub(super) range: Range<u64>,
-    /// How it is cut.
+    /// Cuts.
     pub(super) cuts: Cuts,
     /// The tensors of a long file.
     pub(super) layout: Option<Arc<Layout>>,
-    /// What the file is, said once, with its first part.
+    /// Description of the file, once, with its first part.
     pub(super) about: Option<About>,
 }
 
-/// Where to cut a part.
+/// Cuts of a part.
 #[derive(Debug)]
 pub(super) enum Cuts {
     /// At these offsets in the file; the last is the part's end.
@@ -57,10 +57,10 @@ pub(super) enum Cuts {
     },
 }
 
-/// What is recorded of a file besides its chunks.
+/// Record of a file besides its chunks.
 #[derive(Debug)]
 pub(super) struct About {
-    /// How it was cut.
+    /// Cutting.
     pub(super) cut: Cut,
     /// Its tensors, if any.
     pub(super) tensors: Vec<TensorEntry>,
@@ -147,7 +147,7 @@ impl Unit {
     }
 }
 
-/// What a file is, given what was found in it.
+/// Description of a file, given its layout.
 pub(super) fn about(choice: CutChoice, layout: Option<&Layout>) -> About {
     let entry = |tensor: &Tensor| TensorEntry {
         name: tensor.name.clone(),

@@ -27,12 +27,12 @@ const ATTEMPTS: usize = 5;
 /// Chunks remembered from one name to the next: some 128 MiB at most.
 const KNOWN_MAX: usize = 1 << 19;
 
-/// How to sync.
+/// Options of a sync.
 #[derive(Clone, Debug, Default)]
 pub struct SyncOptions {
     /// Only find out what would be moved: nothing is written.
     pub dry_run: bool,
-    /// Where to show progress.
+    /// Progress counters.
     pub progress: Progress,
     /// Cancel it to stop: what was stored by then is recorded within seconds, and used by the next sync.
     pub stop: CancellationToken,
@@ -57,7 +57,7 @@ pub struct SyncReport {
     /// In a dry run, each name that the destination lacks or has otherwise.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub planned: Vec<PlannedName>,
-    /// How long it took.
+    /// Duration in seconds.
     pub seconds: f64,
 }
 
@@ -145,7 +145,7 @@ struct Syncing<'a> {
     told: u64,
 }
 
-/// How far one try to sync a name came.
+/// Outcome of one try to sync a name.
 enum Step {
     /// The destination has it.
     Done,

@@ -7,7 +7,7 @@ use crate::error::Result;
 use crate::id::ChunkId;
 use crate::repository::{Known, Located, Place, Saved};
 
-/// Which of the repositories that are read from is the destination; the source is the first.
+/// Index of the destination among the repositories that are read; the source is the first.
 const DESTINATION: usize = 1;
 
 /// A tree of the source, seen with what the destination has.
@@ -19,12 +19,12 @@ pub(super) struct View {
     pub(super) lacking: BTreeSet<u32>,
     /// Bases in the destination; their numbers follow those of the source.
     here: Vec<Located>,
-    /// Which of the source's chunks these are.
+    /// Chunks of the source that stand in.
     instead: HashMap<u32, u32>,
 }
 
 impl View {
-    /// What moves of `saved`, if the destination has its chunks at `found`.
+    /// Plan of the move of `saved`, if the destination has its chunks at `found`.
     ///
     /// # Errors
     /// As [`Known::locate`]; damaged, if the map of `saved` is.
@@ -79,7 +79,7 @@ impl View {
         Ok(Located { base, ..located })
     }
 
-    /// What is read in the destination in place of the chunk numbered `base`, if it is a base of one at `place` there too.
+    /// Chunk of the destination that is read in place of the chunk numbered `base`, if it is a base of one at `place` there too.
     fn here(&self, base: u32, place: &Place) -> Option<u32> {
         let number = *self.instead.get(&base)?;
         let here = self.here.get(number.checked_sub(self.saved.located_chunks())? as usize)?;

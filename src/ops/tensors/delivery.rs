@@ -21,7 +21,7 @@ static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 /// Damaged tensors that an error names.
 const NAMED: usize = 8;
 
-/// Where the bytes of tensors go. Any function of these arguments is one.
+/// Target of the bytes of tensors. Any function of these arguments is one.
 pub trait TensorSink: Send + Sync {
     /// Takes verified `bytes` of the tensor `tensor` (a number of [`TensorReading::tensors`]), to stand from byte `offset`
     /// of its box on. Called from many threads at once, in any order; the same bytes may come twice. It must not wait for
@@ -46,7 +46,7 @@ impl<F: Fn(usize, u64, &[u8]) -> Result<()> + Send + Sync> TensorSink for F {
     }
 }
 
-/// What a reading took.
+/// Cost of a reading.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TensorsRead {
     /// Stored bytes that were fetched.
@@ -181,7 +181,7 @@ impl Delivery {
         chunks.iter().copied().filter(|&chunk| !self.placing(chunk).is_some_and(Placing::is_over)).collect()
     }
 
-    /// Where all of a chunk of `len` bytes goes, if that is one stretch of one tensor.
+    /// Target of a whole chunk of `len` bytes, if that is one stretch of one tensor.
     fn stretch(&self, chunk: u32, len: usize) -> Option<(usize, u64)> {
         let [one] = self.reading.uses(chunk) else { return None };
         let segment = self.reading.segment(one.segment)?;
@@ -213,7 +213,7 @@ impl Delivery {
         if gathered.is_empty() { Ok(()) } else { self.sink.place(segment.tensor, begins, &gathered) }
     }
 
-    /// What lies in the holes of files.
+    /// Fills in zeros for holes of files.
     fn place_zeros(&self) -> Result<()> {
         for (segment, hole) in self.reading.zeros() {
             for run in segment.runs.within(hole) {
@@ -260,7 +260,7 @@ impl Sink for Delivery {
     }
 }
 
-/// How far a chunk is on its way to where it belongs.
+/// Progress of a chunk on its way to its targets.
 #[derive(Debug, Default)]
 struct Placing(AtomicU8);
 

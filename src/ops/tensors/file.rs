@@ -21,19 +21,19 @@ use crate::repository::{Name, Repository, SourceBytes};
 use crate::tree::{Durability, Staged, Target};
 use crate::work::blocking;
 
-/// What the file is called where only its folder is named.
+/// File name where only the folder is named.
 pub const TENSORS_FILE: &str = "tensors.safetensors";
 /// Permission bits of the file.
 const MODE: u32 = 0o644;
 
-/// How to restore tensors.
+/// Options of a restore of tensors.
 #[derive(Clone, Debug, Default)]
 pub struct RestoreTensorsOptions {
     /// Replace the file if it is there.
     pub overwrite: bool,
     /// Only find out what would be done: nothing is written.
     pub dry_run: bool,
-    /// Where to show progress.
+    /// Progress counters.
     pub progress: Progress,
 }
 
@@ -57,7 +57,7 @@ pub struct RestoreTensorsReport {
     pub sources: SourceBytes,
     /// Chunks that they came in.
     pub chunks: u64,
-    /// How long it took.
+    /// Duration in seconds.
     pub seconds: f64,
 }
 
@@ -115,7 +115,7 @@ impl Repository {
     }
 }
 
-/// Where each tensor of the reading goes.
+/// Layout of the file of the reading's tensors.
 fn laid_out(reading: &TensorReading) -> Result<NewFile> {
     let mut by_name: Vec<&WantedTensor> = reading.tensors().iter().collect();
     by_name.sort_by(|a, b| a.name.cmp(&b.name));

@@ -21,7 +21,7 @@ pub(super) struct Global<'m> {
 /// A part, or the whole, and the file that holds it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Held<'m> {
-    /// Which entry of the manifest.
+    /// Entry of the manifest.
     pub(super) entry: usize,
     pub(super) tensor: &'m TensorEntry,
 }
@@ -44,7 +44,7 @@ impl Held<'_> {
     }
 }
 
-/// What parts of one tensor have in common: folder, name, type, whole shape.
+/// Properties that parts of one tensor share: folder, name, type, whole shape.
 type Key<'m> = (&'m [u8], &'m str, &'m str, &'m [u64]);
 
 /// All tensors, in the order of files and of where they lie in them. Parts are of one tensor if name, type and whole shape

@@ -15,7 +15,7 @@ use crate::limits::MIB;
 use crate::ops::shown;
 use crate::repository::{Name, Repository, Saved};
 
-/// What [`Repository::choose_tensors`] chose.
+/// Result of [`Repository::choose_tensors`].
 #[derive(Debug)]
 pub struct TensorReading {
     pub(super) saved: Arc<Saved>,
@@ -25,7 +25,7 @@ pub struct TensorReading {
     uses: Vec<Use>,
     /// The chunks of `uses`, each once.
     chunks: Vec<u32>,
-    /// What lies in the holes of files: the segment, and bytes of its file.
+    /// Ranges in holes of files: the segment, and bytes of its file.
     zeros: Vec<Zeros>,
     /// Counts what `segments`, `uses`, `chunks` and `zeros` take.
     _kept: Kept,
@@ -45,7 +45,7 @@ pub struct WantedTensor {
     pub dtype: Dtype,
     /// Elements of the whole tensor along each dimension.
     pub whole: Vec<u64>,
-    /// Where the box begins along each dimension.
+    /// Offsets of the box along each dimension.
     pub offsets: Vec<u64>,
     /// Elements of the box along each dimension.
     pub shape: Vec<u64>,
@@ -53,12 +53,12 @@ pub struct WantedTensor {
     pub bytes: u64,
 }
 
-/// What one part gives to one wanted tensor.
+/// Contribution of one part to one wanted tensor.
 #[derive(Debug)]
 pub(super) struct Segment {
     /// To which tensor.
     pub(super) tensor: usize,
-    /// Which bytes of the part's file, and where they go.
+    /// Bytes of the part's file, with their targets.
     pub(super) runs: Runs,
 }
 
@@ -67,7 +67,7 @@ pub(super) struct Segment {
 pub(super) struct Use {
     pub(super) chunk: u32,
     pub(super) segment: usize,
-    /// Where the chunk begins in the segment's file.
+    /// Start of the chunk in the segment's file.
     pub(super) at: u64,
 }
 
@@ -94,7 +94,7 @@ impl Repository {
 }
 
 impl TensorReading {
-    /// What will be read, in order: the numbers that a sink is given.
+    /// Tensors that will be read, in order: the numbers that a sink is given.
     #[must_use]
     pub fn tensors(&self) -> &[WantedTensor] {
         &self.tensors
@@ -106,7 +106,7 @@ impl TensorReading {
         self.tensors.iter().fold(0, |sum, tensor| sum.saturating_add(tensor.bytes))
     }
 
-    /// How many chunks hold them: each is fetched once.
+    /// Chunks to fetch, each once.
     #[must_use]
     pub fn chunk_count(&self) -> u64 {
         self.chunks.len() as u64
@@ -142,7 +142,7 @@ impl TensorReading {
         &self.chunks
     }
 
-    /// What is needed of the chunk `chunk`.
+    /// Uses of the chunk `chunk`.
     pub(super) fn uses(&self, chunk: u32) -> &[Use] {
         let from = self.uses.partition_point(|one| one.chunk < chunk);
         let to = self.uses.partition_point(|one| one.chunk <= chunk);
@@ -319,7 +319,7 @@ fn check_lengths(global: &Global<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Which bytes of which entries make up the box `wanted`.
+/// Bytes of entries that make up the box `wanted`.
 fn pieces(global: &Global<'_>, wanted: &TensorBox, element: u64) -> Result<Vec<(usize, Runs)>> {
     let places: Vec<TensorBox> = global.parts.iter().map(Held::place).collect();
     let covered = cover(wanted, &places).map_err(|why| {

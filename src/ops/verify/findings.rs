@@ -9,7 +9,7 @@ use crate::id::{ManifestKey, MapKey, PackId, SegmentId};
 use crate::repository::Name;
 use crate::repository::log::RefValue;
 
-/// What a finding is about.
+/// Subject of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Subject {
     /// The log, or what says that this is a repository.

@@ -21,15 +21,15 @@ const AHEAD: usize = 4;
 /// Bytes that a base counts for in what is read at once, beside its own: a request of its own, or what lies before it.
 const APART: u64 = 256 * KIB;
 
-/// What is wrong in a pack: with which chunk, or with what is between chunks.
+/// Fault in a pack: of a chunk, or of bytes between chunks.
 type Wrong = (Option<u32>, Error);
-/// Where bases are.
+/// Places of bases.
 type Bases = HashMap<ChunkId, Place>;
 
 /// A stretch of a pack to look at, with what its chunks are decoded from.
 #[derive(Clone, Debug)]
 struct Tile {
-    /// Which bytes of the pack.
+    /// Bytes of the pack.
     stretch: Range<u64>,
     /// The stretch comes first; where a base lies next to it, that part is longer.
     read: PackRead,
@@ -81,7 +81,7 @@ impl Verifying<'_> {
         Ok(())
     }
 
-    /// Where the chunks are that others in `packs` are decoded from.
+    /// Places of the chunks that others in `packs` are decoded from.
     async fn bases(&self, packs: &[PackRef]) -> Result<Bases> {
         let mut needed = HashSet::new();
         let mut bases = Bases::new();
@@ -194,7 +194,7 @@ impl Tile {
     }
 }
 
-/// What is wrong in one tile, if reading it twice says so; and its length.
+/// Faults of one tile, if a second read agrees; and its length.
 async fn look(repository: &Repository, footer: Arc<PackFooter>, tile: Tile) -> Result<(u64, Vec<Wrong>)> {
     let read = tile.read.clone();
     let len = tile.stretch.end - tile.stretch.start;
@@ -226,7 +226,7 @@ fn inspect(footer: &PackFooter, tile: &Tile, bytes: &[u8]) -> Result<Vec<Wrong>>
     Ok(wrong)
 }
 
-/// What is wrong before, between and after the chunks of a tile.
+/// Fault before, between or after the chunks of a tile.
 fn between(footer: &PackFooter, tile: &Tile, bytes: &[u8]) -> Option<Wrong> {
     let start = tile.read.parts.first().map_or(0, |part| part.range.start);
     let at = |offset: u64| usize::try_from(offset - start).unwrap_or(usize::MAX);

@@ -15,7 +15,7 @@ pub(super) type Hits = BTreeMap<MapKey, BTreeMap<Subject, Vec<String>>>;
 const TOLD_MAX: usize = 100;
 
 impl Verifying<'_> {
-    /// What the findings hit: manifests and maps are read again, since damage is rare and names are many.
+    /// Names that the findings hit: manifests and maps are read again, since damage is rare and names are many.
     pub(super) async fn hits(&self) -> Result<Hits> {
         let subjects: BTreeSet<Subject> = self.findings.subjects().collect();
         let about = |subject: &Subject| match *subject {
@@ -59,7 +59,7 @@ fn needing(map: &Map, subjects: &BTreeSet<Subject>) -> BTreeMap<Subject, BTreeSe
     needing
 }
 
-/// Where `chunks` lie in the tree.
+/// Paths of `chunks` in the tree.
 fn places(manifest: &Manifest, chunks: &BTreeSet<u32>) -> Vec<String> {
     let mut places: Vec<String> = Vec::new();
     for entry in &manifest.entries {

@@ -27,18 +27,18 @@ use crate::progress::Progress;
 use crate::repository::log::{RefValue, State};
 use crate::repository::{Name, Repository, layout, no_such_name};
 
-/// What to verify, and how.
+/// Options of a verification.
 #[derive(Clone, Debug, Default)]
 pub struct VerifyOptions {
     /// Read every byte of every pack concerned, not only what describes them.
     pub data: bool,
     /// Mend what can be mended.
     pub repair: bool,
-    /// Where to show progress.
+    /// Progress counters.
     pub progress: Progress,
 }
 
-/// What a verification found.
+/// Result of a verification.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct VerifyReport {
     /// Packs looked at.
@@ -47,24 +47,24 @@ pub struct VerifyReport {
     pub chunks: u64,
     /// Bytes of them.
     pub bytes: u64,
-    /// What is damaged, as it was found: a repair comes after.
+    /// Damage as it was found: a repair comes after.
     pub damaged: Vec<Damage>,
-    /// What a repair did.
+    /// Repairs that were done, in words.
     pub repaired: Vec<String>,
-    /// How long it took.
+    /// Duration in seconds.
     pub seconds: f64,
 }
 
 /// One thing that is not as it was written.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Damage {
-    /// Which object, and which chunk of it.
+    /// Object, and chunk of it.
     pub what: String,
-    /// What is wrong with it.
+    /// Error message.
     pub error: String,
     /// The names that cannot be restored, or not without it.
     pub names: Vec<String>,
-    /// What of them it hits, as far as that can be told: `NAME:PATH`, with the tensor after a space where there is one.
+    /// Tensors and files that it hits, as far as known: `NAME:PATH`, with the tensor after a space where there is one.
     pub tensors: Vec<String>,
 }
 
@@ -76,7 +76,7 @@ struct Verifying<'a> {
     state: Arc<State>,
     /// The names to verify.
     names: BTreeMap<Name, RefValue>,
-    /// Which maps name a pack.
+    /// Maps that name each pack.
     users: BTreeMap<PackId, BTreeSet<MapKey>>,
     /// The packs looked at, and whether what describes them is sound.
     packs: BTreeMap<PackId, (PackRef, bool)>,

@@ -195,7 +195,7 @@ impl Mending<'_> {
         }
     }
 
-    /// Where the map says that a chunk is, if that can be relied on, and so can all that it is decoded from.
+    /// Place of a chunk by the map, if that can be relied on, and so can all that it is decoded from.
     fn kept(&self, chunk: u32) -> Option<Place> {
         let located = self.tree.as_ref()?.locate(chunk).ok()?;
         let whole = located.base.is_none_or(|base| self.kept(base).is_some());

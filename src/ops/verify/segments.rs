@@ -62,7 +62,7 @@ impl Verifying<'_> {
         Ok(Ok(()))
     }
 
-    /// What a name needs has to be indexed, else it is stored twice. While a segment is unreadable, that is its fault.
+    /// Finds chunks that names need and no segment indexes: they would be stored twice. Skipped while a segment is unreadable.
     fn find_unindexed(&mut self) {
         if !self.bad_segments.is_empty() {
             return;

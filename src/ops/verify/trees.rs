@@ -117,7 +117,7 @@ impl Verifying<'_> {
     }
 }
 
-/// What a map's chunk should be, as far as that can be told: its id and plain length.
+/// Id and plain length that a chunk of a map should have, as far as they are known.
 fn chunk_of(manifest: Option<&Manifest>, map: &Map, chunk: u32) -> Told {
     match (chunk as usize).checked_sub(map.chunks()) {
         Some(further) => map.further.get(further).copied(),

@@ -9,14 +9,14 @@ use super::settle::{By, FileMark, Observation, Pace, Series, Standing, is_less};
 /// The longest wait before a failed save is tried again.
 const RETRY_MAX: Duration = Duration::from_mins(1);
 
-/// What one look saw in the folder.
+/// One observation of the folder.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Look {
     /// The checkpoints, by name.
     pub(super) checkpoints: BTreeMap<String, Sighting>,
     /// Devices and inodes of what has a temporary name.
     pub(super) temporaries: HashSet<(u64, u64)>,
-    /// What looks like a checkpoint and cannot be saved as a step, and why.
+    /// Entries that look like checkpoints and cannot be saved as steps, with reasons.
     pub(super) others: BTreeMap<String, String>,
 }
 
@@ -28,7 +28,7 @@ pub(super) struct Sighting {
     pub(super) seen: Observation,
 }
 
-/// What to save next.
+/// Checkpoint to save next.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Due {
     pub(super) entry: String,
@@ -44,7 +44,7 @@ struct Checkpoint {
     step: u64,
     folder: bool,
     series: Series,
-    /// What it was when it was saved, or found to be saved.
+    /// Its files when it was saved, or found to be saved.
     saved: Option<Vec<FileMark>>,
     /// Not before this, and how long the next wait is.
     retry: Option<(Duration, Duration)>,
@@ -61,7 +61,7 @@ pub(super) struct Board {
     dir: String,
     checkpoints: BTreeMap<String, Checkpoint>,
     temporaries: HashSet<(u64, u64)>,
-    /// What has been passed over, with a word.
+    /// Entries whose omission was reported.
     told: BTreeSet<String>,
     gone: bool,
     /// An entry that was just restored: as it is first seen it is saved already.
@@ -194,7 +194,7 @@ impl Board {
         finished
     }
 
-    /// What `entry` was when it was last seen.
+    /// Files of `entry` when it was last seen.
     pub(super) fn seen(&self, entry: &str) -> Vec<FileMark> {
         self.checkpoints.get(entry).map(|one| one.series.files().to_vec()).unwrap_or_default()
     }
@@ -242,7 +242,7 @@ impl Board {
             .collect()
     }
 
-    /// What is not saved and may still be, with the reason why it is not yet.
+    /// Checkpoints that are not saved yet, with reasons.
     pub(super) fn pending(&self, now: Duration) -> Vec<(String, &'static str)> {
         let waiting = self.checkpoints.iter().filter(|(entry, one)| {
             one.lacking() && one.trouble(now, self.pace).is_none() && self.holder(one.step) == Some(entry)

@@ -20,7 +20,7 @@ const EXTENSIONS: [&str; 5] = [".pt", ".pth", ".bin", ".ckpt", ".safetensors"];
 /// Words of names that something is written under before it is renamed.
 const TEMPORARY_WORDS: [&str; 7] = ["tmp", "temp", "part", "partial", "incomplete", "writing", "staging"];
 
-/// What an entry's name says.
+/// Classification of an entry's name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Class {
     /// A checkpoint of this step.
@@ -33,7 +33,7 @@ pub(super) enum Class {
     Other,
 }
 
-/// What the entry called `name` is.
+/// Classifies the entry called `name`.
 pub(super) fn classify(name: &str, folder: bool) -> Class {
     if is_temporary(name) {
         return Class::Temporary;
@@ -68,7 +68,7 @@ fn words(text: &str) -> impl Iterator<Item = String> {
     parts.filter(|part| !part.is_empty()).map(str::to_ascii_lowercase)
 }
 
-/// How likely a number is to be the step, by the word before it.
+/// Likelihood that a number is the step, by the word before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Rank {
     Bare,
@@ -124,7 +124,7 @@ fn number(stem: &str) -> Option<(Rank, u64)> {
     best
 }
 
-/// What a framework says about whether it is done.
+/// A framework's marker of complete checkpoints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Marker {
     /// Nothing, as far as is known.
@@ -175,7 +175,7 @@ impl Tracker {
     /// Every one there is.
     pub(super) const ALL: [Self; 2] = [Self::Latest, Self::Iteration];
 
-    /// What it is called.
+    /// File name.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Latest => "latest",
@@ -183,7 +183,7 @@ impl Tracker {
         }
     }
 
-    /// Which one is called so.
+    /// The marker with this file name.
     pub(super) fn named(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|tracker| tracker.name() == name)
     }
@@ -197,7 +197,7 @@ impl Tracker {
         }
     }
 
-    /// What it holds where `entry`, of `step`, is the last.
+    /// Content of the marker where `entry`, of `step`, is the last.
     pub(super) fn text(self, entry: &str, step: u64) -> String {
         match self {
             Self::Latest => entry.to_owned(),

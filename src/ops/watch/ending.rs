@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::watch::Receiver;
 use tokio::time::{sleep, timeout};
 
-/// What a watch is told about stopping.
+/// Stop request to a watch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Stop {
     /// To go on.
@@ -77,7 +77,7 @@ impl Ending {
         self.asked.is_some_and(|asked| asked.must <= Instant::now())
     }
 
-    /// How long it may go on, once it was asked to stop.
+    /// Time left after a stop request.
     pub(super) fn left(&self) -> Duration {
         self.asked.map_or(Duration::MAX, |asked| asked.must.saturating_duration_since(Instant::now()))
     }

@@ -21,7 +21,7 @@ pub enum WatchEvent {
     Restored {
         /// The entry in the folder.
         entry: String,
-        /// What it took.
+        /// Report of the restore.
         report: RestoreReport,
     },
     /// Nothing was brought back.
@@ -35,11 +35,11 @@ pub enum WatchEvent {
         entry: String,
         /// Its step.
         step: u64,
-        /// How it was known to be whole: `marker`, `rename` or `quiet`.
+        /// Reason to take it as complete: `marker`, `rename` or `quiet`.
         by: &'static str,
         /// The metrics that are told of the step.
         metrics: BTreeMap<String, f64>,
-        /// What it took.
+        /// Report of the save.
         report: SaveReport,
     },
     /// A checkpoint is in the repository as it is in the folder, by sizes and modification times.
@@ -65,7 +65,7 @@ pub enum WatchEvent {
     Failed {
         /// The entry in the folder.
         entry: String,
-        /// What went wrong.
+        /// Error message.
         error: String,
         /// In how many seconds it is tried again at the earliest.
         retry_seconds: f64,
@@ -74,7 +74,7 @@ pub enum WatchEvent {
     Given {
         /// The entry in the folder.
         entry: String,
-        /// Which agent.
+        /// Receiving agent.
         to: String,
     },
     /// Time is short, and nobody takes a checkpoint.
@@ -96,12 +96,12 @@ pub enum WatchEvent {
     },
     /// The folder cannot be read.
     Unreadable {
-        /// What went wrong.
+        /// Error message.
         error: String,
     },
     /// It was asked to stop.
     Stopping {
-        /// How long it may still take.
+        /// Time left, in seconds.
         seconds: f64,
         /// Checkpoints that are not saved yet.
         pending: Vec<String>,

@@ -29,7 +29,7 @@ pub(super) struct Looker {
     known: HashMap<String, Known>,
 }
 
-/// What an earlier look saw of a checkpoint.
+/// Earlier observation of a checkpoint.
 #[derive(Debug)]
 struct Known {
     /// Digest of the metadata of the file or folder itself.
@@ -39,7 +39,7 @@ struct Known {
     resting: Option<u32>,
 }
 
-/// What a tracker says: the last step that is whole, and since when.
+/// Reading of a tracker: the last complete step, and since when.
 type Tracked = Vec<(Tracker, u64, Timestamp)>;
 
 impl Looker {
@@ -54,7 +54,7 @@ impl Looker {
         }
     }
 
-    /// What is there now; none if the folder is not.
+    /// Current content; none if the folder does not exist.
     ///
     /// # Errors
     /// As the file system says, if the folder cannot be read. What vanishes meanwhile is not there.
@@ -115,7 +115,7 @@ impl Looker {
         entries.iter().filter_map(read).collect()
     }
 
-    /// What `name` holds.
+    /// Content of `name`.
     fn observe(&mut self, name: &str, meta: &Metadata) -> io::Result<Observation> {
         let top = digest(&stat_of(meta));
         if let Some(Known { top: before, seen, resting: Some(looks) }) = self.known.get_mut(name)

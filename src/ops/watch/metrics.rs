@@ -16,15 +16,15 @@ use crate::repository::log::StepFacts;
 
 /// A longer file is not read: a training that logs each of a million steps stays below.
 const LEN_MAX: u64 = 256 * MIB;
-/// What is logged with the metrics and is none.
+/// Keys that are logged with the metrics and are none.
 const NOT_METRICS: [&str; 2] = ["step", "epoch"];
 
 /// A metric to take from what the trainer logged.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LoggedMetric {
-    /// What the step is told to have.
+    /// Name of the metric in the step.
     pub name: String,
-    /// What the trainer calls it.
+    /// Key of the trainer.
     pub key: String,
 }
 

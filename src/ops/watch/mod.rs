@@ -59,28 +59,28 @@ const INTERVAL_MAX: Duration = Duration::from_secs(2);
 /// The longest time to find out what is saved already once it is asked to stop.
 const PROOF_MAX: Duration = Duration::from_secs(2);
 
-/// How to watch.
+/// Options of a watch.
 #[derive(Clone, Debug)]
 pub struct WatchOptions {
-    /// How long nothing in a checkpoint may change before it is taken to be whole, where its framework does not say so; a
-    /// fifth of that where it does.
+    /// Time without any change after which a checkpoint is taken as complete, where its framework has no marker; a fifth of that
+    /// where it does.
     pub settle: Duration,
     /// Restore the latest step first, into a folder that holds no checkpoint.
     pub restore_latest: bool,
     /// Save what is finished, then end.
     pub once: bool,
-    /// How each step is saved; labels of the watch's own are added.
+    /// Options of each save; labels of the watch's own are added.
     pub save: SaveOptions,
-    /// Which numbers of a checkpoint's `trainer_state.json` are told as metrics of its step, each as it was logged last; if none,
-    /// all that were logged at this very step. Metrics that `save` tells go first.
+    /// Numbers of a checkpoint's `trainer_state.json` that become metrics of its step, each as it was logged last; if none, all
+    /// that were logged at this very step. Metrics of `save` take precedence.
     pub metrics: Vec<LoggedMetric>,
-    /// Who gets a checkpoint first when time is short.
+    /// Target for checkpoints when time is short.
     pub refuge: Option<Arc<dyn Refuge>>,
     /// Says when to stop; a sender that is dropped never does.
     pub stop: tokio::sync::watch::Receiver<Stop>,
 }
 
-/// What a watch did.
+/// Result of a watch.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct WatchReport {
     /// Checkpoints saved, counting those that were saved again.
@@ -134,7 +134,7 @@ impl Repository {
     }
 }
 
-/// What is watched, and how it is saved.
+/// Folder that is watched, and options of its saves.
 #[derive(Clone, Copy)]
 struct Scene<'a> {
     repository: &'a Repository,
@@ -153,21 +153,21 @@ struct Watching<'a> {
     begun: Instant,
     /// The trouble with the folder that was told last.
     unreadable: Option<String>,
-    /// What was told last of who has which checkpoint.
+    /// Last reported holders of checkpoints.
     given: BTreeMap<String, String>,
     saved: u64,
 }
 
-/// Where what is told goes.
+/// Callback for events.
 type Tell<'a> = &'a mut (dyn FnMut(WatchEvent) + Send);
 
-/// What came of a checkpoint that was due.
+/// Outcome of a checkpoint that was due.
 enum Outcome {
     /// With these facts.
     Saved(Box<SaveReport>, StepFacts),
     /// It is there already, under this name.
     Kept(Name),
-    /// What is there is what is left of it.
+    /// Only remains of it are there.
     Remains,
 }
 
@@ -360,7 +360,7 @@ impl Scene<'_> {
         self.options.refuge.as_ref().is_some_and(|refuge| refuge.needed().now_or_never().is_some())
     }
 
-    /// Where a checkpoint is, what it is saved as, and how.
+    /// Path, name and options to save a checkpoint with.
     fn what(self, due: &Due) -> Result<(PathBuf, Name, SaveOptions)> {
         let name = format!("{}/step-{}", self.run, due.step).parse()?;
         let mut options = self.options.save.clone();

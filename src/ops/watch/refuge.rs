@@ -12,9 +12,9 @@ use crate::repository::Name;
 /// A finished checkpoint that is not saved yet.
 #[derive(Clone, Copy, Debug)]
 pub struct Unsaved<'a> {
-    /// Where it is: a folder or a file.
+    /// A folder or a file.
     pub path: &'a Path,
-    /// What it is to be saved as.
+    /// Name to save it as.
     pub name: &'a Name,
     /// Labels that it is to have.
     pub labels: &'a BTreeMap<String, String>,

@@ -60,7 +60,7 @@ impl Repository {
     }
 }
 
-/// What the step is to be called in the folder: what it was called, or what its contents suggest.
+/// Name of the step's folder: the original one, or one that suits its contents.
 fn entry_name(saved: &Saved) -> Result<String> {
     let manifest = &saved.manifest;
     if let Some(label) = manifest.labels.get(ENTRY_LABEL) {

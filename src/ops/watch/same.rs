@@ -6,7 +6,7 @@ use crate::error::Result;
 use crate::format::{EntryKind, Manifest};
 use crate::tree::{FoundKind, Rules, walk};
 
-/// How a checkpoint compares to what was saved of it.
+/// Comparison of a checkpoint to what was saved of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Likeness {
     /// The same files, by path, size and modification time.

@@ -29,11 +29,11 @@ pub(super) struct Observation {
     pub(super) temporary: u64,
     /// The latest modification of any file.
     pub(super) newest: Timestamp,
-    /// What its framework says.
+    /// Marker of its framework.
     pub(super) marker: Marker,
 }
 
-/// How long nothing may change.
+/// Times without a change that are required.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pace {
     /// Without a word from the framework.
@@ -42,7 +42,7 @@ pub(super) struct Pace {
     pub(super) marked: Duration,
 }
 
-/// How it is known that a checkpoint is whole.
+/// Evidence that a checkpoint is complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum By {
     Marker,
@@ -60,7 +60,7 @@ impl By {
     }
 }
 
-/// Where a checkpoint stands.
+/// State of a checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Standing {
     /// Not whole yet, or not long enough.
@@ -73,7 +73,7 @@ pub(super) enum Standing {
     Shrunk,
 }
 
-/// What all looks at one checkpoint told.
+/// All observations of one checkpoint.
 #[derive(Clone, Debug)]
 pub(super) struct Series {
     last: Observation,
@@ -111,7 +111,7 @@ impl Series {
         self.renamed = false;
     }
 
-    /// Where it stands.
+    /// Current state.
     pub(super) fn standing(&self, now: Duration, pace: Pace) -> Standing {
         let quiet = now.saturating_sub(self.since);
         if self.last.bytes == 0 {

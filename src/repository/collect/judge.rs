@@ -13,7 +13,7 @@ use crate::repository::log::{Action, State};
 /// A pack is rewritten when less than this part of its bytes is used: rewriting then frees more than it moves.
 const REPACK_BELOW: f64 = 0.5;
 
-/// What to do, decided on one state.
+/// Decisions on one state.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Judgement {
     /// Unused packs, to be condemned.

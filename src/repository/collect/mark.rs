@@ -13,7 +13,7 @@ use crate::repository::{Name, Repository};
 /// Maps read at once.
 const READS: usize = 8;
 
-/// What the names of one state use.
+/// Packs and chunks that the names of one state use.
 #[derive(Debug, Default)]
 pub struct Marks {
     /// Used packs.
@@ -22,7 +22,7 @@ pub struct Marks {
     pub(super) maps: BTreeMap<PackId, BTreeSet<MapKey>>,
 }
 
-/// What of one pack is used.
+/// Used part of one pack.
 #[derive(Clone, Debug)]
 struct Used {
     pack: PackRef,

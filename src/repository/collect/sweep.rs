@@ -28,7 +28,7 @@ struct Listed {
     modified: Timestamp,
 }
 
-/// What a listing showed of all sessions' objects.
+/// Objects of all sessions that a listing found unused.
 #[derive(Clone, Debug, Default)]
 pub struct Leftovers {
     listed: Vec<Listed>,
@@ -112,7 +112,7 @@ impl Leftovers {
         Ok(stalled)
     }
 
-    /// What open sessions keep from being freed: packs of theirs that no name uses. Sessions without any are left out.
+    /// Packs of open sessions that no name uses and that are kept all the same. Sessions without any are left out.
     ///
     /// # Errors
     /// Unreachable, if the store is.
@@ -143,7 +143,7 @@ impl Leftovers {
     }
 }
 
-/// What one open session keeps from being freed.
+/// Packs that one open session keeps from being freed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Held {
     /// Which.

@@ -21,9 +21,9 @@ pub struct Delivered<'a> {
     pub index: u32,
     /// Was it asked for?
     pub wanted: bool,
-    /// What it is, and where.
+    /// The chunk, and its place.
     pub located: Located,
-    /// Where its frame lies in the buffer.
+    /// Range of its frame in the buffer.
     pub stored: Range<usize>,
     /// The chunk, or why the frame is not it.
     pub chunk: Result<Chunk<'a>>,
@@ -65,7 +65,7 @@ struct Decoded {
 }
 
 thread_local! {
-    /// What chunks of earlier reads were decoded to on this thread: fresh memory would be faulted in and cleared each time.
+    /// Memory of chunks that earlier reads decoded on this thread: fresh memory would be faulted in and cleared each time.
     static SCRATCH: RefCell<Vec<Vec<u8>>> = const { RefCell::new(Vec::new()) };
 }
 /// Buffers that a thread keeps.
@@ -75,7 +75,7 @@ const SCRATCH_MAX: usize = 2;
 /// damaged chunk is the base of is told as damaged too.
 ///
 /// # Errors
-/// What `locate` and `to` return.
+/// Errors of `locate` and `to`.
 pub fn deliver(
     read: &PackRead,
     buffer: &[u8],

@@ -11,7 +11,7 @@ const PAGE: u64 = 4 * KIB;
 /// Longer ones make up at most one byte of so many wanted, where bytes are spared.
 const SHARE: u64 = 32;
 
-/// What is dearer: requests, or bytes that are not wanted.
+/// The dearer one: requests, or bytes that are not wanted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Gaps {
     /// Requests: gaps of up to 256 KiB are read. For whole trees: what a repack or other names left between their chunks
@@ -22,7 +22,7 @@ pub enum Gaps {
     Spare,
 }
 
-/// What of the gaps may still be read.
+/// Bytes of gaps that may still be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Allowance {
     longest: u64,
@@ -30,10 +30,10 @@ pub(super) struct Allowance {
 }
 
 impl Allowance {
-    /// That of [`Gaps::Wide`].
+    /// Allowance of [`Gaps::Wide`].
     pub(super) const WIDE: Self = Self { longest: GAP, left: u64::MAX };
 
-    /// That of [`Gaps::Spare`] around `frames`, each the number of its pack and its bytes there.
+    /// Allowance of [`Gaps::Spare`] around `frames`, each the number of its pack and its bytes there.
     pub(super) fn spare(mut frames: Vec<(u32, Range<u64>)>) -> Self {
         frames.sort_unstable_by_key(|(pack, range)| (*pack, range.start, range.end));
         frames.dedup();

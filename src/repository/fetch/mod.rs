@@ -201,7 +201,7 @@ async fn from_near<T: Send + 'static>(
     }
 }
 
-/// What a source has given of a read.
+/// Chunks of a read that a source has given.
 struct Near<'a> {
     saved: &'a Saved,
     read: &'a PackRead,

@@ -21,7 +21,7 @@ const CHAIN: usize = 3;
 pub struct Located {
     /// Its id.
     pub id: ChunkId,
-    /// Where it lies.
+    /// Place.
     pub place: Place,
     /// The number of its base, if its codec needs one.
     pub base: Option<u32>,
@@ -29,7 +29,7 @@ pub struct Located {
     pub repository: usize,
 }
 
-/// What is read in one go into one buffer, one part after the other.
+/// Parts that are read in one go into one buffer, one after the other.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PackRead {
     /// Ranges of packs, a request each.
@@ -45,7 +45,7 @@ pub struct PackPart {
     pub repository: usize,
     /// Of which pack.
     pub pack: PackId,
-    /// Which of its bytes.
+    /// Range of its bytes.
     pub range: Range<u64>,
 }
 
@@ -72,7 +72,7 @@ impl PackRead {
         stored_len(&self.parts)
     }
 
-    /// Where a chunk's frame lies in the buffer.
+    /// Range of a chunk's frame in the buffer.
     #[must_use]
     pub fn find(&self, located: &Located) -> Option<Range<usize>> {
         let place = &located.place;
@@ -87,10 +87,10 @@ impl PackRead {
         None
     }
 
-    /// What of the parts is needed for those chunks that are not `given`: of each part, from the first of them to the last.
+    /// Parts that are needed for those chunks that are not `given`: of each part, from the first of them to the last.
     ///
     /// # Errors
-    /// What `locate` returns.
+    /// Errors of `locate`.
     pub(super) fn without(
         &self,
         given: impl Fn(u32) -> bool,
@@ -112,7 +112,7 @@ impl PackRead {
         Ok(parts.filter_map(|(part, range)| Some(PackPart { range: range?, ..part.clone() })).collect())
     }
 
-    /// Where the bytes of `part`, which lies in one of the parts, lie in the buffer.
+    /// Range in the buffer of the bytes of `part`, which lies in one of the parts.
     pub(super) fn room_of(&self, part: &PackPart) -> Option<Range<usize>> {
         let mut before = 0;
         for whole in &self.parts {
@@ -204,7 +204,7 @@ impl Saved {
 /// how much may be read too.
 ///
 /// # Errors
-/// What `locate` returns.
+/// Errors of `locate`.
 pub fn plan(
     locate: impl Fn(u32) -> Result<Located>,
     wanted: impl IntoIterator<Item = u32>,
@@ -231,7 +231,7 @@ pub fn plan(
     Ok(plan.reads)
 }
 
-/// Where a chunk lies, in an order that is cheap to compare: which pack (by when it was first met), offset; and the chunk.
+/// Place of a chunk, in an order that is cheap to compare: number of its pack (by first use), offset; and the chunk.
 type Order = (u32, u64, u32);
 
 /// Chunks with what needs them.
@@ -274,7 +274,7 @@ impl Trees {
         (pack, located.place.offset, chunk)
     }
 
-    /// Where every chunk's frame lies: in which pack, and which of its bytes.
+    /// Pack and byte range of every chunk's frame.
     fn frames(&self, locate: &impl Fn(u32) -> Result<Located>) -> Result<Vec<(u32, Range<u64>)>> {
         let orders = self.roots.iter().chain(self.branches.values().flatten());
         orders.map(|&(pack, _, chunk)| Ok((pack, frame(&locate(chunk)?)))).collect()
@@ -383,7 +383,7 @@ mod tests {
             Located { id: ChunkId::of(&chunk.to_le_bytes()), place, base, repository: 0 }
         }
 
-        /// What each read brings: chunks, those not wanted negative.
+        /// Chunks that each read brings, those not wanted negative.
         fn plan(&self, wanted: &[u32], longest: u64) -> Vec<Vec<i64>> {
             let reads = plan(|chunk| Ok(self.locate(chunk)), wanted.iter().copied(), longest, Gaps::Wide).unwrap();
             for read in &reads {

@@ -29,7 +29,7 @@ pub struct SourceBytes {
 }
 
 impl SourceBytes {
-    /// What the repository gave, and nobody else.
+    /// Bytes of the repository alone.
     #[must_use]
     pub fn of_repository(repository: u64) -> Self {
         Self { repository, ..Self::default() }
@@ -57,8 +57,8 @@ impl AddAssign for SourceBytes {
 #[async_trait]
 pub trait ChunkSource: fmt::Debug + Send + Sync {
     /// Hands those of `chunks`, of a tree in `repository`, that it has or can bring to `place`, in any order, each at most once.
-    /// What it does not give, and what it gives stored in another way than the map of `saved` says, is read from the repository;
-    /// so it has no errors, only a log. Bases are among `chunks` where they are needed. Returns the bytes that it moved for that.
+    /// Chunks that it does not give, or gives stored in another way than the map of `saved` says, are read from the repository;
+    /// so it has no errors, only a log. Bases are among `chunks` where they are needed.
     ///
     /// # Cancel safety
     /// Must be safe.

@@ -17,7 +17,7 @@ const MERGED_MAX: u64 = 4 << 20;
 /// Remembered purges above which every segment older than them is rebuilt, so that they can be forgotten.
 const PURGED_MANY: usize = 1024;
 
-/// Which segments to replace by one: pure, so that a dry run can print it.
+/// Segments to replace by one: pure, so that a dry run can print it.
 ///
 /// The smallest are merged while they stay small together.
 pub(crate) fn choose(state: &State, most: usize) -> Vec<SegmentId> {

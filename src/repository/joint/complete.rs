@@ -25,7 +25,7 @@ pub struct JointTree<'a> {
     pub value: RefValue,
 }
 
-/// What became of it.
+/// Outcome.
 #[derive(Debug)]
 pub enum Completed {
     /// The name stands for it, by this commit.
@@ -71,7 +71,7 @@ impl Repository {
     }
 }
 
-/// What to commit on `state`; nothing, if that is not to be.
+/// Actions to commit on `state`; none, if the step must not be completed.
 fn decide(
     state: &State,
     session: SessionId,
@@ -102,7 +102,7 @@ fn decide(
     }
 }
 
-/// Where the chunks of several trees are.
+/// Places of the chunks of several trees.
 struct Places {
     places: HashMap<ChunkId, Place>,
     packs: HashMap<PackId, PackRef>,

@@ -15,7 +15,7 @@ pub struct Part {
     pub rank: u32,
     /// The state that the packs of other sessions are known from.
     pub known: u64,
-    /// What the rank saved: the tree of its files alone.
+    /// Value of the rank's part: the tree of its files alone.
     pub value: RefValue,
 }
 

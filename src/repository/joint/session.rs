@@ -18,7 +18,7 @@ const SILENT_TRIES: u32 = 8;
 /// The pause between two of them.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Where an attempt stands.
+/// State of an attempt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Standing {
     /// Its ranks share this session.
@@ -29,7 +29,7 @@ pub enum Standing {
     Absent,
 }
 
-/// What is there of a step.
+/// Parts of a step that are there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Parts {
     /// Every rank's part, in the order of ranks.
@@ -39,7 +39,7 @@ pub enum Parts {
 }
 
 impl State {
-    /// Where an attempt stands.
+    /// State of an attempt.
     #[must_use]
     pub fn standing(&self, attempt: &Attempt) -> Standing {
         if let Some(value) = self.completed(attempt) {

@@ -13,7 +13,7 @@ use crate::limits::ATTEMPT_LEN_MAX;
 use crate::repository::Name;
 use crate::repository::name::is_segment;
 
-/// What tells one attempt to save a step from the next: chosen by whoever starts the ranks, the same for all of them.
+/// Id of an attempt to save a step: chosen by whoever starts the ranks, the same for all of them.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct AttemptId(String);
 
@@ -22,13 +22,13 @@ pub struct AttemptId(String);
 pub struct Attempt {
     /// Under which name.
     pub name: Name,
-    /// Which attempt.
+    /// Id.
     pub id: AttemptId,
-    /// How many ranks take part: with another number it is another attempt.
+    /// Number of ranks: with another number it is another attempt.
     pub ranks: NonZeroU32,
 }
 
-/// What an open session is for, if ranks share it.
+/// Purpose of an open session that ranks share.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Joint {
     /// The attempt.
@@ -127,7 +127,7 @@ impl State {
         })
     }
 
-    /// What the attempt's name stands for, if the attempt saved that.
+    /// Current value of the attempt's name, if the attempt saved it.
     #[must_use]
     pub fn completed(&self, attempt: &Attempt) -> Option<&RefValue> {
         self.refs.get(&attempt.name).filter(|value| attempt.made(value))
@@ -173,7 +173,7 @@ mod tests {
         SessionId::from_bytes([n; 16])
     }
 
-    /// What somebody does to attempt `n`: opens a session for it, makes it complete or ends it, or moves its name.
+    /// Actions on attempt `n`: open a session for it, make it complete, end it, or move its name.
     fn actions(state: &State, (what, n, fresh): (u8, u8, u8)) -> (Option<SessionId>, Vec<Action>) {
         let attempt = attempt(n);
         let name = attempt.name.clone();

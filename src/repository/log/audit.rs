@@ -15,7 +15,7 @@ use crate::repository::layout::Numbered;
 /// Objects read at once.
 const AHEAD: usize = 8;
 
-/// What an audit found.
+/// Result of an audit.
 #[derive(Debug)]
 pub struct Audit {
     /// The newest state that can be told.

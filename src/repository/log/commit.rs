@@ -15,7 +15,7 @@ const SILENT_TRIES: u32 = 8;
 /// Races lost in a row before a commit gives up: with a fair store far more than ever happens.
 const RACES: u32 = 1000;
 
-/// What a commit did.
+/// Result of a commit.
 #[derive(Clone, Debug)]
 pub struct Committed {
     /// The number of its entry; `None` if there was nothing to do.
@@ -24,7 +24,7 @@ pub struct Committed {
     pub state: Arc<State>,
 }
 
-/// What became of one create.
+/// Outcome of one create.
 enum Fate {
     Committed(Arc<State>),
     Lost,
@@ -35,8 +35,8 @@ impl Log {
     /// faster. No actions: nothing is written.
     ///
     /// # Errors
-    /// What `decide` returns; conflict, if the state refuses the actions (a session fenced, a ref moved); unreachable,
-    /// with the outcome unknown, if the store does not answer.
+    /// Errors of `decide`; conflict, if the state refuses the actions (a session fenced, a ref moved); unreachable, with the
+    /// outcome unknown, if the store does not answer.
     ///
     /// # Cancel safety
     /// Not safe: a dropped commit may or may not have happened. The next fold tells.

@@ -41,7 +41,7 @@ pub enum Action {
     },
     /// A name gets a new value.
     SetRef {
-        /// Which name.
+        /// Name.
         name: Name,
         /// The version it must have; none if it must not exist.
         expected: Option<u64>,
@@ -50,7 +50,7 @@ pub enum Action {
     },
     /// A name goes.
     RemoveRef {
-        /// Which name.
+        /// Name.
         name: Name,
         /// The version it must have.
         expected: u64,
@@ -94,13 +94,13 @@ pub enum Action {
 /// One entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// How the writer recognises it.
+    /// Id by which the writer recognises it.
     pub write: WriteId,
-    /// Whose it is, if a session's.
+    /// Session that wrote it, if one did.
     pub session: Option<SessionId>,
     /// The writer's clock, for people.
     pub at: Timestamp,
-    /// What changes, all or nothing.
+    /// Changes, all or nothing.
     pub actions: Vec<Action>,
 }
 

@@ -36,7 +36,7 @@ impl Serialize for Measure {
     }
 }
 
-/// What is told of a step.
+/// Facts of a step.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize)]
 pub struct StepFacts {
     metrics: BTreeMap<String, Measure>,
@@ -102,13 +102,13 @@ impl StepFacts {
         self.metrics.iter().map(|(name, measure)| (name.as_str(), measure.get()))
     }
 
-    /// How many ranks took part, if told.
+    /// Number of ranks, if given.
     #[must_use]
     pub fn ranks(&self) -> Option<NonZeroU32> {
         self.world_size
     }
 
-    /// What wrote it, if told.
+    /// Framework that wrote it, if given.
     #[must_use]
     pub fn written_by(&self) -> Option<&str> {
         self.framework.as_deref()

@@ -194,7 +194,7 @@ impl Log {
     }
 }
 
-/// What a listing of entries shows.
+/// Result of a listing of entries.
 pub(super) struct Listed {
     /// Numbers of entries.
     pub(super) entries: BTreeSet<u64>,

@@ -38,7 +38,7 @@ pub struct Log {
     seen: Mutex<Seen>,
 }
 
-/// What this process has learnt; never wrong, at most old.
+/// Knowledge of this process; never wrong, at most old.
 #[derive(Clone, Debug, Default)]
 struct Seen {
     boundary: Boundary,

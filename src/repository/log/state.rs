@@ -18,16 +18,16 @@ use crate::repository::name::Name;
 /// Room that one value takes in a map's nodes: half of a node may be empty.
 const NODE_SHARE: usize = 2;
 
-/// What a name stands for.
+/// Value of a name.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct RefValue {
     /// The entry that set it; writers leave 0, the fold fills it in.
     pub version: u64,
     /// The saved tree.
     pub manifest: ManifestId,
-    /// Where the manifest lies.
+    /// Key of the manifest.
     pub manifest_key: ManifestKey,
-    /// Where its map lies.
+    /// Key of its map.
     pub map_key: MapKey,
     /// When it was saved, by the writer's clock.
     pub saved: Timestamp,
@@ -37,15 +37,15 @@ pub struct RefValue {
     pub files: u64,
     /// Distinct chunks.
     pub chunks: u64,
-    /// How many saves ago the key step was that its differences are to; 0 if it is one itself.
+    /// Saves since the key step that its differences are to; 0 if it is one itself.
     pub behind: u32,
-    /// What is told of it besides its bytes.
+    /// Facts besides its bytes.
     pub facts: StepFacts,
-    /// Which attempt of ranks saved it, if ranks did.
+    /// Attempt that saved it, if ranks did.
     pub attempt: Option<AttemptId>,
 }
 
-/// What the log knows of an index segment.
+/// Record of an index segment in the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SegmentInfo {
     /// Bytes of the object.
@@ -68,7 +68,7 @@ pub struct Session {
     pub touched: u64,
     /// Its last write: how a writer learns what became of it.
     pub last_write: WriteId,
-    /// What for, if ranks share it.
+    /// Purpose, if ranks share it.
     pub joint: Option<Joint>,
 }
 
@@ -77,7 +77,7 @@ pub struct Session {
 pub struct Condemned {
     /// The entry that condemned it.
     pub at: u64,
-    /// That entry's writer's clock: only for grace periods.
+    /// Time of that entry by its writer's clock: only for grace periods.
     pub when: Timestamp,
     /// Bytes.
     pub len: u64,
@@ -356,8 +356,7 @@ impl State {
         !self.condemned.contains_key(pack) && !self.purged.contains_key(pack)
     }
 
-    /// What it takes for a commit to rely on `packs`, known from the state after entry `known`: the pardons to go into
-    /// the same entry.
+    /// Pardons that a commit needs to rely on `packs`, known from the state after entry `known`: they go into the same entry.
     ///
     /// # Errors
     /// The packs that cannot be relied on: purged, damaged, or known from too long ago to tell.

@@ -23,7 +23,7 @@ pub struct Step<'a> {
     pub number: u64,
     /// Its name.
     pub name: &'a Name,
-    /// What it stands for.
+    /// Value.
     pub value: &'a RefValue,
 }
 

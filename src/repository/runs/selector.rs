@@ -9,7 +9,7 @@ use crate::repository::Repository;
 use crate::repository::log::{State, is_metric_name};
 use crate::repository::name::Name;
 
-/// Which step of a run.
+/// Choice of a step of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Choice {
     /// The one with the largest number.
@@ -31,7 +31,7 @@ pub enum Selector {
     Step {
         /// The run.
         run: Name,
-        /// Which step of it.
+        /// Choice of its step.
         choice: Choice,
     },
 }

@@ -33,25 +33,24 @@ const ATTEMPTS: usize = 5;
 /// Trees of other ranks read at once.
 const READS: usize = 8;
 
-/// Which part of a step to save.
+/// Part of a step to save.
 #[derive(Clone, Debug)]
 pub struct PartOptions {
-    /// Whose files these are: below `ranks`.
+    /// Rank whose files these are: below `ranks`.
     pub rank: u32,
-    /// How many ranks save the step, each a part.
+    /// Number of ranks that save the step, each a part.
     pub ranks: NonZeroU32,
-    /// What tells this attempt of all ranks from others: the same for each of them, another whenever they start again with
-    /// other content.
+    /// Attempt: the same for all ranks, another whenever they start again with other content.
     pub attempt: AttemptId,
 }
 
-/// What saving a part did.
+/// Result of saving a part.
 #[derive(Clone, Debug, Serialize)]
 pub struct PartReport {
-    /// What it did for the rank's own files; the manifest is that of the part.
+    /// Report of the rank's own files; the manifest is that of the part.
     #[serde(flatten)]
     pub part: SaveReport,
-    /// Which rank.
+    /// Rank.
     pub rank: u32,
     /// Of how many.
     pub ranks: u32,
@@ -65,7 +64,7 @@ pub struct PartReport {
     pub step: Option<String>,
 }
 
-/// How one go at a part ended.
+/// Outcome of one try of a part.
 enum Turn {
     /// The rank's own value, and that of the step or the rank that it waits for.
     Done(Box<RefValue>, std::result::Result<Box<RefValue>, u32>),

@@ -52,7 +52,7 @@ pub(super) fn union(trees: &[Own<'_>]) -> Result<Manifest> {
     Ok(whole)
 }
 
-/// What two entries of one path differ in; modes and times aside.
+/// Difference of two entries of one path; modes and times aside.
 fn difference((of_a, a): (&Manifest, &TreeEntry), (of_b, b): (&Manifest, &TreeEntry)) -> Option<&'static str> {
     match (&a.kind, &b.kind) {
         (EntryKind::Folder, EntryKind::Folder) => None,
@@ -86,7 +86,7 @@ pub(super) fn lacking(whole: &Manifest, part: &Manifest) -> Option<(String, &'st
     })
 }
 
-/// What several tell of a step, ranks in their order: of several values the first.
+/// Facts of a step that several ranks give: of several values that of the lowest rank.
 pub(in crate::ops) fn facts<'a>(told: impl IntoIterator<Item = &'a StepFacts>) -> Result<StepFacts> {
     let mut all = StepFacts::default();
     for facts in told {
