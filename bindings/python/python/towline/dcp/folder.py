@@ -47,7 +47,8 @@ class _Unpickler(pickle.Unpickler):
 
 def read(held: bytes) -> torch.Tensor:
     """The tensor in a stretch of a `.distcp` file."""
-    return torch.load(io.BytesIO(held), map_location="cpu", weights_only=True)
+    tensor: torch.Tensor = torch.load(io.BytesIO(held), map_location="cpu", weights_only=True)
+    return tensor
 
 
 def decode(document: bytes, tensors: Container[str]) -> Metadata:
