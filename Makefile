@@ -18,7 +18,7 @@ help:
 	@echo 'make demo           train a small model, save it as it goes, lose the machine, resume elsewhere'
 	@echo 'make test           every test, against two real S3 servers on loopback, the doctests, and the Python package with'
 	@echo '                    torch, Lightning, transformers and others, installed into .venv'
-	@echo 'make lint           format, clippy, rustdoc, ruff; licences, sources and known vulnerabilities of dependencies'
+	@echo 'make lint           format, clippy, rustdoc, ruff, mypy; licences, sources and known vulnerabilities of dependencies'
 	@echo 'make bench          the micro-benchmarks'
 	@echo 'make bench-peers    against restic, rustic, rclone, rsync, cp and s5cmd; writes docs/benchmarks.md'
 	@echo '                    (BENCH_SIZE=256M BENCH_BIG=0 for a short look; BENCH_ONLY=local,s3,small,memory,runs,boxes,python,sharded,links,index)'
@@ -86,7 +86,8 @@ lint: rust
 	if [ -x .venv/bin/ruff ]; then
 	    .venv/bin/ruff check --quiet --config bindings/python/pyproject.toml bindings/python tests/python examples packaging
 	    .venv/bin/ruff format --quiet --check --config bindings/python/pyproject.toml bindings/python tests/python examples packaging
-	else echo 'ruff is not installed: Python not checked (make test-python installs it into .venv)'; fi
+	    .venv/bin/mypy --config-file bindings/python/pyproject.toml bindings/python/python/towline
+	else echo 'ruff and mypy are not installed: Python not checked (make test-python installs it into .venv)'; fi
 	$(MAKE) --no-print-directory deny
 
 ADVISORIES := https://github.com/RustSec/advisory-db

@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
-from towline.dcp import Reader, Writer
+from towline.dcp import StorageReader, StorageWriter
 
 #: Examples of one step, of all ranks together: of 1, 2, 3, 4 or 6 ranks each has as many.
 BATCH = 12
@@ -85,9 +85,9 @@ def main() -> None:
     repository = towline.open(said.repo)
     model, optimizer = build()
     training = Training(model, optimizer)
-    writer, saved = Writer(repository), None
+    writer, saved = StorageWriter(repository), None
     if any(run["run"] == said.run for run in repository.runs()):
-        dcp.load({"training": training}, storage_reader=Reader(repository, f"{said.run}@latest"))
+        dcp.load({"training": training}, storage_reader=StorageReader(repository, f"{said.run}@latest"))
     dist.barrier()
 
     def tell(line: str) -> None:

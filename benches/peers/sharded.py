@@ -24,7 +24,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
 import towline
-from towline.dcp import Reader, Writer
+from towline.dcp import StorageReader, StorageWriter
 
 sys.argv, ARGS = sys.argv[:1], sys.argv[1:]
 import hooks  # noqa: E402 - it reads the command line
@@ -76,8 +76,8 @@ def saving(rank, room, rounds):
     ways = {
         "FileSystemWriter": lambda at: FileSystemWriter(room / f"files-{at}"),
         "FsspecWriter": lambda at: FsspecWriter(f"{room}/fsspec-{at}"),
-        "towline": lambda at: Writer(str(room / f"repository-{at}"), STEP),
-        "towline, compression='if-faster'": lambda at: Writer(str(room / f"fast-{at}"), STEP, compression="if-faster"),
+        "towline": lambda at: StorageWriter(str(room / f"repository-{at}"), STEP),
+        "towline, compression='if-faster'": lambda at: StorageWriter(str(room / f"fast-{at}"), STEP, compression="if-faster"),
     }
     for at in range(rounds + 1):
         if rank == 0:
@@ -99,8 +99,8 @@ def loading(rank, ranks, room, rounds):
     ways = {
         "FileSystemReader": lambda: FileSystemReader(room / f"files-{rounds}"),
         "FsspecReader": lambda: FsspecReader(f"{room}/fsspec-{rounds}"),
-        "towline": lambda: Reader(str(room / f"repository-{rounds}"), STEP),
-        "towline, saved with compression='if-faster'": lambda: Reader(str(room / f"fast-{rounds}"), STEP),
+        "towline": lambda: StorageReader(str(room / f"repository-{rounds}"), STEP),
+        "towline, saved with compression='if-faster'": lambda: StorageReader(str(room / f"fast-{rounds}"), STEP),
     }
     for _ in range(rounds + 1):
         for way, make in ways.items():

@@ -134,5 +134,5 @@ def test_ranks(repository, tmp_path):
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=0", "--standalone"]
     command += [tmp_path / "ranks.py", repository.url, tmp_path / "states"]
     subprocess.run(command, check=True, timeout=240, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    paths = {entry["path"] for entry in repository.show("run-7/step-1")["entries"]}
+    paths = {entry["path"] for entry in repository.show("run-7/step-1").entries}
     assert {"random_states_0.pkl", "random_states_1.pkl", "model.safetensors"} <= paths

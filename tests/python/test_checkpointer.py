@@ -98,7 +98,7 @@ def test_promises_come_in_order_and_can_be_awaited(repository):
         with pytest.raises(towline.UsageError, match="durable"):
             handle.wait("soon")
         assert handle.wait("local", timeout=60) and handle.wait("durable", timeout=60) and handle.done()
-        assert handle.report["logical_bytes"] > 64 << 20 and "durable" in repr(handle)
+        assert handle.report.logical_bytes > 64 << 20 and "durable" in repr(handle)
         phase, done, total, moved = handle.progress()
         assert done == total > 64 << 20 and moved > 0 and phase
 
@@ -169,7 +169,7 @@ def test_how_small_a_step_is_stored_can_be_said(repository, compression):
         assert torch.equal(checkpointer.restore()["a"], state["a"])
     # On a store that is fast enough the word in between may mean either.
     if compression != "if-faster":
-        assert (report["stored_bytes"] < 1 << 20) is (compression is not False)
+        assert (report.stored_bytes < 1 << 20) is (compression is not False)
 
 
 def test_other_words_for_compression_are_refused_before_anything_is_saved(repository):
@@ -178,7 +178,7 @@ def test_other_words_for_compression_are_refused_before_anything_is_saved(reposi
             towline.Checkpointer(repository, "run", compression=word)
         with pytest.raises(towline.UsageError, match="'if-faster' or False"):
             repository.save(repository.url, "name", compression=word)
-    assert repository.refs() == []
+    assert repository.ls() == []
 
 
 def test_runs_in_runs_have_steps_of_their_own(repository):

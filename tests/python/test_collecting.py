@@ -39,7 +39,7 @@ def save_steps(repository, count: int, **said) -> None:
 
 def test_keep_last_frees_the_disk(repository, tmp_path):
     save_steps(repository, 6, keep_last=2)
-    assert [ref["name"] for ref in repository.refs()] == ["run/step-4", "run/step-5"]
+    assert [one.name for one in repository.ls()] == ["run/step-4", "run/step-5"]
     assert stored(tmp_path / "repository") < 3 * SIZE
     assert repository.verify(data=True).damaged == []
     restored = towline.Checkpointer(repository, "run").restore()
@@ -48,7 +48,7 @@ def test_keep_last_frees_the_disk(repository, tmp_path):
 
 def test_without_collect_only_names_expire(repository, tmp_path):
     save_steps(repository, 4, keep_last=1, collect=False)
-    assert [ref["name"] for ref in repository.refs()] == ["run/step-3"]
+    assert [one.name for one in repository.ls()] == ["run/step-3"]
     assert stored(tmp_path / "repository") > 4 * SIZE
     report = repository.collect(grace=0, dry_run=True)
     # A pack that is rewritten is not counted.
@@ -75,7 +75,7 @@ def test_hooks_collect_too(repository, tmp_path):
         (folder / "noise.bin").write_bytes(os.urandom(SIZE))
         saver.save(str(folder), step, None, str(tmp_path / "out"))
     saver.close()
-    assert [ref["name"] for ref in repository.refs()] == ["run/step-3"]
+    assert [one.name for one in repository.ls()] == ["run/step-3"]
     assert stored(tmp_path / "repository") < 2 * SIZE
 
 
@@ -121,7 +121,7 @@ def test_where_deletes_are_refused_names_expire_and_it_is_said_once():
                 with towline.Checkpointer(repository, "run", keep_last=1) as checkpointer:
                     for step in range(3, 7):
                         checkpointer.save(step, state(step)).wait()
-            names = [ref["name"] for ref in repository.refs()]
+            names = [one.name for one in repository.ls()]
         finally:
             os.seteuid(0)
         assert names == ["run/step-6"]
@@ -244,11 +244,11 @@ def test_verify_and_sync_are_methods_with_reports(repository, tmp_path):
         repository.sync(tmp_path / "other")
     planned = repository.sync(towline.open(tmp_path / "planned", create=True), "run@latest", dry_run=True)
     assert [(one["name"], one["replaces"]) for one in planned.planned] == [("run/step-1", False)]
-    assert towline.open(tmp_path / "planned").refs() == []
+    assert towline.open(tmp_path / "planned").ls() == []
     report = repository.sync(tmp_path / "other", ["run/step-1"], create=True)
     assert isinstance(report, SyncReport) and report.names == 1 and report.moved_bytes > SIZE
     other = towline.open(tmp_path / "other", create=False)
-    assert [ref["name"] for ref in other.refs()] == ["run/step-1"]
+    assert [one.name for one in other.ls()] == ["run/step-1"]
     again = repository.sync(other)
     assert again.names == 2 and again.skipped_bytes > SIZE
     with pytest.raises(towline.NotFound):

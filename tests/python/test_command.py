@@ -37,7 +37,7 @@ def test_it_saves_lists_and_restores(tmp_path, tree):
     assert run("restore", "run@latest", tmp_path / "back").returncode == 0
     assert (tmp_path / "back/a.bin").read_bytes() == (tree / "a.bin").read_bytes()
     # The package sees the same repository.
-    assert [ref["name"] for ref in towline.open().refs()] == ["run/step-1"]
+    assert [one.name for one in towline.open().ls()] == ["run/step-1"]
 
 
 def test_python_m_towline_is_the_same(tree):
@@ -84,7 +84,7 @@ def test_a_signal_ends_a_watch_in_good_order(tmp_path, tree, number):
     _, rest = process.communicate(timeout=120)
     assert process.returncode == 0, [*lines, rest]
     assert b"Traceback" not in rest and b"KeyboardInterrupt" not in rest
-    assert [ref["name"] for ref in towline.open().refs()] == ["run/step-1"]
+    assert [one.name for one in towline.open().ls()] == ["run/step-1"]
 
 
 def test_ctrl_c_interrupts_a_save(tmp_path):
@@ -101,7 +101,7 @@ def test_ctrl_c_interrupts_a_save(tmp_path):
     # As the binary: the code of an error, or the one that shells know for SIGINT.
     assert process.wait(120) in (1, 130), [line, rest]
     assert b"interrupted" in rest and b"Traceback" not in rest, [line, rest]
-    assert towline.open(tmp_path / "repository").refs() == []
+    assert towline.open(tmp_path / "repository").ls() == []
 
 
 def test_the_command_waits_for_nothing_of_python(tree):

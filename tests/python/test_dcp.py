@@ -28,7 +28,7 @@ from torch.distributed.checkpoint.metadata import (  # noqa: E402
     TensorStorageMetadata,
 )
 from torch.distributed.checkpoint.planner import LoadPlan, WriteItemType  # noqa: E402
-from towline.dcp import Reader, Stager, Writer, folder, load, save  # noqa: E402
+from towline.dcp import Stager, StorageReader, StorageWriter, folder, load, save  # noqa: E402
 from towline.dcp.metadata import Stored, decode, encode  # noqa: E402
 from towline.dcp.stager import Region  # noqa: E402
 
@@ -93,7 +93,7 @@ def same(one, other) -> bool:
 
 def loaded(repository: towline.Repository, like: dict, name: str = NAME) -> dict:
     into = zeroed(like)
-    dcp.load(into, storage_reader=Reader(repository, name))
+    dcp.load(into, storage_reader=StorageReader(repository, name))
     return into
 
 
@@ -115,12 +115,14 @@ class Counting:
 
 def test_a_state_comes_back(repository):
     state = a_state(3)
-    metadata = dcp.save(state, storage_writer=Writer(repository, NAME, metrics={"loss": 2.0}, labels={"by": "me"}))
+    metadata = dcp.save(
+        state, storage_writer=StorageWriter(repository, NAME, metrics={"loss": 2.0}, labels={"by": "me"})
+    )
     assert same(loaded(repository, state), state)
     assert metadata.state_dict_metadata["model.weight"].size == (33, 17)
-    (step,) = repository.runs("run")[0]["steps"]
+    (step,) = repository.runs("run")[0].steps
     assert (step["metrics"], step["world_size"], step["framework"]) == ({"loss": 2.0}, 1, "pytorch")
-    assert repository.show(NAME)["labels"] == {"by": "me"}
+    assert repository.show(NAME).labels == {"by": "me"}
     assert b"pickle" not in repository.read(NAME, "metadata.json")
     assert repository.verify(data=True)["damaged"] == []
 
@@ -133,13 +135,13 @@ def test_helpers_and_choices_of_a_step(repository, tmp_path):
         load(into, str(tmp_path / "repository"), name)
         assert same(into, a_state(step))
     into = zeroed(a_state())
-    dcp.load(into, checkpoint_id="run/step-1", storage_reader=Reader(repository, "run/step-2"))
+    dcp.load(into, checkpoint_id="run/step-1", storage_reader=StorageReader(repository, "run/step-2"))
     assert into["step"] == 1
 
 
 def test_the_files_are_safetensors_that_tell_their_parts(repository, tmp_path):
     safetensors = pytest.importorskip("safetensors")
-    dcp.save({"w": torch.arange(6.0)}, storage_writer=Writer(repository, NAME))
+    dcp.save({"w": torch.arange(6.0)}, storage_writer=StorageWriter(repository, NAME))
     repository.restore(NAME, tmp_path / "out")
     with safetensors.safe_open(tmp_path / "out" / "rank-00000.safetensors", "pt") as file:
         assert list(file.keys()) == ["w"] and file.get_tensor("w").tolist() == list(range(6))
@@ -149,11 +151,11 @@ def test_the_files_are_safetensors_that_tell_their_parts(repository, tmp_path):
 
 def test_reading_is_one_go_straight_into_the_tensors(repository):
     state = {**{f"w{at}": torch.randn(50, 8) for at in range(40)}, **{f"v{at}": at for at in range(40)}}
-    dcp.save(state, storage_writer=Writer(repository, NAME))
+    dcp.save(state, storage_writer=StorageWriter(repository, NAME))
     into = {key: torch.zeros(50, 8) if key[0] == "w" else None for key in state}
     addresses = {into[key].data_ptr() for key in into if key[0] == "w"}
     repository._engine = counting = Counting(repository._engine)
-    dcp.load(into, storage_reader=Reader(repository, NAME))
+    dcp.load(into, storage_reader=StorageReader(repository, NAME))
     assert same(into, state)
     reads = [said for name, said in counting.calls if name == "read_tensors"]
     assert len(reads) == 1 and {want[3] for want in reads[0][1]} == addresses
@@ -162,17 +164,17 @@ def test_reading_is_one_go_straight_into_the_tensors(repository):
 
 
 def test_only_what_is_asked_for_is_read(repository):
-    dcp.save({"a": torch.arange(1 << 20), "b": torch.ones(1 << 20)}, storage_writer=Writer(repository, NAME))
+    dcp.save({"a": torch.arange(1 << 20), "b": torch.ones(1 << 20)}, storage_writer=StorageWriter(repository, NAME))
     into = {"b": torch.zeros(1 << 20)}
     repository._engine = counting = Counting(repository._engine)
-    dcp.load(into, storage_reader=Reader(repository, NAME))
+    dcp.load(into, storage_reader=StorageReader(repository, NAME))
     assert bool((into["b"] == 1).all())
     assert [want[0] for name, said in counting.calls if name == "read_tensors" for want in said[1]] == ["b"]
 
 
 def test_targets_of_other_kinds_are_filled(repository, monkeypatch):
     state = {"a": torch.randn(6, 4), "b": torch.randn(5), "c": torch.randn(3, 3)}
-    dcp.save(state, storage_writer=Writer(repository, NAME))
+    dcp.save(state, storage_writer=StorageWriter(repository, NAME))
     into = {
         "a": torch.zeros(4, 6).t(),
         "b": torch.zeros(5, dtype=torch.float64),
@@ -181,12 +183,12 @@ def test_targets_of_other_kinds_are_filled(repository, monkeypatch):
     # Beside the targets there is room for one of them.
     monkeypatch.setattr(Counting, "memory", lambda self: 1, raising=False)
     repository._engine = counting = Counting(repository._engine)
-    dcp.load(into, storage_reader=Reader(repository, NAME))
+    dcp.load(into, storage_reader=StorageReader(repository, NAME))
     assert torch.equal(into["a"], state["a"]) and torch.equal(into["b"], state["b"].double())
     assert torch.equal(into["c"], state["c"]) and into["c"].requires_grad
     assert [name for name, _ in counting.calls].count("read_tensors") == 3
     with pytest.raises(CheckpointException, match="Size mismatch"):
-        dcp.load({"b": torch.zeros(6)}, storage_reader=Reader(repository, NAME))
+        dcp.load({"b": torch.zeros(6)}, storage_reader=StorageReader(repository, NAME))
 
 
 @pytest.mark.parametrize(
@@ -200,55 +202,57 @@ def test_targets_of_other_kinds_are_filled(repository, monkeypatch):
 )
 def test_what_cannot_be_kept_is_refused_by_name(repository, tensor, what):
     with pytest.raises(CheckpointException, match=rf"UnsupportedValue: odd\.one at \[0.* cannot be kept.*{what}"):
-        dcp.save({"odd": {"one": tensor}, "fine": torch.ones(2)}, storage_writer=Writer(repository, NAME))
-    assert repository.refs() == []
+        dcp.save({"odd": {"one": tensor}, "fine": torch.ones(2)}, storage_writer=StorageWriter(repository, NAME))
+    assert repository.ls() == []
 
 
 def test_names_that_are_there_are_replaced_or_refused(repository):
-    dcp.save(a_state(1), storage_writer=Writer(repository, NAME))
-    dcp.save(a_state(2), storage_writer=Writer(repository, NAME))
+    dcp.save(a_state(1), storage_writer=StorageWriter(repository, NAME))
+    dcp.save(a_state(2), storage_writer=StorageWriter(repository, NAME))
     assert loaded(repository, a_state())["step"] == 2
-    before = repository.show(NAME)["manifest"]
+    before = repository.show(NAME).manifest
     with pytest.raises(CheckpointException, match="is there already"):
-        dcp.save(a_state(3), storage_writer=Writer(repository, NAME, overwrite=False))
-    assert repository.show(NAME)["manifest"] == before
-    dcp.save(a_state(3), checkpoint_id="run/step-3", storage_writer=Writer(repository, NAME, overwrite=False))
+        dcp.save(a_state(3), storage_writer=StorageWriter(repository, NAME, overwrite=False))
+    assert repository.show(NAME).manifest == before
+    dcp.save(a_state(3), checkpoint_id="run/step-3", storage_writer=StorageWriter(repository, NAME, overwrite=False))
     assert loaded(repository, a_state(), "run/step-3")["step"] == 3
 
 
 def test_names(repository, tmp_path):
-    assert all(map(Writer.validate_checkpoint_id, ("a", "run-7/step-100", tmp_path.relative_to("/") / "x_1")))
-    assert not any(map(Writer.validate_checkpoint_id, ("", "/a", "a//b", "a/../b", "s3://a/b", "a@latest", "a b")))
-    assert Reader.validate_checkpoint_id("run@latest") and not Reader.validate_checkpoint_id(tmp_path)
+    assert all(map(StorageWriter.validate_checkpoint_id, ("a", "run-7/step-100", tmp_path.relative_to("/") / "x_1")))
+    assert not any(
+        map(StorageWriter.validate_checkpoint_id, ("", "/a", "a//b", "a/../b", "s3://a/b", "a@latest", "a b"))
+    )
+    assert StorageReader.validate_checkpoint_id("run@latest") and not StorageReader.validate_checkpoint_id(tmp_path)
     with pytest.raises(CheckpointException, match="no name to save as"):
-        dcp.save(a_state(), storage_writer=Writer(repository))
+        dcp.save(a_state(), storage_writer=StorageWriter(repository))
     with pytest.raises(CheckpointException, match=r"such as run-7/step-1000.*'/tmp/x'"):
-        dcp.save(a_state(), checkpoint_id="/tmp/x", storage_writer=Writer(repository))
+        dcp.save(a_state(), checkpoint_id="/tmp/x", storage_writer=StorageWriter(repository))
     with pytest.raises(CheckpointException, match="not-there"):
-        dcp.load(a_state(), checkpoint_id="not-there", storage_reader=Reader(repository))
+        dcp.load(a_state(), checkpoint_id="not-there", storage_reader=StorageReader(repository))
     with pytest.raises(CheckpointException, match="was it saved by towline"):
         (tmp_path / "plain").mkdir()
         repository.save(tmp_path / "plain", "plain")
-        dcp.load(a_state(), checkpoint_id="plain", storage_reader=Reader(repository))
+        dcp.load(a_state(), checkpoint_id="plain", storage_reader=StorageReader(repository))
 
 
 def test_a_state_longer_than_a_batch_is_one_step(repository):
     state = {f"w{at}": torch.randn(100) for at in range(10)} | {"big": torch.randn(1000), "n": 7}
-    dcp.save(state, storage_writer=Writer(repository, NAME, batch=1000))
-    files = [entry["path"] for entry in repository.show(NAME)["entries"] if entry["path"].endswith(".safetensors")]
+    dcp.save(state, storage_writer=StorageWriter(repository, NAME, batch=1000))
+    files = [entry["path"] for entry in repository.show(NAME).entries if entry["path"].endswith(".safetensors")]
     assert 4 < len(files) <= 8
-    assert len(repository.refs()) == 1 and same(loaded(repository, state), state)
+    assert len(repository.ls()) == 1 and same(loaded(repository, state), state)
 
 
 @pytest.mark.parametrize("compression", [None, "if-faster", False])
 def test_how_small_a_step_is_stored_can_be_said(repository, compression):
-    state, writer = {"w": torch.zeros(1 << 18)}, Writer(repository, NAME, compression=compression)
+    state, writer = {"w": torch.zeros(1 << 18)}, StorageWriter(repository, NAME, compression=compression)
     dcp.save(state, storage_writer=writer)
     assert same(loaded(repository, {"w": torch.ones(1 << 18)}), state)
     if compression != "if-faster":
-        assert (writer.report["stored_bytes"] < 1 << 18) is (compression is None)
+        assert (writer.report.stored_bytes < 1 << 18) is (compression is None)
     with pytest.raises(towline.UsageError, match="'if-faster' or False"):
-        Writer(repository, NAME, compression="zstd")
+        StorageWriter(repository, NAME, compression="zstd")
 
 
 def test_a_save_that_fails_is_not_seen_and_the_next_one_works(repository):
@@ -258,10 +262,10 @@ def test_a_save_that_fails_is_not_seen_and_the_next_one_works(repository):
                 raise OSError("the device is gone")
             return super().resolve_data(item)
 
-    writer = Writer(repository, NAME, batch=500)
+    writer = StorageWriter(repository, NAME, batch=500)
     with pytest.raises(CheckpointException, match="the device is gone"):
         dcp.save(a_state(1), storage_writer=writer, planner=Failing())
-    assert repository.refs() == []
+    assert repository.ls() == []
     dcp.save(a_state(2), storage_writer=writer)
     assert same(loaded(repository, a_state()), a_state(2))
 
@@ -269,41 +273,41 @@ def test_a_save_that_fails_is_not_seen_and_the_next_one_works(repository):
 def test_plans_that_are_cached(repository):
     caching = {"planner": DefaultSavePlanner(enable_plan_caching=True)}
     for step in (1, 2, 3):
-        dcp.save(a_state(step), storage_writer=Writer(repository, NAME, batch=500), **caching)
+        dcp.save(a_state(step), storage_writer=StorageWriter(repository, NAME, batch=500), **caching)
         assert same(loaded(repository, a_state()), a_state(step))
 
 
 def test_a_writer_as_older_torch_calls_it(repository):
-    writer, planner, state = Writer(repository), DefaultSavePlanner(), {"w": torch.arange(4.0), "n": 1}
+    writer, planner, state = StorageWriter(repository), DefaultSavePlanner(), {"w": torch.arange(4.0), "n": 1}
     writer.reset("old")
     planner.set_up_planner(state, writer.storage_meta(), True)
     writer.set_up_storage_writer(True)
     plans, metadata = planner.create_global_plan([writer.prepare_local_plan(planner.create_local_plan())])
     (plan,) = writer.prepare_global_plan(plans)
     results = writer.write_data(planner.finish_plan(plan), planner).wait()
-    assert repository.refs() == []
+    assert repository.ls() == []
     writer.finish(metadata, [results])
     assert same(loaded(repository, state, "old"), state)
 
 
 def test_a_step_that_moves_while_it_is_loaded(repository):
-    dcp.save(a_state(1), storage_writer=Writer(repository, NAME))
+    dcp.save(a_state(1), storage_writer=StorageWriter(repository, NAME))
 
     class Slow(DefaultLoadPlanner):
         def finish_plan(self, plan):
-            dcp.save(a_state(2), storage_writer=Writer(repository, NAME))
+            dcp.save(a_state(2), storage_writer=StorageWriter(repository, NAME))
             return super().finish_plan(plan)
 
     with pytest.raises(CheckpointException, match="saved anew"):
-        dcp.load(zeroed(a_state()), storage_reader=Reader(repository, NAME), planner=Slow())
+        dcp.load(zeroed(a_state()), storage_reader=StorageReader(repository, NAME), planner=Slow())
     with pytest.raises(towline.Conflict, match=r"run/step-1 \(aaaa\), run/step-2 \(bbbb\)"):
-        Reader(repository).prepare_global_plan(
+        StorageReader(repository).prepare_global_plan(
             [LoadPlan([], storage_data=("run/step-1", "aaaa")), LoadPlan([], storage_data=("run/step-2", "bbbb"))]
         )
 
 
 def test_async_saves_what_was_there_and_reuses_its_memory(repository):
-    writer, state = Writer(repository), a_state(1)
+    writer, state = StorageWriter(repository), a_state(1)
     planner, places = DefaultSavePlanner(), set()
     for step in range(1, 6):
         kept = copy.deepcopy(state)
@@ -323,7 +327,7 @@ def test_async_saves_what_was_there_and_reuses_its_memory(repository):
 
 @pytest.mark.parametrize("batch", [1 << 30, 4000])
 def test_what_is_staged_twice_waits_for_the_first(repository, batch):
-    writer, begun, go = Writer(repository, batch=batch), threading.Event(), threading.Event()
+    writer, begun, go = StorageWriter(repository, batch=batch), threading.Event(), threading.Event()
 
     class Slow(DefaultSavePlanner):
         def resolve_data(self, item):
@@ -351,7 +355,7 @@ def test_an_async_save_that_fails_frees_what_was_staged(repository):
         def create_global_plan(self, plans):
             raise OSError("no plan")
 
-    class Keeping(Writer):
+    class Keeping(StorageWriter):
         def stage(self, state_dict):
             kept.append(super().stage(state_dict))
             return kept[-1]
@@ -364,7 +368,7 @@ def test_an_async_save_that_fails_frees_what_was_staged(repository):
         failed.append(dcp.async_save({"w": torch.ones(9)}, checkpoint_id=name, storage_writer=writer, planner=planner))
         failed[-1].exception(timeout=20)
     assert [type(one.exception()).__name__ for one in failed] == ["CheckpointException"] * 2 + ["NoneType"]
-    assert [ref["name"] for ref in repository.refs()] == ["c"]
+    assert [one.name for one in repository.ls()] == ["c"]
     # Nobody saves this, and nobody holds it.
     writer.stage({"w": torch.ones(9)})
     kept.clear()
@@ -402,7 +406,7 @@ def uploaded(response, timeout: float = 60) -> Metadata:
 @pytest.mark.parametrize("own", [True, False])
 def test_staging_in_the_background(repository, held, own):
     stager = None if own else Stager("background")
-    writer = Writer(repository, stage="background" if own else "blocking")
+    writer = StorageWriter(repository, stage="background" if own else "blocking")
     state, places = a_state(1), set()
     for step in range(1, 4):
         response = dcp.async_save(state, checkpoint_id=f"run/step-{step}", storage_writer=writer, async_stager=stager)
@@ -437,7 +441,7 @@ def test_a_save_that_comes_early_waits_in_the_background(repository):
             go.wait(30)
             return super().resolve_data(item)
 
-    writer, like = Writer(repository, stage="background"), {"w": torch.zeros(1 << 16)}
+    writer, like = StorageWriter(repository, stage="background"), {"w": torch.zeros(1 << 16)}
     first = dcp.async_save({"w": torch.full((1 << 16,), 1.0)}, checkpoint_id="a", storage_writer=writer, planner=Slow())
     assert begun.wait(30) and first.staging_completion.result(30) is None
     then = [
@@ -454,7 +458,7 @@ def test_a_save_that_comes_early_waits_in_the_background(repository):
 
 @background
 def test_staging_in_the_background_that_fails(repository, monkeypatch):
-    writer, fill = Writer(repository, stage="background"), Region.fill
+    writer, fill = StorageWriter(repository, stage="background"), Region.fill
 
     def full(self, tensors, devices=None):
         raise towline.Exhausted("no memory")
@@ -474,20 +478,20 @@ def test_staging_in_the_background_that_fails(repository, monkeypatch):
     with pytest.raises(CheckpointException, match="no plan"):
         uploaded(dcp.async_save({"w": torch.ones(9)}, checkpoint_id="b", storage_writer=writer, planner=Broken()))
     uploaded(dcp.async_save({"w": torch.ones(9)}, checkpoint_id="c", storage_writer=writer))
-    assert [ref["name"] for ref in repository.refs()] == ["c"]
+    assert [one.name for one in repository.ls()] == ["c"]
     with pytest.raises(towline.UsageError, match="'blocking' or 'background'"):
-        Writer(repository, stage="later")
+        StorageWriter(repository, stage="later")
 
 
 @background
 def test_a_writer_that_is_closed_while_it_stages(repository, held):
-    writer = Writer(repository, stage="background")
+    writer = StorageWriter(repository, stage="background")
     response = dcp.async_save({"w": torch.ones(9)}, checkpoint_id="a", storage_writer=writer)
     threading.Timer(0.2, held.release).start()
     writer.close()
     assert response.staging_completion.done()
     uploaded(response)
-    assert [ref["name"] for ref in repository.refs()] == ["a"]
+    assert [one.name for one in repository.ls()] == ["a"]
 
 
 def test_a_stager_for_other_writers(tmp_path):
@@ -505,9 +509,9 @@ def test_a_stager_for_other_writers(tmp_path):
 
 def test_what_is_pickled_of_a_staged_state_is_not_all_of_its_memory(repository):
     state = {"big": torch.zeros(1 << 18), "nested": {"pair": (torch.ones(2), 1), "small": torch.ones(3)}}
-    writer, planner = Writer(repository, NAME), DefaultSavePlanner(flatten_state_dict=False)
+    writer, planner = StorageWriter(repository, NAME), DefaultSavePlanner(flatten_state_dict=False)
     dcp.async_save(state, storage_writer=writer, planner=planner).result()
-    sizes = {entry["path"]: entry["bytes"] for entry in repository.show(NAME)["entries"]}
+    sizes = {entry["path"]: entry["bytes"] for entry in repository.show(NAME).entries}
     assert sizes["rank-00000.bytes"] < 10_000
 
 
@@ -522,7 +526,7 @@ def test_regions_grow_and_shrink():
 
 
 def test_a_writer_travels(repository):
-    writer = Writer(repository, NAME, metrics={"loss": 1.0}, overwrite=False, attempt="a-1")
+    writer = StorageWriter(repository, NAME, metrics={"loss": 1.0}, overwrite=False, attempt="a-1")
     other = pickle.loads(pickle.dumps(writer))
     assert (other.name, other.metrics, other.overwrite, other.attempt) == (NAME, {"loss": 1.0}, False, "a-1")
     dcp.save(a_state(), storage_writer=other)
@@ -543,7 +547,7 @@ def test_folders_that_torch_wrote(repository, tmp_path):
     (tmp_path / "folder" / ".metadata").write_bytes(pickle.dumps(Evil()))
     repository.save(tmp_path / "folder", "evil")
     with pytest.raises(CheckpointException, match=r"builtins\.print"):
-        dcp.load(zeroed(state), storage_reader=Reader(repository, "evil"))
+        dcp.load(zeroed(state), storage_reader=StorageReader(repository, "evil"))
 
 
 @pytest.mark.parametrize(
@@ -582,13 +586,13 @@ def _made() -> str:
 
 
 def test_an_object_that_only_a_pickle_makes_is_made_only_if_it_is_asked_for(repository):
-    dcp.save({"object": Made(), "number": 5}, storage_writer=Writer(repository, NAME))
+    dcp.save({"object": Made(), "number": 5}, storage_writer=StorageWriter(repository, NAME))
     before = Made.calls
     into = {"object": None, "number": 0}
     with pytest.raises(CheckpointException, match="pickle=True"):
-        dcp.load(into, storage_reader=Reader(repository, NAME))
+        dcp.load(into, storage_reader=StorageReader(repository, NAME))
     assert Made.calls == before
-    dcp.load(into, storage_reader=Reader(repository, NAME, pickle=True))
+    dcp.load(into, storage_reader=StorageReader(repository, NAME, pickle=True))
     assert Made.calls > before and into == {"object": "made", "number": 5}
 
 

@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner  # n
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType  # noqa: E402
 from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor  # noqa: E402
-from towline.dcp import Reader, Writer  # noqa: E402
+from towline.dcp import StorageReader, StorageWriter  # noqa: E402
 
 from . import ranks  # noqa: E402
 
@@ -65,14 +65,14 @@ def whole(state: dict) -> dict[str, torch.Tensor]:
 def check(url: str, name: str, seed: int) -> None:
     """What was saved as `name` is the state of this seed."""
     into, expected = a_state(seed + 1000), whole(a_state(seed))
-    dcp.load(into, checkpoint_id=name, storage_reader=Reader(url))
+    dcp.load(into, checkpoint_id=name, storage_reader=StorageReader(url))
     for tensor, found in whole(into).items():
         assert torch.equal(found, expected[tensor]), (name, tensor)
     assert into["step"] == seed and into["names"] == ["a", {"b": seed}], name
 
 
 def save_in_every_way(rank: int, world_size: int, url: str) -> None:
-    writer, group = Writer(url), dist.new_group(backend="gloo")
+    writer, group = StorageWriter(url), dist.new_group(backend="gloo")
     dcp.save(a_state(1), checkpoint_id="run/step-1", storage_writer=writer)
     check(url, "run/step-1", 1)
     # Anew under the same name.
@@ -87,19 +87,19 @@ def save_in_every_way(rank: int, world_size: int, url: str) -> None:
     for seed in (5, 6, 7):
         # Another state under the same name each time, with plans that are those of the first.
         planner = DefaultSavePlanner(enable_plan_caching=True)
-        dcp.save(a_state(seed), checkpoint_id="run/cached", storage_writer=Writer(url), planner=planner)
+        dcp.save(a_state(seed), checkpoint_id="run/cached", storage_writer=StorageWriter(url), planner=planner)
         check(url, "run/cached", seed)
     state = a_state(8)
     if rank == 1:
         # The plan of one rank changes: that of the other is the cached one.
         state["more"] = torch.ones(5)
     planner = DefaultSavePlanner(enable_plan_caching=True)
-    dcp.save(state, checkpoint_id="run/cached", storage_writer=Writer(url), planner=planner)
+    dcp.save(state, checkpoint_id="run/cached", storage_writer=StorageWriter(url), planner=planner)
     check(url, "run/cached", 8)
     for seed in (9, 10):
-        dcp.save(a_state(seed), checkpoint_id="run/alone", storage_writer=Writer(url), use_collectives=False)
+        dcp.save(a_state(seed), checkpoint_id="run/alone", storage_writer=StorageWriter(url), use_collectives=False)
         check(url, "run/alone", seed)
-    dcp.save(a_state(11), checkpoint_id="run/parts", storage_writer=Writer(url, batch=64))
+    dcp.save(a_state(11), checkpoint_id="run/parts", storage_writer=StorageWriter(url, batch=64))
     check(url, "run/parts", 11)
 
 
@@ -126,7 +126,7 @@ def test_saved_by_two_and_loaded_by_one_and_three(tmp_path):
 
 
 def save_in_a_process(rank: int, world_size: int, url: str, stage: str) -> None:
-    writer = Writer(url, stage=stage)
+    writer = StorageWriter(url, stage=stage)
     for seed in (1, 2, 3):
         state = a_state(seed)
         saved = dcp.async_save(
@@ -153,7 +153,7 @@ def test_async_saves_in_another_process(tmp_path, stage):
 
 
 def save_while_training_goes_on(rank: int, world_size: int, url: str) -> None:
-    writer = Writer(url, stage="background")
+    writer = StorageWriter(url, stage="background")
     for seed in (1, 2, 3):
         state = a_state(seed)
         saved = dcp.async_save(state, checkpoint_id=f"run/step-{seed}", storage_writer=writer)
@@ -184,11 +184,11 @@ class Failing(DefaultSavePlanner):
 
 
 def fail_and_save(rank: int, world_size: int, url: str) -> None:
-    writer, planner = Writer(url), Failing("raise" if rank == 1 else None)
+    writer, planner = StorageWriter(url), Failing("raise" if rank == 1 else None)
     with pytest.raises(dcp.api.CheckpointException, match="the disk of rank 1 is gone"):
         dcp.save(a_state(1), checkpoint_id="run/step-1", storage_writer=writer, planner=planner)
     dist.barrier()
-    assert towline.open(url).refs() == []
+    assert towline.open(url).ls() == []
     dcp.save(a_state(2), checkpoint_id="run/step-1", storage_writer=writer)
     check(url, "run/step-1", 2)
     # The name keeps what it held.
@@ -196,7 +196,7 @@ def fail_and_save(rank: int, world_size: int, url: str) -> None:
         dcp.save(a_state(3), checkpoint_id="run/step-1", storage_writer=writer, planner=planner)
     check(url, "run/step-1", 2)
     with pytest.raises(dcp.api.CheckpointException, match="is there already"):
-        dcp.save(a_state(3), checkpoint_id="run/step-1", storage_writer=Writer(url, overwrite=False))
+        dcp.save(a_state(3), checkpoint_id="run/step-1", storage_writer=StorageWriter(url, overwrite=False))
 
 
 def test_a_rank_that_fails(tmp_path):
@@ -204,14 +204,14 @@ def test_a_rank_that_fails(tmp_path):
 
 
 def die_at_the_second(rank: int, world_size: int, url: str) -> None:
-    dcp.save(a_state(1), checkpoint_id="run/step-1", storage_writer=Writer(url))
+    dcp.save(a_state(1), checkpoint_id="run/step-1", storage_writer=StorageWriter(url))
     planner = Failing("kill" if rank == 1 else None)
-    dcp.save(a_state(2), checkpoint_id="run/step-2", storage_writer=Writer(url), planner=planner)
+    dcp.save(a_state(2), checkpoint_id="run/step-2", storage_writer=StorageWriter(url), planner=planner)
 
 
 def save_the_second(rank: int, world_size: int, url: str) -> None:
     check(url, "run@latest", 1)
-    dcp.save(a_state(3), checkpoint_id="run/step-2", storage_writer=Writer(url))
+    dcp.save(a_state(3), checkpoint_id="run/step-2", storage_writer=StorageWriter(url))
     check(url, "run@latest", 3)
 
 
@@ -219,7 +219,7 @@ def test_a_rank_that_is_killed(tmp_path):
     url = str(tmp_path / "repository")
     first, second = ranks.run(2, tmp_path / "die", die_at_the_second, url)
     assert second == -signal.SIGKILL and first != 0
-    assert [ref["name"] for ref in towline.open(url).refs()] == ["run/step-1"]
+    assert [one.name for one in towline.open(url).ls()] == ["run/step-1"]
     assert ranks.run(2, tmp_path / "again", save_the_second, url) == [0, 0]
 
 
@@ -287,7 +287,7 @@ def test_the_example_is_killed_and_goes_on(tmp_path):
     first = killed.until(7)
     killed.kill(first=1)
     assert first == {step: losses[step] for step in range(1, 8)}
-    steps_saved = [step["step"] for step in towline.open(repository).runs("demo")[0]["steps"]]
+    steps_saved = [step.step for step in towline.open(repository).runs("demo")[0].steps]
     assert steps_saved[-1] in (4, 6)
     # On other numbers of ranks the parameters are the same.
     digests = set()

@@ -44,7 +44,7 @@ def noise(seed: int, size: int) -> bytes:
 
 
 def names(fs: Any) -> list[str]:
-    return [one["name"] for one in fs.home.repository.refs()]
+    return [one.name for one in fs.home.repository.ls()]
 
 
 def version(fs: Any, name: str) -> int:
@@ -525,7 +525,7 @@ def _write_files(url: str, rank: int) -> None:
 
 
 def test_processes_write_one_tree_together(fs: Any, url: str):
-    fs.home.repository.refs()
+    fs.home.repository.ls()
     workers = [SPAWN.Process(target=_write_files, args=(url, rank)) for rank in range(3)]
     for worker in workers:
         worker.start()
@@ -725,7 +725,7 @@ def _train(rank: int, ranks: int, folder: str, url: str) -> None:
 def test_dcp_with_two_ranks_and_one(fs: Any, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     pytest.importorskip("torch")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    fs.home.repository.refs()
+    fs.home.repository.ls()
     for ranks in (2, 1):
         workers = [SPAWN.Process(target=_train, args=(rank, ranks, str(tmp_path), url)) for rank in range(ranks)]
         for worker in workers:

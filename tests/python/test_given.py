@@ -27,7 +27,7 @@ def test_what_is_no_step_is_refused_at_once(checkpointer, step):
     with pytest.raises(towline.UsageError, match="a step is a whole number"):
         checkpointer.save(step, STATE)
     checkpointer.save(1, STATE).wait()
-    assert checkpointer.steps() == [1] and [ref["name"] for ref in checkpointer.repository.refs()] == ["run/step-1"]
+    assert checkpointer.steps() == [1] and [one.name for one in checkpointer.repository.ls()] == ["run/step-1"]
 
 
 @pytest.mark.parametrize("step", [0, numpy.int32(3), numpy.uint8(3), torch.tensor(3), (1 << 64) - 1])
@@ -61,13 +61,13 @@ def test_a_bad_metric_loses_no_step(checkpointer, repository, tmp_path, metrics,
     (tmp_path / "file").write_text("x")
     with pytest.raises(towline.UsageError, match=what):
         repository.save(tmp_path / "file", "name", metrics=metrics)
-    assert [ref["name"] for ref in repository.refs()] == ["run/step-2"]
+    assert [one.name for one in repository.ls()] == ["run/step-2"]
 
 
 def test_numbers_of_any_kind_are_metrics(checkpointer):
     metrics = {"a": 1, "b": numpy.float32(0.5), "c": torch.tensor(0.25), "d": fractions.Fraction(1, 8)}
     checkpointer.save(1, STATE, metrics=metrics).wait()
-    assert checkpointer.repository.show("run/step-1")["metrics"] == {"a": 1.0, "b": 0.5, "c": 0.25, "d": 0.125}
+    assert checkpointer.repository.show("run/step-1").metrics == {"a": 1.0, "b": 0.5, "c": 0.25, "d": 0.125}
 
 
 @pytest.mark.parametrize("run", ["", "a b", "run/", "/run", "run@latest", "r\u00e9sum\u00e9", None, 7])
@@ -118,7 +118,7 @@ def test_all_that_failed_is_named(checkpointer, tmp_path):
     first, second = (failed(checkpointer, tmp_path, 2), None)
     (tmp_path / "repository").rename(tmp_path / "gone")
     (tmp_path / "repository").write_text("a file where the repository was")
-    first._told = True
+    first._raised = True
     second, third = checkpointer.save(5, STATE), checkpointer.save(6, STATE)
     while not (second.done() and third.done()):
         time.sleep(0.01)

@@ -245,7 +245,7 @@ def start(folder, repository, user) -> Iterator:
 
 
 def steps(repository: Path) -> list[str]:
-    return [ref["name"] for ref in towline.open(repository).refs(settings()["sidecar"]["watch"][0]["run"])]
+    return [one.name for one in towline.open(repository).ls(settings()["sidecar"]["watch"][0]["run"])]
 
 
 def test_a_pod_saves_what_its_training_writes(start, repository, tmp_path):

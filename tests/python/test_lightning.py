@@ -89,7 +89,7 @@ def model(**said) -> Model:
 
 
 def names(repository) -> list[str]:
-    return sorted(told["name"] for told in repository.refs())
+    return sorted(one.name for one in repository.ls())
 
 
 @pytest.fixture
@@ -121,7 +121,7 @@ def test_top_k_and_last(repository, checkpoint_io, tmp_path):
     chosen = repository._engine.resolve("run-7@min=val.loss")
     assert chosen == f"run-7/step-{least.rpartition('=')[2].removesuffix('.ckpt')}"
     losses = [float.fromhex(loss) for loss in trained.losses]
-    assert repository.show(chosen)["metrics"]["val.loss"] == min(losses)
+    assert repository.show(chosen).metrics["val.loss"] == min(losses)
 
 
 @pytest.mark.parametrize("package", ["lightning.pytorch", "pytorch_lightning"])
@@ -210,10 +210,10 @@ CHECKPOINT = {"global_step": 10, "pytorch-lightning_version": "2.6.0", "state_di
 
 def saved(checkpoint_io, path, **said) -> str:
     """What a checkpoint that is saved as the file at `path` is called."""
-    before = {told["name"]: told["manifest"] for told in checkpoint_io.repository.refs()}
+    before = {one.name: one.manifest for one in checkpoint_io.repository.ls()}
     checkpoint_io.save_checkpoint({**CHECKPOINT, **said}, path)
     checkpoint_io.teardown()
-    after = {told["name"]: told["manifest"] for told in checkpoint_io.repository.refs()}
+    after = {one.name: one.manifest for one in checkpoint_io.repository.ls()}
     (name,) = (name for name in after if before.get(name) != after[name])
     return name
 
@@ -280,7 +280,7 @@ def test_how_small_checkpoints_are_stored_can_be_said(repository, tmp_path):
     checkpoint_io = pickle.loads(pickle.dumps(TowlineCheckpointIO(repository, "run-7", compression=False)))
     checkpoint_io.save_checkpoint({**CHECKPOINT, "zeros": torch.zeros(1 << 18)}, tmp_path / "step=1.ckpt")
     checkpoint_io.teardown()
-    assert repository.show("run-7/step-1")["stored_bytes"] > 1 << 20
+    assert repository.show("run-7/step-1").stored_bytes > 1 << 20
 
 
 def test_ordinary_files_are_left_to_lightning(checkpoint_io, tmp_path):

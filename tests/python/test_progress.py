@@ -108,4 +108,4 @@ def test_other_things_are_refused_at_once(repository):
         for save in (lambda: checkpointer.save(1, STATE, progress="yes"), lambda: checkpointer.restore(progress=5)):
             with pytest.raises(towline.UsageError, match="progress is True, or a function"):
                 save()
-    assert repository.refs() == []
+    assert repository.ls() == []

@@ -34,8 +34,8 @@ def tree(tmp_path: Path) -> Path:
 
 def test_files_come_back_as_they_were(repository, tree, tmp_path):
     report = repository.save(tree, "set/one", labels={"from": "test"}, metrics={"loss": 0.5})
-    assert report["files"] == 3
-    assert repository.restore("set/one", tmp_path / "back")["files"] == 3
+    assert report.files == 3
+    assert repository.restore("set/one", tmp_path / "back").files == 3
     for path in tree.iterdir():
         assert (tmp_path / "back" / path.name).read_bytes() == path.read_bytes()
     (tmp_path / "back" / "notes.txt").write_text("other")
@@ -49,11 +49,11 @@ def test_files_come_back_as_they_were(repository, tree, tmp_path):
 def test_names_are_listed_copied_and_removed(repository, tree):
     repository.save(tree, "set/one")
     repository.copy("set/one", "set/two")
-    assert [ref["name"] for ref in repository.refs("set")] == ["set/one", "set/two"]
+    assert [one.name for one in repository.ls("set")] == ["set/one", "set/two"]
     repository.remove("set/one")
-    assert [ref["name"] for ref in repository.refs()] == ["set/two"]
-    assert repository.verify("set/two", data=True)["damaged"] == []
-    assert repository.show("set/two")["name"] == "set/two"
+    assert [one.name for one in repository.ls()] == ["set/two"]
+    assert repository.verify("set/two", data=True).damaged == []
+    assert repository.show("set/two").name == "set/two"
 
 
 def test_runs_and_retention(repository, tree):
@@ -61,12 +61,12 @@ def test_runs_and_retention(repository, tree):
         (tree / "notes.txt").write_text(str(step))
         repository.save(tree, f"run/step-{step}", metrics={"loss": loss})
     (run,) = repository.runs("run")
-    assert [step["step"] for step in run["steps"]] == [0, 1, 2]
+    assert [step.step for step in run.steps] == [0, 1, 2]
     assert repository.read("run@min=loss", "notes.txt") == b"1"
     repository.expire("run", keep_last=1, dry_run=True)
-    assert len(repository.refs("run")) == 3
+    assert len(repository.ls("run")) == 3
     repository.expire("run", keep_last=1, keep_min=["loss"])
-    assert [ref["name"] for ref in repository.refs("run")] == ["run/step-1", "run/step-2"]
+    assert [one.name for one in repository.ls("run")] == ["run/step-1", "run/step-2"]
 
 
 def test_tensors_are_read_when_asked_for(repository, tree):

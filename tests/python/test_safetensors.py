@@ -144,7 +144,7 @@ def test_what_safetensors_refuses_is_refused(repository, tmp_path, what):
         save_file(held, ADDRESS, repo=repository)
     if what not in ("meta", "no text as a key"):
         assert str(got.value).split()[:6] == str(expected.value).split()[:6]
-    assert repository.refs() == []
+    assert repository.ls() == []
 
 
 def test_parts_of_one_storage_that_do_not_overlap_are_kept(repository):
@@ -215,8 +215,8 @@ def test_the_longest_name_is_the_tree(repository):
 )
 def test_where_a_file_is_saved(repository, address, name, path):
     save_file({"a": torch.zeros(2)}, address, repo=repository)
-    assert [told["name"] for told in repository.refs()] == [name]
-    assert [entry["path"] for entry in repository.show(name)["entries"] if entry["kind"] == "file"] == [path]
+    assert [one.name for one in repository.ls()] == [name]
+    assert [entry["path"] for entry in repository.show(name).entries if entry["kind"] == "file"] == [path]
     assert load_file(address, repo=repository)["a"].tolist() == [0, 0]
 
 

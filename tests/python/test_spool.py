@@ -151,7 +151,7 @@ def test_a_full_disk_under_the_spool_is_no_end(small_disk, far):
     assert [path for path in small_disk.rglob("*") if path.is_file() and path.name != "ballast"] == []
 
 
-@pytest.mark.parametrize("at", ["_sync", "_tell", "os.rename"])
+@pytest.mark.parametrize("at", ["_sync", "_write_record", "os.rename"])
 def test_killed_before_a_state_is_whole_on_the_disk(far, tmp_path, at):
     """What was on its way to the disk is forgotten, and what was there before is kept."""
     script = """
@@ -191,14 +191,14 @@ def test_killed_before_a_linked_folder_is_whole(repository, tmp_path):
     script = """
         import os, signal, sys
         from towline import spool
-        spool._tell = lambda *said: os.kill(os.getpid(), signal.SIGKILL)
+        spool._write_record = lambda *said: os.kill(os.getpid(), signal.SIGKILL)
         spool.link(sys.argv[2] + "/_towline", "run/step-1", {"metrics": {}}, sys.argv[2] + "/checkpoint-1")
     """
     assert run_script(script, repository.url, str(tmp_path)).returncode == -signal.SIGKILL
     assert len(list((tmp_path / "_towline").rglob("weights"))) == 1
     saver = _folders.FolderSaver(repository, "run", "test")
     saver.save_left_over(str(tmp_path))
-    assert repository.refs() == [] and list((tmp_path / "_towline").rglob("weights")) == []
+    assert repository.ls() == [] and list((tmp_path / "_towline").rglob("weights")) == []
     assert (tmp_path / "checkpoint-1" / "weights").read_bytes() == b"1" * 1000
 
 
@@ -211,7 +211,7 @@ def leave(far: towline.Repository, folder: Path, value: bytes) -> str:
 
 
 def spool_of(far: towline.Repository, folder: Path) -> str:
-    return str(folder / far.id)
+    return str(folder / Path(far._engine.cache()).name)
 
 
 def test_what_was_left_does_not_replace_what_was_saved_since(far, tmp_path):

@@ -52,7 +52,7 @@ def losses(trainer: Trainer) -> list[float]:
 
 
 def names(repository) -> list[str]:
-    return [told["name"] for told in sorted(repository.refs(), key=lambda told: int(told["name"].rpartition("-")[2]))]
+    return [one.name for one in sorted(repository.ls(), key=lambda one: int(one.name.rpartition("-")[2]))]
 
 
 def tree(folder) -> dict[str, bytes]:
@@ -182,7 +182,7 @@ def test_how_small_checkpoints_are_stored_can_be_said(repository, tmp_path):
     saver = TowlineCallback(repository, "run-7", compression=False)._saver
     saver.save(str(tmp_path / "out" / "checkpoint-1"), 1, None, str(tmp_path / "out")).wait()
     saver.close()
-    assert repository.show("run-7/step-1")["stored_bytes"] >= 1 << 20
+    assert repository.show("run-7/step-1").stored_bytes >= 1 << 20
     with pytest.raises(towline.UsageError, match="'if-faster' or False"):
         TowlineCallback(repository, "run-7", compression="fast")
 
@@ -246,10 +246,10 @@ def test_links_that_come_and_go_do_not_spoil_a_save(repository, tmp_path):
                 return
 
     folder = str(tmp_path / "checkpoint")
-    Path(folder + ".json").write_text(json.dumps({"name": "run/step-1", "said": {"metrics": {}}}))
+    Path(folder + ".json").write_text(json.dumps({"name": "run/step-1", "options": {"metrics": {}}}))
     thread = threading.Thread(target=come_and_go)
     thread.start()
     report = _folders._save_linked(repository, folder)
     over.set()
     thread.join()
-    assert report["logical_bytes"] == 64 << 20 and spool.left(str(tmp_path), "run", 0) == []
+    assert report.logical_bytes == 64 << 20 and spool.left(str(tmp_path), "run", 0) == []

@@ -31,7 +31,7 @@ pub(crate) fn raised(py: Python<'_>, error: &Error) -> PyErr {
     }
 }
 
-/// The system's number for an I/O error; a disk that is full may be told by the kind of error alone.
+/// The system's number for an I/O error; a full disk may be known by the kind of error alone.
 fn errno_of(error: &std::io::Error) -> Option<i32> {
     let full = error.kind() == std::io::ErrorKind::StorageFull;
     error.raw_os_error().or(full.then_some(rustix::io::Errno::NOSPC.raw_os_error()))

@@ -21,7 +21,7 @@ use towline::{Error, Result};
 use crate::errors::raised;
 use crate::reading::{Want, read};
 use crate::runtime::wait;
-use crate::saving::{Job, Piece, Saving, Wishes, at_path, files};
+use crate::saving::{Job, Piece, Saving, SaveArguments, at_path, files};
 use crate::tree::Tree;
 use crate::watched::Watched;
 
@@ -80,8 +80,8 @@ impl Repository {
         Ok(engine)
     }
 
-    /// Waits for what `work` does with the engine, and tells it as JSON.
-    fn told<T, F>(&self, py: Python<'_>, work: impl FnOnce(Engine) -> F) -> PyResult<String>
+    /// Waits for the report of `work`, as JSON.
+    fn report<T, F>(&self, py: Python<'_>, work: impl FnOnce(Engine) -> F) -> PyResult<String>
     where
         T: Serialize + Send + 'static,
         F: Future<Output = Result<T>> + Send + 'static,
@@ -90,7 +90,7 @@ impl Repository {
         let work = work(engine);
         wait(py, async move {
             let report = work.await?;
-            told(&report)
+            json(&report)
         })
     }
 }
@@ -141,8 +141,8 @@ impl Repository {
     }
 
     /// Saves the file or folder at `path`.
-    fn save(&self, py: Python<'_>, path: PathBuf, name: &str, wishes: Wishes) -> PyResult<String> {
-        let job = Job::new(self.engine(py)?, at_path(path), name, wishes);
+    fn save(&self, py: Python<'_>, path: PathBuf, name: &str, arguments: SaveArguments) -> PyResult<String> {
+        let job = Job::new(self.engine(py)?, at_path(path), name, arguments);
         job.map_err(|error| raised(py, &error))?.wait(py)
     }
 
@@ -152,11 +152,11 @@ impl Repository {
         py: Python<'_>,
         tree: Vec<(String, Vec<Piece<'_>>)>,
         name: &str,
-        wishes: Wishes,
+        arguments: SaveArguments,
     ) -> PyResult<String> {
         let engine = self.engine(py)?;
         let (source, latch) = files(tree)?;
-        let job = Job::new(engine, source, name, wishes);
+        let job = Job::new(engine, source, name, arguments);
         let outcome = job.map_err(|error| raised(py, &error)).and_then(|job| job.wait(py));
         py.detach(|| latch.wait());
         outcome
@@ -168,7 +168,7 @@ impl Repository {
         py: Python<'_>,
         tree: Vec<(String, Vec<Piece<'_>>)>,
         name: &str,
-        wishes: Wishes,
+        arguments: SaveArguments,
     ) -> PyResult<Saving> {
         let engine = self.engine(py)?;
         let lent = |piece: &Piece<'_>| matches!(piece, Piece::Memory(_));
@@ -177,18 +177,18 @@ impl Repository {
                 "memory cannot be lent to a save that goes on by itself",
             ));
         }
-        let job = Job::new(engine, files(tree)?.0, name, wishes);
+        let job = Job::new(engine, files(tree)?.0, name, arguments);
         Saving::begin(job.map_err(|error| raised(py, &error))?)
     }
 
     /// As `save`, and goes on by itself.
-    fn begin_save(&self, py: Python<'_>, path: PathBuf, name: &str, wishes: Wishes) -> PyResult<Saving> {
-        let job = Job::new(self.engine(py)?, at_path(path), name, wishes);
+    fn begin_save(&self, py: Python<'_>, path: PathBuf, name: &str, arguments: SaveArguments) -> PyResult<Saving> {
+        let job = Job::new(self.engine(py)?, at_path(path), name, arguments);
         Saving::begin(job.map_err(|error| raised(py, &error))?)
     }
 
     /// Changes some paths of a tree, or of an empty one: `put` files `(path, pieces)`, `remove` paths, `rename` `(from, to)`.
-    #[pyo3(signature = (name, put, remove, rename, wishes))]
+    #[pyo3(signature = (name, put, remove, rename, arguments))]
     #[expect(clippy::too_many_arguments, reason = "the keywords of the Python method")]
     fn amend(
         &self,
@@ -197,17 +197,17 @@ impl Repository {
         put: Vec<(String, Vec<Piece<'_>>)>,
         remove: Vec<String>,
         rename: Vec<(String, String)>,
-        wishes: Wishes,
+        arguments: SaveArguments,
     ) -> PyResult<String> {
         let engine = self.engine(py)?;
         let (put, latch) = files(put)?;
-        let job = Job::new(engine, SaveSource::default(), name, wishes).map_err(|error| raised(py, &error))?;
+        let job = Job::new(engine, SaveSource::default(), name, arguments).map_err(|error| raised(py, &error))?;
         let (engine, name, options) = job.into_options();
         let remove = remove.into_iter().map(String::into_bytes).collect();
         let rename = rename.into_iter().map(|(from, to)| (from.into_bytes(), to.into_bytes())).collect();
         let outcome = wait(py, async move {
             let report = engine.amend(&name, &Changes { put, remove, rename }, &options).await?;
-            told(&report)
+            json(&report)
         });
         py.detach(|| latch.wait());
         outcome
@@ -268,7 +268,7 @@ impl Repository {
     ) -> PyResult<String> {
         let selector = parsed::<Selector>(py, name)?;
         let progress = watched(progress);
-        self.told(py, |engine| async move {
+        self.report(py, |engine| async move {
             let name = engine.resolve(&selector).await?;
             let options =
                 RestoreOptions { overwrite, delete, may_empty, dry_run, progress, ..RestoreOptions::default() };
@@ -284,22 +284,22 @@ impl Repository {
 
     /// The names under `prefix`.
     #[pyo3(signature = (prefix=None))]
-    fn list(&self, py: Python<'_>, prefix: Option<&str>) -> PyResult<String> {
+    fn ls(&self, py: Python<'_>, prefix: Option<&str>) -> PyResult<String> {
         let prefix = prefix.map(|prefix| parsed::<Name>(py, prefix)).transpose()?;
-        self.told(py, |engine| async move { engine.list(prefix.as_ref()).await })
+        self.report(py, |engine| async move { engine.list(prefix.as_ref()).await })
     }
 
     /// The runs under `prefix`.
     #[pyo3(signature = (prefix=None))]
     fn runs(&self, py: Python<'_>, prefix: Option<&str>) -> PyResult<String> {
         let prefix = prefix.map(|prefix| parsed::<Name>(py, prefix)).transpose()?;
-        self.told(py, |engine| async move { engine.runs(prefix.as_ref()).await })
+        self.report(py, |engine| async move { engine.runs(prefix.as_ref()).await })
     }
 
     /// What a tree holds.
     fn show(&self, py: Python<'_>, name: &str) -> PyResult<String> {
         let selector = parsed::<Selector>(py, name)?;
-        self.told(py, |engine| async move { engine.show(&engine.resolve(&selector).await?).await })
+        self.report(py, |engine| async move { engine.show(&engine.resolve(&selector).await?).await })
     }
 
     /// Takes a name away.
@@ -329,7 +329,7 @@ impl Repository {
     ) -> PyResult<String> {
         let run = parsed::<Name>(py, run)?;
         let policy = ExpirePolicy { keep_last, keep_every, keep_min, keep_max };
-        self.told(py, |engine| async move {
+        self.report(py, |engine| async move {
             let plan = engine.plan_expire(&run, &policy).await?;
             if !dry_run {
                 engine.expire(&plan).await?;
@@ -340,7 +340,7 @@ impl Repository {
 
     /// Deletes what no name needs and has been set aside for `grace`, or only says what it would delete.
     fn collect(&self, py: Python<'_>, dry_run: bool, grace: Duration) -> PyResult<String> {
-        self.told(py, |engine| async move {
+        self.report(py, |engine| async move {
             let options = CollectOptions { dry_run, grace, ..CollectOptions::default() };
             engine.collect(&options).await
         })
@@ -352,16 +352,16 @@ impl Repository {
         let options = CollectOptions { grace, progress: progress.clone(), ..CollectOptions::default() };
         Saving::start("collect", progress, async move {
             let report = engine.collect(&options).await?;
-            told(&report)
+            json(&report)
         })
     }
 
-    /// Gives the repository `to` what this one has under `names`, or under all names; in a dry run only tells what that would move.
+    /// Gives the repository `to` what this one has under `names`, or under all names; a dry run only reports what would move.
     #[pyo3(signature = (to, names, dry_run=false))]
     fn sync(&self, py: Python<'_>, to: &Bound<'_, Self>, names: Vec<String>, dry_run: bool) -> PyResult<String> {
         let to = to.get().engine(py)?;
         let selectors = names.iter().map(|name| parsed::<Selector>(py, name)).collect::<PyResult<Vec<_>>>()?;
-        self.told(py, |from| async move {
+        self.report(py, |from| async move {
             let mut names = Vec::with_capacity(selectors.len());
             for selector in &selectors {
                 names.push(from.resolve(selector).await?);
@@ -374,7 +374,7 @@ impl Repository {
     #[pyo3(signature = (name=None, data=false, repair=false))]
     fn verify(&self, py: Python<'_>, name: Option<&str>, data: bool, repair: bool) -> PyResult<String> {
         let selector = name.map(|name| parsed::<Selector>(py, name)).transpose()?;
-        self.told(py, |engine| async move {
+        self.report(py, |engine| async move {
             let name = match &selector {
                 Some(selector) => Some(engine.resolve(selector).await?),
                 None => None,
@@ -390,7 +390,7 @@ impl Repository {
         let selector = parsed::<Selector>(py, name)?;
         let selectors =
             selectors.iter().map(|text| parsed::<TensorSelector>(py, text)).collect::<PyResult<Vec<_>>>()?;
-        self.told(py, |engine| async move { engine.tensors(&engine.resolve(&selector).await?, &selectors).await })
+        self.report(py, |engine| async move { engine.tensors(&engine.resolve(&selector).await?, &selectors).await })
     }
 
     /// Reads tensors into memory; `(stored bytes read, chunks, bytes)`.
@@ -438,8 +438,8 @@ impl Repository {
 }
 
 /// A report as JSON.
-fn told(report: &impl Serialize) -> Result<String> {
-    serde_json::to_string(report).map_err(|error| Error::other("a report cannot be told").source(error))
+fn json(report: &impl Serialize) -> Result<String> {
+    serde_json::to_string(report).map_err(|error| Error::other("cannot write the report as JSON").source(error))
 }
 
 /// Where an operation shows its progress: where it was asked for, else nowhere.

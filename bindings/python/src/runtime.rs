@@ -107,15 +107,15 @@ pub(crate) fn wait_or_stop<T: Send + 'static>(
     future: impl Future<Output = Result<T>> + Send + 'static,
 ) -> PyResult<T> {
     let runtime = runtime()?;
-    let (said, mut heard) = sync_channel(1);
+    let (sender, mut receiver) = sync_channel(1);
     let mut task = runtime.spawn(async move {
         // Nobody listens if a signal came first.
-        let _ = said.send(future.await);
+        let _ = sender.send(future.await);
     });
     loop {
         match py.detach(|| {
-            let heard = &mut heard;
-            heard.recv_timeout(SIGNALS_EVERY)
+            let receiver = &mut receiver;
+            receiver.recv_timeout(SIGNALS_EVERY)
         }) {
             Ok(outcome) => return outcome.map_err(|error| raised(py, &error)),
             Err(RecvTimeoutError::Disconnected) => {

@@ -24,7 +24,7 @@ use crate::errors::raised;
 use crate::memory::{Latch, Stretch};
 use crate::runtime::{STOPPING, background, wait_or_stop};
 use crate::stage::Stage;
-use crate::watched::{Told, Watched, told};
+use crate::watched::{Counters, Watched, counters};
 
 /// How often a wait looks for signals.
 const SIGNALS_EVERY: Duration = Duration::from_millis(50);
@@ -32,7 +32,7 @@ const SIGNALS_EVERY: Duration = Duration::from_millis(50);
 /// What Python says about a save: a dict with `metrics` and some of the other keys.
 #[derive(Debug, FromPyObject)]
 #[pyo3(from_item_all)]
-pub(crate) struct Wishes {
+pub(crate) struct SaveArguments {
     metrics: HashMap<String, f64>,
     #[pyo3(default)]
     world_size: Option<u32>,
@@ -58,7 +58,7 @@ pub(crate) struct Wishes {
     progress: Option<Py<Watched>>,
 }
 
-impl Wishes {
+impl SaveArguments {
     /// The engine's options for a save as `name`.
     fn read(self, name: &str) -> Result<(Name, SaveOptions, Option<PartOptions>)> {
         let count = |what: &'static str, number: u32| {
@@ -100,10 +100,10 @@ impl Wishes {
     }
 }
 
-/// Raises what is wrong with the name of a save, or with what is said about it, before anything is saved.
+/// Raises UsageError for a name or options that no save takes.
 #[pyfunction]
-pub(crate) fn check_save(py: Python<'_>, name: &str, wishes: Wishes) -> PyResult<()> {
-    wishes.read(name).map(drop).map_err(|error| raised(py, &error))
+pub(crate) fn check_save(py: Python<'_>, name: &str, arguments: SaveArguments) -> PyResult<()> {
+    arguments.read(name).map(drop).map_err(|error| raised(py, &error))
 }
 
 /// A save as the engine takes it.
@@ -117,12 +117,12 @@ pub(crate) struct Job {
 }
 
 impl Job {
-    pub(crate) fn new(repository: Repository, source: SaveSource, name: &str, wishes: Wishes) -> Result<Self> {
-        let (name, options, part) = wishes.read(name)?;
+    pub(crate) fn new(repository: Repository, source: SaveSource, name: &str, arguments: SaveArguments) -> Result<Self> {
+        let (name, options, part) = arguments.read(name)?;
         Ok(Self { repository, source, name, options, part })
     }
 
-    /// Only how to save, and what to tell of it.
+    /// Repository, name and options without a source.
     pub(crate) fn into_options(self) -> (Repository, Name, SaveOptions) {
         (self.repository, self.name, self.options)
     }
@@ -136,11 +136,11 @@ impl Job {
     /// Saves; what it did, as JSON.
     pub(crate) async fn run(self) -> Result<String> {
         let Self { repository, source, name, options, part } = self;
-        let told = match part {
+        let report = match part {
             Some(part) => serde_json::to_string(&repository.save_part(source, &name, &part, &options).await?),
             None => serde_json::to_string(&repository.save(source, &name, &options).await?),
         };
-        told.map_err(|error| Error::other("a report cannot be told").source(error))
+        report.map_err(|error| Error::other("cannot write the report as JSON").source(error))
     }
 }
 
@@ -186,29 +186,29 @@ pub(crate) struct Saving {
 
 #[derive(Debug, Default)]
 struct Outcome {
-    told: Mutex<Option<Result<String>>>,
+    result: Mutex<Option<Result<String>>>,
     changed: Condvar,
 }
 
 impl Outcome {
-    fn tell(&self, outcome: Result<String>) {
-        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
-        told.get_or_insert(outcome);
+    fn set(&self, outcome: Result<String>) {
+        let mut result = self.result.lock().unwrap_or_else(PoisonError::into_inner);
+        result.get_or_insert(outcome);
         self.changed.notify_all();
     }
 }
 
-/// Tells of work that was dropped before it ended.
-struct Teller {
+/// Sets an outcome for work that is dropped before it ends.
+struct Guard {
     outcome: Arc<Outcome>,
     what: &'static str,
 }
 
-impl Drop for Teller {
+impl Drop for Guard {
     fn drop(&mut self) {
         let (text, cure) =
             (format!("the {} was stopped before it was done", self.what), format!("{} again", self.what));
-        self.outcome.tell(Err(Error::cancelled(text).cure(cure)));
+        self.outcome.set(Err(Error::cancelled(text).cure(cure)));
     }
 }
 
@@ -225,8 +225,8 @@ impl Saving {
         work: impl Future<Output = Result<String>> + Send + 'static,
     ) -> PyResult<Self> {
         let outcome = Arc::new(Outcome::default());
-        let teller = Teller { outcome: Arc::clone(&outcome), what };
-        let task = background()?.spawn(async move { teller.outcome.tell(work.await) });
+        let guard = Guard { outcome: Arc::clone(&outcome), what };
+        let task = background()?.spawn(async move { guard.outcome.set(work.await) });
         Ok(Self { outcome, progress, stop: None, abort: task.abort_handle(), process: std::process::id() })
     }
 
@@ -251,8 +251,8 @@ impl Saving {
             let step =
                 until.map_or(SIGNALS_EVERY, |until| until.saturating_duration_since(Instant::now()).min(SIGNALS_EVERY));
             let over = py.detach(|| {
-                let told = self.outcome.told.lock().unwrap_or_else(PoisonError::into_inner);
-                let waited = self.outcome.changed.wait_timeout_while(told, step, |told| told.is_none());
+                let result = self.outcome.result.lock().unwrap_or_else(PoisonError::into_inner);
+                let waited = self.outcome.changed.wait_timeout_while(result, step, |result| result.is_none());
                 waited.unwrap_or_else(PoisonError::into_inner).0.is_some()
             });
             if over {
@@ -268,13 +268,13 @@ impl Saving {
     /// Is it over?
     fn done(&self) -> PyResult<bool> {
         self.check_process()?;
-        Ok(self.outcome.told.lock().unwrap_or_else(PoisonError::into_inner).is_some())
+        Ok(self.outcome.result.lock().unwrap_or_else(PoisonError::into_inner).is_some())
     }
 
     /// What it did, as JSON; none while it goes on. Raises what made it fail.
     fn result(&self, py: Python<'_>) -> PyResult<Option<String>> {
         self.check_process()?;
-        match &*self.outcome.told.lock().unwrap_or_else(PoisonError::into_inner) {
+        match &*self.outcome.result.lock().unwrap_or_else(PoisonError::into_inner) {
             Some(Ok(report)) => Ok(Some(report.clone())),
             Some(Err(error)) => Err(raised(py, error)),
             None => Ok(None),
@@ -282,8 +282,8 @@ impl Saving {
     }
 
     /// `(phase, bytes done, bytes in all, stored bytes moved)`; 0 in all while unknown.
-    fn progress(&self) -> Told {
-        told(&self.progress)
+    fn progress(&self) -> Counters {
+        counters(&self.progress)
     }
 
     /// Stops it, unless it is about to commit: then nothing of it becomes visible, and what was stored by then is used by the

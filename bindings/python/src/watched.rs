@@ -4,7 +4,7 @@ use pyo3::prelude::*;
 use towline::progress::Progress;
 
 /// The phase, plain bytes done and in all (0: not known), and stored bytes moved.
-pub(crate) type Told = (&'static str, u64, u64, u64);
+pub(crate) type Counters = (&'static str, u64, u64, u64);
 
 /// Counters that an operation moves.
 #[pyclass(frozen, name = "Progress", module = "towline._towline")]
@@ -26,13 +26,13 @@ impl Watched {
     }
 
     /// The current counters.
-    fn snapshot(&self) -> Told {
-        told(&self.0)
+    fn snapshot(&self) -> Counters {
+        counters(&self.0)
     }
 }
 
 /// The current counters of `progress`.
-pub(crate) fn told(progress: &Progress) -> Told {
+pub(crate) fn counters(progress: &Progress) -> Counters {
     let now = progress.snapshot();
     (now.phase, now.done, now.total, now.moved)
 }

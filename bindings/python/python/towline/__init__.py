@@ -11,6 +11,7 @@ checkpointer.save(step, state, metrics={"loss": loss})
 from __future__ import annotations
 
 from importlib import import_module
+from typing import Any
 
 from ._classes import allow_classes
 from ._towline import __version__
@@ -25,6 +26,7 @@ from .errors import (
     Mismatch,
     NotFound,
     SaveFailed,
+    TensorNotFound,
     Timeout,
     Unreachable,
     Unsupported,
@@ -48,6 +50,7 @@ __all__ = [
     "Repository",
     "SaveFailed",
     "Tensor",
+    "TensorNotFound",
     "Tensors",
     "Timeout",
     "Unreachable",
@@ -64,7 +67,7 @@ __all__ = [
 _MODULES = {"accelerate", "dcp", "fsspec", "lightning", "reports", "safetensors", "transformers"}
 
 
-def __getattr__(name: str):
+def __getattr__(name: str) -> Any:
     # Checkpointer is for torch: who only moves files does not wait for it.
     if name == "Checkpointer":
         from .checkpointer import Checkpointer

@@ -21,10 +21,10 @@ _NAME = re.compile(r"(?!\.)[A-Za-z0-9._+=-]{1,40}")
 
 class Attempts:
     """The attempts of one rank at the steps of a run: the same on all ranks, without any collective, and others whenever all
-    start again. What was said; or what the ranks agree on, where torch.distributed is initialised; or what torchrun says."""
+    start again. The given one; or what the ranks agree on, where torch.distributed is initialised; or torchrun's."""
 
-    def __init__(self, said: str | None = None):
-        self._said = said
+    def __init__(self, attempt: str | None = None):
+        self._given = attempt
         self._store: weakref.ref[Any] | None = None
         self._agreed = ""
         self._times: collections.Counter[str] = collections.Counter()
@@ -33,7 +33,7 @@ class Attempts:
 
     def present(self) -> str:
         """The present start of all ranks."""
-        return self._said or self._agree() or _told_by_torchrun()
+        return self._given or self._agree() or _from_torchrun()
 
     def at(self, step: str) -> str:
         """The attempt to save a step now. All ranks that went back and save it again do so in another one."""
@@ -57,7 +57,7 @@ class Attempts:
         return self._agreed
 
 
-def _told_by_torchrun() -> str:
+def _from_torchrun() -> str:
     """The name of the job, and how often it was restarted
     (https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables)."""
     job = os.environ.get("TORCHELASTIC_RUN_ID", "none")

@@ -8,7 +8,7 @@ from typing import Any
 import fsspec.transaction
 
 from ._files import Writer
-from ._trees import Spot
+from ._trees import Home, TreePath
 
 
 class Gathered:
@@ -32,33 +32,34 @@ class Transaction(fsspec.transaction.Transaction):
 
     def __init__(self, fs: Any, **kwargs: Any):
         super().__init__(fs, **kwargs)
+        self._fs = fs
         self._trees: dict[str, Gathered] = {}
-        self._spots: dict[int, Spot] = {}
+        self._paths: dict[int, TreePath] = {}
         self._writers: list[Writer] = []
 
-    def staged(self, spot: Spot, writer: Writer) -> Writer:
+    def staged(self, tree_path: TreePath, writer: Writer) -> Writer:
         """A file is being written."""
-        self._spots[id(writer)] = spot
+        self._paths[id(writer)] = tree_path
         self._writers.append(writer)
         return writer
 
     def closed(self, writer: Writer) -> None:
         """A file was written; it stays staged."""
-        spot = self._spots.pop(id(writer))
-        tree = self._tree(spot)
-        tree.drop(spot.inner)
-        tree.put[spot.inner] = writer
+        tree_path = self._paths.pop(id(writer))
+        tree = self._tree(tree_path)
+        tree.drop(tree_path.inner)
+        tree.put[tree_path.inner] = writer
 
-    def removes(self, spot: Spot) -> bool:
+    def removes(self, tree_path: TreePath) -> bool:
         """Takes back a file that the transaction wrote, if it is one."""
-        tree = self._tree(spot)
-        if spot.inner not in tree.put:
+        tree = self._tree(tree_path)
+        if tree_path.inner not in tree.put:
             return False
-        tree.drop(spot.inner)
-        self._clear(spot)
+        tree.drop(tree_path.inner)
+        self._clear(tree_path)
         return True
 
-    def renames(self, source: Spot, target: Spot) -> bool:
+    def renames(self, source: TreePath, target: TreePath) -> bool:
         """Renames a file that the transaction wrote, if it is one."""
         tree = self._tree(source)
         if source.inner not in tree.put:
@@ -72,7 +73,7 @@ class Transaction(fsspec.transaction.Transaction):
 
     def change(self, name: str, remove: list[str], rename: list[tuple[str, str]]) -> None:
         """Changes what is in a tree."""
-        tree = self._tree(Spot(name, ""))
+        tree = self._tree(TreePath(name, ""))
         renamed = {path for pair in tree.rename for path in pair}
         for path in remove:
             if path in renamed:
@@ -84,26 +85,27 @@ class Transaction(fsspec.transaction.Transaction):
             tree.drop(target)
             tree.rename.append((source, target))
 
-    def _clear(self, spot: Spot) -> None:
+    def _clear(self, tree_path: TreePath) -> None:
         """Removes what a file that the transaction wrote would have replaced."""
-        tree = self._tree(spot)
-        there = self.fs.home.find(spot.path)
-        if there.name == spot.name and self.fs.home.entry(there) is not None and spot.inner not in tree.remove:
-            tree.remove.append(spot.inner)
+        tree = self._tree(tree_path)
+        home: Home = self._fs.home
+        there = home.find(tree_path.path)
+        if there.name == tree_path.name and home.entry(there) is not None and tree_path.inner not in tree.remove:
+            tree.remove.append(tree_path.inner)
 
     def complete(self, commit: bool = True) -> None:
-        fs = self.fs
+        fs = self._fs
         try:
             if commit:
                 for writer in self._writers:
-                    if id(writer) in self._spots and not writer.closed:
+                    if id(writer) in self._paths and not writer.closed:
                         writer.close()
                 for name, tree in self._trees.items():
                     self._publish(fs, name, tree)
         finally:
             for writer in self._writers:
                 writer.discard()
-            self._trees, self._spots, self._writers = {}, {}, []
+            self._trees, self._paths, self._writers = {}, {}, []
             self.files.clear()
             fs._intrans, fs._transaction = False, None
             self.fs = None
@@ -114,5 +116,5 @@ class Transaction(fsspec.transaction.Transaction):
             if put or tree.remove or tree.rename:
                 fs.home.amend(name, put, tree.remove, tree.rename)
 
-    def _tree(self, spot: Spot) -> Gathered:
-        return self._trees.setdefault(spot.name, Gathered())
+    def _tree(self, tree_path: TreePath) -> Gathered:
+        return self._trees.setdefault(tree_path.name, Gathered())

@@ -58,7 +58,8 @@ def named(cls: type) -> str:
 def parts(value: Any) -> list[tuple[str, Any]]:
     """The values that a dataclass's object or a named tuple holds, by name."""
     if isinstance(value, tuple):
-        return list(zip(value._fields, value, strict=True))
+        named: Any = value
+        return list(zip(named._fields, named, strict=True))
     fields = [field.name for field in dataclasses.fields(value)]
     others = [name for name in getattr(value, "__dict__", ()) if name not in fields]
     return [(name, getattr(value, name)) for name in (*fields, *others) if hasattr(value, name)]
@@ -87,7 +88,7 @@ def _imported(name: str) -> type | None:
     return found if isinstance(found, type) else None
 
 
-def made(cls: type, values: dict[str, Any]) -> Any:
+def made(cls: Any, values: dict[str, Any]) -> Any:
     """An object of a class that holds these values. Raises ValueError, if it cannot."""
     if issubclass(cls, tuple):
         if set(values) != set(cls._fields):

@@ -16,7 +16,7 @@ def gpus(tensors: Iterable[torch.Tensor]) -> set[torch.device]:
     return {tensor.device for tensor in tensors if tensor.device.type == "cuda"}
 
 
-def pin(owner: Any, address: int, length: int, device: torch.device) -> weakref.finalize:
+def pin(owner: Any, address: int, length: int, device: torch.device) -> weakref.finalize[..., Any]:
     """Pins memory until `owner` goes, or what this returns is called. Must be over before the memory is."""
     import torch
 

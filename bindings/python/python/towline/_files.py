@@ -9,6 +9,7 @@ import mmap
 import sys
 import tempfile
 import threading
+import types
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
@@ -54,14 +55,15 @@ class Reader(io.BufferedIOBase):
 
     @property
     def full_name(self) -> str:
-        return self.fs.unstrip_protocol(self.path)
+        return str(self.fs.unstrip_protocol(self.path))
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.full_name}>"
 
     def info(self) -> dict[str, Any]:
         """What the file system says of it."""
-        return self.fs.info(self.path)
+        info: dict[str, Any] = self.fs.info(self.path)
+        return info
 
     def readable(self) -> bool:
         return True
@@ -213,7 +215,7 @@ class Writer(io.BufferedIOBase):
 
     @property
     def full_name(self) -> str:
-        return self.fs.unstrip_protocol(self.path)
+        return str(self.fs.unstrip_protocol(self.path))
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.full_name}>"
@@ -225,13 +227,13 @@ class Writer(io.BufferedIOBase):
         return True
 
     def tell(self) -> int:
-        return self._open().tell()
+        return int(self._open().tell())
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        return self._open().seek(offset, whence)
+        return int(self._open().seek(offset, whence))
 
     def truncate(self, size: int | None = None) -> int:
-        return self._open().truncate(size)
+        return int(self._open().truncate(size))
 
     def write(self, data: Any) -> int:
         staged, view = self._open(), memoryview(data).cast("B")
@@ -240,7 +242,7 @@ class Writer(io.BufferedIOBase):
             disk.write(staged.getbuffer())
             disk.seek(staged.tell())
             self._staged = staged = disk
-        return staged.write(view)
+        return int(staged.write(view))
 
     def close(self) -> None:
         """Puts the file into its tree. If that fails it is discarded, and this raises."""
@@ -324,7 +326,7 @@ class Compressed(io.BufferedIOBase):
     def write(self, data: Any) -> int:
         if self.closed:
             raise ValueError("I/O operation on closed file.")
-        return self._writer.compressor.write(data)
+        return int(self._writer.compressor.write(data))
 
     def flush(self) -> None:
         if self._writer.compressor is not None:
@@ -379,12 +381,12 @@ class Text(io.TextIOWrapper):
 def _is_left_by_exception() -> bool:
     """Is a file being closed because the block of `with fsspec.open(...)` was left by an exception? OpenFile closes its files
     and does not tell them why (https://github.com/fsspec/filesystem_spec/blob/master/fsspec/core.py): so they look."""
-    frame = sys._getframe(1)
+    frame: types.FrameType | None = sys._getframe(1)
     # Writer.close, OpenFile.close, and it.
     for _ in range(3):
+        if frame is None:
+            return False
         if frame.f_code is OpenFile.__exit__.__code__:
             return frame.f_locals["args"][0] is not None
         frame = frame.f_back
-        if frame is None:
-            break
     return False

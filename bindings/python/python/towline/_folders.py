@@ -14,10 +14,11 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from . import _endings, _given, retention, spool
+from . import _given, _shutdown, retention, spool
 from .errors import Conflict, Exhausted, SaveFailed, Unreachable
 from .handle import Handle
-from .repository import Compression, Repository, wishes
+from .reports import SaveReport
+from .repository import Compression, Repository, save_options
 from .repository import open as open_repository
 from .retention import Retention
 
@@ -29,7 +30,7 @@ OWN = "_towline"
 _TRIES, _PAUSE = 20, 0.25
 
 
-def _save_linked(repository: Repository, linked: str) -> dict[str, Any]:
+def _save_linked(repository: Repository, linked: str) -> SaveReport:
     """Saves a folder of hard links. When the files' other links are made or removed, as frameworks do with checkpoints that they
     have enough of, the kernel says that the files changed: what was stored by then is not stored again."""
     for _ in range(_TRIES):
@@ -60,7 +61,7 @@ class FolderSaver:
         collect: bool = True,
     ):
         # Says now what is wrong with it.
-        wishes(compression=compression)
+        save_options(compression=compression)
         _given.check_run(run)
         self.repository = repo if isinstance(repo, Repository) else open_repository(repo)
         self.run, self._framework, self._compression = run, framework, compression
@@ -77,12 +78,13 @@ class FolderSaver:
         step = _given.step_number(step)
         self.wait()
         handle = Handle(f"{self.run}/step-{step}", step)
-        said = wishes(_finite(metrics), framework=self._framework, compression=self._compression)
+        options = save_options(_finite(metrics), framework=self._framework, compression=self._compression)
         try:
-            linked = spool.link(os.path.join(parent, OWN), handle.name, said, folder)
+            linked = spool.link(os.path.join(parent, OWN), handle.name, options, folder)
         except OSError:
             # Another file system, or one without links: then the folder must not change until it is saved.
-            handle.report = json.loads(self.repository._engine.save(folder, handle.name, said))
+            report = self.repository._engine.save(folder, handle.name, options)
+            handle.report = SaveReport.read(json.loads(report))
             self._retention.expire(self.repository, self.run)
             handle._keep("staged", "local", "durable")
             return handle
@@ -91,7 +93,7 @@ class FolderSaver:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="towline-saver", daemon=True)
             self._thread.start()
-            _endings.watch(self)
+            _shutdown.watch(self)
         self._work.put((handle, linked))
         return handle
 
@@ -123,7 +125,7 @@ class FolderSaver:
             self._thread.join()
             self._thread = None
             self._giving_up.clear()
-            _endings.forget(self)
+            _shutdown.forget(self)
         self._retention.close()
         self._check()
 
@@ -159,7 +161,7 @@ class FolderSaver:
         failed = [handle for handle in self._handles if handle.done() and handle.error is not None]
         self._handles = [handle for handle in self._handles if not handle.done()]
         for handle in failed:
-            if not handle._told and not isinstance(handle.error, (Unreachable, Exhausted)):
+            if not handle._raised and not isinstance(handle.error, (Unreachable, Exhausted)):
                 raise handle._failure()
 
 

@@ -44,9 +44,9 @@ def finite_metrics(metrics: Mapping[str, Any] | None) -> dict[str, float]:
     return found
 
 
-def check_save(name: str, said: Mapping[str, Any]) -> None:
-    """Raises what the engine would refuse of a save as `name`, where that is `said` of it (see `repository.wishes`)."""
-    _towline.check_save(name, said)
+def check_save(name: str, options: Mapping[str, Any]) -> None:
+    """Raises UsageError for a name or options (of `repository.save_options`) that no save takes."""
+    _towline.check_save(name, dict(options))
 
 
 def check_run(run: Any) -> None:

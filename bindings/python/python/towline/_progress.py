@@ -1,4 +1,4 @@
-"""Progress of saves and restores: told to a callable of the caller's, or drawn as a bar."""
+"""Progress of saves and restores: a callback of the caller's, or a bar."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from . import _towline
 from .errors import UsageError
 
 #: How far an operation is: its phase, plain bytes done and in all (0: not known yet), and stored bytes moved.
-Told = tuple[str, int, int, int]
-#: Who is told: a callable that takes the four values of `Told`; True: a bar, where somebody sees it; else nobody.
+Snapshot = tuple[str, int, int, int]
+#: A callback that takes the four values of `Snapshot`; True: a bar, where there is a terminal or a notebook; else nothing.
 Progress = Callable[[str, int, int, int], None] | bool | None
 
 #: Seconds between two looks.
@@ -22,14 +22,14 @@ _EVERY = 0.1
 
 
 def check(progress: Progress) -> None:
-    """Raises UsageError for what can be told nothing."""
+    """Raises UsageError for what is neither a callback nor True."""
     if progress is not None and not isinstance(progress, bool) and not callable(progress):
         raise UsageError(f"progress is True, or a function of (phase, done, total, moved), not {progress!r}")
 
 
 @contextlib.contextmanager
 def counting(progress: Progress, what: str) -> Iterator[_towline.Progress | None]:
-    """Counters for one operation of the engine, told while the block lasts; None, if nobody is to be told."""
+    """Counters for one operation of the engine, reported while the block lasts; None, if there is no callback."""
     check(progress)
     counters = _towline.Progress() if progress else None
     with following(progress, what, counters.snapshot if counters is not None else _nothing):
@@ -37,14 +37,14 @@ def counting(progress: Progress, what: str) -> Iterator[_towline.Progress | None
 
 
 @contextlib.contextmanager
-def following(progress: Progress, what: str, look: Callable[[], Told]) -> Iterator[None]:
+def following(progress: Progress, what: str, look: Callable[[], Snapshot]) -> Iterator[None]:
     """Tells what `look` sees, from a thread of its own, while the block lasts, and once at its end."""
-    tell = _Bar(what) if progress is True else progress
-    if not tell or (isinstance(tell, _Bar) and not _is_watched()):
+    callback = _Bar(what) if progress is True else progress
+    if not callback or (isinstance(callback, _Bar) and not _is_watched()):
         yield
         return
     over = threading.Event()
-    thread = threading.Thread(target=_follow, args=(tell, what, look, over), name="towline-progress", daemon=True)
+    thread = threading.Thread(target=_follow, args=(callback, what, look, over), name="towline-progress", daemon=True)
     thread.start()
     try:
         yield
@@ -53,19 +53,19 @@ def following(progress: Progress, what: str, look: Callable[[], Told]) -> Iterat
         thread.join()
 
 
-def _follow(tell: Callable[..., None], what: str, look: Callable[[], Told], over: threading.Event) -> None:
+def _follow(callback: Callable[..., None], what: str, look: Callable[[], Snapshot], over: threading.Event) -> None:
     try:
         while not over.wait(_EVERY):
-            tell(*look())
-        tell(*look())
-        if isinstance(tell, _Bar):
-            tell.end()
+            callback(*look())
+        callback(*look())
+        if isinstance(callback, _Bar):
+            callback.end()
     except Exception as error:
-        warnings.warn(f"towline: progress of {what} is told no more: {error!r}", stacklevel=2)
+        warnings.warn(f"towline: progress of {what} is no longer reported: {error!r}", stacklevel=2)
         over.wait()
 
 
-def _nothing() -> Told:
+def _nothing() -> Snapshot:
     return ("", 0, 0, 0)
 
 

@@ -41,7 +41,7 @@ def restore(
     strict: bool = True,
     cast: bool = False,
 ) -> Any:
-    """Puts a state together: `held` tells the type and shape of each tensor of the file, `read` fills tensors by name.
+    """Puts a state together: `held` has the type and shape of each tensor of the file, `read` fills tensors by name.
     Tensors that are in `into` at the same place are filled there, and objects with `load_state_dict` there take theirs.
 
     Raises Mismatch, naming the paths, before anything is filled: where a tensor of `into` has another shape, or, without
@@ -67,8 +67,8 @@ class Restoring:
         cast: bool = False,
     ):
         try:
-            told = json.loads(document)
-            version, node = told["towline"], told["state"]
+            root = json.loads(document)
+            version, node = root["towline"], root["state"]
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise Damaged("this is not the document of a state") from error
         if version != VERSION:
@@ -138,9 +138,9 @@ class Restoring:
             for name, one in node["v"]:
                 yield Attribute(name), one, getattr(into, name, None) if holds else None
         elif isinstance(node, dict) and (word is None or word in _PAIRS):
-            inside = into if isinstance(into, Mapping) and word != "Counter" else {}
-            for key, one in node.items() if word is None else self._pairs(node, inside):
-                yield key, one, inside.get(key)
+            mapping = into if isinstance(into, Mapping) and word != "Counter" else {}
+            for key, one in node.items() if word is None else self._pairs(node, mapping):
+                yield key, one, mapping.get(key)
             if "a" in node and word is not None:
                 yield "__dict__", node["a"], None
 
@@ -163,7 +163,7 @@ class Restoring:
         elif isinstance(into, (list, tuple, collections.deque)) and is_list:
             length = len(node if isinstance(node, list) else node["v"])
             self.missing += [shown((*path, at)) for at in range(length, len(into)) if _is_filled(into[at])]
-            # The first of them tells enough of a long list.
+            # The first of a long list is enough.
             self.unexpected += [shown((*path, len(into)))] if length > len(into) else []
         elif isinstance(into, torch.Tensor):
             fits = word in ("tensor", "sparse", "quantized")
@@ -172,7 +172,7 @@ class Restoring:
             self.missing.append(shown(path))
 
     def _compare_module(self, node: Any, into: Any, path: tuple[Any, ...]) -> None:
-        """As `_compare`, for an object that takes its state: a module's keys are told before any is filled, unless it has its
+        """As `_compare`, for an object that takes its state: a module's keys are reported before any is filled, unless it has its
         own way with them."""
         if node is None:
             self.missing.append(shown(path))
@@ -192,12 +192,12 @@ class Restoring:
     def _check(self) -> None:
         if not self.strict or not (self.missing or self._refused):
             return
-        told = []
+        faults = []
         if self.missing:
-            told.append(f"it lacks {_some(self.missing)}")
+            faults.append(f"it lacks {_some(self.missing)}")
         if self.unexpected:
-            told.append(f"it holds {_some(self.unexpected)}, which `into` lacks")
-        error = Mismatch(f"the state does not fit `into`: {'; '.join(told)} (strict=False restores the rest)")
+            faults.append(f"it holds {_some(self.unexpected)}, which `into` lacks")
+        error = Mismatch(f"the state does not fit `into`: {'; '.join(faults)} (strict=False restores the rest)")
         error.missing_keys, error.unexpected_keys = self.missing, self.unexpected
         error.cure = "strict=False restores the rest"
         raise error
@@ -394,10 +394,12 @@ class Restoring:
     def _sparse(self, node: dict[str, Any], into: Any, path: tuple[Any, ...]) -> Any:
         parts, shape = [self.value(part) for part in node["parts"]], node["shape"]
         if node["layout"] == "coo":
-            made = torch.sparse_coo_tensor(*parts, shape, check_invariants=True)
+            indices, values = parts
+            made = torch.sparse_coo_tensor(indices, values, shape, check_invariants=True)
             return made._coalesced_(node["coalesced"])
         layout = {word: layout for layout, (word, _) in SPARSE.items()}[node["layout"]]
-        return torch.sparse_compressed_tensor(*parts, shape, layout=layout, check_invariants=True)
+        compressed, plain, values = parts
+        return torch.sparse_compressed_tensor(compressed, plain, values, shape, layout=layout, check_invariants=True)
 
     def _quantized(self, node: dict[str, Any], into: Any, path: tuple[Any, ...]) -> Any:
         held, scale, zero = (self.value(node[key]) for key in ("int", "scale", "zero_point"))
@@ -487,11 +489,11 @@ def _some(paths: list[str]) -> str:
     return ", ".join(paths[:5]) + (f" and {len(paths) - 5} more" if len(paths) > 5 else "")
 
 
-def _numpy_dtype(told: Any) -> Any:
-    """A type as numpy tells it; a structured one is a list of lists in JSON, where numpy wants tuples."""
+def _numpy_dtype(description: Any) -> Any:
+    """A type from numpy's description of it; a structured one is a list of lists in JSON, where numpy wants tuples."""
     import numpy
 
-    return numpy.dtype([tuple(field) for field in told] if isinstance(told, list) else told)
+    return numpy.dtype([tuple(field) for field in description] if isinstance(description, list) else description)
 
 
 def _dtype(name: str) -> torch.dtype:

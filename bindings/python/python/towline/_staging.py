@@ -30,7 +30,7 @@ class Staging:
         #: How much of it was taken last.
         self.length = 0
         #: If it is pinned: what ends that.
-        self._pinned: weakref.finalize | None = None
+        self._pinned: weakref.finalize[..., Any] | None = None
         self._preparing: threading.Thread | None = None
         self._enough = threading.Event()
 
@@ -102,12 +102,12 @@ class Job:
         self,
         handle: Handle,
         described: states.Described,
-        said: dict[str, Any],
+        options: dict[str, Any],
         progress: Progress = None,
     ):
         leaves = [(leaf.name, leaf.word, leaf.shape, leaf.length) for leaf in described.leaves]
         self.header, self.starts, length = _towline.lay_out(leaves)
-        self.handle, self.described, self.said, self.progress = handle, described, said, progress
+        self.handle, self.described, self.options, self.progress = handle, described, options, progress
         handle._pickled, handle._classes = described.pickled, described.classes
         #: The bytes of its tensors, which are what is staged.
         self.length = length - len(self.header)
@@ -115,9 +115,14 @@ class Job:
         self.staged = False
         self.devices = _devices.Devices(_devices.gpus(leaf.tensor for leaf in described.leaves))
 
+    def taken(self) -> _towline.Stage:
+        """Its stage, which was taken before."""
+        assert self.stage is not None
+        return self.stage
+
     def fill(self, staging: Staging) -> None:
         """Copies the state to its stage."""
-        base = len(self.header)
+        base, stage = len(self.header), self.taken()
         copies, others = [], []
         for leaf, start in zip(self.described.leaves, self.starts, strict=True):
             if _torch.is_plain(leaf.tensor):
@@ -125,12 +130,12 @@ class Job:
             elif leaf.length:
                 others.append((start - base, leaf))
         try:
-            staging.pin(self.stage, self.length, self.devices)
+            staging.pin(stage, self.length, self.devices)
             for offset, leaf in others:
-                there = _torch.over(self.stage.address + offset, leaf.length).view(leaf.tensor.dtype)
+                there = _torch.over(stage.address + offset, leaf.length).view(leaf.tensor.dtype)
                 with self.devices.stream(leaf.tensor):
                     there.view(leaf.tensor.shape).copy_(leaf.tensor, non_blocking=True)
-            self.stage.fill([copy for copy in copies if copy[2]])
+            stage.fill([copy for copy in copies if copy[2]])
         finally:
             self.devices.synchronize()
             # What is staged is no more needed of the state.

@@ -26,7 +26,7 @@ _KEYS = ("repository", "name", "file", "folder", "url")
 
 
 class _Call:
-    """What is unpickled as a call. The tensor goes where torch.load's map_location puts tensors, and so tells it."""
+    """What is unpickled as a call. The tensor goes where torch.load's map_location puts tensors, and so shows the device."""
 
     def __init__(self, load: Callable[[str, torch.Tensor], Any], text: str):
         self._load, self._text = load, text
@@ -35,9 +35,11 @@ class _Call:
         return self._load, (self._text, torch.zeros(1, dtype=torch.uint8))
 
 
-def write(path: str, told: dict[str, str], load: Callable[[str, torch.Tensor], Any], saved: str | None = None) -> None:
+def write(
+    path: str, record: dict[str, str], load: Callable[[str, torch.Tensor], Any], saved: str | None = None
+) -> None:
     """Puts a stand-in at `path`, whole or not at all. `load` is what it calls, `saved` the time that the file gets."""
-    text = json.dumps(told)
+    text = json.dumps(record)
     made = io.BytesIO()
     torch.save(_Call(load, text), made)
     with zipfile.ZipFile(made, "a") as archive:
@@ -64,7 +66,7 @@ def read(path: str) -> dict[str, str] | None:
 
 def parsed(text: str) -> dict[str, str]:
     """What a stand-in says. Raises ValueError, if it says something else."""
-    told = json.loads(text)
-    if not isinstance(told, dict) or not all(isinstance(told.get(key), str) for key in _KEYS):
+    record = json.loads(text)
+    if not isinstance(record, dict) or not all(isinstance(record.get(key), str) for key in _KEYS):
         raise ValueError("this is not what a stand-in says")
-    return told
+    return record

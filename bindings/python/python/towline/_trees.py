@@ -8,9 +8,10 @@ import os
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from . import _towline
 from . import repository as repositories
 from .errors import Conflict, NotFound
 
@@ -27,7 +28,7 @@ class InTheWay(Conflict, FileExistsError):
     """A folder is where a file is to be, or the other way round."""
 
 
-class Spot(NamedTuple):
+class TreePath(NamedTuple):
     """A path, taken apart."""
 
     #: What names the tree in the path; empty above all names.
@@ -102,28 +103,28 @@ class Home:
     def engine(self) -> Any:
         return self.repository._engine
 
-    def find(self, path: str) -> Spot:
+    def find(self, path: str) -> TreePath:
         """Where to look for `path`: the longest name that it begins with. A step below it that its tree lacks is none of its
         files."""
         name, at, rest = path.partition("@")
         if at:
             choice, _, inner = rest.partition("/")
             chosen = self.engine.resolve(f"{name}@{choice}")
-            return Spot(f"{name}@{choice}", inner, (self.engine.find(chosen) or (None, None))[1])
+            return TreePath(f"{name}@{choice}", inner, (self.engine.find(chosen) or (None, None))[1])
         found = self.engine.find(path) if path else None
         if found is None:
-            return Spot("", path)
-        spot = Spot(found[0], path[len(found[0]) + 1 :], found[1])
-        step = _step_end(spot.inner)
-        if step is not None and self.tree(spot).entry(spot.inner[:step]) is None:
-            return Spot("", path)
-        return spot
+            return TreePath("", path)
+        tree_path = TreePath(found[0], path[len(found[0]) + 1 :], found[1])
+        step = _step_end(tree_path.inner)
+        if step is not None and self.tree(tree_path).entry(tree_path.inner[:step]) is None:
+            return TreePath("", path)
+        return tree_path
 
-    def place(self, path: str) -> Spot:
+    def place(self, path: str) -> TreePath:
         """Where a file at `path` is put: see `TowlineFileSystem`."""
-        spot = self.find(path)
-        if spot.name:
-            return spot
+        tree_path = self.find(path)
+        if tree_path.name:
+            return tree_path
         end = _step_end(path)
         if end is None or end == len(path):
             above = (at for at, char in enumerate(path) if char == "/")
@@ -132,27 +133,27 @@ class Home:
             raise PermissionError(
                 f"towline://{path}: a file lies in a tree, which has a name: write to towline://NAME/{path or 'FILE'}"
             )
-        return Spot(path[:end], path[end + 1 :])
+        return TreePath(path[:end], path[end + 1 :])
 
-    def tree(self, spot: Spot) -> Tree:
-        """The tree of a spot, as new as its version."""
+    def tree(self, tree_path: TreePath) -> Tree:
+        """The tree of a tree_path, as new as its version."""
         with self._lock:
-            version, tree = self._trees.get(spot.name, (None, None))
-            if tree is not None and version == spot.version:
-                self._trees.move_to_end(spot.name)
+            version, tree = self._trees.get(tree_path.name, (None, None))
+            if tree is not None and version == tree_path.version:
+                self._trees.move_to_end(tree_path.name)
                 return tree
-        tree = Tree(self.engine.open_tree(spot.name))
+        tree = Tree(self.engine.open_tree(tree_path.name))
         with self._lock:
-            self._trees[spot.name] = (tree.opened.version, tree)
+            self._trees[tree_path.name] = (tree.opened.version, tree)
             while len(self._trees) > _TREES:
                 self._trees.popitem(last=False)
         return tree
 
-    def entry(self, spot: Spot) -> Entry | None:
-        """What is at a spot."""
-        if not spot.name or not spot.inner:
-            return FOLDER if spot.name else None
-        return self.tree(spot).entry(spot.inner)
+    def entry(self, tree_path: TreePath) -> Entry | None:
+        """What is at a tree_path."""
+        if not tree_path.name or not tree_path.inner:
+            return FOLDER if tree_path.name else None
+        return self.tree(tree_path).entry(tree_path.inner)
 
     def names(self, folder: str) -> dict[str, int]:
         """The names below a folder, or all, with their versions."""
@@ -160,7 +161,8 @@ class Home:
 
     def read(self, tree: Tree, ranges: list[tuple[str, int, int]]) -> list[bytes]:
         """Ranges of files of one tree, in one go."""
-        return self._steadily(tree, lambda opened: opened.read(ranges))
+        read: list[bytes] = self._steadily(tree, lambda opened: opened.read(ranges))
+        return read
 
     def read_into(self, tree: Tree, path: str, start: int, view: memoryview) -> None:
         """Fills memory with what a file holds from `start` on."""
@@ -217,9 +219,9 @@ class Home:
         with self._lock:
             return self._doors.setdefault(name, threading.Lock())
 
-    def _amend(self, name: str, put: list, remove: list[str], rename: list[tuple[str, str]]) -> None:
+    def _amend(self, name: str, put: Sequence[_towline.File], remove: list[str], rename: list[tuple[str, str]]) -> None:
         try:
-            self.engine.amend(name, put, remove, rename, repositories.wishes())
+            self.engine.amend(name, put, remove, rename, repositories.save_options())
         except Conflict as error:
             if error.place is None or error.place == name:
                 raise

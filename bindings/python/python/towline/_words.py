@@ -81,25 +81,25 @@ def as_text(value: Any) -> dict[str, Any] | None:
         return {"!": "date", "v": value.isoformat()}
     if kind not in (datetime.datetime, datetime.time):
         return None
-    told: dict[str, Any] = {"!": kind.__name__, "v": value.replace(tzinfo=None, fold=0).isoformat()}
+    node: dict[str, Any] = {"!": kind.__name__, "v": value.replace(tzinfo=None, fold=0).isoformat()}
     if value.fold:
-        told["fold"] = value.fold
+        node["fold"] = value.fold
     if value.tzinfo is not None:
         zone = _zone(value.tzinfo)
         if zone is None:
             return None
-        told["zone"] = zone
-    return told
+        node["zone"] = zone
+    return node
 
 
 def from_text(node: dict[str, Any]) -> Any:
     """What `as_text` made a node of."""
-    word, told = node["!"], node["v"]
+    word, text = node["!"], node["v"]
     if word == "timedelta":
-        return datetime.timedelta(*told)
+        return datetime.timedelta(*text)
     if word not in _TIMES:
-        return getattr(pathlib, word)(told)
-    value = _TIMES[word].fromisoformat(told)
+        return getattr(pathlib, word)(text)
+    value: Any = _TIMES[word].fromisoformat(text)
     if "fold" in node:
         value = value.replace(fold=node["fold"])
     return value.replace(tzinfo=_read_zone(node["zone"])) if "zone" in node else value
@@ -115,10 +115,10 @@ def _zone(zone: datetime.tzinfo) -> str | list[int] | None:
     return [offset.days, offset.seconds, offset.microseconds]
 
 
-def _read_zone(told: str | list[int]) -> datetime.tzinfo:
-    if isinstance(told, list):
-        return datetime.timezone(datetime.timedelta(*told))
+def _read_zone(zone: str | list[int]) -> datetime.tzinfo:
+    if isinstance(zone, list):
+        return datetime.timezone(datetime.timedelta(*zone))
     try:
-        return zoneinfo.ZoneInfo(told)
+        return zoneinfo.ZoneInfo(zone)
     except (zoneinfo.ZoneInfoNotFoundError, ValueError) as error:
-        raise Unsupported(f"this machine knows no time zone {told!r} (install the package tzdata)") from error
+        raise Unsupported(f"this machine knows no time zone {zone!r} (install the package tzdata)") from error

@@ -6,7 +6,7 @@
     checkpointer.save(step, metrics={"loss": loss})
 
 A step is the folder that `accelerator.save_state` writes: models, optimizers, schedulers, samplers, scalers, random states and
-what `register_for_checkpointing` was told of, of all ranks. Accelerate's own hooks are called as ever; they are no place to
+what was registered by `register_for_checkpointing`, of all ranks. Accelerate's own hooks are called as ever; they are no place to
 save from, because they are called before the folder is written.
 """
 
@@ -82,15 +82,15 @@ class Checkpointer:
             if kind is None:
                 raise
 
-    def save(self, step: int, metrics: Mapping[str, float] | None = None, **said: Any) -> Handle | None:
-        """Saves the state as this step; returns when it is written to this node's disk, on the main rank with a handle. `said`
-        is for `accelerator.save_state`.
+    def save(self, step: int, metrics: Mapping[str, float] | None = None, **options: Any) -> Handle | None:
+        """Saves the state as this step; returns when it is written to this node's disk, on the main rank with a handle.
+        `options` are keyword arguments of `accelerator.save_state`.
 
         Raises UsageError for a step that is no whole number or a metric that is not finite, and SaveFailed if an earlier save
         failed meanwhile: then this step is not saved.
         """
         step, metrics = _given.step_number(step), _given.finite_metrics(metrics)
-        written = os.fspath(self.accelerator.save_state(os.path.join(self.folder, f"step-{step}"), **said))
+        written = os.fspath(self.accelerator.save_state(os.path.join(self.folder, f"step-{step}"), **options))
         self.accelerator.wait_for_everyone()
         if not self.accelerator.is_main_process:
             return None
@@ -99,9 +99,10 @@ class Checkpointer:
             _folders.remove(written)
         return handle
 
-    def restore(self, step: int | str = "latest", **said: Any) -> int | None:
+    def restore(self, step: int | str = "latest", **options: Any) -> int | None:
         """Loads the state as it was at `step`: a number, `"latest"`, `"upto=N"`, `"min=METRIC"` or `"max=METRIC"`; the number
-        of the step. None, if the latest is asked for and there is none. `said` is for `accelerator.load_state`."""
+        of the step. None, if the latest is asked for and there is none. `options` are keyword
+        arguments of `accelerator.load_state`."""
         if self.accelerator.is_main_process:
             self._saver.wait()
         found = [self._find(step) if self.accelerator.is_main_process else None]
@@ -112,7 +113,7 @@ class Checkpointer:
             return None
         folder = os.path.join(self.folder, found[0].rpartition("/")[2])
         _folders.restore(self.repository, found[0], folder)
-        self.accelerator.load_state(folder, **said)
+        self.accelerator.load_state(folder, **options)
         self.accelerator.wait_for_everyone()
         if self.accelerator.is_local_main_process:
             _folders.remove(folder)
@@ -137,8 +138,8 @@ class Checkpointer:
             return None
         if _given.is_step(step):
             step = _given.step_number(step)
-            told = f"{self.run} has no step {step} (saved are {steps or 'none'})"
-            return f"{self.run}/step-{step}" if step in steps else NotFound(told)
+            message = f"{self.run} has no step {step} (saved are {steps or 'none'})"
+            return f"{self.run}/step-{step}" if step in steps else NotFound(message)
         try:
             return self.repository._engine.resolve(f"{self.run}@{step}")
         except Error as error:

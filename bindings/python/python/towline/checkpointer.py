@@ -19,14 +19,15 @@ import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from . import _endings, _given, _progress, _torch, retention, spool
+from . import _given, _progress, _shutdown, _torch, _towline, retention, spool
 from . import state as states
 from ._attempts import Attempts
 from ._devices import gpus
 from ._staging import Job, Staging
 from .errors import Conflict, Error, Exhausted, NotFound, SaveFailed, Timeout, Unreachable, UsageError
 from .handle import PROMISES, Handle, raise_failed
-from .repository import Compression, Repository, wishes
+from .reports import SaveReport
+from .repository import Compression, Repository, save_options
 from .repository import open as open_repository
 from .retention import Retention
 
@@ -40,10 +41,10 @@ class Checkpointer:
     """Saves the steps of one run of training, and restores them.
 
     `repo` is a repository or its address, `run` the run's name. Of `world_size` ranks each has one, with its own `rank`: a
-    step is there once all have saved their part, and no collective is needed. `attempt` tells the present start of all ranks
-    from others, whose parts are never mixed. By default ranks of torch.distributed agree on it through its store, and others have
-    it from torchrun. Where there is neither, give one that is another whenever the ranks start again: or the step that an
-    earlier start saved, or only a part of it, is refused as a Conflict when it is saved with other content.
+    step is there once all have saved their part, and no collective is needed. `attempt` identifies the present start of all
+    ranks: parts of different attempts are never mixed. By default ranks of torch.distributed agree on it through its store,
+    and others have it from torchrun. Where there is neither, give one that is another whenever the ranks start again: else a
+    step that an earlier start saved in whole or in part is refused as a Conflict when it is saved with other content.
 
     A process that goes back replaces the steps that it saved or found. Of two processes that save one step the first to commit
     it has it, whole, and the other fails with Conflict: a step that another process saved since this Checkpointer began, or last
@@ -87,7 +88,7 @@ class Checkpointer:
         _one_of("stage", stage, ("blocking", "background"))
         _one_of("when_busy", when_busy, ("wait", "skip"))
         # Says now what is wrong with it.
-        wishes(compression=compression)
+        save_options(compression=compression)
         self.repository = repo if isinstance(repo, Repository) else open_repository(repo)
         self.run, self.rank, self.world_size = run, rank, world_size
         self.stage, self.when_busy, self.pickle = stage, when_busy, pickle
@@ -107,9 +108,9 @@ class Checkpointer:
         self._spool = None if self.repository._engine.is_local() else _spool_folder(self.repository, spool)
         self._saver: threading.Thread | None = None
         self._closed = False
-        _endings.watch(self)
+        _shutdown.watch(self)
         if on_sigterm:
-            _endings.hear_sigterm()
+            _shutdown.exit_on_sigterm()
         if self._spool is not None:
             self._save_left_over()
         #: The version of each step that this process knows of; of names in `_unsure` it may have saved another since.
@@ -162,13 +163,13 @@ class Checkpointer:
         stage = stage or self.stage
         _one_of("stage", stage, ("blocking", "background"))
         _progress.check(progress)
-        said = self._wishes(metrics, labels)
-        _given.check_save(name, said)
+        options = self._save_options(metrics, labels)
+        _given.check_save(name, options)
         self._check()
         if self._closed:
             raise UsageError(f"{name} cannot be saved: this Checkpointer is closed (make another one)")
         described = states.describe(state, self.pickle, stateful)
-        job = Job(Handle(name, step), described, said, progress)
+        job = Job(Handle(name, step), described, options, progress)
         if not self._can_stage(job.length):
             return self._save_unstaged(job)
         timeout = 0 if self.when_busy == "skip" else None
@@ -176,7 +177,7 @@ class Checkpointer:
         if job.stage is None:
             return None
         try:
-            job.said.update(self._part(name))
+            job.options.update(self._part(name))
             if stage == "blocking":
                 job.fill(self._staging)
         except BaseException:
@@ -200,7 +201,7 @@ class Checkpointer:
         self._prepare(sum(leaf.length for leaf in leaves), gpus(leaf.tensor for leaf in leaves))
 
     def _prepare(self, length: int, devices: set[torch.device]) -> None:
-        # What there is no memory for is told by the save.
+        # A save says what there is no memory for.
         if self._can_stage(length):
             with contextlib.suppress(MemoryError):
                 self._staging.prepare(length, devices)
@@ -240,12 +241,12 @@ class Checkpointer:
         state: pass what is passed to `save`. Others come on the CPU, or at `map_location`. `self.step` is the step then.
 
         What `into` has and the step lacks is a Mismatch, which names it, before anything is filled; with `strict=False` it stays
-        as it is, and modules take what they know. `missing_keys` and `unexpected_keys` tell of both sides what the other lacks;
+        as it is, and modules take what they know. `missing_keys` and `unexpected_keys` list what either side lacks;
         what only the step has is no error outside of modules, as it is part of what is returned. With `cast` numbers of another
         precision are converted to that of `into`, as an fp32 step for a bf16 model.
 
         Objects of dataclasses, named tuples and enumerations are made only if `into` has one like it there, or
-        `towline.allow_classes` was given the class. `progress` is told as by `save`.
+        `towline.allow_classes` was given the class. `progress` is as for `save`.
 
         With `into` the memory for the first save is made ready meanwhile, as by `prepare`; `prepare=False` says that nothing is
         going to be saved.
@@ -281,10 +282,10 @@ class Checkpointer:
                 handle._await(promise, timeout)
         # A later failure is raised by the next save.
         waited = [handle for handle in self._handles if promise not in handle._kept]
-        self._handles = [handle for handle in self._handles if not handle.done() or handle._untold()]
+        self._handles = [handle for handle in self._handles if not handle.done() or handle._is_unraised()]
         raise_failed(waited)
         for handle in waited:
-            if not handle._told:
+            if not handle._raised:
                 # It is on this node's disk, and stays there for the next process.
                 handle.wait(promise)
 
@@ -304,7 +305,7 @@ class Checkpointer:
         if self._saver is None or not self._saver.is_alive():
             self._staging.close()
             self._retention.close(None if until is None else until - time.monotonic())
-        _endings.forget(self)
+        _shutdown.forget(self)
         for handle in self._handles:
             if "durable" in handle._kept or (handle.done() and "local" not in handle._kept):
                 continue
@@ -348,17 +349,18 @@ class Checkpointer:
         files = [(self._path(TENSORS), pieces), (self._path(DOCUMENT), [job.described.document])]
         name = job.handle.name
         with _progress.counting(job.progress, name) as counters, self._own(name) as expected:
-            said = {**job.said, **self._part(name), **expected}
+            options = {**job.options, **self._part(name), **expected}
             if counters is not None:
-                said["progress"] = counters
-            job.handle.report = json.loads(self.repository._engine.save_files(files, name, said))
+                options["progress"] = counters
+            report = self.repository._engine.save_files(files, name, options)
+            job.handle.report = SaveReport.read(json.loads(report))
         self._made(name)
         job.handle._keep(*PROMISES)
         self._expire()
         return job.handle
 
-    def _wishes(self, metrics: Mapping[str, float] | None, labels: Mapping[str, str] | None) -> dict[str, Any]:
-        return wishes(
+    def _save_options(self, metrics: Mapping[str, float] | None, labels: Mapping[str, str] | None) -> dict[str, Any]:
+        return save_options(
             metrics,
             world_size=self.world_size,
             framework="pytorch",
@@ -368,7 +370,7 @@ class Checkpointer:
         )
 
     def _part(self, name: str) -> dict[str, Any]:
-        """What is said of a step's part, where ranks save parts."""
+        """What is options of a step's part, where ranks save parts."""
         return {} if self._attempts is None else {"part": (self.rank, self._attempts.at(name))}
 
     def _made(self, name: str) -> None:
@@ -394,27 +396,30 @@ class Checkpointer:
                 job.handle._fail(error)
 
     def _save(self, job: Job) -> None:
-        engine, handle, said = self.repository._engine, job.handle, job.said
+        engine, handle, options, stage = self.repository._engine, job.handle, job.options, job.taken()
         kept = None
         if self._spool is not None:
             try:
-                kept = spool.put(self._spool, handle.name, said, self._files_on_disk(job))
+                kept = spool.put(self._spool, handle.name, options, self._files_on_disk(job))
                 handle._keep("local")
             except OSError as error:
                 # Such as a full disk, which the repository does not need.
                 warnings.warn(f"towline: {handle.name} is not kept on this node's disk: {error}", stacklevel=2)
-        files = [(self._path(TENSORS), [job.header, job.stage]), (self._path(DOCUMENT), [job.described.document])]
+        files: list[_towline.File] = [
+            (self._path(TENSORS), [job.header, stage]),
+            (self._path(DOCUMENT), [job.described.document]),
+        ]
         try:
             with self._own(handle.name) as expected:
-                handle._saving = engine.begin_save_files(files, handle.name, {**said, **expected})
+                handle._saving = engine.begin_save_files(files, handle.name, {**options, **expected})
                 handle._saving.wait()
-                handle.report = json.loads(handle._saving.result())
+                handle.report = SaveReport.read(json.loads(handle._saving.result() or "{}"))
         except (Unreachable, Exhausted) as error:
             if kept is None:
                 raise
             handle._fail(error, over=False)
             # It is on the disk: the next step may be staged meanwhile.
-            job.stage.release()
+            stage.release()
             self._retry(handle, kept)
         if kept is not None:
             spool.remove(kept)
@@ -423,7 +428,7 @@ class Checkpointer:
         self._expire()
 
     def _files_on_disk(self, job: Job) -> list[tuple[str, list[Any]]]:
-        staged = (job.stage.address, job.length)
+        staged = (job.taken().address, job.length)
         return [(self._path(TENSORS), [job.header, staged]), (self._path(DOCUMENT), [job.described.document])]
 
     def _retry(self, handle: Handle, kept: str) -> None:
@@ -437,10 +442,12 @@ class Checkpointer:
                 return
             except (Unreachable, Exhausted) as error:
                 handle._fail(error, over=False)
-        raise handle.error
+        raise handle.error or Error("it ended without a result")
 
     def _save_left_over(self) -> None:
         """Makes durable what an earlier process of this run left on this node's disk."""
+        if self._spool is None:
+            return
         for kept in spool.left(self._spool, self.run, self.rank):
             try:
                 if not spool.outdated(self.repository, kept):
@@ -480,7 +487,7 @@ class Checkpointer:
 
     @contextlib.contextmanager
     def _own(self, name: str) -> Iterator[dict[str, Any]]:
-        """What the engine is told of a name that is saved in the block, so that no other process's step is replaced. Parts of
+        """Options for a name that is saved in the block, so that no other process's step is replaced. Parts of
         ranks have attempts for that."""
         if self._attempts is not None or self._seen is None or not name.startswith(f"{self.run}/"):
             yield {}
@@ -538,8 +545,8 @@ def read_state(
 ) -> Read:
     """The state whose document is given and whose tensors are the file at `path` of the tree `name`."""
     engine = repository._engine
-    tensors = [told for told in json.loads(engine.tensors(name)) if told["path"] == path]
-    held = {told["name"]: (told["dtype"], tuple(told["shape"])) for told in tensors}
+    tensors = [tensor for tensor in json.loads(engine.tensors(name)) if tensor["path"] == path]
+    held = {tensor["name"]: (tensor["dtype"], tuple(tensor["shape"])) for tensor in tensors}
 
     restoring = states.Restoring(
         document, held, how.into, how.map_location, how.pickle, strict=how.strict, cast=how.cast
@@ -550,7 +557,7 @@ def read_state(
     with _progress.counting(how.progress, name) as counters:
         if wants:
             engine.read_tensors(name, wants, counters)
-    length = sum(told["bytes"] for told in tensors)
+    length = sum(tensor["bytes"] for tensor in tensors)
     return Read(restoring.state(), length, restoring.gpus, restoring.missing, restoring.unexpected)
 
 
@@ -559,5 +566,7 @@ def _one_of(what: str, value: str, choices: tuple[str, ...]) -> None:
         raise UsageError(f"{what} is {' or '.join(map(repr, choices))}, not {value!r}")
 
 
-def _spool_folder(repository: Repository, told: str | os.PathLike[str] | None) -> str:
-    return os.path.join(os.fspath(told), repository.id) if told else os.path.join(repository._engine.cache(), "spool")
+def _spool_folder(repository: Repository, given: str | os.PathLike[str] | None) -> str:
+    cache = os.fspath(repository._engine.cache())
+    # The cache's own name stands for the repository at this address: a copy elsewhere may have the same id.
+    return os.path.join(os.fspath(given), os.path.basename(cache)) if given else os.path.join(cache, "spool")

@@ -22,7 +22,7 @@ from fsspec.spec import AbstractFileSystem
 
 from ._changes import Transaction
 from ._files import BLOCK, Compressed, Reader, Text, Writer
-from ._trees import Entry, Home, Spot, Tree, home
+from ._trees import Entry, Home, Tree, TreePath, home
 from .errors import NotFound
 
 #: What blocks may be asked for.
@@ -73,12 +73,12 @@ class TowlineFileSystem(AbstractFileSystem):
             "allow_http": allow_http,
         }
         self._repo = repo
-        self._told = {key: value for key, value in opening.items() if value is not None}
+        self._options = {key: value for key, value in opening.items() if value is not None}
 
     @property
     def home(self) -> Home:
         """What the file systems of one repository share."""
-        return home(self._repo, self._told)
+        return home(self._repo, self._options)
 
     @property
     def fsid(self) -> str:
@@ -100,7 +100,7 @@ class TowlineFileSystem(AbstractFileSystem):
             return _folder("")
         entry = self.home.entry(self.home.find(path))
         if entry is not None:
-            return _told(path, entry)
+            return _info(path, entry)
         if self._made(path) or self.home.names(path):
             return _folder(path)
         raise FileNotFoundError(f"towline://{path}")
@@ -113,15 +113,15 @@ class TowlineFileSystem(AbstractFileSystem):
             if below.startswith(start) and below != path:
                 child = start + below[len(start) :].partition("/")[0]
                 found[child] = _folder(child)
-        spot, entry = self.home.find(path), None
-        if spot.name:
-            tree = self.home.tree(spot)
-            entry = tree.entry(spot.inner)
+        tree_path, entry = self.home.find(path), None
+        if tree_path.name:
+            tree = self.home.tree(tree_path)
+            entry = tree.entry(tree_path.inner)
             if entry is not None and entry.kind != "directory" and not found:
-                return [_told(path, entry)] if detail else [path]
-            for child in tree.children.get(spot.inner, ()):
-                name = Spot(spot.name, child).path
-                found[name] = _told(name, tree.entries[child])
+                return [_info(path, entry)] if detail else [path]
+            for child in tree.children.get(tree_path.inner, ()):
+                name = TreePath(tree_path.name, child).path
+                found[name] = _info(name, tree.entries[child])
         if not found and entry is None and path and not self._made(path):
             raise FileNotFoundError(f"towline://{path}")
         return [found[name] for name in sorted(found)] if detail else sorted(found)
@@ -133,10 +133,10 @@ class TowlineFileSystem(AbstractFileSystem):
         if maxdepth is not None and maxdepth < 1:
             raise ValueError("maxdepth must be at least 1")
         found = {}
-        for name, told in self._below(path):
+        for name, info in self._below(path):
             depth = name.count("/") - path.count("/") + (0 if path else 1)
-            if (maxdepth is None or depth <= maxdepth) and (withdirs or told["type"] != "directory"):
-                found[name] = told
+            if (maxdepth is None or depth <= maxdepth) and (withdirs or info["type"] != "directory"):
+                found[name] = info
         # With folders the one that is looked in is among them.
         if path and (withdirs or (not found and self.isfile(path))):
             with contextlib.suppress(FileNotFoundError):
@@ -146,17 +146,17 @@ class TowlineFileSystem(AbstractFileSystem):
     def _below(self, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
         """All that is in a folder and its folders."""
         start = f"{path}/" if path else ""
-        spot, names = self.home.find(path), self.home.names(path)
+        tree_path, names = self.home.find(path), self.home.names(path)
         for below in [*names, *(made for made in list(self.home.made) if made.startswith(start) and made != path)]:
             parts = below[len(start) :].split("/")
             for end in range(1, len(parts) + 1):
                 folder = start + "/".join(parts[:end])
                 yield folder, _folder(folder)
-        trees = [spot] if spot.name else []
-        for spot in trees + [Spot(name, "", version) for name, version in names.items()]:
-            for inner, entry in self.home.tree(spot).below(spot.inner):
-                name = Spot(spot.name, inner).path
-                yield name, _told(name, entry)
+        trees = [tree_path] if tree_path.name else []
+        for tree_path in trees + [TreePath(name, "", version) for name, version in names.items()]:
+            for inner, entry in self.home.tree(tree_path).below(tree_path.inner):
+                name = TreePath(tree_path.name, inner).path
+                yield name, _info(name, entry)
 
     def created(self, path: str) -> datetime:
         return self.modified(path)
@@ -171,13 +171,13 @@ class TowlineFileSystem(AbstractFileSystem):
         """What of a folder and its folders this process made."""
         return [made for made in list(self.home.made) if made == path or made.startswith(f"{path}/")]
 
-    def _file(self, path: str) -> tuple[Spot, Tree, Entry]:
-        spot = self.home.find(self._strip_protocol(path))
-        if spot.name:
-            tree = self.home.tree(spot)
-            entry = tree.entry(spot.inner)
+    def _file(self, path: str) -> tuple[TreePath, Tree, Entry]:
+        tree_path = self.home.find(self._strip_protocol(path))
+        if tree_path.name:
+            tree = self.home.tree(tree_path)
+            entry = tree.entry(tree_path.inner)
             if entry is not None and entry.kind == "file":
-                return spot, tree, entry
+                return tree_path, tree, entry
         if self.isdir(path):
             raise IsADirectoryError(f"towline://{self._strip_protocol(path)}")
         raise FileNotFoundError(f"towline://{self._strip_protocol(path)}")
@@ -215,10 +215,10 @@ class TowlineFileSystem(AbstractFileSystem):
     ) -> Any:
         path = self._strip_protocol(path)
         if mode == "rb":
-            spot, tree, entry = self._file(path)
+            tree_path, tree, entry = self._file(path)
             block = block_size if isinstance(block_size, int) else BLOCK
             block = min(max(block, _BLOCKS[0]), _BLOCKS[1])
-            return Reader(self, path, self.home, (tree, spot.inner), entry.size, block)
+            return Reader(self, path, self.home, (tree, tree_path.inner), entry.size, block)
         if mode not in ("wb", "ab", "xb"):
             raise ValueError(f"a file of towline:// is opened to be read or written, not {mode!r}")
         if self.isdir(path):
@@ -226,15 +226,15 @@ class TowlineFileSystem(AbstractFileSystem):
         if mode == "xb" and self.exists(path):
             raise FileExistsError(f"towline://{path}")
         begin = self.cat_file(path) if mode == "ab" and self.exists(path) else b""
-        spot = self.home.place(path)
+        tree_path = self.home.place(path)
         if not autocommit:
-            return self.transaction.staged(spot, Writer(self, path, self.transaction.closed, begin))
+            return self.transaction.staged(tree_path, Writer(self, path, self.transaction.closed, begin))
 
         def publish(writer: Writer) -> None:
             if mode == "xb" and self.exists(path):
                 raise FileExistsError(f"towline://{path}")
             with writer.pieces() as pieces:
-                self.home.put(spot.name, spot.inner, pieces)
+                self.home.put(tree_path.name, tree_path.inner, pieces)
 
         return Writer(self, path, publish, begin)
 
@@ -249,8 +249,8 @@ class TowlineFileSystem(AbstractFileSystem):
         return {one: data for one, data in found if on_error != "omit" or not isinstance(data, Exception)}
 
     def cat_file(self, path: str, start: int | None = None, end: int | None = None, **kwargs: Any) -> bytes:
-        (found,) = self.cat_ranges([path], [start], [end], on_error="raise")
-        return found
+        found: list[bytes] = self.cat_ranges([path], [start], [end], on_error="raise")
+        return found[0]
 
     def cat_ranges(
         self,
@@ -270,25 +270,26 @@ class TowlineFileSystem(AbstractFileSystem):
         trees: dict[str, tuple[Tree, list[tuple[int, tuple[str, int, int]]]]] = {}
         for number, (path, start, end) in enumerate(zip(paths, starts, ends, strict=True)):
             try:
-                spot, tree, entry = self._file(path)
+                tree_path, tree, entry = self._file(path)
             except OSError as error:
                 if on_error == "raise":
                     raise
                 out[number] = error
                 continue
-            wanted = (spot.inner, *_range(start, end, entry.size))
-            trees.setdefault(spot.name, (tree, []))[1].append((number, wanted))
-        for tree, wanted in trees.values():
+            wanted = (tree_path.inner, *_range(start, end, entry.size))
+            trees.setdefault(tree_path.name, (tree, []))[1].append((number, wanted))
+        for tree, ranges in trees.values():
+            read: list[Any]
             try:
-                read = self.home.read(tree, [one for _, one in wanted])
+                read = list(self.home.read(tree, [one for _, one in ranges]))
             except Exception as error:
                 if on_error == "raise":
                     raise
-                read = [error] * len(wanted)
-                if len(wanted) > 1:
+                read = [error] * len(ranges)
+                if len(ranges) > 1:
                     # Only what is damaged is an error.
-                    read = [self._tried(tree, one) for _, one in wanted]
-            for (number, _), found in zip(wanted, read, strict=True):
+                    read = [self._tried(tree, one) for _, one in ranges]
+            for (number, _), found in zip(ranges, read, strict=True):
                 out[number] = found
         return out
 
@@ -303,7 +304,8 @@ class TowlineFileSystem(AbstractFileSystem):
     def pipe(self, path: str | dict[str, bytes], value: bytes | None = None, **kwargs: Any) -> None:
         """Puts bytes into a file; or, of a dict, into the file of each path, by one commit for each tree."""
         if not isinstance(path, dict) or self._intrans or set(kwargs) - {"mode"}:
-            return super().pipe(path, value, **kwargs)
+            super().pipe(path, value, **kwargs)
+            return
         trees: dict[str, dict[str, bytes]] = {}
         for one, data in path.items():
             one = self._strip_protocol(one)
@@ -311,11 +313,11 @@ class TowlineFileSystem(AbstractFileSystem):
                 raise IsADirectoryError(f"towline://{one}")
             if kwargs.get("mode") == "create" and self.exists(one):
                 raise FileExistsError(f"towline://{one}")
-            spot = self.home.place(one)
-            trees.setdefault(spot.name, {})[spot.inner] = bytes(data)
+            tree_path = self.home.place(one)
+            trees.setdefault(tree_path.name, {})[tree_path.inner] = bytes(data)
         for name, files in trees.items():
             self.home.amend(name, [(inner, [data]) for inner, data in files.items()])
-        return None
+        return
 
     def mkdir(self, path: str, create_parents: bool = True, **kwargs: Any) -> None:
         path = self._strip_protocol(path)
@@ -358,12 +360,12 @@ class TowlineFileSystem(AbstractFileSystem):
     def _remove(self, path: str) -> None:
         for made in self._made(path):
             self.home.made.pop(made, None)
-        spot, names = self.home.find(path), list(self.home.names(path))
-        if spot.name and spot.inner:
-            if self.home.entry(spot) is not None:
-                self._change(spot.name, remove=[spot.inner])
-        elif spot.name:
-            names.append(spot.name)
+        tree_path, names = self.home.find(path), list(self.home.names(path))
+        if tree_path.name and tree_path.inner:
+            if self.home.entry(tree_path) is not None:
+                self._change(tree_path.name, remove=[tree_path.inner])
+        elif tree_path.name:
+            names.append(tree_path.name)
         for name in names:
             self._whole()
             with contextlib.suppress(NotFound):
@@ -380,7 +382,8 @@ class TowlineFileSystem(AbstractFileSystem):
         """Moves a file or folder. In one tree, and a whole tree to a new name, that is one or two commits that move no content;
         from one tree to another it is a copy, and then a removal."""
         if isinstance(path1, list) or isinstance(path2, list):
-            return super().mv(path1, path2, recursive=recursive, maxdepth=maxdepth, **kwargs)
+            super().mv(path1, path2, recursive=recursive, maxdepth=maxdepth, **kwargs)
+            return None
         into = isinstance(path2, str) and path2.endswith("/")
         path1, path2 = self._strip_protocol(path1), self._strip_protocol(path2)
         if self._intrans and self.transaction.renames(self.home.place(path1), self.home.place(path2)):
@@ -413,8 +416,8 @@ class TowlineFileSystem(AbstractFileSystem):
     def _rename(self, path1: str, path2: str) -> None:
         """Gives the trees at and below `path1` names that begin with `path2`."""
         self._whole()
-        spot = self.home.find(path1)
-        for name in [*([spot.name] if spot.name == path1 else []), *self.home.names(path1)]:
+        tree_path = self.home.find(path1)
+        for name in [*([tree_path.name] if tree_path.name == path1 else []), *self.home.names(path1)]:
             self.home.repository.copy(name, path2 + name[len(path1) :])
             self.home.repository.remove(name)
         for made in self._made(path1):
@@ -423,7 +426,8 @@ class TowlineFileSystem(AbstractFileSystem):
 
     def _change(self, name: str, remove: list[str] | None = None, rename: list[tuple[str, str]] | None = None) -> None:
         if self._intrans:
-            return self.transaction.change(name, remove or [], rename or [])
+            self.transaction.change(name, remove or [], rename or [])
+            return None
         return self.home.amend(name, (), remove or (), rename or ())
 
     def _whole(self) -> None:
@@ -443,14 +447,14 @@ def _folder(path: str) -> dict[str, Any]:
     return {"name": path, "size": 0, "type": "directory"}
 
 
-def _told(path: str, entry: Entry) -> dict[str, Any]:
-    told = {"name": path, "size": entry.size, "type": entry.kind, "mode": entry.mode}
+def _info(path: str, entry: Entry) -> dict[str, Any]:
+    info = {"name": path, "size": entry.size, "type": entry.kind, "mode": entry.mode}
     if entry.kind == "directory":
-        return told
-    told["mtime"] = entry.mtime_ns / 1e9
+        return info
+    info["mtime"] = entry.mtime_ns / 1e9
     if entry.target is not None:
-        told.update(islink=True, destination=entry.target)
-    return told
+        info.update(islink=True, destination=entry.target)
+    return info
 
 
 def _range(start: int | None, end: int | None, size: int) -> tuple[int, int]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterable
-from typing import Any
 
 from . import _towline
 from .errors import Error, SaveFailed, Timeout, UsageError
+from .reports import SaveReport
 
 #: What a save promises, in the order in which it keeps it.
 PROMISES = ("staged", "local", "durable")
@@ -20,15 +20,15 @@ class Handle:
 
     def __init__(self, name: str, step: int):
         self.name, self.step = name, step
-        #: What the save did, once it is durable.
-        self.report: dict[str, Any] | None = None
+        #: Report of the save, once it is durable.
+        self.report: SaveReport | None = None
         #: What made it fail, or why it is not durable yet though it is local.
         self.error: BaseException | None = None
         self._kept: set[str] = set()
         self._changed = threading.Condition()
         self._over = False
-        #: Was the caller told that it failed?
-        self._told = False
+        #: True once its failure was raised to the caller.
+        self._raised = False
         #: What of the state restores only where that is allowed: paths of what is pickled, and names of classes.
         self._pickled: list[str] = []
         self._classes: list[str] = []
@@ -36,8 +36,8 @@ class Handle:
 
     def __repr__(self) -> str:
         kept = [promise for promise in PROMISES if promise in self._kept]
-        told = kept[-1] if kept else "begun"
-        return f"<save of {self.name}: {told}{'' if self.error is None else f', {self.error}'}>"
+        promise = kept[-1] if kept else "begun"
+        return f"<save of {self.name}: {promise}{'' if self.error is None else f', {self.error}'}>"
 
     def wait(self, promise: str = "durable", timeout: float | None = None) -> Handle:
         """Waits until it is `"staged"`, `"local"` or `"durable"`. Raises what made it fail, which the next save does not raise
@@ -45,8 +45,15 @@ class Handle:
         try:
             return self._await(promise, timeout)
         except SaveFailed:
-            self._told = True
+            self._raised = True
             raise
+
+    def result(self, timeout: float | None = None) -> SaveReport:
+        """Waits until it is durable; its report. Raises as `wait`."""
+        self.wait("durable", timeout)
+        if self.report is None:
+            raise Error(f"{self.name} was saved by another process, which has its report")
+        return self.report
 
     def _await(self, promise: str = "durable", timeout: float | None = None) -> Handle:
         """As `wait`, for others than the caller."""
@@ -83,9 +90,9 @@ class Handle:
         failed.__cause__ = error
         return failed
 
-    def _untold(self) -> bool:
-        """Did it fail, and does the caller not know? What is on this node's disk is not lost: the next process saves it."""
-        return self._over and self.error is not None and "local" not in self._kept and not self._told
+    def _is_unraised(self) -> bool:
+        """True if it failed and that was not raised. What is on this node's disk is not lost: the next process saves it."""
+        return self._over and self.error is not None and "local" not in self._kept and not self._raised
 
     def _keep(self, *promises: str) -> None:
         with self._changed:
@@ -101,8 +108,8 @@ class Handle:
 
 def raise_failed(handles: Iterable[Handle]) -> None:
     """Raises what failed and was not raised yet, once."""
-    failed = [handle for handle in handles if handle._untold()]
+    failed = [handle for handle in handles if handle._is_unraised()]
     for handle in failed:
-        handle._told = True
+        handle._raised = True
     if failed:
         raise failed[0]._failure(failed[1:])

@@ -7,7 +7,7 @@ as soon as the checkpoint is durable, so that what looks for files finds them: `
 torch.load reads the checkpoint through it, and so does `Model.load_from_checkpoint(callback.best_model_path)`, in any process
 that has imported `towline.lightning`.
 
-The checkpoint is the tree `RUN/step-10`, one step of the run, where the file name tells the step and no other file took it;
+The checkpoint is the tree `RUN/step-10`, one step of the run, where the file name has the step and no other file took it;
 else it has the name of the file, as `RUN/last.ckpt`, in which a character that a name cannot have is `+` and two hexadecimal
 digits for each of its bytes in UTF-8. A path `towline://NAME` is that name, without a stand-in.
 
@@ -43,7 +43,7 @@ from .repository import open as open_repository
 # The same code, published under two names (https://pypi.org/project/pytorch-lightning/): the one that is in use comes first.
 _PACKAGES = sorted(("lightning.fabric", "lightning_fabric"), key=lambda package: package not in sys.modules)
 _PACKAGE = next(package for package in _PACKAGES if find_spec(package.partition(".")[0]) or package == _PACKAGES[-1])
-_plugins = import_module(f"{_PACKAGE}.plugins.io")
+_plugins: Any = import_module(f"{_PACKAGE}.plugins.io")
 rank_zero_only = import_module(f"{_PACKAGE}.utilities.rank_zero").rank_zero_only
 
 __all__ = ["TowlineCheckpointIO", "load_stand_in"]
@@ -129,6 +129,8 @@ class TowlineCheckpointIO(_plugins.CheckpointIO):
             labels={"lightning.file": file, "lightning.folder": folder},
             stateful=False,
         )
+        # None only with when_busy="skip", which this Checkpointer does not have.
+        assert handle is not None
         self._saved[name] = file
         self._warn_of(handle)
         follower.saved(handle, path, None if _is_url(path) else self._stand_in(name, file, folder))
@@ -152,11 +154,14 @@ class TowlineCheckpointIO(_plugins.CheckpointIO):
         if rank_zero_only.rank == 0:
             # What an earlier process left on this node's disk becomes durable, what is under way too.
             self._saving()[1].wait()
-        told = self._told(path)
-        if told is None and not _is_url(path) and os.path.isfile(path):
-            said = {} if weights_only is None else {"weights_only": weights_only}
-            return _plugins.TorchCheckpointIO().load_checkpoint(path, map_location=map_location, **said)
-        name = self._found(path) if told is None else told["name"]
+        record = self._record(path)
+        if record is None and not _is_url(path) and os.path.isfile(path):
+            options = {} if weights_only is None else {"weights_only": weights_only}
+            loaded: dict[str, Any] = _plugins.TorchCheckpointIO().load_checkpoint(
+                path, map_location=map_location, **options
+            )
+            return loaded
+        name = self._found(path) if record is None else record["name"]
         if name is None:
             raise NotFound(
                 f"no checkpoint {path}: {self.run} in {self.repository.url} has none that was saved as such a file"
@@ -169,7 +174,7 @@ class TowlineCheckpointIO(_plugins.CheckpointIO):
         path = os.fspath(path)
         if os.path.islink(path):
             os.unlink(path)
-        elif not _is_url(path) and os.path.isfile(path) and self._told(path) is None:
+        elif not _is_url(path) and os.path.isfile(path) and self._record(path) is None:
             _plugins.TorchCheckpointIO().remove_checkpoint(path)
         else:
             self._saving()[1].removed(path)
@@ -199,21 +204,21 @@ class TowlineCheckpointIO(_plugins.CheckpointIO):
         warning. Their paths, the oldest first."""
         os.makedirs(folder, exist_ok=True)
         try:
-            saved = self.repository.refs(self.run)
+            saved = self.repository.ls(self.run)
         except NotFound:
             return []
         made = []
-        for told in sorted(saved, key=lambda told: told["saved"]):
-            labels = self._labels(told["name"])
+        for one in sorted(saved, key=lambda one: one.saved):
+            labels = self._labels(one.name)
             file, saved_in = labels.get("lightning.file"), labels.get("lightning.folder", "")
             if file and not _is_plain(file):
-                warnings.warn(f"towline: {told['name']} is left out: {file!r} is no name of a file", stacklevel=2)
+                warnings.warn(f"towline: {one.name} is left out: {file!r} is not a file name", stacklevel=2)
                 continue
             path = os.path.join(folder, file or "")
             if not file or os.path.lexists(path):
                 continue
-            stand_in = self._stand_in(told["name"], file, saved_in)
-            _stand_ins.write(path, stand_in, load_stand_in, told["saved"])
+            stand_in = self._stand_in(one.name, file, saved_in)
+            _stand_ins.write(path, stand_in, load_stand_in, one.saved)
             made.append(path)
         return made
 
@@ -262,15 +267,15 @@ class TowlineCheckpointIO(_plugins.CheckpointIO):
             "url": self.repository.url,
         }
 
-    def _told(self, path: str) -> dict[str, str] | None:
+    def _record(self, path: str) -> dict[str, str] | None:
         """What the stand-in at `path` says, if one is there."""
-        told = None if _is_url(path) else _stand_ins.read(path)
-        if told is None:
+        record = None if _is_url(path) else _stand_ins.read(path)
+        if record is None:
             return None
-        if told["repository"] != self.repository.id:
-            raise UsageError(f"{path} stands for a checkpoint in another repository, {told['url']}: open that one")
-        _check_present(self.repository, told, path)
-        return told
+        if record["repository"] != self.repository.id:
+            raise UsageError(f"{path} stands for a checkpoint in another repository, {record['url']}: open that one")
+        _check_present(self.repository, record, path)
+        return record
 
     def _warn_of(self, handle: Handle) -> None:
         """Says, once, what is not loaded by the defaults that saved it."""
@@ -290,21 +295,21 @@ class TowlineCheckpointIO(_plugins.CheckpointIO):
         self._warned.update(news, classes)
 
     def _remove(self, path: str, collector: Collector) -> None:
-        told = self._told(path)
-        name = self._found(path) if told is None else told["name"]
+        record = self._record(path)
+        name = self._found(path) if record is None else record["name"]
         if name is not None:
             with contextlib.suppress(NotFound):
                 self.repository.remove(name)
             collector.request()
-        if told is not None:
+        if record is not None:
             os.unlink(path)
 
 
 def load_stand_in(text: str, where: torch.Tensor) -> dict[str, Any]:
-    """What torch.load calls for a stand-in: the checkpoint that it stands for, as `text` tells, on the device of `where`.
+    """What torch.load calls for a stand-in: the checkpoint that it stands for, named by `text`, on the device of `where`.
 
     Its repository is one that a TowlineCheckpointIO of this process has, or that of $TOWLINE_REPO; else the one at the address
-    that the stand-in tells. With `weights_only` (torch's default) a file is not trusted: then no pickled value is loaded, and
+    that the stand-in names. With `weights_only` (torch's default) a file is not trusted: then no pickled value is loaded, and
     a repository that is not on this machine is not opened only because a file says so.
     """
     return _load_stand_in(text, where, trusted=True)
@@ -321,37 +326,40 @@ torch.serialization.add_safe_globals([(_load_untrusted, "towline.lightning.load_
 
 def _load_stand_in(text: str, where: torch.Tensor, trusted: bool) -> dict[str, Any]:
     try:
-        told = _stand_ins.parsed(text)
+        record = _stand_ins.parsed(text)
     except ValueError as error:
         raise UsageError("this file was not written by towline.lightning, or is damaged") from error
-    repository = _repository_of(told, trusted)
-    _check_present(repository, told, os.path.join(told["folder"], told["file"]))
-    return _read(repository, told["name"], where.device, trusted)
+    repository = _repository_of(record, trusted)
+    _check_present(repository, record, os.path.join(record["folder"], record["file"]))
+    return _read(repository, record["name"], where.device, trusted)
 
 
-def _repository_of(told: dict[str, str], trusted: bool) -> Repository:
-    """The repository that a stand-in tells of."""
+def _repository_of(record: dict[str, str], trusted: bool) -> Repository:
+    """The repository of a stand-in."""
     own = os.environ.get("TOWLINE_REPO")
-    if told["repository"] not in _given_here and own:
+    if record["repository"] not in _given_here and own:
         repository = open_repository(own, create=False)
         _given_here[repository.id] = repository
-    if told["repository"] in _given_here:
-        return _given_here[told["repository"]]
-    if not trusted and _is_url(told["url"]):
+    if record["repository"] in _given_here:
+        return _given_here[record["repository"]]
+    if not trusted and _is_url(record["url"]):
         raise UsageError(
-            f"the checkpoint is {told['name']} in {told['url']}, which this process has not opened: call "
-            f"towline.lightning.TowlineCheckpointIO({told['url']!r}, RUN) before, or load with weights_only=False"
+            f"the checkpoint is {record['name']} in {record['url']}, which this process has not opened: call "
+            f"towline.lightning.TowlineCheckpointIO({record['url']!r}, RUN) before, or load with weights_only=False"
         )
-    repository = open_repository(told["url"], create=False)
-    if repository.id != told["repository"]:
-        raise NotFound(f"the checkpoint {told['name']} was saved to another repository than that at {told['url']} now")
+    repository = open_repository(record["url"], create=False)
+    if repository.id != record["repository"]:
+        raise NotFound(
+            f"the checkpoint {record['name']} was saved to another repository than that at {record['url']} now"
+        )
     return repository
 
 
 def _read(repository: Repository, name: str, device: torch.device | None, pickle: bool) -> dict[str, Any]:
     document = bytes(repository._engine.cat(name, DOCUMENT))
     try:
-        return read_state(repository, name, TENSORS, document, Reading(None, device, pickle)).state
+        state: dict[str, Any] = read_state(repository, name, TENSORS, document, Reading(None, device, pickle)).state
+        return state
     except UsageError as error:
         if pickle:
             raise
@@ -359,22 +367,22 @@ def _read(repository: Repository, name: str, device: torch.device | None, pickle
 
 
 def _labels(repository: Repository, name: str) -> dict[str, str]:
-    """What is said of a saved tree; of one that something else saved, that it is no file's. Nothing, if there is none."""
+    """What is options of a saved tree; of one that something else saved, that it is no file's. Nothing, if there is none."""
     try:
-        return {"lightning.file": "", **repository.show(name)["labels"]}
+        return {"lightning.file": "", **repository.show(name).labels}
     except NotFound:
         return {}
 
 
-def _check_present(repository: Repository, told: dict[str, str], path: str) -> None:
+def _check_present(repository: Repository, record: dict[str, str], path: str) -> None:
     """Raises Conflict, if what a stand-in stands for is another checkpoint now."""
-    labels = _labels(repository, told["name"])
-    if labels.get("lightning.file") not in (None, told["file"]) or labels.get("lightning.folder") not in (
+    labels = _labels(repository, record["name"])
+    if labels.get("lightning.file") not in (None, record["file"]) or labels.get("lightning.folder") not in (
         None,
-        told["folder"],
+        record["folder"],
     ):
         raise Conflict(
-            f"{path} is gone: {told['name']} was saved again since, from {labels.get('lightning.folder', 'elsewhere')} "
+            f"{path} is gone: {record['name']} was saved again since, from {labels.get('lightning.folder', 'elsewhere')} "
             "(give each run, or folder of checkpoints, a run name of its own)"
         )
 

@@ -1,8 +1,10 @@
-"""What the repository's housekeeping did: `collect`, `verify` and `sync`."""
+"""Reports: the results of `Repository`'s methods, as dataclasses. Sizes are in bytes, times in UTC (RFC 3339)."""
 
 from __future__ import annotations
 
 import dataclasses
+import types
+import typing
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -11,7 +13,7 @@ Report = TypeVar("Report", bound="_Report")
 
 @dataclass(frozen=True)
 class _Report:
-    """Numbers by attribute; by key too, as in the dicts that other calls return."""
+    """A report of the engine. Its fields are attributes, and items too, as in the command line's JSON."""
 
     def __getitem__(self, key: str) -> Any:
         if key not in {one.name for one in dataclasses.fields(self)}:
@@ -19,10 +21,234 @@ class _Report:
         return getattr(self, key)
 
     @classmethod
-    def read(cls: type[Report], told: dict[str, Any]) -> Report:
-        """What the engine told; of numbers that this class has no field for, nothing."""
-        known = {one.name for one in dataclasses.fields(cls)}
-        return cls(**{key: value for key, value in told.items() if key in known})
+    def read(cls: type[Report], report: dict[str, Any]) -> Report:
+        """From the engine's JSON; fields that this class does not have are left out."""
+        hints = typing.get_type_hints(cls)
+        return cls(**{key: _value(hints[key], value) for key, value in report.items() if key in hints})
+
+
+def _value(hint: Any, value: Any) -> Any:
+    """`value` as a field of the type `hint` has it: reports within reports are read, too."""
+    if typing.get_origin(hint) is list:
+        (element,) = typing.get_args(hint)
+        return [_value(element, one) for one in value]
+    if isinstance(hint, types.UnionType):
+        hint = typing.get_args(hint)[0]
+    if value is not None and isinstance(hint, type) and issubclass(hint, _Report):
+        return hint.read(value)
+    return value
+
+
+@dataclass(frozen=True)
+class Replaced(_Report):
+    """The previous value of a name."""
+
+    #: Its manifest's id.
+    manifest: str
+    #: When it was saved.
+    saved: str
+    #: Bytes of its files.
+    bytes: int
+
+
+@dataclass(frozen=True)
+class SaveReport(_Report):
+    """Result of a save."""
+
+    name: str
+    #: The manifest's id.
+    manifest: str
+    #: Bytes in all files, holes included.
+    logical_bytes: int
+    #: Plain bytes of newly stored chunks.
+    new_bytes: int
+    #: Bytes written to the store.
+    stored_bytes: int
+    #: Distinct chunks of the tree.
+    chunks: int
+    #: Chunks that were not in the repository.
+    new_chunks: int
+    files: int
+    seconds: float
+    #: Files that were found and not saved, with the reason.
+    skipped: list[str] = field(default_factory=list)
+    #: Files that were saved and may not be what they seem, with the reason.
+    warnings: list[str] = field(default_factory=list)
+    #: The previous value of the name, if it was replaced.
+    replaced: Replaced | None = None
+    #: Of a rank's part: whether it completed the step, and else a rank whose part is missing.
+    complete: bool = True
+    waits_for: int | None = None
+
+
+@dataclass(frozen=True)
+class Sources(_Report):
+    """Stored bytes that were fetched, by where they came from."""
+
+    #: The agent of this node.
+    agent: int = 0
+    #: The cache of this node.
+    cache: int = 0
+    #: Agents of this site.
+    site: int = 0
+    #: Agents of other sites.
+    remote: int = 0
+    repository: int = 0
+
+
+@dataclass(frozen=True)
+class Removed(_Report):
+    """Files that a restore with `delete` removed, or with `dry_run` would."""
+
+    files: int
+    bytes: int
+    #: Some of their paths.
+    paths: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class RestoreReport(_Report):
+    """Result of a restore, or with `dry_run` of one that is yet to come."""
+
+    name: str
+    #: Bytes in all files that were asked for, holes included.
+    bytes: int
+    #: Stored bytes that were fetched.
+    fetched_bytes: int
+    sources: Sources
+    #: Plain bytes that were there already.
+    reused_bytes: int
+    files: int
+    seconds: float
+    #: Files and links that were there, differed and were replaced.
+    replaced_files: int = 0
+    removed: Removed | None = None
+    dry_run: bool = False
+
+
+@dataclass(frozen=True)
+class Saved(_Report):
+    """A name, and the tree that it stands for."""
+
+    name: str
+    #: The manifest's id.
+    manifest: str
+    #: Bytes of all files.
+    bytes: int
+    files: int
+    chunks: int
+    #: When it was saved.
+    saved: str
+    metrics: dict[str, float] = field(default_factory=dict)
+    world_size: int | None = None
+    framework: str | None = None
+
+
+@dataclass(frozen=True)
+class Step(_Report):
+    """A step of a run."""
+
+    step: int
+    name: str
+    #: False if it was left behind when a run went back: choices such as `@latest` pass it over.
+    counts: bool
+    #: When it was saved.
+    saved: str
+    bytes: int
+    files: int
+    chunks: int
+    metrics: dict[str, float] = field(default_factory=dict)
+    world_size: int | None = None
+    framework: str | None = None
+
+
+@dataclass(frozen=True)
+class Run(_Report):
+    """A run, and its steps where it was asked for by name."""
+
+    run: str
+    #: Number of steps.
+    count: int
+    #: The smallest and the largest step.
+    first: int
+    last: int
+    #: The name that `@latest` chooses.
+    latest: str
+    #: When the latest was saved.
+    saved: str
+    #: Bytes of the files of all steps.
+    bytes: int
+    #: Those of the latest.
+    metrics: dict[str, float] = field(default_factory=dict)
+    world_size: int | None = None
+    framework: str | None = None
+    steps: list[Step] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Entry(_Report):
+    """A file, folder or link of a tree."""
+
+    path: str
+    #: "file", "folder" or "link".
+    kind: str
+    #: Permissions, such as "0644".
+    mode: str
+    mtime: str
+    bytes: int
+    chunks: int
+    stored_bytes: int
+    #: How the file was cut into chunks.
+    cut: str | None = None
+    #: A link's target.
+    target: str | None = None
+    #: Its tensors.
+    tensors: list[dict[str, Any]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Tree(_Report):
+    """Content of a tree, and how it is stored."""
+
+    name: str
+    #: The manifest's id.
+    manifest: str
+    #: When it was saved.
+    saved: str
+    #: Bytes of all files.
+    bytes: int
+    #: Bytes of its chunks in the store, and of the chunks of other trees that these are stored as differences to.
+    stored_bytes: int
+    base_bytes: int
+    #: Differences in a row that a chunk of it is at most made from.
+    behind: int
+    files: int
+    chunks: int
+    metrics: dict[str, float] = field(default_factory=dict)
+    world_size: int | None = None
+    framework: str | None = None
+    labels: dict[str, str] = field(default_factory=dict)
+    entries: list[Entry] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class PlannedStep(_Report):
+    """A step that expiry keeps or removes."""
+
+    step: int
+    name: str
+    bytes: int
+    #: The rules that keep it.
+    reasons: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class ExpireReport(_Report):
+    """Steps that expiry kept and removed, or with `dry_run` would."""
+
+    run: str
+    kept: list[PlannedStep] = field(default_factory=list)
+    removed: list[PlannedStep] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -61,7 +287,7 @@ class Damage(_Report):
     error: str
     #: The names that cannot be restored, or not without it.
     names: list[str] = field(default_factory=list)
-    #: What of them it hits, as far as that can be told: `NAME:PATH`, with the tensor after a space.
+    #: What of them it hits, as far as that is known: `NAME:PATH`, with the tensor after a space.
     tensors: list[str] = field(default_factory=list)
 
 
@@ -79,11 +305,6 @@ class VerifyReport(_Report):
     repaired: list[str] = field(default_factory=list)
     #: How long it took.
     seconds: float = 0.0
-
-    @classmethod
-    def read(cls, told: dict[str, Any]) -> VerifyReport:
-        damaged = [Damage.read(one) for one in told.get("damaged", ())]
-        return super().read({**told, "damaged": damaged})
 
 
 @dataclass(frozen=True)

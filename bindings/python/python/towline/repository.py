@@ -11,7 +11,17 @@ from typing import Any, Literal
 
 from . import _given, _progress, _towline
 from .errors import UsageError
-from .reports import CollectReport, SyncReport, VerifyReport
+from .reports import (
+    CollectReport,
+    ExpireReport,
+    RestoreReport,
+    Run,
+    Saved,
+    SaveReport,
+    SyncReport,
+    Tree,
+    VerifyReport,
+)
 from .tensors import Tensors
 
 #: How small to store: the smallest (None, or True), raw while that is faster, or never smaller.
@@ -50,9 +60,9 @@ def open(
 
 def default_url() -> str:
     """`$TOWLINE_REPO`, else the user's own repository."""
-    told = os.environ.get("TOWLINE_REPO")
+    url = os.environ.get("TOWLINE_REPO")
     data = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
-    return told or str(Path(data) / "towline" / "repository")
+    return url or str(Path(data) / "towline" / "repository")
 
 
 def _bytes(memory: int | str | None) -> int | None:
@@ -62,13 +72,13 @@ def _bytes(memory: int | str | None) -> int | None:
 def _span(span: str | float | timedelta, argument: str) -> timedelta:
     if isinstance(span, str):
         return _towline.span(span, argument)
-    told = span if isinstance(span, timedelta) else timedelta(seconds=span)
-    if told < timedelta(0):
+    duration = span if isinstance(span, timedelta) else timedelta(seconds=span)
+    if duration < timedelta(0):
         raise UsageError(f"{argument} is a time such as '24h' or a number of seconds, not {span!r}")
-    return told
+    return duration
 
 
-def wishes(
+def save_options(
     metrics: Mapping[str, float] | None = None,
     *,
     world_size: int | None = None,
@@ -80,8 +90,8 @@ def wishes(
     base: str | None = None,
     part: tuple[int, str] | None = None,
 ) -> dict[str, Any]:
-    """What is said about a save, as the engine takes it. `part` is a rank and the attempt that it takes part in."""
-    said = {
+    """Options of a save, as the engine takes them. `part` is a rank and the attempt that it takes part in."""
+    options = {
         "world_size": world_size,
         "framework": framework,
         "compression": _manner(compression),
@@ -93,7 +103,7 @@ def wishes(
         "metrics": _given.finite_metrics(metrics),
         "labels": dict(labels or {}),
         "exclude": list(exclude),
-        **{key: value for key, value in said.items() if value is not None},
+        **{key: value for key, value in options.items() if value is not None},
     }
 
 
@@ -117,7 +127,7 @@ class Repository:
         self._url, self._opening = url, opening
         self._engine = _towline.Repository(url, {key: value for key, value in opening.items() if value is not None})
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[Any, ...]:
         return Repository, (self._url, {**self._opening, "create": False})
 
     def __repr__(self) -> str:
@@ -134,16 +144,42 @@ class Repository:
         return self._engine.id()
 
     def save(
-        self, path: str | os.PathLike[str], name: str, *, progress: _progress.Progress = None, **said: Any
-    ) -> dict[str, Any]:
-        """Saves the file or folder at `path` as `name`; returns once that is durable. What may be said of it: `metrics`,
-        `world_size`, `framework`, `labels`, `exclude`, `key_every`, `base`, and `compression`: `"if-faster"` stores raw while the
-        store takes bytes faster than they are made smaller, False stores raw always. `progress` is called with `(phase, done,
-        total, moved)`, in bytes, some times a second; True draws a bar, where there is a terminal or a notebook."""
-        told = wishes(**said)
+        self,
+        path: str | os.PathLike[str],
+        name: str,
+        *,
+        metrics: Mapping[str, float] | None = None,
+        labels: Mapping[str, str] | None = None,
+        exclude: Iterable[str] = (),
+        world_size: int | None = None,
+        framework: str | None = None,
+        compression: Compression = None,
+        key_every: int | None = None,
+        base: str | None = None,
+        progress: _progress.Progress = None,
+    ) -> SaveReport:
+        """Saves the file or folder at `path` as `name`; returns once that is durable. Of a step of a run, `RUN/step-N`,
+        `metrics`, `world_size` and `framework` are kept; `labels` of any name. Paths that match a pattern of `exclude` are
+        left out.
+
+        With `compression="if-faster"` chunks are stored raw while the store takes bytes faster than they are compressed, with
+        False always. Every `key_every`th step of a run is stored without differences to others; `base` is a name to store
+        differences to, in the place of the step before. `progress` is called with `(phase, done, total, moved)`, in bytes, some
+        times a second; True draws a bar, where there is a terminal or a notebook."""
+        options = save_options(
+            metrics,
+            world_size=world_size,
+            framework=framework,
+            labels=labels,
+            exclude=exclude,
+            compression=compression,
+            key_every=key_every,
+            base=base,
+        )
         with _progress.counting(progress, name) as counters:
-            told.update({} if counters is None else {"progress": counters})
-            return json.loads(self._engine.save(os.fspath(path), name, told))
+            if counters is not None:
+                options["progress"] = counters
+            return SaveReport.read(json.loads(self._engine.save(os.fspath(path), name, options)))
 
     def restore(
         self,
@@ -156,27 +192,26 @@ class Repository:
         may_empty: bool = False,
         dry_run: bool = False,
         progress: _progress.Progress = None,
-    ) -> dict[str, Any]:
+    ) -> RestoreReport:
         """Restores the tree `name` (or `RUN@latest`, `RUN@min=METRIC`, ...), or what lies at `path` of it, to `dest`, bit for
         bit. What is there and the same stays; what differs is in the way unless `overwrite`; `delete` removes the
         rest, and says how much in the report's `removed`. A tree without any file empties no folder unless `may_empty`.
-        With `dry_run` nothing is written: the report says what would be. `progress` is told as by `save`."""
+        With `dry_run` nothing is written: the report says what would be. `progress` is as for `save`."""
         with _progress.counting(progress, name) as counters:
-            return json.loads(
-                self._engine.restore(name, os.fspath(dest), path, overwrite, delete, may_empty, dry_run, counters)
-            )
+            report = self._engine.restore(name, os.fspath(dest), path, overwrite, delete, may_empty, dry_run, counters)
+            return RestoreReport.read(json.loads(report))
 
-    def refs(self, prefix: str | None = None) -> list[dict[str, Any]]:
-        """The names under `prefix`, or all."""
-        return json.loads(self._engine.list(prefix))
+    def ls(self, prefix: str | None = None) -> list[Saved]:
+        """Names under `prefix`, or all."""
+        return [Saved.read(name) for name in json.loads(self._engine.ls(prefix))]
 
-    def runs(self, prefix: str | None = None) -> list[dict[str, Any]]:
-        """The runs under `prefix`, or all; the run that is `prefix` itself comes with its steps."""
-        return json.loads(self._engine.runs(prefix))
+    def runs(self, prefix: str | None = None) -> list[Run]:
+        """Runs under `prefix`, or all; the run that is `prefix` itself comes with its steps."""
+        return [Run.read(run) for run in json.loads(self._engine.runs(prefix))]
 
-    def show(self, name: str) -> dict[str, Any]:
-        """What the tree `name` holds, and how it is stored."""
-        return json.loads(self._engine.show(name))
+    def show(self, name: str) -> Tree:
+        """Content of the tree `name`, and how it is stored."""
+        return Tree.read(json.loads(self._engine.show(name)))
 
     def remove(self, name: str) -> None:
         """Takes a name away. What only it needed is deleted by `collect`."""
@@ -195,10 +230,11 @@ class Repository:
         keep_min: Iterable[str] = (),
         keep_max: Iterable[str] = (),
         dry_run: bool = False,
-    ) -> dict[str, Any]:
+    ) -> ExpireReport:
         """Takes away the steps of a run that no rule keeps. A step that is kept is never harmed. What only the others needed is
         deleted by `collect`."""
-        return json.loads(self._engine.expire(run, keep_last, keep_every, list(keep_min), list(keep_max), dry_run))
+        report = self._engine.expire(run, keep_last, keep_every, list(keep_min), list(keep_max), dry_run)
+        return ExpireReport.read(json.loads(report))
 
     def collect(self, *, grace: str | float | timedelta = "24h", dry_run: bool = False) -> CollectReport:
         """Deletes what no name needs any more. It is set aside first, and deleted by the first collect after `grace`: `"24h"`, a

@@ -16,12 +16,11 @@ if TYPE_CHECKING:
 def steps(repository: Repository, run: str) -> list[int]:
     """The steps that are saved, in order."""
     try:
-        told = repository.runs(run)
+        runs = repository.runs(run)
     except NotFound:
         return []
     # Runs whose names begin with this one's come too.
-    own = next((one for one in told if one["run"] == run), {})
-    return [step["step"] for step in own.get("steps", ()) if step["counts"]]
+    return [step.step for one in runs if one.run == run for step in one.steps if step.counts]
 
 
 class Retention:
@@ -58,7 +57,7 @@ class Retention:
         except Error as error:
             warnings.warn(f"towline: steps of {run} were not expired: {error}", stacklevel=2)
             return
-        if plan["removed"]:
+        if plan.removed:
             if self._collector is None:
                 self._collector = Collector(repository, self._collect)
             self._collector.request()

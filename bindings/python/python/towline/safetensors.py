@@ -20,17 +20,20 @@ from typing import TYPE_CHECKING, Any
 
 from . import _towline
 from .errors import Conflict, Error, NotFound, UsageError
-from .repository import Repository, wishes
+from .repository import Repository, save_options
 from .repository import open as open_repository
 from .tensors import Tensor, Tensors, want
 
 if TYPE_CHECKING:
     import torch
 
-try:
-    from safetensors import SafetensorError as _Base
-except ImportError:
+if TYPE_CHECKING:
     _Base = Exception
+else:
+    try:
+        from safetensors import SafetensorError as _Base
+    except ImportError:
+        _Base = Exception
 
 __all__ = ["SafetensorError", "SavedFile", "load_file", "safe_open", "save_file"]
 
@@ -75,7 +78,7 @@ def save_file(
     pieces += [(tensor.data_ptr(), _torch.nbytes(tensor)) for _, tensor in in_order if _torch.nbytes(tensor)]
     repository = _opened(repo, create=True)
     _check_alone(repository, name, path)
-    repository._engine.save_files([(path, pieces)], name, wishes())
+    repository._engine.save_files([(path, pieces)], name, save_options())
 
 
 def load_file(
@@ -88,7 +91,8 @@ def load_file(
 ) -> dict[str, torch.Tensor]:
     """All tensors of a safetensors file, on `device`, every byte checked. `options` are for local files."""
     if _is_local(filename, repo, name):
-        return _real("safetensors.torch", filename).load_file(filename, device, **options)
+        tensors: dict[str, torch.Tensor] = _real("safetensors.torch", filename).load_file(filename, device, **options)
+        return tensors
     with safe_open(filename, "pt", device, repo=repo, name=name) as file:
         return file.get_tensors()
 
@@ -105,7 +109,8 @@ def safe_open(
     """Opens a safetensors file, whose tensors are read when they are asked for, as torch (`"pt"`) or numpy (`"np"`) has them.
     `options` are for local files."""
     if _is_local(filename, repo, name):
-        return _real("safetensors", filename).safe_open(filename, framework, device, **options)
+        file: SavedFile = _real("safetensors", filename).safe_open(filename, framework, device, **options)
+        return file
     if framework not in _FRAMEWORKS:
         raise SafetensorError(f"framework {framework} is invalid: saved files are opened as 'pt' or 'np'")
     if _FRAMEWORKS[framework] == "np" and device != "cpu":
@@ -234,7 +239,8 @@ def _window(index: Any, shape: Sequence[int]) -> tuple[tuple[list[int], list[int
     parts[at : at + 1] = [slice(None)] * (len(shape) - len(parts) + (at < len(parts)))
     if len(parts) != len(shape) or not parts:
         return None, index
-    offsets, lengths, left = [], [], []
+    offsets, lengths = [], []
+    left: list[slice | int] = []
     for part, length in zip(parts, shape, strict=True):
         if isinstance(part, slice) and (part.step is None or part.step > 0):
             chosen = range(*part.indices(length))
@@ -306,7 +312,7 @@ def _found(repository: Repository, filename: str, name: str | None) -> tuple[Ten
 def _check_alone(repository: Repository, name: str, path: str) -> None:
     """A save replaces what has its name: it may be this file, and no other is lost by that."""
     try:
-        entries = repository.show(name)["entries"]
+        entries = repository.show(name).entries
     except NotFound:
         return
     others = [entry["path"] for entry in entries if entry["kind"] != "folder" and entry["path"] != path]
@@ -369,7 +375,7 @@ def _sharing(tensors: Mapping[str, torch.Tensor]) -> list[set[str]]:
             last = start + sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
             size = tensor.element_size()
             place = (tensor.device, tensor.untyped_storage().data_ptr())
-            spans.setdefault(place, []).append((start * size, (last + 1) * size, key))
+            spans.setdefault(place, []).append((int(start * size), int((last + 1) * size), key))
     found: list[set[str]] = []
     for group in spans.values():
         end, together = -1, {""}

@@ -18,15 +18,16 @@ from urllib.parse import quote
 
 from . import _torch
 from .errors import NotFound
+from .reports import SaveReport
 
 if TYPE_CHECKING:
     from .repository import Repository
 
 
-def put(spool: str, name: str, said: dict[str, Any], files: list[tuple[str, list[Any]]]) -> str:
+def put(spool: str, name: str, options: dict[str, Any], files: list[tuple[str, list[Any]]]) -> str:
     """Writes files, pieces of bytes or `(address, length)` each, and returns once they are on the disk. Nothing is left of it
     if that fails."""
-    folder = _place(spool, name, said)
+    folder = _place(spool, name, options)
     try:
         for path, pieces in files:
             whole = os.path.join(folder, path)
@@ -34,25 +35,26 @@ def put(spool: str, name: str, said: dict[str, Any], files: list[tuple[str, list
             with open(whole, "wb", buffering=0) as file:
                 for piece in pieces:
                     _write(
-                        file, memoryview(piece) if isinstance(piece, bytes) else memoryview(_torch.over(*piece).numpy())
+                        file,
+                        memoryview(piece) if isinstance(piece, bytes) else memoryview(_torch.over(*piece).numpy().data),
                     )
                 os.fsync(file.fileno())
             _sync(os.path.dirname(whole))
-        _tell(folder, name, said)
+        _write_record(folder, name, options)
     except BaseException:
         remove(folder)
         raise
     return folder
 
 
-def link(spool: str, name: str, said: dict[str, Any], source: str) -> str:
+def link(spool: str, name: str, options: dict[str, Any], source: str) -> str:
     """As `put`, of the folder `source` as it is now: its files are linked, so that it may go. Raises OSError where files cannot
     be linked."""
-    folder = _place(spool, name, said)
+    folder = _place(spool, name, options)
     try:
         os.makedirs(os.path.dirname(folder), exist_ok=True)
         shutil.copytree(source, folder, symlinks=True, copy_function=os.link)
-        _tell(folder, name, said)
+        _write_record(folder, name, options)
     except BaseException:
         remove(folder)
         raise
@@ -76,49 +78,50 @@ def left(spool: str, run: str, rank: int) -> list[str]:
 def outdated(repository: Repository, folder: str) -> bool:
     """Was the step that is waiting at `folder` saved since? By the process that left it, right before it was killed, or by one
     that went on elsewhere, whose step is not to be replaced by one of the past."""
-    name = _told(folder)["name"]
+    name = _read_record(folder)["name"]
     with contextlib.suppress(NotFound):
-        saved = [ref["saved"] for ref in repository.refs(name) if ref["name"] == name]
+        saved = [one.saved for one in repository.ls(name) if one.name == name]
         left = int(os.stat(folder + ".json").st_mtime)
         return any(calendar.timegm(time.strptime(at, "%Y-%m-%dT%H:%M:%SZ")) > left for at in saved)
     return False
 
 
-def save(repository: Repository, folder: str) -> dict[str, Any]:
-    """Saves what is waiting at `folder`; what the save did."""
-    told = _told(folder)
-    if "part" in told["said"]:
-        told["said"]["part"] = tuple(told["said"]["part"])
-    return json.loads(repository._engine.save(folder, told["name"], told["said"]))
+def save(repository: Repository, folder: str) -> SaveReport:
+    """Saves what is waiting at `folder`."""
+    record = _read_record(folder)
+    if "part" in record["options"]:
+        record["options"]["part"] = tuple(record["options"]["part"])
+    return SaveReport.read(json.loads(repository._engine.save(folder, record["name"], record["options"])))
 
 
 def remove(folder: str) -> None:
     """Takes away what was saved: first what says that it is whole."""
-    for told in (folder + ".json", folder + ".json.part"):
+    for file in (folder + ".json", folder + ".json.part"):
         with contextlib.suppress(FileNotFoundError):
-            os.remove(told)
+            os.remove(file)
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _place(spool: str, name: str, said: dict[str, Any]) -> str:
+def _place(spool: str, name: str, options: dict[str, Any]) -> str:
     run, _, step = name.rpartition("/")
-    rank = said.get("part", (0, ""))[0]
+    rank = options.get("part", (0, ""))[0]
     return os.path.join(spool, quote(run, safe=""), f"{rank}-{step}.{uuid.uuid4().hex}")
 
 
-def _told(folder: str) -> dict[str, Any]:
+def _read_record(folder: str) -> dict[str, Any]:
     with open(folder + ".json", encoding="utf-8") as file:
-        return json.load(file)
+        record: dict[str, Any] = json.load(file)
+        return record
 
 
-def _tell(folder: str, name: str, said: dict[str, Any]) -> None:
+def _write_record(folder: str, name: str, options: dict[str, Any]) -> None:
     """Says what a folder is, which makes it whole."""
-    told = folder + ".json.part"
-    with open(told, "w", encoding="utf-8") as file:
-        json.dump({"name": name, "said": said}, file)
+    part = folder + ".json.part"
+    with open(part, "w", encoding="utf-8") as file:
+        json.dump({"name": name, "options": options}, file)
         file.flush()
         os.fsync(file.fileno())
-    os.rename(told, folder + ".json")
+    os.rename(part, folder + ".json")
     _sync(os.path.dirname(folder))
 
 

@@ -159,33 +159,33 @@ class _Taking:
             return self._dict(value, path)
         if kind in (set, frozenset):
             value = sorted(value, key=lambda one: (type(one).__name__, repr(one)))
-        told = {"!": "torch.Size" if kind is torch.Size else kind.__name__}
-        told["v"] = [self.value(one, (*path, at)) for at, one in enumerate(value)]
-        return {**told, "maxlen": value.maxlen} if kind is collections.deque else told
+        node: dict[str, Any] = {"!": "torch.Size" if kind is torch.Size else kind.__name__}
+        node["v"] = [self.value(one, (*path, at)) for at, one in enumerate(value)]
+        return {**node, "maxlen": value.maxlen} if kind is collections.deque else node
 
     def _dict(self, value: Any, path: tuple[Any, ...]) -> dict[str, Any]:
         pairs = [[self._key(key, path), self.value(one, (*path, key))] for key, one in value.items()]
-        told = {"!": type(value).__name__, "v": pairs}
+        node: dict[str, Any] = {"!": type(value).__name__, "v": pairs}
         # A module's state dict carries the versions of its parts so.
         if getattr(value, "__dict__", None):
-            told["a"] = self.value(dict(value.__dict__), (*path, "__dict__"))
+            node["a"] = self.value(dict(value.__dict__), (*path, "__dict__"))
         factory = getattr(value, "default_factory", None)
         if factory is not None:
             known = FACTORIES.get(getattr(factory, "__name__", "")) is factory
             # Of any other only the name, for errors.
-            told["factory"] = factory.__name__ if known else {"other": getattr(factory, "__qualname__", repr(factory))}
-        return told
+            node["factory"] = factory.__name__ if known else {"other": getattr(factory, "__qualname__", repr(factory))}
+        return node
 
     def _of_class(self, value: Any, path: tuple[Any, ...]) -> dict[str, Any]:
         kind = type(value)
-        told = {"!": _classes.kind(kind), "class": _classes.named(kind)}
+        node: dict[str, Any] = {"!": _classes.kind(kind), "class": _classes.named(kind)}
         if not _classes.is_allowed(kind):
-            self.unknown[told["class"]] = None
+            self.unknown[node["class"]] = None
         if isinstance(value, enum.Enum):
-            told["name"] = value.name
+            node["name"] = value.name
             # Flags may be several, which together have no name.
-            return {**told, "v": int(value.value)} if isinstance(value, enum.Flag) else told
-        return {**told, "v": self._named(_classes.parts(value), path)}
+            return {**node, "v": int(value.value)} if isinstance(value, enum.Flag) else node
+        return {**node, "v": self._named(_classes.parts(value), path)}
 
     def _named(self, values: Iterable[tuple[str, Any]], path: tuple[Any, ...]) -> list[Any]:
         return [[name, self.value(one, (*path, Attribute(name)))] for name, one in values]
@@ -261,18 +261,18 @@ class _Taking:
         word, parts = SPARSE[tensor.layout]
         tensor = tensor.detach()
         held = [self._tensor(getattr(tensor, part)(), (*path, part)) for part in parts]
-        told = {"!": "sparse", "layout": word, "parts": held, "shape": list(tensor.shape)}
-        return {**told, "coalesced": tensor.is_coalesced()} if word == "coo" else told
+        node = {"!": "sparse", "layout": word, "parts": held, "shape": list(tensor.shape)}
+        return {**node, "coalesced": tensor.is_coalesced()} if word == "coo" else node
 
     def _quantized(self, tensor: torch.Tensor, path: tuple[Any, ...]) -> dict[str, Any]:
-        told: dict[str, Any] = {"!": "quantized", "dtype": str(tensor.dtype).removeprefix("torch.")}
-        told["int"] = self._tensor(tensor.int_repr(), (*path, "int"))
+        node: dict[str, Any] = {"!": "quantized", "dtype": str(tensor.dtype).removeprefix("torch.")}
+        node["int"] = self._tensor(tensor.int_repr(), (*path, "int"))
         if tensor.qscheme() in (torch.per_tensor_affine, torch.per_tensor_symmetric):
-            return {**told, "scale": tensor.q_scale(), "zero_point": tensor.q_zero_point()}
-        told["axis"] = tensor.q_per_channel_axis()
-        told["scale"] = self._tensor(tensor.q_per_channel_scales(), (*path, "scales"))
-        told["zero_point"] = self._tensor(tensor.q_per_channel_zero_points(), (*path, "zero_points"))
-        return told
+            return {**node, "scale": tensor.q_scale(), "zero_point": tensor.q_zero_point()}
+        node["axis"] = tensor.q_per_channel_axis()
+        node["scale"] = self._tensor(tensor.q_per_channel_scales(), (*path, "scales"))
+        node["zero_point"] = self._tensor(tensor.q_per_channel_zero_points(), (*path, "zero_points"))
+        return node
 
     def settle(self) -> None:
         """Names the tensors. Those that share memory are kept once, and share it again when they are restored."""
@@ -345,7 +345,7 @@ def _span(tensor: torch.Tensor) -> tuple[int, int]:
     size = tensor.element_size()
     start = tensor.storage_offset()
     last = start + sum((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return start * size, (last + 1) * size
+    return int(start * size), int((last + 1) * size)
 
 
 def _is_permuted(tensor: torch.Tensor) -> bool:

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 from .errors import TensorNotFound, UsageError
 
 if TYPE_CHECKING:
-    import numpy
+    import numpy as np
     import torch
 
     from .repository import Repository
 
 
 class Tensors(Mapping[str, "Tensor"]):
-    """All tensors of one tree. A name that lies in several files is told apart as `FILE:NAME`."""
+    """All tensors of one tree. A name that occurs in several files is written `FILE:NAME`."""
 
     def __init__(self, repository: Repository, name: str):
         self.repository, self.name = repository, name
@@ -26,9 +26,9 @@ class Tensors(Mapping[str, "Tensor"]):
         for tensor in listed:
             seen[tensor["name"]] = seen.get(tensor["name"], 0) + 1
         self._tensors: dict[str, Tensor] = {}
-        for told in listed:
-            key = told["name"] if seen[told["name"]] == 1 else f"{told['path']}:{told['name']}"
-            self._tensors[key] = Tensor(self, told["name"], told["path"], told["dtype"], tuple(told["shape"]))
+        for info in listed:
+            key = info["name"] if seen[info["name"]] == 1 else f"{info['path']}:{info['name']}"
+            self._tensors[key] = Tensor(self, info["name"], info["path"], info["dtype"], tuple(info["shape"]))
 
     def __getitem__(self, name: str) -> Tensor:
         try:
@@ -106,7 +106,7 @@ class Tensor:
             read = read.squeeze(dimension)
         return read if device is None else read.to(device)
 
-    def numpy(self) -> numpy.ndarray:
+    def numpy(self) -> np.ndarray[Any, Any]:
         """As a numpy array. Types that numpy lacks (bf16, fp8) come as unsigned integers of their width."""
         import numpy
 
@@ -123,7 +123,7 @@ class Tensor:
         self._read(read.ctypes.data, read.nbytes)
         return read.squeeze(self._dropped) if self._dropped else read
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> numpy.ndarray:
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
         read = self.numpy()
         return read if dtype is None else read.astype(dtype)
 
@@ -134,7 +134,7 @@ class Tensor:
         return (1, 0)  # kDLCPU, https://dmlc.github.io/dlpack/latest/c_api.html
 
     def want(self, address: int, length: int) -> tuple[Any, ...]:
-        """What the engine is told to read it into memory."""
+        """The engine's description of the read into memory."""
         return want(self.name, self.path, None if self.offsets is None else (self.offsets, self.shape), address, length)
 
     def _read(self, address: int, length: int) -> None:

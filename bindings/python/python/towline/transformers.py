@@ -78,7 +78,7 @@ class TowlineCallback(TrainerCallback):
         os.makedirs(output_dir, exist_ok=True)
         self._save_left_over(output_dir)
         steps = self._saver.steps()
-        while (local := get_last_checkpoint(output_dir)) is not None and (not steps or _step(local) > steps[-1]):
+        while (local := _last_checkpoint(output_dir)) is not None and (not steps or _step(local) > steps[-1]):
             if os.path.exists(os.path.join(local, _LAST_FILE)):
                 return local
             # Another process may have been faster.
@@ -99,7 +99,7 @@ class TowlineCallback(TrainerCallback):
     ) -> None:
         """Saves what a process that was killed had not saved yet."""
         if state.is_world_process_zero:
-            self._save_left_over(args.output_dir)
+            self._save_left_over(_output_dir(args))
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Begins to save the checkpoint that was just written."""
@@ -108,14 +108,14 @@ class TowlineCallback(TrainerCallback):
             args.distributed_state.wait_for_everyone()
         if not state.is_world_process_zero or state.is_hyper_param_search:
             return
-        folder = os.path.join(args.output_dir, f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}")
+        folder = os.path.join(_output_dir(args), f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}")
         if not os.path.isdir(folder):
             raise NotFound(f"no checkpoint at {folder}, where Trainer was to write it")
         metrics = {}
         for logged in state.log_history:
             if logged.get("step") == state.global_step:
                 metrics.update({key: value for key, value in logged.items() if key not in ("step", "epoch")})
-        self._saved[folder] = self._saver.save(folder, state.global_step, metrics, args.output_dir)
+        self._saved[folder] = self._saver.save(folder, state.global_step, metrics, _output_dir(args))
         self._remove_local(folder, state.best_model_checkpoint)
 
     def on_train_end(
@@ -142,6 +142,17 @@ class TowlineCallback(TrainerCallback):
     def _save_left_over(self, output_dir: str) -> None:
         with _folders.alone(output_dir):
             self._saver.save_left_over(output_dir)
+
+
+def _last_checkpoint(output_dir: str) -> str | None:
+    folder: str | None = get_last_checkpoint(output_dir)
+    return folder
+
+
+def _output_dir(args: TrainingArguments) -> str:
+    # None only before TrainingArguments is set up.
+    assert args.output_dir is not None
+    return args.output_dir
 
 
 def _step(folder: str) -> int:

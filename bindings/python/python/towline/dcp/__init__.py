@@ -2,15 +2,15 @@
 ranks' parts are.
 
     import torch.distributed.checkpoint as dcp
-    from towline.dcp import Reader, Writer
+    from towline.dcp import StorageReader, StorageWriter
 
-    writer = Writer("s3://bucket/experiments")
+    writer = StorageWriter("s3://bucket/experiments")
     dcp.save(state, checkpoint_id="run-7/step-100", storage_writer=writer)
-    dcp.load(state, storage_reader=Reader("s3://bucket/experiments", "run-7@latest"))
+    dcp.load(state, storage_reader=StorageReader("s3://bucket/experiments", "run-7@latest"))
 
-`dcp.async_save` takes the same Writer, which stages in memory that it uses again from save to save: keep one for the run. With
-`Writer(..., stage="background")` it returns before the state is copied: `response.staging_completion.result()` comes before the
-next step of the optimizer then.
+`dcp.async_save` takes the same StorageWriter, which stages in memory that it uses again from save to save: keep one for the
+run. With `StorageWriter(..., stage="background")` it returns before the state is copied: call
+`response.staging_completion.result()` before the next step of the optimizer then.
 """
 
 from __future__ import annotations
@@ -18,21 +18,27 @@ from __future__ import annotations
 import os
 from typing import Any
 
-import torch.distributed.checkpoint as _dcp
+from torch.distributed.checkpoint import state_dict_loader as _loader
+from torch.distributed.checkpoint import state_dict_saver as _saver
 
 from ..repository import Repository
-from .reader import Reader
+from .reader import StorageReader
 from .stager import Stager
-from .writer import Writer
+from .writer import StorageWriter
 
-__all__ = ["Reader", "Stager", "Writer", "load", "save"]
-
-
-def save(state_dict: dict[str, Any], repo: Repository | str | os.PathLike[str] | None, name: str, **said: Any) -> Any:
-    """Saves `state_dict` as `name`; `said` is what `torch.distributed.checkpoint.save` takes. Returns torch's metadata."""
-    return _dcp.save(state_dict, storage_writer=Writer(repo, name), **said)
+__all__ = ["Stager", "StorageReader", "StorageWriter", "load", "save"]
 
 
-def load(state_dict: dict[str, Any], repo: Repository | str | os.PathLike[str] | None, name: str, **said: Any) -> None:
+def save(
+    state_dict: dict[str, Any], repo: Repository | str | os.PathLike[str] | None, name: str, **options: Any
+) -> Any:
+    """Saves `state_dict` as `name`; `options` are further keyword arguments of
+    `torch.distributed.checkpoint.save`. Returns torch's metadata."""
+    return _saver.save(state_dict, storage_writer=StorageWriter(repo, name), **options)
+
+
+def load(
+    state_dict: dict[str, Any], repo: Repository | str | os.PathLike[str] | None, name: str, **options: Any
+) -> None:
     """Loads `name` (or `RUN@latest`, ...) into `state_dict`, in place, whatever the number of ranks was that saved it."""
-    _dcp.load(state_dict, storage_reader=Reader(repo, name), **said)
+    _loader.load(state_dict, storage_reader=StorageReader(repo, name), **options)

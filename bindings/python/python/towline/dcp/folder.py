@@ -44,10 +44,15 @@ _STATEFUL = {
 }
 
 
-class _Unpickler(pickle._Unpickler):
-    """The unpickler that is written in Python: only there can be said what each opcode does."""
+#: The unpickler that is written in Python: only it lets an opcode be overridden.
+_Base: Any = pickle._Unpickler
 
-    dispatch: ClassVar = dict(pickle._Unpickler.dispatch)
+
+class _Unpickler(_Base):
+    """An unpickler of torch's metadata classes alone."""
+
+    stack: list[Any]
+    dispatch: ClassVar[dict[int, Any]] = dict(_Base.dispatch)
 
     def load_build(self) -> None:
         if len(self.stack) < 2:
@@ -76,7 +81,8 @@ class _Unpickler(pickle._Unpickler):
 
 def read(held: bytes) -> torch.Tensor:
     """The tensor in a stretch of a `.distcp` file."""
-    return torch.load(io.BytesIO(held), map_location="cpu", weights_only=True)
+    tensor: torch.Tensor = torch.load(io.BytesIO(held), map_location="cpu", weights_only=True)
+    return tensor
 
 
 def decode(document: bytes, tensors: Container[str]) -> Metadata:

@@ -63,13 +63,13 @@ class Stored:
 def manifest_of(repository: Repository, name: str) -> str | None:
     """What `name` stands for now; None, if there is no such name."""
     try:
-        return next((ref["manifest"] for ref in repository.refs(name) if ref["name"] == name), None)
+        return next((one.manifest for one in repository.ls(name) if one.name == name), None)
     except NotFound:
         return None
 
 
 def rank_metadata(rank: int) -> str:
-    """Where a rank's own document lies, if the ranks saved without telling each other."""
+    """Where a rank's own document lies, if each rank saved by itself."""
     return f"rank-{rank:05}.json"
 
 
@@ -101,21 +101,21 @@ def encode(metadata: Metadata, results: Iterable[Iterable[WriteResult]], world_s
             raise _refused(f"metadata.{field.name}", "a field that this towline does not know")
     stored = {result.index: result.storage_data for rank in results for result in rank}
     entries = {fqn: _entry(fqn, held, stored) for fqn, held in metadata.state_dict_metadata.items()}
-    told = {
+    node = {
         _MARK: VERSION,
         "torch": torch.__version__,
         "world_size": world_size,
         "state": entries,
         "planner": _planner_data(metadata.planner_data),
     }
-    return json.dumps(told, separators=(",", ":"), allow_nan=False).encode()
+    return json.dumps(node, separators=(",", ":"), allow_nan=False).encode()
 
 
 def decode(document: bytes) -> Metadata:
     """The metadata of a document, with a `Stored` for each item as its storage data."""
     try:
-        told = json.loads(document)
-        version = told[_MARK]
+        node = json.loads(document)
+        version = node[_MARK]
     except (ValueError, TypeError, KeyError) as error:
         raise Damaged("this is not the metadata of a distributed checkpoint") from error
     if version != VERSION:
@@ -125,9 +125,9 @@ def decode(document: bytes) -> Metadata:
     held: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
     stored: dict[MetadataIndex, Stored] = {}
     try:
-        for fqn, entry in told["state"].items():
+        for fqn, entry in node["state"].items():
             held[fqn] = _read_entry(fqn, entry, stored)
-        planner = {"towline": states.VERSION, "state": told["planner"]}
+        planner = {"towline": states.VERSION, "state": node["planner"]}
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise Damaged(f"the metadata of a distributed checkpoint is not whole: {error!r}") from error
     planner_data = states.restore(json.dumps(planner).encode(), {}, lambda _: None)
@@ -169,12 +169,13 @@ def _entry(fqn: str, held: Any, stored: Mapping[MetadataIndex, Stored]) -> dict[
     chunks = []
     for chunk in held.chunks:
         where = _where(stored, MetadataIndex(fqn, chunk.offsets))
-        told = {"offsets": list(chunk.offsets), "sizes": list(chunk.sizes), "file": where.path, "tensor": where.tensor}
+        node: dict[str, Any] = {"offsets": list(chunk.offsets), "sizes": list(chunk.sizes)}
+        node |= {"file": where.path, "tensor": where.tensor}
         if where.dtype != properties["dtype"]:
-            told["dtype"] = where.dtype
+            node["dtype"] = where.dtype
         if where.as_bytes:
-            told["as_bytes"] = True
-        chunks.append(told)
+            node["as_bytes"] = True
+        chunks.append(node)
     return {"shape": list(held.size), "properties": properties, "chunks": chunks}
 
 
@@ -187,32 +188,32 @@ def _where(stored: Mapping[MetadataIndex, Stored], index: MetadataIndex) -> Stor
 
 
 def _properties(fqn: str, properties: TensorProperties) -> dict[str, Any]:
-    told: dict[str, Any] = {}
+    node: dict[str, Any] = {}
     for field in dataclasses.fields(properties):
         value = getattr(properties, field.name, None)
         if isinstance(value, (torch.dtype, torch.layout, torch.memory_format)):
-            told[field.name] = str(value).removeprefix("torch.")
+            node[field.name] = str(value).removeprefix("torch.")
         elif value is None or isinstance(value, bool):
-            told[field.name] = value
+            node[field.name] = value
         elif isinstance(value, tuple) and all(type(one) is int for one in value):
-            told[field.name] = list(value)
+            node[field.name] = list(value)
         else:
             raise _refused(
                 f"metadata.state_dict_metadata[{fqn!r}].properties.{field.name}", f"a {type(value).__name__}"
             )
-    return told
+    return node
 
 
-def _read_properties(told: Mapping[str, Any]) -> TensorProperties:
-    # Another torch may have other fields: what it only tells is left out where this one has no place for it.
+def _read_properties(node: Mapping[str, Any]) -> TensorProperties:
+    # Another version of torch may have other fields: those that this one lacks are left out.
     known = {field.name for field in dataclasses.fields(TensorProperties)}
-    said: dict[str, Any] = {"dtype": dtype_named(told["dtype"])}
-    for name, value in told.items():
+    values: dict[str, Any] = {"dtype": dtype_named(node["dtype"])}
+    for name, value in node.items():
         if name in known and name != "dtype":
             if name in ("layout", "memory_format"):
                 value = getattr(torch, value)
-            said[name] = tuple(value) if isinstance(value, list) else value
-    return TensorProperties(**said)
+            values[name] = tuple(value) if isinstance(value, list) else value
+    return TensorProperties(**values)
 
 
 def _read_entry(
@@ -222,11 +223,11 @@ def _read_entry(
         stored[MetadataIndex(fqn)] = Stored(entry["file"], start=entry["start"], length=entry["length"])
         return BytesStorageMetadata()
     chunks = []
-    for told in entry["chunks"]:
-        chunk = ChunkStorageMetadata(torch.Size(told["offsets"]), torch.Size(told["sizes"]))
-        dtype = told.get("dtype", entry["properties"]["dtype"])
+    for node in entry["chunks"]:
+        chunk = ChunkStorageMetadata(torch.Size(node["offsets"]), torch.Size(node["sizes"]))
+        dtype = node.get("dtype", entry["properties"]["dtype"])
         stored[MetadataIndex(fqn, chunk.offsets)] = Stored(
-            told["file"], told["tensor"], dtype, told.get("as_bytes", False)
+            node["file"], node["tensor"], dtype, node.get("as_bytes", False)
         )
         chunks.append(chunk)
     return TensorStorageMetadata(_read_properties(entry["properties"]), torch.Size(entry["shape"]), chunks)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
-from torch.distributed.checkpoint.storage import StorageReader
+from torch.distributed.checkpoint.storage import StorageReader as TorchStorageReader
 from torch.futures import Future
 
 from .. import _torch
@@ -23,15 +23,15 @@ from ..repository import open as open_repository
 from ..tensors import want
 from . import folder
 from .metadata import METADATA, Stored, as_bytes, decode, dtype_named, manifest_of, merge, rank_metadata
-from .writer import Writer
+from .writer import StorageWriter
 
 #: Stretches of bytes that are no further apart are read together.
 _GAP = 1 << 20
 
 
-class Reader(StorageReader):
-    """Loads distributed checkpoints from a repository: `dcp.load(state, storage_reader=Reader(repo, NAME))`, on as many ranks
-    as there are now.
+class StorageReader(TorchStorageReader):
+    """Loads distributed checkpoints from a repository: `dcp.load(state, storage_reader=StorageReader(repo, NAME))`, on as many
+    ranks as there are now.
 
     `repo` is a repository or its address; `name` is what was saved, or `RUN@latest`, `RUN@upto=N`, `RUN@min=METRIC`,
     `RUN@max=METRIC`; a `checkpoint_id` counts instead. All ranks read the same step, or none. Folders that torch's
@@ -54,7 +54,7 @@ class Reader(StorageReader):
         self._stored: dict[MetadataIndex, Stored] = {}
 
     def __repr__(self) -> str:
-        return f"towline.dcp.Reader({self.repository!r}, {self.name!r})"
+        return f"towline.dcp.StorageReader({self.repository!r}, {self.name!r})"
 
     @property
     def checkpoint_id(self) -> str | None:
@@ -64,7 +64,7 @@ class Reader(StorageReader):
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         """Can it be a name in a repository, or the choice of a run's step?"""
-        return Writer.validate_checkpoint_id(os.fspath(checkpoint_id).partition("@")[0])
+        return StorageWriter.validate_checkpoint_id(os.fspath(checkpoint_id).partition("@")[0])
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         self._asked = None if checkpoint_id is None else os.fspath(checkpoint_id)
@@ -75,11 +75,11 @@ class Reader(StorageReader):
         others'."""
         asked = self._asked or self.name
         if asked is None:
-            raise UsageError("no name to load: give the Reader one, or dcp.load a checkpoint_id")
+            raise UsageError("no name to load: give the StorageReader one, or dcp.load a checkpoint_id")
         name = self.repository._engine.resolve(asked)
         shown = self.repository.show(name)
-        self._step = name, shown["manifest"]
-        files = {entry["path"] for entry in shown["entries"]}
+        self._step = name, shown.manifest
+        files = {entry.path for entry in shown.entries}
         rank = kwargs.get("rank")
         if METADATA in files:
             metadata = decode(self.repository.read(name, METADATA))
@@ -116,6 +116,8 @@ class Reader(StorageReader):
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        if self._step is None:
+            raise UsageError("this plan was not made with towline.dcp.StorageReader.prepare_global_plan")
         name, manifest = self._step
         self._read_bytes(name, [item for item in plan.items if item.type == LoadItemType.BYTE_IO], planner)
         self._read_tensors(name, [item for item in plan.items if item.type != LoadItemType.BYTE_IO], planner)
@@ -143,7 +145,7 @@ class Reader(StorageReader):
         except pickling.UnpicklingError as error:
             raise Unsupported(
                 f"{name} has an object at {item.storage_index.fqn} that only a pickle makes, and a pickle may run any code: "
-                "towline.dcp.Reader(..., pickle=True) makes it, if whoever saved it is trusted"
+                "towline.dcp.StorageReader(..., pickle=True) makes it, if whoever saved it is trusted"
             ) from error
         made = io.BytesIO()
         torch.save(loaded, made)
@@ -187,6 +189,7 @@ class _Reading:
     def add(self, item: ReadItem, stored: Stored, target: torch.Tensor) -> None:
         if target.numel() == 0:
             return
+        assert stored.dtype is not None
         dtype = dtype_named(stored.dtype)
         direct = type(target) is torch.Tensor and target.dtype == dtype and _torch.is_plain(target)
         there = target if direct else torch.empty(tuple(item.lengths), dtype=dtype)
@@ -207,7 +210,7 @@ class _Reading:
 
 
 def _want(item: ReadItem, stored: Stored, dtype: torch.dtype, there: torch.Tensor) -> tuple[Any, ...]:
-    """What the engine is told to read an item."""
+    """The engine's description of the read of an item."""
     window = None
     if item.lengths:
         origin = stored.origin or (0,) * len(item.lengths)
@@ -215,6 +218,7 @@ def _want(item: ReadItem, stored: Stored, dtype: torch.dtype, there: torch.Tenso
         window = offsets, tuple(item.lengths)
         if stored.as_bytes:
             window = as_bytes(dtype, offsets), as_bytes(dtype, item.lengths)
+    assert stored.tensor is not None
     return want(stored.tensor, stored.path, window, there.data_ptr(), _torch.nbytes(there))
 
 

@@ -33,7 +33,7 @@ _UNCLAIMED = 30.0
 
 class Stager(AsyncStager):
     """Stages states for `dcp.async_save(..., async_stager=stager)`, one after the other: in host memory that it uses again once
-    a `towline.dcp.Writer` saved what is there. A Writer has one of its own.
+    a `towline.dcp.StorageWriter` saved what is there. A StorageWriter has one of its own.
 
     `stage` is `"blocking"` (a state is copied when `async_save` returns) or `"background"`: it returns at once with an
     `AsyncSaveResponse` (torch 2.9 and newer), and tensors must not change before its `staging_completion` is done. What is no
@@ -56,11 +56,12 @@ class Stager(AsyncStager):
         _stagers.add(self)
 
     def _set_up_anew(self) -> None:
-        self._region, self._lease = Region(), None
+        self._region = Region()
+        self._lease: Lease | None = None
         self._worker: ThreadPoolExecutor | None = None
-        self._last: Future[Staged] | None = None
+        self._last: Future[dict[str, Any]] | None = None
 
-    def stage(self, state_dict: Mapping[str, Any]) -> Staged | Future[Staged]:
+    def stage(self, state_dict: Mapping[str, Any]) -> dict[str, Any] | Future[dict[str, Any]]:
         """A copy of `state_dict` on the host, once the last one is saved, or a future of it."""
         devices: set[torch.device] = set()
 
@@ -70,20 +71,20 @@ class Stager(AsyncStager):
             return tensor
 
         state = _walk(state_dict, note, _own)
-        said = state, Devices(devices), threading.current_thread()
+        arguments = state, Devices(devices), threading.current_thread()
         if not self._background:
-            return self._stage(*said)
+            return self._stage(*arguments)
         if self._worker is None:
             self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="towline-stager")
-        self._last = self._worker.submit(self._stage, *said)
+        self._last = self._worker.submit(self._stage, *arguments)
         return self._last
 
-    def _stage(self, state: dict[str, Any], devices: Devices, by: threading.Thread) -> Staged:
+    def _stage(self, state: dict[str, Any], devices: Devices, by: threading.Thread) -> dict[str, Any]:
         with self._lock:
             while self._lease is not None and self._lease.in_use():
                 self._lease.over.wait(0.02)
             if self._lease is not None and not self._lease.over.is_set():
-                # Nobody said that it is not used any more.
+                # Nobody released it: it may be in use.
                 self._region = Region(shared=self._region.shared)
             leaves = _Leaves()
             _walk(state, lambda tensor: _tensor(tensor, leaves.note))
@@ -110,7 +111,7 @@ class Stager(AsyncStager):
             lease.claim()
 
 
-#: All that there are: a Writer may save what a stager that is not its own staged.
+#: All that there are: a StorageWriter may save what a stager that is not its own staged.
 _stagers: weakref.WeakSet[Stager] = weakref.WeakSet()
 
 
@@ -131,7 +132,7 @@ def release(tensors: list[torch.Tensor]) -> None:
         lease.over.set()
 
 
-class Staged(dict):
+class Staged(dict[str, Any]):
     """A staged state. To another process it goes as one stretch of shared memory, whatever the number of its tensors."""
 
     __slots__ = ("__weakref__", "lease")
@@ -152,7 +153,8 @@ class Lease:
         self.region = region
         self.over = threading.Event()
         self._staged = weakref.ref(staged)
-        self._by, self._saver = by, None
+        self._by = by
+        self._saver: threading.Thread | None = None
         self._since = time.monotonic()
 
     def claim(self) -> None:
@@ -176,7 +178,7 @@ class Region:
     def __init__(self, shared: bool = False):
         self.shared = shared
         self._memory = torch.empty(0, dtype=torch.uint8)
-        self._unpin: weakref.finalize | None = None
+        self._unpin: weakref.finalize[..., Any] | None = None
         self._pinned_for: torch.device | None = None
         #: Where the memory began when it was filled.
         self._begin = 0
@@ -308,19 +310,20 @@ def _tensor(tensor: torch.Tensor, leaf: Callable[[torch.Tensor], torch.Tensor]) 
 
 def _wrapped(tensor: torch.Tensor, leaf: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
     """A distributed tensor, or another one that wraps plain ones."""
+    wrapper: Any = tensor
     if type(tensor).__name__ == "AsyncCollectiveTensor":
-        return _tensor(tensor.wait(), leaf)
+        return _tensor(wrapper.wait(), leaf)
     if not hasattr(tensor, "__tensor_flatten__"):
         # ShardedTensor, for one.
         return copy.deepcopy(tensor) if tensor.device.type == "cpu" else tensor.to("cpu")
-    names, told = tensor.__tensor_flatten__()
+    names, context = wrapper.__tensor_flatten__()
     inner = {name: getattr(tensor, name) for name in names}
     parts = {name: _tensor(one, leaf) for name, one in inner.items() if isinstance(one, torch.Tensor)}
     # What wraps a view of something longer takes over where it begins, and torch then takes that for its address when it
     # pickles it: so views come after.
     views = {name: part for name, part in parts.items() if part.storage_offset()}
     whole = {name: parts.get(name, one) if name not in views else one for name, one in inner.items()}
-    made = type(tensor).__tensor_unflatten__(whole, told, tensor.size(), tensor.stride())
+    made: torch.Tensor = type(wrapper).__tensor_unflatten__(whole, context, tensor.size(), tensor.stride())
     for name, view in views.items():
         setattr(made, name, view)
     return made

@@ -23,18 +23,20 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta
-from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, TensorWriteData, WriteItem, WriteItemType
 from torch.distributed.checkpoint.staging import AsyncStager
-from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
+from torch.distributed.checkpoint.storage import StorageWriter as TorchStorageWriter
+from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from .. import _given, _torch, _towline
 from .._attempts import Attempts
 from ..errors import Conflict, UnsupportedValue, UsageError
-from ..repository import Compression, Repository, wishes
+from ..reports import SaveReport
+from ..repository import Compression, Repository, save_options
 from ..repository import open as open_repository
 from .metadata import METADATA, Stored, as_bytes, encode, has_word, manifest_of, rank_metadata
-from .stager import Region, Staged, Stager, claim, release
+from .stager import Region, Stager, claim, release
 
 #: What one part of a rank holds, about: the host memory that tensors of a GPU are copied through.
 BATCH = 4 << 30
@@ -51,8 +53,8 @@ _arrived = threading.local()
 _times: collections.Counter[tuple[str, str]] = collections.Counter()
 
 
-class Writer(StorageWriter, AsyncStager):
-    """Saves distributed checkpoints to a repository: `dcp.save(state, checkpoint_id=NAME, storage_writer=Writer(repo))`.
+class StorageWriter(TorchStorageWriter, AsyncStager):
+    """Saves distributed checkpoints to a repository: `dcp.save(state, checkpoint_id=NAME, storage_writer=StorageWriter(repo))`.
 
     `repo` is a repository or its address, `name` what is saved where no `checkpoint_id` is given. As with torch's own writers a
     name that is there already is saved anew: it keeps what it held until the new step is whole. With `overwrite=False` that
@@ -87,14 +89,14 @@ class Writer(StorageWriter, AsyncStager):
         if batch < 1:
             raise UsageError(f"a batch is a number of bytes, not {batch}")
         # Says now what is wrong with it.
-        said = wishes(metrics, labels=labels, key_every=key_every, compression=compression)
-        _given.check_save("run/step-0", said)
+        options = save_options(metrics, labels=labels, key_every=key_every, compression=compression)
+        _given.check_save("run/step-0", options)
         self.repository = repo if isinstance(repo, Repository) else open_repository(repo)
         self.name, self.overwrite = name, overwrite
         self.metrics, self.labels = dict(metrics or {}), dict(labels or {})
         self.key_every, self.compression, self.attempt, self.batch = key_every, compression, attempt, batch
-        #: What the last save of this process did, as the engine tells it.
-        self.report: dict[str, Any] | None = None
+        #: The report of the last save of this process.
+        self.report: SaveReport | None = None
         self._staging = stage
         self._set_up()
 
@@ -110,7 +112,7 @@ class Writer(StorageWriter, AsyncStager):
         self._set_up()
 
     def __repr__(self) -> str:
-        return f"towline.dcp.Writer({self.repository!r}, {self.name!r})"
+        return f"towline.dcp.StorageWriter({self.repository!r}, {self.name!r})"
 
     @property
     def checkpoint_id(self) -> str | None:
@@ -127,7 +129,7 @@ class Writer(StorageWriter, AsyncStager):
 
     # -- Staging ---------------------------------------------------------------------------------------------------------
 
-    def stage(self, state_dict: dict[str, Any]) -> Staged | concurrent.futures.Future[Staged]:
+    def stage(self, state_dict: dict[str, Any]) -> dict[str, Any] | concurrent.futures.Future[dict[str, Any]]:
         """A copy of the state on the host, in memory that is used again once it is saved; waits while it is not. The same copy
         serves `async_save` in a thread and in a process, where it becomes shared memory."""
         return self._stager.stage(state_dict)
@@ -137,7 +139,7 @@ class Writer(StorageWriter, AsyncStager):
         self._stager.synchronize_staging()
 
     def close(self) -> None:
-        """Lets go of the memory for staging, once all is staged. The Writer can be used again."""
+        """Lets go of the memory for staging, once all is staged. The StorageWriter can be used again."""
         self._stager.close()
         # A save that another thread is at keeps what it has.
         self._save.forget()
@@ -177,7 +179,7 @@ class Writer(StorageWriter, AsyncStager):
         handout = getattr(_arrived, "handout", None) or plan.storage_data
         if not isinstance(handout, Handout):
             raise UsageError(
-                "this plan was not made with towline.dcp.Writer.prepare_global_plan, which every save calls"
+                "this plan was not made with towline.dcp.StorageWriter.prepare_global_plan, which every save calls"
             )
         save = self._save
         save.handout, results, tensors = handout, [], []
@@ -199,14 +201,14 @@ class Writer(StorageWriter, AsyncStager):
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         save = self._save
-        handout, held = save.handout, save.held
+        handout, held = save.planned(), save.held
         document = encode(metadata, results, handout.world_size)
         if held is None:
             report = self._put([(METADATA, [document])], handout.total - 1)
-            if not report["complete"]:
+            if not report.complete:
                 raise Conflict(
-                    f"{self._name()} is not saved: of attempt {handout.attempt} part {report['waits_for']} is not there "
-                    "(did every rank use this Writer?)"
+                    f"{self._name()} is not saved: of attempt {handout.attempt} part {report.waits_for} is not there "
+                    "(did every rank use this StorageWriter?)"
                 )
             return
         path = METADATA if save.collective else rank_metadata(handout.rank)
@@ -214,10 +216,10 @@ class Writer(StorageWriter, AsyncStager):
         release(held.tensors)
         save.held = None
 
-    def _put(self, files: list[_File], part: int | None) -> dict[str, Any]:
+    def _put(self, files: list[_File], part: int | None) -> SaveReport:
         """Saves files as the whole step, or as one part of it."""
-        handout = self._save.handout
-        said = wishes(
+        handout = self._save.planned()
+        options = save_options(
             self.metrics,
             labels=self.labels,
             framework="pytorch",
@@ -226,13 +228,14 @@ class Writer(StorageWriter, AsyncStager):
             world_size=handout.total,
             part=None if part is None else (part, handout.attempt),
         )
-        self.report = json.loads(self.repository._engine.save_files(files, self._name(), said))
+        report = self.repository._engine.save_files(files, self._name(), options)
+        self.report = SaveReport.read(json.loads(report))
         return self.report
 
     def _name(self) -> str:
         name = self.checkpoint_id
         if name is None:
-            raise UsageError("no name to save as: give the Writer one, or dcp.save a checkpoint_id")
+            raise UsageError("no name to save as: give the StorageWriter one, or dcp.save a checkpoint_id")
         return name
 
     def _handouts(self, plans: list[SavePlan]) -> list[Handout]:
@@ -245,7 +248,7 @@ class Writer(StorageWriter, AsyncStager):
         return [Handout(attempt, rank, ranks, firsts[rank], parts[rank], sum(parts) + 1) for rank in range(ranks)]
 
     def _own_handout(self) -> Handout:
-        """For a rank that is told nothing by others."""
+        """For a rank that gets no plan from others."""
         rank, ranks = self._save.rank, 1
         if dist.is_available() and dist.is_initialized():
             ranks = dist.get_world_size()
@@ -271,6 +274,11 @@ class _Save(threading.local):
         self.handout: Handout | None = None
         #: What waits for the metadata.
         self.held: _Batch | None = None
+
+    def planned(self) -> Handout:
+        """Its handout, which came with the plan."""
+        assert self.handout is not None
+        return self.handout
 
 
 @dataclasses.dataclass(frozen=True)
@@ -311,21 +319,23 @@ class _Batch:
         for at, copied in zip(others, copies.fill([tensors[at] for at in others]) if others else (), strict=True):
             tensors[at] = copied
         self.tensors = tensors
-        leaves, sharding, taken = [], {}, set()
+        leaves, sharding = [], {}
+        taken: set[str] = set()
         for item, tensor in zip(items, tensors, strict=True):
             name, dtype, size, plain = _named(item, taken), tensor.dtype, _torch.nbytes(tensor), has_word(tensor.dtype)
             shape = tuple(tensor.shape) if plain else as_bytes(dtype, tensor.shape)
             leaves.append((name, _torch.WORDS.get(dtype, "U8"), shape, size))
+            data = _data(item)
             sharding[name] = {
-                "saved_offsets": list(item.tensor_data.chunk.offsets),
+                "saved_offsets": list(data.chunk.offsets),
                 "fqn": item.index.fqn,
-                "shape": list(item.tensor_data.size),
+                "shape": list(data.size),
             }
             stored = Stored(path, name, str(dtype).removeprefix("torch."), not plain)
             self.results.append(WriteResult(item.index, size, stored))
         # As torch tells where a part belongs, https://github.com/pytorch/pytorch/blob/main/torch/distributed/checkpoint/_hf_utils.py
-        told = {"DCP_SHARDING_INFO": json.dumps(sharding), "DCP_VERSION": "1.0", "format": "pt"}
-        header, starts, _ = _towline.lay_out(leaves, told)
+        metadata = {"DCP_SHARDING_INFO": json.dumps(sharding), "DCP_VERSION": "1.0", "format": "pt"}
+        header, starts, _ = _towline.lay_out(leaves, metadata)
         order = sorted(range(len(tensors)), key=starts.__getitem__)
         pieces = [(tensors[at].data_ptr(), _torch.nbytes(tensors[at])) for at in order]
         self.files.append((path, [header, *(piece for piece in pieces if piece[1])]))
@@ -348,10 +358,10 @@ class _Batch:
 def _plain(item: WriteItem, tensor: Any) -> torch.Tensor:
     """The tensor of an item, if it can be stored."""
     where = _shown(item.index)
-    if not isinstance(tensor, torch.Tensor):
-        raise UsageError(f"the planner gave a {type(tensor).__name__} for the tensor {where}")
     if type(tensor).__name__ == "AsyncCollectiveTensor":
         tensor = tensor.wait()
+    if not isinstance(tensor, torch.Tensor):
+        raise UsageError(f"the planner gave a {type(tensor).__name__} for the tensor {where}")
     what, cure = None, "turn it into plain tensors"
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
         what = f"a tensor of the kind {type(tensor).__module__}.{type(tensor).__qualname__}"
@@ -365,19 +375,19 @@ def _plain(item: WriteItem, tensor: Any) -> torch.Tensor:
         error = UnsupportedValue(f"{where} cannot be kept: it is {what} ({cure})")
         error.place, error.cure = where, cure
         raise error
-    if tuple(tensor.shape) != tuple(item.tensor_data.chunk.sizes):
+    sizes = _data(item).chunk.sizes
+    if tuple(tensor.shape) != tuple(sizes):
         raise UsageError(
-            f"{where} is planned as {list(item.tensor_data.chunk.sizes)} and is {list(tensor.shape)}: "
-            "did it change while it was saved?"
+            f"{where} is planned as {list(sizes)} and is {list(tensor.shape)}: did it change while it was saved?"
         )
     return tensor.detach()
 
 
 def _named(item: WriteItem, taken: set[str]) -> str:
     """What an item's tensor is called in its file: the same in every step, and by all parts of a tensor differently."""
-    chunk = item.tensor_data.chunk
-    name = item.index.fqn
-    if chunk.sizes != item.tensor_data.size:
+    data = _data(item)
+    chunk, name = data.chunk, item.index.fqn
+    if chunk.sizes != data.size:
         name += "@" + ",".join(map(str, chunk.offsets))
     wanted, again = name, 1
     while name in taken or name == "__metadata__":
@@ -385,6 +395,12 @@ def _named(item: WriteItem, taken: set[str]) -> str:
         name = f"{wanted}#{again}"
     taken.add(name)
     return name
+
+
+def _data(item: WriteItem) -> TensorWriteData:
+    """The description of an item that is a tensor."""
+    assert item.tensor_data is not None
+    return item.tensor_data
 
 
 def _size(item: WriteItem) -> int:

@@ -1,4 +1,4 @@
-"""The end of the process: what is unfinished then is finished."""
+"""Shutdown: saves that are unfinished when the process ends are finished."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .errors import Error
 
 
 class Closeable(Protocol):
-    """What may be unfinished."""
+    """An object with work that may be unfinished."""
 
     def close(self) -> None: ...
 
@@ -29,7 +29,7 @@ def watch(unfinished: Closeable) -> None:
 
 
 def forget(finished: Closeable) -> None:
-    """Says that it needs no more closing."""
+    """Removes what needs no more closing."""
     _live.discard(finished)
 
 
@@ -48,12 +48,12 @@ def _finish_all() -> None:
             warnings.warn(f"towline: {error}", stacklevel=2)
 
 
-def hear_sigterm() -> None:
-    """Makes SIGTERM an orderly exit, so that saves are finished, unless the program hears it already."""
+def exit_on_sigterm() -> None:
+    """Makes SIGTERM an orderly exit, so that saves are finished, unless the program handles it already."""
     main = threading.current_thread() is threading.main_thread()
     if main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, _exit_on_sigterm)
+        signal.signal(signal.SIGTERM, _raise_exit)
 
 
-def _exit_on_sigterm(number: int, _frame: Any) -> None:
+def _raise_exit(number: int, _frame: Any) -> None:
     raise SystemExit(128 + number)
