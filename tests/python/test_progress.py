@@ -96,10 +96,10 @@ def test_a_callable_that_fails_fails_nothing_else(repository):
         raise RuntimeError("no")
 
     with towline.Checkpointer(repository, "run") as checkpointer:
-        with pytest.warns(UserWarning, match="progress of run/step-1 is told no more.*no"):
+        with pytest.warns(UserWarning, match="progress of run/step-1 is no longer reported.*no"):
             checkpointer.save(1, STATE, progress=broken).wait()
             checkpointer.close()
-        with pytest.warns(UserWarning, match="told no more"):
+        with pytest.warns(UserWarning, match="no longer reported"):
             assert torch.equal(checkpointer.restore(progress=broken)["a"], STATE["a"])
 
 
