@@ -108,7 +108,7 @@ impl fmt::Debug for Block {
     }
 }
 
-/// What blocks are made of.
+/// Memory of a block.
 pub(crate) enum Memory {
     Allocated(Vec<u8>),
     Mapped(MmapMut),

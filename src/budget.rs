@@ -31,7 +31,7 @@ struct Shared {
     /// Half of the budget: see [`Budget::keep`].
     kept: Arc<Semaphore>,
     pool: Mutex<Pool>,
-    /// What it holds of the budget that it was carved out of.
+    /// Its share of the budget that it was carved out of.
     _carved: Option<OwnedSemaphorePermit>,
 }
 
@@ -70,7 +70,7 @@ impl Budget {
         (Self::memory_bytes() / 4).clamp(MEMORY_MIN, 2048 * MIB)
     }
 
-    /// What the cgroup allows, or the machine's memory where it sets no limit, in bytes.
+    /// Limit of the cgroup, or the machine's memory where it sets none, in bytes.
     #[must_use]
     pub fn memory_bytes() -> u64 {
         let machine = rustix::system::sysinfo();

@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 pub struct Timestamp(pub i64);
 
 impl Timestamp {
-    /// How long `self` is after `earlier`; zero if it is not.
+    /// Time from `earlier` to `self`; zero if `self` is not after it.
     #[must_use]
     pub fn since(self, earlier: Self) -> Duration {
         u64::try_from(self.0.saturating_sub(earlier.0)).map_or(Duration::ZERO, Duration::from_nanos)

@@ -9,15 +9,15 @@ use std::fmt;
 
 use serde::ser::{Serialize, SerializeStruct as _, Serializer};
 
-/// What to do about a file system that says no.
+/// Help about a file system that denies access.
 const ACCESS_CURE: &str = "check the owner and mode of the path, and how it is mounted";
-/// What to do about one that is full.
+/// Help about a full file system.
 const SPACE_CURE: &str = "free some space there and run the same command again";
 
 /// The result of anything in this crate that can fail.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What a caller can do about an error.
+/// Kind of an error, by what a caller can do about it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
@@ -93,7 +93,7 @@ impl ErrorKind {
     }
 }
 
-/// What went wrong. Built as a sentence: `Error::damaged("pack footer").at(key).expected(a).got(b).cure("...")`.
+/// Error. Built as a sentence: `Error::damaged("pack footer").at(key).expected(a).got(b).cure("...")`.
 pub struct Error(Box<Inner>);
 
 struct Inner {
@@ -171,21 +171,21 @@ impl Error {
         self
     }
 
-    /// What should have been there.
+    /// Adds the expected value.
     #[must_use]
     pub fn expected(mut self, expected: impl fmt::Display) -> Self {
         self.0.expected = Some(expected.to_string());
         self
     }
 
-    /// What was there instead.
+    /// Adds the actual value.
     #[must_use]
     pub fn got(mut self, got: impl fmt::Display) -> Self {
         self.0.got = Some(got.to_string());
         self
     }
 
-    /// What the user can do.
+    /// Adds help for the user.
     #[must_use]
     pub fn cure(mut self, cure: impl Into<Cow<'static, str>>) -> Self {
         self.0.cure = Some(cure.into());
@@ -205,19 +205,19 @@ impl Error {
         self.0.kind
     }
 
-    /// Where it happened, if known.
+    /// Place, if known.
     #[must_use]
     pub fn place(&self) -> Option<&str> {
         self.0.place.as_deref()
     }
 
-    /// What to do about it, if known.
+    /// Help, if there is any.
     #[must_use]
     pub fn cure_text(&self) -> Option<&str> {
         self.0.cure.as_deref()
     }
 
-    /// What lies below it, from the top; a cause that only repeats the one above is left out.
+    /// Causes, from the top; a cause that only repeats the one above is left out.
     #[must_use]
     pub fn causes(&self) -> Vec<String> {
         let mut causes = Vec::new();

@@ -82,7 +82,7 @@ impl Metric {
     }
 }
 
-/// What a number is.
+/// Kind of a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// It only grows while the agent runs.
@@ -96,9 +96,9 @@ pub enum Kind {
 pub struct Family {
     /// The public name.
     pub name: &'static str,
-    /// What the numbers are.
+    /// Kind of the numbers.
     pub kind: Kind,
-    /// What they say.
+    /// Help text.
     pub help: &'static str,
 }
 

@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 use crate::transfer::identity::Identity;
 use crate::transfer::peers::PeerStat;
 
-/// Which other agent is to do something; as text `SITE` or `SITE/AGENT`.
+/// Selector of another agent; as text `SITE` or `SITE/AGENT`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum At {
     /// One of the agents of a site.
@@ -100,7 +100,7 @@ pub(super) fn others(at: &At, own: &Identity, peers: &[PeerStat], name: &str) ->
     others.into_iter().map(|(_, _, agent, address)| (agent, address)).collect()
 }
 
-/// Who has shown its certificate; of one at several addresses, the one with a link.
+/// Agents that have shown their certificates; of one at several addresses, the one with a link.
 fn known(own: &Identity, peers: &[PeerStat]) -> BTreeMap<Identity, Known> {
     let mut known = BTreeMap::new();
     for peer in peers {

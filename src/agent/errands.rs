@@ -27,13 +27,13 @@ use crate::transfer::identity::Identity;
 use crate::transfer::protocol::Priority;
 use crate::work::blocking;
 
-/// How long until what the agent does by itself is tried again after it failed.
+/// Pause before the agent's own work is tried again after it failed.
 pub(super) const AGAIN_AFTER: Duration = Duration::from_secs(5);
 
 /// Time for a watch that is cut off to name what is not saved.
 const NAMING: Duration = Duration::from_secs(1);
 
-/// What to restore, and where to.
+/// Name to restore, and its destination.
 #[derive(Debug)]
 pub(super) struct Restoring {
     pub(super) name: Selector,
@@ -46,7 +46,7 @@ pub(super) struct Restoring {
     pub(super) only: Vec<String>,
 }
 
-/// What to warm, and how.
+/// Name to warm, and how.
 #[derive(Debug)]
 pub(super) struct Warming {
     pub(super) name: Selector,
@@ -54,14 +54,14 @@ pub(super) struct Warming {
     pub(super) below: Option<String>,
     /// Whether it is for later, or somebody waits for it.
     pub(super) kind: Kind,
-    /// Where missing chunks may come from.
+    /// Sources of missing chunks.
     pub(super) from: From,
     /// Read from the repository what that place lacks.
     pub(super) or_repository: bool,
     pub(super) pin: Option<Pinning>,
     /// Only find out what is lacking.
     pub(super) dry_run: bool,
-    /// Which other agent asks, if one does.
+    /// The other agent that asks, if one does.
     pub(super) caller: Option<Identity>,
 }
 
@@ -296,7 +296,7 @@ impl Watching {
     }
 }
 
-/// What came of a transfer, as the command of that name tells it.
+/// Report of a transfer, as the command of that name prints it.
 pub(super) fn report(report: &impl Serialize) -> Result<Value> {
     serde_json::to_value(report).map_err(|source| Error::other("report is not JSON").source(source))
 }

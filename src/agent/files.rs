@@ -32,7 +32,7 @@ const PATIENCE: Duration = Duration::from_mins(1);
 pub(super) struct Opened(Mutex<VecDeque<Arc<Saved>>>);
 
 impl Opened {
-    /// What `name` stands for now.
+    /// Opens the current value of `name`.
     ///
     /// # Errors
     /// As [`Repository::saved`].
@@ -125,7 +125,7 @@ impl File {
         self.content().map(|content| content.size)
     }
 
-    /// What changes when the tree does: as an entity tag (<https://www.rfc-editor.org/rfc/rfc9110#section-8.8.3>).
+    /// Entity tag that changes when the tree does (<https://www.rfc-editor.org/rfc/rfc9110#section-8.8.3>).
     pub(super) fn tag(&self) -> String {
         format!("\"{}\"", self.saved.value.manifest)
     }

@@ -57,13 +57,13 @@ use crate::transfer::peers::discover;
 use crate::transfer::{Holdings, not_bound, quic, tcp};
 use crate::work::blocking;
 
-/// What a connection is upgraded to over which chunks are taken.
+/// Protocol that a connection is upgraded to for chunks.
 const PROTOCOL: &str = "towline";
 /// The header by which a request says that it is for another agent, and an answer which one gave it.
 const AT: &str = "towline-at";
 /// The part of the grace that those who watch folders have.
 const WATCH_PART: f64 = 0.9;
-/// How long what was told to stop, and connections, may take to let go.
+/// Time that stopped work and connections have to end.
 const LETTING_GO: Duration = Duration::from_secs(3);
 
 /// A running agent.
@@ -130,19 +130,19 @@ impl Agent {
         Ok(Self { house, doors, socket: config.socket, http, listen, grace: config.grace, _claimed: claimed })
     }
 
-    /// Where its socket is.
+    /// Its socket.
     #[must_use]
     pub fn socket(&self) -> &Path {
         &self.socket
     }
 
-    /// Where its API is on loopback, if it is.
+    /// Loopback address of its API, if it has one.
     #[must_use]
     pub fn http(&self) -> Option<SocketAddr> {
         self.http
     }
 
-    /// Where other agents reach it, if they may.
+    /// Address for other agents, if they may connect.
     #[must_use]
     pub fn listens(&self) -> Option<SocketAddr> {
         self.listen

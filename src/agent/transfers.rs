@@ -25,7 +25,7 @@ const CALLED_MAX: usize = 32;
 /// Transfers that ended and are still told of.
 const ENDED_KEPT: usize = 256;
 
-/// How long a transfer that hears that it is stopped may take to end.
+/// Time that a transfer has to end after a stop request.
 const STOPPING: Duration = Duration::from_secs(8);
 
 /// All transfers of an agent. Clones share them.
@@ -71,7 +71,7 @@ pub(super) struct Entry {
 #[derive(Clone, Debug)]
 struct State {
     standing: Standing,
-    /// How long it took, once it ended.
+    /// Duration, once it has ended.
     took: Option<Duration>,
     /// Its report, or its error.
     outcome: Option<Value>,
@@ -117,13 +117,13 @@ impl Trouble {
     }
 }
 
-/// What is to be done, and what it is about.
+/// Description of a transfer's work.
 #[derive(Clone, Debug)]
 pub(super) struct About {
     pub(super) kind: Kind,
     pub(super) name: String,
     pub(super) repository: Option<String>,
-    /// Which other agent asks for it, if one does.
+    /// The other agent that asks for it, if one does.
     pub(super) caller: Option<Identity>,
 }
 

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use rustix::process::{Uid, getuid};
 
-/// Where the names of users stand (<https://man7.org/linux/man-pages/man5/passwd.5.html>).
+/// File with the names of users (<https://man7.org/linux/man-pages/man5/passwd.5.html>).
 const PASSWD: &str = "/etc/passwd";
 
 /// The name of `user`. One that a directory service knows, and not the file of users, is called as its own processes say

@@ -17,7 +17,7 @@ use super::torch::{self, dtypes};
 use super::{Dtype, Elements, Layout, Part, ReadAt, Tensor, in_blocks};
 use crate::limits::{RANK_MAX, TENSOR_NAME_MAX, TENSORS_MAX};
 
-/// What the file with the metadata is called.
+/// File name of the metadata.
 pub const METADATA_NAME: &str = ".metadata";
 
 /// Parts of all tensors, at most.
@@ -43,33 +43,33 @@ pub enum ParseError {
     OutOfRange {
         /// The tensor's name.
         name: String,
-        /// Where the part begins.
+        /// Start of the part.
         start: u64,
-        /// Where it ends.
+        /// End of the part.
         end: u64,
     },
-    /// What stands where a part should is no torch file.
+    /// A part that is no torch file.
     #[error("the part of {name:?} at byte {start} cannot be read")]
     Item {
         /// The tensor's name.
         name: String,
-        /// Where the part begins.
+        /// Start of the part.
         start: u64,
         /// Why.
         #[source]
         source: torch::ParseError,
     },
-    /// What stands where a part should is another tensor.
+    /// A part that is another tensor.
     #[error("the part of {name:?} at byte {start} is not of the type and shape that the metadata says")]
     Mismatch {
         /// The tensor's name.
         name: String,
-        /// Where the part begins.
+        /// Start of the part.
         start: u64,
     },
 }
 
-/// What `.metadata` says.
+/// Content of `.metadata`.
 #[derive(Debug, Default)]
 pub struct Metadata {
     tensors: Vec<Whole>,
@@ -86,12 +86,12 @@ struct Whole {
     /// None if it is not known.
     dtype: Option<Dtype>,
     shape: Box<[u64]>,
-    /// Where its parts begin among all, sorted by where they begin, and how many they are.
+    /// First of its parts among all, sorted by where they begin, and their number.
     from: usize,
     parts: usize,
 }
 
-/// Where a part lies in its file.
+/// Place of a part in its file.
 #[derive(Debug)]
 struct Item {
     tensor: u32,
@@ -187,7 +187,7 @@ impl Metadata {
         Ok(layout)
     }
 
-    /// Where a part of a tensor begins, and its sizes.
+    /// Offsets of a part of a tensor, and its sizes.
     fn part(&self, whole: &Whole, part: usize) -> (&[u64], &[u64]) {
         let rank = whole.shape.len();
         let from = whole.from + part * 2 * rank;
@@ -195,7 +195,7 @@ impl Metadata {
         boxed.split_at_checked(rank).unwrap_or_default()
     }
 
-    /// Which part of a tensor begins at `offsets`.
+    /// Part of a tensor that begins at `offsets`.
     fn part_at(&self, whole: &Whole, offsets: &[u64]) -> Option<usize> {
         let (mut low, mut high) = (0, whole.parts);
         while low < high {
@@ -294,7 +294,7 @@ impl<'p, 'a> Reader<'p, 'a> {
         }
     }
 
-    /// What `key` stands for in a dict.
+    /// Value of `key` in a dict.
     fn entry(&self, dict: Ref, key: &Key) -> Option<Ref> {
         let Value::Dict(members) = self.pickle.value(dict) else { return None };
         let mut pairs = members.chunks_exact(2);

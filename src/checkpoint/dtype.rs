@@ -125,7 +125,7 @@ impl Dtype {
         !matches!(self, Self::C32 | Self::C128 | Self::QI8 | Self::QU8 | Self::QI32)
     }
 
-    /// What numbers its elements are made of; none for an unknown type. Numbers packed within bytes count as bytes.
+    /// Element type of its numbers; none for an unknown type. Numbers packed within bytes count as bytes.
     #[must_use]
     pub const fn number(&self) -> Option<Element> {
         Some(match self {

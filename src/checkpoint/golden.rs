@@ -8,7 +8,7 @@ use serde::Deserialize;
 use super::*;
 use crate::chunker::tensor;
 
-/// What make.py says of a file or folder.
+/// Expectations of make.py about a file or folder.
 #[derive(Deserialize)]
 struct Expected {
     file: String,
@@ -46,7 +46,7 @@ fn described(tensor: &Tensor, bytes: &[u8]) -> Described {
     }
 }
 
-/// What every layout promises: order, bounds, and spans that cut the whole file.
+/// Checks what every layout promises: order, bounds, and spans that cut the whole file.
 pub(super) fn check(layout: &Layout, len: u64) {
     assert!(layout.tensors.iter().all(|tensor| tensor.start <= tensor.end && tensor.end <= len));
     assert!(layout.tensors.is_sorted_by_key(|tensor| tensor.start));
@@ -101,7 +101,7 @@ fn distributed_parts_know_their_wholes() {
     assert_eq!(found, wanted);
 }
 
-/// What is not row-major has no name, yet is cut at its elements.
+/// Elements that are not row-major have no name, yet are cut at their bounds.
 #[test]
 fn storages_without_a_listed_tensor_are_elements() {
     let bytes = fs::read(folder().join("views.pt")).unwrap();

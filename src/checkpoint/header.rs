@@ -25,12 +25,12 @@ pub struct NewTensor<'a> {
     pub len: u64,
 }
 
-/// How a new file is laid out.
+/// Layout of a new file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NewFile {
     /// Its first bytes.
     pub header: Vec<u8>,
-    /// Where each tensor begins in the file, in the order that they were given in.
+    /// Start of each tensor in the file, in the order that they were given in.
     pub starts: Vec<u64>,
     /// Bytes in the file.
     pub len: u64,

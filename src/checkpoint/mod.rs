@@ -30,8 +30,8 @@ pub type ReadAt<'a> = &'a mut (dyn FnMut(u64, &mut [u8]) -> io::Result<()> + 'a)
 pub struct Layout {
     /// The tensors, sorted by where they start. Those of a torch file may overlap: several may be views of one storage.
     pub tensors: Vec<Tensor>,
-    /// Where elements lie, sorted, nothing twice: what the tensors cover, and elements that belong to no tensor here, such
-    /// as those of a storage whose tensors are not row-major.
+    /// Ranges of elements, sorted, nothing twice: those of tensors, and elements that belong to no tensor here, such as those of
+    /// a storage whose tensors are not row-major.
     pub elements: Vec<Elements>,
 }
 
@@ -70,7 +70,7 @@ pub struct Tensor {
 pub struct Part {
     /// Elements of the whole tensor along each dimension.
     pub shape: Box<[u64]>,
-    /// Where the part begins along each dimension.
+    /// Offsets of the part along each dimension.
     pub offsets: Box<[u64]>,
 }
 
@@ -190,7 +190,7 @@ impl Layout {
         Self { tensors, elements }
     }
 
-    /// What the cutter needs to know.
+    /// Spans for the cutter.
     #[must_use]
     pub fn spans(&self) -> Vec<Span> {
         let span = |one: &Elements| {
@@ -200,7 +200,7 @@ impl Layout {
         self.elements.iter().map(span).collect()
     }
 
-    /// What numbers fill `range` of the file; none unless they are all of one kind, and whole.
+    /// Element type in `range` of the file; none unless all elements are of one type, and whole.
     #[must_use]
     pub fn number_in(&self, range: &Range<u64>) -> Option<Element> {
         let from = self.elements.partition_point(|one| one.end <= range.start);

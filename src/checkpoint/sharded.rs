@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::Deserialize;
 use thiserror::Error;
 
-/// How the name of an index ends.
+/// Suffix of the name of an index.
 pub const INDEX_NAME: &str = ".safetensors.index.json";
 /// Bytes in an index, at most: some hundred thousand tensors.
 pub const INDEX_LEN_MAX: u64 = 64 << 20;
@@ -19,7 +19,7 @@ pub const INDEX_LEN_MAX: u64 = 64 << 20;
 #[error("not the index of a sharded checkpoint")]
 pub struct ParseError(#[from] serde_json::Error);
 
-/// Which tensors should be in which file, in the folder of the index.
+/// Tensors of each file, in the folder of the index.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Index {
     /// Tensors, by file.

@@ -31,7 +31,7 @@ impl Elsewhere {
     }
 }
 
-/// What an agent says, and which one if that is not the one here.
+/// Answer of an agent, and the agent if it is not the one here.
 #[derive(Debug, Serialize)]
 struct Said<T> {
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -311,7 +311,7 @@ fn warmed(said: &Said<Transfer>) -> String {
     )
 }
 
-/// Where the bytes that a transfer moved came from, gaps between chunks included; empty if none moved.
+/// Sources of the bytes that a transfer moved, gaps between chunks included; empty if none moved.
 fn sources(transfer: &Transfer) -> String {
     let sources = transfer.report.as_ref().and_then(|report| report.get("sources")).cloned().unwrap_or_default();
     let bytes = |source: &str| sources.get(source).and_then(Value::as_u64).unwrap_or(0);

@@ -12,7 +12,7 @@ use super::config::{Chosen, Flags, Settings, Surroundings};
 use super::help;
 use crate::agent::Config;
 
-/// What the parser says of a verb without what it wants, and of flags without a verb.
+/// Errors of the parser about a verb that lacks an argument, and flags without a verb.
 const LACKING: [Wrong; 3] =
     [Wrong::MissingRequiredArgument, Wrong::MissingSubcommand, Wrong::DisplayHelpOnMissingArgumentOrSubcommand];
 

@@ -1,6 +1,6 @@
 //! The longer texts of the help: what no single flag can say, and an example of each command.
 
-/// What stands first in `towline help`.
+/// First text of `towline help`.
 pub(super) const ABOUT: &str = "\
 Towline saves files and folders in a repository, and brings them back anywhere.
 
@@ -8,7 +8,7 @@ A repository lives in a folder or in an S3 bucket. Whoever may write there may s
 server in between. What a repository holds already is neither stored nor sent again, and every byte that comes back \
 has been checked.";
 
-/// What stands last in `towline help`.
+/// Last text of `towline help`.
 pub(super) const MANUAL: &str = "\
 Getting started:
   towline save ckpt/ run-7/step-1000         save a folder under a name
@@ -67,7 +67,7 @@ Exit codes:
   4 damaged       5 conflict        6 store unreachable   7 denied
   130 interrupted (Ctrl-C)          143 terminated (SIGTERM)";
 
-/// What stands last in `towline -h`.
+/// Last text of `towline -h`.
 pub(super) const SHORT: &str = "`towline help` says more, `towline help COMMAND` shows examples.";
 
 pub(super) const REPO: &str =

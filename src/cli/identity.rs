@@ -11,7 +11,7 @@ use crate::clock::{Clock as _, SystemClock};
 use crate::error::{Error, Result};
 use crate::transfer::identity::{Authority, Certificate, show};
 
-/// What was made, or what is there.
+/// Certificates that were made, or exist.
 #[derive(Serialize)]
 struct Certificates {
     #[serde(skip_serializing_if = "Option::is_none")]

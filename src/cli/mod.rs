@@ -46,7 +46,7 @@ use crate::progress::Progress;
 
 /// More threads that only await buy nothing: hashing, coding and files have threads of their own.
 const WORKERS_MAX: usize = 4;
-/// How long an interrupted command may take to let go of what it holds.
+/// Time that an interrupted command has to release what it holds.
 const LETTING_GO: Duration = Duration::from_secs(3);
 
 /// Runs the command that the process was started with.

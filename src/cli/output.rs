@@ -11,12 +11,12 @@ use serde::Serialize;
 
 use crate::error::{Error, Result};
 
-/// Where and how a command speaks. Clones share it.
+/// Output of a command. Clones share it.
 #[derive(Clone, Debug)]
 pub(super) struct Output {
     json: bool,
     quiet: bool,
-    /// Whoever read standard output has gone.
+    /// True once the reader of standard output has gone.
     broken: Arc<AtomicBool>,
 }
 
@@ -25,7 +25,7 @@ impl Output {
         Self { json, quiet, broken: Arc::default() }
     }
 
-    /// What was asked for: as JSON, or as the text that `human` makes of it.
+    /// Prints a result: as JSON, or as the text that `human` makes of it.
     pub(super) fn answer<T: Serialize>(&self, value: &T, human: impl FnOnce(&T, Paint) -> String) -> Result<()> {
         if !self.json {
             return self.print(human(value, Paint::of(&io::stdout())).as_bytes());
@@ -35,7 +35,7 @@ impl Output {
         self.print(&line)
     }
 
-    /// What was done: as [`Output::answer`], but `--quiet` takes the text away.
+    /// Prints a report: as [`Output::answer`], but `--quiet` suppresses the text.
     pub(super) fn report<T: Serialize>(&self, value: &T, human: impl FnOnce(&T, Paint) -> String) -> Result<()> {
         if self.quiet && !self.json { Ok(()) } else { self.answer(value, human) }
     }

@@ -8,7 +8,7 @@ use tokio::task::JoinHandle;
 use crate::progress::{Progress, Snapshot};
 use crate::size;
 
-/// How often the line is drawn.
+/// Interval of drawing.
 const EVERY: Duration = Duration::from_millis(100);
 /// The total is known.
 const MEASURED: &str = "{prefix:10} [{bar:30}] {msg}";
@@ -48,7 +48,7 @@ impl Drop for Line {
     }
 }
 
-/// What the line shows now.
+/// Current content of the line.
 #[derive(Debug, Default)]
 struct Shown {
     phase: &'static str,

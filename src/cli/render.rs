@@ -283,7 +283,7 @@ pub(super) fn list(numbers: &[u64]) -> String {
     format!("[{}]", numbers.iter().map(u64::to_string).collect::<Vec<_>>().join(", "))
 }
 
-/// How many times smaller something is stored.
+/// Ratio of plain to stored bytes.
 pub(super) fn ratio(bytes: u64, stored: u64) -> String {
     if stored == 0 { "-".to_owned() } else { format!("{:.2}x", bytes as f64 / stored as f64) }
 }

@@ -96,7 +96,7 @@ fn head(shown: &Shown) -> String {
     text + &tensors_summed(shown)
 }
 
-/// How many tensors there are, of which types, and how they are stored; nothing, if there are none.
+/// Number of tensors, their types and storage; empty, if there are none.
 fn tensors_summed(shown: &Shown) -> String {
     let files = shown.entries.iter().filter(|entry| !entry.tensors.is_empty()).count() as u64;
     let (mut dtypes, mut codecs) = (BTreeMap::new(), BTreeMap::new());

@@ -11,7 +11,7 @@ use super::LETTING_GO;
 use super::output::Output;
 use crate::error::{Error, Result};
 
-/// How long a command that was asked to stop may take to record what it has stored.
+/// Time that a stopped command has to record what it has stored.
 const WINDING_UP: Duration = Duration::from_secs(8);
 
 /// A command that ended otherwise than well: why, and its exit code.

@@ -18,7 +18,7 @@ use crate::agent::view::{Cache, Health, Peer, PeerList, PinList, Pinned, Standin
 use crate::error::{Error, ErrorKind, Result};
 use crate::size::show;
 
-/// How often it is drawn.
+/// Interval of drawing.
 const EVERY: Duration = Duration::from_secs(1);
 /// Transfers that ended and are shown, and pins, at most.
 const SHOWN_MAX: usize = 8;
@@ -129,7 +129,7 @@ impl Drop for Screen<'_> {
     }
 }
 
-/// How fast each transfer is, from one look to the next.
+/// Rate of each transfer, from one look to the next.
 #[derive(Debug, Default)]
 struct Rates(BTreeMap<String, (Instant, u64, f64)>);
 

@@ -23,7 +23,7 @@ use crate::repository::{Name, OpenOptions, Repository, Selector};
 use crate::size::{self, ByteRange};
 use crate::storage::{self, Location, Sharing, StoreOptions};
 
-/// What every command works with.
+/// Context of every command.
 #[derive(Clone, Debug)]
 pub(super) struct Door {
     pub(super) settings: Settings,
@@ -135,7 +135,7 @@ impl Door {
         self.output.report(&report, |report, _| render::save(report))
     }
 
-    /// What was left out of a save, and what may not be what it seems.
+    /// Warns about files that were left out of a save, or may not be what they seem.
     fn remark_on(&self, report: &SaveReport) {
         for skipped in &report.skipped {
             self.output.remark(&format!("left out {}", super::output::printable(skipped)));
@@ -413,7 +413,7 @@ impl Door {
     }
 }
 
-/// How the command line wants things saved.
+/// Save options of the command line.
 pub(super) fn manner(manner: Manner) -> Result<SaveOptions> {
     let mut facts = StepFacts::default();
     if let Some(ranks) = manner.world_size {

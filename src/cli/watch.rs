@@ -58,7 +58,7 @@ impl Door {
             .cure("start the watch again, or give it more time with --on-term"))
     }
 
-    /// What it says must not stop it: it goes on when nobody listens any more.
+    /// Prints an event. Errors are ignored: the watch goes on when nobody listens any more.
     fn tell(&self, event: &WatchEvent) {
         let told = match event {
             WatchEvent::Saved { report, .. } => {

@@ -24,7 +24,7 @@ pub const DIGEST_LEN: usize = 32;
 /// The shortest and the longest window that zstd takes, as powers of two.
 const WINDOW_LOG: (u32, u32) = (10, 27);
 
-/// What an object is. The byte is part of the format.
+/// Kind of an object. The byte is part of the format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Kind {
@@ -34,17 +34,17 @@ pub enum Kind {
     Entry = b'L',
     /// The log's state at one point.
     Snapshot = b'S',
-    /// How far the log has been truncated.
+    /// Boundary of the log's truncation.
     Boundary = b'B',
     /// An index segment.
     Segment = b'I',
     /// A saved tree.
     Manifest = b'M',
-    /// Where a manifest's chunks are.
+    /// Places of a manifest's chunks.
     Map = b'P',
-    /// What one rank has saved of a step.
+    /// Part of a step that one rank has saved.
     Part = b'H',
-    /// Where an agent listens.
+    /// Address of an agent.
     Agent = b'A',
     /// A pack's header; its trailer has the lower-case letter.
     Pack = b'K',

@@ -30,7 +30,7 @@ use crate::limits::{CHUNK_LEN_MAX, DTYPE_NAME_MAX, PATH_LEN_MAX, RANK_MAX, SEGME
 /// Bytes in a label's key or value, at most.
 const LABEL_MAX: usize = 1 << 16;
 
-/// What was saved.
+/// Kind of the source.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Form {
@@ -57,7 +57,7 @@ pub struct Piece {
     pub hole: u64,
     /// Index of the first chunk.
     pub first: u32,
-    /// How many, consecutive in the chunk list.
+    /// Number of chunks, consecutive in the chunk list.
     pub count: u32,
 }
 
@@ -70,7 +70,7 @@ pub struct TensorEntry {
     pub dtype: String,
     /// Its shape.
     pub shape: Vec<u64>,
-    /// Where it lies in the file.
+    /// Range in the file.
     pub range: Range<u64>,
     /// Its place in the tensor of the same name that it is a part of; none where it is whole.
     pub part: Option<TensorPart>,
@@ -81,16 +81,16 @@ pub struct TensorEntry {
 pub struct TensorPart {
     /// Elements of the whole tensor along each dimension.
     pub shape: Vec<u64>,
-    /// Where the part begins along each dimension.
+    /// Offsets of the part along each dimension.
     pub offsets: Vec<u64>,
 }
 
-/// What a file holds.
+/// Content of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Content {
     /// Its length in bytes.
     pub size: u64,
-    /// How it was cut.
+    /// Cutting.
     pub cut: Cut,
     /// Its chunks.
     pub pieces: Vec<Piece>,
@@ -98,7 +98,7 @@ pub struct Content {
     pub tensors: Vec<TensorEntry>,
 }
 
-/// What an entry is.
+/// Kind of an entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum EntryKind {
     /// A file.
@@ -130,7 +130,7 @@ pub struct TreeEntry {
     pub mode: u32,
     /// Last modification.
     pub mtime: Timestamp,
-    /// What it is.
+    /// Kind.
     pub kind: EntryKind,
 }
 
@@ -139,7 +139,7 @@ pub struct TreeEntry {
 pub struct Manifest {
     /// A folder or a single file.
     pub form: Form,
-    /// What the user said about it.
+    /// Labels.
     pub labels: BTreeMap<String, String>,
     /// The chunks.
     pub chunks: ChunkList,
@@ -256,7 +256,7 @@ impl Manifest {
 }
 
 impl ChunkList {
-    /// Where each chunk would start if all lay one after the other, and the end of the last.
+    /// Starts of the chunks if all lay one after the other, and the end of the last.
     fn starts(&self) -> Vec<u64> {
         let mut end = 0;
         let ends = self.lens.iter().map(|&len| {

@@ -27,31 +27,31 @@ pub struct PackRef {
     pub len: u64,
     /// The length of its footer in bytes, without the trailer.
     pub footer_len: u32,
-    /// How many chunks it holds.
+    /// Number of chunks.
     pub chunks: u32,
 }
 
-/// Where one chunk lies.
+/// Place of one chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Frame {
-    /// Which of the map's packs.
+    /// Pack of the map.
     pub pack: u32,
-    /// Which chunk of that pack.
+    /// Chunk of that pack.
     pub ordinal: u32,
-    /// Where the frame starts in the pack.
+    /// Start of the frame in the pack.
     pub offset: u64,
     /// Bytes of the frame.
     pub stored_len: u32,
-    /// How it is stored.
+    /// Codec.
     pub codec: Codec,
     /// One more than the place of its base among the map's frames, if its codec needs one.
     pub base: Option<NonZeroU32>,
 }
 
-/// Where the chunks of one manifest lie.
+/// Places of the chunks of one manifest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Map {
-    /// Whose chunks.
+    /// Manifest of the chunks.
     pub manifest: ManifestId,
     /// The packs that hold them.
     pub packs: Vec<PackRef>,
@@ -62,7 +62,7 @@ pub struct Map {
 }
 
 impl Frame {
-    /// Which of the map's frames its base is, if its codec needs one.
+    /// The map's frame that is its base, if its codec needs one.
     #[must_use]
     pub fn base(&self) -> Option<u32> {
         self.base.map(|base| base.get() - 1)

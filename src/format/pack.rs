@@ -38,21 +38,21 @@ pub(super) const fn footer_len_max(chunks: u32) -> u32 {
 /// One stored chunk, as its pack's footer tells it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FooterEntry {
-    /// Which chunk.
+    /// Id.
     pub id: ChunkId,
-    /// Where its frame starts in the pack.
+    /// Start of its frame in the pack.
     pub offset: u64,
     /// Bytes of the frame.
     pub stored_len: u32,
     /// Bytes of the chunk.
     pub plain_len: u32,
-    /// How it is stored.
+    /// Codec.
     pub codec: Codec,
     /// The chunk that it cannot be decoded without, if its codec needs one.
     pub base: Option<ChunkId>,
 }
 
-/// What a pack holds, in the order of its frames.
+/// Content of a pack, in the order of its frames.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PackFooter {
     /// Every chunk; a chunk's place in this list is its ordinal.
@@ -113,7 +113,7 @@ impl PackLayout {
         self.footer.entries.len()
     }
 
-    /// What the pack holds, and the bytes that end it (footer and trailer).
+    /// Footer of the pack, and the bytes that end it (footer and trailer).
     #[must_use]
     pub fn finish(self) -> (PackFooter, Vec<u8>) {
         let tail = self.footer.encode();
@@ -144,7 +144,7 @@ impl PackFooter {
         bytes
     }
 
-    /// How long the footer is (without the trailer), read from the last [`TRAILER_LEN`] bytes of a pack.
+    /// Length of the footer (without the trailer), read from the last [`TRAILER_LEN`] bytes of a pack.
     ///
     /// # Errors
     /// Damaged, if these bytes do not end a pack; unsupported, if a later version wrote them.

@@ -37,9 +37,9 @@ const SALTS: [u32; 8] =
 pub struct Row {
     /// The chunk id's prefix.
     pub prefix: u64,
-    /// Which pack of the segment.
+    /// Pack of the segment.
     pub pack: u32,
-    /// Which chunk of that pack.
+    /// Chunk of that pack.
     pub ordinal: u32,
 }
 

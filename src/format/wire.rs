@@ -11,7 +11,7 @@ use crate::error::Error as PublicError;
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 #[error("{what} at byte {offset}")]
 pub struct Malformed {
-    /// What was wrong.
+    /// Fault.
     pub what: &'static str,
     /// Where, counted from the start of the structure.
     pub offset: usize,
@@ -243,7 +243,7 @@ impl Writer {
         Self::default()
     }
 
-    /// What was written.
+    /// Bytes that were written.
     pub fn into_bytes(self) -> Vec<u8> {
         self.0
     }

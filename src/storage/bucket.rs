@@ -123,7 +123,7 @@ impl Bucket {
         &self.0.region
     }
 
-    /// Where requests go, if not to AWS.
+    /// Endpoint, if it is not that of AWS.
     #[must_use]
     pub fn endpoint(&self) -> Option<&str> {
         self.0.endpoint.as_deref()
@@ -147,7 +147,7 @@ impl Bucket {
         format!("{}{key}", self.key_prefix())
     }
 
-    /// What every key of the repository begins with: with its slash, so that `repo` is not a prefix of `repo2`.
+    /// Prefix of every key of the repository: with its slash, so that `repo` is not a prefix of `repo2`.
     fn key_prefix(&self) -> String {
         if self.prefix().is_empty() { String::new() } else { format!("{}/", self.prefix()) }
     }

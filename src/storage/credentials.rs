@@ -43,8 +43,8 @@ impl ChainCredentials {
         Self { provider, profile, cached: Mutex::new(None) }
     }
 
-    /// Which link of the chain the credentials came from, in words for `doctor`: `environment variables`,
-    /// `profile "work"`, ... Asks the chain if nobody has yet.
+    /// Link of the chain that the credentials came from, for `doctor`: `environment variables`, `profile "work"`, ... Asks the
+    /// chain if nobody has yet.
     pub async fn origin(&self) -> Result<String> {
         Ok(self.current().await?.origin)
     }

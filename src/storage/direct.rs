@@ -33,7 +33,7 @@ use super::modes::Modes;
 const LARGE: usize = 2 << 20;
 /// Bytes handed to the disk at a time.
 const BLOCK: usize = 2 << 20;
-/// What addresses, lengths and offsets must be multiples of: no disk in use asks for more.
+/// Alignment of addresses, lengths and offsets: no disk in use asks for more.
 const ALIGN: usize = 4096;
 
 /// Local files, the large ones written directly. Staged and published as `LocalFileSystem` does it: see
@@ -74,7 +74,7 @@ impl Direct {
         Ok(PutResult { e_tag: None, version: None, extensions: Extensions::default() })
     }
 
-    /// What `listed` lists, if it is still there.
+    /// Metadata of `listed`, if it is still there.
     fn listed(
         &self,
         prefix: Option<&Path>,
@@ -241,10 +241,10 @@ struct Blocks<'a> {
     file: &'a File,
     direct: bool,
     memory: Vec<u8>,
-    /// Where the block begins in `memory`, and how much of it is filled.
+    /// Start of the block in `memory`, and its filled length.
     start: usize,
     filled: usize,
-    /// Where in the file it goes.
+    /// Offset in the file.
     at: u64,
 }
 

@@ -35,12 +35,12 @@ struct Inner {
     known: Mutex<Known>,
 }
 
-/// What tells it from others.
+/// Identity of the directory.
 #[derive(Clone, Debug)]
 struct Known {
     /// Device and inode: the same as long as it stays mounted.
     identity: (u64, u64),
-    /// What the file says that names the repository, once there is one: the same after it was mounted again.
+    /// Content of the file that names the repository, once there is one: the same after it was mounted again.
     mark: Option<Vec<u8>>,
 }
 

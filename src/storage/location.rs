@@ -50,7 +50,7 @@ impl FromStr for Location {
     }
 }
 
-/// What RFC 3986 section 3.1 calls a scheme; anything else before `://` is part of a path.
+/// True for a scheme of RFC 3986 section 3.1; anything else before `://` is part of a path.
 fn is_scheme(text: &str) -> bool {
     text.starts_with(|c: char| c.is_ascii_alphabetic())
         && text.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '+' | '-' | '.'))

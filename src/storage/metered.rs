@@ -39,7 +39,7 @@ impl<T: ObjectStore> Metered<T> {
     }
 }
 
-/// Where it is: what errors say.
+/// Location, for errors.
 impl<T: ObjectStore> fmt::Display for Metered<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.location.fmt(f)

@@ -109,7 +109,7 @@ fn named_endpoint(options: &StoreOptions) -> Option<String> {
     options.endpoint.clone().or_else(|| variable("AWS_ENDPOINT_URL_S3")).or_else(|| variable("AWS_ENDPOINT_URL"))
 }
 
-/// Where the requests go if not to AWS, without a trailing slash.
+/// Endpoint if it is not that of AWS, without a trailing slash.
 fn endpoint(options: &StoreOptions, config: &SdkConfig) -> Option<String> {
     let found = named_endpoint(options).or_else(|| config.endpoint_url().map(str::to_owned))?;
     Some(found.trim_end_matches('/').to_owned())

@@ -18,7 +18,7 @@ use crate::error::{Error, Result};
 pub struct StagingFile {
     /// The key of the object it was to become.
     pub key: String,
-    /// Where it is.
+    /// Path.
     pub path: PathBuf,
     /// Its length in bytes.
     pub len: u64,

@@ -23,7 +23,7 @@ use crate::metrics::StoreCounters;
 /// A request without progress for this long fails.
 pub const STALL: Duration = Duration::from_mins(1);
 
-/// How to open a store.
+/// Options to open a store with.
 #[derive(Clone, Debug)]
 pub struct StoreOptions {
     /// The S3 endpoint; else `AWS_ENDPOINT_URL_S3`, `AWS_ENDPOINT_URL`, the profile's, or AWS itself.
@@ -91,7 +91,7 @@ impl Store {
         &self.0.objects
     }
 
-    /// Where it is. A directory's path has its symbolic links resolved.
+    /// Location. A directory's path has its symbolic links resolved.
     #[must_use]
     pub fn location(&self) -> &Location {
         &self.0.location

@@ -8,7 +8,7 @@ use crate::repository::Saved;
 /// Chunks that one request asks for, at most: then neither runs nor bases can be too many.
 pub(super) const ASK_MAX: usize = BASES_MAX;
 
-/// What to ask for to get `chunks`, each a number as [`Saved::locate`] counts; they are sorted, and then each is at its ordinal.
+/// Request for `chunks`, each a number as [`Saved::locate`] counts; they are sorted, and then each is at its ordinal.
 ///
 /// # Errors
 /// Damaged, if the map lacks one.

@@ -13,13 +13,13 @@ use crate::budget::Budget;
 use crate::error::{Error, ErrorKind, Result};
 use crate::limits::MIB;
 
-/// Whoever connects gives up if connecting and the handshake together take longer. Who listens has its own limit ([`Gate`](super::Gate)).
+/// Time limit of connecting and the handshake together. A listener has its own limit ([`Gate`](super::Gate)).
 pub(super) const HANDSHAKE_MAX: Duration = Duration::from_secs(10);
 /// Lines about peers that were refused.
 pub(super) static REFUSED: Seldom = Seldom::new();
-/// How long a connection that is made waits for the memory for its window: less than the other side waits for its first words.
+/// Time that a new connection waits for the memory of its window: less than the other side waits for its first words.
 const MEMORY_WITHIN: Duration = Duration::from_secs(5);
-/// How long a listener waits when it cannot accept.
+/// Pause of a listener that cannot accept.
 pub(super) const BREATH: Duration = Duration::from_millis(100);
 
 /// Bytes a second that one connection is to carry at least, if the line does: 2.5 Gbit/s, so that the four of a link fill 10.
@@ -27,12 +27,12 @@ const RATE: u64 = 312_500_000;
 /// With less than this a connection waits for whoever verifies what came, however short the line.
 pub(crate) const GOOD_WINDOW: u64 = 8 * MIB;
 
-/// How to connect to a peer.
+/// Options to connect to a peer.
 #[derive(Debug)]
 pub struct Dial<'a> {
-    /// Who must answer; anybody with a good certificate, if it is not said.
+    /// Expected identity; without one, anybody with a good certificate.
     pub expected: Option<&'a Identity>,
-    /// What the window is taken out of.
+    /// Budget of the window.
     pub budget: &'a Budget,
     /// Bytes of frames that may be on their way or in memory, at most. It takes no more than its delay asks for.
     pub window: u64,

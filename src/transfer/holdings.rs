@@ -52,7 +52,7 @@ pub trait Holdings: Send + Sync + 'static {
         0
     }
 
-    /// Which chunks of `grant` are held, from place `from` on. It may stop early and say where.
+    /// Chunks of `grant` that are held, from place `from` on. It may stop early and say where.
     ///
     /// # Cancel safety
     /// Must be safe.

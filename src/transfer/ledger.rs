@@ -17,10 +17,10 @@ use crate::id::ManifestId;
 
 /// Entries that are kept; the one that moved longest ago goes first.
 const ENTRIES_MAX: usize = 4096;
-/// What calls go over.
+/// Transport name of calls.
 const CALLS: &str = "calls";
 
-/// Which way chunks went.
+/// Direction of chunks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Way {
@@ -30,12 +30,12 @@ pub enum Way {
     Out,
 }
 
-/// What moved of one tree, one way, with one agent.
+/// Bytes of one tree that moved in one direction, with one agent.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct LedgerEntry {
     /// The other agent.
     pub peer: String,
-    /// Which way.
+    /// Direction.
     pub way: Way,
     /// The tree's manifest.
     pub manifest: String,
@@ -43,11 +43,11 @@ pub struct LedgerEntry {
     pub chunks: u64,
     /// Their stored bytes.
     pub bytes: u64,
-    /// How long requests for them were open, all together.
+    /// Time that requests for them were open, summed up, in seconds.
     pub seconds: f64,
 }
 
-/// What the connections with one agent carried.
+/// Bytes of the connections with one agent.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct LinkEntry {
     /// The other agent.

@@ -18,7 +18,7 @@ use crate::codec::Encoded;
 use crate::error::Result;
 use crate::repository::{ChunkSource, FramePlace, Repository, Saved, SourceBytes};
 
-/// What processes of a node are called towards its agent, and the agent towards them: neither needs a name there.
+/// Identity of processes of a node towards their agent, and of the agent towards them: neither needs a name there.
 fn anybody() -> Result<Identity> {
     Identity::new("local", "process")
 }

@@ -29,7 +29,7 @@ impl Wire {
         self.received.load(Ordering::Relaxed)
     }
 
-    /// What a connection that counts by itself says.
+    /// Sets the counters, for a connection that counts by itself.
     pub(super) fn set(&self, sent: u64, received: u64) {
         self.sent.store(sent, Ordering::Relaxed);
         self.received.store(received, Ordering::Relaxed);

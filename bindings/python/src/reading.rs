@@ -18,7 +18,7 @@ pub(crate) struct Want {
     name: String,
     /// The file or folder that holds it.
     path: String,
-    /// Where the box begins and how much there is of it along each dimension; none: all of it.
+    /// Offsets and lengths of the box along each dimension; none: all of it.
     window: Option<Window>,
     address: usize,
     len: usize,
@@ -36,7 +36,7 @@ impl<'a, 'py> FromPyObject<'a, 'py> for Want {
     }
 }
 
-/// Where each of a reading's tensors goes.
+/// Target of each of a reading's tensors.
 struct Places(Vec<Vec<Stretch>>);
 
 impl TensorSink for Places {

@@ -21,11 +21,11 @@ use towline::{Error, Result};
 use crate::errors::raised;
 use crate::reading::{Want, read};
 use crate::runtime::wait;
-use crate::saving::{Job, Piece, Saving, SaveArguments, at_path, files};
+use crate::saving::{Job, Piece, SaveArguments, Saving, at_path, files};
 use crate::tree::Tree;
 use crate::watched::Watched;
 
-/// How to open one: a dict with `create` and some of the other keys.
+/// Options to open one with: a dict with `create` and some of the other keys.
 #[derive(Clone, Debug, FromPyObject)]
 #[pyo3(from_item_all)]
 struct Opening {
@@ -296,7 +296,7 @@ impl Repository {
         self.report(py, |engine| async move { engine.runs(prefix.as_ref()).await })
     }
 
-    /// What a tree holds.
+    /// Content of a tree.
     fn show(&self, py: Python<'_>, name: &str) -> PyResult<String> {
         let selector = parsed::<Selector>(py, name)?;
         self.report(py, |engine| async move { engine.show(&engine.resolve(&selector).await?).await })
@@ -442,12 +442,12 @@ fn json(report: &impl Serialize) -> Result<String> {
     serde_json::to_string(report).map_err(|error| Error::other("cannot write the report as JSON").source(error))
 }
 
-/// Where an operation shows its progress: where it was asked for, else nowhere.
+/// Progress counters of an operation: those that were passed in, else nobody's.
 fn watched(progress: Option<Py<Watched>>) -> Progress {
     progress.map(|watched| watched.get().progress()).unwrap_or_default()
 }
 
-/// What a text says, or the exception that it says nothing.
+/// Value of a text, or the exception that it has none.
 fn parsed<T: std::str::FromStr<Err = Error>>(py: Python<'_>, text: &str) -> PyResult<T> {
     text.parse().map_err(|error| raised(py, &error))
 }

@@ -13,7 +13,7 @@ use towline::Result;
 
 use crate::errors::raised;
 
-/// How often a wait looks for signals: a Ctrl-C is answered within this.
+/// Interval of looks for signals: a Ctrl-C is answered within this.
 const SIGNALS_EVERY: Duration = Duration::from_millis(50);
 
 /// How much the threads of [`background`] yield to others: of a core that a training loop wants as well they get about a tenth
@@ -82,14 +82,14 @@ pub(crate) fn background() -> PyResult<&'static Runtime> {
     BACKGROUND.get(NICE)
 }
 
-/// How long work that was asked to stop may take to record what it has stored.
+/// Time that stopped work has to record what it has stored.
 pub(crate) const STOPPING: Duration = Duration::from_secs(8);
 
 /// Waits for `future` with the GIL released. A signal whose handler raises, such as Ctrl-C's, ends the work and is raised
 /// once nothing of it runs any more.
 ///
 /// # Errors
-/// What the future or a signal's handler says.
+/// Errors of the future, or of a signal's handler.
 pub(crate) fn wait<T: Send + 'static>(
     py: Python<'_>,
     future: impl Future<Output = Result<T>> + Send + 'static,

@@ -26,7 +26,7 @@ use crate::runtime::{STOPPING, background, wait_or_stop};
 use crate::stage::Stage;
 use crate::watched::{Counters, Watched, counters};
 
-/// How often a wait looks for signals.
+/// Interval of looks for signals.
 const SIGNALS_EVERY: Duration = Duration::from_millis(50);
 
 /// What Python says about a save: a dict with `metrics` and some of the other keys.
@@ -48,7 +48,7 @@ pub(crate) struct SaveArguments {
     key_every: Option<u32>,
     #[pyo3(default)]
     base: Option<String>,
-    /// Which rank's part it is, in which attempt.
+    /// Rank of the part, and its attempt.
     #[pyo3(default)]
     part: Option<(u32, String)>,
     /// The version that the name must have when the save begins; 0: it must not be there.
@@ -117,7 +117,12 @@ pub(crate) struct Job {
 }
 
 impl Job {
-    pub(crate) fn new(repository: Repository, source: SaveSource, name: &str, arguments: SaveArguments) -> Result<Self> {
+    pub(crate) fn new(
+        repository: Repository,
+        source: SaveSource,
+        name: &str,
+        arguments: SaveArguments,
+    ) -> Result<Self> {
         let (name, options, part) = arguments.read(name)?;
         Ok(Self { repository, source, name, options, part })
     }
@@ -271,7 +276,7 @@ impl Saving {
         Ok(self.outcome.result.lock().unwrap_or_else(PoisonError::into_inner).is_some())
     }
 
-    /// What it did, as JSON; none while it goes on. Raises what made it fail.
+    /// Report, as JSON; none while it goes on. Raises its error.
     fn result(&self, py: Python<'_>) -> PyResult<Option<String>> {
         self.check_process()?;
         match &*self.outcome.result.lock().unwrap_or_else(PoisonError::into_inner) {

@@ -10,7 +10,7 @@ use pyo3::prelude::*;
 
 use crate::memory::copy_all;
 
-/// How often a wait looks for signals.
+/// Interval of looks for signals.
 const SIGNALS_EVERY: Duration = Duration::from_millis(50);
 
 /// Hands out the one region that states are staged in, again and again: a loop that saves faster than saves end waits
@@ -134,7 +134,7 @@ impl AsRef<[u8]> for Given {
 
 #[pymethods]
 impl Stage {
-    /// Where it begins in memory.
+    /// Address in memory.
     #[getter]
     fn address(&self) -> PyResult<usize> {
         Ok((*self.region()?).as_ref().as_ptr() as usize)

@@ -51,7 +51,7 @@ impl Tree {
         self.saved.value.manifest.to_string()
     }
 
-    /// What it holds, by path. Bytes of names that are not UTF-8 are replaced.
+    /// Entries by path. Bytes of names that are not UTF-8 are replaced.
     fn entries(&self) -> Vec<Entry> {
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         let entries = self.saved.manifest.entries.iter().map(|entry| {

@@ -14,9 +14,9 @@ use crate::agent::view::{Aside, Standing};
 use crate::error::{Error, ErrorKind, Result};
 use crate::work::blocking;
 
-/// How long until a save that failed is tried again: first, and at most.
+/// Pause before a failed save is tried again: first, and at most.
 const AGAIN: (Duration, Duration) = (Duration::from_secs(1), Duration::from_mins(1));
-/// How long it sleeps if nothing happens.
+/// Longest sleep.
 const LONG: Duration = Duration::from_hours(1);
 
 /// When something that is kept is to be saved, and how long to wait if that fails.

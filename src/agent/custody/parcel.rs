@@ -23,7 +23,7 @@ use crate::tree::{Found, FoundKind, Opened, Rules, Target, Walk, walk};
 const HEAD_LEN_MAX: usize = 2 * PATH_LEN_MAX + 64;
 /// Bytes that are in memory at a time.
 const PIECE: usize = 1 << 20;
-/// What a file, folder or link takes besides its bytes, about: so nobody fills a disk with names.
+/// Space that a file, folder or link counts for besides its bytes, about: so nobody fills a disk with names.
 const ENTRY_ROOM: u64 = 4096;
 /// Folders in a checkpoint, at most: they are remembered until all is there.
 const FOLDERS_MAX: usize = 16_384;
@@ -54,7 +54,7 @@ pub(super) struct Received {
     pub(super) modes: Modes,
 }
 
-/// What is to be sent.
+/// Files to send.
 #[derive(Debug)]
 pub(in crate::agent) struct Contents {
     /// Its file name or folder name.
@@ -63,7 +63,7 @@ pub(in crate::agent) struct Contents {
 }
 
 impl Contents {
-    /// What there is at `path`: a folder or a file.
+    /// Folder or file at `path`.
     ///
     /// # Errors
     /// As the file system says; usage, for a path without a name.
@@ -78,7 +78,7 @@ impl Contents {
         self.walk.found.iter().map(room).sum()
     }
 
-    /// What changes when anything in it does.
+    /// Digest that changes when anything in it does.
     pub(in crate::agent) fn likeness(&self) -> blake3::Hash {
         let mut writer = Writer::new();
         for found in &self.walk.found {
@@ -271,7 +271,7 @@ fn receive_file(input: &mut impl Read, (path, len): (&[u8], u64), piece: &mut [u
         .got(hasher.finalize()))
 }
 
-/// What is said of a file, a folder or a link.
+/// Header of a file, a folder or a link.
 struct Head {
     kind: Kind,
     path: Vec<u8>,

@@ -156,7 +156,7 @@ impl Shelf {
         Ok(held)
     }
 
-    /// What is kept as `id`, and where it is.
+    /// The archive `id`, and its folder.
     pub(in crate::agent) fn find(&self, id: Ulid) -> Option<(Held, PathBuf)> {
         let held = self.register().held.get(&id).cloned()?;
         let path = self.dir.join(id.to_string()).join(FILES).join(&held.entry);

@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 const TOKEN: &str = "/latest/api/token";
 const ACTION: &str = "/latest/meta-data/spot/instance-action";
 
-/// What is going to happen to the instance.
+/// Planned action on the instance.
 #[derive(Debug, Deserialize)]
 struct Action {
     action: String,

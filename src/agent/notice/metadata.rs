@@ -31,7 +31,7 @@ impl Metadata {
         Self(SocketAddr::from((ADDRESS, 80)))
     }
 
-    /// What it answers: the status, and the text.
+    /// The answer: status and text.
     ///
     /// # Errors
     /// Unreachable, if it does not answer in time.

@@ -15,10 +15,10 @@ use self::metadata::Metadata;
 use crate::clock::Timestamp;
 use crate::error::Result;
 
-/// How often it is asked: as AWS recommends, and often enough for the 30 seconds that others give.
+/// Polling interval: as AWS recommends, and often enough for the 30 seconds that others give.
 const EVERY: Duration = Duration::from_secs(5);
 
-/// Whose notices are looked for.
+/// Provider whose notices are watched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Provider {
@@ -33,7 +33,7 @@ pub enum Provider {
 /// The machine will be taken away.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Notice {
-    /// What is said.
+    /// Text of the notice.
     pub(super) what: String,
     /// When, as far as that is said.
     pub(super) at: Option<Timestamp>,

@@ -9,7 +9,7 @@ use super::metadata::Metadata;
 use super::{Notice, Provider};
 use crate::error::ErrorKind;
 
-/// What is answered to a request's first line, if the request says `must`.
+/// Answer to a request that contains `must`.
 struct Answer {
     must: &'static str,
     text: &'static str,

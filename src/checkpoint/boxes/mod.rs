@@ -15,7 +15,7 @@ pub use slices::{Shard, Slices};
 /// A box of a tensor: where it begins and how long it is along each dimension; without dimensions, a scalar.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TensorBox {
-    /// Where it begins along each dimension.
+    /// Offsets along each dimension.
     pub offsets: Vec<u64>,
     /// Elements along each dimension; as many numbers as there are offsets.
     pub shape: Vec<u64>,
@@ -40,7 +40,7 @@ impl TensorBox {
         other.is_empty() || self.intersection(other).is_some_and(|common| common == *other)
     }
 
-    /// What the two have in common; none if that is no element, or if they are of different ranks.
+    /// Intersection of the two; none if it has no element, or if they are of different ranks.
     #[must_use]
     pub fn intersection(&self, other: &Self) -> Option<Self> {
         if self.shape.len() != other.shape.len() {

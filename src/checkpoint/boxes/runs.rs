@@ -7,9 +7,9 @@ use super::TensorBox;
 /// Bytes that lie together both in the file that holds a part and in what was asked for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Run {
-    /// Where they lie in the file.
+    /// Range in the file.
     pub source: Range<u64>,
-    /// Where the first of them goes in the box that was asked for.
+    /// Offset of the first of them in the box that was asked for.
     pub target: u64,
 }
 
@@ -66,7 +66,7 @@ impl Runs {
         Self { steps: Vec::new(), source: start, target: 0, len, count: u64::from(len > 0) }
     }
 
-    /// How many there are.
+    /// Number of runs.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.count
@@ -78,7 +78,7 @@ impl Runs {
         if self.count == 0 { self.source..self.source } else { self.source..self.run(self.count - 1).source.end }
     }
 
-    /// What of the runs lies in the bytes `range` of the file, in order.
+    /// Runs cut to the bytes `range` of the file, in order.
     pub fn within(&self, range: Range<u64>) -> impl Iterator<Item = Run> + '_ {
         let clip = move |run: Run| {
             let (from, to) = (run.source.start.max(range.start), run.source.end.min(range.end));

@@ -8,7 +8,7 @@ use super::TensorBox;
 use crate::error::{Error, Result};
 use crate::limits::RANK_MAX;
 
-/// What to take along each dimension, before it is known how long that is. Further dimensions are whole.
+/// Slices along each dimension, before its length is known. Further dimensions are whole.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Slices(Vec<Slice>);
 

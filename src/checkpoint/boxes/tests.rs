@@ -17,7 +17,7 @@ fn indices(of: &TensorBox) -> Vec<Vec<u64>> {
     all
 }
 
-/// Where an element stands in a row-major box.
+/// Index of an element in a row-major box.
 fn rank_in(of: &TensorBox, index: &[u64]) -> u64 {
     of.dimensions().zip(index).fold(0, |at, ((from, len), index)| at * len + (index - from))
 }

@@ -30,7 +30,7 @@ struct Machine<'a> {
     pickle: Pickle<'a>,
     at: usize,
     stack: Vec<Ref>,
-    /// How long the stack was at each mark.
+    /// Length of the stack at each mark.
     marks: Vec<usize>,
     memo: Vec<Ref>,
     alike: Alike,
@@ -307,7 +307,7 @@ impl<'a> Machine<'a> {
         Ok(())
     }
 
-    /// What lies below the latest mark is out of reach.
+    /// Length of the stack at the latest mark: below is out of reach.
     fn floor(&self) -> usize {
         self.marks.last().copied().unwrap_or(0)
     }

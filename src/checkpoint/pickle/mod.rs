@@ -28,9 +28,9 @@ pub const MEMO_MAX: usize = 1 << 25;
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 #[error("{what} at byte {at} of the pickle")]
 pub struct ParseError {
-    /// What was wrong.
+    /// Fault.
     pub what: &'static str,
-    /// Where the opcode begins.
+    /// Offset of the opcode.
     pub at: usize,
 }
 
@@ -68,22 +68,22 @@ pub enum Value<'p> {
     Sequence(&'p [Ref]),
     /// Keys and values by turns.
     Dict(&'p [Ref]),
-    /// What would have been made by code.
+    /// An object that code would have made.
     Object(Object),
-    /// What lies outside the pickle, and is described by this.
+    /// An object outside the pickle, with its description.
     Persistent(Ref),
 }
 
-/// What would have been made by calling `class`.
+/// An object that a call of `class` would have made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Object {
-    /// What would have been called.
+    /// Callable.
     pub class: Ref,
     /// With which arguments.
     pub args: Ref,
     /// The state it would have been given.
     pub state: Ref,
-    /// What would have been put into it: a dict or a sequence, or nothing.
+    /// Items that would have been put into it: a dict or a sequence, or nothing.
     pub items: Ref,
 }
 
@@ -110,12 +110,12 @@ enum Node {
     Persistent(Ref),
 }
 
-/// Where the members of a container lie among `items`.
+/// Members of a container among `items`.
 #[derive(Clone, Copy, Debug, Default)]
 struct Extent {
     start: u32,
     len: u32,
-    /// How far it may grow without being moved.
+    /// Length that it may grow to without being moved.
     room: u32,
 }
 
@@ -141,7 +141,7 @@ impl<'a> Pickle<'a> {
         machine::run(bytes)
     }
 
-    /// What the whole pickle is.
+    /// Value of the whole pickle.
     #[must_use]
     pub const fn root(&self) -> Ref {
         self.root
@@ -206,7 +206,7 @@ impl<'a> Pickle<'a> {
         }
     }
 
-    /// What the key `key` stands for in a dict.
+    /// Value of the key `key` in a dict.
     #[must_use]
     pub fn entry(&self, dict: Ref, key: &str) -> Option<Ref> {
         let Value::Dict(members) = self.value(dict) else { return None };

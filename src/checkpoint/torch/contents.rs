@@ -7,10 +7,10 @@ use crate::checkpoint::Dtype;
 use crate::checkpoint::pickle::{Object, Pickle, Ref, Value};
 use crate::limits::{RANK_MAX, TENSOR_NAME_MAX, TENSORS_MAX};
 
-/// How many functions may wrap a tensor: a parameter of a subclass takes three.
+/// Functions that may wrap a tensor, at most: a parameter of a subclass takes three.
 const WRAPS_MAX: u32 = 8;
 
-/// What a pickle says of tensors.
+/// Tensors of a pickle.
 #[derive(Debug, Default)]
 pub(super) struct Contents<'p> {
     pub(super) tensors: Vec<Found>,
@@ -21,7 +21,7 @@ pub(super) struct Contents<'p> {
 #[derive(Debug)]
 pub(super) struct Found {
     pub(super) name: String,
-    /// Which of the storages it is a view of.
+    /// Storage that it is a view of.
     pub(super) storage: usize,
     /// None if it is not known.
     pub(super) dtype: Option<Dtype>,
@@ -39,7 +39,7 @@ pub(super) struct Stored<'p> {
     pub(super) len: Option<u64>,
     /// The type of its elements, if its class tells.
     dtype: Option<Dtype>,
-    /// What its elements are taken for where no tensor says.
+    /// Type of its elements where no tensor says.
     pub(super) elements: Option<Dtype>,
 }
 
@@ -317,7 +317,7 @@ struct Unnamed {
     shape: Box<[u64]>,
     offset: u64,
     row_major: bool,
-    /// What else the tensor carries: its attributes, what quantised it.
+    /// Attached values: the tensor's attributes, what quantised it.
     attached: Vec<Ref>,
 }
 

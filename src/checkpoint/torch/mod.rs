@@ -25,7 +25,7 @@ use super::pickle::{self, PICKLE_LEN_MAX, Pickle};
 use super::{Dtype, Elements, Layout, ReadAt, Tensor};
 use crate::limits::{TENSOR_NAME_MAX, TENSORS_MAX};
 
-/// What the tensor that is the whole of a file is called.
+/// Name of the tensor that is the whole of a file.
 pub const ROOT_NAME: &str = "tensor";
 /// Dicts, lists and objects within each other, at most.
 pub const DEPTH_MAX: u32 = 256;
@@ -45,9 +45,9 @@ pub enum ParseError {
     /// The archive's own structures are not right.
     #[error("{what}: the archive at byte {at}")]
     Zip {
-        /// What was wrong.
+        /// Fault.
         what: &'static str,
-        /// Where in the file.
+        /// Offset in the file.
         at: u64,
     },
     /// Numbers are written with their highest byte first.
@@ -61,7 +61,7 @@ pub enum ParseError {
     Storage {
         /// Its key: its record's name.
         key: String,
-        /// What was wrong.
+        /// Fault.
         what: &'static str,
     },
     /// A tensor lies outside its storage.
@@ -178,7 +178,7 @@ fn layout(found: Vec<Found>, storages: &[Stored<'_>], places: &[Range<u64>]) -> 
     Ok(Layout::new(tensors, others))
 }
 
-/// Where in the file a tensor lies; none if it is not row-major or of an unknown type.
+/// Place of a tensor in the file; none if it is not row-major or of an unknown type.
 fn placed(found: Found, place: &Range<u64>) -> Result<Option<Tensor>, ParseError> {
     let Found { name, dtype, shape, offset, row_major, .. } = found;
     let Some(dtype) = dtype.filter(|_| row_major) else { return Ok(None) };

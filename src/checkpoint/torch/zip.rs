@@ -22,14 +22,14 @@ const LOCAL: &[u8] = b"PK\x03\x04";
 const CENTRAL: &[u8] = b"PK\x01\x02";
 /// An extra field with the numbers that do not fit 32 bits.
 const EXTRA64: u64 = 1;
-/// What stands in a field of 32 or 16 bits whose number is elsewhere.
+/// Mark of a field of 32 or 16 bits whose number is elsewhere.
 const FULL32: u64 = u32::MAX as u64;
 const FULL16: u64 = u16::MAX as u64;
 
 /// The entries of an archive.
 #[derive(Debug)]
 pub(super) struct Archive {
-    /// Where the directory begins: no entry reaches beyond.
+    /// Start of the directory: no entry reaches beyond.
     end: u64,
     entries: HashMap<Box<[u8]>, Entry>,
 }
@@ -37,7 +37,7 @@ pub(super) struct Archive {
 /// One entry, as the directory tells.
 #[derive(Clone, Copy, Debug)]
 struct Entry {
-    /// Where its header begins.
+    /// Offset of its header.
     header: u64,
     len: u64,
     /// Neither compressed nor encrypted.
@@ -84,7 +84,7 @@ impl Archive {
         found.next().filter(|_| found.next().is_none())
     }
 
-    /// Where the bytes of the entry called `name` lie in the file; none if there is no such entry.
+    /// Range of the bytes of the entry called `name` in the file; none if there is no such entry.
     pub(super) fn locate(&self, read: ReadAt<'_>, name: &[u8]) -> Result<Option<Range<u64>>, ParseError> {
         let Some(entry) = self.entries.get(name) else { return Ok(None) };
         let at = entry.header;
@@ -108,13 +108,13 @@ impl Archive {
     }
 }
 
-/// What the end of an archive says of its directory.
+/// Directory, by the end of an archive.
 struct Directory {
     start: u64,
     len: u64,
-    /// How many entries it has.
+    /// Number of entries.
     count: u64,
-    /// Where what says so begins: where the directory must end.
+    /// Offset of the record that names it: where the directory must end.
     end: u64,
 }
 

@@ -40,7 +40,7 @@ pub(in crate::cli) struct Warm {
     pub(in crate::cli) elsewhere: Elsewhere,
 }
 
-/// Which agent does it.
+/// The agent that does it.
 #[derive(Clone, Debug, Args)]
 pub(in crate::cli) struct Elsewhere {
     /// Ask another agent, by way of the one here: the one of a site that the name falls to, or this one
@@ -147,7 +147,7 @@ pub(in crate::cli) enum IdentityVerb {
     },
 }
 
-/// Where an authority lives.
+/// Folder of an authority.
 #[derive(Debug, Args)]
 pub(in crate::cli) struct AuthorityFolder {
     /// The folder with the authority's ca.crt and ca.key [default: ~/.config/towline/authority]

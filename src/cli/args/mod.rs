@@ -37,7 +37,7 @@ pub(super) struct Cli {
     pub(super) verb: Verb,
 }
 
-/// What every command takes.
+/// Options of every command.
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Everywhere")]
 pub(super) struct Globals {
@@ -64,7 +64,7 @@ pub(super) struct Globals {
 }
 
 impl Globals {
-    /// What of this bears on the choice of the repository.
+    /// Options that bear on the choice of the repository.
     pub(super) fn flags(&self) -> Flags {
         Flags {
             repository: self.repo.clone(),
@@ -75,7 +75,7 @@ impl Globals {
     }
 }
 
-/// What to do.
+/// Commands.
 #[derive(Debug, Subcommand)]
 pub(super) enum Verb {
     /// Make a repository; fine if it is there already
@@ -320,7 +320,7 @@ pub(super) struct Save {
     pub(super) if_absent: bool,
 }
 
-/// How anything is saved.
+/// Options of any save.
 #[derive(Debug, Args)]
 pub(super) struct Manner {
     /// How files are cut into chunks
@@ -445,7 +445,7 @@ pub(super) struct Expire {
     pub(super) dry_run: bool,
 }
 
-/// How files are cut.
+/// Cutting of files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(super) enum Cut {
     /// By looking at each file
@@ -469,7 +469,7 @@ impl From<Cut> for CutChoice {
     }
 }
 
-/// How chunks are compressed.
+/// Compression of chunks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(super) enum Compress {
     /// Where a sample says that it pays: the fewest bytes

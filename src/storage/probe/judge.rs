@@ -5,7 +5,7 @@
 
 use super::Verdict;
 
-/// What a conditional put was told.
+/// Answer to a conditional put.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Answer {
     /// Done.
@@ -18,7 +18,7 @@ pub(super) enum Answer {
     Failed,
 }
 
-/// Whose bytes are stored.
+/// Writer whose bytes are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stored {
     /// Those of this writer.

@@ -15,7 +15,7 @@ use crate::error::{Error, Result};
 
 use super::store::Store;
 
-/// How hard to try.
+/// Effort of a probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effort {
     /// For `init`: 4 races of 8, some 50 requests.
@@ -33,7 +33,7 @@ impl Effort {
     }
 }
 
-/// What was found out about one ability.
+/// Result of the probe of one ability.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// It does what it should.
@@ -68,7 +68,7 @@ impl fmt::Display for Verdict {
     }
 }
 
-/// What a store can do.
+/// Abilities of a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capabilities {
     /// Create an object only if it is not there, also when raced. What the log stands on.

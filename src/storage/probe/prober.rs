@@ -79,7 +79,7 @@ impl Prober {
         Ok(self.objects.list(Some(&self.root)).map_ok(|meta| meta.location).try_collect().await?)
     }
 
-    /// Whose bytes are at `key`.
+    /// Writer whose bytes are at `key`.
     async fn stored(&self, key: &Path, bodies: &[Bytes]) -> Result<Stored> {
         Ok(match self.read(key).await? {
             None => Stored::Nothing,
@@ -194,7 +194,7 @@ fn body(writer: usize, len: usize) -> Bytes {
     format!("writer {writer:04} ").into_bytes().into_iter().cycle().take(len).collect::<Vec<u8>>().into()
 }
 
-/// What a conditional put was told. A refusal of the credentials ends the probe: it says nothing about conditions.
+/// Answer to a conditional put. A refusal of the credentials ends the probe: it says nothing about conditions.
 async fn put(objects: &Arc<dyn ObjectStore>, key: &Path, body: Bytes, mode: PutMode) -> Result<Answer> {
     match objects.put_opts(key, PutPayload::from(body), mode.into()).await {
         Ok(_) => Ok(Answer::Done),

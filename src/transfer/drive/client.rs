@@ -43,7 +43,7 @@ struct Shared {
     closed: OnceLock<Closed>,
     /// Microseconds; 0 before it is known.
     rtt: AtomicU64,
-    /// What its socket carries.
+    /// Byte counters of its socket.
     wire: Arc<Wire>,
     /// The window, as it was taken out of the budget.
     _memory: Budget,
@@ -62,7 +62,7 @@ enum Command {
     Find { manifest: ManifestId, from: u32, found: oneshot::Sender<Result<Survey>> },
 }
 
-/// What comes of a request.
+/// Reply to a request.
 #[derive(Debug)]
 pub enum Reply {
     /// A stored chunk, not verified yet.
@@ -71,9 +71,9 @@ pub enum Reply {
     Missing(Runs),
     /// Nothing more comes.
     Ended {
-        /// How it ended.
+        /// Reason.
         how: How,
-        /// What was not answered, by ordinal.
+        /// Ordinals that were not answered.
         left: Runs,
     },
 }
@@ -81,7 +81,7 @@ pub enum Reply {
 /// A stored chunk that has arrived. While it exists its bytes count against the connection's window.
 #[derive(Debug)]
 pub struct Received {
-    /// Which chunk of the request.
+    /// Ordinal of the chunk in the request.
     pub ordinal: u32,
     /// Bytes of the chunk.
     pub plain_len: u32,
@@ -108,7 +108,7 @@ pub struct Fetching {
 }
 
 impl Fetching {
-    /// What comes next; None after the end.
+    /// The next reply; None after the end.
     ///
     /// # Cancel safety
     /// Safe.
@@ -172,7 +172,7 @@ impl Client {
         Self { commands, peer, shared, task }
     }
 
-    /// Who the other side is.
+    /// Identity of the other side.
     #[must_use]
     pub fn peer(&self) -> &Identity {
         &self.peer
@@ -219,7 +219,7 @@ impl Client {
         self.shared.closed.get()
     }
 
-    /// What its socket has carried.
+    /// Byte counters of its socket.
     #[must_use]
     pub fn wire(&self) -> &Arc<Wire> {
         &self.shared.wire
@@ -262,7 +262,7 @@ impl fmt::Debug for Client {
     }
 }
 
-/// Where the answers to a request go.
+/// Receiver of the answers to a request.
 enum Route {
     /// Room for every answer there can be: nobody who is slow to take them holds up the others.
     Replies(Sender<Reply>),

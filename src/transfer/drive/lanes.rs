@@ -26,7 +26,7 @@ const AHEAD: usize = 1;
 /// A connection that is over is kept no longer for its last words.
 const LINGER: Duration = Duration::from_secs(2);
 
-/// What a stream brought.
+/// Input of a stream.
 #[derive(Debug)]
 pub(in crate::transfer) enum Incoming {
     /// Bytes on a lane.
@@ -48,7 +48,7 @@ pub(in crate::transfer) struct Lanes {
     ended: bool,
 }
 
-/// Where readers put what they read.
+/// Queue that readers write to.
 #[derive(Clone, Debug)]
 pub(in crate::transfer) struct Feeder(Sender<Incoming>);
 
@@ -70,7 +70,7 @@ impl Feeder {
     /// Reads `stream` to its end, as `lane`.
     ///
     /// # Cancel safety
-    /// What was read and not taken is lost: only to be dropped with the connection.
+    /// Bytes that were read and not taken are lost: only to be dropped with the connection.
     pub(in crate::transfer) async fn read(self, lane: u32, mut stream: impl AsyncRead + Unpin + Send) {
         let mut buffer = BytesMut::new();
         loop {
@@ -149,7 +149,7 @@ impl Lanes {
         });
     }
 
-    /// What came in next, or None: some stream took something, so more can be sent.
+    /// The next input, or None: some stream took something, so more can be sent.
     ///
     /// # Cancel safety
     /// Safe.

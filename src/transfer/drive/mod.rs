@@ -34,7 +34,7 @@ impl Clockwork {
     }
 }
 
-/// What `identity` says of itself.
+/// Hello of `identity`.
 pub(super) fn hello(identity: &Identity, window: u64) -> Hello {
     Hello {
         versions: VERSIONS.to_vec(),

@@ -23,7 +23,7 @@ use crate::transfer::{Holdings, Pass, Seat};
 /// Lines about requests that cannot be served.
 static NOT_SERVED: Seldom = Seldom::new();
 
-/// What the holdings say to a demand.
+/// Answer of the holdings to a demand.
 enum Answer {
     Granted(u64, Result<Option<Arc<Grant>>>),
     Surveyed(u64, Result<Option<Survey>>),
@@ -119,7 +119,7 @@ impl Answers {
     /// Begins what is demanded of a connection whose open requests take `requested` bytes of memory.
     ///
     /// # Errors
-    /// Which request its peer must not make now, and why not.
+    /// The request that its peer must not make now, and why not.
     fn begin(&mut self, demand: Demand, asker: &Asker, requested: u64) -> Result<(), (u64, String)> {
         let (request, answer) = match demand {
             Demand::Authorise { request, manifest } => (request, asker.authorise(request, manifest)),

@@ -27,22 +27,22 @@ use crate::work::blocking;
 /// Groups that are brought at the same time. A peer or a store bounds what goes on with it by itself.
 const GROUPS: usize = 24;
 
-/// What a peer may take in any case: it may have to get it itself.
+/// Time that a peer has in any case: it may have to get the chunk itself.
 const PATIENCE: Duration = Duration::from_secs(3);
 
-/// Where chunks go as they come.
+/// Callback for chunks as they come.
 type Placing<'p> = Mutex<&'p mut (dyn FnMut(u32, &Encoded) + Send)>;
 
-/// What came of a request.
+/// Outcome of a request.
 struct Came {
     chunks: u64,
     bytes: u64,
 }
 
-/// What became of a group.
+/// Outcome of a group.
 struct Brought {
     lacking: Vec<u32>,
-    /// Who is not to be asked again.
+    /// Peer that is not to be asked again.
     without: Option<Arc<str>>,
 }
 

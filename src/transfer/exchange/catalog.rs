@@ -25,7 +25,7 @@ const OPEN_MAX: NonZeroUsize = NonZeroUsize::new(16).expect("not zero");
 const OPENING_MAX: usize = 8;
 /// A repository's state is as good as new for so long: who asks for many things asks often.
 const FRESH: Duration = Duration::from_secs(1);
-/// What is not found is looked for in a state no older than this.
+/// Age of the state in which a miss is looked up again, at most.
 const FRESH_AGAIN: Duration = Duration::from_millis(20);
 
 /// An opened tree, as peers may ask for its chunks.

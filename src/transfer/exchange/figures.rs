@@ -25,7 +25,7 @@ pub struct Figures {
     pub untrue: u64,
 }
 
-/// Where stored bytes come from.
+/// Source of stored bytes.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Source {
     Cache,

@@ -20,7 +20,7 @@ pub(super) struct Flight {
     flights: Flights,
 }
 
-/// What somebody else brings.
+/// Ends when another task has brought the chunk.
 pub(super) type Landing = CancellationToken;
 
 impl Flights {

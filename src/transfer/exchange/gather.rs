@@ -19,7 +19,7 @@ const READ_MAX: u64 = 4 * MIB;
 /// Hops from a chunk to one that needs no other: derived, difference, key.
 const LEVELS: usize = 3;
 
-/// Who asks for what.
+/// Request for chunks of a tree.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Ask<'a> {
     pub(super) repository: &'a Repository,

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until};
 
-/// What may be sent at once after a pause.
+/// Burst after a pause.
 const BURST: Duration = Duration::from_millis(100);
 
 /// Bytes a second that each site is given at most. Those that are not named have no limit.

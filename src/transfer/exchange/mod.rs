@@ -57,22 +57,22 @@ use crate::cache::Cache;
 use crate::error::{Error, Result};
 use crate::repository::{ChunkSource, FramePlace, Repository, Saved, SourceBytes};
 
-/// What an exchange is made of.
+/// Parts of an exchange.
 #[derive(Debug)]
 pub struct ExchangeOptions {
-    /// Who it is.
+    /// Identity.
     pub identity: Identity,
-    /// What it keeps.
+    /// Its cache.
     pub cache: Arc<Cache>,
-    /// What its buffers come out of: its own, since those that wait for it hold others.
+    /// Memory of its buffers: its own, since those that wait for it hold others.
     pub budget: Budget,
-    /// What is read for others before it is sent comes out of this.
+    /// Memory of frames that are read before they are sent.
     pub ahead: Budget,
     /// Other agents.
     pub peers: Arc<Peers>,
-    /// What they may read.
+    /// Rules of what other agents may read.
     pub policy: Policy,
-    /// How fast.
+    /// Rate limits.
     pub limits: Limits,
 }
 
@@ -91,11 +91,11 @@ pub struct Exchange {
     flights: Flights,
     turns: Turns,
     counts: Counts,
-    /// How fast repositories gave lately, a group of chunks at a time.
+    /// Recent rate of repositories, a group of chunks at a time.
     origin: Mutex<Rate>,
 }
 
-/// Where missing chunks may come from.
+/// Sources of missing chunks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum From {
     /// The nearest that has them.
@@ -109,14 +109,14 @@ pub enum From {
     Repository,
 }
 
-/// How to fetch missing chunks.
+/// Options of a fetch of missing chunks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FetchPolicy {
-    /// Where they may come from.
+    /// Sources.
     pub from: From,
     /// Read from the repository what that place does not give.
     pub or_repository: bool,
-    /// How urgent they are to the peers that are asked.
+    /// Priority for the peers that are asked.
     pub priority: Priority,
 }
 
@@ -159,13 +159,13 @@ impl Exchange {
         self.catalog.add(repository);
     }
 
-    /// Who it is.
+    /// Identity.
     #[must_use]
     pub fn identity(&self) -> &Identity {
         &self.identity
     }
 
-    /// What it keeps.
+    /// Its cache.
     #[must_use]
     pub fn cache(&self) -> &Arc<Cache> {
         &self.cache
@@ -198,7 +198,7 @@ impl Exchange {
         reachable::check(policy, &live, &known)
     }
 
-    /// What it has moved.
+    /// Figures of what it has moved.
     #[must_use]
     pub fn figures(&self) -> Figures {
         self.counts.read()

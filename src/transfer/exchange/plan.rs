@@ -24,18 +24,18 @@ const HAND: u64 = 8;
 /// Another agent, as a plan sees it.
 #[derive(Clone, Debug)]
 pub(super) struct Candidate<P> {
-    /// What the plan names it by.
+    /// Name of the peer in the plan.
     pub(super) peer: P,
-    /// Who it is.
+    /// Identity.
     pub(super) identity: Identity,
-    /// Which places of the manifest it holds.
+    /// Places of the manifest that it holds.
     pub(super) held: Held,
 }
 
-/// What is known of the others.
+/// Knowledge of the other agents.
 #[derive(Clone, Debug)]
 pub(super) struct View<P> {
-    /// Who plans.
+    /// Planning agent.
     pub(super) own: Identity,
     /// Agents of the same site. None of them is asked for what it would have to ask others for.
     pub(super) site: Vec<Candidate<P>>,
@@ -47,7 +47,7 @@ pub(super) struct View<P> {
     pub(super) repository: bool,
 }
 
-/// Which chunks come from where.
+/// Source of each chunk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Plan<P> {
     pub(super) groups: Vec<Group<P>>,
@@ -55,7 +55,7 @@ pub(super) struct Plan<P> {
     pub(super) nowhere: Vec<u32>,
 }
 
-/// Where a group of chunks comes from.
+/// Source of a group of chunks.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Origin<P> {
     /// A peer.
@@ -104,7 +104,7 @@ impl Held {
 /// A window of a pack.
 pub(super) type Unit = (PackId, u64);
 
-/// How much `agent` is the one for `unit`: all agents agree.
+/// Weight of `agent` for `unit`: all agents agree on it.
 fn weight(unit: &Unit, agent: &Identity) -> u64 {
     let mut hasher = blake3::Hasher::new();
     hasher.update(&unit.0.session.to_bytes()).update(&unit.0.object.to_bytes()).update(&unit.1.to_le_bytes());
@@ -112,10 +112,10 @@ fn weight(unit: &Unit, agent: &Identity) -> u64 {
     hasher.finalize().as_bytes().first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes))
 }
 
-/// Who brings which of `chunks`, whose units `unit_of` tells.
+/// Assigns `chunks`, whose units are those of `unit_of`, to peers.
 ///
 /// # Errors
-/// What `unit_of` returns.
+/// Errors of `unit_of`.
 pub(super) fn plan<P: Clone + Ord>(
     chunks: &[u32],
     unit_of: impl Fn(u32) -> Result<Unit>,

@@ -12,7 +12,7 @@ use crate::transfer::identity::Identity;
 #[derive(Clone, Debug, Default)]
 pub struct Policy(Arc<RwLock<Vec<Rule>>>);
 
-/// Which agents may read which names.
+/// Names that some agents may read.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Rule {
@@ -52,7 +52,7 @@ impl Policy {
     }
 }
 
-/// Which agents may ask this one to do something. Nobody, unless they are told. Clones share the patterns.
+/// Agents that may call this one. Nobody by default. Clones share the patterns.
 #[derive(Clone, Debug, Default)]
 pub struct Callers(Arc<RwLock<Patterns>>);
 

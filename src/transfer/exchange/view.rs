@@ -11,7 +11,7 @@ use crate::transfer::identity::Identity;
 use crate::transfer::peers::Peer;
 
 impl Exchange {
-    /// Who could be asked, without those of `without`.
+    /// Peers that could be asked, without those of `without`.
     pub(super) async fn view(&self, ask: &Ask<'_>, without: &[Arc<str>]) -> (View<Arc<str>>, Vec<Arc<Peer>>) {
         let own = &self.identity;
         // A repository on this node's disk is nearer than anybody.

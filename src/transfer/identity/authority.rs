@@ -15,9 +15,9 @@ use crate::clock::Timestamp;
 use crate::error::{Error, ErrorKind, Result};
 use crate::tree::{Readers, create_file, replace_file};
 
-/// How long an authority's certificate holds unless said otherwise: ten years.
+/// Default lifetime of an authority's certificate: ten years.
 pub const AUTHORITY_DAYS: u32 = 3650;
-/// How long an agent's certificate holds unless said otherwise: a year.
+/// Default lifetime of an agent's certificate: a year.
 pub const AGENT_DAYS: u32 = 365;
 /// The longest that either may hold: a century, far from where two-digit years end.
 pub const DAYS_MAX: u32 = 36_500;
@@ -26,10 +26,10 @@ pub const DAYS_MAX: u32 = 36_500;
 const SKEW: Duration = Duration::from_hours(1);
 const DAY: Duration = Duration::from_hours(24);
 
-/// Who signs the certificates of agents.
+/// Signer of agents' certificates.
 pub struct Authority {
     issuer: Issuer<'static, KeyPair>,
-    /// What goes into each agent's `ca.crt`: this authority first, perhaps others that are trusted as well.
+    /// Certificates for each agent's `ca.crt`: this authority first, perhaps others that are trusted as well.
     trusted: String,
     certificate: Certificate,
 }

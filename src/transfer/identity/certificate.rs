@@ -22,7 +22,7 @@ pub struct Certificate {
     pub authority: bool,
     /// Whom it is for, as a distinguished name.
     pub subject: String,
-    /// Who signed it.
+    /// Issuer.
     pub issuer: String,
     /// Its number, in hexadecimal digits.
     pub serial: String,

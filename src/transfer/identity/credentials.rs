@@ -72,7 +72,7 @@ impl Credentials {
         Ok(Self(Arc::new(Watched { folder: folder.to_owned(), clock, state })))
     }
 
-    /// Who this agent is.
+    /// Identity of this agent.
     #[must_use]
     pub fn identity(&self) -> Identity {
         self.current().identity.clone()

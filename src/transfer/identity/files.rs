@@ -23,7 +23,7 @@ pub(super) fn make_folder(path: &Path) -> Result<()> {
     std::fs::create_dir_all(path).map_err(|source| Error::io("folder cannot be made", path, source))
 }
 
-/// What the file at `path` holds.
+/// Content of the file at `path`.
 pub(super) fn read(path: &Path) -> Result<String> {
     let failed = |source| Error::io("file cannot be read", path, source);
     let len = std::fs::metadata(path).map_err(failed)?.len();

@@ -34,7 +34,7 @@ impl Identity {
         Ok(Self { site: site.to_owned(), agent: agent.to_owned() })
     }
 
-    /// Where it is.
+    /// Site.
     #[must_use]
     pub fn site(&self) -> &str {
         &self.site
@@ -46,7 +46,7 @@ impl Identity {
         format!("{}/{}", self.site, self.agent)
     }
 
-    /// Which of the agents there.
+    /// Name within the site.
     #[must_use]
     pub fn agent(&self) -> &str {
         &self.agent

@@ -23,7 +23,7 @@ use crate::clock::{Clock, Timestamp};
 use crate::error::{Error, Result};
 use crate::transfer::protocol::limits::ALPN;
 
-/// How the side that asks connects.
+/// TLS configuration of the side that asks.
 ///
 /// # Errors
 /// Other, if the cryptography at hand lacks what is needed.
@@ -39,7 +39,7 @@ pub fn client_config(credentials: &Credentials) -> Result<ClientConfig> {
     Ok(config)
 }
 
-/// How the side that serves accepts.
+/// TLS configuration of the side that serves.
 ///
 /// # Errors
 /// As [`client_config`].
@@ -77,7 +77,7 @@ pub fn peer_identity(certificates: Option<&[CertificateDer<'_>]>, expected: Opti
     }
 }
 
-/// What went wrong with TLS, in words.
+/// Error of a TLS failure.
 #[must_use]
 pub fn refused(error: rustls::Error) -> Error {
     use CertificateError as Bad;

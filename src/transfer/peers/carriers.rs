@@ -15,7 +15,7 @@ const TRIAL: u64 = 64 * MIB;
 /// The one in use stays unless the other was so much faster.
 const BETTER: f64 = 1.2;
 
-/// What carries a link.
+/// Transport of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Carrier {
     /// QUIC, over UDP.
@@ -41,13 +41,13 @@ impl fmt::Display for Carrier {
     }
 }
 
-/// What is known of both carriers to one peer.
+/// Knowledge of both transports to one peer.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Choice {
     allowed: Carriers,
     quic: Rate,
     tcp: Rate,
-    /// What could not connect last: it may be blocked.
+    /// Transport that could not connect last: it may be blocked.
     failed: Option<Carrier>,
 }
 
@@ -56,7 +56,7 @@ impl Choice {
         Self { allowed, quic: Rate::default(), tcp: Rate::default(), failed: None }
     }
 
-    /// What to connect by.
+    /// Transport to connect by.
     pub(super) fn next(&self) -> Carrier {
         match self.allowed {
             Carriers::Quic => Carrier::Quic,

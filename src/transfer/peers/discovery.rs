@@ -12,14 +12,14 @@ use crate::error::Result;
 use crate::repository::Repository;
 use crate::transfer::identity::Identity;
 
-/// How often names are looked up and registrations read.
+/// Interval of look-ups of names and reads of registrations.
 const EVERY: Duration = Duration::from_secs(20);
-/// How often an agent says that it is there.
+/// Interval of an agent's announcements.
 const ANNOUNCE_EVERY: Duration = Duration::from_mins(5);
 /// A registration that is older is of an agent that is gone.
 const AGE_MAX: Duration = Duration::from_mins(15);
 
-/// Where to look for peers.
+/// Sources of peers' addresses.
 #[derive(Clone, Debug, Default)]
 pub struct Discovery {
     /// `HOST:PORT` of agents that are known for good, whatever else tells of them.
@@ -29,7 +29,7 @@ pub struct Discovery {
     pub names: Vec<String>,
     /// Repositories in which agents say where they are.
     pub repositories: Vec<Repository>,
-    /// Who says in these that it listens at `HOST:PORT`.
+    /// Identity that announces `HOST:PORT` in these.
     pub register: Option<(Identity, String)>,
 }
 
@@ -89,7 +89,7 @@ async fn registered(repository: &Repository, own: Option<&str>) -> Result<BTreeS
     Ok(announced.filter(|address| Some(address.as_str()) != own).collect())
 }
 
-/// Who is known by what: names, repositories, the settings.
+/// Addresses by source: names, repositories, the settings.
 type Known = BTreeMap<String, BTreeSet<String>>;
 
 /// Adds who is `there` now, and removes who `by` told of before and nobody tells of any more. What cannot be found out changes

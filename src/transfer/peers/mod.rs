@@ -27,10 +27,10 @@ use crate::budget::Budget;
 use crate::error::{Error, Result};
 use crate::limits::MIB;
 
-/// How long the first who asks waits for peers that were not tried yet.
+/// Time that the first requester waits for peers that were not tried yet.
 const SETTLING: Duration = Duration::from_secs(3);
 
-/// What carries links.
+/// Transports of links.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Carriers {
     /// QUIC and TCP, the better by measuring.
@@ -42,10 +42,10 @@ pub enum Carriers {
     Tcp,
 }
 
-/// How to link to peers.
+/// Options of links to peers.
 #[derive(Clone, Debug)]
 pub struct PeersOptions {
-    /// What carries links.
+    /// Transports of links.
     pub carriers: Carriers,
     /// Connections of a link.
     pub connections: usize,
@@ -68,7 +68,7 @@ pub struct Peers {
     known: Mutex<BTreeMap<Arc<str>, Known>>,
 }
 
-/// What every link needs.
+/// Context of every link.
 #[derive(Debug)]
 struct Dialing {
     credentials: Credentials,
@@ -100,7 +100,7 @@ impl Peers {
         Arc::new(Self { ledger: Arc::default(), dialing: None, known: Mutex::default() })
     }
 
-    /// What moved from and to them.
+    /// Ledger of what moved from and to them.
     #[must_use]
     pub fn ledger(&self) -> &Arc<Ledger> {
         &self.ledger
@@ -160,7 +160,7 @@ impl Peers {
         }
     }
 
-    /// How each is doing.
+    /// State of each.
     #[must_use]
     pub fn list(&self) -> Vec<PeerStat> {
         self.known().values().map(|known| known.peer.stat()).collect()

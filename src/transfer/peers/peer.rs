@@ -25,9 +25,9 @@ const TURNS: usize = 6;
 /// The first pause after a failure; it doubles up to the last.
 const PAUSE: Duration = Duration::from_millis(250);
 const PAUSE_MAX: Duration = Duration::from_secs(30);
-/// Who lied, or is somebody else than it should be, is left alone for so long.
+/// Time that a peer is avoided after it lied, or proved to be somebody else.
 const SHUNNED: Duration = Duration::from_mins(10);
-/// Who was slow is tried again after this.
+/// Time after which a slow peer is tried again.
 const SLOW: Duration = Duration::from_secs(30);
 /// Bytes by which it is known whether a peer is slow.
 const KNOWN: u64 = 2 * MIB;
@@ -37,11 +37,11 @@ const CRAWL: f64 = 4.0 * (1 << 20) as f64;
 const CRAWL_SHARE: f64 = 8.0;
 /// Connecting to a peer takes no longer: the memory for its window may never be free.
 const CONNECT_MAX: Duration = Duration::from_secs(30);
-/// What a peer holds is asked again after this.
+/// Age at which a survey of a peer is renewed.
 const SURVEY_FRESH: Duration = Duration::from_secs(3);
 /// A survey that takes longer is done without.
 const SURVEY_MAX: Duration = Duration::from_secs(5);
-/// How often a link is looked at.
+/// Interval of checks of a link.
 const LOOK: Duration = Duration::from_millis(100);
 
 /// Another agent.
@@ -80,14 +80,14 @@ struct Link {
     next: AtomicUsize,
 }
 
-/// How a peer is doing.
+/// State of a peer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PeerStat {
-    /// Where it is said to be.
+    /// Configured or announced address.
     pub address: String,
-    /// Who it is, once it has shown its certificate.
+    /// Identity, once it has shown its certificate.
     pub identity: Option<Identity>,
-    /// What carries its link, if that is up.
+    /// Transport of its link, if that is up.
     pub carrier: Option<Carrier>,
     /// Connections of the link.
     pub connections: usize,
@@ -97,7 +97,7 @@ pub struct PeerStat {
     pub rate: Option<f64>,
     /// Bytes of frames that came from it.
     pub received: u64,
-    /// What was wrong last.
+    /// Last error.
     pub error: Option<String>,
 }
 
@@ -117,13 +117,13 @@ impl Peer {
         Self { address, turns: Arc::new(Semaphore::new(TURNS)), tried, state: Mutex::new(state) }
     }
 
-    /// Where it is said to be.
+    /// Configured or announced address.
     #[must_use]
     pub fn address(&self) -> &Arc<str> {
         &self.address
     }
 
-    /// Who it is, once it has shown its certificate.
+    /// Identity, once it has shown its certificate.
     #[must_use]
     pub fn identity(&self) -> Option<Identity> {
         self.state().identity.clone()
@@ -172,7 +172,7 @@ impl Peer {
         Arc::clone(&self.turns).acquire_owned().await.ok()
     }
 
-    /// Which places of a manifest's list of `chunks` it holds, as of a moment ago; none if it does not say.
+    /// Places of a manifest's list of `chunks` that it holds, as of a moment ago; none if it does not say.
     ///
     /// # Cancel safety
     /// Safe.

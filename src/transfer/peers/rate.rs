@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// How much of a new measurement goes into the rate, for one of this many bytes or more.
+/// Weight of a new measurement in the rate, for one of this many bytes or more.
 const GAIN: f64 = 0.25;
 const FULL: f64 = 4.0 * (1 << 20) as f64;
 
@@ -12,7 +12,7 @@ pub(in crate::transfer) struct Rate {
     value: Option<f64>,
     /// Bytes measured.
     pub(in crate::transfer) bytes: u64,
-    /// How long they took, all measurements together.
+    /// Duration of all measurements.
     pub(in crate::transfer) time: Duration,
 }
 

@@ -16,11 +16,11 @@ pub(super) struct Asked {
 pub(super) enum What {
     /// Frames, each to be answered once.
     Frames(Answered),
-    /// What is held, from this place on.
+    /// A survey, from this place on.
     Survey { from: u32 },
 }
 
-/// Which ordinals of a request were answered.
+/// Ordinals of a request that were answered.
 #[derive(Debug)]
 pub(super) struct Answered {
     words: Vec<u64>,

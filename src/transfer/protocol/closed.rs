@@ -6,7 +6,7 @@ use super::message::ErrorCode;
 use crate::error::{Error as PublicError, ErrorKind};
 use crate::format::wire::Malformed;
 
-/// What the other side did that the protocol forbids.
+/// Violation of the protocol by the other side.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Violation {
@@ -15,7 +15,7 @@ pub enum Violation {
     Malformed {
         /// Of which message.
         kind: &'static str,
-        /// What is wrong with it.
+        /// Fault.
         source: Malformed,
     },
     /// A kind that nobody who speaks this version may leave unread.
@@ -28,7 +28,7 @@ pub enum Violation {
         kind: &'static str,
         /// Its body's length.
         len: u64,
-        /// What was allowed.
+        /// Limit.
         limit: u64,
     },
     /// A message that makes no sense here, or now.
@@ -56,7 +56,7 @@ pub enum Violation {
 }
 
 impl Violation {
-    /// What the other side is told.
+    /// Error code for the other side.
     #[must_use]
     pub fn code(&self) -> ErrorCode {
         match self {
@@ -79,7 +79,7 @@ pub enum Closed {
     Told {
         /// What.
         code: ErrorCode,
-        /// What exactly.
+        /// Details.
         text: String,
     },
     /// This side gave up: silence, no progress, a frame that was not true.

@@ -18,7 +18,7 @@ pub(super) struct Assembler {
     filled: usize,
 }
 
-/// What a header announces.
+/// Announcement of a header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Announced {
     pub(super) kind: u8,
@@ -31,7 +31,7 @@ impl Assembler {
     /// `admit` is asked before room is made for a body.
     ///
     /// # Errors
-    /// What `admit` returns.
+    /// Errors of `admit`.
     pub(super) fn next<E>(
         &mut self,
         input: &mut &[u8],

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::limits::{CHUNK_LEN_MAX, KIB, MIB};
 
-/// What a connection is called when TLS asks which protocol to speak (ALPN, RFC 7301).
+/// Protocol name in TLS (ALPN, RFC 7301).
 pub const ALPN: &[u8] = b"towline";
 /// The first bytes of the first message of either side.
 pub const MAGIC: [u8; 4] = *b"TWLP";
@@ -52,7 +52,7 @@ pub const READS_MAX: usize = 16;
 
 /// A hello must arrive within this.
 pub const GREETING_MAX: Duration = Duration::from_secs(10);
-/// Who has said nothing for so long says PING.
+/// Time without a word after which a side says PING.
 pub const PING_AFTER: Duration = Duration::from_secs(5);
 /// After so long without a word from the other side it is given up.
 pub const SILENCE_MAX: Duration = Duration::from_secs(20);

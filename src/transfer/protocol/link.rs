@@ -30,7 +30,7 @@ pub const CONTROL: u32 = 0;
 #[derive(Debug)]
 pub(super) struct Link {
     ours: Hello,
-    /// Who the certificate says that the other side is.
+    /// Identity of the other side, by its certificate.
     peer: Identity,
     theirs: Option<Hello>,
     version: u8,
@@ -258,7 +258,7 @@ impl Link {
         Some(self.ping_due().map_or(silence, |ping| ping.min(silence)))
     }
 
-    /// Whoever says nothing would be given up, be it because it only listens.
+    /// Time of the next PING: a silent side is given up, even if it only listens.
     fn ping_due(&self) -> Option<Duration> {
         // One that waits to be sent is enough.
         let waits = self.control.iter().any(|message| matches!(message, Message::Ping { .. }));

@@ -12,21 +12,21 @@ use super::serving::{Asked, Grant, Next, Serving, Supply, Work};
 use crate::id::{ChunkId, ManifestId};
 use crate::transfer::identity::Identity;
 
-/// What a provider wants of whoever drives it.
+/// Demand of a provider on its driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Demand {
     /// Say what the peer may read by way of `manifest`: [`Provider::granted`].
     Authorise {
         /// For which request.
         request: u64,
-        /// Which manifest.
+        /// Manifest.
         manifest: ManifestId,
     },
     /// Say which chunks of `manifest` are held, if the peer may read it: [`Provider::surveyed`].
     Survey {
         /// For which request.
         request: u64,
-        /// Which manifest.
+        /// Manifest.
         manifest: ManifestId,
         /// From which place in its list on.
         from: u32,
@@ -41,11 +41,11 @@ pub enum Demand {
     Read {
         /// For which request.
         request: u64,
-        /// Which chunk of it.
+        /// Ordinal of the chunk in the request.
         ordinal: u32,
         /// Its id.
         id: ChunkId,
-        /// What else the request asks for.
+        /// The request.
         asked: Asked,
         /// Bytes of its frame, at most.
         bound: u64,
@@ -63,7 +63,7 @@ pub struct Provider {
     serving: BTreeMap<u64, Serving>,
     last: u64,
     demands: VecDeque<Demand>,
-    /// What each read that goes on may be charged with.
+    /// Largest charge of each read under way.
     reads: BTreeMap<(u64, u32), u64>,
     /// Bytes of frames that may have been sent, and that were.
     credit: u64,
@@ -105,7 +105,7 @@ impl Provider {
         }
     }
 
-    /// Who the other side is.
+    /// Identity of the other side.
     #[must_use]
     pub fn peer(&self) -> &Identity {
         self.link.peer()
@@ -252,7 +252,7 @@ impl Provider {
         }
     }
 
-    /// What the peer may read for `request`: None if there is no such manifest, or none for it.
+    /// Grants the peer what it may read for `request`: None if there is no such manifest, or none for it.
     pub fn granted(&mut self, request: u64, grant: Option<Arc<Grant>>, now: Duration) {
         self.wake(now);
         self.settled(request);
@@ -262,7 +262,7 @@ impl Provider {
         }
     }
 
-    /// Which chunks are held: None if there is no such manifest, or none for the peer.
+    /// Answers a survey: None if there is no such manifest, or none for the peer.
     pub fn surveyed(&mut self, request: u64, survey: Option<Survey>, now: Duration) {
         self.wake(now);
         self.settled(request);

@@ -16,7 +16,7 @@ use crate::error::{Error, Result};
 use crate::id::ManifestId;
 use crate::transfer::identity::Identity;
 
-/// What a requester tells whoever drives it.
+/// Event of a requester for its driver.
 #[derive(Clone, Debug)]
 pub enum Event {
     /// The other side's hello is there: requests may be made.
@@ -30,7 +30,7 @@ pub enum Event {
         /// Which, by ordinal.
         ordinals: Runs,
     },
-    /// What the other side holds of a manifest.
+    /// Chunks of a manifest that the other side holds.
     Found {
         /// The answer to which question.
         request: u64,
@@ -43,7 +43,7 @@ pub enum Event {
         request: u64,
         /// How.
         how: How,
-        /// What was not answered, by ordinal.
+        /// Ordinals that were not answered.
         left: Runs,
     },
     /// The other side will begin nothing new; open requests are served to their end.
@@ -57,17 +57,17 @@ pub enum Event {
 pub struct Arrived {
     /// Of which request.
     pub request: u64,
-    /// Which chunk of it.
+    /// Ordinal of the chunk in the request.
     pub ordinal: u32,
     /// Bytes of the chunk.
     pub plain_len: u32,
-    /// How it is stored. Whoever decodes it proves that it is the chunk that was asked for.
+    /// Stored bytes. Whoever decodes them proves that they are the chunk that was asked for.
     pub encoded: Encoded,
-    /// What to give to [`Requester::release`] once the bytes are no longer in memory.
+    /// Argument of [`Requester::release`] once the bytes are no longer in memory.
     pub charge: u64,
 }
 
-/// How a request ended.
+/// End of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum How {
     /// Every chunk was answered.
@@ -127,7 +127,7 @@ impl Requester {
         })
     }
 
-    /// Who the other side is.
+    /// Identity of the other side.
     #[must_use]
     pub fn peer(&self) -> &Identity {
         self.link.peer()

@@ -45,7 +45,7 @@ impl Runs {
         }
     }
 
-    /// How many numbers.
+    /// Number of elements.
     #[must_use]
     pub fn len(&self) -> u64 {
         self.len

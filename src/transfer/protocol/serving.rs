@@ -16,7 +16,7 @@ use crate::id::{ChunkId, ManifestId};
 pub struct Grant {
     /// The manifest's own list.
     pub chunks: Arc<ChunkList>,
-    /// What the stored frames of these are based on, bases of bases included, with plain lengths; sorted by id.
+    /// Bases of the stored frames of these, bases of bases included, with plain lengths; sorted by id.
     pub bases: Vec<(ChunkId, u32)>,
 }
 
@@ -32,14 +32,14 @@ impl Grant {
     }
 }
 
-/// What a request asks for, for whoever reads its chunks: what it will want next is told by what it wants.
+/// Content of a request, for whoever reads its chunks: it tells which ones are wanted next.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Asked {
-    /// How urgent it is.
+    /// Priority.
     pub priority: Priority,
     /// Of which manifest.
     pub manifest: ManifestId,
-    /// Which chunks.
+    /// Chunks.
     pub wanted: Arc<Wanted>,
 }
 
@@ -84,7 +84,7 @@ pub(super) enum Work {
     Nothing,
 }
 
-/// What to do next for a request.
+/// Next action for a request.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Next {
     /// Read this chunk; its frame will be charged with at most so many bytes.
@@ -113,7 +113,7 @@ impl Serving {
         matches!(&self.what, Work::Frames { grant: Some(_), .. })
     }
 
-    /// What to read next. Chunks that will not be sent are noted on the way; those larger than `most` bytes are among them.
+    /// The next read. Chunks that will not be sent are noted on the way; those larger than `most` bytes are among them.
     pub(super) fn next(&mut self, most: u64) -> Next {
         let Work::Frames { asked, grant: Some(grant) } = &self.what else { return Next::Nothing };
         let wanted = &asked.wanted;
@@ -129,7 +129,7 @@ impl Serving {
         Next::Nothing
     }
 
-    /// What it asks for, unless it is a survey.
+    /// Its content, unless it is a survey.
     pub(super) fn asked(&self) -> Option<&Asked> {
         match &self.what {
             Work::Frames { asked, .. } => Some(asked),

@@ -116,7 +116,7 @@ fn alert(code: u64) -> Option<AlertDescription> {
     u8::try_from(code.checked_sub(0x100)?).ok().map(Into::into)
 }
 
-/// What was wrong, by the alert that was sent because of it.
+/// Error by the alert that was sent because of it.
 fn found_here(alert: AlertDescription) -> rustls::Error {
     match alert {
         AlertDescription::CertificateExpired => CertificateError::Expired.into(),

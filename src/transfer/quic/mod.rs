@@ -27,7 +27,7 @@ use super::protocol::{CONTROL, Closed, Provider, Requester};
 use super::{Gate, Holdings, Pass, Wire};
 use crate::error::{Error, Result};
 
-/// How often it is looked at what a connection has carried.
+/// Interval of looks at what a connection has carried.
 const COUNT_EVERY: Duration = Duration::from_millis(200);
 /// Code that closes a connection whose peer's certificate is no longer accepted.
 const DISTRUSTED: u8 = 1;
@@ -168,7 +168,7 @@ impl Listener {
         Self { gate, ..self }
     }
 
-    /// Where it listens.
+    /// Listening address.
     ///
     /// # Errors
     /// As the system says.

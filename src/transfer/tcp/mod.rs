@@ -106,7 +106,7 @@ impl Listener {
         taken
     }
 
-    /// Where it listens.
+    /// Listening address.
     ///
     /// # Errors
     /// As the system says.

@@ -11,11 +11,11 @@ use crate::id::{ChunkId, ManifestId};
 /// One message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Message {
-    /// Who I am and what I can do: the first message of either side.
+    /// Identity and abilities: the first message of either side.
     Hello(Hello),
     /// Send me the stored frames of these chunks.
     Request(Request),
-    /// Which chunks of this manifest do you hold?
+    /// Question for the chunks of this manifest that are held.
     Find(Find),
     /// These.
     Found(Found),
@@ -32,7 +32,7 @@ pub enum Message {
     },
     /// You may have sent so many bytes of frame messages since the connection began.
     Credit {
-        /// How many, never less than before.
+        /// Bytes of frames in all, never less than before.
         granted: u64,
     },
     /// Are you there?
@@ -56,7 +56,7 @@ pub enum Message {
     Error {
         /// What.
         code: ErrorCode,
-        /// What exactly, for the log.
+        /// Details, for the log.
         text: String,
     },
 }
@@ -142,7 +142,7 @@ impl Kind {
     }
 }
 
-/// Who a side is and what it can do.
+/// Identity and abilities of a side.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hello {
     /// Versions of the protocol that it speaks, ascending.
@@ -157,11 +157,11 @@ pub struct Hello {
     pub window: u64,
     /// Requests that it serves at the same time; 0 if it serves none.
     pub requests: u32,
-    /// What later versions add: a number and a value each. Unknown ones are passed over.
+    /// Additions of later versions: a number and a value each. Unknown ones are passed over.
     pub extensions: Vec<(u64, Vec<u8>)>,
 }
 
-/// What matters more is sent first.
+/// Priority of a request: lower ones are sent later.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 pub enum Priority {
@@ -200,7 +200,7 @@ pub struct Wanted {
 }
 
 impl Wanted {
-    /// How many chunks.
+    /// Number of chunks.
     #[must_use]
     pub fn len(&self) -> u64 {
         self.chunks.len() + self.bases.len() as u64
@@ -218,11 +218,11 @@ impl Wanted {
 pub struct Request {
     /// Its number, above those of all requests before it on the connection.
     pub request: u64,
-    /// How urgent.
+    /// Priority.
     pub priority: Priority,
     /// Of which manifest.
     pub manifest: ManifestId,
-    /// Which chunks.
+    /// Chunks.
     pub wanted: Wanted,
 }
 
@@ -242,11 +242,11 @@ pub struct Find {
 pub struct Found {
     /// Of which question.
     pub request: u64,
-    /// What it says.
+    /// Survey.
     pub survey: Survey,
 }
 
-/// Which chunks of a manifest somebody holds, over a part of its list.
+/// Chunks of a manifest that somebody holds, over a part of its list.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Survey {
     /// Chunks in the manifest's list.
@@ -262,7 +262,7 @@ pub struct Survey {
 pub struct Frame {
     /// Of which request.
     pub request: u64,
-    /// Which chunk of it.
+    /// Ordinal of the chunk in the request.
     pub ordinal: u32,
     /// The codec's number.
     pub codec: u8,
@@ -338,7 +338,7 @@ code! {
 code! {
     /// Why a connection ended.
     ErrorCode {
-        /// What came does not follow the protocol.
+        /// Violation of the protocol.
         Protocol = 1, "protocol";
         /// We share no version.
         Version = 2, "version";

@@ -156,7 +156,7 @@ fn text(reader: &mut Reader<'_>) -> Read<String> {
     printable(reader, TEXT_LEN_MAX)
 }
 
-/// What the other side says goes to logs and terminals: no control characters.
+/// A text of the other side for logs and terminals: no control characters.
 fn printable(reader: &mut Reader<'_>, limit: usize) -> Read<String> {
     let text = reader.text(limit)?;
     if text.chars().any(char::is_control) {

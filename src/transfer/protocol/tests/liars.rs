@@ -62,7 +62,7 @@ fn why_provider(provider: &mut Provider) -> Option<Closed> {
     why
 }
 
-/// What the other side is told last.
+/// Last message to the other side.
 fn last_words(mut transmit: impl FnMut() -> Option<super::super::Transmit>) -> Message {
     let mut said = Vec::new();
     while let Some(bytes) = transmit() {

@@ -132,7 +132,7 @@ proptest! {
         prop_assert!(read(&[bytes_of(&message), more].concat()).is_err());
     }
 
-    /// What can be read of garbage is what it would be written as: each message has one spelling.
+    /// Garbage is refused, or read as a message that is written the same way: each message has one spelling.
     #[test]
     fn garbage_is_refused_or_a_message(kind in 1u8..14, body in proptest::collection::vec(any::<u8>(), 0..200)) {
         if let Ok(message) = Message::read(Kind::from_byte(kind).unwrap(), &Bytes::from(body.clone())) {

@@ -26,7 +26,7 @@ fn server() -> Identity {
     Identity::new("east", "server").unwrap()
 }
 
-/// What `who` says first.
+/// First message of `who`.
 fn hello(who: &Identity, window: u64) -> Hello {
     Hello {
         versions: VERSIONS.to_vec(),

@@ -21,7 +21,7 @@ impl Dice {
     }
 }
 
-/// How the network is.
+/// Properties of a network.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Line {
     pub(super) delay: Duration,
@@ -75,7 +75,7 @@ impl Way {
         heads.min().filter(|_| !self.black)
     }
 
-    /// What has arrived by `now`: one piece.
+    /// One piece that has arrived by `now`.
     pub(super) fn receive(&mut self, now: Duration) -> Option<(u32, Vec<u8>)> {
         let due = |lane: &VecDeque<(Duration, Vec<u8>)>| lane.front().is_some_and(|(arrival, _)| *arrival <= now);
         let (&lane, queue) = self.lanes.iter_mut().find(|(_, lane)| due(lane))?;

@@ -20,7 +20,7 @@ use crate::limits::{KIB, MIB};
 /// Longer than any transfer here takes.
 const PATIENCE: Duration = Duration::from_hours(1);
 
-/// What the provider has: one manifest that the asker may read, one that it may not.
+/// Content of the provider: one manifest that the asker may read, one that it may not.
 #[derive(Debug)]
 pub(super) struct Store {
     pub(super) open: ManifestId,
@@ -84,13 +84,13 @@ impl Store {
     }
 }
 
-/// What the requester has seen.
+/// Observations of the requester.
 #[derive(Debug, Default)]
 pub(super) struct Seen {
-    /// How often each chunk arrived.
+    /// Arrivals of each chunk.
     pub(super) chunks: BTreeMap<ChunkId, u32>,
     pub(super) missing: BTreeSet<ChunkId>,
-    /// How each request ended, what was left of it, and when; in that order.
+    /// End of each request, its rest, and the time; in that order.
     pub(super) ended: Vec<(u64, How, Runs, Duration)>,
     pub(super) surveys: Vec<Survey>,
     pub(super) closed: Option<Closed>,
@@ -112,7 +112,7 @@ pub(super) struct World {
     pub(super) seen: Seen,
     /// Bytes that the provider sent, by lane.
     pub(super) said: Vec<u8>,
-    /// How long a read takes; none ends if there is none.
+    /// Duration of a read; none ends if there is none.
     pub(super) read_time: Option<Duration>,
     /// Bytes a second that come to the provider from further away, as it says.
     pub(super) brings: u64,
