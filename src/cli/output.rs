@@ -186,13 +186,16 @@ pub(super) fn printable(text: &str) -> String {
     shown
 }
 
-/// Columns under a header, as wide as they need be; columns whose header begins with `>` are set to the right.
+/// Widest column that cells are padded to: one long name must not make every line as long.
+const PADDED_MAX: usize = 100;
+
+/// Columns under a header, as wide as they need be, up to [`PADDED_MAX`]; columns whose header begins with `>` are set to the right.
 pub(super) fn table(header: &[&str], rows: &[Vec<String>]) -> String {
     let length = |text: &str| text.chars().count();
     let mut widths: Vec<usize> = header.iter().map(|title| length(title.trim_start_matches('>'))).collect();
     for row in rows {
         for (width, cell) in widths.iter_mut().zip(row) {
-            *width = length(cell).max(*width);
+            *width = length(cell).min(PADDED_MAX).max(*width);
         }
     }
     let line = |cells: &mut dyn Iterator<Item = &str>| {
@@ -224,6 +227,15 @@ mod tests {
     fn lost() -> Error {
         let disk = io::Error::other("disk is\non fire");
         Error::damaged("pack \x1b[2J").at("pack/A").cure("towline verify --repair").source(disk)
+    }
+
+    #[test]
+    fn one_long_cell_makes_no_other_line_long() {
+        let rows: Vec<Vec<String>> =
+            ["x".repeat(65_000), "short".to_owned()].map(|name| vec![name, "F32".to_owned()]).to_vec();
+        let text = table(&["name", "type"], &rows);
+        let lens: Vec<usize> = text.lines().map(str::len).collect();
+        assert_eq!(lens, [106, 65_005, 105]);
     }
 
     #[test]

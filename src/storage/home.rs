@@ -3,17 +3,21 @@
 //! A disk that is unmounted, or a share that went away, leaves an empty folder or none. Written there, everything would succeed, and be lost
 //! or hidden when the disk is back; read there, a repository would be empty.
 
-use std::io;
+use std::fs::File;
+use std::io::{self, Read as _};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use object_store::Error;
 use object_store::path::Path as ObjectPath;
+use rustix::fs::{Mode, OFlags};
 use thiserror::Error as ThisError;
 
 /// The object that names a repository, in its directory.
 pub(super) const MARK: &str = "repository";
+/// Bytes of it that tell one repository from another: more than it has.
+const MARK_LEN: u64 = 64 << 10;
 
 /// The directory is not there, or is another one.
 #[derive(Clone, Debug, ThisError, PartialEq, Eq)]
@@ -113,8 +117,16 @@ fn identity(root: &Path) -> io::Result<(u64, u64)> {
     Ok((found.dev(), found.ino()))
 }
 
+/// First bytes of the file that names the repository. Not of a link, pipe or device: whoever made the folder could make a read of it hang.
 fn mark(root: &Path) -> Option<Vec<u8>> {
-    std::fs::read(root.join(MARK)).ok()
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = File::from(rustix::fs::open(root.join(MARK), flags, Mode::empty()).ok()?);
+    if !file.metadata().ok()?.is_file() {
+        return None;
+    }
+    let mut mark = Vec::new();
+    file.take(MARK_LEN).read_to_end(&mut mark).ok()?;
+    Some(mark)
 }
 
 fn generic(source: Box<dyn std::error::Error + Send + Sync>) -> Error {
@@ -124,6 +136,20 @@ fn generic(source: Box<dyn std::error::Error + Send + Sync>) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_mark_that_is_no_file_or_has_no_end_is_not_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(MARK);
+        std::os::unix::fs::symlink("/dev/zero", &path).unwrap();
+        assert_eq!(mark(dir.path()), None);
+        std::fs::remove_file(&path).unwrap();
+        rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+        assert_eq!(mark(dir.path()), None);
+        std::fs::remove_file(&path).unwrap();
+        File::create(&path).unwrap().set_len(1 << 40).unwrap();
+        assert_eq!(mark(dir.path()).unwrap().len() as u64, MARK_LEN);
+    }
 
     #[tokio::test]
     async fn only_the_same_repository_is_the_same_home() {

@@ -67,7 +67,7 @@ impl Modes {
 
     /// Those of the repository at `root`, if there is one.
     pub(super) fn recorded(root: &Path) -> Option<Self> {
-        let found = fs::metadata(root.join(MARK)).ok()?;
+        let found = fs::symlink_metadata(root.join(MARK)).ok().filter(fs::Metadata::is_file)?;
         Some(Self::of_file(found.permissions().mode() & ACCESS | 0o600))
     }
 

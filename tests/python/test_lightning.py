@@ -22,7 +22,8 @@ import lightning.pytorch as pl  # noqa: E402
 import towline  # noqa: E402
 import towline.lightning  # noqa: E402
 from lightning.pytorch.callbacks import ModelCheckpoint  # noqa: E402
-from towline.lightning import TowlineCheckpointIO  # noqa: E402
+from towline import _stand_ins  # noqa: E402
+from towline.lightning import TowlineCheckpointIO, load_stand_in  # noqa: E402
 
 warnings.filterwarnings("ignore", module="lightning")
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
@@ -281,6 +282,19 @@ def test_how_small_checkpoints_are_stored_can_be_said(repository, tmp_path):
     checkpoint_io.save_checkpoint({**CHECKPOINT, "zeros": torch.zeros(1 << 18)}, tmp_path / "step=1.ckpt")
     checkpoint_io.teardown()
     assert repository.show("run-7/step-1").stored_bytes > 1 << 20
+
+
+def test_a_planted_stand_in_removes_no_other_name(repository, checkpoint_io, tmp_path):
+    (tmp_path / "tree").write_text("production")
+    repository.save(tmp_path / "tree", "prod/best")
+    saved(checkpoint_io, tmp_path / "step=1.ckpt")
+    record = _stand_ins.read(str(tmp_path / "step=1.ckpt"))
+    assert record["name"] == "run-7/step-1"
+    _stand_ins.write(str(tmp_path / "step=1.ckpt"), {**record, "name": "prod/best"}, load_stand_in)
+    with pytest.warns(UserWarning, match="stands for prod/best, which stays"):
+        checkpoint_io.remove_checkpoint(tmp_path / "step=1.ckpt")
+        checkpoint_io.teardown()
+    assert "prod/best" in names(repository) and not (tmp_path / "step=1.ckpt").exists()
 
 
 def test_ordinary_files_are_left_to_lightning(checkpoint_io, tmp_path):

@@ -309,3 +309,13 @@ def test_documents_of_the_future_are_refused():
             state.restore(document, {}, lambda wanted: None)
     with pytest.raises(towline.Damaged, match="lacks"):
         state.restore(b'{"towline":1,"state":{"!":"tensor","t":"gone"}}', {}, lambda wanted: None)
+
+
+@pytest.mark.parametrize(("dtype", "shape"), [("|u1", [1 << 40]), ("|V2000000000", [1]), ("<f8", [3])])
+def test_an_array_takes_no_more_memory_than_is_stored(dtype, shape):
+    described = state.describe(numpy.zeros(1, numpy.uint8), False)
+    document = json.loads(described.document)
+    document["state"].update(dtype=dtype, shape=shape)
+    held = {leaf.name: (leaf.word, leaf.shape) for leaf in described.leaves}
+    with pytest.raises(towline.Damaged, match="another number is stored"):
+        state.restore(json.dumps(document).encode(), held, lambda _: None)

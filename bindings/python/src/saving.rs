@@ -100,7 +100,7 @@ impl SaveArguments {
     }
 }
 
-/// Raises UsageError for a name or options that no save takes.
+/// Raises `UsageError` for a name or options that no save takes.
 #[pyfunction]
 pub(crate) fn check_save(py: Python<'_>, name: &str, arguments: SaveArguments) -> PyResult<()> {
     arguments.read(name).map(drop).map_err(|error| raised(py, &error))

@@ -19,6 +19,8 @@ const ATTEMPTS: usize = 32;
 /// Numbers that may lack between two objects of the log, at most. What lies further ahead is nothing that a writer of the log
 /// wrote: each writes the next number.
 const GAP_MAX: u64 = 1 << 20;
+/// Largest number of an entry: a million of them a second for a hundred thousand years.
+const NUMBER_MAX: u64 = 1 << 62;
 
 impl Log {
     /// The state as of now: at least as new as any commit that finished before the call.
@@ -133,7 +135,8 @@ impl Log {
     pub(super) async fn newest_snapshot(&self, boundary: Boundary) -> Result<Option<State>> {
         let mut numbers = self.numbers(Numbered::Snapshot).await?;
         numbers.push(boundary.floor);
-        numbers.retain(|&number| number >= boundary.floor && number > 0);
+        // One that no log reaches was planted.
+        numbers.retain(|&number| number >= boundary.floor && (1..=NUMBER_MAX).contains(&number));
         numbers.sort_unstable_by(|a, b| b.cmp(a));
         for number in numbers {
             if let Some(state) = self.snapshot(number).await? {

@@ -187,9 +187,10 @@ mod tests {
     use super::*;
     use crate::budget::Budget;
     use crate::clock::{SystemClock, Timestamp};
+    use crate::format::envelope::{Kind, seal};
     use crate::id::{ManifestId, Owned, SessionId};
     use crate::limits::MEMORY_MIN;
-    use crate::repository::log::{RefValue, StepFacts};
+    use crate::repository::log::{RefValue, State, StepFacts};
 
     fn log(objects: &Arc<InMemory>) -> Log {
         Log::new(Arc::clone(objects) as _, Arc::new(SystemClock), Budget::new(MEMORY_MIN).unwrap())
@@ -224,6 +225,20 @@ mod tests {
 
     async fn names(objects: &Arc<InMemory>) -> Vec<String> {
         log(objects).refresh().await.unwrap().refs.keys().map(ToString::to_string).collect()
+    }
+
+    #[tokio::test]
+    async fn a_snapshot_that_no_log_reaches_is_not_read() {
+        let objects = Arc::new(InMemory::new());
+        set(&objects, "a").await;
+        for planted in [u64::MAX, u64::MAX - 3] {
+            let state = State { seq: planted, ..State::default() };
+            let key = Numbered::Snapshot.key(planted);
+            objects.put(&key, seal(Kind::Snapshot, &state.encode(), true).into()).await.unwrap();
+        }
+        assert_eq!(names(&objects).await, ["a"]);
+        set(&objects, "b").await;
+        assert_eq!(names(&objects).await, ["a", "b"]);
     }
 
     /// Three names, three entries each. Whichever entry is garbage or gone: what others say stays in force.

@@ -6,6 +6,7 @@ import base64
 import collections
 import inspect
 import json
+import math
 import pickle as pickling
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -376,9 +377,14 @@ class Restoring:
     def _ndarray(self, node: dict[str, Any], into: Any, path: tuple[Any, ...]) -> Any:
         import numpy
 
-        made = numpy.empty(node["shape"], _numpy_dtype(node["dtype"]))
+        dtype, shape, leaf = _numpy_dtype(node["dtype"]), node["shape"], self.leaves[node["t"]]
+        size = dtype.itemsize * math.prod(shape)
+        # Before memory is taken for what the document says.
+        if size != leaf.numel() * leaf.element_size():
+            raise Damaged(f"{shown(path)} has {size} bytes by its type and shape, and another number is stored")
+        made = numpy.empty(shape, dtype)
         if made.size:
-            made.reshape(-1).view(numpy.uint8)[:] = self.leaves[node["t"]].reshape(-1).view(torch.uint8).numpy()
+            made.reshape(-1).view(numpy.uint8)[:] = leaf.reshape(-1).view(torch.uint8).numpy()
         return made
 
     def _pickle(self, node: dict[str, Any], into: Any, path: tuple[Any, ...]) -> Any:

@@ -23,6 +23,7 @@ from . import _given, _progress, _shutdown, _torch, _towline, retention, spool
 from . import state as states
 from ._attempts import Attempts
 from ._devices import gpus
+from ._documents import read_document
 from ._staging import Job, Staging
 from .errors import Conflict, Error, Exhausted, NotFound, SaveFailed, Timeout, Unreachable, UsageError
 from .handle import PROMISES, Handle, raise_failed
@@ -258,7 +259,7 @@ class Checkpointer:
             step = _given.step_number(step)
         try:
             name = engine.resolve(f"{self.run}/step-{step}" if isinstance(step, int) else f"{self.run}@{step}")
-            document = bytes(engine.cat(name, self._path(DOCUMENT)))
+            document = read_document(self.repository, name, self._path(DOCUMENT))
         except NotFound as error:
             if step == "latest" and not self.steps():
                 return None

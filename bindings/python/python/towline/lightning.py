@@ -34,6 +34,7 @@ import torch
 
 from . import _given, _stand_ins
 from ._collecting import Collector
+from ._documents import read_document
 from .checkpointer import DOCUMENT, TENSORS, Checkpointer, Reading, read_state
 from .errors import Conflict, NotFound, SaveFailed, UsageError
 from .handle import Handle
@@ -297,6 +298,12 @@ class TowlineCheckpointIO(_plugins.CheckpointIO):
     def _remove(self, path: str, collector: Collector) -> None:
         record = self._record(path)
         name = self._found(path) if record is None else record["name"]
+        if record is not None and name not in self._names(path):
+            # Whoever may write to the folder could have put it there to have any name removed.
+            warnings.warn(
+                f"towline: {path} stands for {name}, which stays: it is no checkpoint of {self.run}", stacklevel=3
+            )
+            name = None
         if name is not None:
             with contextlib.suppress(NotFound):
                 self.repository.remove(name)
@@ -356,7 +363,7 @@ def _repository_of(record: dict[str, str], trusted: bool) -> Repository:
 
 
 def _read(repository: Repository, name: str, device: torch.device | None, pickle: bool) -> dict[str, Any]:
-    document = bytes(repository._engine.cat(name, DOCUMENT))
+    document = read_document(repository, name, DOCUMENT)
     try:
         state: dict[str, Any] = read_state(repository, name, TENSORS, document, Reading(None, device, pickle)).state
         return state

@@ -17,6 +17,7 @@ from torch.distributed.checkpoint.storage import StorageReader as TorchStorageRe
 from torch.futures import Future
 
 from .. import _torch
+from .._documents import read_document
 from ..errors import Conflict, NotFound, Unsupported, UsageError
 from ..repository import Repository
 from ..repository import open as open_repository
@@ -82,12 +83,12 @@ class StorageReader(TorchStorageReader):
         files = {entry.path for entry in shown.entries}
         rank = kwargs.get("rank")
         if METADATA in files:
-            metadata = decode(self.repository.read(name, METADATA))
+            metadata = decode(read_document(self.repository, name, METADATA))
         elif rank is not None and rank_metadata(0) in files:
             metadata = self._of_ranks(name, rank, files)
         elif folder.METADATA in files:
             tensors = self.repository.tensors(name)
-            metadata = folder.decode(self.repository.read(name, folder.METADATA), tensors)
+            metadata = folder.decode(read_document(self.repository, name, folder.METADATA), tensors)
         else:
             why = "its ranks saved without collectives" if rank_metadata(0) in files else "was it saved by towline.dcp?"
             raise NotFound(f"{name} has no {METADATA} ({why})")
@@ -98,7 +99,7 @@ class StorageReader(TorchStorageReader):
         paths = [path for path in sorted(files) if path.startswith("rank-") and path.endswith(".json")]
         own = rank_metadata(rank)
         paths.sort(key=lambda path: path != own)
-        return merge(decode(self.repository.read(name, path)) for path in paths)
+        return merge(decode(read_document(self.repository, name, path)) for path in paths)
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         self._stored = metadata.storage_data
