@@ -1,6 +1,8 @@
 //! Small objects that stand for very much: refused within the memory budget, whoever wrote them.
 
 use std::fmt::Write as _;
+use std::fs;
+use std::os::unix::fs::MetadataExt as _;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,7 +19,7 @@ use towline::format::{ChunkList, Content, EntryKind, Frame, Manifest, Map, PackR
 use towline::id::{ChunkId, ManifestId, Owned, SessionId, WriteId};
 use towline::limits::{MEMORY_MIN, MIB, PACK_CHUNKS_MAX};
 use towline::metrics::Metric;
-use towline::ops::{CollectOptions, SaveOptions, TensorSelector};
+use towline::ops::{CollectOptions, RestoreTensorsOptions, SaveOptions, TensorSelector};
 use towline::repository::layout::{self, Family, Numbered};
 use towline::repository::log::{Action, RefValue, StepFacts};
 use towline::repository::{OpenOptions, Repository};
@@ -335,4 +337,22 @@ fn sizes_that_no_number_holds_together_are_refused() {
     assert!(format!("{error:?}").contains("2^64"), "{error:?}");
     assert_eq!(read(vec![file(b'a', half, 1)]).unwrap_err().kind(), ErrorKind::Damaged, "tensors count too");
     assert_eq!(read(vec![file(b'a', half - 1, 1), file(b'b', 1, 0)]).unwrap().logical_bytes(), half);
+}
+
+#[test]
+fn a_tensor_in_a_hole_takes_no_room_on_the_disk() {
+    const LEN: u64 = 64 << 30;
+    let house = House::new();
+    let (path, out) = (house.dir.path().join("model.safetensors"), house.dir.path().join("out.safetensors"));
+    let header = format!(r#"{{"w":{{"dtype":"U8","shape":[{LEN}],"data_offsets":[0,{LEN}]}}}}"#);
+    fs::write(&path, [&(header.len() as u64).to_le_bytes(), header.as_bytes()].concat()).unwrap();
+    fs::File::options().write(true).open(&path).unwrap().set_len(8 + header.len() as u64 + LEN).unwrap();
+    run(async {
+        let repository = house.open().await;
+        repository.save(path.as_path(), &name("w"), &SaveOptions::default()).await.unwrap();
+        let (selector, options) = ("w".parse().unwrap(), RestoreTensorsOptions::default());
+        repository.restore_tensors(&name("w"), None, &[selector], &out, &options).await.unwrap();
+    });
+    let found = fs::metadata(&out).unwrap();
+    assert!(found.len() > LEN && found.blocks() * 512 < MIB, "{} blocks", found.blocks());
 }

@@ -179,4 +179,9 @@ impl TensorSink for FileSink {
         let written = self.file.write_all_at(bytes, start + offset);
         written.map_err(|source| Error::io("cannot write a file", &self.path, source))
     }
+
+    // The file is new, and has its length from the beginning.
+    fn is_zeroed(&self) -> bool {
+        true
+    }
 }
