@@ -103,13 +103,20 @@ impl Repository {
         Err(Error::damaged("this is another repository than was opened").at(key).expected(self.id()).got(found))
     }
 
+    /// Name of the folder in which checkpoints wait on this disk for this repository: its id, and a digest of its location. The
+    /// endpoint is not part of it: what was saved while a bucket was reached by one is uploaded by another.
+    #[must_use]
+    pub fn spool_name(&self) -> String {
+        name_at(self.id(), &self.store().location().to_string())
+    }
+
     fn assemble(store: Store, options: OpenOptions, id: RepositoryId, clock: Arc<dyn Clock>) -> Result<Self> {
         let budget = Budget::new(options.memory.unwrap_or_else(Budget::default_bytes))?;
         let cache = match options.cache {
             Some(cache) => cache,
             None => default_cache()?,
         };
-        let cache = cache.join(cache_name(id, &store));
+        let cache = cache.join(name_at(id, &store.address()));
         let log = log::Log::new(Arc::clone(store.objects()), Arc::clone(&clock), budget.clone());
         let (segments, footers) = Default::default();
         let shared = Arc::new(Shared { id, store, log, clock, budget, cache, segments, footers });
@@ -133,10 +140,10 @@ fn read_id(object: &bytes::Bytes) -> Result<RepositoryId> {
     Ok(id)
 }
 
-/// Folder of a repository in the cache: its id and a digest of its address. A copy elsewhere may have the same id and other content,
-/// and whoever made it must not decide what is known of this one.
-fn cache_name(id: RepositoryId, store: &Store) -> String {
-    let digest = blake3::hash(store.address().as_bytes()).to_hex();
+/// Name of a local folder for the repository `id` at `address`: the id, and a digest of the address. A copy elsewhere may have the
+/// same id and other content, and whoever made it must not decide what is known of this one.
+fn name_at(id: RepositoryId, address: &str) -> String {
+    let digest = blake3::hash(address.as_bytes()).to_hex();
     format!("{id}-{}", &digest[..16])
 }
 

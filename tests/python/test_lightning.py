@@ -290,7 +290,7 @@ def test_a_planted_stand_in_removes_no_other_name(repository, checkpoint_io, tmp
     saved(checkpoint_io, tmp_path / "step=1.ckpt")
     record = _stand_ins.read(str(tmp_path / "step=1.ckpt"))
     assert record["name"] == "run-7/step-1"
-    _stand_ins.write(str(tmp_path / "step=1.ckpt"), {**record, "name": "prod/best"}, load_stand_in)
+    _stand_ins.write(str(tmp_path / "step=1.ckpt"), {**record, "name": "prod/best", "file": ""}, load_stand_in)
     with pytest.warns(UserWarning, match="stands for prod/best, which stays"):
         checkpoint_io.remove_checkpoint(tmp_path / "step=1.ckpt")
         checkpoint_io.teardown()

@@ -211,7 +211,7 @@ def leave(far: towline.Repository, folder: Path, value: bytes) -> str:
 
 
 def spool_of(far: towline.Repository, folder: Path) -> str:
-    return str(folder / Path(far._engine.cache()).name)
+    return str(folder / far._engine.spool_name())
 
 
 def test_what_was_left_does_not_replace_what_was_saved_since(far, tmp_path):

@@ -130,6 +130,11 @@ impl Repository {
         Ok(self.engine(py)?.cache().to_path_buf())
     }
 
+    /// Name of the folder in which checkpoints wait on this disk for this repository.
+    fn spool_name(&self, py: Python<'_>) -> PyResult<String> {
+        Ok(self.engine(py)?.spool_name())
+    }
+
     /// Is it a folder of this machine's?
     fn is_local(&self, py: Python<'_>) -> PyResult<bool> {
         Ok(self.engine(py)?.store().is_local())

@@ -568,6 +568,7 @@ def _one_of(what: str, value: str, choices: tuple[str, ...]) -> None:
 
 
 def _spool_folder(repository: Repository, given: str | os.PathLike[str] | None) -> str:
-    cache = os.fspath(repository._engine.cache())
-    # The cache's own name stands for the repository at this address: a copy elsewhere may have the same id.
-    return os.path.join(os.fspath(given), os.path.basename(cache)) if given else os.path.join(cache, "spool")
+    name = repository._engine.spool_name()
+    if given is not None:
+        return os.path.join(os.fspath(given), name)
+    return os.path.join(os.path.dirname(repository._engine.cache()), name, "spool")
