@@ -141,7 +141,7 @@ impl Budget {
         self.0.total / 2
     }
 
-    /// Counts `bytes` of a structure that lives as long as its caller likes, such as the plan of a read. It never waits, since
+    /// Counts `bytes` of a structure that lives as long as its caller likes, such as the plan of a read or what a collect marks. It never waits, since
     /// who holds one structure may ask for another, and takes no room from buffers, which its holder needs to go on.
     ///
     /// # Errors
@@ -149,9 +149,9 @@ impl Budget {
     pub fn keep(&self, bytes: u64) -> Result<Kept> {
         let kept = Arc::clone(&self.0.kept).try_acquire_many_owned(self.units(saturating_len(bytes))?);
         kept.map(Kept).map_err(|_| {
-            Error::exhausted("plans of reads take more memory than they may")
+            Error::exhausted("plans and marks take more memory than they may")
                 .expected(format!(
-                    "at most {} MiB of all reads together, half of the memory budget",
+                    "at most {} MiB of all of them together, half of the memory budget",
                     self.kept_max() / MIB
                 ))
                 .got(format!("{} MiB more", bytes.div_ceil(MIB)))

@@ -318,7 +318,7 @@ JSON: packs chunks bytes damaged: [what error names tensors] repaired seconds, a
 pub(super) const COLLECT: &str = "\
 Examples:
   towline collect --dry-run          what would be done
-  towline collect                    set aside, delete what was a day ago
+  towline collect                    list what nothing needs, delete what was listed a day ago
   towline collect --grace 0          both at once
 
 Safe at any time, next to savers, readers and other collectors. What a save or sync has sent so far is kept while its session is \
@@ -326,7 +326,7 @@ open, whatever --grace says; that is told with its bytes. A session ends when it
 ends once nothing was written in it for a day, by the store's clock, and a collect comes by; until then the same save uses what it holds.
 
 JSON: condemned_packs purged_packs deleted_objects repacked_packs merged_segments fenced_sessions freed_bytes live_bytes \
-held_packs held_bytes held: [session name packs bytes ends] steps seconds";
+waiting_objects waiting_bytes held_packs held_bytes held: [session name packs bytes ends] steps seconds";
 
 pub(super) const DOCTOR: &str = "\
 Examples:

@@ -383,6 +383,10 @@ pub(super) fn collect(report: &CollectReport, dry_run: bool) -> String {
     for (what, count) in counts.iter().filter(|(_, count)| *count > 0) {
         let _ = writeln!(text, "  {what}: {count}");
     }
+    if report.waiting_objects > 0 {
+        let waiting = counted(report.waiting_objects, "object");
+        let _ = writeln!(text, "  kept until their grace is over: {} in {waiting}", show(report.waiting_bytes));
+    }
     if report.held_packs > 0 {
         let _ = writeln!(
             text,

@@ -44,6 +44,8 @@ pub enum Kind {
     Map = b'P',
     /// Part of a step that one rank has saved.
     Part = b'H',
+    /// Objects that a collect found unneeded.
+    Tombstone = b'D',
     /// Address of an agent.
     Agent = b'A',
     /// A pack's header; its trailer has the lower-case letter.
@@ -59,6 +61,7 @@ impl Kind {
             Self::Boundary | Self::Agent => KIB,
             Self::Repository => 64 * KIB,
             Self::Part => MIB,
+            Self::Tombstone => 16 * MIB,
             Self::Entry => ENTRY_LEN_MAX,
             Self::Snapshot | Self::Segment | Self::Manifest | Self::Map | Self::Pack => BODY_LEN_MAX,
         }

@@ -24,6 +24,8 @@ use crate::error::{Error, Result};
 use crate::id::{ChunkId, ObjectId, Owned, SessionId};
 use crate::limits::{PACK_CHUNKS_MAX, PACK_LEN_MAX};
 
+/// Where in the object its packs begin.
+const PACKS: usize = HEADER_LEN + 16;
 const PACK_ROW: usize = 48;
 const BLOCK: usize = 32;
 const ENTRY: usize = 16;
@@ -64,10 +66,11 @@ pub fn segment_bytes(packs: &[PackRef], mut rows: Vec<Row>) -> Vec<u8> {
     out.into_bytes()
 }
 
-/// A segment's parts within its object, which is borrowed at each call: it may be a mapped file.
+/// A segment's parts within its object, which is borrowed at each call: it may be a mapped file. It takes no memory by itself,
+/// however long the object says that its tables are.
 #[derive(Clone, Debug)]
 pub struct SegmentView {
-    packs: Vec<PackRef>,
+    packs: u32,
     chunks: usize,
     filter: usize,
     entries: usize,
@@ -93,10 +96,9 @@ impl SegmentView {
     fn parse_body(body: &[u8]) -> Read<Self> {
         let mut reader = Reader::new(body);
         let chunks = usize::try_from(reader.u64()?).map_err(|_| reader.malformed("too many chunks"))?;
-        let (packs, blocks) = (reader.u32()? as usize, reader.u32()? as usize);
-        let mut table = Reader::new(reader.take(packs.saturating_mul(PACK_ROW))?);
-        let packs = (0..packs).map(|_| pack_row(&mut table)).collect::<Read<Vec<_>>>()?;
-        let filter = HEADER_LEN + 16 + packs.len() * PACK_ROW;
+        let (packs, blocks) = (reader.u32()?, reader.u32()? as usize);
+        reader.take((packs as usize).saturating_mul(PACK_ROW))?;
+        let filter = PACKS + packs as usize * PACK_ROW;
         reader.take(blocks.saturating_mul(BLOCK))?;
         reader.take(chunks.saturating_mul(ENTRY))?;
         if blocks == 0 {
@@ -106,10 +108,24 @@ impl SegmentView {
         Ok(Self { packs, chunks, filter, entries: filter + blocks * BLOCK })
     }
 
-    /// The packs it covers.
+    /// Number of packs it covers.
     #[must_use]
-    pub fn packs(&self) -> &[PackRef] {
-        &self.packs
+    pub fn pack_count(&self) -> u32 {
+        self.packs
+    }
+
+    /// Pack number `number`; none, if its row is impossible.
+    #[must_use]
+    pub fn pack(&self, object: &[u8], number: u32) -> Option<PackRef> {
+        let start = PACKS + number as usize * PACK_ROW;
+        let row = object.get(start..start + PACK_ROW).filter(|_| number < self.packs)?;
+        pack_row(&mut Reader::new(row)).ok()
+    }
+
+    /// The packs it covers, but for impossible ones.
+    pub fn packs<'a>(&self, object: &'a [u8]) -> impl Iterator<Item = PackRef> + use<'a> {
+        let view = self.clone();
+        (0..self.packs).filter_map(move |number| view.pack(object, number))
     }
 
     /// Chunks it lists.
@@ -225,7 +241,8 @@ mod tests {
         let packs: Vec<_> = (0..20).map(|_| pack(1000)).collect();
         let object = seal(Kind::Segment, &segment_bytes(&packs, (0..20_000).map(row).collect()), false);
         let view = SegmentView::parse(&object).unwrap();
-        assert_eq!(view.packs().len(), 20);
+        assert_eq!(view.packs(&object).collect::<Vec<_>>(), packs);
+        assert_eq!((view.pack(&object, 19), view.pack(&object, 20)), (Some(packs[19]), None));
         for n in 0..20_000 {
             assert!(view.find(&object, &id(n)).any(|found| found == row(n)), "{n}");
         }

@@ -1,19 +1,22 @@
 //! Collect: frees what no name needs, by plans that can be shown before they are carried out.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use object_store::path::Path;
 use serde::Serialize;
 
 use crate::clock::Timestamp;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::id::{PackId, SessionId};
 use crate::progress::Progress;
-use crate::repository::collect::{Judgement, Leftovers, Marks, delete_all, judge, leftovers, mark, repack, store_time};
+use crate::repository::collect::{
+    Cutoff, Judgement, Leftovers, Marks, Unneeded, delete_all, judge, leftovers, mark, repack, store_time,
+};
 use crate::repository::layout::{Family, Numbered};
 use crate::repository::log::{Action, Entry, State};
-use crate::repository::{Index, Repository, layout};
+use crate::repository::{IndexedPacks, Repository, layout};
 use crate::storage::{StagingFile, staging_files};
 use crate::work::blocking;
 
@@ -29,8 +32,8 @@ const SEGMENTS_GOOD: usize = 8;
 pub struct CollectOptions {
     /// Only say what would be done.
     pub dry_run: bool,
-    /// Time that a condemned pack is kept before it is purged. It spares slow readers and writers extra work; nothing's safety
-    /// depends on it.
+    /// Time that an object is kept after a collect found that nothing needs it, by the store's clock. It spares slow readers and
+    /// writers extra work, and leaves time to notice what a stolen key did; against other writers nothing's safety depends on it.
     pub grace: Duration,
     /// Progress counters.
     pub progress: Progress,
@@ -61,6 +64,10 @@ pub struct CollectReport {
     pub freed_bytes: u64,
     /// Stored bytes of the chunks in use.
     pub live_bytes: u64,
+    /// Objects that nothing needs and whose grace is not over.
+    pub waiting_objects: u64,
+    /// Bytes of these objects.
+    pub waiting_bytes: u64,
     /// Packs that no name uses and that are kept all the same, because a save or sync that is under way may need them.
     pub held_packs: u64,
     /// Bytes of these packs.
@@ -91,8 +98,8 @@ pub struct HeldSession {
 
 /// Everything that a judgement is made from.
 struct Evidence {
-    state: std::sync::Arc<State>,
-    index: Index,
+    state: Arc<State>,
+    packs: IndexedPacks,
     marks: Marks,
 }
 
@@ -100,13 +107,14 @@ impl Repository {
     /// Frees what no name needs. With a grace of zero, one call condemns, marks again, purges and deletes.
     ///
     /// # Errors
-    /// Damaged, if a name's map cannot be read: then nothing is condemned or purged.
+    /// Damaged, if the log is, or a name's map cannot be read: then nothing is condemned, purged or deleted.
     ///
     /// # Cancel safety
     /// Safe: the next collect goes on where this one was.
     #[tracing::instrument(skip_all)]
     pub async fn collect(&self, options: &CollectOptions) -> Result<CollectReport> {
         let begun = std::time::Instant::now();
+        self.check_log().await?;
         options.progress.phase("listing", 0);
         let listed = leftovers(self).await?;
         let mut report = CollectReport::default();
@@ -119,24 +127,41 @@ impl Repository {
         Ok(report)
     }
 
+    /// Replays what is kept of the log: what is unneeded is told from its newest snapshot, which must follow from the entries.
+    async fn check_log(&self) -> Result<()> {
+        match self.log().audit().await?.damaged.into_iter().next() {
+            Some((_, error)) => Err(Error::damaged("nothing can be collected: the log is damaged")
+                .cure("towline verify tells what is, and what helps")
+                .source(error)),
+            None => Ok(()),
+        }
+    }
+
     async fn rehearse(&self, listed: &Leftovers, options: &CollectOptions, report: &mut CollectReport) -> Result<()> {
         let evidence = self.evidence(&options.progress).await?;
-        let mut judgement = evidence.judge(self.clock().now(), options.grace);
         // The store's clock costs a write to read: a dry run goes by this machine's.
-        judgement.fence = listed.stalled(self, &evidence.state, before(self.clock().now(), FENCE_AFTER)).await?;
+        let now = self.clock().now();
+        let cutoff = options.cutoff(Some(now));
+        let mut judgement = evidence.judge(listed, cutoff);
+        judgement.fence = listed.stalled(self, &evidence.state, before(now, FENCE_AFTER)).await?;
         report.live_bytes = evidence.marks.live_bytes();
         report.count(&judgement);
         report.steps = judgement.describe();
-        let orphans = listed.orphans(&evidence.state, &evidence.index.packs(), &evidence.marks);
-        report.deleted_objects = orphans.len() as u64;
-        report.freed_bytes += orphans.iter().map(|(_, len)| len).sum::<u64>();
-        report.steps.extend(orphans.iter().map(|(key, _)| format!("delete {key}: nothing names it")));
+        let unneeded = evidence.unneeded(listed, cutoff);
+        report.deleted_objects = unneeded.due.len() as u64;
+        report.tell(&unneeded);
         self.tell_held(listed, &evidence, &judgement.fence, report).await?;
+        // Packs that would be purged are among what waits.
+        let mut gone: BTreeMap<PackId, u64> = judgement.purge.iter().map(|&(pack, _, len)| (pack, len)).collect();
         if options.grace.is_zero() {
             // A pack that is rewritten is deleted, too.
-            let gone = judgement.condemn.iter().chain(&judgement.repack);
-            report.freed_bytes += gone.map(|pack| pack.len).sum::<u64>();
+            gone.extend(judgement.condemn.iter().chain(&judgement.repack).map(|pack| (pack.id, pack.len)));
         }
+        report.freed_bytes += gone.values().sum::<u64>();
+        let waiting =
+            unneeded.waiting.iter().filter(|((family, id), _)| *family != Family::Pack || !gone.contains_key(id));
+        (report.waiting_objects, report.waiting_bytes) =
+            waiting.fold((0, 0), |(n, bytes), (_, len)| (n + 1, bytes + len));
         Ok(())
     }
 
@@ -144,12 +169,11 @@ impl Repository {
         // An entry of its own tells the store's time.
         let session = SessionId::random();
         let opened = self.log().commit(Some(session), |_| Ok(vec![Action::Open(session)])).await?;
-        let now = self.clock().now();
-        let mut gone = self.finish_deletions(session, report).await?;
+        let store_now = store_time(self, opened.entry.unwrap_or(0)).await?;
+        let cutoff = options.cutoff(store_now);
 
         let evidence = self.evidence(&options.progress).await?;
-        let mut judgement = evidence.judge(now, options.grace);
-        let store_now = store_time(self, opened.entry.unwrap_or(0)).await?;
+        let mut judgement = evidence.judge(listed, cutoff);
         if let Some(store_now) = store_now {
             judgement.fence = listed.stalled(self, &evidence.state, before(store_now, FENCE_AFTER)).await?;
         }
@@ -163,28 +187,27 @@ impl Repository {
         // A new marking, from a state in which everything to be purged was condemned already. One at a time is in memory.
         drop(evidence);
         let evidence = self.evidence(&options.progress).await?;
-        let again = evidence.judge(now.max(self.clock().now()), options.grace);
+        let again = evidence.judge(listed, cutoff);
         let second = Judgement { purge: again.purge, pardon: again.pardon, ..Judgement::default() };
         self.commit_still_right(session, second.actions()).await?;
         report.count(&second);
         report.steps.extend(second.describe());
-        gone.extend(self.finish_deletions(session, report).await?);
         drop(evidence);
         self.rebuild_index(session, report).await?;
 
         let evidence = self.evidence(&options.progress).await?;
         report.live_bytes = evidence.marks.live_bytes();
         self.tell_held(listed, &evidence, &[], report).await?;
-        let mut orphans = listed.orphans(&evidence.state, &evidence.index.packs(), &evidence.marks);
-        orphans.retain(|(key, _)| !gone.contains(key));
-        report.freed_bytes += orphans.iter().map(|(_, len)| len).sum::<u64>();
-        report.steps.extend(orphans.iter().map(|(key, _)| format!("delete {key}: nothing names it")));
-        report.deleted_objects += delete_all(self, orphans.into_iter().map(|(key, _)| key).collect()).await?;
+        let unneeded = evidence.unneeded(listed, cutoff);
+        self.delete_due(session, listed, &evidence, &unneeded).await?;
+        report.tell(&unneeded);
+        report.deleted_objects += unneeded.due.len() as u64;
+        listed.list_unneeded(self, session, &unneeded).await?;
         if let Some(store_now) = store_now {
             self.sweep_unfinished(store_now, report).await?;
         }
         self.log().commit(Some(session), |_| Ok(vec![Action::Close(session)])).await?;
-        report.deleted_objects += self.log().truncate(LOG_KEEP).await?;
+        report.deleted_objects += self.log().truncate(LOG_KEEP, cutoff.limit()).await?;
         Ok(())
     }
 
@@ -218,7 +241,7 @@ impl Repository {
         loop {
             let (state, index) = self.indexed_state().await?;
             match mark(self, &state).await {
-                Ok(marks) => return Ok(Evidence { state, index, marks }),
+                Ok(marks) => return Ok(Evidence { packs: index.packs(self.budget())?, state, marks }),
                 // A map that is missing because its name moved on meanwhile says nothing.
                 Err(error) if self.state().await?.refs == state.refs => return Err(error),
                 Err(error) => tracing::debug!("marking again: {error:?}"),
@@ -239,22 +262,29 @@ impl Repository {
         commit.await.map(drop)
     }
 
-    /// Deletes what is purged, also what an earlier collector left, and says so in the log. Returns the keys.
-    async fn finish_deletions(&self, session: SessionId, report: &mut CollectReport) -> Result<BTreeSet<Path>> {
-        let state = self.state().await?;
-        let due: Vec<PackId> =
-            state.purged.iter().filter(|(_, purged)| !purged.deleted).map(|(pack, _)| *pack).collect();
-        if due.is_empty() {
-            return Ok(BTreeSet::new());
+    /// Deletes what is due, and says in the log which purged packs are gone: also those that an earlier collector deleted.
+    async fn delete_due(
+        &self,
+        session: SessionId,
+        listed: &Leftovers,
+        evidence: &Evidence,
+        unneeded: &Unneeded,
+    ) -> Result<()> {
+        delete_all(self, unneeded.due.keys().map(|&(family, id)| layout::owned(family, id)).collect()).await?;
+        let is_gone = |pack: &PackId| {
+            let item = (Family::Pack, *pack);
+            unneeded.due.contains_key(&item) || !listed.has(&item) && !evidence.marks.uses(pack)
+        };
+        let purged = evidence.state.purged.iter().filter(|(_, purged)| !purged.deleted);
+        let gone: Vec<PackId> = purged.map(|(pack, _)| *pack).filter(is_gone).collect();
+        if gone.is_empty() {
+            return Ok(());
         }
-        let keys: BTreeSet<Path> = due.iter().map(|pack| layout::owned(Family::Pack, *pack)).collect();
-        report.deleted_objects += delete_all(self, keys.iter().cloned().collect()).await?;
         let commit = self.log().commit(Some(session), |state| {
-            let known = due.iter().filter(|pack| state.purged.contains_key(pack)).copied().collect::<Vec<_>>();
+            let known = gone.iter().filter(|pack| state.purged.contains_key(pack)).copied().collect::<Vec<_>>();
             Ok(if known.is_empty() { Vec::new() } else { vec![Action::Deleted(known)] })
         });
-        commit.await?;
-        Ok(keys)
+        commit.await.map(drop)
     }
 
     /// Rebuilds segments that list purged packs, and merges small ones.
@@ -299,12 +329,29 @@ fn is_leftover(file: &StagingFile) -> bool {
     let key = Path::from(file.key.as_str());
     let owned = Family::ALL.into_iter().any(|family| layout::owner(family, &key).is_some());
     let numbered = [Numbered::Entry, Numbered::Snapshot, Numbered::Boundary];
-    owned || file.published && numbered.into_iter().any(|kind| kind.number(&key).is_some())
+    owned
+        || layout::is_tombstone(&key)
+        || file.published && numbered.into_iter().any(|kind| kind.number(&key).is_some())
 }
 
 impl Evidence {
-    fn judge(&self, now: Timestamp, grace: Duration) -> Judgement {
-        judge(&self.state, &self.index.packs(), &self.marks, now, grace)
+    fn judge(&self, listed: &Leftovers, cutoff: Cutoff) -> Judgement {
+        judge(&self.state, &self.packs, &self.marks, listed.packs_due(cutoff))
+    }
+
+    fn unneeded(&self, listed: &Leftovers, cutoff: Cutoff) -> Unneeded {
+        listed.unneeded(&self.state, &self.packs, &self.marks, cutoff)
+    }
+}
+
+impl CollectOptions {
+    /// Time before which what is deleted must have been found unneeded, if it is `now`. A store that does not tell the time deletes
+    /// nothing but what needs no grace.
+    fn cutoff(&self, now: Option<Timestamp>) -> Cutoff {
+        if self.grace.is_zero() {
+            return Cutoff::NoGrace;
+        }
+        Cutoff::Before(now.map_or(Timestamp(i64::MIN), |now| before(now, self.grace)))
     }
 }
 
@@ -314,7 +361,15 @@ impl CollectReport {
         self.purged_packs += judgement.purge.len() as u64;
         self.repacked_packs += judgement.repack.len() as u64;
         self.fenced_sessions += judgement.fence.len() as u64;
-        self.freed_bytes += judgement.purge.iter().map(|(_, _, len)| len).sum::<u64>();
+    }
+
+    fn tell(&mut self, unneeded: &Unneeded) {
+        self.freed_bytes += unneeded.due.values().sum::<u64>();
+        self.waiting_objects += unneeded.waiting.len() as u64;
+        self.waiting_bytes += unneeded.waiting.values().sum::<u64>();
+        let deleted = unneeded.due.keys().filter(|(family, _)| *family != Family::Pack);
+        self.steps
+            .extend(deleted.map(|&(family, id)| format!("delete {}: nothing names it", layout::owned(family, id))));
     }
 }
 

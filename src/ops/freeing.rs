@@ -50,7 +50,7 @@ impl Repository {
     async fn freed_without(&self, state: &State, names: &[Name]) -> Result<Option<u64>> {
         let (gone, kept): (BTreeMap<_, _>, BTreeMap<_, _>) =
             state.refs.iter().partition(|(name, _)| names.contains(*name));
-        let mut marks = Marks::default();
+        let mut marks = Marks::new(self.budget());
         let told = async {
             marks.read(self, kept).await?;
             let before = marks.live_bytes();

@@ -84,7 +84,7 @@ fn list(run: &Run<'_>, steps: bool) -> RunListed {
         last: latest.number,
         latest: latest.name.to_string(),
         saved: latest.value.saved.to_string(),
-        bytes: run.steps().iter().map(|step| step.value.logical_bytes).sum(),
+        bytes: run.steps().iter().map(|step| step.value.logical_bytes).fold(0, u64::saturating_add),
         facts: latest.value.facts.clone(),
         steps: if steps { list_steps(run) } else { Vec::new() },
     }

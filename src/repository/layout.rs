@@ -8,12 +8,16 @@
 //! boundary/<20 digits>            the n-th truncation; created once, never deleted
 //! pack|index|manifest|map/<session>/<ulid>
 //! part/<session>/<rank, as a ulid>  what one rank has saved; created once
+//! tombstone/<session>/<ulid>      objects that a collect found unneeded
 //! agent/<site>/<agent>            where an agent listens; the only key that is written again and again
 //! ```
 
 use object_store::path::Path;
 
 use crate::id::{ObjectId, Owned, SessionId};
+
+/// Folder of lists of unneeded objects.
+const TOMBSTONE: &str = "tombstone";
 
 /// Kinds of objects that sessions write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -115,6 +119,24 @@ pub fn family(family: Family) -> Path {
     Path::from(family.folder())
 }
 
+/// Prefix of all lists of unneeded objects.
+#[must_use]
+pub fn tombstones() -> Path {
+    Path::from(TOMBSTONE)
+}
+
+/// Key of one list of unneeded objects, written by a collect under its session.
+#[must_use]
+pub fn tombstone(id: Owned) -> Path {
+    Path::from(format!("{TOMBSTONE}/{id}"))
+}
+
+/// Whether `key` is that of a list of unneeded objects.
+#[must_use]
+pub fn is_tombstone(key: &Path) -> bool {
+    owner_below(TOMBSTONE, key).is_some()
+}
+
 /// Key of the address that the agent `agent` of `site` announces.
 #[must_use]
 pub fn agent(site: &str, agent: &str) -> Path {
@@ -130,9 +152,13 @@ pub fn agents() -> Path {
 /// Owner of a key of this kind.
 #[must_use]
 pub fn owner(family: Family, key: &Path) -> Option<Owned> {
+    owner_below(family.folder(), key)
+}
+
+fn owner_below(wanted: &str, key: &Path) -> Option<Owned> {
     let mut parts = key.parts();
     let (folder, session, object) = (parts.next()?, parts.next()?, parts.next()?);
-    if folder.as_ref() != family.folder() || parts.next().is_some() {
+    if folder.as_ref() != wanted || parts.next().is_some() {
         return None;
     }
     Some(Owned { session: session.as_ref().parse().ok()?, object: object.as_ref().parse().ok()? })

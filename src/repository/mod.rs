@@ -32,7 +32,7 @@ pub use fetch::{
     Brought, ChunkSource, Delivered, Fill, Gaps, Located, PackPart, PackRead, Place as FramePlace, Sink, SourceBytes,
     Stored, Take, deliver, fetch, longest_read, plan, read_pack,
 };
-pub use index::{BadSegment, Index, Segment, SegmentAudit};
+pub use index::{BadSegment, Index, IndexedPacks, Segment, SegmentAudit};
 pub use joint::{Completed, JointTree, Part, Parts, Standing};
 pub use known::{Known, Place};
 pub use mend::Mended;

@@ -14,6 +14,8 @@ use object_store::path::Path as ObjectPath;
 use rustix::fs::{Mode, OFlags};
 use thiserror::Error as ThisError;
 
+use crate::error;
+
 /// The object that names a repository, in its directory.
 pub(super) const MARK: &str = "repository";
 /// Bytes of it that tell one repository from another: more than it has.
@@ -110,6 +112,21 @@ pub(super) fn plain(root: &Path, location: &ObjectPath) -> object_store::Result<
         }
     }
     Ok(())
+}
+
+/// Opens the object at `location` below `root` to be read by itself.
+///
+/// # Errors
+/// As the file system's; damaged, if it is no plain file.
+pub(crate) fn open_object(root: &Path, location: &ObjectPath) -> error::Result<File> {
+    let path = root.join(location.as_ref());
+    let strange = |source| error::Error::damaged("object is not a plain file").at(location).source(source);
+    plain(root, location).map_err(strange)?;
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let opened = rustix::fs::open(&path, flags, Mode::empty()).map_err(io::Error::from);
+    let file = opened.map(File::from).map_err(|source| error::Error::io("open", &path, source))?;
+    let found = file.metadata().map_err(|source| error::Error::io("look at", &path, source))?;
+    if found.is_file() { Ok(file) } else { Err(error::Error::damaged("object is not a plain file").at(location)) }
 }
 
 fn identity(root: &Path) -> io::Result<(u64, u64)> {

@@ -26,6 +26,7 @@ mod watchdog;
 
 pub use bucket::{AbortedUpload, Bucket, LifecycleRule, ObjectLock, Versioning};
 pub use credentials::ChainCredentials;
+pub(crate) use home::open_object;
 pub use location::Location;
 pub use metered::Metered;
 pub use modes::Sharing;

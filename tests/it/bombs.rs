@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,7 +14,7 @@ use towline::chunker::Cut;
 use towline::clock::Timestamp;
 use towline::codec::Codec;
 use towline::error::ErrorKind;
-use towline::format::envelope::{Kind, seal};
+use towline::format::envelope::{DIGEST_LEN, HEADER_LEN, Kind, header, seal};
 use towline::format::wire::Writer;
 use towline::format::{ChunkList, Content, EntryKind, Frame, Manifest, Map, PackRef, Piece, TensorEntry, TreeEntry};
 use towline::id::{ChunkId, ManifestId, Owned, SessionId, WriteId};
@@ -21,9 +22,9 @@ use towline::limits::{MEMORY_MIN, MIB, PACK_CHUNKS_MAX};
 use towline::metrics::Metric;
 use towline::ops::{CollectOptions, RestoreTensorsOptions, SaveOptions, TensorSelector};
 use towline::repository::layout::{self, Family, Numbered};
-use towline::repository::log::{Action, RefValue, StepFacts};
+use towline::repository::log::{Action, RefValue, SegmentInfo, StepFacts};
 use towline::repository::{OpenOptions, Repository};
-use towline::storage::Store;
+use towline::storage::{self, Location, Store, StoreOptions};
 use towline::tree::MemoryFile;
 
 use crate::data::name;
@@ -238,6 +239,76 @@ fn packs_that_claim_many_chunks_take_no_memory_for_them() {
     let (report, peak) = measured(async { house.open().await.collect(&CollectOptions::default()).await });
     assert_eq!(report.unwrap().live_bytes, 2_000_000, "all of them are marked");
     assert!(peak < MEMORY_MIN + 4 * MIB, "{peak}");
+}
+
+#[test]
+fn marks_of_more_packs_than_memory_holds_are_refused() {
+    let house = House::new();
+    run(async {
+        let body = empty_tree().encode().1;
+        plant_with(&house.open().await, &body, &map_of_packs(ManifestId::of(&body), 200_000)).await;
+    });
+    let (report, peak) = measured(async { house.open().await.collect(&CollectOptions::default()).await });
+    assert_eq!(report.unwrap_err().kind(), ErrorKind::Exhausted);
+    assert!(peak < MEMORY_MIN + 4 * MIB, "{peak}");
+}
+
+/// A repository in a directory whose index has one more segment, of `packs` packs: a file with a hole in place of their rows.
+async fn sparse_index(dir: &Path, packs: u32) -> (Repository, PathBuf) {
+    let options = OpenOptions { cache: Some(dir.join("cache")), memory: Some(MEMORY_MIN) };
+    let location = Location::Directory(dir.join("repository"));
+    fs::create_dir(dir.join("repository")).unwrap();
+    let store = storage::open(&location, &StoreOptions::default()).await.unwrap();
+    let repository = Repository::create(store, options).await.unwrap().0;
+    let session = SessionId::random();
+    let id = Owned::fresh(session);
+    let body_len = 16 + 48 * u64::from(packs) + 32;
+    let path = dir.join("repository").join(layout::owned(Family::Index, id).as_ref());
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    let head =
+        [&header(Kind::Segment, 0, body_len)[..], &0u64.to_le_bytes(), &packs.to_le_bytes(), &1u32.to_le_bytes()];
+    fs::write(&path, head.concat()).unwrap();
+    let len = body_len + (HEADER_LEN + DIGEST_LEN) as u64;
+    fs::File::options().write(true).open(&path).unwrap().set_len(len).unwrap();
+    let info = SegmentInfo { len, packs: packs.into(), chunks: 0, built: 0 };
+    let log = repository.log();
+    log.commit(Some(session), |_| Ok(vec![Action::Open(session)])).await.unwrap();
+    log.commit(Some(session), |_| Ok(vec![Action::AddSegment(id, info), Action::Close(session)])).await.unwrap();
+    (repository, path)
+}
+
+#[test]
+fn a_segment_that_lists_packs_without_end_takes_no_memory() {
+    let dir = tempfile::tempdir().unwrap();
+    let (repository, _) = run(sparse_index(dir.path(), 20_000_000));
+    let (found, peak) = measured(async {
+        let (_, index) = repository.indexed_state().await.unwrap();
+        index.candidates(ChunkId::of(b"any")).count()
+    });
+    assert_eq!(found, 0);
+    assert!(peak < MIB, "{peak}");
+    let (report, peak) = measured(async { repository.collect(&CollectOptions::default()).await });
+    assert_eq!(report.unwrap_err().kind(), ErrorKind::Exhausted);
+    assert!(peak < MEMORY_MIN, "{peak}");
+}
+
+#[test]
+fn a_segment_that_is_no_file_or_of_another_length_is_damage() {
+    let dir = tempfile::tempdir().unwrap();
+    let (repository, path) = run(sparse_index(dir.path(), 10));
+    let refused = || {
+        let error = run(repository.indexed_state()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Damaged, "{error:?}");
+    };
+    fs::File::options().write(true).open(&path).unwrap().set_len(1 << 40).unwrap();
+    refused();
+    let elsewhere = dir.path().join("elsewhere");
+    fs::rename(&path, &elsewhere).unwrap();
+    std::os::unix::fs::symlink(&elsewhere, &path).unwrap();
+    refused();
+    fs::remove_file(&path).unwrap();
+    rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+    refused();
 }
 
 /// A file of `chunks` chunks, and `tensors` tensors that each lie over all of it.

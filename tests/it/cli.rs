@@ -266,7 +266,7 @@ fn json_has_the_members_that_the_help_promises() {
     );
     has_members(&user.json(&["verify", "--data"], 0), "packs chunks bytes damaged repaired seconds");
     let keys = "condemned_packs purged_packs deleted_objects repacked_packs merged_segments fenced_sessions freed_bytes \
-                live_bytes held_packs held_bytes held steps seconds";
+                live_bytes waiting_objects waiting_bytes held_packs held_bytes held steps seconds";
     has_members(&user.json(&["collect", "--dry-run"], 0), keys);
     has_members(&user.json(&["collect", "--grace", "0"], 0), keys);
     let checks = user.json(&["doctor"], 0);

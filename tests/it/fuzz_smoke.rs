@@ -13,7 +13,9 @@ use bytes::Bytes;
 use towline::codec::{Codec, Compression, Element, Width, encode};
 use towline::format::TRAILER_LEN;
 use towline::format::envelope::{DIGEST_LEN, HEADER_LEN, Kind, open};
-use towline::id::{ChunkId, ManifestId};
+use towline::id::{ChunkId, ManifestId, Owned, SessionId};
+use towline::repository::collect::tombstones;
+use towline::repository::layout::Family;
 use towline::transfer::protocol::{
     EndCode, Ended, ErrorCode, Find, Found, Frame, Hello, Message, Missing, Priority, Request, Runs, Survey, Wanted,
 };
@@ -26,6 +28,12 @@ use crate::golden::{objects, tail};
 const ROUNDS: u32 = 10_000;
 /// No single input may take longer, on a busy machine without optimisation.
 const PATIENCE: Duration = Duration::from_secs(5);
+
+/// A list of one object of each kind.
+fn tombstone() -> Bytes {
+    let item = |family| (family, Owned::fresh(SessionId::random()));
+    tombstones::encode(&Family::ALL.map(item)).into()
+}
 
 /// What the golden repository holds for the parser called `name`.
 fn seeds(name: &str) -> Vec<Bytes> {
@@ -42,6 +50,7 @@ fn seeds(name: &str) -> Vec<Bytes> {
         "manifest" => bodies("manifest/", Kind::Manifest),
         "map" => bodies("map/", Kind::Map),
         "part" => bodies("part/", Kind::Part),
+        "tombstone" => vec![tombstone()],
         "segment" => bodies("index/", Kind::Segment),
         "entry" => bodies("log/", Kind::Entry),
         "state" => bodies("snapshot/", Kind::Snapshot),

@@ -41,6 +41,7 @@ mod rights;
 mod runs;
 mod save_restore;
 mod semantics;
+mod stolen_key;
 mod stores;
 mod sync;
 mod tensors;

@@ -96,7 +96,7 @@ async fn choosing_and_listing_read_the_log_alone() {
         save(&writer, number, dir.path()).await.unwrap();
     }
     let gets = |repository: &Repository| repository.store().counters().get(Metric::GetRequests);
-    writer.log().truncate(0).await.unwrap();
+    writer.log().truncate(0, None).await.unwrap();
     let reader = on(&objects, dir.path()).await;
     reader.state().await.unwrap();
     let before = gets(&reader);

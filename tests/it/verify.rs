@@ -107,7 +107,7 @@ async fn a_flipped_bit_in_any_object_is_found_and_named() {
         repository.copy(&name("a"), &name("d")).await.unwrap();
         repository.remove(&name("d")).await.unwrap();
     }
-    repository.log().truncate(64).await.unwrap();
+    repository.log().truncate(64, None).await.unwrap();
     let state = repository.state().await.unwrap();
     assert_eq!(house.verify(true, false).await.damaged, Vec::<Damage>::new());
     let last_snapshot = state.seq / 64 * 64;

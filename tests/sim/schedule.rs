@@ -272,7 +272,7 @@ fn live(shared: &Arc<Shared>, tale: &Tale, who: usize, deeds: Vec<Deed>) -> Runn
             let before = shared.truth.lock().unwrap().entries.len();
             let result = match deed {
                 Deed::Look => log.refresh().await.map(|state| Committed { entry: None, state }),
-                Deed::Truncate(keep) => match log.truncate(keep).await {
+                Deed::Truncate(keep) => match log.truncate(keep, None).await {
                     Ok(_) => continue,
                     Err(error) => Err(error),
                 },

@@ -95,7 +95,8 @@ pub async fn sync(from: &Repository, to: &Repository, what: &[Name], options: &S
         Ok((choose(&source, what)?, source, to.state().await?, Known::load(to).await?))
     };
     let (names, source, began, known) = unless_stopped(&options.stop, look).await?;
-    let total = names.iter().filter_map(|name| source.refs.get(name)).map(|value| value.logical_bytes).sum();
+    let sizes = names.iter().filter_map(|name| source.refs.get(name)).map(|value| value.logical_bytes);
+    let total = sizes.fold(0, u64::saturating_add);
     options.progress.phase("syncing", total);
     let mut syncing = Syncing {
         from,

@@ -1,18 +1,22 @@
 //! What damage is felt as: the files and tensors of names that need what is damaged, bases included.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 
 use super::{Subject, Verifying, is_damage};
 use crate::error::Result;
-use crate::format::{Content, EntryKind, Manifest, Map};
+use crate::format::{Content, Manifest, Map, TensorEntry};
 use crate::id::{MapKey, PackId};
 use crate::ops::shown;
+use crate::repository::log::RefValue;
 
 /// By map, what of its tree each finding about a chunk or pack hits: paths, with the tensor where there is one.
 pub(super) type Hits = BTreeMap<MapKey, BTreeMap<Subject, Vec<String>>>;
 
 /// Places told of one finding and name, at most.
 const TOLD_MAX: usize = 100;
+/// Chunks looked at to find them, at most.
+const LOOKS_MAX: usize = 1000;
 
 impl Verifying<'_> {
     /// Names that the findings hit: manifests and maps are read again, since damage is rare and names are many.
@@ -24,27 +28,26 @@ impl Verifying<'_> {
         };
         let packs: BTreeSet<PackId> = subjects.iter().filter_map(about).collect();
         let keys: BTreeSet<MapKey> = packs.iter().filter_map(|pack| self.users.get(pack)).flatten().copied().collect();
+        let values: BTreeMap<MapKey, &RefValue> = self.names.values().map(|value| (value.map_key, value)).collect();
         let mut hits = Hits::new();
         for key in keys {
-            let Some(value) = self.names.values().find(|value| value.map_key == key) else { continue };
+            let Some(value) = values.get(&key) else { continue };
             let map = match self.repository.map(key).await {
                 Ok(map) => map,
                 Err(error) if is_damage(&error) => continue,
                 Err(error) => return Err(error),
             };
             let manifest = self.repository.manifest(value.manifest_key, value.manifest).await.unwrap_or_default();
-            let felt = needing(&map, &subjects).into_iter();
-            let felt = felt.map(|(subject, chunks)| (subject, places(&manifest, &chunks)));
-            hits.insert(key, felt.collect());
+            hits.insert(key, places(&manifest, needing(&map, &subjects)));
         }
         Ok(hits)
     }
 }
 
-/// For each of `subjects`, the map's chunks that cannot be decoded without what it is about. One pass: both may be many.
-fn needing(map: &Map, subjects: &BTreeSet<Subject>) -> BTreeMap<Subject, BTreeSet<u32>> {
+/// For each chunk of the map that cannot be decoded without what some of `subjects` are about: these. One pass: both may be many.
+fn needing(map: &Map, subjects: &BTreeSet<Subject>) -> BTreeMap<u32, BTreeSet<Subject>> {
     let base = |number: u32| map.frames.get(number as usize)?.base();
-    let mut needing: BTreeMap<Subject, BTreeSet<u32>> = BTreeMap::new();
+    let mut needing: BTreeMap<u32, BTreeSet<Subject>> = BTreeMap::new();
     for number in 0..u32::try_from(map.frames.len()).unwrap_or(u32::MAX) {
         // A chunk, its base, and that one's.
         for needed in std::iter::successors(Some(number), |&number| base(number)) {
@@ -52,38 +55,143 @@ fn needing(map: &Map, subjects: &BTreeSet<Subject>) -> BTreeMap<Subject, BTreeSe
             let Ok(pack) = map.pack(frame) else { continue };
             let about = [Subject::Pack(pack.id), Subject::Chunk(pack.id, frame.ordinal)];
             for subject in about.into_iter().filter(|subject| subjects.contains(subject)) {
-                needing.entry(subject).or_default().insert(number);
+                needing.entry(number).or_default().insert(subject);
             }
         }
     }
     needing
 }
 
-/// Paths of `chunks` in the tree.
-fn places(manifest: &Manifest, chunks: &BTreeSet<u32>) -> Vec<String> {
-    let mut places: Vec<String> = Vec::new();
-    for entry in &manifest.entries {
-        let EntryKind::File(content) = &entry.kind else { continue };
-        let name = entry.path.as_slice();
-        let hit = content.placed(&manifest.chunks).filter(|(chunk, _)| chunks.contains(chunk));
-        for (_, range) in hit {
-            let tensors = within(content, range.start, range.end);
-            let path = shown(name);
-            let told = tensors.map(|tensor| format!("{path} {tensor}")).collect::<Vec<_>>();
-            let told = if told.is_empty() { vec![path] } else { told };
-            places.extend(told.into_iter().filter(|place| !places.contains(place)).collect::<Vec<_>>());
-            if places.len() > TOLD_MAX {
-                places.truncate(TOLD_MAX);
-                places.push("...".to_owned());
-                return places;
+/// Paths of the chunks in the tree, by what hits them. One pass over the tree, which looks at the chunks that are hit alone: how
+/// often a tree repeats its chunks is a claim of whoever wrote it.
+fn places(manifest: &Manifest, hit: BTreeMap<u32, BTreeSet<Subject>>) -> BTreeMap<Subject, Vec<String>> {
+    let mut telling = Telling { hit, told: BTreeMap::new() };
+    let starts = starts(&manifest.chunks.lens);
+    let start = |chunk: u32| starts.get(chunk as usize).copied().unwrap_or_default();
+    for (entry, content) in manifest.files() {
+        let (path, tensors) = (shown(&entry.path), Tensors::of(content));
+        let mut at = 0;
+        for piece in &content.pieces {
+            at += piece.hole;
+            let end = piece.first.saturating_add(piece.count);
+            for chunk in telling.chunks(piece.first..end) {
+                let from = at + start(chunk) - start(piece.first);
+                telling.tell(chunk, &path, &tensors.within(from, from + start(chunk + 1) - start(chunk)));
             }
+            at += start(end) - start(piece.first);
         }
     }
-    places
+    telling.told.into_iter().map(|(subject, told)| (subject, told.places)).collect()
 }
 
-/// The tensors of a file that have bytes between two offsets.
-fn within(content: &Content, start: u64, end: u64) -> impl Iterator<Item = &str> {
-    let overlaps = move |range: &std::ops::Range<u64>| range.start < end && start < range.end;
-    content.tensors.iter().filter(move |tensor| overlaps(&tensor.range)).map(|tensor| tensor.name.as_str())
+/// Places of what is hit, as far as they are told.
+struct Telling {
+    /// By chunk, what hits it and is not told in full.
+    hit: BTreeMap<u32, BTreeSet<Subject>>,
+    told: BTreeMap<Subject, Told>,
+}
+
+/// Places that one finding hits.
+#[derive(Default)]
+struct Told {
+    places: Vec<String>,
+    /// Chunks looked at to find them.
+    looks: usize,
+}
+
+impl Telling {
+    /// Chunks among `range` that are looked for.
+    fn chunks(&self, range: Range<u32>) -> Vec<u32> {
+        self.hit.range(range).map(|(chunk, _)| *chunk).collect()
+    }
+
+    /// Tells that `chunk` lies in `tensors` of the file at `path`. What was told in full is not looked for any more.
+    fn tell(&mut self, chunk: u32, path: &str, tensors: &[&str]) {
+        let Some(subjects) = self.hit.get_mut(&chunk) else { return };
+        subjects.retain(|subject| self.told.entry(*subject).or_default().add(path, tensors));
+        if subjects.is_empty() {
+            self.hit.remove(&chunk);
+        }
+    }
+}
+
+impl Told {
+    /// Adds one place in `tensors` of the file at `path`. Whether more are told.
+    fn add(&mut self, path: &str, tensors: &[&str]) -> bool {
+        self.looks += 1;
+        let found: Vec<String> = match tensors {
+            [] => vec![path.to_owned()],
+            tensors => tensors.iter().map(|tensor| format!("{path} {tensor}")).collect(),
+        };
+        self.places.extend(found.into_iter().filter(|place| !self.places.contains(place)).collect::<Vec<_>>());
+        if self.places.len() <= TOLD_MAX && self.looks < LOOKS_MAX {
+            return true;
+        }
+        self.places.truncate(TOLD_MAX);
+        self.places.push("...".to_owned());
+        false
+    }
+}
+
+/// Where each chunk would begin if all lay one after the other, and where the last would end.
+fn starts(lens: &[u32]) -> Vec<u64> {
+    let ends = lens.iter().scan(0, |at, &len| {
+        *at += u64::from(len);
+        Some(*at)
+    });
+    std::iter::once(0).chain(ends).collect()
+}
+
+/// The tensors of a file, by where they lie.
+struct Tensors<'a> {
+    /// Sorted by their starts; with the greatest end of it and all before it.
+    sorted: Vec<(&'a TensorEntry, u64)>,
+}
+
+impl<'a> Tensors<'a> {
+    fn of(content: &'a Content) -> Self {
+        let mut sorted: Vec<(&TensorEntry, u64)> = content.tensors.iter().map(|tensor| (tensor, 0)).collect();
+        sorted.sort_by_key(|(tensor, _)| tensor.range.start);
+        let mut greatest = 0;
+        for (tensor, end) in &mut sorted {
+            greatest = greatest.max(tensor.range.end);
+            *end = greatest;
+        }
+        Self { sorted }
+    }
+
+    /// Names of those that have bytes between two offsets: as many as are told.
+    fn within(&self, start: u64, end: u64) -> Vec<&'a str> {
+        let first = self.sorted.partition_point(|(_, greatest)| *greatest <= start);
+        let last = self.sorted.partition_point(|(tensor, _)| tensor.range.start < end);
+        let near = self.sorted.get(first..last).unwrap_or_default().iter();
+        let overlapping = near.filter(|(tensor, _)| tensor.range.end > start);
+        overlapping.map(|(tensor, _)| tensor.name.as_str()).take(TOLD_MAX + 1).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::chunker::Cut;
+    use crate::clock::Timestamp;
+    use crate::format::{ChunkList, EntryKind, Piece, TreeEntry};
+    use crate::id::{ChunkId, Owned, SessionId};
+
+    /// Findings about each chunk of a tree that repeats them without end.
+    #[test]
+    fn many_findings_about_a_tree_that_repeats_itself_are_told_in_one_pass() {
+        let count = 2_000u32;
+        let ids = (0..count).map(|n| ChunkId::of(&n.to_le_bytes())).collect();
+        let chunks = ChunkList { ids, lens: vec![1 << 16; count as usize] };
+        let pieces = vec![Piece { hole: 0, first: 0, count }; 100_000];
+        let content = Content { size: u64::MAX, cut: Cut::Fixed, pieces, tensors: Vec::new() };
+        let entry = TreeEntry { path: b"f".to_vec(), mode: 0, mtime: Timestamp(0), kind: EntryKind::File(content) };
+        let manifest = Manifest { entries: vec![entry], chunks, ..Manifest::default() };
+        let subject = || Subject::Pack(Owned::fresh(SessionId::random()));
+        let hit = (0..count).map(|chunk| (chunk, [subject()].into())).collect();
+        let places = places(&manifest, hit);
+        assert_eq!(places.len(), count as usize);
+        assert!(places.values().all(|places| places == &["f", "..."]));
+    }
 }

@@ -38,7 +38,7 @@ impl Verifying<'_> {
 
     /// Holds a segment against the footers of its packs that are live; the error, with all its packs, if it is wrong.
     async fn compare_segment(&mut self, segment: Arc<SegmentAudit>) -> Result<Result<(), (Error, Vec<PackRef>)>> {
-        let packs = segment.packs().to_vec();
+        let packs = segment.packs();
         let listed: u64 = packs.iter().map(|pack| u64::from(pack.chunks)).sum();
         if listed != segment.chunks() {
             let error = Error::damaged("index segment lists another number of chunks than its packs hold");

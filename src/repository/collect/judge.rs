@@ -1,14 +1,11 @@
 //! Judging: what becomes of each pack. Pure: the same state, marks and clock give the same plan.
 
-use std::collections::BTreeMap;
-use std::time::Duration;
-
 use super::Marks;
-use crate::clock::Timestamp;
 use crate::format::PackRef;
 use crate::id::{PackId, SessionId};
 use crate::limits::MIB;
 use crate::repository::log::{Action, State};
+use std::collections::BTreeMap;
 
 /// A pack is rewritten when less than this part of its bytes is used: rewriting then frees more than it moves.
 const REPACK_BELOW: f64 = 0.5;
@@ -22,22 +19,20 @@ pub struct Judgement {
     pub pardon: Vec<(PackId, u64)>,
     /// Condemned packs that nothing uses and whose grace is over, with those entries and their bytes.
     pub purge: Vec<(PackId, u64, u64)>,
-    /// Packs that are mostly dead.
+    /// Packs that are mostly dead, or used though somebody purged them.
     pub repack: Vec<PackRef>,
     /// Sessions that stood still for long, with the entries that touched them last.
     pub fence: Vec<(SessionId, u64)>,
 }
 
-/// Decides what becomes of the `packs` that are indexed, given what is used.
-///
-/// `now` and `grace` only delay a purge; they never make one safe.
+/// Decides what becomes of the `packs` that are indexed, given what is used. `is_due` says whether the grace of a condemned pack is
+/// over: it only delays a purge, and never makes one safe.
 #[must_use]
 pub fn judge(
     state: &State,
     packs: &BTreeMap<PackId, PackRef>,
     marks: &Marks,
-    now: Timestamp,
-    grace: Duration,
+    is_due: impl Fn(&PackId) -> bool,
 ) -> Judgement {
     let mut judgement = Judgement::default();
     for (id, pack) in packs {
@@ -51,11 +46,12 @@ pub fn judge(
             judgement.repack.push(*pack);
         }
     }
+    // No collector purges what is used: somebody else wrote that. Its chunks are needed, so they move.
+    judgement.repack.extend(marks.packs().filter(|pack| state.purged.contains_key(&pack.id)));
     for (id, condemned) in &state.condemned {
         match (marks.uses(id), condemned.damaged) {
             (true, false) => judgement.pardon.push((*id, condemned.at)),
-            // A clock that went back makes the age zero: it waits longer, that is all.
-            (false, _) if now.since(condemned.when) >= grace => {
+            (false, _) if is_due(id) => {
                 judgement.purge.push((*id, condemned.at, condemned.len));
             }
             (true, true) | (false, _) => {}
@@ -82,8 +78,7 @@ impl Judgement {
         let mib = |bytes: u64| bytes as f64 / MIB as f64;
         steps.extend(self.condemn.iter().map(|p| format!("condemn pack {} ({:.1} MiB unused)", p.id, mib(p.len))));
         steps.extend(self.pardon.iter().map(|(id, _)| format!("pardon pack {id}: it is used again")));
-        steps
-            .extend(self.purge.iter().map(|(id, _, len)| format!("purge and delete pack {id} ({:.1} MiB)", mib(*len))));
+        steps.extend(self.purge.iter().map(|(id, _, len)| format!("purge pack {id} ({:.1} MiB)", mib(*len))));
         steps.extend(self.repack.iter().map(|p| format!("repack pack {} ({:.1} MiB, mostly dead)", p.id, mib(p.len))));
         steps.extend(self.fence.iter().map(|(id, _)| format!("fence session {id}: it stood still for long")));
         steps

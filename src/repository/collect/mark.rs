@@ -1,25 +1,54 @@
 //! Marking: which chunks of which packs the names use, told from their maps alone.
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 
+use crate::budget::{Budget, Kept};
 use crate::error::{Error, ErrorKind, Result};
-use crate::format::PackRef;
-use crate::id::{MapKey, PackId};
+use crate::format::{Map, PackRef};
+use crate::id::{MapKey, ObjectId, Owned, PackId, SessionId};
+use crate::limits::MIB;
 use crate::repository::log::{RefValue, State};
 use crate::repository::{Name, Repository};
 
 /// Maps read at once.
 const READS: usize = 8;
 
+/// Bytes that a used pack takes, at most: its entry in a map whose nodes may be half empty, and a node for its ordinals.
+const PACK_SHARE: u64 = 2 * size_of::<(PackId, Used)>() as u64 + 192;
+/// Bytes that 64 ordinals take, at most.
+const WORD_SHARE: u64 = 2 * size_of::<(u32, u64)>() as u64;
+/// Bytes that it takes, at most, to know that a map names a pack.
+const MAP_SHARE: u64 = 2 * size_of::<(PackId, MapKey)>() as u64;
+
 /// Packs and chunks that the names of one state use.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Marks {
     /// Used packs.
     packs: BTreeMap<PackId, Used>,
-    /// Maps, by the packs that they name.
-    pub(super) maps: BTreeMap<PackId, BTreeSet<MapKey>>,
+    /// Maps, after the packs that they use.
+    maps: BTreeSet<(PackId, MapKey)>,
+    taken: Taken,
+}
+
+/// Memory of marks, counted in the budget: how many packs a map names is a claim of whoever wrote it.
+#[derive(Debug)]
+struct Taken {
+    budget: Budget,
+    bytes: u64,
+    kept: Vec<Kept>,
+}
+
+impl Taken {
+    fn add(&mut self, bytes: u64) -> Result<()> {
+        self.bytes += bytes;
+        while self.bytes > self.kept.len() as u64 * MIB {
+            self.kept.push(self.budget.keep(MIB)?);
+        }
+        Ok(())
+    }
 }
 
 /// Used part of one pack.
@@ -32,6 +61,13 @@ struct Used {
 }
 
 impl Marks {
+    /// None yet, whose memory counts in `budget`.
+    #[must_use]
+    pub fn new(budget: &Budget) -> Self {
+        let taken = Taken { budget: budget.clone(), bytes: 0, kept: Vec::new() };
+        Self { packs: BTreeMap::new(), maps: BTreeSet::new(), taken }
+    }
+
     /// Is any chunk of `pack` used?
     #[must_use]
     pub fn uses(&self, pack: &PackId) -> bool {
@@ -52,34 +88,55 @@ impl Marks {
     /// Stored bytes of all used chunks.
     #[must_use]
     pub fn live_bytes(&self) -> u64 {
-        self.packs.values().map(|used| used.bytes).sum()
+        self.packs.values().fold(0, |sum, used| sum.saturating_add(used.bytes))
     }
 
-    fn add(&mut self, key: MapKey, map: &crate::format::Map) {
+    /// Maps that use `pack`.
+    pub(super) fn maps_of(&self, pack: PackId) -> impl Iterator<Item = MapKey> {
+        let key = |byte| Owned { session: SessionId::from_bytes([byte; 16]), object: ObjectId::from_bytes([byte; 16]) };
+        self.maps.range((pack, key(0))..=(pack, key(u8::MAX))).map(|(_, map)| *map)
+    }
+
+    fn add(&mut self, key: MapKey, map: &Map) -> Result<()> {
         for frame in &map.frames {
             let Some(pack) = map.packs.get(frame.pack as usize) else { continue };
-            let used =
-                self.packs.entry(pack.id).or_insert_with(|| Used { pack: *pack, ordinals: BTreeMap::new(), bytes: 0 });
-            let word = used.ordinals.entry(frame.ordinal / 64).or_default();
+            let used = match self.packs.entry(pack.id) {
+                Entry::Occupied(used) => used.into_mut(),
+                Entry::Vacant(vacant) => {
+                    self.taken.add(PACK_SHARE)?;
+                    vacant.insert(Used { pack: *pack, ordinals: BTreeMap::new(), bytes: 0 })
+                }
+            };
+            let word = match used.ordinals.entry(frame.ordinal / 64) {
+                Entry::Occupied(word) => word.into_mut(),
+                Entry::Vacant(vacant) => {
+                    self.taken.add(WORD_SHARE)?;
+                    vacant.insert(0)
+                }
+            };
             let bit = 1u64 << (frame.ordinal % 64);
-            used.bytes += if *word & bit == 0 { u64::from(frame.stored_len) } else { 0 };
+            if *word & bit == 0 {
+                used.bytes = used.bytes.saturating_add(u64::from(frame.stored_len));
+            }
             *word |= bit;
+            if self.maps.insert((pack.id, key)) {
+                self.taken.add(MAP_SHARE)?;
+            }
         }
-        for pack in &map.packs {
-            self.maps.entry(pack.id).or_default().insert(key);
-        }
+        Ok(())
     }
 }
 
 /// Reads the maps of all names of `state`. Their size is what bounds a marking, not the repository's.
 ///
 /// # Errors
-/// Damaged, naming the name, if a map cannot be read: then nothing may be collected.
+/// Damaged, naming the name, if a map cannot be read: then nothing may be collected; exhausted, if what is used does not fit into
+/// the memory budget.
 ///
 /// # Cancel safety
 /// Safe: it only reads.
 pub async fn mark(repository: &Repository, state: &State) -> Result<Marks> {
-    let mut marks = Marks::default();
+    let mut marks = Marks::new(repository.budget());
     marks.read(repository, &state.refs).await?;
     Ok(marks)
 }
@@ -117,7 +174,7 @@ impl Marks {
         // Collected first: a stream over a closure's futures would not be known to be `Send`.
         let mut maps = stream::iter(maps.collect::<Vec<_>>()).buffer_unordered(READS);
         while let Some((key, map)) = maps.try_next().await? {
-            self.add(key, &map);
+            self.add(key, &map)?;
         }
         Ok(())
     }

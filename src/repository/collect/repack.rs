@@ -37,7 +37,7 @@ pub async fn repack(
         return Ok(0);
     }
     let old: BTreeMap<PackId, PackRef> = packs.iter().map(|pack| (pack.id, *pack)).collect();
-    let keys: BTreeSet<MapKey> = old.keys().filter_map(|id| marks.maps.get(id)).flatten().copied().collect();
+    let keys: BTreeSet<MapKey> = old.keys().flat_map(|id| marks.maps_of(*id)).collect();
     let names: BTreeMap<MapKey, _> = state.refs.iter().map(|(name, value)| (value.map_key, (name, value))).collect();
     let mut moving =
         Moving { repository, progress, old: &old, writer: Writer::new(repository, progress), moved: HashMap::new() };

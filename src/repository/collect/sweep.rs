@@ -3,13 +3,14 @@
 //! The listing comes first and the fold after it: a key in the listing belongs to a session that was open before, so the
 //! fold knows it as open, or as over for good. Nothing can come to name an object of a session that is over.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use object_store::ObjectStoreExt as _;
 use object_store::path::Path;
 
 use super::Marks;
+use super::tombstones::{self, Item, Tombstone};
 use crate::clock::Timestamp;
 use crate::error::{Error, Result};
 use crate::format::PackRef;
@@ -28,10 +29,31 @@ struct Listed {
     modified: Timestamp,
 }
 
-/// Objects of all sessions that a listing found unused.
+/// Objects of all sessions as a listing showed them, and lists of those that collects found unneeded.
 #[derive(Clone, Debug, Default)]
 pub struct Leftovers {
+    /// Sorted by what they are and their ids.
     listed: Vec<Listed>,
+    /// The oldest first.
+    tombstones: Vec<Tombstone>,
+}
+
+/// Time before which an object must have been found unneeded to be deleted.
+#[derive(Clone, Copy, Debug)]
+pub enum Cutoff {
+    /// None: the caller asked for no grace.
+    NoGrace,
+    /// By the store's clock.
+    Before(Timestamp),
+}
+
+/// Listed objects that nothing needs.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Unneeded {
+    /// To be deleted now: keys and bytes.
+    pub due: BTreeMap<Item, u64>,
+    /// To be deleted once their grace is over, or once they are purged.
+    pub waiting: BTreeMap<Item, u64>,
 }
 
 /// Lists what sessions have written. Call it before the fold that judges it.
@@ -57,31 +79,118 @@ pub async fn leftovers(repository: &Repository) -> Result<Leftovers> {
         .await?;
         listed.extend(found);
     }
-    Ok(Leftovers { listed })
+    listed.sort_unstable_by_key(Listed::item);
+    let mut leftovers = Leftovers { listed, tombstones: Vec::new() };
+    leftovers.tombstones = tombstones::read(repository, |item| leftovers.has(item)).await?;
+    leftovers.tombstones.sort_by_key(|tombstone| tombstone.written);
+    Ok(leftovers)
+}
+
+impl Listed {
+    fn item(&self) -> Item {
+        (self.family, self.id)
+    }
+}
+
+impl Cutoff {
+    /// The time, if there is one.
+    #[must_use]
+    pub fn limit(self) -> Option<Timestamp> {
+        match self {
+            Self::NoGrace => None,
+            Self::Before(limit) => Some(limit),
+        }
+    }
+
+    fn is_past(self, since: Option<Timestamp>) -> bool {
+        match self {
+            Self::NoGrace => true,
+            Self::Before(limit) => since.is_some_and(|since| since <= limit),
+        }
+    }
 }
 
 impl Leftovers {
-    /// Objects that nothing names and nothing can come to name, with their lengths.
+    /// Was `item` there when this was listed?
     #[must_use]
-    pub fn orphans(&self, state: &State, packs: &BTreeMap<PackId, PackRef>, marks: &Marks) -> Vec<(Path, u64)> {
-        let manifests: std::collections::BTreeSet<Owned> =
-            state.refs.values().map(|value| value.manifest_key).collect();
-        let maps: std::collections::BTreeSet<Owned> = state.refs.values().map(|value| value.map_key).collect();
-        let named = |object: &Listed| match object.family {
-            Family::Pack => {
-                let pending = state.purged.get(&object.id).is_some_and(|purged| !purged.deleted);
-                let indexed = packs.contains_key(&object.id) && !state.purged.contains_key(&object.id);
-                indexed || pending || state.condemned.contains_key(&object.id) || marks.uses(&object.id)
+    pub fn has(&self, item: &Item) -> bool {
+        self.listed.binary_search_by_key(item, Listed::item).is_ok()
+    }
+
+    /// Packs that were found unneeded before `cutoff`.
+    #[must_use]
+    pub fn packs_due(&self, cutoff: Cutoff) -> impl Fn(&PackId) -> bool {
+        let since = self.unneeded_since();
+        move |pack| cutoff.is_past(since.get(&(Family::Pack, *pack)).copied())
+    }
+
+    /// When each object was first found unneeded.
+    fn unneeded_since(&self) -> BTreeMap<Item, Timestamp> {
+        let mut since = BTreeMap::new();
+        for tombstone in &self.tombstones {
+            for item in &tombstone.items {
+                since.entry(*item).or_insert(tombstone.written);
             }
-            Family::Index => state.segments.contains_key(&object.id),
-            Family::Manifest => manifests.contains(&object.id),
-            Family::Map => maps.contains(&object.id),
-            // They are for the session's own ranks.
-            Family::Part => false,
+        }
+        since
+    }
+
+    /// Objects that nothing names and nothing can come to name. A pack that a map uses is never one, whatever the log says of it.
+    #[must_use]
+    pub fn unneeded(
+        &self,
+        state: &State,
+        packs: &BTreeMap<PackId, PackRef>,
+        marks: &Marks,
+        cutoff: Cutoff,
+    ) -> Unneeded {
+        let manifests: BTreeSet<Owned> = state.refs.values().map(|value| value.manifest_key).collect();
+        let maps: BTreeSet<Owned> = state.refs.values().map(|value| value.map_key).collect();
+        let since = self.unneeded_since();
+        let mut unneeded = Unneeded::default();
+        for object in &self.listed {
+            let open = state.sessions.contains_key(&object.id.session);
+            let purged = state.purged.get(&object.id);
+            let (needed, condemned) = match object.family {
+                Family::Pack if marks.uses(&object.id) => (true, false),
+                Family::Pack if state.condemned.contains_key(&object.id) => (false, true),
+                Family::Pack if purged.is_some_and(|purged| !purged.deleted) => (false, false),
+                Family::Pack => (open || packs.contains_key(&object.id) && purged.is_none(), false),
+                Family::Index => (open || state.segments.contains_key(&object.id), false),
+                Family::Manifest => (open || manifests.contains(&object.id), false),
+                Family::Map => (open || maps.contains(&object.id), false),
+                // They are for the session's own ranks.
+                Family::Part => (open, false),
+            };
+            if needed {
+                continue;
+            }
+            let is_due = !condemned && cutoff.is_past(since.get(&object.item()).copied());
+            let kind = if is_due { &mut unneeded.due } else { &mut unneeded.waiting };
+            kind.insert(object.item(), object.len);
+        }
+        unneeded
+    }
+
+    /// Lists what is `unneeded` and not listed yet, and deletes lists that are not needed any more: all that they listed is
+    /// deleted, or some of it is needed again, whose grace must begin anew. Call it once `unneeded.due` is deleted.
+    ///
+    /// # Errors
+    /// Unreachable, if the store is.
+    ///
+    /// # Cancel safety
+    /// Safe: the next collect goes on.
+    pub async fn list_unneeded(&self, repository: &Repository, session: SessionId, unneeded: &Unneeded) -> Result<()> {
+        let is_kept = |tombstone: &&Tombstone| {
+            let is_unneeded = |item: &Item| unneeded.waiting.contains_key(item) || unneeded.due.contains_key(item);
+            tombstone.items.iter().all(is_unneeded)
+                && tombstone.items.iter().any(|item| unneeded.waiting.contains_key(item))
         };
-        let orphans =
-            self.listed.iter().filter(|object| !state.sessions.contains_key(&object.id.session) && !named(object));
-        orphans.map(|object| (layout::owned(object.family, object.id), object.len)).collect()
+        let (kept, over): (Vec<&Tombstone>, Vec<&Tombstone>) = self.tombstones.iter().partition(is_kept);
+        let listed: BTreeSet<&Item> = kept.iter().flat_map(|tombstone| &tombstone.items).collect();
+        let new: Vec<Item> = unneeded.waiting.keys().filter(|item| !listed.contains(item)).copied().collect();
+        tombstones::write(repository, session, &new).await?;
+        delete_all(repository, over.iter().map(|tombstone| tombstone.key.clone()).collect()).await.map(drop)
     }
 
     /// When the session last wrote anything, by the store's clock.

@@ -45,7 +45,8 @@ impl Repository {
         let checked = SegmentView::parse(&object).and_then(|view| {
             open(Kind::Segment, &object)?;
             let told = (info.len, info.packs, info.chunks);
-            let found = (object.len() as u64, view.packs().len() as u64, view.chunks() as u64);
+            // An impossible pack is none.
+            let found = (object.len() as u64, view.packs(&object).count() as u64, view.chunks() as u64);
             let show = |(len, packs, chunks)| format!("{len} bytes, {packs} packs, {chunks} chunks");
             if told == found {
                 return Ok(view);
@@ -55,7 +56,7 @@ impl Repository {
         Ok(match checked {
             Ok(view) => Ok(SegmentAudit { id, view, object }),
             Err(error) => {
-                let packs = SegmentView::parse(&object).map(|view| view.packs().to_vec()).unwrap_or_default();
+                let packs = SegmentView::parse(&object).map(|view| view.packs(&object).collect()).unwrap_or_default();
                 Err(BadSegment { error: error.at(key), packs })
             }
         })
@@ -65,8 +66,8 @@ impl Repository {
 impl SegmentAudit {
     /// The packs it covers.
     #[must_use]
-    pub fn packs(&self) -> &[PackRef] {
-        self.view.packs()
+    pub fn packs(&self) -> Vec<PackRef> {
+        self.view.packs(&self.object).collect()
     }
 
     /// Chunks it lists.

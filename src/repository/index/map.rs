@@ -20,12 +20,17 @@ pub(super) enum Mapped {
 }
 
 impl Mapped {
-    /// Maps the file at `path`.
+    /// Maps the file at `path` in the local cache.
     pub(super) fn open(path: &Path) -> Result<Self> {
         let file = File::open(path).map_err(|source| Error::io("open index segment", path, source))?;
+        Self::of(&file, path)
+    }
+
+    /// Maps `file`, which was opened at `path`.
+    pub(super) fn of(file: &File, path: &Path) -> Result<Self> {
         // SAFETY: segments are written under a name never used before and never changed; whoever truncates one by
         // force damages the repository, and reading it ends this process by a signal rather than with wrong bytes.
-        let map = unsafe { Mmap::map(&file) };
+        let map = unsafe { Mmap::map(file) };
         let map = map.map_err(|source| Error::io("map index segment", path, source))?;
         if let Err(error) = map.advise(Advice::Random) {
             tracing::debug!("no advice for {}: {error}", path.display());

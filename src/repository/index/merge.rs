@@ -45,7 +45,7 @@ impl Index {
             let built = state.segments.get(id).map_or(0, |info| info.built);
             state.purged.len() > PURGED_MANY && built < last
         };
-        let lists_purged = |segment: &Segment| segment.packs().iter().any(|pack| state.purged.contains_key(&pack.id));
+        let lists_purged = |segment: &Segment| segment.packs().any(|pack| state.purged.contains_key(&pack.id));
         let many = choose(state, most);
         let stale = self.segments.iter().filter(|(id, segment)| lists_purged(segment) || keeps_memory(id));
         let stale = stale.filter(|(id, _)| !many.contains(id));
@@ -86,14 +86,11 @@ impl Repository {
 
 fn append(segment: &Arc<Segment>, state: &State, packs: &mut Vec<PackRef>, rows: &mut Vec<Row>) {
     let kept: Vec<Option<u32>> = segment
-        .packs()
-        .iter()
+        .numbered_packs()
         .map(|pack| {
-            let live = !state.purged.contains_key(&pack.id);
-            live.then(|| {
-                packs.push(*pack);
-                u32::try_from(packs.len() - 1).unwrap_or(u32::MAX)
-            })
+            let live = pack.filter(|pack| !state.purged.contains_key(&pack.id))?;
+            packs.push(live);
+            u32::try_from(packs.len() - 1).ok()
         })
         .collect();
     let moved = |row: Row| {

@@ -5,6 +5,7 @@ mod map;
 mod merge;
 
 use std::collections::BTreeMap;
+use std::ops::Deref;
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,16 +18,21 @@ use super::Repository;
 use super::layout::{self, Family};
 use super::log::{SegmentInfo, State};
 use super::objects;
+use crate::budget::{Budget, Kept};
 use crate::error::{Error, Result};
 use crate::format::envelope::{Kind, open};
 use crate::format::{PackRef, SegmentView};
-use crate::id::{ChunkId, SegmentId};
+use crate::id::{ChunkId, PackId, SegmentId};
+use crate::storage::open_object;
 
 pub use audit::{BadSegment, SegmentAudit};
 pub(crate) use merge::merge_if_many;
 
 /// Segments fetched at once.
 const FETCHES: usize = 8;
+
+/// Bytes that one pack takes in a map, whose nodes may be half empty.
+const PACK_SHARE: u64 = 2 * size_of::<(PackId, PackRef)>() as u64;
 
 /// One live segment.
 #[derive(Debug)]
@@ -44,11 +50,30 @@ pub struct Index {
     segments: Vec<(SegmentId, Arc<Segment>)>,
 }
 
+/// Every pack that is indexed, by its id.
+#[derive(Debug)]
+pub struct IndexedPacks {
+    packs: BTreeMap<PackId, PackRef>,
+    _kept: Kept,
+}
+
+impl Deref for IndexedPacks {
+    type Target = BTreeMap<PackId, PackRef>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.packs
+    }
+}
+
 impl Segment {
     /// The packs it covers.
-    #[must_use]
-    pub fn packs(&self) -> &[PackRef] {
-        self.view.packs()
+    pub fn packs(&self) -> impl Iterator<Item = PackRef> {
+        self.view.packs(&self.bytes)
+    }
+
+    /// Its packs in the order in which its entries number them; none for an impossible one.
+    pub fn numbered_packs(&self) -> impl Iterator<Item = Option<PackRef>> {
+        (0..self.view.pack_count()).map(|number| self.view.pack(&self.bytes, number))
     }
 
     /// Every entry, sorted by prefix.
@@ -62,7 +87,7 @@ impl Index {
     pub fn candidates(&self, id: ChunkId) -> impl Iterator<Item = (PackRef, u32)> {
         self.segments.iter().flat_map(move |(_, segment)| {
             let hits = segment.view.find(&segment.bytes, &id);
-            hits.filter_map(|hit| Some((*segment.view.packs().get(hit.pack as usize)?, hit.ordinal)))
+            hits.filter_map(|hit| Some((segment.view.pack(&segment.bytes, hit.pack)?, hit.ordinal)))
         })
     }
 
@@ -73,9 +98,14 @@ impl Index {
     }
 
     /// Every pack that is indexed, each once.
-    #[must_use]
-    pub fn packs(&self) -> BTreeMap<crate::id::PackId, PackRef> {
-        self.segments.iter().flat_map(|(_, segment)| segment.packs()).map(|pack| (pack.id, *pack)).collect()
+    ///
+    /// # Errors
+    /// Exhausted, if they take more than `budget` has for what is kept.
+    pub fn packs(&self, budget: &Budget) -> Result<IndexedPacks> {
+        let rows: u64 = self.segments.iter().map(|(_, segment)| u64::from(segment.view.pack_count())).sum();
+        let kept = budget.keep(rows.saturating_mul(PACK_SHARE))?;
+        let packs = self.segments.iter().flat_map(|(_, segment)| segment.packs()).map(|pack| (pack.id, pack)).collect();
+        Ok(IndexedPacks { packs, _kept: kept })
     }
 }
 
@@ -126,7 +156,13 @@ impl Repository {
         }
         let key = layout::owned(Family::Index, id);
         let bytes = match self.store().directory() {
-            Some(root) => Mapped::open(&root.join(key.as_ref()))?,
+            Some(root) => {
+                let path = root.join(key.as_ref());
+                let file = open_object(root, &key)?;
+                let found = file.metadata().map_err(|source| Error::io("open index segment", &path, source))?;
+                check_len(&key, info, found.len())?;
+                Mapped::of(&file, &path)?
+            }
             None => self.fetched(id, info).await?,
         };
         let view = SegmentView::parse(&bytes)
@@ -149,6 +185,7 @@ impl Repository {
             return Ok(mapped);
         }
         let key = layout::owned(Family::Index, id);
+        objects::checked_len(Kind::Segment, &key, info.len)?;
         let cure = |error: Error| error.at(&key).cure("towline verify --repair rebuilds the index");
         let staged = match Staged::beside(&path) {
             Ok(staged) => staged,
@@ -166,6 +203,18 @@ impl Repository {
         staged.publish(&path)?;
         Mapped::open(&path)
     }
+}
+
+/// Refuses a segment that is not as long as the log says.
+fn check_len(key: &object_store::path::Path, info: &SegmentInfo, found: u64) -> Result<()> {
+    if found == info.len {
+        return Ok(());
+    }
+    Err(Error::damaged("index segment has another length than the log says")
+        .at(key)
+        .expected(info.len)
+        .got(found)
+        .cure("towline verify --repair rebuilds the index"))
 }
 
 /// A file that becomes another in one step, so that a crash leaves none or all of that one.

@@ -12,6 +12,8 @@ use super::{Log, State};
 use crate::error::{Error, ErrorKind, Result};
 use crate::repository::layout::Numbered;
 
+/// What helps against a snapshot that is not the log's.
+const PLANTED: &str = "delete it with the store's own tool: readers start from an older one then";
 /// Objects read at once.
 const AHEAD: usize = 8;
 
@@ -81,6 +83,9 @@ impl Log {
         let snapshots = self.numbers(Numbered::Snapshot).await?;
         let Listed { entries, strays } = self.entries_above(floor, &snapshots).await?;
         let last = entries.last().copied().unwrap_or(floor);
+        for &number in snapshots.iter().filter(|&&number| number > last) {
+            self.check_reached(number, damaged).await?;
+        }
         let snapshots: BTreeSet<u64> =
             snapshots.into_iter().filter(|&number| number > floor && number <= last).collect();
         let mut replay = Replay { state: (floor == 0).then(State::default), last: State::default() };
@@ -124,6 +129,17 @@ impl Log {
         damaged.extend(strays.into_iter().map(|number| stray(number, last)));
         replay.lose();
         Ok(replay.last)
+    }
+
+    /// Notes a snapshot after an entry that is not there: every fold would start from it.
+    async fn check_reached(&self, number: u64, damaged: &mut Vec<(Path, Error)>) -> Result<()> {
+        let entry = note(Numbered::Entry.key(number), self.entry(number).await, damaged)?;
+        if matches!(entry, Some(None)) && self.advance_boundary().await?.floor < number {
+            let key = Numbered::Snapshot.key(number);
+            let error = Error::damaged("snapshot is after an entry that is not there").at(&key).cure(PLANTED);
+            damaged.push((key, error));
+        }
+        Ok(())
     }
 }
 
@@ -186,7 +202,7 @@ impl Replay {
         let Some(Some(found)) = note(key.clone(), log.exact_snapshot(number).await, damaged)? else { return Ok(()) };
         match &self.state {
             Some(state) if *state != found => {
-                let error = Error::damaged("snapshot does not follow from the log").at(&key);
+                let error = Error::damaged("snapshot does not follow from the log").at(&key).cure(PLANTED);
                 damaged.push((key, error));
             }
             Some(_) => {}

@@ -48,7 +48,7 @@ pub(super) async fn make(at: &Path, scratch: &Path) -> Value {
     drop(repository);
     let mut maker = Maker { repository: repository_at, source: scratch.join("source"), names: BTreeMap::new() };
     maker.saves().await;
-    maker.repository.log().truncate(0).await.unwrap();
+    maker.repository.log().truncate(0, None).await.unwrap();
     maker.collects().await;
     json!({ "repository": maker.repository.id().to_string(), "names": maker.names })
 }
@@ -196,12 +196,12 @@ impl Maker {
         let (state, index) = self.repository.indexed_state().await.unwrap();
         let (mut packs, mut rows) = (Vec::new(), Vec::new());
         for (_, segment) in index.segments() {
-            for (nth, pack) in segment.packs().iter().enumerate() {
+            for (nth, pack) in segment.packs().enumerate() {
                 if !state.purged.contains_key(&pack.id) {
                     let new = u32::try_from(packs.len()).unwrap();
                     let own = segment.rows().filter(|row| row.pack as usize == nth);
                     rows.extend(own.map(|row| Row { pack: new, ..row }));
-                    packs.push(*pack);
+                    packs.push(pack);
                 }
             }
         }

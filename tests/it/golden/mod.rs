@@ -106,7 +106,7 @@ fn golden_bodies_are_encoded_as_they_are_stored() {
             "index" => {
                 let view = SegmentView::parse(&object).unwrap();
                 let rows: Vec<Row> = view.rows(&object).collect();
-                (body(Kind::Segment), segment_bytes(view.packs(), rows))
+                (body(Kind::Segment), segment_bytes(&view.packs(&object).collect::<Vec<_>>(), rows))
             }
             "pack" => (tail(&object), repacked(&object)),
             _ => continue,

@@ -259,10 +259,13 @@ class CollectReport(_Report):
     freed_bytes: int = 0
     #: Stored bytes of the chunks in use.
     live_bytes: int = 0
-    #: Packs set aside: nothing in them is needed, and the next collect after the grace deletes them.
+    #: Packs found unneeded: the next collect after the grace deletes them.
     condemned_packs: int = 0
-    #: Packs deleted.
+    #: Packs that nothing may rely on from now on: they are deleted.
     purged_packs: int = 0
+    #: Objects that nothing needs and that are kept until their grace is over, and their bytes.
+    waiting_objects: int = 0
+    waiting_bytes: int = 0
     #: Packs rewritten because most of their bytes were not needed.
     repacked_packs: int = 0
     #: Objects deleted: packs, and what interrupted saves left.

@@ -1,0 +1,168 @@
+//! Tombstones: what a collect finds unneeded is listed first, and deleted once it has been listed for the grace.
+//!
+//! Whoever may write to the store can claim in the log that nobody needs what is alive. The age of a list is the store's own
+//! time of it, which no writer can set back: so nothing is deleted sooner than a grace after such a claim.
+//!
+//! Body of an object of kind 'D': `[n]` of family (1: 0 pack, 1 index, 2 manifest, 3 map, 4 part), session (16), object (16).
+
+use futures::{StreamExt as _, TryStreamExt as _, stream};
+use object_store::path::Path;
+
+use crate::clock::Timestamp;
+use crate::error::{Error, ErrorKind, Result};
+use crate::format::envelope::{Kind, seal};
+use crate::format::wire::{Read, Reader, Writer};
+use crate::id::{ObjectId, Owned, SessionId};
+use crate::repository::Repository;
+use crate::repository::layout::{self, Family};
+use crate::repository::objects;
+
+/// Objects in one list, at most: with their keys 8.6 MB.
+const LIST_MAX: usize = 1 << 18;
+/// Bytes of one object in a list.
+const ITEM_LEN: usize = 33;
+/// Lists read at once.
+const READS: usize = 4;
+
+/// An object of a session: what it is and which.
+pub type Item = (Family, Owned);
+
+/// One list of unneeded objects.
+#[derive(Clone, Debug)]
+pub struct Tombstone {
+    /// Key of the list.
+    pub key: Path,
+    /// When it was written, by the store's clock.
+    pub written: Timestamp,
+    /// The objects in it, in no order.
+    pub items: Vec<Item>,
+}
+
+/// The body of a list.
+#[must_use]
+pub fn encode(items: &[Item]) -> Vec<u8> {
+    let mut out = Writer::new();
+    out.count(items.len());
+    for (family, id) in items {
+        out.u8(code(*family)).bytes(&id.session.to_bytes()).bytes(&id.object.to_bytes());
+    }
+    out.into_bytes()
+}
+
+/// Reads the body of a list that may take `room` bytes of memory.
+///
+/// # Errors
+/// Damaged; exhausted, if `room` is too little.
+pub fn decode_within(body: &[u8], room: u64) -> Result<Vec<Item>> {
+    let mut reader = Reader::within(body, room);
+    let count = reader.count(ITEM_LEN)?;
+    reader.keep_all::<Item>(count)?;
+    let items = (0..count).map(|_| item(&mut reader)).collect::<Read<Vec<_>>>()?;
+    reader.finish()?;
+    Ok(items)
+}
+
+fn item(reader: &mut Reader<'_>) -> Read<Item> {
+    let number = reader.u8()?;
+    let Some(family) = Family::ALL.into_iter().find(|family| code(*family) == number) else {
+        return Err(reader.malformed("unknown kind of object"));
+    };
+    Ok((
+        family,
+        Owned { session: SessionId::from_bytes(reader.array()?), object: ObjectId::from_bytes(reader.array()?) },
+    ))
+}
+
+const fn code(family: Family) -> u8 {
+    match family {
+        Family::Pack => 0,
+        Family::Index => 1,
+        Family::Manifest => 2,
+        Family::Map => 3,
+        Family::Part => 4,
+    }
+}
+
+/// Reads every list, and keeps of each what `wanted` says. One that cannot be read counts as empty: then the grace of what it
+/// listed begins again.
+///
+/// # Errors
+/// Unreachable, if the store is; exhausted, if a list does not fit into the memory budget.
+///
+/// # Cancel safety
+/// Safe: it only reads.
+pub async fn read(repository: &Repository, wanted: impl Fn(&Item) -> bool) -> Result<Vec<Tombstone>> {
+    let prefix = layout::tombstones();
+    let listed: Vec<(Path, Timestamp)> = objects::retry(|| async {
+        let all = repository.store().objects().list(Some(&prefix)).map_err(Error::from);
+        let known = all.try_filter_map(|meta| async move {
+            let written = Timestamp(meta.last_modified.timestamp_nanos_opt().unwrap_or(i64::MAX));
+            Ok(layout::is_tombstone(&meta.location).then_some((meta.location, written)))
+        });
+        known.try_collect().await
+    })
+    .await?;
+    let read = listed.into_iter().map(|(key, written)| async move {
+        let items = match items(repository, &key).await {
+            Err(error) if error.kind() == ErrorKind::Damaged => {
+                tracing::warn!("a list of what nothing needs cannot be read, the grace begins again: {error:?}");
+                Vec::new()
+            }
+            items => items?,
+        };
+        Ok::<_, Error>(Tombstone { key, written, items })
+    });
+    let mut read = stream::iter(read.collect::<Vec<_>>()).buffered(READS);
+    let mut tombstones = Vec::new();
+    while let Some(mut tombstone) = read.try_next().await? {
+        tombstone.items.retain(&wanted);
+        tombstone.items.shrink_to_fit();
+        tombstones.push(tombstone);
+    }
+    Ok(tombstones)
+}
+
+async fn items(repository: &Repository, key: &Path) -> Result<Vec<Item>> {
+    let objects = &**repository.store().objects();
+    // Another collect may have removed it.
+    let Some(body) = objects::body(objects, repository.budget(), Kind::Tombstone, key).await? else {
+        return Ok(Vec::new());
+    };
+    objects::decode(repository.budget(), &body, decode_within).await.map_err(|error| error.at(key))
+}
+
+/// Lists `items` as unneeded from now on.
+///
+/// # Errors
+/// Unreachable, if the store is.
+///
+/// # Cancel safety
+/// Safe: what was not listed is listed by the next collect.
+pub async fn write(repository: &Repository, session: SessionId, items: &[Item]) -> Result<()> {
+    for part in items.chunks(LIST_MAX) {
+        let object = seal(Kind::Tombstone, &encode(part), true);
+        let key = layout::tombstone(Owned::fresh(session));
+        objects::put(&**repository.store().objects(), &key, object.into()).await?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_list_is_read_as_it_was_written() {
+        let items: Vec<Item> =
+            Family::ALL.into_iter().map(|family| (family, Owned::fresh(SessionId::random()))).collect();
+        let body = encode(&items);
+        assert_eq!(decode_within(&body, u64::MAX).unwrap(), items);
+        for cut in 0..body.len() {
+            assert_eq!(decode_within(&body[..cut], u64::MAX).unwrap_err().kind(), ErrorKind::Damaged, "{cut}");
+        }
+        assert_eq!(decode_within(&body, 10).unwrap_err().kind(), ErrorKind::Exhausted);
+        let mut unknown = body;
+        unknown[1] = 9;
+        assert_eq!(decode_within(&unknown, u64::MAX).unwrap_err().kind(), ErrorKind::Damaged);
+    }
+}
