@@ -118,7 +118,6 @@ impl Leftovers {
     }
 
     /// Packs that were found unneeded before `cutoff`.
-    #[must_use]
     pub fn packs_due(&self, cutoff: Cutoff) -> impl Fn(&PackId) -> bool {
         let since = self.unneeded_since();
         move |pack| cutoff.is_past(since.get(&(Family::Pack, *pack)).copied())
