@@ -51,7 +51,7 @@ impl Budget {
             return Err(Error::usage("memory budget is too small")
                 .expected(format!("at least {} MiB", MEMORY_MIN / MIB))
                 .got(format!("{} MiB", bytes / MIB))
-                .cure("raise --memory"));
+                .help("raise --memory"));
         }
         let units = usize::try_from(bytes / UNIT).unwrap_or(usize::MAX).min(Semaphore::MAX_PERMITS);
         Ok(Self::of(bytes, units, None))
@@ -155,7 +155,7 @@ impl Budget {
                     self.kept_max() / MIB
                 ))
                 .got(format!("{} MiB more", bytes.div_ceil(MIB)))
-                .cure("read less at a time, or raise --memory")
+                .help("read less at a time, or raise --memory")
         })
     }
 
@@ -186,7 +186,7 @@ impl Budget {
             return Err(Error::exhausted("memory budget cannot hold this")
                 .expected(format!("at most {} MiB", self.0.total / MIB))
                 .got(format!("{} MiB", (len as u64).div_ceil(MIB)))
-                .cure("raise --memory"));
+                .help("raise --memory"));
         }
         u32::try_from(units).map_err(|_| Error::exhausted("buffer is too large").got(len))
     }

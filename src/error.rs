@@ -93,7 +93,7 @@ impl ErrorKind {
     }
 }
 
-/// Error. Built as a sentence: `Error::damaged("pack footer").at(key).expected(a).got(b).cure("...")`.
+/// Error. Built as a sentence: `Error::damaged("pack footer").at(key).expected(a).got(b).help("...")`.
 pub struct Error(Box<Inner>);
 
 struct Inner {
@@ -102,7 +102,7 @@ struct Inner {
     place: Option<String>,
     expected: Option<String>,
     got: Option<String>,
-    cure: Option<Cow<'static, str>>,
+    help: Option<Cow<'static, str>>,
     source: Option<Box<dyn StdError + Send + Sync>>,
 }
 
@@ -121,7 +121,7 @@ impl Error {
     #[must_use]
     pub fn new(kind: ErrorKind, what: impl Into<Cow<'static, str>>) -> Self {
         let what = what.into();
-        Self(Box::new(Inner { kind, what, place: None, expected: None, got: None, cure: None, source: None }))
+        Self(Box::new(Inner { kind, what, place: None, expected: None, got: None, help: None, source: None }))
     }
 
     constructors! {
@@ -151,15 +151,15 @@ impl Error {
     #[must_use]
     pub fn io(what: impl Into<Cow<'static, str>>, path: &std::path::Path, source: std::io::Error) -> Self {
         use std::io::ErrorKind as Io;
-        let (kind, cure) = match source.kind() {
+        let (kind, help) = match source.kind() {
             Io::NotFound => (ErrorKind::NotFound, None),
             Io::PermissionDenied | Io::ReadOnlyFilesystem => (ErrorKind::Denied, Some(ACCESS_CURE)),
             Io::StorageFull | Io::QuotaExceeded | Io::FileTooLarge => (ErrorKind::Exhausted, Some(SPACE_CURE)),
             _ => (ErrorKind::Other, None),
         };
         let error = Self::new(kind, without_room(&source, what.into())).at(path.display()).source(source);
-        match cure {
-            Some(cure) => error.cure(cure),
+        match help {
+            Some(help) => error.help(help),
             None => error,
         }
     }
@@ -187,8 +187,8 @@ impl Error {
 
     /// Adds help for the user.
     #[must_use]
-    pub fn cure(mut self, cure: impl Into<Cow<'static, str>>) -> Self {
-        self.0.cure = Some(cure.into());
+    pub fn help(mut self, help: impl Into<Cow<'static, str>>) -> Self {
+        self.0.help = Some(help.into());
         self
     }
 
@@ -213,8 +213,8 @@ impl Error {
 
     /// Help, if there is any.
     #[must_use]
-    pub fn cure_text(&self) -> Option<&str> {
-        self.0.cure.as_deref()
+    pub fn help_text(&self) -> Option<&str> {
+        self.0.help.as_deref()
     }
 
     /// Causes, from the top; a cause that only repeats the one above is left out.
@@ -246,13 +246,13 @@ fn without_room(source: &std::io::Error, what: Cow<'static, str>) -> Cow<'static
 }
 
 impl Serialize for Error {
-    /// `{kind, message, place, cure, causes}`: what programs are told, by whichever door.
+    /// `{kind, message, place, help, causes}`: what programs are told, by whichever door.
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut fields = serializer.serialize_struct("Error", 5)?;
         fields.serialize_field("kind", self.kind().word())?;
         fields.serialize_field("message", &self.to_string())?;
         fields.serialize_field("place", &self.place())?;
-        fields.serialize_field("cure", &self.cure_text())?;
+        fields.serialize_field("help", &self.help_text())?;
         fields.serialize_field("causes", &self.causes())?;
         fields.end()
     }
@@ -311,15 +311,15 @@ impl From<object_store::Error> for Error {
             }
             _ => return Self::from_generic(error),
         };
-        let cured = match kind {
+        let helped = match kind {
             ErrorKind::Denied => {
-                Self::new(kind, what).cure("`towline doctor` says which credentials were used, and what they may do")
+                Self::new(kind, what).help("`towline doctor` says which credentials were used, and what they may do")
             }
             _ => Self::new(kind, what),
         };
         match place {
-            Some(place) => cured.at(place).source(error),
-            None => cured.source(error),
+            Some(place) => helped.at(place).source(error),
+            None => helped.source(error),
         }
     }
 }
@@ -327,14 +327,14 @@ impl From<object_store::Error> for Error {
 impl Error {
     /// The same words, without a source.
     fn restated(&self) -> Self {
-        let Inner { kind, what, place, expected, got, cure, source: _ } = &*self.0;
+        let Inner { kind, what, place, expected, got, help, source: _ } = &*self.0;
         Self(Box::new(Inner {
             kind: *kind,
             what: what.clone(),
             place: place.clone(),
             expected: expected.clone(),
             got: got.clone(),
-            cure: cure.clone(),
+            help: help.clone(),
             source: None,
         }))
     }
@@ -349,18 +349,18 @@ impl Error {
             }
             if let Some(io) = inner.downcast_ref::<std::io::Error>() {
                 use std::io::ErrorKind as Io;
-                let (kind, cure) = match io.kind() {
+                let (kind, help) = match io.kind() {
                     Io::StorageFull | Io::QuotaExceeded | Io::FileTooLarge => (ErrorKind::Exhausted, SPACE_CURE),
                     Io::PermissionDenied | Io::ReadOnlyFilesystem => (ErrorKind::Denied, ACCESS_CURE),
                     _ => break,
                 };
                 let what = without_room(io, "store refuses a file".into());
-                return Self::new(kind, what).cure(cure).source(error);
+                return Self::new(kind, what).help(help).source(error);
             }
             cause = inner.source();
         }
         Self::unreachable("store did not answer as it should")
-            .cure("`towline doctor` tells what the store does; run the same command again to resume")
+            .help("`towline doctor` tells what the store does; run the same command again to resume")
             .source(error)
     }
 }
@@ -371,10 +371,10 @@ mod tests {
 
     #[test]
     fn an_error_reads_as_what_where_expected_got() {
-        let error = Error::damaged("pack footer").at("pack/A/B").expected("64 bytes").got("12").cure("verify --repair");
+        let error = Error::damaged("pack footer").at("pack/A/B").expected("64 bytes").got("12").help("verify --repair");
         assert_eq!(error.to_string(), "pack footer at pack/A/B: expected 64 bytes, got 12");
         assert_eq!(error.kind().exit_code(), 4);
-        assert_eq!(error.cure_text(), Some("verify --repair"));
+        assert_eq!(error.help_text(), Some("verify --repair"));
     }
 
     #[test]

@@ -37,7 +37,7 @@ pub fn parse(text: &str) -> Result<u64> {
     let power = if unit.is_empty() { Some(0) } else { power };
     let bytes = power.and_then(|power| scaled(number, 1 << (10 * power)));
     bytes.ok_or_else(|| {
-        // The command line shows no cure of a flag's value.
+        // The command line shows no help of a flag's value.
         let expected = match unit.strip_suffix('b').filter(|unit| ["k", "m", "g", "t", "p", "e"].contains(unit)) {
             Some(letter) => {
                 let letter = letter.to_ascii_uppercase();
@@ -45,7 +45,7 @@ pub fn parse(text: &str) -> Result<u64> {
             }
             None => "a number and B, K, M, G, T, P or E".to_owned(),
         };
-        Error::usage("this is not a size").expected(expected).got(text).cure("for example: 512M, 1.5G, 1GiB")
+        Error::usage("this is not a size").expected(expected).got(text).help("for example: 512M, 1.5G, 1GiB")
     })
 }
 
@@ -67,7 +67,7 @@ pub fn parse_rate(text: &str) -> Result<u64> {
         Error::usage("this is not a rate")
             .expected("a number and bit, kbit, Mbit or Gbit; or a size, for bytes a second")
             .got(text)
-            .cure("for example: 300Mbit, 40M")
+            .help("for example: 300Mbit, 40M")
     })
 }
 
@@ -134,7 +134,7 @@ impl FromStr for ByteRange {
             Error::usage("this is not a range of bytes")
                 .expected("A-B (both included), A- or -N")
                 .got(text)
-                .cure("for example: 0-1023")
+                .help("for example: 0-1023")
         })
     }
 }

@@ -21,7 +21,7 @@ pub fn parse(text: &str) -> Result<Duration> {
         Error::usage("this is not a time")
             .expected("a number of seconds, or numbers with ms, s, m, h, d or w")
             .got(format!("{text:?}"))
-            .cure("for example: 25, 0.5, 90s, 1h 30m, 7d")
+            .help("for example: 25, 0.5, 90s, 1h 30m, 7d")
             .source(source)
     })
 }
@@ -69,7 +69,7 @@ mod tests {
         }
         for text in ["", "soon", "-1", "-1s", "+5", "1e3", "inf", "NaN", ".5", "5.", "1.2.3", "5 apples", "1h 30"] {
             let error = parse(text).unwrap_err();
-            assert!(error.cure_text().is_some(), "{text}");
+            assert!(error.help_text().is_some(), "{text}");
         }
     }
 

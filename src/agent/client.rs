@@ -198,7 +198,7 @@ impl Client {
                     return Err(Error::cancelled("transfer was stopped before it was done")
                         .at(id)
                         .got("somebody stopped it, or the agent ended")
-                        .cure("run the same command again: what has arrived is used"));
+                        .help("run the same command again: what has arrived is used"));
                 }
             }
         }
@@ -233,7 +233,7 @@ impl Client {
         let response = self.send(Method::GET, CHUNKS, Bytes::new()).await?;
         if response.status() != StatusCode::SWITCHING_PROTOCOLS {
             self.good(response).await?;
-            return Err(Error::unsupported("agent gives no chunks").at(self.socket.display()).cure(SAME_VERSION));
+            return Err(Error::unsupported("agent gives no chunks").at(self.socket.display()).help(SAME_VERSION));
         }
         let upgraded = hyper::upgrade::on(response).await.map_err(|source| self.lost(source))?;
         Ok(TokioIo::new(upgraded))
@@ -247,7 +247,7 @@ impl Client {
     async fn read<T: DeserializeOwned>(&self, response: Response<Incoming>) -> Result<T> {
         let body = self.whole(response).await?;
         serde_json::from_slice(&body).map_err(|source| {
-            Error::unsupported("answer of the agent is not understood").cure(SAME_VERSION).source(source)
+            Error::unsupported("answer of the agent is not understood").help(SAME_VERSION).source(source)
         })
     }
 
@@ -265,7 +265,7 @@ impl Client {
                 .at(self.socket.display())
                 .expected(format!("an agent of user {} or root", geteuid().as_raw()))
                 .got(format!("user {}", user.as_raw()))
-                .cure("set TOWLINE_AGENT to the socket of your own, or to none"));
+                .help("set TOWLINE_AGENT to the socket of your own, or to none"));
         }
         // It ends with the sender and the answer's body.
         tokio::spawn(connection.with_upgrades());
@@ -308,15 +308,15 @@ impl Client {
             io::ErrorKind::PermissionDenied => Error::denied("agent is another user's"),
             _ => Error::unreachable("agent cannot be reached"),
         };
-        let cure = if source.kind() == io::ErrorKind::PermissionDenied { OWN } else { START };
-        error.at(self.socket.display()).cure(cure).source(source)
+        let help = if source.kind() == io::ErrorKind::PermissionDenied { OWN } else { START };
+        error.at(self.socket.display()).help(help).source(source)
     }
 
     fn lost(&self, source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {
         let error = Error::unreachable("agent went away meanwhile").source(source);
         match &self.at {
-            None => error.at(self.socket.display()).cure(START),
-            Some(at) => error.at(at).cure("ask again when it is there: what has come is not brought again"),
+            None => error.at(self.socket.display()).help(START),
+            Some(at) => error.at(at).help("ask again when it is there: what has come is not brought again"),
         }
     }
 }
@@ -372,8 +372,8 @@ fn error_of(told: Option<&Value>) -> Error {
     let kind = text("kind").map_or(ErrorKind::Other, |word| ErrorKind::from_word(&word));
     let message = text("message").unwrap_or_else(|| "agent tells of an error it does not name".to_owned());
     let error = Error::new(kind, message);
-    let error = match text("cure") {
-        Some(cure) => error.cure(cure),
+    let error = match text("help") {
+        Some(help) => error.help(help),
         None => error,
     };
     let causes = told.and_then(|told| told.get("causes")).and_then(Value::as_array).into_iter().flatten();
@@ -385,9 +385,9 @@ fn error_of(told: Option<&Value>) -> Error {
 fn none(named: Option<OsString>) -> Error {
     if named.is_some_and(|named| named == "none") {
         return Error::not_found("no agent is used: TOWLINE_AGENT is `none`")
-            .cure(format!("unset TOWLINE_AGENT, or set it to the socket of an agent; {START}"));
+            .help(format!("unset TOWLINE_AGENT, or set it to the socket of an agent; {START}"));
     }
-    Error::not_found("no agent is running here").at(well_known().display()).cure(START)
+    Error::not_found("no agent is running here").at(well_known().display()).help(START)
 }
 
 #[cfg(test)]
@@ -421,16 +421,16 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let error = Client::at(dir.path().join("none.sock")).get::<Value>("/health").await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unreachable);
-        assert!(error.cure_text().unwrap().contains("towline agent --config"));
+        assert!(error.help_text().unwrap().contains("towline agent --config"));
     }
 
     #[test]
     fn an_error_comes_back_as_it_went() {
-        let error = Error::conflict("name moved").at("run/1").cure("try again").source("somebody was quicker");
+        let error = Error::conflict("name moved").at("run/1").help("try again").source("somebody was quicker");
         let again = error_of(Some(&serde_json::to_value(&error).unwrap()));
         assert_eq!(again.kind(), ErrorKind::Conflict);
         assert_eq!(again.to_string(), error.to_string());
-        assert_eq!((again.cure_text(), again.causes()), (error.cure_text(), error.causes()));
+        assert_eq!((again.help_text(), again.causes()), (error.help_text(), error.causes()));
         assert_eq!(error_of(None).kind(), ErrorKind::Other);
     }
 

@@ -77,7 +77,7 @@ pub(super) fn choose(at: &At, own: &Identity, peers: &[PeerStat], name: Option<&
         ([one], _) => *one,
         (several, None) => {
             let names: Vec<_> = several.iter().map(|(agent, _)| agent.path()).collect();
-            return Err(Error::usage("site has several agents").at(at).cure(format!("name one: {}", names.join(", "))));
+            return Err(Error::usage("site has several agents").at(at).help(format!("name one: {}", names.join(", "))));
         }
         (several, Some(name)) => {
             let among = if live.is_empty() { several } else { &live };
@@ -136,7 +136,7 @@ fn unknown(at: &At, known: &BTreeMap<Identity, Known>, peers: &[PeerStat]) -> Er
     Error::not_found(what)
         .at(at)
         .expected(format!("one of: {}", told.join(", ")))
-        .cure("tell this node's agent where it is: addresses, dns or registered in [peers] of its settings")
+        .help("tell this node's agent where it is: addresses, dns or registered in [peers] of its settings")
 }
 
 #[cfg(test)]
@@ -195,7 +195,7 @@ mod tests {
         }
         let error = chosen("c", &peers, None).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Usage);
-        assert_eq!(error.cure_text(), Some("name one: c/1, c/2, c/3"));
+        assert_eq!(error.help_text(), Some("name one: c/1, c/2, c/3"));
     }
 
     #[test]

@@ -101,7 +101,7 @@ pub(super) async fn resolve(
     let Some(caller) = caller else { return repository.resolve(selector).await };
     exchange.resolve(caller, repository, selector).await.map_err(|error| {
         let agent = caller.path();
-        error.cure(format!(
+        error.help(format!(
             "there is none, or agent {agent} may not read it: [[allow]] of the agent that was asked decides"
         ))
     })
@@ -292,7 +292,7 @@ impl Watching {
         Err(Error::cancelled("not all checkpoints could be saved in time")
             .at(self.watched.folder.display())
             .got(format!("not saved: {}", unsaved.join(", ")))
-            .cure("give the agent more `grace`"))
+            .help("give the agent more `grace`"))
     }
 }
 

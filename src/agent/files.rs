@@ -113,10 +113,10 @@ impl File {
         let place = || format!("{}:{}", self.saved.name, String::from_utf8_lossy(&self.path));
         match self.saved.manifest.entry(&self.path).map(|entry| &entry.kind) {
             Some(EntryKind::File(content)) => Ok(content),
-            Some(_) => Err(Error::usage("this is a link, not a file").at(place()).cure("read what it points to")),
+            Some(_) => Err(Error::usage("this is a link, not a file").at(place()).help("read what it points to")),
             None => Err(Error::not_found("there is no such file in the saved tree")
                 .at(place())
-                .cure(format!("`towline show {} --files` lists the paths", self.saved.name))),
+                .help(format!("`towline show {} --files` lists the paths", self.saved.name))),
         }
     }
 

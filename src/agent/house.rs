@@ -198,7 +198,7 @@ impl House {
     /// Not found, if the agent has none.
     pub(super) fn cache(&self) -> Result<Arc<Cache>> {
         self.cache.clone().ok_or_else(|| {
-            Error::not_found("this agent has no cache").cure("give it one: [cache] dir and capacity in its settings")
+            Error::not_found("this agent has no cache").help("give it one: [cache] dir and capacity in its settings")
         })
     }
 
@@ -208,7 +208,7 @@ impl House {
     /// Not found, if the agent has no cache.
     pub(super) fn exchange(&self) -> Result<&Arc<Exchange>> {
         self.exchange.as_ref().ok_or_else(|| {
-            Error::not_found("this agent has no cache").cure("give it one: [cache] dir and capacity in its settings")
+            Error::not_found("this agent has no cache").help("give it one: [cache] dir and capacity in its settings")
         })
     }
 
@@ -233,7 +233,7 @@ impl House {
     pub(super) fn credentials(&self) -> Result<&Credentials> {
         self.credentials.as_ref().ok_or_else(|| {
             Error::usage("this agent has no identity, so it cannot ask others")
-                .cure("make one: towline identity issue SITE/AGENT --to DIR; then set `identity` to DIR")
+                .help("make one: towline identity issue SITE/AGENT --to DIR; then set `identity` to DIR")
         })
     }
 
@@ -335,7 +335,7 @@ fn unknown(known: &[String], named: impl std::fmt::Display) -> Error {
     Error::not_found("this agent does not have the repository")
         .expected(known.join(", "))
         .got(named)
-        .cure("add it to `repositories` in the agent's settings")
+        .help("add it to `repositories` in the agent's settings")
 }
 
 /// Do both lead to the same repository? A directory has many paths.
@@ -364,7 +364,7 @@ fn share(config: &Config) -> Result<u64> {
     Err(Error::usage("memory of the agent is too little")
         .expected(format!("at least {} MiB, for {sharers} shares", MEMORY_MIN * sharers / MIB))
         .got(format!("{} MiB", memory / MIB))
-        .cure("raise `memory`"))
+        .help("raise `memory`"))
 }
 
 /// How many connections to each of `others`, and the largest window of each, if they have `share` bytes. All at once must fit, or some
@@ -384,7 +384,7 @@ fn links(share: u64, others: usize, told: Option<usize>) -> Result<(usize, u64)>
     Err(Error::usage("memory of the agent is too little for its links")
         .expected(format!("a share of {} MiB, for {all} connections", all * window / MIB))
         .got(format!("{} MiB", share / MIB))
-        .cure("raise `memory`, or have fewer [peers] addresses or connections"))
+        .help("raise `memory`, or have fewer [peers] addresses or connections"))
 }
 
 async fn exchange(
@@ -445,6 +445,6 @@ mod tests {
         assert_eq!(links(128 * MIB, 7, None).unwrap(), (2, 8 * MIB));
         assert_eq!(links(128 * MIB, 1, Some(2)).unwrap(), (2, 32 * MIB));
         let error = links(64 * MIB, 17, None).unwrap_err();
-        assert_eq!((error.kind(), error.cure_text().is_some()), (crate::error::ErrorKind::Usage, true));
+        assert_eq!((error.kind(), error.help_text().is_some()), (crate::error::ErrorKind::Usage, true));
     }
 }

@@ -187,7 +187,7 @@ impl Agent {
         }
         Err(Error::cancelled("the agent ended before all transfers were done")
             .got(lost.join("; "))
-            .cure("begin them again: what arrived is used; or give the agent more `grace`"))
+            .help("begin them again: what arrived is used; or give the agent more `grace`"))
     }
 }
 

@@ -54,11 +54,11 @@ impl Claimed {
         let folder = path.parent().unwrap_or(Path::new("/"));
         let io = |error| Error::io("socket of the agent cannot be made", path, error);
         if path == well_known() {
-            make_private_folder(folder).map_err(|error| error.cure("remove it, or set `socket`"))?;
+            make_private_folder(folder).map_err(|error| error.help("remove it, or set `socket`"))?;
         } else {
             DirBuilder::new().recursive(true).mode(0o700).create(folder).map_err(io)?;
             check_own_folder(folder).map_err(|error| {
-                error.cure("set `socket` to a path in a folder that is not there: the agent makes it")
+                error.help("set `socket` to a path in a folder that is not there: the agent makes it")
             })?;
         }
         let lock = lock(path)?;
@@ -110,7 +110,7 @@ fn clear(path: &Path) -> Result<()> {
         found => found.map_err(|error| Error::io("socket of the agent cannot be looked at", path, error))?,
     };
     if !found.file_type().is_socket() {
-        return Err(Error::conflict("something that is no socket is in the way").at(path.display()).cure("remove it"));
+        return Err(Error::conflict("something that is no socket is in the way").at(path.display()).help("remove it"));
     }
     match UnixStream::connect(path) {
         // Its process is gone: nobody listens any more.
@@ -124,7 +124,7 @@ fn clear(path: &Path) -> Result<()> {
 fn taken(path: &Path) -> Error {
     Error::conflict("another agent listens at this socket")
         .at(path.display())
-        .cure("end it first, or set `socket` to another path")
+        .help("end it first, or set `socket` to another path")
 }
 
 /// Whether a process of `user` may connect to the agent: one of its own user, or of root. The mode of the socket says the same, as

@@ -230,7 +230,7 @@ impl Transfers {
     pub(super) fn find(&self, id: &str, caller: Option<&Identity>) -> Result<Arc<Entry>> {
         let found = id.parse().ok().and_then(|id: Ulid| self.register().known.get(&id).map(Arc::clone));
         let found = found.filter(|entry| entry.is_of(caller));
-        found.ok_or_else(|| Error::not_found("there is no such transfer").at(id).cure("GET /v1/transfers lists them"))
+        found.ok_or_else(|| Error::not_found("there is no such transfer").at(id).help("GET /v1/transfers lists them"))
     }
 
     /// All of them, the oldest first; for another agent, those that it asked for.
@@ -290,12 +290,12 @@ impl Register {
     fn admit(&mut self, entry: &Arc<Entry>) -> Result<()> {
         if self.closed {
             return Err(
-                Error::unreachable("agent is shutting down").cure("try again when it, or another one, is there")
+                Error::unreachable("agent is shutting down").help("try again when it, or another one, is there")
             );
         }
         let running: Vec<_> = self.known.values().filter(|entry| entry.is_running()).collect();
         let too_many = |what: String, most: usize| {
-            Err(Error::exhausted(what).expected(format!("at most {most}")).cure("wait until one has ended"))
+            Err(Error::exhausted(what).expected(format!("at most {most}")).help("wait until one has ended"))
         };
         if running.len() >= RUNNING_MAX {
             return too_many("too many transfers are running".into(), RUNNING_MAX);

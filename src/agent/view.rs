@@ -201,7 +201,7 @@ pub struct Aside {
     /// Its message.
     pub error: String,
     /// Help.
-    pub cure: String,
+    pub help: String,
 }
 
 /// All that is kept for others, the oldest first.

@@ -75,7 +75,7 @@ impl Identity {
                 .at(dir.display())
                 .expected(VERSION)
                 .got(number(8))
-                .cure("use a newer towline, or another directory"));
+                .help("use a newer towline, or another directory"));
         }
         let mut found = Self { id: [0; 16], secret: [0; 32], slab_len: 0 };
         found.slab_len = u64::from(number(20)) << 32 | u64::from(number(16));
@@ -128,7 +128,7 @@ pub(super) fn lock(dir: &Path) -> Result<File> {
         return Err(Error::conflict("cache is in use")
             .at(dir.display())
             .got(format!("process {}", holder.trim()))
-            .cure("use that process, end it, or give this one a directory of its own"));
+            .help("use that process, end it, or give this one a directory of its own"));
     }
     let written = file.set_len(0).and_then(|()| write!(file, "{}", std::process::id()));
     if let Err(error) = written {

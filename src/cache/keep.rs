@@ -20,13 +20,13 @@ impl PinLimit {
         if pins >= self.pins {
             return Err(Error::exhausted(format!("{owner} has too many pins"))
                 .expected(format!("at most {}", self.pins))
-                .cure(RAISE));
+                .help(RAISE));
         }
         if chunks > self.chunks {
             return Err(Error::exhausted(format!("pins of {owner} would list too many chunks"))
                 .expected(format!("at most {}", self.chunks))
                 .got(chunks)
-                .cure(RAISE));
+                .help(RAISE));
         }
         Ok(())
     }
@@ -37,7 +37,7 @@ impl PinLimit {
             return Err(Error::exhausted(format!("pins of {} would keep too much", self.owner()))
                 .expected(format!("at most {} ({} bytes)", size::show(self.bytes), self.bytes))
                 .got(format!("{bytes} bytes"))
-                .cure(RAISE));
+                .help(RAISE));
         }
         Ok(())
     }

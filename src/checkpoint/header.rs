@@ -47,7 +47,7 @@ pub fn lay_out(tensors: &[NewTensor<'_>], metadata: &BTreeMap<String, String>) -
         return Err(Error::new(crate::ErrorKind::Unsupported, "safetensors cannot hold this tensor")
             .at(wrong.name)
             .got(format!("{} {:?}", wrong.dtype, wrong.shape))
-            .cure("name the other tensors, or restore the file that holds it as it is"));
+            .help("name the other tensors, or restore the file that holds it as it is"));
     }
     let mut names: Vec<&str> = tensors.iter().map(|tensor| tensor.name).collect();
     names.sort_unstable();

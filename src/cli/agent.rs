@@ -117,7 +117,7 @@ impl Door {
                 name: what.name.to_string(),
                 path: path.map_err(|source| {
                     let error = Error::usage("path is not UTF-8, as an agent takes it").at(&what.name).source(source);
-                    error.cure("warm the folder that it is in")
+                    error.help("warm the folder that it is in")
                 })?,
                 from: warm.from.as_ref().map(ToString::to_string),
                 or_repository: warm.or_repository,
@@ -201,7 +201,7 @@ impl Door {
         let mut all = All { unpinned: Vec::new() };
         for pin in pins {
             if !pin.bytes().all(|byte| byte.is_ascii_alphanumeric()) {
-                return Err(Error::usage("this is not a pin").got(pin).cure("`towline pins` lists them"));
+                return Err(Error::usage("this is not a pin").got(pin).help("`towline pins` lists them"));
             }
             let Unpinned { unpinned } = agent.delete(&format!("/v1/pins/{pin}")).await?;
             all.unpinned.push(unpinned);

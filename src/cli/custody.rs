@@ -68,7 +68,7 @@ fn agent(at: Option<At>) -> Result<Client> {
 /// Usage, if one is no id: nothing is asked of the agent then.
 fn checked(ids: &[String]) -> Result<&[String]> {
     match ids.iter().find(|id| !id.bytes().all(|byte| byte.is_ascii_alphanumeric())) {
-        Some(id) => Err(Error::usage("this is not an id").got(id).cure("`towline custody list` lists them")),
+        Some(id) => Err(Error::usage("this is not an id").got(id).help("`towline custody list` lists them")),
         None => Ok(ids),
     }
 }
@@ -95,7 +95,7 @@ fn listed(kept: &[Kept]) -> String {
             "\n{} was set aside: {}\n  what to do: {}",
             printable(&kept.id),
             printable(&aside.error),
-            printable(&aside.cure)
+            printable(&aside.help)
         );
     }
     text
@@ -123,7 +123,7 @@ mod tests {
         let text = listed(&[kept(None)]);
         assert!(text.contains("to be saved") && text.contains("home/a") && text.contains("2.0 KiB"), "{text}");
         let (since, kind) = ("2026-01-01T00:10:00Z".into(), "usage".into());
-        let aside = Aside { since, tries: 1, kind, error: "no step".into(), cure: "towline custody drop 01A".into() };
+        let aside = Aside { since, tries: 1, kind, error: "no step".into(), help: "towline custody drop 01A".into() };
         let text = listed(&[kept(Some(aside))]);
         assert!(text.contains("set aside"), "{text}");
         assert!(text.ends_with("01A was set aside: no step\n  what to do: towline custody drop 01A\n"), "{text}");

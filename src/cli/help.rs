@@ -334,10 +334,10 @@ Examples:
   towline doctor s3://bucket/prefix
 
 Tries what the store really does (several writers at once, too), how fast it is, which credentials were used and where \
-they came from, which rules of the bucket would hurt, and the limits of this machine. Each trouble comes with its cure. \
+they came from, which rules of the bucket would hurt, and the limits of this machine. Each trouble comes with what helps. \
 The exit code is 1 if something is bad.
 
-JSON: checks: [what outcome detail cure]";
+JSON: checks: [what outcome detail help]";
 
 pub(super) const IDENTITY: &str = "\
 Examples:
@@ -457,7 +457,7 @@ An agent with [custody] in its settings keeps checkpoints of other agents that m
 cannot be saved is set aside: it stays on the disk and counts against the quota of whoever gave it, and is not tried again. The list \
 says why, and what to do: put the cause right, then retry; or drop it.
 
-JSON: list: kept: [id from since name repository labels bytes], of what was set aside also aside: since tries kind error cure; \
+JSON: list: kept: [id from since name repository labels bytes], of what was set aside also aside: since tries kind error help; \
 retry: retried: [as kept]; drop: dropped: [id]";
 
 pub(super) const TOP: &str = "\

@@ -92,7 +92,7 @@ fn not_parsed(error: &clap::Error, json: bool) -> u8 {
 /// Carries out the command in a runtime of its own, which is gone afterwards.
 fn execute(cli: Cli, output: &Output) -> Result<u8, Failed> {
     let folder = std::env::current_dir().map_err(|source| {
-        Error::not_found("the working directory is gone").cure("cd to one that exists").source(source)
+        Error::not_found("the working directory is gone").help("cd to one that exists").source(source)
     })?;
     let around = Surroundings { folder: &folder, variable: &|name| std::env::var_os(name) };
     let resolve = if cli.verb.reads_settings() { Settings::resolve } else { Settings::without_file };

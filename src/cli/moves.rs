@@ -88,8 +88,8 @@ impl Door {
             opened => return opened,
         };
         if !init {
-            let cure = format!("`towline sync --init` makes it as it syncs; or first: towline init {location}");
-            return Err(Error::not_found("there is no repository to sync to").at(location).cure(cure).source(lacking));
+            let help = format!("`towline sync --init` makes it as it syncs; or first: towline init {location}");
+            return Err(Error::not_found("there is no repository to sync to").at(location).help(help).source(lacking));
         }
         let store = if dry_run { Store::memory() } else { storage::open(location, &self.settings.store(true)).await? };
         let (repository, created) = Repository::create(store, self.options(2)?).await?;

@@ -166,8 +166,8 @@ fn error_text(error: &Error, paint: Paint) -> String {
             let _ = writeln!(text, "         {line}");
         }
     }
-    if let Some(cure) = error.cure_text() {
-        let _ = writeln!(text, "  {} {}", paint.good("help:"), printable(cure));
+    if let Some(help) = error.help_text() {
+        let _ = writeln!(text, "  {} {}", paint.good("help:"), printable(help));
     }
     text
 }
@@ -226,7 +226,7 @@ mod tests {
 
     fn lost() -> Error {
         let disk = io::Error::other("disk is\non fire");
-        Error::damaged("pack \x1b[2J").at("pack/A").cure("towline verify --repair").source(disk)
+        Error::damaged("pack \x1b[2J").at("pack/A").help("towline verify --repair").source(disk)
     }
 
     #[test]
@@ -253,7 +253,7 @@ mod tests {
         let value: serde_json::Value = serde_json::from_str(&text).unwrap();
         assert_eq!(value["error"]["kind"], "damaged");
         assert_eq!(value["error"]["place"], "pack/A");
-        assert_eq!(value["error"]["cure"], "towline verify --repair");
+        assert_eq!(value["error"]["help"], "towline verify --repair");
         assert_eq!(value["error"]["causes"], serde_json::json!(["disk is\non fire"]));
     }
 

@@ -421,8 +421,8 @@ pub(super) fn diagnosis(diagnosis: &Diagnosis, paint: Paint) -> String {
             let _ = write!(text, ": {}", printable(&check.detail));
         }
         text.push('\n');
-        if let Some(cure) = &check.cure {
-            let _ = writeln!(text, "      {} {}", paint.faint("help:"), printable(cure));
+        if let Some(help) = &check.help {
+            let _ = writeln!(text, "      {} {}", paint.faint("help:"), printable(help));
         }
         text
     };

@@ -84,7 +84,7 @@ pub(super) async fn interruptible(
         ended = &mut task => return Ok(ended.map_err(bug)??),
         caught = signals.next() => caught,
     };
-    let mut interrupted = Error::cancelled("interrupted").cure("run the same command again to resume");
+    let mut interrupted = Error::cancelled("interrupted").help("run the same command again to resume");
     if let Some(stop) = stop {
         output.remark("interrupted: what has arrived is being recorded; a second signal ends it at once");
         stop.cancel();
@@ -95,7 +95,7 @@ pub(super) async fn interruptible(
             Ok(Err(source)) => return Err(bug(source).into()),
             Err(_) => {
                 interrupted = Error::cancelled("interrupted; the repository took too long to record what has arrived")
-                    .cure("run the same command again: what was recorded before is used");
+                    .help("run the same command again: what was recorded before is used");
             }
         }
     }

@@ -39,7 +39,7 @@ impl Target {
             Error::usage("no file was named")
                 .expected("NAME:PATH")
                 .got(&self.name)
-                .cure(format!("`towline show {} --files` lists its files", self.name))
+                .help(format!("`towline show {} --files` lists its files", self.name))
         })
     }
 }

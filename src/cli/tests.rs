@@ -203,7 +203,7 @@ fn damage_and_diagnoses_say_what_they_hit() {
         what: "versioning".into(),
         outcome: Outcome::Bad,
         detail: "on".into(),
-        cure: Some("turn it off".into()),
+        help: Some("turn it off".into()),
     };
     let text = render::diagnosis(&Diagnosis { checks: vec![check] }, Paint::PLAIN);
     assert_eq!(text, "BAD   versioning: on\n      help: turn it off\n");

@@ -71,7 +71,7 @@ impl Door {
         }
         Err(Error::unreachable("agent is not ready")
             .at(agent.socket().display())
-            .cure("`towline top` shows what it does; its log says what is lacking"))
+            .help("`towline top` shows what it does; its log says what is lacking"))
     }
 
     /// Draws until Ctrl-C; once, if that was asked for or nobody watches.
@@ -163,7 +163,7 @@ fn unseen(last: Option<&Health>, error: &Error) -> String {
         Some(health) => head(health, "down"),
         None => "towline agent: down\n".to_owned(),
     };
-    format!("{head}\n{}\n{}\n", printable(&error.to_string()), printable(error.cure_text().unwrap_or_default()))
+    format!("{head}\n{}\n{}\n", printable(&error.to_string()), printable(error.help_text().unwrap_or_default()))
 }
 
 /// Lines of the terminal, if it is one.
@@ -389,7 +389,7 @@ mod tests {
             repositories: Vec::new(),
             problems: Vec::new(),
         };
-        let error = Error::unreachable("agent does not answer").cure("start one");
+        let error = Error::unreachable("agent does not answer").help("start one");
         let text = unseen(Some(&health), &error);
         assert_eq!(
             text,

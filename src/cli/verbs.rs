@@ -305,8 +305,8 @@ impl Door {
         if !repair {
             // Damage in bytes is found again only by reading them.
             let data = if data { " --data" } else { "" };
-            let cure = format!("`towline verify{data} --repair` sets what is damaged aside; saving again then heals");
-            self.output.remark(&cure);
+            let help = format!("`towline verify{data} --repair` sets what is damaged aside; saving again then heals");
+            self.output.remark(&help);
         }
         Ok(ErrorKind::Damaged.exit_code())
     }
@@ -363,7 +363,7 @@ impl Door {
                 return Err(Error::usage(format!("memory budget is too small for {sharers} repositories"))
                     .expected(format!("at least {}", size::show(MEMORY_MIN * sharers)))
                     .got(size::show(memory))
-                    .cure("raise --memory"));
+                    .help("raise --memory"));
             }
             Some(memory) => Some(memory / sharers),
         };
@@ -376,7 +376,7 @@ impl Door {
             Some(repository) => Ok(repository),
             None => Err(Error::not_found("there is no repository yet")
                 .at(self.location(None)?)
-                .cure("`towline save` makes it; --repo names another")),
+                .help("`towline save` makes it; --repo names another")),
         }
     }
 
@@ -439,7 +439,7 @@ async fn len_of(repository: &Repository, name: &Name, path: &[u8]) -> Result<u64
     let path = String::from_utf8_lossy(path);
     let found = shown.entries.iter().find(|entry| entry.path == path && entry.kind == "file");
     found.map(|entry| entry.bytes).ok_or_else(|| {
-        let cure = format!("`towline show {name} --files` lists its files");
-        Error::not_found("there is no such file").at(format!("{name}:{path}")).cure(cure)
+        let help = format!("`towline show {name} --files` lists its files");
+        Error::not_found("there is no such file").at(format!("{name}:{path}")).help(help)
     })
 }

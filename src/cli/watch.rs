@@ -38,7 +38,7 @@ impl Door {
         let report = loop {
             let linger = tokio::select! {
                 report = &mut watching => break report?,
-                () = &mut latest => return Err(Error::cancelled("interrupted").cure("start the watch again")),
+                () = &mut latest => return Err(Error::cancelled("interrupted").help("start the watch again")),
                 _ = interrupt.recv() => false,
                 _ = terminate.recv() => true,
             };
@@ -55,7 +55,7 @@ impl Door {
         Err(Error::cancelled("not all checkpoints could be saved in time")
             .at(dir.display())
             .got(format!("not saved: {}", report.unsaved.join(", ")))
-            .cure("start the watch again, or give it more time with --on-term"))
+            .help("start the watch again, or give it more time with --on-term"))
     }
 
     /// Prints an event. Errors are ignored: the watch goes on when nobody listens any more.

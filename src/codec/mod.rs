@@ -50,7 +50,7 @@ impl Codec {
             _ => Err(Error::unsupported("chunk is stored with an unknown codec")
                 .expected("0 (raw), 1 (zstd), 2 (planes), 3 (difference) or 4 (derived)")
                 .got(byte)
-                .cure("use a newer towline")),
+                .help("use a newer towline")),
         }
     }
 

@@ -148,10 +148,10 @@ pub fn read_header(kind: Kind, object: &[u8]) -> Result<(u8, u64)> {
     }
     if version != VERSION {
         let error = Error::unsupported("object was written by another version of the format");
-        return Err(error.expected(VERSION).got(version).cure("use a newer towline"));
+        return Err(error.expected(VERSION).got(version).help("use a newer towline"));
     }
     if encryption != 0 {
-        return Err(Error::unsupported("object is encrypted at rest").got(encryption).cure("use a newer towline"));
+        return Err(Error::unsupported("object is encrypted at rest").got(encryption).help("use a newer towline"));
     }
     if plain_len > kind.body_len_max() {
         return Err(Error::damaged("object's body is impossibly long").expected(kind.body_len_max()).got(plain_len));

@@ -161,11 +161,11 @@ impl PackFooter {
         }
         if version != VERSION {
             let error = Error::unsupported("pack was written by another version of the format");
-            return Err(error.expected(VERSION).got(version).cure("use a newer towline"));
+            return Err(error.expected(VERSION).got(version).help("use a newer towline"));
         }
         if encryption != 0 || reserved != 0 {
             let error = Error::unsupported("pack is encrypted at rest, or uses what is reserved");
-            return Err(error.got(format!("{encryption}, {reserved}")).cure("use a newer towline"));
+            return Err(error.got(format!("{encryption}, {reserved}")).help("use a newer towline"));
         }
         Ok(len.into())
     }
@@ -261,7 +261,7 @@ fn base(codec: Codec, parameter: &[u8]) -> Result<Option<ChunkId>> {
         (false, _) if parameter.is_empty() => Ok(None),
         _ => Err(Error::unsupported("pack holds codec parameters that this program does not know")
             .got(format!("{} bytes for {}", parameter.len(), codec.word()))
-            .cure("use a newer towline")),
+            .help("use a newer towline")),
     }
 }
 

@@ -85,7 +85,7 @@ impl SegmentView {
     pub fn parse(object: &[u8]) -> Result<Self> {
         let (compression, body_len) = read_header(Kind::Segment, object)?;
         if compression != 0 {
-            return Err(Error::unsupported("index segment is compressed").got(compression).cure("use a newer towline"));
+            return Err(Error::unsupported("index segment is compressed").got(compression).help("use a newer towline"));
         }
         if (object.len() as u64).checked_sub((HEADER_LEN + DIGEST_LEN) as u64) != Some(body_len) {
             return Err(Error::damaged("index segment has another length").expected(body_len).got(object.len()));

@@ -40,7 +40,7 @@ impl From<Malformed> for PublicError {
 /// A structure does not fit the memory that it may take.
 pub(crate) fn too_large() -> PublicError {
     PublicError::exhausted("stored structure does not fit the memory budget")
-        .cure("raise --memory, if you trust who wrote it: a small object can stand for a very large one")
+        .help("raise --memory, if you trust who wrote it: a small object can stand for a very large one")
 }
 
 /// Result of reading stored bytes.

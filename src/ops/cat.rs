@@ -133,7 +133,7 @@ fn file_at<'a>(saved: &'a Saved, path: &[u8]) -> Result<&'a Content> {
         Some(_) => Err(Error::usage("this is not a file").at(place())),
         None => Err(Error::not_found("there is no such file in the saved tree")
             .at(place())
-            .cure(format!("`towline show {} --files` lists the paths", saved.name))),
+            .help(format!("`towline show {} --files` lists the paths", saved.name))),
     }
 }
 
@@ -159,7 +159,7 @@ fn not_written(source: std::io::Error) -> Error {
     if matches!(source.kind(), StorageFull | QuotaExceeded) {
         return Error::exhausted("disk full: cannot write standard output")
             .source(source)
-            .cure("free some space where it goes, or send it elsewhere, then run the same command again");
+            .help("free some space where it goes, or send it elsewhere, then run the same command again");
     }
     Error::other("cannot write standard output").source(source)
 }
@@ -172,7 +172,7 @@ mod tests {
     fn a_full_disk_is_named_with_a_cure() {
         let full = not_written(std::io::ErrorKind::StorageFull.into());
         assert_eq!(full.kind(), crate::ErrorKind::Exhausted);
-        assert!(full.to_string().contains("disk full: cannot write standard output") && full.cure_text().is_some());
+        assert!(full.to_string().contains("disk full: cannot write standard output") && full.help_text().is_some());
         assert_eq!(not_written(std::io::ErrorKind::BrokenPipe.into()).kind(), crate::ErrorKind::Other);
     }
 

@@ -131,7 +131,7 @@ impl Repository {
     async fn check_log(&self) -> Result<()> {
         match self.log().audit().await?.damaged.into_iter().next() {
             Some((_, error)) => Err(Error::damaged("nothing can be collected: the log is damaged")
-                .cure("towline verify tells what is, and what helps")
+                .help("towline verify tells what is, and what helps")
                 .source(error)),
             None => Ok(()),
         }

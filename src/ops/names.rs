@@ -73,7 +73,7 @@ impl Repository {
         let listed: Vec<Listed> = matching.map(|(name, value)| listed(name, value)).collect();
         match prefix {
             Some(prefix) if listed.is_empty() => {
-                Err(Error::not_found("no name is under this prefix").at(prefix).cure("`towline ls` lists all names"))
+                Err(Error::not_found("no name is under this prefix").at(prefix).help("`towline ls` lists all names"))
             }
             _ => Ok(listed),
         }
@@ -205,7 +205,7 @@ impl Replaced {
 
 /// The name must not exist, and does.
 pub(super) fn exists(name: &Name) -> Error {
-    Error::conflict("the name exists already").at(name).cure("use another name, or let it be replaced")
+    Error::conflict("the name exists already").at(name).help("use another name, or let it be replaced")
 }
 
 fn listed(name: &Name, value: &RefValue) -> Listed {

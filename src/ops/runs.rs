@@ -69,7 +69,7 @@ impl Repository {
         match prefix {
             Some(prefix) if listed.is_empty() => Err(Error::not_found("no run is under this prefix")
                 .at(prefix)
-                .cure("`towline runs` lists all runs, `towline ls` all names")),
+                .help("`towline runs` lists all runs, `towline ls` all names")),
             _ => Ok(listed),
         }
     }

@@ -74,7 +74,7 @@ impl Repository {
             Published::Done(_) => Ok(there.as_ref().map(Replaced::of)),
             Published::Moved | Published::Lost(_) => {
                 writer.give_up().await?;
-                Err(Error::conflict("a name moved while it was copied").at(to).cure("run the command again"))
+                Err(Error::conflict("a name moved while it was copied").at(to).help("run the command again"))
             }
         }
     }

@@ -36,10 +36,10 @@ pub(super) async fn wind_up(writer: &mut Writer, stop: &CancellationToken, what:
         Ok(0) => Error::cancelled(format!("{what} was interrupted before anything new was stored")),
         Ok(bytes) => {
             Error::cancelled(format!("{what} was interrupted; {} are stored and will be used again", show(bytes)))
-                .cure("run the same again to resume; collecting the repository frees them instead")
+                .help("run the same again to resume; collecting the repository frees them instead")
         }
         Err(source) => Error::cancelled(format!("{what} was interrupted; what it stored last could not be recorded"))
-            .cure("run the same again: what was recorded before is used")
+            .help("run the same again: what was recorded before is used")
             .source(source),
     }
 }

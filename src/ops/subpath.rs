@@ -13,7 +13,7 @@ pub(super) fn entry<'s>(saved: &'s Saved, path: &[u8]) -> Result<&'s TreeEntry> 
     saved.manifest.entry(path).ok_or_else(|| {
         Error::not_found("there is no such path in the saved tree")
             .at(format!("{}:{}", saved.name, shown(path)))
-            .cure(format!("`towline show {} --files` lists the paths", saved.name))
+            .help(format!("`towline show {} --files` lists the paths", saved.name))
     })
 }
 

@@ -276,7 +276,7 @@ fn pin((saved, wanted): (&Saved, &[u32]), reason: String, cache: &Cache, pinning
         Pinned::Lacking { bytes } => Err(Error::exhausted("pin does not fit in the cache")
             .at(&saved.name)
             .got(format!("{bytes} bytes too few"))
-            .cure("end other pins (towline pins, towline unpin), or raise the cache's capacity")),
+            .help("end other pins (towline pins, towline unpin), or raise the cache's capacity")),
     }
 }
 
@@ -295,7 +295,7 @@ fn no_room(cache: &Cache, name: &Name, bytes: u64) -> Error {
     Error::exhausted("cache has no room for it: nothing was fetched")
         .at(name)
         .got(format!("{} too few: capacity is {capacity}, and free_floor keeps {floor} of the disk free", show(bytes)))
-        .cure("warm a part of it (NAME:PATH), end pins (towline unpin), raise `capacity` in [cache], free disk space, or lower `free_floor`")
+        .help("warm a part of it (NAME:PATH), end pins (towline unpin), raise `capacity` in [cache], free disk space, or lower `free_floor`")
 }
 
 #[cfg(test)]

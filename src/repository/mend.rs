@@ -125,7 +125,7 @@ impl Repository {
             }
             Err(lost) => Err(Error::conflict("packs went away while a map was mended")
                 .got(format!("{} packs", lost.len()))
-                .cure("run the command again")),
+                .help("run the command again")),
         });
         swap.await
     }

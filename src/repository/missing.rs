@@ -19,7 +19,7 @@ pub fn no_such_name(refs: &BTreeMap<Name, RefValue>, name: &Name, place: impl Di
     let is_run = refs.keys().any(|other| other.step().is_some_and(|(run, _)| run == *name));
     if is_run {
         return Error::not_found(format!("{what}; `{name}` is a run: try `{name}@latest`"))
-            .cure(format!("`towline runs {name}` lists its steps"));
+            .help(format!("`towline runs {name}` lists its steps"));
     }
     let below: Vec<&Name> = refs.keys().filter(|other| other.is_under(name)).collect();
     let told = match below.as_slice() {
@@ -28,14 +28,14 @@ pub fn no_such_name(refs: &BTreeMap<Name, RefValue>, name: &Name, place: impl Di
         several => Some(format!("{} names begin with `{name}/`", several.len())),
     };
     if let Some(told) = told {
-        return Error::not_found(format!("{what}; {told}")).cure(format!("`towline ls {name}` lists what is below it"));
+        return Error::not_found(format!("{what}; {told}")).help(format!("`towline ls {name}` lists what is below it"));
     }
     let offered = match name.step() {
         Some((run, number)) => nearest_steps(refs.keys(), &run, number),
         None => Vec::new(),
     };
     let offered = if offered.is_empty() { nearest(refs.keys().map(Name::as_str), name.as_str()) } else { offered };
-    Error::not_found(with_offers(what, &offered)).cure("`towline ls` lists the names")
+    Error::not_found(with_offers(what, &offered)).help("`towline ls` lists the names")
 }
 
 /// The error about the run `name`, none of whose steps is among `refs`, the names that the caller may read.
@@ -43,14 +43,14 @@ pub fn no_such_name(refs: &BTreeMap<Name, RefValue>, name: &Name, place: impl Di
 pub(super) fn no_such_run(refs: &BTreeMap<Name, RefValue>, name: &Name) -> Error {
     if refs.contains_key(name) {
         return Error::not_found(format!("no such run `{name}`; `{name}` is a name: use it without @"))
-            .cure("a run is the names RUN/step-N; `towline runs` lists the runs");
+            .help("a run is the names RUN/step-N; `towline runs` lists the runs");
     }
     let mut runs: Vec<String> = refs.keys().filter_map(Name::step).map(|(run, _)| run.to_string()).collect();
     runs.dedup();
     let offered = nearest(runs.iter().map(String::as_str), name.as_str());
     Error::not_found(with_offers(format!("no such run `{name}`"), &offered))
         .expected(format!("names {name}/step-N"))
-        .cure("`towline runs` lists the runs")
+        .help("`towline runs` lists the runs")
 }
 
 fn with_offers(what: String, offered: &[String]) -> String {
@@ -118,7 +118,7 @@ mod tests {
     fn a_run_is_named_with_its_latest_step() {
         let error = no_such_name(&refs(&["r/step-1", "r/step-2"]), &name("r"), "/x");
         assert_eq!(error.to_string(), "no such name `r` in /x; `r` is a run: try `r@latest`");
-        assert_eq!(error.cure_text(), Some("`towline runs r` lists its steps"));
+        assert_eq!(error.help_text(), Some("`towline runs r` lists its steps"));
         let error = no_such_run(&refs(&["best", "run-7/step-1", "run-7/step-2"]), &name("run7"));
         assert!(error.to_string().starts_with("no such run `run7`; the nearest is `run-7`"), "{error}");
         let error = no_such_run(&refs(&["best"]), &name("best"));

@@ -58,7 +58,7 @@ impl FromStr for Name {
         Err(Error::usage(what)
             .expected(format!("segments of [A-Za-z0-9._+=-] separated by '/', at most {NAME_LEN_MAX} bytes"))
             .got(format!("{text:?}"))
-            .cure("for example: run-7/step-1000"))
+            .help("for example: run-7/step-1000"))
     }
 }
 

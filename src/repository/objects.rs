@@ -142,7 +142,7 @@ pub(crate) fn checked_len(kind: Kind, key: &Path, len: u64) -> Result<u64> {
         .at(key)
         .expected(format!("at most {most} bytes"))
         .got(len)
-        .cure("it is not Towline's, or was made to exhaust memory: look who may write there"))
+        .help("it is not Towline's, or was made to exhaust memory: look who may write there"))
 }
 
 /// Asks for bytes `range` of the object at `key`; a local file comes as a file, to be read where blocking is fine.

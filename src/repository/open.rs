@@ -62,7 +62,7 @@ impl Repository {
         let repository = opened.await.map_err(|error: Error| match error.kind() {
             ErrorKind::NotFound => Error::not_found("there is no repository")
                 .at(location)
-                .cure(format!("towline init {location}"))
+                .help(format!("towline init {location}"))
                 .source(error),
             _ => error,
         })?;
@@ -81,7 +81,7 @@ impl Repository {
         let Some(object) = objects::get(&**store.objects(), Kind::Repository, &layout::repository()).await? else {
             return Err(Error::not_found("there is no repository")
                 .at(store.location())
-                .cure(format!("make one: towline init {}", store.location())));
+                .help(format!("make one: towline init {}", store.location())));
         };
         Self::assemble(store, options, read_id(&object)?, clock)
     }
@@ -134,7 +134,7 @@ fn read_id(object: &bytes::Bytes) -> Result<RepositoryId> {
         let feature = reader.text(256)?.to_owned();
         return Err(Error::unsupported("repository uses a feature that this program does not know")
             .got(feature)
-            .cure("use a newer towline"));
+            .help("use a newer towline"));
     }
     reader.finish()?;
     Ok(id)
@@ -164,7 +164,7 @@ fn default_cache() -> Result<PathBuf> {
 /// A cache below `temporary`, where anybody may have made a folder of any name before.
 fn temporary_cache(temporary: &Path) -> Result<PathBuf> {
     let folder = temporary.join(format!("towline-{}", rustix::process::geteuid().as_raw()));
-    make_private_folder(&folder).map_err(|error| error.cure("remove it, or set XDG_CACHE_HOME or HOME"))?;
+    make_private_folder(&folder).map_err(|error| error.help("remove it, or set XDG_CACHE_HOME or HOME"))?;
     Ok(folder.join("cache"))
 }
 

@@ -285,21 +285,21 @@ impl Bucket {
         let elsewhere = header("x-amz-bucket-region");
         let built = match (status, elsewhere) {
             (Some(301 | 400), Some(region)) if region != self.region() => {
-                Error::usage("bucket is in another region").expected(region).got(self.region()).cure("set AWS_REGION")
+                Error::usage("bucket is in another region").expected(region).got(self.region()).help("set AWS_REGION")
             }
             (Some(status), region) if is_redirect(status) => {
                 redirected(status, header("location").as_deref(), region.as_deref())
             }
             (Some(status), _) => match kind_of(status) {
                 ErrorKind::Denied => {
-                    Error::denied(what).cure("check the credentials and their rights; `towline doctor` shows them")
+                    Error::denied(what).help("check the credentials and their rights; `towline doctor` shows them")
                 }
                 kind => Error::new(kind, what),
             },
             (None, _) if lacks_credentials(&error) => {
-                Error::denied("no credentials for the store").cure("set AWS_PROFILE or AWS_ACCESS_KEY_ID")
+                Error::denied("no credentials for the store").help("set AWS_PROFILE or AWS_ACCESS_KEY_ID")
             }
-            (None, _) => Error::unreachable("store does not answer").cure("check the endpoint and the network"),
+            (None, _) => Error::unreachable("store does not answer").help("check the endpoint and the network"),
         };
         built.at(self).source(error)
     }

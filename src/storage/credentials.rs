@@ -75,7 +75,7 @@ impl ChainCredentials {
                 }
                 _ => Err(Error::denied("no credentials for the store")
                     .at(format!("profile {:?} and the rest of the chain", self.profile))
-                    .cure("set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, or run `aws sso login`")
+                    .help("set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, or run `aws sso login`")
                     .source(error)),
             },
         }

@@ -92,7 +92,7 @@ pub(super) fn redirected(status: u16, location: Option<&str>, region: Option<&st
     }
     Error::usage("bucket lies elsewhere: the store redirects requests, which is not followed")
         .got(got)
-        .cure("set the endpoint (--endpoint, AWS_ENDPOINT_URL) or the region (AWS_REGION) to where the bucket lies")
+        .help("set the endpoint (--endpoint, AWS_ENDPOINT_URL) or the region (AWS_REGION) to where the bucket lies")
 }
 
 /// Looks names up, and spreads connections over all addresses of a name.

@@ -27,7 +27,7 @@ impl Location {
     pub fn directory(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         if path.as_os_str().is_empty() {
-            return Err(Error::usage("repository address is empty").cure(OFFERED));
+            return Err(Error::usage("repository address is empty").help(OFFERED));
         }
         let absolute = std::path::absolute(path).map_err(|e| Error::io("path cannot be made absolute", path, e))?;
         Ok(Self::Directory(absolute.components().collect()))
@@ -45,7 +45,7 @@ impl FromStr for Location {
             Some((scheme, _)) if !is_scheme(scheme) => Self::directory(text),
             Some(("file", rest)) => file_url(text, rest),
             Some(("s3", rest)) => s3_url(text, rest),
-            Some(_) => Err(Error::usage("repository address has a scheme that is not offered").at(text).cure(OFFERED)),
+            Some(_) => Err(Error::usage("repository address has a scheme that is not offered").at(text).help(OFFERED)),
         }
     }
 }
@@ -60,7 +60,7 @@ fn is_scheme(text: &str) -> bool {
 fn file_url(whole: &str, rest: &str) -> Result<Location> {
     let path = rest.strip_prefix("localhost").filter(|path| path.starts_with('/')).unwrap_or(rest);
     if !path.starts_with('/') {
-        return Err(Error::usage("file URL is not absolute").at(whole).cure("write file:///PATH with three slashes"));
+        return Err(Error::usage("file URL is not absolute").at(whole).help("write file:///PATH with three slashes"));
     }
     let bytes = percent_decoded(path.as_bytes())
         .ok_or_else(|| Error::usage("file URL has a malformed percent escape").at(whole))?;
@@ -89,7 +89,7 @@ fn s3_url(whole: &str, rest: &str) -> Result<Location> {
     let named = (3..=255).contains(&bucket.len())
         && bucket.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'-' | b'_'));
     if !named {
-        return Err(Error::usage("bucket name is malformed").at(whole).cure("write s3://BUCKET/PREFIX"));
+        return Err(Error::usage("bucket name is malformed").at(whole).help("write s3://BUCKET/PREFIX"));
     }
     let parsed = object_store::path::Path::parse(prefix)
         .map_err(|e| Error::usage("prefix of the bucket is malformed").at(whole).source(e))?;
@@ -139,7 +139,7 @@ mod tests {
             let error = text.parse::<Location>().unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Usage, "{text}");
         }
-        assert!("gs://b".parse::<Location>().unwrap_err().cure_text().unwrap().contains("s3://BUCKET/PREFIX"));
+        assert!("gs://b".parse::<Location>().unwrap_err().help_text().unwrap().contains("s3://BUCKET/PREFIX"));
         for text in ["s3://", "s3://a", "s3:///prefix", "s3://bucket/a//b", "s3://bucket/../x", "s3://buc ket/x"] {
             assert_eq!(text.parse::<Location>().unwrap_err().kind(), ErrorKind::Usage, "{text}");
         }

@@ -57,7 +57,7 @@ pub(super) async fn connect(
     }
     let provider = config
         .credentials_provider()
-        .ok_or_else(|| Error::denied("no credentials for the store").cure("set AWS_PROFILE or AWS_ACCESS_KEY_ID"))?;
+        .ok_or_else(|| Error::denied("no credentials for the store").help("set AWS_PROFILE or AWS_ACCESS_KEY_ID"))?;
     let profile = std::env::var("AWS_PROFILE").unwrap_or_else(|_| "default".to_owned());
     let credentials = Arc::new(ChainCredentials::new(provider, profile));
     let region = config.region().map_or_else(|| "us-east-1".to_owned(), ToString::to_string);
@@ -124,13 +124,13 @@ fn check_endpoint(endpoint: &str, allow_http: bool) -> Result<()> {
     }
     Err(Error::denied("endpoint would send data and names in clear over the network")
         .at(endpoint)
-        .cure("use https, or say --allow-http if that network is trusted"))
+        .help("use https, or say --allow-http if that network is trusted"))
 }
 
 /// The URL of an endpoint: the host that is checked must be the host that is connected to, so it is parsed as the clients parse it, and
 /// user information, which hides the host from a reader, is refused.
 fn parse_endpoint(endpoint: &str) -> Result<Url> {
-    let malformed = |what: &'static str| Error::usage(what).at(endpoint).cure("write https://HOST[:PORT]");
+    let malformed = |what: &'static str| Error::usage(what).at(endpoint).help("write https://HOST[:PORT]");
     // A URL parser drops or rewrites these, another one may not.
     if endpoint.bytes().any(|byte| !byte.is_ascii_graphic() || byte == b'\\') {
         return Err(malformed("endpoint is not a URL"));
@@ -143,7 +143,7 @@ fn parse_endpoint(endpoint: &str) -> Result<Url> {
         // It may be a secret.
         return Err(Error::usage("endpoint has user information before its host")
             .at(url.host_str().unwrap_or_default())
-            .cure("write https://HOST[:PORT]; credentials come from where AWS tools look"));
+            .help("write https://HOST[:PORT]; credentials come from where AWS tools look"));
     }
     if url.host().is_none() {
         return Err(malformed("endpoint has no host"));

@@ -170,7 +170,7 @@ pub async fn connect(location: &Location, options: &StoreOptions) -> Result<Stor
         }
         Location::S3 { .. } if options.shared.is_some() => Err(Error::usage("only a directory is shared by its modes")
             .at(location)
-            .cure("leave --shared out: in S3 the bucket's policies say who may do what")),
+            .help("leave --shared out: in S3 the bucket's policies say who may do what")),
         Location::S3 { bucket, prefix } => {
             let (objects, bucket) = s3::connect(bucket, prefix, options).await?;
             Ok(Store::decorated(objects, options.stall, location.clone(), Some(bucket)))
@@ -188,7 +188,7 @@ fn open_directory(path: &Path, create: bool, shared: Option<Sharing>) -> Result<
     if modes.is_some_and(|modes| shared.is_some() && modes != new) {
         return Err(Error::usage("the repository is there already, and is shared in another way")
             .at(path.display())
-            .cure("change the modes of its files and folders: docs/operations.md says how"));
+            .help("change the modes of its files and folders: docs/operations.md says how"));
     }
     if create && modes.is_none() {
         make_root(path, new, shared).map_err(|e| Error::io("directory cannot be made", path, e))?;
@@ -196,7 +196,7 @@ fn open_directory(path: &Path, create: bool, shared: Option<Sharing>) -> Result<
     let modes = modes.unwrap_or(new);
     let found = path.canonicalize().map_err(|e| {
         let error = Error::io("directory cannot be opened", path, e);
-        if create { error } else { error.cure("`towline init` makes it") }
+        if create { error } else { error.help("`towline init` makes it") }
     })?;
     if !found.is_dir() {
         return Err(Error::usage("repository path is not a directory").at(path.display()));

@@ -78,7 +78,7 @@ impl Caller {
     /// # Errors
     /// Exhausted, if the agent makes too many.
     pub fn ask(&self) -> Result<()> {
-        let busy = |why: String| Error::exhausted(why).cure("try again in a second, or raise requests_per_second");
+        let busy = |why: String| Error::exhausted(why).help("try again in a second, or raise requests_per_second");
         self.pass.ask().map_err(busy)
     }
 
@@ -107,7 +107,7 @@ impl Switch {
 /// # Cancel safety
 /// Safe: the call ends without an answer.
 pub(super) async fn turn_away(mut line: impl Duplex, why: &str) {
-    let error = Error::exhausted(why.to_owned()).cure("try again later");
+    let error = Error::exhausted(why.to_owned()).help("try again later");
     let body = serde_json::json!({ "error": error }).to_string();
     let head = "HTTP/1.1 429 Too Many Requests\r\nContent-Type: application/json\r\nRetry-After: 1\r\n\
                 Connection: close\r\nContent-Length";

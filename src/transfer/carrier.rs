@@ -62,7 +62,7 @@ impl Dial<'_> {
         let late = |_| {
             Err(Error::exhausted("there is no memory for another connection")
                 .expected(format!("{} MiB", window / MIB))
-                .cure("raise the agent's memory, or have fewer [peers] connections"))
+                .help("raise the agent's memory, or have fewer [peers] connections"))
         };
         timeout(MEMORY_WITHIN, self.budget.carve(window)).await.unwrap_or_else(late)
     }
@@ -104,7 +104,7 @@ pub(super) fn words(error: &io::Error) -> String {
 
 /// The error about `address`, on which nobody can listen: `address in use: cannot listen on 127.0.0.1:7071`.
 pub(crate) fn not_bound(error: io::Error, address: SocketAddr) -> Error {
-    let (kind, lacking, cure) = match error.kind() {
+    let (kind, lacking, help) = match error.kind() {
         io::ErrorKind::AddrInUse => {
             (ErrorKind::Conflict, "address in use", "another process listens there: choose another port, or end it")
         }
@@ -116,7 +116,7 @@ pub(crate) fn not_bound(error: io::Error, address: SocketAddr) -> Error {
         }
         _ => (ErrorKind::Other, "not possible", "choose another address, and a port above 1023"),
     };
-    Error::new(kind, format!("{lacking}: cannot listen on {address}")).cure(cure).source(error)
+    Error::new(kind, format!("{lacking}: cannot listen on {address}")).help(help).source(error)
 }
 
 #[cfg(test)]

@@ -126,12 +126,12 @@ impl Folders {
                 .expected("folders all the way")
                 .got("a file or symbolic link on the way")
                 .source(std::io::Error::from(errno))
-                .cure("move it away, or let it be replaced with --overwrite"),
+                .help("move it away, or let it be replaced with --overwrite"),
             Errno::ISDIR | Errno::EXIST | Errno::NOTEMPTY => Error::conflict(what)
                 .at(place.display())
                 .got("something else with this name")
                 .source(std::io::Error::from(errno))
-                .cure("move it away, or let it be replaced with --overwrite"),
+                .help("move it away, or let it be replaced with --overwrite"),
             _ => Error::io(what, &place, errno.into()),
         }
     }

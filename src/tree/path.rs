@@ -21,7 +21,7 @@ const PROCESS_DIGITS: usize = 16;
 /// Damaged: only a broken or hostile manifest holds another path.
 pub fn check_path(path: &[u8]) -> Result<()> {
     let refuse = |expected: &str| {
-        Err(Error::damaged("unsafe path in a saved tree").at(shown(path)).expected(expected).cure(
+        Err(Error::damaged("unsafe path in a saved tree").at(shown(path)).expected(expected).help(
             "nothing was written there: the tree was made by a broken or hostile program, save it again from its source",
         ))
     };

@@ -35,7 +35,7 @@ pub fn check_private_folder(folder: &Path) -> Result<()> {
         .at(folder.display())
         .expected(format!("a folder of user {user} with mode 0700"))
         .got(format!("owner {}, mode {:04o}", found.uid(), found.mode() & 0o7777))
-        .cure("remove it, or name another place"))
+        .help("remove it, or name another place"))
 }
 
 /// Checks that nobody but this user and root can put something else in the place of what lies in `folder`: that it is theirs,
@@ -101,14 +101,14 @@ fn check_own_file(found: &Metadata, path: &Path) -> Result<()> {
             .at(path.display())
             .expected(format!("user {user} or root"))
             .got(format!("user {}", found.uid()))
-            .cure("remove it, or use a copy of your own"));
+            .help("remove it, or use a copy of your own"));
     }
     if found.mode() & OTHERS_WRITE != 0 {
         return Err(Error::denied("file can be written by others")
             .at(path.display())
             .expected("no permission to write for group and others")
             .got(format!("mode {:04o}", found.mode() & 0o7777))
-            .cure("look at what it holds, then: chmod go-w FILE"));
+            .help("look at what it holds, then: chmod go-w FILE"));
     }
     Ok(())
 }
@@ -116,7 +116,7 @@ fn check_own_file(found: &Metadata, path: &Path) -> Result<()> {
 fn not_regular(path: &Path) -> Error {
     Error::denied("it is not a regular file")
         .at(path.display())
-        .cure("put the file itself there, or remove what is there")
+        .help("put the file itself there, or remove what is there")
 }
 
 #[cfg(test)]

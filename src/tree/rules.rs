@@ -95,5 +95,5 @@ fn decide(patterns: &Gitignore, path: &[u8], is_folder: bool) -> Match<()> {
 
 /// A pattern that cannot be read stops the save: guessing could save what must not be, or lose what must.
 fn malformed(place: &str, error: &dyn std::error::Error) -> Error {
-    Error::usage("malformed ignore pattern").at(place).got(error).cure("the syntax is that of gitignore, in UTF-8")
+    Error::usage("malformed ignore pattern").at(place).got(error).help("the syntax is that of gitignore, in UTF-8")
 }

@@ -130,7 +130,7 @@ impl Staged {
             Errno::ISDIR => Error::conflict("cannot place a file")
                 .at(self.shown.display())
                 .got("a folder with this name")
-                .cure("move it away, or let it be replaced with --overwrite"),
+                .help("move it away, or let it be replaced with --overwrite"),
             _ => Error::io("cannot place a file", &self.shown, errno.into()),
         })?;
         self.temporary.clear();

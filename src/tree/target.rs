@@ -75,7 +75,7 @@ impl Target {
                 .at(dest.display())
                 .expected("a folder")
                 .got("a file on the way")
-                .cure("name another place, or move the file away"),
+                .help("name another place, or move the file away"),
             _ => Error::io(what, dest, error),
         };
         let was_there = dest.is_dir();

@@ -168,7 +168,7 @@ pub fn walk(root: &Path, rules: &Rules) -> Result<Walk> {
         return Err(Error::usage("what is to be saved lies in a folder that is left out")
             .at(root.display())
             .got(above.display())
-            .cure("a repository cannot be saved into itself: `towline sync` copies one"));
+            .help("a repository cannot be saved into itself: `towline sync` copies one"));
     }
     let in_force = InForce::new(&rules.excludes)?;
     let is_folder = real.metadata().map_err(fault)?.is_dir();
@@ -377,5 +377,5 @@ fn too_long(path: &[u8]) -> Error {
         .at(shown(path))
         .expected(format!("at most {PATH_LEN_MAX} bytes, {SEGMENT_LEN_MAX} in each name"))
         .got(format!("{} bytes", path.len()))
-        .cure("give it a shorter name, or leave it out: --exclude")
+        .help("give it a shorter name, or leave it out: --exclude")
 }

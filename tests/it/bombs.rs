@@ -367,8 +367,8 @@ fn tensors_over_the_same_chunks_do_not_exceed_the_budget() {
     let (refused, peak) = measured(choose("t*"));
     let error = refused.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Exhausted, "{error}");
-    let cure = error.cure_text().unwrap();
-    assert!(cure.contains("fewer tensors") && cure.contains("--memory"), "{cure}");
+    let help = error.help_text().unwrap();
+    assert!(help.contains("fewer tensors") && help.contains("--memory"), "{help}");
     assert!(peak < MEMORY_MIN + 4 * MIB, "{peak}");
     // A few of them fit.
     let chosen = run(choose("t1[0-9]")).unwrap();

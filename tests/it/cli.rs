@@ -224,7 +224,7 @@ fn cat_writes_the_bytes_asked_for() {
     user.ok(&["save", "tree/a.txt", "one"]);
     assert_eq!(user.ok(&["cat", "one:a.txt"]), "hello, world");
     let error = user.fails(&["cat", "one"], 2);
-    assert_eq!(error["cure"], "`towline show one --files` lists its files");
+    assert_eq!(error["help"], "`towline show one --files` lists its files");
 }
 
 #[test]
@@ -271,7 +271,7 @@ fn json_has_the_members_that_the_help_promises() {
     has_members(&user.json(&["collect", "--grace", "0"], 0), keys);
     let checks = user.json(&["doctor"], 0);
     has_members(&checks, "checks");
-    has_members(&checks["checks"][0], "what outcome detail cure");
+    has_members(&checks["checks"][0], "what outcome detail help");
 }
 
 #[test]
@@ -288,8 +288,8 @@ fn sync_moves_what_is_lacking() {
     let user = User::with_tree();
     user.ok(&["cp", "run/1", "other"]);
     let error = user.fails(&["sync", "../repo", "../there"], 3);
-    let cure = error["cure"].as_str().unwrap();
-    assert!(cure.contains("--init") && cure.contains("towline init "), "{error}");
+    let help = error["help"].as_str().unwrap();
+    assert!(help.contains("--init") && help.contains("towline init "), "{error}");
     user.ok(&["init", "../there"]);
     assert_eq!(user.json(&["sync", "../repo", "../there", "run"], 0)["names"], 1);
     let again = user.json(&["sync", "../repo", "../there"], 0);
@@ -312,7 +312,7 @@ fn exit_codes_tell_what_kind_of_trouble() {
     }
     let nowhere = user.work().join("nowhere");
     let error = user.fails(&["ls", "--repo", "nowhere"], 3);
-    assert_eq!(error["cure"], format!("towline init {}", nowhere.display()));
+    assert_eq!(error["help"], format!("towline init {}", nowhere.display()));
     assert!(!nowhere.exists(), "looking for a repository made one");
     fs::create_dir(&nowhere).unwrap();
     assert_eq!(user.fails(&["ls", "--repo", "nowhere"], 3)["place"], nowhere.to_str().unwrap());
@@ -390,7 +390,7 @@ fn errors_for_people_have_cause_and_cure() {
     assert!(ran.err.contains("\n  cause: ") && ran.err.contains("\n  help: towline init "), "{}", ran.err);
     assert!(!ran.err.contains('\x1b'), "colours in a pipe");
     let usage = user.fails(&["save", "only-a-path"], 2);
-    has_members(&usage, "kind message place cure causes");
+    has_members(&usage, "kind message place help causes");
 }
 
 #[test]

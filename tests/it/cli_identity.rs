@@ -52,7 +52,7 @@ fn nothing_is_overwritten_unasked() {
 fn mistakes_are_told_with_the_way_out() {
     let user = User::with_repository();
     let error = user.fails(&["identity", "issue", "west/a", "--to", "a"], 3);
-    assert!(error["cure"].as_str().unwrap().starts_with("towline identity init"), "{error}");
+    assert!(error["help"].as_str().unwrap().starts_with("towline identity init"), "{error}");
     assert!(!user.exists("a"));
     user.ok(&["identity", "init", "--authority", "ca"]);
     for agent in ["west", "West/a", "west/", "west/a/b"] {

@@ -72,7 +72,7 @@ fn restore_of_an_empty_tree_empties_nothing_unless_told() {
     for args in [&["restore", "none", "out", "--delete"][..], &["restore", "none", "out", "--delete", "--dry-run"]] {
         let error = user.fails(args, 5);
         assert!(error["message"].as_str().unwrap().contains("1 files with 8 B there"), "{error}");
-        assert!(error["cure"].as_str().unwrap().contains("--yes"), "{error}");
+        assert!(error["help"].as_str().unwrap().contains("--yes"), "{error}");
     }
     assert!(user.exists("out/precious") && !user.exists("out/sub"), "something was written before it was refused");
     user.ok(&["restore", "none", "out"]);

@@ -127,9 +127,9 @@ fn the_cure_that_verify_tells_is_one() {
     fs::write(&pack, bytes).unwrap();
     let found = user.run(&["verify", "--data"]);
     assert_eq!(found.code, Some(4), "{}", found.err);
-    let cure = found.err.split('`').nth(1).unwrap();
-    let cure: Vec<&str> = cure.split(' ').skip(1).collect();
-    assert_eq!(user.run(&cure).code, Some(4));
+    let help = found.err.split('`').nth(1).unwrap();
+    let help: Vec<&str> = help.split(' ').skip(1).collect();
+    assert_eq!(user.run(&help).code, Some(4));
     user.ok(&["save", "tree", "run/1"]);
     user.ok(&["verify", "--data"]);
 }

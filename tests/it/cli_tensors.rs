@@ -153,7 +153,7 @@ fn what_cannot_be_is_refused_before_anything_is_written() {
         let error = user.fails(&line, code);
         let message = error["message"].as_str().unwrap();
         assert!(message.starts_with(said), "{args}: {error}");
-        assert!(said.is_empty() || error["cure"].is_string(), "{args}: {error}");
+        assert!(said.is_empty() || error["help"].is_string(), "{args}: {error}");
     }
     assert!(!user.exists("out"));
     user.ok(&["restore", "both", "out", "--tensor", "copy.safetensors:step"]);

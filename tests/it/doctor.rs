@@ -35,7 +35,7 @@ async fn every_real_store_is_clean() {
         let before = diagnose(&test.store, &Progress::default()).await.unwrap();
         let lacking = troubles(&before);
         assert_eq!(lacking.iter().map(|check| &*check.what).collect::<Vec<_>>(), ["repository"], "{}", test.name);
-        assert!(lacking[0].cure.as_ref().unwrap().contains("towline init"), "{lacking:?}");
+        assert!(lacking[0].help.as_ref().unwrap().contains("towline init"), "{lacking:?}");
         let left: Vec<_> = test.store.objects().list(None).try_collect().await.unwrap();
         assert_eq!(left, [], "{}: everything was removed", test.name);
 
@@ -71,7 +71,7 @@ async fn a_store_that_ignores_conditions_is_bad() {
     for what in ["shared writing", "create if absent"] {
         assert_eq!(checks[what].outcome, Outcome::Bad, "{:?}", checks[what]);
     }
-    assert!(checks["shared writing"].cure.as_ref().unwrap().contains("or a directory"));
+    assert!(checks["shared writing"].help.as_ref().unwrap().contains("or a directory"));
 }
 
 async fn keep_versions(bucket: &Bucket) {
@@ -104,7 +104,7 @@ async fn versions_are_a_warning_and_an_expiry_of_packs_is_bad() {
             let found = diagnose(&store, &Progress::default()).await.unwrap();
             let checks = by_name(&found);
             assert_eq!(checks["versioning"].outcome, Outcome::Warn, "{}: {:?}", server.name, checks["versioning"]);
-            assert!(checks["versioning"].cure.is_some());
+            assert!(checks["versioning"].help.is_some());
             assert_eq!(checks["lifecycle"].outcome, Outcome::Ok, "{}: {:?}", server.name, checks["lifecycle"]);
         }
 
@@ -112,7 +112,7 @@ async fn versions_are_a_warning_and_an_expiry_of_packs_is_bad() {
         let found = diagnose(&store, &Progress::default()).await.unwrap();
         let lifecycle = by_name(&found)["lifecycle"];
         assert_eq!(lifecycle.outcome, Outcome::Bad, "{}: {lifecycle:?}", server.name);
-        assert!(lifecycle.detail.contains("spring-cleaning") && lifecycle.cure.is_some(), "{lifecycle:?}");
+        assert!(lifecycle.detail.contains("spring-cleaning") && lifecycle.help.is_some(), "{lifecycle:?}");
     }
 }
 
@@ -166,8 +166,8 @@ async fn who_is_refused_is_told_as_whom_and_the_rest_is_an_error() {
 
 #[test]
 fn outcomes_are_lower_case_in_json() {
-    let check = Check { what: "w".into(), outcome: Outcome::Warn, detail: "d".into(), cure: None };
+    let check = Check { what: "w".into(), outcome: Outcome::Warn, detail: "d".into(), help: None };
     let json = serde_json::to_value(Diagnosis { checks: vec![check] }).unwrap();
-    let expected = serde_json::json!({ "checks": [{ "what": "w", "outcome": "warn", "detail": "d", "cure": null }] });
+    let expected = serde_json::json!({ "checks": [{ "what": "w", "outcome": "warn", "detail": "d", "help": null }] });
     assert_eq!(json, expected);
 }

@@ -110,7 +110,7 @@ fn refused(found: Capabilities, reason: &str) {
     assert_eq!(error.kind(), ErrorKind::Unsupported);
     assert!(error.to_string().contains("create-if-absent"), "{error}");
     assert!(error.to_string().contains(reason), "{error}");
-    assert!(error.cure_text().unwrap().contains("or a directory"), "says the way out");
+    assert!(error.help_text().unwrap().contains("or a directory"), "says the way out");
 }
 
 /// F11: "A store that ignores conditional creates, or honours them one at a time but not in a race, is refused for shared

@@ -86,9 +86,9 @@ async fn read_request(client: &mut TcpStream) -> String {
 
 fn check(error: &Error) {
     assert_eq!(error.kind(), ErrorKind::Usage, "{error:?}");
-    let (text, cure) = (error.to_string(), error.cure_text().unwrap_or_default());
+    let (text, help) = (error.to_string(), error.help_text().unwrap_or_default());
     assert!(text.contains("lsewhere") || text.contains("another region"), "{error:?}");
-    assert!(cure.contains("AWS_REGION"), "{cure}");
+    assert!(help.contains("AWS_REGION"), "{help}");
 }
 
 #[tokio::test]

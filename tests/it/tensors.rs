@@ -253,7 +253,7 @@ async fn what_was_not_saved_is_named() {
 
     let error = house.refused("model.row").await;
     assert_eq!(error.kind(), ErrorKind::NotFound);
-    assert!(error.cure_text().unwrap().contains("towline tensors n"), "{error:?}");
+    assert!(error.help_text().unwrap().contains("towline tensors n"), "{error:?}");
     for (selector, kind) in [
         ("elsewhere:model.rows", ErrorKind::NotFound),
         ("model.rows[0:7]", ErrorKind::Usage),

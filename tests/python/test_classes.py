@@ -124,7 +124,7 @@ def test_a_name_in_stored_data_makes_nothing(key):
     value = {"here": [VALUES[key]]}
     with pytest.raises(towline.Mismatch, match=r"state\['here'\]\[0\] holds .*allow_classes") as caught:
         again(value)
-    assert caught.value.place == "state['here'][0]" and caught.value.cure
+    assert caught.value.place == "state['here'][0]" and caught.value.help
     # Nor does an object of another class, or kind.
     for other in (5, VALUES, VALUES["frozen" if key != "frozen" else "config"]):
         with pytest.raises(towline.Mismatch):

@@ -32,7 +32,7 @@ from .test_spool import MIB, fill, small_disk  # noqa: F401
 def test_words_of_the_command_line(said, text):
     assert str(errors.make("conflict", said)) == text
     made = errors.make("conflict", "something", "place", said)
-    assert str(made) == f"something ({text})" and made.cure == text
+    assert str(made) == f"something ({text})" and made.help == text
 
 
 def test_an_error_of_a_restore_says_what_to_pass(repository, tmp_path):

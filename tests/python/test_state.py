@@ -221,7 +221,7 @@ class Opaque:
 def test_what_cannot_be_kept_is_named(value, place, what):
     with pytest.raises(towline.UnsupportedValue, match=what) as caught:
         state.describe(value)
-    assert caught.value.place.startswith(place) and caught.value.cure
+    assert caught.value.place.startswith(place) and caught.value.help
 
 
 def test_a_state_that_holds_itself_is_refused():

@@ -11,7 +11,7 @@ use towline::Error;
 /// `towline.errors.make`.
 static MAKE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
 
-/// The exception for `error`, its causes and its cure in the text.
+/// The exception for `error`, its causes and its help in the text.
 pub(crate) fn raised(py: Python<'_>, error: &Error) -> PyErr {
     let mut text = error.to_string();
     let mut cause = error.source();
@@ -24,7 +24,7 @@ pub(crate) fn raised(py: Python<'_>, error: &Error) -> PyErr {
     }
     let function = MAKE.get_or_try_init(py, || Ok(py.import("towline.errors")?.getattr("make")?.unbind()));
     let made =
-        function.and_then(|make| make.call1(py, (error.kind().word(), text, error.place(), error.cure_text(), errno)));
+        function.and_then(|make| make.call1(py, (error.kind().word(), text, error.place(), error.help_text(), errno)));
     match made {
         Ok(exception) => PyErr::from_value(exception.into_bound(py)),
         Err(error) => error,

@@ -211,9 +211,9 @@ struct Guard {
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        let (text, cure) =
+        let (text, help) =
             (format!("the {} was stopped before it was done", self.what), format!("{} again", self.what));
-        self.outcome.set(Err(Error::cancelled(text).cure(cure)));
+        self.outcome.set(Err(Error::cancelled(text).help(help)));
     }
 }
 

@@ -87,7 +87,7 @@ impl Accept {
         if from.is_empty() || names.is_empty() {
             return Err(Error::usage("[[custody.accept]] accepts nothing")
                 .expected("at least one pattern in each of from and names")
-                .cure("name them, or remove the entry"));
+                .help("name them, or remove the entry"));
         }
         let allowance = Allowance {
             bytes: max.map_or(capacity / CAPACITY_PART, |bytes| bytes.0),

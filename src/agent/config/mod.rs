@@ -168,7 +168,7 @@ impl Config {
         let file: File = toml::from_str(text).map_err(|source| {
             Error::usage("settings of the agent are malformed")
                 .at(path.display())
-                .cure("docs/operations.md lists the keys")
+                .help("docs/operations.md lists the keys")
                 .source(source)
         })?;
         file.settle(path).map_err(|error| if error.place().is_none() { error.at(path.display()) } else { error })
@@ -188,7 +188,7 @@ impl File {
             return Err(Error::usage("`http` is not a loopback address: what it carries is not encrypted")
                 .expected("127.0.0.1:PORT or [::1]:PORT")
                 .got(http)
-                .cure("let a proxy on this machine that encrypts reach it"));
+                .help("let a proxy on this machine that encrypts reach it"));
         }
         let cache = self.cache.map(|cache| CacheConfig {
             dir: folder.join(cache.dir),
@@ -222,21 +222,21 @@ impl File {
     /// Nothing of an agent goes over a network without a certificate, and what it gives others is what its cache holds.
     fn can_have_peers(&self) -> Result<()> {
         if self.listen.is_none() && !self.callers.is_empty() {
-            return Err(Error::usage("`callers` is set, but not `listen`").cure("set both, or neither"));
+            return Err(Error::usage("`callers` is set, but not `listen`").help("set both, or neither"));
         }
         if self.listen.is_none() && self.custody.is_some() {
-            return Err(Error::usage("[custody] is set, but not `listen`").cure("set both, or neither"));
+            return Err(Error::usage("[custody] is set, but not `listen`").help("set both, or neither"));
         }
         if self.listen.is_none() && self.admission.is_some() {
-            return Err(Error::usage("[admission] is set, but not `listen`").cure("set both, or neither"));
+            return Err(Error::usage("[admission] is set, but not `listen`").help("set both, or neither"));
         }
         if self.http.is_none() && self.open_metrics {
-            return Err(Error::usage("`open_metrics` is set, but not `http`").cure("set both, or neither"));
+            return Err(Error::usage("`open_metrics` is set, but not `http`").help("set both, or neither"));
         }
         let names_others = self.peers.as_ref().is_some_and(PeersSection::wants);
         if self.sidecar.entrusts() && !names_others {
             return Err(Error::usage("[sidecar] entrust is set, but [peers] names no other agent")
-                .cure("say where they are: addresses, dns or registered in [peers]"));
+                .help("say where they are: addresses, dns or registered in [peers]"));
         }
         let wants = match (self.listen, names_others) {
             (Some(_), _) => "`listen` is set",
@@ -244,19 +244,19 @@ impl File {
             (None, false) => return Ok(()),
         };
         if self.listen.is_none() && self.peers.as_ref().is_some_and(PeersSection::registers) {
-            return Err(Error::usage("[peers] register is set, but not `listen`").cure("set both, or neither"));
+            return Err(Error::usage("[peers] register is set, but not `listen`").help("set both, or neither"));
         }
         if self.identity.is_none() {
             return Err(Error::usage(format!("{wants}, but no identity"))
-                .cure("make one: towline identity issue SITE/AGENT --to DIR; then set `identity` to DIR"));
+                .help("make one: towline identity issue SITE/AGENT --to DIR; then set `identity` to DIR"));
         }
         if self.cache.is_none() {
-            return Err(Error::usage(format!("{wants}, but no cache")).cure("set [cache] dir and capacity"));
+            return Err(Error::usage(format!("{wants}, but no cache")).help("set [cache] dir and capacity"));
         }
         if self.listen.is_some() && self.allow.is_empty() {
             return Err(Error::usage("`listen` is set, but no [[allow]] says which agents may read which names")
                 .expected("a rule, such as [[allow]] agents = \"cloud/*\" names = \"run-7/**\"")
-                .cure(
+                .help(
                     "add one; everything for every agent of the authority is: [[allow]] agents = \"**\" names = \"**\"",
                 ));
         }
@@ -274,19 +274,19 @@ fn socket_fits(socket: &Path) -> Result<()> {
         .at(socket.display())
         .expected(format!("at most {SOCKET_PATH_MAX} bytes"))
         .got(len)
-        .cure("set `socket` to a shorter path, such as /run/towline/agent.sock"))
+        .help("set `socket` to a shorter path, such as /run/towline/agent.sock"))
 }
 
 fn repositories(folder: &Path, one: Option<String>, several: Vec<String>) -> Result<Vec<Location>> {
     if one.is_some() && !several.is_empty() {
-        return Err(Error::usage("both `repository` and `repositories` are set").cure("list all in `repositories`"));
+        return Err(Error::usage("both `repository` and `repositories` are set").help("list all in `repositories`"));
     }
     let located = |text: String| {
         if text.contains("://") { text.parse() } else { Location::directory(folder.join(text)) }
     };
     let found: Vec<Location> = one.into_iter().chain(several).map(located).collect::<Result<_>>()?;
     if found.is_empty() {
-        return Err(Error::usage("no repository is set").cure("set `repository` to a path or s3://BUCKET/PREFIX"));
+        return Err(Error::usage("no repository is set").help("set `repository` to a path or s3://BUCKET/PREFIX"));
     }
     Ok(found)
 }

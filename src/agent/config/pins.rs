@@ -72,7 +72,7 @@ impl CallerPins {
         Err(Error::denied("pin of another agent lasts too long")
             .expected(format!("at most {}", span::show(self.time)))
             .got(span::show(lasting))
-            .cure("ask for less, or raise max_time in [caller_pins] of the settings of the agent that is asked"))
+            .help("ask for less, or raise max_time in [caller_pins] of the settings of the agent that is asked"))
     }
 
     /// Limit of all pins of `caller`.

@@ -122,7 +122,7 @@ fn keeps_out_of_checkpoints(to: &Path, watch: &[Watched]) -> Result<()> {
             return Err(Error::usage("[sidecar] restore writes where [[sidecar.watch]] looks for checkpoints")
                 .expected(format!("a folder outside of {}", watched.folder.display()))
                 .got(to.display())
-                .cure(
+                .help(
                     "remove this `restore`: the watch restores the latest step by itself; or choose another folder",
                 ));
         }

@@ -122,8 +122,8 @@ fn a_pattern_is_a_text_or_a_list_wherever_it_stands() {
         let accept = config.custody.unwrap().accept;
         assert!(accept.include(&agent("home")) && !accept.include(&agent("cloud")));
     }
-    let cure = parse(LISTENING).unwrap_err().cure_text().unwrap().to_owned();
-    assert!(cure.ends_with("[[allow]] agents = \"**\" names = \"**\""), "{cure}");
+    let help = parse(LISTENING).unwrap_err().help_text().unwrap().to_owned();
+    assert!(help.ends_with("[[allow]] agents = \"**\" names = \"**\""), "{help}");
     let all = parse(&format!("{LISTENING}[[allow]]\nagents = '**'\nnames = '**'")).unwrap();
     assert!(all.policy.allows(&agent("any"), &"run/a/b".parse().unwrap()));
 }

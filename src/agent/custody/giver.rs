@@ -195,7 +195,7 @@ impl Refuge for Giver {
         Err(Error::unreachable("no agent keeps this checkpoint")
             .at(&self.to)
             .got(got)
-            .cure("see `entrust` in [sidecar] of this agent's settings, and [custody] in the other's"))
+            .help("see `entrust` in [sidecar] of this agent's settings, and [custody] in the other's"))
     }
 
     async fn release(&self, name: &Name) {
@@ -248,5 +248,5 @@ fn said<T: DeserializeOwned>(status: StatusCode, body: &[u8]) -> Result<T> {
     let of = |field: &str| told["error"][field].as_str().map(str::to_owned);
     let kind = of("kind").map_or(ErrorKind::Other, |kind| ErrorKind::from_word(&kind));
     let error = Error::new(kind, of("message").unwrap_or_else(|| "it is refused".to_owned()));
-    Err(of("cure").into_iter().fold(error, Error::cure))
+    Err(of("help").into_iter().fold(error, Error::help))
 }

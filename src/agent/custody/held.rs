@@ -129,7 +129,7 @@ pub(in crate::agent) fn names(name: &Name, from: &Identity, id: Ulid) -> Result<
         return Err(Error::usage("only steps of a run are taken into custody")
             .expected("RUN/step-N")
             .got(name)
-            .cure("save it instead"));
+            .help("save it instead"));
     }
     let own = format!("custody/{}", from.path());
     Ok([name.clone(), format!("{own}/{name}").parse()?, format!("{own}/{id}/{name}").parse()?])

@@ -99,15 +99,15 @@ pub(in crate::agent) async fn keep(house: Arc<House>, shelf: Arc<Shelf>, keeping
 
 /// Sets aside what is kept as `id`, after so many saves failed, the last one with `error`.
 async fn set_aside(house: &House, shelf: &Arc<Shelf>, id: Ulid, tries: u32, error: &Error) {
-    let cause = error.cure_text().map_or_else(String::new, |cure| format!("{cure}; then "));
+    let cause = error.help_text().map_or_else(String::new, |help| format!("{help}; then "));
     let aside = Aside {
         since: house.now().to_string(),
         tries,
         kind: error.kind().word().to_owned(),
         error: error.to_string(),
-        cure: format!("{cause}towline custody retry {id}; or give it up: towline custody drop {id}"),
+        help: format!("{cause}towline custody retry {id}; or give it up: towline custody drop {id}"),
     };
-    tracing::error!("what is kept as {id} cannot be saved, and is set aside: {error:?}; what to do: {}", aside.cure);
+    tracing::error!("what is kept as {id} cannot be saved, and is set aside: {error:?}; what to do: {}", aside.help);
     let shelf = Arc::clone(shelf);
     match blocking(move || shelf.set_aside(id, aside)).await {
         Ok(()) => {}
@@ -134,7 +134,7 @@ async fn save(house: &House, shelf: &Arc<Shelf>, id: Ulid) -> Result<()> {
         let error = Error::new(kind, "a save for another agent came to no good end")
             .at(&held.what.name)
             .got(said("message").unwrap_or("it was stopped"));
-        return Err(said("cure").map(str::to_owned).into_iter().fold(error, Error::cure));
+        return Err(said("help").map(str::to_owned).into_iter().fold(error, Error::help));
     }
     let what = if view.state == Standing::Done { "is saved" } else { "was taken away by hand" };
     tracing::info!(name = %held.what.name, from = %held.from, "what was in custody {what}");

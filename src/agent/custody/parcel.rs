@@ -130,7 +130,7 @@ impl Contents {
         let changed = || {
             Error::conflict("file changed while it was sent")
                 .at(String::from_utf8_lossy(&found.path))
-                .cure("its writer was not done: it is sent again when it is")
+                .help("its writer was not done: it is sent again when it is")
         };
         let Opened::File(mut file) = self.walk.open(found)? else { return Err(changed()) };
         let (mut hasher, mut left) = (blake3::Hasher::new(), found.stat.size);
@@ -180,7 +180,7 @@ pub(super) fn receive(input: &mut impl Read, target: &Target, room: u64) -> Resu
         if entries > ENTRIES_MAX || paths_len > PATHS_LEN_MAX {
             return Err(Error::exhausted("checkpoint has too many files, or their paths are too long")
                 .expected(format!("at most {ENTRIES_MAX} files, folders and links, and {PATHS_LEN_MAX} bytes of paths"))
-                .cure("save it instead"));
+                .help("save it instead"));
         }
         match &top {
             None if path.contains(&b'/') || matches!(kind, Kind::Link(_)) => {

@@ -57,7 +57,7 @@ impl Register {
             return Err(Error::exhausted("too many checkpoints come at once")
                 .at(&what.name)
                 .expected(most)
-                .cure("try again"));
+                .help("try again"));
         }
         let left = capacity.saturating_sub(self.taken(|_| true).bytes);
         if what.bytes > left {
@@ -65,7 +65,7 @@ impl Register {
                 .at(&what.name)
                 .expected(format!("at most {} ({left} bytes)", size::show(left)))
                 .got(format!("{} bytes", what.bytes))
-                .cure(
+                .help(
                     "raise capacity in [custody] of that agent's settings, or wait until it has saved what it keeps",
                 ));
         }
@@ -74,14 +74,14 @@ impl Register {
 
     fn admit_of(&self, from: &Identity, what: &Announced, allowance: Allowance) -> Result<()> {
         let own = self.taken(|whose| whose == from);
-        let cure = "wait until the keeper has saved what it keeps, have somebody there look at what was set aside \
+        let help = "wait until the keeper has saved what it keeps, have somebody there look at what was set aside \
                     (towline custody list), or raise max and max_parcels of the [[custody.accept]] entry in its settings";
         if own.parcels >= allowance.parcels {
             return Err(Error::exhausted(format!("quota of {} is used up", from.path()))
                 .at(&what.name)
                 .expected(format!("at most {} checkpoints kept", allowance.parcels))
                 .got(format!("{} kept already", own.parcels))
-                .cure(cure));
+                .help(help));
         }
         let left = allowance.bytes.saturating_sub(own.bytes);
         if what.bytes > left {
@@ -90,7 +90,7 @@ impl Register {
                 .at(&what.name)
                 .expected(format!("at most {} ({left} bytes) more, of {most} bytes", size::show(left)))
                 .got(format!("{} bytes", what.bytes))
-                .cure(cure));
+                .help(help));
         }
         Ok(())
     }

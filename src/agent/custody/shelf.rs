@@ -104,7 +104,7 @@ impl Shelf {
         if labels > LABELS_LEN_MAX {
             let error = Error::usage("labels of a checkpoint are too long").at(&what.name);
             let error = error.expected(format!("at most {LABELS_LEN_MAX} bytes")).got(labels);
-            return Err(error.cure("give it fewer labels, or shorter ones"));
+            return Err(error.help("give it fewer labels, or shorter ones"));
         }
         let mut register = self.register();
         register.forget(self.deadline);
@@ -285,7 +285,7 @@ impl Coming {
         Error::unreachable("checkpoint did not arrive in time")
             .at(&self.what.name)
             .expected(format!("all of it {} after room was promised", span::show(self.shelf.deadline)))
-            .cure("raise deadline in [custody] of the keeper's settings")
+            .help("raise deadline in [custody] of the keeper's settings")
             .source(error)
     }
 }
@@ -323,12 +323,12 @@ fn sync(folder: &Path) -> io::Result<()> {
 }
 
 fn not_accepted(from: &Identity, name: &Name) -> Error {
-    Error::denied(format!("agent {} may not give this into custody here", from.path())).at(name).cure(format!(
+    Error::denied(format!("agent {} may not give this into custody here", from.path())).at(name).help(format!(
         "add the name to `names` of a [[custody.accept]] entry with from = \"{}\" in the keeper's settings",
         from.path()
     ))
 }
 
 fn unknown(id: Ulid) -> Error {
-    Error::not_found("nothing is kept, or awaited, under this id").at(id).cure("GET /v1/custody lists what is kept")
+    Error::not_found("nothing is kept, or awaited, under this id").at(id).help("GET /v1/custody lists what is kept")
 }

@@ -150,11 +150,11 @@ fn each_giver_has_a_quota_that_what_was_set_aside_uses_too() {
     let error = promise(&shelf, "a", 11).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Exhausted, "what is promised counts");
     assert!(error.to_string().contains("quota of home/a is used up at run/step-5: expected at most 10 B"), "{error}");
-    assert!(error.cure_text().unwrap().contains("[[custody.accept]]"));
+    assert!(error.help_text().unwrap().contains("[[custody.accept]]"));
     assert!(promise(&shelf, "b", takes).is_ok(), "it is each giver's own");
     take(&shelf, id, &parcel).unwrap();
     let aside =
-        Aside { since: "now".into(), tries: 1, kind: "usage".into(), error: "no step".into(), cure: "drop it".into() };
+        Aside { since: "now".into(), tries: 1, kind: "usage".into(), error: "no step".into(), help: "drop it".into() };
     shelf.set_aside(id, aside.clone()).unwrap();
     assert_eq!((shelf.aside(), shelf.to_save()), (1, Vec::new()));
     assert_eq!(promise(&shelf, "a", 11).unwrap_err().kind(), ErrorKind::Exhausted);
@@ -184,7 +184,7 @@ fn what_no_entry_accepts_is_refused_also_once_it_came() {
     accept.replace(&accepts("[[accept]]\nfrom = 'home/*'\nnames = 'other/*'", 2 * takes).unwrap());
     let error = take(&shelf, id, &parcel).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Denied);
-    assert!(error.cure_text().unwrap().contains("[[custody.accept]]"));
+    assert!(error.help_text().unwrap().contains("[[custody.accept]]"));
     assert_eq!(fs::read_dir(&dir).unwrap().count(), 0, "nothing is kept");
     assert_eq!(promise(&shelf, "a", 1).unwrap_err().kind(), ErrorKind::Denied);
     accept.replace(&accepts(EVERYBODY, 2 * takes).unwrap());

@@ -105,7 +105,7 @@ pub(super) async fn pin(
         Pinned::Lacking { bytes } => Err(Error::exhausted("pin does not fit into the cache")
             .at(&name)
             .expected(format!("{bytes} bytes more ({})", size::show(bytes)))
-            .cure("end other pins, or raise the cache's capacity")
+            .help("end other pins, or raise the cache's capacity")
             .into()),
     }
 }
@@ -116,7 +116,7 @@ pub(super) async fn unpin(
     Path(id): Path<String>,
 ) -> Result<Json<view::Unpinned>, Refusal> {
     let cache = house.cache()?;
-    let unknown = || Error::not_found("there is no such pin").at(&id).cure("`towline pins` lists them");
+    let unknown = || Error::not_found("there is no such pin").at(&id).help("`towline pins` lists them");
     let pin: PinId = id.parse().map_err(|_| unknown())?;
     let end = move || {
         let own = cache.pins().iter().any(|kept| kept.id == pin && door.has(kept));

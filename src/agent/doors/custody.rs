@@ -61,7 +61,7 @@ pub(super) async fn promise(
     let repository: RepositoryId = asked.repository.parse().map_err(malformed)?;
     let what = Announced { name: asked.name.parse()?, repository, labels: asked.labels, bytes: asked.bytes };
     if house.transfers.is_closed() || house.is_told_to_go() {
-        return Err(Error::unreachable("agent goes itself").cure("give it to another one").into());
+        return Err(Error::unreachable("agent goes itself").help("give it to another one").into());
     }
     let id = shelf(&house)?.promise(from, what)?;
     Ok((StatusCode::CREATED, Json(view::Custody { id: id.to_string() })))
@@ -122,7 +122,7 @@ fn arriving(body: BodyDataStream, until: Instant) -> impl Stream<Item = io::Resu
 fn shelf(house: &House) -> Result<&Arc<Shelf>> {
     house.shelf.as_ref().ok_or_else(|| {
         Error::not_found("this agent keeps nothing for others")
-            .cure("let it: [custody] dir and capacity, and [[custody.accept]], in its settings")
+            .help("let it: [custody] dir and capacity, and [[custody.accept]], in its settings")
     })
 }
 
@@ -137,7 +137,7 @@ fn parsed(id: &str) -> Result<Ulid> {
         Error::usage("id is malformed")
             .expected("26 letters and digits")
             .got(format!("{id:.64?}"))
-            .cure("GET /v1/custody lists what is kept")
+            .help("GET /v1/custody lists what is kept")
             .source(source)
     };
     id.parse::<Ulid>().map_err(malformed)

@@ -176,19 +176,19 @@ impl Guard {
         if gives && !self.callers.to_give.include(caller) {
             let caller = caller.path();
             return Err(Error::denied(format!("agent {own} keeps nothing for {caller}"))
-                .cure(format!("add a [[custody.accept]] entry with from = \"{caller}\" and names to its settings")));
+                .help(format!("add a [[custody.accept]] entry with from = \"{caller}\" and names to its settings")));
         }
         if !gives && !self.callers.to_ask.include(caller) {
             let caller = caller.path();
             return Err(Error::denied(format!("agent {own} does not let {caller} ask it"))
-                .cure(format!("add callers = [\"{caller}\"] to its settings")));
+                .help(format!("add callers = [\"{caller}\"] to its settings")));
         }
         if REMOTE.iter().any(|&(may, route)| may == method.as_str() && leads(path, route)) {
             return Ok(());
         }
         Err(Error::denied(format!("agent {own} lets nobody ask this from elsewhere"))
             .at(format!("{method} {path}"))
-            .cure("ask it on its own node"))
+            .help("ask it on its own node"))
     }
 
     fn judge_local(&self, path: &str, headers: &HeaderMap) -> Result<Told, Refusal> {
@@ -209,7 +209,7 @@ impl Guard {
         });
         let error = Error::denied("request shows no token, or a wrong one")
             .expected("Authorization: Bearer TOKEN")
-            .cure(format!("{file}the agent's socket needs none"));
+            .help(format!("{file}the agent's socket needs none"));
         Err(Refusal::new(StatusCode::UNAUTHORIZED, error))
     }
 
@@ -331,7 +331,7 @@ mod tests {
         for callers in [&[][..], &["home/b", "homer/*", "cloud/*"]] {
             let error = called(callers, &Method::POST, warm).unwrap_err();
             assert_eq!(error.to_string(), "agent cloud/b does not let home/a ask it");
-            assert_eq!(error.cure_text(), Some("add callers = [\"home/a\"] to its settings"));
+            assert_eq!(error.help_text(), Some("add callers = [\"home/a\"] to its settings"));
             assert!(called(callers, &Method::GET, "/health").is_err());
         }
         assert!(called(&[], &Method::POST, CUSTODY).is_ok(), "who may give need not be able to ask");
@@ -339,8 +339,8 @@ mod tests {
         let guard = Guard::new(None, Callers { to_ask, ..Callers::default() }, None);
         let error = guard.judge_call(&Identity::new("home", "a").unwrap(), &Method::POST, CUSTODY).unwrap_err();
         assert_eq!(error.to_string(), "agent here keeps nothing for home/a");
-        let cure = "add a [[custody.accept]] entry with from = \"home/a\" and names to its settings";
-        assert_eq!(error.cure_text(), Some(cure));
+        let help = "add a [[custody.accept]] entry with from = \"home/a\" and names to its settings";
+        assert_eq!(error.help_text(), Some(help));
         for callers in [&["home/a"][..], &["home/*"], &["x/y", "**"]] {
             assert!(called(callers, &Method::POST, warm).is_ok(), "{callers:?}");
         }

@@ -81,10 +81,10 @@ pub(super) fn router(house: Arc<House>, token: Option<(&str, &Path)>, open_metri
     let guard = Guard::new(token, callers, own.as_ref()).open_metrics(open_metrics);
     let paths = routes().into_iter().fold(Router::new(), |router, (path, _, methods)| router.route(path, methods));
     let nowhere = || async {
-        Refusal::from(Error::not_found("the API has no such path").cure("GET /openapi.json lists its paths"))
+        Refusal::from(Error::not_found("the API has no such path").help("GET /openapi.json lists its paths"))
     };
     let otherwise = || async {
-        let error = Error::usage("this cannot be done at this path").cure("GET /openapi.json lists what can");
+        let error = Error::usage("this cannot be done at this path").help("GET /openapi.json lists what can");
         Refusal::new(StatusCode::METHOD_NOT_ALLOWED, error)
     };
     paths

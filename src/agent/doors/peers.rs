@@ -45,7 +45,7 @@ pub(super) async fn chunks(
     }
     let place = Arc::clone(&house.attending).try_acquire_owned();
     let place =
-        place.map_err(|_| Error::exhausted("too many processes take chunks").cure("wait until one has ended"))?;
+        place.map_err(|_| Error::exhausted("too many processes take chunks").help("wait until one has ended"))?;
     let (upgrade, leaving) = (hyper::upgrade::on(request), house.leaving.clone());
     house.attended.spawn(async move {
         let _place = place;

@@ -41,7 +41,7 @@ pub(super) async fn pass_on(
     let answered = match wanted(request.headers()) {
         Ok(None) => return next.run(request).await,
         Ok(Some(_)) if door.caller().is_some() => {
-            Err(Error::denied("requests of other agents are not passed on").cure("ask that agent itself").into())
+            Err(Error::denied("requests of other agents are not passed on").help("ask that agent itself").into())
         }
         Ok(Some(at)) => elsewhere(&house, &at, &door, request, next).await,
         Err(error) => Err(error.into()),
@@ -159,6 +159,6 @@ impl Relayed {
 fn unanswered(callee: &Identity, address: &str, error: Error) -> Error {
     Error::new(error.kind(), format!("agent {} cannot be asked", callee.path()))
         .at(address)
-        .cure("is it running, of this version, and reachable over TCP? `towline top` shows the links to it")
+        .help("is it running, of this version, and reachable over TCP? `towline top` shows the links to it")
         .source(error)
 }

@@ -292,5 +292,5 @@ fn absolute(path: PathBuf) -> Result<PathBuf> {
     if path.is_absolute() {
         return Ok(path);
     }
-    Err(Error::usage("path is not absolute").at(path.display()).cure("name it from / on"))
+    Err(Error::usage("path is not absolute").at(path.display()).help("name it from / on"))
 }

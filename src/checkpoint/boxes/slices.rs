@@ -33,7 +33,7 @@ impl Slices {
     /// Usage, if there are too few dimensions, or one is too short.
     pub fn within(&self, shape: &[u64]) -> Result<TensorBox> {
         let refuse = || {
-            Error::usage("box does not lie in the tensor").expected(format!("a box of {shape:?}")).got(self).cure(
+            Error::usage("box does not lie in the tensor").expected(format!("a box of {shape:?}")).got(self).help(
                 "leave out an end to reach to the tensor's own, as in [128:]; `towline tensors NAME` lists the shapes",
             )
         };

@@ -90,7 +90,7 @@ impl File {
         toml::from_str(text).map_err(|source| {
             Error::usage("settings file is malformed")
                 .at(path.display())
-                .cure("its keys are repository, memory, endpoint and allow_http")
+                .help("its keys are repository, memory, endpoint and allow_http")
                 .source(source)
         })
     }

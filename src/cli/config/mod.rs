@@ -178,7 +178,7 @@ impl Settings {
         if effective.allow_http.is_some() {
             return Err(Error::usage("settings file of a folder may not set `allow_http`")
                 .at(found.path.display())
-                .cure("remove it there; use --allow-http, TOWLINE_ALLOW_HTTP=1 or ~/.config/towline/towline.toml"));
+                .help("remove it there; use --allow-http, TOWLINE_ALLOW_HTTP=1 or ~/.config/towline/towline.toml"));
         }
         let decides = effective.repository.is_some() || effective.endpoint.is_some();
         if !decides || self.trusts(found)? {
@@ -188,7 +188,7 @@ impl Settings {
         Err(Error::usage("settings file is not trusted, or has changed since")
             .at(found.path.display())
             .got(effective.lines().join(", "))
-            .cure(format!("if that is what you want: {command}; else give --repo and --endpoint, or set TOWLINE_REPO")))
+            .help(format!("if that is what you want: {command}; else give --repo and --endpoint, or set TOWLINE_REPO")))
     }
 
     /// Whether the user recorded what the file holds.
@@ -209,7 +209,7 @@ impl Settings {
         }
         let embedded = self.embedded.as_deref().ok_or_else(|| {
             Error::usage("no repository was named, and there is no home folder for the default one")
-                .cure("give --repo URL, or set TOWLINE_REPO")
+                .help("give --repo URL, or set TOWLINE_REPO")
         })?;
         Ok(Chosen::Embedded(Location::directory(embedded)?))
     }
@@ -221,7 +221,7 @@ impl Settings {
     pub(super) fn authority(&self) -> Result<&Path> {
         self.authority
             .as_deref()
-            .ok_or_else(|| Error::usage("there is no home folder for the authority").cure("give --authority DIR"))
+            .ok_or_else(|| Error::usage("there is no home folder for the authority").help("give --authority DIR"))
     }
 
     /// The settings files that the user trusts.
@@ -229,7 +229,7 @@ impl Settings {
     /// # Errors
     /// Usage, where there is no home folder.
     pub(super) fn trusted(&self) -> Result<&Trusted> {
-        let lacking = || Error::usage("there is no home folder for the record").cure("set HOME or XDG_CONFIG_HOME");
+        let lacking = || Error::usage("there is no home folder for the record").help("set HOME or XDG_CONFIG_HOME");
         self.trusted.as_ref().ok_or_else(lacking)
     }
 

@@ -57,7 +57,7 @@ fn a_planted_file_decides_nothing_until_it_is_trusted() {
         assert_eq!((error.kind(), error.place()), (ErrorKind::Usage, scene.file().to_str()), "{error}");
         assert!(error.to_string().contains(shown), "{error}");
         let command = format!("towline config trust {}", scene.file().display());
-        assert!(error.cure_text().unwrap().contains(&command), "{:?}", error.cure_text());
+        assert!(error.help_text().unwrap().contains(&command), "{:?}", error.help_text());
     }
 
     let recorded = scene.trusted().add(&scene.file()).unwrap();
@@ -125,7 +125,7 @@ fn plain_http_is_never_allowed_by_a_file_of_a_folder() {
     scene.trusted().add(&scene.file()).unwrap();
     let error = scene.settings(Flags::default()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Usage);
-    assert!(error.cure_text().unwrap().contains("TOWLINE_ALLOW_HTTP=1"));
+    assert!(error.help_text().unwrap().contains("TOWLINE_ALLOW_HTTP=1"));
     let flags = Flags { allow_http: true, ..Flags::default() };
     assert!(scene.settings(flags).unwrap().allow_http);
     scene.variables.insert("TOWLINE_ALLOW_HTTP", "1".into());

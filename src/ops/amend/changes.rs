@@ -36,7 +36,7 @@ pub(super) fn amended(
 ) -> Result<Manifest> {
     if base.is_some_and(|base| base.form == Form::File) {
         return Err(Error::usage("the name stands for a single file, which has no paths to change")
-            .cure("save it anew, or put the files under another name"));
+            .help("save it anew, or put the files under another name"));
     }
     let folder = TreeEntry { path: Vec::new(), mode: FOLDER_MODE, mtime: now, kind: EntryKind::Folder };
     let none = ChunkList::default();
@@ -137,7 +137,7 @@ fn is_folder(entry: &TreeEntry) -> bool {
 }
 
 fn in_the_way(path: &[u8]) -> Error {
-    Error::conflict("something of another kind is in the way").at(shown(path)).cure("remove it first")
+    Error::conflict("something of another kind is in the way").at(shown(path)).help("remove it first")
 }
 
 /// A path that something in a tree can have.

@@ -132,7 +132,7 @@ impl Amending<'_> {
         }
         let error = Error::conflict("the tree changes faster than these changes can be made to it")
             .at(self.name)
-            .cure("try again when fewer write; `towline verify` tells if something is missing");
+            .help("try again when fewer write; `towline verify` tells if something is missing");
         Err(match why {
             Some(why) => error.source(why),
             None => error,
@@ -197,7 +197,7 @@ impl Amending<'_> {
             return Err(Error::damaged("a chunk of a file that stays cannot be relied on")
                 .at(self.name)
                 .got(stays)
-                .cure("`towline verify --data` tells what is damaged; save that again, or remove it from the tree"));
+                .help("`towline verify --data` tells what is damaged; save that again, or remove it from the tree"));
         }
         self.stored = None;
         Ok(None)

@@ -9,7 +9,7 @@ pub(super) async fn address(bucket: &Bucket) -> [Check; 3] {
     let endpoint = match bucket.endpoint() {
         None => Check::ok("endpoint", "AWS"),
         Some(clear) if bucket.is_in_clear() => {
-            Check::warn("endpoint", format!("{clear}: data and names cross the network in clear")).cure("use https")
+            Check::warn("endpoint", format!("{clear}: data and names cross the network in clear")).help("use https")
         }
         Some(endpoint) => Check::ok("endpoint", endpoint),
     };
@@ -61,7 +61,7 @@ fn versioning(found: Versioning) -> Check {
         Versioning::Off => Check::ok(WHAT, "off"),
         Versioning::Suspended => Check::ok(WHAT, "suspended; versions from before stay and are paid for"),
         Versioning::Enabled => Check::warn(WHAT, "on: what `towline collect` deletes is kept and paid for")
-            .cure("turn it off, or add a lifecycle rule that expires noncurrent versions"),
+            .help("turn it off, or add a lifecycle rule that expires noncurrent versions"),
     }
 }
 
@@ -76,7 +76,7 @@ fn lifecycle(rules: &[LifecycleRule]) -> Vec<Check> {
             let does =
                 if rule.expires { "deletes objects by age, packs in use too" } else { "moves packs out of reach" };
             Check::bad(WHAT, format!("{} {does}", named(rule)))
-                .cure("remove it, or keep it off this prefix; `towline collect` deletes what nothing needs")
+                .help("remove it, or keep it off this prefix; `towline collect` deletes what nothing needs")
         })
         .collect();
     if !hurting.is_empty() {
@@ -96,7 +96,7 @@ fn object_lock(lock: Option<&ObjectLock>) -> Check {
     let Some(lock) = lock else { return Check::ok(WHAT, "off") };
     let Some(mode) = &lock.mode else {
         return Check::warn(WHAT, "on, without a default retention: what is deleted is kept as an old version")
-            .cure("use a bucket without object lock, or expire noncurrent versions by a lifecycle rule");
+            .help("use a bucket without object lock, or expire noncurrent versions by a lifecycle rule");
     };
     let period = match (lock.days, lock.years) {
         (Some(days), _) => counted(days, "day"),
@@ -104,7 +104,7 @@ fn object_lock(lock: Option<&ObjectLock>) -> Check {
         (None, None) => "a time".to_owned(),
     };
     Check::bad(WHAT, format!("{mode} for {period}: nothing is freed before, and `towline collect` cannot delete"))
-        .cure("use a bucket without a default retention")
+        .help("use a bucket without a default retention")
 }
 
 #[cfg(test)]

@@ -71,10 +71,10 @@ fn file_system(magic: u64) -> Check {
     match nature {
         Nature::Local => Check::ok(WHAT, name),
         Nature::Memory => Check::warn(WHAT, format!("{name}: everything is gone when this machine stops"))
-            .cure("keep what must last on a disk or in S3"),
+            .help("keep what must last on a disk or in S3"),
         Nature::Network => Check::warn(WHAT, format!("{name}: other machines may see what is written here late"))
-            .cure("write from one machine at a time, or share through S3"),
-        Nature::Unknown => Check::warn(WHAT, name).cure("use a directory on a disk, or the store behind it itself"),
+            .help("write from one machine at a time, or share through S3"),
+        Nature::Unknown => Check::warn(WHAT, name).help("use a directory on a disk, or the store behind it itself"),
     }
 }
 
@@ -85,7 +85,7 @@ fn space(free: u64, total: u64) -> Check {
     const WHAT: &str = "free space";
     let detail = format!("{} of {}", size(free), size(total));
     if free < FREE_MIN {
-        return Check::warn(WHAT, detail).cure(FULL);
+        return Check::warn(WHAT, detail).help(FULL);
     }
     Check::ok(WHAT, detail)
 }
@@ -102,9 +102,9 @@ fn fsync(folder: &Path) -> Check {
     match synced() {
         Ok(()) => Check::ok(WHAT, "files and folders can be synced"),
         Err(error) if matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded) => {
-            Check::warn(WHAT, format!("cannot be tried: {error}")).cure(FULL)
+            Check::warn(WHAT, format!("cannot be tried: {error}")).help(FULL)
         }
-        Err(error) => Check::bad(WHAT, format!("does not work: {error}")).cure("use another file system"),
+        Err(error) => Check::bad(WHAT, format!("does not work: {error}")).help("use another file system"),
     }
 }
 
@@ -121,7 +121,7 @@ fn hard_links(folder: &Path) -> Check {
         Err(error) => error,
     };
     Check::bad(WHAT, format!("do not work: {refused}; commits stand on them"))
-        .cure("use a file system that has them (not FAT, exFAT or most FUSE mounts)")
+        .help("use a file system that has them (not FAT, exFAT or most FUSE mounts)")
 }
 
 /// Removes the empty folders in `folder`, and then itself: a store leaves them, since removing them under a writer's feet
@@ -155,7 +155,7 @@ mod tests {
         for magic in [0x6969, 0x0102_1994, 0x6573_5546] {
             let check = file_system(magic);
             assert_eq!(check.outcome, Outcome::Warn);
-            assert!(check.cure.is_some(), "{check:?}");
+            assert!(check.help.is_some(), "{check:?}");
         }
         assert_eq!(space(FREE_MIN - 1, 1 << 40).outcome, Outcome::Warn);
     }

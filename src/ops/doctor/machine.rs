@@ -29,11 +29,11 @@ fn open_files(now: Option<u64>, most: Option<u64>) -> Check {
         Some(now) if now >= OPEN_FILES_MIN => Check::ok(WHAT, format!("{now} may be open")),
         Some(now) => {
             let raise = format!("ulimit -n {OPEN_FILES_MIN}");
-            let cure = match most {
+            let help = match most {
                 Some(most) if most < OPEN_FILES_MIN => format!("as root: {raise}, or raise nofile in limits.conf"),
                 _ => raise,
             };
-            Check::warn(WHAT, format!("only {now} may be open")).cure(cure)
+            Check::warn(WHAT, format!("only {now} may be open")).help(help)
         }
     }
 }
@@ -43,7 +43,7 @@ fn udp_buffers(buffers: [Option<u64>; 2]) -> Check {
     const WHAT: &str = "UDP buffers";
     let [Some(receive), Some(send)] = buffers else {
         return Check::ok(WHAT, "/proc/sys/net/core does not show the limits here; they matter for QUIC between peers")
-            .cure("look on the host: sysctl net.core.rmem_max net.core.wmem_max");
+            .help("look on the host: sysctl net.core.rmem_max net.core.wmem_max");
     };
     let detail = format!("up to {} to receive, {} to send", size(receive), size(send));
     if receive.min(send) >= UDP_BUFFER_MIN {
@@ -57,7 +57,7 @@ fn udp_buffers(buffers: [Option<u64>; 2]) -> Check {
         WHAT,
         format!("{detail}: enough for directories and S3; QUIC between peers on a fast link will want more"),
     )
-    .cure(format!("as root: sysctl -w{}", settings.collect::<String>()))
+    .help(format!("as root: sysctl -w{}", settings.collect::<String>()))
 }
 
 /// `allowed`: what the cgroup or the machine has, in bytes.
@@ -67,7 +67,7 @@ fn memory(allowed: u64) -> Check {
     let (budget, all) = (size(Budget::default_bytes()), size(allowed));
     let detail = format!("buffers up to {budget} unless --memory says otherwise, of {all}; {cores} cores");
     if allowed < 2 * MEMORY_MIN {
-        return Check::warn(WHAT, detail).cure(format!("give the container {} or more", size(2 * MEMORY_MIN)));
+        return Check::warn(WHAT, detail).help(format!("give the container {} or more", size(2 * MEMORY_MIN)));
     }
     Check::ok(WHAT, detail)
 }
@@ -79,13 +79,13 @@ mod tests {
 
     #[test]
     fn low_limits_come_with_the_command_that_raises_them() {
-        assert_eq!(open_files(Some(1024), Some(1 << 20)).cure.unwrap(), "ulimit -n 4096");
-        assert!(open_files(Some(1024), Some(1024)).cure.unwrap().starts_with("as root"));
+        assert_eq!(open_files(Some(1024), Some(1 << 20)).help.unwrap(), "ulimit -n 4096");
+        assert!(open_files(Some(1024), Some(1024)).help.unwrap().starts_with("as root"));
         assert_eq!(open_files(Some(4096), None).outcome, Outcome::Ok);
         assert_eq!(open_files(None, None).outcome, Outcome::Ok);
 
         let low = udp_buffers([Some(212_992), Some(8 << 20)]);
-        assert_eq!(low.cure.as_deref().unwrap(), "as root: sysctl -w net.core.rmem_max=7500000");
+        assert_eq!(low.help.as_deref().unwrap(), "as root: sysctl -w net.core.rmem_max=7500000");
         assert_eq!(udp_buffers([Some(8 << 20); 2]).outcome, Outcome::Ok);
         assert_eq!(low.outcome, Outcome::Ok);
         assert_eq!(udp_buffers([None, Some(8 << 20)]).outcome, Outcome::Ok);

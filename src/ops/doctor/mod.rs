@@ -37,7 +37,7 @@ pub struct Check {
     /// Observation.
     pub detail: String,
     /// Help, where there is something to do.
-    pub cure: Option<String>,
+    pub help: Option<String>,
 }
 
 /// Everything that was looked at.
@@ -49,7 +49,7 @@ pub struct Diagnosis {
 
 impl Check {
     fn new(what: &str, outcome: Outcome, detail: impl Into<String>) -> Self {
-        Self { what: what.to_owned(), outcome, detail: detail.into(), cure: None }
+        Self { what: what.to_owned(), outcome, detail: detail.into(), help: None }
     }
 
     fn ok(what: &str, detail: impl Into<String>) -> Self {
@@ -64,16 +64,16 @@ impl Check {
         Self::new(what, Outcome::Bad, detail)
     }
 
-    fn cure(mut self, cure: impl Into<String>) -> Self {
-        self.cure = Some(cure.into());
+    fn help(mut self, help: impl Into<String>) -> Self {
+        self.help = Some(help.into());
         self
     }
 
     /// A check that failed by `error`.
     fn failed(what: &str, outcome: Outcome, error: &Error) -> Self {
         let check = Self::new(what, outcome, chain(error));
-        match error.cure_text() {
-            Some(cure) => check.cure(cure),
+        match error.help_text() {
+            Some(help) => check.help(help),
             None => check,
         }
     }
@@ -143,7 +143,7 @@ fn access(answer: Result<()>) -> Result<Check> {
     match answer {
         Ok(()) => Ok(Check::ok("access", "the bucket can be listed")),
         Err(error) if error.kind() == ErrorKind::Denied => Ok(Check::failed("access", Outcome::Bad, &error)
-            .cure("use credentials that may list the bucket: docs/security.md has the policies")),
+            .help("use credentials that may list the bucket: docs/security.md has the policies")),
         Err(error) => Err(error),
     }
 }

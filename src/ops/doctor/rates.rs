@@ -83,7 +83,7 @@ fn clock(before: Timestamp, written: Option<Timestamp>, after: Timestamp) -> Che
     let told = humantime::format_duration(Duration::from_secs(skew.as_secs()));
     if skew > SKEW_MAX {
         Check::warn(WHAT, format!("the store's is {told} {way} this machine's; S3 refuses requests beyond 15 minutes"))
-            .cure("set this machine's clock, by NTP: timedatectl set-ntp true")
+            .help("set this machine's clock, by NTP: timedatectl set-ntp true")
     } else if skew > Duration::from_secs(1) {
         Check::ok(WHAT, format!("the store's is {told} {way} this machine's"))
     } else {
@@ -135,7 +135,7 @@ async fn read_back(objects: &dyn ObjectStore, key: &Path, written: &Bytes, progr
 }
 
 fn wrong(key: &Path) -> Error {
-    Error::damaged("store does not give back what was written").at(key).cure("do not keep anything there")
+    Error::damaged("store does not give back what was written").at(key).help("do not keep anything there")
 }
 
 fn throughput([up, down]: [Duration; 2], store: &Store) -> [Check; 2] {

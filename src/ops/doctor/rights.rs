@@ -56,8 +56,8 @@ pub(super) async fn absence(store: &Store) -> Result<Check> {
     const WHAT: &str = "absent objects";
     match store.objects().get(&scratch().join("absent")).await.map_err(Error::from) {
         Err(error) if error.kind() == ErrorKind::Denied => {
-            let cure = "allow s3:ListBucket on the bucket, without a condition on s3:prefix: docs/security.md";
-            Ok(Check::bad(WHAT, "refused (403) instead of not found (404)").cure(cure))
+            let help = "allow s3:ListBucket on the bucket, without a condition on s3:prefix: docs/security.md";
+            Ok(Check::bad(WHAT, "refused (403) instead of not found (404)").help(help))
         }
         Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
         _ => Ok(Check::ok(WHAT, "are not found (404)")),

@@ -88,7 +88,7 @@ mod tests {
     #[test]
     fn what_towline_does_without_is_no_trouble() {
         let checks = judge(&CEPH);
-        assert!(checks.iter().all(|check| check.outcome == Outcome::Ok && check.cure.is_none()), "{checks:?}");
+        assert!(checks.iter().all(|check| check.outcome == Outcome::Ok && check.help.is_none()), "{checks:?}");
         assert!(checks.iter().any(|check| check.detail.contains("without their quotes")));
         assert!(checks.iter().any(|check| check.detail == "ignored without a word; Towline does not need it"));
     }
@@ -98,7 +98,7 @@ mod tests {
         let racy = judge(&Capabilities { create: Verdict::Racy { broken: 3, rounds: 16 }, ..CEPH });
         let bad: Vec<_> = racy.iter().filter(|check| check.outcome == Outcome::Bad).collect();
         assert_eq!(bad.iter().map(|check| &*check.what).collect::<Vec<_>>(), ["shared writing", "create if absent"]);
-        assert!(bad[0].cure.is_some());
+        assert!(bad[0].help.is_some());
         let unclear = judge(&Capabilities { create: Verdict::Unclear, ..CEPH });
         assert_eq!(unclear.iter().filter(|check| check.outcome == Outcome::Warn).count(), 2);
     }

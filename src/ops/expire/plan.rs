@@ -33,7 +33,7 @@ impl ExpirePolicy {
         }
         Err(Error::usage("nothing says which steps to keep")
             .expected("--keep-last, --keep-every, --keep-min or --keep-max")
-            .cure("`--keep-last 1` keeps the latest step only"))
+            .help("`--keep-last 1` keeps the latest step only"))
     }
 }
 

@@ -58,7 +58,7 @@ impl Items {
         let mut list: Vec<Item> = manifest.entries.iter().enumerate().filter_map(relative).collect();
         if !only.is_empty() {
             list = taken(list, only)
-                .map_err(|error| error.cure(format!("`towline show {} --files` lists the paths", saved.name)))?;
+                .map_err(|error| error.help(format!("`towline show {} --files` lists the paths", saved.name)))?;
         }
         Ok(Self { folder: dest.to_owned(), is_folder: true, list, keep_setuid: false })
     }

@@ -112,7 +112,7 @@ impl Repository {
         if options.delete && !options.only.is_empty() {
             return Err(Error::usage("only some paths are to be restored, and everything else deleted")
                 .got(options.only.join(", "))
-                .cure("leave out one of the two"));
+                .help("leave out one of the two"));
         }
         options.progress.phase("opening", 0);
         let saved = self.saved(name).await?.shared();
@@ -238,7 +238,7 @@ impl Repository {
                 Err(error) => return Err(error),
             }
         }
-        Err(Error::conflict("packs are repacked faster than they can be read").at(&saved.name).cure("try again"))
+        Err(Error::conflict("packs are repacked faster than they can be read").at(&saved.name).help("try again"))
     }
 
     /// A pack went away: the name may have a new map of the same tree.
@@ -247,12 +247,12 @@ impl Repository {
         match state.refs.get(&old.name) {
             Some(value) if value.map_key == old.value.map_key => Err(Error::damaged("a pack is missing")
                 .at(error.place().unwrap_or("an unknown key"))
-                .cure("towline verify --repair tells what it hits; saving the same content again heals it")
+                .help("towline verify --repair tells what it hits; saving the same content again heals it")
                 .source(error)),
             Some(value) if value.manifest == old.value.manifest => Ok(self.saved(&old.name).await?.shared()),
             Some(_) => Err(Error::conflict("name was replaced and its old content collected during this restore")
                 .at(&old.name)
-                .cure("run the restore again")),
+                .help("run the restore again")),
             None => {
                 Err(Error::not_found("name was removed and its content collected during this restore").at(&old.name))
             }

@@ -58,7 +58,7 @@ impl Surplus {
         Err(Error::conflict("restoring this empty tree would empty the folder")
             .at(items.folder.display())
             .got(format!("{files} files with {} there", show(bytes)))
-            .cure("--yes empties it all the same; --dry-run shows what would go"))
+            .help("--yes empties it all the same; --dry-run shows what would go"))
     }
 
     /// Removes it.

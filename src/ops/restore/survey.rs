@@ -122,7 +122,7 @@ impl Survey {
                     .at(items.folder.join(shown(&item.path)).display())
                     .expected(kind_word(&entry.kind))
                     .got(got)
-                    .cure("--overwrite replaces it; or restore to another folder"));
+                    .help("--overwrite replaces it; or restore to another folder"));
             }
             Finding::Differs { clear, .. } => {
                 self.replaced_files += 1;

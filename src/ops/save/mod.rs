@@ -182,7 +182,7 @@ impl Expected {
 fn moved(name: &Name) -> Error {
     Error::conflict("name moved since this save began")
         .at(name)
-        .cure("somebody else saved or removed it; look at it (`towline show`), then save again")
+        .help("somebody else saved or removed it; look at it (`towline show`), then save again")
 }
 
 /// Result of a save.
@@ -262,7 +262,7 @@ impl Repository {
         }
         Err(Error::conflict("collectors purge packs faster than this save can use them")
             .at(name)
-            .cure("collect less often, or with a longer --grace"))
+            .help("collect less often, or with a longer --grace"))
     }
 
     /// Finds what there is to save.

@@ -222,5 +222,5 @@ pub(super) fn check_unchanged(file: &Opened, found: &Found) -> Result<()> {
 fn changed(found: &Found) -> Error {
     Error::conflict("file changed while the tree was being saved")
         .at(super::shown(&found.path))
-        .cure("save again when its writer is done, or leave it out with --exclude")
+        .help("save again when its writer is done, or leave it out with --exclude")
 }

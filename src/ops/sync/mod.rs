@@ -123,7 +123,7 @@ fn choose(state: &State, what: &[Name]) -> Result<Vec<Name>> {
     if let Some(selector) = missing {
         return Err(Error::not_found("the source has no such name or prefix")
             .at(selector)
-            .cure("`towline ls` lists the names"));
+            .help("`towline ls` lists the names"));
     }
     let chosen = state.refs.iter().filter(|(name, _)| what.is_empty() || what.iter().any(|s| name.is_under(s)));
     let mut chosen: Vec<_> = chosen.map(|(name, value)| (value.version, name.clone())).collect();
@@ -173,12 +173,12 @@ impl Syncing<'_> {
                 Step::Gone(error) => {
                     return Err(Error::damaged("an object of the source is missing")
                         .at(error.place().unwrap_or(name.as_str()))
-                        .cure("`towline verify --repair` on the source tells what it hits")
+                        .help("`towline verify --repair` on the source tells what it hits")
                         .source(error));
                 }
             }
         }
-        Err(Error::conflict("packs are collected faster than they can be synced").at(name).cure("try again"))
+        Err(Error::conflict("packs are collected faster than they can be synced").at(name).help("try again"))
     }
 
     /// A name that was only matched by a prefix may go; one that was asked for is missed.

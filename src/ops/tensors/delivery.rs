@@ -125,7 +125,7 @@ impl Repository {
             }
         }
         let name = &delivery.reading.saved.name;
-        Err(Error::conflict("packs are repacked faster than they can be read").at(name).cure("try again"))
+        Err(Error::conflict("packs are repacked faster than they can be read").at(name).help("try again"))
     }
 
     /// Something is damaged: places what is not, and tells which tensors are hit. Fine if none is after all.
@@ -157,7 +157,7 @@ impl Repository {
         Err(Error::damaged(format!("{} of {} tensors cannot be read", names.len(), wanted.len()))
             .at(&delivery.reading.saved.name)
             .got(format!("damage in {shown}{more}"))
-            .cure("name the others to restore them; `towline verify --data --repair`, then saving the same content again, heals")
+            .help("name the others to restore them; `towline verify --data --repair`, then saving the same content again, heals")
             .source(first))
     }
 }

@@ -121,10 +121,10 @@ fn laid_out(reading: &TensorReading) -> Result<NewFile> {
     by_name.sort_by(|a, b| a.name.cmp(&b.name));
     if let Some([one, other]) = by_name.array_windows().find(|[one, other]| one.name == other.name) {
         let refused = if one.path == other.path {
-            Error::usage("a tensor is asked for as two different boxes").cure("restore them into two files")
+            Error::usage("a tensor is asked for as two different boxes").help("restore them into two files")
         } else {
-            let cure = format!("say of which file, as in '{}:{}'", one.path, one.name);
-            Error::usage("two files hold a tensor of this name").got(format!("{}, {}", one.path, other.path)).cure(cure)
+            let help = format!("say of which file, as in '{}:{}'", one.path, one.name);
+            Error::usage("two files hold a tensor of this name").got(format!("{}, {}", one.path, other.path)).help(help)
         };
         return Err(refused.at(&one.name));
     }
@@ -147,7 +147,7 @@ fn path_of(dest: &Path) -> PathBuf {
 fn in_the_way(path: &Path) -> Error {
     Error::conflict("the file is there already")
         .at(path.display())
-        .cure("--overwrite replaces it; or name another folder")
+        .help("--overwrite replaces it; or name another folder")
 }
 
 /// Begins the file, with its header.

@@ -187,7 +187,7 @@ impl Room {
         Err(Error::exhausted("list of the chunks of these tensors takes too much memory")
             .expected(format!("at most {} MiB, half of the memory budget", self.most / MIB))
             .got("more than that")
-            .cure("choose fewer tensors at a time, or raise --memory"))
+            .help("choose fewer tensors at a time, or raise --memory"))
     }
 }
 
@@ -314,7 +314,7 @@ fn check_lengths(global: &Global<'_>) -> Result<()> {
         global.dtype.tensor_len(&part.tensor.shape) != Some(range.end - range.start)
     };
     if global.dtype.tensor_len(global.shape).is_none() || global.parts.iter().any(lies) {
-        return Err(Error::damaged("tensor is not as long as its type and shape make it").cure("save it again"));
+        return Err(Error::damaged("tensor is not as long as its type and shape make it").help("save it again"));
     }
     Ok(())
 }
@@ -325,7 +325,7 @@ fn pieces(global: &Global<'_>, wanted: &TensorBox, element: u64) -> Result<Vec<(
     let covered = cover(wanted, &places).map_err(|why| {
         Error::not_found(format!("some of the tensor was not saved: {why}"))
             .got(format!("{} parts of {:?}", places.len(), global.shape))
-            .cure("save the files of all ranks under one name, or ask for a box that is there")
+            .help("save the files of all ranks under one name, or ask for a box that is there")
     })?;
     let piece = |(at, common): (usize, TensorBox)| {
         let (part, place) = (global.parts.get(at)?, places.get(at)?);
@@ -342,7 +342,7 @@ fn unbroken(global: &Global<'_>, wanted: &TensorBox) -> Result<(usize, Runs)> {
         Error::new(crate::ErrorKind::Unsupported, "its elements do not fill whole bytes, or their size is unknown")
             .expected("all of a tensor that lies in one piece")
             .got(format!("{wanted} of {} {:?}", global.dtype, global.shape))
-            .cure("ask for the tensor without a box, or restore the files that hold it")
+            .help("ask for the tensor without a box, or restore the files that hold it")
     })?;
     let range = &part.tensor.range;
     Ok((part.entry, Runs::plain(range.start, range.end - range.start)))

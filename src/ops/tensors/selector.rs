@@ -106,7 +106,7 @@ impl FromStr for TensorSelector {
                 return Err(Error::usage("no tensor is named")
                     .expected("[PATH:]GLOB[BOX]")
                     .got(text)
-                    .cure("'*' stands for every tensor, as in '*[0:128]'"));
+                    .help("'*' stands for every tensor, as in '*[0:128]'"));
             }
         };
         Ok(selector.slices(slices))
@@ -162,7 +162,7 @@ impl<'m> Index<'m> {
             return Ok(found);
         }
         let missing = Error::not_found("there is no such tensor").at(format!("{name}, {selector}"));
-        Err(missing.cure(if globals.is_empty() {
+        Err(missing.help(if globals.is_empty() {
             format!("no file of it was understood as a checkpoint when it was saved: `towline show {name} --files` tells how each was cut")
         } else {
             format!("`towline tensors {name}` lists them; rows are asked for as [0:8], with a colon")

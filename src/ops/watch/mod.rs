@@ -114,7 +114,7 @@ impl Repository {
                 // Nothing that is brought back now would be used.
                 () = ending.begun() => return Err(Error::cancelled("interrupted while the latest step was restored")
                     .at(dir.display())
-                    .cure("run the same command again to resume")),
+                    .help("run the same command again to resume")),
             }
         } else {
             None

@@ -69,7 +69,7 @@ fn entry_name(saved: &Saved) -> Result<String> {
             return Err(Error::damaged("a label does not name a checkpoint")
                 .at(&saved.name)
                 .got(format!("{ENTRY_LABEL}={label:?}"))
-                .cure("towline restore brings it back under another name"));
+                .help("towline restore brings it back under another name"));
         }
         return Ok(label.clone());
     }

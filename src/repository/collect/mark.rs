@@ -164,7 +164,7 @@ impl Marks {
                 ErrorKind::NotFound | ErrorKind::Damaged => {
                     Error::damaged("nothing can be collected: a map cannot be read")
                         .at(name)
-                        .cure("towline verify --repair rebuilds it, or remove the name")
+                        .help("towline verify --repair rebuilds it, or remove the name")
                         .source(error)
                 }
                 _ => error,

@@ -154,7 +154,7 @@ fn named(place: &Place, error: Error) -> Error {
     let key = layout::owned(Family::Pack, place.pack);
     error
         .at(format!("{key}, chunk {} at byte {}", place.ordinal, place.offset))
-        .cure("towline verify --data --repair condemns the pack; saving the same content again heals what used it")
+        .help("towline verify --data --repair condemns the pack; saving the same content again heals what used it")
 }
 
 /// The frames of one read as they are stored, each verified, and the buffer that they lie in.

@@ -67,7 +67,7 @@ impl Repository {
         let mut packs: Vec<PackRef> = Vec::new();
         let mut rows: Vec<Row> = Vec::new();
         for &id in &old {
-            let lacking = || Error::conflict("index segment was replaced meanwhile").cure("run the command again");
+            let lacking = || Error::conflict("index segment was replaced meanwhile").help("run the command again");
             let info = state.segments.get(&id).ok_or_else(lacking)?;
             let segment = self.segment(id, info).await?;
             append(&segment, state, &mut packs, &mut rows);

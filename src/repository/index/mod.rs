@@ -166,7 +166,7 @@ impl Repository {
             None => self.fetched(id, info).await?,
         };
         let view = SegmentView::parse(&bytes)
-            .map_err(|error| error.at(&key).cure("towline verify --repair rebuilds the index"))?;
+            .map_err(|error| error.at(&key).help("towline verify --repair rebuilds the index"))?;
         let segment = Arc::new(Segment { view, bytes });
         let mut loaded = self.shared.segments.lock().unwrap_or_else(PoisonError::into_inner);
         loaded.insert(id, Arc::clone(&segment));
@@ -186,20 +186,20 @@ impl Repository {
         }
         let key = layout::owned(Family::Index, id);
         objects::checked_len(Kind::Segment, &key, info.len)?;
-        let cure = |error: Error| error.at(&key).cure("towline verify --repair rebuilds the index");
+        let help = |error: Error| error.at(&key).help("towline verify --repair rebuilds the index");
         let staged = match Staged::beside(&path) {
             Ok(staged) => staged,
             Err(error) => {
                 tracing::debug!("index segment is not cached: {error:?}");
                 let object = objects::get_required(&**self.store().objects(), Kind::Segment, &key).await?;
-                SegmentView::parse(&object).and_then(|_| open(Kind::Segment, &object)).map_err(cure)?;
+                SegmentView::parse(&object).and_then(|_| open(Kind::Segment, &object)).map_err(help)?;
                 return Ok(Mapped::Held(object));
             }
         };
         objects::retry(|| objects::download(&**self.store().objects(), &key, info.len, &staged.path)).await?;
         let object = Bytes::from_owner(Mapped::open(&staged.path)?);
         // A compressed one is refused before it is decompressed.
-        SegmentView::parse(&object).and_then(|_| open(Kind::Segment, &object)).map_err(cure)?;
+        SegmentView::parse(&object).and_then(|_| open(Kind::Segment, &object)).map_err(help)?;
         staged.publish(&path)?;
         Mapped::open(&path)
     }
@@ -214,7 +214,7 @@ fn check_len(key: &object_store::path::Path, info: &SegmentInfo, found: u64) -> 
         .at(key)
         .expected(info.len)
         .got(found)
-        .cure("towline verify --repair rebuilds the index"))
+        .help("towline verify --repair rebuilds the index"))
 }
 
 /// A file that becomes another in one step, so that a crash leaves none or all of that one.

@@ -88,7 +88,7 @@ impl Repository {
         }
         Err(Error::unreachable("store neither takes nor refuses a part")
             .at(key)
-            .cure("run the command again: what was uploaded is used again"))
+            .help("run the command again: what was uploaded is used again"))
     }
 
     /// The part of `rank`, if it is there.

@@ -61,7 +61,7 @@ impl FromStr for AttemptId {
         Err(Error::usage("this cannot name an attempt")
             .expected(format!("[A-Za-z0-9._+=-], at most {ATTEMPT_LEN_MAX} bytes"))
             .got(format!("{text:?}"))
-            .cure("for example: 4711.0, the job's number and how often it was restarted"))
+            .help("for example: 4711.0, the job's number and how often it was restarted"))
     }
 }
 

@@ -136,7 +136,7 @@ impl Log {
         let entry = note(Numbered::Entry.key(number), self.entry(number).await, damaged)?;
         if matches!(entry, Some(None)) && self.advance_boundary().await?.floor < number {
             let key = Numbered::Snapshot.key(number);
-            let error = Error::damaged("snapshot is after an entry that is not there").at(&key).cure(PLANTED);
+            let error = Error::damaged("snapshot is after an entry that is not there").at(&key).help(PLANTED);
             damaged.push((key, error));
         }
         Ok(())
@@ -161,7 +161,7 @@ fn stray(number: u64, last: u64) -> (Path, Error) {
         .at(&key)
         .expected(format!("no entry far above the last one, {last}"))
         .got(number)
-        .cure("no reader looks at it: delete it with the store's own tool");
+        .help("no reader looks at it: delete it with the store's own tool");
     (key, error)
 }
 
@@ -202,7 +202,7 @@ impl Replay {
         let Some(Some(found)) = note(key.clone(), log.exact_snapshot(number).await, damaged)? else { return Ok(()) };
         match &self.state {
             Some(state) if *state != found => {
-                let error = Error::damaged("snapshot does not follow from the log").at(&key).cure(PLANTED);
+                let error = Error::damaged("snapshot does not follow from the log").at(&key).help(PLANTED);
                 damaged.push((key, error));
             }
             Some(_) => {}

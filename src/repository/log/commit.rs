@@ -63,7 +63,7 @@ impl Log {
                 }
             }
         }
-        Err(Error::conflict("others commit faster than this writer can").cure("try again when fewer write"))
+        Err(Error::conflict("others commit faster than this writer can").help("try again when fewer write"))
     }
 
     /// Creates entry `number` and learns its fate from what is there, never from the answer: an answer can be lost, a
@@ -93,7 +93,7 @@ impl Log {
         }
         Err(Error::unreachable("store neither takes nor refuses a log entry")
             .at(key)
-            .cure("the commit has not happened yet, but may; run the command again"))
+            .help("the commit has not happened yet, but may; run the command again"))
     }
 
     /// The boundary has passed entry `number`: the object there may be a stray. The state remembers the last write of
@@ -120,7 +120,7 @@ impl Log {
         }
         Err(Error::unreachable("a commit was overtaken by a truncation of the log; its outcome is unknown")
             .at(Numbered::Entry.key(number))
-            .cure("look whether it happened (`towline ls`), and run the command again if not"))
+            .help("look whether it happened (`towline ls`), and run the command again if not"))
     }
 
     /// Best effort: a missing snapshot only makes folds longer.

@@ -243,7 +243,7 @@ impl Action {
             _ => {
                 return Err(Error::unsupported("log has an action that this program does not know")
                     .got(tag)
-                    .cure("use a newer towline"));
+                    .help("use a newer towline"));
             }
         };
         r.done()?;

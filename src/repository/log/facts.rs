@@ -54,13 +54,13 @@ impl StepFacts {
             return Err(Error::usage("this is not the name of a metric")
                 .expected(format!("[A-Za-z0-9._+=-], at most {METRIC_NAME_LEN_MAX} bytes"))
                 .got(format!("{name:?}"))
-                .cure("for example: loss=0.12"));
+                .help("for example: loss=0.12"));
         }
         let measure = Measure::new(value).ok_or_else(|| {
             Error::usage("a metric must be a finite number")
                 .at(name)
                 .got(value)
-                .cure("leave the metric out: a step without it is skipped where steps are compared by it")
+                .help("leave the metric out: a step without it is skipped where steps are compared by it")
         })?;
         self.metrics.insert(name.to_owned(), measure);
         if self.metrics.len() > METRICS_MAX {
@@ -85,7 +85,7 @@ impl StepFacts {
             return Err(Error::usage("this is not the name of a framework")
                 .expected(format!("1 to {FRAMEWORK_LEN_MAX} bytes without control characters"))
                 .got(format!("{framework:?}"))
-                .cure("for example: pytorch"));
+                .help("for example: pytorch"));
         }
         self.framework = Some(framework.to_owned());
         Ok(self)

@@ -36,7 +36,7 @@ impl Log {
                 return Ok(state);
             }
         }
-        Err(Error::unreachable("log is truncated faster than it can be read").cure("try again"))
+        Err(Error::unreachable("log is truncated faster than it can be read").help("try again"))
     }
 
     /// One fold; `None` if the boundary moved past its start.
@@ -84,7 +84,7 @@ impl Log {
                     Error::damaged("log entry does not follow from the state before it")
                         .at(Numbered::Entry.key(number))
                         .got(refusal)
-                        .cure("a faulty program wrote it: `towline verify --repair` keeps what follows without it")
+                        .help("a faulty program wrote it: `towline verify --repair` keeps what follows without it")
                 })?;
             }
             drop(entries);
@@ -209,7 +209,7 @@ pub(super) struct Listed {
 fn unreadable(error: Error) -> Error {
     match error.kind() {
         ErrorKind::Damaged => {
-            error.cure("`towline verify --repair` sets it aside, and tells what is lost and what is not")
+            error.help("`towline verify --repair` sets it aside, and tells what is lost and what is not")
         }
         _ => error,
     }

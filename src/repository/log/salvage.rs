@@ -49,7 +49,7 @@ impl Log {
         let mut state = start.ok_or_else(|| {
             Error::damaged("there is no sound snapshot that the log could be read from")
                 .at(Numbered::Snapshot.key(boundary.floor))
-                .cure("bring that object back from a backup of the store")
+                .help("bring that object back from a backup of the store")
         })?;
         let listed = self.entries_above(state.seq, &self.numbers(Numbered::Snapshot).await?).await?;
         let mut salvaged = Salvaged::default();
@@ -119,7 +119,7 @@ impl Log {
         // Their age is told by entries that a truncation takes now.
         let renew = self.commit(None, |state| Ok(state.sessions.keys().map(|id| Action::Renew(*id)).collect())).await?;
         if renew.state.seq < state.seq {
-            return Err(Error::conflict("somebody else changed the log meanwhile").cure("run the command again"));
+            return Err(Error::conflict("somebody else changed the log meanwhile").help("run the command again"));
         }
         Ok(())
     }
@@ -255,7 +255,7 @@ mod tests {
             } else {
                 objects.put(&key, "garbage".into()).await.unwrap();
                 let error = log(&objects).refresh().await.unwrap_err();
-                assert!(error.cure_text().is_some_and(|cure| cure.contains("towline verify --repair")), "{error:?}");
+                assert!(error.help_text().is_some_and(|help| help.contains("towline verify --repair")), "{error:?}");
             }
             let salvaged = log(&objects).salvage().await.unwrap();
             // The last entry leaves no trace when it is gone.
@@ -290,7 +290,7 @@ mod tests {
         assert!(audit.folds);
         let [(key, error)] = audit.damaged.as_slice() else { panic!("{:?}", audit.damaged) };
         assert_eq!(*key, stray);
-        assert!(error.cure_text().is_some_and(|cure| cure.contains("delete it")), "{error:?}");
+        assert!(error.help_text().is_some_and(|help| help.contains("delete it")), "{error:?}");
         assert!(log(&objects).salvage().await.unwrap().is_none(), "nothing of the log is lost");
         // A real gap beside it.
         objects.delete(&Numbered::Entry.key(2)).await.unwrap();

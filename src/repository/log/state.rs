@@ -151,11 +151,11 @@ impl fmt::Display for Refusal {
 
 impl From<Refusal> for Error {
     fn from(refusal: Refusal) -> Self {
-        let cure = match refusal {
+        let help = match refusal {
             Refusal::RefMoved(_) => "somebody else saved or removed it; look at it, then run the command again",
             _ => "run the command again: what was uploaded is used again",
         };
-        Self::new(ErrorKind::Conflict, refusal.to_string()).cure(cure)
+        Self::new(ErrorKind::Conflict, refusal.to_string()).help(help)
     }
 }
 

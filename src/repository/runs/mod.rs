@@ -118,7 +118,7 @@ impl<'a> Run<'a> {
             .at(&self.name)
             .expected(format!("at most {most}"))
             .got(format!("{} as the first", first.number))
-            .cure(format!("`towline runs {}` lists its steps", self.name))
+            .help(format!("`towline runs {}` lists its steps", self.name))
     }
 
     fn no_such_metric(&self, metric: &str) -> Error {
@@ -126,8 +126,8 @@ impl<'a> Run<'a> {
             self.counting().flat_map(|step| step.value.facts.metrics().map(|(name, _)| name)).collect();
         let error = Error::not_found("no step of the run has this metric").at(&self.name).expected(metric);
         if known.is_empty() {
-            return error.got("steps without metrics").cure("`towline save --metric NAME=VALUE` tells one");
+            return error.got("steps without metrics").help("`towline save --metric NAME=VALUE` tells one");
         }
-        error.got(known.into_iter().collect::<Vec<_>>().join(", ")).cure("choose one of the metrics that there are")
+        error.got(known.into_iter().collect::<Vec<_>>().join(", ")).help("choose one of the metrics that there are")
     }
 }

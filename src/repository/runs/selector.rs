@@ -99,7 +99,7 @@ impl FromStr for Choice {
             Error::usage("this chooses no step of a run")
                 .expected("RUN@latest, RUN@upto=N, RUN@min=METRIC or RUN@max=METRIC")
                 .got(format!("@{text}"))
-                .cure("for example: run-7@latest")
+                .help("for example: run-7@latest")
         })
     }
 }

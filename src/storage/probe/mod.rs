@@ -101,9 +101,9 @@ impl Capabilities {
             None => Ok(()),
             Some((Verdict::Unclear, need)) => Err(Error::unreachable("store could not be probed")
                 .at(need)
-                .cure("try again; `towline doctor` tells more")),
+                .help("try again; `towline doctor` tells more")),
             Some((verdict, need)) => {
-                Err(Error::unsupported("store cannot hold a shared repository").expected(need).got(verdict).cure(
+                Err(Error::unsupported("store cannot hold a shared repository").expected(need).got(verdict).help(
                     "use a store that does (AWS S3, Ceph RGW, MiniStack; docs/semantics.md lists them), or a directory",
                 ))
             }

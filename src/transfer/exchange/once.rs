@@ -132,7 +132,7 @@ mod tests {
     #[tokio::test]
     async fn errors_are_told_to_all_and_a_panic_lets_go() {
         let once = Once::<char, ()>::default();
-        let error = once.get(&'a', || async { Err(Error::denied("no").cure("ask")) }).await.unwrap_err();
+        let error = once.get(&'a', || async { Err(Error::denied("no").help("ask")) }).await.unwrap_err();
         assert_eq!((error.kind(), error.to_string()), (ErrorKind::Denied, "no".to_owned()));
         let error = once.get(&'a', || async { panic!("a bug, for the test") }).await.unwrap_err();
         assert_eq!((error.kind(), once.len()), (ErrorKind::Unreachable, 0));

@@ -29,11 +29,11 @@ pub(super) fn check(policy: &FetchPolicy, live: &[Identity], known: &BTreeSet<Id
             return Ok(());
         }
         return Err(Error::unreachable(format!("{kind} `{}` does not answer", policy.from))
-            .cure("try again when its agents run, or let the repository give what it lacks: --or-repository"));
+            .help("try again when its agents run, or let the repository give what it lacks: --or-repository"));
     }
     Err(Error::not_found(format!("{kind} `{}` is not known here", policy.from))
         .expected(names(known))
-        .cure("name one of these, or `repository`; other agents are named in [peers] of the agent's settings"))
+        .help("name one of these, or `repository`; other agents are named in [peers] of the agent's settings"))
 }
 
 /// The known sites with their agents, for people.

@@ -54,7 +54,7 @@ impl Authority {
         let taken = |error: Error| match error.kind() {
             ErrorKind::Conflict => Error::conflict("an authority is there already")
                 .at(folder.display())
-                .cure("use it, or make another in another folder: agents trust only what their ca.crt holds")
+                .help("use it, or make another in another folder: agents trust only what their ca.crt holds")
                 .source(error),
             _ => error,
         };
@@ -74,7 +74,7 @@ impl Authority {
         let missing = |error: Error| match error.kind() {
             ErrorKind::NotFound => Error::not_found("there is no authority")
                 .at(folder.display())
-                .cure(format!("towline identity init --authority {}", folder.display()))
+                .help(format!("towline identity init --authority {}", folder.display()))
                 .source(error),
             _ => error,
         };
@@ -118,7 +118,7 @@ impl Authority {
             return Err(Error::usage("certificate would outlive its authority")
                 .expected(format!("an end before {}", self.certificate.not_after))
                 .got(until)
-                .cure("give fewer --days"));
+                .help("give fewer --days"));
         }
         let uri = identity.to_string().try_into();
         let uri = uri.map_err(|source: rcgen::Error| Error::usage("identity is no URI").source(source))?;
@@ -134,7 +134,7 @@ impl Authority {
         let path = folder.join(files::CERTIFICATE);
         if !replace && path.try_exists().unwrap_or(true) {
             let error = Error::conflict("a certificate is there already").at(path.display());
-            return Err(error.cure(format!("towline identity rotate {}", folder.display())));
+            return Err(error.help(format!("towline identity rotate {}", folder.display())));
         }
         // An agent that reads them in between sees a key that is not the certificate's, and keeps what it has.
         replace_file(&folder.join(files::AUTHORITY), &self.trusted, Readers::All)?;

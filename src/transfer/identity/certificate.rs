@@ -77,7 +77,7 @@ impl Certificate {
             Error::denied("certificate names no agent")
                 .expected("a URI towline://SITE/AGENT among the subject's alternative names")
                 .got(&self.subject)
-                .cure("issue it with `towline identity issue`, or set `uris` in cert-manager's Certificate")
+                .help("issue it with `towline identity issue`, or set `uris` in cert-manager's Certificate")
         })
     }
 }

@@ -150,7 +150,7 @@ impl Loaded {
             ErrorKind::NotFound => Error::not_found("agent has no certificate")
                 .at(folder.display())
                 .expected(format!("{CERTIFICATE}, {KEY} and {AUTHORITY}"))
-                .cure(format!("towline identity issue SITE/AGENT --to {}", folder.display()))
+                .help(format!("towline identity issue SITE/AGENT --to {}", folder.display()))
                 .source(error),
             _ => error,
         };

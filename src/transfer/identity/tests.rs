@@ -336,7 +336,7 @@ fn missing_files_are_named_with_the_way_to_make_them() {
     let site = Site::new();
     let error = site.open("nobody").unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NotFound);
-    assert!(error.cure_text().unwrap().starts_with("towline identity issue SITE/AGENT --to "));
+    assert!(error.help_text().unwrap().starts_with("towline identity issue SITE/AGENT --to "));
     assert_eq!(show(&site.path("nobody")).unwrap_err().kind(), ErrorKind::NotFound);
     assert!(show(&site.path("ca")).unwrap()[0].authority);
 }

@@ -106,8 +106,8 @@ pub fn refused(error: rustls::Error) -> Error {
         },
         _ => return Error::unreachable("TLS with the peer broke").source(error),
     };
-    let cure = "`towline identity show` tells what a certificate says, and what ca.crt trusts";
-    Error::denied(what).cure(cure).source(error)
+    let help = "`towline identity show` tells what a certificate says, and what ca.crt trusts";
+    Error::denied(what).help(help).source(error)
 }
 
 /// A certificate that was signed and says something else than it should.

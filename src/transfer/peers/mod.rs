@@ -113,7 +113,7 @@ impl Peers {
     pub fn add(&self, address: &str) -> Result<()> {
         let Some(dialing) = &self.dialing else {
             return Err(Error::usage("an agent without an identity cannot have peers")
-                .cure("towline identity issue SITE/AGENT makes one"));
+                .help("towline identity issue SITE/AGENT makes one"));
         };
         let port = address.rsplit_once(':').and_then(|(host, port)| Some((host, port.parse::<u16>().ok()?)));
         if port.is_none_or(|(host, _)| host.is_empty()) {

@@ -274,7 +274,7 @@ impl Peer {
         let late = |_| {
             Err(Error::exhausted("link to a peer was not made in time")
                 .at(&self.address)
-                .cure("raise the agent's memory: each connection takes a window of it"))
+                .help("raise the agent's memory: each connection takes a window of it"))
         };
         let linked = timeout(CONNECT_MAX, self.connect_by(carrier, dialing)).await.unwrap_or_else(late);
         let mut state = self.state();

@@ -99,7 +99,7 @@ impl From<Closed> for PublicError {
             Closed::Done => Self::unreachable("peer has said goodbye"),
             Closed::Violated(violation) => match violation.code() {
                 ErrorCode::Version => Self::unsupported("peer speaks another version")
-                    .cure("use towline of about the same age on both sides")
+                    .help("use towline of about the same age on both sides")
                     .source(violation),
                 ErrorCode::Identity => Self::denied("peer is not who it says").source(violation),
                 _ => Self::unreachable("peer does not follow the protocol").source(violation),

@@ -210,8 +210,8 @@ fn loopback_wants_the_token_and_goes_with_the_agent() {
     for path in ["/metrics", "/v1/pins", "/v1/transfers", "/v1/files/a/b", "/v1/none"] {
         let refused = ask("GET", path, "");
         assert_eq!((refused.refuses(401).as_str(), refused.headers["www-authenticate"].as_str()), ("denied", "Bearer"));
-        let cure = refused.json(401)["error"]["cure"].as_str().unwrap().to_owned();
-        assert!(cure.contains(token_file.to_str().unwrap()), "{cure}");
+        let help = refused.json(401)["error"]["help"].as_str().unwrap().to_owned();
+        assert!(help.contains(token_file.to_str().unwrap()), "{help}");
         assert_eq!(ask("GET", path, "Authorization: Bearer wrong\r\n").refuses(401), "denied");
     }
     assert_eq!(ask("GET", "/v1/pins", &token).json(200), json!({ "pins": [] }));

@@ -218,7 +218,7 @@ fn a_giver_has_names_and_a_quota() {
     let (home, cloud) = two_sites(&user, "", ("", &keeps));
     let error = announce(&home, "other/step-1", 1).json(403);
     assert!(error["error"]["message"].as_str().unwrap().contains("agent home/a may not give this"), "{error}");
-    assert!(error["error"]["cure"].as_str().unwrap().contains("[[custody.accept]]"), "{error}");
+    assert!(error["error"]["help"].as_str().unwrap().contains("[[custody.accept]]"), "{error}");
     announce(&home, "run/step-1", 600).json(201);
     let error = announce(&home, "run/step-2", 401).json(507);
     assert!(error["error"]["message"].as_str().unwrap().contains("quota of home/a is used up"), "{error}");
@@ -324,7 +324,7 @@ fn what_is_set_aside_can_be_dropped() {
     let cloud = start_peer_with(&user, "c", &[], ("listen = '127.0.0.1:0'", &others));
     let aside = set_aside(&cloud);
     assert_eq!((&aside["aside"]["tries"], &aside["aside"]["kind"]), (&json!(2), &json!("denied")), "{aside}");
-    assert!(aside["aside"]["cure"].as_str().unwrap().contains("[[custody.accept]]"), "{aside}");
+    assert!(aside["aside"]["help"].as_str().unwrap().contains("[[custody.accept]]"), "{aside}");
     let id = aside["id"].as_str().unwrap();
     let dropped = agent_told(&user, &cloud, &["custody", "drop", id]);
     assert!(dropped.contains(id), "{dropped}");

@@ -145,7 +145,7 @@ fn who_may_not_is_told_why() {
     {
         let error = fails(&user, &home, args, 7);
         assert!(text(&error, "message").contains("agent cloud/c does not let home/a ask it"), "{error}");
-        assert!(text(&error, "cure").contains("callers = [\"home/a\"]"), "{error}");
+        assert!(text(&error, "help").contains("callers = [\"home/a\"]"), "{error}");
     }
     assert_eq!(cloud.get("/v1/transfers"), json!({ "transfers": [] }));
     for (at, what) in [("mars", "no agent of this site"), ("cloud/x", "this agent is not known here")] {
@@ -158,7 +158,7 @@ fn who_may_not_is_told_why() {
     cloud.stop();
     let alone = Running::start(&user, "");
     let error = fails(&user, &alone, &["pins", "--at", "cloud"], 2);
-    assert!(text(&error, "cure").contains("towline identity issue"), "{error}");
+    assert!(text(&error, "help").contains("towline identity issue"), "{error}");
     alone.stop();
 }
 
@@ -174,14 +174,14 @@ fn pins_of_a_caller_are_limited_and_those_of_the_node_are_not() {
             text(&error, "message").contains("pin of another agent lasts too long: expected at most 1h"),
             "{error}"
         );
-        assert!(text(&error, "cure").contains("max_time in [caller_pins]"), "{error}");
+        assert!(text(&error, "help").contains("max_time in [caller_pins]"), "{error}");
     }
     let pinned = told_json(&user, &home, &["pin", "run/step-1", "--at", "cloud"]);
     assert!(pinned["expires"].is_string(), "without a time it lasts as long as it may: {pinned}");
     for verb in [&["pin", "run/step-2"][..], &["warm", "run/step-2", "--pin", "1h", "--wait"]] {
         let error = fails(&user, &home, &[verb, &["--at", "cloud"]].concat(), 1);
         assert!(text(&error, "message").contains("pins of home/a would keep too much"), "{error}");
-        assert!(text(&error, "cure").contains("towline unpin"), "{error}");
+        assert!(text(&error, "help").contains("towline unpin"), "{error}");
     }
     // Again is as good as once: the same chunks count once.
     told_json(&user, &home, &["warm", "run/step-1", "--pin", "1h", "--wait", "--at", "cloud"]);
@@ -218,7 +218,7 @@ fn what_nobody_may_ask_from_elsewhere() {
     // Names that the caller may not read are not brought for it.
     user.ok(&["save", "tree", "secret"]);
     let error = fails(&user, &home, &["warm", "secret", "--at", "cloud", "--wait"], 3);
-    assert!(text(&error, "cure").contains("or agent home/a may not read it: [[allow]]"), "{error}");
+    assert!(text(&error, "help").contains("or agent home/a may not read it: [[allow]]"), "{error}");
     assert_eq!(fails(&user, &home, &["pin", "secret", "--at", "cloud"], 3)["kind"], "not-found");
     // Nor is a repository opened because somebody names its place: the agent here names it by its id.
     let address = cloud.listen.clone().unwrap();

@@ -117,7 +117,7 @@ fn what_is_in_the_way_of_a_start_is_named() {
     assert!(error["message"].as_str().unwrap().contains("cache is in use"), "{error}");
     write("repository = '../none'\nsocket = 'other/agent.sock'\n");
     let error = user.fails(&start, 3);
-    assert!(error["cure"].as_str().unwrap().contains("towline init"), "{error}");
+    assert!(error["help"].as_str().unwrap().contains("towline init"), "{error}");
     write("repository = '../repo'\nsocket = 'other/agent.sock'\nmemory = '64M'\n");
     assert!(user.fails(&start, 2)["message"].as_str().unwrap().contains("at least 128 MiB"));
     write("repository = '../repo'\ncolour = 'red'\n");
@@ -136,7 +136,7 @@ fn without_an_agent_it_is_said_how_to_start_one() {
     let user = with_tree();
     for args in [&["pins"][..], &["pin", "run/1"], &["unpin", "01ABC"], &["cache", "stat"], &["top"]] {
         let error = user.fails(args, 3);
-        assert!(error["cure"].as_str().unwrap().contains("towline agent --config"), "{error}");
+        assert!(error["help"].as_str().unwrap().contains("towline agent --config"), "{error}");
     }
     let gone = user.command(&["pins", "--json"]).env("TOWLINE_AGENT", "/none/agent.sock").output().unwrap();
     assert_eq!(gone.status.code(), Some(6));

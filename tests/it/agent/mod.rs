@@ -148,7 +148,7 @@ impl Answer {
     /// The kind of error that it tells.
     fn refuses(&self, status: u16) -> String {
         let error = &self.json(status)["error"];
-        has_members(error, "kind message place cure causes");
+        has_members(error, "kind message place help causes");
         error["kind"].as_str().unwrap().to_owned()
     }
 }

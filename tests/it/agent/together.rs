@@ -280,7 +280,7 @@ fn what_keeps_agents_apart_is_named() {
     assert_eq!(user.fails(&start, 3)["kind"], "not-found");
     write("listen = '0.0.0.0:7071'\n");
     let error = user.fails(&start, 2);
-    assert!(error["cure"].as_str().unwrap().contains("towline identity issue"), "{error}");
+    assert!(error["help"].as_str().unwrap().contains("towline identity issue"), "{error}");
     user.write("b/tls.key", b"-----BEGIN PRIVATE KEY-----\nrubbish\n-----END PRIVATE KEY-----\n");
     write(&format!("socket = 'o.sock'\nidentity = 'b'\nlisten = '127.0.0.1:0'\n{cache}"));
     let error = user.fails(&start, 2).to_string();

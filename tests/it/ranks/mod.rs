@@ -139,7 +139,7 @@ fn conflicts(result: towline::Result<PartReport>, telling: &str) {
     let error = result.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Conflict, "{error:?}");
     assert!(format!("{error:?}").contains(telling), "{error:?}");
-    assert!(error.cure_text().is_some());
+    assert!(error.help_text().is_some());
 }
 
 /// K1: "The step is there once the parts of all ranks are, in one commit that whoever is last makes".

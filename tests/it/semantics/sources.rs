@@ -111,7 +111,7 @@ async fn a_file_that_changes_while_it_is_read_is_not_saved() {
         stop.store(true, Ordering::Relaxed);
         writing.join().unwrap();
         assert_eq!((error.kind(), error.place()), (ErrorKind::Conflict, Some("big")), "{error:?}");
-        assert!(error.cure_text().unwrap().contains("--exclude"), "{error:?}");
+        assert!(error.help_text().unwrap().contains("--exclude"), "{error:?}");
         assert!(repository.list(None).await.unwrap().is_empty());
     }
     repository.save(&tree, &name("n"), &SaveOptions::default()).await.unwrap();

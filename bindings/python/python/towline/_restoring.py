@@ -200,7 +200,7 @@ class Restoring:
             faults.append(f"it holds {_some(self.unexpected)}, which `into` lacks")
         error = Mismatch(f"the state does not fit `into`: {'; '.join(faults)} (strict=False restores the rest)")
         error.missing_keys, error.unexpected_keys = self.missing, self.unexpected
-        error.cure = "strict=False restores the rest"
+        error.help = "strict=False restores the rest"
         raise error
 
     def _want(self, name: str, into: torch.Tensor | None = None) -> bool:
@@ -225,14 +225,14 @@ class Restoring:
         shape = node["view"][1] if "view" in node else node.get("shape", shape)
         castable = _are_castable(dtype, into.dtype)
         if tuple(into.shape) != tuple(shape) or not (into.dtype == dtype or (self.cast and castable)):
-            cure = None
+            help = None
             if tuple(into.shape) == tuple(shape) and castable:
-                cure = f"cast=True converts it to {into.dtype}"
+                help = f"cast=True converts it to {into.dtype}"
             error = Mismatch(
                 f"{shown(path)} does not fit: {dtype} {list(shape)} was saved, "
-                f"and is to be restored into {into.dtype} {list(into.shape)}" + (f" ({cure})" if cure else "")
+                f"and is to be restored into {into.dtype} {list(into.shape)}" + (f" ({help})" if help else "")
             )
-            error.place, error.cure = shown(path), cure
+            error.place, error.help = shown(path), help
             raise error
         self._targets[id(node)] = into
         plain = "dtype" not in node and into.dtype == dtype and _torch.is_plain(into)
@@ -339,13 +339,13 @@ class Restoring:
         cls = _classes.find(node["class"], node["!"], into, self.pickle)
         if cls is None:
             own = node["class"].rpartition(".")[2].rpartition(":")[2]
-            cure = f"pass one in `into`, or call towline.allow_classes({own}) before"
-            raise self._unknown(path, f"a {node['class']}, a class that is not made by its name alone", cure)
+            help = f"pass one in `into`, or call towline.allow_classes({own}) before"
+            raise self._unknown(path, f"a {node['class']}, a class that is not made by its name alone", help)
         return cls
 
-    def _unknown(self, path: tuple[Any, ...], what: str, cure: str | None) -> UsageError:
-        error = Mismatch(f"{shown(path)} holds {what}" + (f" ({cure})" if cure else ""))
-        error.place, error.cure = shown(path), cure
+    def _unknown(self, path: tuple[Any, ...], what: str, help: str | None) -> UsageError:
+        error = Mismatch(f"{shown(path)} holds {what}" + (f" ({help})" if help else ""))
+        error.place, error.help = shown(path), help
         return error
 
     def _int(self, node: dict[str, Any], into: Any, path: tuple[Any, ...]) -> Any:

@@ -226,7 +226,7 @@ class Home:
             if error.place is None or error.place == name:
                 raise
             in_the_way = InTheWay(*error.args)
-            in_the_way.place, in_the_way.cure = f"{name}/{error.place}", error.cure
+            in_the_way.place, in_the_way.help = f"{name}/{error.place}", error.help
             raise in_the_way from None
 
 

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 
 
 class Error(Exception):
-    """Anything that went wrong. `kind` is the word of the command line's JSON errors, `place` is where, `cure` what to do."""
+    """Anything that went wrong. `kind` is the word of the command line's JSON errors, `place` is where, `help` what to do."""
 
     kind: str = "other"
     place: str | None = None
-    cure: str | None = None
+    help: str | None = None
 
 
 class UsageError(Error, ValueError):
@@ -123,16 +123,16 @@ _METHODS = ("collect", "expire", "restore", "save", "show", "verify")
 _SWITCHES = ("allow-http", "data", "delete", "dry-run", "overwrite", "repair")
 
 
-def make(kind: str, text: str, place: str | None = None, cure: str | None = None, errno: int | None = None) -> Error:
+def make(kind: str, text: str, place: str | None = None, help: str | None = None, errno: int | None = None) -> Error:
     """The exception for an error of the engine; `errno` is the system's number for what caused it."""
-    text, cure = _in_python(text), None if cure is None else _in_python(cure)
+    text, help = _in_python(text), None if help is None else _in_python(help)
     cls = _BY_KIND.get(kind, Error)
     if cls is Exhausted and errno in _FULL:
         cls = DiskFull
-    error = cls(text if cure is None else f"{text} ({cure})")
+    error = cls(text if help is None else f"{text} ({help})")
     if isinstance(error, OSError):
         error.errno = errno or _NUMBERS.get(cls)
-    error.place, error.cure = place, cure
+    error.place, error.help = place, help
     return error
 
 

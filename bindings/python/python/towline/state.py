@@ -132,9 +132,9 @@ class _Taking:
             path, f"a {kind.__module__}.{kind.__qualname__}", "leave it out, or allow pickle=True for it"
         )
 
-    def _refused(self, path: tuple[Any, ...], what: str, cure: str) -> UnsupportedValue:
-        error = UnsupportedValue(f"{shown(path)} cannot be kept: it is {what} ({cure})")
-        error.place, error.cure = shown(path), cure
+    def _refused(self, path: tuple[Any, ...], what: str, help: str) -> UnsupportedValue:
+        error = UnsupportedValue(f"{shown(path)} cannot be kept: it is {what} ({help})")
+        error.place, error.help = shown(path), help
         return error
 
     def _once(self, value: Any, path: tuple[Any, ...], take: Callable[[Any, tuple[Any, ...]], Any]) -> Any:
@@ -235,12 +235,12 @@ class _Taking:
         plain_types = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
         if type(tensor) not in plain_types:
             kind = type(tensor)
-            cure = (
+            help = (
                 "save sharded state with towline.dcp, or keep its local part"
                 if "DTensor" in kind.__name__
                 else ("turn it into plain tensors")
             )
-            raise self._refused(path, f"a tensor of the kind {kind.__module__}.{kind.__qualname__}", cure)
+            raise self._refused(path, f"a tensor of the kind {kind.__module__}.{kind.__qualname__}", help)
         if tensor.device.type == "meta":
             raise self._refused(path, "a tensor on the meta device, which has no elements", "materialise it first")
         if tensor.is_quantized:

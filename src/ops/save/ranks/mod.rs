@@ -139,7 +139,7 @@ impl Repository {
         }
         Err(Error::conflict("the attempt moves faster than this rank can follow")
             .at(name)
-            .cure("run the command again"))
+            .help("run the command again"))
     }
 }
 
@@ -150,7 +150,7 @@ fn told(part: &PartOptions, options: &SaveOptions) -> Result<SaveOptions> {
         return Err(Error::usage("there is no such rank")
             .expected(format!("below {ranks}"))
             .got(part.rank)
-            .cure("ranks count from 0, and the world size is the number of all that save a part"));
+            .help("ranks count from 0, and the world size is the number of all that save a part"));
     }
     if options.facts.ranks().is_some_and(|told| told != ranks) {
         return Err(Error::usage("the world size is the number of ranks that save").expected(ranks));
@@ -355,25 +355,25 @@ impl Ranked<'_> {
         Error::conflict("this rank saved something else in this attempt")
             .at(self.at())
             .got(format!("{path}: {how}"))
-            .cure("attempts are never mixed: save again on all ranks, with another `--attempt`")
+            .help("attempts are never mixed: save again on all ranks, with another `--attempt`")
     }
 
     fn moved(&self) -> Error {
         Error::conflict("the name moved since this attempt began")
             .at(self.at())
-            .cure("look at it (`towline show`), then save again on all ranks with another `--attempt`")
+            .help("look at it (`towline show`), then save again on all ranks with another `--attempt`")
     }
 
     fn ended(&self) -> Error {
         Error::conflict("the attempt was ended: none of its ranks made progress for long")
             .at(self.at())
-            .cure("save again on all ranks: what was uploaded is used again")
+            .help("save again on all ranks: what was uploaded is used again")
     }
 
     fn lost(&self, packs: &[PackId]) -> Error {
         Error::conflict("packs that this attempt relied on were damaged or collected")
             .at(self.at())
             .got(format!("{} packs", packs.len()))
-            .cure("save again on all ranks, with another `--attempt`")
+            .help("save again on all ranks, with another `--attempt`")
     }
 }

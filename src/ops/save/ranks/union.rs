@@ -109,7 +109,7 @@ fn clash(path: &[u8], (a, b): (u32, u32), how: &'static str) -> Error {
     Error::conflict("two ranks saved different things under one path")
         .at(shown(path))
         .got(format!("{how}: ranks {a} and {b}"))
-        .cure("let one of them leave it out (`--exclude`), and save again with another `--attempt`")
+        .help("let one of them leave it out (`--exclude`), and save again with another `--attempt`")
 }
 
 #[cfg(test)]

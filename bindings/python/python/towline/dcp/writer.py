@@ -362,18 +362,18 @@ def _plain(item: WriteItem, tensor: Any) -> torch.Tensor:
         tensor = tensor.wait()
     if not isinstance(tensor, torch.Tensor):
         raise UsageError(f"the planner gave a {type(tensor).__name__} for the tensor {where}")
-    what, cure = None, "turn it into plain tensors"
+    what, help = None, "turn it into plain tensors"
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
         what = f"a tensor of the kind {type(tensor).__module__}.{type(tensor).__qualname__}"
     elif tensor.device.type == "meta":
-        what, cure = "a tensor on the meta device, which has no elements", "materialise it first"
+        what, help = "a tensor on the meta device, which has no elements", "materialise it first"
     elif tensor.is_quantized:
         what = "a quantised tensor"
     elif tensor.layout is not torch.strided:
-        what, cure = f"a tensor of the layout {tensor.layout}", "turn it into a dense one"
+        what, help = f"a tensor of the layout {tensor.layout}", "turn it into a dense one"
     if what is not None:
-        error = UnsupportedValue(f"{where} cannot be kept: it is {what} ({cure})")
-        error.place, error.cure = where, cure
+        error = UnsupportedValue(f"{where} cannot be kept: it is {what} ({help})")
+        error.place, error.help = where, help
         raise error
     sizes = _data(item).chunk.sizes
     if tuple(tensor.shape) != tuple(sizes):
