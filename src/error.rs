@@ -246,7 +246,7 @@ fn without_room(source: &std::io::Error, what: Cow<'static, str>) -> Cow<'static
 }
 
 impl Serialize for Error {
-    /// `{kind, message, place, help, causes}`: what programs are told, by whichever door.
+    /// `{kind, message, place, help, causes}`: for programs: on the command line, in the API and in Python.
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut fields = serializer.serialize_struct("Error", 5)?;
         fields.serialize_field("kind", self.kind().word())?;

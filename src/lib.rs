@@ -34,15 +34,15 @@
 //! ```
 //!
 //! The words are in docs/glossary.md, the promises in docs/semantics.md, the bytes in docs/format.md. A module uses only
-//! lower floors, its own folder, and within a floor only folders to its left (`tests/tidy.rs` holds that true):
+//! lower layers, its own folder, and within a layer only folders to its left (`tests/tidy.rs` holds that true):
 //!
 //! ```text
-//! floor 5  agent  cli                              doors: parse, call one verb, render
-//! floor 4  ops                                     save restore sync verify collect expire doctor ...
-//! floor 3  transfer                                peers: identity, protocol, carriers
-//! floor 2  storage  tree  cache  repository        stores | files on this machine | chunks kept here | the durable home of content
-//! floor 1  codec  chunker  checkpoint  format      pure: bytes in, bytes out (+ chunk)
-//! floor 0  id  error  clock  limits  blocks  budget  progress  metrics  size  span  pattern  work
+//! layer 5  agent  cli                              entry points: parse, call one operation, render
+//! layer 4  ops                                     save restore sync warm verify collect expire doctor ...
+//! layer 3  transfer                                peers: identity, protocol, transports, exchange
+//! layer 2  storage  tree  cache  repository        stores | files on this machine | chunks kept here | the durable home of content
+//! layer 1  codec  chunker  checkpoint  format      pure: bytes in, bytes out (+ chunk, source)
+//! layer 0  id  error  clock  limits  blocks  budget  progress  metrics  size  span  pattern  work
 //! ```
 
 pub mod agent;

@@ -1,4 +1,4 @@
-//! The `towline` command: a door to the library.
+//! The `towline` command.
 
 use std::process::ExitCode;
 

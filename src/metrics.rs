@@ -118,12 +118,12 @@ families! {
     BUILD_INFO = Gauge "towline_build_info" "1, with the agent's version";
     START_TIME = Gauge "towline_start_time_seconds" "When the agent began, in seconds since 1970";
     READY = Gauge "towline_ready" "Whether the agent is ready: 1 or 0";
-    NOTICE = Gauge "towline_notice" "Whether it was said that the machine will be taken away: 1 or 0";
+    PREEMPTION = Gauge "towline_preemption_notice" "1 once a preemption notice arrived, else 0";
     RESIDENT = Gauge "process_resident_memory_bytes" "Memory of the process";
-    TRANSFERS_RUNNING = Gauge "towline_transfers_running" "Transfers that go on, by kind";
-    TRANSFERS = Counter "towline_transfers_total" "Transfers that ended, by kind and how they ended";
-    TRANSFER_BYTES = Counter "towline_transfer_bytes_total" "Stored bytes that transfers moved, by kind";
-    TRANSFER_RETRIES = Counter "towline_transfer_retries_total" "Failures that transfers went on after, as saves of a watch, by kind";
+    TASKS_RUNNING = Gauge "towline_tasks_running" "Running tasks, by kind";
+    TASKS = Counter "towline_tasks_total" "Ended tasks, by kind and result";
+    TASK_BYTES = Counter "towline_task_bytes_total" "Stored bytes that tasks moved, by kind";
+    TASK_RETRIES = Counter "towline_task_retries_total" "Failures that tasks retried, by kind";
     FILE_BYTES = Counter "towline_file_bytes_total" "Bytes of files handed out over HTTP";
     FROM_BYTES = Counter "towline_chunk_from_bytes_total" "Bytes of chunks that were had, by source: cache, site, remote, repository";
     TO_BYTES = Counter "towline_chunk_to_bytes_total" "Bytes of chunks given, by destination: local, site, remote";
@@ -133,8 +133,8 @@ families! {
     LINKS = Gauge "towline_links" "Connections of other agents that have shown their certificates, calls included";
     HANDSHAKES = Gauge "towline_handshakes" "Connections whose other side has not shown a certificate yet";
     REFUSED = Counter "towline_refused_total" "Connections that gave way in their handshake, or were too many of one agent or in all";
-    CUSTODY_BYTES = Gauge "towline_custody_bytes" "Bytes of checkpoints that are kept for other agents";
-    CUSTODY_ASIDE = Gauge "towline_custody_set_aside" "Checkpoints of other agents that could not be saved, and were set aside";
+    HANDOFF_BYTES = Gauge "towline_handoff_bytes" "Bytes of checkpoints stored for other agents";
+    HANDOFF_SET_ASIDE = Gauge "towline_handoff_set_aside" "Checkpoints of other agents set aside because they could not be saved";
     CACHE_CHUNKS = Gauge "towline_cache_chunks" "Chunks in the cache";
     CACHE_BYTES = Gauge "towline_cache_bytes" "Bytes that the cache's chunks take on the disk";
     CACHE_SLAB_BYTES = Gauge "towline_cache_slab_bytes" "Bytes of the cache's slabs";
@@ -211,13 +211,13 @@ mod tests {
     fn prometheus_reads_it() {
         let mut text = Exposition::default();
         text.one(&READY, 1);
-        text.family(&TRANSFERS).sample(&[("kind", "save"), ("result", "a\"b\\c\nd")], 7).sample(&[("kind", "x")], 0);
+        text.family(&TASKS).sample(&[("kind", "save"), ("result", "a\"b\\c\nd")], 7).sample(&[("kind", "x")], 0);
         assert_eq!(
             text.to_string(),
             "# HELP towline_ready Whether the agent is ready: 1 or 0.\n# TYPE towline_ready gauge\ntowline_ready 1\n\
-             # HELP towline_transfers_total Transfers that ended, by kind and how they ended.\n\
-             # TYPE towline_transfers_total counter\n\
-             towline_transfers_total{kind=\"save\",result=\"a\\\"b\\\\c\\nd\"} 7\ntowline_transfers_total{kind=\"x\"} 0\n"
+             # HELP towline_tasks_total Ended tasks, by kind and result.\n\
+             # TYPE towline_tasks_total counter\n\
+             towline_tasks_total{kind=\"save\",result=\"a\\\"b\\\\c\\nd\"} 7\ntowline_tasks_total{kind=\"x\"} 0\n"
         );
     }
 

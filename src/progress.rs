@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Counters that an operation moves and a door renders. Clones share them.
+/// Counters that an operation moves and an entry point renders. Clones share them.
 #[derive(Clone, Debug, Default)]
 pub struct Progress(Arc<Counters>);
 

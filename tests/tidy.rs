@@ -1,4 +1,4 @@
-//! The architecture as a test: floors, sizes, first lines, where keys are spelt, where unsafe may stand.
+//! The architecture as a test: layers, sizes, first lines, where keys are spelt, where unsafe may stand.
 //!
 //! Each rule is a function from one source file to its complaints, so each has a test that it can complain.
 
@@ -7,8 +7,8 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The floors, lowest first; within one, a module uses only those to its left.
-const FLOORS: &[(u8, &[&str])] = &[
+/// The layers, lowest first; within one, a module uses only those to its left.
+const LAYERS: &[(u8, &[&str])] = &[
     (
         0,
         &[
@@ -22,7 +22,7 @@ const FLOORS: &[(u8, &[&str])] = &[
     (4, &["ops"]),
     (5, &["agent", "cli"]),
 ];
-/// What `crate::` may be followed by besides a module: the re-exports that every floor may use.
+/// What `crate::` may be followed by besides a module: the re-exports that every layer may use.
 const ROOT_NAMES: &[&str] = &["Error", "ErrorKind", "Result"];
 /// Where `unsafe` may stand.
 const UNSAFE_FILES: &[&str] = &[
@@ -38,8 +38,19 @@ const UNSAFE_FILES: &[&str] = &[
 /// The one file that spells object keys.
 const LAYOUT: &str = "src/repository/layout.rs";
 /// How object keys begin.
-const KEY_STARTS: &[&str] =
-    &["pack/", "log/", "index/", "manifest/", "map/", "part/", "snapshot/", "boundary/", "agent/", "aside/"];
+const KEY_STARTS: &[&str] = &[
+    "pack/",
+    "log/",
+    "index/",
+    "manifest/",
+    "map/",
+    "part/",
+    "snapshot/",
+    "boundary/",
+    "agent/",
+    "aside/",
+    "tombstone/",
+];
 /// Lines in a file, tests included.
 const LINES_MAX: usize = 600;
 
@@ -187,7 +198,7 @@ fn whole_words<'a>(text: &'a str, word: &'a str) -> impl Iterator<Item = usize> 
 
 /// Floor and place of a module.
 fn position(module: &str) -> Option<(u8, usize)> {
-    FLOORS.iter().find_map(|(floor, modules)| Some((*floor, modules.iter().position(|m| *m == module)?)))
+    LAYERS.iter().find_map(|(layer, modules)| Some((*layer, modules.iter().position(|m| *m == module)?)))
 }
 
 /// The names that follow `crate::` and the `super::` chains that reach the root.
@@ -236,20 +247,20 @@ fn first_segments(path: &str) -> Vec<String> {
     names
 }
 
-fn floors(source: &Source) -> Vec<String> {
+fn layers(source: &Source) -> Vec<String> {
     let Some(module) = source.module().filter(|m| source.in_src() && !["lib", "main"].contains(m)) else {
         return Vec::new();
     };
-    let Some((floor, place)) = position(module) else {
-        return vec![format!("module {module} is on no floor: give it one in tests/tidy.rs and in src/lib.rs")];
+    let Some((layer, place)) = position(module) else {
+        return vec![format!("module {module} is on no layer: give it one in tests/tidy.rs and in src/lib.rs")];
     };
     let complaint = |name: &String| match position(name) {
         _ if name == module || ROOT_NAMES.contains(&name.as_str()) => None,
         None => Some(format!("uses crate::{name}: name the module that it lives in")),
-        Some((4, _)) if floor != 5 => Some(format!("uses crate::{name}: only cli may call a verb")),
-        Some(other) if other < (floor, place) => None,
+        Some((4, _)) if layer != 5 => Some(format!("uses crate::{name}: only an entry point may call an operation")),
+        Some(other) if other < (layer, place) => None,
         Some((other, _)) => {
-            Some(format!("{module} (floor {floor}) uses crate::{name} (floor {other}, not to its left)"))
+            Some(format!("{module} (layer {layer}) uses crate::{name} (layer {other}, not to its left)"))
         }
     };
     root_names(source).iter().filter_map(complaint).collect()
@@ -257,10 +268,7 @@ fn floors(source: &Source) -> Vec<String> {
 
 fn size(source: &Source) -> Vec<String> {
     let lines = source.text.lines().count();
-    (lines > LINES_MAX)
-        .then(|| format!("{lines} lines: at most {LINES_MAX}; is there a second room in it?"))
-        .into_iter()
-        .collect()
+    (lines > LINES_MAX).then(|| format!("{lines} lines: at most {LINES_MAX}; split it")).into_iter().collect()
 }
 
 fn first_line(source: &Source) -> Vec<String> {
@@ -321,17 +329,17 @@ fn printing(source: &Source) -> Vec<String> {
     names.iter().filter(calls).map(|name| format!("{name}!: only cli speaks to people")).collect()
 }
 
-fn pure_floors(source: &Source) -> Vec<String> {
-    let low = source.module().and_then(position).is_some_and(|(floor, _)| source.in_src() && floor <= 1);
+fn pure_layers(source: &Source) -> Vec<String> {
+    let low = source.module().and_then(position).is_some_and(|(layer, _)| source.in_src() && layer <= 1);
     let found = whole_words(&source.product_code(), "tokio").next().is_some();
     (low && found && !["src/budget.rs", "src/work.rs"].contains(&source.path.as_str()))
-        .then(|| "tokio on floor 0 or 1: those do no I/O".to_owned())
+        .then(|| "tokio on layer 0 or 1: those do no I/O".to_owned())
         .into_iter()
         .collect()
 }
 
 const RULES: &[fn(&Source) -> Vec<String>] =
-    &[floors, size, first_line, ascii, unfinished, unsafe_code, keys, printing, pure_floors];
+    &[layers, size, first_line, ascii, unfinished, unsafe_code, keys, printing, pure_layers];
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -391,6 +399,29 @@ fn every_file_keeps_the_rules() {
     assert!(report.is_empty(), "\n{report}");
 }
 
+/// The picture of the layers is in lib.rs alone, and is the one that the rules go by.
+#[test]
+fn the_picture_of_the_layers_is_true() {
+    let front = std::fs::read_to_string(root().join("src/lib.rs")).expect("read src/lib.rs");
+    let drawn: Vec<(u8, BTreeSet<&str>)> = front.lines().rev().filter_map(drawn_layer).collect();
+    assert_eq!(drawn.len(), LAYERS.len());
+    for ((number, modules), (drawn, names)) in LAYERS.iter().zip(drawn) {
+        // What carries bytes from one layer to the next is not drawn.
+        let modules: BTreeSet<&str> =
+            modules.iter().copied().filter(|name| !["chunk", "source"].contains(name)).collect();
+        assert_eq!((*number, modules), (drawn, names));
+    }
+    let other = std::fs::read_to_string(root().join("ARCHITECTURE.md")).expect("read ARCHITECTURE.md");
+    assert_eq!(other.lines().filter_map(drawn_layer).count(), 0, "the picture is in src/lib.rs");
+}
+
+/// A line of the picture: its number, and the modules up to the first wide gap.
+fn drawn_layer(line: &str) -> Option<(u8, BTreeSet<&str>)> {
+    let (number, rest) = line.trim_start_matches("//! ").strip_prefix("layer ")?.split_once("  ")?;
+    let names = rest.split("   ").next()?;
+    Some((number.parse().ok()?, names.split_whitespace().collect()))
+}
+
 #[test]
 fn golden_files_are_only_ever_added() {
     let arguments = ["diff", "--name-status", "--no-renames", "HEAD", "--", "tests/golden"];
@@ -423,7 +454,7 @@ fn judge(rule: fn(&Source) -> Vec<String>, path: &str, text: &str) -> usize {
 }
 
 #[test]
-fn floors_complain() {
+fn layers_complain() {
     for (path, text) in [
         ("src/codec/zstd.rs", "use crate::repository::Repository;"),
         ("src/codec/zstd.rs", "use crate::{error::Result, format::{Pack, Frame}};"),
@@ -432,9 +463,9 @@ fn floors_complain() {
         ("src/id.rs", "use crate::Repository;"),
         ("src/storage/mod.rs", "use super::repository::Ref;"),
         ("src/storage/deep/a.rs", "use super::super::super::ops::save;"),
-        ("src/surprise.rs", "//! A module without a floor."),
+        ("src/surprise.rs", "//! A module without a layer."),
     ] {
-        assert_eq!(judge(floors, path, text), 1, "{path}: {text}");
+        assert_eq!(judge(layers, path, text), 1, "{path}: {text}");
     }
     for (path, text) in [
         ("src/cli/save.rs", "use crate::{error::{Error, Result}, ops, repository::layout};"),
@@ -446,7 +477,7 @@ fn floors_complain() {
         ("src/format/pack.rs", "use crate::chunker::Cut; use crate::{Error, Result};"),
         ("src/lib.rs", "pub use crate::ops::save;"),
     ] {
-        assert_eq!(judge(floors, path, text), 0, "{path}: {text}");
+        assert_eq!(judge(layers, path, text), 0, "{path}: {text}");
     }
 }
 
@@ -485,10 +516,10 @@ fn rules_of_place_complain() {
     assert_eq!(judge(printing, "src/cli/save.rs", "println!(\"saved\");"), 0);
     assert_eq!(judge(printing, "src/ops/save.rs", "/// println!(\"{}\", 1)\nfn println() {}"), 0);
 
-    assert_eq!(judge(pure_floors, "src/format/pack.rs", "use tokio::io::AsyncRead;"), 1);
-    assert_eq!(judge(pure_floors, "src/storage/open.rs", "use tokio::io::AsyncRead;"), 0);
+    assert_eq!(judge(pure_layers, "src/format/pack.rs", "use tokio::io::AsyncRead;"), 1);
+    assert_eq!(judge(pure_layers, "src/storage/open.rs", "use tokio::io::AsyncRead;"), 0);
     assert_eq!(
-        judge(pure_floors, "src/progress.rs", "fn f() {}\n#[cfg(test)]\nmod tests { #[tokio::test] fn t() {} }"),
+        judge(pure_layers, "src/progress.rs", "fn f() {}\n#[cfg(test)]\nmod tests { #[tokio::test] fn t() {} }"),
         0
     );
 }

@@ -1,4 +1,4 @@
-//! What a carrier can do with nothing on top of it: bytes of memory sent over QUIC (quinn) or TLS on TCP (rustls), and read
+//! What a transport can do with nothing on top of it: bytes of memory sent over QUIC (quinn) or TLS on TCP (rustls), and read
 //! away.
 //!
 //! `bare serve quinn|rustls ADDRESS CERT BYTES STREAMS` writes its certificate to CERT, serves one connection and ends;
@@ -38,19 +38,19 @@ async fn main() -> io::Result<()> {
     let words: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     match words[..] {
-        ["serve", carrier, address, cert, bytes, streams] => {
+        ["serve", transport, address, cert, bytes, streams] => {
             let config = identity(Path::new(cert))?;
             let (bytes, streams) = (number(bytes)?, number(streams)?.max(1));
-            match carrier {
+            match transport {
                 "quinn" => serve_quic(parse(address)?, config, bytes, streams).await,
                 "rustls" => serve_tls(parse(address)?, config, bytes).await,
                 _ => Err(usage()),
             }
         }
-        ["fetch", carrier, address, cert] => {
+        ["fetch", transport, address, cert] => {
             let config = trust(Path::new(cert))?;
             let began = Instant::now();
-            let bytes = match carrier {
+            let bytes = match transport {
                 "quinn" => fetch_quic(parse(address)?, config).await?,
                 "rustls" => fetch_tls(parse(address)?, config).await?,
                 _ => return Err(usage()),

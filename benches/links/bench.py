@@ -1,4 +1,4 @@
-"""Moving a checkpoint between two sites: Towline's agents, rsync, rclone, sendme, and bare carriers.
+"""Moving a checkpoint between two sites: Towline's agents, rsync, rclone, sendme, and bare transports.
 
 BENCH_LINK_SIZE (1G), BENCH_LINK_RUNS (3), BENCH_LINK_LIMIT (240: seconds, after which a program's rate is what it got
 to), BENCH_LINK_GANG (512M), BENCH_LINK_ONLY (loopback,wan300,wan1000,step,half,gang). `make bench-peers` runs it as the

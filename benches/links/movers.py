@@ -161,10 +161,10 @@ class Sendme(Mover):
 
 
 class Bare(Mover):
-    """A carrier with nothing on top of it, out of memory and into none."""
+    """A transport with nothing on top of it, out of memory and into none."""
 
     files = False
-    carrier, streams = "", 1
+    transport, streams = "", 1
 
     @classmethod
     def path(cls):
@@ -173,24 +173,24 @@ class Bare(Mover):
     def serve(self):
         size = sum(path.stat().st_size for path in self.source.rglob("*") if path.is_file())
         address = f"{self.place.address('near')}:8733"
-        words = [self.path(), "serve", self.carrier, address, self.room / "cert", size, self.streams]
+        words = [self.path(), "serve", self.transport, address, self.room / "cert", size, self.streams]
         child = self.start("near", words, out=subprocess.PIPE)
         said(child, "ready", 10)
 
     def command(self):
-        return [self.path(), "fetch", self.carrier, f"{self.place.address('near')}:8733", self.room / "cert"]
+        return [self.path(), "fetch", self.transport, f"{self.place.address('near')}:8733", self.room / "cert"]
 
 
 class Quinn(Bare):
-    name, carrier = "bare quinn", "quinn"
+    name, transport = "bare quinn", "quinn"
 
 
 class Quinn4(Bare):
-    name, carrier, streams = "bare quinn, 4 streams", "quinn", 4
+    name, transport, streams = "bare quinn, 4 streams", "quinn", 4
 
 
 class Rustls(Bare):
-    name, carrier = "bare rustls", "rustls"
+    name, transport = "bare rustls", "rustls"
 
 
 class Towline(Mover):
@@ -198,7 +198,7 @@ class Towline(Mover):
 
     name = "towline"
     files = False
-    carrier = "auto"
+    transport = "auto"
     ends_by = signal.SIGKILL
 
     path = classmethod(lambda cls: agents_path())
@@ -246,11 +246,11 @@ class Towline(Mover):
 
 
 class TowlineTcp(Towline):
-    name, carrier = "towline, TCP", "tcp"
+    name, transport = "towline, TCP", "tcp"
 
 
 class TowlineQuic(Towline):
-    name, carrier = "towline, QUIC", "quic"
+    name, transport = "towline, QUIC", "quic"
 
 
 def new_bytes(before, after):

@@ -21,8 +21,8 @@ use serde_json::Value;
 use tokio::net::UnixStream;
 
 use super::socket::{may_answer, well_known};
-use super::view::{Health, Standing, Transfer};
-use super::{AT, At, PROTOCOL};
+use super::view::{Health, Task, TaskState};
+use super::{AT, AgentSelector, PROTOCOL};
 use crate::error::{Error, ErrorKind, Result};
 use crate::limits::MIB;
 use crate::repository::Repository;
@@ -51,7 +51,7 @@ const START: &str = "start one: towline agent --config FILE; if one runs, set TO
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Client {
     socket: PathBuf,
-    at: Option<At>,
+    at: Option<AgentSelector>,
 }
 
 impl Client {
@@ -63,13 +63,13 @@ impl Client {
 
     /// The agent that `at` means, by way of this one; this one, if there is no `at`.
     #[must_use]
-    pub fn elsewhere(self, at: Option<At>) -> Self {
+    pub fn routed_to(self, at: Option<AgentSelector>) -> Self {
         Self { at, ..self }
     }
 
     /// The agent elsewhere that is meant, if it is one.
     #[must_use]
-    pub fn is_at(&self) -> Option<&At> {
+    pub fn selector(&self) -> Option<&AgentSelector> {
         self.at.as_ref()
     }
 
@@ -79,10 +79,10 @@ impl Client {
     /// # Errors
     /// Denied, if somebody else could have put a socket there.
     pub fn find() -> Result<Option<Self>> {
-        Self::choose(std::env::var_os(VARIABLE), well_known())
+        Self::route(std::env::var_os(VARIABLE), well_known())
     }
 
-    fn choose(named: Option<OsString>, usual: PathBuf) -> Result<Option<Self>> {
+    fn route(named: Option<OsString>, usual: PathBuf) -> Result<Option<Self>> {
         match named.filter(|named| !named.is_empty()) {
             Some(named) if named == "none" => Ok(None),
             Some(named) => Ok(Some(Self::at(named))),
@@ -164,7 +164,7 @@ impl Client {
         let response = self.good(self.send(Method::POST, path, body.into()).await?).await?;
         let answered = response.headers().get(AT).and_then(|who| who.to_str().ok()?.parse().ok());
         let at = self.at.as_ref().and(answered).or_else(|| self.at.clone());
-        Ok((self.read(response).await?, self.clone().elsewhere(at)))
+        Ok((self.read(response).await?, self.clone().routed_to(at)))
     }
 
     /// Ends what is at `path`.
@@ -178,24 +178,24 @@ impl Client {
         self.ask(Method::DELETE, path, Bytes::new()).await
     }
 
-    /// Follows a transfer until it has ended; `tell` is told how far it is.
+    /// Follows a task until it has ended; `tell` is told how far it is.
     ///
     /// # Errors
     /// Its own error; cancelled, if it was; unreachable, if the agent went away meanwhile.
     ///
     /// # Cancel safety
-    /// Safe: the transfer goes on.
-    pub async fn follow(&self, id: &str, mut tell: impl FnMut(&Transfer)) -> Result<Transfer> {
-        let response = self.send(Method::GET, &format!("/v1/transfers/{id}/events"), Bytes::new()).await?;
+    /// Safe: the task goes on.
+    pub async fn follow(&self, id: &str, mut tell: impl FnMut(&Task)) -> Result<Task> {
+        let response = self.send(Method::GET, &format!("/v1/tasks/{id}/events"), Bytes::new()).await?;
         let mut events = Events { body: self.good(response).await?.into_body(), read: BytesMut::new() };
         while let Some(view) = events.next().await.map_err(|source| self.lost(source))? {
             tell(&view);
             match view.state {
-                Standing::Running => {}
-                Standing::Done => return Ok(view),
-                Standing::Failed => return Err(error_of(view.error.as_ref())),
-                Standing::Cancelled => {
-                    return Err(Error::cancelled("transfer was stopped before it was done")
+                TaskState::Running => {}
+                TaskState::Done => return Ok(view),
+                TaskState::Failed => return Err(error_of(view.error.as_ref())),
+                TaskState::Cancelled => {
+                    return Err(Error::cancelled("task was stopped before it was done")
                         .at(id)
                         .got("somebody stopped it, or the agent ended")
                         .help("run the same command again: what has arrived is used"));
@@ -335,7 +335,7 @@ struct Events {
 
 impl Events {
     /// The next event; None at the end.
-    async fn next(&mut self) -> Result<Option<Transfer>, Box<dyn std::error::Error + Send + Sync>> {
+    async fn next(&mut self) -> Result<Option<Task>, Box<dyn std::error::Error + Send + Sync>> {
         loop {
             while let Some(end) = self.read.windows(2).position(|two| two == b"\n\n") {
                 let event = self.read.split_to(end);
@@ -405,15 +405,15 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         std::fs::set_permissions(dir.path(), std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
         let usual = dir.path().join("agent.sock");
-        let choose = |named: Option<&str>| Client::choose(named.map(OsString::from), usual.clone());
-        assert_eq!(choose(None).unwrap(), None);
+        let route = |named: Option<&str>| Client::route(named.map(OsString::from), usual.clone());
+        assert_eq!(route(None).unwrap(), None);
         let _listener = std::os::unix::net::UnixListener::bind(&usual).unwrap();
-        assert_eq!(choose(None).unwrap(), Some(Client::at(&usual)));
-        assert_eq!(choose(Some("")).unwrap(), Some(Client::at(&usual)));
-        assert_eq!(choose(Some("/run/a.sock")).unwrap(), Some(Client::at("/run/a.sock")));
-        assert_eq!(choose(Some("none")).unwrap(), None);
+        assert_eq!(route(None).unwrap(), Some(Client::at(&usual)));
+        assert_eq!(route(Some("")).unwrap(), Some(Client::at(&usual)));
+        assert_eq!(route(Some("/run/a.sock")).unwrap(), Some(Client::at("/run/a.sock")));
+        assert_eq!(route(Some("none")).unwrap(), None);
         std::fs::set_permissions(dir.path(), std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
-        assert_eq!(choose(None).unwrap_err().kind(), ErrorKind::Denied);
+        assert_eq!(route(None).unwrap_err().kind(), ErrorKind::Denied);
     }
 
     #[tokio::test]

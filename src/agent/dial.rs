@@ -11,9 +11,9 @@ use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use tokio_util::task::AbortOnDropHandle;
 
-use super::house::House;
+use super::state::AgentState;
 use crate::error::{Error, Result};
-use crate::transfer::Wire;
+use crate::transfer::ByteCounters;
 use crate::transfer::calls::{call, lost};
 use crate::transfer::identity::Identity;
 
@@ -30,18 +30,18 @@ pub(super) struct Dialled {
 }
 
 impl Dialled {
-    /// Calls the agent `callee` at `address`, as the agent whose `house` this is.
+    /// Calls the agent `callee` at `address`, as the agent whose `state` this is.
     ///
     /// # Errors
     /// Usage, without an identity; as [`call`].
     ///
     /// # Cancel safety
     /// Safe: the connection is dropped.
-    pub(super) async fn to(house: &House, callee: &Identity, address: &str) -> Result<Self> {
-        let credentials = house.credentials()?;
-        let wire = Arc::<Wire>::default();
+    pub(super) async fn to(state: &AgentState, callee: &Identity, address: &str) -> Result<Self> {
+        let credentials = state.credentials()?;
+        let wire = Arc::<ByteCounters>::default();
         let line = call(address, credentials, callee, &wire).await?;
-        house.exchange()?.peers().ledger().called(callee, wire);
+        state.exchange()?.peers().ledger().called(callee, wire);
         let (sender, connection) = http1::handshake(TokioIo::new(line)).await.map_err(lost)?;
         Ok(Self { sender, _connection: AbortOnDropHandle::new(tokio::spawn(connection)) })
     }

@@ -11,7 +11,7 @@ use bytes::Bytes;
 use tokio::sync::mpsc::{self, Receiver, Sender};
 
 use super::folders::Folder;
-use super::house::House;
+use super::state::AgentState;
 use crate::budget::Buffer;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{Content, EntryKind};
@@ -72,7 +72,7 @@ pub(super) enum Found {
 /// A file of a saved tree, opened.
 #[derive(Debug)]
 pub(super) struct File {
-    house: Arc<House>,
+    state: Arc<AgentState>,
     repository: Repository,
     saved: Arc<Saved>,
     path: Vec<u8>,
@@ -87,14 +87,14 @@ impl Found {
     /// # Cancel safety
     /// Safe: it only reads.
     pub(super) async fn open(
-        house: &Arc<House>,
+        state: &Arc<AgentState>,
         repository: Option<&str>,
         selector: &Selector,
         mut path: Vec<u8>,
     ) -> Result<Self> {
-        let repository = house.repository(repository)?.clone();
+        let repository = state.repository(repository)?.clone();
         let name = repository.resolve(selector).await?;
-        let saved = house.opened.open(&repository, &name).await?;
+        let saved = state.opened.open(&repository, &name).await?;
         if path.last() == Some(&b'/') {
             path.pop();
         }
@@ -102,7 +102,7 @@ impl Found {
         if path.is_empty() || is_folder {
             return Ok(Self::Folder(Folder { saved, path }));
         }
-        let file = File { house: Arc::clone(house), repository, saved, path };
+        let file = File { state: Arc::clone(state), repository, saved, path };
         file.content()?;
         Ok(Self::File(file))
     }
@@ -156,7 +156,7 @@ impl File {
             if sent.is_err() || len == 0 {
                 return;
             }
-            self.house.handed_out.fetch_add(len, Ordering::Relaxed);
+            self.state.handed_out.fetch_add(len, Ordering::Relaxed);
         }
     }
 
@@ -177,7 +177,7 @@ impl File {
 
     async fn attempt(&self, window: &Range<u64>) -> Result<Buffer> {
         let len = usize::try_from(window.end - window.start).unwrap_or(usize::MAX);
-        let mut buffer = self.house.windows.buffer(len).await?;
+        let mut buffer = self.state.windows.buffer(len).await?;
         // Holes are not delivered.
         buffer.fill(0);
         let gathered = Arc::new(Mutex::new(Some(buffer)));

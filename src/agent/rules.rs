@@ -13,7 +13,7 @@ use crate::work::blocking;
 /// Interval between looks at the file.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// The rules of `[[allow]]`, `callers` and `[[custody.accept]]`, shared with whoever enforces them.
+/// The rules of `[[allow]]`, `callers` and `[[handoff.accept]]`, shared with whoever enforces them.
 #[derive(Debug)]
 pub(super) struct Rules {
     file: PathBuf,
@@ -38,7 +38,7 @@ impl Rules {
             file: config.file.clone(),
             policy: config.policy.clone(),
             callers: config.callers.clone(),
-            accepts: config.custody.as_ref().map(|custody| custody.accept.clone()),
+            accepts: config.handoff.as_ref().map(|handoff| handoff.accept.clone()),
             state: Mutex::new(State { seen: config.seen, problem: None }),
         }
     }
@@ -88,7 +88,7 @@ impl Rules {
                 self.policy.replace(&config.policy);
                 self.callers.replace(&config.callers);
                 if let Some(accepts) = &self.accepts {
-                    accepts.replace(&config.custody.map(|custody| custody.accept).unwrap_or_default());
+                    accepts.replace(&config.handoff.map(|handoff| handoff.accept).unwrap_or_default());
                 }
                 state.problem = None;
                 tracing::info!(file = %self.file.display(), "read the rules again");

@@ -1,105 +1,101 @@
-//! What an agent does by itself, beside a training: first its inputs, then it is ready; it saves what the training writes, and looks out
-//! for the machine's end.
+//! Sidecar: prepare a training's inputs, save what it writes, watch for preemption.
 
 use std::sync::Arc;
 
 use tokio::task::JoinSet;
 
 use super::config::SidecarConfig;
-use super::custody::Giver;
-use super::errands::{self, AGAIN_AFTER, Restoring, Warming};
-use super::house::House;
-use super::notice::notice;
-use super::transfers::Entry;
-use super::view::Kind;
-use super::view::{Standing, Transfer};
+use super::handoff::Sender;
+use super::preemption::await_notice;
+use super::state::AgentState;
+use super::tasks::{self, AGAIN_AFTER, RestoreRequest, Task, WarmRequest};
+use super::view::{self, TaskKind, TaskState};
 use crate::error::{Error, ErrorKind, Result};
-use crate::ops::Refuge;
+use crate::ops::HandoffTarget;
 use crate::repository::Selector;
 use crate::transfer::exchange::From;
 
-/// Begins all that `told` says, as tasks of `doors`.
+/// Starts the work of `config` as background jobs in `api`.
 ///
 /// # Errors
 /// Not found, if something is to be warmed and there is no cache; unreachable, if the agent is ending already.
-pub(super) fn begin(house: &Arc<House>, told: SidecarConfig, doors: &mut JoinSet<()>) -> Result<()> {
-    let SidecarConfig { warm, restore, watch, entrust, notice: provider } = told;
+pub(super) fn begin(state: &Arc<AgentState>, config: SidecarConfig, api: &mut JoinSet<()>) -> Result<()> {
+    let SidecarConfig { warm, restore, watch, handoff_to, preemption } = config;
     if !warm.is_empty() {
-        house.exchange()?;
+        state.exchange()?;
     }
-    if let Some(provider) = provider {
-        let house = Arc::clone(house);
-        doors.spawn(async move {
+    if let Some(provider) = preemption {
+        let state = Arc::clone(state);
+        api.spawn(async move {
             tokio::select! {
-                notice = notice(provider) => house.told_to_go(notice),
-                () = house.leaving.cancelled() => {}
+                notice = await_notice(provider) => state.preempt(notice),
+                () = state.leaving.cancelled() => {}
             }
         });
     }
     if warm.is_empty() && restore.is_empty() && watch.is_empty() {
-        house.prepared();
+        state.prepared();
         return Ok(());
     }
-    let refuge: Option<Arc<dyn Refuge>> = match entrust {
-        Some(to) => Some(Arc::new(Giver::new(Arc::clone(house), to)?)),
+    let target: Option<Arc<dyn HandoffTarget>> = match handoff_to {
+        Some(to) => Some(Arc::new(Sender::new(Arc::clone(state), to)?)),
         None => None,
     };
-    // First of all: what a training finishes from now on is saved, or named, whatever becomes of the inputs.
+    // Watches start first: checkpoints that finish from now on are saved, or named, even if an input fails.
     let mut restored = Vec::with_capacity(watch.len());
     for watched in watch {
-        restored.push(errands::watch(house, watched, refuge.clone())?);
+        restored.push(tasks::watch(state, watched, target.clone())?);
     }
-    let house = Arc::clone(house);
-    doors.spawn(async move {
+    let state = Arc::clone(state);
+    api.spawn(async move {
         let prepared = async {
             for name in warm {
-                let warming = || {
-                    let warming = Warming {
+                let start = || {
+                    let request = WarmRequest {
                         name: name.clone(),
                         below: None,
-                        kind: Kind::Warm,
+                        kind: TaskKind::Warm,
                         from: From::Anywhere,
                         or_repository: true,
                         pin: None,
                         dry_run: false,
                         caller: None,
                     };
-                    errands::warm(&house, None, warming)
+                    tasks::warm(&state, None, request)
                 };
-                bring(&name, warming).await;
+                bring(&name, start).await;
             }
             for (name, to) in restore {
-                let restoring = || {
+                let start = || {
                     let (name, to) = (name.clone(), to.clone());
-                    errands::restore(
-                        &house,
+                    tasks::restore(
+                        &state,
                         None,
-                        Restoring { name, below: None, to, overwrite: false, delete: false, only: Vec::new() },
+                        RestoreRequest { name, below: None, to, overwrite: false, delete: false, only: Vec::new() },
                     )
                 };
-                bring(&name, restoring).await;
+                bring(&name, start).await;
             }
             for restored in restored {
                 restored.cancelled().await;
             }
-            house.prepared();
+            state.prepared();
         };
         tokio::select! {
             () = prepared => {}
-            () = house.leaving.cancelled() => {}
+            () = state.leaving.cancelled() => {}
         }
     });
     Ok(())
 }
 
-/// Begins an errand about `name` again and again until it is done. A run without the step that is chosen has not begun: there is nothing
-/// to bring yet.
-async fn bring(name: &Selector, begin: impl Fn() -> Result<Arc<Entry>>) {
+/// Starts a task for `name` until it succeeds. A run without the selected step has not begun: there is nothing to prepare.
+async fn bring(name: &Selector, start: impl Fn() -> Result<Arc<Task>>) {
     loop {
-        let failed = match begin() {
-            Ok(entry) => {
-                entry.ended().await;
-                match lacking(name, &entry.view()) {
+        let failed = match start() {
+            Ok(task) => {
+                task.ended().await;
+                match failure(name, &task.view()) {
                     None => return,
                     Some(failed) => failed,
                 }
@@ -111,24 +107,24 @@ async fn bring(name: &Selector, begin: impl Fn() -> Result<Arc<Entry>>) {
     }
 }
 
-/// Error that keeps an errand from having brought all of `name`.
-fn lacking(name: &Selector, view: &Transfer) -> Option<Error> {
-    let told = |of: Option<&serde_json::Value>, field: &str| of.and_then(|of| of.get(field)).cloned();
+/// Error for a task that has not prepared all of `name`.
+fn failure(name: &Selector, view: &view::Task) -> Option<Error> {
+    let field = |of: Option<&serde_json::Value>, field: &str| of.and_then(|of| of.get(field)).cloned();
     match view.state {
-        Standing::Done => {
-            let missing = told(view.report.as_ref(), "missing").and_then(|missing| missing.as_u64()).unwrap_or(0);
-            (missing > 0).then(|| Error::unreachable(format!("{missing} chunks could not be had")).at(name))
+        TaskState::Done => {
+            let missing = field(view.report.as_ref(), "missing").and_then(|missing| missing.as_u64()).unwrap_or(0);
+            (missing > 0).then(|| Error::unreachable(format!("{missing} chunks could not be fetched")).at(name))
         }
-        Standing::Cancelled => None,
-        Standing::Running | Standing::Failed => {
-            let kind = told(view.error.as_ref(), "kind");
+        TaskState::Cancelled => None,
+        TaskState::Running | TaskState::Failed => {
+            let kind = field(view.error.as_ref(), "kind");
             let kind = kind.and_then(|kind| kind.as_str().map(ErrorKind::from_word)).unwrap_or(ErrorKind::Other);
             if kind == ErrorKind::NotFound && matches!(name, Selector::Step { .. }) {
-                tracing::info!("{name} has no step yet: there is nothing to bring");
+                tracing::info!("{name} has no step yet: nothing to prepare");
                 return None;
             }
-            let message = told(view.error.as_ref(), "message").unwrap_or_default();
-            Some(Error::new(kind, format!("an input is not there: {message}")).at(name))
+            let message = field(view.error.as_ref(), "message").unwrap_or_default();
+            Some(Error::new(kind, format!("cannot prepare an input: {message}")).at(name))
         }
     }
 }

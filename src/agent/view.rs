@@ -24,8 +24,8 @@ pub struct Health {
     pub ready: bool,
     /// Whether it is ending: it takes nothing new.
     pub leaving: bool,
-    /// Notice of the machine's end, if one came.
-    pub notice: Option<String>,
+    /// Text of the preemption notice, if one came.
+    pub preemption: Option<String>,
     /// Identity towards other agents, if it has a certificate.
     pub identity: Option<String>,
     /// Repositories that it saves to and restores from, the usual one first.
@@ -101,10 +101,10 @@ pub struct Place {
     pub id: String,
 }
 
-/// Kind of a transfer's work.
+/// Kind of a task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Kind {
+pub enum TaskKind {
     /// Files into a repository.
     Save,
     /// Files out of one.
@@ -119,7 +119,7 @@ pub enum Kind {
     Check,
 }
 
-impl Kind {
+impl TaskKind {
     /// Every kind.
     pub const ALL: [Self; 6] = [Self::Save, Self::Restore, Self::Fetch, Self::Warm, Self::Watch, Self::Check];
 
@@ -137,22 +137,22 @@ impl Kind {
     }
 }
 
-/// State of a transfer.
+/// State of a task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Standing {
-    /// It goes on.
+pub enum TaskState {
+    /// Running.
     Running,
-    /// It has done what it should.
+    /// Succeeded.
     Done,
-    /// It could not.
+    /// Failed.
     Failed,
-    /// It was told to stop.
+    /// Stopped on request.
     Cancelled,
 }
 
-impl Standing {
-    /// Every end that there is.
+impl TaskState {
+    /// All final states.
     pub const ENDS: [Self; 3] = [Self::Done, Self::Failed, Self::Cancelled];
 
     /// As the API and the metrics say it.
@@ -169,10 +169,10 @@ impl Standing {
 
 /// A checkpoint that is kept for another agent.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Kept {
+pub struct Handoff {
     /// Id.
     pub id: String,
-    /// Giver.
+    /// Agent that sent it.
     pub from: String,
     /// Since when, RFC 3339.
     pub since: String,
@@ -186,12 +186,12 @@ pub struct Kept {
     pub bytes: u64,
     /// The failure for which it was set aside, if it was.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub aside: Option<Aside>,
+    pub aside: Option<SetAside>,
 }
 
 /// The failure for which a checkpoint was set aside. It is saved only on request, and counts toward the quota until it is dropped.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Aside {
+pub struct SetAside {
     /// Since when, RFC 3339.
     pub since: String,
     /// Saves that failed.
@@ -206,21 +206,21 @@ pub struct Aside {
 
 /// All that is kept for others, the oldest first.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct KeptList {
+pub struct HandoffList {
     /// Each of them.
-    pub kept: Vec<Kept>,
+    pub handoffs: Vec<Handoff>,
 }
 
 /// Room for a checkpoint, or the end of that.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Custody {
+pub struct HandoffId {
     /// Id.
     pub id: String,
 }
 
-/// Progress of a transfer; all but `phase` in bytes.
+/// Progress of a task; all but `phase` in bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Pace {
+pub struct TaskProgress {
     /// Current phase.
     pub phase: String,
     /// Plain bytes to deal with; 0 while unknown.
@@ -231,19 +231,19 @@ pub struct Pace {
     pub moved: u64,
 }
 
-impl From<Snapshot> for Pace {
+impl From<Snapshot> for TaskProgress {
     fn from(now: Snapshot) -> Self {
         Self { phase: now.phase.to_owned(), total: now.total, done: now.done, moved: now.moved }
     }
 }
 
-/// One transfer.
+/// One task.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Transfer {
+pub struct Task {
     /// Its name.
     pub id: String,
     /// Kind.
-    pub kind: Kind,
+    pub kind: TaskKind,
     /// Name that is saved or restored.
     pub name: String,
     /// Where the repository is, if one has part in it; other agents are not told.
@@ -253,13 +253,13 @@ pub struct Transfer {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub caller: Option<String>,
     /// State.
-    pub state: Standing,
+    pub state: TaskState,
     /// When it began, RFC 3339.
     pub started: String,
     /// Duration in seconds.
     pub seconds: f64,
     /// Progress.
-    pub progress: Pace,
+    pub progress: TaskProgress,
     /// Report, once it is done: as the command of that name prints with `--json`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub report: Option<Value>,
@@ -268,11 +268,11 @@ pub struct Transfer {
     pub error: Option<Value>,
 }
 
-/// Several transfers.
+/// Tasks.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct TransferList {
+pub struct TaskList {
     /// Those that run and those that ended last, the oldest first.
-    pub transfers: Vec<Transfer>,
+    pub tasks: Vec<Task>,
 }
 
 /// The cache's figures; those of events count since the agent began.
@@ -379,7 +379,7 @@ pub struct Peer {
     /// Identity, once it has shown its certificate.
     pub identity: Option<String>,
     /// Transport of its link, if that is up: `quic` or `tcp`.
-    pub carrier: Option<String>,
+    pub transport: Option<String>,
     /// Connections of the link.
     pub connections: usize,
     /// The delay there and back, in milliseconds.
@@ -397,7 +397,7 @@ impl From<PeerStat> for Peer {
         Self {
             address: stat.address,
             identity: stat.identity.map(|identity| identity.to_string()),
-            carrier: stat.carrier.map(|carrier| carrier.to_string()),
+            transport: stat.transport.map(|transport| transport.to_string()),
             connections: stat.connections,
             rtt_ms: stat.rtt.map(|rtt| rtt.as_secs_f64() * 1000.0),
             rate: stat.rate,

@@ -1,9 +1,9 @@
 //! Reading everything, to find what is damaged before somebody needs it.
 
 use super::Cache;
+use super::allocator::UNIT;
 use super::queue::Resident;
 use super::read::Found;
-use super::room::UNIT;
 
 /// Result of a check.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -36,10 +36,10 @@ impl Cache {
         loop {
             let places = {
                 let state = self.state();
-                if slab == state.room.numbers() {
+                if slab == state.allocator.numbers() {
                     return checked;
                 }
-                state.room.places_of(slab)
+                state.allocator.places_of(slab)
             };
             for chunk in self.chunks_in(&places) {
                 checked.chunks += 1;

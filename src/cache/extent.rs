@@ -18,8 +18,8 @@
 
 use bytes::Bytes;
 
+use super::allocator::UNIT;
 use super::frame::Frame;
-use super::room::UNIT;
 use crate::codec::{Codec, Encoded};
 use crate::id::ChunkId;
 use crate::limits::CHUNK_LEN_MAX;

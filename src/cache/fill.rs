@@ -2,9 +2,9 @@
 
 use std::sync::atomic::Ordering;
 
+use super::allocator::{UNIT, UNIT_LEN};
 use super::extent::{self, HEADER_LEN};
 use super::frame::Frame;
-use super::room::{UNIT, UNIT_LEN};
 use super::state::Admission;
 use super::{Cache, count};
 use crate::limits::MIB;
@@ -81,8 +81,8 @@ impl Cache {
         loop {
             let (admission, total) = {
                 let mut state = self.state();
-                let may_grow = may_grow && state.room.count() < self.slabs_max;
-                (state.admit(key, weight, may_grow), state.room.total())
+                let may_grow = may_grow && state.allocator.count() < self.slabs_max;
+                (state.admit(key, weight, may_grow), state.allocator.total())
             };
             match admission {
                 Admission::Known => return Err(Inserted::Known),
@@ -111,7 +111,7 @@ impl Cache {
         let Err(error) = self.slabs.write(place, &[parts[0], parts[1], &ZEROS[..rest]]) else { return true };
         tracing::warn!("an extent of the cache {} cannot be written: {error}", self.dir.display());
         if matches!(error.kind(), std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded) {
-            self.state().room.give(place, weight);
+            self.state().allocator.give(place, weight);
         }
         false
     }

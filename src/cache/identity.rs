@@ -13,10 +13,10 @@ use std::path::Path;
 
 use rustix::fs::{FlockOperation, flock};
 
+use super::allocator::UNIT;
 use super::extent::Secret;
 use super::journal::CacheId;
 use super::medium::Medium;
-use super::room::UNIT;
 use crate::error::{Error, Result};
 use crate::id::ObjectId;
 

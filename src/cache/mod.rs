@@ -25,19 +25,19 @@
 //! **Full.** What goes is decided by S3-FIFO (queue/) and where what comes goes by first fit (room/). A disk that is full, or has
 //! less than the floor free, makes the cache smaller, never an error.
 
+mod allocator;
 mod check;
 mod extent;
 mod fill;
 mod frame;
 mod identity;
 mod journal;
-mod keep;
 mod medium;
 mod open;
+mod pin;
 mod pins;
 mod queue;
 mod read;
-mod room;
 mod slabs;
 mod space;
 mod state;
@@ -51,6 +51,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use serde::{Deserialize, Serialize};
 
+use self::allocator::UNIT;
 pub use self::check::{Checked, Damage};
 pub use self::fill::{Inserted, Refusal};
 pub use self::frame::Frame;
@@ -58,7 +59,6 @@ use self::identity::Identity;
 use self::journal::Journal;
 use self::medium::Medium;
 pub use self::pins::{Pin, PinChunk, PinLimit, PinRequest, Pinned};
-use self::room::UNIT;
 use self::slabs::Slabs;
 use self::state::State;
 use crate::clock::{Clock, SystemClock};
@@ -176,8 +176,8 @@ impl Cache {
         let state = self.state();
         CacheStat {
             chunks: state.queue.len(),
-            bytes: state.room.taken() * UNIT,
-            slab_bytes: state.room.total() * UNIT,
+            bytes: state.allocator.taken() * UNIT,
+            slab_bytes: state.allocator.total() * UNIT,
             capacity: self.slabs_max as u64 * self.identity.slab_len,
             pinned_bytes: state.queue.held_weight() * UNIT,
             promised_bytes: state.ledger.weight() * UNIT,

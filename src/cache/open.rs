@@ -4,11 +4,11 @@ use std::path::Path;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use super::allocator::UNIT;
 use super::identity::{self, Identity};
 use super::journal::{self, Journal};
 use super::medium::{Disk, Medium};
 use super::pins::{self, PinRequest};
-use super::room::UNIT;
 use super::slabs::Slabs;
 use super::state::State;
 use super::{Cache, CacheOptions, Counters, Writing};

@@ -2,10 +2,10 @@
 
 use bytes::Bytes;
 
+use super::allocator::{UNIT, UNIT_LEN};
 use super::extent;
 use super::frame::Frame;
 use super::queue::Resident;
-use super::room::{UNIT, UNIT_LEN};
 use super::{Cache, count};
 use crate::blocks::Block;
 use crate::id::ChunkId;

@@ -4,8 +4,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
 
+use super::allocator::UNIT;
 use super::medium::{Medium, MediumFile};
-use super::room::UNIT;
 
 /// The slab files of one cache, by number.
 #[derive(Debug)]

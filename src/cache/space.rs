@@ -30,7 +30,7 @@ impl Cache {
     pub fn trim(&self) -> u64 {
         self.expire();
         let mut given = 0;
-        while self.state().room.count() > self.slabs_max || self.spare().is_some_and(|spare| spare < 0) {
+        while self.state().allocator.count() > self.slabs_max || self.spare().is_some_and(|spare| spare < 0) {
             if !self.shrink() {
                 break;
             }
@@ -43,8 +43,8 @@ impl Cache {
     pub(super) fn possible_units(&self) -> u64 {
         let spare = u64::try_from(self.spare().unwrap_or(0)).unwrap_or(0) / self.identity.slab_len;
         let state = self.state();
-        let more = spare.min(self.slabs_max.saturating_sub(state.room.count()) as u64);
-        state.room.total() + more * u64::from(state.room.slab_units())
+        let more = spare.min(self.slabs_max.saturating_sub(state.allocator.count()) as u64);
+        state.allocator.total() + more * u64::from(state.allocator.slab_units())
     }
 
     /// Adds a slab, if the disk has room for it above the floor. `total` is what there was when it was wanted: if that has changed,
@@ -53,17 +53,17 @@ impl Cache {
         let _work = self.slab_work.lock().unwrap_or_else(PoisonError::into_inner);
         let number = {
             let state = self.state();
-            if state.room.total() != total {
+            if state.allocator.total() != total {
                 return true;
             }
-            state.room.vacant_number()
+            state.allocator.vacant_number()
         };
         let needed = i64::try_from(self.identity.slab_len).unwrap_or(i64::MAX);
         if self.spare().is_none_or(|spare| spare < needed) {
             return false;
         }
         match self.slabs.add(&*self.medium, number) {
-            Ok(()) => self.state().room.add(number),
+            Ok(()) => self.state().allocator.add(number),
             Err(error) => {
                 tracing::warn!("no slab was added to the cache {}: {error}", self.dir.display());
                 false
@@ -75,7 +75,7 @@ impl Cache {
     pub(super) fn clear(&self, places: &Range<u32>) {
         let _work = self.slab_work.lock().unwrap_or_else(PoisonError::into_inner);
         self.empty(places);
-        self.state().room.set_open(places, true);
+        self.state().allocator.set_open(places, true);
     }
 
     /// Takes the emptiest slab away; false if it cannot be emptied.
@@ -83,25 +83,25 @@ impl Cache {
         let _work = self.slab_work.lock().unwrap_or_else(PoisonError::into_inner);
         let (slab, places) = {
             let state = self.state();
-            let Some(slab) = state.room.emptiest_slab() else { return false };
-            (slab, state.room.places_of(slab))
+            let Some(slab) = state.allocator.emptiest_slab() else { return false };
+            (slab, state.allocator.places_of(slab))
         };
         self.empty(&places);
         {
             let mut state = self.state();
             // Somebody may be writing there, or a pinned chunk had nowhere to go.
-            if state.room.taken_in(slab) > 0 {
-                state.room.set_open(&places, true);
+            if state.allocator.taken_in(slab) > 0 {
+                state.allocator.set_open(&places, true);
                 return false;
             }
-            state.room.drop_slab(slab);
+            state.allocator.drop_slab(slab);
         }
         self.flush();
         match self.slabs.remove(&*self.medium, slab) {
             Ok(()) => true,
             Err(error) => {
                 tracing::warn!("slab {} of the cache cannot be taken away: {error}", self.slabs.path(slab).display());
-                self.state().room.add(slab);
+                self.state().allocator.add(slab);
                 false
             }
         }
@@ -124,7 +124,7 @@ impl Cache {
 
     /// Closes the regions of these places and brings what is in them away.
     fn empty(&self, places: &Range<u32>) {
-        self.state().room.set_open(places, false);
+        self.state().allocator.set_open(places, false);
         self.chunks_in(places).into_iter().for_each(|chunk| self.bring_away(chunk));
         self.flush();
     }
@@ -134,10 +134,10 @@ impl Cache {
         let Resident { key, place, weight, .. } = chunk;
         let to = {
             let mut state = self.state();
-            let mut to = state.room.take(weight);
+            let mut to = state.allocator.take(weight);
             let held = state.queue.peek(key).is_some_and(|now| now.standing == Standing::Held);
             while to.is_none() && held && state.evict().is_some() {
-                to = state.room.take(weight);
+                to = state.allocator.take(weight);
             }
             if to.is_none() && !held {
                 state.evictions += u64::from(state.remove(key, place, true));
@@ -152,7 +152,7 @@ impl Cache {
                 self.write(to, weight, &[&header, frame.bytes()])
             }
             found => {
-                self.state().room.give(to, weight);
+                self.state().allocator.give(to, weight);
                 match found {
                     Some(Found::Wrong(chunk)) => self.drop_damaged(chunk, true),
                     Some(Found::Unreadable(chunk)) => self.drop_damaged(chunk, false),

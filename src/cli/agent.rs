@@ -8,26 +8,26 @@ use serde_json::Value;
 
 use tokio::signal::unix::SignalKind;
 
-use super::args::{CacheVerb, Elsewhere, Pin, Warm};
-use super::config::Chosen;
+use super::args::{AtOption, CacheVerb, Pin, Warm};
+use super::config::Route;
 use super::listen;
 use super::output::{printable, table};
 use super::render::{by_source, counted};
-use super::verbs::Door;
-use crate::agent::view::{Cache, CacheChecked, Evicted, PinList, Pinned, Transfer, Unpinned};
+use super::verbs::Context;
+use crate::agent::view::{Cache, CacheChecked, Evicted, PinList, Pinned, Task, Unpinned};
 use crate::agent::{Agent, Client, Config, user_name};
 use crate::error::{Error, ErrorKind, Result};
 use crate::repository::{Selector, SourceBytes};
 use crate::size::show;
 use crate::span;
 
-impl Elsewhere {
+impl AtOption {
     /// Whom to ask.
     ///
     /// # Errors
     /// Not found, if there is no agent here.
     pub(super) fn agent(self) -> Result<Client> {
-        Ok(Client::required()?.elsewhere(self.at))
+        Ok(Client::required()?.routed_to(self.at))
     }
 }
 
@@ -42,16 +42,16 @@ struct Said<T> {
 
 impl<T> Said<T> {
     fn by(agent: &Client, what: T) -> Self {
-        Self { at: agent.is_at().map(ToString::to_string), what }
+        Self { at: agent.selector().map(ToString::to_string), what }
     }
 
-    /// ` at SITE/AGENT`, if it is elsewhere.
+    /// ` at SITE/AGENT`, if it is at.
     fn place(&self) -> String {
         self.at.as_ref().map_or_else(String::new, |at| format!(" at {}", printable(at)))
     }
 }
 
-impl Door {
+impl Context {
     /// Runs an agent until SIGTERM or SIGINT, and then until it has ended in order; another takes the grace away.
     pub(super) async fn agent(&self, config: &Path) -> Result<()> {
         #[derive(Serialize)]
@@ -91,7 +91,7 @@ impl Door {
     /// Begins to warm each name; follows them if asked to.
     pub(super) async fn warm(&self, warm: Warm) -> Result<u8> {
         #[derive(Serialize)]
-        struct Warming {
+        struct WarmRequest {
             name: String,
             // Agents of before do not know it.
             #[serde(skip_serializing_if = "Option::is_none")]
@@ -106,14 +106,14 @@ impl Door {
         }
         #[derive(Serialize)]
         struct All {
-            transfers: Vec<Said<Transfer>>,
+            tasks: Vec<Said<Task>>,
         }
-        let agent = warm.elsewhere.agent()?;
+        let agent = warm.at.agent()?;
         let owner = warm.owner.unwrap_or_else(user);
         let mut begun = Vec::with_capacity(warm.what.len());
         for what in &warm.what {
             let path = what.path.clone().map(String::from_utf8).transpose();
-            let asked = Warming {
+            let asked = WarmRequest {
                 name: what.name.to_string(),
                 path: path.map_err(|source| {
                     let error = Error::usage("path is not UTF-8, as an agent takes it").at(&what.name).source(source);
@@ -126,36 +126,36 @@ impl Door {
                 repository: self.named_repository()?,
                 dry_run: warm.dry_run,
             };
-            let transfer = agent.begin::<Transfer>("/v1/warm", &asked).await?;
+            let task = agent.begin::<Task>("/v1/warm", &asked).await?;
             if matches!(what.name, Selector::Step { .. }) {
-                let chosen = transfer.0.name.split(':').next().unwrap_or_default();
+                let chosen = task.0.name.split(':').next().unwrap_or_default();
                 self.output.remark(&format!("{} is {}", what.name, printable(chosen)));
             }
-            begun.push(transfer);
+            begun.push(task);
         }
         if warm.wait || warm.dry_run {
             let line = self.line();
-            for (transfer, agent) in &mut begun {
-                *transfer = agent.follow(&transfer.id, |view| self.relay(view)).await?;
+            for (task, agent) in &mut begun {
+                *task = agent.follow(&task.id, |view| self.relay(view)).await?;
             }
             drop(line);
         }
-        let said = begun.into_iter().map(|(transfer, agent)| Said::by(&agent, transfer));
-        let all = All { transfers: said.collect() };
-        self.output.outcome(warm.dry_run, &all, |all, _| all.transfers.iter().map(warmed).collect())?;
-        let missing = |said: &Said<Transfer>| told(&said.what, "missing") > 0;
-        let full = |said: &Said<Transfer>| is_full(&said.what);
-        Ok(if all.transfers.iter().any(|said| missing(said) && !full(said)) {
+        let said = begun.into_iter().map(|(task, agent)| Said::by(&agent, task));
+        let all = All { tasks: said.collect() };
+        self.output.outcome(warm.dry_run, &all, |all, _| all.tasks.iter().map(warmed).collect())?;
+        let missing = |said: &Said<Task>| told(&said.what, "missing") > 0;
+        let full = |said: &Said<Task>| is_full(&said.what);
+        Ok(if all.tasks.iter().any(|said| missing(said) && !full(said)) {
             ErrorKind::Unreachable.exit_code()
-        } else if all.transfers.iter().any(missing) {
+        } else if all.tasks.iter().any(missing) {
             ErrorKind::Exhausted.exit_code()
         } else {
             0
         })
     }
 
-    /// Shows the progress of a transfer as if it were this command's own.
-    fn relay(&self, view: &Transfer) {
+    /// Shows the progress of a task as if it were this command's own.
+    fn relay(&self, view: &Task) {
         let before = self.progress.snapshot();
         if before.phase == "warming" && view.progress.phase == "warming" {
             self.progress.grow(view.progress.total.saturating_sub(before.total));
@@ -177,7 +177,7 @@ impl Door {
             reason: Option<String>,
             repository: Option<String>,
         }
-        let Pin { name, lasting, owner, reason, elsewhere } = pin;
+        let Pin { name, lasting, owner, reason, at } = pin;
         let asked = Pinning {
             name: name.to_string(),
             lasting: lasting.map(span::show),
@@ -185,19 +185,19 @@ impl Door {
             reason,
             repository: self.named_repository()?,
         };
-        let (pinned, agent): (Pinned, Client) = elsewhere.agent()?.begin("/v1/pins", &asked).await?;
+        let (pinned, agent): (Pinned, Client) = at.agent()?.begin("/v1/pins", &asked).await?;
         self.output.report(&Said::by(&agent, pinned), |said, _| {
             let until = said.what.expires.as_ref().map_or_else(String::new, |at| format!(" until {at}"));
             format!("pinned {name}{}{until}: {}\n", said.place(), said.what.id)
         })
     }
 
-    pub(super) async fn unpin(&self, pins: &[String], elsewhere: Elsewhere) -> Result<()> {
+    pub(super) async fn unpin(&self, pins: &[String], at: AtOption) -> Result<()> {
         #[derive(Serialize)]
         struct All {
             unpinned: Vec<String>,
         }
-        let agent = elsewhere.agent()?;
+        let agent = at.agent()?;
         let mut all = All { unpinned: Vec::new() };
         for pin in pins {
             if !pin.bytes().all(|byte| byte.is_ascii_alphanumeric()) {
@@ -209,8 +209,8 @@ impl Door {
         self.output.report(&all, |all, _| format!("unpinned {}\n", printable(&all.unpinned.join(", "))))
     }
 
-    pub(super) async fn pins(&self, elsewhere: Elsewhere) -> Result<()> {
-        let pins: PinList = elsewhere.agent()?.get("/v1/pins").await?;
+    pub(super) async fn pins(&self, at: AtOption) -> Result<()> {
+        let pins: PinList = at.agent()?.get("/v1/pins").await?;
         if pins.pins.is_empty() {
             self.output.remark("nothing is pinned");
         }
@@ -219,13 +219,13 @@ impl Door {
 
     pub(super) async fn cache(&self, what: CacheVerb) -> Result<u8> {
         match what {
-            CacheVerb::Stat(elsewhere) => {
-                let cache: Cache = elsewhere.agent()?.get("/v1/cache").await?;
+            CacheVerb::Stat(at) => {
+                let cache: Cache = at.agent()?.get("/v1/cache").await?;
                 self.output.answer(&cache, |cache, _| figures(cache))?;
             }
             CacheVerb::Check => {
                 let agent = Client::required()?;
-                let begun: Transfer = agent.post("/v1/cache/check", &()).await?;
+                let begun: Task = agent.post("/v1/cache/check", &()).await?;
                 let line = self.line();
                 self.progress.phase("checking", 0);
                 let ended = agent.follow(&begun.id, |_| {}).await?;
@@ -250,8 +250,8 @@ impl Door {
     fn named_repository(&self) -> Result<Option<String>> {
         // Where there is no home folder, nobody named one.
         match self.settings.repository() {
-            Ok(Chosen::Named(location)) => Ok(Some(location.to_string())),
-            Ok(Chosen::Embedded(_)) => Ok(None),
+            Ok(Route::Named(location)) => Ok(Some(location.to_string())),
+            Ok(Route::Embedded(_)) => Ok(None),
             Err(error) => Err(error),
         }
     }
@@ -262,30 +262,30 @@ fn user() -> String {
     user_name(rustix::process::getuid())
 }
 
-/// A number of a transfer's report; 0 if it has none.
-fn told(transfer: &Transfer, number: &str) -> u64 {
-    transfer.report.as_ref().and_then(|report| report.get(number)).and_then(Value::as_u64).unwrap_or(0)
+/// A number of a task's report; 0 if it has none.
+fn told(task: &Task, number: &str) -> u64 {
+    task.report.as_ref().and_then(|report| report.get(number)).and_then(Value::as_u64).unwrap_or(0)
 }
 
 /// True if a warm ended because the cache had no room.
-fn is_full(transfer: &Transfer) -> bool {
-    transfer.report.as_ref().is_some_and(|report| report["full"] == true)
+fn is_full(task: &Task) -> bool {
+    task.report.as_ref().is_some_and(|report| report["full"] == true)
 }
 
-fn warmed(said: &Said<Transfer>) -> String {
-    let transfer = &said.what;
-    let name = format!("{}{}", printable(&transfer.name), said.place());
-    if transfer.report.is_none() {
-        return format!("warming {name}: {}\n", printable(&transfer.id));
+fn warmed(said: &Said<Task>) -> String {
+    let task = &said.what;
+    let name = format!("{}{}", printable(&task.name), said.place());
+    if task.report.is_none() {
+        return format!("warming {name}: {}\n", printable(&task.id));
     }
     let sum = |chunks: &str, bytes: &str| {
-        let chunks = counted(told(transfer, chunks), "chunk");
-        format!("{} in {chunks}", show(told(transfer, bytes)))
+        let chunks = counted(told(task, chunks), "chunk");
+        format!("{} in {chunks}", show(told(task, bytes)))
     };
-    let missing = match told(transfer, "missing") {
+    let missing = match told(task, "missing") {
         0 => String::new(),
         _ => {
-            let why = if is_full(transfer) {
+            let why = if is_full(task) {
                 "the cache has no room for them (capacity, free_floor; the agent's log says more)"
             } else {
                 "nobody who may be asked gave them, the agent's log says more"
@@ -293,9 +293,9 @@ fn warmed(said: &Said<Transfer>) -> String {
             format!("\n  missing: {}: {why}", sum("missing", "missing_bytes"))
         }
     };
-    if transfer.report.as_ref().is_some_and(|report| report["dry_run"] == true) {
+    if task.report.as_ref().is_some_and(|report| report["dry_run"] == true) {
         let (all, lacking) = (sum("chunks", "bytes"), sum("lacking", "lacking_bytes"));
-        let room = match told(transfer, "room_lacking") {
+        let room = match told(task, "room_lacking") {
             0 => String::new(),
             bytes => format!("\n  it does not fit: the cache has {} too few (capacity, free_floor, pins)", show(bytes)),
         };
@@ -304,16 +304,16 @@ fn warmed(said: &Said<Transfer>) -> String {
     format!(
         "warm: {name}, {}, {:.1} s\n  there already: {}; fetched: {}{}{missing}\n",
         sum("chunks", "bytes"),
-        transfer.seconds,
+        task.seconds,
         sum("hits", "hit_bytes"),
         sum("fetched", "fetched_bytes"),
-        sources(transfer),
+        sources(task),
     )
 }
 
-/// Sources of the bytes that a transfer moved, gaps between chunks included; empty if none moved.
-fn sources(transfer: &Transfer) -> String {
-    let sources = transfer.report.as_ref().and_then(|report| report.get("sources")).cloned().unwrap_or_default();
+/// Sources of the bytes that a task moved, gaps between chunks included; empty if none moved.
+fn sources(task: &Task) -> String {
+    let sources = task.report.as_ref().and_then(|report| report.get("sources")).cloned().unwrap_or_default();
     let bytes = |source: &str| sources.get(source).and_then(Value::as_u64).unwrap_or(0);
     by_source(&SourceBytes {
         agent: bytes("agent"),
@@ -395,12 +395,12 @@ mod tests {
 
     #[test]
     fn what_is_warm_is_told_with_what_is_missing() {
-        let transfer: Transfer = serde_json::from_value(serde_json::json!({
+        let task: Task = serde_json::from_value(serde_json::json!({
             "id": "A", "kind": "warm", "name": "run/1", "state": "running", "started": "", "seconds": 1.0,
             "progress": { "phase": "", "total": 0, "done": 0, "moved": 0 },
         }))
         .unwrap();
-        let mut begun = Said { at: None, what: transfer };
+        let mut begun = Said { at: None, what: task };
         assert_eq!(warmed(&begun), "warming run/1: A\n");
         let sources = serde_json::json!({ "agent": 0, "cache": 0, "site": 0, "remote": 768, "repository": 256 });
         begun.what.report = Some(serde_json::json!({

@@ -8,7 +8,7 @@ use clap::error::ErrorKind as Wrong;
 use clap::{CommandFactory, Parser};
 
 use super::args::Cli;
-use super::config::{Chosen, Flags, Settings, Surroundings};
+use super::config::{Flags, Route, Settings, Surroundings};
 use super::help;
 use crate::agent::Config;
 
@@ -216,7 +216,7 @@ fn the_settings_in_the_help_are_taken() {
     let variable = |name: &str| (name == "XDG_CONFIG_HOME").then(|| folder.path().into());
     let around = Surroundings { folder: folder.path(), variable: &variable };
     let taken = Settings::resolve(Flags::default(), around).unwrap();
-    assert_eq!(taken.repository().unwrap(), Chosen::Named("s3://bucket/prefix".parse().unwrap()));
+    assert_eq!(taken.repository().unwrap(), Route::Named("s3://bucket/prefix".parse().unwrap()));
     assert_eq!((taken.memory, settings.lines().count()), (Some(1 << 30), 4));
 }
 
@@ -247,8 +247,8 @@ fn every_key_of_the_settings_is_in_the_table() {
         ("[admission]", "[admission]\n{}"),
         ("[cache]", "[cache]\n{}"),
         ("[peers]", "[peers]\n{}"),
-        ("[custody]", "[custody]\n{}"),
-        ("[[custody.accept]]", "[[custody.accept]]\n{}"),
+        ("[handoff]", "[handoff]\n{}"),
+        ("[[handoff.accept]]", "[[handoff.accept]]\n{}"),
         ("[caller_pins]", "[caller_pins]\n{}"),
         ("[[limits]]", "[[limits]]\n{}"),
         ("[[allow]]", "[[allow]]\n{}"),

@@ -403,7 +403,7 @@ the wait does not stop the agent.
 --from fetches from that place alone: what it lacks stays missing, unless --or-repository lets the repository give it. A site or agent \
 that is not known is an error that lists the known ones (exit code 3). The answer says how many bytes came from where.
 
-JSON: transfers: [id kind name repository state started seconds progress report], with --at also at and caller; a report is: name manifest chunks bytes \
+JSON: tasks: [id kind name repository state started seconds progress report], with --at also at and caller; a report is: name manifest chunks bytes \
 hits hit_bytes fetched fetched_bytes missing missing_bytes lacking lacking_bytes full room_lacking sources pin seconds. hits + fetched + missing are \
 chunks, in bytes too; lacking is fetched + missing";
 
@@ -446,19 +446,19 @@ Examples:
 JSON: stat: dir chunks bytes slab_bytes capacity pinned_bytes promised_bytes pins journal_bytes hits misses inserts refusals \
 evictions damaged; check: chunks bytes damaged: [chunk slab offset]; evict: freed_bytes";
 
-pub(super) const CUSTODY: &str = "\
+pub(super) const HANDOFF: &str = "\
 Examples:
-  towline custody list
-  towline custody list --at cloud/node-1      what the agent here has given to that one
-  towline custody retry 01KB2M0Q7X8V5C1N3T9Z4R6S2W
-  towline custody drop 01KB2M0Q7X8V5C1N3T9Z4R6S2W
+  towline handoff list
+  towline handoff list --at cloud/node-1      what this agent handed off to that one
+  towline handoff retry 01KB2M0Q7X8V5C1N3T9Z4R6S2W
+  towline handoff drop 01KB2M0Q7X8V5C1N3T9Z4R6S2W
 
-An agent with [custody] in its settings keeps checkpoints of other agents that may not live to save them, and saves them. One that \
-cannot be saved is set aside: it stays on the disk and counts against the quota of whoever gave it, and is not tried again. The list \
+An agent with [handoff] in its settings stores checkpoints of other agents that may not live to save them, and saves them. One that \
+cannot be saved is set aside: it stays on the disk, counts against the quota of its sender, and is not tried again. The list \
 says why, and what to do: put the cause right, then retry; or drop it.
 
-JSON: list: kept: [id from since name repository labels bytes], of what was set aside also aside: since tries kind error help; \
-retry: retried: [as kept]; drop: dropped: [id]";
+JSON: list: handoffs: [id from since name repository labels bytes], of what was set aside also aside: since tries kind error help; \
+retry: retried: [as handoffs]; drop: dropped: [id]";
 
 pub(super) const TOP: &str = "\
 Examples:
@@ -466,9 +466,9 @@ Examples:
   towline top --once
   towline top --ready && echo yes
   towline top --at cloud/node-1      what the agent here has asked of that one
-  towline top --json | jq '.transfers[] | select(.state == \"running\")'
+  towline top --json | jq '.tasks[] | select(.state == \"running\")'
 
-JSON: health transfers cache pins peers, as they are now";
+JSON: health tasks cache pins peers, as they are now";
 
 pub(super) const CONFIG: &str = "\
 Examples:

@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::args::{AuthorityFolder, IdentityVerb};
 use super::output::printable;
-use super::verbs::Door;
+use super::verbs::Context;
 use crate::clock::{Clock as _, SystemClock};
 use crate::error::{Error, Result};
 use crate::transfer::identity::{Authority, Certificate, show};
@@ -19,7 +19,7 @@ struct Certificates {
     certificates: Vec<Certificate>,
 }
 
-impl Door {
+impl Context {
     pub(super) fn identity(&self, what: IdentityVerb) -> Result<()> {
         let now = SystemClock.now();
         match what {

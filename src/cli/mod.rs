@@ -7,9 +7,9 @@
 mod agent;
 mod args;
 mod config;
-mod custody;
 #[cfg(test)]
 mod documents;
+mod handoff;
 mod help;
 mod identity;
 mod moves;
@@ -40,7 +40,7 @@ use self::args::{Cli, Globals, Verb};
 use self::config::{Settings, Surroundings};
 use self::output::Output;
 use self::signals::{Failed, interruptible, listen};
-use self::verbs::Door;
+use self::verbs::Context;
 use crate::error::{Error, ErrorKind, Result};
 use crate::progress::Progress;
 
@@ -96,7 +96,7 @@ fn execute(cli: Cli, output: &Output) -> Result<u8, Failed> {
     })?;
     let around = Surroundings { folder: &folder, variable: &|name| std::env::var_os(name) };
     let resolve = if cli.verb.reads_settings() { Settings::resolve } else { Settings::without_file };
-    let door = Door {
+    let context = Context {
         settings: resolve(cli.globals.flags(), around)?,
         output: output.clone(),
         progress: Progress::default(),
@@ -109,12 +109,12 @@ fn execute(cli: Cli, output: &Output) -> Result<u8, Failed> {
     let result = match cli.verb {
         // They have their own ways to end.
         Verb::Watch(_) | Verb::Agent { .. } | Verb::Top { .. } => {
-            runtime.block_on(door.carry_out(cli.verb)).map_err(Failed::from)
+            runtime.block_on(context.carry_out(cli.verb)).map_err(Failed::from)
         }
         verb => {
             signals::end_at_the_second()?;
-            let stop = matches!(verb, Verb::Save(_) | Verb::Sync(_)).then(|| door.stop.clone());
-            runtime.block_on(interruptible(door.carry_out(verb), stop, output))
+            let stop = matches!(verb, Verb::Save(_) | Verb::Sync(_)).then(|| context.stop.clone());
+            runtime.block_on(interruptible(context.carry_out(verb), stop, output))
         }
     };
     // A thread that is stuck in a system call, such as a write to a pipe that nobody reads, must not keep us.

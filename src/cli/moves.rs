@@ -4,13 +4,13 @@ use serde::Serialize;
 
 use super::args::{Cp, Rm, Sync};
 use super::render;
-use super::verbs::Door;
+use super::verbs::Context;
 use crate::error::{Error, ErrorKind, Result};
 use crate::ops::{self, RemovePlan, Replaced, SyncOptions};
 use crate::repository::{Name, Repository};
 use crate::storage::{self, Location, Store};
 
-impl Door {
+impl Context {
     pub(super) async fn remove(&self, rm: &Rm) -> Result<()> {
         #[derive(Serialize)]
         struct Planned {

@@ -180,8 +180,8 @@ pub(super) fn watched(event: &WatchEvent) -> String {
         WatchEvent::Failed { entry, error, retry_seconds } => {
             format!("{entry} could not be saved, next try in {retry_seconds:.1} s: {error}")
         }
-        WatchEvent::Given { entry, to } => format!("{entry} is in the custody of {to}"),
-        WatchEvent::NotGiven { entry, error } => format!("nobody takes {entry} into custody: {error}"),
+        WatchEvent::HandedOff { entry, to } => format!("{entry} was handed off to {to}"),
+        WatchEvent::NotHandedOff { entry, error } => format!("{entry} could not be handed off: {error}"),
         WatchEvent::DirGone { dir } => format!("waiting for {dir}: it is not there"),
         WatchEvent::DirBack { dir } => format!("{dir} is there again"),
         WatchEvent::Unreadable { error } => format!("cannot look: {error}"),

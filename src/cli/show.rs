@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use super::args::Show;
 use super::output::{printable, table};
 use super::render::{counted, facts, list, ratio};
-use super::verbs::Door;
+use super::verbs::Context;
 use crate::error::Result;
 use crate::ops::{Shown, ShownEntry, ShownTensor};
 use crate::repository::log::StepFacts;
@@ -19,7 +19,7 @@ struct Listing {
     tensors: bool,
 }
 
-impl Door {
+impl Context {
     /// Shows what a name, or a file or folder of it, holds.
     pub(super) async fn show(&self, args: Show) -> Result<()> {
         let Show { what, files, tensors } = args;

@@ -7,7 +7,7 @@ use std::path::Path;
 use clap::{CommandFactory, Parser};
 
 use super::args::Cli;
-use super::config::{Chosen, Flags, Settings, Surroundings};
+use super::config::{Flags, Route, Settings, Surroundings};
 use super::output::Paint;
 use super::render;
 use crate::error::ErrorKind;
@@ -29,8 +29,8 @@ fn trust(folder: &Path, text: &str, variables: &[(&str, &str)]) {
     Settings::without_file(Flags::default(), around).unwrap().trusted().unwrap().add(folder).unwrap();
 }
 
-fn named(text: &str) -> Chosen {
-    Chosen::Named(text.parse().unwrap())
+fn named(text: &str) -> Route {
+    Route::Named(text.parse().unwrap())
 }
 
 #[test]
@@ -42,10 +42,10 @@ fn a_flag_goes_before_the_variable_before_the_file_before_the_default() {
     let flags = Flags { repository: Some("/flag".into()), ..Flags::default() };
     let chosen = |flags: &Flags, variables: &[_]| settings(flags.clone(), &below, variables).unwrap().repository();
 
-    let embedded = Chosen::Embedded(Location::directory("/home/u/.local/share/towline/repository").unwrap());
+    let embedded = Route::Embedded(Location::directory("/home/u/.local/share/towline/repository").unwrap());
     assert_eq!(chosen(&Flags::default(), &variables[1..]).unwrap(), embedded);
     let data = [("XDG_DATA_HOME", "/data"), ("HOME", "/home/u"), ("TOWLINE_REPO", "")];
-    let embedded = Chosen::Embedded(Location::directory("/data/towline/repository").unwrap());
+    let embedded = Route::Embedded(Location::directory("/data/towline/repository").unwrap());
     assert_eq!(chosen(&Flags::default(), &data).unwrap(), embedded);
     assert_eq!(chosen(&Flags::default(), &[]).unwrap_err().kind(), ErrorKind::Usage);
 

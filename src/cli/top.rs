@@ -9,18 +9,18 @@ use serde::Serialize;
 use tokio::signal::unix::SignalKind;
 
 use super::agent::pinned;
-use super::args::Elsewhere;
+use super::args::AtOption;
 use super::listen;
 use super::output::{Output, printable, table};
-use super::verbs::Door;
+use super::verbs::Context;
 use crate::agent::Client;
-use crate::agent::view::{Cache, Health, Peer, PeerList, PinList, Pinned, Standing, Transfer, TransferList};
+use crate::agent::view::{Cache, Health, Peer, PeerList, PinList, Pinned, Task, TaskList, TaskState};
 use crate::error::{Error, ErrorKind, Result};
 use crate::size::show;
 
 /// Interval of drawing.
 const EVERY: Duration = Duration::from_secs(1);
-/// Transfers that ended and are shown, and pins, at most.
+/// Tasks that ended and are shown, and pins, at most.
 const SHOWN_MAX: usize = 8;
 /// Cells of a bar.
 const BAR: usize = 20;
@@ -34,7 +34,7 @@ const LEAVE: &[u8] = b"\x1b[?7h\x1b[?25h\x1b[?1049l";
 struct Reading {
     health: Health,
     #[serde(flatten)]
-    transfers: TransferList,
+    tasks: TaskList,
     /// None, if the agent has no cache.
     cache: Option<Cache>,
     pins: Vec<Pinned>,
@@ -44,7 +44,7 @@ struct Reading {
 impl Reading {
     async fn take(agent: &Client) -> Result<Self> {
         let health = agent.get("/health").await?;
-        let transfers = agent.get("/v1/transfers").await?;
+        let tasks = agent.get("/v1/tasks").await?;
         let cache = match agent.get("/v1/cache").await {
             Ok(cache) => Some(cache),
             Err(error) if error.kind() == ErrorKind::NotFound => None,
@@ -57,14 +57,14 @@ impl Reading {
             }
             None => (Vec::new(), Vec::new()),
         };
-        Ok(Self { health, transfers, cache, pins, peers })
+        Ok(Self { health, tasks, cache, pins, peers })
     }
 }
 
-impl Door {
+impl Context {
     /// Whether the agent is ready.
-    pub(super) async fn ready(&self, elsewhere: Elsewhere) -> Result<()> {
-        let agent = elsewhere.agent()?;
+    pub(super) async fn ready(&self, at: AtOption) -> Result<()> {
+        let agent = at.agent()?;
         let health: Health = agent.get("/health").await?;
         if health.ready {
             return Ok(());
@@ -75,8 +75,8 @@ impl Door {
     }
 
     /// Draws until Ctrl-C; once, if that was asked for or nobody watches.
-    pub(super) async fn top(&self, once: bool, elsewhere: Elsewhere) -> Result<()> {
-        let agent = elsewhere.agent()?;
+    pub(super) async fn top(&self, once: bool, at: AtOption) -> Result<()> {
+        let agent = at.agent()?;
         let (mut interrupt, mut terminate) = (listen(SignalKind::interrupt())?, listen(SignalKind::terminate())?);
         let mut rates = Rates::default();
         if once || !self.draw || !io::stdout().is_terminal() {
@@ -129,31 +129,31 @@ impl Drop for Screen<'_> {
     }
 }
 
-/// Rate of each transfer, from one look to the next.
+/// Rate of each task, from one look to the next.
 #[derive(Debug, Default)]
 struct Rates(BTreeMap<String, (Instant, u64, f64)>);
 
 impl Rates {
     /// Bytes a second, smoothed over some seconds; none at first sight.
-    fn observe(&mut self, transfer: &Transfer, now: Instant) -> Option<u64> {
-        let done = transfer.progress.done;
-        let Some((before, had, rate)) = self.0.get(&transfer.id).copied() else {
-            self.0.insert(transfer.id.clone(), (now, done, 0.0));
+    fn observe(&mut self, task: &Task, now: Instant) -> Option<u64> {
+        let done = task.progress.done;
+        let Some((before, had, rate)) = self.0.get(&task.id).copied() else {
+            self.0.insert(task.id.clone(), (now, done, 0.0));
             return None;
         };
         let seconds = now.duration_since(before).as_secs_f64();
         if seconds > 0.0 {
             let fresh = done.saturating_sub(had) as f64 / seconds;
             let rate = if rate > 0.0 { rate + (fresh - rate) * 0.4 } else { fresh };
-            self.0.insert(transfer.id.clone(), (now, done, rate));
+            self.0.insert(task.id.clone(), (now, done, rate));
         }
-        let rate = self.0.get(&transfer.id)?.2;
+        let rate = self.0.get(&task.id)?.2;
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a figure for people, saturating")]
         Some(rate as u64).filter(|&rate| rate > 0)
     }
 
-    fn forget(&mut self, running: &[&Transfer]) {
-        self.0.retain(|id, _| running.iter().any(|transfer| transfer.id == *id));
+    fn forget(&mut self, running: &[&Task]) {
+        self.0.retain(|id, _| running.iter().any(|task| task.id == *id));
     }
 }
 
@@ -185,7 +185,7 @@ fn head(health: &Health, state: &str) -> String {
     let (version, pid, started) = (printable(&health.version), health.pid, &health.started);
     let identity = health.identity.as_ref().map_or_else(String::new, |identity| format!(" {}", printable(identity)));
     let mut text = format!("towline agent{identity} {version}, process {pid}, since {started}: {state}\n");
-    if let Some(notice) = &health.notice {
+    if let Some(notice) = &health.preemption {
         let _ = writeln!(text, "  the machine will be taken away: {}", printable(notice));
     }
     for repository in &health.repositories {
@@ -199,21 +199,19 @@ fn head(health: &Health, state: &str) -> String {
 
 /// All of it, as text.
 fn shown(reading: &Reading, rates: &mut Rates) -> String {
-    let Reading { health, transfers, cache, pins, peers } = reading;
+    let Reading { health, tasks, cache, pins, peers } = reading;
     let state = match (health.leaving, health.ready) {
         (true, _) => "ending",
         (_, true) => "ready",
         (_, false) => "not ready",
     };
     let mut text = head(health, state);
-    let (running, ended): (Vec<_>, Vec<_>) =
-        transfers.transfers.iter().partition(|transfer| transfer.state == Standing::Running);
+    let (running, ended): (Vec<_>, Vec<_>) = tasks.tasks.iter().partition(|task| task.state == TaskState::Running);
     let now = Instant::now();
     rates.forget(&running);
     let _ = writeln!(text, "\nTransfers: {} running", running.len());
     let recent = ended.iter().rev().take(SHOWN_MAX).copied();
-    let rows: Vec<_> =
-        running.iter().copied().chain(recent).map(|transfer| row(transfer, rates.observe(transfer, now))).collect();
+    let rows: Vec<_> = running.iter().copied().chain(recent).map(|task| row(task, rates.observe(task, now))).collect();
     if !rows.is_empty() {
         text += &table(
             &["KIND", "NAME", "STATE", ">RAW DONE", ">OF RAW", ">RATE", ">LEFT", ">STORED MOVED", ">TOOK", ""],
@@ -251,8 +249,8 @@ fn linked(peer: &Peer) -> Vec<String> {
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a figure for people, saturating")]
     let rate = peer.rate.map_or_else(|| "-".to_owned(), |rate| format!("{}/s", show(rate as u64)));
     // Agents of before say what carried a link that is down, too.
-    let up = peer.carrier.as_ref().filter(|_| peer.connections > 0);
-    let up = up.map(|carrier| format!("{carrier} x{}", peer.connections));
+    let up = peer.transport.as_ref().filter(|_| peer.connections > 0);
+    let up = up.map(|transport| format!("{transport} x{}", peer.connections));
     vec![
         peer.identity.as_deref().map_or_else(|| "?".to_owned(), printable),
         printable(&peer.address),
@@ -264,23 +262,23 @@ fn linked(peer: &Peer) -> Vec<String> {
     ]
 }
 
-fn row(transfer: &Transfer, rate: Option<u64>) -> Vec<String> {
-    let Transfer { progress, .. } = transfer;
-    let running = transfer.state == Standing::Running;
+fn row(task: &Task, rate: Option<u64>) -> Vec<String> {
+    let Task { progress, .. } = task;
+    let running = task.state == TaskState::Running;
     let left = rate.and_then(|rate| progress.total.saturating_sub(progress.done).checked_div(rate));
     let left = left.filter(|_| running && progress.total > 0).map(|seconds| format!("{seconds}s"));
     let bytes = |bytes: u64| if bytes == 0 { "-".to_owned() } else { show(bytes) };
-    let trouble = transfer.error.as_ref().and_then(|error| error.get("message")).and_then(|message| message.as_str());
+    let trouble = task.error.as_ref().and_then(|error| error.get("message")).and_then(|message| message.as_str());
     vec![
-        transfer.kind.word().to_owned(),
-        printable(&transfer.name),
-        if running { printable(&progress.phase) } else { transfer.state.word().to_owned() },
+        task.kind.word().to_owned(),
+        printable(&task.name),
+        if running { printable(&progress.phase) } else { task.state.word().to_owned() },
         bytes(progress.done),
         bytes(progress.total),
         rate.filter(|_| running).map_or_else(|| "-".to_owned(), |rate| format!("{}/s", show(rate))),
         left.unwrap_or_else(|| "-".to_owned()),
         bytes(progress.moved),
-        format!("{:.0}s", transfer.seconds),
+        format!("{:.0}s", task.seconds),
         trouble.map(printable).unwrap_or_default(),
     ]
 }
@@ -295,13 +293,13 @@ fn bar(part: u64, whole: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::agent::view::{Kind, Pace, Place};
+    use crate::agent::view::{Place, TaskKind, TaskProgress};
 
-    fn transfer(state: Standing, done: u64) -> Transfer {
-        let progress = Pace { phase: "saving".into(), total: 4 << 20, done, moved: 1 << 10 };
-        Transfer {
+    fn task(state: TaskState, done: u64) -> Task {
+        let progress = TaskProgress { phase: "saving".into(), total: 4 << 20, done, moved: 1 << 10 };
+        Task {
             id: "a".into(),
-            kind: Kind::Save,
+            kind: TaskKind::Save,
             name: "run/step-1\x1b[2J".into(),
             repository: None,
             caller: None,
@@ -310,7 +308,7 @@ mod tests {
             seconds: 2.4,
             progress,
             report: None,
-            error: (state == Standing::Failed).then(|| serde_json::json!({ "message": "no room" })),
+            error: (state == TaskState::Failed).then(|| serde_json::json!({ "message": "no room" })),
         }
     }
 
@@ -322,26 +320,25 @@ mod tests {
             started: "2026-01-01T00:00:00Z".into(),
             ready: true,
             leaving: false,
-            notice: None,
+            preemption: None,
             identity: None,
             repositories: vec![Place { location: Some("/repo".into()), id: "A".into() }],
             problems: vec!["revoked, line 3: malformed\x1b".into()],
         };
-        let transfers =
-            TransferList { transfers: vec![transfer(Standing::Failed, 0), transfer(Standing::Running, 1 << 20)] };
+        let tasks = TaskList { tasks: vec![task(TaskState::Failed, 0), task(TaskState::Running, 1 << 20)] };
         let stat = crate::cache::CacheStat { bytes: 1 << 29, capacity: 1 << 30, ..Default::default() };
         let cache = Cache { dir: None, stat };
         let peers = vec![Peer {
             address: "b:7071".into(),
             identity: None,
-            carrier: None,
+            transport: None,
             connections: 0,
             rtt_ms: None,
             rate: None,
             received: 0,
             error: Some("certificate expired".into()),
         }];
-        let reading = Reading { health, transfers, cache: Some(cache), pins: Vec::new(), peers };
+        let reading = Reading { health, tasks, cache: Some(cache), pins: Vec::new(), peers };
         let text = shown(&reading, &mut Rates::default());
         for expected in [
             "ready",
@@ -364,7 +361,7 @@ mod tests {
         let peer = |connections| Peer {
             address: "b:7071".into(),
             identity: Some("towline://home/b".into()),
-            carrier: Some("quic".into()),
+            transport: Some("quic".into()),
             connections,
             rtt_ms: None,
             rate: None,
@@ -384,7 +381,7 @@ mod tests {
             started: "then".into(),
             ready: true,
             leaving: false,
-            notice: None,
+            preemption: None,
             identity: Some("towline://home/a".into()),
             repositories: Vec::new(),
             problems: Vec::new(),
@@ -410,8 +407,8 @@ mod tests {
     #[test]
     fn a_rate_needs_two_looks() {
         let (mut rates, begun) = (Rates::default(), Instant::now());
-        assert_eq!(rates.observe(&transfer(Standing::Running, 0), begun), None);
-        let rate = rates.observe(&transfer(Standing::Running, 1 << 20), begun + Duration::from_secs(2));
+        assert_eq!(rates.observe(&task(TaskState::Running, 0), begun), None);
+        let rate = rates.observe(&task(TaskState::Running, 1 << 20), begun + Duration::from_secs(2));
         assert_eq!(rate, Some(1 << 19));
         rates.forget(&[]);
         assert!(rates.0.is_empty());

@@ -7,7 +7,7 @@ use serde::Serialize;
 use super::args::ConfigVerb;
 use super::config::{File, Recorded};
 use super::output::printable;
-use super::verbs::Door;
+use super::verbs::Context;
 use crate::error::Result;
 
 /// A record that was made or removed.
@@ -20,7 +20,7 @@ struct Told {
     sets: Option<File>,
 }
 
-impl Door {
+impl Context {
     pub(super) fn config(&self, what: &ConfigVerb) -> Result<()> {
         let trusted = self.settings.trusted()?;
         match what {

@@ -4,7 +4,7 @@ use serde::Serialize;
 use tokio_util::sync::CancellationToken;
 
 use super::args::{Expire, Manner, Restore, Save, Verb};
-use super::config::{Chosen, Settings};
+use super::config::{Route, Settings};
 use super::output::Output;
 use super::progress::Line;
 use super::render;
@@ -25,7 +25,7 @@ use crate::storage::{self, Location, Sharing, StoreOptions};
 
 /// Context of every command.
 #[derive(Clone, Debug)]
-pub(super) struct Door {
+pub(super) struct Context {
     pub(super) settings: Settings,
     pub(super) output: Output,
     pub(super) progress: Progress,
@@ -37,7 +37,7 @@ pub(super) struct Door {
     pub(super) stop: CancellationToken,
 }
 
-impl Door {
+impl Context {
     /// Carries out `verb`; gives the exit code.
     ///
     /// # Cancel safety
@@ -72,12 +72,12 @@ impl Door {
             Verb::Agent { config } => self.agent(&config).await?,
             Verb::Warm(warm) => return self.warm(warm).await,
             Verb::Pin(pin) => self.pin(pin).await?,
-            Verb::Unpin { pins, elsewhere } => self.unpin(&pins, elsewhere).await?,
-            Verb::Pins(elsewhere) => self.pins(elsewhere).await?,
+            Verb::Unpin { pins, at } => self.unpin(&pins, at).await?,
+            Verb::Pins(at) => self.pins(at).await?,
             Verb::Cache { what } => return self.cache(what).await,
-            Verb::Custody { what } => self.custody(what).await?,
-            Verb::Top { ready: true, elsewhere, .. } => self.ready(elsewhere).await?,
-            Verb::Top { once, elsewhere, .. } => self.top(once, elsewhere).await?,
+            Verb::Handoff { what } => self.handoff(what).await?,
+            Verb::Top { ready: true, at, .. } => self.ready(at).await?,
+            Verb::Top { once, at, .. } => self.top(once, at).await?,
             Verb::Config { what } => self.config(&what)?,
             Verb::Completions { shell } => self.output.print(&super::completions(shell))?,
         }
@@ -313,7 +313,7 @@ impl Door {
 
     async fn doctor(&self, url: Option<&str>) -> Result<u8> {
         let location = self.location(url)?;
-        let embedded = url.is_none() && matches!(self.settings.repository()?, Chosen::Embedded(_));
+        let embedded = url.is_none() && matches!(self.settings.repository()?, Route::Embedded(_));
         let line = self.line();
         let diagnosis = ops::doctor(&location, &self.settings.store(embedded), &self.progress).await?;
         drop(line);
@@ -347,7 +347,7 @@ impl Door {
     fn location(&self, url: Option<&str>) -> Result<Location> {
         match url {
             Some(url) => url.parse(),
-            None => self.settings.repository().map(|(Chosen::Named(location) | Chosen::Embedded(location))| location),
+            None => self.settings.repository().map(|(Route::Named(location) | Route::Embedded(location))| location),
         }
     }
 
@@ -383,8 +383,8 @@ impl Door {
     /// The repository that was chosen; none if that is the embedded one and nothing has been saved yet.
     async fn open_if_made(&self) -> Result<Option<Repository>> {
         match self.settings.repository()? {
-            Chosen::Named(location) => self.open_at(&location, 1).await.map(Some),
-            Chosen::Embedded(location) => match self.open_at(&location, 1).await {
+            Route::Named(location) => self.open_at(&location, 1).await.map(Some),
+            Route::Embedded(location) => match self.open_at(&location, 1).await {
                 Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
                 opened => opened.map(Some),
             },
@@ -394,8 +394,8 @@ impl Door {
     /// The repository that was chosen, to save to; the embedded one is made if it is lacking.
     pub(super) async fn open_to_save(&self) -> Result<Repository> {
         match self.settings.repository()? {
-            Chosen::Named(location) => self.open_at(&location, 1).await,
-            Chosen::Embedded(location) => {
+            Route::Named(location) => self.open_at(&location, 1).await,
+            Route::Embedded(location) => {
                 let store = storage::open(&location, &self.settings.store(true)).await?;
                 let (repository, created) = Repository::create(store, self.options(1)?).await?;
                 tracing::info!(%location, id = %repository.id(), "opened the embedded repository");

@@ -8,12 +8,12 @@ use tokio::time::sleep;
 
 use super::args::{Watch, WatchedMetric};
 use super::output::printable;
-use super::verbs::{Door, manner};
+use super::verbs::{Context, manner};
 use super::{LETTING_GO, listen, render};
 use crate::error::{Error, Result};
 use crate::ops::{Stop, WatchEvent, WatchOptions};
 
-impl Door {
+impl Context {
     /// Watches until a signal, and then as long as `--on-term` allows; gives the exit code.
     pub(super) async fn watch(&self, args: Watch) -> Result<u8> {
         let Watch { dir, run, restore_latest, on_term, settle, once, metrics: told, manner: how } = args;
@@ -26,7 +26,7 @@ impl Door {
                 WatchedMetric::Logged(logged) => metrics.push(logged),
             }
         }
-        let options = WatchOptions { settle, restore_latest, once, save, metrics, refuge: None, stop };
+        let options = WatchOptions { settle, restore_latest, once, save, metrics, handoff: None, stop };
         let mut tell = |event| self.tell(&event);
         let watching = async {
             let repository = self.open_to_save().await?;

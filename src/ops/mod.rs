@@ -40,7 +40,7 @@ pub use tensors::{
 };
 pub use verify::{Damage, VerifyOptions, VerifyReport};
 pub use warm::{Pinning, WarmOptions, Warmed, warm};
-pub use watch::{LoggedMetric, Refuge, Stop, Unsaved, WatchEvent, WatchOptions, WatchReport, is_checkpoint};
+pub use watch::{HandoffTarget, LoggedMetric, Stop, Unsaved, WatchEvent, WatchOptions, WatchReport, is_checkpoint};
 
 /// A path within a tree, as people read it.
 pub(crate) fn shown(path: &[u8]) -> String {

@@ -14,11 +14,11 @@ use tokio::sync::mpsc;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
-use super::carrier::{HANDSHAKE_MAX, broken};
+use super::byte_counters::Counted;
 use super::guarded::Guarded;
 use super::identity::{Credentials, Identity, SERVER_NAME, Side, Standing, client_config, peer_identity, refused};
-use super::wire::Counted;
-use super::{Pass, Wire};
+use super::transport::{HANDSHAKE_MAX, broken};
+use super::{ByteCounters, Pass};
 use crate::error::{Error, Result};
 
 /// What such a connection is called when TLS asks which protocol to speak
@@ -40,11 +40,11 @@ pub type Line = Box<dyn Duplex>;
 
 /// Calls that come in.
 #[derive(Debug)]
-pub struct Calls(mpsc::Receiver<(Line, Caller)>);
+pub struct Calls(mpsc::Receiver<(Line, RemoteCaller)>);
 
 /// Another agent that calls. Clones share its connection's admission.
 #[derive(Clone, Debug)]
-pub struct Caller {
+pub struct RemoteCaller {
     identity: Identity,
     pass: Arc<Pass>,
 }
@@ -58,7 +58,7 @@ struct Counting<S> {
 
 /// Where calls are handed over.
 #[derive(Clone, Debug)]
-pub(super) struct Switch(mpsc::Sender<(Line, Caller)>);
+pub(super) struct Switch(mpsc::Sender<(Line, RemoteCaller)>);
 
 /// A way from whoever accepts connections to whoever answers calls.
 pub(super) fn switch() -> (Switch, Calls) {
@@ -66,7 +66,7 @@ pub(super) fn switch() -> (Switch, Calls) {
     (Switch(sender), Calls(receiver))
 }
 
-impl Caller {
+impl RemoteCaller {
     /// Which agent it is.
     #[must_use]
     pub fn identity(&self) -> &Identity {
@@ -95,7 +95,7 @@ impl Switch {
     /// # Errors
     /// Exhausted, if too many wait: whoever answers must not keep peers from their chunks.
     pub(super) fn hand_over(&self, line: impl Duplex + 'static, identity: Identity, pass: Pass) -> Result<()> {
-        let caller = Caller { identity, pass: Arc::new(pass) };
+        let caller = RemoteCaller { identity, pass: Arc::new(pass) };
         let line: Line = Box::new(Counting { line, _pass: Arc::clone(&caller.pass) });
         let refused = |_| Error::exhausted("too many calls are waiting").expected(format!("at most {WAITING_MAX}"));
         self.0.try_send((line, caller)).map_err(refused)
@@ -146,7 +146,7 @@ impl Calls {
     ///
     /// # Cancel safety
     /// Safe: no call is lost.
-    pub async fn next(&mut self) -> Option<(Line, Caller)> {
+    pub async fn next(&mut self) -> Option<(Line, RemoteCaller)> {
         self.0.recv().await
     }
 }
@@ -159,7 +159,12 @@ impl Calls {
 ///
 /// # Cancel safety
 /// Safe: the connection is dropped.
-pub async fn call(address: &str, credentials: &Credentials, callee: &Identity, wire: &Arc<Wire>) -> Result<Line> {
+pub async fn call(
+    address: &str,
+    credentials: &Credentials,
+    callee: &Identity,
+    wire: &Arc<ByteCounters>,
+) -> Result<Line> {
     let mut config = client_config(credentials)?;
     config.alpn_protocols = vec![ALPN_HTTP.to_vec()];
     let config = Arc::new(config);
@@ -184,7 +189,7 @@ pub async fn call(address: &str, credentials: &Credentials, callee: &Identity, w
 async fn connect(
     address: SocketAddr,
     config: Arc<ClientConfig>,
-    wire: Arc<Wire>,
+    wire: Arc<ByteCounters>,
 ) -> io::Result<tokio_rustls::client::TlsStream<Counted<TcpStream>>> {
     let stream = TcpStream::connect(address).await?;
     stream.set_nodelay(true)?;

@@ -8,9 +8,9 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use super::Wire;
+use super::ByteCounters;
 use super::identity::Identity;
-use super::peers::Carrier;
+use super::peers::Transport;
 use super::protocol::limits::AHEAD_MAX;
 use super::protocol::{Asked, Grant, Supply, Survey};
 use crate::budget::{Budget, Room};
@@ -25,12 +25,12 @@ const UNIT: u64 = 4 * KIB;
 #[async_trait]
 pub trait Holdings: Send + Sync + 'static {
     /// A connection with `identity` begins; `wire` counts what it carries.
-    fn opened(&self, identity: &Identity, carrier: Carrier, wire: Arc<Wire>) {
-        let _ = (identity, carrier, wire);
+    fn opened(&self, identity: &Identity, transport: Transport, wire: Arc<ByteCounters>) {
+        let _ = (identity, transport, wire);
     }
 
     /// `identity` calls; `wire` counts what that carries.
-    fn called(&self, identity: &Identity, wire: Arc<Wire>) {
+    fn called(&self, identity: &Identity, wire: Arc<ByteCounters>) {
         let _ = (identity, wire);
     }
 

@@ -10,9 +10,9 @@ use std::time::Duration;
 
 use serde::Serialize;
 
+use super::byte_counters::ByteCounters;
 use super::identity::Identity;
-use super::peers::Carrier;
-use super::wire::Wire;
+use super::peers::Transport;
 use crate::id::ManifestId;
 
 /// Entries that are kept; the one that moved longest ago goes first.
@@ -53,7 +53,7 @@ pub struct LinkEntry {
     /// The other agent.
     pub peer: String,
     /// Over what: `quic`, `tcp`, or `calls`.
-    pub carrier: String,
+    pub transport: String,
     /// Connections so far.
     pub connections: u64,
     /// Bytes that their sockets sent.
@@ -83,7 +83,7 @@ struct Moved {
 
 #[derive(Debug, Default)]
 struct Carried {
-    open: Vec<Arc<Wire>>,
+    open: Vec<Arc<ByteCounters>>,
     connections: u64,
     sent: u64,
     received: u64,
@@ -91,16 +91,16 @@ struct Carried {
 
 impl Ledger {
     /// A connection with `peer` begins; `wire` counts what it carries.
-    pub fn opened(&self, peer: &Identity, carrier: Carrier, wire: Arc<Wire>) {
-        self.begun(peer, carrier.word(), wire);
+    pub fn opened(&self, peer: &Identity, transport: Transport, wire: Arc<ByteCounters>) {
+        self.begun(peer, transport.word(), wire);
     }
 
     /// A call with `peer` begins, whoever calls; `wire` counts what it carries.
-    pub fn called(&self, peer: &Identity, wire: Arc<Wire>) {
+    pub fn called(&self, peer: &Identity, wire: Arc<ByteCounters>) {
         self.begun(peer, CALLS, wire);
     }
 
-    fn begun(&self, peer: &Identity, over: &'static str, wire: Arc<Wire>) {
+    fn begun(&self, peer: &Identity, over: &'static str, wire: Arc<ByteCounters>) {
         let mut books = self.books();
         let link = books.links.entry((peer.clone(), over)).or_default();
         link.fold();
@@ -142,11 +142,11 @@ impl Ledger {
     #[must_use]
     pub fn links(&self) -> Vec<LinkEntry> {
         let mut books = self.books();
-        let link = |((peer, carrier), carried): (&(Identity, &'static str), &mut Carried)| {
+        let link = |((peer, transport), carried): (&(Identity, &'static str), &mut Carried)| {
             carried.fold();
             LinkEntry {
                 peer: peer.to_string(),
-                carrier: (*carrier).to_owned(),
+                transport: (*transport).to_owned(),
                 connections: carried.connections,
                 sent: carried.sent + carried.open.iter().map(|wire| wire.sent()).sum::<u64>(),
                 received: carried.received + carried.open.iter().map(|wire| wire.received()).sum::<u64>(),
@@ -182,12 +182,12 @@ mod tests {
     #[test]
     fn connections_add_up_when_they_are_over() {
         let (ledger, peer) = (Ledger::default(), Identity::new("west", "a").unwrap());
-        let (first, second) = (Arc::new(Wire::default()), Arc::new(Wire::default()));
+        let (first, second) = (Arc::new(ByteCounters::default()), Arc::new(ByteCounters::default()));
         first.set(10, 100);
-        ledger.opened(&peer, Carrier::Tcp, Arc::clone(&first));
+        ledger.opened(&peer, Transport::Tcp, Arc::clone(&first));
         drop(first);
         second.set(1, 2);
-        ledger.opened(&peer, Carrier::Tcp, Arc::clone(&second));
+        ledger.opened(&peer, Transport::Tcp, Arc::clone(&second));
         second.set(5, 7);
         let links = ledger.links();
         assert_eq!((links[0].connections, links[0].sent, links[0].received), (2, 15, 107));

@@ -8,7 +8,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_util::sync::CancellationToken;
 
 use super::asking::{ASK_MAX, asking};
-use super::drive::{Client, Clockwork, Lanes, Reply, Served, hello, serve};
+use super::driver::{Client, Clockwork, Lanes, Reply, Served, hello, serve};
 use super::identity::Identity;
 use super::protocol::limits::WINDOW_MIN;
 use super::protocol::{Closed, Priority, Provider, Requester};

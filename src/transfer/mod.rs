@@ -3,9 +3,9 @@
 //! whom ([`exchange`]).
 
 mod asking;
+mod byte_counters;
 pub mod calls;
-mod carrier;
-mod drive;
+mod driver;
 pub mod exchange;
 mod gate;
 mod guarded;
@@ -13,16 +13,16 @@ mod holdings;
 pub mod identity;
 pub mod ledger;
 pub mod local;
+mod log_limit;
 pub mod peers;
 pub mod protocol;
 pub mod quic;
-mod seldom;
 pub mod tcp;
-mod wire;
+mod transport;
 
-pub use self::carrier::Dial;
-pub(crate) use self::carrier::{GOOD_WINDOW, not_bound};
-pub use self::drive::{Client, Fetching, Received, Reply};
+pub use self::byte_counters::ByteCounters;
+pub use self::driver::{Client, Fetching, Received, Reply};
 pub use self::gate::{Admission, Gate, GateStat, Pass};
 pub use self::holdings::{Ahead, Holdings, Seat};
-pub use self::wire::Wire;
+pub use self::transport::Dial;
+pub(crate) use self::transport::{GOOD_WINDOW, not_bound};

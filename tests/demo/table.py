@@ -57,7 +57,7 @@ def main():
         rows.append([names, size(sync["moved_bytes"]), plain, f"{sync['seconds']:.2f}"])
     table(["name", "moved", "plain copy", "seconds"], rows)
 
-    (warmed,) = json.loads((work / "warm.json").read_text())["transfers"]
+    (warmed,) = json.loads((work / "warm.json").read_text())["tasks"]
     warmed = warmed["report"]
     print(
         f"Warmed {warmed['name']} in the cloud: {size(warmed['fetched_bytes'])} as they are stored came from home's agent "

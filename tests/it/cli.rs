@@ -36,7 +36,7 @@ const VERBS: [&str; 28] = [
     "unpin",
     "pins",
     "cache",
-    "custody",
+    "handoff",
     "top",
     "config",
     "completions",

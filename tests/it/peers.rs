@@ -1,4 +1,4 @@
-//! Peers on loopback, over both carriers, with real certificates: frames move, strangers do not, and nothing is readable. G4 of
+//! Peers on loopback, over both transports, with real certificates: frames move, strangers do not, and nothing is readable. G4 of
 //! docs/semantics.md.
 
 use std::collections::BTreeMap;
@@ -115,12 +115,12 @@ impl Authorities {
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Carrier {
+enum Transport {
     Quic,
     Tcp,
 }
 
-const CARRIERS: [Carrier; 2] = [Carrier::Quic, Carrier::Tcp];
+const TRANSPORTS: [Transport; 2] = [Transport::Quic, Transport::Tcp];
 
 /// A peer that serves.
 struct Server {
@@ -130,16 +130,16 @@ struct Server {
 }
 
 impl Server {
-    async fn start(carrier: Carrier, credentials: Credentials, holdings: Arc<Memory>) -> Self {
+    async fn start(transport: Transport, credentials: Credentials, holdings: Arc<Memory>) -> Self {
         let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
         let leaving = CancellationToken::new();
         let token = leaving.clone();
-        let (address, task) = match carrier {
-            Carrier::Quic => {
+        let (address, task) = match transport {
+            Transport::Quic => {
                 let listener = quic::Listener::bind(any, credentials).unwrap();
                 (listener.address().unwrap(), tokio::spawn(listener.serve(holdings, token)))
             }
-            Carrier::Tcp => {
+            Transport::Tcp => {
                 let listener = tcp::Listener::bind(any, credentials).await.unwrap();
                 (listener.address().unwrap(), tokio::spawn(listener.serve(holdings, token)))
             }
@@ -149,16 +149,16 @@ impl Server {
 }
 
 async fn dial(
-    carrier: Carrier,
+    transport: Transport,
     to: SocketAddr,
     credentials: &Credentials,
     expected: Option<&Identity>,
 ) -> Result<Client> {
     let budget = Budget::new(64 * MIB).unwrap();
     let dial = Dial { expected, budget: &budget, window: 8 * MIB };
-    match carrier {
-        Carrier::Quic => quic::connect(to, credentials, &dial).await,
-        Carrier::Tcp => tcp::connect(to, credentials, &dial).await,
+    match transport {
+        Transport::Quic => quic::connect(to, credentials, &dial).await,
+        Transport::Tcp => tcp::connect(to, credentials, &dial).await,
     }
 }
 
@@ -187,19 +187,19 @@ async fn fetch(client: &Client, memory: &Memory, wanted: Wanted) -> (usize, Runs
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn frames_move_over_both_carriers() {
+async fn frames_move_over_both_transports() {
     let certificates = Authorities::new();
     let memory = Arc::new(Memory::new(100));
-    for carrier in CARRIERS {
-        let server = Server::start(carrier, certificates.agent("east", "server"), Arc::clone(&memory)).await;
+    for transport in TRANSPORTS {
+        let server = Server::start(transport, certificates.agent("east", "server"), Arc::clone(&memory)).await;
         let name = Identity::new("east", "server").unwrap();
         let asker = certificates.agent("west", "asker");
-        let client = dial(carrier, server.address, &asker, Some(&name)).await.unwrap();
+        let client = dial(transport, server.address, &asker, Some(&name)).await.unwrap();
         assert_eq!(client.peer(), &name);
         let survey = client.find(memory.manifest, 0).await.unwrap();
-        assert_eq!((survey.chunks, survey.held.len()), (100, 98), "{carrier:?}");
+        assert_eq!((survey.chunks, survey.held.len()), (100, 98), "{transport:?}");
         let (came, missing, how) = fetch(&client, &memory, memory.every()).await;
-        assert_eq!((came, missing.iter().collect::<Vec<_>>(), how), (98, vec![49, 99], How::Complete), "{carrier:?}");
+        assert_eq!((came, missing.iter().collect::<Vec<_>>(), how), (98, vec![49, 99], How::Complete), "{transport:?}");
 
         // Several at once, and one that nobody listens to any more.
         let some = |from: u32| Wanted { chunks: Runs::of(from..from + 20), bases: Vec::new() };
@@ -209,8 +209,8 @@ async fn frames_move_over_both_carriers() {
             fetch(&client, &memory, some(30)),
             fetch(&client, &memory, some(60))
         );
-        assert_eq!((all.0.0, all.1.0, all.2.0), (20, 19, 20), "{carrier:?}");
-        assert_eq!(client.goodbye().await, Closed::Done, "{carrier:?}");
+        assert_eq!((all.0.0, all.1.0, all.2.0), (20, 19, 20), "{transport:?}");
+        assert_eq!(client.goodbye().await, Closed::Done, "{transport:?}");
         server.leaving.cancel();
         server.task.await.unwrap().unwrap();
     }
@@ -220,10 +220,10 @@ async fn frames_move_over_both_carriers() {
 async fn who_may_not_read_a_manifest_is_told_what_who_asks_for_none_is_told() {
     let certificates = Authorities::new();
     let memory = Arc::new(Memory::new(4));
-    for carrier in CARRIERS {
-        let server = Server::start(carrier, certificates.agent("east", "server"), Arc::clone(&memory)).await;
-        let stranger = dial(carrier, server.address, &certificates.agent("north", "a"), None).await.unwrap();
-        let friend = dial(carrier, server.address, &certificates.agent("west", "a"), None).await.unwrap();
+    for transport in TRANSPORTS {
+        let server = Server::start(transport, certificates.agent("east", "server"), Arc::clone(&memory)).await;
+        let stranger = dial(transport, server.address, &certificates.agent("north", "a"), None).await.unwrap();
+        let friend = dial(transport, server.address, &certificates.agent("west", "a"), None).await.unwrap();
         let refused = How::Refused(EndCode::NotHere, String::new());
         assert_eq!(fetch(&stranger, &memory, memory.every()).await, (0, Runs::default(), refused.clone()));
         let mut none = friend.fetch(Priority::Warm, ManifestId::of(b"none"), memory.every()).await.unwrap();
@@ -240,16 +240,16 @@ async fn who_may_not_read_a_manifest_is_told_what_who_asks_for_none_is_told() {
 async fn a_wrong_revoked_or_unexpected_certificate_is_refused() {
     let (certificates, others) = (Authorities::new(), Authorities::new());
     let memory = Arc::new(Memory::new(2));
-    for carrier in CARRIERS {
+    for transport in TRANSPORTS {
         let serving = certificates.agent("east", "server");
-        let server = Server::start(carrier, serving, Arc::clone(&memory)).await;
-        let dial = |credentials, expected| async move { dial(carrier, server.address, credentials, expected).await };
+        let server = Server::start(transport, serving, Arc::clone(&memory)).await;
+        let dial = |credentials, expected| async move { dial(transport, server.address, credentials, expected).await };
 
         // The server is of an authority that this asker does not trust.
         let stranger = others.agent("west", "a");
         let error = dial(&stranger, None).await.unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Denied, "{carrier:?}: {error:?}");
-        assert!(error.to_string().contains("authority that is not trusted"), "{carrier:?}: {error}");
+        assert_eq!(error.kind(), ErrorKind::Denied, "{transport:?}: {error:?}");
+        assert!(error.to_string().contains("authority that is not trusted"), "{transport:?}: {error}");
 
         // Another answers than was called.
         let asker = certificates.agent("west", "a");
@@ -263,7 +263,7 @@ async fn a_wrong_revoked_or_unexpected_certificate_is_refused() {
         tokio::time::sleep(std::time::Duration::from_millis(1100)).await;
         if let Ok(client) = dial(&asker, None).await {
             let error = client.find(memory.manifest, 0).await.unwrap_err();
-            assert!(error.to_string().contains("our certificate was revoked"), "{carrier:?}: {error}");
+            assert!(error.to_string().contains("our certificate was revoked"), "{transport:?}: {error}");
         }
         std::fs::remove_file(&revoked).unwrap();
     }
@@ -293,24 +293,24 @@ fn find_out(found: Found, clock: &ManualClock, own: &Path, serial: &str) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_link_ends_in_mid_transfer_when_a_certificate_is_revoked_or_expires() {
     let memory = Arc::new(Memory::new(100));
-    for (carrier, server_finds, found) in [
-        (Carrier::Quic, true, Found::Revoked),
-        (Carrier::Quic, false, Found::Revoked),
-        (Carrier::Quic, true, Found::Expired),
-        (Carrier::Quic, false, Found::Expired),
-        (Carrier::Tcp, true, Found::Revoked),
-        (Carrier::Tcp, false, Found::Revoked),
-        (Carrier::Tcp, true, Found::Expired),
-        (Carrier::Tcp, false, Found::Expired),
+    for (transport, server_finds, found) in [
+        (Transport::Quic, true, Found::Revoked),
+        (Transport::Quic, false, Found::Revoked),
+        (Transport::Quic, true, Found::Expired),
+        (Transport::Quic, false, Found::Expired),
+        (Transport::Tcp, true, Found::Revoked),
+        (Transport::Tcp, false, Found::Revoked),
+        (Transport::Tcp, true, Found::Expired),
+        (Transport::Tcp, false, Found::Expired),
     ] {
-        let case = format!("{carrier:?}, {found:?}, by the server: {server_finds}");
+        let case = format!("{transport:?}, {found:?}, by the server: {server_finds}");
         let certificates = Authorities::new();
         let clock = || Arc::new(ManualClock::at(SystemClock.now()));
         let (asking, serving) = (clock(), clock());
         let asker = certificates.agent_by("west", "asker", &asking);
         let serves = certificates.agent_by("east", "server", &serving);
-        let server = Server::start(carrier, serves.clone(), Arc::clone(&memory)).await;
-        let client = dial(carrier, server.address, &asker, None).await.unwrap();
+        let server = Server::start(transport, serves.clone(), Arc::clone(&memory)).await;
+        let client = dial(transport, server.address, &asker, None).await.unwrap();
         let mut fetching = client.fetch(Priority::Restore, memory.manifest, memory.every()).await.unwrap();
         // What is held keeps the window full, so the rest cannot have come.
         let mut held = vec![fetching.next().await.unwrap()];
@@ -336,7 +336,7 @@ async fn a_link_ends_in_mid_transfer_when_a_certificate_is_revoked_or_expires() 
         };
         assert!(server_finds || error.to_string().contains(says), "{case}: {error}");
         // Nor is another made.
-        if let Ok(client) = dial(carrier, server.address, &asker, None).await {
+        if let Ok(client) = dial(transport, server.address, &asker, None).await {
             client.find(memory.manifest, 0).await.unwrap_err();
         }
         server.leaving.cancel();
@@ -403,9 +403,9 @@ async fn copy(mut from: impl AsyncReadExt + Unpin, mut to: impl AsyncWriteExt + 
 async fn nothing_on_the_wire_is_readable() {
     let certificates = Authorities::new();
     let memory = Arc::new(Memory::new(20));
-    let server = Server::start(Carrier::Tcp, certificates.agent("east", "server"), Arc::clone(&memory)).await;
+    let server = Server::start(Transport::Tcp, certificates.agent("east", "server"), Arc::clone(&memory)).await;
     let (proxy, sniffed) = sniff(server.address).await;
-    let client = dial(Carrier::Tcp, proxy, &certificates.agent("west", "asker"), None).await.unwrap();
+    let client = dial(Transport::Tcp, proxy, &certificates.agent("west", "asker"), None).await.unwrap();
     assert_eq!(fetch(&client, &memory, memory.every()).await.0, 20);
     assert_eq!(client.goodbye().await, Closed::Done);
     let seen = sniffed.await.unwrap();
@@ -425,9 +425,9 @@ async fn nothing_on_the_wire_is_readable() {
 async fn a_peer_that_leaves_serves_what_is_open_and_takes_nothing_new() {
     let certificates = Authorities::new();
     let memory = Arc::new(Memory::new(100));
-    for carrier in CARRIERS {
-        let server = Server::start(carrier, certificates.agent("east", "server"), Arc::clone(&memory)).await;
-        let client = dial(carrier, server.address, &certificates.agent("west", "asker"), None).await.unwrap();
+    for transport in TRANSPORTS {
+        let server = Server::start(transport, certificates.agent("east", "server"), Arc::clone(&memory)).await;
+        let client = dial(transport, server.address, &certificates.agent("west", "asker"), None).await.unwrap();
         let mut fetching = client.fetch(Priority::Restore, memory.manifest, memory.every()).await.unwrap();
         let mut came = 0;
         let how = loop {
@@ -440,7 +440,7 @@ async fn a_peer_that_leaves_serves_what_is_open_and_takes_nothing_new() {
                 server.leaving.cancel();
             }
         };
-        assert_eq!((came, how), (98, How::Complete), "{carrier:?}");
+        assert_eq!((came, how), (98, How::Complete), "{transport:?}");
         server.task.await.unwrap().unwrap();
         assert_eq!(
             client.fetch(Priority::Warm, memory.manifest, memory.every()).await.unwrap_err().kind(),
@@ -453,9 +453,9 @@ async fn a_peer_that_leaves_serves_what_is_open_and_takes_nothing_new() {
 async fn what_a_slow_reader_holds_stays_in_its_window() {
     let certificates = Authorities::new();
     let memory = Arc::new(Memory::new(100));
-    for carrier in CARRIERS {
-        let server = Server::start(carrier, certificates.agent("east", "server"), Arc::clone(&memory)).await;
-        let client = dial(carrier, server.address, &certificates.agent("west", "asker"), None).await.unwrap();
+    for transport in TRANSPORTS {
+        let server = Server::start(transport, certificates.agent("east", "server"), Arc::clone(&memory)).await;
+        let client = dial(transport, server.address, &certificates.agent("west", "asker"), None).await.unwrap();
         memory.reads.store(0, Ordering::Relaxed);
         let mut fetching = client.fetch(Priority::Restore, memory.manifest, memory.every()).await.unwrap();
         let mut held = Vec::new();
@@ -465,7 +465,7 @@ async fn what_a_slow_reader_holds_stays_in_its_window() {
         }
         let bytes: usize =
             held.iter().map(|reply| if let Reply::Frame(frame) = reply { frame.encoded.bytes.len() } else { 0 }).sum();
-        assert!(bytes as u64 <= 8 * MIB && bytes as u64 > 6 * MIB, "{carrier:?}: {bytes}");
+        assert!(bytes as u64 <= 8 * MIB && bytes as u64 > 6 * MIB, "{transport:?}: {bytes}");
         let before = held.len();
         held.clear();
         while let Some(reply) = fetching.next().await {
@@ -474,7 +474,7 @@ async fn what_a_slow_reader_holds_stays_in_its_window() {
                 held.remove(0);
             }
         }
-        assert!(matches!(held.last(), Some(Reply::Ended { how: How::Complete, .. })), "{carrier:?}, after {before}");
+        assert!(matches!(held.last(), Some(Reply::Ended { how: How::Complete, .. })), "{transport:?}, after {before}");
         assert_eq!(memory.reads.load(Ordering::Relaxed), 100);
     }
 }
@@ -484,7 +484,7 @@ async fn ports_that_are_taken_or_dead_are_told() {
     let certificates = Authorities::new();
     let credentials = certificates.agent("west", "a");
     let taken = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap().local_addr().unwrap();
-    let error = dial(Carrier::Tcp, taken, &credentials, None).await.unwrap_err();
+    let error = dial(Transport::Tcp, taken, &credentials, None).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unreachable);
     let listener = tcp::Listener::bind(taken, credentials.clone()).await.unwrap();
     let error = tcp::Listener::bind(taken, credentials.clone()).await.unwrap_err();
@@ -502,7 +502,7 @@ async fn calls_are_taken_only_where_somebody_answers_them() {
     let asker = certificates.agent("west", "asker");
     let callee = Identity::new("east", "server").unwrap();
     let server = certificates.agent("east", "server");
-    let deaf = Server::start(Carrier::Tcp, server.clone(), Arc::new(Memory::new(1))).await;
+    let deaf = Server::start(Transport::Tcp, server.clone(), Arc::new(Memory::new(1))).await;
     let error = call(&deaf.address.to_string(), &asker, &callee, &Arc::default()).await.err().unwrap();
     assert_eq!(error.kind(), ErrorKind::Denied);
     assert!(error.to_string().contains("another protocol"), "{error}");
@@ -518,7 +518,7 @@ async fn calls_are_taken_only_where_somebody_answers_them() {
     taken.read_exact(&mut heard).await.unwrap();
     assert_eq!(&heard, b"hello");
     // Peers are served there all the same.
-    dial(Carrier::Tcp, address, &asker, None).await.unwrap();
+    dial(Transport::Tcp, address, &asker, None).await.unwrap();
     // Nobody answers any more: the line is closed, and nobody else is kept waiting.
     drop(calls);
     let mut line = call(&address.to_string(), &asker, &callee, &Arc::default()).await.unwrap();

@@ -63,7 +63,7 @@ impl Scene {
             once: false,
             save,
             metrics: Vec::new(),
-            refuge: None,
+            handoff: None,
             stop: stopped,
         };
         adjust(&mut options);

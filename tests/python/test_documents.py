@@ -76,7 +76,7 @@ def test_the_api_answers_what_is_shown(typed, tmp_path):
     given, *commands = [line[2:] for line in first.splitlines() if line.startswith("$ ")]
     assert given.startswith("S=") and len(commands) == 2
     answers = [json.loads(typed(f"{given}\n{command}")) for command in commands]
-    assert answers[0] and "transfers" in answers[1]
+    assert answers[0] and "tasks" in answers[1]
 
     save, follow, read = [line[2:] for line in second.splitlines() if line.startswith("$ ")]
     begun = json.loads(typed(f"{given}\n{save}"))

@@ -90,7 +90,7 @@ impl Shared {
     }
 }
 
-/// One actor's door to the store.
+/// One actor's access to the store.
 #[derive(Clone, Debug)]
 pub(crate) struct Gate {
     pub(crate) shared: Arc<Shared>,

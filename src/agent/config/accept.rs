@@ -1,4 +1,4 @@
-//! Section `[[custody.accept]]`: which agents may hand over checkpoints, under which names, and how many bytes.
+//! Section `[[handoff.accept]]`: agents that may hand off checkpoints, with names and quotas.
 
 use std::sync::{Arc, PoisonError, RwLock};
 
@@ -10,22 +10,22 @@ use crate::pattern::Patterns;
 use crate::repository::Name;
 use crate::transfer::identity::Identity;
 
-/// Default quota of a giver: the capacity divided by this.
+/// Default quota of a sender: the capacity divided by this.
 const CAPACITY_PART: u64 = 2;
-/// Default limit of checkpoints of a giver.
-const PARCELS: usize = 64;
+/// Default limit of checkpoints of a sender.
+const CHECKPOINTS: usize = 64;
 
-/// A section `[[custody.accept]]`.
+/// A section `[[handoff.accept]]`.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct AcceptSection {
     from: Patterns,
     names: Patterns,
     max: Option<Bytes>,
-    max_parcels: Option<usize>,
+    max_checkpoints: Option<usize>,
 }
 
-/// The entries of `[[custody.accept]]`. Clones share them.
+/// The entries of `[[handoff.accept]]`. Clones share them.
 #[derive(Clone, Debug, Default)]
 pub struct Accepts(Arc<RwLock<Vec<Accept>>>);
 
@@ -36,17 +36,17 @@ struct Accept {
     allowance: Allowance,
 }
 
-/// Quota of one giver.
+/// Quota of one sender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Allowance {
     /// Bytes of its checkpoints.
     pub bytes: u64,
     /// Checkpoints.
-    pub parcels: usize,
+    pub checkpoints: usize,
 }
 
 impl Accepts {
-    /// The entries of a shelf for `capacity` bytes.
+    /// The entries of a store for `capacity` bytes.
     ///
     /// # Errors
     /// Usage, for an entry that accepts nothing.
@@ -55,17 +55,17 @@ impl Accepts {
         Ok(Self(Arc::new(RwLock::new(entries))))
     }
 
-    /// True if an entry names `giver`.
+    /// True if an entry names `sender`.
     #[must_use]
-    pub fn include(&self, giver: &Identity) -> bool {
-        self.entries().iter().any(|entry| entry.from.take(&giver.path()))
+    pub fn include(&self, sender: &Identity) -> bool {
+        self.entries().iter().any(|entry| entry.from.take(&sender.path()))
     }
 
-    /// Quota of `giver` for `name`, from the first entry that matches both; None if no entry does.
+    /// Quota of `sender` for `name`, from the first entry that matches both; None if no entry does.
     #[must_use]
-    pub fn allowance(&self, giver: &Identity, name: &Name) -> Option<Allowance> {
+    pub fn allowance(&self, sender: &Identity, name: &Name) -> Option<Allowance> {
         let entries = self.entries();
-        let path = giver.path();
+        let path = sender.path();
         let fits = |entry: &&Accept| entry.from.take(&path) && entry.names.take(name.as_str());
         entries.iter().find(fits).map(|entry| entry.allowance)
     }
@@ -83,15 +83,15 @@ impl Accepts {
 
 impl Accept {
     fn of(section: AcceptSection, capacity: u64) -> Result<Self> {
-        let AcceptSection { from, names, max, max_parcels } = section;
+        let AcceptSection { from, names, max, max_checkpoints } = section;
         if from.is_empty() || names.is_empty() {
-            return Err(Error::usage("[[custody.accept]] accepts nothing")
+            return Err(Error::usage("[[handoff.accept]] accepts nothing")
                 .expected("at least one pattern in each of from and names")
                 .help("name them, or remove the entry"));
         }
         let allowance = Allowance {
             bytes: max.map_or(capacity / CAPACITY_PART, |bytes| bytes.0),
-            parcels: max_parcels.unwrap_or(PARCELS),
+            checkpoints: max_checkpoints.unwrap_or(CHECKPOINTS),
         };
         Ok(Self { from, names, allowance })
     }
@@ -104,26 +104,27 @@ pub(in crate::agent) mod tests {
     /// Entries as settings have them.
     pub(in crate::agent) fn accepts(entries: &str, capacity: u64) -> Result<Accepts> {
         #[derive(Deserialize)]
-        struct Custody {
+        struct Handoff {
             accept: Vec<AcceptSection>,
         }
-        let custody: Custody = toml::from_str(entries).map_err(|source| Error::usage("malformed").source(source))?;
-        Accepts::of(custody.accept, capacity)
+        let handoff: Handoff = toml::from_str(entries).map_err(|source| Error::usage("malformed").source(source))?;
+        Accepts::of(handoff.accept, capacity)
     }
 
     #[test]
-    fn the_first_entry_that_fits_giver_and_name_decides() {
+    fn the_first_entry_that_fits_sender_and_name_decides() {
         let accepts = accepts(
-            "[[accept]]\nfrom = 'home/a'\nnames = ['run/*', 'other/*']\nmax = '1K'\nmax_parcels = 2\n\
+            "[[accept]]\nfrom = 'home/a'\nnames = ['run/*', 'other/*']\nmax = '1K'\nmax_checkpoints = 2\n\
              [[accept]]\nfrom = ['home/*', 'cloud/c']\nnames = '**'\n",
             100,
         )
         .unwrap();
-        let allowed = |giver: &str, name: &str| {
-            let (site, agent) = giver.split_once('/').unwrap();
+        let allowed = |sender: &str, name: &str| {
+            let (site, agent) = sender.split_once('/').unwrap();
             accepts.allowance(&Identity::new(site, agent).unwrap(), &name.parse().unwrap())
         };
-        let (told, usual) = (Allowance { bytes: 1024, parcels: 2 }, Allowance { bytes: 50, parcels: PARCELS });
+        let (told, usual) =
+            (Allowance { bytes: 1024, checkpoints: 2 }, Allowance { bytes: 50, checkpoints: CHECKPOINTS });
         assert_eq!(allowed("home/a", "run/step-1"), Some(told));
         assert_eq!(allowed("home/a", "other/step-1"), Some(told));
         assert_eq!(allowed("home/a", "third/step-1"), Some(usual));

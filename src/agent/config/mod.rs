@@ -2,7 +2,7 @@
 
 mod accept;
 mod admission;
-mod custody;
+mod handoff;
 mod peers;
 mod pins;
 mod quantity;
@@ -20,8 +20,8 @@ use serde::Deserialize;
 pub(super) use self::accept::tests::accepts;
 pub use self::accept::{Accepts, Allowance};
 use self::admission::AdmissionSection;
-pub use self::custody::CustodyConfig;
-use self::custody::CustodySection;
+pub use self::handoff::HandoffConfig;
+use self::handoff::HandoffSection;
 pub use self::peers::PeersConfig;
 use self::peers::{LimitSection, PeersSection};
 pub use self::pins::CallerPins;
@@ -82,7 +82,7 @@ pub struct Config {
     /// Limits of the pins of each of these.
     pub caller_pins: CallerPins,
     /// Limits on what it keeps for others, if it does.
-    pub custody: Option<CustodyConfig>,
+    pub handoff: Option<HandoffConfig>,
     /// Settings of the sidecar.
     pub sidecar: SidecarConfig,
 }
@@ -127,7 +127,7 @@ struct File {
     allow: Vec<Rule>,
     #[serde(default)]
     limits: Vec<LimitSection>,
-    custody: Option<CustodySection>,
+    handoff: Option<HandoffSection>,
     #[serde(default)]
     sidecar: SidecarSection,
 }
@@ -214,7 +214,7 @@ impl File {
             policy: Policy::only(self.allow),
             callers: Callers::of(self.callers),
             caller_pins: self.caller_pins.settle(capacity),
-            custody: self.custody.map(|custody| custody.settle(folder)).transpose()?,
+            handoff: self.handoff.map(|handoff| handoff.settle(folder)).transpose()?,
             sidecar: self.sidecar.settle(folder)?,
         })
     }
@@ -224,8 +224,8 @@ impl File {
         if self.listen.is_none() && !self.callers.is_empty() {
             return Err(Error::usage("`callers` is set, but not `listen`").help("set both, or neither"));
         }
-        if self.listen.is_none() && self.custody.is_some() {
-            return Err(Error::usage("[custody] is set, but not `listen`").help("set both, or neither"));
+        if self.listen.is_none() && self.handoff.is_some() {
+            return Err(Error::usage("[handoff] is set, but not `listen`").help("set both, or neither"));
         }
         if self.listen.is_none() && self.admission.is_some() {
             return Err(Error::usage("[admission] is set, but not `listen`").help("set both, or neither"));
@@ -234,8 +234,8 @@ impl File {
             return Err(Error::usage("`open_metrics` is set, but not `http`").help("set both, or neither"));
         }
         let names_others = self.peers.as_ref().is_some_and(PeersSection::wants);
-        if self.sidecar.entrusts() && !names_others {
-            return Err(Error::usage("[sidecar] entrust is set, but [peers] names no other agent")
+        if self.sidecar.hands_off() && !names_others {
+            return Err(Error::usage("[sidecar] handoff_to is set, but [peers] names no other agent")
                 .help("say where they are: addresses, dns or registered in [peers]"));
         }
         let wants = match (self.listen, names_others) {

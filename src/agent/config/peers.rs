@@ -3,7 +3,7 @@
 use serde::Deserialize;
 
 use super::quantity::Rate;
-use crate::transfer::peers::Carriers;
+use crate::transfer::peers::Transports;
 
 /// Connections of a link, at most.
 const CONNECTIONS_MAX: usize = 16;
@@ -19,14 +19,14 @@ pub(super) struct PeersSection {
     register: Option<String>,
     #[serde(default)]
     registered: bool,
-    carrier: Option<Carrier>,
+    transport: Option<Transport>,
     connections: Option<usize>,
 }
 
 /// Transport of a link.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(rename_all = "lowercase")]
-enum Carrier {
+enum Transport {
     Auto,
     Quic,
     Tcp,
@@ -54,7 +54,7 @@ pub struct PeersConfig {
     /// Bytes a second that sites are given at most.
     pub limits: Vec<(String, u64)>,
     /// Transports of links.
-    pub carriers: Carriers,
+    pub transports: Transports,
     /// Connections of a link, if it is told.
     pub connections: Option<usize>,
 }
@@ -71,10 +71,10 @@ impl PeersSection {
     }
 
     pub(super) fn settle(self, limits: Vec<LimitSection>) -> PeersConfig {
-        let carriers = match self.carrier.unwrap_or(Carrier::Auto) {
-            Carrier::Auto => Carriers::Auto,
-            Carrier::Quic => Carriers::Quic,
-            Carrier::Tcp => Carriers::Tcp,
+        let transports = match self.transport.unwrap_or(Transport::Auto) {
+            Transport::Auto => Transports::Auto,
+            Transport::Quic => Transports::Quic,
+            Transport::Tcp => Transports::Tcp,
         };
         let connections = self.connections.map(|count| count.clamp(1, CONNECTIONS_MAX));
         PeersConfig {
@@ -83,7 +83,7 @@ impl PeersSection {
             registered: self.registered || self.register.is_some(),
             register: self.register,
             limits: limits.into_iter().map(|limit| (limit.site, limit.rate.0)).collect(),
-            carriers,
+            transports,
             connections,
         }
     }

@@ -6,8 +6,8 @@ use std::time::Duration;
 use serde::Deserialize;
 
 use super::quantity::Span;
-use crate::agent::elsewhere::At;
-use crate::agent::notice::Provider;
+use crate::agent::preemption::Provider;
+use crate::agent::routing::AgentSelector;
 use crate::error::{Error, Result};
 use crate::ops::is_checkpoint;
 use crate::repository::{Name, Selector};
@@ -25,8 +25,8 @@ pub(super) struct SidecarSection {
     restore: Vec<RestoreSection>,
     #[serde(default)]
     watch: Vec<WatchSection>,
-    entrust: Option<String>,
-    notice: Option<Looked>,
+    handoff_to: Option<String>,
+    preemption: Option<Looked>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -63,10 +63,10 @@ pub struct SidecarConfig {
     pub restore: Vec<(Selector, PathBuf)>,
     /// The folders whose checkpoints are saved.
     pub watch: Vec<Watched>,
-    /// Whom checkpoints are given to when there may be no time to save them.
-    pub entrust: Option<At>,
+    /// Agents that checkpoints are handed off to when they may not be saved in time.
+    pub handoff_to: Option<AgentSelector>,
     /// Provider whose notices are watched.
-    pub notice: Option<Provider>,
+    pub preemption: Option<Provider>,
 }
 
 /// A folder that a training writes its checkpoints to.
@@ -84,8 +84,8 @@ pub struct Watched {
 
 impl SidecarSection {
     /// Whether it has something to do with other agents.
-    pub(super) fn entrusts(&self) -> bool {
-        self.entrust.is_some()
+    pub(super) fn hands_off(&self) -> bool {
+        self.handoff_to.is_some()
     }
 
     /// Paths that are relative count from `folder`.
@@ -103,8 +103,8 @@ impl SidecarSection {
             warm: self.warm.iter().map(|name| name.parse()).collect::<Result<_>>()?,
             restore,
             watch,
-            entrust: self.entrust.as_deref().map(str::parse).transpose()?,
-            notice: self.notice.and_then(|looked| match looked {
+            handoff_to: self.handoff_to.as_deref().map(str::parse).transpose()?,
+            preemption: self.preemption.and_then(|looked| match looked {
                 Looked::None => None,
                 Looked::Of(provider) => Some(provider),
             }),
@@ -122,9 +122,7 @@ fn keeps_out_of_checkpoints(to: &Path, watch: &[Watched]) -> Result<()> {
             return Err(Error::usage("[sidecar] restore writes where [[sidecar.watch]] looks for checkpoints")
                 .expected(format!("a folder outside of {}", watched.folder.display()))
                 .got(to.display())
-                .help(
-                    "remove this `restore`: the watch restores the latest step by itself; or choose another folder",
-                ));
+                .help("remove this `restore`: the watch restores the latest step by itself; or route another folder"));
         }
     }
     Ok(())

@@ -4,12 +4,12 @@ use std::path::Path;
 use std::time::Duration;
 
 use super::{Allowance, CacheConfig, CallerPins, Config, PeersConfig, SidecarConfig, Watched};
-use crate::agent::elsewhere::At;
-use crate::agent::notice::Provider;
+use crate::agent::preemption::Provider;
+use crate::agent::routing::AgentSelector;
 use crate::error::{Error, ErrorKind};
 use crate::storage::Location;
 use crate::transfer::identity::Identity;
-use crate::transfer::peers::Carriers;
+use crate::transfer::peers::Transports;
 
 fn parse(text: &str) -> Result<Config, Error> {
     Config::parse(text, Path::new("/etc/towline/agent.toml"))
@@ -36,11 +36,11 @@ fn every_setting_is_taken() {
          [peers]\naddresses = ['a:7071', 'b:7071']\ncarrier = 'tcp'\nconnections = 4\n\
          dns = ['peers:7071']\nregister = '10.0.0.5:7071'\n\
          [[limits]]\nsite = 'cloud'\nrate = '300Mbit'\n[[limits]]\nsite = 'far'\nrate = '1M'\n\
-         [sidecar]\nwarm = ['run@latest']\nrestore = [{ name = 'base', to = '/data' }]\nentrust = 'cloud'\nnotice = 'aws'\n\
+         [sidecar]\nwarm = ['run@latest']\nrestore = [{ name = 'base', to = '/data' }]\nentrust = 'cloud'\npreemption = 'aws'\n\
          [[sidecar.watch]]\nfolder = '/ckpt'\nrun = 'run'\nsettle = 2\nrestore_latest = false\n\
          [caller_pins]\nmax_time = '1h'\nmax_bytes = '1G'\nmax_pins = 3\nmax_chunks = 1000\n\
-         [custody]\ndir = 'kept'\ncapacity = '1G'\nwait = '1m'\ndeadline = '2m'\ntries = 3\n\
-         [[custody.accept]]\nfrom = 'home/a'\nnames = ['run/*']\nmax = '1M'\nmax_parcels = 2\n\
+         [handoff]\ndir = 'kept'\ncapacity = '1G'\nwait = '1m'\ndeadline = '2m'\ntries = 3\n\
+         [[handoff.accept]]\nfrom = 'home/a'\nnames = ['run/*']\nmax = '1M'\nmax_checkpoints = 2\n\
          [[allow]]\nagents = 'cloud/*'\nnames = ['run-7/*']\n\
          [cache]\ndir = '/var/cache'\ncapacity = '200G'\nfree_floor = 4096\n",
     )
@@ -61,7 +61,7 @@ fn every_setting_is_taken() {
         register: Some("10.0.0.5:7071".into()),
         registered: true,
         limits: vec![("cloud".into(), 37_500_000), ("far".into(), 1 << 20)],
-        carriers: Carriers::Tcp,
+        transports: Transports::Tcp,
         connections: Some(4),
     };
     assert_eq!(config.peers, peers);
@@ -75,19 +75,19 @@ fn every_setting_is_taken() {
         warm: vec!["run@latest".parse().unwrap()],
         restore: vec![("base".parse().unwrap(), "/data".into())],
         watch: vec![watched],
-        entrust: Some(At::Site("cloud".into())),
-        notice: Some(Provider::Aws),
+        handoff_to: Some(AgentSelector::Site("cloud".into())),
+        preemption: Some(Provider::Aws),
     };
     assert_eq!(config.sidecar, sidecar);
     let cloud = Identity::new("cloud", "a").unwrap();
-    let custody = config.custody.unwrap();
-    assert_eq!((custody.dir.as_path(), custody.capacity), (Path::new("/etc/towline/kept"), 1 << 30));
-    let allowance = Allowance { bytes: 1 << 20, parcels: 2 };
+    let handoff = config.handoff.unwrap();
+    assert_eq!((handoff.dir.as_path(), handoff.capacity), (Path::new("/etc/towline/kept"), 1 << 30));
+    let allowance = Allowance { bytes: 1 << 20, checkpoints: 2 };
     let (home, step) = (Identity::new("home", "a").unwrap(), "run/step-1".parse().unwrap());
-    assert_eq!(custody.accept.allowance(&home, &step), Some(allowance));
-    assert!(custody.accept.include(&home) && !custody.accept.include(&cloud));
-    assert_eq!((custody.wait, custody.deadline), (Duration::from_mins(1), Duration::from_mins(2)));
-    assert_eq!(custody.tries, 3);
+    assert_eq!(handoff.accept.allowance(&home, &step), Some(allowance));
+    assert!(handoff.accept.include(&home) && !handoff.accept.include(&cloud));
+    assert_eq!((handoff.wait, handoff.deadline), (Duration::from_mins(1), Duration::from_mins(2)));
+    assert_eq!(handoff.tries, 3);
     let pins = CallerPins { time: Duration::from_hours(1), bytes: 1 << 30, pins: 3, chunks: 1000 };
     assert_eq!(config.caller_pins, pins);
     assert!(config.callers.include(&Identity::new("home", "a").unwrap()) && !config.callers.include(&cloud));
@@ -100,7 +100,7 @@ fn little_need_be_said() {
     let config = parse("repository = '/repo'").unwrap();
     assert_eq!(config.repositories, [Location::Directory("/repo".into())]);
     assert_eq!(config.sidecar, SidecarConfig::default());
-    assert!(parse("repository = '/r'\n[sidecar]\nnotice = 'none'").unwrap().sidecar.notice.is_none());
+    assert!(parse("repository = '/r'\n[sidecar]\npreemption = 'none'").unwrap().sidecar.preemption.is_none());
     assert!(config.cache.is_none() && config.http.is_none() && config.socket.is_absolute());
     assert!(config.grace < Duration::from_secs(30), "Kubernetes waits no longer");
 }
@@ -112,14 +112,14 @@ fn a_pattern_is_a_text_or_a_list_wherever_it_stands() {
         ["'home/*'", "'run/*'", "'home/*'", "'home/*'"],
         ["['x/y', 'home/*']", "['run/*']", "['home/*']", "['home/*']"],
     ] {
-        let accept = format!("[[custody.accept]]\nfrom = {from}\nnames = {names}");
-        let custody = format!("[custody]\ndir = 'k'\ncapacity = '1G'\n{accept}");
+        let accept = format!("[[handoff.accept]]\nfrom = {from}\nnames = {names}");
+        let handoff = format!("[handoff]\ndir = 'k'\ncapacity = '1G'\n{accept}");
         let allow = format!("[[allow]]\nagents = {agents}\nnames = {names}");
-        let config = parse(&format!("callers = {callers}\n{LISTENING}{custody}\n{allow}")).unwrap();
+        let config = parse(&format!("callers = {callers}\n{LISTENING}{handoff}\n{allow}")).unwrap();
         let allows = |site: &str, name: &str| config.policy.allows(&agent(site), &name.parse().unwrap());
         assert!(allows("home", "run/a") && !allows("home", "run/a/b") && !allows("cloud", "run/a"));
         assert!(config.callers.include(&agent("home")) && !config.callers.include(&agent("cloud")));
-        let accept = config.custody.unwrap().accept;
+        let accept = config.handoff.unwrap().accept;
         assert!(accept.include(&agent("home")) && !accept.include(&agent("cloud")));
     }
     let help = parse(LISTENING).unwrap_err().help_text().unwrap().to_owned();
@@ -154,8 +154,8 @@ fn what_makes_no_sense_is_named() {
         ("repository = '/r'\n[[allow]]\nagents = 1\nnames = []", "a pattern, or a list of patterns"),
         (LISTENING, "`listen` is set, but no [[allow]] says"),
         ("repository = '/r'\ncallers = ['home/*']", "`callers` is set, but not `listen`"),
-        ("repository = '/r'\n[custody]\ndir = 'k'\ncapacity = '1G'", "[custody] is set, but not `listen`"),
-        ("repository = '/r'\n[sidecar]\nentrust = 'home'", "entrust is set, but [peers] names no other agent"),
+        ("repository = '/r'\n[handoff]\ndir = 'k'\ncapacity = '1G'", "[handoff] is set, but not `listen`"),
+        ("repository = '/r'\n[sidecar]\nentrust = 'home'", "handoff_to is set, but [peers] names no other agent"),
         ("repository = '/r'\n[sidecar]\nnotice = 'pigeon'", "pigeon"),
         ("repository = '/r'\n[sidecar]\nwarm = ['a//b']", "not a name"),
         (

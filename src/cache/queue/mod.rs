@@ -99,7 +99,7 @@ pub(crate) struct Queue {
     nodes: Nodes,
     table: Table,
     lines: [Ends; 5],
-    room: u64,
+    capacity: u64,
 }
 
 impl Keys for Nodes {
@@ -134,13 +134,13 @@ impl Node {
 impl Queue {
     /// An empty one; `seed` is the cache's own secret.
     pub(crate) fn new(seed: u64) -> Self {
-        Self { nodes: Nodes::default(), table: Table::new(seed), lines: [Ends::default(); 5], room: 0 }
+        Self { nodes: Nodes::default(), table: Table::new(seed), lines: [Ends::default(); 5], capacity: 0 }
     }
 
     /// Sets how many units the chunks in both queues may take together: what the shares of the queues are parts of. It evicts
     /// nothing by itself.
-    pub(crate) fn set_room(&mut self, units: u64) {
-        self.room = units;
+    pub(crate) fn set_capacity(&mut self, units: u64) {
+        self.capacity = units;
     }
 
     /// Makes room in the tables for `more` chunks at once.
@@ -295,11 +295,11 @@ impl Queue {
     }
 
     fn small_share(&self) -> u64 {
-        self.room / SMALL_PART
+        self.capacity / SMALL_PART
     }
 
     fn main_share(&self) -> u64 {
-        self.room - self.small_share()
+        self.capacity - self.small_share()
     }
 
     /// Leaves the ghost of a chunk, and forgets the oldest ones while they weigh more than the main queue may.

@@ -11,14 +11,14 @@ trait Policy {
 
 struct Ours {
     queue: Queue,
-    room: u64,
+    capacity: u64,
 }
 
 impl Ours {
-    fn new(room: u64) -> Self {
+    fn new(capacity: u64) -> Self {
         let mut queue = Queue::new(0x1234_5678_9abc_def1);
-        queue.set_room(room);
-        Self { queue, room }
+        queue.set_capacity(capacity);
+        Self { queue, capacity }
     }
 }
 
@@ -28,7 +28,7 @@ impl Policy for Ours {
             return true;
         }
         let taken = |queue: &Queue| queue.evictable_weight() + queue.held_weight();
-        while taken(&self.queue) + u64::from(weight) > self.room {
+        while taken(&self.queue) + u64::from(weight) > self.capacity {
             self.queue.evict(drop).unwrap();
         }
         self.queue.admit(key, 0, weight);
@@ -39,7 +39,7 @@ impl Policy for Ours {
 /// Algorithm 1 of the paper as it stands there, with sizes in units.
 #[derive(Default)]
 struct Reference {
-    room: u64,
+    capacity: u64,
     small: VecDeque<u64>,
     main: VecDeque<u64>,
     ghost: VecDeque<u64>,
@@ -52,11 +52,11 @@ struct Reference {
 
 impl Reference {
     fn main_share(&self) -> u64 {
-        self.room - self.room / 10
+        self.capacity - self.capacity / 10
     }
 
     fn evict(&mut self) {
-        if self.small_size >= self.room / 10 || self.main.is_empty() {
+        if self.small_size >= self.capacity / 10 || self.main.is_empty() {
             while let Some(key) = self.small.pop_front() {
                 let (weight, frequency) = self.chunks[&key];
                 self.small_size -= u64::from(weight);
@@ -102,7 +102,7 @@ impl Policy for Reference {
             *frequency = (*frequency + 1).min(3);
             return true;
         }
-        while self.small_size + self.main_size + u64::from(weight) > self.room {
+        while self.small_size + self.main_size + u64::from(weight) > self.capacity {
             self.evict();
         }
         self.chunks.insert(key, (weight, 0));
@@ -120,7 +120,7 @@ impl Policy for Reference {
 
 #[derive(Default)]
 struct Lru {
-    room: u64,
+    capacity: u64,
     taken: u64,
     clock: u64,
     chunks: HashMap<u64, (u64, u16)>,
@@ -135,7 +135,7 @@ impl Policy for Lru {
             self.taken -= u64::from(weight);
             true
         });
-        while self.taken + u64::from(weight) > self.room {
+        while self.taken + u64::from(weight) > self.capacity {
             let (_, oldest) = self.order.pop_first().unwrap();
             self.taken -= u64::from(self.chunks.remove(&oldest).unwrap().1);
         }
@@ -233,20 +233,20 @@ fn hit_ratio(policy: &mut dyn Policy, reads: &[u64]) -> f64 {
 
 #[test]
 fn hit_ratios_are_those_of_the_paper_and_above_lru() {
-    // The room as a number of chunks of the usual weight: a part of a data set of 2000, some checkpoints of 400, of a hot set of 300.
+    // The capacity as a number of chunks of the usual weight: a part of a data set of 2000, some checkpoints of 400, of a hot set of 300.
     let workloads = [
         ("epochs", epochs(), [200, 500]),
         ("fan-out", fan_out(), [1200, 1400]),
         ("scan", scan_and_hot_set(), [75, 200]),
     ];
-    for (name, reads, rooms) in workloads {
-        for room in rooms.map(|chunks| chunks * 136) {
-            let ours = hit_ratio(&mut Ours::new(room), &reads);
-            let reference = hit_ratio(&mut Reference { room, ..Reference::default() }, &reads);
-            let lru = hit_ratio(&mut Lru { room, ..Lru::default() }, &reads);
-            println!("{name} in {room} units: {ours:.4}, reference {reference:.4}, LRU {lru:.4}");
-            assert!((ours - reference).abs() <= 0.01, "{name} in {room}: {ours}, the reference has {reference}");
-            assert!(ours > lru, "{name} in {room}: {ours}, LRU has {lru}");
+    for (name, reads, capacities) in workloads {
+        for capacity in capacities.map(|chunks| chunks * 136) {
+            let ours = hit_ratio(&mut Ours::new(capacity), &reads);
+            let reference = hit_ratio(&mut Reference { capacity, ..Reference::default() }, &reads);
+            let lru = hit_ratio(&mut Lru { capacity, ..Lru::default() }, &reads);
+            println!("{name} in {capacity} units: {ours:.4}, reference {reference:.4}, LRU {lru:.4}");
+            assert!((ours - reference).abs() <= 0.01, "{name} in {capacity}: {ours}, the reference has {reference}");
+            assert!(ours > lru, "{name} in {capacity}: {ours}, LRU has {lru}");
         }
     }
 }
@@ -259,7 +259,7 @@ fn what_is_held_stays_whatever_is_read() {
         ours.read(key, weigh(key));
         assert!(ours.queue.hold(key));
     }
-    ours.queue.set_room(ours.room - ours.queue.held_weight());
+    ours.queue.set_capacity(ours.capacity - ours.queue.held_weight());
     for key in scan_and_hot_set() {
         ours.read(key, weigh(key));
     }

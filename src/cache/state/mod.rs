@@ -5,10 +5,10 @@ mod tests;
 
 use std::ops::Range;
 
+use super::allocator::Allocator;
 use super::journal::Record;
 use super::pins::{Ledger, Pin};
 use super::queue::{Queue, Resident, Standing};
-use super::room::Room;
 use crate::id::PinId;
 
 /// Free runs are looked for until this many times what is wanted was evicted; then a region is cleared.
@@ -37,7 +37,7 @@ pub(super) struct State {
     /// Chunks, in order of eviction.
     pub(super) queue: Queue,
     /// Allocator.
-    pub(super) room: Room,
+    pub(super) allocator: Allocator,
     /// Pinned chunks.
     pub(super) ledger: Ledger,
     /// Records that are not written to the journal yet.
@@ -49,8 +49,8 @@ pub(super) struct State {
 impl State {
     /// An empty one.
     pub(super) fn new(slab_units: u32, seed: u64) -> Self {
-        let (queue, room) = (Queue::new(seed), Room::new(slab_units));
-        Self { queue, room, ledger: Ledger::default(), pending: Vec::new(), evictions: 0 }
+        let (queue, allocator) = (Queue::new(seed), Allocator::new(slab_units));
+        Self { queue, allocator, ledger: Ledger::default(), pending: Vec::new(), evictions: 0 }
     }
 
     /// Finds a place for a chunk, evicting others if need be and no slab may be added.
@@ -58,7 +58,7 @@ impl State {
         if self.queue.peek(key).is_some() {
             return Admission::Known;
         }
-        if let Some(place) = self.room.take(weight) {
+        if let Some(place) = self.allocator.take(weight) {
             return Admission::At(place);
         }
         if may_grow {
@@ -67,15 +67,15 @@ impl State {
         let mut evicted = 0;
         while let Some(gone) = self.evict() {
             evicted += u64::from(gone.weight);
-            if let Some(place) = self.room.take(weight) {
+            if let Some(place) = self.allocator.take(weight) {
                 return Admission::At(place);
             }
             if evicted > EVICTED_MOST * u64::from(weight) {
                 break;
             }
         }
-        let free = self.room.total() - self.room.taken();
-        match self.room.emptiest_region() {
+        let free = self.allocator.total() - self.allocator.taken();
+        match self.allocator.emptiest_region() {
             Some(places) if free > u64::from(weight) && u32::from(weight) <= places.end - places.start => {
                 Admission::Clear(places)
             }
@@ -85,7 +85,7 @@ impl State {
 
     /// Takes the next chunk out.
     pub(super) fn evict(&mut self) -> Option<Resident> {
-        self.queue.set_room(self.room.total().saturating_sub(self.queue.held_weight()));
+        self.queue.set_capacity(self.allocator.total().saturating_sub(self.queue.held_weight()));
         let (queue, pending) = (&mut self.queue, &mut self.pending);
         let gone = queue.evict(|key| pending.push(Record::Promote(key)))?;
         self.evictions += 1;
@@ -97,7 +97,7 @@ impl State {
     /// free again.
     pub(super) fn publish(&mut self, key: u64, place: u32, weight: u16) -> bool {
         if self.queue.peek(key).is_some() {
-            self.room.give(place, weight);
+            self.allocator.give(place, weight);
             return false;
         }
         let standing = if self.ledger.wants(key) {
@@ -130,11 +130,11 @@ impl State {
     pub(super) fn relocate(&mut self, chunk: Resident, to: u32) -> bool {
         let Resident { key, place, weight, .. } = chunk;
         let Some(found) = self.queue.peek(key).filter(|found| (found.place, found.weight) == (place, weight)) else {
-            self.room.give(to, weight);
+            self.allocator.give(to, weight);
             return false;
         };
         self.queue.relocate(key, to);
-        self.room.give(place, weight);
+        self.allocator.give(place, weight);
         self.pending.extend([Record::Remove(key), Record::Insert(Resident { place: to, ..found })]);
         true
     }
@@ -153,9 +153,10 @@ impl State {
         match record {
             Record::Insert(chunk) => {
                 // Which slabs there are is looked at when all is known.
-                let slab = self.room.slab_of(chunk.place);
-                let there = self.room.has(slab) || self.room.add(slab);
-                let fresh = there && self.queue.peek(chunk.key).is_none() && self.room.mark(chunk.place, chunk.weight);
+                let slab = self.allocator.slab_of(chunk.place);
+                let there = self.allocator.has(slab) || self.allocator.add(slab);
+                let fresh =
+                    there && self.queue.peek(chunk.key).is_none() && self.allocator.mark(chunk.place, chunk.weight);
                 if fresh {
                     self.queue.put(chunk);
                 }
@@ -163,7 +164,7 @@ impl State {
             }
             Record::Remove(key) => match self.queue.remove(key) {
                 Some(gone) => {
-                    self.room.give(gone.place, gone.weight);
+                    self.allocator.give(gone.place, gone.weight);
                     true
                 }
                 None => false,
@@ -184,20 +185,21 @@ impl State {
     /// Forgets what lies in slabs that are not among `present`, and adds those that are. Returns how many chunks that were.
     pub(super) fn keep_slabs(&mut self, present: &[usize]) -> u64 {
         let gone = |slab: usize| !present.contains(&slab);
-        let missing: Vec<usize> = (0..self.room.numbers()).filter(|slab| self.room.has(*slab) && gone(*slab)).collect();
+        let missing: Vec<usize> =
+            (0..self.allocator.numbers()).filter(|slab| self.allocator.has(*slab) && gone(*slab)).collect();
         let mut lost = 0;
         for slab in missing {
-            let places = self.room.places_of(slab);
+            let places = self.allocator.places_of(slab);
             let keys: Vec<u64> = self.residents_in(&places, 0..usize::MAX).map(|chunk| chunk.key).collect();
             lost += keys.len() as u64;
             for key in keys {
                 self.queue.remove(key);
             }
-            self.room.drop_slab(slab);
+            self.allocator.drop_slab(slab);
         }
         for &slab in present {
-            if !self.room.has(slab) {
-                self.room.add(slab);
+            if !self.allocator.has(slab) {
+                self.allocator.add(slab);
             }
         }
         lost
@@ -239,7 +241,7 @@ impl State {
     }
 
     fn gone(&mut self, chunk: Resident) {
-        self.room.give(chunk.place, chunk.weight);
+        self.allocator.give(chunk.place, chunk.weight);
         self.pending.push(Record::Remove(chunk.key));
     }
 }

@@ -18,7 +18,7 @@ impl Dice {
 
 fn state() -> State {
     let mut state = State::new(SLAB_UNITS, 5);
-    (0..SLABS).for_each(|slab| assert!(state.room.add(slab)));
+    (0..SLABS).for_each(|slab| assert!(state.allocator.add(slab)));
     state
 }
 
@@ -48,7 +48,9 @@ fn read(state: &mut State, key: u64) -> bool {
                     assert!(state.remove(chunk.key, chunk.place, true));
                 }
             }
-            other => panic!("{other:?} for {weight} units with {} of {}", state.room.taken(), state.room.total()),
+            other => {
+                panic!("{other:?} for {weight} units with {} of {}", state.allocator.taken(), state.allocator.total())
+            }
         }
     }
 }
@@ -64,7 +66,7 @@ fn room_is_used_well_whatever_is_mixed() {
         cleared += u32::from(!read(&mut state, key));
         state.pending.clear();
         if step > 25_000 {
-            used += state.room.taken() as f64 / state.room.total() as f64;
+            used += state.allocator.taken() as f64 / state.allocator.total() as f64;
             steps += 1;
         }
     }
@@ -93,7 +95,7 @@ fn the_journal_leads_to_the_same_state() {
         found
     };
     assert_eq!(places(&again), places(&first));
-    assert_eq!(again.room.taken(), first.room.taken());
+    assert_eq!(again.allocator.taken(), first.allocator.taken());
     let mut third = State::new(SLAB_UNITS, 1);
     assert!(first.snapshot().into_iter().all(|record| third.replay(record)));
     assert_eq!(places(&third), places(&first));

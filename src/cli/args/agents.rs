@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::{Args, Subcommand, ValueHint};
 
 use super::{Target, target};
-use crate::agent::At;
+use crate::agent::AgentSelector;
 use crate::repository::Selector;
 use crate::transfer::exchange;
 use crate::transfer::identity::{AGENT_DAYS, AUTHORITY_DAYS, Identity};
@@ -37,15 +37,15 @@ pub(in crate::cli) struct Warm {
     #[arg(long, conflicts_with = "wait")]
     pub(in crate::cli) dry_run: bool,
     #[command(flatten)]
-    pub(in crate::cli) elsewhere: Elsewhere,
+    pub(in crate::cli) at: AtOption,
 }
 
 /// The agent that does it.
 #[derive(Clone, Debug, Args)]
-pub(in crate::cli) struct Elsewhere {
+pub(in crate::cli) struct AtOption {
     /// Ask another agent, by way of the one here: the one of a site that the name falls to, or this one
     #[arg(long, value_name = "SITE|SITE/AGENT")]
-    pub(in crate::cli) at: Option<At>,
+    pub(in crate::cli) at: Option<AgentSelector>,
 }
 
 /// `towline pin`.
@@ -63,14 +63,14 @@ pub(in crate::cli) struct Pin {
     #[arg(long, value_name = "TEXT")]
     pub(in crate::cli) reason: Option<String>,
     #[command(flatten)]
-    pub(in crate::cli) elsewhere: Elsewhere,
+    pub(in crate::cli) at: AtOption,
 }
 
 /// `towline cache`.
 #[derive(Clone, Debug, Subcommand)]
 pub(in crate::cli) enum CacheVerb {
     /// Show its figures
-    Stat(Elsewhere),
+    Stat(AtOption),
     /// Read all of it, and drop what is damaged
     Check,
     /// Drop what is not pinned until so much is free that was not before
@@ -81,20 +81,20 @@ pub(in crate::cli) enum CacheVerb {
     },
 }
 
-/// `towline custody`.
+/// `towline handoff`.
 #[derive(Clone, Debug, Subcommand)]
-pub(in crate::cli) enum CustodyVerb {
-    /// List what is kept, and why something was set aside
-    List(Elsewhere),
-    /// Have what was set aside saved, at once
+pub(in crate::cli) enum HandoffVerb {
+    /// List stored checkpoints, and why some were set aside
+    List(AtOption),
+    /// Save checkpoints that were set aside now
     Retry {
-        /// Which, as `towline custody list` lists them
+        /// Ids that `towline handoff list` shows
         #[arg(value_name = "ID", required = true)]
         ids: Vec<String>,
     },
-    /// Give up what is kept: it is deleted, and not saved
+    /// Delete checkpoints without saving them
     Drop {
-        /// Which, as `towline custody list` lists them
+        /// Ids that `towline handoff list` shows
         #[arg(value_name = "ID", required = true)]
         ids: Vec<String>,
     },

@@ -11,7 +11,7 @@ use std::time::Duration;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum, ValueHint};
 
-pub(super) use self::agents::{AuthorityFolder, CacheVerb, CustodyVerb, Elsewhere, IdentityVerb, Pin, Warm};
+pub(super) use self::agents::{AtOption, AuthorityFolder, CacheVerb, HandoffVerb, IdentityVerb, Pin, Warm};
 pub(super) use self::moves::{Cp, Rm, Sync};
 use super::config::Flags;
 use super::help;
@@ -210,22 +210,22 @@ pub(super) enum Verb {
         #[arg(value_name = "PIN", required = true)]
         pins: Vec<String>,
         #[command(flatten)]
-        elsewhere: Elsewhere,
+        at: AtOption,
     },
     /// List the agent's pins
     #[command(after_help = help::PINS)]
-    Pins(Elsewhere),
+    Pins(AtOption),
     /// Look at the agent's cache, check it, make room in it
     #[command(after_help = help::CACHE, subcommand_required = true, arg_required_else_help = true)]
     Cache {
         #[command(subcommand)]
         what: CacheVerb,
     },
-    /// Look at the checkpoints that the agent keeps for other agents, and at those that it could not save
-    #[command(after_help = help::CUSTODY, subcommand_required = true, arg_required_else_help = true)]
-    Custody {
+    /// List, retry or drop the checkpoints that other agents handed off to this one
+    #[command(after_help = help::HANDOFF, subcommand_required = true, arg_required_else_help = true)]
+    Handoff {
         #[command(subcommand)]
-        what: CustodyVerb,
+        what: HandoffVerb,
     },
     /// Watch what the agent does
     #[command(after_help = help::TOP)]
@@ -237,7 +237,7 @@ pub(super) enum Verb {
         #[arg(long, conflicts_with = "once")]
         ready: bool,
         #[command(flatten)]
-        elsewhere: Elsewhere,
+        at: AtOption,
     },
     /// Say which settings files count
     #[command(after_help = help::CONFIG, subcommand_required = true, arg_required_else_help = true)]

@@ -79,7 +79,7 @@ pub(super) struct Flags {
 
 /// The repository that a command works on.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Chosen {
+pub(super) enum Route {
     /// Somebody named it: it must be there.
     Named(Location),
     /// Nobody did: this directory, made on first use.
@@ -203,15 +203,15 @@ impl Settings {
     ///
     /// # Errors
     /// Usage, for a malformed address, or where nothing names a repository and there is no home folder.
-    pub(super) fn repository(&self) -> Result<Chosen> {
+    pub(super) fn repository(&self) -> Result<Route> {
         if let Some(named) = &self.repository {
-            return Ok(Chosen::Named(named.parse()?));
+            return Ok(Route::Named(named.parse()?));
         }
         let embedded = self.embedded.as_deref().ok_or_else(|| {
             Error::usage("no repository was named, and there is no home folder for the default one")
                 .help("give --repo URL, or set TOWLINE_REPO")
         })?;
-        Ok(Chosen::Embedded(Location::directory(embedded)?))
+        Ok(Route::Embedded(Location::directory(embedded)?))
     }
 
     /// Default folder of the certificate authority.

@@ -14,7 +14,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 use self::changes::amended;
-use super::save::{Putting, facts};
+use super::save::{PartialSave, facts};
 use super::stopping::wind_up;
 use super::{SaveOptions, SaveReport, SaveSource};
 use crate::codec::Codec;
@@ -84,12 +84,12 @@ impl Repository {
             return Err(Error::usage("nothing is to change").at(name));
         }
         let mut writer = Writer::new(self, &options.progress);
-        let putting = Putting::begin(self, changes.put.clone(), name, options).await?;
+        let partial = PartialSave::begin(self, changes.put.clone(), name, options).await?;
         let stored = None;
-        let mut amending = Amending { repository: self, name, changes, options, putting, stored };
+        let mut amending = Amending { repository: self, name, changes, options, partial, stored };
         match amending.run(&mut writer).await {
             Ok((value, overtaken)) => {
-                let tree = amending.putting.report(&value, writer.stored_bytes());
+                let tree = amending.partial.report(&value, writer.stored_bytes());
                 Ok(AmendReport { tree, overtaken })
             }
             Err(error) => Err(wind_up(&mut writer, &options.stop, format!("the change of {name}"), error).await),
@@ -112,7 +112,7 @@ struct Amending<'a> {
     name: &'a Name,
     changes: &'a Changes,
     options: &'a SaveOptions,
-    putting: Putting<'a>,
+    partial: PartialSave<'a>,
     /// The tree of what is put, once it is stored, and where the chunks are that this stored.
     stored: Option<(Manifest, Vec<(ChunkId, Place)>)>,
 }
@@ -166,7 +166,7 @@ impl Amending<'_> {
 
     /// Stores what is put, unless that was done; false if it has to be done again.
     async fn store(&mut self, known: &mut Known, writer: &mut Writer) -> Result<bool> {
-        self.putting.add_bases(known).await?;
+        self.partial.add_bases(known).await?;
         if let Some((_, own)) = &self.stored {
             own.iter().for_each(|(id, place)| known.stored(*id, *place));
             return Ok(true);
@@ -174,7 +174,7 @@ impl Amending<'_> {
         if self.changes.puts_nothing() {
             return Ok(true);
         }
-        let Some(new) = self.putting.store(known, writer).await? else { return Ok(false) };
+        let Some(new) = self.partial.store(known, writer).await? else { return Ok(false) };
         writer.settle().await?;
         let ids = &new.chunks.ids;
         let places = known.locate(ids).await?;
@@ -227,7 +227,7 @@ impl Amending<'_> {
             logical_bytes: tree.logical_bytes(),
             files: tree.files().count() as u64,
             saved: self.repository.clock().now(),
-            behind: behind.max(self.putting.behind(places)),
+            behind: behind.max(self.partial.behind(places)),
             facts,
         };
         Ok(match writer.publish(publication).await? {

@@ -1,4 +1,4 @@
-//! Putting verified chunks where they belong: into files under temporary names that are renamed when they are whole.
+//! PartialSave verified chunks where they belong: into files under temporary names that are renamed when they are whole.
 
 use std::collections::HashMap;
 use std::fs::File;

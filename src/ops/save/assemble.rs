@@ -1,4 +1,4 @@
-//! Putting a manifest together while chunks come by.
+//! PartialSave a manifest together while chunks come by.
 
 use std::collections::{BTreeMap, HashMap};
 

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::looking::Looking;
+use super::detect::Formats;
 use super::units::{check_unchanged, open};
 use crate::checkpoint::{Dtype, Layout, Tensor};
 use crate::chunker::tensor;
@@ -33,16 +33,16 @@ pub(super) struct Contents {
 impl Contents {
     /// Looks into the files `to_read`, and where these hold 16-bit floats into all others for what they are the rounding of.
     /// Blocks.
-    pub(super) fn look(walk: &Walk, looking: &Looking, to_read: &[usize], derive: bool) -> Result<Self> {
+    pub(super) fn look(walk: &Walk, formats: &Formats, to_read: &[usize], derive: bool) -> Result<Self> {
         let mut contents = Self::default();
-        to_read.iter().try_for_each(|&file| contents.look_into(walk, looking, file))?;
+        to_read.iter().try_for_each(|&file| contents.look_into(walk, formats, file))?;
         let has = |layout: &Arc<Layout>, dtype: Dtype| layout.tensors.iter().any(|tensor| tensor.dtype == dtype);
         if !derive || !contents.layouts.values().any(|layout| has(layout, Dtype::BF16)) {
             return Ok(contents);
         }
         let mut all = Self { layouts: contents.layouts.clone(), ..Self::default() };
         for file in super::files_of(walk).filter(|file| !contents.layouts.contains_key(file)) {
-            if let Err(error) = all.look_into(walk, looking, file) {
+            if let Err(error) = all.look_into(walk, formats, file) {
                 tracing::debug!("a file that need not be read is not looked at: {error:?}");
             }
         }
@@ -50,11 +50,11 @@ impl Contents {
         Ok(contents)
     }
 
-    fn look_into(&mut self, walk: &Walk, looking: &Looking, file: usize) -> Result<()> {
+    fn look_into(&mut self, walk: &Walk, formats: &Formats, file: usize) -> Result<()> {
         let Some(found) = walk.found.get(file).filter(|found| found.stat.size > SMALL) else { return Ok(()) };
         let opened = open(walk, found)?;
         let read = &mut |at, out: &mut [u8]| opened.read_exact_at(out, at);
-        if let Some(layout) = looking.layout(file, read, found.stat.size) {
+        if let Some(layout) = formats.layout(file, read, found.stat.size) {
             self.layouts.insert(file, Arc::new(layout));
         }
         Ok(())

@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::assemble::Assembly;
 use super::encode::Done;
-use super::parent::{Basis, Orphan};
+use super::parent::{Basis, NoParent};
 use crate::codec::Codec;
 use crate::ops::shown;
 use crate::tree::Walk;
@@ -67,11 +67,11 @@ struct Row {
 #[derive(Debug)]
 pub(super) struct Explanation {
     rows: BTreeMap<(usize, Option<usize>), Row>,
-    orphan: Option<Orphan>,
+    orphan: Option<NoParent>,
 }
 
 impl Explanation {
-    pub(super) fn new(orphan: Option<Orphan>) -> Self {
+    pub(super) fn new(orphan: Option<NoParent>) -> Self {
         Self { rows: BTreeMap::new(), orphan }
     }
 
@@ -98,12 +98,12 @@ impl Explanation {
 
     fn why(&self, done: &Done) -> Why {
         match (self.orphan, done.basis) {
-            (Some(Orphan::Off), _) => Why::Off,
+            (Some(NoParent::Off), _) => Why::Off,
             _ if done.faster => Why::Faster,
             _ if !done.numbers => Why::NoNumbers,
-            (Some(Orphan::First), _) => Why::First,
-            (Some(Orphan::KeyStep), _) => Why::KeyStep,
-            (Some(Orphan::Unfit), _) => Why::Unfit,
+            (Some(NoParent::First), _) => Why::First,
+            (Some(NoParent::KeyStep), _) => Why::KeyStep,
+            (Some(NoParent::Unfit), _) => Why::Unfit,
             (None, Basis::NoTensor) => Why::NoTensor,
             (None, Basis::Unusable) => Why::Unusable,
             (None, Basis::Far) => Why::Far,

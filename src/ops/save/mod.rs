@@ -6,12 +6,12 @@
 
 pub(super) mod assemble;
 mod contents;
+mod detect;
 mod encode;
 mod explain;
-mod looking;
 mod pace;
 mod parent;
-mod putting;
+mod partial;
 mod ranks;
 mod read;
 mod sharded;
@@ -30,11 +30,11 @@ use serde::Serialize;
 use tokio_util::sync::CancellationToken;
 
 use self::assemble::Assembly;
+use self::detect::Formats;
 pub use self::explain::Explained;
 use self::explain::Explanation;
-use self::looking::Looking;
-use self::parent::{Orphan, Parent};
-pub(super) use self::putting::Putting;
+use self::parent::{NoParent, Parent};
+pub(super) use self::partial::PartialSave;
 pub(super) use self::ranks::facts;
 pub use self::ranks::{PartOptions, PartReport};
 use self::store::{Counts, store};
@@ -66,7 +66,7 @@ const REPOSITORY_WARNING: &str =
 /// Choice of cutting.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CutChoice {
-    /// By looking at each file: at tensors where it is a checkpoint, by content otherwise.
+    /// By formats at each file: at tensors where it is a checkpoint, by content otherwise.
     #[default]
     Auto,
     /// At tensors; files without any by content.
@@ -236,14 +236,14 @@ impl Repository {
     async fn save_from(&self, source: SaveSource, name: &Name, options: &SaveOptions) -> Result<SaveReport> {
         let begun = std::time::Instant::now();
         let started = coarse_now();
-        let (walk, looking) = unless_stopped(&options.stop, self.look(source, options)).await?;
+        let (walk, formats) = unless_stopped(&options.stop, self.look(source, options)).await?;
         let state = self.state().await?;
         let before = state.refs.get(name);
         let expected = before.map(|value| value.version);
         options.expected.check(name, expected)?;
         let parent = self.parent(&state, name, options).await?;
         let derive = AtomicBool::new(true);
-        let saving = Saving { repository: self, name, options, walk, looking, parent, derive, started };
+        let saving = Saving { repository: self, name, options, walk, formats, parent, derive, started };
         let mut writer = Writer::new(self, &options.progress);
         let mut counts = Counts::default();
         for _ in 0..ATTEMPTS {
@@ -266,7 +266,7 @@ impl Repository {
     }
 
     /// Finds what there is to save.
-    async fn look(&self, source: SaveSource, options: &SaveOptions) -> Result<(Arc<Walk>, Arc<Looking>)> {
+    async fn look(&self, source: SaveSource, options: &SaveOptions) -> Result<(Arc<Walk>, Arc<Formats>)> {
         options.progress.phase("scanning", 0);
         let rules = Rules {
             excludes: options.exclude.clone(),
@@ -278,16 +278,16 @@ impl Repository {
                 SaveSource::Path(root) => walk(&root, &rules)?,
                 SaveSource::Memory(files) => Walk::in_memory(files, now)?,
             };
-            let looking = Looking::new(&walked, cut);
-            Ok((Arc::new(walked), Arc::new(looking)))
+            let formats = Formats::new(&walked, cut);
+            Ok((Arc::new(walked), Arc::new(formats)))
         };
         blocking(look).await
     }
 
     /// The tree that this one is stored as differences to, or why there is none.
-    async fn parent(&self, state: &State, name: &Name, options: &SaveOptions) -> Result<Family> {
+    async fn parent(&self, state: &State, name: &Name, options: &SaveOptions) -> Result<ParentChoice> {
         if options.compression == Compression::Off {
-            return Ok(Err(Orphan::Off));
+            return Ok(Err(NoParent::Off));
         }
         let key_every = options.key_every.map_or(KEY_EVERY, NonZeroU32::get);
         let (parent, value) = match parent::choose(state, name, options.base.as_ref(), key_every) {
@@ -296,10 +296,10 @@ impl Repository {
         };
         match Parent::open(self, &parent, &value).await {
             Ok(Some(parent)) => Ok(Ok(Arc::new(parent))),
-            Ok(None) => Ok(Err(Orphan::Unfit)),
+            Ok(None) => Ok(Err(NoParent::Unfit)),
             Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Damaged) => {
                 tracing::warn!("no differences are taken to {parent}: {error:?}");
-                Ok(Err(Orphan::Unfit))
+                Ok(Err(NoParent::Unfit))
             }
             Err(error) => Err(error),
         }
@@ -309,7 +309,7 @@ impl Repository {
 /// A manifest, the chunks of that in its order, and where each is.
 type StoredTree = (Manifest, Vec<ChunkId>, Vec<Place>);
 /// The parent of a tree, or why it has none.
-type Family = std::result::Result<Arc<Parent>, Orphan>;
+type ParentChoice = std::result::Result<Arc<Parent>, NoParent>;
 
 /// One save under way.
 struct Saving<'a> {
@@ -317,8 +317,8 @@ struct Saving<'a> {
     name: &'a Name,
     options: &'a SaveOptions,
     walk: Arc<Walk>,
-    looking: Arc<Looking>,
-    parent: Family,
+    formats: Arc<Formats>,
+    parent: ParentChoice,
     /// May chunks be derived from others? Not once what one was derived from turned out not to be stored.
     derive: AtomicBool,
     started: Timestamp,
@@ -406,12 +406,12 @@ impl Saving<'_> {
         counts: &mut Counts,
     ) -> Result<Option<StoredTree>> {
         let unchanged = match self.cache().filter(|_| !self.options.reread) {
-            Some(cache) => Unchanged::load(&cache, &self.walk, &self.looking, known).await?,
+            Some(cache) => Unchanged::load(&cache, &self.walk, &self.formats, known).await?,
             None => None,
         };
         let mut assembly = Assembly::new(&self.walk, self.options.labels.clone(), &self.options.modes);
         let to_read: Vec<usize> = match &unchanged {
-            Some(unchanged) => unchanged.take(&self.walk, &self.looking, &mut assembly),
+            Some(unchanged) => unchanged.take(&self.walk, &self.formats, &mut assembly),
             None => files_of(&self.walk).collect(),
         };
         let total = to_read.iter().filter_map(|&at| self.walk.found.get(at)).map(|found| found.stat.size).sum();
@@ -441,7 +441,7 @@ impl Saving<'_> {
     ) -> Result<()> {
         counts.explanation = self.options.explain.then(|| Explanation::new(self.parent.as_ref().err().copied()));
         store(self, to_read, known, writer, assembly, counts).await?;
-        counts.lacking = sharded::lacking(&self.walk, &self.looking.indexes, assembly.manifest());
+        counts.lacking = sharded::lacking(&self.walk, &self.formats.indexes, assembly.manifest());
         if let Some(explanation) = counts.explanation.take() {
             let parent = self.parent.as_ref().ok().map(|parent| parent.saved.name.as_str());
             counts.explained = explanation.finish(&self.walk, assembly, parent);

@@ -66,14 +66,14 @@ pub(super) enum Basis {
 
 /// Why a tree has no parent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Orphan {
-    /// There is nothing before it.
+pub(super) enum NoParent {
+    /// No earlier tree.
     First,
-    /// It is its turn to stand for itself.
+    /// Key step: stored whole.
     KeyStep,
-    /// Nothing is compressed.
+    /// Compression is off.
     Off,
-    /// The tree before it has no tensors, or cannot be read.
+    /// The earlier tree has no tensors, or is unreadable.
     Unfit,
 }
 
@@ -83,7 +83,7 @@ pub(super) fn choose(
     name: &Name,
     base: Option<&Name>,
     key_every: u32,
-) -> std::result::Result<(Name, RefValue), Orphan> {
+) -> std::result::Result<(Name, RefValue), NoParent> {
     let before = |(run, number): (Name, u64)| {
         let run = Run::find(&state.refs, &run).ok()?;
         let before = run.counting().take_while(|step| step.number < number).last()?;
@@ -94,8 +94,8 @@ pub(super) fn choose(
         None => name.step().and_then(before),
     };
     match parent {
-        None => Err(Orphan::First),
-        Some((_, value)) if value.behind.saturating_add(1) >= key_every => Err(Orphan::KeyStep),
+        None => Err(NoParent::First),
+        Some((_, value)) if value.behind.saturating_add(1) >= key_every => Err(NoParent::KeyStep),
         Some(parent) => Ok(parent),
     }
 }

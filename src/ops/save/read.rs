@@ -6,7 +6,7 @@ use std::sync::Arc;
 use bytes::{Bytes, BytesMut};
 
 use super::CutChoice;
-use super::looking::Looking;
+use super::detect::Formats;
 use super::units::{About, Cuts, Part, Unit, about, check_unchanged, open};
 use crate::budget::Buffer;
 use crate::checkpoint::{Layout, in_memory};
@@ -46,7 +46,7 @@ pub(super) struct Named {
 }
 
 /// Reads and, where the cuts can be known, cuts and hashes one unit.
-pub(super) fn read(walk: &Walk, looking: &Looking, unit: Unit, mut buffer: Buffer) -> Result<Vec<ReadPart>> {
+pub(super) fn read(walk: &Walk, formats: &Formats, unit: Unit, mut buffer: Buffer) -> Result<Vec<ReadPart>> {
     let mut at = 0;
     for part in &unit.parts {
         let len = usize::try_from(part.range.end - part.range.start).unwrap_or(usize::MAX);
@@ -60,18 +60,18 @@ pub(super) fn read(walk: &Walk, looking: &Looking, unit: Unit, mut buffer: Buffe
         let len = usize::try_from(part.range.end - part.range.start).unwrap_or(usize::MAX);
         let bytes = whole.slice(start..start + len);
         start += len;
-        cut(looking, part, bytes)
+        cut(formats, part, bytes)
     });
     Ok(parts.collect())
 }
 
 /// As [`read`], of files in memory: nothing is read, and hardly anything copied.
-pub(super) fn view(walk: &Walk, looking: &Looking, unit: Unit) -> Result<Vec<ReadPart>> {
+pub(super) fn view(walk: &Walk, formats: &Formats, unit: Unit) -> Result<Vec<ReadPart>> {
     let view = |part: Part| {
         let (found, file) = opened(walk, &part)?;
         let bytes = file.in_memory(part.range.clone());
         let bytes = bytes.ok_or_else(|| Error::other("a file is not in memory").at(super::shown(&found.path)))?;
-        Ok(cut(looking, part, bytes))
+        Ok(cut(formats, part, bytes))
     };
     unit.parts.into_iter().map(view).collect()
 }
@@ -91,14 +91,14 @@ fn read_part(walk: &Walk, part: &Part, out: &mut [u8]) -> Result<()> {
     read.map_err(|source| Error::other("read a file to save").at(super::shown(&found.path)).source(source))
 }
 
-fn cut(looking: &Looking, part: Part, bytes: Bytes) -> ReadPart {
+fn cut(formats: &Formats, part: Part, bytes: Bytes) -> ReadPart {
     let Part { file, range, cuts, layout, about: said, .. } = part;
     let (about, found) = match cuts {
         Cuts::Known(ends) => (said, Found::Chunks(name(&bytes, range.start, &ends, layout.as_deref()))),
         Cuts::Look => {
-            let (layout, ends) = look(looking, file, &bytes);
+            let (layout, ends) = look(formats, file, &bytes);
             let chunks = name(&bytes, range.start, &ends, layout.as_ref());
-            (Some(about(looking.choice, layout.as_ref())), Found::Chunks(chunks))
+            (Some(about(formats.choice, layout.as_ref())), Found::Chunks(chunks))
         }
         Cuts::Window { first, last } => {
             let mut candidates = Vec::new();
@@ -110,10 +110,10 @@ fn cut(looking: &Looking, part: Part, bytes: Bytes) -> ReadPart {
 }
 
 /// Layout and cuts of a whole file in memory.
-fn look(looking: &Looking, file: usize, bytes: &Bytes) -> (Option<Layout>, Vec<u64>) {
+fn look(formats: &Formats, file: usize, bytes: &Bytes) -> (Option<Layout>, Vec<u64>) {
     let len = bytes.len() as u64;
-    let layout = looking.layout(file, &mut in_memory(bytes), len);
-    let ends = match (layout.as_ref().map(Layout::spans), looking.choice) {
+    let layout = formats.layout(file, &mut in_memory(bytes), len);
+    let ends = match (layout.as_ref().map(Layout::spans), formats.choice) {
         (Some(spans), _) => tensor::cuts(&spans, len).collect(),
         (None, CutChoice::Fixed) => fixed::cuts(len).collect(),
         (None, _) => content::cuts(bytes),

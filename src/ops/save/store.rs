@@ -13,9 +13,9 @@ use tracing::Instrument as _;
 use super::Saving;
 use super::assemble::Assembly;
 use super::contents::Contents;
+use super::detect::Formats;
 use super::encode::{Batch, Encoding, New};
 use super::explain::{Explained, Explanation};
-use super::looking::Looking;
 use super::pace::{Choice, Pace};
 use super::parent::{Basis, Pairs, Parent};
 use super::read::{Found as FoundIn, Named, ReadPart, Settler, hash, read, view};
@@ -99,10 +99,10 @@ pub(super) async fn store(
 
 /// Looks at what there is to save before any of it is read.
 async fn begin(saving: &Saving<'_>, to_read: &[usize], depth: usize) -> Result<Encoding> {
-    let (walk, looking, to_read) = (Arc::clone(&saving.walk), Arc::clone(&saving.looking), to_read.to_vec());
+    let (walk, formats, to_read) = (Arc::clone(&saving.walk), Arc::clone(&saving.formats), to_read.to_vec());
     let compression = saving.options.compression;
     let derive = compression != Compression::Off && saving.derive.load(Ordering::Relaxed);
-    let contents = blocking(move || Contents::look(&walk, &looking, &to_read, derive)).await?;
+    let contents = blocking(move || Contents::look(&walk, &formats, &to_read, derive)).await?;
     let parent = saving.parent.as_ref().ok().cloned();
     let budget = match &parent {
         // A base and the chunk that needs it, for each that is encoded at once.
@@ -138,17 +138,17 @@ fn start(
     let (unit_out, unit_in) = mpsc::channel::<Unit>(depth);
     let (hashed_out, hashed_in) = mpsc::channel::<Hashed>(depth);
     let window = (saving.repository.budget().total() / 64).clamp(MIB, WINDOW_MAX);
-    let (walk, looking) = (Arc::clone(&saving.walk), Arc::clone(&saving.looking));
+    let (walk, formats) = (Arc::clone(&saving.walk), Arc::clone(&saving.formats));
     tasks.spawn(blocking(move || {
-        make_units(&walk, &to_read, (&looking, &contents), window, |unit| unit_out.blocking_send(unit).is_ok())
+        make_units(&walk, &to_read, (&formats, &contents), window, |unit| unit_out.blocking_send(unit).is_ok())
     }));
-    let (walk, looking, repository) =
-        (Arc::clone(&saving.walk), Arc::clone(&saving.looking), saving.repository.clone());
+    let (walk, formats, repository) =
+        (Arc::clone(&saving.walk), Arc::clone(&saving.formats), saving.repository.clone());
     let reading = async move {
         let mut settler = Settler::default();
         let units = stream::unfold(unit_in, |mut units| async move { Some((units.recv().await?, units)) });
         let hashed = units
-            .map(|unit| read_unit(repository.clone(), Arc::clone(&walk), Arc::clone(&looking), unit))
+            .map(|unit| read_unit(repository.clone(), Arc::clone(&walk), Arc::clone(&formats), unit))
             .buffered(depth)
             .map_ok(|parts| parts.into_iter().map(|part| settler.settle(part)).collect::<Vec<_>>())
             .map_ok(|parts| async move {
@@ -173,14 +173,14 @@ fn start(
 async fn read_unit(
     repository: Repository,
     walk: Arc<Walk>,
-    looking: Arc<Looking>,
+    formats: Arc<Formats>,
     unit: Unit,
 ) -> Result<Vec<ReadPart>> {
     if walk.is_in_memory() {
-        return blocking(move || view(&walk, &looking, unit)).await;
+        return blocking(move || view(&walk, &formats, unit)).await;
     }
     let buffer = repository.budget().buffer(unit.len).await?;
-    blocking(move || read(&walk, &looking, unit, buffer)).await
+    blocking(move || read(&walk, &formats, unit, buffer)).await
 }
 
 /// Chunks that nobody has, with the bytes of the buffer that they are slices of.

@@ -3,8 +3,8 @@
 use std::collections::HashSet;
 
 use super::assemble::Assembly;
+use super::detect::Formats;
 use super::files_of;
-use super::looking::Looking;
 use crate::error::Result;
 use crate::format::{Content, EntryKind, Manifest};
 use crate::id::ChunkId;
@@ -23,13 +23,13 @@ impl Unchanged {
     pub(super) async fn load(
         cache: &SeenCache,
         walk: &Walk,
-        looking: &Looking,
+        formats: &Formats,
         known: &mut Known,
     ) -> Result<Option<Self>> {
         let Some(seen) = cache.load() else { return Ok(None) };
         let Ok(manifest) = Manifest::decode(seen.body()) else { return Ok(None) };
         let mut wanted = HashSet::new();
-        for (_, content) in files_of(walk).filter_map(|at| matching(walk, looking, at, (&seen, &manifest))) {
+        for (_, content) in files_of(walk).filter_map(|at| matching(walk, formats, at, (&seen, &manifest))) {
             wanted.extend(content.placed(&manifest.chunks).filter_map(|(chunk, _)| id_of(&manifest, chunk)));
         }
         let wanted: Vec<ChunkId> = wanted.into_iter().collect();
@@ -39,12 +39,12 @@ impl Unchanged {
     }
 
     /// Tells the assembly of the files that need no reading; returns the others.
-    pub(super) fn take(&self, walk: &Walk, looking: &Looking, assembly: &mut Assembly) -> Vec<usize> {
-        files_of(walk).filter(|&at| !self.take_one(walk, looking, at, assembly).unwrap_or(false)).collect()
+    pub(super) fn take(&self, walk: &Walk, formats: &Formats, assembly: &mut Assembly) -> Vec<usize> {
+        files_of(walk).filter(|&at| !self.take_one(walk, formats, at, assembly).unwrap_or(false)).collect()
     }
 
-    fn take_one(&self, walk: &Walk, looking: &Looking, at: usize, assembly: &mut Assembly) -> Result<bool> {
-        let Some((_, content)) = matching(walk, looking, at, (&self.seen, &self.manifest)) else { return Ok(false) };
+    fn take_one(&self, walk: &Walk, formats: &Formats, at: usize, assembly: &mut Assembly) -> Result<bool> {
+        let Some((_, content)) = matching(walk, formats, at, (&self.seen, &self.manifest)) else { return Ok(false) };
         let chunks = || content.placed(&self.manifest.chunks);
         let known = |(chunk, _)| id_of(&self.manifest, chunk).is_some_and(|id| self.here.contains(&id));
         if !chunks().all(known) {
@@ -65,13 +65,13 @@ impl Unchanged {
 /// so is the file that says what it holds, if there is or was one.
 fn matching<'m>(
     walk: &Walk,
-    looking: &Looking,
+    formats: &Formats,
     at: usize,
     (seen, manifest): (&Seen, &'m Manifest),
 ) -> Option<(usize, &'m Content)> {
     let same = |found: &Found| seen.unchanged(&found.path, &found.stat);
     let found = walk.found.get(at).filter(|found| same(found))?;
-    let described_by = looking.depends_on(at);
+    let described_by = formats.depends_on(at);
     if let Some(metadata) = described_by {
         walk.found.get(metadata).filter(|found| same(found))?;
     }

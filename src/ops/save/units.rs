@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::CutChoice;
 use super::contents::{Contents, SMALL};
-use super::looking::Looking;
+use super::detect::Formats;
 use crate::checkpoint::{Layout, Tensor};
 use crate::chunker::{Cut, fixed, tensor};
 use crate::error::{Error, ErrorKind, Result};
@@ -70,7 +70,7 @@ pub(super) struct About {
 pub(super) fn make_units(
     walk: &Walk,
     to_read: &[usize],
-    (looking, contents): (&Looking, &Contents),
+    (formats, contents): (&Formats, &Contents),
     window: u64,
     mut send: impl FnMut(Unit) -> bool,
 ) -> Result<()> {
@@ -88,7 +88,7 @@ pub(super) fn make_units(
         if !batch.parts.is_empty() && !send(std::mem::take(&mut batch)) {
             return Ok(());
         }
-        if !long_file(walk, file, (looking.choice, contents), window, &mut send)? {
+        if !long_file(walk, file, (formats.choice, contents), window, &mut send)? {
             return Ok(());
         }
     }

@@ -86,7 +86,7 @@ impl Verifying<'_> {
         let mut needed = HashSet::new();
         let mut bases = Bases::new();
         let repository = self.repository;
-        for looking in [true, false] {
+        for formats in [true, false] {
             let footers = stream::iter(packs.to_vec());
             let footers = footers.map(|pack| async move { (pack, repository.footer(&pack).await) });
             let mut footers = std::pin::pin!(footers.buffered(repository.parallelism()));
@@ -97,7 +97,7 @@ impl Verifying<'_> {
                     Err(error) if is_damage(&error) => continue,
                     Err(error) => return Err(error),
                 };
-                if looking {
+                if formats {
                     needed.extend(footer.entries.iter().filter_map(|entry| entry.base));
                     continue;
                 }

@@ -71,14 +71,14 @@ pub enum WatchEvent {
         retry_seconds: f64,
     },
     /// Time is short, and another agent has a checkpoint: it saves it unless this one does.
-    Given {
+    HandedOff {
         /// The entry in the folder.
         entry: String,
         /// Receiving agent.
         to: String,
     },
     /// Time is short, and nobody takes a checkpoint.
-    NotGiven {
+    NotHandedOff {
         /// The entry in the folder.
         entry: String,
         /// Why not.

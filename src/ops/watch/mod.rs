@@ -12,9 +12,9 @@ mod board;
 mod candidate;
 mod ending;
 mod events;
+mod handoff;
 mod look;
 mod metrics;
-mod refuge;
 mod resume;
 mod same;
 mod settle;
@@ -36,10 +36,10 @@ pub use self::candidate::is_checkpoint;
 use self::ending::Ending;
 pub use self::ending::Stop;
 pub use self::events::WatchEvent;
+pub use self::handoff::{HandoffTarget, Unsaved};
 use self::look::Looker;
 pub use self::metrics::LoggedMetric;
 use self::metrics::with_logged;
-pub use self::refuge::{Refuge, Unsaved};
 use self::resume::{ENTRY_LABEL, TRACKER_LABEL};
 use self::same::{Likeness, compare};
 use self::settle::{FileMark, Pace};
@@ -75,7 +75,7 @@ pub struct WatchOptions {
     /// that were logged at this very step. Metrics of `save` take precedence.
     pub metrics: Vec<LoggedMetric>,
     /// Target for checkpoints when time is short.
-    pub refuge: Option<Arc<dyn Refuge>>,
+    pub handoff: Option<Arc<dyn HandoffTarget>>,
     /// Says when to stop; a sender that is dropped never does.
     pub stop: tokio::sync::watch::Receiver<Stop>,
 }
@@ -127,7 +127,7 @@ impl Repository {
             interval: pace.marked.clamp(Duration::from_millis(5), INTERVAL_MAX),
             begun: Instant::now(),
             unreadable: None,
-            given: BTreeMap::new(),
+            handed_off: BTreeMap::new(),
             saved: 0,
         };
         watching.go_on(ending, tell).await
@@ -154,7 +154,7 @@ struct Watching<'a> {
     /// The trouble with the folder that was told last.
     unreadable: Option<String>,
     /// Last reported holders of checkpoints.
-    given: BTreeMap<String, String>,
+    handed_off: BTreeMap<String, String>,
     saved: u64,
 }
 
@@ -260,48 +260,48 @@ impl Watching<'_> {
         }
     }
 
-    /// Saves a checkpoint; None if there is no time left for that. When time is short all that is finished goes to the refuge first, and
-    /// while it is saved what is finished by then.
+    /// Saves a checkpoint; None if there is no time left. When time is short, finished checkpoints are handed off first, and further ones
+    /// while this one is saved.
     async fn save(&mut self, due: &Due, ending: &mut Ending, tell: Tell<'_>) -> Result<Option<Result<Outcome>>> {
         let scene = self.scene;
         if scene.is_short() {
             tokio::select! {
-                () = self.give(tell) => {}
+                () = self.hand_off(tell) => {}
                 () = ending.over() => return Ok(None),
             }
         }
         let saving = scene.save(due);
         tokio::select! {
             done = saving => Ok(Some(done)),
-            never = self.give_as_it_comes(tell) => never,
+            never = self.hand_off_repeatedly(tell) => never,
             () = ending.over() => Ok(None),
         }
     }
 
-    /// Once time is short, gives what is finished again and again; only a folder that cannot be watched ends it.
-    async fn give_as_it_comes<T>(&mut self, tell: Tell<'_>) -> Result<T> {
-        let Some(refuge) = &self.scene.options.refuge else { return pending().await };
-        refuge.needed().await;
+    /// Once time is short, hands off finished checkpoints periodically. Ends only with an error of the watched folder.
+    async fn hand_off_repeatedly<T>(&mut self, tell: Tell<'_>) -> Result<T> {
+        let Some(target) = &self.scene.options.handoff else { return pending().await };
+        target.needed().await;
         loop {
-            self.give(tell).await;
+            self.hand_off(tell).await;
             sleep(self.interval).await;
             self.look(tell).await?;
         }
     }
 
-    /// Gives to the refuge what is finished and not saved, the last step first: it is worth most.
-    async fn give(&mut self, tell: Tell<'_>) {
-        let Some(refuge) = &self.scene.options.refuge else { return };
+    /// Hands off checkpoints that are finished and not saved, the latest step first.
+    async fn hand_off(&mut self, tell: Tell<'_>) {
+        let Some(target) = &self.scene.options.handoff else { return };
         for due in self.board.finished(self.begun.elapsed()).into_iter().rev() {
             let Ok((path, name, options)) = self.scene.what(&due) else { continue };
-            let given = refuge.give(&Unsaved { path: &path, name: &name, labels: &options.labels }).await;
-            let (entry, told) = (due.entry.clone(), format!("{given:?}"));
-            if self.given.insert(due.entry, told.clone()).as_ref() == Some(&told) {
+            let sent = target.send(&Unsaved { path: &path, name: &name, labels: &options.labels }).await;
+            let (entry, told) = (due.entry.clone(), format!("{sent:?}"));
+            if self.handed_off.insert(due.entry, told.clone()).as_ref() == Some(&told) {
                 continue;
             }
-            tell(match given {
-                Ok(to) => WatchEvent::Given { entry, to },
-                Err(error) => WatchEvent::NotGiven { entry, error: format!("{error:?}") },
+            tell(match sent {
+                Ok(to) => WatchEvent::HandedOff { entry, to },
+                Err(error) => WatchEvent::NotHandedOff { entry, error: format!("{error:?}") },
             });
         }
     }
@@ -355,9 +355,9 @@ impl Watching<'_> {
 }
 
 impl Scene<'_> {
-    /// Whether time is short, and somebody is there to give to.
+    /// True if time is short and there is a handoff target.
     fn is_short(self) -> bool {
-        self.options.refuge.as_ref().is_some_and(|refuge| refuge.needed().now_or_never().is_some())
+        self.options.handoff.as_ref().is_some_and(|target| target.needed().now_or_never().is_some())
     }
 
     /// Path, name and options to save a checkpoint with.
@@ -395,10 +395,10 @@ impl Scene<'_> {
         Tracker::ALL.into_iter().find(|tracker| tracker.covers(&due.entry) && self.dir.join(tracker.name()).is_file())
     }
 
-    /// Says to the refuge that a checkpoint is saved.
+    /// Releases the handed-off copies of a saved checkpoint.
     async fn release(self, due: &Due) {
-        if let (Some(refuge), Ok((_, name, _))) = (&self.options.refuge, self.what(due)) {
-            refuge.release(&name).await;
+        if let (Some(target), Ok((_, name, _))) = (&self.options.handoff, self.what(due)) {
+            target.release(&name).await;
         }
     }
 }

@@ -19,7 +19,7 @@ use crate::repository::{
     Delivered, Gaps, Located, PackRead, Saved, deliver, longest_read, plan as plan_reads, read_pack,
 };
 use crate::transfer::asking::asking;
-use crate::transfer::drive::{Fetching, Reply};
+use crate::transfer::driver::{Fetching, Reply};
 use crate::transfer::ledger::Way;
 use crate::transfer::peers::{Peer, crawl};
 use crate::work::blocking;
@@ -78,10 +78,10 @@ impl Exchange {
                             match peer {
                                 Some(peer) => self.bring_from_peer(ask, peer, &group, placing).await,
                                 None if gang => {
-                                    let turn = self.turns.turn().await;
+                                    let permit = self.origin_reads.acquire().await;
                                     let begun = Instant::now();
                                     let brought = self.bring_from_packs(ask, &group, placing).await;
-                                    turn.took(begun.elapsed());
+                                    permit.finished(begun.elapsed());
                                     brought
                                 }
                                 None => self.bring_from_packs(ask, &group, placing).await,
@@ -136,7 +136,7 @@ impl Exchange {
     ) -> Result<()> {
         let mut numbers = lacking.clone();
         let wanted = asking(ask.saved, &mut numbers)?;
-        let _turn = peer.turn().await;
+        let _permit = peer.acquire().await;
         let begun = Instant::now();
         let link = peer.link()?;
         let late = if through { None } else { self.latest(ask, lacking) };
@@ -177,9 +177,9 @@ impl Exchange {
             match reply {
                 Reply::Frame(received) => {
                     let Some(&chunk) = numbers.get(received.ordinal as usize) else { continue };
-                    let (keeper, saved) = (self.keeper.clone(), Arc::clone(ask.saved));
+                    let (verifier, saved) = (self.verifier.clone(), Arc::clone(ask.saved));
                     let encoded = received.encoded.clone();
-                    match blocking(move || Ok(keeper.keep(&saved, chunk, encoded))).await? {
+                    match blocking(move || Ok(verifier.keep(&saved, chunk, encoded))).await? {
                         Ok(Some(frame)) => came(chunk, &frame),
                         // Without its base nobody can tell: the repository's way brings that along.
                         Ok(None) => {}
@@ -230,7 +230,7 @@ impl Exchange {
         let longest = longest_read(ask.repository, &self.budget).min(UNIT_LEN);
         let alone = |chunk| saved.locate(chunk).map(|located| Located { base: None, ..located });
         for read in plan_reads(alone, lacking.iter().copied(), longest, Gaps::Spare)? {
-            let (keeper, tree) = (self.keeper.clone(), Arc::clone(saved));
+            let (verifier, tree) = (self.verifier.clone(), Arc::clone(saved));
             let len = read.stored_len();
             let work = move |read: &PackRead, buffer: Buffer| {
                 let bytes = buffer.freeze();
@@ -240,7 +240,7 @@ impl Exchange {
                     let range = read.find(&located).unwrap_or_default();
                     let encoded =
                         Encoded { codec: located.place.codec, bytes: bytes.slice(range), base: located.place.base };
-                    if let Some(frame) = keeper.keep(&tree, brought.chunk, encoded)? {
+                    if let Some(frame) = verifier.keep(&tree, brought.chunk, encoded)? {
                         kept.push((brought.chunk, frame));
                     }
                 }
@@ -257,7 +257,7 @@ impl Exchange {
         let saved = ask.saved;
         let longest = longest_read(ask.repository, &self.budget).min(UNIT_LEN);
         for read in plan_reads(|chunk| saved.locate(chunk), lacking.iter().copied(), longest, Gaps::Spare)? {
-            let (keeper, tree) = (self.keeper.clone(), Arc::clone(saved));
+            let (verifier, tree) = (self.verifier.clone(), Arc::clone(saved));
             let len = read.stored_len();
             let work = move |read: &PackRead, buffer: Buffer| {
                 let bytes = buffer.freeze();
@@ -271,7 +271,7 @@ impl Exchange {
                         let stored = bytes.slice(delivered.stored);
                         let encoded = Encoded { codec: place.codec, bytes: stored, base: place.base };
                         let frame = Frame::decoded(delivered.chunk?, encoded)?;
-                        keeper.insert(&frame);
+                        verifier.insert(&frame);
                         kept.extend(delivered.wanted.then_some((delivered.index, frame)));
                         Ok(())
                     },

@@ -8,8 +8,8 @@ use std::time::Duration;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
-use super::once::Once;
 use super::served::Served;
+use super::single_flight::SingleFlight;
 use crate::error::{ErrorKind, Result};
 use crate::format::Frame;
 use crate::id::{ChunkId, ManifestId, MapKey};
@@ -70,14 +70,14 @@ impl Entry {
 pub(super) struct Catalog {
     served: Mutex<Vec<Arc<Served>>>,
     open: Arc<Mutex<Vec<Arc<Entry>>>>,
-    opening: Once<MapKey, Arc<Entry>>,
-    turns: Arc<Semaphore>,
+    opening: SingleFlight<MapKey, Arc<Entry>>,
+    permits: Arc<Semaphore>,
 }
 
 impl Default for Catalog {
     fn default() -> Self {
         let (served, open, opening) = Default::default();
-        Self { served, open, opening, turns: Arc::new(Semaphore::new(OPENING_MAX)) }
+        Self { served, open, opening, permits: Arc::new(Semaphore::new(OPENING_MAX)) }
     }
 }
 
@@ -139,11 +139,11 @@ impl Catalog {
         if let Some(entry) = lock(&self.open).iter().find(same) {
             return Ok(Arc::clone(entry));
         }
-        let (open, turns) = (Arc::clone(&self.open), Arc::clone(&self.turns));
+        let (open, permits) = (Arc::clone(&self.open), Arc::clone(&self.permits));
         let (repository, name, value) = (repository.clone(), name.clone(), value.clone());
         let key = value.map_key;
         let opened = self.opening.get(&key, || async move {
-            let _turn = turns.acquire_owned().await;
+            let _permit = permits.acquire_owned().await;
             let saved = match repository.saved_as(&name, &value).await {
                 // Repacked since: the name tells.
                 Err(error) if error.kind() == ErrorKind::NotFound => repository.saved(&name).await?,

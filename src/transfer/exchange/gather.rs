@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use super::figures::{Source, Tally};
-use super::flights::Flight;
+use super::in_flight::Lead;
 use super::{Exchange, FetchPolicy};
 use crate::codec::Encoded;
 use crate::error::Result;
@@ -62,17 +62,17 @@ impl Exchange {
         let (mut wanted, mut failed) = (chunks, Vec::new());
         for _ in 0..ROUNDS {
             wanted = self.find_in_cache(ask, wanted, place).await?;
-            let (mut mine, mut flights, mut landings) = (Vec::new(), HashMap::<u32, Flight>::new(), Vec::new());
+            let (mut mine, mut in_flight, mut waits) = (Vec::new(), HashMap::<u32, Lead>::new(), Vec::new());
             for &chunk in &wanted {
                 let id = ask.saved.locate(chunk)?.id;
-                match self.flights.begin(id) {
+                match self.in_flight.begin(id) {
                     // It came between the look and now.
                     Ok(_) if self.cache.contains(&id) => {}
                     Ok(flight) => {
                         mine.push(chunk);
-                        flights.insert(chunk, flight);
+                        in_flight.insert(chunk, flight);
                     }
-                    Err(landing) => landings.push(landing),
+                    Err(wait) => waits.push(wait),
                 }
             }
             let begun: HashSet<u32> = mine.iter().copied().collect();
@@ -80,17 +80,17 @@ impl Exchange {
                 // It is in the cache by then: whoever waits for it need not wait for the rest.
                 let mut land = |chunk: u32, encoded: &Encoded| {
                     place(chunk, encoded);
-                    flights.remove(&chunk);
+                    in_flight.remove(&chunk);
                 };
                 failed.extend(self.bring(ask, mine, &mut land).await?);
             }
-            drop(flights);
+            drop(in_flight);
             wanted.retain(|chunk| !begun.contains(chunk));
             if wanted.is_empty() {
                 return Ok(failed);
             }
-            for landing in landings {
-                landing.cancelled().await;
+            for wait in waits {
+                wait.cancelled().await;
             }
         }
         failed.extend(wanted);
@@ -134,8 +134,8 @@ impl Exchange {
                 continue;
             }
             let _memory = self.budget.carve(bytes).await?;
-            let (keeper, tree, looked) = (self.keeper.clone(), Arc::clone(saved), some.clone());
-            let found = blocking(move || keeper.find(&tree, &looked)).await?;
+            let (verifier, tree, looked) = (self.verifier.clone(), Arc::clone(saved), some.clone());
+            let found = blocking(move || verifier.find(&tree, &looked)).await?;
             let mut there = HashSet::with_capacity(found.len());
             for (chunk, frame) in found {
                 self.count(ask, Source::Cache, frame.bytes().len() as u64);

@@ -16,10 +16,10 @@ use crate::error::Result;
 use crate::id::{ChunkId, ManifestId};
 use crate::transfer::identity::Identity;
 use crate::transfer::ledger::Way;
-use crate::transfer::peers::Carrier;
+use crate::transfer::peers::Transport;
 use crate::transfer::protocol::limits::RUNS_MAX;
 use crate::transfer::protocol::{Asked, Grant, Runs, Supply, Survey};
-use crate::transfer::{Holdings, Seat, Wire};
+use crate::transfer::{ByteCounters, Holdings, Seat};
 use crate::work::blocking;
 
 /// Places that one survey speaks for, at most.
@@ -31,12 +31,12 @@ pub struct Local(pub Arc<Exchange>);
 
 #[async_trait]
 impl Holdings for Exchange {
-    fn opened(&self, identity: &Identity, carrier: Carrier, wire: Arc<Wire>) {
-        self.peers.ledger().opened(identity, carrier, wire);
-        self.peers.stir();
+    fn opened(&self, identity: &Identity, transport: Transport, wire: Arc<ByteCounters>) {
+        self.peers.ledger().opened(identity, transport, wire);
+        self.peers.wake();
     }
 
-    fn called(&self, identity: &Identity, wire: Arc<Wire>) {
+    fn called(&self, identity: &Identity, wire: Arc<ByteCounters>) {
         self.peers.ledger().called(identity, wire);
     }
 
@@ -140,7 +140,7 @@ impl Exchange {
         let same = |chunk: &u32| unit(saved, *chunk).is_ok_and(|unit| unit == unit_of_it);
         let lacking = |chunk: &u32| {
             let located = saved.locate(*chunk);
-            located.is_ok_and(|located| !self.flights.has(&located.id) && !self.cache.contains(&located.id))
+            located.is_ok_and(|located| !self.in_flight.has(&located.id) && !self.cache.contains(&located.id))
         };
         let others = asked.wanted.chunks.iter().chain(bases).filter(same).filter(lacking);
         let chunks: Vec<u32> = others.filter(|&other| other != number).chain([number]).collect();

@@ -3,9 +3,9 @@
 //!
 //! ```text
 //! restore, towline's processes (Local), peers (Exchange)        who asks: a ChunkSource, or Holdings
-//!   gather.rs    cache? -> someone else's flight? -> bring      single flight by chunk (flights.rs)
+//!   gather.rs    cache? -> being fetched already? -> bring      each chunk is fetched once (in_flight.rs)
 //!   plan.rs      which chunks from whom                         pure
-//!   bring.rs     from peers, from packs (turns.rs)              keep.rs verifies, and puts into the cache
+//!   bring.rs     from peers, from packs (limiter.rs)            verify.rs verifies, and puts into the cache
 //! ```
 //!
 //! **Nothing waits in a circle.** A chunk is brought by one task, which waits for nobody's chunk but its own: bases come first, level
@@ -14,19 +14,19 @@
 mod bring;
 mod catalog;
 mod figures;
-mod flights;
 mod gather;
 mod holdings;
-mod keep;
+mod in_flight;
 mod limit;
+mod limiter;
 mod named;
-mod once;
 mod plan;
 mod policy;
 mod reachable;
 mod rights;
 mod served;
-mod turns;
+mod single_flight;
+mod verify;
 mod view;
 mod warm;
 
@@ -40,13 +40,13 @@ use async_trait::async_trait;
 use self::catalog::Catalog;
 pub use self::figures::Figures;
 use self::figures::{Counts, Tally};
-use self::flights::Flights;
 use self::gather::Ask;
 pub use self::holdings::Local;
-use self::keep::Keeper;
+use self::in_flight::InFlight;
 pub use self::limit::Limits;
+use self::limiter::AdaptiveLimiter;
 pub use self::policy::{Callers, Policy, Rule};
-use self::turns::Turns;
+use self::verify::Verifier;
 pub use self::warm::WarmedChunks;
 use super::Ahead;
 use super::identity::Identity;
@@ -86,10 +86,11 @@ pub struct Exchange {
     peers: Arc<Peers>,
     policy: Policy,
     limits: Limits,
-    keeper: Keeper,
+    verifier: Verifier,
     catalog: Catalog,
-    flights: Flights,
-    turns: Turns,
+    in_flight: InFlight,
+    /// Reads of the repository for a gang.
+    origin_reads: AdaptiveLimiter,
     counts: Counts,
     /// Recent rate of repositories, a group of chunks at a time.
     origin: Mutex<Rate>,
@@ -135,8 +136,8 @@ impl Exchange {
     #[must_use]
     pub fn new(options: ExchangeOptions) -> Arc<Self> {
         let ExchangeOptions { identity, cache, budget, ahead, peers, policy, limits } = options;
-        let keeper = Keeper::new(Arc::clone(&cache));
-        let (catalog, flights, turns, counts, origin) = Default::default();
+        let verifier = Verifier::new(Arc::clone(&cache));
+        let (catalog, in_flight, origin_reads, counts, origin) = Default::default();
         Arc::new(Self {
             identity,
             cache,
@@ -145,10 +146,10 @@ impl Exchange {
             peers,
             policy,
             limits,
-            keeper,
+            verifier,
             catalog,
-            flights,
-            turns,
+            in_flight,
+            origin_reads,
             counts,
             origin,
         })

@@ -182,16 +182,16 @@ fn responsible<P: Clone>(unit: &Unit, view: &View<P>) -> Option<P> {
     dealt.cloned()
 }
 
-/// One group of each origin in turn, so that all are busy.
+/// One group of each origin in count, so that all are busy.
 fn interleaved<P: Clone + Ord>(groups: Vec<Group<P>>) -> Vec<Group<P>> {
-    let mut turns: BTreeMap<Origin<P>, usize> = BTreeMap::new();
+    let mut counts: BTreeMap<Origin<P>, usize> = BTreeMap::new();
     let mut ordered: Vec<(usize, Group<P>)> = Vec::with_capacity(groups.len());
     for group in groups {
-        let turn = turns.entry(group.from.clone()).or_default();
-        ordered.push((*turn, group));
-        *turn += 1;
+        let count = counts.entry(group.from.clone()).or_default();
+        ordered.push((*count, group));
+        *count += 1;
     }
-    ordered.sort_by_key(|(turn, _)| *turn);
+    ordered.sort_by_key(|(count, _)| *count);
     ordered.into_iter().map(|(_, group)| group).collect()
 }
 

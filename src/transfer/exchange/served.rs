@@ -6,8 +6,8 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
 
-use super::once::Once;
 use super::rights::Rights;
+use super::single_flight::SingleFlight;
 use crate::error::Result;
 use crate::repository::Repository;
 use crate::repository::log::State;
@@ -24,7 +24,7 @@ pub(super) struct Served {
     /// Rights of agents in it.
     pub(super) rights: Rights,
     seen: Arc<Mutex<Seen>>,
-    reads: Once<(), (Instant, Arc<State>)>,
+    reads: SingleFlight<(), (Instant, Arc<State>)>,
     /// Wakes a read that waits for the long pause.
     hurry: Arc<Notify>,
 }
@@ -44,7 +44,7 @@ impl Served {
             repository: repository.clone(),
             rights: Rights::default(),
             seen: Arc::new(Mutex::new(seen)),
-            reads: Once::default(),
+            reads: SingleFlight::default(),
             hurry: Arc::default(),
         }
     }

@@ -3,10 +3,10 @@
 //! A task for each known address keeps a link up (peer.rs), as long as the address is known; the next try after a failure comes later
 //! each time. Who is behind an address is told by its certificate, never by whoever told the address.
 
-mod carriers;
 mod discovery;
 mod peer;
 mod rate;
+mod transport;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,11 +16,11 @@ use tokio::sync::Notify;
 use tokio::time::timeout;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-pub use self::carriers::Carrier;
 pub use self::discovery::{Discovery, discover};
 pub(super) use self::peer::crawl;
 pub use self::peer::{Peer, PeerStat};
 pub(super) use self::rate::Rate;
+pub use self::transport::Transport;
 use super::identity::Credentials;
 use super::ledger::Ledger;
 use crate::budget::Budget;
@@ -32,7 +32,7 @@ const SETTLING: Duration = Duration::from_secs(3);
 
 /// Transports of links.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Carriers {
+pub enum Transports {
     /// QUIC and TCP, the better by measuring.
     #[default]
     Auto,
@@ -46,7 +46,7 @@ pub enum Carriers {
 #[derive(Clone, Debug)]
 pub struct PeersOptions {
     /// Transports of links.
-    pub carriers: Carriers,
+    pub transports: Transports,
     /// Connections of a link.
     pub connections: usize,
     /// Bytes of frames on their way or in memory, of one connection, at most.
@@ -56,7 +56,7 @@ pub struct PeersOptions {
 impl Default for PeersOptions {
     fn default() -> Self {
         // Of 1 Gbit/s with 50 ms and 0.1 % loss, two connections fill half and four three quarters (benches/links).
-        Self { carriers: Carriers::Auto, connections: 4, window: 64 * MIB }
+        Self { transports: Transports::Auto, connections: 4, window: 64 * MIB }
     }
 }
 
@@ -75,7 +75,7 @@ struct Dialing {
     budget: Budget,
     options: PeersOptions,
     ledger: Arc<Ledger>,
-    stirred: Notify,
+    woken: Notify,
 }
 
 #[derive(Debug)]
@@ -89,8 +89,8 @@ impl Peers {
     #[must_use]
     pub fn new(credentials: Credentials, budget: Budget, options: PeersOptions) -> Arc<Self> {
         let ledger = Arc::<Ledger>::default();
-        let (stirred, own) = (Notify::new(), Arc::clone(&ledger));
-        let dialing = Some(Arc::new(Dialing { credentials, budget, options, ledger: own, stirred }));
+        let (woken, own) = (Notify::new(), Arc::clone(&ledger));
+        let dialing = Some(Arc::new(Dialing { credentials, budget, options, ledger: own, woken }));
         Arc::new(Self { ledger, dialing, known: Mutex::default() })
     }
 
@@ -121,7 +121,7 @@ impl Peers {
         }
         let address: Arc<str> = address.into();
         self.known().entry(Arc::clone(&address)).or_insert_with(|| {
-            let (peer, over) = (Arc::new(Peer::new(address, dialing.options.carriers)), CancellationToken::new());
+            let (peer, over) = (Arc::new(Peer::new(address, dialing.options.transports)), CancellationToken::new());
             let link_up = over.clone().drop_guard();
             tokio::spawn(peer::keep_up(Arc::clone(&peer), Arc::clone(dialing), over));
             Known { peer, _link_up: link_up }
@@ -154,9 +154,9 @@ impl Peers {
 
     /// Tries at once whom a pause keeps from being tried again: somebody has just come to us, who may be one of them. So agents that
     /// start together know each other as soon as the last one is there.
-    pub(in crate::transfer) fn stir(&self) {
+    pub(in crate::transfer) fn wake(&self) {
         if let Some(dialing) = &self.dialing {
-            dialing.stirred.notify_waiters();
+            dialing.woken.notify_waiters();
         }
     }
 

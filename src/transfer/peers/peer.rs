@@ -9,19 +9,19 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
-use super::carriers::{Carrier, Choice};
-use super::{Carriers, Dialing};
+use super::transport::{Choice, Transport};
+use super::{Dialing, Transports};
 use crate::error::{Error, ErrorKind, Result};
 use crate::id::ManifestId;
 use crate::limits::MIB;
-use crate::transfer::carrier::Dial;
-use crate::transfer::drive::Client;
+use crate::transfer::driver::Client;
 use crate::transfer::identity::Identity;
 use crate::transfer::protocol::Runs;
+use crate::transfer::transport::Dial;
 use crate::transfer::{quic, tcp};
 
 /// Requests to one peer at the same time: enough for one to be served while others wait for what is further away.
-const TURNS: usize = 6;
+const REQUESTS_MAX: usize = 6;
 /// The first pause after a failure; it doubles up to the last.
 const PAUSE: Duration = Duration::from_millis(250);
 const PAUSE_MAX: Duration = Duration::from_secs(30);
@@ -48,7 +48,7 @@ const LOOK: Duration = Duration::from_millis(100);
 #[derive(Debug)]
 pub struct Peer {
     address: Arc<str>,
-    turns: Arc<Semaphore>,
+    requests: Arc<Semaphore>,
     tried: watch::Sender<bool>,
     state: Mutex<State>,
 }
@@ -75,7 +75,7 @@ pub(in crate::transfer) fn crawl(rate: f64) -> f64 {
 /// Connections to one peer.
 #[derive(Debug)]
 struct Link {
-    carrier: Carrier,
+    transport: Transport,
     clients: Vec<Arc<Client>>,
     next: AtomicUsize,
 }
@@ -88,7 +88,7 @@ pub struct PeerStat {
     /// Identity, once it has shown its certificate.
     pub identity: Option<Identity>,
     /// Transport of its link, if that is up.
-    pub carrier: Option<Carrier>,
+    pub transport: Option<Transport>,
     /// Connections of the link.
     pub connections: usize,
     /// The delay there and back.
@@ -102,11 +102,11 @@ pub struct PeerStat {
 }
 
 impl Peer {
-    pub(super) fn new(address: Arc<str>, carriers: Carriers) -> Self {
+    pub(super) fn new(address: Arc<str>, transports: Transports) -> Self {
         let state = State {
             identity: None,
             link: None,
-            choice: Choice::new(carriers),
+            choice: Choice::new(transports),
             shunned: None,
             error: None,
             surveys: HashMap::new(),
@@ -114,7 +114,7 @@ impl Peer {
             last: None,
         };
         let (tried, _) = watch::channel(false);
-        Self { address, turns: Arc::new(Semaphore::new(TURNS)), tried, state: Mutex::new(state) }
+        Self { address, requests: Arc::new(Semaphore::new(REQUESTS_MAX)), tried, state: Mutex::new(state) }
     }
 
     /// Configured or announced address.
@@ -146,7 +146,7 @@ impl Peer {
     pub fn is_slower_than(&self, rate: f64) -> bool {
         let state = self.state();
         let lately = state.last.is_some_and(|last| last.elapsed() < SLOW);
-        let own = state.link.as_ref().and_then(|link| state.choice.rate(link.carrier));
+        let own = state.link.as_ref().and_then(|link| state.choice.rate(link.transport));
         lately && state.received >= KNOWN && own.is_some_and(|own| own < crawl(rate))
     }
 
@@ -168,8 +168,8 @@ impl Peer {
     ///
     /// # Cancel safety
     /// Safe.
-    pub async fn turn(&self) -> Option<OwnedSemaphorePermit> {
-        Arc::clone(&self.turns).acquire_owned().await.ok()
+    pub async fn acquire(&self) -> Option<OwnedSemaphorePermit> {
+        Arc::clone(&self.requests).acquire_owned().await.ok()
     }
 
     /// Places of a manifest's list of `chunks` that it holds, as of a moment ago; none if it does not say.
@@ -209,8 +209,8 @@ impl Peer {
         state.received += bytes;
         let Some(time) = time else { return };
         state.last = Some(Instant::now());
-        if let Some(carrier) = state.link.as_ref().map(|link| link.carrier) {
-            state.choice.measured(carrier, bytes, time);
+        if let Some(transport) = state.link.as_ref().map(|link| link.transport) {
+            state.choice.measured(transport, bytes, time);
         }
     }
 
@@ -246,10 +246,10 @@ impl Peer {
         PeerStat {
             address: self.address.to_string(),
             identity: state.identity.clone(),
-            carrier: link.map(|link| link.carrier),
+            transport: link.map(|link| link.transport),
             connections: link.map_or(0, open),
             rtt: link.and_then(|link| link.clients.iter().find_map(|client| client.rtt())),
-            rate: link.and_then(|link| state.choice.rate(link.carrier)),
+            rate: link.and_then(|link| state.choice.rate(link.transport)),
             received: state.received,
             error: state.error.clone(),
         }
@@ -266,17 +266,17 @@ impl Peer {
         state
             .link
             .as_ref()
-            .is_some_and(|link| link.carrier == next && link.clients.iter().any(|client| client.closed().is_none()))
+            .is_some_and(|link| link.transport == next && link.clients.iter().any(|client| client.closed().is_none()))
     }
 
     async fn connect(&self, dialing: &Dialing) -> Result<()> {
-        let carrier = self.state().choice.next();
+        let transport = self.state().choice.next();
         let late = |_| {
             Err(Error::exhausted("link to a peer was not made in time")
                 .at(&self.address)
                 .help("raise the agent's memory: each connection takes a window of it"))
         };
-        let linked = timeout(CONNECT_MAX, self.connect_by(carrier, dialing)).await.unwrap_or_else(late);
+        let linked = timeout(CONNECT_MAX, self.connect_by(transport, dialing)).await.unwrap_or_else(late);
         let mut state = self.state();
         match linked {
             Ok(link) => {
@@ -286,9 +286,9 @@ impl Peer {
                 Ok(())
             }
             Err(error) => {
-                // The other carrier says whether it is the carrier.
+                // The other transport says whether it is the transport.
                 if error.kind() == ErrorKind::Unreachable {
-                    state.choice.failed(carrier);
+                    state.choice.failed(transport);
                 }
                 state.error = Some(error.to_string());
                 Err(error)
@@ -296,7 +296,7 @@ impl Peer {
         }
     }
 
-    async fn connect_by(&self, carrier: Carrier, dialing: &Dialing) -> Result<Link> {
+    async fn connect_by(&self, transport: Transport, dialing: &Dialing) -> Result<Link> {
         let unknown = |source| Error::unreachable("peer's address is not known").at(&self.address).source(source);
         let resolved = tokio::net::lookup_host(&*self.address).await.map_err(unknown)?.next();
         let address = resolved.ok_or_else(|| Error::unreachable("peer's name has no address").at(&self.address))?;
@@ -304,18 +304,18 @@ impl Peer {
         for _ in 0..dialing.options.connections.max(1) {
             let first = clients.first().map(|client| client.peer().clone());
             let dial = Dial { expected: first.as_ref(), budget: &dialing.budget, window: dialing.options.window };
-            let client = match carrier {
-                Carrier::Quic => quic::connect(address, &dialing.credentials, &dial).await?,
-                Carrier::Tcp => tcp::connect(address, &dialing.credentials, &dial).await?,
+            let client = match transport {
+                Transport::Quic => quic::connect(address, &dialing.credentials, &dial).await?,
+                Transport::Tcp => tcp::connect(address, &dialing.credentials, &dial).await?,
             };
             if *client.peer() == dialing.credentials.identity() {
                 return Err(Error::conflict("the peer is this agent itself").at(&self.address));
             }
-            dialing.ledger.opened(client.peer(), carrier, Arc::clone(client.wire()));
+            dialing.ledger.opened(client.peer(), transport, Arc::clone(client.wire()));
             clients.push(Arc::new(client));
         }
-        tracing::info!(address = %self.address, %carrier, connections = clients.len(), "linked to a peer");
-        Ok(Link { carrier, clients, next: AtomicUsize::new(0) })
+        tracing::info!(address = %self.address, %transport, connections = clients.len(), "linked to a peer");
+        Ok(Link { transport, clients, next: AtomicUsize::new(0) })
     }
 }
 
@@ -344,7 +344,7 @@ pub(super) async fn keep_up(peer: Arc<Peer>, dialing: Arc<Dialing>, over: Cancel
                     peer.give_up_waiting();
                     tokio::select! {
                         () = sleep(pause) => pause = (pause * 2).min(PAUSE_MAX),
-                        () = dialing.stirred.notified() => pause = PAUSE,
+                        () = dialing.woken.notified() => pause = PAUSE,
                     }
                 }
             }

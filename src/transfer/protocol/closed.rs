@@ -89,7 +89,7 @@ pub enum Closed {
         /// Why exactly.
         text: String,
     },
-    /// The carrier ended or broke before that.
+    /// The transport ended or broke before that.
     Lost(String),
 }
 

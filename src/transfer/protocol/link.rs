@@ -44,7 +44,7 @@ pub(super) struct Link {
     /// Bytes that arrived of frames that are not whole.
     partial: u64,
     heard: Duration,
-    /// When the carrier last took something.
+    /// When the transport last took something.
     pub(super) spoken: Duration,
     /// Last progress on what was asked for.
     pub(super) progress: Duration,

@@ -1,14 +1,14 @@
 //! How agents talk, without any I/O or clock: bytes, lanes and the time go in; bytes, events and a timeout come out.
 //!
 //! docs/protocol.md is the specification. Whoever opened the connection is its [`Requester`], the other side its [`Provider`];
-//! a carrier (QUIC, TCP) moves the bytes and tells the time, which counts from wherever the carrier likes.
+//! a transport (QUIC, TCP) moves the bytes and tells the time, which counts from wherever the transport likes.
 //!
 //! ```text
 //!             hello of the other side                 goodbye of either side           nothing is open,
 //! Greeting ----------------------------> Open --------------------------> Leaving --------------------> Over
 //!     |                                   |                                  |    goodbyes of both        ^
 //!     +-- no hello in time, or another ---+-- violation, error, silence, ----+--- the same ---------------+
-//!         version or identity                 stall, the carrier breaks
+//!         version or identity                 stall, the transport breaks
 //! ```
 //!
 //! Only an open connection takes new requests; one that is leaving serves those it has. Over is for ever: whatever was not

@@ -72,7 +72,7 @@ pub struct Provider {
     reserved: u64,
     queued: u64,
     ahead_max: u64,
-    /// When the carrier last took something, or something began to wait for it.
+    /// When the transport last took something, or something began to wait for it.
     moved: Duration,
     /// When something was last said of what is being read, or that began.
     told: Duration,
@@ -382,12 +382,12 @@ impl Provider {
         self.part();
     }
 
-    /// The carrier broke, or ended.
+    /// The transport broke, or ended.
     pub fn lost(&mut self, text: &str) {
         self.link.end(Closed::Lost(text.to_owned()), None);
     }
 
-    /// The carrier has taken some bytes of what was transmitted: the other side reads.
+    /// The transport has taken some bytes of what was transmitted: the other side reads.
     pub fn wrote(&mut self, now: Duration) {
         (self.moved, self.link.spoken) = (now, now);
     }

@@ -263,7 +263,7 @@ impl Requester {
         self.link.give_up(ErrorCode::Untrue, text);
     }
 
-    /// The carrier broke, or ended.
+    /// The transport broke, or ended.
     pub fn lost(&mut self, text: &str) {
         self.link.end(Closed::Lost(text.to_owned()), None);
     }

@@ -15,9 +15,9 @@ use rustls::{AlertDescription, CertificateError};
 
 use crate::error::{Error, Result};
 use crate::limits::MIB;
-use crate::transfer::carrier::{GOOD_WINDOW, not_bound};
 use crate::transfer::identity::{Credentials, client_config, refused, server_config};
 use crate::transfer::protocol::limits::{AHEAD_MAX, CONTROL_LEN_MAX, LANES_MAX};
+use crate::transfer::transport::{GOOD_WINDOW, not_bound};
 
 /// Bytes that the system may keep of a socket, each way. Its default of about 200 KiB holds less than 100 full packets.
 const SOCKET_BUFFER: usize = 4 << 20;

@@ -16,15 +16,15 @@ use tracing::Instrument as _;
 
 pub(super) use self::endpoint::broken;
 use self::endpoint::{client, flow, server};
-use super::carrier::{Dial, HANDSHAKE_MAX, REFUSED};
-use super::drive::{Client, Clockwork, Feeder, Lanes, Served, hello, serve};
+use super::driver::{Client, Clockwork, Feeder, Lanes, Served, hello, serve};
 use super::gate::Knock;
 use super::guarded;
 use super::identity::{Credentials, Identity, SERVER_NAME, Side, Standing, peer_identity, refused};
-use super::peers::Carrier;
+use super::peers::Transport;
 use super::protocol::limits::LANES_MAX;
 use super::protocol::{CONTROL, Closed, Provider, Requester};
-use super::{Gate, Holdings, Pass, Wire};
+use super::transport::{Dial, HANDSHAKE_MAX, REFUSED};
+use super::{ByteCounters, Gate, Holdings, Pass};
 use crate::error::{Error, Result};
 
 /// Interval of looks at what a connection has carried.
@@ -62,7 +62,7 @@ pub async fn connect(address: SocketAddr, credentials: &Credentials, dial: &Dial
     let feeder = lanes.feeder();
     lanes.spawn(feeder.read(CONTROL, reader));
     let feeder = lanes.feeder();
-    let wire = Arc::<Wire>::default();
+    let wire = Arc::<ByteCounters>::default();
     let counting = count(connection.clone(), Arc::clone(&wire));
     lanes.spawn(async move {
         // The endpoint lives as long as its connection is used.
@@ -83,8 +83,8 @@ pub async fn connect(address: SocketAddr, credentials: &Credentials, dial: &Dial
 }
 
 /// Copies what `connection` counts to `wire`, again and again, and a last time when it is dropped.
-async fn count(connection: Connection, wire: Arc<Wire>) {
-    struct Counting(Connection, Arc<Wire>);
+async fn count(connection: Connection, wire: Arc<ByteCounters>) {
+    struct Counting(Connection, Arc<ByteCounters>);
     impl Counting {
         fn copy(&self) {
             let stats = self.0.stats();
@@ -220,7 +220,7 @@ impl Listening {
         let late = |_| Error::unreachable("peer does not answer in time");
         let shaken = tokio::select! {
             shaken = timeout(self.gate.patience(), incoming.into_future()) => shaken,
-            () = knock.gone() => return Err(super::carrier::displaced()),
+            () = knock.gone() => return Err(super::transport::displaced()),
         };
         let connection = shaken.map_err(late)?.map_err(broken)?;
         let (peer, standing) = who(&connection, &self.credentials, None, Side::Asks)?;
@@ -236,23 +236,23 @@ impl Listening {
         let mut displaced = std::pin::pin!(displaced);
         let opened = tokio::select! {
             opened = timeout(self.gate.patience(), open(&connection)) => opened,
-            () = &mut displaced => return Err(super::carrier::displaced()),
+            () = &mut displaced => return Err(super::transport::displaced()),
         };
         let lanes = opened.map_err(late)?.map_err(broken)?;
         let clock = Clockwork::start();
         let hello = hello(&self.credentials.identity(), 0);
         let mut provider = Provider::new(hello, peer.clone(), LANES, clock.now());
         let turned_away = pass.as_ref().err().map(|why| Error::exhausted(why.clone()).at(&peer));
-        let wire = Arc::<Wire>::default();
+        let wire = Arc::<ByteCounters>::default();
         let pass = pass.unwrap_or_else(|why| {
             provider.turn_away(&why);
             Pass::of_this_node()
         });
         if turned_away.is_none() {
-            self.holdings.opened(&peer, Carrier::Quic, Arc::clone(&wire));
+            self.holdings.opened(&peer, Transport::Quic, Arc::clone(&wire));
         }
         let served = Served { holdings: self.holdings, pass, leaving: self.leaving };
-        let span = tracing::debug_span!("serving", %peer, carrier = "quic");
+        let span = tracing::debug_span!("serving", %peer, transport = "quic");
         let closed = tokio::select! {
             closed = serve(provider, lanes, clock, served).instrument(span) => closed,
             () = count(connection.clone(), wire) => Closed::Done,

@@ -12,18 +12,18 @@ use tokio_rustls::{TlsAcceptor, TlsConnector};
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument as _;
 
+use super::byte_counters::Counted;
 use super::calls::{ALPN_HTTP, Calls, Switch, switch, turn_away};
-use super::carrier::{Dial, HANDSHAKE_MAX, REFUSED, broken};
-use super::drive::{Client, Clockwork, Lanes, Served, hello, serve};
+use super::driver::{Client, Clockwork, Lanes, Served, hello, serve};
 use super::gate::Knock;
 use super::guarded::Guarded;
 use super::identity::{
     Credentials, Identity, SERVER_NAME, Side, Standing, client_config, peer_identity, server_config,
 };
-use super::peers::Carrier;
+use super::peers::Transport;
 use super::protocol::{Provider, Requester};
-use super::wire::Counted;
-use super::{Gate, Holdings, Pass, Wire};
+use super::transport::{Dial, HANDSHAKE_MAX, REFUSED, broken};
+use super::{ByteCounters, Gate, Holdings, Pass};
 use crate::error::{Error, Result};
 
 /// Connects to a peer at `address`.
@@ -38,7 +38,7 @@ pub async fn connect(address: SocketAddr, credentials: &Credentials, dial: &Dial
     let config = Arc::new(client_config(credentials)?);
     let name =
         SERVER_NAME.try_into().map_err(|source| Error::other("name of the server is malformed").source(source))?;
-    let wire = Arc::<Wire>::default();
+    let wire = Arc::<ByteCounters>::default();
     let connected = async {
         let begun = Instant::now();
         let stream = TcpStream::connect(address).await?;
@@ -89,7 +89,7 @@ impl Listener {
     /// # Cancel safety
     /// Safe.
     pub async fn bind(address: SocketAddr, credentials: Credentials) -> Result<Self> {
-        let socket = TcpListener::bind(address).await.map_err(|error| super::carrier::not_bound(error, address))?;
+        let socket = TcpListener::bind(address).await.map_err(|error| super::transport::not_bound(error, address))?;
         Ok(Self { socket, credentials, gate: Gate::default(), calls: None })
     }
 
@@ -148,7 +148,7 @@ impl Listener {
                     if let Some(kept_back) = REFUSED.may() {
                         tracing::warn!(kept_back, "no connection can be accepted: {error}");
                     }
-                    tokio::time::sleep(super::carrier::BREATH).await;
+                    tokio::time::sleep(super::transport::BREATH).await;
                 }
             }
         }
@@ -169,7 +169,7 @@ async fn unless_displaced(told: impl Future<Output = ()>, knock: &Knock) {
 impl Listening {
     /// A connection from its beginning to its end.
     async fn attend(self, stream: TcpStream, knock: Knock) -> Result<()> {
-        let wire = Arc::<Wire>::default();
+        let wire = Arc::<ByteCounters>::default();
         let accepted = async {
             stream.set_nodelay(true)?;
             // A silent connection costs no more than a socket.
@@ -179,7 +179,7 @@ impl Listening {
         };
         let accepted = tokio::select! {
             accepted = timeout(self.gate.patience(), accepted) => accepted,
-            () = knock.gone() => return Err(super::carrier::displaced()),
+            () = knock.gone() => return Err(super::transport::displaced()),
         };
         let stream = accepted.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())).map_err(broken)?;
         let shown = stream.get_ref().1.peer_certificates();
@@ -196,7 +196,7 @@ impl Listening {
             }
             (Ok(pass), None) => {
                 drop(knock);
-                self.holdings.opened(&peer, Carrier::Tcp, wire);
+                self.holdings.opened(&peer, Transport::Tcp, wire);
                 self.serve(stream, peer, Ok(pass)).await;
                 Ok(())
             }
@@ -222,7 +222,7 @@ impl Listening {
             Pass::of_this_node()
         });
         let served = Served { holdings: self.holdings, pass, leaving: self.leaving };
-        let span = tracing::debug_span!("serving", %peer, carrier = "tcp");
+        let span = tracing::debug_span!("serving", %peer, transport = "tcp");
         let closed = serve(provider, Lanes::both_ways(stream), clock, served).instrument(span).await;
         tracing::debug!(%peer, ?closed, "connection is over");
     }

@@ -40,10 +40,10 @@ fn what_goes_in_comes_out_in_whole_and_in_part() {
     let (_, failed) = agent.events(&begun).pop().unwrap();
     assert_eq!((&failed["state"], &failed["error"]["kind"]), (&json!("failed"), &json!("conflict")));
 
-    let listed = agent.get("/v1/transfers");
-    let states: Vec<_> = listed["transfers"].as_array().unwrap().iter().map(|one| one["state"].clone()).collect();
+    let listed = agent.get("/v1/tasks");
+    let states: Vec<_> = listed["tasks"].as_array().unwrap().iter().map(|one| one["state"].clone()).collect();
     assert_eq!(states, ["done", "done", "done", "failed"]);
-    let same = agent.get(&format!("/v1/transfers/{}", saved["id"].as_str().unwrap()));
+    let same = agent.get(&format!("/v1/tasks/{}", saved["id"].as_str().unwrap()));
     assert_eq!(same["report"], saved["report"]);
     agent.stop();
 }
@@ -111,9 +111,9 @@ fn figures_and_commands_tell_the_same() {
     let answer = agent.ask("GET", "/metrics", "", "");
     assert_eq!(answer.headers["content-type"], "text/plain; version=0.0.4; charset=utf-8");
     let figures = parsed(&String::from_utf8(answer.body).unwrap());
-    assert_eq!(figures["towline_transfers_total{kind=\"save\",result=\"done\"}"], 1);
-    assert_eq!(figures["towline_transfers_total{kind=\"check\",result=\"done\"}"], 2);
-    assert!(figures["towline_transfer_bytes_total{kind=\"save\"}"] > 20 << 20);
+    assert_eq!(figures["towline_tasks_total{kind=\"save\",result=\"done\"}"], 1);
+    assert_eq!(figures["towline_tasks_total{kind=\"check\",result=\"done\"}"], 2);
+    assert!(figures["towline_task_bytes_total{kind=\"save\"}"] > 20 << 20);
     assert_eq!(figures["towline_cache_capacity_bytes"], 256 << 20);
     assert_eq!(figures["towline_ready"], 1);
     assert!(figures["process_resident_memory_bytes"] > 1 << 20);
@@ -122,7 +122,7 @@ fn figures_and_commands_tell_the_same() {
 
     let top = told_json(&user, &agent, &["top"]);
     has_members(&top, "health transfers cache pins peers");
-    assert_eq!(top["transfers"].as_array().unwrap().len(), 3);
+    assert_eq!(top["tasks"].as_array().unwrap().len(), 3);
     assert_eq!(top["health"]["repositories"][0]["location"], repository);
     let text = told(&user, &agent, &["top", "--once"]);
     assert!(text.contains("run/step-1") && text.contains("ready") && text.contains("Cache:"), "{text}");
@@ -207,7 +207,7 @@ fn loopback_wants_the_token_and_goes_with_the_agent() {
         assert_eq!(all["repositories"][0]["location"], user.repository().canonicalize().unwrap().to_str().unwrap());
     }
     assert_eq!(ask("GET", "/metrics", &token).status, 200);
-    for path in ["/metrics", "/v1/pins", "/v1/transfers", "/v1/files/a/b", "/v1/none"] {
+    for path in ["/metrics", "/v1/pins", "/v1/tasks", "/v1/files/a/b", "/v1/none"] {
         let refused = ask("GET", path, "");
         assert_eq!((refused.refuses(401).as_str(), refused.headers["www-authenticate"].as_str()), ("denied", "Bearer"));
         let help = refused.json(401)["error"]["help"].as_str().unwrap().to_owned();
@@ -234,7 +234,7 @@ fn what_makes_no_sense_is_refused() {
     let refused = |method, path, body: &str| agent.ask(method, path, "", body);
     assert_eq!(refused("GET", "/v1/none", "").refuses(404), "not-found");
     assert_eq!(refused("DELETE", "/v1/save", "").refuses(405), "usage");
-    assert_eq!(refused("GET", "/v1/transfers/none", "").refuses(404), "not-found");
+    assert_eq!(refused("GET", "/v1/tasks/none", "").refuses(404), "not-found");
     for body in [
         "",
         "{",

@@ -47,7 +47,7 @@ fn pins_outlive_the_agent() {
 fn begin_long_save(user: &User, agent: &Running) -> Value {
     user.write("large/file", &noise(7, 400 << 20));
     let begun = agent.post("/v1/save", &json!({ "path": user.work().join("large"), "name": "large" }), 202);
-    let path = format!("/v1/transfers/{}", begun["id"].as_str().unwrap());
+    let path = format!("/v1/tasks/{}", begun["id"].as_str().unwrap());
     let until = Instant::now() + PATIENCE;
     while agent.get(&path)["progress"]["done"].as_u64().unwrap() == 0 {
         assert!(Instant::now() < until, "the save does not begin");
@@ -90,7 +90,7 @@ fn a_transfer_is_stopped_by_its_id() {
     let user = User::with_repository();
     let agent = Running::start(&user, "");
     let begun = begin_long_save(&user, &agent);
-    let path = format!("/v1/transfers/{}", begun["id"].as_str().unwrap());
+    let path = format!("/v1/tasks/{}", begun["id"].as_str().unwrap());
     assert_eq!(agent.ask("DELETE", &path, "", "").json(200)["state"], "cancelled");
     let (name, last) = agent.events(&begun).pop().unwrap();
     assert_eq!((name.as_str(), &last["state"]), ("end", &json!("cancelled")));

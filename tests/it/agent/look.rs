@@ -7,7 +7,7 @@ use std::process::Command;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
-use super::elsewhere::two_sites;
+use super::routing::two_sites;
 use super::sidecar::until;
 use super::{Running, configure, told, told_json, with_tree};
 use crate::cli::has_members;
@@ -199,7 +199,7 @@ fn another_agent_is_told_of_no_name_that_it_may_not_read() {
 #[test]
 fn a_dead_peer_is_down() {
     let user = with_tree();
-    let (home, cloud) = two_sites(&user, "", ("carrier = 'tcp'", ""));
+    let (home, cloud) = two_sites(&user, "", ("transport = 'tcp'", ""));
     assert!(told(&user, &home, &["top", "--once"]).contains("tcp x"));
     cloud.signal(Signal::KILL);
     cloud.ended();
@@ -209,6 +209,6 @@ fn a_dead_peer_is_down() {
         top.lines().find(|line| line.contains("cloud/c")).unwrap_or_else(|| panic!("it is forgotten: {top}")).to_owned()
     };
     until("it is down", || row().contains(" down "));
-    assert_eq!(home.get("/v1/peers")["peers"][0]["carrier"], Value::Null);
+    assert_eq!(home.get("/v1/peers")["peers"][0]["transport"], Value::Null);
     home.stop();
 }

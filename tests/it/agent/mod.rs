@@ -1,12 +1,12 @@
 //! The agent as a process, and how tests talk to it.
 
 mod api;
-mod custody;
-mod elsewhere;
+mod handoff;
 mod killed;
 mod life;
 mod look;
 mod memory;
+mod routing;
 mod sidecar;
 mod together;
 mod trust;
@@ -96,7 +96,7 @@ impl Running {
 
     /// All events of a transfer, to its end.
     fn events(&self, begun: &Value) -> Vec<(String, Value)> {
-        let path = format!("/v1/transfers/{}/events", begun["id"].as_str().unwrap());
+        let path = format!("/v1/tasks/{}/events", begun["id"].as_str().unwrap());
         let answer = self.ask("GET", &path, "", "");
         assert_eq!(answer.headers["content-type"], "text/event-stream");
         let text = String::from_utf8(answer.body).unwrap();

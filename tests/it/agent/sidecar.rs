@@ -113,7 +113,7 @@ fn it_is_ready_when_its_inputs_are_warm() {
     let agent = Running::start(&user, "[sidecar]\nwarm = ['run@latest', 'models/base']\n");
     // A run that has not begun has no inputs yet; a plain name must be there.
     until("it has tried", || {
-        let tried = agent.get("/v1/transfers")["transfers"].clone();
+        let tried = agent.get("/v1/tasks")["tasks"].clone();
         tried.as_array().unwrap().iter().any(|one| one["name"] == "models/base" && one["state"] == "failed")
     });
     assert_eq!(agent.ask("GET", "/ready", "", "").json(503)["ready"], json!(false));
@@ -133,7 +133,7 @@ fn what_could_not_be_saved_in_time_is_named() {
     user.write("ckpt/checkpoint-1/model.bin", &noise(1, 300 << 20));
     let watch = "grace = '50ms'\n[sidecar]\nwatch = [{ folder = 'ckpt', run = 'run', settle = '1h' }]\n";
     let agent = Running::start(&user, watch);
-    until("it watches", || !agent.get("/v1/transfers")["transfers"].as_array().unwrap().is_empty());
+    until("it watches", || !agent.get("/v1/tasks")["tasks"].as_array().unwrap().is_empty());
     std::thread::sleep(Duration::from_millis(300));
     agent.signal(Signal::TERM);
     let (code, error) = agent.ended();
@@ -147,19 +147,19 @@ fn a_watch_that_cannot_save_shows_it() {
     user.write("ckpt/.keep", b"");
     let watch = "grace = '2s'\n[sidecar]\nwatch = [{ folder = 'ckpt', run = 'run', settle = '100ms' }]\n";
     let agent = Running::start(&user, watch);
-    until("it watches", || !agent.get("/v1/transfers")["transfers"].as_array().unwrap().is_empty());
+    until("it watches", || !agent.get("/v1/tasks")["tasks"].as_array().unwrap().is_empty());
     let hidden = user.work().join("hidden");
     fs::rename(user.repository(), &hidden).unwrap();
     fs::write(user.repository(), b"in the way").unwrap();
     write_checkpoint(&user, 3);
-    let trouble = || agent.get("/v1/transfers")["transfers"][0]["error"]["message"].as_str().map(str::to_owned);
+    let trouble = || agent.get("/v1/tasks")["tasks"][0]["error"]["message"].as_str().map(str::to_owned);
     until("the failure is told", || {
         trouble().is_some_and(|message| message.contains("checkpoint-3 could not be saved"))
     });
     let top = super::told(&user, &agent, &["top", "--once"]);
     assert!(top.contains("checkpoint-3 could not be saved"), "{top}");
     let figures = String::from_utf8(agent.ask("GET", "/metrics", "", "").body).unwrap();
-    let retried = figures.lines().find_map(|line| line.strip_prefix("towline_transfer_retries_total{kind=\"watch\"} "));
+    let retried = figures.lines().find_map(|line| line.strip_prefix("towline_task_retries_total{kind=\"watch\"} "));
     assert!(retried.unwrap().parse::<u64>().unwrap() > 0, "{figures}");
 
     fs::remove_file(user.repository()).unwrap();
@@ -185,7 +185,7 @@ fn what_was_saved_before_a_restart_is_not_named_as_unsaved() {
     // Nothing settles: neither is looked at in the ordinary way.
     write_checkpoint(&user, 2);
     let agent = Running::start(&user, &watch("1h"));
-    until("it watches", || !agent.get("/v1/transfers")["transfers"].as_array().unwrap().is_empty());
+    until("it watches", || !agent.get("/v1/tasks")["tasks"].as_array().unwrap().is_empty());
     std::thread::sleep(Duration::from_millis(300));
     agent.signal(Signal::TERM);
     let (code, error) = agent.ended();

@@ -38,7 +38,7 @@ fn what_is_warm_is_restored_without_the_repository_s_packs() {
     user.ok(&["save", "tree", "run/step-1"]);
     let agent = Running::start(&user, "");
     let dry = told_json(&user, &agent, &["warm", "run@latest", "--pin", "24h", "--owner", "me", "--dry-run"]);
-    let planned = &dry["transfers"][0]["report"];
+    let planned = &dry["tasks"][0]["report"];
     assert_eq!((&planned["dry_run"], &planned["missing"]), (&json!(true), &json!(0)));
     assert_eq!(
         (had(&agent, "repository"), told_json(&user, &agent, &["pins"])["pins"].as_array().unwrap().len()),
@@ -50,18 +50,18 @@ fn what_is_warm_is_restored_without_the_repository_s_packs() {
     assert!(String::from_utf8_lossy(&said.stdout).starts_with("would warm: run/step-1, "), "{said:?}");
 
     let warm = told_json(&user, &agent, &["warm", "run@latest", "--pin", "24h", "--owner", "me", "--wait"]);
-    let report = &warm["transfers"][0]["report"];
+    let report = &warm["tasks"][0]["report"];
     assert_eq!(
-        (&report["lacking_bytes"], &warm["transfers"][0]["name"]),
+        (&report["lacking_bytes"], &warm["tasks"][0]["name"]),
         (&planned["lacking_bytes"], &json!("run/step-1"))
     );
     assert_eq!((&report["missing"], &report["name"]), (&json!(0), &json!("run/step-1")));
     assert!(report["lacking_bytes"].as_u64().unwrap() > 20 << 20);
     adds_up(report);
     let again = told_json(&user, &agent, &["warm", "run/step-1", "--pin", "24h", "--owner", "me", "--wait"]);
-    assert_eq!(again["transfers"][0]["report"]["lacking"], 0);
-    assert_eq!(again["transfers"][0]["report"]["hits"], report["chunks"]);
-    adds_up(&again["transfers"][0]["report"]);
+    assert_eq!(again["tasks"][0]["report"]["lacking"], 0);
+    assert_eq!(again["tasks"][0]["report"]["hits"], report["chunks"]);
+    adds_up(&again["tasks"][0]["report"]);
     assert_eq!(told_json(&user, &agent, &["pins"])["pins"].as_array().unwrap().len(), 1, "one takes the other's place");
     let from_repository = had(&agent, "repository");
     assert!(from_repository > 20 << 20);
@@ -125,27 +125,27 @@ fn a_part_is_brought_alone() {
     user.ok(&["save", "tree", "data/v1"]);
     let agent = Running::start(&user, "");
     agent.done("/v1/fetch", &json!({ "name": "data/v1", "path": "a.txt" }));
-    let kinds = agent.get("/v1/transfers")["transfers"].clone();
+    let kinds = agent.get("/v1/tasks")["tasks"].clone();
     assert_eq!((&kinds[0]["kind"], &kinds[0]["name"]), (&json!("fetch"), &json!("data/v1:a.txt")));
     assert!(had(&agent, "repository") < 1 << 20, "of one small file");
 
     let part = ["warm", "data/v1:sub/", "--pin", "1h", "--owner", "me", "--wait"];
     let warm = told_json(&user, &agent, &part);
-    assert_eq!(warm["transfers"][0]["report"]["lacking_bytes"], 20 << 20);
+    assert_eq!(warm["tasks"][0]["report"]["lacking_bytes"], 20 << 20);
     told(&user, &agent, &part);
     let pins = told_json(&user, &agent, &["pins"])["pins"].clone();
     assert_eq!((pins.as_array().unwrap().len(), &pins[0]["reason"]), (1, &json!("data/v1:sub")));
     hide_packs(&user);
     assert_eq!(agent.ask("GET", "/v1/files/data%2Fv1/a.txt", "", "").body, b"hello, world");
     assert_eq!(agent.ask("GET", "/v1/files/data%2Fv1/sub/b.bin", "", "").body, noise(1, 20 << 20));
-    let lacking = told_json(&user, &agent, &["warm", "data/v1:sub.txt"])["transfers"][0]["id"].clone();
-    let transfer = || agent.get(&format!("/v1/transfers/{}", lacking.as_str().unwrap()));
+    let lacking = told_json(&user, &agent, &["warm", "data/v1:sub.txt"])["tasks"][0]["id"].clone();
+    let transfer = || agent.get(&format!("/v1/tasks/{}", lacking.as_str().unwrap()));
     until("it has ended", || transfer()["state"] != "running");
     assert_eq!(transfer()["report"]["missing"], 1, "it is no part of sub");
     adds_up(&transfer()["report"]);
 
-    let failed = told_json(&user, &agent, &["warm", "data/v1:none"])["transfers"][0]["id"].clone();
-    let failed = || agent.get(&format!("/v1/transfers/{}", failed.as_str().unwrap()));
+    let failed = told_json(&user, &agent, &["warm", "data/v1:none"])["tasks"][0]["id"].clone();
+    let failed = || agent.get(&format!("/v1/tasks/{}", failed.as_str().unwrap()));
     until("it has failed", || failed()["state"] == "failed");
     let error = failed()["error"].to_string();
     assert!(error.contains("no such path in the saved tree") && error.contains("data/v1:none"), "{error}");
@@ -197,18 +197,18 @@ fn agents_bring_each_other_what_they_hold() {
     assert_eq!(near.get("/health")["identity"], "towline://home/b");
     let until = Instant::now() + PATIENCE;
     let peer = |agent: &Running| -> Value { agent.get("/v1/peers")["peers"][0].clone() };
-    while peer(&near)["carrier"].is_null() || peer(&far)["carrier"].is_null() {
+    while peer(&near)["transport"].is_null() || peer(&far)["transport"].is_null() {
         assert!(Instant::now() < until, "no link: {} {}", peer(&near), peer(&far));
         std::thread::sleep(Duration::from_millis(20));
     }
     assert_eq!(peer(&near)["identity"], "towline://home/a");
     let warm = told_json(&user, &near, &["warm", "run@latest", "--from", "home", "--wait"]);
-    assert_eq!(warm["transfers"][0]["report"]["missing"], 0);
+    assert_eq!(warm["tasks"][0]["report"]["missing"], 0);
     assert_eq!(had(&near, "repository"), 0, "all of it came from the other agent");
     assert!(had(&near, "site") > 20 << 20);
     assert!(told(&user, &near, &["top", "--once"]).contains("towline://home/a"));
 
-    let sources = &warm["transfers"][0]["report"]["sources"];
+    let sources = &warm["tasks"][0]["report"]["sources"];
     assert_eq!((&sources["repository"], &sources["site"]), (&json!(0), &json!(had(&near, "site"))));
 
     // The other site may not read it there. It has the repository, and reads it only if it is told to.
@@ -304,7 +304,7 @@ fn a_warm_that_does_not_fit_reads_nothing() {
         user.write("small.toml", text.as_bytes());
         let agent = Running::from_file(&user, "small.toml");
         let dry = told_json(&user, &agent, &["warm", "run/step-1", "--dry-run"]);
-        assert!(dry["transfers"][0]["report"]["room_lacking"].as_u64().unwrap() > 0, "{dry}");
+        assert!(dry["tasks"][0]["report"]["room_lacking"].as_u64().unwrap() > 0, "{dry}");
         let said = told(&user, &agent, &["warm", "run/step-1", "--dry-run"]);
         assert!(said.contains("it does not fit: the cache has "), "{said}");
         let output =

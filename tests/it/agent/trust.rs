@@ -22,13 +22,13 @@ fn until<T>(what: &str, mut is_so: impl FnMut() -> Option<T>) -> T {
 }
 
 /// An agent `home/a` that has all of run/step-1, and `home/b`, which knows it.
-fn two(user: &User, carrier: &str, rules: &str) -> (Running, Running) {
+fn two(user: &User, transport: &str, rules: &str) -> (Running, Running) {
     user.ok(&["save", "tree", "run/step-1"]);
     identities(user);
     let first = start_peer_with(user, "a", &[], ("listen = '127.0.0.1:0'", rules));
     told_json(user, &first, &["warm", "run/step-1", "--wait"]);
     let addresses = [first.listen.clone().unwrap()];
-    let second = start_peer_with(user, "b", &addresses, ("", &format!("carrier = '{carrier}'")));
+    let second = start_peer_with(user, "b", &addresses, ("", &format!("transport = '{transport}'")));
     until("there is no link", || linked(&second).then_some(()));
     (first, second)
 }
@@ -38,7 +38,7 @@ fn peer(agent: &Running) -> Value {
 }
 
 fn linked(agent: &Running) -> bool {
-    !peer(agent)["carrier"].is_null()
+    !peer(agent)["transport"].is_null()
 }
 
 /// Writes a file as a whole.
@@ -84,10 +84,10 @@ fn rules_change_without_a_restart() {
 /// "a link ends as soon as either side finds the certificate of the other revoked or expired"
 #[test]
 fn a_revoked_agent_loses_its_link() {
-    for carrier in ["quic", "tcp"] {
+    for transport in ["quic", "tcp"] {
         for (revoking, revoked) in [("a", "b"), ("b", "a")] {
             let user = with_tree();
-            let (first, second) = two(&user, carrier, EVERYTHING);
+            let (first, second) = two(&user, transport, EVERYTHING);
             let shown = user.json(&["identity", "show", &format!("{revoked}/tls.crt")], 0);
             let serial = shown["certificates"][0]["serial"].as_str().unwrap();
             let list = user.work().join(revoking).join("revoked");

@@ -60,7 +60,7 @@ impl Holdings for Stuck {
     }
 }
 
-/// Serves on both carriers through one gate.
+/// Serves on both transports through one gate.
 async fn serve_through(credentials: &Credentials, holdings: Arc<dyn Holdings>, gate: &Gate) -> SocketAddr {
     let tcp = tcp::Listener::bind(SocketAddr::from(ANY), credentials.clone()).await.unwrap().through(gate.clone());
     let address = tcp.address().unwrap();
@@ -143,7 +143,7 @@ async fn flood(link: &Client, count: u64) {
 async fn a_flood_of_unknown_names_reads_the_log_once_for_all() {
     let world = World::new();
     let policy = only("cloud/*", "public/*");
-    let home = world.agent_with("home", "a", policy, Carriers::Auto).await;
+    let home = world.agent_with("home", "a", policy, Transports::Auto).await;
     world.save(&home.plain, "public/one", 6, 1).await;
     let requests = || home.plain.store().counters().get(Metric::GetRequests);
     let one = requests();
@@ -192,7 +192,7 @@ async fn forbidden_and_absent_cost_the_same_reads() {
     let mut seen = Vec::new();
     for (n, manifest) in [forbidden, unknown(1), forbidden, unknown(2)].into_iter().enumerate() {
         let policy = only("cloud/*", "public/*");
-        let home = world.agent_with("home", &format!("a{n}"), policy, Carriers::Auto).await;
+        let home = world.agent_with("home", &format!("a{n}"), policy, Transports::Auto).await;
         let counted = |home: &Agent| {
             let counters = home.plain.store().counters();
             let stat = home.exchange.cache().stat();
@@ -217,7 +217,7 @@ async fn forbidden_and_absent_cost_the_same_reads() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_flood_of_calls_with_unknown_names_reads_the_log_seldom() {
     let world = World::new();
-    let home = world.agent_with("home", "a", only("cloud/*", "public/*"), Carriers::Auto).await;
+    let home = world.agent_with("home", "a", only("cloud/*", "public/*"), Transports::Auto).await;
     world.save(&home.plain, "public/step-1", 6, 1).await;
     let requests = || home.plain.store().counters().get(Metric::GetRequests);
     let ask = async |caller: usize, selector: String| {
@@ -255,7 +255,7 @@ async fn calls_with_forbidden_and_absent_names_cost_the_same_reads() {
         let mut seen = Vec::new();
         for (m, selector) in pair.iter().enumerate() {
             let policy = only("cloud/*", "public/*");
-            let home = world.agent_with("home", &format!("a{n}{m}"), policy, Carriers::Auto).await;
+            let home = world.agent_with("home", &format!("a{n}{m}"), policy, Transports::Auto).await;
             let counted = || Metric::ALL.map(|metric| home.plain.store().counters().get(metric));
             let mut steps = Vec::new();
             for _ in 0..3 {

@@ -19,7 +19,7 @@ use crate::differences::{file, weights};
 async fn who_may_not_read_gets_nothing() {
     let world = World::new();
     let policy = only("cloud/*", "public/*");
-    let home = world.agent_with("home", "a", policy, Carriers::Auto).await;
+    let home = world.agent_with("home", "a", policy, Transports::Auto).await;
     let cloud = world.agent("cloud", "b").await;
     cloud.knows(&[&home]);
     world.save(&home.plain, "public/one", 6, 12).await;
@@ -41,7 +41,7 @@ async fn who_may_not_read_gets_nothing() {
 async fn who_may_read_a_difference_may_read_its_bases_and_nothing_else_of_theirs() {
     let world = World::new();
     let policy = only("cloud/*", "run/step-2");
-    let home = world.agent_with("home", "a", policy, Carriers::Auto).await;
+    let home = world.agent_with("home", "a", policy, Transports::Auto).await;
     let cloud = world.agent("cloud", "b").await;
     cloud.knows(&[&home]);
     for step in [1, 2] {
@@ -106,7 +106,7 @@ async fn who_lies_is_not_asked_again_and_nothing_wrong_is_kept() {
     assert!(figures.untrue >= 1 && figures.from_site == 0, "{figures:?}");
     assert!(agent.exchange.cache().check().damaged.is_empty());
     let stat = &agent.exchange.peers().list()[0];
-    assert!(stat.error.is_some() && stat.carrier.is_none(), "{stat:?}");
+    assert!(stat.error.is_some() && stat.transport.is_none(), "{stat:?}");
     assert!(agent.exchange.peers().live().await.is_empty());
 }
 
@@ -172,9 +172,9 @@ impl Holdings for Stuck {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn when_a_peer_is_revoked_in_the_middle_the_rest_comes_from_elsewhere() {
-    for carriers in [Carriers::Quic, Carriers::Tcp] {
+    for transports in [Transports::Quic, Transports::Tcp] {
         let world = World::new();
-        let agent = world.agent_with("west", "a", Policy::everybody(), carriers).await;
+        let agent = world.agent_with("west", "a", Policy::everybody(), transports).await;
         let other = world.agent("west", "other").await;
         let credentials = world.credentials("west", "stuck");
         let stuck = Arc::new(Stuck { exchange: Arc::clone(&other.exchange), asked: Notify::new() });
@@ -205,9 +205,9 @@ async fn when_a_peer_is_revoked_in_the_middle_the_rest_comes_from_elsewhere() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn when_a_peer_goes_in_the_middle_the_rest_comes_from_elsewhere() {
-    for carriers in [Carriers::Quic, Carriers::Tcp] {
+    for transports in [Transports::Quic, Transports::Tcp] {
         let world = World::new();
-        let agent = world.agent_with("west", "a", Policy::everybody(), carriers).await;
+        let agent = world.agent_with("west", "a", Policy::everybody(), transports).await;
         let (first, second) = (world.agent("west", "b").await, world.agent("west", "c").await);
         let folder = world.save(&agent.plain, "run/step-1", 10, 64).await;
         for other in [&first, &second] {

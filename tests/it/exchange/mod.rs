@@ -28,7 +28,7 @@ use towline::repository::{OpenOptions, Repository};
 use towline::storage::Store;
 use towline::transfer::exchange::{Exchange, ExchangeOptions, FetchPolicy, Figures, From, Limits, Policy, Rule};
 use towline::transfer::identity::{Authority, Credentials, Identity};
-use towline::transfer::peers::{Carriers, Peers, PeersOptions};
+use towline::transfer::peers::{Peers, PeersOptions, Transports};
 use towline::transfer::{Holdings, quic, tcp};
 
 use crate::data::{name, safetensors, tree_digest};
@@ -77,16 +77,16 @@ impl World {
     }
 
     async fn agent(&self, site: &str, agent: &str) -> Agent {
-        self.agent_with(site, agent, Policy::everybody(), Carriers::Auto).await
+        self.agent_with(site, agent, Policy::everybody(), Transports::Auto).await
     }
 
-    async fn agent_with(&self, site: &str, agent: &str, policy: Policy, carriers: Carriers) -> Agent {
+    async fn agent_with(&self, site: &str, agent: &str, policy: Policy, transports: Transports) -> Agent {
         let credentials = self.credentials(site, agent);
         let plain = self.repository(&format!("index-{site}-{agent}")).await;
         let cache = CacheOptions { free_floor: 0, ..CacheOptions::new(512 * MIB) };
         let cache = Arc::new(Cache::open(&self.path(&format!("cache-{site}-{agent}")), cache).unwrap());
         let budget = Budget::new(256 * MIB).unwrap();
-        let options = PeersOptions { carriers, connections: 2, window: 8 * MIB };
+        let options = PeersOptions { transports, connections: 2, window: 8 * MIB };
         let peers = Peers::new(credentials.clone(), budget.clone(), options);
         let identity = credentials.identity();
         let (ahead, limits) = (budget.carve(32 * MIB).await.unwrap(), Limits::default());
@@ -131,7 +131,7 @@ fn only(agents: &str, names: &str) -> Policy {
     Policy::only(vec![Rule { agents: patterns(agents), names: patterns(names) }])
 }
 
-/// Serves on both carriers at one port.
+/// Serves on both transports at one port.
 async fn serve(credentials: &Credentials, holdings: Arc<dyn Holdings>, leaving: &CancellationToken) -> String {
     let listener = tcp::Listener::bind("127.0.0.1:0".parse().unwrap(), credentials.clone()).await.unwrap();
     let address = listener.address().unwrap();

@@ -172,7 +172,7 @@ fn warmed(child: Child) {
     let (told, said) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "warm: {}: {told} {said}", output.status);
     let told: Value = serde_json::from_str(told.lines().last().unwrap_or_default()).unwrap();
-    assert_eq!(told["transfers"][0]["report"]["missing"], 0, "{told}");
+    assert_eq!(told["tasks"][0]["report"]["missing"], 0, "{told}");
 }
 
 fn holds(file: &Path, words: &[u8]) -> bool {

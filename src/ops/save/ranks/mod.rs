@@ -106,7 +106,7 @@ impl Repository {
         let options = told(part, options)?;
         let attempt = Attempt { name: name.clone(), id: part.attempt.clone(), ranks: part.ranks };
         let started = coarse_now();
-        let (walk, looking) = unless_stopped(&options.stop, self.look(source, &options)).await?;
+        let (walk, formats) = unless_stopped(&options.stop, self.look(source, &options)).await?;
         if walk.is_file() {
             let root = walk.root().unwrap_or(Path::new(""));
             return Err(Error::usage("a rank saves a folder").at(root.display()).got("a file"));
@@ -115,7 +115,7 @@ impl Repository {
         let before = state.refs.get(name).filter(|value| value.attempt.as_ref() != Some(&part.attempt));
         let parent = self.parent(&state, name, &options).await?;
         let derive = AtomicBool::new(true);
-        let saving = Saving { repository: self, name, options: &options, walk, looking, parent, derive, started };
+        let saving = Saving { repository: self, name, options: &options, walk, formats, parent, derive, started };
         let ranked = Ranked { saving, attempt, rank: part.rank };
         let (mut counts, mut stored_bytes) = (Counts::default(), 0);
         for _ in 0..ATTEMPTS {

@@ -1,0 +1,135 @@
+//! Errors as answers, in the shape in which `towline --json` prints them.
+
+use std::time::Duration;
+
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{FromRequest, Query, Request};
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::{Json, body::Bytes};
+use serde::de::DeserializeOwned;
+use tokio::time::timeout;
+
+use crate::error::{Error, ErrorKind};
+
+/// Bytes in the body of a request, at most.
+const BODY_LEN_MAX: usize = 1 << 20;
+/// The body of a request must be there within this.
+const BODY_WITHIN: Duration = Duration::from_secs(30);
+
+/// An error, as the answer to a request.
+#[derive(Debug)]
+pub(super) struct ApiError {
+    status: StatusCode,
+    error: Error,
+}
+
+impl ApiError {
+    /// With a status that says more than the error's kind.
+    pub(super) fn new(status: StatusCode, error: Error) -> Self {
+        Self { status, error }
+    }
+}
+
+impl From<Error> for ApiError {
+    fn from(error: Error) -> Self {
+        let status = match error.kind() {
+            ErrorKind::Usage => StatusCode::BAD_REQUEST,
+            ErrorKind::NotFound => StatusCode::NOT_FOUND,
+            ErrorKind::Conflict => StatusCode::CONFLICT,
+            ErrorKind::Unreachable | ErrorKind::Cancelled => StatusCode::SERVICE_UNAVAILABLE,
+            ErrorKind::Denied => StatusCode::FORBIDDEN,
+            ErrorKind::Exhausted => StatusCode::INSUFFICIENT_STORAGE,
+            ErrorKind::Unsupported => StatusCode::NOT_IMPLEMENTED,
+            ErrorKind::Damaged | ErrorKind::Other => StatusCode::INTERNAL_SERVER_ERROR,
+        };
+        Self { status, error }
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let mut response = (self.status, Json(serde_json::json!({ "error": self.error }))).into_response();
+        match self.status {
+            StatusCode::UNAUTHORIZED => {
+                response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+            }
+            // Rates are counted by the second.
+            StatusCode::TOO_MANY_REQUESTS => {
+                response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+            }
+            _ => {}
+        }
+        response
+    }
+}
+
+/// JSON body of a request, whatever type it claims.
+#[derive(Debug)]
+pub(super) struct JsonBody<T>(pub(super) T);
+
+impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for JsonBody<T> {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, ApiError> {
+        let body = body(request, state).await?;
+        let parsed = serde_json::from_slice(&body);
+        parsed.map(Self).map_err(|source| Error::usage("request is malformed").source(source).into())
+    }
+}
+
+/// Query parameters.
+///
+/// # Errors
+/// Usage, if it is malformed or has a parameter that is not known.
+pub(super) fn told<T>(query: Result<Query<T>, QueryRejection>) -> Result<T, Error> {
+    let malformed = |rejection: QueryRejection| Error::usage("query is malformed").source(rejection.body_text());
+    query.map(|Query(told)| told).map_err(malformed)
+}
+
+/// The body of a request.
+///
+/// # Errors
+/// What is wrong with it, such as its length.
+pub(super) async fn body<S: Send + Sync>(request: Request, state: &S) -> Result<Bytes, ApiError> {
+    body_within(request, state, BODY_WITHIN).await
+}
+
+async fn body_within<S: Send + Sync>(request: Request, state: &S, limit: Duration) -> Result<Bytes, ApiError> {
+    use axum::RequestExt as _;
+    let read = timeout(limit, Bytes::from_request(request.with_limited_body(), state)).await;
+    let late = |_| {
+        let error =
+            Error::unreachable("request did not arrive in time").expected(format!("all of it within {limit:?}"));
+        ApiError::new(StatusCode::REQUEST_TIMEOUT, error)
+    };
+    read.map_err(late)?.map_err(|rejection| {
+        let error = Error::usage("request cannot be read").expected(format!("at most {BODY_LEN_MAX} bytes"));
+        ApiError::new(rejection.status(), error.source(rejection.body_text()))
+    })
+}
+
+/// The limit that [`body`] needs to be set for every route.
+pub(super) fn body_limit() -> axum::extract::DefaultBodyLimit {
+    axum::extract::DefaultBodyLimit::max(BODY_LEN_MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use axum::body::Body;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_body_that_does_not_come_is_not_waited_for() {
+        let within = Duration::from_millis(1);
+        let request = |body: Body| Request::new(body);
+        let still = Body::from_stream(futures::stream::pending::<io::Result<Bytes>>());
+        let error = body_within(request(still), &(), within).await.unwrap_err();
+        assert_eq!(error.status, StatusCode::REQUEST_TIMEOUT);
+        assert_eq!(error.error.to_string(), "request did not arrive in time: expected all of it within 1ms");
+        assert_eq!(body_within(request(Body::from("all")), &(), within).await.unwrap(), "all");
+    }
+}

@@ -1,0 +1,185 @@
+//! Files over HTTP: whole, or ranges of them; and lists of folders (<https://www.rfc-editor.org/rfc/rfc9110#section-14>).
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use axum::Json;
+use axum::body::Body;
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{Query, State};
+use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header};
+use axum::response::{IntoResponse as _, Response};
+use futures::stream::unfold;
+use serde::Deserialize;
+
+use super::error::{ApiError, told};
+use super::names::bounded;
+use crate::agent::files::{File, Found};
+use crate::agent::state::AgentState;
+use crate::error::{Error, Result};
+use crate::repository::Selector;
+use crate::size::ByteRange;
+
+/// Prefix of the paths of files.
+const BELOW: &str = "/v1/files/";
+
+/// Repository of the file; of a folder, the page of the list.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Which {
+    repository: Option<String>,
+    after: Option<String>,
+    limit: Option<usize>,
+}
+
+/// Part of a file to send.
+#[derive(Debug, PartialEq, Eq)]
+enum Part {
+    Whole,
+    Of(Range<u64>),
+    Nothing,
+}
+
+pub(super) async fn file(
+    State(state): State<Arc<AgentState>>,
+    method: Method,
+    uri: Uri,
+    which: Result<Query<Which>, QueryRejection>,
+    headers: HeaderMap,
+) -> Result<Response, ApiError> {
+    let Which { repository, after, limit } = told(which)?;
+    let (selector, path) = target(uri.path())?;
+    let file = match Found::open(&state, repository.as_deref(), &selector, path).await? {
+        Found::File(file) => file,
+        Found::Folder(folder) => {
+            let malformed = || Error::usage("`after` has a malformed percent escape");
+            let after = after.map(|after| unescaped(&after).ok_or_else(malformed)).transpose()?;
+            return Ok(Json(folder.list(after.as_deref(), bounded(limit)?)).into_response());
+        }
+    };
+    if after.is_some() || limit.is_some() {
+        return Err(Error::usage("`after` and `limit` are for folders, and this is a file").at(uri.path()).into());
+    }
+    let (len, tag) = (file.len()?, file.tag());
+    let text = |name| headers.get(name).and_then(|value: &HeaderValue| value.to_str().ok());
+    let mut response = if text(header::IF_NONE_MATCH).is_some_and(|tags| names(tags, &tag)) {
+        StatusCode::NOT_MODIFIED.into_response()
+    } else {
+        // A range of what was there before is of no use beside what is there now.
+        let fresh = text(header::IF_RANGE).is_none_or(|told| told == tag);
+        let part = part(text(header::RANGE).filter(|_| fresh), len);
+        answer(file, part, len, method == Method::HEAD)?
+    };
+    let own = response.headers_mut();
+    own.insert(header::ETAG, tag.parse().map_err(|_| Error::other("a digest is no header"))?);
+    own.insert(header::ACCEPT_RANGES, HeaderValue::from_static("bytes"));
+    Ok(response)
+}
+
+fn answer(file: File, part: Part, len: u64, head: bool) -> Result<Response> {
+    let (status, range) = match part {
+        Part::Whole => (StatusCode::OK, 0..len),
+        Part::Of(range) => (StatusCode::PARTIAL_CONTENT, range),
+        Part::Nothing => {
+            let told = [(header::CONTENT_RANGE, format!("bytes */{len}"))];
+            return Ok((StatusCode::RANGE_NOT_SATISFIABLE, told).into_response());
+        }
+    };
+    let mut response = (
+        status,
+        [
+            (header::CONTENT_TYPE, "application/octet-stream".to_owned()),
+            (header::CONTENT_LENGTH, (range.end - range.start).to_string()),
+        ],
+    )
+        .into_response();
+    if status == StatusCode::PARTIAL_CONTENT {
+        let told = format!("bytes {}-{}/{len}", range.start, range.end - 1);
+        let told = told.parse().map_err(|_| Error::other("a range is no header"))?;
+        response.headers_mut().insert(header::CONTENT_RANGE, told);
+    }
+    if !head && !range.is_empty() {
+        let pieces = unfold(file.read(range)?, |mut pieces| async move { Some((pieces.recv().await?, pieces)) });
+        *response.body_mut() = Body::from_stream(pieces);
+    }
+    Ok(response)
+}
+
+/// The part of `len` bytes that a header asks for. One that is malformed, in other units or for several parts is as none: that
+/// is allowed, and who asks sees it by the status.
+fn part(range: Option<&str>, len: u64) -> Part {
+    let asked = range.and_then(|range| range.trim().strip_prefix("bytes="));
+    let Some(asked) = asked.and_then(|range| range.trim().parse::<ByteRange>().ok()) else { return Part::Whole };
+    let range = match asked {
+        ByteRange::Between(first, last) => first..last.saturating_add(1).min(len),
+        ByteRange::From(first) => first..len,
+        ByteRange::Last(count) => len.saturating_sub(count)..len,
+    };
+    if range.is_empty() { Part::Nothing } else { Part::Of(range) }
+}
+
+/// Whether one of the tags in an `If-None-Match` header is `tag`; it compares weakly.
+fn names(tags: &str, tag: &str) -> bool {
+    tags.split(',').map(str::trim).any(|one| one == "*" || one.strip_prefix("W/").unwrap_or(one) == tag)
+}
+
+/// `/v1/files/REF/PATH`: what slashes a name has are escaped as `%2F`, so that the first one ends it.
+fn target(path: &str) -> Result<(Selector, Vec<u8>)> {
+    let parts = path.strip_prefix(BELOW).and_then(|below| below.split_once('/'));
+    let malformed = || Error::usage("path has a malformed percent escape").at(path);
+    let (reference, path) = parts.ok_or_else(malformed)?;
+    let (reference, path) = unescaped(reference).zip(unescaped(path)).ok_or_else(malformed)?;
+    Ok((String::from_utf8_lossy(&reference).parse()?, path))
+}
+
+fn unescaped(text: &str) -> Option<Vec<u8>> {
+    let mut bytes = text.bytes();
+    let mut found = Vec::with_capacity(text.len());
+    while let Some(byte) = bytes.next() {
+        let digit = |byte: u8| char::from(byte).to_digit(16).and_then(|digit| u8::try_from(digit).ok());
+        found.push(if byte == b'%' { digit(bytes.next()?)? << 4 | digit(bytes.next()?)? } else { byte });
+    }
+    Some(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_are_those_of_http() {
+        for (asked, expected) in [
+            (None, Part::Whole),
+            (Some("bytes=0-0"), Part::Of(0..1)),
+            (Some("bytes=2-"), Part::Of(2..10)),
+            (Some("bytes=2-99"), Part::Of(2..10)),
+            (Some("bytes=-3"), Part::Of(7..10)),
+            (Some("bytes=-30"), Part::Of(0..10)),
+            (Some("bytes=10-"), Part::Nothing),
+            (Some("bytes=10-11"), Part::Nothing),
+            (Some("bytes=0-1,3-4"), Part::Whole),
+            (Some("lines=0-1"), Part::Whole),
+            (Some("bytes=5-2"), Part::Whole),
+        ] {
+            assert_eq!(part(asked, 10), expected, "{asked:?}");
+        }
+        assert_eq!(part(Some("bytes=0-"), 0), Part::Nothing);
+        assert_eq!(part(Some("bytes=-1"), 0), Part::Nothing);
+    }
+
+    #[test]
+    fn the_first_plain_slash_ends_the_name() {
+        let read = |path: &str| target(path).map(|(selector, path)| (selector.to_string(), path));
+        assert_eq!(read("/v1/files/a%2Fstep-1/b/c.bin").unwrap(), ("a/step-1".into(), b"b/c.bin".to_vec()));
+        assert_eq!(read("/v1/files/run@latest/%ff%2f").unwrap(), ("run@latest".into(), b"\xff/".to_vec()));
+        for path in ["/v1/files/a/%zz", "/v1/files/a/%f", "/v1/files/a%40%40/b", "/v1/files//b"] {
+            assert!(read(path).is_err(), "{path}");
+        }
+    }
+
+    #[test]
+    fn a_tag_is_found_among_others() {
+        assert!(names("\"a\", W/\"b\"", "\"b\"") && names("*", "\"b\""));
+        assert!(!names("\"ab\"", "\"b\""));
+    }
+}

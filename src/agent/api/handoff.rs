@@ -1,0 +1,164 @@
+//! Handoff of checkpoints by other agents.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Json;
+use axum::body::BodyDataStream;
+use axum::extract::{Extension, Path, Request, State};
+use axum::http::StatusCode;
+use bytes::Bytes;
+use futures::{Stream, StreamExt as _};
+use serde::Deserialize;
+use tokio::time::{Instant, timeout_at};
+use tokio_util::io::{StreamReader, SyncIoBridge};
+use ulid::Ulid;
+
+use super::auth::Caller;
+use super::error::{ApiError, JsonBody};
+use crate::agent::handoff::{Announced, HandoffStore};
+use crate::agent::state::AgentState;
+use crate::agent::view;
+use crate::error::{Error, Result};
+use crate::id::RepositoryId;
+use crate::transfer::identity::Identity;
+use crate::work::blocking;
+
+/// Time without a byte after which a sender is gone.
+const STALL: Duration = Duration::from_secs(30);
+
+/// Body of an announcement.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Announcement {
+    name: String,
+    repository: String,
+    #[serde(default)]
+    labels: BTreeMap<String, String>,
+    bytes: u64,
+}
+
+pub(super) async fn list(
+    State(state): State<Arc<AgentState>>,
+    Extension(caller): Extension<Caller>,
+) -> Result<Json<view::HandoffList>, ApiError> {
+    let stored = store(&state)?.list(caller.agent());
+    Ok(Json(view::HandoffList { handoffs: stored.iter().map(|(id, stored)| stored.view(*id)).collect() }))
+}
+
+/// Promises space for a checkpoint.
+pub(super) async fn promise(
+    State(state): State<Arc<AgentState>>,
+    Extension(caller): Extension<Caller>,
+    JsonBody(asked): JsonBody<Announcement>,
+) -> Result<(StatusCode, Json<view::HandoffId>), ApiError> {
+    let from = sender(&caller)?;
+    caller.may_name(Some(&asked.repository))?;
+    state.origin(Some(&asked.repository))?;
+    let malformed = |source| Error::usage("repository is no id").got(&asked.repository).source(source);
+    let repository: RepositoryId = asked.repository.parse().map_err(malformed)?;
+    let what = Announced { name: asked.name.parse()?, repository, labels: asked.labels, bytes: asked.bytes };
+    if state.tasks.is_closed() || state.is_preempted() {
+        return Err(Error::unreachable("agent is shutting down").help("hand it off to another one").into());
+    }
+    let id = store(&state)?.promise(from, what)?;
+    Ok((StatusCode::CREATED, Json(view::HandoffId { id: id.to_string() })))
+}
+
+/// Receives a checkpoint that space was promised to. Once this is answered, it survives the loss of the sender, and a power loss here.
+pub(super) async fn take(
+    State(state): State<Arc<AgentState>>,
+    Extension(caller): Extension<Caller>,
+    Path(id): Path<String>,
+    request: Request,
+) -> Result<Json<view::Handoff>, ApiError> {
+    let (from, id) = (sender(&caller)?.clone(), parsed(&id)?);
+    let incoming = store(&state)?.expect(id, &from)?;
+    let input = Box::pin(arriving(request.into_body().into_data_stream(), incoming.until()));
+    let mut input = SyncIoBridge::new(StreamReader::new(input));
+    let now = state.now();
+    let stored = blocking(move || incoming.take(&mut input, now)).await?;
+    tracing::info!(name = %stored.what.name, from = %stored.from, "stored a handed-off checkpoint");
+    Ok(Json(stored.view(id)))
+}
+
+/// Has a checkpoint that was set aside saved at once.
+pub(super) async fn retry(
+    State(state): State<Arc<AgentState>>,
+    Path(id): Path<String>,
+) -> Result<Json<view::Handoff>, ApiError> {
+    let (store, id) = (Arc::clone(store(&state)?), parsed(&id)?);
+    let stored = blocking(move || store.retry(id)).await?;
+    Ok(Json(stored.view(id)))
+}
+
+/// Deletes a checkpoint, which its sender has saved.
+pub(super) async fn release(
+    State(state): State<Arc<AgentState>>,
+    Extension(caller): Extension<Caller>,
+    Path(id): Path<String>,
+) -> Result<Json<view::HandoffId>, ApiError> {
+    let (store, kept, from) = (Arc::clone(store(&state)?), parsed(&id)?, caller.agent().cloned());
+    blocking(move || store.release(kept, from.as_ref())).await?;
+    Ok(Json(view::HandoffId { id }))
+}
+
+/// Body of a request; ends with an error if it stalls, or is incomplete at `until`.
+fn arriving(body: BodyDataStream, until: Instant) -> impl Stream<Item = io::Result<Bytes>> + Send {
+    futures::stream::unfold(body, move |mut body| async move {
+        if Instant::now() >= until {
+            return Some((Err(io::ErrorKind::TimedOut.into()), body));
+        }
+        let next = match timeout_at(until.min(Instant::now() + STALL), body.next()).await {
+            Ok(next) => next?.map_err(io::Error::other),
+            Err(_) => Err(io::ErrorKind::TimedOut.into()),
+        };
+        Some((next, body))
+    })
+}
+
+fn store(state: &AgentState) -> Result<&Arc<HandoffStore>> {
+    state.store.as_ref().ok_or_else(|| {
+        Error::not_found("agent takes no handoffs")
+            .help("set [handoff] dir and capacity, and [[handoff.accept]], in its settings")
+    })
+}
+
+/// Agent that calls. Callers of this node cannot hand off: their checkpoints are on its disk already.
+fn sender(caller: &Caller) -> Result<&Identity> {
+    caller.agent().ok_or_else(|| Error::denied("only other agents hand off checkpoints, over the port for peers"))
+}
+
+fn parsed(id: &str) -> Result<Ulid> {
+    let malformed = |source| {
+        Error::usage("id is malformed")
+            .expected("26 letters and digits")
+            .got(format!("{id:.64?}"))
+            .help("GET /v1/handoffs lists them")
+            .source(source)
+    };
+    id.parse::<Ulid>().map_err(malformed)
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::body::Body;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn what_arrives_after_its_time_is_not_taken() {
+        let whole = || Body::from("all of it").into_data_stream();
+        let hour = Duration::from_hours(1);
+        let mut in_time = Box::pin(arriving(whole(), Instant::now() + hour));
+        assert_eq!(in_time.next().await.unwrap().unwrap(), "all of it");
+        let mut late = Box::pin(arriving(whole(), Instant::now()));
+        assert_eq!(late.next().await.unwrap().unwrap_err().kind(), io::ErrorKind::TimedOut);
+        // One that stands still is not waited for beyond its time, either.
+        let still = Body::from_stream(futures::stream::pending::<io::Result<Bytes>>()).into_data_stream();
+        let mut still = Box::pin(arriving(still, Instant::now() + Duration::from_millis(1)));
+        assert_eq!(still.next().await.unwrap().unwrap_err().kind(), io::ErrorKind::TimedOut);
+    }
+}

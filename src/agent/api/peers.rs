@@ -1,0 +1,68 @@
+//! Other agents, and processes of this node that take chunks.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::{Extension, Request, State};
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::response::{IntoResponse as _, Response};
+use hyper_util::rt::TokioIo;
+
+use super::auth::Caller;
+use super::error::ApiError;
+use crate::agent::state::AgentState;
+use crate::agent::{PROTOCOL, view};
+use crate::error::Error;
+use crate::transfer::exchange::Local;
+use crate::transfer::local::attend;
+
+pub(super) async fn list(State(state): State<Arc<AgentState>>) -> Result<Json<view::PeerList>, ApiError> {
+    let peers = state.exchange()?.peers().list();
+    Ok(Json(view::PeerList { peers: peers.into_iter().map(view::Peer::from).collect() }))
+}
+
+pub(super) async fn ledger(State(state): State<Arc<AgentState>>) -> Result<Json<view::Ledger>, ApiError> {
+    let ledger = state.exchange()?.peers().ledger();
+    Ok(Json(view::Ledger { entries: ledger.entries(), links: ledger.links() }))
+}
+
+/// Turns the connection into one of the peer protocol (docs/protocol.md), for a process of this node.
+pub(super) async fn chunks(
+    State(state): State<Arc<AgentState>>,
+    Extension(caller): Extension<Caller>,
+    request: Request,
+) -> Result<Response, ApiError> {
+    if !matches!(caller, Caller::Socket(_)) {
+        return Err(Error::denied("chunks are given over the agent's socket only").into());
+    }
+    if !wants_upgrade(request.headers()) {
+        let error = Error::usage("request asks for no upgrade").expected(format!("Upgrade: {PROTOCOL}"));
+        return Err(ApiError::new(StatusCode::UPGRADE_REQUIRED, error));
+    }
+    let exchange = Arc::clone(state.exchange()?);
+    if state.tasks.is_closed() {
+        return Err(Error::unreachable("agent is shutting down").into());
+    }
+    let place = Arc::clone(&state.attending).try_acquire_owned();
+    let place =
+        place.map_err(|_| Error::exhausted("too many processes take chunks").help("wait until one has ended"))?;
+    let (upgrade, leaving) = (hyper::upgrade::on(request), state.leaving.clone());
+    state.attended.spawn(async move {
+        let _place = place;
+        let attended = async {
+            let stream = upgrade.await.map_err(|source| Error::other("connection was not upgraded").source(source))?;
+            attend(TokioIo::new(stream), Arc::new(Local(exchange)), leaving).await
+        };
+        match attended.await {
+            Ok(closed) => tracing::debug!(?closed, "a process has taken its chunks"),
+            Err(error) => tracing::warn!("a process gets no chunks: {error:?}"),
+        }
+    });
+    let told = [(header::CONNECTION, "upgrade"), (header::UPGRADE, PROTOCOL)];
+    Ok((StatusCode::SWITCHING_PROTOCOLS, told).into_response())
+}
+
+fn wants_upgrade(headers: &HeaderMap) -> bool {
+    let wanted = headers.get(header::UPGRADE).and_then(|value| value.to_str().ok());
+    wanted.is_some_and(|wanted| wanted.eq_ignore_ascii_case(PROTOCOL))
+}

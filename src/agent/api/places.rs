@@ -1,0 +1,197 @@
+//! Connections at one caller: a limited number. If all places are taken, the connection that has been silent longest gives way to a new
+//! one. A connection is silent while it has no request under way.
+
+use std::collections::BTreeMap;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll};
+
+use axum::body::{Body, HttpBody};
+use axum::response::Response;
+use hyper::body::{Bytes, Frame, SizeHint};
+use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
+
+/// The places of one caller. Clones share them.
+#[derive(Clone, Debug)]
+pub(super) struct Places(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    most: usize,
+    taken: Mutex<Taken>,
+    /// A connection ended or fell silent.
+    changed: Notify,
+}
+
+#[derive(Debug, Default)]
+struct Taken {
+    /// Numbers connections, and the times at which they fell silent.
+    next: u64,
+    connections: BTreeMap<u64, Connection>,
+}
+
+#[derive(Debug)]
+struct Connection {
+    /// When it fell silent; None while a request is under way.
+    silent: Option<u64>,
+    end: CancellationToken,
+}
+
+/// The place of one connection, until it is dropped.
+#[derive(Debug)]
+pub(super) struct Place {
+    places: Places,
+    number: u64,
+    end: CancellationToken,
+}
+
+/// A request under way, until this is dropped.
+#[derive(Debug)]
+pub(super) struct Busy(Arc<Place>);
+
+/// The body of an answer, whose request is under way until all of it was taken.
+struct Answered {
+    body: Body,
+    _busy: Busy,
+}
+
+impl Places {
+    /// Places for `most` connections.
+    pub(super) fn new(most: usize) -> Self {
+        Self(Arc::new(Shared { most, taken: Mutex::default(), changed: Notify::new() }))
+    }
+
+    /// A place for a new connection. If all are taken, it is that of the connection that has been silent longest, which is told to
+    /// end; if none is silent, it waits. For one caller at a time.
+    ///
+    /// # Cancel safety
+    /// Safe.
+    pub(super) async fn take(&self) -> Place {
+        loop {
+            if let Some(place) = self.try_take() {
+                return place;
+            }
+            self.0.changed.notified().await;
+        }
+    }
+
+    fn try_take(&self) -> Option<Place> {
+        let mut taken = self.taken();
+        if taken.connections.len() >= self.0.most {
+            let silent = taken.connections.iter().filter_map(|(number, other)| Some((other.silent?, *number)));
+            let (_, longest) = silent.min()?;
+            taken.connections.remove(&longest)?.end.cancel();
+        }
+        let (number, silent) = (taken.tick(), taken.tick());
+        let end = CancellationToken::new();
+        taken.connections.insert(number, Connection { silent: Some(silent), end: end.clone() });
+        Some(Place { places: self.clone(), number, end })
+    }
+
+    fn taken(&self) -> MutexGuard<'_, Taken> {
+        self.0.taken.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Taken {
+    fn tick(&mut self) -> u64 {
+        self.next += 1;
+        self.next
+    }
+}
+
+impl Place {
+    /// Until the connection must end for a new one.
+    ///
+    /// # Cancel safety
+    /// Safe.
+    pub(super) async fn given_away(&self) {
+        self.end.cancelled().await;
+    }
+
+    /// A request has come.
+    pub(super) fn busy(self: &Arc<Self>) -> Busy {
+        if let Some(own) = self.places.taken().connections.get_mut(&self.number) {
+            own.silent = None;
+        }
+        Busy(Arc::clone(self))
+    }
+}
+
+impl Busy {
+    /// The same answer; the request is under way until its body has been taken or dropped.
+    pub(super) fn until_answered(self, response: Response) -> Response {
+        response.map(|body| Body::new(Answered { body, _busy: self }))
+    }
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        let Place { places, number, .. } = &*self.0;
+        let mut taken = places.taken();
+        let now = taken.tick();
+        if let Some(own) = taken.connections.get_mut(number) {
+            own.silent = Some(now);
+        }
+        places.0.changed.notify_one();
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.places.taken().connections.remove(&self.number);
+        self.places.0.changed.notify_one();
+    }
+}
+
+impl HttpBody for Answered {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        Pin::new(&mut self.body).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::FutureExt as _;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn who_has_been_silent_longest_gives_way_and_who_is_served_does_not() {
+        let places = Places::new(3);
+        let held: Vec<_> = [places.take().await, places.take().await, places.take().await].map(Arc::new).into();
+        let gone = |place: &Place| place.end.is_cancelled();
+        let (first, second) = (held[0].busy(), held[1].busy());
+        // Of these the second has been silent longer, though it came before the third.
+        drop(second);
+        let third = Arc::new(places.take().await);
+        assert_eq!([gone(&held[0]), gone(&held[1]), gone(&held[2])], [false, false, true]);
+        held[2].given_away().await;
+        let fourth = Arc::new(places.take().await);
+        assert_eq!([gone(&held[0]), gone(&held[1])], [false, true]);
+        // What has given way counts no more, whenever it is dropped.
+        drop(held[2].busy());
+        let busy = (third.busy(), fourth.busy());
+        assert!(places.take().now_or_never().is_none(), "all are served");
+        // An answer counts until its body is taken.
+        let response = first.until_answered(Response::new(Body::from("all of it")));
+        assert!(places.take().now_or_never().is_none());
+        drop(response);
+        assert!(places.take().now_or_never().is_some() && gone(&held[0]));
+        drop(busy);
+        drop((held, third, fourth));
+        assert_eq!(places.taken().connections.len(), 0);
+    }
+}

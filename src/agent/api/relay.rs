@@ -1,0 +1,171 @@
+//! Requests that are for another agent: passed on to it, and its answer back, as they come.
+
+use std::io;
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::extract::{Extension, Request, State};
+use axum::http::{HeaderMap, HeaderValue, Method, Uri, header};
+use axum::middleware::Next;
+use axum::response::{IntoResponse as _, Response};
+use futures::stream::unfold;
+use http_body_util::BodyExt as _;
+use hyper::body::{Bytes, Incoming};
+use serde_json::Value;
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
+
+use super::auth::Caller;
+use super::error::{ApiError, body};
+use crate::agent::AT;
+use crate::agent::dial::{Dialled, SILENCE_MAX};
+use crate::agent::routing::{AgentSelector, Route, route};
+use crate::agent::state::AgentState;
+use crate::error::{Error, Result};
+use crate::id::RepositoryId;
+use crate::transfer::identity::Identity;
+
+/// What is said of an answer besides its status.
+const TOLD: [header::HeaderName; 3] = [header::CONTENT_TYPE, header::CACHE_CONTROL, header::RETRY_AFTER];
+
+/// Paths of requests that may make a pin, and so need an owner.
+const PINNING: [&str; 2] = ["/v1/pins", "/v1/warm"];
+
+/// Passes on what is for another agent; answers the rest.
+pub(super) async fn pass_on(
+    State(state): State<Arc<AgentState>>,
+    Extension(caller): Extension<Caller>,
+    request: Request,
+    next: Next,
+) -> Response {
+    let answered = match wanted(request.headers()) {
+        Ok(None) => return next.run(request).await,
+        Ok(Some(_)) if caller.agent().is_some() => {
+            Err(Error::denied("requests of other agents are not passed on").help("ask that agent itself").into())
+        }
+        Ok(Some(at)) => routed_to(&state, &at, &caller, request, next).await,
+        Err(error) => Err(error.into()),
+    };
+    answered.unwrap_or_else(ApiError::into_response)
+}
+
+/// For whom a request is, if it is for another agent.
+fn wanted(headers: &HeaderMap) -> Result<Option<AgentSelector>> {
+    let Some(told) = headers.get(AT) else { return Ok(None) };
+    let text =
+        told.to_str().map_err(|source| Error::usage("header Towline-AgentSelector is malformed").source(source))?;
+    text.trim().parse().map(Some)
+}
+
+/// Has the agent that `at` means answer; the answer says who it was.
+async fn routed_to(
+    state: &AgentState,
+    at: &AgentSelector,
+    caller: &Caller,
+    request: Request,
+    next: Next,
+) -> Result<Response, ApiError> {
+    let (own, peers) = (state.credentials()?.identity(), state.exchange()?.peers());
+    let (head, unread) = request.into_parts();
+    let body = body(Request::from_parts(head.clone(), unread), &()).await?;
+    // Who was not tried yet is waited for.
+    peers.live().await;
+    let asked: Option<Value> = serde_json::from_slice(&body).ok();
+    let name = asked.as_ref().and_then(|asked| asked.get("name")).and_then(Value::as_str);
+    let (who, mut response) = match route(at, &own, &peers.list(), name)? {
+        Route::Local => (own, next.run(Request::from_parts(head, body.into())).await),
+        Route::Remote(callee, address) => {
+            let request = outgoing(&head.method, &head.uri, translated(state, owned(asked, &head.uri, caller), body)?)?;
+            let response = relay(state, (&callee, &address), request)
+                .await
+                .map_err(|error| unanswered(&callee, &address, error))?;
+            (callee, response)
+        }
+    };
+    let who = HeaderValue::try_from(who.path()).map_err(|source| Error::other("a name is no header").source(source))?;
+    response.headers_mut().insert(AT, who);
+    Ok(response)
+}
+
+/// Adds the asking user as the owner of a pin, if none is named: the other agent cannot know it.
+fn owned(mut asked: Option<Value>, uri: &Uri, caller: &Caller) -> Option<Value> {
+    if PINNING.contains(&uri.path())
+        && let Some(Value::Object(asked)) = &mut asked
+    {
+        asked.entry("owner").or_insert_with(|| caller.owner(None).into());
+    }
+    asked
+}
+
+/// The body of a request, as another agent understands it: where the repository is is this node's own affair, its id is not.
+fn translated(state: &AgentState, asked: Option<Value>, body: Bytes) -> Result<Bytes> {
+    let Some(mut asked) = asked else { return Ok(body) };
+    if let Some(Value::String(named)) = asked.get_mut("repository")
+        && named.parse::<RepositoryId>().is_err()
+    {
+        *named = state.origin(Some(named))?.id().to_string();
+    }
+    let translated = serde_json::to_vec(&asked);
+    translated.map(Bytes::from).map_err(|source| Error::other("request is not JSON").source(source))
+}
+
+/// The request as it goes out: nothing of how it came in, above all no token.
+fn outgoing(method: &Method, uri: &Uri, body: Bytes) -> Result<Request> {
+    Request::builder()
+        .method(method)
+        .uri(uri.path_and_query().map_or("/", |path| path.as_str()))
+        .header(header::HOST, "agent")
+        .header(header::CONTENT_TYPE, "application/json")
+        .body(body.into())
+        .map_err(|source| Error::other("request cannot be made").at(uri).source(source))
+}
+
+/// Asks the agent at an address. When the answer is dropped, so is the connection.
+async fn relay(state: &AgentState, (callee, address): (&Identity, &str), request: Request) -> Result<Response> {
+    let mut line = Dialled::to(state, callee, address).await?;
+    let answered = timeout(SILENCE_MAX, line.send(request)).await;
+    let (head, body) = answered.map_err(|_| Error::unreachable("no answer in time"))??.into_parts();
+    if head.status.is_informational() {
+        return Err(Error::unsupported("answer makes no sense").got(head.status));
+    }
+    let relayed = Relayed { body, leaving: state.leaving.clone(), _line: line };
+    let mut response =
+        Response::new(Body::from_stream(unfold(Some(relayed), |relayed| async { relayed?.next().await })));
+    *response.status_mut() = head.status;
+    for name in TOLD {
+        if let Some(value) = head.headers.get(&name) {
+            response.headers_mut().insert(name, value.clone());
+        }
+    }
+    Ok(response)
+}
+
+/// An answer on its way.
+struct Relayed {
+    body: Incoming,
+    leaving: CancellationToken,
+    _line: Dialled,
+}
+
+impl Relayed {
+    /// The next piece; none after its end, or after an error.
+    async fn next(mut self) -> Option<(io::Result<Bytes>, Option<Self>)> {
+        let frame = tokio::select! {
+            frame = timeout(SILENCE_MAX, self.body.frame()) => frame,
+            () = self.leaving.cancelled() => return Some((Err(io::ErrorKind::ConnectionAborted.into()), None)),
+        };
+        match frame {
+            Ok(None) => None,
+            Ok(Some(Ok(frame))) => Some((Ok(frame.into_data().unwrap_or_default()), Some(self))),
+            Ok(Some(Err(error))) => Some((Err(io::Error::other(error)), None)),
+            Err(_) => Some((Err(io::ErrorKind::TimedOut.into()), None)),
+        }
+    }
+}
+
+fn unanswered(callee: &Identity, address: &str, error: Error) -> Error {
+    Error::new(error.kind(), format!("agent {} cannot be asked", callee.path()))
+        .at(address)
+        .help("is it running, of this version, and reachable over TCP? `towline top` shows the links to it")
+        .source(error)
+}

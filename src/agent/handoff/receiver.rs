@@ -1,0 +1,163 @@
+//! Saves stored checkpoints that their senders have not released.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep_until};
+use ulid::Ulid;
+
+use super::store::HandoffStore;
+use crate::agent::state::AgentState;
+use crate::agent::tasks;
+use crate::agent::view::{SetAside, TaskState};
+use crate::error::{Error, ErrorKind, Result};
+use crate::work::blocking;
+
+/// Pause before a failed save is tried again: first, and at most.
+const AGAIN: (Duration, Duration) = (Duration::from_secs(1), Duration::from_mins(1));
+/// Longest sleep.
+const LONG: Duration = Duration::from_hours(1);
+
+/// Time of the next save of a checkpoint, and the pause after a failure.
+#[derive(Clone, Copy, Debug)]
+struct Due {
+    at: Instant,
+    again: Duration,
+    /// Failed saves of the class [`Failure::Counted`].
+    failed: u32,
+}
+
+/// Settings of the receiver.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::agent) struct ReceiverOptions {
+    /// Time that the sender has to save a checkpoint itself.
+    pub(in crate::agent) wait: Duration,
+    /// Failed saves before a checkpoint is set aside.
+    pub(in crate::agent) tries: u32,
+}
+
+/// Classes of failed saves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Failure {
+    /// Retried without limit: the repository is unreachable or full, or this agent is shutting down.
+    Passing,
+    /// Retried up to a limit.
+    Counted,
+    /// Never retried: it would fail again.
+    Lasting,
+}
+
+impl Failure {
+    fn of(kind: ErrorKind) -> Self {
+        match kind {
+            ErrorKind::Unreachable | ErrorKind::Cancelled | ErrorKind::Exhausted => Self::Passing,
+            ErrorKind::Usage | ErrorKind::Unsupported => Self::Lasting,
+            _ => Self::Counted,
+        }
+    }
+}
+
+/// Saves checkpoints that have been in `store` for `options.wait`, and deletes them there. Those found at the start are saved at once:
+/// saving twice stores nothing. Checkpoints that cannot be saved are set aside.
+///
+/// # Cancel safety
+/// Safe: stored checkpoints stay.
+pub(in crate::agent) async fn run_receiver(state: Arc<AgentState>, store: Arc<HandoffStore>, options: ReceiverOptions) {
+    let (mut dues, mut wait_now) = (BTreeMap::<Ulid, Due>::new(), Duration::ZERO);
+    loop {
+        let to_save = store.to_save();
+        dues.retain(|known, _| to_save.iter().any(|(id, _)| id == known));
+        for (id, urgent) in to_save {
+            let due = |wait| Due { at: Instant::now() + wait, again: AGAIN.0, failed: 0 };
+            if urgent {
+                dues.insert(id, due(Duration::ZERO));
+            }
+            dues.entry(id).or_insert_with(|| due(wait_now));
+        }
+        wait_now = options.wait;
+        let next = dues.iter().min_by_key(|(_, due)| due.at).map(|(id, due)| (*id, *due));
+        let at = next.map_or_else(|| Instant::now() + LONG, |(_, due)| due.at);
+        tokio::select! {
+            () = sleep_until(at) => {}
+            () = store.changed.notified() => continue,
+        }
+        let Some((id, due)) = next else { continue };
+        if let Err(error) = save(&state, &store, id).await {
+            let failure = Failure::of(error.kind());
+            let failed = due.failed + u32::from(failure != Failure::Passing);
+            if failure == Failure::Lasting || failed >= options.tries {
+                set_aside(&state, &store, id, failed, &error).await;
+                continue;
+            }
+            tracing::warn!("handoff {id} is not saved yet: {error:?}");
+            let again = (due.again * 2).min(AGAIN.1);
+            dues.insert(id, Due { at: Instant::now() + due.again, again, failed });
+        }
+    }
+}
+
+/// Sets aside checkpoint `id` after `tries` failed saves, the last one with `error`.
+async fn set_aside(state: &AgentState, store: &Arc<HandoffStore>, id: Ulid, tries: u32, error: &Error) {
+    let cause = error.help_text().map_or_else(String::new, |help| format!("{help}; then "));
+    let aside = SetAside {
+        since: state.now().to_string(),
+        tries,
+        kind: error.kind().word().to_owned(),
+        error: error.to_string(),
+        help: format!("{cause}towline handoff retry {id}; or delete it: towline handoff drop {id}"),
+    };
+    tracing::error!("handoff {id} cannot be saved and is set aside: {error:?}; what to do: {}", aside.help);
+    let store = Arc::clone(store);
+    match blocking(move || store.set_aside(id, aside)).await {
+        Ok(()) => {}
+        // The sender has saved it meanwhile.
+        Err(error) if error.kind() == ErrorKind::NotFound => {}
+        Err(error) => tracing::error!("cannot record that handoff {id} was set aside: {error:?}"),
+    }
+}
+
+/// Saves checkpoint `id`, then deletes it from the store.
+async fn save(state: &AgentState, store: &Arc<HandoffStore>, id: Ulid) -> Result<()> {
+    let Some((stored, path)) = store.find(id) else { return Ok(()) };
+    store.check_accepted(&stored.from, &stored.what.name)?;
+    let task = tasks::save_handoff(state, id, &stored, &path)?;
+    task.ended().await;
+    if store.find(id).is_none() {
+        // The sender has saved it meanwhile.
+        return Ok(());
+    }
+    let (view, looked) = (task.view(), Arc::clone(store));
+    if view.state != TaskState::Done && !blocking(move || Ok(looked.has_lost(id))).await? {
+        let said = |field: &str| view.error.as_ref().and_then(|error| error.get(field)).and_then(|said| said.as_str());
+        let kind = said("kind").map_or(ErrorKind::Cancelled, ErrorKind::from_word);
+        let error = Error::new(kind, "cannot save a handed-off checkpoint")
+            .at(&stored.what.name)
+            .got(said("message").unwrap_or("it was stopped"));
+        return Err(said("help").map(str::to_owned).into_iter().fold(error, Error::help));
+    }
+    let what = if view.state == TaskState::Done { "is saved" } else { "was removed by hand" };
+    tracing::info!(name = %stored.what.name, from = %stored.from, "handed-off checkpoint {what}");
+    let store = Arc::clone(store);
+    match blocking(move || store.release(id, None)).await {
+        // The sender released it a moment earlier.
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+        released => released,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_passes_by_itself_is_waited_for_and_what_lasts_is_not_tried_again() {
+        for passing in [ErrorKind::Unreachable, ErrorKind::Cancelled, ErrorKind::Exhausted] {
+            assert_eq!(Failure::of(passing), Failure::Passing);
+        }
+        for counted in [ErrorKind::NotFound, ErrorKind::Damaged, ErrorKind::Conflict, ErrorKind::Denied] {
+            assert_eq!(Failure::of(counted), Failure::Counted);
+        }
+        assert_eq!(Failure::of(ErrorKind::Usage), Failure::Lasting, "a name that is no step stays none");
+    }
+}

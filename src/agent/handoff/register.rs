@@ -1,0 +1,106 @@
+//! Stored and promised checkpoints, in memory, with their limits. Pure.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use tokio::time::Instant;
+use ulid::Ulid;
+
+use super::stored::{Announced, StoredCheckpoint};
+use crate::agent::config::Allowance;
+use crate::error::{Error, Result};
+use crate::size;
+use crate::transfer::identity::Identity;
+
+/// A promise expires after this, or after the deadline if that is sooner, unless the upload has begun.
+const PROMISED_FOR: Duration = Duration::from_mins(1);
+/// Limits of concurrent uploads: of all agents, and of one.
+pub(super) const PROMISED_MAX: (usize, usize) = (64, 4);
+/// Limit of stored checkpoints: their records are in memory.
+const STORED_MAX: usize = 1024;
+
+#[derive(Debug, Default)]
+pub(super) struct Register {
+    pub(super) promised: BTreeMap<Ulid, Promised>,
+    pub(super) stored: BTreeMap<Ulid, StoredCheckpoint>,
+    /// Ids to save at once, by `towline handoff retry`.
+    pub(super) urgent: BTreeSet<Ulid>,
+}
+
+#[derive(Debug)]
+pub(super) struct Promised {
+    pub(super) from: Identity,
+    pub(super) what: Announced,
+    pub(super) since: Instant,
+    /// The upload has begun.
+    pub(super) incoming: bool,
+}
+
+impl Register {
+    /// Removes expired promises. An upload that has begun ends itself at its deadline.
+    pub(super) fn forget(&mut self, deadline: Duration) {
+        let patience = PROMISED_FOR.min(deadline);
+        self.promised.retain(|_, promised| promised.incoming || promised.since.elapsed() < patience);
+    }
+
+    /// Checks the announced `what` of `from` against all limits: of uploads, the `capacity`, and the quota `allowance`.
+    ///
+    /// # Errors
+    /// Exhausted, if one is reached.
+    pub(super) fn admit(&self, from: &Identity, what: &Announced, allowance: Allowance, capacity: u64) -> Result<()> {
+        let own = self.promised.values().filter(|promised| promised.from == *from).count();
+        if self.promised.len() >= PROMISED_MAX.0 || own >= PROMISED_MAX.1 || self.stored.len() >= STORED_MAX {
+            let most = format!(
+                "at most {} uploads, {} of one agent, and {STORED_MAX} checkpoints stored",
+                PROMISED_MAX.0, PROMISED_MAX.1
+            );
+            return Err(Error::exhausted("too many handoffs at once").at(&what.name).expected(most).help("try again"));
+        }
+        let left = capacity.saturating_sub(self.taken(|_| true).bytes);
+        if what.bytes > left {
+            return Err(Error::exhausted("no space for this handoff")
+                .at(&what.name)
+                .expected(format!("at most {} ({left} bytes)", size::show(left)))
+                .got(format!("{} bytes", what.bytes))
+                .help(
+                    "raise capacity in [handoff] of the receiver's settings, or wait until it has saved what it stores",
+                ));
+        }
+        self.admit_of(from, what, allowance)
+    }
+
+    fn admit_of(&self, from: &Identity, what: &Announced, allowance: Allowance) -> Result<()> {
+        let own = self.taken(|whose| whose == from);
+        let help = "wait until the receiver has saved what it stores, look at what was set aside there (towline handoff \
+                    list), or raise max and max_checkpoints of the [[handoff.accept]] entry in its settings";
+        if own.checkpoints >= allowance.checkpoints {
+            return Err(Error::exhausted(format!("quota of {} is used up", from.path()))
+                .at(&what.name)
+                .expected(format!("at most {} checkpoints stored", allowance.checkpoints))
+                .got(format!("{} stored", own.checkpoints))
+                .help(help));
+        }
+        let left = allowance.bytes.saturating_sub(own.bytes);
+        if what.bytes > left {
+            let most = allowance.bytes;
+            return Err(Error::exhausted(format!("quota of {} is used up", from.path()))
+                .at(&what.name)
+                .expected(format!("at most {} ({left} bytes) more, of {most} bytes", size::show(left)))
+                .got(format!("{} bytes", what.bytes))
+                .help(help));
+        }
+        Ok(())
+    }
+
+    /// Bytes and number of checkpoints stored for and promised to the senders that match `of`, set aside or not.
+    fn taken(&self, of: impl Fn(&Identity) -> bool) -> Allowance {
+        let stored = self.stored.values().map(|stored| (&stored.from, stored.what.bytes));
+        let all = stored.chain(self.promised.values().map(|promised| (&promised.from, promised.what.bytes)));
+        let mut taken = Allowance { bytes: 0, checkpoints: 0 };
+        for (_, bytes) in all.filter(|(from, _)| of(from)) {
+            taken.bytes = taken.bytes.saturating_add(bytes);
+            taken.checkpoints += 1;
+        }
+        taken
+    }
+}

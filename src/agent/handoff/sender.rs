@@ -1,0 +1,254 @@
+//! Sends checkpoints to another agent for handoff.
+
+use std::collections::BTreeMap;
+use std::io::BufWriter;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use axum::body::Body;
+use axum::http::{Method, header};
+use bytes::Bytes;
+use futures::StreamExt as _;
+use hyper::{Request, StatusCode};
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+use tokio::time::{sleep, timeout};
+use tokio_util::io::{ReaderStream, SyncIoBridge};
+
+use super::archive::Contents;
+use crate::agent::dial::Dialled;
+use crate::agent::routing::{AgentSelector, others};
+use crate::agent::state::AgentState;
+use crate::agent::view::{Handoff, HandoffId};
+use crate::error::{Error, ErrorKind, Result};
+use crate::id::RepositoryId;
+use crate::ops::{HandoffTarget, Unsaved};
+use crate::repository::Name;
+use crate::transfer::identity::Identity;
+use crate::work::blocking;
+
+/// Buffer between disk and connection, in bytes.
+const WINDOW: usize = 1 << 20;
+/// Time without progress after which a receiver counts as gone.
+const STALL: Duration = Duration::from_secs(30);
+/// Timeouts of the promise of space, and of the answer after the last byte, which waits for a sync.
+const PROMISE_WITHIN: Duration = Duration::from_secs(10);
+const ANSWER_WITHIN: Duration = Duration::from_mins(5);
+/// Timeout of a release. If it is lost, the receiver saves the checkpoint once more, which stores nothing.
+const RELEASE_WITHIN: Duration = Duration::from_secs(5);
+
+/// Sends checkpoints to agents that `to` selects.
+#[derive(Debug)]
+pub(in crate::agent) struct Sender {
+    state: Arc<AgentState>,
+    to: AgentSelector,
+    /// Repository of the saves.
+    repository: RepositoryId,
+    /// Copies sent, by name, the latest last. Earlier ones are released once a later one is complete.
+    sent: Mutex<BTreeMap<Name, Vec<SentCopy>>>,
+}
+
+/// Copy that another agent has, or may have.
+#[derive(Clone, Debug)]
+struct SentCopy {
+    fingerprint: blake3::Hash,
+    receiver: Receiver,
+    id: String,
+    /// The receiver confirmed all of it.
+    complete: bool,
+}
+
+/// Receiving agent and its address.
+#[derive(Clone, Debug)]
+struct Receiver {
+    who: Identity,
+    address: String,
+}
+
+impl Sender {
+    pub(in crate::agent) fn new(state: Arc<AgentState>, to: AgentSelector) -> Result<Self> {
+        let repository = state.repository(None)?.id();
+        Ok(Self { state, to, repository, sent: Mutex::default() })
+    }
+
+    /// Sends `contents` to `receiver`.
+    async fn send_to(&self, receiver: &Receiver, checkpoint: &Unsaved<'_>, contents: &Arc<Contents>) -> Result<()> {
+        let announced = json!({
+            "name": checkpoint.name.to_string(),
+            "repository": self.repository.to_string(),
+            "labels": checkpoint.labels,
+            "bytes": contents.space(),
+        });
+        let announcing = self.ask(receiver, asking(Method::POST, "/v1/handoffs", Some(&announced))?);
+        let promised: HandoffId = timeout(PROMISE_WITHIN, announcing).await.map_err(|_| silent(receiver))??;
+        // Remembered before anything is sent: it is released once the step is saved, even if sending fails.
+        self.remember(checkpoint.name, contents, receiver, &promised.id);
+        let (reader, writer) = tokio::io::duplex(WINDOW);
+        let (moved, complete) = (Arc::<AtomicU64>::default(), Arc::<AtomicBool>::default());
+        let count = Arc::clone(&moved);
+        let body = ReaderStream::with_capacity(reader, WINDOW).inspect(move |piece| {
+            let len = piece.as_ref().map_or(0, Bytes::len) as u64;
+            count.fetch_add(len, Ordering::Relaxed);
+        });
+        let path = format!("/v1/handoffs/{}", promised.id);
+        let put = request(Method::PUT, &path, "application/octet-stream", Body::from_stream(body))?;
+        let (contents, bridge, sent) = (Arc::clone(contents), SyncIoBridge::new(writer), Arc::clone(&complete));
+        let sending = blocking(move || {
+            let mut bridge = BufWriter::with_capacity(WINDOW, bridge);
+            contents.send(&mut bridge)?;
+            sent.store(true, Ordering::Relaxed);
+            Ok(())
+        });
+        // Giving up drops the connection, which ends the sending.
+        let answer = async {
+            tokio::select! {
+                answer = self.ask::<Handoff>(receiver, put) => answer,
+                () = stalled(&moved, &complete) => Err(silent(receiver)),
+            }
+        };
+        match tokio::join!(sending, answer) {
+            // A file that changed breaks the request off: report that, not the error of the receiver that follows from it.
+            (Err(error), _) if error.kind() == ErrorKind::Conflict => Err(error),
+            (sent, answer) => answer.and(sent),
+        }
+    }
+
+    /// Sends `request` to `receiver` over a new connection; returns its answer.
+    async fn ask<T: DeserializeOwned>(&self, receiver: &Receiver, request: Request<Body>) -> Result<T> {
+        let mut line = Dialled::to(&self.state, &receiver.who, &receiver.address).await?;
+        let (status, body) = line.ask(request).await?;
+        said(status, &body)
+    }
+
+    fn remember(&self, name: &Name, contents: &Contents, receiver: &Receiver, id: &str) {
+        let (fingerprint, receiver, id) = (contents.fingerprint(), receiver.clone(), id.to_owned());
+        self.sent().entry(name.clone()).or_default().push(SentCopy { fingerprint, receiver, id, complete: false });
+    }
+
+    fn sent(&self) -> MutexGuard<'_, BTreeMap<Name, Vec<SentCopy>>> {
+        self.sent.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Marks the last copy of `name` as complete; returns the earlier ones.
+    fn complete(&self, name: &Name) -> Vec<SentCopy> {
+        let mut sent = self.sent();
+        let all = sent.entry(name.clone()).or_default();
+        let last = all.pop();
+        let before = std::mem::take(all);
+        all.extend(last.map(|last| SentCopy { complete: true, ..last }));
+        before
+    }
+
+    /// Releases `copies` at their receivers. Errors are logged.
+    async fn release_copies(&self, name: &Name, copies: Vec<SentCopy>) {
+        for SentCopy { receiver, id, .. } in copies {
+            let released = async {
+                self.ask::<HandoffId>(&receiver, asking(Method::DELETE, &format!("/v1/handoffs/{id}"), None)?).await
+            };
+            match timeout(RELEASE_WITHIN, released).await {
+                Ok(Ok(_)) => {}
+                // It never arrived.
+                Ok(Err(error)) if error.kind() == ErrorKind::NotFound => {}
+                Ok(Err(error)) => tracing::info!("{} still stores {name}: {error:?}", receiver.who.path()),
+                Err(_) => tracing::info!("{} still stores {name}: no answer in time", receiver.who.path()),
+            }
+        }
+    }
+}
+
+#[async_trait]
+impl HandoffTarget for Sender {
+    async fn needed(&self) {
+        self.state.short_of_time().await;
+    }
+
+    async fn send(&self, checkpoint: &Unsaved<'_>) -> Result<String> {
+        let path: PathBuf = checkpoint.path.to_owned();
+        let contents = Arc::new(blocking(move || Contents::find(&path)).await?);
+        let fingerprint = contents.fingerprint();
+        if let Some(copy) = self.sent().get(checkpoint.name).and_then(|copies| copies.last())
+            && copy.complete
+            && copy.fingerprint == fingerprint
+        {
+            return Ok(copy.receiver.who.path());
+        }
+        let (own, peers) = (self.state.credentials()?.identity(), self.state.exchange()?.peers());
+        peers.live().await;
+        let mut refused = Vec::new();
+        for (who, address) in others(&self.to, &own, &peers.list(), checkpoint.name.as_str()) {
+            let receiver = Receiver { who, address };
+            match self.send_to(&receiver, checkpoint, &contents).await {
+                Ok(()) => {
+                    let before = self.complete(checkpoint.name);
+                    self.release_copies(checkpoint.name, before).await;
+                    return Ok(receiver.who.path());
+                }
+                Err(error) if error.kind() == ErrorKind::Conflict => return Err(error),
+                Err(error) => {
+                    tracing::warn!("{} did not take {}: {error:?}", receiver.who.path(), checkpoint.name);
+                    refused.push(format!("{}: {error}", receiver.who.path()));
+                }
+            }
+        }
+        let got = if refused.is_empty() { "no known agent matches".to_owned() } else { refused.join("; ") };
+        Err(Error::unreachable("no agent takes this checkpoint")
+            .at(&self.to)
+            .got(got)
+            .help("see `handoff_to` in [sidecar] of this agent's settings, and [handoff] in the receiver's"))
+    }
+
+    async fn release(&self, name: &Name) {
+        let copies = self.sent().remove(name).unwrap_or_default();
+        self.release_copies(name, copies).await;
+    }
+}
+
+/// Returns once nothing moved for [`STALL`], or no answer came [`ANSWER_WITHIN`] after the last byte.
+async fn stalled(moved: &AtomicU64, complete: &AtomicBool) {
+    let mut before = 0;
+    loop {
+        if complete.load(Ordering::Relaxed) {
+            return sleep(ANSWER_WITHIN).await;
+        }
+        sleep(STALL).await;
+        let now = moved.load(Ordering::Relaxed);
+        if now == before && !complete.load(Ordering::Relaxed) {
+            return;
+        }
+        before = now;
+    }
+}
+
+fn silent(receiver: &Receiver) -> Error {
+    Error::unreachable("other agent does not read, or does not answer").at(&receiver.address)
+}
+
+fn asking(method: Method, path: &str, told: Option<&Value>) -> Result<Request<Body>> {
+    let body = told.map_or_else(Body::empty, |told| Body::from(told.to_string()));
+    request(method, path, "application/json", body)
+}
+
+fn request(method: Method, path: &str, kind: &str, body: Body) -> Result<Request<Body>> {
+    let request =
+        Request::builder().method(method).uri(path).header(header::HOST, "agent").header(header::CONTENT_TYPE, kind);
+    request.body(body).map_err(|source| Error::other("request cannot be made").at(path).source(source))
+}
+
+/// Answer of the other agent.
+///
+/// # Errors
+/// What it says is wrong; unsupported, if that makes no sense.
+fn said<T: DeserializeOwned>(status: StatusCode, body: &[u8]) -> Result<T> {
+    let malformed = |source| Error::unsupported("answer of the other agent makes no sense").source(source);
+    if status.is_success() {
+        return serde_json::from_slice(body).map_err(malformed);
+    }
+    let told: Value = serde_json::from_slice(body).map_err(malformed)?;
+    let of = |field: &str| told["error"][field].as_str().map(str::to_owned);
+    let kind = of("kind").map_or(ErrorKind::Other, |kind| ErrorKind::from_word(&kind));
+    let error = Error::new(kind, of("message").unwrap_or_else(|| "it is refused".to_owned()));
+    Err(of("help").into_iter().fold(error, Error::help))
+}

@@ -1,0 +1,449 @@
+//! What an agent holds open: its repositories, its cache, its links to other agents, and what it is doing.
+
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use tokio::sync::{Semaphore, watch};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use super::config::{CallerPins, Config, PeersConfig};
+use super::files::Opened;
+use super::handoff::HandoffStore;
+use super::preemption::Notice;
+use super::rules::Rules;
+use super::tasks::Tasks;
+use super::view;
+use crate::budget::Budget;
+use crate::cache::{Cache, CacheOptions};
+use crate::clock::{Clock, SystemClock, Timestamp};
+use crate::error::{Error, Result};
+use crate::id::RepositoryId;
+use crate::limits::{MEMORY_MIN, MIB};
+use crate::ops::Stop;
+use crate::repository::{OpenOptions, Repository};
+use crate::size;
+use crate::storage::Location;
+use crate::transfer::exchange::{Exchange, ExchangeOptions, Limits};
+use crate::transfer::identity::{Credentials, Identity};
+use crate::transfer::peers::{Discovery, Peers, PeersOptions};
+use crate::transfer::protocol::limits::WINDOW_MIN;
+use crate::transfer::{GOOD_WINDOW, Gate};
+use crate::work::blocking;
+
+/// Agents that are found by name or registration and linked to at the same time, about.
+const FOUND_ABOUT: usize = 8;
+/// Of the exchange's memory, such a part is for what is read ahead for others.
+const AHEAD_PART: u64 = 4;
+/// Processes of this node that take chunks at the same time, at most.
+const ATTENDED_MAX: usize = 256;
+
+/// All that the api have to do with.
+#[derive(Debug)]
+pub(super) struct AgentState {
+    /// As they are in their stores.
+    origins: Vec<Repository>,
+    /// The same, with the exchange before their packs if there is one.
+    repositories: Vec<Repository>,
+    cache: Option<Arc<Cache>>,
+    exchange: Option<Arc<Exchange>>,
+    credentials: Option<Credentials>,
+    /// Processes of this node that take chunks.
+    pub(super) attended: TaskTracker,
+    pub(super) attending: Arc<Semaphore>,
+    /// Shutdown signal for watchers.
+    pub(super) stop: watch::Sender<Stop>,
+    /// Whether what it was told to have ready is there.
+    prepared: AtomicBool,
+    /// Preemption notice.
+    notice: OnceLock<Notice>,
+    /// Cancelled when a preemption notice arrives.
+    going: CancellationToken,
+    /// Rights of other agents, reloaded when the settings change.
+    pub(super) rules: Arc<Rules>,
+    /// Store of what it keeps for other agents, if it does.
+    pub(super) store: Option<Arc<HandoffStore>>,
+    /// Limits of the pins of other agents.
+    pub(super) caller_pins: CallerPins,
+    /// Connections are to end.
+    pub(super) leaving: CancellationToken,
+    pub(super) tasks: Tasks,
+    /// Limits of connections of other agents.
+    pub(super) gate: Gate,
+    /// Memory for parts of files on their way to readers, apart from that of fetches: a slow reader must not keep a fetch from
+    /// going on.
+    pub(super) windows: Budget,
+    /// Trees that were read from last.
+    pub(super) opened: Opened,
+    /// Bytes of files handed out.
+    pub(super) handed_out: AtomicU64,
+    clock: Arc<dyn Clock>,
+    pub(super) started: Timestamp,
+}
+
+impl AgentState {
+    /// Opens all that `config` names.
+    ///
+    /// # Errors
+    /// Not found, for a repository or certificate that is not there; damaged or denied, for certificates that cannot be used;
+    /// conflict, for a cache that another process has; usage, for too little memory; else the store's and the file system's.
+    pub(super) async fn open(config: &Config) -> Result<Self> {
+        let clock: Arc<dyn Clock> = Arc::new(SystemClock);
+        let credentials = match &config.identity {
+            Some(folder) => Some(Credentials::open(folder, Arc::clone(&clock))?),
+            None => None,
+        };
+        let share = share(config)?;
+        let cache = match config.cache.clone() {
+            None => None,
+            Some(told) => {
+                let options = CacheOptions { free_floor: told.free_floor, ..CacheOptions::new(told.capacity) };
+                let (dir, capacity) = (told.dir.clone(), told.capacity);
+                let cache = blocking(move || Cache::open(&told.dir, options)).await?;
+                warn_of_capacity("[cache] capacity", &dir, capacity);
+                Some(Arc::new(cache))
+            }
+        };
+        let store = match config.handoff.clone() {
+            None => None,
+            Some(told) => {
+                let (dir, capacity) = (told.dir.clone(), told.capacity);
+                let store = blocking(move || HandoffStore::open(told)).await?;
+                warn_of_capacity("[handoff] capacity", &dir, capacity);
+                Some(Arc::new(store))
+            }
+        };
+        let mut origins = Vec::new();
+        for location in &config.repositories {
+            let options = OpenOptions { memory: Some(share), ..OpenOptions::default() };
+            origins.push(Repository::at(location, &config.store, options).await?);
+        }
+        let exchange = match &cache {
+            Some(cache) => Some(exchange(config, share, cache, credentials.as_ref()).await?),
+            None => None,
+        };
+        let mut repositories = origins.clone();
+        if let Some(exchange) = &exchange {
+            origins.iter().for_each(|repository| exchange.serve_repository(repository));
+            let nearer = |origin: &Repository| origin.with_source(Arc::<Exchange>::clone(exchange));
+            repositories = origins.iter().map(nearer).collect();
+        }
+        Ok(Self {
+            origins,
+            repositories,
+            cache,
+            exchange,
+            credentials,
+            attended: TaskTracker::new(),
+            attending: Arc::new(Semaphore::new(ATTENDED_MAX)),
+            stop: watch::Sender::new(Stop::No),
+            prepared: AtomicBool::new(false),
+            notice: OnceLock::new(),
+            going: CancellationToken::new(),
+            rules: Arc::new(Rules::of(config)),
+            store,
+            caller_pins: config.caller_pins,
+            leaving: CancellationToken::new(),
+            tasks: Tasks::new(Arc::clone(&clock)),
+            gate: Gate::new(config.admission),
+            windows: Budget::new(share)?,
+            opened: Opened::default(),
+            handed_out: AtomicU64::new(0),
+            started: clock.now(),
+            clock,
+        })
+    }
+
+    /// The repository that was named, by its location or id, or the usual one.
+    ///
+    /// # Errors
+    /// Not found, if the agent does not have it.
+    pub(super) fn repository(&self, named: Option<&str>) -> Result<&Repository> {
+        Self::choose(&self.repositories, named)
+    }
+
+    /// The same, without what is nearer than its packs.
+    ///
+    /// # Errors
+    /// As [`AgentState::repository`].
+    pub(super) fn origin(&self, named: Option<&str>) -> Result<&Repository> {
+        Self::choose(&self.origins, named)
+    }
+
+    fn choose<'a>(among: &'a [Repository], named: Option<&str>) -> Result<&'a Repository> {
+        if let Some(id) = named.and_then(|named| named.parse::<RepositoryId>().ok()) {
+            return among.iter().find(|repository| repository.id() == id).ok_or_else(|| {
+                let known: Vec<_> = among.iter().map(|repository| repository.id().to_string()).collect();
+                unknown(&known, id)
+            });
+        }
+        let wanted: Option<Location> = named.map(str::parse).transpose()?;
+        let fits = |repository: &&Repository| wanted.as_ref().is_none_or(|at| same(at, repository.store().location()));
+        among.iter().find(fits).ok_or_else(|| {
+            let known: Vec<_> = among.iter().map(|repository| repository.store().location().to_string()).collect();
+            unknown(&known, named.unwrap_or_default())
+        })
+    }
+
+    /// Its repositories, the usual one first.
+    pub(super) fn stores(&self) -> &[Repository] {
+        &self.repositories
+    }
+
+    /// The cache.
+    ///
+    /// # Errors
+    /// Not found, if the agent has none.
+    pub(super) fn cache(&self) -> Result<Arc<Cache>> {
+        self.cache.clone().ok_or_else(|| {
+            Error::not_found("this agent has no cache").help("give it one: [cache] dir and capacity in its settings")
+        })
+    }
+
+    /// Exchange of chunks with others.
+    ///
+    /// # Errors
+    /// Not found, if the agent has no cache.
+    pub(super) fn exchange(&self) -> Result<&Arc<Exchange>> {
+        self.exchange.as_ref().ok_or_else(|| {
+            Error::not_found("this agent has no cache").help("give it one: [cache] dir and capacity in its settings")
+        })
+    }
+
+    /// Discovery of other agents; None, if there is none.
+    pub(super) fn discovery(&self, told: &PeersConfig) -> Option<Discovery> {
+        let identity = self.credentials.as_ref()?.identity();
+        if !told.registered && told.names.is_empty() {
+            return None;
+        }
+        Some(Discovery {
+            addresses: told.addresses.clone(),
+            names: told.names.clone(),
+            repositories: if told.registered { self.origins.clone() } else { Vec::new() },
+            register: told.register.clone().map(|address| (identity, address)),
+        })
+    }
+
+    /// Its certificate and key.
+    ///
+    /// # Errors
+    /// Usage, if it has no certificate.
+    pub(super) fn credentials(&self) -> Result<&Credentials> {
+        self.credentials.as_ref().ok_or_else(|| {
+            Error::usage("this agent has no identity, so it cannot ask others")
+                .help("make one: towline identity issue SITE/AGENT --to DIR; then set `identity` to DIR")
+        })
+    }
+
+    /// True once the inputs are prepared, until shutdown or a preemption notice.
+    pub(super) fn is_ready(&self) -> bool {
+        self.prepared.load(Ordering::Acquire) && self.notice.get().is_none() && !self.tasks.is_closed()
+    }
+
+    /// Marks its preparation as done.
+    pub(super) fn prepared(&self) {
+        self.prepared.store(true, Ordering::Release);
+    }
+
+    /// Records a preemption notice; the first one stands.
+    pub(super) fn preempt(&self, notice: Notice) {
+        tracing::warn!("the machine will be taken away: {}", notice.what);
+        let _ = self.notice.set(notice);
+        self.going.cancel();
+    }
+
+    /// Returns once the agent is asked to end, or preempted.
+    ///
+    /// # Cancel safety
+    /// Safe.
+    pub(super) async fn short_of_time(&self) {
+        let mut stop = self.stop.subscribe();
+        tokio::select! {
+            _ = stop.wait_for(|stop| *stop != Stop::No) => {}
+            () = self.going.cancelled() => {}
+        }
+    }
+
+    /// True once a preemption notice arrived.
+    pub(super) fn is_preempted(&self) -> bool {
+        self.notice.get().is_some()
+    }
+
+    /// `grace`, or the time until the preemption if that is sooner.
+    pub(super) fn time_left(&self, grace: Duration) -> Duration {
+        let at = self.notice.get().and_then(|notice| notice.at);
+        at.map_or(grace, |at| at.since(self.clock.now()).min(grace))
+    }
+
+    /// The time.
+    pub(super) fn now(&self) -> Timestamp {
+        self.clock.now()
+    }
+
+    /// The time after `span` from now.
+    pub(super) fn after(&self, span: Duration) -> Timestamp {
+        let span = i64::try_from(span.as_nanos()).unwrap_or(i64::MAX);
+        Timestamp(self.clock.now().0.saturating_add(span))
+    }
+
+    pub(super) fn vitals(&self) -> view::Vitals {
+        view::Vitals { alive: true, ready: self.is_ready() }
+    }
+
+    pub(super) fn health(&self) -> view::Health {
+        view::Health {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            pid: std::process::id(),
+            started: self.started.to_string(),
+            ready: self.is_ready(),
+            leaving: self.tasks.is_closed(),
+            preemption: self.notice.get().map(|notice| notice.what.clone()),
+            identity: self.credentials.as_ref().map(|credentials| credentials.identity().to_string()),
+            repositories: self.origins.iter().map(place).collect(),
+            problems: self.problems(),
+        }
+    }
+
+    /// Problems of files that were reloaded.
+    fn problems(&self) -> Vec<String> {
+        let certificates = self.credentials.as_ref().map(Credentials::problems).unwrap_or_default();
+        self.rules.problem().into_iter().chain(certificates).collect()
+    }
+}
+
+/// Warns if the disk under `dir` is smaller than the `capacity` that a setting says: what is kept there will then be bounded by what
+/// the disk has free.
+fn warn_of_capacity(setting: &str, dir: &Path, capacity: u64) {
+    let Ok(disk) = rustix::fs::statvfs(dir) else { return };
+    if let Some(warning) = too_large(setting, capacity, disk.f_blocks.saturating_mul(disk.f_frsize)) {
+        tracing::warn!(dir = %dir.display(), "{warning}");
+    }
+}
+
+/// A warning for a `capacity` above the size of the disk, in bytes.
+fn too_large(setting: &str, capacity: u64, disk: u64) -> Option<String> {
+    let (told, has) = (size::show(capacity), size::show(disk));
+    (capacity > disk).then(|| {
+        format!("{setting} is {told}, but the disk has {has}: it holds what the disk has free above `free_floor`")
+    })
+}
+
+fn unknown(known: &[String], named: impl std::fmt::Display) -> Error {
+    Error::not_found("this agent does not have the repository")
+        .expected(known.join(", "))
+        .got(named)
+        .help("add it to `repositories` in the agent's settings")
+}
+
+/// Do both lead to the same repository? A directory has many paths.
+fn same(a: &Location, b: &Location) -> bool {
+    let real = |location: &Location| match location {
+        Location::Directory(path) => std::fs::canonicalize(path).ok(),
+        _ => None,
+    };
+    a == b || real(a).is_some_and(|a| Some(a) == real(b))
+}
+
+fn place(repository: &Repository) -> view::Place {
+    view::Place { location: Some(repository.store().location().to_string()), id: repository.id().to_string() }
+}
+
+/// Bytes of memory for each of those that must not wait for each other's: the repositories, the exchange, the links, and what is
+/// on its way to readers.
+fn share(config: &Config) -> Result<u64> {
+    let sharers =
+        config.repositories.len() + 1 + usize::from(config.cache.is_some()) + usize::from(config.identity.is_some());
+    let sharers = sharers as u64;
+    let memory = config.memory.unwrap_or_else(|| Budget::default_bytes().max(MEMORY_MIN * sharers));
+    if memory / sharers >= MEMORY_MIN {
+        return Ok(memory / sharers);
+    }
+    Err(Error::usage("memory of the agent is too little")
+        .expected(format!("at least {} MiB, for {sharers} shares", MEMORY_MIN * sharers / MIB))
+        .got(format!("{} MiB", memory / MIB))
+        .help("raise `memory`"))
+}
+
+/// How many connections to each of `others`, and the largest window of each, if they have `share` bytes. All at once must fit, or some
+/// would wait for ever, and once more those of one, which changes over from one transport to the other. There are fewer connections rather
+/// than windows that are too small.
+fn links(share: u64, others: usize, told: Option<usize>) -> Result<(usize, u64)> {
+    let usual = PeersOptions::default();
+    let others = others.max(1);
+    let fit = usize::try_from(share / GOOD_WINDOW).unwrap_or(usize::MAX) / others;
+    let connections = told.unwrap_or(fit.clamp(1, usual.connections));
+    let all = (others * connections) as u64;
+    // In whole MiB: the budget counts in pages, and the last one must fit, too.
+    let window = (share / (all + connections as u64) / MIB * MIB).clamp(WINDOW_MIN, usual.window);
+    if all * window <= share {
+        return Ok((connections, window));
+    }
+    Err(Error::usage("memory of the agent is too little for its links")
+        .expected(format!("a share of {} MiB, for {all} connections", all * window / MIB))
+        .got(format!("{} MiB", share / MIB))
+        .help("raise `memory`, or have fewer [peers] addresses or connections"))
+}
+
+async fn exchange(
+    config: &Config,
+    share: u64,
+    cache: &Arc<Cache>,
+    credentials: Option<&Credentials>,
+) -> Result<Arc<Exchange>> {
+    let told = &config.peers;
+    let (identity, peers) = match credentials {
+        None => (Identity::new("local", "agent")?, Peers::nobody()),
+        Some(credentials) => {
+            let finds = told.registered || !told.names.is_empty();
+            let others = told.addresses.len() + if finds { FOUND_ABOUT } else { 0 };
+            let (connections, window) = links(share, others, told.connections)?;
+            let options = PeersOptions { transports: told.transports, connections, window };
+            (credentials.identity(), Peers::new(credentials.clone(), Budget::new(share)?, options))
+        }
+    };
+    told.addresses.iter().try_for_each(|address| peers.add(address))?;
+    let (cache, budget, policy) = (Arc::clone(cache), Budget::new(share)?, config.policy.clone());
+    let ahead = budget.carve(share / AHEAD_PART).await?;
+    Ok(Exchange::new(ExchangeOptions {
+        identity,
+        cache,
+        budget,
+        ahead,
+        peers,
+        policy,
+        limits: Limits::new(told.limits.iter().cloned()),
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_capacity_above_the_disk_is_told() {
+        assert_eq!(too_large("[cache] capacity", 1 << 30, 1 << 30), None);
+        let warning = too_large("[cache] capacity", 3 << 30, 1 << 30).unwrap();
+        assert!(warning.starts_with("[cache] capacity is 3.0 GiB, but the disk has 1.0 GiB"), "{warning}");
+    }
+
+    #[tokio::test]
+    async fn all_links_fit_at_once() {
+        for (memory, others) in [(64, 1), (64, 8), (64, 16), (128, 7), (128, 11), (500, 3), (2048, 30)] {
+            let share = memory * MIB + 5;
+            let (connections, window) = links(share, others, None).unwrap();
+            assert!((1..=4).contains(&connections) && window >= WINDOW_MIN);
+            let (budget, mut stored) = (Budget::new(share).unwrap(), Vec::new());
+            for _ in 0..others * connections {
+                let carved = futures::FutureExt::now_or_never(budget.carve(window));
+                stored.push(carved.expect("there is room for the last one").unwrap());
+            }
+        }
+        assert_eq!(links(512 * MIB, 1, None).unwrap(), (4, 64 * MIB));
+        assert_eq!(links(128 * MIB, 7, None).unwrap(), (2, 8 * MIB));
+        assert_eq!(links(128 * MIB, 1, Some(2)).unwrap(), (2, 32 * MIB));
+        let error = links(64 * MIB, 17, None).unwrap_err();
+        assert_eq!((error.kind(), error.help_text().is_some()), (crate::error::ErrorKind::Usage, true));
+    }
+}

@@ -1,0 +1,18 @@
+//! Background tasks of an agent: saves, restores, warms and watches, with progress, outcome and a way to stop each.
+//!
+//! ```text
+//! operations, watch (what each kind does) -> registry (runs them, counts them, remembers the last)
+//! ```
+
+mod operations;
+mod registry;
+mod watch;
+
+use std::time::Duration;
+
+pub(super) use self::operations::{RestoreRequest, WarmRequest, report, resolve, restore, save_handoff, warm};
+pub(super) use self::registry::{Task, TaskSpec, Tasks};
+pub(super) use self::watch::watch;
+
+/// Pause before the agent retries its own work.
+pub(super) const AGAIN_AFTER: Duration = Duration::from_secs(5);

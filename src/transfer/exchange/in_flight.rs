@@ -1,0 +1,67 @@
+//! Chunks being fetched: each is fetched once, however many wait for it.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tokio_util::sync::CancellationToken;
+
+use crate::id::ChunkId;
+
+/// Chunks being fetched. Clones share them.
+#[derive(Clone, Debug, Default)]
+pub(super) struct InFlight(Arc<Mutex<HashMap<ChunkId, CancellationToken>>>);
+
+/// The right to fetch a chunk. Dropping it wakes those who wait, whether the chunk came or not.
+#[derive(Debug)]
+pub(super) struct Lead {
+    id: ChunkId,
+    done: CancellationToken,
+    in_flight: InFlight,
+}
+
+/// Cancelled when another task has finished fetching the chunk.
+pub(super) type Done = CancellationToken;
+
+impl InFlight {
+    /// Takes the lead for `id`, or returns what to wait for.
+    pub(super) fn begin(&self, id: ChunkId) -> Result<Lead, Done> {
+        match self.0.lock().unwrap_or_else(PoisonError::into_inner).entry(id) {
+            Entry::Occupied(fetching) => Err(fetching.get().clone()),
+            Entry::Vacant(vacant) => {
+                let done = vacant.insert(CancellationToken::new()).clone();
+                Ok(Lead { id, done, in_flight: self.clone() })
+            }
+        }
+    }
+
+    /// True if `id` is being fetched.
+    pub(super) fn has(&self, id: &ChunkId) -> bool {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).contains_key(id)
+    }
+}
+
+impl Drop for Lead {
+    fn drop(&mut self) {
+        self.in_flight.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.id);
+        self.done.cancel();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_fetches_and_the_others_wait() {
+        let (in_flight, id) = (InFlight::default(), ChunkId::of(b"chunk"));
+        let lead = in_flight.begin(id).unwrap();
+        let done = in_flight.begin(id).unwrap_err();
+        assert!(in_flight.has(&id) && !in_flight.has(&ChunkId::of(b"other")));
+        assert!(in_flight.begin(ChunkId::of(b"other")).is_ok());
+        assert!(!done.is_cancelled());
+        drop(lead);
+        assert!(done.is_cancelled());
+        assert!(in_flight.begin(id).is_ok());
+    }
+}

@@ -1,0 +1,72 @@
+//! Verifying what arrives, and keeping it. Blocking: decoding takes a core, the cache a disk.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use crate::cache::{Cache, Frame};
+use crate::chunk::Chunk;
+use crate::codec::{self, Encoded};
+use crate::error::Result;
+use crate::id::ChunkId;
+use crate::repository::Saved;
+
+/// Bases of bases, at most.
+const HOPS: usize = 2;
+
+/// Takes frames that nobody has verified yet.
+#[derive(Clone, Debug)]
+pub(super) struct Verifier {
+    cache: Arc<Cache>,
+}
+
+impl Verifier {
+    pub(super) fn new(cache: Arc<Cache>) -> Self {
+        Self { cache }
+    }
+
+    /// Proves that `encoded` is the chunk numbered `chunk` and puts it into the cache; None if its base is not there, without which
+    /// nobody can tell.
+    ///
+    /// # Errors
+    /// Damaged, if it is not the chunk.
+    pub(super) fn keep(&self, saved: &Saved, chunk: u32, encoded: Encoded) -> Result<Option<Frame>> {
+        let located = saved.locate(chunk)?;
+        let frame = match encoded.base {
+            None => Frame::verify(located.id, encoded, located.place.plain_len, None)?,
+            Some(base) => {
+                let Some(plain) = self.plain(&base, HOPS) else { return Ok(None) };
+                let base = Chunk::verify(base, &plain)?;
+                Frame::verify(located.id, encoded, located.place.plain_len, Some(base))?
+            }
+        };
+        self.insert(&frame);
+        Ok(Some(frame))
+    }
+
+    /// Puts a frame into the cache. That may refuse it; the caller has it all the same.
+    pub(super) fn insert(&self, frame: &Frame) {
+        // It counts what it refuses.
+        let _ = self.cache.insert(frame);
+    }
+
+    /// A chunk of the cache, decoded.
+    fn plain(&self, id: &ChunkId, hops: usize) -> Option<Bytes> {
+        let frame = self.cache.get(id)?;
+        let base = match frame.base() {
+            Some(base) => Some(self.plain(&base, hops.checked_sub(1)?)?),
+            None => None,
+        };
+        codec::decode(frame.codec(), frame.bytes(), base.as_deref(), frame.plain_len()).ok()
+    }
+
+    /// Those of `chunks` that are in the cache.
+    ///
+    /// # Errors
+    /// Damaged, if the map lacks one.
+    pub(super) fn find(&self, saved: &Saved, chunks: &[u32]) -> Result<Vec<(u32, Frame)>> {
+        let found =
+            chunks.iter().map(|&chunk| Ok(self.cache.get(&saved.locate(chunk)?.id).map(|frame| (chunk, frame))));
+        found.filter_map(Result::transpose).collect()
+    }
+}
