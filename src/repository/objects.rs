@@ -214,6 +214,15 @@ pub(crate) async fn len(objects: &dyn ObjectStore, key: &Path) -> Result<u64> {
     retry(|| async { Ok(objects.head(key).await?.size) }).await
 }
 
+/// Whether there is an object at `key`.
+pub(crate) async fn exists(objects: &dyn ObjectStore, key: &Path) -> Result<bool> {
+    match len(objects, key).await {
+        Ok(_) => Ok(true),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
 fn whole(key: &Path, expected: u64, bytes: Bytes) -> Result<Bytes> {
     if bytes.len() as u64 == expected { Ok(bytes) } else { Err(short(key, expected, bytes.len())) }
 }

@@ -67,6 +67,7 @@ pub(crate) struct Faulty {
     faults: Faults,
     dice: Arc<Dice>,
     recent: Arc<Mutex<VecDeque<Path>>>,
+    unlisted: Arc<Mutex<Vec<Path>>>,
 }
 
 #[derive(Debug)]
@@ -105,12 +106,17 @@ impl Faulty {
     /// `inner`, failing as `faults` and `seed` say.
     pub(crate) fn new(inner: Arc<dyn ObjectStore>, faults: Faults, seed: u64) -> Self {
         let dice = Dice { state: seed.into(), calm: AtomicBool::new(false), injected: AtomicU64::new(0) };
-        Self { inner, faults, dice: Arc::new(dice), recent: Arc::default() }
+        Self { inner, faults, dice: Arc::new(dice), recent: Arc::default(), unlisted: Arc::default() }
     }
 
     /// From now on (`true`) nothing fails.
     pub(crate) fn calm(&self, calm: bool) {
         self.dice.calm.store(calm, Ordering::SeqCst);
+    }
+
+    /// Leaves `key` out of every listing from now on.
+    pub(crate) fn unlist(&self, key: Path) {
+        self.unlisted.lock().unwrap().push(key);
     }
 
     /// How many faults there were.
@@ -155,7 +161,11 @@ impl Faulty {
     /// What the listing that starts now leaves out.
     fn unseen(&self) -> Vec<Path> {
         let stale = self.dice.pick(&[(self.faults.stale_listings, Fault::Truncated)]);
-        if stale == Fault::None { Vec::new() } else { self.recent.lock().unwrap().iter().cloned().collect() }
+        let mut unseen = self.unlisted.lock().unwrap().clone();
+        if stale != Fault::None {
+            unseen.extend(self.recent.lock().unwrap().iter().cloned());
+        }
+        unseen
     }
 
     fn listing(&self, inner: BoxStream<'static, Result<ObjectMeta>>) -> BoxStream<'static, Result<ObjectMeta>> {

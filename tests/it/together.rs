@@ -11,7 +11,8 @@ use std::time::Duration;
 use object_store::ObjectStore;
 use object_store::memory::InMemory;
 use towline::error::{ErrorKind, Result};
-use towline::ops::{CollectOptions, RestoreOptions, SaveOptions};
+use towline::ops::{CollectOptions, RestoreOptions, SaveOptions, VerifyOptions};
+use towline::repository::layout::Numbered;
 use towline::repository::{OpenOptions, Repository};
 use towline::storage::Store;
 
@@ -178,5 +179,28 @@ async fn on_a_bad_day_nothing_acknowledged_is_lost_and_nothing_wrong_is_read() {
         for (saver, books) in (0..).zip(&books) {
             books.check(&repository, saver, scratch.path()).await;
         }
+    }
+}
+
+/// F9, as before: whichever entries of the log a listing leaves out, they are neither missing nor lost.
+#[tokio::test]
+async fn entries_that_a_listing_leaves_out_are_no_damage() {
+    let scratch = tempfile::tempdir().unwrap();
+    let path = scratch.path().join("source");
+    for hidden in 1..8 {
+        let faulty = Faulty::new(Arc::new(InMemory::new()), Faults::default(), 0);
+        let objects: Arc<dyn ObjectStore> = Arc::new(faulty.clone());
+        let repository = open(&objects, scratch.path().join(format!("cache-{hidden}"))).await;
+        for round in 0..4 {
+            fs::write(&path, content(0, round)).unwrap();
+            repository.save(&path, &name(&format!("a/{round}")), &SaveOptions::default()).await.unwrap();
+        }
+        faulty.unlist(Numbered::Entry.key(hidden));
+        faulty.unlist(Numbered::Entry.key(hidden + 1));
+        let options = VerifyOptions { repair: true, ..VerifyOptions::default() };
+        let verified = repository.verify(None, &options).await.unwrap();
+        assert!(verified.damaged.is_empty(), "{:?}", verified.damaged);
+        repository.collect(&CollectOptions::default()).await.unwrap();
+        assert_eq!(open(&objects, scratch.path().join("fresh")).await.state().await.unwrap().refs.len(), 4);
     }
 }

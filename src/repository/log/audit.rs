@@ -16,6 +16,8 @@ use crate::repository::layout::Numbered;
 const PLANTED: &str = "delete it with the store's own tool: readers start from an older one then";
 /// Objects read at once.
 const AHEAD: usize = 8;
+/// Replays, at most.
+const ATTEMPTS: usize = 32;
 
 /// Result of an audit.
 #[derive(Debug)]
@@ -48,7 +50,7 @@ impl Log {
             }
             Err(error) => return Err(error),
         };
-        let replayed = stranger.replay(floor, &mut damaged).await?;
+        let replayed = stranger.replay_settled(floor, &mut damaged).await?;
         if let Some(state) = folded {
             return Ok(Audit { state, folds: true, damaged });
         }
@@ -78,8 +80,21 @@ impl Log {
         Ok(floor)
     }
 
-    /// Applies every entry above `floor` in order; returns the last state that this tells.
-    async fn replay(&self, floor: u64, damaged: &mut Vec<(Path, Error)>) -> Result<State> {
+    /// Replays until a listing shows what the boundary leaves: one may lag behind a truncation and later entries.
+    async fn replay_settled(&self, mut floor: u64, damaged: &mut Vec<(Path, Error)>) -> Result<State> {
+        for _ in 0..ATTEMPTS {
+            let mut found = Vec::new();
+            if let Some(state) = self.replay(floor, &mut found).await? {
+                damaged.append(&mut found);
+                return Ok(state);
+            }
+            floor = floor.max(self.seen().boundary.floor);
+        }
+        Err(Error::unreachable("the store lists log entries later than it has them").cure("try again"))
+    }
+
+    /// Applies every entry above `floor` in order; returns the last state that this tells. None if the listing left out an entry.
+    async fn replay(&self, floor: u64, damaged: &mut Vec<(Path, Error)>) -> Result<Option<State>> {
         let snapshots = self.numbers(Numbered::Snapshot).await?;
         let Listed { entries, strays } = self.entries_above(floor, &snapshots).await?;
         let last = entries.last().copied().unwrap_or(floor);
@@ -125,10 +140,16 @@ impl Log {
             Err(error) if is_damage(&error) => floor,
             Err(error) => return Err(error),
         };
-        damaged.extend(missing.into_iter().filter_map(|gap| lacking(gap.start.max(floor.saturating_add(1))..gap.end)));
+        for gap in missing {
+            let gap = gap.start.max(floor.saturating_add(1))..gap.end;
+            if !gap.is_empty() && self.entry_exists(gap.start).await? {
+                return Ok(None);
+            }
+            damaged.extend(lacking(gap));
+        }
         damaged.extend(strays.into_iter().map(|number| stray(number, last)));
         replay.lose();
-        Ok(replay.last)
+        Ok(Some(replay.last))
     }
 
     /// Notes a snapshot after an entry that is not there: every fold would start from it.

@@ -169,7 +169,8 @@ impl Log {
         }
     }
 
-    /// Entries above `floor` that a listing shows. `snapshots` are those that one shows: the log reached them.
+    /// Entries above `floor`: those that a listing shows, and those that it left out before them. `snapshots` are those that one shows: the
+    /// log reached them.
     pub(super) async fn entries_above(&self, floor: u64, snapshots: &[u64]) -> Result<Listed> {
         let is_above = |number: &u64| *number > floor;
         let mut entries: BTreeSet<u64> = self.numbers(Numbered::Entry).await?.into_iter().filter(is_above).collect();
@@ -183,7 +184,20 @@ impl Log {
             last = number;
         }
         let strays = stray.map(|first| entries.split_off(&first)).unwrap_or_default();
+        let mut next = floor.saturating_add(1);
+        for number in &entries | &snapshots {
+            while next < number && self.entry_exists(next).await? {
+                entries.insert(next);
+                next += 1;
+            }
+            next = number.saturating_add(1);
+        }
         Ok(Listed { entries, strays })
+    }
+
+    /// Asks the store for one entry's object, without its body.
+    pub(super) async fn entry_exists(&self, number: u64) -> Result<bool> {
+        objects::exists(&*self.objects, &Numbered::Entry.key(number)).await
     }
 
     /// The numbers of the objects of one kind that a listing shows, in no order.

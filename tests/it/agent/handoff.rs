@@ -15,8 +15,10 @@ use super::{Answer, Running, told as agent_told, told_json, with_tree};
 use crate::cli::User;
 use crate::data::noise;
 
-/// How `home/a` watches, and gives what it may not save to the other site.
-const GIVES: &str = "[sidecar]\nentrust = 'cloud'\nwatch = [{ folder = 'ckpt', run = 'run', settle = '200ms' }]";
+/// Settings of `home/a`: a watch that hands off to the other site. A restored step would be handed off too, if the store goes before the
+/// watch has compared it.
+const GIVES: &str = "[sidecar]\nentrust = 'cloud'\n\
+    watch = [{ folder = 'ckpt', run = 'run', settle = '200ms', restore_latest = false }]";
 
 /// How `cloud/c` keeps.
 fn keeps(from: &str, capacity: &str, wait: &str) -> String {
