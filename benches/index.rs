@@ -16,7 +16,7 @@ use towline::metrics::Metric;
 use towline::ops::{RestoreOptions, SaveOptions};
 use towline::repository::layout::{Family, owned};
 use towline::repository::log::{Action, SegmentInfo};
-use towline::repository::{Known, OpenOptions, Repository};
+use towline::repository::{OpenOptions, Repository, StoredChunks};
 use towline::storage::{Location, StoreOptions, open};
 
 const PACK_CHUNKS: u64 = 256;
@@ -114,7 +114,7 @@ async fn fill(repository: &Repository, chunks: u64) -> u64 {
 async fn lookups(repository: &Repository, chunks: u64) {
     const LOOKUPS: u64 = 1_000_000;
     let begun = Instant::now();
-    let mut known = Known::load(repository).await.unwrap();
+    let mut known = StoredChunks::load(repository).await.unwrap();
     println!("opening the index: {:.1?}", begun.elapsed());
     let fresh: Vec<ChunkId> = (chunks..chunks + LOOKUPS).map(id).collect();
     let begun = Instant::now();

@@ -146,9 +146,9 @@ impl Budget {
     ///
     /// # Errors
     /// Exhausted, if all structures kept together would take more than [`Budget::kept_max`].
-    pub fn keep(&self, bytes: u64) -> Result<Kept> {
+    pub fn keep(&self, bytes: u64) -> Result<Retained> {
         let kept = Arc::clone(&self.0.kept).try_acquire_many_owned(self.units(saturating_len(bytes))?);
-        kept.map(Kept).map_err(|_| {
+        kept.map(Retained).map_err(|_| {
             Error::exhausted("plans and marks take more memory than they may")
                 .expected(format!(
                     "at most {} MiB of all of them together, half of the memory budget",
@@ -240,7 +240,7 @@ pub struct Charge {
 
 /// Structure that [`Budget::keep`] counts; dropping it ends that.
 #[derive(Debug)]
-pub struct Kept(#[expect(dead_code, reason = "held for its drop")] OwnedSemaphorePermit);
+pub struct Retained(#[expect(dead_code, reason = "held for its drop")] OwnedSemaphorePermit);
 
 /// Room that [`Budget::room`] gave; dropping it gives it back.
 #[derive(Debug)]

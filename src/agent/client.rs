@@ -290,8 +290,8 @@ impl Client {
         }
         let status = response.status();
         let body = self.whole(response).await?;
-        let told = serde_json::from_slice::<Value>(&body).ok();
-        Err(match told.as_ref().and_then(|told| told.get("error")) {
+        let body = serde_json::from_slice::<Value>(&body).ok();
+        Err(match body.as_ref().and_then(|body| body.get("error")) {
             Some(error) => error_of(Some(error)),
             None => Error::other("agent answers with an error").at(self.socket.display()).got(status),
         })
@@ -367,8 +367,8 @@ fn data(event: &[u8]) -> Option<Vec<u8>> {
 }
 
 /// An error, as the agent told it.
-fn error_of(told: Option<&Value>) -> Error {
-    let text = |name: &str| told.and_then(|told| told.get(name)).and_then(Value::as_str).map(str::to_owned);
+fn error_of(body: Option<&Value>) -> Error {
+    let text = |name: &str| body.and_then(|body| body.get(name)).and_then(Value::as_str).map(str::to_owned);
     let kind = text("kind").map_or(ErrorKind::Other, |word| ErrorKind::from_word(&word));
     let message = text("message").unwrap_or_else(|| "agent tells of an error it does not name".to_owned());
     let error = Error::new(kind, message);
@@ -376,7 +376,7 @@ fn error_of(told: Option<&Value>) -> Error {
         Some(help) => error.help(help),
         None => error,
     };
-    let causes = told.and_then(|told| told.get("causes")).and_then(Value::as_array).into_iter().flatten();
+    let causes = body.and_then(|body| body.get("causes")).and_then(Value::as_array).into_iter().flatten();
     let causes: Vec<_> = causes.filter_map(Value::as_str).collect();
     if causes.is_empty() { error } else { error.source(causes.join(": ")) }
 }

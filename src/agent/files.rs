@@ -64,7 +64,7 @@ impl Opened {
 
 /// An entry of a saved tree.
 #[derive(Debug)]
-pub(super) enum Found {
+pub(super) enum TreeNode {
     File(File),
     Folder(Folder),
 }
@@ -78,7 +78,7 @@ pub(super) struct File {
     path: Vec<u8>,
 }
 
-impl Found {
+impl TreeNode {
     /// Opens the file or folder at `path` of what `selector` stands for now; the tree itself, if the path is empty.
     ///
     /// # Errors

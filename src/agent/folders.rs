@@ -26,7 +26,7 @@ impl Folder {
             name: self.saved.name.to_string(),
             manifest: self.saved.value.manifest.to_string(),
             path: String::from_utf8_lossy(&self.path).into_owned(),
-            entries: listed.into_iter().map(|(name, entry)| self.told(name, entry)).collect(),
+            entries: listed.into_iter().map(|(name, entry)| self.view(name, entry)).collect(),
             next,
         }
     }
@@ -39,7 +39,7 @@ impl Folder {
         })
     }
 
-    fn told(&self, name: &[u8], entry: &TreeEntry) -> view::FolderEntry {
+    fn view(&self, name: &[u8], entry: &TreeEntry) -> view::FolderEntry {
         let (bytes, target) = match &entry.kind {
             EntryKind::File(content) => (content.size, None),
             EntryKind::Folder => (0, None),

@@ -123,10 +123,10 @@ fn weight(agent: &Identity, name: &str) -> [u8; 32] {
 }
 
 fn unknown(at: &AgentSelector, known: &BTreeMap<Identity, Candidate>, peers: &[PeerStat]) -> Error {
-    let mut told: Vec<String> = known.keys().map(Identity::path).collect();
+    let mut names: Vec<String> = known.keys().map(Identity::path).collect();
     for peer in peers.iter().filter(|peer| peer.identity.is_none()) {
         let trouble = peer.error.as_deref().unwrap_or("has not answered yet");
-        told.push(format!("somebody at {} ({trouble})", peer.address));
+        names.push(format!("somebody at {} ({trouble})", peer.address));
     }
     let what = match at {
         AgentSelector::Site(_) => "no agent of this site is known here",
@@ -134,7 +134,7 @@ fn unknown(at: &AgentSelector, known: &BTreeMap<Identity, Candidate>, peers: &[P
     };
     Error::not_found(what)
         .at(at)
-        .expected(format!("one of: {}", told.join(", ")))
+        .expected(format!("one of: {}", names.join(", ")))
         .help("tell this node's agent where it is: addresses, dns or registered in [peers] of its settings")
 }
 

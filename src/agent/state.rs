@@ -98,19 +98,19 @@ impl AgentState {
         let share = share(config)?;
         let cache = match config.cache.clone() {
             None => None,
-            Some(told) => {
-                let options = CacheOptions { free_floor: told.free_floor, ..CacheOptions::new(told.capacity) };
-                let (dir, capacity) = (told.dir.clone(), told.capacity);
-                let cache = blocking(move || Cache::open(&told.dir, options)).await?;
+            Some(settings) => {
+                let options = CacheOptions { free_floor: settings.free_floor, ..CacheOptions::new(settings.capacity) };
+                let (dir, capacity) = (settings.dir.clone(), settings.capacity);
+                let cache = blocking(move || Cache::open(&settings.dir, options)).await?;
                 warn_of_capacity("[cache] capacity", &dir, capacity);
                 Some(Arc::new(cache))
             }
         };
         let store = match config.handoff.clone() {
             None => None,
-            Some(told) => {
-                let (dir, capacity) = (told.dir.clone(), told.capacity);
-                let store = blocking(move || HandoffStore::open(told)).await?;
+            Some(settings) => {
+                let (dir, capacity) = (settings.dir.clone(), settings.capacity);
+                let store = blocking(move || HandoffStore::open(settings)).await?;
                 warn_of_capacity("[handoff] capacity", &dir, capacity);
                 Some(Arc::new(store))
             }
@@ -213,16 +213,16 @@ impl AgentState {
     }
 
     /// Discovery of other agents; None, if there is none.
-    pub(super) fn discovery(&self, told: &PeersConfig) -> Option<Discovery> {
+    pub(super) fn discovery(&self, settings: &PeersConfig) -> Option<Discovery> {
         let identity = self.credentials.as_ref()?.identity();
-        if !told.registered && told.names.is_empty() {
+        if !settings.registered && settings.names.is_empty() {
             return None;
         }
         Some(Discovery {
-            addresses: told.addresses.clone(),
-            names: told.names.clone(),
-            repositories: if told.registered { self.origins.clone() } else { Vec::new() },
-            register: told.register.clone().map(|address| (identity, address)),
+            addresses: settings.addresses.clone(),
+            names: settings.names.clone(),
+            repositories: if settings.registered { self.origins.clone() } else { Vec::new() },
+            register: settings.register.clone().map(|address| (identity, address)),
         })
     }
 
@@ -324,9 +324,9 @@ fn warn_of_capacity(setting: &str, dir: &Path, capacity: u64) {
 
 /// A warning for a `capacity` above the size of the disk, in bytes.
 fn too_large(setting: &str, capacity: u64, disk: u64) -> Option<String> {
-    let (told, has) = (size::show(capacity), size::show(disk));
+    let (wanted, has) = (size::show(capacity), size::show(disk));
     (capacity > disk).then(|| {
-        format!("{setting} is {told}, but the disk has {has}: it holds what the disk has free above `free_floor`")
+        format!("{setting} is {wanted}, but the disk has {has}: it holds what the disk has free above `free_floor`")
     })
 }
 
@@ -346,8 +346,11 @@ fn same(a: &Location, b: &Location) -> bool {
     a == b || real(a).is_some_and(|a| Some(a) == real(b))
 }
 
-fn place(repository: &Repository) -> view::Place {
-    view::Place { location: Some(repository.store().location().to_string()), id: repository.id().to_string() }
+fn place(repository: &Repository) -> view::ServedRepository {
+    view::ServedRepository {
+        location: Some(repository.store().location().to_string()),
+        id: repository.id().to_string(),
+    }
 }
 
 /// Bytes of memory for each of those that must not wait for each other's: the repositories, the exchange, the links, and what is
@@ -369,11 +372,11 @@ fn share(config: &Config) -> Result<u64> {
 /// How many connections to each of `others`, and the largest window of each, if they have `share` bytes. All at once must fit, or some
 /// would wait for ever, and once more those of one, which changes over from one transport to the other. There are fewer connections rather
 /// than windows that are too small.
-fn links(share: u64, others: usize, told: Option<usize>) -> Result<(usize, u64)> {
+fn links(share: u64, others: usize, fixed: Option<usize>) -> Result<(usize, u64)> {
     let usual = PeersOptions::default();
     let others = others.max(1);
     let fit = usize::try_from(share / GOOD_WINDOW).unwrap_or(usize::MAX) / others;
-    let connections = told.unwrap_or(fit.clamp(1, usual.connections));
+    let connections = fixed.unwrap_or(fit.clamp(1, usual.connections));
     let all = (others * connections) as u64;
     // In whole MiB: the budget counts in pages, and the last one must fit, too.
     let window = (share / (all + connections as u64) / MIB * MIB).clamp(WINDOW_MIN, usual.window);
@@ -392,18 +395,18 @@ async fn exchange(
     cache: &Arc<Cache>,
     credentials: Option<&Credentials>,
 ) -> Result<Arc<Exchange>> {
-    let told = &config.peers;
+    let settings = &config.peers;
     let (identity, peers) = match credentials {
         None => (Identity::new("local", "agent")?, Peers::nobody()),
         Some(credentials) => {
-            let finds = told.registered || !told.names.is_empty();
-            let others = told.addresses.len() + if finds { FOUND_ABOUT } else { 0 };
-            let (connections, window) = links(share, others, told.connections)?;
-            let options = PeersOptions { transports: told.transports, connections, window };
+            let finds = settings.registered || !settings.names.is_empty();
+            let others = settings.addresses.len() + if finds { FOUND_ABOUT } else { 0 };
+            let (connections, window) = links(share, others, settings.connections)?;
+            let options = PeersOptions { transports: settings.transports, connections, window };
             (credentials.identity(), Peers::new(credentials.clone(), Budget::new(share)?, options))
         }
     };
-    told.addresses.iter().try_for_each(|address| peers.add(address))?;
+    settings.addresses.iter().try_for_each(|address| peers.add(address))?;
     let (cache, budget, policy) = (Arc::clone(cache), Budget::new(share)?, config.policy.clone());
     let ahead = budget.carve(share / AHEAD_PART).await?;
     Ok(Exchange::new(ExchangeOptions {
@@ -413,7 +416,7 @@ async fn exchange(
         ahead,
         peers,
         policy,
-        limits: Limits::new(told.limits.iter().cloned()),
+        limits: Limits::new(settings.limits.iter().cloned()),
     }))
 }
 

@@ -29,7 +29,7 @@ pub struct Health {
     /// Identity towards other agents, if it has a certificate.
     pub identity: Option<String>,
     /// Repositories that it saves to and restores from, the usual one first.
-    pub repositories: Vec<Place>,
+    pub repositories: Vec<ServedRepository>,
     /// Problems of reloaded files, such as the rules or the list of revoked certificates: the version before stays in force.
     /// Told over the socket only.
     #[serde(default)]
@@ -93,7 +93,7 @@ pub struct FolderEntry {
 
 /// A repository of an agent.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Place {
+pub struct ServedRepository {
     /// Its location; left out for other agents.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub location: Option<String>,

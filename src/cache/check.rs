@@ -3,7 +3,7 @@
 use super::Cache;
 use super::allocator::UNIT;
 use super::queue::Resident;
-use super::read::Found;
+use super::read::SlotContent;
 
 /// Result of a check.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -45,9 +45,9 @@ impl Cache {
                 checked.chunks += 1;
                 checked.bytes += u64::from(chunk.weight) * UNIT;
                 let (chunk, readable) = match self.settled(chunk) {
-                    Some(Found::Frame(_)) | None => continue,
-                    Some(Found::Wrong(chunk)) => (chunk, true),
-                    Some(Found::Unreadable(chunk)) => (chunk, false),
+                    Some(SlotContent::Frame(_)) | None => continue,
+                    Some(SlotContent::Wrong(chunk)) => (chunk, true),
+                    Some(SlotContent::Unreadable(chunk)) => (chunk, false),
                 };
                 // If it was evicted meanwhile, it is not there to be dropped.
                 if self.drop_damaged(chunk, readable) {

@@ -14,7 +14,7 @@ use crate::id::ChunkId;
 const READS: usize = 4;
 
 /// Content of a place.
-pub(super) enum Found {
+pub(super) enum SlotContent {
     /// The frame of a chunk with the wanted key.
     Frame(Frame),
     /// Something else, where this chunk should be.
@@ -50,12 +50,12 @@ impl Cache {
         let chunk = self.state().queue.touch(id.prefix())?;
         match self.settled(chunk)? {
             // Another chunk with the same eight bytes is a sound one.
-            Found::Frame(frame) => Some(frame).filter(|frame| frame.id() == *id),
-            Found::Wrong(chunk) => {
+            SlotContent::Frame(frame) => Some(frame).filter(|frame| frame.id() == *id),
+            SlotContent::Wrong(chunk) => {
                 self.drop_damaged(chunk, true);
                 None
             }
-            Found::Unreadable(chunk) => {
+            SlotContent::Unreadable(chunk) => {
                 self.drop_damaged(chunk, false);
                 None
             }
@@ -63,11 +63,11 @@ impl Cache {
     }
 
     /// Reads a chunk until what was read is what the index said both before and after; none if it went away meanwhile.
-    pub(super) fn settled(&self, chunk: Resident) -> Option<Found> {
+    pub(super) fn settled(&self, chunk: Resident) -> Option<SlotContent> {
         let (mut chunk, mut suspect) = (chunk, None);
         for _ in 0..READS {
             let found = self.read_extent(chunk);
-            if matches!(found, Found::Frame(_)) || suspect == Some(chunk.place) {
+            if matches!(found, SlotContent::Frame(_)) || suspect == Some(chunk.place) {
                 return Some(found);
             }
             // It may have been evicted or moved, and its units used again or given back, since the index was asked.
@@ -78,11 +78,11 @@ impl Cache {
     }
 
     /// Reads what lies where the index says that a chunk does.
-    fn read_extent(&self, chunk: Resident) -> Found {
+    fn read_extent(&self, chunk: Resident) -> SlotContent {
         match self.read_bytes(chunk).map(|bytes| extent::open(&self.identity.secret, &bytes)) {
-            Some(Some(frame)) if frame.id().prefix() == chunk.key => Found::Frame(frame),
-            Some(_) => Found::Wrong(chunk),
-            None => Found::Unreadable(chunk),
+            Some(Some(frame)) if frame.id().prefix() == chunk.key => SlotContent::Frame(frame),
+            Some(_) => SlotContent::Wrong(chunk),
+            None => SlotContent::Unreadable(chunk),
         }
     }
 

@@ -6,7 +6,7 @@ use std::sync::PoisonError;
 use super::Cache;
 use super::extent;
 use super::queue::{Resident, Standing};
-use super::read::Found;
+use super::read::SlotContent;
 
 /// Nodes of the queue that are looked through in one go: less than a millisecond.
 const NODES: usize = 64 << 10;
@@ -147,16 +147,16 @@ impl Cache {
         let Some(to) = to else { return };
         self.flush();
         let moved = match self.settled(chunk) {
-            Some(Found::Frame(frame)) if extent::weight(frame.bytes().len() as u64) == weight => {
+            Some(SlotContent::Frame(frame)) if extent::weight(frame.bytes().len() as u64) == weight => {
                 let header = extent::header(&self.identity.secret, &frame);
                 self.write(to, weight, &[&header, frame.bytes()])
             }
             found => {
                 self.state().allocator.give(to, weight);
                 match found {
-                    Some(Found::Wrong(chunk)) => self.drop_damaged(chunk, true),
-                    Some(Found::Unreadable(chunk)) => self.drop_damaged(chunk, false),
-                    Some(Found::Frame(_)) | None => false,
+                    Some(SlotContent::Wrong(chunk)) => self.drop_damaged(chunk, true),
+                    Some(SlotContent::Unreadable(chunk)) => self.drop_damaged(chunk, false),
+                    Some(SlotContent::Frame(_)) | None => false,
                 };
                 false
             }

@@ -14,7 +14,7 @@ use thiserror::Error;
 
 use super::pickle::{self, Pickle, Ref, Value};
 use super::torch::{self, dtypes};
-use super::{Dtype, Elements, Layout, Part, ReadAt, Tensor, in_blocks};
+use super::{Dtype, Elements, Layout, ReadAt, Tensor, TensorSlice, in_blocks};
 use crate::limits::{RANK_MAX, TENSOR_NAME_MAX, TENSORS_MAX};
 
 /// File name of the metadata.
@@ -150,7 +150,7 @@ impl Metadata {
         self.files.keys().map(AsRef::as_ref)
     }
 
-    /// The tensors of the file at `path`, which has `len` bytes. Each is a [`Part`] of its whole.
+    /// The tensors of the file at `path`, which has `len` bytes. Each is a [`TensorSlice`] of its whole.
     ///
     /// # Errors
     /// A part lies outside the file or over another, or what lies there is not what the metadata says.
@@ -177,7 +177,7 @@ impl Metadata {
                     name: name(),
                     start: start + tensor.start,
                     end: start + tensor.end,
-                    part: Some(Part { shape: whole.shape.clone(), offsets: offsets.into() }),
+                    part: Some(TensorSlice { shape: whole.shape.clone(), offsets: offsets.into() }),
                     ..tensor
                 });
             }
@@ -218,19 +218,19 @@ struct Names<'p> {
 }
 
 /// A word or a class that comes again and again, most often as the same value.
-struct Known<T> {
+struct Interned<T> {
     what: T,
     seen: Cell<Option<Ref>>,
 }
 
-impl<T> Known<T> {
+impl<T> Interned<T> {
     const fn new(what: T) -> Self {
         Self { what, seen: Cell::new(None) }
     }
 }
 
-type Class = Known<(&'static str, &'static str)>;
-type Key = Known<&'static str>;
+type Class = Interned<(&'static str, &'static str)>;
+type Key = Interned<&'static str>;
 
 /// Reads the classes of the metadata.
 struct Reader<'p, 'a> {
@@ -256,25 +256,25 @@ struct Reader<'p, 'a> {
 
 impl<'p, 'a> Reader<'p, 'a> {
     fn new(pickle: &'p Pickle<'a>) -> Self {
-        let class = |name| Known::new((CLASSES, name));
+        let class = |name| Interned::new((CLASSES, name));
         Self {
             pickle,
             parts: Cell::new(0),
             metadata: class("Metadata"),
-            size: Known::new(("torch", "Size")),
+            size: Interned::new(("torch", "Size")),
             tensor: class("TensorStorageMetadata"),
             properties: class("TensorProperties"),
             chunk: class("ChunkStorageMetadata"),
             index: class("MetadataIndex"),
-            place: Known::new((STORAGE, "_StorageInfo")),
-            offsets: Known::new("offsets"),
-            sizes: Known::new("sizes"),
-            fqn: Known::new("fqn"),
-            offset: Known::new("offset"),
-            path: Known::new("relative_path"),
-            start: Known::new("offset"),
-            length: Known::new("length"),
-            transforms: Known::new("transform_descriptors"),
+            place: Interned::new((STORAGE, "_StorageInfo")),
+            offsets: Interned::new("offsets"),
+            sizes: Interned::new("sizes"),
+            fqn: Interned::new("fqn"),
+            offset: Interned::new("offset"),
+            path: Interned::new("relative_path"),
+            start: Interned::new("offset"),
+            length: Interned::new("length"),
+            transforms: Interned::new("transform_descriptors"),
         }
     }
 

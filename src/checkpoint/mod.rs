@@ -62,12 +62,12 @@ pub struct Tensor {
     /// Offset in the file after its last byte.
     pub end: u64,
     /// Of which tensor of the same name, kept in several files, it is a part; none where it is whole.
-    pub part: Option<Part>,
+    pub part: Option<TensorSlice>,
 }
 
 /// The place of a part in the whole tensor: a box of the part's own shape.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Part {
+pub struct TensorSlice {
     /// Elements of the whole tensor along each dimension.
     pub shape: Box<[u64]>,
     /// Offsets of the part along each dimension.

@@ -141,7 +141,7 @@ fn refuse_overlaps(tensors: &[Tensor]) -> Result<(), ParseError> {
 
 /// A tensor as the header writes it; fields that are not listed are skipped, as the format's own reader does.
 #[derive(Deserialize)]
-struct Entry<'a> {
+struct HeaderEntry<'a> {
     #[serde(borrow)]
     dtype: Cow<'a, str>,
     shape: Shape,
@@ -159,7 +159,7 @@ struct Collect<'a> {
 
 impl Collect<'_> {
     /// Checks one entry by itself.
-    fn tensor(&self, name: String, entry: Entry<'_>) -> Result<Tensor, ParseError> {
+    fn tensor(&self, name: String, entry: HeaderEntry<'_>) -> Result<Tensor, ParseError> {
         let ((start, end), buffer_len) = (entry.data_offsets, self.file_len - self.header_len);
         if start > end || end > buffer_len {
             return Err(ParseError::OutOfRange { name, start, end, buffer_len });

@@ -143,7 +143,7 @@ impl Context {
         let said = begun.into_iter().map(|(task, agent)| Said::by(&agent, task));
         let all = All { tasks: said.collect() };
         self.output.outcome(warm.dry_run, &all, |all, _| all.tasks.iter().map(warmed).collect())?;
-        let missing = |said: &Said<Task>| told(&said.what, "missing") > 0;
+        let missing = |said: &Said<Task>| number_of(&said.what, "missing") > 0;
         let full = |said: &Said<Task>| is_full(&said.what);
         Ok(if all.tasks.iter().any(|said| missing(said) && !full(said)) {
             ErrorKind::Unreachable.exit_code()
@@ -263,7 +263,7 @@ fn user() -> String {
 }
 
 /// A number of a task's report; 0 if it has none.
-fn told(task: &Task, number: &str) -> u64 {
+fn number_of(task: &Task, number: &str) -> u64 {
     task.report.as_ref().and_then(|report| report.get(number)).and_then(Value::as_u64).unwrap_or(0)
 }
 
@@ -279,10 +279,10 @@ fn warmed(said: &Said<Task>) -> String {
         return format!("warming {name}: {}\n", printable(&task.id));
     }
     let sum = |chunks: &str, bytes: &str| {
-        let chunks = counted(told(task, chunks), "chunk");
-        format!("{} in {chunks}", show(told(task, bytes)))
+        let chunks = counted(number_of(task, chunks), "chunk");
+        format!("{} in {chunks}", show(number_of(task, bytes)))
     };
-    let missing = match told(task, "missing") {
+    let missing = match number_of(task, "missing") {
         0 => String::new(),
         _ => {
             let why = if is_full(task) {
@@ -295,7 +295,7 @@ fn warmed(said: &Said<Task>) -> String {
     };
     if task.report.as_ref().is_some_and(|report| report["dry_run"] == true) {
         let (all, lacking) = (sum("chunks", "bytes"), sum("lacking", "lacking_bytes"));
-        let room = match told(task, "room_lacking") {
+        let room = match number_of(task, "room_lacking") {
             0 => String::new(),
             bytes => format!("\n  it does not fit: the cache has {} too few (capacity, free_floor, pins)", show(bytes)),
         };

@@ -257,14 +257,14 @@ fn every_key_of_the_settings_is_in_the_table() {
     ];
     let is_section = |key: &String| sections.iter().any(|(name, _)| words_in(name).any(|word| word == key));
     for key in top.iter().filter(|key| !is_section(key)) {
-        let told = |first: &&str| !first.starts_with("`[") && words_in(first).any(|word| word == key);
-        assert!(firsts.iter().any(told), "`{key}` is not in the table of docs/operations.md");
+        let documents = |first: &&str| !first.starts_with("`[") && words_in(first).any(|word| word == key);
+        assert!(firsts.iter().any(documents), "`{key}` is not in the table of docs/operations.md");
     }
     for (name, section) in sections {
         for key in keys(section).iter().filter(|key| !is_section(key)) {
-            let told =
+            let documents =
                 |first: &&str| first.starts_with(&format!("`{name} ")) && words_in(first).any(|word| word == key);
-            assert!(firsts.iter().any(told), "`{key}` of {name} is not in the table of docs/operations.md");
+            assert!(firsts.iter().any(documents), "`{key}` of {name} is not in the table of docs/operations.md");
         }
     }
 }

@@ -75,8 +75,8 @@ pub(super) fn by_source(bytes: &SourceBytes) -> String {
 
 /// ` (replaced 1.0 GiB, saved 2026-01-01T00:00:00Z)`, if a name was replaced.
 pub(super) fn replaced(replaced: Option<&Replaced>) -> String {
-    let told = |old: &Replaced| format!(" (replaced {}, saved {})", show(old.bytes), old.saved);
-    replaced.map(told).unwrap_or_default()
+    let described = |old: &Replaced| format!(" (replaced {}, saved {})", show(old.bytes), old.saved);
+    replaced.map(described).unwrap_or_default()
 }
 
 pub(super) fn restore(report: &RestoreReport) -> String {

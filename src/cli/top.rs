@@ -293,7 +293,7 @@ fn bar(part: u64, whole: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::agent::view::{Place, TaskKind, TaskProgress};
+    use crate::agent::view::{ServedRepository, TaskKind, TaskProgress};
 
     fn task(state: TaskState, done: u64) -> Task {
         let progress = TaskProgress { phase: "saving".into(), total: 4 << 20, done, moved: 1 << 10 };
@@ -322,7 +322,7 @@ mod tests {
             leaving: false,
             preemption: None,
             identity: None,
-            repositories: vec![Place { location: Some("/repo".into()), id: "A".into() }],
+            repositories: vec![ServedRepository { location: Some("/repo".into()), id: "A".into() }],
             problems: vec!["revoked, line 3: malformed\x1b".into()],
         };
         let tasks = TaskList { tasks: vec![task(TaskState::Failed, 0), task(TaskState::Running, 1 << 20)] };

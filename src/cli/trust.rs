@@ -12,7 +12,7 @@ use crate::error::Result;
 
 /// A record that was made or removed.
 #[derive(Serialize)]
-struct Told {
+struct TrustReport {
     path: PathBuf,
     #[serde(skip_serializing_if = "Option::is_none")]
     digest: Option<String>,
@@ -26,9 +26,9 @@ impl Context {
         match what {
             ConfigVerb::Trust { path } => {
                 let Recorded { path, digest, file } = trusted.add(path)?;
-                let told = Told { path, digest: Some(digest), sets: Some(file.clone()) };
-                self.output.report(&told, |told, _| {
-                    let path = printable(&told.path.to_string_lossy());
+                let report = TrustReport { path, digest: Some(digest), sets: Some(file.clone()) };
+                self.output.report(&report, |report, _| {
+                    let path = printable(&report.path.to_string_lossy());
                     let mut lines = vec![format!("trusted as it is now: {path}\n")];
                     lines.extend(file.lines().iter().map(|line| format!("  {}\n", printable(line))));
                     lines.concat()
@@ -39,9 +39,10 @@ impl Context {
                 Ok(())
             }
             ConfigVerb::Untrust { path } => {
-                let told = Told { path: trusted.remove(path)?, digest: None, sets: None };
-                self.output
-                    .report(&told, |told, _| format!("trusted no more: {}\n", printable(&told.path.to_string_lossy())))
+                let report = TrustReport { path: trusted.remove(path)?, digest: None, sets: None };
+                self.output.report(&report, |report, _| {
+                    format!("trusted no more: {}\n", printable(&report.path.to_string_lossy()))
+                })
             }
         }
     }

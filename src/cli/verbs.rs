@@ -105,8 +105,8 @@ impl Context {
     async fn save(&self, save: Save) -> Result<()> {
         let ranks = save.manner.world_size;
         let options = manner(save.manner)?;
-        let told = |facts: StepFacts, (name, value): &(String, f64)| facts.metric(name, *value);
-        let facts = save.metrics.iter().try_fold(options.facts, told)?;
+        let add_metric = |facts: StepFacts, (name, value): &(String, f64)| facts.metric(name, *value);
+        let facts = save.metrics.iter().try_fold(options.facts, add_metric)?;
         let opened = async {
             let repository = self.open_to_save().await?;
             let base = match &save.base {

@@ -16,11 +16,11 @@ use crate::ops::{Stop, WatchEvent, WatchOptions};
 impl Context {
     /// Watches until a signal, and then as long as `--on-term` allows; gives the exit code.
     pub(super) async fn watch(&self, args: Watch) -> Result<u8> {
-        let Watch { dir, run, restore_latest, on_term, settle, once, metrics: told, manner: how } = args;
+        let Watch { dir, run, restore_latest, on_term, settle, once, metrics: specs, manner: how } = args;
         let (mut interrupt, mut terminate) = (listen(SignalKind::interrupt())?, listen(SignalKind::terminate())?);
         let (say, stop) = watch::channel(Stop::No);
         let (mut save, mut metrics) = (manner(how)?, Vec::new());
-        for metric in told {
+        for metric in specs {
             match metric {
                 WatchedMetric::Value(name, value) => save.facts = save.facts.metric(&name, value)?,
                 WatchedMetric::Logged(logged) => metrics.push(logged),
@@ -60,7 +60,7 @@ impl Context {
 
     /// Prints an event. Errors are ignored: the watch goes on when nobody listens any more.
     fn tell(&self, event: &WatchEvent) {
-        let told = match event {
+        let printed = match event {
             WatchEvent::Saved { report, .. } => {
                 for warning in report.skipped.iter().chain(&report.warnings) {
                     self.output.remark(&printable(warning));
@@ -69,7 +69,7 @@ impl Context {
             }
             _ => self.output.event(event, render::watched),
         };
-        if let Err(error) = told {
+        if let Err(error) = printed {
             tracing::debug!("an event was not told: {error:?}");
         }
     }

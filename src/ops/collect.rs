@@ -15,7 +15,7 @@ use crate::repository::collect::{
     Cutoff, Judgement, Leftovers, Marks, Unneeded, delete_all, judge, leftovers, mark, repack, store_time,
 };
 use crate::repository::layout::{Family, Numbered};
-use crate::repository::log::{Action, Entry, State};
+use crate::repository::log::{Action, LogEntry, State};
 use crate::repository::{IndexedPacks, Repository, layout};
 use crate::storage::{StagingFile, staging_files};
 use crate::work::blocking;
@@ -254,7 +254,7 @@ impl Repository {
         let commit = self.log().commit(Some(session), |state| {
             let allowed = |action: &&Action| {
                 let (write, at) = (crate::id::WriteId::random(), self.clock().now());
-                let entry = Entry { write, session: Some(session), at, actions: vec![(*action).clone()] };
+                let entry = LogEntry { write, session: Some(session), at, actions: vec![(*action).clone()] };
                 state.check(&entry).is_ok()
             };
             Ok(actions.iter().filter(allowed).cloned().collect())

@@ -51,13 +51,13 @@ impl Repository {
         let (gone, kept): (BTreeMap<_, _>, BTreeMap<_, _>) =
             state.refs.iter().partition(|(name, _)| names.contains(*name));
         let mut marks = Marks::new(self.budget());
-        let told = async {
+        let estimate = async {
             marks.read(self, kept).await?;
             let before = marks.live_bytes();
             marks.read(self, gone).await?;
             Ok::<_, Error>(marks.live_bytes() - before)
         };
-        match told.await {
+        match estimate.await {
             Ok(bytes) => Ok(Some(bytes)),
             Err(error) if matches!(error.kind(), ErrorKind::Damaged) => {
                 tracing::warn!("what would come free cannot be told: {error:?}");

@@ -12,8 +12,8 @@ use crate::error::{Error, Result};
 use crate::id::ChunkId;
 use crate::progress::Progress;
 use crate::repository::{
-    Delivered, Gaps, Known, Name, PackRead, Place, Publication, Published, Repository, Saved, Writer, deliver,
-    longest_read, plan, read_pack,
+    ChunkPlace, Delivered, Gaps, Name, PackRead, Publication, Published, Repository, Saved, StoredChunks, Writer,
+    deliver, longest_read, plan, read_pack,
 };
 
 /// A chunk that stands for itself: its id, its plain length and how it is stored.
@@ -36,7 +36,7 @@ impl Repository {
         if_absent: bool,
         progress: &Progress,
     ) -> Result<Option<Replaced>> {
-        let mut known = Known::load(self).await?;
+        let mut known = StoredChunks::load(self).await?;
         let there = known.state().refs.get(to).cloned();
         if there.is_some() && if_absent {
             return Err(exists(to));
@@ -44,7 +44,7 @@ impl Repository {
         let saved = Arc::new(self.saved(from).await?);
         known.add(&saved);
         let chunks = 0..u32::try_from(saved.map.chunks()).unwrap_or(u32::MAX);
-        let mut places = chunks.map(|chunk| Ok(saved.locate(chunk)?.place)).collect::<Result<Vec<Place>>>()?;
+        let mut places = chunks.map(|chunk| Ok(saved.locate(chunk)?.place)).collect::<Result<Vec<ChunkPlace>>>()?;
         let numbers: HashMap<ChunkId, usize> = saved.manifest.chunks.ids.iter().copied().zip(0..).collect();
         let mut writer = Writer::new(self, progress);
         for read in self.dependent(&saved, progress)? {

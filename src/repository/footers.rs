@@ -15,10 +15,10 @@ const KEPT_MAX: usize = 1 << 20;
 
 /// Footers read so far.
 #[derive(Debug, Default)]
-pub(super) struct Footers(Mutex<Kept>);
+pub(super) struct Footers(Mutex<FooterCache>);
 
 #[derive(Debug, Default)]
-struct Kept {
+struct FooterCache {
     by_pack: HashMap<PackId, Arc<PackFooter>>,
     chunks: usize,
 }
@@ -31,7 +31,7 @@ impl Footers {
     fn keep(&self, pack: PackId, footer: &Arc<PackFooter>) {
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if kept.chunks + footer.entries.len() > KEPT_MAX {
-            *kept = Kept::default();
+            *kept = FooterCache::default();
         }
         kept.chunks += footer.entries.len();
         kept.by_pack.insert(pack, Arc::clone(footer));

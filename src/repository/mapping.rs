@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::num::NonZeroU32;
 
-use super::Place;
+use super::ChunkPlace;
 use crate::error::{Error, Result};
 use crate::format::{Frame, Map, PackRef};
 use crate::id::{ChunkId, ManifestId, PackId};
@@ -14,9 +14,9 @@ use crate::id::{ChunkId, ManifestId, PackId};
 /// # Errors
 /// Other, if a pack or a base is not known: a bug.
 pub(crate) fn map_of(
-    (manifest, chunks, places): (ManifestId, &[ChunkId], &[Place]),
+    (manifest, chunks, places): (ManifestId, &[ChunkId], &[ChunkPlace]),
     pack: impl Fn(PackId) -> Option<PackRef>,
-    base: impl Fn(&Place) -> Option<(ChunkId, Place)>,
+    base: impl Fn(&ChunkPlace) -> Option<(ChunkId, ChunkPlace)>,
 ) -> Result<Map> {
     let map = Map { manifest, packs: Vec::new(), frames: Vec::with_capacity(places.len()), further: Vec::new() };
     let mut mapping = Mapping { map, packs: HashMap::new(), pack };
@@ -59,7 +59,7 @@ pub(crate) fn map_of(
 ///
 /// # Errors
 /// Other, if a pack is not known: a bug.
-pub(crate) fn moved(old: &Map, places: &[Place], pack: impl Fn(PackId) -> Option<PackRef>) -> Result<Map> {
+pub(crate) fn moved(old: &Map, places: &[ChunkPlace], pack: impl Fn(PackId) -> Option<PackRef>) -> Result<Map> {
     let map = Map { packs: Vec::new(), frames: Vec::with_capacity(places.len()), ..old.clone() };
     let mut mapping = Mapping { map, packs: HashMap::new(), pack };
     places.iter().try_for_each(|place| mapping.frame(place).map(drop))?;
@@ -77,7 +77,7 @@ struct Mapping<P> {
 
 impl<P: Fn(PackId) -> Option<PackRef>> Mapping<P> {
     /// Adds a frame without its base; returns its number.
-    fn frame(&mut self, place: &Place) -> Result<u32> {
+    fn frame(&mut self, place: &ChunkPlace) -> Result<u32> {
         let too_many = || Error::exhausted("tree lies in too many packs, or has too many chunks");
         let pack = match self.packs.get(&place.pack) {
             Some(&number) => number,

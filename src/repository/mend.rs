@@ -6,7 +6,7 @@ use super::layout::{self, Family};
 use super::log::{Action, State};
 use super::mapping::map_of;
 use super::writer::put_segment;
-use super::{Known, Place, Repository, Writer, objects};
+use super::{ChunkPlace, Repository, StoredChunks, Writer, objects};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::envelope::{Kind, seal};
 use crate::format::{Map, PackRef, Row};
@@ -23,9 +23,9 @@ pub struct Mended<'a> {
     /// The manifest's chunks.
     pub chunks: &'a [ChunkId],
     /// Current place of each of them.
-    pub places: &'a [Place],
+    pub places: &'a [ChunkPlace],
     /// Bases of these that stay where they were.
-    pub bases: &'a HashMap<ChunkId, Place>,
+    pub bases: &'a HashMap<ChunkId, ChunkPlace>,
     /// Packs that stay what they were.
     pub packs: &'a [PackRef],
 }
@@ -35,7 +35,7 @@ impl Mended<'_> {
         self.packs.iter().find(|pack| pack.id == id).copied()
     }
 
-    fn base(&self, place: &Place) -> Option<(ChunkId, Place)> {
+    fn base(&self, place: &ChunkPlace) -> Option<(ChunkId, ChunkPlace)> {
         let base = place.base?;
         self.bases.get(&base).filter(|found| found.codec.hops() < place.codec.hops()).map(|found| (base, *found))
     }
@@ -107,11 +107,11 @@ impl Repository {
     ///
     /// # Cancel safety
     /// Not safe: the exchange may have happened; the names tell.
-    pub async fn remap(&self, writer: &mut Writer, known: &Known, old: MapKey, tree: &Mended<'_>) -> Result<()> {
+    pub async fn remap(&self, writer: &mut Writer, known: &StoredChunks, old: MapKey, tree: &Mended<'_>) -> Result<()> {
         writer.settle().await?;
         let session = writer.session().await?;
         let pack = |id| writer.pack(id).or_else(|| known.pack(id)).or_else(|| tree.pack(id));
-        let base = |place: &Place| known.base(place).or_else(|| tree.base(place));
+        let base = |place: &ChunkPlace| known.base(place).or_else(|| tree.base(place));
         let map = map_of((tree.manifest, tree.chunks, tree.places), pack, base)?;
         let new = Owned::fresh(session);
         put_map(self, new, &map).await?;

@@ -22,13 +22,14 @@ pub fn no_such_name(refs: &BTreeMap<Name, RefValue>, name: &Name, place: impl Di
             .help(format!("`towline runs {name}` lists its steps"));
     }
     let below: Vec<&Name> = refs.keys().filter(|other| other.is_under(name)).collect();
-    let told = match below.as_slice() {
+    let detail = match below.as_slice() {
         [] => None,
         [one] => Some(format!("the name below it is `{one}`")),
         several => Some(format!("{} names begin with `{name}/`", several.len())),
     };
-    if let Some(told) = told {
-        return Error::not_found(format!("{what}; {told}")).help(format!("`towline ls {name}` lists what is below it"));
+    if let Some(detail) = detail {
+        return Error::not_found(format!("{what}; {detail}"))
+            .help(format!("`towline ls {name}` lists what is below it"));
     }
     let offered = match name.step() {
         Some((run, number)) => nearest_steps(refs.keys(), &run, number),

@@ -2,14 +2,13 @@
 //!
 //! Writing: [`Writer`] lays chunks into packs under a session and publishes a name by one commit of the [`log`].
 //! Reading: [`Saved`] is a name's manifest and map; [`fetch()`] turns chunks into few ranged reads and hands out what was
-//! verified. Ranks that save one step put a [`Part`] each. [`Known`] answers "is this chunk here already, and where". [`Run`] orders a training run's names.
+//! verified. Ranks that save one step put a [`RankPart`] each. [`StoredChunks`] answers "is this chunk here already, and where". [`Run`] orders a training run's names.
 
 pub mod collect;
 mod fetch;
 mod footers;
 mod index;
 mod joint;
-mod known;
 pub mod layout;
 pub mod log;
 mod mapping;
@@ -21,6 +20,7 @@ mod open;
 mod presence;
 mod runs;
 mod saved;
+mod stored_chunks;
 mod taken;
 mod unindexed;
 mod writer;
@@ -29,18 +29,18 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 pub use fetch::{
-    Brought, ChunkSource, Delivered, Fill, Gaps, Located, PackPart, PackRead, Place as FramePlace, Sink, SourceBytes,
-    Stored, Take, deliver, fetch, longest_read, plan, read_pack,
+    Brought, ChunkSource, Delivered, Fill, FramePlace, Gaps, Located, PackPart, PackRead, Sink, SourceBytes, Stored,
+    Take, deliver, fetch, longest_read, plan, read_pack,
 };
 pub use index::{BadSegment, Index, IndexedPacks, Segment, SegmentAudit};
-pub use joint::{Completed, JointTree, Part, Parts, Standing};
-pub use known::{Known, Place};
+pub use joint::{Completed, JointTree, Parts, RankPart, Standing};
 pub use mend::Mended;
 pub use missing::no_such_name;
 pub use name::Name;
 pub use presence::Announced;
 pub use runs::{Choice, Run, Selector, Step};
 pub use saved::Saved;
+pub use stored_chunks::{ChunkPlace, StoredChunks};
 pub use taken::Taken;
 pub use writer::{Publication, Published, Writer};
 

@@ -12,10 +12,10 @@ use object_store::PutPayload;
 use tokio::task::{JoinError, JoinSet};
 use tracing::Instrument as _;
 
-use super::known::{Known, Place};
 use super::layout::{self, Family};
 use super::log::{Action, RefValue, SegmentInfo, State, StepFacts};
 use super::mapping::map_of;
+use super::stored_chunks::{ChunkPlace, StoredChunks};
 use super::taken::{Taken, Uploads};
 use super::unindexed::{Unindexed, Uploaded};
 use super::{Name, Repository, objects};
@@ -75,9 +75,9 @@ pub struct Publication<'a> {
     /// Its chunks, in its order.
     pub chunks: &'a [ChunkId],
     /// Place of each of them.
-    pub places: &'a [Place],
+    pub places: &'a [ChunkPlace],
     /// Chunks that were not stored by this writer, with their places.
-    pub known: &'a Known,
+    pub known: &'a StoredChunks,
     /// Bytes in all files.
     pub logical_bytes: u64,
     /// Files.
@@ -175,7 +175,7 @@ impl Writer {
     ///
     /// # Cancel safety
     /// Not safe: drop the writer.
-    pub async fn push(&mut self, id: ChunkId, stored: Encoded, plain_len: u32, share: bool) -> Result<Place> {
+    pub async fn push(&mut self, id: ChunkId, stored: Encoded, plain_len: u32, share: bool) -> Result<ChunkPlace> {
         if self.filling.is_none() {
             let session = self.session().await?;
             self.filling = Some(Filling::new(Owned::fresh(session)));
@@ -421,9 +421,9 @@ impl Writer {
     /// Not safe: drop the writer.
     pub async fn deposit(
         &mut self,
-        tree: (ManifestId, &[ChunkId], &[Place]),
+        tree: (ManifestId, &[ChunkId], &[ChunkPlace]),
         body: &[u8],
-        known: &Known,
+        known: &StoredChunks,
     ) -> Result<((ManifestKey, MapKey), Map)> {
         self.settle().await?;
         let session = self.session().await?;
@@ -432,7 +432,7 @@ impl Writer {
         Ok((put_tree(&self.repository, session, body, &map).await?, map))
     }
 
-    fn map(&self, tree: (ManifestId, &[ChunkId], &[Place]), known: &Known) -> Result<Map> {
+    fn map(&self, tree: (ManifestId, &[ChunkId], &[ChunkPlace]), known: &StoredChunks) -> Result<Map> {
         let pack = |id: PackId| self.packs.get(&id).copied().or_else(|| known.pack(id));
         map_of(tree, pack, |place| known.base(place))
     }
@@ -450,7 +450,7 @@ impl Filling {
         Self { id, layout: PackLayout::new(), parts: Vec::new(), gathered, ids: Vec::new() }
     }
 
-    fn push(&mut self, id: ChunkId, stored: Encoded, plain_len: u32, share: bool) -> Place {
+    fn push(&mut self, id: ChunkId, stored: Encoded, plain_len: u32, share: bool) -> ChunkPlace {
         let stored_len = u32::try_from(stored.bytes.len()).unwrap_or(u32::MAX);
         let ordinal = u32::try_from(self.ids.len()).unwrap_or(u32::MAX);
         let padding = self.layout.push(id, (stored.codec, stored.base), stored_len, plain_len);
@@ -463,7 +463,7 @@ impl Filling {
             self.gathered.extend_from_slice(&stored.bytes);
         }
         self.ids.push(id);
-        Place { pack: self.id, ordinal, offset, stored_len, plain_len, codec: stored.codec, base: stored.base }
+        ChunkPlace { pack: self.id, ordinal, offset, stored_len, plain_len, codec: stored.codec, base: stored.base }
     }
 
     fn finish(mut self) -> (PackRef, Vec<ChunkId>, PutPayload) {

@@ -38,12 +38,12 @@ pub(super) struct Home(Arc<Inner>);
 #[derive(Debug)]
 struct Inner {
     root: PathBuf,
-    known: Mutex<Known>,
+    known: Mutex<HomeIdentity>,
 }
 
 /// Identity of the directory.
 #[derive(Clone, Debug)]
-struct Known {
+struct HomeIdentity {
     /// Device and inode: the same as long as it stays mounted.
     identity: (u64, u64),
     /// Content of the file that names the repository, once there is one: the same after it was mounted again.
@@ -53,7 +53,7 @@ struct Known {
 impl Home {
     /// The one at `root`.
     pub(super) fn of(root: &Path) -> io::Result<Self> {
-        let known = Known { identity: identity(root)?, mark: mark(root) };
+        let known = HomeIdentity { identity: identity(root)?, mark: mark(root) };
         Ok(Self(Arc::new(Inner { root: root.to_owned(), known: Mutex::new(known) })))
     }
 

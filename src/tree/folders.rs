@@ -27,12 +27,12 @@ const ENTER_FOLDER: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags:
 pub(super) struct Folders {
     base: Arc<OwnedFd>,
     shown: PathBuf,
-    kept: Mutex<Kept>,
+    kept: Mutex<OpenFolders>,
 }
 
 /// The folders that are open, oldest first.
 #[derive(Default)]
-struct Kept {
+struct OpenFolders {
     open: HashMap<Vec<u8>, Arc<OwnedFd>>,
     order: VecDeque<Vec<u8>>,
 }
@@ -136,7 +136,7 @@ impl Folders {
         }
     }
 
-    fn kept(&self) -> MutexGuard<'_, Kept> {
+    fn kept(&self) -> MutexGuard<'_, OpenFolders> {
         // Every change leaves the map usable, so a panic elsewhere does not spoil it.
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }

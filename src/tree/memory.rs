@@ -11,8 +11,8 @@ use bytes::{Bytes, BytesMut};
 
 use super::holes::extents;
 use super::path::{check_path, split};
-use super::stat::{FoundKind, Stat};
-use super::walk::Found;
+use super::stat::{Stat, WalkKind};
+use super::walk::WalkEntry;
 use crate::clock::Timestamp;
 use crate::error::{Error, ErrorKind, Result};
 
@@ -148,16 +148,17 @@ pub(super) struct MemoryTree {
 
 impl MemoryTree {
     /// The tree of `files`, with what a walk over it finds: the folders that their paths imply, and them.
-    pub(super) fn new(files: Vec<MemoryFile>, modified: Timestamp) -> Result<(Self, Vec<Found>)> {
+    pub(super) fn new(files: Vec<MemoryFile>, modified: Timestamp) -> Result<(Self, Vec<WalkEntry>)> {
         let stat = |size, mode| Stat { dev: 0, ino: 0, size, mode, mtime: modified, ctime: modified, nlink: 1 };
-        let folder = |path: &[u8]| Found { path: path.to_vec(), kind: FoundKind::Folder, stat: stat(0, FOLDER_MODE) };
+        let folder =
+            |path: &[u8]| WalkEntry { path: path.to_vec(), kind: WalkKind::Folder, stat: stat(0, FOLDER_MODE) };
         let mut found = vec![folder(b"")];
         for file in &files {
             check_path(&file.path).map_err(|error| {
                 Error::new(ErrorKind::Usage, "no path of a file to save").at(file.path.escape_ascii()).source(error)
             })?;
             let stat = stat(file.size(), FILE_MODE);
-            found.push(Found { path: file.path.clone(), kind: FoundKind::File, stat });
+            found.push(WalkEntry { path: file.path.clone(), kind: WalkKind::File, stat });
             let mut path = split(&file.path).0;
             while !path.is_empty() {
                 found.push(folder(path));
@@ -165,7 +166,7 @@ impl MemoryTree {
             }
         }
         found.sort_by(|a, b| a.path.cmp(&b.path));
-        found.dedup_by(|a, b| a == b && a.kind == FoundKind::Folder);
+        found.dedup_by(|a, b| a == b && a.kind == WalkKind::Folder);
         if let Some(twice) = found.windows(2).find(|two| two[0].path == two[1].path) {
             return Err(Error::usage("two things to save have one path").at(twice[0].path.escape_ascii()));
         }
@@ -215,7 +216,7 @@ mod tests {
             MemoryTree::new(vec![file("b/c/one", &[b"1"]), file("b/two", &[]), file("a", &[])], Timestamp(7)).unwrap();
         let paths: Vec<_> = found.iter().map(|found| String::from_utf8_lossy(&found.path).into_owned()).collect();
         assert_eq!(paths, ["", "a", "b", "b/c", "b/c/one", "b/two"]);
-        assert_eq!(found.iter().filter(|found| found.kind == FoundKind::File).count(), 3);
+        assert_eq!(found.iter().filter(|found| found.kind == WalkKind::File).count(), 3);
         assert!(tree.open(b"b/two").is_ok() && tree.open(b"b/c").is_err());
     }
 

@@ -32,6 +32,6 @@ pub use private::{check_own_folder, check_private_folder, make_private_folder, r
 pub use rules::{IGNORE_FILE, Rules};
 pub use seen::{Seen, SeenCache, coarse_now};
 pub use staged::Staged;
-pub use stat::{FoundKind, Stat};
-pub use target::{Durability, Entry, Present, Target};
-pub use walk::{Found, REPOSITORY_MARKS, SkipReason, Skipped, Walk, walk};
+pub use stat::{Stat, WalkKind};
+pub use target::{Durability, Present, Target, TargetEntry};
+pub use walk::{REPOSITORY_MARKS, SkipReason, Skipped, Walk, WalkEntry, walk};

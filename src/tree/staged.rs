@@ -44,14 +44,14 @@ pub struct Staged {
 }
 
 /// Destination of a file.
-pub(super) struct Place {
+pub(super) struct StagedPlace {
     pub(super) folder: Arc<OwnedFd>,
     pub(super) name: Vec<u8>,
     pub(super) shown: PathBuf,
     pub(super) durability: Durability,
 }
 
-impl Place {
+impl StagedPlace {
     fn staged(self, temporary: String, file: File) -> Staged {
         let Self { folder, name, shown, durability } = self;
         Staged { folder, temporary, name, file, shown, durability, kept: AtomicBool::new(false) }
@@ -59,7 +59,7 @@ impl Place {
 }
 
 impl Staged {
-    pub(super) fn begin(place: Place, size: u64) -> SysResult<Self> {
+    pub(super) fn begin(place: StagedPlace, size: u64) -> SysResult<Self> {
         for _ in 0..RETRIES {
             let Some((temporary, file)) = create(&place.folder, super::path::staging_name())? else { continue };
             // A sweep that came between creating and locking has taken the name away.
@@ -74,7 +74,7 @@ impl Staged {
     }
 
     /// As [`begin`](Self::begin), under the name that [`resume`](Self::resume) looks up, unless another process uses it.
-    pub(super) fn begin_resumable(place: Place, size: u64) -> SysResult<Self> {
+    pub(super) fn begin_resumable(place: StagedPlace, size: u64) -> SysResult<Self> {
         let temporary = super::path::resumable_name(&place.name);
         match create(&place.folder, temporary)? {
             Some((temporary, file)) if is_at(&place.folder, temporary.as_str(), &file)? => {
@@ -88,7 +88,7 @@ impl Staged {
     }
 
     /// Continues the unfinished file of an earlier process, unless another one writes it.
-    pub(super) fn resume(place: Place, size: u64) -> SysResult<Option<Self>> {
+    pub(super) fn resume(place: StagedPlace, size: u64) -> SysResult<Option<Self>> {
         let temporary = super::path::resumable_name(&place.name);
         let lock = FlockOperation::NonBlockingLockExclusive;
         let Some(file) = reopen(&place.folder, &temporary, OFlags::RDWR, lock)? else { return Ok(None) };

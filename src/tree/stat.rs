@@ -8,7 +8,7 @@ use crate::clock::Timestamp;
 
 /// Kind of an entry, as far as a tree can hold it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum FoundKind {
+pub enum WalkKind {
     /// A regular file.
     File,
     /// A folder.

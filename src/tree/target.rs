@@ -12,9 +12,9 @@ use rustix::io::{Errno, Result as SysResult};
 
 use super::folders::Folders;
 use super::path::{check_path, staging_name};
-use super::staged::{Place, RETRIES, Staged, write_small};
-use super::stat::{FoundKind, Stat, kind_of};
-use super::walk::{Found, Scan, SkipReason, identity, open_file};
+use super::staged::{RETRIES, Staged, StagedPlace, write_small};
+use super::stat::{Stat, WalkKind, kind_of};
+use super::walk::{Scan, SkipReason, WalkEntry, identity, open_file};
 use crate::clock::Timestamp;
 use crate::error::{Error, Result};
 
@@ -34,18 +34,18 @@ pub enum Durability {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Present {
     /// Kind; none for what a tree cannot hold (a socket, pipe or device).
-    pub kind: Option<FoundKind>,
+    pub kind: Option<WalkKind>,
     /// Its metadata.
     pub stat: Stat,
 }
 
 /// Something that a target holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Entry {
+pub struct TargetEntry {
     /// Its path.
     pub path: Vec<u8>,
     /// Kind; none for what a tree cannot hold.
-    pub kind: Option<FoundKind>,
+    pub kind: Option<WalkKind>,
     /// Bytes in it, if it is a file.
     pub bytes: u64,
 }
@@ -109,15 +109,15 @@ impl Target {
         let look = || -> SysResult<Present> {
             if path.is_empty() {
                 let stat = Stat::from_raw(&fstat(self.folders.base())?);
-                return Ok(Present { kind: Some(FoundKind::Folder), stat });
+                return Ok(Present { kind: Some(WalkKind::Folder), stat });
             }
             let (parent, name) = self.folders.parent(path)?;
             let raw = statat(&parent, name, AtFlags::SYMLINK_NOFOLLOW)?;
             let kind = match kind_of(&raw) {
-                FileType::RegularFile => Some(FoundKind::File),
-                FileType::Directory => Some(FoundKind::Folder),
+                FileType::RegularFile => Some(WalkKind::File),
+                FileType::Directory => Some(WalkKind::Folder),
                 FileType::Symlink => {
-                    Some(FoundKind::Symlink { target: readlinkat(&parent, name, Vec::new())?.into_bytes() })
+                    Some(WalkKind::Symlink { target: readlinkat(&parent, name, Vec::new())?.into_bytes() })
                 }
                 _ => None,
             };
@@ -203,11 +203,11 @@ impl Target {
         }
     }
 
-    fn place_of(&self, path: &[u8]) -> Result<Place> {
+    fn place_of(&self, path: &[u8]) -> Result<StagedPlace> {
         check_path(path)?;
         let fault = |errno| self.folders.fault("cannot begin a file", path, errno);
         let (folder, name) = self.folders.parent(path).map_err(fault)?;
-        Ok(Place { folder, name: name.to_vec(), shown: self.folders.shown(path), durability: self.durability })
+        Ok(StagedPlace { folder, name: name.to_vec(), shown: self.folders.shown(path), durability: self.durability })
     }
 
     /// Places the file `path` in one go: what [`stage`](Self::stage) does, with the fewest system calls.
@@ -274,7 +274,7 @@ impl Target {
 
     /// All that is there, in byte order of the paths, unfinished files of restores left out. Nothing is listed of a folder
     /// of `keep`, nor any folder above one: what is listed may be removed.
-    pub fn entries(&self, keep: &[PathBuf]) -> Result<Vec<Entry>> {
+    pub fn entries(&self, keep: &[PathBuf]) -> Result<Vec<TargetEntry>> {
         let keep = keep.iter().filter_map(|folder| identity(folder)).collect::<Vec<_>>();
         let mut scan = Scan::new(&self.folders, &keep, None);
         scan.run()?;
@@ -283,11 +283,11 @@ impl Target {
         let special = scan.skipped.into_iter().filter(|skipped| matches!(skipped.reason, SkipReason::Special(_)));
         let found = scan.found.into_iter().filter(|found| !found.path.is_empty());
         let mut entries = found
-            .map(|Found { path, kind, stat }| {
-                let bytes = if kind == FoundKind::File { stat.size } else { 0 };
-                Entry { path, kind: Some(kind), bytes }
+            .map(|WalkEntry { path, kind, stat }| {
+                let bytes = if kind == WalkKind::File { stat.size } else { 0 };
+                TargetEntry { path, kind: Some(kind), bytes }
             })
-            .chain(special.map(|skipped| Entry { path: skipped.path, kind: None, bytes: 0 }))
+            .chain(special.map(|skipped| TargetEntry { path: skipped.path, kind: None, bytes: 0 }))
             .filter(|entry| !kept.iter().any(|kept| super::path::within(kept, &entry.path)))
             .collect::<Vec<_>>();
         entries.sort_unstable_by(|a, b| a.path.cmp(&b.path));

@@ -60,7 +60,7 @@ mod walking {
         let found = walk.found.iter().map(|found| &found.path[..]).collect::<Vec<_>>();
         let expected: [&[u8]; 8] = [b"", b".hidden", b"a", b"a-b", b"a/x", b"empty", b"latin-\xe9", b"link"];
         assert_eq!(found, expected);
-        assert_eq!(walk.found[7].kind, FoundKind::Symlink { target: b"nowhere/at all".to_vec() });
+        assert_eq!(walk.found[7].kind, WalkKind::Symlink { target: b"nowhere/at all".to_vec() });
         let mut text = [0];
         walk.open(&walk.found[6]).unwrap().read_exact_at(&mut text, 0).unwrap();
         assert_eq!(&text, b"4");
@@ -77,7 +77,7 @@ mod walking {
             assert!(walk.is_file());
             assert_eq!(walk.root().unwrap(), root.path().canonicalize().unwrap().join("real"));
             let [found] = &walk.found[..] else { panic!("{:?}", walk.found) };
-            assert_eq!((&found.path[..], &found.kind), (name.as_bytes(), &FoundKind::File));
+            assert_eq!((&found.path[..], &found.kind), (name.as_bytes(), &WalkKind::File));
             assert!(walk.open(found).unwrap().is_still(&found.stat).unwrap());
         }
         assert_eq!(walk(&root.path().join("gone"), &Rules::default()).unwrap_err().kind(), ErrorKind::NotFound);
@@ -465,7 +465,7 @@ mod placing {
         assert_eq!(target.make_folder(b"file").unwrap_err().kind(), ErrorKind::Conflict);
         assert_eq!(target.make_folder(b"file/x").unwrap_err().kind(), ErrorKind::Conflict);
         assert_eq!(target.make_folder(b"no/x").unwrap_err().kind(), ErrorKind::NotFound);
-        assert_eq!(target.kind_of(b"").unwrap().unwrap().kind, Some(FoundKind::Folder));
+        assert_eq!(target.kind_of(b"").unwrap().unwrap().kind, Some(WalkKind::Folder));
         target.write_small(b"durable", b"x", 0o600, MTIME).unwrap();
         target.flush().unwrap();
     }

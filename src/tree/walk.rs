@@ -17,7 +17,7 @@ use super::folders::{Folders, list};
 use super::memory::{MemoryFile, MemoryTree, Opened};
 use super::path::{is_staging, join, shown, split};
 use super::rules::{IGNORE_FILE, IGNORE_LEN_MAX, InForce, Rules};
-use super::stat::{FoundKind, Stat, kind_of};
+use super::stat::{Stat, WalkKind, kind_of};
 use crate::clock::Timestamp;
 use crate::error::{Error, Result};
 use crate::limits::{PATH_LEN_MAX, SEGMENT_LEN_MAX};
@@ -31,11 +31,11 @@ pub(super) const READ_FILE: OFlags =
 
 /// Something to save.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Found {
+pub struct WalkEntry {
     /// Its path in the tree; empty for the root folder, the file's name where the root is a file.
     pub path: Vec<u8>,
     /// Kind.
-    pub kind: FoundKind,
+    pub kind: WalkKind,
     /// Its metadata when it was found.
     pub stat: Stat,
 }
@@ -77,17 +77,17 @@ pub struct Skipped {
 #[derive(Debug)]
 pub struct Walk {
     /// Entries to save, in byte order of the paths: a folder comes before its content.
-    pub found: Vec<Found>,
+    pub found: Vec<WalkEntry>,
     /// Entries that are not saved, with reasons, in the same order.
     pub skipped: Vec<Skipped>,
     /// Folders among `found` that look like Towline repositories ([`REPOSITORY_MARKS`]).
     pub repositories: Vec<Vec<u8>>,
-    place: Place,
+    place: WalkSource,
 }
 
 /// Location of the files.
 #[derive(Debug)]
-enum Place {
+enum WalkSource {
     Disk {
         root: PathBuf,
         folders: Folders,
@@ -104,41 +104,41 @@ impl Walk {
     /// Usage, if a path is not one of a tree, or two files have one.
     pub fn in_memory(files: Vec<MemoryFile>, modified: Timestamp) -> Result<Self> {
         let (tree, found) = MemoryTree::new(files, modified)?;
-        Ok(Self { found, skipped: Vec::new(), repositories: Vec::new(), place: Place::Memory(tree) })
+        Ok(Self { found, skipped: Vec::new(), repositories: Vec::new(), place: WalkSource::Memory(tree) })
     }
 
     /// The root, absolute and free of links; none in memory.
     #[must_use]
     pub fn root(&self) -> Option<&Path> {
         match &self.place {
-            Place::Disk { root, .. } => Some(root),
-            Place::Memory(_) => None,
+            WalkSource::Disk { root, .. } => Some(root),
+            WalkSource::Memory(_) => None,
         }
     }
 
     /// Whether the files are in memory.
     #[must_use]
     pub fn is_in_memory(&self) -> bool {
-        matches!(self.place, Place::Memory(_))
+        matches!(self.place, WalkSource::Memory(_))
     }
 
     /// Whether the root is a file.
     #[must_use]
     pub fn is_file(&self) -> bool {
-        matches!(self.place, Place::Disk { file: Some(_), .. })
+        matches!(self.place, WalkSource::Disk { file: Some(_), .. })
     }
 
     /// Opens a file that was found, at that path and through no link.
     ///
     /// # Errors
     /// Not found, if it vanished; denied; conflict, if something else took its place.
-    pub fn open(&self, found: &Found) -> Result<Opened> {
+    pub fn open(&self, found: &WalkEntry) -> Result<Opened> {
         match &self.place {
-            Place::Disk { folders, file, .. } => {
+            WalkSource::Disk { folders, file, .. } => {
                 open_file(folders, file.as_deref().unwrap_or(&found.path), "cannot open a file to save")
                     .map(Opened::File)
             }
-            Place::Memory(tree) => tree.open(&found.path),
+            WalkSource::Memory(tree) => tree.open(&found.path),
         }
     }
 }
@@ -184,7 +184,7 @@ pub fn walk(root: &Path, rules: &Rules) -> Result<Walk> {
         None => scan.run()?,
     }
     let Scan { found, skipped, repositories, .. } = scan;
-    Ok(Walk { found, skipped, repositories, place: Place::Disk { root: real, folders, file } })
+    Ok(Walk { found, skipped, repositories, place: WalkSource::Disk { root: real, folders, file } })
 }
 
 /// Identity of a folder on this machine.
@@ -198,7 +198,7 @@ pub(super) struct Scan<'a> {
     skip: &'a [(u64, u64)],
     /// Folders still to read, with the rules that hold around them (none: ignore files mean nothing here).
     pending: Vec<(Vec<u8>, Option<InForce>)>,
-    pub(super) found: Vec<Found>,
+    pub(super) found: Vec<WalkEntry>,
     pub(super) skipped: Vec<Skipped>,
     repositories: Vec<Vec<u8>>,
 }
@@ -232,7 +232,7 @@ impl<'a> Scan<'a> {
                 .at(place.display())
                 .got(special(kind)));
         }
-        self.found.push(Found { path: name.to_vec(), kind: FoundKind::File, stat: Stat::from_raw(&raw) });
+        self.found.push(WalkEntry { path: name.to_vec(), kind: WalkKind::File, stat: Stat::from_raw(&raw) });
         Ok(())
     }
 
@@ -266,12 +266,12 @@ impl<'a> Scan<'a> {
             let path = join(&path, &name);
             match self.look(&fd, &path, listed, rules.as_ref())? {
                 Look::Folder => self.pending.push((path, rules.clone())),
-                Look::Found(kind, stat) => self.found.push(Found { path, kind, stat }),
+                Look::Found(kind, stat) => self.found.push(WalkEntry { path, kind, stat }),
                 Look::Skip(reason) => self.skipped.push(Skipped { path, reason }),
                 Look::LeaveOut => {}
             }
         }
-        self.found.push(Found { path, kind: FoundKind::Folder, stat });
+        self.found.push(WalkEntry { path, kind: WalkKind::Folder, stat });
         Ok(())
     }
 
@@ -295,10 +295,10 @@ impl<'a> Scan<'a> {
             Ok(match kind_of(&raw) {
                 kind if leave_out(kind == FileType::Directory) => Look::LeaveOut,
                 FileType::Directory => Look::Folder,
-                FileType::RegularFile => Look::Found(FoundKind::File, stat),
+                FileType::RegularFile => Look::Found(WalkKind::File, stat),
                 FileType::Symlink => {
                     let target = readlinkat(folder, name, Vec::new())?.into_bytes();
-                    Look::Found(FoundKind::Symlink { target }, stat)
+                    Look::Found(WalkKind::Symlink { target }, stat)
                 }
                 kind => Look::Skip(SkipReason::Special(special(kind))),
             })
@@ -345,7 +345,7 @@ enum Look {
     /// A folder, to be read later.
     Folder,
     /// Something to save.
-    Found(FoundKind, Stat),
+    Found(WalkKind, Stat),
     /// Something that is not saved, to be reported.
     Skip(SkipReason),
     /// A pattern leaves it out.

@@ -94,7 +94,7 @@ async fn a_condemned_pack_that_is_used_again_is_pardoned() {
     save(&repository, &dir.path().join("f"), "a").await;
     // The index still finds its chunks, but a writer that knows them from before has to pardon the pack.
     let base = SaveOptions { reread: true, base: Some(name("a")), ..SaveOptions::default() };
-    let known = towline::repository::Known::load(&repository).await.unwrap();
+    let known = towline::repository::StoredChunks::load(&repository).await.unwrap();
     repository.remove(&name("a")).await.unwrap();
     let day = CollectOptions::default();
     assert_eq!(repository.collect(&day).await.unwrap().condemned_packs, 1);

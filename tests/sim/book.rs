@@ -7,7 +7,7 @@ use towline::clock::Timestamp;
 use towline::id::{ManifestId, ObjectId, Owned, SessionId, WriteId};
 use towline::repository::Name;
 use towline::repository::layout::Family;
-use towline::repository::log::{Action, Attempt, AttemptId, Entry, RefValue, State, StepFacts};
+use towline::repository::log::{Action, Attempt, AttemptId, LogEntry, RefValue, State, StepFacts};
 
 use super::model::Mutation;
 
@@ -100,7 +100,7 @@ pub(crate) struct Book {
     by_id: HashMap<(Family, Owned), u8>,
     states: Vec<Known>,
     by_state: HashMap<State, u32>,
-    entries: Vec<Entry>,
+    entries: Vec<LogEntry>,
     by_entry: HashMap<Vec<u8>, u32>,
     after: HashMap<(u32, u32), Option<u32>>,
     histories: Vec<History>,
@@ -111,7 +111,7 @@ pub(crate) struct Book {
 impl Book {
     pub(crate) fn new() -> Self {
         let empty = Known { state: State::default(), needs: 0, marked: 0, listed: 0 };
-        let none = Entry { write: write_id(255, 255), session: None, at: Timestamp(0), actions: vec![] };
+        let none = LogEntry { write: write_id(255, 255), session: None, at: Timestamp(0), actions: vec![] };
         Self {
             objects: vec![],
             by_id: HashMap::new(),
@@ -194,7 +194,7 @@ impl Book {
         &self.states[state as usize].state
     }
 
-    pub(crate) fn entry(&self, entry: u32) -> &Entry {
+    pub(crate) fn entry(&self, entry: u32) -> &LogEntry {
         &self.entries[entry as usize]
     }
 
@@ -203,12 +203,12 @@ impl Book {
     }
 
     /// Files an entry; it must survive its encoding.
-    pub(crate) fn file_entry(&mut self, entry: Entry) -> u32 {
+    pub(crate) fn file_entry(&mut self, entry: LogEntry) -> u32 {
         let body = entry.encode();
         if let Some(&number) = self.by_entry.get(&body) {
             return number;
         }
-        assert_eq!(Entry::decode(&body).unwrap(), entry, "an entry changes by being encoded");
+        assert_eq!(LogEntry::decode(&body).unwrap(), entry, "an entry changes by being encoded");
         let number = u32::try_from(self.entries.len()).unwrap();
         self.entries.push(entry);
         self.by_entry.insert(body, number);

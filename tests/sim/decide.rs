@@ -4,7 +4,7 @@ use towline::clock::Timestamp;
 use towline::id::SessionId;
 use towline::repository::Standing;
 use towline::repository::layout::Family;
-use towline::repository::log::{Action, Entry, RefValue, State, StepFacts};
+use towline::repository::log::{Action, LogEntry, RefValue, State, StepFacts};
 
 use super::actor::{Act, Actor};
 use super::book::{JOINT, Set, attempt, joint_in, members, name, session};
@@ -12,7 +12,7 @@ use super::model::{Model, Mutation, World, info};
 
 impl Model {
     /// The entry that an actor commits on `state`; `None` if it gives up.
-    pub(crate) fn entry(&mut self, actor: &Actor, who: u8, act: Act, state: u32) -> Option<Entry> {
+    pub(crate) fn entry(&mut self, actor: &Actor, who: u8, act: Act, state: u32) -> Option<LogEntry> {
         let own = Some(session(who));
         let known = self.book.state(actor.known);
         let now = self.book.state(state);
@@ -77,7 +77,7 @@ impl Model {
                 (None, stalled.map(fence).into_iter().collect())
             }
         };
-        Some(Entry { write: Self::write_of(actor, who), session, at: Timestamp(0), actions })
+        Some(LogEntry { write: Self::write_of(actor, who), session, at: Timestamp(0), actions })
     }
 
     /// The pardons that it takes to rely on `packs`.
@@ -210,7 +210,7 @@ impl Model {
     }
 
     /// What an actor claims with an entry that takes effect as it is sent.
-    pub(crate) fn made(&mut self, world: &World, actor: &Actor, this: &Entry, number: u8) -> Result<(), String> {
+    pub(crate) fn made(&mut self, world: &World, actor: &Actor, this: &LogEntry, number: u8) -> Result<(), String> {
         let before = self.book.state(self.book.state_at(world.history, number - 1));
         for action in &this.actions {
             if let Action::Fence { session, .. } = action {
@@ -227,7 +227,7 @@ impl Model {
 }
 
 /// Does `state` show that entry `number` was `entry`? As in commit.rs: each ref that it sets must still be as set.
-pub(crate) fn shows(state: &State, entry: &Entry, number: u8, by_version: bool) -> bool {
+pub(crate) fn shows(state: &State, entry: &LogEntry, number: u8, by_version: bool) -> bool {
     let mut sets = entry.actions.iter().filter_map(|action| match action {
         Action::SetRef { name, value, .. } => Some((name, RefValue { version: number.into(), ..value.clone() })),
         _ => None,

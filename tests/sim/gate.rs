@@ -15,7 +15,7 @@ use object_store::{
 };
 use towline::format::envelope::{Kind, open};
 use towline::repository::layout::Numbered;
-use towline::repository::log::{Entry, State};
+use towline::repository::log::{LogEntry, State};
 
 /// What the scheduler decides about a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,7 +43,7 @@ pub(crate) struct Waiting {
 /// What is committed, in truth, and the state after each entry.
 #[derive(Debug)]
 pub(crate) struct Truth {
-    pub(crate) entries: Vec<Entry>,
+    pub(crate) entries: Vec<LogEntry>,
     pub(crate) states: Vec<State>,
     /// Entries under names that were cut away.
     pub(crate) strays: usize,
@@ -70,12 +70,12 @@ impl Shared {
         let result = self.store.put_opts(key, payload.clone(), PutMode::Create.into()).await?;
         if let Some(number) = Numbered::Entry.number(key) {
             let body = open(Kind::Entry, &payload.into()).unwrap();
-            self.note(usize::try_from(number).unwrap(), Entry::decode(&body).unwrap());
+            self.note(usize::try_from(number).unwrap(), LogEntry::decode(&body).unwrap());
         }
         Ok(result)
     }
 
-    fn note(&self, number: usize, entry: Entry) {
+    fn note(&self, number: usize, entry: LogEntry) {
         let mut truth = self.truth.lock().unwrap();
         let len = truth.entries.len();
         assert!(number <= len + 1, "entry {number} leaves a hole in a log of {len}");

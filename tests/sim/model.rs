@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use towline::clock::Timestamp;
 use towline::repository::layout::Family;
-use towline::repository::log::{Action, Entry, SegmentInfo};
+use towline::repository::log::{Action, LogEntry, SegmentInfo};
 
 use super::actor::{Actor, Step, Stop};
 use super::book::{Book, JOINT, Set, attempt, name, session, write_id};
@@ -164,7 +164,7 @@ impl Model {
 
     fn past(&mut self, world: &mut World, by: Option<u8>, actions: Vec<Action>) {
         let write = write_id(255, u8::try_from(world.log.len()).unwrap());
-        let entry = self.book.file_entry(Entry { write, session: by.map(session), at: Timestamp(0), actions });
+        let entry = self.book.file_entry(LogEntry { write, session: by.map(session), at: Timestamp(0), actions });
         let number = u8::try_from(world.log.len() + 1).unwrap();
         assert!(self.create(world, number, entry).unwrap());
     }

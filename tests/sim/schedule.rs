@@ -77,13 +77,13 @@ pub(crate) trait Choose {
 
 /// A commit's outcome, as its writer was told it.
 #[derive(Debug)]
-struct Told {
+struct Observed {
     /// The clock's time that only this commit's entries carry.
     mark: i64,
     outcome: Result<Option<u64>, ErrorKind>,
 }
 
-type Tale = Arc<Mutex<Vec<Told>>>;
+type History = Arc<Mutex<Vec<Observed>>>;
 type Running = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// What a run did, for people.
@@ -127,16 +127,16 @@ impl Actor {
 /// Runs the deeds of all actors after `past`, which nothing disturbs; panics where a rule is violated.
 pub(crate) async fn run(past: &[Deed], actors: &[Vec<Deed>], chooser: &mut impl Choose) -> Story {
     let shared = Shared::new();
-    let (tale, mut story) = (Tale::default(), Story::default());
+    let (history, mut story) = (History::default(), Story::default());
     let past = past.iter().enumerate().map(|(who, deed)| (who, vec![*deed]));
     for (who, deeds) in past {
-        let mut actor = [Actor { running: Some(live(&shared, &tale, PAST + who, deeds)), asleep: false }];
+        let mut actor = [Actor { running: Some(live(&shared, &history, PAST + who, deeds)), asleep: false }];
         drive(&shared, &mut actor, &mut First, &mut Story::default()).await;
     }
-    let lives = actors.iter().enumerate().map(|(who, deeds)| live(&shared, &tale, who, deeds.clone()));
+    let lives = actors.iter().enumerate().map(|(who, deeds)| live(&shared, &history, who, deeds.clone()));
     let mut living: Vec<Actor> = lives.map(|life| Actor { running: Some(life), asleep: false }).collect();
     drive(&shared, &mut living, chooser, &mut story).await;
-    judge(&shared, &tale, &mut story).await;
+    judge(&shared, &history, &mut story).await;
     story
 }
 
@@ -235,13 +235,13 @@ fn chances(shared: &Shared, actors: &[Actor], last: usize) -> Vec<Chance> {
 }
 
 /// The rules, once everybody is done.
-async fn judge(shared: &Shared, tale: &Tale, story: &mut Story) {
+async fn judge(shared: &Shared, history: &History, story: &mut Story) {
     let log = Log::new(Arc::new(shared.store.clone()), Arc::new(SystemClock), Budget::new(MEMORY_MIN).unwrap());
     let found = log.refresh().await.expect("the log is sound");
     let truth = shared.truth.lock().unwrap();
     assert_eq!(Some(&*found), truth.states.last(), "the newest state is not the fold of all that was committed");
     story.strays = truth.strays;
-    for Told { mark, outcome } in &*tale.lock().unwrap() {
+    for Observed { mark, outcome } in &*history.lock().unwrap() {
         let entries = (1..).zip(&truth.entries).filter(|(_, entry)| entry.at == Timestamp(*mark));
         let numbers: Vec<u64> = entries.map(|(number, _)| number).collect();
         match outcome {
@@ -258,10 +258,10 @@ async fn judge(shared: &Shared, tale: &Tale, story: &mut Story) {
 }
 
 /// An actor's life: its deeds, until one fails.
-fn live(shared: &Arc<Shared>, tale: &Tale, who: usize, deeds: Vec<Deed>) -> Running {
+fn live(shared: &Arc<Shared>, history: &History, who: usize, deeds: Vec<Deed>) -> Running {
     // Deeds of the past go one by one: each is the only actor then.
     let gate = Gate { shared: Arc::clone(shared), who: if who < PAST { who } else { 0 } };
-    let (shared, tale) = (Arc::clone(shared), Arc::clone(tale));
+    let (shared, history) = (Arc::clone(shared), Arc::clone(history));
     Box::pin(async move {
         let clock = Arc::new(ManualClock::default());
         let budget = Budget::new(MEMORY_MIN).unwrap();
@@ -286,7 +286,7 @@ fn live(shared: &Arc<Shared>, tale: &Tale, who: usize, deeds: Vec<Deed>) -> Runn
             }
             let failed = result.is_err();
             let outcome = result.map(|committed| committed.entry).map_err(|error| error.kind());
-            tale.lock().unwrap().push(Told { mark, outcome });
+            history.lock().unwrap().push(Observed { mark, outcome });
             if failed {
                 return;
             }

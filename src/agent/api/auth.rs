@@ -79,14 +79,14 @@ impl Caller {
 
     /// Owner of the pins that are asked for: `told`, else the asking user. Whoever has the token on
     /// loopback can read this agent's files. Names of agents hold no slash, so nobody can write another's.
-    pub(super) fn owner(&self, told: Option<String>) -> String {
-        let told = told.filter(|told| !told.trim().is_empty());
+    pub(super) fn owner(&self, given: Option<String>) -> String {
+        let given = given.filter(|given| !given.trim().is_empty());
         match self {
             Self::Remote(caller) => {
-                format!("{}/{}", caller.identity().path(), told.unwrap_or_else(|| "agent".to_owned()))
+                format!("{}/{}", caller.identity().path(), given.unwrap_or_else(|| "agent".to_owned()))
             }
-            Self::Socket(user) => told.unwrap_or_else(|| user_name(*user)),
-            Self::Loopback => told.unwrap_or_else(|| user_name(getuid())),
+            Self::Socket(user) => given.unwrap_or_else(|| user_name(*user)),
+            Self::Loopback => given.unwrap_or_else(|| user_name(getuid())),
         }
     }
 
@@ -112,7 +112,7 @@ impl Caller {
 
 /// Level of detail of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Told {
+pub(super) enum Visibility {
     /// Only what anybody may know: whoever asks has shown nothing.
     Vitals,
     /// For another agent: no paths or locations of this node.
@@ -158,15 +158,20 @@ impl Auth {
 
     /// # Errors
     /// The fault of the request, if any.
-    fn judge(&self, caller: &Caller, (method, path): (&Method, &str), headers: &HeaderMap) -> Result<Told, ApiError> {
+    fn judge(
+        &self,
+        caller: &Caller,
+        (method, path): (&Method, &str),
+        headers: &HeaderMap,
+    ) -> Result<Visibility, ApiError> {
         match caller {
-            Caller::Socket(_) => Ok(Told::All),
+            Caller::Socket(_) => Ok(Visibility::All),
             Caller::Loopback => self.judge_local(path, headers),
             Caller::Remote(caller) => {
                 // Counted whatever it asks for, refused or not.
                 caller.ask().map_err(|error| ApiError::new(StatusCode::TOO_MANY_REQUESTS, error))?;
                 self.judge_call(caller.identity(), method, path)?;
-                Ok(Told::Remote)
+                Ok(Visibility::Remote)
             }
         }
     }
@@ -191,17 +196,17 @@ impl Auth {
             .help("ask it on its own node"))
     }
 
-    fn judge_local(&self, path: &str, headers: &HeaderMap) -> Result<Told, ApiError> {
+    fn judge_local(&self, path: &str, headers: &HeaderMap) -> Result<Visibility, ApiError> {
         // A rebound DNS name reaches this machine, but the browser still sends that name.
         if !headers.get(header::HOST).and_then(|host| host.to_str().ok()).is_some_and(is_loopback) {
             let error = Error::denied("request is for another host").expected("localhost, 127.0.0.1 or [::1]");
             return Err(ApiError::new(StatusCode::FORBIDDEN, error));
         }
         if self.is_shown(headers) {
-            return Ok(Told::All);
+            return Ok(Visibility::All);
         }
         if OPEN.contains(&path) || self.open_metrics && path == METRICS {
-            return Ok(Told::Vitals);
+            return Ok(Visibility::Vitals);
         }
         let file = self.token.as_ref().map_or_else(String::new, |token| {
             let file = token.file.display();
@@ -247,8 +252,8 @@ pub(super) async fn check(
     next: Next,
 ) -> Response {
     match auth.judge(&caller, (request.method(), request.uri().path()), request.headers()) {
-        Ok(told) => {
-            request.extensions_mut().insert(told);
+        Ok(visibility) => {
+            request.extensions_mut().insert(visibility);
             next.run(request).await
         }
         Err(error) => error.into_response(),
@@ -301,7 +306,7 @@ mod tests {
 
     #[test]
     fn without_the_token_only_what_is_vital_is_told() {
-        let told = |auth: &Auth, path: &str, token: Option<&str>| {
+        let visibility_of = |auth: &Auth, path: &str, token: Option<&str>| {
             let headers = [(header::HOST, Some("localhost")), (header::AUTHORIZATION, token)];
             let headers = headers.into_iter().filter_map(|(name, value)| Some((name, value?.parse().unwrap())));
             auth.judge(&Caller::Loopback, (&Method::GET, path), &headers.collect()).ok()
@@ -309,13 +314,13 @@ mod tests {
         let auth = || Auth::new(Some(("secret", Path::new("/run/agent.token"))), Callers::default(), None);
         let (closed, open) = (auth(), auth().open_metrics(true));
         for path in ["/health", "/ready"] {
-            assert_eq!(told(&closed, path, None), Some(Told::Vitals));
-            assert_eq!(told(&closed, path, Some("Bearer wrong")), Some(Told::Vitals));
-            assert_eq!(told(&closed, path, Some("Bearer secret")), Some(Told::All));
+            assert_eq!(visibility_of(&closed, path, None), Some(Visibility::Vitals));
+            assert_eq!(visibility_of(&closed, path, Some("Bearer wrong")), Some(Visibility::Vitals));
+            assert_eq!(visibility_of(&closed, path, Some("Bearer secret")), Some(Visibility::All));
         }
-        assert_eq!(told(&closed, "/metrics", None), None);
-        assert_eq!(told(&closed, "/metrics", Some("Bearer secret")), Some(Told::All));
-        assert!(told(&open, "/metrics", None).is_some() && told(&open, "/v1/pins", None).is_none());
+        assert_eq!(visibility_of(&closed, "/metrics", None), None);
+        assert_eq!(visibility_of(&closed, "/metrics", Some("Bearer secret")), Some(Visibility::All));
+        assert!(visibility_of(&open, "/metrics", None).is_some() && visibility_of(&open, "/v1/pins", None).is_none());
     }
 
     #[test]

@@ -82,9 +82,9 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for JsonBody<T> {
 ///
 /// # Errors
 /// Usage, if it is malformed or has a parameter that is not known.
-pub(super) fn told<T>(query: Result<Query<T>, QueryRejection>) -> Result<T, Error> {
+pub(super) fn parse_query<T>(query: Result<Query<T>, QueryRejection>) -> Result<T, Error> {
     let malformed = |rejection: QueryRejection| Error::usage("query is malformed").source(rejection.body_text());
-    query.map(|Query(told)| told).map_err(malformed)
+    query.map(|Query(parsed)| parsed).map_err(malformed)
 }
 
 /// The body of a request.

@@ -12,9 +12,9 @@ use axum::response::{IntoResponse as _, Response};
 use futures::stream::unfold;
 use serde::Deserialize;
 
-use super::error::{ApiError, told};
+use super::error::{ApiError, parse_query};
 use super::names::bounded;
-use crate::agent::files::{File, Found};
+use crate::agent::files::{File, TreeNode};
 use crate::agent::state::AgentState;
 use crate::error::{Error, Result};
 use crate::repository::Selector;
@@ -47,11 +47,11 @@ pub(super) async fn file(
     which: Result<Query<Which>, QueryRejection>,
     headers: HeaderMap,
 ) -> Result<Response, ApiError> {
-    let Which { repository, after, limit } = told(which)?;
+    let Which { repository, after, limit } = parse_query(which)?;
     let (selector, path) = target(uri.path())?;
-    let file = match Found::open(&state, repository.as_deref(), &selector, path).await? {
-        Found::File(file) => file,
-        Found::Folder(folder) => {
+    let file = match TreeNode::open(&state, repository.as_deref(), &selector, path).await? {
+        TreeNode::File(file) => file,
+        TreeNode::Folder(folder) => {
             let malformed = || Error::usage("`after` has a malformed percent escape");
             let after = after.map(|after| unescaped(&after).ok_or_else(malformed)).transpose()?;
             return Ok(Json(folder.list(after.as_deref(), bounded(limit)?)).into_response());
@@ -66,7 +66,7 @@ pub(super) async fn file(
         StatusCode::NOT_MODIFIED.into_response()
     } else {
         // A range of what was there before is of no use beside what is there now.
-        let fresh = text(header::IF_RANGE).is_none_or(|told| told == tag);
+        let fresh = text(header::IF_RANGE).is_none_or(|value| value == tag);
         let part = part(text(header::RANGE).filter(|_| fresh), len);
         answer(file, part, len, method == Method::HEAD)?
     };
@@ -81,8 +81,8 @@ fn answer(file: File, part: Part, len: u64, head: bool) -> Result<Response> {
         Part::Whole => (StatusCode::OK, 0..len),
         Part::Of(range) => (StatusCode::PARTIAL_CONTENT, range),
         Part::Nothing => {
-            let told = [(header::CONTENT_RANGE, format!("bytes */{len}"))];
-            return Ok((StatusCode::RANGE_NOT_SATISFIABLE, told).into_response());
+            let value = [(header::CONTENT_RANGE, format!("bytes */{len}"))];
+            return Ok((StatusCode::RANGE_NOT_SATISFIABLE, value).into_response());
         }
     };
     let mut response = (
@@ -94,9 +94,9 @@ fn answer(file: File, part: Part, len: u64, head: bool) -> Result<Response> {
     )
         .into_response();
     if status == StatusCode::PARTIAL_CONTENT {
-        let told = format!("bytes {}-{}/{len}", range.start, range.end - 1);
-        let told = told.parse().map_err(|_| Error::other("a range is no header"))?;
-        response.headers_mut().insert(header::CONTENT_RANGE, told);
+        let value = format!("bytes {}-{}/{len}", range.start, range.end - 1);
+        let value = value.parse().map_err(|_| Error::other("a range is no header"))?;
+        response.headers_mut().insert(header::CONTENT_RANGE, value);
     }
     if !head && !range.is_empty() {
         let pieces = unfold(file.read(range)?, |mut pieces| async move { Some((pieces.recv().await?, pieces)) });

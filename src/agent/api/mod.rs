@@ -10,9 +10,9 @@ mod handoff;
 mod names;
 mod open;
 mod peers;
-mod places;
 mod relay;
 mod serve;
+mod slots;
 #[cfg(test)]
 mod tests;
 mod work;

@@ -7,7 +7,7 @@ use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
 use serde::Deserialize;
 
-use super::error::{ApiError, told};
+use super::error::{ApiError, parse_query};
 use crate::agent::state::AgentState;
 use crate::agent::view;
 use crate::error::{Error, Result};
@@ -31,7 +31,7 @@ pub(super) async fn list(
     State(state): State<Arc<AgentState>>,
     query: Result<Query<Names>, QueryRejection>,
 ) -> Result<Json<view::NameList>, ApiError> {
-    let Names { prefix, after, limit, repository } = told(query)?;
+    let Names { prefix, after, limit, repository } = parse_query(query)?;
     let repository = state.repository(repository.as_deref())?;
     let range = NameRange {
         prefix: prefix

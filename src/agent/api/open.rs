@@ -8,7 +8,7 @@ use axum::extract::{Extension, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 
-use super::auth::Told;
+use super::auth::Visibility;
 use super::error::ApiError;
 use crate::agent::state::AgentState;
 use crate::agent::view::{self, TaskKind};
@@ -22,17 +22,20 @@ use crate::work::blocking;
 /// The API, described (<https://spec.openapis.org/oas/v3.1.0>).
 pub(super) const DESCRIPTION: &str = include_str!("openapi.json");
 
-pub(super) async fn health(State(state): State<Arc<AgentState>>, Extension(told): Extension<Told>) -> Response {
-    match told {
-        Told::Vitals => Json(state.vitals()).into_response(),
-        Told::Remote => Json(without_locations(state.health())).into_response(),
-        Told::All => Json(state.health()).into_response(),
+pub(super) async fn health(
+    State(state): State<Arc<AgentState>>,
+    Extension(visibility): Extension<Visibility>,
+) -> Response {
+    match visibility {
+        Visibility::Vitals => Json(state.vitals()).into_response(),
+        Visibility::Remote => Json(without_locations(state.health())).into_response(),
+        Visibility::All => Json(state.health()).into_response(),
     }
 }
 
-pub(super) async fn ready(state: State<Arc<AgentState>>, told: Extension<Told>) -> Response {
+pub(super) async fn ready(state: State<Arc<AgentState>>, visibility: Extension<Visibility>) -> Response {
     let ready = state.is_ready();
-    let mut response = health(state, told).await;
+    let mut response = health(state, visibility).await;
     if !ready {
         *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
     }

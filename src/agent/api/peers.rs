@@ -58,8 +58,8 @@ pub(super) async fn chunks(
             Err(error) => tracing::warn!("a process gets no chunks: {error:?}"),
         }
     });
-    let told = [(header::CONNECTION, "upgrade"), (header::UPGRADE, PROTOCOL)];
-    Ok((StatusCode::SWITCHING_PROTOCOLS, told).into_response())
+    let headers = [(header::CONNECTION, "upgrade"), (header::UPGRADE, PROTOCOL)];
+    Ok((StatusCode::SWITCHING_PROTOCOLS, headers).into_response())
 }
 
 fn wants_upgrade(headers: &HeaderMap) -> bool {

@@ -51,9 +51,8 @@ pub(super) async fn pass_on(
 
 /// For whom a request is, if it is for another agent.
 fn wanted(headers: &HeaderMap) -> Result<Option<AgentSelector>> {
-    let Some(told) = headers.get(AT) else { return Ok(None) };
-    let text =
-        told.to_str().map_err(|source| Error::usage("header Towline-AgentSelector is malformed").source(source))?;
+    let Some(header) = headers.get(AT) else { return Ok(None) };
+    let text = header.to_str().map_err(|source| Error::usage("header Towline-At is malformed").source(source))?;
     text.trim().parse().map(Some)
 }
 

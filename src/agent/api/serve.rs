@@ -21,7 +21,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::auth::Caller;
-use super::places::{Place, Places};
+use super::slots::{ConnectionSlot, ConnectionSlots};
 use crate::agent::socket::may_connect;
 use crate::transfer::calls::{Calls, Line, RemoteCaller};
 
@@ -85,7 +85,7 @@ pub(in crate::agent) async fn serve<L: Listener>(
     router: Router,
     leaving: CancellationToken,
 ) {
-    let (places, connections) = (Places::new(CONNECTIONS_MAX), TaskTracker::new());
+    let (places, connections) = (ConnectionSlots::new(CONNECTIONS_MAX), TaskTracker::new());
     loop {
         let next = async {
             // Nobody gives way before somebody comes.
@@ -115,7 +115,7 @@ async fn connection(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     router: Router,
     caller: Caller,
-    (place, leaving): (&Arc<Place>, CancellationToken),
+    (place, leaving): (&Arc<ConnectionSlot>, CancellationToken),
 ) {
     let (router, place) = (TowerToHyperService::new(router), Arc::clone(place));
     let router = service_fn(move |mut request: Request<Incoming>| {

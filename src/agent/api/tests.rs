@@ -10,10 +10,10 @@ use super::{open, routes};
 #[test]
 fn the_description_has_every_path_and_method_and_no_other() {
     let described: Value = serde_json::from_str(open::DESCRIPTION).unwrap();
-    let mut told = BTreeSet::new();
+    let mut documented = BTreeSet::new();
     for (path, item) in described["paths"].as_object().unwrap() {
         for method in item.as_object().unwrap().keys().filter(|key| *key != "parameters") {
-            told.insert(format!("{} {path}", method.to_uppercase()));
+            documented.insert(format!("{} {path}", method.to_uppercase()));
         }
     }
     let served: BTreeSet<_> = routes()
@@ -22,7 +22,7 @@ fn the_description_has_every_path_and_method_and_no_other() {
             methods.iter().map(move |method| format!("{method} {}", path.replace("{*", "{")))
         })
         .collect();
-    assert_eq!(told, served);
+    assert_eq!(documented, served);
 }
 
 #[test]

@@ -239,12 +239,12 @@ pub(super) async fn events(
     Path(id): Path<String>,
 ) -> Result<Sse<impl Stream<Item = Result<Event, Infallible>>>, ApiError> {
     let task = state.tasks.find(&id, caller.agent())?;
-    let following = Following { task, caller: caller.agent().cloned(), told: None, over: false };
-    let told = futures::stream::unfold(following, |mut following| async move {
+    let following = Following { task, caller: caller.agent().cloned(), sent: None, over: false };
+    let events = futures::stream::unfold(following, |mut following| async move {
         let event = following.next().await?;
         Some((Ok(event), following))
     });
-    Ok(Sse::new(told).keep_alive(KeepAlive::default()))
+    Ok(Sse::new(events).keep_alive(KeepAlive::default()))
 }
 
 /// Stream of a task's events.
@@ -252,7 +252,7 @@ struct Following {
     task: Arc<Task>,
     /// Which other agent it is, if it is one.
     caller: Option<Identity>,
-    told: Option<TaskProgress>,
+    sent: Option<TaskProgress>,
     over: bool,
 }
 
@@ -264,7 +264,7 @@ impl Following {
                 return None;
             }
             // The first is told at once.
-            if self.told.is_some() && self.task.is_running() {
+            if self.sent.is_some() && self.task.is_running() {
                 tokio::select! {
                     () = tokio::time::sleep(TELL_EVERY) => {}
                     () = self.task.ended() => {}
@@ -273,8 +273,8 @@ impl Following {
             let view = self.task.view_for(self.caller.as_ref());
             self.over = view.state != view::TaskState::Running;
             let name = if self.over { "end" } else { "progress" };
-            if self.over || self.told.as_ref() != Some(&view.progress) {
-                self.told = Some(view.progress.clone());
+            if self.over || self.sent.as_ref() != Some(&view.progress) {
+                self.sent = Some(view.progress.clone());
                 // A view is always JSON.
                 return Event::default().event(name).json_data(&view).ok();
             }

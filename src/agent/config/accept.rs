@@ -123,10 +123,10 @@ pub(in crate::agent) mod tests {
             let (site, agent) = sender.split_once('/').unwrap();
             accepts.allowance(&Identity::new(site, agent).unwrap(), &name.parse().unwrap())
         };
-        let (told, usual) =
+        let (limited, usual) =
             (Allowance { bytes: 1024, checkpoints: 2 }, Allowance { bytes: 50, checkpoints: CHECKPOINTS });
-        assert_eq!(allowed("home/a", "run/step-1"), Some(told));
-        assert_eq!(allowed("home/a", "other/step-1"), Some(told));
+        assert_eq!(allowed("home/a", "run/step-1"), Some(limited));
+        assert_eq!(allowed("home/a", "other/step-1"), Some(limited));
         assert_eq!(allowed("home/a", "third/step-1"), Some(usual));
         assert_eq!(allowed("cloud/c", "run/step-1"), Some(usual));
         assert_eq!(allowed("cloud/d", "run/step-1"), None);

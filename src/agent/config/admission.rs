@@ -56,10 +56,10 @@ mod tests {
     fn limits_are_read_and_none_is_nothing() {
         let settle = |text: &str| toml::from_str::<AdmissionSection>(text).unwrap().settle();
         assert_eq!(settle("").unwrap(), Admission::default());
-        let told = settle("handshake = '2s'\nlinks_per_agent = 4").unwrap();
-        assert_eq!((told.handshake.as_secs(), told.links_per_agent), (2, 4));
+        let admission = settle("handshake = '2s'\nlinks_per_agent = 4").unwrap();
+        assert_eq!((admission.handshake.as_secs(), admission.links_per_agent), (2, 4));
         assert_eq!(
-            Admission { handshake: Admission::default().handshake, links_per_agent: 64, ..told },
+            Admission { handshake: Admission::default().handshake, links_per_agent: 64, ..admission },
             Admission::default()
         );
         for text in ["links = 0", "handshake = 0", "requests_per_second = 0"] {

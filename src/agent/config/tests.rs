@@ -36,7 +36,7 @@ fn every_setting_is_taken() {
          [peers]\naddresses = ['a:7071', 'b:7071']\ncarrier = 'tcp'\nconnections = 4\n\
          dns = ['peers:7071']\nregister = '10.0.0.5:7071'\n\
          [[limits]]\nsite = 'cloud'\nrate = '300Mbit'\n[[limits]]\nsite = 'far'\nrate = '1M'\n\
-         [sidecar]\nwarm = ['run@latest']\nrestore = [{ name = 'base', to = '/data' }]\nentrust = 'cloud'\npreemption = 'aws'\n\
+         [sidecar]\nwarm = ['run@latest']\nrestore = [{ name = 'base', to = '/data' }]\nhandoff_to = 'cloud'\npreemption = 'aws'\n\
          [[sidecar.watch]]\nfolder = '/ckpt'\nrun = 'run'\nsettle = 2\nrestore_latest = false\n\
          [caller_pins]\nmax_time = '1h'\nmax_bytes = '1G'\nmax_pins = 3\nmax_chunks = 1000\n\
          [handoff]\ndir = 'kept'\ncapacity = '1G'\nwait = '1m'\ndeadline = '2m'\ntries = 3\n\
@@ -155,7 +155,7 @@ fn what_makes_no_sense_is_named() {
         (LISTENING, "`listen` is set, but no [[allow]] says"),
         ("repository = '/r'\ncallers = ['home/*']", "`callers` is set, but not `listen`"),
         ("repository = '/r'\n[handoff]\ndir = 'k'\ncapacity = '1G'", "[handoff] is set, but not `listen`"),
-        ("repository = '/r'\n[sidecar]\nentrust = 'home'", "handoff_to is set, but [peers] names no other agent"),
+        ("repository = '/r'\n[sidecar]\nhandoff_to = 'home'", "handoff_to is set, but [peers] names no other agent"),
         ("repository = '/r'\n[sidecar]\nnotice = 'pigeon'", "pigeon"),
         ("repository = '/r'\n[sidecar]\nwarm = ['a//b']", "not a name"),
         (

@@ -17,7 +17,7 @@ use crate::clock::Timestamp;
 use crate::error::{Error, Result};
 use crate::format::wire::{Reader, Writer};
 use crate::limits::{MIB, PATH_LEN_MAX};
-use crate::tree::{Found, FoundKind, Opened, Rules, Target, Walk, walk};
+use crate::tree::{Opened, Rules, Target, Walk, WalkEntry, WalkKind, walk};
 
 /// Limit of a head, in bytes: two paths and a few numbers.
 const HEAD_LEN_MAX: usize = 2 * PATH_LEN_MAX + 64;
@@ -74,7 +74,7 @@ impl Contents {
 
     /// Space that it takes, in bytes, as [`receive`] charges it.
     pub(in crate::agent) fn space(&self) -> u64 {
-        let space = |found: &Found| if found.kind == FoundKind::File { found.stat.size } else { 0 } + ENTRY_SPACE;
+        let space = |found: &WalkEntry| if found.kind == WalkKind::File { found.stat.size } else { 0 } + ENTRY_SPACE;
         self.walk.found.iter().map(space).sum()
     }
 
@@ -96,9 +96,9 @@ impl Contents {
         for found in &self.walk.found {
             let path = self.path(found);
             let (kind, rest) = match &found.kind {
-                FoundKind::File => (FILE, None),
-                FoundKind::Folder => (FOLDER, None),
-                FoundKind::Symlink { target } => (LINK, Some(target)),
+                WalkKind::File => (FILE, None),
+                WalkKind::Folder => (FOLDER, None),
+                WalkKind::Symlink { target } => (LINK, Some(target)),
             };
             let mut head = Writer::new();
             head.u8(kind).string(&path).varint(found.stat.mode.into()).signed(found.stat.mtime.0);
@@ -118,7 +118,7 @@ impl Contents {
         out.flush().map_err(broken)
     }
 
-    fn path(&self, found: &Found) -> Vec<u8> {
+    fn path(&self, found: &WalkEntry) -> Vec<u8> {
         match found.path.as_slice() {
             _ if self.walk.is_file() => self.entry.clone(),
             b"" => self.entry.clone(),
@@ -126,7 +126,7 @@ impl Contents {
         }
     }
 
-    fn send_file(&self, found: &Found, piece: &mut [u8], out: &mut impl Write) -> Result<()> {
+    fn send_file(&self, found: &WalkEntry, piece: &mut [u8], out: &mut impl Write) -> Result<()> {
         let changed = || {
             Error::conflict("file changed while it was sent")
                 .at(String::from_utf8_lossy(&found.path))
@@ -391,7 +391,7 @@ mod tests {
         assert_eq!(received.entry, b"checkpoint-5");
         let found = |path: &Path| walk(path, &Rules::default()).unwrap().found;
         let fingerprint = |path: &Path| {
-            let of = |found: Found| (found.path, found.kind.clone(), found.stat.mtime);
+            let of = |found: WalkEntry| (found.path, found.kind.clone(), found.stat.mtime);
             found(path).into_iter().map(of).collect::<Vec<_>>()
         };
         let came = room.path().join("to/checkpoint-5");
@@ -399,9 +399,9 @@ mod tests {
         // The modes that the sender had are told, and on the disk all is this user's alone.
         for (there, here) in found(&came).iter().zip(found(&made)) {
             let kept = match there.kind {
-                FoundKind::File => 0o600,
-                FoundKind::Folder => 0o700,
-                FoundKind::Symlink { .. } => continue,
+                WalkKind::File => 0o600,
+                WalkKind::Folder => 0o700,
+                WalkKind::Symlink { .. } => continue,
             };
             assert_eq!((there.stat.mode & 0o7777, received.modes[&there.path]), (kept, here.stat.mode & 0o777));
         }

@@ -226,8 +226,8 @@ fn silent(receiver: &Receiver) -> Error {
     Error::unreachable("other agent does not read, or does not answer").at(&receiver.address)
 }
 
-fn asking(method: Method, path: &str, told: Option<&Value>) -> Result<Request<Body>> {
-    let body = told.map_or_else(Body::empty, |told| Body::from(told.to_string()));
+fn asking(method: Method, path: &str, json: Option<&Value>) -> Result<Request<Body>> {
+    let body = json.map_or_else(Body::empty, |json| Body::from(json.to_string()));
     request(method, path, "application/json", body)
 }
 
@@ -246,8 +246,8 @@ fn said<T: DeserializeOwned>(status: StatusCode, body: &[u8]) -> Result<T> {
     if status.is_success() {
         return serde_json::from_slice(body).map_err(malformed);
     }
-    let told: Value = serde_json::from_slice(body).map_err(malformed)?;
-    let of = |field: &str| told["error"][field].as_str().map(str::to_owned);
+    let json: Value = serde_json::from_slice(body).map_err(malformed)?;
+    let of = |field: &str| json["error"][field].as_str().map(str::to_owned);
     let kind = of("kind").map_or(ErrorKind::Other, |kind| ErrorKind::from_word(&kind));
     let error = Error::new(kind, of("message").unwrap_or_else(|| "it is refused".to_owned()));
     Err(of("help").into_iter().fold(error, Error::help))

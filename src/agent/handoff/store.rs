@@ -76,7 +76,7 @@ impl HandoffStore {
             let entry = entry.map_err(io)?;
             let name = entry.file_name().to_string_lossy().into_owned();
             if name.strip_suffix(PART).is_some_and(|id| id.parse::<Ulid>().is_ok()) {
-                drop(Part { dir: dir.clone(), name });
+                drop(PartialFolder { dir: dir.clone(), name });
                 continue;
             }
             let Ok(id) = name.parse::<Ulid>() else { continue };
@@ -137,7 +137,7 @@ impl HandoffStore {
     }
 
     fn place(&self, id: Ulid, mut stored: StoredCheckpoint, input: &mut impl Read) -> Result<StoredCheckpoint> {
-        let part = Part { dir: self.dir.clone(), name: format!("{id}{PART}") };
+        let part = PartialFolder { dir: self.dir.clone(), name: format!("{id}{PART}") };
         DirBuilder::new()
             .mode(0o700)
             .create(part.path())
@@ -186,7 +186,7 @@ impl HandoffStore {
             return Err(unknown(id));
         }
         let (whole, part) =
-            (self.dir.join(id.to_string()), Part { dir: self.dir.clone(), name: format!("{id}{PART}") });
+            (self.dir.join(id.to_string()), PartialFolder { dir: self.dir.clone(), name: format!("{id}{PART}") });
         let io = |error| Error::io("cannot delete a handed-off checkpoint", &whole, error);
         match fs::rename(&whole, part.path()) {
             // Somebody removed it by hand.
@@ -297,18 +297,18 @@ impl Drop for Incoming {
 }
 
 /// An incomplete folder, deleted on drop unless it was renamed by then.
-struct Part {
+struct PartialFolder {
     dir: PathBuf,
     name: String,
 }
 
-impl Part {
+impl PartialFolder {
     fn path(&self) -> PathBuf {
         self.dir.join(&self.name)
     }
 }
 
-impl Drop for Part {
+impl Drop for PartialFolder {
     fn drop(&mut self) {
         // Also removes folders that are not writable.
         let removed = Target::open(&self.dir, Durability::Process).and_then(|dir| dir.remove(self.name.as_bytes()));

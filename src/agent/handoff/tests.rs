@@ -181,9 +181,9 @@ fn each_sender_has_a_quota_that_what_was_set_aside_uses_too() {
 fn what_no_entry_accepts_is_refused_also_once_it_came() {
     let room = tempfile::tempdir().unwrap();
     let (dir, (archive, takes)) = (room.path().join("kept"), archive(room.path()));
-    let told = config(&dir, 2 * takes, EVERYBODY);
-    let accept = told.accept.clone();
-    let store = Arc::new(HandoffStore::open(told).unwrap());
+    let settings = config(&dir, 2 * takes, EVERYBODY);
+    let accept = settings.accept.clone();
+    let store = Arc::new(HandoffStore::open(settings).unwrap());
     let id = promise(&store, "a", takes).unwrap();
     // The allowance is withdrawn while the checkpoint is on its way.
     accept.replace(&accepts("[[accept]]\nfrom = 'home/*'\nnames = 'other/*'", 2 * takes).unwrap());

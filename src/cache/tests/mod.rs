@@ -264,8 +264,8 @@ fn pins_of_an_owner_stay_within_a_limit() {
     let few = PinLimit { chunks: 23, ..limit.clone() };
     let error = cache.pin_within(again, Some(&few)).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Exhausted);
-    let told = "pins of home/a would list too many chunks: expected at most 23, got 24";
-    assert_eq!(error.to_string(), told, "nothing is promised");
+    let message = "pins of home/a would list too many chunks: expected at most 23, got 24";
+    assert_eq!(error.to_string(), message, "nothing is promised");
     kept(pin("home/a/me", 0..10).unwrap());
     let error = pin("home/a/me", 0..1).unwrap_err();
     assert!(error.to_string().contains("home/a has too many pins: expected at most 3"), "{error}");

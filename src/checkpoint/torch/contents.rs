@@ -13,13 +13,13 @@ const WRAPS_MAX: u32 = 8;
 /// Tensors of a pickle.
 #[derive(Debug, Default)]
 pub(super) struct Contents<'p> {
-    pub(super) tensors: Vec<Found>,
+    pub(super) tensors: Vec<TensorRecord>,
     pub(super) storages: Vec<Stored<'p>>,
 }
 
 /// A tensor as the pickle describes it.
 #[derive(Debug)]
-pub(super) struct Found {
+pub(super) struct TensorRecord {
     pub(super) name: String,
     /// Storage that it is a view of.
     pub(super) storage: usize,
@@ -48,7 +48,7 @@ pub(super) fn read<'p>(pickle: &'p Pickle<'_>) -> Result<Contents<'p>, ParseErro
     let mut walk = Walk {
         pickle,
         seen: vec![false; pickle.nodes()],
-        steps: vec![Step { above: 0, depth: 0, part: Part::Place(0) }],
+        steps: vec![Step { above: 0, depth: 0, part: PathPart::Place(0) }],
         to_visit: Vec::new(),
         keys: HashMap::new(),
         names_len: 0,
@@ -66,11 +66,11 @@ pub(super) fn read<'p>(pickle: &'p Pickle<'_>) -> Result<Contents<'p>, ParseErro
 struct Step {
     above: u32,
     depth: u32,
-    part: Part,
+    part: PathPart,
 }
 
 #[derive(Clone, Copy)]
-enum Part {
+enum PathPart {
     Key(Ref),
     Place(usize),
 }
@@ -112,7 +112,7 @@ impl Walk<'_, '_> {
     }
 
     /// Meets a value one step below the path `above`.
-    fn meet_below(&mut self, value: Ref, above: u32, part: Part) -> Result<(), ParseError> {
+    fn meet_below(&mut self, value: Ref, above: u32, part: PathPart) -> Result<(), ParseError> {
         let looked_into = match self.pickle.value(value) {
             Value::Sequence(members) | Value::Dict(members) => !members.is_empty(),
             Value::Object(_) | Value::Persistent(_) => true,
@@ -141,14 +141,14 @@ impl Walk<'_, '_> {
         match self.pickle.value(value) {
             Value::Sequence(members) => {
                 for (place, &member) in members.iter().enumerate() {
-                    self.meet_below(member, at, Part::Place(place))?;
+                    self.meet_below(member, at, PathPart::Place(place))?;
                 }
             }
             Value::Dict(members) => {
                 for (place, pair) in members.chunks_exact(2).enumerate() {
                     let part = match self.pickle.value(pair[0]) {
-                        Value::Text(_) | Value::Int(_) => Part::Key(pair[0]),
-                        _ => Part::Place(place),
+                        Value::Text(_) | Value::Int(_) => PathPart::Key(pair[0]),
+                        _ => PathPart::Place(place),
                     };
                     self.meet_below(pair[1], at, part)?;
                 }
@@ -172,7 +172,7 @@ impl Walk<'_, '_> {
             return Err(ParseError::TooMany);
         }
         let Unnamed { storage, dtype, shape, offset, row_major, .. } = tensor;
-        self.contents.tensors.push(Found { name, storage, dtype, shape, offset, row_major });
+        self.contents.tensors.push(TensorRecord { name, storage, dtype, shape, offset, row_major });
         Ok(())
     }
 
@@ -185,8 +185,8 @@ impl Walk<'_, '_> {
         while at != 0 {
             let Some(step) = self.steps.get(at as usize) else { break };
             let part = match step.part {
-                Part::Place(place) => place.to_string().into(),
-                Part::Key(key) => match self.pickle.value(key) {
+                PathPart::Place(place) => place.to_string().into(),
+                PathPart::Key(key) => match self.pickle.value(key) {
                     Value::Text(text) => std::borrow::Cow::Borrowed(text),
                     Value::Int(int) => int.to_string().into(),
                     _ => "".into(),
@@ -310,7 +310,7 @@ impl Walk<'_, '_> {
     }
 }
 
-/// A [`Found`] without its name.
+/// A [`TensorRecord`] without its name.
 struct Unnamed {
     storage: usize,
     dtype: Option<Dtype>,

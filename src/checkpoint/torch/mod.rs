@@ -19,7 +19,7 @@ use std::ops::Range;
 
 use thiserror::Error;
 
-use self::contents::{Contents, Found, Stored};
+use self::contents::{Contents, Stored, TensorRecord};
 use self::zip::Archive;
 use super::pickle::{self, PICKLE_LEN_MAX, Pickle};
 use super::{Dtype, Elements, Layout, ReadAt, Tensor};
@@ -145,7 +145,7 @@ fn refuse_overlaps(storages: &[Stored<'_>], places: &[Range<u64>]) -> Result<(),
 }
 
 /// Puts the tensors where their storages are; what they leave of a storage is elements without a name.
-fn layout(found: Vec<Found>, storages: &[Stored<'_>], places: &[Range<u64>]) -> Result<Layout, ParseError> {
+fn layout(found: Vec<TensorRecord>, storages: &[Stored<'_>], places: &[Range<u64>]) -> Result<Layout, ParseError> {
     let mut tensors = Vec::with_capacity(found.len());
     for found in found {
         let Some(place) = places.get(found.storage) else { continue };
@@ -179,8 +179,8 @@ fn layout(found: Vec<Found>, storages: &[Stored<'_>], places: &[Range<u64>]) -> 
 }
 
 /// Place of a tensor in the file; none if it is not row-major or of an unknown type.
-fn placed(found: Found, place: &Range<u64>) -> Result<Option<Tensor>, ParseError> {
-    let Found { name, dtype, shape, offset, row_major, .. } = found;
+fn placed(found: TensorRecord, place: &Range<u64>) -> Result<Option<Tensor>, ParseError> {
+    let TensorRecord { name, dtype, shape, offset, row_major, .. } = found;
     let Some(dtype) = dtype.filter(|_| row_major) else { return Ok(None) };
     let start = dtype.whole_bytes().and_then(|bytes| offset.checked_mul(bytes.into()));
     let start = start.and_then(|start| start.checked_add(place.start));

@@ -31,12 +31,12 @@ const FULL16: u64 = u16::MAX as u64;
 pub(super) struct Archive {
     /// Start of the directory: no entry reaches beyond.
     end: u64,
-    entries: HashMap<Box<[u8]>, Entry>,
+    entries: HashMap<Box<[u8]>, ZipEntry>,
 }
 
 /// One entry, as the directory tells.
 #[derive(Clone, Copy, Debug)]
-struct Entry {
+struct ZipEntry {
     /// Offset of its header.
     header: u64,
     len: u64,
@@ -165,7 +165,7 @@ fn find_directory64(read: ReadAt<'_>, end_at: u64) -> Result<Option<Directory>, 
 }
 
 /// The entry that `rest` of a directory begins with: its name, what it says, and its length.
-fn entry(rest: &[u8]) -> Option<(&[u8], Entry, usize)> {
+fn entry(rest: &[u8]) -> Option<(&[u8], ZipEntry, usize)> {
     if !rest.starts_with(CENTRAL) {
         return None;
     }
@@ -188,7 +188,7 @@ fn entry(rest: &[u8]) -> Option<(&[u8], Entry, usize)> {
     };
     let (plain_len, stored_len, header) = (number(24)?, number(20)?, number(42)?);
     let plain = fields.u16(10)? == 0 && fields.u16(8)? & 1 == 0 && plain_len == stored_len;
-    Some((name, Entry { header, len: plain_len, plain }, whole))
+    Some((name, ZipEntry { header, len: plain_len, plain }, whole))
 }
 
 /// The zip64 part of an entry's extra fields; empty if there is none.

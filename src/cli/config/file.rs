@@ -34,7 +34,7 @@ pub(in crate::cli) struct File {
 
 /// A settings file that was read.
 #[derive(Debug)]
-pub(super) struct Found {
+pub(super) struct SettingsFile {
     /// Its path.
     pub(super) path: PathBuf,
     /// True for the file in the user's own configuration folder.
@@ -43,7 +43,7 @@ pub(super) struct Found {
     pub(super) file: File,
 }
 
-impl Found {
+impl SettingsFile {
     /// The nearest settings file: upwards from the working directory, then the user's own.
     ///
     /// # Errors
@@ -64,7 +64,7 @@ impl Found {
     /// The file at `path`, if there is one.
     ///
     /// # Errors
-    /// As [`Found::nearest`].
+    /// As [`SettingsFile::nearest`].
     pub(super) fn read(path: PathBuf, own: bool) -> Result<Option<Self>> {
         let text = match read_own_file(&path, FILE_LEN_MAX) {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),

@@ -9,7 +9,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 pub(super) use self::file::File;
-use self::file::Found;
+use self::file::SettingsFile;
 pub(super) use self::trust::{Recorded, Trusted};
 use crate::budget::Budget;
 use crate::error::{Error, ErrorKind, Result};
@@ -107,7 +107,7 @@ impl Settings {
     /// a file that others may write; as the file system says, for a file that cannot be read.
     pub(super) fn resolve(flags: Flags, around: Surroundings<'_>) -> Result<Self> {
         let mut settings = Self::without_file(flags, around)?;
-        let found = match Found::nearest(around) {
+        let found = match SettingsFile::nearest(around) {
             // A stranger's file must not keep a user from working who names the repository.
             Err(error) if error.kind() == ErrorKind::Denied && settings.repository.is_some() => {
                 tracing::warn!("settings file is not used: {error}");
@@ -143,7 +143,7 @@ impl Settings {
     }
 
     /// Takes from a settings file what is not set yet.
-    fn take(&mut self, found: &Found, around: Surroundings<'_>) -> Result<()> {
+    fn take(&mut self, found: &SettingsFile, around: Surroundings<'_>) -> Result<()> {
         let mut endpoint_set = self.endpoint.is_some();
         for name in ENDPOINT_VARIABLES {
             endpoint_set |= around.text(name)?.is_some();
@@ -174,7 +174,7 @@ impl Settings {
     }
 
     /// Refuses a file that was found in or above the working directory, if what it would decide is not the user's will.
-    fn check_trust(&self, found: &Found, effective: &File) -> Result<()> {
+    fn check_trust(&self, found: &SettingsFile, effective: &File) -> Result<()> {
         if effective.allow_http.is_some() {
             return Err(Error::usage("settings file of a folder may not set `allow_http`")
                 .at(found.path.display())
@@ -192,7 +192,7 @@ impl Settings {
     }
 
     /// Whether the user recorded what the file holds.
-    fn trusts(&self, found: &Found) -> Result<bool> {
+    fn trusts(&self, found: &SettingsFile) -> Result<bool> {
         match &self.trusted {
             Some(trusted) => trusted.holds(found),
             None => Ok(false),

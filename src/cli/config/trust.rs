@@ -5,7 +5,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::file::{FILE, File, Found};
+use super::file::{FILE, File, SettingsFile};
 use crate::error::{Error, ErrorKind, Result};
 use crate::tree::{Readers, make_private_folder, read_own_file, replace_file};
 
@@ -34,7 +34,7 @@ impl Trusted {
     }
 
     /// True if the contents of `found` are trusted at its path.
-    pub(super) fn holds(&self, found: &Found) -> Result<bool> {
+    pub(super) fn holds(&self, found: &SettingsFile) -> Result<bool> {
         let path = canonical(&found.path)?;
         match read_own_file(&self.record(&path), RECORD_LEN_MAX) {
             Ok(record) => Ok(record.lines().next() == Some(digest(&found.text).as_str())),
@@ -49,7 +49,7 @@ impl Trusted {
     /// Not found; denied, if others may write it; usage, if it is malformed or no file that would be found; the file system's.
     pub(in crate::cli) fn add(&self, path: &Path) -> Result<Recorded> {
         let path = canonical(&settings_file(path)?)?;
-        let found = Found::read(path.clone(), false)?
+        let found = SettingsFile::read(path.clone(), false)?
             .ok_or_else(|| Error::not_found("there is no settings file").at(path.display()))?;
         let digest = digest(&found.text);
         make_private_folder(&self.0)?;

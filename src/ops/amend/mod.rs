@@ -22,7 +22,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::format::Manifest;
 use crate::id::{ChunkId, WriteId};
 use crate::repository::log::RefValue;
-use crate::repository::{Known, Name, Place, Publication, Published, Repository, Saved, Writer};
+use crate::repository::{ChunkPlace, Name, Publication, Published, Repository, Saved, StoredChunks, Writer};
 
 /// Times an amendment starts over because others changed the name: each time one of them is done.
 const RACES: u32 = 1000;
@@ -114,7 +114,7 @@ struct Amending<'a> {
     options: &'a SaveOptions,
     partial: PartialSave<'a>,
     /// The tree of what is put, once it is stored, and where the chunks are that this stored.
-    stored: Option<(Manifest, Vec<(ChunkId, Place)>)>,
+    stored: Option<(Manifest, Vec<(ChunkId, ChunkPlace)>)>,
 }
 
 impl Amending<'_> {
@@ -140,7 +140,7 @@ impl Amending<'_> {
     }
 
     async fn turn(&mut self, writer: &mut Writer) -> Result<Turn> {
-        let mut known = Known::load(self.repository).await?;
+        let mut known = StoredChunks::load(self.repository).await?;
         let current = known.state().refs.get(self.name).cloned();
         let base = match &current {
             Some(value) => match self.repository.saved_as(self.name, value).await {
@@ -165,7 +165,7 @@ impl Amending<'_> {
     }
 
     /// Stores what is put, unless that was done; false if it has to be done again.
-    async fn store(&mut self, known: &mut Known, writer: &mut Writer) -> Result<bool> {
+    async fn store(&mut self, known: &mut StoredChunks, writer: &mut Writer) -> Result<bool> {
         self.partial.add_bases(known).await?;
         if let Some((_, own)) = &self.stored {
             own.iter().for_each(|(id, place)| known.stored(*id, *place));
@@ -185,9 +185,9 @@ impl Amending<'_> {
     }
 
     /// Places of the chunks of the whole tree; none if some that were put have to be stored again.
-    async fn places(&mut self, tree: &Manifest, known: &mut Known) -> Result<Option<Vec<Place>>> {
+    async fn places(&mut self, tree: &Manifest, known: &mut StoredChunks) -> Result<Option<Vec<ChunkPlace>>> {
         let found = known.locate(&tree.chunks.ids).await?;
-        let places: Option<Vec<Place>> = found.iter().copied().collect();
+        let places: Option<Vec<ChunkPlace>> = found.iter().copied().collect();
         if places.is_some() {
             return Ok(places);
         }
@@ -206,8 +206,8 @@ impl Amending<'_> {
     async fn publish(
         &self,
         writer: &mut Writer,
-        (tree, places): (&Manifest, &[Place]),
-        (known, base): (&Known, Option<&Saved>),
+        (tree, places): (&Manifest, &[ChunkPlace]),
+        (known, base): (&StoredChunks, Option<&Saved>),
     ) -> Result<Turn> {
         let (id, body) = tree.encode();
         let before = base.map(|base| &base.value);

@@ -153,10 +153,10 @@ fn chain(error: &Error) -> String {
     let mut text = error.to_string();
     let mut next = std::error::Error::source(error);
     while let Some(cause) = next {
-        let told = cause.to_string();
+        let cause_text = cause.to_string();
         // Some errors repeat what caused them.
-        if !text.contains(&told) {
-            text = format!("{text}: {told}");
+        if !text.contains(&cause_text) {
+            text = format!("{text}: {cause_text}");
         }
         next = cause.source();
     }

@@ -69,9 +69,9 @@ async fn small(objects: &dyn ObjectStore, key: &Path) -> Result<[Check; 2]> {
 /// small answer. Ceph RGW does, unless told otherwise (<https://docs.ceph.com/en/latest/radosgw/frontends/>,
 /// `tcp_nodelay`).
 fn latency(median: Duration) -> String {
-    let told = format!("{:.1} ms for a small read, the median of {READS}", median.as_secs_f64() * 1e3);
+    let text = format!("{:.1} ms for a small read, the median of {READS}", median.as_secs_f64() * 1e3);
     let delayed = (40..50).contains(&median.as_millis());
-    if delayed { told + "; if the store is near and is Ceph RGW, set tcp_nodelay=1 in its frontend" } else { told }
+    if delayed { text + "; if the store is near and is Ceph RGW, set tcp_nodelay=1 in its frontend" } else { text }
 }
 
 /// `written`: the store's time of something done between `before` and `after`; it may be cut to whole seconds.
@@ -80,12 +80,12 @@ fn clock(before: Timestamp, written: Option<Timestamp>, after: Timestamp) -> Che
     let Some(written) = written else { return Check::warn(WHAT, "the store does not say when objects were written") };
     let (behind, ahead) = (before.since(written), written.since(after));
     let (skew, way) = if behind > ahead { (behind, "behind") } else { (ahead, "ahead of") };
-    let told = humantime::format_duration(Duration::from_secs(skew.as_secs()));
+    let text = humantime::format_duration(Duration::from_secs(skew.as_secs()));
     if skew > SKEW_MAX {
-        Check::warn(WHAT, format!("the store's is {told} {way} this machine's; S3 refuses requests beyond 15 minutes"))
+        Check::warn(WHAT, format!("the store's is {text} {way} this machine's; S3 refuses requests beyond 15 minutes"))
             .help("set this machine's clock, by NTP: timedatectl set-ntp true")
     } else if skew > Duration::from_secs(1) {
-        Check::ok(WHAT, format!("the store's is {told} {way} this machine's"))
+        Check::ok(WHAT, format!("the store's is {text} {way} this machine's"))
     } else {
         Check::ok(WHAT, "the store's agrees with this machine's")
     }
@@ -140,12 +140,12 @@ fn wrong(key: &Path) -> Error {
 
 fn throughput([up, down]: [Duration; 2], store: &Store) -> [Check; 2] {
     let (count, each) = AT_ONCE;
-    let told = |time: Duration| {
+    let text = |time: Duration| {
         let rate = count as f64 * each as f64 / time.as_secs_f64().max(1e-9) / 1e6;
         format!("{rate:.0} MB/s, {count} objects of {} MiB at once", each / MIB)
     };
     let cached = if store.directory().is_some() { ", from the page cache" } else { "" };
-    [Check::ok("upload", told(up)), Check::ok("download", told(down) + cached)]
+    [Check::ok("upload", text(up)), Check::ok("download", text(down) + cached)]
 }
 
 /// Bytes that nothing compresses or has seen before.

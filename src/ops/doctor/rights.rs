@@ -23,9 +23,9 @@ impl Rights {
         match self {
             Self::Read => Check::ok(WHAT, "may read, not write: enough to restore; not probed further"),
             Self::Write => {
-                let told =
+                let detail =
                     "may read and write, not delete: enough to save and to restore, not to collect; not probed further";
-                Check::ok(WHAT, told)
+                Check::ok(WHAT, detail)
             }
             Self::Delete => Check::ok(WHAT, "may read, write and delete"),
         }

@@ -45,7 +45,7 @@ fn policy(last: u64, every: u64) -> ExpirePolicy {
 }
 
 /// `step reasons` of what is kept, and the names that go.
-fn told(plan: &ExpirePlan) -> (Vec<String>, Vec<&str>) {
+fn outcome_of(plan: &ExpirePlan) -> (Vec<String>, Vec<&str>) {
     let kept = |step: &PlannedStep| {
         let reasons: Vec<String> = step.reasons.iter().map(ToString::to_string).collect();
         format!("{} {}", step.step, reasons.join(" "))
@@ -60,8 +60,8 @@ fn each_rule_keeps_its_own_and_says_why() {
     let by_loss = ExpirePolicy { keep_min: vec!["loss".into()], keep_max: vec!["loss".into()], ..policy(2, 10) };
     let plan = planned(&refs, &by_loss).unwrap();
     let kept = ["0 every", "10 every", "15 min=loss", "20 last every max=loss", "25 latest last"];
-    assert_eq!(told(&plan), (kept.map(String::from).to_vec(), vec!["r/step-5"]));
-    assert_eq!(told(&planned(&refs, &policy(0, 7)).unwrap()).0, ["0 every", "25 latest"]);
+    assert_eq!(outcome_of(&plan), (kept.map(String::from).to_vec(), vec!["r/step-5"]));
+    assert_eq!(outcome_of(&planned(&refs, &policy(0, 7)).unwrap()).0, ["0 every", "25 latest"]);
     assert!(planned(&refs, &policy(u64::MAX, 0)).unwrap().removed.is_empty());
 }
 
@@ -69,7 +69,7 @@ fn each_rule_keeps_its_own_and_says_why() {
 fn a_number_counts_once_and_the_name_that_lost_it_goes() {
     let refs = run(&[("1", None), ("02", None), ("2", None), ("3", None)]);
     let plan = planned(&refs, &policy(2, 0)).unwrap();
-    assert_eq!(told(&plan).1, ["r/step-1", "r/step-02"]);
+    assert_eq!(outcome_of(&plan).1, ["r/step-1", "r/step-02"]);
 }
 
 #[test]

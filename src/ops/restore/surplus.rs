@@ -9,7 +9,7 @@ use super::items::Items;
 use crate::error::{Error, Result};
 use crate::ops::shown;
 use crate::size::show;
-use crate::tree::{FoundKind, Target};
+use crate::tree::{Target, WalkKind};
 
 /// Files that a restore removed, or would remove, because the tree does not have them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -35,7 +35,7 @@ impl Surplus {
         let wanted: BTreeSet<&[u8]> = items.list.iter().map(|item| item.path.as_slice()).collect();
         let mut surplus = Self::default();
         for entry in target.entries(keep)?.into_iter().filter(|entry| !wanted.contains(entry.path.as_slice())) {
-            surplus.removed.files += u64::from(entry.kind != Some(FoundKind::Folder));
+            surplus.removed.files += u64::from(entry.kind != Some(WalkKind::Folder));
             surplus.removed.bytes += entry.bytes;
             let above = surplus.paths.last();
             let within = above.is_some_and(|above| {

@@ -15,7 +15,7 @@ use crate::error::{Error, Result};
 use crate::format::{Content, EntryKind};
 use crate::ops::shown;
 use crate::repository::Saved;
-use crate::tree::{FoundKind, Target, extents};
+use crate::tree::{Target, WalkKind, extents};
 use crate::work::blocking;
 
 /// Items looked at by one worker in one go.
@@ -202,18 +202,18 @@ fn look(
     let Some(present) = target.kind_of(&item.path)? else {
         return Ok(Looked { unfinished: unfinished()?, ..Looked::new(at, Finding::Write) });
     };
-    let clear = matches!(entry.kind, EntryKind::Folder) || matches!(present.kind, Some(FoundKind::Folder));
+    let clear = matches!(entry.kind, EntryKind::Folder) || matches!(present.kind, Some(WalkKind::Folder));
     let differs = |got: &str| Ok(Looked::new(at, Finding::Differs { got: got.to_owned(), clear }));
     match (&entry.kind, present.kind) {
-        (EntryKind::Folder, Some(FoundKind::Folder)) => Ok(Looked::new(at, Finding::Keep)),
-        (EntryKind::Symlink(wanted), Some(FoundKind::Symlink { target: got })) => {
+        (EntryKind::Folder, Some(WalkKind::Folder)) => Ok(Looked::new(at, Finding::Keep)),
+        (EntryKind::Symlink(wanted), Some(WalkKind::Symlink { target: got })) => {
             if *wanted == got {
                 Ok(Looked::new(at, Finding::Keep))
             } else {
                 differs("a link that points elsewhere")
             }
         }
-        (EntryKind::File(content), Some(FoundKind::File)) => {
+        (EntryKind::File(content), Some(WalkKind::File)) => {
             let file = target.read(&item.path)?;
             let (same, local) = compare(saved, content, &file, present.stat.size)?;
             progress.advance(content.size);
@@ -223,9 +223,9 @@ fn look(
             let got = format!("a file of {} bytes with other content", present.stat.size);
             Ok(Looked { local, unfinished: unfinished()?, ..Looked::new(at, Finding::Differs { got, clear }) })
         }
-        (_, Some(FoundKind::Folder)) => differs("a folder"),
-        (_, Some(FoundKind::Symlink { .. })) => differs("a link"),
-        (_, Some(FoundKind::File)) => differs("a file"),
+        (_, Some(WalkKind::Folder)) => differs("a folder"),
+        (_, Some(WalkKind::Symlink { .. })) => differs("a link"),
+        (_, Some(WalkKind::File)) => differs("a file"),
         (_, None) => differs("a device, pipe or socket"),
     }
 }

@@ -7,7 +7,7 @@ use crate::chunker::Cut;
 use crate::error::{Error, Result};
 use crate::format::{ChunkList, Content, EntryKind, Form, Manifest, Piece, TensorEntry, TreeEntry};
 use crate::id::ChunkId;
-use crate::tree::{FoundKind, Walk};
+use crate::tree::{Walk, WalkKind};
 
 /// A manifest in the making.
 #[derive(Debug)]
@@ -29,9 +29,9 @@ impl Assembly {
                 mode: modes.get(&found.path).copied().unwrap_or(found.stat.mode),
                 mtime: found.stat.mtime,
                 kind: match &found.kind {
-                    FoundKind::Folder => EntryKind::Folder,
-                    FoundKind::Symlink { target } => EntryKind::Symlink(target.clone()),
-                    FoundKind::File => EntryKind::File(Content {
+                    WalkKind::Folder => EntryKind::Folder,
+                    WalkKind::Symlink { target } => EntryKind::Symlink(target.clone()),
+                    WalkKind::File => EntryKind::File(Content {
                         size: found.stat.size,
                         cut: Cut::Content,
                         pieces: Vec::new(),

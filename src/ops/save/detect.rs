@@ -12,7 +12,7 @@ use crate::checkpoint::sharded::Index;
 use crate::checkpoint::{Layout, ReadAt, understand};
 use crate::error::{Error, Result};
 use crate::ops::shown;
-use crate::tree::{Found, Walk};
+use crate::tree::{Walk, WalkEntry};
 
 /// Formats of the files of a tree.
 #[derive(Debug)]
@@ -104,7 +104,7 @@ fn chain(error: &dyn StdError) -> String {
     causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
 }
 
-fn metadata(walk: &Walk, found: &Found) -> Result<Metadata> {
+fn metadata(walk: &Walk, found: &WalkEntry) -> Result<Metadata> {
     let refuse = |what| Error::other(what).at(shown(&found.path));
     let file = open(walk, found)?;
     let mut bytes = vec![0; usize::try_from(found.stat.size).unwrap_or(usize::MAX)];

@@ -117,7 +117,7 @@ impl Explanation {
             let path = walk.found.get(file).map(|found| shown(&found.path)).unwrap_or_default();
             let mut reasons: Vec<(Reason, u64)> = row.reasons.into_iter().collect();
             reasons.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
-            let told = reasons.into_iter().map(|(reason, count)| {
+            let counted = reasons.into_iter().map(|(reason, count)| {
                 let text = reason.text(parent.unwrap_or("the step before"));
                 if count == 1 { text } else { format!("{text} ({count})") }
             });
@@ -127,7 +127,7 @@ impl Explanation {
                 bytes: row.bytes,
                 here_bytes: row.here_bytes,
                 stored_bytes: row.stored_bytes,
-                reasons: told.collect(),
+                reasons: counted.collect(),
             }
         };
         self.rows.into_iter().map(explained).collect()

@@ -49,8 +49,8 @@ use crate::format::Manifest;
 use crate::id::{ChunkId, ManifestId};
 use crate::progress::Progress;
 use crate::repository::log::{RefValue, State, StepFacts};
-use crate::repository::{Known, Name, Place, Publication, Published, Repository, Writer};
-use crate::tree::{FoundKind, MemoryFile, Rules, SeenCache, Walk, coarse_now, walk};
+use crate::repository::{ChunkPlace, Name, Publication, Published, Repository, StoredChunks, Writer};
+use crate::tree::{MemoryFile, Rules, SeenCache, Walk, WalkKind, coarse_now, walk};
 use crate::work::blocking;
 
 /// Times a save starts over because a collector purged packs that it relied on.
@@ -307,7 +307,7 @@ impl Repository {
 }
 
 /// A manifest, the chunks of that in its order, and where each is.
-type StoredTree = (Manifest, Vec<ChunkId>, Vec<Place>);
+type StoredTree = (Manifest, Vec<ChunkId>, Vec<ChunkPlace>);
 /// The parent of a tree, or why it has none.
 type ParentChoice = std::result::Result<Arc<Parent>, NoParent>;
 
@@ -327,7 +327,7 @@ struct Saving<'a> {
 impl Saving<'_> {
     /// Reads, stores and publishes; `None` if packs or chunks that it relied on are not there.
     async fn pass(&self, writer: &mut Writer, counts: &mut Counts, expected: Option<u64>) -> Result<Option<RefValue>> {
-        let mut known = Known::load(self.repository).await?;
+        let mut known = StoredChunks::load(self.repository).await?;
         let current = known.state().refs.get(self.name).cloned();
         if current.as_ref().map(|value| value.version) != expected {
             return Err(self.moved());
@@ -383,14 +383,19 @@ impl Saving<'_> {
     }
 
     /// Saves since the key step that chunks at `places` are differences to.
-    fn behind(&self, places: &[Place]) -> u32 {
+    fn behind(&self, places: &[ChunkPlace]) -> u32 {
         let differs = places.iter().any(|place| place.codec == Codec::Difference);
         self.parent.as_ref().ok().filter(|_| differs).map_or(0, |parent| parent.behind())
     }
 
     /// Reads and stores the tree, unless it is stopped: its manifest, the chunks of that, and where each is. None if it has to
     /// be done again.
-    async fn tree(&self, known: &mut Known, writer: &mut Writer, counts: &mut Counts) -> Result<Option<StoredTree>> {
+    async fn tree(
+        &self,
+        known: &mut StoredChunks,
+        writer: &mut Writer,
+        counts: &mut Counts,
+    ) -> Result<Option<StoredTree>> {
         let stored = async {
             let tree = self.whole_tree(known, writer, counts).await?;
             writer.settle().await?;
@@ -401,7 +406,7 @@ impl Saving<'_> {
 
     async fn whole_tree(
         &self,
-        known: &mut Known,
+        known: &mut StoredChunks,
         writer: &mut Writer,
         counts: &mut Counts,
     ) -> Result<Option<StoredTree>> {
@@ -434,7 +439,7 @@ impl Saving<'_> {
     async fn read(
         &self,
         to_read: Vec<usize>,
-        known: &mut Known,
+        known: &mut StoredChunks,
         writer: &mut Writer,
         assembly: &mut Assembly,
         counts: &mut Counts,
@@ -451,7 +456,7 @@ impl Saving<'_> {
 
     /// Takes in the trees that this one probably resembles: the name's own and `--base`. A damaged one only costs speed.
     /// Says whether the name's own lies whole in live packs.
-    async fn add_base(&self, known: &mut Known, current: Option<&RefValue>) -> Result<bool> {
+    async fn add_base(&self, known: &mut StoredChunks, current: Option<&RefValue>) -> Result<bool> {
         if let Ok(parent) = &self.parent {
             known.add(&parent.saved);
         } else if let Some(base) = &self.options.base {
@@ -507,5 +512,5 @@ impl Saving<'_> {
 
 /// The files among what was found, by index.
 fn files_of(walk: &Walk) -> impl Iterator<Item = usize> {
-    walk.found.iter().enumerate().filter(|(_, found)| found.kind == FoundKind::File).map(|(at, _)| at)
+    walk.found.iter().enumerate().filter(|(_, found)| found.kind == WalkKind::File).map(|(at, _)| at)
 }

@@ -28,7 +28,7 @@ fn short(number: Element) -> bool {
 pub(super) struct Parent {
     pub(super) saved: Arc<Saved>,
     /// Its tensors.
-    tensors: HashMap<Identity, Vec<Spot>>,
+    tensors: HashMap<TensorKey, Vec<TensorStart>>,
     /// Starts of the chunks of its files, by entry.
     chunks: HashMap<usize, Vec<(u64, u32)>>,
     /// Bytes of its differences between short numbers, and of their bases.
@@ -36,18 +36,18 @@ pub(super) struct Parent {
 }
 
 /// Properties by which a tensor is the same one in another step, whatever its file is called.
-type Identity = (String, String, Vec<u64>, Option<TensorPart>);
+type TensorKey = (String, String, Vec<u64>, Option<TensorPart>);
 
 /// Start of a tensor of the parent: its entry, and the offset.
 #[derive(Clone, Copy, Debug)]
-struct Spot {
+struct TensorStart {
     entry: usize,
     start: u64,
 }
 
 /// The tensors of one new file that the parent has, by where they start.
 #[derive(Debug, Default)]
-pub(super) struct Pairs(Vec<(Range<u64>, Spot)>);
+pub(super) struct Pairs(Vec<(Range<u64>, TensorStart)>);
 
 /// Possible base of a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -112,7 +112,7 @@ impl Parent {
         for (at, entry) in saved.manifest.entries.iter().enumerate() {
             let EntryKind::File(content) = &entry.kind else { continue };
             for tensor in &content.tensors {
-                let spot = Spot { entry: at, start: tensor.range.start };
+                let spot = TensorStart { entry: at, start: tensor.range.start };
                 parent.tensors.entry(identity(tensor)).or_default().push(spot);
             }
             if !content.tensors.is_empty() {
@@ -149,9 +149,10 @@ impl Parent {
         let pair = |tensor: &TensorEntry| {
             let spots = self.tensors.get(&identity(tensor))?;
             // One name may stand in several files; the file of the same path, or at least of the same name, is the likeliest.
-            let path_of = |spot: &Spot| self.saved.manifest.entries.get(spot.entry).map(|entry| entry.path.as_slice());
+            let path_of =
+                |spot: &TensorStart| self.saved.manifest.entries.get(spot.entry).map(|entry| entry.path.as_slice());
             let last = |path: &[u8]| path.rsplit(|&byte| byte == b'/').next().map(<[u8]>::to_vec);
-            let likeness = |spot: &&Spot| match path_of(spot) {
+            let likeness = |spot: &&TensorStart| match path_of(spot) {
                 Some(other) if other == path => 2,
                 Some(other) if last(other) == last(path) => 1,
                 _ => 0,
@@ -205,6 +206,6 @@ impl Parent {
     }
 }
 
-fn identity(tensor: &TensorEntry) -> Identity {
+fn identity(tensor: &TensorEntry) -> TensorKey {
     (tensor.name.clone(), tensor.dtype.clone(), tensor.shape.clone(), tensor.part.clone())
 }

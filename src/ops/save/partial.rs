@@ -8,7 +8,7 @@ use super::{SaveOptions, SaveReport, SaveSource, Saving};
 use crate::error::Result;
 use crate::format::Manifest;
 use crate::repository::log::RefValue;
-use crate::repository::{Known, Name, Place, Repository, Writer};
+use crate::repository::{ChunkPlace, Name, Repository, StoredChunks, Writer};
 use crate::tree::coarse_now;
 
 /// Files to store as a save stores them.
@@ -35,17 +35,21 @@ impl<'a> PartialSave<'a> {
     }
 
     /// Adds the trees that the files may share chunks with, or be stored as differences to.
-    pub(in crate::ops) async fn add_bases(&self, known: &mut Known) -> Result<()> {
+    pub(in crate::ops) async fn add_bases(&self, known: &mut StoredChunks) -> Result<()> {
         self.saving.add_base(known, None).await.map(drop)
     }
 
     /// Stores the files; returns their manifest. None if it must be repeated.
-    pub(in crate::ops) async fn store(&mut self, known: &mut Known, writer: &mut Writer) -> Result<Option<Manifest>> {
+    pub(in crate::ops) async fn store(
+        &mut self,
+        known: &mut StoredChunks,
+        writer: &mut Writer,
+    ) -> Result<Option<Manifest>> {
         Ok(self.saving.tree(known, writer, &mut self.counts).await?.map(|(manifest, ..)| manifest))
     }
 
     /// Saves since the key step that chunks at `places` are differences to.
-    pub(in crate::ops) fn behind(&self, places: &[Place]) -> u32 {
+    pub(in crate::ops) fn behind(&self, places: &[ChunkPlace]) -> u32 {
         self.saving.behind(places)
     }
 

@@ -7,7 +7,7 @@ use bytes::{Bytes, BytesMut};
 
 use super::CutChoice;
 use super::detect::Formats;
-use super::units::{About, Cuts, Part, Unit, about, check_unchanged, open};
+use super::units::{About, Cuts, FilePart, Unit, about, check_unchanged, open};
 use crate::budget::Buffer;
 use crate::checkpoint::{Layout, in_memory};
 use crate::chunker::{content, fixed, tensor};
@@ -21,12 +21,12 @@ use crate::tree::{self, Opened, Walk};
 pub(super) struct ReadPart {
     pub(super) file: usize,
     pub(super) about: Option<About>,
-    pub(super) found: Found,
+    pub(super) found: PartContent,
 }
 
 /// Result of reading a part.
 #[derive(Debug)]
-pub(super) enum Found {
+pub(super) enum PartContent {
     /// Its chunks.
     Chunks(Vec<Named>),
     /// A window with the places where content says it may be cut.
@@ -67,7 +67,7 @@ pub(super) fn read(walk: &Walk, formats: &Formats, unit: Unit, mut buffer: Buffe
 
 /// As [`read`], of files in memory: nothing is read, and hardly anything copied.
 pub(super) fn view(walk: &Walk, formats: &Formats, unit: Unit) -> Result<Vec<ReadPart>> {
-    let view = |part: Part| {
+    let view = |part: FilePart| {
         let (found, file) = opened(walk, &part)?;
         let bytes = file.in_memory(part.range.clone());
         let bytes = bytes.ok_or_else(|| Error::other("a file is not in memory").at(super::shown(&found.path)))?;
@@ -77,13 +77,13 @@ pub(super) fn view(walk: &Walk, formats: &Formats, unit: Unit) -> Result<Vec<Rea
 }
 
 /// The file of a part: what the walk found, and the file itself, which a part of a long one brings along.
-fn opened<'w>(walk: &'w Walk, part: &Part) -> Result<(&'w tree::Found, Arc<Opened>)> {
+fn opened<'w>(walk: &'w Walk, part: &FilePart) -> Result<(&'w tree::WalkEntry, Arc<Opened>)> {
     let found = walk.found.get(part.file).ok_or_else(|| Error::other("a part names no file"))?;
     let file = part.open.clone().map_or_else(|| open(walk, found).map(Arc::new), Ok)?;
     Ok((found, file))
 }
 
-fn read_part(walk: &Walk, part: &Part, out: &mut [u8]) -> Result<()> {
+fn read_part(walk: &Walk, part: &FilePart, out: &mut [u8]) -> Result<()> {
     let (found, file) = opened(walk, part)?;
     // A file that shrank reads short, and is found changed just below.
     let read = file.read_exact_at(out, part.range.start);
@@ -91,19 +91,19 @@ fn read_part(walk: &Walk, part: &Part, out: &mut [u8]) -> Result<()> {
     read.map_err(|source| Error::other("read a file to save").at(super::shown(&found.path)).source(source))
 }
 
-fn cut(formats: &Formats, part: Part, bytes: Bytes) -> ReadPart {
-    let Part { file, range, cuts, layout, about: said, .. } = part;
+fn cut(formats: &Formats, part: FilePart, bytes: Bytes) -> ReadPart {
+    let FilePart { file, range, cuts, layout, about: said, .. } = part;
     let (about, found) = match cuts {
-        Cuts::Known(ends) => (said, Found::Chunks(name(&bytes, range.start, &ends, layout.as_deref()))),
+        Cuts::Known(ends) => (said, PartContent::Chunks(name(&bytes, range.start, &ends, layout.as_deref()))),
         Cuts::Look => {
             let (layout, ends) = look(formats, file, &bytes);
             let chunks = name(&bytes, range.start, &ends, layout.as_ref());
-            (Some(about(formats.choice, layout.as_ref())), Found::Chunks(chunks))
+            (Some(about(formats.choice, layout.as_ref())), PartContent::Chunks(chunks))
         }
         Cuts::Window { first, last } => {
             let mut candidates = Vec::new();
             content::candidates(&[], &bytes, &mut candidates);
-            (said, Found::Window { first, last, start: range.start, bytes, candidates })
+            (said, PartContent::Window { first, last, start: range.start, bytes, candidates })
         }
     };
     ReadPart { file, about, found }
@@ -151,7 +151,7 @@ impl Settler {
     /// Takes the next part; a window comes back as the chunks that it settles.
     pub(super) fn settle(&mut self, part: ReadPart) -> ReadPart {
         let ReadPart { file, about, found } = part;
-        let Found::Window { first, last, start, bytes, candidates } = found else {
+        let PartContent::Window { first, last, start, bytes, candidates } = found else {
             return ReadPart { file, about, found };
         };
         if first {
@@ -166,7 +166,7 @@ impl Settler {
         let keep = bytes.len().saturating_sub(content::LOOKBACK);
         self.lookback = bytes.slice(keep..).to_vec();
         let cut = self.divide(start, &bytes, &cuts);
-        ReadPart { file, about, found: Found::Cut(cut) }
+        ReadPart { file, about, found: PartContent::Cut(cut) }
     }
 
     /// A window was searched as if nothing came before it: its first bytes are searched again, with what did.
@@ -210,12 +210,12 @@ fn joined(a: &Bytes, b: &Bytes) -> Bytes {
 /// Hashes what was cut.
 pub(super) fn hash(part: ReadPart) -> (usize, Option<About>, Vec<Named>) {
     let named = match part.found {
-        Found::Chunks(named) => named,
-        Found::Cut(cut) => cut
+        PartContent::Chunks(named) => named,
+        PartContent::Cut(cut) => cut
             .into_iter()
             .map(|(start, bytes)| Named { id: ChunkId::of(&bytes), start, bytes, number: None })
             .collect(),
-        Found::Window { .. } => Vec::new(),
+        PartContent::Window { .. } => Vec::new(),
     };
     (part.file, part.about, named)
 }

@@ -7,13 +7,13 @@ use crate::checkpoint::sharded::{INDEX_LEN_MAX, INDEX_NAME, Index, parse};
 use crate::error::Result;
 use crate::format::{EntryKind, Manifest};
 use crate::ops::shown;
-use crate::tree::{Found, Walk};
+use crate::tree::{Walk, WalkEntry};
 
 /// The index that was found, if it is one. Blocks.
 ///
 /// # Errors
 /// It cannot be read, or changed meanwhile.
-pub(super) fn read(walk: &Walk, found: &Found) -> Result<Option<Index>> {
+pub(super) fn read(walk: &Walk, found: &WalkEntry) -> Result<Option<Index>> {
     if !found.path.ends_with(INDEX_NAME.as_bytes()) || found.stat.size > INDEX_LEN_MAX {
         return Ok(None);
     }
@@ -30,7 +30,7 @@ pub(super) fn lacking(walk: &Walk, indexes: &[(usize, Index)], manifest: &Manife
     found.flat_map(|(found, index)| compare(found, index, manifest)).collect()
 }
 
-fn compare(found: &Found, index: &Index, manifest: &Manifest) -> Vec<String> {
+fn compare(found: &WalkEntry, index: &Index, manifest: &Manifest) -> Vec<String> {
     let folder = found.path.iter().rposition(|&byte| byte == b'/').map_or(0, |slash| slash + 1);
     let folder = found.path.get(..folder).unwrap_or_default();
     let lacking = |(file, tensors): (&String, &BTreeSet<String>)| {

@@ -18,14 +18,14 @@ use super::encode::{Batch, Encoding, New};
 use super::explain::{Explained, Explanation};
 use super::pace::{Choice, Pace};
 use super::parent::{Basis, Pairs, Parent};
-use super::read::{Found as FoundIn, Named, ReadPart, Settler, hash, read, view};
+use super::read::{Named, PartContent, ReadPart, Settler, hash, read, view};
 use super::units::{About, Unit, make_units};
 use crate::codec::Compression;
 use crate::error::{Error, Result};
 use crate::id::ChunkId;
 use crate::limits::MIB;
-use crate::repository::{Known, Repository, Writer};
-use crate::tree::{Found, Walk};
+use crate::repository::{Repository, StoredChunks, Writer};
+use crate::tree::{Walk, WalkEntry};
 use crate::work::blocking;
 
 /// Bytes read and hashed in one go, at most: few enough to be hashed while they are in the processor's cache.
@@ -52,7 +52,7 @@ type Ready = (Batch, bool);
 pub(super) async fn store(
     saving: &Saving<'_>,
     to_read: Vec<usize>,
-    known: &mut Known,
+    known: &mut StoredChunks,
     writer: &mut Writer,
     assembly: &mut Assembly,
     counts: &mut Counts,
@@ -152,7 +152,7 @@ fn start(
             .buffered(depth)
             .map_ok(|parts| parts.into_iter().map(|part| settler.settle(part)).collect::<Vec<_>>())
             .map_ok(|parts| async move {
-                if parts.iter().all(|part| matches!(part.found, FoundIn::Chunks(_))) {
+                if parts.iter().all(|part| matches!(part.found, PartContent::Chunks(_))) {
                     return Ok(parts.into_iter().map(hash).collect());
                 }
                 blocking(move || Ok(parts.into_iter().map(hash).collect())).await
@@ -210,7 +210,7 @@ impl Sifting<'_> {
     async fn sift(
         &mut self,
         hashed: Hashed,
-        known: &mut Known,
+        known: &mut StoredChunks,
         assembly: &mut Assembly,
         counts: &mut Counts,
     ) -> Result<Fresh> {
@@ -242,12 +242,12 @@ impl Sifting<'_> {
 
     fn pair(&self, file: usize, about: &About) -> Pairs {
         let found = self.saving.walk.found.get(file);
-        let pair = |(parent, found): (&Arc<Parent>, &Found)| parent.pair(&found.path, &about.tensors);
+        let pair = |(parent, found): (&Arc<Parent>, &WalkEntry)| parent.pair(&found.path, &about.tensors);
         self.parent.as_ref().zip(found).map(pair).unwrap_or_default()
     }
 
     /// Possible bases of a chunk: only chunks in packs that can be relied on.
-    fn basis(&self, file: usize, chunk: &Named, known: &Known) -> Basis {
+    fn basis(&self, file: usize, chunk: &Named, known: &StoredChunks) -> Basis {
         let (of, pairs) = &self.pairs;
         let Some(parent) = self.parent.as_ref().filter(|_| *of == file) else { return Basis::NoTensor };
         let basis = parent.basis(pairs, &(chunk.start..chunk.start + chunk.bytes.len() as u64), chunk.number);
@@ -262,7 +262,7 @@ impl Sifting<'_> {
 
 async fn write(
     (batch, share): Ready,
-    known: &mut Known,
+    known: &mut StoredChunks,
     writer: &mut Writer,
     pending: &mut HashSet<ChunkId>,
     (assembly, counts): (&Assembly, &mut Counts),

@@ -8,8 +8,8 @@ use super::files_of;
 use crate::error::Result;
 use crate::format::{Content, EntryKind, Manifest};
 use crate::id::ChunkId;
-use crate::repository::Known;
-use crate::tree::{Found, Seen, SeenCache, Walk};
+use crate::repository::StoredChunks;
+use crate::tree::{Seen, SeenCache, Walk, WalkEntry};
 
 /// The earlier save's record, with the chunks of it that are here.
 pub(super) struct Unchanged {
@@ -24,7 +24,7 @@ impl Unchanged {
         cache: &SeenCache,
         walk: &Walk,
         formats: &Formats,
-        known: &mut Known,
+        known: &mut StoredChunks,
     ) -> Result<Option<Self>> {
         let Some(seen) = cache.load() else { return Ok(None) };
         let Ok(manifest) = Manifest::decode(seen.body()) else { return Ok(None) };
@@ -69,7 +69,7 @@ fn matching<'m>(
     at: usize,
     (seen, manifest): (&Seen, &'m Manifest),
 ) -> Option<(usize, &'m Content)> {
-    let same = |found: &Found| seen.unchanged(&found.path, &found.stat);
+    let same = |found: &WalkEntry| seen.unchanged(&found.path, &found.stat);
     let found = walk.found.get(at).filter(|found| same(found))?;
     let described_by = formats.depends_on(at);
     if let Some(metadata) = described_by {

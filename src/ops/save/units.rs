@@ -10,7 +10,7 @@ use crate::checkpoint::{Layout, Tensor};
 use crate::chunker::{Cut, fixed, tensor};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{TensorEntry, TensorPart};
-use crate::tree::{Found, Opened, Walk};
+use crate::tree::{Opened, Walk, WalkEntry};
 
 /// Files in one unit, at most.
 const BATCH: usize = 512;
@@ -19,14 +19,14 @@ const BATCH: usize = 512;
 #[derive(Debug, Default)]
 pub(super) struct Unit {
     /// Its parts, each with a place of its own in the unit's buffer.
-    pub(super) parts: Vec<Part>,
+    pub(super) parts: Vec<FilePart>,
     /// Bytes of all parts.
     pub(super) len: usize,
 }
 
 /// A stretch of one file.
 #[derive(Debug)]
-pub(super) struct Part {
+pub(super) struct FilePart {
     /// Index of the file.
     pub(super) file: usize,
     /// The open file; a small one is opened by the worker.
@@ -79,7 +79,7 @@ pub(super) fn make_units(
         let Some(found) = walk.found.get(file) else { continue };
         let size = found.stat.size;
         if size <= SMALL {
-            batch.add(Part { file, open: None, range: 0..size, cuts: Cuts::Look, layout: None, about: None });
+            batch.add(FilePart { file, open: None, range: 0..size, cuts: Cuts::Look, layout: None, about: None });
             if (batch.len as u64 >= window || batch.parts.len() >= BATCH) && !send(std::mem::take(&mut batch)) {
                 return Ok(());
             }
@@ -124,7 +124,7 @@ fn long_file(
         for (range, cuts) in parts {
             let mut unit = Unit::default();
             let (open, layout) = (Some(Arc::clone(&open)), layout.clone());
-            unit.add(Part { file, open, range, cuts, layout, about: about.take() });
+            unit.add(FilePart { file, open, range, cuts, layout, about: about.take() });
             if !send(unit) {
                 return Ok(false);
             }
@@ -134,14 +134,14 @@ fn long_file(
         // Nothing but a hole: the file is described all the same.
         let mut unit = Unit::default();
         let (open, cuts) = (Some(open), Cuts::Known(Vec::new()));
-        unit.add(Part { file, open, range: size..size, cuts, layout: None, about: Some(about) });
+        unit.add(FilePart { file, open, range: size..size, cuts, layout: None, about: Some(about) });
         return Ok(send(unit));
     }
     Ok(true)
 }
 
 impl Unit {
-    fn add(&mut self, part: Part) {
+    fn add(&mut self, part: FilePart) {
         self.len += usize::try_from(part.range.end - part.range.start).unwrap_or(usize::MAX);
         self.parts.push(part);
     }
@@ -204,7 +204,7 @@ fn windows(stretch: Range<u64>, window: u64) -> impl Iterator<Item = (Range<u64>
 }
 
 /// Opens a file that was found, if it is still the one.
-pub(super) fn open(walk: &Walk, found: &Found) -> Result<Opened> {
+pub(super) fn open(walk: &Walk, found: &WalkEntry) -> Result<Opened> {
     walk.open(found).map_err(|error| match error.kind() {
         ErrorKind::NotFound | ErrorKind::Conflict => changed(found).source(error),
         _ => error,
@@ -212,14 +212,14 @@ pub(super) fn open(walk: &Walk, found: &Found) -> Result<Opened> {
 }
 
 /// Still as it was found? What was read before this answer was of one piece.
-pub(super) fn check_unchanged(file: &Opened, found: &Found) -> Result<()> {
+pub(super) fn check_unchanged(file: &Opened, found: &WalkEntry) -> Result<()> {
     let still = file
         .is_still(&found.stat)
         .map_err(|source| Error::other("look at a file again").at(super::shown(&found.path)).source(source))?;
     if still { Ok(()) } else { Err(changed(found)) }
 }
 
-fn changed(found: &Found) -> Error {
+fn changed(found: &WalkEntry) -> Error {
     Error::conflict("file changed while the tree was being saved")
         .at(super::shown(&found.path))
         .help("save again when its writer is done, or leave it out with --exclude")

@@ -18,7 +18,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::progress::Progress;
 use crate::repository::log::{RefValue, Refusal, State};
 use crate::repository::{
-    Gaps, Known, Name, PackRead, Publication, Published, Repository, Saved, Stored, Writer, longest_read, plan,
+    Gaps, Name, PackRead, Publication, Published, Repository, Saved, Stored, StoredChunks, Writer, longest_read, plan,
     read_pack,
 };
 
@@ -92,7 +92,7 @@ pub async fn sync(from: &Repository, to: &Repository, what: &[Name], options: &S
     options.progress.phase("comparing", 0);
     let look = async {
         let source = from.state().await?;
-        Ok((choose(&source, what)?, source, to.state().await?, Known::load(to).await?))
+        Ok((choose(&source, what)?, source, to.state().await?, StoredChunks::load(to).await?))
     };
     let (names, source, began, known) = unless_stopped(&options.stop, look).await?;
     let sizes = names.iter().filter_map(|name| source.refs.get(name)).map(|value| value.logical_bytes);
@@ -107,7 +107,7 @@ pub async fn sync(from: &Repository, to: &Repository, what: &[Name], options: &S
         known,
         writer: Writer::new(to, &options.progress),
         report: SyncReport { dry_run: options.dry_run, ..SyncReport::default() },
-        told: 0,
+        reported: 0,
     };
     for name in &names {
         if let Err(error) = syncing.name(name).await {
@@ -139,11 +139,11 @@ struct Syncing<'a> {
     options: &'a SyncOptions,
     /// The destination as it was when the sync began.
     began: Arc<State>,
-    known: Known,
+    known: StoredChunks,
     writer: Writer,
     report: SyncReport,
     /// Plain bytes of the present name that progress was told of.
-    told: u64,
+    reported: u64,
 }
 
 /// Outcome of one try to sync a name.
@@ -160,14 +160,14 @@ impl Syncing<'_> {
     async fn name(&mut self, name: &Name) -> Result<()> {
         // A dry run remembers there what would have moved.
         if self.known.near() > KNOWN_MAX && !self.options.dry_run {
-            self.known = Known::load(self.to).await?;
+            self.known = StoredChunks::load(self.to).await?;
         }
         let mut failed: Option<RefValue> = None;
         for _ in 0..ATTEMPTS {
             let Some(value) = self.from.state().await?.refs.get(name).cloned() else { return self.vanished(name) };
             match self.attempt(name, &value).await? {
                 Step::Done => return Ok(()),
-                Step::Lost => self.known = Known::load(self.to).await?,
+                Step::Lost => self.known = StoredChunks::load(self.to).await?,
                 // Collected or repacked between two readings: the name tells where its content is now.
                 Step::Gone(_) if failed.as_ref() != Some(&value) => failed = Some(value),
                 Step::Gone(error) => {
@@ -276,7 +276,7 @@ impl Syncing<'_> {
     fn done(&mut self, value: &RefValue) -> Step {
         self.report.names += 1;
         self.report.chunks += value.chunks;
-        self.options.progress.advance(value.logical_bytes.saturating_sub(std::mem::take(&mut self.told)));
+        self.options.progress.advance(value.logical_bytes.saturating_sub(std::mem::take(&mut self.reported)));
         Step::Done
     }
 
@@ -320,7 +320,7 @@ impl Syncing<'_> {
                 let place = self.writer.push(id, frame, at.plain_len, share).await?;
                 self.known.stored(id, place);
                 self.options.progress.advance(at.plain_len.into());
-                self.told += u64::from(at.plain_len);
+                self.reported += u64::from(at.plain_len);
                 self.report.new_chunks += 1;
                 self.report.moved_bytes += u64::from(at.stored_len);
             }

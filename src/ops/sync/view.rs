@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::error::Result;
 use crate::id::ChunkId;
-use crate::repository::{Known, Located, Place, Saved};
+use crate::repository::{ChunkPlace, Located, Saved, StoredChunks};
 
 /// Index of the destination among the repositories that are read; the source is the first.
 const DESTINATION: usize = 1;
@@ -27,11 +27,15 @@ impl View {
     /// Plan of the move of `saved`, if the destination has its chunks at `found`.
     ///
     /// # Errors
-    /// As [`Known::locate`]; damaged, if the map of `saved` is.
+    /// As [`StoredChunks::locate`]; damaged, if the map of `saved` is.
     ///
     /// # Cancel safety
     /// Safe: it only reads.
-    pub(super) async fn new(saved: &Arc<Saved>, found: &[Option<Place>], known: &mut Known) -> Result<Self> {
+    pub(super) async fn new(
+        saved: &Arc<Saved>,
+        found: &[Option<ChunkPlace>],
+        known: &mut StoredChunks,
+    ) -> Result<Self> {
         let missing = (0u32..).zip(found).filter(|(_, place)| place.is_none()).map(|(chunk, _)| chunk);
         let lacking: BTreeSet<u32> = missing.collect();
         let mut needing: Vec<u32> = lacking.iter().copied().collect();
@@ -58,7 +62,7 @@ impl View {
     }
 
     /// Gives a number to a chunk of the destination, and to what it is decoded from.
-    fn add(&mut self, id: ChunkId, place: Place, known: &Known) -> u32 {
+    fn add(&mut self, id: ChunkId, place: ChunkPlace, known: &StoredChunks) -> u32 {
         let base = known.base(&place).map(|(id, place)| self.add(id, place, known));
         self.here.push(Located { id, place, base, repository: DESTINATION });
         let number = self.saved.located_chunks() as usize + self.here.len() - 1;
@@ -80,7 +84,7 @@ impl View {
     }
 
     /// Chunk of the destination that is read in place of the chunk numbered `base`, if it is a base of one at `place` there too.
-    fn here(&self, base: u32, place: &Place) -> Option<u32> {
+    fn here(&self, base: u32, place: &ChunkPlace) -> Option<u32> {
         let number = *self.instead.get(&base)?;
         let here = self.here.get(number.checked_sub(self.saved.located_chunks())? as usize)?;
         (here.place.codec.hops() < place.codec.hops()).then_some(number)

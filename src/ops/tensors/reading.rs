@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::globals::{Global, Held, globals};
 use super::selector::{Index, TensorSelector};
-use crate::budget::{Budget, Kept};
+use crate::budget::{Budget, Retained};
 use crate::checkpoint::Dtype;
 use crate::checkpoint::boxes::{Runs, TensorBox, cover};
 use crate::error::{Error, Result};
@@ -28,7 +28,7 @@ pub struct TensorReading {
     /// Ranges in holes of files: the segment, and bytes of its file.
     zeros: Vec<Zeros>,
     /// Counts what `segments`, `uses`, `chunks` and `zeros` take.
-    _kept: Kept,
+    _kept: Retained,
 }
 
 /// Bytes of a segment's file that are zeros: the segment, and where they are.

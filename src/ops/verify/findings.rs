@@ -92,12 +92,12 @@ impl Verifying<'_> {
 
     /// The findings, each with the names that it hits.
     pub(super) fn damage(&self, hits: &Hits) -> Vec<Damage> {
-        let told = self.findings.0.iter().map(|finding| {
+        let damages = self.findings.0.iter().map(|finding| {
             let hit: Vec<(&Name, &RefValue)> = self.hit_by(finding.subject, hits).collect();
             let felt = |(name, value): &(&Name, &RefValue)| {
                 let places = hits.get(&value.map_key).and_then(|hits| hits.get(&finding.subject));
-                let told = places.into_iter().flatten().map(|place| format!("{name}:{place}"));
-                told.collect::<Vec<_>>()
+                let labels = places.into_iter().flatten().map(|place| format!("{name}:{place}"));
+                labels.collect::<Vec<_>>()
             };
             Damage {
                 what: finding.what.clone(),
@@ -106,7 +106,7 @@ impl Verifying<'_> {
                 tensors: hit.iter().flat_map(felt).collect(),
             }
         });
-        told.collect()
+        damages.collect()
     }
 
     fn hit_by<'b>(&'b self, subject: Subject, hits: &'b Hits) -> impl Iterator<Item = (&'b Name, &'b RefValue)> {

@@ -14,7 +14,9 @@ use crate::format::{FooterEntry, PackFooter, PackRef, TRAILER_LEN, pack_header};
 use crate::id::ChunkId;
 use crate::limits::KIB;
 use crate::repository::layout::{self, Family};
-use crate::repository::{Brought, Delivered, Located, PackRead, Place, Repository, deliver, longest_read, read_pack};
+use crate::repository::{
+    Brought, ChunkPlace, Delivered, Located, PackRead, Repository, deliver, longest_read, read_pack,
+};
 
 /// Footers read ahead of the frames.
 const AHEAD: usize = 4;
@@ -24,7 +26,7 @@ const APART: u64 = 256 * KIB;
 /// Fault in a pack: of a chunk, or of bytes between chunks.
 type Wrong = (Option<u32>, Error);
 /// Places of bases.
-type Bases = HashMap<ChunkId, Place>;
+type Bases = HashMap<ChunkId, ChunkPlace>;
 
 /// A stretch of a pack to look at, with what its chunks are decoded from.
 #[derive(Clone, Debug)]
@@ -102,7 +104,7 @@ impl Verifying<'_> {
                     continue;
                 }
                 for (ordinal, entry) in (0u32..).zip(&footer.entries).filter(|(_, entry)| needed.contains(&entry.id)) {
-                    let place = Place::of(pack.id, ordinal, entry);
+                    let place = ChunkPlace::of(pack.id, ordinal, entry);
                     let best = bases.entry(entry.id).or_insert(place);
                     if place.codec.hops() < best.codec.hops() {
                         *best = place;
@@ -170,14 +172,14 @@ impl Tile {
         for ordinal in ordinals {
             if let Some(entry) = footer.entries.get(ordinal as usize) {
                 // A chunk whose base is nowhere here is one that no name needs.
-                let _judged = tile.add(entry.id, Place::of(pack.id, ordinal, entry), bases, true);
+                let _judged = tile.add(entry.id, ChunkPlace::of(pack.id, ordinal, entry), bases, true);
             }
         }
         tile
     }
 
     /// Adds a chunk, and before it what it is decoded from; returns its number.
-    fn add(&mut self, id: ChunkId, place: Place, bases: &Bases, wanted: bool) -> Option<u32> {
+    fn add(&mut self, id: ChunkId, place: ChunkPlace, bases: &Bases, wanted: bool) -> Option<u32> {
         let base = match place.base {
             None => None,
             Some(base) => {

@@ -13,8 +13,8 @@ use crate::repository::log::RefValue;
 /// By map, what of its tree each finding about a chunk or pack hits: paths, with the tensor where there is one.
 pub(super) type Hits = BTreeMap<MapKey, BTreeMap<Subject, Vec<String>>>;
 
-/// Places told of one finding and name, at most.
-const TOLD_MAX: usize = 100;
+/// Places hits of one finding and name, at most.
+const LISTED_MAX: usize = 100;
 /// Chunks looked at to find them, at most.
 const LOOKS_MAX: usize = 1000;
 
@@ -65,7 +65,7 @@ fn needing(map: &Map, subjects: &BTreeSet<Subject>) -> BTreeMap<u32, BTreeSet<Su
 /// Paths of the chunks in the tree, by what hits them. One pass over the tree, which looks at the chunks that are hit alone: how
 /// often a tree repeats its chunks is a claim of whoever wrote it.
 fn places(manifest: &Manifest, hit: BTreeMap<u32, BTreeSet<Subject>>) -> BTreeMap<Subject, Vec<String>> {
-    let mut telling = Telling { hit, told: BTreeMap::new() };
+    let mut collector = HitCollector { hit, hits: BTreeMap::new() };
     let starts = starts(&manifest.chunks.lens);
     let start = |chunk: u32| starts.get(chunk as usize).copied().unwrap_or_default();
     for (entry, content) in manifest.files() {
@@ -74,49 +74,49 @@ fn places(manifest: &Manifest, hit: BTreeMap<u32, BTreeSet<Subject>>) -> BTreeMa
         for piece in &content.pieces {
             at += piece.hole;
             let end = piece.first.saturating_add(piece.count);
-            for chunk in telling.chunks(piece.first..end) {
+            for chunk in collector.chunks(piece.first..end) {
                 let from = at + start(chunk) - start(piece.first);
-                telling.tell(chunk, &path, &tensors.within(from, from + start(chunk + 1) - start(chunk)));
+                collector.tell(chunk, &path, &tensors.within(from, from + start(chunk + 1) - start(chunk)));
             }
             at += start(end) - start(piece.first);
         }
     }
-    telling.told.into_iter().map(|(subject, told)| (subject, told.places)).collect()
+    collector.hits.into_iter().map(|(subject, hits)| (subject, hits.places)).collect()
 }
 
-/// Places of what is hit, as far as they are told.
-struct Telling {
-    /// By chunk, what hits it and is not told in full.
+/// Places of what is hit, as far as they are hits.
+struct HitCollector {
+    /// By chunk, what hits it and is not hits in full.
     hit: BTreeMap<u32, BTreeSet<Subject>>,
-    told: BTreeMap<Subject, Told>,
+    hits: BTreeMap<Subject, HitPlaces>,
 }
 
 /// Places that one finding hits.
 #[derive(Default)]
-struct Told {
+struct HitPlaces {
     places: Vec<String>,
     /// Chunks looked at to find them.
     looks: usize,
 }
 
-impl Telling {
+impl HitCollector {
     /// Chunks among `range` that are looked for.
     fn chunks(&self, range: Range<u32>) -> Vec<u32> {
         self.hit.range(range).map(|(chunk, _)| *chunk).collect()
     }
 
-    /// Tells that `chunk` lies in `tensors` of the file at `path`. What was told in full is not looked for any more.
+    /// Tells that `chunk` lies in `tensors` of the file at `path`. What was hits in full is not looked for any more.
     fn tell(&mut self, chunk: u32, path: &str, tensors: &[&str]) {
         let Some(subjects) = self.hit.get_mut(&chunk) else { return };
-        subjects.retain(|subject| self.told.entry(*subject).or_default().add(path, tensors));
+        subjects.retain(|subject| self.hits.entry(*subject).or_default().add(path, tensors));
         if subjects.is_empty() {
             self.hit.remove(&chunk);
         }
     }
 }
 
-impl Told {
-    /// Adds one place in `tensors` of the file at `path`. Whether more are told.
+impl HitPlaces {
+    /// Adds one place in `tensors` of the file at `path`. Whether more are hits.
     fn add(&mut self, path: &str, tensors: &[&str]) -> bool {
         self.looks += 1;
         let found: Vec<String> = match tensors {
@@ -124,10 +124,10 @@ impl Told {
             tensors => tensors.iter().map(|tensor| format!("{path} {tensor}")).collect(),
         };
         self.places.extend(found.into_iter().filter(|place| !self.places.contains(place)).collect::<Vec<_>>());
-        if self.places.len() <= TOLD_MAX && self.looks < LOOKS_MAX {
+        if self.places.len() <= LISTED_MAX && self.looks < LOOKS_MAX {
             return true;
         }
-        self.places.truncate(TOLD_MAX);
+        self.places.truncate(LISTED_MAX);
         self.places.push("...".to_owned());
         false
     }
@@ -160,13 +160,13 @@ impl<'a> Tensors<'a> {
         Self { sorted }
     }
 
-    /// Names of those that have bytes between two offsets: as many as are told.
+    /// Names of those that have bytes between two offsets: as many as are hits.
     fn within(&self, start: u64, end: u64) -> Vec<&'a str> {
         let first = self.sorted.partition_point(|(_, greatest)| *greatest <= start);
         let last = self.sorted.partition_point(|(tensor, _)| tensor.range.start < end);
         let near = self.sorted.get(first..last).unwrap_or_default().iter();
         let overlapping = near.filter(|(tensor, _)| tensor.range.end > start);
-        overlapping.map(|(tensor, _)| tensor.name.as_str()).take(TOLD_MAX + 1).collect()
+        overlapping.map(|(tensor, _)| tensor.name.as_str()).take(LISTED_MAX + 1).collect()
     }
 }
 

@@ -14,8 +14,8 @@ use crate::id::{ChunkId, MapKey, PackId, SegmentId};
 use crate::repository::layout::{self, Family};
 use crate::repository::log::{Action, RefValue};
 use crate::repository::{
-    Delivered, Gaps, Known, Located, Mended, Name, PackPart, PackRead, Place, Repository, Saved, Writer, deliver, plan,
-    read_pack,
+    ChunkPlace, Delivered, Gaps, Located, Mended, Name, PackPart, PackRead, Repository, Saved, StoredChunks, Writer,
+    deliver, plan, read_pack,
 };
 
 impl Repository {
@@ -106,7 +106,7 @@ impl Verifying<'_> {
         if hit.is_empty() {
             return Ok(());
         }
-        let mut known = Known::load(self.repository).await?;
+        let mut known = StoredChunks::load(self.repository).await?;
         let mut writer = Writer::new(self.repository, &self.options.progress);
         let mut lens = BTreeMap::new();
         for pack in &bad {
@@ -156,10 +156,10 @@ struct Mending<'a> {
 
 impl Mending<'_> {
     /// Finds a sound place for every chunk and replaces the map; `false` if there is not one for each.
-    async fn mend(&self, known: &mut Known, writer: &mut Writer, value: &RefValue) -> Result<bool> {
+    async fn mend(&self, known: &mut StoredChunks, writer: &mut Writer, value: &RefValue) -> Result<bool> {
         let repository = self.verifying.repository;
-        let mut places: Vec<Option<Place>> = (0u32..).zip(self.ids).map(|(chunk, _)| self.kept(chunk)).collect();
-        let lost = |places: &[Option<Place>]| -> Vec<(u32, ChunkId)> {
+        let mut places: Vec<Option<ChunkPlace>> = (0u32..).zip(self.ids).map(|(chunk, _)| self.kept(chunk)).collect();
+        let lost = |places: &[Option<ChunkPlace>]| -> Vec<(u32, ChunkId)> {
             let pairs = (0u32..).zip(self.ids).zip(places);
             pairs.filter(|(_, place)| place.is_none()).map(|((chunk, id), _)| (chunk, *id)).collect()
         };
@@ -175,7 +175,7 @@ impl Mending<'_> {
             }
         }
         let missing = lost(&places).len();
-        let places: Vec<Place> = places.into_iter().flatten().collect();
+        let places: Vec<ChunkPlace> = places.into_iter().flatten().collect();
         if missing > 0 {
             tracing::info!("{missing} chunks are lost until the same content is saved again");
             // What was rescued stays useful to whoever saves the rest again.
@@ -196,15 +196,15 @@ impl Mending<'_> {
     }
 
     /// Place of a chunk by the map, if that can be relied on, and so can all that it is decoded from.
-    fn kept(&self, chunk: u32) -> Option<Place> {
+    fn kept(&self, chunk: u32) -> Option<ChunkPlace> {
         let located = self.tree.as_ref()?.locate(chunk).ok()?;
         let whole = located.base.is_none_or(|base| self.kept(base).is_some());
         (whole && !self.bad.contains_key(&located.place.pack)).then_some(located.place)
     }
 
     /// The chunks of the old map that `places` may be decoded from, and that stay.
-    fn kept_bases(&self, places: &[Place]) -> Result<HashMap<ChunkId, Place>> {
-        let mut bases: HashMap<ChunkId, Place> = HashMap::new();
+    fn kept_bases(&self, places: &[ChunkPlace]) -> Result<HashMap<ChunkId, ChunkPlace>> {
+        let mut bases: HashMap<ChunkId, ChunkPlace> = HashMap::new();
         let Some(tree) = &self.tree else { return Ok(bases) };
         if places.iter().all(|place| place.base.is_none()) {
             return Ok(bases);
@@ -222,7 +222,7 @@ impl Mending<'_> {
     }
 
     /// Copies a chunk that is still whole out of a pack that is not. What was stored as a difference stands for itself then.
-    async fn rescue(&self, chunk: u32, writer: &mut Writer) -> Result<Option<Place>> {
+    async fn rescue(&self, chunk: u32, writer: &mut Writer) -> Result<Option<ChunkPlace>> {
         let Some(tree) = self.tree.clone() else { return Ok(None) };
         let repository = self.verifying.repository;
         let Some(read) = plan(|chunk| tree.locate(chunk), [chunk], u64::MAX, Gaps::Wide)?.pop() else {

@@ -63,9 +63,9 @@ impl Verifying<'_> {
             while let Some(chunk) = order.next_if(|&chunk| frame(chunk).is_some_and(|frame| frame.pack < end)) {
                 let Some(frame) = frame(chunk) else { continue };
                 let footer = map.pack(frame).ok().and_then(|pack| footers.get(&pack.id));
-                let told = |chunk: u32| chunk_of(manifest, map, chunk);
-                let base = frame.base().and_then(told);
-                if footer.is_some_and(|footer| !agrees(footer, frame, told(chunk), base)) {
+                let id_of = |chunk: u32| chunk_of(manifest, map, chunk);
+                let base = frame.base().and_then(id_of);
+                if footer.is_some_and(|footer| !agrees(footer, frame, id_of(chunk), base)) {
                     wrong = wrong.or(Some((chunk, *frame)));
                 }
             }
@@ -90,8 +90,8 @@ impl Verifying<'_> {
                 Some(condemned) if condemned.damaged => "a name needs a pack that is condemned as damaged",
                 _ => continue,
             };
-            let told = self.findings.subjects().any(|subject| subject == Subject::Pack(pack.id));
-            if !told {
+            let reported = self.findings.subjects().any(|subject| subject == Subject::Pack(pack.id));
+            if !reported {
                 self.findings.add(Subject::Pack(pack.id), key.clone(), Error::damaged(verdict).at(key));
             }
         }
@@ -118,7 +118,7 @@ impl Verifying<'_> {
 }
 
 /// Id and plain length that a chunk of a map should have, as far as they are known.
-fn chunk_of(manifest: Option<&Manifest>, map: &Map, chunk: u32) -> Told {
+fn chunk_of(manifest: Option<&Manifest>, map: &Map, chunk: u32) -> ChunkOf {
     match (chunk as usize).checked_sub(map.chunks()) {
         Some(further) => map.further.get(further).copied(),
         None => {
@@ -129,10 +129,10 @@ fn chunk_of(manifest: Option<&Manifest>, map: &Map, chunk: u32) -> Told {
 }
 
 /// A chunk's id and plain length, as far as they can be told.
-type Told = Option<(ChunkId, u32)>;
+type ChunkOf = Option<(ChunkId, u32)>;
 
 /// Is `frame` what the footer says, and does it hold the chunk that it should, with the base that it should have, if any?
-fn agrees(footer: &PackFooter, frame: &Frame, chunk: Told, base: Told) -> bool {
+fn agrees(footer: &PackFooter, frame: &Frame, chunk: ChunkOf, base: ChunkOf) -> bool {
     let Some(entry) = footer.entries.get(frame.ordinal as usize) else { return false };
     let lies = (entry.offset, entry.stored_len, entry.codec) == (frame.offset, frame.stored_len, frame.codec);
     let based = base.is_none_or(|(id, _)| entry.base == Some(id));

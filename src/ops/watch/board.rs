@@ -51,7 +51,7 @@ struct Checkpoint {
     /// Saves in a row that found it changing.
     disturbed: u32,
     /// The trouble that has been told of.
-    told: Option<&'static str>,
+    reported: Option<&'static str>,
 }
 
 /// The state of a watch.
@@ -62,7 +62,7 @@ pub(super) struct Board {
     checkpoints: BTreeMap<String, Checkpoint>,
     temporaries: HashSet<(u64, u64)>,
     /// Entries whose omission was reported.
-    told: BTreeSet<String>,
+    reported: BTreeSet<String>,
     gone: bool,
     /// An entry that was just restored: as it is first seen it is saved already.
     restored: Option<String>,
@@ -71,8 +71,8 @@ pub(super) struct Board {
 impl Board {
     /// Nothing seen yet.
     pub(super) fn new(dir: String, pace: Pace, restored: Option<String>) -> Self {
-        let (checkpoints, temporaries, told) = Default::default();
-        Self { pace, dir, checkpoints, temporaries, told, gone: false, restored }
+        let (checkpoints, temporaries, reported) = Default::default();
+        Self { pace, dir, checkpoints, temporaries, reported, gone: false, restored }
     }
 
     /// Takes in a look; none if the folder is not there.
@@ -90,7 +90,7 @@ impl Board {
                 events.push(WatchEvent::Gone { entry });
             }
         }
-        self.told.retain(|entry| look.others.contains_key(entry) || look.checkpoints.contains_key(entry));
+        self.reported.retain(|entry| look.others.contains_key(entry) || look.checkpoints.contains_key(entry));
         for (entry, sighting) in look.checkpoints {
             self.sight(now, entry, sighting);
         }
@@ -117,7 +117,7 @@ impl Board {
             if known.series.identity() != seen.identity {
                 // Another one took its place.
                 known.series = Series::begin(now, seen.clone(), self.temporaries.contains(&seen.identity));
-                known.told = None;
+                known.reported = None;
             }
             return known.series.observe(now, seen);
         }
@@ -126,7 +126,7 @@ impl Board {
         let renamed = self.temporaries.contains(&seen.identity);
         let series = Series::begin(now, seen, renamed);
         self.checkpoints
-            .insert(entry, Checkpoint { step, folder, series, saved, retry: None, disturbed: 0, told: None });
+            .insert(entry, Checkpoint { step, folder, series, saved, retry: None, disturbed: 0, reported: None });
     }
 
     /// Says what stands in the way of being saved, once each.
@@ -135,9 +135,9 @@ impl Board {
         for (entry, one) in &mut self.checkpoints {
             let reason = match one.trouble(now, self.pace) {
                 Some(Trouble::Unmarked(lacks)) => {
-                    (one.told.replace(lacks) != Some(lacks)).then(|| format!("its writer left off before {lacks}"))
+                    (one.reported.replace(lacks) != Some(lacks)).then(|| format!("its writer left off before {lacks}"))
                 }
-                Some(Trouble::Shrunk) => (one.told.replace("") != Some(""))
+                Some(Trouble::Shrunk) => (one.reported.replace("") != Some(""))
                     .then(|| "files went away from it: it is taken to be on its way out".to_owned()),
                 None => None,
             };
@@ -158,7 +158,7 @@ impl Board {
     }
 
     fn tell_once(&mut self, entry: String, reason: String, events: &mut Vec<WatchEvent>) {
-        if self.told.insert(entry.clone()) {
+        if self.reported.insert(entry.clone()) {
             events.push(WatchEvent::PassedOver { entry, reason });
         }
     }

@@ -28,7 +28,7 @@ pub(super) struct Ending {
     stop: Receiver<Stop>,
     settle: Duration,
     asked: Option<Asked>,
-    told: bool,
+    announced: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -39,7 +39,7 @@ struct Asked {
 
 impl Ending {
     pub(super) fn new(stop: Receiver<Stop>, settle: Duration) -> Self {
-        let mut ending = Self { stop, settle, asked: None, told: false };
+        let mut ending = Self { stop, settle, asked: None, announced: false };
         ending.take_in();
         ending
     }
@@ -61,7 +61,7 @@ impl Ending {
 
     /// Whether it was asked to stop since this was last asked.
     pub(super) fn newly_asked(&mut self) -> bool {
-        self.asked.is_some() && !std::mem::replace(&mut self.told, true)
+        self.asked.is_some() && !std::mem::replace(&mut self.announced, true)
     }
 
     pub(super) fn asked(&self) -> bool {

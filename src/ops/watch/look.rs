@@ -26,12 +26,12 @@ const TRACKER_LEN_MAX: u64 = 4096;
 #[derive(Debug)]
 pub(super) struct Looker {
     dir: PathBuf,
-    known: HashMap<String, Known>,
+    known: HashMap<String, Previous>,
 }
 
 /// Earlier observation of a checkpoint.
 #[derive(Debug)]
-struct Known {
+struct Previous {
     /// Digest of the metadata of the file or folder itself.
     top: u64,
     seen: Observation,
@@ -118,7 +118,7 @@ impl Looker {
     /// Content of `name`.
     fn observe(&mut self, name: &str, meta: &Metadata) -> io::Result<Observation> {
         let top = digest(&stat_of(meta));
-        if let Some(Known { top: before, seen, resting: Some(looks) }) = self.known.get_mut(name)
+        if let Some(Previous { top: before, seen, resting: Some(looks) }) = self.known.get_mut(name)
             && *before == top
             && *looks < LOOKS_BETWEEN
         {
@@ -128,7 +128,7 @@ impl Looker {
         let seen = observe(&self.dir.join(name), meta)?;
         let before = self.known.remove(name).filter(|known| known.seen == seen);
         let resting = before.and_then(|known| known.resting).map(|_| 0);
-        self.known.insert(name.to_owned(), Known { top, seen: seen.clone(), resting });
+        self.known.insert(name.to_owned(), Previous { top, seen: seen.clone(), resting });
         Ok(seen)
     }
 }

@@ -155,7 +155,7 @@ mod tests {
         {"epoch": 1.0, "step": 20, "eval_loss": 2.5, "eval_runtime": -Infinity},
         {"epoch": 1.5, "step": 30, "loss": 1.0}]}"#;
 
-    fn told(state: Option<&str>, step: u64, wanted: &[&str]) -> Vec<(String, f64)> {
+    fn metrics_of(state: Option<&str>, step: u64, wanted: &[&str]) -> Vec<(String, f64)> {
         let folder = tempfile::tempdir().unwrap();
         state.iter().for_each(|state| std::fs::write(folder.path().join(TRAINER_STATE), state).unwrap());
         let wanted: Vec<LoggedMetric> = wanted.iter().map(|text| text.parse().unwrap()).collect();
@@ -171,23 +171,23 @@ mod tests {
     #[test]
     fn all_that_was_logged_at_the_step_is_told() {
         let all = pairs(&[("eval_loss", 2.5), ("given", 7.0), ("learning_rate", 1e-5), ("loss", 2.0)]);
-        assert_eq!(told(Some(STATE), 20, &[]), all);
-        assert_eq!(told(Some(STATE), 10, &[]), pairs(&[("given", 7.0), ("loss", 3.0)]));
-        assert_eq!(told(Some(STATE), 15, &[]), pairs(&[("given", 7.0)]));
+        assert_eq!(metrics_of(Some(STATE), 20, &[]), all);
+        assert_eq!(metrics_of(Some(STATE), 10, &[]), pairs(&[("given", 7.0), ("loss", 3.0)]));
+        assert_eq!(metrics_of(Some(STATE), 15, &[]), pairs(&[("given", 7.0)]));
     }
 
     #[test]
     fn named_keys_are_taken_as_they_were_logged_last() {
-        assert_eq!(told(Some(STATE), 25, &["loss"]), pairs(&[("given", 7.0), ("loss", 2.0)]));
-        let renamed = told(Some(STATE), 20, &["val=eval_loss", "best=best_metric", "none=grad_norm"]);
+        assert_eq!(metrics_of(Some(STATE), 25, &["loss"]), pairs(&[("given", 7.0), ("loss", 2.0)]));
+        let renamed = metrics_of(Some(STATE), 20, &["val=eval_loss", "best=best_metric", "none=grad_norm"]);
         assert_eq!(renamed, pairs(&[("best", 0.5), ("given", 7.0), ("val", 2.5)]));
-        assert_eq!(told(Some(STATE), 20, &["given=loss"]), pairs(&[("given", 7.0)]), "what is given goes first");
+        assert_eq!(metrics_of(Some(STATE), 20, &["given=loss"]), pairs(&[("given", 7.0)]), "what is given goes first");
     }
 
     #[test]
     fn what_cannot_be_read_costs_no_save() {
         for state in [None, Some("{"), Some("[]"), Some(r#"{"log_history": 3}"#), Some("{}")] {
-            assert_eq!(told(state, 20, &["loss"]), pairs(&[("given", 7.0)]), "{state:?}");
+            assert_eq!(metrics_of(state, 20, &["loss"]), pairs(&[("given", 7.0)]), "{state:?}");
         }
         for bad in ["=loss", "loss=", "a/b=loss", ""] {
             assert!(bad.parse::<LoggedMetric>().is_err(), "{bad}");

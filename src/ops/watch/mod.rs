@@ -295,8 +295,8 @@ impl Watching<'_> {
         for due in self.board.finished(self.begun.elapsed()).into_iter().rev() {
             let Ok((path, name, options)) = self.scene.what(&due) else { continue };
             let sent = target.send(&Unsaved { path: &path, name: &name, labels: &options.labels }).await;
-            let (entry, told) = (due.entry.clone(), format!("{sent:?}"));
-            if self.handed_off.insert(due.entry, told.clone()).as_ref() == Some(&told) {
+            let (entry, outcome) = (due.entry.clone(), format!("{sent:?}"));
+            if self.handed_off.insert(due.entry, outcome.clone()).as_ref() == Some(&outcome) {
                 continue;
             }
             tell(match sent {

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use crate::error::Result;
 use crate::format::{EntryKind, Manifest};
-use crate::tree::{FoundKind, Rules, walk};
+use crate::tree::{Rules, WalkKind, walk};
 
 /// Comparison of a checkpoint to what was saved of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,11 +23,11 @@ pub(super) fn compare(path: &Path, rules: &Rules, manifest: &Manifest) -> Result
     let alike = found.iter().all(|found| {
         let Some(saved) = manifest.entry(&found.path) else { return false };
         match (&found.kind, &saved.kind) {
-            (FoundKind::File, EntryKind::File(content)) => {
+            (WalkKind::File, EntryKind::File(content)) => {
                 (found.stat.size, found.stat.mtime) == (content.size, saved.mtime)
             }
-            (FoundKind::Symlink { target }, EntryKind::Symlink(saved)) => target == saved,
-            (FoundKind::Folder, EntryKind::Folder) => true,
+            (WalkKind::Symlink { target }, EntryKind::Symlink(saved)) => target == saved,
+            (WalkKind::Folder, EntryKind::Folder) => true,
             _ => false,
         }
     });

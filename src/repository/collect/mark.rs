@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 
-use crate::budget::{Budget, Kept};
+use crate::budget::{Budget, Retained};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{Map, PackRef};
 use crate::id::{MapKey, ObjectId, Owned, PackId, SessionId};
@@ -38,7 +38,7 @@ pub struct Marks {
 struct Taken {
     budget: Budget,
     bytes: u64,
-    kept: Vec<Kept>,
+    kept: Vec<Retained>,
 }
 
 impl Taken {

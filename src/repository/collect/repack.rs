@@ -16,7 +16,7 @@ use crate::repository::log::{Action, RefValue, State};
 use crate::repository::mapping::moved;
 use crate::repository::mend::put_map;
 use crate::repository::{
-    Gaps, Name, PackRead, Place, Repository, Saved, Stored, Writer, longest_read, plan, read_pack,
+    ChunkPlace, Gaps, Name, PackRead, Repository, Saved, Stored, Writer, longest_read, plan, read_pack,
 };
 
 /// Rewrites `packs`; returns the bytes of the packs that this condemned.
@@ -60,15 +60,15 @@ struct Moving<'a> {
     progress: &'a Progress,
     old: &'a BTreeMap<PackId, PackRef>,
     writer: Writer,
-    moved: HashMap<(PackId, u32), Place>,
+    moved: HashMap<(PackId, u32), ChunkPlace>,
 }
 
 impl Moving<'_> {
     /// Moves what of one tree lies in the old packs; returns the tree, and where its chunks are now.
-    async fn tree(&mut self, name: &Name, value: &RefValue) -> Result<(Arc<Saved>, Vec<Place>)> {
+    async fn tree(&mut self, name: &Name, value: &RefValue) -> Result<(Arc<Saved>, Vec<ChunkPlace>)> {
         let saved = Arc::new(self.repository.saved_as(name, value).await?);
         let chunks = 0..saved.located_chunks();
-        let mut places = chunks.map(|chunk| Ok(saved.locate(chunk)?.place)).collect::<Result<Vec<Place>>>()?;
+        let mut places = chunks.map(|chunk| Ok(saved.locate(chunk)?.place)).collect::<Result<Vec<ChunkPlace>>>()?;
         let missing = (0..).zip(&places).filter(|(_, place)| self.is_missing(place)).map(|(chunk, _)| chunk);
         let budget = self.repository.budget();
         let reads = plan(|chunk| saved.locate(chunk), missing, longest_read(self.repository, budget), Gaps::Wide)?;
@@ -98,7 +98,7 @@ impl Moving<'_> {
         Ok((saved, places))
     }
 
-    fn is_missing(&self, place: &Place) -> bool {
+    fn is_missing(&self, place: &ChunkPlace) -> bool {
         self.old.contains_key(&place.pack) && !self.moved.contains_key(&(place.pack, place.ordinal))
     }
 
@@ -116,7 +116,7 @@ impl Moving<'_> {
 }
 
 /// A map to replace, the tree it belongs to, and where that tree's chunks are now.
-type Swap = (MapKey, Arc<Saved>, Vec<Place>);
+type Swap = (MapKey, Arc<Saved>, Vec<ChunkPlace>);
 
 /// Writes the new maps and commits the exchange.
 async fn publish(

@@ -11,7 +11,7 @@ use crate::chunk::Chunk;
 use crate::codec::{self, Codec, Encoded};
 use crate::error::{Error, Result};
 use crate::id::ChunkId;
-use crate::repository::Place;
+use crate::repository::ChunkPlace;
 use crate::repository::layout::{self, Family};
 
 /// One chunk of a read.
@@ -150,7 +150,7 @@ fn verified_in<'a>(located: &Located, base: Option<&Decoded>, frame: &[u8], out:
 }
 
 /// `error` with the chunk's place, and what can be done.
-fn named(place: &Place, error: Error) -> Error {
+fn named(place: &ChunkPlace, error: Error) -> Error {
     let key = layout::owned(Family::Pack, place.pack);
     error
         .at(format!("{key}, chunk {} at byte {}", place.ordinal, place.offset))
@@ -161,7 +161,7 @@ fn named(place: &Place, error: Error) -> Error {
 #[derive(Debug)]
 pub struct Stored {
     bytes: Bytes,
-    frames: Vec<(ChunkId, Place, Range<usize>)>,
+    frames: Vec<(ChunkId, ChunkPlace, Range<usize>)>,
 }
 
 impl Stored {
@@ -188,7 +188,7 @@ impl Stored {
     }
 
     /// Each frame, with its chunk's id and where it came from.
-    pub fn frames(self) -> impl Iterator<Item = (ChunkId, Place, Encoded)> {
+    pub fn frames(self) -> impl Iterator<Item = (ChunkId, ChunkPlace, Encoded)> {
         let Self { bytes, frames } = self;
         frames.into_iter().map(move |(id, place, range)| {
             (id, place, Encoded { codec: place.codec, bytes: bytes.slice(range), base: place.base })

@@ -20,7 +20,7 @@ use tracing::Instrument as _;
 pub use self::deliver::{Delivered, Fill, Stored, Take, deliver};
 pub use self::gaps::Gaps;
 pub use self::plan::{Brought, Located, PackPart, PackRead, plan};
-pub use self::source::{ChunkSource, Place, SourceBytes};
+pub use self::source::{ChunkSource, FramePlace, SourceBytes};
 use super::layout::{self, Family};
 use super::{Repository, Saved, objects};
 use crate::budget::{Budget, Buffer};

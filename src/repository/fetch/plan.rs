@@ -9,7 +9,7 @@ use std::ops::Range;
 use super::gaps::{Allowance, GAP, Gaps};
 use crate::error::{Error, Result};
 use crate::id::{ChunkId, PackId};
-use crate::repository::{Place, Saved};
+use crate::repository::{ChunkPlace, Saved};
 
 /// Requests that one read makes, at most, where it brings many chunks that need one.
 const PARTS: usize = 16;
@@ -22,7 +22,7 @@ pub struct Located {
     /// Its id.
     pub id: ChunkId,
     /// Place.
-    pub place: Place,
+    pub place: ChunkPlace,
     /// The number of its base, if its codec needs one.
     pub base: Option<u32>,
     /// In which of the repositories that are read from.
@@ -180,7 +180,8 @@ impl Saved {
             None => None,
         };
         let (pack, ordinal, offset) = (self.map.pack(frame)?.id, frame.ordinal, frame.offset);
-        let place = Place { pack, ordinal, offset, stored_len: frame.stored_len, plain_len, codec: frame.codec, base };
+        let place =
+            ChunkPlace { pack, ordinal, offset, stored_len: frame.stored_len, plain_len, codec: frame.codec, base };
         Ok(Located { id, place, base: frame.base(), repository: 0 })
     }
 
@@ -371,7 +372,7 @@ mod tests {
         fn locate(&self, chunk: u32) -> Located {
             let base = self.bases[chunk as usize];
             let codec = if base.is_some() { Codec::Difference } else { Codec::Raw };
-            let place = Place {
+            let place = ChunkPlace {
                 pack: self.packs[usize::from(base.is_some())],
                 ordinal: chunk,
                 offset: u64::from(chunk) * u64::from(LEN),
@@ -425,7 +426,7 @@ mod tests {
         // Short frames, far from each other.
         let locate = |chunk| {
             let located = bench.locate(chunk);
-            Ok(Located { place: Place { stored_len: 1, ..located.place }, ..located })
+            Ok(Located { place: ChunkPlace { stored_len: 1, ..located.place }, ..located })
         };
         let reads = plan(locate, 1..1000, 4 * MIB, Gaps::Wide).unwrap();
         assert!(reads.iter().all(|read| read.parts.len() <= PARTS));
@@ -441,7 +442,7 @@ mod tests {
         let short = 10 << 10;
         let locate = |chunk: u32| {
             let located = bench.locate(chunk);
-            let place = Place { offset: u64::from(chunk) * u64::from(short), stored_len: short, ..located.place };
+            let place = ChunkPlace { offset: u64::from(chunk) * u64::from(short), stored_len: short, ..located.place };
             Ok(Located { place, ..located })
         };
         let every = |step: usize| (0..400).step_by(step);

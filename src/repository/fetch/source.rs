@@ -11,7 +11,7 @@ use crate::codec::Encoded;
 use crate::repository::{Repository, Saved};
 
 /// Takes a frame: the chunk's number as [`Saved::locate`] counts, and the chunk as it is stored there.
-pub type Place<'a> = &'a mut (dyn FnMut(u32, &Encoded) + Send);
+pub type FramePlace<'a> = &'a mut (dyn FnMut(u32, &Encoded) + Send);
 
 /// Stored bytes by where they came from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -67,6 +67,6 @@ pub trait ChunkSource: fmt::Debug + Send + Sync {
         repository: &Repository,
         saved: &Arc<Saved>,
         chunks: &[u32],
-        place: Place<'_>,
+        place: FramePlace<'_>,
     ) -> SourceBytes;
 }

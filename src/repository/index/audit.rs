@@ -44,14 +44,16 @@ impl Repository {
         // Parsing comes first: it refuses a compressed one before that is decompressed.
         let checked = SegmentView::parse(&object).and_then(|view| {
             open(Kind::Segment, &object)?;
-            let told = (info.len, info.packs, info.chunks);
+            let expected = (info.len, info.packs, info.chunks);
             // An impossible pack is none.
             let found = (object.len() as u64, view.packs(&object).count() as u64, view.chunks() as u64);
             let show = |(len, packs, chunks)| format!("{len} bytes, {packs} packs, {chunks} chunks");
-            if told == found {
+            if expected == found {
                 return Ok(view);
             }
-            Err(Error::damaged("index segment is not the one that the log names").expected(show(told)).got(show(found)))
+            Err(Error::damaged("index segment is not the one that the log names")
+                .expected(show(expected))
+                .got(show(found)))
         });
         Ok(match checked {
             Ok(view) => Ok(SegmentAudit { id, view, object }),

@@ -18,7 +18,7 @@ use super::Repository;
 use super::layout::{self, Family};
 use super::log::{SegmentInfo, State};
 use super::objects;
-use crate::budget::{Budget, Kept};
+use crate::budget::{Budget, Retained};
 use crate::error::{Error, Result};
 use crate::format::envelope::{Kind, open};
 use crate::format::{PackRef, SegmentView};
@@ -54,7 +54,7 @@ pub struct Index {
 #[derive(Debug)]
 pub struct IndexedPacks {
     packs: BTreeMap<PackId, PackRef>,
-    _kept: Kept,
+    _kept: Retained,
 }
 
 impl Deref for IndexedPacks {

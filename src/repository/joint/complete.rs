@@ -8,7 +8,7 @@ use crate::id::{ChunkId, PackId, SessionId};
 use crate::repository::log::{Action, Joint, RefValue, State};
 use crate::repository::mapping::map_of;
 use crate::repository::writer::put_tree;
-use crate::repository::{Place, Repository, Saved};
+use crate::repository::{ChunkPlace, Repository, Saved};
 
 /// The tree of a whole step.
 #[derive(Clone, Debug)]
@@ -48,9 +48,9 @@ impl Repository {
     /// Not safe: the commit may have happened; the name tells.
     pub async fn complete(&self, session: SessionId, joint: &Joint, tree: JointTree<'_>) -> Result<Completed> {
         let Places { places, packs } = Places::of(tree.parts)?;
-        let found: Option<Vec<Place>> = tree.chunks.iter().map(|id| places.get(id).copied()).collect();
+        let found: Option<Vec<ChunkPlace>> = tree.chunks.iter().map(|id| places.get(id).copied()).collect();
         let found = found.ok_or_else(|| Error::other("a chunk of a step is in none of its parts"))?;
-        let base = |place: &Place| {
+        let base = |place: &ChunkPlace| {
             let base = place.base?;
             places.get(&base).filter(|found| found.codec.hops() < place.codec.hops()).map(|found| (base, *found))
         };
@@ -104,7 +104,7 @@ fn decide(
 
 /// Places of the chunks of several trees.
 struct Places {
-    places: HashMap<ChunkId, Place>,
+    places: HashMap<ChunkId, ChunkPlace>,
     packs: HashMap<PackId, PackRef>,
 }
 

@@ -9,5 +9,5 @@ mod part;
 mod session;
 
 pub use complete::{Completed, JointTree};
-pub use part::Part;
+pub use part::RankPart;
 pub use session::{Parts, Standing};

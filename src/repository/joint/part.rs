@@ -10,7 +10,7 @@ use crate::repository::log::RefValue;
 
 /// One rank's part of a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Part {
+pub struct RankPart {
     /// Whose.
     pub rank: u32,
     /// The state that the packs of other sessions are known from.
@@ -19,7 +19,7 @@ pub struct Part {
     pub value: RefValue,
 }
 
-impl Part {
+impl RankPart {
     /// The body's bytes.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use futures::future::try_join_all;
 
-use super::Part;
+use super::RankPart;
 use crate::error::{Error, Result};
 use crate::format::envelope::{Kind, open, seal};
 use crate::id::SessionId;
@@ -33,7 +33,7 @@ pub enum Standing {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Parts {
     /// Every rank's part, in the order of ranks.
-    All(Vec<Part>),
+    All(Vec<RankPart>),
     /// This rank's is lacking; of others nothing is said.
     Missing(u32),
 }
@@ -73,7 +73,7 @@ impl Repository {
     ///
     /// # Cancel safety
     /// Safe: whether it was created is seen by the next who looks.
-    pub async fn put_part(&self, session: SessionId, part: &Part) -> Result<Part> {
+    pub async fn put_part(&self, session: SessionId, part: &RankPart) -> Result<RankPart> {
         let key = layout::owned(Family::Part, layout::part(session, part.rank));
         let object = seal(Kind::Part, &part.encode(), true);
         for _ in 0..SILENT_TRIES {
@@ -98,10 +98,10 @@ impl Repository {
     ///
     /// # Cancel safety
     /// Safe: it only reads.
-    pub async fn part(&self, session: SessionId, rank: u32) -> Result<Option<Part>> {
+    pub async fn part(&self, session: SessionId, rank: u32) -> Result<Option<RankPart>> {
         let key = layout::owned(Family::Part, layout::part(session, rank));
         let Some(object) = objects::get(&**self.store().objects(), Kind::Part, &key).await? else { return Ok(None) };
-        let part = open(Kind::Part, &object).and_then(|body| Part::decode_as(&body, session, rank));
+        let part = open(Kind::Part, &object).and_then(|body| RankPart::decode_as(&body, session, rank));
         part.map(Some).map_err(|error| error.at(key))
     }
 
@@ -122,7 +122,7 @@ impl Repository {
                 .by_ref()
                 .take(width)
                 .map(|rank| async move { Ok::<_, Error>((rank, self.part(session, rank).await?)) });
-            let found: Vec<(u32, Option<Part>)> = try_join_all(looks.collect::<Vec<_>>()).await?;
+            let found: Vec<(u32, Option<RankPart>)> = try_join_all(looks.collect::<Vec<_>>()).await?;
             if found.is_empty() {
                 break;
             }

@@ -138,7 +138,7 @@ impl State {
 mod tests {
     use proptest::prelude::*;
 
-    use super::super::{Action, Entry};
+    use super::super::{Action, LogEntry};
     use super::*;
     use crate::clock::Timestamp;
     use crate::id::WriteId;
@@ -196,8 +196,8 @@ mod tests {
             let mut state = State::default();
             for deed in deeds {
                 let (session, actions) = actions(&state, deed);
-                let entry = Entry { write: WriteId::random(), session, at: Timestamp(0), actions };
-                prop_assert_eq!(&Entry::decode(&entry.encode()).unwrap(), &entry);
+                let entry = LogEntry { write: WriteId::random(), session, at: Timestamp(0), actions };
+                prop_assert_eq!(&LogEntry::decode(&entry.encode()).unwrap(), &entry);
                 let (before, attempt) = (state.clone(), attempt(deed.1));
                 let applied = state.apply(&entry).is_ok();
                 let stale = before.joint(&attempt).is_some_and(|(.., joint)| joint.expected != before.version(&attempt.name));

@@ -90,7 +90,7 @@ impl Log {
             }
             floor = floor.max(self.seen().boundary.floor);
         }
-        Err(Error::unreachable("the store lists log entries later than it has them").cure("try again"))
+        Err(Error::unreachable("the store lists log entries later than it has them").help("try again"))
     }
 
     /// Applies every entry above `floor` in order; returns the last state that this tells. None if the listing left out an entry.
@@ -209,7 +209,7 @@ impl Replay {
         }
     }
 
-    fn apply(&mut self, entry: &super::Entry, key: Path, damaged: &mut Vec<(Path, Error)>) {
+    fn apply(&mut self, entry: &super::LogEntry, key: Path, damaged: &mut Vec<(Path, Error)>) {
         let Some(state) = &mut self.state else { return };
         if let Err(refusal) = state.apply(entry) {
             let error = Error::damaged("log entry does not follow from the state before it").at(&key).got(refusal);

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Action, Entry, Log, RefValue, State};
+use super::{Action, Log, LogEntry, RefValue, State};
 use crate::error::{Error, Result};
 use crate::format::envelope::{Kind, seal};
 use crate::id::{SessionId, WriteId};
@@ -52,7 +52,7 @@ impl Log {
             if actions.is_empty() {
                 return Ok(Committed { entry: None, state });
             }
-            let entry = Entry { write, session, at: self.clock.now(), actions };
+            let entry = LogEntry { write, session, at: self.clock.now(), actions };
             state.check(&entry)?;
             let number = state.seq + 1;
             match self.create(number, &entry).await? {
@@ -68,7 +68,7 @@ impl Log {
 
     /// Creates entry `number` and learns its fate from what is there, never from the answer: an answer can be lost, a
     /// request repeated by the client below, and a name that was truncated away can be taken again.
-    async fn create(&self, number: u64, entry: &Entry) -> Result<Fate> {
+    async fn create(&self, number: u64, entry: &LogEntry) -> Result<Fate> {
         let key = Numbered::Entry.key(number);
         let body = entry.encode();
         if body.len() as u64 > ENTRY_LEN_MAX {
@@ -98,7 +98,7 @@ impl Log {
 
     /// The boundary has passed entry `number`: the object there may be a stray. The state remembers the last write of
     /// each open session, the entry that set each ref, and to what.
-    async fn fate_by_state(&self, number: u64, entry: &Entry) -> Result<Fate> {
+    async fn fate_by_state(&self, number: u64, entry: &LogEntry) -> Result<Fate> {
         let state = self.refresh().await?;
         if let Some(open) = entry.session.and_then(|id| state.sessions.get(&id)) {
             if open.last_write == entry.write {

@@ -93,7 +93,7 @@ pub enum Action {
 
 /// One entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Entry {
+pub struct LogEntry {
     /// Id by which the writer recognises it.
     pub write: WriteId,
     /// Session that wrote it, if one did.
@@ -104,7 +104,7 @@ pub struct Entry {
     pub actions: Vec<Action>,
 }
 
-impl Entry {
+impl LogEntry {
     /// The body's bytes.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
@@ -133,7 +133,7 @@ impl Entry {
     /// Reads a body that may take `room` bytes of memory.
     ///
     /// # Errors
-    /// As [`Entry::decode`]; exhausted, if `room` is too little.
+    /// As [`LogEntry::decode`]; exhausted, if `room` is too little.
     pub fn decode_within(body: &[u8], room: u64) -> Result<Self> {
         let mut reader = Reader::within(body, room);
         let write = WriteId::from_bytes(reader.array()?);

@@ -240,14 +240,14 @@ mod tests {
             out.string(name.as_bytes()).u64(value.to_bits());
             out.into_bytes()
         };
-        let told =
+        let encoded =
             |metrics: &[Vec<u8>]| [vec![u8::try_from(metrics.len()).unwrap()], metrics.concat(), vec![0, 0]].concat();
-        assert!(read(&told(&[metric("a", 1.0), metric("b", 1.0)])).is_ok());
+        assert!(read(&encoded(&[metric("a", 1.0), metric("b", 1.0)])).is_ok());
         for bad in [
-            told(&[metric("b", 1.0), metric("a", 1.0)]),
-            told(&[metric("a", 1.0), metric("a", 1.0)]),
-            told(&[metric("a/b", 1.0)]),
-            told(&[metric("a", f64::NAN)]),
+            encoded(&[metric("b", 1.0), metric("a", 1.0)]),
+            encoded(&[metric("a", 1.0), metric("a", 1.0)]),
+            encoded(&[metric("a/b", 1.0)]),
+            encoded(&[metric("a", f64::NAN)]),
             vec![0, 0, 1, b'\n'],
         ] {
             assert!(read(&bad).is_err(), "{bad:?}");

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 
-use super::{Boundary, Entry, Log, State};
+use super::{Boundary, Log, LogEntry, State};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::envelope::{Kind, open};
 use crate::format::wire::Reader;
@@ -93,11 +93,11 @@ impl Log {
     }
 
     /// Entry `number`, if there is one.
-    pub(super) async fn entry(&self, number: u64) -> Result<Option<Entry>> {
+    pub(super) async fn entry(&self, number: u64) -> Result<Option<LogEntry>> {
         let key = Numbered::Entry.key(number);
         let body = objects::body(&*self.objects, &self.budget, Kind::Entry, &key).await.map_err(unreadable)?;
         let Some(body) = body else { return Ok(None) };
-        let entry = objects::decode(&self.budget, &body, Entry::decode_within).await;
+        let entry = objects::decode(&self.budget, &body, LogEntry::decode_within).await;
         entry.map(Some).map_err(|error| unreadable(error.at(key)))
     }
 

@@ -24,7 +24,7 @@ use crate::clock::Clock;
 pub use attempt::{Attempt, AttemptId, Joint};
 pub use audit::Audit;
 pub use commit::Committed;
-pub use entry::{Action, Entry};
+pub use entry::{Action, LogEntry};
 pub use facts::{Measure, StepFacts, is_metric_name};
 pub use salvage::Salvaged;
 pub use state::{Condemned, Purged, RefValue, Refusal, SegmentInfo, Session, State};

@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use object_store::ObjectStoreExt as _;
 use object_store::path::Path;
 
-use super::{Action, Boundary, Entry, Log, State};
+use super::{Action, Boundary, Log, LogEntry, State};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::envelope::{DIGEST_LEN, Kind};
 use crate::id::WriteId;
@@ -128,14 +128,14 @@ impl Log {
 /// Counts an entry of which nothing is known.
 fn pass_over(state: &mut State) {
     let nothing =
-        Entry { write: WriteId::random(), session: None, at: crate::clock::Timestamp(0), actions: Vec::new() };
+        LogEntry { write: WriteId::random(), session: None, at: crate::clock::Timestamp(0), actions: Vec::new() };
     // No actions: there is nothing to refuse.
     let _ = state.apply(&nothing);
 }
 
 /// Applies `entry` as far as it goes. That it was committed says what the entries before it did: its session was open, and
 /// the names that it changes were at the versions that it expects.
-fn adopt(state: &mut State, entry: &Entry, salvaged: &mut Salvaged) {
+fn adopt(state: &mut State, entry: &LogEntry, salvaged: &mut Salvaged) {
     if state.apply(entry).is_ok() {
         return;
     }
@@ -143,7 +143,7 @@ fn adopt(state: &mut State, entry: &Entry, salvaged: &mut Salvaged) {
     if let Some(session) = entry.session {
         state.reopen(session, entry.write);
     }
-    let mut adopted = Entry { actions: Vec::new(), ..entry.clone() };
+    let mut adopted = LogEntry { actions: Vec::new(), ..entry.clone() };
     let mut partial = false;
     for action in &entry.actions {
         adopted.actions.push(fitting(state, action));

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use super::attempt::{AttemptId, Joint, read_id, write_id};
-use super::entry::{Action, Entry, read_manifest_id, read_name, read_owned, write_owned};
+use super::entry::{Action, LogEntry, read_manifest_id, read_name, read_owned, write_owned};
 use super::facts::StepFacts;
 use crate::clock::Timestamp;
 use crate::error::{Error, ErrorKind, Result};
@@ -164,7 +164,7 @@ impl State {
     ///
     /// # Errors
     /// The first reason why not.
-    pub fn check(&self, entry: &Entry) -> Result<(), Refusal> {
+    pub fn check(&self, entry: &LogEntry) -> Result<(), Refusal> {
         let opens = |session: SessionId| {
             let opens =
                 |action: &Action| matches!(action, Action::Open(id) | Action::OpenJoint(id, _) if *id == session);
@@ -182,7 +182,7 @@ impl State {
 
     /// Writers take their own packs for sound: nobody may condemn a pack of an open session. But who finds damage does, and
     /// then nothing may be made reachable by that session any more.
-    fn check_own(&self, entry: &Entry) -> Result<(), Refusal> {
+    fn check_own(&self, entry: &LogEntry) -> Result<(), Refusal> {
         let reaches = |action: &Action| matches!(action, Action::SetRef { .. } | Action::SwapMap { .. });
         let Some(session) = entry.session.filter(|_| entry.actions.iter().any(reaches)) else { return Ok(()) };
         let object = |byte| PackId { session, object: ObjectId::from_bytes([byte; 16]) };
@@ -194,7 +194,7 @@ impl State {
         }
     }
 
-    fn check_action(&self, entry: &Entry, action: &Action) -> Result<(), Refusal> {
+    fn check_action(&self, entry: &LogEntry, action: &Action) -> Result<(), Refusal> {
         let ensure = |holds: bool, refusal: Refusal| if holds { Ok(()) } else { Err(refusal) };
         match action {
             Action::Open(id) => ensure(!self.sessions.contains_key(id), Refusal::OpenAlready(*id)),
@@ -248,7 +248,7 @@ impl State {
     ///
     /// # Errors
     /// As [`State::check`]; the state is unchanged then.
-    pub fn apply(&mut self, entry: &Entry) -> Result<(), Refusal> {
+    pub fn apply(&mut self, entry: &LogEntry) -> Result<(), Refusal> {
         self.check(entry)?;
         self.seq += 1;
         for action in &entry.actions {
@@ -262,7 +262,7 @@ impl State {
         Ok(())
     }
 
-    fn apply_action(&mut self, entry: &Entry, action: &Action) {
+    fn apply_action(&mut self, entry: &LogEntry, action: &Action) {
         let seq = self.seq;
         match action {
             Action::Open(id) => {

@@ -67,9 +67,9 @@ fn step_n_below_a_run_is_a_step_and_nothing_else_is() {
 fn steps_are_in_the_order_of_their_numbers() {
     let refs = refs(["r/step-10", "r/step-9", "r/step-100", "r/best", "q/step-1", "r/eval/step-5", "r"]);
     let runs = Run::all(&refs);
-    let told: Vec<(&str, Vec<u64>)> =
+    let listed: Vec<(&str, Vec<u64>)> =
         runs.iter().map(|run| (run.name().as_str(), run.steps().iter().map(|step| step.number).collect())).collect();
-    assert_eq!(told, [("q", vec![1]), ("r", vec![9, 10, 100]), ("r/eval", vec![5])]);
+    assert_eq!(listed, [("q", vec![1]), ("r", vec![9, 10, 100]), ("r/eval", vec![5])]);
     assert_eq!(Run::find(&refs, &name("r")).unwrap(), runs[1]);
     assert_eq!(Run::find(&refs, &name("none")).unwrap_err().kind(), ErrorKind::NotFound);
 }
@@ -89,14 +89,14 @@ fn of_two_names_with_one_number_the_later_counts() {
 
 #[test]
 fn selectors_choose_one_step() {
-    let told: [(&str, &[(&str, f64)]); 5] = [
+    let listed: [(&str, &[(&str, f64)]); 5] = [
         ("r/step-1", &[("loss", 3.0), ("acc", 0.1)]),
         ("r/step-2", &[("loss", 1.0)]),
         ("r/step-3", &[("loss", 1.0), ("acc", 0.5)]),
         ("r/step-4", &[("loss", 2.0), ("acc", 0.5)]),
         ("r/step-5", &[]),
     ];
-    let refs = told.iter().zip(1..).map(|((text, metrics), n)| (name(text), value(n, metrics))).collect();
+    let refs = listed.iter().zip(1..).map(|((text, metrics), n)| (name(text), value(n, metrics))).collect();
     for (selector, step) in [
         ("r@latest", "r/step-5"),
         ("r@upto=3", "r/step-3"),
@@ -131,11 +131,11 @@ proptest! {
         steps in prop::collection::btree_map(0_u64..40, prop::option::of(-3_i8..4), 1..20),
         most in 0_u64..45,
     ) {
-        let told = |(number, metric): (&u64, &Option<i8>)| {
+        let listed = |(number, metric): (&u64, &Option<i8>)| {
             let metrics: Vec<_> = metric.iter().map(|&m| ("m", f64::from(m))).collect();
             (name(&format!("r/step-{number}")), value(1, &metrics))
         };
-        let refs: BTreeMap<Name, RefValue> = steps.iter().map(told).collect();
+        let refs: BTreeMap<Name, RefValue> = steps.iter().map(listed).collect();
         let named = |number: Option<u64>| number.map(|number| format!("r/step-{number}"));
         prop_assert_eq!(chosen(&refs, "r@latest").ok(), named(steps.keys().max().copied()));
         let upto = steps.keys().filter(|&&number| number <= most).max();

@@ -55,8 +55,8 @@ pub(super) fn twice(first: Answer, second: Answer, stored: Stored) -> Option<Ver
 
 /// A race: what each racer was told, and whose bytes were there afterwards.
 pub(super) fn round(answers: &[Answer], stored: Stored) -> Round {
-    let mut told = answers.iter().enumerate().filter(|(_, answer)| **answer == Answer::Done).map(|(racer, _)| racer);
-    match (told.next(), told.next(), stored) {
+    let mut winners = answers.iter().enumerate().filter(|(_, answer)| **answer == Answer::Done).map(|(racer, _)| racer);
+    match (winners.next(), winners.next(), stored) {
         (Some(winner), None, Stored::Of(racer)) if winner == racer => Round::OneWinner,
         (Some(_), ..) | (_, _, Stored::Other) => Round::Broken,
         // Nobody was told, yet one is there: a lost acknowledgement. Its writer finds out by reading.

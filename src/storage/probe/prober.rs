@@ -166,10 +166,10 @@ impl Prober {
         let key = self.key("delete");
         let Some((old, current)) = self.two_tags(&key).await? else { return Ok(Verdict::Refused) };
         let spell = |tag: &str| if unquoted { bare(tag) } else { tag.to_owned() };
-        let stale = told(bucket.delete_if_match(key.as_ref(), &spell(&old)).await)?;
+        let stale = answer_of(bucket.delete_if_match(key.as_ref(), &spell(&old)).await)?;
         let gone = self.read(&key).await?.is_none();
         let stale = if gone { Answer::Done } else { stale };
-        let fresh = told(bucket.delete_if_match(key.as_ref(), &spell(&current)).await)?;
+        let fresh = answer_of(bucket.delete_if_match(key.as_ref(), &spell(&current)).await)?;
         Ok(judge::condition(stale, fresh))
     }
 
@@ -198,11 +198,11 @@ fn body(writer: usize, len: usize) -> Bytes {
 async fn put(objects: &Arc<dyn ObjectStore>, key: &Path, body: Bytes, mode: PutMode) -> Result<Answer> {
     match objects.put_opts(key, PutPayload::from(body), mode.into()).await {
         Ok(_) => Ok(Answer::Done),
-        Err(error) => told(Err(error.into())),
+        Err(error) => answer_of(Err(error.into())),
     }
 }
 
-fn told(outcome: Result<()>) -> Result<Answer> {
+fn answer_of(outcome: Result<()>) -> Result<Answer> {
     let Err(error) = outcome else { return Ok(Answer::Done) };
     match error.kind() {
         ErrorKind::Conflict | ErrorKind::NotFound => Ok(Answer::Conflict),

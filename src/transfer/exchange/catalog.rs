@@ -30,14 +30,14 @@ const FRESH_AGAIN: Duration = Duration::from_millis(20);
 
 /// An opened tree, as peers may ask for its chunks.
 #[derive(Debug)]
-pub(super) struct Entry {
+pub(super) struct OpenedTree {
     pub(super) repository: Repository,
     pub(super) saved: Arc<Saved>,
     pub(super) grant: Arc<Grant>,
     numbers: HashMap<ChunkId, u32>,
 }
 
-impl Entry {
+impl OpenedTree {
     fn new(repository: &Repository, saved: Saved) -> Self {
         let mut bases = saved.map.further.clone();
         let chunks = &saved.manifest.chunks;
@@ -69,8 +69,8 @@ impl Entry {
 #[derive(Debug)]
 pub(super) struct Catalog {
     served: Mutex<Vec<Arc<Served>>>,
-    open: Arc<Mutex<Vec<Arc<Entry>>>>,
-    opening: SingleFlight<MapKey, Arc<Entry>>,
+    open: Arc<Mutex<Vec<Arc<OpenedTree>>>>,
+    opening: SingleFlight<MapKey, Arc<OpenedTree>>,
     permits: Arc<Semaphore>,
 }
 
@@ -104,7 +104,7 @@ impl Catalog {
         agent: Option<&Identity>,
         manifest: &ManifestId,
         may: impl Fn(&Name) -> bool,
-    ) -> Result<Option<Arc<Entry>>> {
+    ) -> Result<Option<Arc<OpenedTree>>> {
         let (asked, all) = (Instant::now(), self.served());
         let mut hurry = true;
         for age in [FRESH, FRESH_AGAIN] {
@@ -134,8 +134,8 @@ impl Catalog {
     }
 
     /// Opens a tree, once for all who ask for it.
-    async fn entry(&self, repository: &Repository, name: &Name, value: &RefValue) -> Result<Arc<Entry>> {
-        let same = |entry: &&Arc<Entry>| entry.saved.value.map_key == value.map_key;
+    async fn entry(&self, repository: &Repository, name: &Name, value: &RefValue) -> Result<Arc<OpenedTree>> {
+        let same = |entry: &&Arc<OpenedTree>| entry.saved.value.map_key == value.map_key;
         if let Some(entry) = lock(&self.open).iter().find(same) {
             return Ok(Arc::clone(entry));
         }
@@ -149,7 +149,7 @@ impl Catalog {
                 Err(error) if error.kind() == ErrorKind::NotFound => repository.saved(&name).await?,
                 settled => settled?,
             };
-            let entry = Arc::new(Entry::new(&repository, saved));
+            let entry = Arc::new(OpenedTree::new(&repository, saved));
             let mut open = lock(&open);
             open.retain(|other| other.saved.value.map_key != entry.saved.value.map_key);
             open.push(Arc::clone(&entry));
@@ -161,12 +161,12 @@ impl Catalog {
     }
 
     /// The tree whose manifest is `manifest`, if it is still open: for requests that were granted.
-    pub(super) fn opened(&self, manifest: &ManifestId) -> Option<Arc<Entry>> {
+    pub(super) fn opened(&self, manifest: &ManifestId) -> Option<Arc<OpenedTree>> {
         lock(&self.open).iter().rev().find(|entry| entry.saved.value.manifest == *manifest).cloned()
     }
 
     /// The tree that `grant` is of, if it is still open.
-    pub(super) fn of(&self, grant: &Grant) -> Option<Arc<Entry>> {
+    pub(super) fn of(&self, grant: &Grant) -> Option<Arc<OpenedTree>> {
         lock(&self.open).iter().find(|entry| Arc::ptr_eq(&entry.grant.chunks, &grant.chunks)).cloned()
     }
 

@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use tokio::time::Instant;
 
 use super::bring::unit;
-use super::catalog::Entry;
+use super::catalog::OpenedTree;
 use super::figures::{Tally, add};
 use super::gather::Ask;
 use super::{Exchange, FetchPolicy};
@@ -102,7 +102,7 @@ impl Exchange {
         &self,
         asked: &Asked,
         id: &ChunkId,
-        how: impl Fn(&Entry) -> Option<bool>,
+        how: impl Fn(&OpenedTree) -> Option<bool>,
     ) -> Result<Option<Supply>> {
         let found = self.look(id).await?;
         if found.is_some() {
@@ -132,7 +132,13 @@ impl Exchange {
 
     /// Brings the chunk `id`, and with it what the same request wants of the same unit and nobody has begun to bring: one read instead
     /// of many, and of what is there already none.
-    async fn bring_for(&self, entry: &Entry, asked: &Asked, id: &ChunkId, through: bool) -> Result<Option<Supply>> {
+    async fn bring_for(
+        &self,
+        entry: &OpenedTree,
+        asked: &Asked,
+        id: &ChunkId,
+        through: bool,
+    ) -> Result<Option<Supply>> {
         let saved = &entry.saved;
         let Some(number) = entry.number(id) else { return Ok(None) };
         let unit_of_it = unit(saved, number)?;

@@ -25,11 +25,11 @@ const REQUESTED_MAX: u64 = 4 * MIB;
 pub(super) struct Agents {
     limits: Admission,
     began: Instant,
-    known: Mutex<HashMap<Identity, Known>>,
+    known: Mutex<HashMap<Identity, AgentUsage>>,
 }
 
 #[derive(Debug)]
-struct Known {
+struct AgentUsage {
     links: usize,
     requests: Bucket,
     work: Arc<Semaphore>,
@@ -71,7 +71,7 @@ impl Agents {
         if known.len() >= KNOWN_MAX {
             known.retain(|_, known| known.links > 0 || !known.requests.is_full(now));
         }
-        let new = || Known {
+        let new = || AgentUsage {
             links: 0,
             requests: Bucket::new(limits.requests_per_second, now),
             work: Arc::new(Semaphore::new(REQUESTS_MAX as usize)),
@@ -91,7 +91,7 @@ impl Agents {
         Ok(Pass { agents, work, requested, own: AtomicU64::new(0) })
     }
 
-    fn known(&self) -> MutexGuard<'_, HashMap<Identity, Known>> {
+    fn known(&self) -> MutexGuard<'_, HashMap<Identity, AgentUsage>> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -168,8 +168,8 @@ mod tests {
         let agents = Arc::new(Agents::new(limits));
         let now = Duration::from_secs(5);
         let held: Vec<Pass> = (0..4).map(|_| agents.admit_at(&agent("a"), now).unwrap()).collect();
-        let told = agents.admit_at(&agent("a"), now).unwrap_err();
-        assert_eq!(told, "too many connections of one agent: at most 4");
+        let refusal = agents.admit_at(&agent("a"), now).unwrap_err();
+        assert_eq!(refusal, "too many connections of one agent: at most 4");
         let other = agents.admit_at(&agent("b"), now).unwrap();
         assert_eq!(agents.links(), 5);
         // Links took four of ten.

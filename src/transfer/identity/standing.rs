@@ -33,7 +33,7 @@ struct Inner {
     /// Earliest expiry of the certificates.
     until: Timestamp,
     /// Set once the end was logged.
-    told: AtomicBool,
+    logged: AtomicBool,
 }
 
 impl Standing {
@@ -54,7 +54,7 @@ impl Standing {
             peer: peer.clone().into_owned(),
             intermediates: rest.iter().map(|certificate| certificate.clone().into_owned()).collect(),
             until,
-            told: AtomicBool::new(false),
+            logged: AtomicBool::new(false),
         })))
     }
 
@@ -66,7 +66,7 @@ impl Standing {
         let mut verified: Option<Arc<Loaded>> = None;
         loop {
             if let Err(error) = self.check(&mut verified) {
-                if !self.0.told.swap(true, Ordering::AcqRel) {
+                if !self.0.logged.swap(true, Ordering::AcqRel) {
                     let peer = Certificate::read(&self.0.peer).ok().and_then(|certificate| certificate.identity);
                     let peer = peer.map(|identity| identity.path());
                     tracing::warn!(peer = peer.as_deref(), "connection is ended: {}", refused(error.clone()));

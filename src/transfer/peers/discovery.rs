@@ -38,7 +38,7 @@ pub struct Discovery {
 /// # Cancel safety
 /// Safe: then registrations stay until they are old.
 pub async fn discover(peers: Arc<Peers>, discovery: Discovery, over: CancellationToken) {
-    let mut known = Known::new();
+    let mut known = Sources::new();
     keep(&peers, &mut known, "the settings", Ok(discovery.addresses.iter().cloned().collect()));
     let (mut look, mut announce) = (interval(EVERY), interval(ANNOUNCE_EVERY));
     look.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -90,11 +90,11 @@ async fn registered(repository: &Repository, own: Option<&str>) -> Result<BTreeS
 }
 
 /// Addresses by source: names, repositories, the settings.
-type Known = BTreeMap<String, BTreeSet<String>>;
+type Sources = BTreeMap<String, BTreeSet<String>>;
 
 /// Adds who is `there` now, and removes who `by` told of before and nobody tells of any more. What cannot be found out changes
 /// nothing.
-fn keep(peers: &Peers, known: &mut Known, by: &str, there: Result<BTreeSet<String>>) {
+fn keep(peers: &Peers, known: &mut Sources, by: &str, there: Result<BTreeSet<String>>) {
     let there = match there {
         Ok(there) => there,
         Err(error) => return tracing::warn!("peers cannot be found by {by}: {error:?}"),
@@ -112,10 +112,10 @@ fn keep(peers: &Peers, known: &mut Known, by: &str, there: Result<BTreeSet<Strin
 }
 
 /// Enters who is `there` by `by`; who is gone by that, and who is new.
-fn changes(known: &mut Known, by: &str, there: &BTreeSet<String>) -> (Vec<String>, Vec<String>) {
+fn changes(known: &mut Sources, by: &str, there: &BTreeSet<String>) -> (Vec<String>, Vec<String>) {
     let before = known.insert(by.to_owned(), there.clone()).unwrap_or_default();
-    let told = |address: &&String| known.values().any(|addresses| addresses.contains(*address));
-    let gone = before.difference(there).filter(|address| !told(address)).cloned().collect();
+    let is_known = |address: &&String| known.values().any(|addresses| addresses.contains(*address));
+    let gone = before.difference(there).filter(|address| !is_known(address)).cloned().collect();
     (gone, there.difference(&before).cloned().collect())
 }
 
@@ -125,7 +125,7 @@ mod tests {
 
     #[test]
     fn who_is_told_of_otherwise_stays() {
-        let mut known = Known::new();
+        let mut known = Sources::new();
         let set = |addresses: &[&str]| addresses.iter().map(|&address| address.to_owned()).collect::<BTreeSet<_>>();
         assert_eq!(changes(&mut known, "settings", &set(&["a:1"])), (vec![], vec!["a:1".to_owned()]));
         let new = changes(&mut known, "name", &set(&["a:1", "b:1"]));

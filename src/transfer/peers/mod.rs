@@ -65,7 +65,7 @@ impl Default for PeersOptions {
 pub struct Peers {
     ledger: Arc<Ledger>,
     dialing: Option<Arc<Dialing>>,
-    known: Mutex<BTreeMap<Arc<str>, Known>>,
+    known: Mutex<BTreeMap<Arc<str>, KnownPeer>>,
 }
 
 /// Context of every link.
@@ -79,7 +79,7 @@ struct Dialing {
 }
 
 #[derive(Debug)]
-struct Known {
+struct KnownPeer {
     peer: Arc<Peer>,
     _link_up: DropGuard,
 }
@@ -124,7 +124,7 @@ impl Peers {
             let (peer, over) = (Arc::new(Peer::new(address, dialing.options.transports)), CancellationToken::new());
             let link_up = over.clone().drop_guard();
             tokio::spawn(peer::keep_up(Arc::clone(&peer), Arc::clone(dialing), over));
-            Known { peer, _link_up: link_up }
+            KnownPeer { peer, _link_up: link_up }
         });
         Ok(())
     }
@@ -166,7 +166,7 @@ impl Peers {
         self.known().values().map(|known| known.peer.stat()).collect()
     }
 
-    fn known(&self) -> std::sync::MutexGuard<'_, BTreeMap<Arc<str>, Known>> {
+    fn known(&self) -> std::sync::MutexGuard<'_, BTreeMap<Arc<str>, KnownPeer>> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

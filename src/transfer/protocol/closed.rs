@@ -76,7 +76,7 @@ pub enum Closed {
     /// The other side broke the protocol, and was told.
     Violated(Violation),
     /// The other side says that something is wrong.
-    Told {
+    ByPeer {
         /// What.
         code: ErrorCode,
         /// Details.
@@ -104,7 +104,7 @@ impl From<Closed> for PublicError {
                 ErrorCode::Identity => Self::denied("peer is not who it says").source(violation),
                 _ => Self::unreachable("peer does not follow the protocol").source(violation),
             },
-            Closed::Told { code, text } => {
+            Closed::ByPeer { code, text } => {
                 let kind = match code {
                     ErrorCode::Version => ErrorKind::Unsupported,
                     ErrorCode::Identity => ErrorKind::Denied,

@@ -183,7 +183,7 @@ impl Link {
                 Ok(Some(Message::Goodbye { text }))
             }
             Message::Error { code, text } => {
-                self.over = Some(Closed::Told { code, text });
+                self.over = Some(Closed::ByPeer { code, text });
                 self.silence();
                 Ok(None)
             }

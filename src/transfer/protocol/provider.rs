@@ -75,7 +75,7 @@ pub struct Provider {
     /// When the transport last took something, or something began to wait for it.
     moved: Duration,
     /// When something was last said of what is being read, or that began.
-    told: Duration,
+    reported: Duration,
     /// Bytes that came from further away so far, and how many had when FETCHING was last due, if it was since reading began.
     brought: (u64, Option<u64>),
     closed: bool,
@@ -99,7 +99,7 @@ impl Provider {
             queued: 0,
             ahead_max: AHEAD_MAX,
             moved: now,
-            told: now,
+            reported: now,
             brought: (0, None),
             closed: false,
         }
@@ -336,7 +336,7 @@ impl Provider {
             Some(control) => control,
             None => {
                 let answer = self.transmit_answer(lane)?;
-                self.told = now;
+                self.reported = now;
                 answer
             }
         };
@@ -408,7 +408,7 @@ impl Provider {
     #[must_use]
     pub fn timeout(&self) -> Option<Duration> {
         let stall = self.has_output().then_some(self.moved + STALL_MAX);
-        let fetching = (!self.reads.is_empty()).then_some(self.told + FETCHING_AFTER);
+        let fetching = (!self.reads.is_empty()).then_some(self.reported + FETCHING_AFTER);
         [self.link.timeout()?].into_iter().chain(stall).chain(fetching).min()
     }
 
@@ -417,12 +417,12 @@ impl Provider {
         if self.has_output() && now >= self.moved + STALL_MAX {
             self.link.give_up(ErrorCode::Stalled, "nothing of what was requested was taken");
         }
-        if !self.reads.is_empty() && now >= self.told + FETCHING_AFTER {
+        if !self.reads.is_empty() && now >= self.reported + FETCHING_AFTER {
             let (brought, before) = self.brought;
             if before.is_some_and(|before| brought > before) && !self.has_output() {
                 self.link.send(Message::Fetching);
             }
-            (self.told, self.brought.1) = (now, Some(brought));
+            (self.reported, self.brought.1) = (now, Some(brought));
         }
         self.link.expire(now);
     }
@@ -437,7 +437,7 @@ impl Provider {
             self.moved = now;
         }
         if self.reads.is_empty() {
-            (self.told, self.brought.1) = (now, None);
+            (self.reported, self.brought.1) = (now, None);
         }
     }
 }

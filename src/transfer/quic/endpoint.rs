@@ -101,7 +101,7 @@ pub(in crate::transfer) fn broken(error: ConnectionError) -> Error {
     let tls = match &error {
         // What was found here; of its cause only the alert that tells it is left, and words.
         ConnectionError::TransportError(own) => alert(own.code.into()).map(found_here),
-        ConnectionError::ConnectionClosed(told) => alert(told.error_code.into()).map(rustls::Error::AlertReceived),
+        ConnectionError::ConnectionClosed(close) => alert(close.error_code.into()).map(rustls::Error::AlertReceived),
         _ => None,
     };
     match (tls, &error) {

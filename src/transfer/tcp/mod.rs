@@ -159,9 +159,9 @@ impl Listener {
 }
 
 /// Tells a connection that it is refused. It keeps its handshake place meanwhile, and ends at once if another one needs that.
-async fn unless_displaced(told: impl Future<Output = ()>, knock: &Knock) {
+async fn unless_displaced(served: impl Future<Output = ()>, knock: &Knock) {
     tokio::select! {
-        () = told => {}
+        () = served => {}
         () = knock.gone() => {}
     }
 }
@@ -201,13 +201,13 @@ impl Listening {
                 Ok(())
             }
             (Err(why), calls) => {
-                let told = async {
+                let served = async {
                     match calls {
                         Some(_) => turn_away(stream, &why).await,
                         None => self.serve(stream, peer.clone(), Err(why.clone())).await,
                     }
                 };
-                unless_displaced(told, &knock).await;
+                unless_displaced(served, &knock).await;
                 Err(Error::exhausted(why).at(peer))
             }
         }
@@ -238,9 +238,9 @@ mod tests {
         let gate = Gate::new(Admission { handshakes: 1, handshakes_per_address: 1, ..Admission::default() });
         let address = std::net::Ipv4Addr::LOCALHOST.into();
         let refused = gate.knock(address);
-        let told = unless_displaced(std::future::pending(), &refused);
+        let served = unless_displaced(std::future::pending(), &refused);
         let _next = gate.knock(address);
         // It would never be told.
-        told.await;
+        served.await;
     }
 }

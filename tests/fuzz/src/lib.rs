@@ -15,9 +15,9 @@ use towline::format::envelope::{Kind, MAGIC, VERSION, open, open_within, seal};
 use towline::format::wire::{Reader, Writer};
 use towline::format::{Manifest, Map, PackFooter, SegmentView};
 use towline::id::{ChunkId, ManifestId};
-use towline::repository::Part;
+use towline::repository::RankPart;
 use towline::repository::collect::tombstones;
-use towline::repository::log::{Entry, State};
+use towline::repository::log::{LogEntry, State};
 use towline::transfer::protocol::{Kind as MessageKind, Message};
 
 /// Bytes that a structure may take in memory, where that is told to its parser.
@@ -124,7 +124,7 @@ pub fn message(bytes: &[u8]) {
 
 /// A rank's part has one spelling.
 pub fn part(body: &[u8]) {
-    let Ok(read) = bounded((body.len(), 8), 0, || Part::decode(body)) else { return };
+    let Ok(read) = bounded((body.len(), 8), 0, || RankPart::decode(body)) else { return };
     assert_eq!(read.encode(), body);
 }
 
@@ -179,7 +179,7 @@ pub fn segment(bytes: &[u8]) {
 
 /// A log entry has one spelling.
 pub fn entry(body: &[u8]) {
-    let Ok(read) = bounded((body.len(), 0), ROOM, || Entry::decode_within(body, ROOM)) else { return };
+    let Ok(read) = bounded((body.len(), 0), ROOM, || LogEntry::decode_within(body, ROOM)) else { return };
     assert_eq!(read.encode(), body);
     let mut state = State::default();
     let refused = state.check(&read).is_err();

@@ -17,7 +17,7 @@ use crate::data::noise;
 
 /// Settings of `home/a`: a watch that hands off to the other site. A restored step would be handed off too, if the store goes before the
 /// watch has compared it.
-const GIVES: &str = "[sidecar]\nentrust = 'cloud'\n\
+const GIVES: &str = "[sidecar]\nhandoff_to = 'cloud'\n\
     watch = [{ folder = 'ckpt', run = 'run', settle = '200ms', restore_latest = false }]";
 
 /// How `cloud/c` keeps.

@@ -14,7 +14,7 @@ use towline::id::{Owned, SessionId, WriteId};
 use towline::ops::RestoreOptions;
 use towline::repository::Repository;
 use towline::repository::layout::{self, Family};
-use towline::repository::log::{Action, Entry, RefValue};
+use towline::repository::log::{Action, LogEntry, RefValue};
 
 use super::make::{directory, options};
 use super::{copy, tail};
@@ -240,7 +240,7 @@ async fn entries_snapshots_and_boundaries() {
     let golden = golden().await;
     let entry = |actions: Vec<Action>| {
         let (write, at) = (WriteId::random(), towline::clock::Timestamp(0));
-        golden.entry(&Entry { write, session: None, at, actions }.encode())
+        golden.entry(&LogEntry { write, session: None, at, actions }.encode())
     };
     let mut unknown = Writer::new();
     unknown.bytes(&[7; 16]).u8(0).signed(0).count(1).u8(200).string(b"anything");

@@ -16,8 +16,8 @@ use towline::format::{
     Manifest, Map, PackFooter, PackLayout, Row, SegmentView, TRAILER_LEN, pack_header, segment_bytes,
 };
 use towline::ops::RestoreOptions;
-use towline::repository::log::{Entry, State};
-use towline::repository::{Part, Repository};
+use towline::repository::log::{LogEntry, State};
+use towline::repository::{RankPart, Repository};
 
 use self::listing::listing;
 use self::make::{directory, make, options};
@@ -98,11 +98,11 @@ fn golden_bodies_are_encoded_as_they_are_stored() {
         let family = key.split('/').next().unwrap().to_owned();
         let body = |kind| open(kind, &object).unwrap();
         let (stored, again) = match family.as_str() {
-            "log" => (body(Kind::Entry), Entry::decode(&body(Kind::Entry)).unwrap().encode()),
+            "log" => (body(Kind::Entry), LogEntry::decode(&body(Kind::Entry)).unwrap().encode()),
             "snapshot" => (body(Kind::Snapshot), State::decode(&body(Kind::Snapshot)).unwrap().encode()),
             "manifest" => (body(Kind::Manifest), Manifest::decode(&body(Kind::Manifest)).unwrap().encode().1),
             "map" => (body(Kind::Map), Map::decode(&body(Kind::Map)).unwrap().encode()),
-            "part" => (body(Kind::Part), Part::decode(&body(Kind::Part)).unwrap().encode()),
+            "part" => (body(Kind::Part), RankPart::decode(&body(Kind::Part)).unwrap().encode()),
             "index" => {
                 let view = SegmentView::parse(&object).unwrap();
                 let rows: Vec<Row> = view.rows(&object).collect();
@@ -160,7 +160,7 @@ fn golden_log_folds_to_its_snapshots() {
     let [first, last] = snapshots.as_slice() else { panic!("{} snapshots", snapshots.len()) };
     let (mut state, mut tags) = (first.clone(), BTreeSet::new());
     while let Some(object) = objects.get(&format!("log/{:020}", state.seq + 1)) {
-        let entry = Entry::decode(&open(Kind::Entry, object).unwrap()).unwrap();
+        let entry = LogEntry::decode(&open(Kind::Entry, object).unwrap()).unwrap();
         tags.extend(
             entry.actions.iter().map(|action| format!("{action:?}").split(['(', ' ']).next().unwrap().to_owned()),
         );

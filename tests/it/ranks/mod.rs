@@ -120,11 +120,11 @@ impl Gang {
     /// Commits that gave the step a value, among all that are still in the log.
     async fn commits(&self) -> usize {
         use towline::format::envelope::{Kind, open};
-        use towline::repository::log::Entry;
+        use towline::repository::log::LogEntry;
         let mut commits = 0;
         for key in self.keys("log").await {
             let object = self.store().objects().get_opts(&key.into(), GetOptions::default()).await.unwrap();
-            let entry = Entry::decode(&open(Kind::Entry, &object.bytes().await.unwrap()).unwrap()).unwrap();
+            let entry = LogEntry::decode(&open(Kind::Entry, &object.bytes().await.unwrap()).unwrap()).unwrap();
             commits += entry.actions.iter().filter(|action| matches!(action, Action::SetRef { .. })).count();
         }
         commits

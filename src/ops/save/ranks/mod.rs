@@ -25,7 +25,9 @@ use crate::id::{ManifestId, PackId, SessionId};
 use crate::ops::names::{Replaced, exists};
 use crate::ops::stopping::{unless_stopped, wind_up};
 use crate::repository::log::{Attempt, AttemptId, Joint, RefValue};
-use crate::repository::{Completed, JointTree, Known, Name, Part, Parts, Repository, Saved, Standing, Writer};
+use crate::repository::{
+    Completed, JointTree, Name, Parts, RankPart, Repository, Saved, Standing, StoredChunks, Writer,
+};
 use crate::tree::coarse_now;
 
 /// Times that a rank starts over because others were faster, or packs that it relied on went away.
@@ -103,7 +105,7 @@ impl Repository {
         options: &SaveOptions,
     ) -> Result<PartReport> {
         let begun = Instant::now();
-        let options = told(part, options)?;
+        let options = with_ranks(part, options)?;
         let attempt = Attempt { name: name.clone(), id: part.attempt.clone(), ranks: part.ranks };
         let started = coarse_now();
         let (walk, formats) = unless_stopped(&options.stop, self.look(source, &options)).await?;
@@ -144,7 +146,7 @@ impl Repository {
 }
 
 /// The options with the number of ranks among the facts.
-fn told(part: &PartOptions, options: &SaveOptions) -> Result<SaveOptions> {
+fn with_ranks(part: &PartOptions, options: &SaveOptions) -> Result<SaveOptions> {
     let ranks = part.ranks;
     if part.rank >= ranks.get() {
         return Err(Error::usage("there is no such rank")
@@ -152,7 +154,7 @@ fn told(part: &PartOptions, options: &SaveOptions) -> Result<SaveOptions> {
             .got(part.rank)
             .help("ranks count from 0, and the world size is the number of all that save a part"));
     }
-    if options.facts.ranks().is_some_and(|told| told != ranks) {
+    if options.facts.ranks().is_some_and(|given| given != ranks) {
         return Err(Error::usage("the world size is the number of ranks that save").expected(ranks));
     }
     Ok(SaveOptions { facts: options.facts.clone().world_size(ranks), ..options.clone() })
@@ -234,7 +236,7 @@ impl Ranked<'_> {
         writer: &mut Writer,
         counts: &mut Counts,
     ) -> Result<Turn> {
-        let mut known = Known::load(self.repository()).await?;
+        let mut known = StoredChunks::load(self.repository()).await?;
         if self.saving.options.expected == Expected::Nothing && joint.expected.is_some() {
             return Err(exists(&self.attempt.name));
         }
@@ -271,7 +273,9 @@ impl Ranked<'_> {
                     facts: self.saving.options.facts.clone(),
                     attempt: Some(self.attempt.id.clone()),
                 };
-                self.repository().put_part(session, &Part { rank: self.rank, known: known.state().seq, value }).await?
+                self.repository()
+                    .put_part(session, &RankPart { rank: self.rank, known: known.state().seq, value })
+                    .await?
             }
         };
         self.check_same(&part.value, &own).await?;
@@ -290,7 +294,7 @@ impl Ranked<'_> {
     }
 
     /// Makes the step complete if every part is there.
-    async fn finish(&self, session: SessionId, joint: &Joint, part: Part) -> Result<Turn> {
+    async fn finish(&self, session: SessionId, joint: &Joint, part: RankPart) -> Result<Turn> {
         let parts = match self.repository().parts(session, self.rank, self.attempt.ranks.get()).await? {
             Parts::All(parts) => parts,
             Parts::Missing(rank) => {
@@ -331,7 +335,7 @@ impl Ranked<'_> {
 
     /// The step is complete: it must hold what this rank holds now.
     async fn compare(&self, step: &RefValue, writer: &mut Writer, counts: &mut Counts) -> Result<Turn> {
-        let mut known = Known::load(self.repository()).await?;
+        let mut known = StoredChunks::load(self.repository()).await?;
         let saved = self.repository().saved_as(&self.attempt.name, step).await?;
         known.add(&saved);
         let Some((manifest, ids, _)) = self.saving.tree(&mut known, writer, counts).await? else {

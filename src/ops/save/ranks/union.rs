@@ -87,9 +87,9 @@ pub(super) fn lacking(whole: &Manifest, part: &Manifest) -> Option<(String, &'st
 }
 
 /// Facts of a step that several ranks give: of several values that of the lowest rank.
-pub(in crate::ops) fn facts<'a>(told: impl IntoIterator<Item = &'a StepFacts>) -> Result<StepFacts> {
+pub(in crate::ops) fn facts<'a>(each: impl IntoIterator<Item = &'a StepFacts>) -> Result<StepFacts> {
     let mut all = StepFacts::default();
-    for facts in told {
+    for facts in each {
         for (name, value) in facts.metrics() {
             if all.value(name).is_none() {
                 all = all.metric(name, value)?;
@@ -217,11 +217,11 @@ mod tests {
 
     #[test]
     fn the_lowest_rank_that_tells_something_is_believed() {
-        let told = |loss: f64, framework: Option<&str>| {
+        let facts_with = |loss: f64, framework: Option<&str>| {
             let facts = StepFacts::default().metric("loss", loss).unwrap();
             framework.map_or(facts.clone(), |name| facts.framework(name).unwrap())
         };
-        let all = facts(&[told(1.0, None), told(2.0, Some("jax")).metric("acc", 3.0).unwrap()]).unwrap();
+        let all = facts(&[facts_with(1.0, None), facts_with(2.0, Some("jax")).metric("acc", 3.0).unwrap()]).unwrap();
         assert_eq!((all.value("loss"), all.value("acc"), all.written_by()), (Some(1.0), Some(3.0), Some("jax")));
     }
 }

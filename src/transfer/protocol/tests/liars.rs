@@ -115,8 +115,8 @@ fn a_requester_believes_no_answer_to_what_it_did_not_ask() {
             requester.handle(0, &bytes_of(message), NOW);
         }
         assert_eq!(why(&mut requester), Some(Closed::Violated(Violation::Unexpected(what))), "{lie:?}");
-        let told = Message::Error { code: ErrorCode::Protocol, text: what.into() };
-        assert_eq!(last_words(|| requester.transmit(NOW)), told);
+        let message = Message::Error { code: ErrorCode::Protocol, text: what.into() };
+        assert_eq!(last_words(|| requester.transmit(NOW)), message);
         // What comes after is not even looked at.
         requester.handle(0, b"garbage", NOW);
         assert!(requester.is_over() && requester.timeout().is_none());
@@ -337,9 +337,9 @@ fn versions_are_settled_by_the_highest_that_both_speak() {
     let mut none = meet(&[2, 3]);
     let violation = Violation::Version { ours: vec![1], theirs: vec![2, 3] };
     assert_eq!(why(&mut none), Some(Closed::Violated(violation.clone())));
-    let told = last_words(|| none.transmit(NOW));
+    let message = last_words(|| none.transmit(NOW));
     let text = "no version of the protocol is shared: expected one of [1], got [2, 3]".to_owned();
-    assert_eq!(told, Message::Error { code: ErrorCode::Version, text });
+    assert_eq!(message, Message::Error { code: ErrorCode::Version, text });
     let error = crate::Error::from(Closed::Violated(violation));
     assert_eq!(error.kind(), crate::ErrorKind::Unsupported);
 }

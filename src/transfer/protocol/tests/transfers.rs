@@ -122,8 +122,8 @@ fn a_provider_that_stands_still_is_given_up_and_what_is_left_is_told() {
     let stopped = world.now;
     assert_eq!((how, left.len()), (How::Lost, 1100 - world.seen.chunks.len() as u64));
     world.run(|world| world.seen.provider_closed.is_some());
-    let told = Closed::Told { code: ErrorCode::Stalled, text: "open requests made no progress".into() };
-    assert_eq!(world.seen.provider_closed, Some(told));
+    let closed = Closed::ByPeer { code: ErrorCode::Stalled, text: "open requests made no progress".into() };
+    assert_eq!(world.seen.provider_closed, Some(closed));
     let last = world.seen.ended[0].3;
     assert!(stopped < last + seconds(1));
     assert!(matches!(&world.seen.closed, Some(Closed::GaveUp { code: ErrorCode::Stalled, .. })));

@@ -18,7 +18,7 @@ const FOOTERS: usize = 16;
 
 /// Place of a stored chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct ChunkPlace {
     /// In which pack.
     pub pack: PackId,
     /// Number of the chunk in the pack.
@@ -35,7 +35,7 @@ pub struct Place {
     pub base: Option<ChunkId>,
 }
 
-impl Place {
+impl ChunkPlace {
     /// As a pack's footer tells it.
     #[must_use]
     pub fn of(pack: PackId, ordinal: u32, entry: &FooterEntry) -> Self {
@@ -46,15 +46,15 @@ impl Place {
 
 /// The chunks that a state's live packs hold: first those of trees known in full, then those of the index.
 #[derive(Debug)]
-pub struct Known {
+pub struct StoredChunks {
     repository: Repository,
     state: Arc<State>,
     index: Index,
-    near: HashMap<ChunkId, Place>,
+    near: HashMap<ChunkId, ChunkPlace>,
     packs: HashMap<PackId, PackRef>,
 }
 
-impl Known {
+impl StoredChunks {
     /// Knowledge as of now.
     ///
     /// # Errors
@@ -94,12 +94,12 @@ impl Known {
     }
 
     /// Takes in where a chunk was just stored, because it was not here as a whole: what else is known of it does not count.
-    pub fn stored(&mut self, id: ChunkId, place: Place) {
+    pub fn stored(&mut self, id: ChunkId, place: ChunkPlace) {
         self.near.insert(id, place);
     }
 
     /// Takes in where a chunk is. Of several places it remembers the one from which it is read with the fewest hops.
-    fn insert(&mut self, id: ChunkId, place: Place) {
+    fn insert(&mut self, id: ChunkId, place: ChunkPlace) {
         match self.near.entry(id) {
             Entry::Vacant(entry) => drop(entry.insert(place)),
             Entry::Occupied(mut entry) if place.codec.hops() < entry.get().codec.hops() => drop(entry.insert(place)),
@@ -109,7 +109,7 @@ impl Known {
 
     /// The base of a chunk at `place` and its place, if it needs one: stored with fewer hops than the chunk.
     #[must_use]
-    pub fn base(&self, place: &Place) -> Option<(ChunkId, Place)> {
+    pub fn base(&self, place: &ChunkPlace) -> Option<(ChunkId, ChunkPlace)> {
         let base = place.base?;
         let found = self.near.get(&base).filter(|found| found.codec.hops() < place.codec.hops())?;
         Some((base, *found))
@@ -122,7 +122,7 @@ impl Known {
     }
 
     /// Is everything here that a chunk at `place` is decoded from?
-    fn is_whole(&self, place: &Place) -> bool {
+    fn is_whole(&self, place: &ChunkPlace) -> bool {
         place.base.is_none() || self.base(place).is_some_and(|(_, base)| self.is_whole(&base))
     }
 
@@ -140,7 +140,7 @@ impl Known {
     ///
     /// # Cancel safety
     /// Safe: it only reads.
-    pub async fn locate(&mut self, ids: &[ChunkId]) -> Result<Vec<Option<Place>>> {
+    pub async fn locate(&mut self, ids: &[ChunkId]) -> Result<Vec<Option<ChunkPlace>>> {
         let far: Vec<ChunkId> = ids.iter().filter(|id| !self.near.contains_key(id)).copied().collect();
         for (id, place) in self.search(&far).await? {
             self.insert(id, place);
@@ -152,7 +152,7 @@ impl Known {
     }
 
     /// Takes in where the bases of `needing` are, and their bases.
-    async fn search_bases(&mut self, mut needing: Vec<Place>) -> Result<()> {
+    async fn search_bases(&mut self, mut needing: Vec<ChunkPlace>) -> Result<()> {
         while !needing.is_empty() {
             needing.retain(|place| place.base.is_some());
             let unknown = needing.iter().filter(|place| self.base(place).is_none());
@@ -190,7 +190,7 @@ impl Known {
     }
 
     /// Every place of `ids` that the index and the footers that it names tell.
-    async fn search(&mut self, ids: &[ChunkId]) -> Result<Vec<(ChunkId, Place)>> {
+    async fn search(&mut self, ids: &[ChunkId]) -> Result<Vec<(ChunkId, ChunkPlace)>> {
         let mut candidates: Vec<(ChunkId, PackRef, u32)> = Vec::new();
         for &id in ids {
             let hits = self.index.candidates(id).filter(|(pack, _)| self.state.is_target(&pack.id));
@@ -211,7 +211,7 @@ impl Known {
             match footers.get(&pack.id) {
                 Some(Ok(footer)) => {
                     if let Some(entry) = footer.entries.get(ordinal as usize).filter(|entry| entry.id == id) {
-                        places.push((id, Place::of(pack.id, ordinal, entry)));
+                        places.push((id, ChunkPlace::of(pack.id, ordinal, entry)));
                         self.packs.insert(pack.id, pack);
                     }
                 }

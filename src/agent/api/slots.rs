@@ -1,4 +1,4 @@
-//! Connections at one caller: a limited number. If all places are taken, the connection that has been silent longest gives way to a new
+//! Connections at one caller: a limited number. If all slots are taken, the connection that has been silent longest gives way to a new
 //! one. A connection is silent while it has no request under way.
 
 use std::collections::BTreeMap;
@@ -12,9 +12,9 @@ use hyper::body::{Bytes, Frame, SizeHint};
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
-/// The places of one caller. Clones share them.
+/// The slots of one caller. Clones share them.
 #[derive(Clone, Debug)]
-pub(super) struct Places(Arc<Shared>);
+pub(super) struct ConnectionSlots(Arc<Shared>);
 
 #[derive(Debug)]
 struct Shared {
@@ -40,15 +40,15 @@ struct Connection {
 
 /// The place of one connection, until it is dropped.
 #[derive(Debug)]
-pub(super) struct Place {
-    places: Places,
+pub(super) struct ConnectionSlot {
+    slots: ConnectionSlots,
     number: u64,
     end: CancellationToken,
 }
 
 /// A request under way, until this is dropped.
 #[derive(Debug)]
-pub(super) struct Busy(Arc<Place>);
+pub(super) struct Busy(Arc<ConnectionSlot>);
 
 /// The body of an answer, whose request is under way until all of it was taken.
 struct Answered {
@@ -56,7 +56,7 @@ struct Answered {
     _busy: Busy,
 }
 
-impl Places {
+impl ConnectionSlots {
     /// Places for `most` connections.
     pub(super) fn new(most: usize) -> Self {
         Self(Arc::new(Shared { most, taken: Mutex::default(), changed: Notify::new() }))
@@ -67,7 +67,7 @@ impl Places {
     ///
     /// # Cancel safety
     /// Safe.
-    pub(super) async fn take(&self) -> Place {
+    pub(super) async fn take(&self) -> ConnectionSlot {
         loop {
             if let Some(place) = self.try_take() {
                 return place;
@@ -76,7 +76,7 @@ impl Places {
         }
     }
 
-    fn try_take(&self) -> Option<Place> {
+    fn try_take(&self) -> Option<ConnectionSlot> {
         let mut taken = self.taken();
         if taken.connections.len() >= self.0.most {
             let silent = taken.connections.iter().filter_map(|(number, other)| Some((other.silent?, *number)));
@@ -86,7 +86,7 @@ impl Places {
         let (number, silent) = (taken.tick(), taken.tick());
         let end = CancellationToken::new();
         taken.connections.insert(number, Connection { silent: Some(silent), end: end.clone() });
-        Some(Place { places: self.clone(), number, end })
+        Some(ConnectionSlot { slots: self.clone(), number, end })
     }
 
     fn taken(&self) -> MutexGuard<'_, Taken> {
@@ -101,7 +101,7 @@ impl Taken {
     }
 }
 
-impl Place {
+impl ConnectionSlot {
     /// Until the connection must end for a new one.
     ///
     /// # Cancel safety
@@ -112,7 +112,7 @@ impl Place {
 
     /// A request has come.
     pub(super) fn busy(self: &Arc<Self>) -> Busy {
-        if let Some(own) = self.places.taken().connections.get_mut(&self.number) {
+        if let Some(own) = self.slots.taken().connections.get_mut(&self.number) {
             own.silent = None;
         }
         Busy(Arc::clone(self))
@@ -128,20 +128,20 @@ impl Busy {
 
 impl Drop for Busy {
     fn drop(&mut self) {
-        let Place { places, number, .. } = &*self.0;
-        let mut taken = places.taken();
+        let ConnectionSlot { slots, number, .. } = &*self.0;
+        let mut taken = slots.taken();
         let now = taken.tick();
         if let Some(own) = taken.connections.get_mut(number) {
             own.silent = Some(now);
         }
-        places.0.changed.notify_one();
+        slots.0.changed.notify_one();
     }
 }
 
-impl Drop for Place {
+impl Drop for ConnectionSlot {
     fn drop(&mut self) {
-        self.places.taken().connections.remove(&self.number);
-        self.places.0.changed.notify_one();
+        self.slots.taken().connections.remove(&self.number);
+        self.slots.0.changed.notify_one();
     }
 }
 
@@ -170,28 +170,28 @@ mod tests {
 
     #[tokio::test]
     async fn who_has_been_silent_longest_gives_way_and_who_is_served_does_not() {
-        let places = Places::new(3);
-        let held: Vec<_> = [places.take().await, places.take().await, places.take().await].map(Arc::new).into();
-        let gone = |place: &Place| place.end.is_cancelled();
+        let slots = ConnectionSlots::new(3);
+        let held: Vec<_> = [slots.take().await, slots.take().await, slots.take().await].map(Arc::new).into();
+        let gone = |place: &ConnectionSlot| place.end.is_cancelled();
         let (first, second) = (held[0].busy(), held[1].busy());
         // Of these the second has been silent longer, though it came before the third.
         drop(second);
-        let third = Arc::new(places.take().await);
+        let third = Arc::new(slots.take().await);
         assert_eq!([gone(&held[0]), gone(&held[1]), gone(&held[2])], [false, false, true]);
         held[2].given_away().await;
-        let fourth = Arc::new(places.take().await);
+        let fourth = Arc::new(slots.take().await);
         assert_eq!([gone(&held[0]), gone(&held[1])], [false, true]);
         // What has given way counts no more, whenever it is dropped.
         drop(held[2].busy());
         let busy = (third.busy(), fourth.busy());
-        assert!(places.take().now_or_never().is_none(), "all are served");
+        assert!(slots.take().now_or_never().is_none(), "all are served");
         // An answer counts until its body is taken.
         let response = first.until_answered(Response::new(Body::from("all of it")));
-        assert!(places.take().now_or_never().is_none());
+        assert!(slots.take().now_or_never().is_none());
         drop(response);
-        assert!(places.take().now_or_never().is_some() && gone(&held[0]));
+        assert!(slots.take().now_or_never().is_some() && gone(&held[0]));
         drop(busy);
         drop((held, third, fourth));
-        assert_eq!(places.taken().connections.len(), 0);
+        assert_eq!(slots.taken().connections.len(), 0);
     }
 }
