@@ -27,7 +27,7 @@ pub enum ErrorKind {
     NotFound,
     /// Stored bytes are not what was written.
     Damaged,
-    /// Somebody else got there first, or something is in the way.
+    /// Lost a race, or something is in the way.
     Conflict,
     /// The store does not answer, or not now.
     Unreachable,
@@ -343,7 +343,7 @@ impl Error {
     fn from_generic(error: object_store::Error) -> Self {
         let mut cause: Option<&(dyn StdError + 'static)> = Some(&error);
         while let Some(inner) = cause {
-            // What a part of Towline below the store's client found.
+            // An error of Towline itself, below the store's client.
             if let Some(own) = inner.downcast_ref::<Self>() {
                 return own.restated().source(error);
             }

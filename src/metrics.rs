@@ -1,4 +1,4 @@
-//! What is counted, by name: the one list of metric names.
+//! Metrics: the one list of their names.
 
 use std::fmt::{self, Write as _};
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,4 +1,4 @@
-//! How far a long operation is, for whoever watches: counters that never block the work.
+//! Progress of a long operation: counters that never block the work.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};

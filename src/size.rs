@@ -12,7 +12,7 @@ const UNITS: [&str; 7] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
 /// `bytes` with one decimal and the largest unit that leaves at least 1: `512 B`, `1.5 GiB`.
 pub fn show(bytes: u64) -> String {
     let (mut value, mut unit) = (bytes as f64, 0);
-    // What would print as 1024.0 belongs to the next unit.
+    // Values that would print as 1024.0 use the next unit.
     while value >= 1023.95 && unit + 1 < UNITS.len() {
         (value, unit) = (value / 1024.0, unit + 1);
     }

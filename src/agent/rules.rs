@@ -74,7 +74,7 @@ impl Rules {
         }
         let read = Config::read(&self.file);
         if Look::at(&self.file) != seen {
-            // Somebody is still writing.
+            // The file is still being written.
             return;
         }
         self.take(seen, read);

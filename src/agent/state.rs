@@ -1,4 +1,4 @@
-//! What an agent holds open: its repositories, its cache, its links to other agents, and what it is doing.
+//! State of an agent: repositories, cache, links to other agents, tasks.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -1,4 +1,4 @@
-//! What the API tells, as both sides of it read and write it.
+//! Types of the API, for client and server.
 
 use std::collections::BTreeMap;
 
@@ -271,7 +271,7 @@ pub struct Task {
 /// Tasks.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct TaskList {
-    /// Those that run and those that ended last, the oldest first.
+    /// Running tasks and the last ones that ended, the oldest first.
     pub tasks: Vec<Task>,
 }
 

@@ -50,7 +50,7 @@ pub(super) fn header(secret: &Secret, frame: &Frame) -> [u8; HEADER_LEN] {
     if let Some(base) = frame.base() {
         out[48..80].copy_from_slice(base.as_bytes());
     }
-    // That a frame is what its id says is proven before there is one.
+    // A frame exists only after its id was verified.
     let frame = if frame.codec() == Codec::Raw { &[] } else { &frame.bytes()[..] };
     let digest = digest(secret, &out[..SEALED_LEN], frame);
     out[SEALED_LEN..].copy_from_slice(digest.as_bytes());

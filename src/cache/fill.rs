@@ -58,7 +58,7 @@ impl Cache {
             Ok(place) => place,
             Err(inserted) => return inserted,
         };
-        // What was evicted must be out of the journal before it is overwritten.
+        // Evicted extents must be out of the journal before they are overwritten.
         self.flush();
         if !self.write(place, weight, &[&extent::header(&self.identity.secret, frame), frame.bytes()]) {
             return Inserted::Refused(Refusal::Unwritable);

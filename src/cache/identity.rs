@@ -66,7 +66,7 @@ impl Identity {
         if bytes[..8] != MAGIC[..] || blake3::hash(&bytes[..SEALED_LEN]).as_bytes()[..] != bytes[SEALED_LEN..] {
             return Ok(None);
         }
-        // What an earlier version kept is brought again.
+        // Chunks kept by an earlier version are fetched again.
         if number(8) < VERSION {
             return Ok(None);
         }

@@ -56,7 +56,7 @@ impl Medium for Disk {
         for entry in std::fs::read_dir(folder)? {
             let entry = entry?;
             let metadata = entry.metadata()?;
-            // What has a name that is not text is none of ours.
+            // A file whose name is not text is not ours.
             if let (true, Ok(name)) = (metadata.is_file(), entry.file_name().into_string()) {
                 names.push((name, metadata.len()));
             }

@@ -89,7 +89,7 @@ impl Cache {
         self.empty(&places);
         {
             let mut state = self.state();
-            // Somebody may be writing there, or a pinned chunk had nowhere to go.
+            // A write may be in progress there, or a pinned chunk had nowhere to go.
             if state.allocator.taken_in(slab) > 0 {
                 state.allocator.set_open(&places, true);
                 return false;

@@ -1,4 +1,4 @@
-//! What checkpoint files hold: their tensors, read from their headers without executing anything.
+//! Checkpoint formats: tensors, read from headers without executing anything.
 
 use std::cmp::Reverse;
 use std::collections::VecDeque;

@@ -154,7 +154,7 @@ fn every_example_in_the_help_parses() {
     texts.extend(Cli::command().get_subcommands().filter_map(|verb| Some(verb.get_after_help()?.to_string())));
     let mut count = 0;
     for line in texts.iter().flat_map(|text| text.lines()).filter(|line| line.starts_with("  towline ")) {
-        // What it does stands behind it.
+        // Its description follows it.
         let line = line.trim_start().split("  ").next().unwrap();
         for command in command_lines(line, false) {
             assert_eq!(complaint(&command), None);

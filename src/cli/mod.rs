@@ -83,7 +83,7 @@ fn not_parsed(error: &clap::Error, json: bool) -> u8 {
         let text = error.render().to_string();
         Output::new(true, false).error(&Error::usage(text.trim_start_matches("error: ").trim_end().to_owned()));
     } else {
-        // Whoever does not listen misses nothing but help.
+        // A closed output only loses the help text.
         let _ = error.print();
     }
     if asked { 0 } else { ErrorKind::Usage.exit_code() }

@@ -1,4 +1,4 @@
-//! What the user sees: text or one JSON object on standard output, errors on standard error.
+//! Output: text or one JSON object on standard output, errors on standard error.
 
 use std::fmt::Write as _;
 use std::fs::File;
@@ -75,7 +75,7 @@ impl Output {
     /// A remark on standard error, unless it must be silent or read by a program.
     pub(super) fn remark(&self, text: &str) {
         if !self.quiet && !self.json {
-            // Nobody is left to tell if standard error is gone.
+            // Ignored: standard error itself is gone.
             let _ = writeln!(io::stderr(), "{text}");
         }
     }

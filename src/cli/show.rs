@@ -26,7 +26,7 @@ impl Context {
         let repository = self.open().await?;
         let name = self.resolve(&repository, &what.name).await?;
         let shown = repository.show_part(&name, what.path.as_deref()).await?;
-        // Whoever asks for a part wants to look into it.
+        // A part was asked for: list its contents.
         let is_file = shown.entries.len() == 1 && shown.entries.iter().all(|entry| entry.kind == "file");
         let listing =
             Listing { files: files || what.path.is_some(), tensors: tensors || what.path.is_some() && is_file };

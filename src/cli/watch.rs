@@ -33,7 +33,7 @@ impl Context {
             repository.watch(&dir, &run, &options, &mut tell).await
         };
         let mut watching = Box::pin(watching);
-        // Whoever sends a second signal, or a folder that hangs, is not waited for.
+        // Not waited for after a second signal, or if a folder hangs.
         let (mut asked, mut latest) = (false, Box::pin(sleep(Duration::MAX)));
         let report = loop {
             let linger = tokio::select! {

@@ -1,4 +1,4 @@
-//! How one chunk is stored: a reversible transform, chosen per chunk by a probe of a sample, never larger than raw.
+//! Codecs: a reversible transform per chunk, chosen by a probe of a sample, never larger than raw.
 //!
 //! Two of them need another chunk's plain bytes, the *base*: a difference to the same numbers of an earlier step, and what
 //! follows from a base by rounding.
@@ -145,7 +145,7 @@ pub fn encode(plain: &Bytes, compression: Compression, element: Option<Element>)
     if compression != Compression::Off {
         let worth = plain.len() - plain.len() / GAIN;
         let planes = element.and_then(|element| planes::encode(plain, element, worth));
-        // What resembles itself in floats is their exponents; whole integers may repeat.
+        // The exponents of floats resemble each other; whole integers may repeat.
         let zstd = match (&planes, element) {
             (Some(_), Some(Element::Float(_))) => None,
             _ => zstd(plain, planes.as_ref().map_or(worth, Vec::len)),

@@ -1,4 +1,4 @@
-//! What every object but a pack is wrapped in: a header, a body, a digest of both.
+//! Envelope of every object but packs: a header, a body, a digest of both.
 //!
 //! ```text
 //! 0  4  magic "TWLN"        4  1  kind       5  1  version (1)

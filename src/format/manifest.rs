@@ -15,7 +15,7 @@
 //!         part 1: the whole tensor's dimensions, offsets of the part (as many as its rank each)
 //! ```
 //!
-//! What a file's pieces do not cover is a hole: zeros.
+//! Ranges that a file's pieces do not cover are holes: zeros.
 
 use std::collections::BTreeMap;
 use std::ops::Range;

@@ -1,4 +1,4 @@
-//! What Towline writes, byte for byte: docs/format.md is the specification, tests/golden/v1 holds it true.
+//! Stored formats: docs/format.md is the specification, tests/golden/v1 enforces it.
 
 pub mod envelope;
 mod manifest;

@@ -154,7 +154,7 @@ impl Repository {
 
     async fn copy_over(&self, from: &Name, to: &Name, if_absent: bool) -> Result<Option<Replaced>> {
         let mut replaced = None;
-        // What the source's map names cannot be purged while the source stands, and it is read from the very state that
+        // Chunks of the source's map cannot be purged while the source stands, and it is read from the very state that
         // the commit follows: so nothing has to be vouched for.
         let commit = self.log().commit(None, |state| {
             // Another name is not what the attempt saved.

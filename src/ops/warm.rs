@@ -58,19 +58,19 @@ pub struct Warmed {
     pub chunks: u64,
     /// Their stored bytes.
     pub bytes: u64,
-    /// Those that were there already.
+    /// Chunks that were there already.
     pub hits: u64,
     /// Their stored bytes.
     pub hit_bytes: u64,
-    /// Those that were lacking.
+    /// Chunks that were missing.
     pub lacking: u64,
     /// Their stored bytes.
     pub lacking_bytes: u64,
-    /// Those that came.
+    /// Chunks that were fetched.
     pub fetched: u64,
     /// Their stored bytes.
     pub fetched_bytes: u64,
-    /// Those that are lacking still: nobody gave them, or the cache has no room. 0 in a dry run.
+    /// Chunks that are still missing: no source had them, or the cache is full. 0 in a dry run.
     pub missing: u64,
     /// Their stored bytes.
     pub missing_bytes: u64,

@@ -70,7 +70,7 @@ fn nearest_steps<'a>(names: impl Iterator<Item = &'a Name>, run: &Name, number: 
     steps.iter().take(OFFERED_MAX).map(|(_, name)| format!("`{name}`")).collect()
 }
 
-/// Those of `names` that differ least from `wanted`, if they are alike at all.
+/// The `names` closest to `wanted`, if any is similar.
 fn nearest<'a>(names: impl Iterator<Item = &'a str>, wanted: &str) -> Vec<String> {
     let most = (wanted.len() / 3).clamp(1, EDITS_MAX);
     let mut alike: Vec<(usize, &str)> =

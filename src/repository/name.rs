@@ -39,7 +39,7 @@ impl Name {
         })
     }
 
-    /// Is `self` the name `prefix` or below it?
+    /// True if `self` is `prefix` or below it.
     #[must_use]
     pub fn is_under(&self, prefix: &Self) -> bool {
         self.0.strip_prefix(prefix.as_str()).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
@@ -62,7 +62,7 @@ impl FromStr for Name {
     }
 }
 
-/// Is `text` one segment of a name?
+/// True if `text` is one valid segment of a name.
 pub(super) fn is_segment(text: &str) -> bool {
     let allowed = |c: char| c.is_ascii_alphanumeric() || "._+=-".contains(c);
     !matches!(text, "" | "." | "..") && text.chars().all(allowed)

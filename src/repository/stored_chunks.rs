@@ -1,4 +1,4 @@
-//! What is here already: the one answer to "must this chunk be stored, or where is it".
+//! Deduplication: whether a chunk is stored already, and where.
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeSet, HashMap};
@@ -115,13 +115,13 @@ impl StoredChunks {
         Some((base, *found))
     }
 
-    /// Is `id` known near at hand as a chunk that is decoded for itself, and can be a base of any?
+    /// True if `id` is known as a stand-alone chunk, which can be a base of any other.
     #[must_use]
     pub fn is_plain(&self, id: &ChunkId) -> bool {
         self.near.get(id).is_some_and(|place| place.codec.hops() == 0)
     }
 
-    /// Is everything here that a chunk at `place` is decoded from?
+    /// True if all bases of the chunk at `place` are stored.
     fn is_whole(&self, place: &ChunkPlace) -> bool {
         place.base.is_none() || self.base(place).is_some_and(|(_, base)| self.is_whole(&base))
     }

@@ -1,4 +1,4 @@
-//! What a store took, and how long it was busy with it: time in which nothing was on its way does not count.
+//! Bytes that a store accepted, and the time that it took; idle time does not count.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;

@@ -171,7 +171,7 @@ impl Writer {
     /// is kept anyway.
     ///
     /// # Errors
-    /// Those of an earlier pack's upload, too.
+    /// Also as the upload of an earlier pack.
     ///
     /// # Cancel safety
     /// Not safe: drop the writer.
@@ -190,7 +190,7 @@ impl Writer {
 
     /// Sends the pack that is being filled.
     async fn seal(&mut self) -> Result<()> {
-        // Whoever is dropped while it waits keeps the pack: see `stop`.
+        // A future dropped while it waits keeps the pack: see `stop`.
         while self.filling.is_some() && self.uploads.len() >= self.uploads_max {
             self.arrived().await?;
         }

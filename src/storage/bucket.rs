@@ -1,4 +1,4 @@
-//! What `object_store` cannot reach in a bucket: making it, its rules, its unfinished uploads.
+//! Bucket operations that `object_store` lacks: creation, rules, unfinished uploads.
 
 use std::fmt;
 use std::sync::Arc;

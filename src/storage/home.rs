@@ -57,7 +57,7 @@ impl Home {
         Ok(Self(Arc::new(Inner { root: root.to_owned(), known: Mutex::new(known) })))
     }
 
-    /// Is it still there?
+    /// Checks that it is still there.
     ///
     /// # Errors
     /// Generic, if not.

@@ -56,7 +56,7 @@ pub(super) struct Modes {
 }
 
 impl Modes {
-    /// Those of a new repository.
+    /// Modes of a new repository.
     pub(super) fn of(sharing: Sharing) -> Self {
         Self::of_file(match sharing {
             Sharing::Private => 0o600,
@@ -65,7 +65,7 @@ impl Modes {
         })
     }
 
-    /// Those of the repository at `root`, if there is one.
+    /// Modes of the repository at `root`, if there is one.
     pub(super) fn recorded(root: &Path) -> Option<Self> {
         let found = fs::symlink_metadata(root.join(MARK)).ok().filter(fs::Metadata::is_file)?;
         Some(Self::of_file(found.permissions().mode() & ACCESS | 0o600))

@@ -235,7 +235,7 @@ mod tests {
                 assert!(!format!("{error:?}").contains("hush"), "{error:?}");
             }
         }
-        // What follows is a path, a query or a fragment of another host.
+        // The rest is a path, a query or a fragment of another host.
         for far in ["http://192.0.2.1/@127.0.0.1", "http://192.0.2.1?@127.0.0.1", "http://192.0.2.1#@localhost"] {
             assert_ne!(check_endpoint(far, false).map_err(|error| error.kind()), Ok(()), "{far}");
             assert!(is_in_clear(far), "{far}");

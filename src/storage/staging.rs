@@ -1,4 +1,4 @@
-//! What an unclean end leaves in a directory: staging files, which listings hide.
+//! Staging files that a crash leaves in a directory, and that listings hide.
 //!
 //! `object_store` writes an object of a directory as `KEY#1` (`#2`, ... if that is taken), fsyncs it, and publishes it
 //! by a rename, or by a hard link where the object must not exist yet; then it fsyncs the folder

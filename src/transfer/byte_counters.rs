@@ -1,4 +1,4 @@
-//! What the sockets of a connection have carried, counted where TLS and QUIC hand it to the system.
+//! Bytes on the sockets of a connection, counted where TLS and QUIC hand them to the system.
 
 use std::io;
 use std::pin::Pin;

@@ -21,7 +21,7 @@ use super::transport::{HANDSHAKE_MAX, broken};
 use super::{ByteCounters, Pass};
 use crate::error::{Error, Result};
 
-/// What such a connection is called when TLS asks which protocol to speak
+/// ALPN name of such a connection
 /// (<https://www.rfc-editor.org/rfc/rfc7301#section-6>).
 pub const ALPN_HTTP: &[u8] = b"http/1.1";
 /// Calls that wait to be taken, at most; more are refused.

@@ -1,4 +1,4 @@
-//! What a provider needs of whoever holds chunks: the cache, a repository, a test's memory.
+//! Interface of a provider to its chunks: the cache, a repository, a test's memory.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -137,7 +137,7 @@ impl Seat {
     /// memory until the last clone of them is dropped.
     ///
     /// # Errors
-    /// Those of `read`.
+    /// As `read`.
     ///
     /// # Cancel safety
     /// As `read`: a dropped wait holds nothing.
@@ -239,7 +239,7 @@ mod tests {
         drop(rest);
         let third = third.await.unwrap();
         drop((held, second, third, seats, other));
-        // What is longer than all of it goes alone; what turns out shorter holds less of the common memory.
+        // A frame longer than all of it goes alone; one that turns out shorter releases the difference.
         let seat = ahead.seat(Some(&agent("a")));
         let short = seat.within(u64::MAX, async { Ok(Some(supply(1))) }).await.unwrap();
         let most = MEMORY_MIN - UNIT;

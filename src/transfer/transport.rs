@@ -1,4 +1,4 @@
-//! What the transports have in common: how to dial, what to bear, what errors mean.
+//! Common parts of the transports: dialing, windows, errors.
 
 use std::io;
 use std::net::SocketAddr;

@@ -114,7 +114,7 @@ impl Opened {
         }
     }
 
-    /// Is it still as it was when `stat` was taken? What is in memory does not change.
+    /// True if it is as it was when `stat` was taken. Data in memory does not change.
     ///
     /// # Errors
     /// Errors of the file system.

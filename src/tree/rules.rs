@@ -1,4 +1,4 @@
-//! What to leave out of a save: `--exclude` patterns and `.towlineignore` files.
+//! Exclusions of a save: `--exclude` patterns and `.towlineignore` files.
 //!
 //! The syntax is that of gitignore (<https://git-scm.com/docs/gitignore>), and so is the meaning: the last pattern that
 //! matches decides, a deeper file goes before one above it, and nothing inside a left-out folder can be brought back.

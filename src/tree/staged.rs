@@ -104,12 +104,12 @@ impl Staged {
         reopen(folder, &super::path::resumable_name(name), OFlags::RDONLY, lock)
     }
 
-    /// Has it stay when it is dropped unfinished. Only once it has its size: a file that cannot have it is of no use to anybody.
+    /// Keeps it when it is dropped unfinished. Only once it has its size: a shorter file is useless.
     fn keep(&self) {
         self.kept.store(true, Ordering::Release);
     }
 
-    /// Has it removed when it is dropped unfinished, instead of kept to be resumed.
+    /// Removes it when it is dropped unfinished, instead of keeping it to be resumed.
     pub fn discard(&self) {
         self.kept.store(false, Ordering::Release);
     }

@@ -1,4 +1,4 @@
-//! What the file system says about one entry.
+//! File system metadata of one entry.
 
 use std::fs::File;
 

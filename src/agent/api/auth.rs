@@ -90,7 +90,7 @@ impl Caller {
         }
     }
 
-    /// May a repository be called `named`? Where repositories are is this node's own affair: other agents name them by their ids.
+    /// Checks how a repository is named. Locations are private to this node: other agents name repositories by id.
     ///
     /// # Errors
     /// Usage, if not.
@@ -103,7 +103,7 @@ impl Caller {
         }
     }
 
-    /// May whoever is here see and end `pin`? Another agent, only its own.
+    /// True if the caller may see and end `pin`: other agents only their own.
     pub(super) fn has(&self, pin: &Pin) -> bool {
         self.agent()
             .is_none_or(|caller| pin.owner.strip_prefix(&caller.path()).is_some_and(|rest| rest.starts_with('/')))
@@ -138,7 +138,7 @@ pub(super) struct Auth {
     callers: Callers,
     /// Name of this agent.
     own: String,
-    /// May anybody on this machine see the figures?
+    /// True if any process of this machine may read the metrics.
     open_metrics: bool,
 }
 

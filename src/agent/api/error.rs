@@ -90,7 +90,7 @@ pub(super) fn parse_query<T>(query: Result<Query<T>, QueryRejection>) -> Result<
 /// The body of a request.
 ///
 /// # Errors
-/// What is wrong with it, such as its length.
+/// The rejection, such as a wrong length.
 pub(super) async fn body<S: Send + Sync>(request: Request, state: &S) -> Result<Bytes, ApiError> {
     body_within(request, state, BODY_WITHIN).await
 }

@@ -84,7 +84,7 @@ pub(super) async fn take(
     Ok(Json(stored.view(id)))
 }
 
-/// Has a checkpoint that was set aside saved at once.
+/// Saves a checkpoint that was set aside now.
 pub(super) async fn retry(
     State(state): State<Arc<AgentState>>,
     Path(id): Path<String>,

@@ -25,7 +25,7 @@ use crate::error::{Error, Result};
 use crate::id::RepositoryId;
 use crate::transfer::identity::Identity;
 
-/// What is said of an answer besides its status.
+/// Headers of a relayed answer.
 const TOLD: [header::HeaderName; 3] = [header::CONTENT_TYPE, header::CACHE_CONTROL, header::RETRY_AFTER];
 
 /// Paths of requests that may make a pin, and so need an owner.
@@ -56,7 +56,7 @@ fn wanted(headers: &HeaderMap) -> Result<Option<AgentSelector>> {
     text.trim().parse().map(Some)
 }
 
-/// Has the agent that `at` means answer; the answer says who it was.
+/// Routes the request to the agent that `at` selects; the answer names it.
 async fn routed_to(
     state: &AgentState,
     at: &AgentSelector,
@@ -67,7 +67,7 @@ async fn routed_to(
     let (own, peers) = (state.credentials()?.identity(), state.exchange()?.peers());
     let (head, unread) = request.into_parts();
     let body = body(Request::from_parts(head.clone(), unread), &()).await?;
-    // Who was not tried yet is waited for.
+    // Waits for peers that were not tried yet.
     peers.live().await;
     let asked: Option<Value> = serde_json::from_slice(&body).ok();
     let name = asked.as_ref().and_then(|asked| asked.get("name")).and_then(Value::as_str);

@@ -88,7 +88,7 @@ pub(in crate::agent) async fn serve<L: Listener>(
     let (places, connections) = (ConnectionSlots::new(CONNECTIONS_MAX), TaskTracker::new());
     loop {
         let next = async {
-            // Nobody gives way before somebody comes.
+            // Displace only when a new connection arrives.
             let (stream, from) = listener.accept().await;
             (stream, from, places.take().await)
         };

@@ -181,7 +181,7 @@ mod tests {
         held[2].given_away().await;
         let fourth = Arc::new(slots.take().await);
         assert_eq!([gone(&held[0]), gone(&held[1])], [false, true]);
-        // What has given way counts no more, whenever it is dropped.
+        // A displaced connection no longer counts, whenever it is dropped.
         drop(held[2].busy());
         let busy = (third.busy(), fourth.busy());
         assert!(slots.take().now_or_never().is_none(), "all are served");

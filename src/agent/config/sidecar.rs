@@ -1,4 +1,4 @@
-//! What an agent does by itself, beside a training: bring its inputs, save what it writes, look out for the machine's end.
+//! Section `[sidecar]`: inputs to prepare, folders to watch, preemption notices.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;

@@ -240,7 +240,7 @@ fn request(method: Method, path: &str, kind: &str, body: Body) -> Result<Request
 /// Answer of the other agent.
 ///
 /// # Errors
-/// What it says is wrong; unsupported, if that makes no sense.
+/// As the receiver reports; unsupported, for a malformed answer.
 fn said<T: DeserializeOwned>(status: StatusCode, body: &[u8]) -> Result<T> {
     let malformed = |source| Error::unsupported("answer of the other agent makes no sense").source(source);
     if status.is_success() {

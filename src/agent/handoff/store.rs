@@ -189,7 +189,7 @@ impl HandoffStore {
             (self.dir.join(id.to_string()), PartialFolder { dir: self.dir.clone(), name: format!("{id}{PART}") });
         let io = |error| Error::io("cannot delete a handed-off checkpoint", &whole, error);
         match fs::rename(&whole, part.path()) {
-            // Somebody removed it by hand.
+            // It was removed by hand.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             renamed => renamed.map_err(io)?,
         }
@@ -226,7 +226,7 @@ impl HandoffStore {
         self.mark(id, Some(aside))
     }
 
-    /// Has checkpoint `id`, which was set aside, saved at once. Blocking.
+    /// Saves checkpoint `id`, which was set aside, now. Blocking.
     ///
     /// # Errors
     /// As [`HandoffStore::set_aside`].

@@ -90,7 +90,7 @@ fn what_is_kept_is_there_after_a_restart_and_goes_when_it_is_let_go() {
     store.release(id, Some(&agent("a"))).unwrap();
     assert!(store.find(id).is_none() && store.release(id, None).is_err());
     assert_eq!((store.bytes(), fs::read_dir(&dir).unwrap().count()), (0, 1));
-    // What somebody took away by hand is let go of, too.
+    // A checkpoint removed by hand is released, too.
     let id = promise(&store, "a", takes).unwrap();
     take(&store, id, &archive).unwrap();
     assert!(!store.has_lost(id));
@@ -116,7 +116,7 @@ fn room_is_promised_once() {
     let small = promise(&store, "a", takes - 1).unwrap();
     assert_eq!(take(&store, small, &archive).unwrap_err().kind(), ErrorKind::Exhausted);
     assert_eq!(store.bytes(), takes);
-    // Nobody takes all places.
+    // One agent cannot take all slots.
     let promises = (0..9).filter(|_| promise(&store, "a", 1).is_ok()).count();
     assert_eq!(promises, PROMISED_MAX.1);
     assert!(promise(&store, "b", 1).is_ok());

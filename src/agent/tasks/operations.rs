@@ -148,7 +148,7 @@ pub(in crate::agent) fn save_handoff(
                 continue;
             }
             match Box::pin(repository.save(&path, name, &options)).await {
-                // Somebody was quicker.
+                // Another writer was quicker.
                 Err(error) if error.kind() == ErrorKind::Conflict => {}
                 saved => return report(&saved?),
             }

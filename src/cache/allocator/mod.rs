@@ -32,7 +32,7 @@ struct Slab {
 #[derive(Clone, Debug)]
 struct Region {
     bits: Bits,
-    /// May something be placed there?
+    /// True if extents may be placed there.
     open: bool,
 }
 
@@ -100,7 +100,7 @@ impl Allocator {
         self.slabs.len()
     }
 
-    /// Is there a slab of this number?
+    /// True if there is a slab of this number.
     pub(super) fn has(&self, slab: usize) -> bool {
         self.slabs.get(slab).is_some_and(Option::is_some)
     }

@@ -23,7 +23,7 @@ pub(crate) struct Ledger {
 }
 
 impl Ledger {
-    /// Is the chunk of `key` pinned?
+    /// True if the chunk of `key` is pinned.
     pub(crate) fn wants(&self, key: u64) -> bool {
         self.wanted.contains_key(&key)
     }
@@ -80,7 +80,7 @@ impl Ledger {
         theirs.fold((0, 0), |(pins, chunks), (_, held)| (pins + 1, chunks + held.len() as u64))
     }
 
-    /// What the chunks of pins of owners whose names begin with `owners` take together with `chunks`, in units.
+    /// Units that `chunks` take together with the pinned chunks of owners whose names begin with `owners`.
     pub(crate) fn held_by(&self, owners: &str, chunks: &[(u64, u16)]) -> u64 {
         let theirs = self.pins.values().filter(|(pin, _)| pin.owner.starts_with(owners));
         let (mut keys, mut weight) = (HashSet::new(), 0);

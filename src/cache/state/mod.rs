@@ -1,4 +1,4 @@
-//! What a cache holds and where, and every decision about it: pure, so that it is tested without a disk.
+//! State of a cache and all decisions about it: pure, so it is tested without a disk.
 
 #[cfg(test)]
 mod tests;

@@ -28,7 +28,7 @@ pub(super) struct World {
     deeds: Vec<Deed>,
     /// Deeds until the power goes.
     pub(super) left: Option<usize>,
-    /// Is the disk full for writes that need new room, or for all?
+    /// Whether the disk is full for writes that allocate, or for all.
     pub(super) full: bool,
     pub(super) full_for_writes: bool,
     pub(super) available: u64,

@@ -139,7 +139,7 @@ fn pins_expire_by_the_clock_also_across_a_restart() {
     clock.set(Timestamp(3001));
     let cache = Cache::open(dir.path(), with_clock()).unwrap();
     assert_eq!(cache.stat().pins, 0);
-    // Whoever trims, as inserts do now and then, ends them too.
+    // Trimming, as inserts do at times, ends them too.
     let _ = kept(cache.pin(PinRequest { expires: Some(Timestamp(4000)), ..request(0..40) }).unwrap());
     fill(&cache, 0..40);
     clock.set(Timestamp(4000));
@@ -164,7 +164,7 @@ fn many_threads_see_only_right_bytes_while_slabs_come_and_go() {
         memory.world().available = dice.roll(2) * SLABS * SLAB_LEN;
         memory.world().forget();
     });
-    // Nobody makes the disk roomy again now, so all slabs go, and come back when it is.
+    // The disk stays full, so all slabs go, and come back when it is not.
     memory.world().available = 0;
     let slabs = cache.stat().slab_bytes;
     assert_eq!((cache.trim(), cache.stat().slab_bytes, cache.stat().chunks), (slabs, 0, 0));

@@ -4,7 +4,7 @@
 //! and is never looked up; what a pickle would have called, made or restored is an [`Object`] that keeps its class and
 //! arguments, so that whoever knows the class can read it and anybody can walk through it. A hostile pickle costs memory in
 //! proportion to its length and up to fixed limits: values are small nodes in one list, texts stay where they are.
-//! What was read is a graph, perhaps with cycles, in which doubling by memo costs nothing: a walk must mark what it has seen.
+//! The result is a graph, perhaps with cycles, in which doubling by memo costs nothing: a walk must mark visited nodes.
 
 mod alike;
 mod machine;

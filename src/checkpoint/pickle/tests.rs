@@ -1,4 +1,4 @@
-//! What picklers write is read; bombs and nonsense are refused, or cost no more than their bytes.
+//! Output of picklers is read; bombs and nonsense are refused, or cost no more than their bytes.
 
 use super::*;
 
@@ -47,7 +47,7 @@ fn what_is_alike_and_never_changes_is_kept_once() {
         assert_eq!((pickle.number(dims[0]), pickle.number(dims[1])), (Some(8), Some(4096)));
     }
     assert_eq!((pickle.objects.len(), pickle.items.len()), (1, 1003), "two tuples and the list");
-    // What holds something that may change is its own, and what is shared takes no state and no members.
+    // A value that holds a mutable one is its own; a shared value takes no state and no members.
     let own = Pickle::parse(b"\x80\x02(]K\x01a\x85]K\x02a\x85l.").unwrap();
     let lists: Vec<_> = own.sequence(own.root()).unwrap().iter().map(|&one| own.sequence(one).unwrap()[0]).collect();
     assert_ne!(own.sequence(lists[0]), own.sequence(lists[1]));

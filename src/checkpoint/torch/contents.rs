@@ -101,7 +101,7 @@ impl Walk<'_, '_> {
             Some(mut tensor) => {
                 let attached = std::mem::take(&mut tensor.attached);
                 self.found(tensor, at)?;
-                // What it is made of is known; what else it carries may hold tensors too.
+                // Its arguments are known; other values that it carries may hold tensors too.
                 attached.into_iter().filter(|_| first_met).try_for_each(|value| self.meet(value, at))
             }
             None => {

@@ -4,7 +4,7 @@
 //! older than torch 1.6 are a row of pickles and no archive: plain bytes here. Nothing is executed: the pickle is read by
 //! [`super::pickle`], and of what it would call only the functions that rebuild tensors are known, by name.
 //!
-//! What is listed: each tensor that is row-major in its storage, under its path through dicts, lists and objects, parted by
+//! Listed: each tensor that is row-major in its storage, under its path through dicts, lists and objects, separated by
 //! dots (the tensor that is a whole file is called [`ROOT_NAME`]). So tensors that share a storage are all listed, and may
 //! overlap. A storage, or a part of one, that no listed tensor covers is a stretch of elements without a name: that of a
 //! transposed tensor, or of one whose type is not known.

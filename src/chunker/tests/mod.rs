@@ -1,4 +1,4 @@
-//! What every way of cutting promises, and the names of the three.
+//! Promises of all three chunkers, and their names.
 
 use proptest::prelude::*;
 

@@ -1,4 +1,4 @@
-//! What is said to an agent, and of the certificates of agents.
+//! Arguments of commands for agents and certificates.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -15,13 +15,13 @@ use crate::{size, span};
 /// `towline warm`.
 #[derive(Debug, Args)]
 pub(in crate::cli) struct Warm {
-    /// What to bring: all that a restore of it needs; or of one file or folder of it
+    /// Name to fetch: all that a restore of it needs; or of one file or folder of it
     #[arg(value_name = "NAME[:SUBPATH]", required = true, value_parser = target())]
     pub(in crate::cli) what: Vec<Target>,
     /// Keep it so long: 24h, 7d; what was pinned before for the same name and owner ends
     #[arg(long, value_name = "DURATION", value_parser = span::parse)]
     pub(in crate::cli) pin: Option<Duration>,
-    /// Who wants it pinned [default: the user's name]
+    /// Owner of the pin [default: the user's name]
     #[arg(long, value_name = "TEXT", requires = "pin")]
     pub(in crate::cli) owner: Option<String>,
     /// Where from, and nowhere else: the agents of a site, one agent, or `repository` [default: the nearest that has it]
@@ -51,15 +51,15 @@ pub(in crate::cli) struct AtOption {
 /// `towline pin`.
 #[derive(Debug, Args)]
 pub(in crate::cli) struct Pin {
-    /// What to keep: all that its restore needs
+    /// Name to keep: all that its restore needs
     pub(in crate::cli) name: Selector,
-    /// How long: 24h, 7d [default: until it is unpinned]
+    /// Duration: 24h, 7d [default: until it is unpinned]
     #[arg(long = "for", value_name = "DURATION", value_parser = span::parse)]
     pub(in crate::cli) lasting: Option<Duration>,
-    /// Who wants it [default: the user's name]
+    /// Owner of the pin [default: the user's name]
     #[arg(long, value_name = "TEXT")]
     pub(in crate::cli) owner: Option<String>,
-    /// What for [default: the name]
+    /// Reason [default: the name]
     #[arg(long, value_name = "TEXT")]
     pub(in crate::cli) reason: Option<String>,
     #[command(flatten)]
@@ -75,7 +75,7 @@ pub(in crate::cli) enum CacheVerb {
     Check,
     /// Drop what is not pinned until so much is free that was not before
     Evict {
-        /// How much: 512M, 10G
+        /// Bytes to evict: 512M, 10G
         #[arg(value_name = "SIZE", value_parser = size::parse)]
         bytes: u64,
     },
@@ -107,10 +107,10 @@ pub(in crate::cli) enum IdentityVerb {
     Init {
         #[command(flatten)]
         authority: AuthorityFolder,
-        /// What to call it
+        /// Name of the authority
         #[arg(long, value_name = "NAME", default_value = "towline")]
         name: String,
-        /// How long its certificate holds
+        /// Validity of its certificate
         #[arg(long, value_name = "DAYS", default_value_t = AUTHORITY_DAYS)]
         days: u32,
     },
@@ -124,7 +124,7 @@ pub(in crate::cli) enum IdentityVerb {
         to: PathBuf,
         #[command(flatten)]
         authority: AuthorityFolder,
-        /// How long the certificate holds
+        /// Validity of the certificate
         #[arg(long, value_name = "DAYS", default_value_t = AGENT_DAYS)]
         days: u32,
     },
@@ -135,7 +135,7 @@ pub(in crate::cli) enum IdentityVerb {
         folder: PathBuf,
         #[command(flatten)]
         authority: AuthorityFolder,
-        /// How long the new certificate holds
+        /// Validity of the new certificate
         #[arg(long, value_name = "DAYS", default_value_t = AGENT_DAYS)]
         days: u32,
     },

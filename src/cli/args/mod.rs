@@ -173,7 +173,7 @@ pub(super) enum Verb {
         /// Only say what would be done
         #[arg(long)]
         dry_run: bool,
-        /// How long what is set aside stays readable: 24h, 30m, 0
+        /// Time for which condemned packs stay readable: 24h, 30m, 0
         #[arg(long, value_name = "DURATION", default_value = "24h", value_parser = span::parse)]
         grace: Duration,
     },
@@ -376,7 +376,7 @@ pub(super) struct Watch {
 #[derive(Debug, Args)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a flag of its own")]
 pub(super) struct Restore {
-    /// What to bring back: all of a name, or one file or folder of it
+    /// All of a name, or one file or folder of it
     #[arg(value_name = "NAME[:SUBPATH]", value_parser = target())]
     pub(super) from: Target,
     /// Where to

@@ -15,7 +15,7 @@ use crate::budget::Budget;
 use crate::error::{Error, ErrorKind, Result};
 use crate::storage::{Location, StoreOptions};
 
-/// What the S3 client itself reads; both go before the file
+/// Environment variables that the S3 client reads; both override the file
 /// (<https://docs.aws.amazon.com/sdkref/latest/guide/feature-ss-endpoints.html>).
 const ENDPOINT_VARIABLES: [&str; 2] = ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"];
 
@@ -80,9 +80,9 @@ pub(super) struct Flags {
 /// The repository that a command works on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Route {
-    /// Somebody named it: it must be there.
+    /// Named by the user: it must exist.
     Named(Location),
-    /// Nobody did: this directory, made on first use.
+    /// The default: this directory, created on first use.
     Embedded(Location),
 }
 

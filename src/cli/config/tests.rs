@@ -66,7 +66,7 @@ fn a_planted_file_decides_nothing_until_it_is_trusted() {
     assert_eq!(settings.endpoint.as_deref(), Some("https://evil"));
     assert_eq!(settings.repository, scene.file().with_file_name("near").to_str().map(str::to_owned));
 
-    // What changed is not what was seen; nor is the same file elsewhere.
+    // A changed file is not trusted; nor is the same file at another path.
     scene.write("repository = 'near'\nendpoint = 'https://evi1'");
     assert_eq!(scene.settings(Flags::default()).unwrap_err().kind(), ErrorKind::Usage);
     scene.trusted().add(scene.file().parent().unwrap()).unwrap();

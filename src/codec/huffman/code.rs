@@ -124,7 +124,7 @@ fn limit(depths: &mut [u8]) {
         taken -= share(*depth) - share(*depth + 1);
         *depth += 1;
     }
-    // What that gave back in excess goes to the most frequent that it suffices for.
+    // The excess goes to the most frequent symbols that it suffices for.
     while taken < WINDOWS {
         let fits = |depth: &&mut u8| share(**depth) <= WINDOWS - taken;
         let Some(depth) = depths.iter_mut().rev().find(fits) else { return };

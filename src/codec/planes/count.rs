@@ -1,4 +1,4 @@
-//! How often each byte occurs.
+//! Byte counts.
 
 use crate::codec::wide;
 

@@ -27,7 +27,7 @@ fn weights_shrink_by_their_exponents() {
     let fp32: Vec<u8> = weights.iter().flat_map(|w| w.to_le_bytes()).collect();
     let bf16: Vec<u8> = weights.iter().flat_map(|w| ((w.to_bits() >> 16) as u16).to_le_bytes()).collect();
     let ratio = |plain: &[u8], width| plain.len() as f64 / round_trip(plain, Element::Float(width)).unwrap() as f64;
-    // What the entropy of a normal distribution's exponents allows is 1.20 and 1.5 or so (design.md 4, "planes").
+    // The entropy of a normal distribution's exponents allows about 1.20 and 1.5 (design.md 4, "planes").
     let (fp32, bf16) = (ratio(&fp32, Width::W4), ratio(&bf16, Width::W2));
     assert!(fp32 > 1.18 && fp32 < 1.25, "{fp32}");
     assert!(bf16 > 1.45 && bf16 < 1.60, "{bf16}");

@@ -1,4 +1,4 @@
-//! How often each byte occurs, where few bytes are most of all: those are compared with, and only the others counted one by one.
+//! Byte counts where few values dominate: those are counted by comparison, only the others one by one.
 
 use super::kernel;
 

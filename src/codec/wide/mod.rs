@@ -33,7 +33,7 @@ macro_rules! kernel {
 }
 use kernel;
 
-/// Has the processor what the kernels ask for?
+/// True if the processor has the instructions that the kernels need.
 #[cfg(target_arch = "x86_64")]
 fn is_there() -> bool {
     is_x86_feature_detected!("avx512bw")

@@ -100,7 +100,7 @@ impl Repository {
 /// Outcome of one try.
 enum Turn {
     Done(Box<RefValue>),
-    /// Somebody else changed the name.
+    /// Another writer changed the name.
     Moved,
     /// Something that this relied on is not there, for this reason if one is known.
     Lost(Option<Error>),

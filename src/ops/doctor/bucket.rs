@@ -1,4 +1,4 @@
-//! What is particular to a bucket: as whom it is reached, and which of its rules would hurt.
+//! Checks of a bucket: the identity in use, and rules that would do harm.
 
 use super::{Check, Outcome};
 use crate::error::{ErrorKind, Result};

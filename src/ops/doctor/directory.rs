@@ -1,4 +1,4 @@
-//! What is particular to a directory: its file system, its room, and whether it keeps what it acknowledges.
+//! Checks of a directory: file system, free space, durability.
 
 use std::fs::{self, File};
 use std::io::{self, Write as _};
@@ -29,7 +29,7 @@ pub(super) fn directory(path: &Path) -> Vec<Check> {
         Err(error) => checks.push(Check::warn("fsync", format!("not tried, the directory cannot be written: {error}"))),
     }
     for name in [FILE, LINK] {
-        // What is not there need not go.
+        // A missing file is fine.
         let _ = fs::remove_file(folder.join(name));
     }
     remove_empty(folder.parent().unwrap_or(path));

@@ -1,4 +1,4 @@
-//! What of this machine bounds Towline: descriptors, memory, cores, socket buffers.
+//! Limits of this machine: descriptors, memory, cores, socket buffers.
 
 use rustix::process::{Resource, getrlimit};
 

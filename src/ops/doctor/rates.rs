@@ -1,4 +1,4 @@
-//! How fast the store is, and what time it thinks it is. Speeds are told, never judged.
+//! Latency, throughput and clock of the store. Speeds are reported, never judged.
 
 use std::io::Read as _;
 use std::time::{Duration, Instant};

@@ -1,4 +1,4 @@
-//! What any store does: whether it holds a repository, and what a probe finds out.
+//! Checks of any store: whether it holds a repository, and its conformance by a probe.
 
 use super::{Check, Outcome};
 use crate::error::{ErrorKind, Result};

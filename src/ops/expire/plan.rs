@@ -14,7 +14,7 @@ use crate::repository::{Choice, Name, Run, Step};
 pub struct ExpirePolicy {
     /// As many of the latest.
     pub keep_last: Option<NonZeroU64>,
-    /// Those whose number is a multiple of this; 0 is one.
+    /// Keep steps whose number is a multiple of this, 0 included.
     pub keep_every: Option<NonZeroU64>,
     /// For each of these metrics the step where it is least.
     pub keep_min: Vec<String>,

@@ -1,4 +1,4 @@
-//! What of a saved tree is to be restored, and to where.
+//! Selection of the entries to restore, and their destinations.
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;

@@ -306,7 +306,7 @@ fn finish(saved: &Saved, items: &Items, target: &Target, surveyed: &Survey) -> R
     for item in items.list.iter().rev() {
         let entry = item.entry(saved)?;
         if matches!(entry.kind, EntryKind::Folder) {
-            // Whoever saved a tree must not open up a folder that its user made.
+            // The modes of a saved tree must not widen those of an existing folder.
             let own = target.found_mode().filter(|_| item.path.is_empty());
             target.set_folder(&item.path, own.unwrap_or_else(|| items.mode(entry)), entry.mtime)?;
         }

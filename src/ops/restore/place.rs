@@ -129,7 +129,7 @@ impl Placing {
         Chunk::verify(id, &buffer).is_ok().then_some(buffer)
     }
 
-    /// Has unfinished files removed when they are dropped, instead of kept for the next restore.
+    /// Removes unfinished files on drop, instead of keeping them for the next restore.
     pub(super) fn discard(&self) {
         for long in self.long.values() {
             if let Some(staged) = &*long.staged.lock().unwrap_or_else(PoisonError::into_inner) {

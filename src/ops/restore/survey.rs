@@ -256,7 +256,7 @@ fn unfinished(saved: &Saved, content: &Content, target: &Target, path: &[u8]) ->
     Ok(here.map(|(chunk, range)| (*chunk, range.start)).collect())
 }
 
-/// Is the file what is wanted? And which of the wanted chunks does it hold where they belong?
+/// Compares a file with the wanted one: whether it is equal, and which wanted chunks are in place.
 fn compare(saved: &Saved, content: &Content, file: &File, size: u64) -> Result<(bool, Vec<(u32, u64)>)> {
     let mut found = Vec::new();
     let mut buffer = Vec::new();

@@ -1,4 +1,4 @@
-//! What the files to save hold, looked at before they are read: where to cut them, and which 16-bit tensors are the rounding of
+//! Contents of the files to save, found before they are read: where to cut them, and which 16-bit tensors are the rounding of
 //! 32-bit ones beside them.
 
 use std::collections::{BTreeMap, HashMap, HashSet};

@@ -1,4 +1,4 @@
-//! How each new chunk is stored: derived from a chunk beside it, as a difference to the parent's, or for itself.
+//! Choice of encoding per new chunk: derived from a chunk beside it, difference to the parent's, or stand-alone.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -38,7 +38,7 @@ pub(super) struct Done {
     pub(super) plain_len: u32,
     pub(super) file: usize,
     pub(super) start: u64,
-    /// Is it numbers of one kind?
+    /// True if it holds numbers of one type.
     pub(super) numbers: bool,
     pub(super) basis: Basis,
     /// Was it not encoded because it is stored faster than that?
@@ -60,7 +60,7 @@ pub(super) struct Encoding {
     pub(super) walk: Arc<Walk>,
     pub(super) contents: Arc<Contents>,
     pub(super) compression: Compression,
-    /// May chunks be derived?
+    /// True if chunks may be derived.
     pub(super) derive: bool,
     pub(super) parent: Option<Arc<Parent>>,
     /// For the bases: the buffers of the chunks themselves are held meanwhile.

@@ -20,7 +20,7 @@ pub struct Explained {
     pub tensor: Option<String>,
     /// Bytes read of it.
     pub bytes: u64,
-    /// Those of them that were in the repository already.
+    /// Chunks that were in the repository already.
     pub here_bytes: u64,
     /// Bytes that the others are stored in.
     pub stored_bytes: u64,

@@ -319,7 +319,7 @@ struct Saving<'a> {
     walk: Arc<Walk>,
     formats: Arc<Formats>,
     parent: ParentChoice,
-    /// May chunks be derived from others? Not once what one was derived from turned out not to be stored.
+    /// True if chunks may be derived; cleared once a master turned out not to be stored.
     derive: AtomicBool,
     started: Timestamp,
 }
@@ -427,7 +427,7 @@ impl Saving<'_> {
         if let Some(places) = places {
             return Ok(Some((manifest, ids, places)));
         }
-        // What a chunk is derived from is read apart from the rest: the file may be cut otherwise, or have changed.
+        // Masters are read separately: the file may be cut differently, or have changed.
         if self.derive.swap(false, Ordering::Relaxed) {
             writer.close(|_| Ok(Vec::new())).await?;
             return Ok(None);

@@ -1,6 +1,6 @@
 //! The parent: an earlier tree with the same tensors, whose chunks this one's may be stored as differences to.
 //!
-//! What a difference is taken to is never itself a difference: it is the parent's own chunk, or the one that the parent's is a
+//! The base of a difference is never itself a difference: it is the parent's own chunk, or the one that the parent's is a
 //! difference to. So steps reach back to one of them, the key step, and each is read with one hop.
 
 use std::collections::HashMap;

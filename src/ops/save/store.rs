@@ -70,7 +70,7 @@ pub(super) async fn store(
     let mut encoding = FuturesOrdered::new();
     let mut reading = true;
     loop {
-        // What is being encoded holds buffers that reading may wait for: never wait for one without going on with the other.
+        // Encoding holds buffers that reading may wait for: always drive both.
         tokio::select! {
             biased;
             Some(ready) = encoding.next() => {

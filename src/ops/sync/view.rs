@@ -1,4 +1,4 @@
-//! What of a tree must move, and what it is decoded from meanwhile: bases that the destination has are read there.
+//! The chunks of a tree to move, and bases to decode them from: those that the destination has are read there.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;

@@ -33,7 +33,7 @@ pub trait TensorSink: Send + Sync {
     /// gives no bytes out before the reading is over. On the same terms as [`TensorSink::place`].
     ///
     /// # Errors
-    /// Those of `fill`; its own.
+    /// As `fill`; or its own.
     fn fill(&self, tensor: usize, offset: u64, len: usize, fill: Fill<'_>) -> Result<bool> {
         let _ = (tensor, offset, len, fill);
         Ok(false)

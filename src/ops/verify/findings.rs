@@ -1,4 +1,4 @@
-//! What was found, held against the newest state, and told with the names that it hits.
+//! Findings, compared with the newest state, and reported with the names that they affect.
 
 use std::collections::BTreeSet;
 

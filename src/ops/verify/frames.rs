@@ -217,7 +217,7 @@ fn inspect(footer: &PackFooter, tile: &Tile, bytes: &[u8]) -> Result<Vec<Wrong>>
     deliver(&tile.read, bytes, locate, |delivered: Delivered<'_>| {
         if let Err(error) = delivered.chunk {
             unsound.insert(delivered.index);
-            // What is only a base here is judged where it lies.
+            // A chunk that is only a base here is checked in its own place.
             let excused = delivered.located.base.is_some_and(|base| unsound.contains(&base));
             if delivered.wanted && !excused {
                 wrong.push((Some(delivered.located.place.ordinal), error));

@@ -1,4 +1,4 @@
-//! What damage is felt as: the files and tensors of names that need what is damaged, bases included.
+//! Impact of damage: files and tensors of names that need a damaged object, bases included.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;

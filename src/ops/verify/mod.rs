@@ -104,7 +104,7 @@ impl Repository {
         let salvaged = if options.repair && !audit.damaged.is_empty() { self.salvage().await? } else { Vec::new() };
         let mut folds = audit.folds;
         if !salvaged.is_empty() {
-            // What is damaged is told as it was found; what stands is looked at as it is now.
+            // Damage is reported as found; the rest is checked against the current state.
             let again = self.log().audit().await?;
             (audit.state, folds) = (again.state, again.folds);
         }
@@ -138,7 +138,7 @@ impl Repository {
                 report.repaired.extend(verifying.repair(name.is_none()).await?);
             }
         } else {
-            // What nobody can tell the state of cannot be looked at any further.
+            // Without a state nothing else can be checked.
             report.damaged = verifying.damage(&BTreeMap::new());
         }
         let packs = verifying.packs.values().map(|(pack, _)| pack);

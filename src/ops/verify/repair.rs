@@ -178,7 +178,7 @@ impl Mending<'_> {
         let places: Vec<ChunkPlace> = places.into_iter().flatten().collect();
         if missing > 0 {
             tracing::info!("{missing} chunks are lost until the same content is saved again");
-            // What was rescued stays useful to whoever saves the rest again.
+            // Rescued chunks are found again by a later save of the rest.
             writer.close(|_| Ok(Vec::new())).await?;
             return Ok(false);
         }

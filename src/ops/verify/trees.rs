@@ -131,7 +131,7 @@ fn chunk_of(manifest: Option<&Manifest>, map: &Map, chunk: u32) -> ChunkOf {
 /// A chunk's id and plain length, as far as they can be told.
 type ChunkOf = Option<(ChunkId, u32)>;
 
-/// Is `frame` what the footer says, and does it hold the chunk that it should, with the base that it should have, if any?
+/// True if `frame` agrees with the footer, and with the expected chunk and base.
 fn agrees(footer: &PackFooter, frame: &Frame, chunk: ChunkOf, base: ChunkOf) -> bool {
     let Some(entry) = footer.entries.get(frame.ordinal as usize) else { return false };
     let lies = (entry.offset, entry.stored_len, entry.codec) == (frame.offset, frame.stored_len, frame.codec);

@@ -1,6 +1,6 @@
-//! What the entries of a watched folder are, by their names, and how their writers say that they are done.
+//! Classification of the entries of a watched folder by name, and the completion marks of their writers.
 //!
-//! What the frameworks do, from their sources:
+//! Conventions of the frameworks, from their sources:
 //! - transformers: `checkpoint-N/` in place, `trainer_state.json` last by rank 0, while other ranks may still write their
 //!   `rng_state_R.pth`; some versions wrote `tmp-checkpoint-N` and renamed it
 //!   (<https://github.com/huggingface/transformers/blob/main/src/transformers/trainer.py>, `_save_checkpoint`);
@@ -58,7 +58,7 @@ pub fn is_checkpoint(name: &str) -> bool {
     matches!(classify(name, true), Class::Step(_))
 }
 
-/// Is this what something is called while it is being written?
+/// True for names of files that are still being written.
 pub(super) fn is_temporary(name: &str) -> bool {
     name.starts_with('.') || name.ends_with('~') || words(name).any(|word| TEMPORARY_WORDS.contains(&&*word))
 }

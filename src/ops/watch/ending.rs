@@ -111,7 +111,7 @@ impl Ending {
     async fn changed_within(&mut self, wait: Duration) {
         match timeout(wait, self.stop.changed()).await {
             Ok(Ok(())) => self.take_in(),
-            // Nobody is left to say anything.
+            // The sender is gone.
             Ok(Err(_)) => sleep(wait).await,
             Err(_) => {}
         }

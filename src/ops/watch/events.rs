@@ -1,4 +1,4 @@
-//! What a watch tells while it goes on.
+//! Events of a watch.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! What a trainer logged of a checkpoint: the numbers in its `trainer_state.json`, as Hugging Face's Trainer writes it
+//! Logged metrics of a checkpoint: the numbers in its `trainer_state.json`, as Hugging Face's Trainer writes it
 //! (<https://github.com/huggingface/transformers/blob/main/src/transformers/trainer_callback.py>, `TrainerState`).
 
 use std::fs::File;

@@ -64,7 +64,7 @@ impl Repository {
 fn entry_name(saved: &Saved) -> Result<String> {
     let manifest = &saved.manifest;
     if let Some(label) = manifest.labels.get(ENTRY_LABEL) {
-        // Whoever may write to the repository must not choose where files go.
+        // A writer of the repository must not choose where files go.
         if label.contains(['/', '\0']) || !matches!(classify(label, manifest.form == Form::Folder), Class::Step(_)) {
             return Err(Error::damaged("a label does not name a checkpoint")
                 .at(&saved.name)

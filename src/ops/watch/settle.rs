@@ -97,7 +97,7 @@ impl Series {
         }
         let grown = next.files.iter().any(|file| self.last.files.binary_search(file).is_err());
         self.shrunk = !grown && (self.shrunk || is_less(&next.files, &self.last.files));
-        // What a tracker beside it says is no change of the checkpoint.
+        // A change of the tracker beside it is no change of the checkpoint.
         if next.files != self.last.files || next.temporary != self.last.temporary {
             self.since = now;
             self.renamed = false;

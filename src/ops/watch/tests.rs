@@ -1,4 +1,4 @@
-//! What is a checkpoint, when it is whole, and what comes next: in virtual time, without files.
+//! Detection, completion and order of checkpoints, in virtual time, without files.
 
 use std::time::Duration;
 

@@ -68,7 +68,7 @@ impl Marks {
         Self { packs: BTreeMap::new(), maps: BTreeSet::new(), taken }
     }
 
-    /// Is any chunk of `pack` used?
+    /// True if any chunk of `pack` is used.
     #[must_use]
     pub fn uses(&self, pack: &PackId) -> bool {
         self.packs.contains_key(pack)

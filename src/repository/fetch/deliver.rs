@@ -44,7 +44,7 @@ pub trait Take {
     /// it.
     ///
     /// # Errors
-    /// Those of `fill`.
+    /// As `fill`.
     fn fill(&mut self, index: u32, len: usize, fill: Fill<'_>) -> Result<bool> {
         let _ = (index, len, fill);
         Ok(false)
@@ -107,7 +107,7 @@ pub fn deliver(
         let mut scratch = spare.pop().unwrap_or_default();
         let chunk = verified(&located, base, frame, &mut scratch);
         let sound = chunk.is_ok();
-        // What lies in the buffer as it is has not been copied yet.
+        // Raw frames in the buffer have not been copied yet.
         let copied = chunk.as_ref().ok().filter(|_| is_base && located.place.codec == Codec::Raw);
         let copied = copied.map(|chunk| chunk.bytes().to_vec());
         to.take(Delivered { index: brought.chunk, wanted: brought.wanted, located, stored, chunk })?;
@@ -181,7 +181,7 @@ impl Stored {
         Ok(Self { bytes: buffer.freeze(), frames })
     }
 
-    /// Is most of the buffer frames that were asked for, and so worth keeping as it is?
+    /// True if most of the buffer is wanted frames, so that it is worth keeping as it is.
     #[must_use]
     pub fn is_mostly_used(&self) -> bool {
         self.frames.iter().map(|(_, _, range)| range.len()).sum::<usize>() * 2 >= self.bytes.len()

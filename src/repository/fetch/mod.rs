@@ -49,7 +49,7 @@ pub trait Sink: Send + Sync {
     /// As [`Take::fill`]: has a chunk decoded right where it belongs, if it can.
     ///
     /// # Errors
-    /// Those of `fill`.
+    /// As `fill`.
     fn fill(&self, index: u32, len: usize, fill: Fill<'_>) -> Result<bool> {
         let _ = (index, len, fill);
         Ok(false)

@@ -1,4 +1,4 @@
-//! What is nearer than a repository's packs: a cache, peers, an agent that has both.
+//! Sources of chunks besides a repository's packs: a cache, peers, an agent that has both.
 
 use std::fmt;
 use std::ops::AddAssign;

@@ -1,4 +1,4 @@
-//! What one rank has saved of a step.
+//! Part of a step that one rank has saved.
 //!
 //! The body of an envelope of kind 'H': rank, the state that its foreign packs are known from, then a value as the log has
 //! it, of the rank's own tree.

@@ -72,7 +72,7 @@ impl fmt::Display for AttemptId {
 }
 
 impl Attempt {
-    /// Is `value` what this attempt saved?
+    /// True if this attempt saved `value`.
     #[must_use]
     pub fn made(&self, value: &RefValue) -> bool {
         value.attempt.as_ref() == Some(&self.id) && value.facts.ranks() == Some(self.ranks)

@@ -12,7 +12,7 @@ use super::{Log, State};
 use crate::error::{Error, ErrorKind, Result};
 use crate::repository::layout::Numbered;
 
-/// What helps against a snapshot that is not the log's.
+/// Help for a snapshot that does not belong to the log.
 const PLANTED: &str = "delete it with the store's own tool: readers start from an older one then";
 /// Objects read at once.
 const AHEAD: usize = 8;
@@ -134,7 +134,7 @@ impl Log {
         if next <= last {
             missing.push(next..last.saturating_add(1));
         }
-        // What a truncation took meanwhile is not missing.
+        // Entries that a concurrent truncation deleted are not missing.
         let floor = match self.advance_boundary().await {
             Ok(boundary) => boundary.floor,
             Err(error) if is_damage(&error) => floor,

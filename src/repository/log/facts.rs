@@ -1,4 +1,4 @@
-//! What is told of a training step besides its bytes: metrics, world size, framework.
+//! Facts of a training step besides its bytes: metrics, world size, framework.
 //!
 //! It lies in the log with the name, so that runs are listed and their steps chosen without reading any manifest.
 
@@ -154,7 +154,7 @@ impl StepFacts {
     }
 }
 
-/// May a metric be called `text`?
+/// True if `text` is a valid name of a metric.
 pub fn is_metric_name(text: &str) -> bool {
     text.len() <= METRIC_NAME_LEN_MAX && is_segment(text)
 }

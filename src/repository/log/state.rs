@@ -90,7 +90,7 @@ pub struct Condemned {
 pub struct Purged {
     /// The entry that purged it.
     pub at: u64,
-    /// Is its deletion logged as done?
+    /// True if its deletion is logged as done.
     pub deleted: bool,
 }
 
@@ -160,7 +160,7 @@ impl From<Refusal> for Error {
 }
 
 impl State {
-    /// May `entry` be number `self.seq + 1`?
+    /// Checks `entry` as number `self.seq + 1`.
     ///
     /// # Errors
     /// The first reason why not.
@@ -350,7 +350,7 @@ impl State {
         self.refs.get(name).map(|value| value.version)
     }
 
-    /// May new content rely on `pack`?
+    /// True if new content may rely on `pack`.
     #[must_use]
     pub fn is_target(&self, pack: &PackId) -> bool {
         !self.condemned.contains_key(pack) && !self.purged.contains_key(pack)

@@ -1,4 +1,4 @@
-//! What may stand where a saved tree is read: a name, or `RUN@CHOICE`. No name holds an `@`, so one is never the other.
+//! Selectors of saved trees: a name, or `RUN@CHOICE`. No name holds an `@`, so they cannot be confused.
 
 use std::fmt;
 use std::str::FromStr;

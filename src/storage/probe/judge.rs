@@ -21,7 +21,7 @@ pub(super) enum Answer {
 /// Writer whose bytes are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stored {
-    /// Those of this writer.
+    /// Keys of this writer.
     Of(usize),
     /// Nobody's.
     Nothing,
@@ -59,7 +59,7 @@ pub(super) fn round(answers: &[Answer], stored: Stored) -> Round {
     match (winners.next(), winners.next(), stored) {
         (Some(winner), None, Stored::Of(racer)) if winner == racer => Round::OneWinner,
         (Some(_), ..) | (_, _, Stored::Other) => Round::Broken,
-        // Nobody was told, yet one is there: a lost acknowledgement. Its writer finds out by reading.
+        // Nobody was acknowledged, yet one is there: a lost acknowledgement. Its writer finds out by reading.
         (None, _, Stored::Of(_)) => Round::OneWinner,
         (None, _, Stored::Nothing) => Round::Unclear,
     }

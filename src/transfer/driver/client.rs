@@ -33,7 +33,7 @@ pub struct Client {
     task: JoinHandle<Closed>,
 }
 
-/// What handles and driver share.
+/// State shared by handles and the driver.
 #[derive(Debug)]
 struct Shared {
     /// Bytes of frames that nobody has in memory any more.

@@ -74,7 +74,7 @@ impl Feeder {
     pub(in crate::transfer) async fn read(self, lane: u32, mut stream: impl AsyncRead + Unpin + Send) {
         let mut buffer = BytesMut::new();
         loop {
-            // What was read before may still be in use, so each time there is room for less.
+            // Earlier buffers may still be in use, so each read has less space.
             if buffer.capacity() < READ_MIN {
                 buffer.reserve(READ_MAX);
             }
@@ -87,7 +87,7 @@ impl Feeder {
                 Err(error) => Incoming::Ended(error),
             };
             let ended = matches!(incoming, Incoming::Ended(_));
-            // Who does not take it any more has ended, too.
+            // A receiver that is gone has ended, too.
             if self.0.send(incoming).await.is_err() || ended {
                 return;
             }

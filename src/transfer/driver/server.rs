@@ -207,7 +207,7 @@ fn take(provider: &mut Provider, answer: Answer, now: Duration) {
         Answer::Granted(request, Ok(grant)) => provider.granted(request, grant, now),
         Answer::Surveyed(request, Ok(survey)) => provider.surveyed(request, survey, now),
         Answer::Granted(request, Err(error)) | Answer::Surveyed(request, Err(error)) => {
-            // What exactly is for our log: it may name what the peer must not know.
+            // Details go to our log only: they may name what the peer must not know.
             if let Some(kept_back) = NOT_SERVED.may() {
                 tracing::warn!(peer = %provider.peer(), kept_back, "request cannot be served: {error:?}");
             }

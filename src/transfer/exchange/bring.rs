@@ -60,7 +60,7 @@ impl Exchange {
             let (view, peers) = self.view(ask, &without).await;
             let Plan { groups, nowhere } = plan(&wanted, |chunk| unit(ask.saved, chunk), &view)?;
             failed.extend(nowhere);
-            // Who asks for another agent of the site, or divides the fetching with others, is waited for.
+            // Waits for callers that act for another agent of the site, or share the fetch with others.
             let gang = !ask.through || !view.site.is_empty();
             wanted.clear();
             let peers = &peers;
@@ -116,7 +116,7 @@ impl Exchange {
         let asked = self.ask_peer(ask, (peer, group.through), &mut lacking, placing).await;
         let without = match asked {
             Ok(()) if lacking.is_empty() => None,
-            // What a peer has not, another may have.
+            // Chunks that one peer lacks, another may have.
             Ok(()) => Some(Arc::clone(peer.address())),
             Err(error) => {
                 tracing::info!(peer = %peer.address(), "peer gave less than it was asked for: {error:?}");

@@ -1,4 +1,4 @@
-//! What an exchange has moved, by where from and where to.
+//! Counters of moved bytes, by source and destination.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

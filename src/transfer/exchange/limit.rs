@@ -1,4 +1,4 @@
-//! How fast other sites may be given to: a bucket of tokens for each.
+//! Per-site outbound token bucket.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};

@@ -239,7 +239,7 @@ mod tests {
         assert_eq!(from(&groups, &Origin::Peer(1)), (0..6).collect::<Vec<_>>());
         assert_eq!(from(&groups, &Origin::Peer(2)), (6..10).collect::<Vec<_>>());
         assert_eq!(from(&groups, &Origin::Repository), [10, 11]);
-        // What no list names.
+        // Chunks that no list names.
         assert_eq!(from(&planned(400..404, pack, &view), &Origin::Peer(1)), [400, 401, 402, 403]);
         // All are busy from the start.
         let first: Vec<_> = groups.iter().take(3).map(|group| &group.from).collect();

@@ -37,7 +37,7 @@ impl Policy {
         Self(Arc::new(RwLock::new(rules)))
     }
 
-    /// May `agent` read `name`?
+    /// True if `agent` may read `name`.
     #[must_use]
     pub fn allows(&self, agent: &Identity, name: &Name) -> bool {
         let agent = agent.path();
@@ -63,7 +63,7 @@ impl Callers {
         Self(Arc::new(RwLock::new(patterns)))
     }
 
-    /// Is `agent` one of them?
+    /// True if `agent` matches.
     #[must_use]
     pub fn include(&self, agent: &Identity) -> bool {
         self.0.read().unwrap_or_else(PoisonError::into_inner).take(&agent.path())

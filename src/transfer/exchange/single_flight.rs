@@ -30,7 +30,7 @@ where
     /// Result of `work` for `key`, or of the work in progress for it. Within a runtime.
     ///
     /// # Errors
-    /// Those of the work; all callers get the same.
+    /// As the work; all callers get the same error.
     ///
     /// # Cancel safety
     /// Safe: the work goes on.

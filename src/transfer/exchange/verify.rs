@@ -60,7 +60,7 @@ impl Verifier {
         codec::decode(frame.codec(), frame.bytes(), base.as_deref(), frame.plain_len()).ok()
     }
 
-    /// Those of `chunks` that are in the cache.
+    /// The `chunks` that are in the cache.
     ///
     /// # Errors
     /// Damaged, if the map lacks one.

@@ -1,4 +1,4 @@
-//! What is known of other agents at this moment, as a plan needs it.
+//! Snapshot of other agents, as a plan needs it.
 
 use std::sync::Arc;
 
@@ -33,7 +33,7 @@ impl Exchange {
                 From::Agent(agent) => identity == *agent,
                 From::Repository => false,
             };
-            // Who asks for one place means it, however slow.
+            // An explicitly named place is used however slow it is.
             let slow = *from == From::Anywhere && origin.is_some_and(|rate| peer.is_slower_than(rate));
             if fits && !slow && !without.contains(peer.address()) && !peer.is_shunned() {
                 asked.push((peer, identity, near));

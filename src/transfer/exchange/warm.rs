@@ -21,7 +21,7 @@ const WINDOWS: usize = 3;
 /// Result of warming chunks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct WarmedChunks {
-    /// Those that did not come.
+    /// Chunks that did not come.
     pub failed: Vec<u32>,
     /// The cache refused chunks for want of room, so the rest was not read.
     pub full: bool,

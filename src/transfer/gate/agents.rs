@@ -103,7 +103,7 @@ impl Pass {
         Self { agents: None, work, requested: Arc::default(), own: AtomicU64::new(0) }
     }
 
-    /// May it make one more request now? Else why not.
+    /// Admits one more request now, or says why not.
     pub(in crate::transfer) fn ask(&self) -> Result<(), String> {
         self.agents.as_ref().map_or(Ok(()), |(agents, _)| self.ask_at(agents.began.elapsed()))
     }
@@ -121,7 +121,7 @@ impl Pass {
         self.requested.fetch_add(bytes.wrapping_sub(before), Ordering::AcqRel);
     }
 
-    /// Is there memory for all open requests of its agent? Else why not.
+    /// Checks the memory of all open requests of its agent, or says why not.
     pub(in crate::transfer) fn has_room(&self) -> Result<(), String> {
         if self.requested.load(Ordering::Acquire) <= REQUESTED_MAX {
             return Ok(());

@@ -30,7 +30,7 @@ impl Bucket {
         true
     }
 
-    /// Is it as good as new?
+    /// True if it is full again.
     pub(super) fn is_full(&mut self, now: Duration) -> bool {
         self.fill(now);
         self.left >= self.rate * BURST

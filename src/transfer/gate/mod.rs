@@ -105,7 +105,7 @@ impl Gate {
         self.limits.handshake
     }
 
-    /// Somebody connects from `address`. It is always let in; if that makes too many, another one is told to go.
+    /// Admits a connection from `address`. If that makes too many, another one is displaced.
     pub(super) fn knock(&self, address: IpAddr) -> Knock {
         let mut waiting = lock(&self.waiting);
         let (number, gone) = waiting.pool.enter(address);
@@ -118,7 +118,7 @@ impl Gate {
         Knock { number, gone, waiting: Arc::clone(&self.waiting) }
     }
 
-    /// Are so many waiting that it should be seen first whether an address is real?
+    /// True if so many wait that addresses should be validated first.
     pub(super) fn is_busy(&self) -> bool {
         lock(&self.waiting).pool.is_busy()
     }

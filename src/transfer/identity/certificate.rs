@@ -1,4 +1,4 @@
-//! What a certificate says.
+//! Contents of a certificate.
 
 use std::fmt::Write as _;
 
@@ -18,7 +18,7 @@ pub struct Certificate {
     /// The agent that it is for, if it says `towline://SITE/AGENT`.
     #[serde(serialize_with = "as_text")]
     pub identity: Option<Identity>,
-    /// Is it an authority's?
+    /// True for a certificate of an authority.
     pub authority: bool,
     /// Whom it is for, as a distinguished name.
     pub subject: String,

@@ -1,4 +1,4 @@
-//! What an agent shows and what it trusts: read from a folder, and again whenever the files there change.
+//! Credentials of an agent: certificate, key and authorities, reloaded from a folder when the files change.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -1,4 +1,4 @@
-//! Who may talk to whom: names in certificates, an authority that signs them, TLS that insists on them.
+//! Identities: names in certificates, an authority that signs them, TLS that requires them.
 //!
 //! An agent's name stands in its certificate as the URI `towline://SITE/AGENT`, not as a DNS name: names of hosts say where
 //! somebody answers and change with it, they have other owners, and a public authority would sign them. Where to connect is

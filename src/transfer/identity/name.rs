@@ -1,4 +1,4 @@
-//! What an agent is called.
+//! Name of an agent.
 
 use std::fmt;
 use std::str::FromStr;

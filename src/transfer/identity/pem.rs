@@ -34,7 +34,7 @@ pub(super) fn key(text: &str, path: &Path) -> Result<PrivateKeyDer<'static>> {
         .map_err(|source| Error::damaged("key is malformed").at(path.display()).source(source))
 }
 
-/// Is `key` what `certificate` was made for?
+/// True if `certificate` is for `key`.
 pub(super) fn is_key_of(key: &KeyPair, certificate: &CertificateDer<'_>) -> Result<bool> {
     let parsed = X509Certificate::from_der(certificate);
     let (_, certificate) = parsed.map_err(|source| Error::damaged("certificate is malformed").source(source))?;

@@ -33,7 +33,7 @@ pub fn client_config(credentials: &Credentials) -> Result<ClientConfig> {
     let builder = builder.with_protocol_versions(&[&TLS13]).map_err(unavailable)?;
     let builder = builder.dangerous().with_custom_certificate_verifier(Arc::clone(&shown) as _);
     let mut config = builder.with_client_cert_resolver(shown);
-    // Who resumes a session is not verified again, and might have been revoked meanwhile.
+    // A resumed session is not verified again, and might have been revoked meanwhile.
     config.resumption = Resumption::disabled();
     config.alpn_protocols = vec![ALPN.to_vec()];
     Ok(config)

@@ -134,7 +134,7 @@ impl Peers {
         self.known().remove(address);
     }
 
-    /// Those whose link is up. Who has just become known is waited for, but not for long.
+    /// Peers with a link that is up. Waits shortly for peers that were just added.
     ///
     /// # Cancel safety
     /// Safe.
@@ -145,7 +145,7 @@ impl Peers {
                 peer.tried().await;
             }
         };
-        // Who is slow to connect is not waited for again.
+        // Peers that are slow to connect are not waited for again.
         if timeout(SETTLING, tried).await.is_err() {
             known.iter().for_each(|peer| peer.give_up_waiting());
         }

@@ -129,19 +129,19 @@ impl Peer {
         self.state().identity.clone()
     }
 
-    /// Is it at the site of `own`?
+    /// True if it is at the site of `own`.
     #[must_use]
     pub fn is_near(&self, own: &Identity) -> bool {
         self.state().identity.as_ref().is_some_and(|identity| identity.site() == own.site())
     }
 
-    /// Is it left alone, since it lied?
+    /// True while it is avoided, since it sent wrong data.
     #[must_use]
     pub fn is_shunned(&self) -> bool {
         self.state().shunned.is_some_and(|until| until > Instant::now())
     }
 
-    /// Is it, by what it gave lately, of no use beside something that gives `rate` bytes a second? It is asked again in a while.
+    /// True if it was recently too slow to help a source of `rate` bytes a second. It is tried again later.
     #[must_use]
     pub fn is_slower_than(&self, rate: f64) -> bool {
         let state = self.state();
@@ -259,7 +259,7 @@ impl Peer {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Is the link up, and carried by what it should be?
+    /// True if the link is up, over the right transport.
     fn is_fine(&self) -> bool {
         let state = self.state();
         let next = state.choice.next();

@@ -1,4 +1,4 @@
-//! How fast something is, from what it did lately.
+//! A smoothed rate.
 
 use std::time::Duration;
 

@@ -8,7 +8,7 @@ use super::runs::Runs;
 #[derive(Debug)]
 pub(super) struct Asked {
     pub(super) what: What,
-    /// Nobody waits for it any more: what still comes of it is dropped.
+    /// Cancelled: later answers are dropped.
     pub(super) cancelled: bool,
 }
 
@@ -62,7 +62,7 @@ impl Answered {
 }
 
 impl Wanted {
-    /// Those with the given ordinals: what to request again of what did not come.
+    /// Chunks with the given ordinals, to request those again that did not come.
     #[must_use]
     pub fn only(&self, ordinals: &Runs) -> Self {
         let mut some = Self::default();

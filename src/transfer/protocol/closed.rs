@@ -42,7 +42,7 @@ pub enum Violation {
     Version {
         /// The versions of this side.
         ours: Vec<u8>,
-        /// Those of the other.
+        /// By the other side.
         theirs: Vec<u8>,
     },
     /// The hello and the certificate name different agents.

@@ -1,4 +1,4 @@
-//! What both sides of a connection have in common: hello, framing, being alive, goodbye.
+//! Common part of both sides of a connection: hello, framing, liveness, goodbye.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -107,7 +107,7 @@ impl Link {
         self.over.as_ref()
     }
 
-    /// May new things begin?
+    /// True if new requests may begin.
     pub(super) fn is_open(&self) -> bool {
         self.theirs.is_some() && !self.goodbye_sent && !self.goodbye_heard && self.over.is_none()
     }
@@ -157,7 +157,7 @@ impl Link {
         }
     }
 
-    /// Is a frame on its way in?
+    /// True while a frame is being received.
     pub(super) fn is_within_frame(&self) -> bool {
         self.lanes.values().any(|lane| lane.within() == Some(Kind::Frame as u8))
     }
@@ -221,7 +221,7 @@ impl Link {
         }
     }
 
-    /// Is anything to be sent on the control lane?
+    /// True if the control lane has something to send.
     pub(super) fn has_control(&self) -> bool {
         !self.control.is_empty() || self.pong.is_some()
     }
@@ -315,7 +315,7 @@ impl Link {
     }
 }
 
-/// May a message that is `announced` on `lane` come? Its charge against the credit.
+/// Admits a message `announced` on `lane`; returns its charge against the credit.
 fn admit(announced: Announced, lane: u32, greeted: bool, room: u64) -> Result<u64, Violation> {
     let len = u64::from(announced.len);
     let kind = Kind::from_byte(announced.kind);

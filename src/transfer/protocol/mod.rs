@@ -1,4 +1,4 @@
-//! How agents talk, without any I/O or clock: bytes, lanes and the time go in; bytes, events and a timeout come out.
+//! The protocol between agents, without I/O or clock: bytes, lanes and the time go in; bytes, events and a timeout come out.
 //!
 //! docs/protocol.md is the specification. Whoever opened the connection is its [`Requester`], the other side its [`Provider`];
 //! a transport (QUIC, TCP) moves the bytes and tells the time, which counts from wherever the transport likes.

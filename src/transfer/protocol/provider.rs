@@ -129,7 +129,7 @@ impl Provider {
         self.serving.values().map(Serving::memory).sum()
     }
 
-    /// Are there frames to send that were granted?
+    /// True if granted frames are ready to send.
     #[must_use]
     pub fn is_asked(&self) -> bool {
         self.serving.values().any(Serving::is_granted)
@@ -398,7 +398,7 @@ impl Provider {
         self.brought.0 = bytes;
     }
 
-    /// Is the connection over?
+    /// True once the connection is over.
     #[must_use]
     pub fn is_over(&self) -> bool {
         self.link.over().is_some()
@@ -447,7 +447,7 @@ fn lane_of(request: u64, lanes: u32) -> u32 {
     if lanes == 0 { CONTROL } else { 1 + u32::try_from(request % u64::from(lanes)).unwrap_or(0) }
 }
 
-/// Is `demand` about `request`, and not a read (which has an answer to come)?
+/// True if `demand` is about `request` and is not a read, whose answer is still to come.
 fn is_for(demand: &Demand, request: u64) -> bool {
     matches!(demand, Demand::Authorise { request: of, .. } | Demand::Survey { request: of, .. } if *of == request)
 }

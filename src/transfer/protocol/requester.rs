@@ -203,7 +203,7 @@ impl Requester {
             return Err(Error::unreachable("peer takes no more requests now").at(self.peer()));
         }
         if self.requests.is_empty() {
-            // What was not asked for could not make progress.
+            // An unrequested answer cannot make progress.
             self.link.progress = now;
         }
         self.last += 1;
@@ -211,7 +211,7 @@ impl Requester {
         Ok(self.last)
     }
 
-    /// Nobody waits for `request` any more. It still ends, once the other side knows.
+    /// Cancels `request`. It ends once the other side knows.
     pub fn cancel(&mut self, request: u64) {
         if let Some(asked) = self.requests.get_mut(&request).filter(|asked| !asked.cancelled) {
             asked.cancelled = true;
@@ -437,7 +437,7 @@ impl Requester {
         self.link.over()
     }
 
-    /// Is the connection over?
+    /// True once the connection is over.
     #[must_use]
     pub fn is_over(&self) -> bool {
         self.link.over().is_some()
@@ -459,7 +459,7 @@ impl Requester {
         self.link.expire(now);
     }
 
-    /// Is the other side expected to send something? Not while this side holds so much that a frame may not fit.
+    /// True if the other side owes an answer; false while this side holds so much that a frame may not fit.
     fn owed(&self) -> bool {
         let room = self.link.granted - self.link.admitted;
         let free = room >= self.window - self.window / 4 || self.link.is_within_frame();

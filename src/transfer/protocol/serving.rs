@@ -68,7 +68,7 @@ pub(super) struct Serving {
     next: u64,
     /// Nothing more is to be made of it.
     ended: bool,
-    /// Somebody is finding out what the peer may read, or what is held: until that is over, nothing is said and the request counts.
+    /// Rights or holdings are being looked up: until then nothing is sent, and the request counts.
     working: bool,
     /// Bytes of memory of what it asks for, until it has ended.
     memory: u64,
@@ -108,7 +108,7 @@ impl Serving {
         self.memory
     }
 
-    /// Has its peer been granted frames that were not all sent?
+    /// True if granted frames are still to be sent.
     pub(super) fn is_granted(&self) -> bool {
         matches!(&self.what, Work::Frames { grant: Some(_), .. })
     }
@@ -117,7 +117,7 @@ impl Serving {
     pub(super) fn next(&mut self, most: u64) -> Next {
         let Work::Frames { asked, grant: Some(grant) } = &self.what else { return Next::Nothing };
         let wanted = &asked.wanted;
-        // What is noted and not told is bounded, too.
+        // Pending notices are bounded, too.
         while !self.ended && self.next < wanted.len() && self.missing.len() < RUNS_MAX {
             let ordinal = u32::try_from(self.next).unwrap_or(u32::MAX);
             match grant.find(wanted, self.next).map(|(id, plain_len)| (id, bound(plain_len))) {
@@ -157,7 +157,7 @@ impl Serving {
             base,
             stored: bytes,
         });
-        // What is longer than its own chunk would not be believed, nor fit what was set aside for it.
+        // A frame longer than its chunk would be rejected, and would not fit the space reserved for it.
         match frame.filter(|frame| frame.stored.len() <= frame.plain_len as usize && frame.charge() <= bound) {
             Some(frame) => {
                 let charge = frame.charge();
@@ -195,12 +195,12 @@ impl Serving {
         self.working = working;
     }
 
-    /// Is work for it under way?
+    /// True if work for it is in progress.
     pub(super) fn is_working(&self) -> bool {
         self.working
     }
 
-    /// Is anything ready to go?
+    /// True if anything is ready to send.
     pub(super) fn is_ready(&self) -> bool {
         !self.working && (!self.out.is_empty() || !self.missing.is_empty())
     }

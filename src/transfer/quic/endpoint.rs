@@ -99,7 +99,7 @@ fn endpoint(address: SocketAddr, config: Option<ServerConfig>) -> Result<Endpoin
 /// Why a connection failed, in words.
 pub(in crate::transfer) fn broken(error: ConnectionError) -> Error {
     let tls = match &error {
-        // What was found here; of its cause only the alert that tells it is left, and words.
+        // Found here; of the cause only the alert and its text are left.
         ConnectionError::TransportError(own) => alert(own.code.into()).map(found_here),
         ConnectionError::ConnectionClosed(close) => alert(close.error_code.into()).map(rustls::Error::AlertReceived),
         _ => None,

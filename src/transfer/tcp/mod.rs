@@ -130,7 +130,7 @@ impl Listener {
                 accepted = socket.accept() => accepted,
                 () = leaving.cancelled() => break,
             };
-            // Who is done is forgotten.
+            // Reaps finished connections.
             while connections.try_join_next().is_some() {}
             match accepted {
                 Ok((stream, from)) => {

@@ -123,7 +123,7 @@ impl Repository {
         for _ in 0..ATTEMPTS {
             if let Turn::Done(own, step) = ranked.turn(&mut counts, &mut stored_bytes).await? {
                 let seconds = begun.elapsed().as_secs_f64();
-                // What an index names and this rank lacks, others have.
+                // Files that an index names and this rank lacks belong to other ranks.
                 counts.lacking.clear();
                 let complete = step.as_ref().ok();
                 let replaced = complete.and_then(|step| before.filter(|before| before.version != step.version));
@@ -210,7 +210,7 @@ impl Ranked<'_> {
             }
         };
         match turn {
-            // What lies under a session that is over may be gone.
+            // Objects of a closed session may be gone.
             Err(error) if matches!(error.kind(), ErrorKind::Conflict | ErrorKind::NotFound) => {
                 self.outpaced(standing, error).await
             }

@@ -35,7 +35,7 @@ pub enum Message {
         /// Bytes of frames in all, never less than before.
         granted: u64,
     },
-    /// Are you there?
+    /// Ping.
     Ping {
         /// Comes back in the pong.
         nonce: u64,
@@ -165,10 +165,10 @@ pub struct Hello {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 pub enum Priority {
-    /// Somebody waits for it.
+    /// A caller waits for it.
     #[default]
     Restore = 0,
-    /// Somebody will.
+    /// A caller will wait for it later.
     Warm = 1,
     /// A further copy.
     Replicate = 2,

@@ -117,7 +117,7 @@ fn a_requester_believes_no_answer_to_what_it_did_not_ask() {
         assert_eq!(why(&mut requester), Some(Closed::Violated(Violation::Unexpected(what))), "{lie:?}");
         let message = Message::Error { code: ErrorCode::Protocol, text: what.into() };
         assert_eq!(last_words(|| requester.transmit(NOW)), message);
-        // What comes after is not even looked at.
+        // Later bytes are ignored.
         requester.handle(0, b"garbage", NOW);
         assert!(requester.is_over() && requester.timeout().is_none());
     }

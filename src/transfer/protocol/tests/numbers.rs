@@ -28,7 +28,7 @@ fn assert_table(heading: &str, expected: &[(String, String)]) {
     for (name, value) in expected {
         assert_eq!(found.remove(name).as_ref(), Some(value), "{name} in \"{heading}\"");
     }
-    // What is left is the head of the table.
+    // The rest is the head of the table.
     assert_eq!(found.len(), 1, "rows that nothing in the code stands for: {found:?}");
 }
 

@@ -117,7 +117,7 @@ fn a_provider_that_stands_still_is_given_up_and_what_is_left_is_told() {
     let request = world.ask(RESTORE, world.store.every());
     world.run(|world| world.seen.chunks.len() >= 20);
     world.read_time = None;
-    // What is being read already still comes.
+    // Reads in progress still arrive.
     let (how, left) = world.until_ended(request);
     let stopped = world.now;
     assert_eq!((how, left.len()), (How::Lost, 1100 - world.seen.chunks.len() as u64));
@@ -171,7 +171,7 @@ fn a_reader_who_takes_nothing_is_given_up_though_it_talks() {
     let mut world = World::calm(Store::of_sizes(100, 100 * KIB, &[]), 0, 3);
     world.ask(RESTORE, world.store.every());
     world.run(|world| world.seen.chunks.len() >= 5);
-    // What this requester says and hears is lost; another speaks in its name, and does not mind hearing nothing.
+    // All messages of this requester are lost; another speaks in its name, and ignores the silence.
     (world.up.black, world.down.black) = (true, true);
     let at = world.now;
     while world.seen.provider_closed.is_none() {
