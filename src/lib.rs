@@ -38,13 +38,17 @@
 //!
 //! ```text
 //! layer 5  agent  cli                              entry points: parse, call one operation, render
-//! layer 4  ops                                     save restore sync warm verify collect expire doctor ...
+//! layer 4  ops                                     save restore sync verify collect expire doctor ...
 //! layer 3  transfer                                peers: identity, protocol, transports, exchange
 //! layer 2  storage  tree  cache  repository        stores | files on this machine | chunks kept here | the durable home of content
 //! layer 1  codec  chunker  checkpoint  format      pure: bytes in, bytes out (+ chunk, source)
 //! layer 0  id  error  clock  limits  blocks  budget  progress  metrics  size  span  pattern  work
 //! ```
+//!
+//! Feature `agent` (default) has agents and links between them: `agent`, `transfer`. Feature `cli` (default) has the command. Without
+//! them, `default-features = false`, the crate is the repository alone.
 
+#[cfg(feature = "agent")]
 pub mod agent;
 mod blocks;
 pub mod budget;
@@ -52,6 +56,7 @@ pub mod cache;
 pub mod checkpoint;
 pub mod chunk;
 pub mod chunker;
+#[cfg(feature = "cli")]
 pub mod cli;
 pub mod clock;
 pub mod codec;
@@ -67,6 +72,7 @@ pub mod repository;
 pub mod size;
 pub mod span;
 pub mod storage;
+#[cfg(feature = "agent")]
 pub mod transfer;
 pub mod tree;
 mod work;

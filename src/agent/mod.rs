@@ -25,6 +25,7 @@ mod state;
 mod tasks;
 mod user;
 pub mod view;
+mod warm;
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -50,6 +51,7 @@ pub use self::socket::well_known;
 use self::state::AgentState;
 pub use self::user::user_name;
 use self::view::TaskState;
+pub use self::warm::{Pinning, WarmOptions, Warmed, warm};
 use crate::error::{Error, Result};
 use crate::ops::Stop;
 use crate::transfer::exchange::Exchange;

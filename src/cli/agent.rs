@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use tokio::signal::unix::SignalKind;
 
-use super::args::{AtOption, CacheVerb, Pin, Warm};
+use super::args::{AgentVerb, AtOption, CacheVerb, Pin, Warm};
 use super::config::Route;
 use super::listen;
 use super::output::{printable, table};
@@ -52,6 +52,26 @@ impl<T> Said<T> {
 }
 
 impl Context {
+    /// Carries out `verb`; returns the exit code.
+    ///
+    /// # Cancel safety
+    /// As the command's.
+    pub(super) async fn carry_out_for_agents(self, verb: AgentVerb) -> Result<u8> {
+        match verb {
+            AgentVerb::Identity { what } => self.identity(what)?,
+            AgentVerb::Agent { config } => self.agent(&config).await?,
+            AgentVerb::Warm(warm) => return self.warm(warm).await,
+            AgentVerb::Pin(pin) => self.pin(pin).await?,
+            AgentVerb::Unpin { pins, at } => self.unpin(&pins, at).await?,
+            AgentVerb::Pins(at) => self.pins(at).await?,
+            AgentVerb::Cache { what } => return self.cache(what).await,
+            AgentVerb::Handoff { what } => self.handoff(what).await?,
+            AgentVerb::Top { ready: true, at, .. } => self.ready(at).await?,
+            AgentVerb::Top { once, at, .. } => self.top(once, at).await?,
+        }
+        Ok(0)
+    }
+
     /// Runs an agent until SIGTERM or SIGINT, and then until it has ended in order; another takes the grace away.
     pub(super) async fn agent(&self, config: &Path) -> Result<()> {
         #[derive(Serialize)]

@@ -4,13 +4,16 @@
 //! output as text or as one JSON object (`output.rs`); errors and progress go to standard error. Exit codes are those of
 //! [`ErrorKind::exit_code`], or of the signal that ended it (`signals.rs`).
 
+#[cfg(feature = "agent")]
 mod agent;
 mod args;
 mod config;
-#[cfg(test)]
+#[cfg(all(test, feature = "agent"))]
 mod documents;
+#[cfg(feature = "agent")]
 mod handoff;
 mod help;
+#[cfg(feature = "agent")]
 mod identity;
 mod moves;
 mod output;
@@ -19,8 +22,9 @@ mod render;
 mod show;
 mod signals;
 mod target;
-#[cfg(test)]
+#[cfg(all(test, feature = "agent"))]
 mod tests;
+#[cfg(feature = "agent")]
 mod top;
 mod trust;
 mod verbs;
@@ -107,10 +111,7 @@ fn execute(cli: Cli, output: &Output) -> Result<u8, Failed> {
     };
     let runtime = runtime()?;
     let result = match cli.verb {
-        // They have their own ways to end.
-        Verb::Watch(_) | Verb::Agent { .. } | Verb::Top { .. } => {
-            runtime.block_on(context.carry_out(cli.verb)).map_err(Failed::from)
-        }
+        verb if verb.handles_signals() => runtime.block_on(context.carry_out(verb)).map_err(Failed::from),
         verb => {
             signals::end_at_the_second()?;
             let stop = matches!(verb, Verb::Save(_) | Verb::Sync(_)).then(|| context.stop.clone());
@@ -149,6 +150,18 @@ fn trace(globals: &Globals) {
     // It fails only where a subscriber is set already, and then that one serves.
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_span_events(FmtSpan::CLOSE);
     let _ = log.with_ansi(io::stderr().is_terminal()).with_writer(io::stderr).try_init();
+}
+
+/// Error for a command that is not in this build.
+#[cfg(not(feature = "agent"))]
+fn lacking(words: &[OsString]) -> Error {
+    const AGENT: [&str; 9] = ["identity", "agent", "warm", "pin", "unpin", "pins", "cache", "handoff", "top"];
+    let name = words.first().map(|word| word.to_string_lossy()).unwrap_or_default();
+    if AGENT.contains(&&*name) {
+        return Error::unsupported(format!("towline {name} needs the feature `agent`, which this build lacks"))
+            .help("cargo install towline --features agent");
+    }
+    Error::usage(format!("unrecognized command `{name}`")).help("`towline help` lists the commands")
 }
 
 /// The script that completes `towline` in `shell`.

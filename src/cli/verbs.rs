@@ -9,7 +9,6 @@ use super::output::Output;
 use super::progress::Line;
 use super::render;
 use super::target::Target;
-use crate::agent::Client;
 use crate::budget::Budget;
 use crate::error::{Error, ErrorKind, Result};
 use crate::limits::MEMORY_MIN;
@@ -35,6 +34,17 @@ pub(super) struct Context {
     pub(super) memory: Option<u64>,
     /// Cancelled when the command is to stop.
     pub(super) stop: CancellationToken,
+}
+
+/// `repository` with the agent of this node as its first source of chunks, if one runs.
+#[cfg(feature = "agent")]
+async fn attached(repository: Repository) -> Repository {
+    crate::agent::Client::attached(repository).await
+}
+
+#[cfg(not(feature = "agent"))]
+async fn attached(repository: Repository) -> Repository {
+    repository
 }
 
 impl Context {
@@ -68,16 +78,10 @@ impl Context {
                 self.output.outcome(dry_run, &report, |report, _| render::collect(report, dry_run))?;
             }
             Verb::Doctor { url } => return self.doctor(url.as_deref()).await,
-            Verb::Identity { what } => self.identity(what)?,
-            Verb::Agent { config } => self.agent(&config).await?,
-            Verb::Warm(warm) => return self.warm(warm).await,
-            Verb::Pin(pin) => self.pin(pin).await?,
-            Verb::Unpin { pins, at } => self.unpin(&pins, at).await?,
-            Verb::Pins(at) => self.pins(at).await?,
-            Verb::Cache { what } => return self.cache(what).await,
-            Verb::Handoff { what } => self.handoff(what).await?,
-            Verb::Top { ready: true, at, .. } => self.ready(at).await?,
-            Verb::Top { once, at, .. } => self.top(once, at).await?,
+            #[cfg(feature = "agent")]
+            Verb::Agents(verb) => return self.carry_out_for_agents(verb).await,
+            #[cfg(not(feature = "agent"))]
+            Verb::Other(words) => return Err(super::lacking(&words)),
             Verb::Config { what } => self.config(&what)?,
             Verb::Completions { shell } => self.output.print(&super::completions(shell))?,
         }
@@ -149,7 +153,7 @@ impl Context {
         let Restore { from, dest, overwrite, delete, yes, dry_run, only, keep_setuid, tensors, shard } = restore;
         let progress = self.progress.clone();
         let options = RestoreOptions { overwrite, delete, may_empty: yes, dry_run, only, keep_setuid, progress };
-        let repository = Client::attached(self.open().await?).await;
+        let repository = attached(self.open().await?).await;
         let name = self.resolve(&repository, &from.name).await?;
         if !tensors.is_empty() {
             let selectors: Vec<_> = match shard {
@@ -262,7 +266,7 @@ impl Context {
 
     async fn cat(&self, file: &Target, range: Option<ByteRange>) -> Result<()> {
         let path = file.file()?;
-        let repository = Client::attached(self.open().await?).await;
+        let repository = attached(self.open().await?).await;
         let name = self.resolve(&repository, &file.name).await?;
         let range = match range {
             None => None,

@@ -18,7 +18,6 @@ mod subpath;
 mod sync;
 mod tensors;
 mod verify;
-mod warm;
 mod watch;
 
 pub use amend::{AmendReport, Changes};
@@ -33,13 +32,13 @@ pub use restore::{Removed, RestoreOptions, RestoreReport};
 pub use runs::{RunListed, StepListed};
 pub use save::{CutChoice, Expected, Explained, PartOptions, PartReport, SaveOptions, SaveReport, SaveSource};
 pub use show::{Shown, ShownEntry, ShownTensor};
+pub(crate) use subpath::chunks_below;
 pub use sync::{PlannedName, SyncOptions, SyncReport, sync};
 pub use tensors::{
     RestoreTensorsOptions, RestoreTensorsReport, TENSORS_FILE, TensorListed, TensorReading, TensorSelector, TensorSink,
     TensorsRead, WantedTensor,
 };
 pub use verify::{Damage, VerifyOptions, VerifyReport};
-pub use warm::{Pinning, WarmOptions, Warmed, warm};
 pub use watch::{HandoffTarget, LoggedMetric, Stop, Unsaved, WatchEvent, WatchOptions, WatchReport, is_checkpoint};
 
 /// A path within a tree, as people read it.

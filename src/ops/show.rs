@@ -6,8 +6,8 @@ use std::ops::Range;
 use serde::Serialize;
 
 use super::shown;
+use super::subpath::chunks_below;
 use super::subpath::{entry, within};
-use super::warm::choose;
 use crate::error::Result;
 use crate::format::{Content, EntryKind, Frame, TensorEntry, TreeEntry};
 use crate::repository::log::StepFacts;
@@ -155,7 +155,7 @@ fn restrict(saved: &Saved, below: &[u8], whole: Shown) -> Result<Shown> {
     for (_, content) in saved.manifest.files().filter(|(entry, _)| is_in(entry)) {
         own.extend(content.pieces.iter().flat_map(|piece| piece.first..piece.first + piece.count));
     }
-    let needed = choose(saved, Some(below))?;
+    let needed = chunks_below(saved, Some(below))?;
     let bases = needed.iter().filter(|chunk| !own.contains(chunk));
     let inside = saved.manifest.entries.iter().map(is_in);
     let entries: Vec<_> =

@@ -1,5 +1,7 @@
 //! A file or folder of a saved tree, and what is in it.
 
+use std::collections::BTreeSet;
+
 use super::shown;
 use crate::error::{Error, Result};
 use crate::format::TreeEntry;
@@ -25,6 +27,25 @@ pub(super) fn within<'p>(path: &'p [u8], top: &[u8]) -> Option<&'p [u8]> {
         [b'/', rest @ ..] => Some(rest),
         _ => None,
     }
+}
+
+/// The chunks of a tree, or of the file or folder `below` in it, with all that they are decoded from.
+pub(crate) fn chunks_below(saved: &Saved, below: Option<&[u8]>) -> Result<Vec<u32>> {
+    let Some(below) = below else { return Ok((0..saved.located_chunks()).collect()) };
+    let below = below.strip_suffix(b"/").unwrap_or(below);
+    entry(saved, below)?;
+    let mut chosen = BTreeSet::new();
+    for (_, content) in saved.manifest.files().filter(|(entry, _)| within(&entry.path, below).is_some()) {
+        for piece in &content.pieces {
+            for chunk in piece.first..piece.first + piece.count {
+                let mut next = Some(chunk);
+                while let Some(chunk) = next.filter(|&chunk| chosen.insert(chunk)) {
+                    next = saved.locate(chunk)?.base;
+                }
+            }
+        }
+    }
+    Ok(chosen.into_iter().collect())
 }
 
 #[cfg(test)]

@@ -16,13 +16,14 @@ use serde::Deserialize;
 
 use super::auth::Caller;
 use super::error::{ApiError, JsonBody};
+use crate::agent::Pinning;
 use crate::agent::config::Span;
 use crate::agent::state::AgentState;
 use crate::agent::tasks::{self, RestoreRequest, WarmRequest, report, resolve};
 use crate::agent::tasks::{Task, TaskSpec};
 use crate::agent::view::{self, TaskKind, TaskProgress};
 use crate::error::{Error, Result};
-use crate::ops::{Pinning, SaveOptions};
+use crate::ops::SaveOptions;
 use crate::repository::log::StepFacts;
 use crate::repository::{Name, Selector};
 use crate::transfer::identity::Identity;

@@ -12,8 +12,9 @@ use super::registry::{Task, TaskSpec};
 use crate::agent::handoff::{self, Announced, StoredCheckpoint};
 use crate::agent::state::AgentState;
 use crate::agent::view::TaskKind;
+use crate::agent::{Pinning, WarmOptions};
 use crate::error::{Error, ErrorKind, Result};
-use crate::ops::{self, Pinning, RestoreOptions, SaveOptions, WarmOptions};
+use crate::ops::{self, RestoreOptions, SaveOptions};
 use crate::repository::{Name, Repository, Selector};
 use crate::transfer::exchange::{Exchange, FetchPolicy, From};
 use crate::transfer::identity::Identity;
@@ -67,7 +68,7 @@ pub(in crate::agent) fn warm(state: &AgentState, repository: Option<&str>, reque
         let name = resolve(&exchange, &repository, caller.as_ref(), &name).await?;
         let policy = FetchPolicy { from, or_repository, priority };
         let options = WarmOptions { below: below.map(String::into_bytes), policy, pin, dry_run, progress };
-        report(&Box::pin(ops::warm(&exchange, &repository, &name, &options)).await?)
+        report(&Box::pin(crate::agent::warm(&exchange, &repository, &name, &options)).await?)
     })
 }
 

@@ -7,10 +7,78 @@ use clap::{Args, Subcommand, ValueHint};
 
 use super::{Target, target};
 use crate::agent::AgentSelector;
+use crate::cli::help::agents as help;
 use crate::repository::Selector;
 use crate::transfer::exchange;
 use crate::transfer::identity::{AGENT_DAYS, AUTHORITY_DAYS, Identity};
 use crate::{size, span};
+
+/// Commands for agents and certificates.
+#[derive(Debug, Subcommand)]
+pub(in crate::cli) enum AgentVerb {
+    /// Make the certificates by which agents know each other
+    #[command(after_help = help::IDENTITY, subcommand_required = true, arg_required_else_help = true)]
+    Identity {
+        #[command(subcommand)]
+        what: IdentityVerb,
+    },
+    /// Run an agent: a cache, repositories and an API for the processes of this node
+    #[command(after_help = help::AGENT)]
+    Agent {
+        /// Its settings
+        #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+        config: PathBuf,
+    },
+    /// Have the agent bring what names hold into its cache, before somebody needs it
+    #[command(after_help = help::WARM)]
+    Warm(Warm),
+    /// Have the agent keep what a name holds in its cache
+    #[command(after_help = help::PIN)]
+    Pin(Pin),
+    /// End pins
+    #[command(after_help = help::UNPIN)]
+    Unpin {
+        /// Which, as `towline pins` lists them
+        #[arg(value_name = "PIN", required = true)]
+        pins: Vec<String>,
+        #[command(flatten)]
+        at: AtOption,
+    },
+    /// List the agent's pins
+    #[command(after_help = help::PINS)]
+    Pins(AtOption),
+    /// Look at the agent's cache, check it, make room in it
+    #[command(after_help = help::CACHE, subcommand_required = true, arg_required_else_help = true)]
+    Cache {
+        #[command(subcommand)]
+        what: CacheVerb,
+    },
+    /// List, retry or drop the checkpoints that other agents handed off to this one
+    #[command(after_help = help::HANDOFF, subcommand_required = true, arg_required_else_help = true)]
+    Handoff {
+        #[command(subcommand)]
+        what: HandoffVerb,
+    },
+    /// Watch what the agent does
+    #[command(after_help = help::TOP)]
+    Top {
+        /// Show it once, then end
+        #[arg(long)]
+        once: bool,
+        /// Show nothing, and end with exit code 6 unless the agent is ready: for probes
+        #[arg(long, conflicts_with = "once")]
+        ready: bool,
+        #[command(flatten)]
+        at: AtOption,
+    },
+}
+
+impl AgentVerb {
+    /// True if `towline.toml` bears on it: not if it needs no repository, or asks the agent for its state.
+    pub(super) fn reads_settings(&self) -> bool {
+        matches!(self, Self::Warm(_) | Self::Pin(_))
+    }
+}
 
 /// `towline warm`.
 #[derive(Debug, Args)]

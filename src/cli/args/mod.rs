@@ -1,5 +1,6 @@
 //! The command line as types.
 
+#[cfg(feature = "agent")]
 mod agents;
 mod moves;
 
@@ -11,7 +12,8 @@ use std::time::Duration;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum, ValueHint};
 
-pub(super) use self::agents::{AtOption, AuthorityFolder, CacheVerb, HandoffVerb, IdentityVerb, Pin, Warm};
+#[cfg(feature = "agent")]
+pub(super) use self::agents::{AgentVerb, AtOption, AuthorityFolder, CacheVerb, HandoffVerb, IdentityVerb, Pin, Warm};
 pub(super) use self::moves::{Cp, Rm, Sync};
 use super::config::Flags;
 use super::help;
@@ -184,61 +186,13 @@ pub(super) enum Verb {
         #[arg(value_name = "URL", value_hint = ValueHint::DirPath)]
         url: Option<String>,
     },
-    /// Make the certificates by which agents know each other
-    #[command(after_help = help::IDENTITY, subcommand_required = true, arg_required_else_help = true)]
-    Identity {
-        #[command(subcommand)]
-        what: IdentityVerb,
-    },
-    /// Run an agent: a cache, repositories and an API for the processes of this node
-    #[command(after_help = help::AGENT)]
-    Agent {
-        /// Its settings
-        #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
-        config: PathBuf,
-    },
-    /// Have the agent bring what names hold into its cache, before somebody needs it
-    #[command(after_help = help::WARM)]
-    Warm(Warm),
-    /// Have the agent keep what a name holds in its cache
-    #[command(after_help = help::PIN)]
-    Pin(Pin),
-    /// End pins
-    #[command(after_help = help::UNPIN)]
-    Unpin {
-        /// Which, as `towline pins` lists them
-        #[arg(value_name = "PIN", required = true)]
-        pins: Vec<String>,
-        #[command(flatten)]
-        at: AtOption,
-    },
-    /// List the agent's pins
-    #[command(after_help = help::PINS)]
-    Pins(AtOption),
-    /// Look at the agent's cache, check it, make room in it
-    #[command(after_help = help::CACHE, subcommand_required = true, arg_required_else_help = true)]
-    Cache {
-        #[command(subcommand)]
-        what: CacheVerb,
-    },
-    /// List, retry or drop the checkpoints that other agents handed off to this one
-    #[command(after_help = help::HANDOFF, subcommand_required = true, arg_required_else_help = true)]
-    Handoff {
-        #[command(subcommand)]
-        what: HandoffVerb,
-    },
-    /// Watch what the agent does
-    #[command(after_help = help::TOP)]
-    Top {
-        /// Show it once, then end
-        #[arg(long)]
-        once: bool,
-        /// Show nothing, and end with exit code 6 unless the agent is ready: for probes
-        #[arg(long, conflicts_with = "once")]
-        ready: bool,
-        #[command(flatten)]
-        at: AtOption,
-    },
+    #[cfg(feature = "agent")]
+    #[command(flatten)]
+    Agents(AgentVerb),
+    /// A command that this build may lack
+    #[cfg(not(feature = "agent"))]
+    #[command(external_subcommand)]
+    Other(Vec<OsString>),
     /// Say which settings files count
     #[command(after_help = help::CONFIG, subcommand_required = true, arg_required_else_help = true)]
     Config {
@@ -256,17 +210,24 @@ pub(super) enum Verb {
 impl Verb {
     /// Whether `towline.toml` has a say in it: not in what needs no repository, or asks the agent for what it has.
     pub(super) fn reads_settings(&self) -> bool {
-        !matches!(
-            self,
-            Self::Identity { .. }
-                | Self::Agent { .. }
-                | Self::Unpin { .. }
-                | Self::Pins(_)
-                | Self::Cache { .. }
-                | Self::Top { .. }
-                | Self::Config { .. }
-                | Self::Completions { .. }
-        )
+        match self {
+            Self::Config { .. } | Self::Completions { .. } => false,
+            #[cfg(feature = "agent")]
+            Self::Agents(verb) => verb.reads_settings(),
+            #[cfg(not(feature = "agent"))]
+            Self::Other(_) => false,
+            _ => true,
+        }
+    }
+
+    /// True for commands that handle signals themselves.
+    pub(super) fn handles_signals(&self) -> bool {
+        match self {
+            Self::Watch(_) => true,
+            #[cfg(feature = "agent")]
+            Self::Agents(AgentVerb::Agent { .. } | AgentVerb::Top { .. }) => true,
+            _ => false,
+        }
     }
 }
 

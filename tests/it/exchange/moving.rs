@@ -1,7 +1,7 @@
 //! What is near is not fetched from afar, and what is afar is fetched once. G5 of docs/semantics.md.
 
 use towline::ErrorKind;
-use towline::ops::Pinning;
+use towline::agent::Pinning;
 use towline::transfer::exchange::Local;
 use towline::transfer::ledger::{Ledger, Way};
 use towline::transfer::local::{LocalSource, attend};

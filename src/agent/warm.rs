@@ -1,4 +1,4 @@
-//! Warm: bringing a tree's chunks into an agent's cache before somebody needs them, and pinning them there.
+//! Warm: fetch a tree's chunks into the cache before they are needed, and pin them there.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -6,11 +6,10 @@ use std::time::Instant;
 
 use serde::Serialize;
 
-use super::shown;
-use super::subpath::{entry, within};
 use crate::cache::{Cache, Pin, PinChunk, PinLimit, PinRequest, Pinned};
 use crate::clock::Timestamp;
 use crate::error::{Error, Result};
+use crate::ops::{chunks_below, shown};
 use crate::progress::Progress;
 use crate::repository::{Name, Repository, Saved, SourceBytes};
 use crate::size::show;
@@ -103,7 +102,7 @@ pub async fn warm(exchange: &Exchange, repository: &Repository, name: &Name, opt
     options.progress.phase("formats", 0);
     let saved = repository.saved(name).await?.shared();
     let (tree, below) = (Arc::clone(&saved), options.below.clone());
-    let wanted = Arc::new(blocking(move || choose(&tree, below.as_deref())).await?);
+    let wanted = Arc::new(blocking(move || chunks_below(&tree, below.as_deref())).await?);
     let look = || {
         let (tree, cache, wanted) = (Arc::clone(&saved), Arc::clone(exchange.cache()), Arc::clone(&wanted));
         blocking(move || look(&tree, &wanted, &cache))
@@ -221,25 +220,6 @@ struct Looked {
     bytes: u64,
     lacking: Vec<u32>,
     lacking_plain: u64,
-}
-
-/// The chunks of a tree, or of the file or folder `below` in it, with all that they are decoded from.
-pub(super) fn choose(saved: &Saved, below: Option<&[u8]>) -> Result<Vec<u32>> {
-    let Some(below) = below else { return Ok((0..saved.located_chunks()).collect()) };
-    let below = below.strip_suffix(b"/").unwrap_or(below);
-    entry(saved, below)?;
-    let mut chosen = BTreeSet::new();
-    for (_, content) in saved.manifest.files().filter(|(entry, _)| within(&entry.path, below).is_some()) {
-        for piece in &content.pieces {
-            for chunk in piece.first..piece.first + piece.count {
-                let mut next = Some(chunk);
-                while let Some(chunk) = next.filter(|&chunk| chosen.insert(chunk)) {
-                    next = saved.locate(chunk)?.base;
-                }
-            }
-        }
-    }
-    Ok(chosen.into_iter().collect())
 }
 
 fn look(saved: &Saved, wanted: &[u32], cache: &Cache) -> Result<Looked> {
