@@ -82,6 +82,9 @@ soak: rust
 lint: rust
 	@cargo fmt --check
 	cargo clippy --workspace --all-targets --quiet -- -D warnings
+	for features in '' agent cli; do
+	    cargo clippy --no-default-features --features "$$features" --lib --bins --quiet -- -D warnings
+	done
 	RUSTDOCFLAGS='-D warnings' cargo doc --no-deps --document-private-items --quiet
 	if [ -x .venv/bin/ruff ]; then
 	    .venv/bin/ruff check --quiet --config bindings/python/pyproject.toml bindings/python tests/python examples packaging

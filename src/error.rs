@@ -106,6 +106,19 @@ struct Inner {
     source: Option<Box<dyn StdError + Send + Sync>>,
 }
 
+/// Limit of each part of an error, in bytes: whoever sent a long text is not sent it back.
+const PART_LEN_MAX: usize = 4096;
+
+/// `text`, or its beginning and its length.
+fn clipped(mut text: String) -> String {
+    let len = text.len();
+    if len > PART_LEN_MAX {
+        text.truncate(text.floor_char_boundary(PART_LEN_MAX));
+        text.push_str(&format!("... ({len} bytes)"));
+    }
+    text
+}
+
 macro_rules! constructors {
     ($($(#[$doc:meta])* $name:ident => $kind:ident,)*) => {
         $($(#[$doc])*
@@ -120,7 +133,10 @@ impl Error {
     /// An error of `kind`; `what` names the thing, lower case, no full stop.
     #[must_use]
     pub fn new(kind: ErrorKind, what: impl Into<Cow<'static, str>>) -> Self {
-        let what = what.into();
+        let what = match what.into() {
+            long if long.len() > PART_LEN_MAX => clipped(long.into_owned()).into(),
+            what => what,
+        };
         Self(Box::new(Inner { kind, what, place: None, expected: None, got: None, help: None, source: None }))
     }
 
@@ -167,21 +183,21 @@ impl Error {
     /// Where: a key, a path, an offset.
     #[must_use]
     pub fn at(mut self, place: impl fmt::Display) -> Self {
-        self.0.place = Some(place.to_string());
+        self.0.place = Some(clipped(place.to_string()));
         self
     }
 
     /// Adds the expected value.
     #[must_use]
     pub fn expected(mut self, expected: impl fmt::Display) -> Self {
-        self.0.expected = Some(expected.to_string());
+        self.0.expected = Some(clipped(expected.to_string()));
         self
     }
 
     /// Adds the actual value.
     #[must_use]
     pub fn got(mut self, got: impl fmt::Display) -> Self {
-        self.0.got = Some(got.to_string());
+        self.0.got = Some(clipped(got.to_string()));
         self
     }
 
@@ -368,6 +384,14 @@ impl Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_long_text_is_not_sent_back() {
+        let long = "\u{e9}".repeat(1 << 20);
+        let error = Error::usage(long.clone()).at(&long).expected(&long).got(&long);
+        let text = error.to_string();
+        assert!(text.len() < 5 * PART_LEN_MAX && text.contains("(2097152 bytes)"), "{}", text.len());
+    }
 
     #[test]
     fn an_error_reads_as_what_where_expected_got() {

@@ -72,6 +72,7 @@ pub fn parse_rate(text: &str) -> Result<u64> {
 }
 
 /// A setting that is a size: text as for [`parse`], or a number of bytes.
+#[cfg(any(feature = "agent", feature = "cli"))]
 pub(crate) fn deserialize<'de, D: Deserializer<'de>>(value: D) -> Result<u64, D::Error> {
     #[derive(serde::Deserialize)]
     #[serde(untagged, expecting = "a size such as \"200G\", or a number of bytes")]

@@ -33,6 +33,7 @@ pub fn show(span: Duration) -> String {
 }
 
 /// A setting that is a length of time: text as for [`parse`], or a number of seconds.
+#[cfg(feature = "agent")]
 pub(crate) fn deserialize<'de, D: Deserializer<'de>>(value: D) -> Result<Duration, D::Error> {
     #[derive(serde::Deserialize)]
     #[serde(untagged, expecting = "a time such as \"25s\" or \"24h\", or a number of seconds")]

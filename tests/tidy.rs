@@ -422,6 +422,27 @@ fn drawn_layer(line: &str) -> Option<(u8, BTreeSet<&str>)> {
     Some((number.parse().ok()?, names.split_whitespace().collect()))
 }
 
+/// A user of the library builds no server and no command line.
+#[test]
+fn features_bring_only_what_they_need() {
+    let agent = ["axum", "hyper-util", "quinn", "rcgen", "x509-parser"];
+    let cli = ["clap", "clap_complete", "indicatif", "tracing-subscriber"];
+    for (features, absent) in
+        [("", [agent.as_slice(), &cli].concat()), ("agent", cli.to_vec()), ("cli", agent.to_vec())]
+    {
+        let arguments = ["tree", "--offline", "--locked", "--edges", "normal", "--prefix", "none", "--depth", "1"];
+        let chosen = ["--package", "towline", "--no-default-features", "--features", features];
+        let mut tree = Command::new(env!("CARGO"));
+        let output = tree.current_dir(root()).args(arguments).args(chosen).output().expect("run cargo tree");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let listed = String::from_utf8_lossy(&output.stdout);
+        let names: BTreeSet<&str> = listed.lines().filter_map(|line| line.split(' ').next()).collect();
+        assert!(names.contains("tokio"), "{listed}");
+        let there: Vec<_> = absent.into_iter().filter(|name| names.contains(name)).collect();
+        assert!(there.is_empty(), "features {features:?} bring {there:?}");
+    }
+}
+
 #[test]
 fn golden_files_are_only_ever_added() {
     let arguments = ["diff", "--name-status", "--no-renames", "HEAD", "--", "tests/golden"];

@@ -121,7 +121,7 @@ class Agents:
             f'listen = "{address(node)}:{port.get(node, PORT)}"\n'
             f'repository = "{self.repository.location}"\n{self.repository.settings}memory = "512M"\n'
             f'[cache]\ndir = "{cache}"\ncapacity = "6G"\nfree_floor = "256M"\n'
-            f'[peers]\naddresses = [{known}]\ncarrier = "{self.mover.transport}"\n'
+            f'[peers]\naddresses = [{known}]\ntransport = "{self.mover.transport}"\n'
             f'[[allow]]\nagents = "**"\nnames = "**"\n'
         )
         self.launch(node)

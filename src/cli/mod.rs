@@ -106,6 +106,7 @@ fn execute(cli: Cli, output: &Output) -> Result<u8, Failed> {
         progress: Progress::default(),
         // Log lines would tear the line of progress.
         draw: !cli.globals.json && !cli.globals.quiet && cli.globals.verbose == 0,
+        #[cfg(feature = "agent")]
         memory: cli.globals.flags().memory,
         stop: CancellationToken::new(),
     };

@@ -31,6 +31,7 @@ pub(super) struct Context {
     /// Whether how far it is may be drawn.
     pub(super) draw: bool,
     /// `--memory`, in bytes.
+    #[cfg(feature = "agent")]
     pub(super) memory: Option<u64>,
     /// Cancelled when the command is to stop.
     pub(super) stop: CancellationToken,

@@ -32,6 +32,7 @@ pub use restore::{Removed, RestoreOptions, RestoreReport};
 pub use runs::{RunListed, StepListed};
 pub use save::{CutChoice, Expected, Explained, PartOptions, PartReport, SaveOptions, SaveReport, SaveSource};
 pub use show::{Shown, ShownEntry, ShownTensor};
+#[cfg(feature = "agent")]
 pub(crate) use subpath::chunks_below;
 pub use sync::{PlannedName, SyncOptions, SyncReport, sync};
 pub use tensors::{

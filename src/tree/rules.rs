@@ -16,8 +16,8 @@ use crate::error::{Error, Result};
 
 /// The name of the files that say what to leave out of their folder. They are saved like any other file.
 pub const IGNORE_FILE: &str = ".towlineignore";
-/// Bytes in one such file, at most.
-pub(super) const IGNORE_LEN_MAX: u64 = 1 << 20;
+/// Limit of all such files of a tree together, in bytes: compiled patterns take some 160 times as much memory.
+pub(super) const IGNORE_LEN_MAX: u64 = 1 << 18;
 
 /// Exclusions of a save.
 #[derive(Clone, Debug, Default)]
@@ -27,6 +27,10 @@ pub struct Rules {
     /// Folders left out whole, wherever they lie: the repository that is written to, above all. Told apart by device and
     /// inode, so that links and bind mounts do not hide them; one that does not exist is no error.
     pub skip: Vec<PathBuf>,
+    /// Refuse a root that is a symbolic link: others may have put it there.
+    pub no_follow: bool,
+    /// Read no ignore files.
+    pub no_ignore_files: bool,
 }
 
 /// The rules in force in one folder: those of its own file, then those from above.

@@ -100,7 +100,7 @@ mod walking {
         let excludes = vec!["sub".to_owned(), "!a.tmp".to_owned()];
         expected.retain(|path| !path.starts_with("sub"));
         expected.insert(3, "a.tmp".to_owned());
-        assert_eq!(paths(root.path(), &Rules { excludes, skip: Vec::new() }), expected);
+        assert_eq!(paths(root.path(), &Rules { excludes, ..Rules::default() }), expected);
     }
 
     #[test]
@@ -515,4 +515,38 @@ proptest! {
             assert!(path.components().count() > 0);
         }
     }
+}
+
+#[test]
+fn a_root_that_others_may_have_linked_is_not_followed() {
+    let root = tempfile::tempdir().unwrap();
+    fs::create_dir(root.path().join("secret")).unwrap();
+    fs::write(root.path().join("secret/key"), "key").unwrap();
+    fs::write(root.path().join("file"), "file").unwrap();
+    symlink("secret", root.path().join("folder-link")).unwrap();
+    symlink("file", root.path().join("file-link")).unwrap();
+    let rules = Rules { no_follow: true, ..Rules::default() };
+    for link in ["folder-link", "file-link"] {
+        assert_eq!(walk(&root.path().join(link), &rules).unwrap_err().kind(), ErrorKind::Conflict, "{link}");
+        assert!(walk(&root.path().join(link), &Rules::default()).is_ok(), "{link}");
+    }
+    let folder = walk(&root.path().join("secret"), &rules).unwrap();
+    assert_eq!((folder.found.len(), folder.is_file()), (2, false));
+    let file = walk(&root.path().join("file"), &rules).unwrap();
+    assert_eq!((file.found.len(), file.is_file()), (1, true));
+    assert_eq!(walk(&root.path().join("none"), &rules).unwrap_err().kind(), ErrorKind::NotFound);
+}
+
+#[test]
+fn ignore_files_are_bounded_together_and_can_be_left_unread() {
+    let root = tempfile::tempdir().unwrap();
+    fs::create_dir(root.path().join("sub")).unwrap();
+    let patterns = "aaaaaaa\n".repeat(20_000);
+    fs::write(root.path().join(IGNORE_FILE), &patterns).unwrap();
+    assert!(walk(root.path(), &Rules::default()).is_ok());
+    fs::write(root.path().join("sub").join(IGNORE_FILE), &patterns).unwrap();
+    let error = walk(root.path(), &Rules::default()).unwrap_err();
+    assert!(error.to_string().contains("at most 256 KiB in all of a tree"), "{error}");
+    let unread = Rules { no_ignore_files: true, ..Rules::default() };
+    assert_eq!(walk(root.path(), &unread).unwrap().found.len(), 4);
 }

@@ -154,15 +154,14 @@ pub(super) fn open_file(folders: &Folders, path: &[u8], what: &'static str) -> R
     Err(Error::conflict(what).at(folders.shown(path).display()).expected("a regular file").got("something else"))
 }
 
-/// Finds everything to save under `root`: a folder, a file, or a symbolic link to either, which is followed. Links below
-/// it are not followed, mount points are crossed, hidden files are included.
+/// Finds everything to save under `root`: a folder, a file, or a symbolic link to either, which is followed unless
+/// [`Rules::no_follow`] is set. Links below it are not followed, mount points are crossed, hidden files are included.
 ///
 /// # Errors
 /// Not found or denied, for the root and for any folder below it that cannot be listed; usage, for a malformed pattern,
-/// and where the root is a file of no savable kind or lies in one of [`Rules::skip`].
+/// and where the root is a file of no savable kind or lies in one of [`Rules::skip`]; conflict, for a link that may not be followed.
 pub fn walk(root: &Path, rules: &Rules) -> Result<Walk> {
-    let fault = |error| Error::io("cannot open what is to be saved", root, error);
-    let real = root.canonicalize().map_err(fault)?;
+    let Root { real, fd, shown, file } = if rules.no_follow { Root::itself(root)? } else { Root::followed(root)? };
     let skip = rules.skip.iter().filter_map(|folder| identity(folder)).collect::<Vec<_>>();
     if let Some(above) = real.ancestors().find(|above| identity(above).is_some_and(|id| skip.contains(&id))) {
         return Err(Error::usage("what is to be saved lies in a folder that is left out")
@@ -171,20 +170,71 @@ pub fn walk(root: &Path, rules: &Rules) -> Result<Walk> {
             .help("a repository cannot be saved into itself: `towline sync` copies one"));
     }
     let in_force = InForce::new(&rules.excludes)?;
-    let is_folder = real.metadata().map_err(fault)?.is_dir();
-    let (base, file) = match (is_folder, real.parent(), real.file_name()) {
-        (false, Some(parent), Some(name)) => (parent, Some(name.as_bytes().to_vec())),
-        _ => (real.as_path(), None),
-    };
-    let fd = open(base, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
-    let folders = Folders::new(fd.map_err(|errno| fault(errno.into()))?, base.to_owned());
+    let folders = Folders::new(fd, shown);
     let mut scan = Scan::new(&folders, &skip, Some(in_force));
+    scan.ignore_left = if rules.no_ignore_files { None } else { Some(IGNORE_LEN_MAX) };
     match &file {
         Some(name) => scan.single(name, root.file_name().unwrap_or(OsStr::from_bytes(name)).as_bytes())?,
         None => scan.run()?,
     }
     let Scan { found, skipped, repositories, .. } = scan;
     Ok(Walk { found, skipped, repositories, place: WalkSource::Disk { root: real, folders, file } })
+}
+
+/// Opened root of a walk.
+struct Root {
+    /// Its path, absolute and free of links.
+    real: PathBuf,
+    /// Itself, or the folder that a file is in.
+    fd: OwnedFd,
+    /// Path of `fd`.
+    shown: PathBuf,
+    /// Name of a file.
+    file: Option<Vec<u8>>,
+}
+
+const FOLDER: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
+
+impl Root {
+    fn fault(root: &Path) -> impl Fn(std::io::Error) -> Error {
+        move |error| Error::io("cannot open what is to be saved", root, error)
+    }
+
+    /// Opens `root`, following links.
+    fn followed(root: &Path) -> Result<Self> {
+        let fault = Self::fault(root);
+        let real = root.canonicalize().map_err(&fault)?;
+        let is_folder = real.metadata().map_err(&fault)?.is_dir();
+        let (shown, file) = match (is_folder, real.parent(), real.file_name()) {
+            (false, Some(parent), Some(name)) => (parent.to_owned(), Some(name.as_bytes().to_vec())),
+            _ => (real.clone(), None),
+        };
+        let fd = open(&shown, FOLDER, Mode::empty()).map_err(|errno| fault(errno.into()))?;
+        Ok(Self { real, fd, shown, file })
+    }
+
+    /// Opens `root` itself, which no link may have replaced.
+    fn itself(root: &Path) -> Result<Self> {
+        let fault = Self::fault(root);
+        let (Some(parent), Some(name)) = (root.parent(), root.file_name()) else { return Self::followed(root) };
+        let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
+        let shown = parent.canonicalize().map_err(&fault)?;
+        let real = shown.join(name);
+        let above = open(&shown, FOLDER, Mode::empty()).map_err(|errno| fault(errno.into()))?;
+        match openat(&above, name, FOLDER | OFlags::NOFOLLOW, Mode::empty()) {
+            Ok(fd) => Ok(Self { shown: real.clone(), real, fd, file: None }),
+            Err(errno) => {
+                let raw = statat(&above, name, AtFlags::SYMLINK_NOFOLLOW).map_err(|errno| fault(errno.into()))?;
+                match kind_of(&raw) {
+                    FileType::Directory => Err(fault(errno.into())),
+                    FileType::Symlink => Err(Error::conflict("this is a symbolic link, which is not followed here")
+                        .at(root.display())
+                        .expected("a file or a folder")),
+                    _ => Ok(Self { real, fd: above, shown, file: Some(name.as_bytes().to_vec()) }),
+                }
+            }
+        }
+    }
 }
 
 /// Identity of a folder on this machine.
@@ -201,13 +251,16 @@ pub(super) struct Scan<'a> {
     pub(super) found: Vec<WalkEntry>,
     pub(super) skipped: Vec<Skipped>,
     repositories: Vec<Vec<u8>>,
+    /// Bytes of ignore files that may still be read; None: none is read.
+    ignore_left: Option<u64>,
 }
 
 impl<'a> Scan<'a> {
     /// A walk over all of `folders`.
     pub(super) fn new(folders: &'a Folders, skip: &'a [(u64, u64)], rules: Option<InForce>) -> Self {
         let pending = vec![(Vec::new(), rules)];
-        Self { folders, skip, pending, found: Vec::new(), skipped: Vec::new(), repositories: Vec::new() }
+        let (found, skipped, repositories) = Default::default();
+        Self { folders, skip, pending, found, skipped, repositories, ignore_left: Some(IGNORE_LEN_MAX) }
     }
 
     /// Reads folder after folder, then puts everything in order.
@@ -312,12 +365,13 @@ impl<'a> Scan<'a> {
 
     /// Adds the rules of the folder's own ignore file, if it has one that is a regular file.
     fn with_ignore_file(
-        &self,
+        &mut self,
         fd: &OwnedFd,
         path: &[u8],
         names: &[(Vec<u8>, FileType)],
         rules: InForce,
     ) -> Result<InForce> {
+        let Some(left) = self.ignore_left else { return Ok(rules) };
         if !names.iter().any(|(name, _)| name == IGNORE_FILE.as_bytes()) {
             return Ok(rules);
         }
@@ -332,10 +386,13 @@ impl<'a> Scan<'a> {
             return Ok(rules);
         }
         let mut text = Vec::new();
-        file.take(IGNORE_LEN_MAX + 1).read_to_end(&mut text).map_err(fault)?;
-        if text.len() as u64 > IGNORE_LEN_MAX {
-            return Err(Error::usage("ignore file is too long").at(shown.display()).expected("at most 1 MiB"));
-        }
+        file.take(left + 1).read_to_end(&mut text).map_err(fault)?;
+        let Some(left) = left.checked_sub(text.len() as u64) else {
+            return Err(Error::usage("ignore files are too long")
+                .at(shown.display())
+                .expected("at most 256 KiB in all of a tree"));
+        };
+        self.ignore_left = Some(left);
         rules.with_file(path, &text, &shown)
     }
 }

@@ -1,8 +1,9 @@
 //! Watching a folder that a training writes to: every way of finishing a checkpoint, folders that come and go, signals,
 //! restarts, and bringing the latest back.
 
-use std::fs;
+use std::fs::{self, DirBuilder};
 use std::io::{BufRead, BufReader};
+use std::os::unix::fs::{DirBuilderExt as _, symlink};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -307,12 +308,41 @@ async fn the_latest_comes_back_under_its_own_name() {
     assert_eq!(tree_digest(&latest), before);
     assert_eq!(fs::read_dir(scene.out()).unwrap().count(), 1, "nothing is left beside it");
     // What a killed restore left, and a folder that is not empty but holds no checkpoint.
-    fs::rename(&latest, scene.out().join(".checkpoint-10.towline-tmp")).unwrap();
-    write(scene.out().join(".checkpoint-10.towline-tmp/more"), "x");
+    let staging = scene.out().join(".checkpoint-10.towline-tmp");
+    DirBuilder::new().mode(0o700).create(&staging).unwrap();
+    fs::rename(&latest, staging.join("checkpoint-10")).unwrap();
+    write(staging.join("checkpoint-10/more"), "x");
     write(scene.out().join("runs/log"), "x");
     let again = scene.once(restore).await;
     assert!(matches!(&again[1], WatchEvent::Restored { report, .. } if report.fetched_bytes == 0), "{again:?}");
     assert_eq!(tree_digest(&latest), before);
+}
+
+/// S9: "A link that they put in the place of a checkpoint, of Towline's own files there or of a trainer's state is not followed: nothing
+/// outside of the folder is saved, changed or deleted."
+#[tokio::test(flavor = "multi_thread")]
+async fn planted_links_are_not_followed() {
+    let scene = Scene::new().await;
+    let restore = |options: &mut WatchOptions| options.restore_latest = true;
+    write(scene.path("victim/keep"), "keep");
+    write(scene.path("conf"), "keep");
+    let folder = scene.out().join("global_step20");
+    write(folder.join("mp_rank_00_model_states.pt"), noise(1, 9000));
+    write(scene.out().join("latest"), "global_step20");
+    scene.once(|_| {}).await;
+    let before = tree_digest(&folder);
+    fs::remove_dir_all(scene.out()).unwrap();
+
+    fs::create_dir(scene.out()).unwrap();
+    symlink(scene.path("victim"), scene.out().join(".global_step20.towline-tmp")).unwrap();
+    symlink(scene.path("conf"), scene.out().join("latest")).unwrap();
+    let events = scene.once(restore).await;
+    assert!(events.iter().any(|event| matches!(event, WatchEvent::Restored { .. })), "{events:?}");
+    assert_eq!(tree_digest(&folder), before);
+    assert!(folder.symlink_metadata().unwrap().is_dir());
+    assert_eq!(fs::read(scene.path("victim/keep")).unwrap(), b"keep");
+    assert_eq!(fs::read(scene.path("conf")).unwrap(), b"keep");
+    assert_eq!(fs::read(scene.out().join("latest")).unwrap(), b"global_step20");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -12,6 +12,7 @@ use axum::response::{IntoResponse as _, Response};
 use rustix::process::{Uid, getuid};
 
 use super::error::ApiError;
+use crate::agent::AT;
 use crate::agent::config::Accepts;
 use crate::agent::user::user_name;
 use crate::cache::Pin;
@@ -205,7 +206,9 @@ impl Auth {
         if self.is_shown(headers) {
             return Ok(Visibility::All);
         }
-        if OPEN.contains(&path) || self.open_metrics && path == METRICS {
+        // Another agent sees this agent's certificate, not the caller: that needs the token.
+        let is_own = !headers.contains_key(AT);
+        if is_own && (OPEN.contains(&path) || self.open_metrics && path == METRICS) {
             return Ok(Visibility::Vitals);
         }
         let file = self.token.as_ref().map_or_else(String::new, |token| {

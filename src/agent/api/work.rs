@@ -23,6 +23,7 @@ use crate::agent::tasks::{self, RestoreRequest, WarmRequest, report, resolve};
 use crate::agent::tasks::{Task, TaskSpec};
 use crate::agent::view::{self, TaskKind, TaskProgress};
 use crate::error::{Error, Result};
+use crate::limits::PATH_LEN_MAX;
 use crate::ops::SaveOptions;
 use crate::repository::log::StepFacts;
 use crate::repository::{Name, Selector};
@@ -145,7 +146,7 @@ pub(super) async fn save(State(state): State<Arc<AgentState>>, JsonBody(asked): 
 pub(super) async fn restore(State(state): State<Arc<AgentState>>, JsonBody(asked): JsonBody<Restore>) -> Begun {
     let restoring = RestoreRequest {
         name: asked.name.parse()?,
-        below: below(asked.path),
+        below: below(asked.path)?,
         to: absolute(asked.to)?,
         overwrite: asked.overwrite,
         delete: asked.delete,
@@ -158,7 +159,7 @@ pub(super) async fn restore(State(state): State<Arc<AgentState>>, JsonBody(asked
 /// Brings a file or folder of what a name stands for into the cache, ahead of whoever is about to read it.
 pub(super) async fn fetch(State(state): State<Arc<AgentState>>, JsonBody(asked): JsonBody<Fetch>) -> Begun {
     let from = asked.from.as_deref().map(str::parse).transpose()?.unwrap_or_default();
-    let (name, below) = (asked.name.parse()?, below(asked.path));
+    let (name, below) = (asked.name.parse()?, below(asked.path)?);
     let warming = WarmRequest {
         name,
         below,
@@ -194,7 +195,7 @@ pub(super) async fn warm(
     let name = resolve(state.exchange()?, repository, caller.agent(), &asked.name.parse()?).await?;
     let warming = WarmRequest {
         name: Selector::Name(name),
-        below: below(asked.path),
+        below: below(asked.path)?,
         kind: TaskKind::Warm,
         from,
         or_repository: asked.or_repository,
@@ -284,8 +285,17 @@ impl Following {
 }
 
 /// A path within a tree; None for all of it.
-fn below(path: Option<String>) -> Option<String> {
-    path.map(|path| path.trim_matches('/').to_owned()).filter(|path| !path.is_empty())
+///
+/// # Errors
+/// Usage, if no tree can have such a path.
+fn below(path: Option<String>) -> Result<Option<String>> {
+    let path = path.map(|path| path.trim_matches('/').to_owned()).filter(|path| !path.is_empty());
+    if let Some(path) = &path
+        && path.len() > PATH_LEN_MAX
+    {
+        return Err(Error::usage("path is too long").expected(format!("at most {PATH_LEN_MAX} bytes")).got(path.len()));
+    }
+    Ok(path)
 }
 
 /// The agent's working directory is nobody else's.

@@ -33,7 +33,7 @@ fn every_setting_is_taken() {
         "socket = 'run/a.sock'\nhttp = '127.0.0.1:7070'\nrepositories = ['repo', 's3://bucket/prefix']\n\
          endpoint = 'http://localhost:9000'\nallow_http = true\nmemory = '1G'\ngrace = '90s'\n\
          identity = 'tls'\nlisten = '0.0.0.0:7071'\ncallers = ['home/*']\n\
-         [peers]\naddresses = ['a:7071', 'b:7071']\ncarrier = 'tcp'\nconnections = 4\n\
+         [peers]\naddresses = ['a:7071', 'b:7071']\ntransport = 'tcp'\nconnections = 4\n\
          dns = ['peers:7071']\nregister = '10.0.0.5:7071'\n\
          [[limits]]\nsite = 'cloud'\nrate = '300Mbit'\n[[limits]]\nsite = 'far'\nrate = '1M'\n\
          [sidecar]\nwarm = ['run@latest']\nrestore = [{ name = 'base', to = '/data' }]\nhandoff_to = 'cloud'\npreemption = 'aws'\n\
@@ -149,14 +149,14 @@ fn what_makes_no_sense_is_named() {
         ("repository = '/r'\n[peers]\nregister = 'a:1'", "register is set, but not `listen`"),
         ("repository = '/r'\n[[limits]]\nsite = 'a'\nrate = 'fast'", "not a size"),
         ("repository = '/r'\n[[limits]]\nsite = 'a'\nrate = '1Xbit'", "not a rate"),
-        ("repository = '/r'\n[peers]\ncarrier = 'pigeon'", "unknown variant `pigeon`"),
+        ("repository = '/r'\n[peers]\ntransport = 'pigeon'", "unknown variant `pigeon`"),
         ("repository = '/r'\n[[allow]]\nagents = '['\nnames = []", "malformed pattern"),
         ("repository = '/r'\n[[allow]]\nagents = 1\nnames = []", "a pattern, or a list of patterns"),
         (LISTENING, "`listen` is set, but no [[allow]] says"),
         ("repository = '/r'\ncallers = ['home/*']", "`callers` is set, but not `listen`"),
         ("repository = '/r'\n[handoff]\ndir = 'k'\ncapacity = '1G'", "[handoff] is set, but not `listen`"),
         ("repository = '/r'\n[sidecar]\nhandoff_to = 'home'", "handoff_to is set, but [peers] names no other agent"),
-        ("repository = '/r'\n[sidecar]\nnotice = 'pigeon'", "pigeon"),
+        ("repository = '/r'\n[sidecar]\npreemption = 'pigeon'", "pigeon"),
         ("repository = '/r'\n[sidecar]\nwarm = ['a//b']", "not a name"),
         (
             "repository = '/r'\n[sidecar]\nrestore = [{ name = 'r@latest', to = 'c' }]\nwatch = [{ folder = 'c/', run = 'r' }]",

@@ -27,7 +27,7 @@ const PIECE: usize = 1 << 20;
 const ENTRY_SPACE: u64 = 4096;
 /// Limit of folders in a checkpoint: they are in memory until the end.
 const FOLDERS_MAX: usize = 16_384;
-/// Limits of files, folders and links of a checkpoint, and of the bytes of their paths: all are in memory when it is saved.
+/// Limits of files, folders and links of a checkpoint, and of the bytes of their paths and targets: all are in memory when it is saved.
 const ENTRIES_MAX: usize = 1 << 18;
 const PATHS_LEN_MAX: usize = 32 << 20;
 /// Modes on the receiver's disk, whatever they were at the sender: only the receiver can read them.
@@ -69,7 +69,9 @@ impl Contents {
     /// As the file system says; usage, for a path without a name.
     pub(in crate::agent) fn find(path: &Path) -> Result<Self> {
         let name = path.file_name().ok_or_else(|| Error::usage("checkpoint has no name").at(path.display()))?;
-        Ok(Self { entry: name.as_bytes().to_vec(), walk: walk(path, &Rules::default())? })
+        // The owner of the folder may have put a link in the place of the checkpoint.
+        let rules = Rules { no_follow: true, ..Rules::default() };
+        Ok(Self { entry: name.as_bytes().to_vec(), walk: walk(path, &rules)? })
     }
 
     /// Space that it takes, in bytes, as [`receive`] charges it.
@@ -177,7 +179,7 @@ pub(super) fn receive(input: &mut impl Read, target: &Target, space: u64) -> Res
             Error::exhausted("checkpoint is larger than announced").expected(format!("{space} bytes"))
         })?;
         entries += 1;
-        paths_len += path.len();
+        paths_len += path.len() + if let Kind::Link(to) = &kind { to.len() } else { 0 };
         if entries > ENTRIES_MAX || paths_len > PATHS_LEN_MAX {
             return Err(Error::exhausted("checkpoint has too many files, or their paths are too long")
                 .expected(format!("at most {ENTRIES_MAX} files, folders and links, and {PATHS_LEN_MAX} bytes of paths"))
@@ -464,6 +466,17 @@ mod tests {
             [(FOLDER, "c", "")].into_iter().chain(many.iter().map(|path| (FOLDER, &**path, ""))).collect();
         let error = put(&written(&many), &room.path().join("to"), u64::MAX).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Damaged, "memory for folders is bounded");
+    }
+
+    #[test]
+    fn targets_of_links_count_as_paths() {
+        let room = tempfile::tempdir().unwrap();
+        let target = "t".repeat(4000);
+        let links: Vec<String> = (0..PATHS_LEN_MAX / 4000 + 1).map(|n| format!("c/{n}")).collect();
+        let all: Vec<_> =
+            [(FOLDER, "c", "")].into_iter().chain(links.iter().map(|path| (LINK, &**path, &*target))).collect();
+        let error = put(&written(&all), &room.path().join("to"), u64::MAX).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Exhausted);
     }
 
     #[test]

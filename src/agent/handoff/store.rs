@@ -30,7 +30,7 @@ use crate::error::{Error, Result};
 use crate::repository::Name;
 use crate::span;
 use crate::transfer::identity::Identity;
-use crate::tree::{Durability, Target};
+use crate::tree::{Durability, Target, check_own_folder};
 
 const FILES: &str = "files";
 const PART: &str = ".part";
@@ -70,6 +70,7 @@ impl HandoffStore {
         let io = |error| Error::io("folder of [handoff] cannot be used", &dir, error);
         // Only this user may read the files of other agents.
         DirBuilder::new().recursive(true).mode(0o700).create(&dir).map_err(io)?;
+        check_own_folder(&dir)?;
         dir.parent().map_or(Ok(()), sync).map_err(io)?;
         let mut register = Register::default();
         for entry in fs::read_dir(&dir).map_err(io)? {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use ulid::Ulid;
@@ -84,6 +84,9 @@ impl StoredCheckpoint {
         let malformed = || Error::damaged("handoff record is malformed").at(path.display());
         let Record { handoff, entry } = serde_json::from_slice(&record).map_err(|source| malformed().source(source))?;
         let repository = handoff.repository.parse().map_err(|source| malformed().source(source))?;
+        if entry.components().count() != 1 || !matches!(entry.components().next(), Some(Component::Normal(_))) {
+            return Err(malformed().expected("an entry of one plain name").got(entry.display()));
+        }
         let what = Announced { name: handoff.name.parse()?, repository, labels: handoff.labels, bytes: handoff.bytes };
         Ok(Self { from: handoff.from.parse()?, since: handoff.since, what, entry, aside: handoff.aside })
     }
@@ -125,9 +128,10 @@ fn replace(path: &Path, bytes: &[u8]) -> Result<()> {
 /// # Errors
 /// Usage, if `name` is no step of a run, or so long that the others are not valid.
 pub(in crate::agent) fn names(name: &Name, from: &Identity, id: Ulid) -> Result<[Name; 3]> {
-    if name.step().is_none() {
+    let canonical = |(run, number): (Name, u64)| format!("{run}/step-{number}") == name.to_string();
+    if !name.step().is_some_and(canonical) {
         return Err(Error::usage("only steps of a run can be handed off")
-            .expected("RUN/step-N")
+            .expected("RUN/step-N, N without leading zeros")
             .got(name)
             .help("save it instead"));
     }

@@ -135,7 +135,9 @@ fn a_checkpoint_has_three_names_to_be_saved_as() {
         format!("handoff/{}/{id}/run/step-7", from.path()),
     ];
     assert_eq!(all.map(|name| name.to_string()), expected);
-    assert_eq!(names(&"models/production".parse().unwrap(), &from, id).unwrap_err().kind(), ErrorKind::Usage);
+    for other in ["models/production", "run/step-07", "run/step-00"] {
+        assert_eq!(names(&other.parse().unwrap(), &from, id).unwrap_err().kind(), ErrorKind::Usage, "{other}");
+    }
 }
 
 #[test]
@@ -168,7 +170,7 @@ fn each_sender_has_a_quota_that_what_was_set_aside_uses_too() {
     let store = Arc::new(HandoffStore::open(config(&dir, 100 * takes, &entry(1 << 30, 1))).unwrap());
     assert_eq!(store.list(None)[0].1.aside, Some(aside));
     let error = promise(&store, "a", 1).unwrap_err();
-    assert!(error.to_string().contains("at most 1 checkpoints kept, got 1 kept already"), "{error}");
+    assert!(error.to_string().contains("at most 1 checkpoints stored, got 1 stored"), "{error}");
     store.retry(id).unwrap();
     assert_eq!((store.aside(), store.to_save()), (0, vec![(id, true)]));
     assert_eq!(store.to_save(), [(id, false)], "it is asked for once");
@@ -235,4 +237,26 @@ fn what_is_kept_can_be_read_whatever_the_sender_allowed() {
     assert_eq!((mode(&kept.join("deep/model.bin")), mode(&kept.join("deep"))), (0o600, 0o700));
     assert_eq!(read_modes(&dir.join(id.to_string())).unwrap()[&b"deep/model.bin".to_vec()], 0);
     assert_eq!(mode(&dir.join(id.to_string()).join("handoff.json")), 0o600);
+}
+
+#[test]
+fn a_record_that_names_a_path_is_not_believed() {
+    let room = tempfile::tempdir().unwrap();
+    let (dir, (archive, takes)) = (room.path().join("kept"), archive(room.path()));
+    let store = open(&dir, takes);
+    let id = promise(&store, "a", takes).unwrap();
+    take(&store, id, &archive).unwrap();
+    let record = dir.join(id.to_string()).join("handoff.json");
+    let text = fs::read_to_string(&record).unwrap();
+    for entry in ["/etc", "../checkpoint-5", "a/b", "."] {
+        let forged = text.replace("\"checkpoint-5\"", &format!("{entry:?}"));
+        assert_ne!(forged, text);
+        fs::write(&record, forged).unwrap();
+        assert!(open(&dir, takes).find(id).is_none(), "{entry}");
+    }
+    fs::write(&record, text).unwrap();
+    assert!(open(&dir, takes).find(id).is_some());
+    fs::set_permissions(&dir, fs::Permissions::from_mode(0o777)).unwrap();
+    let error = HandoffStore::open(config(&dir, takes, EVERYBODY)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Denied, "others could put records there");
 }

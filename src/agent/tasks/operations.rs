@@ -15,6 +15,7 @@ use crate::agent::view::TaskKind;
 use crate::agent::{Pinning, WarmOptions};
 use crate::error::{Error, ErrorKind, Result};
 use crate::ops::{self, RestoreOptions, SaveOptions};
+use crate::repository::log::State;
 use crate::repository::{Name, Repository, Selector};
 use crate::transfer::exchange::{Exchange, FetchPolicy, From};
 use crate::transfer::identity::Identity;
@@ -138,10 +139,18 @@ pub(in crate::agent) fn save_handoff(
             None => BTreeMap::new(),
         };
         let expected = ops::Expected::Nothing;
-        let options =
-            SaveOptions { labels, modes: Arc::new(modes), progress, stop, expected, ..SaveOptions::default() };
+        let options = SaveOptions {
+            labels,
+            modes: Arc::new(modes),
+            progress,
+            stop,
+            expected,
+            no_follow: true,
+            no_ignore_files: true,
+            ..SaveOptions::default()
+        };
         for name in &names {
-            if repository.state().await?.refs.contains_key(name) {
+            if is_taken(&*repository.state().await?, name) {
                 if repository.holds(name, &path).await.unwrap_or(false) {
                     return report(&serde_json::json!({ "name": name, "saved": "already" }));
                 }
@@ -156,6 +165,12 @@ pub(in crate::agent) fn save_handoff(
         }
         Err(Error::conflict("every name for the handed-off checkpoint is taken").at(&names[0]))
     })
+}
+
+/// True if `name`, or another spelling of the same step, is there.
+fn is_taken(state: &State, name: &Name) -> bool {
+    let step = name.step();
+    state.refs.contains_key(name) || step.is_some() && state.refs.keys().any(|other| other.step() == step)
 }
 
 /// Report of a task, as the command of that name prints it.

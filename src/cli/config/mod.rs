@@ -218,6 +218,7 @@ impl Settings {
     ///
     /// # Errors
     /// Usage, where there is no home folder.
+    #[cfg(feature = "agent")]
     pub(super) fn authority(&self) -> Result<&Path> {
         self.authority
             .as_deref()

@@ -146,6 +146,10 @@ pub struct SaveOptions {
     pub expected: Expected,
     /// Permission bits to record instead of those on the disk, by path in the tree (empty: its root folder).
     pub modes: Arc<BTreeMap<Vec<u8>, u32>>,
+    /// Refuse a symbolic link at the path itself: others may have put it there.
+    pub no_follow: bool,
+    /// Save what ignore files leave out, too.
+    pub no_ignore_files: bool,
     /// Progress counters.
     pub progress: Progress,
     /// Cancel it to stop: what was stored by then is recorded within seconds, and used by the next save. A save that is about
@@ -271,6 +275,8 @@ impl Repository {
         let rules = Rules {
             excludes: options.exclude.clone(),
             skip: self.store().directory().map(Path::to_path_buf).into_iter().collect(),
+            no_follow: options.no_follow,
+            no_ignore_files: options.no_ignore_files,
         };
         let (cut, now) = (options.cut, self.clock().now());
         let look = move || {

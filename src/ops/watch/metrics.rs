@@ -1,21 +1,28 @@
 //! Logged metrics of a checkpoint: the numbers in its `trainer_state.json`, as Hugging Face's Trainer writes it
 //! (<https://github.com/huggingface/transformers/blob/main/src/transformers/trainer_callback.py>, `TrainerState`).
 
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::fmt;
 use std::fs::File;
 use std::io::{ErrorKind as Io, Read as _};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 use std::str::FromStr;
 
+use rustix::fs::OFlags;
 use serde::Deserialize;
-use serde_json::{Map, Value};
+use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
 use super::candidate::TRAINER_STATE;
 use crate::error::{Error, Result};
 use crate::limits::MIB;
 use crate::repository::log::StepFacts;
 
-/// A longer file is not read: a training that logs each of a million steps stays below.
-const LEN_MAX: u64 = 256 * MIB;
+/// Limit of the file: its text is in memory twice. A training that logs each of a hundred thousand steps stays below.
+const LEN_MAX: u64 = 16 * MIB;
+/// Limit of the numbers of one entry, and of those taken.
+const NUMBERS_MAX: usize = 1024;
 /// Keys that are logged with the metrics and are none.
 const NOT_METRICS: [&str; 2] = ["step", "epoch"];
 
@@ -43,36 +50,27 @@ impl FromStr for LoggedMetric {
     }
 }
 
-/// The part of the file that is read.
-#[derive(Debug, Default, Deserialize)]
-struct Logged {
-    #[serde(default)]
-    log_history: Vec<Map<String, Value>>,
-    #[serde(flatten)]
-    rest: Map<String, Value>,
-}
-
 /// `facts` with the metrics that the checkpoint in `folder`, of `step`, tells: those `wanted`, each as it was logged last; or, if
 /// none are, all that were logged at this very step. Metrics that `facts` has already stay.
 pub(super) fn with_logged(folder: &Path, step: u64, wanted: &[LoggedMetric], facts: StepFacts) -> StepFacts {
-    let logged = match read(&folder.join(TRAINER_STATE)) {
-        Ok(Some(logged)) => logged,
+    let found = match read(&folder.join(TRAINER_STATE), Query { step, wanted }) {
+        Ok(Some(found)) => found,
         Ok(None) => return facts,
         Err(error) => {
             tracing::warn!("no metrics are taken from a checkpoint: {error:?}");
             return facts;
         }
     };
-    let found: Vec<(&str, f64)> = if wanted.is_empty() {
-        logged.at(step)
+    let found: Vec<(String, f64)> = if wanted.is_empty() {
+        found.logged.into_iter().collect()
     } else {
-        wanted.iter().filter_map(|one| logged.last(one, step)).collect()
+        wanted.iter().filter_map(|one| found.value(one, step)).collect()
     };
     found.into_iter().fold(facts, |facts, (name, value)| {
-        if facts.value(name).is_some() {
+        if facts.value(&name).is_some() {
             return facts;
         }
-        facts.clone().metric(name, value).unwrap_or_else(|error| {
+        facts.clone().metric(&name, value).unwrap_or_else(|error| {
             tracing::info!("a logged value is not taken: {error:?}");
             facts
         })
@@ -80,46 +78,224 @@ pub(super) fn with_logged(folder: &Path, step: u64, wanted: &[LoggedMetric], fac
 }
 
 /// None, if there is no such file.
-fn read(path: &Path) -> Result<Option<Logged>> {
+fn read(path: &Path, query: Query<'_>) -> Result<Option<Found>> {
     let fault = |error| Error::io("cannot read what the trainer logged", path, error);
-    let file = match File::open(path) {
+    // Never through a link, never waiting for a pipe's other end: others may write to the folder.
+    let flags = i32::try_from((OFlags::NOFOLLOW | OFlags::NONBLOCK).bits()).unwrap_or_default();
+    let file = match File::options().read(true).custom_flags(flags).open(path) {
         Ok(file) => file,
         Err(error) if matches!(error.kind(), Io::NotFound | Io::NotADirectory) => return Ok(None),
         Err(error) => return Err(fault(error)),
     };
+    if !file.metadata().map_err(fault)?.is_file() {
+        return Err(Error::usage("what the trainer logged is not a regular file").at(path.display()));
+    }
     let mut text = String::new();
     if file.take(LEN_MAX + 1).read_to_string(&mut text).map_err(fault)? as u64 > LEN_MAX {
         return Err(Error::exhausted("what the trainer logged is too long").at(path.display()).expected(LEN_MAX));
     }
-    let parsed = serde_json::from_str(&without_nan(&text));
-    parsed
+    let text = without_nan(&text);
+    query
+        .deserialize(&mut serde_json::Deserializer::from_str(&text))
         .map(Some)
         .map_err(|source| Error::damaged("what the trainer logged is not JSON").at(path.display()).source(source))
 }
 
-impl Logged {
-    /// All numbers that were logged at `step`; of two with one name the later.
-    fn at(&self, step: u64) -> Vec<(&str, f64)> {
-        let entries = self.log_history.iter().rev().filter(|entry| step_of(entry) == Some(step));
-        let numbers =
-            entries.flat_map(|entry| entry.iter()).filter_map(|(key, value)| Some((key.as_str(), value.as_f64()?)));
-        numbers.filter(|(key, _)| !NOT_METRICS.contains(key)).collect()
-    }
+/// Values to look for: those `wanted` up to `step`, or all of `step` if none are.
+#[derive(Clone, Copy)]
+struct Query<'q> {
+    step: u64,
+    wanted: &'q [LoggedMetric],
+}
 
+/// Values found, by key. Everything else in the file is skipped as it is parsed: a file takes no more memory than its text.
+#[derive(Debug, Default)]
+struct Found {
+    /// From the log.
+    logged: BTreeMap<String, f64>,
+    /// From the state itself.
+    state: BTreeMap<String, f64>,
+}
+
+impl Found {
     /// The value of a metric that was logged last up to `step`, or that the state itself has.
-    fn last<'a>(&'a self, wanted: &'a LoggedMetric, step: u64) -> Option<(&'a str, f64)> {
-        let entries = self.log_history.iter().rev().filter(|entry| step_of(entry).is_none_or(|at| at <= step));
-        let mut values = entries.filter_map(|entry| entry.get(&wanted.key)?.as_f64());
-        let value = values.next().or_else(|| self.rest.get(&wanted.key)?.as_f64());
+    fn value(&self, wanted: &LoggedMetric, step: u64) -> Option<(String, f64)> {
+        let value = self.logged.get(&wanted.key).or_else(|| self.state.get(&wanted.key)).copied();
         if value.is_none() {
             tracing::warn!("step {step} is saved without {}: the trainer logged no number {}", wanted.name, wanted.key);
         }
-        Some((&wanted.name, value?))
+        Some((wanted.name.clone(), value?))
     }
 }
 
-fn step_of(entry: &Map<String, Value>) -> Option<u64> {
-    entry.get("step")?.as_u64()
+impl Query<'_> {
+    fn wants(self, key: &str) -> bool {
+        self.wanted.iter().any(|one| one.key == key)
+    }
+
+    /// Takes the numbers of one entry of the log over those of earlier ones.
+    fn take(self, found: &mut Found, Logged { step, numbers }: Logged) {
+        let is_due =
+            if self.wanted.is_empty() { step == Some(self.step) } else { step.is_none_or(|at| at <= self.step) };
+        if !is_due {
+            return;
+        }
+        for (key, value) in numbers {
+            let is_metric = !NOT_METRICS.contains(&key.as_str());
+            if self.wants(&key) || self.wanted.is_empty() && is_metric && found.logged.len() < NUMBERS_MAX {
+                found.logged.insert(key, value);
+            }
+        }
+    }
+}
+
+impl<'de> DeserializeSeed<'de> for Query<'_> {
+    type Value = Found;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> std::result::Result<Found, D::Error> {
+        deserializer.deserialize_map(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Query<'_> {
+    type Value = Found;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the state of a trainer")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> std::result::Result<Found, A::Error> {
+        let mut found = Found::default();
+        while let Some(key) = map.next_key::<Cow<'_, str>>()? {
+            if key == "log_history" {
+                map.next_value_seed(History { query: self, found: &mut found })?;
+            } else if let Number(Some(value)) = map.next_value()?
+                && self.wants(&key)
+            {
+                found.state.insert(key.into_owned(), value);
+            }
+        }
+        Ok(found)
+    }
+}
+
+/// The log, entry by entry.
+struct History<'f, 'q> {
+    query: Query<'q>,
+    found: &'f mut Found,
+}
+
+impl<'de> DeserializeSeed<'de> for History<'_, '_> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> std::result::Result<(), D::Error> {
+        deserializer.deserialize_seq(self)
+    }
+}
+
+impl<'de> Visitor<'de> for History<'_, '_> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a list of logged entries")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut entries: A) -> std::result::Result<(), A::Error> {
+        while let Some(entry) = entries.next_element::<Logged>()? {
+            self.query.take(self.found, entry);
+        }
+        Ok(())
+    }
+}
+
+/// The numbers of one entry of the log, up to [`NUMBERS_MAX`].
+#[derive(Default)]
+struct Logged {
+    step: Option<u64>,
+    numbers: Vec<(String, f64)>,
+}
+
+impl<'de> Deserialize<'de> for Logged {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
+        struct Entry;
+
+        impl<'de> Visitor<'de> for Entry {
+            type Value = Logged;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a logged entry")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> std::result::Result<Logged, A::Error> {
+                let mut logged = Logged::default();
+                while let Some(key) = map.next_key::<Cow<'_, str>>()? {
+                    let Number(Some(value)) = map.next_value()? else { continue };
+                    if key == "step" {
+                        // Steps are whole and far below 2^53.
+                        logged.step = format!("{value}").parse().ok();
+                    } else if logged.numbers.len() < NUMBERS_MAX {
+                        logged.numbers.push((key.into_owned(), value));
+                    }
+                }
+                Ok(logged)
+            }
+        }
+
+        deserializer.deserialize_map(Entry)
+    }
+}
+
+/// A number; None for any other value, of which nothing is kept.
+struct Number(Option<f64>);
+
+impl<'de> Deserialize<'de> for Number {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
+        struct Any;
+
+        impl<'de> Visitor<'de> for Any {
+            type Value = Number;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("any value")
+            }
+
+            fn visit_f64<E>(self, value: f64) -> std::result::Result<Number, E> {
+                Ok(Number(Some(value)))
+            }
+
+            fn visit_i64<E>(self, value: i64) -> std::result::Result<Number, E> {
+                Ok(Number(Some(value as f64)))
+            }
+
+            fn visit_u64<E>(self, value: u64) -> std::result::Result<Number, E> {
+                Ok(Number(Some(value as f64)))
+            }
+
+            fn visit_bool<E>(self, _: bool) -> std::result::Result<Number, E> {
+                Ok(Number(None))
+            }
+
+            fn visit_str<E>(self, _: &str) -> std::result::Result<Number, E> {
+                Ok(Number(None))
+            }
+
+            fn visit_unit<E>(self) -> std::result::Result<Number, E> {
+                Ok(Number(None))
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut values: A) -> std::result::Result<Number, A::Error> {
+                while values.next_element::<IgnoredAny>()?.is_some() {}
+                Ok(Number(None))
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut values: A) -> std::result::Result<Number, A::Error> {
+                while values.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
+                Ok(Number(None))
+            }
+        }
+
+        deserializer.deserialize_any(Any)
+    }
 }
 
 /// `text` with null for `NaN` and `Infinity`, which Python writes and JSON lacks.
@@ -182,6 +358,30 @@ mod tests {
         let renamed = metrics_of(Some(STATE), 20, &["val=eval_loss", "best=best_metric", "none=grad_norm"]);
         assert_eq!(renamed, pairs(&[("best", 0.5), ("given", 7.0), ("val", 2.5)]));
         assert_eq!(metrics_of(Some(STATE), 20, &["given=loss"]), pairs(&[("given", 7.0)]), "what is given goes first");
+    }
+
+    #[test]
+    fn nothing_is_kept_of_values_that_nobody_asked_for() {
+        let many = "0,".repeat(100_000);
+        let state = format!(
+            r#"{{"a": [{many} 0], "log_history": [{{"step": 20, "b": [{many} 0], "loss": 2}}], "c": {{"d": 1}}}}"#
+        );
+        assert_eq!(metrics_of(Some(&state), 20, &[]), pairs(&[("given", 7.0), ("loss", 2.0)]));
+        let query = Query { step: 20, wanted: &[] };
+        let found = query.deserialize(&mut serde_json::Deserializer::from_str(&state)).unwrap();
+        assert_eq!((found.logged.len(), found.state.len()), (1, 0));
+    }
+
+    #[test]
+    fn neither_a_link_nor_a_pipe_is_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let state = folder.path().join(TRAINER_STATE);
+        std::fs::write(folder.path().join("other"), STATE).unwrap();
+        std::os::unix::fs::symlink("other", &state).unwrap();
+        assert!(with_logged(folder.path(), 20, &[], StepFacts::default()).metrics().next().is_none());
+        std::fs::remove_file(&state).unwrap();
+        rustix::fs::mknodat(rustix::fs::CWD, &state, rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU, 0).unwrap();
+        assert!(with_logged(folder.path(), 20, &[], StepFacts::default()).metrics().next().is_none());
     }
 
     #[test]

@@ -363,7 +363,8 @@ impl Scene<'_> {
     /// Path, name and options to save a checkpoint with.
     fn what(self, due: &Due) -> Result<(PathBuf, Name, SaveOptions)> {
         let name = format!("{}/step-{}", self.run, due.step).parse()?;
-        let mut options = self.options.save.clone();
+        // The owner of the folder may put a link in the place of the checkpoint.
+        let mut options = SaveOptions { no_follow: true, ..self.options.save.clone() };
         options.labels.insert(ENTRY_LABEL.to_owned(), due.entry.clone());
         if let Some(tracker) = self.tracker(due) {
             options.labels.insert(TRACKER_LABEL.to_owned(), tracker.name().to_owned());
@@ -418,7 +419,7 @@ impl Repository {
     async fn compare(&self, name: &Name, path: PathBuf, excludes: &[String]) -> Result<Likeness> {
         let saved = self.saved(name).await?;
         let skip = self.store().directory().map(Path::to_path_buf).into_iter().collect();
-        let rules = Rules { excludes: excludes.to_vec(), skip };
+        let rules = Rules { excludes: excludes.to_vec(), skip, no_follow: true, ..Rules::default() };
         blocking(move || compare(&path, &rules, &saved.manifest)).await
     }
 }

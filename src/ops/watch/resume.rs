@@ -1,6 +1,15 @@
-//! Bringing the latest step back before anything is watched, so that the framework finds it and goes on.
+//! Restore of the latest step before a folder is watched, so that the framework finds it and continues.
+//!
+//! Others may be able to write to the folder. So the step is restored into a private folder in it, which no link can replace, and moved
+//! out of that.
 
-use std::path::Path;
+use std::ffi::OsString;
+use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, Mode, OFlags, fstat, mkdirat, open, openat, renameat, unlinkat};
+use rustix::io::Errno;
+use ulid::Ulid;
 
 use super::candidate::{Class, Tracker, classify};
 use super::events::WatchEvent;
@@ -9,10 +18,13 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::format::Form;
 use crate::ops::RestoreOptions;
 use crate::repository::{Choice, Name, Repository, Saved, Selector};
+use crate::tree::{Readers, replace_file};
 use crate::work::blocking;
 
 /// The label that says what a step was called in the watched folder.
 pub(super) const ENTRY_LABEL: &str = "watch.entry";
+/// Limit of an entry's name in bytes: the names of files while it is restored are longer.
+const ENTRY_LEN_MAX: usize = 200;
 /// The label that says which file beside it named it.
 pub(super) const TRACKER_LABEL: &str = "watch.tracker";
 
@@ -41,22 +53,78 @@ impl Repository {
         };
         let saved = self.saved(&name).await?;
         let entry = entry_name(&saved)?;
-        // Its dot keeps frameworks from taking it for a checkpoint, and a killed restore goes on in it.
-        let (under_way, place) = (dir.join(format!(".{entry}.towline-tmp")), dir.join(&entry));
+        let (folder, called) = (dir.to_owned(), entry.clone());
+        let staging = blocking(move || Staging::open(&folder, &called)).await?;
         let options = RestoreOptions { overwrite: true, delete: true, may_empty: true, ..RestoreOptions::default() };
-        let report = self.restore(&name, None, &under_way, &options).await?;
+        let report = self.restore(&name, None, &staging.dest(), &options).await;
+        let report = report.map_err(|error| error.at(dir.join(&entry).display()))?;
         let tracker = tracker(&saved, &entry);
         let tracker = tracker.map(|tracker| (dir.join(tracker.name()), text(tracker, &saved, &entry)));
         blocking(move || {
-            let fault = |error| Error::io("cannot put a restored checkpoint in its place", &place, error);
-            std::fs::rename(&under_way, &place).map_err(fault)?;
+            staging.publish()?;
             let Some((path, text)) = tracker else { return Ok(()) };
-            let fault = |error| Error::io("cannot write the file that names the latest checkpoint", &path, error);
-            std::fs::write(&path, text).map_err(fault)
+            replace_file(&path, &text, Readers::All)
         })
         .await?;
         tell(WatchEvent::Restored { entry: entry.clone(), report });
         Ok(Some(entry))
+    }
+}
+
+const FOLDER: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+
+/// A private folder in the watched one, in which a step is restored.
+struct Staging {
+    /// The watched folder.
+    dir: OwnedFd,
+    shown: PathBuf,
+    /// The private folder, and its name.
+    own: OwnedFd,
+    name: OsString,
+    entry: String,
+}
+
+impl Staging {
+    /// Opens or makes it. One that an earlier, killed restore left is used again.
+    fn open(dir: &Path, entry: &str) -> Result<Self> {
+        let fault = |errno: Errno| Error::io("cannot restore a checkpoint in the watched folder", dir, errno.into());
+        std::fs::create_dir_all(dir).map_err(|error| Error::io("cannot make the watched folder", dir, error))?;
+        let opened = open(dir, FOLDER.difference(OFlags::NOFOLLOW), Mode::empty()).map_err(fault)?;
+        // Its dot keeps frameworks from taking it for a checkpoint.
+        let usual = OsString::from(format!(".{entry}.towline-tmp"));
+        let unique = OsString::from(format!(".{entry}.{}.towline-tmp", Ulid::generate()));
+        for name in [usual, unique] {
+            match mkdirat(&opened, &name, Mode::RWXU) {
+                Ok(()) | Err(Errno::EXIST) => {}
+                Err(errno) => return Err(fault(errno)),
+            }
+            let own = match openat(&opened, &name, FOLDER, Mode::empty()) {
+                Ok(own) => own,
+                // Something else, planted there.
+                Err(Errno::NOTDIR | Errno::LOOP | Errno::ACCESS) => continue,
+                Err(errno) => return Err(fault(errno)),
+            };
+            let stat = fstat(&own).map_err(fault)?;
+            if stat.st_uid == rustix::process::geteuid().as_raw() && stat.st_mode & 0o077 == 0 {
+                return Ok(Self { dir: opened, shown: dir.to_owned(), own, name, entry: entry.to_owned() });
+            }
+        }
+        Err(Error::conflict("others occupy the names of a restore in the watched folder").at(dir.display()))
+    }
+
+    /// Destination of the restore, through the open folder.
+    fn dest(&self) -> PathBuf {
+        PathBuf::from(format!("/proc/self/fd/{}", self.own.as_raw_fd())).join(&self.entry)
+    }
+
+    /// Moves the restored step to its place in the watched folder.
+    fn publish(self) -> Result<()> {
+        let place = self.shown.join(&self.entry);
+        let fault = |errno: Errno| Error::io("cannot put a restored checkpoint in its place", &place, errno.into());
+        renameat(&self.own, &self.entry, &self.dir, &self.entry).map_err(fault)?;
+        // A leftover is used by the next restore.
+        let _ = unlinkat(&self.dir, &self.name, AtFlags::REMOVEDIR);
+        Ok(())
     }
 }
 
@@ -65,7 +133,8 @@ fn entry_name(saved: &Saved) -> Result<String> {
     let manifest = &saved.manifest;
     if let Some(label) = manifest.labels.get(ENTRY_LABEL) {
         // A writer of the repository must not choose where files go.
-        if label.contains(['/', '\0']) || !matches!(classify(label, manifest.form == Form::Folder), Class::Step(_)) {
+        let unfit = label.contains(['/', '\0']) || label.len() > ENTRY_LEN_MAX;
+        if unfit || !matches!(classify(label, manifest.form == Form::Folder), Class::Step(_)) {
             return Err(Error::damaged("a label does not name a checkpoint")
                 .at(&saved.name)
                 .got(format!("{ENTRY_LABEL}={label:?}"))

@@ -23,13 +23,31 @@ pub(super) fn make_folder(path: &Path) -> Result<()> {
     std::fs::create_dir_all(path).map_err(|source| Error::io("folder cannot be made", path, source))
 }
 
+/// Content of the file at `path`, line by line: bytes that are not text spoil their line alone.
+///
+/// # Errors
+/// Usage, if it is too long, or no text of single bytes (it holds a NUL); the file system's.
+pub(super) fn read_lines(path: &Path) -> Result<String> {
+    let bytes = read_bytes(path)?;
+    let bytes = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(&bytes);
+    if bytes.contains(&0) {
+        return Err(Error::usage("file is not text").at(path.display()).expected("UTF-8").got("a NUL byte"));
+    }
+    Ok(String::from_utf8_lossy(bytes).into_owned())
+}
+
 /// Content of the file at `path`.
 pub(super) fn read(path: &Path) -> Result<String> {
+    String::from_utf8(read_bytes(path)?)
+        .map_err(|source| Error::usage("file is not text").at(path.display()).source(source))
+}
+
+fn read_bytes(path: &Path) -> Result<Vec<u8>> {
     let failed = |source| Error::io("file cannot be read", path, source);
     let len = std::fs::metadata(path).map_err(failed)?.len();
     if len > FILE_LEN_MAX {
         let error = Error::usage("file is too long for what it should be").at(path.display());
         return Err(error.expected(format!("at most {FILE_LEN_MAX} bytes")).got(len));
     }
-    std::fs::read_to_string(path).map_err(failed)
+    std::fs::read(path).map_err(failed)
 }

@@ -127,7 +127,7 @@ impl Revoked {
 }
 
 fn read(path: &Path) -> Result<Said> {
-    let text = match files::read(path) {
+    let text = match files::read_lines(path) {
         // A list that is to be emptied is removed, or holds a comment.
         Err(error) if error.kind() == ErrorKind::NotFound => {
             return Ok(Said { list: List::default(), problems: Vec::new(), whole: true });
@@ -240,6 +240,18 @@ mod tests {
         assert_eq!(scene.revoked.list().0.iter().collect::<Vec<_>>(), ["aa", "bbcc"]);
         let [problem] = scene.revoked.problems() else { panic!("{:?}", scene.revoked.problems()) };
         assert!(problem.contains("revoked, line 3") && problem.contains("the one of last week"), "{problem}");
+    }
+
+    #[test]
+    fn bytes_that_are_no_text_spoil_their_line_alone() {
+        let mut scene = Scene::new("aa\n");
+        let path = scene.folder.path().join("revoked");
+        fs::write(&path, b"\xef\xbb\xbfaa\n# gr\xfc\xdfe\n\xff\nbb\n").unwrap();
+        assert_eq!(scene.look(SOON), ["aa", "bb"]);
+        assert!(scene.revoked.problems()[0].contains("line 3"), "{:?}", scene.revoked.problems());
+        fs::write(&path, b"\xff\xfeb\0b\0").unwrap();
+        assert_eq!(scene.look(SOON), ["aa", "bb"], "UTF-16 is no list");
+        assert!(Revoked::open(path, Timestamp(0)).is_err(), "nobody is let in without the list");
     }
 
     #[test]

@@ -121,7 +121,7 @@ fn figures_and_commands_tell_the_same() {
     assert!(figures[&format!("towline_store_put_requests_total{{repository=\"{repository}\"}}")] > 0);
 
     let top = told_json(&user, &agent, &["top"]);
-    has_members(&top, "health transfers cache pins peers");
+    has_members(&top, "health tasks cache pins peers");
     assert_eq!(top["tasks"].as_array().unwrap().len(), 3);
     assert_eq!(top["health"]["repositories"][0]["location"], repository);
     let text = told(&user, &agent, &["top", "--once"]);
@@ -206,6 +206,14 @@ fn loopback_wants_the_token_and_goes_with_the_agent() {
         let all = ask("GET", vital, &token).json(200);
         assert_eq!(all["repositories"][0]["location"], user.repository().canonicalize().unwrap().to_str().unwrap());
     }
+    // Another agent would be asked in this agent's name.
+    for at in ["cloud/k", "mars", "home"] {
+        let header = format!("Towline-At: {at}\r\n");
+        assert_eq!(ask("GET", "/health", &header).refuses(401), "denied", "{at}");
+    }
+    let long = format!("{{\"name\": \"run/step-1\", \"path\": \"{}\"}}", "p".repeat(60_000));
+    let refused = exchange(TcpStream::connect(&address).unwrap(), "POST", "/v1/warm", &token, &long);
+    assert!(refused.status == 400 && refused.body.len() < 4096, "{}", refused.status);
     assert_eq!(ask("GET", "/metrics", &token).status, 200);
     for path in ["/metrics", "/v1/pins", "/v1/tasks", "/v1/files/a/b", "/v1/none"] {
         let refused = ask("GET", path, "");

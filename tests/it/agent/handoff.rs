@@ -51,7 +51,7 @@ fn node_lost(user: &User, keeps: &str, steps: &[u64]) -> (Running, String) {
 
 /// What `agent` keeps.
 fn kept(agent: &Running) -> Vec<Value> {
-    agent.get("/v1/handoffs")["kept"].as_array().unwrap().clone()
+    agent.get("/v1/handoffs")["handoffs"].as_array().unwrap().clone()
 }
 
 fn watches(agent: &Running) {
@@ -73,7 +73,7 @@ fn it_outlives_its_node() {
     let user = with_tree();
     let (cloud, error) = node_lost(&user, &keeps("'home/*'", "64M", "1h"), &[6, 7]);
     for entry in ["checkpoint-6", "checkpoint-7"] {
-        assert!(error.contains(&format!("{entry} (in the handoff of cloud/c, which saves it)")), "{error}");
+        assert!(error.contains(&format!("{entry} (handed off to cloud/c, which saves it)")), "{error}");
     }
     let stored = kept(&cloud);
     let names: BTreeSet<&str> = stored.iter().map(|stored| stored["name"].as_str().unwrap()).collect();
@@ -150,18 +150,20 @@ fn what_was_taken_away_by_hand_takes_no_room() {
 #[test]
 fn what_somebody_saved_meanwhile_is_not_replaced() {
     let user = with_tree();
-    let (cloud, _) = node_lost(&user, &keeps("'home/a'", "64M", "1h"), &[7, 8]);
-    assert_eq!(kept(&cloud).len(), 2);
+    let (cloud, _) = node_lost(&user, &keeps("'home/a'", "64M", "1h"), &[6, 7, 8]);
+    assert_eq!(kept(&cloud).len(), 3);
     cloud.signal(Signal::KILL);
     cloud.ended();
     unhide(&user);
-    // The training went on elsewhere, and came to step 7 again; step 8 was saved from the same files.
+    // The training went on elsewhere, and came to steps 6 and 7 again; step 8 was saved from the same files.
+    user.ok(&["save", "tree", "run/step-006"]);
     user.ok(&["save", "tree", "run/step-7"]);
     user.ok(&["save", "ckpt/checkpoint-8", "run/step-8"]);
     let cloud = start_peer_with(&user, "c", &[], ("listen = '127.0.0.1:0'", &keeps("'home/a'", "64M", "1h")));
     until("it is let go of", || kept(&cloud).is_empty());
     cloud.stop();
     let names = user.ok(&["ls"]);
+    assert!(names.contains("handoff/home/a/run/step-6"), "another spelling of a step is taken: {names}");
     assert!(names.contains("handoff/home/a/run/step-7") && !names.contains("handoff/home/a/run/step-8"), "{names}");
     user.ok(&["restore", "run/step-7", "theirs"]);
     assert_eq!(user.read("theirs/a.txt"), b"hello, world");
@@ -173,12 +175,12 @@ fn what_somebody_saved_meanwhile_is_not_replaced() {
 fn who_does_not_keep_says_why() {
     for (of, capacity, says) in [
         ("'home/b'", "64M", "agent cloud/c keeps nothing for home/a"),
-        ("'home/a'", "1000K", "there is no room to keep this"),
+        ("'home/a'", "1000K", "no space for this handoff"),
     ] {
         let user = with_tree();
         let (cloud, error) = node_lost(&user, &keeps(of, capacity, "1h"), &[7]);
         assert!(error.contains("not saved: checkpoint-7"), "{error}");
-        assert!(error.contains(says) && !error.contains("in the handoff of"), "{error}");
+        assert!(error.contains(says) && !error.contains("handed off to"), "{error}");
         assert!(kept(&cloud).is_empty());
         unhide(&user);
         cloud.stop();
@@ -219,7 +221,7 @@ fn a_sender_has_names_and_a_quota() {
     let keeps = format!("[handoff]\ndir = 'kept'\ncapacity = '64M'\n{accept}");
     let (home, cloud) = two_sites(&user, "", ("", &keeps));
     let error = announce(&home, "other/step-1", 1).json(403);
-    assert!(error["error"]["message"].as_str().unwrap().contains("agent home/a may not give this"), "{error}");
+    assert!(error["error"]["message"].as_str().unwrap().contains("agent home/a may not hand this off"), "{error}");
     assert!(error["error"]["help"].as_str().unwrap().contains("[[handoff.accept]]"), "{error}");
     announce(&home, "run/step-1", 600).json(201);
     let error = announce(&home, "run/step-2", 401).json(507);
@@ -257,7 +259,7 @@ fn more_than_was_announced_leaves_nothing_and_takes_no_room() {
     }
     let archive = String::from_utf8(archive).unwrap();
     let error = home.ask("PUT", &format!("/v1/handoffs/{id}"), "Towline-At: cloud/c\r\n", &archive).json(507);
-    assert!(error["error"]["message"].as_str().unwrap().contains("more came than was announced"), "{error}");
+    assert!(error["error"]["message"].as_str().unwrap().contains("larger than announced"), "{error}");
     assert!(kept(&cloud).is_empty());
     assert_eq!(fs::read_dir(user.work().join("kept")).unwrap().count(), 0);
     announce(&home, "run/step-1", 64 << 20).json(201);

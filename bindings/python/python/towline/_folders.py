@@ -14,8 +14,8 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from . import _given, _shutdown, retention, spool
-from .errors import Conflict, Exhausted, SaveFailed, Unreachable
+from . import _given, _private, _shutdown, retention, spool
+from .errors import Conflict, Denied, Exhausted, SaveFailed, Unreachable
 from .handle import Handle
 from .reports import SaveReport
 from .repository import Compression, Repository, save_options
@@ -80,7 +80,9 @@ class FolderSaver:
         handle = Handle(f"{self.run}/step-{step}", step)
         options = save_options(_finite(metrics), framework=self._framework, compression=self._compression)
         try:
-            linked = spool.link(os.path.join(parent, OWN), handle.name, options, folder)
+            linked = spool.link(_private.make(os.path.join(parent, OWN)), handle.name, options, folder)
+        except Denied:
+            raise
         except OSError:
             # Another file system, or one without links: then the folder must not change until it is saved.
             report = self.repository._engine.save(folder, handle.name, options)
@@ -102,7 +104,9 @@ class FolderSaver:
         with contextlib.suppress(SaveFailed):
             # What waits after this is nobody's.
             self.close()
-        for linked in spool.left(os.path.join(parent, OWN), self.run, 0):
+        if not os.path.lexists(os.path.join(parent, OWN)):
+            return
+        for linked in spool.left(_private.make(os.path.join(parent, OWN)), self.run, 0):
             if not spool.outdated(self.repository, linked):
                 _save_linked(self.repository, linked)
             spool.remove(linked)
@@ -170,8 +174,10 @@ def restore(repository: Repository, name: str, folder: str) -> None:
     is replaced."""
     parent, own = os.path.split(os.path.abspath(folder))
     with alone(parent):
-        if os.path.isdir(folder):
-            repository.restore(name, folder, overwrite=True, delete=True)
+        if os.path.lexists(folder):
+            # Through the open folder: nobody can put a link in its place meanwhile.
+            with _private.opened(folder) as descriptor:
+                repository.restore(name, f"/proc/self/fd/{descriptor}", overwrite=True, delete=True)
             return
         made = os.path.join(parent, OWN, f"restoring-{own}")
         repository.restore(name, made, overwrite=True, delete=True)
@@ -181,8 +187,7 @@ def restore(repository: Repository, name: str, folder: str) -> None:
 @contextlib.contextmanager
 def alone(parent: str) -> Iterator[None]:
     """Of the processes of a node one at a time: the others then find what the first one restored."""
-    os.makedirs(os.path.join(parent, OWN), exist_ok=True)
-    with open(os.path.join(parent, OWN, "lock"), "w", encoding="ascii") as lock:
+    with open(os.path.join(_private.make(os.path.join(parent, OWN)), "lock"), "w", encoding="ascii") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
@@ -200,7 +205,7 @@ def remove(folder: str) -> None:
     """Takes a folder away: first its name, so that half of it is never taken for a checkpoint."""
     gone = os.path.join(os.path.dirname(folder), OWN, f"gone-{os.path.basename(folder)}")
     with contextlib.suppress(FileNotFoundError):
-        os.makedirs(os.path.dirname(gone), exist_ok=True)
+        _private.make(os.path.dirname(gone))
         shutil.rmtree(gone, ignore_errors=True)
         os.rename(folder, gone)
         shutil.rmtree(gone, ignore_errors=True)

@@ -67,7 +67,7 @@ def left(spool: str, run: str, rank: int) -> list[str]:
     found = []
     with contextlib.suppress(FileNotFoundError):
         for entry in os.scandir(folder):
-            if entry.is_dir() and entry.name.startswith(f"{rank}-"):
+            if entry.is_dir(follow_symlinks=False) and entry.name.startswith(f"{rank}-"):
                 if os.path.exists(entry.path + ".json"):
                     found.append((entry.stat().st_mtime_ns, entry.path))
                 else:
