@@ -209,7 +209,7 @@ fn shown(reading: &Reading, rates: &mut Rates) -> String {
     let (running, ended): (Vec<_>, Vec<_>) = tasks.tasks.iter().partition(|task| task.state == TaskState::Running);
     let now = Instant::now();
     rates.forget(&running);
-    let _ = writeln!(text, "\nTransfers: {} running", running.len());
+    let _ = writeln!(text, "\nTasks: {} running", running.len());
     let recent = ended.iter().rev().take(SHOWN_MAX).copied();
     let rows: Vec<_> = running.iter().copied().chain(recent).map(|task| row(task, rates.observe(task, now))).collect();
     if !rows.is_empty() {
