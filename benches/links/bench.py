@@ -267,7 +267,7 @@ def step(room, samples):
         )
         if kind is movers.Towline:
             # Stored bytes, as the agent counts them: the link's count holds headers, acknowledgements and losses too.
-            told = sample.told["transfers"][0]["progress"]["moved"]
+            told = sample.told["tasks"][0]["progress"]["moved"]
             targets.append(("moved, of its new stored bytes", told / new, "<=", 1.01))
     head = ["", "seconds", "carried, MiB", "new stored, MiB", "carried / new"]
     return report.section(
