@@ -5,7 +5,7 @@
 
 use std::borrow::Cow;
 use std::error::Error as StdError;
-use std::fmt;
+use std::fmt::{self, Write as _};
 
 use serde::ser::{Serialize, SerializeStruct as _, Serializer};
 
@@ -114,7 +114,8 @@ fn clipped(mut text: String) -> String {
     let len = text.len();
     if len > PART_LEN_MAX {
         text.truncate(text.floor_char_boundary(PART_LEN_MAX));
-        text.push_str(&format!("... ({len} bytes)"));
+        // Text takes all that is written to it.
+        let _ = write!(text, "... ({len} bytes)");
     }
     text
 }

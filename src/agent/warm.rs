@@ -99,7 +99,7 @@ pub struct Warmed {
 #[tracing::instrument(skip_all, fields(%name))]
 pub async fn warm(exchange: &Exchange, repository: &Repository, name: &Name, options: &WarmOptions) -> Result<Warmed> {
     let begun = Instant::now();
-    options.progress.phase("formats", 0);
+    options.progress.phase("looking", 0);
     let saved = repository.saved(name).await?.shared();
     let (tree, below) = (Arc::clone(&saved), options.below.clone());
     let wanted = Arc::new(blocking(move || chunks_below(&tree, below.as_deref())).await?);

@@ -8,7 +8,8 @@
 mod agent;
 mod args;
 mod config;
-#[cfg(all(test, feature = "agent"))]
+#[cfg(test)]
+#[cfg(feature = "agent")]
 mod documents;
 #[cfg(feature = "agent")]
 mod handoff;
@@ -22,7 +23,8 @@ mod render;
 mod show;
 mod signals;
 mod target;
-#[cfg(all(test, feature = "agent"))]
+#[cfg(test)]
+#[cfg(feature = "agent")]
 mod tests;
 #[cfg(feature = "agent")]
 mod top;

@@ -30,7 +30,9 @@ pub use freeing::{PlannedRemoval, RemovePlan};
 pub use names::{Listed, NameRange, Replaced};
 pub use restore::{Removed, RestoreOptions, RestoreReport};
 pub use runs::{RunListed, StepListed};
-pub use save::{CutChoice, Expected, Explained, PartOptions, PartReport, SaveOptions, SaveReport, SaveSource};
+pub use save::{
+    CutChoice, Expected, Explained, PartOptions, PartReport, RootLink, SaveOptions, SaveReport, SaveSource,
+};
 pub use show::{Shown, ShownEntry, ShownTensor};
 #[cfg(feature = "agent")]
 pub(crate) use subpath::chunks_below;

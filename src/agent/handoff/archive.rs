@@ -472,7 +472,7 @@ mod tests {
     fn targets_of_links_count_as_paths() {
         let room = tempfile::tempdir().unwrap();
         let target = "t".repeat(4000);
-        let links: Vec<String> = (0..PATHS_LEN_MAX / 4000 + 1).map(|n| format!("c/{n}")).collect();
+        let links: Vec<String> = (0..=PATHS_LEN_MAX / 4000).map(|n| format!("c/{n}")).collect();
         let all: Vec<_> =
             [(FOLDER, "c", "")].into_iter().chain(links.iter().map(|path| (LINK, &**path, &*target))).collect();
         let error = put(&written(&all), &room.path().join("to"), u64::MAX).unwrap_err();

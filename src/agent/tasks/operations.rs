@@ -145,7 +145,7 @@ pub(in crate::agent) fn save_handoff(
             progress,
             stop,
             expected,
-            no_follow: true,
+            root_link: ops::RootLink::Refuse,
             no_ignore_files: true,
             ..SaveOptions::default()
         };

@@ -1,4 +1,4 @@
-//! PartialSave verified chunks where they belong: into files under temporary names that are renamed when they are whole.
+//! Placement of verified chunks: into files under temporary names that are renamed when they are whole.
 
 use std::collections::HashMap;
 use std::fs::File;

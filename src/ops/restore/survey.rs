@@ -1,4 +1,4 @@
-//! Formats at what is there before anything is written: what is right already, what is in the way, what can be used.
+//! Survey of the destination before anything is written: what is right already, what is in the way, what can be used.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -86,7 +86,7 @@ pub(super) async fn survey(
     target: Option<&Arc<Target>>,
     options: &RestoreOptions,
 ) -> Result<Survey> {
-    options.progress.phase("formats", items.bytes(saved));
+    options.progress.phase("looking", items.bytes(saved));
     let parallelism = std::thread::available_parallelism().map_or(2, usize::from);
     let batches = (0..items.list.len()).step_by(BATCH).map(|from| {
         let (saved, items, target) = (Arc::clone(saved), Arc::clone(items), target.map(Arc::clone));

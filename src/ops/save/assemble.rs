@@ -1,4 +1,4 @@
-//! PartialSave a manifest together while chunks come by.
+//! Assembly of a manifest from chunks as they come.
 
 use std::collections::{BTreeMap, HashMap};
 

@@ -66,7 +66,7 @@ const REPOSITORY_WARNING: &str =
 /// Choice of cutting.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CutChoice {
-    /// By formats at each file: at tensors where it is a checkpoint, by content otherwise.
+    /// By format: at tensors where a file is a checkpoint, by content otherwise.
     #[default]
     Auto,
     /// At tensors; files without any by content.
@@ -146,8 +146,8 @@ pub struct SaveOptions {
     pub expected: Expected,
     /// Permission bits to record instead of those on the disk, by path in the tree (empty: its root folder).
     pub modes: Arc<BTreeMap<Vec<u8>, u32>>,
-    /// Refuse a symbolic link at the path itself: others may have put it there.
-    pub no_follow: bool,
+    /// Treatment of a symbolic link at the path itself.
+    pub root_link: RootLink,
     /// Save what ignore files leave out, too.
     pub no_ignore_files: bool,
     /// Progress counters.
@@ -155,6 +155,16 @@ pub struct SaveOptions {
     /// Cancel it to stop: what was stored by then is recorded within seconds, and used by the next save. A save that is about
     /// to commit ends as if it had not been stopped.
     pub stop: CancellationToken,
+}
+
+/// Treatment of a symbolic link at the path that is saved.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum RootLink {
+    /// Follow it.
+    #[default]
+    Follow,
+    /// Refuse it: others may have put it there.
+    Refuse,
 }
 
 /// Required state of a name when a save begins.
@@ -275,7 +285,7 @@ impl Repository {
         let rules = Rules {
             excludes: options.exclude.clone(),
             skip: self.store().directory().map(Path::to_path_buf).into_iter().collect(),
-            no_follow: options.no_follow,
+            no_follow: options.root_link == RootLink::Refuse,
             no_ignore_files: options.no_ignore_files,
         };
         let (cut, now) = (options.cut, self.clock().now());

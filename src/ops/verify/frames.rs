@@ -88,7 +88,7 @@ impl Verifying<'_> {
         let mut needed = HashSet::new();
         let mut bases = Bases::new();
         let repository = self.repository;
-        for formats in [true, false] {
+        for looking in [true, false] {
             let footers = stream::iter(packs.to_vec());
             let footers = footers.map(|pack| async move { (pack, repository.footer(&pack).await) });
             let mut footers = std::pin::pin!(footers.buffered(repository.parallelism()));
@@ -99,7 +99,7 @@ impl Verifying<'_> {
                     Err(error) if is_damage(&error) => continue,
                     Err(error) => return Err(error),
                 };
-                if formats {
+                if looking {
                     needed.extend(footer.entries.iter().filter_map(|entry| entry.base));
                     continue;
                 }

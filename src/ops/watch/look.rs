@@ -1,4 +1,4 @@
-//! Formats at a watched folder: names and metadata only, nothing is opened but a tracker.
+//! Polls of a watched folder: names and metadata only, nothing is opened but a tracker.
 //!
 //! It polls: notifications tell nothing of what other machines write to a shared file system, and that is where training
 //! writes.

@@ -43,7 +43,7 @@ use self::metrics::with_logged;
 use self::resume::{ENTRY_LABEL, TRACKER_LABEL};
 use self::same::{Likeness, compare};
 use self::settle::{FileMark, Pace};
-use super::save::{SaveOptions, SaveReport};
+use super::save::{RootLink, SaveOptions, SaveReport};
 use super::shown;
 use crate::error::{Error, ErrorKind, Result};
 use crate::repository::log::StepFacts;
@@ -364,7 +364,7 @@ impl Scene<'_> {
     fn what(self, due: &Due) -> Result<(PathBuf, Name, SaveOptions)> {
         let name = format!("{}/step-{}", self.run, due.step).parse()?;
         // The owner of the folder may put a link in the place of the checkpoint.
-        let mut options = SaveOptions { no_follow: true, ..self.options.save.clone() };
+        let mut options = SaveOptions { root_link: RootLink::Refuse, ..self.options.save.clone() };
         options.labels.insert(ENTRY_LABEL.to_owned(), due.entry.clone());
         if let Some(tracker) = self.tracker(due) {
             options.labels.insert(TRACKER_LABEL.to_owned(), tracker.name().to_owned());

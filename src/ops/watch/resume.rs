@@ -73,6 +73,9 @@ impl Repository {
 
 const FOLDER: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
+/// Permission bits of group and others.
+const OTHERS: u32 = 0o077;
+
 /// A private folder in the watched one, in which a step is restored.
 struct Staging {
     /// The watched folder.
@@ -105,7 +108,7 @@ impl Staging {
                 Err(errno) => return Err(fault(errno)),
             };
             let stat = fstat(&own).map_err(fault)?;
-            if stat.st_uid == rustix::process::geteuid().as_raw() && stat.st_mode & 0o077 == 0 {
+            if stat.st_uid == rustix::process::geteuid().as_raw() && stat.st_mode & OTHERS == 0 {
                 return Ok(Self { dir: opened, shown: dir.to_owned(), own, name, entry: entry.to_owned() });
             }
         }
