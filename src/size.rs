@@ -2,6 +2,7 @@
 
 use std::str::FromStr;
 
+#[cfg(any(feature = "agent", feature = "cli"))]
 use serde::de::{Deserialize, Deserializer, Error as _};
 
 use crate::error::{Error, Result};

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+#[cfg(feature = "agent")]
 use serde::de::{Deserialize, Deserializer, Error as _};
 
 use crate::error::{Error, Result};
