@@ -11,8 +11,8 @@ from .errors import Denied
 
 
 def make(path: str) -> str:
-    """Makes the folder `path`, or takes it over with mode 0700 if it is this user's; returns it. Raises Denied for a link, and for a folder
-    of somebody else: what lies there may be planted."""
+    """Makes the folder `path`, or takes it over with mode 0700 if it is this user's; returns it. Raises Denied for a link, and
+    for a folder of somebody else: what lies there may be planted."""
     os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
     with contextlib.suppress(FileExistsError):
         os.mkdir(path, 0o700)
