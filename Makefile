@@ -66,7 +66,7 @@ bench: rust
 
 bench-peers: rust
 	@benches/peers/setup.sh
-	cargo build --release --quiet --bins --examples
+	cargo build --release --quiet --bins --package towline --package bench-tools --package link
 	if [[ ,$${BENCH_ONLY:-s3}, == *,s3,* ]]; then
 	    $(SERVERS)/setup.sh
 	    trap '$(SERVERS)/servers.sh stop' EXIT

@@ -20,14 +20,17 @@ use towline::budget::Budget;
 use towline::cache::{Cache, CacheOptions};
 use towline::clock::{Clock as _, SystemClock};
 use towline::id::ManifestId;
+use towline::identity::Identity;
 use towline::metrics::Metric;
 use towline::ops::SaveOptions;
 use towline::pattern::Patterns;
+use towline::policy::{AllowList, AllowRule};
 use towline::repository::{OpenOptions, Repository};
 use towline::storage::Store;
-use towline::transfer::exchange::{Exchange, ExchangeOptions, Limits, Policy, Rule};
-use towline::transfer::identity::{Authority, Credentials, Identity};
+use towline::transfer::exchange::{Exchange, ExchangeOptions, Limits};
+use towline::transfer::identity::{Authority, Credentials};
 use towline::transfer::peers::{Peers, PeersOptions};
+use towline::transfer::policy::Policies;
 use towline::transfer::protocol::{Priority, Runs, Wanted};
 use towline::transfer::{Client, Dial, Gate, Holdings, quic, tcp};
 
@@ -52,7 +55,7 @@ fn main() {
 /// The agent: says where it listens and which manifests there are; then, for each line that it is told, what it has used.
 async fn agent(folder: &Path) {
     let store = Store::memory();
-    let options = OpenOptions { cache: Some(folder.join("index")), memory: Some(128 * MIB) };
+    let options = OpenOptions { cache: Some(folder.join("index")), memory: Some(128 * MIB), ..OpenOptions::default() };
     let (repository, _) = Repository::create(store, options).await.unwrap();
     let tree = folder.join("tree");
     std::fs::create_dir_all(&tree).unwrap();
@@ -67,10 +70,10 @@ async fn agent(folder: &Path) {
     let budget = Budget::new(256 * MIB).unwrap();
     let peers = Peers::new(credentials.clone(), budget.clone(), PeersOptions::default());
     let patterns = |text| Patterns::of(&[text]).unwrap();
-    let policy = Policy::only(vec![Rule { agents: patterns("cloud/*"), names: patterns("public/*") }]);
+    let allow = AllowList::only(vec![AllowRule { agents: patterns("cloud/*"), names: patterns("public/*") }]);
     let (identity, ahead) = (credentials.identity(), budget.carve(32 * MIB).await.unwrap());
-    let limits = Limits::default();
-    let exchange = Exchange::new(ExchangeOptions { identity, cache, budget, ahead, peers, policy, limits });
+    let (limits, policies) = (Limits::default(), Policies::new(Some(credentials.clone()), None));
+    let exchange = Exchange::new(ExchangeOptions { identity, cache, budget, ahead, peers, allow, policies, limits });
     exchange.serve_repository(&repository);
     let (gate, over) = (Gate::default(), CancellationToken::new());
     let any = "127.0.0.1:0".parse().unwrap();

@@ -1,4 +1,4 @@
-//! What the cache costs: reading and filling it beside plain files with a checksum, and opening one with ten million chunks.
+//! Cost of the cache: reading and filling it beside plain files with a checksum, and opening one with ten million chunks.
 //!
 //! `cargo bench --bench cache` (`CACHE_CHUNKS` sets another number).
 

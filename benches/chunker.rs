@@ -1,4 +1,4 @@
-//! What cutting by content costs, beside hashing and copying the same bytes.
+//! Cost of cutting by content, beside hashing and copying the same bytes.
 
 use std::hint::black_box;
 

@@ -143,7 +143,7 @@ impl Pickler {
 const CLASSES: &str = "torch.distributed.checkpoint.metadata";
 const STORAGE: &str = "torch.distributed.checkpoint.filesystem";
 
-/// What torch's `FileSystemWriter` writes of tensors that each have `parts` parts.
+/// Metadata as torch's `FileSystemWriter` writes it, of tensors that each have `parts` parts.
 fn dcp_metadata(tensors: usize, parts: usize) -> Vec<u8> {
     let mut pickler = Pickler::default();
     pickler.op(&[0x80, 4]);

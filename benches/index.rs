@@ -73,12 +73,17 @@ async fn run(chunks: u64) {
 async fn repository(path: &Path, cache: &Path) -> Repository {
     let options = StoreOptions { create: true, ..StoreOptions::default() };
     let store = open(&Location::directory(path).unwrap(), &options).await.unwrap();
-    Repository::create(store, OpenOptions { cache: Some(cache.join("cache")), memory: None }).await.unwrap().0
+    Repository::create(store, OpenOptions { cache: Some(cache.join("cache")), memory: None, ..OpenOptions::default() })
+        .await
+        .unwrap()
+        .0
 }
 
 async fn reopen(path: &Path, cache: &Path) -> Repository {
     let store = open(&Location::directory(path).unwrap(), &StoreOptions::default()).await.unwrap();
-    Repository::open(store, OpenOptions { cache: Some(cache.join("cache")), memory: None }).await.unwrap()
+    Repository::open(store, OpenOptions { cache: Some(cache.join("cache")), memory: None, ..OpenOptions::default() })
+        .await
+        .unwrap()
 }
 
 /// The id of simulated chunk `n`.
@@ -110,7 +115,7 @@ async fn fill(repository: &Repository, chunks: u64) -> u64 {
     index_bytes
 }
 
-/// What it costs to learn that a chunk is new, and to find the candidates of one that is not.
+/// Cost of learning that a chunk is new, and to find the candidates of one that is not.
 async fn lookups(repository: &Repository, chunks: u64) {
     const LOOKUPS: u64 = 1_000_000;
     let begun = Instant::now();

@@ -70,7 +70,10 @@ async fn repository(dir: &Path) -> Repository {
     let options = StoreOptions { create: true, ..StoreOptions::default() };
     let location = Location::directory(dir.join("repository")).unwrap();
     let store = open(&location, &options).await.unwrap();
-    Repository::create(store, OpenOptions { cache: Some(dir.join("cache")), memory: None }).await.unwrap().0
+    Repository::create(store, OpenOptions { cache: Some(dir.join("cache")), memory: None, ..OpenOptions::default() })
+        .await
+        .unwrap()
+        .0
 }
 
 /// Reads, hashes and perhaps writes a file in pieces, on every core.

@@ -2,8 +2,8 @@
 
     torchrun --nproc-per-node 2 examples/fsdp2_dcp.py --repo /data/towline --run demo --steps 20
 
-Stop it at any time and start it again, on as many ranks as you like: it goes on after the last step that was saved whole. On
-the same number of ranks the losses are those of a run that was never stopped, bit for bit.
+Stop it at any time and start it again, on any number of ranks: it resumes from the last complete step. On the same number of
+ranks the losses are bitwise equal to those of an uninterrupted run.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from towline.dcp import StorageReader, StorageWriter
 
-#: Examples of one step, of all ranks together: of 1, 2, 3, 4 or 6 ranks each has as many.
+#: Global batch size; divisible by 1, 2, 3, 4 and 6 ranks.
 BATCH = 12
 
 
 class Training(Stateful):
-    """What is saved: the model, the optimizer, and the step they are at."""
+    """State to save: the model, the optimizer and the step."""
 
     def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer):
         self.model, self.optimizer, self.step = model, optimizer, 0
@@ -54,7 +54,7 @@ def build() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
 
 
 def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """This rank's examples of a step."""
+    """This rank's part of the batch of a step."""
     generator = torch.Generator().manual_seed(step)
     inputs = torch.randn(BATCH, 16, generator=generator)
     own = slice(dist.get_rank(), None, dist.get_world_size())
@@ -62,7 +62,7 @@ def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def digest(model: torch.nn.Module) -> str:
-    """A digest of all parameters, whatever ranks they lie on."""
+    """A digest of all parameters, gathered from all ranks."""
     hashed = hashlib.sha256()
     for name, parameter in sorted(model.state_dict().items()):
         whole = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
@@ -76,26 +76,26 @@ def main() -> None:
     arguments.add_argument("--repo", required=True, help="the repository: a folder or s3://bucket/prefix")
     arguments.add_argument("--run", default="demo")
     arguments.add_argument("--steps", type=int, default=20)
-    arguments.add_argument("--every", type=int, default=2, help="steps from one checkpoint to the next")
-    said = arguments.parse_args()
+    arguments.add_argument("--every", type=int, default=2, help="steps between two checkpoints")
+    args = arguments.parse_args()
     dist.init_process_group("gloo")
-    # The background save talks over a group of its own, beside the training.
+    # The background save needs a process group of its own.
     saving = dist.new_group(backend="gloo")
 
-    repository = towline.open(said.repo)
+    repository = towline.open(args.repo)
     model, optimizer = build()
     training = Training(model, optimizer)
     writer, saved = StorageWriter(repository), None
-    if any(run["run"] == said.run for run in repository.runs()):
-        dcp.load({"training": training}, storage_reader=StorageReader(repository, f"{said.run}@latest"))
+    if any(run["run"] == args.run for run in repository.runs()):
+        dcp.load({"training": training}, storage_reader=StorageReader(repository, f"{args.run}@latest"))
     dist.barrier()
 
-    def tell(line: str) -> None:
+    def log(line: str) -> None:
         if dist.get_rank() == 0:
             print(line, flush=True)
 
-    tell(f"from {training.step} {digest(model)}")
-    for step in range(training.step + 1, said.steps + 1):
+    log(f"from {training.step} {digest(model)}")
+    for step in range(training.step + 1, args.steps + 1):
         inputs, targets = batch(step)
         loss = torch.nn.functional.mse_loss(model(inputs), targets)
         optimizer.zero_grad()
@@ -103,19 +103,19 @@ def main() -> None:
         optimizer.step()
         training.step = step
         dist.all_reduce(mean := loss.detach() / dist.get_world_size())
-        tell(f"step {step} {mean.item().hex()}")
-        if step % said.every == 0:
+        log(f"step {step} {mean.item().hex()}")
+        if step % args.every == 0:
             if saved is not None:
                 saved.result()
             saved = dcp.async_save(
                 {"training": training},
-                checkpoint_id=f"{said.run}/step-{step}",
+                checkpoint_id=f"{args.run}/step-{step}",
                 storage_writer=writer,
                 process_group=saving,
             )
     if saved is not None:
         saved.result()
-    tell(f"at {training.step} {digest(model)}")
+    log(f"at {training.step} {digest(model)}")
     dist.destroy_process_group()
 
 

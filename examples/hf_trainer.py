@@ -1,4 +1,4 @@
-"""Hugging Face's Trainer with its checkpoints in a repository. Run it again and it goes on, on another machine too.
+"""Hugging Face's Trainer with checkpoints in a repository. Run it again to resume, also on another machine.
 
 python examples/hf_trainer.py --repo s3://bucket/experiments
 """
@@ -15,7 +15,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, 
 
 
 class Report(TrainerCallback):
-    """Tells the loss of each step, and dies after one."""
+    """Prints the loss of each step; kills the process at step `die_at`."""
 
     def __init__(self, die_at: int | None):
         self.die_at = die_at
@@ -33,7 +33,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repo", help="folder or s3://bucket/prefix")
     parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--die-at", type=int, help="be killed after this step")
+    parser.add_argument("--die-at", type=int, help="kill the process after this step (for tests)")
     args = parser.parse_args()
 
     torch.manual_seed(0)
@@ -58,7 +58,7 @@ def main() -> None:
         callbacks=[callback, Report(args.die_at)],
     )
     latest = callback.restore_latest(training.output_dir)
-    # The Trainer trains one step more when it resumes from its last.
+    # Trainer would train one more step when it resumes from the last one.
     if latest and int(str(latest).rpartition("-")[2]) >= args.steps:
         print("all", args.steps, "steps are done")
         return

@@ -1,4 +1,4 @@
-"""Lightning's Trainer with its checkpoints in a repository. Run it again and it goes on, on another machine too.
+"""Lightning's Trainer with checkpoints in a repository. Run it again to resume, also on another machine.
 
 python examples/lightning_fit.py --repo s3://bucket/experiments
 """
@@ -38,7 +38,7 @@ class Model(L.LightningModule):
 
 
 class Batches:
-    """The data of each step. It says where it is, so that Lightning goes on there."""
+    """Batches of all steps. The position is part of the checkpoint, so that Lightning resumes at the right batch."""
 
     def __init__(self, steps: int):
         self.steps, self.step = steps, 0
@@ -62,7 +62,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repo", help="folder or s3://bucket/prefix")
     parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--die-at", type=int, help="be killed after this step")
+    parser.add_argument("--die-at", type=int, help="kill the process after this step (for tests)")
     args = parser.parse_args()
 
     checkpoint_io = TowlineCheckpointIO(args.repo, "lightning-fit")

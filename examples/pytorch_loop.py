@@ -1,4 +1,4 @@
-"""A plain PyTorch loop that survives being killed: three lines are Towline's. Run it again and it goes on.
+"""A plain PyTorch loop that can be killed at any time: run it again to resume. Only three lines are Towline's.
 
 python examples/pytorch_loop.py --repo s3://bucket/experiments
 """
@@ -14,7 +14,7 @@ import towline
 
 
 def batch(step: int) -> torch.Tensor:
-    """The data of a step."""
+    """Batch of a step."""
     return torch.randn(32, 64, generator=torch.Generator().manual_seed(step))
 
 
@@ -22,7 +22,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repo", help="folder or s3://bucket/prefix")
     parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--die-at", type=int, help="be killed after this step")
+    parser.add_argument("--die-at", type=int, help="kill the process after this step (for tests)")
     args = parser.parse_args()
 
     torch.manual_seed(0)

@@ -19,6 +19,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Kind of an error, by what a caller can do about it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "agent", derive(utoipa::ToSchema), schema(rename_all = "kebab-case"))]
 #[non_exhaustive]
 pub enum ErrorKind {
     /// The request itself makes no sense: fix the call.
@@ -181,6 +182,17 @@ impl Error {
         }
     }
 
+    /// A failed write to standard output.
+    pub(crate) fn standard_output(source: std::io::Error) -> Self {
+        use std::io::ErrorKind::{QuotaExceeded, StorageFull};
+        if matches!(source.kind(), StorageFull | QuotaExceeded) {
+            return Self::exhausted(without_room(&source, "cannot write standard output".into()))
+                .source(source)
+                .help("free some space where it goes, or send it elsewhere, then run the same command again");
+        }
+        Self::other("cannot write standard output").source(source)
+    }
+
     /// Where: a key, a path, an offset.
     #[must_use]
     pub fn at(mut self, place: impl fmt::Display) -> Self {
@@ -234,14 +246,15 @@ impl Error {
         self.0.help.as_deref()
     }
 
-    /// Causes, from the top; a cause that only repeats the one above is left out.
+    /// Causes, from the top; a cause with which the one above ends is left out.
     #[must_use]
     pub fn causes(&self) -> Vec<String> {
         let mut causes = Vec::new();
         let mut next = StdError::source(self);
         while let Some(cause) = next {
             let text = cause.to_string().trim_end().to_owned();
-            if causes.last() != Some(&text) {
+            let repeated = causes.last().is_some_and(|above: &String| above.ends_with(&text));
+            if !repeated {
                 causes.push(text);
             }
             next = cause.source();

@@ -60,6 +60,11 @@ digest! {
     ManifestId
 }
 
+digest! {
+    /// The hash of an entry of an audit log, and of all entries before it.
+    EntryHash
+}
+
 impl ChunkId {
     /// The first eight bytes, big-endian: what index segments sort by.
     #[must_use]
@@ -141,6 +146,11 @@ unique! {
 unique! {
     /// One promise to keep chunks in a cache.
     PinId
+}
+
+unique! {
+    /// One audit log, from its first entry on.
+    AuditLogId
 }
 
 /// An object that some session wrote. Its key is `kind/<session>/<object>`; the kind is known from context.

@@ -39,10 +39,10 @@
 //! ```text
 //! layer 5  agent  cli                              entry points: parse, call one operation, render
 //! layer 4  ops                                     save restore sync verify collect expire doctor ...
-//! layer 3  transfer                                peers: identity, protocol, transports, exchange
-//! layer 2  storage  tree  cache  repository        stores | files on this machine | chunks kept here | the durable home of content
-//! layer 1  codec  chunker  checkpoint  format      pure: bytes in, bytes out (+ chunk, source)
-//! layer 0  id  error  clock  limits  blocks  budget  progress  metrics  size  span  pattern  work
+//! layer 3  transfer                                peers: certificates, protocol, transports, exchange
+//! layer 2  storage  tree  cache  repository  audit    stores | local files | chunks kept here | content's durable home | decisions
+//! layer 1  codec  chunker  checkpoint  format  policy      pure: bytes or questions in, answers out (+ chunk)
+//! layer 0  id error clock backoff limits blocks budget progress metrics size span pattern spelling work name selector identity
 //! ```
 //!
 //! Feature `agent` (default) has agents and links between them: `agent`, `transfer`. Feature `cli` (default) has the command. Without
@@ -50,6 +50,8 @@
 
 #[cfg(feature = "agent")]
 pub mod agent;
+pub mod audit;
+mod backoff;
 mod blocks;
 pub mod budget;
 pub mod cache;
@@ -63,14 +65,19 @@ pub mod codec;
 pub mod error;
 pub mod format;
 pub mod id;
+pub mod identity;
 pub mod limits;
 pub mod metrics;
+pub mod name;
 pub mod ops;
 pub mod pattern;
+pub mod policy;
 pub mod progress;
 pub mod repository;
+pub mod selector;
 pub mod size;
 pub mod span;
+mod spelling;
 pub mod storage;
 #[cfg(feature = "agent")]
 pub mod transfer;

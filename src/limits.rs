@@ -21,6 +21,8 @@ pub const BODY_LEN_MAX: u64 = 4 * GIB;
 pub const ENTRY_LEN_MAX: u64 = 64 * MIB;
 /// Bytes in a NAME, at most.
 pub const NAME_LEN_MAX: usize = 512;
+/// Bytes in the name of an agent or a site, at most.
+pub const AGENT_NAME_LEN_MAX: usize = 63;
 /// Metrics of one step, at most.
 pub const METRICS_MAX: usize = 64;
 /// Bytes in the name of a metric, at most.
@@ -44,6 +46,11 @@ pub const RANK_MAX: usize = 64;
 pub const TENSOR_NAME_MAX: usize = 1 << 16;
 /// Bytes in the name of a tensor's element type, at most.
 pub const DTYPE_NAME_MAX: usize = 64;
+/// Values that are kept of removed and replaced names, at most: with their names and facts a few MiB of every fold.
+pub const REMOVED_MAX: usize = 1024;
+/// Bytes in all files of these values, at most, but for the one that was taken last: 64 TiB, as many values of 64 GiB as there may
+/// be. Whoever replaces one large name every few minutes for days stores no more than that for nobody.
+pub const REMOVED_BYTES_MAX: u64 = 64 << 40;
 /// Entries between two snapshots of the log.
 pub const SNAPSHOT_EVERY: u64 = 64;
 /// Live index segments above which a commit merges some.

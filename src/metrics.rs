@@ -1,6 +1,5 @@
 //! Metrics: the one list of their names.
 
-use std::fmt::{self, Write as _};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Requests and bytes that one store has seen from this process.
@@ -89,6 +88,8 @@ pub enum Kind {
     Counter,
     /// It is what it is now.
     Gauge,
+    /// Counts by size, with their sum.
+    Histogram,
 }
 
 /// Numbers of one name, told apart by labels.
@@ -124,6 +125,8 @@ families! {
     TASKS = Counter "towline_tasks_total" "Ended tasks, by kind and result";
     TASK_BYTES = Counter "towline_task_bytes_total" "Stored bytes that tasks moved, by kind";
     TASK_RETRIES = Counter "towline_task_retries_total" "Failures that tasks retried, by kind";
+    TASK_SECONDS = Histogram "towline_task_seconds" "Durations of ended tasks, by kind and result";
+    TASK_SIZE = Histogram "towline_task_size_bytes" "Stored bytes that ended tasks moved, by kind";
     FILE_BYTES = Counter "towline_file_bytes_total" "Bytes of files handed out over HTTP";
     FROM_BYTES = Counter "towline_chunk_from_bytes_total" "Bytes of chunks that were had, by source: cache, site, remote, repository";
     TO_BYTES = Counter "towline_chunk_to_bytes_total" "Bytes of chunks given, by destination: local, site, remote";
@@ -148,78 +151,14 @@ families! {
     CACHE_INSERTS = Counter "towline_cache_inserts_total" "Chunks put into the cache";
     CACHE_REFUSALS = Counter "towline_cache_refusals_total" "Chunks that the cache had no room for, or could not write";
     CACHE_EVICTIONS = Counter "towline_cache_evictions_total" "Chunks evicted from the cache";
+    CACHE_TENANT_BYTES = Gauge "towline_cache_tenant_bytes" "Bytes that count for a tenant, where tenants have quotas";
+    CACHE_TENANT_QUOTA = Gauge "towline_cache_tenant_quota_bytes" "Bytes that a tenant may take in the cache";
     CACHE_DAMAGED = Counter "towline_cache_damaged_total" "Chunks of the cache found damaged or lost, and dropped";
-}
-
-/// Numbers as Prometheus reads them
-/// (<https://prometheus.io/docs/instrumenting/exposition_formats/#text-based-format>, version 0.0.4).
-#[derive(Clone, Debug, Default)]
-pub struct Exposition(String);
-
-impl Exposition {
-    /// The type of the text, as a header says it.
-    pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
-
-    /// Begins a family, whose samples follow; each family once.
-    pub fn family(&mut self, family: &Family) -> Samples<'_> {
-        let kind = match family.kind {
-            Kind::Counter => "counter",
-            Kind::Gauge => "gauge",
-        };
-        // Text takes all that is written to it.
-        let _ = writeln!(self.0, "# HELP {} {}.\n# TYPE {0} {kind}", family.name, family.help);
-        Samples { text: &mut self.0, name: family.name }
-    }
-
-    /// A family of one number.
-    pub fn one(&mut self, family: &Family, value: u64) {
-        self.family(family).sample(&[], value);
-    }
-}
-
-impl fmt::Display for Exposition {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-/// The samples of one family.
-#[derive(Debug)]
-pub struct Samples<'a> {
-    text: &'a mut String,
-    name: &'static str,
-}
-
-impl Samples<'_> {
-    /// One number, told apart from the others by `labels`.
-    pub fn sample(&mut self, labels: &[(&str, &str)], value: u64) -> &mut Self {
-        self.text.push_str(self.name);
-        for (at, (label, value)) in labels.iter().enumerate() {
-            let value = value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
-            let _ = write!(self.text, "{}{label}=\"{value}\"", if at == 0 { "{" } else { "," });
-        }
-        let _ = writeln!(self.text, "{} {value}", if labels.is_empty() { "" } else { "}" });
-        self
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn prometheus_reads_it() {
-        let mut text = Exposition::default();
-        text.one(&READY, 1);
-        text.family(&TASKS).sample(&[("kind", "save"), ("result", "a\"b\\c\nd")], 7).sample(&[("kind", "x")], 0);
-        assert_eq!(
-            text.to_string(),
-            "# HELP towline_ready Whether the agent is ready: 1 or 0.\n# TYPE towline_ready gauge\ntowline_ready 1\n\
-             # HELP towline_tasks_total Ended tasks, by kind and result.\n\
-             # TYPE towline_tasks_total counter\n\
-             towline_tasks_total{kind=\"save\",result=\"a\\\"b\\\\c\\nd\"} 7\ntowline_tasks_total{kind=\"x\"} 0\n"
-        );
-    }
 
     #[test]
     fn names_keep_the_rules_of_prometheus() {

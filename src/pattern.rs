@@ -161,6 +161,17 @@ impl Patterns {
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
+
+    /// The patterns, as they were written.
+    #[must_use]
+    pub fn texts(&self) -> Vec<&str> {
+        self.0.iter().map(Pattern::text).collect()
+    }
+
+    /// Patterns that match one text only.
+    pub fn plain(&self) -> impl Iterator<Item = &str> {
+        self.0.iter().filter(|pattern| pattern.is_plain()).map(Pattern::text)
+    }
 }
 
 #[cfg(test)]

@@ -16,16 +16,27 @@ pub fn parse(text: &str) -> Result<Duration> {
     let bare = text.trim();
     let is_number =
         bare.starts_with(|c: char| c.is_ascii_digit()) && bare.bytes().all(|b| b.is_ascii_digit() || b == b'.');
-    let parsed =
-        if is_number { humantime::parse_duration(&format!("{bare}s")) } else { humantime::parse_duration(bare) };
-    parsed.map_err(|source| {
+    let wrong = || {
         Error::usage("this is not a time")
             .expected("a number of seconds, or numbers with ms, s, m, h, d or w")
             .got(format!("{text:?}"))
             .help("for example: 25, 0.5, 90s, 1h 30m, 7d")
-            .source(source)
-    })
+    };
+    // humantime has months, years, micro- and nanoseconds, too: `M` would be months.
+    let units = bare.split(|c: char| !c.is_ascii_alphabetic()).filter(|unit| !unit.is_empty());
+    if units.clone().any(|unit| !UNITS.contains(&unit)) {
+        return Err(wrong());
+    }
+    let parsed =
+        if is_number { humantime::parse_duration(&format!("{bare}s")) } else { humantime::parse_duration(bare) };
+    parsed.map_err(|_| wrong())
 }
+
+/// Units that are understood.
+const UNITS: [&str; 24] = [
+    "ms", "msec", "millis", "s", "sec", "secs", "second", "seconds", "m", "min", "mins", "minute", "minutes", "h",
+    "hr", "hrs", "hour", "hours", "d", "day", "days", "w", "week", "weeks",
+];
 
 /// `span` in a form that [`parse`] reads: `1h 30m`.
 #[must_use]
@@ -69,7 +80,10 @@ mod tests {
         ] {
             assert_eq!(parse(text).unwrap(), Duration::from_millis(millis), "{text}");
         }
-        for text in ["", "soon", "-1", "-1s", "+5", "1e3", "inf", "NaN", ".5", "5.", "1.2.3", "5 apples", "1h 30"] {
+        for text in [
+            "", "soon", "-1", "-1s", "+5", "1e3", "inf", "NaN", ".5", "5.", "1.2.3", "5 apples", "1h 30", "2M",
+            "1month", "5us", "1y",
+        ] {
             let error = parse(text).unwrap_err();
             assert!(error.help_text().is_some(), "{text}");
         }

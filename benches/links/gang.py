@@ -107,9 +107,9 @@ def part(source, room, samples, rate):
         rows.append([name, f"{alone:.1f}", f"{together:.1f}", f"{together / alone:.2f}", f"{sent / once:.2f}"])
         if name == "towline":
             targets = [
-                (f"copies that the origin sent, {rate} Mbit/s", sent / once, "<=", 1.05),
-                (f"time, of one agent's alone, {rate} Mbit/s", together / alone, "<=", 1.5),
+                (f"copies sent by the origin, {rate} Mbit/s", sent / once, "<=", 1.05),
+                (f"time / 1 agent, {rate} Mbit/s", together / alone, "<=", 1.5),
             ]
-    head = ["", "one alone, s", f"{COUNT} at once, s", "ratio", "origin sent, of what one alone has"]
+    head = ["", "1 agent, s", f"{COUNT} agents, s", "ratio", "origin sent / one copy"]
     what = f"A cold gang of {COUNT} agents on {rate} Mbit/s each, {size / GIB:g} GiB behind an origin on {rate} Mbit/s"
     return report.section(what, report.table(head, rows), targets)

@@ -15,7 +15,7 @@ from measure import Failed, same
 from . import agents
 from . import world as worlds
 
-BARE = Path(os.environ.get("BARE", tools.ROOT / "target/release/examples/bare"))
+BARE = Path(os.environ.get("BARE", tools.ROOT / "target/release/bare"))
 
 
 class Mover:

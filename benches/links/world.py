@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-LINK = Path(os.environ.get("LINK", ROOT / "target/release/examples/link"))
+LINK = Path(os.environ.get("LINK", ROOT / "target/release/link"))
 
 
 class Broken(Exception):

@@ -154,7 +154,7 @@ def section(room):
             found, over[kind, how] = rows_of(saver, room, source, number, f"{kind}, {how}", ONE[kind])
             rows += found
     shutil.rmtree(room)
-    head = ["fp32, MB", "wanted, plain", "stored", "its chunks", "read", "read / chunks", "/ stored", "/ plain"]
-    targets = [("1/8 of every tensor, rows, 4096 wide: read, of its stored bytes", over["wide", "alone"][0], "<=", 1.05)]
-    what = f"Parts of tensors: of a trained GPT (384 wide, {TARGETED} steps apart) and of a made up one (4096 wide)"
+    head = ["fp32, MB", "requested, plain", "stored", "its chunks", "read", "read / chunks", "/ stored", "/ plain"]
+    targets = [("1/8 of every tensor, rows, 4096 wide: read / stored", over["wide", "alone"][0], "<=", 1.05)]
+    what = f"Parts of tensors: of a trained GPT (384 wide, {TARGETED} steps apart) and of a synthetic one (4096 wide)"
     return report.section(what, report.table(head, rows), targets)

@@ -4,7 +4,7 @@
 
 The state is that of a GPT of 92 M parameters (benches/peers/train.py's, wider) after a step of AdamW, 1.03 GiB in fp32. Every
 round does everything once, in turns, in one process; the first round warms up and does not count. Figures are seconds. What is
-compared with `torch.load` is checked: every byte that Towline reads is. FLOOR is the program of benches/peers/floor.rs.
+compared with `torch.load` is checked: every byte that Towline reads is. FLOOR is the program of benches/tools.
 
 Freed memory is used again rather than given back (glibc's tunables, for all alike): where a machine's memory is its host's,
 as here, a page that is touched for the first time costs ten times the copy of its bytes.
@@ -128,7 +128,7 @@ def restoring(room, state, rounds, clock, floor):
     raw.save(0, state).wait()
     for _ in range(rounds + 1):
         if floor:
-            clock.of("BLAKE3 of as many bytes, read", lambda: subprocess.run([floor, "read", room / "plain"], check=True))
+            clock.of("read + BLAKE3 of the same bytes", lambda: subprocess.run([floor, "read", room / "plain"], check=True))
         clock.of("towline restore", checkpointer.restore)
         clock.of("towline restore into", lambda: checkpointer.restore(into=target))
         clock.of("towline restore into, saved raw", lambda: raw.restore(into=target))

@@ -17,7 +17,7 @@ from measure import GIB, Failed, Kept, fresh, note, run, same
 from steps import APART, DATA, changed_bytes, part_of, plain_bytes, safetensors_of, trained
 
 TARGETED = 20  # steps apart that the bounds are about
-ZIPNN, ZIPNN_XOR = "ZipNN", "ZipNN, its own xor"
+ZIPNN, ZIPNN_XOR = "ZipNN", "ZipNN, with xor"
 
 
 def worker(program, *words):
@@ -79,11 +79,11 @@ def differences(kinds, room, steps, part, kept):
     plain = plain_bytes(part_of(steps.main[min(steps.main)], part))
     rows = [[name, *("" if size is None else f"{size / plain:.4f}" for size in sizes)] for name, sizes in stored.items()]
     over = []
-    for than, sizes in (("ZipNN's", stored[ZIPNN]), ("the best of the rest", list(map(min, zip(*others))))):
+    for than, sizes in (("ZipNN", stored[ZIPNN]), ("best other", list(map(min, zip(*others))))):
         ratios = [own / size for own, size in zip(stored.get(savers.Towline.name, []), sizes)]
         over.append(ratios[1 + APART.index(TARGETED)] if ratios else None)
         if ratios:
-            rows.append([f"towline over {than}", *(f"{ratio:.3f}" for ratio in ratios)])
+            rows.append([f"towline / {than}", *(f"{ratio:.3f}" for ratio in ratios)])
     head = [f"{part}, {plain / 1e6:.1f} MB: stored / plain", "key step", *(f"+{at}" for at in APART)]
     return report.table(head, rows), over
 
@@ -193,7 +193,7 @@ def restores_table(reads):
         ratios[part] = (max(bytes_), time_)
         seconds = median(read.seconds for read in found)
         rows.append([part, f"{median(bytes_):.3f}", f"{max(bytes_):.3f}", f"{time_:.2f}", f"{seconds:.2f}"])
-    head = ["any step restored by towline, over it stored alone", "bytes read, median", "worst", "time, median", "seconds"]
+    head = ["restore of any step / of the same step stored alone", "bytes read, median", "worst", "time, median", "seconds"]
     return report.table(head, rows), ratios
 
 
@@ -225,7 +225,7 @@ def speeds(steps):
     found = worker("codecs.py", "speeds", part_of(key, "fp32 state"), part_of(key, "bf16 weights"))
     each = lambda by: [f"{by['in']:.2f}", f"{by['out']:.2f}", f"{by['ratio']:.3f}"]
     rows = [[kind, *each(by["zipnn"]), *each(by["zstd-1"])] for kind, by in found.items()]
-    head = ["GB of plain bytes a CPU second", "ZipNN in", "out", "plain / stored", "zstd-1 in", "out", "plain / stored"]
+    head = ["GB of plain bytes per CPU second", "ZipNN in", "out", "plain / stored", "zstd-1 in", "out", "plain / stored"]
     return report.table(head, rows)
 
 
@@ -258,13 +258,13 @@ def bounds(of_state, of_weights, copy, of_adapters, reads):
     state_read, state_time = reads.get("state and weights", (None, None))
     weights_read, weights_time = reads.get("bf16 weights", (None, None))
     return [
-        (f"fp32 state {TARGETED} steps after its key, of ZipNN's", of_state[0], "<=", 0.85),
-        (f"fp32 state {TARGETED} steps after its key, of the rest's best", of_state[1], "<=", 0.75),
-        (f"bf16 weights {TARGETED} steps after their key, of ZipNN's", of_weights[0], "<=", 0.36),
-        ("a bf16 copy beside its masters, of its plain bytes", copy, "<=", 0.01),
-        ("LoRA steps, of their changed bytes", of_adapters, "<=", 1.02),
-        ("any step restored, bytes read, of it stored alone", state_read, "<=", 1.9),
-        ("any step restored, time, of it stored alone", state_time, "<=", 1.9),
-        ("bf16 weights restored, bytes read, of them stored alone", weights_read, "<=", 1.4),
-        ("bf16 weights restored, time, of them stored alone", weights_time, "<=", 1.4),
+        (f"fp32 state, {TARGETED} steps after the key step / ZipNN", of_state[0], "<=", 0.85),
+        (f"fp32 state, {TARGETED} steps after the key step / best other", of_state[1], "<=", 0.75),
+        (f"bf16 weights, {TARGETED} steps after the key step / ZipNN", of_weights[0], "<=", 0.36),
+        ("bf16 copy of fp32 weights, stored / plain", copy, "<=", 0.01),
+        ("LoRA steps, stored / changed bytes", of_adapters, "<=", 1.02),
+        ("restore of any step, bytes read / stored alone", state_read, "<=", 1.9),
+        ("restore of any step, time / stored alone", state_time, "<=", 1.9),
+        ("restore of bf16 weights, bytes read / stored alone", weights_read, "<=", 1.4),
+        ("restore of bf16 weights, time / stored alone", weights_time, "<=", 1.4),
     ]

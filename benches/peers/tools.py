@@ -155,7 +155,7 @@ class Floor(Tool):
 
     @classmethod
     def path(cls):
-        built = os.environ.get("FLOOR", ROOT / "target/release/examples/floor")
+        built = os.environ.get("FLOOR", ROOT / "target/release/floor")
         return str(built) if Path(built).exists() else None
 
     def first(self, source):

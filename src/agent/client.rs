@@ -1,4 +1,4 @@
-//! The API's client over the Unix socket: for the command line and other processes of the node.
+//! Client of the API over the Unix socket, for the command line and other processes of the node.
 
 use std::ffi::OsString;
 use std::io;
@@ -29,25 +29,26 @@ use crate::repository::Repository;
 use crate::transfer::local::LocalSource;
 use crate::tree::check_private_folder;
 
-/// The variable that says which agent.
+/// Environment variable with the agent's socket.
 const VARIABLE: &str = "TOWLINE_AGENT";
-/// Bytes in an answer, at most.
+/// Limit of a response, in bytes.
 const ANSWER_LEN_MAX: usize = 64 << 20;
-/// Bytes in an event, at most.
+/// Limit of an event, in bytes.
 const EVENT_LEN_MAX: usize = 16 << 20;
-/// An agent on this machine answers at once, or something is wrong.
+/// Timeout for the connection to an agent on this machine.
 const CONNECT_WITHIN: Duration = Duration::from_secs(5);
-/// Connections over which a process takes chunks.
+/// Number of connections over which a process reads chunks.
 const STREAMS: usize = 2;
-/// The window of each: one such part of the repository's memory, but no more than is of use on one machine.
+/// Divisor of the repository's memory that gives the window of each connection, up to a limit beyond which a larger window is
+/// of no use on one machine.
 const WINDOW_SHARE: u64 = 8;
 const WINDOW_MAX: u64 = 16 * MIB;
 /// Path at which a connection switches to the peer protocol.
 const CHUNKS: &str = "/v1/chunks";
-/// Help where there is no agent.
+/// Help for a missing agent.
 const START: &str = "start one: towline agent --config FILE; if one runs, set TOWLINE_AGENT to its socket";
 
-/// An agent of this machine, by its socket; or one elsewhere, by way of that.
+/// Agent of this machine, by its socket, or another agent that it forwards requests to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Client {
     socket: PathBuf,
@@ -55,29 +56,29 @@ pub struct Client {
 }
 
 impl Client {
-    /// The agent that answers at `socket`, once it is asked something.
+    /// Agent at `socket`; connects on the first request.
     #[must_use]
     pub fn at(socket: impl Into<PathBuf>) -> Self {
         Self { socket: socket.into(), at: None }
     }
 
-    /// The agent that `at` means, by way of this one; this one, if there is no `at`.
+    /// The agent `at`, reached through this one; this one if None.
     #[must_use]
     pub fn routed_to(self, at: Option<AgentSelector>) -> Self {
         Self { at, ..self }
     }
 
-    /// The agent elsewhere that is meant, if it is one.
+    /// Other agent that requests are forwarded to, if any.
     #[must_use]
     pub fn selector(&self) -> Option<&AgentSelector> {
         self.at.as_ref()
     }
 
-    /// The agent that a process should use: the one that `TOWLINE_AGENT` names, or the one at the well-known socket if it is
-    /// there. None if there is none, or `TOWLINE_AGENT=none`.
+    /// Agent for this process: the one that `TOWLINE_AGENT` names, else the one at the default socket. None if there is none,
+    /// or if `TOWLINE_AGENT=none`.
     ///
     /// # Errors
-    /// Denied, if somebody else could have put a socket there.
+    /// Denied, if another user could have created the socket.
     pub fn find() -> Result<Option<Self>> {
         Self::route(std::env::var_os(VARIABLE), well_known())
     }
@@ -94,7 +95,7 @@ impl Client {
         }
     }
 
-    /// As [`Client::find`], for what cannot be done without an agent.
+    /// As [`Client::find`], for operations that need an agent.
     ///
     /// # Errors
     /// Not found, if there is none; it says how to start one.
@@ -102,8 +103,8 @@ impl Client {
         Self::find()?.ok_or_else(|| none(std::env::var_os(VARIABLE)))
     }
 
-    /// `repository`, with the agent of [`Client::find`] before its packs, if there is one and it has the repository. Without it
-    /// everything goes on alone, and the log says why.
+    /// `repository`, reading chunks through the agent of [`Client::find`] if there is one and it has the repository. Otherwise
+    /// it reads from the store directly, and the log has the reason.
     ///
     /// # Cancel safety
     /// Safe: the connections are dropped.
@@ -130,10 +131,10 @@ impl Client {
         &self.socket
     }
 
-    /// Resource at `path`.
+    /// Gets the resource at `path`.
     ///
     /// # Errors
-    /// Unreachable, if no agent answers; else what the agent says.
+    /// Unreachable, if no agent answers; else the error that the agent returns.
     ///
     /// # Cancel safety
     /// Safe: it only reads.
@@ -141,24 +142,24 @@ impl Client {
         self.ask(Method::GET, path, Bytes::new()).await
     }
 
-    /// Asks for something to be done.
+    /// Sends a request.
     ///
     /// # Errors
     /// As [`Client::get`].
     ///
     /// # Cancel safety
-    /// Not safe: it may have been done.
+    /// Not safe: the request may have been executed.
     pub async fn post<T: DeserializeOwned>(&self, path: &str, asked: &impl Serialize) -> Result<T> {
         Ok(self.begin(path, asked).await?.0)
     }
 
-    /// As [`Client::post`]; besides, whom to ask about it from now on: of a site's agents, the one that answered.
+    /// As [`Client::post`]; also returns the client for further requests about it: of a site's agents, the one that answered.
     ///
     /// # Errors
     /// As [`Client::get`].
     ///
     /// # Cancel safety
-    /// Not safe: it may have been done.
+    /// Not safe: the request may have been executed.
     pub async fn begin<T: DeserializeOwned>(&self, path: &str, asked: &impl Serialize) -> Result<(T, Self)> {
         let body = serde_json::to_vec(asked).map_err(|source| Error::other("request is not JSON").source(source))?;
         let response = self.good(self.send(Method::POST, path, body.into()).await?).await?;
@@ -167,21 +168,21 @@ impl Client {
         Ok((self.read(response).await?, self.clone().routed_to(at)))
     }
 
-    /// Ends what is at `path`.
+    /// Deletes the resource at `path`.
     ///
     /// # Errors
     /// As [`Client::get`].
     ///
     /// # Cancel safety
-    /// Not safe: it may have been done.
+    /// Not safe: the request may have been executed.
     pub async fn delete<T: DeserializeOwned>(&self, path: &str) -> Result<T> {
         self.ask(Method::DELETE, path, Bytes::new()).await
     }
 
-    /// Follows a task until it has ended; `tell` is told how far it is.
+    /// Follows a task until it has ended; `tell` receives its progress.
     ///
     /// # Errors
-    /// Its own error; cancelled, if it was; unreachable, if the agent went away meanwhile.
+    /// The task's error; cancelled, if it was stopped; unreachable, if the agent stopped meanwhile.
     ///
     /// # Cancel safety
     /// Safe: the task goes on.
@@ -197,16 +198,16 @@ impl Client {
                 TaskState::Cancelled => {
                     return Err(Error::cancelled("task was stopped before it was done")
                         .at(id)
-                        .got("somebody stopped it, or the agent ended")
-                        .help("run the same command again: what has arrived is used"));
+                        .got("a stop request, or the agent's shutdown")
+                        .help("run the same command again: it resumes"));
                 }
             }
         }
-        Err(self.lost("its answer ended"))
+        Err(self.lost("its response ended"))
     }
 
-    /// The same repository, whose chunks come from the agent first: from its cache, other agents, or the repository, once for
-    /// all processes of the node. Over a few connections, whose windows are taken out of the repository's memory.
+    /// `repository`, reading its chunks through the agent first: from its cache, other agents or the repository, once for all
+    /// processes of the node. It uses a few connections, whose windows are taken from the repository's memory.
     ///
     /// # Errors
     /// Not found, if the agent does not have the repository or has no cache; unreachable, if no agent answers.
@@ -233,7 +234,7 @@ impl Client {
         let response = self.send(Method::GET, CHUNKS, Bytes::new()).await?;
         if response.status() != StatusCode::SWITCHING_PROTOCOLS {
             self.good(response).await?;
-            return Err(Error::unsupported("agent gives no chunks").at(self.socket.display()).help(SAME_VERSION));
+            return Err(Error::unsupported("agent does not serve chunks").at(self.socket.display()).help(SAME_VERSION));
         }
         let upgraded = hyper::upgrade::on(response).await.map_err(|source| self.lost(source))?;
         Ok(TokioIo::new(upgraded))
@@ -246,9 +247,8 @@ impl Client {
 
     async fn read<T: DeserializeOwned>(&self, response: Response<Incoming>) -> Result<T> {
         let body = self.whole(response).await?;
-        serde_json::from_slice(&body).map_err(|source| {
-            Error::unsupported("answer of the agent is not understood").help(SAME_VERSION).source(source)
-        })
+        serde_json::from_slice(&body)
+            .map_err(|source| Error::unsupported("cannot parse the agent's response").help(SAME_VERSION).source(source))
     }
 
     async fn send(&self, method: Method, path: &str, body: Bytes) -> Result<Response<Incoming>> {
@@ -261,13 +261,13 @@ impl Client {
         let connected = connected.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
         let ((mut sender, connection), user) = connected.map_err(|source| self.absent(source))?;
         if !may_answer(user) {
-            return Err(Error::denied("agent at the socket is another user's")
+            return Err(Error::denied("agent at the socket belongs to another user")
                 .at(self.socket.display())
                 .expected(format!("an agent of user {} or root", geteuid().as_raw()))
                 .got(format!("user {}", user.as_raw()))
-                .help("set TOWLINE_AGENT to the socket of your own, or to none"));
+                .help("set TOWLINE_AGENT to the socket of your own agent, or to none"));
         }
-        // It ends with the sender and the answer's body.
+        // The connection ends when the sender and the body are dropped.
         tokio::spawn(connection.with_upgrades());
         let mut request = Request::builder().method(method).uri(path).header(header::HOST, "localhost");
         if path == CHUNKS {
@@ -279,11 +279,11 @@ impl Client {
         let request = request
             .header(header::CONTENT_TYPE, "application/json")
             .body(Full::new(body))
-            .map_err(|source| Error::other("request cannot be made").at(path).source(source))?;
+            .map_err(|source| Error::other("cannot build the request").at(path).source(source))?;
         sender.send_request(request).await.map_err(|source| self.lost(source))
     }
 
-    /// The answer, if it is none of an error.
+    /// The response, unless it is an error.
     async fn good(&self, response: Response<Incoming>) -> Result<Response<Incoming>> {
         if response.status().is_success() {
             return Ok(response);
@@ -293,7 +293,7 @@ impl Client {
         let body = serde_json::from_slice::<Value>(&body).ok();
         Err(match body.as_ref().and_then(|body| body.get("error")) {
             Some(error) => error_of(Some(error)),
-            None => Error::other("agent answers with an error").at(self.socket.display()).got(status),
+            None => Error::other("agent returned an error").at(self.socket.display()).got(status),
         })
     }
 
@@ -305,18 +305,18 @@ impl Client {
     fn absent(&self, source: io::Error) -> Error {
         let error = match source.kind() {
             io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => Error::unreachable("no agent answers"),
-            io::ErrorKind::PermissionDenied => Error::denied("agent is another user's"),
-            _ => Error::unreachable("agent cannot be reached"),
+            io::ErrorKind::PermissionDenied => Error::denied("agent belongs to another user"),
+            _ => Error::unreachable("cannot connect to the agent"),
         };
         let help = if source.kind() == io::ErrorKind::PermissionDenied { OWN } else { START };
         error.at(self.socket.display()).help(help).source(source)
     }
 
     fn lost(&self, source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {
-        let error = Error::unreachable("agent went away meanwhile").source(source);
+        let error = Error::unreachable("agent stopped meanwhile").source(source);
         match &self.at {
             None => error.at(self.socket.display()).help(START),
-            Some(at) => error.at(at).help("ask again when it is there: what has come is not brought again"),
+            Some(at) => error.at(at).help("repeat the command when it runs again: cached chunks are not fetched again"),
         }
     }
 }
@@ -359,18 +359,18 @@ impl Events {
     }
 }
 
-/// The data of an event; none if it is a comment.
+/// Data of an event; none if it is a comment.
 fn data(event: &[u8]) -> Option<Vec<u8>> {
     let lines = event.split(|&byte| byte == b'\n').filter_map(|line| line.strip_prefix(b"data:"));
     let lines: Vec<_> = lines.map(|line| line.strip_prefix(b" ").unwrap_or(line)).collect();
     (!lines.is_empty()).then(|| lines.join(&b'\n'))
 }
 
-/// An error, as the agent told it.
+/// Error that the agent returned.
 fn error_of(body: Option<&Value>) -> Error {
     let text = |name: &str| body.and_then(|body| body.get(name)).and_then(Value::as_str).map(str::to_owned);
     let kind = text("kind").map_or(ErrorKind::Other, |word| ErrorKind::from_word(&word));
-    let message = text("message").unwrap_or_else(|| "agent tells of an error it does not name".to_owned());
+    let message = text("message").unwrap_or_else(|| "agent returned an error without a message".to_owned());
     let error = Error::new(kind, message);
     let error = match text("help") {
         Some(help) => error.help(help),

@@ -1,4 +1,4 @@
-//! A connection to another agent's API.
+//! Connection to the API of another agent.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,16 +13,16 @@ use tokio_util::task::AbortOnDropHandle;
 
 use super::state::AgentState;
 use crate::error::{Error, Result};
+use crate::identity::Identity;
 use crate::transfer::ByteCounters;
 use crate::transfer::calls::{call, lost};
-use crate::transfer::identity::Identity;
 
-/// An agent that says nothing for so long is gone. Events have a sign of life every 15 seconds.
+/// Timeout of a silent connection. Streams of events send a keep-alive every 15 seconds.
 pub(super) const SILENCE_MAX: Duration = Duration::from_mins(1);
-/// Bytes in an answer that is read at once, at most.
+/// Limit of a response that is read at once, in bytes.
 const ANSWER_LEN_MAX: usize = 1 << 20;
 
-/// The connection. It ends when this is dropped.
+/// Open connection, closed on drop.
 #[derive(Debug)]
 pub(super) struct Dialled {
     sender: http1::SendRequest<Body>,
@@ -30,13 +30,13 @@ pub(super) struct Dialled {
 }
 
 impl Dialled {
-    /// Calls the agent `callee` at `address`, as the agent whose `state` this is.
+    /// Connects to the agent `callee` at `address`, with the certificate of this agent.
     ///
     /// # Errors
     /// Usage, without an identity; as [`call`].
     ///
     /// # Cancel safety
-    /// Safe: the connection is dropped.
+    /// Safe: the connection is closed.
     pub(super) async fn to(state: &AgentState, callee: &Identity, address: &str) -> Result<Self> {
         let credentials = state.credentials()?;
         let wire = Arc::<ByteCounters>::default();
@@ -46,7 +46,7 @@ impl Dialled {
         Ok(Self { sender, _connection: AbortOnDropHandle::new(tokio::spawn(connection)) })
     }
 
-    /// Sends `request`; the answer is there when its head is.
+    /// Sends `request`; returns when the head of the response has arrived.
     ///
     /// # Errors
     /// As [`lost`].
@@ -54,14 +54,14 @@ impl Dialled {
         self.sender.send_request(request).await.map_err(lost)
     }
 
-    /// Sends `request`, and reads all of the answer.
+    /// Sends `request` and reads the whole response.
     ///
     /// # Errors
     /// As [`lost`].
     pub(super) async fn ask(&mut self, request: Request<Body>) -> Result<(StatusCode, Bytes)> {
         let (head, body) = self.send(request).await?.into_parts();
         let body = Limited::new(body, ANSWER_LEN_MAX).collect().await;
-        let body = body.map_err(|source| Error::unreachable("answer was cut off, or is too long").source(source))?;
+        let body = body.map_err(|source| Error::unreachable("response was cut off, or is too long").source(source))?;
         Ok((head.status, body.to_bytes()))
     }
 }

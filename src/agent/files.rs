@@ -1,6 +1,5 @@
-//! Files by name and path: any part of one, in pieces that a slow reader holds without holding up anybody.
+//! Ranges of saved files, read in windows so that a slow client does not block others.
 
-use std::collections::VecDeque;
 use std::iter::Peekable;
 use std::ops::Range;
 use std::sync::atomic::Ordering;
@@ -12,55 +11,22 @@ use tokio::sync::mpsc::{self, Receiver, Sender};
 
 use super::folders::Folder;
 use super::state::AgentState;
+use super::tasks::resolve_for;
+use super::tokens::Grant;
 use crate::budget::Buffer;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{Content, EntryKind};
 use crate::limits::MIB;
 use crate::ops::RangeSink;
-use crate::repository::log::RefValue;
-use crate::repository::{Name, Repository, Saved, Selector};
+use crate::repository::{Repository, Saved};
+use crate::selector::Selector;
 
-/// Bytes that are fetched and handed out in one go, about.
+/// Approximate size of a window, in bytes.
 const WINDOW: u64 = 8 * MIB;
-/// Trees that stay open for the next request.
-const OPENED_MAX: usize = 4;
-/// A reader that takes nothing for this long is given up.
+/// Bytes that are sent at once, at most: what is on its way when the policy changes.
+const PIECE: usize = 256 << 10;
+/// Timeout for a client that reads nothing.
 const PATIENCE: Duration = Duration::from_mins(1);
-
-/// Trees that were read from last, the latest first: a reader that asks for one range after the other opens a tree once.
-#[derive(Debug, Default)]
-pub(super) struct Opened(Mutex<VecDeque<Arc<Saved>>>);
-
-impl Opened {
-    /// Opens the current value of `name`.
-    ///
-    /// # Errors
-    /// As [`Repository::saved`].
-    ///
-    /// # Cancel safety
-    /// Safe: it only reads.
-    pub(super) async fn open(&self, repository: &Repository, name: &Name) -> Result<Arc<Saved>> {
-        let state = repository.state().await?;
-        if let Some(found) = state.refs.get(name).and_then(|value| self.find(name, value)) {
-            return Ok(found);
-        }
-        let saved = repository.saved(name).await?.shared();
-        let mut opened = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        opened.retain(|other| other.name != saved.name);
-        opened.push_front(Arc::clone(&saved));
-        opened.truncate(OPENED_MAX);
-        Ok(saved)
-    }
-
-    /// Keys of objects are never used twice, so it does not matter which repository a value is of.
-    fn find(&self, name: &Name, value: &RefValue) -> Option<Arc<Saved>> {
-        let mut opened = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let at = opened.iter().position(|saved| saved.name == *name && saved.value == *value)?;
-        let found = opened.remove(at)?;
-        opened.push_front(Arc::clone(&found));
-        Some(found)
-    }
-}
 
 /// An entry of a saved tree.
 #[derive(Debug)]
@@ -69,7 +35,7 @@ pub(super) enum TreeNode {
     Folder(Folder),
 }
 
-/// A file of a saved tree, opened.
+/// Open file of a saved tree.
 #[derive(Debug)]
 pub(super) struct File {
     state: Arc<AgentState>,
@@ -79,7 +45,8 @@ pub(super) struct File {
 }
 
 impl TreeNode {
-    /// Opens the file or folder at `path` of what `selector` stands for now; the tree itself, if the path is empty.
+    /// Opens the file or folder at `path` of the tree that `selector` resolves to now; an empty path is the tree itself. For a
+    /// token, `selector` resolves among the names that it may read.
     ///
     /// # Errors
     /// Not found, for the repository, the name or the path; usage, for a link.
@@ -88,13 +55,17 @@ impl TreeNode {
     /// Safe: it only reads.
     pub(super) async fn open(
         state: &Arc<AgentState>,
-        repository: Option<&str>,
+        repository: &Repository,
+        grant: Option<&Arc<Grant>>,
         selector: &Selector,
         mut path: Vec<u8>,
     ) -> Result<Self> {
-        let repository = state.repository(repository)?.clone();
-        let name = repository.resolve(selector).await?;
-        let saved = state.opened.open(&repository, &name).await?;
+        let name = resolve_for(repository, grant, selector).await?;
+        let saved = state.open_trees.open(repository, &name).await.map_err(|error| match grant {
+            // It was there a moment ago; the error would offer names that the token may not read.
+            Some(_) if error.kind() == ErrorKind::NotFound => Error::not_found("name is gone meanwhile").at(&name),
+            _ => error,
+        })?;
         if path.last() == Some(&b'/') {
             path.pop();
         }
@@ -102,7 +73,7 @@ impl TreeNode {
         if path.is_empty() || is_folder {
             return Ok(Self::Folder(Folder { saved, path }));
         }
-        let file = File { state: Arc::clone(state), repository, saved, path };
+        let file = File { state: Arc::clone(state), repository: repository.clone(), saved, path };
         file.content()?;
         Ok(Self::File(file))
     }
@@ -120,7 +91,7 @@ impl File {
         }
     }
 
-    /// Its length in bytes.
+    /// Length in bytes.
     pub(super) fn len(&self) -> Result<u64> {
         self.content().map(|content| content.size)
     }
@@ -130,8 +101,8 @@ impl File {
         format!("\"{}\"", self.saved.value.manifest)
     }
 
-    /// The bytes `range` of it, in order. They come to an end early if they cannot be read, or if nobody takes them. Within a
-    /// runtime.
+    /// Reads the bytes `range` in order. The stream ends early if they cannot be read, or if the client does not read them.
+    /// Needs a runtime.
     pub(super) fn read(self, range: Range<u64>) -> Result<Receiver<Result<Bytes>>> {
         let places = self.content()?.placed(&self.saved.manifest.chunks).map(|(_, place)| place);
         let windows = Windows::of(places, &range);
@@ -146,21 +117,38 @@ impl File {
                 gathered = self.gather(window) => gathered,
                 () = readers.closed() => return,
             };
-            let failed = gathered.as_ref().err().map(|error| format!("{error:?}"));
-            let len = gathered.as_ref().map_or(0, |bytes| bytes.len() as u64);
-            // A reader that is gone, or as good as that, is nobody's trouble.
-            let sent = readers.send_timeout(gathered.map(Buffer::freeze), PATIENCE).await;
-            if let Some(error) = failed {
-                tracing::warn!(name = %self.saved.name, "a file cannot be read to its end: {error}");
+            let sent = match gathered {
+                Ok(buffer) => self.send(buffer.freeze(), &readers).await,
+                Err(error) => Err(error),
+            };
+            match sent {
+                Ok(true) => {}
+                Ok(false) => return,
+                Err(error) => {
+                    tracing::warn!(name = %self.saved.name, "cannot read a file completely: {error:?}");
+                    // A client that is gone is not an error.
+                    let _ = readers.send_timeout(Err(error), PATIENCE).await;
+                    return;
+                }
             }
-            if sent.is_err() || len == 0 {
-                return;
-            }
-            self.state.handed_out.fetch_add(len, Ordering::Relaxed);
         }
     }
 
-    /// The bytes `window`; opens the tree once more if its packs were replaced by others meanwhile.
+    /// Sends `window` piece by piece while the policy allows it. False if the client is gone, or reads nothing.
+    async fn send(&self, mut window: Bytes, readers: &Sender<Result<Bytes>>) -> Result<bool> {
+        while !window.is_empty() {
+            self.repository.check_still_readable(&self.saved).await?;
+            let piece = window.split_to(PIECE.min(window.len()));
+            let len = piece.len() as u64;
+            if readers.send_timeout(Ok(piece), PATIENCE).await.is_err() {
+                return Ok(false);
+            }
+            self.state.handed_out.fetch_add(len, Ordering::Relaxed);
+        }
+        Ok(true)
+    }
+
+    /// Reads the bytes `window`; reopens the tree once if its packs were replaced meanwhile.
     async fn gather(&mut self, window: Range<u64>) -> Result<Buffer> {
         match self.attempt(&window).await {
             Err(error) if error.kind() == ErrorKind::NotFound => {
@@ -178,7 +166,7 @@ impl File {
     async fn attempt(&self, window: &Range<u64>) -> Result<Buffer> {
         let len = usize::try_from(window.end - window.start).unwrap_or(usize::MAX);
         let mut buffer = self.state.windows.buffer(len).await?;
-        // Holes are not delivered.
+        // Holes are not delivered, so the buffer is zeroed first.
         buffer.fill(0);
         let gathered = Arc::new(Mutex::new(Some(buffer)));
         let sink: RangeSink = {
@@ -194,12 +182,12 @@ impl File {
         };
         self.repository.read_ranges(&self.saved, &[(self.path.clone(), window.clone())], sink).await?;
         let gathered = gathered.lock().unwrap_or_else(PoisonError::into_inner).take();
-        gathered.ok_or_else(|| Error::other("bytes of a file went astray"))
+        gathered.ok_or_else(|| Error::other("bytes of a file were lost"))
     }
 }
 
-/// The windows that a range is cut into: they end where chunks do, so that none is fetched twice; a hole is cut anywhere. One at a time: a
-/// hole may be of any length.
+/// Windows of a range, as an iterator because a hole may be of any length. They end at chunk boundaries, so that no chunk is
+/// fetched twice; holes are split anywhere.
 struct Windows {
     places: Peekable<std::vec::IntoIter<Range<u64>>>,
     rest: Range<u64>,
@@ -225,7 +213,7 @@ impl Iterator for Windows {
         while to < limit {
             match self.places.peek() {
                 Some(place) if place.start < limit && place.end > limit => {
-                    // One that is larger than a window is taken whole.
+                    // A chunk that is larger than a window is read whole.
                     to = if place.start > from { place.start } else { place.end.min(self.rest.end) };
                     break;
                 }

@@ -1,4 +1,4 @@
-//! Folders of saved trees, listed a part at a time.
+//! Paginated listings of folders of saved trees.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -7,17 +7,17 @@ use super::view;
 use crate::format::{EntryKind, TreeEntry};
 use crate::repository::Saved;
 
-/// A folder of a saved tree, opened.
+/// Open folder of a saved tree.
 #[derive(Debug)]
 pub(super) struct Folder {
-    /// The tree.
+    /// Tree that contains it.
     pub(super) saved: Arc<Saved>,
-    /// Empty for the tree's own folder; no slash at its end.
+    /// Path without a trailing slash; empty for the root.
     pub(super) path: Vec<u8>,
 }
 
 impl Folder {
-    /// A page of its direct entries in byte order of their names: at most `limit` after the name `after`.
+    /// Page of the direct entries, in byte order of their names: at most `limit`, after the name `after`.
     pub(super) fn list(&self, after: Option<&[u8]>, limit: usize) -> view::Folder {
         let mut matching = self.children().filter(|(name, _)| after.is_none_or(|after| *name > after));
         let listed: Vec<(&[u8], &TreeEntry)> = matching.by_ref().take(limit).collect();
@@ -58,14 +58,14 @@ impl Folder {
     }
 }
 
-/// `text` as one segment of a URL's path (<https://www.rfc-editor.org/rfc/rfc3986#section-2.3>).
+/// Escapes `text` as one segment of a URL's path (<https://www.rfc-editor.org/rfc/rfc3986#section-2.3>).
 fn escaped(text: &[u8]) -> String {
     let mut url = String::with_capacity(text.len());
     for &byte in text {
         if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
             url.push(char::from(byte));
         } else {
-            // Text takes all that is written to it.
+            // Writing to a string cannot fail.
             let _ = write!(url, "%{byte:02X}");
         }
     }

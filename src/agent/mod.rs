@@ -1,28 +1,37 @@
-//! The agent: a daemon on a node, with a cache, repositories, links to other agents, and an API on a Unix socket and on loopback.
+//! The agent: a daemon on a node with a cache, repositories, links to other agents, and an API on a Unix socket and on
+//! loopback.
 //!
 //! ```text
 //! config -> state (repositories, cache, exchange, tasks) -> api (HTTP API, peers)
 //! client    client of the API
+//! tokens    rights of processes that get part of what this node's user may do
 //! sidecar   inputs, watches and preemption of a training
-//! handoff   checkpoints of agents that may not live to save them
+//! handoff   checkpoints of agents that may be shut down before they can save them
 //! ```
 //!
 //! Shutdown: refuse new tasks, let running ones finish within the grace period, stop the rest, close listeners.
 
 mod api;
+mod audit;
 mod client;
+mod commands;
 mod config;
 mod dial;
 mod files;
 mod folders;
 mod handoff;
+mod metrics;
+mod open_trees;
 mod preemption;
+mod redact;
+mod requester;
 mod routing;
 mod rules;
 mod sidecar;
 mod socket;
 mod state;
 mod tasks;
+mod tokens;
 mod user;
 pub mod view;
 mod warm;
@@ -39,9 +48,12 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use self::api::{Caller, Callers, Local, router, serve};
+use self::audit::Publication;
 pub use self::client::Client;
+pub use self::commands::command_log;
 pub use self::config::{
-    Accepts, Allowance, CacheConfig, CallerPins, Config, HandoffConfig, PeersConfig, SidecarConfig, Watched,
+    Accepts, Allowance, AuditConfig, CacheConfig, CallerPins, Config, HandoffConfig, PeersConfig, SidecarConfig,
+    Watched,
 };
 use self::handoff::{ReceiverOptions, run_receiver};
 pub use self::preemption::Provider;
@@ -50,7 +62,6 @@ use self::socket::Claimed;
 pub use self::socket::well_known;
 use self::state::AgentState;
 pub use self::user::user_name;
-use self::view::TaskState;
 pub use self::warm::{Pinning, WarmOptions, Warmed, warm};
 use crate::error::{Error, Result};
 use crate::ops::Stop;
@@ -59,13 +70,13 @@ use crate::transfer::peers::discover;
 use crate::transfer::{Holdings, not_bound, quic, tcp};
 use crate::work::blocking;
 
-/// Protocol that a connection is upgraded to for chunks.
+/// Protocol that a connection is upgraded to, to transfer chunks.
 const PROTOCOL: &str = "towline";
-/// The header by which a request says that it is for another agent, and an answer which one gave it.
+/// Header with which a request selects another agent and a response names the agent that answered.
 const AT: &str = "towline-at";
-/// The part of the grace that those who watch folders have.
+/// Fraction of the grace period that watches may use.
 const WATCH_PART: f64 = 0.9;
-/// Time that stopped work and connections have to end.
+/// Time that stopped tasks and open connections have to end.
 const LETTING_GO: Duration = Duration::from_secs(3);
 
 /// A running agent.
@@ -77,21 +88,23 @@ pub struct Agent {
     http: Option<SocketAddr>,
     listen: Option<SocketAddr>,
     grace: Duration,
-    /// Last: the socket's file goes when everything else has.
+    /// The audit log's heads, if decisions are recorded.
+    publication: Option<Publication>,
+    /// Last field: the socket's file is removed after everything else has been dropped.
     _claimed: Claimed,
 }
 
 impl Agent {
-    /// Opens what `config` names, and the api. Within a runtime.
+    /// Opens everything that `config` names, and starts the API. Needs a runtime.
     ///
     /// # Errors
-    /// Conflict, if another agent has the socket, another process the port or the cache; not found, for a repository that is not
-    /// there; usage, denied, exhausted: as said.
+    /// Conflict, if another agent has the socket, or another process the port or the cache; not found, for a missing
+    /// repository; usage, denied or exhausted, as the parts report.
     ///
     /// # Cancel safety
-    /// Safe: nothing is left but empty folders.
+    /// Safe: only empty folders may be left.
     pub async fn start(config: Config) -> Result<Self> {
-        // The socket first: only one agent can hold it.
+        // Opens the socket first: only one agent can hold it.
         let (claimed, unix) = Claimed::listen(&config.socket)?;
         let tcp = match config.http {
             Some(address) => Some(listen(address).await?),
@@ -127,12 +140,22 @@ impl Agent {
             api.spawn(leaving.clone().run_until_cancelled_owned(receiver).map(drop));
         }
         api.spawn(state.leaving.clone().run_until_cancelled_owned(Arc::clone(&state.rules).keep_up()).map(drop));
+        let publication = Publication::begin(&state, config.audit.as_ref());
         sidecar::begin(&state, config.sidecar, &mut api)?;
         tracing::info!(socket = %config.socket.display(), "agent is running");
-        Ok(Self { state, api, socket: config.socket, http, listen, grace: config.grace, _claimed: claimed })
+        Ok(Self {
+            state,
+            api,
+            socket: config.socket,
+            http,
+            listen,
+            grace: config.grace,
+            publication,
+            _claimed: claimed,
+        })
     }
 
-    /// Its socket.
+    /// Path of the socket.
     #[must_use]
     pub fn socket(&self) -> &Path {
         &self.socket
@@ -153,15 +176,15 @@ impl Agent {
     /// Shuts down: refuses new tasks, waits for running ones for the grace period or until `hurry`, stops the rest, closes listeners.
     ///
     /// # Errors
-    /// Cancelled, if tasks had to be stopped or failed meanwhile; they are named.
+    /// Cancelled, if tasks failed or had to be stopped; the error names them.
     ///
     /// # Cancel safety
-    /// Safe, and abrupt: as if the process were killed.
+    /// Safe, but without a graceful shutdown, as if the process were killed.
     pub async fn leave(mut self, hurry: impl Future<Output = ()>) -> Result<()> {
         tracing::info!(grace = ?self.grace, "agent is shutting down");
         let (tasks, grace) = (&self.state.tasks, self.state.time_left(self.grace));
         tasks.close();
-        // Watches end by themselves shortly before the deadline.
+        // Watches stop by themselves shortly before the deadline.
         self.state.stop.send_replace(Stop::Within { grace: grace.mul_f64(WATCH_PART), linger: true });
         let under_way = tasks.running();
         tokio::select! {
@@ -170,7 +193,7 @@ impl Agent {
             () = hurry => {}
         }
         under_way.iter().for_each(|task| task.stop());
-        // Tasks that do not stop in time die with the process.
+        // Tasks that do not stop in time end with the process.
         let _ = timeout(LETTING_GO, tasks.ended()).await;
         self.state.leaving.cancel();
         self.state.attended.close();
@@ -179,21 +202,23 @@ impl Agent {
             while self.api.join_next().await.is_some() {}
         };
         let _ = timeout(LETTING_GO, closed).await;
+        if let Some(publication) = self.publication.take() {
+            publication.end().await;
+        }
         if let Ok(cache) = self.state.cache() {
             blocking(move || cache.sync()).await?;
         }
-        let ends = under_way.iter().map(|task| task.view());
-        let lost: Vec<String> = ends.filter(|view| view.state != TaskState::Done).map(|view| lost(&view)).collect();
+        let lost: Vec<String> = under_way.iter().filter_map(|task| task.not_done()).collect();
         if lost.is_empty() {
             return Ok(());
         }
         Err(Error::cancelled("agent shut down before all tasks were done")
             .got(lost.join("; "))
-            .help("start them again: what arrived is reused; or give the agent more `grace`"))
+            .help("start them again: they resume; or raise `grace`"))
     }
 }
 
-/// Listens for other agents at `address`, over TCP and QUIC: the same port for both. Over TCP they may ask the API, too.
+/// Listens for other agents at `address`, on the same port over TCP and QUIC. TCP also carries calls of the API.
 async fn open_to_peers(
     state: &AgentState,
     address: SocketAddr,
@@ -212,16 +237,10 @@ async fn open_to_peers(
     Ok(address)
 }
 
-/// Text for a task that did not succeed.
-fn lost(view: &view::Task) -> String {
-    let message = view.error.as_ref().and_then(|error| error.get("message")).and_then(|message| message.as_str());
-    format!("{} {}: {}", view.kind.word(), view.name, message.unwrap_or("stopped when the grace was over"))
-}
-
-/// Logs a listener that ends by itself.
+/// Logs the error of a listener that ends unexpectedly.
 fn ended(result: Result<()>) {
     if let Err(error) = result {
-        tracing::error!("other agents are not served any more: {error:?}");
+        tracing::error!("stopped serving other agents: {error:?}");
     }
 }
 

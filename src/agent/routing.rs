@@ -1,11 +1,11 @@
-//! Routing of calls to other agents. Pure.
+//! Routing of calls to other agents, without I/O.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
 
 use crate::error::{Error, Result};
-use crate::transfer::identity::Identity;
+use crate::identity::Identity;
 use crate::transfer::peers::PeerStat;
 
 /// Selects agents; as text `SITE` or `SITE/AGENT`.
@@ -49,22 +49,22 @@ impl fmt::Display for AgentSelector {
 /// Agent that a call is routed to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Route {
-    /// This one.
+    /// This agent.
     Local,
-    /// Another one, at this address.
+    /// Another agent, at this address.
     Remote(Identity, String),
 }
 
-/// Agent that a call could be routed to.
+/// Candidate for a call.
 #[derive(Clone, Debug, Default)]
 struct Candidate {
-    /// None for this agent.
+    /// Address; None for this agent.
     address: Option<String>,
     live: bool,
 }
 
-/// Routes a call of agent `own` for `at`, given its `peers`. Among the agents of a site `name` is hashed to one, the same from every agent.
-/// Agents without a link are used only if none has one.
+/// Selects the agent for a call with selector `at`, given agent `own` and its `peers`. Among the agents of a site a hash of
+/// `name` selects one, the same on every node. Agents without a link are candidates only if none has one.
 ///
 /// # Errors
 /// Not found, if no known agent matches; usage, if several do and there is no name.
@@ -91,7 +91,7 @@ pub(super) fn route(at: &AgentSelector, own: &Identity, peers: &[PeerStat], name
     })
 }
 
-/// Other agents that `at` matches, with addresses: those with a link first, ordered by the hash of `name`.
+/// Other agents that `at` matches, with addresses: those with a link first, each group ordered by the hash of `name`.
 pub(super) fn others(at: &AgentSelector, own: &Identity, peers: &[PeerStat], name: &str) -> Vec<(Identity, String)> {
     let matching = candidates(own, peers).into_iter().filter(|(agent, _)| at.matches(agent));
     let others = matching.filter_map(|(agent, known)| Some((known.live, weight(&agent, name), agent, known.address?)));
@@ -115,7 +115,8 @@ fn candidates(own: &Identity, peers: &[PeerStat]) -> BTreeMap<Identity, Candidat
     known
 }
 
-/// Weight of `agent` for `name`; the highest wins, so an agent that joins or leaves moves only its own names (rendezvous hashing, <https://doi.org/10.1109/90.663936>).
+/// Weight of `agent` for `name` in rendezvous hashing (<https://doi.org/10.1109/90.663936>). The highest weight wins, so an
+/// agent that joins or leaves moves only its own names.
 fn weight(agent: &Identity, name: &str) -> [u8; 32] {
     let mut hasher = blake3::Hasher::new();
     hasher.update(agent.path().as_bytes()).update(b"\n").update(name.as_bytes());
@@ -129,13 +130,13 @@ fn unknown(at: &AgentSelector, known: &BTreeMap<Identity, Candidate>, peers: &[P
         names.push(format!("somebody at {} ({trouble})", peer.address));
     }
     let what = match at {
-        AgentSelector::Site(_) => "no agent of this site is known here",
+        AgentSelector::Site(_) => "no agent of this site is known",
         AgentSelector::Agent(_) => "this agent is not known here",
     };
     Error::not_found(what)
         .at(at)
         .expected(format!("one of: {}", names.join(", ")))
-        .help("tell this node's agent where it is: addresses, dns or registered in [peers] of its settings")
+        .help("configure its address on this node's agent: addresses, dns or registered in [peers] of its settings")
 }
 
 #[cfg(test)]

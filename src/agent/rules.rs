@@ -1,4 +1,4 @@
-//! Rules of what other agents may do, read again when the settings file changes.
+//! Rules for other agents, reloaded when the settings file changes.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -6,18 +6,18 @@ use std::time::Duration;
 
 use super::config::{Accepts, Config};
 use crate::error::Result;
-use crate::transfer::exchange::{Callers, Policy};
+use crate::policy::{AllowList, Callers};
 use crate::tree::Look;
 use crate::work::blocking;
 
-/// Interval between looks at the file.
+/// Polling interval of the settings file.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// The rules of `[[allow]]`, `callers` and `[[handoff.accept]]`, shared with whoever enforces them.
+/// The rules of `[[allow]]`, `callers` and `[[handoff.accept]]`, shared with the code that enforces them.
 #[derive(Debug)]
 pub(super) struct Rules {
     file: PathBuf,
-    policy: Policy,
+    allow: AllowList,
     callers: Callers,
     accepts: Option<Accepts>,
     state: Mutex<State>,
@@ -27,28 +27,28 @@ pub(super) struct Rules {
 struct State {
     /// State of the file when it was last read, successfully or not.
     seen: Look,
-    /// Problem of the file as it is now.
+    /// Problem with the current file, if any.
     problem: Option<String>,
 }
 
 impl Rules {
-    /// The rules of `config`, which was read when its file looked as `seen`.
+    /// Rules of `config`; `seen` is the state of its file when it was read.
     pub(super) fn of(config: &Config) -> Self {
         Self {
             file: config.file.clone(),
-            policy: config.policy.clone(),
+            allow: config.allow.clone(),
             callers: config.callers.clone(),
             accepts: config.handoff.as_ref().map(|handoff| handoff.accept.clone()),
             state: Mutex::new(State { seen: config.seen, problem: None }),
         }
     }
 
-    /// The reason why the rules in force are not those of the file.
+    /// Reason why the rules in force differ from the file.
     pub(super) fn problem(&self) -> Option<String> {
         self.state().problem.clone()
     }
 
-    /// Looks at the file again and again.
+    /// Polls the file until dropped.
     ///
     /// # Cancel safety
     /// Safe: rules are replaced as a whole.
@@ -61,12 +61,12 @@ impl Rules {
                 Ok(())
             });
             if let Err(error) = looked.await {
-                tracing::warn!("settings cannot be looked at: {error}");
+                tracing::warn!("cannot read the state of the settings file: {error}");
             }
         }
     }
 
-    /// Takes the rules from the file, if that has changed and can be used.
+    /// Reloads the rules if the file has changed and is valid.
     fn look(&self) {
         let seen = Look::at(&self.file);
         if seen == self.state().seen {
@@ -74,7 +74,7 @@ impl Rules {
         }
         let read = Config::read(&self.file);
         if Look::at(&self.file) != seen {
-            // The file is still being written.
+            // Skips a file that is still being written.
             return;
         }
         self.take(seen, read);
@@ -85,13 +85,13 @@ impl Rules {
         state.seen = seen;
         match read {
             Ok(config) => {
-                self.policy.replace(&config.policy);
+                self.allow.replace(&config.allow);
                 self.callers.replace(&config.callers);
                 if let Some(accepts) = &self.accepts {
                     accepts.replace(&config.handoff.map(|handoff| handoff.accept).unwrap_or_default());
                 }
                 state.problem = None;
-                tracing::info!(file = %self.file.display(), "read the rules again");
+                tracing::info!(file = %self.file.display(), "reloaded the rules");
             }
             Err(error) => {
                 let problem = format!("settings changed and cannot be used, so the rules before hold: {error}");
@@ -111,7 +111,7 @@ mod tests {
     use std::path::Path;
 
     use super::*;
-    use crate::transfer::identity::Identity;
+    use crate::identity::Identity;
 
     const SETTINGS: &str =
         "repository = '/r'\nidentity = 'i'\nlisten = '127.0.0.1:0'\ncache = { dir = 'c', capacity = '1G' }";
@@ -126,11 +126,11 @@ mod tests {
         let file = folder.path().join("agent.toml");
         write(&file, "callers = 'home/*'\n[[allow]]\nagents = 'home/*'\nnames = 'run/*'");
         let config = Config::read(&file).unwrap();
-        let (policy, callers) = (config.policy.clone(), config.callers.clone());
+        let (allow, callers) = (config.allow.clone(), config.callers.clone());
         let rules = Rules::of(&config);
         let may = |site: &str| {
             let agent = Identity::new(site, "a").unwrap();
-            (policy.allows(&agent, &"run/1".parse().unwrap()), callers.include(&agent))
+            (allow.allows(&agent, &"run/1".parse().unwrap()), callers.include(&agent))
         };
         assert_eq!((may("home"), may("cloud")), ((true, true), (false, false)));
 

@@ -1,24 +1,28 @@
-//! Sidecar: prepare a training's inputs, save what it writes, watch for preemption.
+//! Sidecar: prepares the inputs of a training, saves its checkpoints, polls for preemption notices.
 
+use std::path::Path;
 use std::sync::Arc;
 
+use rustix::process::getuid;
 use tokio::task::JoinSet;
 
 use super::config::SidecarConfig;
 use super::handoff::Sender;
 use super::preemption::await_notice;
 use super::state::AgentState;
-use super::tasks::{self, AGAIN_AFTER, RestoreRequest, Task, WarmRequest};
-use super::view::{self, TaskKind, TaskState};
+use super::tasks::{self, AGAIN_AFTER, Outcome, RestoreRequest, Task, TaskReport, WarmRequest};
+use super::user::user_name;
+use super::view::TaskKind;
 use crate::error::{Error, ErrorKind, Result};
 use crate::ops::HandoffTarget;
-use crate::repository::Selector;
+use crate::policy::LocalCaller;
+use crate::selector::Selector;
 use crate::transfer::exchange::From;
 
-/// Starts the work of `config` as background jobs in `api`.
+/// Starts the background jobs of `config` in `api`.
 ///
 /// # Errors
-/// Not found, if something is to be warmed and there is no cache; unreachable, if the agent is ending already.
+/// Not found, if names are to be warmed and there is no cache; unreachable, if the agent is shutting down.
 pub(super) fn begin(state: &Arc<AgentState>, config: SidecarConfig, api: &mut JoinSet<()>) -> Result<()> {
     let SidecarConfig { warm, restore, watch, handoff_to, preemption } = config;
     if !warm.is_empty() {
@@ -37,11 +41,13 @@ pub(super) fn begin(state: &Arc<AgentState>, config: SidecarConfig, api: &mut Jo
         state.prepared();
         return Ok(());
     }
+    // Caller of what the settings ask for: this agent's user.
+    let by = Some(LocalCaller::user(&user_name(getuid())));
     let target: Option<Arc<dyn HandoffTarget>> = match handoff_to {
         Some(to) => Some(Arc::new(Sender::new(Arc::clone(state), to)?)),
         None => None,
     };
-    // Watches start first: checkpoints that finish from now on are saved, or named, even if an input fails.
+    // Starts watches first: from now on finished checkpoints are saved, or reported, even if an input fails.
     let mut restored = Vec::with_capacity(watch.len());
     for watched in watch {
         restored.push(tasks::watch(state, watched, target.clone())?);
@@ -60,20 +66,14 @@ pub(super) fn begin(state: &Arc<AgentState>, config: SidecarConfig, api: &mut Jo
                         pin: None,
                         dry_run: false,
                         caller: None,
+                        by: by.clone(),
                     };
                     tasks::warm(&state, None, request)
                 };
                 bring(&name, start).await;
             }
             for (name, to) in restore {
-                let start = || {
-                    let (name, to) = (name.clone(), to.clone());
-                    tasks::restore(
-                        &state,
-                        None,
-                        RestoreRequest { name, below: None, to, overwrite: false, delete: false, only: Vec::new() },
-                    )
-                };
+                let start = || tasks::restore(&state, None, all_of(&name, &to, by.as_ref()));
                 bring(&name, start).await;
             }
             for restored in restored {
@@ -89,17 +89,27 @@ pub(super) fn begin(state: &Arc<AgentState>, config: SidecarConfig, api: &mut Jo
     Ok(())
 }
 
-/// Starts a task for `name` until it succeeds. A run without the selected step has not begun: there is nothing to prepare.
+/// Restore of all of `name` to `to`, where nothing is yet.
+fn all_of(name: &Selector, to: &Path, by: Option<&LocalCaller>) -> RestoreRequest {
+    RestoreRequest {
+        name: name.clone(),
+        below: None,
+        to: to.to_owned(),
+        overwrite: false,
+        delete: false,
+        only: Vec::new(),
+        by: by.cloned(),
+    }
+}
+
+/// Runs tasks for `name` until one succeeds. A run without the selected step has not begun yet, so there is nothing to prepare.
 async fn bring(name: &Selector, start: impl Fn() -> Result<Arc<Task>>) {
     loop {
         let failed = match start() {
-            Ok(task) => {
-                task.ended().await;
-                match failure(name, &task.view()) {
-                    None => return,
-                    Some(failed) => failed,
-                }
-            }
+            Ok(task) => match failure(name, &task.ended().await) {
+                None => return,
+                Some(failed) => failed,
+            },
             Err(error) => error,
         };
         tracing::warn!("not ready yet: {failed:?}");
@@ -107,24 +117,20 @@ async fn bring(name: &Selector, start: impl Fn() -> Result<Arc<Task>>) {
     }
 }
 
-/// Error for a task that has not prepared all of `name`.
-fn failure(name: &Selector, view: &view::Task) -> Option<Error> {
-    let field = |of: Option<&serde_json::Value>, field: &str| of.and_then(|of| of.get(field)).cloned();
-    match view.state {
-        TaskState::Done => {
-            let missing = field(view.report.as_ref(), "missing").and_then(|missing| missing.as_u64()).unwrap_or(0);
-            (missing > 0).then(|| Error::unreachable(format!("{missing} chunks could not be fetched")).at(name))
-        }
-        TaskState::Cancelled => None,
-        TaskState::Running | TaskState::Failed => {
-            let kind = field(view.error.as_ref(), "kind");
-            let kind = kind.and_then(|kind| kind.as_str().map(ErrorKind::from_word)).unwrap_or(ErrorKind::Other);
-            if kind == ErrorKind::NotFound && matches!(name, Selector::Step { .. }) {
-                tracing::info!("{name} has no step yet: nothing to prepare");
-                return None;
+/// Error of a task that has not prepared all of `name`; None if it has.
+fn failure(name: &Selector, outcome: &Outcome) -> Option<Error> {
+    match outcome {
+        Outcome::Done(report) => match **report {
+            TaskReport::Warm(ref warmed) if warmed.missing > 0 => {
+                Some(Error::unreachable(format!("{} chunks could not be fetched", warmed.missing)).at(name))
             }
-            let message = field(view.error.as_ref(), "message").unwrap_or_default();
-            Some(Error::new(kind, format!("cannot prepare an input: {message}")).at(name))
+            _ => None,
+        },
+        Outcome::Cancelled(_) => None,
+        Outcome::Failed(error) if error.kind() == ErrorKind::NotFound && matches!(name, Selector::Step { .. }) => {
+            tracing::info!("{name} has no step yet: nothing to prepare");
+            None
         }
+        Outcome::Failed(error) => Some(Error::new(error.kind(), format!("cannot prepare an input: {error}")).at(name)),
     }
 }

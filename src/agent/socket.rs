@@ -1,4 +1,4 @@
-//! The Unix socket: where it is, who may use it, and one agent at a time behind it.
+//! The Unix socket: its path, permissions, and the lock that admits one agent at a time.
 
 use std::env;
 use std::ffi::OsString;
@@ -18,13 +18,13 @@ use crate::error::{Error, Result};
 use crate::id::ObjectId;
 use crate::tree::{check_own_folder, make_private_folder};
 
-/// Bytes in the path of a socket, at most.
+/// Limit of the path of a socket, in bytes.
 pub(super) const SOCKET_PATH_MAX: usize = 107;
-/// Connections that may wait to be accepted.
+/// Length of the accept queue.
 const BACKLOG: i32 = 128;
 
-/// Where an agent's socket is if nobody says: `$XDG_RUNTIME_DIR/towline/agent.sock`, else in a folder of the user's own among
-/// the temporary files (<https://specifications.freedesktop.org/basedir-spec/latest/>).
+/// Default path of the socket: `$XDG_RUNTIME_DIR/towline/agent.sock`, else in a private folder of the user in the folder for
+/// temporary files (<https://specifications.freedesktop.org/basedir-spec/latest/>).
 #[must_use]
 pub fn well_known() -> PathBuf {
     well_known_in(env::var_os("XDG_RUNTIME_DIR"), rustix::process::getuid().as_raw())
@@ -36,29 +36,28 @@ fn well_known_in(runtime: Option<OsString>, user: u32) -> PathBuf {
     folder.join("agent.sock")
 }
 
-/// A socket that this agent listens at; it goes with it.
+/// Socket of this agent, removed on drop.
 #[derive(Debug)]
 pub(super) struct Claimed {
     path: PathBuf,
-    /// Lock of the one who may listen there.
+    /// Lock that the listening agent holds.
     _lock: File,
 }
 
 impl Claimed {
-    /// Listens at `path`, which only this user can reach. What an agent that was killed left there is replaced. Within a
-    /// runtime.
+    /// Listens on `path`, which only this user can open. Replaces the socket of a killed agent. Needs a runtime.
     ///
     /// # Errors
-    /// Conflict, if another agent or something else is there; denied, if others could put another socket there.
+    /// Conflict, if another agent or another kind of file is there; denied, if other users could replace the socket.
     pub(super) fn listen(path: &Path) -> Result<(Self, UnixListener)> {
         let folder = path.parent().unwrap_or(Path::new("/"));
-        let io = |error| Error::io("socket of the agent cannot be made", path, error);
+        let io = |error| Error::io("cannot create the agent's socket", path, error);
         if path == well_known() {
             make_private_folder(folder).map_err(|error| error.help("remove it, or set `socket`"))?;
         } else {
             DirBuilder::new().recursive(true).mode(0o700).create(folder).map_err(io)?;
             check_own_folder(folder).map_err(|error| {
-                error.help("set `socket` to a path in a folder that is not there: the agent makes it")
+                error.help("set `socket` to a path in a folder that does not exist: the agent creates it")
             })?;
         }
         let lock = lock(path)?;
@@ -67,7 +66,7 @@ impl Claimed {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let listening = (|| {
             let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-            // The file gets the socket's own mode, so there is no moment at which others could connect
+            // The file is created with the socket's own mode, so others can never connect
             // (<https://github.com/torvalds/linux/blob/v6.12/net/unix/af_unix.c#L1221>, unix_bind_bsd).
             fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
             bind(&socket, &address)?;
@@ -82,16 +81,17 @@ impl Claimed {
 
 impl Drop for Claimed {
     fn drop(&mut self) {
-        // The lock is still ours, so they are our socket and token; what cannot be removed is replaced by the next agent.
+        // The lock is still held, so these are our own socket and token. The next agent replaces files that cannot be removed
+        // here.
         let _ = std::fs::remove_file(&self.path);
         let _ = std::fs::remove_file(token_path(&self.path));
     }
 }
 
-/// Makes the socket at `path` this process's own.
+/// Locks the socket at `path` for this process.
 fn lock(path: &Path) -> Result<File> {
     let lock = path.with_extension("lock");
-    let io = |error| Error::io("lock of the agent's socket cannot be taken", &lock, error);
+    let io = |error| Error::io("cannot lock the agent's socket", &lock, error);
     let no_link = OFlags::NOFOLLOW.bits().cast_signed();
     let mut options = OpenOptions::new();
     let options = options.write(true).create(true).truncate(false).mode(0o600).custom_flags(no_link);
@@ -103,37 +103,37 @@ fn lock(path: &Path) -> Result<File> {
     }
 }
 
-/// Takes away the socket of an agent that is gone.
+/// Removes the socket of an agent that no longer runs.
 fn clear(path: &Path) -> Result<()> {
     let found = match std::fs::symlink_metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        found => found.map_err(|error| Error::io("socket of the agent cannot be looked at", path, error))?,
+        found => found.map_err(|error| Error::io("cannot inspect the agent's socket", path, error))?,
     };
     if !found.file_type().is_socket() {
-        return Err(Error::conflict("something that is no socket is in the way").at(path.display()).help("remove it"));
+        return Err(Error::conflict("file at the socket's path is no socket").at(path.display()).help("remove it"));
     }
     match UnixStream::connect(path) {
-        // Its process is gone: nobody listens any more.
+        // Its process is gone, so nobody listens on it.
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => std::fs::remove_file(path)
-            .map_err(|error| Error::io("socket of an agent that is gone cannot be removed", path, error)),
+            .map_err(|error| Error::io("cannot remove the socket of an agent that no longer runs", path, error)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         _ => Err(taken(path)),
     }
 }
 
 fn taken(path: &Path) -> Error {
-    Error::conflict("another agent listens at this socket")
+    Error::conflict("another agent listens on this socket")
         .at(path.display())
-        .help("end it first, or set `socket` to another path")
+        .help("stop it first, or set `socket` to another path")
 }
 
-/// Whether a process of `user` may connect to the agent: one of its own user, or of root. The mode of the socket says the same, as
-/// long as nobody changes it.
+/// True if a process of `user` may connect to the agent: its own user, or root. The mode of the socket enforces the same unless
+/// somebody changes it.
 pub(super) fn may_connect(user: Uid) -> bool {
     user == geteuid() || user.is_root()
 }
 
-/// Whether an agent of `user` may answer this process: one of its own user, or of root; root knows whom it asks.
+/// True if this process may trust an agent of `user`: its own user, or root. Root may use any agent.
 pub(super) fn may_answer(user: Uid) -> bool {
     may_connect(user) || geteuid().is_root()
 }
@@ -143,17 +143,22 @@ pub(super) fn token_path(socket: &Path) -> PathBuf {
     socket.with_extension("token")
 }
 
-/// Writes a fresh token for the API on loopback beside the socket, for this user to read; it goes with the agent.
+/// A secret of 256 bits, as hexadecimal digits.
+pub(super) fn random_secret() -> String {
+    // Each ULID has 80 random bits from a generator that the operating system seeds.
+    let random: Vec<u8> = (0..4).flat_map(|_| ObjectId::random().to_bytes()).collect();
+    blake3::Hash::from_bytes(blake3::derive_key("towline agent token", &random)).to_hex().to_string()
+}
+
+/// Writes a new token for the API on loopback beside the socket, readable by this user only; the agent removes it when it ends.
 ///
 /// # Errors
-/// The file system's.
+/// As the file system says.
 pub(super) fn write_token(socket: &Path) -> Result<String> {
     let path = token_path(socket);
-    let io = |error| Error::io("token of the agent cannot be written", &path, error);
-    // Each holds 80 random bits of the system's generator, seeded by the operating system.
-    let random: Vec<u8> = (0..4).flat_map(|_| ObjectId::random().to_bytes()).collect();
-    let token = blake3::Hash::from_bytes(blake3::derive_key("towline agent token", &random)).to_hex().to_string();
-    // One that is there may have been opened by others, so it is never written into.
+    let io = |error| Error::io("cannot write the agent's token", &path, error);
+    let token = random_secret();
+    // An existing file may be open in another process, so it is replaced instead of overwritten.
     match std::fs::remove_file(&path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(io(error)),
         _ => {}

@@ -9,53 +9,61 @@ use tokio::sync::{Semaphore, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use super::audit::open_log;
 use super::config::{CallerPins, Config, PeersConfig};
-use super::files::Opened;
 use super::handoff::HandoffStore;
+use super::open_trees::OpenTrees;
 use super::preemption::Notice;
+use super::requester::Requester;
 use super::rules::Rules;
 use super::tasks::Tasks;
+use super::tokens::Tokens;
 use super::view;
+use crate::audit::Recorder;
 use crate::budget::Budget;
-use crate::cache::{Cache, CacheOptions};
+use crate::cache::{Cache, CacheOptions, PinLimit};
 use crate::clock::{Clock, SystemClock, Timestamp};
 use crate::error::{Error, Result};
 use crate::id::RepositoryId;
+use crate::identity::Identity;
 use crate::limits::{MEMORY_MIN, MIB};
 use crate::ops::Stop;
-use crate::repository::{OpenOptions, Repository};
+use crate::repository::{Guard, OpenOptions, Repository};
 use crate::size;
 use crate::storage::Location;
 use crate::transfer::exchange::{Exchange, ExchangeOptions, Limits};
-use crate::transfer::identity::{Credentials, Identity};
+use crate::transfer::identity::Credentials;
 use crate::transfer::peers::{Discovery, Peers, PeersOptions};
+use crate::transfer::policy::{Policies, seen_folder};
 use crate::transfer::protocol::limits::WINDOW_MIN;
 use crate::transfer::{GOOD_WINDOW, Gate};
 use crate::work::blocking;
 
-/// Agents that are found by name or registration and linked to at the same time, about.
+/// Assumed number of discovered peers when memory is divided among links.
 const FOUND_ABOUT: usize = 8;
-/// Of the exchange's memory, such a part is for what is read ahead for others.
+/// Divisor of the exchange's memory: one such part is for frames that are read ahead for peers.
 const AHEAD_PART: u64 = 4;
-/// Processes of this node that take chunks at the same time, at most.
+/// Limit of processes of this node that read chunks at the same time.
 const ATTENDED_MAX: usize = 256;
 
-/// All that the api have to do with.
+/// Shared state of the agent, used by the API and the background jobs.
 #[derive(Debug)]
 pub(super) struct AgentState {
-    /// As they are in their stores.
+    /// Repositories that read from their stores only.
     origins: Vec<Repository>,
-    /// The same, with the exchange before their packs if there is one.
+    /// The same repositories, reading through the exchange if there is one.
     repositories: Vec<Repository>,
     cache: Option<Arc<Cache>>,
     exchange: Option<Arc<Exchange>>,
     credentials: Option<Credentials>,
+    /// The audit log, if decisions are recorded.
+    pub(super) recorder: Option<Recorder>,
     /// Processes of this node that take chunks.
     pub(super) attended: TaskTracker,
     pub(super) attending: Arc<Semaphore>,
     /// Shutdown signal for watchers.
     pub(super) stop: watch::Sender<Stop>,
-    /// Whether what it was told to have ready is there.
+    /// True once the configured inputs are prepared.
     prepared: AtomicBool,
     /// Preemption notice.
     notice: OnceLock<Notice>,
@@ -63,32 +71,35 @@ pub(super) struct AgentState {
     going: CancellationToken,
     /// Rights of other agents, reloaded when the settings change.
     pub(super) rules: Arc<Rules>,
-    /// Store of what it keeps for other agents, if it does.
+    /// Store of checkpoints that other agents hand off, if enabled.
     pub(super) store: Option<Arc<HandoffStore>>,
-    /// Limits of the pins of other agents.
-    pub(super) caller_pins: CallerPins,
+    /// Limits of the pins of other agents, and of those of tokens.
+    caller_pins: CallerPins,
+    token_pins: CallerPins,
+    /// Tokens for its API, if there may be any.
+    tokens: Option<Arc<Tokens>>,
     /// Connections are to end.
     pub(super) leaving: CancellationToken,
     pub(super) tasks: Tasks,
     /// Limits of connections of other agents.
     pub(super) gate: Gate,
-    /// Memory for parts of files on their way to readers, apart from that of fetches: a slow reader must not keep a fetch from
-    /// going on.
+    /// Memory for parts of files that are being sent. It is separate from that of fetches, so that a slow client cannot block a
+    /// fetch.
     pub(super) windows: Budget,
-    /// Trees that were read from last.
-    pub(super) opened: Opened,
-    /// Bytes of files handed out.
+    /// Recently used trees.
+    pub(super) open_trees: OpenTrees,
+    /// Bytes of files sent.
     pub(super) handed_out: AtomicU64,
     clock: Arc<dyn Clock>,
     pub(super) started: Timestamp,
 }
 
 impl AgentState {
-    /// Opens all that `config` names.
+    /// Opens everything that `config` names.
     ///
     /// # Errors
-    /// Not found, for a repository or certificate that is not there; damaged or denied, for certificates that cannot be used;
-    /// conflict, for a cache that another process has; usage, for too little memory; else the store's and the file system's.
+    /// Not found, for a missing repository or certificate; damaged or denied, for unusable certificates; conflict, for a cache
+    /// that another process uses; usage, for too little memory; else errors of the store or the file system.
     pub(super) async fn open(config: &Config) -> Result<Self> {
         let clock: Arc<dyn Clock> = Arc::new(SystemClock);
         let credentials = match &config.identity {
@@ -96,36 +107,34 @@ impl AgentState {
             None => None,
         };
         let share = share(config)?;
+        let recorder = open_log(config.audit.as_ref(), credentials.as_ref(), Arc::clone(&clock)).await?;
         let cache = match config.cache.clone() {
             None => None,
             Some(settings) => {
-                let options = CacheOptions { free_floor: settings.free_floor, ..CacheOptions::new(settings.capacity) };
+                let (free_floor, quotas) = (settings.free_floor, settings.quotas.clone());
+                let options = CacheOptions { free_floor, quotas, ..CacheOptions::new(settings.capacity) };
                 let (dir, capacity) = (settings.dir.clone(), settings.capacity);
                 let cache = blocking(move || Cache::open(&settings.dir, options)).await?;
                 warn_of_capacity("[cache] capacity", &dir, capacity);
                 Some(Arc::new(cache))
             }
         };
-        let store = match config.handoff.clone() {
-            None => None,
-            Some(settings) => {
-                let (dir, capacity) = (settings.dir.clone(), settings.capacity);
-                let store = blocking(move || HandoffStore::open(settings)).await?;
-                warn_of_capacity("[handoff] capacity", &dir, capacity);
-                Some(Arc::new(store))
-            }
-        };
+        let store = handoff_store(config).await?;
+        let tokens = tokens(config, &clock).await?;
+        let policies = Policies::new(credentials.clone(), seen_folder());
         let mut origins = Vec::new();
         for location in &config.repositories {
-            let options = OpenOptions { memory: Some(share), ..OpenOptions::default() };
+            let guard: Arc<dyn Guard> = Arc::<Policies>::clone(&policies);
+            let options = OpenOptions { memory: Some(share), guard: Some(guard), ..OpenOptions::default() };
             origins.push(Repository::at(location, &config.store, options).await?);
         }
         let exchange = match &cache {
-            Some(cache) => Some(exchange(config, share, cache, credentials.as_ref()).await?),
+            Some(cache) => Some(exchange(config, share, cache, (credentials.as_ref(), policies)).await?),
             None => None,
         };
         let mut repositories = origins.clone();
         if let Some(exchange) = &exchange {
+            recorder.iter().for_each(|recorder| exchange.record_in(recorder.clone()));
             origins.iter().for_each(|repository| exchange.serve_repository(repository));
             let nearer = |origin: &Repository| origin.with_source(Arc::<Exchange>::clone(exchange));
             repositories = origins.iter().map(nearer).collect();
@@ -136,6 +145,7 @@ impl AgentState {
             cache,
             exchange,
             credentials,
+            recorder,
             attended: TaskTracker::new(),
             attending: Arc::new(Semaphore::new(ATTENDED_MAX)),
             stop: watch::Sender::new(Stop::No),
@@ -145,18 +155,20 @@ impl AgentState {
             rules: Arc::new(Rules::of(config)),
             store,
             caller_pins: config.caller_pins,
+            token_pins: config.token_pins,
+            tokens,
             leaving: CancellationToken::new(),
             tasks: Tasks::new(Arc::clone(&clock)),
             gate: Gate::new(config.admission),
             windows: Budget::new(share)?,
-            opened: Opened::default(),
+            open_trees: OpenTrees::default(),
             handed_out: AtomicU64::new(0),
             started: clock.now(),
             clock,
         })
     }
 
-    /// The repository that was named, by its location or id, or the usual one.
+    /// Repository with the location or id `named`; the default one if None.
     ///
     /// # Errors
     /// Not found, if the agent does not have it.
@@ -164,7 +176,7 @@ impl AgentState {
         Self::choose(&self.repositories, named)
     }
 
-    /// The same, without what is nearer than its packs.
+    /// The same, but reading from its store only.
     ///
     /// # Errors
     /// As [`AgentState::repository`].
@@ -187,7 +199,7 @@ impl AgentState {
         })
     }
 
-    /// Its repositories, the usual one first.
+    /// Repositories, the default one first.
     pub(super) fn stores(&self) -> &[Repository] {
         &self.repositories
     }
@@ -198,18 +210,43 @@ impl AgentState {
     /// Not found, if the agent has none.
     pub(super) fn cache(&self) -> Result<Arc<Cache>> {
         self.cache.clone().ok_or_else(|| {
-            Error::not_found("this agent has no cache").help("give it one: [cache] dir and capacity in its settings")
+            Error::not_found("this agent has no cache").help("set [cache] dir and capacity in its settings")
         })
     }
 
-    /// Exchange of chunks with others.
+    /// Exchange of chunks with peers.
     ///
     /// # Errors
     /// Not found, if the agent has no cache.
     pub(super) fn exchange(&self) -> Result<&Arc<Exchange>> {
         self.exchange.as_ref().ok_or_else(|| {
-            Error::not_found("this agent has no cache").help("give it one: [cache] dir and capacity in its settings")
+            Error::not_found("this agent has no cache").help("set [cache] dir and capacity in its settings")
         })
+    }
+
+    /// Its tokens.
+    ///
+    /// # Errors
+    /// Not found, if its settings name no file for them.
+    pub(super) fn tokens(&self) -> Result<&Arc<Tokens>> {
+        self.tokens.as_ref().ok_or_else(|| {
+            Error::not_found("this agent keeps no tokens").help(
+                "set `http` and `tokens`, a file in a folder of the agent's own, in its settings; then start it again",
+            )
+        })
+    }
+
+    /// End and limit of a pin for which `asker` asks; None is this node's user, who has no limit.
+    ///
+    /// # Errors
+    /// Denied, for longer than it may.
+    pub(super) fn pin_bounds(
+        &self,
+        asker: Option<&Requester>,
+        asked: Option<Duration>,
+    ) -> Result<(Option<Timestamp>, Option<PinLimit>)> {
+        let pins = if matches!(asker, Some(Requester::Token(_))) { &self.token_pins } else { &self.caller_pins };
+        pins.bounds(asker, asked, |span| self.after(span))
     }
 
     /// Discovery of other agents; None, if there is none.
@@ -226,14 +263,14 @@ impl AgentState {
         })
     }
 
-    /// Its certificate and key.
+    /// Certificate and key of this agent.
     ///
     /// # Errors
     /// Usage, if it has no certificate.
     pub(super) fn credentials(&self) -> Result<&Credentials> {
         self.credentials.as_ref().ok_or_else(|| {
-            Error::usage("this agent has no identity, so it cannot ask others")
-                .help("make one: towline identity issue SITE/AGENT --to DIR; then set `identity` to DIR")
+            Error::usage("this agent has no identity, so it cannot call other agents")
+                .help("create one: towline identity issue SITE/AGENT --to DIR; then set `identity` to DIR")
         })
     }
 
@@ -242,19 +279,19 @@ impl AgentState {
         self.prepared.load(Ordering::Acquire) && self.notice.get().is_none() && !self.tasks.is_closed()
     }
 
-    /// Marks its preparation as done.
+    /// Marks the inputs as prepared.
     pub(super) fn prepared(&self) {
         self.prepared.store(true, Ordering::Release);
     }
 
-    /// Records a preemption notice; the first one stands.
+    /// Records a preemption notice; only the first one counts.
     pub(super) fn preempt(&self, notice: Notice) {
-        tracing::warn!("the machine will be taken away: {}", notice.what);
+        tracing::warn!("preemption notice: {}", notice.what);
         let _ = self.notice.set(notice);
         self.going.cancel();
     }
 
-    /// Returns once the agent is asked to end, or preempted.
+    /// Returns once the agent is shutting down or preempted.
     ///
     /// # Cancel safety
     /// Safe.
@@ -277,12 +314,12 @@ impl AgentState {
         at.map_or(grace, |at| at.since(self.clock.now()).min(grace))
     }
 
-    /// The time.
+    /// Current time.
     pub(super) fn now(&self) -> Timestamp {
         self.clock.now()
     }
 
-    /// The time after `span` from now.
+    /// Current time plus `span`.
     pub(super) fn after(&self, span: Duration) -> Timestamp {
         let span = i64::try_from(span.as_nanos()).unwrap_or(i64::MAX);
         Timestamp(self.clock.now().0.saturating_add(span))
@@ -306,15 +343,15 @@ impl AgentState {
         }
     }
 
-    /// Problems of files that were reloaded.
+    /// Problems of reloaded files.
     fn problems(&self) -> Vec<String> {
         let certificates = self.credentials.as_ref().map(Credentials::problems).unwrap_or_default();
-        self.rules.problem().into_iter().chain(certificates).collect()
+        let audit = self.recorder.as_ref().and_then(Recorder::problem);
+        self.rules.problem().into_iter().chain(certificates).chain(audit).collect()
     }
 }
 
-/// Warns if the disk under `dir` is smaller than the `capacity` that a setting says: what is kept there will then be bounded by what
-/// the disk has free.
+/// Warns if the disk of `dir` is smaller than the configured `capacity`: the free disk space is the limit then.
 fn warn_of_capacity(setting: &str, dir: &Path, capacity: u64) {
     let Ok(disk) = rustix::fs::statvfs(dir) else { return };
     if let Some(warning) = too_large(setting, capacity, disk.f_blocks.saturating_mul(disk.f_frsize)) {
@@ -322,12 +359,11 @@ fn warn_of_capacity(setting: &str, dir: &Path, capacity: u64) {
     }
 }
 
-/// A warning for a `capacity` above the size of the disk, in bytes.
+/// Warning for a `capacity` above the size of the disk, in bytes.
 fn too_large(setting: &str, capacity: u64, disk: u64) -> Option<String> {
     let (wanted, has) = (size::show(capacity), size::show(disk));
-    (capacity > disk).then(|| {
-        format!("{setting} is {wanted}, but the disk has {has}: it holds what the disk has free above `free_floor`")
-    })
+    (capacity > disk)
+        .then(|| format!("{setting} is {wanted}, but the disk has {has}: the free disk space is the limit"))
 }
 
 fn unknown(known: &[String], named: impl std::fmt::Display) -> Error {
@@ -337,7 +373,7 @@ fn unknown(known: &[String], named: impl std::fmt::Display) -> Error {
         .help("add it to `repositories` in the agent's settings")
 }
 
-/// Do both lead to the same repository? A directory has many paths.
+/// True if both locations lead to the same repository; a directory can have several paths.
 fn same(a: &Location, b: &Location) -> bool {
     let real = |location: &Location| match location {
         Location::Directory(path) => std::fs::canonicalize(path).ok(),
@@ -353,8 +389,8 @@ fn place(repository: &Repository) -> view::ServedRepository {
     }
 }
 
-/// Bytes of memory for each of those that must not wait for each other's: the repositories, the exchange, the links, and what is
-/// on its way to readers.
+/// Memory share of each consumer that must not wait for another: the repositories, the exchange, the links, and files being
+/// sent.
 fn share(config: &Config) -> Result<u64> {
     let sharers =
         config.repositories.len() + 1 + usize::from(config.cache.is_some()) + usize::from(config.identity.is_some());
@@ -363,37 +399,52 @@ fn share(config: &Config) -> Result<u64> {
     if memory / sharers >= MEMORY_MIN {
         return Ok(memory / sharers);
     }
-    Err(Error::usage("memory of the agent is too little")
+    Err(Error::usage("memory of the agent is too small")
         .expected(format!("at least {} MiB, for {sharers} shares", MEMORY_MIN * sharers / MIB))
         .got(format!("{} MiB", memory / MIB))
         .help("raise `memory`"))
 }
 
-/// How many connections to each of `others`, and the largest window of each, if they have `share` bytes. All at once must fit, or some
-/// would wait for ever, and once more those of one, which changes over from one transport to the other. There are fewer connections rather
-/// than windows that are too small.
+/// Number of connections to each of `others`, and the largest window of each, that fit into `share` bytes. The windows of all
+/// must fit at the same time, or some would wait for ever, plus those of one peer that switches to another transport. Memory
+/// that is short reduces the number of connections, not the windows.
 fn links(share: u64, others: usize, fixed: Option<usize>) -> Result<(usize, u64)> {
     let usual = PeersOptions::default();
     let others = others.max(1);
     let fit = usize::try_from(share / GOOD_WINDOW).unwrap_or(usize::MAX) / others;
     let connections = fixed.unwrap_or(fit.clamp(1, usual.connections));
     let all = (others * connections) as u64;
-    // In whole MiB: the budget counts in pages, and the last one must fit, too.
+    // Rounded to whole MiB: the budget counts in pages, and the last window must fit, too.
     let window = (share / (all + connections as u64) / MIB * MIB).clamp(WINDOW_MIN, usual.window);
     if all * window <= share {
         return Ok((connections, window));
     }
-    Err(Error::usage("memory of the agent is too little for its links")
+    Err(Error::usage("memory of the agent is too small for its links")
         .expected(format!("a share of {} MiB, for {all} connections", all * window / MIB))
         .got(format!("{} MiB", share / MIB))
-        .help("raise `memory`, or have fewer [peers] addresses or connections"))
+        .help("raise `memory`, or reduce [peers] addresses or connections"))
+}
+
+async fn tokens(config: &Config, clock: &Arc<dyn Clock>) -> Result<Option<Arc<Tokens>>> {
+    let Some(file) = config.tokens.clone() else { return Ok(None) };
+    let clock = Arc::clone(clock);
+    Ok(Some(Arc::new(blocking(move || Tokens::open(&file, clock)).await?)))
+}
+
+/// The store of checkpoints that others hand off, if it is configured.
+async fn handoff_store(config: &Config) -> Result<Option<Arc<HandoffStore>>> {
+    let Some(settings) = config.handoff.clone() else { return Ok(None) };
+    let (dir, capacity) = (settings.dir.clone(), settings.capacity);
+    let store = blocking(move || HandoffStore::open(settings)).await?;
+    warn_of_capacity("[handoff] capacity", &dir, capacity);
+    Ok(Some(Arc::new(store)))
 }
 
 async fn exchange(
     config: &Config,
     share: u64,
     cache: &Arc<Cache>,
-    credentials: Option<&Credentials>,
+    (credentials, policies): (Option<&Credentials>, Arc<Policies>),
 ) -> Result<Arc<Exchange>> {
     let settings = &config.peers;
     let (identity, peers) = match credentials {
@@ -407,7 +458,7 @@ async fn exchange(
         }
     };
     settings.addresses.iter().try_for_each(|address| peers.add(address))?;
-    let (cache, budget, policy) = (Arc::clone(cache), Budget::new(share)?, config.policy.clone());
+    let (cache, budget, allow) = (Arc::clone(cache), Budget::new(share)?, config.allow.clone());
     let ahead = budget.carve(share / AHEAD_PART).await?;
     Ok(Exchange::new(ExchangeOptions {
         identity,
@@ -415,7 +466,8 @@ async fn exchange(
         budget,
         ahead,
         peers,
-        policy,
+        allow,
+        policies,
         limits: Limits::new(settings.limits.iter().cloned()),
     }))
 }

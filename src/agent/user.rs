@@ -4,11 +4,11 @@ use std::path::Path;
 
 use rustix::process::{Uid, getuid};
 
-/// File with the names of users (<https://man7.org/linux/man-pages/man5/passwd.5.html>).
+/// Path of the passwd file (<https://man7.org/linux/man-pages/man5/passwd.5.html>).
 const PASSWD: &str = "/etc/passwd";
 
-/// The name of `user`. One that a directory service knows, and not the file of users, is called as its own processes say
-/// (`USER`, `LOGNAME`), or by its number.
+/// Name of `user`. For a user of a directory service, who is not in the passwd file, it comes from the environment (`USER`,
+/// `LOGNAME`) of this process if that is the same user; else it is the number.
 #[must_use]
 pub fn user_name(user: Uid) -> String {
     let text = std::fs::read_to_string(Path::new(PASSWD)).unwrap_or_default();
@@ -17,7 +17,7 @@ pub fn user_name(user: Uid) -> String {
     named(&text, user.as_raw()).or(own).unwrap_or_else(|| format!("uid {}", user.as_raw()))
 }
 
-/// The name of the user with a number, by the text of the file of users.
+/// Name of the user with a number, in the text of the passwd file.
 fn named(passwd: &str, user: u32) -> Option<String> {
     passwd.lines().find_map(|line| {
         let mut fields = line.split(':');

@@ -4,67 +4,73 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use utoipa::ToSchema;
 
-use crate::cache::{CacheStat, Checked, Pin};
+use crate::cache::{CacheStat, Checked, Pin, TenantUse};
+use crate::error::ErrorKind;
 use crate::ops::Listed;
 use crate::progress::Snapshot;
 use crate::transfer::ledger::{LedgerEntry, LinkEntry};
 use crate::transfer::peers::PeerStat;
 
 /// State of an agent.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Health {
     /// The agent's version.
     pub version: String,
-    /// Its process.
+    /// Process id.
     pub pid: u32,
-    /// Since when it runs, RFC 3339.
+    /// Start time, RFC 3339.
+    #[schema(format = DateTime)]
     pub started: String,
-    /// True once its inputs are there.
+    /// True once its inputs are prepared.
     pub ready: bool,
-    /// Whether it is ending: it takes nothing new.
+    /// True if it is shutting down and accepts no new tasks.
     pub leaving: bool,
     /// Text of the preemption notice, if one came.
+    #[schema(required)]
     pub preemption: Option<String>,
     /// Identity towards other agents, if it has a certificate.
+    #[schema(required)]
     pub identity: Option<String>,
-    /// Repositories that it saves to and restores from, the usual one first.
+    /// Repositories, the default one first.
     pub repositories: Vec<ServedRepository>,
-    /// Problems of reloaded files, such as the rules or the list of revoked certificates: the version before stays in force.
-    /// Told over the socket only.
+    /// Problems of reloaded files, such as the rules or the list of revoked certificates; the previous version stays in force.
+    /// Only over the socket.
     #[serde(default)]
+    #[schema(required)]
     pub problems: Vec<String>,
 }
 
-/// Answer of `/health` and `/ready` without the token.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// Response of `/health` and `/ready` without the token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Vitals {
-    /// Always: it answers.
+    /// Always true.
     pub alive: bool,
-    /// True once its inputs are there.
+    /// True once its inputs are prepared.
     pub ready: bool,
 }
 
-/// Some of the names of a repository.
-#[derive(Clone, Debug, Serialize)]
+/// Page of the names of a repository.
+#[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct NameList {
-    /// Sorted.
+    /// Sorted names.
     pub names: Vec<Listed>,
     /// Value of `after` for the next page, if there is one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub next: Option<String>,
 }
 
-/// Some of what lies right in a folder of a saved tree.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// Page of the direct entries of a folder of a saved tree.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Folder {
-    /// The tree's name.
+    /// Name of the tree.
     pub name: String,
-    /// Its manifest's id.
+    /// Id of its manifest.
     pub manifest: String,
-    /// The folder; empty for the tree's own.
+    /// Path of the folder; empty for the root.
     pub path: String,
-    /// In the order of their names.
+    /// Entries, sorted by name.
     pub entries: Vec<FolderEntry>,
     /// Value of `after` for the next page, if there is one.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -72,19 +78,20 @@ pub struct Folder {
 }
 
 /// A file, folder or link of a saved tree.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct FolderEntry {
-    /// Its name in the folder; bytes that are not UTF-8 are replaced.
+    /// Name in the folder; bytes that are not UTF-8 are replaced.
     pub name: String,
     /// `file`, `folder` or `link`.
     pub kind: String,
-    /// The path by which this API gives it, whatever bytes its name has.
+    /// Path of this entry in the API; it encodes names that are not UTF-8.
     pub url: String,
     /// Bytes of a file.
     pub bytes: u64,
     /// Permission bits, octal.
     pub mode: String,
     /// Last modification, RFC 3339.
+    #[schema(format = DateTime)]
     pub mtime: String,
     /// Target of a link.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -92,30 +99,30 @@ pub struct FolderEntry {
 }
 
 /// A repository of an agent.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ServedRepository {
-    /// Its location; left out for other agents.
+    /// Location; absent for other agents.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub location: Option<String>,
-    /// Its name for ever.
+    /// Permanent id.
     pub id: String,
 }
 
 /// Kind of a task.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum TaskKind {
-    /// Files into a repository.
+    /// Save files to a repository.
     Save,
-    /// Files out of one.
+    /// Restore files from a repository.
     Restore,
-    /// Chunks into the cache, for somebody who waits.
+    /// Fetch chunks into the cache for a waiting reader.
     Fetch,
-    /// Chunks into the cache, for later.
+    /// Fetch chunks into the cache for later use.
     Warm,
-    /// Checkpoints into a repository, as a training writes them.
+    /// Save checkpoints while a training writes them.
     Watch,
-    /// A reading of all of the cache.
+    /// Read and verify the whole cache.
     Check,
 }
 
@@ -123,7 +130,7 @@ impl TaskKind {
     /// Every kind.
     pub const ALL: [Self; 6] = [Self::Save, Self::Restore, Self::Fetch, Self::Warm, Self::Watch, Self::Check];
 
-    /// As the API and the metrics say it.
+    /// Word in the API and the metrics.
     #[must_use]
     pub const fn word(self) -> &'static str {
         match self {
@@ -138,7 +145,7 @@ impl TaskKind {
 }
 
 /// State of a task.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum TaskState {
     /// Running.
@@ -155,7 +162,7 @@ impl TaskState {
     /// All final states.
     pub const ENDS: [Self; 3] = [Self::Done, Self::Failed, Self::Cancelled];
 
-    /// As the API and the metrics say it.
+    /// Word in the API and the metrics.
     #[must_use]
     pub const fn word(self) -> &'static str {
         match self {
@@ -167,65 +174,74 @@ impl TaskState {
     }
 }
 
-/// A checkpoint that is kept for another agent.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// Checkpoint stored for another agent.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Handoff {
     /// Id.
     pub id: String,
     /// Agent that sent it.
     pub from: String,
-    /// Since when, RFC 3339.
+    /// Time of arrival, RFC 3339.
+    #[schema(format = DateTime)]
     pub since: String,
-    /// Name to save it as, if nobody else does.
+    /// Name to save it as unless the sender saves it.
     pub name: String,
-    /// The id of the repository where.
+    /// Id of the repository to save it in.
     pub repository: String,
-    /// Labels that it gets.
+    /// Labels to save it with.
     pub labels: BTreeMap<String, String>,
     /// Bytes of its files.
     pub bytes: u64,
-    /// The failure for which it was set aside, if it was.
+    /// Failure for which it was set aside, if it was.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub aside: Option<SetAside>,
 }
 
 /// The failure for which a checkpoint was set aside. It is saved only on request, and counts toward the quota until it is dropped.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct SetAside {
-    /// Since when, RFC 3339.
+    /// Time when it was set aside, RFC 3339.
+    #[schema(format = DateTime)]
     pub since: String,
-    /// Saves that failed.
+    /// Number of failed saves.
     pub tries: u32,
-    /// The kind of the last error, as errors have it.
+    /// Kind of the last error.
     pub kind: String,
-    /// Its message.
+    /// Message of the last error.
     pub error: String,
-    /// Help.
+    /// Help of the last error.
     pub help: String,
 }
 
-/// All that is kept for others, the oldest first.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// Checkpoints stored for other agents, the oldest first.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct HandoffList {
-    /// Each of them.
+    /// One entry per checkpoint.
     pub handoffs: Vec<Handoff>,
 }
 
-/// Room for a checkpoint, or the end of that.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// A head of an audit log that was published.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct AuditHead {
+    /// Number of its last entry.
+    pub seq: u64,
+}
+
+/// Id of an announced or deleted checkpoint.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct HandoffId {
     /// Id.
     pub id: String,
 }
 
 /// Progress of a task; all but `phase` in bytes.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct TaskProgress {
     /// Current phase.
     pub phase: String,
-    /// Plain bytes to deal with; 0 while unknown.
+    /// Plain bytes in total; 0 while unknown.
     pub total: u64,
-    /// Plain bytes dealt with.
+    /// Plain bytes processed.
     pub done: u64,
     /// Stored bytes moved.
     pub moved: u64,
@@ -237,74 +253,104 @@ impl From<Snapshot> for TaskProgress {
     }
 }
 
-/// One task.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+/// One task of the agent.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Task {
-    /// Its name.
+    /// Id of the task.
     pub id: String,
     /// Kind.
     pub kind: TaskKind,
-    /// Name that is saved or restored.
+    /// Name of the saved tree.
     pub name: String,
-    /// Where the repository is, if one has part in it; other agents are not told.
+    /// Location of the repository, if the task uses one; absent for other agents.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub repository: Option<String>,
-    /// Agent that asked for it, if another one did: `SITE/AGENT`.
+    /// Other agent that requested it (`SITE/AGENT`), or a token (`token:TENANT/ID`).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub caller: Option<String>,
     /// State.
     pub state: TaskState,
-    /// When it began, RFC 3339.
+    /// Start time, RFC 3339.
+    #[schema(format = DateTime)]
     pub started: String,
     /// Duration in seconds.
     pub seconds: f64,
     /// Progress.
     pub progress: TaskProgress,
-    /// Report, once it is done: as the command of that name prints with `--json`.
+    /// Report of a successful task, as the command of that name prints it with `--json`.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<Object>)]
     pub report: Option<Value>,
-    /// The error, if it failed; while it runs, the last failure that is being retried.
+    /// Error of a failed task; of a running one, the last failure that is being retried.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<Failure>)]
     pub error: Option<Value>,
 }
 
+/// Error response.
+#[derive(Clone, Debug, PartialEq, Eq, ToSchema)]
+pub struct Failed {
+    /// The error.
+    error: Failure,
+}
+
+/// An error, as `towline --json` prints it.
+#[derive(Clone, Debug, PartialEq, Eq, ToSchema)]
+pub struct Failure {
+    /// Kind, which tells what the caller can do.
+    kind: ErrorKind,
+    /// Message.
+    message: String,
+    /// Place of the error.
+    #[schema(required)]
+    place: Option<String>,
+    /// Help.
+    #[schema(required)]
+    help: Option<String>,
+    /// Causes, outermost first.
+    causes: Vec<String>,
+}
+
 /// Tasks.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct TaskList {
     /// Running tasks and the last ones that ended, the oldest first.
     pub tasks: Vec<Task>,
 }
 
-/// The cache's figures; those of events count since the agent began.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// Statistics of the cache; counters start with the agent.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Cache {
-    /// Where it lies; other agents are not told.
+    /// Directory; absent for other agents.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dir: Option<String>,
-    /// Its figures.
+    /// Statistics.
     #[serde(flatten)]
     pub stat: CacheStat,
+    /// Bytes of each tenant, if tenants have quotas; absent for other agents and tokens.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub tenants: Vec<TenantUse>,
 }
 
 /// Result of a check of the cache.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct CacheChecked {
     /// Chunks read.
     pub chunks: u64,
-    /// Bytes they take.
+    /// Bytes read.
     pub bytes: u64,
     /// Chunks that were damaged and dropped.
     pub damaged: Vec<CacheDamage>,
 }
 
 /// A chunk of the cache that was damaged.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct CacheDamage {
-    /// The first eight bytes of its id, in hexadecimal digits.
+    /// First eight bytes of its id, in hexadecimal.
     pub chunk: String,
-    /// The slab that it lay in.
+    /// Slab that held it.
     pub slab: usize,
-    /// Its offset there, in bytes.
+    /// Offset in the slab, in bytes.
     pub offset: u64,
 }
 
@@ -321,26 +367,28 @@ impl From<Checked> for CacheChecked {
 }
 
 /// Result of an eviction.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Evicted {
-    /// Bytes that came free.
+    /// Bytes freed.
     pub freed_bytes: u64,
 }
 
 /// One pin.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Pinned {
-    /// Its name.
+    /// Id of the pin.
     pub id: String,
-    /// Requester.
+    /// Owner.
     pub owner: String,
-    /// Purpose.
+    /// Reason.
     pub reason: String,
-    /// When, RFC 3339.
+    /// Time of creation, RFC 3339.
+    #[schema(format = DateTime)]
     pub created: String,
-    /// When it ends by itself, RFC 3339, if it does.
+    /// Time of expiry, RFC 3339; none if it does not expire.
+    #[schema(format = DateTime, required)]
     pub expires: Option<String>,
-    /// Chunks it keeps.
+    /// Number of chunks.
     pub chunks: u64,
 }
 
@@ -357,38 +405,43 @@ impl From<&Pin> for Pinned {
     }
 }
 
-/// Several pins.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// List of pins.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct PinList {
-    /// The oldest first.
+    /// Pins, the oldest first.
     pub pins: Vec<Pinned>,
 }
 
-/// A pin that was ended.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// Id of an ended pin.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Unpinned {
-    /// Its name.
+    /// Id of the pin.
     pub unpinned: String,
 }
 
-/// Another agent.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+/// Peer, as the API shows it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Peer {
     /// Configured or announced address.
     pub address: String,
     /// Identity, once it has shown its certificate.
+    #[schema(required)]
     pub identity: Option<String>,
     /// Transport of its link, if that is up: `quic` or `tcp`.
+    #[schema(required)]
     pub transport: Option<String>,
-    /// Connections of the link.
+    /// Number of connections of the link.
     pub connections: usize,
-    /// The delay there and back, in milliseconds.
+    /// Round-trip time in milliseconds.
+    #[schema(required)]
     pub rtt_ms: Option<f64>,
-    /// Bytes a second that came from it lately.
+    /// Recent rate of bytes received per second.
+    #[schema(required)]
     pub rate: Option<f64>,
-    /// Bytes of frames that came from it.
+    /// Bytes of frames received from it.
     pub received: u64,
     /// Last error.
+    #[schema(required)]
     pub error: Option<String>,
 }
 
@@ -408,17 +461,65 @@ impl From<PeerStat> for Peer {
 }
 
 /// Bytes that moved between this agent and others.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct Ledger {
-    /// By agent, way and tree.
+    /// Bytes by agent, direction and tree.
     pub entries: Vec<LedgerEntry>,
-    /// Bytes of sockets, by agent and transport.
+    /// Bytes on the wire by agent and transport.
     pub links: Vec<LinkEntry>,
 }
 
-/// Several agents.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+/// A token, without its secret.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Token {
+    /// Id.
+    pub id: String,
+    /// Label.
+    #[schema(required)]
+    pub name: Option<String>,
+    /// Tenant whose quota its pins count against.
+    #[schema(required)]
+    pub tenant: Option<String>,
+    /// Scopes.
+    pub scopes: Vec<String>,
+    /// When it was made, RFC 3339.
+    #[schema(format = DateTime)]
+    pub created: String,
+    /// When it ends by itself, RFC 3339, if it does.
+    #[schema(format = DateTime, required)]
+    pub expires: Option<String>,
+    /// When it was shown last since the agent started, RFC 3339, if it was.
+    #[schema(format = DateTime, required)]
+    pub used: Option<String>,
+}
+
+/// A token that was just made.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct MadeToken {
+    /// The token.
+    #[serde(flatten)]
+    pub token: Token,
+    /// Secret to show, told this once.
+    pub secret: String,
+}
+
+/// Tokens.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct TokenList {
+    /// The oldest first; some may have expired.
+    pub tokens: Vec<Token>,
+}
+
+/// A token that was ended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct RevokedToken {
+    /// Id.
+    pub revoked: String,
+}
+
+/// List of peers.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct PeerList {
-    /// By address.
+    /// Peers, sorted by address.
     pub peers: Vec<Peer>,
 }

@@ -9,9 +9,10 @@ use serde::Serialize;
 use crate::cache::{Cache, Pin, PinChunk, PinLimit, PinRequest, Pinned};
 use crate::clock::Timestamp;
 use crate::error::{Error, Result};
+use crate::name::Name;
 use crate::ops::{chunks_below, shown};
 use crate::progress::Progress;
-use crate::repository::{Name, Repository, Saved, SourceBytes};
+use crate::repository::{Repository, Saved, SourceBytes};
 use crate::size::show;
 use crate::transfer::exchange::{Exchange, FetchPolicy};
 use crate::work::blocking;
@@ -19,49 +20,49 @@ use crate::work::blocking;
 /// Options of a warm.
 #[derive(Clone, Debug, Default)]
 pub struct WarmOptions {
-    /// Only this file or folder of the tree, and what it needs.
+    /// Only this file or folder of the tree, with the chunks that it needs.
     pub below: Option<Vec<u8>>,
-    /// Sources of missing chunks, and their priority.
+    /// Sources of missing chunks, and the priority of the fetch.
     pub policy: FetchPolicy,
-    /// Whether to keep it, and for whom.
+    /// Pin to create, if any.
     pub pin: Option<Pinning>,
-    /// Only find out what is lacking: nothing is brought or pinned.
+    /// Dry run: only report what is missing, fetch and pin nothing.
     pub dry_run: bool,
-    /// Moves as chunks come.
+    /// Progress, updated as chunks arrive.
     pub progress: Progress,
 }
 
-/// A promise to keep what is warmed.
+/// Pin of a warmed tree.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pinning {
-    /// Requester.
+    /// Owner.
     pub owner: String,
-    /// When it ends by itself, if it does.
+    /// Expiry, if it expires.
     pub expires: Option<Timestamp>,
     /// Limit of all pins of the caller, if there is one.
     pub limit: Option<PinLimit>,
 }
 
-/// Result of a warm, or of its rehearsal. The chunks that were asked for are `hits + fetched + missing`, their bytes likewise;
-/// `lacking` is the last two. Of a rehearsal they are `hits + lacking`.
+/// Result of a warm or of its dry run. The requested chunks are `hits + fetched + missing`, in bytes as well. `lacking` is
+/// `fetched + missing`; in a dry run the requested chunks are `hits + lacking`.
 #[derive(Clone, Debug, Serialize)]
 pub struct Warmed {
-    /// Nothing was brought or pinned: these are the figures of a warming that is yet to come.
+    /// Result of a dry run: nothing was fetched or pinned.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub dry_run: bool,
-    /// Name that was warmed.
+    /// Name of the tree.
     pub name: Name,
-    /// Its manifest.
+    /// Id of its manifest.
     pub manifest: String,
-    /// Chunks of what was asked for, with those that they need.
+    /// Requested chunks, including the bases that they need.
     pub chunks: u64,
     /// Their stored bytes.
     pub bytes: u64,
-    /// Chunks that were there already.
+    /// Chunks that were in the cache already.
     pub hits: u64,
     /// Their stored bytes.
     pub hit_bytes: u64,
-    /// Chunks that were missing.
+    /// Chunks that were not in the cache at the start.
     pub lacking: u64,
     /// Their stored bytes.
     pub lacking_bytes: u64,
@@ -73,29 +74,29 @@ pub struct Warmed {
     pub missing: u64,
     /// Their stored bytes.
     pub missing_bytes: u64,
-    /// The cache refused chunks for want of room: what is missing was given, or was not asked for any more.
+    /// True if the cache refused chunks because it is full: missing chunks were not stored, or not requested any more.
     pub full: bool,
-    /// Bytes that the cache has too few for all of it, as a dry run finds; without `dry_run` that is an error.
+    /// Bytes that the cache is short of for the whole tree. Only a dry run reports it; a warm fails instead.
     pub room_lacking: u64,
-    /// Stored bytes that were fetched, by source. What another request brought at the same time is not among them.
+    /// Stored bytes fetched, by source. Chunks that a concurrent request fetched are not counted.
     pub sources: SourceBytes,
-    /// The promise to keep them.
+    /// Id of the pin.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pin: Option<String>,
     /// Duration in seconds.
     pub seconds: f64,
 }
 
-/// Brings into the cache of `exchange` what the tree `name` of `repository`, or a part of it, consists of and what is not there. A pin
-/// that is asked for takes the place of an earlier one of the same owner for the same.
+/// Fetches the missing chunks of the tree `name` of `repository`, or of a part of it, into the cache of `exchange`. A new pin
+/// replaces an earlier one of the same owner for the same reason.
 ///
 /// # Errors
-/// Not found, for a name or a path that is not there, or a place to fetch from that is not known; unreachable, if that place does not answer
-/// and must not be done without; exhausted, if it does not fit in the cache or cannot be pinned there, and then nothing is brought;
-/// damaged or unreachable, as the repository says. Chunks that nobody gives are no error: see [`Warmed::missing`].
+/// Not found, for a missing name or path, or an unknown source; unreachable, if a required source does not answer; exhausted,
+/// if the tree does not fit in the cache or cannot be pinned there (nothing is fetched then); damaged or unreachable, as the
+/// repository reports. Chunks that no source has are not an error: see [`Warmed::missing`].
 ///
 /// # Cancel safety
-/// Safe: what has come stays, and is not brought again the next time; so does a pin.
+/// Safe: fetched chunks stay in the cache and are not fetched again; a pin stays, too.
 #[tracing::instrument(skip_all, fields(%name))]
 pub async fn warm(exchange: &Exchange, repository: &Repository, name: &Name, options: &WarmOptions) -> Result<Warmed> {
     let begun = Instant::now();
@@ -165,7 +166,7 @@ pub async fn warm(exchange: &Exchange, repository: &Repository, name: &Name, opt
     })
 }
 
-/// Pins what is `wanted` of `saved`; returns the pin's id.
+/// Pins the chunks `wanted` of `saved`; returns the pin's id.
 async fn pinned(
     exchange: &Exchange,
     (saved, wanted): (&Arc<Saved>, &Arc<Vec<u32>>),
@@ -174,23 +175,23 @@ async fn pinned(
 ) -> Result<String> {
     let (tree, cache, wanted) = (Arc::clone(saved), Arc::clone(exchange.cache()), Arc::clone(wanted));
     let reason = reason(&saved.name, options.below.as_deref());
-    Ok(blocking(move || pin((&tree, &wanted), reason, &cache, pinning)).await?.id.to_string())
+    Ok(blocking(move || pin(&tree, &wanted, reason, &cache, pinning)).await?.id.to_string())
 }
 
-/// Bytes that the cache lacks for all that is `wanted` of `saved` to be in it.
+/// Bytes that the cache is short of for the chunks `wanted` of `saved`.
 async fn shortage(exchange: &Exchange, saved: &Arc<Saved>, wanted: &Arc<Vec<u32>>) -> Result<u64> {
     let (tree, cache, wanted) = (Arc::clone(saved), Arc::clone(exchange.cache()), Arc::clone(wanted));
     blocking(move || Ok(cache.shortage(&pin_chunks(&tree, &wanted)?))).await
 }
 
-/// Chunks, and their stored bytes.
+/// Number of chunks and their stored bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Sum {
     chunks: u64,
     bytes: u64,
 }
 
-/// Sums by the fate of the requested chunks.
+/// Sums of the requested chunks by result.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Sums {
     hits: Sum,
@@ -198,8 +199,8 @@ struct Sums {
     missing: Sum,
 }
 
-/// Sums up `wanted`, of which `before` were lacking at first and `after` are lacking in the end. One that was there and has been
-/// evicted meanwhile is missing.
+/// Sums up `wanted`; `before` were missing at the start and `after` at the end. A chunk that was in the cache and has been
+/// evicted meanwhile counts as missing.
 fn sum(wanted: &[u32], before: &[u32], after: &[u32], stored_len: impl Fn(u32) -> u64) -> Sums {
     let (before, after): (BTreeSet<_>, BTreeSet<_>) = (before.iter().collect(), after.iter().collect());
     let mut sums = Sums::default();
@@ -215,7 +216,7 @@ fn sum(wanted: &[u32], before: &[u32], after: &[u32], stored_len: impl Fn(u32) -
     sums
 }
 
-/// Part of a tree that is in a cache.
+/// Amount of a tree that is in a cache.
 struct Looked {
     bytes: u64,
     lacking: Vec<u32>,
@@ -240,8 +241,8 @@ fn reason(name: &Name, below: Option<&[u8]>) -> String {
     below.map_or_else(|| name.to_string(), |below| format!("{name}:{}", shown(below)))
 }
 
-/// Pins chunks of a tree for `pinning`, in the place of what its owner has pinned for the same reason.
-fn pin((saved, wanted): (&Saved, &[u32]), reason: String, cache: &Cache, pinning: Pinning) -> Result<Pin> {
+/// Pins chunks of a tree for `pinning`, replacing the pin of the same owner for the same reason.
+fn pin(saved: &Saved, wanted: &[u32], reason: String, cache: &Cache, pinning: Pinning) -> Result<Pin> {
     let Pinning { owner, expires, limit } = pinning;
     let before: Vec<Pin> = cache.pins().into_iter().filter(|pin| pin.owner == owner && pin.reason == reason).collect();
     let chunks = pin_chunks(saved, wanted)?;
@@ -253,14 +254,21 @@ fn pin((saved, wanted): (&Saved, &[u32]), reason: String, cache: &Cache, pinning
             }
             Ok(pin)
         }
-        Pinned::Lacking { bytes } => Err(Error::exhausted("pin does not fit in the cache")
-            .at(&saved.name)
-            .got(format!("{bytes} bytes too few"))
-            .help("end other pins (towline pins, towline unpin), or raise the cache's capacity")),
+        Pinned::Lacking { bytes, disk_full } => Err(pin_lacking(&saved.name, bytes, disk_full)),
     }
 }
 
-/// The chunks numbered `wanted`, with what each takes in a cache.
+/// Error for a pin of `name` that is `bytes` too large for the cache.
+pub(super) fn pin_lacking(name: &Name, bytes: u64, disk_full: bool) -> Error {
+    let help = if disk_full {
+        "free space on the cache's disk, lower free_floor, or end other pins (towline pins, towline unpin)"
+    } else {
+        "end other pins (towline pins, towline unpin), or raise the cache's capacity"
+    };
+    Error::exhausted("pin does not fit into the cache").at(name).expected(format!("{} more", show(bytes))).help(help)
+}
+
+/// Chunks at the positions `wanted`, each with its size in a cache.
 fn pin_chunks(saved: &Saved, wanted: &[u32]) -> Result<Vec<PinChunk>> {
     let chunk = |&number: &u32| {
         let located = saved.locate(number)?;
@@ -269,7 +277,7 @@ fn pin_chunks(saved: &Saved, wanted: &[u32]) -> Result<Vec<PinChunk>> {
     wanted.iter().map(chunk).collect()
 }
 
-/// Error: `cache` lacks `bytes` of room for `name`.
+/// Error for `cache`, which is `bytes` too small for `name`.
 fn no_room(cache: &Cache, name: &Name, bytes: u64) -> Error {
     let (capacity, floor) = (show(cache.stat().capacity), show(cache.free_floor()));
     Error::exhausted("cache has no room for it: nothing was fetched")

@@ -1,4 +1,4 @@
-//! Reading everything, to find what is damaged before somebody needs it.
+//! Check of the cache: reads all chunks, to find damaged ones early.
 
 use super::Cache;
 use super::allocator::UNIT;
@@ -10,25 +10,25 @@ use super::read::SlotContent;
 pub struct Checked {
     /// Chunks read.
     pub chunks: u64,
-    /// Bytes they take.
+    /// Bytes on disk.
     pub bytes: u64,
     /// Chunks that were dropped.
     pub damaged: Vec<Damage>,
 }
 
-/// A chunk that was not what the index said.
+/// A damaged chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Damage {
-    /// The first eight bytes of its id: all that the index knows.
+    /// First eight bytes of its id, as in the index.
     pub prefix: u64,
-    /// The slab that it lay in.
+    /// Slab of the chunk.
     pub slab: usize,
-    /// Its offset there, in bytes.
+    /// Offset in the slab, in bytes.
     pub offset: u64,
 }
 
 impl Cache {
-    /// Reads every chunk and drops what is damaged. Blocks for as long as the disk takes to read all of them; others go on meanwhile.
+    /// Reads every chunk and drops damaged ones. Blocks until all are read; other threads can use the cache meanwhile.
     #[must_use]
     pub fn check(&self) -> Checked {
         let mut checked = Checked::default();
@@ -49,7 +49,7 @@ impl Cache {
                     Some(SlotContent::Wrong(chunk)) => (chunk, true),
                     Some(SlotContent::Unreadable(chunk)) => (chunk, false),
                 };
-                // If it was evicted meanwhile, it is not there to be dropped.
+                // Not dropped if it was evicted meanwhile.
                 if self.drop_damaged(chunk, readable) {
                     checked.damaged.push(self.damage(chunk));
                 }

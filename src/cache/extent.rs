@@ -1,4 +1,4 @@
-//! An extent: a frame on the disk, with what it is beside it, so that it needs nobody's word.
+//! An extent: a frame on the disk with a header that identifies and authenticates it.
 //!
 //! ```text
 //! 0   4  magic "TWLF"      4  1  version (2)      5  1  codec      6  1  has a base (0, 1)      7  1  zero
@@ -7,14 +7,13 @@
 //! 112 n  the frame, then zeros to the next unit
 //! ```
 //!
-//! A raw frame is the chunk itself: its bytes have to hash to the id, which the digest covers. So they are hashed once on their way from a
-//! peer to the disk, not twice.
+//! A raw frame is the chunk itself: its bytes must hash to the id, which the digest covers. So they are hashed only once on the
+//! way from a peer to the disk.
 //!
-//! Whatever the journal says, whatever was written where and survived: what is found at a place is handed out only if it is whole
-//! and says by itself that it is the wanted chunk. The key is why no bytes that somebody else chose can say so: not even the
-//! inside of another chunk, if a damaged journal should ever lead there. A digest of the frame, rather than decoding it, is enough
-//! because only frames that decode to their chunk are put in; and it is needed once on the way in and once on the way out,
-//! at several GB/s, without the base that a difference would ask for.
+//! The content of a place is returned only if it is complete and its header names the wanted chunk, independent of the journal.
+//! Because the digest is keyed, bytes chosen by others cannot pass as an extent, not even the inside of another chunk if a
+//! damaged journal points there. Verifying the digest of the frame is enough, without decoding it, because only verified frames
+//! are inserted. The digest is computed once per write and read, at several GB/s, and needs no base.
 
 use bytes::Bytes;
 
@@ -29,7 +28,7 @@ pub(super) const HEADER_LEN: usize = 112;
 const SEALED_LEN: usize = 80;
 const MAGIC: [u8; 5] = *b"TWLF\x02";
 
-/// Keys the digests of one cache.
+/// Key for the digests of one cache.
 pub(super) type Secret = [u8; 32];
 
 /// Space of a frame of `len` bytes, in units.
@@ -50,14 +49,14 @@ pub(super) fn header(secret: &Secret, frame: &Frame) -> [u8; HEADER_LEN] {
     if let Some(base) = frame.base() {
         out[48..80].copy_from_slice(base.as_bytes());
     }
-    // A frame exists only after its id was verified.
+    // A `Frame` exists only after its id was verified.
     let frame = if frame.codec() == Codec::Raw { &[] } else { &frame.bytes()[..] };
     let digest = digest(secret, &out[..SEALED_LEN], frame);
     out[SEALED_LEN..].copy_from_slice(digest.as_bytes());
     out
 }
 
-/// The frame that begins at the start of `bytes`, if a whole and undamaged one does.
+/// Frame at the start of `bytes`, if it is complete and undamaged.
 pub(super) fn open(secret: &Secret, bytes: &Bytes) -> Option<Frame> {
     let header: &[u8; HEADER_LEN] = bytes.first_chunk()?;
     if header[..5] != MAGIC {

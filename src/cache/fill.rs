@@ -1,48 +1,64 @@
-//! Putting frames in.
+//! Insertion of frames.
 
 use std::sync::atomic::Ordering;
 
 use super::allocator::{UNIT, UNIT_LEN};
 use super::extent::{self, HEADER_LEN};
 use super::frame::Frame;
-use super::state::Admission;
+use super::quotas::TenantNumber;
+use super::state::{Admission, Charge};
 use super::{Cache, count};
 use crate::limits::MIB;
 
-/// The floor is looked at again whenever this much was put in.
+/// Bytes of insertions after which the free space of the disk is checked again.
 const WATCH_EVERY: u64 = 16 * MIB;
-/// Times that a region may be cleared for one frame.
+/// Maximum number of regions that are cleared for one frame.
 const CLEARED_MOST: usize = 2;
 
 /// Outcome of an insertion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Inserted {
-    /// It is in the cache now.
+    /// Inserted.
     Kept,
-    /// Its chunk was there already.
+    /// The chunk is in the cache already.
     Known,
-    /// It is not in the cache. The caller goes on without.
+    /// Not inserted. The caller continues without it.
     Refused(Refusal),
 }
 
-/// Why a frame is not kept.
+/// Reason why a frame is not inserted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
     /// It does not fit in a slab.
     TooLong,
-    /// All room is pinned, or being written to.
+    /// All space is pinned, or being written.
     Full,
-    /// The disk has less than the floor free, and the cache no slab.
+    /// All that its tenant may have is pinned or being written, or it is larger than that.
+    Quota,
+    /// The disk has less free space than the floor, and the cache has no slab.
     DiskFull,
-    /// It could not be written; the log says why.
+    /// The write failed; the log has the error.
     Unwritable,
 }
 
 impl Cache {
-    /// Keeps a frame, evicting others if need be. What is pinned and expected stays as long as its pin. Blocks on the disk.
+    /// Inserts a frame, and evicts others if needed. A chunk that a pin expects stays as long as the pin. Blocks on the disk.
     pub fn insert(&self, frame: &Frame) -> Inserted {
-        let inserted = self.try_insert(frame);
+        self.insert_for(frame, None)
+    }
+
+    /// The same, for a tenant, if tenants have quotas. The chunk counts for it as long as it is in the cache; one that is there already
+    /// stays as it is. A tenant that has used up its quota makes way itself; nothing of another is evicted for it. Blocks on the disk.
+    pub fn insert_for(&self, frame: &Frame, tenant: Option<&str>) -> Inserted {
+        let inserted = match tenant.filter(|_| self.has_quotas()).map(|tenant| self.tenant_number(tenant)) {
+            None => self.try_insert(frame, None),
+            Some(Ok(number)) => self.try_insert(frame, Some(number)),
+            Some(Err(error)) => {
+                tracing::warn!("a chunk is not kept, as its tenant cannot be recorded: {error}");
+                Inserted::Refused(Refusal::Unwritable)
+            }
+        };
         match inserted {
             Inserted::Kept => count(&self.counters.inserts),
             Inserted::Refused(_) => count(&self.counters.refusals),
@@ -51,19 +67,22 @@ impl Cache {
         inserted
     }
 
-    fn try_insert(&self, frame: &Frame) -> Inserted {
+    fn try_insert(&self, frame: &Frame, tenant: Option<TenantNumber>) -> Inserted {
         let (key, len) = (frame.id().prefix(), frame.bytes().len() as u64);
         let weight = extent::weight(len);
-        let place = match self.admit(key, weight) {
+        let place = match self.admit(key, weight, Charge::to(tenant)) {
             Ok(place) => place,
             Err(inserted) => return inserted,
         };
-        // Evicted extents must be out of the journal before they are overwritten.
+        // Evictions must be in the journal before their extents are overwritten.
         self.flush();
         if !self.write(place, weight, &[&extent::header(&self.identity.secret, frame), frame.bytes()]) {
+            if let Some(tenant) = tenant {
+                self.state().quotas.release(tenant, weight);
+            }
             return Inserted::Refused(Refusal::Unwritable);
         }
-        let fresh = self.state().publish(key, place, weight);
+        let fresh = self.state().publish_for(key, place, weight, tenant);
         self.flush();
         let written = u64::from(weight) * UNIT;
         if self.unwatched.fetch_add(written, Ordering::Relaxed) > WATCH_EVERY {
@@ -73,7 +92,7 @@ impl Cache {
         if fresh { Inserted::Kept } else { Inserted::Known }
     }
 
-    fn admit(&self, key: u64, weight: u16) -> Result<u32, Inserted> {
+    fn admit(&self, key: u64, weight: u16, mut charge: Charge) -> Result<u32, Inserted> {
         if u64::from(weight) * UNIT > self.identity.slab_len {
             return Err(Inserted::Refused(Refusal::TooLong));
         }
@@ -82,7 +101,7 @@ impl Cache {
             let (admission, total) = {
                 let mut state = self.state();
                 let may_grow = may_grow && state.allocator.count() < self.slabs_max;
-                (state.admit(key, weight, may_grow), state.allocator.total())
+                (state.admit_for(key, weight, may_grow, &mut charge), state.allocator.total())
             };
             match admission {
                 Admission::Known => return Err(Inserted::Known),
@@ -92,7 +111,11 @@ impl Cache {
                     cleared += 1;
                     self.clear(&places);
                 }
-                Admission::Clear(_) | Admission::Full if self.expire() => {}
+                Admission::Clear(_) | Admission::Full | Admission::OverQuota if self.expire() => {}
+                Admission::OverQuota => {
+                    self.flush();
+                    return Err(Inserted::Refused(Refusal::Quota));
+                }
                 Admission::Full if total == 0 => return Err(Inserted::Refused(Refusal::DiskFull)),
                 Admission::Clear(_) | Admission::Full => {
                     self.flush();
@@ -102,8 +125,8 @@ impl Cache {
         }
     }
 
-    /// Writes an extent to units that were taken for it, with zeros to the end of the last: a page that is written whole need not
-    /// be read first. If that fails the units are given back, unless they may be what failed.
+    /// Writes an extent to its units, padded with zeros, because a page that is written completely need not be read first. If the
+    /// write fails, the units are freed, unless they may be defective.
     pub(super) fn write(&self, place: u32, weight: u16, parts: &[&[u8]; 2]) -> bool {
         const ZEROS: [u8; UNIT_LEN] = [0; UNIT_LEN];
         let len = parts.iter().map(|part| part.len()).sum::<usize>().max(HEADER_LEN);

@@ -1,4 +1,4 @@
-//! A frame: a chunk as it is stored and as it travels, proven to be that chunk.
+//! A frame: a verified chunk in its encoded form, as it is stored and sent.
 
 use bytes::Bytes;
 
@@ -8,8 +8,8 @@ use crate::error::{Error, Result};
 use crate::id::ChunkId;
 use crate::limits::CHUNK_LEN_MAX;
 
-/// A stored chunk. There is none whose bytes were not, at some time, decoded to what its id says: by whoever made it, or by
-/// whoever put it into the cache that it was read from.
+/// An encoded chunk. Every frame was decoded and verified against its id once: by its creator, or before it was inserted into the
+/// cache that it was read from.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Frame {
     id: ChunkId,
@@ -20,11 +20,11 @@ pub struct Frame {
 }
 
 impl Frame {
-    /// Accepts `encoded` only if it decodes to `plain_len` bytes that are the chunk called `id`. `base` is the chunk that it is
-    /// taken to, where its codec needs one.
+    /// Accepts `encoded` only if it decodes to `plain_len` bytes that are the chunk `id`. `base` is its base, if its codec needs
+    /// one.
     ///
     /// # Errors
-    /// Damaged, if it does not; also if `base` is missing or another one.
+    /// Damaged, if it does not; also if `base` is missing or wrong.
     pub fn verify(id: ChunkId, encoded: Encoded, plain_len: u32, base: Option<Chunk<'_>>) -> Result<Self> {
         if encoded.base != base.map(|base| base.id()) {
             let shown = |id: Option<ChunkId>| id.map_or_else(|| "none".to_owned(), |id| format!("{id:.16}"));
@@ -38,11 +38,11 @@ impl Frame {
         Self::decoded(Chunk::verify(id, &plain)?, encoded)
     }
 
-    /// The frame that the caller has just decoded to `chunk`: for a fetch, which does that anyway.
+    /// Frame that the caller has just decoded to `chunk`; for a fetch, which decodes it anyway.
     ///
     /// # Errors
-    /// Damaged, for what no encoder makes: a frame that is longer than a chunk may be, one without the base that its codec
-    /// needs or with one that it does not, a raw one that is not the chunk.
+    /// Damaged, if no encoder creates such a frame: longer than a chunk may be, with a missing or superfluous base, or raw and
+    /// different from the chunk.
     pub fn decoded(chunk: Chunk<'_>, encoded: Encoded) -> Result<Self> {
         let Encoded { codec, bytes, base } = encoded;
         let longest = chunk.bytes().len().max(bytes.len()) as u64;
@@ -60,7 +60,7 @@ impl Frame {
         Ok(Self { id: chunk.id(), codec, plain_len, base, bytes })
     }
 
-    /// One that a cache has verified.
+    /// Frame that a cache has verified.
     pub(super) fn kept(id: ChunkId, encoded: Encoded, plain_len: u32) -> Self {
         let Encoded { codec, bytes, base } = encoded;
         Self { id, codec, plain_len, base, bytes }
@@ -84,19 +84,19 @@ impl Frame {
         self.plain_len
     }
 
-    /// The chunk without which it cannot be decoded, if its codec needs one.
+    /// Base of the chunk, if its codec needs one.
     #[must_use]
     pub fn base(&self) -> Option<ChunkId> {
         self.base
     }
 
-    /// The encoded bytes, as they travel.
+    /// Encoded bytes.
     #[must_use]
     pub fn bytes(&self) -> &Bytes {
         &self.bytes
     }
 
-    /// Codec, bytes and base as the rest of the crate takes them.
+    /// Codec, bytes and base as an [`Encoded`].
     #[must_use]
     pub fn encoded(&self) -> Encoded {
         Encoded { codec: self.codec, bytes: self.bytes.clone(), base: self.base }
@@ -141,7 +141,7 @@ mod tests {
         let (base, plain) = (numbers(0), numbers(1));
         let base = Chunk::new(&base);
         let element = Element::Integer(Width::of(4).unwrap());
-        let encoded = encode_difference(&plain, (base.id(), base.bytes()), element).unwrap();
+        let encoded = encode_difference(&plain, base.id(), base.bytes(), element).unwrap();
         let (id, len) = (ChunkId::of(&plain), u32::try_from(plain.len()).unwrap());
         assert_eq!(Frame::verify(id, encoded.clone(), len, Some(base)).unwrap().base(), Some(base.id()));
         assert!(Frame::verify(id, encoded.clone(), len, None).is_err());

@@ -1,4 +1,4 @@
-//! Whose a folder is: the cache's own description, and the lock of the one process that has it open.
+//! Identity of a cache folder: the description of the cache, and the lock of the process that has it open.
 //!
 //! ```text
 //! cache   0  8  magic "TWLCACHE"   8  4  version (2)   12  4  bytes in a unit   16  8  bytes in a slab   24  16  id
@@ -28,18 +28,18 @@ const SEALED_LEN: usize = 72;
 /// Constants of a cache for its lifetime.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Identity {
-    /// Tells its journal from another's.
+    /// Id that its journal must have.
     pub(super) id: CacheId,
-    /// Keys its digests.
+    /// Key for its digests.
     pub(super) secret: Secret,
     /// Bytes in each of its slabs.
     pub(super) slab_len: u64,
 }
 
 impl Identity {
-    /// A new one.
+    /// Creates a new identity.
     pub(super) fn fresh(slab_len: u64) -> Self {
-        // Each holds 80 random bits of the system's generator, seeded by the operating system.
+        // Each id has 80 random bits from a generator seeded by the operating system.
         let random: Vec<u8> = (0..4).flat_map(|_| ObjectId::random().to_bytes()).collect();
         Self {
             id: ObjectId::random().to_bytes(),
@@ -48,7 +48,8 @@ impl Identity {
         }
     }
 
-    /// The cache in `dir`; none if there is none, its description is damaged, or an earlier version made it: it then has to begin anew.
+    /// Reads the description in `dir`; none if there is none, it is damaged, or an earlier version wrote it: the cache then
+    /// starts empty.
     ///
     /// # Errors
     /// Unsupported, if a later version wrote it.
@@ -60,13 +61,13 @@ impl Identity {
             Ok(()) => {}
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
             Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => return Ok(None),
-            Err(error) => return Err(Error::io("read the cache's description", &path, error)),
+            Err(error) => return Err(Error::io("cannot read the cache's description", &path, error)),
         }
         let number = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
         if bytes[..8] != MAGIC[..] || blake3::hash(&bytes[..SEALED_LEN]).as_bytes()[..] != bytes[SEALED_LEN..] {
             return Ok(None);
         }
-        // Chunks kept by an earlier version are fetched again.
+        // Chunks of an earlier version are fetched again.
         if number(8) < VERSION {
             return Ok(None);
         }
@@ -95,7 +96,8 @@ impl Identity {
         bytes.extend_from_slice(&self.secret);
         bytes.extend_from_slice(blake3::hash(&bytes).as_bytes());
         let path = dir.join("cache");
-        replace(medium, dir, &path, &bytes).map_err(|error| Error::io("write the cache's description", &path, error))
+        replace(medium, dir, &path, &bytes)
+            .map_err(|error| Error::io("cannot write the cache's description", &path, error))
     }
 }
 
@@ -109,19 +111,19 @@ pub(super) fn replace(medium: &dyn Medium, folder: &Path, path: &Path, bytes: &[
     medium.sync_folder(folder)
 }
 
-/// Makes the folder, if need be, and the cache this process's until the file is closed.
+/// Creates the folder if needed, and locks the cache for this process until the file is closed.
 ///
 /// # Errors
-/// Conflict, naming the process that has it.
+/// Conflict, with the process that has it open.
 pub(super) fn lock(dir: &Path) -> Result<File> {
     let made = DirBuilder::new().recursive(true).mode(0o700).create(dir.join("pins"));
-    made.map_err(|error| Error::io("make the cache's folder", dir, error))?;
+    made.map_err(|error| Error::io("cannot make the cache's folder", dir, error))?;
     let path = dir.join("lock");
     let open = File::options().read(true).write(true).create(true).truncate(false).mode(0o600).open(&path);
-    let mut file = open.map_err(|error| Error::io("open the cache's lock", &path, error))?;
+    let mut file = open.map_err(|error| Error::io("cannot open the cache's lock", &path, error))?;
     if let Err(errno) = flock(&file, FlockOperation::NonBlockingLockExclusive) {
         if errno != rustix::io::Errno::WOULDBLOCK {
-            return Err(Error::io("lock the cache", &path, errno.into()));
+            return Err(Error::io("cannot lock the cache", &path, errno.into()));
         }
         let mut holder = String::new();
         let _ = file.read_to_string(&mut holder);

@@ -1,4 +1,4 @@
-//! The few things that a cache does to a disk, as a seam: tests cut the power between any two of them.
+//! Interface for the disk operations of a cache: tests simulate a power loss between any two of them.
 
 use std::fmt;
 use std::fs::File;
@@ -12,15 +12,15 @@ use rustix::io::{Errno, pwritev, retry_on_intr};
 
 /// Storage of a cache.
 pub(super) trait Medium: fmt::Debug + Send + Sync {
-    /// Opens a file for reading and writing; `create` makes an empty one, in the place of one that is there.
+    /// Opens a file for reading and writing; `create` creates an empty one, or truncates an existing one.
     fn open(&self, path: &Path, create: bool) -> io::Result<Arc<dyn MediumFile>>;
     /// Names of files and their lengths.
     fn names(&self, folder: &Path) -> io::Result<Vec<(String, u64)>>;
-    /// Gives a file another name, in one step.
+    /// Renames a file atomically.
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
-    /// Takes a file away.
+    /// Removes a file.
     fn remove(&self, path: &Path) -> io::Result<()>;
-    /// Returns when names in a folder would survive a power loss.
+    /// Syncs a folder: its names then survive a power loss.
     fn sync_folder(&self, folder: &Path) -> io::Result<()>;
     /// Bytes that can still be written to the disk.
     fn available(&self, folder: &Path) -> io::Result<u64>;
@@ -30,17 +30,17 @@ pub(super) trait Medium: fmt::Debug + Send + Sync {
 pub(super) trait MediumFile: fmt::Debug + Send + Sync {
     /// Fills `buffer` from byte `at`.
     fn read_at(&self, buffer: &mut [u8], at: u64) -> io::Result<()>;
-    /// Writes all of `parts`, one behind the other, from byte `at` on.
+    /// Writes all of `parts`, one after the other, from byte `at` on.
     fn write_at(&self, parts: &[&[u8]], at: u64) -> io::Result<()>;
-    /// Makes the file `len` bytes long, with room on the disk for each of them where the file system can promise that.
+    /// Sets the length of the file to `len` bytes, and reserves the disk space if the file system supports it.
     fn allocate(&self, len: u64) -> io::Result<()>;
-    /// Returns when what was written would survive a power loss.
+    /// Syncs the file: written bytes then survive a power loss.
     fn sync(&self) -> io::Result<()>;
-    /// Its length in bytes.
+    /// Length in bytes.
     fn len(&self) -> io::Result<u64>;
 }
 
-/// The machine's own file system.
+/// The local file system.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Disk;
 
@@ -56,7 +56,7 @@ impl Medium for Disk {
         for entry in std::fs::read_dir(folder)? {
             let entry = entry?;
             let metadata = entry.metadata()?;
-            // A file whose name is not text is not ours.
+            // A file with a name that is not UTF-8 is not part of the cache.
             if let (true, Ok(name)) = (metadata.is_file(), entry.file_name().into_string()) {
                 names.push((name, metadata.len()));
             }
@@ -88,7 +88,7 @@ impl MediumFile for File {
         self.read_exact_at(buffer, at)
     }
 
-    /// In one call where the system takes it whole: a page that is written whole need not be read first.
+    /// Usually one system call: a page that is written completely need not be read first.
     fn write_at(&self, parts: &[&[u8]], mut at: u64) -> io::Result<()> {
         let slices: Vec<IoSlice<'_>> = parts.iter().map(|part| IoSlice::new(part)).collect();
         let mut written = retry_on_intr(|| pwritev(self, &slices, at))?;
@@ -103,7 +103,7 @@ impl MediumFile for File {
 
     fn allocate(&self, len: u64) -> io::Result<()> {
         match fallocate(self, FallocateFlags::empty(), 0, len) {
-            // NFS before 4.2, ZFS: a full disk is then met when writing.
+            // NFS before 4.2 and ZFS: a full disk is only noticed by a write.
             Err(Errno::OPNOTSUPP | Errno::NOSYS) => self.set_len(len),
             done => Ok(done?),
         }

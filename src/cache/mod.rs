@@ -1,29 +1,30 @@
-//! The cache: chunks on this node's disk, pinned or evictable, as the frames that they are stored and travel as.
+//! The cache: chunks on this node's disk, pinned or evictable, stored as frames.
 //!
 //! ```text
-//! DIR/cache          what this cache is: unit, length of a slab, id, secret (identity.rs)
-//! DIR/lock           whose it is now
+//! DIR/cache          description of this cache: unit, length of a slab, id, secret (identity.rs)
+//! DIR/lock           lock of the process that has it open
 //! DIR/slab-000000..  preallocated files of one length, in which extents lie: a header and a frame each (extent.rs)
-//! DIR/journal        which chunk lies where: records of 20 bytes (journal/)
-//! DIR/pins/ULID      one promise each (pins/)
+//! DIR/journal        places of the chunks: records of 20 bytes (journal/)
+//! DIR/pins/ULID      one pin each (pins/)
+//! DIR/tenants        whom chunks count for, if tenants have quotas (tenants.rs)
 //! ```
 //!
-//! **No wrong byte.** An extent proves by itself that it is whole and which chunk it is, so the journal is only a hint: whatever
-//! is lost, torn, stale or damaged, the worst is a miss. Going in, a [`Frame`] has been decoded to its chunk; coming out, the
-//! digest over it is checked on every read. A damaged one is dropped, counted, and a miss.
+//! **Integrity.** An extent has a digest and the id of its chunk, so the journal is only a hint: data that is lost, torn, stale
+//! or damaged causes at worst a miss. A [`Frame`] was decoded and verified before it is inserted, and its digest is verified on
+//! every read. A damaged one is dropped, counted, and a miss.
 //!
-//! **Order.** An insert takes units, tells the journal what was evicted for them, writes the extent, then enters it in the index
-//! and the journal. So when the process is killed at any moment, everything in the journal is on the disk, unless it was being
-//! evicted. Nothing is synced on the way: a power loss costs what was written last, as misses; [`Cache::sync`] is for whoever
-//! wants more. Pins are synced before they are promised.
+//! **Order.** An insertion takes units, records the evictions for them in the journal, writes the extent, then adds it to the
+//! index and the journal. So if the process is killed at any moment, everything in the journal is on the disk, except chunks that
+//! were being evicted. Insertions are not synced: after a power loss the last ones are misses, unless [`Cache::sync`] was called.
+//! Pins are synced before they are confirmed.
 //!
-//! **Who waits for whom.** Every function here blocks on the disk: call it from a blocking thread. All of them may be called by any
-//! number of threads. The index has one lock, held for lookups and decisions (microseconds), never during I/O. The journal is
-//! rewritten once for as many changes as there are chunks: inserts wait for all of that, reads while the chunks are listed (about
-//! 0.05 s for each million).
+//! **Locking.** Every function here blocks on the disk: call it from a blocking thread. All of them are thread-safe. The index
+//! has one lock, held for lookups and decisions (microseconds), never during I/O. The journal is rewritten after as many changes
+//! as there are chunks. Insertions wait for the whole rewrite, reads only while the chunks are listed (about 0.05 s per million).
 //!
-//! **Full.** What goes is decided by S3-FIFO (queue/) and where what comes goes by first fit (room/). A disk that is full, or has
-//! less than the floor free, makes the cache smaller, never an error.
+//! **Eviction.** S3-FIFO decides what is evicted (queue/), first fit decides the place of a new extent (allocator/). A
+//! tenant beyond its quota makes way itself (quotas.rs). A disk that
+//! is full, or has less free space than the floor, makes the cache smaller; this is never an error.
 
 mod allocator;
 mod check;
@@ -37,10 +38,12 @@ mod open;
 mod pin;
 mod pins;
 mod queue;
+mod quotas;
 mod read;
 mod slabs;
 mod space;
 mod state;
+mod tenants;
 #[cfg(test)]
 mod tests;
 
@@ -59,46 +62,52 @@ use self::identity::Identity;
 use self::journal::Journal;
 use self::medium::Medium;
 pub use self::pins::{Pin, PinChunk, PinLimit, PinRequest, Pinned};
+pub use self::quotas::TenantQuotas;
 use self::slabs::Slabs;
 use self::state::State;
+pub use self::tenants::TenantUse;
 use crate::clock::{Clock, SystemClock};
 use crate::limits::GIB;
 
 /// Size limits of a cache.
 #[derive(Clone, Debug)]
 pub struct CacheOptions {
-    /// Bytes on the disk, at most, besides the journal and pins; used in whole slabs, and up to 16 TiB.
+    /// Maximum bytes on the disk, besides the journal and pins; used in whole slabs, up to 16 TiB.
     pub capacity: u64,
-    /// Bytes that stay free on the disk whatever the capacity; 1 GiB by default.
+    /// Bytes that stay free on the disk, independent of the capacity; 1 GiB by default.
     pub free_floor: u64,
     /// Bytes in a slab of a cache that is new: by default a 128th of the capacity, as a power of two from 32 MiB to 16 GiB.
     pub slab_len: Option<u64>,
+    /// Quotas of tenants.
+    pub quotas: TenantQuotas,
     /// Clock for the expiry of pins.
     pub clock: Arc<dyn Clock>,
 }
 
 impl CacheOptions {
-    /// Up to `capacity` bytes.
+    /// Options for a cache of up to `capacity` bytes.
     #[must_use]
     pub fn new(capacity: u64) -> Self {
-        Self { capacity, free_floor: GIB, slab_len: None, clock: Arc::new(SystemClock) }
+        let quotas = TenantQuotas::default();
+        Self { capacity, free_floor: GIB, slab_len: None, quotas, clock: Arc::new(SystemClock) }
     }
 }
 
 /// Figures of a cache; those of events count since it was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "agent", derive(utoipa::ToSchema))]
 pub struct CacheStat {
     /// Chunks in it.
     pub chunks: u64,
-    /// Bytes they take on the disk, with what is being written.
+    /// Bytes that they use on the disk, including those being written.
     pub bytes: u64,
-    /// Bytes of the slabs that there are.
+    /// Bytes of all slabs.
     pub slab_bytes: u64,
-    /// Bytes that it may grow to, unless the disk is short.
+    /// Maximum bytes, unless the disk is too full.
     pub capacity: u64,
-    /// Bytes that pinned chunks take.
+    /// Bytes of pinned chunks.
     pub pinned_bytes: u64,
-    /// Bytes that pinned chunks will take once all are there.
+    /// Bytes of pinned chunks, including those not present yet.
     pub promised_bytes: u64,
     /// Pins.
     pub pins: u64,
@@ -106,11 +115,11 @@ pub struct CacheStat {
     pub journal_bytes: u64,
     /// Reads that found their chunk.
     pub hits: u64,
-    /// Reads that did not.
+    /// Reads that did not find their chunk.
     pub misses: u64,
-    /// Chunks put in.
+    /// Chunks inserted.
     pub inserts: u64,
-    /// Chunks that there was no room for, or that could not be written.
+    /// Chunks that were not inserted for lack of space, or by a write error.
     pub refusals: u64,
     /// Chunks evicted.
     pub evictions: u64,
@@ -128,7 +137,7 @@ struct Counters {
     damaged: AtomicU64,
 }
 
-/// The journal, or nothing while it cannot be written: it then is behind, and has to be rewritten before it is continued.
+/// The journal; none while it cannot be written: it must then be rewritten before it is continued.
 #[derive(Debug)]
 struct Writing {
     journal: Option<Journal>,
@@ -136,7 +145,7 @@ struct Writing {
     failed: u64,
 }
 
-/// Chunks on this node's disk. One process has it open at a time; see the module for what it promises.
+/// A cache on this node's disk, open in one process at a time; see the module for its guarantees.
 #[derive(Debug)]
 pub struct Cache {
     dir: PathBuf,
@@ -145,13 +154,16 @@ pub struct Cache {
     slabs: Slabs,
     slabs_max: usize,
     free_floor: u64,
+    tenant_quotas: TenantQuotas,
+    /// Held while a tenant gets its number. Lock order: before the state.
+    tenant_work: Mutex<()>,
     clock: Arc<dyn Clock>,
     state: Mutex<State>,
-    /// Taken before the state where both are needed.
+    /// Lock order: before the state.
     writing: Mutex<Writing>,
-    /// Held while slabs are added, cleared or taken away; before both others.
+    /// Held while slabs are added, cleared or removed. Lock order: before both others.
     slab_work: Mutex<()>,
-    /// Bytes put in since the floor was last looked at.
+    /// Bytes inserted since the last check of the free space.
     unwatched: AtomicU64,
     counters: Counters,
     _lock: File,
@@ -162,13 +174,13 @@ fn count(counter: &AtomicU64) {
 }
 
 impl Cache {
-    /// Its folder.
+    /// Folder.
     #[must_use]
     pub fn dir(&self) -> &std::path::Path {
         &self.dir
     }
 
-    /// Its figures.
+    /// Figures.
     #[must_use]
     pub fn stat(&self) -> CacheStat {
         let journal_bytes = self.writing().journal.as_ref().map_or(0, Journal::len);

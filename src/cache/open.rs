@@ -1,4 +1,4 @@
-//! Opening a cache, and keeping its journal: what a restart finds, and what it makes of what is torn.
+//! Opening a cache, recovery after a crash, and writing its journal.
 
 use std::path::Path;
 use std::sync::atomic::AtomicU64;
@@ -11,25 +11,27 @@ use super::medium::{Disk, Medium};
 use super::pins::{self, PinRequest};
 use super::slabs::Slabs;
 use super::state::State;
-use super::{Cache, CacheOptions, Counters, Writing};
+use super::{Cache, CacheOptions, Counters, Writing, tenants};
 use crate::error::{Error, Result};
 use crate::id::PinId;
 use crate::limits::{GIB, MIB};
+use crate::size::show;
 
-/// Slabs that a cache is about divided into: few enough to hold open, many enough to give back the disk in small steps.
+/// Approximate number of slabs of a cache: few enough to keep open, many enough to free disk space in small steps.
 const SLABS_ABOUT: u64 = 128;
-/// Records above which a journal is not rewritten before it is twice as long as it need be.
+/// Minimum records of a journal that is rewritten for being twice as long as needed.
 const RECORDS_MIN: u64 = if cfg!(test) { 32 } else { 64 << 10 };
 /// Flushes after which a journal that could not be written is tried again.
 const RETRY_EVERY: u64 = 256;
+/// Share of the capacity (one in this many) that may stay unused for lack of a whole slab without a warning.
+const ROUNDED_PART: u64 = 8;
 
 impl Cache {
-    /// Opens the cache in `dir`, which is made if it is not there. What a crash or damage left behind is put right: what cannot be
-    /// trusted is dropped and counted in [`super::CacheStat::damaged`]. Opening takes about 0.2 s for each million chunks.
+    /// Opens the cache in `dir`; creates it if needed. After a crash or damage, unreliable content is dropped and counted in
+    /// [`super::CacheStat::damaged`]. Opening takes about 0.2 s per million chunks.
     ///
-    /// # Errors
-    /// Conflict, if another process has it; usage, if the capacity is less than one slab; unsupported, if a later version made
-    /// it; else the file system's.
+    /// # Errors Conflict, if another process has it open; usage, if the capacity is less than one slab; unsupported, if a later
+    /// version wrote it; errors of the file system.
     pub fn open(dir: &Path, options: CacheOptions) -> Result<Self> {
         Self::open_on(Arc::new(Disk), dir, options)
     }
@@ -42,9 +44,16 @@ impl Cache {
         // Units are numbered with 32 bits, which is enough for 16 TiB.
         let most = options.capacity.min(u64::from(u32::MAX) * UNIT);
         let slabs_max = usize::try_from(most / identity.slab_len).unwrap_or(usize::MAX);
+        let rounded = options.capacity % identity.slab_len;
+        if rounded > options.capacity / ROUNDED_PART {
+            let (capacity, slab) = (show(options.capacity), show(identity.slab_len));
+            let used = show(options.capacity - rounded);
+            tracing::warn!("cache {} uses {used} of its capacity of {capacity}: its slabs are {slab}", dir.display());
+        }
         let (slabs, present) = Slabs::open(&*medium, dir, identity.slab_len)
-            .map_err(|error| Error::io("open the cache's slabs", dir, error))?;
+            .map_err(|error| Error::io("cannot open the cache's slabs", dir, error))?;
         let mut state = State::new(slab_units, seed(&identity));
+        state.quotas = tenants::load(&*medium, dir, &options.quotas)?;
         let (mut journal, mut first) = (None, true);
         if medium.names(dir).is_ok_and(|names| names.iter().any(|(name, _)| name == "journal")) {
             journal = journal::replay(&*medium, dir, &identity.id, |records, all| {
@@ -56,6 +65,13 @@ impl Cache {
             if journal.is_none() {
                 tracing::warn!("journal of the cache {} is torn: {} chunks are left", dir.display(), state.queue.len());
             }
+        }
+        if state.has_unknown_tenants {
+            tracing::warn!(
+                "some chunks of the cache {} count for no tenant: its file `tenants` is gone",
+                dir.display()
+            );
+            journal = None;
         }
         let lost = state.keep_slabs(&present);
         if lost > 0 {
@@ -70,6 +86,8 @@ impl Cache {
             slabs,
             slabs_max,
             free_floor: options.free_floor,
+            tenant_quotas: options.quotas,
+            tenant_work: Mutex::new(()),
             clock: options.clock,
             state: Mutex::new(state),
             writing: Mutex::new(Writing { journal, failed: 0 }),
@@ -83,9 +101,8 @@ impl Cache {
         Ok(cache)
     }
 
-    /// Tells the journal all that it has not been told yet, in the order in which it happened; rewrites it when it has become
-    /// too long, or could not be written. That it cannot be written costs only what is told: those chunks are not found
-    /// after a restart.
+    /// Appends all pending changes to the journal, in order; rewrites it when it is too long, or could not be written. After a
+    /// failed write, these chunks are only missing after a restart.
     pub(super) fn flush(&self) {
         let mut writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
         let Writing { journal, failed } = &mut *writing;
@@ -93,7 +110,9 @@ impl Cache {
             let mut state = self.state();
             let pending = std::mem::take(&mut state.pending);
             match journal {
-                Some(journal) if journal.records() <= RECORDS_MIN + 2 * state.queue.len() => (pending, false),
+                Some(journal) if journal.records() <= RECORDS_MIN + 2 * (state.queue.len() + state.quotas.len()) => {
+                    (pending, false)
+                }
                 None if !failed.is_multiple_of(RETRY_EVERY) => {
                     *failed += 1;
                     return;
@@ -116,21 +135,21 @@ impl Cache {
         }
     }
 
-    /// Returns when what was put in before would survive a power loss.
+    /// Syncs the cache: chunks inserted before then survive a power loss.
     ///
     /// # Errors
-    /// The file system's.
+    /// Errors of the file system.
     pub fn sync(&self) -> Result<()> {
         self.flush();
         let synced = self.slabs.sync().and_then(|()| match &self.writing().journal {
             Some(journal) => journal.sync(),
             None => Err(std::io::ErrorKind::StorageFull.into()),
         });
-        synced.map_err(|error| Error::io("sync the cache", &self.dir, error))
+        synced.map_err(|error| Error::io("cannot sync the cache", &self.dir, error))
     }
 }
 
-/// The description that is there, or that of a new and empty cache.
+/// Existing identity, or that of a new, empty cache.
 fn identify(medium: &dyn Medium, dir: &Path, options: &CacheOptions) -> Result<Identity> {
     let found = Identity::read(medium, dir)?.filter(|found| is_slab_len(found.slab_len));
     let slab_len = match &found {
@@ -148,8 +167,8 @@ fn identify(medium: &dyn Medium, dir: &Path, options: &CacheOptions) -> Result<I
     if let Some(found) = found {
         return Ok(found);
     }
-    // Slabs of a cache that nobody can name any more: whatever they hold is keyed with a secret that is lost.
-    let io = |error| Error::io("begin a cache", dir, error);
+    // Removes slabs of an earlier cache, which cannot be verified without its lost secret.
+    let io = |error| Error::io("cannot create a cache", dir, error);
     for (name, _) in medium.names(dir).map_err(io)? {
         if name == "journal" || name.strip_prefix("slab-").is_some_and(|number| number.parse::<u32>().is_ok()) {
             medium.remove(&dir.join(name)).map_err(io)?;
@@ -157,7 +176,7 @@ fn identify(medium: &dyn Medium, dir: &Path, options: &CacheOptions) -> Result<I
     }
     let fresh = Identity::fresh(slab_len);
     fresh.write(medium, dir)?;
-    // The folder's own name: pins are promised to survive a power loss.
+    // Syncs the name of the folder itself, because pins must survive a power loss.
     medium.sync_folder(&dir.join("..")).map_err(io)?;
     Ok(fresh)
 }
@@ -166,20 +185,20 @@ fn is_slab_len(len: u64) -> bool {
     len >= UNIT && len.is_multiple_of(UNIT) && len <= 16 * GIB
 }
 
-/// A number that only this cache knows, for its table.
+/// Secret number of this cache, as a seed for its hash table.
 fn seed(identity: &Identity) -> u64 {
     let derived = blake3::keyed_hash(&identity.secret, b"table");
     derived.as_bytes().first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes))
 }
 
-/// Reads every pin; a damaged one ends, since nobody can tell what it kept.
+/// Reads every pin; a damaged one is removed, because its chunks are unknown.
 fn load_pins(medium: &dyn Medium, dir: &Path, state: &mut State) -> Result<()> {
     let folder = pins::folder(dir);
-    let io = |error| Error::io("read the cache's pins", &folder, error);
+    let io = |error| Error::io("cannot read the cache's pins", &folder, error);
     for (name, len) in medium.names(&folder).map_err(io)? {
         let path = folder.join(&name);
         let Ok(id) = name.parse::<PinId>() else {
-            // Half a pin that was never promised.
+            // An incomplete pin, which was never confirmed.
             medium.remove(&path).map_err(io)?;
             continue;
         };

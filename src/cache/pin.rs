@@ -1,4 +1,4 @@
-//! Pinning: promises given and ended.
+//! Creating and ending pins.
 
 use super::Cache;
 use super::allocator::UNIT;
@@ -14,7 +14,7 @@ use crate::size;
 const RAISE: &str = "end other pins (towline pins, towline unpin), or have the limit of the caching agent raised";
 
 impl PinLimit {
-    /// Checks that one more than `pins` may be given, and that all may list `chunks`.
+    /// Checks that one more than `pins` is allowed, and that all may list `chunks`.
     fn check_count(&self, pins: usize, chunks: u64) -> Result<()> {
         let owner = self.owner();
         if pins >= self.pins {
@@ -31,7 +31,7 @@ impl PinLimit {
         Ok(())
     }
 
-    /// Checks that all may keep `bytes`.
+    /// Checks that all pins may hold `bytes`.
     fn check_bytes(&self, bytes: u64) -> Result<()> {
         if bytes > self.bytes {
             return Err(Error::exhausted(format!("pins of {} would keep too much", self.owner()))
@@ -48,19 +48,19 @@ impl PinLimit {
 }
 
 impl Cache {
-    /// Promises to keep chunks: those that are there from now on, the others as soon as they come. When this returns, the promise
-    /// survives a power loss; what is there of the chunks then is another matter ([`Cache::missing`], [`Cache::sync`]).
+    /// Pins chunks: present ones from now on, others as soon as they are inserted. When this returns, the pin survives a power
+    /// loss; for the chunks themselves see [`Cache::missing`] and [`Cache::sync`].
     ///
     /// # Errors
-    /// Usage, if owner or reason are longer than 1024 bytes; else the file system's, and then nothing is promised.
+    /// Usage, if owner or reason are longer than 1024 bytes; errors of the file system. The pin then does not exist.
     pub fn pin(&self, request: PinRequest) -> Result<Pinned> {
         self.pin_within(request, None)
     }
 
-    /// As [`Cache::pin`], if the pins of some owners then stay within a limit.
+    /// As [`Cache::pin`], with a limit for the pins of some owners.
     ///
     /// # Errors
-    /// Exhausted, if they do not: nothing is promised. As [`Cache::pin`].
+    /// Exhausted, above the limit; as [`Cache::pin`].
     pub fn pin_within(&self, request: PinRequest, limit: Option<&PinLimit>) -> Result<Pinned> {
         let request = request.normal()?;
         self.expire();
@@ -77,20 +77,26 @@ impl Cache {
             let wanted = state.ledger.weight() + state.ledger.added_by(&chunks);
             let most = State::pinnable(possible);
             if wanted > most {
-                return Ok(Pinned::Lacking { bytes: (wanted - most) * UNIT });
+                let allowed = self.slabs_max as u64 * (self.identity.slab_len / UNIT);
+                // The cache grows by whole slabs.
+                let (slab, disk_full) = (self.identity.slab_len, possible < allowed);
+                let lacking = (wanted - most) * UNIT;
+                let bytes = if disk_full { lacking.next_multiple_of(slab) } else { lacking };
+                return Ok(Pinned::Lacking { bytes, disk_full });
             }
-            // At once: of two that would fit alone, one is told what is lacking.
+            // Under one lock: of two pins that only fit alone, one is refused.
             state.pin(promise.clone(), &mut chunks);
         }
         let path = pins::path(&self.dir, id);
         if let Err(error) = replace(&*self.medium, &pins::folder(&self.dir), &path, &request.encode(now)) {
             self.state().unpin(id);
-            return Err(Error::io("write a pin", &path, error));
+            return Err(Error::io("cannot write a pin", &path, error));
         }
         Ok(Pinned::Kept(promise))
     }
 
-    /// Bytes too few to hold `chunks` beside what is pinned, though all else be evicted; 0 if there is room. Blocks on the disk.
+    /// Bytes missing to hold `chunks` besides the pinned ones, if all others are evicted; 0 if there is space. Blocks on the
+    /// disk.
     #[must_use]
     pub fn shortage(&self, chunks: &[PinChunk]) -> u64 {
         self.expire();
@@ -110,10 +116,10 @@ impl Cache {
         self.free_floor
     }
 
-    /// Ends a promise: what no other pin keeps may be evicted from now on. False if there is none of that name.
+    /// Ends a pin: chunks without another pin may be evicted from now on. False if there is no such pin.
     ///
     /// # Errors
-    /// The file system's, and then the promise stands.
+    /// Errors of the file system; the pin then stays.
     pub fn unpin(&self, id: PinId) -> Result<bool> {
         if self.state().ledger.keys(id).is_none() {
             return Ok(false);
@@ -121,16 +127,16 @@ impl Cache {
         let path = pins::path(&self.dir, id);
         match self.medium.remove(&path) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                return Err(Error::io("take a pin away", &path, error));
+                return Err(Error::io("cannot remove a pin", &path, error));
             }
             _ => {}
         }
         let synced = self.medium.sync_folder(&pins::folder(&self.dir));
-        synced.map_err(|error| Error::io("take a pin away", &path, error))?;
+        synced.map_err(|error| Error::io("cannot remove a pin", &path, error))?;
         Ok(self.state().unpin(id))
     }
 
-    /// The promises that stand, the oldest first.
+    /// All pins, the oldest first.
     #[must_use]
     pub fn pins(&self) -> Vec<Pin> {
         self.expire();
@@ -139,10 +145,10 @@ impl Cache {
         pins
     }
 
-    /// The chunks that a pin keeps and that are not there yet, or no more; none if there is no such pin.
+    /// Chunks of a pin that are not in the cache, or no longer; none if there is no such pin.
     ///
     /// # Errors
-    /// The file system's; damaged, if the pin's file is.
+    /// Errors of the file system; damaged, if the pin's file is.
     pub fn missing(&self, id: PinId) -> Result<Option<Vec<PinChunk>>> {
         if self.state().ledger.keys(id).is_none() {
             return Ok(None);
@@ -153,14 +159,14 @@ impl Cache {
             file.read_at(&mut bytes, 0)?;
             Ok(bytes)
         });
-        let bytes = read.map_err(|error| Error::io("read a pin", &path, error))?;
+        let bytes = read.map_err(|error| Error::io("cannot read a pin", &path, error))?;
         let (mut request, _) = PinRequest::decode(&bytes).map_err(|error| error.at(path.display()))?;
         let state = self.state();
         request.chunks.retain(|chunk| state.queue.peek(chunk.id.prefix()).is_none());
         Ok(Some(request.chunks))
     }
 
-    /// Ends the promises whose time is over. Nobody watches the clock: this is done where it matters. True if one ended.
+    /// Ends expired pins. There is no timer: callers do this when it matters. True if one has ended.
     pub(super) fn expire(&self) -> bool {
         let mut ended = false;
         let over = self.state().ledger.expired(self.clock.now());

@@ -10,22 +10,22 @@ use super::{Cache, count};
 use crate::blocks::Block;
 use crate::id::ChunkId;
 
-/// Reads of a chunk, at most, while it is moved.
+/// Maximum reads of a chunk that is moved meanwhile.
 const READS: usize = 4;
 
 /// Content of a place.
 pub(super) enum SlotContent {
     /// The frame of a chunk with the wanted key.
     Frame(Frame),
-    /// Something else, where this chunk should be.
+    /// Other content, in the place of this chunk.
     Wrong(Resident),
-    /// The disk does not give what this chunk should be.
+    /// A read error in the place of this chunk.
     Unreadable(Resident),
 }
 
 impl Cache {
-    /// The frame of a chunk, checked; none if it is not there. One that turns out to be damaged, or cannot be read, is dropped and
-    /// counted, and is a miss: there is nothing else that a caller could do about it. Blocks on the disk.
+    /// Reads and verifies the frame of a chunk; none if it is missing. A damaged or unreadable one is dropped, counted, and also
+    /// none: callers could not react in any other way. Blocks on the disk.
     #[must_use]
     pub fn get(&self, id: &ChunkId) -> Option<Frame> {
         let found = self.try_get(id);
@@ -33,14 +33,14 @@ impl Cache {
         found
     }
 
-    /// Is a chunk there? Without looking at its bytes: [`Cache::get`] may still find that they are damaged. Eight bytes of the id are
-    /// compared; so of two ids that agree in these, the cache keeps only one.
+    /// True if a chunk is in the index; [`Cache::get`] may still find it damaged. Only eight bytes of the id are compared: of two
+    /// ids that are equal in these, the cache keeps only one.
     #[must_use]
     pub fn contains(&self, id: &ChunkId) -> bool {
         self.state().queue.peek(id.prefix()).is_some()
     }
 
-    /// Bytes that [`Cache::get`] would take for a chunk, for whoever has a budget; none if it is not there.
+    /// Bytes that [`Cache::get`] needs for a chunk, for a memory budget; none if it is missing.
     #[must_use]
     pub fn footprint(&self, id: &ChunkId) -> Option<u64> {
         self.state().queue.peek(id.prefix()).map(|chunk| u64::from(chunk.weight) * UNIT)
@@ -49,7 +49,7 @@ impl Cache {
     fn try_get(&self, id: &ChunkId) -> Option<Frame> {
         let chunk = self.state().queue.touch(id.prefix())?;
         match self.settled(chunk)? {
-            // Another chunk with the same eight bytes is a sound one.
+            // Another chunk with the same eight bytes is not damaged.
             SlotContent::Frame(frame) => Some(frame).filter(|frame| frame.id() == *id),
             SlotContent::Wrong(chunk) => {
                 self.drop_damaged(chunk, true);
@@ -62,7 +62,7 @@ impl Cache {
         }
     }
 
-    /// Reads a chunk until what was read is what the index said both before and after; none if it went away meanwhile.
+    /// Reads a chunk until the index is unchanged after the read; none if the chunk was removed meanwhile.
     pub(super) fn settled(&self, chunk: Resident) -> Option<SlotContent> {
         let (mut chunk, mut suspect) = (chunk, None);
         for _ in 0..READS {
@@ -70,14 +70,14 @@ impl Cache {
             if matches!(found, SlotContent::Frame(_)) || suspect == Some(chunk.place) {
                 return Some(found);
             }
-            // It may have been evicted or moved, and its units used again or given back, since the index was asked.
+            // The chunk may have been evicted or moved, and its units reused or freed, since the lookup.
             suspect = Some(chunk.place);
             chunk = self.state().queue.peek(chunk.key)?;
         }
         None
     }
 
-    /// Reads what lies where the index says that a chunk does.
+    /// Reads the place of a chunk by the index.
     fn read_extent(&self, chunk: Resident) -> SlotContent {
         match self.read_bytes(chunk).map(|bytes| extent::open(&self.identity.secret, &bytes)) {
             Some(Some(frame)) if frame.id().prefix() == chunk.key => SlotContent::Frame(frame),
@@ -86,7 +86,7 @@ impl Cache {
         }
     }
 
-    /// The units of a chunk, as they are.
+    /// Raw bytes of a chunk's units.
     fn read_bytes(&self, chunk: Resident) -> Option<Bytes> {
         let mut block = Block::new(usize::from(chunk.weight) * UNIT_LEN);
         match self.slabs.read(chunk.place, &mut block) {
@@ -98,8 +98,7 @@ impl Cache {
         }
     }
 
-    /// Forgets a chunk if it still lies where it was found damaged. Units that the disk does not give are not used again before
-    /// a restart.
+    /// Drops a damaged chunk if it is still in the same place. Unreadable units are not reused before a restart.
     pub(super) fn drop_damaged(&self, chunk: Resident, readable: bool) -> bool {
         let dropped = self.state().remove(chunk.key, chunk.place, readable);
         if dropped {

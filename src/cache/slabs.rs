@@ -1,4 +1,4 @@
-//! Slabs: preallocated files of one length, in which extents lie.
+//! Slabs: preallocated files of one length, which contain extents.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ pub(super) struct Slabs {
 }
 
 impl Slabs {
-    /// Opens those in `dir` that are whole, and takes the others away. Returns their numbers, too.
+    /// Opens complete slabs in `dir`, and removes others. Returns their numbers, too.
     pub(super) fn open(medium: &dyn Medium, dir: &Path, slab_len: u64) -> io::Result<(Self, Vec<usize>)> {
         let (mut files, mut numbers) = (Vec::new(), Vec::new());
         for (name, len) in medium.names(dir)? {
@@ -36,7 +36,7 @@ impl Slabs {
         Ok((Self { dir: dir.to_owned(), slab_len, files: RwLock::new(files) }, numbers))
     }
 
-    /// Makes slab `number`, with all the room that it needs; after an error there is none.
+    /// Creates slab `number` with its full length; after an error it does not exist.
     pub(super) fn add(&self, medium: &dyn Medium, number: usize) -> io::Result<()> {
         let path = self.path(number);
         let file = medium.open(&path, true)?;
@@ -54,7 +54,7 @@ impl Slabs {
         Ok(())
     }
 
-    /// Takes slab `number` away; who is reading it may go on.
+    /// Removes slab `number`; reads in progress can continue.
     pub(super) fn remove(&self, medium: &dyn Medium, number: usize) -> io::Result<()> {
         medium.remove(&self.path(number))?;
         if let Some(file) = self.files.write().unwrap_or_else(PoisonError::into_inner).get_mut(number) {
@@ -63,7 +63,7 @@ impl Slabs {
         Ok(())
     }
 
-    /// Fills `buffer` with what lies at a place.
+    /// Reads from a place.
     pub(super) fn read(&self, place: u32, buffer: &mut [u8]) -> io::Result<()> {
         let (file, at) = self.find(place)?;
         file.read_at(buffer, at)
@@ -75,7 +75,7 @@ impl Slabs {
         file.write_at(parts, at)
     }
 
-    /// Returns when what was written would survive a power loss.
+    /// Syncs all slabs: written bytes then survive a power loss.
     pub(super) fn sync(&self) -> io::Result<()> {
         let files = self.files.read().unwrap_or_else(PoisonError::into_inner).clone();
         files.iter().flatten().try_for_each(|file| file.sync())

@@ -1,4 +1,4 @@
-//! Growing and shrinking by slabs, within what the disk has.
+//! Growing and shrinking by slabs, within the free space of the disk.
 
 use std::ops::Range;
 use std::sync::PoisonError;
@@ -8,12 +8,11 @@ use super::extent;
 use super::queue::{Resident, Standing};
 use super::read::SlotContent;
 
-/// Nodes of the queue that are looked through in one go: less than a millisecond.
+/// Nodes of the queue that are searched at once: less than a millisecond.
 const NODES: usize = 64 << 10;
 
 impl Cache {
-    /// Evicts until at least `bytes` are free that were not before, or nothing evictable is left; returns how many came free. The
-    /// slabs stay.
+    /// Evicts chunks until at least `bytes` are freed, or nothing evictable is left; returns the bytes freed. The slabs stay.
     pub fn evict(&self, bytes: u64) -> u64 {
         let mut freed = 0;
         while freed < bytes {
@@ -24,9 +23,9 @@ impl Cache {
         freed
     }
 
-    /// Gives slabs back to the disk while there are more than the capacity allows, or the disk has less free than the floor; what is
-    /// evictable in them goes, what is pinned moves. Ends pins whose time is over, too. Inserts do this now and then; an agent may do
-    /// it whenever the disk is somebody else's too. Returns how many bytes it gave back.
+    /// Removes slabs while there are more than the capacity allows, or the disk has less free space than the floor. Evictable
+    /// chunks in them are evicted, pinned ones moved. Also ends expired pins. Insertions call this regularly; an agent calls it
+    /// if other programs use the disk, too. Returns the bytes freed.
     pub fn trim(&self) -> u64 {
         self.expire();
         let mut given = 0;
@@ -39,7 +38,7 @@ impl Cache {
         given
     }
 
-    /// Units that there are or could be: what slabs hold, and those that the capacity and the disk still allow.
+    /// Units of all slabs, including further ones that the capacity and the disk allow.
     pub(super) fn possible_units(&self) -> u64 {
         let spare = u64::try_from(self.spare().unwrap_or(0)).unwrap_or(0) / self.identity.slab_len;
         let state = self.state();
@@ -47,8 +46,8 @@ impl Cache {
         state.allocator.total() + more * u64::from(state.allocator.slab_units())
     }
 
-    /// Adds a slab, if the disk has room for it above the floor. `total` is what there was when it was wanted: if that has changed,
-    /// somebody else was quicker.
+    /// Adds a slab, if the disk has space for it above the floor. `total` is the number of units at the time of the decision: if
+    /// it has changed, another thread has added one.
     pub(super) fn grow(&self, total: u64) -> bool {
         let _work = self.slab_work.lock().unwrap_or_else(PoisonError::into_inner);
         let number = {
@@ -71,14 +70,14 @@ impl Cache {
         }
     }
 
-    /// Makes one free run of a region: moves what is in it elsewhere, or evicts it.
+    /// Clears a region: moves its chunks elsewhere, or evicts them.
     pub(super) fn clear(&self, places: &Range<u32>) {
         let _work = self.slab_work.lock().unwrap_or_else(PoisonError::into_inner);
         self.empty(places);
         self.state().allocator.set_open(places, true);
     }
 
-    /// Takes the emptiest slab away; false if it cannot be emptied.
+    /// Removes the emptiest slab; false if it cannot be emptied.
     fn shrink(&self) -> bool {
         let _work = self.slab_work.lock().unwrap_or_else(PoisonError::into_inner);
         let (slab, places) = {
@@ -89,7 +88,7 @@ impl Cache {
         self.empty(&places);
         {
             let mut state = self.state();
-            // A write may be in progress there, or a pinned chunk had nowhere to go.
+            // A write may be in progress there, or a pinned chunk could not be moved.
             if state.allocator.taken_in(slab) > 0 {
                 state.allocator.set_open(&places, true);
                 return false;
@@ -107,7 +106,7 @@ impl Cache {
         }
     }
 
-    /// The chunks at these places, in the order in which they lie.
+    /// Chunks at these places, in order of place.
     pub(super) fn chunks_in(&self, places: &Range<u32>) -> Vec<Resident> {
         let (mut found, mut from) = (Vec::new(), 0);
         loop {
@@ -122,14 +121,14 @@ impl Cache {
         found
     }
 
-    /// Closes the regions of these places and brings what is in them away.
+    /// Closes the regions of these places, and moves or evicts their chunks.
     fn empty(&self, places: &Range<u32>) {
         self.state().allocator.set_open(places, false);
         self.chunks_in(places).into_iter().for_each(|chunk| self.bring_away(chunk));
         self.flush();
     }
 
-    /// Moves a chunk to free room elsewhere. Where there is none, an evictable chunk goes, and others go for a pinned one.
+    /// Moves a chunk to free space elsewhere. If there is none, an evictable chunk is evicted; for a pinned one, others are.
     fn bring_away(&self, chunk: Resident) {
         let Resident { key, place, weight, .. } = chunk;
         let to = {

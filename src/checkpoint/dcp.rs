@@ -1,9 +1,9 @@
 //! Distributed checkpoints of `PyTorch` (DCP): a folder with a pickle called `.metadata` and a file of parts for each rank.
 //!
-//! Facts: torch/distributed/checkpoint/metadata.py and filesystem.py in <https://github.com/pytorch/pytorch>, and what torch
-//! 2.15 writes. The metadata says of each tensor its type and whole shape and into which boxes it is parted, and of each
-//! part in which file, from which offset on and for how many bytes it lies: there stands a torch file of that one tensor.
-//! Parts that were transformed on their way (compressed), and things that are no tensors, are left alone.
+//! Facts: torch/distributed/checkpoint/metadata.py and filesystem.py in <https://github.com/pytorch/pytorch>, and what torch 2.15
+//! writes. The metadata has for each tensor its type, its whole shape and the boxes of its parts, and for each part its file,
+//! offset and length; there, a torch file contains that one tensor. Transformed (compressed) parts, and objects that are no
+//! tensors, are ignored.
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -20,25 +20,25 @@ use crate::limits::{RANK_MAX, TENSOR_NAME_MAX, TENSORS_MAX};
 /// File name of the metadata.
 pub const METADATA_NAME: &str = ".metadata";
 
-/// Parts of all tensors, at most.
+/// Maximum number of parts of all tensors.
 pub const PARTS_MAX: usize = 1 << 22;
-/// Offsets and sizes of all parts, at most: one part may stand for many in a pickle, and costs nothing there.
-const NUMBERS_MAX: usize = 1 << 25;
+/// Maximum number of offsets and sizes of all parts: a pickle can repeat one part many times at no cost.
+const NUMBERS_MAX: usize = 1 << 23;
 
 const CLASSES: &str = "torch.distributed.checkpoint.metadata";
 const STORAGE: &str = "torch.distributed.checkpoint.filesystem";
 
-/// Why a file is not what this version knows of DCP.
+/// Reason why a file is not valid DCP metadata for this version.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ParseError {
-    /// Not a pickle that is read.
+    /// The pickle cannot be read.
     #[error("the metadata cannot be read")]
     Pickle(#[from] pickle::ParseError),
     /// A pickle of something else, or with something missing.
     #[error("{0}")]
     Metadata(&'static str),
-    /// A part does not lie in its file, or over another.
+    /// A part is outside of its file, or overlaps another.
     #[error("a part of {name:?} lies at {start}..{end}, outside its file or over another part")]
     OutOfRange {
         /// The tensor's name.
@@ -55,11 +55,11 @@ pub enum ParseError {
         name: String,
         /// Start of the part.
         start: u64,
-        /// Why.
+        /// Reason.
         #[source]
         source: torch::ParseError,
     },
-    /// A part that is another tensor.
+    /// A part contains another tensor than the metadata says.
     #[error("the part of {name:?} at byte {start} is not of the type and shape that the metadata says")]
     Mismatch {
         /// The tensor's name.
@@ -79,7 +79,7 @@ pub struct Metadata {
     files: HashMap<Box<str>, Vec<Item>>,
 }
 
-/// A tensor that is kept in parts.
+/// A tensor in parts.
 #[derive(Debug)]
 struct Whole {
     name: Box<str>,
@@ -102,7 +102,7 @@ struct Item {
 /// Reads the metadata.
 ///
 /// # Errors
-/// Not the pickle of a `Metadata` with tensors, boxes and places that fit together; or more than [`TENSORS_MAX`] tensors or
+/// The pickle is no consistent `Metadata` of tensors, boxes and places, or has more than [`TENSORS_MAX`] tensors or
 /// [`PARTS_MAX`] parts.
 pub fn parse(bytes: &[u8]) -> Result<Metadata, ParseError> {
     let pickle = Pickle::parse(bytes)?;
@@ -145,7 +145,16 @@ pub fn parse(bytes: &[u8]) -> Result<Metadata, ParseError> {
 }
 
 impl Metadata {
-    /// The files that hold parts, by their paths from the metadata's folder.
+    /// Approximate bytes of memory.
+    #[must_use]
+    pub fn weight(&self) -> u64 {
+        let tensors =
+            self.tensors.iter().map(|whole| size_of_val(whole) + whole.name.len() + size_of_val(&*whole.shape));
+        let files = self.files.iter().map(|(file, items)| file.len() + size_of_val(&**items));
+        (tensors.sum::<usize>() + size_of_val(&*self.boxes) + files.sum::<usize>()) as u64
+    }
+
+    /// Files with parts, by path relative to the metadata's folder.
     pub fn files(&self) -> impl Iterator<Item = &str> {
         self.files.keys().map(AsRef::as_ref)
     }
@@ -153,7 +162,7 @@ impl Metadata {
     /// The tensors of the file at `path`, which has `len` bytes. Each is a [`TensorSlice`] of its whole.
     ///
     /// # Errors
-    /// A part lies outside the file or over another, or what lies there is not what the metadata says.
+    /// A part is outside of the file, overlaps another, or its content does not match the metadata.
     pub fn layout(&self, path: &str, read: ReadAt<'_>, len: u64) -> Result<Layout, ParseError> {
         let mut layout = Layout::default();
         let mut read = in_blocks(read, len);
@@ -217,7 +226,7 @@ struct Names<'p> {
     by_text: HashMap<&'p str, u32>,
 }
 
-/// A word or a class that comes again and again, most often as the same value.
+/// A text or class that is repeated often, usually as the same value.
 struct Interned<T> {
     what: T,
     seen: Cell<Option<Ref>>,
@@ -312,7 +321,7 @@ impl<'p, 'a> Reader<'p, 'a> {
         }
     }
 
-    /// Adds a `torch.Size`, or a plain tuple, to `out`; says how many numbers it is.
+    /// Adds a `torch.Size`, or a plain tuple, to `out`; returns its length.
     fn size(&self, value: Ref, out: &mut Vec<u64>) -> Option<usize> {
         let members = match self.pickle.value(value) {
             Value::Object(object) if self.is(object.class, &self.size) => {
@@ -330,7 +339,7 @@ impl<'p, 'a> Reader<'p, 'a> {
         Some(members.len())
     }
 
-    /// A `TensorStorageMetadata`; none for anything that is no tensor.
+    /// Reads a `TensorStorageMetadata`; none for an object that is no tensor.
     fn tensor(&self, name: &str, value: Ref, boxes: &mut Vec<u64>) -> Result<Option<Whole>, ParseError> {
         let Some(state) = self.state(value, &self.tensor) else { return Ok(None) };
         let refuse = || ParseError::Metadata("a tensor is not described as one");
@@ -368,8 +377,8 @@ impl<'p, 'a> Reader<'p, 'a> {
         Ok(Some(Whole { name: name.into(), dtype, shape: shape.into(), from, parts: chunks.len() }))
     }
 
-    /// A `MetadataIndex` and the `_StorageInfo` that it stands for: the file, and where in it the part lies. None for what
-    /// is no tensor, or was transformed.
+    /// Reads a `MetadataIndex` and its `_StorageInfo`: the file, and the place of the part in it. None for an object that is no
+    /// tensor, or was transformed.
     fn item(
         &self,
         (index, place): (Ref, Ref),
@@ -388,7 +397,7 @@ impl<'p, 'a> Reader<'p, 'a> {
                 None => return Ok(None),
             },
         };
-        // Other writers' places are of other classes.
+        // Other writers use other classes.
         let Some(place) = self.state(place, &self.place) else { return Ok(None) };
         let transformed = self.entry(place, &self.transforms).and_then(|list| pickle.sequence(list));
         if transformed.is_some_and(|list| !list.is_empty()) {
@@ -404,7 +413,7 @@ impl<'p, 'a> Reader<'p, 'a> {
         let whole = metadata.tensors.get(tensor as usize).ok_or_else(refuse)?;
         let part = match offsets {
             Some(_) => metadata.part_at(whole, scratch),
-            // A tensor in one piece may be indexed by its name alone.
+            // A tensor in one part may be indexed by its name alone.
             None => (whole.parts == 1).then_some(0),
         };
         let part = part.and_then(|part| u32::try_from(part).ok()).ok_or_else(refuse)?;
@@ -413,7 +422,7 @@ impl<'p, 'a> Reader<'p, 'a> {
     }
 }
 
-/// Sorts boxes of `numbers` each, which most often are sorted.
+/// Sorts boxes of `numbers` each, which are usually sorted already.
 fn sort_boxes(boxes: &mut [u64], numbers: usize) {
     if numbers == 0 || boxes.chunks_exact(numbers).is_sorted() {
         return;
@@ -426,7 +435,7 @@ fn sort_boxes(boxes: &mut [u64], numbers: usize) {
     }
 }
 
-/// Whether a box of `sizes` at `offsets` lies in a tensor of `shape`.
+/// True if a box of `sizes` at `offsets` is inside a tensor of `shape`.
 fn fits(shape: &[u64], offsets: &[u64], sizes: &[u64]) -> bool {
     let ends = offsets.iter().zip(sizes).map(|(offset, size)| offset.checked_add(*size));
     offsets.len() == shape.len()

@@ -1,4 +1,4 @@
-//! The element types of tensors, under the names that safetensors gives them; `PyTorch`'s others in the same manner.
+//! Element types of tensors, with their safetensors names; further types of `PyTorch` have names in the same style.
 
 use std::fmt;
 
@@ -12,12 +12,12 @@ macro_rules! dtypes {
         #[non_exhaustive]
         pub enum Dtype {
             $($(#[$doc])* $variant,)*
-            /// A type that this version does not know, as written: its bytes are carried, not understood.
+            /// A type unknown to this version, by its name: its bytes are stored without interpretation.
             Other(Box<str>),
         }
 
         impl Dtype {
-            /// The type that goes by `word`.
+            /// Type with the name `word`.
             #[must_use]
             pub fn from_word(word: &str) -> Self {
                 match word {
@@ -26,7 +26,7 @@ macro_rules! dtypes {
                 }
             }
 
-            /// Its name, as written in a header.
+            /// Name, as written in a header.
             #[must_use]
             pub fn word(&self) -> &str {
                 match self {
@@ -101,16 +101,16 @@ dtypes! {
     C32 = "C32", 32;
     /// Complex: two `F64`.
     C128 = "C128", 128;
-    /// Signed byte that stands for a number by a scale and a zero point.
+    /// Signed byte, quantised with a scale and a zero point.
     QI8 = "QI8", 8;
-    /// Unsigned byte that stands for a number by a scale and a zero point.
+    /// Unsigned byte, quantised with a scale and a zero point.
     QU8 = "QU8", 8;
-    /// 32 signed bits that stand for a number by a scale.
+    /// Signed, 32 bits, quantised with a scale.
     QI32 = "QI32", 32;
 }
 
 impl Dtype {
-    /// Bytes in an element; none where that is not a whole number, or unknown.
+    /// Bytes in an element; none if that is unknown or no whole number.
     #[must_use]
     pub const fn whole_bytes(&self) -> Option<u32> {
         match self.bits() {
@@ -119,7 +119,7 @@ impl Dtype {
         }
     }
 
-    /// Whether safetensors has it; one that is not known here came from such a file.
+    /// True if safetensors has this type; unknown ones count, because they came from such a file.
     #[must_use]
     pub const fn in_safetensors(&self) -> bool {
         !matches!(self, Self::C32 | Self::C128 | Self::QI8 | Self::QU8 | Self::QI32)
@@ -145,8 +145,7 @@ impl Dtype {
         })
     }
 
-    /// Bytes that a tensor of this type and `shape` takes; none for an unknown type, if the bits do not fill whole bytes,
-    /// or if the number does not fit.
+    /// Bytes of a tensor of this type and `shape`; none for an unknown type, for a partial byte, or on overflow.
     #[must_use]
     pub fn tensor_len(&self, shape: &[u64]) -> Option<u64> {
         // A zero anywhere makes the tensor empty, however large the other dimensions.

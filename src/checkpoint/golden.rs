@@ -1,4 +1,4 @@
-//! Checkpoints that torch and safetensors wrote (tests/golden/checkpoints) are read as what they hold.
+//! Tests that read checkpoints written by torch and safetensors (tests/golden/checkpoints).
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,8 +1,8 @@
-//! Writing a safetensors header: where each tensor of a new file goes.
+//! Writing a safetensors header: lays out the tensors of a new file.
 //!
-//! As the format's own writer does it (`prepare` in <https://github.com/huggingface/safetensors>,
-//! safetensors/src/tensor.rs): tensors by falling alignment of their type, then by name, without gaps, after a header that
-//! blanks fill up to a multiple of eight bytes.
+//! The layout is that of the format's own writer (`prepare` in <https://github.com/huggingface/safetensors>,
+//! safetensors/src/tensor.rs): tensors by descending alignment of their type, then by name, without gaps; the header is
+//! padded with blanks to a multiple of eight bytes.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -15,31 +15,31 @@ use crate::limits::SAFETENSORS_HEADER_MAX;
 /// A tensor of a new file.
 #[derive(Clone, Copy, Debug)]
 pub struct NewTensor<'a> {
-    /// Its name.
+    /// Name.
     pub name: &'a str,
     /// The type of its elements.
     pub dtype: &'a Dtype,
-    /// Its shape.
+    /// Shape.
     pub shape: &'a [u64],
-    /// Its bytes.
+    /// Bytes.
     pub len: u64,
 }
 
 /// Layout of a new file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NewFile {
-    /// Its first bytes.
+    /// Header.
     pub header: Vec<u8>,
-    /// Start of each tensor in the file, in the order that they were given in.
+    /// Start of each tensor in the file, in the order of the input.
     pub starts: Vec<u64>,
     /// Bytes in the file.
     pub len: u64,
 }
 
-/// Lays out a safetensors file, with what its `__metadata__` says in words.
+/// Lays out a safetensors file with its `__metadata__`.
 ///
 /// # Errors
-/// Unsupported, if the format cannot hold a tensor: its type, or so many of them; usage, if two have one name.
+/// Unsupported, if the format lacks a tensor's type, or does not allow as many tensors; usage, if two have the same name.
 pub fn lay_out(tensors: &[NewTensor<'_>], metadata: &BTreeMap<String, String>) -> Result<NewFile> {
     let mut order: Vec<(usize, &NewTensor<'_>)> = tensors.iter().enumerate().collect();
     order.sort_by_key(|(_, tensor)| (Reverse(tensor.dtype), tensor.name));

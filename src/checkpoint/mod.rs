@@ -1,4 +1,4 @@
-//! Checkpoint formats: tensors, read from headers without executing anything.
+//! Checkpoint formats: finds tensors from headers, without executing code.
 
 use std::cmp::Reverse;
 use std::collections::VecDeque;
@@ -28,14 +28,27 @@ pub type ReadAt<'a> = &'a mut (dyn FnMut(u64, &mut [u8]) -> io::Result<()> + 'a)
 /// The tensors of one file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Layout {
-    /// The tensors, sorted by where they start. Those of a torch file may overlap: several may be views of one storage.
+    /// Tensors, sorted by start. Those of a torch file may overlap, as views of one storage.
     pub tensors: Vec<Tensor>,
-    /// Ranges of elements, sorted, nothing twice: those of tensors, and elements that belong to no tensor here, such as those of
-    /// a storage whose tensors are not row-major.
+    /// Ranges of elements, sorted and disjoint: those of tensors, and those of no listed tensor, such as storages of tensors that
+    /// are not row-major.
     pub elements: Vec<Elements>,
 }
 
-/// A stretch of a file that is elements of one type.
+impl Layout {
+    /// Approximate bytes of memory.
+    #[must_use]
+    pub fn weight(&self) -> u64 {
+        let within = |tensor: &Tensor| {
+            let slice = tensor.part.as_ref().map_or(0, |part| size_of_val(&*part.shape) + size_of_val(&*part.offsets));
+            tensor.name.len() + size_of_val(&*tensor.shape) + slice
+        };
+        let within: usize = self.tensors.iter().map(within).sum();
+        (within + size_of_val(&*self.tensors) + size_of_val(&*self.elements)) as u64
+    }
+}
+
+/// A range of a file with elements of one type.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Elements {
     /// Offset in the file of its first byte.
@@ -44,14 +57,14 @@ pub struct Elements {
     pub end: u64,
     /// Their type.
     pub dtype: Dtype,
-    /// Bytes in one row of the first dimension; 0 where there are no rows.
+    /// Bytes in one row of the first dimension; 0 if there are no rows.
     pub row: u64,
 }
 
 /// One tensor in a file, row-major.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tensor {
-    /// Its name: unique in its file, but for parts of one tensor.
+    /// Name, unique in its file except for parts of one tensor.
     pub name: String,
     /// The type of its elements.
     pub dtype: Dtype,
@@ -61,7 +74,7 @@ pub struct Tensor {
     pub start: u64,
     /// Offset in the file after its last byte.
     pub end: u64,
-    /// Of which tensor of the same name, kept in several files, it is a part; none where it is whole.
+    /// Place in the whole tensor of the same name, if it is a part; none for a complete tensor.
     pub part: Option<TensorSlice>,
 }
 
@@ -74,7 +87,7 @@ pub struct TensorSlice {
     pub offsets: Box<[u64]>,
 }
 
-/// Why a file that looks like a checkpoint is not understood: it is then bytes like any other.
+/// Reason why a file that looks like a checkpoint is not parsed; it is then treated as plain bytes.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum NotUnderstood {
@@ -97,13 +110,13 @@ pub enum NotUnderstood {
     },
 }
 
-/// Looks into a file of `len` bytes, whatever it is called. None if it is no checkpoint of a format that is read here.
+/// Parses a file of `len` bytes, independent of its name. None if it is no checkpoint in a known format.
 ///
 /// Reads what it needs and no more: the first bytes, then the header of a safetensors file, or the directory, the pickle and
 /// the records' headers of a torch file.
 ///
 /// # Errors
-/// It looks like a checkpoint and cannot be understood.
+/// It looks like a checkpoint, but cannot be parsed.
 pub fn understand(read: ReadAt<'_>, len: u64) -> Result<Option<Layout>, NotUnderstood> {
     let mut first = [0; 16];
     let seen = usize::try_from(len).unwrap_or(usize::MAX).min(first.len());
@@ -132,11 +145,10 @@ pub fn understand(read: ReadAt<'_>, len: u64) -> Result<Option<Layout>, NotUnder
 
 /// Bytes in a block of [`in_blocks`].
 const BLOCK: u64 = 4096;
-/// Blocks that are kept: the structures of a torch file stand at its beginning and its end.
+/// Blocks that are cached: the structures of a torch file are at its beginning and end.
 const BLOCKS_KEPT: usize = 4;
 
-/// Reads a file of `len` bytes through the blocks that were read last: a torch file is found out about by many short reads,
-/// and a small one stands in one block.
+/// Reads a file of `len` bytes through a small cache of blocks, because parsing a torch file needs many short reads.
 fn in_blocks(read: ReadAt<'_>, len: u64) -> impl FnMut(u64, &mut [u8]) -> io::Result<()> + '_ {
     let mut kept: VecDeque<(u64, Vec<u8>)> = VecDeque::with_capacity(BLOCKS_KEPT);
     move |at, out| {
@@ -173,8 +185,8 @@ pub fn in_memory(bytes: &[u8]) -> impl FnMut(u64, &mut [u8]) -> io::Result<()> +
 }
 
 impl Layout {
-    /// `tensors`, and `others`, which are elements that no tensor covers. Of tensors that overlap, the first and of those the
-    /// longest says what its bytes are, then the next that starts after its end.
+    /// Creates it from `tensors`, and `others`: elements that no tensor covers. For overlapping tensors, the first one (the
+    /// longest of those with the same start) determines the spans, then the next one that starts after its end.
     fn new(mut tensors: Vec<Tensor>, others: Vec<Elements>) -> Self {
         tensors.sort_unstable_by(|a, b| (a.start, a.end, &a.name).cmp(&(b.start, b.end, &b.name)));
         tensors.shrink_to_fit();
@@ -200,7 +212,7 @@ impl Layout {
         self.elements.iter().map(span).collect()
     }
 
-    /// Element type in `range` of the file; none unless all elements are of one type, and whole.
+    /// Element type in `range` of the file; none unless all elements are complete and of one type.
     #[must_use]
     pub fn number_in(&self, range: &Range<u64>) -> Option<Element> {
         let from = self.elements.partition_point(|one| one.end <= range.start);

@@ -1,10 +1,10 @@
-//! The safetensors header: eight bytes of length, then JSON that says where each tensor lies.
+//! The safetensors header: eight bytes of length, then JSON with the place of each tensor.
 //!
-//! Facts: <https://github.com/huggingface/safetensors>, README, "Format" (whose `offsets` is spelt `data_offsets` in every
-//! file). A caller that gets an error here treats the file as plain bytes, so this reader is as strict as cutting and
-//! restoring single tensors needs, and no stricter: gaps between tensors, bytes after the last one and unknown element
-//! types pass. A hostile header costs time and memory in proportion to its own length: what is not a tensor is skipped
-//! without being built, and [`TENSORS_MAX`] and [`RANK_MAX`] cap what is kept.
+//! Facts: <https://github.com/huggingface/safetensors>, README, "Format" (whose `offsets` is spelt `data_offsets` in every file).
+//! After an error the caller treats the file as plain bytes, so this parser is only as strict as chunking and restoring single
+//! tensors need: gaps between tensors, bytes after the last one and unknown element types are accepted. Time and memory for a
+//! hostile header are proportional to its length: other entries are skipped, and [`TENSORS_MAX`] and [`RANK_MAX`] limit the
+//! result.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -16,26 +16,23 @@ use thiserror::Error;
 use super::{Dtype, Layout, Tensor};
 use crate::limits::{RANK_MAX, SAFETENSORS_HEADER_MAX, TENSORS_MAX};
 
-/// Bytes that [`header_len`] wants to see.
-pub const SNIFF_LEN: usize = 9;
-
 const LENGTH_LEN: usize = 8;
 /// The one key that is no tensor: free-form text.
 const METADATA: &str = "__metadata__";
 
-/// Why a header is not that of a safetensors file.
+/// Reason why a header is not that of a safetensors file.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ParseError {
     /// The first bytes are not those of a safetensors file of this length.
     #[error("not a safetensors file")]
     NotSafetensors,
-    /// The caller handed over less than the whole header.
+    /// The caller passed less than the complete header.
     #[error("header is cut short: {got} of {expected} bytes")]
     Short {
         /// Bytes in the header, its length field included.
         expected: u64,
-        /// Bytes handed over.
+        /// Bytes passed.
         got: u64,
     },
     /// The header is not JSON of the right form.
@@ -53,23 +50,23 @@ pub enum ParseError {
     /// A tensor's offsets are backwards or outside the file.
     #[error("tensor {name:?} lies at {start}..{end} of a buffer of {buffer_len} bytes")]
     OutOfRange {
-        /// Its name.
+        /// Name.
         name: String,
-        /// Its first offset, as written: from the header's end.
+        /// First offset, as written: from the header's end.
         start: u64,
-        /// Its last offset, as written.
+        /// Last offset, as written.
         end: u64,
         /// Bytes in the file after the header.
         buffer_len: u64,
     },
-    /// A tensor's length is not what its type and shape make.
+    /// A tensor's length does not match its type and shape.
     #[error("tensor {name:?} of {dtype} {shape:?} takes {got} bytes")]
     Mismatch {
-        /// Its name.
+        /// Name.
         name: String,
-        /// Its type.
+        /// Type.
         dtype: Dtype,
-        /// Its shape.
+        /// Shape.
         shape: Box<[u64]>,
         /// Bytes between its offsets.
         got: u64,
@@ -84,8 +81,8 @@ pub enum ParseError {
     },
 }
 
-/// Looks at the first [`SNIFF_LEN`] bytes (or more) of a file of `file_len` bytes, never at its name: if it can be a
-/// safetensors file, says how many bytes from the start make its header, for [`parse`].
+/// Length of the header for [`parse`], from the first 9 bytes (or more) of a file of `file_len` bytes; none if it cannot be a
+/// safetensors file. The name of the file does not matter.
 #[must_use]
 pub fn header_len(first: &[u8], file_len: u64) -> Option<u64> {
     let (length, rest) = first.split_first_chunk::<LENGTH_LEN>()?;
@@ -101,8 +98,7 @@ pub fn header_len(first: &[u8], file_len: u64) -> Option<u64> {
 /// Reads `header`, the first bytes of a file of `file_len` bytes: as many as [`header_len`] said, or more.
 ///
 /// # Errors
-/// Anything but a well-formed header whose tensors lie in the file, each of the length that its type and shape make, none
-/// over another, no two of one name.
+/// The header is malformed, or a tensor is outside of the file, has a wrong length, overlaps another, or has the same name.
 pub fn parse(header: &[u8], file_len: u64) -> Result<Layout, ParseError> {
     let header_len = header_len(header, file_len).ok_or(ParseError::NotSafetensors)?;
     let json = usize::try_from(header_len).ok().and_then(|end| header.get(LENGTH_LEN..end));
@@ -153,7 +149,7 @@ struct Collect<'a> {
     header_len: u64,
     file_len: u64,
     tensors: &'a mut Vec<Tensor>,
-    /// Why reading stopped, if JSON was not to blame.
+    /// Reason why parsing stopped, if it was no JSON error.
     refusal: &'a mut Option<ParseError>,
 }
 

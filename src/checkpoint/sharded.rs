@@ -1,8 +1,8 @@
-//! The index of a checkpoint in several safetensors files: JSON that says which file each tensor is in.
+//! The index of a checkpoint in several safetensors files: JSON with the file of each tensor.
 //!
 //! Facts: `save_pretrained` of <https://github.com/huggingface/transformers> writes `model.safetensors.index.json` beside the
-//! files as `{"metadata": {"total_size": ...}, "weight_map": {"<tensor>": "<file>", ...}}`. Each file tells its own tensors, so the
-//! index adds nothing but what should be there: a file that is lacking is found by it.
+//! files as `{"metadata": {"total_size": ...}, "weight_map": {"<tensor>": "<file>", ...}}`. Each file lists its own tensors, so
+//! the index is only used to find missing files.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,10 +11,10 @@ use thiserror::Error;
 
 /// Suffix of the name of an index.
 pub const INDEX_NAME: &str = ".safetensors.index.json";
-/// Bytes in an index, at most: some hundred thousand tensors.
+/// Maximum bytes of an index: several hundred thousand tensors.
 pub const INDEX_LEN_MAX: u64 = 64 << 20;
 
-/// Why a file is no index.
+/// Reason why a file is no index.
 #[derive(Debug, Error)]
 #[error("not the index of a sharded checkpoint")]
 pub struct ParseError(#[from] serde_json::Error);
@@ -34,7 +34,7 @@ struct Json {
 /// Reads an index of at most [`INDEX_LEN_MAX`] bytes.
 ///
 /// # Errors
-/// It is longer, or not what an index is.
+/// It is longer, or no valid index.
 pub fn parse(bytes: &[u8]) -> Result<Index, ParseError> {
     if bytes.len() as u64 > INDEX_LEN_MAX {
         return Err(ParseError(serde::de::Error::custom("it is too long")));

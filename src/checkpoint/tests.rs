@@ -1,4 +1,4 @@
-//! Real headers are read; hostile ones are refused, each for its own reason.
+//! Tests: real headers are parsed; hostile ones are refused, each with its own error.
 
 use std::fmt::Write as _;
 

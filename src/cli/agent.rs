@@ -12,17 +12,20 @@ use super::args::{AgentVerb, AtOption, CacheVerb, Pin, Warm};
 use super::config::Route;
 use super::listen;
 use super::output::{printable, table};
+use super::policy::Wanted;
 use super::render::{by_source, counted};
 use super::verbs::Context;
 use crate::agent::view::{Cache, CacheChecked, Evicted, PinList, Pinned, Task, Unpinned};
 use crate::agent::{Agent, Client, Config, user_name};
+use crate::cache::TenantUse;
 use crate::error::{Error, ErrorKind, Result};
-use crate::repository::{Selector, SourceBytes};
+use crate::repository::SourceBytes;
+use crate::selector::Selector;
 use crate::size::show;
 use crate::span;
 
 impl AtOption {
-    /// Whom to ask.
+    /// Client of the agent to ask.
     ///
     /// # Errors
     /// Not found, if there is no agent here.
@@ -60,12 +63,19 @@ impl Context {
         match verb {
             AgentVerb::Identity { what } => self.identity(what)?,
             AgentVerb::Agent { config } => self.agent(&config).await?,
+            AgentVerb::Policy { what } => return self.policy(what).await,
+            AgentVerb::Declassify { name, sensitivity, residency, reason, key } => {
+                let wanted = Wanted { sensitivity, residency, reason };
+                self.declassify(&name, wanted, &key).await?;
+            }
             AgentVerb::Warm(warm) => return self.warm(warm).await,
             AgentVerb::Pin(pin) => self.pin(pin).await?,
             AgentVerb::Unpin { pins, at } => self.unpin(&pins, at).await?,
             AgentVerb::Pins(at) => self.pins(at).await?,
             AgentVerb::Cache { what } => return self.cache(what).await,
             AgentVerb::Handoff { what } => self.handoff(what).await?,
+            AgentVerb::Audit { what } => return self.audit(what).await,
+            AgentVerb::Token { what } => self.token(what).await?,
             AgentVerb::Top { ready: true, at, .. } => self.ready(at).await?,
             AgentVerb::Top { once, at, .. } => self.top(once, at).await?,
         }
@@ -146,7 +156,15 @@ impl Context {
                 repository: self.named_repository()?,
                 dry_run: warm.dry_run,
             };
+            let is_named = asked.repository.is_some();
             let task = agent.begin::<Task>("/v1/warm", &asked).await?;
+            // Other commands read the one of the settings or the default one, which may be another.
+            if let Some(repository) = &task.0.repository
+                && !is_named
+                && begun.is_empty()
+            {
+                self.output.remark(&format!("repository of the agent: {}", printable(repository)));
+            }
             if matches!(what.name, Selector::Step { .. }) {
                 let chosen = task.0.name.split(':').next().unwrap_or_default();
                 self.output.remark(&format!("{} is {}", what.name, printable(chosen)));
@@ -362,12 +380,13 @@ pub(super) fn pinned(pins: &[Pinned]) -> String {
 }
 
 fn figures(cache: &Cache) -> String {
-    let Cache { dir, stat } = cache;
+    let Cache { dir, stat, tenants } = cache;
+    let tenants: String = tenants.iter().map(tenant).collect();
     let reads = stat.hits + stat.misses;
     let share = (stat.hits * 100).checked_div(reads).map_or_else(String::new, |share| format!(" ({share} %)"));
     format!(
         "{}\n  holds: {} chunks, {} of {}; slabs {}\n  pinned: {} here, {} promised; pins: {}\n  \
-         reads: {} found{share}, {} not\n  put in: {}; evicted: {}; refused: {}; damaged: {}\n",
+         reads: {} found{share}, {} not\n  put in: {}; evicted: {}; refused: {}; damaged: {}\n{tenants}",
         dir.as_deref().map_or_else(|| "the cache".into(), printable),
         stat.chunks,
         show(stat.bytes),
@@ -383,6 +402,11 @@ fn figures(cache: &Cache) -> String {
         stat.refusals,
         stat.damaged,
     )
+}
+
+fn tenant(used: &TenantUse) -> String {
+    let quota = used.quota.map_or_else(|| "no quota".to_owned(), |quota| format!("of {}", show(quota)));
+    format!("  tenant {}: {} {quota}\n", printable(&used.tenant), show(used.bytes))
 }
 
 fn found(checked: &CacheChecked) -> String {
@@ -407,7 +431,7 @@ mod tests {
     #[test]
     fn figures_are_told_in_words() {
         let stat = CacheStat { hits: 3, misses: 1, capacity: 1 << 30, ..CacheStat::default() };
-        let cache = Cache { dir: Some("/c".into()), stat };
+        let cache = Cache { dir: Some("/c".into()), stat, tenants: Vec::new() };
         let text = figures(&cache);
         assert!(text.contains("3 found (75 %), 1 not") && text.contains("of 1.0 GiB"), "{text}");
         assert!(figures(&Cache::default()).contains("0 found, 0 not"));

@@ -11,6 +11,7 @@ use super::args::Cli;
 use super::config::{Flags, Route, Settings, Surroundings};
 use super::help;
 use crate::agent::Config;
+use crate::policy::PolicyRules;
 
 /// Errors of the parser about a verb that lacks an argument, and flags without a verb.
 const LACKING: [Wrong; 3] =
@@ -200,7 +201,15 @@ fn completed(text: &str) -> String {
 fn every_settings_file_in_the_documents_is_taken() {
     let blocks = blocks_in(&["toml"]);
     assert!(blocks.len() >= 3, "{}", blocks.len());
-    for block in blocks {
+    let (policies, blocks): (Vec<_>, Vec<_>) =
+        blocks.into_iter().partition(|block| block.text.starts_with("version ="));
+    assert!(!policies.is_empty());
+    for policy in policies {
+        let read = PolicyRules::read(&policy.text);
+        assert!(read.is_ok(), "{}: {:?}", policy.place, read.unwrap_err());
+    }
+    // Cases beside a policy are typed by tests/it/policy.rs.
+    for block in blocks.into_iter().filter(|block| !block.text.starts_with("policy =")) {
         let taken = Config::parse(&completed(&block.text), Path::new("/etc/towline/agent.toml"));
         assert!(taken.is_ok(), "{}: {:?}", block.place, taken.unwrap_err());
     }
@@ -248,8 +257,10 @@ fn every_key_of_the_settings_is_in_the_table() {
         ("[cache]", "[cache]\n{}"),
         ("[peers]", "[peers]\n{}"),
         ("[handoff]", "[handoff]\n{}"),
+        ("[audit]", "[audit]\n{}"),
         ("[[handoff.accept]]", "[[handoff.accept]]\n{}"),
         ("[caller_pins]", "[caller_pins]\n{}"),
+        ("[token_pins]", "[token_pins]\n{}"),
         ("[[limits]]", "[[limits]]\n{}"),
         ("[[allow]]", "[[allow]]\n{}"),
         ("[sidecar]", "[sidecar]\n{}"),

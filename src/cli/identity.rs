@@ -34,6 +34,12 @@ impl Context {
                 let authority = Authority::open(self.authority(&authority)?)?;
                 self.made(&to, authority.issue(&agent, &to, (days, now), false)?)
             }
+            IdentityVerb::IssuePolicy { to, authority, days } => {
+                let authority = Authority::open(self.authority(&authority)?)?;
+                self.made(&to, authority.issue_policy_key(&to, days, now)?)?;
+                self.output.remark("whoever has policy.key decides who may read what: keep it away from the nodes");
+                Ok(())
+            }
             IdentityVerb::Rotate { folder, authority, days } => {
                 let old = show(&folder)?;
                 let agent = old.iter().find_map(|certificate| certificate.identity.as_ref());
@@ -65,6 +71,7 @@ impl Context {
 fn described(certificate: &Certificate) -> String {
     let title = match &certificate.identity {
         Some(identity) => identity.to_string(),
+        None if certificate.policy => "policy key (signs policy, and is no agent)".to_owned(),
         None if certificate.authority => format!("authority {}", certificate.subject),
         None => format!("{} (names no agent)", certificate.subject),
     };

@@ -7,6 +7,8 @@
 #[cfg(feature = "agent")]
 mod agent;
 mod args;
+#[cfg(feature = "agent")]
+mod audit;
 mod config;
 #[cfg(test)]
 #[cfg(feature = "agent")]
@@ -16,16 +18,24 @@ mod handoff;
 mod help;
 #[cfg(feature = "agent")]
 mod identity;
+mod label;
+mod log;
 mod moves;
 mod output;
+#[cfg(feature = "agent")]
+mod policy;
 mod progress;
+mod recorded;
 mod render;
 mod show;
 mod signals;
+mod taking_back;
 mod target;
 #[cfg(test)]
 #[cfg(feature = "agent")]
 mod tests;
+#[cfg(feature = "agent")]
+mod token;
 #[cfg(feature = "agent")]
 mod top;
 mod trust;
@@ -33,7 +43,7 @@ mod verbs;
 mod watch;
 
 use std::ffi::OsString;
-use std::io::{self, IsTerminal as _};
+use std::io;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -42,10 +52,10 @@ use clap::{CommandFactory, Parser};
 use tokio::runtime::{Builder, Runtime};
 use tokio_util::sync::CancellationToken;
 
-use self::args::{Cli, Globals, Verb};
+use self::args::{Cli, Verb};
 use self::config::{Settings, Surroundings};
 use self::output::Output;
-use self::signals::{Failed, interruptible, listen};
+use self::signals::{Failed, Interruption, interruptible, listen};
 use self::verbs::Context;
 use crate::error::{Error, ErrorKind, Result};
 use crate::progress::Progress;
@@ -71,7 +81,7 @@ pub fn run_with(args: Vec<OsString>) -> u8 {
         Err(error) => return not_parsed(&error, json),
     };
     let output = Output::new(cli.globals.json, cli.globals.quiet);
-    trace(&cli.globals);
+    log::start(&cli.globals);
     match execute(cli, &output) {
         Ok(code) => code,
         Err(_) if output.is_broken() => 0,
@@ -88,11 +98,22 @@ fn not_parsed(error: &clap::Error, json: bool) -> u8 {
     if json && !asked {
         let text = error.render().to_string();
         Output::new(true, false).error(&Error::usage(text.trim_start_matches("error: ").trim_end().to_owned()));
-    } else {
-        // A closed output only loses the help text.
-        let _ = error.print();
+    } else if let Err(source) = error.print()
+        && asked
+    {
+        return not_printed(source, json);
     }
     if asked { 0 } else { ErrorKind::Usage.exit_code() }
+}
+
+/// The exit code where help or the version cannot be printed. A reader that has gone wants no more.
+fn not_printed(source: io::Error, json: bool) -> u8 {
+    if source.kind() == io::ErrorKind::BrokenPipe {
+        return 0;
+    }
+    let error = Error::standard_output(source);
+    Output::new(json, false).error(&error);
+    error.kind().exit_code()
 }
 
 /// Carries out the command in a runtime of its own, which is gone afterwards.
@@ -118,7 +139,8 @@ fn execute(cli: Cli, output: &Output) -> Result<u8, Failed> {
         verb => {
             signals::end_at_the_second()?;
             let stop = matches!(verb, Verb::Save(_) | Verb::Sync(_)).then(|| context.stop.clone());
-            runtime.block_on(interruptible(context.carry_out(verb), stop, output))
+            let manner = Interruption { stop, help: verb.help_when_interrupted() };
+            runtime.block_on(interruptible(context.carry_out(verb), manner, output))
         }
     };
     // A thread that is stuck in a system call, such as a write to a pipe that nobody reads, must not keep us.
@@ -137,28 +159,10 @@ fn runtime() -> Result<Runtime> {
         .map_err(|source| Error::other("threads cannot be started").source(source))
 }
 
-/// Sends log lines to standard error: as `RUST_LOG` says, else as many as `-v` asks for.
-fn trace(globals: &Globals) {
-    use tracing_subscriber::EnvFilter;
-    use tracing_subscriber::fmt::format::FmtSpan;
-
-    let level = match globals.verbose {
-        0 if globals.quiet || globals.json => "off",
-        0 => "towline=warn",
-        1 => "towline=info",
-        2 => "towline=debug",
-        _ => "towline=trace,debug",
-    };
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level));
-    // It fails only where a subscriber is set already, and then that one serves.
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_span_events(FmtSpan::CLOSE);
-    let _ = log.with_ansi(io::stderr().is_terminal()).with_writer(io::stderr).try_init();
-}
-
 /// Error for a command that is not in this build.
 #[cfg(not(feature = "agent"))]
 fn lacking(words: &[OsString]) -> Error {
-    const AGENT: [&str; 9] = ["identity", "agent", "warm", "pin", "unpin", "pins", "cache", "handoff", "top"];
+    const AGENT: [&str; 10] = ["identity", "agent", "warm", "pin", "unpin", "pins", "cache", "handoff", "top", "audit"];
     let name = words.first().map(|word| word.to_string_lossy()).unwrap_or_default();
     if AGENT.contains(&&*name) {
         return Error::unsupported(format!("towline {name} needs the feature `agent`, which this build lacks"))

@@ -3,11 +3,13 @@
 use serde::Serialize;
 
 use super::args::{Cp, Rm, Sync};
-use super::render;
 use super::verbs::Context;
+use super::{render, taking_back};
+use crate::audit::Action;
 use crate::error::{Error, ErrorKind, Result};
-use crate::ops::{self, RemovePlan, Replaced, SyncOptions};
-use crate::repository::{Name, Repository};
+use crate::name::Name;
+use crate::ops::{self, RemoveOptions, RemovePlan, Replaced, SyncOptions};
+use crate::repository::Repository;
 use crate::storage::{self, Location, Store};
 
 impl Context {
@@ -19,19 +21,30 @@ impl Context {
             plan: RemovePlan,
         }
         #[derive(Serialize)]
-        struct Removed {
+        struct Done {
             removed: Vec<String>,
+            kept: u64,
+            forgotten: u64,
         }
+        let options = RemoveOptions { recursive: rm.recursive, now: rm.now };
         let repository = self.open().await?;
         if rm.dry_run {
-            let plan = repository.plan_remove(&rm.names, rm.recursive).await?;
-            return self
-                .output
-                .answer(&Planned { dry_run: true, plan }, |planned, _| render::would_remove(&planned.plan));
+            let plan = repository.plan_remove(&rm.names, &options).await?;
+            let planned = Planned { dry_run: true, plan };
+            return self.output.answer(&planned, |planned, _| render::would_remove(&planned.plan, rm.now));
         }
-        let removed = repository.remove_all(&rm.names, rm.recursive).await?;
-        let removed = Removed { removed: removed.into_iter().map(|one| one.name).collect() };
-        self.output.report(&removed, |all, _| format!("removed {}\n", all.removed.join("\nremoved ")))
+        let names: Vec<String> = rm.names.iter().map(ToString::to_string).collect();
+        let recorded = self.record(Action::Remove, &names, &repository, None).await?;
+        let report = recorded.end(repository.remove_with(&rm.names, &options).await, |_| 0).await?;
+        let (kept, forgotten) = (report.kept, report.forgotten);
+        let done = Done { removed: report.removed.into_iter().map(|one| one.name).collect(), kept, forgotten };
+        self.output.report(&done, |done, _| {
+            let mut text = format!("removed {}\n", done.removed.join("\nremoved "));
+            if done.removed.is_empty() {
+                text.clear();
+            }
+            text + &taking_back::kept(done.removed.len() as u64, done.kept, done.forgotten, rm.now)
+        })
     }
 
     pub(super) async fn copy(&self, cp: &Cp) -> Result<()> {
@@ -44,16 +57,18 @@ impl Context {
         }
         let repository = self.open().await?;
         let (from, name) = (self.resolve(&repository, &cp.name).await?, cp.new.clone());
+        let recorded = self.record(Action::Copy, &[from.to_string(), name.to_string()], &repository, None).await?;
         let replaced = if cp.stand_alone {
             let line = self.line();
-            let copied = repository.copy_stand_alone(&from, &name, cp.if_absent, &self.progress).await?;
+            let copied = repository.copy_stand_alone(&from, &name, cp.if_absent, &self.progress).await;
             drop(line);
             copied
         } else if cp.if_absent {
-            repository.copy_if_absent(&from, &name).await.map(|()| None)?
+            repository.copy_if_absent(&from, &name).await.map(|()| None)
         } else {
-            repository.copy(&from, &name).await?
+            repository.copy(&from, &name).await
         };
+        let replaced = recorded.end(replaced, |_| 0).await?;
         if let Some(warning) = name.step_warning() {
             self.output.remark(&format!("warning: {warning}"));
         }
@@ -74,9 +89,13 @@ impl Context {
             Ok((from, to, names))
         };
         let (from, to, names) = Box::pin(self.unless_stopped(opened)).await?;
+        let all =
+            if names.is_empty() { vec!["**".to_owned()] } else { names.iter().map(ToString::to_string).collect() };
+        let place = Some(to.store().location().to_string());
+        let recorded = self.record(Action::Sync, if *dry_run { &[] } else { &all }, &from, place).await?;
         let line = self.line();
         let options = SyncOptions { dry_run: *dry_run, progress: self.progress.clone(), stop: self.stop.clone() };
-        let report = ops::sync(&from, &to, &names, &options).await?;
+        let report = recorded.end(ops::sync(&from, &to, &names, &options).await, |report| report.moved_bytes).await?;
         drop(line);
         self.output.outcome(*dry_run, &report, |report, _| render::sync(report))
     }

@@ -37,7 +37,11 @@ impl Output {
 
     /// Prints a report: as [`Output::answer`], but `--quiet` suppresses the text.
     pub(super) fn report<T: Serialize>(&self, value: &T, human: impl FnOnce(&T, Paint) -> String) -> Result<()> {
-        if self.quiet && !self.json { Ok(()) } else { self.answer(value, human) }
+        if self.quiet && !self.json {
+            return Ok(());
+        }
+        self.answer(value, human)
+            .map_err(|error| error.help("the command has done its work: only its report could not be written"))
     }
 
     /// Prints a result; that of a dry run even with `--quiet`, as it is all that was asked for.
@@ -59,10 +63,16 @@ impl Output {
         Ok(())
     }
 
+    /// True if it is read by a program.
+    #[cfg(feature = "agent")]
+    pub(super) fn is_json(&self) -> bool {
+        self.json
+    }
+
     /// Bytes as they are, on standard output.
     pub(super) fn print(&self, bytes: &[u8]) -> Result<()> {
         let mut out = self.raw()?;
-        out.write_all(bytes).map_err(|source| Error::other("standard output cannot be written").source(source))
+        out.write_all(bytes).map_err(Error::standard_output)
     }
 
     /// Standard output for bytes as they are, without a buffer.
@@ -181,9 +191,15 @@ fn error_json(error: &Error) -> String {
 pub(super) fn printable(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
     for c in text.chars() {
-        if c.is_control() { shown.extend(c.escape_default()) } else { shown.push(c) }
+        if c.is_control() || is_format(c) { shown.extend(c.escape_default()) } else { shown.push(c) }
     }
     shown
+}
+
+/// Whether `c` is invisible or changes the direction of text, so that a name may look like another one
+/// (<https://www.unicode.org/reports/tr36/#Bidirectional_Text_Spoofing>).
+const fn is_format(c: char) -> bool {
+    matches!(c, '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
 }
 
 /// Widest column that cells are padded to: one long name must not make every line as long.

@@ -56,7 +56,7 @@ pub(super) fn save_part(report: &PartReport) -> String {
         (false, None) => "not complete yet".to_owned(),
     };
     let (rank, ranks, attempt) = (report.rank, report.ranks, &report.attempt);
-    format!("{}  rank {rank} of {ranks}, attempt {attempt}; {stands}\n", save(&report.part))
+    format!("part of rank {rank} of {ranks}, attempt {attempt}: {stands}\n{}", save(&report.part))
 }
 
 /// ` (SOURCE: BYTES, ...)`; empty if nothing was fetched.
@@ -75,7 +75,13 @@ pub(super) fn by_source(bytes: &SourceBytes) -> String {
 
 /// ` (replaced 1.0 GiB, saved 2026-01-01T00:00:00Z)`, if a name was replaced.
 pub(super) fn replaced(replaced: Option<&Replaced>) -> String {
-    let described = |old: &Replaced| format!(" (replaced {}, saved {})", show(old.bytes), old.saved);
+    let described = |old: &Replaced| {
+        let lost = match old.lost_metrics.as_slice() {
+            [] => String::new(),
+            lost => format!("; its metrics are gone with it: {}", lost.join(", ")),
+        };
+        format!(" (replaced {}, saved {}{lost})", show(old.bytes), old.saved)
+    };
     replaced.map(described).unwrap_or_default()
 }
 
@@ -110,21 +116,21 @@ pub(super) fn restore(report: &RestoreReport) -> String {
     text
 }
 
-pub(super) fn would_remove(plan: &RemovePlan) -> String {
+pub(super) fn would_remove(plan: &RemovePlan, now: bool) -> String {
     let rows: Vec<_> = plan.names.iter().map(|one| vec![one.name.to_string(), show(one.bytes)]).collect();
     format!(
         "{}would remove {}{}\n",
         table(&["NAME", ">SIZE"], &rows),
         counted(plan.names.len() as u64, "name"),
-        would_free(plan.freed_bytes)
+        would_free(plan.freed_bytes, if now { "" } else { "the 7 days that it is kept for, and " })
     )
 }
 
 /// Bytes that removing names would free, in words.
-fn would_free(bytes: Option<u64>) -> String {
+fn would_free(bytes: Option<u64>, kept: &str) -> String {
     match bytes {
         Some(bytes) => format!(
-            "; the next `towline collect` could free {} (what other names share or are differences to stays)",
+            "; `towline collect` could free {} after {kept}its grace (what other names share or are differences to stays)",
             show(bytes)
         ),
         None => "; what that frees cannot be told: a map is damaged (`towline verify`)".to_owned(),
@@ -132,8 +138,13 @@ fn would_free(bytes: Option<u64>) -> String {
 }
 
 pub(super) fn restored_tensors(report: &RestoreTensorsReport) -> String {
+    let replaced = match report {
+        RestoreTensorsReport { replaced: false, .. } => "",
+        RestoreTensorsReport { dry_run: true, .. } => " (would replace one that is there)",
+        _ => " (replaced one that was there)",
+    };
     format!(
-        "{} {}: {} in {}, {}\n  {}: {}{} in {}\n  file: {}\n",
+        "{} {}: {} in {}, {}\n  {}: {}{} in {}\n  file: {}{}\n",
         if report.dry_run { "would restore" } else { "restored" },
         report.name,
         show(report.bytes),
@@ -144,13 +155,14 @@ pub(super) fn restored_tensors(report: &RestoreTensorsReport) -> String {
         by_source(&report.sources),
         counted(report.chunks, "chunk"),
         printable(&report.file),
+        replaced,
     )
 }
 
 pub(super) fn tensors(tensors: &[TensorListed]) -> String {
     let row = |one: &TensorListed| {
-        let [name, path] = [&one.name, &one.path].map(|text| printable(text));
-        vec![name, one.dtype.clone(), list(&one.shape), show(one.bytes), one.parts.to_string(), path]
+        let [name, dtype, path] = [&one.name, &one.dtype, &one.path].map(|text| printable(text));
+        vec![name, dtype, list(&one.shape), show(one.bytes), one.parts.to_string(), path]
     };
     if tensors.is_empty() {
         return String::new();
@@ -166,8 +178,9 @@ pub(super) fn watched(event: &WatchEvent) -> String {
         }
         WatchEvent::NotRestored { reason } => format!("nothing restored: {reason}"),
         WatchEvent::Saved { entry, report, by, metrics, .. } => format!(
-            "saved {entry} as {}: {} in {}, {}; new: {}; finished by {by}{}",
+            "saved {entry} as {}{}: {} in {}, {}; new: {}; finished by {by}{}",
             report.name,
+            replaced(report.replaced.as_ref()),
             show(report.logical_bytes),
             counted(report.files, "file"),
             seconds(report.seconds),
@@ -177,14 +190,14 @@ pub(super) fn watched(event: &WatchEvent) -> String {
         WatchEvent::Kept { entry, name } => format!("{entry} is saved already as {name}"),
         WatchEvent::PassedOver { entry, reason } => format!("passed over {entry}: {reason}"),
         WatchEvent::Gone { entry } => format!("{entry} went away before it was saved"),
-        WatchEvent::Failed { entry, error, retry_seconds } => {
-            format!("{entry} could not be saved, next try in {retry_seconds:.1} s: {error}")
+        WatchEvent::Failed { entry, failure, retry_seconds } => {
+            format!("{entry} could not be saved, next try in {retry_seconds:.1} s: {}", failure.error)
         }
         WatchEvent::HandedOff { entry, to } => format!("{entry} was handed off to {to}"),
         WatchEvent::NotHandedOff { entry, error } => format!("{entry} could not be handed off: {error}"),
-        WatchEvent::DirGone { dir } => format!("waiting for {dir}: it is not there"),
+        WatchEvent::DirGone { dir } => format!("waiting for {dir}: there is no such folder"),
         WatchEvent::DirBack { dir } => format!("{dir} is there again"),
-        WatchEvent::Unreadable { error } => format!("cannot look: {error}"),
+        WatchEvent::Unreadable { failure } => format!("cannot look: {}", failure.error),
         WatchEvent::Stopping { seconds, pending } if pending.is_empty() => {
             format!("stopping within {seconds:.0} s: all that is finished is saved")
         }
@@ -250,9 +263,12 @@ fn number(value: f64) -> String {
     if plain { value.to_string() } else { format!("{value:e}") }
 }
 
-pub(super) fn expired(plan: &ExpirePlan, dry_run: bool, freed: Option<u64>) -> String {
+pub(super) fn expired(plan: &ExpirePlan, dry_run: bool, kept: bool, freed: Option<u64>) -> String {
     let row = |what: &str, step: &PlannedStep| {
-        let reasons: Vec<String> = step.reasons.iter().map(ToString::to_string).collect();
+        let mut reasons: Vec<String> = step.reasons.iter().map(ToString::to_string).collect();
+        if !step.lacks.is_empty() {
+            reasons.push(format!("(has no {})", printable(&step.lacks.join(", "))));
+        }
         vec![what.to_owned(), step.name.to_string(), show(step.bytes), reasons.join(" ")]
     };
     let mut steps: Vec<_> = plan.kept.iter().map(|step| ("keep", step)).collect();
@@ -270,9 +286,11 @@ pub(super) fn expired(plan: &ExpirePlan, dry_run: bool, freed: Option<u64>) -> S
         if plan.removed.is_empty() {
             String::new()
         } else if dry_run {
-            would_free(freed)
+            would_free(freed, if kept { "the 7 days that it is kept for, and " } else { "" })
+        } else if kept {
+            "; `towline undelete` takes one back, for 7 days unless a collect is told otherwise".to_owned()
         } else {
-            "; bytes that nothing else needs go with the next `towline collect`".to_owned()
+            "; `towline collect` frees what nothing else needs, after its grace (24h)".to_owned()
         },
     );
     text
@@ -323,7 +341,7 @@ pub(super) fn sync(report: &SyncReport) -> String {
         seconds(report.seconds),
         if dry { "would move" } else { "moved" },
         show(report.moved_bytes),
-        report.new_chunks,
+        counted(report.new_chunks, "chunk"),
         counted(report.chunks, "chunk"),
         show(report.skipped_bytes),
     );
@@ -383,6 +401,7 @@ pub(super) fn collect(report: &CollectReport, dry_run: bool) -> String {
     for (what, count) in counts.iter().filter(|(_, count)| *count > 0) {
         let _ = writeln!(text, "  {what}: {count}");
     }
+    text.push_str(&taken_values(report, dry_run));
     if report.waiting_objects > 0 {
         let waiting = counted(report.waiting_objects, "object");
         let _ = writeln!(text, "  kept until their grace is over: {} in {waiting}", show(report.waiting_bytes));
@@ -395,15 +414,45 @@ pub(super) fn collect(report: &CollectReport, dry_run: bool) -> String {
             counted(report.held_packs, "pack"),
         );
     }
+    if report.unfinished_objects > 0 {
+        let _ = writeln!(
+            text,
+            "  kept until they have stood still for 24 h: {} in {} that a save or sync has not finished",
+            show(report.unfinished_bytes),
+            counted(report.unfinished_objects, "file or upload"),
+        );
+    }
     for held in &report.held {
         let name = held.name.as_ref().map_or_else(String::new, |name| format!(" (ranks that save {name})"));
         let ends = held.ends.as_ref().map_or_else(String::new, |ends| format!(", or with a collect after {ends}"));
         let _ = writeln!(
             text,
-            "    {}{name}: {} in {}; a save of the same files uses them; else they can be freed once it ends{ends}",
+            "    {}{name}: {} in {}; a save of the same files uses what was indexed; the rest can be freed once the session ends{ends}",
             held.session,
             show(held.bytes),
             counted(held.packs, "pack"),
+        );
+    }
+    text
+}
+
+/// Values of removed and replaced names, in words.
+fn taken_values(report: &CollectReport, dry_run: bool) -> String {
+    let mut text = String::new();
+    if report.forgotten_values > 0 {
+        let what = if dry_run { "would forget" } else { "forgot" };
+        let _ = writeln!(
+            text,
+            "  {what} what {} held that were removed or replaced",
+            counted(report.forgotten_values, "name")
+        );
+    }
+    if report.kept_values > 0 {
+        let _ = writeln!(
+            text,
+            "  kept of removed and replaced names: {} in {} that `towline undelete` takes back",
+            show(report.kept_bytes),
+            counted(report.kept_values, "value"),
         );
     }
     text

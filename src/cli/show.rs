@@ -157,7 +157,7 @@ fn tensor(tensor: &ShownTensor) -> Vec<String> {
     };
     vec![
         format!("  {}", printable(&tensor.name)),
-        tensor.dtype.clone(),
+        printable(&tensor.dtype),
         shape,
         show(tensor.bytes),
         show(tensor.stored_bytes),

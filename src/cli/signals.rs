@@ -68,13 +68,21 @@ pub(super) fn listen(kind: SignalKind) -> Result<Signal> {
     signal(kind).map_err(|source| Error::other("signals cannot be caught").source(source))
 }
 
+/// Behaviour of a command at a signal.
+pub(super) struct Interruption {
+    /// Asks the command to stop.
+    pub(super) stop: Option<CancellationToken>,
+    /// Help for the user afterwards.
+    pub(super) help: &'static str,
+}
+
 /// Runs `command` until it ends or a signal comes. With `stop` it is then asked to stop and has some seconds for that;
 /// without, or if it takes longer, it is dropped. A second signal ends the process at once.
 ///
 /// It runs as a task, so that a command that blocks its thread can be left behind.
 pub(super) async fn interruptible(
     command: impl Future<Output = Result<u8>> + Send + 'static,
-    stop: Option<CancellationToken>,
+    manner: Interruption,
     output: &Output,
 ) -> Result<u8, Failed> {
     let mut signals = Signals::listen()?;
@@ -84,8 +92,8 @@ pub(super) async fn interruptible(
         ended = &mut task => return Ok(ended.map_err(bug)??),
         caught = signals.next() => caught,
     };
-    let mut interrupted = Error::cancelled("interrupted").help("run the same command again to resume");
-    if let Some(stop) = stop {
+    let mut interrupted = Error::cancelled("interrupted").help(manner.help);
+    if let Some(stop) = manner.stop {
         output.remark("interrupted: what has arrived is being recorded; a second signal ends it at once");
         stop.cancel();
         match tokio::time::timeout(WINDING_UP, &mut task).await {

@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 
 use crate::error::{Error, Result};
-use crate::repository::Selector;
+use crate::selector::Selector;
 
 /// A saved tree, or something in it.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -64,8 +64,12 @@ impl Reading {
 impl Context {
     /// Whether the agent is ready.
     pub(super) async fn ready(&self, at: AtOption) -> Result<()> {
-        let agent = at.agent()?;
-        let health: Health = agent.get("/health").await?;
+        let away = |error: Error| match error.kind() {
+            ErrorKind::NotFound => Error::unreachable("agent is not ready").source(error),
+            _ => error,
+        };
+        let agent = at.agent().map_err(away)?;
+        let health: Health = agent.get("/health").await.map_err(away)?;
         if health.ready {
             return Ok(());
         }
@@ -222,7 +226,7 @@ fn shown(reading: &Reading, rates: &mut Rates) -> String {
     if let Some(Cache { stat, .. }) = cache {
         let _ = writeln!(
             text,
-            "\nCache: {} {} of {}; pinned {}; {} chunks; reads: {} found, {} not; evicted {}",
+            "\nCache: {} {} of {}; pinned {}; {} chunks; chunk reads: {} hits, {} misses; {} chunks evicted",
             bar(stat.bytes, stat.capacity),
             show(stat.bytes),
             show(stat.capacity),
@@ -327,7 +331,7 @@ mod tests {
         };
         let tasks = TaskList { tasks: vec![task(TaskState::Failed, 0), task(TaskState::Running, 1 << 20)] };
         let stat = crate::cache::CacheStat { bytes: 1 << 29, capacity: 1 << 30, ..Default::default() };
-        let cache = Cache { dir: None, stat };
+        let cache = Cache { dir: None, stat, tenants: Vec::new() };
         let peers = vec![Peer {
             address: "b:7071".into(),
             identity: None,

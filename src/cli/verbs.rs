@@ -9,16 +9,22 @@ use super::output::Output;
 use super::progress::Line;
 use super::render;
 use super::target::Target;
+use crate::audit::Action;
 use crate::budget::Budget;
 use crate::error::{Error, ErrorKind, Result};
 use crate::limits::MEMORY_MIN;
+use crate::name::Name;
 use crate::ops::{
-    self, CollectOptions, Expected, ExpirePlan, ExpirePolicy, Outcome, PartOptions, RestoreOptions,
+    self, CollectOptions, Expected, ExpirePlan, ExpirePolicy, Outcome, PartOptions, RemoveOptions, RestoreOptions,
     RestoreTensorsOptions, SaveOptions, SaveReport, TensorSelector, VerifyOptions,
 };
+use crate::policy::LocalCaller;
 use crate::progress::Progress;
+#[cfg(feature = "agent")]
+use crate::repository::Guard;
 use crate::repository::log::StepFacts;
-use crate::repository::{Name, OpenOptions, Repository, Selector};
+use crate::repository::{OpenOptions, Repository};
+use crate::selector::Selector;
 use crate::size::{self, ByteRange};
 use crate::storage::{self, Location, Sharing, StoreOptions};
 
@@ -64,13 +70,15 @@ impl Context {
             Verb::Diff { a, b } => self.diff(&a, &b).await?,
             Verb::Cat { file, range } => self.cat(&file, range).await?,
             Verb::Rm(rm) => self.remove(&rm).await?,
+            Verb::Undelete(undelete) => self.undelete(undelete).await?,
+            Verb::History { name } => self.history(&name).await?,
             Verb::Cp(cp) => self.copy(&cp).await?,
             Verb::Sync(sync) => self.sync(&sync).await?,
             Verb::Verify { name, data, repair } => return self.verify(name.as_ref(), data, repair).await,
-            Verb::Collect { dry_run, grace } => {
+            Verb::Collect { dry_run, grace, keep_removed } => {
                 let repository = self.open().await?;
                 let line = self.line();
-                let options = CollectOptions { dry_run, grace, progress: self.progress.clone() };
+                let options = CollectOptions { dry_run, grace, keep_removed, progress: self.progress.clone() };
                 let report = repository.collect(&options).await?;
                 drop(line);
                 self.output.outcome(dry_run, &report, |report, _| render::collect(report, dry_run))?;
@@ -78,6 +86,7 @@ impl Context {
             Verb::Doctor { url } => return self.doctor(url.as_deref()).await,
             #[cfg(feature = "agent")]
             Verb::Agents(verb) => return self.carry_out_for_agents(verb).await,
+            Verb::Label { name, labels } => self.label(&name, &labels).await?,
             #[cfg(not(feature = "agent"))]
             Verb::Other(words) => return Err(super::lacking(&words)),
             Verb::Config { what } => self.config(&what)?,
@@ -92,15 +101,22 @@ impl Context {
             repository: String,
             id: String,
             created: bool,
+            bucket_created: bool,
         }
         let location = self.location(url)?;
         let how = StoreOptions { shared, ..self.settings.store(true) };
+        let connected = storage::connect(&location, &how).await?;
+        let bucket_created = match connected.bucket() {
+            Some(bucket) => bucket.create_if_missing().await?,
+            None => false,
+        };
         let store = storage::open(&location, &how).await?;
         let (repository, created) = Repository::create(store, self.options(1)?).await?;
-        let made = Made { repository: location.to_string(), id: repository.id().to_string(), created };
+        let made = Made { repository: location.to_string(), id: repository.id().to_string(), created, bucket_created };
         self.output.report(&made, |made, _| {
             let what = if made.created { "made the repository" } else { "the repository is there already:" };
-            format!("{what} {} ({})\n", made.repository, made.id)
+            let bucket = if made.bucket_created { "; its bucket did not exist and was created" } else { "" };
+            format!("{what} {} ({}){bucket}\n", made.repository, made.id)
         })
     }
 
@@ -123,15 +139,18 @@ impl Context {
         let stop = self.stop.clone();
         let expected = if if_absent { Expected::Nothing } else { Expected::Anything };
         let options = SaveOptions { base, facts, reread, explain, expected, progress, stop, ..options };
+        let recorded = self.record(Action::Save, &[save.name.to_string()], &repository, None).await?;
         let line = self.line();
         if let (Some(rank), Some(ranks)) = (save.rank, ranks) {
             let part = PartOptions { rank, ranks, attempt: save.attempt.unwrap_or_default() };
-            let report = repository.save_part(&save.path, &save.name, &part, &options).await?;
+            let report = repository.save_part(&save.path, &save.name, &part, &options).await;
+            let report = recorded.end(report, |report| report.part.logical_bytes).await?;
             drop(line);
             self.remark_on(&report.part);
             return self.output.report(&report, |report, _| render::save_part(report));
         }
-        let report = repository.save(&save.path, &save.name, &options).await?;
+        let report = repository.save(&save.path, &save.name, &options).await;
+        let report = recorded.end(report, |report| report.logical_bytes).await?;
         drop(line);
         self.remark_on(&report);
         self.output.report(&report, |report, _| render::save(report))
@@ -153,6 +172,8 @@ impl Context {
         let options = RestoreOptions { overwrite, delete, may_empty: yes, dry_run, only, keep_setuid, progress };
         let repository = attached(self.open().await?).await;
         let name = self.resolve(&repository, &from.name).await?;
+        let names = if dry_run { Vec::new() } else { vec![name.to_string()] };
+        let recorded = self.record(Action::Restore, &names, &repository, None).await?;
         if !tensors.is_empty() {
             let selectors: Vec<_> = match shard {
                 Some(shard) => tensors.into_iter().map(|selector| selector.shard(shard)).collect(),
@@ -161,12 +182,14 @@ impl Context {
             let options = RestoreTensorsOptions { overwrite, dry_run, progress: self.progress.clone() };
             let line = self.line();
             let below = from.path.as_deref();
-            let report = repository.restore_tensors(&name, below, &selectors, &dest, &options).await?;
+            let report = repository.restore_tensors(&name, below, &selectors, &dest, &options).await;
+            let report = recorded.end(report, |report| report.bytes).await?;
             drop(line);
             return self.output.outcome(dry_run, &report, |report, _| render::restored_tensors(report));
         }
         let line = self.line();
-        let report = repository.restore(&name, from.path.as_deref(), &dest, &options).await?;
+        let report = repository.restore(&name, from.path.as_deref(), &dest, &options).await;
+        let report = recorded.end(report, |report| report.bytes).await?;
         drop(line);
         self.output.outcome(dry_run, &report, |report, _| render::restore(report))
     }
@@ -230,19 +253,21 @@ impl Context {
             #[serde(skip_serializing_if = "Option::is_none")]
             freed_bytes: Option<u64>,
         }
-        let Expire { run, keep_last, keep_every, keep_min, keep_max, dry_run } = expire;
+        let Expire { run, keep_last, keep_every, keep_min, keep_max, keep_removed, dry_run } = expire;
         let policy = ExpirePolicy { keep_last, keep_every, keep_min, keep_max };
         let repository = self.open().await?;
         let plan = repository.plan_expire(&run, &policy).await?;
         let mut freed_bytes = None;
         if dry_run {
             let names: Vec<Name> = plan.removed.iter().map(|step| step.name.clone()).collect();
-            freed_bytes = repository.plan_remove(&names, false).await?.freed_bytes;
+            freed_bytes = repository.plan_remove(&names, &RemoveOptions::default()).await?.freed_bytes;
+        } else if keep_removed {
+            repository.expire_keeping(&plan).await?;
         } else {
             repository.expire(&plan).await?;
         }
         let expired = Expired { dry_run, plan, freed_bytes };
-        let render = |expired: &Expired, _| render::expired(&expired.plan, dry_run, expired.freed_bytes);
+        let render = |expired: &Expired, _| render::expired(&expired.plan, dry_run, keep_removed, expired.freed_bytes);
         self.output.outcome(dry_run, &expired, render)
     }
 
@@ -369,7 +394,11 @@ impl Context {
             }
             Some(memory) => Some(memory / sharers),
         };
-        Ok(OpenOptions { memory: share, ..OpenOptions::default() })
+        #[cfg(feature = "agent")]
+        let guard: Option<std::sync::Arc<dyn Guard>> = Some(crate::transfer::policy::machine_guard()?);
+        #[cfg(not(feature = "agent"))]
+        let guard = None;
+        Ok(OpenOptions { memory: share, guard, ..OpenOptions::default() })
     }
 
     /// The repository that was chosen, which must be there.
@@ -383,7 +412,7 @@ impl Context {
     }
 
     /// The repository that was chosen; none if that is the embedded one and nothing has been saved yet.
-    async fn open_if_made(&self) -> Result<Option<Repository>> {
+    pub(super) async fn open_if_made(&self) -> Result<Option<Repository>> {
         match self.settings.repository()? {
             Route::Named(location) => self.open_at(&location, 1).await.map(Some),
             Route::Embedded(location) => match self.open_at(&location, 1).await {
@@ -404,15 +433,25 @@ impl Context {
                 if created {
                     self.output.remark(&format!("made the repository {location}; --repo names another"));
                 }
-                Ok(repository)
+                Ok(repository.for_caller(caller()))
             }
         }
     }
 
     /// The repository at `location`, which must be there.
     pub(super) async fn open_at(&self, location: &Location, sharers: u64) -> Result<Repository> {
-        Repository::at(location, &self.settings.store(false), self.options(sharers)?).await
+        let repository = Repository::at(location, &self.settings.store(false), self.options(sharers)?).await?;
+        Ok(repository.for_caller(caller()))
     }
+}
+
+/// The user of this command, for rules of a policy about callers.
+fn caller() -> Option<LocalCaller> {
+    #[cfg(feature = "agent")]
+    let caller = Some(LocalCaller::user(&crate::agent::user_name(rustix::process::getuid())));
+    #[cfg(not(feature = "agent"))]
+    let caller = None;
+    caller
 }
 
 /// Save options of the command line.

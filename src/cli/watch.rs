@@ -49,13 +49,11 @@ impl Context {
             // A receiver is alive as long as the options are.
             let _ = say.send(stop);
         };
-        if !asked || report.unsaved.is_empty() {
-            return Ok(0);
+        let help = "start the watch again, or give it more time with --on-term";
+        match report.error(&dir, help, String::clone).filter(|_| asked) {
+            Some(error) => Err(error),
+            None => Ok(0),
         }
-        Err(Error::cancelled("not all checkpoints could be saved in time")
-            .at(dir.display())
-            .got(format!("not saved: {}", report.unsaved.join(", ")))
-            .help("start the watch again, or give it more time with --on-term"))
     }
 
     /// Prints an event. Errors are ignored: the watch goes on when nobody listens any more.

@@ -1,10 +1,10 @@
-//! Derived: the base's numbers, rounded. Trainers keep 16-bit weights beside their 32-bit masters; they are the masters, rounded.
+//! Derived chunks: the base's numbers, rounded. Trainers often save 16-bit weights that are the rounded 32-bit master weights.
 //!
 //! ```text
 //! rule (1):  1: each `F32` of the base, rounded to the nearest `BF16`, ties to even; any NaN becomes 0x7fc0
 //! ```
 
-/// The one rule there is, as it is stored.
+/// The only rule, as stored.
 pub(super) const FRAME: &[u8] = &[1];
 
 /// Roundings of a chunk of `F32`s to `BF16`s; empty if its length is not a whole number of them.
@@ -14,7 +14,7 @@ pub fn rounded(master: &[u8]) -> Vec<u8> {
     round(master, &mut out).map_or_else(Vec::new, |()| out)
 }
 
-/// Decodes what is stored for a chunk of `plain.len()` bytes; none if it is anything else.
+/// Decodes a stored chunk of `plain.len()` bytes; none if it is invalid.
 pub(super) fn decode(stored: &[u8], base: &[u8], plain: &mut [u8]) -> Option<()> {
     (stored == FRAME).then_some(())?;
     round(base, plain)
@@ -31,7 +31,7 @@ fn round(master: &[u8], out: &mut [u8]) -> Option<()> {
     Some(())
 }
 
-/// As `PyTorch` rounds: <https://github.com/pytorch/pytorch/blob/main/torch/headeronly/util/BFloat16.h>,
+/// Rounds like `PyTorch`: <https://github.com/pytorch/pytorch/blob/main/torch/headeronly/util/BFloat16.h>,
 /// `round_to_nearest_even`.
 fn bf16(bits: u32) -> u16 {
     let (exponent_and_mantissa, even) = (bits & 0x7fff_ffff, bits >> 16 & 1);

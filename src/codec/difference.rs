@@ -1,17 +1,17 @@
-//! The difference to a base: what training changes in a number from one step to a later one is little, and small.
+//! The difference to a base: from one training step to a later one, numbers change little.
 //!
-//! Floats are taken as integers in their numeric order (a float's bits are, but for the sign), subtracted, and zigzagged, so
-//! that small differences of either sign are small numbers; then [`planes`].
+//! The bits of floats are mapped to integers in numeric order, subtracted, and zigzag-encoded, so that small differences of
+//! either sign are small numbers; these are encoded by [`planes`].
 //!
 //! ```text
 //! kind (1):      log2 of the width in bytes; bit 3: the numbers are floats
 //! classes (1):   how many classes of numbers there are, 1 to 4
 //! bounds:        one byte less than that, ascending, none 0
-//! ..             from here on as byte planes, not rotated, of the differences
+//! ..             byte planes of the differences, not rotated
 //! ```
 //!
-//! How far a number moves goes with how large it was. The class of a number is the number of bounds that the most significant
-//! byte of its base, rotated left by one (a float's exponent), reaches: a plane may code each class for itself.
+//! The change of a number depends on its magnitude. The class of a number is the number of bounds that are at most the most
+//! significant byte of its base, rotated left by one (a float's exponent). A plane may be coded separately for each class.
 
 #![expect(unsafe_code, reason = "a function compiled for AVX2 may only be called where there is AVX2")]
 
@@ -19,26 +19,26 @@ use std::cell::RefCell;
 
 use super::planes::{self, CLASSES, Classes, Element, Numbers, Width};
 
-/// Set in the first byte where numbers are floats.
+/// Bit in the first byte that marks floats.
 const FLOATS: u8 = 8;
-/// Chunks of fewer numbers are not worth a table for each class.
+/// Minimum numbers in a chunk for a table per class.
 const CLASSED_FROM: usize = 32 << 10;
-/// One of so many bases is looked at to find bounds.
+/// Sampling interval of bases, to find bounds.
 const BOUNDS_STEP: usize = 61;
-/// Largest share of the planes' size at which a difference is worth storing: each read of it reads the base, too.
+/// Maximum size of a stored difference, relative to planes: each read of it reads the base, too.
 const WORTH: f64 = 7.0 / 8.0;
-/// Numbers that tell whether it will, in this many places.
+/// Numbers in the sample that predicts the size, and the number of places.
 const SAMPLES: usize = 16;
 const SAMPLE: usize = 256;
 
 thread_local! {
-    /// Differences of the chunk that this thread is at: as large as the largest chunk it has seen.
+    /// Buffer of this thread for the differences of a chunk; as large as its largest chunk so far.
     static DIFFERENCES: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
     /// The classes of its numbers.
     static CLASSES_OF: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Encodes `plain` as the difference to `base`; none if that does not pay, or they are not of one length.
+/// Encodes `plain` as the difference to `base`; none if that is too large, or their lengths differ.
 pub(super) fn encode(plain: &[u8], base: &[u8], element: Element) -> Option<Vec<u8>> {
     if plain.len() != base.len() || !pays(plain, base, element) {
         return None;
@@ -60,7 +60,7 @@ pub(super) fn encode(plain: &[u8], base: &[u8], element: Element) -> Option<Vec<
     })
 }
 
-/// Decodes what [`encode`] made of `plain.len()` bytes; none if `stored` is anything else.
+/// Decodes the output of [`encode`] for `plain.len()` bytes; none if `stored` is invalid.
 pub(super) fn decode(stored: &[u8], base: &[u8], plain: &mut [u8]) -> Option<()> {
     let ([kind, classes], stored) = stored.split_first_chunk::<2>()?;
     let (width, floats) = (Width::of(1 << (kind & 3))?, kind & FLOATS != 0);
@@ -76,7 +76,7 @@ pub(super) fn decode(stored: &[u8], base: &[u8], plain: &mut [u8]) -> Option<()>
     Some(())
 }
 
-/// Hands on the classes of numbers with these bases, if there is more than one.
+/// Passes on the classes of numbers with these bases, if there is more than one.
 fn with_classes<T>(base: &[u8], width: Width, bounds: &[u8], then: impl FnOnce(Option<&Classes<'_>>) -> T) -> T {
     if bounds.is_empty() {
         return then(None);
@@ -88,7 +88,7 @@ fn with_classes<T>(base: &[u8], width: Width, bounds: &[u8], then: impl FnOnce(O
     })
 }
 
-/// Bounds that put about as many of these bases into each class.
+/// Bounds that split these bases into classes of about the same size.
 fn bounds(base: &[u8], width: Width) -> Vec<u8> {
     let mut seen = [0usize; 256];
     for number in base.chunks_exact(width.bytes()).step_by(BOUNDS_STEP) {
@@ -110,7 +110,7 @@ fn bounds(base: &[u8], width: Width) -> Vec<u8> {
     bounds
 }
 
-/// Does a sample of the numbers say that their differences are that much easier to store?
+/// True if a sample of the numbers predicts that differences are small enough.
 fn pays(plain: &[u8], base: &[u8], element: Element) -> bool {
     let (width, floats) = (element.width(), matches!(element, Element::Float(_)));
     let sample_len = SAMPLE * width.bytes();
@@ -129,7 +129,7 @@ fn pays(plain: &[u8], base: &[u8], element: Element) -> bool {
     planes::estimate(&differences, width, false) < planes::estimate(&plain, width, floats) * WORTH
 }
 
-/// Fills `out` with the zigzagged differences of `numbers` to `base`; all three are as long.
+/// Fills `out` with the zigzag-encoded differences of `numbers` to `base`; all have the same length.
 fn subtract(numbers: &[u8], base: &[u8], width: Width, floats: bool, out: &mut [u8]) {
     #[cfg(target_arch = "x86_64")]
     if is_x86_feature_detected!("avx2") {
@@ -139,7 +139,7 @@ fn subtract(numbers: &[u8], base: &[u8], width: Width, floats: bool, out: &mut [
     subtract_scalar(numbers, base, width, floats, out);
 }
 
-/// Replaces the zigzagged differences `numbers` by what they are differences of.
+/// Replaces the zigzag-encoded differences `numbers` by the original numbers.
 fn add(numbers: &mut [u8], base: &[u8], width: Width, floats: bool) {
     #[cfg(target_arch = "x86_64")]
     if is_x86_feature_detected!("avx2") {
@@ -180,13 +180,13 @@ mod wide {
     }
 }
 
-/// The two loops for one width: `$bytes` in an unsigned `$number`, which is `$signed` with a sign.
+/// The two loops for one width: `$bytes` bytes in the unsigned type `$number`, with the signed type `$signed`.
 macro_rules! loops {
     ($subtract:ident, $add:ident, $number:ty, $signed:ty, $bytes:literal) => {
         #[expect(clippy::cast_possible_wrap, clippy::cast_sign_loss, reason = "bits, seen with and without a sign")]
         #[inline(always)]
         fn $subtract(numbers: &[u8], base: &[u8], floats: bool, out: &mut [u8]) {
-            // All bits but the sign, or none: floats are turned into integers, integers stay.
+            // Mask of all bits but the sign for floats, which are mapped to integers; zero for integers.
             let turned: $number = if floats { <$number>::MAX >> 1 } else { 0 };
             let order = |bits: $number| bits ^ ((bits as $signed >> (<$number>::BITS - 1)) as $number & turned);
             let (numbers, base, out) =
@@ -208,7 +208,7 @@ macro_rules! loops {
             for (number, base) in numbers.iter_mut().zip(base) {
                 let zigzag = <$number>::from_le_bytes(*number);
                 let difference = zigzag >> 1 ^ (zigzag & 1).wrapping_neg();
-                // Turning is its own inverse: it leaves the sign alone.
+                // The mapping is its own inverse, because the sign stays.
                 let base = order(<$number>::from_le_bytes(*base));
                 *number = order(base.wrapping_add(difference)).to_le_bytes();
             }
@@ -246,7 +246,7 @@ fn add_scalar(numbers: &mut [u8], base: &[u8], width: Width, floats: bool) {
 #[expect(clippy::inline_always, reason = "it is to be compiled anew within each of its callers")]
 #[inline(always)]
 fn classify_scalar(base: &[u8], width: Width, bounds: &[u8], of: &mut [u8]) {
-    // No key is above 255: what is one less than a bound is below it, and a bound that is not there is not exceeded.
+    // Keys are at most 255: `key > bound - 1` tests a bound, and a missing bound is never exceeded.
     let below = |at: usize| bounds.get(at).map_or(u8::MAX, |&bound| bound.saturating_sub(1));
     let (first, second, third) = (below(0), below(1), below(2));
     let reached = |key: u8| u8::from(key > first) + u8::from(key > second) + u8::from(key > third);

@@ -1,7 +1,7 @@
 //! Codecs: a reversible transform per chunk, chosen by a probe of a sample, never larger than raw.
 //!
-//! Two of them need another chunk's plain bytes, the *base*: a difference to the same numbers of an earlier step, and what
-//! follows from a base by rounding.
+//! Two of them need the plain bytes of another chunk, the *base*: the difference to the same numbers of an earlier step, and
+//! chunks derived from a base by rounding.
 
 mod derived;
 mod difference;
@@ -66,7 +66,7 @@ impl Codec {
         }
     }
 
-    /// Other chunks to decode first, at most. A base is always stored with fewer, which is what bounds a read.
+    /// Maximum number of other chunks to decode first. A base always has fewer hops, which bounds a read.
     #[must_use]
     pub const fn hops(self) -> u8 {
         match self {
@@ -76,22 +76,22 @@ impl Codec {
         }
     }
 
-    /// Does it need a base?
+    /// True if it needs a base.
     #[must_use]
     pub const fn has_base(self) -> bool {
         self.hops() > 0
     }
 }
 
-/// Whether to try to make chunks smaller.
+/// Compression setting of a save.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Compression {
-    /// Try on a sample of each chunk, keep what pays: the fewest bytes. The default, also where the target is faster than the
-    /// codecs: what is saved once is kept for long, and read and copied more often than it is written.
+    /// As small as possible, by a test on a sample of each chunk. The default, even if the target is faster than the codecs: data
+    /// is kept for long, and read and copied more often than it is written.
     #[default]
     Auto,
-    /// As [`Compression::Auto`], but only while that makes a save end sooner: chunks are stored raw for as long as the target
-    /// takes them clearly faster than they are encoded. For who waits for the save rather than pays for the room.
+    /// As [`Compression::Auto`], but only while that makes a save end sooner: chunks are stored raw while the target takes them
+    /// clearly faster than they are encoded. For short saves rather than little space.
     IfFaster,
     /// Store every chunk raw.
     Off,
@@ -111,19 +111,19 @@ impl FromStr for Compression {
     }
 }
 
-/// A chunk as it is stored.
+/// An encoded chunk.
 #[derive(Clone, Debug)]
 pub struct Encoded {
-    /// How.
+    /// Codec.
     pub codec: Codec,
-    /// What; at most as long as the plain bytes.
+    /// Encoded bytes, at most as many as the plain ones.
     pub bytes: Bytes,
-    /// The chunk without which it cannot be decoded, where its codec needs one.
+    /// Base, if its codec needs one.
     pub base: Option<ChunkId>,
 }
 
 impl Encoded {
-    /// A chunk that stands for itself.
+    /// Encoded chunk without a base.
     fn alone(codec: Codec, bytes: impl Into<Bytes>) -> Self {
         Self { codec, bytes: bytes.into(), base: None }
     }
@@ -131,21 +131,21 @@ impl Encoded {
 
 /// zstd's fastest regular level.
 const LEVEL: i32 = 1;
-/// Chunks up to this length are simply tried; longer ones are probed first.
+/// Maximum length of chunks that are compressed without a probe.
 const PROBE_FROM: usize = 64 << 10;
 /// Three samples of this length, spread over the chunk, make the probe.
 const SAMPLE: usize = 8 << 10;
-/// A codec must save at least a 32nd of the bytes to be worth undoing.
+/// Minimum saving of a codec, as a fraction of the bytes (1/32), to be worth the decoding.
 const GAIN: usize = 32;
 
-/// Encodes `plain` as small as `compression` allows; `element` says what numbers it holds, if that is known. What is faster
-/// is for the caller to know, who sees the target.
+/// Encodes `plain` as small as `compression` allows; `element` is the type of its numbers, if known. The caller, who knows the
+/// target, decides which is faster.
 #[must_use]
 pub fn encode(plain: &Bytes, compression: Compression, element: Option<Element>) -> Encoded {
     if compression != Compression::Off {
         let worth = plain.len() - plain.len() / GAIN;
         let planes = element.and_then(|element| planes::encode(plain, element, worth));
-        // The exponents of floats resemble each other; whole integers may repeat.
+        // Exponents of floats are similar; integers may repeat as a whole.
         let zstd = match (&planes, element) {
             (Some(_), Some(Element::Float(_))) => None,
             _ => zstd(plain, planes.as_ref().map_or(worth, Vec::len)),
@@ -160,21 +160,21 @@ pub fn encode(plain: &Bytes, compression: Compression, element: Option<Element>)
     Encoded::alone(Codec::Raw, plain.clone())
 }
 
-/// Encodes `plain` as the difference to `base`, the chunk called `id`, if that saves an eighth of what planes alone would
-/// take: each read of it will have to read the base, too. None also where they are not of one length.
+/// Encodes `plain` as the difference to `base`, the chunk `id`, if that saves an eighth compared to planes, because each read of
+/// it must read the base, too. Also none if the lengths differ.
 #[must_use]
-pub fn encode_difference(plain: &[u8], (id, base): (ChunkId, &[u8]), element: Element) -> Option<Encoded> {
+pub fn encode_difference(plain: &[u8], id: ChunkId, base: &[u8], element: Element) -> Option<Encoded> {
     let frame = difference::encode(plain, base, element)?;
     Some(Encoded { codec: Codec::Difference, bytes: frame.into(), base: Some(id) })
 }
 
-/// A chunk that is [`rounded`] of the chunk called `base`.
+/// A chunk that is [`rounded`] from the chunk `base`.
 #[must_use]
 pub fn encode_derived(base: ChunkId) -> Encoded {
     Encoded { codec: Codec::Derived, bytes: Bytes::from_static(derived::FRAME), base: Some(base) }
 }
 
-/// One zstd frame, if a sample promises that it is shorter than `limit`, and it is.
+/// One zstd frame, if a sample predicts that it is shorter than `limit`, and it is.
 fn zstd(plain: &[u8], limit: usize) -> Option<Vec<u8>> {
     let frame = probe(plain).then(|| zstd::bulk::compress(plain, LEVEL).ok()).flatten();
     frame.filter(|frame| frame.len() < limit)
@@ -225,7 +225,7 @@ pub fn decode(codec: Codec, stored: &Bytes, base: Option<&[u8]>, plain_len: u32)
     Ok(plain.into())
 }
 
-/// Does a sample shrink? Spread over the chunk, so that one compressible header does not speak for the rest.
+/// True if a sample is compressible. It is spread over the chunk, so that a compressible header alone does not decide.
 fn probe(plain: &[u8]) -> bool {
     if plain.len() <= PROBE_FROM {
         return true;

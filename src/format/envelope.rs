@@ -1,7 +1,7 @@
 //! Envelope of every object but packs: a header, a body, a digest of both.
 //!
 //! ```text
-//! 0  4  magic "TWLN"        4  1  kind       5  1  version (1)
+//! 0  4  magic "TWLN"        4  1  kind       5  1  version (1; 2 of a snapshot that needs it)
 //! 6  1  encryption (0: none; reserved)       7  1  compression (0: none, 1: zstd)
 //! 8  8  plain length of the body            16  n  body        16+n  32  BLAKE3 of all before
 //! ```
@@ -14,8 +14,12 @@ use crate::limits::{BODY_LEN_MAX, ENTRY_LEN_MAX, KIB, MIB};
 
 /// The first bytes of every object.
 pub const MAGIC: [u8; 4] = *b"TWLN";
-/// The version of the format that this program writes.
+/// The version of the format that this program writes, but for snapshots that need [`VERSION_MAX`].
 pub const VERSION: u8 = 1;
+/// The latest version that this program reads, of snapshots alone.
+pub const VERSION_MAX: u8 = 2;
+/// Place of the version in a header.
+const VERSION_AT: usize = 5;
 /// Bytes before the body.
 pub const HEADER_LEN: usize = 16;
 /// Bytes after it.
@@ -48,22 +52,31 @@ pub enum Kind {
     Tombstone = b'D',
     /// Address of an agent.
     Agent = b'A',
+    /// Head of an agent's audit log.
+    AuditHead = b'U',
     /// A pack's header; its trailer has the lower-case letter.
     Pack = b'K',
 }
 
 impl Kind {
-    /// Bytes in a body of this kind, at most. What only holds an address or a few numbers is refused long before it
-    /// costs memory.
+    /// Maximum bytes of a body of this kind. Kinds that only have an address or a few numbers have a small limit, to save memory.
     #[must_use]
     pub const fn body_len_max(self) -> u64 {
         match self {
             Self::Boundary | Self::Agent => KIB,
-            Self::Repository => 64 * KIB,
+            Self::Repository | Self::AuditHead => 64 * KIB,
             Self::Part => MIB,
             Self::Tombstone => 16 * MIB,
             Self::Entry => ENTRY_LEN_MAX,
             Self::Snapshot | Self::Segment | Self::Manifest | Self::Map | Self::Pack => BODY_LEN_MAX,
+        }
+    }
+
+    /// The latest version of its body that this program knows.
+    const fn version_max(self) -> u8 {
+        match self {
+            Self::Snapshot => VERSION_MAX,
+            _ => VERSION,
         }
     }
 
@@ -77,10 +90,18 @@ impl Kind {
 /// Wraps `body`, compressed if that helps and `compress` asks for it.
 #[must_use]
 pub fn seal(kind: Kind, body: &[u8], compress: bool) -> Bytes {
+    seal_version(VERSION, kind, body, compress)
+}
+
+/// As [`seal`], for a body of another version.
+#[must_use]
+pub fn seal_version(version: u8, kind: Kind, body: &[u8], compress: bool) -> Bytes {
     let small =
         if compress { zstd::bulk::compress(body, 3).ok().filter(|small| small.len() < body.len()) } else { None };
+    let mut header = header(kind, u8::from(small.is_some()), body.len() as u64);
+    header[VERSION_AT] = version;
     let mut out = Writer::new();
-    out.bytes(&header(kind, u8::from(small.is_some()), body.len() as u64));
+    out.bytes(&header);
     out.bytes(small.as_deref().unwrap_or(body));
     let mut bytes = out.into_bytes();
     let digest = blake3::hash(&bytes);
@@ -98,15 +119,21 @@ pub fn header(kind: Kind, compression: u8, plain_len: u64) -> [u8; HEADER_LEN] {
     header
 }
 
+/// The version of an object whose header was read.
+#[must_use]
+pub fn version(object: &[u8]) -> u8 {
+    object.get(VERSION_AT).copied().unwrap_or(VERSION)
+}
+
 /// Unwraps an object of `kind`: its plain body, checked.
 ///
 /// # Errors
-/// Damaged, if a byte is not as written; unsupported, if a later version wrote it or it is encrypted.
+/// Damaged, if a byte has changed; unsupported, if a later version wrote it or it is encrypted.
 pub fn open(kind: Kind, object: &Bytes) -> Result<Bytes> {
     open_within(kind, object, u64::MAX)
 }
 
-/// As [`open`], for a body of at most `room` bytes: its length is told before anything is decompressed.
+/// As [`open`], for a body of at most `room` bytes, which is checked before it is decompressed.
 ///
 /// # Errors
 /// As [`open`]; exhausted, if `room` is too little.
@@ -146,9 +173,10 @@ pub fn read_header(kind: Kind, object: &[u8]) -> Result<(u8, u64)> {
             .expected(format!("TWLN{}", kind as u8 as char))
             .got(shown));
     }
-    if version != VERSION {
+    let latest = kind.version_max();
+    if !(VERSION..=latest).contains(&version) {
         let error = Error::unsupported("object was written by another version of the format");
-        return Err(error.expected(VERSION).got(version).help("use a newer towline"));
+        return Err(error.expected(format!("at most {latest}")).got(version).help("use a newer towline"));
     }
     if encryption != 0 {
         return Err(Error::unsupported("object is encrypted at rest").got(encryption).help("use a newer towline"));
@@ -159,8 +187,8 @@ pub fn read_header(kind: Kind, object: &[u8]) -> Result<(u8, u64)> {
     Ok((compression, plain_len))
 }
 
-/// Decompresses to at most `plain_len` bytes. The window is no longer than that: by itself, a frame of a few bytes may
-/// ask for one of 128 MiB.
+/// Decompresses to at most `plain_len` bytes, with a window of at most that length: without this limit, a frame of a few bytes
+/// could demand 128 MiB.
 fn unzstd(stored: &Bytes, plain_len: u64) -> Result<Bytes> {
     use std::io::Read as _;
     let damaged = |source: std::io::Error| Error::damaged("object's body does not decompress").source(source);
@@ -168,7 +196,7 @@ fn unzstd(stored: &Bytes, plain_len: u64) -> Result<Bytes> {
     let window = u64::BITS - plain_len.saturating_sub(1).leading_zeros();
     decoder.window_log_max(window.clamp(WINDOW_LOG.0, WINDOW_LOG.1)).map_err(damaged)?;
     let mut plain = Vec::new();
-    // One byte more would be too many: it is asked for, so that it is noticed.
+    // Reads one byte more, to detect a body that is too long.
     let len = usize::try_from(plain_len).unwrap_or(usize::MAX).saturating_add(1);
     let no_room = |_| too_large().got(plain_len);
     plain.try_reserve_exact(len).map_err(no_room)?;
@@ -211,6 +239,22 @@ mod tests {
         // An agent's object holds an address.
         let error = open(Kind::Agent, &seal(Kind::Agent, &zeros, true)).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Damaged);
+    }
+
+    #[test]
+    fn only_snapshots_have_a_second_version() {
+        for kind in [Kind::Snapshot, Kind::Entry, Kind::Manifest, Kind::Repository] {
+            for number in 0..4 {
+                let sealed = seal_version(number, kind, b"body", false);
+                let known = number == 1 || number == 2 && kind == Kind::Snapshot;
+                match open(kind, &sealed) {
+                    Ok(body) => assert!(known && body == "body" && version(&sealed) == number, "{kind:?} {number}"),
+                    Err(error) => {
+                        assert_eq!((known, error.kind()), (false, ErrorKind::Unsupported), "{kind:?} {number}");
+                    }
+                }
+            }
+        }
     }
 
     #[test]

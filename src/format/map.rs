@@ -1,10 +1,10 @@
-//! A map: where each chunk of one manifest lies, so that a restore never reads the index.
+//! A map: the place of each chunk of one manifest, so that a restore never reads the index.
 //!
 //! The body of an envelope of kind 'P':
 //!
 //! ```text
 //! manifest id (32); packs: count, each: session (16), object (16), length, footer length, chunks
-//! n, the manifest's chunks; m, further chunks, which these need to be decoded
+//! n: chunks of the manifest; m: further chunks, their bases
 //! m x: id (32), plain length
 //! n+m x: pack, ordinal, offset, stored length, codec (1), base (0: none, else 1 + index of a chunk)
 //! ```
@@ -18,12 +18,12 @@ use crate::error::{Error, Result};
 use crate::id::{ChunkId, ManifestId, ObjectId, Owned, PackId, SessionId};
 use crate::limits::{CHUNK_LEN_MAX, PACK_CHUNKS_MAX, PACK_LEN_MAX};
 
-/// A pack, with what is needed to open it in one ranged read.
+/// A pack, with the data to open it in one ranged read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PackRef {
-    /// Its name.
+    /// Id.
     pub id: PackId,
-    /// Its length in bytes.
+    /// Length in bytes.
     pub len: u64,
     /// The length of its footer in bytes, without the trailer.
     pub footer_len: u32,
@@ -44,7 +44,7 @@ pub struct Frame {
     pub stored_len: u32,
     /// Codec.
     pub codec: Codec,
-    /// One more than the place of its base among the map's frames, if its codec needs one.
+    /// One more than the number of its base among the map's frames, if its codec needs one.
     pub base: Option<NonZeroU32>,
 }
 
@@ -57,7 +57,7 @@ pub struct Map {
     pub packs: Vec<PackRef>,
     /// One frame for each chunk of the manifest, in its order, then for each of the further ones.
     pub frames: Vec<Frame>,
-    /// Chunks that the manifest does not have and its chunks cannot be decoded without, with their plain lengths.
+    /// Bases that are not in the manifest, with their plain lengths.
     pub further: Vec<(ChunkId, u32)>,
 }
 
@@ -99,7 +99,7 @@ impl Map {
         Self::decode_within(body, u64::MAX)
     }
 
-    /// Reads a body that may take `room` bytes of memory.
+    /// Reads a body, with at most `room` bytes of memory.
     ///
     /// # Errors
     /// Damaged or unsupported; exhausted, if `room` is too little.
@@ -124,7 +124,7 @@ impl Map {
         self.frames.len() - self.further.len()
     }
 
-    /// A codec has a base or has none, and each base is stored with fewer hops than what needs it: so nothing goes in circles.
+    /// Checks that exactly the frames whose codec needs it have a base, with fewer hops than the frame, which excludes cycles.
     fn check_bases(&self) -> Result<()> {
         let sound = |frame: &Frame| match frame.base() {
             None => !frame.codec.has_base(),

@@ -27,15 +27,15 @@ pub const TRAILER_LEN: u64 = 48;
 const PAGE: u64 = 4096;
 const PAGED_FROM: u64 = 64 << 10;
 const WORD: u64 = 8;
-/// Bytes of the only parameter there is: the id of a base.
+/// Bytes of the only parameter: the id of a base.
 const BASE_LEN: u8 = 32;
 
-/// Bytes of the footer of a pack of `chunks`, without the trailer, at most: every chunk with the longest parameters.
+/// Maximum bytes of the footer of a pack of `chunks`, without the trailer, with the longest parameters.
 pub(super) const fn footer_len_max(chunks: u32) -> u32 {
     chunks.saturating_mul(32 + 8 + 4 + 4 + 1 + 1 + u8::MAX as u32).saturating_add(4)
 }
 
-/// One stored chunk, as its pack's footer tells it.
+/// One stored chunk, as in the pack's footer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FooterEntry {
     /// Id.
@@ -48,14 +48,14 @@ pub struct FooterEntry {
     pub plain_len: u32,
     /// Codec.
     pub codec: Codec,
-    /// The chunk that it cannot be decoded without, if its codec needs one.
+    /// Base, if its codec needs one.
     pub base: Option<ChunkId>,
 }
 
 /// Content of a pack, in the order of its frames.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PackFooter {
-    /// Every chunk; a chunk's place in this list is its ordinal.
+    /// All chunks; a chunk's index in this list is its ordinal.
     pub entries: Vec<FooterEntry>,
 }
 
@@ -79,7 +79,7 @@ impl PackLayout {
         Self { footer: PackFooter::default(), end: HEADER_LEN as u64 }
     }
 
-    /// Adds the frame of the chunk `id`, stored by a codec to a base that this needs: how many zero bytes go before it.
+    /// Adds the frame of the chunk `id` with its codec and base; returns the number of zero bytes before it.
     pub fn push(
         &mut self,
         id: ChunkId,
@@ -101,7 +101,7 @@ impl PackLayout {
         self.end
     }
 
-    /// No frame yet?
+    /// True if there is no frame yet.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.footer.entries.is_empty()
@@ -147,7 +147,7 @@ impl PackFooter {
     /// Length of the footer (without the trailer), read from the last [`TRAILER_LEN`] bytes of a pack.
     ///
     /// # Errors
-    /// Damaged, if these bytes do not end a pack; unsupported, if a later version wrote them.
+    /// Damaged, if these bytes are no end of a pack; unsupported, if a later version wrote them.
     pub fn len_from_trailer(trailer: &[u8]) -> Result<u64> {
         let mut reader = Reader::new(trailer);
         let fields = (|| {
@@ -173,7 +173,7 @@ impl PackFooter {
     /// Reads a footer and trailer: the last bytes of a pack of `pack_len` bytes.
     ///
     /// # Errors
-    /// Damaged, if they are not as written; unsupported, if a later version wrote them.
+    /// Damaged, if they have changed; unsupported, if a later version wrote them.
     pub fn decode(tail: &[u8], pack_len: u64) -> Result<Self> {
         let split = tail.len().checked_sub(usize::try_from(TRAILER_LEN).unwrap_or(usize::MAX));
         let split = split.ok_or_else(|| Error::damaged("pack is too short").got(pack_len))?;
@@ -194,7 +194,7 @@ impl PackFooter {
     }
 }
 
-/// The columns of a footer as they lie there.
+/// Columns of an encoded footer.
 struct Columns<'a> {
     n: usize,
     ids: &'a [u8],

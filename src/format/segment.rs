@@ -1,4 +1,4 @@
-//! An index segment: which pack holds which chunk. 16 bytes a chunk, sorted, so that it is searched where it lies.
+//! An index segment: the pack of each chunk, in 16 bytes per chunk, sorted, so that it can be searched in place.
 //!
 //! The body of an uncompressed envelope of kind 'I':
 //!
@@ -24,12 +24,12 @@ use crate::error::{Error, Result};
 use crate::id::{ChunkId, ObjectId, Owned, SessionId};
 use crate::limits::{PACK_CHUNKS_MAX, PACK_LEN_MAX};
 
-/// Where in the object its packs begin.
+/// Offset of the packs in the object.
 const PACKS: usize = HEADER_LEN + 16;
 const PACK_ROW: usize = 48;
 const BLOCK: usize = 32;
 const ENTRY: usize = 16;
-/// Bits a chunk in the filter: 1 % false hits.
+/// Bits per chunk in the filter: 1 % false positives.
 const FILTER_BITS: usize = 10;
 const SALTS: [u32; 8] =
     [0x47b6_137b, 0x4497_4d91, 0x8824_ad5b, 0xa2b7_289d, 0x7054_95c7, 0x2df1_424b, 0x9efc_4947, 0x5c6b_fb31];
@@ -66,8 +66,8 @@ pub fn segment_bytes(packs: &[PackRef], mut rows: Vec<Row>) -> Vec<u8> {
     out.into_bytes()
 }
 
-/// A segment's parts within its object, which is borrowed at each call: it may be a mapped file. It takes no memory by itself,
-/// however long the object says that its tables are.
+/// Ranges of a segment's parts in its object, which is passed to each call, because it may be a mapped file. It uses no memory in
+/// proportion to the object.
 #[derive(Clone, Debug)]
 pub struct SegmentView {
     packs: u32,
@@ -77,8 +77,8 @@ pub struct SegmentView {
 }
 
 impl SegmentView {
-    /// Reads the head of a segment. The object's digest is for whoever fetched it: a wrong entry can only be a
-    /// candidate that does not match.
+    /// Parses the head of a segment. Whoever fetches the object verifies its digest; a wrong entry is only a candidate that does
+    /// not match.
     ///
     /// # Errors
     /// Damaged, if the parts do not fit the object; unsupported, if a later version wrote it, or compressed it.
@@ -122,7 +122,7 @@ impl SegmentView {
         pack_row(&mut Reader::new(row)).ok()
     }
 
-    /// The packs it covers, but for impossible ones.
+    /// Packs that it covers, except impossible ones.
     pub fn packs<'a>(&self, object: &'a [u8]) -> impl Iterator<Item = PackRef> + use<'a> {
         let view = self.clone();
         (0..self.packs).filter_map(move |number| view.pack(object, number))
@@ -134,7 +134,7 @@ impl SegmentView {
         self.chunks
     }
 
-    /// Candidates for `id`: chunks whose ids start like it. `object` is what this view was parsed from.
+    /// Candidates for `id`: chunks with the same id prefix. `object` is the object that this view was parsed from.
     pub fn find<'a>(&self, object: &'a [u8], id: &ChunkId) -> impl Iterator<Item = Row> + use<'a> {
         let wanted = id.prefix();
         let filter = object.get(self.filter..self.entries).unwrap_or_default();
@@ -173,7 +173,8 @@ fn row_of(row: &[u8; ENTRY]) -> Row {
     Row { prefix: prefix_of(row), pack, ordinal }
 }
 
-/// The first row at or after `wanted`. Prefixes are uniform, so guess by proportion, then halve: two or three pages.
+/// First row at or after `wanted`, by interpolation search (prefixes are uniform), then binary search: touches two or three
+/// pages.
 fn lower_bound(rows: &[[u8; ENTRY]], wanted: u64) -> usize {
     let (mut low, mut high) = (0usize, rows.len());
     let (mut floor, mut ceiling) = (0u64, u64::MAX);

@@ -1,4 +1,4 @@
-//! The two cursors that every structure is written and read with.
+//! Reader and writer for all stored structures.
 //!
 //! Integers are little-endian where fixed, LEB128 where variable (at most 10 bytes, no needless zero continuation);
 //! byte strings are a variable length and the bytes.
@@ -13,7 +13,7 @@ use crate::error::Error as PublicError;
 pub struct Malformed {
     /// Fault.
     pub what: &'static str,
-    /// Where, counted from the start of the structure.
+    /// Offset from the start of the structure.
     pub offset: usize,
 }
 
@@ -21,7 +21,7 @@ pub struct Malformed {
 const TOO_LARGE: &str = "structure needs more memory than it may take";
 
 impl Malformed {
-    /// True if decoding would take more memory than [`Reader::within`] allows; the bytes may be sound.
+    /// True if decoding would need more memory than [`Reader::within`] allows; the bytes may be valid.
     #[must_use]
     pub fn is_too_large(&self) -> bool {
         self.what == TOO_LARGE
@@ -37,7 +37,7 @@ impl From<Malformed> for PublicError {
     }
 }
 
-/// A structure does not fit the memory that it may take.
+/// Error: a structure exceeds its memory limit.
 pub(crate) fn too_large() -> PublicError {
     PublicError::exhausted("stored structure does not fit the memory budget")
         .help("raise --memory, if you trust who wrote it: a small object can stand for a very large one")
@@ -56,17 +56,17 @@ pub struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    /// Reads from the start of `bytes`, for a structure that takes about as much memory as its bytes.
+    /// Creates a reader of `bytes`, for a structure whose memory is about the length of its bytes.
     pub fn new(bytes: &'a [u8]) -> Self {
         Self::within(bytes, u64::MAX)
     }
 
-    /// Reads from the start of `bytes` what may take `room` bytes of memory: see [`Reader::keep`].
+    /// Creates a reader of `bytes` with a limit of `room` bytes of memory: see [`Reader::keep`].
     pub fn within(bytes: &'a [u8], room: u64) -> Self {
         Self { bytes, at: 0, room }
     }
 
-    /// Counts `bytes` of memory that are about to be kept.
+    /// Counts `bytes` of memory for decoded values.
     ///
     /// # Errors
     /// See [`Malformed::is_too_large`].
@@ -171,7 +171,7 @@ impl<'a> Reader<'a> {
         Ok((zigzag >> 1).cast_signed() ^ -(zigzag & 1).cast_signed())
     }
 
-    /// A count of things that each take at least `least` bytes: bounded by what is left, so that no allocation can be
+    /// Reads a count of items of at least `least` bytes each. It is limited by the remaining bytes, so that no allocation is
     /// larger than the input.
     pub fn count(&mut self, least: usize) -> Read<usize> {
         let count = self.varint()?;
@@ -202,7 +202,7 @@ impl<'a> Reader<'a> {
         Ok(text.to_owned())
     }
 
-    /// `count` values that are kept: their memory is counted before any is read.
+    /// Reads `count` values; their memory is counted before any is read.
     pub fn kept_list<T, E: From<Malformed>>(
         &mut self,
         count: usize,
@@ -222,12 +222,12 @@ impl<'a> Reader<'a> {
         std::str::from_utf8(bytes).map_err(|_| self.malformed("text is not UTF-8"))
     }
 
-    /// Nothing may be left.
+    /// Checks that nothing is left.
     pub fn finish(self) -> Read<()> {
         self.done()
     }
 
-    /// Nothing may be left, for now.
+    /// Checks that nothing is left, without ending the reader.
     pub fn done(&self) -> Read<()> {
         if self.remaining() == 0 { Ok(()) } else { Err(self.malformed("bytes are left over")) }
     }
@@ -253,7 +253,7 @@ impl Writer {
         self.0.len()
     }
 
-    /// Nothing written yet?
+    /// True if nothing was written yet.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

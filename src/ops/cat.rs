@@ -1,4 +1,4 @@
-//! Cat: bytes of one saved file, in order, each chunk verified before its first byte goes out.
+//! Cat: writes bytes of a saved file, in order; each chunk is verified before its first byte is written.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -9,25 +9,26 @@ use crate::chunk::Chunk;
 use crate::error::{Error, Result};
 use crate::format::{Content, EntryKind};
 use crate::limits::MIB;
+use crate::name::Name;
 use crate::ops::shown;
 use crate::progress::Progress;
-use crate::repository::{Gaps, Name, Repository, Saved, Sink, fetch, longest_read, plan};
+use crate::repository::{Gaps, Repository, Saved, Sink, fetch, longest_read, plan};
 
-/// Plain bytes gathered before they are written out.
+/// Plain bytes buffered before a write.
 const STEP: u64 = 16 * MIB;
 
-/// Takes verified bytes: the number of the range that they are of, where in it they begin, and the bytes.
+/// Consumer of verified bytes: number of the range, offset in it, and the bytes.
 pub type RangeSink = Arc<dyn Fn(usize, u64, &[u8]) -> Result<()> + Send + Sync>;
 
 impl Repository {
-    /// Writes the bytes `range` (inclusive, as in HTTP; all without one) of the file at `path` in the tree `name`; returns
-    /// how many. A range that ends after the file ends with it.
+    /// Writes the bytes `range` (inclusive, as in HTTP; default: all) of the file `path` in the tree `name`; returns their
+    /// number. A range is cut at the end of the file.
     ///
     /// # Errors
     /// Not found, for the name or path; usage, for a range outside the file; damaged.
     ///
     /// # Cancel safety
-    /// Safe: what was written was right.
+    /// Safe: all bytes written so far are verified.
     pub async fn cat(
         &self,
         name: &Name,
@@ -42,27 +43,28 @@ impl Repository {
         while at < range.end {
             let to = range.end.min(at + STEP);
             let bytes = self.gather(&saved, path, at..to).await?;
-            out.write_all(&bytes).map_err(not_written)?;
+            out.write_all(&bytes).map_err(Error::standard_output)?;
             at = to;
         }
         Ok(total)
     }
 
-    /// Reads ranges of files of one tree, each chunk once however many of them need it, and gives their bytes to `sink` as
-    /// they come, in any order and from any thread. Holes are not given: they are zeros.
+    /// Reads ranges of files of one tree, each chunk only once, and passes their bytes to `sink` in any order and from any
+    /// thread. Holes, which are zeros, are not passed.
     ///
     /// # Errors
-    /// Not found, for a path, or if a pack is gone because the tree was replaced or repacked since it was opened; usage, for a
-    /// range that ends after its file; damaged; what `sink` returns.
+    /// Not found, for a path, or if a pack was deleted because the tree was replaced or repacked since it was opened; denied, if the
+    /// policy does not let the tree come here any more; usage, for a range beyond its file; damaged; errors of `sink`.
     ///
     /// # Cancel safety
-    /// Safe: what `sink` was given was right; it may be given more for a moment.
+    /// Safe: `sink` only got verified bytes; it may get more for a moment.
     pub async fn read_ranges(
         &self,
         saved: &Arc<Saved>,
         ranges: &[(Vec<u8>, Range<u64>)],
         sink: RangeSink,
     ) -> Result<()> {
+        self.check_still_readable(saved).await?;
         let mut files: BTreeMap<&[u8], Vec<(u32, Range<u64>)>> = BTreeMap::new();
         let mut placed: BTreeMap<u32, Vec<Placed>> = BTreeMap::new();
         for (number, (path, window)) in ranges.iter().enumerate() {
@@ -109,7 +111,7 @@ impl Repository {
     }
 }
 
-/// A chunk's place in a file of which a window is asked for.
+/// Place of a chunk in a file of which a window is requested.
 struct Placed {
     number: usize,
     at: Range<u64>,
@@ -117,7 +119,7 @@ struct Placed {
 }
 
 impl Placed {
-    /// Overlap of `bytes`, the chunk, with the window: the window's number, the offset in it, and the bytes.
+    /// Overlap of the chunk `bytes` with the window: number of the window, offset in it, and the bytes.
     fn part<'b>(&self, bytes: &'b [u8]) -> Option<(usize, u64, &'b [u8])> {
         let (from, to) = (self.at.start.max(self.window.start), self.at.end.min(self.window.end));
         let index = |offset: u64| usize::try_from(offset.checked_sub(self.at.start)?).ok();
@@ -150,31 +152,12 @@ fn outside(path: &[u8], size: u64, first: u64, last: u64) -> Error {
     Error::usage("range lies outside the file")
         .at(shown(path))
         .expected(format!("within its {size} bytes"))
-        .got(format!("{first}-{last}"))
-}
-
-/// Error of a failed write to the output.
-fn not_written(source: std::io::Error) -> Error {
-    use std::io::ErrorKind::{QuotaExceeded, StorageFull};
-    if matches!(source.kind(), StorageFull | QuotaExceeded) {
-        return Error::exhausted("disk full: cannot write standard output")
-            .source(source)
-            .help("free some space where it goes, or send it elsewhere, then run the same command again");
-    }
-    Error::other("cannot write standard output").source(source)
+        .got(if last == u64::MAX { format!("{first}-") } else { format!("{first}-{last}") })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_full_disk_is_named_with_a_cure() {
-        let full = not_written(std::io::ErrorKind::StorageFull.into());
-        assert_eq!(full.kind(), crate::ErrorKind::Exhausted);
-        assert!(full.to_string().contains("disk full: cannot write standard output") && full.help_text().is_some());
-        assert_eq!(not_written(std::io::ErrorKind::BrokenPipe.into()).kind(), crate::ErrorKind::Other);
-    }
 
     #[test]
     fn ranges_are_inclusive_and_end_with_the_file() {

@@ -1,4 +1,4 @@
-//! Collect: frees what no name needs, by plans that can be shown before they are carried out.
+//! Collect: deletes data that no name needs, by plans that a dry run can show.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,17 +12,18 @@ use crate::error::{Error, Result};
 use crate::id::{PackId, SessionId};
 use crate::progress::Progress;
 use crate::repository::collect::{
-    Cutoff, Judgement, Leftovers, Marks, Unneeded, delete_all, judge, leftovers, mark, repack, store_time,
+    Cutoff, Judgement, KEEP_REMOVED, KeepUntil, Leftovers, Marks, Unneeded, delete_all, judge, leftovers, mark,
+    outlived, repack, store_time,
 };
 use crate::repository::layout::{Family, Numbered};
 use crate::repository::log::{Action, LogEntry, State};
 use crate::repository::{IndexedPacks, Repository, layout};
-use crate::storage::{StagingFile, staging_files};
+use crate::storage::{StagingFile, UnfinishedUpload, staging_files};
 use crate::work::blocking;
 
-/// A session that has written nothing for this long, by the store's clock, is over. No grace period shortens it.
+/// Time without a write, by the store's clock, after which a session is ended. No grace period shortens it.
 const FENCE_AFTER: Duration = Duration::from_hours(24);
-/// Entries that a truncation leaves, so that few readers have to start over.
+/// Entries that a truncation keeps, so that few readers have to start over.
 const LOG_KEEP: u64 = 64;
 /// Live segments above which a collect merges some.
 const SEGMENTS_GOOD: usize = 8;
@@ -30,18 +31,22 @@ const SEGMENTS_GOOD: usize = 8;
 /// Options of a collect.
 #[derive(Clone, Debug)]
 pub struct CollectOptions {
-    /// Only say what would be done.
+    /// Only report what would be done.
     pub dry_run: bool,
-    /// Time that an object is kept after a collect found that nothing needs it, by the store's clock. It spares slow readers and
-    /// writers extra work, and leaves time to notice what a stolen key did; against other writers nothing's safety depends on it.
+    /// Time that an object is kept after a collect found it unneeded, by the store's clock. It avoids retries of slow readers and
+    /// writers, and leaves time to notice the misuse of a stolen key. Safety with concurrent writers does not depend on it.
     pub grace: Duration,
+    /// Time for which the values of removed and replaced names stay, by the store's clock: so long they can be taken back. The
+    /// grace begins after it.
+    pub keep_removed: Duration,
     /// Progress counters.
     pub progress: Progress,
 }
 
 impl Default for CollectOptions {
     fn default() -> Self {
-        Self { dry_run: false, grace: Duration::from_hours(24), progress: Progress::default() }
+        let (grace, progress) = (Duration::from_hours(24), Progress::default());
+        Self { dry_run: false, grace, keep_removed: KEEP_REMOVED, progress }
     }
 }
 
@@ -58,45 +63,55 @@ pub struct CollectReport {
     pub repacked_packs: u64,
     /// Index segments merged or rebuilt.
     pub merged_segments: u64,
-    /// Sessions ended because they stood still.
+    /// Sessions ended because they were idle.
     pub fenced_sessions: u64,
     /// Bytes of the objects deleted.
     pub freed_bytes: u64,
-    /// Stored bytes of the chunks in use.
+    /// Values of removed and replaced names that are forgotten: they were kept for as long as they were to be.
+    pub forgotten_values: u64,
+    /// Values of removed and replaced names that can be taken back.
+    pub kept_values: u64,
+    /// Stored bytes of chunks that stay only because of these.
+    pub kept_bytes: u64,
+    /// Stored bytes of the chunks in use, those included.
     pub live_bytes: u64,
-    /// Objects that nothing needs and whose grace is not over.
+    /// Unneeded objects within their grace period.
     pub waiting_objects: u64,
     /// Bytes of these objects.
     pub waiting_bytes: u64,
-    /// Packs that no name uses and that are kept all the same, because a save or sync that is under way may need them.
+    /// Packs that no name uses, kept because a save or sync in progress may need them.
     pub held_packs: u64,
     /// Bytes of these packs.
     pub held_bytes: u64,
     /// The open sessions that they belong to.
     pub held: Vec<HeldSession>,
-    /// Steps that were done, or would be, in words.
+    /// Unfinished files and uploads of a save or sync, younger than 24 hours.
+    pub unfinished_objects: u64,
+    /// Bytes of these files; those of uploads are unknown.
+    pub unfinished_bytes: u64,
+    /// Descriptions of the actions taken, or in a dry run planned.
     pub steps: Vec<String>,
     /// Duration in seconds.
     pub seconds: f64,
 }
 
-/// An open session with packs that no name uses: of a save or sync that runs, or was killed.
+/// An open session with packs that no name uses, of a save or sync that is running or was killed.
 #[derive(Clone, Debug, Serialize)]
 pub struct HeldSession {
-    /// Its id.
+    /// Id.
     pub session: String,
-    /// The name that ranks save in it together, if they do.
+    /// Name that ranks save together in it, if it is shared.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
     /// Packs.
     pub packs: u64,
     /// Their bytes.
     pub bytes: u64,
-    /// From when on a collect ends it, RFC 3339, unless it goes on or is resumed. None, if the store does not tell times.
+    /// Time from which a collect ends it, RFC 3339, unless it continues or is resumed. None if the store has no times.
     pub ends: Option<String>,
 }
 
-/// Everything that a judgement is made from.
+/// Input of a judgement.
 struct Evidence {
     state: Arc<State>,
     packs: IndexedPacks,
@@ -104,13 +119,13 @@ struct Evidence {
 }
 
 impl Repository {
-    /// Frees what no name needs. With a grace of zero, one call condemns, marks again, purges and deletes.
+    /// Deletes data that no name needs. With a grace of zero, one call condemns, marks again, purges and deletes.
     ///
     /// # Errors
-    /// Damaged, if the log is, or a name's map cannot be read: then nothing is condemned, purged or deleted.
+    /// Damaged, if the log is, or a name's map cannot be read: nothing is condemned, purged or deleted then.
     ///
     /// # Cancel safety
-    /// Safe: the next collect goes on where this one was.
+    /// Safe: the next collect continues.
     #[tracing::instrument(skip_all)]
     pub async fn collect(&self, options: &CollectOptions) -> Result<CollectReport> {
         let begun = std::time::Instant::now();
@@ -127,7 +142,7 @@ impl Repository {
         Ok(report)
     }
 
-    /// Replays what is kept of the log: what is unneeded is told from its newest snapshot, which must follow from the entries.
+    /// Replays the stored log, to verify its newest snapshot, which decides what is unneeded.
     async fn check_log(&self) -> Result<()> {
         match self.log().audit().await?.damaged.into_iter().next() {
             Some((_, error)) => Err(Error::damaged("nothing can be collected: the log is damaged")
@@ -138,20 +153,24 @@ impl Repository {
     }
 
     async fn rehearse(&self, listed: &Leftovers, options: &CollectOptions, report: &mut CollectReport) -> Result<()> {
-        let evidence = self.evidence(&options.progress).await?;
         // The store's clock costs a write to read: a dry run goes by this machine's.
         let now = self.clock().now();
+        let forgotten = self.due_to_forget(options, Some(now)).await?;
+        report.tell_forgotten(&forgotten);
+        let evidence = self.evidence(&options.progress, &forgotten).await?;
         let cutoff = options.cutoff(Some(now));
         let mut judgement = evidence.judge(listed, cutoff);
-        judgement.fence = listed.stalled(self, &evidence.state, before(now, FENCE_AFTER)).await?;
-        report.live_bytes = evidence.marks.live_bytes();
+        judgement.fence = listed.stalled(self, &evidence.state, now.before(FENCE_AFTER)).await?;
+        report.tell_live(&evidence);
         report.count(&judgement);
-        report.steps = judgement.describe();
+        report.steps.extend(judgement.describe());
         let unneeded = evidence.unneeded(listed, cutoff);
         report.deleted_objects = unneeded.due.len() as u64;
         report.tell(&unneeded);
         self.tell_held(listed, &evidence, &judgement.fence, report).await?;
-        // Packs that would be purged are among what waits.
+        let unfinished = self.unfinished(now).await?;
+        report.tell_unfinished(&unfinished);
+        // Packs that would be purged count as waiting.
         let mut gone: BTreeMap<PackId, u64> = judgement.purge.iter().map(|&(pack, _, len)| (pack, len)).collect();
         if options.grace.is_zero() {
             // A pack that is rewritten is deleted, too.
@@ -166,16 +185,19 @@ impl Repository {
     }
 
     async fn carry_out(&self, listed: &Leftovers, options: &CollectOptions, report: &mut CollectReport) -> Result<()> {
-        // An entry of its own tells the store's time.
+        // A new log entry shows the store's time.
         let session = SessionId::random();
         let opened = self.log().commit(Some(session), |_| Ok(vec![Action::Open(session)])).await?;
         let store_now = store_time(self, opened.entry.unwrap_or(0)).await?;
         let cutoff = options.cutoff(store_now);
+        let forgotten = self.due_to_forget(options, store_now).await?;
+        self.commit_still_right(session, forgotten.clone()).await?;
+        report.tell_forgotten(&forgotten);
 
-        let evidence = self.evidence(&options.progress).await?;
+        let evidence = self.evidence(&options.progress, &[]).await?;
         let mut judgement = evidence.judge(listed, cutoff);
         if let Some(store_now) = store_now {
-            judgement.fence = listed.stalled(self, &evidence.state, before(store_now, FENCE_AFTER)).await?;
+            judgement.fence = listed.stalled(self, &evidence.state, store_now.before(FENCE_AFTER)).await?;
         }
         let first = Judgement { purge: Vec::new(), ..judgement.clone() };
         options.progress.phase("repacking", first.repack.iter().map(|pack| evidence.marks.used_bytes(&pack.id)).sum());
@@ -184,9 +206,9 @@ impl Repository {
         report.count(&first);
         report.steps.extend(first.describe());
 
-        // A new marking, from a state in which everything to be purged was condemned already. One at a time is in memory.
+        // Marks again, from a state in which all packs to purge are condemned already. Only one marking is in memory.
         drop(evidence);
-        let evidence = self.evidence(&options.progress).await?;
+        let evidence = self.evidence(&options.progress, &[]).await?;
         let again = evidence.judge(listed, cutoff);
         let second = Judgement { purge: again.purge, pardon: again.pardon, ..Judgement::default() };
         self.commit_still_right(session, second.actions()).await?;
@@ -195,8 +217,8 @@ impl Repository {
         drop(evidence);
         self.rebuild_index(session, report).await?;
 
-        let evidence = self.evidence(&options.progress).await?;
-        report.live_bytes = evidence.marks.live_bytes();
+        let evidence = self.evidence(&options.progress, &[]).await?;
+        report.tell_live(&evidence);
         self.tell_held(listed, &evidence, &[], report).await?;
         let unneeded = evidence.unneeded(listed, cutoff);
         self.delete_due(session, listed, &evidence, &unneeded).await?;
@@ -204,14 +226,16 @@ impl Repository {
         report.deleted_objects += unneeded.due.len() as u64;
         listed.list_unneeded(self, session, &unneeded).await?;
         if let Some(store_now) = store_now {
-            self.sweep_unfinished(store_now, report).await?;
+            let unfinished = self.unfinished(store_now).await?;
+            self.sweep(&unfinished).await?;
+            report.tell_unfinished(&unfinished);
         }
         self.log().commit(Some(session), |_| Ok(vec![Action::Close(session)])).await?;
         report.deleted_objects += self.log().truncate(LOG_KEEP, cutoff.limit()).await?;
         Ok(())
     }
 
-    /// Tells what open sessions keep from being freed, but for those that are `ending`.
+    /// Reports packs that open sessions keep from being deleted, except sessions that are `ending`.
     async fn tell_held(
         &self,
         listed: &Leftovers,
@@ -230,26 +254,44 @@ impl Repository {
                 name: joint.map(|joint| joint.attempt.name.to_string()),
                 packs: held.packs,
                 bytes: held.bytes,
-                ends: held.alive.map(|alive| after(alive, FENCE_AFTER).to_string()),
+                ends: held.alive.map(|alive| alive.after(FENCE_AFTER).to_string()),
             });
         }
         Ok(())
     }
 
-    async fn evidence(&self, progress: &Progress) -> Result<Evidence> {
+    /// Actions that forget what was kept of removed names for long enough, if it is `now`. A store that does not tell the time
+    /// forgets nothing but what is not to be kept at all.
+    async fn due_to_forget(&self, options: &CollectOptions, now: Option<Timestamp>) -> Result<Vec<Action>> {
+        let until = match now {
+            _ if options.keep_removed.is_zero() => KeepUntil::Now,
+            Some(now) => KeepUntil::TakenBefore(now.before(options.keep_removed)),
+            None => return Ok(Vec::new()),
+        };
+        outlived(self, &*self.state().await?, until).await
+    }
+
+    /// Reads the state, the index and the maps, as if `forgotten` were committed.
+    async fn evidence(&self, progress: &Progress, forgotten: &[Action]) -> Result<Evidence> {
         progress.phase("marking", 0);
         loop {
-            let (state, index) = self.indexed_state().await?;
+            let (now, index) = self.indexed_state().await?;
+            let state = without(&now, forgotten);
             match mark(self, &state).await {
                 Ok(marks) => return Ok(Evidence { packs: index.packs(self.budget())?, state, marks }),
                 // A map that is missing because its name moved on meanwhile says nothing.
-                Err(error) if self.state().await?.refs == state.refs => return Err(error),
-                Err(error) => tracing::debug!("marking again: {error:?}"),
+                Err(error) => {
+                    let newest = self.state().await?;
+                    if newest.refs == now.refs && newest.removed == now.removed {
+                        return Err(error);
+                    }
+                    tracing::debug!("marking again: {error:?}");
+                }
             }
         }
     }
 
-    /// Commits those of `actions` that the newest state still allows: what somebody else did meanwhile is none of ours.
+    /// Commits the `actions` that the newest state still allows; other processes may have done the rest.
     async fn commit_still_right(&self, session: SessionId, actions: Vec<Action>) -> Result<()> {
         let commit = self.log().commit(Some(session), |state| {
             let allowed = |action: &&Action| {
@@ -262,7 +304,7 @@ impl Repository {
         commit.await.map(drop)
     }
 
-    /// Deletes what is due, and says in the log which purged packs are gone: also those that an earlier collector deleted.
+    /// Deletes objects that are due, and records in the log which purged packs are deleted, also by an earlier collector.
     async fn delete_due(
         &self,
         session: SessionId,
@@ -300,31 +342,46 @@ impl Repository {
         Ok(())
     }
 
-    /// Uploads and files that some writer of this repository began and never finished. Their age is told by the store's clock:
-    /// by another's, an upload that has just begun may look old.
-    async fn sweep_unfinished(&self, store_now: Timestamp, report: &mut CollectReport) -> Result<()> {
+    /// Unfinished uploads and files of this repository's writers. Their age is measured by the store's clock: by another clock, a
+    /// new upload might seem old.
+    async fn unfinished(&self, store_now: Timestamp) -> Result<Unfinished> {
+        let mut unfinished = Unfinished::default();
         if let Some(bucket) = self.store().bucket() {
-            let aborted = bucket.abort_unfinished_uploads(layout::is_uploaded_in_parts, store_now, FENCE_AFTER).await?;
-            report.deleted_objects += aborted.len() as u64;
+            let uploads = bucket.unfinished_uploads(layout::is_uploaded_in_parts).await?;
+            (unfinished.stale_uploads, unfinished.uploads) =
+                uploads.into_iter().partition(|upload| store_now.since(upload.initiated) >= FENCE_AFTER);
         }
         if let Some(root) = self.store().directory() {
             let root = root.to_owned();
-            let swept = blocking(move || {
-                let mut files = staging_files(&root, store_now, FENCE_AFTER)?;
-                files.retain(is_leftover);
-                files.iter().try_for_each(StagingFile::remove)?;
-                Ok((files.len() as u64, files.iter().map(|file| file.len).sum::<u64>()))
-            });
-            let (files, bytes) = swept.await?;
-            report.deleted_objects += files;
-            report.freed_bytes += bytes;
+            let mut files = blocking(move || staging_files(&root)).await?;
+            files.retain(is_leftover);
+            (unfinished.stale_files, unfinished.files) =
+                files.into_iter().partition(|file| store_now.since(file.modified) >= FENCE_AFTER);
         }
-        Ok(())
+        Ok(unfinished)
+    }
+
+    /// Deletes stale files and uploads.
+    async fn sweep(&self, unfinished: &Unfinished) -> Result<()> {
+        if let Some(bucket) = self.store().bucket() {
+            bucket.abort_uploads(&unfinished.stale_uploads).await?;
+        }
+        let files = unfinished.stale_files.clone();
+        blocking(move || files.iter().try_for_each(StagingFile::remove)).await
     }
 }
 
-/// Whether a staging file has the shape of this repository's, and nobody can publish another's bytes by it: see
-/// [`StagingFile::remove`]. A repository inside this one's folder looks after its own.
+/// Unfinished uploads and files. Stale ones have been idle for so long that their writer must be dead.
+#[derive(Debug, Default)]
+struct Unfinished {
+    uploads: Vec<UnfinishedUpload>,
+    stale_uploads: Vec<UnfinishedUpload>,
+    files: Vec<StagingFile>,
+    stale_files: Vec<StagingFile>,
+}
+
+/// True if a staging file belongs to this repository, and is safe to remove: see [`StagingFile::remove`]. A repository inside
+/// this one's folder handles its own files.
 fn is_leftover(file: &StagingFile) -> bool {
     let key = Path::from(file.key.as_str());
     let owned = Family::ALL.into_iter().any(|family| layout::owner(family, &key).is_some());
@@ -332,6 +389,17 @@ fn is_leftover(file: &StagingFile) -> bool {
     owned
         || layout::is_tombstone(&key)
         || file.published && numbered.into_iter().any(|kind| kind.number(&key).is_some())
+}
+
+/// `state`, but for values that `forgotten` forgets.
+fn without(state: &Arc<State>, forgotten: &[Action]) -> Arc<State> {
+    let mut state = Arc::clone(state);
+    for action in forgotten {
+        if let Action::Forget { name, version, .. } = action {
+            Arc::make_mut(&mut state).removed.remove(&(name.clone(), *version));
+        }
+    }
+    state
 }
 
 impl Evidence {
@@ -345,13 +413,19 @@ impl Evidence {
 }
 
 impl CollectOptions {
+    /// Frees at once all that no name needs: with no grace, and nothing kept of removed names.
+    #[must_use]
+    pub fn at_once() -> Self {
+        Self { grace: Duration::ZERO, keep_removed: Duration::ZERO, ..Self::default() }
+    }
+
     /// Time before which what is deleted must have been found unneeded, if it is `now`. A store that does not tell the time deletes
     /// nothing but what needs no grace.
     fn cutoff(&self, now: Option<Timestamp>) -> Cutoff {
         if self.grace.is_zero() {
             return Cutoff::NoGrace;
         }
-        Cutoff::Before(now.map_or(Timestamp(i64::MIN), |now| before(now, self.grace)))
+        Cutoff::Before(now.map_or(Timestamp(i64::MIN), |now| now.before(self.grace)))
     }
 }
 
@@ -363,6 +437,32 @@ impl CollectReport {
         self.fenced_sessions += judgement.fence.len() as u64;
     }
 
+    fn tell_forgotten(&mut self, forgotten: &[Action]) {
+        self.forgotten_values += forgotten.len() as u64;
+        self.steps.extend(forgotten.iter().filter_map(|action| match action {
+            Action::Forget { name, version, .. } => {
+                Some(format!("forget {name} as of entry {version}: it was kept for long enough"))
+            }
+            _ => None,
+        }));
+    }
+
+    fn tell_live(&mut self, evidence: &Evidence) {
+        self.live_bytes = evidence.marks.live_bytes();
+        self.kept_bytes = evidence.marks.kept_bytes();
+        self.kept_values = evidence.state.removed.len() as u64;
+    }
+
+    fn tell_unfinished(&mut self, unfinished: &Unfinished) {
+        let Unfinished { uploads, stale_uploads, files, stale_files } = unfinished;
+        self.deleted_objects += (stale_uploads.len() + stale_files.len()) as u64;
+        self.freed_bytes += stale_files.iter().map(|file| file.len).sum::<u64>();
+        // A published one is a second link of its object.
+        let files = files.iter().filter(|file| !file.published);
+        self.unfinished_objects = (uploads.len() + files.clone().count()) as u64;
+        self.unfinished_bytes = files.map(|file| file.len).sum();
+    }
+
     fn tell(&mut self, unneeded: &Unneeded) {
         self.freed_bytes += unneeded.due.values().sum::<u64>();
         self.waiting_objects += unneeded.waiting.len() as u64;
@@ -371,12 +471,4 @@ impl CollectReport {
         self.steps
             .extend(deleted.map(|&(family, id)| format!("delete {}: nothing names it", layout::owned(family, id))));
     }
-}
-
-fn after(now: Timestamp, span: Duration) -> Timestamp {
-    Timestamp(now.0.saturating_add(i64::try_from(span.as_nanos()).unwrap_or(i64::MAX)))
-}
-
-fn before(now: Timestamp, span: Duration) -> Timestamp {
-    Timestamp(now.0.saturating_sub(i64::try_from(span.as_nanos()).unwrap_or(i64::MAX)))
 }

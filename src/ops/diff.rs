@@ -1,4 +1,4 @@
-//! Diff: what differs between two saved trees, told from their manifests alone.
+//! Diff: differences between two saved trees, from their manifests alone.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -7,8 +7,9 @@ use serde::Serialize;
 use crate::error::Result;
 use crate::format::{EntryKind, Manifest, TreeEntry};
 use crate::id::ChunkId;
+use crate::name::Name;
 use crate::ops::shown;
-use crate::repository::{Name, Repository};
+use crate::repository::Repository;
 
 /// One path that differs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -19,9 +20,9 @@ pub struct Change {
     pub change: &'static str,
     /// Bytes of the file before.
     pub bytes_before: u64,
-    /// And after.
+    /// Bytes of the file after.
     pub bytes_after: u64,
-    /// Plain bytes of its chunks that the first tree has nowhere.
+    /// Plain bytes of its chunks that are not in the first tree.
     pub new_bytes: u64,
 }
 
@@ -67,7 +68,7 @@ fn changes(a: &Manifest, b: &Manifest) -> Vec<Change> {
     pairs.iter().filter_map(change).collect()
 }
 
-/// The chunks of a file by name, with their places.
+/// Chunks of a file by id, with their places.
 fn content<'a>(manifest: &'a Manifest, entry: &'a TreeEntry) -> impl Iterator<Item = (u64, u64, ChunkId)> + 'a {
     let content = match &entry.kind {
         EntryKind::File(content) => Some(content),

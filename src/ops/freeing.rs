@@ -1,25 +1,27 @@
-//! Bytes that removing names would free: of chunks that no other name uses.
-
-use std::collections::BTreeMap;
+//! Bytes that removing names would free, of chunks that no other name uses.
 
 use serde::Serialize;
 
+use super::remove::RemoveOptions;
 use crate::error::{Error, ErrorKind, Result};
+use crate::name::Name;
+use crate::repository::Repository;
 use crate::repository::collect::Marks;
-use crate::repository::log::{RefValue, State};
-use crate::repository::{Name, Repository};
+use crate::repository::log::{Action, RefValue, Removed, RemovedKey, State};
 
 /// Plan of a removal.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct RemovePlan {
     /// The names.
     pub names: Vec<PlannedRemoval>,
-    /// Stored bytes that nothing would need any more; the next collect frees them. None, if a damaged map keeps this from
-    /// being told.
+    /// Stored bytes that nothing would need any more once the names are not kept; the next collect frees them then. None, if a
+    /// damaged map keeps this from being told.
     pub freed_bytes: Option<u64>,
+    /// Values of removed names that can be taken back now and could not be then.
+    pub forgotten: u64,
 }
 
-/// A name that would go.
+/// A name to remove.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct PlannedRemoval {
     /// The name.
@@ -29,27 +31,32 @@ pub struct PlannedRemoval {
 }
 
 impl Repository {
-    /// Plans [`Repository::remove_all`].
+    /// Plans [`Repository::remove_with`].
     ///
     /// # Errors
     /// Not found, if there is no such name; unreachable, if the store is.
     ///
     /// # Cancel safety
     /// Safe: it only reads.
-    pub async fn plan_remove(&self, names: &[Name], recursive: bool) -> Result<RemovePlan> {
+    pub async fn plan_remove(&self, names: &[Name], options: &RemoveOptions) -> Result<RemovePlan> {
         let state = self.state().await?;
-        let chosen = self.chosen(&state, names, recursive)?;
+        let chosen = self.chosen(&state, names, *options)?;
         let planned =
             |(name, value): (&Name, &RefValue)| PlannedRemoval { name: name.clone(), bytes: value.logical_bytes };
-        let names: Vec<Name> = chosen.keys().cloned().collect();
-        let freed_bytes = self.freed_without(&state, &names).await?;
-        Ok(RemovePlan { names: chosen.iter().map(planned).collect(), freed_bytes })
+        let names: Vec<Name> = chosen.refs.keys().cloned().collect();
+        let freed_bytes = self.freed_without(&state, &names, &chosen.forget).await?;
+        let forgotten = chosen.forget.len() as u64;
+        Ok(RemovePlan { names: chosen.refs.iter().map(planned).collect(), freed_bytes, forgotten })
     }
 
-    /// Stored bytes that only `names` use, by the maps of all names of `state`; None if a map is damaged.
-    async fn freed_without(&self, state: &State, names: &[Name]) -> Result<Option<u64>> {
-        let (gone, kept): (BTreeMap<_, _>, BTreeMap<_, _>) =
-            state.refs.iter().partition(|(name, _)| names.contains(*name));
+    /// Stored bytes that only `names` use, and values that `forget` forgets, by the maps of all names of `state` and of what is
+    /// kept; None if a map is damaged.
+    async fn freed_without(&self, state: &State, names: &[Name], forget: &[Action]) -> Result<Option<u64>> {
+        let (gone, mut kept): (Vec<_>, Vec<_>) = state.refs.iter().partition(|(name, _)| names.contains(*name));
+        let (forgotten, stay): (Vec<_>, Vec<_>) =
+            state.removed.iter().partition(|(key, removed)| forget.contains(&removed.forget(key)));
+        let gone = gone.into_iter().chain(forgotten.into_iter().map(root));
+        kept.extend(stay.into_iter().map(root));
         let mut marks = Marks::new(self.budget());
         let estimate = async {
             marks.read(self, kept).await?;
@@ -66,4 +73,8 @@ impl Repository {
             Err(error) => Err(error),
         }
     }
+}
+
+fn root<'a>((key, removed): (&'a RemovedKey, &'a Removed)) -> (&'a Name, &'a RefValue) {
+    (&key.0, &removed.value)
 }

@@ -1,4 +1,4 @@
-//! The verbs: each one thing a user can ask, as methods of an opened [`Repository`](crate::repository::Repository).
+//! The operations, as methods of an open [`Repository`](crate::repository::Repository).
 
 mod amend;
 mod cat;
@@ -7,7 +7,9 @@ mod diff;
 mod doctor;
 mod expire;
 mod freeing;
+mod label;
 mod names;
+mod remove;
 mod restore;
 mod runs;
 mod save;
@@ -16,6 +18,7 @@ mod stand_alone;
 mod stopping;
 mod subpath;
 mod sync;
+mod taking_back;
 mod tensors;
 mod verify;
 mod watch;
@@ -27,7 +30,11 @@ pub use diff::Change;
 pub use doctor::{Check, Diagnosis, Outcome, diagnose, doctor};
 pub use expire::{ExpirePlan, ExpirePolicy, PlannedStep, Reason};
 pub use freeing::{PlannedRemoval, RemovePlan};
+pub use label::Labelled;
+#[cfg(feature = "agent")]
+pub(crate) use label::all_labels;
 pub use names::{Listed, NameRange, Replaced};
+pub use remove::{RemoveOptions, RemoveReport};
 pub use restore::{Removed, RestoreOptions, RestoreReport};
 pub use runs::{RunListed, StepListed};
 pub use save::{
@@ -37,14 +44,19 @@ pub use show::{Shown, ShownEntry, ShownTensor};
 #[cfg(feature = "agent")]
 pub(crate) use subpath::chunks_below;
 pub use sync::{PlannedName, SyncOptions, SyncReport, sync};
+pub use taking_back::{NameHistory, NameValue, Taken, TakenBy, TakenValue, UndeleteOptions, UndeleteReport};
 pub use tensors::{
     RestoreTensorsOptions, RestoreTensorsReport, TENSORS_FILE, TensorListed, TensorReading, TensorSelector, TensorSink,
     TensorsRead, WantedTensor,
 };
 pub use verify::{Damage, VerifyOptions, VerifyReport};
-pub use watch::{HandoffTarget, LoggedMetric, Stop, Unsaved, WatchEvent, WatchOptions, WatchReport, is_checkpoint};
+#[cfg(feature = "agent")]
+pub(crate) use watch::with_logged;
+pub use watch::{
+    HandoffTarget, LoggedMetric, Stop, Unsaved, WatchEvent, WatchFailure, WatchOptions, WatchReport, is_checkpoint,
+};
 
-/// A path within a tree, as people read it.
+/// A path within a tree, as text for display.
 pub(crate) fn shown(path: &[u8]) -> String {
     if path.is_empty() { ".".to_owned() } else { String::from_utf8_lossy(path).into_owned() }
 }

@@ -1,20 +1,21 @@
-//! Names: list, remove, copy. They touch the log only, never content.
+//! Names: list, copy. They touch the log only, never content.
 
-use std::collections::BTreeMap;
 use std::ops::Bound;
 
 use serde::Serialize;
 
 use crate::error::{Error, Result};
-use crate::repository::log::{Action, RefValue, State, StepFacts};
-use crate::repository::{Name, Repository, no_such_name};
+use crate::name::Name;
+use crate::repository::log::{Action, RefValue, State, StepFacts, tell_forgotten};
+use crate::repository::{Repository, no_such_name};
 
 /// One name, as `ls` shows it.
 #[derive(Clone, Debug, Serialize)]
+#[cfg_attr(feature = "agent", derive(utoipa::ToSchema))]
 pub struct Listed {
     /// The name.
     pub name: String,
-    /// Its manifest's id.
+    /// Manifest's id.
     pub manifest: String,
     /// Bytes in all files.
     pub bytes: u64,
@@ -22,7 +23,7 @@ pub struct Listed {
     pub files: u64,
     /// Distinct chunks.
     pub chunks: u64,
-    /// When it was saved, RFC 3339.
+    /// Time of the save, RFC 3339.
     pub saved: String,
     /// Facts of the step.
     #[serde(flatten)]
@@ -36,26 +37,37 @@ pub struct NameRange {
     pub prefix: Option<Name>,
     /// Only names that come after this one.
     pub after: Option<Name>,
-    /// Names, at most.
+    /// Maximum number of names.
     pub limit: usize,
 }
 
 impl Repository {
-    /// Some of the names, sorted, and whether there are more. Nothing under the prefix is no error here.
+    /// One page of the names, sorted, and whether there are more. A prefix without names is no error.
+    ///
+    /// # Errors
+    /// Errors of the store.
+    ///
+    /// # Cancel safety
+    /// Safe: it only reads.
+    pub async fn list_range(&self, range: &NameRange) -> Result<(Vec<Listed>, bool)> {
+        self.list_readable(range, |_| true).await
+    }
+
+    /// As [`Repository::list_range`], as if there were only the names that `may` be read.
     ///
     /// # Errors
     /// The store's.
     ///
     /// # Cancel safety
     /// Safe: it only reads.
-    pub async fn list_range(&self, range: &NameRange) -> Result<(Vec<Listed>, bool)> {
+    pub async fn list_readable(&self, range: &NameRange, may: impl Fn(&Name) -> bool) -> Result<(Vec<Listed>, bool)> {
         let state = self.state().await?;
         let from = range.after.as_ref().map_or(Bound::Unbounded, Bound::Excluded);
         let prefix = range.prefix.as_ref();
         let mut matching = state
             .refs
             .range::<Name, _>((from, Bound::Unbounded))
-            .filter(|(name, _)| prefix.is_none_or(|prefix| name.is_under(prefix)));
+            .filter(|(name, _)| prefix.is_none_or(|prefix| name.is_under(prefix)) && may(name));
         let listed = matching.by_ref().take(range.limit).map(|(name, value)| listed(name, value)).collect();
         Ok((listed, matching.next().is_some()))
     }
@@ -63,7 +75,7 @@ impl Repository {
     /// The names under `prefix`, or all, sorted.
     ///
     /// # Errors
-    /// Not found, if a prefix was given and nothing is under it.
+    /// Not found, if there are no names under the given prefix.
     ///
     /// # Cancel safety
     /// Safe: it only reads.
@@ -77,57 +89,6 @@ impl Repository {
             }
             _ => Ok(listed),
         }
-    }
-
-    /// Removes a name. Its content goes when a collector finds nothing else uses it.
-    ///
-    /// # Errors
-    /// Not found, if there is no such name.
-    ///
-    /// # Cancel safety
-    /// Not safe: it may have happened.
-    pub async fn remove(&self, name: &Name) -> Result<()> {
-        self.remove_all(std::slice::from_ref(name), false).await.map(drop)
-    }
-
-    /// Removes all of `names` in one commit; if `recursive`, also every name below them. Returns those that were removed,
-    /// sorted, as [`Repository::list`] tells them.
-    ///
-    /// # Errors
-    /// Not found, if one of them is not there, or, if `recursive`, stands for nothing and has nothing below it; then nothing is
-    /// removed.
-    ///
-    /// # Cancel safety
-    /// Not safe: it may have happened.
-    pub async fn remove_all(&self, names: &[Name], recursive: bool) -> Result<Vec<Listed>> {
-        let mut removed = BTreeMap::new();
-        let commit = self.log().commit(None, |state| {
-            removed = self.chosen(state, names, recursive)?;
-            Ok(removed
-                .iter()
-                .map(|(name, value)| Action::RemoveRef { name: name.clone(), expected: value.version })
-                .collect())
-        });
-        commit.await?;
-        Ok(removed.iter().map(|(name, value)| listed(name, value)).collect())
-    }
-
-    /// Names of `state` that [`Repository::remove_all`] removes.
-    pub(super) fn chosen(&self, state: &State, names: &[Name], recursive: bool) -> Result<BTreeMap<Name, RefValue>> {
-        let mut chosen = BTreeMap::new();
-        for name in names {
-            if recursive {
-                let under = state.refs.iter().filter(|(other, _)| other.is_under(name));
-                let found: Vec<_> = under.map(|(name, value)| (name.clone(), value.clone())).collect();
-                if found.is_empty() {
-                    return Err(self.no_such_name(state, name));
-                }
-                chosen.extend(found);
-            } else {
-                chosen.insert(name.clone(), self.current(state, name)?.clone());
-            }
-        }
-        Ok(chosen)
     }
 
     /// Gives what `from` stands for a second name; no content moves. What `to` stood for is replaced, and told.
@@ -153,11 +114,12 @@ impl Repository {
     }
 
     async fn copy_over(&self, from: &Name, to: &Name, if_absent: bool) -> Result<Option<Replaced>> {
-        let mut replaced = None;
+        let (mut replaced, mut kept) = (None, Vec::new());
+        self.hand_on(from, None, to).await?;
         // Chunks of the source's map cannot be purged while the source stands, and it is read from the very state that
         // the commit follows: so nothing has to be vouched for.
         let commit = self.log().commit(None, |state| {
-            // Another name is not what the attempt saved.
+            // The attempt saved the original name, not this one.
             let value = RefValue { attempt: None, ..self.current(state, from)?.clone() };
             let same = |old: &RefValue| {
                 old.manifest == value.manifest && old.map_key == value.map_key && old.facts == value.facts
@@ -170,18 +132,33 @@ impl Repository {
                 replaced = None;
                 return Ok(Vec::new());
             }
-            replaced = there.map(Replaced::of);
-            Ok(vec![Action::SetRef { name: to.clone(), expected: state.version(to), value }])
+            replaced = there.map(|old| Replaced::of(old, &value));
+            kept = state.keep_replaced(to, value.manifest);
+            let mut actions = kept.clone();
+            actions.push(Action::SetRef { name: to.clone(), expected: state.version(to), value });
+            Ok(actions)
         });
         commit.await?;
+        tell_forgotten(&kept);
         Ok(replaced)
+    }
+
+    /// Checks that `name` is there.
+    ///
+    /// # Errors
+    /// Not found, if it is not; unreachable, as the store says.
+    ///
+    /// # Cancel safety
+    /// Safe: it only reads.
+    pub async fn check_name(&self, name: &Name) -> Result<()> {
+        self.current(&*self.state().await?, name).map(drop)
     }
 
     fn current<'a>(&self, state: &'a State, name: &Name) -> Result<&'a RefValue> {
         state.refs.get(name).ok_or_else(|| self.no_such_name(state, name))
     }
 
-    fn no_such_name(&self, state: &State, name: &Name) -> Error {
+    pub(super) fn no_such_name(&self, state: &State, name: &Name) -> Error {
         no_such_name(&state.refs, name, self.store().location())
     }
 }
@@ -189,26 +166,40 @@ impl Repository {
 /// The previous value of a replaced name.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Replaced {
-    /// Its manifest's id.
+    /// Manifest's id.
     pub manifest: String,
-    /// When it was saved, RFC 3339.
+    /// Time of the save, RFC 3339.
     pub saved: String,
     /// Bytes in all files.
     pub bytes: u64,
+    /// Metrics that it had and the new value lacks.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub lost_metrics: Vec<String>,
+    /// True if it can be taken back for a while: not if the new value is the same tree.
+    pub kept: bool,
 }
 
 impl Replaced {
-    pub(super) fn of(value: &RefValue) -> Self {
-        Self { manifest: value.manifest.to_string(), saved: value.saved.to_string(), bytes: value.logical_bytes }
+    /// `old`, in whose place is `new` now.
+    pub(super) fn of(old: &RefValue, new: &RefValue) -> Self {
+        let has = |metric: &str| new.facts.metrics().any(|(name, _)| name == metric);
+        let lost = old.facts.metrics().map(|(name, _)| name).filter(|name| !has(name));
+        Self {
+            manifest: old.manifest.to_string(),
+            saved: old.saved.to_string(),
+            bytes: old.logical_bytes,
+            lost_metrics: lost.map(str::to_owned).collect(),
+            kept: old.manifest != new.manifest,
+        }
     }
 }
 
-/// The name must not exist, and does.
+/// Error: the name exists, but must not.
 pub(super) fn exists(name: &Name) -> Error {
     Error::conflict("the name exists already").at(name).help("use another name, or let it be replaced")
 }
 
-fn listed(name: &Name, value: &RefValue) -> Listed {
+pub(super) fn listed(name: &Name, value: &RefValue) -> Listed {
     Listed {
         name: name.to_string(),
         manifest: value.manifest.to_string(),

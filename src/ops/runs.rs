@@ -1,17 +1,18 @@
-//! Runs: list them, and the steps of one. All of it is read from the log.
+//! Runs: lists runs, and the steps of one, from the log alone.
 
 use serde::Serialize;
 
 use crate::error::{Error, Result};
+use crate::name::Name;
 use crate::repository::log::StepFacts;
-use crate::repository::{Name, Repository, Run, Step};
+use crate::repository::{Repository, Run, Step};
 
 /// One run, as `runs` shows it.
 #[derive(Clone, Debug, Serialize)]
 pub struct RunListed {
     /// The run.
     pub run: String,
-    /// Its steps that count.
+    /// Steps that count.
     pub count: u64,
     /// The first one's number.
     pub first: u64,
@@ -19,14 +20,14 @@ pub struct RunListed {
     pub last: u64,
     /// The last one's name.
     pub latest: String,
-    /// When the last one was saved, RFC 3339.
+    /// Time of the last save, RFC 3339.
     pub saved: String,
     /// Bytes in all files of all its steps.
     pub bytes: u64,
     /// Facts of the last step.
     #[serde(flatten)]
     pub facts: StepFacts,
-    /// Every step, where this run was asked for by its very name.
+    /// All steps, if this run was requested by its exact name.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub steps: Vec<StepListed>,
 }
@@ -34,13 +35,13 @@ pub struct RunListed {
 /// One step of a run.
 #[derive(Clone, Debug, Serialize)]
 pub struct StepListed {
-    /// Its number.
+    /// Number.
     pub step: u64,
-    /// Its name.
+    /// Name.
     pub name: String,
-    /// Whether it is the one that counts of those with this number.
+    /// True if it is the one that counts among those with this number.
     pub counts: bool,
-    /// When it was saved, RFC 3339.
+    /// Time of the save, RFC 3339.
     pub saved: String,
     /// Bytes in all files.
     pub bytes: u64,
@@ -54,7 +55,7 @@ pub struct StepListed {
 }
 
 impl Repository {
-    /// The runs under `prefix`, or all, by name. If `prefix` is a run itself, that one comes with its steps.
+    /// Runs under `prefix`, or all, by name. If `prefix` is itself a run, that one has its steps.
     ///
     /// # Errors
     /// Not found, if a prefix was given and no run is under it.

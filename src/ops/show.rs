@@ -1,4 +1,4 @@
-//! Show: what a saved tree holds, and how each part of it is stored.
+//! Show: content of a saved tree, and how each part of it is stored.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -10,26 +10,27 @@ use super::subpath::chunks_below;
 use super::subpath::{entry, within};
 use crate::error::Result;
 use crate::format::{Content, EntryKind, Frame, TensorEntry, TreeEntry};
+use crate::name::Name;
 use crate::repository::log::StepFacts;
-use crate::repository::{Name, Repository, Saved};
+use crate::repository::{Repository, Saved};
 
 /// A saved tree.
 #[derive(Clone, Debug, Serialize)]
 pub struct Shown {
     /// The name.
     pub name: String,
-    /// The file or folder of it that the rest is about, if not all.
+    /// File or folder that the other fields describe, if not all of the tree.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub path: Option<String>,
-    /// Its manifest's id.
+    /// Manifest's id.
     pub manifest: String,
-    /// When it was saved, RFC 3339.
+    /// Time of the save, RFC 3339.
     pub saved: String,
     /// Bytes in all files.
     pub bytes: u64,
-    /// Bytes that its chunks take in packs, shared ones too.
+    /// Stored bytes of its chunks, including shared ones.
     pub stored_bytes: u64,
-    /// Bytes that further chunks take, which these are differences to: they are read with it.
+    /// Stored bytes of further chunks that these are differences to, which are read with it.
     pub base_bytes: u64,
     /// Saves since the key step that its differences are to; 0 if it is one itself.
     pub behind: u32,
@@ -49,7 +50,7 @@ pub struct Shown {
 /// One file, folder or link.
 #[derive(Clone, Debug, Serialize)]
 pub struct ShownEntry {
-    /// Its path; bytes that are not UTF-8 are replaced.
+    /// Path; bytes that are not UTF-8 are replaced.
     pub path: String,
     /// `file`, `folder` or `link`.
     pub kind: &'static str,
@@ -59,9 +60,9 @@ pub struct ShownEntry {
     pub mtime: String,
     /// Bytes of the file.
     pub bytes: u64,
-    /// Its chunks.
+    /// Chunks.
     pub chunks: u64,
-    /// Bytes that they take in packs.
+    /// Stored bytes of its chunks.
     pub stored_bytes: u64,
     /// Cutting of the file.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -69,7 +70,7 @@ pub struct ShownEntry {
     /// Target of a link.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub target: Option<String>,
-    /// The tensors of a file that was understood as a checkpoint.
+    /// Tensors, if the file was parsed as a checkpoint.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tensors: Vec<ShownTensor>,
 }
@@ -77,11 +78,11 @@ pub struct ShownEntry {
 /// One tensor.
 #[derive(Clone, Debug, Serialize)]
 pub struct ShownTensor {
-    /// Its name.
+    /// Name.
     pub name: String,
-    /// Its element type.
+    /// Element type.
     pub dtype: String,
-    /// Its shape.
+    /// Shape.
     pub shape: Vec<u64>,
     /// The shape of the tensor that it is a part of, if it is one.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -89,9 +90,9 @@ pub struct ShownTensor {
     /// Offsets in that tensor, along each dimension.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub offsets: Option<Vec<u64>>,
-    /// Its bytes.
+    /// Bytes.
     pub bytes: u64,
-    /// Bytes that its chunks take in packs; a chunk shared with neighbours counts in proportion.
+    /// Stored bytes of its chunks; a chunk shared with neighbours counts in proportion.
     pub stored_bytes: u64,
     /// The codecs of its chunks, joined by `+`.
     pub codec: String,
@@ -218,8 +219,8 @@ fn show_tensors(saved: &Saved, content: &Content, chunks: &[(u32, Range<u64>)]) 
     content.tensors.iter().map(show).collect()
 }
 
-/// Storage of ranges of one file, summed up without a look at each chunk of a range: a manifest may put any number of tensors
-/// over the same chunks.
+/// Prefix sums of the storage of one file, so that ranges need no loop over their chunks: a manifest may have any number of
+/// tensors over the same chunks.
 struct StoredRanges<'a> {
     saved: &'a Saved,
     chunks: &'a [(u32, Range<u64>)],
@@ -245,7 +246,7 @@ impl<'a> StoredRanges<'a> {
         Self { saved, chunks, before, by_codec }
     }
 
-    /// Bytes that the chunks of `range` take in packs, those at its ends in proportion; their codecs, joined by `+`.
+    /// Stored bytes of the chunks of `range`, those at its ends in proportion; and their codecs, joined by `+`.
     fn within(&self, range: &Range<u64>) -> (u64, String) {
         let from = self.chunks.partition_point(|(_, at)| at.end <= range.start);
         let to = self.chunks.partition_point(|(_, at)| at.start < range.end).max(from);
@@ -266,7 +267,7 @@ impl<'a> StoredRanges<'a> {
         (stored, codecs.collect::<Vec<_>>().join("+"))
     }
 
-    /// Bytes that the chunk at place `at` takes in its pack, in proportion to what of it lies in `range`.
+    /// Stored bytes of the chunk at place `at`, in proportion to its overlap with `range`.
     fn share(&self, at: usize, range: &Range<u64>) -> u64 {
         let Some((chunk, place)) = self.chunks.get(at) else { return 0 };
         let common = place.end.min(range.end).saturating_sub(place.start.max(range.start));

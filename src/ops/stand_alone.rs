@@ -1,4 +1,4 @@
-//! A copy of a name that needs no other name's chunks: what is stored as a difference to one of those is stored for itself.
+//! A copy of a name that needs no chunks of other names: differences to such chunks are stored again without a base.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -10,22 +10,23 @@ use crate::budget::Buffer;
 use crate::codec::{self, Compression, Encoded};
 use crate::error::{Error, Result};
 use crate::id::ChunkId;
+use crate::name::Name;
+use crate::policy::Labels;
 use crate::progress::Progress;
 use crate::repository::{
-    ChunkPlace, Delivered, Gaps, Name, PackRead, Publication, Published, Repository, Saved, StoredChunks, Writer,
-    deliver, longest_read, plan, read_pack,
+    ChunkPlace, Delivered, Gaps, PackRead, Publication, Published, Repository, Saved, StoredChunks, Writer, deliver,
+    longest_read, plan, read_pack,
 };
 
-/// A chunk that stands for itself: its id, its plain length and how it is stored.
+/// A chunk without a base: its id, its plain length and its encoding.
 type Alone = (ChunkId, u32, Encoded);
 
 impl Repository {
-    /// As [`Repository::copy`], but chunks that need others which the tree does not have are stored again without them: whoever
-    /// reads the copy reads nothing but its own content. With `if_absent` nothing is replaced.
+    /// As [`Repository::copy`], but chunks with a base outside of the tree are stored again without it, so that readers of the
+    /// copy only need its own content. With `if_absent` nothing is replaced.
     ///
-    /// # Errors
-    /// Not found, if there is no `from`; conflict, if `to` exists and must not, or if one of them moved meanwhile; damaged, if
-    /// a chunk is.
+    /// # Errors Not found, if there is no `from`; conflict, if `to` exists and must not, or if one of them changed meanwhile;
+    /// damaged, if a chunk is.
     ///
     /// # Cancel safety
     /// Not safe: it may have happened.
@@ -36,6 +37,7 @@ impl Repository {
         if_absent: bool,
         progress: &Progress,
     ) -> Result<Option<Replaced>> {
+        self.hand_on(from, None, to).await?;
         let mut known = StoredChunks::load(self).await?;
         let there = known.state().refs.get(to).cloned();
         if there.is_some() && if_absent {
@@ -60,6 +62,7 @@ impl Repository {
         let publication = Publication {
             name: to,
             expected: there.as_ref().map(|value| value.version),
+            keep: true,
             manifest: (saved.value.manifest, body.to_vec()),
             chunks: &saved.manifest.chunks.ids,
             places: &places,
@@ -69,9 +72,10 @@ impl Repository {
             saved: saved.value.saved,
             behind: 0,
             facts: saved.value.facts.clone(),
+            labels: Labels::default(),
         };
         match writer.publish(publication).await? {
-            Published::Done(_) => Ok(there.as_ref().map(Replaced::of)),
+            Published::Done(value) => Ok(there.as_ref().map(|old| Replaced::of(old, &value))),
             Published::Moved | Published::Lost(_) => {
                 writer.give_up().await?;
                 Err(Error::conflict("a name moved while it was copied").at(to).help("run the command again"))
@@ -79,7 +83,7 @@ impl Repository {
         }
     }
 
-    /// The reads that bring every chunk of the tree that needs one outside of it.
+    /// Reads for all chunks of the tree with a base outside of it.
     fn dependent(&self, saved: &Saved, progress: &Progress) -> Result<Vec<PackRead>> {
         let own = saved.map.chunks();
         let frames = (0u32..).zip(saved.map.frames.iter().take(own));
@@ -90,7 +94,7 @@ impl Repository {
         plan(|chunk| saved.locate(chunk), chunks, longest_read(self, self.budget()), Gaps::Wide)
     }
 
-    /// The chunks that `read` was made for, stored for themselves.
+    /// Encodes the requested chunks of `read` without a base.
     async fn decoded_alone(&self, saved: &Arc<Saved>, read: PackRead) -> Result<Vec<Alone>> {
         let tree = Arc::clone(saved);
         let take = move |read: &PackRead, buffer: Buffer| {

@@ -1,4 +1,4 @@
-//! Stopping a verb that writes, so that what it sent is used by the next run.
+//! Stopping an operation that writes, so that the next run can use the data that it stored.
 
 use std::fmt::Display;
 
@@ -8,7 +8,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::repository::Writer;
 use crate::size::show;
 
-/// Carries out `work` until `stop` is cancelled, and then drops it.
+/// Runs `work` until `stop` is cancelled, and then drops it.
 ///
 /// # Errors
 /// Cancelled, if it was stopped; else those of `work`.
@@ -23,8 +23,8 @@ pub(super) async fn unless_stopped<T>(stop: &CancellationToken, work: impl Futur
     }
 }
 
-/// Ends the session of `what` ("the save of run/1"), which failed with `error`. What was sent becomes known to the next run; if
-/// it was stopped, the error says how much that is.
+/// Ends the session of `what` ("the save of run/1"), which failed with `error`. Stored data is indexed for the next run; if the
+/// operation was stopped, the error has its amount.
 pub(super) async fn wind_up(writer: &mut Writer, stop: &CancellationToken, what: impl Display, error: Error) -> Error {
     if error.kind() != ErrorKind::Cancelled || !stop.is_cancelled() {
         if let Err(left) = writer.give_up().await {
@@ -36,7 +36,7 @@ pub(super) async fn wind_up(writer: &mut Writer, stop: &CancellationToken, what:
         Ok(0) => Error::cancelled(format!("{what} was interrupted before anything new was stored")),
         Ok(bytes) => {
             Error::cancelled(format!("{what} was interrupted; {} are stored and will be used again", show(bytes)))
-                .help("run the same again to resume; collecting the repository frees them instead")
+                .help("run the same again to resume; else collects free them once their grace is over")
         }
         Err(source) => Error::cancelled(format!("{what} was interrupted; what it stored last could not be recorded"))
             .help("run the same again: what was recorded before is used")

@@ -1,4 +1,4 @@
-//! A file or folder of a saved tree, and what is in it.
+//! A file or folder of a saved tree, and its content.
 
 use std::collections::BTreeSet;
 
@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use crate::format::TreeEntry;
 use crate::repository::Saved;
 
-/// The entry at `path`; that of the tree itself, if it is empty.
+/// The entry at `path`; the root of the tree for an empty path.
 ///
 /// # Errors
 /// Not found, if there is none.
@@ -29,7 +29,7 @@ pub(super) fn within<'p>(path: &'p [u8], top: &[u8]) -> Option<&'p [u8]> {
     }
 }
 
-/// The chunks of a tree, or of the file or folder `below` in it, with all that they are decoded from.
+/// Chunks of a tree, or of the file or folder `below` in it, including their bases.
 pub(crate) fn chunks_below(saved: &Saved, below: Option<&[u8]>) -> Result<Vec<u32>> {
     let Some(below) = below else { return Ok((0..saved.located_chunks()).collect()) };
     let below = below.strip_suffix(b"/").unwrap_or(below);

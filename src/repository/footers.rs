@@ -1,4 +1,4 @@
-//! Pack footers: what a pack holds, with full ids. Immutable, so those read are kept, within bounds.
+//! Pack footers: the chunks of a pack, with full ids. They are immutable, so they are cached, up to a limit.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,7 +10,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::format::{FooterEntry, PackFooter, PackRef, TRAILER_LEN};
 use crate::id::PackId;
 
-/// Chunks in the footers kept, at most: some 64 MiB.
+/// Maximum number of chunks in cached footers: about 64 MiB.
 const KEPT_MAX: usize = 1 << 20;
 
 /// Footers read so far.
@@ -42,7 +42,7 @@ impl Repository {
     /// The footer of `pack`, in one ranged read.
     ///
     /// # Errors
-    /// Damaged, if it is not as written; not found, if the pack is gone.
+    /// Damaged, if the footer is; not found, if the pack is gone.
     ///
     /// # Cancel safety
     /// Safe: it only reads.
@@ -55,7 +55,7 @@ impl Repository {
         Ok(footer)
     }
 
-    /// The footer as it is in the store now.
+    /// The footer, always read from the store.
     ///
     /// # Errors
     /// As [`Repository::footer`].
@@ -73,7 +73,7 @@ impl Repository {
         let mut tail = vec![0; usize::try_from(tail_len).unwrap_or(usize::MAX)];
         let objects = &**self.store().objects();
         let len = match objects::read_range(objects, &key, start, &mut tail).await {
-            // A range beyond the end is answered in as many ways as there are stores.
+            // Stores answer a range beyond the end in different ways.
             Err(error) if error.kind() == ErrorKind::Unreachable => match objects::len(objects, &key).await {
                 Ok(len) if len != pack.len => len,
                 Ok(_) => return Err(error),

@@ -1,21 +1,26 @@
 //! The one place that spells object keys.
 //!
 //! ```text
-//! repository                      what this is; created once
+//! repository                      description of the repository; created once
 //! log/<20 digits>                 entries, created once each, dense above the boundary
 //! snapshot/<20 digits>            the log's state after that entry
 //! aside/<20 digits>               copies of entries that could not be read; nothing reads them
 //! boundary/<20 digits>            the n-th truncation; created once, never deleted
+//! policy/<20 digits>              signed policies, created once each; the log says which is in force
 //! pack|index|manifest|map/<session>/<ulid>
-//! part/<session>/<rank, as a ulid>  what one rank has saved; created once
+//! part/<session>/<rank, as a ulid>  one rank's part of a step; created once
 //! tombstone/<session>/<ulid>      objects that a collect found unneeded
 //! agent/<site>/<agent>            where an agent listens; the only key that is written again and again
+//! audit/<site>/<agent>/<20 digits>  heads of an agent's audit log; created once
 //! ```
 
 use object_store::path::Path;
 
 use crate::id::{ObjectId, Owned, SessionId};
+use crate::identity::Identity;
 
+/// Folder of heads of audit logs.
+const AUDIT: &str = "audit";
 /// Folder of lists of unneeded objects.
 const TOMBSTONE: &str = "tombstone";
 
@@ -60,6 +65,8 @@ pub enum Numbered {
     Boundary,
     /// A copy of an entry that could not be read.
     Aside,
+    /// A signed policy.
+    Policy,
 }
 
 impl Numbered {
@@ -69,6 +76,7 @@ impl Numbered {
             Self::Snapshot => "snapshot",
             Self::Boundary => "boundary",
             Self::Aside => "aside",
+            Self::Policy => "policy",
         }
     }
 
@@ -95,7 +103,7 @@ impl Numbered {
     }
 }
 
-/// The object that says what this is.
+/// Key of the description of the repository.
 #[must_use]
 pub fn repository() -> Path {
     Path::from("repository")
@@ -107,7 +115,7 @@ pub fn owned(family: Family, id: Owned) -> Path {
     Path::from(format!("{}/{id}", family.folder()))
 }
 
-/// The name of what `rank` saves under `session`: the one name that is not random, so that nobody needs a listing.
+/// Id of the part of `rank` in `session`. It is the only id that is not random, so that parts are found without a listing.
 #[must_use]
 pub fn part(session: SessionId, rank: u32) -> Owned {
     Owned { session, object: ObjectId::from_bytes(u128::from(rank).to_be_bytes()) }
@@ -131,13 +139,13 @@ pub fn tombstone(id: Owned) -> Path {
     Path::from(format!("{TOMBSTONE}/{id}"))
 }
 
-/// Whether `key` is that of a list of unneeded objects.
+/// True if `key` is that of a list of unneeded objects.
 #[must_use]
 pub fn is_tombstone(key: &Path) -> bool {
     owner_below(TOMBSTONE, key).is_some()
 }
 
-/// Key of the address that the agent `agent` of `site` announces.
+/// Key of the address of the agent `agent` of `site`.
 #[must_use]
 pub fn agent(site: &str, agent: &str) -> Path {
     Path::from_iter(["agent", site, agent])
@@ -147,6 +155,27 @@ pub fn agent(site: &str, agent: &str) -> Path {
 #[must_use]
 pub fn agents() -> Path {
     Path::from("agent")
+}
+
+/// Key of a head of the audit log of `identity`; `n` is the time, in nanoseconds since 1970.
+#[must_use]
+pub fn audit_head(identity: &Identity, n: u64) -> Path {
+    Path::from_iter([AUDIT, identity.site(), identity.agent(), &format!("{n:020}")])
+}
+
+/// Prefix of all heads of audit logs of `identity`.
+#[must_use]
+pub fn audit_heads(identity: &Identity) -> Path {
+    Path::from_iter([AUDIT, identity.site(), identity.agent()])
+}
+
+/// True if `key` is that of a head of an audit log.
+#[must_use]
+pub fn is_audit_head(key: &Path) -> bool {
+    let parts: Vec<_> = key.parts().collect();
+    let [folder, _, _, digits] = parts.as_slice() else { return false };
+    let digits = digits.as_ref();
+    folder.as_ref() == AUDIT && digits.len() == 20 && digits.bytes().all(|byte| byte.is_ascii_digit())
 }
 
 /// Owner of a key of this kind.
@@ -164,8 +193,8 @@ fn owner_below(wanted: &str, key: &Path) -> Option<Owned> {
     Some(Owned { session: session.as_ref().parse().ok()?, object: object.as_ref().parse().ok()? })
 }
 
-/// Whether `key`, told from the repository's root, is of an object of this layout that may be uploaded in parts. What another
-/// program uploads beside the repository, even below its prefix, is not Towline's to end.
+/// True if `key`, relative to the repository's root, belongs to an object of this layout that may be a multipart upload. Uploads
+/// of other programs, even below the same prefix, must not be aborted.
 #[must_use]
 pub fn is_uploaded_in_parts(key: &str) -> bool {
     let Ok(key) = Path::parse(key) else { return false };
@@ -203,5 +232,8 @@ mod tests {
         assert_eq!(owner(Family::Pack, &owned(Family::Map, id)), None);
         assert_eq!(Numbered::Entry.number(&Numbered::Entry.key(42)), Some(42));
         assert_eq!(Numbered::Entry.number(&Numbered::Snapshot.key(42)), None);
+        let head = audit_head(&Identity::new("west", "node-7").unwrap(), 42);
+        assert_eq!(head.as_ref(), "audit/west/node-7/00000000000000000042");
+        assert!(is_audit_head(&head) && !is_audit_head(&agent("west", "node-7")));
     }
 }

@@ -1,4 +1,4 @@
-//! Making a map: from where each chunk of a manifest is to frames, with what they are decoded from.
+//! Building a map: from the places of a manifest's chunks to frames and their bases.
 
 use std::collections::HashMap;
 use std::num::NonZeroU32;
@@ -8,16 +8,28 @@ use crate::error::{Error, Result};
 use crate::format::{Frame, Map, PackRef};
 use crate::id::{ChunkId, ManifestId, PackId};
 
-/// The map of a manifest whose chunks are at these places. `pack` tells of a pack, `base` where the base of a chunk at a place
-/// is; what the manifest lacks, or has only with too many hops, becomes a further chunk of the map.
+/// A manifest with its chunks and their places.
+#[derive(Clone, Copy, Debug)]
+pub struct PlacedTree<'a> {
+    /// Manifest.
+    pub manifest: ManifestId,
+    /// Chunks, in the manifest's order.
+    pub chunks: &'a [ChunkId],
+    /// Place of each chunk.
+    pub places: &'a [ChunkPlace],
+}
+
+/// Builds the map of a manifest. `pack` finds a pack, `base` finds the place of a chunk's base. Bases that are not in the
+/// manifest, or only with too many hops, become further chunks of the map.
 ///
 /// # Errors
-/// Other, if a pack or a base is not known: a bug.
+/// Other, if a pack or a base is unknown, which is a bug.
 pub(crate) fn map_of(
-    (manifest, chunks, places): (ManifestId, &[ChunkId], &[ChunkPlace]),
+    tree: PlacedTree<'_>,
     pack: impl Fn(PackId) -> Option<PackRef>,
     base: impl Fn(&ChunkPlace) -> Option<(ChunkId, ChunkPlace)>,
 ) -> Result<Map> {
+    let PlacedTree { manifest, chunks, places } = tree;
     let map = Map { manifest, packs: Vec::new(), frames: Vec::with_capacity(places.len()), further: Vec::new() };
     let mut mapping = Mapping { map, packs: HashMap::new(), pack };
     for place in places {
@@ -55,10 +67,10 @@ pub(crate) fn map_of(
     Ok(mapping.map)
 }
 
-/// The map `old`, with its frames at other places, one for each.
+/// Copy of the map `old` with new places for all frames.
 ///
 /// # Errors
-/// Other, if a pack is not known: a bug.
+/// Other, if a pack is unknown, which is a bug.
 pub(crate) fn moved(old: &Map, places: &[ChunkPlace], pack: impl Fn(PackId) -> Option<PackRef>) -> Result<Map> {
     let map = Map { packs: Vec::new(), frames: Vec::with_capacity(places.len()), ..old.clone() };
     let mut mapping = Mapping { map, packs: HashMap::new(), pack };
@@ -68,7 +80,7 @@ pub(crate) fn moved(old: &Map, places: &[ChunkPlace], pack: impl Fn(PackId) -> O
     Ok(map)
 }
 
-/// A map in the making.
+/// Builder of a map.
 struct Mapping<P> {
     map: Map,
     packs: HashMap<PackId, u32>,

@@ -1,10 +1,10 @@
-//! Mending: index segments built anew from pack footers, and maps replaced by ones that name sound packs.
+//! Repair: rebuilds index segments from pack footers, and replaces maps by ones that use only intact packs.
 
 use std::collections::{BTreeSet, HashMap};
 
 use super::layout::{self, Family};
 use super::log::{Action, State};
-use super::mapping::map_of;
+use super::mapping::{PlacedTree, map_of};
 use super::writer::put_segment;
 use super::{ChunkPlace, Repository, StoredChunks, Writer, objects};
 use crate::error::{Error, ErrorKind, Result};
@@ -12,21 +12,21 @@ use crate::format::envelope::{Kind, seal};
 use crate::format::{Map, PackRef, Row};
 use crate::id::{ChunkId, ManifestId, MapKey, Owned, PackId, SegmentId, SessionId};
 
-/// Chunks in a segment that is built anew, about: 64 MiB of entries in memory.
+/// Approximate number of chunks in a rebuilt segment: 64 MiB of entries in memory.
 const SEGMENT_CHUNKS: usize = 4 << 20;
 
-/// A tree whose chunks were found again.
+/// A tree whose chunks were found in intact packs.
 #[derive(Clone, Copy, Debug)]
 pub struct Mended<'a> {
-    /// Its manifest.
+    /// Manifest.
     pub manifest: ManifestId,
     /// The manifest's chunks.
     pub chunks: &'a [ChunkId],
     /// Current place of each of them.
     pub places: &'a [ChunkPlace],
-    /// Bases of these that stay where they were.
+    /// Unchanged places of their bases.
     pub bases: &'a HashMap<ChunkId, ChunkPlace>,
-    /// Packs that stay what they were.
+    /// Unchanged packs.
     pub packs: &'a [PackRef],
 }
 
@@ -42,7 +42,7 @@ impl Mended<'_> {
 }
 
 impl Repository {
-    /// Length of a pack in the store; none if it is gone.
+    /// Length of a pack in the store; none if it does not exist.
     ///
     /// # Errors
     /// Unreachable, if the store is.
@@ -57,14 +57,14 @@ impl Repository {
         }
     }
 
-    /// Replaces the segments `old` by ones over those of `packs` whose footers can be read; returns how many packs that
-    /// is. Packs that `state` says are purged are left out.
+    /// Replaces the segments `old` by new ones over all `packs` with a readable footer, except packs that are purged in `state`;
+    /// returns the number of these packs.
     ///
     /// # Errors
-    /// Conflict, if somebody replaced one of `old` meanwhile.
+    /// Conflict, if another process replaced one of `old` meanwhile.
     ///
     /// # Cancel safety
-    /// Safe: one commit decides; the session that was opened for it is the collector's to end.
+    /// Safe: one commit decides; a collect ends the session that was opened for it.
     pub async fn reindex(&self, state: &State, old: &[SegmentId], packs: &BTreeSet<PackRef>) -> Result<usize> {
         let session = SessionId::random();
         self.log().commit(Some(session), |_| Ok(vec![Action::Open(session)])).await?;
@@ -99,20 +99,19 @@ impl Repository {
         Ok(sound)
     }
 
-    /// Gives every name that has the map `old` a new one, by which the chunks of `tree` are where it says, and ends the
-    /// writer's session.
+    /// Replaces the map `old` in all names by a new one with the places in `tree`, and ends the writer's session.
     ///
     /// # Errors
-    /// Conflict, if one of the packs went away meanwhile.
+    /// Conflict, if one of the packs was purged meanwhile.
     ///
     /// # Cancel safety
-    /// Not safe: the exchange may have happened; the names tell.
+    /// Not safe: the swap may have happened; read the names to find out.
     pub async fn remap(&self, writer: &mut Writer, known: &StoredChunks, old: MapKey, tree: &Mended<'_>) -> Result<()> {
         writer.settle().await?;
         let session = writer.session().await?;
         let pack = |id| writer.pack(id).or_else(|| known.pack(id)).or_else(|| tree.pack(id));
         let base = |place: &ChunkPlace| known.base(place).or_else(|| tree.base(place));
-        let map = map_of((tree.manifest, tree.chunks, tree.places), pack, base)?;
+        let map = map_of(PlacedTree { manifest: tree.manifest, chunks: tree.chunks, places: tree.places }, pack, base)?;
         let new = Owned::fresh(session);
         put_map(self, new, &map).await?;
         let foreign: BTreeSet<PackId> =
@@ -123,7 +122,7 @@ impl Repository {
                 actions.push(Action::SwapMap { old, new });
                 Ok(actions)
             }
-            Err(lost) => Err(Error::conflict("packs went away while a map was mended")
+            Err(lost) => Err(Error::conflict("packs were purged while a map was repaired")
                 .got(format!("{} packs", lost.len()))
                 .help("run the command again")),
         });
@@ -131,7 +130,7 @@ impl Repository {
     }
 }
 
-/// Writes a map under a key that was never used.
+/// Writes a map under a new key.
 pub(super) async fn put_map(repository: &Repository, key: MapKey, map: &Map) -> Result<()> {
     let object = seal(Kind::Map, &map.encode(), true);
     objects::put(&**repository.store().objects(), &layout::owned(Family::Map, key), object.into()).await

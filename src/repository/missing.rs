@@ -1,18 +1,19 @@
-//! The errors about a name or run that is not there: what may have been meant instead.
+//! Errors about a missing name or run, with suggestions of similar ones.
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
 
 use super::log::RefValue;
-use super::name::Name;
 use crate::error::Error;
+use crate::name::Name;
+use crate::spelling::edits;
 
-/// Names that are offered instead, at most.
+/// Maximum number of suggested names.
 const OFFERED_MAX: usize = 3;
-/// Names that differ by more edits than this are not alike, however long they are.
+/// Maximum edit distance of a suggested name, independent of its length.
 const EDITS_MAX: usize = 4;
 
-/// The error about `name`, which is none of `refs`, the names of the repository at `place` that the caller may read.
+/// Error for `name`, which is not in `refs`, the names of the repository at `place` that the caller may read.
 #[must_use]
 pub fn no_such_name(refs: &BTreeMap<Name, RefValue>, name: &Name, place: impl Display) -> Error {
     let what = format!("no such name `{name}` in {place}");
@@ -39,7 +40,7 @@ pub fn no_such_name(refs: &BTreeMap<Name, RefValue>, name: &Name, place: impl Di
     Error::not_found(with_offers(what, &offered)).help("`towline ls` lists the names")
 }
 
-/// The error about the run `name`, none of whose steps is among `refs`, the names that the caller may read.
+/// Error for the run `name`, which has no step in `refs`, the names that the caller may read.
 #[must_use]
 pub(super) fn no_such_run(refs: &BTreeMap<Name, RefValue>, name: &Name) -> Error {
     if refs.contains_key(name) {
@@ -62,7 +63,7 @@ fn with_offers(what: String, offered: &[String]) -> String {
     }
 }
 
-/// The steps of `run` whose numbers are nearest to `number`.
+/// Steps of `run` with numbers nearest to `number`.
 fn nearest_steps<'a>(names: impl Iterator<Item = &'a Name>, run: &Name, number: u64) -> Vec<String> {
     let mut steps: Vec<(u64, &Name)> =
         names.filter_map(|name| Some((name.step().filter(|(of, _)| of == run)?.1.abs_diff(number), name))).collect();
@@ -70,7 +71,7 @@ fn nearest_steps<'a>(names: impl Iterator<Item = &'a Name>, run: &Name, number: 
     steps.iter().take(OFFERED_MAX).map(|(_, name)| format!("`{name}`")).collect()
 }
 
-/// The `names` closest to `wanted`, if any is similar.
+/// Names similar to `wanted`, the closest ones.
 fn nearest<'a>(names: impl Iterator<Item = &'a str>, wanted: &str) -> Vec<String> {
     let most = (wanted.len() / 3).clamp(1, EDITS_MAX);
     let mut alike: Vec<(usize, &str)> =
@@ -78,28 +79,6 @@ fn nearest<'a>(names: impl Iterator<Item = &'a str>, wanted: &str) -> Vec<String
     alike.sort_unstable();
     alike.dedup();
     alike.iter().take(OFFERED_MAX).map(|(_, name)| format!("`{name}`")).collect()
-}
-
-/// Bytes that must be inserted, deleted or replaced to make `a` of `b` (Levenshtein); none, if more than `most`.
-fn edits(a: &[u8], b: &[u8], most: usize) -> Option<usize> {
-    if a.len().abs_diff(b.len()) > most {
-        return None;
-    }
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (at, from) in a.iter().enumerate() {
-        let mut diagonal = std::mem::replace(row.first_mut()?, at + 1);
-        let mut left = at + 1;
-        for (to, cell) in b.iter().zip(row.iter_mut().skip(1)) {
-            let replaced = diagonal + usize::from(from != to);
-            diagonal = *cell;
-            left = replaced.min(diagonal + 1).min(left + 1);
-            *cell = left;
-        }
-        if row.iter().min().is_some_and(|least| *least > most) {
-            return None;
-        }
-    }
-    row.last().copied().filter(|edits| *edits <= most)
 }
 
 #[cfg(test)]

@@ -1,12 +1,15 @@
-//! The durable home of content in one object store.
+//! Repository: durable storage of content in one object store.
 //!
-//! Writing: [`Writer`] lays chunks into packs under a session and publishes a name by one commit of the [`log`].
-//! Reading: [`Saved`] is a name's manifest and map; [`fetch()`] turns chunks into few ranged reads and hands out what was
-//! verified. Ranks that save one step put a [`RankPart`] each. [`StoredChunks`] answers "is this chunk here already, and where". [`Run`] orders a training run's names.
+//! Writing: [`Writer`] writes chunks to packs under a session, and publishes a name by one commit of the [`log`]. Reading:
+//! [`Saved`] is a name's manifest and map; [`fetch()`] reads chunks by few ranged reads and verifies them. Each rank that saves a
+//! step together with others writes a [`RankPart`]. [`StoredChunks`] finds chunks that are stored already. [`Run`] orders the
+//! steps of a training run.
 
+mod audit_heads;
 pub mod collect;
 mod fetch;
 mod footers;
+mod guard;
 mod index;
 mod joint;
 pub mod layout;
@@ -14,10 +17,11 @@ pub mod log;
 mod mapping;
 mod mend;
 mod missing;
-mod name;
 mod objects;
 mod open;
+mod policy;
 mod presence;
+mod readable;
 mod runs;
 mod saved;
 mod stored_chunks;
@@ -27,18 +31,24 @@ mod writer;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 pub use fetch::{
     Brought, ChunkSource, Delivered, Fill, FramePlace, Gaps, Located, PackPart, PackRead, Sink, SourceBytes, Stored,
     Take, deliver, fetch, longest_read, plan, read_pack,
 };
+pub use guard::{Access, Destination, Guard, Unidentified};
 pub use index::{BadSegment, Index, IndexedPacks, Segment, SegmentAudit};
 pub use joint::{Completed, JointTree, Parts, RankPart, Standing};
 pub use mend::Mended;
 pub use missing::no_such_name;
-pub use name::Name;
+
+pub use mapping::PlacedTree;
+pub(crate) use open::default_cache;
+pub use policy::PolicyText;
 pub use presence::Announced;
-pub use runs::{Choice, Run, Selector, Step};
+pub use readable::choose_readable;
+pub use runs::{Run, Step};
 pub use saved::Saved;
 pub use stored_chunks::{ChunkPlace, StoredChunks};
 pub use taken::Taken;
@@ -48,23 +58,27 @@ use crate::budget::Budget;
 use crate::clock::Clock;
 use crate::error::Result;
 use crate::id::RepositoryId;
+use crate::policy::LocalCaller;
 use crate::storage::Store;
 
 /// Options to open a repository with.
 #[derive(Clone, Debug, Default)]
 pub struct OpenOptions {
-    /// The memory budget in bytes; by default from the cgroup ([`Budget::default_bytes`]).
+    /// Memory budget in bytes; by default from the cgroup ([`Budget::default_bytes`]).
     pub memory: Option<u64>,
-    /// Folder for index segments and stat caches, which make later commands faster; by default the user's cache folder. Losing it
-    /// costs time, nothing else.
+    /// Folder for index segments and stat caches, which make later commands faster; by default the user's cache folder. It may be
+    /// deleted at any time.
     pub cache: Option<PathBuf>,
+    /// Decides what may move; by default [`Unidentified`]: content with labels stays.
+    pub guard: Option<Arc<dyn Guard>>,
 }
 
-/// A repository. Clones share it.
+/// An open repository. Clones share its state.
 #[derive(Clone, Debug)]
 pub struct Repository {
     shared: Arc<Shared>,
     source: Option<Arc<dyn ChunkSource>>,
+    caller: Option<Arc<LocalCaller>>,
 }
 
 #[derive(Debug)]
@@ -75,60 +89,76 @@ struct Shared {
     clock: Arc<dyn Clock>,
     budget: Budget,
     cache: PathBuf,
+    /// Set after the warning that the local cache cannot be written.
+    uncached: AtomicBool,
     segments: index::Loaded,
     footers: footers::Footers,
+    guard: Arc<dyn Guard>,
+    policy: policy::PolicyCache,
 }
 
 impl Repository {
-    /// Its name for ever, whatever its address.
+    /// Permanent id, independent of its location.
     #[must_use]
     pub fn id(&self) -> RepositoryId {
         self.shared.id
     }
 
-    /// The store it lives in.
+    /// Store of the repository.
     #[must_use]
     pub fn store(&self) -> &Store {
         &self.shared.store
     }
 
-    /// Its log.
+    /// Log of the repository.
     #[must_use]
     pub fn log(&self) -> &log::Log {
         &self.shared.log
     }
 
-    /// The memory budget that its operations share.
+    /// Memory budget that all operations share.
     #[must_use]
     pub fn budget(&self) -> &Budget {
         &self.shared.budget
     }
 
-    /// The clock it was opened with.
+    /// Clock that it was opened with.
     #[must_use]
     pub fn clock(&self) -> &Arc<dyn Clock> {
         &self.shared.clock
     }
 
-    /// This repository's own folder in the local cache.
+    /// Folder of this repository in the local cache.
     #[must_use]
     pub fn cache(&self) -> &Path {
         &self.shared.cache
     }
 
-    /// The same repository, whose chunks are taken from `source` first; what does not come from there is read from the packs.
+    /// The same repository with a nearer `source` of chunks; chunks that the source lacks are read from the packs.
     #[must_use]
     pub fn with_source(&self, source: Arc<dyn ChunkSource>) -> Self {
-        Self { shared: Arc::clone(&self.shared), source: Some(source) }
+        Self { source: Some(source), ..self.clone() }
     }
 
-    /// Source nearer than its packs.
+    /// The same repository, for requests of `caller`: rules of the policy may be about whoever asks on this machine.
+    #[must_use]
+    pub fn for_caller(&self, caller: Option<LocalCaller>) -> Self {
+        Self { caller: caller.map(Arc::new), ..self.clone() }
+    }
+
+    /// Whoever asks, if that is known.
+    #[must_use]
+    pub fn caller(&self) -> Option<&LocalCaller> {
+        self.caller.as_deref()
+    }
+
+    /// Source of chunks that is nearer than the packs.
     #[must_use]
     pub fn source(&self) -> Option<&Arc<dyn ChunkSource>> {
         self.source.as_ref()
     }
 
-    /// The state as of now.
+    /// Current state.
     ///
     /// # Errors
     /// As [`log::Log::refresh`].
@@ -139,7 +169,7 @@ impl Repository {
         self.shared.log.refresh().await
     }
 
-    /// Requests worth having in flight at once: a disk is kept busy by few, a network by many.
+    /// Number of concurrent requests: few for a disk, many for a network.
     #[must_use]
     pub fn parallelism(&self) -> usize {
         let cores = std::thread::available_parallelism().map_or(2, usize::from);

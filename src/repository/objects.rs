@@ -1,4 +1,4 @@
-//! Whole-object requests with bounded retries: what the log, index and manifests are read and written with.
+//! Requests for whole objects with bounded retries, used for the log, the index and manifests.
 
 use std::fs::File;
 use std::ops::Range;
@@ -12,30 +12,31 @@ use object_store::path::Path;
 use object_store::{
     GetOptions, GetRange, GetResult, GetResultPayload, ObjectStore, ObjectStoreExt as _, PutMode, PutPayload,
 };
+use tokio::io::AsyncWriteExt as _;
 
+use crate::backoff::Backoff;
 use crate::budget::Budget;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::envelope::{Kind, open, read_header};
 use crate::limits::MIB;
 
-/// Tries of a request that may pass when repeated.
+/// Maximum tries of a request after temporary errors.
 const TRIES: u32 = 6;
-/// The first pause between two tries; doubled each time.
-const PAUSE: Duration = Duration::from_millis(50);
-/// Objects longer than this are uploaded in parts.
+/// Pauses between tries.
+const BACKOFF: Backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(5));
+/// Maximum bytes of an object that is uploaded in one request.
 const SINGLE_PUT_MAX: usize = 128 << 20;
 /// Bytes in one part of a multipart upload.
 const PART: usize = 32 << 20;
 
-/// Repeats `attempt` while its error is one that may pass. Only for requests that can be repeated.
+/// Repeats `attempt` after temporary errors. Only for requests that are safe to repeat.
 pub(crate) async fn retry<T, F: Future<Output = Result<T>>>(mut attempt: impl FnMut() -> F) -> Result<T> {
-    let mut pause = PAUSE;
+    let mut backoff = BACKOFF;
     for _ in 1..TRIES {
         match attempt().await {
             Err(error) if error.kind() == ErrorKind::Unreachable => {
                 tracing::debug!("retrying: {error:?}");
-                tokio::time::sleep(pause).await;
-                pause *= 2;
+                tokio::time::sleep(backoff.pause()).await;
             }
             settled => return settled,
         }
@@ -43,7 +44,7 @@ pub(crate) async fn retry<T, F: Future<Output = Result<T>>>(mut attempt: impl Fn
     attempt().await
 }
 
-/// The object of `kind` at `key`, or `None`. What is longer than any of its kind is refused before its bytes are fetched.
+/// Reads the object of `kind` at `key`, or `None`. One longer than the maximum of its kind is refused before it is fetched.
 pub(crate) async fn get(objects: &dyn ObjectStore, kind: Kind, key: &Path) -> Result<Option<Bytes>> {
     let found = retry(|| async {
         let result = objects.get(key).await?;
@@ -53,29 +54,46 @@ pub(crate) async fn get(objects: &dyn ObjectStore, kind: Kind, key: &Path) -> Re
     found_or_none(found.await)
 }
 
-/// The body of the object of `kind` at `key`, or `None`. Its lengths, stored and plain, are charged to `budget` before it is
-/// fetched and before it is decompressed.
+/// Reads and decompresses the object of `kind` at `key`, or `None`. Its stored length is charged to `budget` before the fetch,
+/// and its plain length before the decompression.
 pub(crate) async fn body(objects: &dyn ObjectStore, budget: &Budget, kind: Kind, key: &Path) -> Result<Option<Bytes>> {
-    let at = |error: Error| error.at(key);
+    match sealed(objects, budget, kind, key).await? {
+        Some(object) => unseal(budget, kind, key, &object).await.map(Some),
+        None => Ok(None),
+    }
+}
+
+/// Reads the object of `kind` at `key` as stored, or `None`. Its length is charged to `budget` during the fetch.
+pub(crate) async fn sealed(
+    objects: &dyn ObjectStore,
+    budget: &Budget,
+    kind: Kind,
+    key: &Path,
+) -> Result<Option<Bytes>> {
     let found = retry(|| async {
         let result = objects.get(key).await?;
         let expected = checked_len(kind, key, result.meta.size)?;
-        let _charge = budget.charge(expected).await.map_err(at)?;
+        let _charge = budget.charge(expected).await.map_err(|error| error.at(key))?;
         whole(key, expected, result.bytes().await?)
     });
-    let Some(object) = found_or_none(found.await)? else { return Ok(None) };
-    let (_, plain_len) = read_header(kind, &object).map_err(at)?;
-    let _charge = budget.charge(plain_len.saturating_add(object.len() as u64)).await.map_err(at)?;
-    open(kind, &object).map(Some).map_err(at)
+    found_or_none(found.await)
 }
 
-/// As [`body`], of an object that must be there.
+/// Decompresses the body of `object`, of `kind` at `key`. Its length is charged to `budget` during that.
+pub(crate) async fn unseal(budget: &Budget, kind: Kind, key: &Path, object: &Bytes) -> Result<Bytes> {
+    let at = |error: Error| error.at(key);
+    let (_, plain_len) = read_header(kind, object).map_err(at)?;
+    let _charge = budget.charge(plain_len.saturating_add(object.len() as u64)).await.map_err(at)?;
+    open(kind, object).map_err(at)
+}
+
+/// As [`body`], for an object that must exist.
 pub(crate) async fn body_required(objects: &dyn ObjectStore, budget: &Budget, kind: Kind, key: &Path) -> Result<Bytes> {
     body(objects, budget, kind, key).await?.ok_or_else(|| gone(key))
 }
 
-/// What `decode` makes of `body`. How much memory that takes shows only when it is decoded, so each try is charged with what
-/// it may take, and fails when that is too little: the last try has all of the budget.
+/// Decodes `body`. The memory needed is only known by decoding, so each try reserves more memory and fails if it is too little;
+/// the last try has all of the budget.
 pub(crate) async fn decode<T>(budget: &Budget, body: &[u8], decode: impl Fn(&[u8], u64) -> Result<T>) -> Result<T> {
     let len = body.len() as u64;
     let most = budget.total().saturating_sub(len);
@@ -91,9 +109,22 @@ pub(crate) async fn decode<T>(budget: &Budget, body: &[u8], decode: impl Fn(&[u8
     }
 }
 
+/// Outcome of a [`download`] whose store answered.
+#[derive(Debug)]
+pub(crate) enum Downloaded {
+    /// The file is complete.
+    Whole,
+    /// The file cannot be written.
+    NotWritable(std::io::Error),
+}
+
 /// Writes the object at `key`, which must be of `len` bytes, over the file at `path`.
-pub(crate) async fn download(objects: &dyn ObjectStore, key: &Path, len: u64, path: &std::path::Path) -> Result<()> {
-    let failed = |source| Error::io("write to the local cache", path, source);
+pub(crate) async fn download(
+    objects: &dyn ObjectStore,
+    key: &Path,
+    len: u64,
+    path: &std::path::Path,
+) -> Result<Downloaded> {
     let result = objects.get(key).await?;
     if result.meta.size != len {
         return Err(Error::damaged("object has another length than the log says")
@@ -101,17 +132,24 @@ pub(crate) async fn download(objects: &dyn ObjectStore, key: &Path, len: u64, pa
             .expected(len)
             .got(result.meta.size));
     }
-    let mut file = tokio::fs::File::create(path).await.map_err(failed)?;
+    let mut file = match tokio::fs::File::create(path).await {
+        Ok(file) => file,
+        Err(error) => return Ok(Downloaded::NotWritable(error)),
+    };
     let (mut stream, mut written) = (result.into_stream(), 0);
     while let Some(part) = stream.try_next().await? {
         written += part.len() as u64;
         if written > len {
             return Err(short(key, len, "more"));
         }
-        tokio::io::AsyncWriteExt::write_all(&mut file, &part).await.map_err(failed)?;
+        if let Err(error) = file.write_all(&part).await {
+            return Ok(Downloaded::NotWritable(error));
+        }
     }
-    tokio::io::AsyncWriteExt::flush(&mut file).await.map_err(failed)?;
-    if written == len { Ok(()) } else { Err(short(key, len, written)) }
+    if let Err(error) = file.flush().await {
+        return Ok(Downloaded::NotWritable(error));
+    }
+    if written == len { Ok(Downloaded::Whole) } else { Err(short(key, len, written)) }
 }
 
 fn found_or_none<T>(found: Result<T>) -> Result<Option<T>> {
@@ -122,17 +160,17 @@ fn found_or_none<T>(found: Result<T>) -> Result<Option<T>> {
     }
 }
 
-/// The object of `kind` at `key`, which must be there.
+/// Reads the object of `kind` at `key`, which must exist.
 pub(crate) async fn get_required(objects: &dyn ObjectStore, kind: Kind, key: &Path) -> Result<Bytes> {
     get(objects, kind, key).await?.ok_or_else(|| gone(key))
 }
 
-/// No object is at `key`.
+/// Error: there is no object at `key`.
 pub(crate) fn gone(key: &Path) -> Error {
     Error::not_found("object is gone").at(key)
 }
 
-/// `len`, if an object of `kind` may be that long.
+/// Returns `len` if an object of `kind` may be that long.
 pub(crate) fn checked_len(kind: Kind, key: &Path, len: u64) -> Result<u64> {
     let most = kind.object_len_max();
     if len <= most {
@@ -142,10 +180,10 @@ pub(crate) fn checked_len(kind: Kind, key: &Path, len: u64) -> Result<u64> {
         .at(key)
         .expected(format!("at most {most} bytes"))
         .got(len)
-        .help("it is not Towline's, or was made to exhaust memory: look who may write there"))
+        .help("it is not Towline's, or was made to exhaust memory: check who may write there"))
 }
 
-/// Asks for bytes `range` of the object at `key`; a local file comes as a file, to be read where blocking is fine.
+/// Requests bytes `range` of the object at `key`. A local object is returned as a file, to be read on a blocking thread.
 pub(crate) async fn get_range(objects: &dyn ObjectStore, key: &Path, range: Range<u64>) -> Result<GetResult> {
     let end = range.end;
     let options = GetOptions { range: Some(GetRange::Bounded(range)), ..GetOptions::default() };
@@ -157,7 +195,7 @@ pub(crate) async fn get_range(objects: &dyn ObjectStore, key: &Path, range: Rang
     Ok(result)
 }
 
-/// Reads a body that must be as long as `out`.
+/// Reads a body that must have the length of `out`.
 pub(crate) async fn drain(
     mut stream: BoxStream<'static, object_store::Result<Bytes>>,
     key: &Path,
@@ -172,7 +210,7 @@ pub(crate) async fn drain(
     if filled == out.len() { Ok(()) } else { Err(short(key, out.len(), filled)) }
 }
 
-/// Reads a local object's bytes from `start` on. Too short a file is damage: nobody else is in between.
+/// Reads a local object's bytes from `start` on. A file that is too short is damaged, as there is no network to break off.
 pub(crate) fn read_file(file: &File, path: &std::path::Path, start: u64, out: &mut [u8]) -> Result<()> {
     let len = out.len() as u64;
     file.read_exact_at(out, start).map_err(|source| {
@@ -180,14 +218,14 @@ pub(crate) fn read_file(file: &File, path: &std::path::Path, start: u64, out: &m
             let got = file.metadata().map_or(0, |meta| meta.len());
             return Error::damaged("object is shorter than it was").at(path.display()).expected(start + len).got(got);
         }
-        Error::io("read object", path, source)
+        Error::io("cannot read an object", path, source)
     })
 }
 
-/// Reads bytes from `start` on, as many as `out` is long, with retries; returns the length of the whole object.
+/// Fills `out` with bytes from `start` on, with retries; returns the length of the object.
 pub(crate) async fn read_range(objects: &dyn ObjectStore, key: &Path, start: u64, out: &mut [u8]) -> Result<u64> {
     let range = start..start + out.len() as u64;
-    let mut pause = PAUSE;
+    let mut backoff = BACKOFF;
     let mut tries = 0;
     loop {
         tries += 1;
@@ -201,20 +239,19 @@ pub(crate) async fn read_range(objects: &dyn ObjectStore, key: &Path, start: u64
         };
         match attempt.await {
             Err(error) if error.kind() == ErrorKind::Unreachable && tries < TRIES => {
-                tokio::time::sleep(pause).await;
-                pause *= 2;
+                tokio::time::sleep(backoff.pause()).await;
             }
             settled => return settled,
         }
     }
 }
 
-/// The length of the object at `key`, without its bytes.
+/// Length of the object at `key`, by a request without a body.
 pub(crate) async fn len(objects: &dyn ObjectStore, key: &Path) -> Result<u64> {
     retry(|| async { Ok(objects.head(key).await?.size) }).await
 }
 
-/// Whether there is an object at `key`.
+/// True if there is an object at `key`.
 pub(crate) async fn exists(objects: &dyn ObjectStore, key: &Path) -> Result<bool> {
     match len(objects, key).await {
         Ok(_) => Ok(true),
@@ -227,12 +264,12 @@ fn whole(key: &Path, expected: u64, bytes: Bytes) -> Result<Bytes> {
     if bytes.len() as u64 == expected { Ok(bytes) } else { Err(short(key, expected, bytes.len())) }
 }
 
-/// A body of another length than announced: the connection's fault until repeated tries say otherwise.
+/// Error for a body of another length than announced, which counts as a connection error and is retried.
 fn short(key: &Path, expected: impl std::fmt::Display, got: impl std::fmt::Display) -> Error {
     Error::unreachable("store sent a body of another length").at(key).expected(expected).got(got)
 }
 
-/// Writes an object whose key was never used before. Repeating it is harmless: only this writer knows the key.
+/// Writes an object under a new key that only this writer knows, so that the request is safe to repeat.
 pub(crate) async fn put(objects: &dyn ObjectStore, key: &Path, payload: PutPayload) -> Result<()> {
     let written = if payload.content_length() > SINGLE_PUT_MAX {
         retry(|| put_parts(objects, key, payload.clone())).await
@@ -242,7 +279,7 @@ pub(crate) async fn put(objects: &dyn ObjectStore, key: &Path, payload: PutPaylo
     written.map_err(|error| placed(objects, key, error))
 }
 
-/// Says where a write failed, if the store did not.
+/// Adds the location to the error of a write, if the store gave none.
 fn placed(objects: &dyn ObjectStore, key: &Path, error: Error) -> Error {
     if error.place().is_some() { error } else { error.at(format!("{objects}/{key}")) }
 }
@@ -271,15 +308,15 @@ async fn put_parts(objects: &dyn ObjectStore, key: &Path, payload: PutPayload) -
 /// Outcome of a create.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Created {
-    /// The store says this request made it.
+    /// This request created it.
     Yes,
-    /// The store says it exists: perhaps by an earlier try of this very request.
+    /// It exists, possibly from an earlier try of this request.
     Exists,
-    /// The answer was lost, or says nothing: look.
+    /// The answer was lost or is inconclusive: read the object to find out.
     Unknown,
 }
 
-/// Creates an object that must not exist, in one request, not repeated.
+/// Creates an object that must not exist, in one request without retries.
 pub(crate) async fn create(objects: &dyn ObjectStore, key: &Path, body: Bytes) -> Result<Created> {
     match objects.put_opts(key, body.into(), PutMode::Create.into()).await.map_err(Error::from) {
         Ok(_) => Ok(Created::Yes),

@@ -1,9 +1,9 @@
-//! Making and opening a repository.
+//! Creating and opening a repository.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::{OpenOptions, Repository, Shared, layout, log, objects};
+use super::{OpenOptions, Repository, Shared, Unidentified, layout, log, objects};
 use crate::budget::Budget;
 use crate::clock::{Clock, SystemClock};
 use crate::error::{Error, ErrorKind, Result};
@@ -14,13 +14,13 @@ use crate::storage::{self, Effort, Location, Store, StoreOptions, probe};
 use crate::tree::make_private_folder;
 
 impl Repository {
-    /// Makes a repository in `store`, or opens the one that is there: which of the two is the second value.
+    /// Creates a repository in `store`, or opens the existing one; the second value is true if it was created.
     ///
     /// # Errors
-    /// Unsupported, with the reason and the way out, if the store lacks what shared writing needs.
+    /// Unsupported, with the reason and a remedy, if the store lacks an operation that concurrent writing needs.
     ///
     /// # Cancel safety
-    /// Safe: the repository is made by one create.
+    /// Safe: one create makes the repository.
     pub async fn create(store: Store, options: OpenOptions) -> Result<(Self, bool)> {
         let key = layout::repository();
         if let Some(object) = objects::get(&**store.objects(), Kind::Repository, &key).await? {
@@ -58,19 +58,16 @@ impl Repository {
     /// # Cancel safety
     /// Safe: it only reads.
     pub async fn at(location: &Location, how: &StoreOptions, options: OpenOptions) -> Result<Self> {
-        let opened = async { Self::open(storage::open(location, how).await?, options).await };
-        let repository = opened.await.map_err(|error: Error| match error.kind() {
-            ErrorKind::NotFound => Error::not_found("there is no repository")
-                .at(location)
-                .help(format!("towline init {location}"))
-                .source(error),
+        let store = storage::open(location, how).await.map_err(|error| match error.kind() {
+            ErrorKind::NotFound => no_repository(location).source(error),
             _ => error,
         })?;
+        let repository = Self::open(store, options).await?;
         tracing::info!(%location, id = %repository.id(), "opened the repository");
         Ok(repository)
     }
 
-    /// Opens with a clock of the caller's: what the repository records as its time, and measures grace periods by.
+    /// Opens with the given clock, for recorded times and grace periods.
     ///
     /// # Errors
     /// As [`Repository::open`].
@@ -79,14 +76,12 @@ impl Repository {
     /// Safe: it only reads.
     pub async fn open_at(store: Store, options: OpenOptions, clock: Arc<dyn Clock>) -> Result<Self> {
         let Some(object) = objects::get(&**store.objects(), Kind::Repository, &layout::repository()).await? else {
-            return Err(Error::not_found("there is no repository")
-                .at(store.location())
-                .help(format!("make one: towline init {}", store.location())));
+            return Err(no_repository(store.location()));
         };
         Self::assemble(store, options, read_id(&object)?, clock)
     }
 
-    /// Reads the object that says what this is again, and compares.
+    /// Reads the description of the repository again, and compares it.
     ///
     /// # Errors
     /// Damaged or not found, if it is.
@@ -100,11 +95,11 @@ impl Repository {
         if found == self.id() {
             return Ok(());
         }
-        Err(Error::damaged("this is another repository than was opened").at(key).expected(self.id()).got(found))
+        Err(Error::damaged("repository was replaced by another one").at(key).expected(self.id()).got(found))
     }
 
-    /// Name of the folder in which checkpoints wait on this disk for this repository: its id, and a digest of its location. The
-    /// endpoint is not part of it: what was saved while a bucket was reached by one is uploaded by another.
+    /// Name of this repository's folder in the spool: its id, and a digest of its location without the endpoint, so that pending
+    /// checkpoints can be uploaded through another endpoint of the bucket.
     #[must_use]
     pub fn spool_name(&self) -> String {
         name_at(self.id(), &self.store().location().to_string())
@@ -118,13 +113,28 @@ impl Repository {
         };
         let cache = cache.join(name_at(id, &store.address()));
         let log = log::Log::new(Arc::clone(store.objects()), Arc::clone(&clock), budget.clone());
-        let (segments, footers) = Default::default();
-        let shared = Arc::new(Shared { id, store, log, clock, budget, cache, segments, footers });
-        Ok(Self { shared, source: None })
+        let (uncached, segments, footers, policy) = Default::default();
+        let guard = options.guard.unwrap_or_else(|| Arc::new(Unidentified));
+        let shared =
+            Arc::new(Shared { id, store, log, clock, budget, cache, uncached, segments, footers, guard, policy });
+        Ok(Self { shared, source: None, caller: None })
     }
 }
 
-/// The body: id (16), time of creation (signed), features: count, each a string. No feature is known yet.
+/// Error: `location` holds no repository.
+fn no_repository(location: &Location) -> Error {
+    let error = Error::not_found("there is no repository")
+        .at(location)
+        .help(format!("check the path, and that its disk is mounted; `towline init {location}` makes a new one"));
+    // For example, a mount point whose disk is not mounted.
+    let is_empty = |folder: &Path| std::fs::read_dir(folder).is_ok_and(|mut entries| entries.next().is_none());
+    match location {
+        Location::Directory(folder) if is_empty(folder) => error.got("an empty folder: is its disk mounted?"),
+        _ => error,
+    }
+}
+
+/// Reads the description: id (16), time of creation (signed), features: count, each a string. No feature is defined yet.
 fn read_id(object: &bytes::Bytes) -> Result<RepositoryId> {
     let body = open(Kind::Repository, object).map_err(|error| error.at(layout::repository()))?;
     let mut reader = Reader::new(&body);
@@ -140,8 +150,8 @@ fn read_id(object: &bytes::Bytes) -> Result<RepositoryId> {
     Ok(id)
 }
 
-/// Name of a local folder for the repository `id` at `address`: the id, and a digest of the address. A copy elsewhere may have the
-/// same id and other content, and whoever made it must not decide what is known of this one.
+/// Name of a local folder for the repository `id` at `address`: the id, and a digest of the address. A copy elsewhere may have
+/// the same id but other content, and must not share the cache.
 fn name_at(id: RepositoryId, address: &str) -> String {
     let digest = blake3::hash(address.as_bytes()).to_hex();
     format!("{id}-{}", &digest[..16])
@@ -152,7 +162,7 @@ fn name_at(id: RepositoryId, address: &str) -> String {
 ///
 /// # Errors
 /// Denied, if there is no other place and somebody else may use the folder among the temporary files.
-fn default_cache() -> Result<PathBuf> {
+pub(crate) fn default_cache() -> Result<PathBuf> {
     let folder = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let home = || folder("HOME").map(|home| home.join(".cache"));
     match folder("XDG_CACHE_HOME").or_else(home) {
@@ -161,7 +171,7 @@ fn default_cache() -> Result<PathBuf> {
     }
 }
 
-/// A cache below `temporary`, where anybody may have made a folder of any name before.
+/// Cache folder below `temporary`, where another user may have created a folder of the same name.
 fn temporary_cache(temporary: &Path) -> Result<PathBuf> {
     let folder = temporary.join(format!("towline-{}", rustix::process::geteuid().as_raw()));
     make_private_folder(&folder).map_err(|error| error.help("remove it, or set XDG_CACHE_HOME or HOME"))?;
@@ -174,6 +184,23 @@ mod tests {
 
     use super::*;
     use crate::storage::{Location, StoreOptions, open};
+
+    #[tokio::test]
+    async fn a_missing_repository_is_named_once() {
+        let top = tempfile::tempdir().unwrap();
+        let asked = ": got an empty folder: is its disk mounted?";
+        for (path, asked, causes) in [(top.path().to_owned(), asked, 0), (top.path().join("none"), "", 1)] {
+            let location = Location::directory(path).unwrap();
+            let opened = Repository::at(&location, &StoreOptions::default(), OpenOptions::default()).await;
+            let error = opened.err().unwrap();
+            assert_eq!(error.to_string(), format!("there is no repository at {location}{asked}"));
+            let help = error.help_text().unwrap();
+            assert!(help.contains("disk is mounted") && help.contains(&format!("`towline init {location}`")), "{help}");
+            let source = std::error::Error::source(&error).map(ToString::to_string);
+            assert_eq!(source.iter().count(), causes, "{source:?}");
+            assert!(!source.unwrap_or_default().contains("there is no repository"));
+        }
+    }
 
     #[tokio::test]
     async fn a_copy_with_the_same_id_has_a_cache_of_its_own() {

@@ -1,7 +1,7 @@
-//! Which agents there are, as they say themselves: one small object each, written again while the agent lives.
+//! Presence of agents: each running agent announces its address in one small object, and rewrites it regularly.
 //!
-//! Nothing relies on it but the finding of peers: who is behind an address is told by its certificate, and an agent that is gone does
-//! not answer. So there is no conditional write, and no rule about clocks beyond passing over what is old.
+//! Only peer discovery uses it: a certificate proves the identity of the agent at an address, and a stopped agent does not
+//! answer. So there is no conditional write, and no rule about clocks except that old announcements are ignored.
 
 use std::time::Duration;
 
@@ -13,55 +13,56 @@ use crate::clock::Timestamp;
 use crate::error::{Error, Result};
 use crate::format::envelope::{Kind, open, seal};
 use crate::format::wire::{Reader, Writer};
+use crate::identity::Identity;
 
-/// Bytes in an address, at most.
+/// Maximum bytes of an address.
 const ADDRESS_LEN_MAX: usize = 256;
-/// Agents that are looked at, at most.
+/// Maximum number of agents that are read.
 const AGENTS_MAX: usize = 1024;
-/// Objects that are read at the same time.
+/// Objects read at once.
 const READS: usize = 16;
 
 /// Announcement of an agent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Announced {
-    /// `HOST:PORT`, where it listens.
+    /// Address `HOST:PORT` at which it listens.
     pub address: String,
-    /// When it said so, by its own clock.
+    /// Time of the announcement, by the agent's clock.
     pub at: Timestamp,
 }
 
 impl Repository {
-    /// Says that the agent `agent` of `site` listens at `address`; to be said again now and then.
+    /// Announces that the agent `agent` of `site` listens at `address`; to be repeated regularly.
     ///
     /// # Errors
     /// Usage, for an address that is too long; denied or unreachable, as the store says.
     ///
     /// # Cancel safety
     /// Safe: it is one write.
-    pub async fn announce(&self, (site, agent): (&str, &str), address: &str) -> Result<()> {
+    pub async fn announce(&self, identity: &Identity, address: &str) -> Result<()> {
         if address.len() > ADDRESS_LEN_MAX {
             return Err(Error::usage("address is too long").expected(format!("at most {ADDRESS_LEN_MAX} bytes")));
         }
         let mut body = Writer::new();
         body.signed(self.clock().now().0).string(address.as_bytes());
         let object = seal(Kind::Agent, &body.into_bytes(), false);
-        let key = layout::agent(site, agent);
+        let key = layout::agent(identity.site(), identity.agent());
         let put = || async { Ok(self.store().objects().put(&key, PutPayload::from_bytes(object.clone())).await?) };
         objects::retry(put).await.map(drop)
     }
 
-    /// Takes it back.
+    /// Withdraws the announcement.
     ///
     /// # Errors
     /// Denied or unreachable, as the store says.
     ///
     /// # Cancel safety
     /// Safe.
-    pub async fn withdraw(&self, (site, agent): (&str, &str)) -> Result<()> {
-        Ok(self.store().objects().delete(&layout::agent(site, agent)).await?)
+    pub async fn withdraw(&self, identity: &Identity) -> Result<()> {
+        Ok(self.store().objects().delete(&layout::agent(identity.site(), identity.agent())).await?)
     }
 
-    /// Announcements of the last `age`. Unreadable ones are passed over.
+    /// Announcements of the last `age`. Unreadable ones are ignored.
     ///
     /// # Errors
     /// Denied or unreachable, as the store says.
@@ -72,7 +73,7 @@ impl Repository {
         let prefix = layout::agents();
         let keys: Vec<_> = self.store().objects().list(Some(&prefix)).take(AGENTS_MAX).try_collect().await?;
         let read = futures::stream::iter(keys).map(|meta| async move {
-            // The listing tells how long it is: what no agent wrote costs no request.
+            // The listing has the length, so an object that no agent wrote costs no request.
             let fits = objects::checked_len(Kind::Agent, &meta.location, meta.size);
             let object = match fits {
                 Ok(_) => objects::get(&**self.store().objects(), Kind::Agent, &meta.location).await,

@@ -1,37 +1,41 @@
-//! A saved tree, opened: its manifest and its map. Reading it costs as much as the tree is large, not the repository.
+//! An open saved tree: its manifest and map. The cost of opening it depends on the size of the tree, not of the repository.
 
 use std::sync::Arc;
 
+use super::guard::LastRuling;
 use super::layout::{self, Family};
 use super::log::RefValue;
 use super::missing::no_such_name;
-use super::{Name, Repository, objects};
+use super::{Repository, objects};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::envelope::Kind;
 use crate::format::{Manifest, Map};
 use crate::id::{ManifestId, ManifestKey, MapKey};
+use crate::name::Name;
 
-/// Readings of a name that keeps moving before giving up.
+/// Maximum tries to open a name that keeps changing.
 const ATTEMPTS: usize = 5;
 
-/// Opened value of a name.
+/// An open saved tree.
 #[derive(Clone, Debug)]
 pub struct Saved {
     /// The name.
     pub name: Name,
-    /// Its value in the log.
+    /// Value in the log.
     pub value: RefValue,
     /// The tree.
     pub manifest: Manifest,
     /// Places of its chunks.
     pub map: Map,
+    /// Last ruling of the policy on it.
+    pub(super) ruling: LastRuling,
 }
 
 impl Repository {
-    /// Opens what `name` stands for now.
+    /// Opens the current value of `name`.
     ///
     /// # Errors
-    /// Not found, if there is no such name; damaged, if its manifest or map is.
+    /// Not found, if there is no such name; damaged, if its manifest or map is; denied, if the policy does not let it come here.
     ///
     /// # Cancel safety
     /// Safe: it only reads.
@@ -42,7 +46,7 @@ impl Repository {
             let missing = || no_such_name(&state.refs, name, self.store().location());
             let value = state.refs.get(name).ok_or_else(missing)?.clone();
             match self.saved_as(name, &value).await {
-                // Replaced or repacked between the two readings: the name tells the new keys.
+                // The tree was replaced or repacked between the two reads: reads the new keys.
                 Err(error) if error.kind() == ErrorKind::NotFound && last.as_ref() != Some(&value) => {
                     last = Some(value);
                 }
@@ -58,7 +62,7 @@ impl Repository {
     /// Opens one value of a name.
     ///
     /// # Errors
-    /// Not found, if its objects are gone; damaged, if they are.
+    /// Not found, if its objects do not exist; damaged, if they are.
     ///
     /// # Cancel safety
     /// Safe: it only reads.
@@ -66,19 +70,20 @@ impl Repository {
         Ok(self.saved_verbatim(name, value).await?.0)
     }
 
-    /// Opens one value of a name, with the manifest's body as it is stored.
+    /// Opens one value of a name; also returns the body of the manifest.
     ///
     /// # Errors
-    /// As [`Repository::saved_as`].
+    /// As [`Repository::saved_as`]; denied, if the policy does not let it come here.
     ///
     /// # Cancel safety
     /// Safe: it only reads.
     pub async fn saved_verbatim(&self, name: &Name, value: &RefValue) -> Result<(Saved, bytes::Bytes)> {
+        self.check_readable(name, &value.manifest).await?;
         let body = self.manifest_body(value.manifest_key, value.manifest);
         let (body, map) = futures::try_join!(body, self.map(value.map_key))?;
         let manifest = self.decoded(value.manifest_key, &body).await?;
         if map.manifest == value.manifest && map.chunks() == manifest.chunks.ids.len() {
-            return Ok((Saved { name: name.clone(), value: value.clone(), manifest, map }, body));
+            return Ok((Saved::ruled_now(name.clone(), value.clone(), manifest, map), body));
         }
         Err(Error::damaged("map belongs to another manifest")
             .at(layout::owned(Family::Map, value.map_key))
@@ -86,7 +91,7 @@ impl Repository {
             .got(format!("{:.16}, {} chunks", map.manifest, map.chunks())))
     }
 
-    /// The body of the manifest at `key`, checked against its name.
+    /// Reads the body of the manifest at `key`, and verifies its id.
     ///
     /// # Errors
     /// As [`Repository::saved_as`].
@@ -104,7 +109,7 @@ impl Repository {
         Err(Error::damaged("manifest does not match its name").at(key).expected(id).got(got))
     }
 
-    /// The map at `key`.
+    /// Reads the map at `key`.
     ///
     /// # Errors
     /// As [`Repository::saved_as`].
@@ -117,7 +122,7 @@ impl Repository {
         objects::decode(self.budget(), &body, Map::decode_within).await.map_err(|error| error.at(key))
     }
 
-    /// The manifest at `key`, checked against its name.
+    /// Reads the manifest at `key`, and verifies its id.
     ///
     /// # Errors
     /// As [`Repository::saved_as`]; exhausted, if it does not fit the memory budget.
@@ -136,7 +141,12 @@ impl Repository {
 }
 
 impl Saved {
-    /// Shares it among the tasks of an operation.
+    /// The tree of `value`, on which the policy was just asked, or need not be.
+    pub(crate) fn ruled_now(name: Name, value: RefValue, manifest: Manifest, map: Map) -> Self {
+        Self { name, value, manifest, map, ruling: LastRuling::now() }
+    }
+
+    /// Wraps the tree in an [`Arc`], to share it between tasks.
     #[must_use]
     pub fn shared(self) -> Arc<Self> {
         Arc::new(self)

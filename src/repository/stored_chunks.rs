@@ -1,4 +1,4 @@
-//! Deduplication: whether a chunk is stored already, and where.
+//! Deduplication: finds chunks that are stored already.
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeSet, HashMap};
@@ -19,7 +19,7 @@ const FOOTERS: usize = 16;
 /// Place of a stored chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChunkPlace {
-    /// In which pack.
+    /// The pack.
     pub pack: PackId,
     /// Number of the chunk in the pack.
     pub ordinal: u32,
@@ -31,12 +31,12 @@ pub struct ChunkPlace {
     pub plain_len: u32,
     /// Codec.
     pub codec: Codec,
-    /// The chunk that it cannot be decoded without, if its codec needs one.
+    /// Base, if its codec needs one.
     pub base: Option<ChunkId>,
 }
 
 impl ChunkPlace {
-    /// As a pack's footer tells it.
+    /// From the entry in a pack's footer.
     #[must_use]
     pub fn of(pack: PackId, ordinal: u32, entry: &FooterEntry) -> Self {
         let FooterEntry { offset, stored_len, plain_len, codec, base, .. } = *entry;
@@ -44,7 +44,7 @@ impl ChunkPlace {
     }
 }
 
-/// The chunks that a state's live packs hold: first those of trees known in full, then those of the index.
+/// Chunks in the live packs of a state: first those of trees that were added, then those of the index.
 #[derive(Debug)]
 pub struct StoredChunks {
     repository: Repository,
@@ -52,10 +52,12 @@ pub struct StoredChunks {
     index: Index,
     near: HashMap<ChunkId, ChunkPlace>,
     packs: HashMap<PackId, PackRef>,
+    /// Chunks with a base are not taken from the index.
+    plain_only: bool,
 }
 
 impl StoredChunks {
-    /// Knowledge as of now.
+    /// Loads the current state and index.
     ///
     /// # Errors
     /// As [`Repository::indexed_state`].
@@ -65,16 +67,22 @@ impl StoredChunks {
     pub async fn load(repository: &Repository) -> Result<Self> {
         let (state, index) = repository.indexed_state().await?;
         let (near, packs) = Default::default();
-        Ok(Self { repository: repository.clone(), state, index, near, packs })
+        Ok(Self { repository: repository.clone(), state, index, near, packs, plain_only: false })
     }
 
-    /// The state it was read from: what a commit that relies on it has to vouch with.
+    /// The same without chunks that are found in the index and stored with a base.
+    #[must_use]
+    pub fn without_differences(self) -> Self {
+        Self { plain_only: true, ..self }
+    }
+
+    /// State that it was loaded from; a commit that relies on it must vouch for the packs with this state.
     #[must_use]
     pub fn state(&self) -> &Arc<State> {
         &self.state
     }
 
-    /// Takes in all chunks of a tree, so that finding them needs no footers.
+    /// Adds all chunks of a tree, so that finding them needs no footers.
     pub fn add(&mut self, saved: &Saved) {
         let live = saved.map.packs.iter().filter(|pack| self.state.is_target(&pack.id));
         self.packs.extend(live.map(|pack| (pack.id, *pack)));
@@ -87,18 +95,18 @@ impl StoredChunks {
         }
     }
 
-    /// Chunks known near at hand: what the memory it takes grows with.
+    /// Number of chunks in memory, to which the memory use is proportional.
     #[must_use]
     pub fn near(&self) -> usize {
         self.near.len()
     }
 
-    /// Takes in where a chunk was just stored, because it was not here as a whole: what else is known of it does not count.
+    /// Adds a chunk that was just stored because it was not completely available; replaces any other place.
     pub fn stored(&mut self, id: ChunkId, place: ChunkPlace) {
         self.near.insert(id, place);
     }
 
-    /// Takes in where a chunk is. Of several places it remembers the one from which it is read with the fewest hops.
+    /// Adds the place of a chunk. Of several places the one with the fewest hops is kept.
     fn insert(&mut self, id: ChunkId, place: ChunkPlace) {
         match self.near.entry(id) {
             Entry::Vacant(entry) => drop(entry.insert(place)),
@@ -107,7 +115,7 @@ impl StoredChunks {
         }
     }
 
-    /// The base of a chunk at `place` and its place, if it needs one: stored with fewer hops than the chunk.
+    /// Base of a chunk at `place`, and the place of that, which has fewer hops than the chunk; none if it needs no base.
     #[must_use]
     pub fn base(&self, place: &ChunkPlace) -> Option<(ChunkId, ChunkPlace)> {
         let base = place.base?;
@@ -115,7 +123,7 @@ impl StoredChunks {
         Some((base, *found))
     }
 
-    /// True if `id` is known as a stand-alone chunk, which can be a base of any other.
+    /// True if `id` is stored without a base, so that it can be the base of any other chunk.
     #[must_use]
     pub fn is_plain(&self, id: &ChunkId) -> bool {
         self.near.get(id).is_some_and(|place| place.codec.hops() == 0)
@@ -126,13 +134,13 @@ impl StoredChunks {
         place.base.is_none() || self.base(place).is_some_and(|(_, base)| self.is_whole(&base))
     }
 
-    /// The pack called `id`, if a place in it was handed out.
+    /// The pack `id`, if a place in it was returned.
     #[must_use]
     pub fn pack(&self, id: PackId) -> Option<PackRef> {
         self.packs.get(&id).copied()
     }
 
-    /// Place of each of `ids` that is known, with all that it is decoded from. A pack whose footer cannot be read holds nothing:
+    /// Finds the place of each of `ids` that is stored together with its bases. A pack with an unreadable footer counts as empty:
     /// its chunks are stored again.
     ///
     /// # Errors
@@ -143,6 +151,9 @@ impl StoredChunks {
     pub async fn locate(&mut self, ids: &[ChunkId]) -> Result<Vec<Option<ChunkPlace>>> {
         let far: Vec<ChunkId> = ids.iter().filter(|id| !self.near.contains_key(id)).copied().collect();
         for (id, place) in self.search(&far).await? {
+            if self.plain_only && place.base.is_some() {
+                continue;
+            }
             self.insert(id, place);
         }
         self.search_bases(ids.iter().filter_map(|id| self.near.get(id)).copied().collect()).await?;
@@ -151,7 +162,7 @@ impl StoredChunks {
         Ok(ids.iter().map(whole).collect())
     }
 
-    /// Takes in where the bases of `needing` are, and their bases.
+    /// Finds and adds the bases of `needing`, and their bases.
     async fn search_bases(&mut self, mut needing: Vec<ChunkPlace>) -> Result<()> {
         while !needing.is_empty() {
             needing.retain(|place| place.base.is_some());
@@ -165,7 +176,7 @@ impl StoredChunks {
         Ok(())
     }
 
-    /// A chunk whose base is gone may be here once more, with a base that is not: such a place is taken instead.
+    /// Replaces places whose base is missing by other places of the chunk whose base exists.
     async fn exchange(&mut self, ids: &[ChunkId]) -> Result<()> {
         let mut broken: BTreeSet<ChunkId> = BTreeSet::new();
         for &id in ids {
@@ -179,7 +190,7 @@ impl StoredChunks {
         }
         let mut copies = self.search(&broken.into_iter().collect::<Vec<_>>()).await?;
         self.search_bases(copies.iter().map(|(_, place)| *place).collect()).await?;
-        // Bases before what needs them.
+        // Bases before their dependents.
         copies.sort_by_key(|(_, place)| place.codec.hops());
         for (id, place) in copies {
             if self.is_whole(&place) && !self.near.get(&id).is_some_and(|place| self.is_whole(place)) {
@@ -189,7 +200,7 @@ impl StoredChunks {
         Ok(())
     }
 
-    /// Every place of `ids` that the index and the footers that it names tell.
+    /// All places of `ids` in the index and the pack footers.
     async fn search(&mut self, ids: &[ChunkId]) -> Result<Vec<(ChunkId, ChunkPlace)>> {
         let mut candidates: Vec<(ChunkId, PackRef, u32)> = Vec::new();
         for &id in ids {
@@ -215,7 +226,7 @@ impl StoredChunks {
                         self.packs.insert(pack.id, pack);
                     }
                 }
-                Some(Err(error)) => tracing::warn!("pack {} is passed over: {error:?}", pack.id),
+                Some(Err(error)) => tracing::warn!("pack {} is skipped: {error:?}", pack.id),
                 None => {}
             }
         }

@@ -1,40 +1,40 @@
-//! Bytes that a store accepted, and the time that it took; idle time does not count.
+//! Upload rate of a store: bytes accepted, and the time without idle times.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use crate::clock::Timestamp;
 
-/// Bytes that a store acknowledged, over the time in which at least one upload was on its way.
+/// Bytes that a store acknowledged, and the time in which at least one upload was in progress.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Taken {
     /// Bytes.
     pub bytes: u64,
-    /// The time. A clock that is set back adds none.
+    /// Time. A clock that is set back adds none.
     pub busy: Duration,
 }
 
-/// Counts uploads that overlap.
+/// Counter of overlapping uploads.
 #[derive(Debug, Default)]
 pub(super) struct Uploads(Mutex<Counted>);
 
 #[derive(Debug, Default)]
 struct Counted {
     taken: Taken,
-    /// Number of packs under way, and since when that was counted.
+    /// Number of packs in progress.
     under_way: usize,
     since: Timestamp,
 }
 
 impl Uploads {
-    /// One begins.
+    /// Records the start of an upload.
     pub(super) fn begin(&self, now: Timestamp) {
         let mut counted = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         counted.count(now);
         counted.under_way += 1;
     }
 
-    /// One ended; `bytes` of it were acknowledged.
+    /// Records the end of an upload, of which `bytes` were acknowledged.
     pub(super) fn end(&self, now: Timestamp, bytes: u64) {
         let mut counted = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         counted.count(now);
@@ -42,7 +42,7 @@ impl Uploads {
         counted.taken.bytes += bytes;
     }
 
-    /// So far: up to when an upload last began or ended.
+    /// Totals up to the last start or end of an upload.
     pub(super) fn taken(&self) -> Taken {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).taken
     }

@@ -1,15 +1,15 @@
-//! Packs that are in the store and not in the index yet, and when they are worth a commit.
+//! Uploaded packs that are not in the index yet, and the decision when to commit them.
 
 use crate::format::PackRef;
 use crate::id::ChunkId;
 use crate::limits::{GIB, MIB};
 
-/// The least number of bytes that are indexed before the writer is done: what a killed save may have to send again.
+/// Minimum bytes of an early commit: a killed save may have to send as many again.
 const COMMIT_MIN: u64 = 128 * MIB;
-/// The number of bytes at which they are indexed however much there is.
+/// Bytes at which a commit is due in any case.
 const COMMIT_MAX: u64 = GIB;
 
-/// A pack in the store, and its chunks in its order.
+/// An uploaded pack, and its chunks in order.
 pub(super) type Uploaded = (PackRef, Vec<ChunkId>);
 
 /// The packs of one writer that wait for a segment.
@@ -17,7 +17,7 @@ pub(super) type Uploaded = (PackRef, Vec<ChunkId>);
 pub(super) struct Unindexed {
     packs: Vec<Uploaded>,
     bytes: u64,
-    /// Bytes of packs that are in a segment already.
+    /// Bytes of packs that are in a segment.
     indexed: u64,
 }
 
@@ -31,13 +31,13 @@ impl Unindexed {
         &self.packs
     }
 
-    /// Whether it is time to commit a segment: a quarter of what is indexed already, so that a long save commits seldom and
-    /// a short one often enough to resume.
+    /// True if a segment should be committed: at a quarter of the bytes already indexed, so that a long save commits rarely and a
+    /// short one often enough to resume.
     pub(super) fn is_due(&self) -> bool {
         self.bytes >= (self.indexed / 4).clamp(COMMIT_MIN, COMMIT_MAX)
     }
 
-    /// All of them are in a segment.
+    /// Records that all packs are in a segment.
     pub(super) fn committed(&mut self) {
         self.indexed += std::mem::take(&mut self.bytes);
         self.packs.clear();

@@ -1,7 +1,7 @@
-//! Chunks into packs, packs into a segment, a tree into a name: everything that is written goes through here.
+//! Writer: writes chunks to packs, packs to a segment, and publishes a tree under a name. All writes use it.
 //!
-//! Packs are uploaded while the next is filled; index segments are committed as packs arrive, so an interrupted save
-//! resumes by ordinary dedup; the name comes last, in one commit that also makes the rest visible.
+//! Packs are uploaded while the next one is filled. Index segments are committed as packs arrive, so that an interrupted save
+//! resumes by normal dedup. The last commit sets the name, and indexes the remaining packs.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -13,12 +13,12 @@ use tokio::task::{JoinError, JoinSet};
 use tracing::Instrument as _;
 
 use super::layout::{self, Family};
-use super::log::{Action, RefValue, SegmentInfo, State, StepFacts};
-use super::mapping::map_of;
+use super::log::{Action, RefValue, SegmentInfo, State, StepFacts, labelled_name, tell_forgotten};
+use super::mapping::{PlacedTree, map_of};
 use super::stored_chunks::{ChunkPlace, StoredChunks};
 use super::taken::{Taken, Uploads};
 use super::unindexed::{Unindexed, Uploaded};
-use super::{Name, Repository, objects};
+use super::{Repository, objects};
 use crate::clock::Timestamp;
 use crate::codec::Encoded;
 use crate::error::{Error, Result};
@@ -26,11 +26,13 @@ use crate::format::envelope::{Kind, seal};
 use crate::format::{Map, PackLayout, PackRef, Row, TRAILER_LEN, pack_header, segment_bytes};
 use crate::id::{ChunkId, ManifestId, ManifestKey, MapKey, Owned, PackId, SegmentId, SessionId};
 use crate::limits::{MIB, PACK_CHUNKS_MAX, PACK_LEN_TARGET};
+use crate::name::Name;
+use crate::policy::Labels;
 use crate::progress::Progress;
 
-/// Time that a writer that is stopped waits for packs under way.
+/// Time that a stopped writer waits for uploads in progress.
 const STOPPING: Duration = Duration::from_secs(3);
-/// Frames shorter than this are gathered, so that a pack is written in few pieces.
+/// Frames shorter than this are copied together, so that a pack has few pieces.
 const GATHER_BELOW: usize = 64 << 10;
 
 /// One writer's session.
@@ -38,13 +40,13 @@ const GATHER_BELOW: usize = 64 << 10;
 pub struct Writer {
     repository: Repository,
     session: Option<SessionId>,
-    /// The session is others' too: it is not this writer's to close.
+    /// True if the session is shared: this writer must not close it.
     lent: bool,
     filling: Option<Filling>,
     uploads: JoinSet<Result<Uploaded>>,
     taken: Arc<Uploads>,
     unindexed: Unindexed,
-    /// The segment that is being committed over all that was not indexed when that began.
+    /// Segment of a commit in progress, over all packs that were unindexed at its start.
     committing: Option<SegmentId>,
     packs: HashMap<PackId, PackRef>,
     stored_bytes: u64,
@@ -66,48 +68,52 @@ struct Filling {
 /// Tree to publish.
 #[derive(Debug)]
 pub struct Publication<'a> {
-    /// Under which name.
+    /// Name to set.
     pub name: &'a Name,
-    /// The version that the name must have; none if it must not exist.
+    /// Version that the name must have; none if it must not exist.
     pub expected: Option<u64>,
-    /// The manifest's name and body.
+    /// Keep the old value of the name, if it was another tree.
+    pub keep: bool,
+    /// Id and body of the manifest.
     pub manifest: (ManifestId, Vec<u8>),
-    /// Its chunks, in its order.
+    /// Chunks, in its order.
     pub chunks: &'a [ChunkId],
     /// Place of each of them.
     pub places: &'a [ChunkPlace],
-    /// Chunks that were not stored by this writer, with their places.
+    /// Chunks that this writer did not store, with their places.
     pub known: &'a StoredChunks,
     /// Bytes in all files.
     pub logical_bytes: u64,
     /// Files.
     pub files: u64,
-    /// When the tree was saved.
+    /// Time of the save.
     pub saved: Timestamp,
-    /// Saves since the key step that its differences are to; 0 if it is one itself.
+    /// Number of saves since the key step that its differences refer to; 0 for a key step.
     pub behind: u32,
     /// Facts for the log.
     pub facts: StepFacts,
+    /// Labels that are given to the name, or to the run that it is a step of, in the same commit.
+    pub labels: Labels,
 }
 
 /// Outcome of a publication.
 #[derive(Debug)]
 pub enum Published {
-    /// The name stands for it.
+    /// The name is set.
     Done(Box<RefValue>),
-    /// These packs went away meanwhile: the chunks they held must be found or stored again.
+    /// These packs were purged meanwhile: their chunks must be found elsewhere or stored again.
     Lost(Vec<PackId>),
-    /// The name is not at the version that was expected. The session stays open, and what was uploaded stays known to the
-    /// writer: it can publish again.
+    /// The name does not have the expected version. The session stays open and the writer keeps its packs, so that it can publish
+    /// again.
     Moved,
 }
 
 impl Writer {
-    /// A writer to `repository`. Its session opens when the first pack does.
+    /// Creates a writer. Its session opens with the first pack.
     #[must_use]
     pub fn new(repository: &Repository, progress: &Progress) -> Self {
         let uploads_max: u64 = if repository.store().is_local() { 2 } else { 4 };
-        // A pack pins up to twice its length in read buffers; packs may take half of the budget, reading the rest.
+        // A pack holds up to twice its length in read buffers. Packs may use half of the budget, reads the other half.
         let share = repository.budget().total() / (4 * (uploads_max + 1));
         Self {
             repository: repository.clone(),
@@ -126,37 +132,37 @@ impl Writer {
         }
     }
 
-    /// A writer to `repository` in a session that is open, shared with others, and theirs to close.
+    /// Creates a writer in an open, shared session, which it does not close.
     #[must_use]
     pub fn within(repository: &Repository, progress: &Progress, session: SessionId) -> Self {
         Self { session: Some(session), lent: true, ..Self::new(repository, progress) }
     }
 
-    /// Bytes of the packs written so far.
+    /// Bytes of all packs so far.
     #[must_use]
     pub fn stored_bytes(&self) -> u64 {
         self.stored_bytes
     }
 
-    /// Bytes of packs that the store took so far, by the repository's clock.
+    /// Upload rate so far, by the repository's clock.
     #[must_use]
     pub fn taken(&self) -> Taken {
         self.taken.taken()
     }
 
-    /// Nothing was written, and nothing waits to be.
+    /// True if nothing was written, and nothing is pending.
     #[must_use]
     pub fn is_idle(&self) -> bool {
         self.session.is_none() && self.filling.is_none()
     }
 
-    /// The session, opened if it was not.
+    /// The session; opens one if needed.
     ///
     /// # Errors
     /// As a commit.
     ///
     /// # Cancel safety
-    /// Not safe: the session may have been opened; the collector ends it some day.
+    /// Not safe: the session may have been opened; a later collect ends it.
     pub async fn session(&mut self) -> Result<SessionId> {
         if let Some(session) = self.session {
             return Ok(session);
@@ -167,11 +173,10 @@ impl Writer {
         Ok(session)
     }
 
-    /// Adds one chunk. `share`: keep `stored` as it is rather than copy it, because most of the buffer it is a slice of
-    /// is kept anyway.
+    /// Adds a chunk. With `share`, `stored` is kept without a copy, because most of its underlying buffer is kept anyway.
     ///
     /// # Errors
-    /// Also as the upload of an earlier pack.
+    /// Includes errors of uploads of earlier packs.
     ///
     /// # Cancel safety
     /// Not safe: drop the writer.
@@ -188,9 +193,9 @@ impl Writer {
         Ok(place)
     }
 
-    /// Sends the pack that is being filled.
+    /// Starts the upload of the current pack.
     async fn seal(&mut self) -> Result<()> {
-        // A future dropped while it waits keeps the pack: see `stop`.
+        // If this future is dropped while it waits, the pack stays in `filling`: see `stop`.
         while self.filling.is_some() && self.uploads.len() >= self.uploads_max {
             self.arrived().await?;
         }
@@ -232,7 +237,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Sends what is left and waits for all of it.
+    /// Uploads the last pack, and waits for all uploads.
     pub(crate) async fn settle(&mut self) -> Result<()> {
         self.seal().await?;
         while !self.uploads.is_empty() {
@@ -265,7 +270,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Finds out whether a commit of a segment that was dropped has happened: a pack is listed in one segment only.
+    /// Finds out whether a dropped commit of a segment has happened: a pack must be listed in only one segment.
     async fn recall(&mut self) -> Result<()> {
         if let Some(id) = self.committing.take()
             && self.repository.state().await?.segments.contains_key(&id)
@@ -275,18 +280,19 @@ impl Writer {
         Ok(())
     }
 
-    /// Publishes a tree under a name and ends the session. The writer can go on: the next pack opens another.
+    /// Publishes a tree under a name and ends the session. The writer can be used again: the next pack opens a new session.
     ///
     /// # Errors
     /// Conflict, if the session was fenced.
     ///
     /// # Cancel safety
-    /// Not safe: the commit may have happened; the name tells.
+    /// Not safe: the commit may have happened; read the name to find out.
     pub async fn publish(&mut self, publication: Publication<'_>) -> Result<Published> {
         self.settle().await?;
         let session = self.session().await?;
         let add = self.write_segment().await?;
-        let tree = (publication.manifest.0, publication.chunks, publication.places);
+        let (manifest, chunks, places) = (publication.manifest.0, publication.chunks, publication.places);
+        let tree = PlacedTree { manifest, chunks, places };
         let map = self.map(tree, publication.known)?;
         let (manifest_id, body) = publication.manifest;
         let (manifest_key, map_key) = put_tree(&self.repository, session, &body, &map).await?;
@@ -303,11 +309,11 @@ impl Writer {
             facts: publication.facts,
             attempt: None,
         };
-        // A pack of an earlier session of this writer is as foreign as any: it is no root any more.
+        // Packs of earlier sessions of this writer count as foreign, too: they are no roots any more.
         let foreign: BTreeSet<PackId> =
             map.packs.iter().map(|pack| pack.id).filter(|id| id.session != session).collect();
         let known = publication.known.state().seq;
-        let (mut lost, mut moved) = (Vec::new(), false);
+        let (mut lost, mut moved, mut kept) = (Vec::new(), false, Vec::new());
         let commit = self.repository.log().commit(Some(session), |state| {
             lost.clear();
             moved = state.version(publication.name) != publication.expected;
@@ -322,6 +328,11 @@ impl Writer {
                     return Ok(Vec::new());
                 }
             }
+            if publication.keep {
+                kept = state.keep_replaced(publication.name, manifest);
+                actions.extend(kept.iter().cloned());
+            }
+            actions.extend(state.label(&labelled_name(publication.name), &publication.labels));
             let (name, expected) = (publication.name.clone(), publication.expected);
             actions.push(Action::SetRef { name, expected, value: value.clone() });
             actions.push(Action::Close(session));
@@ -335,17 +346,18 @@ impl Writer {
             self.index_uploaded().await?;
             return Ok(Published::Lost(lost));
         };
+        tell_forgotten(&kept);
         self.session = None;
         self.unindexed.committed();
         super::index::merge_if_many(&self.repository, &committed.state).await;
         Ok(Published::Done(Box::new(RefValue { version, ..value })))
     }
 
-    /// Gives up: forgets the pack that is being filled, makes what was uploaded known, so that the next try finds it,
-    /// and ends the session.
+    /// Gives up after an error: discards the current pack, indexes the uploaded ones, so that the next try finds them, and ends
+    /// the session.
     ///
     /// # Errors
-    /// As a commit; not those of uploads, which are why one gives up.
+    /// As a commit; errors of uploads are ignored.
     ///
     /// # Cancel safety
     /// Not safe: the session may stay open.
@@ -359,12 +371,11 @@ impl Writer {
         self.close(|_| Ok(Vec::new())).await
     }
 
-    /// Ends early because somebody asked for it: sends the pack that is being filled, waits three seconds at most for the
-    /// packs that are on their way, makes those that arrived known, and ends the session. The stored bytes that the next
-    /// try finds.
+    /// Ends early on request: uploads the current pack, waits at most three seconds for uploads in progress, indexes the packs
+    /// that arrived, and ends the session. Returns the stored bytes that the next try finds.
     ///
     /// # Errors
-    /// As a commit; not those of uploads.
+    /// As a commit; errors of uploads are ignored.
     ///
     /// # Cancel safety
     /// Not safe: the session may stay open.
@@ -383,13 +394,13 @@ impl Writer {
         if sent.await.is_err() {
             tracing::debug!("{} packs are still on their way: they are left behind", self.uploads.len());
         }
-        // Dropping a set stops its tasks without waiting for them.
+        // Dropping the set aborts its tasks without waiting for them.
         (self.filling, self.uploads) = (None, JoinSet::new());
         self.close(|_| Ok(Vec::new())).await?;
         Ok(self.unindexed.indexed())
     }
 
-    /// Makes what was uploaded known and ends the session without a name; one that is lent stays open.
+    /// Indexes the uploaded packs, and ends the session without setting a name; a shared session stays open.
     ///
     /// # Errors
     /// As a commit.
@@ -412,16 +423,16 @@ impl Writer {
         Ok(())
     }
 
-    /// Stores a tree without a name: makes what was uploaded known, and returns where manifest and map lie, with the map.
+    /// Stores a tree without a name: indexes the uploaded packs, and returns the keys of manifest and map, and the map.
     ///
     /// # Errors
-    /// Conflict, if the session is over.
+    /// Conflict, if the session has ended.
     ///
     /// # Cancel safety
     /// Not safe: drop the writer.
     pub async fn deposit(
         &mut self,
-        tree: (ManifestId, &[ChunkId], &[ChunkPlace]),
+        tree: PlacedTree<'_>,
         body: &[u8],
         known: &StoredChunks,
     ) -> Result<((ManifestKey, MapKey), Map)> {
@@ -432,12 +443,12 @@ impl Writer {
         Ok((put_tree(&self.repository, session, body, &map).await?, map))
     }
 
-    fn map(&self, tree: (ManifestId, &[ChunkId], &[ChunkPlace]), known: &StoredChunks) -> Result<Map> {
+    fn map(&self, tree: PlacedTree<'_>, known: &StoredChunks) -> Result<Map> {
         let pack = |id: PackId| self.packs.get(&id).copied().or_else(|| known.pack(id));
         map_of(tree, pack, |place| known.base(place))
     }
 
-    /// The pack called `id`, if this writer wrote it.
+    /// The pack `id`, if this writer wrote it.
     #[must_use]
     pub fn pack(&self, id: PackId) -> Option<PackRef> {
         self.packs.get(&id).copied()

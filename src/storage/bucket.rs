@@ -2,7 +2,6 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
 
 use aws_sdk_s3::Client;
 use aws_sdk_s3::config::http::HttpResponse;
@@ -33,50 +32,50 @@ struct Inner {
 /// Whether a bucket keeps old versions. If it does, deleting frees no space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Versioning {
-    /// Never turned on.
+    /// Never enabled.
     Off,
     /// Every overwrite and delete keeps the old bytes.
     Enabled,
-    /// Turned off again: versions kept from before are still there.
+    /// Disabled again: older versions still exist.
     Suspended,
 }
 
-/// A lifecycle rule, as far as it matters here.
+/// A lifecycle rule, reduced to the relevant parts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LifecycleRule {
-    /// Its name.
+    /// Name.
     pub id: String,
-    /// The keys it is about begin so.
+    /// Prefix of the keys that it applies to.
     pub prefix: String,
-    /// Whether it is in force.
+    /// True if it is enabled.
     pub enabled: bool,
-    /// Whether it deletes live objects.
+    /// True if it deletes live objects.
     pub expires: bool,
-    /// The storage classes it moves objects to.
+    /// Storage classes that it moves objects to.
     pub moves_to: Vec<String>,
-    /// After how many days it aborts unfinished uploads.
+    /// Days after which it aborts unfinished uploads.
     pub aborts_after_days: Option<i32>,
 }
 
-/// The object-lock rule of a bucket. While it holds, deletes are refused or only hide.
+/// The object-lock rule of a bucket. While it applies, deletes are refused, or only hide objects.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ObjectLock {
     /// `GOVERNANCE` or `COMPLIANCE`, if new objects are locked by default.
     pub mode: Option<String>,
-    /// For how many days.
+    /// Duration in days.
     pub days: Option<i32>,
-    /// For how many years.
+    /// Duration in years.
     pub years: Option<i32>,
 }
 
-/// An unfinished upload that was aborted.
+/// A multipart upload that was neither completed nor aborted.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct AbortedUpload {
-    /// The whole key, prefix included.
+pub struct UnfinishedUpload {
+    /// Full key, including the prefix.
     pub key: String,
     /// The upload's id.
     pub upload_id: String,
-    /// When it began, by the store's clock.
+    /// Time of its start, by the store's clock.
     pub initiated: Timestamp,
 }
 
@@ -105,7 +104,7 @@ impl Bucket {
         &self.0.client
     }
 
-    /// Its name.
+    /// Name.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.0.name
@@ -129,52 +128,57 @@ impl Bucket {
         self.0.endpoint.as_deref()
     }
 
-    /// Whether requests cross a network in plain http, as they do only where the caller allowed it by name.
+    /// True if requests cross a network in plain http, which the caller must have allowed explicitly.
     #[must_use]
     pub fn is_in_clear(&self) -> bool {
-        self.endpoint().is_some_and(super::s3::is_in_clear)
+        self.endpoint().is_some_and(super::endpoint::is_in_clear)
     }
 
-    /// The credentials, and where they came from.
+    /// Credentials, and their origin.
     #[must_use]
     pub fn credentials(&self) -> &ChainCredentials {
         &self.0.credentials
     }
 
-    /// The whole key of the repository's object `key`.
+    /// Full key of the repository's object `key`.
     #[must_use]
     pub fn full_key(&self, key: &str) -> String {
         format!("{}{key}", self.key_prefix())
     }
 
-    /// Prefix of every key of the repository: with its slash, so that `repo` is not a prefix of `repo2`.
+    /// Prefix of all keys of the repository, with a slash at the end, so that `repo` is not a prefix of `repo2`.
     fn key_prefix(&self) -> String {
         if self.prefix().is_empty() { String::new() } else { format!("{}/", self.prefix()) }
     }
 
-    /// Asks for one key below the prefix: `NotFound` without the bucket, `Denied` or `Unreachable` as it is. Needs no
-    /// right beyond those that a repository needs anyway.
+    /// Checks access by listing one key below the prefix: `NotFound` without the bucket, `Denied` or `Unreachable` otherwise. It
+    /// needs only rights that a repository needs anyway.
     pub async fn check(&self) -> Result<()> {
         let request = self.client().list_objects_v2().bucket(self.name()).prefix(self.key_prefix()).max_keys(1);
         match request.send().await {
             Ok(_) => Ok(()),
-            Err(error) => Err(self.failed("bucket cannot be opened", error)),
+            Err(error) => match self.failed("bucket cannot be opened", error) {
+                missing if missing.kind() == ErrorKind::NotFound => {
+                    Err(missing.help(format!("check its name; `towline init s3://{}/PREFIX` creates it", self.name())))
+                }
+                error => Err(error),
+            },
         }
     }
 
-    /// Makes the bucket if it is not there; whether it did. Idempotent, also when raced.
+    /// Creates the bucket if it does not exist; returns true if it was created. Idempotent, also in a race.
     pub async fn create_if_missing(&self) -> Result<bool> {
         match self.client().head_bucket().bucket(self.name()).send().await {
             Ok(_) => return Ok(false),
             Err(error) => match self.failed("bucket cannot be looked up", error) {
                 missing if missing.kind() == ErrorKind::NotFound => {}
-                // The right to look may be lacking where the right to use is not: `check` has the last word.
+                // The right to query the bucket may be missing although it can be used: `check` decides.
                 denied if denied.kind() == ErrorKind::Denied => return Ok(false),
                 error => return Err(error),
             },
         }
         let mut request = self.client().create_bucket().bucket(self.name());
-        // AWS wants the region named except in its first one; other stores have names of their own for it.
+        // AWS requires the region, except in its first one; other stores use other names for regions.
         if self.endpoint().is_none() && self.region() != "us-east-1" {
             let place = BucketLocationConstraint::from(self.region());
             request = request
@@ -187,7 +191,7 @@ impl Bucket {
         }
     }
 
-    /// Whether it keeps old versions.
+    /// Reads whether the bucket keeps old versions.
     pub async fn versioning(&self) -> Result<Versioning> {
         let found = self.client().get_bucket_versioning().bucket(self.name()).send().await;
         let found = found.map_err(|e| self.failed("versioning cannot be read", e))?;
@@ -198,7 +202,7 @@ impl Bucket {
         })
     }
 
-    /// Its lifecycle rules that touch the repository's keys.
+    /// Lifecycle rules that apply to the repository's keys.
     pub async fn lifecycle(&self) -> Result<Vec<LifecycleRule>> {
         let found = self.client().get_bucket_lifecycle_configuration().bucket(self.name()).send().await;
         let rules = match found {
@@ -211,7 +215,7 @@ impl Bucket {
         Ok(rules.filter(|rule| ours.starts_with(&rule.prefix) || rule.prefix.starts_with(&ours)).collect())
     }
 
-    /// Its object-lock configuration, if it has one.
+    /// Object-lock configuration, if there is one.
     pub async fn object_lock(&self) -> Result<Option<ObjectLock>> {
         let found = match self.client().get_object_lock_configuration().bucket(self.name()).send().await {
             Ok(found) => found.object_lock_configuration,
@@ -228,34 +232,30 @@ impl Bucket {
         }))
     }
 
-    /// Aborts unfinished multipart uploads below the prefix whose keys are `ours`, told without the prefix, and that began
-    /// `age` or longer before `now`, both by the store's clock; what it aborted.
-    /// Cancel safe: running it again finishes the job.
-    pub async fn abort_unfinished_uploads(
-        &self,
-        ours: impl Fn(&str) -> bool,
-        now: Timestamp,
-        age: Duration,
-    ) -> Result<Vec<AbortedUpload>> {
+    /// Unfinished multipart uploads below the prefix whose keys, without the prefix, are `ours`.
+    /// Cancel safe: it only reads.
+    pub async fn unfinished_uploads(&self, ours: impl Fn(&str) -> bool) -> Result<Vec<UnfinishedUpload>> {
         let prefix = self.key_prefix();
-        let due = |upload: &AbortedUpload| {
-            let key = upload.key.strip_prefix(&prefix);
-            key.is_some_and(&ours) && now.since(upload.initiated) >= age
-        };
-        let mut stale = Vec::new();
+        let is_ours = |upload: &UnfinishedUpload| upload.key.strip_prefix(&prefix).is_some_and(&ours);
+        let mut uploads = Vec::new();
         let (mut key_marker, mut id_marker) = (None, None);
         loop {
             let request = self.client().list_multipart_uploads().bucket(self.name()).prefix(self.key_prefix());
             let request = request.set_key_marker(key_marker).set_upload_id_marker(id_marker);
             let page = request.send().await.map_err(|e| self.failed("unfinished uploads cannot be listed", e))?;
-            stale.extend(page.uploads().iter().filter_map(unfinished).filter(due));
+            uploads.extend(page.uploads().iter().filter_map(unfinished).filter(is_ours));
             let more = page.is_truncated() == Some(true) && page.next_key_marker().is_some();
             if !more {
-                break;
+                return Ok(uploads);
             }
             (key_marker, id_marker) = (page.next_key_marker, page.next_upload_id_marker);
         }
-        for upload in &stale {
+    }
+
+    /// Aborts `uploads`. A missing one is no error.
+    /// Cancel safe: running it again finishes the job.
+    pub async fn abort_uploads(&self, uploads: &[UnfinishedUpload]) -> Result<()> {
+        for upload in uploads {
             let request = self.client().abort_multipart_upload().bucket(self.name());
             match request.key(&upload.key).upload_id(&upload.upload_id).send().await {
                 Ok(_) => {}
@@ -263,7 +263,7 @@ impl Bucket {
                 Err(error) => return Err(self.failed("unfinished upload cannot be aborted", error).at(&upload.key)),
             }
         }
-        Ok(stale)
+        Ok(())
     }
 
     /// Deletes the repository's object `key` if its `ETag` is `etag`: `Conflict` if it is another. For the probe: many
@@ -321,15 +321,15 @@ fn lacks_credentials(error: &(dyn std::error::Error + 'static)) -> bool {
     std::iter::successors(Some(error), |cause| cause.source()).any(<dyn std::error::Error>::is::<CredentialsError>)
 }
 
-fn unfinished(upload: &aws_sdk_s3::types::MultipartUpload) -> Option<AbortedUpload> {
-    Some(AbortedUpload {
+fn unfinished(upload: &aws_sdk_s3::types::MultipartUpload) -> Option<UnfinishedUpload> {
+    Some(UnfinishedUpload {
         key: upload.key()?.to_owned(),
         upload_id: upload.upload_id()?.to_owned(),
         initiated: Timestamp(i64::try_from(upload.initiated()?.as_nanos()).ok()?),
     })
 }
 
-/// Whether a rule is only about objects with some tag, which Towline's never have.
+/// True if a rule applies only to objects with some tag, which Towline's objects never have.
 fn is_by_tag(rule: &aws_sdk_s3::types::LifecycleRule) -> bool {
     rule.filter().is_some_and(|f| f.tag().is_some() || f.and().is_some_and(|and| !and.tags().is_empty()))
 }
@@ -355,7 +355,7 @@ impl LifecycleRule {
         }
     }
 
-    /// Whether it would delete, or put out of reach, what a repository still needs.
+    /// True if the rule would delete, or make inaccessible, objects that a repository needs.
     #[must_use]
     pub fn hurts(&self) -> bool {
         let asleep = |class: &String| matches!(class.as_str(), "GLACIER" | "DEEP_ARCHIVE");

@@ -1,5 +1,5 @@
-//! The bridge from aws-config's chain of credentials (environment, profiles, SSO, web identity, containers, instance
-//! roles) to `object_store`, which knows none of profiles or SSO.
+//! Adapter from aws-config's credential chain (environment, profiles, SSO, web identity, containers, instance roles) to
+//! `object_store`, which supports neither profiles nor SSO.
 
 use std::fmt;
 use std::sync::Arc;
@@ -16,12 +16,12 @@ use tokio::sync::Mutex;
 use crate::clock::{Clock, SystemClock, Timestamp};
 use crate::error::{Error, Result};
 
-/// Credentials are asked for again this long before they expire, so that no request starts with dying ones.
+/// Time before expiry at which credentials are refreshed, so that no request starts with ones that are about to expire.
 const REFRESH_BEFORE: Duration = Duration::from_mins(5);
-/// After a refresh failed, credentials that are still good are used this long before the next try.
+/// Pause after a failed refresh, during which still valid credentials are used.
 const RETRY_AFTER: Duration = Duration::from_secs(15);
 
-/// A chain of credentials with a cache: asked once, then again shortly before what it gave expires.
+/// A credential chain with a cache: queried once, then again shortly before the credentials expire.
 pub struct ChainCredentials {
     provider: SharedCredentialsProvider,
     profile: String,
@@ -37,25 +37,25 @@ struct Cached {
 }
 
 impl ChainCredentials {
-    /// Asks `provider`; `profile` is the name to tell people if it turns out that a profile won.
+    /// Wraps `provider`; `profile` is the name to display if the credentials come from a profile.
     #[must_use]
     pub fn new(provider: SharedCredentialsProvider, profile: String) -> Self {
         Self { provider, profile, cached: Mutex::new(None) }
     }
 
-    /// Link of the chain that the credentials came from, for `doctor`: `environment variables`, `profile "work"`, ... Asks the
-    /// chain if nobody has yet.
+    /// Origin of the credentials, for `doctor`: `environment variables`, `profile "work"`, ... Queries the chain if there are
+    /// none yet.
     pub async fn origin(&self) -> Result<String> {
         Ok(self.current().await?.origin)
     }
 
-    /// The id of the access key, which is no secret.
+    /// Id of the access key, which is not secret.
     pub async fn key_id(&self) -> Result<String> {
         Ok(self.current().await?.credential.key_id.clone())
     }
 
-    /// Callers wait here for one refresh rather than each starting its own. Cancel safe: an abandoned refresh is
-    /// started anew by the next caller.
+    /// Current credentials. Concurrent callers wait for the same refresh. Cancel safe: the next caller restarts an abandoned
+    /// refresh.
     async fn current(&self) -> Result<Cached> {
         let mut cached = self.cached.lock().await;
         let now = SystemClock.now();
@@ -104,8 +104,8 @@ fn earlier(time: SystemTime, by: Duration) -> Timestamp {
     Timestamp(Timestamp::from(time).0.saturating_sub(i64::try_from(by.as_nanos()).unwrap_or(i64::MAX)))
 }
 
-/// A profile adds itself to what its own source said; of the rest, the last wins: a role is assumed with what an earlier
-/// link gave.
+/// Origin of credentials by their recorded sources: a profile together with its own source, else the last source, because a role
+/// is assumed with the credentials of an earlier one.
 fn origin(credentials: &Credentials, profile: &str) -> String {
     let features = credentials.get_property::<Vec<Feature>>().map_or(&[][..], Vec::as_slice);
     let how = features.iter().rev().find_map(|feature| match feature {

@@ -1,10 +1,10 @@
-//! A directory whose large objects are written past the page cache.
+//! Store in a directory that writes large objects with direct I/O.
 //!
-//! A pack is written once and read, if ever, much later. Through the page cache each of its bytes would be copied into fresh
-//! memory, push out what the machine's programs read, and be written by `fsync` after all. `O_DIRECT`
-//! (<https://man7.org/linux/man-pages/man2/open.2.html>) hands aligned blocks to the disk right away: measured here, a
-//! gigabyte is durable in a half to a tenth of the time, and for a fraction of the processor's. Where a file system does not
-//! offer it the same blocks are written as usual.
+//! A pack is written once, and read much later or never. With the page cache, all bytes would be copied to fresh memory, evict
+//! data that other programs read, and be written by `fsync` in the end. `O_DIRECT`
+//! (<https://man7.org/linux/man-pages/man2/open.2.html>) writes aligned blocks directly to the disk: in measurements a gigabyte
+//! is durable in a half to a tenth of the time, with a fraction of the CPU time. If a file system does not support it, the same
+//! blocks are written as usual.
 
 use std::fmt;
 use std::fs::{File, OpenOptions};
@@ -29,14 +29,14 @@ use rustix::io::Errno;
 use super::home::{Home, plain};
 use super::modes::Modes;
 
-/// Smaller objects are written as they always were.
+/// Minimum bytes of an object that is written directly.
 const LARGE: usize = 2 << 20;
-/// Bytes handed to the disk at a time.
+/// Bytes of one write.
 const BLOCK: usize = 2 << 20;
-/// Alignment of addresses, lengths and offsets: no disk in use asks for more.
+/// Alignment of addresses, lengths and offsets, sufficient for all current disks.
 const ALIGN: usize = 4096;
 
-/// Local files, the large ones written directly. Staged and published as `LocalFileSystem` does it: see
+/// Local files; large ones are written directly. They are staged and published like those of `LocalFileSystem`: see
 /// [`super::staging_files`].
 #[derive(Debug)]
 pub(super) struct Direct {
@@ -47,13 +47,12 @@ pub(super) struct Direct {
 }
 
 impl Direct {
-    /// Writes the large objects of `inner`, which must sync what it writes and be at `home`, directly; files and folders
-    /// below `root` get `modes`.
+    /// Wraps `inner`, which must be at `home` and sync its writes; files and folders below `root` get `modes`.
     pub(super) fn new(inner: LocalFileSystem, home: Home, root: PathBuf, modes: Modes) -> Self {
         Self { inner, home, root, modes }
     }
 
-    /// Path of `location`, whose folders are made.
+    /// Path of `location`; creates its folders.
     async fn place(&self, location: &Path) -> Result<PathBuf> {
         let path = self.inner.path_to_filesystem(location)?;
         let (modes, root, placed) = (self.modes, self.root.clone(), path.clone());
@@ -74,14 +73,14 @@ impl Direct {
         Ok(PutResult { e_tag: None, version: None, extensions: Extensions::default() })
     }
 
-    /// Metadata of `listed`, if it is still there.
+    /// Metadata of `listed`, if it still exists.
     fn listed(
         &self,
         prefix: Option<&Path>,
         listed: BoxStream<'static, Result<ObjectMeta>>,
     ) -> BoxStream<'static, Result<ObjectMeta>> {
         let (home, root, prefix) = (self.home.clone(), self.root.clone(), prefix.cloned().unwrap_or_default());
-        // Entries behind a link are not objects of this repository.
+        // Entries below a symbolic link are no objects of this repository.
         let own = listed.try_filter(move |meta| std::future::ready(plain(&root, &meta.location).is_ok()));
         stream::once(async move { home.check_at(&prefix).await.map(|()| own) }).try_flatten().boxed()
     }
@@ -99,7 +98,7 @@ impl ObjectStore for Direct {
     async fn put_opts(&self, location: &Path, payload: PutPayload, opts: PutOptions) -> Result<PutResult> {
         self.home.check_at(location).await?;
         let put = self.put_anywhere(location, payload, opts).await?;
-        // Nothing is acknowledged that went elsewhere.
+        // Checked last: a write to another directory must not be acknowledged.
         self.home.check().await?;
         Ok(put)
     }
@@ -154,7 +153,7 @@ impl ObjectStore for Direct {
     }
 }
 
-/// An upload in parts, whose file gets the right mode when it is complete.
+/// A multipart upload whose file gets its mode when it is complete.
 #[derive(Debug)]
 struct Upload {
     inner: Box<dyn MultipartUpload>,
@@ -189,7 +188,7 @@ fn generic(source: io::Error) -> Error {
     Error::Generic { store: "local directory", source: Box::new(source) }
 }
 
-/// Makes `payload` the file at `path`, for good: staged, synced, renamed, and the folder synced.
+/// Writes `payload` durably to `path`: staged, synced, renamed, and the folder synced.
 fn put(path: &FilePath, payload: &PutPayload, modes: Modes) -> io::Result<()> {
     let (file, staged) = stage(path, modes)?;
     let publish = || {
@@ -200,12 +199,12 @@ fn put(path: &FilePath, payload: &PutPayload, modes: Modes) -> io::Result<()> {
         path.parent().map_or(Ok(()), |folder| File::open(folder)?.sync_all())
     };
     publish().inspect_err(|_| {
-        // Left over it would only cost space.
+        // Best effort: a leftover only costs space.
         let _ = std::fs::remove_file(&staged);
     })
 }
 
-/// A new file beside `path`, in a folder that is there.
+/// Creates a staging file beside `path`, in an existing folder.
 fn stage(path: &FilePath, modes: Modes) -> io::Result<(File, PathBuf)> {
     let mut number = 1;
     loop {
@@ -223,7 +222,7 @@ fn stage(path: &FilePath, modes: Modes) -> io::Result<(File, PathBuf)> {
 fn write(file: &File, payload: &PutPayload) -> io::Result<()> {
     let len = payload.content_length() as u64;
     let reserved = fallocate(file, FallocateFlags::empty(), 0, len);
-    // A full disk is known before a byte is written; that a file system cannot do this is no error.
+    // Reports a full disk before a byte is written. A file system without this operation is no error.
     if let Err(full @ (Errno::NOSPC | Errno::DQUOT | Errno::FBIG)) = reserved {
         return Err(full.into());
     }
@@ -232,11 +231,11 @@ fn write(file: &File, payload: &PutPayload) -> io::Result<()> {
         blocks.take(part)?;
     }
     blocks.finish()?;
-    // The last block was written whole.
+    // The last block was padded.
     file.set_len(len)
 }
 
-/// Bytes gathered to aligned blocks, and written.
+/// Writer that collects bytes to aligned blocks.
 struct Blocks<'a> {
     file: &'a File,
     direct: bool,
@@ -276,7 +275,7 @@ impl<'a> Blocks<'a> {
         Ok(())
     }
 
-    /// Writes what there is, up to the next multiple of [`ALIGN`].
+    /// Writes the remaining bytes, padded to the next multiple of [`ALIGN`].
     fn finish(&mut self) -> io::Result<()> {
         let (filled, whole) = (self.filled, self.filled.next_multiple_of(ALIGN));
         if let Some(rest) = self.block().get_mut(filled..whole) {
@@ -290,7 +289,7 @@ impl<'a> Blocks<'a> {
         let (file, at, filled) = (self.file, self.at, self.filled);
         let written = file.write_all_at(self.block().get(..filled).unwrap_or_default(), at);
         match written {
-            // It took the flag, and not the block.
+            // The file system accepts the flag, but not the write.
             Err(error) if self.direct && error.raw_os_error() == Some(Errno::INVAL.raw_os_error()) => {
                 set_direct(file, false)?;
                 self.direct = false;

@@ -1,7 +1,7 @@
-//! Whether a directory is still the one that was opened.
+//! Check that a directory is still the one that was opened.
 //!
-//! A disk that is unmounted, or a share that went away, leaves an empty folder or none. Written there, everything would succeed, and be lost
-//! or hidden when the disk is back; read there, a repository would be empty.
+//! An unmounted disk or share leaves an empty folder, or none. Writes to that folder would succeed, and be lost or hidden once
+//! the disk is mounted again; reads would show an empty repository.
 
 use std::fs::File;
 use std::io::{self, Read as _};
@@ -18,15 +18,15 @@ use crate::error;
 
 /// The object that names a repository, in its directory.
 pub(super) const MARK: &str = "repository";
-/// Bytes of it that tell one repository from another: more than it has.
+/// Maximum bytes of it that are compared: more than it has.
 const MARK_LEN: u64 = 64 << 10;
 
-/// The directory is not there, or is another one.
+/// Error: the directory does not exist, or is another one.
 #[derive(Clone, Debug, ThisError, PartialEq, Eq)]
 #[error("directory {} is not there any more, or is another one than it was: is its disk mounted?", .0.display())]
 struct Gone(PathBuf);
 
-/// Something in a repository that is neither a file nor a folder.
+/// Error: an entry in a repository that is neither a file nor a folder.
 #[derive(Clone, Debug, ThisError, PartialEq, Eq)]
 #[error("{} is a link or a device, not a file or folder of the repository: remove it, or mount there what it leads to", .0.display())]
 struct Strange(PathBuf);
@@ -44,20 +44,20 @@ struct Inner {
 /// Identity of the directory.
 #[derive(Clone, Debug)]
 struct HomeIdentity {
-    /// Device and inode: the same as long as it stays mounted.
+    /// Device and inode, constant while it is mounted.
     identity: (u64, u64),
-    /// Content of the file that names the repository, once there is one: the same after it was mounted again.
+    /// Content of the file that identifies the repository, once it exists; constant also after a remount.
     mark: Option<Vec<u8>>,
 }
 
 impl Home {
-    /// The one at `root`.
+    /// Opens the directory at `root`.
     pub(super) fn of(root: &Path) -> io::Result<Self> {
         let known = HomeIdentity { identity: identity(root)?, mark: mark(root) };
         Ok(Self(Arc::new(Inner { root: root.to_owned(), known: Mutex::new(known) })))
     }
 
-    /// Checks that it is still there.
+    /// Checks that the directory is unchanged.
     ///
     /// # Errors
     /// Generic, if not.
@@ -70,7 +70,7 @@ impl Home {
         Err(generic(Box::new(Gone(self.0.root.clone()))))
     }
 
-    /// As [`check`](Self::check), and that no link leads to `location`, or is it.
+    /// As [`check`](Self::check), and checks that neither `location` nor a folder above it is a symbolic link.
     ///
     /// # Errors
     /// Generic, if not.
@@ -85,7 +85,7 @@ impl Home {
         let Ok(identity) = identity(&self.0.root) else { return false };
         let mut known = self.0.known.lock().unwrap_or_else(PoisonError::into_inner);
         if known.identity == identity {
-            // A repository may have been made in it meanwhile.
+            // A repository may have been created in it meanwhile.
             known.mark = known.mark.take().or_else(|| mark(&self.0.root));
             return true;
         }
@@ -97,11 +97,11 @@ impl Home {
     }
 }
 
-/// Whether `location` below `root` is a file or folder, or nothing yet: whoever may write in a shared repository, or made the one that was
-/// unpacked here, could have put a link there that leads to others' files.
+/// Checks that `location` below `root` is a file or folder, or does not exist. Another writer of a shared repository, or the
+/// author of an unpacked one, could have put a link to other files there.
 ///
 /// # Errors
-/// Generic, if it is something else, or a link leads there.
+/// Generic, if it is anything else, or a folder above it is a link.
 pub(super) fn plain(root: &Path, location: &ObjectPath) -> object_store::Result<()> {
     let mut path = root.to_owned();
     for part in location.parts() {
@@ -114,18 +114,18 @@ pub(super) fn plain(root: &Path, location: &ObjectPath) -> object_store::Result<
     Ok(())
 }
 
-/// Opens the object at `location` below `root` to be read by itself.
+/// Opens the object at `location` below `root` for reading.
 ///
 /// # Errors
-/// As the file system's; damaged, if it is no plain file.
+/// Errors of the file system; damaged, if it is no regular file.
 pub(crate) fn open_object(root: &Path, location: &ObjectPath) -> error::Result<File> {
     let path = root.join(location.as_ref());
     let strange = |source| error::Error::damaged("object is not a plain file").at(location).source(source);
     plain(root, location).map_err(strange)?;
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let opened = rustix::fs::open(&path, flags, Mode::empty()).map_err(io::Error::from);
-    let file = opened.map(File::from).map_err(|source| error::Error::io("open", &path, source))?;
-    let found = file.metadata().map_err(|source| error::Error::io("look at", &path, source))?;
+    let file = opened.map(File::from).map_err(|source| error::Error::io("cannot open an object", &path, source))?;
+    let found = file.metadata().map_err(|source| error::Error::io("cannot look at an object", &path, source))?;
     if found.is_file() { Ok(file) } else { Err(error::Error::damaged("object is not a plain file").at(location)) }
 }
 
@@ -134,7 +134,7 @@ fn identity(root: &Path) -> io::Result<(u64, u64)> {
     Ok((found.dev(), found.ino()))
 }
 
-/// First bytes of the file that names the repository. Not of a link, pipe or device: whoever made the folder could make a read of it hang.
+/// First bytes of the file that identifies the repository. Links, pipes and devices are refused, because reading them could hang.
 fn mark(root: &Path) -> Option<Vec<u8>> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let file = File::from(rustix::fs::open(root.join(MARK), flags, Mode::empty()).ok()?);

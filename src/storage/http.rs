@@ -1,6 +1,7 @@
-//! The HTTP client for objects: one connection pool, and no redirect is followed.
+//! The HTTP client for objects: one connection pool, no redirect is followed, and answers are as long as they may be.
 //!
-//! A redirect would take signed headers, the session token and the bytes of a PUT to any host that an answer names.
+//! A redirect would take signed headers, the session token and the bytes of a PUT to any host that an answer names. An endless
+//! answer would take all memory: clients read errors and lists whole.
 
 use std::hash::{BuildHasher as _, RandomState};
 use std::net::SocketAddr;
@@ -8,8 +9,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use aws_sdk_s3::config::interceptors::BeforeDeserializationInterceptorContextMut;
+use aws_sdk_s3::config::{ConfigBag, Intercept, RuntimeComponents};
+use aws_sdk_s3::error::BoxError;
+use aws_sdk_s3::primitives::SdkBody;
+use http_body_util::{BodyExt as _, Limited};
 use object_store::client::{
-    ClientOptions, HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse, HttpService,
+    ClientOptions, HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse, HttpResponseBody,
+    HttpService,
 };
 use reqwest::dns::{Addrs, Name, Resolve, Resolving};
 use reqwest::redirect::Policy;
@@ -20,12 +27,17 @@ use crate::error::{Error, Result};
 /// Idle connections kept to one host, and how long: beyond what one process has in flight, short of S3's own limit.
 const POOL: (usize, Duration) = (128, Duration::from_secs(15));
 
-/// One connection pool, whichever client asks.
+/// Maximum bytes of an error response.
+const ERROR_LEN_MAX: usize = 64 << 10;
+/// Maximum bytes of a list response: 1000 keys of 1024 bytes, in XML with escapes.
+const LIST_LEN_MAX: usize = 16 << 20;
+
+/// One connection pool for all clients.
 #[derive(Clone, Debug)]
 pub(super) struct SharedPool(HttpClient);
 
 impl SharedPool {
-    /// A pool whose connections are made within `connect_timeout`. Requests themselves may take any time: see `Watchdog`.
+    /// Creates a pool with a `connect_timeout`. Requests themselves have no timeout here: see `Watchdog`.
     ///
     /// # Errors
     /// Other, if TLS cannot be set up.
@@ -33,12 +45,12 @@ impl SharedPool {
         let client = reqwest::Client::builder()
             .user_agent(concat!("towline/", env!("CARGO_PKG_VERSION")))
             .redirect(Policy::none())
-            // One HTTP/2 connection is one TCP flow and one window: it caps throughput where many HTTP/1.1 ones do not.
+            // HTTP/2 would use one TCP connection with one window, which limits the throughput; HTTP/1.1 uses many.
             .http1_only()
             .connect_timeout(connect_timeout)
             .pool_max_idle_per_host(POOL.0)
             .pool_idle_timeout(POOL.1)
-            // Lengths are those of the objects.
+            // Content lengths must be those of the objects.
             .no_gzip()
             .no_brotli()
             .no_zstd()
@@ -56,7 +68,7 @@ impl HttpConnector for SharedPool {
     }
 }
 
-/// A client that makes an error of a redirect.
+/// A client that returns an error for a redirect, and for a response above its maximum length.
 #[derive(Debug)]
 struct Unredirected(reqwest::Client);
 
@@ -66,21 +78,60 @@ impl HttpService for Unredirected {
         let response = HttpService::call(&self.0, request).await?;
         let status = response.status().as_u16();
         if !is_redirect(status) {
-            return Ok(response);
+            return Ok(limited(response));
         }
         let header = |name: &str| response.headers().get(name).and_then(|value| value.to_str().ok());
         let error = redirected(status, header("location"), header("x-amz-bucket-region"));
-        // Unknown: it is not tried again.
+        // The kind Unknown is not retried.
         Err(HttpError::new(HttpErrorKind::Unknown, error))
     }
 }
 
-/// Whether an answer with `status` sends the client elsewhere; 304 does not.
+/// Limits the length of `response`: an object has its announced length; errors and lists have a maximum.
+fn limited(response: HttpResponse) -> HttpResponse {
+    let length = response.headers().get("content-length");
+    let length = length.and_then(|value| value.to_str().ok()).and_then(|value| value.parse().ok());
+    let most = match length {
+        _ if !response.status().is_success() => ERROR_LEN_MAX,
+        Some(length) => length,
+        None => LIST_LEN_MAX,
+    };
+    let too_long = move |source| {
+        let error = Error::damaged("answer of the store is too long").expected(format!("at most {most} bytes"));
+        HttpError::new(HttpErrorKind::Unknown, error.source(source))
+    };
+    response.map(|body| HttpResponseBody::new(Limited::new(body, most).map_err(too_long)))
+}
+
+/// Length limit for responses that the SDK reads: errors and lists.
+#[derive(Debug)]
+pub(super) struct ShortAnswers;
+
+impl Intercept for ShortAnswers {
+    fn name(&self) -> &'static str {
+        "ShortAnswers"
+    }
+
+    fn modify_before_deserialization(
+        &self,
+        context: &mut BeforeDeserializationInterceptorContextMut<'_>,
+        _: &RuntimeComponents,
+        _: &mut ConfigBag,
+    ) -> Result<(), BoxError> {
+        let response = context.response_mut();
+        let most = if response.status().is_success() { LIST_LEN_MAX } else { ERROR_LEN_MAX };
+        let body = std::mem::replace(response.body_mut(), SdkBody::taken());
+        *response.body_mut() = SdkBody::from_body_1_x(Limited::new(body, most));
+        Ok(())
+    }
+}
+
+/// True if `status` is a redirect to another URL; 304 is not.
 pub(super) const fn is_redirect(status: u16) -> bool {
     matches!(status, 300..=303 | 305..=308)
 }
 
-/// The error for an answer that sends the client elsewhere, with the headers `location` and `x-amz-bucket-region` of the answer.
+/// Error for a redirect, with the headers `location` and `x-amz-bucket-region` of the response.
 pub(super) fn redirected(status: u16, location: Option<&str>, region: Option<&str>) -> Error {
     // Paths and queries may hold secrets.
     let host = location.and_then(|location| Url::parse(location).ok()).map(|url| url.origin().ascii_serialization());
@@ -95,14 +146,14 @@ pub(super) fn redirected(status: u16, location: Option<&str>, region: Option<&st
         .help("set the endpoint (--endpoint, AWS_ENDPOINT_URL) or the region (AWS_REGION) to where the bucket lies")
 }
 
-/// Looks names up, and spreads connections over all addresses of a name.
+/// DNS resolver that distributes connections over all addresses of a name.
 struct Spread;
 
 impl Resolve for Spread {
     fn resolve(&self, name: Name) -> Resolving {
         Box::pin(async move {
             let mut found: Vec<SocketAddr> = tokio::net::lookup_host((name.as_str(), 0)).await?.collect();
-            // Seeded anew by each call.
+            // Each call creates a new seed.
             let order = RandomState::new();
             found.sort_by_cached_key(|address| order.hash_one(address));
             Ok(Box::new(found.into_iter()) as Addrs)
@@ -125,6 +176,30 @@ mod tests {
         assert!(!format!("{error:?}").contains("hush"), "{error:?}");
         assert!(redirected(301, Some("not a URL"), None).to_string().ends_with("status 301"));
         assert!(is_redirect(301) && is_redirect(308) && !is_redirect(304) && !is_redirect(200));
+    }
+
+    #[tokio::test]
+    async fn answers_end_where_they_must() {
+        let answer = |status: u16, length: Option<&str>, bytes: usize| {
+            let mut response = HttpResponse::new(vec![0; bytes].into());
+            *response.status_mut() = status.try_into().unwrap();
+            if let Some(length) = length {
+                response.headers_mut().insert("content-length", length.parse().unwrap());
+            }
+            limited(response).into_body().bytes()
+        };
+        assert_eq!(answer(200, Some("74"), 74).await.unwrap().len(), 74);
+        assert_eq!(answer(206, Some("0"), 0).await.unwrap().len(), 0);
+        // A length that is contradicted by the transfer's coding.
+        let error = answer(200, Some("74"), 75).await.unwrap_err();
+        assert_eq!(error.to_string(), "HTTP error: answer of the store is too long: expected at most 74 bytes");
+        for status in [403, 500] {
+            assert_eq!(answer(status, None, ERROR_LEN_MAX).await.unwrap().len(), ERROR_LEN_MAX);
+            let long = (ERROR_LEN_MAX + 1).to_string();
+            assert!(answer(status, Some(&long), ERROR_LEN_MAX + 1).await.is_err());
+        }
+        assert_eq!(answer(200, None, LIST_LEN_MAX).await.unwrap().len(), LIST_LEN_MAX);
+        assert!(answer(200, None, LIST_LEN_MAX + 1).await.is_err());
     }
 
     #[tokio::test]

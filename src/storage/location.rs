@@ -1,4 +1,4 @@
-//! Where a repository is, as the user writes it: a path, `file://` or `s3://`.
+//! Location of a repository, as the user writes it: a path, `file://` or `s3://`.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -41,7 +41,13 @@ impl FromStr for Location {
 
     fn from_str(text: &str) -> Result<Self> {
         match text.split_once("://") {
-            None => Self::directory(text),
+            None => match text.split_once(":/") {
+                Some((scheme, _)) if is_scheme(scheme) => Err(Error::usage("repository address lacks a slash")
+                    .at(text)
+                    .expected(text.replacen(":/", "://", 1))
+                    .help(format!("write ./{text} for a folder of that name"))),
+                _ => Self::directory(text),
+            },
             Some((scheme, _)) if !is_scheme(scheme) => Self::directory(text),
             Some(("file", rest)) => file_url(text, rest),
             Some(("s3", rest)) => s3_url(text, rest),
@@ -85,7 +91,7 @@ fn percent_decoded(bytes: &[u8]) -> Option<Vec<u8>> {
 fn s3_url(whole: &str, rest: &str) -> Result<Location> {
     let (bucket, prefix) = rest.split_once('/').unwrap_or((rest, ""));
     let prefix = prefix.trim_end_matches('/');
-    // The letters that some S3-compatible store allows; AWS itself allows fewer, and says so when asked.
+    // Characters that some S3-compatible store allows; AWS allows fewer, and refuses the others itself.
     let named = (3..=255).contains(&bucket.len())
         && bucket.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'-' | b'_'));
     if !named {
@@ -121,7 +127,7 @@ mod tests {
 
     #[test]
     fn what_is_printed_is_read_back() {
-        for text in ["/data/repo", "s3://bucket", "s3://bucket/a/b", "relative", "/a://b"] {
+        for text in ["/data/repo", "s3://bucket", "s3://bucket/a/b", "relative", "/a://b", "./s3:/b", "a/s3:/b"] {
             let location = parsed(text);
             assert_eq!(parsed(&location.to_string()), location, "{text}");
         }
@@ -135,7 +141,9 @@ mod tests {
 
     #[test]
     fn what_is_not_offered_is_a_usage_error_that_says_what_is() {
-        for text in ["gs://b/p", "az://c", "https://x/y", "memory://", "file://relative", "file:///%zz", ""] {
+        for text in
+            ["gs://b/p", "az://c", "https://x/y", "memory://", "file://relative", "file:///%zz", "s3:/bucket/x", ""]
+        {
             let error = text.parse::<Location>().unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Usage, "{text}");
         }

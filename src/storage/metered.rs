@@ -1,4 +1,4 @@
-//! Counts requests and bytes of a store, as they flow.
+//! Counters of requests and bytes of a store.
 
 use std::fmt;
 use std::ops::Range;
@@ -17,10 +17,10 @@ use object_store::{
 use super::location::Location;
 use crate::metrics::{Metric, StoreCounters};
 
-/// A store that counts what goes through it. Requests are counted when they are made, whatever becomes of them; bytes
-/// when they arrived (gets) or were acknowledged (puts).
+/// A store that counts its requests and bytes. Requests are counted when they are sent, including failed ones; bytes when they
+/// have arrived (gets) or were acknowledged (puts).
 ///
-/// A local file handed out by a get stays a file, so that reads from disk need no copy; its bytes are counted at once.
+/// A get of a local object still returns a file, so that reads from disk need no copy; its bytes are counted at once.
 #[derive(Debug)]
 pub struct Metered<T> {
     inner: T,
@@ -29,7 +29,7 @@ pub struct Metered<T> {
 }
 
 impl<T: ObjectStore> Metered<T> {
-    /// Counts what goes through `inner`, which is at `location`, in `counters`.
+    /// Wraps `inner`, which is at `location`, and counts in `counters`.
     pub fn new(inner: T, location: Location, counters: Arc<StoreCounters>) -> Self {
         Self { inner, location, counters }
     }

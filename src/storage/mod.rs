@@ -1,22 +1,24 @@
-//! Where a repository lives: a directory or an S3 bucket behind one decorated `ObjectStore`.
+//! Storage of a repository: a directory or an S3 bucket behind one decorated `ObjectStore`.
 //!
 //! ```text
 //! Location --open--> Store = metered( watchdog( prefix( routed( S3 with retries | S3 without ) ) ) )
 //!                                            or local files with fsync, large ones written directly
-//! probe(store) -> Capabilities               what the store really does, found out by trying, raced
+//! probe(store) -> Capabilities               actual abilities of the store, tested also with races
 //! ```
 //!
-//! Callers use keys below the repository's root (`log/0000`), whatever the store. The seam is
-//! `object_store::ObjectStore`; it is decorated, never wrapped in a trait of our own.
+//! Callers use keys below the repository's root (`log/0000`) for every store. The interface is `object_store::ObjectStore`, with
+//! decorators, and no trait of this crate.
 
 mod bucket;
 mod credentials;
 mod direct;
+mod endpoint;
 mod home;
 mod http;
 mod location;
 mod metered;
 mod modes;
+mod options;
 mod probe;
 mod routed;
 mod s3;
@@ -24,15 +26,15 @@ mod staging;
 mod store;
 mod watchdog;
 
-pub use bucket::{AbortedUpload, Bucket, LifecycleRule, ObjectLock, Versioning};
+pub use bucket::{Bucket, LifecycleRule, ObjectLock, UnfinishedUpload, Versioning};
 pub use credentials::ChainCredentials;
 pub(crate) use home::open_object;
 pub use location::Location;
 pub use metered::Metered;
 pub use modes::Sharing;
+pub use options::{Keys, STALL, StoreOptions};
 pub use probe::{Capabilities, Effort, Verdict, probe, scratch};
 pub use routed::Routed;
-pub use s3::Keys;
 pub use staging::{StagingFile, staging_files};
-pub use store::{STALL, Store, StoreOptions, connect, open};
+pub use store::{Store, connect, open};
 pub use watchdog::Watchdog;

@@ -1,7 +1,7 @@
-//! Modes of the files and folders of a repository in a directory: who may use it.
+//! Permissions of the files and folders of a repository in a directory.
 //!
-//! The mode of the file that names the repository is the record: whoever writes later gives the same mode to its files, and to
-//! its folders what belongs to it, whatever its own umask says. Git does the same with `core.sharedRepository`
+//! The mode of the file that identifies the repository is the setting: later writers give their files the same mode, and their
+//! folders the matching one, independent of their umask. Git does the same with `core.sharedRepository`
 //! (<https://git-scm.com/docs/git-config#Documentation/git-config.txt-coresharedRepository>), which it keeps in a file.
 
 use std::fs::{self, File, OpenOptions, Permissions};
@@ -16,18 +16,18 @@ use rustix::process::geteuid;
 use super::home::MARK;
 use crate::error::Error;
 
-/// Bits of reading, writing and running, and the bit by which what is made in a folder belongs to the folder's group.
+/// Permission bits for read, write and execute, and the setgid bit, by which new entries inherit the folder's group.
 const READ: u32 = 0o444;
 const ACCESS: u32 = 0o666;
 const SET_GROUP: u32 = 0o2000;
 const GROUP_WRITES: u32 = 0o020;
-/// Neither follows a link, nor waits for the other end of a pipe.
+/// Flags that follow no link, and do not block on a pipe.
 const NO_LINK: i32 = OFlags::NOFOLLOW.union(OFlags::NONBLOCK).bits().cast_signed();
 
-/// With whom a new repository in a directory is shared.
+/// Sharing of a new repository in a directory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Sharing {
-    /// Nobody: files 0600, folders 0700.
+    /// Not shared: files 0600, folders 0700.
     #[default]
     Private,
     /// The folder's group may read and write: files 0660, folders 2770.
@@ -71,13 +71,13 @@ impl Modes {
         Some(Self::of_file(found.permissions().mode() & ACCESS | 0o600))
     }
 
-    /// Folders may be entered by whoever may read the files in them.
+    /// Modes from that of a file: users who may read the files may enter the folders.
     fn of_file(file: u32) -> Self {
         let group = if file & GROUP_WRITES == 0 { 0 } else { SET_GROUP };
         Self { file, folder: file | (file & READ) >> 2 | group }
     }
 
-    /// Makes `folder` and those above it up to `root`, for good. The file system's umask has no say.
+    /// Creates `folder` and its parents up to `root`, durably, independent of the umask.
     pub(super) fn make_folders(self, root: &Path, folder: &Path) -> io::Result<()> {
         let lacking: Vec<&Path> = folder.ancestors().take_while(|folder| *folder != root && !folder.exists()).collect();
         for folder in lacking.into_iter().rev() {
@@ -87,7 +87,7 @@ impl Modes {
                     let made = OpenOptions::new().read(true).custom_flags(flags).open(folder)?;
                     made.set_permissions(Permissions::from_mode(self.folder))?;
                 }
-                // Another writer was faster.
+                // Another writer created it first.
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                 Err(error) => return Err(error),
             }
@@ -98,14 +98,14 @@ impl Modes {
         Ok(())
     }
 
-    /// Gives the repository's own folder its mode.
+    /// Sets the mode of the repository's root folder.
     pub(super) fn set_folder(self, folder: &Path) -> io::Result<()> {
         fs::set_permissions(folder, Permissions::from_mode(self.folder))
     }
 
-    /// Gives the file at `path` its mode.
+    /// Sets the mode of the file at `path`.
     pub(super) fn set_file(self, path: &Path) -> io::Result<()> {
-        // No link is followed: whoever may write in the folder could have put one there meanwhile.
+        // Follows no link: another user with write access to the folder could have put one there.
         let opened = OpenOptions::new().read(true).custom_flags(NO_LINK).open(path);
         let own = |file: &File| {
             file.metadata()
@@ -113,7 +113,7 @@ impl Modes {
         };
         match opened {
             Ok(file) if own(&file) => self.set_open_file(&file),
-            // A collector took it, or it was replaced by another writer.
+            // A collector deleted it, or another writer replaced it.
             _ => Ok(()),
         }
     }

@@ -13,12 +13,12 @@ use object_store::{
     PutMultipartOptions, PutOptions, PutPayload, PutResult, RenameOptions, Result,
 };
 
-/// Two clients of one store, told apart by whether a request may be repeated blindly.
+/// Two clients of one store, for requests that may and that may not be repeated blindly.
 ///
 /// `object_store` repeats a conditional create after a 5xx or a lost connection
-/// (<https://github.com/apache/arrow-rs-object-store/blob/main/src/client/retry.rs>): if the first try did create the
-/// object, the second meets it and reports `AlreadyExists`, so a writer loses to itself. A conditional put is therefore
-/// sent once, and its caller looks at what is stored to learn what became of it.
+/// (<https://github.com/apache/arrow-rs-object-store/blob/main/src/client/retry.rs>): if the first try did create the object, the
+/// second one reports `AlreadyExists`, so that a writer loses to itself. A conditional put is therefore sent only once, and its
+/// caller reads the stored object to find out the outcome.
 #[derive(Debug)]
 pub struct Routed {
     patient: Arc<dyn ObjectStore>,

@@ -1,4 +1,4 @@
-//! Staging files that a crash leaves in a directory, and that listings hide.
+//! Staging files that a crash leaves in a directory; listings do not show them.
 //!
 //! `object_store` writes an object of a directory as `KEY#1` (`#2`, ... if that is taken), fsyncs it, and publishes it
 //! by a rename, or by a hard link where the object must not exist yet; then it fsyncs the folder
@@ -8,7 +8,6 @@
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use crate::clock::Timestamp;
 use crate::error::{Error, Result};
@@ -16,25 +15,25 @@ use crate::error::{Error, Result};
 /// A staging file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StagingFile {
-    /// The key of the object it was to become.
+    /// Key of the object that it was written for.
     pub key: String,
     /// Path.
     pub path: PathBuf,
-    /// Its length in bytes.
+    /// Length in bytes.
     pub len: u64,
-    /// When it was last written, by the file system's clock.
+    /// Time of its last write, by the file system's clock.
     pub modified: Timestamp,
-    /// Whether the object exists: then this file can never be published by a create any more.
+    /// True if the object exists: a create can then no longer publish this file.
     pub published: bool,
 }
 
 impl StagingFile {
-    /// Removes it; one that is gone already is no error.
+    /// Removes the file; a missing one is no error.
     ///
-    /// Its writer may be asleep rather than dead. That is harmless where the key is written by one writer once (packs,
-    /// segments): the writer's rename fails, and it reports that. For a key that several may create (the log), remove
-    /// only what is `published`: else another writer could stage under the freed name, and the sleeper would publish
-    /// the other's half-written file.
+    /// Its writer may be suspended rather than dead. That is harmless for a key that one writer writes once (packs, segments):
+    /// the writer's rename fails, and it reports that. For a key that several writers may create (the log), remove only
+    /// `published` files. Otherwise another writer could stage under the same name, and the suspended one would publish its
+    /// incomplete file.
     pub fn remove(&self) -> Result<()> {
         match std::fs::remove_file(&self.path) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
@@ -45,8 +44,8 @@ impl StagingFile {
     }
 }
 
-/// The staging files below `root` that were not written for `age` or longer, in order of path. Blocking.
-pub fn staging_files(root: &Path, now: Timestamp, age: Duration) -> Result<Vec<StagingFile>> {
+/// Staging files below `root`, sorted by path. Blocking.
+pub fn staging_files(root: &Path) -> Result<Vec<StagingFile>> {
     let mut found = Vec::new();
     let mut folders = vec![root.to_path_buf()];
     while let Some(folder) = folders.pop() {
@@ -60,7 +59,7 @@ pub fn staging_files(root: &Path, now: Timestamp, age: Duration) -> Result<Vec<S
             if kind.is_dir() {
                 folders.push(entry.path());
             } else if kind.is_file() {
-                found.extend(staging_file(root, &entry, now, age));
+                found.extend(staging_file(root, &entry));
             }
         }
     }
@@ -68,20 +67,17 @@ pub fn staging_files(root: &Path, now: Timestamp, age: Duration) -> Result<Vec<S
     Ok(found)
 }
 
-fn staging_file(root: &Path, entry: &std::fs::DirEntry, now: Timestamp, age: Duration) -> Option<StagingFile> {
+fn staging_file(root: &Path, entry: &std::fs::DirEntry) -> Option<StagingFile> {
     let path = entry.path();
     let object = published_name(&path)?;
-    // A file that vanishes here was just published or given up.
+    // A file that disappears here was just published or discarded.
     let metadata = entry.metadata().ok()?;
     let modified = Timestamp(metadata.mtime().saturating_mul(1_000_000_000).saturating_add(metadata.mtime_nsec()));
-    if now.since(modified) < age {
-        return None;
-    }
     let key = object.strip_prefix(root).ok()?.to_str()?.to_owned();
     Some(StagingFile { key, len: metadata.len(), modified, published: object.exists(), path })
 }
 
-/// `DIR/name` of `DIR/name#12`; the rule is `object_store`'s, which refuses objects so named.
+/// Name `DIR/name` for `DIR/name#12`, by the rule of `object_store`, which refuses objects with such names.
 fn published_name(path: &Path) -> Option<PathBuf> {
     let (name, number) = path.file_name()?.to_str()?.split_once('#')?;
     (!name.is_empty() && !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit()))
@@ -90,6 +86,8 @@ fn published_name(path: &Path) -> Option<PathBuf> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::clock::{Clock, SystemClock};
     use object_store::{ObjectStore, ObjectStoreExt};
@@ -107,17 +105,16 @@ mod tests {
         let listed: Vec<_> = futures::TryStreamExt::try_collect(store.list(None)).await.unwrap();
         assert_eq!(listed.iter().map(|m| m.location.as_ref()).filter(|k| k.ends_with("#1")).count(), 0);
 
-        let now = SystemClock.now();
-        let found = staging_files(dir.path(), now, Duration::ZERO).unwrap();
+        let found = staging_files(dir.path()).unwrap();
         let seen: Vec<_> = found.iter().map(|f| (f.key.as_str(), f.published, f.len)).collect();
         assert_eq!(seen, [("log/00", true, 5), ("pack/S/P", false, 4)]);
-        assert!(staging_files(dir.path(), now, Duration::from_hours(1)).unwrap().is_empty());
+        assert!(found.iter().all(|file| SystemClock.now().since(file.modified) < Duration::from_hours(1)));
 
         for file in &found {
             file.remove().unwrap();
             file.remove().unwrap();
         }
-        assert!(staging_files(dir.path(), now, Duration::ZERO).unwrap().is_empty());
+        assert!(staging_files(dir.path()).unwrap().is_empty());
         assert_eq!(store.get(&"log/00".into()).await.unwrap().bytes().await.unwrap(), "entry");
     }
 }

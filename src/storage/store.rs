@@ -15,40 +15,13 @@ use super::home::Home;
 use super::location::Location;
 use super::metered::Metered;
 use super::modes::{Modes, Sharing};
-use super::s3::{self, Keys};
+use super::options::{STALL, StoreOptions};
+use super::s3;
 use super::watchdog::Watchdog;
 use crate::error::{Error, Result};
 use crate::metrics::StoreCounters;
 
-/// A request without progress for this long fails.
-pub const STALL: Duration = Duration::from_mins(1);
-
-/// Options to open a store with.
-#[derive(Clone, Debug)]
-pub struct StoreOptions {
-    /// The S3 endpoint; else `AWS_ENDPOINT_URL_S3`, `AWS_ENDPOINT_URL`, the profile's, or AWS itself.
-    pub endpoint: Option<String>,
-    /// Whether plain http may go further than this machine.
-    pub allow_http: bool,
-    /// Whether to make the directory or bucket if it is not there.
-    pub create: bool,
-    /// With whom a new repository in a directory is shared; nobody, if not told. One that is there keeps what it has.
-    pub shared: Option<Sharing>,
-    /// The S3 region; else that of the environment, the profile or the instance, or `us-east-1`.
-    pub region: Option<String>,
-    /// S3 keys instead of the chain of credentials.
-    pub keys: Option<Keys>,
-    /// A request without progress for this long fails.
-    pub stall: Duration,
-}
-
-impl Default for StoreOptions {
-    fn default() -> Self {
-        Self { endpoint: None, allow_http: false, create: false, shared: None, region: None, keys: None, stall: STALL }
-    }
-}
-
-/// An open store, rooted at the repository: callers use keys such as `log/0000`. Cheap to clone.
+/// An open store with the repository as its root: callers use keys such as `log/0000`. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Store(Arc<Inner>);
 
@@ -61,19 +34,19 @@ struct Inner {
 }
 
 impl Store {
-    /// An empty store in memory.
+    /// Creates an empty store in memory.
     #[must_use]
     pub fn memory() -> Self {
         Self::from_objects(Arc::new(InMemory::new()))
     }
 
-    /// A store over any objects, counted and watched like every other; for tests and simulations.
+    /// Wraps any object store with the usual counters and watchdog; for tests and simulations.
     #[must_use]
     pub fn from_objects(objects: Arc<dyn ObjectStore>) -> Self {
         Self::decorated(objects, STALL, Location::Memory, None)
     }
 
-    /// As [`Store::from_objects`], failing after `stall` without progress.
+    /// As [`Store::from_objects`]; requests fail after `stall` without progress.
     #[must_use]
     pub fn from_objects_watched(objects: Arc<dyn ObjectStore>, stall: Duration) -> Self {
         Self::decorated(objects, stall, Location::Memory, None)
@@ -85,7 +58,7 @@ impl Store {
         Self(Arc::new(Inner { objects, location, counters, bucket }))
     }
 
-    /// The objects.
+    /// Interface to the objects.
     #[must_use]
     pub fn objects(&self) -> &Arc<dyn ObjectStore> {
         &self.0.objects
@@ -97,7 +70,7 @@ impl Store {
         &self.0.location
     }
 
-    /// Its location, and the endpoint of a bucket that has one: two stores with the same address are the same store.
+    /// Location, with the endpoint of a bucket if there is one: two stores with the same address are the same store.
     #[must_use]
     pub fn address(&self) -> String {
         match self.0.bucket.as_ref().and_then(Bucket::endpoint) {
@@ -112,7 +85,7 @@ impl Store {
         &self.0.counters
     }
 
-    /// Whether reading from it costs no network.
+    /// True if reads need no network.
     #[must_use]
     pub fn is_local(&self) -> bool {
         !matches!(self.0.location, Location::S3 { .. })
@@ -127,7 +100,7 @@ impl Store {
         }
     }
 
-    /// The bucket, if it is one: for what `object_store` cannot reach.
+    /// The bucket, if it is one, for operations that `object_store` lacks.
     #[must_use]
     pub fn bucket(&self) -> Option<&Bucket> {
         self.0.bucket.as_ref()
@@ -140,11 +113,10 @@ impl fmt::Display for Store {
     }
 }
 
-/// Opens the store at `location`. With `create`, a directory or bucket that is not there is made (again is no error);
-/// without, it is `NotFound`. For S3 one request is made, so that wrong credentials are `Denied` and a closed port is
-/// `Unreachable` here and not later.
+/// Opens the store at `location`. With `create`, a missing directory or bucket is created; without it, this is `NotFound`. For S3
+/// one request is sent, so that wrong credentials are `Denied` and a closed port is `Unreachable` here and not later.
 ///
-/// Cancel safe: at worst the directory or bucket was made.
+/// Cancel safe: the directory or bucket may have been created.
 pub async fn open(location: &Location, options: &StoreOptions) -> Result<Store> {
     let store = connect(location, options).await?;
     if let Some(bucket) = store.bucket() {
@@ -156,8 +128,7 @@ pub async fn open(location: &Location, options: &StoreOptions) -> Result<Store> 
     Ok(store)
 }
 
-/// As [`open`], but nothing is asked of a bucket, nor is one made: for whoever wants to say what was tried before it
-/// fails, as `doctor` does.
+/// As [`open`], but sends no request to a bucket and creates none: for `doctor`, which reports each request before it fails.
 ///
 /// Cancel safe: as [`open`].
 pub async fn connect(location: &Location, options: &StoreOptions) -> Result<Store> {
@@ -179,9 +150,10 @@ pub async fn connect(location: &Location, options: &StoreOptions) -> Result<Stor
     }
 }
 
-/// Objects are files, written beside their place, fsynced, moved into it, and the folder fsynced: an acknowledged put
-/// survives a power loss; large ones past the page cache. Deletes are not fsynced, so one may come undone. Empty folders are left: removing them would
-/// race writers. What a crash leaves behind is told in [`super::staging_files`].
+/// Opens a directory. Objects are files; a put writes a staging file, syncs and renames it, and syncs the folder, so that an
+/// acknowledged put survives a power loss. Large ones are written with direct I/O. Deletes are not synced and may be undone by a
+/// power loss. Empty folders stay, because removing them would race with writers. For leftovers of a crash see
+/// [`super::staging_files`].
 fn open_directory(path: &Path, create: bool, shared: Option<Sharing>) -> Result<(Direct, PathBuf)> {
     let modes = Modes::recorded(path);
     let new = Modes::of(shared.unwrap_or_default());
@@ -206,7 +178,7 @@ fn open_directory(path: &Path, create: bool, shared: Option<Sharing>) -> Result<
     Ok((Direct::new(objects, home, found.clone(), modes), found))
 }
 
-/// Makes the folder of a new repository. One that is there already keeps its mode, unless it is to be shared.
+/// Creates the folder of a new repository. An existing one keeps its mode, unless it is to be shared.
 fn make_root(path: &Path, modes: Modes, shared: Option<Sharing>) -> std::io::Result<()> {
     let there = path.exists();
     create_durably(path)?;

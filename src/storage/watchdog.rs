@@ -1,4 +1,4 @@
-//! Fails a request that makes no progress, instead of waiting for ever. There is no limit on total time.
+//! Watchdog: fails requests without progress. There is no limit on the total time.
 
 use std::fmt;
 use std::future::Future;
@@ -17,14 +17,14 @@ use object_store::{
 };
 use tokio::time::Sleep;
 
-/// A request whose progress cannot be seen is given this many bytes a second at worst, on top of the stall limit.
-/// `object_store` does not show how far a put has come, so its size stands in for progress; a peer that stops acknowledging packets is noticed much
-/// earlier by the kernel (reqwest sets `TCP_USER_TIMEOUT` to 30 s).
+/// Minimum bytes per second of a request whose progress is not visible, which extends its stall limit by its size. `object_store`
+/// does not report the progress of a put. If the peer stops acknowledging packets, the kernel notices much earlier (reqwest sets
+/// `TCP_USER_TIMEOUT` to 30 s).
 const SLOWEST: u64 = 128 << 10;
 
-/// A store whose requests fail once nothing has happened for `stall`: no answer, or no next part of a body.
+/// A store whose requests fail after `stall` without progress: no answer, or no next part of a body.
 ///
-/// Time in which a caller does not ask for the next part does not count.
+/// Time in which the caller does not poll for the next part does not count.
 #[derive(Debug)]
 pub struct Watchdog<T> {
     inner: T,
@@ -44,7 +44,7 @@ impl<T: ObjectStore> fmt::Display for Watchdog<T> {
     }
 }
 
-/// No progress for so long.
+/// Error: no progress for the given time.
 #[derive(Debug, thiserror::Error)]
 #[error("no progress for {0:?}")]
 struct Stalled(Duration);
@@ -84,7 +84,7 @@ impl<T: ObjectStore> ObjectStore for Watchdog<T> {
     }
 
     async fn get_ranges(&self, location: &Path, ranges: &[Range<u64>]) -> Result<Vec<Bytes>> {
-        // The store reads the ranges as it likes and shows nothing until all are there: as with an upload, size stands in.
+        // The ranges are returned all at once, without visible progress: as for an upload, the size extends the limit.
         let bytes: u64 = ranges.iter().map(|range| range.end.saturating_sub(range.start)).sum();
         let limit = sized_limit(self.stall, usize::try_from(bytes).unwrap_or(usize::MAX));
         within(limit, self.inner.get_ranges(location, ranges)).await
@@ -142,8 +142,8 @@ fn watched<T: Send + 'static>(inner: BoxStream<'static, Result<T>>, stall: Durat
     Watched { inner: Some(inner), stall, alarm: None }.boxed()
 }
 
-/// A stream that ends with an error once its next item is overdue. The alarm is set only while an item is awaited, so
-/// items that are there already cost no timer, and a caller that pauses is not blamed on the store.
+/// A stream that ends with an error once its next item is overdue. The timer runs only while an item is awaited: ready items need
+/// no timer, and pauses of the caller do not count.
 struct Watched<T> {
     inner: Option<BoxStream<'static, Result<T>>>,
     stall: Duration,

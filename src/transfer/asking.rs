@@ -1,14 +1,14 @@
-//! Asking a peer for chunks of an opened tree.
+//! Requests to a peer for chunks of an opened tree.
 
 use super::protocol::limits::BASES_MAX;
 use super::protocol::{Runs, Wanted};
 use crate::error::Result;
 use crate::repository::Saved;
 
-/// Chunks that one request asks for, at most: then neither runs nor bases can be too many.
+/// Maximum number of chunks in one request: within both the limit of runs and that of bases.
 pub(super) const ASK_MAX: usize = BASES_MAX;
 
-/// Request for `chunks`, each a number as [`Saved::locate`] counts; they are sorted, and then each is at its ordinal.
+/// Request for `chunks`, numbered as by [`Saved::locate`]. Sorts them, so that each is at its ordinal.
 ///
 /// # Errors
 /// Damaged, if the map lacks one.

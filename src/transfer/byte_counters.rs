@@ -1,4 +1,4 @@
-//! Bytes on the sockets of a connection, counted where TLS and QUIC hand them to the system.
+//! Bytes on the sockets of a connection, counted below TLS and QUIC.
 
 use std::io;
 use std::pin::Pin;
@@ -8,8 +8,8 @@ use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-/// Bytes that a connection's socket has carried: for TCP those of the stream, for QUIC those of the datagrams (without the headers of
-/// IP and below).
+/// Counters of a connection's socket: for TCP the bytes of the stream, for QUIC those of the datagrams (without headers
+/// of IP and below).
 #[derive(Debug, Default)]
 pub struct ByteCounters {
     sent: AtomicU64,
@@ -29,14 +29,14 @@ impl ByteCounters {
         self.received.load(Ordering::Relaxed)
     }
 
-    /// Sets the counters, for a connection that counts by itself.
+    /// Sets the counters, for a transport that counts by itself.
     pub(super) fn set(&self, sent: u64, received: u64) {
         self.sent.store(sent, Ordering::Relaxed);
         self.received.store(received, Ordering::Relaxed);
     }
 }
 
-/// A stream that counts.
+/// Stream that counts its bytes.
 #[derive(Debug)]
 pub(super) struct Counted<S> {
     stream: S,

@@ -1,4 +1,4 @@
-//! Calls: an agent asks another one's API, by HTTP over the TCP port for peers, behind the same certificates.
+//! Calls: HTTP requests of one agent to another one's API, over the TCP port for peers, with the same certificates.
 
 use std::io;
 use std::net::SocketAddr;
@@ -15,65 +15,66 @@ use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
 use super::byte_counters::Counted;
+use super::connection_error::broken;
 use super::guarded::Guarded;
-use super::identity::{Credentials, Identity, SERVER_NAME, Side, Standing, client_config, peer_identity, refused};
-use super::transport::{HANDSHAKE_MAX, broken};
+use super::identity::{Credentials, SERVER_NAME, Side, Standing, client_config, peer_identity, refused};
+use super::transport::HANDSHAKE_MAX;
 use super::{ByteCounters, Pass};
 use crate::error::{Error, Result};
+use crate::identity::Identity;
 
-/// ALPN name of such a connection
-/// (<https://www.rfc-editor.org/rfc/rfc7301#section-6>).
+/// ALPN name of a connection for calls (<https://www.rfc-editor.org/rfc/rfc7301#section-6>).
 pub const ALPN_HTTP: &[u8] = b"http/1.1";
-/// Calls that wait to be taken, at most; more are refused.
+/// Maximum number of calls that wait to be accepted; more are refused.
 const WAITING_MAX: usize = 16;
-/// Time that a refused caller has to take the answer, and bytes of its request that are read meanwhile.
+/// Time limit for a refused caller to read the answer, and limit of the request bytes read meanwhile.
 const LINGER: Duration = Duration::from_secs(2);
 const REQUEST_LEN_MAX: u64 = 64 << 10;
 
-/// Bytes both ways.
+/// Stream in both directions.
 pub trait Duplex: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<S: AsyncRead + AsyncWrite + Send + Unpin> Duplex for S {}
 
-/// A connection for a call; the other side has been verified.
+/// Connection for a call; the other side has been verified.
 pub type Line = Box<dyn Duplex>;
 
-/// Calls that come in.
+/// Incoming calls.
 #[derive(Debug)]
 pub struct Calls(mpsc::Receiver<(Line, RemoteCaller)>);
 
-/// Another agent that calls. Clones share its connection's admission.
+/// Calling agent. Clones share its connection's admission.
 #[derive(Clone, Debug)]
 pub struct RemoteCaller {
     identity: Identity,
     pass: Arc<Pass>,
 }
 
-/// A line that counts as its caller's connection until it and all clones of the caller are dropped.
+/// Stream that counts as its caller's connection until it and all clones of the caller are dropped.
 #[derive(Debug)]
 struct Counting<S> {
     line: S,
     _pass: Arc<Pass>,
 }
 
-/// Where calls are handed over.
+/// Sender of incoming calls.
 #[derive(Clone, Debug)]
 pub(super) struct Switch(mpsc::Sender<(Line, RemoteCaller)>);
 
-/// A way from whoever accepts connections to whoever answers calls.
+/// Channel from the task that accepts connections to the one that answers calls.
 pub(super) fn switch() -> (Switch, Calls) {
     let (sender, receiver) = mpsc::channel(WAITING_MAX);
     (Switch(sender), Calls(receiver))
 }
 
 impl RemoteCaller {
-    /// Which agent it is.
+    /// Identity of the agent.
     #[must_use]
     pub fn identity(&self) -> &Identity {
         &self.identity
     }
 
-    /// Counts a request against `requests_per_second` of the agent, over all of its connections.
+    /// Counts a request against the agent's `requests_per_second`, over all of its connections.
     ///
     /// # Errors
     /// Exhausted, if the agent makes too many.
@@ -82,7 +83,7 @@ impl RemoteCaller {
         self.pass.ask().map_err(busy)
     }
 
-    /// A caller whose requests nobody counts.
+    /// Caller whose requests are not limited.
     #[cfg(test)]
     pub(crate) fn uncounted(identity: Identity) -> Self {
         Self { identity, pass: Arc::new(Pass::of_this_node()) }
@@ -93,7 +94,7 @@ impl Switch {
     /// Hands over a call of `caller`.
     ///
     /// # Errors
-    /// Exhausted, if too many wait: whoever answers must not keep peers from their chunks.
+    /// Exhausted, if too many calls wait: a slow server of calls must not keep peers from their chunks.
     pub(super) fn hand_over(&self, line: impl Duplex + 'static, identity: Identity, pass: Pass) -> Result<()> {
         let caller = RemoteCaller { identity, pass: Arc::new(pass) };
         let line: Line = Box::new(Counting { line, _pass: Arc::clone(&caller.pass) });
@@ -102,7 +103,7 @@ impl Switch {
     }
 }
 
-/// Answers a call that is one too many, whatever it is about, and ends it.
+/// Refuses a call beyond a limit with status 429, and ends it.
 ///
 /// # Cancel safety
 /// Safe: the call ends without an answer.
@@ -114,10 +115,10 @@ pub(super) async fn turn_away(mut line: impl Duplex, why: &str) {
     let said = async {
         line.write_all(format!("{head}: {}\r\n\r\n{body}", body.len()).as_bytes()).await?;
         line.shutdown().await?;
-        // To close before the request was read might take the answer back.
+        // Closing before the request was read might discard the answer.
         tokio::io::copy(&mut line.take(REQUEST_LEN_MAX), &mut tokio::io::sink()).await
     };
-    // A caller that does not read is not waited for.
+    // No wait for a caller that does not read.
     let _ = timeout(LINGER, said).await;
 }
 
@@ -142,7 +143,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Counting<S> {
 }
 
 impl Calls {
-    /// The next call, and who it is; None once nobody listens any more.
+    /// Next call and its caller; None once nobody listens any more.
     ///
     /// # Cancel safety
     /// Safe: no call is lost.
@@ -151,11 +152,11 @@ impl Calls {
     }
 }
 
-/// Calls the agent `callee` at `address` (`host:port`); `wire` counts what that carries.
+/// Calls the agent `callee` at `address` (`host:port`); `wire` counts the bytes.
 ///
 /// # Errors
-/// Unreachable, if nobody answers there in time; denied, if either side refuses the other's certificate, another agent answers, or it
-/// takes no calls. That the other side refuses may be told by the first read only: see [`lost`].
+/// Unreachable, if nobody answers there in time; denied, if either side refuses the other's certificate, another agent
+/// answers, or it accepts no calls. A refusal by the other side may surface only at the first read: see [`lost`].
 ///
 /// # Cancel safety
 /// Safe: the connection is dropped.
@@ -197,13 +198,13 @@ async fn connect(
     TlsConnector::from(config).connect(name, Counted::new(stream, wire)).await
 }
 
-/// A call that broke: denied, if the other side refused the certificate, which it can tell only after the handshake
-/// (<https://www.rfc-editor.org/rfc/rfc8446#section-4.4.2.4>); else unreachable.
+/// Error of a call that broke: denied, if the other side refused the certificate, which it can report only after the
+/// handshake (<https://www.rfc-editor.org/rfc/rfc8446#section-4.4.2.4>); else unreachable.
 #[must_use]
 pub fn lost(error: impl std::error::Error + Send + Sync + 'static) -> Error {
     let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(&error);
     while let Some(inner) = cause {
-        // An I/O error passes over what it wraps when it is asked for its source.
+        // `source` of an I/O error skips the error that it wraps.
         let wrapped = inner.downcast_ref::<io::Error>().and_then(|io| io.get_ref());
         let tls = wrapped.and_then(|wrapped| wrapped.downcast_ref::<rustls::Error>());
         if let Some(tls) = tls.or_else(|| inner.downcast_ref::<rustls::Error>()) {
@@ -211,5 +212,5 @@ pub fn lost(error: impl std::error::Error + Send + Sync + 'static) -> Error {
         }
         cause = inner.source();
     }
-    Error::unreachable("the other agent went away").source(error)
+    Error::unreachable("the other agent closed the connection").source(error)
 }

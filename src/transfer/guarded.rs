@@ -1,4 +1,4 @@
-//! A stream that breaks when its peer is trusted no more.
+//! Stream that breaks when its peer is no longer trusted.
 
 use std::future::Future;
 use std::io;
@@ -9,15 +9,15 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::identity::Standing;
 
-/// A stream to or from a peer of some standing.
+/// Stream to or from a peer whose certificate is checked again and again.
 pub(super) struct Guarded<S> {
     stream: S,
-    // One for each half: they may be polled by different tasks.
+    // One for each half: different tasks may poll them.
     reading: Watch,
     writing: Watch,
 }
 
-/// Waits for the end of a peer's standing.
+/// Waits until the peer is no longer trusted.
 struct Watch {
     ended: Pin<Box<dyn Future<Output = rustls::Error> + Send>>,
     why: Option<rustls::Error>,
@@ -29,7 +29,7 @@ impl Watch {
     }
 
     /// # Errors
-    /// Permission denied, around what is wrong with the certificate.
+    /// Permission denied, wrapping the error of the certificate.
     fn check(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
         if self.why.is_none()
             && let Poll::Ready(error) = self.ended.as_mut().poll(cx)
@@ -43,7 +43,7 @@ impl Watch {
     }
 }
 
-/// The error of a connection whose peer is trusted no more.
+/// Error of a connection whose peer is no longer trusted.
 pub(super) fn broken(error: rustls::Error) -> io::Error {
     io::Error::new(io::ErrorKind::PermissionDenied, error)
 }

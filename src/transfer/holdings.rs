@@ -9,64 +9,96 @@ use bytes::Bytes;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::ByteCounters;
-use super::identity::Identity;
-use super::peers::Transport;
 use super::protocol::limits::AHEAD_MAX;
 use super::protocol::{Asked, Grant, Supply, Survey};
+use super::transport::Transport;
 use crate::budget::{Budget, Room};
 use crate::error::{Error, Result};
 use crate::id::{ChunkId, ManifestId};
+use crate::identity::Identity;
 use crate::limits::KIB;
+use crate::policy::Route;
 
-/// Memory of an agent's frames is counted in units of this many bytes.
+/// Unit in bytes in which the memory of an agent's frames is counted.
 const UNIT: u64 = 4 * KIB;
 
 /// Chunks that can be served to peers.
 #[async_trait]
 pub trait Holdings: Send + Sync + 'static {
-    /// A connection with `identity` begins; `wire` counts what it carries.
+    /// Called when a connection with `identity` begins; `wire` counts its bytes.
     fn opened(&self, identity: &Identity, transport: Transport, wire: Arc<ByteCounters>) {
         let _ = (identity, transport, wire);
     }
 
-    /// `identity` calls; `wire` counts what that carries.
+    /// Called when `identity` makes a call; `wire` counts its bytes.
     fn called(&self, identity: &Identity, wire: Arc<ByteCounters>) {
         let _ = (identity, wire);
     }
 
-    /// Memory for frames of a connection with `identity` that begins.
+    /// Memory share for frames of a new connection with `identity`.
     fn seat(&self, identity: &Identity) -> Seat {
         let _ = identity;
         Seat::default()
     }
 
-    /// The chunks that `identity` may read by way of `manifest`; None if there is no such manifest here, or none that it
-    /// may read: who asks gets the same answer to both, and after about the same time if this takes care.
+    /// Chunks that `identity` may read through `manifest`; None if there is no such manifest, or none that it may read:
+    /// both get the same answer, after about the same time if the implementation takes care.
     ///
     /// # Cancel safety
     /// Must be safe: a connection that ends drops it.
     async fn authorise(&self, identity: &Identity, manifest: &ManifestId) -> Result<Option<Arc<Grant>>>;
 
-    /// Bytes of chunks that have come from further away so far: while that grows, whoever waits for one need not give up.
+    /// [`Holdings::authorise`] for a peer whose answers take `route`.
+    ///
+    /// # Cancel safety
+    /// Must be safe.
+    async fn authorise_over(
+        &self,
+        identity: &Identity,
+        route: Route,
+        manifest: &ManifestId,
+    ) -> Result<Option<Arc<Grant>>> {
+        let _ = route;
+        self.authorise(identity, manifest).await
+    }
+
+    /// Bytes received from further away so far: while that grows, waiting peers need not give up.
     fn brought(&self) -> u64 {
         0
     }
 
-    /// Chunks of `grant` that are held, from place `from` on. It may stop early and say where.
+    /// Chunks of `grant` that are held, from place `from` on. It may stop early and return where.
     ///
     /// # Cancel safety
     /// Must be safe.
     async fn survey(&self, grant: &Grant, from: u32) -> Result<Survey>;
 
-    /// The chunk `id`, which `asked` wants and a grant to `identity` covers, as it is stored; None if it is not held (any more).
+    /// Chunk `id` in its stored form, which `asked` requests and a grant to `identity` covers; None if it is not held
+    /// (any more).
     ///
     /// # Cancel safety
     /// Must be safe.
     async fn frame(&self, identity: &Identity, asked: &Asked, id: &ChunkId) -> Result<Option<Supply>>;
+
+    /// [`Holdings::frame`] for a peer whose answers take `route`.
+    ///
+    /// # Cancel safety
+    /// Must be safe.
+    async fn frame_over(
+        &self,
+        identity: &Identity,
+        route: Route,
+        asked: &Asked,
+        id: &ChunkId,
+    ) -> Result<Option<Supply>> {
+        let _ = route;
+        self.frame(identity, asked, id).await
+    }
 }
 
-/// Memory for frames that are read and not written to a connection yet. Connections with open requests have even shares, by which
-/// they read ahead; all frames together fit the memory, and those of one agent half of it, however many connections it has.
+/// Memory for frames that are read and not yet written to a connection. Connections with open requests have equal
+/// shares to read ahead; all frames together fit the memory, and those of one agent half of it, over all of its
+/// connections.
 #[derive(Debug)]
 pub struct Ahead {
     memory: Budget,
@@ -75,13 +107,13 @@ pub struct Ahead {
 }
 
 impl Ahead {
-    /// All of `memory`.
+    /// Creates it with all of `memory`.
     #[must_use]
     pub fn new(memory: Budget) -> Arc<Self> {
         Arc::new(Self { memory, asked: AtomicU64::new(0), agents: Mutex::default() })
     }
 
-    /// The share of a connection of `agent`, or of a process of this node.
+    /// Share of a connection of `agent`, or of a process of this node.
     #[must_use]
     pub fn seat(self: &Arc<Self>, agent: Option<&Identity>) -> Seat {
         let mut agents = self.agents.lock().unwrap_or_else(PoisonError::into_inner);
@@ -99,7 +131,7 @@ impl Ahead {
     }
 }
 
-/// One connection's share of [`Ahead`]; the default has no limit but the protocol's.
+/// Share of one connection in [`Ahead`]; the default has only the protocol's limit.
 #[derive(Debug)]
 pub struct Seat {
     ahead: Option<Arc<Ahead>>,
@@ -108,7 +140,7 @@ pub struct Seat {
     asked: bool,
 }
 
-/// Memory for one frame; dropping it gives it back.
+/// Memory for one frame, released on drop.
 #[derive(Debug)]
 struct Held {
     room: Room,
@@ -122,7 +154,7 @@ impl Default for Seat {
 }
 
 impl Seat {
-    /// Bytes that it may have read ahead, now that it `is_asked` for frames, or is not.
+    /// Bytes that the connection may read ahead; `is_asked` is true if it has open requests for frames.
     pub(super) fn share(&mut self, is_asked: bool) -> u64 {
         let Some(ahead) = &self.ahead else { return AHEAD_MAX };
         match (std::mem::replace(&mut self.asked, is_asked), is_asked) {
@@ -133,8 +165,8 @@ impl Seat {
         (ahead.memory.total() / ahead.asked.load(Ordering::Relaxed).max(1)).min(AHEAD_MAX)
     }
 
-    /// Result of `read`, which makes a frame of at most `bytes` bytes; begun once there is memory for it. The frame's bytes hold that
-    /// memory until the last clone of them is dropped.
+    /// Result of `read`, which makes a frame of at most `bytes` bytes; starts once there is memory for it. The frame's
+    /// bytes hold that memory until their last clone is dropped.
     ///
     /// # Errors
     /// As `read`.
@@ -162,14 +194,14 @@ impl Seat {
 }
 
 impl Supply {
-    /// The same, whose bytes hold `held`.
+    /// The frame, with bytes that own `held`.
     fn holding(mut self, held: Held) -> Self {
         self.encoded.bytes = Bytes::from_owner(Holding { bytes: self.encoded.bytes, _held: held });
         self
     }
 }
 
-/// Bytes, and the memory that they count as.
+/// Bytes that own the memory they count as.
 struct Holding {
     bytes: Bytes,
     _held: Held,
@@ -232,14 +264,14 @@ mod tests {
             poll!(Box::pin(ahead.seat(None).within(1, async { Ok(Some(supply(1))) }))).is_pending(),
             "all memory is taken"
         );
-        // A slice of the bytes holds it as well.
+        // A slice of the bytes owns it as well.
         let rest = first.encoded.bytes.slice(1..);
         drop(first);
         assert!(poll!(&mut third).is_pending());
         drop(rest);
         let third = third.await.unwrap();
         drop((held, second, third, seats, other));
-        // A frame longer than all of it goes alone; one that turns out shorter releases the difference.
+        // A frame longer than the whole memory goes alone; one that turns out shorter releases the difference.
         let seat = ahead.seat(Some(&agent("a")));
         let short = seat.within(u64::MAX, async { Ok(Some(supply(1))) }).await.unwrap();
         let most = MEMORY_MIN - UNIT;

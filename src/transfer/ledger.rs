@@ -1,8 +1,8 @@
-//! The ledger: what has moved between this agent and others, and what the sockets carried for it.
+//! Ledger of the bytes exchanged with other agents, and of the bytes on the sockets.
 //!
-//! An *entry* is what one tree's chunks came to, from or to one agent; a *link* is what the connections with that agent carried. The
-//! bytes of a link are those of its entries and what protocol, TLS and QUIC add; nothing else goes over it. Calls
-//! ([`calls`](super::calls)) have connections of their own, and so a link of their own.
+//! An *entry* sums up one tree's chunks, from or to one agent; a *link* sums up the bytes of all connections with that
+//! agent: those of its entries, and the overhead of the protocol, TLS and QUIC. Calls ([`calls`](super::calls)) have
+//! connections of their own, and so a link of their own.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,27 +11,27 @@ use std::time::Duration;
 use serde::Serialize;
 
 use super::byte_counters::ByteCounters;
-use super::identity::Identity;
-use super::peers::Transport;
+use super::transport::Transport;
 use crate::id::ManifestId;
+use crate::identity::Identity;
 
-/// Entries that are kept; the one that moved longest ago goes first.
+/// Maximum number of entries; the least recently changed one is dropped first.
 const ENTRIES_MAX: usize = 4096;
 /// Transport name of calls.
 const CALLS: &str = "calls";
 
 /// Direction of chunks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, utoipa::ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Way {
-    /// They came.
+    /// Received.
     In,
-    /// They went.
+    /// Sent.
     Out,
 }
 
 /// Bytes of one tree that moved in one direction, with one agent.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, utoipa::ToSchema)]
 pub struct LedgerEntry {
     /// The other agent.
     pub peer: String,
@@ -41,18 +41,18 @@ pub struct LedgerEntry {
     pub manifest: String,
     /// Chunks.
     pub chunks: u64,
-    /// Their stored bytes.
+    /// Stored bytes of the chunks.
     pub bytes: u64,
-    /// Time that requests for them were open, summed up, in seconds.
+    /// Total time that requests for them were open, in seconds.
     pub seconds: f64,
 }
 
 /// Bytes of the connections with one agent.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, utoipa::ToSchema)]
 pub struct LinkEntry {
     /// The other agent.
     pub peer: String,
-    /// Over what: `quic`, `tcp`, or `calls`.
+    /// Transport: `quic`, `tcp`, or `calls`.
     pub transport: String,
     /// Connections so far.
     pub connections: u64,
@@ -62,7 +62,7 @@ pub struct LinkEntry {
     pub received: u64,
 }
 
-/// Counts of one agent.
+/// Ledger of one agent.
 #[derive(Debug, Default)]
 pub struct Ledger(Mutex<Books>);
 
@@ -89,13 +89,28 @@ struct Carried {
     received: u64,
 }
 
+/// Chunks of one tree, in one direction.
+#[derive(Clone, Copy, Debug)]
+pub struct MovedChunks {
+    /// Direction.
+    pub way: Way,
+    /// Tree that they belong to.
+    pub manifest: ManifestId,
+    /// Number of chunks.
+    pub chunks: u64,
+    /// Stored bytes.
+    pub bytes: u64,
+    /// Time that the requests were open.
+    pub time: Duration,
+}
+
 impl Ledger {
-    /// A connection with `peer` begins; `wire` counts what it carries.
+    /// Records a new connection with `peer`; `wire` counts its bytes.
     pub fn opened(&self, peer: &Identity, transport: Transport, wire: Arc<ByteCounters>) {
         self.begun(peer, transport.word(), wire);
     }
 
-    /// A call with `peer` begins, whoever calls; `wire` counts what it carries.
+    /// Records a call with `peer`, from either side; `wire` counts its bytes.
     pub fn called(&self, peer: &Identity, wire: Arc<ByteCounters>) {
         self.begun(peer, CALLS, wire);
     }
@@ -108,8 +123,9 @@ impl Ledger {
         link.open.push(wire);
     }
 
-    /// `chunks` of `manifest` with `bytes` stored bytes went one way, in requests that were open for `time`.
-    pub fn moved(&self, peer: &Identity, way: Way, manifest: ManifestId, (chunks, bytes): (u64, u64), time: Duration) {
+    /// Counts chunks sent to or received from `peer`.
+    pub fn moved(&self, peer: &Identity, moved: &MovedChunks) {
+        let &MovedChunks { way, manifest, chunks, bytes, time } = moved;
         let mut books = self.books();
         books.turn += 1;
         let turn = books.turn;
@@ -161,7 +177,7 @@ impl Ledger {
 }
 
 impl Carried {
-    /// Adds up the connections that nobody counts any more.
+    /// Adds up closed connections.
     fn fold(&mut self) {
         let (sent, received) = (&mut self.sent, &mut self.received);
         self.open.retain(|wire| {
@@ -199,7 +215,8 @@ mod tests {
         let (ledger, peer) = (Ledger::default(), Identity::new("west", "a").unwrap());
         let manifest = ManifestId::of(b"tree");
         for way in [Way::In, Way::Out, Way::In] {
-            ledger.moved(&peer, way, manifest, (2, 50), Duration::from_secs(1));
+            let time = Duration::from_secs(1);
+            ledger.moved(&peer, &MovedChunks { way, manifest, chunks: 2, bytes: 50, time });
         }
         let entries = ledger.entries();
         assert_eq!(entries.len(), 2);

@@ -1,4 +1,4 @@
-//! The protocol between processes of one node: over a stream that nobody else can open, so without TLS.
+//! The protocol between processes of one node: over a stream that only the agent's user can open, so without TLS.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -8,22 +8,23 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_util::sync::CancellationToken;
 
 use super::asking::{ASK_MAX, asking};
-use super::driver::{Client, Clockwork, Lanes, Reply, Served, hello, serve};
-use super::identity::Identity;
+use super::driver::{Client, Clockwork, Lanes, Reply, Served, Window, hello, serve};
 use super::protocol::limits::WINDOW_MIN;
 use super::protocol::{Closed, Priority, Provider, Requester};
 use super::{Holdings, Pass};
 use crate::budget::Budget;
 use crate::codec::Encoded;
 use crate::error::Result;
+use crate::identity::Identity;
+use crate::policy::Route;
 use crate::repository::{ChunkSource, FramePlace, Repository, Saved, SourceBytes};
 
-/// Identity of processes of a node towards their agent, and of the agent towards them: neither needs a name there.
+/// Identity of a local process for its agent, and of the agent for the process: neither needs a name.
 fn anybody() -> Result<Identity> {
     Identity::new("local", "process")
 }
 
-/// Serves a process of this node over `stream` until it goes, or until `leaving`.
+/// Serves a process of this node over `stream` until it disconnects, or until `leaving`.
 ///
 /// # Errors
 /// None in practice.
@@ -37,7 +38,7 @@ pub async fn attend(
 ) -> Result<Closed> {
     let clock = Clockwork::start();
     let provider = Provider::new(hello(&anybody()?, 0), anybody()?, 0, clock.now());
-    let served = Served { holdings, pass: Pass::of_this_node(), leaving };
+    let served = Served { holdings, pass: Pass::of_this_node(), route: Route::Node, leaving, versions: None };
     Ok(serve(provider, Lanes::both_ways(stream), clock, served).await)
 }
 
@@ -49,7 +50,7 @@ pub struct LocalSource {
 }
 
 impl LocalSource {
-    /// Talks to the agent over `streams`, each with a window of `window` bytes out of `budget`.
+    /// Connects to the agent over `streams`, each with a window of `window` bytes out of `budget`.
     ///
     /// # Errors
     /// Exhausted, if the budget is less than the windows.
@@ -66,19 +67,20 @@ impl LocalSource {
             let memory = budget.carve(window).await?;
             let clock = Clockwork::start();
             let requester = Requester::new(hello(&anybody()?, window), anybody()?, clock.now())?;
-            clients.push(Client::start(requester, Lanes::both_ways(stream), clock, (memory, Arc::default())));
+            let window = Window { memory, wire: Arc::default(), versions: None };
+            clients.push(Client::start(requester, Lanes::both_ways(stream), clock, window));
         }
         Ok(Self { clients, next: AtomicUsize::new(0) })
     }
 
-    /// A connection that is up.
+    /// Open connection.
     fn client(&self) -> Option<&Client> {
         let first = self.next.fetch_add(1, Ordering::Relaxed) % self.clients.len().max(1);
         let turned = self.clients.iter().cycle().skip(first).take(self.clients.len());
         turned.into_iter().find(|client| client.closed().is_none())
     }
 
-    /// Asks for some chunks: no more than one request may name.
+    /// Requests some chunks: no more than one request may name.
     async fn fetch(&self, saved: &Saved, mut chunks: Vec<u32>, place: FramePlace<'_>) -> Result<()> {
         let Some(client) = self.client() else { return Ok(()) };
         let wanted = asking(saved, &mut chunks)?;
@@ -104,7 +106,7 @@ impl ChunkSource for LocalSource {
                 place(chunk, encoded);
             };
             if let Err(error) = self.fetch(saved, some.to_vec(), &mut counted).await {
-                tracing::info!(name = %saved.name, "the agent does not give all: {error:?}");
+                tracing::info!(name = %saved.name, "the agent lacks some chunks: {error:?}");
             }
         }
         moved

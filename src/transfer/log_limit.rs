@@ -1,18 +1,18 @@
-//! Lines of the log that somebody else can cause: only so many in a while, and then how many were kept back.
+//! Rate limit of log lines that others can cause; the next line gives the number of suppressed ones.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// Lines in one [`WHILE`], at most.
+/// Maximum number of lines in one [`WHILE`].
 const LINES: u32 = 10;
-/// The time that they are counted over.
+/// Period of the count.
 const WHILE: Duration = Duration::from_mins(1);
 
-/// The limit of one kind of line. One for the process: a static.
+/// Limit of one kind of line, one for the process: a static.
 #[derive(Debug)]
-pub(super) struct LogLimit(Mutex<Counted>);
+pub(crate) struct LogLimit(Mutex<Counted>);
 
 #[derive(Debug)]
 struct Counted {
@@ -22,12 +22,12 @@ struct Counted {
 }
 
 impl LogLimit {
-    pub(super) const fn new() -> Self {
+    pub(crate) const fn new() -> Self {
         Self(Mutex::new(Counted { since: None, lines: 0, kept_back: 0 }))
     }
 
     /// Number of lines suppressed since the last one, if a line may be written now.
-    pub(super) fn may(&self) -> Option<u64> {
+    pub(crate) fn may(&self) -> Option<u64> {
         self.may_at(Instant::now())
     }
 

@@ -1,122 +1,98 @@
-//! Common parts of the transports: dialing, windows, errors.
+//! Common parts of the transports: dialing, windows.
 
-use std::io;
-use std::net::SocketAddr;
+use std::fmt;
 use std::time::Duration;
 
 use tokio::time::timeout;
 
-use super::identity::{Identity, refused};
 use super::log_limit::LogLimit;
 use super::protocol::limits::WINDOW_MIN;
 use crate::budget::Budget;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
+use crate::identity::Identity;
 use crate::limits::MIB;
+
+/// Transport of a link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Transport {
+    /// QUIC, over UDP.
+    Quic,
+    /// TCP with TLS.
+    Tcp,
+}
+
+impl Transport {
+    /// Name: `quic` or `tcp`.
+    #[must_use]
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Quic => "quic",
+            Self::Tcp => "tcp",
+        }
+    }
+}
+
+impl fmt::Display for Transport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.word())
+    }
+}
 
 /// Time limit of connecting and the handshake together. A listener has its own limit ([`Gate`](super::Gate)).
 pub(super) const HANDSHAKE_MAX: Duration = Duration::from_secs(10);
-/// Lines about peers that were refused.
+/// Rate limit of log lines about refused peers.
 pub(super) static REFUSED: LogLimit = LogLimit::new();
-/// Time that a new connection waits for the memory of its window: less than the other side waits for its first words.
+/// Time limit of a new connection for the memory of its window: less than the other side waits for the hello.
 const MEMORY_WITHIN: Duration = Duration::from_secs(5);
-/// Pause of a listener that cannot accept.
+/// Pause of a listener after a failed accept.
 pub(super) const BREATH: Duration = Duration::from_millis(100);
 
-/// Bytes a second that one connection is to carry at least, if the line does: 2.5 Gbit/s, so that the four of a link fill 10.
+/// Target rate of one connection in bytes a second: 2.5 Gbit/s, so that the four of a link fill 10.
 const RATE: u64 = 312_500_000;
-/// With less than this a connection waits for whoever verifies what came, however short the line.
+/// Minimum useful window: with less, a connection waits for the verification of frames, however short the round trip.
 pub(crate) const GOOD_WINDOW: u64 = 8 * MIB;
 
 /// Options to connect to a peer.
 #[derive(Debug)]
 pub struct Dial<'a> {
-    /// Expected identity; without one, anybody with a good certificate.
+    /// Expected identity; without one, any agent with a valid certificate.
     pub expected: Option<&'a Identity>,
     /// Budget of the window.
     pub budget: &'a Budget,
-    /// Bytes of frames that may be on their way or in memory, at most. It takes no more than its delay asks for.
+    /// Maximum number of bytes of frames in transit or in memory. The connection takes only what its round trip time
+    /// needs.
     pub window: u64,
 }
 
 impl Dial<'_> {
-    /// The largest window.
+    /// Largest window.
     pub(super) fn window_max(&self) -> u64 {
         self.window.max(WINDOW_MIN)
     }
 
-    /// The window of a connection that takes `delay` there and back: what is on its way meanwhile, twice, since as much is being taken in.
+    /// Window of a connection with the round trip time `delay`: twice the bytes in transit, since as many are being
+    /// processed.
     pub(super) fn window_for(&self, delay: Duration) -> u64 {
         let on_its_way = delay.as_micros() * u128::from(2 * RATE) / 1_000_000;
         let window = u64::try_from(on_its_way).unwrap_or(u64::MAX).div_ceil(MIB).saturating_mul(MIB);
         window.max(GOOD_WINDOW).min(self.window_max())
     }
 
-    /// The memory for a window.
+    /// Memory for a window.
     ///
     /// # Errors
-    /// Exhausted, if others have it.
+    /// Exhausted, if other connections use it.
     ///
     /// # Cancel safety
     /// Safe.
     pub(super) async fn memory_for(&self, window: u64) -> Result<Budget> {
         let late = |_| {
-            Err(Error::exhausted("there is no memory for another connection")
+            Err(Error::exhausted("no memory for another connection")
                 .expected(format!("{} MiB", window / MIB))
                 .help("raise the agent's memory, or have fewer [peers] connections"))
         };
         timeout(MEMORY_WITHIN, self.budget.carve(window)).await.unwrap_or_else(late)
     }
-}
-
-/// A connection whose handshake was given up for others'.
-pub(super) fn displaced() -> Error {
-    Error::exhausted("too many connections wait for their handshake: one that waited longest gave way")
-}
-
-/// A connection that could not be made.
-pub(super) fn broken(error: io::Error) -> Error {
-    if error.kind() == io::ErrorKind::TimedOut {
-        return Error::unreachable("peer does not answer in time").source(error);
-    }
-    match error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>()).cloned() {
-        Some(tls) => refused(tls),
-        None => Error::unreachable("peer cannot be reached").source(error),
-    }
-}
-
-/// Why a connection broke, for whoever waited for it.
-pub(super) fn words(error: &io::Error) -> String {
-    let mut cause: Option<&(dyn std::error::Error + 'static)> = error.get_ref().map(|inner| inner as _);
-    while let Some(inner) = cause {
-        if let Some(tls) = inner.downcast_ref::<rustls::Error>() {
-            return refused(tls.clone()).to_string();
-        }
-        if let Some(quic) = inner.downcast_ref::<quinn::ConnectionError>() {
-            return super::quic::broken(quic.clone()).to_string();
-        }
-        cause = inner.source();
-    }
-    match error.kind() {
-        io::ErrorKind::UnexpectedEof => "the peer has ended it".to_owned(),
-        _ => error.to_string(),
-    }
-}
-
-/// The error about `address`, on which nobody can listen: `address in use: cannot listen on 127.0.0.1:7071`.
-pub(crate) fn not_bound(error: io::Error, address: SocketAddr) -> Error {
-    let (kind, lacking, help) = match error.kind() {
-        io::ErrorKind::AddrInUse => {
-            (ErrorKind::Conflict, "address in use", "another process listens there: choose another port, or end it")
-        }
-        io::ErrorKind::PermissionDenied => {
-            (ErrorKind::Denied, "permission denied", "choose a port above 1023, or run as a user that may listen there")
-        }
-        io::ErrorKind::AddrNotAvailable => {
-            (ErrorKind::Other, "not an address of this machine", "`ip address` lists those of this machine")
-        }
-        _ => (ErrorKind::Other, "not possible", "choose another address, and a port above 1023"),
-    };
-    Error::new(kind, format!("{lacking}: cannot listen on {address}")).help(help).source(error)
 }
 
 #[cfg(test)]

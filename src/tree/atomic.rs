@@ -1,4 +1,4 @@
-//! Small files that are written whole or not at all.
+//! Small files that are written atomically.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write as _;
@@ -11,16 +11,16 @@ use crate::id::ObjectId;
 /// Access to a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Readers {
-    /// Its owner.
+    /// Owner.
     Owner = 0o600,
     /// Everybody.
     All = 0o644,
 }
 
-/// Writes a file that must not be there yet. Blocking.
+/// Writes a file that must not exist yet. Blocking.
 ///
 /// # Errors
-/// Conflict, if it is there; the file system's.
+/// Conflict, if it exists; errors of the file system.
 pub fn create_file(path: &Path, text: &str, readers: Readers) -> Result<()> {
     let staged = stage(path, text, readers)?;
     // Unlike a rename, a link never replaces anything.
@@ -32,17 +32,17 @@ pub fn create_file(path: &Path, text: &str, readers: Readers) -> Result<()> {
     sync_folder_of(path)
 }
 
-/// Writes a file in the place of whatever is there. Blocking.
+/// Writes a file, and replaces an existing one. Blocking.
 ///
 /// # Errors
-/// The file system's.
+/// Errors of the file system.
 pub fn replace_file(path: &Path, text: &str, readers: Readers) -> Result<()> {
     let staged = stage(path, text, readers)?;
     std::fs::rename(&staged.0, path).map_err(|source| Error::io("file cannot be written", path, source))?;
     sync_folder_of(path)
 }
 
-/// A file under a name of its own, which goes when this does.
+/// A temporary file, removed on drop.
 struct Staged(PathBuf);
 
 impl Drop for Staged {

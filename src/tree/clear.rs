@@ -1,4 +1,4 @@
-//! Taking things away from a target: what is no longer wanted, and what earlier restores left.
+//! Removal of entries of a target: surplus ones, and leftovers of earlier restores.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -15,8 +15,8 @@ use super::walk::READ_FILE;
 use crate::error::Result;
 
 impl Target {
-    /// Removes what is at `path`, and if it is a folder all that is in it; links are removed, not followed. Nothing there
-    /// is no error. The folder that holds it must be one its owner may change ([`make_folder`](Self::make_folder)).
+    /// Removes the entry at `path`, a folder with its content; links are removed, not followed. A missing entry is no error. The
+    /// parent folder must be writable for its owner ([`make_folder`](Self::make_folder)).
     pub fn remove(&self, path: &[u8]) -> Result<()> {
         check_path(path)?;
         let removed = match self.unlink(path) {
@@ -34,7 +34,7 @@ impl Target {
         unlinkat(&parent, name, AtFlags::empty())
     }
 
-    /// Empties folders from the top down, then removes them from the bottom up: any depth, few open at once.
+    /// Removes files from the top down, then folders from the bottom up: works at any depth with few open folders.
     fn remove_folder(&self, path: &[u8]) -> SysResult<()> {
         let mut folders = vec![path.to_vec()];
         let mut next = 0;
@@ -58,8 +58,8 @@ impl Target {
         Ok(())
     }
 
-    /// Removes unfinished files that earlier restores left anywhere below the target, and says how many. Those of
-    /// restores that go on are locked, and stay; so does what may not be touched.
+    /// Removes unfinished files of earlier restores below the target; returns their number. Files of running restores are locked,
+    /// and stay; so do files without permission.
     pub fn sweep(&self) -> Result<u64> {
         let mut swept = 0;
         let mut pending = vec![Vec::new()];
@@ -86,7 +86,7 @@ fn unlink_in(folder: &OwnedFd, name: &[u8]) -> SysResult<()> {
     unlinkat(folder, name, AtFlags::empty())
 }
 
-/// Some file systems do not say in a listing what an entry is.
+/// True for a folder; asks for the kind if the file system's listing lacks it.
 fn is_folder(folder: &OwnedFd, name: &[u8], listed: FileType) -> bool {
     match listed {
         FileType::Unknown => {
@@ -96,13 +96,13 @@ fn is_folder(folder: &OwnedFd, name: &[u8], listed: FileType) -> bool {
     }
 }
 
-/// Removes one unfinished file if nobody holds its lock. A link cannot be locked; whoever is making one tries again.
+/// Removes one unfinished file if it is not locked. Links cannot be locked; a restore that creates one retries.
 fn sweep_one(folder: &OwnedFd, name: &[u8]) -> SysResult<()> {
     match openat(folder, name, READ_FILE, Mode::empty()) {
         Ok(file) => {
             let file = File::from(file);
             flock(&file, FlockOperation::NonBlockingLockExclusive)?;
-            // The name may be another's by now.
+            // The name may be that of another file now.
             if !is_at(folder, name, &file)? {
                 return Err(Errno::BUSY);
             }

@@ -14,13 +14,13 @@ use rustix::io::{Errno, Result as SysResult};
 use super::path::{split, within};
 use crate::error::Error;
 
-/// Folders kept open, at most: well below the 1,024 descriptors that a process usually gets.
+/// Maximum number of open folders, well below the usual limit of 1,024 descriptors.
 const OPEN_MAX: usize = 128;
 
 /// Flags to read a folder. `NOFOLLOW` with `DIRECTORY` refuses a symbolic link with `ENOTDIR` (open(2)).
 pub(super) const READ_FOLDER: OFlags =
     OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
-/// Flags to name things in a folder: need no permission to list it.
+/// Flags to access entries by name; they need no permission to list the folder.
 const ENTER_FOLDER: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
 /// The folders below a root. Paths are relative to it and were checked by the caller.
@@ -38,7 +38,7 @@ struct OpenFolders {
 }
 
 impl Folders {
-    /// The folders below `base`, which people know as `shown`.
+    /// Creates it for `base`, whose path for display is `shown`.
     pub(super) fn new(base: OwnedFd, shown: PathBuf) -> Self {
         Self { base: Arc::new(base), shown, kept: Mutex::default() }
     }
@@ -48,12 +48,12 @@ impl Folders {
         &self.base
     }
 
-    /// Path of `path`, for people.
+    /// Path of `path`, for display.
     pub(super) fn shown(&self, path: &[u8]) -> PathBuf {
         if path.is_empty() { self.shown.clone() } else { self.shown.join(Path::new(OsStr::from_bytes(path))) }
     }
 
-    /// The folder `path`, to name things in it.
+    /// Opens the folder `path`, to access entries in it.
     pub(super) fn get(&self, path: &[u8]) -> SysResult<Arc<OwnedFd>> {
         if path.is_empty() {
             return Ok(Arc::clone(&self.base));
@@ -97,7 +97,7 @@ impl Folders {
         openat(&parent, name, READ_FOLDER, Mode::empty())
     }
 
-    /// Remembers an open folder.
+    /// Keeps a folder open.
     pub(super) fn keep(&self, path: &[u8], folder: &Arc<OwnedFd>) {
         let mut kept = self.kept();
         if kept.open.insert(path.to_vec(), Arc::clone(folder)).is_none() {
@@ -110,14 +110,14 @@ impl Folders {
         }
     }
 
-    /// Forgets what is open at and below `path`, which is about to go.
+    /// Closes folders at and below `path`, which is about to be removed.
     pub(super) fn forget(&self, path: &[u8]) {
         let mut kept = self.kept();
         kept.order.retain(|open| !within(open, path));
         kept.open.retain(|open, _| !within(open, path));
     }
 
-    /// An error at `path`: what stands in the way is a conflict, the rest is classified by its code.
+    /// Converts an error at `path`: an entry in the way is a conflict, others are classified by their code.
     pub(super) fn fault(&self, what: &'static str, path: &[u8], errno: Errno) -> Error {
         let place = self.shown(path);
         match errno {
@@ -137,7 +137,7 @@ impl Folders {
     }
 
     fn kept(&self) -> MutexGuard<'_, OpenFolders> {
-        // Every change leaves the map usable, so a panic elsewhere does not spoil it.
+        // Every change leaves the map consistent, so poisoning is harmless.
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -148,7 +148,7 @@ impl fmt::Debug for Folders {
     }
 }
 
-/// The names in an open folder and what the listing says they are (`Unknown` on some file systems).
+/// Names in an open folder, with their kinds by the listing (`Unknown` on some file systems).
 pub(super) fn list(folder: &OwnedFd) -> SysResult<Vec<(Vec<u8>, FileType)>> {
     let mut names = Vec::new();
     let mut dir = Dir::read_from(folder)?;

@@ -1,4 +1,4 @@
-//! Which parts of a file hold data and which are holes.
+//! Ranges of data and holes in a file.
 
 use std::fs::File;
 use std::ops::Range;
@@ -8,14 +8,14 @@ use rustix::io::Errno;
 
 use crate::error::{Error, Result};
 
-/// The shortest hole that counts, in bytes: shorter ones are read as the zeros they are.
+/// Minimum bytes of a hole; shorter ones are read as zeros.
 pub const HOLE_MIN: u64 = 64 << 10;
 
-/// Extents listed for one file, at most; past that, the rest of the file counts as data.
+/// Maximum number of extents of a file; the rest of the file then counts as data.
 const EXTENTS_MAX: usize = 1 << 16;
 
-/// The ranges of the first `len` bytes of `file` that hold data: in order, apart by at least [`HOLE_MIN`]. The whole file
-/// where holes cannot be told; nothing where all of it is one hole. Moves the position of `file`.
+/// Ranges of data in the first `len` bytes of `file`: in order, with gaps of at least [`HOLE_MIN`]. All of the file if the file
+/// system does not report holes; none if the file is one hole. Moves the position of `file`.
 ///
 /// # Errors
 /// The seek failed: a bad descriptor, or an I/O error.
@@ -39,7 +39,7 @@ pub fn extents(file: &File, len: u64) -> Result<Vec<Range<u64>>> {
             EXTENTS_MAX.. => len,
             _ => match seek(file, SeekFrom::Hole(start)) {
                 Ok(end) => end.min(len),
-                // Shorter than it was, or no support.
+                // The file became shorter, or there is no support.
                 Err(Errno::NXIO | Errno::INVAL | Errno::OPNOTSUPP) => len,
                 Err(errno) => return Err(fault(errno)),
             },
@@ -50,7 +50,7 @@ pub fn extents(file: &File, len: u64) -> Result<Vec<Range<u64>>> {
     Ok(extents)
 }
 
-/// Adds `next`, which is empty at the end of the file, and closes holes too short to count.
+/// Adds `next`, which is empty at the end of the file, and merges extents across short holes.
 fn append(extents: &mut Vec<Range<u64>>, next: Range<u64>, len: u64) {
     let before = extents.last().map_or(0, |last| last.end);
     let near = next.start - before < HOLE_MIN;

@@ -1,10 +1,10 @@
-//! Metadata of a file, compared to tell whether it may have changed.
+//! Metadata of a file that shows whether it may have changed.
 
 use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
-/// Times, length and inode of a file; nothing of one that is not there.
+/// Times, length and inode of a file; empty for a missing one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Look(Option<[i64; 4]>, Option<[u64; 2]>);
 

@@ -1,4 +1,4 @@
-//! Files that exist in memory only: what a training loop holds, saved without a way over a disk.
+//! Files in memory, such as the state of a training loop, that are saved without a disk.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -11,8 +11,7 @@ use bytes::{Bytes, BytesMut};
 
 use super::holes::extents;
 use super::path::{check_path, split};
-use super::stat::{Stat, WalkKind};
-use super::walk::WalkEntry;
+use super::stat::{Stat, WalkEntry, WalkKind};
 use crate::clock::Timestamp;
 use crate::error::{Error, ErrorKind, Result};
 
@@ -30,7 +29,7 @@ pub struct MemoryFile {
 }
 
 impl MemoryFile {
-    /// The file `path` (segments apart by `/`) of a tree, with the content of `segments`.
+    /// Creates the file `path` (segments separated by `/`) of a tree, with the content of `segments`.
     #[must_use]
     pub fn new(path: impl Into<Vec<u8>>, segments: impl IntoIterator<Item = Bytes>) -> Self {
         let segments: Vec<Bytes> = segments.into_iter().filter(|segment| !segment.is_empty()).collect();
@@ -41,13 +40,13 @@ impl MemoryFile {
         Self { path: path.into(), ends: ends.collect(), segments }
     }
 
-    /// Its length in bytes.
+    /// Length in bytes.
     #[must_use]
     pub fn size(&self) -> u64 {
         self.ends.last().copied().unwrap_or(0)
     }
 
-    /// The bytes in `range`; without a copy where they lie in one segment. None if the file is shorter.
+    /// Bytes in `range`, without a copy if they are in one segment. None if the file is shorter.
     fn slice(&self, range: Range<u64>) -> Option<Bytes> {
         let len = usize::try_from(range.end.checked_sub(range.start)?).ok()?;
         let (first, within) = self.find(range.start);
@@ -76,7 +75,7 @@ impl MemoryFile {
         if out.is_empty() { Ok(()) } else { Err(IoError::from(IoKind::UnexpectedEof)) }
     }
 
-    /// The segment that holds the byte at `at`, and where in it.
+    /// Segment with the byte at `at`, and the offset in it.
     fn find(&self, at: u64) -> (usize, usize) {
         let segment = self.ends.partition_point(|&end| end <= at);
         let start = segment.checked_sub(1).and_then(|before| self.ends.get(before)).copied().unwrap_or(0);
@@ -87,9 +86,9 @@ impl MemoryFile {
 /// A file that is open to be read.
 #[derive(Debug)]
 pub enum Opened {
-    /// One of the file system's.
+    /// A file of the file system.
     File(File),
-    /// One in memory.
+    /// A file in memory.
     Memory(Arc<MemoryFile>),
 }
 
@@ -97,7 +96,7 @@ impl Opened {
     /// Fills `out` with the bytes from `at` on.
     ///
     /// # Errors
-    /// Unexpected end of file, if there are not as many; what the file system says.
+    /// Unexpected end of file, if the file is shorter; errors of the file system.
     pub fn read_exact_at(&self, out: &mut [u8], at: u64) -> IoResult<()> {
         match self {
             Self::File(file) => file.read_exact_at(out, at),
@@ -114,7 +113,7 @@ impl Opened {
         }
     }
 
-    /// True if it is as it was when `stat` was taken. Data in memory does not change.
+    /// True if the file is unchanged since `stat`. Files in memory never change.
     ///
     /// # Errors
     /// Errors of the file system.
@@ -147,7 +146,7 @@ pub(super) struct MemoryTree {
 }
 
 impl MemoryTree {
-    /// The tree of `files`, with what a walk over it finds: the folders that their paths imply, and them.
+    /// Creates the tree of `files`; also returns its entries as of a walk: the files and the folders in their paths.
     pub(super) fn new(files: Vec<MemoryFile>, modified: Timestamp) -> Result<(Self, Vec<WalkEntry>)> {
         let stat = |size, mode| Stat { dev: 0, ino: 0, size, mode, mtime: modified, ctime: modified, nlink: 1 };
         let folder =

@@ -1,10 +1,10 @@
-//! A saved tree's local side: what there is to save, what is known not to have changed, and where a restore puts things.
+//! Local files of a saved tree: the walk of a save, the stat cache of unchanged files, and the target of a restore.
 //!
 //! Paths inside a tree are relative byte strings, `/` between segments: names need not be UTF-8. The root itself is the
 //! empty path. Everything here blocks: call it where blocking is allowed.
 //!
-//! No path is ever resolved as a string below the root. Folders are opened one segment at a time, never through a
-//! symbolic link, so neither a link planted meanwhile nor a `..` in a manifest leads a save or a restore elsewhere.
+//! No path below the root is resolved as a string. Folders are opened one segment at a time, never through a symbolic link, so
+//! that neither a planted link nor a `..` in a manifest leads a save or restore out of the root.
 
 mod atomic;
 mod clear;
@@ -28,10 +28,10 @@ pub use holes::{HOLE_MIN, extents};
 pub use look::Look;
 pub use memory::{MemoryFile, Opened};
 pub use path::check_path;
-pub use private::{check_own_folder, check_private_folder, make_private_folder, read_own_file};
+pub use private::{check_own_folder, check_private_folder, make_private_folder, read_own_file, read_own_target};
 pub use rules::{IGNORE_FILE, Rules};
 pub use seen::{Seen, SeenCache, coarse_now};
-pub use staged::Staged;
-pub use stat::{Stat, WalkKind};
-pub use target::{Durability, Present, Target, TargetEntry};
-pub use walk::{REPOSITORY_MARKS, SkipReason, Skipped, Walk, WalkEntry, walk};
+pub use staged::{Durability, Staged};
+pub use stat::{Stat, WalkEntry, WalkKind};
+pub use target::{Present, Target, TargetEntry};
+pub use walk::{REPOSITORY_MARKS, SkipReason, Skipped, Walk, walk};

@@ -1,4 +1,4 @@
-//! Paths inside a tree: checking, splitting, joining, and the names that are ours.
+//! Paths inside a tree: checks, splitting and joining, and names of temporary files.
 
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,14 +11,14 @@ use crate::limits::{PATH_LEN_MAX, SEGMENT_LEN_MAX};
 /// Prefix of names of unfinished files.
 const STAGING_PREFIX: &str = ".towline-";
 const STAGING_SUFFIX: &str = ".part";
-/// Hex digits that tell one process from another.
+/// Hex digits that identify a process.
 const PROCESS_DIGITS: usize = 16;
 
-/// Accepts a path that names something below the root of a tree: no empty, `.` or `..` segment, no NUL, no leading or
-/// trailing `/`, nothing longer than Linux takes.
+/// Accepts a valid path below the root of a tree: no empty, `.` or `..` segment, no NUL, no leading or trailing `/`, and not
+/// longer than Linux allows.
 ///
 /// # Errors
-/// Damaged: only a broken or hostile manifest holds another path.
+/// Damaged: only a damaged or malicious manifest has another path.
 pub fn check_path(path: &[u8]) -> Result<()> {
     let refuse = |expected: &str| {
         Err(Error::damaged("unsafe path in a saved tree").at(shown(path)).expected(expected).help(
@@ -59,7 +59,7 @@ pub(super) fn join(folder: &[u8], name: &[u8]) -> Vec<u8> {
     path
 }
 
-/// Whether `path` lies inside `folder`, or is it.
+/// True if `path` is `folder`, or is inside of it.
 pub(super) fn within(path: &[u8], folder: &[u8]) -> bool {
     match path.strip_prefix(folder) {
         Some(rest) => folder.is_empty() || rest.is_empty() || rest[0] == b'/',
@@ -67,12 +67,12 @@ pub(super) fn within(path: &[u8], folder: &[u8]) -> bool {
     }
 }
 
-/// A path as text for people.
+/// A path as text for display.
 pub(super) fn shown(path: &[u8]) -> String {
     String::from_utf8_lossy(path).into_owned()
 }
 
-/// A name for an unfinished file that no other process, thread or earlier call uses.
+/// Unique name for an unfinished file.
 pub(super) fn staging_name() -> String {
     static PROCESS: LazyLock<u64> = LazyLock::new(|| {
         // The low 80 bits of a ULID are random.
@@ -84,7 +84,7 @@ pub(super) fn staging_name() -> String {
     format!("{STAGING_PREFIX}{process:016x}-{:x}{STAGING_SUFFIX}", NEXT.fetch_add(1, Ordering::Relaxed))
 }
 
-/// The name for the unfinished file `name` under which a later process finds it.
+/// Name of the unfinished file for `name`, by which a later process finds it.
 pub(super) fn resumable_name(name: &[u8]) -> String {
     let digest = blake3::hash(name);
     let [a, b, c, d, e, f, g, h, ..] = *digest.as_bytes();

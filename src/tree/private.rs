@@ -1,4 +1,4 @@
-//! Folders that only this user may use, in places where anybody may make them first; files that nobody else may write.
+//! Private folders in places where other users may create them first, and files that no other user may write.
 
 use std::fs::{DirBuilder, File, Metadata, symlink_metadata};
 use std::io::Read as _;
@@ -11,17 +11,18 @@ use rustix::io::Errno;
 use crate::error::{Error, Result};
 use crate::size;
 
-/// The permissions of everybody but the owner.
+/// Permission bits of group and others.
 const OTHERS: u32 = 0o077;
-/// The permissions by which others than the owner write.
+/// Write permission bits of group and others.
 const OTHERS_WRITE: u32 = 0o022;
-/// The bit by which only owners of files may rename and remove them.
+/// Sticky bit: only owners of files may rename and remove them.
 const STICKY: u32 = 0o1000;
-/// Flags to open a path that may be anything: no link is followed, a FIFO does not block, a terminal does not become the controlling one.
+/// Flags to open an entry of any kind: links are not followed, a FIFO does not block, and a terminal does not become the
+/// controlling one.
 const GUARDED: OFlags =
     OFlags::RDONLY.union(OFlags::NOFOLLOW).union(OFlags::NONBLOCK).union(OFlags::NOCTTY).union(OFlags::CLOEXEC);
 
-/// Checks that `folder` is a folder of this user which nobody else may use, and no link. Blocking.
+/// Checks that `folder` is a folder of this user without access for others, and no link. Blocking.
 ///
 /// # Errors
 /// Denied, if it is not; not found.
@@ -38,8 +39,8 @@ pub fn check_private_folder(folder: &Path) -> Result<()> {
         .help("remove it, or name another place"))
 }
 
-/// Checks that nobody but this user and root can put something else in the place of what lies in `folder`: that it is theirs,
-/// and that others cannot write there, or only beside what they do not own (a sticky folder). Links are followed. Blocking.
+/// Checks that only this user and root can replace entries of `folder`: it belongs to one of them, and others cannot write there,
+/// or it is sticky. Links are followed. Blocking.
 ///
 /// # Errors
 /// Denied, if others can; not found.
@@ -56,24 +57,37 @@ pub fn check_own_folder(folder: &Path) -> Result<()> {
         .got(format!("owner {}, mode {:04o}", found.uid(), mode & 0o7777)))
 }
 
-/// As [`check_private_folder`], after making the folder if it is not there.
+/// As [`check_private_folder`], but creates the folder if it does not exist.
 ///
 /// # Errors
-/// As [`check_private_folder`]; the file system's.
+/// As [`check_private_folder`]; errors of the file system.
 pub fn make_private_folder(folder: &Path) -> Result<()> {
     let made = DirBuilder::new().recursive(true).mode(0o700).create(folder);
     made.map_err(|error| Error::io("folder cannot be made", folder, error))?;
     check_private_folder(folder)
 }
 
-/// The text of the file at `path`, of at most `len_max` bytes, which only this user or root may write; links are not
-/// followed. The checks are made on the file that is read. Blocking.
+/// As [`read_own_file`], but follows links: files in volumes of Kubernetes are links
+/// (<https://github.com/kubernetes/kubernetes/blob/master/pkg/volume/util/atomic_writer.go>). Blocking.
 ///
 /// # Errors
-/// Denied, if it is no regular file, or others own it or may write it; usage, if it is longer; the file system's.
+/// As [`read_own_file`].
+pub fn read_own_target(path: &Path, len_max: u64) -> Result<String> {
+    read_own(path, len_max, GUARDED.difference(OFlags::NOFOLLOW))
+}
+
+/// Reads the text file at `path`, of at most `len_max` bytes, which only this user or root may write; links are not followed. The
+/// checks are made on the open file. Blocking.
+///
+/// # Errors
+/// Denied, if it is no regular file, or others own it or may write it; usage, if it is longer; errors of the file system.
 pub fn read_own_file(path: &Path, len_max: u64) -> Result<String> {
+    read_own(path, len_max, GUARDED)
+}
+
+fn read_own(path: &Path, len_max: u64, flags: OFlags) -> Result<String> {
     let io = |error| Error::io("file cannot be read", path, error);
-    let file = match open(path, GUARDED, Mode::empty()) {
+    let file = match open(path, flags, Mode::empty()) {
         Ok(opened) => File::from(opened),
         Err(Errno::LOOP) => return Err(not_regular(path).got("a symbolic link")),
         // A socket (open(2)).

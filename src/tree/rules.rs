@@ -14,26 +14,26 @@ use ignore::gitignore::{Gitignore, GitignoreBuilder};
 
 use crate::error::{Error, Result};
 
-/// The name of the files that say what to leave out of their folder. They are saved like any other file.
+/// Name of ignore files. They are saved like any other file.
 pub const IGNORE_FILE: &str = ".towlineignore";
-/// Limit of all such files of a tree together, in bytes: compiled patterns take some 160 times as much memory.
+/// Maximum bytes of all ignore files of a tree: compiled patterns need about 160 times as much memory.
 pub(super) const IGNORE_LEN_MAX: u64 = 1 << 18;
 
 /// Exclusions of a save.
 #[derive(Clone, Debug, Default)]
 pub struct Rules {
-    /// Patterns in gitignore syntax, relative to the root; `!PATTERN` brings back what a `.towlineignore` leaves out.
+    /// Patterns in gitignore syntax, relative to the root; `!PATTERN` includes entries that a `.towlineignore` excludes.
     pub excludes: Vec<String>,
-    /// Folders left out whole, wherever they lie: the repository that is written to, above all. Told apart by device and
-    /// inode, so that links and bind mounts do not hide them; one that does not exist is no error.
+    /// Folders to skip at any place, above all the repository that is written to. They are identified by device and inode, also
+    /// through links and bind mounts; a missing one is no error.
     pub skip: Vec<PathBuf>,
-    /// Refuse a root that is a symbolic link: others may have put it there.
+    /// Refuse a root that is a symbolic link, which others may have planted.
     pub no_follow: bool,
     /// Read no ignore files.
     pub no_ignore_files: bool,
 }
 
-/// The rules in force in one folder: those of its own file, then those from above.
+/// Rules in effect in one folder: those of its own ignore file, then those of the folders above.
 #[derive(Clone, Debug)]
 pub(super) struct InForce {
     excludes: Arc<Gitignore>,
@@ -42,7 +42,7 @@ pub(super) struct InForce {
 
 #[derive(Debug)]
 struct IgnoreFile {
-    /// Bytes of a path that lead to the folder of this file, its `/` included.
+    /// Length of the path of this file's folder, including the `/`.
     skip: usize,
     patterns: Gitignore,
     above: Option<Arc<Self>>,
@@ -59,7 +59,7 @@ impl InForce {
         Ok(Self { excludes: Arc::new(excludes), files: None })
     }
 
-    /// The rules in `folder`, whose ignore file holds `text` and is shown as `shown`.
+    /// Adds the rules of the ignore file in `folder`, with the content `text` and the path `shown` for errors.
     pub(super) fn with_file(&self, folder: &[u8], text: &[u8], shown: &Path) -> Result<Self> {
         let text = text.strip_prefix(b"\xef\xbb\xbf").unwrap_or(text);
         let mut builder = GitignoreBuilder::new(".");
@@ -74,7 +74,7 @@ impl InForce {
         Ok(Self { excludes: Arc::clone(&self.excludes), files: Some(Arc::new(file)) })
     }
 
-    /// Whether `path`, in the folder these rules are for, stays out.
+    /// True if `path`, in the folder of these rules, is excluded.
     pub(super) fn leave_out(&self, path: &[u8], is_folder: bool) -> bool {
         match decide(&self.excludes, path, is_folder) {
             Match::Ignore(()) => return true,
@@ -97,7 +97,7 @@ fn decide(patterns: &Gitignore, path: &[u8], is_folder: bool) -> Match<()> {
     patterns.matched(Path::new(OsStr::from_bytes(path)), is_folder).map(|_| ())
 }
 
-/// A pattern that cannot be read stops the save: guessing could save what must not be, or lose what must.
+/// Error for an invalid pattern, which ends the save: ignoring it could save too much or too little.
 fn malformed(place: &str, error: &dyn std::error::Error) -> Error {
     Error::usage("malformed ignore pattern").at(place).got(error).help("the syntax is that of gitignore, in UTF-8")
 }

@@ -1,4 +1,4 @@
-//! The stat cache: which files of a tree a save need not read again.
+//! The stat cache: files of a tree that a save need not read again.
 //!
 //! A file counts as unchanged only if its path, device, inode, size, mtime and ctime are what they were when an earlier
 //! save on this host recorded them, and only what was settled by then is recorded: had a file changed after that save
@@ -12,7 +12,7 @@
 //! root | host | count x (dev ino size mtime ctime path-end, 6 x 8) | paths | body
 //! ```
 //!
-//! Records are in byte order of their paths. Whatever is wrong with the file, there is then no cache.
+//! Records are in byte order of their paths. An invalid file counts as no cache.
 
 use std::fmt;
 use std::fs::File;
@@ -35,10 +35,10 @@ use crate::limits::BODY_LEN_MAX;
 const MAGIC: &[u8; 8] = b"towseen1";
 /// Magic and checksum.
 const SEALED_FROM: usize = 40;
-/// All that comes before the root.
+/// Bytes before the root.
 const HEAD_LEN: usize = SEALED_FROM + 16 + 32 + 5 * 8;
 const RECORD_LEN: usize = 48;
-/// Bytes in a cache file, at most: a manifest's body and as much again.
+/// Maximum bytes of a cache file: twice those of a manifest's body.
 const CACHE_LEN_MAX: u64 = 2 * BODY_LEN_MAX;
 
 /// Now, by the clock that local file systems stamp inodes with: behind the precise clock by up to a tick, so that nothing
@@ -66,7 +66,7 @@ pub struct Seen {
     paths: Range<usize>,
     body: usize,
     count: usize,
-    /// The record after the last one that matched: lookups mostly come in order.
+    /// Record after the last match; lookups are usually in order.
     next: AtomicUsize,
 }
 
@@ -141,8 +141,8 @@ impl SeenCache {
         out
     }
 
-    /// Writes `parts` beside the cache file and renames. The lock keeps two savers out of one temporary file; one left by
-    /// a crash is used again. No fsync: what a power loss tears, the checksum tells.
+    /// Writes `parts` to a temporary file and renames it. A lock protects the temporary file, which is reused after a crash.
+    /// There is no fsync: the checksum shows if a power loss has damaged the file.
     fn replace(&self, parts: &[&[u8]]) -> std::io::Result<()> {
         if let Some(folder) = self.file.parent() {
             std::fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
@@ -152,7 +152,7 @@ impl SeenCache {
         if flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
             return Ok(());
         }
-        // The saver that held the lock a moment ago may have renamed this very file into place.
+        // The previous holder of the lock may have renamed this file into place.
         if !std::fs::metadata(&part).is_ok_and(|named| file.metadata().is_ok_and(|open| open.ino() == named.ino())) {
             return Ok(());
         }
@@ -163,7 +163,7 @@ impl SeenCache {
 }
 
 impl Seen {
-    /// Whether the file at `path` (relative to the root) is what it was.
+    /// True if the file at `path` (relative to the root) is unchanged.
     #[must_use]
     pub fn unchanged(&self, path: &[u8], stat: &Stat) -> bool {
         self.find(path).is_some_and(|at| {
@@ -184,7 +184,7 @@ impl Seen {
         &self.bytes[self.body..]
     }
 
-    /// Accepts only what `cache` wrote, whole.
+    /// Parses a complete file of `cache`.
     fn parse(bytes: Vec<u8>, cache: &SeenCache) -> Option<Self> {
         let head = bytes.get(..HEAD_LEN)?;
         let sum = blake3::hash(bytes.get(SEALED_FROM..)?);
@@ -247,7 +247,7 @@ impl fmt::Debug for Seen {
     }
 }
 
-/// Part of `stat` that must be the same, as it is stored.
+/// Encodes the part of `stat` that must be equal.
 fn record(stat: &Stat) -> [u8; RECORD_LEN - 8] {
     let mut out = [0; RECORD_LEN - 8];
     let fields = [
@@ -263,7 +263,7 @@ fn record(stat: &Stat) -> [u8; RECORD_LEN - 8] {
     out
 }
 
-/// Whether nothing that happens from `started` on can leave both stamps of `stat` as they are.
+/// True if every change after `started` would change a timestamp of `stat`.
 ///
 /// A file system that keeps coarse stamps rounds down, so a later change can still get the stamp of an earlier one. How
 /// coarse it is shows in the ctime: whole seconds (ext4 with 128-byte inodes, NFS before version 4 on such; FAT has two),

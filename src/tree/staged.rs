@@ -1,4 +1,4 @@
-//! A file on its way: written under a name of its own, then renamed to where it belongs.
+//! Staged files: written under a temporary name, then renamed to the final one.
 
 use std::fs::File;
 use std::io::Write;
@@ -8,38 +8,58 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::fs::{
-    AtFlags, FileType, FlockOperation, Mode, OFlags, fchmod, flock, fstat, fsync, ftruncate, futimens, openat,
-    renameat, statat, unlinkat,
+    AtFlags, FileType, FlockOperation, Mode, OFlags, Timespec, Timestamps, UTIME_OMIT, fchmod, flock, fstat, fsync,
+    ftruncate, futimens, openat, renameat, statat, unlinkat,
 };
 use rustix::io::{Errno, Result as SysResult};
 
-use super::target::{Durability, Finish, times};
 use crate::clock::Timestamp;
 use crate::error::{Error, Result};
 
-/// Names that are tried before it is an error.
+/// Maximum number of temporary names to try.
 pub(super) const RETRIES: usize = 8;
 
 const CREATE: OFlags =
     OFlags::RDWR.union(OFlags::CREATE).union(OFlags::EXCL).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
-/// Mode bits of everybody but the owner.
+/// Mode bits of group and others.
 const OTHERS: u32 = 0o077;
 /// Flags to open an unfinished file of an earlier process.
 const REOPEN: OFlags = OFlags::NOFOLLOW.union(OFlags::NONBLOCK).union(OFlags::CLOEXEC);
+
+/// Events that a placed file survives. In both cases readers see the old or the new file, never a partial one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Durability {
+    /// Death of this process, at any moment. After a power loss, a file placed in about the last half minute may be empty or
+    /// short (renaming does not wait for data: <https://www.kernel.org/doc/html/latest/admin-guide/ext4.html>,
+    /// `auto_da_alloc`); another restore repairs it, because existing files are checked first.
+    #[default]
+    Process,
+    /// Also a power loss: each file is synced before it gets its name, and [`Target::flush`](super::Target::flush) syncs the
+    /// names.
+    Power,
+}
+
+/// Last changes to a file.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Finish {
+    pub(super) mode: u32,
+    pub(super) mtime: Timestamp,
+    pub(super) durability: Durability,
+}
 
 /// A file that [`Target::stage`](super::Target::stage) began. Dropped unfinished, it is removed, but for a resumable one; if the
 /// process dies, a later [`Target::sweep`](super::Target::sweep) removes it.
 #[derive(Debug)]
 pub struct Staged {
     folder: Arc<OwnedFd>,
-    /// Empty once the file has its final name.
+    /// Temporary name; empty once the file has its final name.
     temporary: String,
     name: Vec<u8>,
     file: File,
     shown: PathBuf,
     durability: Durability,
-    /// Kept when dropped unfinished.
+    /// True if the file is kept when dropped unfinished.
     kept: AtomicBool,
 }
 
@@ -73,7 +93,7 @@ impl Staged {
         Err(Errno::EXIST)
     }
 
-    /// As [`begin`](Self::begin), under the name that [`resume`](Self::resume) looks up, unless another process uses it.
+    /// As [`begin`](Self::begin), under the name that [`resume`](Self::resume) searches, unless another process uses it.
     pub(super) fn begin_resumable(place: StagedPlace, size: u64) -> SysResult<Self> {
         let temporary = super::path::resumable_name(&place.name);
         match create(&place.folder, temporary)? {
@@ -98,7 +118,7 @@ impl Staged {
         Ok(Some(staged))
     }
 
-    /// Unfinished file of an earlier process for `name` in `folder`, to be read; locked as long as it is open.
+    /// Opens the unfinished file of an earlier process for `name` in `folder` for reading; locked while it is open.
     pub(super) fn unfinished(folder: &OwnedFd, name: &[u8]) -> SysResult<Option<File>> {
         let lock = FlockOperation::NonBlockingLockShared;
         reopen(folder, &super::path::resumable_name(name), OFlags::RDONLY, lock)
@@ -167,7 +187,8 @@ pub(super) fn write_small(folder: &OwnedFd, name: &[u8], bytes: &[u8], finish: &
     Err(Errno::NOENT)
 }
 
-/// A new file under the name `temporary`, locked so that a sweep leaves it alone; none if a sweep was quicker, or the name is taken.
+/// A new file under the name `temporary`, locked so that a sweep leaves it alone; none if a sweep was quicker, or the name is
+/// taken.
 fn create(folder: &OwnedFd, temporary: String) -> SysResult<Option<(String, File)>> {
     let file = match openat(folder, &*temporary, CREATE, Mode::RUSR | Mode::WUSR) {
         Ok(file) => File::from(file),
@@ -189,7 +210,7 @@ fn reopen(folder: &OwnedFd, name: &str, access: OFlags, lock: FlockOperation) ->
         Err(errno) => return Err(errno),
     };
     let stat = fstat(&file)?;
-    // A file with a second name is somebody's own file.
+    // A file with a second hard link is no staged file.
     let ours = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile
         && stat.st_uid == rustix::process::geteuid().as_raw()
         && stat.st_nlink == 1
@@ -198,7 +219,7 @@ fn reopen(folder: &OwnedFd, name: &str, access: OFlags, lock: FlockOperation) ->
     Ok((ours && flock(&file, lock).is_ok() && is_at(folder, name, &file)?).then_some(file))
 }
 
-/// True if `name` still refers to `file`. Under its lock that stays so.
+/// True if `name` still refers to `file`; under the lock this does not change.
 pub(super) fn is_at(folder: &OwnedFd, name: impl rustix::path::Arg, file: &File) -> SysResult<bool> {
     let open = fstat(file)?;
     match statat(folder, name, AtFlags::SYMLINK_NOFOLLOW) {
@@ -208,7 +229,7 @@ pub(super) fn is_at(folder: &OwnedFd, name: impl rustix::path::Arg, file: &File)
     }
 }
 
-/// The mode goes last before the name: a file of a crashed restore can then nearly always be opened by a sweep.
+/// Sets time and mode, and renames. The mode is set last, so that a sweep can nearly always open files of a crashed restore.
 fn place(folder: &OwnedFd, temporary: &str, name: &[u8], file: &File, finish: &Finish) -> SysResult<()> {
     futimens(file, &times(finish.mtime))?;
     fchmod(file, Mode::from_raw_mode(finish.mode & 0o7777))?;
@@ -216,6 +237,17 @@ fn place(folder: &OwnedFd, temporary: &str, name: &[u8], file: &File, finish: &F
         fsync(file)?;
     }
     renameat(folder, temporary, folder, name)
+}
+
+/// Modification at `mtime`, access as it is.
+pub(super) fn times(mtime: Timestamp) -> Timestamps {
+    Timestamps {
+        last_access: Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT },
+        last_modification: Timespec {
+            tv_sec: mtime.0.div_euclid(1_000_000_000),
+            tv_nsec: mtime.0.rem_euclid(1_000_000_000),
+        },
+    }
 }
 
 #[cfg(test)]

@@ -25,9 +25,9 @@ pub enum WalkKind {
 pub struct Stat {
     /// The device that holds it.
     pub dev: u64,
-    /// Its inode number there.
+    /// Inode number there.
     pub ino: u64,
-    /// Its length in bytes.
+    /// Length in bytes.
     pub size: u64,
     /// Permission bits, with setuid, setgid and sticky: at most `0o7777`.
     pub mode: u32,
@@ -66,4 +66,15 @@ pub(super) fn kind_of(raw: &rustix::fs::Stat) -> FileType {
 /// Seconds and nanoseconds as one number; what lies outside its 584 years is clamped.
 fn instant(seconds: i64, nanos: u64) -> Timestamp {
     Timestamp(seconds.saturating_mul(1_000_000_000).saturating_add(i64::try_from(nanos).unwrap_or(0)))
+}
+
+/// Something to save.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WalkEntry {
+    /// Path in the tree; empty for the root folder, the file's name where the root is a file.
+    pub path: Vec<u8>,
+    /// Kind.
+    pub kind: WalkKind,
+    /// Metadata when it was found.
+    pub stat: Stat,
 }

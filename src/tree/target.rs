@@ -1,56 +1,44 @@
-//! A place that a tree is restored to. Nothing it does can reach outside.
+//! Target of a restore. No operation can reach outside of it.
 
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{
-    AtFlags, FileType, Mode, OFlags, Timespec, Timestamps, UTIME_OMIT, chmodat, fchmod, fstat, futimens, mkdirat, open,
-    openat, readlinkat, renameat, statat, symlinkat, syncfs, unlinkat, utimensat,
+    AtFlags, FileType, Mode, OFlags, chmodat, fchmod, fstat, futimens, mkdirat, open, openat, readlinkat, renameat,
+    statat, symlinkat, syncfs, unlinkat, utimensat,
 };
 use rustix::io::{Errno, Result as SysResult};
 
 use super::folders::Folders;
 use super::path::{check_path, staging_name};
-use super::staged::{RETRIES, Staged, StagedPlace, write_small};
-use super::stat::{Stat, WalkKind, kind_of};
-use super::walk::{Scan, SkipReason, WalkEntry, identity, open_file};
+use super::staged::{Durability, Finish, RETRIES, Staged, StagedPlace, times, write_small};
+use super::stat::{Stat, WalkEntry, WalkKind, kind_of};
+use super::walk::{Scan, SkipReason, identity, open_file};
 use crate::clock::Timestamp;
 use crate::error::{Error, Result};
-
-/// Events that a placed file survives. Either way a file is seen old or new, never half.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Durability {
-    /// The death of this process, at any moment. After a power loss a file placed in the last half minute or so may be
-    /// empty or short (renaming does not wait for data: <https://www.kernel.org/doc/html/latest/admin-guide/ext4.html>,
-    /// `auto_da_alloc`); restoring again puts it right, since what is there is checked first.
-    #[default]
-    Process,
-    /// A power loss too: each file is synced before it gets its name, and [`Target::flush`] syncs the names.
-    Power,
-}
 
 /// Object at a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Present {
-    /// Kind; none for what a tree cannot hold (a socket, pipe or device).
+    /// Kind; none for a socket, pipe or device.
     pub kind: Option<WalkKind>,
-    /// Its metadata.
+    /// Metadata.
     pub stat: Stat,
 }
 
-/// Something that a target holds.
+/// An entry of a target.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TargetEntry {
-    /// Its path.
+    /// Path.
     pub path: Vec<u8>,
-    /// Kind; none for what a tree cannot hold.
+    /// Kind; none for a socket, pipe or device.
     pub kind: Option<WalkKind>,
     /// Bytes in it, if it is a file.
     pub bytes: u64,
 }
 
-/// A folder that a tree is restored to. Shared by as many threads as like.
+/// A folder that a tree is restored to. It is thread-safe.
 ///
 /// Paths are checked ([`check_path`]) and resolved one segment at a time, refusing symbolic links, from the folder that
 /// was opened: neither `..` nor a link, planted before or meanwhile, leads out of it. Only where a method says so may a
@@ -59,12 +47,12 @@ pub struct TargetEntry {
 pub struct Target {
     pub(super) folders: Folders,
     durability: Durability,
-    /// Mode that the folder had, if it was there before it was opened.
+    /// Mode of the folder before it was opened, if it existed.
     found_mode: Option<u32>,
 }
 
 impl Target {
-    /// Opens the folder `dest` (a link to one is followed), making it and those above it where they lack.
+    /// Opens the folder `dest` (a link to one is followed); creates it and its parents if needed.
     ///
     /// # Errors
     /// Conflict, if a file is in the way; denied.
@@ -87,13 +75,13 @@ impl Target {
         Ok(Self { folders: Folders::new(base, dest.to_owned()), durability, found_mode })
     }
 
-    /// Permission bits that the folder had before it was opened; none if it was made then.
+    /// Permission bits of the folder before it was opened; none if it was created.
     #[must_use]
     pub fn found_mode(&self) -> Option<u32> {
         self.found_mode
     }
 
-    /// Opens the folder `dest` as [`Target::open`] does, if it is there, and makes nothing.
+    /// Opens the folder `dest` as [`Target::open`] does, if it exists; creates nothing.
     ///
     /// # Errors
     /// Conflict, if a file is there, or on the way; denied.
@@ -104,7 +92,7 @@ impl Target {
         }
     }
 
-    /// Object at `path`, links not followed; none too where a folder on the way is missing or is not a folder. May be empty.
+    /// Entry at `path`, links not followed; also none if a parent is missing or is no folder. The path may be empty.
     pub fn kind_of(&self, path: &[u8]) -> Result<Option<Present>> {
         let look = || -> SysResult<Present> {
             if path.is_empty() {
@@ -140,11 +128,11 @@ impl Target {
         open_file(&self.folders, path, "cannot read a file that is there")
     }
 
-    /// Makes the folder `path`, in one that is there, or takes the one that is there; true if it was made. Its owner may
-    /// write to it until [`set_folder`](Self::set_folder), whatever its mode was. May be empty.
+    /// Creates the folder `path` in an existing one, or uses an existing one; returns true if it was created. Its owner may write
+    /// to it until [`set_folder`](Self::set_folder), independent of its mode. The path may be empty.
     ///
     /// # Errors
-    /// Conflict, if something else has the name; not found, if the folder it belongs in lacks.
+    /// Conflict, if another entry has the name; not found, if the parent is missing.
     pub fn make_folder(&self, path: &[u8]) -> Result<bool> {
         check_or_root(path)?;
         let make = || -> SysResult<bool> {
@@ -167,7 +155,8 @@ impl Target {
         Staged::begin(self.place_of(path)?, size).map_err(fault)
     }
 
-    /// As [`stage`](Self::stage); dropped unfinished, or if the process dies, the file stays, and [`resume`](Self::resume) finds it.
+    /// As [`stage`](Self::stage); dropped unfinished, or if the process dies, the file stays, and [`resume`](Self::resume) finds
+    /// it.
     ///
     /// # Errors
     /// As `stage`.
@@ -210,7 +199,7 @@ impl Target {
         Ok(StagedPlace { folder, name: name.to_vec(), shown: self.folders.shown(path), durability: self.durability })
     }
 
-    /// Places the file `path` in one go: what [`stage`](Self::stage) does, with the fewest system calls.
+    /// Places the small file `path`, like [`stage`](Self::stage), but with fewer system calls.
     ///
     /// # Errors
     /// Conflict, if a folder has the name; exhausted, denied, not found (the folder it belongs in).
@@ -235,7 +224,7 @@ impl Target {
             tries += 1;
             match placed {
                 Ok(()) => return Ok(()),
-                // A sweep cannot tell a link in the making from one left over.
+                // A sweep may remove a new link, because it cannot distinguish it from a leftover.
                 Err(Errno::NOENT) if tries < RETRIES => {}
                 Err(errno) => {
                     let _ = unlinkat(&folder, &*temporary, AtFlags::empty());
@@ -245,8 +234,8 @@ impl Target {
         }
     }
 
-    /// Gives the folder `path` its final mode and time. For when all in it is placed, the deepest first. May be empty. A setgid bit that it
-    /// has stays, as with chmod(1): it says whose group new files get.
+    /// Gives the folder `path` its final mode and time. For when all in it is placed, the deepest first. May be empty. A setgid
+    /// bit that it has stays, as with chmod(1): it says whose group new files get.
     pub fn set_folder(&self, path: &[u8], mode: u32, mtime: Timestamp) -> Result<()> {
         check_or_root(path)?;
         let set = || {
@@ -264,16 +253,25 @@ impl Target {
         let fault = |errno| self.folders.fault("cannot set the mode and time of a file", path, errno);
         let (parent, name) = self.folders.parent(path).map_err(fault)?;
         let file = openat(&parent, name, PATH_ONLY, Mode::empty()).map_err(fault)?;
-        if kind_of(&fstat(&file).map_err(fault)?) != FileType::RegularFile {
+        let found = fstat(&file).map_err(fault)?;
+        if kind_of(&found) != FileType::RegularFile {
             return Err(fault(Errno::EXIST));
+        }
+        let stat = Stat::from_raw(&found);
+        if stat.nlink > 1 {
+            if stat.mode == mode & 0o7777 && stat.mtime == mtime {
+                return Ok(());
+            }
+            // It got another name since it was looked at, perhaps outside the target.
+            return Err(fault(Errno::MLINK));
         }
         utimensat(&parent, name, &times(mtime), AtFlags::SYMLINK_NOFOLLOW)
             .and_then(|()| chmod_opened(&file, mode))
             .map_err(fault)
     }
 
-    /// All that is there, in byte order of the paths, unfinished files of restores left out. Nothing is listed of a folder
-    /// of `keep`, nor any folder above one: what is listed may be removed.
+    /// All entries in byte order of the paths, without unfinished files of restores. Folders in `keep`, their content and the
+    /// folders above them are not listed, because listed entries may be removed.
     pub fn entries(&self, keep: &[PathBuf]) -> Result<Vec<TargetEntry>> {
         let keep = keep.iter().filter_map(|folder| identity(folder)).collect::<Vec<_>>();
         let mut scan = Scan::new(&self.folders, &keep, None);
@@ -294,7 +292,7 @@ impl Target {
         Ok(entries)
     }
 
-    /// Makes what was placed survive a power loss, where [`Durability::Power`] was asked for.
+    /// Syncs placed entries, so that they survive a power loss, with [`Durability::Power`].
     pub fn flush(&self) -> Result<()> {
         match self.durability {
             Durability::Process => Ok(()),
@@ -304,27 +302,8 @@ impl Target {
     }
 }
 
-/// Last changes to a file.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Finish {
-    pub(super) mode: u32,
-    pub(super) mtime: Timestamp,
-    pub(super) durability: Durability,
-}
-
 /// Names a file or folder without opening it.
 const PATH_ONLY: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
-
-/// Modification at `mtime`, access as it is.
-pub(super) fn times(mtime: Timestamp) -> Timestamps {
-    Timestamps {
-        last_access: Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT },
-        last_modification: Timespec {
-            tv_sec: mtime.0.div_euclid(1_000_000_000),
-            tv_nsec: mtime.0.rem_euclid(1_000_000_000),
-        },
-    }
-}
 
 /// Lets the owner list, enter and change an open folder.
 pub(super) fn make_writable(folder: impl AsFd) -> SysResult<()> {
@@ -333,13 +312,13 @@ pub(super) fn make_writable(folder: impl AsFd) -> SysResult<()> {
         return Ok(());
     }
     match chmod_opened(&folder, mode | 0o700) {
-        // Another's folder: what its mode allows may do, and if not, the next call says what it lacks.
+        // Another user's folder: its mode may be sufficient; if not, the next call reports it.
         Err(Errno::PERM) => Ok(()),
         other => other,
     }
 }
 
-/// Changes the mode of what is open, which may be open by name only: fchmod(2) refuses that, the link in /proc does not
+/// Changes the mode of an open entry, also of one opened with `O_PATH`, which fchmod(2) refuses and the link in /proc allows
 /// (<https://man7.org/linux/man-pages/man2/open.2.html>, under `O_PATH`).
 fn chmod_opened(opened: impl AsFd, mode: u32) -> SysResult<()> {
     let link = format!("/proc/self/fd/{}", opened.as_fd().as_raw_fd());

@@ -1,4 +1,4 @@
-//! Trees on a real file system: what is found, what is known, and that nothing lands outside.
+//! Tests of trees on a real file system: walks, the stat cache, and that no entry is placed outside.
 
 use std::fs::{self, File};
 use std::os::unix::ffi::OsStrExt;

@@ -17,35 +17,24 @@ use super::folders::{Folders, list};
 use super::memory::{MemoryFile, MemoryTree, Opened};
 use super::path::{is_staging, join, shown, split};
 use super::rules::{IGNORE_FILE, IGNORE_LEN_MAX, InForce, Rules};
-use super::stat::{Stat, WalkKind, kind_of};
+use super::stat::{Stat, WalkEntry, WalkKind, kind_of};
 use crate::clock::Timestamp;
 use crate::error::{Error, Result};
 use crate::limits::{PATH_LEN_MAX, SEGMENT_LEN_MAX};
 
-/// A file and a folder that lie side by side at the top of a repository in a directory, and hardly elsewhere.
+/// File and folder at the top of every repository in a directory, by which such folders are recognized.
 pub const REPOSITORY_MARKS: (&str, &str) = ("repository", "log");
 
-/// Flags to read a file: never through a link, never waiting for a pipe's other end.
+/// Flags to read a file: follow no link, and do not block on a pipe.
 pub(super) const READ_FILE: OFlags =
     OFlags::RDONLY.union(OFlags::NOFOLLOW).union(OFlags::NONBLOCK).union(OFlags::CLOEXEC);
 
-/// Something to save.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct WalkEntry {
-    /// Its path in the tree; empty for the root folder, the file's name where the root is a file.
-    pub path: Vec<u8>,
-    /// Kind.
-    pub kind: WalkKind,
-    /// Its metadata when it was found.
-    pub stat: Stat,
-}
-
-/// Why something is not among what was found. What a pattern leaves out is not listed.
+/// Reason why an entry is not saved. Entries excluded by a pattern are not listed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SkipReason {
     /// Neither a file, nor a folder, nor a symbolic link: `"socket"`, `"pipe"` or `"device"`.
     Special(&'static str),
-    /// It went away, or became something else, while the tree was walked.
+    /// It was removed or replaced during the walk.
     Vanished,
     /// One of [`Rules::skip`].
     LeftOut,
@@ -64,12 +53,12 @@ impl fmt::Display for SkipReason {
     }
 }
 
-/// Something that is not saved.
+/// An entry that is not saved.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Skipped {
-    /// Its path in the tree.
+    /// Path in the tree.
     pub path: Vec<u8>,
-    /// Why.
+    /// Reason.
     pub reason: SkipReason,
 }
 
@@ -91,23 +80,23 @@ enum WalkSource {
     Disk {
         root: PathBuf,
         folders: Folders,
-        /// The real name of the root in `folders`, where the root is a file.
+        /// Real name of the root in `folders`, if the root is a file.
         file: Option<Vec<u8>>,
     },
     Memory(MemoryTree),
 }
 
 impl Walk {
-    /// A tree of files in memory, last modified then.
+    /// Creates a walk over files in memory, with the modification time `modified`.
     ///
     /// # Errors
-    /// Usage, if a path is not one of a tree, or two files have one.
+    /// Usage, if a path is invalid, or two files have the same one.
     pub fn in_memory(files: Vec<MemoryFile>, modified: Timestamp) -> Result<Self> {
         let (tree, found) = MemoryTree::new(files, modified)?;
         Ok(Self { found, skipped: Vec::new(), repositories: Vec::new(), place: WalkSource::Memory(tree) })
     }
 
-    /// The root, absolute and free of links; none in memory.
+    /// Absolute path of the root, without links; none for files in memory.
     #[must_use]
     pub fn root(&self) -> Option<&Path> {
         match &self.place {
@@ -116,19 +105,19 @@ impl Walk {
         }
     }
 
-    /// Whether the files are in memory.
+    /// True if the files are in memory.
     #[must_use]
     pub fn is_in_memory(&self) -> bool {
         matches!(self.place, WalkSource::Memory(_))
     }
 
-    /// Whether the root is a file.
+    /// True if the root is a file.
     #[must_use]
     pub fn is_file(&self) -> bool {
         matches!(self.place, WalkSource::Disk { file: Some(_), .. })
     }
 
-    /// Opens a file that was found, at that path and through no link.
+    /// Opens a found file, without following links.
     ///
     /// # Errors
     /// Not found, if it vanished; denied; conflict, if something else took its place.
@@ -157,9 +146,9 @@ pub(super) fn open_file(folders: &Folders, path: &[u8], what: &'static str) -> R
 /// Finds everything to save under `root`: a folder, a file, or a symbolic link to either, which is followed unless
 /// [`Rules::no_follow`] is set. Links below it are not followed, mount points are crossed, hidden files are included.
 ///
-/// # Errors
-/// Not found or denied, for the root and for any folder below it that cannot be listed; usage, for a malformed pattern,
-/// and where the root is a file of no savable kind or lies in one of [`Rules::skip`]; conflict, for a link that may not be followed.
+/// # Errors Not found or denied, for the root and for any folder below it that cannot be listed; usage, for a malformed pattern,
+/// and where the root is a file of no savable kind or lies in one of [`Rules::skip`]; conflict, for a link that may not be
+/// followed.
 pub fn walk(root: &Path, rules: &Rules) -> Result<Walk> {
     let Root { real, fd, shown, file } = if rules.no_follow { Root::itself(root)? } else { Root::followed(root)? };
     let skip = rules.skip.iter().filter_map(|folder| identity(folder)).collect::<Vec<_>>();
@@ -183,9 +172,9 @@ pub fn walk(root: &Path, rules: &Rules) -> Result<Walk> {
 
 /// Opened root of a walk.
 struct Root {
-    /// Its path, absolute and free of links.
+    /// Absolute path, without links.
     real: PathBuf,
-    /// Itself, or the folder that a file is in.
+    /// The folder, or the parent folder of a file.
     fd: OwnedFd,
     /// Path of `fd`.
     shown: PathBuf,
@@ -197,7 +186,12 @@ const FOLDER: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLO
 
 impl Root {
     fn fault(root: &Path) -> impl Fn(std::io::Error) -> Error {
-        move |error| Error::io("cannot open what is to be saved", root, error)
+        move |error| match error.kind() {
+            std::io::ErrorKind::NotFound => {
+                Error::not_found("there is nothing to save").at(root.display()).help("check the path")
+            }
+            _ => Error::io("cannot open what is to be saved", root, error),
+        }
     }
 
     /// Opens `root`, following links.
@@ -213,7 +207,7 @@ impl Root {
         Ok(Self { real, fd, shown, file })
     }
 
-    /// Opens `root` itself, which no link may have replaced.
+    /// Opens `root` without following a link.
     fn itself(root: &Path) -> Result<Self> {
         let fault = Self::fault(root);
         let (Some(parent), Some(name)) = (root.parent(), root.file_name()) else { return Self::followed(root) };
@@ -246,7 +240,7 @@ pub(super) fn identity(folder: &Path) -> Option<(u64, u64)> {
 pub(super) struct Scan<'a> {
     folders: &'a Folders,
     skip: &'a [(u64, u64)],
-    /// Folders still to read, with the rules that hold around them (none: ignore files mean nothing here).
+    /// Folders still to read, with the rules of their parent (none: ignore files have no effect).
     pending: Vec<(Vec<u8>, Option<InForce>)>,
     pub(super) found: Vec<WalkEntry>,
     pub(super) skipped: Vec<Skipped>,
@@ -263,7 +257,7 @@ impl<'a> Scan<'a> {
         Self { folders, skip, pending, found, skipped, repositories, ignore_left: Some(IGNORE_LEN_MAX) }
     }
 
-    /// Reads folder after folder, then puts everything in order.
+    /// Reads all folders, then sorts the entries.
     pub(super) fn run(&mut self) -> Result<()> {
         while let Some((path, rules)) = self.pending.pop() {
             self.folder(path, rules)?;
@@ -274,7 +268,7 @@ impl<'a> Scan<'a> {
         Ok(())
     }
 
-    /// The root is the file `real`, to be saved as `name`.
+    /// Handles a root that is the file `real`, to be saved as `name`.
     fn single(&mut self, real: &[u8], name: &[u8]) -> Result<()> {
         let raw = statat(self.folders.base(), real, AtFlags::SYMLINK_NOFOLLOW)
             .map_err(|errno| self.folders.fault("cannot read what is to be saved", real, errno))?;
@@ -418,7 +412,7 @@ fn special(kind: FileType) -> &'static str {
     }
 }
 
-/// Whether an error says that what was listed a moment ago is no longer there, or no longer what it was.
+/// True for an error that means that a listed entry was removed or replaced since.
 fn gone(errno: Errno) -> bool {
     matches!(errno, Errno::NOENT | Errno::NOTDIR | Errno::LOOP)
 }
@@ -428,7 +422,7 @@ fn is_repository(names: &[(Vec<u8>, FileType)]) -> bool {
     holds(REPOSITORY_MARKS.0) && holds(REPOSITORY_MARKS.1)
 }
 
-/// No restore could make it again.
+/// Error for a path that is too long to be restored.
 fn too_long(path: &[u8]) -> Error {
     Error::usage("path is too long to be saved")
         .at(shown(path))

@@ -103,25 +103,65 @@ trainer=
 [ "$code" = 137 ] || { echo "the training was to die of SIGKILL at step $killed; it ended with $code" >&2; exit 1; }
 sync_new
 
-echo "2. The cloud's agent is warmed with run/step-$last: from home's agent, over mutual TLS, and pinned for a day."
+echo "2. A name is labelled restricted; the policy of the repository, signed by the authority, keeps what is raw at home."
+identity() { "$towline" identity issue "$1" --authority "$work/authority" --to "$2/towline/identity" --json >/dev/null; }
+identity home/person "$XDG_CONFIG_HOME"
+identity cloud/person "$work/cloud/config"
+"$towline" identity issue-policy --authority "$work/authority" --to "$work/policy-key" --json >/dev/null
+cat >policy.toml <<POLICY
+version = 1
+repository = "$("$towline" init "$first" --json | "$python" -c 'import json, sys; print(json.load(sys.stdin)["id"])')"
+
+[[site]]
+name = "home"
+jurisdiction = "DE"
+repositories = "$first"
+
+[[site]]
+name = "cloud"
+jurisdiction = "US"
+
+[[rule]]
+verdict = "deny"
+names = "raw/**"
+to = "cloud"
+why = "raw data stays at home"
+
+[[rule]]
+verdict = "allow"
+why = "the rest is for both sites"
+POLICY
+"$towline" policy sign policy.toml --key "$work/policy-key" --json >/dev/null
+"$towline" policy set policy.toml --repo "$first" --json >/dev/null
+"$towline" save policy.toml raw/notes --repo "$first" --label sensitivity=restricted --json >/dev/null
+"$towline" restore raw/notes raw-at-home --repo "$first" --json >/dev/null
+denied=0
+XDG_CONFIG_HOME=$work/cloud/config TOWLINE_AUDIT=$work/audit \
+  "$towline" restore raw/notes raw-in-cloud --repo "$first" 2>denied.txt || denied=$?
+[ "$denied" = 7 ] && [ ! -e raw-in-cloud ] || { echo "a machine of the cloud was to be denied raw/notes" >&2; exit 1; }
+echo "   a machine of the cloud asks for it, gets nothing, and the audit log says so:"
+"$towline" audit verify --dir "$work/audit" --offline --json >audit.json
+"$towline" audit show --dir "$work/audit" --denied | sed 's/^/   /'
+
+echo "3. The cloud's agent is warmed with run/step-$last: from home's agent, over mutual TLS, and pinned for a day."
 TOWLINE_AGENT=$cloud "$towline" warm "run/step-$last" --from home --pin 24h --wait --json >warm.json
 
-echo "3. The machine is lost (SIGKILL after step $(lines node1/losses)), with its agent and its repository."
+echo "4. The machine is lost (SIGKILL after step $(lines node1/losses)), with its agent and its repository."
 { kill -9 "${agents[0]}" && wait "${agents[0]}"; } 2>/dev/null || true
 mv home lost-home
 
-echo "4. A second machine, in the cloud, restores run/step-$last from its agent's cache."
+echo "5. A second machine, in the cloud, restores run/step-$last from its agent's cache."
 TOWLINE_AGENT=$cloud "$towline" restore "run/step-$last" node2/restored --repo "$second" --json >restore.json
 for file in model optimizer; do
   cmp "node1/step-$last/$file.safetensors" "node2/restored/$file.safetensors"
 done
 echo "   bit for bit what was saved"
 
-echo "5. Training resumes there, and goes on saving."
+echo "6. Training resumes there, and goes on saving."
 TOWLINE_REPO=$second "$python" "$here/train.py" --work node2 --steps $steps --every $every \
   --resume node2/restored --towline "$towline"
 
-echo "6. The same training without any interruption, to compare."
+echo "7. The same training without any interruption, to compare."
 "$python" "$here/train.py" --work reference --steps $steps
 head -n $last node1/losses | cat - node2/losses | cmp - reference/losses
 echo "   all $steps losses are the same, to the last bit"

@@ -3,6 +3,8 @@
     reader.py list REPOSITORY              prints the names, sorted
     reader.py facts REPOSITORY NAME        prints what is told of a step, as JSON
     reader.py restore REPOSITORY NAME DEST puts a folder's contents, or a file under its own name, into DEST
+    reader.py kept REPOSITORY              prints what is kept of removed and replaced names: name, version, entry that took it
+    reader.py back REPOSITORY NAME VERSION DEST  puts one of those into DEST
 """
 
 import json
@@ -92,11 +94,11 @@ class Wire:
         need(self.at == len(self.data), "bytes are left over")
 
 
-def opened(kind, data):
+def opened(kind, data, latest=1):
     """Section 5: the plain body."""
     need(len(data) >= 48 and data[:5] == b"TWLN" + kind, "no such envelope")
     version, encryption, compression = data[5:8]
-    know(version == 1 and encryption == 0 and compression in (0, 1), "version, encryption or compression")
+    know(1 <= version <= latest and encryption == 0 and compression in (0, 1), "version, encryption or compression")
     need(blake3(data[:-32]).digest() == data[-32:], "digest of an envelope")
     plain = int.from_bytes(data[8:16], "little")
     need(plain <= 4 << 30, "body is impossibly long")
@@ -120,7 +122,7 @@ class Repository:
         body.svar()
         know(body.list(body.text) == [], "features")
         body.finish()
-        self.refs, self.seq = self.fold()
+        self.refs, self.removed, self.seq = self.fold()
 
     def get(self, key, start=0, length=-1):
         with open(os.path.join(self.root, key), "rb") as file:
@@ -137,18 +139,18 @@ class Repository:
         return self.get(f"{family}/{ulid(owned[0])}/{ulid(owned[1])}")
 
     def fold(self):
-        """Section 11. Only refs are kept: what else the state holds is for writers."""
+        """Section 11. Only refs and removed are kept: what else the state holds is for writers."""
         while True:
             before = self.boundary()
             first = self.find(f"snapshot/{before:020}")
-            refs, seq = snapshot(first, before) if first else ({}, 0)
+            refs, removed, seq = snapshot(first, before) if first else ({}, {}, 0)
             if first or before == 0:
                 began = seq
                 while (entry := self.find(f"log/{seq + 1:020}")) is not None:
                     seq += 1
-                    apply(refs, entry, seq)
+                    apply(refs, removed, entry, seq)
                 if self.boundary() <= began:
-                    return refs, seq
+                    return refs, removed, seq
             else:
                 need(self.boundary() != before, "the boundary's snapshot is missing")
 
@@ -164,15 +166,17 @@ class Repository:
         """Section 15, steps 1 and 2."""
         if name not in self.refs:
             raise KeyError(f"there is no {name}")
-        value = self.refs[name]
+        return self.opened(self.refs[name])
+
+    def opened(self, value):
         body = opened(b"M", self.object("manifest", value["manifest_at"]))
         need(blake3(body).digest() == value["manifest"], "manifest does not match its name")
         manifest = read_manifest(body)
         return manifest, read_map(opened(b"P", self.object("map", value["map_at"])), value["manifest"], manifest)
 
-    def restore(self, name, dest):
+    def restore(self, saved, dest):
         """Section 15, steps 3 and 4."""
-        manifest, frames = self.saved(name)
+        manifest, frames = saved
         folders = []
         for entry in manifest["entries"]:
             path = os.path.join(os.fsencode(dest), entry["path"]) if entry["path"] else os.fsencode(dest)
@@ -270,7 +274,7 @@ def read_info(wire):
 
 
 def snapshot(data, number):
-    wire = Wire(opened(b"S", data))
+    wire = Wire(opened(b"S", data, latest=2))
     need(wire.var() == number, "snapshot is of another entry")
     wire.var()
     refs = dict(wire.list(lambda: (read_name(wire), read_value(wire, wire.var()))))
@@ -278,11 +282,42 @@ def snapshot(data, number):
     wire.list(lambda: read_session(wire))
     wire.list(lambda: (wire.owned(), wire.var(), wire.svar(), wire.var(), wire.flag()))
     wire.list(lambda: (wire.owned(), wire.var(), wire.flag()))
+    removed = {}
+    if data[5] == 2:
+        labels = wire.list(lambda: (read_name(wire), read_labels(wire)))
+        removed = dict(wire.list(lambda: read_removed(wire)))
+        policy = wire.flag() and (wire.var(), wire.take(32))
+        declassified = wire.list(lambda: (read_name(wire), read_declassified(wire)))
+        need(labels or removed or policy or declassified, "snapshot of version 2 has nothing that needs it")
     wire.finish()
-    return refs, number
+    return refs, removed, number
 
 
-def apply(refs, data, number):
+LABELS = ["residency", "sensitivity", "tenant", "purpose", "derived-from"]
+
+
+def read_labels(wire):
+    labels = wire.list(lambda: (wire.fixed(1), wire.list(wire.text)))
+    tags = [tag for tag, _ in labels]
+    know(all(1 <= tag <= len(LABELS) for tag in tags), "label")
+    need(tags == sorted(set(tags)), "labels are not sorted")
+    need(all(values == sorted(set(values)) and len(values) <= 32 for _, values in labels), "values of a label")
+    need(all(values or tag == 1 for tag, values in labels), "label without values")
+    return labels
+
+
+def read_declassified(wire):
+    manifest, labels, _, reason, signature = wire.take(32), read_labels(wire), read_labels(wire), wire.text(), wire.bytes()
+    need(len(reason.encode()) <= 1024 and len(signature) <= 32 << 10, "declassification")
+    return manifest, labels
+
+
+def read_removed(wire):
+    name, version, at, _ = read_name(wire), wire.var(), wire.var(), wire.svar()
+    return (name, version), (at, read_value(wire, version))
+
+
+def apply(refs, removed, data, number):
     wire = Wire(opened(b"L", data))
     wire.take(16)
     if wire.flag():
@@ -290,29 +325,44 @@ def apply(refs, data, number):
     wire.svar()
     actions = wire.list(lambda: (wire.fixed(1), Wire(wire.bytes())))
     wire.finish()
-    before = {name: value["version"] for name, value in refs.items()}
+    before = {name: value["version"] for name, value in refs.items()}, {key: at for key, (at, _) in removed.items()}
     for tag, payload in actions:
-        act(refs, before, tag, payload, number)
+        act((refs, removed), before, tag, payload, number)
         payload.finish()
 
 
-def act(refs, before, tag, payload, number):
-    know(1 <= tag <= 14, "action")
+def act(now, before, tag, payload, number):
+    know(1 <= tag <= 19, "action")
+    (refs, removed), (versions, takers) = now, before
     if tag == 7:
         name, expected = read_name(payload), payload.var()
-        need(before.get(name) == (expected - 1 if expected else None), "a ref is set that moved")
+        need(versions.get(name) == (expected - 1 if expected else None), "a ref is set that moved")
         refs[name] = read_value(payload, number)
     elif tag == 8:
         name, expected = read_name(payload), payload.var()
-        need(before.get(name) == expected, "a ref is removed that moved")
+        need(versions.get(name) == expected, "a ref is removed that moved")
         del refs[name]
     elif tag == 9:
         old, new = payload.owned(), payload.owned()
-        for value in refs.values():
+        for value in [*refs.values(), *(value for _, value in removed.values())]:
             value["map_at"] = new if value["map_at"] == old else value["map_at"]
     elif tag == 14:
         payload.take(16)
         read_attempt(payload)
+    elif tag == 15:
+        name, version = read_name(payload), payload.var()
+        need(versions.get(name) == version, "a value is kept that the name has not")
+        if refs.get(name, {}).get("version") == version:
+            removed[name, version] = number, dict(refs[name])
+    elif tag == 16:
+        key, at = (read_name(payload), payload.var()), payload.var()
+        need(takers.get(key) == at, "what is forgotten is not kept")
+        removed.pop(key, None)
+    elif tag == 17:
+        read_name(payload), read_labels(payload)
+    elif tag == 18:
+        name, (manifest, _) = read_name(payload), read_declassified(payload)
+        need(name in versions, "a name is declassified that is not there")
     else:
         payload.take(len(payload.data))
 
@@ -411,7 +461,16 @@ def main(arguments):
     elif verb == ["restore"] and len(rest) == 3:
         root, name, dest = rest
         os.makedirs(dest, exist_ok=True)
-        Repository(root).restore(name, dest)
+        repository = Repository(root)
+        repository.restore(repository.saved(name), dest)
+    elif verb == ["kept"] and len(rest) == 1:
+        for (name, version), (at, _) in sorted(Repository(rest[0]).removed.items()):
+            print(name, version, at)
+    elif verb == ["back"] and len(rest) == 4:
+        root, name, version, dest = rest
+        os.makedirs(dest, exist_ok=True)
+        repository = Repository(root)
+        repository.restore(repository.opened(repository.removed[name, int(version)][1]), dest)
     else:
         sys.exit(__doc__)
 

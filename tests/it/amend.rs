@@ -13,10 +13,11 @@ use object_store::{ObjectStore, ObjectStoreExt as _};
 use towline::codec::Codec;
 use towline::error::ErrorKind;
 use towline::metrics::Metric;
+use towline::name::Name;
 use towline::ops::{AmendReport, Changes, CollectOptions, SaveOptions, SaveSource, VerifyOptions};
 use towline::repository::layout::{self, Family};
 use towline::repository::log::StepFacts;
-use towline::repository::{Name, OpenOptions, Repository, Saved};
+use towline::repository::{OpenOptions, Repository, Saved};
 use towline::storage::Store;
 use towline::tree::MemoryFile;
 
@@ -35,7 +36,11 @@ impl House {
 
     /// A handle that knows nothing yet.
     async fn open(&self) -> Repository {
-        let options = OpenOptions { cache: Some(self.dir.path().join("cache")), memory: Some(64 << 20) };
+        let options = OpenOptions {
+            cache: Some(self.dir.path().join("cache")),
+            memory: Some(64 << 20),
+            ..OpenOptions::default()
+        };
         Repository::create(Store::from_objects(Arc::clone(&self.objects)), options).await.unwrap().0
     }
 
@@ -66,7 +71,7 @@ impl House {
 
     /// Collects until nothing is left to do, and looks at every byte of what stays.
     async fn collect_and_verify(&self) {
-        let options = CollectOptions { grace: Duration::ZERO, ..CollectOptions::default() };
+        let options = CollectOptions::at_once();
         for _ in 0..2 {
             self.open().await.collect(&options).await.unwrap();
         }
@@ -141,7 +146,7 @@ async fn files_come_from_a_disk_too_and_refusals_change_nothing() {
     assert_eq!(house.refuses(&alone, &put(&[("z", b"1".to_vec())])).await, ErrorKind::Usage);
 }
 
-/// A2: "Whoever changes one name at the same time gets all of the changes".
+/// A2: "Amends of one name at the same time all take effect".
 #[tokio::test(flavor = "multi_thread")]
 async fn many_at_once_all_succeed() {
     let (house, run) = (House::new(), name("run/step-7"));
@@ -179,7 +184,8 @@ async fn nothing_acknowledged_is_lost_to_collectors_and_faults() {
         async move {
             loop {
                 let store = Store::from_objects_watched(Arc::clone(&objects), Duration::from_secs(5));
-                let options = OpenOptions { cache: Some(cache.clone()), memory: Some(64 << 20) };
+                let options =
+                    OpenOptions { cache: Some(cache.clone()), memory: Some(64 << 20), ..OpenOptions::default() };
                 if let Ok((repository, _)) = Repository::create(store, options).await {
                     return repository;
                 }
@@ -191,7 +197,7 @@ async fn nothing_acknowledged_is_lost_to_collectors_and_faults() {
         let (repository, stop) = (open(99).await, Arc::clone(&stop));
         tokio::spawn(async move {
             while !stop.load(Ordering::Relaxed) {
-                let options = CollectOptions { grace: Duration::ZERO, ..CollectOptions::default() };
+                let options = CollectOptions::at_once();
                 if let Err(error) = repository.collect(&options).await {
                     assert!(matches!(error.kind(), ErrorKind::Unreachable | ErrorKind::Conflict), "{error:?}");
                 }
@@ -232,7 +238,7 @@ async fn nothing_acknowledged_is_lost_to_collectors_and_faults() {
     house.collect_and_verify().await;
 }
 
-/// A3: "What is not named is neither read nor stored again".
+/// A3: "Other paths are neither read nor stored again".
 #[tokio::test(flavor = "multi_thread")]
 async fn what_stays_is_not_read() {
     let (house, of) = (House::new(), name("big"));
@@ -298,7 +304,7 @@ async fn differences_stay_with_their_bases() {
     assert!(house.files(&two).await["v.safetensors"] == step(1));
 }
 
-/// A4: "Dropped or killed at any moment, the changes are made whole or not at all".
+/// A4: "An amend that is dropped or killed at any moment takes effect whole or not at all".
 #[tokio::test(flavor = "multi_thread")]
 async fn dropped_at_any_moment_the_tree_is_the_old_or_the_new() {
     let (house, of) = (House::new(), name("run/step-3"));

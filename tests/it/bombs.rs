@@ -8,8 +8,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use object_store::ObjectStoreExt as _;
+use futures::StreamExt as _;
 use object_store::memory::InMemory;
+use object_store::{ObjectStore as _, ObjectStoreExt as _};
 use towline::chunker::Cut;
 use towline::clock::Timestamp;
 use towline::codec::Codec;
@@ -18,11 +19,12 @@ use towline::format::envelope::{DIGEST_LEN, HEADER_LEN, Kind, header, seal};
 use towline::format::wire::Writer;
 use towline::format::{ChunkList, Content, EntryKind, Frame, Manifest, Map, PackRef, Piece, TensorEntry, TreeEntry};
 use towline::id::{ChunkId, ManifestId, Owned, SessionId, WriteId};
+use towline::identity::Identity;
 use towline::limits::{MEMORY_MIN, MIB, PACK_CHUNKS_MAX};
 use towline::metrics::Metric;
 use towline::ops::{CollectOptions, RestoreTensorsOptions, SaveOptions, TensorSelector};
 use towline::repository::layout::{self, Family, Numbered};
-use towline::repository::log::{Action, RefValue, SegmentInfo, StepFacts};
+use towline::repository::log::{Action, LogEntry, RefValue, SegmentInfo, StepFacts};
 use towline::repository::{OpenOptions, Repository};
 use towline::storage::{self, Location, Store, StoreOptions};
 use towline::tree::MemoryFile;
@@ -42,7 +44,8 @@ impl House {
     }
 
     async fn open(&self) -> Repository {
-        let options = OpenOptions { cache: Some(self.dir.path().to_owned()), memory: Some(MEMORY_MIN) };
+        let options =
+            OpenOptions { cache: Some(self.dir.path().to_owned()), memory: Some(MEMORY_MIN), ..OpenOptions::default() };
         let store = Store::from_objects(Arc::clone(&self.objects) as _);
         Repository::create(store, options).await.unwrap().0
     }
@@ -188,10 +191,59 @@ fn an_entry_of_the_log_with_millions_of_actions_does_not_exceed_the_budget() {
 }
 
 #[test]
+fn names_in_masses_do_not_exceed_the_budget() {
+    let house = House::new();
+    run(async {
+        let repository = house.open().await;
+        let body = empty_tree().encode().1;
+        let value = plant(&repository, &body).await;
+        let next = repository.state().await.unwrap().seq + 1;
+        for entry in 0..6 {
+            let name = |n: u32| format!("run-{entry}/step-{n:064}").parse().unwrap();
+            let set = |n| Action::SetRef { name: name(n), expected: None, value: value.clone() };
+            let write = WriteId::random();
+            let entry_of = LogEntry { write, session: None, at: Timestamp(0), actions: (0..25_000).map(set).collect() };
+            let object = seal(Kind::Entry, &entry_of.encode(), true);
+            house.objects.put(&Numbered::Entry.key(next + entry), object.into()).await.unwrap();
+        }
+    });
+    let (refused, peak) = measured(async { house.open().await.state().await.map(drop) });
+    let error = refused.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Exhausted);
+    assert!(error.place().unwrap().contains("names and sessions"), "{error:?}");
+    assert!(peak < MEMORY_MIN + 8 * MIB, "{peak}");
+}
+
+#[test]
+fn lists_of_unneeded_objects_that_repeat_one_take_no_memory_for_it() {
+    let house = House::new();
+    run(async {
+        let repository = house.open().await;
+        let files = vec![MemoryFile::new("a", [Bytes::from(vec![7; 4 << 20])])];
+        repository.save(files, &name("a"), &SaveOptions::default()).await.unwrap();
+        let pack = house.objects.list(Some(&layout::family(Family::Pack))).next().await.unwrap().unwrap();
+        let pack = layout::owner(Family::Pack, &pack.location).unwrap();
+        let mut list = Writer::new();
+        list.count(400_000);
+        for _ in 0..400_000 {
+            list.u8(0).bytes(&pack.session.to_bytes()).bytes(&pack.object.to_bytes());
+        }
+        let list = seal(Kind::Tombstone, &list.into_bytes(), true);
+        for _ in 0..8 {
+            let key = layout::tombstone(Owned::fresh(SessionId::random()));
+            house.objects.put(&key, list.clone().into()).await.unwrap();
+        }
+    });
+    let (report, peak) = measured(async { house.open().await.collect(&CollectOptions::default()).await });
+    report.unwrap();
+    assert!(peak < MEMORY_MIN + 8 * MIB, "{peak}");
+}
+
+#[test]
 fn what_no_agent_wrote_is_neither_fetched_nor_decompressed() {
     let house = House::new();
     run(async {
-        house.open().await.announce(("west", "a"), "10.0.0.1:7070").await.unwrap();
+        house.open().await.announce(&Identity::new("west", "a").unwrap(), "10.0.0.1:7070").await.unwrap();
         let zeros = vec![0; 700 << 20];
         let small = seal(Kind::Agent, &zeros, true);
         assert!(small.len() < 100 << 10);
@@ -255,7 +307,7 @@ fn marks_of_more_packs_than_memory_holds_are_refused() {
 
 /// A repository in a directory whose index has one more segment, of `packs` packs: a file with a hole in place of their rows.
 async fn sparse_index(dir: &Path, packs: u32) -> (Repository, PathBuf) {
-    let options = OpenOptions { cache: Some(dir.join("cache")), memory: Some(MEMORY_MIN) };
+    let options = OpenOptions { cache: Some(dir.join("cache")), memory: Some(MEMORY_MIN), ..OpenOptions::default() };
     let location = Location::Directory(dir.join("repository"));
     fs::create_dir(dir.join("repository")).unwrap();
     let store = storage::open(&location, &StoreOptions::default()).await.unwrap();

@@ -32,7 +32,7 @@ fn sample(root: &Path) -> PathBuf {
 }
 
 async fn in_memory(cache: &Path) -> Repository {
-    let options = OpenOptions { cache: Some(cache.to_owned()), memory: Some(256 << 20) };
+    let options = OpenOptions { cache: Some(cache.to_owned()), memory: Some(256 << 20), ..OpenOptions::default() };
     Repository::create(Store::memory(), options).await.unwrap().0
 }
 

@@ -65,3 +65,19 @@ fn mistakes_are_told_with_the_way_out() {
     user.fails(&["identity", "show", "broken"], 4);
     user.fails(&["identity", "rotate", "ca", "--authority", "ca"], 3);
 }
+
+/// S10 "a key whose certificate may sign policies and nothing else"
+#[test]
+fn a_policy_key_takes_one_command_and_is_no_agent() {
+    let user = User::with_repository();
+    user.ok(&["identity", "init", "--authority", "ca"]);
+    let made = user.json(&["identity", "issue-policy", "--to", "policy", "--authority", "ca"], 0);
+    let certificate = &made["certificates"][0];
+    assert_eq!((&certificate["policy"], &certificate["identity"]), (&true.into(), &serde_json::Value::Null));
+    let mode = fs::metadata(user.work().join("policy/policy.key")).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+    let shown = user.ok(&["identity", "show", "policy"]);
+    assert!(shown.starts_with("policy key (signs policy, and is no agent)"), "{shown}");
+    user.fails(&["identity", "issue-policy", "--to", "policy", "--authority", "ca"], 5);
+    user.fails(&["identity", "rotate", "policy", "--authority", "ca"], 3);
+}

@@ -42,13 +42,13 @@ fn interrupted_save(user: &User, with: Signal) -> (Option<i32>, String) {
         if code != Some(0) {
             return (code, err);
         }
-        user.ok(&["rm", "big"]);
+        user.ok(&["rm", "--now", "big"]);
         user.ok(&["collect", "--grace", "0"]);
     }
     panic!("the save was always faster than the signal");
 }
 
-/// P7: "A save or sync that hears the first signal records what it has sent, within seconds, and says how much that is".
+/// P7: "On the first signal a save or sync records what it has sent, within seconds, and reports how much that is".
 #[test]
 fn an_interrupted_save_says_what_it_kept_and_the_next_uses_it() {
     let user = User::with_repository();
@@ -116,7 +116,8 @@ async fn a_stop_does_not_wait_for_uploads_that_hang() {
     let dir = tempfile::tempdir().unwrap();
     let faulty = Faulty::new(Arc::clone(Store::memory().objects()), Faults { stalls: 1000, ..Faults::default() }, 1);
     faulty.calm(true);
-    let options = || OpenOptions { cache: Some(dir.path().join("cache")), memory: Some(64 << 20) };
+    let options =
+        || OpenOptions { cache: Some(dir.path().join("cache")), memory: Some(64 << 20), ..OpenOptions::default() };
     let store = Store::from_objects(Arc::new(faulty.clone()));
     let (repository, _) = Repository::create(store, options()).await.unwrap();
     let path = dir.path().join("big");

@@ -1,9 +1,9 @@
 //! Looking at names, and saying which: `show` and its parts, `rm` and `restore` of several things, what else commands are called, and
 //! how sizes, times and errors are written.
 
-use std::fs;
+use std::fs::{self, File};
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::cli::User;
 use crate::data::noise;
@@ -63,9 +63,11 @@ fn several_names_go_in_one_commit_or_not_at_all() {
     assert_eq!(user.fails(&["rm", "best", "run/step-2", "none"], 3)["kind"], "not-found");
     assert_eq!(user.fails(&["rm", "run"], 3)["kind"], "not-found", "a prefix alone is no name");
     assert_eq!(entries(), before);
-    assert_eq!(user.json(&["rm", "best", "run/step-2", "best"], 0), json!({ "removed": ["best", "run/step-2"] }));
+    let removed = user.json(&["rm", "best", "run/step-2", "best"], 0);
+    assert_eq!(removed, json!({ "removed": ["best", "run/step-2"], "kept": 2, "forgotten": 0 }));
     assert_eq!(entries(), before + 1, "one commit");
-    assert_eq!(user.ok(&["rm", "--recursive", "other"]), "removed other\nremoved other/a\nremoved other/b/c\n");
+    let removed = user.ok(&["rm", "--recursive", "other"]);
+    assert!(removed.starts_with("removed other\nremoved other/a\nremoved other/b/c\n`towline undelete`"), "{removed}");
     assert_eq!(entries(), before + 2);
     assert_eq!(user.fails(&["rm", "-r", "run", "other"], 3)["kind"], "not-found");
     let left = user.json(&["ls"], 0);
@@ -183,4 +185,74 @@ fn a_full_disk_is_said_first() {
     let message = error["message"].as_str().unwrap();
     assert!(message.starts_with("disk full: cannot write a file at ") && message.ends_with("big"), "{error}");
     assert_eq!(error["kind"], "exhausted");
+}
+
+#[test]
+fn a_full_disk_behind_standard_output_is_named() {
+    let user = User::with_tree();
+    user.ok(&["save", "tree", "run/step-1"]);
+    let onto_full = |args: &[&str]| {
+        let full = File::options().write(true).open("/dev/full").unwrap();
+        let output = user.command(args).stdout(full).output().unwrap();
+        (output.status.code(), String::from_utf8(output.stderr).unwrap())
+    };
+    for args in
+        [&["ls"][..], &["ls", "--json"], &["show", "run/1"], &["runs"], &["--version"], &["help", "save"], &["--help"]]
+    {
+        let (code, err) = onto_full(args);
+        assert_eq!(code, Some(1), "{args:?}: {err}");
+        assert!(
+            err.contains("disk full: cannot write standard output") && err.contains("free some space"),
+            "{args:?}: {err}"
+        );
+    }
+}
+
+#[test]
+fn removing_a_run_advises_what_works() {
+    let user = User::with_tree();
+    for step in ["r7/step-1", "r7/step-2"] {
+        user.ok(&["save", "tree", step]);
+    }
+    let error = user.fails(&["rm", "r7"], 3);
+    let message = error["message"].as_str().unwrap();
+    assert!(message.starts_with("no such name `r7` in ") && message.ends_with("; 2 names are below it"), "{error}");
+    assert!(error["help"].as_str().unwrap().contains("`towline rm --recursive r7`"), "{error}");
+    user.ok(&["rm", "--recursive", "r7"]);
+}
+
+#[test]
+fn what_is_not_there_comes_with_help() {
+    let user = User::with_tree();
+    for (args, says) in [
+        (&["save", "nothing", "n"][..], "there is nothing to save"),
+        (&["agent", "--config", "nofile"], "file cannot be read"),
+        (&["config", "trust", "."], "there is no settings file"),
+    ] {
+        let error = user.fails(args, 3);
+        assert!(error["message"].as_str().unwrap().starts_with(says) && error["help"].is_string(), "{args:?}: {error}");
+    }
+}
+
+#[test]
+fn metrics_stay_with_the_same_contents_and_go_with_others() {
+    let user = User::with_tree();
+    user.ok(&["save", "tree", "r/step-1", "--metric", "loss=1", "--metric", "acc=2"]);
+    let again = user.json(&["save", "tree", "r/step-1", "--metric", "acc=3"], 0);
+    assert_eq!((&again["replaced"]["lost_metrics"], &again["replaced"]["kept"]), (&Value::Null, &json!(false)));
+    let said = user.ok(&["save", "tree", "r/step-1"]);
+    assert!(!said.contains("replaced"), "{said}");
+    let metrics = &user.json(&["show", "r/step-1"], 0)["metrics"];
+    assert_eq!((&metrics["loss"], &metrics["acc"]), (&json!(1.0), &json!(3.0)));
+
+    user.write("tree/other", b"another");
+    let said = user.ok(&["save", "tree", "r/step-1", "--metric", "acc=4"]);
+    assert!(said.contains("; its metrics are gone with it: loss"), "{said}");
+}
+
+#[test]
+fn an_agent_that_is_not_there_is_not_ready() {
+    let user = User::new();
+    let error = user.fails(&["top", "--ready"], 6);
+    assert_eq!(error["message"], "agent is not ready");
 }

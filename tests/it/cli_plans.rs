@@ -24,7 +24,7 @@ fn snapshot(folder: &Path) -> BTreeMap<String, (u64, SystemTime)> {
     all
 }
 
-/// What a dry run says as JSON, after making sure that it changed nothing in the working folder or the repository.
+/// Result of a dry run as JSON, after making sure that it changed nothing in the working folder or the repository.
 fn rehearsed(user: &User, args: &[&str]) -> Value {
     let all = || (snapshot(&user.work()), snapshot(&user.repository()));
     let before = all();

@@ -26,8 +26,8 @@ fn words(line: &str) -> Vec<&str> {
     line.split(' ').collect()
 }
 
-/// R1: "`RUN@latest`, `RUN@upto=N`, `RUN@min=METRIC` and `RUN@max=METRIC` stand for a step wherever a name is read [...] What
-/// was chosen is said."
+/// R1: "`RUN@latest`, `RUN@upto=N`, `RUN@min=METRIC` and `RUN@max=METRIC` select a step wherever a name is read, and
+/// the selected step is reported."
 #[test]
 fn a_choice_stands_for_the_step_wherever_a_name_is_read() {
     let user = trained();
@@ -166,15 +166,16 @@ fn an_expire_says_what_stays_and_why() {
     let text = user.ok(&line);
     let expected = "              NAME            SIZE  WHY
 keep          run-7/step-8     6 B  max=acc
-would remove  run-7/step-9     6 B
-keep          run-7/step-010   8 B  latest
-would remove 1 of 3 steps of run-7; the next `towline collect` could free 0 B (what other names share or are differences to stays)
+would remove  run-7/step-9     6 B  (has no acc)
+keep          run-7/step-010   8 B  latest (has no acc)
+would remove 1 of 3 steps of run-7; `towline collect` could free 0 B after its grace (what other names share or are differences to \
+                    stays)
 ";
     assert_eq!(text, expected, "run-7/best needs all of it");
     let planned = user.json(&line, 0);
     has_members(&planned, "dry_run run kept removed freed_bytes");
     assert_eq!(planned["kept"][0], json!({ "step": 8, "name": "run-7/step-8", "bytes": 6, "reasons": ["max=acc"] }));
-    assert_eq!(planned["removed"], json!([{ "step": 9, "name": "run-7/step-9", "bytes": 6 }]));
+    assert_eq!(planned["removed"], json!([{ "step": 9, "name": "run-7/step-9", "bytes": 6, "lacks": ["acc"] }]));
     assert_eq!(user.json(&["runs", "run-7"], 0)["runs"][0]["count"], 3, "a dry run removes nothing");
 
     let done = user.json(&line[..4], 0);
@@ -206,7 +207,7 @@ fn ranks_save_a_step_with_nothing_between_them() {
     has_members(&first, &format!("{keys} attempt complete waits_for step"));
     assert!(told.as_object().unwrap().iter().all(|(key, value)| first[key] == *value), "{first}");
     assert_eq!(user.run(&["show", "run-7/step-1"]).code, Some(3), "half a step is none");
-    assert!(user.ok(&words(&save(0))).contains("rank 0 of 2, attempt 7.0; complete"));
+    assert!(user.ok(&words(&save(0))).contains("rank 0 of 2, attempt 7.0: complete"));
     let last = user.json(&words(&save(1)), 0);
     assert_eq!(last["step"], user.json(&["show", "run-7/step-1"], 0)["manifest"]);
     user.ok(&["restore", "run-7@latest", "out"]);

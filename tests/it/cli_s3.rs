@@ -142,7 +142,7 @@ fn syncing_verifying_collecting_and_the_doctor() {
         user.json(&["sync", &user.repository, text(&local)]);
         user.comes_back(text(&local), "run/2", &tree);
 
-        user.json(&["rm", "run/1"]);
+        user.json(&["rm", "--now", "run/1"]);
         user.json(&["collect", "--dry-run", "--grace", "0s"]);
         let collected = user.json(&["collect", "--grace", "0s"]);
         assert!(collected["deleted_objects"].as_u64().unwrap() > 0, "{collected}");

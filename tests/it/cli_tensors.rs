@@ -59,7 +59,7 @@ model.scalar  F32    []               4 B      1  optim
     assert_eq!((none.code, none.out.len(), none.err.as_str()), (Some(0), 0, remark));
 }
 
-/// T4: "writes one safetensors file, whole or not at all; one that is there stays (exit 5) unless `--overwrite`."
+/// T4: "writes one safetensors file, whole or not at all; an existing file stays (exit 5) unless `--overwrite`."
 #[test]
 fn tensors_are_restored_into_one_file() {
     let user = trained();
@@ -92,7 +92,7 @@ fn tensors_are_restored_into_one_file() {
     let text = user.ok(&["restore", "run-7/step-1", "out", "--overwrite", "--tensor", "head.bias"]);
     let (first, rest) = text.split_once(", ").unwrap();
     assert_eq!(first, "restored run-7/step-1: 12 B in 1 tensor");
-    assert!(rest.ends_with(" in 1 chunk\n  file: out/tensors.safetensors\n"), "{text}");
+    assert!(rest.ends_with(" in 1 chunk\n  file: out/tensors.safetensors (replaced one that was there)\n"), "{text}");
     assert_eq!(header(&user.read("out/tensors.safetensors")).1, &data[1_048_576..1_048_588]);
     let report = user.json(&["restore", "run-7/step-1", "bias.safetensors", "--tensor", "head.bias"], 0);
     assert_eq!(report["file"], "bias.safetensors");
@@ -122,7 +122,8 @@ fn shards_make_up_the_whole() {
     assert_eq!(uneven, header(&user.read("whole.safetensors")).1);
 }
 
-/// T2: "both in one restore are exit 2, told apart by `PATH:GLOB`." T4: "Types that safetensors lacks [...] are refused (exit 1)".
+/// T2: "both in one restore are exit 2; `PATH:GLOB` selects one." T4: "Types that safetensors lacks [...] are refused
+/// by name (exit 1)".
 #[test]
 fn what_cannot_be_is_refused_before_anything_is_written() {
     let user = trained();
@@ -157,4 +158,16 @@ fn what_cannot_be_is_refused_before_anything_is_written() {
     }
     assert!(!user.exists("out"));
     user.ok(&["restore", "both", "out", "--tensor", "copy.safetensors:step"]);
+}
+
+#[test]
+fn types_of_tensors_command_no_terminal() {
+    let user = User::new();
+    let header = br#"{"a":{"dtype":"\u001b]52;c;aGk=\u0007","shape":[1],"data_offsets":[0,1]}}"#;
+    user.write("ckpt/model.safetensors", &[&(header.len() as u64).to_le_bytes()[..], header, b"x"].concat());
+    user.ok(&["save", "ckpt", "run/step-1"]);
+    for line in [&["tensors", "run/step-1"][..], &["show", "run/step-1", "--tensors"]] {
+        let text = user.ok(line);
+        assert!(text.contains("52;c;aGk=") && !text.contains(['\u{1b}', '\u{7}']), "{text:?}");
+    }
 }

@@ -1,24 +1,26 @@
 //! Collecting: what nothing needs goes, what anything needs stays, whoever else is at work.
 
-use std::fs;
+use std::fs::{self, File};
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use futures::TryStreamExt as _;
 use object_store::ObjectStoreExt as _;
 use towline::clock::{ManualClock, Timestamp};
 use towline::error::ErrorKind;
+use towline::id::{Owned, SessionId};
 use towline::ops::{CollectOptions, CollectReport, RestoreOptions, SaveOptions};
 use towline::progress::Progress;
 use towline::repository::collect::{mark, repack};
+use towline::repository::layout::{self, Family};
 use towline::repository::{OpenOptions, Repository};
-use towline::storage::Store;
+use towline::storage::{Location, Store, StoreOptions, open};
 
 use crate::data::{name, noise};
 
 fn options(cache: &Path) -> OpenOptions {
-    OpenOptions { cache: Some(cache.to_owned()), memory: Some(128 << 20) }
+    OpenOptions { cache: Some(cache.to_owned()), memory: Some(128 << 20), ..OpenOptions::default() }
 }
 
 async fn repository(cache: &Path) -> (Store, Repository) {
@@ -32,7 +34,7 @@ async fn save(repository: &Repository, path: &Path, to: &str) {
 }
 
 async fn collect(repository: &Repository) -> CollectReport {
-    repository.collect(&CollectOptions { grace: Duration::ZERO, ..CollectOptions::default() }).await.unwrap()
+    repository.collect(&CollectOptions::at_once()).await.unwrap()
 }
 
 async fn keys(store: &Store, prefix: &str) -> Vec<String> {
@@ -62,7 +64,7 @@ async fn removed_names_free_their_packs_and_nothing_else() {
     assert_eq!(collect(&repository).await.purged_packs, 0);
     repository.remove(&name("gone")).await.unwrap();
 
-    let dry = CollectOptions { grace: Duration::ZERO, dry_run: true, ..CollectOptions::default() };
+    let dry = CollectOptions { dry_run: true, ..CollectOptions::at_once() };
     let planned = repository.collect(&dry).await.unwrap();
     assert_eq!((planned.condemned_packs, keys(&store, "pack").await.len()), (1, 2));
 
@@ -96,7 +98,7 @@ async fn a_condemned_pack_that_is_used_again_is_pardoned() {
     let base = SaveOptions { reread: true, base: Some(name("a")), ..SaveOptions::default() };
     let known = towline::repository::StoredChunks::load(&repository).await.unwrap();
     repository.remove(&name("a")).await.unwrap();
-    let day = CollectOptions::default();
+    let day = CollectOptions { keep_removed: Duration::ZERO, ..CollectOptions::default() };
     assert_eq!(repository.collect(&day).await.unwrap().condemned_packs, 1);
     drop(known);
     assert!(repository.save(&dir.path().join("f"), &name("b"), &base).await.is_err(), "the base is gone");
@@ -217,4 +219,42 @@ async fn the_log_is_truncated_and_still_reads() {
     let fresh = Repository::open(store, options(dir.path())).await.unwrap();
     assert_eq!(fresh.state().await.unwrap().refs, repository.state().await.unwrap().refs);
     restores(&fresh, "a", b"content").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn half_written_files_of_a_killed_save_are_counted() {
+    let dir = tempfile::tempdir().unwrap();
+    let root = dir.path().join("repo");
+    let location = Location::directory(&root).unwrap();
+    let store = open(&location, &StoreOptions { create: true, ..StoreOptions::default() }).await.unwrap();
+    let made = Repository::create(store, options(&dir.path().join("cache"))).await.unwrap().0;
+    let pack = layout::owned(Family::Pack, Owned::fresh(SessionId::random()));
+    let torn = root.join(format!("{pack}#1"));
+    fs::create_dir_all(torn.parent().unwrap()).unwrap();
+    fs::write(&torn, noise(1, 1 << 20)).unwrap();
+    for dry_run in [true, false] {
+        let report = made.collect(&CollectOptions { dry_run, ..CollectOptions::default() }).await.unwrap();
+        assert_eq!((report.unfinished_objects, report.unfinished_bytes), (1, 1 << 20), "{report:?}");
+        assert_eq!(report.freed_bytes, 0);
+    }
+    File::options().write(true).open(&torn).unwrap().set_modified(SystemTime::UNIX_EPOCH).unwrap();
+    for dry_run in [true, false] {
+        let report = made.collect(&CollectOptions { dry_run, ..CollectOptions::default() }).await.unwrap();
+        assert_eq!((report.unfinished_objects, report.freed_bytes), (0, 1 << 20), "{report:?}");
+        assert_eq!(torn.exists(), dry_run);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn packs_of_tiny_chunks_are_left_in_peace() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, repository) = repository(dir.path()).await;
+    fs::write(dir.path().join("f"), b"hello").unwrap();
+    save(&repository, &dir.path().join("f"), "tiny").await;
+    let packs = keys(&store, "pack").await;
+    for _ in 0..3 {
+        assert_eq!(collect(&repository).await.repacked_packs, 0);
+    }
+    assert_eq!(keys(&store, "pack").await, packs);
+    restores(&repository, "tiny", b"hello").await;
 }

@@ -78,7 +78,7 @@ impl Scene {
 
 async fn check(path: &Path, cache: PathBuf) {
     let store = open(&Location::directory(path).unwrap(), &StoreOptions::default()).await.unwrap();
-    let options = OpenOptions { cache: Some(cache), memory: Some(64 << 20) };
+    let options = OpenOptions { cache: Some(cache), memory: Some(64 << 20), ..OpenOptions::default() };
     let repository = Repository::open(store, options).await.unwrap();
     let report = repository.verify(None, &VerifyOptions { data: true, ..VerifyOptions::default() }).await.unwrap();
     assert!(report.damaged.is_empty(), "{report:?}");
@@ -117,7 +117,8 @@ async fn killed_a_hundred_times_nothing_is_damaged_and_nothing_acknowledged_is_l
     assert!(scene.towline(&["sync", &a, &b]).status().unwrap().success());
     for repository in ["a", "b"] {
         check(&scene.path(repository), scene.path("cache-check")).await;
-        let options = OpenOptions { cache: Some(scene.path("cache-check")), memory: Some(64 << 20) };
+        let options =
+            OpenOptions { cache: Some(scene.path("cache-check")), memory: Some(64 << 20), ..OpenOptions::default() };
         let location = Location::directory(scene.path(repository)).unwrap();
         let opened = Repository::open(open(&location, &StoreOptions::default()).await.unwrap(), options).await.unwrap();
         for (number, (key, digest)) in sure.iter().enumerate() {

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::Path;
 
-use towline::repository::Name;
+use towline::name::Name;
 
 /// A valid name.
 pub(crate) fn name(text: &str) -> Name {

@@ -36,7 +36,11 @@ impl House {
 
     /// A handle that knows nothing yet.
     async fn open(&self) -> Repository {
-        let options = OpenOptions { cache: Some(self.dir.path().join("cache")), memory: Some(64 << 20) };
+        let options = OpenOptions {
+            cache: Some(self.dir.path().join("cache")),
+            memory: Some(64 << 20),
+            ..OpenOptions::default()
+        };
         Repository::create(Store::from_objects(Arc::clone(&self.objects)), options).await.unwrap().0
     }
 
@@ -91,7 +95,7 @@ impl House {
 
     /// Collects until nothing is left to do.
     async fn collect(&self) {
-        let options = CollectOptions { grace: Duration::ZERO, ..CollectOptions::default() };
+        let options = CollectOptions::at_once();
         for _ in 0..2 {
             self.open().await.collect(&options).await.unwrap();
         }
@@ -144,7 +148,8 @@ fn stored_by(saved: &Saved, codec: Codec) -> usize {
     saved.map.frames[..saved.map.chunks()].iter().filter(|frame| frame.codec == codec).count()
 }
 
-/// D1: "A step of a run is stored as differences to chunks of the steps before it [...] What comes back is the same, bit for bit."
+/// D1: "A step of a run is stored as differences to chunks of earlier steps [...] What is restored is the same, bit for
+/// bit."
 #[tokio::test(flavor = "multi_thread")]
 async fn a_step_is_stored_as_what_changed() {
     let house = House::new();
@@ -164,7 +169,7 @@ async fn a_step_is_stored_as_what_changed() {
     assert!(read < alone * 19 / 10, "{read} of {alone}");
 }
 
-/// D1: "A chunk needs at most two others [...] Every K-th save [...] stands for itself".
+/// D1: "A chunk needs at most two others [...] Every K-th save [...] is stored whole".
 #[tokio::test(flavor = "multi_thread")]
 async fn key_steps_return_and_differences_reach_back_to_one() {
     let house = House::new();
@@ -189,8 +194,7 @@ async fn key_steps_return_and_differences_reach_back_to_one() {
     assert!(of_third.iter().all(|(id, _)| key.contains(id)), "step 3 is a difference to step 1, not to step 2");
 }
 
-/// D1: "16-bit numbers [...] stand for themselves again as soon as the differences of a step took more than 0.36 of what their
-/// bases take".
+/// D1: "16-bit tensors are stored whole again once the differences of a step exceed 36 % of the size of their bases".
 #[tokio::test(flavor = "multi_thread")]
 async fn short_numbers_start_anew_once_they_got_far() {
     let house = House::new();
@@ -229,7 +233,7 @@ async fn without_compression_or_parent_nothing_is_a_difference() {
     }
 }
 
-/// D2: "Removing or expiring a name never takes away what another name's chunks are decoded from: a collect frees the rest of
+/// D2: "Removing or expiring a name never deletes chunks that other names are decoded from; a collect frees the rest of
 /// it."
 #[tokio::test(flavor = "multi_thread")]
 async fn a_key_step_may_go_and_what_needs_it_stays() {
@@ -273,7 +277,7 @@ async fn what_is_stored_as_a_difference_is_not_stored_again() {
     assert_eq!(tree_digest(dest.path()), tree_digest(&house.path(2)));
 }
 
-/// D2: "A sync moves what the destination lacks of that too, and reads there what it has."
+/// D2: "A sync copies the bases that the destination lacks and reads those that it has there."
 #[tokio::test(flavor = "multi_thread")]
 async fn a_sync_moves_differences_as_they_are_and_bases_once() {
     let (house, other) = (House::new(), House::new());
@@ -301,8 +305,8 @@ async fn a_sync_moves_differences_as_they_are_and_bases_once() {
     house.assert_restores(&other.open().await, 1).await;
 }
 
-/// D3: "`verify --data` names every name and tensor whose bytes depend on a damaged chunk, and no other; restoring them is exit 4.
-/// Saving the content of the base again, and `verify --repair`, heal all of them."
+/// D3: "`verify --data` names every name and tensor whose bytes depend on a damaged chunk, and no other; restoring them
+/// is exit 4. Saving the content of the base again, then `verify --repair`, heals all of them."
 #[tokio::test(flavor = "multi_thread")]
 async fn a_damaged_base_is_told_for_what_it_hits_and_heals() {
     let house = House::new();
@@ -346,7 +350,7 @@ async fn a_damaged_base_is_told_for_what_it_hits_and_heals() {
     }
 }
 
-/// D1: "That the step before cannot be read costs room, and is no error."
+/// D1: "If the previous step cannot be read, the save takes more space and succeeds."
 #[tokio::test(flavor = "multi_thread")]
 async fn a_parent_that_is_gone_or_broken_is_done_without() {
     let house = House::new();
@@ -504,7 +508,7 @@ async fn a_copy_that_stands_alone_needs_no_other_names_chunks() {
     assert!(repository.copy_stand_alone(&step, &alone, false, &progress).await.unwrap().is_some());
 
     repository.remove_all(&[name("run"), copy], true).await.unwrap();
-    repository.collect(&CollectOptions { grace: Duration::ZERO, ..CollectOptions::default() }).await.unwrap();
+    repository.collect(&CollectOptions::at_once()).await.unwrap();
     let dest = house.dir.path().join("restored");
     house.open().await.restore(&alone, None, &dest, &RestoreOptions::default()).await.unwrap();
     assert_eq!(tree_digest(&dest), tree_digest(&house.path(2)));

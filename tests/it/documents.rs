@@ -8,9 +8,9 @@ use tempfile::TempDir;
 
 use crate::data::safetensors;
 
-/// What takes a second machine: tests/it/agent/elsewhere.rs and tests/demo have one.
+/// Commands that need a second machine: tests/it/agent/routing.rs and tests/demo have one.
 const ELSEWHERE: [&str; 2] = ["--from home", "--at cloud"];
-/// What builds from source, installs, or is a test itself.
+/// Commands that build from source, install, or are tests themselves.
 const NOT_OURS: [&str; 3] = ["make ", "cargo ", "pip "];
 /// How long a test waits for what must come, in a shell.
 const UNTIL: &str =
@@ -130,4 +130,18 @@ fn the_unit_for_systemd_is_one() {
     // The kernel's patience with it is longer than its own.
     let number = |key: &str| unit.lines().find_map(|line| line.strip_prefix(key)?.parse::<u64>().ok()).unwrap();
     assert!(number("TimeoutStopSec=") > 25);
+}
+
+#[path = "../../examples/save_restore.rs"]
+#[expect(dead_code, reason = "its main is cargo's")]
+mod save_restore;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_example_in_rust_runs_twice() {
+    let dir = tempfile::tempdir().unwrap();
+    let location = towline::storage::Location::directory(dir.path().join("repository")).unwrap();
+    for _ in 0..2 {
+        save_restore::run(&location, dir.path()).await.unwrap();
+        assert_eq!(fs::read(dir.path().join("restored/weights.bin")).unwrap(), vec![2; 1 << 20]);
+    }
 }

@@ -102,7 +102,8 @@ async fn saved(rate: Option<u32>, compression: Compression) -> (SaveReport, usiz
     (0..24).for_each(|file| fs::write(source.join(format!("{file}.txt")), letters(file, 4 << 20)).unwrap());
     let objects = Arc::new(Rated { inner: Arc::default(), rate, on_their_way: Mutex::default() });
     let store = Store::from_objects(Arc::clone(&objects) as Arc<dyn ObjectStore>);
-    let options = OpenOptions { cache: Some(dir.path().join("cache")), memory: Some(64 << 20) };
+    let options =
+        OpenOptions { cache: Some(dir.path().join("cache")), memory: Some(64 << 20), ..OpenOptions::default() };
     let repository = Repository::create(store, options).await.unwrap().0;
     let options = SaveOptions { compression, explain: true, ..SaveOptions::default() };
     let report = repository.save(&source, &name("n"), &options).await.unwrap();

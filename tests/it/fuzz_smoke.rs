@@ -10,10 +10,12 @@ use std::path::Path;
 use std::time::Duration;
 
 use bytes::Bytes;
+use towline::audit::{EntryKind, Head, Journal, SignedHead, read_segments};
+use towline::clock::Timestamp;
 use towline::codec::{Codec, Compression, Element, Width, encode};
 use towline::format::TRAILER_LEN;
 use towline::format::envelope::{DIGEST_LEN, HEADER_LEN, Kind, open};
-use towline::id::{ChunkId, ManifestId, Owned, SessionId};
+use towline::id::{AuditLogId, ChunkId, EntryHash, ManifestId, Owned, SessionId};
 use towline::repository::collect::tombstones;
 use towline::repository::layout::Family;
 use towline::transfer::protocol::{
@@ -22,12 +24,29 @@ use towline::transfer::protocol::{
 
 use self::parsers::PARSERS;
 pub(crate) use self::parsers::memory::peak_of;
-use crate::golden::{objects, tail};
+use crate::golden::{objects, second_objects, tail};
 
 /// Bent inputs for each parser.
 const ROUNDS: u32 = 10_000;
 /// No single input may take longer, on a busy machine without optimisation.
 const PATIENCE: Duration = Duration::from_secs(5);
+
+/// A head with `signature`, as bytes.
+fn audit_head(signature: Vec<u8>) -> Bytes {
+    let (log, hash) = (AuditLogId::random(), EntryHash::of(b"entry"));
+    let head = Head { log, origin: "towline://west/a".to_owned(), seq: 300, hash, time: Timestamp(1 << 60) };
+    SignedHead { head, signature }.encode().into()
+}
+
+/// A log of two entries, as it is on the disk.
+fn audit_log() -> Bytes {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("log");
+    let mut journal = Journal::open(&path, "towline://west/a", Timestamp(1 << 60), Duration::ZERO).unwrap();
+    let end = EntryKind::End { of: 1, bytes: 2, requests: 3, outcome: "done".to_owned() };
+    journal.append(Timestamp(1 << 60), &[end]).unwrap();
+    read_segments(&path).unwrap().next().unwrap().unwrap().bytes.into()
+}
 
 /// A list of one object of each kind.
 fn tombstone() -> Bytes {
@@ -35,9 +54,15 @@ fn tombstone() -> Bytes {
     tombstones::encode(&Family::ALL.map(item)).into()
 }
 
-/// What the golden repository holds for the parser called `name`.
+/// Objects of the golden repository for the parser called `name`.
 fn seeds(name: &str) -> Vec<Bytes> {
-    let objects = objects();
+    let mut objects = objects();
+    // Entries and the snapshot of the second version besides those of the first.
+    for (key, object) in
+        second_objects().into_iter().filter(|(key, _)| key.starts_with("log/") || key.starts_with("snap"))
+    {
+        objects.insert(format!("{key}-2"), object);
+    }
     let bodies = |prefix: &str, kind| {
         objects
             .iter()
@@ -82,6 +107,8 @@ fn seeds(name: &str) -> Vec<Bytes> {
             vec![Bytes::from_static(index)]
         }
         "message" => messages(),
+        "audit_head" => vec![audit_head(vec![1, 1, 3, 0, 0, 0, 48, 1, 0, 3, 4, 2, 0, 7, 7]), audit_head(Vec::new())],
+        "audit_log" => vec![audit_log()],
         "pickle" => {
             let of_archive = |file: &Bytes| {
                 let find = |from: usize, what: &[u8]| file[from..].windows(what.len()).position(|at| at == what);

@@ -41,7 +41,8 @@ fn in_memory() -> Vec<MemoryFile> {
 
 async fn repository() -> (tempfile::TempDir, Repository) {
     let dir = tempfile::tempdir().unwrap();
-    let options = OpenOptions { cache: Some(dir.path().join("cache")), memory: Some(128 << 20) };
+    let options =
+        OpenOptions { cache: Some(dir.path().join("cache")), memory: Some(128 << 20), ..OpenOptions::default() };
     let repository = Repository::create(Store::memory(), options).await.unwrap().0;
     (dir, repository)
 }

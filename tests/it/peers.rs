@@ -6,6 +6,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -19,8 +20,9 @@ use towline::clock::{Clock, ManualClock, SystemClock, Timestamp};
 use towline::codec::{self, Compression};
 use towline::format::ChunkList;
 use towline::id::{ChunkId, ManifestId};
+use towline::identity::Identity;
 use towline::transfer::calls::call;
-use towline::transfer::identity::{Authority, Credentials, Identity};
+use towline::transfer::identity::{Authority, Credentials};
 use towline::transfer::protocol::{Asked, Closed, EndCode, Grant, How, Priority, Runs, Supply, Survey, Wanted};
 use towline::transfer::{Client, Dial, Holdings, Reply, quic, tcp};
 use towline::{ErrorKind, Result};
@@ -260,7 +262,7 @@ async fn a_wrong_revoked_or_unexpected_certificate_is_refused() {
         // The asker was revoked; in TLS 1.3 it only learns of that once it has asked.
         let revoked = certificates.path().join("east-server/revoked");
         std::fs::write(&revoked, asker.certificate().serial).unwrap();
-        tokio::time::sleep(std::time::Duration::from_millis(1100)).await;
+        tokio::time::sleep(Duration::from_millis(1100)).await;
         if let Ok(client) = dial(&asker, None).await {
             let error = client.find(memory.manifest, 0).await.unwrap_err();
             assert!(error.to_string().contains("our certificate was revoked"), "{transport:?}: {error}");
@@ -289,7 +291,7 @@ fn find_out(found: Found, clock: &ManualClock, own: &Path, serial: &str) {
     clock.set(Timestamp(clock.now().0 + later * 1_000_000_000));
 }
 
-/// "a link ends as soon as either side finds the certificate of the other revoked or expired"
+/// "A link ends as soon as either side finds the other's certificate revoked or expired"
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_link_ends_in_mid_transfer_when_a_certificate_is_revoked_or_expires() {
     let memory = Arc::new(Memory::new(100));
@@ -449,6 +451,42 @@ async fn a_peer_that_leaves_serves_what_is_open_and_takes_nothing_new() {
     }
 }
 
+/// A client of a peer that was killed is told so by its successor, and need not wait until the connection times out.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_peer_that_is_back_after_a_kill_resets_connections() {
+    let certificates = Authorities::new();
+    let memory = Arc::new(Memory::new(100));
+    let credentials = certificates.agent("east", "server");
+    // A server that dies with its runtime closes no connection.
+    let doomed = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let first = Server::start(Transport::Quic, credentials.clone(), Arc::clone(&memory));
+    let first = doomed.spawn(first).await.unwrap();
+    let client = dial(Transport::Quic, first.address, &certificates.agent("west", "asker"), None).await.unwrap();
+    assert_eq!(fetch(&client, &memory, memory.every()).await.0, 98);
+    doomed.shutdown_background();
+
+    let begun = Instant::now();
+    let listener = loop {
+        match quic::Listener::bind(first.address, credentials.clone()) {
+            Ok(listener) => break listener,
+            Err(error) => assert!(begun.elapsed() < Duration::from_mins(1), "{error:?}"),
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    };
+    let leaving = CancellationToken::new();
+    let second = tokio::spawn(listener.serve(Arc::clone(&memory) as Arc<dyn Holdings>, leaving.clone()));
+    let error = loop {
+        match client.fetch(Priority::Restore, memory.manifest, memory.every()).await {
+            Err(error) => break error,
+            Ok(mut fetching) => while fetching.next().await.is_some() {},
+        }
+    };
+    assert_eq!(error.kind(), ErrorKind::Unreachable);
+    assert!(format!("{error:?}").contains("cannot be reached"), "it did not time out: {error:?}");
+    leaving.cancel();
+    second.await.unwrap().unwrap();
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_a_slow_reader_holds_stays_in_its_window() {
     let certificates = Authorities::new();
@@ -460,7 +498,7 @@ async fn what_a_slow_reader_holds_stays_in_its_window() {
         let mut fetching = client.fetch(Priority::Restore, memory.manifest, memory.every()).await.unwrap();
         let mut held = Vec::new();
         // All that the window lets through, and no more, though nobody says stop.
-        while let Ok(Some(reply)) = tokio::time::timeout(std::time::Duration::from_secs(2), fetching.next()).await {
+        while let Ok(Some(reply)) = tokio::time::timeout(Duration::from_secs(2), fetching.next()).await {
             held.push(reply);
         }
         let bytes: usize =

@@ -113,8 +113,8 @@ fn refused(found: Capabilities, reason: &str) {
     assert!(error.help_text().unwrap().contains("or a directory"), "says the way out");
 }
 
-/// F11: "A store that ignores conditional creates, or honours them one at a time but not in a race, is refused for shared
-/// writing with the reason and the way out."
+/// F11: "A store that ignores conditional creates, or honours them only when they do not race, is refused for shared
+/// writing, with the reason and what to do instead."
 #[tokio::test(flavor = "multi_thread")]
 async fn a_store_that_fails_only_a_race_is_refused() {
     let store = Store::from_objects(Arc::new(LooksThenWrites(InMemory::new())));

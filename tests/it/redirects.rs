@@ -1,14 +1,17 @@
-//! A server that answers with redirects: nothing that was signed goes to where they point.
+//! A server that answers with redirects, or without end: nothing that was signed goes to where they point, nor is all of it read.
 
 use std::io::ErrorKind as Io;
 use std::net::TcpListener as Trap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use object_store::ObjectStoreExt as _;
+use futures::TryStreamExt as _;
 use object_store::path::Path;
+use object_store::{ObjectStore as _, ObjectStoreExt as _};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use towline::error::{Error, ErrorKind};
-use towline::storage::{Keys, Store, StoreOptions, open};
+use towline::storage::{Keys, Store, StoreOptions, connect, open};
 
 /// An empty bucket, as far as listing goes.
 const EMPTY: &str = "<?xml version=\"1.0\" encoding=\"UTF-8\"?><ListBucketResult><Name>bucket</Name><KeyCount>0</KeyCount>\
@@ -113,5 +116,51 @@ async fn a_redirect_of_a_buckets_request_is_not_followed() {
         let server = Redirecting::start(status, false).await;
         check(&server.open().await.unwrap_err());
         server.check_untouched();
+    }
+}
+
+/// A server whose answers have `head` and never end; how many bytes of bodies it got rid of.
+async fn endless(head: &'static str) -> (Redirecting, Arc<AtomicU64>) {
+    let trap = Trap::bind("127.0.0.1:0").unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let endpoint = format!("http://{}", listener.local_addr().unwrap());
+    let sent = Arc::new(AtomicU64::new(0));
+    let counted = Arc::clone(&sent);
+    tokio::spawn(async move {
+        while let Ok((mut client, _)) = listener.accept().await {
+            let counted = Arc::clone(&counted);
+            tokio::spawn(async move {
+                read_request(&mut client).await;
+                let head = format!("HTTP/1.1 {head}\r\ntransfer-encoding: chunked\r\n\r\n");
+                client.write_all(head.as_bytes()).await.ok();
+                let chunk = [&b"10000\r\n"[..], &vec![b'x'; 0x10000], b"\r\n"].concat();
+                while client.write_all(&chunk).await.is_ok() {
+                    counted.fetch_add(chunk.len() as u64, Ordering::Relaxed);
+                }
+            });
+        }
+    });
+    (Redirecting { endpoint, trap }, sent)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn answers_that_do_not_end_are_not_read_to_the_end() {
+    for head in ["403 Forbidden", "404 Not Found", "200 OK"] {
+        let (server, sent) = endless(head).await;
+        // The bucket's own requests.
+        server.open().await.unwrap_err();
+        let keys = Keys { access_key_id: "a".into(), secret_access_key: "b".into(), session_token: None };
+        let options = StoreOptions {
+            endpoint: Some(server.endpoint.clone()),
+            region: Some("us-east-1".into()),
+            keys: Some(keys),
+            ..StoreOptions::default()
+        };
+        // Objects' requests.
+        let store = connect(&"s3://bucket/p".parse().unwrap(), &options).await.unwrap();
+        store.objects().list(None).try_collect::<Vec<_>>().await.unwrap_err();
+        assert!(store.objects().get(&Path::from("repository")).await.is_err());
+        let sent = sent.load(Ordering::Relaxed);
+        assert!(sent < 256 << 20, "{head}: {sent} bytes were taken");
     }
 }

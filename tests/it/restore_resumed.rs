@@ -19,7 +19,8 @@ struct World {
 impl World {
     async fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let options = OpenOptions { cache: Some(dir.path().join("cache")), memory: Some(64 << 20) };
+        let options =
+            OpenOptions { cache: Some(dir.path().join("cache")), memory: Some(64 << 20), ..OpenOptions::default() };
         let (repository, _) = Repository::create(Store::memory(), options).await.unwrap();
         let world = Self { dir, repository };
         fs::create_dir(world.source()).unwrap();

@@ -1,9 +1,10 @@
-//! Least rights at the store: the policies of docs/security.md, on Ceph RGW, with a user for each role. S2, S3, S4.
+//! S3 policies of docs/security.md, on Ceph RGW, with a user for each role. S2, S3, S4.
 
 use std::fs;
 use std::path::Path;
 
 use futures::{StreamExt as _, TryStreamExt as _};
+use object_store::ObjectStoreExt as _;
 use serde_json::Value;
 use tempfile::TempDir;
 use towline::ErrorKind;
@@ -125,7 +126,7 @@ async fn a_saver_saves_and_cannot_delete() {
     saver.save(&world.folder(), &name("run/step-2"), &SaveOptions::default()).await.unwrap();
     saver.remove(&name("run/step-1")).await.unwrap();
     let before = world.objects().await;
-    let options = CollectOptions { grace: std::time::Duration::ZERO, ..CollectOptions::default() };
+    let options = CollectOptions::at_once();
     let refused = saver.collect(&options).await.unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::Denied, "{refused:?}");
     let after = world.objects().await;
@@ -137,13 +138,38 @@ async fn a_saver_saves_and_cannot_delete() {
     world.restores(&saver, "run/step-2", "out").await;
 }
 
+/// S8 "depends on the `Deny` statement of S3: whoever may write below `tombstone/` can plant lists older than the grace when a
+/// name is removed."
+#[tokio::test(flavor = "multi_thread")]
+async fn a_saver_plants_no_lists_of_unneeded_objects() {
+    let Some(server) = ceph() else { return };
+    let world = World::new(server, |_| {}).await;
+    let saver = world.store("saver").await;
+    for key in ["tombstone/a/b", "tombstone/rights", "boundary/00000000000000000001"] {
+        let planted = saver.objects().put(&key.into(), Vec::new().into()).await;
+        let error = towline::Error::from(planted.unwrap_err());
+        assert_eq!(error.kind(), ErrorKind::Denied, "{key}: {error:?}");
+    }
+    drop(world);
+
+    let Some(server) = ceph() else { return };
+    let without_denial = |statement: &mut Value| {
+        if statement["Effect"] == "Deny" {
+            statement["Resource"] = serde_json::json!("arn:aws:s3:::bucket-of-nobody/*");
+        }
+    };
+    let world = World::new(server, without_denial).await;
+    let (outcome, told) = check(&world.store("saver").await, "rights").await;
+    assert!(outcome == Outcome::Warn && told.contains("tombstone/"), "{told}");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_collector_frees_what_nothing_names() {
     let Some(server) = ceph() else { return };
     let world = World::new(server, |_| {}).await;
     world.repository("saver").await.remove(&name("run/step-1")).await.unwrap();
     let collector = world.repository("collector").await;
-    let options = CollectOptions { grace: std::time::Duration::ZERO, ..CollectOptions::default() };
+    let options = CollectOptions::at_once();
     collector.collect(&options).await.unwrap();
     collector.collect(&options).await.unwrap();
     let left = world.objects().await;

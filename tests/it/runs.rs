@@ -13,7 +13,8 @@ use towline::error::ErrorKind;
 use towline::metrics::Metric;
 use towline::ops::{CollectOptions, ExpirePolicy, RestoreOptions, SaveOptions, SyncOptions, VerifyOptions, sync};
 use towline::repository::log::StepFacts;
-use towline::repository::{OpenOptions, Repository, Selector};
+use towline::repository::{OpenOptions, Repository};
+use towline::selector::Selector;
 use towline::storage::Store;
 
 use crate::data::{name, noise};
@@ -23,7 +24,7 @@ async fn in_memory(cache: &Path) -> Repository {
 }
 
 async fn on(objects: &Arc<dyn ObjectStore>, cache: &Path) -> Repository {
-    let options = OpenOptions { cache: Some(cache.to_owned()), memory: Some(64 << 20) };
+    let options = OpenOptions { cache: Some(cache.to_owned()), memory: Some(64 << 20), ..OpenOptions::default() };
     let store = Store::from_objects_watched(Arc::clone(objects), Duration::from_mins(1));
     Repository::create(store, options).await.unwrap().0
 }
@@ -55,7 +56,7 @@ fn keep_last(count: u64) -> ExpirePolicy {
     ExpirePolicy { keep_last: NonZeroU64::new(count), ..ExpirePolicy::default() }
 }
 
-/// R1: "What is told of a step [...] goes with it through `cp` and `sync`".
+/// R1: "A step's facts [...] are in the log; `cp` and `sync` copy them".
 #[tokio::test(flavor = "multi_thread")]
 async fn facts_go_where_the_name_goes() {
     let dir = tempfile::tempdir().unwrap();
@@ -86,7 +87,7 @@ async fn facts_go_where_the_name_goes() {
     assert_eq!(from.state().await.unwrap().seq, before);
 }
 
-/// R1: "both are read from the log alone, whatever the number and size of the steps."
+/// R1: "Listing runs and choosing steps read the log alone, whatever the number and size of the steps."
 #[tokio::test(flavor = "multi_thread")]
 async fn choosing_and_listing_read_the_log_alone() {
     let dir = tempfile::tempdir().unwrap();
@@ -123,7 +124,7 @@ async fn what_is_kept_outlives_expire_and_collect() {
     assert_eq!(steps(&repository).await.len(), 9, "a plan removes nothing");
     repository.expire(&plan).await.unwrap();
     assert_eq!(steps(&repository).await, [1, 4, 8, 9]);
-    let now = CollectOptions { grace: Duration::ZERO, ..CollectOptions::default() };
+    let now = CollectOptions::at_once();
     let mut freed = 0;
     for _ in 0..3 {
         freed += repository.collect(&now).await.unwrap().freed_bytes;

@@ -6,14 +6,15 @@ use std::os::unix::fs::{FileExt as _, PermissionsExt as _, symlink};
 use std::path::Path;
 
 use towline::error::ErrorKind;
+use towline::name::Name;
 use towline::ops::{CutChoice, Expected, RestoreOptions, SaveOptions};
-use towline::repository::{Name, OpenOptions, Repository};
+use towline::repository::{OpenOptions, Repository};
 use towline::storage::Store;
 
 use crate::data::{name, noise, safetensors, tree_digest};
 
 async fn in_memory(cache: &Path) -> Repository {
-    let options = OpenOptions { cache: Some(cache.to_owned()), memory: Some(256 << 20) };
+    let options = OpenOptions { cache: Some(cache.to_owned()), memory: Some(256 << 20), ..OpenOptions::default() };
     Repository::create(Store::memory(), options).await.unwrap().0
 }
 
@@ -133,8 +134,8 @@ async fn every_way_to_cut_gives_the_same_bytes_back() {
     assert_eq!(model.cut, Some("tensor"));
 }
 
-/// F12: "A file in the way that differs ends a restore with exit 5 before anything is written; `--overwrite` replaces it,
-/// `--delete` removes what else is there."
+/// F12: "An existing file that differs ends a restore with exit 5 before anything is written. `--overwrite` replaces
+/// such files; `--delete` removes files that the tree lacks."
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_in_the_way_is_a_conflict_before_anything_is_written() {
     let dir = tempfile::tempdir().unwrap();
@@ -195,6 +196,27 @@ async fn names_are_copied_and_removed() {
     let dest = dir.path().join("out/");
     repository.restore(&name("best"), None, &dest, &RestoreOptions::default()).await.unwrap();
     assert_eq!(fs::read(dir.path().join("out/f")).unwrap(), b"content");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_file_with_a_name_elsewhere_keeps_its_mode_and_time_there() {
+    let dir = tempfile::tempdir().unwrap();
+    let (source, outside, to) = (dir.path().join("source"), dir.path().join("outside"), dir.path().join("to"));
+    let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o7777;
+    for (folder, file, bits) in [(Some(&source), source.join("f"), 0o666), (Some(&to), outside.clone(), 0o600)] {
+        folder.map(fs::create_dir).unwrap().unwrap();
+        fs::write(&file, b"same").unwrap();
+        fs::set_permissions(&file, fs::Permissions::from_mode(bits)).unwrap();
+    }
+    fs::hard_link(&outside, to.join("f")).unwrap();
+    let before = fs::metadata(&outside).unwrap().modified().unwrap();
+    let repository = in_memory(dir.path()).await;
+    save(&repository, &source, &name("tree")).await;
+    for _ in 0..2 {
+        repository.restore(&name("tree"), None, &to, &RestoreOptions::default()).await.unwrap();
+        assert_eq!((mode(&outside), fs::metadata(&outside).unwrap().modified().unwrap()), (0o600, before));
+        assert_eq!((mode(&to.join("f")), fs::read(to.join("f")).unwrap()), (0o666, b"same".to_vec()));
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

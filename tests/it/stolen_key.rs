@@ -1,8 +1,9 @@
 //! Whoever may write to the store but not delete from it has nothing deleted by the next collect, whatever they write.
 //!
-//! S8: "Nothing is deleted sooner than `--grace` (a day) after a collect first found it unneeded, by the store's clock: not what
-//! a removed name needed, nor what somebody says in the log is not needed; a pack that a name uses is never deleted, whatever the log says.
-//! A snapshot that does not follow from the log's entries stops the collect, which names it."
+//! S8: "Nothing is deleted sooner than `--grace` (a day) after a collect first found it unneeded, by the store's clock.
+//! That holds for the content of removed names and for content that forged log entries declare unneeded; a pack that a
+//! name uses is never deleted, whatever the log says. A snapshot that does not follow from the log's entries stops the
+//! collect, which names it."
 
 use std::fs;
 use std::path::Path;
@@ -31,7 +32,8 @@ impl Scene {
     async fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::memory();
-        let options = OpenOptions { cache: Some(dir.path().to_owned()), memory: Some(128 << 20) };
+        let options =
+            OpenOptions { cache: Some(dir.path().to_owned()), memory: Some(128 << 20), ..OpenOptions::default() };
         let repository = Repository::create(store.clone(), options).await.unwrap().0;
         let scene = Self { dir, store, repository };
         fs::write(scene.path("f"), noise(1, 3_000_000)).unwrap();
@@ -63,7 +65,7 @@ impl Scene {
     }
 
     async fn collect(&self, grace: Duration) -> towline::error::Result<CollectReport> {
-        self.repository.collect(&CollectOptions { grace, ..CollectOptions::default() }).await
+        self.repository.collect(&CollectOptions { grace, ..CollectOptions::at_once() }).await
     }
 
     async fn restores(&self) {

@@ -9,16 +9,17 @@ use object_store::memory::InMemory;
 use object_store::{ObjectStore, ObjectStoreExt as _};
 use towline::error::ErrorKind;
 use towline::metrics::Metric;
+use towline::name::Name;
 use towline::ops::{RestoreOptions, SaveOptions, SyncOptions, SyncReport, sync};
 use towline::repository::layout::{Family, family};
-use towline::repository::{Name, OpenOptions, Repository};
+use towline::repository::{OpenOptions, Repository};
 use towline::storage::{self, Location, Store, StoreOptions};
 
 use crate::data::{name, noise, tree_digest};
 use crate::faulty::{Faults, Faulty};
 
 async fn repository(store: Store, cache: &Path) -> Repository {
-    let options = OpenOptions { cache: Some(cache.to_owned()), memory: Some(64 << 20) };
+    let options = OpenOptions { cache: Some(cache.to_owned()), memory: Some(64 << 20), ..OpenOptions::default() };
     Repository::create(store, options).await.unwrap().0
 }
 
@@ -107,8 +108,8 @@ async fn a_name_of_the_destination_is_replaced() {
     assert_same(&from, &to, &name("run/1"), dir.path()).await;
 }
 
-/// P2: "No byte is handed to a caller before it has been checked against its id." F8: "A flipped bit, a truncated object or
-/// a missing one is found by whoever reads it".
+/// P2: "No byte is handed to a caller before it has been checked against its id." F8: "Readers detect a flipped bit, a
+/// truncated object and a missing object".
 #[tokio::test(flavor = "multi_thread")]
 async fn no_damaged_byte_is_passed_on() {
     let dir = tempfile::tempdir().unwrap();

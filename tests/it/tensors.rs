@@ -57,7 +57,8 @@ impl TensorSink for Buffers {
 impl House {
     async fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let options = OpenOptions { cache: Some(dir.path().join("cache")), memory: Some(128 << 20) };
+        let options =
+            OpenOptions { cache: Some(dir.path().join("cache")), memory: Some(128 << 20), ..OpenOptions::default() };
         let store = Store::memory();
         let repository = Repository::create(store.clone(), options).await.unwrap().0;
         Self { dir, store, repository }
@@ -234,7 +235,7 @@ async fn parts_of_ranks_are_one_tensor() {
     }
 }
 
-/// T2: "Elements that no part holds are exit 3, with the box that lacks".
+/// T2: "Elements that no part holds are exit 3, with the missing box".
 #[tokio::test(flavor = "multi_thread")]
 async fn what_was_not_saved_is_named() {
     let house = House::new().await;
@@ -374,7 +375,7 @@ async fn an_eighth_reads_an_eighth() {
     }
 }
 
-/// T1: "of the rest only gaps between two of them in a pack, where reading is cheaper than another request".
+/// T1: "Gaps between two chunks in a pack are read too where that is cheaper than another request".
 #[tokio::test(flavor = "multi_thread")]
 async fn short_chunks_are_not_read_for_lying_between_others() {
     let house = House::new().await;
@@ -405,7 +406,7 @@ async fn short_chunks_are_not_read_for_lying_between_others() {
     assert!(house.gets().0 - before.0 <= 6, "manifest, map and the log, and a pack");
 }
 
-/// T1: "fetch the chunks that hold some of what is asked for, each once however many tensors share it".
+/// T1: "fetch the chunks that overlap the request, and their bases, each once however many tensors share it".
 #[tokio::test(flavor = "multi_thread")]
 async fn a_shared_chunk_is_fetched_once() {
     let house = House::new().await;
@@ -425,8 +426,8 @@ fn trained(seed: u64, step: u64, len: usize) -> Vec<u8> {
     moved.flat_map(f32::to_le_bytes).collect()
 }
 
-/// T1: "fetch the chunks that hold some of what is asked for, each once [...], with what these are decoded from": boxes of
-/// tensors that are stored as differences to another step, or derived from such.
+/// T1: "fetch the chunks that overlap the request, and their bases, each once": boxes of tensors that are stored as
+/// differences to another step, or derived from such.
 #[tokio::test(flavor = "multi_thread")]
 async fn boxes_of_differences_read_their_chunks_and_bases_once() {
     let house = House::new().await;
@@ -506,7 +507,8 @@ async fn holes_are_zeros() {
     assert!(house.one("w[:, 100:900]").await == column);
 }
 
-/// T3: "naming exactly the asked for tensors that it hits; others are read without it, and a box that does not touch it too."
+/// T3: "naming exactly the requested tensors that it affects; the others can be read without them, and so can a box
+/// that does not touch the chunk."
 #[tokio::test(flavor = "multi_thread")]
 async fn damage_hits_the_tensors_that_need_it() {
     let house = House::new().await;
@@ -556,12 +558,12 @@ async fn packs_that_move_meanwhile_are_followed() {
     house.save(&path, Compression::Auto).await;
     let reading = house.repository.choose_tensors(&name("n"), None, &["w".parse().unwrap()]).await.unwrap();
     house.repository.remove(&name("all")).await.unwrap();
-    let collect = CollectOptions { grace: Duration::ZERO, ..CollectOptions::default() };
+    let collect = CollectOptions::at_once();
     assert_eq!(house.repository.collect(&collect).await.unwrap().repacked_packs, 1);
     assert!(house.carry_out(reading).await.unwrap().0[0].1 == kept);
 }
 
-/// T1: "nothing is given after the reading ended or was dropped".
+/// T1: "nothing arrives after the read ended or was dropped".
 #[tokio::test(flavor = "multi_thread")]
 async fn a_sink_is_not_called_after_the_end() {
     let house = House::new().await;

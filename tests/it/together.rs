@@ -22,7 +22,7 @@ use crate::faulty::{Faults, Faulty};
 const SAVERS: u64 = 8;
 
 async fn open(objects: &Arc<dyn ObjectStore>, cache: PathBuf) -> Repository {
-    let options = OpenOptions { cache: Some(cache), memory: Some(64 << 20) };
+    let options = OpenOptions { cache: Some(cache), memory: Some(64 << 20), ..OpenOptions::default() };
     loop {
         let store = Store::from_objects_watched(Arc::clone(objects), Duration::from_secs(5));
         match Repository::create(store, options.clone()).await {
@@ -114,7 +114,7 @@ fn fails_as_it_may(outcome: &Result<()>) {
 async fn collector(repository: Repository, stop: Arc<AtomicBool>) -> u64 {
     let mut collected = 0;
     while !stop.load(Ordering::Relaxed) {
-        let options = CollectOptions { grace: Duration::ZERO, ..CollectOptions::default() };
+        let options = CollectOptions::at_once();
         let outcome = repository.collect(&options).await.map(|report| collected += report.purged_packs);
         fails_as_it_may(&outcome);
         tokio::time::sleep(Duration::from_millis(5)).await;
@@ -147,8 +147,8 @@ async fn run(objects: Arc<dyn ObjectStore>, rounds: u64, scratch: &Path) -> (Vec
     (books, purged)
 }
 
-/// P3: "An acknowledged save survives [...] any interleaving of savers and collectors". F10: "Any number of savers, readers
-/// and collectors may work on one repository with nothing between them but the store."
+/// P3: "An acknowledged save survives [...] any interleaving of savers and collectors". F10: "Any number of savers,
+/// readers and collectors may work on one repository; they coordinate only through the store."
 #[tokio::test(flavor = "multi_thread")]
 async fn eight_savers_and_two_collectors_lose_nothing_in_a_thousand_commits() {
     let scratch = tempfile::tempdir().unwrap();
@@ -164,8 +164,8 @@ async fn eight_savers_and_two_collectors_lose_nothing_in_a_thousand_commits() {
     }
 }
 
-/// F9: "Errors of the 5xx kind, resets, timeouts, slow drips, truncated bodies, lost acknowledgements and stale listings
-/// never yield a wrong byte or a wrong ref."
+/// F9: "Errors of the 5xx kind, resets, timeouts, slow responses, truncated bodies, lost acknowledgements and stale
+/// listings never yield a wrong byte or a wrong ref."
 #[tokio::test(flavor = "multi_thread")]
 async fn on_a_bad_day_nothing_acknowledged_is_lost_and_nothing_wrong_is_read() {
     for seed in 0..3 {

@@ -3,7 +3,6 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 
 use futures::TryStreamExt as _;
 use object_store::memory::InMemory;
@@ -29,7 +28,11 @@ impl House {
 
     /// A handle that knows nothing yet.
     async fn open(&self) -> Repository {
-        let options = OpenOptions { cache: Some(self.dir.path().join("cache")), memory: Some(64 << 20) };
+        let options = OpenOptions {
+            cache: Some(self.dir.path().join("cache")),
+            memory: Some(64 << 20),
+            ..OpenOptions::default()
+        };
         Repository::create(Store::from_objects(Arc::clone(&self.objects)), options).await.unwrap().0
     }
 
@@ -219,7 +222,7 @@ async fn a_damaged_chunk_hits_its_names_and_saving_again_heals_them_all() {
     house.assert_sound().await;
     house.assert_restores("b", &bytes).await;
 
-    let collect = CollectOptions { grace: Duration::ZERO, ..CollectOptions::default() };
+    let collect = CollectOptions::at_once();
     house.open().await.collect(&collect).await.unwrap();
     assert!(!house.keys().await.contains(&key), "nothing needs the damaged pack any more");
     house.assert_sound().await;
@@ -305,7 +308,7 @@ async fn what_collectors_take_meanwhile_is_no_damage() {
     house.furnish().await;
     let churn = async {
         let repository = house.open().await;
-        let collect = CollectOptions { grace: Duration::ZERO, ..CollectOptions::default() };
+        let collect = CollectOptions::at_once();
         for round in 0..20u64 {
             let path = house.file("churn", &noise(100 + round, 400_000));
             house.save(&path, "churn").await;

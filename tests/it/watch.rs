@@ -12,13 +12,15 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tokio::sync::watch::{Sender, channel};
 use tokio::task::JoinHandle;
-use towline::error::Result;
+use towline::error::{ErrorKind, Result};
 use towline::ops::{RestoreOptions, SaveOptions, Stop, WatchEvent, WatchOptions, WatchReport};
+use towline::progress::Progress;
 use towline::repository::{OpenOptions, Repository};
 use towline::storage::{Location, StoreOptions, open};
 
 use crate::cli::User;
 use crate::data::{name, noise, safetensors, tree_digest};
+use crate::semantics::Tmpfs;
 
 /// How long a test waits for what must come.
 const PATIENCE: Duration = Duration::from_mins(2);
@@ -38,10 +40,15 @@ struct Going {
 
 impl Scene {
     async fn new() -> Self {
-        let dir = tempfile::tempdir().unwrap();
+        Self::within(tempfile::tempdir().unwrap()).await
+    }
+
+    /// With its repository in the folder `repo` of `dir`.
+    async fn within(dir: tempfile::TempDir) -> Self {
         let location = Location::directory(dir.path().join("repo")).unwrap();
         let store = open(&location, &StoreOptions { create: true, ..StoreOptions::default() }).await.unwrap();
-        let options = OpenOptions { cache: Some(dir.path().join("cache")), memory: Some(64 << 20) };
+        let options =
+            OpenOptions { cache: Some(dir.path().join("cache")), memory: Some(64 << 20), ..OpenOptions::default() };
         let (repository, _) = Repository::create(store, options).await.unwrap();
         Self { dir, repository }
     }
@@ -56,6 +63,11 @@ impl Scene {
 
     /// Watches `out`, with a run called `run`.
     fn watch(&self, settle: Duration, adjust: impl FnOnce(&mut WatchOptions)) -> Going {
+        self.watch_at(self.out(), settle, adjust)
+    }
+
+    /// Watches `out`, with a run called `run`.
+    fn watch_at(&self, out: PathBuf, settle: Duration, adjust: impl FnOnce(&mut WatchOptions)) -> Going {
         let (stop, stopped) = channel(Stop::No);
         let save = SaveOptions::default();
         let mut options = WatchOptions {
@@ -69,7 +81,7 @@ impl Scene {
         };
         adjust(&mut options);
         let events = Arc::new(Mutex::new(Vec::new()));
-        let (repository, out, told) = (self.repository.clone(), self.out(), Arc::clone(&events));
+        let (repository, told) = (self.repository.clone(), Arc::clone(&events));
         let task = tokio::spawn(async move {
             let mut tell = |event| told.lock().unwrap().push(event);
             repository.watch(&out, &name("run"), &options, &mut tell).await
@@ -160,7 +172,8 @@ fn write_slowly(path: &Path, bytes: &[u8]) {
     }
 }
 
-/// W1: "A checkpoint counts as finished when its framework says so and nothing changed for a fifth of the settling time".
+/// W1: "Its framework marked it finished, the marker is not older than the files, and nothing changed for a fifth of
+/// the settling time".
 #[tokio::test(flavor = "multi_thread")]
 async fn what_frameworks_write_slowly_is_saved_when_its_marker_is_there() {
     let scene = Scene::new().await;
@@ -180,7 +193,7 @@ async fn what_frameworks_write_slowly_is_saved_when_its_marker_is_there() {
     });
     assert_eq!((going.saved(500).await, going.saved(1000).await), ("marker", "marker"));
     writer.join().unwrap();
-    assert_eq!(going.end().await, WatchReport { saved: 2, unsaved: vec![] });
+    assert_eq!(going.end().await, WatchReport { saved: 2, ..WatchReport::default() });
     scene.holds("run/step-500", &scene.out().join("checkpoint-500")).await;
     scene.holds("run/step-1000", &scene.out().join("step-1000")).await;
 }
@@ -212,7 +225,7 @@ async fn what_says_nothing_is_saved_when_it_is_quiet_or_renamed() {
     }
 }
 
-/// W2: "DIR may be missing, renamed, deleted and made again: it is waited for, which is said once".
+/// W2: "DIR may be missing, renamed, deleted and made again: `watch` waits for it and says so once".
 #[tokio::test(flavor = "multi_thread")]
 async fn the_folder_may_come_and_go() {
     let scene = Scene::new().await;
@@ -261,7 +274,7 @@ async fn what_is_written_again_is_saved_again_and_what_is_deleted_is_not() {
     fs::remove_file(folder.join("model.safetensors")).unwrap();
     fs::remove_dir_all(scene.out().join("checkpoint-6")).unwrap();
     going.until(|event| matches!(event, WatchEvent::Gone { entry } if entry == "checkpoint-6").then_some(())).await;
-    assert_eq!(going.end().await, WatchReport { saved: 2, unsaved: vec![] });
+    assert_eq!(going.end().await, WatchReport { saved: 2, ..WatchReport::default() });
     let events = scene.once(|_| {}).await;
     assert!(matches!(&events[1..], [WatchEvent::PassedOver { entry, .. }] if entry == "checkpoint-5"), "{events:?}");
     let dest = scene.path("back");
@@ -269,7 +282,7 @@ async fn what_is_written_again_is_saved_again_and_what_is_deleted_is_not() {
     assert_eq!(tree_digest(&dest), whole);
 }
 
-/// W1: "a step that is in the repository as it is in DIR is not saved again, after a restart neither".
+/// W1: "A step whose content in the repository is that in DIR is not saved again, nor after a restart".
 #[tokio::test(flavor = "multi_thread")]
 async fn a_restart_saves_nothing_twice() {
     let scene = Scene::new().await;
@@ -288,7 +301,46 @@ async fn a_restart_saves_nothing_twice() {
     assert_eq!(scene.repository.state().await.unwrap().refs, before);
 }
 
-/// W3: "`--restore-latest` brings the latest step back under the name that it had, whole or not at all".
+/// W1: "A step with other content in the repository, whoever saved it, is replaced; that is reported with the size and
+/// time of the old value."
+#[tokio::test(flavor = "multi_thread")]
+async fn a_step_of_somebody_else_is_replaced_and_that_is_said() {
+    let scene = Scene::new().await;
+    fs::write(scene.path("f"), noise(1, 1000)).unwrap();
+    let theirs = scene.repository.save(&scene.path("f"), &name("run/step-1"), &SaveOptions::default()).await.unwrap();
+    hugging_face(&scene.out(), 1);
+    let events = scene.once(|_| {}).await;
+    let replaced = |event: &WatchEvent| match event {
+        WatchEvent::Saved { report, .. } => report.replaced.clone(),
+        _ => None,
+    };
+    let replaced = events.iter().find_map(replaced).unwrap();
+    assert_eq!((replaced.manifest, replaced.bytes), (theirs.manifest, 1000));
+}
+
+/// W4: "Checkpoints that could not be saved in time are named". A store that was full is the reason then, and time is
+/// not.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_repository_is_the_reason_that_is_given() {
+    let dir = tempfile::tempdir().unwrap();
+    let Some(_disk) = Tmpfs::mount(&dir.path().join("repo"), "1m") else { return };
+    let scene = Scene::within(dir).await;
+    let progress = Progress::default();
+    let going = scene.watch(Duration::from_millis(50), |options| options.save.progress = progress.clone());
+    fs::create_dir_all(scene.out().join("checkpoint-1")).unwrap();
+    fs::write(scene.out().join("checkpoint-1/model.bin"), noise(1, 4 << 20)).unwrap();
+    let failure =
+        |event: &WatchEvent| if let WatchEvent::Failed { failure, .. } = event { Some(failure.kind) } else { None };
+    assert_eq!(going.until(failure).await, ErrorKind::Exhausted);
+    assert_eq!(progress.snapshot().phase, "watching", "it rests until the next try");
+    going.stop.send(Stop::Within { grace: Duration::from_millis(200), linger: false }).unwrap();
+    let report = going.task.await.unwrap().unwrap();
+    let error = report.error(&scene.out(), "more time", String::clone).unwrap();
+    assert!(error.causes()[0].contains("disk full"), "{error:?}");
+    assert!(error.help_text().unwrap().contains("free some space"), "{error:?}");
+}
+
+/// W3: "`--restore-latest` restores the latest step under its original name, whole or not at all".
 #[tokio::test(flavor = "multi_thread")]
 async fn the_latest_comes_back_under_its_own_name() {
     let scene = Scene::new().await;
@@ -318,8 +370,8 @@ async fn the_latest_comes_back_under_its_own_name() {
     assert_eq!(tree_digest(&latest), before);
 }
 
-/// S9: "A link that they put in the place of a checkpoint, of Towline's own files there or of a trainer's state is not followed: nothing
-/// outside of the folder is saved, changed or deleted."
+/// S9: "A link that they put in the place of a checkpoint, of Towline's own files there or of a trainer's state is not
+/// followed: nothing outside the folder is saved, changed or deleted."
 #[tokio::test(flavor = "multi_thread")]
 async fn planted_links_are_not_followed() {
     let scene = Scene::new().await;
@@ -374,7 +426,7 @@ async fn trackers_and_single_files_come_back_too() {
     assert!(!scene.path("model_40.pt").exists());
 }
 
-/// W2: "A save that fails is said and tried again, at growing intervals".
+/// W2: "A save that fails is reported and retried, at growing intervals".
 #[tokio::test(flavor = "multi_thread")]
 async fn a_store_that_is_away_is_waited_for() {
     let scene = Scene::new().await;
@@ -427,7 +479,7 @@ impl Program {
     }
 }
 
-/// W4: "At SIGTERM and Ctrl-C it saves what is finished, and what is within `--on-term`".
+/// W4: "At SIGTERM and Ctrl-C `watch` saves the finished checkpoints, as far as `--on-term` allows".
 #[test]
 fn a_signal_makes_it_save_what_is_finished_and_name_what_is_not() {
     let user = User::with_repository();
@@ -481,4 +533,53 @@ fn the_command_says_what_it_does() {
     assert_eq!(user.run(&["watch", "none", "run", "--once"]).code, Some(3));
     assert_eq!(user.fails(&["watch", "out", "run@latest"], 2)["kind"], "usage");
     assert_eq!(user.fails(&["watch", "out", "run", "--settle", "-1"], 2)["kind"], "usage");
+}
+
+/// W1: two watches that save one step at once. Each looks again when the other was faster; the last one's content stays, and that it
+/// replaced the other's is said.
+#[tokio::test(flavor = "multi_thread")]
+async fn two_watches_of_one_step_leave_nothing_unsaved() {
+    let scene = Scene::new().await;
+    let (here, there) = (scene.out().join("step-3"), scene.path("out2/step-3"));
+    for (folder, seed) in [(&here, 1), (&there, 2)] {
+        fs::create_dir_all(folder).unwrap();
+        fs::write(folder.join("model.bin"), noise(seed, 12 << 20)).unwrap();
+    }
+    let once = |options: &mut WatchOptions| options.once = true;
+    let watches = [scene.out(), scene.path("out2")];
+    let watches = watches.map(|folder| scene.watch_at(folder, Duration::from_millis(50), once));
+    let mut replaced = 0;
+    for going in watches {
+        assert_eq!(going.task.await.unwrap().unwrap(), WatchReport { saved: 1, ..WatchReport::default() });
+        let events = going.events.lock().unwrap();
+        replaced += events
+            .iter()
+            .filter(|event| matches!(event, WatchEvent::Saved { report, .. } if report.replaced.is_some()))
+            .count();
+    }
+    assert_eq!(replaced, 1, "whoever was second says so");
+}
+
+/// W4: a stop request is answered while a checkpoint is saved, and what was sent by the end is used by the next save.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_watch_that_must_end_records_what_it_has_sent() {
+    let scene = Scene::new().await;
+    fs::create_dir_all(scene.out().join("step-1")).unwrap();
+    fs::write(scene.out().join("step-1/model.bin"), noise(1, 400 << 20)).unwrap();
+    let progress = Progress::default();
+    let going = scene.watch(Duration::from_millis(50), |options| options.save.progress = progress.clone());
+    while progress.snapshot().moved < 64 << 20 {
+        assert!(!going.task.is_finished());
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    going.stop.send(Stop::Within { grace: Duration::from_millis(100), linger: false }).unwrap();
+    going.until(|event| matches!(event, WatchEvent::Stopping { .. }).then_some(())).await;
+    let report = going.task.await.unwrap().unwrap();
+    if report.unsaved.is_empty() {
+        return; // It was faster than the request.
+    }
+    let step = scene.out().join("step-1");
+    let again = scene.repository.save(&step, &name("run/step-1"), &SaveOptions::default()).await.unwrap();
+    assert!(again.new_bytes < 380 << 20, "what was sent is used: {again:?}");
+    assert!(again.replaced.is_none());
 }

@@ -161,6 +161,24 @@ def test_choices_and_retention(repository):
             checkpointer.restore("min=accuracy")
 
 
+@pytest.mark.parametrize(
+    "rules", [{"keep_last": 0}, {"keep_last": -1}, {"keep_last": "3"}, {"keep_every": 2.5}, {"keep_min": [1]}]
+)
+def test_rules_of_retention_are_checked_at_once(repository, rules):
+    with pytest.raises(towline.UsageError, match=next(iter(rules))):
+        towline.Checkpointer(repository, "run", **rules)
+
+
+def test_a_metric_may_be_a_text_and_a_tensor_with_a_gradient(repository):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with towline.Checkpointer(repository, "run", keep_min="loss") as checkpointer:
+            for step, loss in enumerate([3.0, 1.0, 2.0]):
+                metrics = {"loss": torch.tensor(loss, requires_grad=True)}
+                checkpointer.save(step, {"at": torch.tensor(step)}, metrics=metrics).wait()
+            assert checkpointer.steps() == [1, 2]
+
+
 @pytest.mark.parametrize("compression", [None, True, "if-faster", False])
 def test_how_small_a_step_is_stored_can_be_said(repository, compression):
     state = {"a": torch.zeros(1 << 20)}
@@ -265,8 +283,9 @@ def test_two_processes_that_save_one_step(repository):
     """The first to commit it has it, whole; the other is told, whether they overlap or not."""
     a, b = (towline.Checkpointer(repository, "run") for _ in range(2))
     a.save(1, {"who": "a"}).wait()
-    with pytest.raises(towline.SaveFailed, match="run/step-1 was saved by another process") as caught:
+    with pytest.raises(towline.Conflict, match="run/step-1 was saved by another process") as caught:
         b.save(1, {"who": "b"}).wait()
+    assert isinstance(caught.value, towline.SaveFailed) and caught.value.kind == "conflict"
     assert isinstance(caught.value.__cause__, towline.Conflict) and a.restore(1)["who"] == "a"
     # Whoever saved or found a step replaces it: a training that goes back.
     a.save(1, {"who": "a again"}).wait()
@@ -296,10 +315,10 @@ def test_two_saves_of_one_step_at_once_have_one_outcome(repository):
             try:
                 handle.wait()
                 errors.append(None)
-            except towline.SaveFailed as error:
-                errors.append(error.__cause__)
+            except towline.Conflict as error:
+                errors.append(str(error))
         (winner,) = (at for at, error in enumerate(errors) if error is None)
-        assert all(isinstance(error, towline.Conflict) for error in errors if error is not None)
+        assert all("was saved by another process" in error for error in errors if error is not None), errors
         back = towline.Checkpointer(repository, "run").restore(step)
         assert back["who"] == winner and back["w"].eq(winner).all()
     for maker in makers:

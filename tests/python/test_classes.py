@@ -208,7 +208,7 @@ def nested(depth: int):
             {"n": torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)},
             r"state\['n'\].*nested",
         ),
-        ({"deep": nested(2000)}, r"state\['deep'\]\[0\]\['a'\].* \.\.\. .*nested more than 128 deep"),
+        ({"deep": nested(2000)}, r"state\['deep'\]\[0\]\['a'\].* \.\.\. .*nested more than 128 levels deep"),
         (
             {"t": datetime.datetime(2026, 1, 2, tzinfo=type("Zone", (datetime.tzinfo,), {})())},
             r"state\['t'\].*datetime",

@@ -201,7 +201,7 @@ def test_targets_of_other_kinds_are_filled(repository, monkeypatch):
     ],
 )
 def test_what_cannot_be_kept_is_refused_by_name(repository, tensor, what):
-    with pytest.raises(CheckpointException, match=rf"UnsupportedValue: odd\.one at \[0.* cannot be kept.*{what}"):
+    with pytest.raises(CheckpointException, match=rf"UnsupportedValue: odd\.one at \[0.* cannot be saved.*{what}"):
         dcp.save({"odd": {"one": tensor}, "fine": torch.ones(2)}, storage_writer=StorageWriter(repository, NAME))
     assert repository.ls() == []
 
@@ -533,6 +533,14 @@ def test_a_writer_travels(repository):
     assert same(loaded(repository, a_state()), a_state())
 
 
+def test_paths_in_metadata_do_not_grow_without_end():
+    doubled = b"X\x01\x00\x00\x00a" + b"".join(b"q\x00" + b"0cpathlib\nPath\n" + b"h\x00h\x00\x86R" for _ in range(40))
+    with pytest.raises(towline.Damaged, match="longer than 4096"):
+        folder.decode(b"\x80\x02" + doubled + b".", ())
+    with pytest.raises(towline.Damaged, match="not made of texts"):
+        folder.decode(b"\x80\x02cpathlib\nPath\n" + b"K\x01\x85R.", ())
+
+
 def test_folders_that_torch_wrote(repository, tmp_path):
     state = a_state(4)
     del state["model"]["mirrored"]
@@ -619,7 +627,7 @@ def test_metadata_comes_back_as_it_was():
 def test_metadata_that_json_cannot_hold_is_refused_by_name():
     for change, where in (
         ({"planner_data": {"a": object()}}, r"metadata\.planner_data\['a'\]"),
-        ({"planner_data": {"a": torch.ones(2)}}, r"metadata\.planner_data cannot be kept"),
+        ({"planner_data": {"a": torch.ones(2)}}, r"metadata\.planner_data cannot be saved"),
         ({"state_dict_metadata": {"x": type("Odd", (BytesStorageMetadata,), {})()}}, r"state_dict_metadata\['x'\]"),
     ):
         metadata, results = some_metadata()

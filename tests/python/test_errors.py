@@ -20,9 +20,10 @@ from .test_spool import MIB, fill, small_disk  # noqa: F401
         ("--keep-last, --keep-every or --keep-min", "keep_last, keep_every or keep_min"),
         ("`towline verify --data --repair`, then save", "Repository.verify(data=True, repair=True), then save"),
         ("look at it (`towline show`), then save", "look at it (Repository.show()), then save"),
-        ("`towline save --metric NAME=VALUE` tells one", "metrics={NAME: VALUE} of a save tells one"),
+        ("`towline save --metric NAME=VALUE` sets one", "metrics={NAME: VALUE} of a save sets one"),
         ("raise --memory", "raise the memory of towline.open"),
         ("run the same command again to resume", "do the same again to resume"),
+        ("towline init /data/new", "towline.open('/data/new', create=True)"),
         # What only the command line has stays its own.
         ("start one: towline agent --config FILE", "start one: towline agent --config FILE"),
         ("`towline doctor` tells what the store does", "`towline doctor` tells what the store does"),

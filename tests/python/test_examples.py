@@ -43,6 +43,7 @@ def test_a_killed_run_goes_on(tmp_path, monkeypatch, example, needs):
         if folder == "another-machine":
             # All that it has is the repository.
             monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other-cache"))
+            monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "other-state"))
         ended, second = run(example, tmp_path / folder, tmp_path / repository)
         assert ended == 0 and list(second)[-1] == STEPS
         assert 1 < min(second) <= DIE_AT + 1, "it goes on where it was, not at the beginning"

@@ -47,7 +47,7 @@ def test_whole_numbers_of_any_kind_are_steps(checkpointer, step):
         ({"loss": torch.ones(2)}, "'loss'"),
         ({"loss": "0.5"}, "'loss' is a finite number, not '0.5'"),
         ({"loss": None}, "'loss'"),
-        ({"val/loss": 0.5}, "this is not the name of a metric"),
+        ({"val/loss": 0.5}, "invalid name of a metric"),
         ({5: 0.5}, "the name of a metric is text"),
         ([("loss", 0.5)], "metrics are a dict"),
     ],

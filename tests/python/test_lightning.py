@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
 import logging
 import os
 import pickle
 import subprocess
 import sys
 import textwrap
+import uuid
 import warnings
+import zipfile
 from pathlib import Path, PurePosixPath
 
 import pytest
@@ -295,6 +298,33 @@ def test_a_planted_stand_in_removes_no_other_name(repository, checkpoint_io, tmp
         checkpoint_io.remove_checkpoint(tmp_path / "step=1.ckpt")
         checkpoint_io.teardown()
     assert "prod/best" in names(repository) and not (tmp_path / "step=1.ckpt").exists()
+
+
+def test_planted_files_beside_a_stand_in_are_neither_followed_nor_unpacked(tmp_path, monkeypatch):
+    """S9: "A link that they put in the place of [...] Towline's own files there [...] is not followed"."""
+    record = dict.fromkeys(("repository", "name", "file", "folder", "url"), "x")
+    path = str(tmp_path / "last.ckpt")
+    (tmp_path / "victim").write_bytes(b"precious")
+    for number in (os.getpid(), 1):
+        (tmp_path / f"last.ckpt.{number}.part").symlink_to(tmp_path / "victim")
+    _stand_ins.write(path, record, load_stand_in, "2026-11-24T00:00:00Z")
+    assert (tmp_path / "victim").read_bytes() == b"precious" and not os.path.islink(path)
+    assert _stand_ins.read(path) == record and os.stat(path).st_mtime == 1795478400
+    # A link at the very name that is chosen is refused, and nothing is left.
+    fixed = uuid.UUID(int=7)
+    monkeypatch.setattr(uuid, "uuid4", lambda: fixed)
+    (tmp_path / f"last.ckpt.{fixed.hex}.part").symlink_to(tmp_path / "victim")
+    with pytest.raises(FileExistsError):
+        _stand_ins.write(path, record, load_stand_in)
+    assert (tmp_path / "victim").read_bytes() == b"precious"
+    # A small file that stands for much is none.
+    for how in (zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA, zipfile.ZIP_DEFLATED):
+        with zipfile.ZipFile(tmp_path / "bomb.ckpt", "w", how) as archive:
+            archive.writestr("archive/towline.json", json.dumps(record) + " " * (64 << 20))
+        assert os.path.getsize(tmp_path / "bomb.ckpt") < 1 << 20
+        assert _stand_ins.read(str(tmp_path / "bomb.ckpt")) is None
+    os.mkfifo(tmp_path / "pipe.ckpt")
+    assert _stand_ins.read(str(tmp_path / "pipe.ckpt")) is None, "nobody waits for a pipe"
 
 
 def test_ordinary_files_are_left_to_lightning(checkpoint_io, tmp_path):

@@ -56,6 +56,31 @@ def test_names_are_listed_copied_and_removed(repository, tree):
     assert repository.show("set/two").name == "set/two"
 
 
+def test_what_was_removed_or_replaced_is_taken_back(repository, tree):
+    for text in ("one", "two"):
+        (tree / "notes.txt").write_text(text)
+        report = repository.save(tree, "best", metrics={"loss": float(len(text))})
+    assert report.replaced.kept
+    repository.remove("best")
+    history = repository.history("best")
+    assert history.present is None and [kept.taken.by for kept in history.kept] == ["removed", "replaced"]
+    assert history.kept[0].metrics == {"loss": 3.0} and history.kept[0].until
+    assert repository.undelete("best").was == history.kept[0].version
+    assert repository.read("best", "notes.txt") == b"two"
+    with pytest.raises(towline.Conflict):
+        repository.undelete("best")
+    back = repository.undelete("best", version=history.kept[1].version, replace=True)
+    assert back.replaced.kept and repository.read("best", "notes.txt") == b"one"
+    repository.undelete("best", to="two")
+    assert repository.read("two", "notes.txt") == b"two"
+    repository.remove("two")
+    assert repository.collect(grace=0).kept_values == 1
+    assert repository.collect(grace=0, keep_removed="0").forgotten_values == 1
+    repository.remove("best", now=True)
+    with pytest.raises(towline.NotFound):
+        repository.undelete("best")
+
+
 def test_runs_and_retention(repository, tree):
     for step, loss in enumerate([3.0, 1.0, 2.0]):
         (tree / "notes.txt").write_text(str(step))
@@ -67,6 +92,10 @@ def test_runs_and_retention(repository, tree):
     assert len(repository.ls("run")) == 3
     repository.expire("run", keep_last=1, keep_min=["loss"])
     assert [one.name for one in repository.ls("run")] == ["run/step-1", "run/step-2"]
+    repository.expire("run", keep_last=1, keep_removed=True)
+    repository.undelete("run/step-1")
+    with pytest.raises(towline.NotFound):
+        repository.undelete("run/step-0")
 
 
 def test_tensors_are_read_when_asked_for(repository, tree):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -132,7 +134,9 @@ def test_a_full_disk_under_the_repository(small_disk):
 def test_a_full_disk_under_the_spool_is_no_end(small_disk, far):
     fill(small_disk, 4 * MIB)
     with towline.Checkpointer(far, "run", spool=small_disk) as checkpointer:
-        with pytest.warns(UserWarning, match=r"run/step-1 is not kept on this node's disk.*No space"):
+        with pytest.warns(
+            UserWarning, match=rf"run/step-1 cannot be spooled to this node's disk.*No space.*{small_disk}"
+        ):
             checkpointer.save(1, a_state(1)).wait()
         check(checkpointer, 1)
         checkpointer.save(2, a_state(2, mib=1)).wait("local").wait()
@@ -140,7 +144,7 @@ def test_a_full_disk_under_the_spool_is_no_end(small_disk, far):
         # The warning comes from the saver's thread, at any moment from the save on.
         with (
             pytest.raises(towline.SaveFailed, match="no answer"),
-            pytest.warns(UserWarning, match="step-3 is not kept"),
+            pytest.warns(UserWarning, match="step-3 cannot be spooled"),
         ):
             checkpointer.save(3, a_state(3)).wait("local")
         far._engine.away = False
@@ -166,7 +170,7 @@ def test_killed_before_a_state_is_whole_on_the_disk(far, tmp_path, at):
         checkpointer = towline.Checkpointer(repository, "run", spool=sys.argv[2])
         checkpointer.save(1, a_state(1)).wait("local")
 
-        def kill(*said):
+        def kill(*said, **more):
             os.kill(os.getpid(), signal.SIGKILL)
 
         module, _, name = ("towline.spool." + sys.argv[3]).rpartition(".")
@@ -190,9 +194,11 @@ def test_killed_before_a_linked_folder_is_whole(repository, tmp_path):
     (tmp_path / "checkpoint-1" / "weights").write_bytes(b"1" * 1000)
     script = """
         import os, signal, sys
-        from towline import spool
+        from towline import _private, spool
         spool._write_record = lambda *said: os.kill(os.getpid(), signal.SIGKILL)
-        spool.link(sys.argv[2] + "/_towline", "run/step-1", {"metrics": {}}, sys.argv[2] + "/checkpoint-1")
+        source = os.open(sys.argv[2] + "/checkpoint-1", os.O_RDONLY)
+        own = _private.given(sys.argv[2]).inside("_towline", own=True)
+        spool.link(own, "run/step-1", {"metrics": {}}, source)
     """
     assert run_script(script, repository.url, str(tmp_path)).returncode == -signal.SIGKILL
     assert len(list((tmp_path / "_towline").rglob("weights"))) == 1
@@ -202,12 +208,35 @@ def test_killed_before_a_linked_folder_is_whole(repository, tmp_path):
     assert (tmp_path / "checkpoint-1" / "weights").read_bytes() == b"1" * 1000
 
 
+def test_a_link_in_the_place_of_a_checkpoint_is_not_followed(repository, tmp_path):
+    """S9: "A link that they put in the place of a checkpoint [...] is not followed: nothing outside the folder is saved"."""
+    (tmp_path / "outside" / "keys").mkdir(parents=True)
+    (tmp_path / "outside" / "keys" / "secret").write_bytes(b"secret")
+    out = tmp_path / "out"
+    out.mkdir()
+    saver = _folders.FolderSaver(repository, "run", "test")
+    (out / "checkpoint-1").symlink_to(tmp_path / "outside")
+    with pytest.raises(towline.Denied, match="planted"):
+        saver.save(str(out / "checkpoint-1"), 1, None, str(out))
+    # Within a checkpoint, links stay links.
+    (out / "checkpoint-2" / "sub").mkdir(parents=True)
+    (out / "checkpoint-2" / "sub" / "weights").write_bytes(b"2" * 1000)
+    (out / "checkpoint-2" / "to-folder").symlink_to(tmp_path / "outside" / "keys")
+    (out / "checkpoint-2" / "to-file").symlink_to(tmp_path / "outside" / "keys" / "secret")
+    saver.save(str(out / "checkpoint-2"), 2, None, str(out))
+    saver.close()
+    assert [one.name for one in repository.ls()] == ["run/step-2"]
+    repository.restore("run/step-2", tmp_path / "back")
+    assert (tmp_path / "back" / "to-folder").is_symlink() and (tmp_path / "back" / "to-file").is_symlink()
+    assert (tmp_path / "back" / "sub" / "weights").read_bytes() == b"2" * 1000
+
+
 def leave(far: towline.Repository, folder: Path, value: bytes) -> str:
     """What a killed process left."""
     document = json.dumps({"towline": 1, "state": value.decode()}).encode()
     header = towline._towline.lay_out([])[0]
     files = [("state.safetensors", [header]), ("state.json", [document])]
-    return spool.put(spool_of(far, folder), "run/step-1", {"metrics": {}}, files)
+    return str(spool.put(spool_of(far, folder), "run/step-1", {"metrics": {}}, files))
 
 
 def spool_of(far: towline.Repository, folder: Path) -> str:
@@ -229,3 +258,18 @@ def test_what_was_left_does_not_replace_what_was_saved_since(far, tmp_path):
     os.utime(left + ".json", (later, later))
     with towline.Checkpointer(far, "run", spool=tmp_path / "spool") as checkpointer:
         assert checkpointer.restore(1) == "later"
+
+
+def test_what_is_local_survives_the_loss_of_the_cache(far, tmp_path):
+    """The cache may be removed at any time; steps that wait are no cache."""
+    with towline.Checkpointer(far, "run") as checkpointer:
+        far._engine.away = True
+        checkpointer.save(1, a_state(1, mib=1)).wait("local")
+        spooled = list((tmp_path / "state" / "towline" / "spool").rglob("0-step-1.*.json"))
+        assert len(spooled) == 1 and spooled[0].parents[1].stat().st_mode & 0o077 == 0
+        shutil.rmtree(tmp_path / "cache", ignore_errors=True)
+        with pytest.warns(UserWarning, match="not durable"), contextlib.suppress(towline.Error):
+            checkpointer.close(timeout=0.1)
+    far._engine.away = False
+    with towline.Checkpointer(far, "run") as later:
+        assert later.steps() == [1]

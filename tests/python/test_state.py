@@ -311,6 +311,45 @@ def test_documents_of_the_future_are_refused():
         state.restore(b'{"towline":1,"state":{"!":"tensor","t":"gone"}}', {}, lambda wanted: None)
 
 
+def _restored(document, leaf):
+    def fill(wanted):
+        for _, tensor in wanted:
+            tensor.copy_(leaf.view(tensor.shape))
+
+    held = ({torch.int64: "I64", torch.uint8: "U8"}[leaf.dtype], tuple(leaf.shape))
+    return state.restore(json.dumps({"towline": 1, "state": document}).encode(), {"0": held}, fill)
+
+
+def test_strides_that_leave_gaps_are_damage():
+    leaf = torch.arange(6).reshape(2, 3)
+    assert _restored({"!": "tensor", "t": "0", "stride": [1, 2]}, leaf).equal(leaf)
+    for stride in ([1 << 40, 1], [1, 1], [0, 1], [1], [-1, 2]):
+        with pytest.raises(towline.Damaged, match="gaps"):
+            _restored({"!": "tensor", "t": "0", "stride": stride}, leaf)
+
+
+def test_an_empty_tensor_is_empty():
+    leaf = torch.empty(0, dtype=torch.uint8)
+    node = {"!": "tensor", "t": "0", "dtype": "float32"}
+    assert _restored({**node, "shape": [0, 1 << 40]}, leaf).shape == (0, 1 << 40)
+    with pytest.raises(towline.Damaged, match="not empty"):
+        _restored({**node, "shape": [1 << 32]}, leaf)
+
+
+def test_nodes_that_name_the_same_bytes_share_them():
+    leaf = torch.zeros(1 << 20, dtype=torch.uint8)
+    many = _restored([{"!": "bytes", "t": "0"} for _ in range(500)], leaf)
+    assert len(many) == 500 and all(one is many[0] for one in many)
+
+
+def test_a_document_that_is_nested_too_deeply_is_damaged():
+    nested = 0
+    for _ in range(900):
+        nested = [nested]
+    with pytest.raises(towline.Damaged):
+        _restored(nested, torch.zeros(1, dtype=torch.uint8))
+
+
 @pytest.mark.parametrize(("dtype", "shape"), [("|u1", [1 << 40]), ("|V2000000000", [1]), ("<f8", [3])])
 def test_an_array_takes_no_more_memory_than_is_stored(dtype, shape):
     described = state.describe(numpy.zeros(1, numpy.uint8), False)

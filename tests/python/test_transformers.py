@@ -231,7 +231,7 @@ def test_links_that_come_and_go_do_not_spoil_a_save(repository, tmp_path):
     """Removing another link to a file changes its inode: that is not a change of what is saved."""
     import threading
 
-    from towline import _folders, spool
+    from towline import _folders, _private, spool
 
     (tmp_path / "checkpoint").mkdir()
     (tmp_path / "checkpoint" / "large").write_bytes(os.urandom(64 << 20))
@@ -245,11 +245,11 @@ def test_links_that_come_and_go_do_not_spoil_a_save(repository, tmp_path):
             if over.wait(0.01):
                 return
 
-    folder = str(tmp_path / "checkpoint")
-    Path(folder + ".json").write_text(json.dumps({"name": "run/step-1", "options": {"metrics": {}}}))
+    kept = spool.Kept(_private.given(str(tmp_path)), "checkpoint")
+    (tmp_path / kept.record).write_text(json.dumps({"name": "run/step-1", "options": {"metrics": {}}}))
     thread = threading.Thread(target=come_and_go)
     thread.start()
-    report = _folders._save_linked(repository, folder)
+    report = _folders._save_linked(repository, kept)
     over.set()
     thread.join()
-    assert report.logical_bytes == 64 << 20 and spool.left(str(tmp_path), "run", 0) == []
+    assert report.logical_bytes == 64 << 20 and spool.left(kept.run, "run", 0) == []

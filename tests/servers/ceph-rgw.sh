@@ -12,8 +12,9 @@ CONF=$DIR/ceph.conf GB=${CEPH_GB:-8} KEY=towline SECRET=towlinesecret
 ceph() { command ceph -c "$CONF" "$@"; }
 
 configure() {
-  local mon; mon=$(free_port $((43300 + RANDOM % 1000 * 2)))
-  free_port $((8100 + RANDOM % 900)) >"$DIR/port"
+  # Below the ports that the kernel hands out to connections: one of those would keep the monitor from its own.
+  local mon; mon=$(free_ports 2 $((20000 + RANDOM % 4000 * 2)))
+  free_ports 1 $((8100 + RANDOM % 900)) >"$DIR/port"
   cat >"$CONF" <<X
 [global]
 fsid = $(cat /proc/sys/kernel/random/uuid)
@@ -77,17 +78,29 @@ make_osd() {
   ceph-osd -c "$CONF" --mkfs -i 0 --osd-uuid "$uuid" >>"$DIR/mkfs.out" 2>&1
 }
 
-osd_is_up() { ceph osd stat | grep -q '1 up'; }
+osd_is_up() { timeout 30 ceph -c "$CONF" osd stat | grep -q '1 up'; }
+
+# A monitor with an empty store that answers. Another port is tried where this one fails.
+start_monitor() {
+  local attempt
+  for attempt in 1 2 3; do
+    halt mon; rm -rf "$DIR"; mkdir -p "$DIR"
+    configure
+    spawn mon ceph-mon -c "$CONF" -f -i m
+    wait_for mon 120 timeout 30 ceph -c "$CONF" osd stat && return
+    tail -n 20 "$DIR/mon.out" "$DIR/mon.m.log" >&2 2>/dev/null || true
+    echo "the monitor did not start (attempt $attempt of 3)" >&2
+  done
+  return 1
+}
 
 start() {
   if [ -f "$ENV" ] && up mon && up osd && up rgw; then cat "$ENV"; return; fi
-  stop; rm -rf "$DIR"; mkdir -p "$DIR"
-  configure
-  spawn mon ceph-mon -c "$CONF" -f -i m
-  wait_for 30 timeout 5 ceph -c "$CONF" osd stat
+  stop
+  start_monitor
   make_osd
   spawn osd ceph-osd -c "$CONF" -f -i 0
-  wait_for 60 osd_is_up
+  wait_for osd 120 osd_is_up
   # The owner of the buckets, and the three roles of docs/security.md.
   local user
   for user in "$KEY" reader saver collector; do
@@ -96,7 +109,7 @@ start() {
   done
   spawn rgw radosgw -c "$CONF" -f -n client.rgw
   local endpoint; endpoint=http://127.0.0.1:$(cat "$DIR/port")
-  wait_for 60 curl -sf -o /dev/null "$endpoint/"
+  wait_for rgw 120 curl -sf -o /dev/null "$endpoint/"
   publish "$ENV" <<X
 S3_ENDPOINT=$endpoint
 AWS_ACCESS_KEY_ID=$KEY

@@ -14,7 +14,10 @@ up() { [ -f "$DIR/$1.pid" ] && alive "$(cat "$DIR/$1.pid")"; }
 spawn() {
   local name=$1; shift
   TOWLINE_SERVER=$DIR setsid nohup "$@" >"$DIR/$name.out" 2>&1 </dev/null &
-  echo $! >"$DIR/$name.pid"
+  local pid=$!
+  echo $pid >"$DIR/$name.pid"
+  # The marker is seen once the command itself runs.
+  while ! alive $pid && kill -0 $pid 2>/dev/null; do sleep 0.02; done
 }
 
 # Ends daemon $1, by force after ten seconds.
@@ -28,17 +31,22 @@ halt() {
   rm -f "$DIR/$1.pid"
 }
 
-# Waits up to $1 seconds for the command that follows to succeed.
+# Waits until the command that follows succeeds: up to $2 seconds, and no longer than daemon $1 runs.
 wait_for() {
-  local end=$((SECONDS + $1)); shift
-  while [ $SECONDS -lt $end ]; do "$@" >/dev/null 2>&1 && return 0; sleep 0.2; done
-  echo "timed out: $*" >&2; return 1
+  local daemon=$1 end=$((SECONDS + $2)); shift 2
+  while up "$daemon" && [ $SECONDS -lt $end ]; do "$@" >/dev/null 2>&1 && return 0; sleep 0.2; done
+  if up "$daemon"; then echo "timed out: $*" >&2; else echo "$daemon ended: see $DIR/$daemon.out" >&2; fi
+  return 1
 }
 
-# The first port from $1 on that nobody listens on. Kept by the caller: a restart stays at its port.
-free_port() {
-  local port=$1
-  while (exec 3<>"/dev/tcp/127.0.0.1/$port") 2>/dev/null; do port=$((port + 1)); done
+# The first of $1 ports in a row, from $2 on, that nobody listens on. Kept by the caller: a restart stays at its port.
+free_ports() {
+  local count=$1 port=$2 next
+  next=$port
+  while [ $((next - port)) -lt "$count" ]; do
+    if (exec 3<>"/dev/tcp/127.0.0.1/$next") 2>/dev/null; then port=$((next + 1)); fi
+    next=$((next + 1))
+  done
   echo "$port"
 }
 

@@ -9,11 +9,11 @@ DIR=$state/ministack ENV=$state/ministack.env
 start() {
   if [ -f "$ENV" ] && up ministack; then cat "$ENV"; return; fi
   stop; rm -rf "$DIR"; mkdir -p "$DIR"
-  local port endpoint; port=$(free_port $((9100 + RANDOM % 900))); endpoint=http://127.0.0.1:$port
+  local port endpoint; port=$(free_ports 1 $((9100 + RANDOM % 900))); endpoint=http://127.0.0.1:$port
   export AUTH=true BIND_HOST=127.0.0.1 MINISTACK_HOST=127.0.0.1 GATEWAY_PORT=$port PERSIST_STATE=0
   export S3_PERSIST=1 S3_DATA_DIR=$DIR/s3 STATE_DIR=$DIR/state
   spawn ministack "$venv/bin/ministack"
-  wait_for 30 curl -sf -o /dev/null "$endpoint/_ministack/health"
+  wait_for ministack 120 curl -sf -o /dev/null "$endpoint/_ministack/health"
   user "$endpoint" | publish "$ENV"
   cat "$ENV"
 }

@@ -9,7 +9,7 @@ use super::book::{Set, joint_in, members, owner, write_id};
 use super::client::{Fold, Found, Try, Why, floor_at, read_boundary};
 use super::model::{Fault, Model, Move, Mutation, Part, World};
 
-/// What an actor's script is made of.
+/// One step of an actor's script.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
     /// Refresh, and remember what is known from now on.
@@ -56,7 +56,7 @@ pub(crate) enum Step {
     Cut,
 }
 
-/// What an actor commits.
+/// Commit of an actor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Act {
     Open,
@@ -64,6 +64,12 @@ pub(crate) enum Act {
     Save(&'static str),
     Copy(&'static str, &'static str),
     Remove(&'static str),
+    /// Remove a name and keep what it stood for.
+    RemoveKept(&'static str),
+    /// Take back what was kept of a name.
+    Undelete(&'static str),
+    /// Forget what is kept of a name.
+    Forget(&'static str),
     /// Condemn what no ref needs.
     Condemn,
     /// Condemn session n's first own pack as damaged.
@@ -72,7 +78,7 @@ pub(crate) enum Act {
     Judge,
     Deleted,
     Replace,
-    /// What a name needs has moved to an own pack: swap its map, condemn what it needed.
+    /// Chunks of a name have moved to an own pack: swap its map, condemn what it needed.
     Repack(&'static str),
     Fence(u8),
     /// Fence the joint session that is known.
@@ -93,16 +99,16 @@ pub(crate) struct Actor {
     /// Its step; `STOPPED` once it gave up.
     pub(crate) at: u8,
     pub(super) proc: Proc,
-    /// What its process has learnt: the log's `Seen`.
+    /// Knowledge of its process: the log's `Seen`.
     pub(crate) boundary: u8,
     pub(crate) seen: u32,
     /// The state of its last look.
     pub(crate) known: u32,
     /// The map or merged segment it has uploaded.
     pub(crate) made: u8,
-    /// What a listing showed.
+    /// Result of a listing.
     listed: Set,
-    /// What it still has to delete.
+    /// Objects that it still has to delete.
     plan: Set,
     /// A truncation's choice.
     floor: u8,

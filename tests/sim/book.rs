@@ -1,11 +1,11 @@
-//! What an exploration has met so far: objects, states, entries and histories, each once, so that a world is a few numbers.
+//! Everything that an exploration has met: objects, states, entries and histories, each once, so that a world is a few numbers.
 
 use std::collections::{BTreeSet, HashMap};
 use std::num::NonZeroU32;
 
 use towline::clock::Timestamp;
 use towline::id::{ManifestId, ObjectId, Owned, SessionId, WriteId};
-use towline::repository::Name;
+use towline::name::Name;
 use towline::repository::layout::Family;
 use towline::repository::log::{Action, Attempt, AttemptId, LogEntry, RefValue, State, StepFacts};
 
@@ -66,13 +66,13 @@ pub(crate) struct Object {
     packs: Set,
 }
 
-/// What follows from a state.
+/// Facts that follow from a state.
 #[derive(Clone, Debug)]
 pub(crate) struct Known {
     pub(crate) state: State,
-    /// Maps that refs name and the packs in them, and live segments: what must exist.
+    /// Maps that refs and kept values name and the packs in them, and live segments: what must exist.
     pub(crate) needs: Set,
-    /// Packs in maps that refs name.
+    /// Packs in maps that refs and kept values name.
     pub(crate) marked: Set,
     /// Packs that live segments list.
     pub(crate) listed: Set,
@@ -186,6 +186,12 @@ impl Book {
         }
     }
 
+    /// Packs in maps that refs alone name.
+    pub(crate) fn named(&self, state: u32) -> Set {
+        let maps = self.state(state).refs.values().map(|value| self.find(Family::Map, value.map_key));
+        maps.fold(0, |packs, map| packs | self.packs(map))
+    }
+
     pub(crate) fn known(&self, state: u32) -> &Known {
         &self.states[state as usize]
     }
@@ -219,8 +225,12 @@ impl Book {
         if let Some(&number) = self.by_state.get(&state) {
             return number;
         }
-        assert_eq!(State::decode(&state.encode()).unwrap(), state, "a state changes by being encoded");
-        let maps = state.refs.values().fold(0, |set: Set, value| set | 1 << self.find(Family::Map, value.map_key));
+        assert_eq!(
+            State::decode(state.snapshot_version(), &state.encode()).unwrap(),
+            state,
+            "a state changes by being encoded"
+        );
+        let maps = state.roots().fold(0, |set: Set, (_, value)| set | 1 << self.find(Family::Map, value.map_key));
         let segments = state.segments.keys().fold(0, |set: Set, id| set | 1 << self.find(Family::Index, *id));
         let inside = |set: Set| members(set).fold(0, |packs, number| packs | self.packs(number));
         let (marked, listed) = (inside(maps), inside(segments));

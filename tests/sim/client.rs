@@ -11,7 +11,7 @@ pub(super) struct Try {
     pub(super) entry: u32,
 }
 
-/// What is under the number of a create.
+/// Object under the number of a create.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Found {
     Mine,
@@ -19,7 +19,7 @@ pub(super) enum Found {
     Nothing,
 }
 
-/// What a fold is for.
+/// Purpose of a fold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Why {
     Look,

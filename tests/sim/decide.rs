@@ -1,10 +1,10 @@
-//! What actors commit: the rules that the repository's verbs follow, on the log's real `State`.
+//! Commits of actors: the rules that the repository's verbs follow, on the log's real `State`.
 
 use towline::clock::Timestamp;
 use towline::id::SessionId;
 use towline::repository::Standing;
 use towline::repository::layout::Family;
-use towline::repository::log::{Action, LogEntry, RefValue, State, StepFacts};
+use towline::repository::log::{Action, LogEntry, RefValue, Removed, State, StepFacts};
 
 use super::actor::{Act, Actor};
 use super::book::{JOINT, Set, attempt, joint_in, members, name, session};
@@ -31,11 +31,12 @@ impl Model {
                 let remove = known.version(&which).map(|expected| Action::RemoveRef { name: which, expected });
                 (None, remove.into_iter().collect())
             }
+            Act::RemoveKept(_) | Act::Undelete(_) | Act::Forget(_) => (None, self.taking_back(actor, act, state)?),
             Act::Condemn => (None, self.condemn(actor, state)),
             Act::CondemnDamaged(whose) => {
                 let pack = self.own_pack(whose);
                 let pack = self.book.id(pack);
-                // Who finds damage has seen the pack: its session was open by then.
+                // An actor that finds damage has seen the pack: its session was open by then.
                 let seen = self.book.state(actor.known).sessions.contains_key(&pack.session);
                 let found = seen && self.book.state(state).is_target(&pack);
                 (None, found.then_some(Action::Condemn { pack, len: 1, damaged: true }).into_iter().collect())
@@ -59,7 +60,7 @@ impl Model {
                 let joint = joint_in(known).map(session);
                 let segment = self.rank_segment(actor.known, rank);
                 let segment_info = info(self.book.packs(segment));
-                // What another process of this rank has made known is found, and need not be stored again.
+                // A segment that another process of this rank has added is found, and need not be stored again.
                 let known_already = self.book.state(state).segments.contains_key(&self.book.id(segment));
                 let add = Action::AddSegment(self.book.id(segment), segment_info);
                 (joint, (!known_already).then_some(add).into_iter().collect())
@@ -142,17 +143,64 @@ impl Model {
         Some(vec![Action::SetRef { name: to, expected, value: value? }])
     }
 
-    /// What was listed and unmarked when looked at, and still may be condemned.
+    /// Actions about what is kept of removed names.
+    fn taking_back(&mut self, actor: &Actor, act: Act, state: u32) -> Option<Vec<Action>> {
+        let (known, now) = (self.book.state(actor.known), self.book.state(state));
+        match act {
+            Act::RemoveKept(which) => {
+                let which = name(which);
+                let remove = |version| {
+                    let keep = Action::Keep { name: which.clone(), version };
+                    vec![keep, Action::RemoveRef { name: which.clone(), expected: version }]
+                };
+                Some(known.version(&which).map(remove).unwrap_or_default())
+            }
+            Act::Forget(which) => {
+                let kept = known.removed.iter().filter(|((of, _), _)| *of == name(which));
+                let still = kept.filter(|(key, removed)| now.removed.get(key).is_some_and(|now| now.at == removed.at));
+                Some(still.map(|(key, removed)| removed.forget(key)).collect())
+            }
+            Act::Undelete(which) => self.undelete(actor, which, state),
+            _ => None,
+        }
+    }
+
+    /// As `towline undelete`: what is kept is what it was when its map was read, and its packs are vouched for.
+    fn undelete(&mut self, actor: &Actor, which: &str, state: u32) -> Option<Vec<Action>> {
+        let kept = |(version, removed): (u64, &Removed)| ((name(which), version), removed.clone());
+        let (key, removed) = self.book.state(actor.known).removed_of(&name(which)).next_back().map(kept)?;
+        let blindly = self.broken(Mutation::UndeleteBlindly);
+        let still = self.book.state(state).removed.get(&key).is_some_and(|now| *now == removed);
+        if !still && !blindly {
+            self.meet("nothing to take back");
+            return None;
+        }
+        let packs = self.book.packs(self.book.find(Family::Map, removed.value.map_key));
+        let mut actions = if blindly { vec![] } else { self.vouch(actor, packs, state)? };
+        let (expected, value) =
+            (self.book.state(state).version(&key.0), RefValue { version: 0, ..removed.value.clone() });
+        actions.push(Action::SetRef { name: key.0.clone(), expected, value });
+        actions.extend(still.then(|| removed.forget(&key)));
+        self.meet("taken back");
+        Some(actions)
+    }
+
+    /// Packs that a marking finds used.
+    fn marked(&self, state: u32) -> Set {
+        if self.broken(Mutation::MarkNamesAlone) { self.book.named(state) } else { self.book.known(state).marked }
+    }
+
+    /// Packs that were listed and unmarked when looked at, and still may be condemned.
     fn condemn(&self, actor: &Actor, state: u32) -> Vec<Action> {
         let (known, now) = (self.book.known(actor.known), self.book.state(state));
-        let packs = members(known.listed & !known.marked).map(|number| self.book.id(number));
+        let packs = members(known.listed & !self.marked(actor.known)).map(|number| self.book.id(number));
         let open = |state: &State, id| state.sessions.contains_key(&id);
         let packs = packs.filter(|pack| !open(&known.state, pack.session) && !open(now, pack.session));
         let packs = packs.filter(|pack| known.state.is_target(pack) && now.is_target(pack));
         packs.map(|pack| Action::Condemn { pack, len: 1, damaged: false }).collect()
     }
 
-    /// What was condemned and marked again when looked at: the rest is purged.
+    /// Pardons packs that were condemned and marked again when looked at; the rest is purged.
     fn judge(&self, actor: &Actor, state: u32) -> Vec<Action> {
         let now = self.book.state(state);
         if self.broken(Mutation::NoRemark) {
@@ -160,7 +208,7 @@ impl Model {
         }
         let known = self.book.known(actor.known);
         let verdict = |(&pack, condemned): (&_, &towline::repository::log::Condemned)| {
-            let marked = known.marked & self.book.pack_set([&pack]) != 0;
+            let marked = self.marked(actor.known) & self.book.pack_set([&pack]) != 0;
             let at = match now.condemned.get(&pack) {
                 Some(newer) if self.broken(Mutation::PurgeAnyAt) => newer.at,
                 _ => condemned.at,
@@ -209,7 +257,7 @@ impl Model {
         (open.then_some(session(who)), actions)
     }
 
-    /// What an actor claims with an entry that takes effect as it is sent.
+    /// Claims of an actor by an entry that takes effect as it is sent.
     pub(crate) fn made(&mut self, world: &World, actor: &Actor, this: &LogEntry, number: u8) -> Result<(), String> {
         let before = self.book.state(self.book.state_at(world.history, number - 1));
         for action in &this.actions {

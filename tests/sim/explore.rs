@@ -9,7 +9,7 @@ use super::model::{Model, Move, World};
 /// An exploration that grows beyond this is no small one.
 const WORLDS_MAX: usize = 4_000_000;
 
-/// What an exploration found.
+/// Result of an exploration.
 #[derive(Debug)]
 pub(crate) struct Report {
     pub(crate) worlds: usize,

@@ -17,7 +17,7 @@ use towline::format::envelope::{Kind, open};
 use towline::repository::layout::Numbered;
 use towline::repository::log::{LogEntry, State};
 
-/// What the scheduler decides about a request.
+/// The scheduler's decision about a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
     /// It is carried out and answered.
@@ -40,7 +40,7 @@ pub(crate) struct Waiting {
     pub(crate) verdict: oneshot::Sender<Verdict>,
 }
 
-/// What is committed, in truth, and the state after each entry.
+/// True history of commits, and the state after each entry.
 #[derive(Debug)]
 pub(crate) struct Truth {
     pub(crate) entries: Vec<LogEntry>,

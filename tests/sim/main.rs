@@ -11,7 +11,7 @@
 //! commit, none is applied twice; no attempt of ranks is complete twice; every fold ends in the true state and none calls the log damaged; nothing needed is
 //! deleted; no session is fenced that moved.
 //!
-//! What bounds it: 2 to 4 actors, each runs its script once; at most as many faults as the scenario says (0 to 2), each
+//! Bounds: 2 to 4 actors, each runs its script once; at most as many faults as the scenario says (0 to 2), each
 //! hits a create in the log: its answer is lost, it does not happen, or it happens any time later. Crashes and stalls are
 //! not counted: everybody may stand still for ever anywhere. Uploads, reads and deletes do not fail: they are repeated
 //! until they succeed, and repeating them changes nothing. Reads of a boundary are one step, since boundaries are never

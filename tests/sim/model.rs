@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use towline::clock::Timestamp;
 use towline::repository::layout::Family;
-use towline::repository::log::{Action, LogEntry, SegmentInfo};
+use towline::repository::log::{Action, LogEntry, RefValue, SegmentInfo};
 
 use super::actor::{Actor, Step, Stop};
 use super::book::{Book, JOINT, Set, attempt, name, session, write_id};
@@ -27,7 +27,7 @@ pub(crate) enum Mutation {
     CutFirst,
     /// Any condemnation of a pack will do for its purge.
     PurgeAnyAt,
-    /// What is condemned is purged without marking again.
+    /// Condemned packs are purged without marking again.
     NoRemark,
     /// Purges are forgotten once they are deleted, without a trace.
     ForgetEarly,
@@ -47,9 +47,13 @@ pub(crate) enum Mutation {
     AddBuiltNow,
     /// Segments are rebuilt as if on the newest state.
     ReplaceBuiltNow,
+    /// A value is taken back as it was when somebody looked, kept or not.
+    UndeleteBlindly,
+    /// A marking looks at names alone.
+    MarkNamesAlone,
 }
 
-/// What the store holds, what is true, and where everybody stands.
+/// Contents of the store, the true history, and the state of every actor.
 #[derive(Clone, Debug, Hash)]
 pub(crate) struct World {
     /// Packs, maps and segments.
@@ -60,7 +64,7 @@ pub(crate) struct World {
     pub(crate) snapshots: u32,
     /// Floors of the boundary objects, from number 1.
     pub(crate) boundaries: Vec<u8>,
-    /// What was committed, in truth.
+    /// True history of commits.
     pub(crate) history: u32,
     /// Creates that the store has yet to carry out.
     pub(crate) late: Vec<(u8, u32)>,
@@ -80,7 +84,7 @@ pub(crate) struct Part {
     pub(crate) known: u32,
 }
 
-/// What becomes of a request.
+/// Fate of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
     None,
@@ -109,7 +113,7 @@ pub(crate) struct Model {
     /// Somebody lists the objects of sessions.
     pub(crate) sweeps: bool,
     pub(crate) mutation: Option<Mutation>,
-    /// What happened, and in how many moves: an exploration that met no hazard proves nothing.
+    /// Events, and in how many moves: an exploration that met no hazard proves nothing.
     pub(crate) met: BTreeMap<&'static str, u64>,
 }
 
@@ -160,6 +164,16 @@ impl Model {
     pub(crate) fn past_remove(&mut self, world: &mut World, text: &str) {
         let expected = self.book.state(self.book.history(world.history).state).version(&name(text)).unwrap();
         self.past(world, None, vec![Action::RemoveRef { name: name(text), expected }]);
+    }
+
+    /// Past: `from` got the second name `to`, was removed, and what it stood for is kept.
+    pub(crate) fn past_copy_and_keep(&mut self, world: &mut World, from: &str, to: &str) {
+        let value = self.book.state(self.book.history(world.history).state).refs[&name(from)].clone();
+        let version = value.version;
+        let set = Action::SetRef { name: name(to), expected: None, value: RefValue { version: 0, ..value } };
+        self.past(world, None, vec![set]);
+        let gone = Action::RemoveRef { name: name(from), expected: version };
+        self.past(world, None, vec![Action::Keep { name: name(from), version }, gone]);
     }
 
     fn past(&mut self, world: &mut World, by: Option<u8>, actions: Vec<Action>) {
@@ -265,7 +279,7 @@ impl Model {
         Ok(true)
     }
 
-    /// What must hold in every world.
+    /// Checks the invariants of every world.
     fn hold(&self, world: &World) -> Result<(), String> {
         let history = self.book.history(world.history);
         let lacks = self.book.known(history.state).needs & !world.objects;
@@ -284,7 +298,7 @@ impl Model {
     }
 }
 
-/// What the log says of a segment; writers leave `built` to the fold.
+/// Facts of a segment in the log; writers leave `built` to the fold.
 pub(crate) fn info(packs: Set) -> SegmentInfo {
     SegmentInfo { len: 1, packs: packs.count_ones().into(), chunks: packs.count_ones().into(), built: 0 }
 }

@@ -3,8 +3,8 @@
 use std::time::Instant;
 
 use super::actor::Act::{
-    AddRank, AddSegment, Close, Complete, Condemn, CondemnDamaged, Copy, Deleted, Fence, FenceJoint, Join, Judge, Open,
-    Remove, Renew, Repack, Replace, Save,
+    AddRank, AddSegment, Close, Complete, Condemn, CondemnDamaged, Copy, Deleted, Fence, FenceJoint, Forget, Join,
+    Judge, Open, Remove, RemoveKept, Renew, Repack, Replace, Save, Undelete,
 };
 use super::actor::Step::{
     self, Bound, Choose, Commit, Cut, DeletePurged, Gather, List, ListCut, Look, PutMap, PutMerged, PutMoved, PutPack,
@@ -13,7 +13,7 @@ use super::actor::Step::{
 use super::explore::{Report, explore};
 use super::model::{Model, Mutation, World};
 
-/// Who acts, after what past, and with how many faults.
+/// Actors, their past, and the number of faults.
 struct Scenario {
     scripts: Vec<Vec<Step>>,
     past: fn(&mut Model, &mut World),
@@ -259,6 +259,33 @@ fn repacked_and_swept() -> Scenario {
     scenario([vec![repack], others.to_vec()].concat(), saved, 0)
 }
 
+/// A collect that forgets what is kept of a name first.
+fn forget_and_collect(which: &'static str) -> Vec<Step> {
+    [&[Look, Commit(Forget(which))][..], &collect(&[List, Look, Sweep])].concat()
+}
+
+fn removed_and_taken_back() -> Scenario {
+    let takers = [look_and(RemoveKept("old")), look_and(Undelete("old"))];
+    scenario([takers.to_vec(), vec![forget_and_collect("old"), collect(&[])]].concat(), saved, 1)
+}
+
+/// What is kept is taken back by two at once.
+fn taken_back_twice() -> Scenario {
+    let takers = [look_and(Undelete("old")), look_and(Undelete("old")), look_and(Remove("new"))];
+    scenario([takers.to_vec(), vec![forget_and_collect("old")]].concat(), copied_and_kept, 1)
+}
+
+fn taken_back_while_repacked() -> Scenario {
+    let repack = vec![Look, Commit(Open), PutPack, PutSegment, PutMoved, Commit(Repack("new"))];
+    scenario(vec![repack, look_and(Undelete("old")), collect(&[List, Look, Sweep])], copied_and_kept, 0)
+}
+
+/// One pack; the name that it was saved under is removed and kept, another one stands for it.
+fn copied_and_kept(model: &mut Model, world: &mut World) {
+    model.past_save(world, 90, "old", 1);
+    model.past_copy_and_keep(world, "old", "new");
+}
+
 /// Damage is condemned and purged in a session that goes on.
 fn damaged_in_an_open_session(writer: Vec<Step>) -> Scenario {
     let purge = vec![Look, Commit(CondemnDamaged(0)), Look, Commit(Judge), Look, DeletePurged, Commit(Deleted)];
@@ -298,6 +325,13 @@ fn repacking() {
 }
 
 #[test]
+fn names_that_are_taken_back() {
+    removed_and_taken_back().holds(&["taken back", "nothing to take back", "object deleted"]);
+    taken_back_twice().holds(&["taken back", "nothing to take back", "object deleted"]);
+    taken_back_while_repacked().holds(&["taken back", "nothing to take back", "object deleted"]);
+}
+
+#[test]
 fn damage_in_an_open_session() {
     damaged_in_an_open_session(adds_only()).holds(&["object deleted"]);
     damaged_in_an_open_session(save("a")).holds(&["commit refused", "object deleted"]);
@@ -316,6 +350,8 @@ fn rules_about_packs_are_needed() {
     fenced_and_swept().misses(Mutation::FenceAnyTouched);
     copied_and_removed().misses(Mutation::CopyBlindly);
     damaged_in_an_open_session(adds_only()).misses(Mutation::AddBuiltNow);
+    removed_and_taken_back().misses(Mutation::UndeleteBlindly);
+    removed_and_taken_back().misses(Mutation::MarkNamesAlone);
 }
 
 #[test]

@@ -20,7 +20,7 @@ use towline::repository::log::{Action, Committed, Log, RefValue, SegmentInfo, St
 use super::book::{name, session};
 use super::gate::{Gate, Shared, Verdict};
 
-/// What an actor does.
+/// Act of an actor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Deed {
     Open,
@@ -38,7 +38,7 @@ pub(crate) enum Deed {
     Truncate(u64),
 }
 
-/// What may happen next, and what it costs of the two budgets.
+/// Possible next move, and its cost of the two budgets.
 #[derive(Clone, Debug)]
 pub(crate) struct Chance {
     what: What,
@@ -86,7 +86,7 @@ struct Observed {
 type History = Arc<Mutex<Vec<Observed>>>;
 type Running = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// What a run did, for people.
+/// Account of a run, for people.
 #[derive(Debug, Default)]
 pub(crate) struct Story {
     pub(crate) lines: Vec<String>,
@@ -202,7 +202,7 @@ fn waits(shared: &Shared, who: usize) -> bool {
     waiting.iter().any(|waiting| waiting.who == who)
 }
 
-/// What may happen next; the first costs nothing: who went last goes on, or the next in line.
+/// Possible next moves; the first costs nothing: who went last goes on, or the next in line.
 fn chances(shared: &Shared, actors: &[Actor], last: usize) -> Vec<Chance> {
     let waiting = shared.waiting.lock().unwrap();
     let mut chances = Vec::new();

@@ -1,11 +1,11 @@
-//! The `towline` command, for the program of that name that the wheel installs.
+//! The `towline` command, as the wheel installs it.
 
 use std::ffi::OsString;
 
 use pyo3::prelude::*;
 
-/// Runs the command that `args` spell, its own name first; returns the exit code. SIGINT and SIGTERM are the command's from
-/// then on: call it in a process that is there for nothing else.
+/// Runs the command with `args`, which begin with the program's name; returns the exit code. It takes over SIGINT and SIGTERM:
+/// call it only in a process that does nothing else.
 #[pyfunction]
 pub(crate) fn command(py: Python<'_>, args: Vec<OsString>) -> u8 {
     py.detach(|| towline::cli::run_with(args))

@@ -1,4 +1,4 @@
-//! The engine's one error as Python's exceptions: a class for each kind, made in `towline.errors`.
+//! Conversion of the engine's error to Python exceptions: `towline.errors` creates one class for each kind.
 
 use std::error::Error as StdError;
 use std::fmt::Write as _;
@@ -11,7 +11,7 @@ use towline::Error;
 /// `towline.errors.make`.
 static MAKE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
 
-/// The exception for `error`, its causes and its help in the text.
+/// Exception for `error`; its message includes the causes and the help.
 pub(crate) fn raised(py: Python<'_>, error: &Error) -> PyErr {
     let mut text = error.to_string();
     let mut cause = error.source();
@@ -31,7 +31,7 @@ pub(crate) fn raised(py: Python<'_>, error: &Error) -> PyErr {
     }
 }
 
-/// The system's number for an I/O error; a full disk may be known by the kind of error alone.
+/// Error number (errno) of an I/O error; a full disk may have only the kind of error.
 fn errno_of(error: &std::io::Error) -> Option<i32> {
     let full = error.kind() == std::io::ErrorKind::StorageFull;
     error.raw_os_error().or(full.then_some(rustix::io::Errno::NOSPC.raw_os_error()))

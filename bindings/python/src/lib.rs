@@ -1,8 +1,9 @@
-//! The extension module behind the Python package `towline`: the engine's verbs, with the GIL released while they work.
+//! Extension module of the Python package `towline`: the operations of the engine, run with the GIL released.
 //!
-//! What people call is in python/towline; this is private to it. Memory is passed as addresses and lengths: the package
-//! keeps the tensors behind them alive, and `memory.rs` is the only file that touches them.
+//! The public API is in python/towline; this module is private to it. Memory is passed as addresses and lengths: the package
+//! keeps the tensors alive, and only `memory.rs` accesses them.
 
+mod audited;
 mod command;
 mod errors;
 mod memory;
@@ -17,7 +18,7 @@ mod watched;
 
 use pyo3::prelude::*;
 
-/// The engine.
+/// The extension module.
 #[pymodule]
 fn _towline(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
@@ -27,6 +28,8 @@ fn _towline(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<stage::Stager>()?;
     module.add_class::<stage::Stage>()?;
     module.add_function(wrap_pyfunction!(command::command, module)?)?;
+    let ending = wrap_pyfunction!(audited::end_audit, module)?;
+    module.py().import("atexit")?.call_method1("register", (ending,))?;
     module.add_class::<watched::Watched>()?;
     module.add_function(wrap_pyfunction!(saving::check_save, module)?)?;
     module.add_function(wrap_pyfunction!(saving::lay_out, module)?)?;

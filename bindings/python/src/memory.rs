@@ -1,7 +1,7 @@
-//! Memory of Python's: read and written by address. The only file here that does.
+//! Access to memory of Python objects by address. This is the only file that does so.
 //!
-//! The package hands over addresses of tensors that it holds on to until the call is over; a call is over only when no
-//! thread of ours uses them any more ([`Latch`]).
+//! The Python package passes addresses of tensors, and keeps the tensors alive until the call returns. A call returns only when
+//! no thread uses the memory any more ([`Latch`]).
 
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
@@ -10,12 +10,12 @@ use pyo3::prelude::*;
 use towline::Result;
 use towline::repository::Fill;
 
-/// Less than this is not worth another thread.
+/// Minimum bytes for each copying thread.
 const PER_THREAD: usize = 4 << 20;
-/// Threads that copy, at most: few fill the bus.
+/// Maximum number of copying threads: a few saturate the memory bus.
 const THREADS_MAX: usize = 8;
 
-/// A stretch of memory.
+/// A range of memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Stretch {
     address: usize,
@@ -23,24 +23,24 @@ pub(crate) struct Stretch {
 }
 
 impl Stretch {
-    /// `len` bytes at `address`; nothing where there is nothing.
+    /// `len` bytes at `address`; empty if `address` is 0.
     pub(crate) fn new(address: usize, len: usize) -> Self {
         Self { address, len: if address == 0 { 0 } else { len } }
     }
 
-    /// Its bytes.
+    /// Borrows the bytes.
     ///
     /// # Safety
-    /// They are there and nobody writes them as long as the slice lives.
+    /// The memory must be allocated, and must not be written, while the slice lives.
     unsafe fn read<'a>(self) -> &'a [u8] {
         if self.len == 0 {
             return &[];
         }
-        // SAFETY: as promised by the caller.
+        // SAFETY: guaranteed by the caller.
         unsafe { std::slice::from_raw_parts(self.address as *const u8, self.len) }
     }
 
-    /// The `len` bytes from `offset` on, if they lie in it.
+    /// Pointer to the `len` bytes from `offset` on; none if they are out of bounds.
     fn at(self, offset: u64, len: usize) -> Option<*mut u8> {
         let offset = usize::try_from(offset).ok()?;
         let fits = offset.checked_add(len).is_some_and(|end| end <= self.len);
@@ -50,21 +50,21 @@ impl Stretch {
     /// Writes `bytes` from `offset` on; false if they do not fit.
     pub(crate) fn place(self, offset: u64, bytes: &[u8]) -> bool {
         let Some(there) = self.at(offset, bytes.len()) else { return false };
-        // SAFETY: the stretch is a tensor's that the package made or was given to fill, and holds on to until the call ends;
-        // the offset lies in it. Tensors that overlap would race, and get what one of them wanted.
+        // SAFETY: the memory belongs to a tensor that the package created, or was given to fill, and keeps alive until the call
+        // ends; `at` checked the bounds. Overlapping target tensors would race, and get the bytes of one of them.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), there, bytes.len()) };
         true
     }
 
-    /// Lends the `len` bytes from `offset` on to `fill`; false if there are not as many.
+    /// Passes the `len` bytes from `offset` on to `fill`; false if they are out of bounds.
     pub(crate) fn fill(self, offset: u64, len: usize, fill: Fill<'_>) -> Result<bool> {
         let Some(there) = self.at(offset, len).filter(|_| len > 0) else { return Ok(false) };
-        // SAFETY: as in `place`; allocated memory that was not written yet holds some bytes or other, and `fill` writes it.
+        // SAFETY: as in `place`; memory that was not written yet has arbitrary bytes, and `fill` writes all of it.
         fill(unsafe { std::slice::from_raw_parts_mut(there, len) })?;
         Ok(true)
     }
 
-    /// Makes all of it zeros.
+    /// Fills the range with zeros.
     pub(crate) fn clear(self) {
         if self.len == 0 {
             return;
@@ -73,14 +73,14 @@ impl Stretch {
         unsafe { std::ptr::write_bytes(self.address as *mut u8, 0, self.len) };
     }
 
-    /// Its bytes, without a copy; `latch` hears when the last of them is let go.
+    /// Lends the bytes without a copy; `latch` counts them as in use until the last reference is dropped.
     pub(crate) fn lend(self, latch: &Arc<Latch>) -> Bytes {
         *latch.lent.lock().unwrap_or_else(PoisonError::into_inner) += 1;
         Bytes::from_owner(Lent { stretch: self, latch: Arc::clone(latch) })
     }
 }
 
-/// Counts what is lent.
+/// Counter of lent ranges.
 #[derive(Debug, Default)]
 pub(crate) struct Latch {
     lent: Mutex<usize>,
@@ -88,7 +88,7 @@ pub(crate) struct Latch {
 }
 
 impl Latch {
-    /// Waits until all is back.
+    /// Waits until no range is lent any more.
     pub(crate) fn wait(&self) {
         let mut lent = self.lent.lock().unwrap_or_else(PoisonError::into_inner);
         while *lent > 0 {
@@ -104,7 +104,7 @@ struct Lent {
 
 impl AsRef<[u8]> for Lent {
     fn as_ref(&self) -> &[u8] {
-        // SAFETY: who lent it waits for the latch before the memory is given up or written.
+        // SAFETY: the lender waits for the latch before the memory is freed or written.
         unsafe { self.stretch.read() }
     }
 }
@@ -122,25 +122,25 @@ impl Drop for Lent {
 /// Bytes in a huge page of x86-64 and of arm64 with pages of 4 KiB.
 const HUGE: usize = 2 << 20;
 
-/// Wishes for huge pages where `len` bytes at `address` are about to be filled for the first time: fewer faults by hundreds.
+/// Requests huge pages for `len` bytes at `address` that are about to be written first: page faults become rarer by hundreds.
 #[pyfunction]
 pub(crate) fn huge_pages(address: usize, len: usize) {
     let start = address.next_multiple_of(HUGE);
     let Some(len) = (address + len).checked_sub(start).map(|len| len / HUGE * HUGE).filter(|&len| len > 0) else {
         return;
     };
-    // A wish: a kernel without them says no.
-    // SAFETY: the range lies in a tensor's memory, and the advice changes nothing of what is there.
+    // Best effort: a kernel without huge pages refuses.
+    // SAFETY: the range is within a tensor's memory, and the advice does not change its content.
     let _ = unsafe { rustix::mm::madvise(start as *mut _, len, rustix::mm::Advice::LinuxHugepage) };
 }
 
-/// Copies `(to, from, len)` each, on several threads, with the GIL released. Addresses; what is copied to must not overlap.
+/// Copies ranges `(to, from, len)` of addresses on several threads, with the GIL released. Targets must not overlap.
 #[pyfunction]
 pub(crate) fn copy(py: Python<'_>, copies: Vec<(usize, usize, usize)>) {
     py.detach(|| copy_all(&copies));
 }
 
-/// As [`copy`]: work is shared out by bytes, so that one long tensor is copied by all.
+/// As [`copy`]. The work is divided by bytes, so that all threads share one long tensor.
 pub(crate) fn copy_all(copies: &[(usize, usize, usize)]) {
     let total: usize = copies.iter().map(|copy| copy.2).sum();
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
@@ -154,7 +154,7 @@ pub(crate) fn copy_all(copies: &[(usize, usize, usize)]) {
     });
 }
 
-/// The `len` bytes from `skip` on, of all copies one after another.
+/// Copies one thread's share: the `len` bytes from `skip` on, of all copies concatenated.
 fn copy_share(copies: &[(usize, usize, usize)], mut skip: usize, mut len: usize) {
     for &(to, from, whole) in copies {
         if len == 0 {
@@ -163,7 +163,7 @@ fn copy_share(copies: &[(usize, usize, usize)], mut skip: usize, mut len: usize)
         let begin = skip.min(whole);
         let here = (whole - begin).min(len);
         let (to, from) = (Stretch::new(to + begin, here), Stretch::new(from + begin, here));
-        // SAFETY: the package holds on to the tensor that is read, and its caller may not change it until this returns.
+        // SAFETY: the package keeps the source tensor alive, and its caller must not change it until this returns.
         to.place(0, unsafe { from.read() });
         (skip, len) = (skip - begin, len - here);
     }

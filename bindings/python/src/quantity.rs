@@ -1,4 +1,4 @@
-//! Sizes and times as people write them, read by the same functions as on the command line.
+//! Sizes and times as text, parsed by the same functions as on the command line.
 
 use std::time::Duration;
 
@@ -6,19 +6,19 @@ use pyo3::prelude::*;
 
 use crate::errors::raised;
 
-/// Bytes that `text` means, such as `512M` or `1.5G`. It was given as `argument`.
+/// Parses a size such as `512M` or `1.5G` to bytes; `argument` is its name in errors.
 ///
 /// # Errors
-/// Usage, if it is no size.
+/// Usage, if the text is no size.
 #[pyfunction]
 pub(crate) fn size(py: Python<'_>, text: &str, argument: &str) -> PyResult<u64> {
     towline::size::parse(text).map_err(|error| raised(py, &error.at(argument)))
 }
 
-/// The time that `text` means, such as `24h` or `0`. It was given as `argument`.
+/// Parses a time such as `24h` or `0`; `argument` is its name in errors.
 ///
 /// # Errors
-/// Usage, if it is no time.
+/// Usage, if the text is no time.
 #[pyfunction]
 pub(crate) fn span(py: Python<'_>, text: &str, argument: &str) -> PyResult<Duration> {
     towline::span::parse(text).map_err(|error| raised(py, &error.at(argument)))

@@ -1,24 +1,25 @@
-//! Reading tensors, or boxes of them, into memory of Python's.
+//! Reads of tensors, or boxes of them, into memory of Python objects.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use pyo3::prelude::*;
 use towline::checkpoint::boxes::Slices;
+use towline::name::Name;
 use towline::ops::{TensorReading, TensorSelector, TensorSink, TensorsRead};
 use towline::progress::Progress;
-use towline::repository::{Fill, Name, Repository};
+use towline::repository::{Fill, Repository};
 use towline::{Error, Result};
 
 use crate::memory::Stretch;
 
-/// A tensor that is wanted, and the memory that it goes to.
+/// A tensor to read, and its target memory.
 #[derive(Debug)]
 pub(crate) struct Want {
     name: String,
-    /// The file or folder that holds it.
+    /// File or folder that has the tensor.
     path: String,
-    /// Offsets and lengths of the box along each dimension; none: all of it.
+    /// Box of the tensor to read; none for the whole tensor.
     window: Option<Window>,
     address: usize,
     len: usize,
@@ -36,7 +37,7 @@ impl<'a, 'py> FromPyObject<'a, 'py> for Want {
     }
 }
 
-/// Target of each of a reading's tensors.
+/// Targets of each tensor of a reading.
 struct Places(Vec<Vec<Stretch>>);
 
 impl TensorSink for Places {
@@ -51,13 +52,13 @@ impl TensorSink for Places {
     fn fill(&self, tensor: usize, offset: u64, len: usize, fill: Fill<'_>) -> Result<bool> {
         match self.0.get(tensor).map(Vec::as_slice) {
             Some([place]) => place.fill(offset, len, fill),
-            // The others want the bytes, too.
+            // Several targets need the bytes.
             _ => Ok(false),
         }
     }
 }
 
-/// Reads `wants` of the tree `name`, each byte checked, each chunk fetched once.
+/// Reads `wants` from the tree `name`. Every byte is verified, and each chunk is fetched once.
 pub(crate) async fn read(
     repository: Repository,
     name: Name,
@@ -79,7 +80,7 @@ fn selector(want: &Want) -> TensorSelector {
 
 type Key<'a> = (&'a str, &'a str, Vec<u64>, &'a [u64]);
 
-/// Finds for each tensor of `reading` who wants it.
+/// Finds the targets of each tensor of `reading`.
 fn places(reading: &TensorReading, wants: &[Want]) -> Result<Places> {
     let mut numbers: HashMap<Key<'_>, usize> = HashMap::new();
     let mut whole: HashMap<(&str, &str), usize> = HashMap::new();
@@ -99,7 +100,7 @@ fn places(reading: &TensorReading, wants: &[Want]) -> Result<Places> {
         let &number = number.ok_or_else(lacking)?;
         let there = reading.tensors().get(number).map_or(0, |tensor| tensor.bytes);
         if there != want.len as u64 {
-            return Err(Error::usage("a tensor does not fit where it is to go")
+            return Err(Error::usage("a tensor does not fit its target memory")
                 .at(&want.name)
                 .expected(format!("{} bytes", want.len))
                 .got(there));

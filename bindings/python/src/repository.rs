@@ -1,4 +1,4 @@
-//! The repository, as Python holds it.
+//! Python class of a repository.
 
 use std::mem::ManuallyDrop;
 use std::num::NonZeroU64;
@@ -10,14 +10,20 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use serde::Serialize;
 use towline::agent::Client;
+use towline::audit::Action;
+use towline::name::Name;
 use towline::ops::{
-    Changes, CollectOptions, ExpirePolicy, RestoreOptions, SaveSource, SyncOptions, TensorSelector, VerifyOptions, sync,
+    Changes, CollectOptions, ExpirePolicy, RemoveOptions, RestoreOptions, SaveSource, SyncOptions, TensorSelector,
+    UndeleteOptions, VerifyOptions, sync,
 };
 use towline::progress::Progress;
-use towline::repository::{Name, OpenOptions, Repository as Engine, Selector};
+use towline::repository::{OpenOptions, Repository as Engine};
+use towline::selector::Selector;
 use towline::storage::{Location, StoreOptions, open};
+use towline::transfer::policy::machine_guard;
 use towline::{Error, Result};
 
+use crate::audited::{Reading, record, record_all};
 use crate::errors::raised;
 use crate::reading::{Want, read};
 use crate::runtime::wait;
@@ -25,7 +31,7 @@ use crate::saving::{Job, Piece, SaveArguments, Saving, at_path, files};
 use crate::tree::Tree;
 use crate::watched::Watched;
 
-/// Options to open one with: a dict with `create` and some of the other keys.
+/// Options of `open`: a dict with `create` and optionally the other keys.
 #[derive(Clone, Debug, FromPyObject)]
 #[pyo3(from_item_all)]
 struct Opening {
@@ -46,22 +52,23 @@ impl Opening {
     async fn open(self, location: Location) -> Result<Engine> {
         let Self { memory, cache, endpoint, region, allow_http, create } = self;
         let store = StoreOptions { endpoint, region, allow_http, create, ..StoreOptions::default() };
-        let (store, options) = (open(&location, &store).await?, OpenOptions { memory, cache });
+        let (store, options) =
+            (open(&location, &store).await?, OpenOptions { memory, cache, guard: Some(machine_guard()?) });
         let engine =
             if create { Engine::create(store, options).await?.0 } else { Engine::open(store, options).await? };
-        // What an agent of this node holds need not be fetched.
+        // Reads chunks from this node's agent, if there is one.
         Ok(Client::attached(engine).await)
     }
 }
 
-/// A repository, opened. Reports come as JSON.
+/// An open repository. Reports are returned as JSON.
 #[pyclass(frozen, module = "towline._towline")]
 #[derive(Debug)]
 pub(crate) struct Repository {
     location: Location,
     opening: Opening,
-    /// The process that opened it, and what it opened: in a forked child, whose runtime is another, it is opened again, and
-    /// what the parent had is left alone.
+    /// Process that opened the repository, and its engine. A forked child has another runtime: it opens its own engine, and never
+    /// touches the parent's.
     opened: Mutex<(u32, ManuallyDrop<Engine>)>,
 }
 
@@ -99,7 +106,7 @@ impl Drop for Repository {
     fn drop(&mut self) {
         let opened = self.opened.get_mut().unwrap_or_else(PoisonError::into_inner);
         if opened.0 == std::process::id() {
-            // SAFETY: it is dropped here and nowhere else, and not used after.
+            // SAFETY: this is the only drop, and the value is not used after it.
             unsafe { ManuallyDrop::drop(&mut opened.1) };
         }
     }
@@ -114,33 +121,33 @@ impl Repository {
         Ok(Self { location, opening, opened: Mutex::new((std::process::id(), ManuallyDrop::new(engine))) })
     }
 
-    /// Its address.
+    /// URL of the repository.
     #[getter]
     fn location(&self) -> String {
         self.location.to_string()
     }
 
-    /// Its name for ever, whatever its address.
+    /// Permanent id of the repository, independent of its URL.
     fn id(&self, py: Python<'_>) -> PyResult<String> {
         Ok(self.engine(py)?.id().to_string())
     }
 
-    /// The folder in which this machine keeps what makes the next command faster.
+    /// Folder on this machine for cached data of the repository.
     fn cache(&self, py: Python<'_>) -> PyResult<PathBuf> {
         Ok(self.engine(py)?.cache().to_path_buf())
     }
 
-    /// Name of the folder in which checkpoints wait on this disk for this repository.
+    /// Name of this repository's folder in the spool.
     fn spool_name(&self, py: Python<'_>) -> PyResult<String> {
         Ok(self.engine(py)?.spool_name())
     }
 
-    /// Is it a folder of this machine's?
+    /// True if the repository is a folder on this machine.
     fn is_local(&self, py: Python<'_>) -> PyResult<bool> {
         Ok(self.engine(py)?.store().is_local())
     }
 
-    /// Bytes that its buffers may take together.
+    /// Memory budget of all buffers, in bytes.
     fn memory(&self, py: Python<'_>) -> PyResult<u64> {
         Ok(self.engine(py)?.budget().total())
     }
@@ -151,7 +158,7 @@ impl Repository {
         job.map_err(|error| raised(py, &error))?.wait(py)
     }
 
-    /// Saves files in memory: `(path, pieces)` each.
+    /// Saves files `(path, pieces)` that are in memory.
     fn save_files(
         &self,
         py: Python<'_>,
@@ -167,7 +174,7 @@ impl Repository {
         outcome
     }
 
-    /// As `save_files`, of bytes and stages only, and goes on by itself.
+    /// As `save_files`, in the background; pieces are bytes and stages only.
     fn begin_save_files(
         &self,
         py: Python<'_>,
@@ -186,13 +193,13 @@ impl Repository {
         Saving::begin(job.map_err(|error| raised(py, &error))?)
     }
 
-    /// As `save`, and goes on by itself.
+    /// As `save`, in the background.
     fn begin_save(&self, py: Python<'_>, path: PathBuf, name: &str, arguments: SaveArguments) -> PyResult<Saving> {
         let job = Job::new(self.engine(py)?, at_path(path), name, arguments);
         Saving::begin(job.map_err(|error| raised(py, &error))?)
     }
 
-    /// Changes some paths of a tree, or of an empty one: `put` files `(path, pieces)`, `remove` paths, `rename` `(from, to)`.
+    /// Changes paths of an existing or new tree: `put` files `(path, pieces)`, `remove` paths, `rename` pairs `(from, to)`.
     #[pyo3(signature = (name, put, remove, rename, arguments))]
     #[expect(clippy::too_many_arguments, reason = "the keywords of the Python method")]
     fn amend(
@@ -211,14 +218,16 @@ impl Repository {
         let remove = remove.into_iter().map(String::into_bytes).collect();
         let rename = rename.into_iter().map(|(from, to)| (from.into_bytes(), to.into_bytes())).collect();
         let outcome = wait(py, async move {
-            let report = engine.amend(&name, &Changes { put, remove, rename }, &options).await?;
+            let recorded = record(&engine, Action::Save, name.as_str()).await?;
+            let report = engine.amend(&name, &Changes { put, remove, rename }, &options).await;
+            let report = recorded.end(report, |_| 0).await?;
             json(&report)
         });
         py.detach(|| latch.wait());
         outcome
     }
 
-    /// The longest name that `path` begins with, with its version; none if there is none.
+    /// Longest saved name that `path` begins with, and its version; none if there is none.
     fn find(&self, py: Python<'_>, path: &str) -> PyResult<Option<(String, u64)>> {
         let (engine, path) = (self.engine(py)?, path.to_owned());
         wait(py, async move {
@@ -231,7 +240,7 @@ impl Repository {
         })
     }
 
-    /// The names below `path`, or all, with their versions.
+    /// Names below `path`, or all, with their versions.
     fn names(&self, py: Python<'_>, path: &str) -> PyResult<Vec<(String, u64)>> {
         let (engine, start) = (self.engine(py)?, if path.is_empty() { String::new() } else { format!("{path}/") });
         wait(py, async move {
@@ -241,18 +250,22 @@ impl Repository {
         })
     }
 
-    /// A tree, opened as it is now.
+    /// Opens a snapshot of a tree.
     fn open_tree(slf: &Bound<'_, Self>, name: &str) -> PyResult<Tree> {
         let py = slf.py();
         let (engine, selector) = (slf.get().engine(py)?, parsed::<Selector>(py, name)?);
-        let saved = wait(py, async move {
+        let (saved, reading) = wait(py, async move {
             let name = engine.resolve(&selector).await?;
-            Ok(engine.saved(&name).await?.shared())
+            let recorded = record(&engine, Action::Read, name.as_str()).await?;
+            match engine.saved(&name).await {
+                Ok(saved) => Ok((saved.shared(), Reading::begin(recorded))),
+                Err(error) => recorded.end(Err(error), |_| 0).await,
+            }
         })?;
-        Ok(Tree::new(slf.clone().unbind(), saved))
+        Ok(Tree::new(slf.clone().unbind(), saved, reading))
     }
 
-    /// Restores a tree, or what lies at `subpath` of it.
+    /// Restores a tree, or the file or folder `subpath` in it.
     #[pyo3(signature = (name, dest, subpath=None, overwrite=false, delete=false, may_empty=false, dry_run=false, progress=None))]
     #[expect(
         clippy::too_many_arguments,
@@ -277,24 +290,27 @@ impl Repository {
             let name = engine.resolve(&selector).await?;
             let options =
                 RestoreOptions { overwrite, delete, may_empty, dry_run, progress, ..RestoreOptions::default() };
-            engine.restore(&name, subpath.as_ref().map(String::as_bytes), &dest, &options).await
+            let names = if dry_run { Vec::new() } else { vec![name.to_string()] };
+            let recorded = record_all(&engine, Action::Restore, &names, None).await?;
+            let report = engine.restore(&name, subpath.as_ref().map(String::as_bytes), &dest, &options).await;
+            recorded.end(report, |report| report.bytes).await
         })
     }
 
-    /// The name that a name or `RUN@CHOICE` stands for.
+    /// Resolves a name or `RUN@CHOICE` to a saved name.
     fn resolve(&self, py: Python<'_>, name: &str) -> PyResult<String> {
         let (engine, selector) = (self.engine(py)?, parsed::<Selector>(py, name)?);
         wait(py, async move { Ok(engine.resolve(&selector).await?.to_string()) })
     }
 
-    /// The names under `prefix`.
+    /// Names under `prefix`.
     #[pyo3(signature = (prefix=None))]
     fn ls(&self, py: Python<'_>, prefix: Option<&str>) -> PyResult<String> {
         let prefix = prefix.map(|prefix| parsed::<Name>(py, prefix)).transpose()?;
         self.report(py, |engine| async move { engine.list(prefix.as_ref()).await })
     }
 
-    /// The runs under `prefix`.
+    /// Runs under `prefix`.
     #[pyo3(signature = (prefix=None))]
     fn runs(&self, py: Python<'_>, prefix: Option<&str>) -> PyResult<String> {
         let prefix = prefix.map(|prefix| parsed::<Name>(py, prefix)).transpose()?;
@@ -307,20 +323,55 @@ impl Repository {
         self.report(py, |engine| async move { engine.show(&engine.resolve(&selector).await?).await })
     }
 
-    /// Takes a name away.
-    fn remove(&self, py: Python<'_>, name: &str) -> PyResult<()> {
+    /// Takes a name away; with `now` nothing of it is kept.
+    #[pyo3(signature = (name, now=false))]
+    fn remove(&self, py: Python<'_>, name: &str, now: bool) -> PyResult<()> {
         let (engine, name) = (self.engine(py)?, parsed::<Name>(py, name)?);
-        wait(py, async move { engine.remove(&name).await })
+        let options = RemoveOptions { recursive: false, now };
+        wait(py, async move {
+            let recorded = record(&engine, Action::Remove, name.as_str()).await?;
+            recorded.end(engine.remove_with(&[name], &options).await, |_| 0).await.map(drop)
+        })
     }
 
-    /// Gives a tree a second name.
+    /// Takes back what a name stood for.
+    #[pyo3(signature = (name, version=None, to=None, replace=false))]
+    fn undelete(
+        &self,
+        py: Python<'_>,
+        name: &str,
+        version: Option<u64>,
+        to: Option<&str>,
+        replace: bool,
+    ) -> PyResult<String> {
+        let name = parsed::<Name>(py, name)?;
+        let to = to.map(|to| parsed::<Name>(py, to)).transpose()?;
+        let options = UndeleteOptions { version, to, replace };
+        self.report(py, |engine| async move {
+            let recorded = record(&engine, Action::Copy, name.as_str()).await?;
+            recorded.end(engine.undelete(&name, &options).await, |_| 0).await
+        })
+    }
+
+    /// Present value of a name, and the earlier ones that can be taken back.
+    fn history(&self, py: Python<'_>, name: &str) -> PyResult<String> {
+        let name = parsed::<Name>(py, name)?;
+        self.report(py, |engine| async move { engine.history(&name).await })
+    }
+
+    /// Gives a tree an additional name.
     fn copy(&self, py: Python<'_>, from: &str, to: &str) -> PyResult<()> {
         let (engine, from, to) = (self.engine(py)?, parsed::<Selector>(py, from)?, parsed::<Name>(py, to)?);
-        wait(py, async move { engine.copy(&engine.resolve(&from).await?, &to).await.map(drop) })
+        wait(py, async move {
+            let from = engine.resolve(&from).await?;
+            let names = [from.to_string(), to.to_string()];
+            let recorded = record_all(&engine, Action::Copy, &names, None).await?;
+            recorded.end(engine.copy(&from, &to).await, |_| 0).await.map(drop)
+        })
     }
 
     /// Takes away the steps of a run that the rules do not keep.
-    #[pyo3(signature = (run, keep_last=None, keep_every=None, keep_min=Vec::new(), keep_max=Vec::new(), dry_run=false))]
+    #[pyo3(signature = (run, keep_last=None, keep_every=None, keep_min=Vec::new(), keep_max=Vec::new(), dry_run=false, keep_removed=false))]
     #[expect(clippy::too_many_arguments, reason = "the keywords of the Python method")]
     fn expire(
         &self,
@@ -331,27 +382,31 @@ impl Repository {
         keep_min: Vec<String>,
         keep_max: Vec<String>,
         dry_run: bool,
+        keep_removed: bool,
     ) -> PyResult<String> {
         let run = parsed::<Name>(py, run)?;
         let policy = ExpirePolicy { keep_last, keep_every, keep_min, keep_max };
         self.report(py, |engine| async move {
             let plan = engine.plan_expire(&run, &policy).await?;
-            if !dry_run {
-                engine.expire(&plan).await?;
+            match (dry_run, keep_removed) {
+                (true, _) => {}
+                (false, true) => engine.expire_keeping(&plan).await?,
+                (false, false) => engine.expire(&plan).await?,
             }
             Ok(plan)
         })
     }
 
-    /// Deletes what no name needs and has been set aside for `grace`, or only says what it would delete.
-    fn collect(&self, py: Python<'_>, dry_run: bool, grace: Duration) -> PyResult<String> {
+    /// Deletes what no name needs and has been set aside for `grace`, or only says what it would delete. What was removed is kept
+    /// for `keep_removed` before.
+    fn collect(&self, py: Python<'_>, dry_run: bool, grace: Duration, keep_removed: Duration) -> PyResult<String> {
         self.report(py, |engine| async move {
-            let options = CollectOptions { dry_run, grace, ..CollectOptions::default() };
+            let options = CollectOptions { dry_run, grace, keep_removed, ..CollectOptions::default() };
             engine.collect(&options).await
         })
     }
 
-    /// As `collect`, and goes on by itself.
+    /// As `collect`, in the background.
     fn begin_collect(&self, py: Python<'_>, grace: Duration) -> PyResult<Saving> {
         let (engine, progress) = (self.engine(py)?, Progress::default());
         let options = CollectOptions { grace, progress: progress.clone(), ..CollectOptions::default() };
@@ -361,7 +416,7 @@ impl Repository {
         })
     }
 
-    /// Gives the repository `to` what this one has under `names`, or under all names; a dry run only reports what would move.
+    /// Copies the trees under `names`, by default all, to the repository `to`; a dry run only reports them.
     #[pyo3(signature = (to, names, dry_run=false))]
     fn sync(&self, py: Python<'_>, to: &Bound<'_, Self>, names: Vec<String>, dry_run: bool) -> PyResult<String> {
         let to = to.get().engine(py)?;
@@ -371,11 +426,19 @@ impl Repository {
             for selector in &selectors {
                 names.push(from.resolve(selector).await?);
             }
-            sync(&from, &to, &names, &SyncOptions { dry_run, ..SyncOptions::default() }).await
+            let all = match (dry_run, names.is_empty()) {
+                (true, _) => Vec::new(),
+                (false, true) => vec!["**".to_owned()],
+                (false, false) => names.iter().map(ToString::to_string).collect(),
+            };
+            let place = Some(to.store().location().to_string());
+            let recorded = record_all(&from, Action::Sync, &all, place).await?;
+            let report = sync(&from, &to, &names, &SyncOptions { dry_run, ..SyncOptions::default() }).await;
+            recorded.end(report, |report| report.moved_bytes).await
         })
     }
 
-    /// Looks for damage.
+    /// Checks for damage, and optionally repairs it.
     #[pyo3(signature = (name=None, data=false, repair=false))]
     fn verify(&self, py: Python<'_>, name: Option<&str>, data: bool, repair: bool) -> PyResult<String> {
         let selector = name.map(|name| parsed::<Selector>(py, name)).transpose()?;
@@ -389,7 +452,7 @@ impl Repository {
         })
     }
 
-    /// The tensors of a tree.
+    /// Tensors of a tree.
     #[pyo3(signature = (name, selectors=Vec::new()))]
     fn tensors(&self, py: Python<'_>, name: &str, selectors: Vec<String>) -> PyResult<String> {
         let selector = parsed::<Selector>(py, name)?;
@@ -398,7 +461,7 @@ impl Repository {
         self.report(py, |engine| async move { engine.tensors(&engine.resolve(&selector).await?, &selectors).await })
     }
 
-    /// Reads tensors into memory; `(stored bytes read, chunks, bytes)`.
+    /// Reads tensors into memory; returns `(stored bytes read, chunks, bytes)`.
     #[pyo3(signature = (name, wants, progress=None))]
     fn read_tensors(
         &self,
@@ -411,7 +474,9 @@ impl Repository {
         let progress = watched(progress);
         wait(py, async move {
             let name = engine.resolve(&selector).await?;
-            let read = read(engine, name, wants, progress).await?;
+            let recorded = record(&engine, Action::Read, name.as_str()).await?;
+            let read = read(engine, name, wants, progress).await;
+            let read = recorded.end(read, |read| read.bytes).await?;
             Ok((read.fetched_bytes, read.chunks, read.bytes))
         })
     }
@@ -435,7 +500,9 @@ impl Repository {
             .then(|| start.unwrap_or(0)..=end.map_or(u64::MAX, |end| end.saturating_sub(1)));
         let bytes = wait(py, async move {
             let (name, mut out) = (engine.resolve(&selector).await?, Vec::new());
-            engine.cat(&name, &path, range, &mut out).await?;
+            let recorded = record(&engine, Action::Read, name.as_str()).await?;
+            let read = engine.cat(&name, &path, range, &mut out).await.map(|_| ());
+            recorded.end(read, |()| out.len() as u64).await?;
             Ok(out)
         })?;
         Ok(PyBytes::new(py, &bytes))
@@ -447,12 +514,12 @@ fn json(report: &impl Serialize) -> Result<String> {
     serde_json::to_string(report).map_err(|error| Error::other("cannot write the report as JSON").source(error))
 }
 
-/// Progress counters of an operation: those that were passed in, else nobody's.
+/// Progress counters of an operation: those passed in, else unused ones.
 fn watched(progress: Option<Py<Watched>>) -> Progress {
     progress.map(|watched| watched.get().progress()).unwrap_or_default()
 }
 
-/// Value of a text, or the exception that it has none.
+/// Parses text to a value, or raises the exception.
 fn parsed<T: std::str::FromStr<Err = Error>>(py: Python<'_>, text: &str) -> PyResult<T> {
     text.parse().map_err(|error| raised(py, &error))
 }

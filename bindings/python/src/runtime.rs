@@ -1,4 +1,4 @@
-//! Two tokio runtimes for each process, and waiting in one while Python's signals are heard.
+//! Two tokio runtimes for each process, and waits in one of them that handle Python's signals.
 
 use std::future::Future;
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -13,21 +13,21 @@ use towline::Result;
 
 use crate::errors::raised;
 
-/// Interval of looks for signals: a Ctrl-C is answered within this.
+/// Interval of checks for signals: Ctrl-C takes effect within this time.
 const SIGNALS_EVERY: Duration = Duration::from_millis(50);
 
-/// How much the threads of [`background`] yield to others: of a core that a training loop wants as well they get about a tenth
-/// (<https://man7.org/linux/man-pages/man7/sched.7.html>, "The nice value"), of one that is idle all.
+/// Nice value of the threads of [`background`]: on a core that a training loop uses, too, they get about a tenth of the time
+/// (<https://man7.org/linux/man-pages/man7/sched.7.html>, "The nice value"); on an idle core, all of it.
 const NICE: i32 = 10;
 
-/// A runtime, and the process that its threads live in.
+/// A runtime, and the process of its threads.
 struct Owned {
     process: u32,
     runtime: Runtime,
 }
 
-/// Where this process's runtime of one kind is kept. Never freed: a forked child has the parent's, whose threads it has not,
-/// and dropping that would wait for them.
+/// Holder of this process's runtime of one kind. Runtimes are never freed: a forked child inherits the parent's runtime without
+/// its threads, and dropping it would wait for them for ever.
 struct Kept(AtomicPtr<Owned>);
 
 static FOREGROUND: Kept = Kept::new();
@@ -41,7 +41,7 @@ impl Kept {
     fn get(&self, nice: i32) -> PyResult<&'static Runtime> {
         let process = std::process::id();
         let there = self.0.load(Ordering::Acquire);
-        // SAFETY: what the pointer names was leaked, and is never changed.
+        // SAFETY: the pointer is to a leaked value, which never changes.
         if let Some(owned) = unsafe { there.as_ref() }
             && owned.process == process
         {
@@ -50,7 +50,7 @@ impl Kept {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .thread_name("towline")
             .on_thread_start(move || {
-                // Of this thread alone, on Linux. A wish: the work is done at any priority.
+                // Affects this thread alone, on Linux. Best effort: the work is done at any priority.
                 let _ = (nice > 0).then(|| rustix::process::nice(nice));
             })
             .enable_all()
@@ -60,13 +60,13 @@ impl Kept {
         let new = std::ptr::from_ref(made).cast_mut();
         match self.0.compare_exchange(there, new, Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => Ok(&made.runtime),
-            // Another thread was faster.
+            // Another thread set it first.
             Err(_) => self.get(nice),
         }
     }
 }
 
-/// This process's runtime for what somebody waits for.
+/// This process's runtime for operations that the caller waits for.
 ///
 /// # Errors
 /// Threads cannot be started.
@@ -74,7 +74,7 @@ pub(crate) fn runtime() -> PyResult<&'static Runtime> {
     FOREGROUND.get(0)
 }
 
-/// This process's runtime for what goes on beside a training loop, and should not slow it down.
+/// This process's runtime for background work, which should not slow down a training loop.
 ///
 /// # Errors
 /// Threads cannot be started.
@@ -82,11 +82,11 @@ pub(crate) fn background() -> PyResult<&'static Runtime> {
     BACKGROUND.get(NICE)
 }
 
-/// Time that stopped work has to record what it has stored.
+/// Time for stopped work to record the data that it has stored.
 pub(crate) const STOPPING: Duration = Duration::from_secs(8);
 
-/// Waits for `future` with the GIL released. A signal whose handler raises, such as Ctrl-C's, ends the work and is raised
-/// once nothing of it runs any more.
+/// Waits for `future` with the GIL released. If the handler of a signal raises, such as that of Ctrl-C, the work is ended, and
+/// the exception is raised once the work has stopped.
 ///
 /// # Errors
 /// Errors of the future, or of a signal's handler.
@@ -97,7 +97,7 @@ pub(crate) fn wait<T: Send + 'static>(
     wait_or_stop(py, None, future)
 }
 
-/// As [`wait`]; but a signal calls `stop`, and the work has [`STOPPING`] to end by itself.
+/// As [`wait`], but a signal first calls `stop`, and the work has [`STOPPING`] to end in order.
 ///
 /// # Errors
 /// As [`wait`].
@@ -109,7 +109,7 @@ pub(crate) fn wait_or_stop<T: Send + 'static>(
     let runtime = runtime()?;
     let (sender, mut receiver) = sync_channel(1);
     let mut task = runtime.spawn(async move {
-        // Nobody listens if a signal came first.
+        // The receiver is gone if a signal came first.
         let _ = sender.send(future.await);
     });
     loop {
@@ -131,7 +131,7 @@ pub(crate) fn wait_or_stop<T: Send + 'static>(
                         }
                     }
                     task.abort();
-                    // Cancelled, or done after all: it has ended either way.
+                    // Waits until the task has ended, cancelled or complete.
                     let _ = py.detach(|| runtime.block_on(task));
                     return Err(signal);
                 }

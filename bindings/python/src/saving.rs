@@ -1,4 +1,4 @@
-//! Saves: what Python says about one made into the engine's terms, and work that goes on while Python does something else.
+//! Saves: conversion of their options from Python, and background work.
 
 use std::collections::{BTreeMap, HashMap};
 use std::num::NonZeroU32;
@@ -11,25 +11,28 @@ use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use tokio_util::sync::CancellationToken;
+use towline::audit::Action;
 use towline::checkpoint::Dtype;
 use towline::checkpoint::header::{self, NewTensor};
+use towline::name::Name;
 use towline::ops::{Expected, PartOptions, SaveOptions, SaveSource};
 use towline::progress::Progress;
+use towline::repository::Repository;
 use towline::repository::log::StepFacts;
-use towline::repository::{Name, Repository};
 use towline::tree::MemoryFile;
 use towline::{Error, Result};
 
+use crate::audited::record;
 use crate::errors::raised;
 use crate::memory::{Latch, Stretch};
 use crate::runtime::{STOPPING, background, wait_or_stop};
 use crate::stage::Stage;
 use crate::watched::{Counters, Watched, counters};
 
-/// Interval of looks for signals.
+/// Interval of checks for signals.
 const SIGNALS_EVERY: Duration = Duration::from_millis(50);
 
-/// What Python says about a save: a dict with `metrics` and some of the other keys.
+/// Options of a save from Python: a dict with `metrics` and optionally the other keys.
 #[derive(Debug, FromPyObject)]
 #[pyo3(from_item_all)]
 pub(crate) struct SaveArguments {
@@ -48,10 +51,10 @@ pub(crate) struct SaveArguments {
     key_every: Option<u32>,
     #[pyo3(default)]
     base: Option<String>,
-    /// Rank of the part, and its attempt.
+    /// Rank and attempt, if this save is one rank's part of a step.
     #[pyo3(default)]
     part: Option<(u32, String)>,
-    /// The version that the name must have when the save begins; 0: it must not be there.
+    /// Version that the name must have when the save begins; 0: the name must not exist.
     #[pyo3(default)]
     version: Option<u64>,
     #[pyo3(default)]
@@ -59,12 +62,12 @@ pub(crate) struct SaveArguments {
 }
 
 impl SaveArguments {
-    /// The engine's options for a save as `name`.
+    /// Converts to the engine's options for a save as `name`.
     fn read(self, name: &str) -> Result<(Name, SaveOptions, Option<PartOptions>)> {
         let count = |what: &'static str, number: u32| {
             NonZeroU32::new(number).ok_or_else(|| Error::usage(what).expected("at least 1").got(0))
         };
-        let world_size = self.world_size.map(|ranks| count("there is no world of this size", ranks)).transpose()?;
+        let world_size = self.world_size.map(|ranks| count("invalid world_size", ranks)).transpose()?;
         let facts =
             self.metrics.iter().try_fold(StepFacts::default(), |facts, (name, &value)| facts.metric(name, value))?;
         let facts = match &self.framework {
@@ -75,7 +78,7 @@ impl SaveArguments {
         let part = match self.part {
             Some((rank, attempt)) => {
                 let ranks = world_size
-                    .ok_or_else(|| Error::usage("a rank's part is one of how many").expected("world_size"))?;
+                    .ok_or_else(|| Error::usage("a part of a step needs the number of ranks").expected("world_size"))?;
                 Some(PartOptions { rank, ranks, attempt: attempt.parse()? })
             }
             None => None,
@@ -91,7 +94,7 @@ impl SaveArguments {
             facts,
             exclude: self.exclude,
             compression: self.compression.as_deref().map(str::parse).transpose()?.unwrap_or_default(),
-            key_every: self.key_every.map(|every| count("there is no key step so often", every)).transpose()?,
+            key_every: self.key_every.map(|every| count("invalid key_every", every)).transpose()?,
             expected,
             progress: self.progress.map(|watched| watched.get().progress()).unwrap_or_default(),
             ..SaveOptions::default()
@@ -100,7 +103,7 @@ impl SaveArguments {
     }
 }
 
-/// Raises `UsageError` for a name or options that no save takes.
+/// Raises `UsageError` for an invalid name or invalid options of a save.
 #[pyfunction]
 pub(crate) fn check_save(py: Python<'_>, name: &str, arguments: SaveArguments) -> PyResult<()> {
     arguments.read(name).map(drop).map_err(|error| raised(py, &error))
@@ -132,36 +135,40 @@ impl Job {
         (self.repository, self.name, self.options)
     }
 
-    /// Saves while Python waits. Ctrl-C stops it, and what was stored by then is used by the next save.
+    /// Saves, and blocks Python until it is done. Ctrl-C stops the save; the next one uses what was stored by then.
     pub(crate) fn wait(self, py: Python<'_>) -> PyResult<String> {
         let stop = self.options.stop.clone();
         wait_or_stop(py, Some(Box::new(move || stop.cancel())), self.run())
     }
 
-    /// Saves; what it did, as JSON.
+    /// Saves; returns the report as JSON.
     pub(crate) async fn run(self) -> Result<String> {
         let Self { repository, source, name, options, part } = self;
-        let report = match part {
-            Some(part) => serde_json::to_string(&repository.save_part(source, &name, &part, &options).await?),
-            None => serde_json::to_string(&repository.save(source, &name, &options).await?),
+        let recorded = record(&repository, Action::Save, name.as_str()).await?;
+        let report = if let Some(part) = part {
+            let report = repository.save_part(source, &name, &part, &options).await;
+            serde_json::to_string(&recorded.end(report, |report| report.part.logical_bytes).await?)
+        } else {
+            let report = repository.save(source, &name, &options).await;
+            serde_json::to_string(&recorded.end(report, |report| report.logical_bytes).await?)
         };
         report.map_err(|error| Error::other("cannot write the report as JSON").source(error))
     }
 }
 
-/// A piece of a file: bytes; the whole of a stage, which is given away; or `(address, length)` of memory that does not change
-/// until the save is over.
+/// A piece of a file: bytes; a whole stage, whose ownership moves to the save; or `(address, length)` of memory that must not
+/// change until the save is done.
 #[derive(FromPyObject)]
 pub(crate) enum Piece<'py> {
     /// Copied.
     Bytes(Bound<'py, PyBytes>),
-    /// Given away.
+    /// Moved.
     Stage(Bound<'py, Stage>),
-    /// Lent.
+    /// Borrowed.
     Memory((usize, usize)),
 }
 
-/// Files in memory, and what tells when nothing of it is in use any more.
+/// Files in memory as a source of a save, and a latch that opens when none of the memory is in use any more.
 pub(crate) fn files(files: Vec<(String, Vec<Piece<'_>>)>) -> PyResult<(SaveSource, Arc<Latch>)> {
     let latch = Arc::new(Latch::default());
     let piece = |piece: Piece<'_>| match piece {
@@ -177,13 +184,13 @@ pub(crate) fn files(files: Vec<(String, Vec<Piece<'_>>)>) -> PyResult<(SaveSourc
     Ok((SaveSource::Memory(files), latch))
 }
 
-/// Work that goes on by itself: a save, or a collect.
+/// A background save or collect.
 #[pyclass(frozen, module = "towline._towline")]
 #[derive(Debug)]
 pub(crate) struct Saving {
     outcome: Arc<Outcome>,
     progress: Progress,
-    /// Asks a save to record what it stored, and end.
+    /// Asks a save to record the data that it stored, and to end.
     stop: Option<CancellationToken>,
     abort: tokio::task::AbortHandle,
     process: u32,
@@ -203,7 +210,7 @@ impl Outcome {
     }
 }
 
-/// Sets an outcome for work that is dropped before it ends.
+/// Sets the outcome when work is dropped before it ends.
 struct Guard {
     outcome: Arc<Outcome>,
     what: &'static str,
@@ -223,7 +230,7 @@ impl Saving {
         Ok(Self { stop, ..Self::start("save", job.options.progress.clone(), job.run())? })
     }
 
-    /// Starts `work`, which is a save or whatever `what` says, beside whatever Python does.
+    /// Starts `work` in the background; `what` names it in errors.
     pub(crate) fn start(
         what: &'static str,
         progress: Progress,
@@ -247,7 +254,7 @@ impl Saving {
 
 #[pymethods]
 impl Saving {
-    /// Waits until it is over, `timeout` seconds at most; whether it is. Hears signals.
+    /// Waits until the work has ended, at most `timeout` seconds; returns false after that. Handles signals.
     #[pyo3(signature = (timeout=None))]
     fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<bool> {
         self.check_process()?;
@@ -270,13 +277,13 @@ impl Saving {
         }
     }
 
-    /// Is it over?
+    /// True once the work has ended.
     fn done(&self) -> PyResult<bool> {
         self.check_process()?;
         Ok(self.outcome.result.lock().unwrap_or_else(PoisonError::into_inner).is_some())
     }
 
-    /// Report, as JSON; none while it goes on. Raises its error.
+    /// Report as JSON; none while the work runs. Raises its error.
     fn result(&self, py: Python<'_>) -> PyResult<Option<String>> {
         self.check_process()?;
         match &*self.outcome.result.lock().unwrap_or_else(PoisonError::into_inner) {
@@ -286,13 +293,13 @@ impl Saving {
         }
     }
 
-    /// `(phase, bytes done, bytes in all, stored bytes moved)`; 0 in all while unknown.
+    /// `(phase, bytes done, total bytes, stored bytes moved)`; the total is 0 while unknown.
     fn progress(&self) -> Counters {
         counters(&self.progress)
     }
 
-    /// Stops it, unless it is about to commit: then nothing of it becomes visible, and what was stored by then is used by the
-    /// next save. It is over within seconds.
+    /// Stops the work within seconds, unless it is about to commit. A stopped save never becomes visible; the next save uses the
+    /// data that it stored.
     fn cancel(&self) -> PyResult<()> {
         self.check_process()?;
         let Some(stop) = &self.stop else {
@@ -309,8 +316,8 @@ impl Saving {
     }
 }
 
-/// Lays out a safetensors file of tensors `(name, dtype, shape, bytes)`, with words beside them: its first bytes, where each
-/// tensor begins, and its length.
+/// Lays out a safetensors file of tensors `(name, dtype, shape, bytes)` and metadata. Returns its header, the offset of each
+/// tensor, and its length.
 #[pyfunction]
 #[pyo3(signature = (tensors, metadata=BTreeMap::new()))]
 pub(crate) fn lay_out(
@@ -331,7 +338,7 @@ pub(crate) fn lay_out(
     Ok((PyBytes::new(py, &file.header), file.starts, file.len))
 }
 
-/// A path that Python gave.
+/// Source of a save at a path.
 pub(crate) fn at_path(path: PathBuf) -> SaveSource {
     SaveSource::Path(path)
 }

@@ -1,4 +1,4 @@
-//! Staged memory: where a state is copied to, so that the training loop may go on while the copy is saved.
+//! Staging memory: a state is copied to it, so that the training loop can continue while the copy is saved.
 
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -10,11 +10,11 @@ use pyo3::prelude::*;
 
 use crate::memory::copy_all;
 
-/// Interval of looks for signals.
+/// Interval of checks for signals.
 const SIGNALS_EVERY: Duration = Duration::from_millis(50);
 
-/// Hands out the one region that states are staged in, again and again: a loop that saves faster than saves end waits
-/// instead of growing.
+/// Owner of the one reusable region that states are staged in. A loop that saves faster than saves complete has to wait, so
+/// memory does not grow.
 #[pyclass(frozen, module = "towline._towline")]
 #[derive(Debug)]
 pub(crate) struct Stager(Arc<Pool>);
@@ -28,11 +28,11 @@ struct Pool {
 #[derive(Debug, Default)]
 struct State {
     idle: Option<MmapMut>,
-    /// The region, while it is in use, and for which process.
+    /// Process that uses the region; none if the region is free.
     out: Option<u32>,
 }
 
-/// A region in use; it goes back when nothing refers to it any more.
+/// A region in use; it returns to the pool when the last reference is dropped.
 #[derive(Debug)]
 struct Region {
     memory: Option<MmapMut>,
@@ -61,7 +61,7 @@ impl Stager {
         Self(Arc::default())
     }
 
-    /// A stage of `len` bytes, once the last one is free; none after `timeout` seconds without one.
+    /// Waits until the last stage is free, and returns one of `len` bytes; none after `timeout` seconds.
     #[pyo3(signature = (len, timeout=None))]
     fn take(&self, py: Python<'_>, len: usize, timeout: Option<f64>) -> PyResult<Option<Stage>> {
         let until = timeout.map(|seconds| Instant::now() + Duration::from_secs_f64(seconds.max(0.0)));
@@ -80,15 +80,15 @@ impl Stager {
         }
     }
 
-    /// Is the region free?
+    /// True if the region is free.
     fn idle(&self) -> bool {
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner).out.is_none()
     }
 }
 
 impl Pool {
-    /// Marks the region as in use, if it becomes free in time. What a parent process has in use, a forked child never gets
-    /// back: it makes its own.
+    /// Marks the region as in use, if it becomes free in time. A forked child never gets back a region that its parent uses, and
+    /// creates its own.
     fn wait(&self, time: Duration) -> bool {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let process = std::process::id();
@@ -101,7 +101,7 @@ impl Pool {
         true
     }
 
-    /// The region that there is, if it suffices without holding much more, else a new one.
+    /// Existing region, if it is large enough and not much too large; else a new one.
     fn region(&self, len: usize) -> PyResult<MmapMut> {
         let idle = self.state.lock().unwrap_or_else(PoisonError::into_inner).idle.take();
         if let Some(idle) = idle.filter(|idle| idle.len() >= len && idle.len() / 4 <= len.max(1 << 20)) {
@@ -112,18 +112,18 @@ impl Pool {
             self.state.lock().unwrap_or_else(PoisonError::into_inner).out = None;
             PyMemoryError::new_err(format!("cannot stage {len} bytes: {error}"))
         })?;
-        // A wish: without huge pages it is slower, nothing else.
+        // Best effort: without huge pages it is only slower.
         let _ = memory.advise(Advice::HugePage);
         Ok(memory)
     }
 }
 
-/// A state's staged bytes, while they are filled. The lock is never held while waiting for Python's.
+/// Staging memory of one state, until it is passed to a save. The lock is never held while waiting for the GIL.
 #[pyclass(frozen, module = "towline._towline")]
 #[derive(Debug)]
 pub(crate) struct Stage(Mutex<Option<Arc<Region>>>);
 
-/// A region that was given away.
+/// A region whose ownership moved to a save.
 struct Given(Arc<Region>);
 
 impl AsRef<[u8]> for Given {
@@ -140,7 +140,7 @@ impl Stage {
         Ok((*self.region()?).as_ref().as_ptr() as usize)
     }
 
-    /// Copies `(offset here, address, length)` each, on several threads, with the GIL released.
+    /// Copies ranges `(offset in the stage, address, length)` on several threads, with the GIL released.
     fn fill(&self, py: Python<'_>, copies: Vec<(usize, usize, usize)>) -> PyResult<()> {
         let region = self.region()?;
         let base = (*region).as_ref().as_ptr() as usize;
@@ -154,7 +154,7 @@ impl Stage {
         Ok(())
     }
 
-    /// Gives the region back unused.
+    /// Returns the region unused.
     fn release(&self) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
     }
@@ -165,7 +165,7 @@ impl Stage {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone().ok_or_else(given_away)
     }
 
-    /// The bytes, for good: nobody fills the stage after this.
+    /// Moves the bytes out: the stage cannot be filled any more.
     pub(crate) fn give_away(&self) -> PyResult<Bytes> {
         let region = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
         region.map(Given).map(Bytes::from_owner).ok_or_else(given_away)

@@ -1,4 +1,4 @@
-//! A saved tree, opened once and read by range: what a file system hands out files of.
+//! A saved tree that is opened once and read by range, for the fsspec file system.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -10,42 +10,45 @@ use towline::format::EntryKind;
 use towline::ops::RangeSink;
 use towline::repository::Saved;
 
+use crate::audited::Reading;
 use crate::memory::{Latch, Stretch};
 use crate::repository::Repository;
 use crate::runtime::wait;
 
-/// A tree as it was when it was opened, whatever its name stands for since.
+/// Snapshot of a tree: it does not change with its name.
 #[pyclass(frozen, module = "towline._towline")]
 #[derive(Debug)]
 pub(crate) struct Tree {
     repository: Py<Repository>,
     saved: Arc<Saved>,
+    /// Its entry in the audit log.
+    reading: Arc<Reading>,
 }
 
 impl Tree {
-    pub(crate) fn new(repository: Py<Repository>, saved: Arc<Saved>) -> Self {
-        Self { repository, saved }
+    pub(crate) fn new(repository: Py<Repository>, saved: Arc<Saved>, reading: Arc<Reading>) -> Self {
+        Self { repository, saved, reading }
     }
 }
 
-/// Path, kind, length, permissions, modification time in nanoseconds, and where a link points.
+/// Path, kind, length, permissions, modification time in nanoseconds, and target of a link.
 type Entry = (String, &'static str, u64, u32, i64, Option<String>);
 
 #[pymethods]
 impl Tree {
-    /// The name.
+    /// Name of the tree.
     #[getter]
     fn name(&self) -> &str {
         self.saved.name.as_str()
     }
 
-    /// The name's version then.
+    /// Version of the name when the tree was opened.
     #[getter]
     fn version(&self) -> u64 {
         self.saved.value.version
     }
 
-    /// The name of the content.
+    /// Id of the manifest.
     #[getter]
     fn manifest(&self) -> String {
         self.saved.value.manifest.to_string()
@@ -65,13 +68,13 @@ impl Tree {
         entries.collect()
     }
 
-    /// The bytes of ranges `(path, start, end)` of its files, every one checked, each chunk fetched once.
+    /// Reads ranges `(path, start, end)` of files. Every byte is verified, and each chunk is fetched once.
     fn read<'py>(&self, py: Python<'py>, ranges: Vec<(String, u64, u64)>) -> PyResult<Vec<Bound<'py, PyBytes>>> {
         let len =
             |&(_, start, end): &(String, u64, u64)| usize::try_from(end.saturating_sub(start)).unwrap_or(usize::MAX);
         let made: Vec<Bound<'py, PyBytes>> =
             ranges.iter().map(|range| PyBytes::new_with(py, len(range), |_| Ok(()))).collect::<PyResult<_>>()?;
-        // Nobody else has them before this returns.
+        // No other code has these objects before this returns.
         let places = made.iter().map(|bytes| Stretch::new(bytes.as_bytes().as_ptr() as usize, bytes.as_bytes().len()));
         self.fill(py, ranges, places.collect())?;
         Ok(made)
@@ -86,15 +89,16 @@ impl Tree {
 }
 
 impl Tree {
-    /// Reads ranges to where they go. If it fails, or a signal ends it, nothing writes there any more.
+    /// Reads ranges into memory. After an error or a signal, no thread writes there any more.
     fn fill(&self, py: Python<'_>, ranges: Vec<(String, u64, u64)>, places: Vec<Stretch>) -> PyResult<()> {
         let range = |(path, start, end): (String, u64, u64)| (path.into_bytes(), Range { start, end });
         let ranges: Vec<(Vec<u8>, Range<u64>)> = ranges.into_iter().map(range).collect();
         let (engine, saved) = (self.repository.get().engine(py)?, Arc::clone(&self.saved));
+        let bytes: u64 = ranges.iter().map(|(_, range)| range.end.saturating_sub(range.start)).sum();
         let latch = Arc::new(Latch::default());
         let held = Stretch::new(0, 0).lend(&latch);
         let sink: RangeSink = Arc::new(move |number, at, bytes| {
-            // As long as somebody may write there, this is held.
+            // Keeps the latch closed while a thread may write.
             let _ = &held;
             match places.get(number) {
                 Some(place) if place.place(at, bytes) => Ok(()),
@@ -102,8 +106,11 @@ impl Tree {
             }
         });
         let outcome = wait(py, async move { engine.read_ranges(&saved, &ranges, sink).await });
-        // A worker may still be writing what it was given when the rest failed.
+        // If another read failed, a worker may still be writing.
         py.detach(|| latch.wait());
+        if outcome.is_ok() {
+            self.reading.count(bytes);
+        }
         outcome
     }
 }

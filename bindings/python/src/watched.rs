@@ -1,18 +1,18 @@
-//! Progress that Python reads while an operation goes on in another of its threads.
+//! Progress counters that Python reads while another thread runs the operation.
 
 use pyo3::prelude::*;
 use towline::progress::Progress;
 
-/// The phase, plain bytes done and in all (0: not known), and stored bytes moved.
+/// Phase, plain bytes done and in total (0: not known), and stored bytes moved.
 pub(crate) type Counters = (&'static str, u64, u64, u64);
 
-/// Counters that an operation moves.
+/// Counters that an operation updates.
 #[pyclass(frozen, name = "Progress", module = "towline._towline")]
 #[derive(Debug, Default)]
 pub(crate) struct Watched(Progress);
 
 impl Watched {
-    /// Progress for the operation; shares the counters.
+    /// Handle for the operation that shares the counters.
     pub(crate) fn progress(&self) -> Progress {
         self.0.clone()
     }

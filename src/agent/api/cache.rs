@@ -6,50 +6,78 @@ use axum::Json;
 use axum::extract::{Extension, Path, State};
 use axum::http::StatusCode;
 use serde::Deserialize;
+use utoipa::ToSchema;
 
 use super::auth::Caller;
 use super::error::{ApiError, JsonBody};
+use super::recorded::Asked;
+use crate::agent::audit::outcome;
 use crate::agent::config::{Bytes, Span};
 use crate::agent::state::AgentState;
-use crate::agent::tasks::TaskSpec;
-use crate::agent::tasks::{report, resolve};
+use crate::agent::tasks::{TaskReport, TaskSpec, resolve};
 use crate::agent::view;
-use crate::cache::{PinChunk, PinRequest, Pinned};
+use crate::agent::warm::pin_lacking;
+use crate::audit::{Action, Repeats, Request};
+use crate::cache::{Pin, PinChunk, PinLimit, PinRequest, Pinned};
+use crate::clock::Timestamp;
 use crate::error::{Error, Result};
 use crate::id::PinId;
-use crate::repository::{Saved, Selector};
-use crate::size;
+use crate::name::Name;
+use crate::repository::{Repository, Saved};
+use crate::selector::Selector;
 use crate::work::blocking;
 
 /// Body of a pin.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Pinning {
+    /// A name, or RUN@CHOICE.
     name: String,
+    /// Time to keep it; for ever, if it is not given.
     #[serde(rename = "for")]
     lasting: Option<Span>,
+    /// Owner of the pin.
     owner: Option<String>,
+    /// Reason for it.
     reason: Option<String>,
+    /// The repository, if not the usual one.
     repository: Option<String>,
 }
 
 /// Body of an eviction.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Evicting {
+    /// Bytes to free.
     bytes: Bytes,
 }
 
+/// The cache's figures.
+#[utoipa::path(
+    get,
+    path = "/v1/cache",
+    operation_id = "showCache",
+    responses((status = 200, description = "The figures", body = view::Cache)),
+)]
 pub(super) async fn stat(
     State(state): State<Arc<AgentState>>,
     Extension(caller): Extension<Caller>,
 ) -> Result<Json<view::Cache>, ApiError> {
     let cache = state.cache()?;
-    let dir = caller.agent().is_none().then(|| cache.dir().display().to_string());
-    let stat = blocking(move || Ok(view::Cache { dir, stat: cache.stat() })).await?;
+    let own = caller.requester().is_none();
+    let dir = own.then(|| cache.dir().display().to_string());
+    let tenants = if own { cache.tenants() } else { Vec::new() };
+    let stat = blocking(move || Ok(view::Cache { dir, stat: cache.stat(), tenants })).await?;
     Ok(Json(stat))
 }
 
+/// Begins to read all of the cache, and drops what is damaged.
+#[utoipa::path(
+    post,
+    path = "/v1/cache/check",
+    operation_id = "checkCache",
+    responses((status = 202, description = "It has begun", body = view::Task)),
+)]
 pub(super) async fn check(State(state): State<Arc<AgentState>>) -> Result<(StatusCode, Json<view::Task>), ApiError> {
     let cache = state.cache()?;
     let about = TaskSpec {
@@ -61,11 +89,19 @@ pub(super) async fn check(State(state): State<Arc<AgentState>>) -> Result<(Statu
     let begun = state.tasks.begin(about, move |progress| async move {
         progress.phase("checking", 0);
         let checked = blocking(move || Ok(view::CacheChecked::from(cache.check()))).await?;
-        report(&checked)
+        Ok(TaskReport::CacheCheck(checked))
     })?;
     Ok((StatusCode::ACCEPTED, Json(begun.view())))
 }
 
+/// Makes room in the cache; what is pinned stays.
+#[utoipa::path(
+    post,
+    path = "/v1/cache/evict",
+    operation_id = "evict",
+    request_body = Evicting,
+    responses((status = 200, description = "What came free", body = view::Evicted)),
+)]
 pub(super) async fn evict(
     State(state): State<Arc<AgentState>>,
     JsonBody(Evicting { bytes }): JsonBody<Evicting>,
@@ -75,6 +111,13 @@ pub(super) async fn evict(
     Ok(Json(view::Evicted { freed_bytes }))
 }
 
+/// The pins that stand.
+#[utoipa::path(
+    get,
+    path = "/v1/pins",
+    operation_id = "listPins",
+    responses((status = 200, description = "The oldest first", body = view::PinList)),
+)]
 pub(super) async fn pins(
     State(state): State<Arc<AgentState>>,
     Extension(caller): Extension<Caller>,
@@ -85,51 +128,105 @@ pub(super) async fn pins(
     Ok(Json(view::PinList { pins }))
 }
 
+/// Pins in the cache what a name stands for now.
+#[utoipa::path(
+    post,
+    path = "/v1/pins",
+    operation_id = "pin",
+    request_body = Pinning,
+    responses((status = 201, description = "It is pinned, which survives a power loss", body = view::Pinned)),
+)]
 pub(super) async fn pin(
     State(state): State<Arc<AgentState>>,
     Extension(caller): Extension<Caller>,
     JsonBody(asked): JsonBody<Pinning>,
 ) -> Result<(StatusCode, Json<view::Pinned>), ApiError> {
-    let cache = state.cache()?;
     let selector: Selector = asked.name.parse()?;
     caller.may_name(asked.repository.as_deref())?;
-    let repository = state.repository(asked.repository.as_deref())?;
-    let name = resolve(state.exchange()?, repository, caller.agent(), &selector).await?;
-    let saved = state.opened.open(repository, &name).await?;
+    let repository = state.repository(asked.repository.as_deref())?.for_caller(caller.local());
+    let requester = caller.requester();
+    let recorded = apart(&caller, Action::Pin, Some(&repository));
+    let name = match resolve(state.exchange()?, &repository, requester.as_ref(), &selector).await {
+        Ok(name) => name,
+        Err(error) => return Err(recorded.refuse(&state, &selector, error).await.into()),
+    };
     let lasting = asked.lasting.map(|span| span.0);
-    let (expires, limit) = state.caller_pins.bounds(caller.agent(), lasting, |span| state.after(span))?;
-    let owner = caller.owner(asked.owner);
-    let reason = asked.reason.unwrap_or_else(|| name.to_string());
+    let (expires, limit) = match state.pin_bounds(requester.as_ref(), lasting) {
+        Ok(bounds) => bounds,
+        Err(error) => return Err(recorded.refuse(&state, &name, error).await.into()),
+    };
+    let request = recorded.allow(&state, &name).await?;
+    let pinned = pin_whole(&state, (&repository, &name), (&caller, &asked), (expires, limit));
+    match ended(request.as_ref(), pinned.await) {
+        Ok(pin) => Ok((StatusCode::CREATED, Json(view::Pinned::from(&pin)))),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Pins all that a restore of `name` needs.
+async fn pin_whole(
+    state: &AgentState,
+    (repository, name): (&Repository, &Name),
+    (caller, asked): (&Caller, &Pinning),
+    (expires, limit): (Option<Timestamp>, Option<PinLimit>),
+) -> Result<Pin> {
+    let (cache, saved) = (state.cache()?, state.open_trees.open(repository, name).await?);
+    let owner = caller.owner(asked.owner.clone());
+    let reason = asked.reason.clone().unwrap_or_else(|| name.to_string());
     let pinned = blocking(move || {
         let request = PinRequest { owner, reason, expires, chunks: chunks(&saved) };
         cache.pin_within(request, limit.as_ref())
     });
     match pinned.await? {
-        Pinned::Kept(pin) => Ok((StatusCode::CREATED, Json(view::Pinned::from(&pin)))),
-        Pinned::Lacking { bytes } => Err(Error::exhausted("pin does not fit into the cache")
-            .at(&name)
-            .expected(format!("{bytes} bytes more ({})", size::show(bytes)))
-            .help("end other pins, or raise the cache's capacity")
-            .into()),
+        Pinned::Kept(pin) => Ok(pin),
+        Pinned::Lacking { bytes, disk_full } => Err(pin_lacking(name, bytes, disk_full)),
     }
 }
 
+/// Ends the entry of a pin by what came of it.
+fn ended(request: Option<&Request>, pinned: Result<Pin>) -> Result<Pin> {
+    if let Some(request) = request {
+        request.end(match &pinned {
+            Ok(pin) => format!("done: pin {}", pin.id),
+            Err(error) => outcome(error),
+        });
+    }
+    pinned
+}
+
+/// A request whose every repeat is an entry of the audit log.
+fn apart<'a>(caller: &'a Caller, action: Action, repository: Option<&'a Repository>) -> Asked<'a> {
+    Asked { caller, action, repository, repeats: Repeats::Apart }
+}
+
+/// Ends a pin.
+#[utoipa::path(
+    delete,
+    path = "/v1/pins/{id}",
+    operation_id = "unpin",
+    params(("id" = String, Path, description = "Id of the pin")),
+    responses((status = 200, description = "It has ended", body = view::Unpinned)),
+)]
 pub(super) async fn unpin(
     State(state): State<Arc<AgentState>>,
     Extension(caller): Extension<Caller>,
     Path(id): Path<String>,
 ) -> Result<Json<view::Unpinned>, ApiError> {
     let cache = state.cache()?;
-    let unknown = || Error::not_found("there is no such pin").at(&id).help("`towline pins` lists them");
+    let unknown = || Error::not_found("no such pin").at(&id).help("`towline pins` lists them");
     let pin: PinId = id.parse().map_err(|_| unknown())?;
-    let end = move || {
-        let own = cache.pins().iter().any(|kept| kept.id == pin && caller.has(kept));
-        Ok(own && cache.unpin(pin)?)
+    let (looked, holder) = (Arc::clone(&cache), caller.clone());
+    let find = move || Ok(looked.pins().into_iter().find(|kept| kept.id == pin && holder.has(kept)));
+    let recorded = apart(&caller, Action::Unpin, None);
+    let Some(found) = blocking(find).await? else {
+        return Err(recorded.refuse(&state, format!("pin {pin}"), unknown()).await.into());
     };
-    if blocking(end).await? {
-        return Ok(Json(view::Unpinned { unpinned: id }));
+    let request = recorded.end_pin(&state, &found).await?;
+    let ended = blocking(move || cache.unpin(pin)).await;
+    if let (Some(request), Err(error)) = (&request, &ended) {
+        request.end(outcome(error));
     }
-    Err(unknown().into())
+    if ended? { Ok(Json(view::Unpinned { unpinned: id })) } else { Err(unknown().into()) }
 }
 
 /// All that a restore of the tree needs: its chunks, and what they are differences to.

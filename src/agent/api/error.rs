@@ -1,5 +1,6 @@
 //! Errors as answers, in the shape in which `towline --json` prints them.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::rejection::QueryRejection;
@@ -10,6 +11,7 @@ use axum::{Json, body::Bytes};
 use serde::de::DeserializeOwned;
 use tokio::time::timeout;
 
+use crate::agent::redact::redact;
 use crate::error::{Error, ErrorKind};
 
 /// Bytes in the body of a request, at most.
@@ -50,6 +52,7 @@ impl From<Error> for ApiError {
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let mut response = (self.status, Json(serde_json::json!({ "error": self.error }))).into_response();
+        response.extensions_mut().insert(Arc::new(self.error));
         match self.status {
             StatusCode::UNAUTHORIZED => {
                 response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
@@ -64,6 +67,17 @@ impl IntoResponse for ApiError {
     }
 }
 
+/// `response` as another agent sees it: an error without paths and locations of this node.
+pub(super) fn redacted(response: Response) -> Response {
+    let Some(error) = response.extensions().get::<Arc<Error>>() else { return response };
+    let mut error = serde_json::json!(**error);
+    redact(&mut error);
+    let (mut parts, _) = response.into_parts();
+    let body = Json(serde_json::json!({ "error": error })).into_response().into_body();
+    parts.headers.remove(header::CONTENT_LENGTH);
+    Response::from_parts(parts, body)
+}
+
 /// JSON body of a request, whatever type it claims.
 #[derive(Debug)]
 pub(super) struct JsonBody<T>(pub(super) T);
@@ -74,7 +88,10 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for JsonBody<T> {
     async fn from_request(request: Request, state: &S) -> Result<Self, ApiError> {
         let body = body(request, state).await?;
         let parsed = serde_json::from_slice(&body);
-        parsed.map(Self).map_err(|source| Error::usage("request is malformed").source(source).into())
+        parsed.map(Self).map_err(|source| {
+            let help = "send a JSON object as docs/operations.md and /openapi.json describe it";
+            Error::usage("request body is not valid JSON of the expected form").source(source).help(help).into()
+        })
     }
 }
 
@@ -104,7 +121,7 @@ async fn body_within<S: Send + Sync>(request: Request, state: &S, limit: Duratio
         ApiError::new(StatusCode::REQUEST_TIMEOUT, error)
     };
     read.map_err(late)?.map_err(|rejection| {
-        let error = Error::usage("request cannot be read").expected(format!("at most {BODY_LEN_MAX} bytes"));
+        let error = Error::usage("cannot read the request").expected(format!("at most {BODY_LEN_MAX} bytes"));
         ApiError::new(rejection.status(), error.source(rejection.body_text()))
     })
 }

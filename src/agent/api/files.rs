@@ -1,34 +1,46 @@
 //! Files over HTTP: whole, or ranges of them; and lists of folders (<https://www.rfc-editor.org/rfc/rfc9110#section-14>).
 
+#![expect(unused_qualifications, reason = "utoipa names the parameters' types so")]
+
 use std::ops::Range;
 use std::sync::Arc;
 
 use axum::Json;
 use axum::body::Body;
 use axum::extract::rejection::QueryRejection;
-use axum::extract::{Query, State};
+use axum::extract::{Extension, Query, State};
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header};
 use axum::response::{IntoResponse as _, Response};
 use futures::stream::unfold;
 use serde::Deserialize;
+use utoipa::IntoParams;
 
+use super::auth::Caller;
 use super::error::{ApiError, parse_query};
 use super::names::bounded;
+use super::recorded::Asked;
 use crate::agent::files::{File, TreeNode};
 use crate::agent::state::AgentState;
+use crate::agent::view;
+use crate::audit::{Action, Repeats, Request};
 use crate::error::{Error, Result};
-use crate::repository::Selector;
+use crate::selector::Selector;
 use crate::size::ByteRange;
 
 /// Prefix of the paths of files.
 const BELOW: &str = "/v1/files/";
 
 /// Repository of the file; of a folder, the page of the list.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
 pub(super) struct Which {
+    /// The repository, if not the usual one.
     repository: Option<String>,
+    /// Of a folder: only entries after this name, percent-escaped: `next` of the answer before.
     after: Option<String>,
+    /// Of a folder: entries in the answer, at most.
+    #[param(minimum = 1, maximum = 10000, default = 1000)]
     limit: Option<usize>,
 }
 
@@ -40,8 +52,51 @@ enum Part {
     Nothing,
 }
 
+/// Lists the top folder of a saved tree.
+#[utoipa::path(
+    get,
+    path = "/v1/files/{reference}/",
+    operation_id = "listFiles",
+    params(("reference" = String, Path, description = "A name, or RUN@CHOICE; its slashes are written %2F"), Which),
+    responses((status = 200, description = "In the order of names; with `next` if there are more", body = view::Folder)),
+)]
+pub(super) async fn top(
+    state: State<Arc<AgentState>>,
+    caller: Extension<Caller>,
+    method: Method,
+    uri: Uri,
+    which: Result<Query<Which>, QueryRejection>,
+    headers: HeaderMap,
+) -> Result<Response, ApiError> {
+    file(state, caller, method, uri, which, headers).await
+}
+
+/// Reads a saved file, or a range of it, every byte checked; or lists a folder.
+#[utoipa::path(
+    get,
+    path = "/v1/files/{reference}/{*path}",
+    operation_id = "readFile",
+    params(
+        ("reference" = String, Path, description = "A name, or RUN@CHOICE; its slashes are written %2F"),
+        ("path" = String, Path, description = "Path of a file or folder in the saved tree; it may hold slashes"),
+        Which,
+        ("Range" = Option<String>, Header, description = "`bytes=A-B`, `bytes=A-` or `bytes=-N`"),
+        ("If-Range" = Option<String>, Header, description = "The range is wanted only of this ETag"),
+        ("If-None-Match" = Option<String>, Header, description = "Nothing is wanted if it has this ETag"),
+    ),
+    responses(
+        (status = 200, description = "All of it; of a folder, a list", content(
+            (String = "application/octet-stream"),
+            (view::Folder = "application/json"),
+        )),
+        (status = 206, description = "The range", body = String, content_type = "application/octet-stream"),
+        (status = 304, description = "It has the ETag"),
+        (status = 416, description = "The range lies outside the file"),
+    ),
+)]
 pub(super) async fn file(
     State(state): State<Arc<AgentState>>,
+    Extension(caller): Extension<Caller>,
     method: Method,
     uri: Uri,
     which: Result<Query<Which>, QueryRejection>,
@@ -49,7 +104,16 @@ pub(super) async fn file(
 ) -> Result<Response, ApiError> {
     let Which { repository, after, limit } = parse_query(which)?;
     let (selector, path) = target(uri.path())?;
-    let file = match TreeNode::open(&state, repository.as_deref(), &selector, path).await? {
+    caller.may_name(repository.as_deref())?;
+    let served = state.repository(repository.as_deref())?;
+    let asked = Asked { caller: &caller, action: Action::Read, repository: Some(served), repeats: Repeats::Together };
+    let read_by = served.for_caller(caller.local());
+    let node = match TreeNode::open(&state, &read_by, caller.grant(), &selector, path).await {
+        Ok(node) => node,
+        Err(error) => return Err(asked.refuse(&state, &selector, error).await.into()),
+    };
+    let request = asked.allow(&state, &selector).await?;
+    let file = match node {
         TreeNode::File(file) => file,
         TreeNode::Folder(folder) => {
             let malformed = || Error::usage("`after` has a malformed percent escape");
@@ -68,15 +132,15 @@ pub(super) async fn file(
         // A range of what was there before is of no use beside what is there now.
         let fresh = text(header::IF_RANGE).is_none_or(|value| value == tag);
         let part = part(text(header::RANGE).filter(|_| fresh), len);
-        answer(file, part, len, method == Method::HEAD)?
+        answer(file, part, (len, method == Method::HEAD), request)?
     };
     let own = response.headers_mut();
-    own.insert(header::ETAG, tag.parse().map_err(|_| Error::other("a digest is no header"))?);
+    own.insert(header::ETAG, tag.parse().map_err(|_| Error::other("digest is not a valid header value"))?);
     own.insert(header::ACCEPT_RANGES, HeaderValue::from_static("bytes"));
     Ok(response)
 }
 
-fn answer(file: File, part: Part, len: u64, head: bool) -> Result<Response> {
+fn answer(file: File, part: Part, (len, head): (u64, bool), request: Option<Request>) -> Result<Response> {
     let (status, range) = match part {
         Part::Whole => (StatusCode::OK, 0..len),
         Part::Of(range) => (StatusCode::PARTIAL_CONTENT, range),
@@ -95,11 +159,17 @@ fn answer(file: File, part: Part, len: u64, head: bool) -> Result<Response> {
         .into_response();
     if status == StatusCode::PARTIAL_CONTENT {
         let value = format!("bytes {}-{}/{len}", range.start, range.end - 1);
-        let value = value.parse().map_err(|_| Error::other("a range is no header"))?;
+        let value = value.parse().map_err(|_| Error::other("range is not a valid header value"))?;
         response.headers_mut().insert(header::CONTENT_RANGE, value);
     }
     if !head && !range.is_empty() {
-        let pieces = unfold(file.read(range)?, |mut pieces| async move { Some((pieces.recv().await?, pieces)) });
+        let pieces = unfold((file.read(range)?, request), |(mut pieces, request)| async move {
+            let piece = pieces.recv().await?;
+            if let (Some(request), Ok(piece)) = (&request, &piece) {
+                let _ = request.moved(piece.len() as u64);
+            }
+            Some((piece, (pieces, request)))
+        });
         *response.body_mut() = Body::from_stream(pieces);
     }
     Ok(response)

@@ -15,40 +15,69 @@ use serde::Deserialize;
 use tokio::time::{Instant, timeout_at};
 use tokio_util::io::{StreamReader, SyncIoBridge};
 use ulid::Ulid;
+use utoipa::ToSchema;
 
 use super::auth::Caller;
 use super::error::{ApiError, JsonBody};
+use super::recorded::Asked;
 use crate::agent::handoff::{Announced, HandoffStore};
+use crate::agent::redact::without_locations;
 use crate::agent::state::AgentState;
 use crate::agent::view;
+use crate::audit::{Action, Repeats};
 use crate::error::{Error, Result};
 use crate::id::RepositoryId;
-use crate::transfer::identity::Identity;
+use crate::identity::Identity;
 use crate::work::blocking;
 
 /// Time without a byte after which a sender is gone.
 const STALL: Duration = Duration::from_secs(30);
 
 /// Body of an announcement.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Announcement {
+    /// Name to save it as.
     name: String,
+    /// Id of the repository to save it in.
     repository: String,
+    /// Labels to save it with.
     #[serde(default)]
     labels: BTreeMap<String, String>,
+    /// Bytes of its files.
     bytes: u64,
 }
 
+/// Checkpoints stored for other agents.
+#[utoipa::path(
+    get,
+    path = "/v1/handoffs",
+    operation_id = "listHandoffs",
+    responses((status = 200, description = "The oldest first", body = view::HandoffList)),
+)]
 pub(super) async fn list(
     State(state): State<Arc<AgentState>>,
     Extension(caller): Extension<Caller>,
 ) -> Result<Json<view::HandoffList>, ApiError> {
     let stored = store(&state)?.list(caller.agent());
-    Ok(Json(view::HandoffList { handoffs: stored.iter().map(|(id, stored)| stored.view(*id)).collect() }))
+    let mut handoffs: Vec<_> = stored.iter().map(|(id, stored)| stored.view(*id)).collect();
+    if caller.agent().is_some() {
+        for aside in handoffs.iter_mut().filter_map(|handoff| handoff.aside.as_mut()) {
+            aside.error = without_locations(&aside.error);
+            aside.help = without_locations(&aside.help);
+        }
+    }
+    Ok(Json(view::HandoffList { handoffs }))
 }
 
-/// Promises space for a checkpoint.
+/// Promises space for a checkpoint, for a minute; only for other agents.
+#[utoipa::path(
+    post,
+    path = "/v1/handoffs",
+    operation_id = "announceHandoff",
+    request_body = Announcement,
+    responses((status = 201, description = "Space is promised", body = view::HandoffId)),
+)]
 pub(super) async fn promise(
     State(state): State<Arc<AgentState>>,
     Extension(caller): Extension<Caller>,
@@ -57,17 +86,45 @@ pub(super) async fn promise(
     let from = sender(&caller)?;
     caller.may_name(Some(&asked.repository))?;
     state.origin(Some(&asked.repository))?;
-    let malformed = |source| Error::usage("repository is no id").got(&asked.repository).source(source);
+    let malformed = |source| Error::usage("repository is not an id").got(&asked.repository).source(source);
     let repository: RepositoryId = asked.repository.parse().map_err(malformed)?;
     let what = Announced { name: asked.name.parse()?, repository, labels: asked.labels, bytes: asked.bytes };
     if state.tasks.is_closed() || state.is_preempted() {
         return Err(Error::unreachable("agent is shutting down").help("hand it off to another one").into());
     }
-    let id = store(&state)?.promise(from, what)?;
+    let recorded = Asked {
+        caller: &caller,
+        action: Action::Handoff,
+        repository: Some(state.origin(Some(&asked.repository))?),
+        repeats: Repeats::Apart,
+    };
+    let name = what.name.clone();
+    let id = match store(&state)?.promise(from, what) {
+        Ok(id) => id,
+        Err(error) => return Err(recorded.refuse(&state, &name, error).await.into()),
+    };
+    match recorded.allow(&state, &name).await {
+        Ok(request) => store(&state)?.record(id, request),
+        Err(error) => {
+            store(&state)?.withdraw(id);
+            return Err(error.into());
+        }
+    }
     Ok((StatusCode::CREATED, Json(view::HandoffId { id: id.to_string() })))
 }
 
-/// Receives a checkpoint that space was promised to. Once this is answered, it survives the loss of the sender, and a power loss here.
+/// Receives a checkpoint as an archive (docs/protocol.md); only from other agents.
+/// Once it is answered, the checkpoint survives the loss of its sender, and a power loss here.
+#[utoipa::path(
+    put,
+    path = "/v1/handoffs/{id}",
+    operation_id = "sendHandoff",
+    params(("id" = String, Path, description = "Id of the promise")),
+    request_body(content = String, content_type = "application/octet-stream"),
+    responses(
+        (status = 200, description = "All of it is on disk, and survives a power loss", body = view::Handoff),
+    ),
+)]
 pub(super) async fn take(
     State(state): State<Arc<AgentState>>,
     Extension(caller): Extension<Caller>,
@@ -76,7 +133,13 @@ pub(super) async fn take(
 ) -> Result<Json<view::Handoff>, ApiError> {
     let (from, id) = (sender(&caller)?.clone(), parsed(&id)?);
     let incoming = store(&state)?.expect(id, &from)?;
-    let input = Box::pin(arriving(request.into_body().into_data_stream(), incoming.until()));
+    let recorded = incoming.recorded();
+    let count = move |piece: &io::Result<Bytes>| {
+        if let (Some(recorded), Ok(piece)) = (&recorded, piece) {
+            let _ = recorded.moved(piece.len() as u64);
+        }
+    };
+    let input = Box::pin(arriving(request.into_body().into_data_stream(), incoming.until()).inspect(count));
     let mut input = SyncIoBridge::new(StreamReader::new(input));
     let now = state.now();
     let stored = blocking(move || incoming.take(&mut input, now)).await?;
@@ -85,6 +148,13 @@ pub(super) async fn take(
 }
 
 /// Saves a checkpoint that was set aside now.
+#[utoipa::path(
+    post,
+    path = "/v1/handoffs/{id}/retry",
+    operation_id = "retryHandoff",
+    params(("id" = String, Path, description = "Id of the handoff")),
+    responses((status = 200, description = "It is no longer set aside", body = view::Handoff)),
+)]
 pub(super) async fn retry(
     State(state): State<Arc<AgentState>>,
     Path(id): Path<String>,
@@ -94,7 +164,14 @@ pub(super) async fn retry(
     Ok(Json(stored.view(id)))
 }
 
-/// Deletes a checkpoint, which its sender has saved.
+/// Deletes a checkpoint: its sender has saved it, or it is not wanted.
+#[utoipa::path(
+    delete,
+    path = "/v1/handoffs/{id}",
+    operation_id = "releaseHandoff",
+    params(("id" = String, Path, description = "Id of the handoff")),
+    responses((status = 200, description = "It is deleted", body = view::HandoffId)),
+)]
 pub(super) async fn release(
     State(state): State<Arc<AgentState>>,
     Extension(caller): Extension<Caller>,
@@ -121,7 +198,7 @@ fn arriving(body: BodyDataStream, until: Instant) -> impl Stream<Item = io::Resu
 
 fn store(state: &AgentState) -> Result<&Arc<HandoffStore>> {
     state.store.as_ref().ok_or_else(|| {
-        Error::not_found("agent takes no handoffs")
+        Error::not_found("agent accepts no handoffs")
             .help("set [handoff] dir and capacity, and [[handoff.accept]], in its settings")
     })
 }
@@ -136,7 +213,7 @@ fn parsed(id: &str) -> Result<Ulid> {
         Error::usage("id is malformed")
             .expected("26 letters and digits")
             .got(format!("{id:.64?}"))
-            .help("GET /v1/handoffs lists them")
+            .help("`towline handoff list` and GET /v1/handoffs list them")
             .source(source)
     };
     id.parse::<Ulid>().map_err(malformed)

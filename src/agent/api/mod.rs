@@ -1,32 +1,41 @@
-//! The HTTP API: what is asked, of whom, and how it is answered.
+//! The HTTP API: routes, authorisation, responses.
 //!
-//! Requests and answers are JSON ([`view`](super::view)); `openapi.json` describes them, and a test holds it to the routes here.
+//! Requests and answers are JSON ([`view`](super::view)). The API's description is made from the handlers and types.
 
+mod audit;
 mod auth;
 mod cache;
+mod description;
+mod ending;
 mod error;
 mod files;
 mod handoff;
 mod names;
 mod open;
 mod peers;
+mod recorded;
 mod relay;
+mod rights;
 mod serve;
 mod slots;
 #[cfg(test)]
 mod tests;
+mod tokens;
 mod work;
 
 use std::path::Path;
 use std::sync::Arc;
 
 use axum::Router;
-use axum::http::{Method, StatusCode};
+use axum::http::StatusCode;
 use axum::middleware::from_fn_with_state;
-use axum::routing::{MethodRouter, delete, get, post, put};
+use utoipa::OpenApi as _;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
 
 use self::auth::{Auth, check};
 pub(super) use self::auth::{Caller, Callers};
+use self::description::Base;
 use self::error::{ApiError, body_limit};
 use self::relay::pass_on;
 pub(super) use self::serve::{Local, serve};
@@ -34,48 +43,41 @@ use super::state::AgentState;
 use crate::error::Error;
 use crate::transfer::identity::Credentials;
 
-/// A path, and what can be done there.
-type Route = (&'static str, &'static [Method], MethodRouter<Arc<AgentState>>);
-
-/// Every path of the API.
-fn routes() -> Vec<Route> {
-    const GET: &[Method] = &[Method::GET];
-    const POST: &[Method] = &[Method::POST];
-    const GET_POST: &[Method] = &[Method::GET, Method::POST];
-    const GET_DELETE: &[Method] = &[Method::GET, Method::DELETE];
-    const PUT_DELETE: &[Method] = &[Method::PUT, Method::DELETE];
-    const DELETE: &[Method] = &[Method::DELETE];
-    vec![
-        ("/health", GET, get(open::health)),
-        ("/ready", GET, get(open::ready)),
-        ("/metrics", GET, get(open::metrics)),
-        ("/openapi.json", GET, get(open::description)),
-        ("/v1/save", POST, post(work::save)),
-        ("/v1/restore", POST, post(work::restore)),
-        ("/v1/fetch", POST, post(work::fetch)),
-        ("/v1/warm", POST, post(work::warm)),
-        ("/v1/tasks", GET, get(work::list)),
-        ("/v1/tasks/{id}", GET_DELETE, get(work::one).delete(work::stop)),
-        ("/v1/tasks/{id}/events", GET, get(work::events)),
-        ("/v1/pins", GET_POST, get(cache::pins).post(cache::pin)),
-        ("/v1/pins/{id}", DELETE, delete(cache::unpin)),
-        ("/v1/cache", GET, get(cache::stat)),
-        ("/v1/cache/check", POST, post(cache::check)),
-        ("/v1/cache/evict", POST, post(cache::evict)),
-        ("/v1/handoffs", GET_POST, get(handoff::list).post(handoff::promise)),
-        ("/v1/handoffs/{id}", PUT_DELETE, put(handoff::take).delete(handoff::release)),
-        ("/v1/handoffs/{id}/retry", POST, post(handoff::retry)),
-        ("/v1/peers", GET, get(peers::list)),
-        ("/v1/ledger", GET, get(peers::ledger)),
-        ("/v1/chunks", GET, get(peers::chunks)),
-        ("/v1/names", GET, get(names::list)),
-        ("/v1/files/{reference}/", GET, get(files::file)),
-        ("/v1/files/{reference}/{*path}", GET, get(files::file)),
-    ]
+/// Every path of the API, described. What each needs of a token is in `rights.rs`.
+fn routes() -> OpenApiRouter<Arc<AgentState>> {
+    OpenApiRouter::with_openapi(Base::openapi())
+        .routes(routes!(open::health))
+        .routes(routes!(open::ready))
+        .routes(routes!(open::metrics))
+        .routes(routes!(open::description))
+        .routes(routes!(work::save))
+        .routes(routes!(work::restore))
+        .routes(routes!(work::fetch))
+        .routes(routes!(work::warm))
+        .routes(routes!(work::list))
+        .routes(routes!(work::one, work::stop))
+        .routes(routes!(work::events))
+        .routes(routes!(cache::pins, cache::pin))
+        .routes(routes!(cache::unpin))
+        .routes(routes!(cache::stat))
+        .routes(routes!(cache::check))
+        .routes(routes!(cache::evict))
+        .routes(routes!(handoff::list, handoff::promise))
+        .routes(routes!(handoff::take, handoff::release))
+        .routes(routes!(handoff::retry))
+        .routes(routes!(audit::sign, audit::publish))
+        .routes(routes!(peers::list))
+        .routes(routes!(peers::ledger))
+        .routes(routes!(peers::chunks))
+        .routes(routes!(names::list))
+        .routes(routes!(files::top))
+        .routes(routes!(files::file))
+        .routes(routes!(tokens::list, tokens::make))
+        .routes(routes!(tokens::revoke))
 }
 
-/// The API of `state`; on loopback it wants a token, which stands in a file, for the figures too unless `open_metrics`, and other
-/// agents are let in as `callers` says.
+/// Router of the API. `token` and its file are required on loopback, except for metrics if `open_metrics` is set; `callers`
+/// selects the other agents that may call.
 pub(super) fn router(
     state: Arc<AgentState>,
     token: Option<(&str, &Path)>,
@@ -83,16 +85,15 @@ pub(super) fn router(
     callers: Callers,
 ) -> Router {
     let own = state.credentials().ok().map(Credentials::identity);
-    let auth = Auth::new(token, callers, own.as_ref()).open_metrics(open_metrics);
-    let paths = routes().into_iter().fold(Router::new(), |router, (path, _, methods)| router.route(path, methods));
+    let auth = Auth::new(token, callers, own.as_ref()).open_metrics(open_metrics).tokens(state.tokens().ok().cloned());
     let nowhere = || async {
         ApiError::from(Error::not_found("the API has no such path").help("GET /openapi.json lists its paths"))
     };
     let otherwise = || async {
-        let error = Error::usage("this cannot be done at this path").help("GET /openapi.json lists what can");
+        let error = Error::usage("path does not support this method").help("GET /openapi.json lists the methods");
         ApiError::new(StatusCode::METHOD_NOT_ALLOWED, error)
     };
-    paths
+    Router::from(routes())
         .fallback(nowhere)
         .method_not_allowed_fallback(otherwise)
         .layer(from_fn_with_state(Arc::clone(&state), pass_on))

@@ -1,37 +1,58 @@
-//! Listings of names and folders, page by page.
+//! Paginated lists of names and folders.
+
+#![expect(unused_qualifications, reason = "utoipa names the parameters' types so")]
 
 use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::rejection::QueryRejection;
-use axum::extract::{Query, State};
+use axum::extract::{Extension, Query, State};
 use serde::Deserialize;
+use utoipa::IntoParams;
 
+use super::auth::Caller;
 use super::error::{ApiError, parse_query};
 use crate::agent::state::AgentState;
 use crate::agent::view;
 use crate::error::{Error, Result};
+use crate::name::Name;
 use crate::ops::NameRange;
 
-/// Entries of a list in one answer: as many as nobody said otherwise, and at most.
+/// Default and maximum number of entries in one response.
 const LISTED: usize = 1000;
 const LISTED_MAX: usize = 10_000;
 
-/// Query of names.
-#[derive(Debug, Deserialize)]
+/// Query parameters of a list of names.
+#[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
 pub(super) struct Names {
+    /// Only this name and those below it.
     prefix: Option<String>,
+    /// Only names after this one: the value of `next` in the previous response.
     after: Option<String>,
+    /// Names in the answer, at most.
+    #[param(minimum = 1, maximum = 10000, default = 1000)]
     limit: Option<usize>,
+    /// Repository; the default one if absent.
     repository: Option<String>,
 }
 
+/// Lists saved names, one page at a time; to a token, those that it may read.
+#[utoipa::path(
+    get,
+    path = "/v1/names",
+    operation_id = "listNames",
+    params(Names),
+    responses((status = 200, description = "Sorted; with `next` if there are more", body = view::NameList)),
+)]
 pub(super) async fn list(
     State(state): State<Arc<AgentState>>,
+    Extension(caller): Extension<Caller>,
     query: Result<Query<Names>, QueryRejection>,
 ) -> Result<Json<view::NameList>, ApiError> {
     let Names { prefix, after, limit, repository } = parse_query(query)?;
+    caller.may_name(repository.as_deref())?;
     let repository = state.repository(repository.as_deref())?;
     let range = NameRange {
         prefix: prefix
@@ -41,20 +62,19 @@ pub(super) async fn list(
         after: after.map(|after| after.parse()).transpose()?,
         limit: bounded(limit)?,
     };
-    let (names, more) = repository.list_range(&range).await?;
+    let may = |name: &Name| caller.grant().is_none_or(|grant| grant.scopes().may_read(name));
+    let (names, more) = repository.list_readable(&range, may).await?;
     let next = names.last().filter(|_| more).map(|last| last.name.clone());
     Ok(Json(view::NameList { names, next }))
 }
 
-/// Entries of one answer.
+/// Page size: `limit`, or the default.
 ///
 /// # Errors
-/// Usage, for none.
+/// Usage, for 0.
 pub(super) fn bounded(limit: Option<usize>) -> Result<usize> {
     match limit.unwrap_or(LISTED) {
-        0 => {
-            Err(Error::usage("a list of nothing is asked for").expected(format!("limit from 1 to {LISTED_MAX}")).got(0))
-        }
+        0 => Err(Error::usage("limit of a list is 0").expected(format!("limit from 1 to {LISTED_MAX}")).got(0)),
         limit => Ok(limit.min(LISTED_MAX)),
     }
 }

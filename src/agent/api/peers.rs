@@ -1,4 +1,4 @@
-//! Other agents, and processes of this node that take chunks.
+//! Peers, and processes of this node that read chunks.
 
 use std::sync::Arc;
 
@@ -16,27 +16,48 @@ use crate::error::Error;
 use crate::transfer::exchange::Local;
 use crate::transfer::local::attend;
 
+/// Lists known peers and their state.
+#[utoipa::path(
+    get,
+    path = "/v1/peers",
+    operation_id = "listPeers",
+    responses((status = 200, description = "By address", body = view::PeerList)),
+)]
 pub(super) async fn list(State(state): State<Arc<AgentState>>) -> Result<Json<view::PeerList>, ApiError> {
     let peers = state.exchange()?.peers().list();
     Ok(Json(view::PeerList { peers: peers.into_iter().map(view::Peer::from).collect() }))
 }
 
+/// Bytes moved between this agent and others, and bytes on the wire.
+#[utoipa::path(
+    get,
+    path = "/v1/ledger",
+    operation_id = "readLedger",
+    responses((status = 200, description = "Since the agent started", body = view::Ledger)),
+)]
 pub(super) async fn ledger(State(state): State<Arc<AgentState>>) -> Result<Json<view::Ledger>, ApiError> {
     let ledger = state.exchange()?.peers().ledger();
     Ok(Json(view::Ledger { entries: ledger.entries(), links: ledger.links() }))
 }
 
-/// Turns the connection into one of the peer protocol (docs/protocol.md), for a process of this node.
+/// Upgrades the connection to the peer protocol (docs/protocol.md), for a process of this node. Only on the socket, with
+/// `Upgrade: towline`.
+#[utoipa::path(
+    get,
+    path = "/v1/chunks",
+    operation_id = "takeChunks",
+    responses((status = 101, description = "It has become one")),
+)]
 pub(super) async fn chunks(
     State(state): State<Arc<AgentState>>,
     Extension(caller): Extension<Caller>,
     request: Request,
 ) -> Result<Response, ApiError> {
     if !matches!(caller, Caller::Socket(_)) {
-        return Err(Error::denied("chunks are given over the agent's socket only").into());
+        return Err(Error::denied("chunks are served over the agent's socket only").into());
     }
     if !wants_upgrade(request.headers()) {
-        let error = Error::usage("request asks for no upgrade").expected(format!("Upgrade: {PROTOCOL}"));
+        let error = Error::usage("request has no upgrade header").expected(format!("Upgrade: {PROTOCOL}"));
         return Err(ApiError::new(StatusCode::UPGRADE_REQUIRED, error));
     }
     let exchange = Arc::clone(state.exchange()?);
@@ -45,7 +66,7 @@ pub(super) async fn chunks(
     }
     let place = Arc::clone(&state.attending).try_acquire_owned();
     let place =
-        place.map_err(|_| Error::exhausted("too many processes take chunks").help("wait until one has ended"))?;
+        place.map_err(|_| Error::exhausted("too many processes read chunks").help("wait until one has ended"))?;
     let (upgrade, leaving) = (hyper::upgrade::on(request), state.leaving.clone());
     state.attended.spawn(async move {
         let _place = place;
@@ -54,8 +75,8 @@ pub(super) async fn chunks(
             attend(TokioIo::new(stream), Arc::new(Local(exchange)), leaving).await
         };
         match attended.await {
-            Ok(closed) => tracing::debug!(?closed, "a process has taken its chunks"),
-            Err(error) => tracing::warn!("a process gets no chunks: {error:?}"),
+            Ok(closed) => tracing::debug!(?closed, "a process has read its chunks"),
+            Err(error) => tracing::warn!("cannot serve chunks to a process: {error:?}"),
         }
     });
     let headers = [(header::CONNECTION, "upgrade"), (header::UPGRADE, PROTOCOL)];

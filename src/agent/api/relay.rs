@@ -1,4 +1,4 @@
-//! Requests that are for another agent: passed on to it, and its answer back, as they come.
+//! Forwarding of requests to other agents; responses are streamed back.
 
 use std::io;
 use std::sync::Arc;
@@ -17,21 +17,24 @@ use tokio_util::sync::CancellationToken;
 
 use super::auth::Caller;
 use super::error::{ApiError, body};
+use super::recorded::Asked;
 use crate::agent::AT;
+use crate::agent::audit::outcome;
 use crate::agent::dial::{Dialled, SILENCE_MAX};
 use crate::agent::routing::{AgentSelector, Route, route};
 use crate::agent::state::AgentState;
+use crate::audit::{Action, Repeats, Request as Recorded};
 use crate::error::{Error, Result};
 use crate::id::RepositoryId;
-use crate::transfer::identity::Identity;
+use crate::identity::Identity;
 
 /// Headers of a relayed answer.
 const TOLD: [header::HeaderName; 3] = [header::CONTENT_TYPE, header::CACHE_CONTROL, header::RETRY_AFTER];
 
-/// Paths of requests that may make a pin, and so need an owner.
+/// Paths of requests that may create a pin, and so need an owner.
 const PINNING: [&str; 2] = ["/v1/pins", "/v1/warm"];
 
-/// Passes on what is for another agent; answers the rest.
+/// Forwards requests for another agent; handles the others locally.
 pub(super) async fn pass_on(
     State(state): State<Arc<AgentState>>,
     Extension(caller): Extension<Caller>,
@@ -41,7 +44,13 @@ pub(super) async fn pass_on(
     let answered = match wanted(request.headers()) {
         Ok(None) => return next.run(request).await,
         Ok(Some(_)) if caller.agent().is_some() => {
-            Err(Error::denied("requests of other agents are not passed on").help("ask that agent itself").into())
+            Err(Error::denied("requests of other agents are not passed on").help("call that agent directly").into())
+        }
+        // The other agent sees this one's certificate, and knows nothing of the token's scopes.
+        Ok(Some(_)) if caller.grant().is_some() => {
+            Err(Error::denied("requests of tokens are not passed on to other agents")
+                .help("leave Towline-At out, or have the agent's user ask over the socket")
+                .into())
         }
         Ok(Some(at)) => routed_to(&state, &at, &caller, request, next).await,
         Err(error) => Err(error.into()),
@@ -49,14 +58,14 @@ pub(super) async fn pass_on(
     answered.unwrap_or_else(ApiError::into_response)
 }
 
-/// For whom a request is, if it is for another agent.
+/// Agent that the request is for; None for this one.
 fn wanted(headers: &HeaderMap) -> Result<Option<AgentSelector>> {
     let Some(header) = headers.get(AT) else { return Ok(None) };
     let text = header.to_str().map_err(|source| Error::usage("header Towline-At is malformed").source(source))?;
     text.trim().parse().map(Some)
 }
 
-/// Routes the request to the agent that `at` selects; the answer names it.
+/// Routes the request to the agent that `at` selects; the response names that agent.
 async fn routed_to(
     state: &AgentState,
     at: &AgentSelector,
@@ -74,19 +83,48 @@ async fn routed_to(
     let (who, mut response) = match route(at, &own, &peers.list(), name)? {
         Route::Local => (own, next.run(Request::from_parts(head, body.into())).await),
         Route::Remote(callee, address) => {
+            let recorded = recorded(state, (caller, &callee), (&head.method, &head.uri), asked.as_ref()).await?;
             let request = outgoing(&head.method, &head.uri, translated(state, owned(asked, &head.uri, caller), body)?)?;
-            let response = relay(state, (&callee, &address), request)
-                .await
-                .map_err(|error| unanswered(&callee, &address, error))?;
-            (callee, response)
+            let response =
+                relay(state, &callee, &address, request).await.map_err(|error| unanswered(&callee, &address, error));
+            if let Some(recorded) = recorded {
+                recorded.end(match &response {
+                    Ok(response) if response.status().is_success() => "passed on".to_owned(),
+                    Ok(response) => format!("refused there: {}", response.status()),
+                    Err(error) => outcome(error),
+                });
+            }
+            (callee, response?)
         }
     };
-    let who = HeaderValue::try_from(who.path()).map_err(|source| Error::other("a name is no header").source(source))?;
+    let who = HeaderValue::try_from(who.path())
+        .map_err(|source| Error::other("name is not a valid header value").source(source))?;
     response.headers_mut().insert(AT, who);
     Ok(response)
 }
 
-/// Adds the asking user as the owner of a pin, if none is named: the other agent cannot know it.
+/// Records that another agent is asked about a name or a pin; nothing for other requests. What moves is in that agent's log.
+async fn recorded(
+    state: &AgentState,
+    (caller, callee): (&Caller, &Identity),
+    (method, uri): (&Method, &Uri),
+    asked: Option<&Value>,
+) -> Result<Option<Recorded>> {
+    let text = |key| asked.and_then(|asked| asked.get(key)).and_then(Value::as_str);
+    let pin = uri.path().strip_prefix("/v1/pins/").filter(|_| method == Method::DELETE);
+    let (action, details) = match (method, uri.path(), pin) {
+        (_, _, Some(pin)) => (Action::Unpin, format!("; pin {pin}")),
+        (&Method::POST, "/v1/warm", None) => (Action::Warm, String::new()),
+        (&Method::POST, "/v1/pins", None) => (Action::Pin, String::new()),
+        _ => return Ok(None),
+    };
+    // The other agent may have one that this one lacks.
+    let repository = state.origin(text("repository")).ok();
+    let asking = Asked { caller, action, repository, repeats: Repeats::Apart };
+    asking.pass_on(state, text("name"), callee, &details).await
+}
+
+/// Adds the requesting user as the owner of a pin if none is named: the other agent does not know the user.
 fn owned(mut asked: Option<Value>, uri: &Uri, caller: &Caller) -> Option<Value> {
     if PINNING.contains(&uri.path())
         && let Some(Value::Object(asked)) = &mut asked
@@ -96,7 +134,7 @@ fn owned(mut asked: Option<Value>, uri: &Uri, caller: &Caller) -> Option<Value> 
     asked
 }
 
-/// The body of a request, as another agent understands it: where the repository is is this node's own affair, its id is not.
+/// Body of the forwarded request: the repository is named by its id, because its location is private to this node.
 fn translated(state: &AgentState, asked: Option<Value>, body: Bytes) -> Result<Bytes> {
     let Some(mut asked) = asked else { return Ok(body) };
     if let Some(Value::String(named)) = asked.get_mut("repository")
@@ -108,7 +146,7 @@ fn translated(state: &AgentState, asked: Option<Value>, body: Bytes) -> Result<B
     translated.map(Bytes::from).map_err(|source| Error::other("request is not JSON").source(source))
 }
 
-/// The request as it goes out: nothing of how it came in, above all no token.
+/// Forwarded request, without the original headers: the token must not leave this node.
 fn outgoing(method: &Method, uri: &Uri, body: Bytes) -> Result<Request> {
     Request::builder()
         .method(method)
@@ -116,16 +154,16 @@ fn outgoing(method: &Method, uri: &Uri, body: Bytes) -> Result<Request> {
         .header(header::HOST, "agent")
         .header(header::CONTENT_TYPE, "application/json")
         .body(body.into())
-        .map_err(|source| Error::other("request cannot be made").at(uri).source(source))
+        .map_err(|source| Error::other("cannot build the request").at(uri).source(source))
 }
 
-/// Asks the agent at an address. When the answer is dropped, so is the connection.
-async fn relay(state: &AgentState, (callee, address): (&Identity, &str), request: Request) -> Result<Response> {
+/// Sends a request to the agent at an address. Dropping the response closes the connection.
+async fn relay(state: &AgentState, callee: &Identity, address: &str, request: Request) -> Result<Response> {
     let mut line = Dialled::to(state, callee, address).await?;
     let answered = timeout(SILENCE_MAX, line.send(request)).await;
-    let (head, body) = answered.map_err(|_| Error::unreachable("no answer in time"))??.into_parts();
+    let (head, body) = answered.map_err(|_| Error::unreachable("no response in time"))??.into_parts();
     if head.status.is_informational() {
-        return Err(Error::unsupported("answer makes no sense").got(head.status));
+        return Err(Error::unsupported("unexpected status of a response").got(head.status));
     }
     let relayed = Relayed { body, leaving: state.leaving.clone(), _line: line };
     let mut response =
@@ -139,7 +177,7 @@ async fn relay(state: &AgentState, (callee, address): (&Identity, &str), request
     Ok(response)
 }
 
-/// An answer on its way.
+/// Response that is being received.
 struct Relayed {
     body: Incoming,
     leaving: CancellationToken,
@@ -147,7 +185,7 @@ struct Relayed {
 }
 
 impl Relayed {
-    /// The next piece; none after its end, or after an error.
+    /// Next piece; None after the end or an error.
     async fn next(mut self) -> Option<(io::Result<Bytes>, Option<Self>)> {
         let frame = tokio::select! {
             frame = timeout(SILENCE_MAX, self.body.frame()) => frame,

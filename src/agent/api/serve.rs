@@ -1,7 +1,7 @@
-//! Connections: taken in while there is room, and let go when the agent ends.
+//! Accept loop of the API, with connection limits, timeouts and graceful shutdown.
 
 use std::io;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,22 +17,25 @@ use hyper_util::service::TowerToHyperService;
 use rustix::process::Uid;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{UnixListener, UnixStream};
+use tokio_io_timeout::TimeoutStream;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::auth::Caller;
-use super::slots::{ConnectionSlot, ConnectionSlots};
+use super::slots::{ConnectionSlot, ConnectionSlots, with_guard};
 use crate::agent::socket::may_connect;
 use crate::transfer::calls::{Calls, Line, RemoteCaller};
 
-/// Connections at one caller at the same time, at most. One more takes the place of the one that has been silent longest.
+/// Limit of concurrent connections of one listener. Beyond it, a new connection replaces the one that has been idle longest.
 const CONNECTIONS_MAX: usize = 256;
-/// A request's head must be there within this, and a connection without one is closed.
+/// Timeout for the head of a request; also the keep-alive timeout.
 const HEAD_WITHIN: Duration = Duration::from_secs(30);
-/// Bytes of a connection that are buffered each way, at most: a head that is longer is refused.
+/// Timeout for a client that reads nothing of a response.
+const STALL: Duration = Duration::from_mins(1);
+/// Buffer size of a connection in each direction, in bytes; a longer head is refused.
 const BUFFERED_MAX: usize = 64 << 10;
 
-/// Other agents call as others connect.
+/// Calls from other agents are accepted like any other connection.
 impl Listener for Calls {
     type Io = Line;
     type Addr = RemoteCaller;
@@ -49,7 +52,8 @@ impl Listener for Calls {
     }
 }
 
-/// The Unix socket; the agent's user and root may use it, whatever becomes of its file's owner. Who connects is told by the kernel (<https://man7.org/linux/man-pages/man7/unix.7.html>, `SO_PEERCRED`).
+/// Unix socket. It checks the peer's credentials (<https://man7.org/linux/man-pages/man7/unix.7.html>, `SO_PEERCRED`), so that
+/// only the agent's user and root can use it, even if its file changes its owner.
 pub(in crate::agent) struct Local(pub(in crate::agent) UnixListener);
 
 impl Listener for Local {
@@ -62,10 +66,10 @@ impl Listener for Local {
             match stream.peer_cred() {
                 Ok(peer) if may_connect(Uid::from_raw(peer.uid())) => return (stream, Uid::from_raw(peer.uid())),
                 Ok(peer) => tracing::warn!(
-                    "a process of user {} was refused at the socket: its folder has changed hands",
+                    "refused a process of user {} at the socket: the owner of its folder has changed",
                     peer.uid()
                 ),
-                Err(error) => tracing::debug!("a connection to the socket is gone already: {error}"),
+                Err(error) => tracing::debug!("a connection to the socket was closed at once: {error}"),
             }
         }
     }
@@ -75,10 +79,11 @@ impl Listener for Local {
     }
 }
 
-/// Serves at `listener` until `leaving`, and what was begun by then to its end. Who connects from where has come through which `caller`.
+/// Accepts connections from `listener` until `leaving` is cancelled, then finishes requests in progress. `caller` maps a peer
+/// address to the origin of its requests.
 ///
 /// # Cancel safety
-/// Safe: what was begun is dropped.
+/// Safe: open connections are dropped.
 pub(in crate::agent) async fn serve<L: Listener>(
     mut listener: L,
     caller: impl Fn(L::Addr) -> Caller,
@@ -99,10 +104,10 @@ pub(in crate::agent) async fn serve<L: Listener>(
         let (router, caller, leaving) = (router.clone(), caller(from), leaving.clone());
         connections.spawn(async move {
             let place = Arc::new(place);
-            let served = connection(stream, router, caller, (&place, leaving));
+            let served = connection(unless_stalled(stream, STALL), router, caller, &place, leaving);
             tokio::select! {
                 () = served => {}
-                () = place.given_away() => tracing::debug!("a silent connection to the API gave way to a new one"),
+                () = place.given_away() => tracing::debug!("closed an idle connection to the API for a new one"),
             }
         });
     }
@@ -111,17 +116,25 @@ pub(in crate::agent) async fn serve<L: Listener>(
     connections.wait().await;
 }
 
+/// Wraps `stream`: a write without progress for `stall` is an error.
+fn unless_stalled<S: AsyncRead + AsyncWrite>(stream: S, stall: Duration) -> Pin<Box<TimeoutStream<S>>> {
+    let mut stream = TimeoutStream::new(stream);
+    stream.set_write_timeout(Some(stall));
+    Box::pin(stream)
+}
+
 async fn connection(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     router: Router,
     caller: Caller,
-    (place, leaving): (&Arc<ConnectionSlot>, CancellationToken),
+    place: &Arc<ConnectionSlot>,
+    leaving: CancellationToken,
 ) {
     let (router, place) = (TowerToHyperService::new(router), Arc::clone(place));
     let router = service_fn(move |mut request: Request<Incoming>| {
         let busy = place.busy();
         request.extensions_mut().insert(caller.clone());
-        router.call(request).map_ok(|response| busy.until_answered(response))
+        router.call(request).map_ok(|response| with_guard(response, busy))
     });
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new()).header_read_timeout(HEAD_WITHIN).max_buf_size(BUFFERED_MAX);
@@ -135,6 +148,34 @@ async fn connection(
         }
     };
     if let Err(error) = ended {
-        tracing::debug!("a connection to the API broke: {error}");
+        tracing::debug!("a connection to the API failed: {error}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::body::Body;
+    use axum::routing::get;
+    use futures::stream;
+    use hyper::body::Bytes;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, duplex};
+    use tokio::time::timeout;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn who_takes_nothing_of_an_answer_is_let_go() {
+        let endless =
+            || async { Body::from_stream(stream::repeat_with(|| Ok::<_, io::Error>(Bytes::from_static(&[7; 1000])))) };
+        let router = Router::new().route("/", get(endless));
+        let (mut ours, theirs) = duplex(4096);
+        let served = tokio::spawn(async move {
+            let slot = Arc::new(ConnectionSlots::new(1).take().await);
+            let stream = unless_stalled(theirs, Duration::from_millis(50));
+            connection(stream, router, Caller::Loopback, &slot, CancellationToken::new()).await;
+        });
+        ours.write_all(b"GET / HTTP/1.1\r\nhost: agent\r\n\r\n").await.unwrap();
+        ours.read_exact(&mut [0; 4096]).await.unwrap();
+        timeout(Duration::from_mins(1), served).await.expect("it does not wait for ever").unwrap();
     }
 }

@@ -1,5 +1,5 @@
-//! Connections at one caller: a limited number. If all slots are taken, the connection that has been silent longest gives way to a new
-//! one. A connection is silent while it has no request under way.
+//! Limit of the connections of one listener. If all slots are taken, a new connection replaces the one that has been idle
+//! longest. A connection is idle while it has no request in progress.
 
 use std::collections::BTreeMap;
 use std::pin::Pin;
@@ -12,7 +12,7 @@ use hyper::body::{Bytes, Frame, SizeHint};
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
-/// The slots of one caller. Clones share them.
+/// The slots of one listener. Clones share them.
 #[derive(Clone, Debug)]
 pub(super) struct ConnectionSlots(Arc<Shared>);
 
@@ -20,25 +20,25 @@ pub(super) struct ConnectionSlots(Arc<Shared>);
 struct Shared {
     most: usize,
     taken: Mutex<Taken>,
-    /// A connection ended or fell silent.
+    /// Notified when a connection ends or becomes idle.
     changed: Notify,
 }
 
 #[derive(Debug, Default)]
 struct Taken {
-    /// Numbers connections, and the times at which they fell silent.
+    /// Counter for ids of connections and for the order in which they became idle.
     next: u64,
     connections: BTreeMap<u64, Connection>,
 }
 
 #[derive(Debug)]
 struct Connection {
-    /// When it fell silent; None while a request is under way.
+    /// Order in which it became idle; None while a request is in progress.
     silent: Option<u64>,
     end: CancellationToken,
 }
 
-/// The place of one connection, until it is dropped.
+/// Slot of one connection, released on drop.
 #[derive(Debug)]
 pub(super) struct ConnectionSlot {
     slots: ConnectionSlots,
@@ -46,24 +46,29 @@ pub(super) struct ConnectionSlot {
     end: CancellationToken,
 }
 
-/// A request under way, until this is dropped.
+/// Request in progress, until this is dropped.
 #[derive(Debug)]
 pub(super) struct Busy(Arc<ConnectionSlot>);
 
-/// The body of an answer, whose request is under way until all of it was taken.
-struct Answered {
+/// Response body with a guard that is dropped once the body has been read or dropped.
+struct Guarded<G> {
     body: Body,
-    _busy: Busy,
+    _guard: G,
+}
+
+/// Keeps `guard` until the body of `response` has been read or dropped.
+pub(super) fn with_guard<G: Send + Unpin + 'static>(response: Response, guard: G) -> Response {
+    response.map(|body| Body::new(Guarded { body, _guard: guard }))
 }
 
 impl ConnectionSlots {
-    /// Places for `most` connections.
+    /// Creates `most` slots.
     pub(super) fn new(most: usize) -> Self {
         Self(Arc::new(Shared { most, taken: Mutex::default(), changed: Notify::new() }))
     }
 
-    /// A place for a new connection. If all are taken, it is that of the connection that has been silent longest, which is told to
-    /// end; if none is silent, it waits. For one caller at a time.
+    /// Takes a slot for a new connection. If all are taken, the connection that has been idle longest is told to close; if none
+    /// is idle, this waits. Only one task of a listener may call it at a time.
     ///
     /// # Cancel safety
     /// Safe.
@@ -102,7 +107,7 @@ impl Taken {
 }
 
 impl ConnectionSlot {
-    /// Until the connection must end for a new one.
+    /// Returns when the connection must close for a new one.
     ///
     /// # Cancel safety
     /// Safe.
@@ -110,19 +115,12 @@ impl ConnectionSlot {
         self.end.cancelled().await;
     }
 
-    /// A request has come.
+    /// Marks the start of a request.
     pub(super) fn busy(self: &Arc<Self>) -> Busy {
         if let Some(own) = self.slots.taken().connections.get_mut(&self.number) {
             own.silent = None;
         }
         Busy(Arc::clone(self))
-    }
-}
-
-impl Busy {
-    /// The same answer; the request is under way until its body has been taken or dropped.
-    pub(super) fn until_answered(self, response: Response) -> Response {
-        response.map(|body| Body::new(Answered { body, _busy: self }))
     }
 }
 
@@ -145,7 +143,7 @@ impl Drop for ConnectionSlot {
     }
 }
 
-impl HttpBody for Answered {
+impl<G: Unpin> HttpBody for Guarded<G> {
     type Data = Bytes;
     type Error = axum::Error;
 
@@ -186,7 +184,7 @@ mod tests {
         let busy = (third.busy(), fourth.busy());
         assert!(slots.take().now_or_never().is_none(), "all are served");
         // An answer counts until its body is taken.
-        let response = first.until_answered(Response::new(Body::from("all of it")));
+        let response = with_guard(Response::new(Body::from("all of it")), first);
         assert!(slots.take().now_or_never().is_none());
         drop(response);
         assert!(slots.take().now_or_never().is_some() && gone(&held[0]));

@@ -1,4 +1,4 @@
-//! Work that takes time: begun, looked at, followed, stopped.
+//! Tasks: start, list, follow, stop.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -13,100 +13,177 @@ use axum::http::StatusCode;
 use axum::response::sse::{Event, KeepAlive, Sse};
 use futures::Stream;
 use serde::Deserialize;
+use utoipa::ToSchema;
 
-use super::auth::Caller;
+use super::auth::{Caller, check_scope};
 use super::error::{ApiError, JsonBody};
+use super::recorded::Asked;
+use super::rights::Need;
 use crate::agent::Pinning;
+use crate::agent::audit::{follow, follow_with};
 use crate::agent::config::Span;
+use crate::agent::requester::Requester;
 use crate::agent::state::AgentState;
-use crate::agent::tasks::{self, RestoreRequest, WarmRequest, report, resolve};
-use crate::agent::tasks::{Task, TaskSpec};
+use crate::agent::tasks::{self, RestoreRequest, Task, TaskReport, TaskSpec, WarmRequest, resolve, resolve_for};
+use crate::agent::tokens::{Grant, check_named};
 use crate::agent::view::{self, TaskKind, TaskProgress};
-use crate::error::{Error, Result};
+use crate::audit::{Action, Repeats};
+use crate::error::{Error, ErrorKind, Result};
 use crate::limits::PATH_LEN_MAX;
-use crate::ops::SaveOptions;
+use crate::name::Name;
+use crate::ops::{RootLink, SaveOptions};
+use crate::policy::{Labels, Scope};
+use crate::repository::Repository;
 use crate::repository::log::StepFacts;
-use crate::repository::{Name, Selector};
-use crate::transfer::identity::Identity;
+use crate::selector::Selector;
+use crate::transfer::exchange::FetchPolicy;
+use crate::work::blocking;
 
 /// Interval of progress events.
 const TELL_EVERY: Duration = Duration::from_millis(200);
 
 /// Body of a save.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Save {
+    /// Absolute path on the agent's machine.
+    #[schema(value_type = String)]
     path: PathBuf,
+    /// Name to save it under.
     name: String,
+    /// Repository; the default one if absent.
     repository: Option<String>,
+    /// Name of a similar tree, whose chunks serve as bases.
     base: Option<String>,
+    /// `auto`, `tensor`, `content` or `fixed`.
     cut: Option<String>,
+    /// `auto`, `if-faster` or `off`.
     compression: Option<String>,
+    /// Number of saves after which tensors are stored whole again.
+    #[schema(value_type = Option<u32>, minimum = 1)]
     key_every: Option<NonZeroU32>,
+    /// Labels of the step.
     #[serde(default)]
     labels: BTreeMap<String, String>,
+    /// Metrics of the step.
     #[serde(default)]
     metrics: BTreeMap<String, f64>,
+    /// World size of the training.
+    #[schema(value_type = Option<u32>, minimum = 1)]
     world_size: Option<NonZeroU32>,
+    /// Framework that wrote it.
     framework: Option<String>,
+    /// Patterns of files to leave out.
     #[serde(default)]
     exclude: Vec<String>,
+    /// Read files again that seem unchanged.
     #[serde(default)]
     reread: bool,
 }
 
 /// Body of a restore.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Restore {
+    /// A name, or RUN@CHOICE.
     name: String,
+    /// Only this file or folder of it.
     path: Option<String>,
+    /// Absolute path on the agent's machine.
+    #[schema(value_type = String)]
     to: PathBuf,
+    /// Repository; the default one if absent.
     repository: Option<String>,
+    /// Replace files that differ.
     #[serde(default)]
     overwrite: bool,
+    /// Delete files in `to` that the tree does not have.
     #[serde(default)]
     delete: bool,
+    /// Only files and folders that match one of these paths or patterns.
     #[serde(default)]
     paths: Vec<String>,
 }
 
 /// Body of a fetch.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Fetch {
+    /// A name, or RUN@CHOICE.
     name: String,
+    /// Only this file or folder of it.
     path: Option<String>,
+    /// Only source: SITE, SITE/AGENT or `repository`; by default the nearest one that has the chunk.
     from: Option<String>,
+    /// Read chunks that `from` lacks from the repository.
     #[serde(default)]
     or_repository: bool,
+    /// Repository; the default one if absent.
     repository: Option<String>,
 }
 
 /// Body of a warm.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Warm {
+    /// A name, or RUN@CHOICE.
     name: String,
+    /// Only this file or folder of it.
     path: Option<String>,
+    /// Only source: SITE, SITE/AGENT or `repository`; by default the nearest one that has the chunk.
     from: Option<String>,
+    /// Read chunks that `from` lacks from the repository.
     #[serde(default)]
     or_repository: bool,
+    /// Duration of the pin.
     pin: Option<Span>,
+    /// Owner of the pin, which replaces an earlier pin of the same owner for the same name.
     owner: Option<String>,
+    /// Repository; the default one if absent.
     repository: Option<String>,
+    /// Only report what is missing: fetch and pin nothing.
     #[serde(default)]
     dry_run: bool,
 }
 
-/// A task that has begun.
+/// Response for a started task.
+/// Checks that a token may read the names that a save is to be derived from: labels that bind these would tell of them.
+///
+/// # Errors
+/// Denied, whether the name exists or not; usage, for a malformed name.
+fn check_origins(grant: &Grant, labels: &BTreeMap<String, String>) -> Result<(), Error> {
+    let (labels, _) = Labels::split(labels)?;
+    match labels.origins().iter().find(|origin| !grant.scopes().may_read(origin)) {
+        Some(origin) => Err(Error::denied("token may not read what the label `derived-from` names").got(origin)),
+        None => Ok(()),
+    }
+}
+
 type Begun = Result<(StatusCode, Json<view::Task>), ApiError>;
 
-pub(super) async fn save(State(state): State<Arc<AgentState>>, JsonBody(asked): JsonBody<Save>) -> Begun {
+/// Starts to save a file or folder under a name.
+#[utoipa::path(
+    post,
+    path = "/v1/save",
+    operation_id = "save",
+    request_body = Save,
+    responses((status = 202, description = "It has begun", body = view::Task)),
+)]
+pub(super) async fn save(
+    State(state): State<Arc<AgentState>>,
+    Extension(caller): Extension<Caller>,
+    JsonBody(asked): JsonBody<Save>,
+) -> Begun {
     let name: Name = asked.name.parse()?;
-    let repository = state.repository(asked.repository.as_deref())?.clone();
+    caller.may_name(asked.repository.as_deref())?;
+    let repository = state.repository(asked.repository.as_deref())?.for_caller(caller.local());
     let base: Option<Selector> = asked.base.as_deref().map(str::parse).transpose()?;
-    let path = absolute(asked.path)?;
+    let recorded = apart(&caller, Action::Save, &repository);
+    let path = match allowed(&caller, &name, absolute(asked.path)?).await {
+        Ok(path) => path,
+        Err(error) => return Err(recorded.refuse(&state, &name, error).await.into()),
+    };
+    let root_link = if caller.grant().is_some() { RootLink::Refuse } else { RootLink::Follow };
     let mut facts = StepFacts::default();
     for (name, value) in &asked.metrics {
         facts = facts.metric(name, *value)?;
@@ -117,6 +194,9 @@ pub(super) async fn save(State(state): State<Arc<AgentState>>, JsonBody(asked): 
     if let Some(framework) = &asked.framework {
         facts = facts.framework(framework)?;
     }
+    if let Some(grant) = caller.grant() {
+        check_origins(grant, &asked.labels)?;
+    }
     let mut options = SaveOptions {
         cut: asked.cut.as_deref().map(str::parse).transpose()?.unwrap_or_default(),
         labels: asked.labels,
@@ -125,25 +205,56 @@ pub(super) async fn save(State(state): State<Arc<AgentState>>, JsonBody(asked): 
         reread: asked.reread,
         compression: asked.compression.as_deref().map(str::parse).transpose()?.unwrap_or_default(),
         key_every: asked.key_every,
+        root_link,
         ..SaveOptions::default()
     };
     let about = TaskSpec {
         kind: TaskKind::Save,
         name: name.to_string(),
         repository: Some(repository.store().location().to_string()),
-        caller: None,
+        caller: caller.requester(),
     };
+    let grant = caller.grant().cloned();
+    let request = recorded.allow(&state, &name).await?;
     let begun = state.tasks.begin_stoppable(about, move |progress, stop| async move {
         (options.progress, options.stop) = (progress, stop);
         if let Some(base) = base {
-            options.base = Some(repository.resolve(&base).await?);
+            options.base = Some(resolve_for(&repository, grant.as_ref(), &base).await?);
         }
-        report(&Box::pin(repository.save(&path, &name, &options)).await?)
-    })?;
-    Ok((StatusCode::ACCEPTED, Json(begun.view())))
+        let saved = Box::pin(repository.save(&path, &name, &options)).await?;
+        Ok(TaskReport::Save(Box::new(saved)))
+    });
+    let begun = follow(request, begun)?;
+    Ok((StatusCode::ACCEPTED, Json(begun.view_for(caller.requester().as_ref()))))
 }
 
-pub(super) async fn restore(State(state): State<Arc<AgentState>>, JsonBody(asked): JsonBody<Restore>) -> Begun {
+/// `path`, if the caller may save it as `name`. Nothing is looked up before a token's scopes have been asked.
+///
+/// # Errors
+/// Denied, if a token may not save that name, or may not name that path.
+async fn allowed(caller: &Caller, name: &Name, path: PathBuf) -> Result<PathBuf> {
+    let Some(grant) = caller.grant().cloned() else { return Ok(path) };
+    if !grant.scopes().may_save(name) {
+        return Err(Error::denied("token may not save this name")
+            .at(name)
+            .help("its scopes save=PATTERN decide; ask the agent's user for another token"));
+    }
+    blocking(move || check_named(grant.scopes(), &path)).await
+}
+
+/// Starts to restore a saved tree.
+#[utoipa::path(
+    post,
+    path = "/v1/restore",
+    operation_id = "restore",
+    request_body = Restore,
+    responses((status = 202, description = "It has begun", body = view::Task)),
+)]
+pub(super) async fn restore(
+    State(state): State<Arc<AgentState>>,
+    Extension(caller): Extension<Caller>,
+    JsonBody(asked): JsonBody<Restore>,
+) -> Begun {
     let restoring = RestoreRequest {
         name: asked.name.parse()?,
         below: below(asked.path)?,
@@ -151,15 +262,39 @@ pub(super) async fn restore(State(state): State<Arc<AgentState>>, JsonBody(asked
         overwrite: asked.overwrite,
         delete: asked.delete,
         only: asked.paths,
+        by: caller.local(),
     };
-    let begun = tasks::restore(&state, asked.repository.as_deref(), restoring)?;
+    let repository = state.repository(asked.repository.as_deref())?;
+    let request = apart(&caller, Action::Restore, repository).allow(&state, &restoring.name).await?;
+    let begun = follow(request, tasks::restore(&state, asked.repository.as_deref(), restoring))?;
     Ok((StatusCode::ACCEPTED, Json(begun.view())))
 }
 
-/// Brings a file or folder of what a name stands for into the cache, ahead of whoever is about to read it.
-pub(super) async fn fetch(State(state): State<Arc<AgentState>>, JsonBody(asked): JsonBody<Fetch>) -> Begun {
+/// Starts to fetch a file or folder of a saved tree into the cache, ahead of a reader.
+#[utoipa::path(
+    post,
+    path = "/v1/fetch",
+    operation_id = "fetch",
+    request_body = Fetch,
+    responses((status = 202, description = "It has begun", body = view::Task)),
+)]
+pub(super) async fn fetch(
+    State(state): State<Arc<AgentState>>,
+    Extension(caller): Extension<Caller>,
+    JsonBody(asked): JsonBody<Fetch>,
+) -> Begun {
+    caller.may_name(asked.repository.as_deref())?;
     let from = asked.from.as_deref().map(str::parse).transpose()?.unwrap_or_default();
-    let (name, below) = (asked.name.parse()?, below(asked.path)?);
+    let (mut name, below) = (asked.name.parse()?, below(asked.path)?);
+    let requester = caller.requester();
+    let repository = state.origin(asked.repository.as_deref())?;
+    let recorded = apart(&caller, Action::Warm, repository);
+    if let Some(grant) = caller.grant() {
+        name = match resolve_for(repository, Some(grant), &name).await {
+            Ok(name) => Selector::Name(name),
+            Err(error) => return Err(recorded.refuse(&state, &name, error).await.into()),
+        };
+    }
     let warming = WarmRequest {
         name,
         below,
@@ -168,80 +303,150 @@ pub(super) async fn fetch(State(state): State<Arc<AgentState>>, JsonBody(asked):
         or_repository: asked.or_repository,
         pin: None,
         dry_run: false,
-        caller: None,
+        caller: requester.clone(),
+        by: caller.local(),
     };
-    let begun = tasks::warm(&state, asked.repository.as_deref(), warming)?;
-    Ok((StatusCode::ACCEPTED, Json(begun.view())))
+    let request = recorded.allow(&state, &warming.name).await?;
+    let begun = follow(request, tasks::warm(&state, asked.repository.as_deref(), warming))?;
+    Ok((StatusCode::ACCEPTED, Json(begun.view_for(requester.as_ref()))))
 }
 
-/// Brings what a name stands for into the cache; what is there already is not brought again.
+/// Starts to fetch a saved tree into the cache; cached chunks are not fetched again.
+#[utoipa::path(
+    post,
+    path = "/v1/warm",
+    operation_id = "warm",
+    request_body = Warm,
+    responses((status = 202, description = "It has begun", body = view::Task)),
+)]
 pub(super) async fn warm(
     State(state): State<Arc<AgentState>>,
     Extension(caller): Extension<Caller>,
     JsonBody(asked): JsonBody<Warm>,
 ) -> Begun {
     caller.may_name(asked.repository.as_deref())?;
+    let requester = caller.requester();
     let pin = match asked.pin {
         Some(Span(span)) => {
-            let (expires, limit) = state.caller_pins.bounds(caller.agent(), Some(span), |span| state.after(span))?;
+            if let Some(grant) = caller.grant() {
+                check_scope(grant, Need::Scope(Scope::Pins))?;
+            }
+            let (expires, limit) = state.pin_bounds(requester.as_ref(), Some(span))?;
             Some(Pinning { owner: caller.owner(asked.owner), expires, limit })
         }
         None => None,
     };
-    let from = asked.from.as_deref().map(str::parse).transpose()?.unwrap_or_default();
-    let agent = caller.agent().cloned();
-    // A choice is made now, so that whoever asked is told at once which step it is.
+    let policy = FetchPolicy {
+        from: asked.from.as_deref().map(str::parse).transpose()?.unwrap_or_default(),
+        or_repository: asked.or_repository,
+        ..FetchPolicy::default()
+    };
+    let below = below(asked.path)?;
+    // Resolves the selector before the response, so that the response names the step. Errors of this node's callers are
+    // reported here as well; for other agents and tokens the task checks them, since forbidden and absent names must look alike.
     let repository = state.origin(asked.repository.as_deref())?;
-    let name = resolve(state.exchange()?, repository, caller.agent(), &asked.name.parse()?).await?;
+    let exchange = state.exchange()?;
+    let (selector, recorded): (Selector, _) = (asked.name.parse()?, apart(&caller, Action::Warm, repository));
+    let name = match resolve(exchange, repository, requester.as_ref(), &selector).await {
+        Ok(name) => name,
+        Err(error) => return Err(recorded.refuse(&state, &selector, error).await.into()),
+    };
+    if requester.is_none() {
+        repository.check_name(&name).await?;
+        // A source that does not answer is not an error: the cache may have all chunks.
+        if let Err(error) = exchange.check_reachable(&policy).await
+            && error.kind() == ErrorKind::NotFound
+        {
+            return Err(error.into());
+        }
+    }
     let warming = WarmRequest {
         name: Selector::Name(name),
-        below: below(asked.path)?,
+        below,
         kind: TaskKind::Warm,
-        from,
-        or_repository: asked.or_repository,
+        from: policy.from,
+        or_repository: policy.or_repository,
         pin,
         dry_run: asked.dry_run,
-        caller: agent,
+        caller: requester.clone(),
+        by: caller.local(),
     };
-    let begun = tasks::warm(&state, asked.repository.as_deref(), warming)?;
-    Ok((StatusCode::ACCEPTED, Json(begun.view_for(caller.agent()))))
+    let request = recorded.allow(&state, &warming.name).await?;
+    let pinning = match &warming.pin {
+        Some(_) if !warming.dry_run => apart(&caller, Action::Pin, repository).allow(&state, &warming.name).await?,
+        _ => None,
+    };
+    let begun = follow_with(request, pinning, tasks::warm(&state, asked.repository.as_deref(), warming))?;
+    Ok((StatusCode::ACCEPTED, Json(begun.view_for(requester.as_ref()))))
 }
 
+/// Running tasks, and the last ones that ended.
+#[utoipa::path(
+    get,
+    path = "/v1/tasks",
+    operation_id = "listTasks",
+    responses((status = 200, description = "The oldest first", body = view::TaskList)),
+)]
 pub(super) async fn list(
     State(state): State<Arc<AgentState>>,
     Extension(caller): Extension<Caller>,
 ) -> Json<view::TaskList> {
-    Json(state.tasks.list(caller.agent()))
+    Json(state.tasks.list(caller.requester().as_ref()))
 }
 
+/// Shows a task.
+#[utoipa::path(
+    get,
+    path = "/v1/tasks/{id}",
+    operation_id = "showTask",
+    params(("id" = String, Path, description = "Id of the task")),
+    responses((status = 200, description = "As it is now", body = view::Task)),
+)]
 pub(super) async fn one(
     State(state): State<Arc<AgentState>>,
     Extension(caller): Extension<Caller>,
     Path(id): Path<String>,
 ) -> Result<Json<view::Task>, ApiError> {
-    Ok(Json(state.tasks.find(&id, caller.agent())?.view_for(caller.agent())))
+    let requester = caller.requester();
+    Ok(Json(state.tasks.find(&id, requester.as_ref())?.view_for(requester.as_ref())))
 }
 
-/// Stops a task, and answers when it has ended.
+/// Stops a task and responds when it has ended; completed work stays.
+#[utoipa::path(
+    delete,
+    path = "/v1/tasks/{id}",
+    operation_id = "stopTask",
+    params(("id" = String, Path, description = "Id of the task")),
+    responses((status = 200, description = "It has ended", body = view::Task)),
+)]
 pub(super) async fn stop(
     State(state): State<Arc<AgentState>>,
     Extension(caller): Extension<Caller>,
     Path(id): Path<String>,
 ) -> Result<Json<view::Task>, ApiError> {
-    let found = state.tasks.find(&id, caller.agent())?;
+    let requester = caller.requester();
+    let found = state.tasks.find(&id, requester.as_ref())?;
     found.stop();
     found.ended().await;
-    Ok(Json(found.view_for(caller.agent())))
+    Ok(Json(found.view_for(requester.as_ref())))
 }
 
-/// Tells how far a task is, until it has ended: events `progress`, then one `end`.
+/// Follows a task: events `progress`, then one `end`, each with a Task as its data.
+#[utoipa::path(
+    get,
+    path = "/v1/tasks/{id}/events",
+    operation_id = "followTask",
+    params(("id" = String, Path, description = "Id of the task")),
+    responses((status = 200, description = "The events", body = String, content_type = "text/event-stream")),
+)]
 pub(super) async fn events(
     State(state): State<Arc<AgentState>>,
     Extension(caller): Extension<Caller>,
     Path(id): Path<String>,
 ) -> Result<Sse<impl Stream<Item = Result<Event, Infallible>>>, ApiError> {
-    let task = state.tasks.find(&id, caller.agent())?;
-    let following = Following { task, caller: caller.agent().cloned(), sent: None, over: false };
+    let caller = caller.requester();
+    let task = state.tasks.find(&id, caller.as_ref())?;
+    let following = Following { task, caller, sent: None, over: false };
     let events = futures::stream::unfold(following, |mut following| async move {
         let event = following.next().await?;
         Some((Ok(event), following))
@@ -252,8 +457,8 @@ pub(super) async fn events(
 /// Stream of a task's events.
 struct Following {
     task: Arc<Task>,
-    /// Which other agent it is, if it is one.
-    caller: Option<Identity>,
+    /// Other agent or token that follows, if it is one.
+    caller: Option<Requester>,
     sent: Option<TaskProgress>,
     over: bool,
 }
@@ -265,11 +470,11 @@ impl Following {
             if self.over {
                 return None;
             }
-            // The first is told at once.
+            // The first event is sent immediately.
             if self.sent.is_some() && self.task.is_running() {
                 tokio::select! {
                     () = tokio::time::sleep(TELL_EVERY) => {}
-                    () = self.task.ended() => {}
+                    _ = self.task.ended() => {}
                 }
             }
             let view = self.task.view_for(self.caller.as_ref());
@@ -284,10 +489,10 @@ impl Following {
     }
 }
 
-/// A path within a tree; None for all of it.
+/// Path within a tree; None for the whole tree.
 ///
 /// # Errors
-/// Usage, if no tree can have such a path.
+/// Usage, if the path is not valid in any tree.
 fn below(path: Option<String>) -> Result<Option<String>> {
     let path = path.map(|path| path.trim_matches('/').to_owned()).filter(|path| !path.is_empty());
     if let Some(path) = &path
@@ -298,10 +503,15 @@ fn below(path: Option<String>) -> Result<Option<String>> {
     Ok(path)
 }
 
-/// The agent's working directory is nobody else's.
+/// A request whose every repeat is an entry of the audit log.
+fn apart<'a>(caller: &'a Caller, action: Action, repository: &'a Repository) -> Asked<'a> {
+    Asked { caller, action, repository: Some(repository), repeats: Repeats::Apart }
+}
+
+/// Checks that the path is absolute: callers have other working directories than the agent.
 fn absolute(path: PathBuf) -> Result<PathBuf> {
     if path.is_absolute() {
         return Ok(path);
     }
-    Err(Error::usage("path is not absolute").at(path.display()).help("name it from / on"))
+    Err(Error::usage("path is not absolute").at(path.display()).help("give the path from the root (/)"))
 }

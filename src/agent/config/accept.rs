@@ -6,9 +6,10 @@ use serde::Deserialize;
 
 use super::quantity::Bytes;
 use crate::error::{Error, Result};
+use crate::identity::Identity;
+use crate::name::Name;
 use crate::pattern::Patterns;
-use crate::repository::Name;
-use crate::transfer::identity::Identity;
+use crate::policy::pattern_text;
 
 /// Default quota of a sender: the capacity divided by this.
 const CAPACITY_PART: u64 = 2;
@@ -58,14 +59,14 @@ impl Accepts {
     /// True if an entry names `sender`.
     #[must_use]
     pub fn include(&self, sender: &Identity) -> bool {
-        self.entries().iter().any(|entry| entry.from.take(&sender.path()))
+        pattern_text(sender).is_some_and(|sender| self.entries().iter().any(|entry| entry.from.take(&sender)))
     }
 
     /// Quota of `sender` for `name`, from the first entry that matches both; None if no entry does.
     #[must_use]
     pub fn allowance(&self, sender: &Identity, name: &Name) -> Option<Allowance> {
         let entries = self.entries();
-        let path = sender.path();
+        let path = pattern_text(sender)?;
         let fits = |entry: &&Accept| entry.from.take(&path) && entry.names.take(name.as_str());
         entries.iter().find(fits).map(|entry| entry.allowance)
     }

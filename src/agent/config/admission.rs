@@ -20,7 +20,7 @@ pub(super) struct AdmissionSection {
 
 impl AdmissionSection {
     /// # Errors
-    /// Usage, for a limit of nothing: nobody could connect.
+    /// Usage, for a limit of 0, with which nobody could connect.
     pub(super) fn settle(self) -> Result<Admission> {
         let usual = Admission::default();
         let admission = Admission {

@@ -2,6 +2,7 @@
 
 mod accept;
 mod admission;
+mod audit;
 mod handoff;
 mod peers;
 mod pins;
@@ -10,6 +11,7 @@ mod sidecar;
 #[cfg(test)]
 mod tests;
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -20,6 +22,8 @@ use serde::Deserialize;
 pub(super) use self::accept::tests::accepts;
 pub use self::accept::{Accepts, Allowance};
 use self::admission::AdmissionSection;
+pub use self::audit::AuditConfig;
+use self::audit::AuditSection;
 pub use self::handoff::HandoffConfig;
 use self::handoff::HandoffSection;
 pub use self::peers::PeersConfig;
@@ -30,18 +34,19 @@ pub(super) use self::quantity::{Bytes, Span};
 use self::sidecar::SidecarSection;
 pub use self::sidecar::{SidecarConfig, Watched};
 use super::socket::{self, SOCKET_PATH_MAX};
-use crate::error::{Error, Result};
+use crate::cache::TenantQuotas;
+use crate::error::{Error, ErrorKind, Result};
 use crate::limits::GIB;
 use crate::pattern::Patterns;
+use crate::policy::{AllowList, AllowRule, Callers};
 use crate::storage::{Location, StoreOptions};
 use crate::transfer::Admission;
-use crate::transfer::exchange::{Callers, Policy, Rule};
-use crate::tree::Look;
+use crate::tree::{Look, read_own_target};
 
-/// No honest settings file is longer.
+/// Limit of the settings file, in bytes.
 const FILE_LEN_MAX: u64 = 1 << 20;
-/// How long what runs may go on after the agent was asked to end, unless it is told otherwise: less than the 30 seconds that
-/// Kubernetes gives (<https://kubernetes.io/docs/concepts/workloads/pods/pod-lifecycle/#pod-termination>).
+/// Default grace period: less than the 30 seconds that Kubernetes gives
+/// (<https://kubernetes.io/docs/concepts/workloads/pods/pod-lifecycle/#pod-termination>).
 const GRACE: Duration = Duration::from_secs(25);
 
 /// The settings of an agent.
@@ -57,32 +62,38 @@ pub struct Config {
     pub http: Option<SocketAddr>,
     /// Serve `/metrics` on loopback without the token.
     pub open_metrics: bool,
-    /// The repositories, the usual one first; at least one.
+    /// Repositories, the default one first; at least one.
     pub repositories: Vec<Location>,
     /// Options of their stores.
     pub store: StoreOptions,
-    /// Memory for buffers in bytes, all repositories together, if it is told.
+    /// Memory for the buffers of all repositories together, in bytes, if it is set.
     pub memory: Option<u64>,
-    /// The cache, if there is to be one.
+    /// Cache, if one is configured.
     pub cache: Option<CacheConfig>,
-    /// Time that running work has after the agent was asked to end.
+    /// Grace period: time that running tasks have after a shutdown request.
     pub grace: Duration,
-    /// The folder with its certificate, key and authority, if it has a name towards other agents.
+    /// Folder with certificate, key and authority, if the agent has an identity.
     pub identity: Option<PathBuf>,
     /// Address for other agents, over QUIC and TCP; only with an identity and a cache.
     pub listen: Option<SocketAddr>,
-    /// Limits of connections and requests there.
+    /// Limits of connections and requests of other agents.
     pub admission: Admission,
-    /// Other agents.
+    /// Discovery of other agents.
     pub peers: PeersConfig,
-    /// Names that other agents may read: none without a rule.
-    pub policy: Policy,
+    /// Names that other agents may read; none without a rule.
+    pub allow: AllowList,
     /// Agents that may call this one.
     pub callers: Callers,
-    /// Limits of the pins of each of these.
+    /// Limits of the pins of each caller.
     pub caller_pins: CallerPins,
-    /// Limits on what it keeps for others, if it does.
+    /// File of the tokens for the API on loopback, if there may be any.
+    pub tokens: Option<PathBuf>,
+    /// Limits of the pins of the tokens of one tenant, or of a token without one.
+    pub token_pins: CallerPins,
+    /// Settings of the handoff store, if it is enabled.
     pub handoff: Option<HandoffConfig>,
+    /// The audit log, if decisions are recorded.
+    pub audit: Option<AuditConfig>,
     /// Settings of the sidecar.
     pub sidecar: SidecarConfig,
 }
@@ -92,13 +103,15 @@ pub struct Config {
 pub struct CacheConfig {
     /// Its directory.
     pub dir: PathBuf,
-    /// Bytes on the disk, at most.
+    /// Maximum size in bytes.
     pub capacity: u64,
-    /// Bytes that stay free on the disk whatever the capacity.
+    /// Free bytes to leave on the disk, whatever the capacity.
     pub free_floor: u64,
+    /// Quotas of tenants.
+    pub quotas: TenantQuotas,
 }
 
-/// The file, as it is written.
+/// The settings file as TOML.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct File {
@@ -123,11 +136,15 @@ struct File {
     callers: Patterns,
     #[serde(default)]
     caller_pins: CallerPinsSection,
+    tokens: Option<PathBuf>,
     #[serde(default)]
-    allow: Vec<Rule>,
+    token_pins: CallerPinsSection,
+    #[serde(default)]
+    allow: Vec<AllowRule>,
     #[serde(default)]
     limits: Vec<LimitSection>,
     handoff: Option<HandoffSection>,
+    audit: Option<AuditSection>,
     #[serde(default)]
     sidecar: SidecarSection,
 }
@@ -138,32 +155,31 @@ struct CacheSection {
     dir: PathBuf,
     capacity: Bytes,
     free_floor: Option<Bytes>,
+    tenant_quota: Option<Bytes>,
+    #[serde(default)]
+    tenants: BTreeMap<String, Bytes>,
 }
 
 impl Config {
     /// Reads the settings in the file at `path`.
     ///
     /// # Errors
-    /// Usage, for settings that make no sense; the file system's.
+    /// Usage, for invalid settings; errors of the file system.
     pub fn read(path: &Path) -> Result<Self> {
-        let io = |error| Error::io("settings of the agent cannot be read", path, error);
+        let io = |error| Error::io("cannot read the agent's settings", path, error);
         let path = &std::path::absolute(path).map_err(io)?;
         let seen = Look::at(path);
-        let len = std::fs::metadata(path).map_err(io)?.len();
-        if len > FILE_LEN_MAX {
-            return Err(Error::usage("settings of the agent are too long")
-                .at(path.display())
-                .expected(format!("at most {FILE_LEN_MAX} bytes"))
-                .got(len));
-        }
-        let text = std::fs::read_to_string(path).map_err(io)?;
+        let text = read_own_target(path, FILE_LEN_MAX).map_err(|error| match error.kind() {
+            ErrorKind::NotFound => error.help("write the file first; `towline help agent` has an example"),
+            _ => error,
+        })?;
         Ok(Self { seen, ..Self::parse(&text, path)? })
     }
 
-    /// The settings that `text` says; what is relative counts from the folder of `path`, the file.
+    /// Parses the settings in `text`; relative paths are relative to the folder of `path`, the settings file.
     ///
     /// # Errors
-    /// Usage, for settings that make no sense.
+    /// Usage, for invalid settings.
     pub fn parse(text: &str, path: &Path) -> Result<Self> {
         let file: File = toml::from_str(text).map_err(|source| {
             Error::usage("settings of the agent are malformed")
@@ -188,12 +204,16 @@ impl File {
             return Err(Error::usage("`http` is not a loopback address: what it carries is not encrypted")
                 .expected("127.0.0.1:PORT or [::1]:PORT")
                 .got(http)
-                .help("let a proxy on this machine that encrypts reach it"));
+                .help("put a TLS proxy on this machine in front of it"));
         }
         let cache = self.cache.map(|cache| CacheConfig {
             dir: folder.join(cache.dir),
             capacity: cache.capacity.0,
             free_floor: cache.free_floor.map_or(GIB, |bytes| bytes.0),
+            quotas: TenantQuotas {
+                each: cache.tenant_quota.map(|bytes| bytes.0),
+                tenants: cache.tenants.into_iter().map(|(tenant, bytes)| (tenant, bytes.0)).collect(),
+            },
         });
         let capacity = cache.as_ref().map_or(0, |cache| cache.capacity);
         Ok(Config {
@@ -207,19 +227,22 @@ impl File {
             memory: self.memory.map(|bytes| bytes.0),
             cache,
             grace: self.grace.map_or(GRACE, |span| span.0),
-            identity: self.identity.map(|path| folder.join(path)),
+            identity: self.identity.as_ref().map(|path| folder.join(path)),
             listen: self.listen,
             admission: self.admission.unwrap_or_default().settle()?,
             peers: self.peers.unwrap_or_default().settle(self.limits),
-            policy: Policy::only(self.allow),
+            allow: AllowList::only(self.allow),
             callers: Callers::of(self.callers),
             caller_pins: self.caller_pins.settle(capacity),
+            tokens: self.tokens.map(|path| folder.join(path)),
+            token_pins: self.token_pins.settle(capacity),
             handoff: self.handoff.map(|handoff| handoff.settle(folder)).transpose()?,
+            audit: self.audit.map(|audit| audit.settle(folder, self.identity.is_some())).transpose()?,
             sidecar: self.sidecar.settle(folder)?,
         })
     }
 
-    /// Nothing of an agent goes over a network without a certificate, and what it gives others is what its cache holds.
+    /// Checks the dependencies between settings: peers need an identity, and chunks are served from the cache.
     fn can_have_peers(&self) -> Result<()> {
         if self.listen.is_none() && !self.callers.is_empty() {
             return Err(Error::usage("`callers` is set, but not `listen`").help("set both, or neither"));
@@ -233,10 +256,14 @@ impl File {
         if self.http.is_none() && self.open_metrics {
             return Err(Error::usage("`open_metrics` is set, but not `http`").help("set both, or neither"));
         }
+        if self.http.is_none() && self.tokens.is_some() {
+            return Err(Error::usage("`tokens` is set, but not `http`: tokens are shown on loopback")
+                .help("set both, or neither; the socket wants no token"));
+        }
         let names_others = self.peers.as_ref().is_some_and(PeersSection::wants);
         if self.sidecar.hands_off() && !names_others {
             return Err(Error::usage("[sidecar] handoff_to is set, but [peers] names no other agent")
-                .help("say where they are: addresses, dns or registered in [peers]"));
+                .help("configure their addresses: addresses, dns or registered in [peers]"));
         }
         let wants = match (self.listen, names_others) {
             (Some(_), _) => "`listen` is set",
@@ -248,7 +275,7 @@ impl File {
         }
         if self.identity.is_none() {
             return Err(Error::usage(format!("{wants}, but no identity"))
-                .help("make one: towline identity issue SITE/AGENT --to DIR; then set `identity` to DIR"));
+                .help("create one: towline identity issue SITE/AGENT --to DIR; then set `identity` to DIR"));
         }
         if self.cache.is_none() {
             return Err(Error::usage(format!("{wants}, but no cache")).help("set [cache] dir and capacity"));
@@ -257,7 +284,7 @@ impl File {
             return Err(Error::usage("`listen` is set, but no [[allow]] says which agents may read which names")
                 .expected("a rule, such as [[allow]] agents = \"cloud/*\" names = \"run-7/**\"")
                 .help(
-                    "add one; everything for every agent of the authority is: [[allow]] agents = \"**\" names = \"**\"",
+                    "add one; a rule for everything and every agent of the authority is: [[allow]] agents = \"**\" names = \"**\"",
                 ));
         }
         Ok(())

@@ -1,11 +1,11 @@
-//! Other agents: where they are, how to link to them.
+//! Sections `[peers]` and `[[limits]]`: discovery of other agents, and links to them.
 
 use serde::Deserialize;
 
 use super::quantity::Rate;
 use crate::transfer::peers::Transports;
 
-/// Connections of a link, at most.
+/// Limit of connections of a link.
 const CONNECTIONS_MAX: usize = 16;
 
 /// The section `[peers]`.
@@ -43,29 +43,29 @@ pub(super) struct LimitSection {
 /// Discovery of other agents and links to them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PeersConfig {
-    /// Their addresses: `host:port` each.
+    /// Addresses of other agents, `host:port` each.
     pub addresses: Vec<String>,
-    /// `host:port` of names that stand for the addresses of several.
+    /// Names that resolve to the addresses of several agents, `host:port` each.
     pub names: Vec<String>,
-    /// Address of this one that the repositories announce to others: `host:port`.
+    /// Own address, `host:port`, which is registered in the repositories.
     pub register: Option<String>,
-    /// Whether those that registered in the repositories are looked for.
+    /// Look for agents that are registered in the repositories.
     pub registered: bool,
-    /// Bytes a second that sites are given at most.
+    /// Limits of bytes per second sent to sites.
     pub limits: Vec<(String, u64)>,
     /// Transports of links.
     pub transports: Transports,
-    /// Connections of a link, if it is told.
+    /// Connections of a link, if configured.
     pub connections: Option<usize>,
 }
 
 impl PeersSection {
-    /// Whether other agents are wanted at all.
+    /// True if other agents are configured.
     pub(super) fn wants(&self) -> bool {
         !self.addresses.is_empty() || !self.dns.is_empty() || self.register.is_some() || self.registered
     }
 
-    /// Whether others are told where this one is.
+    /// True if this agent registers its own address.
     pub(super) fn registers(&self) -> bool {
         self.register.is_some()
     }

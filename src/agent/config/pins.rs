@@ -1,17 +1,17 @@
-//! Limits of the pins that other agents ask for.
+//! Limits of the pins that other agents and tokens ask for.
 
 use std::time::Duration;
 
 use serde::Deserialize;
 
 use super::quantity::{Bytes, Span};
+use crate::agent::requester::Requester;
 use crate::cache::PinLimit;
 use crate::clock::Timestamp;
 use crate::error::{Error, Result};
 use crate::span;
-use crate::transfer::identity::Identity;
 
-/// Default limit of the time that a pin of another agent lasts.
+/// Default limit of the duration of a caller's pin.
 const TIME: Duration = Duration::from_hours(7 * 24);
 /// Default limit of bytes that the pins of one other agent keep: the cache's capacity divided by this.
 const CAPACITY_PART: u64 = 4;
@@ -20,7 +20,7 @@ const PINS: usize = 256;
 /// Default limit of chunks that the pins of one other agent list: 32 MiB of memory for their ids.
 const CHUNKS: u64 = 4 << 20;
 
-/// The section `[caller_pins]`.
+/// The sections `[caller_pins]` and `[token_pins]`.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct CallerPinsSection {
@@ -34,7 +34,7 @@ pub(super) struct CallerPinsSection {
     chunks: Option<u64>,
 }
 
-/// Limits of the pins of each other agent.
+/// Limits of the pins of each other agent, or of the tokens of each tenant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CallerPins {
     /// Longest time of a pin; also the time of one that is requested without a time.
@@ -48,7 +48,7 @@ pub struct CallerPins {
 }
 
 impl CallerPinsSection {
-    /// For a cache of `capacity` bytes.
+    /// Default limits for a cache of `capacity` bytes.
     pub(super) fn settle(self, capacity: u64) -> CallerPins {
         CallerPins {
             time: self.time.map_or(TIME, |span| span.0),
@@ -60,38 +60,42 @@ impl CallerPinsSection {
 }
 
 impl CallerPins {
-    /// Time of a pin for which another agent `asked`.
+    /// Duration of a pin for which `caller` asked.
     ///
     /// # Errors
-    /// Denied, for longer than it may.
-    pub(in crate::agent) fn lasting(&self, asked: Option<Duration>) -> Result<Duration> {
+    /// Denied, if it is longer than the limit.
+    fn lasting(&self, caller: &Requester, asked: Option<Duration>) -> Result<Duration> {
         let lasting = asked.unwrap_or(self.time);
         if lasting <= self.time {
             return Ok(lasting);
         }
-        Err(Error::denied("pin of another agent lasts too long")
+        let (whose, section) = match caller {
+            Requester::Agent(_) => ("another agent", "caller_pins"),
+            Requester::Token(_) => ("a token", "token_pins"),
+        };
+        Err(Error::denied(format!("pin of {whose} lasts too long"))
             .expected(format!("at most {}", span::show(self.time)))
             .got(span::show(lasting))
-            .help("ask for less, or raise max_time in [caller_pins] of the settings of the agent that is asked"))
+            .help(format!("ask for less, or raise max_time in [{section}] of the settings of the agent that is asked")))
     }
 
     /// Limit of all pins of `caller`.
-    pub(in crate::agent) fn limit(&self, caller: &Identity) -> PinLimit {
-        PinLimit { owners: format!("{}/", caller.path()), bytes: self.bytes, pins: self.pins, chunks: self.chunks }
+    fn limit(&self, caller: &Requester) -> PinLimit {
+        PinLimit { owners: caller.limited_owners(), bytes: self.bytes, pins: self.pins, chunks: self.chunks }
     }
 
     /// End and limit of a pin that `caller` asks for; None is this node, which has no limit. `after` adds a span to the current time.
     ///
     /// # Errors
-    /// As [`CallerPins::lasting`].
+    /// Denied, for longer than it may.
     pub(in crate::agent) fn bounds(
         &self,
-        caller: Option<&Identity>,
+        caller: Option<&Requester>,
         asked: Option<Duration>,
         after: impl Fn(Duration) -> Timestamp,
     ) -> Result<(Option<Timestamp>, Option<PinLimit>)> {
         match caller {
-            Some(caller) => Ok((Some(after(self.lasting(asked)?)), Some(self.limit(caller)))),
+            Some(caller) => Ok((Some(after(self.lasting(caller, asked)?)), Some(self.limit(caller)))),
             None => Ok((asked.map(after), None)),
         }
     }
@@ -101,13 +105,14 @@ impl CallerPins {
 mod tests {
     use super::*;
     use crate::error::ErrorKind;
+    use crate::identity::Identity;
 
     #[test]
     fn pins_of_callers_are_bounded_and_those_of_this_node_are_not() {
         let pins = CallerPinsSection::default().settle(400);
         assert_eq!((pins.time, pins.bytes, pins.pins), (TIME, 100, PINS));
-        let (after, caller) =
-            (|span: Duration| Timestamp(i64::try_from(span.as_nanos()).unwrap()), Identity::new("home", "a").unwrap());
+        let after = |span: Duration| Timestamp(i64::try_from(span.as_nanos()).unwrap());
+        let caller = Requester::Agent(Identity::new("home", "a").unwrap());
         let hour = Duration::from_hours(1);
         assert_eq!(pins.bounds(None, None, after).unwrap(), (None, None));
         assert_eq!(pins.bounds(None, Some(2 * TIME), after).unwrap(), (Some(after(2 * TIME)), None));

@@ -9,10 +9,11 @@ use super::quantity::Span;
 use crate::agent::preemption::Provider;
 use crate::agent::routing::AgentSelector;
 use crate::error::{Error, Result};
+use crate::name::Name;
 use crate::ops::is_checkpoint;
-use crate::repository::{Name, Selector};
+use crate::selector::Selector;
 
-/// As `towline watch` has it.
+/// Default of `towline watch`.
 const SETTLE: Duration = Duration::from_secs(10);
 
 /// The section `[sidecar]`.
@@ -45,7 +46,7 @@ struct WatchSection {
     restore_latest: Option<bool>,
 }
 
-/// Provider whose notices are watched.
+/// Provider of preemption notices.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum Looked {
@@ -57,15 +58,15 @@ enum Looked {
 /// Settings of the sidecar.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SidecarConfig {
-    /// Names that are brought into the cache before the agent is ready.
+    /// Names that are fetched into the cache before the agent is ready.
     pub warm: Vec<Selector>,
-    /// Names that are restored before it is, with their destinations.
+    /// Names that are restored before the agent is ready, with their destinations.
     pub restore: Vec<(Selector, PathBuf)>,
-    /// The folders whose checkpoints are saved.
+    /// Watched folders.
     pub watch: Vec<Watched>,
-    /// Agents that checkpoints are handed off to when they may not be saved in time.
+    /// Agents that receive checkpoints that may not be saved in time.
     pub handoff_to: Option<AgentSelector>,
-    /// Provider whose notices are watched.
+    /// Provider of preemption notices.
     pub preemption: Option<Provider>,
 }
 
@@ -74,7 +75,7 @@ pub struct SidecarConfig {
 pub struct Watched {
     /// The folder.
     pub folder: PathBuf,
-    /// The run whose steps they are.
+    /// Run to save the checkpoints to.
     pub run: Name,
     /// Time without any change after which a checkpoint is complete.
     pub settle: Duration,
@@ -83,12 +84,12 @@ pub struct Watched {
 }
 
 impl SidecarSection {
-    /// Whether it has something to do with other agents.
+    /// True if any setting needs other agents.
     pub(super) fn hands_off(&self) -> bool {
         self.handoff_to.is_some()
     }
 
-    /// Paths that are relative count from `folder`.
+    /// Resolves relative paths from `folder`.
     pub(super) fn settle(self, folder: &Path) -> Result<SidecarConfig> {
         let restored = |section: RestoreSection| Ok((section.name.parse()?, folder.join(section.to)));
         let watched = |section: WatchSection| {
@@ -112,8 +113,8 @@ impl SidecarSection {
     }
 }
 
-/// Refuses to restore over a watched folder, or as one of its checkpoints: after the next step the files there differ from what is
-/// restored, and the watch would save what it finds half restored.
+/// Refuses to restore into a watched folder or one of its checkpoints: the training's next step changes the files there, and
+/// the watch would save a half restored checkpoint.
 fn keeps_out_of_checkpoints(to: &Path, watch: &[Watched]) -> Result<()> {
     for watched in watch {
         let Ok(within) = to.strip_prefix(&watched.folder) else { continue };
@@ -122,7 +123,7 @@ fn keeps_out_of_checkpoints(to: &Path, watch: &[Watched]) -> Result<()> {
             return Err(Error::usage("[sidecar] restore writes where [[sidecar.watch]] looks for checkpoints")
                 .expected(format!("a folder outside of {}", watched.folder.display()))
                 .got(to.display())
-                .help("remove this `restore`: the watch restores the latest step by itself; or route another folder"));
+                .help("remove this `restore`: the watch restores the latest step by itself; or watch another folder"));
         }
     }
     Ok(())

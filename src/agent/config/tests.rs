@@ -6,9 +6,10 @@ use std::time::Duration;
 use super::{Allowance, CacheConfig, CallerPins, Config, PeersConfig, SidecarConfig, Watched};
 use crate::agent::preemption::Provider;
 use crate::agent::routing::AgentSelector;
+use crate::cache::TenantQuotas;
 use crate::error::{Error, ErrorKind};
+use crate::identity::Identity;
 use crate::storage::Location;
-use crate::transfer::identity::Identity;
 use crate::transfer::peers::Transports;
 
 fn parse(text: &str) -> Result<Config, Error> {
@@ -32,13 +33,14 @@ fn every_setting_is_taken() {
     let config = parse(
         "socket = 'run/a.sock'\nhttp = '127.0.0.1:7070'\nrepositories = ['repo', 's3://bucket/prefix']\n\
          endpoint = 'http://localhost:9000'\nallow_http = true\nmemory = '1G'\ngrace = '90s'\n\
-         identity = 'tls'\nlisten = '0.0.0.0:7071'\ncallers = ['home/*']\n\
+         identity = 'tls'\nlisten = '0.0.0.0:7071'\ncallers = ['home/*']\ntokens = 'own/tokens'\n\
          [peers]\naddresses = ['a:7071', 'b:7071']\ntransport = 'tcp'\nconnections = 4\n\
          dns = ['peers:7071']\nregister = '10.0.0.5:7071'\n\
          [[limits]]\nsite = 'cloud'\nrate = '300Mbit'\n[[limits]]\nsite = 'far'\nrate = '1M'\n\
          [sidecar]\nwarm = ['run@latest']\nrestore = [{ name = 'base', to = '/data' }]\nhandoff_to = 'cloud'\npreemption = 'aws'\n\
          [[sidecar.watch]]\nfolder = '/ckpt'\nrun = 'run'\nsettle = 2\nrestore_latest = false\n\
          [caller_pins]\nmax_time = '1h'\nmax_bytes = '1G'\nmax_pins = 3\nmax_chunks = 1000\n\
+         [token_pins]\nmax_time = '2h'\n\
          [handoff]\ndir = 'kept'\ncapacity = '1G'\nwait = '1m'\ndeadline = '2m'\ntries = 3\n\
          [[handoff.accept]]\nfrom = 'home/a'\nnames = ['run/*']\nmax = '1M'\nmax_checkpoints = 2\n\
          [[allow]]\nagents = 'cloud/*'\nnames = ['run-7/*']\n\
@@ -50,8 +52,17 @@ fn every_setting_is_taken() {
     let bucket = Location::S3 { bucket: "bucket".into(), prefix: "prefix".into() };
     assert_eq!(config.repositories, [Location::Directory("/etc/towline/repo".into()), bucket]);
     assert_eq!((config.store.endpoint.as_deref(), config.store.allow_http), (Some("http://localhost:9000"), true));
+    assert_eq!(
+        (config.tokens, config.token_pins.time),
+        (Some("/etc/towline/own/tokens".into()), Duration::from_hours(2))
+    );
     assert_eq!((config.memory, config.grace), (Some(1 << 30), Duration::from_secs(90)));
-    let cache = CacheConfig { dir: "/var/cache".into(), capacity: 200 << 30, free_floor: 4096 };
+    let cache = CacheConfig {
+        dir: "/var/cache".into(),
+        capacity: 200 << 30,
+        free_floor: 4096,
+        quotas: TenantQuotas::default(),
+    };
     assert_eq!(config.cache, Some(cache));
     assert_eq!((config.identity, config.listen), (Some("/etc/towline/tls".into()), Some(([0, 0, 0, 0], 7071).into())));
     let addresses = vec!["a:7071".to_owned(), "b:7071".to_owned()];
@@ -91,8 +102,8 @@ fn every_setting_is_taken() {
     let pins = CallerPins { time: Duration::from_hours(1), bytes: 1 << 30, pins: 3, chunks: 1000 };
     assert_eq!(config.caller_pins, pins);
     assert!(config.callers.include(&Identity::new("home", "a").unwrap()) && !config.callers.include(&cloud));
-    assert!(config.policy.allows(&cloud, &"run-7/step-1".parse().unwrap()));
-    assert!(!config.policy.allows(&cloud, &"run-8/step-1".parse().unwrap()));
+    assert!(config.allow.allows(&cloud, &"run-7/step-1".parse().unwrap()));
+    assert!(!config.allow.allows(&cloud, &"run-8/step-1".parse().unwrap()));
 }
 
 #[test]
@@ -116,7 +127,7 @@ fn a_pattern_is_a_text_or_a_list_wherever_it_stands() {
         let handoff = format!("[handoff]\ndir = 'k'\ncapacity = '1G'\n{accept}");
         let allow = format!("[[allow]]\nagents = {agents}\nnames = {names}");
         let config = parse(&format!("callers = {callers}\n{LISTENING}{handoff}\n{allow}")).unwrap();
-        let allows = |site: &str, name: &str| config.policy.allows(&agent(site), &name.parse().unwrap());
+        let allows = |site: &str, name: &str| config.allow.allows(&agent(site), &name.parse().unwrap());
         assert!(allows("home", "run/a") && !allows("home", "run/a/b") && !allows("cloud", "run/a"));
         assert!(config.callers.include(&agent("home")) && !config.callers.include(&agent("cloud")));
         let accept = config.handoff.unwrap().accept;
@@ -125,7 +136,7 @@ fn a_pattern_is_a_text_or_a_list_wherever_it_stands() {
     let help = parse(LISTENING).unwrap_err().help_text().unwrap().to_owned();
     assert!(help.ends_with("[[allow]] agents = \"**\" names = \"**\""), "{help}");
     let all = parse(&format!("{LISTENING}[[allow]]\nagents = '**'\nnames = '**'")).unwrap();
-    assert!(all.policy.allows(&agent("any"), &"run/a/b".parse().unwrap()));
+    assert!(all.allow.allows(&agent("any"), &"run/a/b".parse().unwrap()));
 }
 
 #[test]
@@ -137,6 +148,7 @@ fn what_makes_no_sense_is_named() {
         ("repository = '/r'\nmemory = 'much'", "not a size"),
         ("repository = '/r'\nmemory = -1", "a size such as"),
         ("repository = '/r'\ngrace = 'soon'", "not a time"),
+        ("repository = '/r'\ntokens = 't'", "`tokens` is set, but not `http`"),
         ("repository = '/r'\nhttp = 'localhost'", "invalid socket address"),
         ("repository = '/r'\nhttp = '0.0.0.0:7070'", "not a loopback address"),
         ("repository = '/r'\nhttp = '[::]:7070'", "not a loopback address"),

@@ -19,6 +19,8 @@ use crate::format::wire::{Reader, Writer};
 use crate::limits::{MIB, PATH_LEN_MAX};
 use crate::tree::{Opened, Rules, Target, Walk, WalkEntry, WalkKind, walk};
 
+/// Segments of a path, at most: to reach a folder costs time for each.
+const DEPTH_MAX: usize = 64;
 /// Limit of a head, in bytes: two paths and a few numbers.
 const HEAD_LEN_MAX: usize = 2 * PATH_LEN_MAX + 64;
 /// Buffer size, in bytes.
@@ -185,6 +187,12 @@ pub(super) fn receive(input: &mut impl Read, target: &Target, space: u64) -> Res
                 .expected(format!("at most {ENTRIES_MAX} files, folders and links, and {PATHS_LEN_MAX} bytes of paths"))
                 .help("save it instead"));
         }
+        if path.split(|byte| *byte == b'/').count() > DEPTH_MAX {
+            return Err(Error::exhausted("folders of a checkpoint are nested too deeply")
+                .at(shown(&path).display())
+                .expected(format!("at most {DEPTH_MAX} segments in a path"))
+                .help("save it instead"));
+        }
         match &top {
             None if path.contains(&b'/') || matches!(kind, Kind::Link(_)) => {
                 return Err(malformed("first record is no file or folder with a plain name"));
@@ -203,7 +211,7 @@ pub(super) fn receive(input: &mut impl Read, target: &Target, space: u64) -> Res
             Kind::Link(to) => target.symlink(&path, &to, mtime)?,
             Kind::File(len) => {
                 let staged = target.stage(&path, len)?;
-                receive_file(input, (&path, len), &mut piece, staged.file())?;
+                receive_file(input, &path, len, &mut piece, staged.file())?;
                 staged.finish(FILE_MODE, mtime)?;
                 let is_top = top.as_ref() == Some(&path);
                 modes.insert(if is_top { path } else { below_top(&path) }, mode);
@@ -248,7 +256,7 @@ pub(super) fn decode_modes(bytes: &[u8]) -> Result<Modes> {
     Ok(modes)
 }
 
-fn receive_file(input: &mut impl Read, (path, len): (&[u8], u64), piece: &mut [u8], mut out: &File) -> Result<()> {
+fn receive_file(input: &mut impl Read, path: &[u8], len: u64, piece: &mut [u8], mut out: &File) -> Result<()> {
     let (mut hasher, mut left, mut unsynced) = (blake3::Hasher::new(), len, 0);
     let io = |source| Error::io("cannot write a handed-off file", &shown(path), source);
     while left > 0 {
@@ -383,6 +391,22 @@ mod tests {
         end.u8(END);
         send_head(end, &mut archive).unwrap();
         archive
+    }
+
+    #[test]
+    fn folders_are_nested_so_deeply_and_no_deeper() {
+        let room = tempfile::tempdir().unwrap();
+        let nested = |depth: usize| -> Vec<String> { (1..=depth).map(|depth| vec!["d"; depth].join("/")).collect() };
+        let archive = |paths: &[String]| {
+            let records: Vec<_> = paths.iter().map(|path| (FOLDER, path.as_str(), "")).collect();
+            (written(&records), paths.len() as u64 * ENTRY_SPACE)
+        };
+        let (fits, space) = archive(&nested(DEPTH_MAX));
+        put(&fits, &room.path().join("fits"), space).unwrap();
+        let (deeper, space) = archive(&nested(DEPTH_MAX + 1));
+        let error = put(&deeper, &room.path().join("deeper"), space).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Exhausted, "{error:?}");
+        assert!(error.to_string().contains("nested too deeply"), "{error}");
     }
 
     #[test]

@@ -8,22 +8,24 @@ use tokio::time::{Instant, sleep_until};
 use ulid::Ulid;
 
 use super::store::HandoffStore;
+use super::stored::StoredCheckpoint;
 use crate::agent::state::AgentState;
-use crate::agent::tasks;
-use crate::agent::view::{SetAside, TaskState};
+use crate::agent::tasks::{self, Outcome};
+use crate::agent::view::SetAside;
+use crate::backoff::Backoff;
 use crate::error::{Error, ErrorKind, Result};
 use crate::work::blocking;
 
-/// Pause before a failed save is tried again: first, and at most.
-const AGAIN: (Duration, Duration) = (Duration::from_secs(1), Duration::from_mins(1));
+/// Pauses between the saves of a checkpoint that fail.
+const BACKOFF: Backoff = Backoff::new(Duration::from_secs(1), Duration::from_mins(1));
 /// Longest sleep.
 const LONG: Duration = Duration::from_hours(1);
 
-/// Time of the next save of a checkpoint, and the pause after a failure.
+/// Time of the next save of a checkpoint, and the pauses after failures.
 #[derive(Clone, Copy, Debug)]
 struct Due {
     at: Instant,
-    again: Duration,
+    backoff: Backoff,
     /// Failed saves of the class [`Failure::Counted`].
     failed: u32,
 }
@@ -69,7 +71,7 @@ pub(in crate::agent) async fn run_receiver(state: Arc<AgentState>, store: Arc<Ha
         let to_save = store.to_save();
         dues.retain(|known, _| to_save.iter().any(|(id, _)| id == known));
         for (id, urgent) in to_save {
-            let due = |wait| Due { at: Instant::now() + wait, again: AGAIN.0, failed: 0 };
+            let due = |wait| Due { at: Instant::now() + wait, backoff: BACKOFF, failed: 0 };
             if urgent {
                 dues.insert(id, due(Duration::ZERO));
             }
@@ -91,8 +93,8 @@ pub(in crate::agent) async fn run_receiver(state: Arc<AgentState>, store: Arc<Ha
                 continue;
             }
             tracing::warn!("handoff {id} is not saved yet: {error:?}");
-            let again = (due.again * 2).min(AGAIN.1);
-            dues.insert(id, Due { at: Instant::now() + due.again, again, failed });
+            let mut backoff = due.backoff;
+            dues.insert(id, Due { at: Instant::now() + backoff.pause(), backoff, failed });
         }
     }
 }
@@ -122,27 +124,37 @@ async fn save(state: &AgentState, store: &Arc<HandoffStore>, id: Ulid) -> Result
     let Some((stored, path)) = store.find(id) else { return Ok(()) };
     store.check_accepted(&stored.from, &stored.what.name)?;
     let task = tasks::save_handoff(state, id, &stored, &path)?;
-    task.ended().await;
+    let outcome = task.ended().await;
     if store.find(id).is_none() {
         // The sender has saved it meanwhile.
         return Ok(());
     }
-    let (view, looked) = (task.view(), Arc::clone(store));
-    if view.state != TaskState::Done && !blocking(move || Ok(looked.has_lost(id))).await? {
-        let said = |field: &str| view.error.as_ref().and_then(|error| error.get(field)).and_then(|said| said.as_str());
-        let kind = said("kind").map_or(ErrorKind::Cancelled, ErrorKind::from_word);
-        let error = Error::new(kind, "cannot save a handed-off checkpoint")
-            .at(&stored.what.name)
-            .got(said("message").unwrap_or("it was stopped"));
-        return Err(said("help").map(str::to_owned).into_iter().fold(error, Error::help));
+    let cause = match outcome {
+        Outcome::Done(_) => None,
+        Outcome::Failed(error) | Outcome::Cancelled(Some(error)) => Some(error),
+        Outcome::Cancelled(None) => Some(Arc::new(Error::cancelled("it was stopped"))),
+    };
+    if let Some(cause) = &cause {
+        let looked = Arc::clone(store);
+        if !blocking(move || Ok(looked.has_lost(id))).await? {
+            return Err(not_saved(&stored, cause));
+        }
     }
-    let what = if view.state == TaskState::Done { "is saved" } else { "was removed by hand" };
+    let what = if cause.is_none() { "is saved" } else { "was removed by hand" };
     tracing::info!(name = %stored.what.name, from = %stored.from, "handed-off checkpoint {what}");
     let store = Arc::clone(store);
     match blocking(move || store.release(id, None)).await {
         // The sender released it a moment earlier.
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
         released => released,
+    }
+}
+
+fn not_saved(stored: &StoredCheckpoint, cause: &Error) -> Error {
+    let error = Error::new(cause.kind(), "cannot save a handed-off checkpoint").at(&stored.what.name).got(cause);
+    match cause.help_text() {
+        Some(help) => error.help(help.to_owned()),
+        None => error,
     }
 }
 

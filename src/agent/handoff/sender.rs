@@ -15,19 +15,25 @@ use futures::StreamExt as _;
 use hyper::{Request, StatusCode};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
+use tokio::sync::OnceCell;
 use tokio::time::{sleep, timeout};
 use tokio_util::io::{ReaderStream, SyncIoBridge};
 
 use super::archive::Contents;
+use crate::agent::audit::outcome;
 use crate::agent::dial::Dialled;
 use crate::agent::routing::{AgentSelector, others};
 use crate::agent::state::AgentState;
 use crate::agent::view::{Handoff, HandoffId};
+use crate::audit::{Action, Actor, Decision, Repeats, Request as Recorded, Verdict};
 use crate::error::{Error, ErrorKind, Result};
 use crate::id::RepositoryId;
-use crate::ops::{HandoffTarget, Unsaved};
-use crate::repository::Name;
-use crate::transfer::identity::Identity;
+use crate::identity::Identity;
+use crate::name::Name;
+use crate::ops::{HandoffTarget, Unsaved, all_labels};
+use crate::policy::Labels;
+use crate::repository::log::State;
+use crate::repository::{Access, Destination};
 use crate::work::blocking;
 
 /// Buffer between disk and connection, in bytes.
@@ -37,6 +43,8 @@ const STALL: Duration = Duration::from_secs(30);
 /// Timeouts of the promise of space, and of the answer after the last byte, which waits for a sync.
 const PROMISE_WITHIN: Duration = Duration::from_secs(10);
 const ANSWER_WITHIN: Duration = Duration::from_mins(5);
+/// Time that the log has to tell the labels of a name.
+const LABELS_WITHIN: Duration = Duration::from_secs(1);
 /// Timeout of a release. If it is lost, the receiver saves the checkpoint once more, which stores nothing.
 const RELEASE_WITHIN: Duration = Duration::from_secs(5);
 
@@ -47,6 +55,8 @@ pub(in crate::agent) struct Sender {
     to: AgentSelector,
     /// Repository of the saves.
     repository: RepositoryId,
+    /// State of the repository, if nothing else in this agent has read its log: asked for once, as the store may be away.
+    looked: OnceCell<Option<Arc<State>>>,
     /// Copies sent, by name, the latest last. Earlier ones are released once a later one is complete.
     sent: Mutex<BTreeMap<Name, Vec<SentCopy>>>,
 }
@@ -71,15 +81,57 @@ struct Receiver {
 impl Sender {
     pub(in crate::agent) fn new(state: Arc<AgentState>, to: AgentSelector) -> Result<Self> {
         let repository = state.repository(None)?.id();
-        Ok(Self { state, to, repository, sent: Mutex::default() })
+        Ok(Self { state, to, repository, looked: OnceCell::new(), sent: Mutex::default() })
     }
 
     /// Sends `contents` to `receiver`.
     async fn send_to(&self, receiver: &Receiver, checkpoint: &Unsaved<'_>, contents: &Arc<Contents>) -> Result<()> {
+        let labels = self.labels_for(receiver, checkpoint).await;
+        let recorded = self.recorded(receiver, checkpoint, labels.as_ref().err()).await?;
+        let sent = self.send_labelled(receiver, checkpoint, contents, (labels?, recorded.as_ref())).await;
+        if let Some(recorded) = recorded {
+            recorded.end(sent.as_ref().err().map_or_else(|| "done".to_owned(), outcome));
+        }
+        sent
+    }
+
+    /// Records that `checkpoint` goes to `receiver`, or why not.
+    async fn recorded(
+        &self,
+        receiver: &Receiver,
+        checkpoint: &Unsaved<'_>,
+        refused: Option<&Error>,
+    ) -> Result<Option<Recorded>> {
+        let denied = refused.filter(|error| error.kind() == ErrorKind::Denied);
+        if refused.is_some() && denied.is_none() {
+            return Ok(None);
+        }
+        let decision = Decision {
+            actor: Actor::Agent(self.state.credentials()?.identity()),
+            action: Action::Handoff,
+            name: Some(checkpoint.name.to_string()),
+            manifest: None,
+            repository: Some(self.repository.to_string()),
+            to: Some(receiver.who.site().to_owned()),
+            asked: Some(receiver.who.to_string()),
+            verdict: if denied.is_some() { Verdict::Deny } else { Verdict::Allow },
+            rule: denied.map_or_else(|| "handoff_to".to_owned(), ToString::to_string),
+        };
+        self.state.record(decision, Repeats::Apart).await
+    }
+
+    /// Sends `contents` to `receiver` with these labels; its bytes are counted for the entry of the audit log.
+    async fn send_labelled(
+        &self,
+        receiver: &Receiver,
+        checkpoint: &Unsaved<'_>,
+        contents: &Arc<Contents>,
+        (labels, recorded): (BTreeMap<String, String>, Option<&Recorded>),
+    ) -> Result<()> {
         let announced = json!({
             "name": checkpoint.name.to_string(),
             "repository": self.repository.to_string(),
-            "labels": checkpoint.labels,
+            "labels": labels,
             "bytes": contents.space(),
         });
         let announcing = self.ask(receiver, asking(Method::POST, "/v1/handoffs", Some(&announced))?);
@@ -88,10 +140,13 @@ impl Sender {
         self.remember(checkpoint.name, contents, receiver, &promised.id);
         let (reader, writer) = tokio::io::duplex(WINDOW);
         let (moved, complete) = (Arc::<AtomicU64>::default(), Arc::<AtomicBool>::default());
-        let count = Arc::clone(&moved);
+        let (count, recorded) = (Arc::clone(&moved), recorded.cloned());
         let body = ReaderStream::with_capacity(reader, WINDOW).inspect(move |piece| {
             let len = piece.as_ref().map_or(0, Bytes::len) as u64;
             count.fetch_add(len, Ordering::Relaxed);
+            if let Some(recorded) = &recorded {
+                let _ = recorded.moved(len);
+            }
         });
         let path = format!("/v1/handoffs/{}", promised.id);
         let put = request(Method::PUT, &path, "application/octet-stream", Body::from_stream(body))?;
@@ -114,6 +169,30 @@ impl Sender {
             (Err(error), _) if error.kind() == ErrorKind::Conflict => Err(error),
             (sent, answer) => answer.and(sent),
         }
+    }
+
+    /// All labels of `checkpoint`, those that bind its name among them, if the policy lets it go to `receiver`.
+    async fn labels_for(&self, receiver: &Receiver, checkpoint: &Unsaved<'_>) -> Result<BTreeMap<String, String>> {
+        let repository = self.state.repository(None)?;
+        let (given, free) = Labels::split(checkpoint.labels)?;
+        let first_look = || async { timeout(LABELS_WITHIN, repository.state()).await.ok()?.ok() };
+        let state = match repository.log().last_seen() {
+            Some(state) => Some(state),
+            None => self.looked.get_or_init(first_look).await.clone(),
+        };
+        let Some(state) = state else {
+            // Without a policy nothing has labels that restrict, and this machine has never seen one.
+            repository.guard().check_version(repository.id(), None)?;
+            if given.restrict() {
+                return Err(Error::denied("labels cannot be read while the store is away").at(checkpoint.name));
+            }
+            return Ok(checkpoint.labels.clone());
+        };
+        let labels = repository.labels_in(&state, checkpoint.name, None).joined(&given);
+        let to = Destination::Agent(&receiver.who);
+        let access = Access { repository: repository.id(), name: checkpoint.name, labels: &labels, to };
+        repository.check_access(&state, &access).await?;
+        Ok(all_labels(&free, &labels))
     }
 
     /// Sends `request` to `receiver` over a new connection; returns its answer.
@@ -223,7 +302,7 @@ async fn stalled(moved: &AtomicU64, complete: &AtomicBool) {
 }
 
 fn silent(receiver: &Receiver) -> Error {
-    Error::unreachable("other agent does not read, or does not answer").at(&receiver.address)
+    Error::unreachable("other agent does not read or respond").at(&receiver.address)
 }
 
 fn asking(method: Method, path: &str, json: Option<&Value>) -> Result<Request<Body>> {
@@ -234,7 +313,7 @@ fn asking(method: Method, path: &str, json: Option<&Value>) -> Result<Request<Bo
 fn request(method: Method, path: &str, kind: &str, body: Body) -> Result<Request<Body>> {
     let request =
         Request::builder().method(method).uri(path).header(header::HOST, "agent").header(header::CONTENT_TYPE, kind);
-    request.body(body).map_err(|source| Error::other("request cannot be made").at(path).source(source))
+    request.body(body).map_err(|source| Error::other("cannot build the request").at(path).source(source))
 }
 
 /// Answer of the other agent.
@@ -242,13 +321,13 @@ fn request(method: Method, path: &str, kind: &str, body: Body) -> Result<Request
 /// # Errors
 /// As the receiver reports; unsupported, for a malformed answer.
 fn said<T: DeserializeOwned>(status: StatusCode, body: &[u8]) -> Result<T> {
-    let malformed = |source| Error::unsupported("answer of the other agent makes no sense").source(source);
+    let malformed = |source| Error::unsupported("cannot parse the other agent's response").source(source);
     if status.is_success() {
         return serde_json::from_slice(body).map_err(malformed);
     }
     let json: Value = serde_json::from_slice(body).map_err(malformed)?;
     let of = |field: &str| json["error"][field].as_str().map(str::to_owned);
     let kind = of("kind").map_or(ErrorKind::Other, |kind| ErrorKind::from_word(&kind));
-    let error = Error::new(kind, of("message").unwrap_or_else(|| "it is refused".to_owned()));
+    let error = Error::new(kind, of("message").unwrap_or_else(|| "refused without a message".to_owned()));
     Err(of("help").into_iter().fold(error, Error::help))
 }

@@ -1,7 +1,7 @@
 //! Stored checkpoints of other agents: one folder each, complete once it has its final name.
 //!
 //! ```text
-//! DIR/ULID.part/...            being written or deleted; removed at the next start
+//! DIR/ULID.part/...            being written or deleted; deleted after the next start
 //! DIR/ULID/handoff.json        sender, name to save it as, and why it was set aside if it was
 //! DIR/ULID/modes               modes of its files and folders at the sender
 //! DIR/ULID/files/ENTRY...      the checkpoint, readable by the agent's user alone
@@ -14,6 +14,7 @@ use std::os::unix::ffi::OsStringExt as _;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
 use std::time::Duration;
 
 use tokio::sync::Notify;
@@ -21,21 +22,24 @@ use tokio::time::Instant;
 use ulid::Ulid;
 
 use super::archive::receive;
-use super::register::{Promised, Register};
+use super::register::{Deleting, Promised, Register};
 use super::stored::{Announced, StoredCheckpoint, names, write_modes};
+use crate::agent::audit::outcome;
 use crate::agent::config::{Accepts, HandoffConfig};
 use crate::agent::view::SetAside;
+use crate::audit::Request;
 use crate::clock::Timestamp;
 use crate::error::{Error, Result};
-use crate::repository::Name;
+use crate::identity::Identity;
+use crate::name::Name;
+use crate::size;
 use crate::span;
-use crate::transfer::identity::Identity;
 use crate::tree::{Durability, Target, check_own_folder};
 
 const FILES: &str = "files";
 const PART: &str = ".part";
-/// Limit of the labels of a checkpoint, in bytes.
-const LABELS_LEN_MAX: usize = 64 << 10;
+/// Limit of the labels of a checkpoint, in bytes as JSON: lists of handoffs have them all.
+const LABELS_LEN_MAX: usize = 4 << 10;
 
 /// Checkpoints that an agent stores for others.
 #[derive(Debug)]
@@ -44,7 +48,7 @@ pub(in crate::agent) struct HandoffStore {
     capacity: u64,
     accept: Accepts,
     deadline: Duration,
-    register: Mutex<Register>,
+    register: Arc<Mutex<Register>>,
     /// Notified when a checkpoint was added or removed.
     pub(super) changed: Notify,
 }
@@ -58,10 +62,12 @@ pub(in crate::agent) struct Incoming {
     what: Announced,
     /// Deadline of the upload.
     until: Instant,
+    /// Its entry in the audit log.
+    recorded: Option<Request>,
 }
 
 impl HandoffStore {
-    /// Opens the store, creating its folder if it is missing. Incomplete checkpoints are removed.
+    /// Opens the store, creating its folder if it is missing. Incomplete checkpoints are deleted in the background.
     ///
     /// # Errors
     /// The file system's.
@@ -76,8 +82,11 @@ impl HandoffStore {
         for entry in fs::read_dir(&dir).map_err(io)? {
             let entry = entry.map_err(io)?;
             let name = entry.file_name().to_string_lossy().into_owned();
-            if name.strip_suffix(PART).is_some_and(|id| id.parse::<Ulid>().is_ok()) {
-                drop(PartialFolder { dir: dir.clone(), name });
+            if let Some(id) = name.strip_suffix(PART).and_then(|id| id.parse::<Ulid>().ok()) {
+                // An unfinished upload has no record.
+                let stored = StoredCheckpoint::read(&entry.path()).ok().map(|stored| (stored.from, stored.what.bytes));
+                let (from, bytes) = stored.map_or((None, 0), |(from, bytes)| (Some(from), bytes));
+                register.deleting.insert(id, Deleting { from, bytes, failed: false });
                 continue;
             }
             let Ok(id) = name.parse::<Ulid>() else { continue };
@@ -89,7 +98,10 @@ impl HandoffStore {
                 }
             }
         }
-        Ok(Self { dir, capacity, accept, deadline, register: Mutex::new(register), changed: Notify::new() })
+        let register = Arc::new(Mutex::new(register));
+        let store = Self { dir, capacity, accept, deadline, register, changed: Notify::new() };
+        store.delete_in_background(&mut store.register());
+        Ok(store)
     }
 
     /// Promises space to `from`.
@@ -101,18 +113,46 @@ impl HandoffStore {
         let id = Ulid::generate();
         names(&what.name, from, id)?;
         let allowance = self.accept.allowance(from, &what.name).ok_or_else(|| not_accepted(from, &what.name))?;
-        let labels: usize = what.labels.iter().map(|(label, value)| label.len() + value.len()).sum();
+        let labels = serde_json::to_vec(&what.labels).map_or(usize::MAX, |labels| labels.len());
         if labels > LABELS_LEN_MAX {
             let error = Error::usage("labels of a checkpoint are too long").at(&what.name);
             let error = error.expected(format!("at most {LABELS_LEN_MAX} bytes")).got(labels);
             return Err(error.help("give it fewer labels, or shorter ones"));
         }
+        self.check_disk(&what)?;
         let mut register = self.register();
         register.forget(self.deadline);
         register.admit(from, &what, allowance, self.capacity)?;
         let from = from.clone();
-        register.promised.insert(id, Promised { from, what, since: Instant::now(), incoming: false });
+        register.promised.insert(id, Promised { from, what, since: Instant::now(), incoming: false, recorded: None });
         Ok(id)
+    }
+
+    /// Keeps the entry of the audit log for promise `id`, whose end tells what arrived.
+    pub(in crate::agent) fn record(&self, id: Ulid, request: Option<Request>) {
+        if let Some(promised) = self.register().promised.get_mut(&id) {
+            promised.recorded = request;
+        }
+    }
+
+    /// Takes promise `id` back.
+    pub(in crate::agent) fn withdraw(&self, id: Ulid) {
+        self.register().promised.remove(&id);
+    }
+
+    /// Checks that the disk has space for `what`, whatever `capacity` says: a sender should not learn it from a failed upload.
+    fn check_disk(&self, what: &Announced) -> Result<()> {
+        // A file system that does not tell its free space is found full by the upload.
+        let Ok(disk) = rustix::fs::statvfs(&self.dir) else { return Ok(()) };
+        let free = disk.f_bavail.saturating_mul(disk.f_frsize);
+        if what.bytes <= free {
+            return Ok(());
+        }
+        Err(Error::exhausted("disk full: no space for this handoff")
+            .at(&what.name)
+            .expected(format!("at most {} ({free} bytes)", size::show(free)))
+            .got(format!("{} bytes", what.bytes))
+            .help("make space on the disk of [handoff] dir at the receiver"))
     }
 
     /// Checks that the current settings let `from` hand off `name`.
@@ -134,7 +174,8 @@ impl HandoffStore {
         let promised = promised.ok_or_else(|| unknown(id))?;
         promised.incoming = true;
         let (what, until) = (promised.what.clone(), promised.since + self.deadline);
-        Ok(Incoming { store: Arc::clone(self), id, from: from.clone(), what, until })
+        let recorded = promised.recorded.clone();
+        Ok(Incoming { store: Arc::clone(self), id, from: from.clone(), what, until, recorded })
     }
 
     fn place(&self, id: Ulid, mut stored: StoredCheckpoint, input: &mut impl Read) -> Result<StoredCheckpoint> {
@@ -176,7 +217,7 @@ impl HandoffStore {
         stored.map(|(id, stored)| (*id, stored.clone())).collect()
     }
 
-    /// Deletes checkpoint `id`. After this it is never saved, whatever happens. Blocking.
+    /// Removes checkpoint `id` and deletes its files in the background. After this it is never saved, whatever happens. Blocking.
     ///
     /// # Errors
     /// Not found, if `id` is not stored for `from`; the file system's.
@@ -186,19 +227,39 @@ impl HandoffStore {
         if !ours {
             return Err(unknown(id));
         }
-        let (whole, part) =
-            (self.dir.join(id.to_string()), PartialFolder { dir: self.dir.clone(), name: format!("{id}{PART}") });
+        let whole = self.dir.join(id.to_string());
         let io = |error| Error::io("cannot delete a handed-off checkpoint", &whole, error);
-        match fs::rename(&whole, part.path()) {
+        let is_there = match fs::rename(&whole, self.dir.join(format!("{id}{PART}"))) {
             // It was removed by hand.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            renamed => renamed.map_err(io)?,
-        }
-        register.stored.remove(&id);
+            Err(error) if error.kind() == io::ErrorKind::NotFound => false,
+            renamed => renamed.map(|()| true).map_err(io)?,
+        };
         register.urgent.remove(&id);
+        if let Some(stored) = register.stored.remove(&id)
+            && is_there
+        {
+            let folder = Deleting { from: Some(stored.from), bytes: stored.what.bytes, failed: false };
+            register.deleting.insert(id, folder);
+            self.delete_in_background(&mut register);
+        }
         drop(register);
         self.changed.notify_one();
         sync(&self.dir).map_err(io)
+    }
+
+    /// Starts the thread that deletes folders, unless it runs or there are none.
+    fn delete_in_background(&self, register: &mut Register) {
+        if register.deleter_runs || register.deleting.is_empty() {
+            return;
+        }
+        let (dir, shared) = (self.dir.clone(), Arc::clone(&self.register));
+        let thread = thread::Builder::new().name("handoff-delete".to_owned());
+        match thread.spawn(move || delete_folders(&dir, &shared)) {
+            Ok(_) => register.deleter_runs = true,
+            Err(error) => {
+                tracing::warn!("cannot start a thread that deletes handoffs, the next deletion tries again: {error}");
+            }
+        }
     }
 
     /// Space that is taken, in bytes.
@@ -252,7 +313,7 @@ impl HandoffStore {
     }
 
     fn register(&self) -> MutexGuard<'_, Register> {
-        self.register.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.register)
     }
 }
 
@@ -262,6 +323,17 @@ impl Incoming {
         self.until
     }
 
+    /// Its entry in the audit log, if there is one.
+    pub(in crate::agent) fn recorded(&self) -> Option<Request> {
+        self.recorded.clone()
+    }
+
+    fn end(&self, outcome: impl Into<String>) {
+        if let Some(recorded) = &self.recorded {
+            recorded.end(outcome);
+        }
+    }
+
     /// Reads the archive from `input` and stores it. On return it survives a power loss. Blocking.
     ///
     /// # Errors
@@ -269,7 +341,9 @@ impl Incoming {
     pub(in crate::agent) fn take(self, input: &mut impl Read, now: Timestamp) -> Result<StoredCheckpoint> {
         let (from, what) = (self.from.clone(), self.what.clone());
         let stored = StoredCheckpoint { from, since: now.to_string(), what, entry: PathBuf::new(), aside: None };
-        let stored = self.store.place(self.id, stored, input).map_err(|error| self.late(error))?;
+        let placed = self.store.place(self.id, stored, input).map_err(|error| self.late(error));
+        let stored = placed.inspect_err(|error| self.end(outcome(error)))?;
+        self.end("done");
         let mut register = self.store.register();
         register.promised.remove(&self.id);
         register.stored.insert(self.id, stored.clone());
@@ -293,6 +367,8 @@ impl Incoming {
 
 impl Drop for Incoming {
     fn drop(&mut self) {
+        // The first outcome stands.
+        self.end("it did not arrive");
         self.store.register().promised.remove(&self.id);
     }
 }
@@ -311,12 +387,40 @@ impl PartialFolder {
 
 impl Drop for PartialFolder {
     fn drop(&mut self) {
-        // Also removes folders that are not writable.
-        let removed = Target::open(&self.dir, Durability::Process).and_then(|dir| dir.remove(self.name.as_bytes()));
-        if let Err(error) = removed {
-            tracing::warn!("cannot delete an incomplete handoff, it is deleted at the next start: {error:?}");
+        remove_folder(&self.dir, &self.name);
+    }
+}
+
+/// Deletes the folders that `register` lists, until none is left. Blocking.
+fn delete_folders(dir: &Path, register: &Mutex<Register>) {
+    loop {
+        let mut locked = lock(register);
+        let Some(id) = locked.next_to_delete() else {
+            locked.deleter_runs = false;
+            return;
+        };
+        drop(locked);
+        let removed = remove_folder(dir, &format!("{id}{PART}"));
+        let mut locked = lock(register);
+        if removed {
+            locked.deleting.remove(&id);
+        } else if let Some(folder) = locked.deleting.get_mut(&id) {
+            folder.failed = true;
         }
     }
+}
+
+/// Deletes folder `name` in `dir`, writable or not. False, if that failed. Blocking.
+fn remove_folder(dir: &Path, name: &str) -> bool {
+    let removed = Target::open(dir, Durability::Process).and_then(|dir| dir.remove(name.as_bytes()));
+    if let Err(error) = &removed {
+        tracing::warn!("cannot delete a handoff, it is deleted at the next start: {error:?}");
+    }
+    removed.is_ok()
+}
+
+fn lock(register: &Mutex<Register>) -> MutexGuard<'_, Register> {
+    register.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn sync(folder: &Path) -> io::Result<()> {
@@ -331,5 +435,5 @@ fn not_accepted(from: &Identity, name: &Name) -> Error {
 }
 
 fn unknown(id: Ulid) -> Error {
-    Error::not_found("no handoff has this id").at(id).help("GET /v1/handoffs lists them")
+    Error::not_found("no handoff has this id").at(id).help("`towline handoff list` and GET /v1/handoffs list them")
 }

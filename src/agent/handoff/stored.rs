@@ -13,8 +13,8 @@ use super::archive::{Modes, decode_modes, encode_modes};
 use crate::agent::view::{Handoff, SetAside};
 use crate::error::{Error, Result};
 use crate::id::RepositoryId;
-use crate::repository::Name;
-use crate::transfer::identity::Identity;
+use crate::identity::Identity;
+use crate::name::Name;
 
 const RECORD: &str = "handoff.json";
 const MODES: &str = "modes";

@@ -5,7 +5,8 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use ulid::Ulid;
 
@@ -18,7 +19,7 @@ use crate::agent::view::SetAside;
 use crate::clock::Timestamp;
 use crate::error::{ErrorKind, Result};
 use crate::id::RepositoryId;
-use crate::transfer::identity::Identity;
+use crate::identity::Identity;
 
 /// Everybody of one site may give everything, up to the whole store.
 const EVERYBODY: &str = "[[accept]]\nfrom = 'home/*'\nnames = '**'\nmax = '1G'";
@@ -63,6 +64,25 @@ fn open(dir: &Path, capacity: u64) -> Arc<HandoffStore> {
     Arc::new(HandoffStore::open(config(dir, capacity, EVERYBODY)).unwrap())
 }
 
+/// Waits until only `left` folders are in `dir`: the others are deleted in the background.
+fn await_deletion(dir: &Path, left: usize) {
+    let started = Instant::now();
+    while fs::read_dir(dir).unwrap().count() != left {
+        assert!(started.elapsed() < Duration::from_mins(1), "folders are not deleted");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Waits until `promise` is given: space is free a moment after its folder is gone.
+fn await_free(promise: impl Fn() -> Result<Ulid>) {
+    let started = Instant::now();
+    while let Err(error) = promise() {
+        assert_eq!(error.kind(), ErrorKind::Exhausted);
+        assert!(started.elapsed() < Duration::from_mins(1), "{error}");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
 #[test]
 fn what_is_kept_is_there_after_a_restart_and_goes_when_it_is_let_go() {
     let room = tempfile::tempdir().unwrap();
@@ -81,6 +101,7 @@ fn what_is_kept_is_there_after_a_restart_and_goes_when_it_is_let_go() {
     fs::create_dir(dir.join(Ulid::generate().to_string())).unwrap();
 
     let store = open(&dir, 2 * takes);
+    await_deletion(&dir, 2);
     assert!(!part.exists());
     let (again, place) = store.find(id).unwrap();
     assert_eq!((&again, store.bytes()), (&stored, takes), "what nobody knows is left alone");
@@ -89,7 +110,8 @@ fn what_is_kept_is_there_after_a_restart_and_goes_when_it_is_let_go() {
     assert!(store.release(id, Some(&agent("b"))).is_err(), "it is another's");
     store.release(id, Some(&agent("a"))).unwrap();
     assert!(store.find(id).is_none() && store.release(id, None).is_err());
-    assert_eq!((store.bytes(), fs::read_dir(&dir).unwrap().count()), (0, 1));
+    assert_eq!(store.bytes(), 0);
+    await_deletion(&dir, 1);
     // A checkpoint removed by hand is released, too.
     let id = promise(&store, "a", takes).unwrap();
     take(&store, id, &archive).unwrap();
@@ -98,6 +120,19 @@ fn what_is_kept_is_there_after_a_restart_and_goes_when_it_is_let_go() {
     assert!(store.has_lost(id));
     store.release(id, None).unwrap();
     assert_eq!(store.bytes(), 0);
+}
+
+#[test]
+fn space_is_free_once_the_files_are_deleted() {
+    let room = tempfile::tempdir().unwrap();
+    let (dir, (archive, takes)) = (room.path().join("kept"), archive(room.path()));
+    let store = open(&dir, takes);
+    let id = promise(&store, "a", takes).unwrap();
+    take(&store, id, &archive).unwrap();
+    store.release(id, None).unwrap();
+    assert_eq!(store.release(id, None).unwrap_err().kind(), ErrorKind::NotFound, "it is gone for everybody at once");
+    await_deletion(&dir, 0);
+    await_free(|| promise(&store, "b", takes));
 }
 
 #[test]
@@ -120,8 +155,11 @@ fn room_is_promised_once() {
     let promises = (0..9).filter(|_| promise(&store, "a", 1).is_ok()).count();
     assert_eq!(promises, PROMISED_MAX.1);
     assert!(promise(&store, "b", 1).is_ok());
+    let error = open(&room.path().join("large"), u64::MAX).promise(&agent("b"), announced(u64::MAX / 2)).unwrap_err();
+    assert!(error.kind() == ErrorKind::Exhausted && error.to_string().starts_with("disk full"), "{error}");
     let mut long = announced(1);
-    long.labels.insert("long".to_owned(), "x".repeat(64 << 10));
+    // As JSON, each is six bytes.
+    long.labels.insert("long".to_owned(), "\u{1}".repeat(1000));
     assert_eq!(store.promise(&agent("b"), long).unwrap_err().kind(), ErrorKind::Usage);
 }
 
@@ -176,7 +214,7 @@ fn each_sender_has_a_quota_that_what_was_set_aside_uses_too() {
     assert_eq!(store.to_save(), [(id, false)], "it is asked for once");
     store.release(id, None).unwrap();
     assert_eq!(store.retry(id).unwrap_err().kind(), ErrorKind::NotFound);
-    assert!(promise(&store, "a", 1).is_ok(), "dropped, it counts no more");
+    await_free(|| promise(&store, "a", 1));
 }
 
 #[test]

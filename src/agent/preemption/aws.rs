@@ -1,6 +1,6 @@
-//! Amazon EC2: two minutes before a spot instance is taken away
-//! (<https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html>), asked with a session token, as
-//! version 2 of the service wants it.
+//! Amazon EC2: notice two minutes before a spot instance is interrupted
+//! (<https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html>). Requests use a session token
+//! (`IMDSv2`).
 
 use hyper::{Method, StatusCode};
 use serde::Deserialize;
@@ -27,7 +27,7 @@ pub(super) async fn ask(metadata: &Metadata) -> Result<Option<Notice>> {
     }
     let (status, body) = metadata.ask(Method::GET, ACTION, &[("x-aws-ec2-metadata-token", &token)]).await?;
     match status {
-        // Nothing is going to happen.
+        // No action is planned.
         StatusCode::NOT_FOUND => Ok(None),
         StatusCode::OK => read(&body).map(Some),
         _ => Err(unexpected(ACTION, status)),
@@ -36,7 +36,7 @@ pub(super) async fn ask(metadata: &Metadata) -> Result<Option<Notice>> {
 
 fn read(body: &str) -> Result<Notice> {
     let action: Action = serde_json::from_str(body)
-        .map_err(|source| Error::other("metadata service is not understood").at(ACTION).source(source))?;
+        .map_err(|source| Error::other("cannot parse the metadata service's response").at(ACTION).source(source))?;
     let at = humantime::parse_rfc3339(&action.time).ok().map(Into::into);
     Ok(Notice { what: format!("aws: {} at {}", action.action, action.time), at })
 }

@@ -1,6 +1,6 @@
-//! Microsoft Azure: at least 30 seconds before a Spot VM is taken away
-//! (<https://learn.microsoft.com/en-us/azure/virtual-machines/linux/scheduled-events>). Events name the machines that they are about,
-//! which may be others of the same set.
+//! Microsoft Azure: notice at least 30 seconds before a Spot VM is evicted
+//! (<https://learn.microsoft.com/en-us/azure/virtual-machines/linux/scheduled-events>). Events list the affected machines,
+//! which may be other members of the same set.
 
 use hyper::{Method, StatusCode};
 use serde::Deserialize;
@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 
 const EVENTS: &str = "/metadata/scheduledevents?api-version=2020-07-01";
 const NAME: &str = "/metadata/instance/compute/name?api-version=2021-02-01&format=text";
-/// Without it nothing is answered.
+/// Required header; requests without it are refused.
 const HEADERS: [(&str, &str); 1] = [("metadata", "true")];
 
 #[derive(Debug, Deserialize)]
@@ -37,7 +37,7 @@ pub(super) async fn ask(metadata: &Metadata) -> Result<Option<Notice>> {
         return Err(unexpected(EVENTS, status));
     }
     let scheduled: Scheduled = serde_json::from_str(&body)
-        .map_err(|source| Error::other("metadata service is not understood").at(EVENTS).source(source))?;
+        .map_err(|source| Error::other("cannot parse the metadata service's response").at(EVENTS).source(source))?;
     let ends = |event: &&Planned| ["Preempt", "Terminate"].contains(&event.event_type.as_str());
     if !scheduled.events.iter().any(|event| ends(&event)) {
         return Ok(None);
@@ -48,7 +48,7 @@ pub(super) async fn ask(metadata: &Metadata) -> Result<Option<Notice>> {
     }
     let ours = |event: &&Planned| event.resources.iter().any(|resource| resource == name.trim());
     Ok(scheduled.events.iter().filter(ends).find(ours).map(|event| {
-        // Once it has begun there is no time any more.
+        // A started event has no time: `NotBefore` is empty.
         let at = chrono::DateTime::parse_from_rfc2822(&event.not_before).ok();
         let at = at.and_then(|at| at.timestamp_nanos_opt()).map(crate::clock::Timestamp);
         Notice { what: format!("azure: {} {}", event.event_type, event.not_before).trim_end().to_owned(), at }

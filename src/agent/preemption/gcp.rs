@@ -1,4 +1,4 @@
-//! Google Compute Engine: up to 30 seconds before a Spot VM is taken away
+//! Google Compute Engine: notice up to 30 seconds before a Spot VM is preempted
 //! (<https://cloud.google.com/compute/docs/instances/preemptible#preemption-detection>).
 
 use hyper::{Method, StatusCode};

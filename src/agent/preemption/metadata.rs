@@ -1,4 +1,4 @@
-//! The metadata service of a cloud: plain HTTP at an address that only this machine reaches.
+//! Client of a cloud's metadata service: plain HTTP at a link-local address.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
@@ -13,13 +13,14 @@ use tokio::time::timeout;
 
 use crate::error::{Error, Result};
 
-/// The same in all three clouds (RFC 3927 addresses; <https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/instancedata-data-retrieval.html>,
+/// Address, the same in all three clouds (RFC 3927;
+/// <https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/instancedata-data-retrieval.html>,
 /// <https://cloud.google.com/compute/docs/metadata/querying-metadata>,
 /// <https://learn.microsoft.com/en-us/azure/virtual-machines/instance-metadata-service>).
 const ADDRESS: Ipv4Addr = Ipv4Addr::new(169, 254, 169, 254);
-/// It is on this machine's own host, and answers at once.
+/// Timeout of a request; the service runs on the machine's own host.
 const ANSWER_WITHIN: Duration = Duration::from_secs(2);
-/// Bytes in an answer, at most.
+/// Limit of a response, in bytes.
 const ANSWER_LEN_MAX: usize = 64 << 10;
 
 /// A metadata service.
@@ -31,7 +32,7 @@ impl Metadata {
         Self(SocketAddr::from((ADDRESS, 80)))
     }
 
-    /// The answer: status and text.
+    /// Status and text of the response.
     ///
     /// # Errors
     /// Unreachable, if it does not answer in time.
@@ -46,7 +47,7 @@ impl Metadata {
             let stream = TcpStream::connect(self.0).await.map_err(|source| failed().source(source))?;
             let (mut sender, connection) =
                 http1::handshake(TokioIo::new(stream)).await.map_err(|source| failed().source(source))?;
-            // It ends with the sender and the answer's body.
+            // The connection ends when the sender and the body are dropped.
             tokio::spawn(connection);
             let mut request = Request::builder().method(method).uri(path).header(header::HOST, self.0.ip().to_string());
             for (name, value) in headers {
@@ -63,7 +64,7 @@ impl Metadata {
     }
 }
 
-/// An answer that is none.
+/// Error for an unexpected status.
 pub(super) fn unexpected(path: &str, status: StatusCode) -> Error {
-    Error::unreachable("metadata service answers with an error").at(path).got(status)
+    Error::unreachable("metadata service returned an error").at(path).got(status)
 }

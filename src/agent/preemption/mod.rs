@@ -1,4 +1,4 @@
-//! Notices that the machine will be taken away, as clouds give them for spare capacity.
+//! Preemption notices of cloud providers for spot instances.
 
 mod aws;
 mod azure;
@@ -30,16 +30,16 @@ pub enum Provider {
     Azure,
 }
 
-/// The machine will be taken away.
+/// Preemption notice.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Notice {
     /// Text of the notice.
     pub(super) what: String,
-    /// When, as far as that is said.
+    /// Time of the preemption, if the notice has it.
     pub(super) at: Option<Timestamp>,
 }
 
-/// Waits for a notice. What cannot be asked is asked again; the log says so once.
+/// Polls for a notice. Failures are retried; the first one is logged.
 ///
 /// # Cancel safety
 /// Safe: it only reads.

@@ -4,13 +4,17 @@
 //! operations, watch (what each kind does) -> registry (runs them, counts them, remembers the last)
 //! ```
 
+mod failures;
+mod histograms;
 mod operations;
+mod outcome;
 mod registry;
 mod watch;
 
 use std::time::Duration;
 
-pub(super) use self::operations::{RestoreRequest, WarmRequest, report, resolve, restore, save_handoff, warm};
+pub(super) use self::operations::{RestoreRequest, WarmRequest, resolve, resolve_for, restore, save_handoff, warm};
+pub(super) use self::outcome::{Outcome, TaskReport};
 pub(super) use self::registry::{Task, TaskSpec, Tasks};
 pub(super) use self::watch::watch;
 

@@ -1,24 +1,27 @@
-//! Operations that callers ask for, or the agent does by itself, started as tasks.
+//! Operations that callers request or the agent starts by itself, run as tasks.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use serde::Serialize;
-use serde_json::Value;
 use ulid::Ulid;
 
+use super::outcome::{Already, TaskReport};
 use super::registry::{Task, TaskSpec};
 use crate::agent::handoff::{self, Announced, StoredCheckpoint};
+use crate::agent::requester::Requester;
 use crate::agent::state::AgentState;
+use crate::agent::tokens::Grant;
 use crate::agent::view::TaskKind;
 use crate::agent::{Pinning, WarmOptions};
 use crate::error::{Error, ErrorKind, Result};
+use crate::name::Name;
 use crate::ops::{self, RestoreOptions, SaveOptions};
-use crate::repository::log::State;
-use crate::repository::{Name, Repository, Selector};
+use crate::policy::LocalCaller;
+use crate::repository::Repository;
+use crate::repository::log::{State, StepFacts};
+use crate::selector::Selector;
 use crate::transfer::exchange::{Exchange, FetchPolicy, From};
-use crate::transfer::identity::Identity;
 use crate::transfer::protocol::Priority;
 use crate::work::blocking;
 
@@ -33,6 +36,8 @@ pub(in crate::agent) struct RestoreRequest {
     pub(in crate::agent) delete: bool,
     /// Only paths that these patterns match, if there are any.
     pub(in crate::agent) only: Vec<String>,
+    /// Whoever requested it, for the policy.
+    pub(in crate::agent) by: Option<LocalCaller>,
 }
 
 /// Arguments of [`warm`].
@@ -41,7 +46,7 @@ pub(in crate::agent) struct WarmRequest {
     pub(in crate::agent) name: Selector,
     /// Only this file or folder of it.
     pub(in crate::agent) below: Option<String>,
-    /// Fetch, if somebody waits for it; else warm.
+    /// Priority: fetch if a reader waits for the data, else warm.
     pub(in crate::agent) kind: TaskKind,
     /// Sources of missing chunks.
     pub(in crate::agent) from: From,
@@ -50,18 +55,20 @@ pub(in crate::agent) struct WarmRequest {
     pub(in crate::agent) pin: Option<Pinning>,
     /// Only report what is missing.
     pub(in crate::agent) dry_run: bool,
-    /// Other agent that asks.
-    pub(in crate::agent) caller: Option<Identity>,
+    /// Other agent or token that requested it, if any.
+    pub(in crate::agent) caller: Option<Requester>,
+    /// Whoever requested it, for the policy: none if that was another agent.
+    pub(in crate::agent) by: Option<LocalCaller>,
 }
 
-/// Starts to fetch a name, or a part of it, into the cache. Other agents may ask for names that they may read.
+/// Starts to fetch a name, or a part of it, into the cache. Other agents and tokens may request names that they may read.
 ///
 /// # Errors
 /// As [`Tasks::begin`](super::registry::Tasks::begin); not found, for an agent without a cache or the repository.
 pub(in crate::agent) fn warm(state: &AgentState, repository: Option<&str>, request: WarmRequest) -> Result<Arc<Task>> {
-    let WarmRequest { name, below, kind, from, or_repository, pin, dry_run, caller } = request;
+    let WarmRequest { name, below, kind, from, or_repository, pin, dry_run, caller, by } = request;
     let exchange = Arc::clone(state.exchange()?);
-    let repository = state.origin(repository)?.clone();
+    let repository = state.origin(repository)?.for_caller(by);
     let called = below.as_ref().map_or_else(|| name.to_string(), |below| format!("{name}:{below}"));
     let spec = TaskSpec { caller: caller.clone(), ..spec(kind, &called, &repository) };
     let priority = if kind == TaskKind::Fetch { Priority::Restore } else { Priority::Warm };
@@ -69,30 +76,55 @@ pub(in crate::agent) fn warm(state: &AgentState, repository: Option<&str>, reque
         let name = resolve(&exchange, &repository, caller.as_ref(), &name).await?;
         let policy = FetchPolicy { from, or_repository, priority };
         let options = WarmOptions { below: below.map(String::into_bytes), policy, pin, dry_run, progress };
-        report(&Box::pin(crate::agent::warm(&exchange, &repository, &name, &options)).await?)
+        let warmed = Box::pin(crate::agent::warm(&exchange, &repository, &name, &options)).await?;
+        Ok(TaskReport::Warm(Box::new(warmed)))
     })
 }
 
-/// Resolves `selector`. For another agent rights are checked before anything is looked up: a name that it may not read is reported as one
-/// that is not there.
+/// Resolves `selector`. For another agent or a token, rights are checked before any lookup: a forbidden name is reported like an
+/// absent one.
 ///
 /// # Errors
-/// Not found, for a name or run that is not there, or that another agent may not read.
+/// Not found, for an absent name or run, or one that the caller may not read.
 ///
 /// # Cancel safety
 /// Safe: it only reads.
 pub(in crate::agent) async fn resolve(
     exchange: &Exchange,
     repository: &Repository,
-    caller: Option<&Identity>,
+    caller: Option<&Requester>,
     selector: &Selector,
 ) -> Result<Name> {
-    let Some(caller) = caller else { return repository.resolve(selector).await };
-    exchange.resolve(caller, repository, selector).await.map_err(|error| {
-        let agent = caller.path();
-        error.help(format!(
-            "there is none, or agent {agent} may not read it: [[allow]] of the agent that was asked decides"
-        ))
+    match caller {
+        None => repository.resolve(selector).await,
+        Some(Requester::Token(grant)) => resolve_for(repository, Some(grant), selector).await,
+        Some(Requester::Agent(agent)) => exchange.resolve(agent, repository, selector).await.map_err(|error| {
+            let agent = agent.path();
+            error
+                .help(format!("the name is absent, or agent {agent} may not read it: see [[allow]] of the other agent"))
+        }),
+    }
+}
+
+/// As [`resolve`], for the user of this node or a token.
+///
+/// # Errors
+/// As [`resolve`].
+///
+/// # Cancel safety
+/// Safe: it only reads.
+pub(in crate::agent) async fn resolve_for(
+    repository: &Repository,
+    grant: Option<&Arc<Grant>>,
+    selector: &Selector,
+) -> Result<Name> {
+    let Some(grant) = grant else { return repository.resolve(selector).await };
+    let resolved = repository.resolve_readable(selector, |name| grant.scopes().may_read(name)).await;
+    resolved.map_err(|error| match error.kind() {
+        ErrorKind::NotFound => {
+            error.help("the name is absent, or the token may not read it: its scopes read=PATTERN decide")
+        }
+        _ => error,
     })
 }
 
@@ -105,18 +137,19 @@ pub(in crate::agent) fn restore(
     repository: Option<&str>,
     request: RestoreRequest,
 ) -> Result<Arc<Task>> {
-    let repository = state.repository(repository)?.clone();
+    let repository = state.repository(repository)?.for_caller(request.by.clone());
     state.tasks.begin(spec(TaskKind::Restore, &request.name, &repository), move |progress| async move {
-        let RestoreRequest { name, below, to, overwrite, delete, only } = request;
+        let RestoreRequest { name, below, to, overwrite, delete, only, by: _ } = request;
         let options = RestoreOptions { overwrite, delete, only, progress, ..RestoreOptions::default() };
         let name = repository.resolve(&name).await?;
         let below = below.as_ref().map(String::as_bytes);
-        report(&Box::pin(repository.restore(&name, below, &to, &options)).await?)
+        let restored = Box::pin(repository.restore(&name, below, &to, &options)).await?;
+        Ok(TaskReport::Restore(Box::new(restored)))
     })
 }
 
-/// Starts to save the handed-off checkpoint `id` at `path`, under its name, or under another one if that name is taken. Nothing is
-/// replaced.
+/// Starts to save the handed-off checkpoint `id` at `path` under its name, or under another name if that one is taken. Never
+/// replaces a name.
 ///
 /// # Errors
 /// As [`warm`].
@@ -128,7 +161,7 @@ pub(in crate::agent) fn save_handoff(
 ) -> Result<Arc<Task>> {
     let Announced { name, repository, labels, .. } = stored.what.clone();
     let repository = state.repository(Some(&repository.to_string()))?.clone();
-    // The sender may not see the report, which says what the repository holds.
+    // The sender must not see the report, which describes the repository.
     let spec = spec(TaskKind::Save, &name, &repository);
     let (path, names) = (path.to_owned(), handoff::names(&name, &stored.from, id)?);
     // The folder of the record, two levels above the checkpoint.
@@ -138,9 +171,12 @@ pub(in crate::agent) fn save_handoff(
             Some(folder) => blocking(move || handoff::read_modes(&folder)).await?,
             None => BTreeMap::new(),
         };
+        let (logged, step) = (path.clone(), name.step().map_or(0, |(_, step)| step));
+        let facts = blocking(move || Ok(ops::with_logged(&logged, step, &[], StepFacts::default()))).await?;
         let expected = ops::Expected::Nothing;
         let options = SaveOptions {
             labels,
+            facts,
             modes: Arc::new(modes),
             progress,
             stop,
@@ -152,30 +188,25 @@ pub(in crate::agent) fn save_handoff(
         for name in &names {
             if is_taken(&*repository.state().await?, name) {
                 if repository.holds(name, &path).await.unwrap_or(false) {
-                    return report(&serde_json::json!({ "name": name, "saved": "already" }));
+                    return Ok(TaskReport::AlreadySaved { name: name.clone(), saved: Already::Already });
                 }
                 tracing::warn!("{name} holds something else: the handed-off checkpoint is saved under another name");
                 continue;
             }
             match Box::pin(repository.save(&path, name, &options)).await {
-                // Another writer was quicker.
+                // Another writer took the name first.
                 Err(error) if error.kind() == ErrorKind::Conflict => {}
-                saved => return report(&saved?),
+                saved => return Ok(TaskReport::Save(Box::new(saved?))),
             }
         }
         Err(Error::conflict("every name for the handed-off checkpoint is taken").at(&names[0]))
     })
 }
 
-/// True if `name`, or another spelling of the same step, is there.
+/// True if `name`, or another spelling of the same step, exists.
 fn is_taken(state: &State, name: &Name) -> bool {
     let step = name.step();
     state.refs.contains_key(name) || step.is_some() && state.refs.keys().any(|other| other.step() == step)
-}
-
-/// Report of a task, as the command of that name prints it.
-pub(in crate::agent) fn report(report: &impl Serialize) -> Result<Value> {
-    serde_json::to_value(report).map_err(|source| Error::other("report is not JSON").source(source))
 }
 
 pub(super) fn spec(kind: TaskKind, name: &impl ToString, repository: &Repository) -> TaskSpec {

@@ -1,31 +1,31 @@
-//! Watching a folder as a task: restart after failures, report checkpoints that are not saved.
+//! Watching a folder as a task: restarts after failures, reports checkpoints that are not saved.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use serde_json::Value;
 use tokio::sync::watch;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use super::AGAIN_AFTER;
-use super::operations::{report, spec};
-use super::registry::Failures;
+use super::failures::Failures;
+use super::operations::spec;
+use super::outcome::TaskReport;
 use crate::agent::config::Watched;
 use crate::agent::state::AgentState;
 use crate::agent::view::TaskKind;
 use crate::error::{Error, Result};
-use crate::ops::{HandoffTarget, SaveOptions, Stop, WatchEvent, WatchOptions, WatchReport};
+use crate::ops::{HandoffTarget, SaveOptions, SaveReport, Stop, WatchEvent, WatchOptions, WatchReport};
 use crate::progress::Progress;
 use crate::repository::Repository;
 
-/// Time for a watch that is cancelled to name what is not saved.
+/// Time in which a cancelled watch reports unsaved checkpoints.
 const NAMING: Duration = Duration::from_secs(1);
 
-/// Starts to watch a folder: restores the run's latest step if asked to, then saves new checkpoints until the agent is asked to end. A watch
-/// that fails is restarted. When time is short, checkpoints are handed off to `target` first. The token is cancelled once the latest step is
-/// restored, or need not be.
+/// Starts to watch a folder: restores the run's latest step if configured, then saves new checkpoints until shutdown. A failed
+/// watch is restarted. When time is short, checkpoints are handed off to `target` first. The returned token is cancelled when
+/// the latest step is restored, or when no restore is needed.
 ///
 /// # Errors
 /// As [`Tasks::begin`](super::registry::Tasks::begin); not found, without a repository.
@@ -63,11 +63,11 @@ pub(in crate::agent) fn watch(
     Ok(restored)
 }
 
-/// A watched folder, across watches that failed.
+/// State of a watched folder that survives restarts of the watch.
 struct Watching {
     watched: Watched,
     stop: watch::Receiver<Stop>,
-    /// Cancelled once the latest step is restored, or need not be.
+    /// Cancelled when the latest step is restored, or when no restore is needed.
     restored: CancellationToken,
     saved: Vec<String>,
     /// Outcome of each handoff, by checkpoint.
@@ -82,7 +82,7 @@ impl Watching {
         repository: Repository,
         target: Option<Arc<dyn HandoffTarget>>,
         progress: Progress,
-    ) -> Result<Value> {
+    ) -> Result<TaskReport> {
         let Watched { folder, run, settle, restore_latest } = self.watched.clone();
         if !restore_latest {
             self.restored.cancel();
@@ -102,12 +102,12 @@ impl Watching {
             let watched = Box::pin(repository.watch(&folder, &run, &options, &mut |event| self.note(event))).await;
             match watched {
                 Ok(report) => return self.end(&report),
-                // Stopped during the restore: save what the folder holds, or name it.
+                // Stopped during the restore: saves the checkpoints in the folder, or reports them.
                 Err(_) if options.restore_latest && *stop.borrow() != Stop::No => {}
                 Err(error) if stopping => return Err(error),
                 Err(error) => {
                     tracing::warn!(folder = %folder.display(), "watch failed, starts again: {error:?}");
-                    self.failures.record("", format!("watch failed, starts again: {error:?}"));
+                    self.failures.record("", error.kind(), format!("watch failed, starts again: {error:?}"));
                     let _ = timeout(AGAIN_AFTER, stop.wait_for(|stop| *stop != Stop::No)).await;
                 }
             }
@@ -116,14 +116,21 @@ impl Watching {
 
     fn note(&mut self, event: WatchEvent) {
         match &event {
-            WatchEvent::Failed { entry, error, retry_seconds } => {
+            WatchEvent::Failed { entry, failure, retry_seconds } => {
+                let error = &failure.error;
                 let message = format!("{entry} could not be saved, next try in {retry_seconds:.1} s: {error}");
                 tracing::warn!(run = %self.watched.run, "{message}");
-                self.failures.record(entry, message);
+                self.failures.record(entry, failure.kind, message);
             }
-            WatchEvent::Unreadable { error } => {
-                tracing::warn!(run = %self.watched.run, "folder cannot be read: {error}");
-                self.failures.record("", format!("folder cannot be read: {error}"));
+            WatchEvent::Unreadable { failure } => {
+                let message = format!("cannot read the folder: {}", failure.error);
+                tracing::warn!(run = %self.watched.run, "{message}");
+                self.failures.record("", failure.kind, message);
+            }
+            WatchEvent::Saved { entry, report: SaveReport { name, replaced: Some(old), .. }, .. } => {
+                tracing::warn!(run = %self.watched.run, "{name} was replaced: it held what was saved {}", old.saved);
+                self.failures.clear(entry);
+                self.failures.clear("");
             }
             WatchEvent::Saved { entry, .. } | WatchEvent::Kept { entry, .. } | WatchEvent::Gone { entry } => {
                 tracing::info!(run = %self.watched.run, ?event, "watch");
@@ -145,19 +152,15 @@ impl Watching {
         }
     }
 
-    /// The report; an error that names what is not saved, if anything is not.
-    fn end(&self, report: &WatchReport) -> Result<Value> {
-        if report.unsaved.is_empty() {
-            return self::report(&serde_json::json!({ "saved": self.saved }));
-        }
+    /// Report of the watch; an error that names unsaved checkpoints if there are any.
+    fn end(self, report: &WatchReport) -> Result<TaskReport> {
         let described = |entry: &String| match self.handoffs.get(entry) {
             Some(outcome) => format!("{entry} ({outcome})"),
             None => entry.clone(),
         };
-        let unsaved: Vec<_> = report.unsaved.iter().map(described).collect();
-        Err(Error::cancelled("not all checkpoints could be saved in time")
-            .at(self.watched.folder.display())
-            .got(format!("not saved: {}", unsaved.join(", ")))
-            .help("give the agent more `grace`"))
+        match report.error(&self.watched.folder, "raise `grace` in the agent's settings", described) {
+            Some(error) => Err(error),
+            None => Ok(TaskReport::Watch { saved: self.saved }),
+        }
     }
 }

@@ -1,15 +1,15 @@
-//! Which units of one slab are taken: a bit each, and how long a free run there may be.
+//! Bitmap of the used units of one slab, with a bound for the longest free run.
 
 /// One slab.
 #[derive(Clone, Debug)]
 pub(super) struct Bits {
-    /// A set bit is a taken unit; those behind the end are set, too.
+    /// A set bit is a used unit; bits after the end are set, too.
     words: Vec<u64>,
     units: u32,
     free: u32,
-    /// No free run is longer.
+    /// Upper bound for the length of a free run.
     longest: u32,
-    /// No unit below is free.
+    /// Lower bound for the first free unit.
     lowest: u32,
 }
 
@@ -33,7 +33,7 @@ impl Bits {
         self.units
     }
 
-    /// No more units in a row are free; perhaps fewer, until a search has failed.
+    /// Upper bound for the length of a free run; exact after a failed search.
     pub(super) fn longest(&self) -> u32 {
         self.longest
     }
@@ -53,7 +53,7 @@ impl Bits {
         }
     }
 
-    /// Takes these very units; false, and nothing is taken, unless all are free.
+    /// Takes exactly these units if all are free; else returns false and takes none.
     pub(super) fn mark(&mut self, at: u32, n: u32) -> bool {
         let fits = at.checked_add(n).is_some_and(|end| end <= self.units);
         let free = fits && self.next_taken(at, at + n) == at + n;
@@ -63,7 +63,7 @@ impl Bits {
         free
     }
 
-    /// Gives taken units back.
+    /// Frees units.
     pub(super) fn give(&mut self, at: u32, n: u32) {
         self.change(at, n, |word, mask| *word &= !mask);
         self.free += n;
@@ -88,7 +88,7 @@ impl Bits {
         }
     }
 
-    /// The first `n` free units in a row, or how long the longest run is.
+    /// First run of `n` free units, or else the length of the longest run.
     fn find(&self, n: u32) -> Result<u32, u32> {
         let (mut longest, mut at) = (0, self.lowest);
         while at < self.units {
@@ -124,7 +124,7 @@ impl Bits {
         end
     }
 
-    /// Behind the last taken unit before `at`, or the start.
+    /// Unit after the last used one before `at`, or the start.
     fn last_taken(&self, at: u32) -> u32 {
         let mut mask = (1 << (at % 64)) - 1;
         for index in (0..=at / 64).rev() {

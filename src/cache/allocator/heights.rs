@@ -1,14 +1,14 @@
-//! The first of many numbers that is high enough, without looking at all: a tree of maxima.
+//! Tree of maxima: finds the first of many numbers that is at least a given one.
 
 /// Numbers, all zero at first.
 #[derive(Clone, Debug)]
 pub(super) struct Heights {
-    /// The root is number 1; below number i are 2i and 2i + 1; the second half are the numbers themselves.
+    /// Binary tree: the root is node 1, the children of node i are 2i and 2i + 1, the leaves are the numbers.
     nodes: Vec<u32>,
 }
 
 impl Heights {
-    /// Allocator for `count` numbers.
+    /// Creates the tree for `count` numbers.
     pub(super) fn new(count: usize) -> Self {
         Self { nodes: vec![0; count.next_power_of_two() * 2] }
     }
@@ -42,7 +42,7 @@ impl Heights {
         }
     }
 
-    /// The first that is at least `height`.
+    /// Index of the first number that is at least `height`.
     pub(super) fn first(&self, height: u32) -> Option<usize> {
         let leaves = self.nodes.len() / 2;
         let mut node = 1;

@@ -1,12 +1,12 @@
-//! Allocator: which units of which slabs are taken. Pure.
+//! Allocator of units in slabs. Pure.
 //!
-//! A frame takes as many units of 4 KiB in a row as it needs, so it wastes less than one unit, whatever its length. It goes to the
-//! first place that is long enough: of next fit, first fit, two ends, and slabs for classes of lengths, first fit used the most of
-//! the room (89 to 92 % with lengths from 4 KiB to 4 MiB, every order of magnitude as often; 93 % with those of tensors' chunks).
-//! Where no run is long enough although much is free, whoever asks evicts a little more, and at last clears a region.
+//! A frame takes consecutive units of 4 KiB, so it wastes less than one unit. It is placed by first fit: compared with next fit,
+//! two ends and slabs for classes of lengths, first fit used the most space (89 to 92 % with lengths from 4 KiB to 4 MiB, equally
+//! frequent in every order of magnitude; 93 % with those of tensors' chunks). If no free run is long enough, the caller evicts a
+//! little more, and finally clears a region.
 //!
-//! A slab is divided into regions of 64 MiB, which nothing crosses: so a search looks at the bits of one, whatever the size of the
-//! cache, and clearing one moves a bounded amount.
+//! A slab is divided into regions of 64 MiB, and no frame crosses a boundary. So a search reads the bits of only one region, and
+//! clearing a region moves a bounded amount.
 
 mod bits;
 mod heights;
@@ -18,9 +18,9 @@ use self::heights::Heights;
 
 /// Bytes in a unit.
 pub(super) const UNIT: u64 = UNIT_LEN as u64;
-/// The same, as the length of a buffer.
+/// Bytes in a unit, as a buffer length.
 pub(super) const UNIT_LEN: usize = 4096;
-/// Units in a region, at most. A cache that was filled with another number has chunks that cross regions: those would be dropped.
+/// Maximum units of a region. With another number, chunks of an existing cache that cross the new boundaries would be dropped.
 const REGION_UNITS: u32 = 16 << 10;
 
 #[derive(Clone, Debug)]
@@ -43,18 +43,18 @@ impl Region {
     }
 }
 
-/// The units of all slabs. A place is a unit's number, counted over slabs of equal length, whether they are there or not.
+/// Units of all slabs. A place is the number of a unit, counted over slabs of equal length, including missing ones.
 #[derive(Clone, Debug)]
 pub(super) struct Allocator {
     slabs: Vec<Option<Slab>>,
     slab_units: u32,
-    /// Longest free run of each region, slab by slab; zero where nothing may be placed.
+    /// Longest free run of each region, slab by slab; zero for closed regions.
     runs: Heights,
     taken: u64,
 }
 
 impl Allocator {
-    /// No slab yet; each will have `slab_units`.
+    /// Creates it without slabs; each will have `slab_units`.
     pub(super) fn new(slab_units: u32) -> Self {
         Self { slabs: Vec::new(), slab_units, runs: Heights::new(1), taken: 0 }
     }
@@ -74,12 +74,12 @@ impl Allocator {
         self.taken
     }
 
-    /// Slabs that are there.
+    /// Number of slabs.
     pub(super) fn count(&self) -> usize {
         self.slabs.iter().flatten().count()
     }
 
-    /// The slab that a place lies in.
+    /// Slab of a place.
     pub(super) fn slab_of(&self, place: u32) -> usize {
         (place / self.slab_units) as usize
     }
@@ -90,12 +90,12 @@ impl Allocator {
         start..start + self.slab_units
     }
 
-    /// The first number that no slab has.
+    /// First unused slab number.
     pub(super) fn vacant_number(&self) -> usize {
         self.slabs.iter().position(Option::is_none).unwrap_or(self.slabs.len())
     }
 
-    /// No slab has this number or a higher one.
+    /// Upper bound of slab numbers, exclusive.
     pub(super) fn numbers(&self) -> usize {
         self.slabs.len()
     }
@@ -105,7 +105,7 @@ impl Allocator {
         self.slabs.get(slab).is_some_and(Option::is_some)
     }
 
-    /// Adds a slab, all free. False if its units could not be numbered.
+    /// Adds a free slab. False if its units cannot be numbered in 32 bits.
     pub(super) fn add(&mut self, slab: usize) -> bool {
         if (slab as u64 + 1) * u64::from(self.slab_units) > u64::from(u32::MAX) {
             return false;
@@ -123,7 +123,7 @@ impl Allocator {
         true
     }
 
-    /// Takes a slab away, with what is taken in it.
+    /// Removes a slab with all its units.
     pub(super) fn drop_slab(&mut self, slab: usize) {
         let places = self.places_of(slab);
         self.set_open(&places, false);
@@ -132,7 +132,7 @@ impl Allocator {
         }
     }
 
-    /// Says whether something may be placed in the regions that these places, which are of one slab, touch.
+    /// Opens or closes the regions of these places, which are in one slab.
     pub(super) fn set_open(&mut self, places: &Range<u32>, open: bool) {
         let (number, first) = (self.slab_of(places.start), self.slab_of(places.start) * self.slab_regions());
         let region = |place: u32| (place % self.slab_units / REGION_UNITS) as usize;
@@ -149,13 +149,13 @@ impl Allocator {
         self.slabs.get(slab).and_then(Option::as_ref).map_or(0, |slab| slab.taken)
     }
 
-    /// The slab with the least in it.
+    /// Slab with the fewest used units.
     pub(super) fn emptiest_slab(&self) -> Option<usize> {
         let there = self.slabs.iter().enumerate().filter_map(|(at, slab)| Some((at, slab.as_ref()?.taken)));
         there.min_by_key(|(_, taken)| *taken).map(|(at, _)| at)
     }
 
-    /// The places of the open region with the most free in it.
+    /// Places of the open region with the most free units.
     pub(super) fn emptiest_region(&self) -> Option<Range<u32>> {
         let there = self.slabs.iter().enumerate().filter_map(|(slab, there)| Some((slab, there.as_ref()?)));
         let regions =
@@ -166,7 +166,7 @@ impl Allocator {
         Some(start..start + found.bits.units())
     }
 
-    /// Takes `n` units in a row: the first there are.
+    /// Takes the first run of `n` free units.
     pub(super) fn take(&mut self, n: u16) -> Option<u32> {
         loop {
             let region = self.runs.first(u32::from(n))?;
@@ -179,12 +179,12 @@ impl Allocator {
                 self.taken += u64::from(n);
                 return Some(start + unit);
             }
-            // It was only that it might have had such a run; now it is known.
+            // The bound was too high; the failed search has made it exact.
             self.runs.set(region, slab.regions[at].run());
         }
     }
 
-    /// Takes these very units; false if one is taken, or not there.
+    /// Takes exactly these units; false if one is used, or does not exist.
     pub(super) fn mark(&mut self, place: u32, n: u16) -> bool {
         let marked = self.region(place).is_some_and(|(_, slab, at, unit)| {
             let marked = slab.regions[at].bits.mark(unit, u32::from(n));
@@ -195,7 +195,7 @@ impl Allocator {
         marked
     }
 
-    /// Gives taken units back.
+    /// Frees units.
     pub(super) fn give(&mut self, place: u32, n: u16) {
         let Some((region, slab, at, unit)) = self.region(place) else { return };
         slab.regions[at].bits.give(unit, u32::from(n));
@@ -205,7 +205,7 @@ impl Allocator {
         self.taken -= u64::from(n);
     }
 
-    /// The region that a place lies in: its number over all, its slab, its number there, and the unit in it.
+    /// Region of a place: its global number, its slab, its number there, and the unit in it.
     fn region(&mut self, place: u32) -> Option<(usize, &mut Slab, usize, u32)> {
         let (slab, unit) = (self.slab_of(place), place % self.slab_units);
         let at = (unit / REGION_UNITS) as usize;

@@ -1,13 +1,13 @@
-//! The journal: what lies where, as fixed records behind each other. A hint, never believed without the bytes.
+//! The journal: fixed-size records of the place of each chunk. It is only a hint; extents are always verified.
 //!
 //! ```text
 //! 0   8  magic "TWLCJRN1"      8  16  the cache's id       24  4  seed       28  4  CRC-32C of the 28 bytes before
 //! 32  20n  records
 //! ```
 //!
-//! Appending is not synced: after a power loss the file may end early, or in garbage. A record counts only if it and all
-//! before it are as they were written, so what is read is what was known at one moment; a journal that does not end in a
-//! whole record is rewritten at once, never continued. Rewriting makes a new file, syncs it and renames it.
+//! Appends are not synced: after a power loss the file may be truncated or end in garbage. A record counts only if it and all
+//! records before it are valid, so replay yields the state of one moment. A journal that does not end in a complete record is
+//! rewritten at once, never continued. A rewrite creates a new file, syncs it and renames it.
 
 mod record;
 #[cfg(test)]
@@ -25,10 +25,10 @@ const MAGIC: &[u8; 8] = b"TWLCJRN1";
 const HEADER_LEN: usize = 32;
 /// Records that are read, checked or written at once: 640 KiB.
 const BATCH: usize = 32 << 10;
-/// Records that are handed over at once.
+/// Records that are passed on at once.
 const TAKEN: usize = 256;
 
-/// Marks a cache: its journal is of no use to another.
+/// Id of a cache, which its journal contains.
 pub(super) type CacheId = [u8; 16];
 
 /// An open journal.
@@ -44,9 +44,8 @@ pub(super) fn path(dir: &Path) -> PathBuf {
     dir.join("journal")
 }
 
-/// Reads the journal in `dir` and hands its records to `take`, in order and some at a time, with the number of all, until one is
-/// damaged or `take` says that one cannot be true. Returns the journal if it can be continued, else nothing: then it has to be
-/// rewritten.
+/// Reads the journal in `dir` and passes batches of its records to `take`, in order, with the total number, until one is damaged
+/// or `take` refuses one as impossible. Returns the journal if it can be continued, else none: it must then be rewritten.
 pub(super) fn replay(
     medium: &dyn Medium,
     dir: &Path,
@@ -80,7 +79,7 @@ pub(super) fn replay(
 }
 
 impl Journal {
-    /// Makes a new journal of `records` in the place of the one that is there.
+    /// Replaces the journal by a new one with `records`.
     pub(super) fn rewrite(medium: &dyn Medium, dir: &Path, id: &CacheId, records: &[Record]) -> io::Result<Self> {
         let (new, seed) = (dir.join("journal.new"), fresh_seed());
         let mut journal = Self { file: medium.open(&new, true)?, seed, records: 0 };
@@ -92,7 +91,7 @@ impl Journal {
         Ok(journal)
     }
 
-    /// Adds records. After an error nobody may append again: the file may end in half a record.
+    /// Appends records. After an error, do not append again: the file may end in a partial record.
     pub(super) fn append(&mut self, records: &[Record]) -> io::Result<()> {
         let mut bytes = Vec::with_capacity(records.len() * RECORD_LEN);
         for (number, record) in (self.records..).zip(records) {
@@ -103,7 +102,7 @@ impl Journal {
         Ok(())
     }
 
-    /// Returns when what was appended would survive a power loss.
+    /// Syncs the journal: appended records then survive a power loss.
     pub(super) fn sync(&self) -> io::Result<()> {
         self.file.sync()
     }
@@ -113,7 +112,7 @@ impl Journal {
         self.records
     }
 
-    /// Its length in bytes.
+    /// Length in bytes.
     pub(super) fn len(&self) -> u64 {
         offset(self.records)
     }
@@ -123,7 +122,7 @@ fn offset(number: u64) -> u64 {
     HEADER_LEN as u64 + number * RECORD_LEN as u64
 }
 
-/// A number that hardly any journal before had.
+/// Random seed, unlikely to be that of an earlier journal.
 fn fresh_seed() -> u32 {
     crc32c(0, &crate::id::ObjectId::random().to_bytes())
 }
@@ -138,7 +137,7 @@ fn header(seed: u32, id: &CacheId) -> [u8; HEADER_LEN] {
     out
 }
 
-/// The seed, if the header is one of this cache's journals.
+/// Seed in the header, if it is a journal of this cache.
 fn open_header(bytes: &[u8; HEADER_LEN], id: &CacheId) -> Option<u32> {
     let seed = u32::from_le_bytes([bytes[24], bytes[25], bytes[26], bytes[27]]);
     (*bytes == header(seed, id)).then_some(seed)

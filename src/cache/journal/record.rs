@@ -1,33 +1,36 @@
-//! One record of the journal: 16 bytes and a checksum that knows the record's number.
+//! One record of the journal: 16 bytes, and a checksum that includes the record's number.
 //!
 //! ```text
-//! 0  1  kind: 1 insert, 2 remove, 3 promote
+//! 0  1  kind: 1 insert, 2 remove, 3 promote, 4 charge
 //! 1  1  bits 0-1 frequency, bit 2 main queue (insert)
-//! 2  2  weight in units (insert)         4  4  place (insert)
+//! 2  2  weight in units (insert); number of a tenant (charge)         4  4  place (insert)
 //! 8  8  key: the first eight bytes of the id, as a big-endian number, stored little-endian
 //! 16 4  CRC-32C of the 16 bytes, begun with the journal's seed and the record's number
 //! ```
 
 use crate::cache::queue::{Resident, Standing};
+use crate::cache::quotas::TenantNumber;
 
 /// Bytes of a record.
 pub(super) const LEN: usize = 20;
 const PAYLOAD: usize = 16;
 const MAIN: u8 = 4;
 
-/// A change of what the cache holds.
+/// A change of the cache's content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Record {
-    /// A chunk lies at a place.
+    /// A chunk was inserted at a place.
     Insert(Resident),
-    /// The chunk of this key is gone.
+    /// The chunk of this key was removed.
     Remove(u64),
     /// The chunk of this key has moved to the main queue.
     Promote(u64),
+    /// The chunk of this key counts for a tenant.
+    Charge(u64, TenantNumber),
 }
 
 impl Record {
-    /// As record `number` of a journal.
+    /// Encodes it as record `number` of a journal.
     pub(super) fn encode(self, seed: u32, number: u64) -> [u8; LEN] {
         let mut out = [0; LEN];
         let key = match self {
@@ -46,6 +49,11 @@ impl Record {
                 out[0] = 3;
                 key
             }
+            Self::Charge(key, tenant) => {
+                out[0] = 4;
+                out[2..4].copy_from_slice(&tenant.to_le_bytes());
+                key
+            }
         };
         out[8..16].copy_from_slice(&key.to_le_bytes());
         let crc = crc32c(start(seed, number), &out[..PAYLOAD]);
@@ -53,7 +61,7 @@ impl Record {
         out
     }
 
-    /// Record `number` of a journal; none if it is not as it was written there.
+    /// Decodes record `number` of a journal; none if it is damaged.
     pub(super) fn decode(bytes: &[u8; LEN], seed: u32, number: u64) -> Option<Self> {
         let [kind, heat, w0, w1, p0, p1, p2, p3, k0, k1, k2, k3, k4, k5, k6, k7, c0, c1, c2, c3] = *bytes;
         if crc32c(start(seed, number), &bytes[..PAYLOAD]) != u32::from_le_bytes([c0, c1, c2, c3]) {
@@ -66,12 +74,13 @@ impl Record {
             1 if weight > 0 => Some(Self::Insert(Resident { key, place, weight, standing, frequency: heat & 3 })),
             2 => Some(Self::Remove(key)),
             3 => Some(Self::Promote(key)),
+            4 if weight > 0 => Some(Self::Charge(key, weight)),
             _ => None,
         }
     }
 }
 
-/// Start of a record's checksum: a record that was left over from another journal, or at another place, does not match.
+/// Initial value of a record's checksum, by which a leftover record of another journal or place does not match.
 fn start(seed: u32, number: u64) -> u32 {
     let [a, b, c, d, ..] = number.to_le_bytes();
     seed ^ u32::from_le_bytes([a, b, c, d])
@@ -96,7 +105,7 @@ const TABLE: [u32; 256] = {
     table
 };
 
-/// CRC-32C of `bytes`, going on from `start` (0 for the CRC itself).
+/// CRC-32C of `bytes`, continued from `start` (0 for the CRC itself).
 pub(super) fn crc32c(start: u32, bytes: &[u8]) -> u32 {
     !bytes.iter().fold(!start, |crc, byte| TABLE[usize::from(crc.to_le_bytes()[0] ^ byte)] ^ crc >> 8)
 }
@@ -114,7 +123,7 @@ mod tests {
     #[test]
     fn records_survive_and_no_flipped_bit_passes() {
         let chunk = Resident { key: 77 << 40, place: 123_456, weight: 513, standing: Standing::Main, frequency: 2 };
-        for record in [Record::Insert(chunk), Record::Remove(u64::MAX), Record::Promote(5)] {
+        for record in [Record::Insert(chunk), Record::Remove(u64::MAX), Record::Promote(5), Record::Charge(6, 65_535)] {
             let bytes = record.encode(99, 7);
             assert_eq!(Record::decode(&bytes, 99, 7), Some(record));
             assert_eq!(Record::decode(&bytes, 99, 8), None);

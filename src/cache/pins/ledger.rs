@@ -1,4 +1,4 @@
-//! Which chunks are pinned, by how many pins, and what they take. Pure.
+//! Ledger of pinned chunks: number of pins and size of each. Pure.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -6,15 +6,15 @@ use super::Pin;
 use crate::clock::Timestamp;
 use crate::id::PinId;
 
-/// A chunk that some pin keeps.
+/// A pinned chunk.
 #[derive(Clone, Copy, Debug)]
 struct Wanted {
     pins: u32,
-    /// Units that it takes, or will.
+    /// Units that it uses, or will use.
     weight: u16,
 }
 
-/// Every pin of a cache.
+/// All pins of a cache.
 #[derive(Debug, Default)]
 pub(crate) struct Ledger {
     pins: BTreeMap<PinId, (Pin, Box<[u64]>)>,
@@ -50,7 +50,7 @@ impl Ledger {
         self.pins.insert(pin.id, (pin, chunks.iter().map(|(key, _)| *key).collect()));
     }
 
-    /// Takes a pin away: the keys of the chunks that no pin keeps any more. None if there is no such pin.
+    /// Removes a pin; returns the keys of chunks without any pin left. None if there is no such pin.
     pub(crate) fn remove(&mut self, id: PinId) -> Option<Vec<u64>> {
         let (_, keys) = self.pins.remove(&id)?;
         let mut free = Vec::new();
@@ -66,7 +66,7 @@ impl Ledger {
         Some(free)
     }
 
-    /// A pinned chunk arrived, and takes this.
+    /// Records the real size of a pinned chunk that was inserted.
     pub(crate) fn arrived(&mut self, key: u64, weight: u16) {
         if let Some(wanted) = self.wanted.get_mut(&key) {
             self.weight = self.weight + u64::from(weight) - u64::from(wanted.weight);
@@ -95,7 +95,7 @@ impl Ledger {
         weight + new.map(|(_, weight)| u64::from(*weight)).sum::<u64>()
     }
 
-    /// Pins whose time is over.
+    /// Expired pins.
     pub(crate) fn expired(&self, now: Timestamp) -> Vec<PinId> {
         let over = self.pins.values().filter(|(pin, _)| pin.expires.is_some_and(|at| at <= now));
         over.map(|(pin, _)| pin.id).collect()
@@ -106,7 +106,7 @@ impl Ledger {
         self.pins.values().map(|(pin, _)| pin)
     }
 
-    /// The keys that a pin keeps.
+    /// Keys of a pin's chunks.
     pub(crate) fn keys(&self, id: PinId) -> Option<&[u64]> {
         self.pins.get(&id).map(|(_, keys)| &**keys)
     }

@@ -1,6 +1,6 @@
-//! Pins: promises that chunks stay in the cache until they are released or expire.
+//! Pins: a pin keeps chunks in the cache until it is released or expires.
 //!
-//! Each pin is a file of its own in `pins/`, named by its id, written whole and synced before the promise is given:
+//! Each pin is a file in `pins/`, named by its id, and synced before the pin is confirmed:
 //!
 //! ```text
 //! 0  8  magic "TWLCPIN1"    owner, reason: strings    created, expires (0: never): signed
@@ -22,43 +22,43 @@ use crate::id::{ChunkId, PinId};
 
 const MAGIC: &[u8; 8] = b"TWLCPIN1";
 const DIGEST_LEN: usize = 32;
-/// Bytes in the name of an owner, and in a reason, at most.
+/// Maximum bytes of an owner's name, and of a reason.
 const TEXT_LEN_MAX: usize = 1024;
 
 /// A chunk to keep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PinChunk {
-    /// Which.
+    /// Id of the chunk.
     pub id: ChunkId,
-    /// Bytes of its frame, as its manifest's map tells them: what a chunk that is still to come will take.
+    /// Bytes of its frame by the map, which estimate the size of a chunk that is not present yet.
     pub stored_len: u32,
 }
 
 /// Request for a pin.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PinRequest {
-    /// Requester, for people who look at the list.
+    /// Requester, for display.
     pub owner: String,
     /// Purpose: a name, a job.
     pub reason: String,
-    /// When the promise ends by itself; never, if none is told.
+    /// Time of expiry; none for a pin that does not expire.
     pub expires: Option<Timestamp>,
-    /// Chunks to keep: those that are there, and those that will come. Twice the same counts once.
+    /// Chunks to keep, present or not. Duplicates count once.
     pub chunks: Vec<PinChunk>,
 }
 
-/// A promise that was given.
+/// A pin.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pin {
-    /// Its name.
+    /// Id of the pin.
     pub id: PinId,
     /// Requester.
     pub owner: String,
     /// Purpose.
     pub reason: String,
-    /// When.
+    /// Time of creation.
     pub created: Timestamp,
-    /// When it ends by itself, if it does.
+    /// Time of expiry, if it expires.
     pub expires: Option<Timestamp>,
     /// Chunks it keeps.
     pub chunks: u64,
@@ -69,11 +69,11 @@ pub struct Pin {
 pub struct PinLimit {
     /// Prefix of the owners' names.
     pub owners: String,
-    /// Bytes on the disk, at most; a chunk of several pins counts once.
+    /// Maximum bytes on the disk; a chunk with several pins counts once.
     pub bytes: u64,
-    /// Pins, at most.
+    /// Maximum number of pins.
     pub pins: usize,
-    /// Chunks that all of these pins list, at most; a chunk of several pins counts for each, as its id is kept for each.
+    /// Maximum number of chunks in all of these pins; a chunk counts for each pin, because its id is stored for each.
     pub chunks: u64,
 }
 
@@ -81,12 +81,14 @@ pub struct PinLimit {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Pinned {
-    /// The promise is given, and survives a power loss.
+    /// The pin exists, and survives a power loss.
     Kept(Pin),
-    /// There is no room for all of it, and nothing was changed.
+    /// There is not enough space, and nothing was changed.
     Lacking {
-        /// Bytes that would have to be free for it, by other pins' end or more capacity.
+        /// Bytes missing, which ending other pins or more capacity would provide.
         bytes: u64,
+        /// True if the disk has less space than the capacity allows.
+        disk_full: bool,
     },
 }
 
@@ -103,7 +105,7 @@ impl PinRequest {
         Ok(self)
     }
 
-    /// As a promise.
+    /// Converts to a pin.
     pub(super) fn promise(&self, id: PinId, created: Timestamp) -> Pin {
         let (owner, reason) = (self.owner.clone(), self.reason.clone());
         Pin { id, owner, reason, created, expires: self.expires, chunks: self.chunks.len() as u64 }
@@ -127,7 +129,7 @@ impl PinRequest {
         bytes
     }
 
-    /// Reads a pin's file: what was asked for, and when.
+    /// Reads a pin's file: the request and its time.
     pub(super) fn decode(bytes: &[u8]) -> Result<(Self, Timestamp)> {
         let end = bytes.len().saturating_sub(DIGEST_LEN);
         if blake3::hash(&bytes[..end]).as_bytes()[..] != bytes[end..] {

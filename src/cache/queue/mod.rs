@@ -1,12 +1,12 @@
-//! Which chunk goes next: S3-FIFO, by bytes, without any I/O; it is the cache's index as well.
+//! Eviction order by S3-FIFO, weighted by bytes, without I/O; it is also the index of the cache.
 //!
-//! "FIFO queues are all you need for cache eviction" (SOSP '23, <https://s3fifo.com>, algorithm 1). What is new enters a small
-//! queue, a tenth of the room. What was read at least twice when it comes to its end moves on to the main queue; what was not
-//! leaves, and is remembered as a *ghost* for as long as the main queue would have held it. What comes back as a ghost enters
-//! the main queue at once. At the main queue's end, what was read since goes around once more, at most three times. So what is
-//! read once (a scan) passes through a tenth of the room and leaves the rest alone.
+//! "FIFO queues are all you need for cache eviction" (SOSP '23, <https://s3fifo.com>, algorithm 1). New chunks enter a small
+//! queue, a tenth of the space. At its end, chunks that were read at least twice move to the main queue; the others are evicted,
+//! and recorded as *ghosts* for as long as the main queue would have held them. A chunk with a ghost enters the main queue
+//! directly. At the end of the main queue, chunks that were read since go around once more, at most three times. So data that is
+//! read once (a scan) passes through a tenth of the space and does not displace the rest.
 //!
-//! Beside the queues stand the *held* chunks: pinned ones, which no eviction sees.
+//! *Held* chunks are pinned ones: they are in no queue and are never evicted.
 //!
 //! A node takes 24 bytes and 7 to 13 in the table: about 34 bytes a chunk, and as much a ghost, of which there are about as many
 //! as chunks in the main queue. Ten million chunks take 340 MB, and up to 300 MB for ghosts.
@@ -67,9 +67,9 @@ enum Line {
 struct Node {
     key: u64,
     place: u32,
-    /// Towards the newest.
+    /// Link towards the newest.
     newer: u32,
-    /// Towards the one that leaves next.
+    /// Link towards the one that is evicted next.
     older: u32,
     weight: u16,
     line: Line,
@@ -93,7 +93,7 @@ impl Default for Ends {
 #[derive(Debug, Default)]
 struct Nodes(Vec<Node>);
 
-/// Every chunk of a cache, and the order in which they leave.
+/// All chunks of a cache, and the order of eviction.
 #[derive(Debug)]
 pub(crate) struct Queue {
     nodes: Nodes,
@@ -132,24 +132,23 @@ impl Node {
 }
 
 impl Queue {
-    /// An empty one; `seed` is the cache's own secret.
+    /// Creates an empty index; `seed` is secret.
     pub(crate) fn new(seed: u64) -> Self {
         Self { nodes: Nodes::default(), table: Table::new(seed), lines: [Ends::default(); 5], capacity: 0 }
     }
 
-    /// Sets how many units the chunks in both queues may take together: what the shares of the queues are parts of. It evicts
-    /// nothing by itself.
+    /// Sets the units for both queues together, of which each queue has a share. Does not evict.
     pub(crate) fn set_capacity(&mut self, units: u64) {
         self.capacity = units;
     }
 
-    /// Makes room in the tables for `more` chunks at once.
+    /// Reserves memory for `more` chunks.
     pub(crate) fn reserve(&mut self, more: usize) {
         self.nodes.0.reserve(more);
         self.table.reserve(more, &self.nodes);
     }
 
-    /// Brings what lookups of these keys begin with near to the processor: all at once, where one after the other would wait.
+    /// Prefetches the table slots of these keys into the CPU cache, all at once rather than one after the other.
     pub(crate) fn approach(&self, keys: impl Iterator<Item = u64>) {
         self.table.approach(keys);
     }
@@ -170,12 +169,12 @@ impl Queue {
         self.ends(Line::Small).weight + self.ends(Line::Main).weight
     }
 
-    /// The chunk of `key`, without counting that as a read.
+    /// Finds the chunk of `key`; does not count as a read.
     pub(crate) fn peek(&self, key: u64) -> Option<Resident> {
         self.nodes.at(self.table.find(key, &self.nodes)?).resident()
     }
 
-    /// The chunk of `key`, read once more.
+    /// Finds the chunk of `key`, and counts a read.
     pub(crate) fn touch(&mut self, key: u64) -> Option<Resident> {
         let node = self.table.find(key, &self.nodes)?;
         let node = self.nodes.at_mut(node);
@@ -184,7 +183,7 @@ impl Queue {
         Some(found)
     }
 
-    /// Adds a chunk that is not there, as the newest: into the main queue if it is a ghost, else into the small one. Tells which.
+    /// Adds a missing chunk as the newest: to the main queue if it has a ghost, else to the small one. Returns the queue.
     pub(crate) fn admit(&mut self, key: u64, place: u32, weight: u16) -> Standing {
         let ghost = self.forget(key);
         let standing = if ghost { Standing::Main } else { Standing::Small };
@@ -192,7 +191,7 @@ impl Queue {
         standing
     }
 
-    /// Adds a chunk that is not there, as the newest of where it says that it stands.
+    /// Adds a missing chunk as the newest of its own queue.
     pub(crate) fn put(&mut self, chunk: Resident) {
         self.forget(chunk.key);
         let line = match chunk.standing {
@@ -207,7 +206,7 @@ impl Queue {
         self.table.insert(at, &self.nodes);
     }
 
-    /// Takes a chunk out, wherever it stands; it leaves no ghost.
+    /// Removes a chunk without leaving a ghost.
     pub(crate) fn remove(&mut self, key: u64) -> Option<Resident> {
         let at = self.table.find(key, &self.nodes)?;
         let found = self.nodes.at(at).resident()?;
@@ -215,29 +214,38 @@ impl Queue {
         Some(found)
     }
 
-    /// Takes a chunk out of the queues, so that no eviction sees it. False if it is not there.
+    /// Counts one read of a chunk less, if it has any; none if it is missing or held.
+    pub(crate) fn cool(&mut self, key: u64) -> Option<bool> {
+        let at = self.table.find(key, &self.nodes)?;
+        let node = self.nodes.at_mut(at);
+        let was_read = node.frequency > 0;
+        node.frequency = node.frequency.saturating_sub(1);
+        matches!(node.line, Line::Small | Line::Main).then_some(was_read)
+    }
+
+    /// Holds a chunk: removes it from the queues, so that it is not evicted. False if it is missing.
     pub(crate) fn hold(&mut self, key: u64) -> bool {
         self.restand(key, |line| matches!(line, Line::Small | Line::Main), Line::Held)
     }
 
-    /// Puts a held chunk into the small queue, as if it were new: what was pinned has yet to prove itself.
+    /// Moves a held chunk to the small queue, like a new one.
     pub(crate) fn release(&mut self, key: u64) -> bool {
         self.restand(key, |line| line == Line::Held, Line::Small)
     }
 
-    /// A chunk that stands in the small queue moves to the main one.
+    /// Moves a chunk from the small queue to the main one.
     pub(crate) fn promote(&mut self, key: u64) -> bool {
         self.restand(key, |line| line == Line::Small, Line::Main)
     }
 
-    /// Says that a chunk lies elsewhere now.
+    /// Records the new place of a chunk.
     pub(crate) fn relocate(&mut self, key: u64, place: u32) {
         if let Some(at) = self.table.find(key, &self.nodes) {
             self.nodes.at_mut(at).place = place;
         }
     }
 
-    /// Takes out the chunk whose turn it is; none if all are held. Tells of each that moved to the main queue on the way.
+    /// Evicts the next chunk; none if all are held. Reports each chunk that moved to the main queue meanwhile.
     pub(crate) fn evict(&mut self, mut promoted: impl FnMut(u64)) -> Option<Resident> {
         if self.ends(Line::Small).weight >= self.small_share() || self.ends(Line::Main).count == 0 {
             while let Some(at) = self.oldest(Line::Small) {
@@ -258,7 +266,7 @@ impl Queue {
         self.evict_main()
     }
 
-    /// Every chunk, from what leaves next to the newest, the main queue first.
+    /// All chunks in order of eviction, the main queue first.
     pub(crate) fn in_order(&self) -> impl Iterator<Item = Resident> + '_ {
         let walk = move |line| {
             let next = |at: u32| Some(at).filter(|&at| at != NONE);
@@ -268,12 +276,12 @@ impl Queue {
         nodes.filter_map(|at| self.nodes.at(at).resident())
     }
 
-    /// Nodes that there are, whatever they are used for.
+    /// Number of all nodes, used or not.
     pub(crate) fn nodes(&self) -> usize {
         self.nodes.0.len()
     }
 
-    /// The chunks among some of the nodes: all, in no order, quickly, and if need be a few at a time.
+    /// Chunks in a range of nodes, unordered; a fast way to list all chunks in batches.
     pub(crate) fn among(&self, nodes: std::ops::Range<usize>) -> impl Iterator<Item = Resident> + '_ {
         let end = nodes.end.min(self.nodes());
         self.nodes.0.get(nodes.start..end).unwrap_or_default().iter().filter_map(Node::resident)
@@ -302,7 +310,7 @@ impl Queue {
         self.capacity - self.small_share()
     }
 
-    /// Leaves the ghost of a chunk, and forgets the oldest ones while they weigh more than the main queue may.
+    /// Adds a ghost, and drops the oldest ghosts while they weigh more than the main queue's share.
     fn bury(&mut self, at: u32) {
         self.unlink(at);
         self.link(at, Line::Ghost);
@@ -313,7 +321,7 @@ impl Queue {
         }
     }
 
-    /// Was there a ghost of `key`? There is none now.
+    /// Removes the ghost of `key`; true if there was one.
     fn forget(&mut self, key: u64) -> bool {
         let found = self.table.find(key, &self.nodes).filter(|&at| self.nodes.at(at).line == Line::Ghost);
         if let Some(at) = found {
@@ -338,7 +346,7 @@ impl Queue {
         self.link(at, Line::Free);
     }
 
-    /// A node to use: one that is free, or another one.
+    /// A free node, or a new one.
     fn fresh(&mut self, node: Node) -> u32 {
         if let Some(at) = self.oldest(Line::Free) {
             self.unlink(at);
@@ -361,7 +369,7 @@ impl Queue {
         &mut self.lines[line as usize]
     }
 
-    /// Makes a node that is in no line the newest of one.
+    /// Adds an unlinked node to a queue as its newest.
     fn link(&mut self, at: u32, line: Line) {
         let newest = self.ends(line).newest;
         let node = self.nodes.at_mut(at);

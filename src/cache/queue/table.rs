@@ -1,4 +1,4 @@
-//! From a key to the number of its node: open addressing with five bytes a slot, the keys themselves lie in the nodes.
+//! Hash table from keys to node numbers: open addressing with five bytes per slot; the keys are in the nodes.
 
 /// No node.
 pub(super) const NONE: u32 = u32::MAX;
@@ -7,17 +7,17 @@ const SLOTS_MIN: usize = 16;
 /// The tag of a slot without a node.
 const VACANT: u8 = 0;
 
-/// Keys of the nodes that a table names.
+/// Access to the keys of nodes.
 pub(super) trait Keys {
     /// The key of a node.
     fn key(&self, node: u32) -> u64;
 }
 
-/// A hash table of node numbers, at most three quarters full. A tag of seven bits beside each tells most of those that are not
-/// meant, without a look at their node: in a large cache that look would have to wait for memory.
+/// A hash table of node numbers, at most three quarters full. A tag of seven bits in each slot excludes most other keys without
+/// an access to their node, which in a large cache would wait for memory.
 ///
-/// Chunk ids are BLAKE3 digests, but whoever can make chunks can choose the bits of a few of them: so keys are multiplied by a
-/// number of this cache's own, and nobody outside can make them meet.
+/// Chunk ids are BLAKE3 digests, but an attacker can choose some bits of them by trying many chunks. So keys are multiplied by a
+/// secret number of this cache, to prevent deliberate collisions.
 #[derive(Debug)]
 pub(super) struct Table {
     tags: Vec<u8>,
@@ -27,12 +27,12 @@ pub(super) struct Table {
 }
 
 impl Table {
-    /// An empty table that mixes with `seed`.
+    /// Creates an empty table with the secret `seed`.
     pub(super) fn new(seed: u64) -> Self {
         Self { tags: vec![VACANT; SLOTS_MIN], nodes: vec![NONE; SLOTS_MIN], used: 0, odd: seed | 1 }
     }
 
-    /// Makes room for `more` nodes at once.
+    /// Reserves slots for `more` nodes.
     pub(super) fn reserve(&mut self, more: usize, keys: &impl Keys) {
         let wanted = (self.used + more).saturating_mul(4).div_ceil(3).next_power_of_two();
         if wanted > self.tags.len() {
@@ -44,7 +44,7 @@ impl Table {
         }
     }
 
-    /// Looks at where these keys belong, so that it is in the processor's caches: loads that do not depend on each other overlap.
+    /// Prefetches the slots of these keys into the CPU cache; independent loads overlap.
     pub(super) fn approach(&self, keys: impl Iterator<Item = u64>) {
         let seen = keys.fold(0, |seen, key| {
             let (at, _) = self.home(key);
@@ -67,7 +67,7 @@ impl Table {
         self.used += 1;
     }
 
-    /// Takes the node of `key` out, and moves what stood behind it up: no graves, so a lookup never gets slower.
+    /// Removes the node of `key` and moves later entries up. Without tombstones, lookups do not become slower.
     pub(super) fn remove(&mut self, key: u64, keys: &impl Keys) -> Option<u32> {
         let mut hole = self.probe(key, keys)?;
         let (node, mask) = (self.nodes[hole], self.tags.len() - 1);
@@ -78,7 +78,7 @@ impl Table {
                 break;
             }
             let (home, _) = self.home(keys.key(self.nodes[at]));
-            // It may move if the hole lies between its home and where it stands, around the end.
+            // An entry may move if the hole is between its home slot and its slot, with wraparound.
             if (at.wrapping_sub(home) & mask) >= (at.wrapping_sub(hole) & mask) {
                 (self.nodes[hole], self.tags[hole]) = (self.nodes[at], self.tags[at]);
                 hole = at;
@@ -104,7 +104,7 @@ impl Table {
         }
     }
 
-    /// Puts a node into the first vacant slot from its home on.
+    /// Puts a node into the first free slot from its home slot on.
     fn place(&mut self, node: u32, key: u64) {
         let (mut at, tag) = self.home(key);
         while self.tags[at] != VACANT {
@@ -113,7 +113,8 @@ impl Table {
         (self.nodes[at], self.tags[at]) = (node, tag);
     }
 
-    /// Slot of `key`: the high bits of the product, which depend on all bits of the key. And its tag: other bits, never zero.
+    /// Home slot of `key`, from the high bits of the product, which depend on all bits of the key; and its tag, from other bits,
+    /// never zero.
     fn home(&self, key: u64) -> (usize, u8) {
         let product = key.wrapping_mul(self.odd);
         let bits = self.tags.len().trailing_zeros();

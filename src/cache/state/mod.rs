@@ -1,4 +1,4 @@
-//! State of a cache and all decisions about it: pure, so it is tested without a disk.
+//! State of a cache, and all decisions on it. Pure, so that it can be tested without a disk.
 
 #[cfg(test)]
 mod tests;
@@ -9,29 +9,47 @@ use super::allocator::Allocator;
 use super::journal::Record;
 use super::pins::{Ledger, Pin};
 use super::queue::{Queue, Resident, Standing};
+use super::quotas::{Quotas, TenantNumber};
 use crate::id::PinId;
 
-/// Free runs are looked for until this many times what is wanted was evicted; then a region is cleared.
+/// Multiple of the wanted space that is evicted in search of a free run; after that, a region is cleared.
 const EVICTED_MOST: u64 = 16;
-/// Pins may take all but one part in this many: the rest is what makes it possible to move chunks about.
+/// Share of the space (one part in this many) that pins must leave free, so that chunks can be moved.
 const UNPINNED_PART: u64 = 20;
 
 /// Admission of a new chunk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Admission {
-    /// It is there already.
+    /// The chunk is present already.
     Known,
-    /// To this place, which is taken now.
+    /// Place for the chunk, which is allocated now.
     At(u32),
-    /// Another slab would make room.
+    /// Another slab is needed.
     Grow,
-    /// There would be room, but in no one piece: these places have to be cleared.
+    /// The free space is fragmented: these places must be cleared.
     Clear(Range<u32>),
-    /// All that is there is pinned, or being written.
+    /// All space is pinned, or being written.
     Full,
+    /// The tenant's quota has no room: what it has is pinned, or being written.
+    OverQuota,
 }
 
-/// All that changes.
+/// The tenant that a new chunk counts for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Charge {
+    /// None: it counts for nobody.
+    pub(super) tenant: Option<TenantNumber>,
+    /// The quota was used up: only chunks of the tenant make way.
+    beyond: bool,
+}
+
+impl Charge {
+    pub(super) fn to(tenant: Option<TenantNumber>) -> Self {
+        Self { tenant, beyond: false }
+    }
+}
+
+/// Mutable state.
 #[derive(Debug)]
 pub(super) struct State {
     /// Chunks, in order of eviction.
@@ -40,7 +58,11 @@ pub(super) struct State {
     pub(super) allocator: Allocator,
     /// Pinned chunks.
     pub(super) ledger: Ledger,
-    /// Records that are not written to the journal yet.
+    /// Whose chunks they are.
+    pub(super) quotas: Quotas,
+    /// The journal names tenants that are not known.
+    pub(super) has_unknown_tenants: bool,
+    /// Records that are not in the journal yet.
     pub(super) pending: Vec<Record>,
     /// Chunks evicted since the start.
     pub(super) evictions: u64,
@@ -50,14 +72,60 @@ impl State {
     /// An empty one.
     pub(super) fn new(slab_units: u32, seed: u64) -> Self {
         let (queue, allocator) = (Queue::new(seed), Allocator::new(slab_units));
-        Self { queue, allocator, ledger: Ledger::default(), pending: Vec::new(), evictions: 0 }
+        let (ledger, quotas, pending) = Default::default();
+        Self { queue, allocator, ledger, quotas, has_unknown_tenants: false, pending, evictions: 0 }
     }
 
-    /// Finds a place for a chunk, evicting others if need be and no slab may be added.
+    /// Finds a place for a chunk; evicts others if needed and if no slab may be added.
+    #[cfg(test)]
     pub(super) fn admit(&mut self, key: u64, weight: u16, may_grow: bool) -> Admission {
+        self.admit_for(key, weight, may_grow, &mut Charge::default())
+    }
+
+    /// The same, for a tenant. One whose quota is used up lets go of its own chunks, and never of another's; a chunk that a pin expects
+    /// is admitted beyond it. The units count for the tenant from now on.
+    pub(super) fn admit_for(&mut self, key: u64, weight: u16, may_grow: bool, charge: &mut Charge) -> Admission {
         if self.queue.peek(key).is_some() {
             return Admission::Known;
         }
+        let bounded = charge.tenant.filter(|_| !self.ledger.wants(key));
+        if let Some(tenant) = bounded {
+            while self.quotas.excess(tenant, weight) > 0 {
+                charge.beyond = true;
+                if self.evict_of(tenant).is_none() {
+                    return Admission::OverQuota;
+                }
+            }
+        }
+        let admission = match bounded.filter(|_| charge.beyond) {
+            Some(tenant) => self.place_within(tenant, weight, may_grow),
+            None => self.place(weight, may_grow),
+        };
+        if let (Admission::At(_), Some(tenant)) = (&admission, charge.tenant) {
+            self.quotas.reserve(tenant, weight);
+        }
+        admission
+    }
+
+    /// A place for a chunk of `tenant`, for which only its own make way.
+    fn place_within(&mut self, tenant: TenantNumber, weight: u16, may_grow: bool) -> Admission {
+        let mut evicted = 0;
+        loop {
+            if let Some(place) = self.allocator.take(weight) {
+                return Admission::At(place);
+            }
+            if may_grow {
+                return Admission::Grow;
+            }
+            match self.evict_of(tenant) {
+                Some(gone) if evicted <= EVICTED_MOST * u64::from(weight) => evicted += u64::from(gone.weight),
+                _ => return Admission::OverQuota,
+            }
+        }
+    }
+
+    /// A place for a chunk, for which any other may make way.
+    fn place(&mut self, weight: u16, may_grow: bool) -> Admission {
         if let Some(place) = self.allocator.take(weight) {
             return Admission::At(place);
         }
@@ -83,7 +151,7 @@ impl State {
         }
     }
 
-    /// Takes the next chunk out.
+    /// Evicts the next chunk.
     pub(super) fn evict(&mut self) -> Option<Resident> {
         self.queue.set_capacity(self.allocator.total().saturating_sub(self.queue.held_weight()));
         let (queue, pending) = (&mut self.queue, &mut self.pending);
@@ -93,9 +161,36 @@ impl State {
         Some(gone)
     }
 
-    /// Makes an admitted chunk visible, once it has been written to its place. False if another one was quicker: the place is
+    /// Evicts the next chunk of a tenant: its oldest that is not pinned and was not read since it came round. Pinned ones leave its
+    /// queue until they are pinned no longer.
+    fn evict_of(&mut self, tenant: TenantNumber) -> Option<Resident> {
+        loop {
+            let key = self.quotas.next(tenant)?;
+            match self.queue.cool(key) {
+                Some(true) => self.quotas.queue(key, tenant),
+                Some(false) => {
+                    let gone = self.queue.remove(key)?;
+                    self.evictions += 1;
+                    self.gone(gone);
+                    return Some(gone);
+                }
+                None => {}
+            }
+        }
+    }
+
+    /// Makes an admitted chunk visible, once it is written to its place. False if another thread was first; the place is then
     /// free again.
+    #[cfg(test)]
     pub(super) fn publish(&mut self, key: u64, place: u32, weight: u16) -> bool {
+        self.publish_for(key, place, weight, None)
+    }
+
+    /// The same, for a tenant that it was admitted for.
+    pub(super) fn publish_for(&mut self, key: u64, place: u32, weight: u16, tenant: Option<TenantNumber>) -> bool {
+        if let Some(tenant) = tenant {
+            self.quotas.release(tenant, weight);
+        }
         if self.queue.peek(key).is_some() {
             self.allocator.give(place, weight);
             return false;
@@ -109,10 +204,15 @@ impl State {
             self.queue.admit(key, place, weight)
         };
         self.pending.push(Record::Insert(Resident { key, place, weight, standing, frequency: 0 }));
+        if let Some(tenant) = tenant
+            && self.quotas.charge(key, tenant, weight)
+        {
+            self.pending.push(Record::Charge(key, tenant));
+        }
         true
     }
 
-    /// Takes out the chunk of `key` if it still lies at `place`; its units are given back if they are `sound`.
+    /// Removes the chunk of `key` if it is still at `place`; frees its units if they are `sound`.
     pub(super) fn remove(&mut self, key: u64, place: u32, sound: bool) -> bool {
         if self.queue.peek(key).is_none_or(|found| found.place != place) {
             return false;
@@ -121,12 +221,13 @@ impl State {
         if sound {
             self.gone(gone);
         } else {
+            self.quotas.discharge(key, gone.weight);
             self.pending.push(Record::Remove(key));
         }
         true
     }
 
-    /// Says that a chunk lies at `to` now, which was taken for it. False, and `to` is free again, if it has gone.
+    /// Records the move of a chunk to `to`, which was allocated for it. False if the chunk was removed; `to` is then free again.
     pub(super) fn relocate(&mut self, chunk: Resident, to: u32) -> bool {
         let Resident { key, place, weight, .. } = chunk;
         let Some(found) = self.queue.peek(key).filter(|found| (found.place, found.weight) == (place, weight)) else {
@@ -136,23 +237,24 @@ impl State {
         self.queue.relocate(key, to);
         self.allocator.give(place, weight);
         self.pending.extend([Record::Remove(key), Record::Insert(Resident { place: to, ..found })]);
+        self.pending.extend(self.quotas.holder(key).map(|tenant| Record::Charge(key, tenant)));
         true
     }
 
-    /// Puts records of the journal into effect; false at one that cannot be true.
+    /// Applies records of the journal; false at an impossible one.
     pub(super) fn replay_all(&mut self, records: &[Record]) -> bool {
         self.queue.approach(records.iter().map(|record| match record {
             Record::Insert(chunk) => chunk.key,
-            Record::Remove(key) | Record::Promote(key) => *key,
+            Record::Remove(key) | Record::Promote(key) | Record::Charge(key, _) => *key,
         }));
         records.iter().all(|record| self.replay(*record))
     }
 
-    /// Puts a record of the journal into effect; false if it cannot be true.
+    /// Applies a record of the journal; false if it is impossible.
     pub(super) fn replay(&mut self, record: Record) -> bool {
         match record {
             Record::Insert(chunk) => {
-                // Which slabs there are is looked at when all is known.
+                // Missing slabs are handled after the replay.
                 let slab = self.allocator.slab_of(chunk.place);
                 let there = self.allocator.has(slab) || self.allocator.add(slab);
                 let fresh =
@@ -165,24 +267,34 @@ impl State {
             Record::Remove(key) => match self.queue.remove(key) {
                 Some(gone) => {
                     self.allocator.give(gone.place, gone.weight);
+                    self.quotas.discharge(key, gone.weight);
                     true
                 }
                 None => false,
             },
             Record::Promote(key) => {
-                // One that was pinned for a while may stand there already.
+                // A chunk that was pinned meanwhile may be in that queue already.
                 self.queue.promote(key);
                 self.queue.peek(key).is_some()
+            }
+            Record::Charge(key, tenant) => {
+                let found = self.queue.peek(key);
+                self.has_unknown_tenants |= found.is_some_and(|chunk| !self.quotas.charge(key, tenant, chunk.weight));
+                found.is_some()
             }
         }
     }
 
-    /// The shortest journal that leads to this state.
+    /// Shortest journal that yields this state.
     pub(super) fn snapshot(&self) -> Vec<Record> {
-        self.queue.in_order().map(Record::Insert).collect()
+        let records = self.queue.in_order().flat_map(|chunk| {
+            let charge = self.quotas.holder(chunk.key).map(|tenant| Record::Charge(chunk.key, tenant));
+            [Some(Record::Insert(chunk)), charge]
+        });
+        records.flatten().collect()
     }
 
-    /// Forgets what lies in slabs that are not among `present`, and adds those that are. Returns how many chunks that were.
+    /// Drops chunks in slabs that are not `present`, and adds the slabs that are. Returns the number of dropped chunks.
     pub(super) fn keep_slabs(&mut self, present: &[usize]) -> u64 {
         let gone = |slab: usize| !present.contains(&slab);
         let missing: Vec<usize> =
@@ -193,7 +305,9 @@ impl State {
             let keys: Vec<u64> = self.residents_in(&places, 0..usize::MAX).map(|chunk| chunk.key).collect();
             lost += keys.len() as u64;
             for key in keys {
-                self.queue.remove(key);
+                if let Some(gone) = self.queue.remove(key) {
+                    self.quotas.discharge(key, gone.weight);
+                }
             }
             self.allocator.drop_slab(slab);
         }
@@ -205,7 +319,7 @@ impl State {
         lost
     }
 
-    /// The chunks at these places, as far as they are among some nodes of the queue.
+    /// Chunks at these places, within a range of nodes of the queue.
     pub(super) fn residents_in(&self, places: &Range<u32>, nodes: Range<usize>) -> impl Iterator<Item = Resident> {
         self.queue.among(nodes).filter(|chunk| places.contains(&chunk.place))
     }
@@ -215,7 +329,7 @@ impl State {
         total - total / UNPINNED_PART
     }
 
-    /// Gives a promise, whether there is room or not; weights are those of chunks that are still to come.
+    /// Adds a pin without a check of the space; weights are estimates for chunks that are not present yet.
     pub(super) fn pin(&mut self, pin: Pin, chunks: &mut [(u64, u16)]) {
         self.weigh(chunks);
         self.ledger.add(pin, chunks);
@@ -224,24 +338,28 @@ impl State {
         }
     }
 
-    /// Replaces the weights of chunks that are there by what they really take.
+    /// Replaces the weights of present chunks by their real sizes.
     pub(super) fn weigh(&self, chunks: &mut [(u64, u16)]) {
         for (key, weight) in chunks {
             *weight = self.queue.peek(*key).map_or(*weight, |chunk| chunk.weight);
         }
     }
 
-    /// Ends a promise; false if there is none of that name.
+    /// Ends a pin; false if there is no such pin.
     pub(super) fn unpin(&mut self, id: PinId) -> bool {
         let Some(free) = self.ledger.remove(id) else { return false };
         for key in free {
             self.queue.release(key);
+            if let Some(tenant) = self.quotas.holder(key) {
+                self.quotas.queue(key, tenant);
+            }
         }
         true
     }
 
     fn gone(&mut self, chunk: Resident) {
         self.allocator.give(chunk.place, chunk.weight);
+        self.quotas.discharge(chunk.key, chunk.weight);
         self.pending.push(Record::Remove(chunk.key));
     }
 }

@@ -50,7 +50,8 @@ fn a_disk_that_others_fill_gets_slabs_back_but_no_pinned_chunk_is_lost() {
     let cache = Cache::open_on(Arc::new(memory.clone()), dir.path(), options).unwrap();
     memory.world().available = floor + SLAB_LEN;
     let pin = kept(cache.pin(request(0..3)).unwrap());
-    assert!(matches!(cache.pin(request(3..90)).unwrap(), Pinned::Lacking { .. }), "the disk would not hold them");
+    let pinned = cache.pin(request(3..90)).unwrap();
+    assert!(matches!(pinned, Pinned::Lacking { disk_full: true, .. }), "the disk would not hold them");
     memory.world().available = u64::MAX / 4;
     fill(&cache, 0..100);
     assert_eq!(cache.stat().slab_bytes, SLABS * SLAB_LEN);

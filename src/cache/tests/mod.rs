@@ -3,6 +3,7 @@
 mod faults;
 mod medium;
 mod power;
+mod quotas;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -63,7 +64,7 @@ fn request(numbers: impl IntoIterator<Item = u64>) -> PinRequest {
 fn kept(pinned: Pinned) -> Pin {
     match pinned {
         Pinned::Kept(pin) => pin,
-        Pinned::Lacking { bytes } => panic!("{bytes} bytes are lacking"),
+        Pinned::Lacking { bytes, .. } => panic!("{bytes} bytes are lacking"),
     }
 }
 
@@ -105,7 +106,9 @@ fn what_is_put_in_is_found_until_it_is_evicted_and_pins_stay_through_anything() 
 fn a_pin_that_does_not_fit_is_told_what_lacks_and_changes_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let cache = Cache::open(dir.path(), options()).unwrap();
-    let Pinned::Lacking { bytes } = cache.pin(request(0..100)).unwrap() else { panic!("it cannot fit") };
+    let Pinned::Lacking { bytes, disk_full: false } = cache.pin(request(0..100)).unwrap() else {
+        panic!("it cannot fit")
+    };
     let units: u64 = (0..100).map(|n| u64::from(extent::weight(frame(n).bytes().len() as u64))).sum();
     let most = State::pinnable(SLABS * 16);
     assert_eq!(bytes, (units - most) * UNIT);

@@ -1,4 +1,4 @@
-//! Which part gives which elements of a box.
+//! Cover of a box: assigns its elements to the parts that have them.
 
 use std::borrow::Cow;
 
@@ -6,27 +6,27 @@ use thiserror::Error;
 
 use super::TensorBox;
 
-/// Pieces that a box may fall into, at most: 256 parts that overlap in a bad order make some hundreds.
+/// Maximum pieces of a box: 256 parts that overlap in a bad order make some hundreds.
 const PIECES_MAX: usize = 1 << 12;
-/// Pieces that are compared with parts, at most.
+/// Maximum comparisons of pieces with parts.
 const COMPARED_MAX: usize = 1 << 24;
 
-/// Why parts do not make up a box.
+/// Reason why parts do not cover a box.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum Uncovered {
-    /// No part holds these elements.
+    /// No part has these elements.
     #[error("no part holds {0}")]
     Hole(TensorBox),
-    /// The parts overlap in too complicated a way.
+    /// The parts overlap in a too complicated way.
     #[error("its parts overlap in more ways than are followed")]
     TooManyPieces,
 }
 
-/// Cuts `wanted` into boxes, each with the number of the part that gives its elements: every element once, whichever parts
-/// overlap. A part that holds all is taken alone.
+/// Splits `wanted` into boxes, each with the number of the part to read it from. Every element is in exactly one box, even if
+/// parts overlap. A part that has all elements is used alone.
 ///
 /// # Errors
-/// Elements that no part holds.
+/// Missing elements, or parts that overlap in a too complicated way.
 pub fn cover(wanted: &TensorBox, parts: &[TensorBox]) -> Result<Vec<(usize, TensorBox)>, Uncovered> {
     if wanted.is_empty() {
         return Ok(Vec::new());
@@ -36,7 +36,7 @@ pub fn cover(wanted: &TensorBox, parts: &[TensorBox]) -> Result<Vec<(usize, Tens
     }
     let mut near: Vec<usize> = (0..parts.len()).collect();
     near.retain(|&at| parts.get(at).is_some_and(|part| part.intersection(wanted).is_some()));
-    // In this order the parts of a grid never leave more than a few pieces.
+    // In this order, parts that form a grid never leave more than a few pieces.
     near.sort_by_key(|&at| parts.get(at).map(|part| &part.offsets));
     let (mut taken, mut compared) = (Vec::new(), 0);
     let mut missing = vec![Cow::Borrowed(wanted)];

@@ -1,4 +1,4 @@
-//! Boxes of tensors: what is asked for, what a part holds, and which of their bytes are the same.
+//! Boxes of tensors: requested elements, elements of parts, and the bytes that they share.
 
 mod cover;
 mod runs;
@@ -12,12 +12,12 @@ pub use cover::{Uncovered, cover};
 pub use runs::{Run, Runs};
 pub use slices::{Shard, Slices};
 
-/// A box of a tensor: where it begins and how long it is along each dimension; without dimensions, a scalar.
+/// A box of a tensor: offset and length along each dimension; without dimensions, a scalar.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TensorBox {
     /// Offsets along each dimension.
     pub offsets: Vec<u64>,
-    /// Elements along each dimension; as many numbers as there are offsets.
+    /// Elements along each dimension; as many as offsets.
     pub shape: Vec<u64>,
 }
 
@@ -28,13 +28,13 @@ impl TensorBox {
         Self { offsets: vec![0; shape.len()], shape: shape.to_vec() }
     }
 
-    /// Whether it holds no element.
+    /// True if it has no element.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.shape.contains(&0)
     }
 
-    /// Whether every element of `other` is one of its own.
+    /// True if it contains all elements of `other`.
     #[must_use]
     pub fn contains(&self, other: &Self) -> bool {
         other.is_empty() || self.intersection(other).is_some_and(|common| common == *other)
@@ -59,7 +59,7 @@ impl TensorBox {
         Some(common)
     }
 
-    /// Its elements outside `inner`, which lies in it, as boxes that do not overlap: at most two for each dimension.
+    /// Elements outside of `inner`, a box inside of it, as disjoint boxes: at most two for each dimension.
     fn without(&self, inner: &Self) -> Vec<Self> {
         let (mut rest, mut outside) = (self.clone(), Vec::new());
         for (dimension, (from, len)) in inner.dimensions().enumerate() {
@@ -88,7 +88,7 @@ impl TensorBox {
     }
 }
 
-/// As it may be asked for: `[0:128, 3:5]`.
+/// Displayed as slices: `[0:128, 3:5]`.
 impl fmt::Display for TensorBox {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("[")?;

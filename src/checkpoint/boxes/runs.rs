@@ -1,20 +1,20 @@
-//! The bytes that a part and a box have in common, as stretches that lie together in both: counted, not listed.
+//! Bytes that a part and a box share, as runs that are contiguous in both. Runs are computed, not stored.
 
 use std::ops::Range;
 
 use super::TensorBox;
 
-/// Bytes that lie together both in the file that holds a part and in what was asked for.
+/// Bytes that are contiguous both in the file of a part and in the requested box.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Run {
     /// Range in the file.
     pub source: Range<u64>,
-    /// Offset of the first of them in the box that was asked for.
+    /// Offset of the first one in the requested box.
     pub target: u64,
 }
 
-/// The runs of one part, in order of both source and target. Takes no memory that grows with their number: the run of a
-/// number is computed from the number, so that any chunk's runs are found alone, on any thread.
+/// Runs of one part, in order of source and target. Each run is computed from its number, so memory does not grow with their
+/// number, and the runs in any chunk can be found on any thread.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Runs {
     /// Dimensions along which there is more than one run, innermost first.
@@ -34,8 +34,8 @@ struct Step {
 }
 
 impl Runs {
-    /// Where the box `common` lies in `part`, whose row-major elements of `element` bytes begin at byte `start` of a file,
-    /// and where in `wanted`, row-major too. `common` lies in both, whose lengths in bytes fit 64 bits.
+    /// Runs of the box `common` from `part` to `wanted`; both are row-major and contain `common`. The elements of `part`, of
+    /// `element` bytes, start at byte `start` of a file. All lengths in bytes fit 64 bits.
     #[must_use]
     pub fn new(common: &TensorBox, part: &TensorBox, wanted: &TensorBox, element: u64, start: u64) -> Self {
         let mut runs = Self { steps: Vec::new(), source: start, target: 0, len: element, count: 1 };
@@ -60,7 +60,7 @@ impl Runs {
         runs
     }
 
-    /// `len` bytes as they are, from byte `start` of a file on.
+    /// One run of `len` bytes from byte `start` of a file on.
     #[must_use]
     pub fn plain(start: u64, len: u64) -> Self {
         Self { steps: Vec::new(), source: start, target: 0, len, count: u64::from(len > 0) }
@@ -72,7 +72,7 @@ impl Runs {
         self.count
     }
 
-    /// From the first byte in the file to the last.
+    /// Range from the first byte in the file to the last.
     #[must_use]
     pub fn span(&self) -> Range<u64> {
         if self.count == 0 { self.source..self.source } else { self.source..self.run(self.count - 1).source.end }

@@ -1,4 +1,4 @@
-//! Boxes as people write them, as numpy does: `[0:128, :, -2:]`.
+//! Boxes as text in numpy's syntax: `[0:128, :, -2:]`.
 
 use std::fmt;
 use std::ops::Range;
@@ -8,7 +8,7 @@ use super::TensorBox;
 use crate::error::{Error, Result};
 use crate::limits::RANK_MAX;
 
-/// Slices along each dimension, before its length is known. Further dimensions are whole.
+/// Slices along each dimension, before its length is known. Further dimensions are complete.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Slices(Vec<Slice>);
 
@@ -20,13 +20,13 @@ struct Slice {
 }
 
 impl Slices {
-    /// These elements along the first dimensions.
+    /// Slices of these ranges along the first dimensions.
     pub fn of(ranges: impl IntoIterator<Item = Range<u64>>) -> Self {
         let slice = |range: Range<u64>| Slice { from: Some(range.start.into()), to: Some(range.end.into()) };
         Self(ranges.into_iter().map(slice).collect())
     }
 
-    /// The box that they are in a tensor of `shape`. Unlike numpy's they must lie in it: fewer elements than were asked for
+    /// Box of these slices in a tensor of `shape`. Unlike in numpy, slices out of bounds are an error, because missing elements
     /// would not be noticed.
     ///
     /// # Errors
@@ -110,8 +110,8 @@ impl Shard {
         Err(Error::usage("there is no such shard").expected("I/N with I from 0 to N-1").got(format!("{index}/{of}")))
     }
 
-    /// Its part of `whole`: as torch.chunk and FSDP part tensors, so the last ones are shorter, or empty, where the rows do
-    /// not divide (<https://docs.pytorch.org/docs/stable/generated/torch.chunk.html>). A scalar is every part's.
+    /// Part of `whole`, split like torch.chunk and FSDP do: if the rows are not divisible, the last parts are shorter or
+    /// empty (<https://docs.pytorch.org/docs/stable/generated/torch.chunk.html>). A scalar is in every part.
     #[must_use]
     pub fn within(&self, mut whole: TensorBox) -> TensorBox {
         if let (Some(&start), Some(&rows)) = (whole.offsets.first(), whole.shape.first()) {

@@ -1,17 +1,17 @@
-//! Values that are kept once however often a pickle writes them: the sizes and offsets of a large checkpoint's parts are a
-//! few thousand tuples, written a million times.
+//! Deduplication of equal values in a pickle: the sizes and offsets of parts in a large checkpoint are a few thousand tuples that
+//! are written a million times.
 
 use super::{Extent, Node, Object, Pickle, Ref};
 
-/// Members of a tuple that is looked for, at most.
+/// Maximum members of a tuple that is deduplicated.
 const MEMBERS_MAX: usize = 8;
-/// Slots of the table, at most.
+/// Maximum slots of the table.
 const SLOTS_MAX: usize = 1 << 16;
 /// Bytes of a pickle for each slot: a short pickle is not worth a large table.
 const BYTES_PER_SLOT: usize = 64;
 const NONE: u32 = u32::MAX;
 
-/// The last pure value of each digest: whatever a pickle holds, one look each, and a table of bounded size.
+/// Hash table with the last pure value of each digest: one lookup per value, and a bounded size.
 pub(super) struct Alike {
     slots: Vec<u32>,
 }
@@ -22,7 +22,7 @@ impl Alike {
         Self { slots: vec![NONE; slots] }
     }
 
-    /// Whether a tuple of these members is pure, and short enough to be looked for.
+    /// True if a tuple of these members is pure, and short enough to be deduplicated.
     pub(super) fn is_pure(pickle: &Pickle<'_>, members: &[Ref]) -> bool {
         let pure = |member: &Ref| match member.node() {
             Some(node) => matches!(pickle.nodes.get(node as usize), Some(Node::Pure(_))),
@@ -31,7 +31,7 @@ impl Alike {
         members.len() <= MEMBERS_MAX && members.iter().all(pure)
     }
 
-    /// The slot for a pure tuple of these members, and the node in it if it is that tuple.
+    /// Slot for a pure tuple of these members, and the node in it if it is equal.
     pub(super) fn tuple(&self, pickle: &Pickle<'_>, members: &[Ref]) -> (usize, Option<u32>) {
         let slot = self.slot(members.iter().map(|member| member.0));
         let found = self.found(slot, pickle, |node| match node {
@@ -44,7 +44,7 @@ impl Alike {
         (slot, found)
     }
 
-    /// The slot for what is made by calling `class` with the pure tuple `args`, and the node in it if it is that.
+    /// Slot for the result of calling `class` with the pure tuple `args`, and the node in it if it is equal.
     pub(super) fn made(&self, pickle: &Pickle<'_>, class: Ref, args: Ref) -> (usize, Option<u32>) {
         let slot = self.slot([u32::MAX, class.0, args.0].into_iter());
         let found = self.found(slot, pickle, |node| match node {
@@ -57,7 +57,7 @@ impl Alike {
         (slot, found)
     }
 
-    /// Remembers what is now alike to what `slot` was found for.
+    /// Stores a node in `slot`, for later equal values.
     pub(super) fn keep(&mut self, slot: usize, node: u32) {
         if let Some(kept) = self.slots.get_mut(slot) {
             *kept = node;
@@ -70,7 +70,7 @@ impl Alike {
     }
 
     fn slot(&self, words: impl Iterator<Item = u32>) -> usize {
-        // Any multiplier that spreads small numbers over the high bits will do.
+        // Any multiplier works that spreads small numbers over the high bits.
         let mixed =
             words.fold(1_u64, |all, word| (all.rotate_left(23) ^ u64::from(word)).wrapping_mul(0x9e37_79b9_7f4a_7c15));
         usize::try_from(mixed >> 32).unwrap_or_default() & (self.slots.len() - 1)

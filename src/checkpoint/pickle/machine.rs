@@ -1,9 +1,9 @@
-//! The machine itself: a stack, marks, a memo, and an opcode at a time.
+//! The pickle machine: a stack, marks, a memo, and a loop over opcodes.
 
 use super::alike::Alike;
 use super::{Extent, ITEMS_MAX, MEMO_MAX, NODES_MAX, Node, Object, PICKLE_LEN_MAX, ParseError, Pickle, Ref, STACK_MAX};
 
-/// Why the machine stopped; where is known to its loop.
+/// Reason why the machine stopped; its loop adds the offset.
 type Step<T = ()> = Result<T, &'static str>;
 
 /// Runs a whole pickle.
@@ -106,7 +106,7 @@ impl Machine<'_> {
         }
     }
 
-    /// Text stays where it is; bytes are passed over, but for the short strings of protocol 2 written by Python 2.
+    /// Pushes a text as a range of the pickle; bytes are skipped, except short strings of protocol 2, as Python 2 writes them.
     fn string(&mut self, code: u8) -> Step {
         let width = match code {
             b'X' | b'B' | b'T' => 4,
@@ -146,7 +146,7 @@ impl Machine<'_> {
         self.push_node(if code == b'l' { Node::List(extent) } else { Node::Dict(extent) })
     }
 
-    /// Makes what the stack holds from `from` on a tuple, or takes one that is alike.
+    /// Makes a tuple of the stack from `from` on, or reuses an equal one.
     fn push_tuple(&mut self, from: usize) -> Step {
         let members = self.stack.get(from..).unwrap_or_default();
         if !Alike::is_pure(&self.pickle, members) {
@@ -164,7 +164,7 @@ impl Machine<'_> {
         self.push(Ref(node))
     }
 
-    /// Puts what the stack holds on top into the container below.
+    /// Adds the values on top of the stack to the container below.
     fn fill(&mut self, code: u8) -> Step {
         let from = match code {
             b'a' => self.stack.len().checked_sub(1).ok_or("stack is empty")?,
@@ -194,7 +194,7 @@ impl Machine<'_> {
         Ok(())
     }
 
-    /// The container that an object's members go to.
+    /// Container for an object's members.
     fn items_of(&mut self, object: u32, pairs: bool) -> Step<u32> {
         let items = self.pickle.objects.get(object as usize).and_then(|object| object.items.node());
         if let Some(items) = items {
@@ -259,7 +259,7 @@ impl Machine<'_> {
             _ => self.memo.len(),
         };
         let top = self.top()?;
-        // Picklers number what they remember from 0 on.
+        // Picklers number memo entries from 0 on.
         if at == self.memo.len() && at < MEMO_MAX {
             self.memo.push(top);
             return Ok(());
@@ -284,7 +284,7 @@ impl<'a> Machine<'a> {
         self.array().map(|[byte]| byte)
     }
 
-    /// A length of `width` bytes; one that does not fit reaches beyond any pickle.
+    /// A length of `width` bytes; one that does not fit is beyond the end of any pickle.
     fn len(&mut self, width: usize) -> Step<usize> {
         let number = self.take(width)?.iter().rev().fold(0, |all, &byte| all << 8 | u64::from(byte));
         Ok(usize::try_from(number).unwrap_or(usize::MAX))
@@ -307,7 +307,7 @@ impl<'a> Machine<'a> {
         Ok(())
     }
 
-    /// Length of the stack at the latest mark: below is out of reach.
+    /// Length of the stack at the last mark; values below are not accessible.
     fn floor(&self) -> usize {
         self.marks.last().copied().unwrap_or(0)
     }
@@ -391,7 +391,7 @@ impl<'a> Machine<'a> {
         self.push(Ref(node))
     }
 
-    /// Whether objects of a class are tuples that never change: those of `torch.Size` are.
+    /// True for classes whose objects are immutable tuples, such as `torch.Size`.
     fn is_frozen(&mut self, class: Ref) -> bool {
         let frozen = self.frozen == Some(class) || self.pickle.is(class, "torch", "Size");
         if frozen {
@@ -406,8 +406,8 @@ impl<'a> Machine<'a> {
         Ok(number)
     }
 
-    /// `extent` with the stack from `from` on added. One that cannot grow where it lies moves to the end with twice the
-    /// room, so that all moves together cost no more than what was added.
+    /// Appends the stack from `from` on to `extent`. One without space moves to the end with twice the capacity, so that the cost
+    /// of all moves is proportional to the values added.
     fn grown(&mut self, extent: Extent, from: usize) -> Step<Extent> {
         let items = &mut self.pickle.items;
         let added = self.stack.get(from..).unwrap_or_default();

@@ -1,10 +1,10 @@
-//! Pickles as inert data: a machine that runs a pickle's opcodes and nothing else.
+//! Pickles as inert data: runs the opcodes of a pickle without calling or importing anything.
 //!
-//! Facts: <https://github.com/python/cpython/blob/main/Lib/pickletools.py>. Protocols 2 to 5 are read. A global is two names
-//! and is never looked up; what a pickle would have called, made or restored is an [`Object`] that keeps its class and
-//! arguments, so that whoever knows the class can read it and anybody can walk through it. A hostile pickle costs memory in
-//! proportion to its length and up to fixed limits: values are small nodes in one list, texts stay where they are.
-//! The result is a graph, perhaps with cycles, in which doubling by memo costs nothing: a walk must mark visited nodes.
+//! Facts: <https://github.com/python/cpython/blob/main/Lib/pickletools.py>. Protocols 2 to 5 are read. A global is a pair of
+//! names and is never imported. Calls, objects and restored states become an [`Object`] with its class and arguments, which code
+//! that knows the class can interpret. The memory for a hostile pickle is proportional to its length and limited: values are
+//! small nodes in one list, texts are ranges of the input. The result is a graph, possibly with cycles and with exponentially
+//! many paths: a walk must mark visited nodes.
 
 mod alike;
 mod machine;
@@ -13,18 +13,18 @@ mod tests;
 
 use thiserror::Error;
 
-/// Bytes in a pickle, at most.
+/// Maximum bytes of a pickle.
 pub const PICKLE_LEN_MAX: u64 = 256 << 20;
-/// Values that are more than a small number or a constant, at most.
+/// Maximum number of values other than small numbers and constants.
 pub const NODES_MAX: usize = 1 << 24;
-/// Members of all containers, at most.
+/// Maximum number of members of all containers.
 pub const ITEMS_MAX: usize = 1 << 25;
-/// Values that wait to become part of others, at most.
+/// Maximum depth of the stack.
 pub const STACK_MAX: usize = 1 << 20;
-/// Values that are remembered, at most.
+/// Maximum number of memo entries.
 pub const MEMO_MAX: usize = 1 << 25;
 
-/// Why bytes are not a pickle that this version reads.
+/// Reason why bytes are not a pickle that this version reads.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 #[error("{what} at byte {at} of the pickle")]
 pub struct ParseError {
@@ -44,14 +44,14 @@ pub struct Pickle<'a> {
     root: Ref,
 }
 
-/// A value of a pickle: small integers and constants in themselves, others by the number of their node.
+/// A value of a pickle: a small integer or constant, or the number of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Ref(u32);
 
 /// A value, one level deep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Value<'p> {
-    /// None, a truth value, a float, bytes, an integer beyond 64 bits, or text that is not UTF-8: nothing to look into.
+    /// An opaque value: None, a boolean, a float, bytes, an integer beyond 64 bits, or text that is not UTF-8.
     Inert,
     /// An integer.
     Int(i64),
@@ -66,24 +66,24 @@ pub enum Value<'p> {
     },
     /// The members of a tuple, list or set.
     Sequence(&'p [Ref]),
-    /// Keys and values by turns.
+    /// Alternating keys and values.
     Dict(&'p [Ref]),
-    /// An object that code would have made.
+    /// An object that code would have created.
     Object(Object),
     /// An object outside the pickle, with its description.
     Persistent(Ref),
 }
 
-/// An object that a call of `class` would have made.
+/// An object that a call of `class` would have created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Object {
     /// Callable.
     pub class: Ref,
-    /// With which arguments.
+    /// Arguments.
     pub args: Ref,
-    /// The state it would have been given.
+    /// State that would have been set.
     pub state: Ref,
-    /// Items that would have been put into it: a dict or a sequence, or nothing.
+    /// Items that would have been added: a dict, a sequence, or none.
     pub items: Ref,
 }
 
@@ -100,12 +100,12 @@ enum Node {
         name: Ref,
     },
     Tuple(Extent),
-    /// A tuple of nothing but small numbers, constants and such tuples: kept once for all that are alike.
+    /// A pure tuple: only small numbers, constants and pure tuples. Equal ones share a node.
     Pure(Extent),
     List(Extent),
     Dict(Extent),
     Object(u32),
-    /// An object that is made from a pure tuple and never changes: kept once, too.
+    /// An immutable object created from a pure tuple; equal ones share a node.
     Frozen(u32),
     Persistent(Ref),
 }
@@ -115,7 +115,7 @@ enum Node {
 struct Extent {
     start: u32,
     len: u32,
-    /// Length that it may grow to without being moved.
+    /// Capacity.
     room: u32,
 }
 
@@ -125,14 +125,14 @@ impl Ref {
     pub const INERT: Self = Self(1 << 31);
     const EMPTY: Self = Self(1 << 31 | 1);
 
-    /// The number of its node, which tells containers that are the same apart from those that are equal.
+    /// Number of its node, which is the identity of a container.
     pub const fn node(self) -> Option<u32> {
         if self.0 < Self::SMALL { Some(self.0) } else { None }
     }
 }
 
 impl<'a> Pickle<'a> {
-    /// Reads the one pickle that `bytes` are.
+    /// Parses `bytes`, which must be exactly one pickle.
     ///
     /// # Errors
     /// Another protocol, an opcode that no pickler of these protocols writes, opcodes that do not fit together, a length
@@ -147,7 +147,7 @@ impl<'a> Pickle<'a> {
         self.root
     }
 
-    /// Values that have a node: those that [`Ref::node`] numbers.
+    /// Number of nodes.
     #[must_use]
     pub const fn nodes(&self) -> usize {
         self.nodes.len()
@@ -213,7 +213,7 @@ impl<'a> Pickle<'a> {
         members.chunks_exact(2).find(|pair| self.text(pair[0]) == Some(key)).map(|pair| pair[1])
     }
 
-    /// Whether a value is the global `module.name`.
+    /// True if a value is the global `module.name`.
     #[must_use]
     pub fn is(&self, at: Ref, module: &str, name: &str) -> bool {
         self.value(at) == Value::Global { module, name }

@@ -1,4 +1,4 @@
-//! A walk through the pickle of a torch file: which tensors there are, under which names, in which storages.
+//! A walk through the pickle of a torch file: finds tensors, their names and their storages.
 
 use std::collections::HashMap;
 
@@ -7,7 +7,7 @@ use crate::checkpoint::Dtype;
 use crate::checkpoint::pickle::{Object, Pickle, Ref, Value};
 use crate::limits::{RANK_MAX, TENSOR_NAME_MAX, TENSORS_MAX};
 
-/// Functions that may wrap a tensor, at most: a parameter of a subclass takes three.
+/// Maximum number of functions that wrap a tensor: a parameter of a subclass has three.
 const WRAPS_MAX: u32 = 8;
 
 /// Tensors of a pickle.
@@ -26,7 +26,7 @@ pub(super) struct TensorRecord {
     /// None if it is not known.
     pub(super) dtype: Option<Dtype>,
     pub(super) shape: Box<[u64]>,
-    /// Elements of the storage before its first.
+    /// Offset in the storage, in elements.
     pub(super) offset: u64,
     pub(super) row_major: bool,
 }
@@ -35,11 +35,11 @@ pub(super) struct TensorRecord {
 #[derive(Debug)]
 pub(super) struct Stored<'p> {
     pub(super) key: &'p str,
-    /// Its bytes, if its type is known.
+    /// Bytes, if its type is known.
     pub(super) len: Option<u64>,
-    /// The type of its elements, if its class tells.
+    /// Type of its elements, if its class determines it.
     dtype: Option<Dtype>,
-    /// Type of its elements where no tensor says.
+    /// Type of its elements, if no tensor determines it.
     pub(super) elements: Option<Dtype>,
 }
 
@@ -77,8 +77,8 @@ enum PathPart {
 
 struct Walk<'p, 'a> {
     pickle: &'p Pickle<'a>,
-    /// Values met, by node. A container is walked through where it is met first, so that neither a cycle nor doubling by
-    /// memo costs anything; a tensor has a name wherever it is met.
+    /// Visited values, by node. Each container is walked only once, so that cycles and exponentially many paths cost nothing; a
+    /// tensor gets a name at each place where it is found.
     seen: Vec<bool>,
     /// Every step of every path; the first is the root.
     steps: Vec<Step>,
@@ -89,7 +89,7 @@ struct Walk<'p, 'a> {
 }
 
 impl Walk<'_, '_> {
-    /// Takes note of a value at the path `at`.
+    /// Visits a value at the path `at`.
     fn meet(&mut self, value: Ref, at: u32) -> Result<(), ParseError> {
         let Some(node) = value.node() else { return Ok(()) };
         let tensor = match self.pickle.value(value) {
@@ -101,7 +101,7 @@ impl Walk<'_, '_> {
             Some(mut tensor) => {
                 let attached = std::mem::take(&mut tensor.attached);
                 self.found(tensor, at)?;
-                // Its arguments are known; other values that it carries may hold tensors too.
+                // Its arguments are handled; its other values may contain tensors, too.
                 attached.into_iter().filter(|_| first_met).try_for_each(|value| self.meet(value, at))
             }
             None => {
@@ -111,7 +111,7 @@ impl Walk<'_, '_> {
         }
     }
 
-    /// Meets a value one step below the path `above`.
+    /// Visits a value one step below the path `above`.
     fn meet_below(&mut self, value: Ref, above: u32, part: PathPart) -> Result<(), ParseError> {
         let looked_into = match self.pickle.value(value) {
             Value::Sequence(members) | Value::Dict(members) => !members.is_empty(),
@@ -131,7 +131,7 @@ impl Walk<'_, '_> {
         let found = self.contents.tensors.len();
         self.meet(value, at)?;
         if self.to_visit.len() == waiting && self.contents.tensors.len() == found {
-            // Seen before: the step leads nowhere.
+            // Visited before: the step is not needed.
             self.steps.pop();
         }
         Ok(())
@@ -154,7 +154,7 @@ impl Walk<'_, '_> {
                 }
             }
             Value::Object(object) => {
-                // Its attributes and members go by their own names, its arguments by their places.
+                // Attributes and members are named by their keys, arguments by their positions.
                 for part in [object.state, object.items, object.args] {
                     self.meet(part, at)?;
                 }
@@ -176,7 +176,7 @@ impl Walk<'_, '_> {
         Ok(())
     }
 
-    /// The path `at`, spelt with dots.
+    /// The path `at`, separated by dots.
     fn name(&self, mut at: u32) -> Result<String, ParseError> {
         if at == 0 {
             return Ok(ROOT_NAME.to_owned());
@@ -203,8 +203,7 @@ impl Walk<'_, '_> {
         Ok(parts.join("."))
     }
 
-    /// The tensor that an object would have become; none if it would have become something else, or is described in a
-    /// way that is not known.
+    /// Tensor of an object; none if the object is no tensor, or has an unknown form.
     fn tensor(&mut self, mut object: Object) -> Result<Option<Unnamed>, ParseError> {
         let mut attached = Vec::new();
         for _ in 0..WRAPS_MAX {
@@ -268,7 +267,7 @@ impl Walk<'_, '_> {
                     Value::Global { module: "torch", name } => dtypes::by_name(name),
                     _ => None,
                 };
-                // The storage is bytes by its class; what they are is said by its tensors, and the first will do.
+                // The storage class only says bytes: the first tensor determines the type.
                 if stored.elements == Some(Dtype::U8) && known.is_some() {
                     stored.elements.clone_from(&known);
                 }
@@ -285,7 +284,7 @@ impl Walk<'_, '_> {
         members.iter().map(|&member| self.pickle.number(member)).collect()
     }
 
-    /// The storage that a persistent id is: `("storage", class, key, location, elements)`.
+    /// Storage of a persistent id: `("storage", class, key, location, elements)`.
     fn storage(&mut self, of: Ref) -> Result<Option<usize>, ParseError> {
         let Some(&[kind, class, key, _, elements]) = self.pickle.sequence(of) else { return Ok(None) };
         let described = (self.pickle.text(kind), self.pickle.text(key), self.pickle.number(elements));
@@ -321,7 +320,7 @@ struct Unnamed {
     attached: Vec<Ref>,
 }
 
-/// Whether the elements lie one after the other, the last index fastest. Along a dimension of one there are no steps.
+/// True if the elements are contiguous and row-major. Strides of dimensions of length one do not matter.
 fn is_row_major(shape: &[u64], strides: &[u64]) -> bool {
     if shape.len() != strides.len() {
         return false;

@@ -1,13 +1,13 @@
-//! Torch files (`.pt`, `.pth`, `.bin`): a zip archive of one pickle, which says what there is, and a record for each storage.
+//! Torch files (`.pt`, `.pth`, `.bin`): a zip archive of one pickle, which describes the content, and a record for each storage.
 //!
-//! Facts: <https://github.com/pytorch/pytorch/blob/main/torch/serialization.py> (`_save`) and what torch 2.15 writes. Files
-//! older than torch 1.6 are a row of pickles and no archive: plain bytes here. Nothing is executed: the pickle is read by
-//! [`super::pickle`], and of what it would call only the functions that rebuild tensors are known, by name.
+//! Facts: <https://github.com/pytorch/pytorch/blob/main/torch/serialization.py> (`_save`) and what torch 2.15 writes. Files older
+//! than torch 1.6 are a sequence of pickles, not an archive: they count as plain bytes. Nothing is executed: [`super::pickle`]
+//! reads the pickle, and only the functions that rebuild tensors are recognized, by name.
 //!
 //! Listed: each tensor that is row-major in its storage, under its path through dicts, lists and objects, separated by
-//! dots (the tensor that is a whole file is called [`ROOT_NAME`]). So tensors that share a storage are all listed, and may
-//! overlap. A storage, or a part of one, that no listed tensor covers is a stretch of elements without a name: that of a
-//! transposed tensor, or of one whose type is not known.
+//! dots (the tensor that is a whole file is called [`ROOT_NAME`]). So all tensors that share a storage are listed, and may
+//! overlap. A storage, or a part of one, without a listed tensor is a range of elements without a name, for example that of a
+//! transposed tensor, or of one with an unknown type.
 
 mod contents;
 pub(super) mod dtypes;
@@ -27,12 +27,12 @@ use crate::limits::{TENSOR_NAME_MAX, TENSORS_MAX};
 
 /// Name of the tensor that is the whole of a file.
 pub const ROOT_NAME: &str = "tensor";
-/// Dicts, lists and objects within each other, at most.
+/// Maximum nesting depth of dicts, lists and objects.
 pub const DEPTH_MAX: u32 = 256;
-/// Bytes in all names together, at most.
-pub const NAMES_LEN_MAX: usize = 128 << 20;
+/// Maximum bytes of all names.
+pub const NAMES_LEN_MAX: usize = 16 << 20;
 
-/// Why a file is not a torch file that this version reads.
+/// Reason why a file is not a torch file that this version reads.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ParseError {
@@ -42,7 +42,7 @@ pub enum ParseError {
     /// The file could not be read.
     #[error("read the file")]
     Read(#[from] io::Error),
-    /// The archive's own structures are not right.
+    /// The structures of the archive are invalid.
     #[error("{what}: the archive at byte {at}")]
     Zip {
         /// Fault.
@@ -50,7 +50,7 @@ pub enum ParseError {
         /// Offset in the file.
         at: u64,
     },
-    /// Numbers are written with their highest byte first.
+    /// Numbers are big-endian.
     #[error("written by a big-endian machine")]
     BigEndian,
     /// The pickle is too long, or not one.
@@ -59,15 +59,15 @@ pub enum ParseError {
     /// A storage has no record, or one that is too short, or is described in two ways.
     #[error("storage {key:?} {what}")]
     Storage {
-        /// Its key: its record's name.
+        /// Key: its record's name.
         key: String,
         /// Fault.
         what: &'static str,
     },
-    /// A tensor lies outside its storage.
+    /// A tensor is outside of its storage.
     #[error("tensor {name:?} lies outside its storage")]
     OutOfRange {
-        /// Its name.
+        /// Name.
         name: String,
     },
     /// More than [`TENSORS_MAX`] tensors, or a name beyond [`TENSOR_NAME_MAX`], or names beyond [`NAMES_LEN_MAX`].
@@ -78,7 +78,7 @@ pub enum ParseError {
     TooDeep,
 }
 
-/// Whether a file that begins with `first` can be an archive.
+/// True if a file that begins with `first` can be an archive.
 #[must_use]
 pub fn may_be(first: &[u8]) -> bool {
     first.starts_with(b"PK\x03\x04")
@@ -87,7 +87,7 @@ pub fn may_be(first: &[u8]) -> bool {
 /// Reads the tensors of a torch file of `len` bytes: its directory at the end, its pickle and the header of each record.
 ///
 /// # Errors
-/// Not an archive with one `data.pkl`; damaged or lying in any way; beyond the limits.
+/// No archive with one `data.pkl`; damaged or inconsistent; beyond the limits.
 pub fn parse(read: ReadAt<'_>, len: u64) -> Result<Layout, ParseError> {
     let archive = Archive::open(read, len)?.ok_or(ParseError::NotTorch)?;
     let folder = archive.folder_with(b"data.pkl").ok_or(ParseError::NotTorch)?.to_vec();
@@ -110,7 +110,7 @@ pub fn parse(read: ReadAt<'_>, len: u64) -> Result<Layout, ParseError> {
         places.push(place);
     }
     refuse_overlaps(&storages, &places)?;
-    // Two paths may be spelt alike: the first keeps the name.
+    // Two paths may have the same text: the first keeps the name.
     let mut names = HashSet::with_capacity(tensors.len());
     tensors.retain(|found| names.insert(found.name.clone()));
     drop(names);
@@ -144,7 +144,7 @@ fn refuse_overlaps(storages: &[Stored<'_>], places: &[Range<u64>]) -> Result<(),
     }
 }
 
-/// Puts the tensors where their storages are; what they leave of a storage is elements without a name.
+/// Places the tensors in their storages; the rest of a storage is elements without a name.
 fn layout(found: Vec<TensorRecord>, storages: &[Stored<'_>], places: &[Range<u64>]) -> Result<Layout, ParseError> {
     let mut tensors = Vec::with_capacity(found.len());
     for found in found {
@@ -189,7 +189,7 @@ fn placed(found: TensorRecord, place: &Range<u64>) -> Result<Option<Tensor>, Par
         Some(range) if range.end <= place.end => {
             Ok(Some(Tensor { name, dtype, shape, start: range.start, end: range.end, part: None }))
         }
-        // Nothing lies nowhere: an empty tensor may name any offset.
+        // An empty tensor may have any offset.
         _ if shape.contains(&0) => {
             Ok(Some(Tensor { name, dtype, shape, start: place.start, end: place.start, part: None }))
         }

@@ -1,16 +1,16 @@
-//! The zip archive around a torch file: where each record's bytes lie.
+//! The zip archive of a torch file: finds the bytes of each record.
 //!
-//! Facts: <https://pkware.cachefly.net/webdocs/casestudies/APPNOTE.TXT>, and what `PyTorch` writes of it: entries stored as
-//! they are, no comment at the end, zip64 where a number asks for it
-//! (<https://github.com/pytorch/pytorch/blob/main/caffe2/serialize/inline_container.cc>). The directory at the end says where
-//! an entry's own header is; only that header says where its bytes begin, for `PyTorch` pads it to align them.
+//! Facts: <https://pkware.cachefly.net/webdocs/casestudies/APPNOTE.TXT>, and the subset that `PyTorch` writes: entries
+//! stored without compression, no comment at the end, zip64 where a number needs it
+//! (<https://github.com/pytorch/pytorch/blob/main/caffe2/serialize/inline_container.cc>). The directory at the end has
+//! the offset of an entry's header. Only that header determines where its bytes begin, because `PyTorch` pads it for alignment.
 
 use std::collections::HashMap;
 use std::ops::Range;
 
 use super::{ParseError, ReadAt};
 
-/// Bytes in the central directory, at most.
+/// Maximum bytes of the central directory.
 const DIRECTORY_LEN_MAX: u64 = 128 << 20;
 
 const END_LEN: usize = 22;
@@ -22,19 +22,19 @@ const LOCAL: &[u8] = b"PK\x03\x04";
 const CENTRAL: &[u8] = b"PK\x01\x02";
 /// An extra field with the numbers that do not fit 32 bits.
 const EXTRA64: u64 = 1;
-/// Mark of a field of 32 or 16 bits whose number is elsewhere.
+/// Value of a field of 32 or 16 bits whose number is in the zip64 field.
 const FULL32: u64 = u32::MAX as u64;
 const FULL16: u64 = u16::MAX as u64;
 
 /// The entries of an archive.
 #[derive(Debug)]
 pub(super) struct Archive {
-    /// Start of the directory: no entry reaches beyond.
+    /// Start of the directory, which is the end of all entries.
     end: u64,
     entries: HashMap<Box<[u8]>, ZipEntry>,
 }
 
-/// One entry, as the directory tells.
+/// One entry of the directory.
 #[derive(Clone, Copy, Debug)]
 struct ZipEntry {
     /// Offset of its header.
@@ -45,7 +45,7 @@ struct ZipEntry {
 }
 
 impl Archive {
-    /// Reads the directory of the archive that a file of `len` bytes is; none if it does not end as one.
+    /// Reads the directory of the archive in a file of `len` bytes; none if the file does not end like an archive.
     pub(super) fn open(read: ReadAt<'_>, len: u64) -> Result<Option<Self>, ParseError> {
         let Some(Directory { start, len, count, .. }) = find_directory(read, len)? else { return Ok(None) };
         // Each entry takes its fixed part and a name.
@@ -75,7 +75,7 @@ impl Archive {
         Err(ParseError::Zip { what: "the directory holds more than it counts", at: self.end })
     }
 
-    /// The one folder at the top that has a record called `record`: `PyTorch` puts everything into one, called as the file.
+    /// The only top folder with the record `record`: `PyTorch` writes all records to one folder, with the name of the file.
     pub(super) fn folder_with(&self, record: &[u8]) -> Option<&[u8]> {
         let mut found = self.entries.keys().filter_map(|name| {
             let folder = name.strip_suffix(record)?.strip_suffix(b"/")?;
@@ -84,7 +84,7 @@ impl Archive {
         found.next().filter(|_| found.next().is_none())
     }
 
-    /// Range of the bytes of the entry called `name` in the file; none if there is no such entry.
+    /// Range of the bytes of the entry `name` in the file; none if there is no such entry.
     pub(super) fn locate(&self, read: ReadAt<'_>, name: &[u8]) -> Result<Option<Range<u64>>, ParseError> {
         let Some(entry) = self.entries.get(name) else { return Ok(None) };
         let at = entry.header;
@@ -164,7 +164,7 @@ fn find_directory64(read: ReadAt<'_>, end_at: u64) -> Result<Option<Directory>, 
     }
 }
 
-/// The entry that `rest` of a directory begins with: its name, what it says, and its length.
+/// Entry at the start of `rest` of a directory: its name, its data, and its length.
 fn entry(rest: &[u8]) -> Option<(&[u8], ZipEntry, usize)> {
     if !rest.starts_with(CENTRAL) {
         return None;
@@ -176,7 +176,7 @@ fn entry(rest: &[u8]) -> Option<(&[u8], ZipEntry, usize)> {
     let extra = rest.get(CENTRAL_LEN + name_len..)?.get(..extra_len)?;
     let whole = CENTRAL_LEN + name_len + extra_len + comment_len;
     rest.get(..whole)?;
-    // The wide numbers come in this order, each only if its short field is full.
+    // The wide numbers are in this order, each only if its short field has the marker value.
     let mut wide = extra64(extra);
     let mut number = |at| match fields.u32(at)? {
         FULL32 => {

@@ -5,18 +5,22 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueHint};
 
+use super::audit::AuditVerb;
 use super::{Target, target};
 use crate::agent::AgentSelector;
-use crate::cli::help::agents as help;
-use crate::repository::Selector;
+use crate::cli::help::{agents as help, audit as audit_help};
+use crate::identity::Identity;
+use crate::name::Name;
+use crate::policy::Sensitivity;
+use crate::selector::Selector;
 use crate::transfer::exchange;
-use crate::transfer::identity::{AGENT_DAYS, AUTHORITY_DAYS, Identity};
+use crate::transfer::identity::{AGENT_DAYS, AUTHORITY_DAYS, POLICY_DAYS};
 use crate::{size, span};
 
 /// Commands for agents and certificates.
 #[derive(Debug, Subcommand)]
 pub(in crate::cli) enum AgentVerb {
-    /// Make the certificates by which agents know each other
+    /// Make the certificates that identify agents to each other
     #[command(after_help = help::IDENTITY, subcommand_required = true, arg_required_else_help = true)]
     Identity {
         #[command(subcommand)]
@@ -25,20 +29,44 @@ pub(in crate::cli) enum AgentVerb {
     /// Run an agent: a cache, repositories and an API for the processes of this node
     #[command(after_help = help::AGENT)]
     Agent {
-        /// Its settings
+        /// Settings file of the agent
         #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
         config: PathBuf,
     },
-    /// Have the agent bring what names hold into its cache, before somebody needs it
+    /// Show, check, sign, set and explain the policy of a repository
+    #[command(after_help = help::POLICY, subcommand_required = true, arg_required_else_help = true)]
+    Policy {
+        #[command(subcommand)]
+        what: PolicyVerb,
+    },
+    /// Loosen the labels of a name, signed by the policy key
+    #[command(after_help = help::DECLASSIFY)]
+    Declassify {
+        /// Name
+        name: Name,
+        /// New sensitivity
+        #[arg(long, value_name = "LEVEL")]
+        sensitivity: Sensitivity,
+        /// New residency: jurisdictions, or `any` [default: unchanged]
+        #[arg(long, value_name = "LIST")]
+        residency: Option<String>,
+        /// Reason, for the audit
+        #[arg(long, value_name = "TEXT")]
+        reason: String,
+        /// Folder of the policy key
+        #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+        key: PathBuf,
+    },
+    /// Have the agent prefetch names into its cache
     #[command(after_help = help::WARM)]
     Warm(Warm),
-    /// Have the agent keep what a name holds in its cache
+    /// Have the agent keep a name's chunks in its cache
     #[command(after_help = help::PIN)]
     Pin(Pin),
     /// End pins
     #[command(after_help = help::UNPIN)]
     Unpin {
-        /// Which, as `towline pins` lists them
+        /// Ids that `towline pins` shows
         #[arg(value_name = "PIN", required = true)]
         pins: Vec<String>,
         #[command(flatten)]
@@ -47,7 +75,7 @@ pub(in crate::cli) enum AgentVerb {
     /// List the agent's pins
     #[command(after_help = help::PINS)]
     Pins(AtOption),
-    /// Look at the agent's cache, check it, make room in it
+    /// Show, check and evict from the agent's cache
     #[command(after_help = help::CACHE, subcommand_required = true, arg_required_else_help = true)]
     Cache {
         #[command(subcommand)]
@@ -59,7 +87,19 @@ pub(in crate::cli) enum AgentVerb {
         #[command(subcommand)]
         what: HandoffVerb,
     },
-    /// Watch what the agent does
+    /// Show and verify an audit log
+    #[command(after_help = audit_help::AUDIT, subcommand_required = true, arg_required_else_help = true)]
+    Audit {
+        #[command(subcommand)]
+        what: AuditVerb,
+    },
+    /// Make, list and revoke tokens with limited rights for the agent's API on loopback
+    #[command(after_help = help::TOKEN, subcommand_required = true, arg_required_else_help = true)]
+    Token {
+        #[command(subcommand)]
+        what: TokenVerb,
+    },
+    /// Show the agent's tasks, cache and peers as they change
     #[command(after_help = help::TOP)]
     Top {
         /// Show it once, then end
@@ -74,44 +114,110 @@ pub(in crate::cli) enum AgentVerb {
 }
 
 impl AgentVerb {
-    /// True if `towline.toml` bears on it: not if it needs no repository, or asks the agent for its state.
+    /// True if the command reads `towline.toml`: not if it needs no repository, or asks the agent for its state.
     pub(super) fn reads_settings(&self) -> bool {
-        matches!(self, Self::Warm(_) | Self::Pin(_))
+        matches!(
+            self,
+            Self::Warm(_) | Self::Pin(_) | Self::Audit { .. } | Self::Policy { .. } | Self::Declassify { .. }
+        )
     }
+}
+
+/// `towline policy`.
+#[derive(Debug, Subcommand)]
+pub(in crate::cli) enum PolicyVerb {
+    /// Show the policy in force
+    Show,
+    /// Check a policy that is not set yet: its syntax, and rules that are never reached
+    Check {
+        /// The policy
+        #[arg(value_hint = ValueHint::FilePath)]
+        file: PathBuf,
+    },
+    /// Sign a policy
+    Sign {
+        /// The policy
+        #[arg(value_hint = ValueHint::FilePath)]
+        file: PathBuf,
+        /// Folder of the policy key
+        #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+        key: PathBuf,
+        /// Where to write the signed policy [default: over FILE]
+        #[arg(long, value_name = "PATH", value_hint = ValueHint::FilePath)]
+        to: Option<PathBuf>,
+    },
+    /// Put a signed policy in force
+    Set {
+        /// The signed policy
+        #[arg(value_hint = ValueHint::FilePath)]
+        file: PathBuf,
+        /// Set it even if it lets this machine read nothing
+        #[arg(long)]
+        lock_out: bool,
+    },
+    /// Check that a policy decides as a file of cases expects; ends with exit code 1 if it does not
+    Test {
+        /// The cases
+        #[arg(value_hint = ValueHint::FilePath)]
+        file: PathBuf,
+        /// The policy [default: the one that the cases name, else the one in force]
+        #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+        policy: Option<PathBuf>,
+    },
+    /// Say which rule decides whether a name may go to a site
+    Explain {
+        /// Name
+        name: Name,
+        /// Destination site
+        #[arg(long, value_name = "SITE")]
+        to: String,
+        /// Agent that asks, as SITE/AGENT [default: any of that site]
+        #[arg(long, value_name = "SITE/AGENT")]
+        agent: Option<String>,
+        /// Whoever asks there, as user:NAME or token:NAME [default: unknown, as for the agents of other machines]
+        #[arg(long, value_name = "CALLER")]
+        caller: Option<String>,
+        /// Tenant of that token
+        #[arg(long, value_name = "TENANT", requires = "caller")]
+        caller_tenant: Option<String>,
+        /// By this policy, not the one in force
+        #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+        policy: Option<PathBuf>,
+    },
 }
 
 /// `towline warm`.
 #[derive(Debug, Args)]
 pub(in crate::cli) struct Warm {
-    /// Name to fetch: all that a restore of it needs; or of one file or folder of it
+    /// Name to fetch, or one file or folder of it: all that its restore needs
     #[arg(value_name = "NAME[:SUBPATH]", required = true, value_parser = target())]
     pub(in crate::cli) what: Vec<Target>,
-    /// Keep it so long: 24h, 7d; what was pinned before for the same name and owner ends
+    /// Pin it for this time: 24h, 7d; replaces an earlier pin of the same name and owner
     #[arg(long, value_name = "DURATION", value_parser = span::parse)]
     pub(in crate::cli) pin: Option<Duration>,
     /// Owner of the pin [default: the user's name]
     #[arg(long, value_name = "TEXT", requires = "pin")]
     pub(in crate::cli) owner: Option<String>,
-    /// Where from, and nowhere else: the agents of a site, one agent, or `repository` [default: the nearest that has it]
+    /// Only source: the agents of a site, one agent, or `repository` [default: the nearest that has it]
     #[arg(long, value_name = "SITE|SITE/AGENT|repository")]
     pub(in crate::cli) from: Option<exchange::From>,
-    /// Read from the repository what that place lacks
+    /// Read from the repository what that source lacks
     #[arg(long, requires = "from")]
     pub(in crate::cli) or_repository: bool,
-    /// Wait until it is there
+    /// Wait until it is in the cache
     #[arg(long)]
     pub(in crate::cli) wait: bool,
-    /// Only say what is lacking
+    /// Only report what is missing
     #[arg(long, conflicts_with = "wait")]
     pub(in crate::cli) dry_run: bool,
     #[command(flatten)]
     pub(in crate::cli) at: AtOption,
 }
 
-/// The agent that does it.
+/// Choice of the agent.
 #[derive(Clone, Debug, Args)]
 pub(in crate::cli) struct AtOption {
-    /// Ask another agent, by way of the one here: the one of a site that the name falls to, or this one
+    /// Use another agent, through the local one: an agent, or a site, whose agent the name decides
     #[arg(long, value_name = "SITE|SITE/AGENT")]
     pub(in crate::cli) at: Option<AgentSelector>,
 }
@@ -119,7 +225,7 @@ pub(in crate::cli) struct AtOption {
 /// `towline pin`.
 #[derive(Debug, Args)]
 pub(in crate::cli) struct Pin {
-    /// Name to keep: all that its restore needs
+    /// Name to pin: all that its restore needs
     pub(in crate::cli) name: Selector,
     /// Duration: 24h, 7d [default: until it is unpinned]
     #[arg(long = "for", value_name = "DURATION", value_parser = span::parse)]
@@ -137,11 +243,11 @@ pub(in crate::cli) struct Pin {
 /// `towline cache`.
 #[derive(Clone, Debug, Subcommand)]
 pub(in crate::cli) enum CacheVerb {
-    /// Show its figures
+    /// Show statistics
     Stat(AtOption),
-    /// Read all of it, and drop what is damaged
+    /// Read all chunks, and drop damaged ones
     Check,
-    /// Drop what is not pinned until so much is free that was not before
+    /// Evict unpinned chunks until this many more bytes are free
     Evict {
         /// Bytes to evict: 512M, 10G
         #[arg(value_name = "SIZE", value_parser = size::parse)]
@@ -154,7 +260,7 @@ pub(in crate::cli) enum CacheVerb {
 pub(in crate::cli) enum HandoffVerb {
     /// List stored checkpoints, and why some were set aside
     List(AtOption),
-    /// Save checkpoints that were set aside now
+    /// Retry checkpoints that were set aside, now
     Retry {
         /// Ids that `towline handoff list` shows
         #[arg(value_name = "ID", required = true)]
@@ -168,10 +274,38 @@ pub(in crate::cli) enum HandoffVerb {
     },
 }
 
+/// `towline token`.
+#[derive(Clone, Debug, Subcommand)]
+pub(in crate::cli) enum TokenVerb {
+    /// Make a token, and print its secret, which is shown only once
+    New {
+        /// Scope: read=PATTERN, save=PATTERN, folder=DIR, warm, pins, metrics or admin
+        #[arg(long = "scope", value_name = "SCOPE", required = true)]
+        scopes: Vec<String>,
+        /// Label, for people
+        #[arg(long, value_name = "TEXT")]
+        name: Option<String>,
+        /// Tenant whose quota its pins count against [default: it has a quota of its own]
+        #[arg(long, value_name = "NAME")]
+        tenant: Option<String>,
+        /// Validity: 24h, 30d [default: until it is revoked]
+        #[arg(long, value_name = "DURATION", value_parser = span::parse)]
+        expires: Option<Duration>,
+    },
+    /// List tokens, without their secrets
+    List,
+    /// Revoke tokens
+    Revoke {
+        /// Ids that `towline token list` shows
+        #[arg(value_name = "ID", required = true)]
+        ids: Vec<String>,
+    },
+}
+
 /// `towline identity`.
 #[derive(Debug, Subcommand)]
 pub(in crate::cli) enum IdentityVerb {
-    /// Make an authority: what it signs, its agents trust
+    /// Make an authority, which signs the certificates of agents
     Init {
         #[command(flatten)]
         authority: AuthorityFolder,
@@ -184,7 +318,7 @@ pub(in crate::cli) enum IdentityVerb {
     },
     /// Make the key and the certificate of an agent
     Issue {
-        /// Which agent of which site
+        /// Name of the agent
         #[arg(value_name = "SITE/AGENT", value_parser = identity)]
         agent: Identity,
         /// The folder for tls.crt, tls.key and ca.crt
@@ -194,6 +328,17 @@ pub(in crate::cli) enum IdentityVerb {
         authority: AuthorityFolder,
         /// Validity of the certificate
         #[arg(long, value_name = "DAYS", default_value_t = AGENT_DAYS)]
+        days: u32,
+    },
+    /// Make a key that signs policies, and its certificate
+    IssuePolicy {
+        /// The folder for policy.key and policy.crt
+        #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+        to: PathBuf,
+        #[command(flatten)]
+        authority: AuthorityFolder,
+        /// Validity of the certificate
+        #[arg(long, value_name = "DAYS", default_value_t = POLICY_DAYS)]
         days: u32,
     },
     /// Replace the key and the certificate of an agent by new ones
@@ -207,9 +352,9 @@ pub(in crate::cli) enum IdentityVerb {
         #[arg(long, value_name = "DAYS", default_value_t = AGENT_DAYS)]
         days: u32,
     },
-    /// Tell what certificates say
+    /// Show certificates
     Show {
-        /// A file of certificates, or a folder with tls.crt or ca.crt
+        /// A file of certificates, or a folder with tls.crt, policy.crt or ca.crt
         #[arg(value_name = "PATH", value_hint = ValueHint::AnyPath)]
         path: PathBuf,
     },
@@ -223,7 +368,7 @@ pub(in crate::cli) struct AuthorityFolder {
     pub(in crate::cli) authority: Option<PathBuf>,
 }
 
-fn identity(text: &str) -> Result<Identity, String> {
+pub(super) fn identity(text: &str) -> Result<Identity, String> {
     let names = text.strip_prefix("towline://").unwrap_or(text).split_once('/');
     let (site, agent) = names.ok_or("an agent is SITE/AGENT")?;
     Identity::new(site, agent).map_err(|error| error.to_string())

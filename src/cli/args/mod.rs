@@ -2,6 +2,8 @@
 
 #[cfg(feature = "agent")]
 mod agents;
+#[cfg(feature = "agent")]
+mod audit;
 mod moves;
 
 use std::ffi::OsString;
@@ -13,17 +15,22 @@ use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum, ValueHint};
 
 #[cfg(feature = "agent")]
-pub(super) use self::agents::{AgentVerb, AtOption, AuthorityFolder, CacheVerb, HandoffVerb, IdentityVerb, Pin, Warm};
-pub(super) use self::moves::{Cp, Rm, Sync};
+pub(super) use self::agents::{
+    AgentVerb, AtOption, AuthorityFolder, CacheVerb, HandoffVerb, IdentityVerb, Pin, PolicyVerb, TokenVerb, Warm,
+};
+#[cfg(feature = "agent")]
+pub(super) use self::audit::{AuditFolder, AuditShow, AuditVerb, AuditVerify};
+pub(super) use self::moves::{Cp, Rm, Sync, Undelete};
 use super::config::Flags;
 use super::help;
 use super::target::Target;
 use crate::checkpoint::boxes::Shard;
 use crate::codec::Compression;
 use crate::error::Error;
+use crate::name::Name;
 use crate::ops::{CutChoice, LoggedMetric, TensorSelector};
 use crate::repository::log::AttemptId;
-use crate::repository::{Name, Selector};
+use crate::selector::Selector;
 use crate::size::{self, ByteRange};
 use crate::span;
 use crate::storage::Sharing;
@@ -48,25 +55,25 @@ pub(super) struct Globals {
     #[arg(long, global = true, value_name = "URL", value_hint = ValueHint::Url, help = help::ENDPOINT)]
     #[arg(visible_alias = "endpoint-url")]
     endpoint: Option<String>,
-    /// Let plain http go further than this machine
+    /// Allow plain http to other machines
     #[arg(long, global = true)]
     allow_http: bool,
-    /// Hold no more than this in buffers: 256M, 1G, ... [default: from the cgroup or the machine]
+    /// Memory budget for buffers: 256M, 1G, ... [default: a quarter of the memory of the cgroup or machine]
     #[arg(long, global = true, value_name = "SIZE", value_parser = size::parse)]
     memory: Option<u64>,
     /// Print one JSON object on standard output; errors and progress go to standard error
     #[arg(long, global = true)]
     pub(super) json: bool,
-    /// Say nothing but what was asked for, and errors
+    /// Print only results and errors
     #[arg(short, long, global = true, conflicts_with = "verbose")]
     pub(super) quiet: bool,
-    /// Say what is being done, on standard error; -vv says more
+    /// Print details on standard error; -vv prints more
     #[arg(short, long, global = true, action = clap::ArgAction::Count)]
     pub(super) verbose: u8,
 }
 
 impl Globals {
-    /// Options that bear on the choice of the repository.
+    /// Flags for the choice of the repository.
     pub(super) fn flags(&self) -> Flags {
         Flags {
             repository: self.repo.clone(),
@@ -80,80 +87,98 @@ impl Globals {
 /// Commands.
 #[derive(Debug, Subcommand)]
 pub(super) enum Verb {
-    /// Make a repository; fine if it is there already
+    /// Create a repository, if it does not exist
     #[command(after_help = help::INIT)]
     Init {
-        /// Where; else the repository that `towline help` says
+        /// Repository to create [default: see `towline help`]
         #[arg(value_name = "URL", value_hint = ValueHint::DirPath)]
         url: Option<String>,
-        /// Share a directory with its group, or let all read it: group (if nothing is said) or all
+        /// Share a directory: `group` (the default value) may read and write it, or `all` may read it
         #[arg(long, value_name = "WHOM", num_args = 0..=1, default_missing_value = "group", require_equals = true)]
         shared: Option<Sharing>,
     },
     /// Save a file or a folder under a name
     #[command(after_help = help::SAVE)]
     Save(Save),
-    /// Save the checkpoints that a training writes to a folder, as it finishes them
+    /// Save the checkpoints in a folder as a training finishes them
     #[command(after_help = help::WATCH)]
     Watch(Watch),
-    /// Bring back what was saved
+    /// Restore a saved file or folder
     #[command(after_help = help::RESTORE)]
     Restore(Restore),
-    /// List what has been saved
+    /// List saved names
     #[command(after_help = help::LS, visible_alias = "list")]
     Ls {
         /// Only this name and those below it
         prefix: Option<Name>,
-        /// Also files, chunks, the manifest's digest, and what is told of steps
+        /// Also files, chunks, the manifest's digest, and the facts of steps
         #[arg(short, long)]
         long: bool,
     },
     /// List training runs, or the steps of one
     #[command(after_help = help::RUNS)]
     Runs {
-        /// Only the runs under this name; a run, with its steps
+        /// Only the runs below this name; or one run, with its steps
         #[arg(value_name = "PREFIX|RUN")]
         prefix: Option<Name>,
     },
     /// Remove the steps of a run that no rule keeps
     #[command(after_help = help::EXPIRE, visible_alias = "forget")]
     Expire(Expire),
-    /// Show what a name holds
+    /// Show the contents of a name
     #[command(after_help = help::SHOW)]
     Show(Show),
-    /// List the tensors that a name holds
+    /// List the tensors of a name
     #[command(after_help = help::TENSORS)]
     Tensors {
-        /// Of which
+        /// Name or choice of a step
         name: Selector,
-        /// Only those called like this, or in such a file
+        /// Only tensors that match, or in files that match
         #[arg(value_name = "[PATH:]GLOB")]
         only: Vec<TensorSelector>,
     },
     /// Compare two names
     #[command(after_help = help::DIFF)]
     Diff {
-        /// Before
+        /// Old name
         a: Selector,
-        /// After
+        /// New name
         b: Selector,
     },
     /// Write a saved file, or part of it, to standard output
     #[command(after_help = help::CAT)]
     Cat {
-        /// Which file of which name
+        /// Name, and file in it
         #[arg(value_name = "NAME:PATH", value_parser = target())]
         file: Target,
-        /// Only these bytes: A-B with both included, A- or -N
+        /// Only these bytes: A-B (inclusive), A- or -N (the last N)
         #[arg(long, value_name = "A-B", allow_hyphen_values = true)]
         range: Option<ByteRange>,
     },
-    /// Remove names
+    /// Remove names; `undelete` restores them for a while
     #[command(after_help = help::RM)]
     Rm(Rm),
-    /// Give what a name holds another name
+    /// Restore the old value of a removed or replaced name
+    #[command(after_help = help::UNDELETE)]
+    Undelete(Undelete),
+    /// List the old values of a name that `undelete` can restore
+    #[command(after_help = help::HISTORY)]
+    History {
+        /// Which
+        name: Name,
+    },
+    /// Copy a name; moves no content
     #[command(after_help = help::CP)]
     Cp(Cp),
+    /// Show or tighten the labels of a name
+    #[command(after_help = help::LABEL)]
+    Label {
+        /// Name, or a prefix of names
+        name: Name,
+        /// Labels to add: residency, sensitivity, tenant, purpose, derived-from
+        #[arg(value_name = "K=V", value_parser = label)]
+        labels: Vec<(String, String)>,
+    },
     /// Copy names from one repository to another
     #[command(after_help = help::SYNC)]
     Sync(Sync),
@@ -165,24 +190,27 @@ pub(super) enum Verb {
         /// Read and check every byte, not just the structure
         #[arg(long)]
         data: bool,
-        /// Rebuild indexes and set damaged packs aside, so that saving again heals
+        /// Rebuild indexes and condemn damaged packs, so that saving again heals them
         #[arg(long)]
         repair: bool,
     },
-    /// Delete what no name needs any more
+    /// Delete content that no name needs
     #[command(after_help = help::COLLECT, visible_aliases = ["prune", "gc"])]
     Collect {
-        /// Only say what would be done
+        /// Only report what would be done
         #[arg(long)]
         dry_run: bool,
-        /// Time for which condemned packs stay readable: 24h, 30m, 0
+        /// Time to keep unneeded objects after they were first found: 24h, 30m, 0
         #[arg(long, value_name = "DURATION", default_value = "24h", value_parser = span::parse)]
         grace: Duration,
+        /// Time for which removed and replaced names can be undeleted, by the store's clock: 168h, 30m, 0
+        #[arg(long, value_name = "DURATION", default_value = "7d", value_parser = span::parse)]
+        keep_removed: Duration,
     },
-    /// Find out what the store really does, and what would hurt
+    /// Test the store, the credentials and this machine
     #[command(after_help = help::DOCTOR)]
     Doctor {
-        /// Where; else the repository that would be used
+        /// Repository to test [default: the one that would be used]
         #[arg(value_name = "URL", value_hint = ValueHint::DirPath)]
         url: Option<String>,
     },
@@ -193,7 +221,7 @@ pub(super) enum Verb {
     #[cfg(not(feature = "agent"))]
     #[command(external_subcommand)]
     Other(Vec<OsString>),
-    /// Say which settings files count
+    /// Trust settings files
     #[command(after_help = help::CONFIG, subcommand_required = true, arg_required_else_help = true)]
     Config {
         #[command(subcommand)]
@@ -202,13 +230,13 @@ pub(super) enum Verb {
     /// Print completions for a shell
     #[command(after_help = help::COMPLETIONS)]
     Completions {
-        /// Which shell
+        /// Shell
         shell: clap_complete::Shell,
     },
 }
 
 impl Verb {
-    /// Whether `towline.toml` has a say in it: not in what needs no repository, or asks the agent for what it has.
+    /// True if the command reads `towline.toml`: not if it needs no repository, or asks the agent for its state.
     pub(super) fn reads_settings(&self) -> bool {
         match self {
             Self::Config { .. } | Self::Completions { .. } => false,
@@ -217,6 +245,18 @@ impl Verb {
             #[cfg(not(feature = "agent"))]
             Self::Other(_) => false,
             _ => true,
+        }
+    }
+
+    /// Help for the user after an interruption.
+    pub(super) fn help_when_interrupted(&self) -> &'static str {
+        match self {
+            Self::Save(_) | Self::Sync(_) | Self::Restore(_) | Self::Collect { .. } => {
+                "run the same command again to resume"
+            }
+            #[cfg(feature = "agent")]
+            Self::Agents(AgentVerb::Warm(_)) => "the agent goes on; `towline top` shows it",
+            _ => "run the same command again",
         }
     }
 
@@ -234,13 +274,13 @@ impl Verb {
 /// `towline config`.
 #[derive(Debug, Subcommand)]
 pub(super) enum ConfigVerb {
-    /// Let a towline.toml say which repository and endpoint are used, as long as it stays as it is
+    /// Let a towline.toml set the repository and the endpoint, until it changes
     Trust {
         /// The file, or its folder
         #[arg(value_name = "PATH", value_hint = ValueHint::AnyPath)]
         path: PathBuf,
     },
-    /// Trust a towline.toml no more
+    /// Stop trusting a towline.toml
     Untrust {
         /// The file, or its folder
         #[arg(value_name = "PATH", value_hint = ValueHint::AnyPath)]
@@ -256,24 +296,24 @@ pub(super) struct Save {
     pub(super) path: PathBuf,
     /// The name to save it under
     pub(super) name: Name,
-    /// A name that holds much of the same [default: for RUN/step-N, the step before]
+    /// A name with similar content [default: for RUN/step-N, the previous step]
     #[arg(long, value_name = "NAME")]
     pub(super) base: Option<Selector>,
     #[command(flatten)]
     pub(super) manner: Manner,
-    /// Tell a metric of it; may be given several times
+    /// Metric of the step; may be given several times
     #[arg(long = "metric", value_name = "NAME=VALUE", value_parser = metric)]
     pub(super) metrics: Vec<(String, f64)>,
-    /// Save PATH as the part of this rank, from 0: the name is there once all ranks of the world size saved theirs
+    /// Save PATH as the part of this rank, from 0: the name appears once all ranks have saved theirs
     #[arg(long, value_name = "R", requires = "world_size")]
     pub(super) rank: Option<u32>,
-    /// Which attempt of all ranks this is: the same for each, another whenever they start again [default: 0]
+    /// Attempt of all ranks: the same for each rank, a new one whenever they restart [default: 0]
     #[arg(long, value_name = "ID", requires = "rank")]
     pub(super) attempt: Option<AttemptId>,
     /// Read every file, even those that look unchanged
     #[arg(long)]
     pub(super) reread: bool,
-    /// Tell how each tensor is stored, and why
+    /// Report how each tensor is stored, and why
     #[arg(long)]
     pub(super) explain: bool,
     /// Replace nothing: end with exit code 5 if the name exists
@@ -287,22 +327,23 @@ pub(super) struct Manner {
     /// How files are cut into chunks
     #[arg(long, value_enum, default_value_t = Cut::Auto)]
     pub(super) cut: Cut,
-    /// Keep a label with it; may be given several times
+    /// Keep a label with it; residency, sensitivity, tenant, purpose and derived-from bind where it may go (see `towline help label`),
+    /// other keys bind nothing; may be given several times
     #[arg(long = "label", value_name = "K=V", value_parser = label)]
     pub(super) labels: Vec<(String, String)>,
-    /// Tell how many ranks took part
+    /// Number of ranks that took part
     #[arg(long, value_name = "RANKS")]
     pub(super) world_size: Option<NonZeroU32>,
-    /// Tell what wrote it
+    /// Framework that wrote the step
     #[arg(long, value_name = "NAME")]
     pub(super) framework: Option<String>,
-    /// Leave out what matches, as a line of .gitignore does; may be given several times
+    /// Leave out files that match, as in .gitignore; may be given several times
     #[arg(long, value_name = "GLOB")]
     pub(super) exclude: Vec<String>,
     /// How chunks are compressed
     #[arg(long, value_enum, default_value_t = Compress::Auto)]
     pub(super) compression: Compress,
-    /// Of so many steps of a run store one for itself, the others as differences to it [default: 8]
+    /// Store one of every K steps of a run whole, the others as differences to it [default: 8]
     #[arg(long, value_name = "K")]
     pub(super) key_every: Option<NonZeroU32>,
 }
@@ -310,21 +351,21 @@ pub(super) struct Manner {
 /// `towline watch`.
 #[derive(Debug, Args)]
 pub(super) struct Watch {
-    /// The folder that the training writes its checkpoints to
+    /// Folder that the training writes its checkpoints to
     #[arg(value_hint = ValueHint::DirPath)]
     pub(super) dir: PathBuf,
-    /// The run that they are the steps of
+    /// Run to save them in
     pub(super) run: Name,
     /// Restore the latest step first, if DIR holds no checkpoint
     #[arg(long)]
     pub(super) restore_latest: bool,
     /// At SIGTERM or Ctrl-C, save what is finished within this time, then end
-    #[arg(long, value_name = "DURATION", default_value = "25", value_parser = span::parse)]
+    #[arg(long, value_name = "DURATION", default_value = "25s", value_parser = span::parse)]
     pub(super) on_term: Duration,
     /// Take a checkpoint to be whole when nothing in it changed for so long
-    #[arg(long, value_name = "DURATION", default_value = "10", value_parser = span::parse)]
+    #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = span::parse)]
     pub(super) settle: Duration,
-    /// Save what is finished, then end
+    /// Save finished checkpoints, then end
     #[arg(long)]
     pub(super) once: bool,
     #[arg(long = "metric", help = help::WATCHED_METRIC, value_name = "NAME=VALUE|NAME[=KEY]", value_parser = watched_metric)]
@@ -337,25 +378,25 @@ pub(super) struct Watch {
 #[derive(Debug, Args)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a flag of its own")]
 pub(super) struct Restore {
-    /// All of a name, or one file or folder of it
+    /// A name, or one file or folder of it
     #[arg(value_name = "NAME[:SUBPATH]", value_parser = target())]
     pub(super) from: Target,
-    /// Where to
+    /// Destination
     #[arg(value_hint = ValueHint::AnyPath)]
     pub(super) dest: PathBuf,
-    /// Replace files in the way that differ
+    /// Replace existing files that differ
     #[arg(long)]
     pub(super) overwrite: bool,
-    /// Delete what else is in the folder DEST
+    /// Delete other files and folders in DEST
     #[arg(long, conflicts_with = "tensors")]
     pub(super) delete: bool,
-    /// With --delete, empty DEST even if what is restored has no files
+    /// With --delete, empty DEST even if the restored tree has no files
     #[arg(long, requires = "delete")]
     pub(super) yes: bool,
-    /// Only say what would be written, fetched, replaced and deleted
+    /// Only report what would be written, fetched, replaced and deleted
     #[arg(long)]
     pub(super) dry_run: bool,
-    /// Only these files and folders, or what matches; may be given several times
+    /// Only these files and folders, or those that match; may be given several times
     #[arg(long = "path", value_name = "PATH|GLOB", conflicts_with_all = ["delete", "tensors"])]
     pub(super) only: Vec<String>,
     /// Keep setuid and setgid bits, for trees whose writers are trusted
@@ -364,7 +405,7 @@ pub(super) struct Restore {
     /// Only these tensors, or a box of each, into one safetensors file in DEST; may be given several times
     #[arg(long = "tensor", value_name = "[PATH:]GLOB[BOX]")]
     pub(super) tensors: Vec<TensorSelector>,
-    /// Of each of them the I-th of N equal parts along its first dimension, from 0
+    /// Only the I-th of N equal parts of each tensor along its first dimension, from 0
     #[arg(long, value_name = "I/N", requires = "tensors")]
     pub(super) shard: Option<Shard>,
 }
@@ -372,7 +413,7 @@ pub(super) struct Restore {
 /// `towline show`.
 #[derive(Debug, Args)]
 pub(super) struct Show {
-    /// Which: all of a name, or one file or folder of it
+    /// A name, or one file or folder of it
     #[arg(value_name = "NAME[:SUBPATH]", value_parser = target())]
     pub(super) what: Target,
     /// List the files and folders
@@ -401,7 +442,10 @@ pub(super) struct Expire {
     /// Keep the step where this metric is greatest; may be given several times
     #[arg(long, value_name = "METRIC", group = "policy")]
     pub(super) keep_max: Vec<String>,
-    /// Only say what would be removed
+    /// Let `undelete` restore the removed steps for a while, as with `towline rm`
+    #[arg(long)]
+    pub(super) keep_removed: bool,
+    /// Only report what would be removed
     #[arg(long)]
     pub(super) dry_run: bool,
 }
@@ -409,11 +453,11 @@ pub(super) struct Expire {
 /// Cutting of files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(super) enum Cut {
-    /// By looking at each file
+    /// By the format of each file
     Auto,
     /// At the tensors that a checkpoint file names
     Tensor,
-    /// Where the contents say, so that insertions move no cut after them
+    /// By content, so that an insertion moves no later cut
     Content,
     /// Into equal pieces
     Fixed,
@@ -433,11 +477,11 @@ impl From<Cut> for CutChoice {
 /// Compression of chunks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(super) enum Compress {
-    /// Where a sample says that it pays: the fewest bytes
+    /// If it makes a sample smaller: the fewest bytes
     Auto,
-    /// The same, but not while the repository takes bytes faster than they are compressed: the shortest save
+    /// Like auto, but raw while the repository accepts bytes faster than they can be compressed: the shortest save
     IfFaster,
-    /// Not at all
+    /// No compression
     Off,
 }
 
@@ -463,7 +507,7 @@ fn label(text: &str) -> Result<(String, String), &'static str> {
     }
 }
 
-/// Whether the number can be a metric's is for [`StepFacts`](crate::repository::log::StepFacts) to say.
+/// [`StepFacts`](crate::repository::log::StepFacts) checks the number.
 fn metric(text: &str) -> Result<(String, f64), &'static str> {
     let parsed = text.rsplit_once('=').and_then(|(name, value)| Some((name.to_owned(), value.parse().ok()?)));
     parsed.ok_or("a metric is NAME=NUMBER")

@@ -1,35 +1,55 @@
-//! `towline rm`, `cp` and `sync`.
+//! `towline rm`, `undelete`, `cp` and `sync`.
 
 use clap::{Args, ValueHint};
 
-use crate::repository::{Name, Selector};
+use crate::name::Name;
+use crate::selector::Selector;
 use crate::storage::Location;
 
 /// `towline rm`.
 #[derive(Debug, Args)]
 pub(in crate::cli) struct Rm {
-    /// Which
+    /// Names, or with --recursive prefixes
     #[arg(value_name = "NAME|PREFIX", required = true)]
     pub(in crate::cli) names: Vec<Name>,
     /// Also everything below them
     #[arg(short, long)]
     pub(in crate::cli) recursive: bool,
-    /// Only say what would be removed, and what that would free
+    /// Keep no value for undelete, and forget those that are kept already
+    #[arg(long)]
+    pub(in crate::cli) now: bool,
+    /// Only report what would be removed, and the bytes that would be freed
     #[arg(long)]
     pub(in crate::cli) dry_run: bool,
+}
+
+/// `towline undelete`.
+#[derive(Debug, Args)]
+pub(in crate::cli) struct Undelete {
+    /// The name that was removed or replaced
+    pub(in crate::cli) name: Name,
+    /// Restore this version [default: the latest that is kept]
+    #[arg(long, value_name = "V")]
+    pub(in crate::cli) version: Option<u64>,
+    /// Restore it under another name
+    #[arg(long = "as", value_name = "NEW")]
+    pub(in crate::cli) to: Option<Name>,
+    /// Replace the current value, which is kept in turn
+    #[arg(long)]
+    pub(in crate::cli) replace: bool,
 }
 
 /// `towline cp`.
 #[derive(Debug, Args)]
 pub(in crate::cli) struct Cp {
-    /// The name that is there
+    /// Existing name
     pub(in crate::cli) name: Selector,
-    /// The name to make
+    /// New name
     pub(in crate::cli) new: Name,
     /// Replace nothing: end with exit code 5 if the new name exists
     #[arg(long)]
     pub(in crate::cli) if_absent: bool,
-    /// Store again what is stored as a difference to other names' chunks, so that the copy needs none of them
+    /// Store differences to other names' chunks whole, so that the copy needs no other name
     #[arg(long)]
     pub(in crate::cli) stand_alone: bool,
 }
@@ -46,10 +66,10 @@ pub(in crate::cli) struct Sync {
     /// Names, RUN@latest and the like, or prefixes of names [default: all]
     #[arg(value_name = "NAME|PREFIX")]
     pub(in crate::cli) what: Vec<Selector>,
-    /// Make the destination if there is no repository
+    /// Create the destination if there is no repository
     #[arg(long)]
     pub(in crate::cli) init: bool,
-    /// Only say what would be moved
+    /// Only report what would be copied
     #[arg(long)]
     pub(in crate::cli) dry_run: bool,
 }

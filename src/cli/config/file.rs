@@ -44,21 +44,24 @@ pub(super) struct SettingsFile {
 }
 
 impl SettingsFile {
-    /// The nearest settings file: upwards from the working directory, then the user's own.
+    /// The settings files that count, the nearest first: upwards from the working directory, then the user's own. The last is the
+    /// first that says where data goes, so a file without a word about that hides no other.
     ///
     /// # Errors
-    /// Denied, if others than the user and root may write it; usage, for a malformed file; the file system's.
-    pub(super) fn nearest(around: Surroundings<'_>) -> Result<Option<Self>> {
+    /// Denied, if others than the user and root may write one; usage, for a malformed file; the file system's.
+    pub(super) fn nearest(around: Surroundings<'_>) -> Result<Vec<Self>> {
         let own = around.config_folder();
-        for folder in around.folder.ancestors() {
-            if let Some(found) = Self::read(folder.join(FILE), own.as_deref() == Some(folder))? {
-                return Ok(Some(found));
+        let above = around.folder.ancestors().filter(|folder| own.as_deref() != Some(folder));
+        let mut files = Vec::new();
+        for (folder, is_own) in above.map(|folder| (folder, false)).chain(own.as_deref().map(|folder| (folder, true))) {
+            let Some(found) = Self::read(folder.join(FILE), is_own)? else { continue };
+            let decides = found.file.repository.is_some() || found.file.endpoint.is_some();
+            files.push(found);
+            if decides {
+                break;
             }
         }
-        match own {
-            Some(folder) => Self::read(folder.join(FILE), true),
-            None => Ok(None),
-        }
+        Ok(files)
     }
 
     /// The file at `path`, if there is one.

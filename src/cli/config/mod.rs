@@ -93,6 +93,8 @@ pub(super) struct Settings {
     embedded: Option<PathBuf>,
     authority: Option<PathBuf>,
     trusted: Option<Trusted>,
+    /// Folder of the command line's own audit log, if it has one.
+    pub(super) audit: Option<PathBuf>,
     /// Memory budget in bytes, if one was asked for.
     pub(super) memory: Option<u64>,
     endpoint: Option<String>,
@@ -111,12 +113,12 @@ impl Settings {
             // A stranger's file must not keep a user from working who names the repository.
             Err(error) if error.kind() == ErrorKind::Denied && settings.repository.is_some() => {
                 tracing::warn!("settings file is not used: {error}");
-                None
+                Vec::new()
             }
             found => found?,
         };
-        if let Some(found) = found {
-            settings.take(&found, around)?;
+        for file in &found {
+            settings.take(file, around)?;
         }
         Ok(settings)
     }
@@ -136,6 +138,7 @@ impl Settings {
             embedded: around.xdg("XDG_DATA_HOME", ".local/share").map(|data| data.join("towline/repository")),
             authority: config.as_ref().map(|config| config.join("authority")),
             trusted: config.as_deref().map(Trusted::below),
+            audit: around.text("TOWLINE_AUDIT")?.map(PathBuf::from),
             memory: flags.memory,
             endpoint: flags.endpoint,
             allow_http: flags.allow_http || around.flag("TOWLINE_ALLOW_HTTP")?,

@@ -49,8 +49,11 @@ impl Trusted {
     /// Not found; denied, if others may write it; usage, if it is malformed or no file that would be found; the file system's.
     pub(in crate::cli) fn add(&self, path: &Path) -> Result<Recorded> {
         let path = canonical(&settings_file(path)?)?;
-        let found = SettingsFile::read(path.clone(), false)?
-            .ok_or_else(|| Error::not_found("there is no settings file").at(path.display()))?;
+        let found = SettingsFile::read(path.clone(), false)?.ok_or_else(|| {
+            Error::not_found("there is no settings file")
+                .at(path.display())
+                .help("write it first, or give the path of another")
+        })?;
         let digest = digest(&found.text);
         make_private_folder(&self.0)?;
         replace_file(&self.record(&path), &format!("{digest}\n{}\n", path.display()), Readers::Owner)?;

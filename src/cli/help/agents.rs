@@ -2,46 +2,49 @@
 
 pub(in crate::cli) const IDENTITY: &str = "\
 Examples:
-  towline identity init                                  once, where it is safe
+  towline identity init                                  once, on a safe machine
   towline identity issue west/node-7 --to node-7/        then copy node-7/ to that node
   towline identity rotate node-7/                        before it expires; a running agent sees it
   towline identity show node-7/
+  towline identity issue-policy --to policy/             the key that signs policies
 
-An agent talks only to agents whose certificates were signed by an authority in its ca.crt, both ways, and is known by what \
-its certificate says: towline://SITE/AGENT, a URI among the subject's alternative names. Files of others work as well: for \
+An agent connects only to agents whose certificates an authority in its ca.crt has signed, both ways. The certificate names the \
+agent: towline://SITE/AGENT, a URI among the subject's alternative names. Certificates of other tools work as well: for \
 cert-manager, set `uris` in the Certificate, with the usages `server auth` and `client auth`. ca.crt may hold several \
-authorities, as while one takes the place of another. A file `revoked` beside it lists certificates that are trusted no \
-more: a serial number or fingerprint a line. Agents read changed files again, and end links to whom they trust no more.
+authorities, for example while one replaces another. A file `revoked` beside it lists revoked certificates: a serial number or \
+fingerprint a line. Agents read changed files again, and close links to revoked peers.
 
-Whoever has ca.key can make agents: keep it away from the nodes. Nothing overwrites it.
+Whoever has ca.key can issue agents: keep it away from the nodes. No command overwrites it.
 
-JSON: certificates: [identity authority subject issuer serial fingerprint not_before not_after], and folder where files were \
+The certificate of a policy key only signs policies: agents refuse connections with it, and an agent's key signs no policy.
+
+JSON: certificates: [identity authority policy subject issuer serial fingerprint not_before not_after], and folder where files were \
 written";
 
 pub(in crate::cli) const AGENT: &str = "\
 Examples:
   towline agent --config /etc/towline/agent.toml
 
-The least that FILE must say:
+FILE needs at least:
   repository = \"s3://bucket/prefix\"
 
-and what more it may:
+and may also have:
   socket = \"/run/towline/agent.sock\"   # default: towline/agent.sock in XDG_RUNTIME_DIR
-  http = \"127.0.0.1:7070\"              # the API on loopback besides, with the token beside the socket
-  memory = \"1G\"                        # for buffers; --memory goes before it
-  grace = \"25s\"                        # at SIGTERM, for what runs
+  http = \"127.0.0.1:7070\"              # the API on loopback, too, with the token beside the socket
+  memory = \"1G\"                        # for buffers; --memory overrides it
+  grace = \"25s\"                        # for running tasks at SIGTERM
   identity = \"/etc/towline/tls\"         # for other agents: from `towline identity issue`
-  listen = \"0.0.0.0:7071\"              # where they reach it, over QUIC and TCP
-  callers = [\"home/*\"]                # which of them may have this one warm and pin
+  listen = \"0.0.0.0:7071\"              # address for them, QUIC and TCP
+  callers = [\"home/*\"]                # those that may make this one warm and pin
   [cache]
   dir = \"/var/lib/towline/cache\"
   capacity = \"200G\"
   [peers]
   addresses = [\"node-2:7071\"]
 
-The other commands find it at the well-known socket, or where the variable TOWLINE_AGENT says (a path, or `none`). It runs \
-until SIGTERM or Ctrl-C: then it takes nothing new, and what runs has the grace; a second signal takes that away. \
-docs/operations.md says how to run it with systemd or beside a pod's containers, and what the API can do.
+The other commands find it at the well-known socket, or where the variable TOWLINE_AGENT says (a path, or `none`). It runs until \
+SIGTERM or Ctrl-C: then it accepts no new work and gives running tasks the grace; a second signal ends it at once. \
+docs/operations.md says how to run it with systemd or beside a pod's containers, and describes the API.
 
 JSON: a line once it listens: event socket http listen";
 
@@ -50,19 +53,19 @@ Examples:
   towline warm run-7@latest --wait               before a restore on this node
   towline warm models/base data/v2 --pin 24h     and keep both for a day
   towline warm run-7/step-1000 --from home/node-3 --wait
-  towline warm run-7@latest --dry-run            what is lacking, and how much
-  towline warm run-7@latest --at cloud --pin 24h --wait     on an agent of the site cloud, before the burst lands there
-  towline warm models/base --at cloud/node-1 --from home    on this one; `home` is a site as that agent sees it
+  towline warm run-7@latest --dry-run            what is missing, and how many bytes
+  towline warm run-7@latest --at cloud --pin 24h --wait     on an agent of the site cloud, before jobs start there
+  towline warm models/base --at cloud/node-1 --from home    on that agent, from its peers of the site home
 
-With --at the agent here asks the other one, which must list it in its `callers`. Of a site's agents the name decides which one, so \
-asking again asks the same. The pin is then owned by SITE/AGENT/OWNER, with the site and name of the agent here.
+With --at the local agent asks the other one, which must list it in its `callers`. If --at is a site, the name decides which of \
+its agents, always the same. The pin is then owned by SITE/AGENT/OWNER, with the site and name of the local agent.
 
-What is in the cache already is not brought again: run it as often as you like, also after an interruption. Without --wait it says \
-what has begun, and `towline top` shows how far it is. With --wait the exit code is 6 if some chunks could not be had, and 1 if the cache has no room; interrupting \
-the wait does not stop the agent.
+Chunks in the cache are not fetched again: run it as often as you like, also after an interruption. Without --wait it prints the \
+started tasks, and `towline top` shows their progress. With --wait the exit code is 6 if some chunks could not be fetched, and 1 \
+if the cache has no space; interrupting the wait does not stop the agent.
 
---from fetches from that place alone: what it lacks stays missing, unless --or-repository lets the repository give it. A site or agent \
-that is not known is an error that lists the known ones (exit code 3). The answer says how many bytes came from where.
+--from fetches from that place alone: what it lacks stays missing, unless --or-repository is given. An unknown site or agent is \
+an error that lists the known ones (exit code 3). The report says how many bytes came from each source.
 
 JSON: tasks: [id kind name repository state started seconds progress report], with --at also at and caller; a report is: name manifest chunks bytes \
 hits hit_bytes fetched fetched_bytes missing missing_bytes lacking lacking_bytes full room_lacking sources pin seconds. hits + fetched + missing are \
@@ -72,12 +75,12 @@ pub(in crate::cli) const PIN: &str = "\
 Examples:
   towline pin models/base                        until it is unpinned
   towline pin run-7@latest --for 24h --reason 'the burst of Friday'
-  towline pin run-7@latest --for 24h --at cloud  on the agent of that site that `towline warm` chooses
+  towline pin run-7@latest --for 24h --at cloud  on the agent of that site that `towline warm` uses
 
-What is pinned is never evicted once it is in the cache, and has room kept for it before. It survives restarts. A pin that \
-does not fit is refused with the bytes that are lacking. The name may move on: the pin keeps what it stood for.
+Pinned chunks are never evicted, and space is reserved for those that are not cached yet. A pin survives restarts. A pin that \
+does not fit is refused with the number of missing bytes. If the name moves, the pin keeps the old value.
 
-With --at the other agent limits the pins of each agent that asks it: 7 days, also without --for, and a quarter of its cache, unless \
+With --at the other agent limits the pins of each asking agent to 7 days, also without --for, and a quarter of its cache, unless \
 [caller_pins] of its settings says otherwise. Its own users are not limited.
 
 JSON: id owner reason created expires chunks, with --at also at";
@@ -93,7 +96,7 @@ JSON: unpinned: [id]";
 pub(in crate::cli) const PINS: &str = "\
 Examples:
   towline pins
-  towline pins --at cloud/node-1     those that the agent here has asked for there
+  towline pins --at cloud/node-1     those that the local agent made there
 
 JSON: pins: [id owner reason created expires chunks]";
 
@@ -101,11 +104,34 @@ pub(in crate::cli) const CACHE: &str = "\
 Examples:
   towline cache stat
   towline cache stat --at cloud/node-1
-  towline cache check                exit code 4 if anything was damaged; it is dropped, and fetched again when it is needed
+  towline cache check                drop damaged chunks, to be fetched again; exit code 4 if there were any
   towline cache evict 10G
 
 JSON: stat: dir chunks bytes slab_bytes capacity pinned_bytes promised_bytes pins journal_bytes hits misses inserts refusals \
 evictions damaged; check: chunks bytes damaged: [chunk slab offset]; evict: freed_bytes";
+
+pub(in crate::cli) const TOKEN: &str = "\
+Examples:
+  towline token new --scope 'read=run-7/**' --scope warm --expires 30d --name dashboard
+  towline token new --scope 'save=run-7/*' --scope folder=/ckpt/run-7 --tenant team-a > token
+  towline token list
+  towline token revoke 01KB2M0Q7X8V5C1N3T9Z4R6S2W
+
+A token gives a process on this node some of the rights, at the agent's address on loopback: Authorization: Bearer TOKEN. The \
+agent needs `http` and `tokens`, a file, in its settings. Whoever can open the socket has all rights and needs no token.
+
+  read=PATTERN   read files, list names, choose among steps, of matching names; * is one segment, ** any number
+  warm           fetch names that it may read into the cache
+  pins           pin these, and see and end its own pins
+  save=PATTERN   save or replace matching names, from files at or below folder=DIR
+  metrics        read metrics, and statistics of the cache and of peers
+  admin          everything, including tokens
+
+A name that a token may not read looks absent to it. It sees and ends only its own tasks. Restores need admin: they write on the \
+node. The agent keeps a hash of each token, not the token.
+
+JSON: new: id name tenant scopes created expires used secret; list: tokens: [id name tenant scopes created expires used]; revoke: \
+revoked: [id]";
 
 pub(in crate::cli) const HANDOFF: &str = "\
 Examples:
@@ -114,9 +140,9 @@ Examples:
   towline handoff retry 01KB2M0Q7X8V5C1N3T9Z4R6S2W
   towline handoff drop 01KB2M0Q7X8V5C1N3T9Z4R6S2W
 
-An agent with [handoff] in its settings stores checkpoints of other agents that may not live to save them, and saves them. One that \
-cannot be saved is set aside: it stays on the disk, counts against the quota of its sender, and is not tried again. The list \
-says why, and what to do: put the cause right, then retry; or drop it.
+An agent with [handoff] in its settings accepts checkpoints from other agents that may be stopped before they have saved them, \
+and saves them. One that cannot be saved is set aside: it stays on the disk, counts against its sender's quota, and is not \
+retried. The list gives the error and the advice: fix the cause, then `retry`; or `drop`.
 
 JSON: list: handoffs: [id from since name repository labels bytes], of what was set aside also aside: since tries kind error help; \
 retry: retried: [as handoffs]; drop: dropped: [id]";
@@ -126,7 +152,35 @@ Examples:
   towline top                        until Ctrl-C
   towline top --once
   towline top --ready && echo yes
-  towline top --at cloud/node-1      what the agent here has asked of that one
+  towline top --at cloud/node-1      what the local agent has asked of that one
   towline top --json | jq '.tasks[] | select(.state == \"running\")'
 
-JSON: health tasks cache pins peers, as they are now";
+JSON: health tasks cache pins peers";
+
+pub(in crate::cli) const POLICY: &str = "\
+Examples:
+  towline policy check policy.toml
+  towline policy test cases.toml
+  towline policy sign policy.toml --key policy-key/
+  towline policy set policy.toml
+  towline policy show
+  towline policy explain run-7/step-1000 --to cloud
+  towline policy explain run-7/step-1000 --to cloud --agent cloud/node-1 --caller token:ci
+
+A policy describes the sites and has rules for what content may go to them. It is a TOML file, signed by a key for that alone \
+(`towline identity issue-policy`); each policy has a higher version than the one before. Every agent and command with a \
+certificate enforces it. Without one, content with labels does not move.
+
+JSON: show, check, sign, set: version repository sites rules, of show also text; explain: name to labels verdict basis: by, of a \
+rule also line why; test: passed failed cases: [line name to expected verdict basis passed], rules that decide none of them as \
+untested: [line why]";
+
+pub(in crate::cli) const DECLASSIFY: &str = "\
+Examples:
+  towline cp --stand-alone patients/step-9 patients/anonymous
+  towline declassify patients/anonymous --sensitivity internal --residency any --reason 'names removed' --key policy-key/
+
+It holds for this very tree only: a tree saved under the name later has the old labels again. A name that needs other names' \
+chunks, or whose tree has another name, is refused.
+
+JSON: name labels own declassified";

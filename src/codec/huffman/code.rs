@@ -12,7 +12,7 @@ pub(in crate::codec) struct Code {
 }
 
 impl Code {
-    /// A code for symbols that occur as often as `counts` says; none if fewer than two occur.
+    /// Creates a code for symbols with these counts; none if fewer than two occur.
     pub(in crate::codec) fn of(counts: &[u32; 256]) -> Option<Self> {
         let mut symbols: Vec<(u32, u8)> = (0..=u8::MAX).map(|symbol| (counts[usize::from(symbol)], symbol)).collect();
         symbols.retain(|&(count, _)| count > 0);
@@ -66,7 +66,7 @@ impl Code {
         for &length in self.lengths.iter().filter(|&&length| length > 0) {
             counts[usize::from(length)] += 1;
         }
-        // The first code of each length follows on the last of the length before.
+        // The first code of each length follows the last one of the shorter length.
         let mut next = [0u32; BITS_MAX as usize + 1];
         for length in 1..next.len() {
             next[length] = (next[length - 1] + counts[length - 1]) << 1;
@@ -118,13 +118,13 @@ fn limit(depths: &mut [u8]) {
     depths.iter_mut().for_each(|depth| *depth = (*depth).min(max));
     let share = |depth: u8| WINDOWS >> depth;
     let mut taken: u32 = depths.iter().map(|&depth| share(depth)).sum();
-    // The rarest that can still be longer pay for what the cut gave away.
+    // Lengthens the rarest codes that can still be longer, to compensate for the cut.
     while taken > WINDOWS {
         let Some(depth) = depths.iter_mut().find(|depth| **depth < max) else { return };
         taken -= share(*depth) - share(*depth + 1);
         *depth += 1;
     }
-    // The excess goes to the most frequent symbols that it suffices for.
+    // Uses the excess to shorten the most frequent symbols for which it suffices.
     while taken < WINDOWS {
         let fits = |depth: &&mut u8| share(**depth) <= WINDOWS - taken;
         let Some(depth) = depths.iter_mut().rev().find(fits) else { return };

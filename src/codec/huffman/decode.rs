@@ -3,7 +3,7 @@
 use super::lanes::{Lane, Table, run};
 use super::{Code, HEADER_LEN, LENGTHS_LEN, STREAMS};
 
-/// Decodes what `encode` made of `out.len()` symbols; none if `stored` is anything else.
+/// Decodes the output of `encode` for `out.len()` symbols; none if `stored` is invalid.
 pub(in crate::codec) fn decode(stored: &[u8], out: &mut [u8]) -> Option<()> {
     let (header, streams) = stored.split_at_checked(HEADER_LEN)?;
     let (lengths, ends) = header.split_first_chunk::<LENGTHS_LEN>()?;
@@ -29,14 +29,14 @@ pub(in crate::codec) fn decode(stored: &[u8], out: &mut [u8]) -> Option<()> {
     })
 }
 
-/// The symbols that are left, one by one, with every check.
+/// Decodes the remaining symbols one by one, with all checks.
 fn finish(lane: Lane<'_>, code: &Code, table: &Table) -> Option<()> {
     let (data, mut at, out) = lane.rest();
     for out in out {
         *out = table.first(bits(data, at));
         at += usize::from(code.length(*out));
     }
-    // Nothing but the last byte's unused bits may be left, and they are zero.
+    // Only unused bits of the last byte may be left, and they must be zero.
     let unused = at.next_multiple_of(8) - at;
     (at.div_ceil(8) == data.len() && bits(data, at) & ((1 << unused) - 1) == 0).then_some(())
 }

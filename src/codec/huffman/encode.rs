@@ -3,22 +3,22 @@
 use super::{Code, HEADER_LEN, STREAMS};
 use crate::codec::wide;
 
-/// Symbols between two writes: as many as fit the accumulator beside what a write leaves in it.
+/// Symbols between two writes: as many as fit the accumulator besides the bits that a write leaves.
 const BATCH: usize = 5;
 /// Bytes of one write.
 const WORD: usize = 8;
 
-/// Bytes that [`encode`] will make of symbols with these counts, give or take one a stream.
+/// Bytes of [`encode`]'s output for symbols with these counts, up to one byte per stream.
 pub(in crate::codec) fn coded_len(code: &Code, counts: &[u32; 256]) -> usize {
     usize::try_from(code.bits(counts).div_ceil(8)).unwrap_or(usize::MAX).saturating_add(HEADER_LEN)
 }
 
-/// Appends `symbols`, each of which must have a code, and which occur as often as `counts` says.
+/// Appends the codes of `symbols`, which have these `counts`, and must each have a code.
 pub(in crate::codec) fn encode(code: &Code, symbols: &[u8], counts: &[u32; 256], out: &mut Vec<u8>) {
     let codes = Codes::of(code);
     let header = out.len();
     out.extend_from_slice(&code.to_bytes());
-    // With room for what the last write writes too much.
+    // Reserves space for the surplus bytes of the last write.
     out.resize(header + coded_len(code, counts) + STREAMS + WORD, 0);
     let part = symbols.len().div_ceil(STREAMS).max(1);
     let mut parts = symbols.chunks(part);
@@ -58,7 +58,7 @@ impl Codes {
     }
 }
 
-/// A stream as it is written.
+/// Writer of a stream.
 #[derive(Debug)]
 pub(in crate::codec) struct Stream<'a> {
     out: &'a mut [u8],
@@ -69,7 +69,7 @@ pub(in crate::codec) struct Stream<'a> {
 }
 
 impl Stream<'_> {
-    /// Bits that are pushed at once, at most.
+    /// Maximum bits of one push.
     pub(in crate::codec) const PUSHED: u64 = 56;
 
     /// Appends the lowest `bits` bits of `codes`; those above are zero.

@@ -1,12 +1,12 @@
-//! The loop that decodes: up to six symbols a lookup, several streams side by side, and nothing checked within.
+//! The decoding loop: up to six symbols per lookup, several streams in parallel, and no checks inside.
 //!
-//! With checks it takes half as long again, and its state no longer fits the registers.
+//! With checks it would take 1.5 times as long, and its state would not fit the registers.
 
 #![expect(unsafe_code, reason = "reads and writes whose bounds are checked once for many")]
 
 use super::{BITS_MAX, Code};
 
-/// Symbols that one lookup gives, at most.
+/// Maximum symbols of one lookup.
 const SYMBOLS: usize = 6;
 /// Lookups between two refills: a refill leaves at least 56 bits.
 const LOOKUPS: usize = 5;
@@ -14,7 +14,7 @@ const WINDOWS: usize = 1 << BITS_MAX;
 /// Bytes of one read and of one write.
 const WORD: usize = 8;
 
-/// Decoding table: for each window of bits as many whole codes as fit, at most [`SYMBOLS`].
+/// Decoding table: for each window of bits, the complete codes in it, at most [`SYMBOLS`].
 ///
 /// An entry has, from the lowest byte on, the bits of those codes, at most [`BITS_MAX`], their number, and their symbols.
 #[derive(Debug)]
@@ -23,13 +23,13 @@ pub(super) struct Table(Box<[u64; WINDOWS]>);
 impl Table {
     /// The code is complete: each window begins with a code.
     pub(super) fn of(code: &Code) -> Self {
-        // Behind a one, the bits of each code: what an entry grows by that goes on with it.
+        // The bits of each code after a leading one, by which longer entries are built.
         let mut codes = [0u32; 2 * WINDOWS];
         for (symbol, bits, length) in code.codes() {
             codes[(1 << length | bits) as usize % (2 * WINDOWS)] = u32::from(symbol) << 16 | 1 << 8 | length;
         }
-        // Windows of one bit, of two, and so on: each begins with what it begins with without its last bit, and goes on
-        // with a code that ends with that bit, if there is one.
+        // Builds windows of one bit, of two, and so on: each is the entry without the last bit, extended by a code that ends with
+        // that bit, if there is one.
         let mut table = Box::new([0; WINDOWS]);
         for bits in 1..=BITS_MAX {
             let half = 1usize << (bits - 1);
@@ -55,13 +55,13 @@ impl Table {
     }
 }
 
-/// One stream, and what it is decoded to.
+/// One stream, and its output.
 #[derive(Debug)]
 pub(super) struct Lane<'a> {
     data: &'a [u8],
     /// The byte that the accumulator was filled from.
     at: usize,
-    /// The bits that come next, above them a one, and above that as many zeros as bits from `at` on were used: at most 62.
+    /// Next bits; above them a one, then as many zeros as bits from `at` on were used: at most 62.
     acc: u64,
     out: &'a mut [u8],
     filled: usize,
@@ -72,13 +72,13 @@ impl<'a> Lane<'a> {
         Self { data, at: 0, acc: NONE_USED, out, filled: 0 }
     }
 
-    /// Its data, the bit that comes next, and what is not filled yet.
+    /// Data, position of the next bit, and the rest of the output.
     pub(super) fn rest(self) -> (&'a [u8], usize, &'a mut [u8]) {
         let at = self.at * 8 + self.acc.leading_zeros() as usize;
         (self.data, at, self.out.get_mut(self.filled..).unwrap_or_default())
     }
 
-    /// Refills, each with the lookups after it, that surely stay within data and output.
+    /// Number of refills, each with its lookups, that certainly stay within data and output.
     fn rounds(&self) -> usize {
         // A refill moves on by at most seven bytes, those that the round before used, and reads a word.
         let refills = (self.data.len() - self.at).saturating_sub(WORD) / (WORD - 1);
@@ -88,10 +88,10 @@ impl<'a> Lane<'a> {
     }
 }
 
-/// An accumulator of which no bit was used, nor any is there.
+/// An empty accumulator.
 const NONE_USED: u64 = 1 << 63;
 
-/// Decodes so far as all lanes surely have room.
+/// Decodes as long as all lanes certainly have data and space.
 pub(super) fn run<const N: usize>(lanes: &mut [Lane<'_>; N], table: &Table) {
     #[cfg(target_arch = "x86_64")]
     if is_x86_feature_detected!("bmi2") && is_x86_feature_detected!("lzcnt") {
@@ -137,7 +137,7 @@ fn run_scalar<const N: usize>(lanes: &mut [Lane<'_>; N], table: &Table) {
     }
 }
 
-/// A lane while it runs, in three registers.
+/// State of a lane in the loop, in three registers.
 struct Cursor {
     from: *const u8,
     to: *mut u8,
@@ -152,7 +152,7 @@ impl Cursor {
     }
 
     /// # Safety
-    /// The data goes on for 15 bytes at least.
+    /// At least 15 more bytes of data must follow.
     #[inline(always)]
     unsafe fn refill(&mut self) {
         let used = self.acc.leading_zeros();
@@ -164,7 +164,7 @@ impl Cursor {
     }
 
     /// # Safety
-    /// The output goes on for a word at least, and this is at most the fifth lookup since a refill.
+    /// At least a word of output must follow, and this must be at most the fifth lookup since a refill.
     #[inline(always)]
     unsafe fn lookup(&mut self, table: &Table) {
         let entry = table.0[usize::try_from(self.acc % WINDOWS as u64).unwrap_or(0)];

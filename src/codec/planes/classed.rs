@@ -1,7 +1,6 @@
-//! A plane whose bytes are told apart by what is known of their numbers anyway: each class is coded for itself.
+//! A plane split by classes of numbers that the decoder knows anyway: each class is coded separately.
 //!
-//! How much a weight moves goes with how large it was. The base of a difference is known to whoever decodes it, and so is
-//! which class each number is in.
+//! The change of a weight depends on its magnitude. The decoder of a difference knows the base, and so the class of each number.
 //!
 //! ```text
 //! for each class: how (1), stored length (u32), body: the bytes of its numbers, in order
@@ -14,13 +13,13 @@ use std::cell::RefCell;
 use super::{Flat, PLANE_HEADER, counts, room};
 use crate::codec::wide;
 
-/// Classes, at most.
+/// Maximum number of classes.
 pub(in crate::codec) const CLASSES: usize = 4;
-/// Between the classes, for what a move writes too much: bytes that are moved at once, at most.
+/// Gap between classes for surplus bytes of a move: the maximum bytes moved at once.
 const GAP: usize = wide::BLOCK;
 
 thread_local! {
-    /// The bytes of the plane that this thread is at, class after class.
+    /// Buffer of this thread for the bytes of a plane, class after class.
     static SORTED: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -53,8 +52,7 @@ impl<'a> Classes<'a> {
     }
 }
 
-/// Appends `plane` by classes, if that is shorter than to code it as one, and says whether it did; fills in how often each byte
-/// occurs in it, in any case.
+/// Appends `plane` by classes, if that is shorter than without; returns whether it did. Counts its bytes in any case.
 pub(super) fn encode(plane: &[u8], classes: &Classes<'_>, all: &mut [u32; 256], out: &mut Vec<u8>) -> bool {
     SORTED.with_borrow_mut(|sorted| {
         let sorted = room(sorted, classes.room());
@@ -80,7 +78,7 @@ pub(super) fn encode(plane: &[u8], classes: &Classes<'_>, all: &mut [u32; 256], 
     })
 }
 
-/// Decodes what [`encode`] appended; none if `stored` is anything else.
+/// Decodes the output of [`encode`]; none if `stored` is invalid.
 pub(super) fn decode(mut stored: &[u8], classes: &Classes<'_>, plane: &mut [u8]) -> Option<()> {
     SORTED.with_borrow_mut(|sorted| {
         let sorted = room(sorted, classes.room());
@@ -101,7 +99,7 @@ pub(super) fn decode(mut stored: &[u8], classes: &Classes<'_>, plane: &mut [u8])
 fn lens(of: &[u8]) -> [usize; CLASSES] {
     let mut lens = [0; CLASSES];
     let done = wide::lens(of, &mut lens).unwrap_or(0);
-    // In so few that a byte holds the sum: then the loop needs no wider numbers.
+    // In blocks so small that a byte can hold the sum, so that the loop needs no wider numbers.
     for some in of[done..].chunks(255) {
         for (class, len) in (0..).zip(&mut lens) {
             *len += usize::from(some.iter().map(|&of| u8::from(of == class)).sum::<u8>());

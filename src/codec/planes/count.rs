@@ -2,9 +2,9 @@
 
 use crate::codec::wide;
 
-/// Fewer bytes are not worth a look at what to expect of them.
+/// Minimum bytes for a sample of their distribution.
 const LOOKED_AT_FROM: usize = 8 << 10;
-/// Bytes that tell what to expect of them all, in this many places.
+/// Bytes in the sample, and its number of places.
 const PLACES: usize = 8;
 const PLACE: usize = 64;
 
@@ -19,7 +19,7 @@ pub(super) fn counts(plane: &[u8]) -> [u32; 256] {
     counts
 }
 
-/// The bytes of `plane` that are worth being compared with, all at once, by [`wide::counts`]: 1, 2, 4 or 8; or none.
+/// Frequent bytes of `plane` for [`wide::counts`] to compare with: 1, 2, 4 or 8; or none.
 fn common(plane: &[u8]) -> Vec<u8> {
     let mut seen = [0u32; 256];
     let sampled = plane.len() / PLACES;
@@ -31,7 +31,7 @@ fn common(plane: &[u8]) -> Vec<u8> {
     }
     let mut bytes: Vec<u8> = (0..=u8::MAX).filter(|&byte| seen[usize::from(byte)] > 0).collect();
     bytes.sort_unstable_by_key(|&byte| std::cmp::Reverse(seen[usize::from(byte)]));
-    // In cycles a block of 64 bytes, measured: one for each byte that is counted alone, some for each compared with.
+    // Measured cycles per block of 64 bytes: one for each byte that is counted alone, some for each one compared with.
     let cost = |number: usize| {
         let found: u32 = bytes.iter().take(number).map(|&byte| seen[usize::from(byte)]).sum();
         let others = 1.0 - f64::from(found) / (PLACES * PLACE) as f64;
@@ -43,7 +43,7 @@ fn common(plane: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Counts without looking first. Eight tables, so that equal neighbours do not wait for each other.
+/// Counts all bytes one by one, in eight tables, so that equal neighbours do not wait for each other.
 fn one_by_one(plane: &[u8], counts: &mut [u32; 256]) {
     let mut tables = [[0u32; 256]; 8];
     let (words, rest) = plane.as_chunks::<8>();

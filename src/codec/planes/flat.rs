@@ -1,4 +1,4 @@
-//! Bytes stored one by one: as they are, as one that stands for all, or Huffman-coded.
+//! Bytes stored individually: raw, as a single repeated byte, or Huffman-coded.
 
 use super::GAIN;
 use crate::codec::huffman;
@@ -7,21 +7,21 @@ use crate::codec::huffman;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Flat {
-    /// As they are.
+    /// Raw.
     Raw = 0,
-    /// One byte, of which there are as many as wanted.
+    /// One repeated byte.
     One = 1,
-    /// By [`huffman`].
+    /// Coded by [`huffman`].
     Huffman = 2,
 }
 
 impl Flat {
-    /// The way that a stored byte stands for.
+    /// Encoding of a stored byte.
     pub(super) fn of(byte: u8) -> Option<Self> {
         [Self::Raw, Self::One, Self::Huffman].into_iter().find(|how| *how as u8 == byte)
     }
 
-    /// About how many bytes [`Flat::encode`] will append for `len` bytes that occur as often as `counts` says.
+    /// Approximate bytes that [`Flat::encode`] appends for `len` bytes with these counts.
     pub(super) fn len(counts: &[u32; 256], len: usize) -> usize {
         match huffman::Code::of(counts) {
             None => len.min(1),
@@ -29,7 +29,7 @@ impl Flat {
         }
     }
 
-    /// Appends `bytes`, which occur as often as `counts` says, in the shortest way that pays.
+    /// Appends `bytes`, with these counts, in the shortest worthwhile encoding.
     pub(super) fn encode(bytes: &[u8], counts: &[u32; 256], out: &mut Vec<u8>) -> Self {
         let code = huffman::Code::of(counts);
         match (code, bytes) {
@@ -48,7 +48,7 @@ impl Flat {
         }
     }
 
-    /// Decodes `stored` to as many bytes as `out` has; none if it is not that.
+    /// Decodes `stored` to fill `out`; none if it is invalid.
     pub(super) fn decode(self, stored: &[u8], out: &mut [u8]) -> Option<()> {
         match self {
             Self::Raw => (stored.len() == out.len()).then(|| out.copy_from_slice(stored)),

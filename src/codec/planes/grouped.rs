@@ -1,8 +1,8 @@
-//! A skewed plane, in groups: its few frequent bytes get codes of four, two or one bits, and the bytes that such codes fill
-//! are coded instead. What is rare escapes.
+//! A skewed plane in groups: its few frequent bytes get codes of four, two or one bits, and bytes of such codes (groups) are
+//! coded instead. Rare bytes are escaped.
 //!
-//! A Huffman code spends at least one bit a symbol; if a symbol is eight elements, that is an eighth of a bit an element,
-//! and there are an eighth as many symbols to code. The difference to an earlier step is mostly of this kind.
+//! A Huffman code needs at least one bit per symbol. If a symbol is eight elements, that is an eighth of a bit per element, and
+//! there are only an eighth as many symbols to code. Differences to an earlier step are usually skewed in this way.
 //!
 //! ```text
 //! log (1):     log2 of the elements in a group: 1, 2 or 3
@@ -14,7 +14,7 @@
 use super::{Flat, GROUPED, GROUPED_FROM, counts};
 use crate::codec::wide;
 
-/// Most groups should not be of one kind: longer groups are used until that is so.
+/// Maximum share of the most frequent group: longer groups are used until it is reached.
 const GROUP_SKEWED: f64 = 0.6;
 
 /// Logarithm of the best group length in elements, where the most frequent byte is `share` of all; 0: no groups.
@@ -25,9 +25,9 @@ fn log_for(share: f64) -> u8 {
 /// Grouping of a plane's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Level {
-    /// They are the plane's.
+    /// Bytes of the plane.
     Plane,
-    /// They are groups themselves: of 64 elements in all, most are all alike.
+    /// Bytes that are groups themselves, so that one stands for up to 64 elements, which are mostly equal.
     Groups,
 }
 
@@ -39,7 +39,7 @@ pub(super) fn worth(counts: &[u32; 256], len: usize) -> Option<u8> {
     (log > 0 && len >= GROUPED_FROM && most < len).then_some(log)
 }
 
-/// Appends `plane`, whose bytes occur as often as `counts` says, in groups.
+/// Appends `plane`, with these counts, in groups.
 pub(super) fn encode(plane: &[u8], counts_of: &[u32; 256], log: u8, level: Level, out: &mut Vec<u8>) {
     let bits = 8u32 >> log;
     let escape = (1u8 << bits) - 1;
@@ -49,7 +49,7 @@ pub(super) fn encode(plane: &[u8], counts_of: &[u32; 256], log: u8, level: Level
     let mut codes = [escape; 256];
     (0..escape).zip(&frequent).for_each(|(code, &byte)| codes[usize::from(byte)] = code);
 
-    // With room for what is written at once.
+    // With space for one block of surplus bytes.
     let rare: u64 = plane.len() as u64 - frequent.iter().map(|&b| u64::from(counts_of[usize::from(b)])).sum::<u64>();
     let mut groups = vec![0; plane.len().div_ceil(1 << log) + wide::BLOCK];
     let mut escaped = vec![0; usize::try_from(rare).unwrap_or(0) + wide::BLOCK];
@@ -99,7 +99,7 @@ fn group_scalar(plane: &[u8], codes: &[u8; 256], log: u8, groups: &mut [u8], esc
         for (place, &element) in (0u32..).zip(elements) {
             let code = codes[usize::from(element)];
             whole |= u32::from(code) << (place * bits);
-            // Written in any case and kept only if it was rare: no branch to guess wrong.
+            // Written always, kept only if rare: avoids mispredicted branches.
             escaped[at] = element;
             at += usize::from(code == escape);
         }
@@ -108,7 +108,7 @@ fn group_scalar(plane: &[u8], codes: &[u8; 256], log: u8, groups: &mut [u8], esc
     at
 }
 
-/// Decodes what [`encode`] made of `plane.len()` bytes; none if `stored` is anything else.
+/// Decodes the output of [`encode`] for `plane.len()` bytes; none if `stored` is invalid.
 pub(super) fn decode(stored: &[u8], level: Level, plane: &mut [u8]) -> Option<()> {
     let (&log, stored) = stored.split_first()?;
     let bits = [4u32, 2, 1].get(usize::from(log).checked_sub(1)?).copied()?;
@@ -117,7 +117,7 @@ pub(super) fn decode(stored: &[u8], level: Level, plane: &mut [u8]) -> Option<()
     let (&how, stored) = stored.split_first()?;
     let (len, stored) = stored.split_first_chunk::<4>()?;
     let (body, stored) = stored.split_at_checked(u32::from_le_bytes(*len) as usize)?;
-    // With room for what is read at once.
+    // With space for one block of surplus bytes.
     let mut groups = vec![0; plane.len().div_ceil(1 << log) + wide::BLOCK];
     let (out, _) = groups.split_at_mut(plane.len().div_ceil(1 << log));
     match (how, level) {
@@ -134,7 +134,7 @@ pub(super) fn decode(stored: &[u8], level: Level, plane: &mut [u8]) -> Option<()
     Flat::of(how)?.decode(body, escaped.get_mut(..count)?)?;
 
     let codes = Codes { bits, frequent, groups: &groups };
-    codes.expand(log, (&escaped, count), plane)
+    codes.expand(log, &escaped, count, plane)
 }
 
 /// Groups to be expanded, and [`wide::BLOCK`] bytes after them.
@@ -147,10 +147,10 @@ struct Codes<'a> {
 
 impl Codes<'_> {
     /// Writes the elements of each group and fills in the `count` that escaped, after which there are as many bytes more.
-    fn expand(&self, log: u8, (escaped, count): (&[u8], usize), plane: &mut [u8]) -> Option<()> {
+    fn expand(&self, log: u8, escaped: &[u8], count: usize, plane: &mut [u8]) -> Option<()> {
         let (done, used) = wide::expand(self.groups, escaped, self.frequent, log, plane).unwrap_or((0, 0));
         let rest = Self { groups: self.groups.get(done >> log..)?, ..*self };
-        // That used more than there were stops here.
+        // Codes that used more bits than there were stop here.
         let (escaped, plane) = (escaped.get(used..count)?, plane.get_mut(done..)?);
         match log {
             1 => rest.expand_scalar::<2>(escaped, plane),
@@ -186,7 +186,7 @@ impl Codes<'_> {
         let (groups, last) = self.groups.split_at_checked(whole.len())?;
         whole.iter_mut().zip(groups).try_for_each(|(out, &group)| fill(group, out))?;
         if let (Some(&group), false) = (last.first(), rest.is_empty()) {
-            // Of a group cut short, the codes of no element are zero.
+            // Codes after the last element of a partial group must be zero.
             let used = u32::try_from(rest.len()).ok()? * self.bits;
             if u32::from(group) >> used != 0 {
                 return None;
@@ -221,7 +221,7 @@ mod tests {
 
             let codes = Codes { bits, frequent: &frequent, groups: &groups };
             let (mut out, mut twin) = (vec![0; plane.len()], vec![0; plane.len()]);
-            prop_assert_eq!(codes.expand(log, (&escaped, count), &mut out), Some(()));
+            prop_assert_eq!(codes.expand(log, &escaped, count, &mut out), Some(()));
             prop_assert_eq!(&out, &plane);
             let scalar = match log {
                 1 => codes.expand_scalar::<2>(&escaped[..count], &mut twin),
@@ -230,9 +230,9 @@ mod tests {
             };
             prop_assert_eq!(scalar, Some(()));
             prop_assert_eq!(&twin, &plane);
-            let one_less = codes.expand(log, (&escaped, count.saturating_sub(1)), &mut out);
+            let one_less = codes.expand(log, &escaped, count.saturating_sub(1), &mut out);
             prop_assert_eq!(one_less.is_none(), count > 0, "one byte too few escaped");
-            prop_assert_eq!(codes.expand(log, (&escaped, count + 1), &mut out), None, "one too many");
+            prop_assert_eq!(codes.expand(log, &escaped, count + 1, &mut out), None, "one too many");
         }
     }
 }

@@ -1,16 +1,16 @@
-//! Byte planes: the bytes of equal significance of all numbers stand together, and each plane is stored as suits it.
+//! Byte planes: bytes of the same significance of all numbers form a plane, and each plane is stored in the best encoding.
 //!
-//! The numbers of a tensor resemble each other in their exponents and hardly at all in their last bits. Taken apart, the
-//! exponents shrink to a third, and the rest is copied.
+//! The numbers of a tensor have similar exponents, but nearly random low bits. As separate planes, the exponents shrink to a
+//! third, and the rest is copied.
 //!
 //! ```text
-//! kind (1):   log2 of the width in bytes; bit 2: numbers were rotated left by one bit, so that the sign stands last
+//! kind (1):   log2 of the width in bytes; bit 2: numbers were rotated left by one bit, so that the sign is the lowest bit
 //! planes:     one for each byte of a number, the least significant first: how (1), stored length (u32, little-endian)
 //! bodies:     of the planes, one after another
-//! rest:       what is left of the plain bytes after the last whole number
+//! rest:       plain bytes after the last complete number
 //! ```
 //!
-//! How: 0 raw; 1 one byte that stands for all; 2 Huffman-coded; 3 in groups; 4 by classes of numbers, in differences only.
+//! Encodings: 0 raw; 1 one repeated byte; 2 Huffman-coded; 3 in groups; 4 by classes of numbers, in differences only.
 
 mod classed;
 mod count;
@@ -25,7 +25,7 @@ use self::count::counts;
 use self::flat::Flat;
 use self::grouped::Level;
 
-/// The numbers of a tensor, as far as their bytes are concerned.
+/// Kind of the numbers of a tensor, with their width.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Element {
     /// Floats of so many bytes: sign, exponent, mantissa.
@@ -71,33 +71,33 @@ impl Width {
         }
     }
 
-    /// In bytes.
+    /// Width in bytes.
     #[must_use]
     pub const fn bytes(self) -> usize {
         1 << self as u8
     }
 }
 
-/// Set in the first byte where numbers were rotated.
+/// Bit in the first byte that marks rotated numbers.
 const ROTATED: u8 = 4;
-/// Bytes that say how one plane is stored.
+/// Bytes of the header of one plane.
 const PLANE_HEADER: usize = 5;
-/// A plane is coded only if that saves at least this part of it.
+/// Minimum saving, relative to the plane, for which it is coded.
 const GAIN: usize = 64;
-/// Bytes of a plane that tell whether it is worth counting, in this many places.
+/// Bytes in a sample that decides whether to count a plane, and the number of places.
 const SAMPLES: usize = 8;
 const SAMPLE: usize = 512;
-/// Shorter planes are not worth the second table that groups need.
+/// Minimum length of a plane for groups, which need a second table.
 const GROUPED_FROM: usize = 1 << 10;
 /// Mark of a plane in groups, beside those of [`Flat`].
 const GROUPED: u8 = 3;
 /// Mark of a plane in classes.
 const CLASSED: u8 = 4;
-/// A plane whose most frequent byte is more than this part of it has nothing to win by classes.
+/// Maximum share of the most frequent byte of a plane for which classes are tried.
 const CLASSED_BELOW: f64 = 0.6;
 
 thread_local! {
-    /// Planes of the chunk that this thread is at: as large as the largest chunk it has seen.
+    /// Buffer of this thread for the planes of a chunk; as large as its largest chunk so far.
     static PLANES: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -105,14 +105,14 @@ thread_local! {
 #[must_use]
 pub fn encode(plain: &[u8], element: Element, limit: usize) -> Option<Vec<u8>> {
     let width = element.width();
-    // A single byte has sign and exponent in one place anyway.
+    // Single bytes have sign and exponent in the same byte anyway.
     let rotate = matches!(element, Element::Float(_)) && width != Width::W1;
     let (numbers, rest) = plain.split_at_checked(plain.len() / width.bytes() * width.bytes())?;
     let head = [width as u8 | if rotate { ROTATED } else { 0 }];
     write(&head, Numbers { bytes: numbers, width, rotate, classes: None }, rest, limit)
 }
 
-/// Decodes what [`encode`] made of `plain.len()` bytes; none if `stored` is anything else.
+/// Decodes the output of [`encode`] for `plain.len()` bytes; none if `stored` is invalid.
 pub fn decode(stored: &[u8], plain: &mut [u8]) -> Option<()> {
     let (&kind, stored) = stored.split_first()?;
     let (width, rotated) = (Width::of(1 << (kind & 3))?, kind & ROTATED != 0);
@@ -122,14 +122,14 @@ pub fn decode(stored: &[u8], plain: &mut [u8]) -> Option<()> {
     read(stored, (width, rotated), None, plain)
 }
 
-/// Numbers to be taken apart.
+/// Numbers to split into planes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Numbers<'a> {
     pub(super) bytes: &'a [u8],
     pub(super) width: Width,
-    /// Whether the sign goes to the other end first.
+    /// True if the numbers are rotated first.
     pub(super) rotate: bool,
-    /// Further knowledge of each number.
+    /// Class of each number, if known.
     pub(super) classes: Option<&'a Classes<'a>>,
 }
 
@@ -156,7 +156,7 @@ pub(super) fn write(head: &[u8], numbers: Numbers<'_>, rest: &[u8], limit: usize
     })
 }
 
-/// Decodes what [`write()`] wrote after its head.
+/// Decodes the output of [`write()`] after its head.
 pub(super) fn read(
     stored: &[u8],
     (width, rotated): (Width, bool),
@@ -189,7 +189,7 @@ pub(super) fn read(
     })
 }
 
-/// Bits that the planes of `numbers` would about take, by how often each byte occurs.
+/// Approximate bits of the planes of `numbers`, by the counts of their bytes.
 pub(super) fn estimate(numbers: &[u8], width: Width, rotate: bool) -> f64 {
     let count = numbers.len() / width.bytes();
     let mut planes = vec![0; numbers.len()];
@@ -197,13 +197,13 @@ pub(super) fn estimate(numbers: &[u8], width: Width, rotate: bool) -> f64 {
     planes.chunks_exact(count.max(1)).map(|plane| entropy(&counts(plane), count)).sum()
 }
 
-/// Bits that `total` bytes hold which occur as often as `counts` says.
+/// Entropy of `total` bytes with these counts, in bits.
 fn entropy(counts: &[u32; 256], total: usize) -> f64 {
     let occurring = counts.iter().filter(|&&count| count > 0);
     occurring.map(|&count| f64::from(count) * (total as f64 / f64::from(count)).log2()).sum()
 }
 
-/// The first `len` bytes of what this thread has for such.
+/// First `len` bytes of the thread's buffer.
 pub(super) fn room(planes: &mut Vec<u8>, len: usize) -> &mut [u8] {
     if planes.len() < len {
         planes.resize(len, 0);
@@ -211,7 +211,7 @@ pub(super) fn room(planes: &mut Vec<u8>, len: usize) -> &mut [u8] {
     planes.split_at_mut(len).0
 }
 
-/// Appends one plane in the way that suits it, and says which.
+/// Appends one plane in the best encoding, and returns that.
 fn encode_plane(plane: &[u8], classes: Option<&Classes<'_>>, out: &mut Vec<u8>) -> u8 {
     let sample = Sample::of(plane);
     if !sample.may_gain() {
@@ -244,9 +244,9 @@ fn decode_plane(how: u8, body: &[u8], classes: Option<&Classes<'_>>, plane: &mut
 
 /// Sample of a plane.
 struct Sample {
-    /// Bits that a byte holds.
+    /// Entropy per byte, in bits.
     bits: f64,
-    /// The part that the most frequent byte is of all.
+    /// Share of the most frequent byte.
     most: f64,
 }
 
@@ -268,7 +268,7 @@ impl Sample {
         Self { bits: entropy(&seen, total) / of_all, most: f64::from(most) / of_all }
     }
 
-    /// Could the plane shrink? Its last bits mostly cannot, and then they are not even counted.
+    /// True if the plane may be compressible. Planes of low bits usually are not, and then are not counted.
     fn may_gain(&self) -> bool {
         self.most > 0.0 && self.bits < 8.0 - 8.0 / GAIN as f64
     }

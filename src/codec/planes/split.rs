@@ -1,4 +1,4 @@
-//! Taking numbers apart into planes and putting them together: plain loops, compiled once more for wider registers.
+//! Splitting numbers into planes and merging them: plain loops, also compiled for wider registers.
 
 #![expect(unsafe_code, reason = "a function compiled for AVX2 may only be called where there is AVX2")]
 

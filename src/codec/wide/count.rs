@@ -1,8 +1,8 @@
-//! Byte counts where few values dominate: those are counted by comparison, only the others one by one.
+//! Byte counts for planes with few dominant values, which are counted by comparison; the others one by one.
 
 use super::kernel;
 
-/// Bytes that are compared with, at most.
+/// Maximum number of dominant values.
 pub(in crate::codec) const COMMON: usize = 8;
 
 /// Adds to `counts` how often each byte of `plane` occurs, save for a rest; `common` are bytes to be expected, the most
@@ -21,7 +21,7 @@ mod kernel {
     use crate::codec::wide::BLOCK;
     use crate::codec::wide::parts::{keep, load};
 
-    /// Blocks until a sum of ones may no longer fit a byte.
+    /// Blocks after which a sum of ones may overflow a byte.
     const BLOCKS: usize = 255;
 
     #[target_feature(enable = "avx512bw,avx512vbmi2,popcnt")]

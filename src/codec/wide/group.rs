@@ -1,4 +1,4 @@
-//! Bytes to short codes, several in a byte, and back.
+//! Conversion of bytes to short codes, several in a byte, and back.
 
 use super::kernel;
 

@@ -1,9 +1,9 @@
-//! Huffman codes joined to longer ones, until the loop that writes them has few to write.
+//! Joins Huffman codes to longer ones, so that the writing loop has fewer to write.
 
 use super::kernel;
 use crate::codec::huffman::{Codes, Stream};
 
-/// Appends as many of the first `symbols` as can be joined, and says how many.
+/// Appends the codes of as many first `symbols` as can be joined; returns their number.
 pub(in crate::codec) fn append(stream: &mut Stream<'_>, codes: &Codes, symbols: &[u8]) -> Option<usize> {
     kernel!(append(stream, codes, symbols))
 }
@@ -21,7 +21,7 @@ mod kernel {
     use crate::codec::wide::BLOCK;
     use crate::codec::wide::parts::{Table, load, words};
 
-    /// Two neighbours make one of 22 bits, two of those one of 44 bits, and where they are short, two of those one more.
+    /// Joins two neighbours to one of 22 bits, two of those to one of 44 bits, and two of those if they are short.
     #[target_feature(enable = "avx512bw,avx512vbmi,bmi2")]
     pub(super) fn append(stream: &mut Stream<'_>, codes: &Codes, symbols: &[u8]) -> usize {
         let [low, high, lengths] = &codes.bytes;

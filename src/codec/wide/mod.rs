@@ -1,7 +1,7 @@
-//! Kernels for AVX-512, 64 bytes at a time. Each answers none where the processor has no such registers, and then its caller,
-//! where its twin stands, does without.
+//! Kernels for AVX-512, which process 64 bytes at a time. Each returns none if the CPU lacks these instructions; its caller,
+//! which has the scalar version, then uses that.
 //!
-//! All ask for the same features, those of AMD's Zen 4 and Intel's Ice Lake and what came after them.
+//! All need the same features, those of AMD's Zen 4 and Intel's Ice Lake or newer.
 
 #![expect(unsafe_code, reason = "a function compiled for AVX-512 may only be called where there is AVX-512")]
 
@@ -18,7 +18,7 @@ pub(super) use self::sort::{lens, sort, unsort};
 /// Bytes in a register.
 pub(super) const BLOCK: usize = 64;
 
-/// Calls a kernel of the module `kernel`, if the processor has what all of them ask for.
+/// Calls a kernel of the module `kernel`, if the CPU has the features that all of them need.
 macro_rules! kernel {
     ($name:ident($($argument:expr),*)) => {{
         #[cfg(target_arch = "x86_64")]
@@ -76,13 +76,13 @@ mod parts {
         words
     }
 
-    /// Writes the bytes that `members` has a bit for, and what may lie after them, to `to` from `at` on, if there is room for all
-    /// 64; moves `at` behind the members.
+    /// Writes the bytes with a bit in `members`, and arbitrary bytes after them, to `to` from `at` on, if there is space for all
+    /// 64; moves `at` after the members.
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vbmi2,popcnt")]
     pub(super) fn keep(members: u64, bytes: __m512i, to: &mut [u8], at: &mut usize) {
         if let Some(to) = to.get_mut(*at..).and_then(<[u8]>::first_chunk_mut) {
-            // In a register first: straight to memory it takes Zen 4 many times as long.
+            // Compresses in a register first: directly to memory, it takes many times as long on Zen 4.
             // https://uops.info/html-instr/VPCOMPRESSB_M512_K_ZMM.html
             store(_mm512_maskz_compress_epi8(members, bytes), to);
         }

@@ -1,10 +1,9 @@
-//! A plane sorted by the classes of its numbers, and back: the bytes of each class are compressed, and expanded.
+//! Sorts a plane by the classes of its numbers, with the compress instruction, and reverses that with expand.
 
 use super::kernel;
 
-/// Puts the bytes of `plane` one after another to where `at` says for their class, each class on its own; `of` are the classes.
-/// Up to [`BLOCK`](super::BLOCK) bytes too much are written behind each class, where `sorted` has room for so many. Says how
-/// many bytes were moved, and moves `at`.
+/// Moves the bytes of `plane` to the position `at` of their class; `of` are the classes. Up to [`BLOCK`](super::BLOCK) surplus
+/// bytes are written after each class, if `sorted` has space for them. Returns the number of bytes moved, and advances `at`.
 pub(in crate::codec) fn sort<const N: usize>(
     plane: &[u8],
     of: &[u8],
@@ -14,7 +13,7 @@ pub(in crate::codec) fn sort<const N: usize>(
     kernel!(sort(plane, of, at, sorted))
 }
 
-/// The reverse.
+/// Reverses the sort.
 pub(in crate::codec) fn unsort<const N: usize>(
     sorted: &[u8],
     of: &[u8],

@@ -1,4 +1,4 @@
-//! A tree and what is to change in it as one tree. Pure: no chunk is looked at.
+//! Applies changes to a tree. Pure: no chunk is read.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -10,24 +10,24 @@ use crate::ops::save::assemble::renumbered;
 use crate::ops::shown;
 use crate::tree::check_path;
 
-/// Permissions of the folders that a rename makes.
+/// Permissions of folders that a rename creates.
 const FOLDER_MODE: u32 = 0o755;
 
-/// Entry at a path, and the list that its chunks are numbered by.
+/// Entry at a path, and the chunk list that it refers to.
 type There<'a> = (&'a TreeEntry, &'a ChunkList);
 
-/// The paths of a tree in the making, each with what is there.
+/// Entries of the new tree, by path.
 struct Paths<'a> {
     there: BTreeMap<Vec<u8>, There<'a>>,
-    /// Entry of a folder that only its content implies.
+    /// Entry of a folder that exists only because of its content.
     implied: There<'a>,
 }
 
-/// `base`, or an empty folder, with `changes`: what they put is the tree `new`. The labels are those of both, `new`'s first.
+/// Applies `changes` to `base`, or to an empty folder; `new` is the tree of the files to put. Labels of both are merged; those of
+/// `new` win.
 ///
-/// # Errors
-/// Not found, if what is to go or to be renamed is not there; conflict, if something is in the way of what is put; usage,
-/// for a path that is none, or a `base` that is a single file.
+/// # Errors Not found, if a path to remove or rename does not exist; conflict, if an entry is in the way of a new one; usage, for
+/// an invalid path, or a `base` that is a single file.
 pub(super) fn amended(
     base: Option<&Manifest>,
     new: Option<&Manifest>,
@@ -71,7 +71,7 @@ pub(super) fn amended(
 }
 
 impl<'a> Paths<'a> {
-    /// Takes away what is at `path`, with all in it.
+    /// Removes the entry at `path` with its content.
     fn take(&mut self, path: &[u8]) -> Result<Vec<(Vec<u8>, There<'a>)>> {
         if !self.there.contains_key(path) {
             return Err(Error::not_found("there is nothing at this path of the tree").at(shown(path)));
@@ -83,7 +83,7 @@ impl<'a> Paths<'a> {
         Ok(taken.into_iter().filter_map(|path| self.there.remove_entry(&path)).collect())
     }
 
-    /// Moves what is at `from`, with all in it. A file takes the place of a file.
+    /// Moves the entry at `from` with its content. A file replaces a file.
     fn rename(&mut self, from: &[u8], to: &[u8]) -> Result<()> {
         if from == to && self.there.contains_key(from) {
             return Ok(());
@@ -106,7 +106,7 @@ impl<'a> Paths<'a> {
         Ok(())
     }
 
-    /// Puts an entry at its path. A folder that is there stays as it is; a file takes the place of a file or link.
+    /// Puts an entry at its path. An existing folder stays unchanged; a file replaces a file or link.
     fn put(&mut self, entry: &'a TreeEntry, chunks: &'a ChunkList) -> Result<()> {
         match self.there.get(&entry.path) {
             Some((there, _)) if is_folder(there) && is_folder(entry) => return Ok(()),
@@ -118,7 +118,7 @@ impl<'a> Paths<'a> {
         Ok(())
     }
 
-    /// Makes the folders above `path` that are lacking.
+    /// Creates missing folders above `path`.
     fn imply_parents(&mut self, path: &[u8]) -> Result<()> {
         for (at, _) in path.iter().enumerate().filter(|(_, byte)| **byte == b'/') {
             let parent = path.get(..at).unwrap_or_default();
@@ -140,7 +140,7 @@ fn in_the_way(path: &[u8]) -> Error {
     Error::conflict("something of another kind is in the way").at(shown(path)).help("remove it first")
 }
 
-/// A path that something in a tree can have.
+/// Checks a path in a tree.
 fn checked(path: &[u8]) -> Result<()> {
     check_path(path)
         .map_err(|error| Error::new(ErrorKind::Usage, "no path in a tree").at(path.escape_ascii()).source(error))

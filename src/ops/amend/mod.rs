@@ -1,8 +1,8 @@
-//! Amend: some files of a saved tree put, removed or renamed, in one commit; what stays is neither read nor stored again.
+//! Amend: puts, removes or renames files of a saved tree in one commit; unchanged files are neither read nor stored again.
 //!
 //! ```text
-//! store what is put, as a save does -> the tree of now, with the changes -> publish, if the name is still there
-//!                                      `------------- again, if it moved: nothing is stored twice ----------'
+//! store new files like a save -> current tree with the changes -> publish, if the name is unchanged
+//!                                `----------- retry, if it changed: nothing is stored twice -----------'
 //! ```
 
 mod changes;
@@ -21,25 +21,27 @@ use crate::codec::Codec;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::Manifest;
 use crate::id::{ChunkId, WriteId};
+use crate::name::Name;
+use crate::policy::Labels;
 use crate::repository::log::RefValue;
-use crate::repository::{ChunkPlace, Name, Publication, Published, Repository, Saved, StoredChunks, Writer};
+use crate::repository::{ChunkPlace, Publication, Published, Repository, Saved, StoredChunks, Writer};
 
-/// Times an amendment starts over because others changed the name: each time one of them is done.
+/// Maximum retries because others changed the name; each time one of them has succeeded.
 const RACES: u32 = 1000;
-/// Times it starts over because packs or objects that it relied on went away.
+/// Maximum retries because packs or objects that it relied on were deleted.
 const ATTEMPTS: u32 = 5;
-/// The longest pause before starting over.
+/// Longest pause before a retry.
 const PAUSE_MAX: Duration = Duration::from_millis(200);
 
 /// Changes of a tree: first removals, then renames, in order, then puts.
 #[derive(Clone, Debug, Default)]
 pub struct Changes {
-    /// Files in memory by their paths, or those of a folder, or a file under its own name. They take the place of files that
-    /// are there; the folders above them are made.
+    /// New files: in memory by path, those of a folder, or a file under its own name. They replace existing files; missing parent
+    /// folders are created.
     pub put: SaveSource,
-    /// Paths of files, links and folders, these with all in them.
+    /// Paths to remove: files, links, and folders with their content.
     pub remove: Vec<Vec<u8>>,
-    /// From which path to which. A file takes the place of a file that is there; a folder moves with all in it.
+    /// Renames: old and new path. A file replaces an existing file; a folder moves with its content.
     pub rename: Vec<(Vec<u8>, Vec<u8>)>,
 }
 
@@ -56,33 +58,33 @@ impl Changes {
 /// Result of an amendment.
 #[derive(Clone, Debug, Serialize)]
 pub struct AmendReport {
-    /// The tree that the name stands for now, and what was stored of it.
+    /// Report of the new tree, as of a save.
     #[serde(flatten)]
     pub tree: SaveReport,
-    /// Number of other changes of the name that came in between.
+    /// Number of changes by others that came first.
     pub overtaken: u32,
 }
 
 impl Repository {
-    /// Changes some paths of the tree `name`, or of an empty folder if there is no such name, in one commit: whoever reads
-    /// the name sees all of the changes or none. What the changes do not name stays as it is, without being read; modes and
-    /// times too. If somebody else changes the name meanwhile, the changes are made to what it stands for then.
+    /// Changes paths of the tree `name`, or of an empty folder if there is no such name, in one commit: readers see all changes
+    /// or none. All other entries stay unchanged and are not read. If another process changes the name meanwhile, the changes are
+    /// applied to its new value.
     ///
-    /// `options` says how files are stored, as for a save; labels and facts are added to those that are there.
+    /// `options` are as for a save; labels and facts are added to the existing ones.
     ///
     /// # Errors
-    /// Not found, if a path to remove or rename is not there; conflict, if a folder is in the way of a file, or the other
-    /// way round, or others change the name faster than this can follow; usage, if a path is none, if nothing is to change,
-    /// or if the name stands for a single file; damaged, if a file that stays lies in a pack that is; else as
-    /// [`Repository::save`]. Nothing of failed changes is visible.
+    /// Not found, if a path to remove or rename does not exist; conflict, if a folder is in the way of a file, or the other way
+    /// round, or others change the name too fast; usage, for an invalid path, without changes, or if the tree is a single file;
+    /// damaged, if an unchanged file is in a damaged pack; else as [`Repository::save`]. Failed changes are not visible.
     ///
     /// # Cancel safety
-    /// Safe: dropped changes are made whole or not at all, and leave at most garbage for the collector.
+    /// Safe: all changes are made or none; leftovers are deleted by a collect.
     #[tracing::instrument(skip_all, fields(%name))]
     pub async fn amend(&self, name: &Name, changes: &Changes, options: &SaveOptions) -> Result<AmendReport> {
         if changes.is_empty() {
             return Err(Error::usage("nothing is to change").at(name));
         }
+        let options = &self.bind_first(name, options).await?;
         let mut writer = Writer::new(self, &options.progress);
         let partial = PartialSave::begin(self, changes.put.clone(), name, options).await?;
         let stored = None;
@@ -102,23 +104,23 @@ enum Turn {
     Done(Box<RefValue>),
     /// Another writer changed the name.
     Moved,
-    /// Something that this relied on is not there, for this reason if one is known.
+    /// An object that this relied on is missing; with the error, if known.
     Lost(Option<Error>),
 }
 
-/// An amendment under way.
+/// An amendment in progress.
 struct Amending<'a> {
     repository: &'a Repository,
     name: &'a Name,
     changes: &'a Changes,
     options: &'a SaveOptions,
     partial: PartialSave<'a>,
-    /// The tree of what is put, once it is stored, and where the chunks are that this stored.
+    /// Tree of the new files, once stored, and places of its chunks.
     stored: Option<(Manifest, Vec<(ChunkId, ChunkPlace)>)>,
 }
 
 impl Amending<'_> {
-    /// Tries until the changes are made; the name's new value, and how often others were faster.
+    /// Retries until the changes are made; returns the new value, and the number of lost races.
     async fn run(&mut self, writer: &mut Writer) -> Result<(Box<RefValue>, u32)> {
         let (mut races, mut lost) = (0, 0);
         let mut why = None;
@@ -140,7 +142,7 @@ impl Amending<'_> {
     }
 
     async fn turn(&mut self, writer: &mut Writer) -> Result<Turn> {
-        let mut known = StoredChunks::load(self.repository).await?;
+        let mut known = self.repository.stored_for(self.name).await?;
         let current = known.state().refs.get(self.name).cloned();
         let base = match &current {
             Some(value) => match self.repository.saved_as(self.name, value).await {
@@ -164,7 +166,7 @@ impl Amending<'_> {
         self.publish(writer, (&tree, &places), (&known, base.as_ref())).await
     }
 
-    /// Stores what is put, unless that was done; false if it has to be done again.
+    /// Stores the new files, unless that is done; false if it must be repeated.
     async fn store(&mut self, known: &mut StoredChunks, writer: &mut Writer) -> Result<bool> {
         self.partial.add_bases(known).await?;
         if let Some((_, own)) = &self.stored {
@@ -184,7 +186,7 @@ impl Amending<'_> {
         Ok(true)
     }
 
-    /// Places of the chunks of the whole tree; none if some that were put have to be stored again.
+    /// Places of the chunks of the whole tree; none if some new files must be stored again.
     async fn places(&mut self, tree: &Manifest, known: &mut StoredChunks) -> Result<Option<Vec<ChunkPlace>>> {
         let found = known.locate(&tree.chunks.ids).await?;
         let places: Option<Vec<ChunkPlace>> = found.iter().copied().collect();
@@ -220,6 +222,8 @@ impl Amending<'_> {
         let publication = Publication {
             name: self.name,
             expected: before.map(|value| value.version),
+            // Each of many small changes would keep a value of its own.
+            keep: false,
             manifest: (id, body),
             chunks: &tree.chunks.ids,
             places,
@@ -229,6 +233,7 @@ impl Amending<'_> {
             saved: self.repository.clock().now(),
             behind: behind.max(self.partial.behind(places)),
             facts,
+            labels: Labels::default(),
         };
         Ok(match writer.publish(publication).await? {
             Published::Done(value) => Turn::Done(value),
@@ -238,7 +243,7 @@ impl Amending<'_> {
     }
 }
 
-/// Pause after so many lost races, jittered: losers do not come back together.
+/// Pause after the given number of lost races, with jitter, so that the losers do not retry at the same time.
 fn pause(races: u32) -> Duration {
     let [.., dice] = WriteId::random().to_bytes();
     let longest = Duration::from_millis(5).saturating_mul(races).min(PAUSE_MAX);

@@ -1,4 +1,4 @@
-//! Checks of a bucket: the identity in use, and rules that would do harm.
+//! Checks of a bucket: the identity in use, and harmful rules.
 
 use super::{Check, Outcome};
 use crate::error::{ErrorKind, Result};
@@ -27,7 +27,7 @@ async fn credentials(bucket: &Bucket) -> Check {
     found.map_or_else(|error| Check::failed(WHAT, Outcome::Bad, &error), |seen| Check::ok(WHAT, seen))
 }
 
-/// Enough of a key's id to tell it from another. Ids are no secret, but reports get pasted into tickets.
+/// Part of a key's id, enough to recognize it. Ids are not secret, but reports are pasted into tickets.
 fn shortened(id: &str) -> String {
     let chars: Vec<char> = id.chars().collect();
     let (head, tail) = if chars.len() >= 16 { (4, 4) } else { (chars.len() / 4, chars.len() / 4) };
@@ -46,7 +46,7 @@ pub(super) async fn rules(bucket: &Bucket) -> Vec<Check> {
     checks
 }
 
-/// A store that has no such feature has no such trouble.
+/// Check for a store without the feature, which therefore passes.
 fn asked(what: &str, answer: Result<Check>) -> Check {
     match answer {
         Ok(check) => check,
@@ -65,7 +65,7 @@ fn versioning(found: Versioning) -> Check {
     }
 }
 
-/// One check for each rule that hurts, or one that says there is none.
+/// One check for each harmful rule, or one that says there is none.
 fn lifecycle(rules: &[LifecycleRule]) -> Vec<Check> {
     const WHAT: &str = "lifecycle";
     let named = |rule: &LifecycleRule| format!("rule {:?} on {:?}", rule.id, rule.prefix);

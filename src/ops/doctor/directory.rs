@@ -11,7 +11,7 @@ use crate::storage::scratch;
 /// Free bytes below which the next save may not fit.
 const FREE_MIN: u64 = GIB;
 
-/// All of it; leaves no empty folders of this or earlier probes behind.
+/// All checks of a directory; removes empty folders of this and earlier probes.
 pub(super) fn directory(path: &Path) -> Vec<Check> {
     let mut checks = match rustix::fs::statfs(path) {
         Ok(found) => {
@@ -47,7 +47,7 @@ enum Nature {
     Unknown,
 }
 
-/// By the magic numbers of statfs(2) (<https://man7.org/linux/man-pages/man2/statfs.2.html>).
+/// Kind of a file system, by the magic numbers of statfs(2) (<https://man7.org/linux/man-pages/man2/statfs.2.html>).
 fn file_system(magic: u64) -> Check {
     const WHAT: &str = "file system";
     let (name, nature) = match magic {
@@ -78,7 +78,7 @@ fn file_system(magic: u64) -> Check {
     }
 }
 
-/// Cure for a full disk. A collect writes its plan before it deletes, so it needs some room itself.
+/// Help for a full disk. A collect writes its plan before it deletes, so it needs some space itself.
 const FULL: &str = "free some space; `towline collect` deletes what no name needs, but on a full disk make some MiB free by other means first";
 
 fn space(free: u64, total: u64) -> Check {
@@ -90,7 +90,7 @@ fn space(free: u64, total: u64) -> Check {
     Check::ok(WHAT, detail)
 }
 
-/// A file and its folder's entry for it are synced, as every put does.
+/// Checks that a file and its folder can be synced, as every put does.
 fn fsync(folder: &Path) -> Check {
     const WHAT: &str = "fsync";
     let synced = || {
@@ -108,7 +108,7 @@ fn fsync(folder: &Path) -> Check {
     }
 }
 
-/// Create-if-absent is a hard link to a finished file: it appears whole, and only one writer gets it.
+/// Checks hard links: create-if-absent is a hard link to a finished file, which appears atomically for only one writer.
 fn hard_links(folder: &Path) -> Check {
     const WHAT: &str = "hard links";
     let (file, link) = (folder.join(FILE), folder.join(LINK));

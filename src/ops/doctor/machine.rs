@@ -1,16 +1,22 @@
-//! Limits of this machine: descriptors, memory, cores, socket buffers.
+//! Limits of this machine: descriptors, memory, cores, socket buffers, the disk of the local cache.
 
+use std::path::Path;
+
+use rustix::fs::statvfs;
 use rustix::process::{Resource, getrlimit};
 
-use super::{Check, size};
+use super::{Check, Outcome, size};
 use crate::budget::Budget;
-use crate::limits::MEMORY_MIN;
+use crate::limits::{MEMORY_MIN, MIB};
+use crate::repository::default_cache;
 
 /// Files and connections that a busy save or restore holds at once, with room.
 const OPEN_FILES_MIN: u64 = 4096;
 /// Bytes of socket buffer below which QUIC loses packets on fast links
 /// (<https://github.com/quic-go/quic-go/wiki/UDP-Buffer-Sizes>).
 const UDP_BUFFER_MIN: u64 = 7_500_000;
+/// Free bytes below which the index of a large repository may not fit into the local cache.
+const CACHE_FREE_MIN: u64 = 64 * MIB;
 
 /// All of them.
 pub(super) fn machine() -> Vec<Check> {
@@ -19,7 +25,32 @@ pub(super) fn machine() -> Vec<Check> {
         let text = std::fs::read_to_string(format!("/proc/sys/net/core/{name}")).ok();
         text.and_then(|text| text.trim().parse().ok())
     });
-    vec![open_files(limit.current, limit.maximum), udp_buffers(buffers), memory(Budget::memory_bytes())]
+    vec![
+        open_files(limit.current, limit.maximum),
+        udp_buffers(buffers),
+        memory(Budget::memory_bytes()),
+        match default_cache() {
+            Ok(folder) => local_cache(&folder),
+            Err(error) => Check::failed(LOCAL_CACHE, Outcome::Warn, &error),
+        },
+    ]
+}
+
+const LOCAL_CACHE: &str = "local cache";
+
+/// The disk that `folder` is on, or will be once it is made.
+fn local_cache(folder: &Path) -> Check {
+    let there = folder.ancestors().find(|ancestor| ancestor.exists()).unwrap_or(folder);
+    let free = match statvfs(there) {
+        Ok(found) => found.f_bavail.saturating_mul(found.f_frsize),
+        Err(error) => return Check::warn(LOCAL_CACHE, format!("cannot be looked at: {error}: {}", there.display())),
+    };
+    let detail = format!("{} free at {}", size(free), folder.display());
+    if free < CACHE_FREE_MIN {
+        return Check::warn(LOCAL_CACHE, format!("{detail}: without it each command fetches the index from S3 again"))
+            .help("free some space there, or set XDG_CACHE_HOME to a folder on another disk");
+    }
+    Check::ok(LOCAL_CACHE, detail)
 }
 
 fn open_files(now: Option<u64>, most: Option<u64>) -> Check {

@@ -19,7 +19,7 @@ use crate::work::blocking;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Outcome {
-    /// As it should be.
+    /// No problem.
     Ok,
     /// Works, but costs something; or it could not be looked at.
     Warn,
@@ -30,7 +30,7 @@ pub enum Outcome {
 /// One thing that was looked at.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Check {
-    /// What: `create if absent`, `versioning`, `open files`, ...
+    /// Subject: `create if absent`, `versioning`, `open files`, ...
     pub what: String,
     /// Outcome.
     pub outcome: Outcome,
@@ -43,7 +43,7 @@ pub struct Check {
 /// Everything that was looked at.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Diagnosis {
-    /// In the order in which people want to read it.
+    /// Checks in display order.
     pub checks: Vec<Check>,
 }
 
@@ -93,7 +93,7 @@ impl Check {
 /// Unreachable, if the store does not answer; not found, if the directory or bucket is not there.
 ///
 /// # Cancel safety
-/// Not safe in that objects under `probe/` stay; nothing else is touched.
+/// Not safe: objects under `probe/` stay; nothing else is changed.
 pub async fn doctor(location: &Location, options: &StoreOptions, progress: &Progress) -> Result<Diagnosis> {
     diagnose(&connect(location, options).await?, progress).await
 }
@@ -117,11 +117,13 @@ pub async fn diagnose(store: &Store, progress: &Progress) -> Result<Diagnosis> {
     }
     if usable {
         progress.phase("probing", 0);
-        checks.push(rights::absence(store).await?);
+        let absence = rights::absence(store).await?;
+        let may_read = absence.outcome != Outcome::Bad;
+        checks.push(absence);
         checks.push(store::repository(store).await?);
         let rights = rights::rights(store).await?;
-        checks.push(rights.check());
-        // Probing without the right to delete would leave its objects behind.
+        checks.push(rights.check(may_read));
+        // Without the right to delete, a probe would leave its objects.
         if rights == Rights::Delete {
             checks.extend(store::abilities(store).await?);
             checks.extend(rates::rates(store, progress).await);
@@ -148,7 +150,7 @@ fn access(answer: Result<()>) -> Result<Check> {
     }
 }
 
-/// An error and what caused it, on one line.
+/// An error and its causes, on one line.
 fn chain(error: &Error) -> String {
     let mut text = error.to_string();
     let mut next = std::error::Error::source(error);
@@ -163,7 +165,7 @@ fn chain(error: &Error) -> String {
     text
 }
 
-/// `bytes` for people.
+/// `bytes` as text for display.
 fn size(bytes: u64) -> String {
     const UNITS: [&str; 5] = ["KiB", "MiB", "GiB", "TiB", "PiB"];
     let (mut value, mut unit) = (bytes as f64 / 1024.0, 0);

@@ -17,13 +17,13 @@ use crate::progress::Progress;
 use crate::storage::{Store, scratch};
 use crate::work::blocking;
 
-/// Objects moved at once each way, and the bytes of each: past the first round trips, and soon done.
+/// Number and size of objects moved at once each way: large enough to amortize round trips, and small enough to be fast.
 const AT_ONCE: (usize, u64) = (8, 4 * MIB);
-/// Small reads, of which the median counts.
+/// Number of small reads, of which the median counts.
 const READS: usize = 9;
 /// S3 refuses requests whose clock is a quarter of an hour off
-/// (<https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html>, `RequestTimeTooSkewed`); there is time to mend
-/// it before.
+/// (<https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html>, `RequestTimeTooSkewed`); the warning comes
+/// before that.
 const SKEW_MAX: Duration = Duration::from_mins(5);
 
 /// Latency, clock, and throughput both ways.
@@ -43,7 +43,7 @@ pub(super) async fn rates(store: &Store, progress: &Progress) -> Vec<Check> {
 }
 
 fn failed(what: &str, error: &Error) -> Check {
-    // A disk without room for the probe says nothing about how fast it is.
+    // A disk without space for the probe cannot be measured.
     let untried = matches!(error.kind(), ErrorKind::Denied | ErrorKind::Exhausted);
     let outcome = if untried { Outcome::Warn } else { Outcome::Bad };
     Check::failed(what, outcome, error)
@@ -111,10 +111,10 @@ async fn large(objects: &dyn ObjectStore, root: &Path, progress: &Progress) -> R
     Ok([up, start.elapsed()])
 }
 
-/// Reads `key` and compares it with what was written.
+/// Reads `key` and compares it with the bytes written.
 async fn read_back(objects: &dyn ObjectStore, key: &Path, written: &Bytes, progress: &Progress) -> Result<()> {
     let mut arriving = match objects.get(key).await?.payload {
-        // As restoring reads a local file: whole ranges, where blocking is fine.
+        // Reads like a restore from a local file: whole ranges, on a blocking thread.
         GetResultPayload::File(mut file, _) => {
             let read = blocking(move || {
                 let mut bytes = Vec::new();
@@ -148,7 +148,7 @@ fn throughput([up, down]: [Duration; 2], store: &Store) -> [Check; 2] {
     [Check::ok("upload", text(up)), Check::ok("download", text(down) + cached)]
 }
 
-/// Bytes that nothing compresses or has seen before.
+/// Random bytes, which are not compressible or cached.
 fn noise(len: u64) -> Bytes {
     let mut bytes = vec![0; usize::try_from(len).unwrap_or_default()];
     let seed = ulid::Ulid::generate().to_bytes();
@@ -156,7 +156,7 @@ fn noise(len: u64) -> Bytes {
     bytes.into()
 }
 
-/// Removes what was written, as far as the store lets it.
+/// Removes the objects written, as far as the store allows.
 async fn sweep(objects: &dyn ObjectStore, root: &Path) {
     let keys = objects.list(Some(root)).map_ok(|meta| meta.location).boxed();
     let mut deleted = objects.delete_stream(keys);

@@ -1,9 +1,10 @@
-//! Rights of the credentials: read, write, delete. docs/security.md says what each is enough for.
+//! Rights of the credentials: read, write, delete. docs/security.md lists the operations that each allows.
 
 use object_store::{ObjectStore, ObjectStoreExt as _};
 
 use super::Check;
 use crate::error::{Error, ErrorKind, Result};
+use crate::repository::layout;
 use crate::storage::{Store, scratch};
 
 /// Rights at a store.
@@ -11,39 +12,52 @@ use crate::storage::{Store, scratch};
 pub(super) enum Rights {
     /// Names can be listed, checked and restored.
     Read,
-    /// They can be saved too.
+    /// Names can also be saved.
     Write,
-    /// Unneeded objects can be deleted too.
+    /// Names can also be saved, and objects written that only a collect should write.
+    WriteTombstones,
+    /// Unneeded objects can also be deleted.
     Delete,
 }
 
 impl Rights {
-    pub(super) fn check(self) -> Check {
+    /// `may_read`: an absent object was answered as absent.
+    pub(super) fn check(self, may_read: bool) -> Check {
         const WHAT: &str = "rights";
         match self {
+            Self::Read if !may_read => Check::bad(WHAT, "may neither read nor write"),
             Self::Read => Check::ok(WHAT, "may read, not write: enough to restore; not probed further"),
             Self::Write => {
                 let detail =
                     "may read and write, not delete: enough to save and to restore, not to collect; not probed further";
                 Check::ok(WHAT, detail)
             }
+            Self::WriteTombstones => {
+                let detail = "may write lists of unneeded objects (tombstone/), but not delete: a stolen key could have a collect \
+                              delete what a removed name needed without its grace";
+                Check::warn(WHAT, detail).help("deny s3:PutObject below tombstone/ and boundary/: docs/security.md, S3")
+            }
             Self::Delete => Check::ok(WHAT, "may read, write and delete"),
         }
     }
 }
 
-/// Writes an empty object under `probe/` and deletes it. Where it may not be deleted, it stays.
+/// Writes an empty object under `probe/` and deletes it. If it cannot be deleted, it stays, and one under `tombstone/` is tried.
 ///
 /// # Errors
-/// Whatever the store answers but a refusal.
+/// Errors of the store except a refusal.
 pub(super) async fn rights(store: &Store) -> Result<Rights> {
     let objects: &dyn ObjectStore = &**store.objects();
     let key = scratch().join("rights");
     if refused(objects.put(&key, Vec::new().into()).await.map(drop))? {
         return Ok(Rights::Read);
     }
-    let denied = refused(objects.delete(&key).await)?;
-    Ok(if denied { Rights::Write } else { Rights::Delete })
+    if !refused(objects.delete(&key).await)? {
+        return Ok(Rights::Delete);
+    }
+    // No collect mistakes it for a list.
+    let denied = refused(objects.put(&layout::tombstones().join("rights"), Vec::new().into()).await.map(drop))?;
+    Ok(if denied { Rights::Write } else { Rights::WriteTombstones })
 }
 
 /// Checks that absent objects are answered as absent: S3 answers 403 to both where the credentials may not list the
@@ -51,10 +65,14 @@ pub(super) async fn rights(store: &Store) -> Result<Rights> {
 /// objects that may not be there.
 ///
 /// # Errors
-/// Whatever the store answers but a refusal.
+/// Errors of the store except a refusal.
 pub(super) async fn absence(store: &Store) -> Result<Check> {
     const WHAT: &str = "absent objects";
     match store.objects().get(&scratch().join("absent")).await.map_err(Error::from) {
+        Err(error) if error.kind() == ErrorKind::Denied && store.directory().is_some() => {
+            let help = "run as the owner of the folder, or change its owner or mode (`ls -ld` shows them)";
+            Ok(Check::bad(WHAT, "permission denied").help(help))
+        }
         Err(error) if error.kind() == ErrorKind::Denied => {
             let help = "allow s3:ListBucket on the bucket, without a condition on s3:prefix: docs/security.md";
             Ok(Check::bad(WHAT, "refused (403) instead of not found (404)").help(help))

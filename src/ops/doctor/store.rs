@@ -1,11 +1,11 @@
-//! Checks of any store: whether it holds a repository, and its conformance by a probe.
+//! Checks of any store: presence of a repository, and conformance by a probe.
 
 use super::{Check, Outcome};
 use crate::error::{ErrorKind, Result};
 use crate::repository::{OpenOptions, Repository};
 use crate::storage::{Capabilities, Effort, Store, Verdict, probe};
 
-/// Whether a repository is there. `Err`: the store does not answer.
+/// Check for a repository. `Err`: the store does not answer.
 pub(super) async fn repository(store: &Store) -> Result<Check> {
     const WHAT: &str = "repository";
     match Repository::open(store.clone(), OpenOptions::default()).await {
@@ -61,7 +61,7 @@ fn needed(what: &str, verdict: Verdict) -> Check {
     Check::new(what, outcome, verdict.to_string())
 }
 
-/// Check of an ability that Towline does without.
+/// Check of an ability that is not required.
 fn spare(what: &str, verdict: Verdict, unquoted_etags: bool) -> Check {
     let note = match verdict {
         Verdict::Works if unquoted_etags => "; only with ETags sent without their quotes, as by Ceph RGW 16",

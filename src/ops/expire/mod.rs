@@ -1,6 +1,6 @@
 //! Expire: steps + policy -> plan -> one commit that removes names.
 //!
-//! Nothing but names goes: what no other name needs is for the next collect to free.
+//! Only names are removed: the next collect deletes the data that no other name needs.
 
 mod plan;
 #[cfg(test)]
@@ -10,8 +10,9 @@ pub use plan::{ExpirePlan, ExpirePolicy, PlannedStep, Reason};
 
 use self::plan::plan;
 use crate::error::Result;
+use crate::name::Name;
 use crate::repository::log::{Action, Refusal};
-use crate::repository::{Name, Repository, Run};
+use crate::repository::{Repository, Run};
 
 impl Repository {
     /// Plan of `policy` for the run as it is now: steps to keep, with reasons, and steps to remove.
@@ -27,7 +28,7 @@ impl Repository {
         plan(&Run::find(&state.refs, run)?, policy)
     }
 
-    /// Carries out `plan` in one commit. Steps that came after it was made stay.
+    /// Carries out `plan` in one commit. Steps that came after it was made stay. Of those that go nothing is kept.
     ///
     /// # Errors
     /// Conflict, if a step of the plan, kept or not, has been saved again or removed since: then nothing is removed.
@@ -35,13 +36,30 @@ impl Repository {
     /// # Cancel safety
     /// Not safe: it may have happened.
     pub async fn expire(&self, plan: &ExpirePlan) -> Result<()> {
+        self.carry_out_expire(plan, false).await
+    }
+
+    /// As [`Repository::expire`], but the steps that go can be taken back for a while, like removed names.
+    ///
+    /// # Errors
+    /// As [`Repository::expire`].
+    ///
+    /// # Cancel safety
+    /// Not safe: it may have happened.
+    pub async fn expire_keeping(&self, plan: &ExpirePlan) -> Result<()> {
+        self.carry_out_expire(plan, true).await
+    }
+
+    async fn carry_out_expire(&self, plan: &ExpirePlan, keep: bool) -> Result<()> {
         let commit = self.log().commit(None, |state| {
             let steps = || plan.kept.iter().chain(&plan.removed);
             if let Some(moved) = steps().find(|step| state.version(&step.name) != Some(step.version)) {
                 return Err(Refusal::RefMoved(moved.name.clone()).into());
             }
             let remove = |step: &PlannedStep| Action::RemoveRef { name: step.name.clone(), expected: step.version };
-            Ok(plan.removed.iter().map(remove).collect())
+            let mut actions = if keep { state.keep(plan.removed.iter().map(|step| &step.name)) } else { Vec::new() };
+            actions.extend(plan.removed.iter().map(remove));
+            Ok(actions)
         });
         commit.await.map(drop)
     }

@@ -1,32 +1,34 @@
-//! Which steps of a run are kept, and why: a pure function.
+//! Plan of expiry: the steps of a run to keep, with reasons. Pure.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::num::NonZeroU64;
 
 use serde::{Serialize, Serializer};
 
 use crate::error::{Error, Result};
-use crate::repository::{Choice, Name, Run, Step};
+use crate::name::Name;
+use crate::repository::{Run, Step};
+use crate::selector::Choice;
 
 /// Rules of retention: a step that any of these keeps stays, and always the latest.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ExpirePolicy {
-    /// As many of the latest.
+    /// Number of latest steps to keep.
     pub keep_last: Option<NonZeroU64>,
     /// Keep steps whose number is a multiple of this, 0 included.
     pub keep_every: Option<NonZeroU64>,
-    /// For each of these metrics the step where it is least.
+    /// Metrics; for each, keep the step with the smallest value.
     pub keep_min: Vec<String>,
-    /// For each of these metrics the step where it is greatest.
+    /// Metrics; for each, keep the step with the largest value.
     pub keep_max: Vec<String>,
 }
 
 impl ExpirePolicy {
-    /// Does it say anything?
+    /// Checks that the policy has a rule.
     ///
     /// # Errors
-    /// Usage, if not: it would remove all steps but the latest.
+    /// Usage, if it has none: it would remove all steps except the latest.
     pub fn check(&self) -> Result<()> {
         if *self != Self::default() {
             return Ok(());
@@ -37,18 +39,18 @@ impl ExpirePolicy {
     }
 }
 
-/// Why a step is kept.
+/// Reason to keep a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reason {
-    /// It is the latest.
+    /// Latest step.
     Latest,
-    /// It is among the last ones.
+    /// One of the latest steps.
     Last,
-    /// Its number is a multiple.
+    /// Number is a multiple.
     Every,
-    /// This metric is least.
+    /// Smallest value of this metric.
     Min(String),
-    /// This metric is greatest.
+    /// Largest value of this metric.
     Max(String),
 }
 
@@ -73,18 +75,21 @@ impl Serialize for Reason {
 /// One step in a plan.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct PlannedStep {
-    /// Its number.
+    /// Number.
     pub step: u64,
-    /// Its name.
+    /// Name.
     pub name: Name,
-    /// The version that the plan is about.
+    /// Version of the name in the plan.
     #[serde(skip)]
     pub version: u64,
     /// Bytes in all files.
     pub bytes: u64,
-    /// Why it is kept.
+    /// Reasons to keep it.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub reasons: Vec<Reason>,
+    /// Metrics of rules that it lacks: these rules cannot keep it.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub lacks: Vec<String>,
 }
 
 /// Decision on each step of a run.
@@ -92,17 +97,16 @@ pub struct PlannedStep {
 pub struct ExpirePlan {
     /// The run.
     pub run: Name,
-    /// Steps that stay, with at least one reason each, by number.
+    /// Steps to keep, with at least one reason each, by number.
     pub kept: Vec<PlannedStep>,
-    /// Steps that go, by number; among them every name whose number another name has since taken over.
+    /// Steps to remove, by number, including names whose number a later name has.
     pub removed: Vec<PlannedStep>,
 }
 
 /// The plan that `policy` makes for `run`.
 ///
 /// # Errors
-/// Usage, if the policy is empty; not found, if no step has a metric to keep by: a name misspelt must not cost the best
-/// step.
+/// Usage, if the policy is empty; not found, if no step has a metric of a rule: a misspelt name must not remove the best step.
 pub(super) fn plan<'a>(run: &Run<'a>, policy: &ExpirePolicy) -> Result<ExpirePlan> {
     policy.check()?;
     let mut reasons: BTreeMap<&'a Name, Vec<Reason>> = BTreeMap::new();
@@ -119,12 +123,18 @@ pub(super) fn plan<'a>(run: &Run<'a>, policy: &ExpirePolicy) -> Result<ExpirePla
     for metric in &policy.keep_max {
         keep(run.choose(&Choice::Max(metric.clone()))?, Reason::Max(metric.clone()));
     }
+    let metrics: BTreeSet<&String> = policy.keep_min.iter().chain(&policy.keep_max).collect();
+    let lacks = |step: &Step<'_>| {
+        let lacking = metrics.iter().filter(|metric| step.value.facts.value(metric).is_none());
+        lacking.map(|metric| (*metric).clone()).collect()
+    };
     let planned = |step: &Step<'_>| PlannedStep {
         step: step.number,
         name: step.name.clone(),
         version: step.value.version,
         bytes: step.value.logical_bytes,
         reasons: reasons.remove(step.name).unwrap_or_default(),
+        lacks: lacks(step),
     };
     let (removed, kept) = run.steps().iter().map(planned).partition(|step: &PlannedStep| step.reasons.is_empty());
     Ok(ExpirePlan { run: run.name().clone(), kept, removed })

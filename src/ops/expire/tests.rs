@@ -61,6 +61,8 @@ fn each_rule_keeps_its_own_and_says_why() {
     let plan = planned(&refs, &by_loss).unwrap();
     let kept = ["0 every", "10 every", "15 min=loss", "20 last every max=loss", "25 latest last"];
     assert_eq!(outcome_of(&plan), (kept.map(String::from).to_vec(), vec!["r/step-5"]));
+    let lacking: Vec<u64> = plan.kept.iter().filter(|step| step.lacks == ["loss"]).map(|step| step.step).collect();
+    assert_eq!(lacking, [0, 25], "no metric can keep them");
     assert_eq!(outcome_of(&planned(&refs, &policy(0, 7)).unwrap()).0, ["0 every", "25 latest"]);
     assert!(planned(&refs, &policy(u64::MAX, 0)).unwrap().removed.is_empty());
 }

@@ -19,12 +19,12 @@ pub(super) struct Item {
     at: usize,
 }
 
-/// The entries to restore, in the manifest's order: a folder before what is in it.
+/// Entries to restore, in the manifest's order: a folder before its content.
 #[derive(Debug)]
 pub(super) struct Items {
-    /// Folder that they go to.
+    /// Destination folder.
     pub(super) folder: PathBuf,
-    /// A tree, rather than one file.
+    /// True for a tree, false for a single file.
     pub(super) is_folder: bool,
     /// Items to restore.
     pub(super) list: Vec<Item>,
@@ -32,12 +32,12 @@ pub(super) struct Items {
     pub(super) keep_setuid: bool,
 }
 
-/// The bits by which a file runs as its owner or group, whoever starts it.
+/// Setuid and setgid bits, by which a file runs as its owner or group.
 const SETUID_SETGID: u32 = 0o6000;
 
 impl Items {
-    /// All of `saved`, or what lies at `subpath`, to go to `dest`; of a folder only what the patterns `only` take, if there are
-    /// any, with the folders on the way.
+    /// Selects all of `saved`, or the entry at `subpath`, for `dest`; of a folder only entries that match the patterns `only`, if
+    /// there are any, with their parent folders.
     pub(super) fn choose(saved: &Saved, subpath: Option<&[u8]>, only: &[String], dest: &Path) -> Result<Self> {
         let manifest = &saved.manifest;
         let below = match (subpath, manifest.form) {
@@ -63,12 +63,13 @@ impl Items {
         Ok(Self { folder: dest.to_owned(), is_folder: true, list, keep_setuid: false })
     }
 
-    /// The mode that what `entry` describes gets: whoever saved a tree must not choose what runs as the user who restores it.
+    /// Mode of a restored `entry`, without setuid and setgid bits by default: the author of a tree must not choose programs that
+    /// run with the rights of the restoring user.
     pub(super) fn mode(&self, entry: &TreeEntry) -> u32 {
         if self.keep_setuid { entry.mode } else { entry.mode & !SETUID_SETGID }
     }
 
-    /// One file or link: to the path `dest`, or into it where it is a folder or is written like one.
+    /// Selects one file or link, for the path `dest`, or into it if it is a folder or ends in `/`.
     fn single(saved: &Saved, below: &[u8], dest: &Path) -> Result<Self> {
         let at = saved.manifest.entries.iter().position(|entry| entry.path == below).unwrap_or(0);
         let own = below.rsplit(|&byte| byte == b'/').next().unwrap_or(below);
@@ -95,7 +96,7 @@ impl Items {
         self.contents(saved).count() as u64
     }
 
-    /// Whether there is nothing but folders among them.
+    /// True if all of them are folders.
     pub(super) fn is_folders_only(&self, saved: &Saved) -> bool {
         self.list.iter().all(|item| item.entry(saved).is_ok_and(|entry| matches!(entry.kind, EntryKind::Folder)))
     }
@@ -108,11 +109,11 @@ impl Items {
     }
 }
 
-/// Those of `items` that one of `patterns` takes, and the folders above them. Not the folder itself that all lie in: where it
-/// goes may hold other things.
+/// Items that match one of `patterns`, and the folders above them, except the root folder, whose destination may have other
+/// content.
 ///
 /// # Errors
-/// Usage, for a malformed pattern; not found, if one takes nothing.
+/// Usage, for a malformed pattern; not found, if one matches nothing.
 fn taken(items: Vec<Item>, patterns: &[String]) -> Result<Vec<Item>> {
     let mut wanted = BTreeSet::new();
     for pattern in patterns {
@@ -132,7 +133,7 @@ fn taken(items: Vec<Item>, patterns: &[String]) -> Result<Vec<Item>> {
 }
 
 impl Item {
-    /// Its entry.
+    /// Entry.
     pub(super) fn entry<'a>(&self, saved: &'a Saved) -> Result<&'a TreeEntry> {
         saved.manifest.entries.get(self.at).ok_or_else(|| Error::other("an item names no entry"))
     }

@@ -1,7 +1,7 @@
 //! Restore: manifest -> plan -> fetch -> decode + verify -> place.
 //!
-//! First a survey of what is there already: it finds what is in the way before anything is written, and what need not be
-//! fetched. Then files are filled under temporary names and renamed when they are whole.
+//! First a survey of the destination finds conflicts before anything is written, and data that need not be fetched. Then files
+//! are filled under temporary names, and renamed when they are complete.
 
 mod items;
 mod place;
@@ -22,31 +22,32 @@ use self::survey::{Survey, survey};
 use crate::chunk::Chunk;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::EntryKind;
+use crate::name::Name;
 use crate::progress::Progress;
-use crate::repository::{Gaps, Name, PackRead, Repository, Saved, Sink, SourceBytes, fetch, longest_read, plan};
+use crate::repository::{Gaps, PackRead, Repository, Saved, Sink, SourceBytes, fetch, longest_read, plan};
 use crate::tree::{Durability, Target};
 use crate::work::blocking;
 
-/// Times that a restore goes on with a newer map when packs went away under it.
+/// Maximum retries of a restore with a newer map after packs were deleted.
 pub(super) const ATTEMPTS: usize = 5;
-/// Files of several chunks that are filled at the same time, at most: each holds a descriptor.
+/// Maximum number of files of several chunks that are filled at once; each needs a descriptor.
 const FILLED_AT_ONCE: usize = 512;
-/// Files that are filled by turns, so that workers seldom wait for each other to write into the same one.
+/// Files that are filled in turn, so that workers rarely wait for each other to write to the same one.
 const FILES_BY_TURNS: usize = 16;
 
 /// Options of a restore.
 #[derive(Clone, Debug, Default)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a choice of its own")]
 pub struct RestoreOptions {
-    /// Replace what is in the way and differs.
+    /// Replace entries that are in the way and differ.
     pub overwrite: bool,
-    /// Remove what the tree does not have.
+    /// Remove entries that the tree lacks.
     pub delete: bool,
-    /// With `delete`, whether a tree without any file may empty a folder.
+    /// With `delete`, allow a tree without files to empty a folder.
     pub may_empty: bool,
-    /// Only find out what would be done: nothing is written, made or removed.
+    /// Only report what would be done: nothing is written, created or removed.
     pub dry_run: bool,
-    /// Of a folder only the files and folders whose path is, or matches, one of these: in a pattern `*` stays within a
+    /// Restore only files and folders of a folder whose path is, or matches, one of these: in a pattern `*` stays within a
     /// segment, `**` does not. All, if there are none.
     pub only: Vec<String>,
     /// Keep setuid and setgid bits.
@@ -55,25 +56,25 @@ pub struct RestoreOptions {
     pub progress: Progress,
 }
 
-/// Result of a restore, or of its rehearsal.
+/// Result of a restore or dry run.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct RestoreReport {
-    /// Nothing was done: these are the figures of a restore that is yet to come.
+    /// True for a dry run: the numbers are those of a later restore.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub dry_run: bool,
     /// The name.
     pub name: String,
-    /// Bytes in all files that were asked for, holes included.
+    /// Bytes in all requested files, holes included.
     pub bytes: u64,
     /// Stored bytes that were fetched.
     pub fetched_bytes: u64,
     /// The same, by where they came from.
     pub sources: SourceBytes,
-    /// Plain bytes that were there already.
+    /// Plain bytes that were already in the destination.
     pub reused_bytes: u64,
     /// Files.
     pub files: u64,
-    /// Files and links that were there, differed and were replaced.
+    /// Files and links in the destination that differed and were replaced.
     #[serde(skip_serializing_if = "is_zero")]
     pub replaced_files: u64,
     /// Files removed by `delete`, if it was asked for.
@@ -89,17 +90,17 @@ fn is_zero(count: &u64) -> bool {
 }
 
 impl Repository {
-    /// Restores the tree called `name`, or what lies at `subpath` of it, to `dest`. A folder's contents go into `dest`; a
-    /// single file goes to the path `dest`, or into it where `dest` is a folder or ends in `/`.
+    /// Restores the tree `name`, or the entry at `subpath` in it, to `dest`. The content of a folder is restored into `dest`; a
+    /// single file to the path `dest`, or into it if `dest` is a folder or ends in `/`.
     ///
     /// # Errors
     /// Not found, for the name, the subpath, or a pattern that matches nothing; usage, for patterns together with `delete`;
     /// conflict, before anything is written, if a file in the way differs, or if a tree without any file would empty a folder;
-    /// damaged, naming pack and chunk, if stored bytes are not as written: no wrong byte is placed.
+    /// damaged, with pack and chunk, if stored bytes are damaged: no wrong byte is placed.
     ///
     /// # Cancel safety
-    /// Safe: each file is there whole or not at all. What has come of the others stays in hidden files beside them
-    /// (`.towline-*.part`), which the next restore to `dest` uses or removes.
+    /// Safe: each file is complete or absent. Partial files stay as hidden files beside them (`.towline-*.part`), which the next
+    /// restore to `dest` uses or removes.
     #[tracing::instrument(skip_all, fields(%name))]
     pub async fn restore(
         &self,
@@ -166,14 +167,14 @@ impl Repository {
         Ok(report)
     }
 
-    /// Entries of the target that are not among the items. A repository that lies there is left alone.
+    /// Entries of the target that are not among the items, except a repository there.
     async fn surplus(&self, items: &Arc<Items>, target: &Arc<Target>) -> Result<Surplus> {
         let keep: Vec<_> = self.store().directory().map(Path::to_path_buf).into_iter().collect();
         let (items, target) = (Arc::clone(items), Arc::clone(target));
         blocking(move || Surplus::find(&items, &target, &keep)).await
     }
 
-    /// Writes and removes what was planned; returns the stored bytes that were fetched.
+    /// Executes the plan; returns the stored bytes that were fetched.
     async fn place(&self, plan: Planned, progress: &Progress) -> Result<SourceBytes> {
         let Planned { saved, items, target, surveyed, surplus } = plan;
         let surveyed = Arc::new(surveyed);
@@ -182,7 +183,7 @@ impl Repository {
                 (Arc::clone(&saved), Arc::clone(&items), Arc::clone(&target), Arc::clone(&surveyed));
             blocking(move || resume(&saved, &items, &target, &surveyed)).await?
         };
-        // Removes what else is unfinished.
+        // Removes other unfinished files.
         prepare(&saved, &items, &target, &surveyed).await?;
         progress.phase("restoring", surveyed.wanted_bytes(&saved, &items));
         let mut fetched = SourceBytes::default();
@@ -202,7 +203,7 @@ impl Repository {
     async fn fill(&self, placing: Placing, surveyed: &Arc<Survey>, progress: &Progress) -> Result<SourceBytes> {
         let placing = Arc::new(placing);
         let filled = self.fill_in(&placing, surveyed, progress).await;
-        // Unfinished files stay for the next run only where that can go on: not for a full disk or damaged data.
+        // Keeps unfinished files only if the next run can continue: not after a full disk or damaged data.
         if filled.as_ref().is_err_and(|error| error.kind() != ErrorKind::Unreachable) {
             placing.discard();
         }
@@ -241,7 +242,7 @@ impl Repository {
         Err(Error::conflict("packs are repacked faster than they can be read").at(&saved.name).help("try again"))
     }
 
-    /// A pack went away: the name may have a new map of the same tree.
+    /// Handles a deleted pack: the name may have a new map of the same tree.
     pub(super) async fn newer(&self, old: &Arc<Saved>, error: Error) -> Result<Arc<Saved>> {
         let state = self.state().await?;
         match state.refs.get(&old.name) {
@@ -260,7 +261,7 @@ impl Repository {
     }
 }
 
-/// A restore that is ready to be carried out.
+/// A restore that is ready to be executed.
 struct Planned {
     saved: Arc<Saved>,
     items: Arc<Items>,
@@ -269,7 +270,7 @@ struct Planned {
     surplus: Option<Surplus>,
 }
 
-/// Makes the folders and links, and clears what was allowed to be replaced.
+/// Creates folders and links, and removes entries that may be replaced.
 async fn prepare(saved: &Arc<Saved>, items: &Arc<Items>, target: &Arc<Target>, surveyed: &Survey) -> Result<()> {
     let (saved, items, target) = (Arc::clone(saved), Arc::clone(items), Arc::clone(target));
     let replaced = surveyed.replaced.clone();
@@ -314,7 +315,7 @@ fn finish(saved: &Saved, items: &Items, target: &Target, surveyed: &Survey) -> R
     target.flush()
 }
 
-/// Files to fill, in groups that bound how many are open at once.
+/// Files to fill, in groups that limit the number of open files.
 fn groups(saved: &Saved, items: &Items, surveyed: &Survey) -> Vec<Vec<usize>> {
     let mut groups: Vec<Vec<usize>> = Vec::new();
     let mut open = FILLED_AT_ONCE;
@@ -332,8 +333,8 @@ fn groups(saved: &Saved, items: &Items, surveyed: &Survey) -> Vec<Vec<usize>> {
     groups
 }
 
-/// The same reads in an order in which neighbours fill different files, `lanes` of them by turns: a kernel lets one writer at
-/// a time into a file. Within a file they keep their order.
+/// Reorders reads so that neighbours fill different files, `lanes` of them in turn, because a kernel allows one writer per file
+/// at a time. Within a file the order stays.
 fn interleaved(reads: Vec<PackRead>, lanes: usize, file_of: impl Fn(&PackRead) -> usize) -> Vec<PackRead> {
     let total = reads.len();
     let mut by_file: Vec<VecDeque<PackRead>> = Vec::new();

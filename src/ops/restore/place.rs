@@ -1,4 +1,4 @@
-//! Placement of verified chunks: into files under temporary names that are renamed when they are whole.
+//! Placement of verified chunks into temporary files, which are renamed when they are complete.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -41,7 +41,7 @@ pub(super) struct Placing {
     long: HashMap<usize, Long>,
 }
 
-/// A file that takes more than one chunk.
+/// A file of more than one chunk.
 #[derive(Debug, Default)]
 struct Long {
     staged: Mutex<Option<Arc<Staged>>>,
@@ -85,7 +85,7 @@ impl Placing {
         &self.saved
     }
 
-    /// Just one chunk and no hole?
+    /// True for a file of exactly one chunk without holes.
     fn is_plain(saved: &Saved, entry: &TreeEntry) -> bool {
         let EntryKind::File(content) = &entry.kind else { return false };
         content.placed(&saved.manifest.chunks).all(|(_, range)| range == (0..content.size))
@@ -97,7 +97,7 @@ impl Placing {
         missing.map(|(&chunk, _)| chunk).collect()
     }
 
-    /// The file that the first chunk asked for of a read goes to.
+    /// File of the first requested chunk of a read.
     pub(super) fn file_of(&self, read: &PackRead) -> usize {
         let first = read.chunks.iter().find(|brought| brought.wanted);
         let first = first.and_then(|brought| self.destinations.get(&brought.chunk)?.first());
@@ -109,7 +109,7 @@ impl Placing {
         for (at, long) in &self.long {
             let Some(found) = surveyed.unfinished.get(at) else { continue };
             let staged = long.staged.lock().unwrap_or_else(PoisonError::into_inner).clone();
-            // A file that is finished must have no other user.
+            // Only a file without other users can be finished.
             let Some(file) = staged.and_then(|staged| staged.file().try_clone().ok()) else { continue };
             for &(chunk, offset) in found {
                 if let Some(bytes) = self.verified(&file, chunk, offset) {
@@ -120,7 +120,7 @@ impl Placing {
         Ok(())
     }
 
-    /// The chunk at `offset` of `file`, if it is there.
+    /// Reads and verifies the chunk at `offset` of `file`; none if it differs.
     fn verified(&self, file: &File, chunk: u32, offset: u64) -> Option<Vec<u8>> {
         let chunks = &self.saved.manifest.chunks;
         let (&id, &len) = (chunks.ids.get(chunk as usize)?, chunks.lens.get(chunk as usize)?);
@@ -138,7 +138,7 @@ impl Placing {
         }
     }
 
-    /// Places what lies in files that are there already. What has changed since the survey is fetched instead.
+    /// Places chunks from existing files. Those that changed since the survey are fetched instead.
     pub(super) fn place_local(&self, surveyed: &Survey) -> Result<()> {
         for &chunk in self.destinations.keys() {
             let Some((path, offset)) = surveyed.local.get(&chunk) else { continue };
@@ -150,12 +150,12 @@ impl Placing {
         Ok(())
     }
 
-    /// Writes a chunk wherever it belongs. Given twice, it is written once.
+    /// Writes a chunk to all its places, once even if it is passed twice.
     pub(super) fn place(&self, chunk: u32, bytes: &[u8]) -> Result<()> {
         self.place_but(chunk, bytes, None)
     }
 
-    /// As [`place`](Self::place); at `there`, an item and an offset, it is already.
+    /// As [`place`](Self::place), except at `there`, an item and an offset, which has the chunk already.
     fn place_but(&self, chunk: u32, bytes: &[u8], there: Option<(usize, u64)>) -> Result<()> {
         let Some(placed) = self.placed.get(&chunk) else { return Ok(()) };
         if placed.swap(true, Ordering::AcqRel) {
@@ -189,7 +189,7 @@ impl Placing {
         self.arrived(at)
     }
 
-    /// Counts a chunk of a file that takes several; the last one finishes it.
+    /// Counts a placed chunk of a file; the last one finishes the file.
     fn arrived(&self, at: usize) -> Result<()> {
         let (Some(item), Some(long)) = (self.items.list.get(at), self.long.get(&at)) else { return Ok(()) };
         let entry = item.entry(&self.saved)?;
@@ -202,7 +202,7 @@ impl Placing {
         Ok(())
     }
 
-    /// Every chunk must have come.
+    /// Checks that every chunk was placed.
     pub(super) fn check_complete(&self) -> Result<()> {
         match self.missing().len() {
             0 => Ok(()),

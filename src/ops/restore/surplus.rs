@@ -11,14 +11,14 @@ use crate::ops::shown;
 use crate::size::show;
 use crate::tree::{Target, WalkKind};
 
-/// Files that a restore removed, or would remove, because the tree does not have them.
+/// Files that a restore removed, or would remove, because the tree lacks them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Removed {
-    /// Files, links and the like; folders are not counted.
+    /// Number of entries other than folders.
     pub files: u64,
     /// Bytes in the files.
     pub bytes: u64,
-    /// Paths below the destination; a folder that goes with all in it is one.
+    /// Paths below the destination; a folder that is removed completely is one path.
     pub paths: Vec<String>,
 }
 
@@ -30,7 +30,7 @@ pub(super) struct Surplus {
 }
 
 impl Surplus {
-    /// Finds what `target` holds besides `items`, but for the folders `keep` and what is in them.
+    /// Finds entries of `target` that are not in `items`, except the folders `keep` and their content.
     pub(super) fn find(items: &Items, target: &Target, keep: &[PathBuf]) -> Result<Self> {
         let wanted: BTreeSet<&[u8]> = items.list.iter().map(|item| item.path.as_slice()).collect();
         let mut surplus = Self::default();
@@ -49,7 +49,7 @@ impl Surplus {
         Ok(surplus)
     }
 
-    /// Refuses to empty a folder because a tree has nothing in it.
+    /// Refuses to empty a folder for a tree without files.
     pub(super) fn check(&self, items: &Items, nothing_wanted: bool) -> Result<()> {
         if !nothing_wanted || self.paths.is_empty() {
             return Ok(());
@@ -61,7 +61,7 @@ impl Surplus {
             .help("--yes empties it all the same; --dry-run shows what would go"))
     }
 
-    /// Removes it.
+    /// Removes the entries.
     pub(super) fn remove(&self, target: &Target) -> Result<()> {
         self.paths.iter().try_for_each(|path| target.remove(path))
     }

@@ -1,4 +1,4 @@
-//! Survey of the destination before anything is written: what is right already, what is in the way, what can be used.
+//! Survey of the destination before anything is written: finds equal files, conflicts, and reusable chunks.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -18,7 +18,7 @@ use crate::repository::Saved;
 use crate::tree::{Target, WalkKind, extents};
 use crate::work::blocking;
 
-/// Items looked at by one worker in one go.
+/// Items that a worker processes at once.
 const BATCH: usize = 64;
 /// Bytes compared with zeros at once.
 const ZEROS: usize = 1 << 16;
@@ -26,23 +26,23 @@ const ZEROS: usize = 1 << 16;
 /// Result of a survey.
 #[derive(Debug, Default)]
 pub(super) struct Survey {
-    /// Items whose content is right already, by index.
+    /// Items with equal content already, by index.
     pub(super) kept: Vec<usize>,
     /// Files to write.
     pub(super) written: Vec<usize>,
     /// Links to make.
     pub(super) links: Vec<usize>,
-    /// Paths of another kind that go first.
+    /// Entries of another kind to remove first.
     pub(super) replaced: Vec<Vec<u8>>,
-    /// Files and links that are there and differ.
+    /// Existing files and links that differ.
     pub(super) replaced_files: u64,
-    /// Chunks that lie in files that are there: path and offset.
+    /// Chunks in existing files: path and offset.
     pub(super) local: BTreeMap<u32, (Vec<u8>, u64)>,
     /// Chunks, with their offsets, that an interrupted restore has left in the unfinished files of items.
     pub(super) unfinished: BTreeMap<usize, Vec<(u32, u64)>>,
     /// All chunks of `unfinished`.
     arrived: BTreeSet<u32>,
-    /// Plain bytes of files that are right and of chunks that need not be fetched.
+    /// Plain bytes of equal files and of chunks that need not be fetched.
     pub(super) reused_bytes: u64,
 }
 
@@ -51,7 +51,7 @@ pub(super) struct Survey {
 enum Finding {
     Keep,
     Write,
-    /// `clear`: it is of a kind that cannot simply be renamed over.
+    /// `clear`: the existing entry is of a kind that a rename cannot replace.
     Differs {
         got: String,
         clear: bool,
@@ -61,12 +61,12 @@ enum Finding {
 /// Findings about an item.
 #[derive(Debug)]
 struct Looked {
-    /// Its index.
+    /// Index.
     at: usize,
     finding: Finding,
-    /// Chunks found in what is there, with their offsets.
+    /// Chunks found in the existing file, with their offsets.
     local: Vec<(u32, u64)>,
-    /// Chunks found in what an interrupted restore left of it.
+    /// Chunks found in an unfinished file of an interrupted restore.
     unfinished: Vec<(u32, u64)>,
 }
 
@@ -76,7 +76,7 @@ impl Looked {
     }
 }
 
-/// Looks at each item; without a target nothing is there.
+/// Examines each item; without a target, nothing exists.
 ///
 /// # Errors
 /// Conflict, if something in the way differs and must not be overwritten.
@@ -218,7 +218,10 @@ fn look(
             let (same, local) = compare(saved, content, &file, present.stat.size)?;
             progress.advance(content.size);
             if same {
-                return Ok(Looked { local, ..Looked::new(at, Finding::Keep) });
+                // Setting the mode and time of a file with several names would reach outside the destination: it is written anew.
+                let dressed = present.stat.mode == items.mode(entry) && present.stat.mtime == entry.mtime;
+                let finding = if present.stat.nlink == 1 || dressed { Finding::Keep } else { Finding::Write };
+                return Ok(Looked { local, ..Looked::new(at, finding) });
             }
             let got = format!("a file of {} bytes with other content", present.stat.size);
             Ok(Looked { local, unfinished: unfinished()?, ..Looked::new(at, Finding::Differs { got, clear }) })
@@ -230,7 +233,7 @@ fn look(
     }
 }
 
-/// The chunks in what an interrupted restore left of the file at `path`. None of a file with holes, or of one chunk: it is begun anew.
+/// Chunks in an unfinished file at `path`. None for a file with holes, or of one chunk: it is started anew.
 fn unfinished(saved: &Saved, content: &Content, target: &Target, path: &[u8]) -> Result<Vec<(u32, u64)>> {
     let chunks = &saved.manifest.chunks;
     let placed: Vec<_> = content.placed(chunks).collect();
@@ -240,7 +243,7 @@ fn unfinished(saved: &Saved, content: &Content, target: &Target, path: &[u8]) ->
         return Ok(Vec::new());
     }
     let Some(file) = target.unfinished(path)? else { return Ok(Vec::new()) };
-    // Chunks that have not arrived are holes: they are not read.
+    // Missing chunks are holes, and are not read.
     let data = extents(&file, content.size)?;
     let mut buffer = Vec::new();
     let mut is_here = |chunk: u32, range: &Range<u64>| {
@@ -256,7 +259,7 @@ fn unfinished(saved: &Saved, content: &Content, target: &Target, path: &[u8]) ->
     Ok(here.map(|(chunk, range)| (*chunk, range.start)).collect())
 }
 
-/// Compares a file with the wanted one: whether it is equal, and which wanted chunks are in place.
+/// Compares a file with the wanted one: returns whether it is equal, and which wanted chunks are in place.
 fn compare(saved: &Saved, content: &Content, file: &File, size: u64) -> Result<(bool, Vec<(u32, u64)>)> {
     let mut found = Vec::new();
     let mut buffer = Vec::new();
@@ -280,7 +283,7 @@ fn compare(saved: &Saved, content: &Content, file: &File, size: u64) -> Result<(
     Ok((same, found))
 }
 
-/// Nothing but zeros in `range`? What is not data is a hole, which reads as zeros.
+/// True if `range` only has zeros; holes count as zeros.
 fn is_zero(file: &File, range: Range<u64>, data: &[Range<u64>]) -> bool {
     let zeros = vec![0u8; ZEROS];
     let mut buffer = vec![0u8; ZEROS];

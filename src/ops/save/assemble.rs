@@ -1,4 +1,4 @@
-//! Assembly of a manifest from chunks as they come.
+//! Assembly of a manifest from a stream of chunks.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -9,7 +9,7 @@ use crate::format::{ChunkList, Content, EntryKind, Form, Manifest, Piece, Tensor
 use crate::id::ChunkId;
 use crate::tree::{Walk, WalkKind};
 
-/// A manifest in the making.
+/// Manifest under construction.
 #[derive(Debug)]
 pub(super) struct Assembly {
     manifest: Manifest,
@@ -19,7 +19,7 @@ pub(super) struct Assembly {
 }
 
 impl Assembly {
-    /// The entries of `walk`, their files still without content. `modes` stand for those on the disk.
+    /// Starts with the entries of `walk`; their files have no content yet. `modes` replace those on the disk.
     pub(super) fn new(walk: &Walk, labels: BTreeMap<String, String>, modes: &BTreeMap<Vec<u8>, u32>) -> Self {
         let entries: Vec<TreeEntry> = walk
             .found
@@ -68,7 +68,7 @@ impl Assembly {
         self.describe(file, About { cut, tensors: tensors.to_vec() });
     }
 
-    /// The next chunk of a file, which starts at `start`; what lies between is a hole.
+    /// Adds the next chunk of a file, which starts at `start`; a gap before it is a hole.
     pub(super) fn chunk(&mut self, file: usize, start: u64, id: ChunkId, len: u32) -> Result<()> {
         let chunks = &mut self.manifest.chunks;
         let next = u32::try_from(chunks.ids.len()).map_err(|_| Error::exhausted("tree has too many chunks"))?;
@@ -90,7 +90,7 @@ impl Assembly {
         &self.manifest
     }
 
-    /// Tensor of a file that the byte at `offset` belongs to.
+    /// Tensor of a file that contains the byte at `offset`.
     pub(super) fn tensor_at(&self, file: usize, offset: u64) -> Option<usize> {
         let tensors = self.tensors(file);
         let at = tensors.partition_point(|tensor| tensor.range.start <= offset).checked_sub(1)?;
@@ -109,8 +109,8 @@ impl Assembly {
         }
     }
 
-    /// The manifest, and its chunks. Files that were not read came first: numbering the chunks again, in the order of the
-    /// entries, gives a tree the same manifest whatever a stat cache knew of it.
+    /// Finishes the manifest and its list of chunks. Chunks are renumbered in the order of the entries, because files that were
+    /// not read came first: so a tree always has the same manifest, regardless of the stat cache.
     pub(super) fn finish(self) -> (Manifest, Vec<ChunkId>) {
         let mut manifest = self.manifest;
         let came = std::mem::take(&mut manifest.chunks);
@@ -124,7 +124,7 @@ impl Assembly {
                     let number = *number.get_or_insert_with(|| {
                         chunks.ids.extend(came.ids.get(came_as));
                         chunks.lens.extend(came.lens.get(came_as));
-                        // No more than came, and those were counted.
+                        // The number of chunks cannot exceed the number added, which was checked.
                         u32::try_from(chunks.ids.len() - 1).unwrap_or(u32::MAX)
                     });
                     append(&mut content.pieces, hole, number);
@@ -145,7 +145,7 @@ pub(super) fn append(pieces: &mut Vec<Piece>, hole: u64, number: u32) {
     }
 }
 
-/// The same content by the numbers that its chunks have in the list `into`, which takes in those that it lacks.
+/// Renumbers the content by the positions of its chunks in the list `into`, adding missing ones.
 pub(in crate::ops) fn renumbered(
     content: &Content,
     chunks: &ChunkList,

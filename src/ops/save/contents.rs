@@ -1,38 +1,36 @@
-//! Contents of the files to save, found before they are read: where to cut them, and which 16-bit tensors are the rounding of
-//! 32-bit ones beside them.
+//! Analysis of the files before they are saved: their boundaries, and 16-bit tensors that are roundings of 32-bit tensors of
+//! the same save.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
 
 use super::detect::Formats;
-use super::units::{check_unchanged, open};
+use super::source::{SMALL, check_unchanged, open};
 use crate::checkpoint::{Dtype, Layout, Tensor};
 use crate::chunker::tensor;
 use crate::codec::rounded;
 use crate::error::Result;
 use crate::tree::{Opened, Walk};
 
-/// Files up to this long are read whole and looked at then.
-pub(super) const SMALL: u64 = 1 << 20;
-/// Bytes of a 32-bit tensor that are compared at its start and in its middle, before chunks are.
+/// Bytes of a 32-bit tensor that are sampled at its start and in its middle, before whole chunks are compared.
 const SAMPLE: u64 = 64;
-/// Tensors shorter than this, in 16 bits, share chunks with others.
+/// Minimum length of such a tensor in 16 bits; chunks of shorter ones are shared with other tensors.
 const MASTERED_FROM: u64 = 32 << 10;
 
-/// The layouts of long files, by file, and what follows from them together.
+/// Layouts of long files, and the relations between their tensors.
 #[derive(Debug, Default)]
 pub(super) struct Contents {
     layouts: BTreeMap<usize, Arc<Layout>>,
-    /// 32-bit tensors that 16-bit ones seem to be roundings of: by file and start.
+    /// 32-bit tensors that 16-bit ones seem to be roundings of, by file and start.
     masters: HashMap<(usize, u64), (usize, u64)>,
-    /// Cuts of files with such 32-bit tensors.
+    /// Boundaries of files with such 32-bit tensors.
     cuts: HashMap<usize, Vec<u64>>,
 }
 
 impl Contents {
-    /// Looks into the files `to_read`, and where these hold 16-bit floats into all others for what they are the rounding of.
-    /// Blocks.
+    /// Parses the files `to_read`. If they hold 16-bit floats, parses all other files as well, to find the 32-bit tensors that
+    /// these round. Blocking.
     pub(super) fn look(walk: &Walk, formats: &Formats, to_read: &[usize], derive: bool) -> Result<Self> {
         let mut contents = Self::default();
         to_read.iter().try_for_each(|&file| contents.look_into(walk, formats, file))?;
@@ -60,12 +58,12 @@ impl Contents {
         Ok(())
     }
 
-    /// Layout of the long file `file`; none if its format is unknown.
+    /// Layout of the long file `file`; None if its format is unknown.
     pub(super) fn layout(&self, file: usize) -> Option<Arc<Layout>> {
         self.layouts.get(&file).cloned()
     }
 
-    /// Pairs tensors of one shape whose samples agree, those of one name first.
+    /// Pairs tensors of one shape whose samples agree; tensors with the same name take precedence.
     fn find_masters(&mut self, walk: &Walk, layouts: &BTreeMap<usize, Arc<Layout>>) -> Result<()> {
         let long = |tensor: &&Tensor| tensor.end - tensor.start >= MASTERED_FROM;
         let with = |dtype: Dtype| {
@@ -84,7 +82,7 @@ impl Contents {
             }
             let Some(found) = walk.found.get(file) else { continue };
             let opened = open(walk, found)?;
-            // Holes move cuts.
+            // Holes move the boundaries.
             if opened.extents(found.stat.size)?.first().is_none_or(|data| data.end < found.stat.size) {
                 continue;
             }
@@ -111,7 +109,7 @@ impl Contents {
         Ok(())
     }
 
-    /// The file and the bytes of the one chunk that the 16-bit floats in `range` of `file` may be the rounding of.
+    /// File and byte range of the chunk that the 16-bit floats in `range` of `file` may be the rounding of.
     pub(super) fn master(&self, file: usize, range: &Range<u64>) -> Option<(usize, Range<u64>)> {
         let tensors = &self.layouts.get(&file)?.tensors;
         let after = tensors.partition_point(|tensor| tensor.start <= range.start);
@@ -126,10 +124,10 @@ impl Contents {
     }
 }
 
-/// A shape, and what a sample looks like in 16 bits.
+/// Shape of a tensor, and a sample of it in 16 bits.
 type Print<'a> = (&'a [u64], Vec<u8>);
 
-/// `len` bytes from the start of a tensor, and as many from its middle.
+/// Reads `len` bytes at the start of a tensor, and as many in its middle.
 fn sample(file: &Opened, tensor: &Tensor, len: u64) -> Option<Vec<u8>> {
     let half = usize::try_from(len).ok()?;
     let mut bytes = vec![0; 2 * half];
@@ -140,8 +138,8 @@ fn sample(file: &Opened, tensor: &Tensor, len: u64) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// Reads what [`Contents::master`] named; none if it cannot be, or has changed.
-pub(super) fn read_master(walk: &Walk, (file, range): (usize, Range<u64>)) -> Option<Vec<u8>> {
+/// Reads the range that [`Contents::master`] returned; None if it is unreadable or has changed.
+pub(super) fn read_master(walk: &Walk, file: usize, range: Range<u64>) -> Option<Vec<u8>> {
     let found = walk.found.get(file)?;
     let opened = open(walk, found).ok()?;
     let mut bytes = vec![0; usize::try_from(range.end - range.start).ok()?];

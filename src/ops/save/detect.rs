@@ -1,10 +1,11 @@
-//! Format detection: the tensors of checkpoint files, so that they are cut there. Files of a distributed checkpoint need the metadata
-//! beside them.
+//! Format detection: finds the tensors of checkpoint files, which define chunk boundaries. Files of a distributed checkpoint
+//! need the metadata beside them.
 
 use std::collections::HashMap;
 use std::error::Error as StdError;
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::units::{check_unchanged, open};
+use super::source::{check_unchanged, open};
 use super::{CutChoice, files_of, sharded};
 use crate::checkpoint::dcp::{self, METADATA_NAME, Metadata};
 use crate::checkpoint::pickle::PICKLE_LEN_MAX;
@@ -20,16 +21,20 @@ pub(super) struct Formats {
     pub(super) choice: CutChoice,
     /// Metadata of distributed checkpoints, each with its file.
     described: Vec<(usize, Metadata)>,
-    /// By file: the metadata that describes it, and its path there.
+    /// Metadata that describes a file, and the file's path in it, by file.
     parts: HashMap<usize, (usize, String)>,
     /// Indexes of sharded checkpoints, each with its file.
     pub(super) indexes: Vec<(usize, Index)>,
+    /// Memory left for descriptions of tensors, in bytes: a small file may describe very many.
+    room: AtomicU64,
 }
 
 impl Formats {
-    /// Reads the metadata of distributed checkpoints and the indexes of sharded ones in the tree. Blocking.
-    pub(super) fn new(walk: &Walk, choice: CutChoice) -> Self {
-        let mut formats = Self { choice, described: Vec::new(), parts: HashMap::new(), indexes: Vec::new() };
+    /// Reads the metadata of distributed checkpoints and the indexes of sharded ones in the tree. Descriptions of tensors take
+    /// `room` bytes of memory at most; files beyond that are plain bytes. Blocking.
+    pub(super) fn new(walk: &Walk, choice: CutChoice, room: u64) -> Self {
+        let room = AtomicU64::new(room);
+        let mut formats = Self { choice, described: Vec::new(), parts: HashMap::new(), indexes: Vec::new(), room };
         if !formats.at_tensors() || walk.is_file() {
             return formats;
         }
@@ -39,11 +44,12 @@ impl Formats {
                 Ok(index) => formats.indexes.extend(index.map(|index| (at, index))),
                 Err(error) => tracing::info!("ignoring an unreadable index: {error:?}"),
             }
-            // Without a collective, each rank writes its own: `__<rank>.metadata`.
+            // Without a collective, each rank writes its own metadata: `__<rank>.metadata`.
             if !found.path.ends_with(METADATA_NAME.as_bytes()) || found.stat.size > PICKLE_LEN_MAX {
                 continue;
             }
             match metadata(walk, found) {
+                Ok(metadata) if !formats.has_room(metadata.weight()) => {}
                 Ok(metadata) => formats.take(walk, at, metadata),
                 Err(error) => tracing::info!("ignoring unreadable metadata: {error:?}"),
             }
@@ -64,7 +70,19 @@ impl Formats {
         self.described.push((at, metadata));
     }
 
-    /// True if files with tensors are cut at them.
+    /// Reserves `bytes` of that memory; false if too little is left.
+    fn has_room(&self, bytes: u64) -> bool {
+        if self.room.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |room| room.checked_sub(bytes)).is_ok() {
+            return true;
+        }
+        // Logged once.
+        if self.room.swap(0, Ordering::Relaxed) > 0 {
+            tracing::warn!("files are saved as plain bytes: the tensors of this tree take too much memory (--memory)");
+        }
+        false
+    }
+
+    /// True if tensors define the chunk boundaries.
     fn at_tensors(&self) -> bool {
         matches!(self.choice, CutChoice::Auto | CutChoice::Tensor)
     }
@@ -75,8 +93,12 @@ impl Formats {
         self.described.get(*described).map(|(metadata, _)| *metadata)
     }
 
-    /// Layout of `file`, of `len` bytes; None if its format is unknown: it is plain bytes then.
+    /// Layout of `file`, which has `len` bytes; None for an unknown format, which is saved as plain bytes.
     pub(super) fn layout(&self, file: usize, read: ReadAt<'_>, len: u64) -> Option<Layout> {
+        self.understood(file, read, len).filter(|layout| self.has_room(layout.weight()))
+    }
+
+    fn understood(&self, file: usize, read: ReadAt<'_>, len: u64) -> Option<Layout> {
         if !self.at_tensors() {
             return None;
         }
@@ -112,4 +134,30 @@ fn metadata(walk: &Walk, found: &WalkEntry) -> Result<Metadata> {
         .map_err(|source| refuse("cannot read the metadata of a checkpoint").source(source))?;
     check_unchanged(&file, found)?;
     dcp::parse(&bytes).map_err(|source| refuse("not metadata of a distributed checkpoint").source(source))
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+
+    use super::*;
+    use crate::checkpoint::in_memory;
+    use crate::clock::Timestamp;
+    use crate::tree::MemoryFile;
+
+    #[test]
+    fn descriptions_of_tensors_take_the_room_that_they_have() {
+        let header = br#"{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}"#;
+        let file = [&(header.len() as u64).to_le_bytes()[..], header, b"x"].concat();
+        let files =
+            ["1", "2", "3"].map(|name| MemoryFile::new(format!("{name}.safetensors"), [Bytes::from(file.clone())]));
+        let walk = Walk::in_memory(files.into(), Timestamp(0)).unwrap();
+        let layout = |formats: &Formats, at| formats.layout(at, &mut in_memory(&file), file.len() as u64);
+        let formats = Formats::new(&walk, CutChoice::Auto, u64::MAX);
+        let one = layout(&formats, 1).unwrap().weight();
+        // For two and a half.
+        let formats = Formats::new(&walk, CutChoice::Auto, one * 5 / 2);
+        assert!(layout(&formats, 1).is_some() && layout(&formats, 2).is_some());
+        assert!(layout(&formats, 3).is_none() && layout(&formats, 1).is_none());
+    }
 }

@@ -1,4 +1,4 @@
-//! Choice of encoding per new chunk: derived from a chunk beside it, difference to the parent's, or stand-alone.
+//! Encoding of each new chunk: derived from another chunk of the save, as a difference to the parent's chunk, or stand-alone.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -17,16 +17,16 @@ use crate::repository::{Delivered, Gaps, PackRead, Repository, deliver, plan, re
 use crate::tree::Walk;
 use crate::work::blocking;
 
-/// Bytes of bases read at once.
+/// Bytes of bases that are read at once.
 const BASES_READ_MAX: u64 = 2 * MIB;
 
-/// A chunk that nobody has.
+/// Chunk that is not in the repository yet.
 #[derive(Debug)]
 pub(super) struct New {
     pub(super) chunk: Named,
-    /// In which of the files found.
+    /// Index of its file.
     pub(super) file: usize,
-    /// Chunk that it may be a difference to.
+    /// Possible base of a difference.
     pub(super) basis: Basis,
 }
 
@@ -41,15 +41,15 @@ pub(super) struct Done {
     /// True if it holds numbers of one type.
     pub(super) numbers: bool,
     pub(super) basis: Basis,
-    /// Was it not encoded because it is stored faster than that?
+    /// True if it is stored raw because the repository is faster than the encoder.
     pub(super) faster: bool,
 }
 
-/// Chunks that were made ready together.
+/// Batch of encoded chunks.
 #[derive(Debug, Default)]
 pub(super) struct Batch {
     pub(super) done: Vec<Done>,
-    /// Bytes that were encoded, and the time of all workers together; none, if these are raw.
+    /// Bytes that were encoded, and the sum of the workers' time; None if the batch is raw.
     pub(super) encoded: Option<(u64, Duration)>,
 }
 
@@ -63,12 +63,12 @@ pub(super) struct Encoding {
     /// True if chunks may be derived.
     pub(super) derive: bool,
     pub(super) parent: Option<Arc<Parent>>,
-    /// For the bases: the buffers of the chunks themselves are held meanwhile.
+    /// Memory for bases, separate from the chunks' own buffers, which are held meanwhile.
     pub(super) budget: Option<Budget>,
 }
 
 impl Encoding {
-    /// Encodes chunks, in their order, on workers where there is something to do. `choice` says whether that is faster.
+    /// Encodes chunks on workers, keeping their order. `choice` selects raw where that is faster.
     pub(super) async fn encode(self, new: Vec<New>, choice: Choice) -> Result<Batch> {
         if self.compression == Compression::Off || choice == Choice::Raw {
             let faster = choice == Choice::Raw;
@@ -93,7 +93,7 @@ impl Encoding {
         Ok(Batch { done, encoded: Some((bytes, deriving + differing + encoding)) })
     }
 
-    /// Works on a worker, and tells how long that took.
+    /// Runs on a worker and measures the time.
     async fn timed<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> Result<(T, Duration)> {
         let clock = Arc::clone(self.repository.clock());
         let timed = move || {
@@ -104,19 +104,21 @@ impl Encoding {
         blocking(timed).await
     }
 
-    /// The chunk as the rounding of one beside it, if it is that.
+    /// Encodes the chunk as the rounding of a 32-bit chunk of the save, if it is one.
     fn derive(&self, new: &New) -> Option<Encoded> {
-        // Zeros are alike in 16 and 32 bits: as a chunk of both they would be derived, and a base of what is. They need no room.
+        // Zeros are equal in 16 and 32 bits: such a chunk would be both derived and the base of a derived one. It takes no
+        // space anyway.
         if !self.derive || new.chunk.bytes.iter().all(|&byte| byte == 0) {
             return None;
         }
         let range = new.chunk.start..new.chunk.start + new.chunk.bytes.len() as u64;
-        let master = read_master(&self.walk, self.contents.master(new.file, &range)?)?;
+        let (file, range) = self.contents.master(new.file, &range)?;
+        let master = read_master(&self.walk, file, range)?;
         (rounded(&master) == new.chunk.bytes).then(|| encode_derived(ChunkId::of(&master)))
     }
 
-    /// Those of `new` that are not `derived` and pay as differences, and how long they took but for reading. That bases cannot
-    /// be read only costs room.
+    /// Encodes chunks of `new` that are not `derived` as differences where that saves enough; returns the time without reading.
+    /// Bases that cannot be read only cost space.
     async fn differences(
         &self,
         new: &Arc<Vec<New>>,
@@ -150,7 +152,7 @@ impl Encoding {
                             else {
                                 continue;
                             };
-                            let difference = encode_difference(bytes, (base.id(), base.bytes()), *number);
+                            let difference = encode_difference(bytes, base.id(), base.bytes(), *number);
                             encoded.extend(difference.map(|difference| (at, difference)));
                         }
                         Ok(())

@@ -1,4 +1,4 @@
-//! Explaining a save: for each tensor, and each file without any, what was stored of it, how, and why not otherwise.
+//! Explanation of a save: how each tensor, and each file without tensors, is stored, and why.
 
 use std::collections::BTreeMap;
 
@@ -11,12 +11,13 @@ use crate::codec::Codec;
 use crate::ops::shown;
 use crate::tree::Walk;
 
-/// Storage of one tensor, or of a file or stretch without any.
+/// Storage of one tensor, or of a file or range without tensors.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Explained {
     /// The file.
     pub path: String,
-    /// The tensor; none for what no tensor covers. Small ones that share chunks are told under the first of them.
+    /// Name of the tensor; None for bytes outside of tensors. Small tensors that share chunks are reported under the first of
+    /// them.
     pub tensor: Option<String>,
     /// Bytes read of it.
     pub bytes: u64,
@@ -24,11 +25,11 @@ pub struct Explained {
     pub here_bytes: u64,
     /// Bytes that the others are stored in.
     pub stored_bytes: u64,
-    /// Ways of storage with reasons, the most frequent first, each with its number of chunks.
+    /// Encodings with reasons, the most frequent first, each with its number of chunks.
     pub reasons: Vec<String>,
 }
 
-/// Why a chunk is stored as it is.
+/// Encoding of a chunk, with its reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Reason {
     Here,
@@ -37,7 +38,7 @@ enum Reason {
     Alone(&'static str, Why),
 }
 
-/// Why a chunk stands for itself.
+/// Reason why a chunk is stored without a base.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Why {
     /// It is not numbers.
@@ -49,9 +50,10 @@ enum Why {
     First,
     KeyStep,
     Off,
-    /// The target takes bytes faster than they are encoded.
+    /// The repository accepts bytes faster than they are encoded.
     Faster,
     Unfit,
+    Stricter,
 }
 
 /// Sums of one tensor so far.
@@ -63,7 +65,7 @@ struct Row {
     reasons: BTreeMap<Reason, u64>,
 }
 
-/// Gathers what becomes of chunks.
+/// Collects the storage of chunks during a save.
 #[derive(Debug)]
 pub(super) struct Explanation {
     rows: BTreeMap<(usize, Option<usize>), Row>,
@@ -75,15 +77,15 @@ impl Explanation {
         Self { rows: BTreeMap::new(), orphan }
     }
 
-    /// A chunk that need not be stored.
-    pub(super) fn here(&mut self, assembly: &Assembly, (file, start, len): (usize, u64, u64)) {
+    /// Records a chunk that was in the repository already.
+    pub(super) fn here(&mut self, assembly: &Assembly, file: usize, start: u64, len: u64) {
         let row = self.rows.entry((file, assembly.tensor_at(file, start))).or_default();
         row.bytes += len;
         row.here_bytes += len;
         *row.reasons.entry(Reason::Here).or_default() += 1;
     }
 
-    /// A chunk that was stored.
+    /// Records a chunk that was stored.
     pub(super) fn done(&mut self, assembly: &Assembly, done: &Done) {
         let reason = match done.encoded.codec {
             Codec::Derived => Reason::Derived,
@@ -104,6 +106,7 @@ impl Explanation {
             (Some(NoParent::First), _) => Why::First,
             (Some(NoParent::KeyStep), _) => Why::KeyStep,
             (Some(NoParent::Unfit), _) => Why::Unfit,
+            (Some(NoParent::Stricter), _) => Why::Stricter,
             (None, Basis::NoTensor) => Why::NoTensor,
             (None, Basis::Unusable) => Why::Unusable,
             (None, Basis::Far) => Why::Far,
@@ -111,7 +114,7 @@ impl Explanation {
         }
     }
 
-    /// In the order of the files; `parent` is what differences were taken to.
+    /// Report in the order of the files; `parent` is the name of the parent.
     pub(super) fn finish(self, walk: &Walk, assembly: &Assembly, parent: Option<&str>) -> Vec<Explained> {
         let explained = |((file, tensor), row): ((usize, Option<usize>), Row)| {
             let path = walk.found.get(file).map(|found| shown(&found.path)).unwrap_or_default();
@@ -152,6 +155,7 @@ impl Reason {
             Why::KeyStep => format!("{codec}: a key step"),
             Why::Off => format!("{codec}: compression is off"),
             Why::Faster => format!("{codec}: the repository takes bytes faster than they are compressed"),
+            Why::Stricter => format!("{codec}: the step before has stricter labels"),
             Why::Unfit => format!("{codec}: the step before has no tensors, or cannot be read"),
         }
     }

@@ -1,4 +1,4 @@
-//! Save: input -> cut -> name (hash) -> skip what is known -> encode -> pack -> put -> commit.
+//! Save: input -> split -> hash -> skip known chunks -> encode -> pack -> put -> commit.
 //!
 //! ```text
 //! units (a thread) -> read + cut + hash (workers, in order) -> locate -> encode (workers) -> writer -> publish
@@ -15,6 +15,7 @@ mod partial;
 mod ranks;
 mod read;
 mod sharded;
+mod source;
 mod store;
 mod unchanged;
 mod units;
@@ -39,6 +40,7 @@ pub(super) use self::ranks::facts;
 pub use self::ranks::{PartOptions, PartReport};
 use self::store::{Counts, store};
 use self::unchanged::Unchanged;
+use super::label::Bound;
 use super::names::{Replaced, exists};
 use super::shown;
 use super::stopping::{unless_stopped, wind_up};
@@ -47,33 +49,35 @@ use crate::codec::{Codec, Compression};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::Manifest;
 use crate::id::{ChunkId, ManifestId};
+use crate::name::Name;
+use crate::policy::Labels;
 use crate::progress::Progress;
-use crate::repository::log::{RefValue, State, StepFacts};
-use crate::repository::{ChunkPlace, Name, Publication, Published, Repository, StoredChunks, Writer};
+use crate::repository::log::{RefValue, State, StepFacts, labelled_name};
+use crate::repository::{ChunkPlace, Publication, Published, Repository, StoredChunks, Writer};
 use crate::tree::{MemoryFile, Rules, SeenCache, Walk, WalkKind, coarse_now, walk};
 use crate::work::blocking;
 
-/// Times a save starts over because a collector purged packs that it relied on.
+/// Limit of restarts of a save after a collector purged packs that it relied on.
 const ATTEMPTS: usize = 5;
 
-/// Saves of a run of which one stands for itself, by default.
+/// Default interval of key steps, in saves of a run.
 pub(super) const KEY_EVERY: u32 = 8;
 
-/// Warning about a repository that is saved as files.
+/// Warning for a repository that is saved as plain files.
 const REPOSITORY_WARNING: &str =
     "a repository: if it is being written to, a commit may be saved in part; `towline sync` copies one whole";
 
-/// Choice of cutting.
+/// Choice of chunk boundaries.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CutChoice {
-    /// By format: at tensors where a file is a checkpoint, by content otherwise.
+    /// Depends on the format: tensor boundaries in checkpoint files, content-defined ones otherwise.
     #[default]
     Auto,
-    /// At tensors; files without any by content.
+    /// Tensor boundaries; content-defined ones in files without tensors.
     Tensor,
-    /// By content.
+    /// Content-defined boundaries.
     Content,
-    /// In equal pieces.
+    /// Fixed-length chunks.
     Fixed,
 }
 
@@ -122,60 +126,61 @@ impl From<Vec<MemoryFile>> for SaveSource {
 /// Options of a save.
 #[derive(Clone, Debug, Default)]
 pub struct SaveOptions {
-    /// A name whose tree is likely to share much with this one; by default the name's present tree. Its tensors are what
-    /// this one's are differences to, instead of those of the step before in the run.
+    /// Name of a tree that is likely to share much with this one; by default the current value of the saved name. Its tensors
+    /// are the bases of differences, instead of those of the previous step of the run.
     pub base: Option<Name>,
-    /// Cutting of files.
+    /// Chunk boundaries of files.
     pub cut: CutChoice,
     /// Labels of the tree.
     pub labels: BTreeMap<String, String>,
-    /// Facts for the log, where runs are listed and their steps chosen.
+    /// Facts for the log, by which runs are listed and steps selected.
     pub facts: StepFacts,
     /// Patterns to leave out, in gitignore syntax.
     pub exclude: Vec<String>,
-    /// Read every file, whatever the stat cache says.
+    /// Read every file, regardless of the stat cache.
     pub reread: bool,
-    /// Whether to compress.
+    /// Compression of new chunks.
     pub compression: Compression,
-    /// Of so many saves of a run one stands for itself, and the others are stored as differences to it (8 by
-    /// default; 1: each stands for itself). It is read with each of them, and kept as long as they are.
+    /// Interval of key steps: one of this many saves of a run is stored whole, the others as differences to it (default 8; 1:
+    /// all are stored whole). A key step is read with each of the others, and kept as long as they are.
     pub key_every: Option<NonZeroU32>,
-    /// Tell how each tensor is stored, and why.
+    /// Report how each tensor is stored, and why.
     pub explain: bool,
-    /// Required state of the name when the save begins, else a conflict; it must not change until the commit either.
+    /// Required state of the name at the start of the save; it must not change until the commit. Otherwise the save is a
+    /// conflict.
     pub expected: Expected,
     /// Permission bits to record instead of those on the disk, by path in the tree (empty: its root folder).
     pub modes: Arc<BTreeMap<Vec<u8>, u32>>,
     /// Treatment of a symbolic link at the path itself.
     pub root_link: RootLink,
-    /// Save what ignore files leave out, too.
+    /// Save files that ignore files exclude, too.
     pub no_ignore_files: bool,
     /// Progress counters.
     pub progress: Progress,
-    /// Cancel it to stop: what was stored by then is recorded within seconds, and used by the next save. A save that is about
-    /// to commit ends as if it had not been stopped.
+    /// Cancelled to stop the save: uploaded data is recorded within seconds, and the next save uses it. A save that is about to
+    /// commit completes.
     pub stop: CancellationToken,
 }
 
 /// Treatment of a symbolic link at the path that is saved.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RootLink {
-    /// Follow it.
+    /// Follow the link.
     #[default]
     Follow,
-    /// Refuse it: others may have put it there.
+    /// Refuse the link, because another user may have created it.
     Refuse,
 }
 
 /// Required state of a name when a save begins.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Expected {
-    /// Whatever it does: the save replaces it.
+    /// Any state: the save replaces the current value.
     #[default]
     Anything,
-    /// Nothing: the name is new.
+    /// Absent: the name is new.
     Nothing,
-    /// The version that the log gave it.
+    /// Unchanged: the name has this version of the log.
     Version(u64),
 }
 
@@ -183,7 +188,7 @@ impl Expected {
     /// Compares with the `version` that `name` has.
     ///
     /// # Errors
-    /// Conflict, if it is another.
+    /// Conflict, if the version differs.
     fn check(self, name: &Name, version: Option<u64>) -> Result<()> {
         match self {
             Self::Nothing if version.is_some() => Err(exists(name)),
@@ -202,9 +207,9 @@ fn moved(name: &Name) -> Error {
 /// Result of a save.
 #[derive(Clone, Debug, Serialize)]
 pub struct SaveReport {
-    /// The name.
+    /// Name.
     pub name: String,
-    /// The manifest's id.
+    /// Id of the manifest.
     pub manifest: String,
     /// Bytes in all files, holes included.
     pub logical_bytes: u64,
@@ -220,25 +225,25 @@ pub struct SaveReport {
     pub files: u64,
     /// Duration in seconds.
     pub seconds: f64,
-    /// Files that were found and not saved: path and reason.
+    /// Files that were found but not saved: path and reason.
     pub skipped: Vec<String>,
-    /// Files that were saved and may not be what they seem: path and reason.
+    /// Files that were saved with a warning: path and reason.
     pub warnings: Vec<String>,
     /// The previous value of the name, if it was replaced.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub replaced: Option<Replaced>,
-    /// Storage of what was read, with reasons, if that was asked for. Files that look unchanged are not read.
+    /// Storage of each tensor with reasons, if requested. Files that look unchanged are not read, so they are not listed.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub explained: Vec<Explained>,
 }
 
 impl Repository {
-    /// Saves `source`, a path or files in memory, under `name`, in place of what the name stood for when the save began.
+    /// Saves `source`, a path or files in memory, under `name`. Replaces the value that the name had when the save began.
     ///
     /// # Errors
-    /// Not found, if there is nothing at the path; usage, if a tree in memory is none; conflict, if the name moved, or exists and
-    /// must not, or a file changed while it was read; exhausted, if the store is full; cancelled, if it was stopped. Nothing of a
-    /// failed save is visible, and what it uploaded is used again.
+    /// Not found, if the path does not exist; usage, for an invalid tree in memory; conflict, if the name changed, or exists
+    /// and must not, or a file changed while it was read; exhausted, if the store is full; cancelled, if it was stopped. A
+    /// failed save is not visible, and its uploads are used by the next one.
     ///
     /// # Cancel safety
     /// Safe: a dropped save leaves at most garbage for the collector. To keep what it uploaded, stop it instead.
@@ -249,22 +254,25 @@ impl Repository {
 
     async fn save_from(&self, source: SaveSource, name: &Name, options: &SaveOptions) -> Result<SaveReport> {
         let begun = std::time::Instant::now();
+        let Bound { options, labels } = &self.bind(name, options).await?;
         let started = coarse_now();
         let (walk, formats) = unless_stopped(&options.stop, self.look(source, options)).await?;
         let state = self.state().await?;
         let before = state.refs.get(name);
         let expected = before.map(|value| value.version);
         options.expected.check(name, expected)?;
-        let parent = self.parent(&state, name, options).await?;
+        let parent = self.parent(&state, name, (options, labels)).await?;
         let derive = AtomicBool::new(true);
-        let saving = Saving { repository: self, name, options, walk, formats, parent, derive, started };
+        let labels = labels.clone();
+        let saving = Saving { repository: self, name, options, labels, walk, formats, parent, derive, started };
         let mut writer = Writer::new(self, &options.progress);
         let mut counts = Counts::default();
         for _ in 0..ATTEMPTS {
             match saving.pass(&mut writer, &mut counts, expected).await {
                 Ok(Some(value)) => {
                     let stored_bytes = writer.stored_bytes();
-                    let replaced = before.filter(|before| before.version != value.version).map(Replaced::of);
+                    let replaced = before.filter(|before| before.version != value.version);
+                    let replaced = replaced.map(|before| Replaced::of(before, &value));
                     let report = saving.report(&value, counts, stored_bytes, begun.elapsed().as_secs_f64());
                     return Ok(SaveReport { replaced, ..report });
                 }
@@ -279,7 +287,7 @@ impl Repository {
             .help("collect less often, or with a longer --grace"))
     }
 
-    /// Finds what there is to save.
+    /// Lists the files to save.
     async fn look(&self, source: SaveSource, options: &SaveOptions) -> Result<(Arc<Walk>, Arc<Formats>)> {
         options.progress.phase("scanning", 0);
         let rules = Rules {
@@ -289,19 +297,25 @@ impl Repository {
             no_ignore_files: options.no_ignore_files,
         };
         let (cut, now) = (options.cut, self.clock().now());
+        let room = self.budget().total() / 2;
         let look = move || {
             let walked = match source {
                 SaveSource::Path(root) => walk(&root, &rules)?,
                 SaveSource::Memory(files) => Walk::in_memory(files, now)?,
             };
-            let formats = Formats::new(&walked, cut);
+            let formats = Formats::new(&walked, cut, room);
             Ok((Arc::new(walked), Arc::new(formats)))
         };
         blocking(look).await
     }
 
-    /// The tree that this one is stored as differences to, or why there is none.
-    async fn parent(&self, state: &State, name: &Name, options: &SaveOptions) -> Result<ParentChoice> {
+    /// Parent of the tree, or the reason why there is none.
+    async fn parent(
+        &self,
+        state: &State,
+        name: &Name,
+        (options, labels): (&SaveOptions, &Labels),
+    ) -> Result<ParentChoice> {
         if options.compression == Compression::Off {
             return Ok(Err(NoParent::Off));
         }
@@ -310,10 +324,14 @@ impl Repository {
             Ok(chosen) => chosen,
             Err(orphan) => return Ok(Err(orphan)),
         };
+        let view = self.label_view(state);
+        if !view.of(name).joined(labels).imply(&view.of(&parent)) {
+            return Ok(Err(NoParent::Stricter));
+        }
         match Parent::open(self, &parent, &value).await {
             Ok(Some(parent)) => Ok(Ok(Arc::new(parent))),
             Ok(None) => Ok(Err(NoParent::Unfit)),
-            Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Damaged) => {
+            Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Damaged | ErrorKind::Denied) => {
                 tracing::warn!("no differences are taken to {parent}: {error:?}");
                 Ok(Err(NoParent::Unfit))
             }
@@ -322,28 +340,30 @@ impl Repository {
     }
 }
 
-/// A manifest, the chunks of that in its order, and where each is.
+/// Manifest, its chunks in order, and the place of each.
 type StoredTree = (Manifest, Vec<ChunkId>, Vec<ChunkPlace>);
-/// The parent of a tree, or why it has none.
+/// Parent of a tree, or the reason why it has none.
 type ParentChoice = std::result::Result<Arc<Parent>, NoParent>;
 
-/// One save under way.
+/// State of a running save.
 struct Saving<'a> {
     repository: &'a Repository,
     name: &'a Name,
     options: &'a SaveOptions,
+    /// Labels that are committed with it.
+    labels: Labels,
     walk: Arc<Walk>,
     formats: Arc<Formats>,
     parent: ParentChoice,
-    /// True if chunks may be derived; cleared once a master turned out not to be stored.
+    /// True if chunks may be stored as derived; cleared when a master chunk turned out to be missing.
     derive: AtomicBool,
     started: Timestamp,
 }
 
 impl Saving<'_> {
-    /// Reads, stores and publishes; `None` if packs or chunks that it relied on are not there.
+    /// Reads, stores and publishes the tree; `None` if packs or chunks that it relied on are gone.
     async fn pass(&self, writer: &mut Writer, counts: &mut Counts, expected: Option<u64>) -> Result<Option<RefValue>> {
-        let mut known = StoredChunks::load(self.repository).await?;
+        let mut known = self.repository.stored_for(self.name).await?;
         let current = known.state().refs.get(self.name).cloned();
         if current.as_ref().map(|value| value.version) != expected {
             return Err(self.moved());
@@ -351,12 +371,15 @@ impl Saving<'_> {
         let intact = self.add_base(&mut known, current.as_ref()).await?;
         let Some((manifest, ids, places)) = self.tree(&mut known, writer, counts).await? else { return Ok(None) };
         let (id, body) = manifest.encode();
-        // If the name stands for exactly this already, in packs that are not condemned, there is nothing to say.
-        let facts = self.options.facts.clone();
+        // Skips the commit if the name already has exactly this value, in packs that are not condemned.
+        let facts = self.facts(current.as_ref().filter(|value| value.manifest == id));
         let same = |value: &RefValue| intact && value.manifest == id && value.facts == facts;
         let unmoved = current.filter(|value| same(value) && writer.is_idle());
         let value = match unmoved {
-            Some(value) => value,
+            Some(value) => {
+                self.repository.add_labels(&labelled_name(self.name), &self.labels).await?;
+                value
+            }
             None => {
                 let behind = self.behind(&places);
                 let (logical_bytes, files) = (manifest.logical_bytes(), manifest.files().count() as u64);
@@ -366,6 +389,7 @@ impl Saving<'_> {
                 let publication = Publication {
                     name,
                     expected,
+                    keep: true,
                     manifest,
                     chunks,
                     places,
@@ -375,6 +399,7 @@ impl Saving<'_> {
                     saved,
                     behind,
                     facts,
+                    labels: self.labels.clone(),
                 };
                 match writer.publish(publication).await? {
                     Published::Done(value) => *value,
@@ -387,25 +412,32 @@ impl Saving<'_> {
         Ok(Some(value))
     }
 
-    /// The name is not what it was when the save began.
+    /// Facts that were given, and those of `same`, the name's value if it is the same tree: they are still true.
+    fn facts(&self, same: Option<&RefValue>) -> StepFacts {
+        let given = self.options.facts.clone();
+        let Some(same) = same else { return given };
+        given.clone().or(&same.facts).unwrap_or(given)
+    }
+
+    /// Error for a name that changed since the save began, or that exists and must not.
     fn moved(&self) -> Error {
         if self.options.expected == Expected::Nothing { exists(self.name) } else { moved(self.name) }
     }
 
-    /// Cache of the tree's earlier state; none for files in memory.
+    /// Stat cache of the tree; none for files in memory.
     fn cache(&self) -> Option<SeenCache> {
         let root = self.walk.root()?;
         Some(SeenCache::new(&self.repository.cache().join("seen"), self.repository.id(), root))
     }
 
-    /// Saves since the key step that chunks at `places` are differences to.
+    /// Number of saves since the key step whose chunks are the bases of those at `places`.
     fn behind(&self, places: &[ChunkPlace]) -> u32 {
         let differs = places.iter().any(|place| place.codec == Codec::Difference);
         self.parent.as_ref().ok().filter(|_| differs).map_or(0, |parent| parent.behind())
     }
 
-    /// Reads and stores the tree, unless it is stopped: its manifest, the chunks of that, and where each is. None if it has to
-    /// be done again.
+    /// Reads and stores the tree, unless it is stopped. Returns its manifest, the chunks and the place of each; None if it must
+    /// be repeated.
     async fn tree(
         &self,
         known: &mut StoredChunks,
@@ -443,7 +475,7 @@ impl Saving<'_> {
         if let Some(places) = places {
             return Ok(Some((manifest, ids, places)));
         }
-        // Masters are read separately: the file may be cut differently, or have changed.
+        // Masters are read separately, so the file may have changed or have other boundaries.
         if self.derive.swap(false, Ordering::Relaxed) {
             writer.close(|_| Ok(Vec::new())).await?;
             return Ok(None);
@@ -451,7 +483,7 @@ impl Saving<'_> {
         Err(Error::other("a chunk that was stored is not known"))
     }
 
-    /// Reads and stores files, and says what became of them.
+    /// Reads and stores files; reports how.
     async fn read(
         &self,
         to_read: Vec<usize>,
@@ -470,8 +502,8 @@ impl Saving<'_> {
         Ok(())
     }
 
-    /// Takes in the trees that this one probably resembles: the name's own and `--base`. A damaged one only costs speed.
-    /// Says whether the name's own lies whole in live packs.
+    /// Loads the trees that this one probably shares chunks with: the name's current value and `--base`. A damaged tree only
+    /// costs time. Returns true if all chunks of the current value are in live packs.
     async fn add_base(&self, known: &mut StoredChunks, current: Option<&RefValue>) -> Result<bool> {
         if let Ok(parent) = &self.parent {
             known.add(&parent.saved);
@@ -495,7 +527,7 @@ impl Saving<'_> {
         }
     }
 
-    /// Fills the stat cache. A save is no worse for not being remembered.
+    /// Writes the stat cache; an error only slows down the next save.
     fn remember(&self, id: ManifestId, body: &[u8]) {
         let Some(cache) = self.cache() else { return };
         let files = files_of(&self.walk).filter_map(|at| self.walk.found.get(at));
@@ -526,7 +558,7 @@ impl Saving<'_> {
     }
 }
 
-/// The files among what was found, by index.
+/// Indexes of the files among the found entries.
 fn files_of(walk: &Walk) -> impl Iterator<Item = usize> {
     walk.found.iter().enumerate().filter(|(_, found)| found.kind == WalkKind::File).map(|(at, _)| at)
 }

@@ -1,8 +1,7 @@
 //! Pace: whether compressing makes a save end sooner. Pure: rates in, choice out.
 //!
-//! A byte that is encoded goes on its way at the encoders' rate, one that is stored raw at the target's. So storing raw ends
-//! sooner where the target takes bytes faster than the encoders take them in, provided that it is the encoders that the
-//! save waits for, and not what it reads. What is measured swings, and encoding leaves the repository smaller: raw must win clearly.
+//! Storing raw is faster if the target accepts bytes faster than the encoders do, provided that the save waits for the encoders
+//! and not for its input. Measurements vary, and encoding makes the repository smaller, so raw must be clearly faster.
 
 use std::time::Duration;
 
@@ -10,18 +9,19 @@ use crate::clock::Timestamp;
 use crate::limits::MIB;
 use crate::repository::Taken;
 
-/// The target must be so many times as fast as the encoders for raw to begin, ...
+/// Minimum ratio of the target's rate to the encoders' to start storing raw ...
 const BEGINS: f64 = 1.5;
-/// ... and for it to go on.
+/// ... and to continue.
 const GOES_ON: f64 = 1.2;
-/// The part of its time that each worker spends encoding, where the encoders are what a save waits for; they also read and hash.
+/// Minimum fraction of its time that each worker spends encoding if the save waits for the encoders; workers also read and
+/// hash.
 const BUSY: f64 = 1.0 / 3.0;
-/// Bytes that a rate is made of, at most: older ones count less and less.
+/// Window of a rate in bytes; older bytes have less and less weight.
 const ENCODED_MAX: f64 = 16.0 * MIB as f64;
 const TAKEN_MAX: f64 = 256.0 * MIB as f64;
-/// Bytes encoded before their rate counts.
+/// Minimum of encoded bytes before their rate counts.
 const ENCODED_MIN: f64 = 4.0 * MIB as f64;
-/// After so many raw bytes in a row the encoders are tried again, with so many: those may have been slow ones.
+/// Raw bytes after which the encoders are measured again, and the bytes of that measurement: earlier ones may have been slow.
 const RAW_RUN: u64 = 256 * MIB;
 const PROBE: u64 = 8 * MIB;
 
@@ -32,25 +32,25 @@ pub(super) enum Choice {
     Raw,
 }
 
-/// Chooses, from what is told of the encoders and of the target.
+/// Chooses between raw and encoded, given measurements of the encoders and of the target.
 #[derive(Debug)]
 pub(super) struct Pace {
     workers: f64,
     encoders: Rate,
-    /// Time from one batch of the encoders to the next, with everything else.
+    /// Time between batches of the encoders, including all other work.
     passed: Duration,
-    /// When the batch before was done, if it was encoded.
+    /// Time when the previous batch was finished, if it was encoded.
     last: Option<Timestamp>,
     target: Rate,
     seen: Taken,
     choice: Choice,
     /// Bytes stored raw in a row.
     run: u64,
-    /// Bytes still to encode to try the encoders again.
+    /// Bytes still to encode in a measurement of the encoders.
     probe: u64,
 }
 
-/// Bytes, and the time that they took.
+/// Bytes and the time that they took.
 #[derive(Clone, Copy, Debug, Default)]
 struct Rate {
     bytes: f64,
@@ -58,7 +58,7 @@ struct Rate {
 }
 
 impl Pace {
-    /// The pace of a save that encodes on so many threads.
+    /// Starts for a save with this many encoder threads.
     pub(super) fn new(workers: usize) -> Self {
         Self {
             workers: workers as f64,
@@ -73,7 +73,7 @@ impl Pace {
         }
     }
 
-    /// A batch is done: so many plain bytes of it were encoded in so much of one worker's time; none, if it is raw.
+    /// Records a batch: its encoded plain bytes and the time of one worker; None for a raw batch.
     pub(super) fn done(&mut self, encoded: Option<(u64, Duration)>, now: Timestamp) {
         let last = std::mem::replace(&mut self.last, encoded.map(|_| now));
         let Some((plain, spent)) = encoded else { return };
@@ -81,7 +81,7 @@ impl Pace {
         self.passed = self.passed.mul_f64(kept) + last.map_or(spent.div_f64(self.workers), |last| now.since(last));
     }
 
-    /// Choice for the next `plain` bytes, after the target took `taken`.
+    /// Chooses for the next `plain` bytes, after the target accepted `taken`.
     pub(super) fn next(&mut self, plain: u64, taken: Taken) -> Choice {
         let (bytes, busy) = (taken.bytes.saturating_sub(self.seen.bytes), taken.busy.saturating_sub(self.seen.busy));
         if bytes > 0 {
@@ -104,7 +104,7 @@ impl Pace {
         if self.target.bytes == 0.0 || self.encoders.bytes < ENCODED_MIN {
             return false;
         }
-        // Of all workers together, as if they did nothing else.
+        // Rate of all workers together, as if they only encoded.
         let over = |times: f64| self.target.per_second() >= times * self.encoders.per_second() * self.workers;
         match self.choice {
             Choice::Raw => over(GOES_ON),
@@ -117,7 +117,7 @@ impl Pace {
 }
 
 impl Rate {
-    /// Adds what was done; if that makes it too much, all counts less: by the factor that is returned.
+    /// Adds a measurement; beyond the window all weights are reduced by the returned factor.
     fn add(&mut self, bytes: u64, time: Duration, most: f64) -> f64 {
         let kept = if self.bytes > most { most / self.bytes } else { 1.0 };
         self.bytes = self.bytes * kept + bytes as f64;

@@ -1,7 +1,7 @@
-//! The parent: an earlier tree with the same tensors, whose chunks this one's may be stored as differences to.
+//! Parent: an earlier tree with the same tensors, whose chunks are bases of differences.
 //!
-//! The base of a difference is never itself a difference: it is the parent's own chunk, or the one that the parent's is a
-//! difference to. So steps reach back to one of them, the key step, and each is read with one hop.
+//! The base of a difference is never a difference itself: it is the parent's chunk, or the base of that. So all steps refer to
+//! one key step and are read with one hop.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -11,11 +11,12 @@ use crate::checkpoint::Dtype;
 use crate::codec::{Codec, Element};
 use crate::error::Result;
 use crate::format::{Content, EntryKind, TensorEntry, TensorPart};
+use crate::name::Name;
 use crate::repository::log::{RefValue, State};
-use crate::repository::{Located, Name, Repository, Run, Saved};
+use crate::repository::{Located, Repository, Run, Saved};
 
-/// The part of their bases that differences between short numbers may take in the parent, if another is to be added: they are
-/// longer in each step.
+/// Maximum size of the parent's differences between short numbers, relative to their bases, for another difference: they grow
+/// with each step.
 const SHORT_FAR: f64 = 0.36;
 
 /// Numbers of 16 bits or less.
@@ -35,7 +36,7 @@ pub(super) struct Parent {
     short: (u64, u64),
 }
 
-/// Properties by which a tensor is the same one in another step, whatever its file is called.
+/// Properties that identify the same tensor in another step, whatever its file is called.
 type TensorKey = (String, String, Vec<u64>, Option<TensorPart>);
 
 /// Start of a tensor of the parent: its entry, and the offset.
@@ -45,26 +46,26 @@ struct TensorStart {
     start: u64,
 }
 
-/// The tensors of one new file that the parent has, by where they start.
+/// Tensors of a new file that the parent has, by their start.
 #[derive(Debug, Default)]
 pub(super) struct Pairs(Vec<(Range<u64>, TensorStart)>);
 
-/// Possible base of a chunk.
+/// Candidate for the base of a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Basis {
     /// This chunk of the parent.
     Chunk(u32),
-    /// The parent has no such tensor, or not cut alike.
+    /// The parent has no such tensor, or has other chunk boundaries in it.
     NoTensor,
-    /// The parent's chunk is derived, or lies where it cannot be relied on.
+    /// The parent's chunk is derived, or is in a pack that cannot be relied on.
     Unusable,
-    /// It did not pay in the parent.
+    /// A difference was too large in the parent.
     NotWorth,
-    /// It could be one, but the parent's own differences got long.
+    /// It is possible, but the parent's own differences are too large.
     Far,
 }
 
-/// Why a tree has no parent.
+/// Reason why a tree has no parent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum NoParent {
     /// No earlier tree.
@@ -75,9 +76,11 @@ pub(super) enum NoParent {
     Off,
     /// The earlier tree has no tensors, or is unreadable.
     Unfit,
+    /// The earlier tree has stricter labels.
+    Stricter,
 }
 
-/// Name that the tree `name` should be stored as differences to: `base`, if it is given, else the step of its run before it.
+/// Name of the parent of the tree `name`: `base` if given, else the previous step of its run.
 pub(super) fn choose(
     state: &State,
     name: &Name,
@@ -101,7 +104,7 @@ pub(super) fn choose(
 }
 
 impl Parent {
-    /// Opens the tree called `name`; none if it has no tensors.
+    /// Opens the tree `name`; None if it has no tensors.
     pub(super) async fn open(repository: &Repository, name: &Name, value: &RefValue) -> Result<Option<Self>> {
         Ok(Self::new(&repository.saved_as(name, value).await?.shared()))
     }
@@ -124,7 +127,7 @@ impl Parent {
         (!parent.tensors.is_empty()).then_some(parent)
     }
 
-    /// Adds up what differences between short numbers take, and their bases.
+    /// Sums up the sizes of differences between short numbers, and of their bases.
     fn count_short(&mut self, content: &Content) {
         let mut tensors = content.tensors.iter().peekable();
         for (chunk, range) in content.placed(&self.saved.manifest.chunks) {
@@ -139,7 +142,7 @@ impl Parent {
         }
     }
 
-    /// Saves since the key step for a tree that has this parent.
+    /// Number of saves since the key step, for a child of this parent.
     pub(super) fn behind(&self) -> u32 {
         self.saved.value.behind.saturating_add(1)
     }
@@ -148,7 +151,7 @@ impl Parent {
     pub(super) fn pair(&self, path: &[u8], tensors: &[TensorEntry]) -> Pairs {
         let pair = |tensor: &TensorEntry| {
             let spots = self.tensors.get(&identity(tensor))?;
-            // One name may stand in several files; the file of the same path, or at least of the same name, is the likeliest.
+            // Several files may have a tensor of this name: prefers the same path, then the same file name.
             let path_of =
                 |spot: &TensorStart| self.saved.manifest.entries.get(spot.entry).map(|entry| entry.path.as_slice());
             let last = |path: &[u8]| path.rsplit(|&byte| byte == b'/').next().map(<[u8]>::to_vec);
@@ -157,14 +160,14 @@ impl Parent {
                 Some(other) if last(other) == last(path) => 1,
                 _ => 0,
             };
-            // The first of those that are alike.
+            // First of equally good candidates.
             let spot = spots.iter().rev().max_by_key(likeness)?;
             Some((tensor.range.clone(), *spot))
         };
         Pairs(tensors.iter().filter(|tensor| !tensor.range.is_empty()).filter_map(pair).collect())
     }
 
-    /// Possible base of a chunk that fills `range` of a file with these `pairs`.
+    /// Candidate for the base of a chunk that fills `range` of a file with these `pairs`.
     pub(super) fn basis(&self, pairs: &Pairs, range: &Range<u64>, number: Option<Element>) -> Basis {
         let Some((chunk, located)) = self.counterpart(pairs, range) else { return Basis::NoTensor };
         match (located.place.codec, located.base) {
@@ -176,7 +179,8 @@ impl Parent {
         }
     }
 
-    /// Short numbers are what is loaded to be used, over and over: reading them is to read little more than them.
+    /// Short numbers are usually the weights, which are loaded often, so reading their bases must not cost
+    /// much more than reading them alone.
     fn short_is_far(&self) -> bool {
         let (differences, bases) = self.short;
         differences as f64 > bases as f64 * SHORT_FAR
@@ -191,7 +195,7 @@ impl Parent {
         long && value.behind > 0 && located.place.pack.session == value.map_key.session
     }
 
-    /// The parent's chunk of the same piece of the same tensor.
+    /// Chunk of the parent with the same range of the same tensor.
     fn counterpart(&self, pairs: &Pairs, range: &Range<u64>) -> Option<(u32, Located)> {
         let after = pairs.0.partition_point(|(tensor, _)| tensor.start <= range.start);
         let (tensor, spot) = pairs.0.get(after.checked_sub(1)?)?;

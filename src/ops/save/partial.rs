@@ -1,4 +1,4 @@
-//! Partial save: stores some files, for an operation that makes a larger tree of them.
+//! Partial save: stores some files for an operation that adds them to a larger tree.
 
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
@@ -7,11 +7,13 @@ use super::store::Counts;
 use super::{SaveOptions, SaveReport, SaveSource, Saving};
 use crate::error::Result;
 use crate::format::Manifest;
+use crate::name::Name;
+use crate::policy::Labels;
 use crate::repository::log::RefValue;
-use crate::repository::{ChunkPlace, Name, Repository, StoredChunks, Writer};
+use crate::repository::{ChunkPlace, Repository, StoredChunks, Writer};
 use crate::tree::coarse_now;
 
-/// Files to store as a save stores them.
+/// Files to store through the save pipeline.
 pub(in crate::ops) struct PartialSave<'a> {
     saving: Saving<'a>,
     counts: Counts,
@@ -28,13 +30,14 @@ impl<'a> PartialSave<'a> {
     ) -> Result<Self> {
         let (begun, started) = (Instant::now(), coarse_now());
         let (walk, formats) = repository.look(source, options).await?;
-        let parent = repository.parent(&*repository.state().await?, name, options).await?;
+        let labels = Labels::default();
+        let parent = repository.parent(&*repository.state().await?, name, (options, &labels)).await?;
         let derive = AtomicBool::new(true);
-        let saving = Saving { repository, name, options, walk, formats, parent, derive, started };
+        let saving = Saving { repository, name, options, labels, walk, formats, parent, derive, started };
         Ok(Self { saving, counts: Counts::default(), begun })
     }
 
-    /// Adds the trees that the files may share chunks with, or be stored as differences to.
+    /// Loads the trees that the files may share chunks with, or use as bases.
     pub(in crate::ops) async fn add_bases(&self, known: &mut StoredChunks) -> Result<()> {
         self.saving.add_base(known, None).await.map(drop)
     }
@@ -48,14 +51,14 @@ impl<'a> PartialSave<'a> {
         Ok(self.saving.tree(known, writer, &mut self.counts).await?.map(|(manifest, ..)| manifest))
     }
 
-    /// Saves since the key step that chunks at `places` are differences to.
+    /// Number of saves since the key step whose chunks are the bases of those at `places`.
     pub(in crate::ops) fn behind(&self, places: &[ChunkPlace]) -> u32 {
         self.saving.behind(places)
     }
 
     /// Report; `value` is the current value of the name.
     pub(in crate::ops) fn report(mut self, value: &RefValue, stored_bytes: u64) -> SaveReport {
-        // Files that an index names and these lack may be in the rest of the tree.
+        // Files that an index names and that are missing here may be in the rest of the tree.
         self.counts.lacking.clear();
         self.saving.report(value, self.counts, stored_bytes, self.begun.elapsed().as_secs_f64())
     }

@@ -1,4 +1,5 @@
-//! Reading a unit: bytes in, named chunks out. Runs on workers; only the cuts by content are settled in order.
+//! Reading of a unit: reads bytes, returns hashed chunks. Runs on workers; only content-defined boundaries are settled in
+//! order.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -7,7 +8,8 @@ use bytes::{Bytes, BytesMut};
 
 use super::CutChoice;
 use super::detect::Formats;
-use super::units::{About, Cuts, FilePart, Unit, about, check_unchanged, open};
+use super::source::{check_unchanged, open};
+use super::units::{About, Cuts, FilePart, Unit, about};
 use crate::budget::Buffer;
 use crate::checkpoint::{Layout, in_memory};
 use crate::chunker::{content, fixed, tensor};
@@ -29,9 +31,9 @@ pub(super) struct ReadPart {
 pub(super) enum PartContent {
     /// Its chunks.
     Chunks(Vec<Named>),
-    /// A window with the places where content says it may be cut.
+    /// Window with candidates for content-defined boundaries.
     Window { first: bool, last: bool, start: u64, bytes: Bytes, candidates: Vec<u32> },
-    /// Bytes between settled cuts, not hashed yet.
+    /// Bytes between settled boundaries, not hashed yet.
     Cut(Vec<(u64, Bytes)>),
 }
 
@@ -45,7 +47,7 @@ pub(super) struct Named {
     pub(super) number: Option<Element>,
 }
 
-/// Reads and, where the cuts can be known, cuts and hashes one unit.
+/// Reads a unit; if its boundaries are known, also splits and hashes it.
 pub(super) fn read(walk: &Walk, formats: &Formats, unit: Unit, mut buffer: Buffer) -> Result<Vec<ReadPart>> {
     let mut at = 0;
     for part in &unit.parts {
@@ -76,7 +78,7 @@ pub(super) fn view(walk: &Walk, formats: &Formats, unit: Unit) -> Result<Vec<Rea
     unit.parts.into_iter().map(view).collect()
 }
 
-/// The file of a part: what the walk found, and the file itself, which a part of a long one brings along.
+/// File of a part: its walk entry, and the open file, which parts of long files carry.
 fn opened<'w>(walk: &'w Walk, part: &FilePart) -> Result<(&'w tree::WalkEntry, Arc<Opened>)> {
     let found = walk.found.get(part.file).ok_or_else(|| Error::other("a part names no file"))?;
     let file = part.open.clone().map_or_else(|| open(walk, found).map(Arc::new), Ok)?;
@@ -85,7 +87,7 @@ fn opened<'w>(walk: &'w Walk, part: &FilePart) -> Result<(&'w tree::WalkEntry, A
 
 fn read_part(walk: &Walk, part: &FilePart, out: &mut [u8]) -> Result<()> {
     let (found, file) = opened(walk, part)?;
-    // A file that shrank reads short, and is found changed just below.
+    // A file that shrank reads short; the check below detects the change.
     let read = file.read_exact_at(out, part.range.start);
     check_unchanged(&file, found)?;
     read.map_err(|source| Error::other("read a file to save").at(super::shown(&found.path)).source(source))
@@ -121,7 +123,7 @@ fn look(formats: &Formats, file: usize, bytes: &Bytes) -> (Option<Layout>, Vec<u
     (layout, ends)
 }
 
-/// Hashes the chunks that end at `ends`, counted in the file; `bytes` starts at `start` of it.
+/// Hashes the chunks that end at `ends` (offsets in the file); `bytes` starts at offset `start`.
 fn name(bytes: &Bytes, start: u64, ends: &[u64], layout: Option<&Layout>) -> Vec<Named> {
     let mut from = start;
     let chunk = |&end: &u64| {
@@ -135,20 +137,20 @@ fn name(bytes: &Bytes, start: u64, ends: &[u64], layout: Option<&Layout>) -> Vec
     ends.iter().map(chunk).collect()
 }
 
-/// Settles the cuts of windows, in the order of the file.
+/// Settles the boundaries of windows, in the order of the file.
 #[derive(Debug, Default)]
 pub(super) struct Settler {
     resolver: content::Resolver,
     /// Start of the stretch in the file.
     origin: u64,
-    /// Bytes before the present window that belong to the chunk being grown.
+    /// Bytes before the current window that belong to the unfinished chunk.
     carried: Bytes,
-    /// The last bytes before the present window: what the rolling hash still remembers.
+    /// Last bytes before the current window, which the rolling hash still covers.
     lookback: Vec<u8>,
 }
 
 impl Settler {
-    /// Takes the next part; a window comes back as the chunks that it settles.
+    /// Adds the next part; a window is replaced by the chunks that it completes.
     pub(super) fn settle(&mut self, part: ReadPart) -> ReadPart {
         let ReadPart { file, about, found } = part;
         let PartContent::Window { first, last, start, bytes, candidates } = found else {
@@ -169,7 +171,7 @@ impl Settler {
         ReadPart { file, about, found: PartContent::Cut(cut) }
     }
 
-    /// A window was searched as if nothing came before it: its first bytes are searched again, with what did.
+    /// Windows are searched without their predecessor, so the start is searched again with it.
     fn with_lookback(&self, bytes: &Bytes, mut candidates: Vec<u32>) -> Vec<u32> {
         if self.lookback.is_empty() {
             return candidates;
@@ -182,7 +184,7 @@ impl Settler {
         again
     }
 
-    /// The chunks that end at `cuts` (counted from the stretch's start); what is left is carried over.
+    /// Completes the chunks that end at `cuts` (offsets in the stretch); the rest is carried over.
     fn divide(&mut self, start: u64, bytes: &Bytes, cuts: &[u64]) -> Vec<(u64, Bytes)> {
         let mut chunks = Vec::with_capacity(cuts.len());
         let mut from = 0;
@@ -207,7 +209,7 @@ fn joined(a: &Bytes, b: &Bytes) -> Bytes {
     both.freeze()
 }
 
-/// Hashes what was cut.
+/// Hashes chunks between settled boundaries.
 pub(super) fn hash(part: ReadPart) -> (usize, Option<About>, Vec<Named>) {
     let named = match part.found {
         PartContent::Chunks(named) => named,

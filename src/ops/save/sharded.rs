@@ -1,15 +1,15 @@
-//! Sharded checkpoints: does what was saved hold what their indexes say?
+//! Sharded checkpoints: checks that the saved tree has the tensors that their indexes name.
 
 use std::collections::{BTreeSet, HashSet};
 
-use super::units::{check_unchanged, open};
+use super::source::{check_unchanged, open};
 use crate::checkpoint::sharded::{INDEX_LEN_MAX, INDEX_NAME, Index, parse};
 use crate::error::Result;
 use crate::format::{EntryKind, Manifest};
 use crate::ops::shown;
 use crate::tree::{Walk, WalkEntry};
 
-/// The index that was found, if it is one. Blocks.
+/// Parses a found file if it is an index. Blocking.
 ///
 /// # Errors
 /// It cannot be read, or changed meanwhile.
@@ -24,7 +24,7 @@ pub(super) fn read(walk: &Walk, found: &WalkEntry) -> Result<Option<Index>> {
     Ok(if whole { parse(&bytes).ok() } else { None })
 }
 
-/// Files that `indexes` name and the tree lacks, a line for each.
+/// Warnings about files that `indexes` name and the tree lacks, one per file.
 pub(super) fn lacking(walk: &Walk, indexes: &[(usize, Index)], manifest: &Manifest) -> Vec<String> {
     let found = indexes.iter().filter_map(|(at, index)| Some((walk.found.get(*at)?, index)));
     found.flat_map(|(found, index)| compare(found, index, manifest)).collect()

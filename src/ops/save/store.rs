@@ -1,4 +1,4 @@
-//! The pipeline of a save: units to workers, chunks to the writer, all of it bounded.
+//! Pipeline of a save: units to workers, chunks to the writer, with bounded queues.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -28,7 +28,7 @@ use crate::repository::{Repository, StoredChunks, Writer};
 use crate::tree::{Walk, WalkEntry};
 use crate::work::blocking;
 
-/// Bytes read and hashed in one go, at most: few enough to be hashed while they are in the processor's cache.
+/// Limit of bytes that are read and hashed at once: they should fit in the processor's cache.
 const WINDOW_MAX: u64 = 2 * MIB;
 
 /// Counts of new chunks.
@@ -36,7 +36,7 @@ const WINDOW_MAX: u64 = 2 * MIB;
 pub(super) struct Counts {
     pub(super) new_bytes: u64,
     pub(super) new_chunks: u64,
-    /// Explanation of each tensor, if that is asked for.
+    /// Explanation of each tensor, if requested.
     pub(super) explanation: Option<Explanation>,
     pub(super) explained: Vec<Explained>,
     /// Files that indexes of sharded checkpoints name and the tree lacks.
@@ -45,10 +45,10 @@ pub(super) struct Counts {
 
 /// The chunks of one unit, by file.
 type Hashed = Vec<(usize, Option<About>, Vec<Named>)>;
-/// Chunks ready for the writer, and whether to keep their buffer.
+/// Chunks for the writer, and whether to keep their buffer.
 type Ready = (Batch, bool);
 
-/// Reads the files `to_read` and stores what is not known; every chunk is told to `assembly` in order.
+/// Reads the files `to_read` and stores unknown chunks; `assembly` receives every chunk in order.
 pub(super) async fn store(
     saving: &Saving<'_>,
     to_read: Vec<usize>,
@@ -70,7 +70,7 @@ pub(super) async fn store(
     let mut encoding = FuturesOrdered::new();
     let mut reading = true;
     loop {
-        // Encoding holds buffers that reading may wait for: always drive both.
+        // Reading may wait for buffers that encoding holds, so both are always polled.
         tokio::select! {
             biased;
             Some(ready) = encoding.next() => {
@@ -97,7 +97,7 @@ pub(super) async fn store(
     Ok(())
 }
 
-/// Looks at what there is to save before any of it is read.
+/// Parses the files before any of them is read.
 async fn begin(saving: &Saving<'_>, to_read: &[usize], depth: usize) -> Result<Encoding> {
     let (walk, formats, to_read) = (Arc::clone(&saving.walk), Arc::clone(&saving.formats), to_read.to_vec());
     let compression = saving.options.compression;
@@ -105,7 +105,7 @@ async fn begin(saving: &Saving<'_>, to_read: &[usize], depth: usize) -> Result<E
     let contents = blocking(move || Contents::look(&walk, &formats, &to_read, derive)).await?;
     let parent = saving.parent.as_ref().ok().cloned();
     let budget = match &parent {
-        // A base and the chunk that needs it, for each that is encoded at once.
+        // Memory for each concurrent encoding: a base, and the chunk that needs it.
         Some(_) => {
             let whole = saving.repository.budget();
             let room = (depth as u64 + 1) * 2 * WINDOW_MAX;
@@ -127,7 +127,7 @@ fn workers() -> usize {
     std::thread::available_parallelism().map_or(2, usize::from)
 }
 
-/// Starts reading; what comes out is in the order of the files.
+/// Starts reading; the output keeps the order of the files.
 fn start(
     saving: &Saving<'_>,
     to_read: Vec<usize>,
@@ -183,7 +183,7 @@ async fn read_unit(
     blocking(move || read(&walk, &formats, unit, buffer)).await
 }
 
-/// Chunks that nobody has, with the bytes of the buffer that they are slices of.
+/// Chunks that are not in the repository, with the buffer that holds their bytes.
 struct Fresh {
     chunks: Vec<New>,
     read_bytes: u64,
@@ -195,18 +195,18 @@ impl Fresh {
     }
 }
 
-/// Tells new chunks from known ones, and what they may be differences to.
+/// Separates new chunks from known ones, and finds their possible bases.
 struct Sifting<'a> {
     saving: &'a Saving<'a>,
     parent: Option<Arc<Parent>>,
     /// Chunks on their way to the writer.
     pending: HashSet<ChunkId>,
-    /// The file at hand, and its tensors' places in the parent.
+    /// Current file, and the places of its tensors in the parent.
     pairs: (usize, Pairs),
 }
 
 impl Sifting<'_> {
-    /// Tells the assembly of every chunk; keeps those that are new.
+    /// Passes every chunk to the assembly; returns the new ones.
     async fn sift(
         &mut self,
         hashed: Hashed,
@@ -232,7 +232,7 @@ impl Sifting<'_> {
                     let basis = self.basis(file, &chunk, known);
                     fresh.chunks.push(New { chunk, file, basis });
                 } else if let Some(explanation) = &mut counts.explanation {
-                    explanation.here(assembly, (file, chunk.start, len));
+                    explanation.here(assembly, file, chunk.start, len);
                 }
             }
         }
@@ -246,7 +246,7 @@ impl Sifting<'_> {
         self.parent.as_ref().zip(found).map(pair).unwrap_or_default()
     }
 
-    /// Possible bases of a chunk: only chunks in packs that can be relied on.
+    /// Possible base of a chunk; only chunks in live packs qualify.
     fn basis(&self, file: usize, chunk: &Named, known: &StoredChunks) -> Basis {
         let (of, pairs) = &self.pairs;
         let Some(parent) = self.parent.as_ref().filter(|_| *of == file) else { return Basis::NoTensor };

@@ -1,4 +1,4 @@
-//! Files that need not be read: the stat cache knows them, and all their chunks are still here.
+//! Files that need not be read: they match the stat cache, and all their chunks are still in the repository.
 
 use std::collections::HashSet;
 
@@ -11,7 +11,7 @@ use crate::id::ChunkId;
 use crate::repository::StoredChunks;
 use crate::tree::{Seen, SeenCache, Walk, WalkEntry};
 
-/// The earlier save's record, with the chunks of it that are here.
+/// Record of the earlier save, with the chunks of it that are still in the repository.
 pub(super) struct Unchanged {
     seen: Seen,
     manifest: Manifest,
@@ -19,7 +19,7 @@ pub(super) struct Unchanged {
 }
 
 impl Unchanged {
-    /// The tree's record in the cache; none if there is none.
+    /// Record of the tree in the stat cache; None if there is none.
     pub(super) async fn load(
         cache: &SeenCache,
         walk: &Walk,
@@ -38,7 +38,7 @@ impl Unchanged {
         Ok(Some(Self { seen, manifest, here }))
     }
 
-    /// Tells the assembly of the files that need no reading; returns the others.
+    /// Adds unchanged files to the assembly; returns the others.
     pub(super) fn take(&self, walk: &Walk, formats: &Formats, assembly: &mut Assembly) -> Vec<usize> {
         files_of(walk).filter(|&at| !self.take_one(walk, formats, at, assembly).unwrap_or(false)).collect()
     }
@@ -61,8 +61,8 @@ impl Unchanged {
     }
 }
 
-/// The earlier content of the file found at `at`, if the file is the same by all that can be told without reading it; and
-/// so is the file that says what it holds, if there is or was one.
+/// Earlier content of the file at `at`, if its metadata is unchanged, and that of the file that describes it, if there is or
+/// was one.
 fn matching<'m>(
     walk: &Walk,
     formats: &Formats,

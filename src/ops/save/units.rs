@@ -1,30 +1,31 @@
-//! Into units of work: pieces of files that one worker reads, cuts and hashes on its own.
+//! Units of work: pieces of files that one worker reads, splits and hashes independently.
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use super::CutChoice;
-use super::contents::{Contents, SMALL};
+use super::contents::Contents;
 use super::detect::Formats;
+use super::source::{SMALL, open};
 use crate::checkpoint::{Layout, Tensor};
 use crate::chunker::{Cut, fixed, tensor};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::Result;
 use crate::format::{TensorEntry, TensorPart};
-use crate::tree::{Opened, Walk, WalkEntry};
+use crate::tree::{Opened, Walk};
 
 /// Files in one unit, at most.
 const BATCH: usize = 512;
 
-/// Work of one worker in one go.
+/// Unit of work for one worker.
 #[derive(Debug, Default)]
 pub(super) struct Unit {
-    /// Its parts, each with a place of its own in the unit's buffer.
+    /// Parts, each with its own range of the unit's buffer.
     pub(super) parts: Vec<FilePart>,
     /// Bytes of all parts.
     pub(super) len: usize,
 }
 
-/// A stretch of one file.
+/// Range of one file.
 #[derive(Debug)]
 pub(super) struct FilePart {
     /// Index of the file.
@@ -33,7 +34,7 @@ pub(super) struct FilePart {
     pub(super) open: Option<Arc<Opened>>,
     /// Range of the file.
     pub(super) range: Range<u64>,
-    /// Cuts.
+    /// Chunk boundaries.
     pub(super) cuts: Cuts,
     /// The tensors of a long file.
     pub(super) layout: Option<Arc<Layout>>,
@@ -41,18 +42,18 @@ pub(super) struct FilePart {
     pub(super) about: Option<About>,
 }
 
-/// Cuts of a part.
+/// Chunk boundaries of a part.
 #[derive(Debug)]
 pub(super) enum Cuts {
-    /// At these offsets in the file; the last is the part's end.
+    /// At these offsets in the file; the last one is the part's end.
     Known(Vec<u64>),
-    /// The part is a whole file: look at it.
+    /// Unknown: the part is a whole file that must be parsed first.
     Look,
-    /// By content; the part is a window of a longer stretch, whose first or last it may be.
+    /// Content-defined: the part is a window of a longer stretch.
     Window {
-        /// Nothing of the stretch comes before.
+        /// True for the first window of the stretch.
         first: bool,
-        /// Nothing of the stretch comes after.
+        /// True for the last window of the stretch.
         last: bool,
     },
 }
@@ -66,7 +67,7 @@ pub(super) struct About {
     pub(super) tensors: Vec<TensorEntry>,
 }
 
-/// Makes units of the files `to_read`, in order, each of about `window` bytes; stops early if `send` says so.
+/// Divides the files `to_read`, in order, into units of about `window` bytes; stops if `send` returns false.
 pub(super) fn make_units(
     walk: &Walk,
     to_read: &[usize],
@@ -98,7 +99,7 @@ pub(super) fn make_units(
     Ok(())
 }
 
-/// The units of one long file; false if nobody takes them any more.
+/// Divides one long file into units; false if the receiver is gone.
 fn long_file(
     walk: &Walk,
     file: usize,
@@ -131,7 +132,7 @@ fn long_file(
         }
     }
     if let Some(about) = about {
-        // Nothing but a hole: the file is described all the same.
+        // The file is only a hole, but its description is still needed.
         let mut unit = Unit::default();
         let (open, cuts) = (Some(open), Cuts::Known(Vec::new()));
         unit.add(FilePart { file, open, range: size..size, cuts, layout: None, about: Some(about) });
@@ -201,26 +202,4 @@ fn windows(stretch: Range<u64>, window: u64) -> impl Iterator<Item = (Range<u64>
         at = range.end;
         (!range.is_empty()).then_some((range, Cuts::Window { first, last }))
     })
-}
-
-/// Opens a file that was found, if it is still the one.
-pub(super) fn open(walk: &Walk, found: &WalkEntry) -> Result<Opened> {
-    walk.open(found).map_err(|error| match error.kind() {
-        ErrorKind::NotFound | ErrorKind::Conflict => changed(found).source(error),
-        _ => error,
-    })
-}
-
-/// Still as it was found? What was read before this answer was of one piece.
-pub(super) fn check_unchanged(file: &Opened, found: &WalkEntry) -> Result<()> {
-    let still = file
-        .is_still(&found.stat)
-        .map_err(|source| Error::other("look at a file again").at(super::shown(&found.path)).source(source))?;
-    if still { Ok(()) } else { Err(changed(found)) }
-}
-
-fn changed(found: &WalkEntry) -> Error {
-    Error::conflict("file changed while the tree was being saved")
-        .at(super::shown(&found.path))
-        .help("save again when its writer is done, or leave it out with --exclude")
 }

@@ -1,8 +1,8 @@
-//! Sync: manifest -> what the destination lacks -> read as stored -> verify -> pack -> put -> commit.
+//! Sync: manifest -> chunks that the destination lacks -> read frames -> verify -> pack -> put -> commit.
 //!
-//! Frames travel as they are stored, but each is decoded and checked before it may enter a pack of the destination.
-//! Names are published one by one, the oldest first, so that an interrupted sync leaves a prefix; what was moved is found
-//! again by ordinary deduplication.
+//! Frames are copied in their encoded form, but each is decoded and verified before it is written to a pack of the destination.
+//! Names are published one by one, the oldest first, so that an interrupted sync leaves a prefix; normal deduplication finds
+//! chunks that were moved already.
 
 mod view;
 
@@ -15,36 +15,38 @@ use tokio_util::sync::CancellationToken;
 use self::view::View;
 use super::stopping::{unless_stopped, wind_up};
 use crate::error::{Error, ErrorKind, Result};
+use crate::name::Name;
+use crate::policy::Labels;
 use crate::progress::Progress;
 use crate::repository::log::{RefValue, Refusal, State};
 use crate::repository::{
-    Gaps, Name, PackRead, Publication, Published, Repository, Saved, Stored, StoredChunks, Writer, longest_read, plan,
+    Gaps, PackRead, Publication, Published, Repository, Saved, Stored, StoredChunks, Writer, longest_read, plan,
     read_pack,
 };
 
-/// Times that one name is tried again because packs went away, on either side.
+/// Maximum retries of one name because packs were deleted on either side.
 const ATTEMPTS: usize = 5;
-/// Chunks remembered from one name to the next: some 128 MiB at most.
+/// Maximum number of chunks remembered between names: about 128 MiB.
 const KNOWN_MAX: usize = 1 << 19;
 
 /// Options of a sync.
 #[derive(Clone, Debug, Default)]
 pub struct SyncOptions {
-    /// Only find out what would be moved: nothing is written.
+    /// Only report what would be moved: nothing is written.
     pub dry_run: bool,
     /// Progress counters.
     pub progress: Progress,
-    /// Cancel it to stop: what was stored by then is recorded within seconds, and used by the next sync.
+    /// Cancels the sync: stored data is recorded within seconds, and used by the next sync.
     pub stop: CancellationToken,
 }
 
-/// Result of a sync, or of its rehearsal.
+/// Result of a sync or dry run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct SyncReport {
-    /// Nothing was written: these are the figures of a sync that is yet to come.
+    /// True for a dry run: the numbers are those of a later sync.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub dry_run: bool,
-    /// Names that the destination now has as the source has them.
+    /// Names that are now equal in both repositories.
     pub names: u64,
     /// Stored bytes of the chunks that the destination lacked.
     pub moved_bytes: u64,
@@ -54,7 +56,7 @@ pub struct SyncReport {
     pub chunks: u64,
     /// Chunks that the destination lacked.
     pub new_chunks: u64,
-    /// In a dry run, each name that the destination lacks or has otherwise.
+    /// In a dry run, each name that the destination lacks, or has with another value.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub planned: Vec<PlannedName>,
     /// Duration in seconds.
@@ -68,21 +70,21 @@ pub struct PlannedName {
     pub name: Name,
     /// Bytes in all files.
     pub bytes: u64,
-    /// Stored bytes of the chunks that would move for it, after those that move for names before it.
+    /// Stored bytes of the chunks that would move for it, without those of earlier names.
     pub moved_bytes: u64,
-    /// The destination has something else under this name.
+    /// True if the destination has another tree under this name.
     pub replaces: bool,
 }
 
-/// Gives the repository `to` what `from` has under the names and prefixes `what`, or under all names; only chunks that
-/// `to` lacks move. A name that `to` has already is replaced, if it still is what it was when the sync began.
+/// Copies the names and prefixes `what`, or all names, from `from` to the repository `to`; only chunks that `to` lacks move.
+/// Names that exist in `to` are replaced, if they have not changed since the start of the sync.
 ///
 /// # Errors
 /// Usage, if both are the same repository; not found, if nothing is under one of `what`; conflict, if a name of the
-/// destination moved meanwhile; damaged, naming pack and chunk, if the source is: no damaged byte is passed on.
+/// destination changed meanwhile; damaged, with pack and chunk, if the source is: no damaged byte is copied.
 ///
 /// # Cancel safety
-/// Safe: names are there whole or as they were, and the next sync uses what was uploaded.
+/// Safe: names are complete or unchanged, and the next sync uses uploaded data.
 #[tracing::instrument(skip_all, fields(from = %from.id(), to = %to.id()))]
 pub async fn sync(from: &Repository, to: &Repository, what: &[Name], options: &SyncOptions) -> Result<SyncReport> {
     let begun = std::time::Instant::now();
@@ -92,7 +94,7 @@ pub async fn sync(from: &Repository, to: &Repository, what: &[Name], options: &S
     options.progress.phase("comparing", 0);
     let look = async {
         let source = from.state().await?;
-        Ok((choose(&source, what)?, source, to.state().await?, StoredChunks::load(to).await?))
+        Ok((choose(&source, what)?, source, to.state().await?, stored(to).await?))
     };
     let (names, source, began, known) = unless_stopped(&options.stop, look).await?;
     let sizes = names.iter().filter_map(|name| source.refs.get(name)).map(|value| value.logical_bytes);
@@ -117,6 +119,13 @@ pub async fn sync(from: &Repository, to: &Repository, what: &[Name], options: &S
     Ok(SyncReport { seconds: begun.elapsed().as_secs_f64(), ..syncing.report })
 }
 
+/// Chunks of the destination. Where some names have labels, chunks stored as differences do not count: a base may be a stricter
+/// name's.
+async fn stored(to: &Repository) -> Result<StoredChunks> {
+    let known = StoredChunks::load(to).await?;
+    Ok(if known.state().labels.is_empty() { known } else { known.without_differences() })
+}
+
 /// The names to sync, in the order in which they were set.
 fn choose(state: &State, what: &[Name]) -> Result<Vec<Name>> {
     let missing = what.iter().find(|&selector| !state.refs.keys().any(|name| name.is_under(selector)));
@@ -131,18 +140,18 @@ fn choose(state: &State, what: &[Name]) -> Result<Vec<Name>> {
     Ok(chosen.into_iter().map(|(_, name)| name).collect())
 }
 
-/// One sync under way.
+/// One sync in progress.
 struct Syncing<'a> {
     from: &'a Repository,
     to: &'a Repository,
     what: &'a [Name],
     options: &'a SyncOptions,
-    /// The destination as it was when the sync began.
+    /// State of the destination at the start of the sync.
     began: Arc<State>,
     known: StoredChunks,
     writer: Writer,
     report: SyncReport,
-    /// Plain bytes of the present name that progress was told of.
+    /// Plain bytes of the current name that are counted in the progress.
     reported: u64,
 }
 
@@ -150,24 +159,26 @@ struct Syncing<'a> {
 enum Step {
     /// The destination has it.
     Done,
-    /// Packs that it relied on in the destination went away.
+    /// Packs of the destination that it relied on were deleted.
     Lost,
-    /// An object of the source went away.
+    /// An object of the source was deleted.
     Gone(Error),
 }
 
 impl Syncing<'_> {
     async fn name(&mut self, name: &Name) -> Result<()> {
-        // A dry run remembers there what would have moved.
+        // A dry run records there which chunks would have moved.
         if self.known.near() > KNOWN_MAX && !self.options.dry_run {
-            self.known = StoredChunks::load(self.to).await?;
+            self.known = stored(self.to).await?;
         }
         let mut failed: Option<RefValue> = None;
         for _ in 0..ATTEMPTS {
-            let Some(value) = self.from.state().await?.refs.get(name).cloned() else { return self.vanished(name) };
+            let state = self.from.state().await?;
+            let Some(value) = state.refs.get(name).cloned() else { return self.vanished(name) };
+            self.to.take_labels((self.from, &state), name, self.options.dry_run).await?;
             match self.attempt(name, &value).await? {
                 Step::Done => return Ok(()),
-                Step::Lost => self.known = StoredChunks::load(self.to).await?,
+                Step::Lost => self.known = stored(self.to).await?,
                 // Collected or repacked between two readings: the name tells where its content is now.
                 Step::Gone(_) if failed.as_ref() != Some(&value) => failed = Some(value),
                 Step::Gone(error) => {
@@ -181,7 +192,7 @@ impl Syncing<'_> {
         Err(Error::conflict("packs are collected faster than they can be synced").at(name).help("try again"))
     }
 
-    /// A name that was only matched by a prefix may go; one that was asked for is missed.
+    /// Handles a removed name: an error if it was requested itself, not if it only matched a prefix.
     fn vanished(&self, name: &Name) -> Result<()> {
         if self.what.contains(name) {
             return Err(Error::not_found("name was removed from the source during this sync").at(name));
@@ -215,6 +226,7 @@ impl Syncing<'_> {
         let publication = Publication {
             name,
             expected: self.began.version(name),
+            keep: true,
             manifest: (value.manifest, body.to_vec()),
             chunks: ids,
             places: &places,
@@ -224,6 +236,7 @@ impl Syncing<'_> {
             saved: value.saved,
             behind: value.behind,
             facts: value.facts.clone(),
+            labels: Labels::default(),
         };
         match self.writer.publish(publication).await? {
             Published::Done(_) => {
@@ -235,8 +248,8 @@ impl Syncing<'_> {
         }
     }
 
-    /// Moves what the destination lacks of a tree, or only counts it. The stored bytes that are there already, or the error
-    /// if an object of the source went away.
+    /// Copies the missing chunks of a tree, or only counts them. Returns the stored bytes that exist already, or the error if an
+    /// object of the source was deleted.
     async fn bring(&mut self, saved: &Arc<Saved>) -> Result<Result<u64>> {
         let found = self.known.locate(&saved.manifest.chunks.ids).await?;
         let view = Arc::new(View::new(saved, &found, &mut self.known).await?);
@@ -255,7 +268,7 @@ impl Syncing<'_> {
         Ok(Ok(skipped.map(|(frame, _)| u64::from(frame.stored_len)).sum()))
     }
 
-    /// Counts what would move of a tree, and takes it for there from now on.
+    /// Counts the chunks of a tree that would move, which then count as present.
     fn count(&mut self, saved: &Saved, view: &View) -> Result<()> {
         let before = self.report.moved_bytes;
         for &chunk in &view.lacking {
@@ -280,8 +293,8 @@ impl Syncing<'_> {
         Step::Done
     }
 
-    /// Takes in what the destination has under `name`. The stored bytes of it, if that is the very tree with the very
-    /// facts, whole in live packs.
+    /// Adds the chunks of the destination's value of `name`. Returns its stored bytes, if tree and facts are equal and all chunks
+    /// are in live packs.
     async fn standing(&mut self, name: &Name, value: &RefValue) -> Result<Option<u64>> {
         let Some(there) = self.began.refs.get(name) else { return Ok(None) };
         let saved = match self.to.saved_as(name, there).await {
@@ -299,7 +312,7 @@ impl Syncing<'_> {
         Ok((live && same).then_some(stored))
     }
 
-    /// Moves the chunks that `reads` bring; the error, if one of their packs is gone.
+    /// Copies the chunks of `reads`; returns the error if one of their packs was deleted.
     async fn pull(&mut self, view: &Arc<View>, reads: Vec<PackRead>) -> Result<Option<Error>> {
         let (repositories, budget) = ([self.from, self.to], self.to.budget());
         let stored = stream::iter(reads).map(|read| {
@@ -307,7 +320,7 @@ impl Syncing<'_> {
             let take = move |read: &PackRead, buffer| Stored::take(|chunk| view.locate(chunk), read, buffer);
             read_pack(&repositories, budget, read, take)
         });
-        // In order, so that what was packed side by side stays so.
+        // In order, so that chunks that were packed together stay together.
         let mut stored = std::pin::pin!(stored.buffered(self.from.parallelism()));
         while let Some(read) = stored.next().await {
             let stored = match read {

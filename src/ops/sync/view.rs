@@ -1,4 +1,4 @@
-//! The chunks of a tree to move, and bases to decode them from: those that the destination has are read there.
+//! Chunks of a tree to move, and their bases, which are read from the destination if it has them.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -10,16 +10,15 @@ use crate::repository::{ChunkPlace, Located, Saved, StoredChunks};
 /// Index of the destination among the repositories that are read; the source is the first.
 const DESTINATION: usize = 1;
 
-/// A tree of the source, seen with what the destination has.
+/// A tree of the source, combined with chunks of the destination.
 #[derive(Debug)]
 pub(super) struct View {
     saved: Arc<Saved>,
-    /// Chunks that move, by number: those of the manifest that the destination lacks, and of their bases those that it
-    /// lacks too.
+    /// Chunks to move, by number: those of the manifest that the destination lacks, and those of their bases that it lacks.
     pub(super) lacking: BTreeSet<u32>,
     /// Bases in the destination; their numbers follow those of the source.
     here: Vec<Located>,
-    /// Chunks of the source that stand in.
+    /// Chunks of the source that replace others.
     instead: HashMap<u32, u32>,
 }
 
@@ -43,7 +42,7 @@ impl View {
         while !needing.is_empty() {
             let needed = needing.iter().map(|&chunk| saved.locate(chunk)).collect::<Result<Vec<Located>>>()?;
             let bases: BTreeSet<ChunkId> = needed.iter().filter_map(|needed| needed.place.base).collect();
-            // It is what `known` takes in that counts.
+            // Only the effect on `known` matters.
             known.locate(&bases.into_iter().collect::<Vec<_>>()).await?;
             needing.clear();
             for needed in needed {
@@ -61,7 +60,7 @@ impl View {
         Ok(view)
     }
 
-    /// Gives a number to a chunk of the destination, and to what it is decoded from.
+    /// Assigns a number to a chunk of the destination, and to its bases.
     fn add(&mut self, id: ChunkId, place: ChunkPlace, known: &StoredChunks) -> u32 {
         let base = known.base(&place).map(|(id, place)| self.add(id, place, known));
         self.here.push(Located { id, place, base, repository: DESTINATION });
@@ -83,7 +82,7 @@ impl View {
         Ok(Located { base, ..located })
     }
 
-    /// Chunk of the destination that is read in place of the chunk numbered `base`, if it is a base of one at `place` there too.
+    /// Chunk of the destination to read instead of chunk number `base`, if it is also the base of the chunk at `place` there.
     fn here(&self, base: u32, place: &ChunkPlace) -> Option<u32> {
         let number = *self.instead.get(&base)?;
         let here = self.here.get(number.checked_sub(self.saved.located_chunks())? as usize)?;

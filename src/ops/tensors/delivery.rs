@@ -1,4 +1,4 @@
-//! Carrying out a reading: fetch -> decode + verify -> place, into destinations that the caller gives.
+//! Execution of a reading: fetch -> decode + verify -> place, into destinations of the caller.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
@@ -12,34 +12,35 @@ use crate::progress::Progress;
 use crate::repository::{Fill, Gaps, PackRead, Repository, Saved, Sink, SourceBytes, fetch, longest_read, plan};
 use crate::work::blocking;
 
-/// Runs shorter than this are gathered where they follow each other in what was asked for, such as those of a column.
+/// Runs shorter than this are buffered if they are adjacent in the target, such as those of a column.
 const SHORT: usize = 4 << 10;
-/// Bytes gathered, at most.
+/// Maximum bytes in the buffer.
 const GATHERED: usize = 256 << 10;
 /// Zeros placed at a time.
 static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
-/// Damaged tensors that an error names.
+/// Maximum number of damaged tensors in an error message.
 const NAMED: usize = 8;
 
-/// Target of the bytes of tensors. Any function of these arguments is one.
+/// Target for the bytes of tensors. Every function of these arguments is one.
 pub trait TensorSink: Send + Sync {
-    /// Takes verified `bytes` of the tensor `tensor` (a number of [`TensorReading::tensors`]), to stand from byte `offset`
-    /// of its box on. Called from many threads at once, in any order; the same bytes may come twice. It must not wait for
-    /// whoever drops the reading: that waits for it.
+    /// Takes verified `bytes` of the tensor `tensor` (a number of [`TensorReading::tensors`]) for byte `offset` of its box.
+    /// Called from many threads, in any order; the same bytes may come twice. It must not wait for the thread that drops the
+    /// reading, which waits for this call.
     fn place(&self, tensor: usize, offset: u64, bytes: &[u8]) -> Result<()>;
 
-    /// Lends the `len` bytes of the tensor from byte `offset` on to `fill`, which writes verified bytes there; false if it
-    /// would rather be given them. What stands there while `fill` runs, and after an error of its, may be anything: who lends
-    /// gives no bytes out before the reading is over. On the same terms as [`TensorSink::place`].
+    /// Passes the memory for the `len` bytes of the tensor from byte `offset` on to `fill`, which writes verified bytes there.
+    /// Returns false to get them by [`TensorSink::place`] instead. While `fill` runs, and after an error, the memory has
+    /// arbitrary bytes, so it must not be used before the reading has ended. Called under the same conditions as
+    /// [`TensorSink::place`].
     ///
     /// # Errors
-    /// As `fill`; or its own.
+    /// As `fill`; or errors of the sink.
     fn fill(&self, tensor: usize, offset: u64, len: usize, fill: Fill<'_>) -> Result<bool> {
         let _ = (tensor, offset, len, fill);
         Ok(false)
     }
 
-    /// True if all bytes are zeros until they are placed: then holes of saved files cost nothing, however long they claim to be.
+    /// True if all bytes are zeros until they are placed: holes of saved files are then skipped, at no cost for any length.
     fn is_zeroed(&self) -> bool {
         false
     }
@@ -58,18 +59,17 @@ pub struct TensorsRead {
     pub fetched_bytes: u64,
     /// The same, by where they came from.
     pub sources: SourceBytes,
-    /// Chunks that hold what was wanted; each was fetched once.
+    /// Chunks with requested bytes; each was fetched once.
     pub chunks: u64,
-    /// Bytes that were wanted.
+    /// Requested bytes.
     pub bytes: u64,
 }
 
 impl Repository {
-    /// Reads what was chosen into `sink`, which gets every byte of every box of `reading`.
+    /// Reads all boxes of `reading` into `sink`.
     ///
-    /// # Errors
-    /// Damaged, naming the tensors that are hit, if stored bytes are not as written: the others have been placed by then;
-    /// conflict or not found, if the name was replaced and its old content collected meanwhile; what `sink` returns.
+    /// # Errors Damaged, with the affected tensors, if stored bytes are damaged; all others are placed first. Conflict or not
+    /// found, if the name was replaced and its old content collected meanwhile. Errors of `sink`.
     ///
     /// # Cancel safety
     /// Safe: once this returns or is dropped, `sink` is not called any more.
@@ -101,7 +101,7 @@ impl Repository {
         })
     }
 
-    /// The stored bytes that reading `reading` would fetch.
+    /// Stored bytes that `reading` would fetch.
     pub(super) fn plan_tensors(&self, reading: &TensorReading) -> Result<u64> {
         let (saved, longest) = (&reading.saved, longest_read(self, self.budget()));
         let reads = plan(|chunk| saved.locate(chunk), reading.chunks().iter().copied(), longest, Gaps::Spare)?;
@@ -128,7 +128,7 @@ impl Repository {
         Err(Error::conflict("packs are repacked faster than they can be read").at(name).help("try again"))
     }
 
-    /// Something is damaged: places what is not, and tells which tensors are hit. Fine if none is after all.
+    /// After damage: places the undamaged chunks, and returns an error with the affected tensors, if there are any.
     async fn deliver_one_by_one(
         &self,
         delivery: &Arc<Delivery>,
@@ -162,13 +162,13 @@ impl Repository {
     }
 }
 
-/// A reading under way.
+/// A reading in progress.
 struct Delivery {
     reading: Arc<TensorReading>,
     sink: Arc<dyn TensorSink>,
-    /// For each chunk of the reading, how far it is.
+    /// Progress of each chunk of the reading.
     progress: Vec<Placing>,
-    /// Whether the sink may be called; held for reading meanwhile.
+    /// True while the sink may be called; read-locked during a call.
     open: RwLock<bool>,
 }
 
@@ -186,7 +186,7 @@ impl Delivery {
         chunks.iter().copied().filter(|&chunk| !self.placing(chunk).is_some_and(Placing::is_over)).collect()
     }
 
-    /// Target of a whole chunk of `len` bytes, if that is one stretch of one tensor.
+    /// Target of a complete chunk of `len` bytes, if that is one contiguous range of one tensor.
     fn stretch(&self, chunk: u32, len: usize) -> Option<(usize, u64)> {
         let [one] = self.reading.uses(chunk) else { return None };
         let segment = self.reading.segment(one.segment)?;
@@ -195,7 +195,7 @@ impl Delivery {
         (run.source == whole).then_some((segment.tensor, run.target))
     }
 
-    /// Hands on what a segment needs of `bytes`, which stand at `at` in its file.
+    /// Passes on the part of `bytes`, at `at` in the file, that a segment needs.
     fn hand_on(&self, segment: &Segment, at: u64, bytes: &[u8]) -> Result<()> {
         let (mut gathered, mut begins) = (Vec::new(), 0);
         for Run { source, target } in segment.runs.within(at..at.saturating_add(bytes.len() as u64)) {
@@ -218,7 +218,7 @@ impl Delivery {
         if gathered.is_empty() { Ok(()) } else { self.sink.place(segment.tensor, begins, &gathered) }
     }
 
-    /// Fills in zeros for holes of files.
+    /// Places zeros for holes of files.
     fn place_zeros(&self) -> Result<()> {
         if self.sink.is_zeroed() {
             return Ok(());
@@ -241,9 +241,9 @@ impl Delivery {
     }
 }
 
-/// A chunk comes once, whoever brings it: it may be read twice at once, where an earlier try goes on for a moment.
+/// Each chunk is placed once, although it may be read twice at the same time, while an earlier try still runs.
 impl Sink for Delivery {
-    /// Hands on what is needed of a chunk.
+    /// Passes on the needed parts of a chunk.
     fn take(&self, index: u32, chunk: Chunk<'_>) -> Result<()> {
         let open = self.open.read().unwrap_or_else(PoisonError::into_inner);
         let Some(claim) = self.placing(index).filter(|_| *open).and_then(Placing::claim) else { return Ok(()) };
@@ -281,24 +281,24 @@ impl Placing {
         self.0.load(Ordering::Acquire) == OVER
     }
 
-    /// The right to place it, once nobody else has it; none if it is placed.
+    /// Waits for the right to place the chunk; none if it is placed already.
     fn claim(&self) -> Option<Claim<'_>> {
         loop {
             match self.0.compare_exchange(TO_DO, CLAIMED, Ordering::AcqRel, Ordering::Acquire) {
                 Ok(_) => return Some(Claim(self)),
                 Err(OVER) => return None,
-                // Decoding a chunk takes a millisecond, and waits for nobody.
+                // The holder decodes a chunk, which takes a millisecond and never blocks.
                 Err(_) => std::thread::yield_now(),
             }
         }
     }
 }
 
-/// The right to place a chunk, given back if it was not.
+/// The right to place a chunk, released on drop if it was not placed.
 struct Claim<'a>(&'a Placing);
 
 impl Claim<'_> {
-    /// The chunk is where it belongs.
+    /// Marks the chunk as placed.
     fn end(self) {
         self.0.0.store(OVER, Ordering::Release);
     }
@@ -310,7 +310,7 @@ impl Drop for Claim<'_> {
     }
 }
 
-/// Ends the calls of the sink: work on other threads may outlive a reading that failed or was dropped.
+/// Ends calls of the sink on drop, because work on other threads may outlive a reading that failed or was dropped.
 struct Closing<'a>(&'a Delivery);
 
 impl Drop for Closing<'_> {

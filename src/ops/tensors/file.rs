@@ -16,12 +16,13 @@ use super::reading::{TensorReading, WantedTensor};
 use super::selector::TensorSelector;
 use crate::checkpoint::header::{NewFile, NewTensor, lay_out};
 use crate::error::{Error, Result};
+use crate::name::Name;
 use crate::progress::Progress;
-use crate::repository::{Name, Repository, SourceBytes};
+use crate::repository::{Repository, SourceBytes};
 use crate::tree::{Durability, Staged, Target};
 use crate::work::blocking;
 
-/// File name where only the folder is named.
+/// File name if the destination is a folder.
 pub const TENSORS_FILE: &str = "tensors.safetensors";
 /// Permission bits of the file.
 const MODE: u32 = 0o644;
@@ -29,24 +30,27 @@ const MODE: u32 = 0o644;
 /// Options of a restore of tensors.
 #[derive(Clone, Debug, Default)]
 pub struct RestoreTensorsOptions {
-    /// Replace the file if it is there.
+    /// Replace an existing file.
     pub overwrite: bool,
-    /// Only find out what would be done: nothing is written.
+    /// Only report what would be done: nothing is written.
     pub dry_run: bool,
     /// Progress counters.
     pub progress: Progress,
 }
 
-/// Result of a restore of tensors, or of its rehearsal.
+/// Result of a restore of tensors, or of a dry run.
 #[derive(Clone, Debug, Serialize)]
 pub struct RestoreTensorsReport {
-    /// Nothing was done: these are the figures of a restore that is yet to come.
+    /// True for a dry run: the numbers are those of a later restore.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub dry_run: bool,
     /// The name.
     pub name: String,
     /// The file that was written.
     pub file: String,
+    /// True if another file was replaced.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub replaced: bool,
     /// Tensors in it.
     pub tensors: u64,
     /// Bytes of the tensors.
@@ -55,22 +59,22 @@ pub struct RestoreTensorsReport {
     pub fetched_bytes: u64,
     /// The same, by where they came from.
     pub sources: SourceBytes,
-    /// Chunks that they came in.
+    /// Chunks that were read.
     pub chunks: u64,
     /// Duration in seconds.
     pub seconds: f64,
 }
 
 impl Repository {
-    /// Writes what `selectors` select in the tree `name`, or below the path `below` of it, into one safetensors file:
-    /// [`TENSORS_FILE`] in the folder `dest`, or `dest` itself where that ends in `.safetensors` and is no folder.
+    /// Writes the tensors that `selectors` select in the tree `name`, or below its path `below`, to one safetensors file:
+    /// [`TENSORS_FILE`] in the folder `dest`, or `dest` itself if that ends in `.safetensors` and is no folder.
     ///
     /// # Errors
     /// As [`Repository::choose_tensors`] and [`Repository::read_tensors`]; usage, if two tensors of one name are selected;
     /// unsupported, if safetensors lacks the type of one; conflict, if the file is there.
     ///
     /// # Cancel safety
-    /// Safe: the file is there whole or not at all.
+    /// Safe: the file is complete or absent.
     #[tracing::instrument(skip_all)]
     pub async fn restore_tensors(
         &self,
@@ -89,6 +93,7 @@ impl Repository {
             dry_run: options.dry_run,
             name: name.to_string(),
             file: path.display().to_string(),
+            replaced: false,
             tensors: reading.tensors().len() as u64,
             bytes: reading.bytes(),
             fetched_bytes: 0,
@@ -97,21 +102,27 @@ impl Repository {
             seconds: 0.0,
         };
         if options.dry_run {
-            if path.symlink_metadata().is_ok() && !options.overwrite {
+            let replaced = path.symlink_metadata().is_ok();
+            if replaced && !options.overwrite {
                 return Err(in_the_way(&path));
             }
             let fetched_bytes = self.plan_tensors(&reading)?;
-            return Ok(RestoreTensorsReport { fetched_bytes, seconds: begun.elapsed().as_secs_f64(), ..report });
+            return Ok(RestoreTensorsReport {
+                replaced,
+                fetched_bytes,
+                seconds: begun.elapsed().as_secs_f64(),
+                ..report
+            });
         }
         let (overwrite, NewFile { header, starts, len }) = (options.overwrite, laid);
         let begun_at = path.clone();
-        let (staged, written) = blocking(move || begin(&begun_at, &header, len, overwrite)).await?;
-        let sink = Arc::new(FileSink { file: written, starts, path: path.clone() });
+        let Begun { staged, file, replaced } = blocking(move || begin(&begun_at, &header, len, overwrite)).await?;
+        let sink = Arc::new(FileSink { file, starts, path: path.clone() });
         let read = self.read_tensors(&reading, sink, &options.progress).await?;
         let now = self.clock().now();
         blocking(move || staged.finish(MODE, now)).await?;
         let (fetched_bytes, sources, seconds) = (read.fetched_bytes, read.sources, begun.elapsed().as_secs_f64());
-        Ok(RestoreTensorsReport { fetched_bytes, sources, seconds, ..report })
+        Ok(RestoreTensorsReport { replaced, fetched_bytes, sources, seconds, ..report })
     }
 }
 
@@ -137,7 +148,7 @@ fn laid_out(reading: &TensorReading) -> Result<NewFile> {
     lay_out(&new.collect::<Vec<_>>(), &BTreeMap::new())
 }
 
-/// The path of the file that `dest` stands for.
+/// Path of the file for `dest`.
 fn path_of(dest: &Path) -> PathBuf {
     let is_file = dest.extension().is_some_and(|extension| extension == "safetensors") && !dest.is_dir();
     let is_file = is_file && !dest.as_os_str().as_bytes().ends_with(b"/");
@@ -150,20 +161,29 @@ fn in_the_way(path: &Path) -> Error {
         .help("--overwrite replaces it; or name another folder")
 }
 
+/// A file that is being written.
+struct Begun {
+    staged: Staged,
+    file: File,
+    /// True if it replaces an existing file.
+    replaced: bool,
+}
+
 /// Begins the file, with its header.
-fn begin(path: &Path, header: &[u8], len: u64, overwrite: bool) -> Result<(Staged, File)> {
+fn begin(path: &Path, header: &[u8], len: u64, overwrite: bool) -> Result<Begun> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let file = path.file_name().map(OsStr::as_bytes).unwrap_or_default();
     let target = Target::open(folder, Durability::Process)?;
     target.sweep()?;
-    if target.kind_of(file)?.is_some() && !overwrite {
+    let replaced = target.kind_of(file)?.is_some();
+    if replaced && !overwrite {
         return Err(in_the_way(path));
     }
     let staged = target.stage(file, len)?;
     let failed = |source| Error::io("cannot write a file", path, source);
     staged.file().write_all_at(header, 0).map_err(failed)?;
-    let written = staged.file().try_clone().map_err(failed)?;
-    Ok((staged, written))
+    let file = staged.file().try_clone().map_err(failed)?;
+    Ok(Begun { staged, file, replaced })
 }
 
 /// Writes tensors to their places in a file.
@@ -180,7 +200,7 @@ impl TensorSink for FileSink {
         written.map_err(|source| Error::io("cannot write a file", &self.path, source))
     }
 
-    // The file is new, and has its length from the beginning.
+    // The file is new, and has its final length from the start.
     fn is_zeroed(&self) -> bool {
         true
     }

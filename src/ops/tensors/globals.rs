@@ -1,4 +1,4 @@
-//! Which tensors a tree holds: whole ones, and those that parts in the files of one folder make up.
+//! Tensors of a tree: complete ones, and those in parts in several files of a folder.
 
 use std::collections::HashMap;
 
@@ -6,19 +6,19 @@ use crate::checkpoint::Dtype;
 use crate::checkpoint::boxes::TensorBox;
 use crate::format::{Manifest, TensorEntry};
 
-/// A tensor, wherever its bytes lie.
+/// A tensor, in one file or in parts.
 #[derive(Debug)]
 pub(super) struct Global<'m> {
-    /// The file that holds it, or the folder of the files that hold its parts.
+    /// File, or the folder of the files with its parts.
     pub(super) path: &'m [u8],
     pub(super) name: &'m str,
     pub(super) dtype: Dtype,
-    /// Of all of it.
+    /// Shape of the whole tensor.
     pub(super) shape: &'m [u64],
     pub(super) parts: Vec<Held<'m>>,
 }
 
-/// A part, or the whole, and the file that holds it.
+/// A part, or the whole tensor, and its file.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Held<'m> {
     /// Entry of the manifest.
@@ -27,7 +27,7 @@ pub(super) struct Held<'m> {
 }
 
 impl Global<'_> {
-    /// Bytes in all of it; of an unknown type those that are there.
+    /// Bytes of the whole tensor; for an unknown type, those of the existing parts.
     pub(super) fn bytes(&self) -> u64 {
         let there = || self.parts.iter().map(|part| part.tensor.range.end - part.tensor.range.start).sum();
         self.dtype.tensor_len(self.shape).unwrap_or_else(there)
@@ -35,7 +35,7 @@ impl Global<'_> {
 }
 
 impl Held<'_> {
-    /// Its place in the whole tensor.
+    /// Place in the whole tensor.
     pub(super) fn place(&self) -> TensorBox {
         match &self.tensor.part {
             Some(part) => TensorBox { offsets: part.offsets.clone(), shape: self.tensor.shape.clone() },
@@ -47,8 +47,8 @@ impl Held<'_> {
 /// Properties that parts of one tensor share: folder, name, type, whole shape.
 type Key<'m> = (&'m [u8], &'m str, &'m str, &'m [u64]);
 
-/// All tensors, in the order of files and of where they lie in them. Parts are of one tensor if name, type and whole shape
-/// are the same and their files lie in one folder; parts that overlap are taken to be copies of each other.
+/// All tensors, in the order of files and of their places. Parts belong to one tensor if name, type and whole shape are equal,
+/// and their files are in one folder. Overlapping parts count as copies of each other.
 pub(super) fn globals(manifest: &Manifest) -> Vec<Global<'_>> {
     let mut found: Vec<Global<'_>> = Vec::new();
     let mut parted: HashMap<Key<'_>, usize> = HashMap::new();

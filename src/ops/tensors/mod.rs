@@ -1,5 +1,5 @@
-//! Tensors of a saved tree: listing them, and reading just the chunks that hold what is asked for, into buffers of the
-//! caller's ([`Repository::read_tensors`]) or into one file ([`Repository::restore_tensors`]).
+//! Tensors of a saved tree: lists them, and reads only the chunks needed for requested boxes, into buffers of the caller
+//! ([`Repository::read_tensors`]) or to a file ([`Repository::restore_tensors`]).
 
 mod delivery;
 mod file;
@@ -20,28 +20,29 @@ use self::globals::{Global, globals};
 use self::selector::Index;
 use super::shown;
 use crate::error::Result;
-use crate::repository::{Name, Repository};
+use crate::name::Name;
+use crate::repository::Repository;
 
-/// A tensor of a saved tree; one that lies in parts in several files is one tensor.
+/// A tensor of a saved tree; all parts in several files are one tensor.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct TensorListed {
-    /// Its name.
+    /// Name.
     pub name: String,
-    /// Its element type, as safetensors spells it.
+    /// Element type, as safetensors spells it.
     pub dtype: String,
-    /// Its shape.
+    /// Shape.
     pub shape: Vec<u64>,
-    /// Its bytes.
+    /// Bytes.
     pub bytes: u64,
-    /// In how many parts it lies; 1 if it is in one piece.
+    /// Number of parts; 1 for a tensor in one file.
     pub parts: u64,
-    /// The file that holds it, or the folder of the files that hold its parts; bytes that are not UTF-8 are replaced.
+    /// File, or the folder of the files with its parts; bytes that are not UTF-8 are replaced.
     pub path: String,
 }
 
 impl Repository {
-    /// The tensors of the tree `name` that any of `selectors` selects, or all without one; in the order of files and of where
-    /// they lie in them.
+    /// Tensors of the tree `name` that any of `selectors` selects (without selectors: all), in the order of files and of their
+    /// places.
     ///
     /// # Errors
     /// Not found, if there is no such name, or a selector selects nothing.

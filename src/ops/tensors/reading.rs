@@ -1,4 +1,4 @@
-//! A choice of tensors made into a plan: which chunks are needed, and where the bytes of each go.
+//! Plan for reading selected tensors: the chunks needed, and the targets of their bytes.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
@@ -12,8 +12,9 @@ use crate::checkpoint::boxes::{Runs, TensorBox, cover};
 use crate::error::{Error, Result};
 use crate::format::EntryKind;
 use crate::limits::MIB;
+use crate::name::Name;
 use crate::ops::shown;
-use crate::repository::{Name, Repository, Saved};
+use crate::repository::{Repository, Saved};
 
 /// Result of [`Repository::choose_tensors`].
 #[derive(Debug)]
@@ -31,7 +32,7 @@ pub struct TensorReading {
     _kept: Retained,
 }
 
-/// Bytes of a segment's file that are zeros: the segment, and where they are.
+/// Zeros in a segment's file: the segment, and the byte range.
 type Zeros = (usize, Range<u64>);
 
 /// A tensor, or a box of one, that will be read; its bytes are the elements of the box in row-major order.
@@ -39,9 +40,9 @@ type Zeros = (usize, Range<u64>);
 pub struct WantedTensor {
     /// The tensor's name.
     pub name: String,
-    /// The file that holds it, or the folder of the files that hold its parts; bytes that are not UTF-8 are replaced.
+    /// File, or the folder of the files with its parts; bytes that are not UTF-8 are replaced.
     pub path: String,
-    /// Its element type.
+    /// Element type.
     pub dtype: Dtype,
     /// Elements of the whole tensor along each dimension.
     pub whole: Vec<u64>,
@@ -53,16 +54,16 @@ pub struct WantedTensor {
     pub bytes: u64,
 }
 
-/// Contribution of one part to one wanted tensor.
+/// Bytes of one part for one requested tensor.
 #[derive(Debug)]
 pub(super) struct Segment {
-    /// To which tensor.
+    /// Number of the tensor.
     pub(super) tensor: usize,
     /// Bytes of the part's file, with their targets.
     pub(super) runs: Runs,
 }
 
-/// A chunk that holds some of a segment.
+/// A chunk with bytes of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Use {
     pub(super) chunk: u32,
@@ -72,13 +73,12 @@ pub(super) struct Use {
 }
 
 impl Repository {
-    /// Finds what `selectors` select in the tree `name`, or below the path `below` of it, and which chunks hold it. Tensors
-    /// come in the order of the selectors, then of files; one that is selected twice as the same box comes once.
+    /// Finds the tensors that `selectors` select in the tree `name`, or below its path `below`, and their chunks. Tensors are in
+    /// the order of the selectors, then of files; the same box of a tensor is included only once.
     ///
-    /// # Errors
-    /// Not found, if there is no such name, a selector selects nothing, or no part holds some of a tensor; usage, if a box
-    /// does not lie in a tensor; unsupported, if a box is asked for of elements that do not fill whole bytes; exhausted, if the
-    /// list of the chunks of all tensors takes more than half of the memory budget.
+    /// # Errors Not found, if there is no such name, a selector selects nothing, or a part of a tensor is missing; usage, if a
+    /// box is outside of its tensor; unsupported, for a box of elements that are not whole bytes; exhausted, if the list of the
+    /// chunks of all tensors needs more than half of the memory budget.
     ///
     /// # Cancel safety
     /// Safe: it only reads.
@@ -94,7 +94,7 @@ impl Repository {
 }
 
 impl TensorReading {
-    /// Tensors that will be read, in order: the numbers that a sink is given.
+    /// Tensors to read, in order; their indexes are the numbers that a sink gets.
     #[must_use]
     pub fn tensors(&self) -> &[WantedTensor] {
         &self.tensors
@@ -170,8 +170,8 @@ impl TensorReading {
     }
 }
 
-/// Memory that the lists of a reading may take. A manifest may put any number of tensors over the same chunks, so it is
-/// counted before it is taken.
+/// Memory for the lists of a reading. A manifest may have any number of tensors over the same chunks, so memory is counted before
+/// it is allocated.
 #[derive(Clone, Copy)]
 struct Room {
     taken: u64,
@@ -196,7 +196,7 @@ const USE: usize = size_of::<Use>() + size_of::<u32>() + size_of::<(usize, u32)>
 /// Bytes for a segment with its number below its file, and for each dimension of it.
 const SEGMENT: (usize, usize) = (size_of::<Segment>() + size_of::<usize>(), 3 * size_of::<u64>());
 
-/// A reading in the making.
+/// Builder of a reading.
 struct Draft<'m> {
     saved: &'m Arc<Saved>,
     tensors: Vec<WantedTensor>,
@@ -206,7 +206,7 @@ struct Draft<'m> {
     room: Room,
 }
 
-/// Something that a segment needs.
+/// Bytes that a segment needs: from a chunk, or zeros.
 enum Need {
     Chunk(Use),
     Zeros(Zeros),
@@ -242,7 +242,7 @@ impl Draft<'_> {
         Ok(())
     }
 
-    /// Finds the chunks of every segment: first how many there are, then which.
+    /// Finds the chunks of every segment: first counts them, then lists them.
     fn finish(self, budget: &Budget) -> Result<TensorReading> {
         let (mut room, mut counts) = (self.room, (0, 0));
         self.each_need(|need| match need {
@@ -272,7 +272,7 @@ impl Draft<'_> {
         Ok(TensorReading { saved: Arc::clone(saved), tensors, segments, uses, chunks, zeros, _kept: kept })
     }
 
-    /// Calls `take` with what every segment needs, one file after the other.
+    /// Calls `take` with the needs of every segment, one file after the other.
     fn each_need(&self, mut take: impl FnMut(Need) -> Result<()>) -> Result<()> {
         let manifest = &self.saved.manifest;
         for (&entry, held) in &self.by_file {
@@ -304,7 +304,7 @@ impl Draft<'_> {
     }
 }
 
-/// A manifest may say anything; offsets are computed from lengths that are as they should be.
+/// Checks lengths in a manifest, which is untrusted, before offsets are computed from them.
 fn check_lengths(global: &Global<'_>) -> Result<()> {
     if global.dtype.bits().is_none() {
         return Ok(());
@@ -319,7 +319,7 @@ fn check_lengths(global: &Global<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Bytes of entries that make up the box `wanted`.
+/// Byte ranges of entries that form the box `wanted`.
 fn pieces(global: &Global<'_>, wanted: &TensorBox, element: u64) -> Result<Vec<(usize, Runs)>> {
     let places: Vec<TensorBox> = global.parts.iter().map(Held::place).collect();
     let covered = cover(wanted, &places).map_err(|why| {
@@ -334,7 +334,7 @@ fn pieces(global: &Global<'_>, wanted: &TensorBox, element: u64) -> Result<Vec<(
     Ok(covered.into_iter().filter_map(piece).collect())
 }
 
-/// The bytes of a tensor whose elements cannot be told apart: all of them, in one piece.
+/// Bytes of a tensor whose elements are not whole bytes: all of them, as one range.
 fn unbroken(global: &Global<'_>, wanted: &TensorBox) -> Result<(usize, Runs)> {
     let whole = TensorBox::whole(global.shape);
     let part = global.parts.iter().find(|part| *wanted == whole && part.place() == whole);

@@ -1,4 +1,4 @@
-//! Which tensors are asked for, and what of them: `[PATH:]GLOB[BOX]`.
+//! Selectors of tensors and boxes: `[PATH:]GLOB[BOX]`.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -7,15 +7,15 @@ use std::str::FromStr;
 use super::globals::Global;
 use crate::checkpoint::boxes::{Shard, Slices, TensorBox};
 use crate::error::{Error, Result};
+use crate::name::Name;
 use crate::pattern::Pattern;
-use crate::repository::Name;
 
-/// A choice of tensors by name, and of the box of each that is wanted. As text `[PATH:]GLOB[BOX]`, such as
+/// A selection of tensors by name, with an optional box of each. As text `[PATH:]GLOB[BOX]`, such as
 /// `layers.*.weight[0:128, :]` or `model-0*.safetensors:lm_head.weight`:
 ///
 /// - GLOB is a name, or a [pattern](crate::pattern); a `*` stands for dots, too.
-/// - PATH, up to the first colon, is a file or folder, or a pattern of one. Tensors in parts lie at the folder of the parts' files.
-/// - BOX is a bracket at the end that holds a colon: [`Slices`].
+/// - PATH, up to the first colon, is a file or folder, or a pattern of one; for a tensor in parts, the folder of the files.
+/// - BOX is a bracket at the end that contains a colon: [`Slices`].
 #[derive(Clone, Debug)]
 pub struct TensorSelector {
     name: Pattern,
@@ -25,7 +25,7 @@ pub struct TensorSelector {
 }
 
 impl TensorSelector {
-    /// The tensors whose name is, or matches, `glob`, whole.
+    /// Selects whole tensors whose name is, or matches, `glob`.
     ///
     /// # Errors
     /// Usage, if that is no pattern.
@@ -33,19 +33,19 @@ impl TensorSelector {
         Ok(Self { name: Pattern::new(glob)?, path: None, slices: Slices::default(), shard: None })
     }
 
-    /// The tensors called exactly `name`, whole.
+    /// Selects whole tensors with exactly this `name`.
     #[must_use]
     pub fn named(name: &str) -> Self {
         Self { name: Pattern::exact(name), path: None, slices: Slices::default(), shard: None }
     }
 
-    /// Only those in, or below, exactly this file or folder.
+    /// Restricts the selection to exactly this file, or to this folder and its content.
     #[must_use]
     pub fn at_path(self, path: &str) -> Self {
         Self { path: Some(Pattern::exact(if path == "." { "" } else { path })), ..self }
     }
 
-    /// Only those in files, or below folders, whose path is, or matches, `glob`.
+    /// Restricts the selection to files or folders whose path is, or matches, `glob`.
     ///
     /// # Errors
     /// Usage, if that is no pattern.
@@ -54,28 +54,28 @@ impl TensorSelector {
         Ok(self)
     }
 
-    /// Only this box of each.
+    /// Selects only this box of each.
     #[must_use]
     pub fn slices(self, slices: Slices) -> Self {
         Self { slices, ..self }
     }
 
-    /// Only this part of each, or of the box of each.
+    /// Selects only this shard of each, or of the box of each.
     #[must_use]
     pub fn shard(self, shard: Shard) -> Self {
         Self { shard: Some(shard), ..self }
     }
 
-    /// Whether it asks for whole tensors.
+    /// True if it selects whole tensors.
     #[must_use]
     pub fn is_whole(&self) -> bool {
         self.slices == Slices::default() && self.shard.is_none()
     }
 
-    /// The box that it wants of a tensor of `shape`.
+    /// Box that it selects in a tensor of `shape`.
     ///
     /// # Errors
-    /// Usage, if the box does not lie in the tensor.
+    /// Usage, if the box is outside of the tensor.
     pub(super) fn box_of(&self, shape: &[u64]) -> Result<TensorBox> {
         let found = self.slices.within(shape)?;
         Ok(match &self.shard {
@@ -84,7 +84,7 @@ impl TensorSelector {
         })
     }
 
-    /// Whether the file or folder `path`, or a folder above it, is what it says.
+    /// True if the file or folder `path`, or a folder above it, matches.
     fn takes_path(&self, path: &[u8]) -> bool {
         self.path.as_ref().is_none_or(|pattern| pattern.takes_path(path))
     }
@@ -123,12 +123,12 @@ impl fmt::Display for TensorSelector {
     }
 }
 
-/// Tensors by name, made when a name without a pattern is first asked for.
+/// Index of tensors by name, built at the first lookup without a pattern.
 #[derive(Debug, Default)]
 pub(super) struct Index<'m>(Option<HashMap<&'m str, Vec<usize>>>);
 
 impl<'m> Index<'m> {
-    /// The numbers of the tensors that `selector` selects in the tree `name`, of those at or below the path `below`.
+    /// Numbers of the tensors that `selector` selects in the tree `name`, at or below the path `below`.
     ///
     /// # Errors
     /// Not found, if there are none.

@@ -1,4 +1,4 @@
-//! Which tensors a text selects, and which files' tensors are one.
+//! Tests of selectors, and of tensors in parts.
 
 use proptest::prelude::*;
 

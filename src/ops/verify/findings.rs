@@ -6,18 +6,18 @@ use super::hits::Hits;
 use super::{Damage, Verifying};
 use crate::error::{Error, ErrorKind, Result};
 use crate::id::{ManifestKey, MapKey, PackId, SegmentId};
-use crate::repository::Name;
+use crate::name::Name;
 use crate::repository::log::RefValue;
 
 /// Subject of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Subject {
-    /// The log, or what says that this is a repository.
+    /// The log, or the description of the repository.
     Log {
-        /// Nothing can be read because of it.
+        /// True if nothing can be read because of it.
         all: bool,
     },
-    /// An index segment: it hits whoever saves, not what is saved.
+    /// An index segment: it affects new saves, not saved data.
     Segment(SegmentId),
     /// A manifest.
     Manifest(ManifestKey),
@@ -27,7 +27,7 @@ pub(super) enum Subject {
     Pack(PackId),
     /// One chunk of a pack.
     Chunk(PackId, u32),
-    /// A pack that is sound but not indexed.
+    /// A pack that is intact but not indexed.
     Unindexed(PackId),
 }
 
@@ -39,7 +39,7 @@ pub(super) struct Finding {
     error: Error,
 }
 
-/// All of them.
+/// All findings.
 #[derive(Debug, Default)]
 pub(super) struct Findings(Vec<Finding>);
 
@@ -52,7 +52,7 @@ impl Findings {
         self.0.iter().map(|finding| finding.subject)
     }
 
-    /// Packs that are not as they were written: what a later version may have written is not among them.
+    /// Damaged packs, without those that a later version may have written.
     pub(super) fn damaged_packs(&self) -> BTreeSet<PackId> {
         let certain = self.0.iter().filter(|finding| finding.error.kind() != ErrorKind::Unsupported);
         let pack = |finding: &Finding| match finding.subject {
@@ -64,7 +64,7 @@ impl Findings {
 }
 
 impl Verifying<'_> {
-    /// Drops what is explained by what others did meanwhile; tells the rest.
+    /// Drops findings that are explained by changes of other processes meanwhile; returns the rest.
     pub(super) async fn settle(&mut self) -> Result<Vec<Damage>> {
         if self.findings.0.is_empty() {
             return Ok(Vec::new());
@@ -77,7 +77,7 @@ impl Verifying<'_> {
             let maps = users.get(pack);
             maps.is_some_and(|maps| names.values().any(|value| maps.contains(&value.map_key)))
         };
-        // A purge that is forgotten leaves no trace: whoever used nothing of the pack then cannot tell.
+        // A purge whose record was dropped leaves no trace.
         let target = |pack: &PackId| now.is_target(pack) && now.forgotten == self.state.forgotten;
         self.findings.0.retain(|finding| match finding.subject {
             Subject::Log { .. } => true,
@@ -90,7 +90,7 @@ impl Verifying<'_> {
         Ok(self.damage(&hits))
     }
 
-    /// The findings, each with the names that it hits.
+    /// Findings, each with the affected names.
     pub(super) fn damage(&self, hits: &Hits) -> Vec<Damage> {
         let damages = self.findings.0.iter().map(|finding| {
             let hit: Vec<(&Name, &RefValue)> = self.hit_by(finding.subject, hits).collect();

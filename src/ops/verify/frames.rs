@@ -1,4 +1,4 @@
-//! Every byte of the packs: frames decode to their chunks, and between them there is nothing.
+//! Check of every byte of the packs: frames must decode to their chunks, and bytes between them must be zero.
 
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
@@ -20,7 +20,7 @@ use crate::repository::{
 
 /// Footers read ahead of the frames.
 const AHEAD: usize = 4;
-/// Bytes that a base counts for in what is read at once, beside its own: a request of its own, or what lies before it.
+/// Extra bytes that a base counts for in a read: its own request, or a gap before it.
 const APART: u64 = 256 * KIB;
 
 /// Fault in a pack: of a chunk, or of bytes between chunks.
@@ -28,16 +28,16 @@ type Wrong = (Option<u32>, Error);
 /// Places of bases.
 type Bases = HashMap<ChunkId, ChunkPlace>;
 
-/// A stretch of a pack to look at, with what its chunks are decoded from.
+/// A range of a pack to check, with the bases of its chunks.
 #[derive(Clone, Debug)]
 struct Tile {
     /// Bytes of the pack.
     stretch: Range<u64>,
-    /// The stretch comes first; where a base lies next to it, that part is longer.
+    /// Read of the tile. Its range comes first; a base next to it extends that part.
     read: PackRead,
-    /// The chunks that it brings, by their numbers in it.
+    /// Chunks in the read, by their numbers in it.
     chunks: Vec<Located>,
-    /// The pack's chunks that lie in the stretch.
+    /// Chunks of the pack in the range.
     ordinals: Range<u32>,
 }
 
@@ -83,7 +83,7 @@ impl Verifying<'_> {
         Ok(())
     }
 
-    /// Places of the chunks that others in `packs` are decoded from.
+    /// Places of the bases of chunks in `packs`.
     async fn bases(&self, packs: &[PackRef]) -> Result<Bases> {
         let mut needed = HashSet::new();
         let mut bases = Bases::new();
@@ -95,7 +95,7 @@ impl Verifying<'_> {
             while let Some((pack, footer)) = footers.next().await {
                 let footer = match footer {
                     Ok(footer) => footer,
-                    // It is told where the frames are looked at.
+                    // Reported later, by the check of the frames.
                     Err(error) if is_damage(&error) => continue,
                     Err(error) => return Err(error),
                 };
@@ -131,8 +131,8 @@ impl Verifying<'_> {
     }
 }
 
-/// Tiles that cover a pack up to its footer without a gap, each as long as it may be with what its chunks are decoded from:
-/// what is derived is short, and what it is derived from is not.
+/// Tiles that cover a pack up to its footer without gaps, each as long as allowed including the bases of its chunks: derived
+/// chunks are short, but their bases are not.
 fn tiles(pack: &PackRef, footer: &PackFooter, bases: &Bases, longest: u64) -> Vec<Tile> {
     let mut stretches: Vec<(Range<u64>, Range<u32>)> = Vec::new();
     let (mut start, mut beside) = (0, 0);
@@ -158,7 +158,7 @@ fn tiles(pack: &PackRef, footer: &PackFooter, bases: &Bases, longest: u64) -> Ve
     stretches.into_iter().map(|(range, ordinals)| Tile::new(pack, footer, bases, range, ordinals)).collect()
 }
 
-/// About how many bytes are read beside a chunk for what it is decoded from: its base, and that one's.
+/// Approximate bytes that are read in addition to a chunk: its base, and the base of that.
 fn bases_len(entry: &FooterEntry, bases: &Bases) -> u64 {
     let base = |base: Option<ChunkId>| bases.get(&base?);
     let needed = std::iter::successors(base(entry.base), |place| base(place.base)).take(Codec::Derived.hops().into());
@@ -171,14 +171,14 @@ impl Tile {
         let mut tile = Self { stretch: range, read, chunks: Vec::new(), ordinals: ordinals.clone() };
         for ordinal in ordinals {
             if let Some(entry) = footer.entries.get(ordinal as usize) {
-                // A chunk whose base is nowhere here is one that no name needs.
+                // A chunk whose base is in none of these packs is not needed by any name.
                 let _judged = tile.add(entry.id, ChunkPlace::of(pack.id, ordinal, entry), bases, true);
             }
         }
         tile
     }
 
-    /// Adds a chunk, and before it what it is decoded from; returns its number.
+    /// Adds a chunk, after its base; returns its number.
     fn add(&mut self, id: ChunkId, place: ChunkPlace, bases: &Bases, wanted: bool) -> Option<u32> {
         let base = match place.base {
             None => None,
@@ -217,7 +217,7 @@ fn inspect(footer: &PackFooter, tile: &Tile, bytes: &[u8]) -> Result<Vec<Wrong>>
     deliver(&tile.read, bytes, locate, |delivered: Delivered<'_>| {
         if let Err(error) = delivered.chunk {
             unsound.insert(delivered.index);
-            // A chunk that is only a base here is checked in its own place.
+            // A chunk that is only a base here is checked in its own tile.
             let excused = delivered.located.base.is_some_and(|base| unsound.contains(&base));
             if delivered.wanted && !excused {
                 wrong.push((Some(delivered.located.place.ordinal), error));

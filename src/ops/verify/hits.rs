@@ -1,4 +1,4 @@
-//! Impact of damage: files and tensors of names that need a damaged object, bases included.
+//! Impact of damage: files and tensors that need a damaged object, including bases.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -10,16 +10,16 @@ use crate::id::{MapKey, PackId};
 use crate::ops::shown;
 use crate::repository::log::RefValue;
 
-/// By map, what of its tree each finding about a chunk or pack hits: paths, with the tensor where there is one.
+/// Paths and tensors affected by each finding about a chunk or pack, by map.
 pub(super) type Hits = BTreeMap<MapKey, BTreeMap<Subject, Vec<String>>>;
 
-/// Places hits of one finding and name, at most.
+/// Maximum number of affected places for one finding and name.
 const LISTED_MAX: usize = 100;
-/// Chunks looked at to find them, at most.
+/// Maximum number of chunks to examine for them.
 const LOOKS_MAX: usize = 1000;
 
 impl Verifying<'_> {
-    /// Names that the findings hit: manifests and maps are read again, since damage is rare and names are many.
+    /// Finds the names affected by the findings. Manifests and maps are read again, since damage is rare and names are many.
     pub(super) async fn hits(&self) -> Result<Hits> {
         let subjects: BTreeSet<Subject> = self.findings.subjects().collect();
         let about = |subject: &Subject| match *subject {
@@ -44,12 +44,12 @@ impl Verifying<'_> {
     }
 }
 
-/// For each chunk of the map that cannot be decoded without what some of `subjects` are about: these. One pass: both may be many.
+/// For each chunk of the map, the `subjects` that it needs to be decoded. One pass, because there may be many of both.
 fn needing(map: &Map, subjects: &BTreeSet<Subject>) -> BTreeMap<u32, BTreeSet<Subject>> {
     let base = |number: u32| map.frames.get(number as usize)?.base();
     let mut needing: BTreeMap<u32, BTreeSet<Subject>> = BTreeMap::new();
     for number in 0..u32::try_from(map.frames.len()).unwrap_or(u32::MAX) {
-        // A chunk, its base, and that one's.
+        // A chunk, its base, and the base of that.
         for needed in std::iter::successors(Some(number), |&number| base(number)) {
             let Some(frame) = map.frames.get(needed as usize) else { continue };
             let Ok(pack) = map.pack(frame) else { continue };
@@ -62,8 +62,8 @@ fn needing(map: &Map, subjects: &BTreeSet<Subject>) -> BTreeMap<u32, BTreeSet<Su
     needing
 }
 
-/// Paths of the chunks in the tree, by what hits them. One pass over the tree, which looks at the chunks that are hit alone: how
-/// often a tree repeats its chunks is a claim of whoever wrote it.
+/// Paths of affected chunks in the tree, by finding. One pass over the tree, only for affected chunks: an untrusted tree may
+/// repeat its chunks very often.
 fn places(manifest: &Manifest, hit: BTreeMap<u32, BTreeSet<Subject>>) -> BTreeMap<Subject, Vec<String>> {
     let mut collector = HitCollector { hit, hits: BTreeMap::new() };
     let starts = starts(&manifest.chunks.lens);
@@ -84,28 +84,28 @@ fn places(manifest: &Manifest, hit: BTreeMap<u32, BTreeSet<Subject>>) -> BTreeMa
     collector.hits.into_iter().map(|(subject, hits)| (subject, hits.places)).collect()
 }
 
-/// Places of what is hit, as far as they are hits.
+/// Affected places, up to the maximum number.
 struct HitCollector {
-    /// By chunk, what hits it and is not hits in full.
+    /// Findings for each chunk that have not reached the maximum yet.
     hit: BTreeMap<u32, BTreeSet<Subject>>,
     hits: BTreeMap<Subject, HitPlaces>,
 }
 
-/// Places that one finding hits.
+/// Places affected by one finding.
 #[derive(Default)]
 struct HitPlaces {
     places: Vec<String>,
-    /// Chunks looked at to find them.
+    /// Number of chunks examined for them.
     looks: usize,
 }
 
 impl HitCollector {
-    /// Chunks among `range` that are looked for.
+    /// Affected chunks in `range`.
     fn chunks(&self, range: Range<u32>) -> Vec<u32> {
         self.hit.range(range).map(|(chunk, _)| *chunk).collect()
     }
 
-    /// Tells that `chunk` lies in `tensors` of the file at `path`. What was hits in full is not looked for any more.
+    /// Records that `chunk` is in `tensors` of the file at `path`. Findings with the maximum number of places are dropped.
     fn tell(&mut self, chunk: u32, path: &str, tensors: &[&str]) {
         let Some(subjects) = self.hit.get_mut(&chunk) else { return };
         subjects.retain(|subject| self.hits.entry(*subject).or_default().add(path, tensors));
@@ -116,7 +116,7 @@ impl HitCollector {
 }
 
 impl HitPlaces {
-    /// Adds one place in `tensors` of the file at `path`. Whether more are hits.
+    /// Adds one place in `tensors` of the file at `path`; true if more can be added.
     fn add(&mut self, path: &str, tensors: &[&str]) -> bool {
         self.looks += 1;
         let found: Vec<String> = match tensors {
@@ -133,7 +133,7 @@ impl HitPlaces {
     }
 }
 
-/// Where each chunk would begin if all lay one after the other, and where the last would end.
+/// Starts of the chunks if all were concatenated, and the end of the last one.
 fn starts(lens: &[u32]) -> Vec<u64> {
     let ends = lens.iter().scan(0, |at, &len| {
         *at += u64::from(len);
@@ -142,9 +142,9 @@ fn starts(lens: &[u32]) -> Vec<u64> {
     std::iter::once(0).chain(ends).collect()
 }
 
-/// The tensors of a file, by where they lie.
+/// Tensors of a file, by place.
 struct Tensors<'a> {
-    /// Sorted by their starts; with the greatest end of it and all before it.
+    /// Sorted by start; each with the greatest end of it and all before it.
     sorted: Vec<(&'a TensorEntry, u64)>,
 }
 
@@ -160,7 +160,7 @@ impl<'a> Tensors<'a> {
         Self { sorted }
     }
 
-    /// Names of those that have bytes between two offsets: as many as are hits.
+    /// Names of tensors with bytes between two offsets, up to the maximum number.
     fn within(&self, start: u64, end: u64) -> Vec<&'a str> {
         let first = self.sorted.partition_point(|(_, greatest)| *greatest <= start);
         let last = self.sorted.partition_point(|(tensor, _)| tensor.range.start < end);

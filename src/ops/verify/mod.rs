@@ -1,11 +1,11 @@
-//! Verify: does everything that was written still stand as it was written, and can what does not be mended?
+//! Verify: checks that stored data is unchanged, and optionally repairs it.
 //!
 //! ```text
 //! log -> names -> manifests and maps -> pack footers -> index segments [-> every byte of the packs] -> findings [-> repair]
 //! ```
 //!
-//! Only what names need is judged. What collectors took meanwhile is not damage: findings are held against the state as it
-//! is at the end.
+//! Only data that names need is checked. Objects that collectors deleted meanwhile are no damage: findings are compared with the
+//! state at the end.
 
 mod findings;
 mod frames;
@@ -23,16 +23,17 @@ use self::findings::{Findings, Subject};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::PackRef;
 use crate::id::{MapKey, PackId, SegmentId};
+use crate::name::Name;
 use crate::progress::Progress;
 use crate::repository::log::{RefValue, State};
-use crate::repository::{Name, Repository, layout, no_such_name};
+use crate::repository::{Repository, layout, no_such_name};
 
 /// Options of a verification.
 #[derive(Clone, Debug, Default)]
 pub struct VerifyOptions {
-    /// Read every byte of every pack concerned, not only what describes them.
+    /// Read every byte of the packs, not only their footers.
     pub data: bool,
-    /// Mend what can be mended.
+    /// Repair damage where possible.
     pub repair: bool,
     /// Progress counters.
     pub progress: Progress,
@@ -41,34 +42,34 @@ pub struct VerifyOptions {
 /// Result of a verification.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct VerifyReport {
-    /// Packs looked at.
+    /// Packs checked.
     pub packs: u64,
     /// Chunks in them.
     pub chunks: u64,
     /// Bytes of them.
     pub bytes: u64,
-    /// Damage as it was found: a repair comes after.
+    /// Damage found, before any repair.
     pub damaged: Vec<Damage>,
-    /// Repairs that were done, in words.
+    /// Descriptions of the repairs.
     pub repaired: Vec<String>,
     /// Duration in seconds.
     pub seconds: f64,
 }
 
-/// One thing that is not as it was written.
+/// One damaged object.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Damage {
     /// Object, and chunk of it.
     pub what: String,
     /// Error message.
     pub error: String,
-    /// The names that cannot be restored, or not without it.
+    /// Names that cannot be restored completely.
     pub names: Vec<String>,
-    /// Tensors and files that it hits, as far as known: `NAME:PATH`, with the tensor after a space where there is one.
+    /// Affected tensors and files, as far as known: `NAME:PATH`, then the tensor after a space.
     pub tensors: Vec<String>,
 }
 
-/// One verification under way.
+/// One verification in progress.
 struct Verifying<'a> {
     repository: &'a Repository,
     options: &'a VerifyOptions,
@@ -78,24 +79,23 @@ struct Verifying<'a> {
     names: BTreeMap<Name, RefValue>,
     /// Maps that name each pack.
     users: BTreeMap<PackId, BTreeSet<MapKey>>,
-    /// The packs looked at, and whether what describes them is sound.
+    /// Packs checked, and whether their footers are intact.
     packs: BTreeMap<PackId, (PackRef, bool)>,
-    /// Packs that a sound segment lists.
+    /// Packs in an intact segment.
     indexed: BTreeSet<PackId>,
-    /// Segments that are not sound, with the packs that they seem to cover.
+    /// Damaged segments, with the packs that they seem to cover.
     bad_segments: BTreeMap<SegmentId, Vec<PackRef>>,
     findings: Findings,
 }
 
 impl Repository {
-    /// Verifies the tree called `name`, or the whole repository, its log and index too. Damage is not an error: it is in
-    /// the report.
+    /// Verifies the tree `name`, or the whole repository including log and index. Damage is no error; it is in the report.
     ///
     /// # Errors
     /// Not found, if there is no such name; unreachable, if the store is. A repair also fails as commits do.
     ///
     /// # Cancel safety
-    /// Safe: a repair's steps are one commit each, and what is not done is found again.
+    /// Safe: each step of a repair is one commit, and the next run finds the rest.
     #[tracing::instrument(skip_all)]
     pub async fn verify(&self, name: Option<&Name>, options: &VerifyOptions) -> Result<VerifyReport> {
         let begun = std::time::Instant::now();
@@ -157,7 +157,7 @@ impl Verifying<'_> {
         self.note(Subject::Log { all: true }, key, described).map(drop)
     }
 
-    /// Looks at everything; `whole`: not only at what one name needs.
+    /// Checks everything; with `whole`, not only the data of one name.
     async fn look(&mut self, whole: bool) -> Result<()> {
         self.look_at_trees().await?;
         if whole {
@@ -169,7 +169,7 @@ impl Verifying<'_> {
         Ok(())
     }
 
-    /// Takes down damage; other errors end the verification.
+    /// Records damage; other errors end the verification.
     fn note<T>(&mut self, subject: Subject, what: String, read: Result<T>) -> Result<Option<T>> {
         match read {
             Ok(value) => Ok(Some(value)),

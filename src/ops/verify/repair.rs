@@ -1,4 +1,4 @@
-//! Repair: rebuild the index, condemn damaged packs, give names maps that name sound packs. Each step is one commit.
+//! Repair: rebuilds the index, condemns damaged packs, and replaces maps by ones with intact packs. Each step is one commit.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -11,15 +11,16 @@ use crate::codec::{self, Compression, Encoded};
 use crate::error::{ErrorKind, Result};
 use crate::format::{Manifest, Map, PackRef};
 use crate::id::{ChunkId, MapKey, PackId, SegmentId};
+use crate::name::Name;
 use crate::repository::layout::{self, Family};
 use crate::repository::log::{Action, RefValue};
 use crate::repository::{
-    ChunkPlace, Delivered, Gaps, Located, Mended, Name, PackPart, PackRead, Repository, Saved, StoredChunks, Writer,
-    deliver, plan, read_pack,
+    ChunkPlace, Delivered, Gaps, Located, Mended, PackPart, PackRead, Repository, Saved, StoredChunks, Writer, deliver,
+    plan, read_pack,
 };
 
 impl Repository {
-    /// Makes a log readable again that is not, and says what was done and what is lost.
+    /// Repairs an unreadable log, and reports actions and losses.
     pub(super) async fn salvage(&self) -> Result<Vec<String>> {
         let Some(salvaged) = self.log().salvage().await? else { return Ok(Vec::new()) };
         let mut done = Vec::new();
@@ -44,7 +45,7 @@ impl Repository {
 }
 
 impl Verifying<'_> {
-    /// Mends what can be mended, and says what was; `whole`: the index too.
+    /// Repairs what is possible, and reports it; with `whole`, also the index.
     pub(super) async fn repair(&self, whole: bool) -> Result<Vec<String>> {
         self.options.progress.phase("repairing", 0);
         let mut done = Vec::new();
@@ -56,7 +57,7 @@ impl Verifying<'_> {
         Ok(done)
     }
 
-    /// Replaces unsound segments, and takes up packs that names need and no segment lists.
+    /// Replaces damaged segments, and indexes packs that names need and no segment lists.
     async fn mend_index(&self, done: &mut Vec<String>) -> Result<()> {
         let state = self.repository.state().await?;
         let old: Vec<SegmentId> =
@@ -74,7 +75,7 @@ impl Verifying<'_> {
         Ok(())
     }
 
-    /// Damaged packs stop being what new content relies on.
+    /// Condemns damaged packs, so that new content does not rely on them.
     async fn condemn(&self, done: &mut Vec<String>) -> Result<()> {
         let damaged = self.findings.damaged_packs();
         let mut condemned = Vec::new();
@@ -89,7 +90,7 @@ impl Verifying<'_> {
         Ok(())
     }
 
-    /// Gives new maps to the names whose map is damaged or names packs that cannot be relied on.
+    /// Replaces maps that are damaged, or that use unreliable packs.
     async fn mend_names(&self, done: &mut Vec<String>) -> Result<()> {
         let state = self.repository.state().await?;
         let mut bad = self.findings.damaged_packs();
@@ -118,7 +119,7 @@ impl Verifying<'_> {
             let tree = match self.sound_map(key, &bad_maps).await? {
                 Some(map) => {
                     let (name, value) = (name.clone(), value.clone());
-                    Some(Arc::new(Saved { name, value, manifest, map }))
+                    Some(Arc::new(Saved::ruled_now(name, value, manifest, map)))
                 }
                 None => None,
             };
@@ -148,14 +149,14 @@ struct Mending<'a> {
     verifying: &'a Verifying<'a>,
     /// The manifest's chunks.
     ids: &'a [ChunkId],
-    /// The tree, if its map is sound.
+    /// The tree, if its map is intact.
     tree: Option<Arc<Saved>>,
-    /// Packs that cannot be relied on, and how many bytes of them are left.
+    /// Unreliable packs, and the bytes that are left of them.
     bad: &'a BTreeMap<PackId, u64>,
 }
 
 impl Mending<'_> {
-    /// Finds a sound place for every chunk and replaces the map; `false` if there is not one for each.
+    /// Finds an intact place for every chunk and replaces the map; `false` if a chunk has none.
     async fn mend(&self, known: &mut StoredChunks, writer: &mut Writer, value: &RefValue) -> Result<bool> {
         let repository = self.verifying.repository;
         let mut places: Vec<Option<ChunkPlace>> = (0u32..).zip(self.ids).map(|(chunk, _)| self.kept(chunk)).collect();
@@ -178,7 +179,7 @@ impl Mending<'_> {
         let places: Vec<ChunkPlace> = places.into_iter().flatten().collect();
         if missing > 0 {
             tracing::info!("{missing} chunks are lost until the same content is saved again");
-            // Rescued chunks are found again by a later save of the rest.
+            // A later save of the rest finds the rescued chunks.
             writer.close(|_| Ok(Vec::new())).await?;
             return Ok(false);
         }
@@ -195,14 +196,14 @@ impl Mending<'_> {
         }
     }
 
-    /// Place of a chunk by the map, if that can be relied on, and so can all that it is decoded from.
+    /// Place of a chunk by the map, if it and its bases are reliable.
     fn kept(&self, chunk: u32) -> Option<ChunkPlace> {
         let located = self.tree.as_ref()?.locate(chunk).ok()?;
         let whole = located.base.is_none_or(|base| self.kept(base).is_some());
         (whole && !self.bad.contains_key(&located.place.pack)).then_some(located.place)
     }
 
-    /// The chunks of the old map that `places` may be decoded from, and that stay.
+    /// Chunks of the old map that may be bases of `places`, and stay.
     fn kept_bases(&self, places: &[ChunkPlace]) -> Result<HashMap<ChunkId, ChunkPlace>> {
         let mut bases: HashMap<ChunkId, ChunkPlace> = HashMap::new();
         let Some(tree) = &self.tree else { return Ok(bases) };
@@ -221,7 +222,7 @@ impl Mending<'_> {
         Ok(bases)
     }
 
-    /// Copies a chunk that is still whole out of a pack that is not. What was stored as a difference stands for itself then.
+    /// Copies an intact chunk out of a damaged pack. Differences are stored again without a base.
     async fn rescue(&self, chunk: u32, writer: &mut Writer) -> Result<Option<ChunkPlace>> {
         let Some(tree) = self.tree.clone() else { return Ok(None) };
         let repository = self.verifying.repository;

@@ -1,4 +1,4 @@
-//! The index: every live segment as it is in the store, against the packs that it covers.
+//! Check of the index: compares every live segment in the store with the packs that it covers.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use crate::repository::SegmentAudit;
 use crate::repository::layout::{self, Family};
 use crate::work::blocking;
 
-/// Packs whose footers are held at once.
+/// Packs whose footers are in memory at once.
 const GROUP: usize = 64;
 
 impl Verifying<'_> {
@@ -36,7 +36,7 @@ impl Verifying<'_> {
         Ok(())
     }
 
-    /// Holds a segment against the footers of its packs that are live; the error, with all its packs, if it is wrong.
+    /// Compares a segment with the footers of its live packs; returns the error and all its packs if it is wrong.
     async fn compare_segment(&mut self, segment: Arc<SegmentAudit>) -> Result<Result<(), (Error, Vec<PackRef>)>> {
         let packs = segment.packs();
         let listed: u64 = packs.iter().map(|pack| u64::from(pack.chunks)).sum();
@@ -62,7 +62,7 @@ impl Verifying<'_> {
         Ok(Ok(()))
     }
 
-    /// Finds chunks that names need and no segment indexes: they would be stored twice. Skipped while a segment is unreadable.
+    /// Finds chunks that names need and no segment lists, which would be stored twice. Skipped while a segment is unreadable.
     fn find_unindexed(&mut self) {
         if !self.bad_segments.is_empty() {
             return;

@@ -1,4 +1,4 @@
-//! Names: their manifests and maps, and whether the packs that these name are what they say.
+//! Check of names: their manifests and maps, and the packs in these maps.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -14,11 +14,11 @@ use crate::repository::log::RefValue;
 
 /// Footers read at once.
 const FOOTERS: usize = 16;
-/// Packs whose footers are held while one map is compared with them.
+/// Packs whose footers are in memory while one map is compared with them.
 const GROUP: usize = 64;
 
 impl Verifying<'_> {
-    /// Opens what each name stands for; names that stand for the same are looked at once.
+    /// Opens the tree of each name; names with the same value are checked once.
     pub(super) async fn look_at_trees(&mut self) -> Result<()> {
         self.options.progress.phase("reading manifests and maps", 0);
         let distinct: BTreeMap<(ManifestKey, MapKey), RefValue> =
@@ -48,7 +48,7 @@ impl Verifying<'_> {
         self.note(Subject::Manifest(value.manifest_key), key.to_string(), manifest)
     }
 
-    /// Holds a map against the footers of its packs.
+    /// Compares a map with the footers of its packs.
     async fn compare(&mut self, value: &RefValue, manifest: Option<&Manifest>, map: &Map) -> Result<()> {
         let what = layout::owned(Family::Map, value.map_key).to_string();
         let mut order: Vec<u32> = (0..u32::try_from(map.frames.len()).unwrap_or(u32::MAX)).collect();
@@ -81,7 +81,7 @@ impl Verifying<'_> {
         Ok(())
     }
 
-    /// Packs that a name needs must be ones to rely on.
+    /// Checks that packs that a name needs are reliable.
     fn judge(&mut self, packs: &[PackRef]) {
         for pack in packs {
             let key = layout::owned(Family::Pack, pack.id).to_string();
@@ -97,7 +97,7 @@ impl Verifying<'_> {
         }
     }
 
-    /// The footers of `packs` that are sound; what is wrong with the others is taken down the first time.
+    /// Intact footers of `packs`; damage of the others is recorded once.
     pub(super) async fn footers(&mut self, packs: &[PackRef]) -> Result<HashMap<PackId, Arc<PackFooter>>> {
         let repository = self.repository;
         let wanted = packs.iter().filter(|pack| self.packs.get(&pack.id).is_none_or(|(_, sound)| *sound));
@@ -117,7 +117,7 @@ impl Verifying<'_> {
     }
 }
 
-/// Id and plain length that a chunk of a map should have, as far as they are known.
+/// Expected id and plain length of a chunk in a map, as far as known.
 fn chunk_of(manifest: Option<&Manifest>, map: &Map, chunk: u32) -> ChunkOf {
     match (chunk as usize).checked_sub(map.chunks()) {
         Some(further) => map.further.get(further).copied(),
@@ -128,7 +128,7 @@ fn chunk_of(manifest: Option<&Manifest>, map: &Map, chunk: u32) -> ChunkOf {
     }
 }
 
-/// A chunk's id and plain length, as far as they can be told.
+/// Id and plain length of a chunk, as far as known.
 type ChunkOf = Option<(ChunkId, u32)>;
 
 /// True if `frame` agrees with the footer, and with the expected chunk and base.

@@ -1,4 +1,4 @@
-//! All checkpoints of a watched folder, and what to do next. Pure: looks come in, events and the next save come out.
+//! State of all checkpoints in a watched folder, and the next action. Pure: observations in, events and the next save out.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::time::Duration;
@@ -16,7 +16,7 @@ pub(super) struct Look {
     pub(super) checkpoints: BTreeMap<String, Sighting>,
     /// Devices and inodes of what has a temporary name.
     pub(super) temporaries: HashSet<(u64, u64)>,
-    /// Entries that look like checkpoints and cannot be saved as steps, with reasons.
+    /// Entries that look like checkpoints but cannot be saved as steps, with reasons.
     pub(super) others: BTreeMap<String, String>,
 }
 
@@ -34,7 +34,7 @@ pub(super) struct Due {
     pub(super) entry: String,
     pub(super) step: u64,
     pub(super) by: By,
-    /// It was saved before, and has changed since.
+    /// True if it was saved before, and has changed since.
     pub(super) again: bool,
 }
 
@@ -44,13 +44,13 @@ struct Checkpoint {
     step: u64,
     folder: bool,
     series: Series,
-    /// Its files when it was saved, or found to be saved.
+    /// Files at the time of its save, or when it was found in the repository.
     saved: Option<Vec<FileMark>>,
-    /// Not before this, and how long the next wait is.
+    /// Earliest time of the next try, and the wait after that.
     retry: Option<(Duration, Duration)>,
-    /// Saves in a row that found it changing.
+    /// Consecutive saves during which it changed.
     disturbed: u32,
-    /// The trouble that has been told of.
+    /// Problem that was reported last.
     reported: Option<&'static str>,
 }
 
@@ -64,18 +64,18 @@ pub(super) struct Board {
     /// Entries whose omission was reported.
     reported: BTreeSet<String>,
     gone: bool,
-    /// An entry that was just restored: as it is first seen it is saved already.
+    /// An entry that was just restored: its first observation counts as saved.
     restored: Option<String>,
 }
 
 impl Board {
-    /// Nothing seen yet.
+    /// Creates the state before the first observation.
     pub(super) fn new(dir: String, pace: Pace, restored: Option<String>) -> Self {
         let (checkpoints, temporaries, reported) = Default::default();
         Self { pace, dir, checkpoints, temporaries, reported, gone: false, restored }
     }
 
-    /// Takes in a look; none if the folder is not there.
+    /// Adds an observation; none if the folder does not exist.
     pub(super) fn look(&mut self, now: Duration, look: Option<Look>) -> Vec<WatchEvent> {
         let Some(look) = look else { return self.lost() };
         let mut events = Vec::new();
@@ -115,7 +115,7 @@ impl Board {
         let Sighting { step, folder, seen } = sighting;
         if let Some(known) = self.checkpoints.get_mut(&entry) {
             if known.series.identity() != seen.identity {
-                // Another one took its place.
+                // Another file or folder has replaced it.
                 known.series = Series::begin(now, seen.clone(), self.temporaries.contains(&seen.identity));
                 known.reported = None;
             }
@@ -129,7 +129,7 @@ impl Board {
             .insert(entry, Checkpoint { step, folder, series, saved, retry: None, disturbed: 0, reported: None });
     }
 
-    /// Says what stands in the way of being saved, once each.
+    /// Reports each reason why an entry is not saved, once.
     fn judge(&mut self, now: Duration, events: &mut Vec<WatchEvent>) {
         let mut passed = Vec::new();
         for (entry, one) in &mut self.checkpoints {
@@ -163,7 +163,7 @@ impl Board {
         }
     }
 
-    /// Of several checkpoints of one step the one that is saved: a folder before files, else the first by name.
+    /// Checkpoint to save, of several with the same step: a folder before files, else the first by name.
     fn holder(&self, step: u64) -> Option<&String> {
         let same = self.checkpoints.iter().filter(|(_, one)| one.step == step);
         same.min_by_key(|(entry, one)| (!one.folder, *entry)).map(|(entry, _)| entry)
@@ -199,7 +199,7 @@ impl Board {
         self.checkpoints.get(entry).map(|one| one.series.files().to_vec()).unwrap_or_default()
     }
 
-    /// `entry`, as it was `seen`, is in the repository.
+    /// Records that `entry`, as `seen`, is in the repository.
     pub(super) fn saved(&mut self, entry: &str, seen: Vec<FileMark>) {
         if let Some(one) = self.checkpoints.get_mut(entry) {
             one.saved = Some(seen);
@@ -207,7 +207,8 @@ impl Board {
         }
     }
 
-    /// `entry` changed while it was read: it has to settle again. Returns how long that takes if it is not the first time.
+    /// Records that `entry` changed while it was read, and has to settle again. Returns the time for that if it is not the first
+    /// time.
     pub(super) fn disturbed(&mut self, entry: &str, now: Duration) -> Option<Duration> {
         let one = self.checkpoints.get_mut(entry)?;
         one.series.disturb(now);
@@ -215,14 +216,14 @@ impl Board {
         (one.disturbed > 1).then_some(self.pace.quiet)
     }
 
-    /// Time is short: what failed is tried again at once.
+    /// Makes failed saves due at once, because time is short.
     pub(super) fn hurry(&mut self, now: Duration) {
         for one in self.checkpoints.values_mut() {
             one.retry = one.retry.map(|_| (now, self.pace.marked));
         }
     }
 
-    /// `entry` could not be saved: how long to wait before it is tried again.
+    /// Records a failed save of `entry`; returns the wait before the next try.
     pub(super) fn failed(&mut self, entry: &str, now: Duration) -> Duration {
         let first = self.pace.marked;
         let Some(one) = self.checkpoints.get_mut(entry) else { return first };
@@ -231,7 +232,7 @@ impl Board {
         wait
     }
 
-    /// Checkpoints, with their steps, of which it is not known whether the repository holds them.
+    /// Checkpoints, with their steps, that may or may not be in the repository.
     pub(super) fn unproven(&self, now: Duration) -> Vec<(String, u64)> {
         let pending = self.pending(now).into_iter();
         pending
@@ -256,14 +257,14 @@ impl Board {
     }
 }
 
-/// Why a checkpoint will not be saved as it is.
+/// Reason why a checkpoint is not saved in its current state.
 enum Trouble {
     Unmarked(&'static str),
     Shrunk,
 }
 
 impl Checkpoint {
-    /// Whether the repository lacks what is there now. What is being deleted is not saved over what it was.
+    /// True if the repository lacks the current state. A checkpoint that is being deleted is not saved again.
     fn lacking(&self) -> bool {
         self.saved.as_deref().is_none_or(|saved| saved != self.series.files() && !is_less(self.series.files(), saved))
     }

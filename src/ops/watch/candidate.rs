@@ -11,13 +11,13 @@
 //!   (<https://github.com/deepspeedai/DeepSpeed/blob/master/deepspeed/runtime/engine.py>, `save_checkpoint`);
 //! - Megatron: `iter_NNNNNNN/`, then `latest_checkpointed_iteration.txt` beside it holds N
 //!   (<https://github.com/NVIDIA/Megatron-LM/blob/main/megatron/training/checkpointing.py>);
-//! - Lightning (`epoch=E-step=N.ckpt`), accelerate (`checkpoint_N/`) and plain `torch.save` say nothing.
+//! - Lightning (`epoch=E-step=N.ckpt`), accelerate (`checkpoint_N/`) and plain `torch.save` write no marker.
 
 use crate::clock::Timestamp;
 
-/// Ends of the names of files that hold a checkpoint.
+/// Suffixes of checkpoint files.
 const EXTENSIONS: [&str; 5] = [".pt", ".pth", ".bin", ".ckpt", ".safetensors"];
-/// Words of names that something is written under before it is renamed.
+/// Words in temporary names, before a rename.
 const TEMPORARY_WORDS: [&str; 7] = ["tmp", "temp", "part", "partial", "incomplete", "writing", "staging"];
 
 /// Classification of an entry's name.
@@ -25,11 +25,11 @@ const TEMPORARY_WORDS: [&str; 7] = ["tmp", "temp", "part", "partial", "incomplet
 pub(super) enum Class {
     /// A checkpoint of this step.
     Step(u64),
-    /// Something that will be renamed when it is whole.
+    /// An entry with a temporary name, to be renamed when it is complete.
     Temporary,
-    /// A checkpoint that does not say of which step.
+    /// A checkpoint without a step number.
     Unnumbered,
-    /// Something else.
+    /// Any other entry.
     Other,
 }
 
@@ -40,12 +40,12 @@ pub(super) fn classify(name: &str, folder: bool) -> Class {
     }
     let extension = EXTENSIONS.iter().find(|end| name.ends_with(**end));
     let stem = extension.and_then(|end| name.strip_suffix(end)).unwrap_or(name);
-    // `model-00001-of-00005.safetensors` is a part of one checkpoint, and DIR is that.
+    // `DIR/model-00001-of-00005.safetensors` is a part of the checkpoint DIR.
     if (!folder && extension.is_none()) || words(stem).any(|word| word == "of") {
         return Class::Other;
     }
     match number(stem) {
-        // A folder with a number is a checkpoint only if it says so: `version_0` and `runs-2` are none.
+        // A folder with a number is a checkpoint only with a suitable word: `version_0` and `runs-2` are none.
         Some((rank, _)) if folder && rank == Rank::Bare => Class::Other,
         Some((_, step)) => Class::Step(step),
         None if folder => Class::Other,
@@ -53,7 +53,7 @@ pub(super) fn classify(name: &str, folder: bool) -> Class {
     }
 }
 
-/// Whether a watch takes a folder called `name` for a checkpoint.
+/// True if a watch treats a folder `name` as a checkpoint.
 pub fn is_checkpoint(name: &str) -> bool {
     matches!(classify(name, true), Class::Step(_))
 }
@@ -127,27 +127,27 @@ fn number(stem: &str) -> Option<(Rank, u64)> {
 /// A framework's marker of complete checkpoints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Marker {
-    /// Nothing, as far as is known.
+    /// No marker, as far as known.
     None,
-    /// It will write this file when it is.
+    /// Incomplete: the framework will write this file at the end.
     Missing(&'static str),
-    /// It said so at this time.
+    /// Complete since this time.
     Present(Timestamp),
 }
 
-/// The file in which transformers says that it is done.
+/// Marker file of transformers.
 pub(super) const TRAINER_STATE: &str = "trainer_state.json";
-/// The file in which DCP does.
+/// Marker file of DCP.
 const METADATA: &str = ".metadata";
 
-/// The marker among what lies directly in the folder of a checkpoint: names and modification times.
+/// Finds the marker among the direct entries of a checkpoint folder: names and modification times.
 pub(super) fn marker<'a>(files: impl Iterator<Item = (&'a str, Timestamp)>) -> Marker {
     let (mut trainer, mut metadata, mut arguments, mut parts, mut by_rank) = (None, None, false, false, false);
     for (name, modified) in files {
         match name {
             TRAINER_STATE => trainer = Some(modified),
             METADATA => metadata = Some(modified),
-            // The model is saved, the optimizer and the trainer's state are still to come.
+            // The model is complete, but the optimizer and the trainer's state are not written yet.
             "training_args.bin" => arguments = true,
             _ if name.ends_with(".distcp") => parts = true,
             _ if name.starts_with("__") && name.ends_with(METADATA) => by_rank = true,
@@ -162,7 +162,7 @@ pub(super) fn marker<'a>(files: impl Iterator<Item = (&'a str, Timestamp)>) -> M
     }
 }
 
-/// A file beside the checkpoints that names the last one that is whole.
+/// Tracker: a file beside the checkpoints with the name of the last complete one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Tracker {
     /// `latest`: holds the folder's name.
@@ -205,7 +205,7 @@ impl Tracker {
         }
     }
 
-    /// Whether it speaks of folders called as this one is.
+    /// True if it refers to folders with names like this one.
     pub(super) fn covers(self, entry: &str) -> bool {
         match self {
             Self::Latest => entry.starts_with("global_step"),

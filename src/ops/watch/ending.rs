@@ -1,4 +1,4 @@
-//! When a watch ends.
+//! End of a watch.
 
 use std::time::{Duration, Instant};
 
@@ -8,21 +8,21 @@ use tokio::time::{sleep, timeout};
 /// Stop request to a watch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Stop {
-    /// To go on.
+    /// Continue.
     #[default]
     No,
-    /// To save what is finished, and what will be within this time, then end.
+    /// Save checkpoints that are finished, or will be within this time, then end.
     Within {
         /// The time.
         grace: Duration,
-        /// Wait one settling time even if nothing is being written: the same signal may have made a trainer begin.
+        /// Wait one settling time even if nothing is being written: a trainer may save at the same signal.
         linger: bool,
     },
-    /// To end at once.
+    /// End at once.
     Now,
 }
 
-/// When it must end, and when it may.
+/// Times at which the watch may and must end.
 #[derive(Debug)]
 pub(super) struct Ending {
     stop: Receiver<Stop>,
@@ -35,6 +35,7 @@ pub(super) struct Ending {
 struct Asked {
     must: Instant,
     may: Instant,
+    at_once: bool,
 }
 
 impl Ending {
@@ -50,16 +51,16 @@ impl Ending {
         let after = |wait| now.checked_add(wait).unwrap_or(now);
         self.asked = match (stop, self.asked) {
             (Stop::No, asked) => asked,
-            (Stop::Now, _) => Some(Asked { must: now, may: now }),
+            (Stop::Now, _) => Some(Asked { must: now, may: now, at_once: true }),
             (Stop::Within { .. }, Some(asked)) => Some(asked),
             (Stop::Within { grace, linger }, None) => {
                 let lingering = if linger { self.settle.min(grace) } else { Duration::ZERO };
-                Some(Asked { must: after(grace), may: after(lingering) })
+                Some(Asked { must: after(grace), may: after(lingering), at_once: false })
             }
         };
     }
 
-    /// Whether it was asked to stop since this was last asked.
+    /// True if a stop request has come since the last call.
     pub(super) fn newly_asked(&mut self) -> bool {
         self.asked.is_some() && !std::mem::replace(&mut self.announced, true)
     }
@@ -68,7 +69,7 @@ impl Ending {
         self.asked.is_some()
     }
 
-    /// Whether it has waited long enough for something to begin.
+    /// True if it has waited long enough for a new checkpoint.
     pub(super) fn lingered(&self) -> bool {
         self.asked.is_some_and(|asked| asked.may <= Instant::now())
     }
@@ -77,25 +78,38 @@ impl Ending {
         self.asked.is_some_and(|asked| asked.must <= Instant::now())
     }
 
+    /// True if it must end immediately.
+    pub(super) fn at_once(&self) -> bool {
+        self.asked.is_some_and(|asked| asked.at_once)
+    }
+
+    /// Waits for a stop request; after one was reported, until the watch must end.
+    ///
+    /// # Cancel safety
+    /// Safe: a request is not lost.
+    pub(super) async fn moved_on(&mut self) {
+        if self.announced { self.over().await } else { self.begun().await }
+    }
+
     /// Time left after a stop request.
     pub(super) fn left(&self) -> Duration {
         self.asked.map_or(Duration::MAX, |asked| asked.must.saturating_duration_since(Instant::now()))
     }
 
-    /// Until it is asked to stop.
+    /// Waits for a stop request.
     ///
     /// # Cancel safety
-    /// Safe: what it was told is kept.
+    /// Safe: a request is not lost.
     pub(super) async fn begun(&mut self) {
         while !self.asked() {
             self.changed_within(Duration::MAX).await;
         }
     }
 
-    /// Until it must end.
+    /// Waits until the watch must end.
     ///
     /// # Cancel safety
-    /// Safe: what it was told is kept.
+    /// Safe: a request is not lost.
     pub(super) async fn over(&mut self) {
         while !self.is_over() {
             let left = self.left();
@@ -103,7 +117,7 @@ impl Ending {
         }
     }
 
-    /// For `interval`, or until it is told something new.
+    /// Waits for `interval`, or until a new request.
     pub(super) async fn pause(&mut self, interval: Duration) {
         self.changed_within(interval.min(self.left())).await;
     }

@@ -2,61 +2,86 @@
 
 use std::collections::BTreeMap;
 
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
+use crate::error::{Error, ErrorKind};
 use crate::ops::{RestoreReport, SaveReport};
 
-/// Something that a watch did or found.
+/// An error that a watch survives.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct WatchFailure {
+    /// Error message, with its causes.
+    pub error: String,
+    /// Kind of error.
+    #[serde(serialize_with = "as_word")]
+    pub kind: ErrorKind,
+    /// Help for the user.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub help: Option<String>,
+}
+
+impl From<&Error> for WatchFailure {
+    fn from(error: &Error) -> Self {
+        Self { error: format!("{error:?}"), kind: error.kind(), help: error.help_text().map(str::to_owned) }
+    }
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn as_word<S: Serializer>(kind: &ErrorKind, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(kind.word())
+}
+
+/// An event of a watch.
 #[derive(Clone, Debug, Serialize)]
 #[serde(tag = "event", rename_all = "kebab-case")]
 pub enum WatchEvent {
-    /// It began.
+    /// The watch began.
     Watching {
         /// The folder.
         dir: String,
         /// The run.
         run: String,
     },
-    /// The latest step was brought back.
+    /// The latest step was restored.
     Restored {
         /// The entry in the folder.
         entry: String,
         /// Report of the restore.
         report: RestoreReport,
     },
-    /// Nothing was brought back.
+    /// Nothing was restored.
     NotRestored {
-        /// Why.
+        /// Reason.
         reason: String,
     },
     /// A checkpoint was saved.
     Saved {
         /// The entry in the folder.
         entry: String,
-        /// Its step.
+        /// Step.
         step: u64,
         /// Reason to take it as complete: `marker`, `rename` or `quiet`.
         by: &'static str,
-        /// The metrics that are told of the step.
+        /// Metrics of the step.
         metrics: BTreeMap<String, f64>,
         /// Report of the save.
         report: SaveReport,
     },
-    /// A checkpoint is in the repository as it is in the folder, by sizes and modification times.
+    /// A checkpoint is in the repository already, by sizes and modification times.
     Kept {
         /// The entry in the folder.
         entry: String,
-        /// The name that holds it.
+        /// Name.
         name: String,
     },
     /// An entry is not saved.
     PassedOver {
         /// The entry in the folder.
         entry: String,
-        /// Why.
+        /// Reason.
         reason: String,
     },
-    /// A checkpoint went away before it was saved.
+    /// A checkpoint was removed before it was saved.
     Gone {
         /// The entry that was in the folder.
         entry: String,
@@ -65,52 +90,54 @@ pub enum WatchEvent {
     Failed {
         /// The entry in the folder.
         entry: String,
-        /// Error message.
-        error: String,
-        /// In how many seconds it is tried again at the earliest.
+        /// Error.
+        #[serde(flatten)]
+        failure: WatchFailure,
+        /// Seconds until the next try, at the earliest.
         retry_seconds: f64,
     },
-    /// Time is short, and another agent has a checkpoint: it saves it unless this one does.
+    /// Time is short, and another agent has a copy of a checkpoint, which it saves unless this agent does.
     HandedOff {
         /// The entry in the folder.
         entry: String,
         /// Receiving agent.
         to: String,
     },
-    /// Time is short, and nobody takes a checkpoint.
+    /// Time is short, and no agent accepts a checkpoint.
     NotHandedOff {
         /// The entry in the folder.
         entry: String,
-        /// Why not.
+        /// Reason.
         error: String,
     },
-    /// The folder is not there.
+    /// The folder does not exist.
     DirGone {
         /// The folder.
         dir: String,
     },
-    /// The folder is there again.
+    /// The folder exists again.
     DirBack {
         /// The folder.
         dir: String,
     },
     /// The folder cannot be read.
     Unreadable {
-        /// Error message.
-        error: String,
+        /// Error.
+        #[serde(flatten)]
+        failure: WatchFailure,
     },
-    /// It was asked to stop.
+    /// A stop request has come.
     Stopping {
         /// Time left, in seconds.
         seconds: f64,
         /// Checkpoints that are not saved yet.
         pending: Vec<String>,
     },
-    /// It ended without saving this.
+    /// The watch ended without saving a checkpoint.
     Unsaved {
         /// The entry in the folder.
         entry: String,
-        /// Why.
+        /// Reason.
         reason: String,
     },
 }

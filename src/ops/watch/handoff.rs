@@ -7,7 +7,7 @@ use std::path::Path;
 use async_trait::async_trait;
 
 use crate::error::Result;
-use crate::repository::Name;
+use crate::name::Name;
 
 /// A finished checkpoint that is not saved yet.
 #[derive(Clone, Copy, Debug)]
@@ -20,11 +20,11 @@ pub struct Unsaved<'a> {
     pub labels: &'a BTreeMap<String, String>,
 }
 
-/// Destination of checkpoints that may not be saved in time. It stores them sooner than the repository would, and saves them unless it is
-/// told that they are saved.
+/// Destination of checkpoints that may not be saved in time. It stores them faster than the repository, and saves them to the
+/// repository unless it is told that they are saved.
 #[async_trait]
 pub trait HandoffTarget: fmt::Debug + Send + Sync {
-    /// Returns once time is short: from then on checkpoints are sent here first.
+    /// Waits until time is short: checkpoints are then sent here first.
     ///
     /// # Cancel safety
     /// Must be safe.
@@ -36,7 +36,7 @@ pub trait HandoffTarget: fmt::Debug + Send + Sync {
     /// Must be safe: an incomplete checkpoint is not kept.
     async fn send(&self, checkpoint: &Unsaved<'_>) -> Result<String>;
 
-    /// Releases all copies of `name`, which is saved. Takes a few seconds at most and never fails: a copy that is not released is saved
-    /// once more, which stores nothing.
+    /// Releases all copies of `name`, which is saved. Takes a few seconds at most and never fails: a copy that is not released is
+    /// saved once more, which stores nothing.
     async fn release(&self, name: &Name);
 }

@@ -1,10 +1,9 @@
-//! Polls of a watched folder: names and metadata only, nothing is opened but a tracker.
+//! Polls of a watched folder: reads only names and metadata, and tracker files.
 //!
-//! It polls: notifications tell nothing of what other machines write to a shared file system, and that is where training
-//! writes.
+//! Polling is needed because trainings write to shared file systems, where notifications do not report writes of other machines.
 
 use std::collections::HashMap;
-use std::fs::{self, File, Metadata};
+use std::fs::{self, Metadata};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{self, Read};
 use std::os::unix::ffi::OsStrExt;
@@ -13,16 +12,17 @@ use std::path::{Path, PathBuf};
 
 use super::board::{Look, Sighting};
 use super::candidate::{Class, Marker, Tracker, classify, is_temporary, marker};
+use super::metrics::open;
 use super::settle::{FileMark, Observation};
 use crate::clock::Timestamp;
 use crate::error::{Error, Result};
 
-/// Looks between two in which the files of a folder that is saved are looked at, unless the folder itself changed.
+/// Polls between two checks of the files of a saved folder, unless the folder itself changed.
 const LOOKS_BETWEEN: u32 = 10;
-/// No honest tracker is longer.
+/// Maximum bytes of a tracker.
 const TRACKER_LEN_MAX: u64 = 4096;
 
-/// Looks at one folder, again and again.
+/// Poller of one folder.
 #[derive(Debug)]
 pub(super) struct Looker {
     dir: PathBuf,
@@ -35,11 +35,11 @@ struct Previous {
     /// Digest of the metadata of the file or folder itself.
     top: u64,
     seen: Observation,
-    /// Looks since its files were looked at; none while every look does.
+    /// Polls since the last check of its files; none if every poll checks them.
     resting: Option<u32>,
 }
 
-/// Reading of a tracker: the last complete step, and since when.
+/// Content of a tracker: the last complete step, and its time.
 type Tracked = Vec<(Tracker, u64, Timestamp)>;
 
 impl Looker {
@@ -47,7 +47,7 @@ impl Looker {
         Self { dir: dir.to_path_buf(), known: HashMap::new() }
     }
 
-    /// `entry` is saved: until it changes its files are looked at less often.
+    /// Records that `entry` is saved: its files are checked less often until it changes.
     pub(super) fn rest(&mut self, entry: &str) {
         if let Some(known) = self.known.get_mut(entry) {
             known.resting = Some(0);
@@ -57,7 +57,7 @@ impl Looker {
     /// Current content; none if the folder does not exist.
     ///
     /// # Errors
-    /// As the file system says, if the folder cannot be read. What vanishes meanwhile is not there.
+    /// Errors of the file system, if the folder cannot be read. Entries that disappear meanwhile count as missing.
     pub(super) fn look(&mut self) -> Result<Option<Look>> {
         let fault = |error| Error::io("cannot read the folder that is watched", &self.dir, error);
         let listed = match fs::read_dir(&self.dir) {
@@ -108,7 +108,8 @@ impl Looker {
         let read = |(name, meta): &(String, Metadata)| {
             let tracker = Tracker::named(name).filter(|_| meta.is_file())?;
             let mut text = String::new();
-            let file = File::open(self.dir.join(name)).ok()?;
+            let file =
+                open(&self.dir.join(name)).ok().filter(|file| file.metadata().is_ok_and(|meta| meta.is_file()))?;
             file.take(TRACKER_LEN_MAX).read_to_string(&mut text).ok()?;
             Some((tracker, tracker.step(&text)?, modified(meta)))
         };
@@ -164,7 +165,7 @@ fn observe(path: &Path, meta: &Metadata) -> io::Result<Observation> {
             }
             let name = entry.file_name();
             let name = name.to_string_lossy();
-            // `.metadata` and its like are hidden, not temporary.
+            // Hidden files such as `.metadata` are not temporary.
             if is_temporary(name.trim_start_matches('.')) {
                 seen.temporary = seen.temporary.wrapping_add(digest(&(within.as_os_str().as_bytes(), stat_of(&meta))));
                 continue;
@@ -186,7 +187,7 @@ fn add(seen: &mut Observation, path: &Path, meta: &Metadata) {
     seen.newest = seen.newest.max(modified(meta));
 }
 
-/// All that changes when a file is written, or another takes its place. Its ctime would change when it is renamed, too.
+/// Digest of metadata that changes when a file is written or replaced. The ctime is left out, because a rename changes it, too.
 fn stat_of(meta: &Metadata) -> [u64; 5] {
     let [seconds, nanos] = [meta.mtime(), meta.mtime_nsec()].map(i64::cast_unsigned);
     [meta.dev(), meta.ino(), meta.len(), seconds, nanos]
@@ -196,7 +197,7 @@ fn modified(meta: &Metadata) -> Timestamp {
     Timestamp(meta.mtime().saturating_mul(1_000_000_000).saturating_add(meta.mtime_nsec()))
 }
 
-/// Differs for different values within this process; never stored.
+/// Digest that differs for different values within this process; never stored.
 fn digest(value: &impl Hash) -> u64 {
     let mut hasher = DefaultHasher::new();
     value.hash(&mut hasher);
@@ -205,4 +206,25 @@ fn digest(value: &impl Hash) -> u64 {
 
 fn is_gone(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::fs::{CWD, Mode, mkfifoat};
+
+    use super::*;
+
+    #[test]
+    fn a_pipe_in_the_place_of_a_tracker_is_not_waited_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("latest");
+        fs::write(&path, "global_step7").unwrap();
+        let looker = Looker::new(dir.path());
+        let entries = [("latest".to_owned(), path.symlink_metadata().unwrap())];
+        assert_eq!(looker.trackers(&entries).len(), 1);
+        // Between the look at the folder and the reading.
+        fs::remove_file(&path).unwrap();
+        mkfifoat(CWD, &path, Mode::from_raw_mode(0o600)).unwrap();
+        assert!(looker.trackers(&entries).is_empty());
+    }
 }

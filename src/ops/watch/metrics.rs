@@ -21,9 +21,9 @@ use crate::repository::log::StepFacts;
 
 /// Limit of the file: its text is in memory twice. A training that logs each of a hundred thousand steps stays below.
 const LEN_MAX: u64 = 16 * MIB;
-/// Limit of the numbers of one entry, and of those taken.
+/// Maximum numbers of one entry, and in the result.
 const NUMBERS_MAX: usize = 1024;
-/// Keys that are logged with the metrics and are none.
+/// Logged keys that are no metrics.
 const NOT_METRICS: [&str; 2] = ["step", "epoch"];
 
 /// A metric to take from what the trainer logged.
@@ -38,10 +38,10 @@ pub struct LoggedMetric {
 impl FromStr for LoggedMetric {
     type Err = Error;
 
-    /// Reads `NAME=KEY`, or `NAME` where both are one.
+    /// Parses `NAME=KEY`, or `NAME` if both are equal.
     fn from_str(text: &str) -> Result<Self> {
         let (name, key) = text.split_once('=').unwrap_or((text, text));
-        // The name has to be one that a step can have.
+        // Checks that the name is valid for a metric.
         StepFacts::default().metric(name, 0.0)?;
         if key.is_empty() {
             return Err(Error::usage("this names no key").expected("NAME=KEY").got(text));
@@ -50,9 +50,9 @@ impl FromStr for LoggedMetric {
     }
 }
 
-/// `facts` with the metrics that the checkpoint in `folder`, of `step`, tells: those `wanted`, each as it was logged last; or, if
-/// none are, all that were logged at this very step. Metrics that `facts` has already stay.
-pub(super) fn with_logged(folder: &Path, step: u64, wanted: &[LoggedMetric], facts: StepFacts) -> StepFacts {
+/// Adds to `facts` the metrics of the checkpoint in `folder`, of `step`: those `wanted`, each with its last logged value, or,
+/// without any, all that were logged at exactly this step. Existing metrics of `facts` stay. Blocking.
+pub(crate) fn with_logged(folder: &Path, step: u64, wanted: &[LoggedMetric], facts: StepFacts) -> StepFacts {
     let found = match read(&folder.join(TRAINER_STATE), Query { step, wanted }) {
         Ok(Some(found)) => found,
         Ok(None) => return facts,
@@ -77,12 +77,16 @@ pub(super) fn with_logged(folder: &Path, step: u64, wanted: &[LoggedMetric], fac
     })
 }
 
-/// None, if there is no such file.
+/// Opens a file in a folder that others may write to: follows no link, and does not block on a pipe.
+pub(super) fn open(path: &Path) -> std::io::Result<File> {
+    let flags = i32::try_from((OFlags::NOFOLLOW | OFlags::NONBLOCK).bits()).unwrap_or_default();
+    File::options().read(true).custom_flags(flags).open(path)
+}
+
+/// Reads the file; none if it does not exist.
 fn read(path: &Path, query: Query<'_>) -> Result<Option<Found>> {
     let fault = |error| Error::io("cannot read what the trainer logged", path, error);
-    // Never through a link, never waiting for a pipe's other end: others may write to the folder.
-    let flags = i32::try_from((OFlags::NOFOLLOW | OFlags::NONBLOCK).bits()).unwrap_or_default();
-    let file = match File::options().read(true).custom_flags(flags).open(path) {
+    let file = match open(path) {
         Ok(file) => file,
         Err(error) if matches!(error.kind(), Io::NotFound | Io::NotADirectory) => return Ok(None),
         Err(error) => return Err(fault(error)),
@@ -108,17 +112,17 @@ struct Query<'q> {
     wanted: &'q [LoggedMetric],
 }
 
-/// Values found, by key. Everything else in the file is skipped as it is parsed: a file takes no more memory than its text.
+/// Values found, by key. All other content is skipped by the parser, so memory is limited to the text.
 #[derive(Debug, Default)]
 struct Found {
-    /// From the log.
+    /// Values from the log.
     logged: BTreeMap<String, f64>,
-    /// From the state itself.
+    /// Values from the state itself.
     state: BTreeMap<String, f64>,
 }
 
 impl Found {
-    /// The value of a metric that was logged last up to `step`, or that the state itself has.
+    /// Last logged value of a metric up to `step`, or else the value in the state itself.
     fn value(&self, wanted: &LoggedMetric, step: u64) -> Option<(String, f64)> {
         let value = self.logged.get(&wanted.key).or_else(|| self.state.get(&wanted.key)).copied();
         if value.is_none() {
@@ -133,7 +137,7 @@ impl Query<'_> {
         self.wanted.iter().any(|one| one.key == key)
     }
 
-    /// Takes the numbers of one entry of the log over those of earlier ones.
+    /// Adds the numbers of one log entry, which replace earlier ones.
     fn take(self, found: &mut Found, Logged { step, numbers }: Logged) {
         let is_due =
             if self.wanted.is_empty() { step == Some(self.step) } else { step.is_none_or(|at| at <= self.step) };
@@ -231,7 +235,7 @@ impl<'de> Deserialize<'de> for Logged {
                 while let Some(key) = map.next_key::<Cow<'_, str>>()? {
                     let Number(Some(value)) = map.next_value()? else { continue };
                     if key == "step" {
-                        // Steps are whole and far below 2^53.
+                        // Steps are integers far below 2^53.
                         logged.step = format!("{value}").parse().ok();
                     } else if logged.numbers.len() < NUMBERS_MAX {
                         logged.numbers.push((key.into_owned(), value));
@@ -245,7 +249,7 @@ impl<'de> Deserialize<'de> for Logged {
     }
 }
 
-/// A number; None for any other value, of which nothing is kept.
+/// A number; None for any other value, which is skipped.
 struct Number(Option<f64>);
 
 impl<'de> Deserialize<'de> for Number {
@@ -298,7 +302,7 @@ impl<'de> Deserialize<'de> for Number {
     }
 }
 
-/// `text` with null for `NaN` and `Infinity`, which Python writes and JSON lacks.
+/// Replaces `NaN` and `Infinity`, which Python writes and JSON lacks, by null.
 fn without_nan(text: &str) -> String {
     let mut plain = String::with_capacity(text.len());
     let (mut within, mut escaped, mut rest) = (false, false, text);

@@ -1,12 +1,11 @@
-//! Watch: looks at a folder until it is told to stop, and saves each checkpoint that a framework has finished as a step of a
-//! run.
+//! Watch: polls a folder until it is stopped, and saves each finished checkpoint of a framework as a step of a run.
 //!
 //! ```text
 //! look (metadata only) -> board: which are finished, which of them the repository lacks -> save, lowest step first -> look ...
 //! ```
 //!
-//! `candidate` and `settle` say what is a checkpoint and when it is whole, `board` what to do next; they do no I/O. `look`
-//! looks, and this file carries out.
+//! `candidate` and `settle` decide what is a checkpoint and when it is complete, `board` decides the next action; they do no I/O.
+//! `look` polls the folder, and this file executes the actions.
 
 mod board;
 mod candidate;
@@ -24,81 +23,116 @@ mod tests;
 use std::collections::BTreeMap;
 use std::future::pending;
 use std::path::{Path, PathBuf};
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures::FutureExt as _;
 use tokio::time::{sleep, timeout};
+use tokio_util::sync::CancellationToken;
 
 use self::board::{Board, Due};
 use self::candidate::Tracker;
 pub use self::candidate::is_checkpoint;
 use self::ending::Ending;
 pub use self::ending::Stop;
-pub use self::events::WatchEvent;
+pub use self::events::{WatchEvent, WatchFailure};
 pub use self::handoff::{HandoffTarget, Unsaved};
 use self::look::Looker;
 pub use self::metrics::LoggedMetric;
-use self::metrics::with_logged;
+pub(crate) use self::metrics::with_logged;
 use self::resume::{ENTRY_LABEL, TRACKER_LABEL};
 use self::same::{Likeness, compare};
 use self::settle::{FileMark, Pace};
 use super::save::{RootLink, SaveOptions, SaveReport};
 use super::shown;
 use crate::error::{Error, ErrorKind, Result};
+use crate::name::Name;
+use crate::repository::Repository;
 use crate::repository::log::StepFacts;
-use crate::repository::{Name, Repository};
 use crate::tree::Rules;
 use crate::work::blocking;
 
-/// Looks while a checkpoint settles, at least.
+/// Minimum number of polls while a checkpoint settles.
 const LOOKS_TO_SETTLE: u32 = 5;
-/// The longest time between two looks.
+/// Longest time between two polls.
 const INTERVAL_MAX: Duration = Duration::from_secs(2);
 
-/// The longest time to find out what is saved already once it is asked to stop.
+/// Time for a save to record its stored data, once it must end.
+const WINDING_UP: Duration = Duration::from_secs(2);
+/// Maximum lost races of the save of one checkpoint.
+const RACES: usize = 5;
+
+/// Maximum time to find saved checkpoints after a stop request.
 const PROOF_MAX: Duration = Duration::from_secs(2);
 
 /// Options of a watch.
 #[derive(Clone, Debug)]
 pub struct WatchOptions {
-    /// Time without any change after which a checkpoint is taken as complete, where its framework has no marker; a fifth of that
-    /// where it does.
+    /// Time without a change after which a checkpoint counts as complete, if its framework has no marker; a fifth of that if it
+    /// has.
     pub settle: Duration,
-    /// Restore the latest step first, into a folder that holds no checkpoint.
+    /// Restore the latest step first, into a folder without checkpoints.
     pub restore_latest: bool,
-    /// Save what is finished, then end.
+    /// Save finished checkpoints, then end.
     pub once: bool,
-    /// Options of each save; labels of the watch's own are added.
+    /// Options of each save; the watch adds its own labels.
     pub save: SaveOptions,
-    /// Numbers of a checkpoint's `trainer_state.json` that become metrics of its step, each as it was logged last; if none, all
-    /// that were logged at this very step. Metrics of `save` take precedence.
+    /// Numbers in a checkpoint's `trainer_state.json` that become metrics of its step, each with its last logged value; if empty,
+    /// all that were logged at exactly this step. Metrics of `save` take precedence.
     pub metrics: Vec<LoggedMetric>,
     /// Target for checkpoints when time is short.
     pub handoff: Option<Arc<dyn HandoffTarget>>,
-    /// Says when to stop; a sender that is dropped never does.
+    /// Stop requests; a dropped sender means no request.
     pub stop: tokio::sync::watch::Receiver<Stop>,
 }
 
 /// Result of a watch.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct WatchReport {
-    /// Checkpoints saved, counting those that were saved again.
+    /// Checkpoints saved, including repeated saves.
     pub saved: u64,
-    /// Checkpoints that it would have saved, had it not ended.
+    /// Checkpoints that were not saved before the end.
     pub unsaved: Vec<String>,
+    /// Last failed save of one of these, if any.
+    pub failure: Option<WatchFailure>,
+}
+
+impl WatchReport {
+    /// Error for checkpoints of `dir` that are not saved, named by `described`; none if all are saved. `time` is the help if only
+    /// time was missing.
+    #[must_use]
+    pub fn error(&self, dir: &Path, time: &'static str, described: impl Fn(&String) -> String) -> Option<Error> {
+        if self.unsaved.is_empty() {
+            return None;
+        }
+        let unsaved: Vec<_> = self.unsaved.iter().map(described).collect();
+        let what = match self.failure {
+            Some(_) => "not all checkpoints could be saved",
+            None => "not all checkpoints could be saved in time",
+        };
+        let error = Error::cancelled(what).at(dir.display()).got(format!("not saved: {}", unsaved.join(", ")));
+        Some(match &self.failure {
+            Some(WatchFailure { error: cause, help, .. }) => {
+                let help = help
+                    .clone()
+                    .unwrap_or_else(|| "mend what it failed with; what is not saved stays in the folder".to_owned());
+                error.source(cause.clone()).help(help)
+            }
+            None => error.help(time),
+        })
+    }
 }
 
 impl Repository {
-    /// Watches the folder `dir`, which may come and go, and saves each finished checkpoint in it as `run`/step-N. Tells what
-    /// it does. Ends when `options.stop` says so, or with `options.once`.
+    /// Watches the folder `dir`, which may appear and disappear, and saves each finished checkpoint as `run`/step-N. Reports
+    /// events. Ends at a request by `options.stop`, or with `options.once`.
     ///
-    /// # Errors
-    /// Usage, for what no waiting can change. With `once`, whatever a save fails with; otherwise a save that fails is told
-    /// and tried again. Whatever `restore_latest` fails with: nothing must train from the start because a store was away.
+    /// # Errors Usage, for permanent problems. With `once`, the error of a failed save; otherwise failed saves are reported and
+    /// retried. Errors of `restore_latest`, so that no training starts from scratch because the store was unavailable.
     ///
     /// # Cancel safety
-    /// Safe: as a save's and a restore's.
+    /// Safe, as for a save and a restore.
     pub async fn watch(
         &self,
         dir: &Path,
@@ -111,7 +145,7 @@ impl Repository {
         let restored = if options.restore_latest {
             tokio::select! {
                 restored = self.resume(dir, run, tell) => restored?,
-                // Nothing that is brought back now would be used.
+                // A restored step would not be used any more.
                 () = ending.begun() => return Err(Error::cancelled("interrupted while the latest step was restored")
                     .at(dir.display())
                     .help("run the same command again to resume")),
@@ -128,8 +162,10 @@ impl Repository {
             begun: Instant::now(),
             unreadable: None,
             handed_off: BTreeMap::new(),
+            failures: BTreeMap::new(),
             saved: 0,
         };
+        watching.rest();
         watching.go_on(ending, tell).await
     }
 }
@@ -143,18 +179,20 @@ struct Scene<'a> {
     options: &'a WatchOptions,
 }
 
-/// A watch under way.
+/// A watch in progress.
 struct Watching<'a> {
     scene: Scene<'a>,
     board: Board,
-    /// Elsewhere while it looks.
+    /// Poller; taken while a poll runs on another thread.
     looker: Option<Looker>,
     interval: Duration,
     begun: Instant,
-    /// The trouble with the folder that was told last.
-    unreadable: Option<String>,
+    /// Last reported problem with the folder.
+    unreadable: Option<WatchFailure>,
     /// Last reported holders of checkpoints.
     handed_off: BTreeMap<String, String>,
+    /// Last failure of each checkpoint that is not saved.
+    failures: BTreeMap<String, WatchFailure>,
     saved: u64,
 }
 
@@ -163,11 +201,11 @@ type Tell<'a> = &'a mut (dyn FnMut(WatchEvent) + Send);
 
 /// Outcome of a checkpoint that was due.
 enum Outcome {
-    /// With these facts.
+    /// Saved, with these facts.
     Saved(Box<SaveReport>, StepFacts),
-    /// It is there already, under this name.
+    /// Saved already, under this name.
     Kept(Name),
-    /// Only remains of it are there.
+    /// Only a part of it is left.
     Remains,
 }
 
@@ -177,18 +215,14 @@ impl Watching<'_> {
             let readable = self.look(tell).await?;
             let now = self.begun.elapsed();
             if ending.newly_asked() {
-                self.board.hurry(now);
-                // A store that does not answer must not take the time that is left.
-                let _ = timeout(PROOF_MAX, self.prove(now)).await;
-                let pending = self.board.pending(now).into_iter().map(|(entry, _)| entry).collect();
-                tell(WatchEvent::Stopping { seconds: ending.left().as_secs_f64(), pending });
+                self.announce(ending.left(), tell).await;
             }
             if let Some(due) = self.board.next(now).filter(|_| readable && !ending.is_over()) {
-                // It may be looked at again while it is saved.
+                // The folder may be polled during the save.
                 let seen = self.board.seen(&due.entry);
                 let Some(done) = self.save(&due, &mut ending, tell).await? else { continue };
                 let saved = done.is_ok();
-                self.note(&due, (seen, done), tell)?;
+                self.note(&due, seen, done, tell)?;
                 if saved {
                     tokio::select! {
                         () = self.scene.release(&due) => {}
@@ -210,7 +244,17 @@ impl Watching<'_> {
         }
     }
 
-    /// Finds checkpoints that the repository holds already, though their turn has not come, so that they are not named as unsaved.
+    /// Reports a stop request, and the checkpoints to save in the time that is `left`.
+    async fn announce(&mut self, left: Duration, tell: Tell<'_>) {
+        let (since, now) = (Instant::now(), self.begun.elapsed());
+        self.board.hurry(now);
+        // Limited, because a store that does not answer must not use up the remaining time.
+        let _ = timeout(PROOF_MAX.min(left / 2), self.prove(now)).await;
+        let pending = self.board.pending(now).into_iter().map(|(entry, _)| entry).collect();
+        tell(WatchEvent::Stopping { seconds: left.saturating_sub(since.elapsed()).as_secs_f64(), pending });
+    }
+
+    /// Finds checkpoints that are in the repository already, so that they are not reported as unsaved.
     async fn prove(&mut self, now: Duration) {
         let unproven = self.board.unproven(now);
         if unproven.is_empty() {
@@ -230,7 +274,7 @@ impl Watching<'_> {
         }
     }
 
-    /// Looks once; false if the folder could not be read.
+    /// Polls once; false if the folder could not be read.
     async fn look(&mut self, tell: Tell<'_>) -> Result<bool> {
         let mut looker = self.looker.take().unwrap_or_else(|| Looker::new(self.scene.dir));
         let (looker, looked) = blocking(move || {
@@ -250,18 +294,18 @@ impl Watching<'_> {
             }
             Err(error) if self.scene.options.once => Err(error),
             Err(error) => {
-                let error = format!("{error:?}");
-                if self.unreadable.as_ref() != Some(&error) {
-                    tell(WatchEvent::Unreadable { error: error.clone() });
-                    self.unreadable = Some(error);
+                let failure = WatchFailure::from(&error);
+                if self.unreadable.as_ref() != Some(&failure) {
+                    tell(WatchEvent::Unreadable { failure: failure.clone() });
+                    self.unreadable = Some(failure);
                 }
                 Ok(false)
             }
         }
     }
 
-    /// Saves a checkpoint; None if there is no time left. When time is short, finished checkpoints are handed off first, and further ones
-    /// while this one is saved.
+    /// Saves a checkpoint; None if there is no time left. When time is short, finished checkpoints are handed off first, and
+    /// further ones while this one is saved.
     async fn save(&mut self, due: &Due, ending: &mut Ending, tell: Tell<'_>) -> Result<Option<Result<Outcome>>> {
         let scene = self.scene;
         if scene.is_short() {
@@ -270,11 +314,36 @@ impl Watching<'_> {
                 () = ending.over() => return Ok(None),
             }
         }
-        let saving = scene.save(due);
-        tokio::select! {
-            done = saving => Ok(Some(done)),
-            never = self.hand_off_repeatedly(tell) => never,
-            () = ending.over() => Ok(None),
+        let stop = CancellationToken::new();
+        let mut saving = pin!(scene.save(due, stop.clone()));
+        loop {
+            tokio::select! {
+                done = &mut saving => return Ok(Some(done)),
+                never = self.hand_off_repeatedly(tell) => return never,
+                () = ending.moved_on() => {}
+            }
+            if ending.is_over() {
+                break;
+            }
+            if ending.newly_asked() {
+                self.announce(ending.left(), tell).await;
+            }
+        }
+        if ending.at_once() {
+            return Ok(None);
+        }
+        // Records stored data, so that the next save need not send it again.
+        stop.cancel();
+        match timeout(WINDING_UP, saving).await {
+            Ok(Ok(outcome)) => Ok(Some(Ok(outcome))),
+            Ok(Err(error)) => {
+                // An earlier error is more informative than the lack of time.
+                if error.kind() != ErrorKind::Cancelled || !self.failures.contains_key(&due.entry) {
+                    self.failures.insert(due.entry.clone(), WatchFailure::from(&error));
+                }
+                Ok(None)
+            }
+            Err(_) => Ok(None),
         }
     }
 
@@ -306,13 +375,15 @@ impl Watching<'_> {
         }
     }
 
-    /// Takes in what came of saving what was `seen`.
-    fn note(&mut self, due: &Due, (seen, done): (Vec<FileMark>, Result<Outcome>), tell: Tell<'_>) -> Result<()> {
+    /// Handles the result of saving the observation `seen`.
+    fn note(&mut self, due: &Due, seen: Vec<FileMark>, done: Result<Outcome>, tell: Tell<'_>) -> Result<()> {
         let now = self.begun.elapsed();
         let entry = due.entry.clone();
+        self.rest();
         match done {
             Ok(outcome) => {
                 self.board.saved(&entry, seen);
+                self.failures.remove(&entry);
                 self.looker.iter_mut().for_each(|looker| looker.rest(&entry));
                 tell(match outcome {
                     Outcome::Saved(report, facts) => {
@@ -328,26 +399,39 @@ impl Watching<'_> {
                 });
             }
             Err(error) if matches!(error.kind(), ErrorKind::Usage | ErrorKind::Unsupported) => return Err(error),
-            // A file changed or vanished: its writer was not done after all. The next look tells.
+            // A file changed or disappeared: the checkpoint was not complete. The next poll shows its state.
             Err(error) if matches!(error.kind(), ErrorKind::Conflict | ErrorKind::NotFound) => {
                 tracing::info!("{entry} is not saved yet: {error:?}");
                 if let Some(wait) = self.board.disturbed(&entry, now) {
-                    tell(failed(entry, &error, wait));
+                    self.failed(entry, &error, wait, tell);
                 }
             }
             Err(error) if self.scene.options.once => return Err(error),
             Err(error) => {
                 let wait = self.board.failed(&entry, now);
-                tell(failed(entry, &error, wait));
+                self.failed(entry, &error, wait, tell);
             }
         }
         Ok(())
     }
 
+    /// Reports a failed save that is tried again after `wait`.
+    fn failed(&mut self, entry: String, error: &Error, wait: Duration, tell: Tell<'_>) {
+        let failure = WatchFailure::from(error);
+        self.failures.insert(entry.clone(), failure.clone());
+        tell(WatchEvent::Failed { entry, failure, retry_seconds: wait.as_secs_f64() });
+    }
+
+    /// Resets the progress, because nothing is being saved.
+    fn rest(&self) {
+        self.scene.options.save.progress.phase("watching", 0);
+    }
+
     fn end(self, now: Duration, tell: Tell<'_>) -> WatchReport {
-        let mut report = WatchReport { saved: self.saved, unsaved: Vec::new() };
+        let mut report = WatchReport { saved: self.saved, ..WatchReport::default() };
         for (entry, reason) in self.board.pending(now) {
             report.unsaved.push(shown(entry.as_bytes()));
+            report.failure = self.failures.get(&entry).cloned().or(report.failure);
             tell(WatchEvent::Unsaved { entry, reason: reason.to_owned() });
         }
         report
@@ -363,7 +447,7 @@ impl Scene<'_> {
     /// Path, name and options to save a checkpoint with.
     fn what(self, due: &Due) -> Result<(PathBuf, Name, SaveOptions)> {
         let name = format!("{}/step-{}", self.run, due.step).parse()?;
-        // The owner of the folder may put a link in the place of the checkpoint.
+        // Follows no link: the owner of the folder could replace the checkpoint by one.
         let mut options = SaveOptions { root_link: RootLink::Refuse, ..self.options.save.clone() };
         options.labels.insert(ENTRY_LABEL.to_owned(), due.entry.clone());
         if let Some(tracker) = self.tracker(due) {
@@ -372,16 +456,36 @@ impl Scene<'_> {
         Ok((self.dir.join(&due.entry), name, options))
     }
 
-    /// Saves a checkpoint, unless the repository holds it.
-    async fn save(self, due: &Due) -> Result<Outcome> {
+    /// Saves a checkpoint, unless it is in the repository. Starts again if others save the same step meanwhile.
+    async fn save(self, due: &Due, stop: CancellationToken) -> Result<Outcome> {
+        let (_, name, _) = self.what(due)?;
+        for _ in 1..RACES {
+            let before = self.version(&name).await?;
+            match self.save_once(due, &stop).await {
+                Err(error) if error.kind() == ErrorKind::Conflict && self.version(&name).await? != before => {
+                    tracing::info!("{name} was saved by others meanwhile, which this save looks at: {error:?}");
+                }
+                done => return done,
+            }
+        }
+        self.save_once(due, &stop).await
+    }
+
+    /// Version of a name; none if it does not exist.
+    async fn version(self, name: &Name) -> Result<Option<u64>> {
+        Ok(self.repository.state().await?.refs.get(name).map(|value| value.version))
+    }
+
+    async fn save_once(self, due: &Due, stop: &CancellationToken) -> Result<Outcome> {
         let (path, name, mut options) = self.what(due)?;
+        options.stop = stop.clone();
         let state = self.repository.state().await?;
         if !due.again && state.refs.contains_key(&name) {
             match self.repository.compare(&name, path.clone(), &options.exclude).await {
                 Ok(Likeness::Same) => return Ok(Outcome::Kept(name)),
                 Ok(Likeness::Less) => return Ok(Outcome::Remains),
                 Ok(Likeness::Other) => {}
-                // Saving again is what heals it.
+                // Saving again repairs it.
                 Err(error) => tracing::info!("{name} is saved again: {error:?}"),
             }
         }
@@ -391,7 +495,7 @@ impl Scene<'_> {
         Ok(Outcome::Saved(Box::new(report), options.facts))
     }
 
-    /// The file that its framework will look for to find it, if there is one.
+    /// Tracker file by which its framework finds it, if there is one.
     fn tracker(self, due: &Due) -> Option<Tracker> {
         Tracker::ALL.into_iter().find(|tracker| tracker.covers(&due.entry) && self.dir.join(tracker.name()).is_file())
     }
@@ -405,10 +509,10 @@ impl Scene<'_> {
 }
 
 impl Repository {
-    /// Whether the checkpoint at `path` is what `name` stands for, by sizes and modification times.
+    /// True if the checkpoint at `path` equals the tree `name`, by sizes and modification times.
     ///
     /// # Errors
-    /// Not found, if there is no such name; the store's, the file system's.
+    /// Not found, if there is no such name; errors of the store and the file system.
     ///
     /// # Cancel safety
     /// Safe: it only reads.
@@ -422,8 +526,4 @@ impl Repository {
         let rules = Rules { excludes: excludes.to_vec(), skip, no_follow: true, ..Rules::default() };
         blocking(move || compare(&path, &rules, &saved.manifest)).await
     }
-}
-
-fn failed(entry: String, error: &Error, wait: Duration) -> WatchEvent {
-    WatchEvent::Failed { entry, error: format!("{error:?}"), retry_seconds: wait.as_secs_f64() }
 }

@@ -1,7 +1,7 @@
 //! Restore of the latest step before a folder is watched, so that the framework finds it and continues.
 //!
-//! Others may be able to write to the folder. So the step is restored into a private folder in it, which no link can replace, and moved
-//! out of that.
+//! Other users may be able to write to the folder. So the step is restored into a private subfolder, which no link can replace,
+//! and then moved to its place.
 
 use std::ffi::OsString;
 use std::os::fd::{AsRawFd as _, OwnedFd};
@@ -16,21 +16,23 @@ use super::events::WatchEvent;
 use super::look::Looker;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::Form;
+use crate::name::Name;
 use crate::ops::RestoreOptions;
-use crate::repository::{Choice, Name, Repository, Saved, Selector};
+use crate::repository::{Repository, Saved};
+use crate::selector::{Choice, Selector};
 use crate::tree::{Readers, replace_file};
 use crate::work::blocking;
 
-/// The label that says what a step was called in the watched folder.
+/// Label with the name of a step's entry in the watched folder.
 pub(super) const ENTRY_LABEL: &str = "watch.entry";
 /// Limit of an entry's name in bytes: the names of files while it is restored are longer.
 const ENTRY_LEN_MAX: usize = 200;
-/// The label that says which file beside it named it.
+/// Label with the tracker file that named it.
 pub(super) const TRACKER_LABEL: &str = "watch.tracker";
 
 impl Repository {
-    /// Restores the latest step of `run` into `dir`, if that holds no checkpoint; returns the entry's name. It appears under
-    /// it when it is whole.
+    /// Restores the latest step of `run` into `dir`, if that has no checkpoint; returns the entry's name. The entry appears when
+    /// it is complete.
     pub(super) async fn resume(
         &self,
         dir: &Path,
@@ -88,12 +90,12 @@ struct Staging {
 }
 
 impl Staging {
-    /// Opens or makes it. One that an earlier, killed restore left is used again.
+    /// Opens or creates it. One of an earlier, killed restore is reused.
     fn open(dir: &Path, entry: &str) -> Result<Self> {
         let fault = |errno: Errno| Error::io("cannot restore a checkpoint in the watched folder", dir, errno.into());
         std::fs::create_dir_all(dir).map_err(|error| Error::io("cannot make the watched folder", dir, error))?;
         let opened = open(dir, FOLDER.difference(OFlags::NOFOLLOW), Mode::empty()).map_err(fault)?;
-        // Its dot keeps frameworks from taking it for a checkpoint.
+        // The leading dot keeps frameworks from treating it as a checkpoint.
         let usual = OsString::from(format!(".{entry}.towline-tmp"));
         let unique = OsString::from(format!(".{entry}.{}.towline-tmp", Ulid::generate()));
         for name in [usual, unique] {
@@ -103,7 +105,7 @@ impl Staging {
             }
             let own = match openat(&opened, &name, FOLDER, Mode::empty()) {
                 Ok(own) => own,
-                // Something else, planted there.
+                // Another kind of entry, possibly planted.
                 Err(Errno::NOTDIR | Errno::LOOP | Errno::ACCESS) => continue,
                 Err(errno) => return Err(fault(errno)),
             };
@@ -125,13 +127,13 @@ impl Staging {
         let place = self.shown.join(&self.entry);
         let fault = |errno: Errno| Error::io("cannot put a restored checkpoint in its place", &place, errno.into());
         renameat(&self.own, &self.entry, &self.dir, &self.entry).map_err(fault)?;
-        // A leftover is used by the next restore.
+        // Best effort: the next restore uses a leftover.
         let _ = unlinkat(&self.dir, &self.name, AtFlags::REMOVEDIR);
         Ok(())
     }
 }
 
-/// Name of the step's folder: the original one, or one that suits its contents.
+/// Name of the step's folder: the original one, or one that matches its content.
 fn entry_name(saved: &Saved) -> Result<String> {
     let manifest = &saved.manifest;
     if let Some(label) = manifest.labels.get(ENTRY_LABEL) {

@@ -1,4 +1,4 @@
-//! Whether a checkpoint is in the repository already, without reading it: after a restart of the watch.
+//! Check without reading the files whether a checkpoint is in the repository already, after a restart of the watch.
 
 use std::path::Path;
 
@@ -6,7 +6,7 @@ use crate::error::Result;
 use crate::format::{EntryKind, Manifest};
 use crate::tree::{Rules, WalkKind, walk};
 
-/// Comparison of a checkpoint to what was saved of it.
+/// Comparison of a checkpoint with its saved tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Likeness {
     /// The same files, by path, size and modification time.
@@ -17,7 +17,7 @@ pub(super) enum Likeness {
     Other,
 }
 
-/// Compares what is at `path` with what was saved. Blocks.
+/// Compares the entry at `path` with a saved tree. Blocks.
 pub(super) fn compare(path: &Path, rules: &Rules, manifest: &Manifest) -> Result<Likeness> {
     let found = walk(path, rules)?.found;
     let alike = found.iter().all(|found| {

@@ -1,31 +1,31 @@
-//! From a series of looks at one checkpoint to whether it is finished. Pure: time is how long the watch has run, and what a
-//! look saw is handed in.
+//! Decides by a series of observations whether a checkpoint is finished. Pure: observations, and the running time of the watch,
+//! are inputs.
 
 use std::time::Duration;
 
 use super::candidate::Marker;
 use crate::clock::Timestamp;
 
-/// By how much the clocks of a checkpoint's writers may differ.
+/// Maximum difference between the clocks of a checkpoint's writers.
 const SKEW: Duration = Duration::from_secs(2);
 
-/// One file of a checkpoint, as one look saw it: digests of its path, and of all that changes when it is written.
+/// One observed file of a checkpoint: digests of its path, and of metadata that changes when it is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct FileMark {
     pub(super) path: u64,
     pub(super) stat: u64,
 }
 
-/// One checkpoint, as one look saw it.
+/// One observation of a checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Observation {
-    /// Device and inode of the file or folder itself: they stay when it is renamed.
+    /// Device and inode of the file or folder itself, which a rename does not change.
     pub(super) identity: (u64, u64),
-    /// Its files but those with temporary names, sorted.
+    /// Files except those with temporary names, sorted.
     pub(super) files: Vec<FileMark>,
     /// Bytes in them.
     pub(super) bytes: u64,
-    /// Digest of what has temporary names.
+    /// Digest of files with temporary names.
     pub(super) temporary: u64,
     /// The latest modification of any file.
     pub(super) newest: Timestamp,
@@ -33,12 +33,12 @@ pub(super) struct Observation {
     pub(super) marker: Marker,
 }
 
-/// Times without a change that are required.
+/// Required times without a change.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pace {
-    /// Without a word from the framework.
+    /// Without a marker of the framework.
     pub(super) quiet: Duration,
-    /// After it said that it is done: other ranks may lag.
+    /// With a marker: other ranks may lag.
     pub(super) marked: Duration,
 }
 
@@ -63,13 +63,13 @@ impl By {
 /// State of a checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Standing {
-    /// Not whole yet, or not long enough.
+    /// Incomplete, or not unchanged for long enough.
     Writing,
-    /// Whole.
+    /// Complete.
     Finished(By),
-    /// Quiet for long, but its framework has not said that it is done: it lacks this.
+    /// Unchanged for long, but without this marker of its framework.
     Unmarked(&'static str),
-    /// Files went away and nothing was written since: it is being deleted.
+    /// Being deleted: files were removed, and nothing was written since.
     Shrunk,
 }
 
@@ -77,20 +77,20 @@ pub(super) enum Standing {
 #[derive(Clone, Debug)]
 pub(super) struct Series {
     last: Observation,
-    /// When the first of the looks that saw the same was.
+    /// Time of the first of the equal observations.
     since: Duration,
-    /// It had a temporary name in an earlier look, and has not changed since it was renamed.
+    /// True if it had a temporary name earlier, and has not changed since its rename.
     renamed: bool,
     shrunk: bool,
 }
 
 impl Series {
-    /// Begins with a first look.
+    /// Creates it from the first observation.
     pub(super) fn begin(now: Duration, first: Observation, renamed: bool) -> Self {
         Self { last: first, since: now, renamed, shrunk: false }
     }
 
-    /// Takes in another look at the same file or folder.
+    /// Adds another observation of the same file or folder.
     pub(super) fn observe(&mut self, now: Duration, next: Observation) {
         if next == self.last {
             return;
@@ -105,7 +105,7 @@ impl Series {
         self.last = next;
     }
 
-    /// It was found to change while it was read.
+    /// Records that it changed while it was read.
     pub(super) fn disturb(&mut self, now: Duration) {
         self.since = now;
         self.renamed = false;
@@ -124,7 +124,7 @@ impl Series {
             Marker::Missing(name) if quiet >= pace.quiet => Standing::Unmarked(name),
             Marker::Missing(_) => Standing::Writing,
             _ if self.renamed => Standing::Finished(By::Rename),
-            // A marker that is older than the files is that of the step before it was written again.
+            // A marker older than the files is from before the step was written again.
             Marker::Present(at) if self.last.newest.since(at) <= SKEW && quiet >= pace.marked => {
                 Standing::Finished(By::Marker)
             }
@@ -133,18 +133,18 @@ impl Series {
         }
     }
 
-    /// The files of the last look.
+    /// Files of the last observation.
     pub(super) fn files(&self) -> &[FileMark] {
         &self.last.files
     }
 
-    /// The device and inode of the last look.
+    /// Device and inode of the last observation.
     pub(super) fn identity(&self) -> (u64, u64) {
         self.last.identity
     }
 }
 
-/// Whether `now` is `before` with files missing, and no other difference. Both are sorted.
+/// True if `now` is `before` with some files missing and no other difference. Both are sorted.
 pub(super) fn is_less(now: &[FileMark], before: &[FileMark]) -> bool {
     now.len() < before.len() && now.iter().all(|file| before.binary_search(file).is_ok())
 }

@@ -1,32 +1,33 @@
-//! Judging: what becomes of each pack. Pure: the same state, marks and clock give the same plan.
+//! Judging: decides for each pack whether to keep, rewrite or delete it. Pure: equal inputs give an equal plan.
 
 use super::Marks;
-use crate::format::PackRef;
+use crate::format::envelope::HEADER_LEN;
+use crate::format::{PackRef, TRAILER_LEN};
 use crate::id::{PackId, SessionId};
 use crate::limits::MIB;
 use crate::repository::log::{Action, State};
 use std::collections::BTreeMap;
 
-/// A pack is rewritten when less than this part of its bytes is used: rewriting then frees more than it moves.
+/// Share of a pack's chunk bytes in use below which the pack is rewritten: that frees more bytes than it copies.
 const REPACK_BELOW: f64 = 0.5;
 
 /// Decisions on one state.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Judgement {
-    /// Unused packs, to be condemned.
+    /// Unused packs to condemn.
     pub condemn: Vec<PackRef>,
-    /// Condemned packs that are used after all, with the entries that condemned them.
+    /// Condemned packs that are in use again, with the entries that condemned them.
     pub pardon: Vec<(PackId, u64)>,
-    /// Condemned packs that nothing uses and whose grace is over, with those entries and their bytes.
+    /// Condemned packs to purge: unused, and their grace is over. With the entries that condemned them, and their bytes.
     pub purge: Vec<(PackId, u64, u64)>,
-    /// Packs that are mostly dead, or used though somebody purged them.
+    /// Packs to rewrite: mostly unused, or purged although in use.
     pub repack: Vec<PackRef>,
-    /// Sessions that stood still for long, with the entries that touched them last.
+    /// Sessions without progress for long, with the entries that last touched them.
     pub fence: Vec<(SessionId, u64)>,
 }
 
-/// Decides what becomes of the `packs` that are indexed, given what is used. `is_due` says whether the grace of a condemned pack is
-/// over: it only delays a purge, and never makes one safe.
+/// Makes the plan for the indexed `packs`, given the marks. `is_due` says whether the grace of a condemned pack is over; the
+/// grace only delays a purge, safety does not depend on it.
 #[must_use]
 pub fn judge(
     state: &State,
@@ -42,11 +43,11 @@ pub fn judge(
         }
         if !marks.uses(id) {
             judgement.condemn.push(*pack);
-        } else if (marks.used_bytes(id) as f64) < pack.len as f64 * REPACK_BELOW {
+        } else if (marks.used_bytes(id) as f64) < content_len(pack) as f64 * REPACK_BELOW {
             judgement.repack.push(*pack);
         }
     }
-    // No collector purges what is used: somebody else wrote that. Its chunks are needed, so they move.
+    // A correct collector never purges packs in use. Another program did, so the chunks are moved to new packs.
     judgement.repack.extend(marks.packs().filter(|pack| state.purged.contains_key(&pack.id)));
     for (id, condemned) in &state.condemned {
         match (marks.uses(id), condemned.damaged) {
@@ -60,8 +61,13 @@ pub fn judge(
     judgement
 }
 
+/// Bytes of the chunks in `pack`, without header and footer, which a rewritten pack has as well.
+fn content_len(pack: &PackRef) -> u64 {
+    pack.len.saturating_sub(HEADER_LEN as u64 + u64::from(pack.footer_len) + TRAILER_LEN)
+}
+
 impl Judgement {
-    /// Its verdicts on packs, as actions. What repacking does is committed by the repacker.
+    /// Actions of the plan. The repacker commits those of a repack itself.
     #[must_use]
     pub fn actions(&self) -> Vec<Action> {
         let condemn = self.condemn.iter().map(|pack| Action::Condemn { pack: pack.id, len: pack.len, damaged: false });
@@ -71,7 +77,7 @@ impl Judgement {
         condemn.chain(pardon).chain(purge).chain(fence).collect()
     }
 
-    /// The same in words, for a dry run.
+    /// Description of the plan, for a dry run.
     #[must_use]
     pub fn describe(&self) -> Vec<String> {
         let mut steps = Vec::new();
@@ -79,8 +85,9 @@ impl Judgement {
         steps.extend(self.condemn.iter().map(|p| format!("condemn pack {} ({:.1} MiB unused)", p.id, mib(p.len))));
         steps.extend(self.pardon.iter().map(|(id, _)| format!("pardon pack {id}: it is used again")));
         steps.extend(self.purge.iter().map(|(id, _, len)| format!("purge pack {id} ({:.1} MiB)", mib(*len))));
-        steps.extend(self.repack.iter().map(|p| format!("repack pack {} ({:.1} MiB, mostly dead)", p.id, mib(p.len))));
-        steps.extend(self.fence.iter().map(|(id, _)| format!("fence session {id}: it stood still for long")));
+        steps
+            .extend(self.repack.iter().map(|p| format!("repack pack {} ({:.1} MiB, mostly unused)", p.id, mib(p.len))));
+        steps.extend(self.fence.iter().map(|(id, _)| format!("fence session {id}: no progress for long")));
         steps
     }
 }

@@ -1,4 +1,4 @@
-//! Marking: which chunks of which packs the names use, told from their maps alone.
+//! Marking: which chunks of which packs the names and the kept values use, from their maps alone.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
@@ -10,17 +10,18 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::format::{Map, PackRef};
 use crate::id::{MapKey, ObjectId, Owned, PackId, SessionId};
 use crate::limits::MIB;
+use crate::name::Name;
+use crate::repository::Repository;
 use crate::repository::log::{RefValue, State};
-use crate::repository::{Name, Repository};
 
 /// Maps read at once.
 const READS: usize = 8;
 
-/// Bytes that a used pack takes, at most: its entry in a map whose nodes may be half empty, and a node for its ordinals.
+/// Maximum memory of a used pack: its entry in a map whose nodes may be half empty, and a node for its ordinals.
 const PACK_SHARE: u64 = 2 * size_of::<(PackId, Used)>() as u64 + 192;
-/// Bytes that 64 ordinals take, at most.
+/// Maximum memory of 64 ordinals.
 const WORD_SHARE: u64 = 2 * size_of::<(u32, u64)>() as u64;
-/// Bytes that it takes, at most, to know that a map names a pack.
+/// Maximum memory to record that a map uses a pack.
 const MAP_SHARE: u64 = 2 * size_of::<(PackId, MapKey)>() as u64;
 
 /// Packs and chunks that the names of one state use.
@@ -28,12 +29,14 @@ const MAP_SHARE: u64 = 2 * size_of::<(PackId, MapKey)>() as u64;
 pub struct Marks {
     /// Used packs.
     packs: BTreeMap<PackId, Used>,
-    /// Maps, after the packs that they use.
+    /// Pairs of a used pack and a map that uses it.
     maps: BTreeSet<(PackId, MapKey)>,
+    /// Stored bytes of chunks that only kept values use.
+    kept_bytes: u64,
     taken: Taken,
 }
 
-/// Memory of marks, counted in the budget: how many packs a map names is a claim of whoever wrote it.
+/// Memory of marks, counted in the budget: the number of packs in a map comes from untrusted input.
 #[derive(Debug)]
 struct Taken {
     budget: Budget,
@@ -55,17 +58,17 @@ impl Taken {
 #[derive(Clone, Debug)]
 struct Used {
     pack: PackRef,
-    /// Bits of the ordinals, 64 a word. Only words with a bit: how many chunks a pack has is a claim of the map.
+    /// Bits of the ordinals, 64 per word; only words with a set bit, because the number of chunks is untrusted.
     ordinals: BTreeMap<u32, u64>,
     bytes: u64,
 }
 
 impl Marks {
-    /// None yet, whose memory counts in `budget`.
+    /// Empty marks, whose memory counts in `budget`.
     #[must_use]
     pub fn new(budget: &Budget) -> Self {
         let taken = Taken { budget: budget.clone(), bytes: 0, kept: Vec::new() };
-        Self { packs: BTreeMap::new(), maps: BTreeSet::new(), taken }
+        Self { packs: BTreeMap::new(), maps: BTreeSet::new(), kept_bytes: 0, taken }
     }
 
     /// True if any chunk of `pack` is used.
@@ -89,6 +92,12 @@ impl Marks {
     #[must_use]
     pub fn live_bytes(&self) -> u64 {
         self.packs.values().fold(0, |sum, used| sum.saturating_add(used.bytes))
+    }
+
+    /// Bytes that stay only because of kept values.
+    #[must_use]
+    pub fn kept_bytes(&self) -> u64 {
+        self.kept_bytes
     }
 
     /// Maps that use `pack`.
@@ -127,22 +136,26 @@ impl Marks {
     }
 }
 
-/// Reads the maps of all names of `state`. Their size is what bounds a marking, not the repository's.
+/// Reads the maps of all names and kept values of `state`. Memory is bounded by the size of these maps, not of the
+/// repository.
 ///
 /// # Errors
-/// Damaged, naming the name, if a map cannot be read: then nothing may be collected; exhausted, if what is used does not fit into
-/// the memory budget.
+/// Damaged, with the name, if a map cannot be read: nothing may be collected then; exhausted, if the marks do not fit into the
+/// memory budget.
 ///
 /// # Cancel safety
 /// Safe: it only reads.
 pub async fn mark(repository: &Repository, state: &State) -> Result<Marks> {
     let mut marks = Marks::new(repository.budget());
     marks.read(repository, &state.refs).await?;
+    let live = marks.live_bytes();
+    marks.read(repository, state.removed_values()).await?;
+    marks.kept_bytes = marks.live_bytes() - live;
     Ok(marks)
 }
 
 impl Marks {
-    /// Reads the maps of `refs`, and marks what they use besides.
+    /// Reads the maps of `refs`, and adds the packs and chunks that they use.
     ///
     /// # Errors
     /// As [`mark`].
@@ -161,12 +174,10 @@ impl Marks {
         let maps = keys.into_iter().map(|(key, name)| async move {
             let map = repository.map(key).await;
             let map = map.map_err(|error| match error.kind() {
-                ErrorKind::NotFound | ErrorKind::Damaged => {
-                    Error::damaged("nothing can be collected: a map cannot be read")
-                        .at(name)
-                        .help("towline verify --repair rebuilds it, or remove the name")
-                        .source(error)
-                }
+                ErrorKind::NotFound | ErrorKind::Damaged => Error::damaged("cannot collect: a map cannot be read")
+                    .at(name)
+                    .help("towline verify --repair rebuilds it, or remove the name with towline rm --now")
+                    .source(error),
                 _ => error,
             })?;
             Ok::<_, Error>((key, map))

@@ -11,21 +11,20 @@ use super::Marks;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::PackRef;
 use crate::id::{MapKey, Owned, PackId};
+use crate::name::Name;
 use crate::progress::Progress;
 use crate::repository::log::{Action, RefValue, State};
 use crate::repository::mapping::moved;
 use crate::repository::mend::put_map;
-use crate::repository::{
-    ChunkPlace, Gaps, Name, PackRead, Repository, Saved, Stored, Writer, longest_read, plan, read_pack,
-};
+use crate::repository::{ChunkPlace, Gaps, PackRead, Repository, Saved, Stored, Writer, longest_read, plan, read_pack};
 
 /// Rewrites `packs`; returns the bytes of the packs that this condemned.
 ///
 /// # Errors
-/// Damaged, if a live chunk is: the pack is then left as it is.
+/// Damaged, if a live chunk is damaged: the pack is then left unchanged.
 ///
 /// # Cancel safety
-/// Safe: until its one commit nothing changes for readers; what it uploaded is garbage for the next collect.
+/// Safe: nothing changes for readers before the one commit; the next collect deletes objects uploaded before.
 pub async fn repack(
     repository: &Repository,
     state: &State,
@@ -38,7 +37,7 @@ pub async fn repack(
     }
     let old: BTreeMap<PackId, PackRef> = packs.iter().map(|pack| (pack.id, *pack)).collect();
     let keys: BTreeSet<MapKey> = old.keys().flat_map(|id| marks.maps_of(*id)).collect();
-    let names: BTreeMap<MapKey, _> = state.refs.iter().map(|(name, value)| (value.map_key, (name, value))).collect();
+    let names: BTreeMap<MapKey, _> = state.roots().map(|(name, value)| (value.map_key, (name, value))).collect();
     let mut moving =
         Moving { repository, progress, old: &old, writer: Writer::new(repository, progress), moved: HashMap::new() };
     let mut swaps = Vec::new();
@@ -46,7 +45,7 @@ pub async fn repack(
         let Some((name, value)) = names.get(&key) else { continue };
         match moving.tree(name, value).await {
             Ok((saved, places)) => swaps.push((key, saved, places)),
-            // If something else uses these packs, the next marking pardons them.
+            // If other trees use these packs, the next marking pardons them.
             Err(error) if error.kind() == ErrorKind::NotFound => moving.outpaced(name, value, error).await?,
             Err(error) => return Err(error),
         }
@@ -54,7 +53,7 @@ pub async fn repack(
     publish(repository, &mut moving.writer, swaps, &old).await
 }
 
-/// Chunks on their way to new packs.
+/// Copy of live chunks to new packs.
 struct Moving<'a> {
     repository: &'a Repository,
     progress: &'a Progress,
@@ -64,7 +63,7 @@ struct Moving<'a> {
 }
 
 impl Moving<'_> {
-    /// Moves what of one tree lies in the old packs; returns the tree, and where its chunks are now.
+    /// Copies the chunks of one tree out of the old packs; returns the tree and the new places of its chunks.
     async fn tree(&mut self, name: &Name, value: &RefValue) -> Result<(Arc<Saved>, Vec<ChunkPlace>)> {
         let saved = Arc::new(self.repository.saved_as(name, value).await?);
         let chunks = 0..saved.located_chunks();
@@ -83,7 +82,7 @@ impl Moving<'_> {
         while let Some(stored) = frames.try_next().await? {
             let share = stored.is_mostly_used();
             for (id, place, frame) in stored.frames() {
-                // Two chunks of a tree may lie in one frame.
+                // Two chunks of a tree may share a frame.
                 if let Entry::Vacant(entry) = self.moved.entry((place.pack, place.ordinal)) {
                     self.progress.advance(u64::from(place.stored_len));
                     entry.insert(self.writer.push(id, frame, place.plain_len, share).await?);
@@ -102,10 +101,10 @@ impl Moving<'_> {
         self.old.contains_key(&place.pack) && !self.moved.contains_key(&(place.pack, place.ordinal))
     }
 
-    /// Something of a tree is gone. That is right if the name moved on, or another collector was faster.
+    /// Handles a missing object of a tree: no error if the name has changed, or another collector moved it first.
     async fn outpaced(&self, name: &Name, value: &RefValue, error: Error) -> Result<()> {
         let state = self.repository.state().await?;
-        if state.refs.get(name).is_some_and(|now| now.map_key == value.map_key) {
+        if state.roots().any(|(other, now)| other == name && now.map_key == value.map_key) {
             return Err(Error::damaged("a saved tree cannot be repacked: part of it is missing")
                 .at(name)
                 .source(error));
@@ -115,10 +114,10 @@ impl Moving<'_> {
     }
 }
 
-/// A map to replace, the tree it belongs to, and where that tree's chunks are now.
+/// A map to replace, its tree, and the new places of the tree's chunks.
 type Swap = (MapKey, Arc<Saved>, Vec<ChunkPlace>);
 
-/// Writes the new maps and commits the exchange.
+/// Writes the new maps and commits the swap.
 async fn publish(
     repository: &Repository,
     writer: &mut Writer,

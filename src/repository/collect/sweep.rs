@@ -1,7 +1,7 @@
-//! Sweeping: objects that nothing names, left by sessions that are over.
+//! Sweeping: finds objects of ended sessions that nothing refers to.
 //!
-//! The listing comes first and the fold after it: a key in the listing belongs to a session that was open before, so the
-//! fold knows it as open, or as over for good. Nothing can come to name an object of a session that is over.
+//! The listing comes before the fold. So each listed key belongs to a session that the fold knows as open or as ended. No later
+//! commit can refer to an object of an ended session.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -29,34 +29,34 @@ struct Listed {
     modified: Timestamp,
 }
 
-/// Objects of all sessions as a listing showed them, and lists of those that collects found unneeded.
-#[derive(Clone, Debug, Default)]
+/// Listed objects of all sessions, and tombstones: lists of objects that earlier collects found unneeded.
+#[derive(Debug, Default)]
 pub struct Leftovers {
-    /// Sorted by what they are and their ids.
+    /// Sorted by kind and id.
     listed: Vec<Listed>,
     /// The oldest first.
     tombstones: Vec<Tombstone>,
 }
 
-/// Time before which an object must have been found unneeded to be deleted.
+/// Cutoff: objects found unneeded before it are deleted.
 #[derive(Clone, Copy, Debug)]
 pub enum Cutoff {
-    /// None: the caller asked for no grace.
+    /// No grace: delete at once.
     NoGrace,
-    /// By the store's clock.
+    /// Time by the store's clock.
     Before(Timestamp),
 }
 
 /// Listed objects that nothing needs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Unneeded {
-    /// To be deleted now: keys and bytes.
+    /// Objects to delete now, and their bytes.
     pub due: BTreeMap<Item, u64>,
-    /// To be deleted once their grace is over, or once they are purged.
+    /// Objects to delete once their grace is over, or once they are purged.
     pub waiting: BTreeMap<Item, u64>,
 }
 
-/// Lists what sessions have written. Call it before the fold that judges it.
+/// Lists the objects of all sessions. Call it before the fold.
 ///
 /// # Errors
 /// Unreachable, if the store is.
@@ -111,7 +111,7 @@ impl Cutoff {
 }
 
 impl Leftovers {
-    /// Was `item` there when this was listed?
+    /// True if `item` existed at the time of the listing.
     #[must_use]
     pub fn has(&self, item: &Item) -> bool {
         self.listed.binary_search_by_key(item, Listed::item).is_ok()
@@ -123,7 +123,7 @@ impl Leftovers {
         move |pack| cutoff.is_past(since.get(&(Family::Pack, *pack)).copied())
     }
 
-    /// When each object was first found unneeded.
+    /// Time at which each object was first found unneeded.
     fn unneeded_since(&self) -> BTreeMap<Item, Timestamp> {
         let mut since = BTreeMap::new();
         for tombstone in &self.tombstones {
@@ -134,7 +134,7 @@ impl Leftovers {
         since
     }
 
-    /// Objects that nothing names and nothing can come to name. A pack that a map uses is never one, whatever the log says of it.
+    /// Objects that nothing refers to, now or later. A pack in use by a map is never among them, whatever the log says.
     #[must_use]
     pub fn unneeded(
         &self,
@@ -143,8 +143,8 @@ impl Leftovers {
         marks: &Marks,
         cutoff: Cutoff,
     ) -> Unneeded {
-        let manifests: BTreeSet<Owned> = state.refs.values().map(|value| value.manifest_key).collect();
-        let maps: BTreeSet<Owned> = state.refs.values().map(|value| value.map_key).collect();
+        let manifests: BTreeSet<Owned> = state.roots().map(|(_, value)| value.manifest_key).collect();
+        let maps: BTreeSet<Owned> = state.roots().map(|(_, value)| value.map_key).collect();
         let since = self.unneeded_since();
         let mut unneeded = Unneeded::default();
         for object in &self.listed {
@@ -158,7 +158,7 @@ impl Leftovers {
                 Family::Index => (open || state.segments.contains_key(&object.id), false),
                 Family::Manifest => (open || manifests.contains(&object.id), false),
                 Family::Map => (open || maps.contains(&object.id), false),
-                // They are for the session's own ranks.
+                // Parts are read only by ranks of the session.
                 Family::Part => (open, false),
             };
             if needed {
@@ -171,14 +171,14 @@ impl Leftovers {
         unneeded
     }
 
-    /// Lists what is `unneeded` and not listed yet, and deletes lists that are not needed any more: all that they listed is
-    /// deleted, or some of it is needed again, whose grace must begin anew. Call it once `unneeded.due` is deleted.
+    /// Writes a tombstone of newly `unneeded` objects, and deletes obsolete tombstones: those whose objects are all deleted, and
+    /// those with an object that is needed again, whose grace must start anew. Call it once `unneeded.due` is deleted.
     ///
     /// # Errors
     /// Unreachable, if the store is.
     ///
     /// # Cancel safety
-    /// Safe: the next collect goes on.
+    /// Safe: the next collect continues.
     pub async fn list_unneeded(&self, repository: &Repository, session: SessionId, unneeded: &Unneeded) -> Result<()> {
         let is_kept = |tombstone: &&Tombstone| {
             let is_unneeded = |item: &Item| unneeded.waiting.contains_key(item) || unneeded.due.contains_key(item);
@@ -192,13 +192,13 @@ impl Leftovers {
         delete_all(repository, over.iter().map(|tombstone| tombstone.key.clone()).collect()).await.map(drop)
     }
 
-    /// When the session last wrote anything, by the store's clock.
+    /// Time of the session's last write, by the store's clock.
     fn last_written(&self, session: SessionId) -> Option<Timestamp> {
         self.listed.iter().filter(|object| object.id.session == session).map(|object| object.modified).max()
     }
 
-    /// Open sessions that have neither written nor committed anything since `limit`, by the store's own clock, with the
-    /// entries that touched them last. A session of which nothing can be told is let be.
+    /// Open sessions without a write or commit since `limit`, by the store's clock, with the entries that touched them last.
+    /// Sessions whose last activity is unknown are not included.
     ///
     /// # Errors
     /// Unreachable, if the store is.
@@ -220,7 +220,7 @@ impl Leftovers {
         Ok(stalled)
     }
 
-    /// Packs of open sessions that no name uses and that are kept all the same. Sessions without any are left out.
+    /// Unused packs that are kept because their session is open, by session.
     ///
     /// # Errors
     /// Unreachable, if the store is.
@@ -240,7 +240,7 @@ impl Leftovers {
         Ok(all)
     }
 
-    /// When a session last wrote or committed anything, by the store's clock.
+    /// Time of a session's last write or commit, by the store's clock.
     async fn last_alive(
         &self,
         repository: &Repository,
@@ -254,17 +254,17 @@ impl Leftovers {
 /// Packs that one open session keeps from being freed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Held {
-    /// Which.
+    /// The session.
     pub session: SessionId,
-    /// Its packs that no name uses.
+    /// Number of its packs that no name uses.
     pub packs: u64,
     /// Their bytes.
     pub bytes: u64,
-    /// When it last wrote or committed anything, by the store's clock, if that can be told.
+    /// Time of its last write or commit, by the store's clock, if known.
     pub alive: Option<Timestamp>,
 }
 
-/// When the store says that log entry `number` was written.
+/// Time at which log entry `number` was written, by the store's clock.
 ///
 /// # Errors
 /// Unreachable, if the store is.
@@ -286,10 +286,10 @@ pub async fn store_time(repository: &Repository, number: u64) -> Result<Option<T
 /// Deletes objects; those that are gone already count as deleted. Returns how many requests the store took.
 ///
 /// # Errors
-/// The first that is not "not found"; the others were tried all the same.
+/// The first error other than "not found"; all objects are tried first.
 ///
 /// # Cancel safety
-/// Safe: the next collect goes on.
+/// Safe: the next collect continues.
 pub async fn delete_all(repository: &Repository, keys: Vec<Path>) -> Result<u64> {
     let mut failed = None;
     let mut deleted = 0;

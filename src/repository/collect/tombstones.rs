@@ -1,13 +1,14 @@
-//! Tombstones: what a collect finds unneeded is listed first, and deleted once it has been listed for the grace.
+//! Tombstones: a collect first lists unneeded objects; they are deleted once the list is older than the grace.
 //!
-//! Whoever may write to the store can claim in the log that nobody needs what is alive. The age of a list is the store's own
-//! time of it, which no writer can set back: so nothing is deleted sooner than a grace after such a claim.
+//! Anybody with write access can claim in the log that live objects are unneeded. The age of a list is measured by the store's
+//! clock, which no writer can set back. So nothing is deleted earlier than one grace period after such a claim.
 //!
 //! Body of an object of kind 'D': `[n]` of family (1: 0 pack, 1 index, 2 manifest, 3 map, 4 part), session (16), object (16).
 
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use object_store::path::Path;
 
+use crate::budget::Retained;
 use crate::clock::Timestamp;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::envelope::{Kind, seal};
@@ -17,25 +18,28 @@ use crate::repository::Repository;
 use crate::repository::layout::{self, Family};
 use crate::repository::objects;
 
-/// Objects in one list, at most: with their keys 8.6 MB.
+/// Maximum number of objects in one list: 8.6 MB with their keys.
 const LIST_MAX: usize = 1 << 18;
 /// Bytes of one object in a list.
 const ITEM_LEN: usize = 33;
 /// Lists read at once.
 const READS: usize = 4;
 
-/// An object of a session: what it is and which.
+/// An object of a session: its kind and id.
 pub type Item = (Family, Owned);
 
 /// One list of unneeded objects.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Tombstone {
     /// Key of the list.
     pub key: Path,
-    /// When it was written, by the store's clock.
+    /// Time of its creation, by the store's clock.
     pub written: Timestamp,
-    /// The objects in it, in no order.
+    /// The objects in it, sorted, each once.
     pub items: Vec<Item>,
+    /// Memory of the list, counted in the budget.
+    #[expect(dead_code, reason = "held for its drop")]
+    room: Retained,
 }
 
 /// The body of a list.
@@ -49,7 +53,7 @@ pub fn encode(items: &[Item]) -> Vec<u8> {
     out.into_bytes()
 }
 
-/// Reads the body of a list that may take `room` bytes of memory.
+/// Reads the body of a list, with at most `room` bytes of memory.
 ///
 /// # Errors
 /// Damaged; exhausted, if `room` is too little.
@@ -83,8 +87,8 @@ const fn code(family: Family) -> u8 {
     }
 }
 
-/// Reads every list, and keeps of each what `wanted` says. One that cannot be read counts as empty: then the grace of what it
-/// listed begins again.
+/// Reads every list, and keeps the items that `wanted` selects. An unreadable list counts as empty, which restarts the grace of
+/// its objects.
 ///
 /// # Errors
 /// Unreachable, if the store is; exhausted, if a list does not fit into the memory budget.
@@ -105,19 +109,22 @@ pub async fn read(repository: &Repository, wanted: impl Fn(&Item) -> bool) -> Re
     let read = listed.into_iter().map(|(key, written)| async move {
         let items = match items(repository, &key).await {
             Err(error) if error.kind() == ErrorKind::Damaged => {
-                tracing::warn!("a list of what nothing needs cannot be read, the grace begins again: {error:?}");
+                tracing::warn!("cannot read a list of unneeded objects, whose grace begins again: {error:?}");
                 Vec::new()
             }
             items => items?,
         };
-        Ok::<_, Error>(Tombstone { key, written, items })
+        Ok::<_, Error>((key, written, items))
     });
     let mut read = stream::iter(read.collect::<Vec<_>>()).buffered(READS);
     let mut tombstones = Vec::new();
-    while let Some(mut tombstone) = read.try_next().await? {
-        tombstone.items.retain(&wanted);
-        tombstone.items.shrink_to_fit();
-        tombstones.push(tombstone);
+    while let Some((key, written, mut items)) = read.try_next().await? {
+        items.retain(&wanted);
+        items.sort_unstable();
+        items.dedup();
+        items.shrink_to_fit();
+        let room = repository.budget().keep((size_of::<Tombstone>() + size_of_val(&*items)) as u64)?;
+        tombstones.push(Tombstone { key, written, items, room });
     }
     Ok(tombstones)
 }

@@ -17,19 +17,19 @@ use crate::repository::layout::{self, Family};
 /// One chunk of a read.
 #[derive(Debug)]
 pub struct Delivered<'a> {
-    /// Its number in the read.
+    /// Number of the chunk, as `locate` counts.
     pub index: u32,
-    /// Was it asked for?
+    /// True if it was asked for; false if another chunk needs it.
     pub wanted: bool,
     /// The chunk, and its place.
     pub located: Located,
     /// Range of its frame in the buffer.
     pub stored: Range<usize>,
-    /// The chunk, or why the frame is not it.
+    /// The chunk, or the error of decoding it.
     pub chunk: Result<Chunk<'a>>,
 }
 
-/// Decodes a chunk to where it is told, and verifies it there; what that holds after an error is not the chunk.
+/// Decodes a chunk to the given memory and verifies it there. After an error the memory has arbitrary bytes.
 pub type Fill<'a> = &'a mut dyn FnMut(&mut [u8]) -> Result<()>;
 
 /// Takes the chunks of one read, in order. Any function of a [`Delivered`] does.
@@ -37,11 +37,11 @@ pub trait Take {
     /// Takes a chunk.
     ///
     /// # Errors
-    /// Its own, which end the delivery: it is for it to say whether a damaged chunk does.
+    /// Any error ends the delivery. The implementation decides whether a damaged chunk is one.
     fn take(&mut self, delivered: Delivered<'_>) -> Result<()>;
 
-    /// Has the chunk `index`, which was asked for, decoded right where its `len` bytes belong; false if it would rather take
-    /// it.
+    /// Lets the requested chunk `index` be decoded directly into its final memory of `len` bytes. Returns false to get it by
+    /// `take` instead.
     ///
     /// # Errors
     /// As `fill`.
@@ -57,7 +57,7 @@ impl<F: FnMut(Delivered<'_>) -> Result<()>> Take for F {
     }
 }
 
-/// A chunk that others may be differences to.
+/// A decoded chunk that may be the base of others.
 struct Decoded {
     index: u32,
     plain: Vec<u8>,
@@ -65,14 +65,14 @@ struct Decoded {
 }
 
 thread_local! {
-    /// Memory of chunks that earlier reads decoded on this thread: fresh memory would be faulted in and cleared each time.
+    /// Reusable buffers of this thread: fresh memory would cause page faults and be cleared each time.
     static SCRATCH: RefCell<Vec<Vec<u8>>> = const { RefCell::new(Vec::new()) };
 }
 /// Buffers that a thread keeps.
 const SCRATCH_MAX: usize = 2;
 
-/// Decodes and verifies each chunk of a read and hands it to `to`; `locate` tells where a chunk lies, and its id. What a
-/// damaged chunk is the base of is told as damaged too.
+/// Decodes and verifies each chunk of a read and passes it to `to`; `locate` gives the place and id of a chunk. Chunks whose base
+/// is damaged count as damaged, too.
 ///
 /// # Errors
 /// Errors of `locate` and `to`.
@@ -82,7 +82,7 @@ pub fn deliver(
     locate: impl Fn(u32) -> Result<Located>,
     mut to: impl Take,
 ) -> Result<()> {
-    // The bases above the present chunk, and scratch that is free again.
+    // Bases of the current chunk, and free buffers.
     let mut above: Vec<Decoded> = Vec::new();
     let mut spare = SCRATCH.take();
     for (at, brought) in read.chunks.iter().enumerate() {
@@ -107,7 +107,7 @@ pub fn deliver(
         let mut scratch = spare.pop().unwrap_or_default();
         let chunk = verified(&located, base, frame, &mut scratch);
         let sound = chunk.is_ok();
-        // Raw frames in the buffer have not been copied yet.
+        // A raw base is still in the read buffer: it is copied.
         let copied = chunk.as_ref().ok().filter(|_| is_base && located.place.codec == Codec::Raw);
         let copied = copied.map(|chunk| chunk.bytes().to_vec());
         to.take(Delivered { index: brought.chunk, wanted: brought.wanted, located, stored, chunk })?;
@@ -123,7 +123,7 @@ pub fn deliver(
     Ok(())
 }
 
-/// The chunk, if that is what `frame` decodes to.
+/// Decodes `frame` and verifies the chunk.
 fn verified<'a>(
     located: &Located,
     base: Option<&Decoded>,
@@ -138,18 +138,18 @@ fn verified<'a>(
     verified_in(located, base, frame, scratch)
 }
 
-/// Decodes `frame` to `out`: the chunk, if that is what it is.
+/// Decodes `frame` to `out` and verifies the chunk.
 fn verified_in<'a>(located: &Located, base: Option<&Decoded>, frame: &[u8], out: &'a mut [u8]) -> Result<Chunk<'a>> {
     let sound = base.is_none_or(|base| base.sound);
     let decoded = if sound {
         codec::decode_into(located.place.codec, frame, base.map(|base| base.plain.as_slice()), out)
     } else {
-        Err(Error::damaged("the chunk that this one is a difference to is damaged"))
+        Err(Error::damaged("the base of this chunk is damaged"))
     };
     decoded.and_then(|()| Chunk::verify(located.id, out)).map_err(|error| named(&located.place, error))
 }
 
-/// `error` with the chunk's place, and what can be done.
+/// Adds the chunk's place and a help text to `error`.
 fn named(place: &ChunkPlace, error: Error) -> Error {
     let key = layout::owned(Family::Pack, place.pack);
     error
@@ -157,7 +157,7 @@ fn named(place: &ChunkPlace, error: Error) -> Error {
         .help("towline verify --data --repair condemns the pack; saving the same content again heals what used it")
 }
 
-/// The frames of one read as they are stored, each verified, and the buffer that they lie in.
+/// Encoded frames of one read, each verified, and their buffer.
 #[derive(Debug)]
 pub struct Stored {
     bytes: Bytes,
@@ -165,10 +165,10 @@ pub struct Stored {
 }
 
 impl Stored {
-    /// The frames of a read that were asked for, once every one of them is proven to be its chunk.
+    /// Verifies every requested frame of a read, and returns them.
     ///
     /// # Errors
-    /// Damaged, naming pack and chunk, if one is not.
+    /// Damaged, with pack and chunk, if one is damaged.
     pub fn take(locate: impl Fn(u32) -> Result<Located>, read: &PackRead, buffer: Buffer) -> Result<Self> {
         let mut frames = Vec::with_capacity(read.chunks.len());
         deliver(read, &buffer, locate, |delivered: Delivered<'_>| {
@@ -181,7 +181,7 @@ impl Stored {
         Ok(Self { bytes: buffer.freeze(), frames })
     }
 
-    /// True if most of the buffer is wanted frames, so that it is worth keeping as it is.
+    /// True if most of the buffer is requested frames, so that it is worth keeping without a copy.
     #[must_use]
     pub fn is_mostly_used(&self) -> bool {
         self.frames.iter().map(|(_, _, range)| range.len()).sum::<usize>() * 2 >= self.bytes.len()

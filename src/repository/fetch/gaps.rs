@@ -1,24 +1,24 @@
-//! Gaps: how much of what lies between wanted frames is read, rather than asked for around it. Pure.
+//! Gaps: decides which gaps between wanted frames are read as well, to save a request. Pure.
 
 use std::ops::Range;
 
 use crate::limits::KIB;
 
-/// The longest gap that is ever read: a request costs about as much as this takes to pass.
+/// Longest gap that is read: its transfer costs about as much as one more request.
 pub(super) const GAP: u64 = 256 * KIB;
 /// Gaps up to this length are always read: frames are padded to pages.
 const PAGE: u64 = 4 * KIB;
-/// Longer ones make up at most one byte of so many wanted, where bytes are spared.
+/// With [`Gaps::Spare`], longer gaps add at most one byte to this many wanted bytes.
 const SHARE: u64 = 32;
 
-/// The dearer one: requests, or bytes that are not wanted.
+/// Cost to minimize: requests, or bytes that are not wanted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Gaps {
-    /// Requests: gaps of up to 256 KiB are read. For whole trees: what a repack or other names left between their chunks
-    /// may be half of a pack in pieces shorter than a request is worth.
+    /// Minimize requests: gaps of up to 256 KiB are read. For whole trees: after a repack, or with other names, up to half of a
+    /// pack may be short gaps between their chunks.
     Wide,
-    /// Bytes: gaps that are together at most a 32nd of what is wanted are read, the shortest first, and those of up to
-    /// 4 KiB. For parts of tensors: who asks for an eighth is to read an eighth.
+    /// Minimize bytes: gaps of up to 4 KiB are read, and longer ones, the shortest first, up to a 32nd of the wanted bytes. For
+    /// parts of tensors: a request for an eighth should read an eighth.
     Spare,
 }
 
@@ -33,7 +33,7 @@ impl Allowance {
     /// Allowance of [`Gaps::Wide`].
     pub(super) const WIDE: Self = Self { longest: GAP, left: u64::MAX };
 
-    /// Allowance of [`Gaps::Spare`] around `frames`, each the number of its pack and its bytes there.
+    /// Allowance of [`Gaps::Spare`] for `frames`, each with the number of its pack and its byte range there.
     pub(super) fn spare(mut frames: Vec<(u32, Range<u64>)>) -> Self {
         frames.sort_unstable_by_key(|(pack, range)| (*pack, range.start, range.end));
         frames.dedup();
@@ -53,12 +53,12 @@ impl Allowance {
         Self { longest, left }
     }
 
-    /// The longest gap to read now.
+    /// Longest gap that may be read now.
     pub(super) fn gap(&self) -> u64 {
         self.longest.min(self.left).max(PAGE)
     }
 
-    /// `gap` bytes were read that are not wanted.
+    /// Records that `gap` unwanted bytes are read.
     pub(super) fn took(&mut self, gap: u64) {
         if gap > PAGE {
             self.left = self.left.saturating_sub(gap);
@@ -89,7 +89,7 @@ mod tests {
         assert_eq!(spare(&[90 * KIB, 20 * KIB, 60 * KIB, 50 * KIB]).gap(), 60 * KIB);
         // Gaps within pages are no matter.
         assert_eq!(spare(&[PAGE, PAGE, 128 * KIB, PAGE]).gap(), 128 * KIB);
-        // However much is wanted.
+        // The maximum gap applies to any amount.
         assert_eq!(spare(&[[0; 300].as_slice(), &[GAP + 1, GAP]].concat()).gap(), GAP);
         assert_eq!(Allowance::spare(Vec::new()).gap(), PAGE);
     }

@@ -1,8 +1,8 @@
-//! From chunks to few ranged reads, and from reads to verified chunks.
+//! Reading chunks: few ranged reads, whose chunks are verified.
 //!
-//! One mechanism for all who read packs: [`plan()`] says what to read, [`read_pack`] brings it into a budgeted buffer,
-//! [`deliver()`] takes the chunks out of it, each proven to be what its id says. Restores place the chunks, syncs pass on their
-//! stored bytes, verification only wants to know.
+//! All reads of packs use the same mechanism: [`plan()`] plans the reads, [`read_pack`] reads into a budgeted buffer, and
+//! [`deliver()`] decodes the chunks and verifies each against its id. Restores write the chunks, syncs forward their encoded
+//! frames, verification only checks them.
 
 mod deliver;
 mod gaps;
@@ -31,22 +31,22 @@ use crate::limits::MIB;
 use crate::progress::Progress;
 use crate::work::blocking;
 
-/// No read over a network is longer than this, unless one frame is: long enough for a request's cost not to show, short
-/// enough for many to be in flight.
+/// Maximum length of a network read, unless one frame is longer: long enough to amortize a request, short enough for many in
+/// flight.
 const READ_MAX: u64 = 8 * MIB;
-/// No read of a local disk is longer: what was read is verified and written while it is in the processor's cache.
+/// Maximum length of a local read: the data is verified and written while it is in the CPU cache.
 const LOCAL_READ_MAX: u64 = 2 * MIB;
 
-/// Takes verified chunks, on whatever thread they were verified. Any function of a chunk's index in the manifest and the chunk
-/// does.
+/// Consumer of verified chunks, called on the thread that verified them. Every function of a chunk's index in the manifest and
+/// the chunk is one.
 pub trait Sink: Send + Sync {
     /// Takes a chunk.
     ///
     /// # Errors
-    /// Its own, which end the fetch.
+    /// Any error ends the fetch.
     fn take(&self, index: u32, chunk: Chunk<'_>) -> Result<()>;
 
-    /// As [`Take::fill`]: has a chunk decoded right where it belongs, if it can.
+    /// As [`Take::fill`]: lets a chunk be decoded directly into its final memory.
     ///
     /// # Errors
     /// As `fill`.
@@ -62,20 +62,20 @@ impl<F: Fn(u32, Chunk<'_>) -> Result<()> + Send + Sync> Sink for F {
     }
 }
 
-/// The longest read worth asking `repository` for under `budget`, in bytes.
+/// Maximum read length for `repository` within `budget`, in bytes.
 #[must_use]
 pub fn longest_read(repository: &Repository, budget: &Budget) -> u64 {
     let longest = if repository.store().is_local() { LOCAL_READ_MAX } else { READ_MAX };
     (budget.total() / 32).clamp(MIB, longest)
 }
 
-/// Carries out `reads`, handing each chunk that was asked for to `sink` once it is verified; returns the stored bytes that moved.
+/// Executes `reads`, and passes each requested chunk to `sink` once it is verified; returns the stored bytes that moved.
 ///
 /// # Errors
-/// Not found, if a pack is gone; damaged, naming pack and chunk, if two tries gave wrong bytes; what `sink` returns.
+/// Not found, if a pack is gone; damaged, with pack and chunk, if two tries gave wrong bytes; errors of `sink`.
 ///
 /// # Cancel safety
-/// Safe: what `sink` was not given yet, it will not get.
+/// Safe: `sink` gets no more chunks after it.
 pub async fn fetch(
     repository: &Repository,
     saved: &Arc<Saved>,
@@ -115,7 +115,7 @@ pub async fn fetch(
     Ok(moved)
 }
 
-/// Passes the chunks that were asked for on to a sink.
+/// Forwards requested chunks to a sink.
 struct Passing<'a> {
     sink: &'a dyn Sink,
     /// Plain bytes so far.
@@ -139,14 +139,14 @@ impl Take for &mut Passing<'_> {
     }
 }
 
-/// Brings one read into a buffer of `budget` and hands it to `work`, on a thread where computing is fine. If `work` finds
-/// damage or the body breaks, it gets a second chance: it may have been the way and not the store.
+/// Reads into a buffer of `budget` and passes it to `work`, on a thread for computing. If `work` finds damage or the body breaks
+/// off, the read is tried once more: the error may be one of the transfer.
 ///
 /// # Errors
-/// Not found, if a pack is gone; unreachable; what `work` returns.
+/// Not found, if a pack is gone; unreachable; errors of `work`.
 ///
 /// # Cancel safety
-/// Safe: it only reads; `work` may go on for a moment.
+/// Safe: it only reads; `work` may run for a moment longer.
 pub async fn read_pack<T: Send + 'static>(
     repositories: &[&Repository],
     budget: &Budget,
@@ -163,8 +163,8 @@ pub async fn read_pack<T: Send + 'static>(
     }
 }
 
-/// As [`read_pack`], but what `source` gives is not read from the repository. If that turns out to be damaged, all of it is. Returns the
-/// bytes that moved, too.
+/// As [`read_pack`], but chunks from `source` are not read from the repository. If one of them is damaged, all are read from the
+/// repository. Returns the bytes that moved, too.
 async fn from_near<T: Send + 'static>(
     source: &dyn ChunkSource,
     repository: &Repository,
@@ -192,7 +192,7 @@ async fn from_near<T: Send + 'static>(
     let (shared, first) = (Arc::clone(&read), work.clone());
     match blocking(move || first(&shared, buffer)).await {
         Err(error) if error.kind() == ErrorKind::Damaged => {
-            tracing::warn!("what was near is damaged, reading the repository: {error:?}");
+            tracing::warn!("a chunk from a near source is damaged, reading the repository: {error:?}");
             moved.repository += read.stored_len();
             let read = Arc::unwrap_or_clone(read);
             Ok((read_pack(&[repository], repository.budget(), read, work).await?, moved))
@@ -201,7 +201,7 @@ async fn from_near<T: Send + 'static>(
     }
 }
 
-/// Chunks of a read that a source has given.
+/// Chunks of a read that came from a source.
 struct Near<'a> {
     saved: &'a Saved,
     read: &'a PackRead,
@@ -210,7 +210,7 @@ struct Near<'a> {
 }
 
 impl Near<'_> {
-    /// Puts a frame where the read would have it from its pack, if it is the same.
+    /// Copies a frame to its place in the buffer, if it is encoded as in the pack.
     fn place(&mut self, chunk: u32, encoded: &Encoded) {
         let Ok(located) = self.saved.locate(chunk) else { return };
         let place = &located.place;
@@ -223,7 +223,7 @@ impl Near<'_> {
     }
 }
 
-/// Reads the parts of `rest`, which lie in those of `read`, into the buffer of `read`.
+/// Reads the parts of `rest`, which are within those of `read`, into the buffer of `read`.
 async fn bring_rest(repository: &Repository, read: &PackRead, rest: &[PackPart], buffer: &mut Buffer) -> Result<()> {
     for part in rest {
         let room = read.room_of(part).and_then(|range| buffer.get_mut(range));
@@ -267,10 +267,10 @@ async fn attempt<T: Send + 'static>(
     blocking(work).await
 }
 
-/// A local pack: to be read where blocking is fine.
+/// A local pack, to be read on a thread where blocking is allowed.
 type Local = (std::fs::File, std::path::PathBuf);
 
-/// Fills `out` with a part, or says which local file holds it.
+/// Fills `out` with a part, or returns the local file that has it.
 async fn bring(repository: &Repository, part: &PackPart, out: &mut [u8]) -> Result<Option<Local>> {
     let key = layout::owned(Family::Pack, part.pack);
     match objects::get_range(&**repository.store().objects(), &key, part.range.clone()).await?.payload {

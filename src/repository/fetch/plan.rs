@@ -1,7 +1,7 @@
-//! Planning: from chunks to few ranged reads, each with all that its chunks need to be decoded. Pure.
+//! Planning: groups chunks to few ranged reads; each read has everything needed to decode its chunks. Pure.
 //!
-//! A chunk stored as a difference is read together with its base, so that no plain bytes are kept from one read to the next:
-//! bases first, in the order in which they lie, each followed by what needs it.
+//! A chunk stored as a difference is read together with its base, so that no plain bytes are kept between reads. Bases come in
+//! the order of their places, each followed by its dependents.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -11,39 +11,39 @@ use crate::error::{Error, Result};
 use crate::id::{ChunkId, PackId};
 use crate::repository::{ChunkPlace, Saved};
 
-/// Requests that one read makes, at most, where it brings many chunks that need one.
+/// Maximum number of requests in one read, if a base has many dependents.
 const PARTS: usize = 16;
-/// Chunks that are read together whatever their length: one that is derived, what it is derived from, and its base.
+/// Chunks that are read together regardless of length: a derived chunk, its source, and the base of that.
 const CHAIN: usize = 3;
 
-/// A chunk as it can be read, known by a number to whoever asks for it.
+/// Id and place of a chunk; callers refer to chunks by number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Located {
-    /// Its id.
+    /// Id.
     pub id: ChunkId,
     /// Place.
     pub place: ChunkPlace,
     /// The number of its base, if its codec needs one.
     pub base: Option<u32>,
-    /// In which of the repositories that are read from.
+    /// Number of the repository that it is read from.
     pub repository: usize,
 }
 
-/// Parts that are read in one go into one buffer, one after the other.
+/// One read: parts that are read into one buffer, one after the other.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PackRead {
     /// Ranges of packs, a request each.
     pub parts: Vec<PackPart>,
-    /// The chunks to take out of it; each base comes before what needs it, with only what needs it too in between.
+    /// Chunks in the read. Each base comes before its dependents, with only other dependents in between.
     pub chunks: Vec<Brought>,
 }
 
 /// A range of one pack.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PackPart {
-    /// In which of the repositories that are read from.
+    /// Number of the repository that it is read from.
     pub repository: usize,
-    /// Of which pack.
+    /// The pack.
     pub pack: PackId,
     /// Range of its bytes.
     pub range: Range<u64>,
@@ -52,14 +52,14 @@ pub struct PackPart {
 /// A chunk that a read brings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Brought {
-    /// Its number.
+    /// Number.
     pub chunk: u32,
-    /// Was it asked for? If not, something that was needs it.
+    /// True if it was asked for; false if a requested chunk needs it.
     pub wanted: bool,
 }
 
 impl PackRead {
-    /// One range of one pack, with chunks that stand for themselves.
+    /// One range of one pack, with chunks that need no base.
     #[must_use]
     pub fn of(pack: PackId, range: Range<u64>, chunks: impl IntoIterator<Item = u32>) -> Self {
         let chunks = chunks.into_iter().map(|chunk| Brought { chunk, wanted: true }).collect();
@@ -87,7 +87,7 @@ impl PackRead {
         None
     }
 
-    /// Parts that are needed for those chunks that are not `given`: of each part, from the first of them to the last.
+    /// Parts needed for the chunks that are not `given`: of each part, the range from the first of them to the last.
     ///
     /// # Errors
     /// Errors of `locate`.
@@ -112,7 +112,7 @@ impl PackRead {
         Ok(parts.filter_map(|(part, range)| Some(PackPart { range: range?, ..part.clone() })).collect())
     }
 
-    /// Range in the buffer of the bytes of `part`, which lies in one of the parts.
+    /// Range in the buffer of the bytes of `part`, which is within one of the parts.
     pub(super) fn room_of(&self, part: &PackPart) -> Option<Range<usize>> {
         let mut before = 0;
         for whole in &self.parts {
@@ -126,7 +126,7 @@ impl PackRead {
         None
     }
 
-    /// Makes room for a chunk.
+    /// Extends the parts to cover a chunk.
     pub(crate) fn cover(&mut self, located: &Located) {
         cover(&mut self.parts, located, GAP);
     }
@@ -151,7 +151,7 @@ fn stored_len(parts: &[PackPart]) -> u64 {
     parts.iter().map(|part| part.range.end - part.range.start).sum()
 }
 
-/// Lengthens the part that is at most `gap` bytes away, or adds one.
+/// Extends a part that is at most `gap` bytes away, or adds one.
 fn cover(parts: &mut Vec<PackPart>, located: &Located, gap: u64) {
     let frame = frame(located);
     let near = |part: &&mut PackPart| {
@@ -167,10 +167,10 @@ fn cover(parts: &mut Vec<PackPart>, located: &Located, gap: u64) {
 }
 
 impl Saved {
-    /// The chunk numbered `chunk`: those of the manifest in its order, then the map's further ones.
+    /// Id and place of chunk number `chunk`. Chunks of the manifest come first, in its order, then further chunks of the map.
     ///
     /// # Errors
-    /// Damaged, if the map names what is not there.
+    /// Damaged, if the map refers to a missing entry.
     pub fn locate(&self, chunk: u32) -> Result<Located> {
         let lacking = || Error::damaged("map lacks a chunk of its manifest").got(chunk);
         let frame = self.map.frames.get(chunk as usize).ok_or_else(lacking)?;
@@ -200,9 +200,9 @@ impl Saved {
     }
 }
 
-/// The reads that bring the `wanted` chunks, and what these need, none longer than `longest` unless one chunk is, with what it
-/// needs. Each chunk is read once, unless more need it than go into one read. Of what lies between two of them `gaps` says
-/// how much may be read too.
+/// Plans the reads of the `wanted` chunks and their bases. No read is longer than `longest`, unless one chunk with its bases is.
+/// Each chunk is read once, unless it has more dependents than fit into one read. `gaps` says how much may be read between two
+/// chunks.
 ///
 /// # Errors
 /// Errors of `locate`.
@@ -232,10 +232,10 @@ pub fn plan(
     Ok(plan.reads)
 }
 
-/// Place of a chunk, in an order that is cheap to compare: number of its pack (by first use), offset; and the chunk.
+/// Place of a chunk in a form that is cheap to compare: number of its pack (by first use), offset; then the chunk.
 type Order = (u32, u64, u32);
 
-/// Chunks with what needs them.
+/// Chunks with their dependents.
 #[derive(Default)]
 struct Trees {
     roots: Vec<Order>,
@@ -281,7 +281,7 @@ impl Trees {
         orders.map(|&(pack, _, chunk)| Ok((pack, frame(&locate(chunk)?)))).collect()
     }
 
-    /// A chunk and all that needs it, each with the chunks above it.
+    /// Collects a chunk and all its dependents, each with the chunks that it needs.
     fn collect(&self, chunk: u32, above: &mut Vec<u32>, members: &mut Vec<(Vec<u32>, u32)>) {
         members.push((above.clone(), chunk));
         above.push(chunk);
@@ -292,7 +292,7 @@ impl Trees {
     }
 }
 
-/// Reads in the making.
+/// Builder of a plan.
 struct Planning<'a, L> {
     locate: L,
     wanted: &'a [u32],
@@ -303,7 +303,7 @@ struct Planning<'a, L> {
 }
 
 impl<L: Fn(u32) -> Result<Located>> Planning<'_, L> {
-    /// Adds a chunk and what needs it: to the open read, if all of it goes in.
+    /// Adds a chunk and its dependents: to the open read, if all of them fit.
     fn add(&mut self, members: &[(Vec<u32>, u32)]) -> Result<()> {
         let mut parts = self.open.parts.clone();
         for (_, chunk) in members {
@@ -333,7 +333,7 @@ impl<L: Fn(u32) -> Result<Located>> Planning<'_, L> {
         Ok(())
     }
 
-    /// Makes room for a chunk in the open read; what else comes with it is off the allowance.
+    /// Extends the open read to cover a chunk; unwanted bytes reduce the allowance.
     fn cover(&mut self, located: &Located) {
         let before = self.open.stored_len();
         cover(&mut self.open.parts, located, self.allowed.gap());

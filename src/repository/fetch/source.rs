@@ -1,4 +1,4 @@
-//! Sources of chunks besides a repository's packs: a cache, peers, an agent that has both.
+//! Sources of chunks other than the repository's packs: a cache, peers, or an agent with both.
 
 use std::fmt;
 use std::ops::AddAssign;
@@ -10,13 +10,13 @@ use serde::Serialize;
 use crate::codec::Encoded;
 use crate::repository::{Repository, Saved};
 
-/// Takes a frame: the chunk's number as [`Saved::locate`] counts, and the chunk as it is stored there.
+/// Consumer of frames: the chunk's number as [`Saved::locate`] counts, and the encoded chunk.
 pub type FramePlace<'a> = &'a mut (dyn FnMut(u32, &Encoded) + Send);
 
 /// Stored bytes by where they came from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct SourceBytes {
-    /// The agent of this node, which reports by itself what it brought for that.
+    /// The agent of this node, which reports separately what it fetched for that.
     pub agent: u64,
     /// The cache of this process.
     pub cache: u64,
@@ -35,7 +35,7 @@ impl SourceBytes {
         Self { repository, ..Self::default() }
     }
 
-    /// All of them.
+    /// Bytes of all sources.
     #[must_use]
     pub fn total(&self) -> u64 {
         self.agent + self.cache + self.site + self.remote + self.repository
@@ -52,13 +52,12 @@ impl AddAssign for SourceBytes {
     }
 }
 
-/// A place that holds stored chunks, or can bring them from somewhere near. What it gives is verified like what a pack gives, by
-/// whoever decodes it.
+/// A source of encoded chunks that is nearer than the repository. The decoder verifies its chunks like those from packs.
 #[async_trait]
 pub trait ChunkSource: fmt::Debug + Send + Sync {
-    /// Hands those of `chunks`, of a tree in `repository`, that it has or can bring to `place`, in any order, each at most once.
-    /// Chunks that it does not give, or gives stored in another way than the map of `saved` says, are read from the repository;
-    /// so it has no errors, only a log. Bases are among `chunks` where they are needed.
+    /// Passes the `chunks` of a tree in `repository` that it has, or can fetch, to `place`, in any order, each at most once. All
+    /// other chunks, and those encoded in another way than in the map of `saved`, are read from the repository. So this has no
+    /// errors; it only logs them. `chunks` includes the bases needed.
     ///
     /// # Cancel safety
     /// Must be safe.

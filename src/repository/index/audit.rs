@@ -1,4 +1,4 @@
-//! Auditing the index: a segment as it is in the store now, whatever is cached here, and beside the packs it covers.
+//! Audit of the index: reads segments from the store, past the local cache, and compares them with the packs they cover.
 
 use bytes::Bytes;
 
@@ -10,7 +10,7 @@ use crate::repository::layout::{self, Family};
 use crate::repository::log::SegmentInfo;
 use crate::repository::{Repository, objects};
 
-/// A segment whose every byte was checked.
+/// A fully verified segment.
 #[derive(Debug)]
 pub struct SegmentAudit {
     id: SegmentId,
@@ -18,12 +18,12 @@ pub struct SegmentAudit {
     object: Bytes,
 }
 
-/// A segment that is not as it was written.
+/// A damaged segment.
 #[derive(Debug)]
 pub struct BadSegment {
-    /// Why.
+    /// Reason.
     pub error: Error,
-    /// The packs that it seems to cover: each has to be believed only after its own footer.
+    /// Packs that it seems to cover; each must be checked against its own footer.
     pub packs: Vec<PackRef>,
 }
 
@@ -31,7 +31,7 @@ impl Repository {
     /// Reads a segment from the store and checks it.
     ///
     /// # Errors
-    /// As the store's, if it cannot be read at all and that is not known to be damage.
+    /// Errors of the store, unless they are known to be damage.
     ///
     /// # Cancel safety
     /// Safe: it only reads.
@@ -41,11 +41,11 @@ impl Repository {
             let error = Error::not_found("index segment is gone").at(key);
             return Ok(Err(BadSegment { error, packs: Vec::new() }));
         };
-        // Parsing comes first: it refuses a compressed one before that is decompressed.
+        // Parses first, to refuse a compressed segment before it is decompressed.
         let checked = SegmentView::parse(&object).and_then(|view| {
             open(Kind::Segment, &object)?;
             let expected = (info.len, info.packs, info.chunks);
-            // An impossible pack is none.
+            // An impossible pack does not count.
             let found = (object.len() as u64, view.packs(&object).count() as u64, view.chunks() as u64);
             let show = |(len, packs, chunks)| format!("{len} bytes, {packs} packs, {chunks} chunks");
             if expected == found {
@@ -66,22 +66,22 @@ impl Repository {
 }
 
 impl SegmentAudit {
-    /// The packs it covers.
+    /// Packs that it covers.
     #[must_use]
     pub fn packs(&self) -> Vec<PackRef> {
         self.view.packs(&self.object).collect()
     }
 
-    /// Chunks it lists.
+    /// Number of chunks that it lists.
     #[must_use]
     pub fn chunks(&self) -> u64 {
         self.view.chunks() as u64
     }
 
-    /// Does it list every chunk of its pack number `pack`?
+    /// Checks that it lists every chunk of its pack number `pack`.
     ///
     /// # Errors
-    /// Damaged, naming the first chunk that cannot be found by it.
+    /// Damaged, with the first chunk that it lacks.
     pub fn agrees(&self, pack: u32, footer: &PackFooter) -> Result<()> {
         let listed = |(ordinal, entry): (u32, &crate::format::FooterEntry)| {
             let row = Row { prefix: entry.id.prefix(), pack, ordinal };

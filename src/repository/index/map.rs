@@ -1,4 +1,4 @@
-//! A segment's bytes, mapped from a local file where there is one.
+//! Bytes of a segment, memory-mapped if there is a local file.
 #![expect(unsafe_code, reason = "mapping a file is unsafe by nature")]
 
 use std::fs::File;
@@ -13,25 +13,25 @@ use crate::error::{Error, Result};
 /// The bytes of an immutable object.
 #[derive(Debug)]
 pub(super) enum Mapped {
-    /// Of a file; pages come and go with memory pressure and count as nobody's.
+    /// A mapped file; the kernel loads and evicts its pages, so they do not count in the budget.
     File(Mmap),
-    /// Of a store that has no files.
+    /// Bytes in memory, from a store without files.
     Held(Bytes),
 }
 
 impl Mapped {
     /// Maps the file at `path` in the local cache.
     pub(super) fn open(path: &Path) -> Result<Self> {
-        let file = File::open(path).map_err(|source| Error::io("open index segment", path, source))?;
+        let file = File::open(path).map_err(|source| Error::io("cannot open an index segment", path, source))?;
         Self::of(&file, path)
     }
 
     /// Maps `file`, which was opened at `path`.
     pub(super) fn of(file: &File, path: &Path) -> Result<Self> {
-        // SAFETY: segments are written under a name never used before and never changed; whoever truncates one by
-        // force damages the repository, and reading it ends this process by a signal rather than with wrong bytes.
+        // SAFETY: segments are written under a new name and never changed. If another program truncates one, that damages the
+        // repository, and reading it ends this process by a signal rather than returning wrong bytes.
         let map = unsafe { Mmap::map(file) };
-        let map = map.map_err(|source| Error::io("map index segment", path, source))?;
+        let map = map.map_err(|source| Error::io("cannot map an index segment", path, source))?;
         if let Err(error) = map.advise(Advice::Random) {
             tracing::debug!("no advice for {}: {error}", path.display());
         }

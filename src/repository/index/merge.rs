@@ -1,4 +1,4 @@
-//! Keeping live segments few: small ones are merged, and purged packs drop out on the way.
+//! Merging of segments: keeps their number small, and drops purged packs.
 
 use std::sync::Arc;
 
@@ -11,13 +11,13 @@ use crate::limits::SEGMENTS_MAX;
 use crate::repository::log::{Action, State};
 use crate::repository::writer::put_segment;
 
-/// Chunks in a merged segment, at most: 64 MiB of entries in memory while merging.
+/// Maximum number of chunks in a merged segment: 64 MiB of entries in memory while merging.
 const MERGED_MAX: u64 = 4 << 20;
 
-/// Remembered purges above which every segment older than them is rebuilt, so that they can be forgotten.
+/// Number of recorded purges above which all older segments are rebuilt, so that the records can be dropped.
 const PURGED_MANY: usize = 1024;
 
-/// Segments to replace by one: pure, so that a dry run can print it.
+/// Segments to replace by one. Pure, so that a dry run can print them.
 ///
 /// The smallest are merged while they stay small together.
 pub(crate) fn choose(state: &State, most: usize) -> Vec<SegmentId> {
@@ -59,7 +59,7 @@ impl Repository {
     /// Replaces `old` by one segment without the packs that `state` says are purged.
     ///
     /// # Errors
-    /// Conflict, if somebody replaced one of them meanwhile.
+    /// Conflict, if another process replaced one of them meanwhile.
     ///
     /// # Cancel safety
     /// Safe: one commit decides.
@@ -100,7 +100,7 @@ fn append(segment: &Arc<Segment>, state: &State, packs: &mut Vec<PackRef>, rows:
     rows.extend(segment.rows().filter_map(moved));
 }
 
-/// Merges when there are more than enough segments. Best effort: losing a race or the store costs only speed.
+/// Merges if there are too many segments. Best effort: a lost race or an unreachable store costs only speed.
 pub(crate) async fn merge_if_many(repository: &Repository, state: &State) {
     let old = choose(state, SEGMENTS_MAX);
     if old.is_empty() {

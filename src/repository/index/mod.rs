@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::ops::Deref;
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
@@ -17,7 +18,7 @@ use self::map::Mapped;
 use super::Repository;
 use super::layout::{self, Family};
 use super::log::{SegmentInfo, State};
-use super::objects;
+use super::objects::{self, Downloaded};
 use crate::budget::{Budget, Retained};
 use crate::error::{Error, Result};
 use crate::format::envelope::{Kind, open};
@@ -31,7 +32,7 @@ pub(crate) use merge::merge_if_many;
 /// Segments fetched at once.
 const FETCHES: usize = 8;
 
-/// Bytes that one pack takes in a map, whose nodes may be half empty.
+/// Maximum memory of one pack in a map, whose nodes may be half empty.
 const PACK_SHARE: u64 = 2 * size_of::<(PackId, PackRef)>() as u64;
 
 /// One live segment.
@@ -41,7 +42,7 @@ pub struct Segment {
     bytes: Mapped,
 }
 
-/// Segments that this process has at hand.
+/// Segments that this process has loaded.
 pub(super) type Loaded = Mutex<BTreeMap<SegmentId, Arc<Segment>>>;
 
 /// The live segments of one state.
@@ -66,12 +67,12 @@ impl Deref for IndexedPacks {
 }
 
 impl Segment {
-    /// The packs it covers.
+    /// Packs that it covers.
     pub fn packs(&self) -> impl Iterator<Item = PackRef> {
         self.view.packs(&self.bytes)
     }
 
-    /// Its packs in the order in which its entries number them; none for an impossible one.
+    /// Packs, in the order of the numbers in its entries; none for an impossible one.
     pub fn numbered_packs(&self) -> impl Iterator<Item = Option<PackRef>> {
         (0..self.view.pack_count()).map(|number| self.view.pack(&self.bytes, number))
     }
@@ -83,7 +84,7 @@ impl Segment {
 }
 
 impl Index {
-    /// Packs that may hold `id`, and as which of their chunks: the pack's footer has the last word.
+    /// Packs that may have `id`, with the number of the chunk there; the footer of the pack decides.
     pub fn candidates(&self, id: ChunkId) -> impl Iterator<Item = (PackRef, u32)> {
         self.segments.iter().flat_map(move |(_, segment)| {
             let hits = segment.view.find(&segment.bytes, &id);
@@ -91,7 +92,7 @@ impl Index {
         })
     }
 
-    /// The segments themselves.
+    /// All segments.
     #[must_use]
     pub fn segments(&self) -> &[(SegmentId, Arc<Segment>)] {
         &self.segments
@@ -100,7 +101,7 @@ impl Index {
     /// Every pack that is indexed, each once.
     ///
     /// # Errors
-    /// Exhausted, if they take more than `budget` has for what is kept.
+    /// Exhausted, if they need more memory than `budget` has.
     pub fn packs(&self, budget: &Budget) -> Result<IndexedPacks> {
         let rows: u64 = self.segments.iter().map(|(_, segment)| u64::from(segment.view.pack_count())).sum();
         let kept = budget.keep(rows.saturating_mul(PACK_SHARE))?;
@@ -110,10 +111,10 @@ impl Index {
 }
 
 impl Repository {
-    /// The index of `state`. Segments already at hand are not fetched again.
+    /// The index of `state`. Loaded segments are not fetched again.
     ///
     /// # Errors
-    /// Not found, if a segment was replaced since (take a newer state); damaged, if one is.
+    /// Not found, if a segment was replaced since (retry with a newer state); damaged, if one is.
     ///
     /// # Cancel safety
     /// Safe: it only reads.
@@ -127,7 +128,7 @@ impl Repository {
         Ok(Index { segments })
     }
 
-    /// The state as of now with its index: starts over when a segment is replaced in between.
+    /// The current state with its index; starts over if a segment is replaced in between.
     ///
     /// # Errors
     /// As [`Repository::index`].
@@ -159,7 +160,8 @@ impl Repository {
             Some(root) => {
                 let path = root.join(key.as_ref());
                 let file = open_object(root, &key)?;
-                let found = file.metadata().map_err(|source| Error::io("open index segment", &path, source))?;
+                let found =
+                    file.metadata().map_err(|source| Error::io("cannot open an index segment", &path, source))?;
                 check_len(&key, info, found.len())?;
                 Mapped::of(&file, &path)?
             }
@@ -177,32 +179,76 @@ impl Repository {
         self.shared.segments.lock().unwrap_or_else(PoisonError::into_inner).get(&id).cloned()
     }
 
-    /// From the local cache, else from the store into it: a segment may be larger than the memory budget. Without a place to
-    /// write, it is held in memory.
+    /// Maps a segment from the local cache, after downloading it there if needed, because it may be larger than the memory
+    /// budget. If the cache cannot be written, the segment is kept in memory.
     async fn fetched(&self, id: SegmentId, info: &SegmentInfo) -> Result<Mapped> {
         let path = self.cache().join("index").join(format!("{}-{}", id.session, id.object));
-        if let Ok(mapped) = Mapped::open(&path) {
-            return Ok(mapped);
-        }
         let key = layout::owned(Family::Index, id);
-        objects::checked_len(Kind::Segment, &key, info.len)?;
-        let help = |error: Error| error.at(&key).help("towline verify --repair rebuilds the index");
-        let staged = match Staged::beside(&path) {
-            Ok(staged) => staged,
-            Err(error) => {
-                tracing::debug!("index segment is not cached: {error:?}");
-                let object = objects::get_required(&**self.store().objects(), Kind::Segment, &key).await?;
-                SegmentView::parse(&object).and_then(|_| open(Kind::Segment, &object)).map_err(help)?;
-                return Ok(Mapped::Held(object));
+        if let Ok(mapped) = Mapped::open(&path) {
+            match check_len(&key, info, mapped.len() as u64).and_then(|()| SegmentView::parse(&mapped).map(drop)) {
+                Ok(()) => return Ok(mapped),
+                // A power loss may leave any bytes in the cache.
+                Err(error) => {
+                    tracing::warn!("the local cache is damaged at {}, fetched again: {error}", path.display());
+                }
             }
-        };
-        objects::retry(|| objects::download(&**self.store().objects(), &key, info.len, &staged.path)).await?;
-        let object = Bytes::from_owner(Mapped::open(&staged.path)?);
-        // A compressed one is refused before it is decompressed.
-        SegmentView::parse(&object).and_then(|_| open(Kind::Segment, &object)).map_err(help)?;
-        staged.publish(&path)?;
-        Mapped::open(&path)
+        }
+        objects::checked_len(Kind::Segment, &key, info.len)?;
+        match self.cached(&key, info, &path).await? {
+            Ok(mapped) => Ok(mapped),
+            Err(error) => {
+                self.warn_uncached(&path, &error);
+                let object = objects::get_required(&**self.store().objects(), Kind::Segment, &key).await?;
+                checked(&key, &object)?;
+                Ok(Mapped::Held(object))
+            }
+        }
     }
+
+    /// Downloads the segment at `key` into the local cache. The inner error is that of a cache that cannot be written.
+    async fn cached(
+        &self,
+        key: &object_store::path::Path,
+        info: &SegmentInfo,
+        path: &Path,
+    ) -> Result<std::io::Result<Mapped>> {
+        let staged = match Staged::beside(path) {
+            Ok(staged) => staged,
+            Err(error) => return Ok(Err(error)),
+        };
+        let objects = &**self.store().objects();
+        match objects::retry(|| objects::download(objects, key, info.len, &staged.path)).await? {
+            Downloaded::Whole => {}
+            Downloaded::NotWritable(error) => return Ok(Err(error)),
+        }
+        checked(key, &Bytes::from_owner(Mapped::open(&staged.path)?))?;
+        match staged.publish(path) {
+            Ok(()) => Mapped::open(path).map(Ok),
+            Err(error) => Ok(Err(error)),
+        }
+    }
+
+    /// Warns once that the local cache cannot be written, but not about a read-only folder, which is taken as intended.
+    fn warn_uncached(&self, path: &Path, error: &std::io::Error) {
+        use std::io::ErrorKind::{PermissionDenied, ReadOnlyFilesystem};
+        if matches!(error.kind(), PermissionDenied | ReadOnlyFilesystem) {
+            tracing::debug!("index segment is not cached at {}: {error}", path.display());
+        } else if !self.shared.uncached.swap(true, Ordering::Relaxed) {
+            tracing::warn!(
+                "the local cache cannot be written: {error}: {}: the index is held in memory instead (free some space there, \
+                 or set XDG_CACHE_HOME to a folder on another disk)",
+                path.parent().unwrap_or(path).display()
+            );
+        }
+    }
+}
+
+/// Refuses an object that is no segment. A compressed one is refused before it is decompressed.
+fn checked(key: &object_store::path::Path, object: &Bytes) -> Result<()> {
+    SegmentView::parse(object)
+        .and_then(|_| open(Kind::Segment, object))
+        .map(drop)
+        .map_err(|error| error.at(key).help("towline verify --repair rebuilds the index"))
 }
 
 /// Refuses a segment that is not as long as the log says.
@@ -217,30 +263,29 @@ fn check_len(key: &object_store::path::Path, info: &SegmentInfo, found: u64) -> 
         .help("towline verify --repair rebuilds the index"))
 }
 
-/// A file that becomes another in one step, so that a crash leaves none or all of that one.
+/// A temporary file that is renamed to its final path, so that a crash leaves all of it or nothing.
 struct Staged {
     path: PathBuf,
 }
 
 impl Staged {
-    /// An empty one in the folder of `path`.
-    fn beside(path: &Path) -> Result<Self> {
+    /// Creates an empty file in the folder of `path`.
+    fn beside(path: &Path) -> std::io::Result<Self> {
         let folder = path.parent().map_or_else(PathBuf::new, Path::to_path_buf);
-        let failed = |source| Error::io("write to the local cache", path, source);
-        std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&folder).map_err(failed)?;
+        std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&folder)?;
         let staged = folder.join(format!(".{}.part", crate::id::ObjectId::random()));
-        std::fs::File::options().write(true).create_new(true).mode(0o600).open(&staged).map_err(failed)?;
+        std::fs::File::options().write(true).create_new(true).mode(0o600).open(&staged)?;
         Ok(Self { path: staged })
     }
 
-    fn publish(&self, path: &Path) -> Result<()> {
-        std::fs::rename(&self.path, path).map_err(|source| Error::io("write to the local cache", path, source))
+    fn publish(&self, path: &Path) -> std::io::Result<()> {
+        std::fs::rename(&self.path, path)
     }
 }
 
 impl Drop for Staged {
     fn drop(&mut self) {
-        // Published, it is not there any more.
+        // After a rename, there is nothing to remove.
         let _ = std::fs::remove_file(&self.path);
     }
 }

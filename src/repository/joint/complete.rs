@@ -5,8 +5,8 @@ use std::collections::{BTreeSet, HashMap};
 use crate::error::{Error, Result};
 use crate::format::PackRef;
 use crate::id::{ChunkId, PackId, SessionId};
-use crate::repository::log::{Action, Joint, RefValue, State};
-use crate::repository::mapping::map_of;
+use crate::repository::log::{Action, Joint, RefValue, State, tell_forgotten};
+use crate::repository::mapping::{PlacedTree, map_of};
 use crate::repository::writer::put_tree;
 use crate::repository::{ChunkPlace, Repository, Saved};
 
@@ -17,35 +17,35 @@ pub struct JointTree<'a> {
     pub body: &'a [u8],
     /// The manifest's chunks.
     pub chunks: &'a [ChunkId],
-    /// The trees of all ranks, which tell where these are.
+    /// Trees of all ranks, with the places of the chunks.
     pub parts: &'a [Saved],
-    /// The oldest state that a part's foreign packs are known from.
+    /// Entry of the oldest state in which a part found packs of other sessions.
     pub known: u64,
-    /// The value to set: all of it but where manifest and map lie.
+    /// Value to set, without the keys of manifest and map.
     pub value: RefValue,
 }
 
 /// Outcome.
 #[derive(Debug)]
 pub enum Completed {
-    /// The name stands for it, by this commit.
+    /// This commit has set the name.
     Done(Box<RefValue>),
-    /// The session was over: another rank was faster, or it was fenced.
+    /// The session had ended: another rank has completed the step, or the session was fenced.
     Over,
-    /// The name moved since the session opened.
+    /// The name has changed since the session opened.
     Moved,
-    /// These packs went away, or are damaged.
+    /// These packs were purged, or are damaged.
     Lost(Vec<PackId>),
 }
 
 impl Repository {
-    /// Makes the tree of a whole step visible and ends its session, unless another rank did.
+    /// Makes the tree of a complete step visible and ends its session, unless another rank did.
     ///
     /// # Errors
     /// As a commit.
     ///
     /// # Cancel safety
-    /// Not safe: the commit may have happened; the name tells.
+    /// Not safe: the commit may have happened; read the name to find out.
     pub async fn complete(&self, session: SessionId, joint: &Joint, tree: JointTree<'_>) -> Result<Completed> {
         let Places { places, packs } = Places::of(tree.parts)?;
         let found: Option<Vec<ChunkPlace>> = tree.chunks.iter().map(|id| places.get(id).copied()).collect();
@@ -54,18 +54,21 @@ impl Repository {
             let base = place.base?;
             places.get(&base).filter(|found| found.codec.hops() < place.codec.hops()).map(|found| (base, *found))
         };
-        let map = map_of((tree.value.manifest, tree.chunks, &found), |id| packs.get(&id).copied(), base)?;
+        let placed = PlacedTree { manifest: tree.value.manifest, chunks: tree.chunks, places: &found };
+        let map = map_of(placed, |id| packs.get(&id).copied(), base)?;
         let (manifest_key, map_key) = put_tree(self, session, tree.body, &map).await?;
         let value = RefValue { manifest_key, map_key, ..tree.value };
         let relied: BTreeSet<PackId> = map.packs.iter().map(|pack| pack.id).collect();
-        let mut outcome = Completed::Over;
+        let (mut outcome, mut forgotten) = (Completed::Over, Vec::new());
         let commit = self.log().commit(Some(session), |state| {
             let (decided, actions) = decide(state, session, joint, (&relied, tree.known), &value);
+            forgotten.clone_from(&actions);
             outcome = decided;
             Ok(actions)
         });
         let committed = commit.await?;
         let Some(version) = committed.entry else { return Ok(outcome) };
+        tell_forgotten(&forgotten);
         crate::repository::index::merge_if_many(self, &committed.state).await;
         Ok(Completed::Done(Box::new(RefValue { version, ..value })))
     }
@@ -86,7 +89,7 @@ fn decide(
     if state.version(name) != joint.expected {
         return (Completed::Moved, Vec::new());
     }
-    // Damage is condemned in open sessions too, and then the log refuses whatever they make reachable.
+    // Damaged packs are condemned in open sessions, too; the log then refuses to make them reachable.
     let own = state.condemned.keys().chain(state.purged.keys()).filter(|pack| pack.session == session);
     let damaged: Vec<PackId> = own.copied().collect();
     if !damaged.is_empty() {
@@ -95,6 +98,7 @@ fn decide(
     match state.vouch(relied, known) {
         Err(lost) => (Completed::Lost(lost), Vec::new()),
         Ok(mut actions) => {
+            actions.extend(state.keep_replaced(name, value.manifest));
             actions.push(Action::SetRef { name: name.clone(), expected: joint.expected, value: value.clone() });
             actions.push(Action::Close(session));
             (Completed::Over, actions)
@@ -109,8 +113,8 @@ struct Places {
 }
 
 impl Places {
-    /// Of a chunk that several ranks have stored, the place from which it is read with the fewest hops: so each chunk's base
-    /// is found with no more hops than in the part that the chunk is from.
+    /// Chooses for each chunk that several ranks have stored the place with the fewest hops. So each chunk's base has no more
+    /// hops than in the part that the chunk is from.
     fn of(parts: &[Saved]) -> Result<Self> {
         let mut found = Self { places: HashMap::new(), packs: HashMap::new() };
         for part in parts {

@@ -1,8 +1,9 @@
-//! Steps that ranks save together, with no collective: each puts its part, and whoever finds all of them makes one commit.
+//! Steps that ranks save together without collectives: each rank saves its part, and the one that finds all parts commits the
+//! step.
 //!
-//! The log says which session the ranks of an attempt share. A part is an object that is created once, under a key that
-//! follows from the session and the rank: so two processes of one rank cannot both have theirs counted, and to find what
-//! is there takes no listing. Of two ranks that see all parts one commits, since the commit closes the session.
+//! The ranks of an attempt share a session, which is recorded in the log. A part is a create-only object whose key is computed
+//! from the session and the rank. So of two processes of one rank only one part counts, and finding parts needs no listing. If
+//! two ranks see all parts, only one commits, because the commit closes the session.
 
 mod complete;
 mod part;

@@ -1,7 +1,7 @@
 //! Part of a step that one rank has saved.
 //!
-//! The body of an envelope of kind 'H': rank, the state that its foreign packs are known from, then a value as the log has
-//! it, of the rank's own tree.
+//! Body of an envelope of kind 'H': rank, entry of the state in which it found packs of other sessions, then the value of the
+//! rank's own tree, encoded as in the log.
 
 use crate::error::{Error, Result};
 use crate::format::wire::{Reader, Writer};
@@ -11,11 +11,11 @@ use crate::repository::log::RefValue;
 /// One rank's part of a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RankPart {
-    /// Whose.
+    /// The rank.
     pub rank: u32,
-    /// The state that the packs of other sessions are known from.
+    /// Entry of the state in which the rank found packs of other sessions.
     pub known: u64,
-    /// Value of the rank's part: the tree of its files alone.
+    /// Value of the rank's part: a tree of only its own files.
     pub value: RefValue,
 }
 
@@ -41,7 +41,7 @@ impl RankPart {
         Ok(Self { rank, known, value })
     }
 
-    /// Reads the body of the part of `rank` under `session`: what it names lies under that session too.
+    /// Reads the body of the part of `rank` under `session`, and checks that the objects it refers to belong to that session.
     ///
     /// # Errors
     /// Damaged.

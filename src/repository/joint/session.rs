@@ -1,4 +1,4 @@
-//! Joining the session that the ranks of an attempt share, and the parts under it.
+//! The shared session of the ranks of an attempt, and its parts.
 
 use std::time::Duration;
 
@@ -13,28 +13,28 @@ use crate::repository::layout::{self, Family};
 use crate::repository::log::{Action, Attempt, Joint, RefValue, State};
 use crate::repository::objects::{self, Created};
 
-/// Tries of one create whose outcome stays unknown.
+/// Maximum tries of a create whose outcome is unknown.
 const SILENT_TRIES: u32 = 8;
-/// The pause between two of them.
+/// Pause between two tries.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// State of an attempt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Standing {
-    /// Its ranks share this session.
+    /// In progress: its ranks share this session.
     Open(SessionId, Joint),
-    /// The name stands for what it saved.
+    /// Complete: the name has the value that it saved.
     Complete(Box<RefValue>),
-    /// Neither: it has not begun, or was ended.
+    /// Not started, or ended.
     Absent,
 }
 
-/// Parts of a step that are there.
+/// Existing parts of a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Parts {
     /// Every rank's part, in the order of ranks.
     All(Vec<RankPart>),
-    /// This rank's is lacking; of others nothing is said.
+    /// The part of this rank is missing; others may be, too.
     Missing(u32),
 }
 
@@ -50,13 +50,13 @@ impl State {
 }
 
 impl Repository {
-    /// Finds the session that the ranks of an attempt share, or opens it.
+    /// Finds the shared session of an attempt, or opens it.
     ///
     /// # Errors
     /// As [`log::Log::commit`](crate::repository::log::Log::commit).
     ///
     /// # Cancel safety
-    /// Safe: a session that was opened is found by the next who comes.
+    /// Safe: the next rank finds a session that was opened.
     pub async fn join(&self, attempt: &Attempt) -> Result<Standing> {
         let session = SessionId::random();
         let joined = self.log().commit(Some(session), |state| match state.standing(attempt) {
@@ -66,13 +66,13 @@ impl Repository {
         Ok(joined.await?.state.standing(attempt))
     }
 
-    /// Creates a part. The part of that rank that is there then: this one, unless another process of the rank was first.
+    /// Creates a part. Returns the stored part of that rank: this one, unless another process of the rank was first.
     ///
     /// # Errors
     /// Unreachable, if it stays unknown whether it was created.
     ///
     /// # Cancel safety
-    /// Safe: whether it was created is seen by the next who looks.
+    /// Safe: the part was created or not; the next read shows which.
     pub async fn put_part(&self, session: SessionId, part: &RankPart) -> Result<RankPart> {
         let key = layout::owned(Family::Part, layout::part(session, part.rank));
         let object = seal(Kind::Part, &part.encode(), true);
@@ -86,12 +86,12 @@ impl Repository {
             }
             tokio::time::sleep(PAUSE).await;
         }
-        Err(Error::unreachable("store neither takes nor refuses a part")
+        Err(Error::unreachable("store neither accepts nor refuses a part")
             .at(key)
-            .help("run the command again: what was uploaded is used again"))
+            .help("run the command again: it reuses what was uploaded"))
     }
 
-    /// The part of `rank`, if it is there.
+    /// Part of `rank`, if it exists.
     ///
     /// # Errors
     /// Damaged, if it is.
@@ -105,8 +105,8 @@ impl Repository {
         part.map(Some).map_err(|error| error.at(key))
     }
 
-    /// Looks for the parts of all `ranks`, by their keys, from the one after `rank` on, and stops at the first that is
-    /// lacking: where ranks come one after the other, each reads few, all of them together about `ranks * ln(ranks)`.
+    /// Reads the parts of all `ranks` by key, starting with the rank after `rank`, and stops at the first missing one. If ranks
+    /// finish one after the other, each reads few parts, and all ranks together about `ranks * ln(ranks)`.
     ///
     /// # Errors
     /// Damaged, if a part is.
@@ -117,7 +117,7 @@ impl Repository {
         let mut order = (rank..ranks).chain(0..rank).skip(1).chain([rank]);
         let (mut parts, mut width) = (Vec::new(), 1);
         loop {
-            // Mostly the first says enough.
+            // Usually the first one is missing already.
             let looks = order
                 .by_ref()
                 .take(width)

@@ -1,39 +1,37 @@
-//! Joint sessions: what the ranks of one attempt to save a step find each other by, in the log alone.
+//! Joint sessions: log records by which the ranks of one attempt to save a step find their shared session.
 
 use std::fmt;
 use std::num::NonZeroU32;
 use std::str::FromStr;
 
-use super::entry::read_name;
-use super::state::{RefValue, Session, State};
+use super::fields::read_name;
 use crate::error::{Error, Result};
 use crate::format::wire::{Reader, Writer};
-use crate::id::SessionId;
 use crate::limits::ATTEMPT_LEN_MAX;
-use crate::repository::Name;
-use crate::repository::name::is_segment;
+use crate::name::Name;
+use crate::name::is_segment;
 
-/// Id of an attempt to save a step: chosen by whoever starts the ranks, the same for all of them.
+/// Id of an attempt to save a step, chosen by the launcher of the ranks, and equal on all of them.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct AttemptId(String);
 
-/// One attempt of so many ranks to save one step.
+/// One attempt of a number of ranks to save one step.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Attempt {
-    /// Under which name.
+    /// Name of the step.
     pub name: Name,
     /// Id.
     pub id: AttemptId,
-    /// Number of ranks: with another number it is another attempt.
+    /// Number of ranks; another number makes another attempt.
     pub ranks: NonZeroU32,
 }
 
-/// Purpose of an open session that ranks share.
+/// Purpose of an open, shared session.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Joint {
     /// The attempt.
     pub attempt: Attempt,
-    /// The version that the name had when the session opened: what its commit has to expect.
+    /// Version of the name when the session opened, which the commit must expect.
     pub expected: Option<u64>,
 }
 
@@ -58,7 +56,7 @@ impl FromStr for AttemptId {
         if text.len() <= ATTEMPT_LEN_MAX && is_segment(text) {
             return Ok(Self(text.to_owned()));
         }
-        Err(Error::usage("this cannot name an attempt")
+        Err(Error::usage("invalid id of an attempt")
             .expected(format!("[A-Za-z0-9._+=-], at most {ATTEMPT_LEN_MAX} bytes"))
             .got(format!("{text:?}"))
             .help("for example: 4711.0, the job's number and how often it was restarted"))
@@ -72,12 +70,6 @@ impl fmt::Display for AttemptId {
 }
 
 impl Attempt {
-    /// True if this attempt saved `value`.
-    #[must_use]
-    pub fn made(&self, value: &RefValue) -> bool {
-        value.attempt.as_ref() == Some(&self.id) && value.facts.ranks() == Some(self.ranks)
-    }
-
     pub(super) fn write(&self, out: &mut Writer) {
         out.string(self.name.as_str().as_bytes()).string(self.id.0.as_bytes()).varint(self.ranks.get().into());
     }
@@ -90,7 +82,7 @@ impl Attempt {
     }
 }
 
-/// Writes what may be none, which is empty.
+/// Writes an optional id; none is written as an empty text.
 pub(super) fn write_id(out: &mut Writer, id: Option<&AttemptId>) {
     out.string(id.map_or("", AttemptId::as_str).as_bytes());
 }
@@ -117,30 +109,16 @@ impl Joint {
     }
 }
 
-impl State {
-    /// The open session of an attempt.
-    #[must_use]
-    pub fn joint(&self, attempt: &Attempt) -> Option<(SessionId, &Session, &Joint)> {
-        self.sessions.iter().find_map(|(id, session)| {
-            let joint = session.joint.as_ref().filter(|joint| joint.attempt == *attempt)?;
-            Some((*id, session, joint))
-        })
-    }
-
-    /// Current value of the attempt's name, if the attempt saved it.
-    #[must_use]
-    pub fn completed(&self, attempt: &Attempt) -> Option<&RefValue> {
-        self.refs.get(&attempt.name).filter(|value| attempt.made(value))
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
+    use super::super::state::State;
+    use super::super::values::RefValue;
     use super::super::{Action, LogEntry};
     use super::*;
     use crate::clock::Timestamp;
+    use crate::id::SessionId;
     use crate::id::WriteId;
     use crate::id::{ManifestId, Owned};
     use crate::repository::log::StepFacts;
@@ -214,7 +192,7 @@ mod tests {
                     state.sessions.values().map(|session| format!("{:?}", session.joint.as_ref().map(|j| &j.attempt))).collect();
                 open.sort();
                 prop_assert!(open.windows(2).all(|pair| pair[0] != pair[1]), "one session for an attempt");
-                prop_assert_eq!(&State::decode(&state.encode()).unwrap(), &state);
+                prop_assert_eq!(&State::decode(1, &state.encode()).unwrap(), &state);
             }
         }
     }

@@ -1,4 +1,4 @@
-//! Auditing the log: every object of it is read again, as a program would that knows nothing yet.
+//! Audit of the log: reads all of its objects, like a program without any cached state.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -16,22 +16,22 @@ use crate::repository::layout::Numbered;
 const PLANTED: &str = "delete it with the store's own tool: readers start from an older one then";
 /// Objects read at once.
 const AHEAD: usize = 8;
-/// Replays, at most.
+/// Maximum number of replays.
 const ATTEMPTS: usize = 32;
 
 /// Result of an audit.
 #[derive(Debug)]
 pub struct Audit {
-    /// The newest state that can be told.
+    /// Newest state that can be computed.
     pub state: Arc<State>,
-    /// Whether everybody else can tell it too.
+    /// True if other readers can compute it, too.
     pub folds: bool,
-    /// Objects that are not as they were written.
+    /// Damaged objects.
     pub damaged: Vec<(Path, Error)>,
 }
 
 impl Log {
-    /// Reads the whole log that is still kept: boundaries, entries, snapshots; replays it and compares the snapshots.
+    /// Reads all of the log that is still stored: boundaries, entries and snapshots; replays it, and compares the snapshots.
     ///
     /// # Errors
     /// Unreachable, if the store is. Damage is not an error here.
@@ -63,7 +63,7 @@ impl Log {
         Ok(Audit { state, folds: false, damaged })
     }
 
-    /// Reads every boundary; returns the highest floor that they tell.
+    /// Reads every boundary; returns the highest floor in them.
     async fn audit_boundaries(&self, damaged: &mut Vec<(Path, Error)>) -> Result<u64> {
         let mut found = stream::iter(1..)
             .map(|number| async move { (number, self.boundary(number).await) })
@@ -80,7 +80,7 @@ impl Log {
         Ok(floor)
     }
 
-    /// Replays until a listing shows what the boundary leaves: one may lag behind a truncation and later entries.
+    /// Replays until a listing shows all entries above the boundary: a listing may lag behind a truncation and later entries.
     async fn replay_settled(&self, mut floor: u64, damaged: &mut Vec<(Path, Error)>) -> Result<State> {
         for _ in 0..ATTEMPTS {
             let mut found = Vec::new();
@@ -93,7 +93,7 @@ impl Log {
         Err(Error::unreachable("the store lists log entries later than it has them").help("try again"))
     }
 
-    /// Applies every entry above `floor` in order; returns the last state that this tells. None if the listing left out an entry.
+    /// Applies every entry above `floor` in order; returns the last state. None if the listing lacked an entry.
     async fn replay(&self, floor: u64, damaged: &mut Vec<(Path, Error)>) -> Result<Option<State>> {
         let snapshots = self.numbers(Numbered::Snapshot).await?;
         let Listed { entries, strays } = self.entries_above(floor, &snapshots).await?;
@@ -107,7 +107,7 @@ impl Log {
         if floor > 0 {
             replay.compare(self, floor, damaged).await?;
         }
-        // Only numbers that a listing showed: between them may be any number of others.
+        // Gaps between listed numbers, kept as ranges: they may be of any length.
         let mut missing: Vec<Range<u64>> = Vec::new();
         let mut next = floor.saturating_add(1);
         let read = stream::iter(&entries | &snapshots).map(|number| async move { (number, self.entry(number).await) });
@@ -152,7 +152,7 @@ impl Log {
         Ok(Some(replay.last))
     }
 
-    /// Notes a snapshot after an entry that is not there: every fold would start from it.
+    /// Reports a snapshot after an entry that does not exist: every fold would start from it.
     async fn check_reached(&self, number: u64, damaged: &mut Vec<(Path, Error)>) -> Result<()> {
         let entry = note(Numbered::Entry.key(number), self.entry(number).await, damaged)?;
         if matches!(entry, Some(None)) && self.advance_boundary().await?.floor < number {
@@ -164,7 +164,7 @@ impl Log {
     }
 }
 
-/// Says that entries are not there, at the first of them.
+/// Damage of missing entries, reported for the first of them.
 fn lacking(gap: Range<u64>) -> Option<(Path, Error)> {
     let key = Numbered::Entry.key(gap.start);
     let error = match gap.end.saturating_sub(gap.start) {
@@ -175,18 +175,18 @@ fn lacking(gap: Range<u64>) -> Option<(Path, Error)> {
     Some((key, error))
 }
 
-/// Says that an object lies among the entries and is none.
+/// Damage of an object among the entries that is no entry.
 fn stray(number: u64, last: u64) -> (Path, Error) {
     let key = Numbered::Entry.key(number);
-    let error = Error::damaged("object lies among the log's entries and is none")
+    let error = Error::damaged("object among the log's entries is not an entry")
         .at(&key)
         .expected(format!("no entry far above the last one, {last}"))
         .got(number)
-        .help("no reader looks at it: delete it with the store's own tool");
+        .help("readers ignore it: delete it with the store's own tool");
     (key, error)
 }
 
-/// A replay under way.
+/// A replay in progress.
 struct Replay {
     /// The state so far; none after an entry that cannot be read, until the next snapshot.
     state: Option<State>,
@@ -195,14 +195,14 @@ struct Replay {
 }
 
 impl Replay {
-    /// From here on nothing can be told.
+    /// Marks the state as unknown from here on.
     fn lose(&mut self) {
         if let Some(state) = self.state.take() {
             self.last = state;
         }
     }
 
-    /// Nothing can be told of what comes after entries that are not there.
+    /// Marks the state as unknown if entries before `number` are missing.
     fn lose_unless_before(&mut self, number: u64) {
         if self.state.as_ref().is_some_and(|state| state.seq + 1 != number) {
             self.lose();
@@ -233,7 +233,7 @@ impl Replay {
     }
 }
 
-/// Damage is taken down, and nothing comes of it; other errors end the audit.
+/// Records damage and returns none; other errors end the audit.
 fn note<T>(key: Path, read: Result<T>, damaged: &mut Vec<(Path, Error)>) -> Result<Option<T>> {
     match read {
         Ok(value) => Ok(Some(value)),

@@ -1,4 +1,4 @@
-//! Writing the log: one conditional create, and finding out what became of it.
+//! Writing the log: one conditional create, and the check of its outcome.
 
 use std::sync::Arc;
 
@@ -10,9 +10,9 @@ use crate::limits::{ENTRY_LEN_MAX, SNAPSHOT_EVERY};
 use crate::repository::layout::Numbered;
 use crate::repository::objects::{self, Created};
 
-/// Tries of one create whose outcome stays unknown: the store answers nothing, and nothing is there.
+/// Maximum tries of a create whose outcome is unknown: no answer of the store, and no object.
 const SILENT_TRIES: u32 = 8;
-/// Races lost in a row before a commit gives up: with a fair store far more than ever happens.
+/// Lost races in a row after which a commit gives up; far more than with any fair store.
 const RACES: u32 = 1000;
 
 /// Result of a commit.
@@ -20,7 +20,7 @@ const RACES: u32 = 1000;
 pub struct Committed {
     /// The number of its entry; `None` if there was nothing to do.
     pub entry: Option<u64>,
-    /// The state with it.
+    /// State after the commit.
     pub state: Arc<State>,
 }
 
@@ -31,15 +31,15 @@ enum Fate {
 }
 
 impl Log {
-    /// Commits the actions that `decide` finds right for the newest state, deciding again whenever somebody else was
-    /// faster. No actions: nothing is written.
+    /// Commits the actions that `decide` returns for the newest state; calls it again after a lost race. Without actions nothing
+    /// is written.
     ///
     /// # Errors
     /// Errors of `decide`; conflict, if the state refuses the actions (a session fenced, a ref moved); unreachable, with the
     /// outcome unknown, if the store does not answer.
     ///
     /// # Cancel safety
-    /// Not safe: a dropped commit may or may not have happened. The next fold tells.
+    /// Not safe: a dropped commit may have happened. The next fold shows it.
     pub async fn commit(
         &self,
         session: Option<SessionId>,
@@ -66,8 +66,8 @@ impl Log {
         Err(Error::conflict("others commit faster than this writer can").help("try again when fewer write"))
     }
 
-    /// Creates entry `number` and learns its fate from what is there, never from the answer: an answer can be lost, a
-    /// request repeated by the client below, and a name that was truncated away can be taken again.
+    /// Creates entry `number`, and determines the outcome from the stored object, never from the answer: an answer can be lost,
+    /// the HTTP client may repeat a request, and a truncated number can be created again.
     async fn create(&self, number: u64, entry: &LogEntry) -> Result<Fate> {
         let key = Numbered::Entry.key(number);
         let body = entry.encode();
@@ -91,20 +91,20 @@ impl Log {
                 None => tokio::time::sleep(std::time::Duration::from_millis(100)).await,
             }
         }
-        Err(Error::unreachable("store neither takes nor refuses a log entry")
+        Err(Error::unreachable("store neither accepts nor refuses a log entry")
             .at(key)
             .help("the commit has not happened yet, but may; run the command again"))
     }
 
-    /// The boundary has passed entry `number`: the object there may be a stray. The state remembers the last write of
-    /// each open session, the entry that set each ref, and to what.
+    /// Outcome by the state, if the boundary has passed entry `number` and the object there may be a stray. The state records the
+    /// last write of each open session, and for each ref its value and the entry that set it.
     async fn fate_by_state(&self, number: u64, entry: &LogEntry) -> Result<Fate> {
         let state = self.refresh().await?;
         if let Some(open) = entry.session.and_then(|id| state.sessions.get(&id)) {
             if open.last_write == entry.write {
                 return Ok(Fate::Committed(state));
             }
-            // Had it happened, it would have touched the session. Had something touched it later, that would hide it.
+            // The entry would have touched the session, unless a later one did.
             if open.touched < number {
                 return Ok(Fate::Lost);
             }
@@ -113,17 +113,17 @@ impl Log {
             Action::SetRef { name, value, .. } => Some((name, RefValue { version: number, ..value.clone() })),
             _ => None,
         });
-        // Its number alone does not make an entry ours: whoever won that number may have set the same name.
+        // The number alone proves nothing: another writer may have set the same name by that entry.
         let first = sets.next();
         if first.is_some() && first.into_iter().chain(sets).all(|(name, value)| state.refs.get(name) == Some(&value)) {
             return Ok(Fate::Committed(state));
         }
         Err(Error::unreachable("a commit was overtaken by a truncation of the log; its outcome is unknown")
             .at(Numbered::Entry.key(number))
-            .help("look whether it happened (`towline ls`), and run the command again if not"))
+            .help("check with `towline ls` whether it happened, and run the command again if not"))
     }
 
-    /// Best effort: a missing snapshot only makes folds longer.
+    /// Writes a snapshot if one is due. Best effort: a missing snapshot only makes folds longer.
     async fn snapshot_if_due(&self, number: u64, state: &State) {
         if number.is_multiple_of(SNAPSHOT_EVERY)
             && state.seq == number
@@ -133,9 +133,8 @@ impl Log {
         }
     }
 
-    /// Writes the snapshot of `state`. Its content follows from the log, so who writes it does not matter.
+    /// Writes the snapshot of `state`. Every writer writes the same content, which follows from the log.
     pub(super) async fn write_snapshot(&self, state: &State) -> Result<()> {
-        let object = seal(Kind::Snapshot, &state.encode(), true);
-        objects::put(&*self.objects, &Numbered::Snapshot.key(state.seq), object.into()).await
+        objects::put(&*self.objects, &Numbered::Snapshot.key(state.seq), state.seal().into()).await
     }
 }

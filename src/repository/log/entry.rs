@@ -1,110 +1,161 @@
-//! One entry of the log: a list of actions, stamped with the id of its write.
+//! One entry of the log: a list of actions, and the id of its write.
 //!
 //! The body of an envelope of kind 'L': write id (16), session (1 + 16, or 0), the writer's time (signed), actions: count,
-//! each: tag (1), length, payload. An action that a program does not know stops it.
+//! each: tag (1), length, payload. A program fails at an action that it does not know.
 
 use super::attempt::Attempt;
-use super::state::{RefValue, SegmentInfo};
+use super::fields::{read_name, read_owned, read_session, write_owned};
+use super::labels::{Declassified, PolicyMark, read_labels, write_labels};
+use super::removed::{Removed, RemovedKey};
+use super::values::{RefValue, SegmentInfo};
 use crate::clock::Timestamp;
 use crate::error::{Error, Result};
-use crate::format::wire::{Malformed, Read, Reader, Writer};
-use crate::id::{ManifestId, ObjectId, Owned, PackId, SegmentId, SessionId, WriteId};
-use crate::limits::NAME_LEN_MAX;
-use crate::repository::name::Name;
+use crate::format::wire::{Malformed, Reader, Writer};
+use crate::id::{Owned, PackId, SegmentId, SessionId, WriteId};
+use crate::name::Name;
+use crate::policy::Labels;
 
-/// A change of the repository's state. What it expects is part of it: nothing is applied to another state than meant.
+/// A change of the repository's state. It includes the state that it expects, and fails on any other.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Action {
-    /// A writer begins: its objects are its own, and roots for marking.
+    /// Opens a writer's session: its objects are roots for marking.
     Open(SessionId),
-    /// A writer is alive, though it commits nothing.
+    /// Keeps a session alive without a commit.
     Renew(SessionId),
-    /// A writer is done.
+    /// Closes a session.
     Close(SessionId),
-    /// The collector ends a session that has stood still since entry `touched`.
+    /// Ends a session that has made no progress since entry `touched`; by a collector.
     Fence {
-        /// Which.
+        /// The session.
         session: SessionId,
-        /// The entry that touched it last.
+        /// Entry that touched it last.
         touched: u64,
     },
-    /// A session's packs become known. The segment lists packs of that session only.
+    /// Adds a segment with packs of one session.
     AddSegment(SegmentId, SegmentInfo),
-    /// Segments are merged, or rebuilt without purged packs, from the state after entry `built`.
+    /// Replaces segments by merged ones, or ones without purged packs, built from the state after entry `built`.
     ReplaceSegments {
-        /// These, exactly, go.
+        /// Segments to remove, exactly these.
         old: Vec<SegmentId>,
-        /// These come.
+        /// Segments to add.
         new: Vec<(SegmentId, SegmentInfo)>,
         /// The entry after which `new` was built.
         built: u64,
     },
-    /// A name gets a new value.
+    /// Sets a name.
     SetRef {
         /// Name.
         name: Name,
-        /// The version it must have; none if it must not exist.
+        /// Version that it must have; none if it must not exist.
         expected: Option<u64>,
-        /// Its value; the version is the entry's number.
+        /// New value; its version is the entry's number.
         value: RefValue,
     },
-    /// A name goes.
+    /// Removes a name.
     RemoveRef {
         /// Name.
         name: Name,
-        /// The version it must have.
+        /// Version that it must have.
         expected: u64,
     },
-    /// Repacking: every name that has map `old` gets map `new`; versions stay.
+    /// Replaces map `old` by map `new` in all names, after a repack; versions stay.
     SwapMap {
-        /// The map that goes.
+        /// Map to replace.
         old: Owned,
-        /// The map that comes, of the same manifest.
+        /// New map of the same manifest.
         new: Owned,
     },
-    /// A pack is no dedup target any more; it stays readable.
+    /// Condemns a pack: it stays readable, but is no dedup target any more.
     Condemn {
-        /// Which.
+        /// The pack.
         pack: PackId,
-        /// Its length in bytes.
+        /// Length in bytes.
         len: u64,
         /// Damaged packs are never pardoned.
         damaged: bool,
     },
-    /// A pack condemned by entry `at` is used after all.
+    /// Revokes the condemnation by entry `at`, because the pack is in use.
     Pardon {
-        /// Which.
+        /// The pack.
         pack: PackId,
         /// The entry that condemned it.
         at: u64,
     },
-    /// A pack condemned by entry `at` may be deleted from now on.
+    /// Purges a pack condemned by entry `at`: it may be deleted from now on.
     Purge {
-        /// Which.
+        /// The pack.
         pack: PackId,
         /// The entry that condemned it.
         at: u64,
     },
-    /// These purged packs are deleted.
+    /// Records that these purged packs are deleted.
     Deleted(Vec<PackId>),
-    /// Ranks begin to save a step together, in a session that they share.
+    /// Opens a shared session of ranks that save a step together.
     OpenJoint(SessionId, Attempt),
+    /// Keeps the value of a name as a root when this entry removes or replaces it. It comes before that action.
+    Keep {
+        /// Name.
+        name: Name,
+        /// Its version.
+        version: u64,
+    },
+    /// Forgets a kept value: undeleted, or old enough.
+    Forget {
+        /// Name that had it.
+        name: Name,
+        /// Version that it had.
+        version: u64,
+        /// Entry that kept it.
+        at: u64,
+    },
+    /// Adds labels to a name and every name below it; existing ones stay.
+    Label {
+        /// Name or prefix.
+        name: Name,
+        /// Labels to join to its own.
+        labels: Labels,
+    },
+    /// Gives one tree of a name laxer labels.
+    Declassify {
+        /// Name.
+        name: Name,
+        /// Signed declassification.
+        declassified: Declassified,
+    },
+    /// Puts a newer policy in force.
+    SetPolicy(PolicyMark),
 }
 
 /// One entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LogEntry {
-    /// Id by which the writer recognises it.
+    /// Id by which the writer recognises its entry.
     pub write: WriteId,
     /// Session that wrote it, if one did.
     pub session: Option<SessionId>,
-    /// The writer's clock, for people.
+    /// Time by the writer's clock, for display.
     pub at: Timestamp,
-    /// Changes, all or nothing.
+    /// Changes, applied atomically.
     pub actions: Vec<Action>,
 }
 
 impl LogEntry {
+    /// Approximate bytes of memory that it adds to a state.
+    pub(super) fn weight(&self) -> u64 {
+        let within = |action: &Action| match action {
+            Action::SetRef { name, value, .. } => name.as_str().len() + value.facts.weight(),
+            Action::OpenJoint(_, attempt) => attempt.name.as_str().len(),
+            // Facts of the value were counted when it was set.
+            Action::Keep { name, .. } => name.as_str().len() + size_of::<(RemovedKey, Removed)>(),
+            Action::ReplaceSegments { new, .. } => size_of_val(&**new),
+            Action::Label { name, labels } => name.as_str().len() + size_of::<(Name, Labels)>() + labels.weight(),
+            Action::Declassify { name, declassified } => name.as_str().len() + declassified.weight(),
+            _ => 0,
+        };
+        let within: usize = self.actions.iter().map(within).sum();
+        (size_of_val(&*self.actions) + within) as u64
+    }
+
     /// The body's bytes.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
@@ -130,7 +181,7 @@ impl LogEntry {
         Self::decode_within(body, u64::MAX)
     }
 
-    /// Reads a body that may take `room` bytes of memory.
+    /// Reads a body, with at most `room` bytes of memory.
     ///
     /// # Errors
     /// As [`LogEntry::decode`]; exhausted, if `room` is too little.
@@ -181,10 +232,7 @@ impl Action {
                 value.write(&mut out);
                 7
             }
-            Self::RemoveRef { name, expected } => {
-                out.string(name.as_str().as_bytes()).varint(*expected);
-                8
-            }
+            Self::RemoveRef { name, expected } => write_name(&mut out, 8, name, &[*expected]),
             Self::SwapMap { old, new } => {
                 write_owned(&mut out, *old);
                 write_owned(&mut out, *new);
@@ -207,11 +255,27 @@ impl Action {
                 attempt.write(&mut out);
                 14
             }
+            Self::Keep { name, version } => write_name(&mut out, 15, name, &[*version]),
+            Self::Forget { name, version, at } => write_name(&mut out, 16, name, &[*version, *at]),
+            Self::Label { name, labels } => {
+                let tag = write_name(&mut out, 17, name, &[]);
+                write_labels(&mut out, labels);
+                tag
+            }
+            Self::Declassify { name, declassified } => {
+                let tag = write_name(&mut out, 18, name, &[]);
+                declassified.write(&mut out);
+                tag
+            }
+            Self::SetPolicy(mark) => {
+                mark.write(&mut out);
+                19
+            }
         };
         (tag, out.into_bytes())
     }
 
-    /// Reads a payload, all that is left in `r`.
+    /// Reads a payload from all of `r`.
     fn decode(tag: u8, r: &mut Reader<'_>) -> Result<Self> {
         let action = match tag {
             1 => Self::Open(read_session(r)?),
@@ -240,6 +304,11 @@ impl Action {
                 Self::Deleted(r.kept_list(packs, read_owned)?)
             }
             14 => Self::OpenJoint(read_session(r)?, Attempt::read(r)?),
+            15 => Self::Keep { name: read_name(r)?, version: r.varint()? },
+            16 => Self::Forget { name: read_name(r)?, version: r.varint()?, at: r.varint()? },
+            17 => Self::Label { name: read_name(r)?, labels: read_labels(r)? },
+            18 => Self::Declassify { name: read_name(r)?, declassified: Declassified::read(r)? },
+            19 => Self::SetPolicy(PolicyMark::read(r)?),
             _ => {
                 return Err(Error::unsupported("log has an action that this program does not know")
                     .got(tag)
@@ -256,28 +325,16 @@ fn write_session(out: &mut Writer, tag: u8, session: SessionId) -> u8 {
     tag
 }
 
+fn write_name(out: &mut Writer, tag: u8, name: &Name, numbers: &[u64]) -> u8 {
+    out.string(name.as_str().as_bytes());
+    numbers.iter().for_each(|number| {
+        out.varint(*number);
+    });
+    tag
+}
+
 fn write_verdict(out: &mut Writer, tag: u8, pack: PackId, at: u64) -> u8 {
     write_owned(out, pack);
     out.varint(at);
     tag
-}
-
-fn read_session(reader: &mut Reader<'_>) -> Read<SessionId> {
-    reader.array().map(SessionId::from_bytes)
-}
-
-pub(super) fn write_owned(out: &mut Writer, id: Owned) {
-    out.bytes(&id.session.to_bytes()).bytes(&id.object.to_bytes());
-}
-
-pub(super) fn read_owned(reader: &mut Reader<'_>) -> Read<Owned> {
-    Ok(Owned { session: read_session(reader)?, object: ObjectId::from_bytes(reader.array()?) })
-}
-
-pub(super) fn read_name(reader: &mut Reader<'_>) -> Result<Name> {
-    reader.kept_text(NAME_LEN_MAX)?.parse().map_err(|error: Error| Error::damaged("log holds a bad name").source(error))
-}
-
-pub(super) fn read_manifest_id(reader: &mut Reader<'_>) -> Read<ManifestId> {
-    reader.array().map(ManifestId::from_bytes)
 }

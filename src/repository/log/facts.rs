@@ -1,6 +1,6 @@
 //! Facts of a training step besides its bytes: metrics, world size, framework.
 //!
-//! It lies in the log with the name, so that runs are listed and their steps chosen without reading any manifest.
+//! Facts are stored in the log with the name, so that listing runs and choosing steps needs no manifest.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
@@ -10,14 +10,14 @@ use serde::{Serialize, Serializer};
 use crate::error::{Error, Result};
 use crate::format::wire::{Read, Reader, Writer};
 use crate::limits::{FRAMEWORK_LEN_MAX, METRIC_NAME_LEN_MAX, METRICS_MAX};
-use crate::repository::name::is_segment;
+use crate::name::is_metric_name;
 
 /// A finite number. Two are equal if their bits are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Measure(u64);
 
 impl Measure {
-    /// `value`, if it is finite: what is not cannot be compared.
+    /// Wraps `value`, if it is finite; other values cannot be compared.
     #[must_use]
     pub fn new(value: f64) -> Option<Self> {
         value.is_finite().then(|| Self(value.to_bits()))
@@ -38,20 +38,30 @@ impl Serialize for Measure {
 
 /// Facts of a step.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize)]
+#[cfg_attr(feature = "agent", derive(utoipa::ToSchema))]
 pub struct StepFacts {
+    #[cfg_attr(feature = "agent", schema(value_type = BTreeMap<String, f64>))]
     metrics: BTreeMap<String, Measure>,
+    #[cfg_attr(feature = "agent", schema(value_type = Option<u32>, required))]
     world_size: Option<NonZeroU32>,
+    #[cfg_attr(feature = "agent", schema(required))]
     framework: Option<String>,
 }
 
 impl StepFacts {
-    /// With the metric `name`, in place of what it was.
+    /// Approximate bytes of memory besides its own size.
+    pub(super) fn weight(&self) -> usize {
+        let metrics = self.metrics.keys().map(|name| name.len() + size_of::<(String, Measure)>());
+        metrics.sum::<usize>() + self.framework.as_ref().map_or(0, String::len)
+    }
+
+    /// Sets the metric `name`.
     ///
     /// # Errors
     /// Usage, if the name is not one segment of a NAME, the value is not finite, or there are too many.
     pub fn metric(mut self, name: &str, value: f64) -> Result<Self> {
         if !is_metric_name(name) {
-            return Err(Error::usage("this is not the name of a metric")
+            return Err(Error::usage("invalid name of a metric")
                 .expected(format!("[A-Za-z0-9._+=-], at most {METRIC_NAME_LEN_MAX} bytes"))
                 .got(format!("{name:?}"))
                 .help("for example: loss=0.12"));
@@ -69,25 +79,42 @@ impl StepFacts {
         Ok(self)
     }
 
-    /// With the number of ranks that took part.
+    /// Sets the number of ranks that saved the step.
     #[must_use]
     pub fn world_size(mut self, ranks: NonZeroU32) -> Self {
         self.world_size = Some(ranks);
         self
     }
 
-    /// With the framework that wrote it.
+    /// Sets the framework that wrote the step.
     ///
     /// # Errors
     /// Usage, if it is empty, too long or holds control characters.
     pub fn framework(mut self, framework: &str) -> Result<Self> {
         if !is_framework(framework) {
-            return Err(Error::usage("this is not the name of a framework")
+            return Err(Error::usage("invalid name of a framework")
                 .expected(format!("1 to {FRAMEWORK_LEN_MAX} bytes without control characters"))
                 .got(format!("{framework:?}"))
                 .help("for example: pytorch"));
         }
         self.framework = Some(framework.to_owned());
+        Ok(self)
+    }
+
+    /// Takes over from `other` each fact that is not set here.
+    ///
+    /// # Errors
+    /// Usage, if there are too many metrics together.
+    pub fn or(mut self, other: &Self) -> Result<Self> {
+        for (name, value) in other.metrics() {
+            if self.value(name).is_none() {
+                self = self.metric(name, value)?;
+            }
+        }
+        if let (None, Some(framework)) = (self.written_by(), other.written_by()) {
+            self = self.framework(framework)?;
+        }
+        self.world_size = self.world_size.or(other.world_size);
         Ok(self)
     }
 
@@ -123,7 +150,7 @@ impl StepFacts {
         out.string(self.framework.as_deref().unwrap_or_default().as_bytes());
     }
 
-    /// Reads what [`StepFacts::write`] wrote: one spelling, names in order.
+    /// Reads the output of [`StepFacts::write`]; refuses any other encoding, such as unsorted names.
     pub(super) fn read(reader: &mut Reader<'_>) -> Read<Self> {
         let mut facts = Self::default();
         let count = reader.count(10)?;
@@ -152,11 +179,6 @@ impl StepFacts {
         }
         Ok(facts)
     }
-}
-
-/// True if `text` is a valid name of a metric.
-pub fn is_metric_name(text: &str) -> bool {
-    text.len() <= METRIC_NAME_LEN_MAX && is_segment(text)
 }
 
 fn is_framework(text: &str) -> bool {

@@ -3,27 +3,33 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use bytes::Bytes;
 use futures::{StreamExt as _, TryStreamExt as _, stream};
+use tokio::time::Instant;
 
 use super::{Boundary, Log, LogEntry, State};
+use crate::budget::Retained;
 use crate::error::{Error, ErrorKind, Result};
-use crate::format::envelope::{Kind, open};
+use crate::format::envelope::{Kind, open, version};
 use crate::format::wire::Reader;
+use crate::limits::MIB;
 use crate::repository::layout::Numbered;
 use crate::repository::objects;
 
-/// Entries asked for at once.
+/// Entries requested at once.
 const AHEAD: u64 = 8;
-/// Folds that a fast-moving boundary may spoil before it is called a fault.
+/// Minimum bytes of states and entries that are counted in the memory budget.
+const COUNTED_FROM: u64 = MIB;
+/// Maximum folds that a moving boundary may interrupt; more are an error.
 const ATTEMPTS: usize = 32;
-/// Numbers that may lack between two objects of the log, at most. What lies further ahead is nothing that a writer of the log
-/// wrote: each writes the next number.
+/// Maximum gap between two numbers in the log. An object further ahead was not written by a correct writer, which always writes
+/// the next number.
 const GAP_MAX: u64 = 1 << 20;
-/// Largest number of an entry: a million of them a second for a hundred thousand years.
+/// Largest number of an entry: a million entries per second for a hundred thousand years.
 const NUMBER_MAX: u64 = 1 << 62;
 
 impl Log {
-    /// The state as of now: at least as new as any commit that finished before the call.
+    /// Current state: at least as new as any commit that finished before the call.
     ///
     /// # Errors
     /// Damaged, if the log is; unreachable, if the store is.
@@ -41,6 +47,7 @@ impl Log {
 
     /// One fold; `None` if the boundary moved past its start.
     async fn fold(&self) -> Result<Option<Arc<State>>> {
+        let begun = Instant::now();
         let boundary = self.advance_boundary().await?;
         let known = self.seen().state.clone().filter(|state| state.seq >= boundary.floor);
         let start = match known {
@@ -59,27 +66,46 @@ impl Log {
         if self.advance_boundary().await?.floor > from {
             return Ok(None);
         }
-        // Only now: below a boundary that moved, strays lie among the entries, and what they do not follow from is no damage.
+        // Errors count only after the second read of the boundary: below a moved boundary, strays among the entries are no
+        // damage.
         let state = followed?;
         let mut seen = self.seen();
+        seen.read = seen.read.max(Some(begun));
         if seen.state.as_ref().is_none_or(|old| old.seq < state.seq) {
+            // The previous state no longer counts.
+            seen.room = None;
+            seen.room = self.room(state.weight())?;
             seen.state = Some(Arc::clone(&state));
         }
         Ok(Some(state))
     }
 
+    /// Reserves memory in the budget for a state of `bytes`; none if it is small.
+    fn room(&self, bytes: u64) -> Result<Option<Retained>> {
+        if bytes < COUNTED_FROM {
+            return Ok(None);
+        }
+        let help = "raise --memory; or check who may write there: somebody wrote very many names or sessions";
+        self.budget.keep(bytes).map(Some).map_err(|error| error.at("the repository's names and sessions").help(help))
+    }
+
     /// Applies every entry after `state`.
     async fn follow(&self, mut state: Arc<State>) -> Result<Arc<State>> {
+        let mut room = Vec::new();
         loop {
-            // One first: mostly there is nothing new.
+            // Requests only one entry first: usually there is none.
             let ahead = if Arc::strong_count(&state) > 1 { 1 } else { AHEAD };
             let numbers = state.seq + 1..=state.seq + ahead;
-            let mut entries =
-                stream::iter(numbers).map(|number| self.entry(number)).buffered(usize::try_from(AHEAD).unwrap_or(1));
+            let mut entries = stream::iter(numbers)
+                .map(|number| self.sealed_entry(number))
+                .buffered(usize::try_from(AHEAD).unwrap_or(1));
             let mut next = Arc::unwrap_or_clone(state);
             while let Some(found) = entries.try_next().await? {
-                let Some(entry) = found else { return Ok(Arc::new(next)) };
+                let Some(object) = found else { return Ok(Arc::new(next)) };
                 let number = next.seq + 1;
+                // One at a time: a small object may decompress to a large entry.
+                let entry = self.read_entry(number, &object).await?;
+                room.extend(self.room(entry.weight())?);
                 next.apply(&entry).map_err(|refusal| {
                     Error::damaged("log entry does not follow from the state before it")
                         .at(Numbered::Entry.key(number))
@@ -94,15 +120,27 @@ impl Log {
 
     /// Entry `number`, if there is one.
     pub(super) async fn entry(&self, number: u64) -> Result<Option<LogEntry>> {
-        let key = Numbered::Entry.key(number);
-        let body = objects::body(&*self.objects, &self.budget, Kind::Entry, &key).await.map_err(unreadable)?;
-        let Some(body) = body else { return Ok(None) };
-        let entry = objects::decode(&self.budget, &body, LogEntry::decode_within).await;
-        entry.map(Some).map_err(|error| unreadable(error.at(key)))
+        match self.sealed_entry(number).await? {
+            Some(object) => self.read_entry(number, &object).await.map(Some),
+            None => Ok(None),
+        }
     }
 
-    /// Walks the boundary objects from the last one known: they are dense and never deleted, so their existence is
-    /// monotone, and galloping finds the last.
+    /// Entry `number` as it is stored, if there is one.
+    async fn sealed_entry(&self, number: u64) -> Result<Option<Bytes>> {
+        let key = Numbered::Entry.key(number);
+        objects::sealed(&*self.objects, &self.budget, Kind::Entry, &key).await.map_err(unreadable)
+    }
+
+    async fn read_entry(&self, number: u64, object: &Bytes) -> Result<LogEntry> {
+        let key = Numbered::Entry.key(number);
+        let body = objects::unseal(&self.budget, Kind::Entry, &key, object).await.map_err(unreadable)?;
+        let entry = objects::decode(&self.budget, &body, LogEntry::decode_within).await;
+        entry.map_err(|error| unreadable(error.at(key)))
+    }
+
+    /// Finds the last boundary object by exponential search from the last known one. Their numbers have no gaps, and they are
+    /// never deleted.
     pub(super) async fn advance_boundary(&self) -> Result<Boundary> {
         let mut last = self.seen().boundary;
         let mut step = 1;
@@ -130,12 +168,12 @@ impl Log {
         Ok(Some(Boundary { number, floor }))
     }
 
-    /// The newest snapshot at or above the boundary; the empty state if nothing was truncated yet; `None` if the
-    /// boundary's own snapshot is gone, since then the boundary has moved on.
+    /// Newest snapshot at or above the boundary. The empty state if nothing was truncated yet; `None` if the boundary's own
+    /// snapshot is gone, which means that the boundary has moved.
     pub(super) async fn newest_snapshot(&self, boundary: Boundary) -> Result<Option<State>> {
         let mut numbers = self.numbers(Numbered::Snapshot).await?;
         numbers.push(boundary.floor);
-        // One that no log reaches was planted.
+        // A snapshot that no log can reach was planted.
         numbers.retain(|&number| number >= boundary.floor && (1..=NUMBER_MAX).contains(&number));
         numbers.sort_unstable_by(|a, b| b.cmp(a));
         for number in numbers {
@@ -159,18 +197,20 @@ impl Log {
     /// The snapshot after entry `number`, if there is one.
     pub(super) async fn exact_snapshot(&self, number: u64) -> Result<Option<State>> {
         let key = Numbered::Snapshot.key(number);
-        let Some(body) = objects::body(&*self.objects, &self.budget, Kind::Snapshot, &key).await? else {
+        let Some(object) = objects::sealed(&*self.objects, &self.budget, Kind::Snapshot, &key).await? else {
             return Ok(None);
         };
-        match objects::decode(&self.budget, &body, State::decode_within).await {
+        let body = objects::unseal(&self.budget, Kind::Snapshot, &key, &object).await?;
+        let decode = |body: &[u8], room| State::decode_within(version(&object), body, room);
+        match objects::decode(&self.budget, &body, decode).await {
             Ok(state) if state.seq == number => Ok(Some(state)),
             Ok(state) => Err(Error::damaged("snapshot is of another entry").at(key).expected(number).got(state.seq)),
             Err(error) => Err(error.at(key)),
         }
     }
 
-    /// Entries above `floor`: those that a listing shows, and those that it left out before them. `snapshots` are those that one shows: the
-    /// log reached them.
+    /// Entries above `floor`: those in a listing, and those before them that it lacked. `snapshots` are the listed ones, up to
+    /// which entries must exist.
     pub(super) async fn entries_above(&self, floor: u64, snapshots: &[u64]) -> Result<Listed> {
         let is_above = |number: &u64| *number > floor;
         let mut entries: BTreeSet<u64> = self.numbers(Numbered::Entry).await?.into_iter().filter(is_above).collect();
@@ -195,12 +235,12 @@ impl Log {
         Ok(Listed { entries, strays })
     }
 
-    /// Asks the store for one entry's object, without its body.
+    /// Checks by a request without body whether an entry exists.
     pub(super) async fn entry_exists(&self, number: u64) -> Result<bool> {
         objects::exists(&*self.objects, &Numbered::Entry.key(number)).await
     }
 
-    /// The numbers of the objects of one kind that a listing shows, in no order.
+    /// Listed numbers of the objects of one kind, unsorted.
     pub(super) async fn numbers(&self, kind: Numbered) -> Result<Vec<u64>> {
         let prefix = kind.prefix();
         objects::retry(|| async {
@@ -215,16 +255,14 @@ impl Log {
 pub(super) struct Listed {
     /// Numbers of entries.
     pub(super) entries: BTreeSet<u64>,
-    /// Numbers too far ahead for an entry: nobody wrote the log up to there.
+    /// Numbers too far ahead to be entries.
     pub(super) strays: BTreeSet<u64>,
 }
 
-/// Says what helps against an entry that is damaged: by itself it stops every reader.
+/// Adds a help text to the error of a damaged entry, which stops every reader.
 fn unreadable(error: Error) -> Error {
     match error.kind() {
-        ErrorKind::Damaged => {
-            error.help("`towline verify --repair` sets it aside, and tells what is lost and what is not")
-        }
+        ErrorKind::Damaged => error.help("`towline verify --repair` sets it aside, and reports what is lost"),
         _ => error,
     }
 }

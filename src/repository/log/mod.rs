@@ -1,33 +1,45 @@
-//! The log: one ordered list of create-only objects whose fold is the repository's whole mutable state.
+//! The log: one ordered list of create-only objects. Its fold is all mutable state of the repository.
 //!
-//! A commit is one conditional create of the next number. A fold starts at a snapshot at or above the boundary, reads
-//! entries until there is none, and ends by reading the boundary again: had it moved past the start, a missing entry
-//! would say nothing, so the fold starts over. No listing is believed: a stale one only costs requests.
+//! A commit is one conditional create of the next number. A fold starts at a snapshot at or above the boundary, and reads entries
+//! until one is missing. Then it reads the boundary again: if that has moved past the start, the missing entry may be a truncated
+//! one, and the fold starts over. Correctness never depends on listings; a stale one only costs requests.
 
 mod attempt;
 mod audit;
 mod commit;
 mod entry;
 mod facts;
+mod fields;
 mod fold;
+mod labels;
+mod past;
+mod removed;
 mod salvage;
+mod snapshot;
 mod state;
 mod truncate;
+mod values;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use object_store::ObjectStore;
 
-use crate::budget::Budget;
+use tokio::time::Instant;
+
+use crate::budget::{Budget, Retained};
 use crate::clock::Clock;
+use crate::error::Result;
 
 pub use attempt::{Attempt, AttemptId, Joint};
 pub use audit::Audit;
 pub use commit::Committed;
 pub use entry::{Action, LogEntry};
-pub use facts::{Measure, StepFacts, is_metric_name};
+pub use facts::{Measure, StepFacts};
+pub use labels::{Declassified, LabelView, PolicyMark, REASON_LEN_MAX, labelled_name};
+pub use removed::{Removed, RemovedKey, tell_forgotten};
 pub use salvage::Salvaged;
-pub use state::{Condemned, Purged, RefValue, Refusal, SegmentInfo, Session, State};
+pub use state::{Condemned, Purged, Refusal, Session, State};
+pub use values::{RefValue, SegmentInfo};
 
 /// One repository's log.
 #[derive(Debug)]
@@ -36,16 +48,22 @@ pub struct Log {
     clock: Arc<dyn Clock>,
     budget: Budget,
     seen: Mutex<Seen>,
+    /// Held during a read that others may wait for.
+    reading: tokio::sync::Mutex<()>,
 }
 
-/// Knowledge of this process; never wrong, at most old.
-#[derive(Clone, Debug, Default)]
+/// State known to this process: never wrong, possibly old.
+#[derive(Debug, Default)]
 struct Seen {
     boundary: Boundary,
     state: Option<Arc<State>>,
+    /// Begin of the last whole read.
+    read: Option<Instant>,
+    /// Memory of the state in the budget, if it is large.
+    room: Option<Retained>,
 }
 
-/// The newest truncation known: its number and the last entry it allows to be missing.
+/// Newest known truncation: its number, and the last entry that may be missing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Boundary {
     number: u64,
@@ -55,7 +73,47 @@ struct Boundary {
 impl Log {
     /// The log in `objects`, read within `budget`.
     pub fn new(objects: Arc<dyn ObjectStore>, clock: Arc<dyn Clock>, budget: Budget) -> Self {
-        Self { objects, clock, budget, seen: Mutex::default() }
+        Self { objects, clock, budget, seen: Mutex::default(), reading: tokio::sync::Mutex::default() }
+    }
+
+    /// The state that was read last; read now, if none was.
+    ///
+    /// # Errors
+    /// As [`Log::refresh`].
+    ///
+    /// # Cancel safety
+    /// Safe: it only reads.
+    pub async fn latest_or_refresh(&self) -> Result<Arc<State>> {
+        match self.last_seen() {
+            Some(state) => Ok(state),
+            None => self.refresh().await,
+        }
+    }
+
+    /// The state that was read last, if that read began at `since` or later; else it is read now, once for all who wait for it.
+    ///
+    /// # Errors
+    /// As [`Log::refresh`].
+    ///
+    /// # Cancel safety
+    /// Safe: it only reads.
+    pub async fn as_of(&self, since: Option<Instant>) -> Result<Arc<State>> {
+        let new_enough = |seen: &Seen| since.is_none_or(|since| seen.read.is_some_and(|read| read >= since));
+        let known = || Some(self.seen()).filter(|seen| new_enough(seen)).and_then(|seen| seen.state.clone());
+        if let Some(state) = known() {
+            return Ok(state);
+        }
+        let _reading = self.reading.lock().await;
+        match known() {
+            Some(state) => Ok(state),
+            None => self.refresh().await,
+        }
+    }
+
+    /// The state that was read last, if one was.
+    #[must_use]
+    pub fn last_seen(&self) -> Option<Arc<State>> {
+        self.seen().state.clone()
     }
 
     fn seen(&self) -> MutexGuard<'_, Seen> {

@@ -1,8 +1,8 @@
-//! Making a log readable again that has entries which nobody can read: what is sound stays in force, what is not is set aside.
+//! Repair of a log with unreadable entries: intact entries stay in force, unreadable ones are set aside.
 //!
-//! Nothing is deleted or changed. The unreadable objects are copied to `aside/`, a snapshot of what is left is written after
-//! the last entry, and the boundary is moved there: every fold starts from that snapshot from then on. The next truncation
-//! takes what lies below, as always.
+//! No object is deleted or changed. Unreadable objects are copied to `aside/`, a snapshot of the resulting state is written after
+//! the last entry, and the boundary is moved there, so that every fold starts from that snapshot. The next truncation deletes the
+//! older objects as usual.
 
 use std::collections::BTreeSet;
 
@@ -13,29 +13,28 @@ use super::{Action, Boundary, Log, LogEntry, State};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::envelope::{DIGEST_LEN, Kind};
 use crate::id::WriteId;
+use crate::name::Name;
 use crate::repository::layout::Numbered;
-use crate::repository::name::Name;
 use crate::repository::objects;
 
 /// Result of a salvage.
 #[derive(Clone, Debug, Default)]
 pub struct Salvaged {
-    /// The snapshot that folds start from now.
+    /// Snapshot that folds now start from.
     pub snapshot: u64,
-    /// Entries that cannot be read and where a copy of each is; no copy of the first of a row of entries that are not there.
+    /// Unreadable entries, and the copy of each; the first of a range of missing entries has no copy.
     pub unreadable: Vec<(Path, Option<Path>)>,
-    /// Names that later entries set or removed in a way that does not follow without those entries.
+    /// Names that later entries changed in a way that is inconsistent without the unreadable entries.
     pub names: BTreeSet<Name>,
-    /// Entries of which something else is not in force any more.
+    /// Entries with other actions that are no longer in force.
     pub partial: Vec<Path>,
 }
 
 impl Log {
-    /// Sets aside what cannot be read above the newest sound snapshot, and keeps what can; none if everything follows. What was
-    /// committed by an unreadable entry is lost: its content may still be there, and saving it again finds it.
+    /// Sets aside unreadable entries above the newest intact snapshot, and keeps the others; none if the log is consistent.
+    /// Commits of unreadable entries are lost; their chunks may still exist, and saving the content again finds them.
     ///
-    /// Run it while nobody writes: a writer that read the log before it was damaged goes on from what is lost now, and is
-    /// refused.
+    /// Run it while nobody writes: a writer that read the log before the damage still relies on lost entries, and is refused.
     ///
     /// # Errors
     /// Damaged, if there is no snapshot to start from, or a boundary is damaged; unsupported, if a later version wrote an
@@ -47,9 +46,9 @@ impl Log {
         let boundary = self.advance_boundary().await?;
         let start = self.newest_snapshot(boundary).await?;
         let mut state = start.ok_or_else(|| {
-            Error::damaged("there is no sound snapshot that the log could be read from")
+            Error::damaged("no intact snapshot is left to read the log from")
                 .at(Numbered::Snapshot.key(boundary.floor))
-                .help("bring that object back from a backup of the store")
+                .help("restore that object from a backup of the store")
         })?;
         let listed = self.entries_above(state.seq, &self.numbers(Numbered::Snapshot).await?).await?;
         let mut salvaged = Salvaged::default();
@@ -80,7 +79,8 @@ impl Log {
         Ok(Some(salvaged))
     }
 
-    /// Whether an entry that failed to be read so is damaged, rather than written by a later version or too large for now.
+    /// True if an entry with this read error is damaged, in contrast to one of a later version, or one too large for the memory
+    /// now.
     async fn is_garbage(&self, number: u64, error: &Error) -> Result<bool> {
         if error.kind() == ErrorKind::Damaged {
             return Ok(true);
@@ -88,7 +88,7 @@ impl Log {
         if error.kind() != ErrorKind::Unsupported {
             return Ok(false);
         }
-        // A later version's object matches its digest.
+        // An object of a later version matches its digest.
         let object = objects::get_required(&*self.objects, Kind::Entry, &Numbered::Entry.key(number)).await?;
         let Some((signed, digest)) = object.split_at_checked(object.len().saturating_sub(DIGEST_LEN)) else {
             return Ok(true);
@@ -96,13 +96,13 @@ impl Log {
         Ok(blake3::hash(signed).as_bytes()[..] != *digest)
     }
 
-    /// Copies an entry to where no fold looks.
+    /// Copies an entry to `aside/`, which no fold reads.
     async fn set_aside(&self, number: u64) -> Result<Path> {
         let copy = Numbered::Aside.key(number);
         let key = Numbered::Entry.key(number);
         match objects::get_required(&*self.objects, Kind::Entry, &key).await {
             Ok(object) => objects::put(&*self.objects, &copy, object.into()).await?,
-            // It is longer than an entry can be.
+            // The object is longer than an entry can be.
             Err(error) if error.kind() == ErrorKind::Damaged => {
                 objects::retry(|| async { Ok(self.objects.copy(&key, &copy).await?) }).await?;
             }
@@ -116,7 +116,7 @@ impl Log {
         self.write_snapshot(state).await?;
         self.raise(Boundary { number: boundary.number + 1, floor: state.seq }).await?;
         self.seen().state = None;
-        // Their age is told by entries that a truncation takes now.
+        // Renews open sessions: the entries that show their age may be truncated now.
         let renew = self.commit(None, |state| Ok(state.sessions.keys().map(|id| Action::Renew(*id)).collect())).await?;
         if renew.state.seq < state.seq {
             return Err(Error::conflict("somebody else changed the log meanwhile").help("run the command again"));
@@ -125,16 +125,16 @@ impl Log {
     }
 }
 
-/// Counts an entry of which nothing is known.
+/// Counts an unreadable entry, without effect on the state.
 fn pass_over(state: &mut State) {
     let nothing =
         LogEntry { write: WriteId::random(), session: None, at: crate::clock::Timestamp(0), actions: Vec::new() };
-    // No actions: there is nothing to refuse.
+    // Without actions, nothing can be refused.
     let _ = state.apply(&nothing);
 }
 
-/// Applies `entry` as far as it goes. That it was committed says what the entries before it did: its session was open, and
-/// the names that it changes were at the versions that it expects.
+/// Applies `entry` as far as possible. Because it was committed, its session must have been open, and its names must have had the
+/// versions that it expects.
 fn adopt(state: &mut State, entry: &LogEntry, salvaged: &mut Salvaged) {
     if state.apply(entry).is_ok() {
         return;
@@ -150,10 +150,15 @@ fn adopt(state: &mut State, entry: &LogEntry, salvaged: &mut Salvaged) {
         if state.check(&adopted).is_err() {
             adopted.actions.pop();
             match action {
-                Action::SetRef { name, .. } | Action::RemoveRef { name, .. } => {
+                Action::SetRef { name, .. } | Action::RemoveRef { name, .. } | Action::Keep { name, .. } => {
                     salvaged.names.insert(name.clone());
                 }
-                Action::Open(_) | Action::Renew(_) | Action::Close(_) | Action::Fence { .. } => {}
+                // Sessions are opened again, and what is not kept need not be forgotten.
+                Action::Open(_)
+                | Action::Renew(_)
+                | Action::Close(_)
+                | Action::Fence { .. }
+                | Action::Forget { .. } => {}
                 _ => partial = true,
             }
         }
@@ -167,13 +172,14 @@ fn adopt(state: &mut State, entry: &LogEntry, salvaged: &mut Salvaged) {
     }
 }
 
-/// The same change, expected of the state as it is known: what a name is set to does not depend on what it was.
+/// The same change, but expecting the known state: the new value of a name does not depend on its old one.
 fn fitting(state: &State, action: &Action) -> Action {
     match action.clone() {
         Action::SetRef { name, value, .. } => Action::SetRef { expected: state.version(&name), name, value },
         Action::RemoveRef { name, expected } => {
             Action::RemoveRef { expected: state.version(&name).unwrap_or(expected), name }
         }
+        Action::Keep { name, version } => Action::Keep { version: state.version(&name).unwrap_or(version), name },
         other => other,
     }
 }
@@ -187,7 +193,6 @@ mod tests {
     use super::*;
     use crate::budget::Budget;
     use crate::clock::{SystemClock, Timestamp};
-    use crate::format::envelope::{Kind, seal};
     use crate::id::{ManifestId, Owned, SessionId};
     use crate::limits::MEMORY_MIN;
     use crate::repository::log::{RefValue, State, StepFacts};
@@ -234,14 +239,14 @@ mod tests {
         for planted in [u64::MAX, u64::MAX - 3] {
             let state = State { seq: planted, ..State::default() };
             let key = Numbered::Snapshot.key(planted);
-            objects.put(&key, seal(Kind::Snapshot, &state.encode(), true).into()).await.unwrap();
+            objects.put(&key, state.seal().into()).await.unwrap();
         }
         assert_eq!(names(&objects).await, ["a"]);
         set(&objects, "b").await;
         assert_eq!(names(&objects).await, ["a", "b"]);
     }
 
-    /// Three names, three entries each. Whichever entry is garbage or gone: what others say stays in force.
+    /// Three names, three entries each. If any entry is garbage or missing, the others stay in force.
     #[tokio::test]
     async fn whichever_entry_is_lost_the_others_stay_in_force() {
         for (lost, gone) in (1..=9).flat_map(|lost| [(lost, false), (lost, true)]) {
@@ -258,7 +263,7 @@ mod tests {
                 assert!(error.help_text().is_some_and(|help| help.contains("towline verify --repair")), "{error:?}");
             }
             let salvaged = log(&objects).salvage().await.unwrap();
-            // The last entry leaves no trace when it is gone.
+            // The last entry leaves no trace if it is missing.
             let Some(salvaged) = salvaged else {
                 assert!(gone && lost == 9);
                 continue;
@@ -276,6 +281,34 @@ mod tests {
             assert!(log(&objects).salvage().await.unwrap().is_none(), "once is enough");
             set(&objects, "d").await;
             assert!(names(&objects).await.contains(&"d".to_owned()), "it goes on");
+        }
+    }
+
+    /// A name is set (2), removed and kept (4), and its kept value forgotten (5). If any entry is lost, the rest
+    /// follows.
+    #[tokio::test]
+    async fn what_is_kept_of_names_survives_the_loss_of_other_entries() {
+        for (lost, kept_after_4, names_lost) in [(1, 1, 0), (2, 0, 1), (3, 1, 0), (4, 0, 0)] {
+            for forgets in [false, true] {
+                let objects = Arc::new(InMemory::new());
+                set(&objects, "a").await;
+                let a: Name = "a".parse().unwrap();
+                let take = log(&objects);
+                let taken = take.commit(None, |state| {
+                    let gone = Action::RemoveRef { name: a.clone(), expected: 2 };
+                    Ok(state.keep([&a]).into_iter().chain([gone]).collect())
+                });
+                taken.await.unwrap();
+                let forget = Action::Forget { name: a.clone(), version: 2, at: 4 };
+                log(&objects).commit(None, |_| Ok(if forgets { vec![forget.clone()] } else { vec![] })).await.unwrap();
+                set(&objects, "b").await;
+                objects.put(&Numbered::Entry.key(lost), "garbage".into()).await.unwrap();
+                let salvaged = log(&objects).salvage().await.unwrap().unwrap();
+                assert_eq!((salvaged.names.len(), salvaged.partial.len()), (names_lost, 0), "{lost}: {salvaged:?}");
+                let state = log(&objects).refresh().await.unwrap();
+                assert_eq!(state.removed.len(), if forgets { 0 } else { kept_after_4 }, "{lost}");
+                assert_eq!(state.refs.contains_key(&a), lost == 4, "{lost}");
+            }
         }
     }
 

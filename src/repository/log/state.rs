@@ -1,103 +1,68 @@
-//! The repository's whole mutable state, and the pure functions that decide what may follow it.
+//! All mutable state of the repository, and pure functions that decide which entry may follow it.
 //!
-//! `check` says whether an entry may be the next one; a writer asks it before it creates the entry, and every fold asks
-//! it again. Nothing here reads a clock or a store.
+//! `check` decides whether an entry may be the next one. A writer calls it before it creates the entry, and every fold calls it
+//! again. Nothing here reads a clock or a store.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fmt;
 
-use super::attempt::{AttemptId, Joint, read_id, write_id};
-use super::entry::{Action, LogEntry, read_manifest_id, read_name, read_owned, write_owned};
-use super::facts::StepFacts;
+use super::attempt::{Attempt, Joint};
+use super::entry::{Action, LogEntry};
+use super::labels::{Declassified, PolicyMark};
+use super::removed::{Removed, RemovedKey};
+use super::values::{RefValue, SegmentInfo};
 use crate::clock::Timestamp;
 use crate::error::{Error, ErrorKind, Result};
-use crate::format::wire::{Read, Reader, Writer};
-use crate::id::{ManifestId, ManifestKey, MapKey, ObjectId, PackId, SegmentId, SessionId, WriteId};
-use crate::repository::name::Name;
+use crate::id::{MapKey, ObjectId, PackId, SegmentId, SessionId, WriteId};
+use crate::name::Name;
+use crate::policy::Labels;
 
-/// Room that one value takes in a map's nodes: half of a node may be empty.
-const NODE_SHARE: usize = 2;
+/// Factor for the memory of a value in a map's nodes, which may be half empty.
+pub(super) const NODE_SHARE: usize = 2;
 
-/// Value of a name.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct RefValue {
-    /// The entry that set it; writers leave 0, the fold fills it in.
-    pub version: u64,
-    /// The saved tree.
-    pub manifest: ManifestId,
-    /// Key of the manifest.
-    pub manifest_key: ManifestKey,
-    /// Key of its map.
-    pub map_key: MapKey,
-    /// When it was saved, by the writer's clock.
-    pub saved: Timestamp,
-    /// Bytes in all files.
-    pub logical_bytes: u64,
-    /// Files.
-    pub files: u64,
-    /// Distinct chunks.
-    pub chunks: u64,
-    /// Saves since the key step that its differences are to; 0 if it is one itself.
-    pub behind: u32,
-    /// Facts besides its bytes.
-    pub facts: StepFacts,
-    /// Attempt that saved it, if ranks did.
-    pub attempt: Option<AttemptId>,
-}
-
-/// Record of an index segment in the log.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct SegmentInfo {
-    /// Bytes of the object.
-    pub len: u64,
-    /// Packs it covers.
-    pub packs: u64,
-    /// Chunks it lists.
-    pub chunks: u64,
-    /// It lists no pack purged up to this entry; writers leave 0, the fold fills it in. For a session's own packs: the
-    /// entry that opened it.
-    pub built: u64,
-}
+/// Most that the version of a policy is above the one before. Nobody can use up the versions with a few entries; a version may be a
+/// time in milliseconds.
+const POLICY_STEP_MAX: u64 = 1 << 44;
 
 /// An open session.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Session {
-    /// The entry that opened it.
+    /// Entry that opened it.
     pub opened: u64,
-    /// The entry that touched it last.
+    /// Entry that touched it last.
     pub touched: u64,
-    /// Its last write: how a writer learns what became of it.
+    /// Id of its last write, by which a writer finds the outcome of a commit.
     pub last_write: WriteId,
-    /// Purpose, if ranks share it.
+    /// Purpose, if ranks share the session.
     pub joint: Option<Joint>,
 }
 
 /// A pack that is no dedup target any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Condemned {
-    /// The entry that condemned it.
+    /// Entry that condemned it.
     pub at: u64,
-    /// Time of that entry by its writer's clock: only for grace periods.
+    /// Time of that entry by its writer's clock, used only for grace periods.
     pub when: Timestamp,
     /// Bytes.
     pub len: u64,
-    /// Never to be pardoned.
+    /// True if the pack is damaged and never pardoned.
     pub damaged: bool,
 }
 
-/// A pack that may be gone.
+/// A pack that may be deleted already.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Purged {
-    /// The entry that purged it.
+    /// Entry that purged it.
     pub at: u64,
-    /// True if its deletion is logged as done.
+    /// True once the log records its deletion.
     pub deleted: bool,
 }
 
 /// The fold of the log up to and including entry `seq`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct State {
-    /// The last entry folded in; 0 before the first.
+    /// Last entry included; 0 before the first.
     pub seq: u64,
     /// Names.
     pub refs: BTreeMap<Name, RefValue>,
@@ -107,31 +72,45 @@ pub struct State {
     pub sessions: BTreeMap<SessionId, Session>,
     /// Condemned packs.
     pub condemned: BTreeMap<PackId, Condemned>,
-    /// Purged packs that somebody might still believe in.
+    /// Purged packs that a writer with an older state might still rely on.
     pub purged: BTreeMap<PackId, Purged>,
-    /// The latest purge that is not remembered any more: knowledge older than that is worthless.
+    /// Latest purge whose record was dropped: older states must not be relied on.
     pub forgotten: u64,
+    /// Kept values of removed or replaced names.
+    pub removed: BTreeMap<RemovedKey, Removed>,
+    /// Labels of names and prefixes; they stay when a name is removed.
+    pub labels: BTreeMap<Name, Labels>,
+    /// Names with declassifications.
+    pub declassified: BTreeMap<Name, Declassified>,
+    /// Policy in force.
+    pub policy: Option<PolicyMark>,
 }
 
-/// Why an entry may not follow a state.
+/// Reason why an entry may not follow a state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// The session is not open: it was fenced, or closed.
+    /// The session is not open; it was fenced or closed.
     NotOpen(SessionId),
-    /// A session is opened twice.
+    /// The session is open already.
     OpenAlready(SessionId),
     /// The session was touched since.
     Touched(SessionId),
-    /// A ref is not at the version that was expected.
+    /// A ref does not have the expected version.
     RefMoved(Name),
-    /// A segment is not (or already) there.
+    /// A segment is missing, or exists already.
     Segment(SegmentId),
-    /// A segment claims to be built on the future, or on what is forgotten.
+    /// A segment was built from a future state, or from one older than the dropped records.
     Built(u64),
-    /// A pack is not in the condition that was expected.
+    /// A pack is not in the expected condition.
     Pack(PackId),
-    /// The pack's session is open: it is a root.
+    /// The pack's session is open, so it is a root for marking.
     InUse(PackId),
+    /// The kept value of the name is not the expected one.
+    Removed(Name),
+    /// A newer policy is in force.
+    Policy(u64),
+    /// The policy's version is too far from the one in force.
+    PolicyStep(u64),
 }
 
 impl fmt::Display for Refusal {
@@ -145,6 +124,11 @@ impl fmt::Display for Refusal {
             Self::Built(seq) => write!(f, "index segment was built on entry {seq}"),
             Self::Pack(pack) => write!(f, "pack {pack} changed meanwhile"),
             Self::InUse(pack) => write!(f, "pack {pack} belongs to an open session"),
+            Self::Policy(version) => write!(f, "policy of version {version} is in force"),
+            Self::PolicyStep(version) => {
+                write!(f, "policy has a version that is more than {POLICY_STEP_MAX} above {version}, the one in force")
+            }
+            Self::Removed(name) => write!(f, "what was kept of {name} was taken back or forgotten meanwhile"),
         }
     }
 }
@@ -152,18 +136,65 @@ impl fmt::Display for Refusal {
 impl From<Refusal> for Error {
     fn from(refusal: Refusal) -> Self {
         let help = match refusal {
-            Refusal::RefMoved(_) => "somebody else saved or removed it; look at it, then run the command again",
-            _ => "run the command again: what was uploaded is used again",
+            Refusal::RefMoved(_) => "somebody else saved or removed it; check it, then run the command again",
+            _ => "run the command again: it reuses what was uploaded",
         };
         Self::new(ErrorKind::Conflict, refusal.to_string()).help(help)
     }
 }
 
+/// Composed swaps of maps in an entry, applied in one pass over the state.
+#[derive(Debug, Default)]
+struct Swaps {
+    /// New map of each old one, for refs from before the entry.
+    all: HashMap<MapKey, MapKey>,
+    /// New maps for refs that the entry itself sets, by number of the action.
+    after: HashMap<usize, MapKey>,
+}
+
+impl Swaps {
+    fn of(actions: &[Action]) -> Self {
+        let mut swaps = Self::default();
+        // From last to first, so that `all` has the later swaps.
+        for (at, action) in actions.iter().enumerate().rev() {
+            match action {
+                Action::SwapMap { old, new } => {
+                    let last = swaps.all.get(new).copied().unwrap_or(*new);
+                    swaps.all.insert(*old, last);
+                }
+                Action::SetRef { value, .. } => {
+                    if let Some(last) = swaps.all.get(&value.map_key) {
+                        swaps.after.insert(at, *last);
+                    }
+                }
+                _ => {}
+            }
+        }
+        swaps
+    }
+
+    fn apply(&self, key: &mut MapKey) {
+        if let Some(last) = self.all.get(key) {
+            *key = *last;
+        }
+    }
+}
+
 impl State {
+    /// Approximate bytes of memory.
+    pub(super) fn weight(&self) -> u64 {
+        fn all<K, V>(map: &BTreeMap<K, V>) -> usize {
+            map.len() * (size_of::<K>() + size_of::<V>())
+        }
+        let names = self.refs.iter().map(|(name, value)| name.as_str().len() + value.facts.weight());
+        let maps = [all(&self.refs), all(&self.segments), all(&self.sessions), all(&self.condemned), all(&self.purged)];
+        (names.sum::<usize>() + maps.iter().sum::<usize>() + self.removed_weight() + self.labels_weight()) as u64
+    }
+
     /// Checks `entry` as number `self.seq + 1`.
     ///
     /// # Errors
-    /// The first reason why not.
+    /// The first reason why it may not follow.
     pub fn check(&self, entry: &LogEntry) -> Result<(), Refusal> {
         let opens = |session: SessionId| {
             let opens =
@@ -177,11 +208,12 @@ impl State {
             return Err(Refusal::NotOpen(session));
         }
         self.check_own(entry)?;
+        self.check_joints(entry)?;
         entry.actions.iter().try_for_each(|action| self.check_action(entry, action))
     }
 
-    /// Writers take their own packs for sound: nobody may condemn a pack of an open session. But who finds damage does, and
-    /// then nothing may be made reachable by that session any more.
+    /// Writers rely on their own packs, so packs of an open session may not be condemned, except for damage. A session with a
+    /// damaged pack may then make nothing reachable any more.
     fn check_own(&self, entry: &LogEntry) -> Result<(), Refusal> {
         let reaches = |action: &Action| matches!(action, Action::SetRef { .. } | Action::SwapMap { .. });
         let Some(session) = entry.session.filter(|_| entry.actions.iter().any(reaches)) else { return Ok(()) };
@@ -194,14 +226,29 @@ impl State {
         }
     }
 
+    /// Refuses a second session for an attempt.
+    fn check_joints(&self, entry: &LogEntry) -> Result<(), Refusal> {
+        let new = entry.actions.iter().filter_map(|action| match action {
+            Action::OpenJoint(_, attempt) => Some(attempt),
+            _ => None,
+        });
+        let new: HashSet<&Attempt> = new.collect();
+        if new.is_empty() {
+            return Ok(());
+        }
+        let is_new = |session: &Session| session.joint.as_ref().is_some_and(|joint| new.contains(&joint.attempt));
+        match self.sessions.iter().find(|(_, session)| is_new(session)) {
+            Some((id, _)) => Err(Refusal::OpenAlready(*id)),
+            None => Ok(()),
+        }
+    }
+
     fn check_action(&self, entry: &LogEntry, action: &Action) -> Result<(), Refusal> {
         let ensure = |holds: bool, refusal: Refusal| if holds { Ok(()) } else { Err(refusal) };
         match action {
             Action::Open(id) => ensure(!self.sessions.contains_key(id), Refusal::OpenAlready(*id)),
             Action::OpenJoint(id, attempt) => {
                 ensure(!self.sessions.contains_key(id), Refusal::OpenAlready(*id))?;
-                let joined = self.joint(attempt).map(|(id, ..)| Err(Refusal::OpenAlready(id)));
-                joined.unwrap_or(Ok(()))?;
                 ensure(self.completed(attempt).is_none(), Refusal::RefMoved(attempt.name.clone()))
             }
             Action::Renew(id) | Action::Close(id) => ensure(self.sessions.contains_key(id), Refusal::NotOpen(*id)),
@@ -224,7 +271,7 @@ impl State {
             Action::RemoveRef { name, expected } => {
                 ensure(self.version(name) == Some(*expected), Refusal::RefMoved(name.clone()))
             }
-            Action::SwapMap { .. } => Ok(()),
+            Action::SwapMap { .. } | Action::Label { .. } => Ok(()),
             Action::Condemn { pack, damaged, .. } => {
                 ensure(*damaged || !self.sessions.contains_key(&pack.session), Refusal::InUse(*pack))?;
                 let known = self.condemned.contains_key(pack) || self.purged.contains_key(pack);
@@ -241,18 +288,36 @@ impl State {
             Action::Deleted(packs) => {
                 packs.iter().try_for_each(|pack| ensure(self.purged.contains_key(pack), Refusal::Pack(*pack)))
             }
+            Action::Keep { name, version } => self.check_keep(name, *version),
+            Action::Forget { name, version, at } => self.check_forget((name.clone(), *version), *at),
+            Action::Declassify { name, declassified } => {
+                let same = self.refs.get(name).is_some_and(|value| value.manifest == declassified.manifest);
+                ensure(same, Refusal::RefMoved(name.clone()))
+            }
+            Action::SetPolicy(mark) => match self.policy {
+                Some(policy) if policy.version >= mark.version => Err(Refusal::Policy(policy.version)),
+                policy => {
+                    let before = policy.map_or(0, |policy| policy.version);
+                    ensure(mark.version - before <= POLICY_STEP_MAX, Refusal::PolicyStep(before))
+                }
+            },
         }
     }
 
     /// The state after `entry`.
     ///
     /// # Errors
-    /// As [`State::check`]; the state is unchanged then.
+    /// As [`State::check`]; the state stays unchanged.
     pub fn apply(&mut self, entry: &LogEntry) -> Result<(), Refusal> {
         self.check(entry)?;
         self.seq += 1;
-        for action in &entry.actions {
-            self.apply_action(entry, action);
+        let swaps = Swaps::of(&entry.actions);
+        if !swaps.all.is_empty() {
+            let removed = self.removed.values_mut().map(|removed| &mut removed.value);
+            self.refs.values_mut().chain(removed).for_each(|value| swaps.apply(&mut value.map_key));
+        }
+        for (at, action) in entry.actions.iter().enumerate() {
+            self.apply_action(entry, at, action, &swaps);
         }
         if let Some(session) = entry.session.and_then(|id| self.sessions.get_mut(&id)) {
             session.last_write = entry.write;
@@ -262,7 +327,7 @@ impl State {
         Ok(())
     }
 
-    fn apply_action(&mut self, entry: &LogEntry, action: &Action) {
+    fn apply_action(&mut self, entry: &LogEntry, at: usize, action: &Action, swaps: &Swaps) {
         let seq = self.seq;
         match action {
             Action::Open(id) => {
@@ -279,24 +344,26 @@ impl State {
                 self.sessions.remove(id);
             }
             Action::AddSegment(id, info) => {
-                // Its packs are the session's own, so none was purged before the session opened. Since then one may have
-                // been: damage is condemned in open sessions too.
+                // Its packs belong to the session, so none was purged before the session opened. Since then one may have been
+                // purged: damage is condemned in open sessions, too.
                 let built = self.sessions.get(&id.session).map_or(0, |session| session.opened);
                 self.segments.insert(*id, SegmentInfo { built, ..*info });
             }
             Action::ReplaceSegments { old, new, built } => {
-                self.segments.retain(|id, _| !old.contains(id));
+                for id in old {
+                    self.segments.remove(id);
+                }
                 self.segments.extend(new.iter().map(|(id, info)| (*id, SegmentInfo { built: *built, ..*info })));
             }
             Action::SetRef { name, value, .. } => {
-                self.refs.insert(name.clone(), RefValue { version: seq, ..value.clone() });
+                let map_key = swaps.after.get(&at).copied().unwrap_or(value.map_key);
+                self.refs.insert(name.clone(), RefValue { version: seq, map_key, ..value.clone() });
             }
             Action::RemoveRef { name, .. } => {
                 self.refs.remove(name);
             }
-            Action::SwapMap { old, new } => {
-                self.refs.values_mut().filter(|value| value.map_key == *old).for_each(|value| value.map_key = *new);
-            }
+            // Applied to all refs at once, below.
+            Action::SwapMap { .. } => {}
             Action::Condemn { pack, len, damaged } => {
                 self.condemned.insert(*pack, Condemned { at: seq, when: entry.at, len: *len, damaged: *damaged });
             }
@@ -312,6 +379,15 @@ impl State {
                     self.purged.entry(*pack).and_modify(|purged| purged.deleted = true);
                 }
             }
+            Action::Keep { name, version } => self.apply_keep(name, *version, entry.at),
+            Action::Forget { name, version, .. } => {
+                self.removed.remove(&(name.clone(), *version));
+            }
+            Action::Label { name, labels } => self.apply_label(name, labels),
+            Action::Declassify { name, declassified } => {
+                self.declassified.insert(name.clone(), declassified.clone());
+            }
+            Action::SetPolicy(mark) => self.policy = Some(*mark),
         }
     }
 
@@ -326,7 +402,7 @@ impl State {
         }
     }
 
-    /// Forgets purges that nobody can believe in any more: deleted, and older than every live segment and open session.
+    /// Drops records of purges that no writer can rely on any more: deleted, and older than every live segment and open session.
     fn forget(&mut self) {
         if self.purged.is_empty() {
             return;
@@ -344,10 +420,25 @@ impl State {
         });
     }
 
-    /// The version of `name`, if it exists.
+    /// Version of `name`, if it exists.
     #[must_use]
     pub fn version(&self, name: &Name) -> Option<u64> {
         self.refs.get(name).map(|value| value.version)
+    }
+
+    /// Open session of an attempt.
+    #[must_use]
+    pub fn joint(&self, attempt: &Attempt) -> Option<(SessionId, &Session, &Joint)> {
+        self.sessions.iter().find_map(|(id, session)| {
+            let joint = session.joint.as_ref().filter(|joint| joint.attempt == *attempt)?;
+            Some((*id, session, joint))
+        })
+    }
+
+    /// Current value of the attempt's name, if this attempt saved it.
+    #[must_use]
+    pub fn completed(&self, attempt: &Attempt) -> Option<&RefValue> {
+        self.refs.get(&attempt.name).filter(|value| value.is_of(attempt))
     }
 
     /// True if new content may rely on `pack`.
@@ -356,10 +447,10 @@ impl State {
         !self.condemned.contains_key(pack) && !self.purged.contains_key(pack)
     }
 
-    /// Pardons that a commit needs to rely on `packs`, known from the state after entry `known`: they go into the same entry.
+    /// Pardons needed by a commit that relies on `packs`, found in the state after entry `known`; add them to the same entry.
     ///
     /// # Errors
-    /// The packs that cannot be relied on: purged, damaged, or known from too long ago to tell.
+    /// Packs that cannot be relied on: purged, damaged, or found in a state that is too old.
     pub fn vouch(&self, packs: &BTreeSet<PackId>, known: u64) -> Result<Vec<Action>, Vec<PackId>> {
         let lost = |pack: &&PackId| {
             known < self.forgotten
@@ -375,125 +466,66 @@ impl State {
     }
 }
 
-impl RefValue {
-    pub(in crate::repository) fn write(&self, out: &mut Writer) {
-        out.bytes(self.manifest.as_bytes());
-        write_owned(out, self.manifest_key);
-        write_owned(out, self.map_key);
-        out.signed(self.saved.0).varint(self.logical_bytes).varint(self.files).varint(self.chunks);
-        out.varint(self.behind.into());
-        self.facts.write(out);
-        write_id(out, self.attempt.as_ref());
+#[cfg(test)]
+mod tests {
+    use super::super::attempt::AttemptId;
+    use super::*;
+    use crate::id::{ManifestId, Owned};
+    use crate::repository::log::StepFacts;
+
+    fn entry(actions: Vec<Action>) -> LogEntry {
+        LogEntry { write: WriteId::random(), session: None, at: Timestamp(0), actions }
     }
 
-    pub(in crate::repository) fn read(reader: &mut Reader<'_>) -> Result<Self> {
-        Ok(Self {
+    fn set(name: &str, map_key: MapKey) -> Action {
+        let value = RefValue {
             version: 0,
-            manifest: read_manifest_id(reader)?,
-            manifest_key: read_owned(reader)?,
-            map_key: read_owned(reader)?,
-            saved: Timestamp(reader.signed()?),
-            logical_bytes: reader.varint()?,
-            files: reader.varint()?,
-            chunks: reader.varint()?,
-            behind: reader.varint32()?,
-            facts: StepFacts::read(reader)?,
-            attempt: read_id(reader)?,
-        })
-    }
-}
-
-impl SegmentInfo {
-    pub(super) fn write(&self, out: &mut Writer) {
-        out.varint(self.len).varint(self.packs).varint(self.chunks);
+            manifest: ManifestId::of(b""),
+            manifest_key: map_key,
+            map_key,
+            saved: Timestamp(0),
+            logical_bytes: 0,
+            files: 0,
+            chunks: 0,
+            behind: 0,
+            facts: StepFacts::default(),
+            attempt: None,
+        };
+        Action::SetRef { name: name.parse().unwrap(), expected: None, value }
     }
 
-    pub(super) fn read(reader: &mut Reader<'_>) -> Read<Self> {
-        Ok(Self { len: reader.varint()?, packs: reader.varint()?, chunks: reader.varint()?, built: 0 })
-    }
-}
-
-impl State {
-    /// The body of a snapshot: every field, each list with its count.
-    #[must_use]
-    pub fn encode(&self) -> Vec<u8> {
-        let mut out = Writer::new();
-        out.varint(self.seq).varint(self.forgotten).count(self.refs.len());
-        for (name, value) in &self.refs {
-            out.string(name.as_str().as_bytes()).varint(value.version);
-            value.write(&mut out);
-        }
-        out.count(self.segments.len());
-        for (id, info) in &self.segments {
-            write_owned(&mut out, *id);
-            info.write(&mut out);
-            out.varint(info.built);
-        }
-        out.count(self.sessions.len());
-        for (id, session) in &self.sessions {
-            out.bytes(&id.to_bytes()).varint(session.opened).varint(session.touched);
-            out.bytes(&session.last_write.to_bytes()).u8(session.joint.is_some().into());
-            if let Some(joint) = &session.joint {
-                joint.write(&mut out);
-            }
-        }
-        out.count(self.condemned.len());
-        for (pack, condemned) in &self.condemned {
-            write_owned(&mut out, *pack);
-            out.varint(condemned.at).signed(condemned.when.0).varint(condemned.len).u8(condemned.damaged.into());
-        }
-        out.count(self.purged.len());
-        for (pack, purged) in &self.purged {
-            write_owned(&mut out, *pack);
-            out.varint(purged.at).u8(purged.deleted.into());
-        }
-        out.into_bytes()
+    #[test]
+    fn swaps_of_one_entry_follow_each_other() {
+        let [a, b, c, d] = [(); 4].map(|()| Owned::fresh(SessionId::random()));
+        let mut state = State::default();
+        state.apply(&entry(vec![set("one", a), set("two", b), set("three", d)])).unwrap();
+        let swap = |old, new| Action::SwapMap { old, new };
+        // A name that is set between two swaps is swapped by the later one alone.
+        state.apply(&entry(vec![swap(a, b), set("four", a), swap(b, c), swap(a, d), set("five", b)])).unwrap();
+        let maps = ["one", "two", "three", "four", "five"].map(|name| state.refs[&name.parse().unwrap()].map_key);
+        assert_eq!(maps, [c, c, d, d, b]);
+        let again = state.clone();
+        state.apply(&entry(vec![swap(c, a), swap(a, c)])).unwrap();
+        assert_eq!(state.refs, again.refs, "there and back");
     }
 
-    /// Reads the body of a snapshot.
-    ///
-    /// # Errors
-    /// Damaged.
-    pub fn decode(body: &[u8]) -> Result<Self> {
-        Self::decode_within(body, u64::MAX)
+    #[test]
+    fn an_attempt_has_one_session() {
+        let attempt: Attempt =
+            Attempt { name: "run/step-1".parse().unwrap(), id: AttemptId::default(), ranks: std::num::NonZeroU32::MIN };
+        let open = || Action::OpenJoint(SessionId::random(), attempt.clone());
+        let mut state = State::default();
+        state.apply(&entry(vec![open()])).unwrap();
+        assert!(matches!(state.check(&entry(vec![open()])), Err(Refusal::OpenAlready(_))));
     }
 
-    /// Reads the body of a snapshot that may take `room` bytes of memory.
-    ///
-    /// # Errors
-    /// Damaged; exhausted, if `room` is too little.
-    pub fn decode_within(body: &[u8], room: u64) -> Result<Self> {
-        let mut reader = Reader::within(body, room);
-        let r = &mut reader;
-        let mut state = Self { seq: r.varint()?, forgotten: r.varint()?, ..Self::default() };
-        for _ in 0..r.count(40)? {
-            r.keep_all::<(Name, RefValue)>(NODE_SHARE)?;
-            let (name, version) = (read_name(r)?, r.varint()?);
-            state.refs.insert(name, RefValue { version, ..RefValue::read(r)? });
-        }
-        for _ in 0..r.count(36)? {
-            r.keep_all::<(SegmentId, SegmentInfo)>(NODE_SHARE)?;
-            let (id, info) = (read_owned(r)?, SegmentInfo::read(r)?);
-            state.segments.insert(id, SegmentInfo { built: r.varint()?, ..info });
-        }
-        for _ in 0..r.count(35)? {
-            r.keep_all::<(SessionId, Session)>(NODE_SHARE)?;
-            let id = SessionId::from_bytes(r.array()?);
-            let (opened, touched, last_write) = (r.varint()?, r.varint()?, WriteId::from_bytes(r.array()?));
-            let joint = if r.flag()? { Some(Joint::read(r)?) } else { None };
-            state.sessions.insert(id, Session { opened, touched, last_write, joint });
-        }
-        for _ in 0..r.count(36)? {
-            r.keep_all::<(PackId, Condemned)>(NODE_SHARE)?;
-            let (pack, at, when) = (read_owned(r)?, r.varint()?, Timestamp(r.signed()?));
-            state.condemned.insert(pack, Condemned { at, when, len: r.varint()?, damaged: r.flag()? });
-        }
-        for _ in 0..r.count(34)? {
-            r.keep_all::<(PackId, Purged)>(NODE_SHARE)?;
-            let pack = read_owned(r)?;
-            state.purged.insert(pack, Purged { at: r.varint()?, deleted: r.flag()? });
-        }
-        reader.finish()?;
-        Ok(state)
+    #[test]
+    fn weights_grow_with_what_is_held() {
+        let mut state = State::default();
+        let large =
+            entry((0..1000).map(|n| set(&format!("run/step-{n}"), Owned::fresh(SessionId::random()))).collect());
+        assert!(large.weight() > 100_000);
+        state.apply(&large).unwrap();
+        assert!(state.weight() > 100_000 && State::default().weight() == 0);
     }
 }

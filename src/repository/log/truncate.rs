@@ -1,4 +1,6 @@
-//! Forgetting old entries: the boundary moves first, then what lies below it goes.
+//! Truncation: the boundary is moved first, then older entries are deleted.
+
+use std::collections::BTreeMap;
 
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use object_store::path::Path;
@@ -12,19 +14,19 @@ use crate::repository::layout::Numbered;
 use crate::repository::objects;
 
 impl Log {
-    /// Truncates the log up to a snapshot that leaves the last `keep` entries: returns how many objects went. Entries that
-    /// touched an open session last stay, since their age tells whether it is alive. What an earlier truncation left behind is
-    /// deleted only if the store says that its boundary was written before `limit`: whoever may write can move the boundary,
-    /// and nothing must be lost by that at once.
+    /// Truncates the log up to a snapshot, and keeps the last `keep` entries; returns the number of deleted objects. The last
+    /// entry of each open session stays, because its age shows whether the session is alive. Objects below an earlier boundary
+    /// are deleted only if the store shows that the boundary was written before `limit`: anybody with write access can move the
+    /// boundary, and this must not cause an immediate loss.
     ///
-    /// The boundary's object is created before anything is deleted, so whoever finds an entry missing can find out why;
-    /// a crash in between leaves objects that the next truncation deletes.
+    /// The boundary object is created before anything is deleted, so that a reader that misses an entry finds the reason. A crash
+    /// in between leaves objects that the next truncation deletes.
     ///
     /// # Errors
     /// Unreachable, if the store is.
     ///
     /// # Cancel safety
-    /// Safe: the next truncation goes on.
+    /// Safe: the next truncation continues.
     pub async fn truncate(&self, keep: u64, limit: Option<Timestamp>) -> Result<u64> {
         let state = self.refresh().await?;
         let boundary = self.advance_boundary().await?;
@@ -46,25 +48,56 @@ impl Log {
         self.delete(keys.collect()).await
     }
 
-    /// The floor of the newest boundary that was written before `limit`, if there is one.
+    /// Floor of the newest boundary that was written before `limit`, if there is one.
     async fn floor_before(&self, limit: Option<Timestamp>) -> Result<Option<u64>> {
         let newest = self.advance_boundary().await?;
         let Some(limit) = limit else { return Ok(Some(newest.floor)) };
-        let prefix = Numbered::Boundary.prefix();
-        let old = objects::retry(|| async {
-            let listed = self.objects.list(Some(&prefix)).map_err(Error::from);
-            let old = listed.try_filter_map(|meta| async move {
-                let is_old =
-                    meta.last_modified.timestamp_nanos_opt().is_some_and(|written| Timestamp(written) <= limit);
-                Ok(Numbered::Boundary.number(&meta.location).filter(|_| is_old))
-            });
-            old.try_collect::<Vec<u64>>().await
-        });
+        let written = self.boundaries_written().await?;
+        let old = written.into_iter().filter(|(_, written)| *written <= limit).map(|(number, _)| number);
         // A number that is not reached from the first was planted.
-        let Some(number) = old.await?.into_iter().filter(|&number| number <= newest.number).max() else {
-            return Ok(None);
-        };
+        let Some(number) = old.filter(|&number| number <= newest.number).max() else { return Ok(None) };
         Ok(self.boundary(number).await?.map(|boundary| boundary.floor))
+    }
+
+    /// Time when the first boundary that allows entry `number` to be missing was written, by the store's clock: after
+    /// the entry.
+    ///
+    /// # Errors
+    /// Unreachable, if the store is; damaged, if a boundary is.
+    ///
+    /// # Cancel safety
+    /// Safe: it only reads.
+    pub async fn passed(&self, number: u64) -> Result<Option<Timestamp>> {
+        let newest = self.advance_boundary().await?;
+        if newest.floor < number {
+            return Ok(None);
+        }
+        // Floors grow with the numbers of their boundaries.
+        let (mut below, mut first) = (0, newest.number);
+        while first - below > 1 {
+            let middle = below + (first - below) / 2;
+            let floor = self.boundary(middle).await?.map_or(0, |boundary| boundary.floor);
+            if floor < number {
+                below = middle;
+            } else {
+                first = middle;
+            }
+        }
+        Ok(self.boundaries_written().await?.get(&first).copied())
+    }
+
+    /// Times when the listed boundaries were written, by the store's clock.
+    async fn boundaries_written(&self) -> Result<BTreeMap<u64, Timestamp>> {
+        let prefix = Numbered::Boundary.prefix();
+        objects::retry(|| async {
+            let listed = self.objects.list(Some(&prefix)).map_err(Error::from);
+            let written = listed.try_filter_map(|meta| async move {
+                let written = meta.last_modified.timestamp_nanos_opt().map(Timestamp);
+                Ok(Numbered::Boundary.number(&meta.location).zip(written))
+            });
+            written.try_collect().await
+        })
+        .await
     }
 
     /// Creates one boundary object. Losing the race to another truncation is as good as winning it.

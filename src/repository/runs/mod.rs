@@ -1,27 +1,25 @@
 //! Runs: the names `RUN/step-N`, in the order of their numbers. Pure functions of a state's refs.
 //!
-//! Two names of one run may have one number (`step-7` and `step-07`): the one that the log set later counts, the other is
-//! only listed.
+//! Two names of a run may have the same number (`step-7` and `step-07`): the one set later counts, the other is only listed.
 
-mod selector;
 #[cfg(test)]
 pub(super) mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-pub use selector::{Choice, Selector};
-
-use super::log::RefValue;
+use super::Repository;
+use super::log::{RefValue, State};
 use super::missing::no_such_run;
-use super::name::Name;
 use crate::error::{Error, Result};
+use crate::name::Name;
+use crate::selector::{Choice, Selector};
 
 /// One step of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Step<'a> {
-    /// Its number.
+    /// Number of the step.
     pub number: u64,
-    /// Its name.
+    /// Name of the step.
     pub name: &'a Name,
     /// Value.
     pub value: &'a RefValue,
@@ -37,7 +35,7 @@ pub struct Run<'a> {
 }
 
 impl<'a> Run<'a> {
-    /// Every run among `refs`, by name.
+    /// All runs among `refs`, by name.
     #[must_use]
     pub fn all(refs: &'a BTreeMap<Name, RefValue>) -> Vec<Self> {
         let mut runs: BTreeMap<Name, Vec<Step<'a>>> = BTreeMap::new();
@@ -49,7 +47,7 @@ impl<'a> Run<'a> {
         runs.into_iter().filter_map(|(name, steps)| Self::new(name, steps)).collect()
     }
 
-    /// The run called `name`.
+    /// Finds the run `name`.
     ///
     /// # Errors
     /// Not found, if there is no such run.
@@ -67,33 +65,33 @@ impl<'a> Run<'a> {
         Some(Self { name, steps, latest })
     }
 
-    /// Its name.
+    /// Name.
     #[must_use]
     pub fn name(&self) -> &Name {
         &self.name
     }
 
-    /// Every step, by number; where several have one number, the one that counts comes last.
+    /// All steps, by number; of several with the same number, the one that counts comes last.
     #[must_use]
     pub fn steps(&self) -> &[Step<'a>] {
         &self.steps
     }
 
-    /// The steps that count: one for each number, in order.
+    /// Steps that count: one for each number, in order.
     pub fn counting(&self) -> impl DoubleEndedIterator<Item = Step<'a>> {
         self.steps.chunk_by(|a, b| a.number == b.number).filter_map(|same| same.last().copied())
     }
 
-    /// The step with the largest number.
+    /// Step with the largest number.
     #[must_use]
     pub fn latest(&self) -> Step<'a> {
         self.latest
     }
 
-    /// The step that `choice` chooses.
+    /// Step that `choice` selects.
     ///
     /// # Errors
-    /// Not found, if none fits.
+    /// Not found, if no step matches.
     pub fn choose(&self, choice: &Choice) -> Result<Step<'a>> {
         match choice {
             Choice::Latest => Ok(self.latest),
@@ -105,7 +103,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// The step whose `metric` is as good as any other's: the last of equals.
+    /// Step with the best `metric`; the last one of several equal ones.
     fn best(&self, metric: &str, as_good: fn(f64, f64) -> bool) -> Result<Step<'a>> {
         let measured = self.counting().filter_map(|step| Some((step, step.value.facts.value(metric)?)));
         let best = measured.reduce(|best, next| if as_good(next.1, best.1) { next } else { best });
@@ -114,7 +112,7 @@ impl<'a> Run<'a> {
 
     fn none_up_to(&self, most: u64) -> Error {
         let first = self.steps.first().unwrap_or(&self.latest);
-        Error::not_found("the run has no step as early as that")
+        Error::not_found("the run has no step that early")
             .at(&self.name)
             .expected(format!("at most {most}"))
             .got(format!("{} as the first", first.number))
@@ -124,10 +122,39 @@ impl<'a> Run<'a> {
     fn no_such_metric(&self, metric: &str) -> Error {
         let known: BTreeSet<&str> =
             self.counting().flat_map(|step| step.value.facts.metrics().map(|(name, _)| name)).collect();
-        let error = Error::not_found("no step of the run has this metric").at(&self.name).expected(metric);
+        let error = Error::not_found("no step of the run has that metric").at(&self.name).expected(metric);
         if known.is_empty() {
-            return error.got("steps without metrics").help("`towline save --metric NAME=VALUE` tells one");
+            return error.got("steps without metrics").help("`towline save --metric NAME=VALUE` sets one");
         }
-        error.got(known.into_iter().collect::<Vec<_>>().join(", ")).help("choose one of the metrics that there are")
+        error.got(known.into_iter().collect::<Vec<_>>().join(", ")).help("choose one of these metrics")
+    }
+}
+
+impl Selector {
+    /// Resolves the selector in `state`. A plain name resolves to itself, even if it does not exist.
+    ///
+    /// # Errors
+    /// Not found, if there is no such run, or none of its steps matches.
+    pub fn resolve(&self, state: &State) -> Result<Name> {
+        match self {
+            Self::Name(name) => Ok(name.clone()),
+            Self::Step { run, choice } => Ok(Run::find(&state.refs, run)?.choose(choice)?.name.clone()),
+        }
+    }
+}
+
+impl Repository {
+    /// Resolves `selector` in the current state. A plain name resolves to itself, even if it does not exist.
+    ///
+    /// # Errors
+    /// As [`Selector::resolve`].
+    ///
+    /// # Cancel safety
+    /// Safe: it only reads.
+    pub async fn resolve(&self, selector: &Selector) -> Result<Name> {
+        match selector {
+            Selector::Name(name) => Ok(name.clone()),
+            Selector::Step { .. } => selector.resolve(&*self.state().await?),
+        }
     }
 }

@@ -1,4 +1,4 @@
-//! Runs and choices, from refs made up for it.
+//! Tests of runs and choices with synthetic refs.
 
 use std::collections::BTreeMap;
 

@@ -1,7 +1,7 @@
-//! Judges what was seen of a store. Pure: answers and stored bytes in, a verdict out.
+//! Verdicts of a probe, computed from answers and stored bytes. Pure.
 //!
-//! Answers can lie (a create acknowledged whose bytes are not there), so what is stored decides. A failure (5xx, a lost
-//! connection) is no verdict by itself: the writer cannot know, but what is stored tells.
+//! Answers can be wrong (an acknowledged create whose bytes are missing), so the stored bytes decide. A failure (5xx, a lost
+//! connection) alone is no verdict: the writer does not know the outcome, but the stored bytes show it.
 
 use super::Verdict;
 
@@ -14,33 +14,33 @@ pub(super) enum Answer {
     Conflict,
     /// The store has no such operation.
     Unsupported,
-    /// No answer that means anything.
+    /// No conclusive answer.
     Failed,
 }
 
 /// Writer whose bytes are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stored {
-    /// Keys of this writer.
+    /// Bytes of this writer.
     Of(usize),
-    /// Nobody's.
+    /// No object.
     Nothing,
-    /// Bytes that nobody wrote.
+    /// Bytes of no writer.
     Other,
 }
 
 /// One race of creates for one key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Round {
-    /// One writer's bytes are there, and no other was told that it won.
+    /// One writer's bytes are stored, and no other was told that it won.
     OneWinner,
-    /// Several were told that they won, or one whose bytes are not there, or the bytes are nobody's.
+    /// Several writers were told that they won, or one whose bytes are missing, or the stored bytes are of no writer.
     Broken,
-    /// Nothing can be said: every request failed.
+    /// Inconclusive: every request failed.
     Unclear,
 }
 
-/// Two creates of one key, one after the other; `None` if it has to be tried again.
+/// Verdict on two creates of one key, one after the other; `None` if the test must be repeated.
 pub(super) fn twice(first: Answer, second: Answer, stored: Stored) -> Option<Verdict> {
     match (first, second, stored) {
         (Answer::Unsupported, _, _) | (_, Answer::Unsupported, _) => Some(Verdict::Refused),
@@ -53,19 +53,19 @@ pub(super) fn twice(first: Answer, second: Answer, stored: Stored) -> Option<Ver
     }
 }
 
-/// A race: what each racer was told, and whose bytes were there afterwards.
+/// Verdict on one race, by the answer to each writer and the stored bytes.
 pub(super) fn round(answers: &[Answer], stored: Stored) -> Round {
     let mut winners = answers.iter().enumerate().filter(|(_, answer)| **answer == Answer::Done).map(|(racer, _)| racer);
     match (winners.next(), winners.next(), stored) {
         (Some(winner), None, Stored::Of(racer)) if winner == racer => Round::OneWinner,
         (Some(_), ..) | (_, _, Stored::Other) => Round::Broken,
-        // Nobody was acknowledged, yet one is there: a lost acknowledgement. Its writer finds out by reading.
+        // No writer was acknowledged, but bytes are stored: a lost answer, whose writer can find out by reading.
         (None, _, Stored::Of(_)) => Round::OneWinner,
         (None, _, Stored::Nothing) => Round::Unclear,
     }
 }
 
-/// All races together.
+/// Verdict on all races.
 pub(super) fn races(rounds: &[Round]) -> Verdict {
     let count =
         |wanted: Round| u32::try_from(rounds.iter().filter(|round| **round == wanted).count()).unwrap_or(u32::MAX);
@@ -76,7 +76,7 @@ pub(super) fn races(rounds: &[Round]) -> Verdict {
     }
 }
 
-/// A conditional change: once with what was current a moment ago, once with what is.
+/// Verdict on a conditional change, tried with a stale and with the current condition.
 pub(super) fn condition(stale: Answer, current: Answer) -> Verdict {
     match (stale, current) {
         (Answer::Done, _) => Verdict::Ignored,

@@ -1,7 +1,7 @@
-//! Finds out what a store really does, by trying it and by racing it.
+//! Probe of a store's actual abilities, by single requests and by races.
 //!
-//! Asking is not enough: Garage ignores `If-None-Match` without a word, and s3s-fs passes one create after the other
-//! and then lets several racers win. So creates are raced, and the stored bytes decide, not the answers.
+//! Single requests are not enough: Garage silently ignores `If-None-Match`, and s3s-fs handles sequential creates correctly but
+//! lets several concurrent ones win. So creates are raced, and the stored bytes decide, not the answers.
 
 mod judge;
 mod prober;
@@ -36,22 +36,22 @@ impl Effort {
 /// Result of the probe of one ability.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// It does what it should.
+    /// Works as specified.
     Works,
-    /// It says yes and does not do it.
+    /// Reports success, but ignores the condition.
     Ignored,
-    /// It says no.
+    /// Refuses the request.
     Refused,
-    /// It does it for one caller at a time only.
+    /// Works for sequential requests only.
     Racy {
-        /// Races in which more than one won, or the winner's bytes were not there.
+        /// Races with several winners, or without the winner's bytes.
         broken: u32,
-        /// Races that could be judged.
+        /// Races with a conclusive result.
         rounds: u32,
     },
-    /// Requests failed; nothing can be said.
+    /// Inconclusive, because requests failed.
     Unclear,
-    /// Not tried: this kind of store has no such thing.
+    /// Not tested: this kind of store has no such operation.
     Untried,
 }
 
@@ -71,25 +71,24 @@ impl fmt::Display for Verdict {
 /// Abilities of a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capabilities {
-    /// Create an object only if it is not there, also when raced. What the log stands on.
+    /// Create an object only if it does not exist, also in races. The log depends on it.
     pub create: Verdict,
-    /// Replace an object only if it is the one expected. Not needed.
+    /// Replace an object only if it has the expected `ETag`. Not required.
     pub update: Verdict,
-    /// Delete an object only if it is the one expected. Not needed.
+    /// Delete an object only if it has the expected `ETag`. Not required.
     pub delete: Verdict,
     /// Read a range of an object.
     pub ranges: Verdict,
-    /// See what was just written.
+    /// Read an object right after its write.
     pub read_after_write: Verdict,
-    /// List what was just written.
+    /// List an object right after its write.
     pub list_after_write: Verdict,
-    /// Whether conditions on an `ETag` hold only if it is sent without its quotes (Ceph RGW 16).
+    /// True if conditions on an `ETag` work only without its quotes (Ceph RGW 16).
     pub unquoted_etags: bool,
 }
 
 impl Capabilities {
-    /// Whether several writers may share a repository here; if not, an `Unsupported` error with the reason and the way
-    /// out.
+    /// Checks that several writers may share a repository; if not, an `Unsupported` error with the reason and a remedy.
     pub fn shared_writing(&self) -> Result<()> {
         let needs = [
             (self.create, "create-if-absent (If-None-Match), on which every commit stands"),
@@ -111,16 +110,16 @@ impl Capabilities {
     }
 }
 
-/// A prefix that nobody else uses, for objects that are written only to see what happens.
+/// Unique prefix for objects of a probe.
 #[must_use]
 pub fn scratch() -> Path {
     Path::from(format!("probe/{}", Ulid::generate()))
 }
 
-/// Tries `store` under `probe/<ulid>/`, and cleans up after itself. An error means that the store could not be probed at
-/// all: not reached, or no right to write.
+/// Probes `store` under `probe/<ulid>/`, and removes its objects. An error means that the store could not be probed at all: it is
+/// unreachable, or there is no right to write.
 ///
-/// Not cancel safe in that a cancelled probe leaves its few small objects; `collect` may delete all of `probe/`.
+/// Not cancel safe: a cancelled probe leaves a few small objects; `collect` may delete all of `probe/`.
 pub async fn probe(store: &Store, effort: Effort) -> Result<Capabilities> {
     let prober = prober::Prober::new(store);
     let found = prober.run(effort).await;

@@ -14,10 +14,10 @@ use super::{Capabilities, Effort, Verdict};
 use crate::error::{Error, ErrorKind, Result};
 use crate::storage::{Bucket, Store};
 
-/// Tries of a question whose answer was a failure.
+/// Maximum tries of a request that fails.
 const TRIES: usize = 3;
 
-/// A prober at work under its own prefix.
+/// A probe in progress, under its own prefix.
 pub(super) struct Prober {
     objects: Arc<dyn ObjectStore>,
     bucket: Option<Bucket>,
@@ -52,7 +52,7 @@ impl Prober {
         })
     }
 
-    /// Removes what the probe wrote, as far as the store lets it.
+    /// Removes the objects of the probe, as far as the store allows.
     pub(super) async fn sweep(&self) {
         let keys = self.objects.list(Some(&self.root)).map_ok(|meta| meta.location).boxed();
         let mut deleted = self.objects.delete_stream(keys);
@@ -95,7 +95,7 @@ impl Prober {
         let (rounds, racers) = effort.races();
         let mut outcomes = Vec::with_capacity(rounds);
         for round in 0..rounds {
-            // Small bodies race on the condition, larger ones also on how the body is published.
+            // Small bodies test the condition, larger ones also the publication of the body.
             let len = if round % 2 == 0 { 1 << 10 } else { 64 << 10 };
             outcomes.push(self.race(&self.key(&format!("race-{round}")), racers, len).await?);
         }
@@ -140,7 +140,7 @@ impl Prober {
         Ok(judge::round(&answers, self.stored(key, &bodies).await?))
     }
 
-    /// Whether updates are conditional, and whether only with bare `ETag`s.
+    /// Tests conditional updates, with quoted and with bare `ETag`s.
     async fn update(&self) -> Result<(Verdict, bool)> {
         let quoted = self.update_as(str::to_owned).await?;
         if quoted != Verdict::Refused {
@@ -173,7 +173,7 @@ impl Prober {
         Ok(judge::condition(stale, fresh))
     }
 
-    /// Writes `key` twice: the `ETag` it had and the one it has, if the store gives any.
+    /// Writes `key` twice; returns the old and the new `ETag`, if the store has any.
     async fn two_tags(&self, key: &Path) -> Result<Option<(String, String)>> {
         let old = self.objects.put(key, body(0, 50).into()).await?.e_tag;
         let current = self.objects.put(key, body(1, 50).into()).await?.e_tag;
@@ -189,12 +189,12 @@ fn bare(tag: &str) -> String {
     tag.trim_matches('"').to_owned()
 }
 
-/// A body that tells whose it is, whichever part of it is seen.
+/// A body of which every part identifies the writer.
 fn body(writer: usize, len: usize) -> Bytes {
     format!("writer {writer:04} ").into_bytes().into_iter().cycle().take(len).collect::<Vec<u8>>().into()
 }
 
-/// Answer to a conditional put. A refusal of the credentials ends the probe: it says nothing about conditions.
+/// Answer to a conditional put. Refused credentials end the probe, because they say nothing about conditions.
 async fn put(objects: &Arc<dyn ObjectStore>, key: &Path, body: Bytes, mode: PutMode) -> Result<Answer> {
     match objects.put_opts(key, PutPayload::from(body), mode.into()).await {
         Ok(_) => Ok(Answer::Done),

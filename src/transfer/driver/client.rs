@@ -1,4 +1,4 @@
-//! The asking side as a task, and the handles through which others use it.
+//! The requesting side as a task, and the handles that use it.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -17,35 +17,48 @@ use crate::budget::Budget;
 use crate::codec::Encoded;
 use crate::error::{Error, Result};
 use crate::id::ManifestId;
+use crate::identity::Identity;
+use crate::policy;
 use crate::transfer::ByteCounters;
-use crate::transfer::identity::Identity;
-use crate::transfer::protocol::{Closed, Event, How, Priority, Requester, Runs, Survey, Wanted};
-use crate::transfer::transport::words;
+use crate::transfer::connection_error::describe;
+use crate::transfer::policy_versions::PolicyVersions;
+use crate::transfer::protocol::{Closed, Event, Hello, How, Priority, Requester, Runs, Survey, Wanted};
 
-/// Requests that wait to be made, at most.
+/// Maximum number of requests that wait to be sent.
 const WAITING_MAX: usize = 16;
 
-/// A connection to a peer that serves. Dropping it, and all that it is asked for, ends it at once.
+/// Connection to a provider. Dropping it and all of its requests closes it at once.
 pub struct Client {
     commands: Sender<Command>,
     peer: Identity,
+    way: policy::Route,
     shared: Arc<Shared>,
     task: JoinHandle<Closed>,
+}
+
+/// Parts of a connection besides its lanes.
+pub(in crate::transfer) struct Window {
+    /// Memory of the window.
+    pub(in crate::transfer) memory: Budget,
+    /// Byte counters of the socket.
+    pub(in crate::transfer) wire: Arc<ByteCounters>,
+    /// Place for the versions of policies that the peer tells.
+    pub(in crate::transfer) versions: Option<Arc<PolicyVersions>>,
 }
 
 /// State shared by handles and the driver.
 #[derive(Debug)]
 struct Shared {
-    /// Bytes of frames that nobody has in memory any more.
+    /// Bytes of frames that were released from memory.
     released: AtomicU64,
     orders: Mutex<Vec<Order>>,
     wake: Notify,
     closed: OnceLock<Closed>,
-    /// Microseconds; 0 before it is known.
+    /// Microseconds; 0 while unknown.
     rtt: AtomicU64,
     /// Byte counters of its socket.
     wire: Arc<ByteCounters>,
-    /// The window, as it was taken out of the budget.
+    /// Memory of the window.
     _memory: Budget,
 }
 
@@ -67,9 +80,9 @@ enum Command {
 pub enum Reply {
     /// A stored chunk, not verified yet.
     Frame(Received),
-    /// Chunks that will not come, by ordinal.
+    /// Ordinals of chunks that will not come.
     Missing(Runs),
-    /// Nothing more comes.
+    /// End of the request.
     Ended {
         /// Reason.
         how: How,
@@ -78,14 +91,14 @@ pub enum Reply {
     },
 }
 
-/// A stored chunk that has arrived. While it exists its bytes count against the connection's window.
+/// Stored chunk that has arrived. While it exists its bytes count against the connection's window.
 #[derive(Debug)]
 pub struct Received {
     /// Ordinal of the chunk in the request.
     pub ordinal: u32,
     /// Bytes of the chunk.
     pub plain_len: u32,
-    /// As it is stored.
+    /// Stored form.
     pub encoded: Encoded,
     charge: u64,
     shared: Arc<Shared>,
@@ -98,7 +111,7 @@ impl Drop for Received {
     }
 }
 
-/// A request under way. Dropping it cancels the request.
+/// Open request. Dropping it cancels the request.
 #[derive(Debug)]
 pub struct Fetching {
     request: u64,
@@ -116,13 +129,13 @@ impl Fetching {
         if self.ended {
             return None;
         }
-        // A driver that is gone tells nothing: then nothing is known to be answered but what came.
+        // The driver may be gone: then only the received replies count as answers.
         let reply = self.replies.recv().await;
         self.ended = matches!(reply, Some(Reply::Ended { .. }) | None);
         reply
     }
 
-    /// Says that a frame was not the chunk that it should be: ends the connection.
+    /// Reports that a frame did not decode to its chunk: ends the connection.
     pub fn untrue(&self, why: &Error) {
         self.shared.order(Order::Untrue(why.to_string()));
     }
@@ -138,7 +151,7 @@ impl Drop for Fetching {
 
 impl Shared {
     fn order(&self, order: Order) {
-        // At most one for each request, and one for each frame that was untrue.
+        // At most one order for each request, and one for each wrong frame.
         self.orders.lock().unwrap_or_else(PoisonError::into_inner).push(order);
         self.wake.notify_one();
     }
@@ -149,13 +162,9 @@ impl Shared {
 }
 
 impl Client {
-    /// Drives `requester` over `lanes`; `memory` is its window's, `wire` counts what its socket carries.
-    pub(in crate::transfer) fn start(
-        requester: Requester,
-        lanes: Lanes,
-        clock: Clockwork,
-        (memory, wire): (Budget, Arc<ByteCounters>),
-    ) -> Self {
+    /// Drives `requester` over `lanes`.
+    pub(in crate::transfer) fn start(requester: Requester, lanes: Lanes, clock: Clockwork, window: Window) -> Self {
+        let Window { memory, wire, versions } = window;
         let (commands, receiver) = mpsc::channel(WAITING_MAX);
         let shared = Arc::new(Shared {
             released: AtomicU64::new(0),
@@ -167,9 +176,22 @@ impl Client {
             _memory: memory,
         });
         let peer = requester.peer().clone();
-        let driver = Driver { requester, clock, shared: Arc::clone(&shared), routes: BTreeMap::new() };
+        let driver = Driver { requester, clock, shared: Arc::clone(&shared), routes: BTreeMap::new(), versions };
         let task = tokio::spawn(driver.run(lanes, receiver));
-        Self { commands, peer, shared, task }
+        Self { commands, peer, way: policy::Route::Unknown, shared, task }
+    }
+
+    /// Sets the route of the connection.
+    #[must_use]
+    pub(in crate::transfer) fn over(mut self, way: policy::Route) -> Self {
+        self.way = way;
+        self
+    }
+
+    /// Route to the other side.
+    #[must_use]
+    pub fn route(&self) -> policy::Route {
+        self.way
     }
 
     /// Identity of the other side.
@@ -178,10 +200,10 @@ impl Client {
         &self.peer
     }
 
-    /// Asks for stored frames.
+    /// Requests stored frames.
     ///
     /// # Errors
-    /// Usage, for more than a request may name; unreachable, once the connection is over or about to be.
+    /// Usage, for more than a request may name; unreachable, once the connection is over or closing.
     ///
     /// # Cancel safety
     /// Safe: a request that was made meanwhile is cancelled.
@@ -194,7 +216,7 @@ impl Client {
     /// Asks which chunks of `manifest` the peer holds, from place `from` of its list on.
     ///
     /// # Errors
-    /// Not found, if there is no such manifest for us; unreachable, once the connection is over or about to be.
+    /// Not found, if the peer has no such manifest or denies it; unreachable, once the connection is over or closing.
     ///
     /// # Cancel safety
     /// Safe.
@@ -213,7 +235,7 @@ impl Client {
         Error::from(why).at(&self.peer)
     }
 
-    /// Why it is over, if it is.
+    /// Reason of the end, if the connection is over.
     #[must_use]
     pub fn closed(&self) -> Option<&Closed> {
         self.shared.closed.get()
@@ -225,14 +247,14 @@ impl Client {
         &self.shared.wire
     }
 
-    /// The delay to the peer and back, once it was measured.
+    /// Round trip time, once it was measured.
     #[must_use]
     pub fn rtt(&self) -> Option<Duration> {
         let micros = self.shared.rtt.load(Ordering::Relaxed);
         (micros > 0).then(|| Duration::from_micros(micros))
     }
 
-    /// Says goodbye and waits for the end: open requests are still served.
+    /// Says goodbye and waits for the end; open requests are still served.
     ///
     /// # Cancel safety
     /// Safe: the connection is dropped.
@@ -241,7 +263,7 @@ impl Client {
         self.end().await
     }
 
-    /// Waits until the connection is over; says why.
+    /// Waits until the connection is over; returns the reason.
     ///
     /// # Cancel safety
     /// Safe.
@@ -264,7 +286,7 @@ impl fmt::Debug for Client {
 
 /// Receiver of the answers to a request.
 enum Route {
-    /// Room for every answer there can be: nobody who is slow to take them holds up the others.
+    /// Has room for every possible answer, so a slow reader does not hold up others.
     Replies(Sender<Reply>),
     Survey(Option<oneshot::Sender<Result<Survey>>>),
 }
@@ -274,6 +296,7 @@ struct Driver {
     clock: Clockwork,
     shared: Arc<Shared>,
     routes: BTreeMap<u64, Route>,
+    versions: Option<Arc<PolicyVersions>>,
 }
 
 impl Driver {
@@ -293,7 +316,7 @@ impl Driver {
             tokio::select! {
                 incoming = lanes.next() => match incoming {
                     Some(Incoming::Bytes(lane, bytes)) => self.requester.handle(lane, &bytes, clock.now()),
-                    Some(Incoming::Ended(error)) => self.requester.lost(&words(&error)),
+                    Some(Incoming::Ended(error)) => self.requester.lost(&describe(&error)),
                     None => {}
                 },
                 Some(command) = commands.recv(), if self.requester.room() > 0 => self.carry_out(command),
@@ -306,7 +329,7 @@ impl Driver {
         closed
     }
 
-    /// Does what handles have told meanwhile.
+    /// Carries out the orders of handles.
     fn obey(&mut self) {
         let released = self.shared.released.swap(0, Ordering::AcqRel);
         if released > 0 {
@@ -325,14 +348,14 @@ impl Driver {
         let now = self.clock.now();
         match command {
             Command::Fetch { priority, manifest, wanted, begun } => {
-                // Each ordinal is answered once, by a frame or among the missing; and there is the end.
+                // Each ordinal is answered once, by a frame or as missing; plus the end.
                 let room = usize::try_from(wanted.len()).unwrap_or(usize::MAX).saturating_add(1);
                 let fetching = self.requester.request(priority, manifest, wanted, now).map(|request| {
                     let (sender, replies) = mpsc::channel(room);
                     self.routes.insert(request, Route::Replies(sender));
                     Fetching { request, replies, shared: Arc::clone(&self.shared), ended: false }
                 });
-                // Dropped with its channel, it cancels itself.
+                // Cancels itself when dropped with its channel.
                 drop(begun.send(fetching));
             }
             Command::Find { manifest, from, found } => match self.requester.find(manifest, from, now) {
@@ -342,11 +365,17 @@ impl Driver {
         }
     }
 
-    /// Passes events on; says when the connection is over.
+    /// Passes events on; returns the reason once the connection is over.
     fn deliver(&mut self) -> Option<Closed> {
         while let Some(event) = self.requester.poll() {
             match event {
-                Event::Opened => tracing::debug!(peer = %self.requester.peer(), "connected"),
+                Event::Opened => {
+                    tracing::debug!(peer = %self.requester.peer(), "connected");
+                    let told = self.requester.theirs().and_then(|hello| hello.extension(Hello::POLICY_VERSIONS));
+                    if let Some((versions, told)) = self.versions.as_ref().zip(told) {
+                        versions.hear(told, Instant::now());
+                    }
+                }
                 Event::Arrived(arrived) => {
                     let received = Received {
                         ordinal: arrived.ordinal,
@@ -368,7 +397,7 @@ impl Driver {
                 Event::Ended { request, how, left } => self.ended(request, how, left),
                 Event::Leaving(text) => tracing::debug!(peer = %self.requester.peer(), "peer is leaving: {text}"),
                 Event::Closed(closed) => {
-                    // There is only one.
+                    // Set only once.
                     let _ = self.shared.closed.set(closed.clone());
                     return Some(closed);
                 }
@@ -379,7 +408,7 @@ impl Driver {
 
     fn reply(&self, request: u64, reply: Reply) {
         if let Some(Route::Replies(replies)) = self.routes.get(&request) {
-            // It has room, or nobody listens any more; then dropping it gives its memory back.
+            // There is room, or the receiver is gone; then dropping the reply releases its memory.
             drop(replies.try_send(reply));
         }
     }
@@ -390,7 +419,7 @@ impl Driver {
             Some(Route::Survey(Some(found))) => {
                 let error = match how {
                     How::Refused(code, _) => {
-                        Error::not_found(format!("peer does not tell of the manifest: {}", code.word()))
+                        Error::not_found(format!("peer does not serve the manifest: {}", code.word()))
                     }
                     _ => Error::from(self.requester.why_over().cloned().unwrap_or(Closed::Done)),
                 };

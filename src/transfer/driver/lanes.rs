@@ -1,4 +1,4 @@
-//! Lanes as tasks: one that reads and one that writes for each stream, with small bounded queues to the driver between.
+//! Lanes as tasks: a reader and a writer for each stream, with small bounded queues to the driver.
 
 use std::io;
 use std::sync::Arc;
@@ -13,17 +13,17 @@ use tokio::task::JoinSet;
 
 use crate::transfer::protocol::{CONTROL, Transmit};
 
-/// Bytes that are read from a stream at once, at most.
+/// Maximum number of bytes for one read of a stream.
 const READ_MAX: usize = 128 << 10;
-/// With less room than this a new block is begun.
+/// Minimum free space of a buffer; with less, a new one is allocated.
 const READ_MIN: usize = 16 << 10;
-/// Bytes that are handed to a stream at once, at most: how often it is seen that the other side reads.
+/// Maximum number of bytes for one write to a stream; after each the progress of the other side is seen.
 const WRITE_MAX: usize = 64 << 10;
-/// Pieces that wait for the driver, at most, of all lanes together.
+/// Maximum number of pieces that wait for the driver, over all lanes.
 const WAITING_MAX: usize = 8;
-/// Messages that wait for a lane's stream, at most.
+/// Maximum number of messages that wait for a lane's stream.
 const AHEAD: usize = 1;
-/// A connection that is over is kept no longer for its last words.
+/// Time limit for sending the last messages of a connection that is over.
 const LINGER: Duration = Duration::from_secs(2);
 
 /// Input of a stream.
@@ -44,7 +44,7 @@ pub(in crate::transfer) struct Lanes {
     moved: Arc<Moved>,
     readers: JoinSet<()>,
     writers: JoinSet<()>,
-    /// The transport has ended, which it tells once.
+    /// Set once the end of the transport was reported.
     ended: bool,
 }
 
@@ -52,7 +52,7 @@ pub(in crate::transfer) struct Lanes {
 #[derive(Clone, Debug)]
 pub(in crate::transfer) struct Feeder(Sender<Incoming>);
 
-/// Whether some stream took bytes since somebody asked.
+/// Records whether any stream took bytes since the last check.
 #[derive(Debug, Default)]
 struct Moved {
     flag: AtomicBool,
@@ -70,7 +70,7 @@ impl Feeder {
     /// Reads `stream` to its end, as `lane`.
     ///
     /// # Cancel safety
-    /// Bytes that were read and not taken are lost: only to be dropped with the connection.
+    /// Bytes that were read and not taken are lost: drop it only with the connection.
     pub(in crate::transfer) async fn read(self, lane: u32, mut stream: impl AsyncRead + Unpin + Send) {
         let mut buffer = BytesMut::new();
         loop {
@@ -80,21 +80,21 @@ impl Feeder {
             }
             let read = stream.read_buf(&mut buffer).await;
             let incoming = match read {
-                // Nothing more goes on it; how the connection stands is told on the control lane.
+                // Nothing more comes on it; the control lane reports the state of the connection.
                 Ok(0) if lane != CONTROL => return,
                 Ok(0) => Incoming::Ended(io::ErrorKind::UnexpectedEof.into()),
                 Ok(_) => Incoming::Bytes(lane, buffer.split().freeze()),
                 Err(error) => Incoming::Ended(error),
             };
             let ended = matches!(incoming, Incoming::Ended(_));
-            // A receiver that is gone has ended, too.
+            // A gone receiver means that the connection has ended, too.
             if self.0.send(incoming).await.is_err() || ended {
                 return;
             }
         }
     }
 
-    /// The connection itself has failed.
+    /// Reports that the connection itself has failed.
     pub(in crate::transfer) async fn fail(self, error: io::Error) {
         // As above.
         let _ = self.0.send(Incoming::Ended(error)).await;
@@ -102,7 +102,7 @@ impl Feeder {
 }
 
 impl Lanes {
-    /// No lane yet.
+    /// Lanes without a stream yet.
     pub(in crate::transfer) fn new() -> Self {
         let (sender, inbox) = mpsc::channel(WAITING_MAX);
         Self {
@@ -131,7 +131,7 @@ impl Lanes {
         self.feeder.clone()
     }
 
-    /// Runs along with the connection, and ends with it.
+    /// Runs `task` until the connection ends.
     pub(in crate::transfer) fn spawn(&mut self, task: impl Future<Output = ()> + Send + 'static) {
         self.readers.spawn(task);
     }
@@ -143,19 +143,19 @@ impl Lanes {
         let moved = Arc::clone(&self.moved);
         self.writers.spawn(async move {
             if let Err(error) = write(receiver, stream, &moved).await {
-                // The lane that reads tells it, too, and ends the connection.
+                // The reader of the lane reports the error, too, and ends the connection.
                 tracing::debug!("stream to a peer broke: {error}");
             }
         });
     }
 
-    /// The next input, or None: some stream took something, so more can be sent.
+    /// Next input, or None: some stream took bytes, so more can be sent.
     ///
     /// # Cancel safety
     /// Safe.
     pub(super) async fn next(&mut self) -> Option<Incoming> {
         tokio::select! {
-            // The feeder that is kept here keeps the channel open.
+            // Cannot end: the feeder that is kept here keeps the channel open.
             incoming = self.inbox.recv() => {
                 self.ended |= matches!(incoming, Some(Incoming::Ended(_)));
                 incoming
@@ -164,7 +164,7 @@ impl Lanes {
         }
     }
 
-    /// Takes what can be sent, lane by lane; did any stream take bytes since the last time?
+    /// Takes what can be sent, lane by lane; returns true if any stream took bytes since the last call.
     pub(super) fn flush(&mut self, mut transmit: impl FnMut(u32) -> Option<Transmit>) -> bool {
         for (lane, outbox) in (0..).zip(&self.outboxes) {
             while let Ok(place) = outbox.try_reserve() {
@@ -177,11 +177,11 @@ impl Lanes {
         self.moved.flag.swap(false, Ordering::AcqRel)
     }
 
-    /// Sends what is left on lane 0, then ends the streams and waits until they have taken all of it: not for long, and not if the
-    /// other side has ended.
+    /// Sends what is left on lane 0, then ends the streams and waits until they have taken all of it: briefly, and not
+    /// if the other side has ended.
     ///
     /// # Cancel safety
-    /// Safe: what was not sent is not.
+    /// Safe: unsent messages are dropped.
     pub(super) async fn finish(mut self, mut transmit: impl FnMut() -> Option<Transmit>) {
         let finished = async {
             if let Some(control) = self.outboxes.first() {
@@ -196,7 +196,8 @@ impl Lanes {
                 return;
             }
             while self.writers.join_next().await.is_some() {}
-            // The other side ends its streams when it has read that; to break off before might take the last words back.
+            // The other side ends its streams after it has read everything; closing earlier might discard the last
+            // messages.
             loop {
                 match self.inbox.recv().await {
                     Some(Incoming::Bytes(..)) => {}

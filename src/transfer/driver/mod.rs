@@ -8,19 +8,21 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+pub(super) use self::client::Window;
 pub use self::client::{Client, Fetching, Received, Reply};
 pub(super) use self::lanes::{Feeder, Lanes};
 pub(super) use self::server::{Served, serve};
-use super::identity::Identity;
+use super::identity::Credentials;
 use super::protocol::Hello;
 use super::protocol::limits::{REQUESTS_MAX, VERSIONS};
+use crate::identity::Identity;
 
-/// The time since a connection began, which is what the protocol counts in.
+/// Clock of the protocol: the time since the connection began.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Clockwork(Instant);
 
 impl Clockwork {
-    /// A connection begins.
+    /// Starts the clock of a new connection.
     pub(super) fn start() -> Self {
         Self(Instant::now())
     }
@@ -34,13 +36,20 @@ impl Clockwork {
     }
 }
 
+/// Hello of an agent: by its certificate, and with the versions of policies that it has seen.
+pub(super) fn hello_of(credentials: &Credentials, window: u64) -> Hello {
+    let versions = credentials.versions().told().map(|value| (Hello::POLICY_VERSIONS, value));
+    Hello { extensions: versions.into_iter().collect(), ..hello(&credentials.identity(), window) }
+}
+
 /// Hello of `identity`.
 pub(super) fn hello(identity: &Identity, window: u64) -> Hello {
+    let (site, agent) = Hello::names_of(identity);
     Hello {
         versions: VERSIONS.to_vec(),
         software: env!("CARGO_PKG_VERSION").to_owned(),
-        site: identity.site().to_owned(),
-        agent: identity.agent().to_owned(),
+        site,
+        agent,
         window,
         requests: if window == 0 { REQUESTS_MAX } else { 0 },
         extensions: Vec::new(),

@@ -1,4 +1,4 @@
-//! The serving side as a future: demands go to the holdings, answers come back.
+//! The serving side as a future: sends demands to the holdings, and their answers back.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -14,13 +14,15 @@ use super::Clockwork;
 use super::lanes::{Incoming, Lanes};
 use crate::error::Result;
 use crate::id::{ChunkId, ManifestId};
-use crate::transfer::identity::Identity;
+use crate::identity::Identity;
+use crate::policy::Route;
+use crate::transfer::connection_error::describe;
 use crate::transfer::log_limit::LogLimit;
-use crate::transfer::protocol::{Asked, CONTROL, Closed, Demand, Grant, Provider, Supply, Survey};
-use crate::transfer::transport::words;
+use crate::transfer::policy_versions::PolicyVersions;
+use crate::transfer::protocol::{Asked, CONTROL, Closed, Demand, Grant, Hello, Provider, Supply, Survey};
 use crate::transfer::{Holdings, Pass, Seat};
 
-/// Lines about requests that cannot be served.
+/// Rate limit of log lines about requests that cannot be served.
 static NOT_SERVED: LogLimit = LogLimit::new();
 
 /// Answer of the holdings to a demand.
@@ -28,7 +30,7 @@ enum Answer {
     Granted(u64, Result<Option<Arc<Grant>>>),
     Surveyed(u64, Result<Option<Survey>>),
     Read(u64, u32, Result<Option<Supply>>),
-    /// Work was aborted, and is gone.
+    /// Work that was aborted and is gone.
     Over(u64),
 }
 
@@ -38,14 +40,18 @@ pub(in crate::transfer) struct Served {
     pub(in crate::transfer) holdings: Arc<dyn Holdings>,
     /// Limits of the peer's requests.
     pub(in crate::transfer) pass: Pass,
-    /// Begins the connection's end: open requests are still served.
+    /// Route to the peer.
+    pub(in crate::transfer) route: Route,
+    /// Begins to close the connection; open requests are still served.
     pub(in crate::transfer) leaving: CancellationToken,
+    /// Place for the versions of policies that the peer tells.
+    pub(in crate::transfer) versions: Option<Arc<PolicyVersions>>,
 }
 
-/// Answers to come, and how to abort those that may be.
+/// Pending answers, and handles to abort those that may be aborted.
 #[derive(Default)]
 struct Answers {
-    // Bounded: a request waits for one answer or for the reads that the provider allows.
+    // Bounded: each request waits for one answer or for the reads that the provider allows.
     coming: FuturesUnordered<BoxFuture<'static, Answer>>,
     aborts: HashMap<u64, AbortHandle>,
 }
@@ -60,14 +66,21 @@ pub(in crate::transfer) async fn serve(
     clock: Clockwork,
     served: Served,
 ) -> Closed {
-    let Served { holdings, pass, leaving } = served;
+    let Served { holdings, pass, route, leaving, mut versions } = served;
     let (peer, seat) = (Arc::new(provider.peer().clone()), holdings.seat(provider.peer()));
-    let mut asker = Asker { holdings: Arc::clone(&holdings), peer, pass, seat };
+    let mut asker = Asker { holdings: Arc::clone(&holdings), peer, route, pass, seat };
     let (mut answers, mut left) = (Answers::default(), false);
     let closed = loop {
         provider.read_ahead(asker.seat.share(provider.is_asked()));
         if lanes.flush(|lane| provider.transmit(lane, clock.now())) {
             provider.wrote(clock.now());
+        }
+        // Before its requests, which are ruled on by what it tells.
+        if let Some(theirs) = provider.theirs()
+            && let Some(versions) = versions.take()
+            && let Some(told) = theirs.extension(Hello::POLICY_VERSIONS)
+        {
+            versions.hear(told, Instant::now());
         }
         let (mut closed, mut refused) = (None, false);
         while let Some(demand) = provider.poll() {
@@ -83,7 +96,7 @@ pub(in crate::transfer) async fn serve(
         if let Some(closed) = closed {
             break closed;
         }
-        // The refusals go out before anything else.
+        // Refusals are sent before anything else.
         if refused {
             continue;
         }
@@ -93,7 +106,7 @@ pub(in crate::transfer) async fn serve(
         tokio::select! {
             incoming = lanes.next() => match incoming {
                 Some(Incoming::Bytes(lane, bytes)) => provider.handle(lane, &bytes, clock.now()),
-                Some(Incoming::Ended(error)) => provider.lost(&words(&error)),
+                Some(Incoming::Ended(error)) => provider.lost(&describe(&error)),
                 None => {}
             },
             Some(answer) = answers.coming.next() => {
@@ -116,10 +129,10 @@ pub(in crate::transfer) async fn serve(
 }
 
 impl Answers {
-    /// Begins what is demanded of a connection whose open requests take `requested` bytes of memory.
+    /// Starts work for a demand on a connection whose open requests take `requested` bytes of memory.
     ///
     /// # Errors
-    /// The request that its peer must not make now, and why not.
+    /// The request that the peer must not make now, and the reason.
     fn begin(&mut self, demand: Demand, asker: &Asker, requested: u64) -> Result<(), (u64, String)> {
         let (request, answer) = match demand {
             Demand::Authorise { request, manifest } => (request, asker.authorise(request, manifest)),
@@ -141,7 +154,7 @@ impl Answers {
         Ok(())
     }
 
-    /// An answer to `request` that may be aborted.
+    /// Abortable answer to `request`.
     fn abortable(&mut self, request: u64, answer: BoxFuture<'static, Answer>) {
         let (abort, registration) = AbortHandle::new_pair();
         self.aborts.insert(request, abort);
@@ -149,14 +162,14 @@ impl Answers {
         self.coming.push(Box::pin(async move { answer.await.unwrap_or(Answer::Over(request)) }));
     }
 
-    /// The answer to `request` is [`Answer::Over`], unless it is there already.
+    /// Makes the answer to `request` [`Answer::Over`], unless it is ready already.
     fn abort(&self, request: u64) {
         if let Some(abort) = self.aborts.get(&request) {
             abort.abort();
         }
     }
 
-    /// `answer` has come.
+    /// Removes the abort handle of a finished `answer`.
     fn forget(&mut self, answer: &Answer) {
         if let Answer::Granted(request, _) | Answer::Surveyed(request, _) | Answer::Over(request) = answer {
             self.aborts.remove(request);
@@ -168,6 +181,7 @@ impl Answers {
 struct Asker {
     holdings: Arc<dyn Holdings>,
     peer: Arc<Identity>,
+    route: Route,
     pass: Pass,
     seat: Seat,
 }
@@ -175,18 +189,20 @@ struct Asker {
 impl Asker {
     fn authorise(&self, request: u64, manifest: ManifestId) -> BoxFuture<'static, Answer> {
         let (holdings, peer, work) = (Arc::clone(&self.holdings), Arc::clone(&self.peer), self.pass.work());
+        let route = self.route;
         Box::pin(async move {
             let _work = work.await;
-            Answer::Granted(request, holdings.authorise(&peer, &manifest).await)
+            Answer::Granted(request, holdings.authorise_over(&peer, route, &manifest).await)
         })
     }
 
     fn survey(&self, request: u64, manifest: ManifestId, from: u32) -> BoxFuture<'static, Answer> {
         let (holdings, peer, work) = (Arc::clone(&self.holdings), Arc::clone(&self.peer), self.pass.work());
+        let route = self.route;
         Box::pin(async move {
             let _work = work.await;
             let surveyed = async {
-                match holdings.authorise(&peer, &manifest).await? {
+                match holdings.authorise_over(&peer, route, &manifest).await? {
                     Some(grant) => holdings.survey(&grant, from).await.map(Some),
                     None => Ok(None),
                 }
@@ -196,8 +212,8 @@ impl Asker {
     }
 
     fn frame(&self, id: ChunkId, asked: Asked) -> impl Future<Output = Result<Option<Supply>>> + Send + use<> {
-        let (holdings, peer) = (Arc::clone(&self.holdings), Arc::clone(&self.peer));
-        async move { holdings.frame(&peer, &asked, &id).await }
+        let (holdings, peer, route) = (Arc::clone(&self.holdings), Arc::clone(&self.peer), self.route);
+        async move { holdings.frame_over(&peer, route, &asked, &id).await }
     }
 }
 
@@ -207,7 +223,7 @@ fn take(provider: &mut Provider, answer: Answer, now: Duration) {
         Answer::Granted(request, Ok(grant)) => provider.granted(request, grant, now),
         Answer::Surveyed(request, Ok(survey)) => provider.surveyed(request, survey, now),
         Answer::Granted(request, Err(error)) | Answer::Surveyed(request, Err(error)) => {
-            // Details go to our log only: they may name what the peer must not know.
+            // Details go to the local log only: they may name what the peer must not know.
             if let Some(kept_back) = NOT_SERVED.may() {
                 tracing::warn!(peer = %provider.peer(), kept_back, "request cannot be served: {error:?}");
             }

@@ -1,4 +1,5 @@
-//! Bringing chunks, as a plan says: from peers, from packs. What one place does not give is planned again without it.
+//! Fetching of chunks by plan: from peers and from packs. Chunks that one source does not give are planned again
+//! without it.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -20,17 +21,17 @@ use crate::repository::{
 };
 use crate::transfer::asking::asking;
 use crate::transfer::driver::{Fetching, Reply};
-use crate::transfer::ledger::Way;
+use crate::transfer::ledger::{MovedChunks, Way};
 use crate::transfer::peers::{Peer, crawl};
 use crate::work::blocking;
 
-/// Groups that are brought at the same time. A peer or a store bounds what goes on with it by itself.
+/// Maximum number of concurrent groups. Each peer or store bounds its own work.
 const GROUPS: usize = 24;
 
-/// Time that a peer has in any case: it may have to get the chunk itself.
+/// Minimum time limit of a peer: it may have to fetch the chunk itself.
 const PATIENCE: Duration = Duration::from_secs(3);
 
-/// Callback for chunks as they come.
+/// Callback for each chunk that arrives.
 type Placing<'p> = Mutex<&'p mut (dyn FnMut(u32, &Encoded) + Send)>;
 
 /// Outcome of a request.
@@ -42,12 +43,12 @@ struct Came {
 /// Outcome of a group.
 struct Brought {
     lacking: Vec<u32>,
-    /// Peer that is not to be asked again.
+    /// Peer that is not asked again.
     without: Option<Arc<str>>,
 }
 
 impl Exchange {
-    /// Brings `chunks`, none of which is a base of another; returns those that nobody gave.
+    /// Fetches `chunks`, none of which is a base of another; returns those that nobody gave.
     pub(super) async fn bring(
         &self,
         ask: &Ask<'_>,
@@ -60,7 +61,7 @@ impl Exchange {
             let (view, peers) = self.view(ask, &without).await;
             let Plan { groups, nowhere } = plan(&wanted, |chunk| unit(ask.saved, chunk), &view)?;
             failed.extend(nowhere);
-            // Waits for callers that act for another agent of the site, or share the fetch with others.
+            // Limits reads for callers that act for another agent of the site, or share the fetch with others.
             let gang = !ask.through || !view.site.is_empty();
             wanted.clear();
             let peers = &peers;
@@ -104,7 +105,7 @@ impl Exchange {
         Ok(failed)
     }
 
-    /// Brings a group from a peer.
+    /// Fetches a group from a peer.
     async fn bring_from_peer(
         &self,
         ask: &Ask<'_>,
@@ -116,10 +117,10 @@ impl Exchange {
         let asked = self.ask_peer(ask, (peer, group.through), &mut lacking, placing).await;
         let without = match asked {
             Ok(()) if lacking.is_empty() => None,
-            // Chunks that one peer lacks, another may have.
+            // Another peer may have chunks that this one lacks.
             Ok(()) => Some(Arc::clone(peer.address())),
             Err(error) => {
-                tracing::info!(peer = %peer.address(), "peer gave less than it was asked for: {error:?}");
+                tracing::info!(peer = %peer.address(), "peer gave fewer chunks than requested: {error:?}");
                 peer.failed(&error);
                 Some(Arc::clone(peer.address()))
             }
@@ -139,12 +140,14 @@ impl Exchange {
         let _permit = peer.acquire().await;
         let begun = Instant::now();
         let link = peer.link()?;
+        let mut asked = self.ask_of(ask, &link).await?;
         let late = if through { None } else { self.latest(ask, lacking) };
         let fetching = link.fetch(ask.policy.priority, ask.saved.value.manifest, wanted).await?;
         let mut came = Came { chunks: 0, bytes: 0 };
         let taking = self.take(ask, (peer, fetching), &numbers, |chunk, frame| {
             came.chunks += 1;
             came.bytes += frame.bytes().len() as u64;
+            asked.came(frame.bytes().len() as u64);
             hand(placing, chunk, frame);
             lacking.retain(|&left| left != chunk);
         });
@@ -156,16 +159,23 @@ impl Exchange {
         let source = if peer.is_near(&self.identity) { Source::Site } else { Source::Remote };
         self.count(ask, source, came.bytes);
         peer.measured(came.bytes, (!through).then_some(took));
-        let moved = (came.chunks, came.bytes);
-        self.peers.ledger().moved(link.peer(), Way::In, ask.saved.value.manifest, moved, took);
+        let moved = MovedChunks {
+            way: Way::In,
+            manifest: ask.saved.value.manifest,
+            chunks: came.chunks,
+            bytes: came.bytes,
+            time: took,
+        };
+        self.peers.ledger().moved(link.peer(), &moved);
         taken?;
+        self.asked_of(asked, ask, &link).await?;
         match link.closed() {
             Some(closed) if !lacking.is_empty() => Err(Error::from(closed.clone()).at(link.peer())),
             _ => Ok(()),
         }
     }
 
-    /// Takes what comes of a request whose ordinals are the chunks `numbers`, verifies it, and tells of it.
+    /// Receives the frames of a request whose ordinals are the chunks `numbers`, verifies and reports them.
     async fn take(
         &self,
         ask: &Ask<'_>,
@@ -178,14 +188,14 @@ impl Exchange {
                 Reply::Frame(received) => {
                     let Some(&chunk) = numbers.get(received.ordinal as usize) else { continue };
                     let (verifier, saved) = (self.verifier.clone(), Arc::clone(ask.saved));
-                    let encoded = received.encoded.clone();
-                    match blocking(move || Ok(verifier.keep(&saved, chunk, encoded))).await? {
+                    let (encoded, tenant) = (received.encoded.clone(), ask.tenant.map(str::to_owned));
+                    match blocking(move || Ok(verifier.keep(&saved, chunk, encoded, tenant.as_deref()))).await? {
                         Ok(Some(frame)) => came(chunk, &frame),
-                        // Without its base nobody can tell: the repository's way brings that along.
+                        // Cannot be verified without its base: a fetch from the repository includes bases.
                         Ok(None) => {}
                         Err(error) => {
                             add(&self.counts.untrue, 1);
-                            tracing::warn!(peer = %peer.address(), "peer gave a chunk that is none: {error:?}");
+                            tracing::warn!(peer = %peer.address(), "peer sent a wrong chunk: {error:?}");
                             fetching.untrue(&error);
                             peer.lied(&error);
                             return Err(error);
@@ -199,25 +209,24 @@ impl Exchange {
         Ok(())
     }
 
-    /// How long a peer may take for `chunks` before going further away is better; for ever, where it is not known how fast that is, or
-    /// not wanted.
+    /// Time limit for a peer to send `chunks`, after which a more distant source is faster; none, if the rate of that
+    /// source is unknown or it is excluded.
     fn latest(&self, ask: &Ask<'_>, chunks: &[u32]) -> Option<Duration> {
         let rate = self.origin_rate().filter(|_| ask.policy.from == From::Anywhere)?;
         let bytes = stored_len(ask.saved, chunks);
         Some(PATIENCE + Duration::from_secs_f64(bytes as f64 / crawl(rate).max(1.0)))
     }
 
-    /// Brings a group from the repository's packs: just its frames, whose bases should be in the cache; those whose bases are not,
-    /// with these.
+    /// Fetches a group from the repository's packs: only its frames if their bases are cached; else with their bases.
     async fn bring_from_packs(&self, ask: &Ask<'_>, group: &Group<Arc<str>>, placing: &Placing<'_>) -> Brought {
         let mut lacking = group.chunks.clone();
         let begun = Instant::now();
         if let Err(error) = self.read(ask, &mut lacking, placing).await {
             if error.kind() == ErrorKind::NotFound {
-                // Repacked: whoever asks next finds the new map.
+                // Repacked: the next request finds the new map.
                 self.catalog.refresh();
             }
-            tracing::warn!(name = %ask.saved.name, "chunks cannot be read from the repository: {error:?}");
+            tracing::warn!(name = %ask.saved.name, "cannot read chunks from the repository: {error:?}");
         } else {
             let bytes = stored_len(ask.saved, &group.chunks);
             self.origin.lock().unwrap_or_else(PoisonError::into_inner).add(bytes, begun.elapsed());
@@ -231,7 +240,7 @@ impl Exchange {
         let alone = |chunk| saved.locate(chunk).map(|located| Located { base: None, ..located });
         for read in plan_reads(alone, lacking.iter().copied(), longest, Gaps::Spare)? {
             let (verifier, tree) = (self.verifier.clone(), Arc::clone(saved));
-            let len = read.stored_len();
+            let (len, tenant) = (read.stored_len(), ask.tenant.map(str::to_owned));
             let work = move |read: &PackRead, buffer: Buffer| {
                 let bytes = buffer.freeze();
                 let mut kept = Vec::with_capacity(read.chunks.len());
@@ -240,7 +249,7 @@ impl Exchange {
                     let range = read.find(&located).unwrap_or_default();
                     let encoded =
                         Encoded { codec: located.place.codec, bytes: bytes.slice(range), base: located.place.base };
-                    if let Some(frame) = verifier.keep(&tree, brought.chunk, encoded)? {
+                    if let Some(frame) = verifier.keep(&tree, brought.chunk, encoded, tenant.as_deref())? {
                         kept.push((brought.chunk, frame));
                     }
                 }
@@ -258,7 +267,7 @@ impl Exchange {
         let longest = longest_read(ask.repository, &self.budget).min(UNIT_LEN);
         for read in plan_reads(|chunk| saved.locate(chunk), lacking.iter().copied(), longest, Gaps::Spare)? {
             let (verifier, tree) = (self.verifier.clone(), Arc::clone(saved));
-            let len = read.stored_len();
+            let (len, tenant) = (read.stored_len(), ask.tenant.map(str::to_owned));
             let work = move |read: &PackRead, buffer: Buffer| {
                 let bytes = buffer.freeze();
                 let mut kept = Vec::new();
@@ -271,7 +280,7 @@ impl Exchange {
                         let stored = bytes.slice(delivered.stored);
                         let encoded = Encoded { codec: place.codec, bytes: stored, base: place.base };
                         let frame = Frame::decoded(delivered.chunk?, encoded)?;
-                        verifier.insert(&frame);
+                        verifier.insert(&frame, tenant.as_deref());
                         kept.extend(delivered.wanted.then_some((delivered.index, frame)));
                         Ok(())
                     },
@@ -302,10 +311,10 @@ fn stored_len(saved: &Saved, chunks: &[u32]) -> u64 {
 }
 
 fn crawling(peer: &Peer) -> Error {
-    Error::unreachable("peer is slower than going further away").at(peer.address())
+    Error::unreachable("peer is slower than a more distant source").at(peer.address())
 }
 
-/// The unit that a chunk begins in.
+/// Unit in which a chunk begins.
 pub(super) fn unit(saved: &Saved, chunk: u32) -> Result<Unit> {
     let place = saved.locate(chunk)?.place;
     Ok((place.pack, place.offset / UNIT_LEN))

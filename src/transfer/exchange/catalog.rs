@@ -1,5 +1,6 @@
-//! The manifests that may be asked for: those that a name of a repository stands for.
+//! The manifests that may be requested: those of names of a repository.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -8,25 +9,44 @@ use std::time::Duration;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
+use super::permits::Sides;
 use super::served::Served;
 use super::single_flight::SingleFlight;
 use crate::error::{ErrorKind, Result};
 use crate::format::Frame;
-use crate::id::{ChunkId, ManifestId, MapKey};
+use crate::id::{ChunkId, ManifestId, MapKey, RepositoryId};
+use crate::identity::Identity;
 use crate::metrics::Metric;
+use crate::name::Name;
+use crate::policy::Route;
 use crate::repository::log::RefValue;
-use crate::repository::{Name, Repository, Saved};
-use crate::transfer::identity::Identity;
+use crate::repository::{Repository, Saved};
+use crate::transfer::policy::Policies;
 use crate::transfer::protocol::Grant;
 
-/// Trees that are kept open.
+/// Maximum number of trees that are kept open.
 const OPEN_MAX: NonZeroUsize = NonZeroUsize::new(16).expect("not zero");
-/// Trees that are opened at the same time, at most.
+/// Maximum number of trees that are opened at the same time.
 const OPENING_MAX: usize = 8;
-/// A repository's state is as good as new for so long: who asks for many things asks often.
+/// Age up to which a repository's state counts as current, for requests in quick succession.
 const FRESH: Duration = Duration::from_secs(1);
-/// Age of the state in which a miss is looked up again, at most.
+/// Maximum age of the state for a second lookup after a miss.
 const FRESH_AGAIN: Duration = Duration::from_millis(20);
+
+/// Requesting peer, and the route of its answers.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct PeerSide<'a> {
+    pub(super) peer: &'a Identity,
+    pub(super) own: &'a Identity,
+    pub(super) route: Route,
+}
+
+impl<'a> PeerSide<'a> {
+    /// This agent and the peer.
+    fn sides(self) -> Sides<'a> {
+        Sides { from: self.own, to: self.peer, caller: None }
+    }
+}
 
 /// An opened tree, as peers may ask for its chunks.
 #[derive(Debug)]
@@ -41,7 +61,7 @@ impl OpenedTree {
     fn new(repository: &Repository, saved: Saved) -> Self {
         let mut bases = saved.map.further.clone();
         let chunks = &saved.manifest.chunks;
-        // A base may be a chunk of the tree itself, and be asked for by its id.
+        // A base may be a chunk of the tree itself, and be requested by its id.
         let listed = saved.map.frames.iter().filter_map(Frame::base);
         bases.extend(
             listed.filter_map(|base| Some((*chunks.ids.get(base as usize)?, *chunks.lens.get(base as usize)?))),
@@ -54,18 +74,18 @@ impl OpenedTree {
         Self { repository: repository.clone(), saved: saved.shared(), grant, numbers }
     }
 
-    /// Does its repository lie on this node's disk? Then all of it is here.
+    /// True if its repository is on this node's disk: then all of it is local.
     pub(super) fn is_here(&self) -> bool {
         self.repository.store().directory().is_some()
     }
 
-    /// The number of a chunk, as [`Saved::locate`] counts.
+    /// Number of a chunk, as in [`Saved::locate`].
     pub(super) fn number(&self, id: &ChunkId) -> Option<u32> {
         self.numbers.get(id).copied()
     }
 }
 
-/// The repositories of an agent, and what of them was asked for lately.
+/// The repositories of an agent, and trees that were requested lately.
 #[derive(Debug)]
 pub(super) struct Catalog {
     served: Mutex<Vec<Arc<Served>>>,
@@ -87,43 +107,54 @@ impl Catalog {
         self.served().iter().map(|served| served.repository.store().counters().get(Metric::GetBytes)).sum()
     }
 
-    pub(super) fn add(&self, repository: &Repository) {
-        lock(&self.served).push(Arc::new(Served::new(repository)));
+    pub(super) fn add(&self, repository: &Repository, policies: &Arc<Policies>) {
+        lock(&self.served).push(Arc::new(Served::new(repository, policies)));
     }
 
-    /// The tree whose manifest is `manifest`, if a name that `may` be read stands for it; `agent` asks, or a process of this node.
+    /// The tree whose manifest is `manifest`, if a name that is `allowed` stands for it and the policy lets it go to who asks: the agent
+    /// by its certificate, or the one that the policy maps its SPIFFE id to.
     /// Forbidden and absent manifests take the same path: rights are checked first, so both are misses.
     ///
     /// # Errors
-    /// Unreachable or damaged, as the repository says.
+    /// Unreachable or damaged, as for the repository.
     ///
     /// # Cancel safety
-    /// Safe: it only reads, and what others wait for goes on.
+    /// Safe: it only reads, and shared reads continue.
     pub(super) async fn find(
         &self,
-        agent: Option<&Identity>,
+        by: Option<PeerSide<'_>>,
         manifest: &ManifestId,
-        may: impl Fn(&Name) -> bool,
+        allowed: impl Fn(Option<&Identity>, &Name) -> bool,
     ) -> Result<Option<Arc<OpenedTree>>> {
+        let agent = by.map(|by| by.peer);
         let (asked, all) = (Instant::now(), self.served());
         let mut hurry = true;
         for age in [FRESH, FRESH_AGAIN] {
             let mut missed = true;
             for served in &all {
-                let state = served.state(asked.checked_sub(age), hurry).await?;
-                if served.rights.has(agent, &state, &may, manifest) {
-                    let named = state.refs.iter().find(|(name, value)| value.manifest == *manifest && may(name));
-                    if let Some((name, value)) = named {
+                let state = served.state_to_rule_by(asked.checked_sub(age), hurry).await?;
+                let permits = served.permits(&state).await;
+                let permitted = |name: &Name| {
+                    let tree = state.refs.get(name).map(|value| value.manifest);
+                    by.zip(tree).is_none_or(|(by, tree)| permits.give(by.sides(), by.route, name, &tree))
+                };
+                let named = agent.and_then(|agent| permits.agent(agent));
+                let may = |name: &Name| allowed(named.as_deref(), name) && permitted(name);
+                let private = by.is_some_and(|by| permits.is_private((by.own, by.peer), by.route));
+                let rights = served.rights(private);
+                if rights.has(agent, &state, may, manifest) {
+                    let found = state.refs.iter().find(|(name, value)| value.manifest == *manifest && may(name));
+                    if let Some((name, value)) = found {
                         return self.entry(&served.repository, name, value).await.map(Some);
                     }
                 }
-                let remembered = agent.is_some() && served.rights.is_missed(agent, &state, manifest);
+                let remembered = agent.is_some() && rights.is_missed(agent, &state, manifest);
                 if age == FRESH && !remembered {
-                    hurry &= served.rights.may_hurry(agent, &state, &may);
+                    hurry &= rights.may_hurry(agent, &state, may);
                 }
                 missed &= remembered;
                 if age == FRESH_AGAIN && agent.is_some() {
-                    served.rights.miss(agent, &state, &may, *manifest);
+                    rights.miss(agent, &state, may, *manifest);
                 }
             }
             if missed {
@@ -133,7 +164,7 @@ impl Catalog {
         Ok(None)
     }
 
-    /// Opens a tree, once for all who ask for it.
+    /// Opens a tree, once for all concurrent requests.
     async fn entry(&self, repository: &Repository, name: &Name, value: &RefValue) -> Result<Arc<OpenedTree>> {
         let same = |entry: &&Arc<OpenedTree>| entry.saved.value.map_key == value.map_key;
         if let Some(entry) = lock(&self.open).iter().find(same) {
@@ -145,7 +176,7 @@ impl Catalog {
         let opened = self.opening.get(&key, || async move {
             let _permit = permits.acquire_owned().await;
             let saved = match repository.saved_as(&name, &value).await {
-                // Repacked since: the name tells.
+                // Repacked since: look it up by name.
                 Err(error) if error.kind() == ErrorKind::NotFound => repository.saved(&name).await?,
                 settled => settled?,
             };
@@ -160,27 +191,54 @@ impl Catalog {
         opened.await
     }
 
-    /// The tree whose manifest is `manifest`, if it is still open: for requests that were granted.
+    /// Tree whose manifest is `manifest`, if it is still open: for requests that were granted.
     pub(super) fn opened(&self, manifest: &ManifestId) -> Option<Arc<OpenedTree>> {
         lock(&self.open).iter().rev().find(|entry| entry.saved.value.manifest == *manifest).cloned()
     }
 
-    /// The tree that `grant` is of, if it is still open.
+    /// True if neither labels nor a policy restricted anybody in `repository` at the last read.
+    pub(super) fn is_open(&self, repository: &Repository) -> bool {
+        self.served_as(repository).is_some_and(|served| served.is_open())
+    }
+
+    /// Tree of `grant`, if it is still open.
     pub(super) fn of(&self, grant: &Grant) -> Option<Arc<OpenedTree>> {
         lock(&self.open).iter().find(|entry| Arc::ptr_eq(&entry.grant.chunks, &grant.chunks)).cloned()
     }
 
-    /// Forgets what was known of the repositories: something turned out to be gone.
+    /// Forgets the known state of the repositories, after an object turned out to be gone.
     pub(super) fn refresh(&self) {
         self.served().iter().for_each(|served| served.forget());
         lock(&self.open).clear();
     }
 
-    /// `repository` as it is served, if it is.
+    /// Entry of the served `repository`, if it is served.
     pub(super) fn served_as(&self, repository: &Repository) -> Option<Arc<Served>> {
         let location = repository.store().location();
         let mut all = self.served().into_iter();
         all.find(|served| served.repository.id() == repository.id() && served.repository.store().location() == location)
+    }
+
+    /// Names of `manifest` at the last read of the repositories.
+    pub(super) fn names_of(&self, manifest: &ManifestId) -> Vec<(RepositoryId, Name)> {
+        let mut found = Vec::new();
+        for served in self.served() {
+            let Some(state) = served.known() else { continue };
+            let same = state.refs.iter().filter(|(_, value)| value.manifest == *manifest);
+            found.extend(same.map(|(name, _)| (served.repository.id(), name.clone())));
+        }
+        found
+    }
+
+    /// Why the policy, as it was read last, lets nothing of `name` go to an agent; none, if it does.
+    pub(super) fn refusal(&self, sides: Sides<'_>, name: &Name, tree: &ManifestId) -> Option<String> {
+        self.served().iter().find_map(|served| served.last_permits()?.refusal(sides, name, tree))
+    }
+
+    /// The agent that `identity` is by the policy of `repository`, as it was read last.
+    pub(super) fn agent_in(&self, repository: RepositoryId, identity: &Identity) -> Option<Identity> {
+        let served = self.served().into_iter().find(|served| served.repository.id() == repository)?;
+        served.last_permits()?.agent(identity).map(Cow::into_owned)
     }
 
     fn served(&self) -> Vec<Arc<Served>> {

@@ -9,19 +9,19 @@ use crate::repository::SourceBytes;
 pub struct Figures {
     /// Found in the cache.
     pub from_cache: u64,
-    /// Brought from agents of the same site.
+    /// Fetched from agents of the same site.
     pub from_site: u64,
-    /// Brought from agents elsewhere.
+    /// Fetched from agents of other sites.
     pub from_remote: u64,
-    /// Brought from repositories, with what lay between.
+    /// Fetched from repositories, gaps between chunks included.
     pub from_repository: u64,
-    /// Given to processes of this node.
+    /// Sent to processes of this node.
     pub to_local: u64,
-    /// Given to agents of the same site.
+    /// Sent to agents of the same site.
     pub to_site: u64,
-    /// Given to agents elsewhere.
+    /// Sent to agents of other sites.
     pub to_remote: u64,
-    /// Chunks that came from a peer and were not what they should be.
+    /// Chunks from a peer that did not match their ids.
     pub untrue: u64,
 }
 
@@ -34,7 +34,7 @@ pub(super) enum Source {
     Repository,
 }
 
-/// Bytes by source, while they grow.
+/// Bytes by source, still counting.
 #[derive(Debug, Default)]
 pub(super) struct Tally {
     cache: AtomicU64,
@@ -66,7 +66,7 @@ impl Tally {
     }
 }
 
-/// Figures while they grow.
+/// Figures, still counting.
 #[derive(Debug, Default)]
 pub(super) struct Counts {
     pub(super) from: Tally,

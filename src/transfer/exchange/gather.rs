@@ -1,4 +1,4 @@
-//! Gathering chunks: what is in the cache, what somebody else is bringing, and what is to be brought.
+//! Gathering of chunks: those in the cache, those that another task is fetching, and those to fetch.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -12,11 +12,11 @@ use crate::limits::MIB;
 use crate::repository::{Repository, Saved};
 use crate::work::blocking;
 
-/// Times that chunks are looked for again which somebody else was to bring and did not, or the cache did not keep.
+/// Maximum number of retries for chunks that another task was to fetch and did not, or that the cache did not keep.
 const ROUNDS: usize = 4;
-/// Bytes that are read from the cache at once.
+/// Maximum number of bytes for one read of the cache.
 const READ_MAX: u64 = 4 * MIB;
-/// Hops from a chunk to one that needs no other: derived, difference, key.
+/// Maximum length of a chain of bases: derived, difference, key.
 const LEVELS: usize = 3;
 
 /// Request for chunks of a tree.
@@ -25,28 +25,33 @@ pub(super) struct Ask<'a> {
     pub(super) repository: &'a Repository,
     pub(super) saved: &'a Arc<Saved>,
     pub(super) policy: &'a FetchPolicy,
-    /// Whether agents of the site may be asked to bring it. Not for one of them: that could go in circles.
+    /// True if agents of the site may be asked to fetch it. False for requests of such an agent, which could go in
+    /// circles.
     pub(super) through: bool,
-    /// Bytes that come for it.
+    /// Counter of the bytes that arrive for it.
     pub(super) tally: &'a Tally,
+    /// Tenant that it counts for in the cache; filled in as it begins.
+    pub(super) tenant: Option<&'a str>,
 }
 
 impl Exchange {
-    /// Brings `chunks` together, handing each to `place` as it comes; bases first. Returns those that did not come.
+    /// Gathers `chunks`, handing each to `place` as it arrives; bases first. Returns those that did not arrive.
     ///
     /// # Cancel safety
-    /// Safe: what has come is in the cache, and others take over what they waited for.
+    /// Safe: arrived chunks are in the cache, and other tasks take over the fetches that they wait for.
     pub(super) async fn gather(
         &self,
         ask: &Ask<'_>,
         chunks: &[u32],
         place: &mut (dyn FnMut(u32, &Encoded) + Send),
     ) -> Vec<u32> {
+        let tenant = self.tenant_of(ask).await;
+        let ask = &Ask { tenant: tenant.as_deref(), ..*ask };
         let mut lacking = Vec::new();
         for level in levels(ask.saved, chunks) {
             match self.gather_level(ask, level, place).await {
                 Ok(left) => lacking.extend(left),
-                Err(error) => tracing::warn!(name = %ask.saved.name, "chunks cannot be gathered: {error:?}"),
+                Err(error) => tracing::warn!(name = %ask.saved.name, "cannot gather chunks: {error:?}"),
             }
         }
         lacking
@@ -66,7 +71,7 @@ impl Exchange {
             for &chunk in &wanted {
                 let id = ask.saved.locate(chunk)?.id;
                 match self.in_flight.begin(id) {
-                    // It came between the look and now.
+                    // Arrived between the lookup and now.
                     Ok(_) if self.cache.contains(&id) => {}
                     Ok(flight) => {
                         mine.push(chunk);
@@ -77,7 +82,7 @@ impl Exchange {
             }
             let begun: HashSet<u32> = mine.iter().copied().collect();
             if !mine.is_empty() {
-                // It is in the cache by then: whoever waits for it need not wait for the rest.
+                // The chunk is in the cache by then, so its waiters need not wait for the rest.
                 let mut land = |chunk: u32, encoded: &Encoded| {
                     place(chunk, encoded);
                     in_flight.remove(&chunk);
@@ -97,13 +102,13 @@ impl Exchange {
         Ok(failed)
     }
 
-    /// Counts bytes that came for `ask`.
+    /// Counts bytes that arrived for `ask`.
     pub(super) fn count(&self, ask: &Ask<'_>, from: Source, bytes: u64) {
         self.counts.from.add(from, bytes);
         ask.tally.add(from, bytes);
     }
 
-    /// Hands over what is in the cache; returns what is not.
+    /// Hands over cached chunks; returns the others.
     async fn find_in_cache(
         &self,
         ask: &Ask<'_>,
@@ -148,7 +153,7 @@ impl Exchange {
     }
 }
 
-/// The chunks by how many others they need: what needs none first. Those that the map lacks are left out.
+/// Chunks by the number of chunks that they need: those that need none first. Leaves out those that the map lacks.
 pub(super) fn levels(saved: &Saved, chunks: &[u32]) -> Vec<Vec<u32>> {
     let mut levels = vec![Vec::new(); LEVELS];
     let mut seen = HashSet::with_capacity(chunks.len());

@@ -1,31 +1,40 @@
-//! What an exchange gives: to processes of its node all that it can bring, to agents of its site the same but from further away
-//! only, to others what it holds: in its cache, or in a repository on this node's disk.
+//! Holdings of an exchange. Processes of its node get all chunks that it can fetch; agents of its site those that it
+//! can fetch from further away; others only those that it holds, in its cache or in a repository on this node's disk.
 
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use tokio::time::Instant;
 
 use super::bring::unit;
-use super::catalog::OpenedTree;
+use super::catalog::{OpenedTree, PeerSide};
 use super::figures::{Tally, add};
 use super::gather::Ask;
 use super::{Exchange, FetchPolicy};
 use crate::cache::Frame;
 use crate::error::Result;
 use crate::id::{ChunkId, ManifestId};
-use crate::transfer::identity::Identity;
-use crate::transfer::ledger::Way;
-use crate::transfer::peers::Transport;
+use crate::identity::Identity;
+use crate::name::Name;
+use crate::policy::Route;
+use crate::transfer::Transport;
+use crate::transfer::ledger::{MovedChunks, Way};
 use crate::transfer::protocol::limits::RUNS_MAX;
 use crate::transfer::protocol::{Asked, Grant, Runs, Supply, Survey};
 use crate::transfer::{ByteCounters, Holdings, Seat};
 use crate::work::blocking;
 
-/// Places that one survey speaks for, at most.
+/// Maximum number of places in one survey.
 const SURVEY_MAX: u32 = 1 << 18;
 
-/// An exchange, for processes of its own node.
+/// Maximum number of grants that are remembered.
+const GRANTS_MAX: usize = 4096;
+/// Validity of a grant, with labels or a policy, and without.
+const LASTING: Duration = Duration::from_secs(1);
+const LASTING_OPEN: Duration = Duration::from_secs(10);
+
+/// Holdings of an exchange for processes of its own node.
 #[derive(Clone, Debug)]
 pub struct Local(pub Arc<Exchange>);
 
@@ -49,7 +58,17 @@ impl Holdings for Exchange {
     }
 
     async fn authorise(&self, identity: &Identity, manifest: &ManifestId) -> Result<Option<Arc<Grant>>> {
-        let entry = self.catalog.find(Some(identity), manifest, |name| self.policy.allows(identity, name)).await?;
+        self.authorise_over(identity, Route::Unknown, manifest).await
+    }
+
+    async fn authorise_over(
+        &self,
+        identity: &Identity,
+        route: Route,
+        manifest: &ManifestId,
+    ) -> Result<Option<Arc<Grant>>> {
+        let entry = self.granted(identity, route, manifest).await?;
+        self.record(Some(identity), manifest, entry.is_some()).await?;
         Ok(entry.map(|entry| Arc::clone(&entry.grant)))
     }
 
@@ -58,14 +77,29 @@ impl Holdings for Exchange {
     }
 
     async fn frame(&self, identity: &Identity, asked: &Asked, id: &ChunkId) -> Result<Option<Supply>> {
+        self.frame_over(identity, Route::Unknown, asked, id).await
+    }
+
+    async fn frame_over(
+        &self,
+        identity: &Identity,
+        route: Route,
+        asked: &Asked,
+        id: &ChunkId,
+    ) -> Result<Option<Supply>> {
+        if !self.is_still_granted(identity, route, &asked.manifest).await? {
+            return Ok(None);
+        }
         let begun = Instant::now();
         let near = identity.site() == self.identity.site();
         let found = self.supply(asked, id, |entry| (near || entry.is_here()).then_some(false)).await?;
         if let Some(supply) = &found {
             let bytes = supply.encoded.bytes.len() as u64;
+            self.count_given(Some(identity), &asked.manifest, bytes).await?;
             self.limits.pass(identity.site(), bytes).await;
             add(if near { &self.counts.to_site } else { &self.counts.to_remote }, bytes);
-            self.peers.ledger().moved(identity, Way::Out, asked.manifest, (1, bytes), begun.elapsed());
+            let (manifest, time) = (asked.manifest, begun.elapsed());
+            self.peers.ledger().moved(identity, &MovedChunks { way: Way::Out, manifest, chunks: 1, bytes, time });
         }
         Ok(found)
     }
@@ -82,7 +116,16 @@ impl Holdings for Local {
     }
 
     async fn authorise(&self, _: &Identity, manifest: &ManifestId) -> Result<Option<Arc<Grant>>> {
-        Ok(self.0.catalog.find(None, manifest, |_| true).await?.map(|entry| Arc::clone(&entry.grant)))
+        let mut entry = self.0.catalog.find(None, manifest, |_, _| true).await?;
+        // A tree that stays open is asked about again: the policy may have changed.
+        if let Some(found) = &entry
+            && let Err(error) = found.repository.check_readable(&found.saved.name, manifest).await
+        {
+            tracing::info!(name = %found.saved.name, "tree is denied to a process of this node: {error:?}");
+            entry = None;
+        }
+        self.0.record(None, manifest, entry.is_some()).await?;
+        Ok(entry.map(|entry| Arc::clone(&entry.grant)))
     }
 
     async fn survey(&self, grant: &Grant, from: u32) -> Result<Survey> {
@@ -91,13 +134,65 @@ impl Holdings for Local {
 
     async fn frame(&self, _: &Identity, asked: &Asked, id: &ChunkId) -> Result<Option<Supply>> {
         let found = self.0.supply(asked, id, |_| Some(true)).await?;
-        Ok(found.inspect(|supply| add(&self.0.counts.to_local, supply.encoded.bytes.len() as u64)))
+        if let Some(supply) = &found {
+            let bytes = supply.encoded.bytes.len() as u64;
+            self.0.count_given(None, &asked.manifest, bytes).await?;
+            add(&self.0.counts.to_local, bytes);
+        }
+        Ok(found)
     }
 }
 
+/// Agent and tree of a grant, and the path that it was ruled for: a grant on a private link holds on no other.
+pub(super) type GrantKey = (Identity, Route, ManifestId);
+
+/// Time when a tree was granted to an agent, and its validity.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct GrantedAt {
+    at: Instant,
+    lasts: Duration,
+}
+
 impl Exchange {
-    /// A chunk that was granted: from the cache, or brought if `how` says so of its tree (and then, whether agents of the site may
-    /// be asked).
+    /// Tree whose manifest is `manifest`, if `identity` may read it and the policy lets it go there over `route`.
+    async fn granted(
+        &self,
+        identity: &Identity,
+        route: Route,
+        manifest: &ManifestId,
+    ) -> Result<Option<Arc<OpenedTree>>> {
+        let by = PeerSide { peer: identity, own: &self.identity, route };
+        let allowed = |agent: Option<&Identity>, name: &Name| agent.is_some_and(|agent| self.allow.allows(agent, name));
+        let entry = self.catalog.find(Some(by), manifest, allowed).await?;
+        let mut grants = self.grants.lock().unwrap_or_else(PoisonError::into_inner);
+        let key = (identity.clone(), route, *manifest);
+        match &entry {
+            Some(entry) => {
+                if grants.len() >= GRANTS_MAX {
+                    grants.clear();
+                }
+                let open = self.catalog.is_open(&entry.repository);
+                grants.insert(key, GrantedAt { at: Instant::now(), lasts: if open { LASTING_OPEN } else { LASTING } });
+            }
+            None => {
+                grants.remove(&key);
+            }
+        }
+        Ok(entry)
+    }
+
+    /// True if a grant still holds: policies and labels change during a transfer.
+    async fn is_still_granted(&self, identity: &Identity, route: Route, manifest: &ManifestId) -> Result<bool> {
+        let key = (identity.clone(), route, *manifest);
+        let granted = self.grants.lock().unwrap_or_else(PoisonError::into_inner).get(&key).copied();
+        if granted.is_some_and(|granted| granted.at.elapsed() < granted.lasts) {
+            return Ok(true);
+        }
+        Ok(self.granted(identity, route, manifest).await?.is_some())
+    }
+
+    /// Granted chunk: from the cache, or fetched if `how` allows that for its tree (and then, whether agents of the
+    /// site may be asked).
     async fn supply(
         &self,
         asked: &Asked,
@@ -115,12 +210,12 @@ impl Exchange {
         }
     }
 
-    /// Bytes that repositories gave, as they come, and chunks that peers did.
+    /// Bytes received from repositories, and chunks from peers.
     fn brought(&self) -> u64 {
         self.catalog.received() + self.cache.stat().inserts
     }
 
-    /// A chunk of the cache.
+    /// Chunk of the cache.
     async fn look(&self, id: &ChunkId) -> Result<Option<Supply>> {
         if !self.cache.contains(id) {
             return Ok(None);
@@ -130,8 +225,8 @@ impl Exchange {
         Ok(frame.map(|frame: Frame| Supply { encoded: frame.encoded(), plain_len: frame.plain_len() }))
     }
 
-    /// Brings the chunk `id`, and with it what the same request wants of the same unit and nobody has begun to bring: one read instead
-    /// of many, and of what is there already none.
+    /// Fetches the chunk `id`, together with missing chunks of the same request and unit that nobody is fetching: one
+    /// read instead of many.
     async fn bring_for(
         &self,
         entry: &OpenedTree,
@@ -151,7 +246,7 @@ impl Exchange {
         let others = asked.wanted.chunks.iter().chain(bases).filter(same).filter(lacking);
         let chunks: Vec<u32> = others.filter(|&other| other != number).chain([number]).collect();
         let (policy, tally) = (FetchPolicy { priority: asked.priority, ..FetchPolicy::FOR_READER }, Tally::default());
-        let ask = Ask { repository: &entry.repository, saved, policy: &policy, through, tally: &tally };
+        let ask = Ask { repository: &entry.repository, saved, policy: &policy, through, tally: &tally, tenant: None };
         let plain_len = saved.locate(number)?.place.plain_len;
         let mut found = None;
         let mut place = |chunk: u32, encoded: &crate::codec::Encoded| {

@@ -12,7 +12,7 @@ use crate::id::ChunkId;
 #[derive(Clone, Debug, Default)]
 pub(super) struct InFlight(Arc<Mutex<HashMap<ChunkId, CancellationToken>>>);
 
-/// The right to fetch a chunk. Dropping it wakes those who wait, whether the chunk came or not.
+/// Right to fetch a chunk. Dropping it wakes the waiters, whether the chunk came or not.
 #[derive(Debug)]
 pub(super) struct Lead {
     id: ChunkId,
@@ -24,7 +24,7 @@ pub(super) struct Lead {
 pub(super) type Done = CancellationToken;
 
 impl InFlight {
-    /// Takes the lead for `id`, or returns what to wait for.
+    /// Takes the lead for `id`, or returns the token to wait for.
     pub(super) fn begin(&self, id: ChunkId) -> Result<Lead, Done> {
         match self.0.lock().unwrap_or_else(PoisonError::into_inner).entry(id) {
             Entry::Occupied(fetching) => Err(fetching.get().clone()),

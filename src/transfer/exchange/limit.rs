@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until};
 
-/// Burst after a pause.
+/// Outbound rate limits of sites, in bytes a second. Other sites have no limit.
 const BURST: Duration = Duration::from_millis(100);
 
 /// Bytes a second that each site is given at most. Those that are not named have no limit.
@@ -18,7 +18,7 @@ pub struct Limits {
 #[derive(Debug)]
 struct Limit {
     rate: f64,
-    /// When what was let through so far will have passed at the rate.
+    /// Time when all admitted bytes will have passed at the rate.
     busy_until: Mutex<Option<Instant>>,
 }
 
@@ -33,7 +33,7 @@ impl Limits {
     /// Waits until `bytes` may go to `site`.
     ///
     /// # Cancel safety
-    /// Safe: what was waited for counts as sent.
+    /// Safe: bytes waited for count as sent.
     pub(super) async fn pass(&self, site: &str, bytes: u64) {
         if let Some(when) = self.sites.get(site).and_then(|limit| limit.take(bytes, Instant::now())) {
             sleep_until(when).await;
@@ -42,7 +42,7 @@ impl Limits {
 }
 
 impl Limit {
-    /// When `bytes` more may go, if that is not now.
+    /// Time when `bytes` more may go, if that is not now.
     fn take(&self, bytes: u64, now: Instant) -> Option<Instant> {
         let mut busy_until = self.busy_until.lock().unwrap_or_else(PoisonError::into_inner);
         let from = busy_until.map_or(now, |until| until.max(now));
@@ -61,7 +61,7 @@ mod tests {
         let now = Instant::now();
         assert_eq!(limit.take(100_000, now), None);
         assert_eq!(limit.take(900_000, now), None);
-        // A second's worth is on its way.
+        // A second's worth is already admitted.
         let when = limit.take(1, now).unwrap();
         assert_eq!(when, now + Duration::from_secs(1) - BURST);
         assert_eq!(limit.take(1, now + Duration::from_secs(5)), None);

@@ -1,7 +1,8 @@
 //! Adaptive limit of concurrent reads of the repository by an agent of a gang.
 //!
-//! Other agents wait for each unit that this one reads. Over a thin line, many concurrent reads all finish at the end, and the links of
-//! the site idle until then. So the limit starts at one, grows while reads are quick, and shrinks when they are slow.
+//! Other agents wait for each unit that this one reads. Over a slow line, many concurrent reads all finish at the end,
+//! and the links of the site idle until then. So the limit starts at one, grows while reads are fast, and shrinks when
+//! they are slow.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -10,9 +11,9 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 
 /// Highest limit.
 const MOST: usize = 24;
-/// A quicker read raises the limit by one.
+/// A read faster than this raises the limit by one.
 const QUICK: Duration = Duration::from_secs(1);
-/// A slower read lowers the limit by one.
+/// A read slower than this lowers the limit by one.
 const SLOW: Duration = Duration::from_secs(3);
 
 /// Adaptive concurrency limiter.

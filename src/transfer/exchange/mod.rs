@@ -1,5 +1,5 @@
-//! The exchange of an agent: chunks from its cache, else from peers of its site, from other sites, or from the repository; and
-//! what it has, for processes of its node and for peers.
+//! The exchange of an agent: gets chunks from its cache, else from peers of its site, from other sites, or from the
+//! repository; and serves them to processes of its node and to peers.
 //!
 //! ```text
 //! restore, towline's processes (Local), peers (Exchange)        who asks: a ChunkSource, or Holdings
@@ -8,9 +8,10 @@
 //!   bring.rs     from peers, from packs (limiter.rs)            verify.rs verifies, and puts into the cache
 //! ```
 //!
-//! **Nothing waits in a circle.** A chunk is brought by one task, which waits for nobody's chunk but its own: bases come first, level
-//! by level, and whoever serves an agent of its site asks no other agent of the site on its behalf.
+//! **No circular waits.** One task fetches a chunk and waits for no other task's chunk: bases come first, level by
+//! level, and an agent that serves another one of its site asks no third agent of the site on its behalf.
 
+mod audited;
 mod bring;
 mod catalog;
 mod figures;
@@ -20,8 +21,8 @@ mod in_flight;
 mod limit;
 mod limiter;
 mod named;
+mod permits;
 mod plan;
-mod policy;
 mod reachable;
 mod rights;
 mod served;
@@ -30,31 +31,34 @@ mod verify;
 mod view;
 mod warm;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 use std::str::FromStr;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use async_trait::async_trait;
 
+use self::audited::Audited;
 use self::catalog::Catalog;
 pub use self::figures::Figures;
 use self::figures::{Counts, Tally};
 use self::gather::Ask;
 pub use self::holdings::Local;
+use self::holdings::{GrantKey, GrantedAt};
 use self::in_flight::InFlight;
 pub use self::limit::Limits;
 use self::limiter::AdaptiveLimiter;
-pub use self::policy::{Callers, Policy, Rule};
 use self::verify::Verifier;
 pub use self::warm::WarmedChunks;
 use super::Ahead;
-use super::identity::Identity;
 use super::peers::{Peers, Rate};
+use super::policy::Policies;
 use super::protocol::Priority;
 use crate::budget::Budget;
 use crate::cache::Cache;
 use crate::error::{Error, Result};
+use crate::identity::Identity;
+use crate::policy::AllowList;
 use crate::repository::{ChunkSource, FramePlace, Repository, Saved, SourceBytes};
 
 /// Parts of an exchange.
@@ -62,21 +66,23 @@ use crate::repository::{ChunkSource, FramePlace, Repository, Saved, SourceBytes}
 pub struct ExchangeOptions {
     /// Identity.
     pub identity: Identity,
-    /// Its cache.
+    /// Memory budget of its own buffers, separate from the budgets of the tasks that wait for them.
     pub cache: Arc<Cache>,
-    /// Memory of its buffers: its own, since those that wait for it hold others.
+    /// Memory budget of frames that are read ahead of sending.
     pub budget: Budget,
     /// Memory of frames that are read before they are sent.
     pub ahead: Budget,
     /// Other agents.
     pub peers: Arc<Peers>,
     /// Rules of what other agents may read.
-    pub policy: Policy,
+    pub allow: AllowList,
+    /// Signed policies of the repositories.
+    pub policies: Arc<Policies>,
     /// Rate limits.
     pub limits: Limits,
 }
 
-/// The exchange of one agent.
+/// Limit of reads of the repository for other agents of the site.
 #[derive(Debug)]
 pub struct Exchange {
     identity: Identity,
@@ -84,14 +90,17 @@ pub struct Exchange {
     budget: Budget,
     ahead: Arc<Ahead>,
     peers: Arc<Peers>,
-    policy: Policy,
+    allow: AllowList,
+    policies: Arc<Policies>,
+    grants: Mutex<HashMap<GrantKey, GrantedAt>>,
     limits: Limits,
     verifier: Verifier,
     catalog: Catalog,
     in_flight: InFlight,
-    /// Reads of the repository for a gang.
+    /// Recent rate of repositories, by groups of chunks.
     origin_reads: AdaptiveLimiter,
     counts: Counts,
+    audited: Audited,
     /// Recent rate of repositories, a group of chunks at a time.
     origin: Mutex<Rate>,
 }
@@ -99,7 +108,7 @@ pub struct Exchange {
 /// Sources of missing chunks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum From {
-    /// The nearest that has them.
+    /// Nearest source.
     #[default]
     Anywhere,
     /// The agents of a site.
@@ -115,49 +124,52 @@ pub enum From {
 pub struct FetchPolicy {
     /// Sources.
     pub from: From,
-    /// Read from the repository what that place does not give.
+    /// Reads from the repository what the source lacks.
     pub or_repository: bool,
-    /// Priority for the peers that are asked.
+    /// Priority of the requests to peers.
     pub priority: Priority,
 }
 
 impl FetchPolicy {
-    /// From the nearest place, for a caller that waits.
+    /// Fetch from the nearest source, for a caller that waits.
     const FOR_READER: Self = Self { from: From::Anywhere, or_repository: true, priority: Priority::Restore };
 
-    /// Whether the repository may be read.
+    /// True if the repository may be read.
     fn reads_repository(&self) -> bool {
         self.or_repository || matches!(self.from, From::Anywhere | From::Repository)
     }
 }
 
 impl Exchange {
-    /// An exchange without repositories.
+    /// Creates an exchange without repositories.
     #[must_use]
     pub fn new(options: ExchangeOptions) -> Arc<Self> {
-        let ExchangeOptions { identity, cache, budget, ahead, peers, policy, limits } = options;
+        let ExchangeOptions { identity, cache, budget, ahead, peers, allow, policies, limits } = options;
         let verifier = Verifier::new(Arc::clone(&cache));
-        let (catalog, in_flight, origin_reads, counts, origin) = Default::default();
+        let (catalog, in_flight, origin_reads, counts, audited, origin) = Default::default();
         Arc::new(Self {
             identity,
             cache,
             budget,
             ahead: Ahead::new(ahead),
             peers,
-            policy,
+            allow,
+            policies,
+            grants: Mutex::default(),
             limits,
             verifier,
             catalog,
             in_flight,
             origin_reads,
             counts,
+            audited,
             origin,
         })
     }
 
-    /// Lets peers and processes of this node ask for what the names of `repository` stand for.
+    /// Serves the names of `repository` to peers and processes of this node.
     pub fn serve_repository(&self, repository: &Repository) {
-        self.catalog.add(repository);
+        self.catalog.add(repository, &self.policies);
     }
 
     /// Identity.
@@ -178,16 +190,16 @@ impl Exchange {
         &self.peers
     }
 
-    /// Bytes a second that repositories gave lately for one group of chunks, once that is known.
+    /// Recent rate of repositories for one group of chunks, in bytes a second, if known.
     fn origin_rate(&self) -> Option<f64> {
         self.origin.lock().unwrap_or_else(PoisonError::into_inner).get()
     }
 
-    /// Checks that somebody answers at the place that `policy` names.
+    /// Checks that the source that `policy` names answers.
     ///
     /// # Errors
-    /// Not found, naming the known ones, for a site or agent that is not known; unreachable, if none of its agents answers and the
-    /// repository must not be read instead.
+    /// Not found, naming the known ones, for an unknown site or agent; unreachable, if none of its agents answers and
+    /// the repository must not be read instead.
     ///
     /// # Cancel safety
     /// Safe.
@@ -199,7 +211,7 @@ impl Exchange {
         reachable::check(policy, &live, &known)
     }
 
-    /// Figures of what it has moved.
+    /// Counters of moved bytes.
     #[must_use]
     pub fn figures(&self) -> Figures {
         self.counts.read()
@@ -216,7 +228,8 @@ impl ChunkSource for Exchange {
         place: FramePlace<'_>,
     ) -> SourceBytes {
         let tally = Tally::default();
-        let ask = Ask { repository, saved, policy: &FetchPolicy::FOR_READER, through: true, tally: &tally };
+        let ask =
+            Ask { repository, saved, policy: &FetchPolicy::FOR_READER, through: true, tally: &tally, tenant: None };
         self.gather(&ask, chunks, place).await;
         tally.read()
     }
@@ -225,7 +238,7 @@ impl ChunkSource for Exchange {
 impl FromStr for From {
     type Err = Error;
 
-    /// `SITE`, `SITE/AGENT` or `repository`.
+    /// Parses `SITE`, `SITE/AGENT` or `repository`.
     fn from_str(text: &str) -> Result<Self> {
         match text.split_once('/') {
             None if text == "repository" => Ok(Self::Repository),

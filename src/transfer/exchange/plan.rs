@@ -1,49 +1,51 @@
-//! From whom to bring which chunks. Pure.
+//! Plan of sources: which chunks to fetch from whom. Pure.
 //!
-//! Chunks are grouped by *unit*: a window of a pack, so that agents of a site agree on units without talking. For each unit:
-//! an agent of the site that holds it; else the agent of the site that it is dealt to, which brings it from further away for all of
-//! them (so a cold gang costs the origin one copy); else another site that holds it; else the repository.
+//! Chunks are grouped by *unit*: a range of a pack, so that agents of a site agree on units without communication.
+//! Sources of a unit, in order: an agent of the site that holds it; the agent of the site that it is assigned to, which
+//! fetches it for all of them (so a gang that starts cold costs the origin one copy); another site that holds it; the
+//! repository.
 //!
-//! Units are dealt by rendezvous hashing (<https://doi.org/10.1109/90.663936>) with a bound on how many of each hand of units one
-//! agent gets: by hashing alone one of eight agents had five of sixteen units, and the others waited for its line.
+//! Units are assigned by rendezvous hashing (<https://doi.org/10.1109/90.663936>) with a bound on how many units of
+//! each batch one agent gets: by hashing alone one of eight agents had five of sixteen units, and the others waited for
+//! it.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use crate::error::Result;
 use crate::id::PackId;
+use crate::identity::Identity;
 use crate::limits::MIB;
 use crate::transfer::asking::ASK_MAX;
-use crate::transfer::identity::Identity;
 
-/// Bytes of a pack that are brought as one.
+/// Bytes of a pack that are fetched together.
 pub(super) const UNIT_LEN: u64 = 8 * MIB;
-/// Units of a pack that are dealt together, as evenly as can be.
+/// Units of a pack in one batch, which is divided as evenly as possible.
 const HAND: u64 = 8;
 
-/// Another agent, as a plan sees it.
+/// Another agent, for a plan.
 #[derive(Clone, Debug)]
 pub(super) struct Candidate<P> {
     /// Name of the peer in the plan.
     pub(super) peer: P,
     /// Identity.
     pub(super) identity: Identity,
-    /// Places of the manifest that it holds.
+    /// Chunks of the manifest that it holds.
     pub(super) held: Held,
 }
 
-/// Knowledge of the other agents.
+/// Known state of the other agents.
 #[derive(Clone, Debug)]
 pub(super) struct View<P> {
     /// Planning agent.
     pub(super) own: Identity,
-    /// Agents of the same site. None of them is asked for what it would have to ask others for.
+    /// Agents of the same site. None is asked for chunks that it would have to request from others.
     pub(super) site: Vec<Candidate<P>>,
-    /// Agents elsewhere.
+    /// Agents of other sites.
     pub(super) remote: Vec<Candidate<P>>,
-    /// Whether an agent of the site may be asked for what it does not hold.
+    /// True if an agent of the site may be asked for chunks that it does not hold.
     pub(super) through: bool,
-    /// Whether the repository may be read.
+    /// True if the repository may be read.
     pub(super) repository: bool,
 }
 
@@ -51,7 +53,7 @@ pub(super) struct View<P> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Plan<P> {
     pub(super) groups: Vec<Group<P>>,
-    /// Chunks that nobody who may be asked holds.
+    /// Chunks that no permitted source holds.
     pub(super) nowhere: Vec<u32>,
 }
 
@@ -64,17 +66,17 @@ pub(super) enum Origin<P> {
     Repository,
 }
 
-/// Chunks of one unit that come from one place, ascending.
+/// Chunks of one unit from one source, ascending.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Group<P> {
     pub(super) from: Origin<P>,
-    /// The peer has to bring them itself: how long that takes says nothing of it.
+    /// The peer has to fetch them itself, so the time it takes says nothing about its speed.
     pub(super) through: bool,
     pub(super) chunks: Vec<u32>,
 }
 
-/// Places of a manifest's list. What is not in the list, and only needed to decode what is, nobody tells: who holds some of the
-/// manifest is taken to hold that too.
+/// Set of places in a manifest's list. Bases outside the list are not announced: an agent that holds some of the
+/// manifest is assumed to hold them too.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Held {
     words: Vec<u64>,
@@ -83,7 +85,7 @@ pub(super) struct Held {
 }
 
 impl Held {
-    /// None of a list of `listed`.
+    /// Empty set for a list of `listed` chunks.
     pub(super) fn none_of(listed: u32) -> Self {
         Self { words: vec![0; listed.div_ceil(64) as usize], listed, any: false }
     }
@@ -101,10 +103,10 @@ impl Held {
     }
 }
 
-/// A window of a pack.
+/// Range of a pack.
 pub(super) type Unit = (PackId, u64);
 
-/// Weight of `agent` for `unit`: all agents agree on it.
+/// Weight of `agent` for `unit`: the same for all agents.
 fn weight(unit: &Unit, agent: &Identity) -> u64 {
     let mut hasher = blake3::Hasher::new();
     hasher.update(&unit.0.session.to_bytes()).update(&unit.0.object.to_bytes()).update(&unit.1.to_le_bytes());
@@ -150,7 +152,7 @@ pub(super) fn plan<P: Clone + Ord>(
     Ok(Plan { groups: interleaved(groups), nowhere })
 }
 
-/// The candidates, the one first that `unit` is for most: so units are spread over those who hold the same.
+/// Candidates by descending weight for `unit`: spreads units over agents that hold the same.
 fn ranked<'a, P>(unit: &Unit, candidates: &'a [Candidate<P>]) -> Vec<&'a Candidate<P>> {
     let mut ranked: Vec<_> = candidates.iter().collect();
     ranked.sort_by_cached_key(|candidate| Reverse(weight(unit, &candidate.identity)));
@@ -161,8 +163,8 @@ fn holder<P: Clone>(ranked: &[&Candidate<P>], chunk: u32) -> Option<P> {
     ranked.iter().find(|candidate| candidate.held.contains(chunk)).map(|candidate| candidate.peer.clone())
 }
 
-/// The agent of the site that brings `unit` from further away, if it is another. Whoever knows the same agents says the same; who
-/// knows others costs copies, and no more.
+/// Agent of the site that fetches `unit` from further away, if it is another. Agents with the same view agree; a
+/// different view costs additional copies, and no more.
 fn responsible<P: Clone>(unit: &Unit, view: &View<P>) -> Option<P> {
     if !view.through || view.site.is_empty() {
         return None;
@@ -182,7 +184,7 @@ fn responsible<P: Clone>(unit: &Unit, view: &View<P>) -> Option<P> {
     dealt.cloned()
 }
 
-/// One group of each origin in count, so that all are busy.
+/// Groups of all origins in turn, so that all are busy.
 fn interleaved<P: Clone + Ord>(groups: Vec<Group<P>>) -> Vec<Group<P>> {
     let mut counts: BTreeMap<Origin<P>, usize> = BTreeMap::new();
     let mut ordered: Vec<(usize, Group<P>)> = Vec::with_capacity(groups.len());
@@ -239,9 +241,9 @@ mod tests {
         assert_eq!(from(&groups, &Origin::Peer(1)), (0..6).collect::<Vec<_>>());
         assert_eq!(from(&groups, &Origin::Peer(2)), (6..10).collect::<Vec<_>>());
         assert_eq!(from(&groups, &Origin::Repository), [10, 11]);
-        // Chunks that no list names.
+        // Chunks outside the list.
         assert_eq!(from(&planned(400..404, pack, &view), &Origin::Peer(1)), [400, 401, 402, 403]);
-        // All are busy from the start.
+        // All sources are busy from the start.
         let first: Vec<_> = groups.iter().take(3).map(|group| &group.from).collect();
         assert!(
             first.contains(&&Origin::Peer(1))
@@ -275,7 +277,7 @@ mod tests {
                 repository: true,
             };
             let mine = from(&planned(0..400, pack, &view), &Origin::Repository);
-            // An eighth each: of the last hand, half, some have none.
+            // An eighth each; of the last batch, which is half full, some have none.
             assert!((48..=52).contains(&mine.len()), "{} of 400", mine.len());
             mine.into_iter().for_each(|chunk| brought[chunk as usize] += 1);
         }

@@ -1,15 +1,16 @@
-//! Checks that the place to fetch from is known and answers. Pure.
+//! Checks that the source of a fetch is known and answers. Pure.
 
 use std::collections::BTreeSet;
 
 use super::{FetchPolicy, From};
 use crate::error::{Error, Result};
-use crate::transfer::identity::Identity;
+use crate::identity::Identity;
 
-/// Checks the place that `policy` names against the agents whose links are `live`, and all that were ever `known`.
+/// Checks the source that `policy` names against the `live` agents, and all that were ever `known`.
 ///
 /// # Errors
-/// Not found, if none of the known is of that place; unreachable, if none of the live is and the repository must not be read instead.
+/// Not found, if no known agent belongs to that source; unreachable, if none of the live ones does and the repository
+/// must not be read instead.
 pub(super) fn check(policy: &FetchPolicy, live: &[Identity], known: &BTreeSet<Identity>) -> Result<()> {
     let fits = |agent: &Identity| match &policy.from {
         From::Site(site) => agent.site() == site,
@@ -29,17 +30,17 @@ pub(super) fn check(policy: &FetchPolicy, live: &[Identity], known: &BTreeSet<Id
             return Ok(());
         }
         return Err(Error::unreachable(format!("{kind} `{}` does not answer", policy.from))
-            .help("try again when its agents run, or let the repository give what it lacks: --or-repository"));
+            .help("try again when its agents run, or read from the repository what it lacks: --or-repository"));
     }
     Err(Error::not_found(format!("{kind} `{}` is not known here", policy.from))
         .expected(names(known))
         .help("name one of these, or `repository`; other agents are named in [peers] of the agent's settings"))
 }
 
-/// The known sites with their agents, for people.
+/// Text of the known sites and their agents.
 fn names(known: &BTreeSet<Identity>) -> String {
     if known.is_empty() {
-        return "a known agent, of which there is none".to_owned();
+        return "a known agent; none is known yet".to_owned();
     }
     let sites: BTreeSet<&str> = known.iter().map(Identity::site).collect();
     let agents: Vec<String> = known.iter().map(Identity::path).collect();

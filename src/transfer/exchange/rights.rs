@@ -1,4 +1,4 @@
-//! Manifests that each agent may read, decided before anything is looked up, so that a forbidden and an absent manifest are the
+//! Manifests that each agent may read, decided before any lookup, so that a forbidden and an absent manifest are the
 //! same: a miss.
 
 use std::collections::{BTreeSet, VecDeque};
@@ -8,20 +8,20 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::id::ManifestId;
-use crate::repository::Name;
+use crate::identity::Identity;
+use crate::name::Name;
 use crate::repository::log::State;
-use crate::transfer::identity::Identity;
 
-/// Agents that are remembered, at most.
+/// Maximum number of agents that are remembered.
 const AGENTS_MAX: usize = 32;
-/// Misses of one agent that are remembered, at most.
+/// Maximum number of misses of one agent that are remembered.
 const MISSES_MAX: usize = 1024;
-/// Misses of one agent in that time for which the log is read at once, at most.
+/// Maximum number of misses of one agent in that time for which the log is read at once.
 const LOOKS: u32 = 4;
-/// Lifetime of what is remembered of an agent: rules change, too.
+/// Lifetime of an agent's entry: rules change, too.
 const LASTING: Duration = Duration::from_secs(1);
 
-/// Rights of the agents that asked last, in one repository.
+/// Rights of recent agents, in one repository.
 #[derive(Debug, Default)]
 pub(super) struct Rights(Mutex<VecDeque<Own>>);
 
@@ -30,14 +30,14 @@ pub(super) struct Rights(Mutex<VecDeque<Own>>);
 struct Own {
     /// None: a process of this node, which may read everything.
     agent: Option<Identity>,
-    /// As of which entry of the log, and since when that is known.
+    /// Entry of the log that they follow, and the time since when that is known.
     seq: u64,
     since: Instant,
-    /// The manifests that it may read; sorted.
+    /// Readable manifests; sorted.
     readable: Vec<ManifestId>,
-    /// Manifests that it asked for and did not get, forbidden or absent.
+    /// Manifests that it requested and did not get, forbidden or absent.
     missed: BTreeSet<ManifestId>,
-    /// Reads of the log that did not wait for the pause, on its behalf.
+    /// Reads of the log on its behalf that skipped the pause.
     looks: u32,
 }
 
@@ -60,7 +60,8 @@ impl Rights {
         all.iter().any(|own| own.is_of(agent, state.seq) && own.missed.contains(manifest))
     }
 
-    /// True if the log may be read at once for a miss of `agent`: a few times, or always for a process of this node.
+    /// True if the log may be read at once for a miss of `agent`: for a few misses, or always for a process of this
+    /// node.
     pub(super) fn may_hurry(&self, agent: Option<&Identity>, state: &State, may: impl Fn(&Name) -> bool) -> bool {
         let mut all = self.all();
         let own = own(&mut all, agent, state, may);

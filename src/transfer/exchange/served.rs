@@ -6,26 +6,32 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
 
+use super::permits::Permits;
 use super::rights::Rights;
 use super::single_flight::SingleFlight;
 use crate::error::Result;
-use crate::repository::Repository;
 use crate::repository::log::State;
+use crate::repository::{Guard as _, Repository};
+use crate::transfer::policy::Policies;
 
-/// The pause between two reads of a log.
+/// Pause between two reads of a log.
 const PAUSE: Duration = Duration::from_millis(20);
-/// The same, while only agents with many misses wait.
+/// Pause while only agents with many misses wait.
 const PAUSE_MAX: Duration = Duration::from_secs(1);
+/// Time after which signatures are verified again.
+const VERIFIED_FOR: Duration = Duration::from_mins(1);
 
-/// A repository, and what was seen of it.
+/// A repository, and its last state.
 #[derive(Debug)]
 pub(super) struct Served {
     pub(super) repository: Repository,
-    /// Rights of agents in it.
-    pub(super) rights: Rights,
+    /// Rights of agents: on other links, and on private ones.
+    rights: [Rights; 2],
+    policies: Arc<Policies>,
+    permits: Mutex<Option<Arc<Permits>>>,
     seen: Arc<Mutex<Seen>>,
     reads: SingleFlight<(), (Instant, Arc<State>)>,
-    /// Wakes a read that waits for the long pause.
+    /// Wakes a read during the long pause.
     hurry: Arc<Notify>,
 }
 
@@ -38,18 +44,21 @@ struct Seen {
 }
 
 impl Served {
-    pub(super) fn new(repository: &Repository) -> Self {
+    pub(super) fn new(repository: &Repository, policies: &Arc<Policies>) -> Self {
         let seen = Seen { state: None, ended: None };
+        policies.watch(repository.id());
         Self {
             repository: repository.clone(),
-            rights: Rights::default(),
+            rights: Default::default(),
+            policies: Arc::clone(policies),
+            permits: Mutex::default(),
             seen: Arc::new(Mutex::new(seen)),
             reads: SingleFlight::default(),
             hurry: Arc::default(),
         }
     }
 
-    /// The state as of `since`, or newer. Concurrent callers share one read; one that may not `hurry` waits longer for it.
+    /// State as of `since`, or newer. Concurrent callers share one read; one that may not `hurry` waits longer for it.
     ///
     /// # Errors
     /// As [`Repository::state`].
@@ -75,13 +84,65 @@ impl Served {
         }
     }
 
-    /// Forgets what was seen.
+    /// As [`Served::state`], to rule by: read since somebody told of a later policy.
+    ///
+    /// # Errors
+    /// As [`Repository::state`].
+    ///
+    /// # Cancel safety
+    /// Safe: it only reads.
+    pub(super) async fn state_to_rule_by(&self, since: Option<Instant>, hurry: bool) -> Result<Arc<State>> {
+        match self.policies.heard(self.repository.id()) {
+            Some(heard) if since.is_none_or(|since| since < heard) => {
+                let outdated = lock(&self.seen).state.as_ref().is_none_or(|(began, _)| *began < heard);
+                self.state(Some(heard), hurry || outdated).await
+            }
+            _ => self.state(since, hurry).await,
+        }
+    }
+
+    /// The state that was seen last.
+    pub(super) fn known(&self) -> Option<Arc<State>> {
+        lock(&self.seen).state.as_ref().map(|(_, state)| Arc::clone(state))
+    }
+
+    /// Rights of agents on private links, or on others.
+    pub(super) fn rights(&self, private: bool) -> &Rights {
+        &self.rights[usize::from(private)]
+    }
+
+    /// Permits under the policy of `state`, kept while the state is the same, and at most a minute.
+    ///
+    /// # Cancel safety
+    /// Safe: it only reads.
+    pub(super) async fn permits(&self, state: &State) -> Arc<Permits> {
+        if let Some(kept) =
+            self.last_permits().filter(|kept| kept.seq == state.seq && kept.made.elapsed() < VERIFIED_FOR)
+        {
+            return kept;
+        }
+        let permits = Arc::new(Permits::of(&self.repository, state, &self.policies).await);
+        *self.permits.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(&permits));
+        permits
+    }
+
+    /// Last permits.
+    pub(super) fn last_permits(&self) -> Option<Arc<Permits>> {
+        self.permits.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// True if the last permits restrict nobody.
+    pub(super) fn is_open(&self) -> bool {
+        self.last_permits().is_some_and(|permits| permits.are_open())
+    }
+
+    /// Forgets the state.
     pub(super) fn forget(&self) {
         lock(&self.seen).state = None;
     }
 }
 
-/// Reads the log, once it may be read again.
+/// Reads the log, after the pause.
 async fn read(repository: Repository, seen: Arc<Mutex<Seen>>, hurry: Arc<Notify>) -> Result<(Instant, Arc<State>)> {
     let ended = lock(&seen).ended;
     if let Some(ended) = ended {

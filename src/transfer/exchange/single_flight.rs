@@ -1,5 +1,5 @@
-//! Single flight: concurrent calls with the same key share one task and its result. A caller that no longer waits
-//! leaves nothing behind, and the task goes on for the others.
+//! Single flight: concurrent calls with the same key share one task and its result. A caller that stops waiting leaves
+//! nothing behind, and the task continues for the others.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -27,13 +27,13 @@ where
     K: Clone + Eq + Hash + Send + 'static,
     T: Clone + Send + Sync + 'static,
 {
-    /// Result of `work` for `key`, or of the work in progress for it. Within a runtime.
+    /// Result of `work` for `key`, or of the work in progress for it. Needs a runtime.
     ///
     /// # Errors
     /// As the work; all callers get the same error.
     ///
     /// # Cancel safety
-    /// Safe: the work goes on.
+    /// Safe: the work continues.
     pub(super) async fn get<F>(&self, key: &K, work: impl FnOnce() -> F) -> Result<T>
     where
         F: Future<Output = Result<T>> + Send + 'static,

@@ -1,4 +1,4 @@
-//! Verifying what arrives, and keeping it. Blocking: decoding takes a core, the cache a disk.
+//! Verifies arriving frames and caches them. Blocking: decoding takes a core, the cache a disk.
 
 use std::sync::Arc;
 
@@ -11,10 +11,10 @@ use crate::error::Result;
 use crate::id::ChunkId;
 use crate::repository::Saved;
 
-/// Bases of bases, at most.
+/// Maximum number of bases of bases.
 const HOPS: usize = 2;
 
-/// Takes frames that nobody has verified yet.
+/// Verifier of frames.
 #[derive(Clone, Debug)]
 pub(super) struct Verifier {
     cache: Arc<Cache>,
@@ -26,11 +26,17 @@ impl Verifier {
     }
 
     /// Proves that `encoded` is the chunk numbered `chunk` and puts it into the cache; None if its base is not there, without which
-    /// nobody can tell.
+    /// nobody can tell. It counts for `tenant` there.
     ///
     /// # Errors
     /// Damaged, if it is not the chunk.
-    pub(super) fn keep(&self, saved: &Saved, chunk: u32, encoded: Encoded) -> Result<Option<Frame>> {
+    pub(super) fn keep(
+        &self,
+        saved: &Saved,
+        chunk: u32,
+        encoded: Encoded,
+        tenant: Option<&str>,
+    ) -> Result<Option<Frame>> {
         let located = saved.locate(chunk)?;
         let frame = match encoded.base {
             None => Frame::verify(located.id, encoded, located.place.plain_len, None)?,
@@ -40,17 +46,17 @@ impl Verifier {
                 Frame::verify(located.id, encoded, located.place.plain_len, Some(base))?
             }
         };
-        self.insert(&frame);
+        self.insert(&frame, tenant);
         Ok(Some(frame))
     }
 
-    /// Puts a frame into the cache. That may refuse it; the caller has it all the same.
-    pub(super) fn insert(&self, frame: &Frame) {
+    /// Puts a frame into the cache, where it counts for `tenant`. That may refuse it; the caller has it all the same.
+    pub(super) fn insert(&self, frame: &Frame, tenant: Option<&str>) {
         // It counts what it refuses.
-        let _ = self.cache.insert(frame);
+        let _ = self.cache.insert_for(frame, tenant);
     }
 
-    /// A chunk of the cache, decoded.
+    /// Decoded chunk of the cache.
     fn plain(&self, id: &ChunkId, hops: usize) -> Option<Bytes> {
         let frame = self.cache.get(id)?;
         let base = match frame.base() {

@@ -1,4 +1,4 @@
-//! Snapshot of other agents, as a plan needs it.
+//! Snapshot of other agents for a plan.
 
 use std::sync::Arc;
 
@@ -7,14 +7,14 @@ use futures::future::join_all;
 use super::gather::Ask;
 use super::plan::{Candidate, Held, View};
 use super::{Exchange, From};
-use crate::transfer::identity::Identity;
+use crate::identity::Identity;
 use crate::transfer::peers::Peer;
 
 impl Exchange {
-    /// Peers that could be asked, without those of `without`.
+    /// Peers that may be asked, except those in `without`.
     pub(super) async fn view(&self, ask: &Ask<'_>, without: &[Arc<str>]) -> (View<Arc<str>>, Vec<Arc<Peer>>) {
         let own = &self.identity;
-        // A repository on this node's disk is nearer than anybody.
+        // A repository on this node's disk is nearer than any peer.
         let from = &ask.policy.from;
         let here = *from == From::Anywhere && ask.repository.store().directory().is_some();
         let live = if here || *from == From::Repository { Vec::new() } else { self.peers.live().await };
@@ -22,7 +22,7 @@ impl Exchange {
         let mut asked: Vec<(Arc<Peer>, Identity, bool)> = Vec::new();
         for peer in live {
             let Some(identity) = peer.identity() else { continue };
-            // One that is known by two addresses counts once.
+            // A peer with two addresses counts once.
             if asked.iter().any(|(_, other, _)| *other == identity) {
                 continue;
             }
@@ -33,7 +33,7 @@ impl Exchange {
                 From::Agent(agent) => identity == *agent,
                 From::Repository => false,
             };
-            // An explicitly named place is used however slow it is.
+            // An explicitly named source is used however slow it is.
             let slow = *from == From::Anywhere && origin.is_some_and(|rate| peer.is_slower_than(rate));
             if fits && !slow && !without.contains(peer.address()) && !peer.is_shunned() {
                 asked.push((peer, identity, near));

@@ -1,4 +1,4 @@
-//! Warming: bringing many chunks before somebody waits for them.
+//! Warming: prefetching many chunks.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,28 +13,27 @@ use crate::codec::Encoded;
 use crate::progress::Progress;
 use crate::repository::{Repository, Saved, SourceBytes};
 
-/// Units that are gathered together. Whoever wants one of their chunks meanwhile waits for that, not for all.
+/// Units that are gathered together. A reader of one of their chunks waits for one such window, not for all.
 const WINDOW: u64 = 16 * UNIT_LEN;
-/// Such windows at the same time: while one ends, the next is under way.
+/// Concurrent windows: while one ends, the next is in progress.
 const WINDOWS: usize = 3;
 
 /// Result of warming chunks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct WarmedChunks {
-    /// Chunks that did not come.
+    /// Chunks that did not arrive.
     pub failed: Vec<u32>,
-    /// The cache refused chunks for want of room, so the rest was not read.
+    /// The cache refused chunks for lack of space, so the rest was not read.
     pub full: bool,
-    /// Stored bytes that moved, by source. Chunks that another request brought at the same time are not among them.
+    /// Moved stored bytes, by source, except those of chunks that another request fetched at the same time.
     pub sources: SourceBytes,
 }
 
 impl Exchange {
-    /// Brings those of `chunks` that are not in the cache, bases first; `progress` moves as they come. The log says why one does not
-    /// come.
+    /// Fetches missing `chunks`, bases first; `progress` moves as they arrive. The log has the reasons of failures.
     ///
     /// # Cancel safety
-    /// Safe: what has come is kept.
+    /// Safe: arrived chunks are kept.
     pub async fn warm(
         &self,
         repository: &Repository,
@@ -44,7 +43,7 @@ impl Exchange {
         progress: &Progress,
     ) -> WarmedChunks {
         let tally = Tally::default();
-        let ask = Ask { repository, saved, policy, through: true, tally: &tally };
+        let ask = Ask { repository, saved, policy, through: true, tally: &tally, tenant: None };
         let failed = Mutex::new(Vec::new());
         let (full, refused) = (AtomicBool::new(false), self.cache.stat().refusals);
         for level in levels(saved, chunks) {
@@ -70,14 +69,14 @@ impl Exchange {
         WarmedChunks { failed, full: full.into_inner(), sources: tally.read() }
     }
 
-    /// Whether one of `chunks` came, for it is not `lacking`, and is not in the cache.
+    /// True if one of `chunks` arrived (is not `lacking`) but is not in the cache.
     fn lost_any(&self, saved: &Saved, chunks: &[u32], lacking: &[u32]) -> bool {
         let came = chunks.iter().filter(|chunk| !lacking.contains(chunk));
         came.filter_map(|&chunk| saved.locate(chunk).ok()).any(|located| !self.cache.contains(&located.id))
     }
 }
 
-/// The chunks as they lie in packs, some units at a time.
+/// The chunks in the order of packs, some units at a time.
 fn windows(saved: &Saved, mut chunks: Vec<u32>) -> Vec<Vec<u32>> {
     chunks.sort_by_cached_key(|&chunk| {
         saved.locate(chunk).ok().map(|located| (located.place.pack, located.place.offset))

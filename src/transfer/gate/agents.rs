@@ -10,17 +10,17 @@ use tokio::time::Instant;
 
 use super::Admission;
 use super::bucket::Bucket;
+use crate::identity::Identity;
 use crate::limits::MIB;
-use crate::transfer::identity::Identity;
 use crate::transfer::protocol::limits::REQUESTS_MAX;
 
-/// Agents that are remembered, at most about: those without a link go first.
+/// Approximate maximum number of remembered agents: those without a link go first.
 const KNOWN_MAX: usize = 1024;
 
-/// Bytes of memory of an agent's open requests, over all of its connections, at most: 40 of the longest.
+/// Memory limit of an agent's open requests, over all of its connections: 40 of the longest.
 const REQUESTED_MAX: u64 = 4 * MIB;
 
-/// All of them.
+/// All remote agents.
 #[derive(Debug)]
 pub(super) struct Agents {
     limits: Admission,
@@ -37,13 +37,13 @@ struct AgentUsage {
     requested: Arc<AtomicU64>,
 }
 
-/// A link or a call of a remote agent; it counts until this is dropped.
+/// Admission of a link or a call of a remote agent; it counts until this is dropped.
 #[derive(Debug)]
 pub struct Pass {
     agents: Option<(Arc<Agents>, Identity)>,
     work: Arc<Semaphore>,
     requested: Arc<AtomicU64>,
-    /// The part of these bytes that is of this link.
+    /// Part of these bytes that belongs to this link.
     own: AtomicU64,
 }
 
@@ -57,7 +57,7 @@ impl Agents {
         self.known().values().map(|known| known.links).sum()
     }
 
-    /// Admits one more link of `agent`, or says why not.
+    /// Admits one more link of `agent`, or returns the reason of a refusal.
     pub(super) fn admit(self: &Arc<Self>, agent: &Identity) -> Result<Pass, String> {
         self.admit_at(agent, self.began.elapsed())
     }
@@ -97,13 +97,13 @@ impl Agents {
 }
 
 impl Pass {
-    /// Of a process of this node, whose requests nobody counts.
+    /// Pass of a process of this node, whose requests are not limited.
     pub(in crate::transfer) fn of_this_node() -> Self {
         let work = Arc::new(Semaphore::new(REQUESTS_MAX as usize));
         Self { agents: None, work, requested: Arc::default(), own: AtomicU64::new(0) }
     }
 
-    /// Admits one more request now, or says why not.
+    /// Admits one more request now, or returns the reason of a refusal.
     pub(in crate::transfer) fn ask(&self) -> Result<(), String> {
         self.agents.as_ref().map_or(Ok(()), |(agents, _)| self.ask_at(agents.began.elapsed()))
     }
@@ -117,11 +117,11 @@ impl Pass {
     /// Records that open requests of this link take `bytes` of memory.
     pub(in crate::transfer) fn holds(&self, bytes: u64) {
         let before = self.own.swap(bytes, Ordering::AcqRel);
-        // Wraps where it becomes less, as atomics do.
+        // Atomics wrap, so this also subtracts.
         self.requested.fetch_add(bytes.wrapping_sub(before), Ordering::AcqRel);
     }
 
-    /// Checks the memory of all open requests of its agent, or says why not.
+    /// Checks the memory of all open requests of its agent, or returns the reason of a refusal.
     pub(in crate::transfer) fn has_room(&self) -> Result<(), String> {
         if self.requested.load(Ordering::Acquire) <= REQUESTED_MAX {
             return Ok(());
@@ -129,7 +129,8 @@ impl Pass {
         Err(format!("too many chunks are requested at a time: their lists may take {} MiB", REQUESTED_MAX / MIB))
     }
 
-    /// Leave to find something out for it: as many at a time as one link may have requests, over all links of the agent.
+    /// Permit for one lookup on its behalf: as many at a time as one link may have requests, over all links of the
+    /// agent.
     ///
     /// # Cancel safety
     /// Safe.
@@ -172,7 +173,7 @@ mod tests {
         assert_eq!(refusal, "too many connections of one agent: at most 4");
         let other = agents.admit_at(&agent("b"), now).unwrap();
         assert_eq!(agents.links(), 5);
-        // Links took four of ten.
+        // The links took four of ten.
         assert_eq!((0..100).filter(|n| held[n % 4].ask_at(now).is_ok()).count(), 6, "over all of its links");
         assert!(held[0].ask_at(now).unwrap_err().contains("at most 5 a second") && other.ask_at(now).is_ok());
         drop(held);

@@ -1,8 +1,8 @@
-//! Token bucket: a rate, and a burst of twice as many. Pure.
+//! Token bucket with a rate, and a burst of two seconds' worth. Pure.
 
 use std::time::Duration;
 
-/// Seconds that a bucket holds.
+/// Seconds' worth of tokens in a full bucket.
 const BURST: f64 = 2.0;
 
 /// A token bucket (<https://www.rfc-editor.org/rfc/rfc2697>, with one rate and one size).
@@ -14,13 +14,13 @@ pub(super) struct Bucket {
 }
 
 impl Bucket {
-    /// Full, at `now`; `rate` a second.
+    /// Full bucket at `now`, with `rate` tokens a second.
     pub(super) fn new(rate: u32, now: Duration) -> Self {
         let rate = f64::from(rate);
         Self { rate, left: rate * BURST, at: now }
     }
 
-    /// Takes one out, if there is one.
+    /// Takes a token, if there is one.
     pub(super) fn take(&mut self, now: Duration) -> bool {
         self.fill(now);
         if self.left < 1.0 {

@@ -1,5 +1,5 @@
-//! Who may connect to an agent that listens, and how often: what a peer that may do nothing costs is bounded here, before it has
-//! shown a certificate and after.
+//! Admission of connections to a listening agent: bounds the cost of a peer without rights, before it has shown a
+//! certificate and after.
 //!
 //! ```text
 //! accept -> Knock (pool.rs: few wait, few of one address) -> handshake -> Pass (agents.rs: links and requests of one agent)
@@ -8,8 +8,10 @@
 mod agents;
 mod bucket;
 mod pool;
+mod unfinished;
 
 use std::collections::HashMap;
+use std::hash::{BuildHasher as _, RandomState};
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -19,22 +21,23 @@ use tokio_util::sync::CancellationToken;
 use self::agents::Agents;
 pub use self::agents::Pass;
 use self::pool::Pool;
-use super::identity::Identity;
+use crate::identity::Identity;
 
-/// The limits of whoever connects. docs/operations.md tells them.
+/// Limits for connecting peers, as in docs/operations.md.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Admission {
-    /// Connections whose other side has not shown a certificate yet, at most.
+    /// Maximum number of connections whose other side has not shown a certificate yet.
     pub handshakes: usize,
-    /// Of these, how many may come from one address.
+    /// Maximum number of these from one address.
     pub handshakes_per_address: usize,
     /// Time limit of a handshake.
     pub handshake: Duration,
-    /// Connections that have, at most.
+    /// Maximum number of connections with a certificate.
     pub links: usize,
-    /// Of these, how many may be of one agent.
+    /// Maximum number of these of one agent.
     pub links_per_agent: usize,
-    /// Requests that an agent may make, over all of its connections; twice as many at once. A connection counts as one.
+    /// Requests a second of one agent, over all of its connections, with a burst of twice as many. A connection counts
+    /// as one.
     pub requests_per_second: u32,
 }
 
@@ -58,7 +61,7 @@ pub struct GateStat {
     pub handshakes: usize,
     /// Connections that have.
     pub links: usize,
-    /// Connections that were refused or gave way, since the beginning.
+    /// Connections that were refused or displaced, since the start.
     pub refused: u64,
 }
 
@@ -74,10 +77,19 @@ pub struct Gate {
 struct Waiting {
     pool: Pool,
     ends: HashMap<u64, CancellationToken>,
+    unfinished: unfinished::Counts,
     refused: u64,
 }
 
-/// A connection before its handshake is done; it counts until this is dropped.
+/// Handshake that has begun; it counts until this is dropped, once no state of the connection is left.
+#[derive(Debug)]
+pub(super) struct Unfinished {
+    from: IpAddr,
+    known: bool,
+    waiting: Arc<Mutex<Waiting>>,
+}
+
+/// Connection before the end of its handshake; it counts until this is dropped.
 #[derive(Debug)]
 pub(super) struct Knock {
     number: u64,
@@ -92,11 +104,16 @@ impl Default for Gate {
 }
 
 impl Gate {
-    /// A gate with these limits. Within a runtime.
+    /// Creates a gate with these limits. Needs a runtime.
     #[must_use]
     pub fn new(limits: Admission) -> Self {
-        let pool = Pool::new(limits.handshakes, limits.handshakes_per_address);
-        let waiting = Arc::new(Mutex::new(Waiting { pool, ends: HashMap::new(), refused: 0 }));
+        let pool = Pool::new(limits.handshakes, limits.handshakes_per_address, seed());
+        let waiting = Arc::new(Mutex::new(Waiting {
+            pool,
+            ends: HashMap::new(),
+            unfinished: unfinished::Counts::default(),
+            refused: 0,
+        }));
         Self { limits, waiting, agents: Arc::new(Agents::new(limits)) }
     }
 
@@ -118,14 +135,32 @@ impl Gate {
         Knock { number, gone, waiting: Arc::clone(&self.waiting) }
     }
 
-    /// True if so many wait that addresses should be validated first.
+    /// Place for a handshake with `address` that may fail; None if too many did lately.
+    pub(super) fn begin(&self, address: IpAddr) -> Option<Unfinished> {
+        let mut waiting = lock(&self.waiting);
+        let (from, known) = waiting.pool.origin(address);
+        let counts = &mut waiting.unfinished;
+        if !(if known { counts.enter_known(from) } else { counts.enter(from) }) {
+            waiting.refused += 1;
+            return None;
+        }
+        Some(Unfinished { from, known, waiting: Arc::clone(&self.waiting) })
+    }
+
+    /// True if so many connections wait that addresses should be validated first.
     pub(super) fn is_busy(&self) -> bool {
         lock(&self.waiting).pool.is_busy()
     }
 
-    /// Lets `agent`, as its certificate names it, in; else why not, in words for it.
-    pub(super) fn admit(&self, agent: &Identity) -> Result<Pass, String> {
-        self.agents.admit(agent).inspect_err(|_| lock(&self.waiting).refused += 1)
+    /// Admits `agent`, named by its certificate, on the connection of `knock`; else returns the reason to send it.
+    pub(super) fn admit(&self, agent: &Identity, knock: &Knock) -> Result<Pass, String> {
+        let admitted = self.agents.admit(agent);
+        let mut waiting = lock(&self.waiting);
+        match &admitted {
+            Ok(_) => waiting.pool.admitted(knock.number),
+            Err(_) => waiting.refused += 1,
+        }
+        admitted
     }
 
     /// Current counts.
@@ -137,17 +172,23 @@ impl Gate {
 }
 
 impl Knock {
-    /// Its other side has said something.
+    /// Records that the other side has sent something.
     pub(super) fn spoke(&self) {
         lock(&self.waiting).pool.spoke(self.number);
     }
 
-    /// Until it must go, since others come.
+    /// Waits until the connection is displaced.
     ///
     /// # Cancel safety
     /// Safe.
     pub(super) async fn gone(&self) {
         self.gone.cancelled().await;
+    }
+}
+
+impl Drop for Unfinished {
+    fn drop(&mut self) {
+        lock(&self.waiting).unfinished.leave(self.from, self.known);
     }
 }
 
@@ -157,6 +198,11 @@ impl Drop for Knock {
         waiting.pool.leave(self.number);
         waiting.ends.remove(&self.number);
     }
+}
+
+/// Seed that differs in each process.
+fn seed() -> u64 {
+    RandomState::new().hash_one(0)
 }
 
 fn lock(waiting: &Mutex<Waiting>) -> MutexGuard<'_, Waiting> {

@@ -1,47 +1,53 @@
-//! A small certificate authority: a folder with its certificate and its key.
+//! Small certificate authority: a folder with its certificate and its key.
 
 use std::path::Path;
 use std::time::Duration;
 
 use rcgen::{
-    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose,
-    PKCS_ECDSA_P256_SHA256, SanType, date_time_ymd,
+    BasicConstraints, CertificateParams, CustomExtension, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+    KeyUsagePurpose, PKCS_ECDSA_P256_SHA256, SanType, date_time_ymd,
 };
 
-use super::certificate::Certificate;
+use super::certificate::{Certificate, POLICY_USAGE};
 use super::files;
-use super::{Identity, pem};
+use super::pem;
 use crate::clock::Timestamp;
 use crate::error::{Error, ErrorKind, Result};
+use crate::identity::Identity;
 use crate::tree::{Readers, create_file, replace_file};
 
 /// Default lifetime of an authority's certificate: ten years.
 pub const AUTHORITY_DAYS: u32 = 3650;
 /// Default lifetime of an agent's certificate: a year.
 pub const AGENT_DAYS: u32 = 365;
-/// The longest that either may hold: a century, far from where two-digit years end.
+/// Maximum lifetime of any certificate: a century, far from where two-digit years end.
 pub const DAYS_MAX: u32 = 36_500;
 
-/// Clocks of machines differ: a certificate holds from so long before it was made.
+/// Default lifetime of the certificate of a policy key: a year.
+pub const POLICY_DAYS: u32 = 365;
+/// Number of the extension with the usages of a key (RFC 5280, 4.2.1.12).
+const EXTENDED_KEY_USAGE: &[u64] = &[2, 5, 29, 37];
+
+/// Backdating of certificates, since clocks of machines differ.
 const SKEW: Duration = Duration::from_hours(1);
 const DAY: Duration = Duration::from_hours(24);
 
 /// Signer of agents' certificates.
 pub struct Authority {
     issuer: Issuer<'static, KeyPair>,
-    /// Certificates for each agent's `ca.crt`: this authority first, perhaps others that are trusted as well.
+    /// Certificates for each agent's `ca.crt`: this authority first, perhaps others that are trusted too.
     trusted: String,
     certificate: Certificate,
 }
 
 impl Authority {
-    /// Makes an authority called `name` in `folder`: `ca.crt`, and `ca.key` for its owner alone.
+    /// Creates an authority called `name` in `folder`: `ca.crt`, and `ca.key` for its owner alone.
     ///
     /// # Errors
-    /// Conflict, if there is one: nothing is overwritten.
+    /// Conflict, if one exists: nothing is overwritten.
     pub fn create(folder: &Path, name: &str, days: u32, now: Timestamp) -> Result<Self> {
         if name.is_empty() || name.len() > 64 || name.chars().any(char::is_control) {
-            // The length is X.509's own bound on a common name (RFC 5280, appendix A.1, ub-common-name).
+            // Limit of X.509 on a common name (RFC 5280, appendix A.1, ub-common-name).
             return Err(Error::usage("name of the authority is malformed").expected("1 to 64 characters"));
         }
         let mut params = params(days, now)?;
@@ -52,20 +58,20 @@ impl Authority {
         let made = params.self_signed(&key).map_err(unsigned)?;
         files::make_folder(folder)?;
         let taken = |error: Error| match error.kind() {
-            ErrorKind::Conflict => Error::conflict("an authority is there already")
+            ErrorKind::Conflict => Error::conflict("an authority exists already")
                 .at(folder.display())
-                .help("use it, or make another in another folder: agents trust only what their ca.crt holds")
+                .help("use it, or create one in another folder: agents trust only the authorities in their ca.crt")
                 .source(error),
             _ => error,
         };
-        // The key first: it is what must never be lost to another.
+        // The key first: it must never be lost to another process.
         create_file(&folder.join(files::AUTHORITY_KEY), &key.serialize_pem(), Readers::Owner).map_err(taken)?;
         create_file(&folder.join(files::AUTHORITY), &made.pem(), Readers::All).map_err(taken)?;
         let certificate = Certificate::read(made.der())?;
         Ok(Self { issuer: Issuer::new(params, key), trusted: made.pem(), certificate })
     }
 
-    /// The authority that lives in `folder`.
+    /// Opens the authority in `folder`.
     ///
     /// # Errors
     /// Not found, if there is none; damaged, if its files are not a certificate and its key.
@@ -100,11 +106,50 @@ impl Authority {
         &self.certificate
     }
 
-    /// Writes a new key and certificate for `identity` to `folder`: `tls.key`, `tls.crt` and `ca.crt`, each whole or not at
-    /// all. What is there is replaced only with `replace`.
+    /// Writes a key that signs policies to `folder`, with its certificate: `policy.key` and `policy.crt`. Agents refuse
+    /// connections with it.
     ///
     /// # Errors
-    /// Conflict, if there is a certificate; usage, for a time that is too long or outlives the authority.
+    /// Conflict, if one exists; usage, for a lifetime that is too long or outlives the authority.
+    pub fn issue_policy_key(&self, folder: &Path, days: u32, now: Timestamp) -> Result<Certificate> {
+        let mut params = self.lasting(days, now)?;
+        params.distinguished_name.push(DnType::CommonName, "policy");
+        params.custom_extensions = vec![CustomExtension::from_oid_content(EXTENDED_KEY_USAGE, sequence_of_usage())];
+        let key = new_key()?;
+        let made = params.signed_by(&key, &self.issuer).map_err(unsigned)?;
+        files::make_folder(folder)?;
+        let taken = |error: Error| match error.kind() {
+            ErrorKind::Conflict => Error::conflict("a policy key exists already")
+                .at(folder.display())
+                .help("use it, or make one in another folder: each is valid until it expires or is revoked")
+                .source(error),
+            _ => error,
+        };
+        create_file(&folder.join(files::POLICY_KEY), &key.serialize_pem(), Readers::Owner).map_err(taken)?;
+        create_file(&folder.join(files::POLICY_CERTIFICATE), &made.pem(), Readers::All).map_err(taken)?;
+        Certificate::read(made.der())
+    }
+
+    /// Parameters of a certificate that expires before the authority's.
+    fn lasting(&self, days: u32, now: Timestamp) -> Result<CertificateParams> {
+        let mut params = params(days, now)?;
+        let until = Timestamp(params.not_after.unix_timestamp().saturating_mul(1_000_000_000));
+        if until > self.certificate.not_after {
+            return Err(Error::usage("certificate would outlive its authority")
+                .expected(format!("an end before {}", self.certificate.not_after))
+                .got(until)
+                .help("lower --days"));
+        }
+        params.use_authority_key_identifier_extension = true;
+        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        Ok(params)
+    }
+
+    /// Writes a new key and certificate for `identity` to `folder`: `tls.key`, `tls.crt` and `ca.crt`, each whole or
+    /// not at all. Existing files are replaced only with `replace`.
+    ///
+    /// # Errors
+    /// Conflict, if a certificate exists; usage, for a lifetime that is too long or outlives the authority.
     pub fn issue(
         &self,
         identity: &Identity,
@@ -112,31 +157,22 @@ impl Authority {
         (days, now): (u32, Timestamp),
         replace: bool,
     ) -> Result<Certificate> {
-        let mut params = params(days, now)?;
-        let until = Timestamp(params.not_after.unix_timestamp().saturating_mul(1_000_000_000));
-        if until > self.certificate.not_after {
-            return Err(Error::usage("certificate would outlive its authority")
-                .expected(format!("an end before {}", self.certificate.not_after))
-                .got(until)
-                .help("give fewer --days"));
-        }
+        let mut params = self.lasting(days, now)?;
         let uri = identity.to_string().try_into();
         let uri = uri.map_err(|source: rcgen::Error| Error::usage("identity is no URI").source(source))?;
         params.subject_alt_names = vec![SanType::URI(uri)];
         params.distinguished_name.push(DnType::CommonName, identity.agent());
-        params.use_authority_key_identifier_extension = true;
-        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
-        // An agent both asks and serves.
+        // An agent is both client and server.
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
         let key = new_key()?;
         let made = params.signed_by(&key, &self.issuer).map_err(unsigned)?;
         files::make_folder(folder)?;
         let path = folder.join(files::CERTIFICATE);
         if !replace && path.try_exists().unwrap_or(true) {
-            let error = Error::conflict("a certificate is there already").at(path.display());
+            let error = Error::conflict("a certificate exists already").at(path.display());
             return Err(error.help(format!("towline identity rotate {}", folder.display())));
         }
-        // An agent that reads them in between sees a key that is not the certificate's, and keeps what it has.
+        // An agent that reads the files in between finds a key that does not match, and keeps its old credentials.
         replace_file(&folder.join(files::AUTHORITY), &self.trusted, Readers::All)?;
         replace_file(&folder.join(files::KEY), &key.serialize_pem(), Readers::Owner)?;
         replace_file(&path, &made.pem(), Readers::All)?;
@@ -150,18 +186,26 @@ impl std::fmt::Debug for Authority {
     }
 }
 
+/// The one usage of a policy key as DER: a sequence of one object identifier. Written here, since the number does not
+/// fit the library's type.
+fn sequence_of_usage() -> Vec<u8> {
+    let len = |bytes: &[u8]| u8::try_from(bytes.len()).unwrap_or(u8::MAX);
+    let identifier = [&[0x06, len(POLICY_USAGE)], POLICY_USAGE].concat();
+    [&[0x30, len(&identifier)], identifier.as_slice()].concat()
+}
+
 fn new_key() -> Result<KeyPair> {
-    // P-256: what every other tool reads, and fast enough for a handshake.
-    KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(|source| Error::other("no key can be made").source(source))
+    // P-256: every other tool reads it, and it is fast enough for a handshake.
+    KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(|source| Error::other("cannot make a key").source(source))
 }
 
 fn unsigned(source: rcgen::Error) -> Error {
-    Error::other("certificate cannot be signed").source(source)
+    Error::other("cannot sign the certificate").source(source)
 }
 
 fn params(days: u32, now: Timestamp) -> Result<CertificateParams> {
     if !(1..=DAYS_MAX).contains(&days) {
-        let error = Error::usage("certificate cannot hold for so many days");
+        let error = Error::usage("certificate lifetime is too long");
         return Err(error.expected(format!("1 to {DAYS_MAX}")).got(days));
     }
     let mut params = CertificateParams::default();

@@ -1,5 +1,6 @@
 //! Credentials of an agent: certificate, key and authorities, reloaded from a folder when the files change.
 
+use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -13,19 +14,22 @@ use rustls::sign::CertifiedKey;
 use super::certificate::Certificate;
 use super::files::{self, AUTHORITY, CERTIFICATE, KEY, REVOKED};
 use super::revoked::{List, Revoked};
-use super::{Identity, pem, tls};
+use super::{pem, tls};
 use crate::clock::{Clock, Timestamp};
 use crate::error::{Error, ErrorKind, Result};
+use crate::identity::Identity;
+use crate::transfer::policy_versions::PolicyVersions;
 use crate::tree::Look;
 
-/// The files are looked at again no sooner than after this.
+/// Minimum time between two checks of the files.
 pub(super) const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// The credentials of this agent. Clones share them.
+/// Credentials of this agent. Clones share them.
 ///
-/// In a folder lie `tls.crt`, `tls.key` and `ca.crt`, as `towline identity issue` and cert-manager write them, and perhaps
-/// `revoked`: a serial number or a SHA-256 fingerprint a line, in hexadecimal digits; `#` begins a comment. Good lines hold beside
-/// malformed ones, and nobody is taken off the list by a file that cannot be read or may be half written.
+/// The folder has `tls.crt`, `tls.key` and `ca.crt`, as `towline identity issue` and cert-manager write them, and
+/// perhaps `revoked`: a serial number or a SHA-256 fingerprint a line, in hexadecimal digits; `#` begins a comment.
+/// Good lines hold beside malformed ones, and a file that cannot be read or may be half written removes nobody from the
+/// list.
 #[derive(Clone, Debug)]
 pub struct Credentials(Arc<Watched>);
 
@@ -34,6 +38,7 @@ struct Watched {
     folder: PathBuf,
     clock: Arc<dyn Clock>,
     state: Mutex<State>,
+    versions: Arc<PolicyVersions>,
 }
 
 #[derive(Debug)]
@@ -43,7 +48,7 @@ struct State {
     seen: [Look; 3],
     looked: Timestamp,
     revoked: Revoked,
-    /// Problem of the certificate files as they are now.
+    /// Problem of the certificate files in their current state.
     problem: Option<String>,
 }
 
@@ -56,20 +61,33 @@ pub(super) struct Loaded {
     roots: Arc<RootCertStore>,
     clients: Arc<dyn ClientCertVerifier>,
     revoked: Arc<List>,
+    /// Derived from the key.
+    reset_secret: Secret,
+}
+
+/// Bytes that are never logged.
+#[derive(Clone)]
+struct Secret([u8; 32]);
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret(..)")
+    }
 }
 
 impl Credentials {
-    /// The credentials in `folder`; `clock` says when to look again, and which certificates have expired.
+    /// Opens the credentials in `folder`; `clock` decides when to check the files again, and which certificates have
+    /// expired.
     ///
     /// # Errors
-    /// Not found, if a file is missing; damaged, if one is not what it should be; denied, if the certificate has expired, names
-    /// no agent, was revoked, or was not signed by an authority in `ca.crt`; the file system's.
+    /// Not found, if a file is missing; damaged, if one is malformed; denied, if the certificate has expired, names no
+    /// agent, was revoked, or was not signed by an authority in `ca.crt`; errors of the file system.
     pub fn open(folder: &Path, clock: Arc<dyn Clock>) -> Result<Self> {
         let (seen, looked) = (look(folder), clock.now());
         let revoked = Revoked::open(folder.join(REVOKED), looked)?;
         let current = Arc::new(Loaded::read(folder, looked, Arc::clone(revoked.list()))?);
         let state = Mutex::new(State { current, seen, looked, revoked, problem: None });
-        Ok(Self(Arc::new(Watched { folder: folder.to_owned(), clock, state })))
+        Ok(Self(Arc::new(Watched { folder: folder.to_owned(), clock, state, versions: Arc::default() })))
     }
 
     /// Identity of this agent.
@@ -78,13 +96,13 @@ impl Credentials {
         self.current().identity.clone()
     }
 
-    /// The certificate that is shown.
+    /// Own certificate.
     #[must_use]
     pub fn certificate(&self) -> Certificate {
         self.current().certificate.clone()
     }
 
-    /// Problems of the files as they are now; the version before stays in force.
+    /// Problems of the files in their current state; the previous version stays in force.
     #[must_use]
     pub fn problems(&self) -> Vec<String> {
         self.current();
@@ -92,15 +110,25 @@ impl Credentials {
         state.problem.iter().chain(state.revoked.problems()).cloned().collect()
     }
 
-    pub(super) fn clock(&self) -> &Arc<dyn Clock> {
+    /// Secret of this agent that survives restarts.
+    pub(in crate::transfer) fn reset_secret(&self) -> [u8; 32] {
+        self.current().reset_secret.0
+    }
+
+    /// Versions of policies that whoever has these credentials tells its peers, and hears of them.
+    pub(in crate::transfer) fn versions(&self) -> &Arc<PolicyVersions> {
+        &self.0.versions
+    }
+
+    pub(in crate::transfer) fn clock(&self) -> &Arc<dyn Clock> {
         &self.0.clock
     }
 
-    /// The credentials as the files have them now. Files that cannot be used (half written, say) change nothing.
+    /// Credentials from the current files. Files that cannot be used (half written, for example) change nothing.
     pub(super) fn current(&self) -> Arc<Loaded> {
         let now = self.0.clock.now();
         let mut state = self.0.state();
-        // A clock that went back must not keep us from looking.
+        // A clock that went back must not prevent the check.
         if now.since(state.looked) >= LOOK_EVERY || now < state.looked {
             state.looked = now;
             state.look(&self.0.folder, now);
@@ -117,7 +145,7 @@ impl Watched {
 
 impl State {
     fn look(&mut self, folder: &Path, now: Timestamp) {
-        // By itself: it holds whatever becomes of the certificates.
+        // Independent: the list holds even if the certificates cannot be read.
         if self.revoked.look(now) {
             tracing::info!("list of revoked certificates has changed");
             let revoked = Arc::clone(self.revoked.list());
@@ -130,12 +158,12 @@ impl State {
         self.seen = seen;
         match Loaded::read(folder, now, Arc::clone(self.revoked.list())) {
             Ok(loaded) => {
-                tracing::info!(identity = %loaded.identity, until = %loaded.certificate.not_after, "read certificates again");
+                tracing::info!(identity = %loaded.identity, until = %loaded.certificate.not_after, "reloaded certificates");
                 self.current = Arc::new(loaded);
                 self.problem = None;
             }
             Err(error) => {
-                let problem = format!("certificates changed and cannot be used, so those before hold: {error}");
+                let problem = format!("cannot use the changed certificates, the previous ones stay in force: {error}");
                 tracing::warn!("{problem}: {error:?}");
                 self.problem = Some(problem);
             }
@@ -157,30 +185,34 @@ impl Loaded {
         let read = |name: &str| files::read(&path(name)).map_err(missing);
         let chain = pem::certificates(&read(CERTIFICATE)?, &path(CERTIFICATE))?;
         let key = pem::key(&read(KEY)?, &path(KEY))?;
+        let reset_secret = Secret(blake3::derive_key("towline 2026-11-23 secret of an agent", key.secret_der()));
         let provider = tls::provider();
         let own = CertifiedKey::from_der(chain, key, &provider);
         let own = own.map_err(|source| {
             Error::damaged("tls.key is not the key of tls.crt").at(folder.display()).source(source)
         })?;
-        let mut roots = RootCertStore::empty();
-        for root in pem::certificates(&read(AUTHORITY)?, &path(AUTHORITY))? {
-            let added = roots.add(root);
-            added.map_err(|source| {
-                Error::damaged("authority is unusable").at(path(AUTHORITY).display()).source(source)
-            })?;
-        }
-        let roots = Arc::new(roots);
+        let roots = Arc::new(pem::roots(&read(AUTHORITY)?, &path(AUTHORITY))?);
         let clients = WebPkiClientVerifier::builder_with_provider(Arc::clone(&roots), provider).build();
         let clients = clients.map_err(|source| Error::damaged("authority is unusable").source(source))?;
         let certificate = own.end_entity_cert().map_err(|source| Error::damaged("no certificate").source(source))?;
         let certificate = Certificate::read(certificate)?;
         let identity = certificate.agent()?.clone();
-        let loaded = Self { own: Arc::new(own), certificate, identity, roots, clients, revoked };
+        let loaded = Self { own: Arc::new(own), certificate, identity, roots, clients, revoked, reset_secret };
         loaded.check_own(now).map_err(|error| error.at(path(CERTIFICATE).display()))?;
         Ok(loaded)
     }
 
-    /// Peers would refuse a bad certificate, and could only say so in one word.
+    /// Trusted authorities.
+    pub(super) fn roots(&self) -> &Arc<RootCertStore> {
+        &self.roots
+    }
+
+    /// Revoked certificates.
+    pub(super) fn revoked(&self) -> &Arc<List> {
+        &self.revoked
+    }
+
+    /// Peers would refuse a bad certificate, with a bare alert.
     fn check_own(&self, now: Timestamp) -> Result<()> {
         let Some((first, rest)) = self.own.cert.split_first() else { return Err(Error::damaged("no certificate")) };
         let now = UnixTime::since_unix_epoch(now.since(Timestamp(0)));
@@ -190,7 +222,7 @@ impl Loaded {
             .map_err(tls::refused)
     }
 
-    /// Checks the certificate of somebody who serves.
+    /// Checks a server's certificate.
     pub(super) fn verify_server(
         &self,
         end_entity: &CertificateDer<'_>,
@@ -203,7 +235,7 @@ impl Loaded {
         self.accept(end_entity, intermediates)
     }
 
-    /// Checks the certificate of somebody who asks.
+    /// Checks a client's certificate.
     pub(super) fn verify_client(
         &self,
         end_entity: &CertificateDer<'_>,
@@ -214,7 +246,7 @@ impl Loaded {
         self.accept(end_entity, intermediates)
     }
 
-    /// Whom a certificate names that an authority has signed.
+    /// Identity in a certificate that a trusted authority has signed.
     fn accept(
         &self,
         end_entity: &CertificateDer<'_>,

@@ -1,16 +1,16 @@
 //! Identities: names in certificates, an authority that signs them, TLS that requires them.
 //!
-//! An agent's name stands in its certificate as the URI `towline://SITE/AGENT`, not as a DNS name: names of hosts say where
-//! somebody answers and change with it, they have other owners, and a public authority would sign them. Where to connect is
-//! configured or found; who answers there is proven.
+//! A certificate names its agent by the URI `towline://SITE/AGENT`, not by a DNS name: a host name says where an agent
+//! answers and changes with it, has another owner, and can be certified by a public authority. Addresses are configured
+//! or discovered; the certificate proves who answers there.
 
 mod authority;
 mod certificate;
 mod credentials;
 mod files;
-mod name;
 mod pem;
 mod revoked;
+mod signature;
 mod standing;
 #[cfg(test)]
 mod tests;
@@ -18,22 +18,22 @@ mod tls;
 
 use std::path::Path;
 
-pub use self::authority::{AGENT_DAYS, AUTHORITY_DAYS, Authority, DAYS_MAX};
-pub use self::certificate::Certificate;
+pub use self::authority::{AGENT_DAYS, AUTHORITY_DAYS, Authority, DAYS_MAX, POLICY_DAYS};
+pub use self::certificate::{Certificate, from_hex, hex};
 pub use self::credentials::Credentials;
-pub use self::name::Identity;
+pub use self::signature::{Context, PolicyKey, Purpose, SIGNATURE_LEN_MAX, Signature, Trusted};
 pub use self::standing::{Side, Standing};
 pub use self::tls::{SERVER_NAME, client_config, peer_identity, refused, server_config};
 use crate::error::{Error, ErrorKind, Result};
 
-/// The certificates at `path`: of a file, or of a folder with `tls.crt`, `ca.crt` or both.
+/// Certificates at `path`: of a file, or of a folder with `tls.crt`, `policy.crt` or `ca.crt`.
 ///
 /// # Errors
 /// Not found, if there are none; damaged, if one is malformed.
 pub fn show(path: &Path) -> Result<Vec<Certificate>> {
     let mut found = Vec::new();
     let paths = if path.is_dir() {
-        vec![path.join(files::CERTIFICATE), path.join(files::AUTHORITY)]
+        [files::CERTIFICATE, files::POLICY_CERTIFICATE, files::AUTHORITY].map(|name| path.join(name)).to_vec()
     } else {
         vec![path.to_owned()]
     };

@@ -3,16 +3,17 @@
 use std::path::Path;
 
 use rcgen::{KeyPair, PublicKeyData as _};
+use rustls::RootCertStore;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use x509_parser::prelude::{FromDer as _, X509Certificate};
 
 use crate::error::{Error, Result};
 
-/// Certificates in one file, at most.
+/// Maximum number of certificates in one file.
 const CERTIFICATES_MAX: usize = 64;
 
-/// The certificates in `text`, which stands in the file at `path`.
+/// Certificates in `text`, the content of the file at `path`.
 pub(super) fn certificates(text: &str, path: &Path) -> Result<Vec<CertificateDer<'static>>> {
     let malformed = |source| Error::damaged("certificate is malformed").at(path.display()).source(source);
     let found = CertificateDer::pem_slice_iter(text.as_bytes()).take(CERTIFICATES_MAX + 1);
@@ -28,13 +29,23 @@ pub(super) fn certificates(text: &str, path: &Path) -> Result<Vec<CertificateDer
     }
 }
 
-/// The key in `text`, which stands in the file at `path`.
+/// Authorities in `text`, the content of the file at `path`.
+pub(super) fn roots(text: &str, path: &Path) -> Result<RootCertStore> {
+    let mut roots = RootCertStore::empty();
+    for root in certificates(text, path)? {
+        let added = roots.add(root);
+        added.map_err(|source| Error::damaged("authority is unusable").at(path.display()).source(source))?;
+    }
+    Ok(roots)
+}
+
+/// Key in `text`, the content of the file at `path`.
 pub(super) fn key(text: &str, path: &Path) -> Result<PrivateKeyDer<'static>> {
     PrivateKeyDer::from_pem_slice(text.as_bytes())
         .map_err(|source| Error::damaged("key is malformed").at(path.display()).source(source))
 }
 
-/// True if `certificate` is for `key`.
+/// True if `certificate` belongs to `key`.
 pub(super) fn is_key_of(key: &KeyPair, certificate: &CertificateDer<'_>) -> Result<bool> {
     let parsed = X509Certificate::from_der(certificate);
     let (_, certificate) = parsed.map_err(|source| Error::damaged("certificate is malformed").source(source))?;

@@ -1,4 +1,4 @@
-//! The list of revoked certificates. Additions hold at once; a file that is not whole removes nobody.
+//! List of revoked certificates. Additions hold at once; an incomplete file removes nobody.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -11,12 +11,12 @@ use crate::clock::Timestamp;
 use crate::error::{Error, ErrorKind, Result};
 use crate::tree::Look;
 
-/// A file must look the same for so long before somebody is taken off the list: it may be written at this moment.
+/// Time for which a file must be unchanged before it removes entries: it may be half written.
 pub(super) const SETTLED: Duration = Duration::from_secs(5);
 /// Digits of a fingerprint; a serial number has fewer (RFC 5280, 4.1.2.2: at most 20 bytes).
 const FINGERPRINT_DIGITS: usize = 64;
 
-/// Certificates that are trusted no more: serial numbers and fingerprints as lower-case digits without colons.
+/// Revoked certificates: serial numbers and fingerprints as lower-case digits without colons.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct List(BTreeSet<String>);
 
@@ -41,19 +41,19 @@ pub(super) struct Revoked {
     problems: Vec<String>,
 }
 
-/// Contents of a file.
+/// Parsed contents of a file.
 struct Said {
     list: List,
     problems: Vec<String>,
-    /// True unless it may be half written.
+    /// False if it may be half written.
     whole: bool,
 }
 
 impl Revoked {
-    /// The list in the file at `path`; an empty one if there is no file. Lines that are malformed are problems.
+    /// Opens the list in the file at `path`; an empty one if there is no file. Malformed lines are problems.
     ///
     /// # Errors
-    /// The file system's: without the list nobody can be trusted.
+    /// Errors of the file system: without the list nobody can be trusted.
     pub(super) fn open(path: PathBuf, now: Timestamp) -> Result<Self> {
         let seen = Look::at(&path);
         let Said { list, problems, .. } = read(&path)?;
@@ -66,7 +66,7 @@ impl Revoked {
         &self.in_force
     }
 
-    /// Problems of the file as it is now.
+    /// Problems of the file in its current state.
     pub(super) fn problems(&self) -> &[String] {
         &self.problems
     }
@@ -84,7 +84,7 @@ impl Revoked {
             Err(error) => {
                 self.seen = None;
                 self.found(vec![format!(
-                    "list of revoked certificates cannot be read, so the one before holds: {error}"
+                    "cannot read the list of revoked certificates, the previous one stays in force: {error}"
                 )]);
                 return false;
             }
@@ -95,8 +95,8 @@ impl Revoked {
         let mut problems = said.problems;
         if fewer && !said.whole {
             problems.push(format!(
-                "{} may be half written, so nobody is taken off the list of revoked certificates: a whole file has lines \
-                 that end, and none that is malformed",
+                "{} may be half written, so it removes no entry from the list of revoked certificates: in a complete \
+                 file every line has an end, and none is malformed",
                 self.path.display()
             ));
         }
@@ -117,7 +117,7 @@ impl Revoked {
     }
 
     fn found(&mut self, problems: Vec<String>) {
-        // Once each: a file that cannot be read is tried again and again.
+        // Reported once: an unreadable file is read again and again.
         problems
             .iter()
             .filter(|problem| !self.problems.contains(problem))
@@ -128,7 +128,7 @@ impl Revoked {
 
 fn read(path: &Path) -> Result<Said> {
     let text = match files::read_lines(path) {
-        // A list that is to be emptied is removed, or holds a comment.
+        // To empty the list, remove the file, or leave a comment in it.
         Err(error) if error.kind() == ErrorKind::NotFound => {
             return Ok(Said { list: List::default(), problems: Vec::new(), whole: true });
         }
@@ -183,7 +183,7 @@ mod tests {
         }
 
         fn write(&self, text: &str) {
-            // Another file each time, as its times may be the same.
+            // A new file each time, as its times may be the same.
             let fresh = self.folder.path().join("fresh");
             fs::write(&fresh, text).unwrap();
             fs::rename(fresh, self.folder.path().join("revoked")).unwrap();
@@ -249,8 +249,11 @@ mod tests {
         fs::write(&path, b"\xef\xbb\xbfaa\n# gr\xfc\xdfe\n\xff\nbb\n").unwrap();
         assert_eq!(scene.look(SOON), ["aa", "bb"]);
         assert!(scene.revoked.problems()[0].contains("line 3"), "{:?}", scene.revoked.problems());
+        // Remains of a line that a crash kept from being written.
+        fs::write(&path, b"aa\nbb\ncc\n\0\0\0\n").unwrap();
+        assert_eq!(scene.look(SOON), ["aa", "bb", "cc"]);
         fs::write(&path, b"\xff\xfeb\0b\0").unwrap();
-        assert_eq!(scene.look(SOON), ["aa", "bb"], "UTF-16 is no list");
+        assert_eq!(scene.look(SOON), ["aa", "bb", "cc"], "UTF-16 is no list");
         assert!(Revoked::open(path, Timestamp(0)).is_err(), "nobody is let in without the list");
     }
 
@@ -263,7 +266,7 @@ mod tests {
         for _ in 0..3 {
             assert_eq!(scene.look(SETTLED), ["aa"]);
         }
-        assert!(scene.revoked.problems()[0].contains("the one before holds"));
+        assert!(scene.revoked.problems()[0].contains("the previous one stays in force"));
         assert!(Revoked::open(path.clone(), Timestamp(0)).is_err(), "nobody is let in without the list");
         fs::remove_dir(&path).unwrap();
         scene.write("bb\n");

@@ -20,7 +20,7 @@ pub enum Side {
     Asks,
 }
 
-/// The standing of a peer that is connected. Clones share it.
+/// Standing of a connected peer. Clones share it.
 #[derive(Clone, Debug)]
 pub struct Standing(Arc<Inner>);
 
@@ -37,7 +37,7 @@ struct Inner {
 }
 
 impl Standing {
-    /// The standing of a peer that has shown `certificates`, its own first.
+    /// Standing of a peer that has shown `certificates`, its own first.
     ///
     /// # Errors
     /// Denied, if there are none; damaged, if one is malformed.
@@ -58,7 +58,8 @@ impl Standing {
         })))
     }
 
-    /// Waits until the peer is trusted no more: its certificate was revoked or has expired, or its authority was removed. Says why.
+    /// Waits until the peer is no longer trusted: its certificate was revoked or has expired, or its authority was
+    /// removed. Returns the reason.
     ///
     /// # Cancel safety
     /// Safe.
@@ -69,7 +70,7 @@ impl Standing {
                 if !self.0.logged.swap(true, Ordering::AcqRel) {
                     let peer = Certificate::read(&self.0.peer).ok().and_then(|certificate| certificate.identity);
                     let peer = peer.map(|identity| identity.path());
-                    tracing::warn!(peer = peer.as_deref(), "connection is ended: {}", refused(error.clone()));
+                    tracing::warn!(peer = peer.as_deref(), "connection closed: {}", refused(error.clone()));
                 }
                 return error;
             }
@@ -77,7 +78,7 @@ impl Standing {
         }
     }
 
-    /// Verifies again what may have changed since `verified`.
+    /// Verifies again if anything changed since `verified`.
     fn check(&self, verified: &mut Option<Arc<Loaded>>) -> Result<(), rustls::Error> {
         let current = self.0.credentials.current();
         let now = self.0.credentials.clock().now();

@@ -1,4 +1,4 @@
-//! TLS between agents: version 1.3, certificates on both sides, nothing resumed.
+//! TLS between agents: version 1.3, certificates on both sides, no session resumption.
 
 use std::sync::Arc;
 
@@ -17,29 +17,30 @@ use rustls::{
     ServerConfig, SignatureScheme,
 };
 
+use super::Credentials;
 use super::certificate::Certificate;
-use super::{Credentials, Identity};
 use crate::clock::{Clock, Timestamp};
 use crate::error::{Error, Result};
+use crate::identity::Identity;
 use crate::transfer::protocol::limits::ALPN;
 
-/// TLS configuration of the side that asks.
+/// TLS configuration of the client.
 ///
 /// # Errors
-/// Other, if the cryptography at hand lacks what is needed.
+/// Other, if the available cryptography lacks what is needed.
 pub fn client_config(credentials: &Credentials) -> Result<ClientConfig> {
     let shown = Arc::new(Shown(credentials.clone()));
     let builder = ClientConfig::builder_with_details(provider(), Arc::new(Times(Arc::clone(credentials.clock()))));
     let builder = builder.with_protocol_versions(&[&TLS13]).map_err(unavailable)?;
     let builder = builder.dangerous().with_custom_certificate_verifier(Arc::clone(&shown) as _);
     let mut config = builder.with_client_cert_resolver(shown);
-    // A resumed session is not verified again, and might have been revoked meanwhile.
+    // A resumed session is not verified again, and the certificate might have been revoked meanwhile.
     config.resumption = Resumption::disabled();
     config.alpn_protocols = vec![ALPN.to_vec()];
     Ok(config)
 }
 
-/// TLS configuration of the side that serves.
+/// TLS configuration of the server.
 ///
 /// # Errors
 /// As [`client_config`].
@@ -59,10 +60,10 @@ fn unavailable(source: rustls::Error) -> Error {
     Error::other("TLS 1.3 is not at hand").source(source)
 }
 
-/// The name that TLS wants to hear of a server: agents are verified by their identity instead.
+/// Server name, which TLS requires; agents are verified by their identity instead.
 pub const SERVER_NAME: &str = "towline";
 
-/// Whom the certificates that the other side has shown name; for connections whose handshake is done, which has verified them.
+/// Identity in the certificates of the other side; for connections whose handshake, which verifies them, is done.
 ///
 /// # Errors
 /// Denied, if there is none, or if it is not `expected`.
@@ -84,8 +85,8 @@ pub fn refused(error: rustls::Error) -> Error {
     let what = match &error {
         rustls::Error::InvalidCertificate(bad) => match bad {
             Bad::Expired | Bad::ExpiredContext { .. } => "certificate has expired",
-            Bad::NotValidYet | Bad::NotValidYetContext { .. } => "certificate does not hold yet",
-            // Two authorities may have one name: then only the signature tells them apart.
+            Bad::NotValidYet | Bad::NotValidYetContext { .. } => "certificate is not valid yet",
+            // Two authorities may have the same name: then only the signature distinguishes them.
             Bad::UnknownIssuer | Bad::BadSignature => "certificate was signed by an authority that is not trusted",
             Bad::Revoked => "certificate was revoked",
             _ => "certificate is not accepted",
@@ -97,7 +98,7 @@ pub fn refused(error: rustls::Error) -> Error {
             AlertDescription::UnknownCA | AlertDescription::DecryptError => {
                 "peer does not trust the authority of our certificate"
             }
-            AlertDescription::CertificateRequired => "peer wants a certificate",
+            AlertDescription::CertificateRequired => "peer requires a certificate",
             AlertDescription::BadCertificate | AlertDescription::CertificateUnknown => {
                 "peer does not accept our certificate"
             }
@@ -106,16 +107,16 @@ pub fn refused(error: rustls::Error) -> Error {
         },
         _ => return Error::unreachable("TLS with the peer broke").source(error),
     };
-    let help = "`towline identity show` tells what a certificate says, and what ca.crt trusts";
+    let help = "`towline identity show` shows certificates, and the authorities in ca.crt";
     Error::denied(what).help(help).source(error)
 }
 
-/// A certificate that was signed and says something else than it should.
+/// Error of a certificate that is signed but has the wrong contents.
 pub(super) fn unusable(error: Error) -> rustls::Error {
     CertificateError::Other(OtherError(Arc::new(error))).into()
 }
 
-/// AES-128-GCM first: about 1.2 times as fast as AES-256-GCM, and as good here.
+/// AES-128-GCM first: about 1.2 times as fast as AES-256-GCM, and as secure for this purpose.
 pub(super) fn provider() -> Arc<CryptoProvider> {
     let cipher_suites = vec![
         cipher_suite::TLS13_AES_128_GCM_SHA256,
@@ -125,7 +126,7 @@ pub(super) fn provider() -> Arc<CryptoProvider> {
     Arc::new(CryptoProvider { cipher_suites, ..default_provider() })
 }
 
-/// Our clock, as TLS wants it.
+/// Adapter of our clock for TLS.
 #[derive(Debug)]
 struct Times(Arc<dyn Clock>);
 
@@ -135,7 +136,7 @@ impl TimeProvider for Times {
     }
 }
 
-/// Shows and verifies by whatever the credentials are at the moment.
+/// Shows and verifies certificates by the current credentials.
 #[derive(Debug)]
 struct Shown(Credentials);
 

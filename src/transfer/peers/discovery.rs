@@ -1,4 +1,5 @@
-//! Finding peers: by configuration, by a DNS name that stands for all of them, and by what agents say in the repository.
+//! Discovery of peers: by configuration, by a DNS name with all of their addresses, and by registrations in the
+//! repository.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -9,34 +10,34 @@ use tokio_util::sync::CancellationToken;
 
 use super::Peers;
 use crate::error::Result;
+use crate::identity::Identity;
 use crate::repository::Repository;
-use crate::transfer::identity::Identity;
 
-/// Interval of look-ups of names and reads of registrations.
+/// Interval of DNS lookups and reads of registrations.
 const EVERY: Duration = Duration::from_secs(20);
 /// Interval of an agent's announcements.
 const ANNOUNCE_EVERY: Duration = Duration::from_mins(5);
-/// A registration that is older is of an agent that is gone.
+/// Age from which a registration counts as that of a stopped agent.
 const AGE_MAX: Duration = Duration::from_mins(15);
 
 /// Sources of peers' addresses.
 #[derive(Clone, Debug, Default)]
 pub struct Discovery {
-    /// `HOST:PORT` of agents that are known for good, whatever else tells of them.
+    /// `HOST:PORT` of configured agents, which are never removed.
     pub addresses: Vec<String>,
-    /// `HOST:PORT` of names that stand for one address each peer, such as a headless service's
+    /// `HOST:PORT` of DNS names with one address for each peer, such as a headless service's
     /// (<https://kubernetes.io/docs/concepts/services-networking/service/#headless-services>).
     pub names: Vec<String>,
-    /// Repositories in which agents say where they are.
+    /// Repositories in which agents register.
     pub repositories: Vec<Repository>,
-    /// Identity that announces `HOST:PORT` in these.
+    /// Identity to register there, with its `HOST:PORT`.
     pub register: Option<(Identity, String)>,
 }
 
-/// Keeps `peers` to what is found, until `over`; then takes back what was registered.
+/// Keeps `peers` up to date until `over`; then removes its own registration.
 ///
 /// # Cancel safety
-/// Safe: then registrations stay until they are old.
+/// Safe: then registrations stay until they are too old.
 pub async fn discover(peers: Arc<Peers>, discovery: Discovery, over: CancellationToken) {
     let mut known = Sources::new();
     keep(&peers, &mut known, "the settings", Ok(discovery.addresses.iter().cloned().collect()));
@@ -61,8 +62,8 @@ pub async fn discover(peers: Arc<Peers>, discovery: Discovery, over: Cancellatio
     }
     if let Some((identity, _)) = &discovery.register {
         for repository in &discovery.repositories {
-            if let Err(error) = repository.withdraw((identity.site(), identity.agent())).await {
-                tracing::info!("registration stays until it is old: {error:?}");
+            if let Err(error) = repository.withdraw(identity).await {
+                tracing::info!("cannot remove the registration, which expires later: {error:?}");
             }
         }
     }
@@ -71,8 +72,8 @@ pub async fn discover(peers: Arc<Peers>, discovery: Discovery, over: Cancellatio
 async fn register(discovery: &Discovery) {
     let Some((identity, address)) = &discovery.register else { return };
     for repository in &discovery.repositories {
-        if let Err(error) = repository.announce((identity.site(), identity.agent()), address).await {
-            tracing::warn!("agent cannot be registered: {error:?}");
+        if let Err(error) = repository.announce(identity, address).await {
+            tracing::warn!("cannot register the agent: {error:?}");
         }
     }
 }
@@ -92,12 +93,12 @@ async fn registered(repository: &Repository, own: Option<&str>) -> Result<BTreeS
 /// Addresses by source: names, repositories, the settings.
 type Sources = BTreeMap<String, BTreeSet<String>>;
 
-/// Adds who is `there` now, and removes who `by` told of before and nobody tells of any more. What cannot be found out changes
+/// Adds the agents in `there`, and removes those that only the source `by` listed before. A failed lookup changes
 /// nothing.
 fn keep(peers: &Peers, known: &mut Sources, by: &str, there: Result<BTreeSet<String>>) {
     let there = match there {
         Ok(there) => there,
-        Err(error) => return tracing::warn!("peers cannot be found by {by}: {error:?}"),
+        Err(error) => return tracing::warn!("peer discovery by {by} failed: {error:?}"),
     };
     let (gone, new) = changes(known, by, &there);
     for gone in gone {
@@ -106,12 +107,12 @@ fn keep(peers: &Peers, known: &mut Sources, by: &str, there: Result<BTreeSet<Str
     }
     for new in new {
         if let Err(error) = peers.add(&new) {
-            tracing::warn!("peer that {by} tells of is not added: {error:?}");
+            tracing::warn!("peer found by {by} is not added: {error:?}");
         }
     }
 }
 
-/// Enters who is `there` by `by`; who is gone by that, and who is new.
+/// Records the agents in `there` for the source `by`; returns the removed and the added ones.
 fn changes(known: &mut Sources, by: &str, there: &BTreeSet<String>) -> (Vec<String>, Vec<String>) {
     let before = known.insert(by.to_owned(), there.clone()).unwrap_or_default();
     let is_known = |address: &&String| known.values().any(|addresses| addresses.contains(*address));

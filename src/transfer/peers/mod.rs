@@ -1,12 +1,12 @@
-//! Other agents: where they are, which of them answer, and how well.
+//! Other agents: their addresses, connections and speed.
 //!
-//! A task for each known address keeps a link up (peer.rs), as long as the address is known; the next try after a failure comes later
-//! each time. Who is behind an address is told by its certificate, never by whoever told the address.
+//! A task for each known address keeps a link up (peer.rs), with a growing pause after each failure. The certificate
+//! says who is behind an address, never the source of the address.
 
+mod choice;
 mod discovery;
 mod peer;
 mod rate;
-mod transport;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -20,7 +20,6 @@ pub use self::discovery::{Discovery, discover};
 pub(super) use self::peer::crawl;
 pub use self::peer::{Peer, PeerStat};
 pub(super) use self::rate::Rate;
-pub use self::transport::Transport;
 use super::identity::Credentials;
 use super::ledger::Ledger;
 use crate::budget::Budget;
@@ -33,12 +32,12 @@ const SETTLING: Duration = Duration::from_secs(3);
 /// Transports of links.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Transports {
-    /// QUIC and TCP, the better by measuring.
+    /// The faster of QUIC and TCP, by measurement.
     #[default]
     Auto,
-    /// QUIC alone.
+    /// Only QUIC.
     Quic,
-    /// TCP with TLS alone.
+    /// Only TCP with TLS.
     Tcp,
 }
 
@@ -49,18 +48,19 @@ pub struct PeersOptions {
     pub transports: Transports,
     /// Connections of a link.
     pub connections: usize,
-    /// Bytes of frames on their way or in memory, of one connection, at most.
+    /// Maximum number of bytes of frames in transit or in memory, for each connection.
     pub window: u64,
 }
 
 impl Default for PeersOptions {
     fn default() -> Self {
-        // Of 1 Gbit/s with 50 ms and 0.1 % loss, two connections fill half and four three quarters (benches/links).
+        // At 1 Gbit/s with 50 ms and 0.1 % loss, two connections fill half of the line and four three quarters
+        // (benches/links).
         Self { transports: Transports::Auto, connections: 4, window: 64 * MIB }
     }
 }
 
-/// The agents that are known. Dropping it lets go of all links.
+/// Known agents. Dropping it closes all links.
 #[derive(Debug)]
 pub struct Peers {
     ledger: Arc<Ledger>,
@@ -85,7 +85,7 @@ struct KnownPeer {
 }
 
 impl Peers {
-    /// None yet; links will show `credentials` and take their windows out of `budget`.
+    /// Creates an empty set; links will show `credentials` and take their windows from `budget`.
     #[must_use]
     pub fn new(credentials: Credentials, budget: Budget, options: PeersOptions) -> Arc<Self> {
         let ledger = Arc::<Ledger>::default();
@@ -94,19 +94,19 @@ impl Peers {
         Arc::new(Self { ledger, dialing, known: Mutex::default() })
     }
 
-    /// None, for an agent that has no certificate.
+    /// Empty set of an agent without a certificate.
     #[must_use]
     pub fn nobody() -> Arc<Self> {
         Arc::new(Self { ledger: Arc::default(), dialing: None, known: Mutex::default() })
     }
 
-    /// Ledger of what moved from and to them.
+    /// Ledger of chunks exchanged with them.
     #[must_use]
     pub fn ledger(&self) -> &Arc<Ledger> {
         &self.ledger
     }
 
-    /// Makes `address` (`host:port`) known. Fine if it is. Within a runtime.
+    /// Adds `address` (`host:port`), if it is new. Needs a runtime.
     ///
     /// # Errors
     /// Usage, without a certificate or for a malformed address.
@@ -129,12 +129,12 @@ impl Peers {
         Ok(())
     }
 
-    /// Forgets `address` and lets go of the link.
+    /// Removes `address` and closes its link.
     pub fn remove(&self, address: &str) {
         self.known().remove(address);
     }
 
-    /// Peers with a link that is up. Waits shortly for peers that were just added.
+    /// Peers with a link that is up. Waits briefly for peers that were just added.
     ///
     /// # Cancel safety
     /// Safe.
@@ -145,22 +145,22 @@ impl Peers {
                 peer.tried().await;
             }
         };
-        // Peers that are slow to connect are not waited for again.
+        // Later calls do not wait for slow peers again.
         if timeout(SETTLING, tried).await.is_err() {
             known.iter().for_each(|peer| peer.give_up_waiting());
         }
         known.into_iter().filter(|peer| peer.link().is_ok()).collect()
     }
 
-    /// Tries at once whom a pause keeps from being tried again: somebody has just come to us, who may be one of them. So agents that
-    /// start together know each other as soon as the last one is there.
+    /// Retries at once all peers that are in a pause: an agent has just connected to this one, and may be one of them.
+    /// So agents that start together find each other as soon as the last one is up.
     pub(in crate::transfer) fn wake(&self) {
         if let Some(dialing) = &self.dialing {
             dialing.woken.notify_waiters();
         }
     }
 
-    /// State of each.
+    /// State of each peer.
     #[must_use]
     pub fn list(&self) -> Vec<PeerStat> {
         self.known().values().map(|known| known.peer.stat()).collect()

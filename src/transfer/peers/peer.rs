@@ -1,4 +1,4 @@
-//! One other agent: its link, what it holds, how fast it is.
+//! Another agent: its link, its holdings, its speed.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -9,37 +9,40 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
-use super::transport::{Choice, Transport};
+use super::choice::Choice;
 use super::{Dialing, Transports};
+use crate::backoff::Backoff;
 use crate::error::{Error, ErrorKind, Result};
 use crate::id::ManifestId;
+use crate::identity::Identity;
 use crate::limits::MIB;
 use crate::transfer::driver::Client;
-use crate::transfer::identity::Identity;
 use crate::transfer::protocol::Runs;
-use crate::transfer::transport::Dial;
+use crate::transfer::transport::{Dial, Transport};
 use crate::transfer::{quic, tcp};
 
-/// Requests to one peer at the same time: enough for one to be served while others wait for what is further away.
+/// Maximum number of requests to one peer at a time: enough that one is served while others wait for chunks from
+/// further away.
 const REQUESTS_MAX: usize = 6;
-/// The first pause after a failure; it doubles up to the last.
-const PAUSE: Duration = Duration::from_millis(250);
-const PAUSE_MAX: Duration = Duration::from_secs(30);
-/// Time that a peer is avoided after it lied, or proved to be somebody else.
+/// Pause after a failure: the first, which doubles up to the last.
+const BACKOFF: Backoff = Backoff::new(Duration::from_millis(250), Duration::from_secs(30));
+/// Minimum lifetime of a link that counts as a success.
+const LASTING: Duration = Duration::from_secs(10);
+/// Time that a peer is avoided after it sent wrong data, or proved to be another agent.
 const SHUNNED: Duration = Duration::from_mins(10);
 /// Time after which a slow peer is tried again.
 const SLOW: Duration = Duration::from_secs(30);
-/// Bytes by which it is known whether a peer is slow.
+/// Bytes needed to tell whether a peer is slow.
 const KNOWN: u64 = 2 * MIB;
-/// A peer is of no use if it gives fewer bytes a second than this for a request, and less than such a share of what going further
-/// gives. Not for less: that it is asked spares the origin a copy.
+/// Rate in bytes a second, and share of the rate of a more distant source; a peer below both is not used. Both are low,
+/// because using a peer spares the origin a copy.
 const CRAWL: f64 = 4.0 * (1 << 20) as f64;
 const CRAWL_SHARE: f64 = 8.0;
-/// Connecting to a peer takes no longer: the memory for its window may never be free.
+/// Time limit to connect to a peer: the memory for its window may never become free.
 const CONNECT_MAX: Duration = Duration::from_secs(30);
 /// Age at which a survey of a peer is renewed.
 const SURVEY_FRESH: Duration = Duration::from_secs(3);
-/// A survey that takes longer is done without.
+/// Time limit of a survey, after which the peer is used without it.
 const SURVEY_MAX: Duration = Duration::from_secs(5);
 /// Interval of checks of a link.
 const LOOK: Duration = Duration::from_millis(100);
@@ -62,11 +65,11 @@ struct State {
     error: Option<String>,
     surveys: HashMap<ManifestId, (Instant, Arc<Runs>)>,
     received: u64,
-    /// When something came from it last.
+    /// Time of the last bytes from it.
     last: Option<Instant>,
 }
 
-/// The rate below which a peer is of no use beside something that gives `rate`, both in bytes a second.
+/// Rate below which a peer is not used beside a source of `rate`, both in bytes a second.
 #[must_use]
 pub(in crate::transfer) fn crawl(rate: f64) -> f64 {
     (rate / CRAWL_SHARE).min(CRAWL)
@@ -91,11 +94,11 @@ pub struct PeerStat {
     pub transport: Option<Transport>,
     /// Connections of the link.
     pub connections: usize,
-    /// The delay there and back.
+    /// Round trip time.
     pub rtt: Option<Duration>,
-    /// Bytes a second that came from it lately.
+    /// Recent rate of its frames, in bytes a second.
     pub rate: Option<f64>,
-    /// Bytes of frames that came from it.
+    /// Bytes of its frames.
     pub received: u64,
     /// Last error.
     pub error: Option<String>,
@@ -150,7 +153,7 @@ impl Peer {
         lately && state.received >= KNOWN && own.is_some_and(|own| own < crawl(rate))
     }
 
-    /// One of its connections.
+    /// Open connection to it.
     ///
     /// # Errors
     /// Unreachable, if there is none.
@@ -164,7 +167,7 @@ impl Peer {
         client.ok_or_else(|| Error::unreachable("peer has no link").at(&self.address))
     }
 
-    /// Leave to ask it for something: there are few at a time.
+    /// Permit for a request to it: there are few at a time.
     ///
     /// # Cancel safety
     /// Safe.
@@ -172,7 +175,7 @@ impl Peer {
         Arc::clone(&self.requests).acquire_owned().await.ok()
     }
 
-    /// Places of a manifest's list of `chunks` that it holds, as of a moment ago; none if it does not say.
+    /// Recently known places of a manifest's list of `chunks` that it holds; none if it does not answer.
     ///
     /// # Cancel safety
     /// Safe.
@@ -203,7 +206,7 @@ impl Peer {
         Ok(held)
     }
 
-    /// `bytes` of frames came, in `time` if that was the peer's own doing.
+    /// Records that `bytes` of frames came, in `time` if the peer alone took that time.
     pub fn measured(&self, bytes: u64, time: Option<Duration>) {
         let mut state = self.state();
         state.received += bytes;
@@ -214,12 +217,12 @@ impl Peer {
         }
     }
 
-    /// It did not give what it was asked for.
+    /// Records a failed request.
     pub fn failed(&self, error: &Error) {
         self.state().error = Some(error.to_string());
     }
 
-    /// It gave something that was not what it was said to be: it is not asked again for long.
+    /// Records wrong data from it: it is avoided for a while.
     pub fn lied(&self, error: &Error) {
         let mut state = self.state();
         state.error = Some(error.to_string());
@@ -227,7 +230,7 @@ impl Peer {
         state.link = None;
     }
 
-    /// Waits until it was tried once.
+    /// Waits until the first attempt to connect has ended.
     pub(super) async fn tried(&self) {
         // The sender lives as long as the peer.
         let _ = self.tried.subscribe().wait_for(|tried| *tried).await;
@@ -241,7 +244,7 @@ impl Peer {
         let state = self.state();
         let link = state.link.as_ref();
         let open = |link: &Link| link.clients.iter().filter(|client| client.closed().is_none()).count();
-        // A link none of whose connections is open is down until it is made again.
+        // A link without an open connection is down until it is made again.
         let link = link.filter(|link| open(link) > 0);
         PeerStat {
             address: self.address.to_string(),
@@ -272,7 +275,7 @@ impl Peer {
     async fn connect(&self, dialing: &Dialing) -> Result<()> {
         let transport = self.state().choice.next();
         let late = |_| {
-            Err(Error::exhausted("link to a peer was not made in time")
+            Err(Error::exhausted("connecting to the peer timed out")
                 .at(&self.address)
                 .help("raise the agent's memory: each connection takes a window of it"))
         };
@@ -286,7 +289,7 @@ impl Peer {
                 Ok(())
             }
             Err(error) => {
-                // The other transport says whether it is the transport.
+                // The other transport will show whether the transport is the cause.
                 if error.kind() == ErrorKind::Unreachable {
                     state.choice.failed(transport);
                 }
@@ -297,7 +300,7 @@ impl Peer {
     }
 
     async fn connect_by(&self, transport: Transport, dialing: &Dialing) -> Result<Link> {
-        let unknown = |source| Error::unreachable("peer's address is not known").at(&self.address).source(source);
+        let unknown = |source| Error::unreachable("cannot resolve the peer's address").at(&self.address).source(source);
         let resolved = tokio::net::lookup_host(&*self.address).await.map_err(unknown)?.next();
         let address = resolved.ok_or_else(|| Error::unreachable("peer's name has no address").at(&self.address))?;
         let mut clients: Vec<Arc<Client>> = Vec::new();
@@ -321,30 +324,37 @@ impl Peer {
 
 /// Keeps the link of `peer` up until `over`.
 pub(super) async fn keep_up(peer: Arc<Peer>, dialing: Arc<Dialing>, over: CancellationToken) {
-    let mut pause = PAUSE;
+    let mut backoff = BACKOFF;
+    let mut linked: Option<Instant> = None;
     let kept = async {
         loop {
             if peer.is_shunned() || peer.is_fine() {
                 sleep(LOOK).await;
                 continue;
             }
+            match linked.take().map(|since| since.elapsed()) {
+                // The peer may have refused us: in TLS 1.3 the server checks our certificate after the handshake.
+                Some(lasted) if lasted < LASTING => sleep(backoff.pause()).await,
+                Some(_) => backoff = BACKOFF,
+                None => {}
+            }
             match peer.connect(&dialing).await {
                 Ok(()) => {
-                    pause = PAUSE;
+                    linked = Some(Instant::now());
                     peer.give_up_waiting();
                 }
-                // Headless services name everybody.
+                // Headless services list all agents, this one included.
                 Err(error) if error.kind() == ErrorKind::Conflict => {
                     tracing::debug!(address = %peer.address, "not a peer: {error}");
                     peer.give_up_waiting();
                     return std::future::pending::<()>().await;
                 }
                 Err(error) => {
-                    tracing::info!(address = %peer.address, "no link to a peer: {error:?}");
+                    tracing::info!(address = %peer.address, "cannot connect to the peer: {error:?}");
                     peer.give_up_waiting();
                     tokio::select! {
-                        () = sleep(pause) => pause = (pause * 2).min(PAUSE_MAX),
-                        () = dialing.woken.notified() => pause = PAUSE,
+                        () = sleep(backoff.pause()) => {}
+                        () = dialing.woken.notified() => backoff = BACKOFF,
                     }
                 }
             }

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-/// Weight of a new measurement in the rate, for one of this many bytes or more.
+/// Weight of a new measurement, for one of this many bytes or more.
 const GAIN: f64 = 0.25;
 const FULL: f64 = 4.0 * (1 << 20) as f64;
 
-/// A rate in bytes a second, smoothed over what was moved.
+/// Rate in bytes a second, smoothed over the moved bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(in crate::transfer) struct Rate {
     value: Option<f64>,
@@ -17,7 +17,7 @@ pub(in crate::transfer) struct Rate {
 }
 
 impl Rate {
-    /// `bytes` took `time`.
+    /// Adds a measurement: `bytes` took `time`.
     pub(in crate::transfer) fn add(&mut self, bytes: u64, time: Duration) {
         if bytes == 0 || time.is_zero() {
             return;
@@ -29,7 +29,7 @@ impl Rate {
         self.time += time;
     }
 
-    /// Bytes a second, once there is something to tell it by.
+    /// Bytes a second, once something was measured.
     pub(in crate::transfer) fn get(&self) -> Option<f64> {
         self.value
     }

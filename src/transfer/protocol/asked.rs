@@ -1,10 +1,10 @@
-//! One open request of a requester: what was asked for, and what has been answered.
+//! Open request of a requester: what it asked for, and what has been answered.
 
 use super::closed::Violation;
 use super::message::Wanted;
 use super::runs::Runs;
 
-/// One open request.
+/// Open request.
 #[derive(Debug)]
 pub(super) struct Asked {
     pub(super) what: What,
@@ -14,9 +14,9 @@ pub(super) struct Asked {
 
 #[derive(Debug)]
 pub(super) enum What {
-    /// Frames, each to be answered once.
+    /// Request for frames, each to be answered once.
     Frames(Answered),
-    /// A survey, from this place on.
+    /// Question for held chunks, from this place on.
     Survey { from: u32 },
 }
 
@@ -29,15 +29,15 @@ pub(super) struct Answered {
 }
 
 impl Answered {
-    /// None of `len`.
+    /// Creates a set of `len` ordinals without an answer.
     pub(super) fn none_of(len: u32) -> Self {
         Self { words: vec![0; len.div_ceil(64) as usize], len, left: len }
     }
 
-    /// One more.
+    /// Marks one more as answered.
     pub(super) fn insert(&mut self, ordinal: u32) -> Result<(), Violation> {
         if ordinal >= self.len {
-            return Err(Violation::Unexpected("answer to what was not requested"));
+            return Err(Violation::Unexpected("answer to a chunk that was not requested"));
         }
         let bit = 1 << (ordinal % 64);
         match self.words.get_mut(ordinal as usize / 64) {
@@ -62,7 +62,7 @@ impl Answered {
 }
 
 impl Wanted {
-    /// Chunks with the given ordinals, to request those again that did not come.
+    /// Request for the chunks with the given ordinals only, to ask again for those that did not come.
     #[must_use]
     pub fn only(&self, ordinals: &Runs) -> Self {
         let mut some = Self::default();
@@ -80,7 +80,7 @@ impl Wanted {
         (self.chunks.memory() + self.bases.capacity() * size_of::<crate::id::ChunkId>()) as u64
     }
 
-    /// The base with the ordinal `ordinal`, if it is one.
+    /// Base with the ordinal `ordinal`, if it is one.
     #[must_use]
     pub fn base(&self, ordinal: u64) -> Option<crate::id::ChunkId> {
         let at = usize::try_from(ordinal.checked_sub(self.chunks.len())?).ok()?;

@@ -1,4 +1,4 @@
-//! Why a connection is over, and what of it is somebody's fault.
+//! Reasons for the end of a connection.
 
 use thiserror::Error;
 
@@ -10,47 +10,47 @@ use crate::format::wire::Malformed;
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Violation {
-    /// A body is not what its kind says.
+    /// A body does not fit its kind.
     #[error("{kind} is malformed")]
     Malformed {
-        /// Of which message.
+        /// Kind of message.
         kind: &'static str,
-        /// Fault.
+        /// Error of the body.
         source: Malformed,
     },
-    /// A kind that nobody who speaks this version may leave unread.
+    /// An unknown kind that must not be ignored.
     #[error("message of unknown kind {0}")]
     Unknown(u8),
-    /// A message is longer than its kind may be, or than the credit that is left.
+    /// A message is longer than its kind or the remaining credit allows.
     #[error("{kind} of {len} bytes where {limit} are allowed")]
     TooLong {
-        /// Of which message.
+        /// Kind of message.
         kind: &'static str,
-        /// Its body's length.
+        /// Length of its body.
         len: u64,
         /// Limit.
         limit: u64,
     },
-    /// A message that makes no sense here, or now.
+    /// A message that is not allowed here, or now.
     #[error("{0}")]
     Unexpected(&'static str),
-    /// A limit that the hello told was passed.
+    /// A limit of the hello was exceeded.
     #[error("{0}")]
     Limit(&'static str),
-    /// No version is spoken by both.
+    /// The sides share no version.
     #[error("no version of the protocol is shared: expected one of {ours:?}, got {theirs:?}")]
     Version {
-        /// The versions of this side.
+        /// Versions of this side.
         ours: Vec<u8>,
-        /// By the other side.
+        /// Versions of the other side.
         theirs: Vec<u8>,
     },
     /// The hello and the certificate name different agents.
     #[error("hello names another agent than the certificate: expected {expected}, got {got}")]
     Identity {
-        /// By certificate.
+        /// Identity in the certificate.
         expected: String,
-        /// By hello.
+        /// Identity in the hello.
         got: String,
     },
 }
@@ -68,25 +68,25 @@ impl Violation {
     }
 }
 
-/// Why a connection is over.
+/// Reason for the end of a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Closed {
-    /// Both sides had said goodbye, and all was done.
+    /// Both sides said goodbye, and everything was done.
     Done,
-    /// The other side broke the protocol, and was told.
+    /// The other side violated the protocol, and was told so.
     Violated(Violation),
-    /// The other side says that something is wrong.
+    /// The other side reported an error.
     ByPeer {
-        /// What.
+        /// Kind of error.
         code: ErrorCode,
         /// Details.
         text: String,
     },
-    /// This side gave up: silence, no progress, a frame that was not true.
+    /// This side gave up: silence, no progress, a wrong frame.
     GaveUp {
-        /// Why.
+        /// Kind of error.
         code: ErrorCode,
-        /// Why exactly.
+        /// Details.
         text: String,
     },
     /// The transport ended or broke before that.
@@ -99,7 +99,7 @@ impl From<Closed> for PublicError {
             Closed::Done => Self::unreachable("peer has said goodbye"),
             Closed::Violated(violation) => match violation.code() {
                 ErrorCode::Version => Self::unsupported("peer speaks another version")
-                    .help("use towline of about the same age on both sides")
+                    .help("use similar versions of towline on both sides")
                     .source(violation),
                 ErrorCode::Identity => Self::denied("peer is not who it says").source(violation),
                 _ => Self::unreachable("peer does not follow the protocol").source(violation),

@@ -1,4 +1,4 @@
-//! From pieces of a byte stream to whole messages.
+//! Assembly of messages from pieces of a byte stream.
 //!
 //! ```text
 //! 0  4  length of the body      4  1  kind      5  n  body
@@ -9,16 +9,16 @@ use bytes::Bytes;
 use super::limits::HEADER_LEN;
 use crate::blocks::Block;
 
-/// Puts the messages of one stream together.
+/// Assembler of the messages of one stream.
 #[derive(Debug, Default)]
 pub(super) struct Assembler {
     header: [u8; HEADER_LEN],
     body: Block,
-    /// Bytes of both that are there.
+    /// Received bytes of header and body.
     filled: usize,
 }
 
-/// Announcement of a header.
+/// Length and kind in a header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Announced {
     pub(super) kind: u8,
@@ -26,9 +26,10 @@ pub(super) struct Announced {
 }
 
 impl Assembler {
-    /// Takes bytes from the front of `input` until a message is whole: its kind and body. None, once `input` is used up.
+    /// Takes bytes from the front of `input` until a message is complete: its kind and body. None, once `input` is used
+    /// up.
     ///
-    /// `admit` is asked before room is made for a body.
+    /// `admit` is called before the body is allocated.
     ///
     /// # Errors
     /// Errors of `admit`.
@@ -47,7 +48,7 @@ impl Assembler {
                 return Ok(None);
             }
             admit(self.announced())?;
-            // A body's length is bounded by its kind's limit by now.
+            // `admit` has checked the length by now.
             self.body = Block::new(self.announced().len as usize);
         }
         let left = self.body.get_mut(self.filled - HEADER_LEN..).unwrap_or_default();
@@ -63,7 +64,7 @@ impl Assembler {
         Ok(Some((self.announced().kind, body.freeze())))
     }
 
-    /// The kind of the message whose body is on its way in.
+    /// Kind of the message whose body is being received.
     pub(super) fn within(&self) -> Option<u8> {
         (self.filled >= HEADER_LEN).then(|| self.announced().kind)
     }
@@ -74,7 +75,7 @@ impl Assembler {
     }
 }
 
-/// Up to `most` bytes from the front of `input`.
+/// Takes up to `most` bytes from the front of `input`.
 fn take<'a>(input: &mut &'a [u8], most: usize) -> &'a [u8] {
     let (taken, rest) = input.split_at(most.min(input.len()));
     *input = rest;

@@ -12,21 +12,21 @@ use super::limits::{
     SILENCE_MAX, TEXT_LEN_MAX,
 };
 use super::message::{ErrorCode, Hello, Kind, Message};
-use crate::transfer::identity::Identity;
+use crate::identity::Identity;
 
 /// Bytes to put on a lane: first `head`, then `body` (empty, but for frames).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Transmit {
-    /// Everything but stored bytes.
+    /// All bytes but the stored ones.
     pub head: Bytes,
-    /// Stored bytes, shared with whoever supplied them.
+    /// Stored bytes, shared with their source.
     pub body: Bytes,
 }
 
-/// The lane that control messages go on: the whole of a TCP connection, the first stream of a QUIC connection.
+/// Lane of control messages: the whole of a TCP connection, the first stream of a QUIC connection.
 pub const CONTROL: u32 = 0;
 
-/// One end of a connection, without what it is for.
+/// Common state of one end of a connection.
 #[derive(Debug)]
 pub(super) struct Link {
     ours: Hello,
@@ -37,14 +37,14 @@ pub(super) struct Link {
     lanes: BTreeMap<u32, Assembler>,
     control: VecDeque<Message>,
     pong: Option<u64>,
-    /// Bytes of frame messages that the other side may send, all told.
+    /// Total credit: bytes of frame messages that the other side may send.
     pub(super) granted: u64,
     /// Bytes of frame messages whose headers have arrived.
     pub(super) admitted: u64,
-    /// Bytes that arrived of frames that are not whole.
+    /// Received bytes of incomplete frames.
     partial: u64,
     heard: Duration,
-    /// When the transport last took something.
+    /// Time when the transport last accepted bytes.
     pub(super) spoken: Duration,
     /// Last progress on what was asked for.
     pub(super) progress: Duration,
@@ -90,7 +90,7 @@ impl Link {
         &self.peer
     }
 
-    /// The other side's hello, once it is there.
+    /// The other side's hello, once it has arrived.
     pub(super) fn theirs(&self) -> Option<&Hello> {
         self.theirs.as_ref()
     }
@@ -112,7 +112,7 @@ impl Link {
         self.theirs.is_some() && !self.goodbye_sent && !self.goodbye_heard && self.over.is_none()
     }
 
-    /// The next message of `lane` that is not for this layer; None, once `input` is used up.
+    /// Next message of `lane` that is not for this layer; None, once `input` is used up.
     pub(super) fn next(&mut self, lane: u32, input: &mut &[u8], now: Duration) -> Result<Option<Message>, Violation> {
         while !input.is_empty() && self.over.is_none() {
             let Some((byte, body)) = self.assemble(lane, input, now)? else { return Ok(None) };
@@ -126,7 +126,7 @@ impl Link {
         Ok(None)
     }
 
-    /// Brings one message together, checking what its header announces.
+    /// Assembles one message, checking its header first.
     fn assemble(&mut self, lane: u32, input: &mut &[u8], now: Duration) -> Result<Option<(u8, Bytes)>, Violation> {
         if lane > LANES_MAX {
             return Err(Violation::Limit("too many streams"));
@@ -149,7 +149,7 @@ impl Link {
         Ok(whole)
     }
 
-    /// Part of a frame has arrived.
+    /// Records the arrival of a part of a frame.
     fn trickle(&mut self, bytes: u64, now: Duration) {
         self.partial += bytes;
         if self.partial >= PROGRESS_MIN {
@@ -162,12 +162,12 @@ impl Link {
         self.lanes.values().any(|lane| lane.within() == Some(Kind::Frame as u8))
     }
 
-    /// Deals with what concerns the connection as a whole; gives back the rest.
+    /// Handles messages about the connection as a whole; returns the others.
     fn settle(&mut self, message: Message, now: Duration) -> Result<Option<Message>, Violation> {
         match message {
             Message::Hello(hello) => self.greet(hello, now).map(|()| self.theirs.clone().map(Message::Hello)),
             Message::Ping { nonce } => {
-                // One answer is owed at a time: who pings without reading gets no queue.
+                // Only one answer is owed at a time: a side that pings without reading gets no queue.
                 self.pong = Some(nonce);
                 Ok(None)
             }
@@ -198,7 +198,8 @@ impl Link {
         let shared = self.ours.versions.iter().rfind(|&version| hello.versions.contains(version));
         let none = || Violation::Version { ours: self.ours.versions.clone(), theirs: hello.versions.clone() };
         self.version = *shared.ok_or_else(none)?;
-        if (hello.site.as_str(), hello.agent.as_str()) != (self.peer.site(), self.peer.agent()) {
+        let (site, agent) = Hello::names_of(&self.peer);
+        if (&hello.site, &hello.agent) != (&site, &agent) {
             let got = format!("{}/{}", hello.site, hello.agent);
             return Err(Violation::Identity { expected: self.peer.to_string(), got });
         }
@@ -214,7 +215,7 @@ impl Link {
         }
     }
 
-    /// Says that nothing new begins.
+    /// Sends GOODBYE: nothing new begins.
     pub(super) fn goodbye(&mut self, text: &str) {
         if !std::mem::replace(&mut self.goodbye_sent, true) {
             self.send(Message::Goodbye { text: clipped(text) });
@@ -229,7 +230,7 @@ impl Link {
     /// The next control message.
     pub(super) fn transmit(&mut self, now: Duration) -> Option<Transmit> {
         let message = match self.control.front() {
-            // Nothing goes before the hello.
+            // Nothing is sent before the hello.
             Some(Message::Hello(_)) => self.control.pop_front(),
             _ => self.pong.take().map(|nonce| Message::Pong { nonce }).or_else(|| self.control.pop_front()),
         };
@@ -246,7 +247,7 @@ impl Link {
         self.send(Message::Ping { nonce: self.pings });
     }
 
-    /// When [`Link::expire`] wants to be called next.
+    /// Time at which [`Link::expire`] must be called.
     pub(super) fn timeout(&self) -> Option<Duration> {
         if self.over.is_some() {
             return None;
@@ -258,9 +259,9 @@ impl Link {
         Some(self.ping_due().map_or(silence, |ping| ping.min(silence)))
     }
 
-    /// Time of the next PING: a silent side is given up, even if it only listens.
+    /// Time of the next PING: it detects a silent side even if this side only listens.
     fn ping_due(&self) -> Option<Duration> {
-        // One that waits to be sent is enough.
+        // One PING in the queue is enough.
         let waits = self.control.iter().any(|message| matches!(message, Message::Ping { .. }));
         (!waits).then_some(self.spoken + PING_AFTER)
     }
@@ -270,18 +271,18 @@ impl Link {
             return;
         }
         if self.theirs.is_none() {
-            // `progress` stands still until the hello: whatever else arrives buys no time.
+            // `progress` does not change before the hello, so other messages gain no time.
             if now >= self.progress + GREETING_MAX {
                 self.give_up(ErrorCode::Silent, "no hello");
             }
         } else if now >= self.heard + SILENCE_MAX {
-            self.give_up(ErrorCode::Silent, "nothing heard");
+            self.give_up(ErrorCode::Silent, "nothing received");
         } else if self.ping_due().is_some_and(|due| now >= due) {
             self.ping(now);
         }
     }
 
-    /// Ends the connection and tells the other side why.
+    /// Ends the connection and reports the reason to the other side.
     pub(super) fn give_up(&mut self, code: ErrorCode, text: &str) {
         self.end(Closed::GaveUp { code, text: text.to_owned() }, Some((code, text.to_owned())));
     }
@@ -295,7 +296,7 @@ impl Link {
         self.end(Closed::Violated(violation), Some((code, text)));
     }
 
-    /// Ends the connection; the first reason stands.
+    /// Ends the connection; the first reason stays.
     pub(super) fn end(&mut self, why: Closed, last_words: Option<(ErrorCode, String)>) {
         if self.over.is_some() {
             return;
@@ -307,7 +308,7 @@ impl Link {
         self.over = Some(why);
     }
 
-    /// Nothing that waits to be sent matters any more; only the hello may explain the rest.
+    /// Drops all pending messages except the hello, which may explain the error.
     fn silence(&mut self) {
         self.control.retain(|message| matches!(message, Message::Hello(_) | Message::Goodbye { .. }));
         self.pong = None;
@@ -321,14 +322,14 @@ fn admit(announced: Announced, lane: u32, greeted: bool, room: u64) -> Result<u6
     let kind = Kind::from_byte(announced.kind);
     let word = kind.map_or("message", Kind::word);
     if !greeted && kind != Some(Kind::Hello) {
-        return Err(Violation::Unexpected("the first message is no hello"));
+        return Err(Violation::Unexpected("the first message is not a hello"));
     }
     match kind {
         None if announced.kind < IGNORABLE_FROM => Err(Violation::Unknown(announced.kind)),
         Some(Kind::Frame) => {
             let charge = len + HEADER_LEN as u64;
             let limit = FRAME_LEN_MAX.min(room.saturating_sub(HEADER_LEN as u64));
-            // Even an empty one takes its header's bytes.
+            // Even an empty frame takes its header's bytes.
             let fits = len <= limit && charge <= room;
             if fits { Ok(charge) } else { Err(Violation::TooLong { kind: word, len, limit }) }
         }
@@ -342,7 +343,7 @@ fn control_len(kind: &'static str, len: u64) -> Result<u64, Violation> {
     if len <= CONTROL_LEN_MAX { Ok(0) } else { Err(Violation::TooLong { kind, len, limit: CONTROL_LEN_MAX }) }
 }
 
-/// A text that fits a message.
+/// Text clipped to the limit of a message.
 pub(super) fn clipped(text: &str) -> String {
     let mut end = text.len().min(TEXT_LEN_MAX);
     while !text.is_char_boundary(end) {

@@ -1,7 +1,8 @@
-//! The protocol between agents, without I/O or clock: bytes, lanes and the time go in; bytes, events and a timeout come out.
+//! The protocol between agents, without I/O or clock. Inputs are bytes, lanes and the time; outputs are bytes, events
+//! and a timeout.
 //!
-//! docs/protocol.md is the specification. Whoever opened the connection is its [`Requester`], the other side its [`Provider`];
-//! a transport (QUIC, TCP) moves the bytes and tells the time, which counts from wherever the transport likes.
+//! docs/protocol.md is the specification. The side that opened the connection is its [`Requester`], the other side its
+//! [`Provider`]; a transport (QUIC, TCP) moves the bytes and supplies the time, which may count from any origin.
 //!
 //! ```text
 //!             hello of the other side                 goodbye of either side           nothing is open,
@@ -11,9 +12,9 @@
 //!         version or identity                 stall, the transport breaks
 //! ```
 //!
-//! Only an open connection takes new requests; one that is leaving serves those it has. Over is for ever: whatever was not
-//! answered is told ([`Event::Ended`]), and asking for just that ([`Wanted::only`]) over another connection, or of another
-//! peer, is all there is to resuming.
+//! Only an open connection accepts new requests; a leaving one serves those it has. A connection that is over stays
+//! over: [`Event::Ended`] lists the unanswered ordinals, and resuming means to request only these ([`Wanted::only`])
+//! over another connection, or from another peer.
 
 mod asked;
 mod closed;

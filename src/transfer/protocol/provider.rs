@@ -10,44 +10,44 @@ use super::link::{CONTROL, Link, Transmit};
 use super::message::{EndCode, ErrorCode, Found, Hello, Message, Priority, Survey};
 use super::serving::{Asked, Grant, Next, Serving, Supply, Work};
 use crate::id::{ChunkId, ManifestId};
-use crate::transfer::identity::Identity;
+use crate::identity::Identity;
 
 /// Demand of a provider on its driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Demand {
-    /// Say what the peer may read by way of `manifest`: [`Provider::granted`].
+    /// Find out what the peer may read through `manifest`: [`Provider::granted`].
     Authorise {
-        /// For which request.
+        /// Number of the request.
         request: u64,
         /// Manifest.
         manifest: ManifestId,
     },
-    /// Say which chunks of `manifest` are held, if the peer may read it: [`Provider::surveyed`].
+    /// Find out which chunks of `manifest` are held, if the peer may read it: [`Provider::surveyed`].
     Survey {
-        /// For which request.
+        /// Number of the request.
         request: u64,
         /// Manifest.
         manifest: ManifestId,
-        /// From which place in its list on.
+        /// First place in its list.
         from: u32,
     },
-    /// Stop finding out what [`Demand::Authorise`] or [`Demand::Survey`] asked for, as nobody waits for it any more:
-    /// [`Provider::over`], once no work for it is left. An answer that is there already does as well.
+    /// Abort the work of [`Demand::Authorise`] or [`Demand::Survey`], whose result nobody needs: [`Provider::over`],
+    /// once no work is left. A result that is ready already may be delivered instead.
     Abort {
-        /// For which request.
+        /// Number of the request.
         request: u64,
     },
-    /// Read a stored chunk: [`Provider::supply`], also if it is not there, or nobody wants it any more.
+    /// Read a stored chunk: [`Provider::supply`], also if it is not held, or nobody needs it any more.
     Read {
-        /// For which request.
+        /// Number of the request.
         request: u64,
         /// Ordinal of the chunk in the request.
         ordinal: u32,
-        /// Its id.
+        /// Id of the chunk.
         id: ChunkId,
-        /// The request.
+        /// Contents of the request.
         asked: Asked,
-        /// Bytes of its frame, at most.
+        /// Maximum length of its frame.
         bound: u64,
     },
     /// The connection is over. The last demand.
@@ -58,32 +58,33 @@ pub enum Demand {
 #[derive(Debug)]
 pub struct Provider {
     link: Link,
-    /// Streams for frames besides the control lane; 0 where everything shares one.
+    /// Streams for frames besides the control lane; 0 if everything shares one.
     lanes: u32,
     serving: BTreeMap<u64, Serving>,
     last: u64,
     demands: VecDeque<Demand>,
-    /// Largest charge of each read under way.
+    /// Maximum charge of each read in progress.
     reads: BTreeMap<(u64, u32), u64>,
-    /// Bytes of frames that may have been sent, and that were.
+    /// Bytes of frames that may have been sent, and those that were.
     credit: u64,
     sent: u64,
-    /// Bytes of frames set aside for reads, and waiting to go; and how many both may be.
+    /// Bytes of frames reserved for reads and queued, and the limit of both together.
     reserved: u64,
     queued: u64,
     ahead_max: u64,
-    /// When the transport last took something, or something began to wait for it.
+    /// Time when the transport last accepted bytes, or when something was first queued for it.
     moved: Duration,
-    /// When something was last said of what is being read, or that began.
+    /// Time of the last message about reads in progress, or of their start.
     reported: Duration,
-    /// Bytes that came from further away so far, and how many had when FETCHING was last due, if it was since reading began.
+    /// Bytes received from further away so far, and their number when FETCHING was last due, if it was since reading
+    /// began.
     brought: (u64, Option<u64>),
     closed: bool,
 }
 
 impl Provider {
-    /// The serving end of a connection that begins at `now` with `peer`, as its certificate names it; frames go on `lanes`
-    /// streams of their own, or on the control lane if that is 0.
+    /// Creates the serving end of a connection that begins at `now` with `peer`, named by its certificate. Frames go on
+    /// `lanes` streams of their own, or on the control lane if that is 0.
     #[must_use]
     pub fn new(hello: Hello, peer: Identity, lanes: u32, now: Duration) -> Self {
         Self {
@@ -111,13 +112,13 @@ impl Provider {
         self.link.peer()
     }
 
-    /// The other side's hello, once it is there.
+    /// The other side's hello, once it has arrived.
     #[must_use]
     pub fn theirs(&self) -> Option<&Hello> {
         self.link.theirs()
     }
 
-    /// Bytes of frames in memory: being read, or waiting to go.
+    /// Bytes of frames in memory: being read or queued.
     #[must_use]
     pub fn in_memory(&self) -> u64 {
         self.reserved + self.queued
@@ -135,12 +136,12 @@ impl Provider {
         self.serving.values().any(Serving::is_granted)
     }
 
-    /// From now on no more than `bytes` of frames, or one, are read ahead. Nothing that was is forgotten.
+    /// Limits the frames read ahead to `bytes` bytes, or one frame, from now on. Frames already read stay.
     pub fn read_ahead(&mut self, bytes: u64) {
         self.ahead_max = bytes.min(AHEAD_MAX);
     }
 
-    /// Takes bytes that arrived on `lane`.
+    /// Handles bytes that arrived on `lane`.
     pub fn handle(&mut self, lane: u32, mut input: &[u8], now: Duration) {
         self.wake(now);
         while self.link.over().is_none() {
@@ -175,12 +176,12 @@ impl Provider {
                 }
             }
             Message::Cancel { request } if request > self.last => {
-                return Err(Violation::Unexpected("cancel of no request"));
+                return Err(Violation::Unexpected("cancel of an unknown request"));
             }
             Message::Cancel { request } => self.cancel(request),
             Message::Credit { granted } => {
                 if granted < self.credit {
-                    return Err(Violation::Unexpected("credit was taken back"));
+                    return Err(Violation::Unexpected("credit decreases"));
                 }
                 self.credit = granted;
             }
@@ -190,21 +191,21 @@ impl Provider {
         Ok(())
     }
 
-    /// Takes a request on; false if it was answered already.
+    /// Accepts a request; false if it was answered already.
     fn begin(&mut self, request: u64, priority: Priority, work: Work) -> Result<bool, Violation> {
         if request <= self.last {
-            return Err(Violation::Unexpected("number of a request goes back"));
+            return Err(Violation::Unexpected("request number does not increase"));
         }
         self.last = request;
-        // A request counts until its last message has gone, which is not before all work for it is over: who does not read
-        // cannot pile up answers, and who cancels cannot pile up work.
+        // A request counts until its last message has been sent, which is not before all work for it is over: a peer
+        // that does not read cannot pile up answers, and one that cancels cannot pile up work.
         if self.serving.len() >= self.link.ours().requests.min(REQUESTS_MAX) as usize {
             return Err(Violation::Limit("too many open requests"));
         }
         self.serving.insert(request, Serving::new(request, priority, work));
         let open = self.link.is_open();
         if !open {
-            self.refuse(request, EndCode::Leaving, "begins nothing new");
+            self.refuse(request, EndCode::Leaving, "shutting down");
         }
         Ok(open)
     }
@@ -217,7 +218,7 @@ impl Provider {
         }
     }
 
-    /// Ends `request` as its peer wishes; it counts until work for it is over.
+    /// Cancels `request`; it counts until all work for it is over.
     fn cancel(&mut self, request: u64) {
         let works = self.serving.get(&request).is_some_and(|serving| serving.is_working() && !serving.has_ended());
         self.refuse(request, EndCode::Cancelled, "");
@@ -226,33 +227,33 @@ impl Provider {
         }
     }
 
-    /// Work for `request` was aborted, and nothing of it is left.
+    /// Reports that work for `request` was aborted and nothing of it is left.
     pub fn over(&mut self, request: u64, now: Duration) {
         self.wake(now);
         self.settled(request);
         self.refuse(request, EndCode::Cancelled, "");
     }
 
-    /// Its peer asks for more than it may at a time.
+    /// Refuses `request`, as its peer is over its limits.
     pub fn busy(&mut self, request: u64, text: &str, now: Duration) {
         self.wake(now);
         self.settled(request);
         self.refuse(request, EndCode::Busy, text);
     }
 
-    /// Tells the other side that it has too many connections, and ends this one.
+    /// Refuses the connection, as the other side has too many.
     pub fn turn_away(&mut self, text: &str) {
         self.link.give_up(ErrorCode::Busy, text);
     }
 
-    /// Work for `request` is over.
+    /// Records that work for `request` is over.
     fn settled(&mut self, request: u64) {
         if let Some(serving) = self.serving.get_mut(&request) {
             serving.set_working(false);
         }
     }
 
-    /// Grants the peer what it may read for `request`: None if there is no such manifest, or none for it.
+    /// Sets what the peer may read for `request`: None if there is no such manifest, or none that it may read.
     pub fn granted(&mut self, request: u64, grant: Option<Arc<Grant>>, now: Duration) {
         self.wake(now);
         self.settled(request);
@@ -262,7 +263,7 @@ impl Provider {
         }
     }
 
-    /// Answers a survey: None if there is no such manifest, or none for the peer.
+    /// Answers a survey: None if there is no such manifest, or none that the peer may read.
     pub fn surveyed(&mut self, request: u64, survey: Option<Survey>, now: Duration) {
         self.wake(now);
         self.settled(request);
@@ -272,14 +273,14 @@ impl Provider {
         }
     }
 
-    /// Something broke while `request` was served.
+    /// Reports an error while `request` was served.
     pub fn failed(&mut self, request: u64, text: &str, now: Duration) {
         self.wake(now);
         self.settled(request);
         self.refuse(request, EndCode::Failed, text);
     }
 
-    /// A read has ended: the stored chunk, or None if it is not held. Each demand to read is answered once.
+    /// Ends a read: the stored chunk, or None if it is not held. Each demand to read gets one call.
     pub fn supply(&mut self, request: u64, ordinal: u32, supply: Option<Supply>, now: Duration) {
         self.wake(now);
         let Some(bound) = self.reads.remove(&(request, ordinal)) else { return };
@@ -290,7 +291,7 @@ impl Provider {
         }
     }
 
-    /// The next thing to do, if any.
+    /// Next demand, if any.
     pub fn poll(&mut self) -> Option<Demand> {
         if let Some(why) = self.link.over() {
             let closed = Demand::Closed(why.clone());
@@ -305,7 +306,8 @@ impl Provider {
         demand
     }
 
-    /// The most urgent chunk, if there is credit and room for it. None other goes before it: it would wait for ever.
+    /// Read of the most urgent chunk, if there is credit and memory for it. No other goes before it, or it would wait
+    /// for ever.
     fn next_read(&mut self) -> Option<Demand> {
         let window = self.link.theirs()?.window;
         let most = window - window / 4;
@@ -329,7 +331,7 @@ impl Provider {
         None
     }
 
-    /// The next bytes to send on `lane`: control messages first, then the most urgent.
+    /// Next bytes to send on `lane`: control messages first, then the most urgent.
     pub fn transmit(&mut self, lane: u32, now: Duration) -> Option<Transmit> {
         let control = if lane == CONTROL { self.link.transmit(now) } else { None };
         let transmit = match control {
@@ -359,7 +361,7 @@ impl Provider {
         Some(transmit)
     }
 
-    /// Forgets a request about which all was said.
+    /// Forgets a request that is completely answered.
     fn forget(&mut self, request: u64) {
         if self.serving.get(&request).is_some_and(Serving::is_done) {
             self.serving.remove(&request);
@@ -367,7 +369,7 @@ impl Provider {
         }
     }
 
-    /// Parts, once one side has said goodbye and nothing is open.
+    /// Ends the connection, once one side has said goodbye and nothing is open.
     fn part(&mut self) {
         if self.serving.is_empty() && self.link.goodbye_heard {
             self.link.goodbye("nothing is open");
@@ -375,25 +377,25 @@ impl Provider {
         }
     }
 
-    /// Says goodbye: open requests are served to their end, then the connection is over.
+    /// Sends GOODBYE: open requests are served to their end, then the connection is over.
     pub fn goodbye(&mut self, text: &str, now: Duration) {
         self.wake(now);
         self.link.goodbye(text);
         self.part();
     }
 
-    /// The transport broke, or ended.
+    /// Reports that the transport broke, or ended.
     pub fn lost(&mut self, text: &str) {
         self.link.end(Closed::Lost(text.to_owned()), None);
     }
 
-    /// The transport has taken some bytes of what was transmitted: the other side reads.
+    /// Reports that the transport has accepted bytes: the other side reads.
     pub fn wrote(&mut self, now: Duration) {
         (self.moved, self.link.spoken) = (now, now);
     }
 
-    /// `bytes` of chunks have come here from further away, all told: if more have by the time that [`Provider::expire`] says so, whoever
-    /// waits for one is told that it is on its way.
+    /// Reports the total `bytes` of chunks received from further away: if it has grown by the next
+    /// [`Provider::expire`], FETCHING is sent.
     pub fn brought(&mut self, bytes: u64) {
         self.brought.0 = bytes;
     }
@@ -404,7 +406,7 @@ impl Provider {
         self.link.over().is_some()
     }
 
-    /// When [`Provider::expire`] wants to be called, if nothing happens before.
+    /// Time at which [`Provider::expire`] must be called, if nothing happens before.
     #[must_use]
     pub fn timeout(&self) -> Option<Duration> {
         let stall = self.has_output().then_some(self.moved + STALL_MAX);
@@ -412,10 +414,10 @@ impl Provider {
         [self.link.timeout()?].into_iter().chain(stall).chain(fetching).min()
     }
 
-    /// The time is `now`.
+    /// Handles timeouts at the time `now`.
     pub fn expire(&mut self, now: Duration) {
         if self.has_output() && now >= self.moved + STALL_MAX {
-            self.link.give_up(ErrorCode::Stalled, "nothing of what was requested was taken");
+            self.link.give_up(ErrorCode::Stalled, "peer does not read the answers");
         }
         if !self.reads.is_empty() && now >= self.reported + FETCHING_AFTER {
             let (brought, before) = self.brought;
@@ -431,7 +433,7 @@ impl Provider {
         self.link.over().is_none() && (self.link.has_control() || self.serving.values().any(Serving::is_ready))
     }
 
-    /// Something is about to happen: the watchdog counts from when output begins to wait, and FETCHING is due after the first read.
+    /// Starts the timers of queued output and of reads.
     fn wake(&mut self, now: Duration) {
         if !self.has_output() {
             self.moved = now;
@@ -442,12 +444,12 @@ impl Provider {
     }
 }
 
-/// The lane that everything about `request` goes on.
+/// Lane of all answers to `request`.
 fn lane_of(request: u64, lanes: u32) -> u32 {
     if lanes == 0 { CONTROL } else { 1 + u32::try_from(request % u64::from(lanes)).unwrap_or(0) }
 }
 
-/// True if `demand` is about `request` and is not a read, whose answer is still to come.
+/// True if `demand` is about `request` and is not a read, which still gets its answer.
 fn is_for(demand: &Demand, request: u64) -> bool {
     matches!(demand, Demand::Authorise { request: of, .. } | Demand::Survey { request: of, .. } if *of == request)
 }

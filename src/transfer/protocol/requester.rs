@@ -1,4 +1,4 @@
-//! The side that opened the connection and asks.
+//! The side that opened the connection and requests.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -14,92 +14,92 @@ use super::runs::Runs;
 use crate::codec::{Codec, Encoded};
 use crate::error::{Error, Result};
 use crate::id::ManifestId;
-use crate::transfer::identity::Identity;
+use crate::identity::Identity;
 
 /// Event of a requester for its driver.
 #[derive(Clone, Debug)]
 pub enum Event {
-    /// The other side's hello is there: requests may be made.
+    /// The other side's hello has arrived: requests may be made.
     Opened,
     /// A chunk has arrived, not verified yet.
     Arrived(Arrived),
-    /// Chunks of a request will not come from here.
+    /// Chunks of a request that will not come from this peer.
     Missing {
-        /// Of which request.
+        /// Number of the request.
         request: u64,
-        /// Which, by ordinal.
+        /// Ordinals of the chunks.
         ordinals: Runs,
     },
     /// Chunks of a manifest that the other side holds.
     Found {
-        /// The answer to which question.
+        /// Number of the question.
         request: u64,
         /// The answer.
         survey: Survey,
     },
-    /// Nothing more comes of a request. Each request ends exactly once.
+    /// End of a request. Each request ends exactly once.
     Ended {
-        /// Which.
+        /// Number of the request.
         request: u64,
-        /// How.
+        /// Result.
         how: How,
         /// Ordinals that were not answered.
         left: Runs,
     },
-    /// The other side will begin nothing new; open requests are served to their end.
+    /// The other side begins nothing new; open requests are served to their end.
     Leaving(String),
     /// The connection is over. The last event.
     Closed(Closed),
 }
 
-/// A stored chunk as it came in.
+/// Stored chunk that has arrived.
 #[derive(Clone, Debug)]
 pub struct Arrived {
-    /// Of which request.
+    /// Number of the request.
     pub request: u64,
     /// Ordinal of the chunk in the request.
     pub ordinal: u32,
     /// Bytes of the chunk.
     pub plain_len: u32,
-    /// Stored bytes. Whoever decodes them proves that they are the chunk that was asked for.
+    /// Stored bytes. Whoever decodes them checks that they are the requested chunk.
     pub encoded: Encoded,
-    /// Argument of [`Requester::release`] once the bytes are no longer in memory.
+    /// Argument of [`Requester::release`] once the bytes are released.
     pub charge: u64,
 }
 
-/// End of a request.
+/// Result of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum How {
     /// Every chunk was answered.
     Complete,
-    /// The other side ended it.
+    /// The other side ended it early.
     Refused(EndCode, String),
     /// The connection ended first.
     Lost,
 }
 
-/// The asking end of a connection.
+/// The requesting end of a connection.
 #[derive(Debug)]
 pub struct Requester {
     link: Link,
     requests: BTreeMap<u64, Asked>,
     last: u64,
-    /// Bytes of frames that may be on their way here or wait to be released.
+    /// Bytes of frames that may be in transit or wait to be released.
     window: u64,
-    /// Bytes of frames given out and not released yet.
+    /// Bytes of frames handed out and not released yet.
     held: u64,
-    /// Bytes of frames that are done with.
+    /// Bytes of released frames.
     released: u64,
-    /// Why nothing new begins; goodbye is said once nothing is open.
+    /// Reason for leaving; GOODBYE is sent once nothing is open.
     leaving: Option<String>,
-    /// Since when nothing but FETCHING came, and when it came last.
+    /// Time since when only FETCHING came, and time of the last one.
     fetching: Option<(Duration, Duration)>,
     events: VecDeque<Event>,
     closed: bool,
 }
 
 impl Requester {
-    /// The asking end of a connection that begins at `now` with `peer`, as its certificate names it.
+    /// Creates the requesting end of a connection that begins at `now` with `peer`, named by its certificate.
     ///
     /// # Errors
     /// Usage, if `hello.window` is less than [`WINDOW_MIN`].
@@ -133,31 +133,31 @@ impl Requester {
         self.link.peer()
     }
 
-    /// The other side's hello, once it is there.
+    /// The other side's hello, once it has arrived.
     #[must_use]
     pub fn theirs(&self) -> Option<&Hello> {
         self.link.theirs()
     }
 
-    /// The version that both speak; 0 until the hello is there.
+    /// Common version; 0 before the hello.
     #[must_use]
     pub fn version(&self) -> u8 {
         self.link.version()
     }
 
-    /// The shortest way there and back that was measured.
+    /// Shortest measured round trip time.
     #[must_use]
     pub fn rtt(&self) -> Option<Duration> {
         self.link.rtt()
     }
 
-    /// Bytes of frames in memory: given out and not released, or arriving.
+    /// Bytes of frames in memory: handed out and not released, or arriving.
     #[must_use]
     pub fn in_memory(&self) -> u64 {
         self.link.admitted - self.released
     }
 
-    /// Requests that may be made now.
+    /// Number of requests that may be made now.
     #[must_use]
     pub fn room(&self) -> usize {
         let most = self.link.theirs().map_or(0, |hello| hello.requests.min(REQUESTS_MAX)) as usize;
@@ -165,10 +165,10 @@ impl Requester {
         if open { most.saturating_sub(self.requests.len()) } else { 0 }
     }
 
-    /// Asks for the stored frames of chunks; returns the request's number.
+    /// Requests the stored frames of chunks; returns the request's number.
     ///
     /// # Errors
-    /// Usage, for more than a request may name; unreachable, while nothing can be asked ([`Requester::room`]).
+    /// Usage, for more than a request may name; unreachable, while no request may be made ([`Requester::room`]).
     pub fn request(&mut self, priority: Priority, manifest: ManifestId, wanted: Wanted, now: Duration) -> Result<u64> {
         let limits = [
             ("chunks in one request", wanted.chunks.len(), CHUNKS_MAX),
@@ -181,7 +181,7 @@ impl Requester {
             }
         }
         let len = u32::try_from(wanted.len()).ok().filter(|&len| len > 0);
-        let len = len.ok_or_else(|| Error::usage("a request of no chunk"))?;
+        let len = len.ok_or_else(|| Error::usage("request names no chunk"))?;
         let what = What::Frames(Answered::none_of(len));
         let request = self.begin(what, now)?;
         self.link.send(Message::Request(Request { request, priority, manifest, wanted }));
@@ -191,7 +191,7 @@ impl Requester {
     /// Asks which chunks of `manifest` the other side holds, from place `from` of its list on.
     ///
     /// # Errors
-    /// Unreachable, while nothing can be asked.
+    /// Unreachable, while no request may be made.
     pub fn find(&mut self, manifest: ManifestId, from: u32, now: Duration) -> Result<u64> {
         let request = self.begin(What::Survey { from }, now)?;
         self.link.send(Message::Find(Find { request, manifest, from }));
@@ -211,7 +211,7 @@ impl Requester {
         Ok(self.last)
     }
 
-    /// Cancels `request`. It ends once the other side knows.
+    /// Cancels `request`. It ends once the other side has confirmed that.
     pub fn cancel(&mut self, request: u64) {
         if let Some(asked) = self.requests.get_mut(&request).filter(|asked| !asked.cancelled) {
             asked.cancelled = true;
@@ -219,12 +219,12 @@ impl Requester {
         }
     }
 
-    /// `bytes` of what [`Arrived::charge`] told are no longer in memory: as many more may come.
+    /// Releases `bytes` of [`Arrived::charge`]: as many more may come.
     pub fn release(&mut self, bytes: u64, now: Duration) {
         let owed = self.owed();
         self.let_go(bytes);
         if !owed {
-            // Until now there was an excuse.
+            // Until now the window was too full for progress.
             self.link.progress = now;
         }
     }
@@ -236,14 +236,8 @@ impl Requester {
         self.grant();
     }
 
-    /// Sets how many bytes of frames may be on their way here or wait to be released; not below what the hello said.
-    pub fn set_window(&mut self, bytes: u64) {
-        self.window = bytes.max(self.link.ours().window);
-        self.grant();
-    }
-
-    /// Tells of new credit, unless it is too little to be worth a message. Less than a quarter of the window is held back,
-    /// so a frame that fits three quarters of it always gets through.
+    /// Grants new credit, unless it is too little for a message. Less than a quarter of the window is held back, so a
+    /// frame that fits three quarters of it always gets through.
     fn grant(&mut self) {
         let granted = self.released + self.window;
         if granted >= self.link.granted + self.window / 4 {
@@ -252,23 +246,23 @@ impl Requester {
         }
     }
 
-    /// Begins nothing new: open requests go on to their end, then goodbye is said, and the connection is over.
+    /// Begins nothing new: open requests are served to their end, then GOODBYE is sent, and the connection is over.
     pub fn goodbye(&mut self, text: &str) {
         self.leaving.get_or_insert_with(|| text.to_owned());
         self.part();
     }
 
-    /// A frame was not what it was said to be: ends the connection.
+    /// Reports a frame that did not decode to its chunk: ends the connection.
     pub fn untrue(&mut self, text: &str) {
         self.link.give_up(ErrorCode::Untrue, text);
     }
 
-    /// The transport broke, or ended.
+    /// Reports that the transport broke, or ended.
     pub fn lost(&mut self, text: &str) {
         self.link.end(Closed::Lost(text.to_owned()), None);
     }
 
-    /// Takes bytes that arrived on `lane`.
+    /// Handles bytes that arrived on `lane`.
     pub fn handle(&mut self, lane: u32, mut input: &[u8], now: Duration) {
         while self.link.over().is_none() {
             let done = match self.link.next(lane, &mut input, now) {
@@ -297,7 +291,7 @@ impl Requester {
             Message::Ended(ended) => {
                 self.link.progress = now;
                 let asked = self.requests.remove(&ended.request);
-                let asked = asked.ok_or(Violation::Unexpected("end of no request"))?;
+                let asked = asked.ok_or(Violation::Unexpected("end of an unknown request"))?;
                 self.end(ended.request, &asked, How::Refused(ended.code, ended.text));
             }
             Message::Goodbye { text } => self.events.push_back(Event::Leaving(text)),
@@ -308,7 +302,7 @@ impl Requester {
         Ok(())
     }
 
-    /// The other side brings what was asked for: progress, unless there has been no other for very long.
+    /// Handles FETCHING: progress, unless there has been no other for very long.
     fn fetching(&mut self, now: Duration) {
         let only = self.fetching.filter(|(_, last)| *last == self.link.progress);
         let since = only.map_or(now, |(since, _)| since);
@@ -332,7 +326,7 @@ impl Requester {
             let Frame { ordinal, plain_len, .. } = frame;
             self.events.push_back(Event::Arrived(Arrived { request, ordinal, plain_len, encoded, charge }));
         } else {
-            // A newer program stored it: for this one it is not there.
+            // Stored by a newer program: missing for this one.
             self.let_go(charge);
             let ordinals = Runs::of(frame.ordinal..frame.ordinal + 1);
             self.events.push_back(Event::Missing { request, ordinals });
@@ -350,7 +344,7 @@ impl Requester {
         Ok(())
     }
 
-    /// Ticks ordinals off; was the request cancelled?
+    /// Marks ordinals as answered; returns true if the request was cancelled.
     fn answer(&mut self, request: u64, ordinals: impl Iterator<Item = u32>) -> Result<bool, Violation> {
         match self.requests.get_mut(&request) {
             Some(Asked { what: What::Frames(answered), cancelled }) => {
@@ -359,7 +353,7 @@ impl Requester {
                 }
                 Ok(*cancelled)
             }
-            _ => Err(Violation::Unexpected("answer to no request")),
+            _ => Err(Violation::Unexpected("answer to an unknown request")),
         }
     }
 
@@ -375,9 +369,9 @@ impl Requester {
 
     fn found(&mut self, found: Found) -> Result<(), Violation> {
         let Found { request, survey } = found;
-        let asked = self.requests.remove(&request).ok_or(Violation::Unexpected("answer to no question"))?;
+        let asked = self.requests.remove(&request).ok_or(Violation::Unexpected("answer to an unknown question"))?;
         let What::Survey { from } = asked.what else {
-            return Err(Violation::Unexpected("answer to no question"));
+            return Err(Violation::Unexpected("answer to an unknown question"));
         };
         let begins = survey.held.ranges().first().map_or(from, |first| first.start);
         if begins < from || (survey.upto <= from && from < survey.chunks) {
@@ -398,7 +392,7 @@ impl Requester {
         self.events.push_back(Event::Ended { request, how, left });
     }
 
-    /// Says goodbye, once one side wants to and nothing is open: not before, since what is still on its way on other lanes may
+    /// Sends GOODBYE, once one side wants to leave and nothing is open: not before, since frames on other lanes may
     /// come after the other side's goodbye. After goodbyes of both the connection is over.
     fn part(&mut self) {
         if !self.requests.is_empty() {
@@ -413,7 +407,7 @@ impl Requester {
         }
     }
 
-    /// The next thing to know, if any.
+    /// Next event, if any.
     pub fn poll(&mut self) -> Option<Event> {
         if let Some(event) = self.events.pop_front() {
             return Some(event);
@@ -426,12 +420,12 @@ impl Requester {
         (!std::mem::replace(&mut self.closed, true)).then_some(Event::Closed(why))
     }
 
-    /// The next bytes to send, all on the control lane.
+    /// Next bytes to send, all on the control lane.
     pub fn transmit(&mut self, now: Duration) -> Option<Transmit> {
         self.link.transmit(now)
     }
 
-    /// Why the connection is over, if it is.
+    /// Reason for the end, if the connection is over.
     #[must_use]
     pub fn why_over(&self) -> Option<&Closed> {
         self.link.over()
@@ -443,7 +437,7 @@ impl Requester {
         self.link.over().is_some()
     }
 
-    /// When [`Requester::expire`] wants to be called, if nothing happens before.
+    /// Time at which [`Requester::expire`] must be called, if nothing happens before.
     #[must_use]
     pub fn timeout(&self) -> Option<Duration> {
         let stall = self.owed().then_some(self.link.progress + STALL_MAX);
@@ -451,7 +445,7 @@ impl Requester {
         Some(stall.map_or(link, |stall| stall.min(link)))
     }
 
-    /// The time is `now`.
+    /// Handles timeouts at the time `now`.
     pub fn expire(&mut self, now: Duration) {
         if self.owed() && now >= self.link.progress + STALL_MAX {
             self.link.give_up(ErrorCode::Stalled, "open requests made no progress");
@@ -459,7 +453,7 @@ impl Requester {
         self.link.expire(now);
     }
 
-    /// True if the other side owes an answer; false while this side holds so much that a frame may not fit.
+    /// True if the other side owes an answer; false while so much of the window is in use that a frame may not fit.
     fn owed(&self) -> bool {
         let room = self.link.granted - self.link.admitted;
         let free = room >= self.window - self.window / 4 || self.link.is_within_frame();

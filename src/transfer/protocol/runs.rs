@@ -1,7 +1,7 @@
-//! Sets of numbers as runs: which chunks of a manifest are meant.
+//! Sets of numbers as runs, for chunks of a manifest.
 //!
-//! On the wire: how many runs, then for each the gap since the end of the one before (since 0 for the first) and its
-//! length. Only the first gap may be 0, and no length: each set has one spelling.
+//! Encoding: the number of runs, then for each the gap since the end of the previous one (since 0 for the first) and
+//! its length. Only the first gap may be 0, and no length: each set has exactly one encoding.
 
 use std::fmt;
 use std::ops::Range;
@@ -9,17 +9,17 @@ use std::ops::Range;
 use super::limits::RUNS_MAX;
 use crate::format::wire::{Read, Reader, Writer};
 
-/// A set of numbers below 2^32, as ascending runs that do not touch.
+/// Set of numbers below 2^32, as ascending runs that do not touch.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Runs {
     ranges: Vec<Range<u32>>,
-    /// For each run, the numbers in those before it.
+    /// For each run, the count of numbers in earlier runs.
     before: Vec<u64>,
     len: u64,
 }
 
 impl Runs {
-    /// The numbers of one range.
+    /// Set of the numbers of one range.
     #[must_use]
     pub fn of(range: Range<u32>) -> Self {
         let mut runs = Self::default();
@@ -27,7 +27,7 @@ impl Runs {
         runs
     }
 
-    /// Adds numbers above all that are there; others, and an empty range, are passed over.
+    /// Adds numbers above all existing ones; ignores others and an empty range.
     pub fn push(&mut self, range: Range<u32>) {
         let floor = self.ranges.last().map_or(0, |last| last.end);
         let range = range.start.max(floor)..range.end;
@@ -51,7 +51,7 @@ impl Runs {
         self.len
     }
 
-    /// None?
+    /// True if the set is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
@@ -68,7 +68,7 @@ impl Runs {
         self.ranges.iter().cloned().flatten()
     }
 
-    /// The number at place `ordinal` of the ascending list.
+    /// Number at the position `ordinal` of the ascending list.
     #[must_use]
     pub fn get(&self, ordinal: u64) -> Option<u32> {
         let at = self.before.partition_point(|&before| before <= ordinal).checked_sub(1)?;
@@ -77,7 +77,7 @@ impl Runs {
         range.start.checked_add(within).filter(|number| range.contains(number))
     }
 
-    /// The numbers that are not in `other`.
+    /// Numbers that are not in `other`.
     #[must_use]
     pub fn without(&self, other: &Self) -> Self {
         let mut left = Self::default();
@@ -140,7 +140,7 @@ impl fmt::Debug for Runs {
 }
 
 impl FromIterator<u32> for Runs {
-    /// The numbers of an ascending list.
+    /// Collects an ascending list.
     fn from_iter<I: IntoIterator<Item = u32>>(numbers: I) -> Self {
         let mut runs = Self::default();
         for number in numbers {

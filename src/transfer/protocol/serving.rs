@@ -1,4 +1,4 @@
-//! One request that a provider serves: what is left to read, and what is ready to go.
+//! Request that a provider serves: what is left to read, and what is ready to send.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use crate::codec::Encoded;
 use crate::format::ChunkList;
 use crate::id::{ChunkId, ManifestId};
 
-/// The chunks that somebody may read by way of one manifest.
+/// Chunks that a peer may read through one manifest.
 #[derive(Clone, Debug, Default)]
 pub struct Grant {
     /// The manifest's own list.
@@ -21,7 +21,7 @@ pub struct Grant {
 }
 
 impl Grant {
-    /// The chunk of `wanted` with the given ordinal, and its plain length, if the grant covers it.
+    /// Chunk of `wanted` with the given ordinal, and its plain length, if the grant covers it.
     fn find(&self, wanted: &Wanted, ordinal: u64) -> Option<(ChunkId, u32)> {
         if let Some(base) = wanted.base(ordinal) {
             let at = self.bases.binary_search_by_key(&base, |(id, _)| *id).ok()?;
@@ -32,45 +32,45 @@ impl Grant {
     }
 }
 
-/// Content of a request, for whoever reads its chunks: it tells which ones are wanted next.
+/// Contents of a request, for the reader of its chunks: it shows which ones are wanted next.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Asked {
     /// Priority.
     pub priority: Priority,
-    /// Of which manifest.
+    /// Manifest of the chunks.
     pub manifest: ManifestId,
     /// Chunks.
     pub wanted: Arc<Wanted>,
 }
 
-/// A stored chunk on its way to a peer.
+/// Stored chunk to send to a peer.
 #[derive(Clone, Debug)]
 pub struct Supply {
-    /// As it is stored.
+    /// Stored form.
     pub encoded: Encoded,
     /// Bytes of the chunk.
     pub plain_len: u32,
 }
 
-/// One request that is being served.
+/// Request that is being served.
 #[derive(Debug)]
 pub(super) struct Serving {
     pub(super) request: u64,
     pub(super) priority: Priority,
     pub(super) what: Work,
-    /// Ready to go, in order.
+    /// Messages ready to send, in order.
     out: VecDeque<Message>,
-    /// Ordinals that will not be sent, to be told.
+    /// Ordinals to report as missing.
     missing: BTreeSet<u32>,
     /// Frames being read.
     reading: usize,
-    /// The next ordinal to look at.
+    /// Next ordinal to examine.
     next: u64,
-    /// Nothing more is to be made of it.
+    /// True once no more answers are made.
     ended: bool,
-    /// Rights or holdings are being looked up: until then nothing is sent, and the request counts.
+    /// True while rights or holdings are looked up: until then nothing is sent, and the request counts.
     working: bool,
-    /// Bytes of memory of what it asks for, until it has ended.
+    /// Bytes of memory of its lists, until it has ended.
     memory: u64,
 }
 
@@ -87,7 +87,7 @@ pub(super) enum Work {
 /// Next action for a request.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Next {
-    /// Read this chunk; its frame will be charged with at most so many bytes.
+    /// Read this chunk; its frame is charged with at most `bound` bytes.
     Read { ordinal: u32, id: ChunkId, bound: u64 },
     /// Nothing for now.
     Nothing,
@@ -103,21 +103,21 @@ impl Serving {
         Self { request, priority, what, out, missing, reading: 0, next: 0, ended: false, working: false, memory }
     }
 
-    /// Bytes of memory of what it asks for.
+    /// Bytes of memory of its lists.
     pub(super) fn memory(&self) -> u64 {
         self.memory
     }
 
-    /// True if granted frames are still to be sent.
+    /// No work: it has ended early, or was answered.
     pub(super) fn is_granted(&self) -> bool {
         matches!(&self.what, Work::Frames { grant: Some(_), .. })
     }
 
-    /// The next read. Chunks that will not be sent are noted on the way; those larger than `most` bytes are among them.
+    /// Next read. Notes chunks that will not be sent, among them those larger than `most` bytes.
     pub(super) fn next(&mut self, most: u64) -> Next {
         let Work::Frames { asked, grant: Some(grant) } = &self.what else { return Next::Nothing };
         let wanted = &asked.wanted;
-        // Pending notices are bounded, too.
+        // Pending reports of missing chunks are bounded, too.
         while !self.ended && self.next < wanted.len() && self.missing.len() < RUNS_MAX {
             let ordinal = u32::try_from(self.next).unwrap_or(u32::MAX);
             match grant.find(wanted, self.next).map(|(id, plain_len)| (id, bound(plain_len))) {
@@ -129,7 +129,7 @@ impl Serving {
         Next::Nothing
     }
 
-    /// Its content, unless it is a survey.
+    /// Contents, unless it is a survey.
     pub(super) fn asked(&self) -> Option<&Asked> {
         match &self.what {
             Work::Frames { asked, .. } => Some(asked),
@@ -137,13 +137,13 @@ impl Serving {
         }
     }
 
-    /// The chunk that [`Serving::next`] told is being read.
+    /// Records that the chunk of [`Serving::next`] is being read.
     pub(super) fn begin_read(&mut self) {
         self.next += 1;
         self.reading += 1;
     }
 
-    /// A read has ended; returns the bytes that wait to go because of it.
+    /// Ends a read; returns the bytes queued because of it.
     pub(super) fn supply(&mut self, ordinal: u32, supply: Option<Supply>, bound: u64) -> u64 {
         self.reading -= 1;
         if self.ended {
@@ -157,7 +157,7 @@ impl Serving {
             base,
             stored: bytes,
         });
-        // A frame longer than its chunk would be rejected, and would not fit the space reserved for it.
+        // A frame longer than its chunk would be rejected, and would exceed the space reserved for it.
         match frame.filter(|frame| frame.stored.len() <= frame.plain_len as usize && frame.charge() <= bound) {
             Some(frame) => {
                 let charge = frame.charge();
@@ -171,7 +171,7 @@ impl Serving {
         }
     }
 
-    /// Answers a survey, or ends the request early; what waits to go is dropped: its bytes are returned.
+    /// Answers a survey, or ends the request early; drops queued frames and returns their bytes.
     pub(super) fn end(&mut self, last: Message) -> u64 {
         let dropped = self.out.iter().map(charge).sum();
         self.out.clear();
@@ -190,7 +190,7 @@ impl Serving {
         self.ended
     }
 
-    /// Work for it begins or is over.
+    /// Records that work for it begins or is over.
     pub(super) fn set_working(&mut self, working: bool) {
         self.working = working;
     }
@@ -205,7 +205,7 @@ impl Serving {
         !self.working && (!self.out.is_empty() || !self.missing.is_empty())
     }
 
-    /// The next message to go, and its charge against the credit.
+    /// Next message to send, and its charge against the credit.
     pub(super) fn transmit(&mut self) -> Option<(Transmit, u64)> {
         let message = self.out.pop_front().or_else(|| self.tell_missing())?;
         let (head, body) = message.write();
@@ -218,7 +218,7 @@ impl Serving {
         (!ordinals.is_empty()).then_some(Message::Missing(Missing { request: self.request, ordinals }))
     }
 
-    /// Was all said that there is to say?
+    /// True if everything was answered.
     pub(super) fn is_done(&self) -> bool {
         let all = match &self.what {
             Work::Frames { asked, grant } => grant.is_some() && self.next >= asked.wanted.len(),
@@ -228,7 +228,7 @@ impl Serving {
     }
 }
 
-/// The most that the frame of a chunk can be charged with.
+/// Maximum charge of the frame of a chunk.
 fn bound(plain_len: u32) -> u64 {
     HEADER_LEN as u64 + FRAME_HEAD_MAX + u64::from(plain_len)
 }

@@ -1,38 +1,43 @@
-//! The protocol over QUIC: control on one stream, frames on several, so that a lost packet holds up one of them only.
+//! The protocol over QUIC: control on one stream, frames on several, so that a lost packet delays only one of them.
 
 mod endpoint;
+mod reset;
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::sync::Arc;
 use std::time::Duration;
 
 use quinn::{Connection, Endpoint, Incoming, RecvStream};
 use rustls::pki_types::CertificateDer;
 use tokio::task::JoinSet;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument as _;
 
-pub(super) use self::endpoint::broken;
 use self::endpoint::{client, flow, server};
-use super::driver::{Client, Clockwork, Feeder, Lanes, Served, hello, serve};
-use super::gate::Knock;
+use super::connection_error::{broken_quic, displaced};
+use super::driver::{Client, Clockwork, Feeder, Lanes, Served, Window, hello_of, serve};
+use super::gate::{Knock, Unfinished};
 use super::guarded;
-use super::identity::{Credentials, Identity, SERVER_NAME, Side, Standing, peer_identity, refused};
-use super::peers::Transport;
+use super::identity::{Credentials, SERVER_NAME, Side, Standing, peer_identity, refused};
 use super::protocol::limits::LANES_MAX;
 use super::protocol::{CONTROL, Closed, Provider, Requester};
-use super::transport::{Dial, HANDSHAKE_MAX, REFUSED};
+use super::transport::{Dial, HANDSHAKE_MAX, REFUSED, Transport};
 use super::{ByteCounters, Gate, Holdings, Pass};
 use crate::error::{Error, Result};
+use crate::identity::Identity;
+use crate::policy::Route;
 
-/// Interval of looks at what a connection has carried.
+/// Interval of updates of a connection's byte counters.
 const COUNT_EVERY: Duration = Duration::from_millis(200);
 /// Code that closes a connection whose peer's certificate is no longer accepted.
 const DISTRUSTED: u8 = 1;
 /// Streams that a provider opens for frames.
 const LANES: u32 = 4;
+/// Time for which QUIC keeps the state of a connection that was closed before any measurement: three probe timeouts of
+/// a second (<https://www.rfc-editor.org/rfc/rfc9002#section-6.2.2>), and some margin.
+const DRAINED: Duration = Duration::from_secs(4);
 
 /// Connects to a peer at `address`.
 ///
@@ -46,23 +51,24 @@ pub async fn connect(address: SocketAddr, credentials: &Credentials, dial: &Dial
     let (endpoint, config) = client(address, credentials, dial.window_max())?;
     let connecting = endpoint.connect_with(config, address, SERVER_NAME);
     let connecting =
-        connecting.map_err(|source| Error::usage("address cannot be connected to").at(address).source(source))?;
+        connecting.map_err(|source| Error::usage("cannot connect to the address").at(address).source(source))?;
     let late = || Error::unreachable("peer does not answer in time").at(address);
     let connected = timeout(HANDSHAKE_MAX, connecting).await.map_err(|_| late())?;
-    let connection = connected.map_err(|error| broken(error).at(address))?;
+    let connection = connected.map_err(|error| broken_quic(error).at(address))?;
     let (peer, standing) =
         who(&connection, credentials, dial.expected, Side::Serves).map_err(|error| error.at(address))?;
     let window = dial.window_for(connection.rtt());
     let memory = dial.memory_for(window).await.map_err(|error| error.at(address))?;
     connection.set_receive_window(flow(window)?);
     let opened = connection.open_bi().await;
-    let (writer, reader) = opened.map_err(|error| broken(error).at(address))?;
+    let (writer, reader) = opened.map_err(|error| broken_quic(error).at(address))?;
     let mut lanes = Lanes::new();
     lanes.write(writer);
     let feeder = lanes.feeder();
     lanes.spawn(feeder.read(CONTROL, reader));
     let feeder = lanes.feeder();
     let wire = Arc::<ByteCounters>::default();
+    let way = route(&connection);
     let counting = count(connection.clone(), Arc::clone(&wire));
     lanes.spawn(async move {
         // The endpoint lives as long as its connection is used.
@@ -71,18 +77,19 @@ pub async fn connect(address: SocketAddr, credentials: &Credentials, dial: &Dial
             () = gather(connection.clone(), feeder.clone()) => {}
             () = counting => {}
             error = standing.ended() => {
-                // First the reason: the streams would only say that the connection was closed here.
+                // The reason first: the streams would only report that the connection was closed on this side.
                 feeder.fail(guarded::broken(error)).await;
                 connection.close(DISTRUSTED.into(), b"certificate is not accepted any more");
             }
         }
     });
     let clock = Clockwork::start();
-    let requester = Requester::new(hello(&credentials.identity(), window), peer, clock.now())?;
-    Ok(Client::start(requester, lanes, clock, (memory, wire)))
+    let requester = Requester::new(hello_of(credentials, window), peer, clock.now())?;
+    let window = Window { memory, wire, versions: Some(Arc::clone(credentials.versions())) };
+    Ok(Client::start(requester, lanes, clock, window).over(way))
 }
 
-/// Copies what `connection` counts to `wire`, again and again, and a last time when it is dropped.
+/// Copies the counters of `connection` to `wire` at intervals, and once more when it is dropped.
 async fn count(connection: Connection, wire: Arc<ByteCounters>) {
     struct Counting(Connection, Arc<ByteCounters>);
     impl Counting {
@@ -99,11 +106,11 @@ async fn count(connection: Connection, wire: Arc<ByteCounters>) {
     let counting = Counting(connection, wire);
     loop {
         counting.copy();
-        tokio::time::sleep(COUNT_EVERY).await;
+        sleep(COUNT_EVERY).await;
     }
 }
 
-/// Reads the streams that the provider opens, each as the lane that its number says.
+/// Reads the streams that the provider opens, each as the lane of its number.
 async fn gather(connection: Connection, feeder: Feeder) {
     let mut streams = JoinSet::new();
     loop {
@@ -114,13 +121,28 @@ async fn gather(connection: Connection, feeder: Feeder) {
     }
 }
 
-/// The lane of a stream that a provider has opened.
+/// Lane of a stream that a provider has opened.
 fn lane_of(stream: &RecvStream) -> u32 {
     u32::try_from(stream.id().index()).map_or(u32::MAX, |index| index.saturating_add(CONTROL + 1))
 }
 
 fn broken_io(error: quinn::ConnectionError) -> io::Error {
     error.into()
+}
+
+/// Route of a connection.
+fn route(connection: &Connection) -> Route {
+    let remote = connection.remote_address();
+    // quinn does not report it to clients: it is the address that the kernel chooses for the peer's address.
+    let chosen = || {
+        let any: SocketAddr =
+            if remote.is_ipv4() { (Ipv4Addr::UNSPECIFIED, 0).into() } else { (Ipv6Addr::UNSPECIFIED, 0).into() };
+        let socket = UdpSocket::bind(any).ok()?;
+        socket.connect(remote).ok()?;
+        Some(socket.local_addr().ok()?.ip())
+    };
+    let local = connection.local_ip().or_else(chosen);
+    local.map_or(Route::Unknown, |local| Route::Connection { local, remote: remote.ip() })
 }
 
 /// Identity and standing of the peer.
@@ -135,7 +157,7 @@ fn who(
     Ok((peer_identity(shown, expected)?, Standing::of(credentials, shown, side)?))
 }
 
-/// A place where peers connect.
+/// QUIC listener for peers.
 #[derive(Debug)]
 pub struct Listener {
     endpoint: Endpoint,
@@ -162,7 +184,7 @@ impl Listener {
         Ok(Self { endpoint, credentials, gate: Gate::default() })
     }
 
-    /// Lets connections in through `gate` from now on, which other listeners may share.
+    /// Admits connections through `gate` from now on, which other listeners may share.
     #[must_use]
     pub fn through(self, gate: Gate) -> Self {
         Self { gate, ..self }
@@ -176,7 +198,7 @@ impl Listener {
         self.endpoint.local_addr().map_err(|source| Error::other("socket has no address").source(source))
     }
 
-    /// Serves whoever connects until `leaving`, and then until nobody has an open request.
+    /// Serves connections until `leaving`, and then until nobody has an open request.
     ///
     /// # Cancel safety
     /// Safe: every connection is dropped.
@@ -191,17 +213,27 @@ impl Listener {
             };
             let Some(incoming) = incoming else { break };
             while connections.try_join_next().is_some() {}
-            // To answer with a token keeps nothing here, but costs whoever connects a round trip: only where many wait. Without
-            // it, whoever writes others' addresses on its packets could take their shares.
+            // A retry token keeps no state here, but costs the peer a round trip: used only when many wait. Without it,
+            // packets with forged source addresses could use up the shares of others.
             if !incoming.remote_address_validated() && listening.gate.is_busy() {
                 // Retry cannot fail: the address is not validated.
                 let _ = incoming.retry();
                 continue;
             }
             let from = incoming.remote_address();
-            let (knock, listening) = (listening.gate.knock(from.ip()), listening.clone());
+            let Some(unfinished) = listening.gate.begin(from.ip()) else {
+                // Ignoring it costs nothing, and a real peer retries.
+                incoming.ignore();
+                continue;
+            };
+            let (validated, knock) = (incoming.remote_address_validated(), listening.gate.knock(from.ip()));
+            if validated {
+                // The peer has answered.
+                knock.spoke();
+            }
+            let listening = listening.clone();
             connections.spawn(async move {
-                if let Err(error) = listening.attend(incoming, knock).await
+                if let Err(error) = listening.attend(incoming, knock, unfinished).await
                     && let Some(kept_back) = REFUSED.may()
                 {
                     tracing::warn!(%from, kept_back, "peer was refused: {error:?}");
@@ -215,32 +247,44 @@ impl Listener {
 }
 
 impl Listening {
-    /// A connection from its beginning to its end.
-    async fn attend(self, incoming: Incoming, knock: Knock) -> Result<()> {
+    /// Serves a connection from its beginning to its end.
+    async fn attend(self, incoming: Incoming, knock: Knock, unfinished: Unfinished) -> Result<()> {
         let late = |_| Error::unreachable("peer does not answer in time");
         let shaken = tokio::select! {
-            shaken = timeout(self.gate.patience(), incoming.into_future()) => shaken,
-            () = knock.gone() => return Err(super::transport::displaced()),
+            shaken = timeout(self.gate.patience(), incoming.into_future()) => {
+                shaken.map_err(late).and_then(|shaken| shaken.map_err(broken_quic))
+            }
+            () = knock.gone() => Err(displaced()),
         };
-        let connection = shaken.map_err(late)?.map_err(broken)?;
+        let connection = match shaken {
+            Ok(connection) => connection,
+            Err(error) => {
+                tokio::spawn(async move {
+                    sleep(DRAINED).await;
+                    drop(unfinished);
+                });
+                return Err(error);
+            }
+        };
+        drop(unfinished);
         let (peer, standing) = who(&connection, &self.credentials, None, Side::Asks)?;
-        let pass = self.gate.admit(&peer);
-        // A refused connection keeps its handshake place until it has been told.
+        let pass = self.gate.admit(&peer, &knock);
+        // A refused connection keeps its handshake place until the refusal is sent.
         let knock = pass.is_err().then_some(knock);
-        let displaced = async {
+        let gave_way = async {
             match &knock {
                 Some(knock) => knock.gone().await,
                 None => std::future::pending().await,
             }
         };
-        let mut displaced = std::pin::pin!(displaced);
+        let mut gave_way = std::pin::pin!(gave_way);
         let opened = tokio::select! {
             opened = timeout(self.gate.patience(), open(&connection)) => opened,
-            () = &mut displaced => return Err(super::transport::displaced()),
+            () = &mut gave_way => return Err(displaced()),
         };
-        let lanes = opened.map_err(late)?.map_err(broken)?;
+        let lanes = opened.map_err(late)?.map_err(broken_quic)?;
         let clock = Clockwork::start();
-        let hello = hello(&self.credentials.identity(), 0);
+        let hello = hello_of(&self.credentials, 0);
         let mut provider = Provider::new(hello, peer.clone(), LANES, clock.now());
         let turned_away = pass.as_ref().err().map(|why| Error::exhausted(why.clone()).at(&peer));
         let wire = Arc::<ByteCounters>::default();
@@ -251,12 +295,13 @@ impl Listening {
         if turned_away.is_none() {
             self.holdings.opened(&peer, Transport::Quic, Arc::clone(&wire));
         }
-        let served = Served { holdings: self.holdings, pass, leaving: self.leaving };
+        let (versions, route) = (Some(Arc::clone(self.credentials.versions())), route(&connection));
+        let served = Served { holdings: self.holdings, pass, route, leaving: self.leaving, versions };
         let span = tracing::debug_span!("serving", %peer, transport = "quic");
         let closed = tokio::select! {
             closed = serve(provider, lanes, clock, served).instrument(span) => closed,
             () = count(connection.clone(), wire) => Closed::Done,
-            () = &mut displaced => Closed::Done,
+            () = &mut gave_way => Closed::Done,
             error = standing.ended() => {
                 connection.close(DISTRUSTED.into(), b"certificate is not accepted any more");
                 Closed::Lost(refused(error).to_string())
@@ -268,7 +313,7 @@ impl Listening {
     }
 }
 
-/// The streams of a connection: the one that its peer opens, and those for frames.
+/// Streams of a connection: the one that its peer opens, and those for frames.
 async fn open(connection: &Connection) -> Result<Lanes, quinn::ConnectionError> {
     let (writer, reader) = connection.accept_bi().await?;
     let mut lanes = Lanes::new();

@@ -14,17 +14,17 @@ use tracing::Instrument as _;
 
 use super::byte_counters::Counted;
 use super::calls::{ALPN_HTTP, Calls, Switch, switch, turn_away};
-use super::driver::{Client, Clockwork, Lanes, Served, hello, serve};
+use super::connection_error::{broken, displaced, not_bound};
+use super::driver::{Client, Clockwork, Lanes, Served, Window, hello_of, serve};
 use super::gate::Knock;
 use super::guarded::Guarded;
-use super::identity::{
-    Credentials, Identity, SERVER_NAME, Side, Standing, client_config, peer_identity, server_config,
-};
-use super::peers::Transport;
+use super::identity::{Credentials, SERVER_NAME, Side, Standing, client_config, peer_identity, server_config};
 use super::protocol::{Provider, Requester};
-use super::transport::{Dial, HANDSHAKE_MAX, REFUSED, broken};
+use super::transport::{Dial, HANDSHAKE_MAX, REFUSED, Transport};
 use super::{ByteCounters, Gate, Holdings, Pass};
 use crate::error::{Error, Result};
+use crate::identity::Identity;
+use crate::policy::Route;
 
 /// Connects to a peer at `address`.
 ///
@@ -42,25 +42,35 @@ pub async fn connect(address: SocketAddr, credentials: &Credentials, dial: &Dial
     let connected = async {
         let begun = Instant::now();
         let stream = TcpStream::connect(address).await?;
-        // A packet there and one back.
+        // One round trip.
         let delay = begun.elapsed();
         stream.set_nodelay(true)?;
-        Ok((TlsConnector::from(config).connect(name, Counted::new(stream, Arc::clone(&wire))).await?, delay))
+        let way = route(&stream);
+        Ok((TlsConnector::from(config).connect(name, Counted::new(stream, Arc::clone(&wire))).await?, delay, way))
     };
     let connected = timeout(HANDSHAKE_MAX, connected).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
-    let (stream, delay) = connected.map_err(|error| broken(error).at(address))?;
+    let (stream, delay, way) = connected.map_err(|error| broken(error).at(address))?;
     let shown = stream.get_ref().1.peer_certificates();
     let peer = peer_identity(shown, dial.expected).map_err(|error| error.at(address))?;
     let standing = Standing::of(credentials, shown, Side::Serves)?;
     let window = dial.window_for(delay);
     let memory = dial.memory_for(window).await.map_err(|error| error.at(address))?;
     let clock = Clockwork::start();
-    let requester = Requester::new(hello(&credentials.identity(), window), peer, clock.now())?;
+    let requester = Requester::new(hello_of(credentials, window), peer, clock.now())?;
     let lanes = Lanes::both_ways(Guarded::new(stream, &standing));
-    Ok(Client::start(requester, lanes, clock, (memory, wire)))
+    let window = Window { memory, wire, versions: Some(Arc::clone(credentials.versions())) };
+    Ok(Client::start(requester, lanes, clock, window).over(way))
 }
 
-/// A place where peers connect.
+/// Route of a connection.
+fn route(stream: &TcpStream) -> Route {
+    match (stream.local_addr(), stream.peer_addr()) {
+        (Ok(local), Ok(remote)) => Route::Connection { local: local.ip(), remote: remote.ip() },
+        _ => Route::Unknown,
+    }
+}
+
+/// TCP listener for peers.
 #[derive(Debug)]
 pub struct Listener {
     socket: TcpListener,
@@ -89,17 +99,18 @@ impl Listener {
     /// # Cancel safety
     /// Safe.
     pub async fn bind(address: SocketAddr, credentials: Credentials) -> Result<Self> {
-        let socket = TcpListener::bind(address).await.map_err(|error| super::transport::not_bound(error, address))?;
+        let socket = TcpListener::bind(address).await.map_err(|error| not_bound(error, address))?;
         Ok(Self { socket, credentials, gate: Gate::default(), calls: None })
     }
 
-    /// Lets connections in through `gate` from now on, which other listeners may share.
+    /// Admits connections through `gate` from now on, which other listeners may share.
     #[must_use]
     pub fn through(self, gate: Gate) -> Self {
         Self { gate, ..self }
     }
 
-    /// Also takes calls from now on, for whoever holds what this returns to answer; else who calls is refused in the handshake.
+    /// Also accepts calls from now on, which the returned receiver must answer; otherwise calls are refused in the
+    /// handshake.
     pub fn take_calls(&mut self) -> Calls {
         let (calls, taken) = switch();
         self.calls = Some(calls);
@@ -114,7 +125,7 @@ impl Listener {
         self.socket.local_addr().map_err(|source| Error::other("socket has no address").source(source))
     }
 
-    /// Serves whoever connects until `leaving`, and then until nobody has an open request.
+    /// Serves connections until `leaving`, and then until nobody has an open request.
     ///
     /// # Cancel safety
     /// Safe: every connection is dropped.
@@ -136,17 +147,17 @@ impl Listener {
                 Ok((stream, from)) => {
                     let (knock, listening) = (listening.gate.knock(from.ip()), listening.clone());
                     connections.spawn(async move {
-                        if let Err(error) = listening.attend(stream, knock).await
+                        if let Err(error) = Box::pin(listening.attend(stream, knock)).await
                             && let Some(kept_back) = REFUSED.may()
                         {
                             tracing::warn!(%from, kept_back, "peer was refused: {error:?}");
                         }
                     });
                 }
-                // Such as too many open files: that passes, and must not make a busy loop.
+                // For example too many open files: that passes, and must not make a busy loop.
                 Err(error) => {
                     if let Some(kept_back) = REFUSED.may() {
-                        tracing::warn!(kept_back, "no connection can be accepted: {error}");
+                        tracing::warn!(kept_back, "cannot accept a connection: {error}");
                     }
                     tokio::time::sleep(super::transport::BREATH).await;
                 }
@@ -158,7 +169,8 @@ impl Listener {
     }
 }
 
-/// Tells a connection that it is refused. It keeps its handshake place meanwhile, and ends at once if another one needs that.
+/// Sends a refusal to a connection. It keeps its handshake place meanwhile, and ends at once if another connection
+/// needs the place.
 async fn unless_displaced(served: impl Future<Output = ()>, knock: &Knock) {
     tokio::select! {
         () = served => {}
@@ -167,9 +179,9 @@ async fn unless_displaced(served: impl Future<Output = ()>, knock: &Knock) {
 }
 
 impl Listening {
-    /// A connection from its beginning to its end.
+    /// Serves a connection from its beginning to its end.
     async fn attend(self, stream: TcpStream, knock: Knock) -> Result<()> {
-        let wire = Arc::<ByteCounters>::default();
+        let (wire, way) = (Arc::<ByteCounters>::default(), route(&stream));
         let accepted = async {
             stream.set_nodelay(true)?;
             // A silent connection costs no more than a socket.
@@ -179,7 +191,7 @@ impl Listening {
         };
         let accepted = tokio::select! {
             accepted = timeout(self.gate.patience(), accepted) => accepted,
-            () = knock.gone() => return Err(super::transport::displaced()),
+            () = knock.gone() => return Err(displaced()),
         };
         let stream = accepted.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())).map_err(broken)?;
         let shown = stream.get_ref().1.peer_certificates();
@@ -187,7 +199,7 @@ impl Listening {
         let standing = Standing::of(&self.credentials, shown, Side::Asks)?;
         let calls = self.calls.clone().filter(|_| stream.get_ref().1.alpn_protocol() == Some(ALPN_HTTP));
         let stream = Guarded::new(stream, &standing);
-        match (self.gate.admit(&peer), calls) {
+        match (self.gate.admit(&peer, &knock), calls) {
             (Ok(pass), Some(calls)) => {
                 drop(knock);
                 tracing::debug!(%peer, "peer calls");
@@ -197,14 +209,14 @@ impl Listening {
             (Ok(pass), None) => {
                 drop(knock);
                 self.holdings.opened(&peer, Transport::Tcp, wire);
-                self.serve(stream, peer, Ok(pass)).await;
+                self.serve(stream, peer, way, Ok(pass)).await;
                 Ok(())
             }
             (Err(why), calls) => {
                 let served = async {
                     match calls {
                         Some(_) => turn_away(stream, &why).await,
-                        None => self.serve(stream, peer.clone(), Err(why.clone())).await,
+                        None => self.serve(stream, peer.clone(), way, Err(why.clone())).await,
                     }
                 };
                 unless_displaced(served, &knock).await;
@@ -213,15 +225,22 @@ impl Listening {
         }
     }
 
-    /// Serves `peer`, or tells it why not.
-    async fn serve(self, stream: Guarded<TlsStream<Counted<TcpStream>>>, peer: Identity, pass: Result<Pass, String>) {
+    /// Serves `peer`, or refuses it with the reason.
+    async fn serve(
+        self,
+        stream: Guarded<TlsStream<Counted<TcpStream>>>,
+        peer: Identity,
+        route: Route,
+        pass: Result<Pass, String>,
+    ) {
         let clock = Clockwork::start();
-        let mut provider = Provider::new(hello(&self.credentials.identity(), 0), peer.clone(), 0, clock.now());
+        let mut provider = Provider::new(hello_of(&self.credentials, 0), peer.clone(), 0, clock.now());
         let pass = pass.unwrap_or_else(|why| {
             provider.turn_away(&why);
             Pass::of_this_node()
         });
-        let served = Served { holdings: self.holdings, pass, leaving: self.leaving };
+        let versions = Some(Arc::clone(self.credentials.versions()));
+        let served = Served { holdings: self.holdings, pass, route, leaving: self.leaving, versions };
         let span = tracing::debug_span!("serving", %peer, transport = "tcp");
         let closed = serve(provider, Lanes::both_ways(stream), clock, served).instrument(span).await;
         tracing::debug!(%peer, ?closed, "connection is over");
@@ -240,7 +259,7 @@ mod tests {
         let refused = gate.knock(address);
         let served = unless_displaced(std::future::pending(), &refused);
         let _next = gate.knock(address);
-        // It would never be told.
+        // Returns, although the answer is never sent.
         served.await;
     }
 }

@@ -1,4 +1,4 @@
-//! What every parser of stored bytes must do with any bytes: no panic, and what is read is written again the same.
+//! Properties of every parser of stored bytes, for any bytes: no panic, and what is read is written again the same.
 //!
 //! Used by the fuzz targets, and by `tests/it/fuzz_smoke.rs`, where only stable Rust is at hand.
 
@@ -7,6 +7,7 @@ pub mod memory;
 use std::collections::BTreeSet;
 
 use bytes::Bytes;
+use towline::audit::{SegmentText, SignedHead, verify};
 use towline::checkpoint::pickle::{Pickle, Ref, Value};
 use towline::checkpoint::{Layout, dcp, in_memory, sharded, torch};
 use towline::chunker::tensor;
@@ -18,6 +19,7 @@ use towline::id::{ChunkId, ManifestId};
 use towline::repository::RankPart;
 use towline::repository::collect::tombstones;
 use towline::repository::log::{LogEntry, State};
+use towline::transfer::identity::Signature;
 use towline::transfer::protocol::{Kind as MessageKind, Message};
 
 /// Bytes that a structure may take in memory, where that is told to its parser.
@@ -25,7 +27,7 @@ const ROOM: u64 = 1 << 20;
 /// Bytes that any parser may take, whatever its input: messages of errors, tables.
 const BASE: usize = 64 << 10;
 
-/// What `parse` makes of `input` bytes: it takes at most `factor` times as many, and `declared` more.
+/// Result of `parse` for `input` bytes: it takes at most `factor` times as many, and `declared` more.
 fn bounded<T>((input, factor): (usize, usize), declared: u64, parse: impl FnOnce() -> T) -> T {
     let (value, peak) = memory::peak_of(parse);
     let most = input * factor + usize::try_from(declared).unwrap() + BASE;
@@ -37,7 +39,7 @@ fn bounded<T>((input, factor): (usize, usize), declared: u64, parse: impl FnOnce
 pub type Parser = (&'static str, fn(&[u8]));
 
 /// All of them.
-pub const PARSERS: [Parser; 16] = [
+pub const PARSERS: [Parser; 18] = [
     ("envelope", envelope),
     ("manifest", manifest),
     ("map", map),
@@ -54,9 +56,11 @@ pub const PARSERS: [Parser; 16] = [
     ("dcp", dcp_metadata),
     ("sharded", sharded_index),
     ("message", message),
+    ("audit_head", audit_head),
+    ("audit_log", audit_log),
 ];
 
-const KINDS: [Kind; 9] = [
+const KINDS: [Kind; 10] = [
     Kind::Repository,
     Kind::Entry,
     Kind::Snapshot,
@@ -66,6 +70,7 @@ const KINDS: [Kind; 9] = [
     Kind::Map,
     Kind::Part,
     Kind::Tombstone,
+    Kind::AuditHead,
 ];
 
 /// The bytes as a whole object; and as what a digest is right for, since no fuzzer guesses one.
@@ -95,7 +100,7 @@ pub fn manifest(body: &[u8]) {
     assert_eq!(Manifest::decode(&written).unwrap(), read);
     for (entry, content) in read.files() {
         assert_eq!(read.entry(&entry.path), Some(entry));
-        // What is small enough to be gone through lies in the file.
+        // A file that is small enough to be gone through.
         if content.pieces.iter().map(|piece| u64::from(piece.count)).sum::<u64>() < 10_000 {
             assert!(content.placed(&read.chunks).all(|(_, range)| range.end <= content.size));
         }
@@ -120,6 +125,25 @@ pub fn message(bytes: &[u8]) {
     let Ok(read) = bounded((body.len(), 8), 0, || Message::read(kind, &body)) else { return };
     let (head, after) = read.write();
     assert_eq!([&head[5..], &after].concat(), body);
+}
+
+/// A head of an audit log has one spelling, and so has the signature in it; the bytes are tried as either.
+pub fn audit_head(body: &[u8]) {
+    if let Ok(read) = bounded((body.len(), 2), 0, || SignedHead::decode(body)) {
+        assert_eq!(read.encode(), body);
+        let _ = Signature::decode(&read.signature);
+    }
+    if let Ok(read) = bounded((body.len(), 2), 0, || Signature::decode(body)) {
+        assert_eq!(read.encode().unwrap(), body);
+    }
+}
+
+/// Any bytes are a segment of an audit log, sound up to somewhere.
+pub fn audit_log(bytes: &[u8]) {
+    let segment = || SegmentText { name: String::new(), first: 1, bytes: bytes.to_vec() };
+    let findings = verify([Ok(segment())], &[], 1).unwrap();
+    // A line has at least its hash.
+    assert!(findings.last <= bytes.len() as u64 / 75);
 }
 
 /// A rank's part has one spelling.
@@ -184,13 +208,16 @@ pub fn entry(body: &[u8]) {
     let mut state = State::default();
     let refused = state.check(&read).is_err();
     assert_eq!(state.apply(&read).is_err(), refused);
-    assert_eq!(State::decode(&state.encode()).unwrap(), state);
+    assert_eq!(State::decode(state.snapshot_version(), &state.encode()).unwrap(), state);
 }
 
 /// A state that is read is read again the same from what it is written as.
 pub fn state(body: &[u8]) {
-    let Ok(read) = bounded((body.len(), 0), ROOM, || State::decode_within(body, ROOM)) else { return };
-    assert_eq!(State::decode(&read.encode()).unwrap(), read);
+    for version in [1, 2] {
+        let decode = || State::decode_within(version, body, ROOM);
+        let Ok(read) = bounded((body.len(), 0), ROOM, decode) else { continue };
+        assert_eq!(State::decode(read.snapshot_version(), &read.encode()).unwrap(), read);
+    }
 }
 
 /// The bytes as a stored frame, and as plain bytes to be stored, alone and with another chunk as base.
@@ -217,7 +244,7 @@ pub fn codec_decode(bytes: &[u8]) {
         let stored = codec::encode(&bytes, Compression::Auto, number);
         assert!(stored.bytes.len() <= bytes.len());
         assert_eq!(codec::decode(stored.codec, &stored.bytes, None, len).unwrap(), bytes);
-        let against = number.and_then(|number| codec::encode_difference(&bytes, (ChunkId::of(&near), &near), number));
+        let against = number.and_then(|number| codec::encode_difference(&bytes, ChunkId::of(&near), &near, number));
         if let Some(stored) = against {
             assert!(stored.bytes.len() <= bytes.len());
             assert_eq!(codec::decode(stored.codec, &stored.bytes, Some(&near), len).unwrap(), bytes);

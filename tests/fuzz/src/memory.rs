@@ -50,7 +50,7 @@ unsafe impl GlobalAlloc for Counting {
     }
 }
 
-/// What `work` returns, and by how many bytes this thread's memory grew at most while it ran.
+/// Result of `work`, and by how many bytes this thread's memory grew at most while it ran.
 pub fn peak_of<T>(work: impl FnOnce() -> T) -> (T, usize) {
     let before = HELD.get();
     PEAK.set(before);

@@ -109,11 +109,15 @@ fn figures_and_commands_tell_the_same() {
     assert_eq!(told_json(&user, &agent, &["cache", "evict", "1G"]), json!({ "freed_bytes": 0 }));
 
     let answer = agent.ask("GET", "/metrics", "", "");
-    assert_eq!(answer.headers["content-type"], "text/plain; version=0.0.4; charset=utf-8");
+    assert_eq!(answer.headers["content-type"], "application/openmetrics-text; version=1.0.0; charset=utf-8");
     let figures = parsed(&String::from_utf8(answer.body).unwrap());
     assert_eq!(figures["towline_tasks_total{kind=\"save\",result=\"done\"}"], 1);
     assert_eq!(figures["towline_tasks_total{kind=\"check\",result=\"done\"}"], 2);
-    assert!(figures["towline_task_bytes_total{kind=\"save\"}"] > 20 << 20);
+    let moved = figures["towline_task_bytes_total{kind=\"save\"}"];
+    assert!(moved > 20 << 20);
+    assert_eq!(figures["towline_task_size_bytes_sum{kind=\"save\"}"], moved);
+    assert_eq!(figures["towline_task_seconds_count{kind=\"check\",result=\"done\"}"], 2);
+    assert_eq!(figures["towline_task_seconds_bucket{le=\"+Inf\",kind=\"check\",result=\"done\"}"], 2);
     assert_eq!(figures["towline_cache_capacity_bytes"], 256 << 20);
     assert_eq!(figures["towline_ready"], 1);
     assert!(figures["process_resident_memory_bytes"] > 1 << 20);
@@ -132,19 +136,34 @@ fn figures_and_commands_tell_the_same() {
 /// Reads what Prometheus would; each family must be known and described once, before its samples.
 fn parsed(text: &str) -> BTreeMap<String, u64> {
     let (mut found, mut described) = (BTreeMap::new(), BTreeMap::new());
+    let text = text.strip_suffix("# EOF\n").expect("all of it");
+    let endings = [
+        ("", "gauge"),
+        ("_total", "counter"),
+        ("_bucket", "histogram"),
+        ("_sum", "histogram"),
+        ("_count", "histogram"),
+    ];
     for line in text.lines() {
         if let Some(rest) = line.strip_prefix("# TYPE ") {
             let (name, kind) = rest.split_once(' ').unwrap();
-            assert!(["counter", "gauge"].contains(&kind));
+            assert!(endings.iter().any(|(_, known)| *known == kind), "{line}");
             assert!(described.insert(name.to_owned(), kind).is_none(), "{name} twice");
         } else if !line.starts_with("# HELP ") {
             let (sample, value) = line.rsplit_once(' ').unwrap();
             let name = sample.split('{').next().unwrap();
-            assert!(described.contains_key(name), "{line}");
-            assert!(found.insert(sample.to_owned(), value.parse().unwrap()).is_none(), "{sample} twice");
+            let is_described = |(ending, kind): &(&str, &str)| {
+                name.strip_suffix(ending).is_some_and(|family| described.get(family) == Some(kind))
+            };
+            assert!(endings.iter().any(is_described), "{line}");
+            // A sum is a float: its whole part.
+            let value = value.split('.').next().unwrap().parse().unwrap();
+            assert!(found.insert(sample.to_owned(), value).is_none(), "{sample} twice");
         }
     }
-    let known: Vec<&str> = FAMILIES.iter().map(|family| family.name).chain(Metric::ALL.map(Metric::name)).collect();
+    let known = FAMILIES.iter().map(|family| family.name).chain(Metric::ALL.map(Metric::name));
+    // OpenMetrics has the ending of a counter on its samples alone.
+    let known: Vec<&str> = known.map(|name| name.trim_end_matches("_total")).collect();
     for name in described.keys() {
         assert!(known.contains(&name.as_str()), "{name} is not in the list of names");
     }

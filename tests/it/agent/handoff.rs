@@ -92,11 +92,28 @@ fn it_outlives_its_node() {
     let cloud = start_peer_with(&user, "c", &[], ("listen = '127.0.0.1:0'", &keeps("'home/*'", "64M", "1h")));
     until("all is saved", || ["run/step-6", "run/step-7"].iter().all(|step| user.ok(&["ls"]).contains(step)));
     until("it is let go of", || kept(&cloud).is_empty());
-    assert_eq!(fs::read_dir(user.work().join("kept")).unwrap().count(), 0);
+    until("it is deleted", || fs::read_dir(user.work().join("kept")).unwrap().count() == 0);
     cloud.stop();
     // It is what the watch would have saved.
     user.ok(&["watch", "fresh", "run", "--restore-latest", "--once"]);
     assert_eq!(user.read("fresh/checkpoint-7/model.bin"), noise(7, 1 << 20));
+}
+
+#[test]
+fn it_has_the_metrics_that_the_trainer_logged() {
+    let user = with_tree();
+    let state = json!({ "global_step": 7, "log_history": [{ "loss": 0.25, "epoch": 1.0, "step": 7 }] });
+    user.write("ckpt/checkpoint-7/trainer_state.json", state.to_string().as_bytes());
+    let (home, cloud) = two_sites(&user, "", (GIVES, &keeps("'home/*'", "64M", "0s")));
+    watches(&home);
+    hide(&user);
+    write_checkpoint(&user, 7);
+    home.signal(Signal::TERM);
+    assert_eq!(home.ended().0, Some(1));
+    unhide(&user);
+    until("it is saved", || user.ok(&["ls"]).contains("run/step-7"));
+    assert_eq!(user.json(&["show", "run/step-7"], 0)["metrics"], json!({ "loss": 0.25 }));
+    cloud.stop();
 }
 
 #[test]

@@ -38,7 +38,7 @@ fn pins_outlive_the_agent() {
     user.write("tree/large", &noise(3, 300 << 20));
     user.ok(&["save", "tree", "large"]);
     let lacking = agent.ask("POST", "/v1/pins", "", "{\"name\":\"large\"}");
-    assert!(String::from_utf8_lossy(&lacking.body).contains("bytes more"));
+    assert!(String::from_utf8_lossy(&lacking.body).contains("pin does not fit into the cache"));
     assert_eq!(lacking.refuses(507), "exhausted");
     agent.stop();
 }

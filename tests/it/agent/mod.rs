@@ -1,21 +1,26 @@
 //! The agent as a process, and how tests talk to it.
 
 mod api;
+mod audit;
+mod denied;
 mod handoff;
 mod killed;
 mod life;
 mod look;
 mod memory;
+mod policy;
+mod recorded;
 mod routing;
 mod sidecar;
 mod together;
+mod tokens;
 mod trust;
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
-use std::process::Child;
+use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -54,7 +59,12 @@ impl Running {
 
     /// With the settings in a file of the working folder.
     fn from_file(user: &User, config: &str) -> Self {
-        let mut child = user.command(&["agent", "--json", "--config", config]).spawn().unwrap();
+        Self::from_command(&mut user.command(&["agent", "--json", "--config", config]))
+    }
+
+    /// By a command that has `--json`.
+    fn from_command(command: &mut Command) -> Self {
+        let mut child = command.spawn().unwrap();
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
         if line.is_empty() {
@@ -143,6 +153,11 @@ impl Answer {
         let text = String::from_utf8_lossy(&self.body);
         assert_eq!(self.status, status, "{text}");
         serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"))
+    }
+
+    /// Its content, whatever its status.
+    fn json_of_any(&self) -> Value {
+        serde_json::from_slice(&self.body).unwrap()
     }
 
     /// The kind of error that it tells.

@@ -20,13 +20,26 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::runtime::Runtime;
 use towline::ErrorKind;
 use towline::clock::SystemClock;
+use towline::identity::Identity;
 use towline::transfer::calls::{ALPN_HTTP, Line, call};
-use towline::transfer::identity::{Credentials, Identity};
+use towline::transfer::identity::Credentials;
 
 use super::together::{EVERYTHING, had, hide_packs, identities, start_peer_with};
 use super::{PATIENCE, Running, exchange, told, told_json, with_tree};
 use crate::cli::User;
 use crate::data::noise;
+
+/// An address that nobody is given by chance meanwhile: ports below those that the system hands out (from 32768), tried from one that
+/// belongs to this process.
+fn free_address() -> String {
+    let own = std::process::id() % 12_000;
+    let port = (0..12_000).map(|n| 20_000 + (own + n * 7) % 12_000);
+    let mut free = port.filter_map(|port| {
+        let address = format!("127.0.0.1:{port}");
+        TcpListener::bind(&address).ok().map(|_| address)
+    });
+    free.next().unwrap()
+}
 
 /// An agent at home, `home/a`, and one in the cloud, `cloud/c`, that know each other; `callers` may ask the one in the cloud. Then
 /// sections of the settings of either.
@@ -34,7 +47,7 @@ pub(super) fn two_sites(user: &User, callers: &str, (home, cloud): (&str, &str))
     user.ok(&["save", "tree", "run/step-1"]);
     identities(user);
     // Whoever starts first must know where the other will be. What cannot be saved is not waited for long.
-    let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let free = free_address();
     let own = format!("listen = '127.0.0.1:0'\ncallers = [{callers}]");
     let cloud = start_peer_with(user, "c", std::slice::from_ref(&free), (&own, cloud));
     let home = start_peer_with(
@@ -219,7 +232,7 @@ fn what_nobody_may_ask_from_elsewhere() {
     // Names that the caller may not read are not brought for it.
     user.ok(&["save", "tree", "secret"]);
     let error = fails(&user, &home, &["warm", "secret", "--at", "cloud", "--wait"], 3);
-    assert!(text(&error, "help").contains("or agent home/a may not read it: [[allow]]"), "{error}");
+    assert!(text(&error, "help").contains("or agent home/a may not read it: see [[allow]]"), "{error}");
     assert_eq!(fails(&user, &home, &["pin", "secret", "--at", "cloud"], 3)["kind"], "not-found");
     // Nor is a repository opened because somebody names its place: the agent here names it by its id.
     let address = cloud.listen.clone().unwrap();

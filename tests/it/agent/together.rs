@@ -245,16 +245,12 @@ fn a_place_that_nobody_knows_gives_nothing_and_is_named() {
         ("nowhere", true, "site `nowhere` is not known here"),
         ("home/z", false, "agent `home/z` is not known here"),
     ] {
-        let begun = second.post(
-            "/v1/warm",
-            &json!({ "name": "run@latest", "from": from, "or_repository": or_repository }),
-            202,
-        );
-        let (_, end) = second.events(&begun).pop().unwrap();
-        let error = &end["error"];
-        assert_eq!((&end["state"], &error["kind"]), (&json!("failed"), &json!("not-found")), "{end}");
+        let asked = json!({ "name": "run@latest", "from": from, "or_repository": or_repository });
+        let error = &second.post("/v1/warm", &asked, 404)["error"];
         assert!(error["message"].as_str().unwrap().starts_with(says), "{error}");
     }
+    let error = &second.post("/v1/warm", &json!({ "name": "run/step-2" }), 404)["error"];
+    assert!(error["message"].as_str().unwrap().starts_with("no such name `run/step-2`"), "{error}");
     first.signal(Signal::KILL);
     first.ended();
     let begun = second.post("/v1/warm", &json!({ "name": "run@latest", "from": "home" }), 202);

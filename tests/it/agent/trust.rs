@@ -56,7 +56,7 @@ fn gives(agent: &Running) -> bool {
     end["state"] == "done" && end["report"]["missing"] == 0
 }
 
-/// "rules are read again when the file changes; one that cannot be used changes nothing, and is told"
+/// "rules are read again when the file changes; a file that cannot be used changes nothing and is reported"
 #[test]
 fn rules_change_without_a_restart() {
     let user = with_tree();
@@ -81,7 +81,7 @@ fn rules_change_without_a_restart() {
     first.stop();
 }
 
-/// "a link ends as soon as either side finds the certificate of the other revoked or expired"
+/// "A link ends as soon as either side finds the other's certificate revoked or expired"
 #[test]
 fn a_revoked_agent_loses_its_link() {
     for transport in ["quic", "tcp"] {
@@ -105,7 +105,8 @@ fn a_revoked_agent_loses_its_link() {
             until("an empty list is not told", || {
                 agent.get("/health")["problems"].to_string().contains("half written").then_some(())
             });
-            assert!(!linked(&second));
+            // A handshake may look like a link for a moment.
+            until("an empty list lets somebody in", || (!linked(&second)).then_some(()));
             second.stop();
             first.stop();
         }

@@ -15,6 +15,7 @@ use tokio::runtime::Handle;
 use towline::codec::{Codec, Encoded};
 use towline::format::ChunkList;
 use towline::id::{ChunkId, ManifestId};
+use towline::ops::UndeleteOptions;
 use towline::transfer::calls::call;
 use towline::transfer::protocol::{Asked, EndCode, Grant, How, Priority, Runs, Supply, Survey, Wanted};
 use towline::transfer::{Admission, Ahead, Client, Dial, Gate, Reply, Seat};
@@ -142,8 +143,8 @@ async fn flood(link: &Client, count: u64) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_flood_of_unknown_names_reads_the_log_once_for_all() {
     let world = World::new();
-    let policy = only("cloud/*", "public/*");
-    let home = world.agent_with("home", "a", policy, Transports::Auto).await;
+    let allow = only("cloud/*", "public/*");
+    let home = world.agent_with("home", "a", allow, Transports::Auto).await;
     world.save(&home.plain, "public/one", 6, 1).await;
     let requests = || home.plain.store().counters().get(Metric::GetRequests);
     let one = requests();
@@ -179,6 +180,27 @@ async fn a_flood_of_unknown_names_reads_the_log_once_for_all() {
     assert!(Holdings::authorise(&*home.exchange, &asker, &manifest).await.unwrap().is_some());
 }
 
+/// B3: "A kept value has no name: no command, agent or HTTP request can read it".
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_kept_of_a_removed_name_is_given_to_nobody() {
+    let world = World::new();
+    let home = world.agent_with("home", "a", only("cloud/*", "public/*"), Transports::Auto).await;
+    world.save(&home.plain, "public/one", 6, 1).await;
+    world.save(&home.plain, "public/two", 7, 1).await;
+    let manifest = home.plain.state().await.unwrap().refs[&name("public/two")].manifest;
+    let asker = Identity::new("cloud", "b").unwrap();
+    let may = async || Holdings::authorise(&*home.exchange, &asker, &manifest).await.unwrap().is_some();
+    // What an agent knows of the log is good for a second.
+    let settle = || tokio::time::sleep(Duration::from_millis(1100));
+    assert!(may().await);
+    home.plain.remove(&name("public/two")).await.unwrap();
+    settle().await;
+    assert!(!may().await, "removed, and kept");
+    home.plain.undelete(&name("public/two"), &UndeleteOptions::default()).await.unwrap();
+    settle().await;
+    assert!(may().await, "taken back");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn forbidden_and_absent_cost_the_same_reads() {
     let world = World::new();
@@ -191,8 +213,8 @@ async fn forbidden_and_absent_cost_the_same_reads() {
     let asker = Identity::new("cloud", "b").unwrap();
     let mut seen = Vec::new();
     for (n, manifest) in [forbidden, unknown(1), forbidden, unknown(2)].into_iter().enumerate() {
-        let policy = only("cloud/*", "public/*");
-        let home = world.agent_with("home", &format!("a{n}"), policy, Transports::Auto).await;
+        let allow = only("cloud/*", "public/*");
+        let home = world.agent_with("home", &format!("a{n}"), allow, Transports::Auto).await;
         let counted = |home: &Agent| {
             let counters = home.plain.store().counters();
             let stat = home.exchange.cache().stat();
@@ -254,8 +276,8 @@ async fn calls_with_forbidden_and_absent_names_cost_the_same_reads() {
     for (n, pair) in [["secret/step-1", "absent/step-1"], ["secret@latest", "absent@latest"]].iter().enumerate() {
         let mut seen = Vec::new();
         for (m, selector) in pair.iter().enumerate() {
-            let policy = only("cloud/*", "public/*");
-            let home = world.agent_with("home", &format!("a{n}{m}"), policy, Transports::Auto).await;
+            let allow = only("cloud/*", "public/*");
+            let home = world.agent_with("home", &format!("a{n}{m}"), allow, Transports::Auto).await;
             let counted = || Metric::ALL.map(|metric| home.plain.store().counters().get(metric));
             let mut steps = Vec::new();
             for _ in 0..3 {

@@ -18,8 +18,8 @@ use crate::differences::{file, weights};
 #[tokio::test(flavor = "multi_thread")]
 async fn who_may_not_read_gets_nothing() {
     let world = World::new();
-    let policy = only("cloud/*", "public/*");
-    let home = world.agent_with("home", "a", policy, Transports::Auto).await;
+    let allow = only("cloud/*", "public/*");
+    let home = world.agent_with("home", "a", allow, Transports::Auto).await;
     let cloud = world.agent("cloud", "b").await;
     cloud.knows(&[&home]);
     world.save(&home.plain, "public/one", 6, 12).await;
@@ -40,8 +40,8 @@ async fn who_may_not_read_gets_nothing() {
 #[tokio::test(flavor = "multi_thread")]
 async fn who_may_read_a_difference_may_read_its_bases_and_nothing_else_of_theirs() {
     let world = World::new();
-    let policy = only("cloud/*", "run/step-2");
-    let home = world.agent_with("home", "a", policy, Transports::Auto).await;
+    let allow = only("cloud/*", "run/step-2");
+    let home = world.agent_with("home", "a", allow, Transports::Auto).await;
     let cloud = world.agent("cloud", "b").await;
     cloud.knows(&[&home]);
     for step in [1, 2] {
@@ -174,7 +174,7 @@ impl Holdings for Stuck {
 async fn when_a_peer_is_revoked_in_the_middle_the_rest_comes_from_elsewhere() {
     for transports in [Transports::Quic, Transports::Tcp] {
         let world = World::new();
-        let agent = world.agent_with("west", "a", Policy::everybody(), transports).await;
+        let agent = world.agent_with("west", "a", AllowList::everybody(), transports).await;
         let other = world.agent("west", "other").await;
         let credentials = world.credentials("west", "stuck");
         let stuck = Arc::new(Stuck { exchange: Arc::clone(&other.exchange), asked: Notify::new() });
@@ -207,7 +207,7 @@ async fn when_a_peer_is_revoked_in_the_middle_the_rest_comes_from_elsewhere() {
 async fn when_a_peer_goes_in_the_middle_the_rest_comes_from_elsewhere() {
     for transports in [Transports::Quic, Transports::Tcp] {
         let world = World::new();
-        let agent = world.agent_with("west", "a", Policy::everybody(), transports).await;
+        let agent = world.agent_with("west", "a", AllowList::everybody(), transports).await;
         let (first, second) = (world.agent("west", "b").await, world.agent("west", "c").await);
         let folder = world.save(&agent.plain, "run/step-1", 10, 64).await;
         for other in [&first, &second] {
@@ -239,7 +239,7 @@ async fn what_is_repacked_meanwhile_is_found_again() {
     drop(fs::remove_dir_all(gone));
     let other = world.repository("index-other").await;
     other.remove(&name("run/step-2")).await.unwrap();
-    let options = CollectOptions { grace: Duration::ZERO, ..CollectOptions::default() };
+    let options = CollectOptions::at_once();
     for _ in 0..3 {
         other.collect(&options).await.unwrap();
     }

@@ -2,9 +2,11 @@
 //! once, and who lies, leaves or may not read costs nothing but time.
 
 mod attacks;
+mod denied;
 mod faults;
 mod finding;
 mod moving;
+mod policy;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -19,17 +21,20 @@ use tempfile::TempDir;
 use tokio_util::sync::CancellationToken;
 use towline::agent::{WarmOptions, Warmed, warm};
 use towline::budget::Budget;
-use towline::cache::{Cache, CacheOptions};
+use towline::cache::{Cache, CacheOptions, TenantQuotas};
 use towline::clock::{Clock, SystemClock};
+use towline::identity::Identity;
 use towline::metrics::Metric;
 use towline::ops::{RestoreOptions, SaveOptions};
 use towline::pattern::Patterns;
+use towline::policy::{AllowList, AllowRule};
 use towline::repository::layout::{self, Family};
 use towline::repository::{OpenOptions, Repository};
 use towline::storage::Store;
-use towline::transfer::exchange::{Exchange, ExchangeOptions, FetchPolicy, Figures, From, Limits, Policy, Rule};
-use towline::transfer::identity::{Authority, Credentials, Identity};
+use towline::transfer::exchange::{Exchange, ExchangeOptions, FetchPolicy, Figures, From, Limits};
+use towline::transfer::identity::{Authority, Credentials};
 use towline::transfer::peers::{Peers, PeersOptions, Transports};
+use towline::transfer::policy::Policies;
 use towline::transfer::{Holdings, quic, tcp};
 
 use crate::data::{name, safetensors, tree_digest};
@@ -65,33 +70,52 @@ impl World {
     }
 
     async fn repository(&self, cache: &str) -> Repository {
-        let options = OpenOptions { cache: Some(self.path(cache)), memory: Some(128 << 20) };
+        let options = OpenOptions { cache: Some(self.path(cache)), memory: Some(128 << 20), ..OpenOptions::default() };
         let objects = Arc::clone(&self.objects) as Arc<dyn ObjectStore>;
         Repository::create(Store::from_objects(objects), options).await.unwrap().0
     }
 
     fn credentials(&self, site: &str, agent: &str) -> Credentials {
-        let folder = self.path(&format!("tls-{site}-{agent}"));
+        self.credentials_of(&Identity::new(site, agent).unwrap())
+    }
+
+    fn credentials_of(&self, identity: &Identity) -> Credentials {
+        let folder = self.path(&format!("tls-{}", identity.path().replace('/', "-")));
         let authority = Authority::open(&self.path("ca")).unwrap();
-        authority.issue(&Identity::new(site, agent).unwrap(), &folder, (5, SystemClock.now()), true).unwrap();
+        authority.issue(identity, &folder, (5, SystemClock.now()), true).unwrap();
         Credentials::open(&folder, Arc::new(SystemClock)).unwrap()
     }
 
     async fn agent(&self, site: &str, agent: &str) -> Agent {
-        self.agent_with(site, agent, Policy::everybody(), Transports::Auto).await
+        self.agent_with(site, agent, AllowList::everybody(), Transports::Auto).await
     }
 
-    async fn agent_with(&self, site: &str, agent: &str, policy: Policy, transports: Transports) -> Agent {
+    async fn agent_with(&self, site: &str, agent: &str, allow: AllowList, transports: Transports) -> Agent {
         let credentials = self.credentials(site, agent);
         let plain = self.repository(&format!("index-{site}-{agent}")).await;
-        let cache = CacheOptions { free_floor: 0, ..CacheOptions::new(512 * MIB) };
-        let cache = Arc::new(Cache::open(&self.path(&format!("cache-{site}-{agent}")), cache).unwrap());
+        let policies = Policies::new(Some(credentials.clone()), None);
+        self.agent_of(credentials, plain, (allow, policies), transports).await
+    }
+
+    /// The agent that `credentials` name, with its repository and the rules that it obeys.
+    async fn agent_of(
+        &self,
+        credentials: Credentials,
+        plain: Repository,
+        (allow, policies): (AllowList, Arc<Policies>),
+        transports: Transports,
+    ) -> Agent {
+        let own = credentials.identity().path().replace('/', "-");
+        let quotas = TenantQuotas { each: Some(256 * MIB), ..TenantQuotas::default() };
+        let cache = CacheOptions { free_floor: 0, quotas, ..CacheOptions::new(512 * MIB) };
+        let cache = Arc::new(Cache::open(&self.path(&format!("cache-{own}")), cache).unwrap());
         let budget = Budget::new(256 * MIB).unwrap();
         let options = PeersOptions { transports, connections: 2, window: 8 * MIB };
         let peers = Peers::new(credentials.clone(), budget.clone(), options);
         let identity = credentials.identity();
         let (ahead, limits) = (budget.carve(32 * MIB).await.unwrap(), Limits::default());
-        let exchange = Exchange::new(ExchangeOptions { identity, cache, budget, ahead, peers, policy, limits });
+        let exchange =
+            Exchange::new(ExchangeOptions { identity, cache, budget, ahead, peers, allow, policies, limits });
         exchange.serve_repository(&plain);
         let leaving = CancellationToken::new();
         let address = serve(&credentials, Arc::clone(&exchange) as Arc<dyn Holdings>, &leaving).await;
@@ -127,9 +151,9 @@ impl World {
 }
 
 /// Agents that match `agents` may read names that match `names`.
-fn only(agents: &str, names: &str) -> Policy {
+fn only(agents: &str, names: &str) -> AllowList {
     let patterns = |text| Patterns::of(&[text]).unwrap();
-    Policy::only(vec![Rule { agents: patterns(agents), names: patterns(names) }])
+    AllowList::only(vec![AllowRule { agents: patterns(agents), names: patterns(names) }])
 }
 
 /// Serves on both transports at one port.

@@ -19,7 +19,7 @@ use towline::codec::{Codec, rounded};
 use towline::format::envelope::{Kind, seal};
 use towline::format::{PackLayout, PackRef, Row, TRAILER_LEN, pack_header, segment_bytes};
 use towline::id::{ChunkId, Owned, PackId, SegmentId, SessionId};
-use towline::ops::{CutChoice, PartOptions, SaveOptions};
+use towline::ops::{CutChoice, PartOptions, RemoveOptions, SaveOptions};
 use towline::repository::layout::{self, Family, Numbered};
 use towline::repository::log::{Action, SegmentInfo, StepFacts};
 use towline::repository::{OpenOptions, Repository};
@@ -29,14 +29,14 @@ use super::listing::listing;
 use crate::data::{name, noise};
 
 /// The time at which everything happens: 2023-11-14T22:13:20Z.
-const NOW: u64 = 1_700_000_000;
+pub(super) const NOW: u64 = 1_700_000_000;
 
 pub(super) async fn directory(path: &Path) -> Store {
     open(&Location::directory(path).unwrap(), &StoreOptions { create: true, ..StoreOptions::default() }).await.unwrap()
 }
 
 pub(super) fn options(cache: &Path) -> OpenOptions {
-    OpenOptions { cache: Some(cache.join("cache")), memory: Some(128 << 20) }
+    OpenOptions { cache: Some(cache.join("cache")), memory: Some(128 << 20), ..OpenOptions::default() }
 }
 
 /// Makes the repository at `at` from inputs that it makes in `scratch`; returns what it is expected to hold.
@@ -114,7 +114,7 @@ impl Maker {
         assert!(
             state.forgotten > 0 && state.purged.len() == 1 && state.condemned.len() == 2 && state.sessions.len() == 2
         );
-        self.put(&Numbered::Snapshot.key(state.seq), seal(Kind::Snapshot, &state.encode(), true)).await;
+        self.put(&Numbered::Snapshot.key(state.seq), state.seal()).await;
         let fixed = SaveOptions { cut: CutChoice::Fixed, ..SaveOptions::default() };
         self.save("late", &tree.join("sub/small-noise"), fixed).await;
     }
@@ -163,7 +163,8 @@ impl Maker {
     /// Removes a name; returns the one pack that it was in.
     async fn remove(&mut self, gone: &str) -> PackRef {
         let saved = self.repository.saved(&name(gone)).await.unwrap();
-        self.repository.remove(&name(gone)).await.unwrap();
+        let now = RemoveOptions { now: true, ..RemoveOptions::default() };
+        self.repository.remove_with(&[name(gone)], &now).await.unwrap();
         self.names.remove(gone).unwrap();
         assert_eq!(saved.map.packs.len(), 1);
         saved.map.packs[0]
@@ -278,7 +279,7 @@ fn tree(root: &Path) {
     settle(root);
 }
 
-fn put(path: &Path, bytes: &[u8], mode: u32) {
+pub(super) fn put(path: &Path, bytes: &[u8], mode: u32) {
     fs::write(path, bytes).unwrap();
     fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
     touch(path);

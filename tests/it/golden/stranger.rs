@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use super::listing::listing;
-use super::{expected, golden};
+use super::{expected, golden, second};
 
 /// The tests' own Python with what tests/golden/requirements.txt asks for; none if it was not set up.
 fn python() -> Option<PathBuf> {
@@ -23,7 +23,12 @@ fn root() -> &'static Path {
 }
 
 fn read(python: &Path, arguments: &[&str]) -> Output {
-    let repository = golden().join("repository");
+    read_in(&golden(), python, arguments)
+}
+
+/// Runs the reader on the repository in `folder`.
+fn read_in(folder: &Path, python: &Path, arguments: &[&str]) -> Output {
+    let repository = folder.join("repository");
     let (verb, rest) = arguments.split_first().unwrap();
     let mut command = Command::new(python);
     command.arg(root().join("tests/golden/reader.py")).arg(verb).arg(repository).args(rest);
@@ -51,5 +56,26 @@ fn a_reader_written_from_the_specification_restores_every_name() {
         let folder = expected["names"][name]["form"] == "folder";
         let top = if folder { dest } else { fs::read_dir(&dest).unwrap().next().unwrap().unwrap().path() };
         assert_eq!(serde_json::to_value(listing(&top)).unwrap(), expected["names"][name]["entries"], "{name}");
+    }
+}
+
+#[test]
+fn it_also_reads_what_is_kept_of_removed_names() {
+    let Some(python) = python() else {
+        eprintln!("skipped: no .venv with tests/golden/requirements.txt");
+        return;
+    };
+    let (folder, expected) = (second::golden(), super::expected_in(&second::golden()));
+    let names = String::from_utf8(read_in(&folder, &python, &["list"]).stdout).unwrap();
+    assert_eq!(names.lines().collect::<Vec<_>>(), expected["names"].as_object().unwrap().keys().collect::<Vec<_>>());
+    let kept = String::from_utf8(read_in(&folder, &python, &["kept"]).stdout).unwrap();
+    assert_eq!(kept.lines().collect::<Vec<_>>(), expected["kept"].as_object().unwrap().keys().collect::<Vec<_>>());
+    for (key, wanted) in expected["kept"].as_object().unwrap() {
+        let mut key = key.split(' ');
+        let (name, version) = (key.next().unwrap(), key.next().unwrap());
+        let dir = tempfile::tempdir().unwrap();
+        read_in(&folder, &python, &["back", name, version, dir.path().to_str().unwrap()]);
+        let file = fs::read_dir(dir.path()).unwrap().next().unwrap().unwrap().path();
+        assert_eq!(serde_json::to_value(listing(&file)).unwrap(), wanted["entries"], "{name}");
     }
 }

@@ -1,7 +1,7 @@
 //! Links between sites: nodes in network namespaces, joined with set rates, delays and losses, and what runs in them.
 
 mod agents;
-#[path = "../../../benches/links/link/lane.rs"]
+#[path = "../../../benches/links/link/src/lane.rs"]
 mod lane;
 mod world;
 

@@ -129,10 +129,10 @@ impl Drop for World {
     }
 }
 
-/// The example `link`, built as this test was: by cargo, which has nothing to do where all targets were.
+/// The program `link`, built by cargo, as this test was.
 fn link() -> PathBuf {
     let mut build = Command::new(env!("CARGO"));
-    build.args(["build", "--quiet", "--example", "link"]).current_dir(env!("CARGO_MANIFEST_DIR"));
-    assert!(build.status().unwrap().success(), "the example `link` does not build");
-    Path::new(env!("CARGO_BIN_EXE_towline")).with_file_name("examples").join("link")
+    build.args(["build", "--quiet", "--package", "link"]).current_dir(env!("CARGO_MANIFEST_DIR"));
+    assert!(build.status().unwrap().success(), "`link` does not build");
+    Path::new(env!("CARGO_BIN_EXE_towline")).with_file_name("link")
 }

@@ -47,7 +47,11 @@ impl Gang {
     }
 
     fn options(&self, machine: &str) -> OpenOptions {
-        OpenOptions { cache: Some(self.dir.path().join("cache").join(machine)), memory: Some(64 << 20) }
+        OpenOptions {
+            cache: Some(self.dir.path().join("cache").join(machine)),
+            memory: Some(64 << 20),
+            ..OpenOptions::default()
+        }
     }
 
     async fn repository(&self, machine: &str) -> Repository {
@@ -142,7 +146,7 @@ fn conflicts(result: towline::Result<PartReport>, telling: &str) {
     assert!(error.help_text().is_some());
 }
 
-/// K1: "The step is there once the parts of all ranks are, in one commit that whoever is last makes".
+/// K1: "Once the parts of all ranks are stored, the last rank makes the step visible in one commit".
 #[tokio::test(flavor = "multi_thread")]
 async fn the_last_rank_makes_the_step_visible() {
     let gang = Gang::new().await;
@@ -214,7 +218,7 @@ async fn ranks_on_a_bad_day_make_one_commit() {
     }
 }
 
-/// K2: "A rank may come again [...]: with the same content it finds its part".
+/// K2: "A rank may retry [...]: with the same content it finds its part".
 #[tokio::test(flavor = "multi_thread")]
 async fn a_rank_that_comes_again_with_the_same_is_welcome() {
     let gang = Gang::new().await;
@@ -234,7 +238,7 @@ async fn a_rank_that_comes_again_with_the_same_is_welcome() {
     gang.holds(2, 1).await;
 }
 
-/// K2: "with other content it is refused, before the step is complete and after".
+/// K2: "with other content it is refused (exit 5), before the step is complete and after".
 #[tokio::test(flavor = "multi_thread")]
 async fn a_rank_that_comes_again_with_something_else_is_refused() {
     let gang = Gang::new().await;
@@ -277,7 +281,7 @@ async fn attempts_and_world_sizes_never_mix() {
     gang.holds(2, 2).await;
 }
 
-/// K3: "a rank that dies in between is no trouble when it comes again".
+/// K3: "A rank that dies may retry; what it had uploaded is used".
 #[tokio::test(flavor = "multi_thread")]
 async fn a_rank_that_dies_anywhere_can_come_again() {
     // After every number of requests, until it lives to the end.
@@ -319,7 +323,7 @@ async fn a_step_whose_ranks_died_is_collected() {
     gang.fill(0, 1);
     gang.save(0, 3, "a").await.unwrap();
     let collector = gang.repository("collector").await;
-    let now = CollectOptions { grace: Duration::ZERO, ..CollectOptions::default() };
+    let now = CollectOptions::at_once();
     let later = |hours: u64| objects.pass(Duration::from_hours(hours));
     // 40 hours after the first rank; but a second came since, and so did one of another attempt.
     later(20);
@@ -350,7 +354,7 @@ async fn a_step_whose_ranks_died_is_collected() {
     gang.holds(2, 4).await;
 }
 
-/// K3: "A rank whose attempt was ended meanwhile is told so".
+/// K3: "A rank whose attempt was ended meanwhile gets an error".
 #[tokio::test(flavor = "multi_thread")]
 async fn a_rank_whose_attempt_is_ended_is_told() {
     let gang = Gang::new().await;
@@ -438,7 +442,7 @@ async fn steps_of_ranks_are_stored_as_differences() {
     let reader = gang.repository("reader").await;
     assert_eq!(reader.state().await.unwrap().refs[&name("run/step-3")].behind, 2);
     reader.remove(&name("run/step-1")).await.unwrap();
-    let now = CollectOptions { grace: Duration::ZERO, ..CollectOptions::default() };
+    let now = CollectOptions::at_once();
     reader.collect(&now).await.unwrap();
     let dest = gang.dir.path().join("out");
     reader.restore(&name("run/step-3"), None, &dest, &RestoreOptions::default()).await.unwrap();
@@ -476,7 +480,8 @@ async fn a_distributed_checkpoint_of_two_ranks_comes_back_whole() {
     assert_eq!(tensors(ranks), tensors(alone));
 }
 
-/// K3: "An attempt can also be refused at its end because what it relied on of earlier steps was collected meanwhile".
+/// K3: "The final commit can also be refused because chunks of earlier steps that the attempt used were collected
+/// meanwhile".
 #[tokio::test(flavor = "multi_thread")]
 async fn what_an_unfinished_step_relies_on_may_be_condemned_but_not_purged() {
     for purged in [false, true] {
@@ -487,7 +492,7 @@ async fn what_an_unfinished_step_relies_on_may_be_condemned_but_not_purged() {
         assert_eq!(gang.save(0, 2, "a").await.unwrap().part.new_bytes, 0, "all of it is in the step before");
         keeper.remove(&name("run/step-0")).await.unwrap();
         let grace = if purged { Duration::ZERO } else { Duration::from_hours(1) };
-        let report = keeper.collect(&CollectOptions { grace, ..CollectOptions::default() }).await.unwrap();
+        let report = keeper.collect(&CollectOptions { grace, ..CollectOptions::at_once() }).await.unwrap();
         assert_eq!((report.condemned_packs, report.purged_packs), (1, u64::from(purged)));
         gang.fill(1, 1);
         if purged {
@@ -499,7 +504,7 @@ async fn what_an_unfinished_step_relies_on_may_be_condemned_but_not_purged() {
             assert!(gang.save(1, 2, "a").await.unwrap().complete);
             assert!(keeper.state().await.unwrap().condemned.is_empty(), "pardoned");
         }
-        keeper.collect(&CollectOptions { grace: Duration::ZERO, ..CollectOptions::default() }).await.unwrap();
+        keeper.collect(&CollectOptions::at_once()).await.unwrap();
         gang.holds(2, 1).await;
     }
 }

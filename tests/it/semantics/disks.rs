@@ -3,8 +3,10 @@
 use std::fs;
 use std::os::unix::fs::{PermissionsExt as _, chown};
 use std::os::unix::process::CommandExt as _;
+use std::path::PathBuf;
 
-use towline::ops::{RestoreOptions, SaveOptions};
+use towline::ops::{CollectOptions, RestoreOptions, SaveOptions};
+use towline::repository::Repository;
 
 use super::{Scene, Tmpfs, ran};
 use crate::data::{name, noise, tree_digest};
@@ -13,7 +15,7 @@ use crate::data::{name, noise, tree_digest};
 const NOBODY: u32 = 65534;
 
 /// F1: "A save to a directory that fills up ends with exit 1, names the path, and says to free some space and run it
-/// again; the name keeps what it held, the repository verifies, and the second run uses what the first one wrote."
+/// again; the name keeps its old value, the repository verifies, and the second run uses what the first one wrote."
 #[test]
 fn a_save_onto_a_full_disk() {
     let scene = Scene::new();
@@ -36,8 +38,8 @@ fn a_save_onto_a_full_disk() {
     assert!(fs::read(scene.path("out")).unwrap() == noise(2, 80_000_000));
 }
 
-/// F1: "A restore onto a disk that fills up ends the same way: files already complete stay, the file that did not fit is
-/// not there under its name, not even in part."
+/// F1: "A restore onto a disk that fills up ends the same way: finished files stay, and the unfinished file is not
+/// there under its name, not even in part."
 #[test]
 fn a_restore_onto_a_full_disk() {
     let scene = Scene::new();
@@ -59,9 +61,9 @@ fn a_restore_onto_a_full_disk() {
     assert_eq!(tree_digest(&scene.path("tree")), tree_digest(&out));
 }
 
-/// F2: "A repository that cannot be written to can be read: `ls`, `show`, `diff`, `cat`, `restore` and `verify` work on it.
-/// What would write ends with exit 7 and the path, before anything was changed. The same goes for a DEST that cannot be
-/// written to".
+/// F2: "A repository that cannot be written to can be read: `ls`, `show`, `diff`, `cat`, `restore` and `verify` work on
+/// it. Commands that write end with exit 7 and the path, before they change anything. The same holds for a DEST that
+/// cannot be written to".
 #[test]
 fn a_read_only_repository_is_read_and_not_written() {
     let scene = Scene::new();
@@ -90,7 +92,7 @@ fn a_read_only_repository_is_read_and_not_written() {
     assert_eq!(tree_digest(&repo), before);
 }
 
-/// F2: "a source file that cannot be read: a save never leaves it out in silence." Also permission bits, as they bind
+/// F2: "a source file that cannot be read: a save never leaves it out silently." Also permission bits, as they bind
 /// everybody but root.
 #[test]
 fn an_unreadable_source_file_ends_the_save() {
@@ -135,8 +137,8 @@ fn an_unreadable_source_file_ends_the_save() {
     assert_eq!(run("show n").code, Some(0), "the name is still there");
 }
 
-/// F13: "nothing is read or written: what is asked fails with exit 6 (unreachable) and the question whether the disk is mounted, and
-/// no folder is made in its place. When the same repository is there again, it goes on."
+/// F13: "nothing is read or written: operations fail with exit 6 (unreachable) and ask whether the disk is mounted, and
+/// no folder is created in its place. When the same repository is back, the process continues."
 #[tokio::test(flavor = "multi_thread")]
 async fn a_directory_that_goes_away() {
     let scene = Scene::new();
@@ -168,4 +170,60 @@ async fn a_directory_that_goes_away() {
     restore().await.unwrap();
     assert!(fs::read(&out).unwrap() == noise(1, 3_000_000));
     scene.ok("verify --data");
+}
+
+/// F1: "A local cache whose disk is full fails nothing".
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_disk_under_the_local_cache() {
+    let scene = Scene::new();
+    let Some(_disk) = Tmpfs::mount(&scene.path("cache"), "256k") else { return };
+    let repository = scene.in_memory().await;
+    let save = async |repository: &Repository, bytes: Vec<u8>, to: &str| {
+        fs::write(scene.path("f"), bytes).unwrap();
+        repository.save(&scene.path("f"), &name(to), &SaveOptions::default()).await.unwrap()
+    };
+    save(&repository, noise(1, 20_000_000), "a").await;
+    let filled = fs::write(scene.path("cache/ballast"), vec![1; 1 << 20]).unwrap_err();
+    assert_eq!(filled.kind(), std::io::ErrorKind::StorageFull);
+
+    // Another process, which has no segment at hand.
+    let other = || Repository::open(repository.store().clone(), scene.options());
+    let report = save(&other().await.unwrap(), noise(1, 20_000_000), "b").await;
+    assert_eq!(report.new_bytes, 0, "the index is used: {report:?}");
+    let report = other().await.unwrap().collect(&CollectOptions::default()).await.unwrap();
+    assert!(report.live_bytes > 0);
+    let restored = RestoreOptions::default();
+    other().await.unwrap().restore(&name("b"), None, &scene.path("out"), &restored).await.unwrap();
+    assert!(fs::read(scene.path("out")).unwrap() == noise(1, 20_000_000));
+    let cached = fs::read_dir(scene.path("cache")).unwrap().flatten().filter(|entry| entry.path().is_dir());
+    let files = cached.flat_map(|folder| fs::read_dir(folder.path().join("index")).into_iter().flatten());
+    assert_eq!(files.count(), 0, "nothing half-written stays");
+}
+
+/// F8: "Readers detect a flipped bit". A damaged file of the local cache is fetched again: the repository is not to
+/// blame.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_damaged_local_cache_is_fetched_again() {
+    let scene = Scene::new();
+    let repository = scene.in_memory().await;
+    fs::write(scene.path("f"), noise(1, 5_000_000)).unwrap();
+    repository.save(&scene.path("f"), &name("a"), &SaveOptions::default()).await.unwrap();
+    let other = || Repository::open(repository.store().clone(), scene.options());
+    let cached = || -> Vec<PathBuf> {
+        let folders = fs::read_dir(scene.path("cache")).unwrap().flatten();
+        let files = folders.flat_map(|folder| fs::read_dir(folder.path().join("index")).into_iter().flatten());
+        files.map(|file| file.unwrap().path()).collect()
+    };
+    for damage in [&b""[..], b"garbage", &[0; 4096]] {
+        other().await.unwrap().save(&scene.path("f"), &name("b"), &SaveOptions::default()).await.unwrap();
+        let files = cached();
+        assert!(!files.is_empty(), "a segment is cached");
+        let whole = fs::read(&files[0]).unwrap();
+        let mut torn = damage.to_vec();
+        torn.resize(if damage.len() == 4096 { whole.len() } else { damage.len() }, 0);
+        fs::write(&files[0], torn).unwrap();
+        let report = other().await.unwrap().save(&scene.path("f"), &name("c"), &SaveOptions::default()).await.unwrap();
+        assert_eq!(report.new_bytes, 0, "the index is used");
+        assert!(fs::read(&files[0]).unwrap() == whole, "the cache is whole again");
+    }
 }

@@ -91,7 +91,7 @@ impl Scene {
     }
 
     fn options(&self) -> OpenOptions {
-        OpenOptions { cache: Some(self.path("cache")), memory: Some(64 << 20) }
+        OpenOptions { cache: Some(self.path("cache")), memory: Some(64 << 20), ..OpenOptions::default() }
     }
 }
 
@@ -116,7 +116,8 @@ impl Tmpfs {
         mounted.then(|| Self(at.to_owned()))
     }
 
-    fn remount(&self, options: &str) {
+    /// Mounts it again with these options.
+    pub(crate) fn remount(&self, options: &str) {
         assert!(mount(&["-o", &format!("remount,{options}")], &self.0), "remount with {options}");
     }
 }

@@ -1,4 +1,4 @@
-//! What must not cross a network, and stores that stop answering.
+//! Secrets that must not cross a network, and stores that stop answering.
 
 use std::fs;
 use std::sync::Arc;
@@ -14,8 +14,8 @@ use super::{Scene, ran};
 use crate::data::{name, noise};
 use crate::faulty::{Faults, Faulty};
 
-/// P5: "plain http further than this machine is refused unless `--allow-http` asks for it by name", wherever the endpoint
-/// was named.
+/// P5: "plain http to another machine is refused unless `--allow-http` [...] allows it", wherever the endpoint was
+/// named.
 #[test]
 fn plain_http_over_a_network_is_refused() {
     let scene = Scene::new();
@@ -39,8 +39,8 @@ async fn ends_unreachable<T>(request: impl Future<Output = Result<T>>) {
     assert_eq!(error.kind().exit_code(), 6);
 }
 
-/// F9: "A request that makes no progress for a minute fails and is tried again; [...] A command gives up with exit 6 after a
-/// few tries and can be run again." (Here a twentieth of a second is the minute.)
+/// F9: "A request that makes no progress for a minute fails and is retried; [...] A command gives up with exit 6 after
+/// a few tries and can be run again." (Here a twentieth of a second is the minute.)
 #[tokio::test(flavor = "multi_thread")]
 async fn a_store_that_stalls_hangs_nobody() {
     let scene = Scene::new();

@@ -62,7 +62,7 @@ fn a_save_and_a_restore_of_a_gib_stay_within_their_memory() {
     assert_eq!(fs::metadata(scene.path("out")).unwrap().len(), 1 << 30);
 }
 
-/// P4: "What can never fit is refused at once, saying how much was asked for and how much there is."
+/// P4: "A request that can never fit is refused at once; the error gives the requested and the available bytes."
 #[tokio::test]
 async fn what_can_never_fit_is_refused() {
     let budget = Budget::new(64 * MIB).unwrap();
@@ -76,7 +76,7 @@ async fn what_can_never_fit_is_refused() {
     scene.fails("--memory 63M ls", 2, &["at least 64 MiB, got 63 MiB"]);
 }
 
-/// P7: "Everything long shows progress".
+/// P7: "Every long operation shows progress".
 #[tokio::test(flavor = "multi_thread")]
 async fn progress_moves_and_arrives() {
     let scene = Scene::new();
@@ -118,8 +118,8 @@ fn moves(seen: &[Snapshot], phase: &str, total: u64) {
     assert!(last.moved >= total * 9 / 10, "{last:?}");
 }
 
-/// P7: "can be interrupted (Ctrl-C, SIGTERM, a dropped future) and picks up where it was: run again, [...] a restore
-/// fetches only what DEST lacks."
+/// P7: "can be interrupted (Ctrl-C, SIGTERM, a dropped future) and resumes: run again, [...] a restore fetches only
+/// what DEST lacks."
 #[tokio::test(flavor = "multi_thread")]
 async fn a_dropped_restore_goes_on() {
     let scene = Scene::new();

@@ -25,7 +25,7 @@ fn watched() -> (SaveOptions, Progress) {
     (SaveOptions { reread: true, progress: progress.clone(), ..SaveOptions::default() }, progress)
 }
 
-/// F3: "A file that goes away while the tree is being listed is not part of what is saved; it is reported among `skipped`."
+/// F3: "A file that is deleted while the tree is being listed is not saved; it is reported among `skipped`."
 #[tokio::test(flavor = "multi_thread")]
 async fn what_vanishes_while_the_tree_is_listed_is_skipped() {
     let scene = Scene::new();
@@ -59,8 +59,8 @@ async fn what_vanishes_while_the_tree_is_listed_is_skipped() {
     panic!("nothing ever vanished in time");
 }
 
-/// F3: "One that goes away between listing and reading ends the save with exit 5 and the file's path. Nothing of that save
-/// is visible. A PATH that was never there is exit 3."
+/// F3: "A file that is deleted between listing and reading ends the save with exit 5 and the file's path, and nothing
+/// of that save is visible. A PATH that never existed is exit 3."
 #[tokio::test(flavor = "multi_thread")]
 async fn what_vanishes_before_it_is_read_ends_the_save() {
     let scene = Scene::new();
@@ -82,8 +82,8 @@ async fn what_vanishes_before_it_is_read_ends_the_save() {
     assert_eq!(never.kind(), ErrorKind::NotFound);
 }
 
-/// F4: "If they moved, the save ends with exit 5 and the file's path: a mixture of two versions is never saved. The advice
-/// is to save again when the writer is done, or to leave the file out with `--exclude`."
+/// F4: "If they changed, the save ends with exit 5 and the file's path: a mixture of two versions is never saved. The
+/// advice is to save again when the writer is done, or to leave the file out with `--exclude`."
 #[tokio::test(flavor = "multi_thread")]
 async fn a_file_that_changes_while_it_is_read_is_not_saved() {
     let scene = Scene::new();
@@ -120,8 +120,8 @@ async fn a_file_that_changes_while_it_is_read_is_not_saved() {
     assert!(fs::read(out.join("big")).unwrap() == fs::read(&path).unwrap());
 }
 
-/// F6: "Saving a tree that contains the very repository that is written to leaves that folder out: it would never end. Any
-/// other repository in the tree is saved like any folder, with a warning".
+/// F6: "A save of a tree that contains the destination repository leaves that folder out, since the save would never
+/// end. Any other repository in the tree is saved like any folder, with a warning".
 #[test]
 fn a_tree_with_repositories_in_it() {
     let scene = Scene::new();
@@ -143,8 +143,8 @@ fn a_tree_with_repositories_in_it() {
     scene.fails("--repo tree/own save tree/own/log n", 2, &["tree/own"]);
 }
 
-/// F6: "A repository inside another's folder or prefix is its own: the two share no key, and neither one's collector
-/// deletes what it does not know the shape of."
+/// F6: "A repository inside another's folder or prefix is separate: the two share no key, and neither one's collector
+/// deletes objects whose keys it does not know."
 #[tokio::test(flavor = "multi_thread")]
 async fn a_repository_within_another_is_its_own() {
     let scene = Scene::new();
@@ -167,7 +167,7 @@ async fn a_repository_within_another_is_its_own() {
     let (leftover, strange) = plant_old_files(&scene);
     for _ in 0..2 {
         for repository in &all {
-            let now = CollectOptions { grace: Duration::ZERO, ..CollectOptions::default() };
+            let now = CollectOptions::at_once();
             repository.collect(&now).await.unwrap();
         }
     }
@@ -200,7 +200,7 @@ fn plant_old_files(scene: &Scene) -> (PathBuf, [PathBuf; 4]) {
     (leftover, strange)
 }
 
-/// F10: "Two saves of one NAME: the one that commits second finds the name moved since it began and ends with exit 5".
+/// F10: "Two saves of one NAME: the one that commits second finds that the name has moved and ends with exit 5".
 #[tokio::test(flavor = "multi_thread")]
 async fn of_two_saves_of_one_name_the_second_to_commit_is_told() {
     let scene = Scene::new();
@@ -222,7 +222,7 @@ async fn of_two_saves_of_one_name_the_second_to_commit_is_told() {
     assert_eq!(shown.bytes, 5);
 }
 
-/// F12: "Nothing that a manifest says leads a restore out of DEST: no `..`, no absolute path, no symbolic link, whether
+/// F12: "Nothing in a manifest can lead a restore out of DEST: no `..`, no absolute path, no symbolic link, whether
 /// saved or already there."
 #[tokio::test(flavor = "multi_thread")]
 async fn a_link_in_the_way_leads_nowhere() {

@@ -3,7 +3,7 @@
 import towline
 
 checkpointer = towline.Checkpointer("s3://bucket/experiments", "run-7")
-state = checkpointer.restore(into=state)          # None where nothing was saved yet
+state = checkpointer.restore(into=state)          # None if nothing is saved yet
 ...
 checkpointer.save(step, state, metrics={"loss": loss})
 """
@@ -25,6 +25,7 @@ from .errors import (
     Exhausted,
     Mismatch,
     NotFound,
+    SaveConflict,
     SaveFailed,
     TensorNotFound,
     Timeout,
@@ -48,6 +49,7 @@ __all__ = [
     "Mismatch",
     "NotFound",
     "Repository",
+    "SaveConflict",
     "SaveFailed",
     "Tensor",
     "TensorNotFound",
@@ -63,12 +65,12 @@ __all__ = [
 ]
 
 
-# Integrations that need packages of their own: imported where they are first named.
+# Submodules, most of which need additional packages: imported at first use.
 _MODULES = {"accelerate", "dcp", "fsspec", "lightning", "reports", "safetensors", "transformers"}
 
 
 def __getattr__(name: str) -> Any:
-    # Checkpointer is for torch: who only moves files does not wait for it.
+    # Checkpointer imports torch, which is slow: programs that only move files do without.
     if name == "Checkpointer":
         from .checkpointer import Checkpointer
 

@@ -1,4 +1,4 @@
-"""The `towline` command, as the wheel installs it and as `python -m towline` runs it: the same as the binary of that name."""
+"""Entry point of the `towline` command of the wheel and of `python -m towline`: the same program as the binary."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from . import _towline
 
 
 def main() -> int:
-    """Runs the command that this process was started with; the exit code."""
-    # Python's own handler would raise KeyboardInterrupt after the command has ended in good order.
+    """Runs the command with the arguments of this process; returns the exit code."""
+    # The command handles SIGINT itself; Python's handler would raise KeyboardInterrupt after it has ended.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     return _towline.command(["towline", *sys.argv[1:]])
 

@@ -1,4 +1,4 @@
-"""What tells one start of all ranks from others: parts of a step that different starts saved are never put together."""
+"""Attempts: ids of a start of all ranks. Parts of a step from different starts are never combined."""
 
 from __future__ import annotations
 
@@ -12,42 +12,43 @@ from typing import Any
 
 import torch.distributed as dist
 
-#: What the ranks agree on lies here in the store of torch.distributed.
+#: Key of the agreed id in the store of torch.distributed.
 _KEY = "towline/attempt"
 
-#: What can be the name of an attempt, with room for a number behind it.
+#: Valid name of an attempt, with room for a number after it.
 _NAME = re.compile(r"(?!\.)[A-Za-z0-9._+=-]{1,40}")
 
 
 class Attempts:
-    """The attempts of one rank at the steps of a run: the same on all ranks, without any collective, and others whenever all
-    start again. The given one; or what the ranks agree on, where torch.distributed is initialised; or torchrun's."""
+    """Attempts of one rank at the steps of a run. They are equal on all ranks, without a collective, and change when all ranks
+    restart. Sources, in order: the given id; the id that ranks agree on in torch.distributed; the id and restart count of
+    torchrun."""
 
     def __init__(self, attempt: str | None = None):
         self._given = attempt
         self._store: weakref.ref[Any] | None = None
         self._agreed = ""
         self._times: collections.Counter[str] = collections.Counter()
-        # Later the rank that holds the store may be gone.
+        # Agrees now: later the rank that hosts the store may have ended.
         self.present()
 
     def present(self) -> str:
-        """The present start of all ranks."""
+        """Id of the current start of all ranks."""
         return self._given or self._agree() or _from_torchrun()
 
     def at(self, step: str) -> str:
-        """The attempt to save a step now. All ranks that went back and save it again do so in another one."""
+        """Attempt for the next save of a step. If all ranks go back and save a step again, the attempt is a new one."""
         before = self._times[step]
         return f"{self.present()}.{before + 1}" if before else self.present()
 
     def made(self, step: str) -> None:
-        """Says that the step is being saved."""
+        """Records that the step is being saved."""
         self._times[step] += 1
 
     def _agree(self) -> str | None:
-        """What the first rank that asks proposes. A new start of torch.distributed has a new store."""
+        """Id that the first rank to ask has proposed. A new start of torch.distributed has a new store."""
         if not (dist.is_available() and dist.is_initialized()):
-            # What was agreed on holds for what is still saved.
+            # After torch.distributed is destroyed, the last saves still use the agreed id.
             return self._agreed or None
         store = dist.distributed_c10d._get_default_store()
         if self._store is None or self._store() is not store:
@@ -58,7 +59,7 @@ class Attempts:
 
 
 def _from_torchrun() -> str:
-    """The name of the job, and how often it was restarted
+    """Id of the job and number of its restarts
     (https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables)."""
     job = os.environ.get("TORCHELASTIC_RUN_ID", "none")
     if not _NAME.fullmatch(job):

@@ -1,4 +1,4 @@
-"""What a transaction of the file system changes, gathered to one commit for each tree."""
+"""Transactions of the file system: changes are collected to one commit for each tree."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from ._files import Writer
 from ._trees import Home, TreePath
 
 
-class Gathered:
-    """Changes of one tree, as the engine takes them: it removes, then renames, then puts."""
+class TreeChanges:
+    """Changes of one tree. The engine applies removals first, then renames, then new files."""
 
     def __init__(self) -> None:
         self.put: dict[str, Writer] = {}
@@ -20,38 +20,38 @@ class Gathered:
         self.rename: list[tuple[str, str]] = []
 
     def drop(self, path: str) -> None:
-        """Forgets a file that was written."""
+        """Discards a file that was written."""
         writer = self.put.pop(path, None)
         if writer is not None:
             writer.discard()
 
 
 class Transaction(fsspec.transaction.Transaction):
-    """What is written, renamed and removed until it ends becomes visible then, by one commit for each tree; or nothing of it, if
-    it ends by an exception. Until then the file system shows trees as they were."""
+    """Transaction of the file system. All changes within it become visible at its end, in one commit for each tree; none if an
+    exception ends it. Until then the file system shows the trees without them."""
 
     def __init__(self, fs: Any, **kwargs: Any):
         super().__init__(fs, **kwargs)
         self._fs = fs
-        self._trees: dict[str, Gathered] = {}
+        self._trees: dict[str, TreeChanges] = {}
         self._paths: dict[int, TreePath] = {}
         self._writers: list[Writer] = []
 
     def staged(self, tree_path: TreePath, writer: Writer) -> Writer:
-        """A file is being written."""
+        """Registers a file that is being written."""
         self._paths[id(writer)] = tree_path
         self._writers.append(writer)
         return writer
 
     def closed(self, writer: Writer) -> None:
-        """A file was written; it stays staged."""
+        """Registers a file that was closed; it stays staged."""
         tree_path = self._paths.pop(id(writer))
         tree = self._tree(tree_path)
         tree.drop(tree_path.inner)
         tree.put[tree_path.inner] = writer
 
     def removes(self, tree_path: TreePath) -> bool:
-        """Takes back a file that the transaction wrote, if it is one."""
+        """Removes a file that this transaction wrote; False if it wrote none there."""
         tree = self._tree(tree_path)
         if tree_path.inner not in tree.put:
             return False
@@ -60,7 +60,7 @@ class Transaction(fsspec.transaction.Transaction):
         return True
 
     def renames(self, source: TreePath, target: TreePath) -> bool:
-        """Renames a file that the transaction wrote, if it is one."""
+        """Renames a file that this transaction wrote; False if it wrote none there."""
         tree = self._tree(source)
         if source.inner not in tree.put:
             return False
@@ -72,7 +72,7 @@ class Transaction(fsspec.transaction.Transaction):
         return True
 
     def change(self, name: str, remove: list[str], rename: list[tuple[str, str]]) -> None:
-        """Changes what is in a tree."""
+        """Registers removals and renames of saved files in a tree."""
         tree = self._tree(TreePath(name, ""))
         renamed = {path for pair in tree.rename for path in pair}
         for path in remove:
@@ -86,7 +86,7 @@ class Transaction(fsspec.transaction.Transaction):
             tree.rename.append((source, target))
 
     def _clear(self, tree_path: TreePath) -> None:
-        """Removes what a file that the transaction wrote would have replaced."""
+        """Removes the saved file that a written file would have replaced."""
         tree = self._tree(tree_path)
         home: Home = self._fs.home
         there = home.find(tree_path.path)
@@ -110,11 +110,11 @@ class Transaction(fsspec.transaction.Transaction):
             fs._intrans, fs._transaction = False, None
             self.fs = None
 
-    def _publish(self, fs: Any, name: str, tree: Gathered) -> None:
+    def _publish(self, fs: Any, name: str, tree: TreeChanges) -> None:
         with contextlib.ExitStack() as staged:
             put = [(path, staged.enter_context(writer.pieces())) for path, writer in tree.put.items()]
             if put or tree.remove or tree.rename:
                 fs.home.amend(name, put, tree.remove, tree.rename)
 
-    def _tree(self, tree_path: TreePath) -> Gathered:
-        return self._trees.setdefault(tree_path.name, Gathered())
+    def _tree(self, tree_path: TreePath) -> TreeChanges:
+        return self._trees.setdefault(tree_path.name, TreeChanges())

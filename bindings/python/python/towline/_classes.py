@@ -1,8 +1,7 @@
-"""Objects of classes that Python makes to hold values: dataclasses, named tuples and enumerations.
+"""Dataclasses, named tuples and enumerations in states.
 
-What is stored of one is the name of its class and its values. A name in stored data never imports anything: the class is that
-of the object at the same place of `into`, or one that `allow_classes` was given, or, where the caller trusts pickles, the one
-that the name says.
+The name of the class and the values are stored. A name in stored data never causes an import: the class is that of the object at
+the same place in `into`, or one given to `allow_classes`. Only if the caller trusts pickles, the class is imported by name.
 """
 
 from __future__ import annotations
@@ -16,18 +15,18 @@ from .errors import UsageError
 
 _Class = TypeVar("_Class", bound=type)
 
-#: Dataclasses that are containers or numbers as well have more to keep than their fields.
+#: Base classes of dataclasses that hold more than their fields.
 _OTHERS = (dict, list, tuple, set, frozenset, str, bytes, bytearray, int, float, complex)
 
 _allowed: dict[str, type] = {}
 
 
 def allow_classes(*classes: type) -> Any:
-    """Lets states be restored that hold objects of these classes: dataclasses, named tuples and enumerations, for as long as
-    the process lives. Returns the class, if there is one, so that it can stand as a decorator.
+    """Allows states with objects of these classes (dataclasses, named tuples, enumerations) to be restored in this process.
+    Returns the class, if one is given, so that it can be used as a decorator.
 
-    Without it `restore` makes such objects only where `into` has one of the class at the same place. No code of the class runs
-    but `__new__`, and the properties that its fields may be.
+    Without it, `restore` creates such an object only if `into` has one of the same class at the same place. Of the class, only
+    `__new__` runs, and properties with the name of a field.
     """
     for cls in classes:
         if not isinstance(cls, type) or kind(cls) is None:
@@ -37,12 +36,12 @@ def allow_classes(*classes: type) -> Any:
 
 
 def is_allowed(cls: type) -> bool:
-    """Was it given to `allow_classes`?"""
+    """True if the class was given to `allow_classes`."""
     return _allowed.get(named(cls)) is cls
 
 
 def kind(cls: type) -> str | None:
-    """What the document calls objects of a class; None: something else."""
+    """Word for objects of a class in the document; None for other classes."""
     if issubclass(cls, enum.Enum):
         return "Enum"
     if issubclass(cls, tuple):
@@ -51,12 +50,12 @@ def kind(cls: type) -> str | None:
 
 
 def named(cls: type) -> str:
-    """How the document names a class."""
+    """Name of a class in the document."""
     return f"{cls.__module__}:{cls.__qualname__}"
 
 
 def parts(value: Any) -> list[tuple[str, Any]]:
-    """The values that a dataclass's object or a named tuple holds, by name."""
+    """Values of a dataclass object or named tuple, by name."""
     if isinstance(value, tuple):
         named: Any = value
         return list(zip(named._fields, named, strict=True))
@@ -66,7 +65,7 @@ def parts(value: Any) -> list[tuple[str, Any]]:
 
 
 def find(name: str, wanted: str, into: Any, trusted: bool) -> type | None:
-    """The class called `name`, of the kind `wanted`: see above. Its module may have moved since it was saved."""
+    """Finds the class `name` of the kind `wanted`: see the module's docstring. It may be in another module than when saved."""
     own = name.partition(":")[2]
     if kind(type(into)) == wanted and type(into).__qualname__ == own:
         return type(into)
@@ -89,10 +88,10 @@ def _imported(name: str) -> type | None:
 
 
 def made(cls: Any, values: dict[str, Any]) -> Any:
-    """An object of a class that holds these values. Raises ValueError, if it cannot."""
+    """Creates an object of a class with these values. Raises ValueError if they do not fit."""
     if issubclass(cls, tuple):
         if set(values) != set(cls._fields):
-            raise ValueError(f"it has the fields {list(cls._fields)}, and {list(values)} were saved")
+            raise ValueError(f"it has the fields {list(cls._fields)}, but {list(values)} were saved")
         return cls._make(values[name] for name in cls._fields)
     value = cls.__new__(cls)
     fields = {field.name: field for field in dataclasses.fields(cls)}
@@ -105,7 +104,7 @@ def made(cls: Any, values: dict[str, Any]) -> Any:
             raise ValueError(f"its field {name} was not saved, and has no default")
     for name, held in values.items():
         try:
-            # Also where it is frozen.
+            # Works for frozen dataclasses, too.
             object.__setattr__(value, name, held)
         except AttributeError as error:
             raise ValueError(f"{name} was saved, and it has no such field") from error
@@ -113,7 +112,7 @@ def made(cls: Any, values: dict[str, Any]) -> Any:
 
 
 def member(cls: type[enum.Enum], name: str | None, value: Any) -> enum.Enum:
-    """The member of an enumeration, or the flags. Raises ValueError, if there is none."""
+    """Member of an enumeration, or combination of flags. Raises ValueError if there is none."""
     if name is not None and name in cls.__members__:
         return cls.__members__[name]
     if issubclass(cls, enum.Flag):

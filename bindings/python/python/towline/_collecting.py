@@ -1,4 +1,4 @@
-"""Collecting beside a training: what steps that are gone leave behind is deleted in the background."""
+"""Background collects: deletes the data of removed steps while a training runs."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
     from . import _towline
     from .repository import Repository
 
-#: A collector rests so many times as long as it worked, at most `_REST_MAX` seconds: what a large repository costs a training is
-#: bounded.
+#: Pause after a collect, as a multiple of its duration, and maximum in seconds: it limits the load that a large repository
+#: causes.
 _REST_TIMES, _REST_MAX = 20, 600.0
-#: Seconds that `close` waits for the last collect. What it does not get to is deleted by the next one.
+#: Seconds that `close` waits for the last collect; the next collect deletes the rest.
 _CLOSE_MAX = 10.0
 
 
 class Collector:
-    """Deletes what no name of `repository` needs, in a thread of its own, one collect at a time, whenever it was asked to. What
-    makes it fail is a warning, each kind once. Where the store refuses deletes it does no more."""
+    """Deletes data that no name of `repository` needs, in its own thread, one collect at a time, on request. A failure is only a
+    warning, once for each kind. If the store refuses deletes, no further collects run."""
 
     def __init__(self, repository: Repository, enabled: bool = True):
         self._repository, self._enabled = repository, enabled
@@ -37,7 +37,7 @@ class Collector:
         self._warned: set[str] = set()
 
     def request(self) -> None:
-        """Asks for a collect; returns at once. Several requests that come while one goes on, or rests, are one."""
+        """Requests a collect; returns at once. Requests during a collect, or the pause after it, are merged to one."""
         if not self._enabled or os.getpid() != self._process:
             return
         with self._changed:
@@ -47,9 +47,9 @@ class Collector:
                 self._thread.start()
 
     def close(self, timeout: float | None = None) -> None:
-        """Does now what was asked for, waits for it `timeout` seconds, by default and at most `_CLOSE_MAX`, then stops it."""
+        """Runs a requested collect now, waits for it `timeout` seconds (default and maximum: `_CLOSE_MAX`), then stops it."""
         if os.getpid() != self._process:
-            # The thread is the parent's.
+            # In a forked child: the thread belongs to the parent.
             return
         with self._changed:
             self._closing = True
@@ -74,7 +74,7 @@ class Collector:
             self._rest_until = time.monotonic() + min(_REST_TIMES * (time.monotonic() - begun), _REST_MAX)
 
     def _next(self) -> bool:
-        """Waits until a collect is due. False if none was asked for: then the thread ends."""
+        """Waits until a collect is due. False if none is requested: the thread then ends."""
         with self._changed:
             if self._asked and not self._closing:
                 self._changed.wait_for(lambda: self._closing, self._rest_until - time.monotonic())
@@ -86,7 +86,7 @@ class Collector:
             return False
 
     def _collect(self) -> None:
-        # The names are gone already, and no safety depends on a grace.
+        # The names are removed already; remaining names are safe without a grace period.
         work = self._repository._engine.begin_collect(timedelta(0))
         with self._changed:
             self._work = work
@@ -101,11 +101,13 @@ class Collector:
         if isinstance(error, Denied):
             self._enabled = False
             text = (
-                f"{self._repository.url} does not let this process delete what expired steps leave behind: {error}. Names still "
-                "expire. Run `towline collect` with credentials that may delete, and pass collect=False here"
+                f"{self._repository.url} does not let this process delete the data of expired steps: {error}. Names are still "
+                "removed. Run `towline collect` with credentials that may delete, and pass collect=False here"
             )
         else:
-            text = f"what expired steps left behind in {self._repository.url} was not deleted, a later collect does it: {error}"
+            text = (
+                f"data of expired steps in {self._repository.url} was not deleted; a later collect deletes it: {error}"
+            )
         if kind not in self._warned:
             self._warned.add(kind)
             warnings.warn(f"towline: {text}", stacklevel=2)

@@ -1,4 +1,4 @@
-"""GPUs: copies from them, and memory of the host that they copy to by themselves."""
+"""GPUs: copies to host memory, and pinned host memory."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ if TYPE_CHECKING:
 
 
 def gpus(tensors: Iterable[torch.Tensor]) -> set[torch.device]:
-    """The GPUs that tensors are on."""
+    """GPUs of the tensors."""
     return {tensor.device for tensor in tensors if tensor.device.type == "cuda"}
 
 
 def pin(owner: Any, address: int, length: int, device: torch.device) -> weakref.finalize[..., Any]:
-    """Pins memory until `owner` goes, or what this returns is called. Must be over before the memory is."""
+    """Pins memory until `owner` is garbage-collected or the result is called. The memory must be unpinned before it is freed."""
     import torch
 
     runtime = torch.cuda.cudart()
-    # A thread begins on the first GPU, whose memory is not to be touched for this.
+    # A new thread uses the first GPU by default; this avoids a CUDA context there.
     with torch.cuda.device(device):
         # 1 is cudaHostRegisterPortable: for all devices
         # (https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__MEMORY.html).
         torch.cuda.check_error(runtime.cudaHostRegister(address, length, 1))
     unpin = weakref.finalize(owner, runtime.cudaHostUnregister, address)
-    # At exit CUDA may be gone before.
+    # At exit, CUDA may be shut down earlier.
     unpin.atexit = False
     return unpin
 
 
 class Devices:
-    """Copies from GPUs: from each on a stream of its own of the lowest priority, after what the caller's stream was given
-    before."""
+    """Copies from GPUs, on one separate stream of the lowest priority for each, ordered after the work in the caller's
+    stream."""
 
     def __init__(self, devices: Iterable[torch.device]):
         self._streams: dict[Any, Any] = {}
@@ -49,7 +49,7 @@ class Devices:
         return iter(self._streams)
 
     def stream(self, tensor: torch.Tensor) -> contextlib.AbstractContextManager[Any]:
-        """Where copies of `tensor` are put in line."""
+        """Stream for copies of `tensor`, as a context manager."""
         stream = self._streams.get(tensor.device)
         if stream is None:
             return contextlib.nullcontext()

@@ -1,4 +1,4 @@
-"""Documents of a tree that are read whole, such as `state.json`: of bounded length, whatever their manifest says."""
+"""JSON documents of a tree, such as `state.json`, which are read into memory up to a maximum length."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from .errors import Exhausted
 if TYPE_CHECKING:
     from .repository import Repository
 
-#: Bytes of a document, at most.
+#: Maximum bytes of a document.
 DOCUMENT_MAX = 256 << 20
 
 
 def read_document(repository: Repository, name: str, path: str) -> bytes:
-    """The bytes of the document at `path` in the tree `name`. Raises Exhausted for one that is longer than documents are."""
+    """Reads the document `path` in the tree `name`. Raises Exhausted if it is longer than the maximum."""
     document = bytes(repository._engine.cat(name, path, 0, DOCUMENT_MAX + 1))
     if len(document) > DOCUMENT_MAX:
         raise Exhausted(

@@ -1,4 +1,4 @@
-"""Files of saved trees as file objects: read by range through a cache of blocks, written by staging until they are closed."""
+"""File objects for files of saved trees. Reads go through a cache of blocks; writes are staged until the file is closed."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from fsspec.core import OpenFile
 
 from ._trees import Home, Piece, Tree
 
-#: What is read at least; chunks are about as long, and are decoded whole.
+#: Default block size, the minimum of a read: about the length of a chunk, which is always decoded whole.
 BLOCK = 1 << 20
-#: What is read ahead at most.
+#: Maximum read-ahead.
 _AHEAD_MAX = 32 << 20
-#: Files up to this long are read whole.
+#: Files up to this length are read whole.
 _SMALL = 8 << 20
-#: What a file keeps in memory at most, besides what was read last.
+#: Maximum bytes of blocks that an open file keeps, except for its last read.
 _KEPT = 64 << 20
-#: What lines are looked for in.
+#: Bytes that `peek` returns, in which readline looks for line ends.
 _PEEK = 8 << 10
-#: Files up to this long are staged in memory, longer ones on the local disk.
+#: Files up to this length are staged in memory, longer ones on the local disk.
 _MEMORY = 16 << 20
 
 
 class Reader(io.BufferedIOBase):
-    """A file of a tree as it was when the file was opened, whatever becomes of its name. Small reads share blocks, sequential
-    ones read ahead, and large ones go straight to where they are wanted."""
+    """Reader of a file of a tree. Its content stays that of the time of opening, even if the name changes. Small reads are served
+    from blocks, sequential reads read ahead, and large reads bypass the cache."""
 
     mode = "rb"
 
@@ -46,7 +46,7 @@ class Reader(io.BufferedIOBase):
         self._at = 0
         self._blocks: OrderedDict[int, memoryview] = OrderedDict()
         self._next, self._ahead = 0, block
-        #: What to read through instead, where one is put here, as fsspec's `blockcache::` does.
+        #: A cache of fsspec to read through instead, set by fsspec's `blockcache::`.
         self.cache: Any = None
 
     @property
@@ -61,7 +61,7 @@ class Reader(io.BufferedIOBase):
         return f"<{type(self).__name__} {self.full_name}>"
 
     def info(self) -> dict[str, Any]:
-        """What the file system says of it."""
+        """Info of the file, as from the file system."""
         info: dict[str, Any] = self.fs.info(self.path)
         return info
 
@@ -100,7 +100,7 @@ class Reader(io.BufferedIOBase):
         return self.read(self.blocksize if size is None or size < 0 else size)
 
     def peek(self, size: int = 0) -> bytes:
-        """Some of what comes next, which stays to be read: what lines are found in."""
+        """Returns the next bytes without moving the position; readline uses it."""
         at = self._at
         try:
             return self.read(_PEEK)
@@ -124,7 +124,7 @@ class Reader(io.BufferedIOBase):
     readinto1 = readinto
 
     def _fetch_range(self, start: int, end: int) -> bytes:
-        """What lies at `start..end`, as caches of fsspec ask for it."""
+        """Reads `start..end`, for caches of fsspec."""
         (read,) = self._home.read(self._tree, [(self._inner, start, min(end, self.size))])
         return read
 
@@ -144,7 +144,7 @@ class Reader(io.BufferedIOBase):
 
     @closed.setter
     def closed(self, closed: bool) -> None:
-        # fsspec's `blockcache::` sets it once it has closed a file.
+        # fsspec's `blockcache::` sets this when it closes a file.
         if closed:
             self.close()
 
@@ -154,11 +154,11 @@ class Reader(io.BufferedIOBase):
 
     @property
     def _direct(self) -> int:
-        """Reads of this length and more do not go through the cache."""
+        """Minimum length of reads that bypass the cache."""
         return 8 * self.blocksize
 
     def _fill(self, out: memoryview) -> None:
-        """Fills `out` with what comes next, from blocks; the lacking ones are read in one go."""
+        """Fills `out` from blocks, from the current position on; missing blocks are read at once."""
         if not out:
             return
         end = self._at + len(out)
@@ -178,7 +178,7 @@ class Reader(io.BufferedIOBase):
             self._at += len(part)
 
     def _load(self, first: int, end: int) -> None:
-        """Reads the blocks from `first` up to `end`, and more where reading goes on and on."""
+        """Reads the blocks from `first` up to `end`, and more ahead if reads are sequential."""
         blocks = -(-self.size // self.blocksize)
         self._ahead = min(2 * self._ahead, _AHEAD_MAX) if first == self._next else self.blocksize
         if self.size <= _SMALL:
@@ -195,8 +195,8 @@ class Reader(io.BufferedIOBase):
 
 
 class Writer(io.BufferedIOBase):
-    """A new file: staged in memory, or if it gets long on the local disk, and visible once it is closed, whole or not at all.
-    One that is left by an exception, or never closed, is discarded; so is one that `fsspec.open` opened and closes for that."""
+    """Writer of a file. It is staged in memory, or on the local disk if it is long, and becomes visible when it is closed. It is
+    discarded if it is never closed, or if an exception leaves its `with` block, also that of `fsspec.open`."""
 
     mode = "wb"
 
@@ -204,7 +204,7 @@ class Writer(io.BufferedIOBase):
         super().__init__()
         self.fs, self.path = fs, path
         self._publish = publish
-        #: What writes to it, and has something to write at its end.
+        #: Compressor that writes to this file, and has to be closed before it.
         self.compressor: Any = None
         self._staged: Any = io.BytesIO()
         self.write(begin)
@@ -245,7 +245,7 @@ class Writer(io.BufferedIOBase):
         return int(staged.write(view))
 
     def close(self) -> None:
-        """Puts the file into its tree. If that fails it is discarded, and this raises."""
+        """Commits the file to its tree. If this fails, the file is discarded."""
         if not self.closed and _is_left_by_exception():
             self.discard()
         elif not self.closed:
@@ -259,11 +259,11 @@ class Writer(io.BufferedIOBase):
             super().close()
 
     def commit(self) -> None:
-        """Closes it, if it was not."""
+        """Closes the file, if it is still open."""
         self.close()
 
     def discard(self) -> None:
-        """Forgets it: nothing of it becomes visible."""
+        """Discards the file: nothing of it becomes visible."""
         if self._staged is not None:
             self._end_compressor()
             self._staged.close()
@@ -271,7 +271,7 @@ class Writer(io.BufferedIOBase):
         super().close()
 
     def _end_compressor(self) -> None:
-        # What it writes at its end goes nowhere, but it is not to try that later.
+        # Its last output is dropped; closing it now keeps it from writing later.
         if self.compressor is not None:
             with contextlib.suppress(Exception):
                 self.compressor.close()
@@ -287,14 +287,14 @@ class Writer(io.BufferedIOBase):
 
     @contextlib.contextmanager
     def pieces(self) -> Any:
-        """What was written, as the engine takes it, as long as the block lasts; gone after it."""
+        """Content of the file, as the engine takes it, valid within the block; the staged data is freed after it."""
         staged = self._open()
         if isinstance(staged, io.BytesIO):
             yield [staged.getvalue()]
         else:
             staged.flush()
             with mmap.mmap(staged.fileno(), 0, access=mmap.ACCESS_COPY) as pages:
-                # Private pages: ctypes asks for memory that could be written.
+                # A private mapping, because ctypes requires writable memory.
                 first = ctypes.c_char.from_buffer(pages)
                 try:
                     pieces: list[Piece] = [(ctypes.addressof(first), len(pages))]
@@ -311,7 +311,7 @@ class Writer(io.BufferedIOBase):
 
 
 class Compressed(io.BufferedIOBase):
-    """A new file that is written through a compressor: it ends as the file does that holds it."""
+    """Writer that compresses; it is committed or discarded together with the file that it writes to."""
 
     mode = "wb"
 
@@ -333,19 +333,19 @@ class Compressed(io.BufferedIOBase):
             self._writer.compressor.flush()
 
     def close(self) -> None:
-        """Puts the file into its tree. If that fails it is discarded, and this raises."""
+        """Commits the file to its tree. If this fails, the file is discarded."""
         try:
             self._writer.close()
         finally:
             self._end()
 
     def discard(self) -> None:
-        """Forgets it: nothing of it becomes visible."""
+        """Discards the file: nothing of it becomes visible."""
         self._writer.discard()
         self._end()
 
     def _end(self) -> None:
-        # There is nothing left to flush.
+        # Nothing is left to flush.
         self._writer.compressor = None
         super().close()
 
@@ -360,7 +360,7 @@ class Compressed(io.BufferedIOBase):
 
 
 class Text(io.TextIOWrapper):
-    """A file of text, discarded if it is left by an exception or never closed."""
+    """Text file; discarded if an exception leaves its `with` block, or if it is never closed."""
 
     def __exit__(self, kind: Any, value: Any, trace: Any) -> None:
         if kind is not None:
@@ -368,7 +368,7 @@ class Text(io.TextIOWrapper):
         self.close()
 
     def __del__(self) -> None:
-        # One whose making failed, as for an unknown encoding, is nothing yet.
+        # If the constructor failed, for example because of an unknown encoding, there is nothing to discard.
         with contextlib.suppress(ValueError, AttributeError):
             if not self.closed:
                 self._discard()
@@ -379,10 +379,10 @@ class Text(io.TextIOWrapper):
 
 
 def _is_left_by_exception() -> bool:
-    """Is a file being closed because the block of `with fsspec.open(...)` was left by an exception? OpenFile closes its files
-    and does not tell them why (https://github.com/fsspec/filesystem_spec/blob/master/fsspec/core.py): so they look."""
+    """True if a file is being closed because an exception left the block of `with fsspec.open(...)`. OpenFile does not tell its
+    files (https://github.com/fsspec/filesystem_spec/blob/master/fsspec/core.py), so this looks at the stack."""
     frame: types.FrameType | None = sys._getframe(1)
-    # Writer.close, OpenFile.close, and it.
+    # The frames of Writer.close, OpenFile.close and OpenFile.__exit__.
     for _ in range(3):
         if frame is None:
             return False

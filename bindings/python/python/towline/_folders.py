@@ -1,4 +1,4 @@
-"""Checkpoints that something else writes as folders, saved as the steps of a run while the training goes on."""
+"""Background saves of checkpoint folders that a framework writes, as steps of a run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import fcntl
 import json
 import os
 import queue
-import shutil
 import threading
 import time
 import warnings
@@ -22,17 +21,17 @@ from .repository import Compression, Repository, save_options
 from .repository import open as open_repository
 from .retention import Retention
 
-#: Beside the checkpoints: what waits to be saved, and what is being restored. Trainer uploads nothing that begins so
+#: Folder beside the checkpoints, for pending saves and restores in progress. Trainer does not upload names that begin with "_"
 #: (https://github.com/huggingface/transformers/blob/v5.23.0/src/transformers/trainer.py, `_push_from_checkpoint`).
 OWN = "_towline"
 
-#: Tries to save a folder of links while their number changes, and seconds between them.
+#: Tries to save a folder of hard links while their link counts change, and seconds between them.
 _TRIES, _PAUSE = 20, 0.25
 
 
-def _save_linked(repository: Repository, linked: str) -> SaveReport:
-    """Saves a folder of hard links. When the files' other links are made or removed, as frameworks do with checkpoints that they
-    have enough of, the kernel says that the files changed: what was stored by then is not stored again."""
+def _save_linked(repository: Repository, linked: spool.Kept) -> SaveReport:
+    """Saves a folder of hard links. When a framework removes or adds other links of these files, such as those of an old
+    checkpoint, their ctime changes and the save fails: it is retried, without storing the same data again."""
     for _ in range(_TRIES):
         try:
             return spool.save(repository, linked)
@@ -44,8 +43,8 @@ def _save_linked(repository: Repository, linked: str) -> SaveReport:
 
 
 class FolderSaver:
-    """Saves folders as steps of `run`, one after the other. What is to be saved is linked into `PARENT/_towline` first, so
-    that it may be taken away meanwhile, and goes on after the process was killed."""
+    """Saves folders as steps of `run`, one after the other. Each folder is first hard-linked into `PARENT/_towline`, so that the
+    original may be removed, and so that the save can be finished after the process was killed."""
 
     def __init__(
         self,
@@ -55,41 +54,43 @@ class FolderSaver:
         *,
         keep_last: int | None = None,
         keep_every: int | None = None,
-        keep_min: Iterable[str] = (),
-        keep_max: Iterable[str] = (),
+        keep_min: str | Iterable[str] = (),
+        keep_max: str | Iterable[str] = (),
         compression: Compression = None,
         collect: bool = True,
     ):
-        # Says now what is wrong with it.
+        # Checks the argument early.
         save_options(compression=compression)
         _given.check_run(run)
         self.repository = repo if isinstance(repo, Repository) else open_repository(repo)
         self.run, self._framework, self._compression = run, framework, compression
         self._retention = Retention(keep_last, keep_every, keep_min, keep_max, collect=collect)
-        self._work: queue.Queue[tuple[Handle, str] | None] = queue.Queue()
+        self._work: queue.Queue[tuple[Handle, spool.Kept] | None] = queue.Queue()
         self._thread: threading.Thread | None = None
         self._handles: list[Handle] = []
         self._giving_up = threading.Event()
 
     def save(self, folder: str, step: int, metrics: Mapping[str, Any] | None, parent: str) -> Handle:
-        """Saves `folder`, which is complete, as a step; it waits as links in `parent`. Raises SaveFailed if an earlier save
-        failed meanwhile: then this step is not saved. Waits for the save before, unless that waits for a store that does not
-        answer."""
+        """Saves `folder`, which must be complete, as a step; its links are in `parent`. First waits for the save before, unless
+        its store does not answer. Raises SaveFailed if an earlier save failed; this step is then not saved."""
         step = _given.step_number(step)
         self.wait()
         handle = Handle(f"{self.run}/step-{step}", step)
         options = save_options(_finite(metrics), framework=self._framework, compression=self._compression)
-        try:
-            linked = spool.link(_private.make(os.path.join(parent, OWN)), handle.name, options, folder)
-        except Denied:
-            raise
-        except OSError:
-            # Another file system, or one without links: then the folder must not change until it is saved.
-            report = self.repository._engine.save(folder, handle.name, options)
-            handle.report = SaveReport.read(json.loads(report))
-            self._retention.expire(self.repository, self.run)
-            handle._keep("staged", "local", "durable")
-            return handle
+        # Others may put a link in the place of the folder: it is opened once, and only what was opened is saved.
+        with _private.opened(folder) as source:
+            try:
+                with _private.given(parent) as above, above.inside(OWN, own=True) as own:
+                    linked = spool.link(own, handle.name, options, source)
+            except Denied:
+                raise
+            except OSError:
+                # No hard links possible: saves the folder itself, which must not change meanwhile.
+                report = self.repository._engine.save(f"/proc/self/fd/{source}", handle.name, options)
+                handle.report = SaveReport.read(json.loads(report))
+                self._retention.expire(self.repository, self.run)
+                handle._keep("staged", "local", "durable")
+                return handle
         handle._keep("staged", "local")
         self._handles.append(handle)
         if self._thread is None:
@@ -100,29 +101,32 @@ class FolderSaver:
         return handle
 
     def save_left_over(self, parent: str) -> None:
-        """Makes durable what an earlier process that was killed left in `parent`; returns once it is."""
+        """Saves the steps that a killed process left in `parent`; returns once they are durable."""
         with contextlib.suppress(SaveFailed):
-            # What waits after this is nobody's.
+            # After this, all pending links belong to ended processes.
             self.close()
-        if not os.path.lexists(os.path.join(parent, OWN)):
+        try:
+            with _private.given(parent) as above, above.inside(OWN, own=True, create=False) as own:
+                pending = spool.left(own, self.run, 0)
+        except FileNotFoundError:
             return
-        for linked in spool.left(_private.make(os.path.join(parent, OWN)), self.run, 0):
+        for linked in pending:
             if not spool.outdated(self.repository, linked):
                 _save_linked(self.repository, linked)
             spool.remove(linked)
 
     def steps(self) -> list[int]:
-        """The steps that are saved, in order."""
+        """All saved steps, in order."""
         return retention.steps(self.repository, self.run)
 
     def wait(self) -> None:
-        """Waits until every save is durable, and raises what failed; but not for a store that does not answer."""
+        """Waits until every save is durable, except if the store does not answer; raises SaveFailed if one failed."""
         while any(not handle.done() and handle.error is None for handle in self._handles):
             time.sleep(0.01)
         self._check()
 
     def close(self) -> None:
-        """As `wait`, and ends. What a store that does not answer lacks stays beside the checkpoints, for the next process."""
+        """Waits as `wait`, and ends the thread. If the store does not answer, steps stay in `_towline` for the next process."""
         if self._thread is not None:
             self._giving_up.set()
             self._work.put(None)
@@ -137,7 +141,7 @@ class FolderSaver:
         while (work := self._work.get()) is not None:
             self._save(*work)
 
-    def _save(self, handle: Handle, linked: str) -> None:
+    def _save(self, handle: Handle, linked: spool.Kept) -> None:
         pause = 1.0
         while True:
             try:
@@ -161,7 +165,7 @@ class FolderSaver:
         handle._keep("durable")
 
     def _check(self) -> None:
-        """Raises what failed since the last call, but not what waits on this node's disk."""
+        """Raises saves that failed since the last call, except those that stay on this node's disk."""
         failed = [handle for handle in self._handles if handle.done() and handle.error is not None]
         self._handles = [handle for handle in self._handles if not handle.done()]
         for handle in failed:
@@ -170,30 +174,45 @@ class FolderSaver:
 
 
 def restore(repository: Repository, name: str, folder: str) -> None:
-    """Restores a tree as `folder`, which appears when it is complete. If it is there, it becomes as it was saved: what differs
-    is replaced."""
-    parent, own = os.path.split(os.path.abspath(folder))
-    with alone(parent):
-        if os.path.lexists(folder):
-            # Through the open folder: nobody can put a link in its place meanwhile.
-            with _private.opened(folder) as descriptor:
-                repository.restore(name, f"/proc/self/fd/{descriptor}", overwrite=True, delete=True)
+    """Restores a tree as `folder`, which appears once it is complete. In an existing folder, files that differ are replaced, and
+    others removed."""
+    parent, entry = os.path.split(os.path.abspath(folder))
+    with _private.given(parent) as above, _locked(above) as own:
+        found = None
+        with contextlib.suppress(FileNotFoundError):
+            found = above.inside(entry, create=False)
+        if found is not None:
+            with found:
+                repository.restore(name, found.path, overwrite=True, delete=True)
             return
-        made = os.path.join(parent, OWN, f"restoring-{own}")
-        repository.restore(name, made, overwrite=True, delete=True)
-        os.rename(made, folder)
+        # Continues what a killed restore left.
+        with own.fresh(f"restoring-{entry}") as made:
+            repository.restore(name, made.at(entry), overwrite=True, delete=True)
+            os.rename(entry, entry, src_dir_fd=made.descriptor, dst_dir_fd=above.descriptor)
+        own.remove(f"restoring-{entry}")
 
 
 @contextlib.contextmanager
 def alone(parent: str) -> Iterator[None]:
-    """Of the processes of a node one at a time: the others then find what the first one restored."""
-    with open(os.path.join(_private.make(os.path.join(parent, OWN)), "lock"), "w", encoding="ascii") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    """Lock between the processes of a node: the first one restores, the others then find its result."""
+    with _private.given(parent) as above, _locked(above):
         yield
 
 
+@contextlib.contextmanager
+def _locked(above: _private.Folder) -> Iterator[_private.Folder]:
+    """Holds the lock of the folder `above`; yields the folder OWN in it."""
+    with above.inside(OWN, own=True) as own:
+        lock = _private.lock(own, "lock")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield own
+        finally:
+            os.close(lock)
+
+
 def _finite(metrics: Mapping[str, Any] | None) -> dict[str, float]:
-    """The numbers of `metrics`. A character that a metric's name cannot have is a dot."""
+    """Finite numbers in `metrics`. Characters not allowed in names of metrics become dots."""
     found = {}
     for key, value in (metrics or {}).items():
         if isinstance(value, (int, float)) and value - value == 0:
@@ -202,10 +221,11 @@ def _finite(metrics: Mapping[str, Any] | None) -> dict[str, float]:
 
 
 def remove(folder: str) -> None:
-    """Takes a folder away: first its name, so that half of it is never taken for a checkpoint."""
-    gone = os.path.join(os.path.dirname(folder), OWN, f"gone-{os.path.basename(folder)}")
-    with contextlib.suppress(FileNotFoundError):
-        _private.make(os.path.dirname(gone))
-        shutil.rmtree(gone, ignore_errors=True)
-        os.rename(folder, gone)
-        shutil.rmtree(gone, ignore_errors=True)
+    """Removes a folder; renames it first, so that a partly deleted one is never taken for a checkpoint."""
+    parent, entry = os.path.split(os.path.abspath(folder))
+    gone = f"gone-{entry}"
+    with _private.given(parent) as above, above.inside(OWN, own=True) as own:
+        own.remove(gone)
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(entry, gone, src_dir_fd=above.descriptor, dst_dir_fd=own.descriptor)
+        own.remove(gone)

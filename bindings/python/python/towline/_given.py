@@ -1,10 +1,10 @@
-"""What callers say about a save, checked where they say it: what is wrong raises at once, and nothing is saved of it."""
+"""Early checks of arguments of a save: an invalid one raises before anything is saved."""
 
 from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from . import _towline
@@ -15,7 +15,7 @@ _STEP_MAX = (1 << 64) - 1
 
 
 def step_number(step: Any) -> int:
-    """A step as a plain integer. Integers of numpy and torch are steps too; truth values and floats are not."""
+    """Converts a step to a plain integer. Integers of numpy and torch are valid; booleans and floats are not."""
     try:
         if isinstance(step, bool) or str(getattr(step, "dtype", "")).endswith("bool"):
             raise TypeError
@@ -28,12 +28,12 @@ def step_number(step: Any) -> int:
 
 
 def is_step(step: Any) -> bool:
-    """Does it say a step by its number, and not by a choice such as "latest"?"""
+    """True for the number of a step, False for a choice such as "latest"."""
     return not isinstance(step, str)
 
 
 def finite_metrics(metrics: Mapping[str, Any] | None) -> dict[str, float]:
-    """Metrics as floats. What is no finite number would choose no step, and is refused."""
+    """Converts metrics to floats. Values that are not finite are refused: steps cannot be compared by them."""
     if metrics is not None and not isinstance(metrics, Mapping):
         raise UsageError(f"metrics are a dict, such as {{'loss': 0.25}}, not {metrics!r}")
     found = {}
@@ -45,12 +45,28 @@ def finite_metrics(metrics: Mapping[str, Any] | None) -> dict[str, float]:
 
 
 def check_save(name: str, options: Mapping[str, Any]) -> None:
-    """Raises UsageError for a name or options (of `repository.save_options`) that no save takes."""
+    """Raises UsageError for an invalid name or invalid options (of `repository.save_options`) of a save."""
     _towline.check_save(name, dict(options))
 
 
+def check_positive(argument: str, number: Any) -> None:
+    """Raises UsageError unless `number` is None or an integer of at least 1."""
+    if number is None:
+        return
+    if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+        raise UsageError(f"{argument} is a whole number of at least 1, not {number!r}")
+
+
+def metric_names(argument: str, names: str | Iterable[str]) -> list[str]:
+    """Converts the argument `keep_min` or `keep_max` to a list; a string is one name."""
+    found = [names] if isinstance(names, str) else list(names)
+    if not all(isinstance(name, str) for name in found):
+        raise UsageError(f"{argument} names metrics, such as ['loss'], not {names!r}")
+    return found
+
+
 def check_run(run: Any) -> None:
-    """Raises UsageError for what cannot be the name of a run."""
+    """Raises UsageError for an invalid name of a run."""
     if not isinstance(run, str):
         raise UsageError(f"the name of a run is text, such as 'run-7', not {run!r}")
     _towline.check_save(f"{run}/step-0", {"metrics": {}})
@@ -60,7 +76,8 @@ def _finite(name: str, value: Any) -> float:
     try:
         if isinstance(value, (str, bytes)):
             raise TypeError
-        number = float(value)
+        # torch warns if a tensor that requires grad is converted.
+        number = float(value.detach() if hasattr(value, "detach") else value)
     except (TypeError, ValueError, RuntimeError, OverflowError):
         raise UsageError(f"the metric {name!r} is a finite number, not {value!r}") from None
     if not math.isfinite(number):

@@ -1,4 +1,4 @@
-"""Progress of saves and restores: a callback of the caller's, or a bar."""
+"""Progress of saves and restores: a callback, or a progress bar."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from collections.abc import Callable, Iterator
 from . import _towline
 from .errors import UsageError
 
-#: How far an operation is: its phase, plain bytes done and in all (0: not known yet), and stored bytes moved.
+#: Progress of an operation: its phase, plain bytes done and in total (0: not known yet), and stored bytes moved.
 Snapshot = tuple[str, int, int, int]
-#: A callback that takes the four values of `Snapshot`; True: a bar, where there is a terminal or a notebook; else nothing.
+#: A callback that takes the four values of `Snapshot`; True for a progress bar, if there is a terminal or a notebook.
 Progress = Callable[[str, int, int, int], None] | bool | None
 
-#: Seconds between two looks.
+#: Seconds between two calls.
 _EVERY = 0.1
 
 
 def check(progress: Progress) -> None:
-    """Raises UsageError for what is neither a callback nor True."""
+    """Raises UsageError unless `progress` is a callback, a boolean or None."""
     if progress is not None and not isinstance(progress, bool) and not callable(progress):
         raise UsageError(f"progress is True, or a function of (phase, done, total, moved), not {progress!r}")
 
 
 @contextlib.contextmanager
 def counting(progress: Progress, what: str) -> Iterator[_towline.Progress | None]:
-    """Counters for one operation of the engine, reported while the block lasts; None, if there is no callback."""
+    """Yields counters for one operation of the engine, and reports them during the block; None without a callback."""
     check(progress)
     counters = _towline.Progress() if progress else None
     with following(progress, what, counters.snapshot if counters is not None else _nothing):
@@ -38,7 +38,7 @@ def counting(progress: Progress, what: str) -> Iterator[_towline.Progress | None
 
 @contextlib.contextmanager
 def following(progress: Progress, what: str, look: Callable[[], Snapshot]) -> Iterator[None]:
-    """Tells what `look` sees, from a thread of its own, while the block lasts, and once at its end."""
+    """Reports the result of `look` from a separate thread during the block, and once at its end."""
     callback = _Bar(what) if progress is True else progress
     if not callback or (isinstance(callback, _Bar) and not _is_watched()):
         yield
@@ -70,7 +70,7 @@ def _nothing() -> Snapshot:
 
 
 def _is_watched() -> bool:
-    """Is there a terminal, or a notebook?"""
+    """True if there is a terminal or a notebook."""
     if sys.stderr is not None and sys.stderr.isatty():
         return True
     ipython = sys.modules.get("IPython")
@@ -79,7 +79,7 @@ def _is_watched() -> bool:
 
 
 class _Bar:
-    """One line on stderr, written anew as it changes."""
+    """Progress bar: one line on stderr, rewritten in place."""
 
     def __init__(self, what: str):
         self._what, self._begun, self._width = what, time.monotonic(), 0
@@ -93,7 +93,7 @@ class _Bar:
         self._width = len(line)
 
     def end(self) -> None:
-        """Leaves the line."""
+        """Ends the line."""
         sys.stderr.write("\n")
         sys.stderr.flush()
 

@@ -1,4 +1,4 @@
-"""States put together from files, filling what the caller has already: see state.py for the document."""
+"""Restoring of states from files, in place where possible. The JSON document is described in state.py."""
 
 from __future__ import annotations
 
@@ -15,15 +15,28 @@ import torch
 
 from . import _classes, _torch
 from ._devices import gpus
-from ._words import DICTS, FACTORIES, NAMESPACES, PLAIN, SPARSE, VERSION, Attribute, from_text, is_stateful, shown
+from ._words import (
+    DEPTH_MAX,
+    DICTS,
+    FACTORIES,
+    NAMESPACES,
+    PLAIN,
+    SPARSE,
+    VERSION,
+    Attribute,
+    from_text,
+    is_gapless,
+    is_stateful,
+    shown,
+)
 from .errors import Damaged, Mismatch, Unsupported, UsageError
 
-#: Words of values that are a list of others.
+#: Words of values that contain a list of values.
 _LISTS = ("tuple", "set", "frozenset", "torch.Size", "deque")
-#: Words of values that are pairs of a key, or a name, and another.
+#: Words of values that contain pairs of a key, or a name, and a value.
 _PAIRS = tuple(cls.__name__ for cls in DICTS)
 _NAMED = ("dataclass", "namedtuple", *NAMESPACES)
-#: What is built by a method of its name.
+#: Words that a method of the same name builds.
 _BUILT = (
     "Counter", "Enum", "OrderedDict", "bytearray", "bytes", "complex", "dataclass", "defaultdict", "deque", "dict", "float",
     "frozenset", "int", "namedtuple", "ndarray", "numpy", "pickle", "quantized", "set", "sparse", "tensor", "torch.Size",
@@ -42,11 +55,11 @@ def restore(
     strict: bool = True,
     cast: bool = False,
 ) -> Any:
-    """Puts a state together: `held` has the type and shape of each tensor of the file, `read` fills tensors by name.
-    Tensors that are in `into` at the same place are filled there, and objects with `load_state_dict` there take theirs.
+    """Restores a state. `held` has the dtype and shape of each tensor in the file; `read` fills tensors by name. Tensors in
+    `into` are filled in place, and objects in `into` with `load_state_dict` get their state.
 
-    Raises Mismatch, naming the paths, before anything is filled: where a tensor of `into` has another shape, or, without
-    `cast`, another type; and, if `strict`, where `into` holds what the state lacks.
+    Raises Mismatch, with the paths, before anything is filled: if a tensor in `into` has another shape, or, without `cast`,
+    another dtype; and, if `strict`, if `into` has keys that the state lacks.
     """
     restoring = Restoring(document, held, into, map_location, pickle, strict=strict, cast=cast)
     read(list(restoring.leaves.items()))
@@ -54,7 +67,7 @@ def restore(
 
 
 class Restoring:
-    """A state being put together, as `restore` does it: once `leaves` are filled, `state` gives it."""
+    """Restores a state in two phases: the caller fills `leaves`, and `state` then returns the result. See `restore`."""
 
     def __init__(
         self,
@@ -78,19 +91,21 @@ class Restoring:
             )
         self.held, self.pickle, self.strict, self.cast = held, pickle, strict, cast
         self.device = None if map_location is None else torch.device(map_location)
-        #: What is to be read, and then was.
+        #: Tensors of the file to be filled, by name.
         self.leaves: dict[str, torch.Tensor] = {}
-        #: Paths in `into` that the state lacks, and in the state that `into` lacks, as torch's load_state_dict has them.
+        #: Paths in `into` that the state lacks, and paths in the state that `into` lacks, as in torch's load_state_dict.
         self.missing: list[str] = []
         self.unexpected: list[str] = []
-        #: What a module would refuse.
+        #: True if a module would refuse an unexpected key.
         self._refused = False
-        #: What a node's tensor of `into` is, by the node.
+        #: Tensor of `into` for each node, by id of the node.
         self._targets: dict[int, torch.Tensor] = {}
-        #: Targets whose memory is read into directly, and the names of what is read there.
+        #: Nodes that are read directly into the memory of their target, and the names of these leaves.
         self._direct: set[int] = set()
         self._lent: set[str] = set()
-        #: Tensors that were laid out as they were saved.
+        #: Bytes values by leaf; several nodes may refer to one.
+        self._bytes_of: dict[str, bytes] = {}
+        #: Tensors with their saved strides, by leaf.
         self._laid_out: dict[str, torch.Tensor] = {}
         self._node, self._into = node, into
         self.prepare(node, into, (), into is not None)
@@ -98,19 +113,21 @@ class Restoring:
 
     @property
     def gpus(self) -> set[torch.device]:
-        """The GPUs that tensors of `into` are on."""
+        """GPUs of the tensors in `into`."""
         return gpus(self._targets.values())
 
     def state(self) -> Any:
-        """The state."""
+        """Returns the restored state, once `leaves` are filled."""
         return self.value(self._node, self._into, ())
 
-    # -- What is wanted ---------------------------------------------------------------------------------------------------
+    # -- Phase 1: plan  ---------------------------------------------------------------------------------------------------
 
     def prepare(self, node: Any, into: Any, path: tuple[Any, ...], compared: bool) -> None:
-        """Finds what is wanted, and where it goes; and, where that is `compared`, what one side lacks."""
+        """Finds the leaves to read and their targets in `into`; if `compared`, also missing and unexpected keys."""
+        if len(path) > 2 * DEPTH_MAX:
+            raise Damaged("the document of a state is nested too deeply")
         if is_stateful(into):
-            # It knows by itself what it can do without.
+            # Its load_state_dict decides which keys it needs.
             self._compare_module(node, into, path)
             into, compared = into.state_dict(), False
         if compared:
@@ -128,7 +145,7 @@ class Restoring:
                 self.prepare(one, other, (*path, key), compared)
 
     def _parts(self, node: Any, into: Any) -> Iterator[tuple[Any, Any, Any]]:
-        """What a node holds: the key or place, the node there, and what `into` has there."""
+        """Yields the children of a node: key or position, child node, and the value of `into` there."""
         word = node.get("!") if isinstance(node, dict) else None
         if isinstance(node, list) or word in _LISTS:
             inside = into if isinstance(into, (list, tuple, collections.deque)) else ()
@@ -153,7 +170,7 @@ class Restoring:
             yield self.value(key, like), one
 
     def _compare(self, node: Any, into: Any, path: tuple[Any, ...]) -> None:
-        """Notes what of `into` the state lacks, and the other way round."""
+        """Records missing and unexpected keys."""
         word = node.get("!") if isinstance(node, dict) else None
         is_list = isinstance(node, list) or word in _LISTS
         is_dict = isinstance(node, dict) and (word is None or word in _PAIRS)
@@ -164,7 +181,7 @@ class Restoring:
         elif isinstance(into, (list, tuple, collections.deque)) and is_list:
             length = len(node if isinstance(node, list) else node["v"])
             self.missing += [shown((*path, at)) for at in range(length, len(into)) if _is_filled(into[at])]
-            # The first of a long list is enough.
+            # Of a list, only the first surplus element is reported.
             self.unexpected += [shown((*path, len(into)))] if length > len(into) else []
         elif isinstance(into, torch.Tensor):
             fits = word in ("tensor", "sparse", "quantized")
@@ -173,8 +190,8 @@ class Restoring:
             self.missing.append(shown(path))
 
     def _compare_module(self, node: Any, into: Any, path: tuple[Any, ...]) -> None:
-        """As `_compare`, for an object that takes its state: a module's keys are reported before any is filled, unless it has its
-        own way with them."""
+        """As `_compare`, for an object with load_state_dict. Keys of a module are compared before any is filled, unless the
+        module customizes how it loads them."""
         if node is None:
             self.missing.append(shown(path))
         is_dict = isinstance(node, dict) and node.get("!", "dict") in _PAIRS
@@ -182,7 +199,7 @@ class Restoring:
             return
         inside = into.state_dict()
         there = dict(self._pairs(node, {})) if "!" in node else node
-        # Batch norms of old versions had no counts, and need none.
+        # Batch norms of old torch versions had no counts; load_state_dict does not need them.
         counts = ".num_batches_tracked"
         missing = [shown((*path, key)) for key in inside if key not in there and not f".{key}".endswith(counts)]
         unexpected = [shown((*path, key)) for key in there if key not in inside]
@@ -204,7 +221,7 @@ class Restoring:
         raise error
 
     def _want(self, name: str, into: torch.Tensor | None = None) -> bool:
-        """Notes that a leaf is wanted; whether it will be read straight into `into`."""
+        """Adds a leaf to read; returns True if it is read directly into `into`."""
         if name in self.leaves:
             return False
         self.leaves[name] = _torch.empty(*self._about(name)) if into is None else into
@@ -225,12 +242,12 @@ class Restoring:
         shape = node["view"][1] if "view" in node else node.get("shape", shape)
         castable = _are_castable(dtype, into.dtype)
         if tuple(into.shape) != tuple(shape) or not (into.dtype == dtype or (self.cast and castable)):
-            help = None
+            help = "give it the saved shape and dtype, or leave it out of `into`"
             if tuple(into.shape) == tuple(shape) and castable:
                 help = f"cast=True converts it to {into.dtype}"
             error = Mismatch(
                 f"{shown(path)} does not fit: {dtype} {list(shape)} was saved, "
-                f"and is to be restored into {into.dtype} {list(into.shape)}" + (f" ({help})" if help else "")
+                f"but `into` has {into.dtype} {list(into.shape)} ({help})"
             )
             error.place, error.help = shown(path), help
             raise error
@@ -240,10 +257,10 @@ class Restoring:
             self._direct.add(id(node))
             self._lent.add(node["t"])
 
-    # -- What it becomes --------------------------------------------------------------------------------------------------
+    # -- Phase 2: build  --------------------------------------------------------------------------------------------------
 
     def value(self, node: Any, into: Any = None, path: tuple[Any, ...] = ()) -> Any:
-        """What a node stands for, its tensors read."""
+        """Value of a node; its leaves must be filled."""
         if is_stateful(into) and node is not None:
             return self._stateful(node, into, path)
         if isinstance(node, list):
@@ -271,7 +288,7 @@ class Restoring:
         try:
             into.load_state_dict(state, **({"strict": False} if lax else {}))
         except (RuntimeError, ValueError, KeyError, TypeError) as error:
-            mismatch = Mismatch(f"{shown(path)} does not take the state that was saved of it: {error}")
+            mismatch = Mismatch(f"{shown(path)} does not take the saved state: {error}")
             mismatch.place = shown(path)
             raise mismatch from error
         return into
@@ -293,7 +310,9 @@ class Restoring:
         factory = node.get("factory")
         if isinstance(factory, dict):
             if not isinstance(into, collections.defaultdict):
-                raise self._unknown(path, f"a defaultdict of {factory['other']}", "pass one like it in `into`")
+                raise self._unknown(
+                    path, f"a defaultdict of {factory['other']}", "pass a defaultdict with this factory in `into`"
+                )
             made = into.default_factory
         elif factory is not None and factory not in FACTORIES:
             raise Unsupported(f"the state holds a defaultdict of {factory!r}, which this towline does not know")
@@ -324,7 +343,7 @@ class Restoring:
         try:
             return _classes.made(cls, self._named(node, into, path))
         except ValueError as error:
-            raise self._unknown(path, f"a {node['class']}, and this class cannot hold it: {error}", None) from error
+            raise self._unknown(path, f"a {node['class']} that does not fit the class: {error}", None) from error
 
     _dataclass = _namedtuple = _of_class
 
@@ -333,14 +352,14 @@ class Restoring:
         try:
             return _classes.member(cls, node["name"], node.get("v"))
         except ValueError as error:
-            raise self._unknown(path, f"a {node['class']}, and this class cannot be it: {error}", None) from error
+            raise self._unknown(path, f"a {node['class']} that the class lacks: {error}", None) from error
 
     def _class(self, node: dict[str, Any], into: Any, path: tuple[Any, ...]) -> type:
         cls = _classes.find(node["class"], node["!"], into, self.pickle)
         if cls is None:
             own = node["class"].rpartition(".")[2].rpartition(":")[2]
-            help = f"pass one in `into`, or call towline.allow_classes({own}) before"
-            raise self._unknown(path, f"a {node['class']}, a class that is not made by its name alone", help)
+            help = f"pass an object of the class in `into`, or call towline.allow_classes({own}) first"
+            raise self._unknown(path, f"a {node['class']}, whose class is not allowed", help)
         return cls
 
     def _unknown(self, path: tuple[Any, ...], what: str, help: str | None) -> UsageError:
@@ -358,7 +377,12 @@ class Restoring:
         return complex(*map(float.fromhex, node["v"]))
 
     def _bytes(self, node: dict[str, Any], into: Any, path: tuple[Any, ...]) -> Any:
-        return base64.b64decode(node["v"]) if "v" in node else self.leaves[node["t"]].numpy().tobytes()
+        if "v" in node:
+            return base64.b64decode(node["v"])
+        leaf = node["t"]
+        if leaf not in self._bytes_of:
+            self._bytes_of[leaf] = self.leaves[leaf].numpy().tobytes()
+        return self._bytes_of[leaf]
 
     def _bytearray(self, node: dict[str, Any], into: Any, path: tuple[Any, ...]) -> Any:
         return bytearray(self._bytes(node, into, path))
@@ -379,7 +403,7 @@ class Restoring:
 
         dtype, shape, leaf = _numpy_dtype(node["dtype"]), node["shape"], self.leaves[node["t"]]
         size = dtype.itemsize * math.prod(shape)
-        # Before memory is taken for what the document says.
+        # Checked before memory is allocated for a size in the document.
         if size != leaf.numel() * leaf.element_size():
             raise Damaged(f"{shown(path)} has {size} bytes by its type and shape, and another number is stored")
         made = numpy.empty(shape, dtype)
@@ -390,7 +414,7 @@ class Restoring:
     def _pickle(self, node: dict[str, Any], into: Any, path: tuple[Any, ...]) -> Any:
         if not self.pickle:
             error = UsageError(
-                f"{shown(path)} is pickled, and runs code when it is read (allow it with pickle=True, if you trust who "
+                f"{shown(path)} is pickled, and can run code when it is loaded (pass pickle=True if you trust whoever "
                 "saved it)"
             )
             error.place = shown(path)
@@ -424,23 +448,25 @@ class Restoring:
                 target.copy_(made)
             return target
         if "stride" in node and node["t"] not in self._lent:
-            made = self._as_it_lay(node, made)
+            made = self._with_strides(node, made)
         if self.device is not None:
             made = made.to(self.device)
         if node.get("parameter"):
             return torch.nn.Parameter(made, requires_grad=node.get("grad", False))
         return made.requires_grad_() if node.get("grad") else made
 
-    def _as_it_lay(self, node: dict[str, Any], made: torch.Tensor) -> torch.Tensor:
-        """A tensor whose dimensions lie in memory as they did; those that share memory share it again."""
+    def _with_strides(self, node: dict[str, Any], made: torch.Tensor) -> torch.Tensor:
+        """Copy of a tensor with its saved strides; nodes of one leaf share it."""
         if node["t"] not in self._laid_out:
+            if not is_gapless(node["stride"], made.shape):
+                raise Damaged("the document of a state names strides that leave gaps")
             there = torch.empty_strided(made.shape, node["stride"], dtype=made.dtype)
             self._laid_out[node["t"]] = there.copy_(made)
         return self._laid_out[node["t"]].detach()
 
     def _shaped(self, node: dict[str, Any], held: torch.Tensor) -> torch.Tensor:
         if "dtype" not in node:
-            # Another tensor, the same memory, as it was.
+            # Nodes of one leaf share its memory, as they did when saved.
             return held.detach()
         dtype = _dtype(node["dtype"])
         if "view" in node:
@@ -451,12 +477,14 @@ class Restoring:
                 held.untyped_storage(), (held.storage_offset() + start) // dtype.itemsize, shape, stride
             )
         if held.numel() == 0:
+            if 0 not in node["shape"]:
+                raise Damaged("the document of a state names an empty tensor that is not empty")
             return torch.empty(node["shape"], dtype=dtype)
         return held.view(dtype).reshape(node["shape"])
 
 
 def _lies_within(start: int, shape: list[int], stride: list[int], itemsize: int, nbytes: int) -> bool:
-    """Does such a view need no more memory than there is? `start` is in bytes, `stride` in elements."""
+    """True if a view stays within `nbytes` of memory. `start` is in bytes, `stride` in elements."""
     if len(shape) != len(stride) or min([start, *shape, *stride]) < 0:
         return False
     if 0 in shape:
@@ -466,7 +494,7 @@ def _lies_within(start: int, shape: list[int], stride: list[int], itemsize: int,
 
 
 def _is_filled(value: Any) -> bool:
-    """Is it, or does it hold, what is filled in place?"""
+    """True if a value is filled in place (a tensor, or an object with load_state_dict), or contains such a value."""
     if isinstance(value, (list, tuple, collections.deque)):
         return any(map(_is_filled, value))
     if isinstance(value, Mapping):
@@ -475,7 +503,7 @@ def _is_filled(value: Any) -> bool:
 
 
 def _is_plain_module(module: torch.nn.Module) -> bool:
-    """Does it take the keys that it gives, and no others?"""
+    """True if no submodule customizes load_state_dict, so that a module accepts exactly the keys of its state_dict."""
     own = (torch.nn.Module._load_from_state_dict, torch.nn.modules.batchnorm._NormBase._load_from_state_dict)
     return type(module).load_state_dict is torch.nn.Module.load_state_dict and all(
         type(one)._load_from_state_dict in own
@@ -486,7 +514,7 @@ def _is_plain_module(module: torch.nn.Module) -> bool:
 
 
 def _are_castable(saved: torch.dtype, wanted: torch.dtype) -> bool:
-    """Is the one a number of the same kind as the other, with more or fewer digits?"""
+    """True if both are floating-point dtypes, or both complex ones."""
     both = (saved, wanted)
     return all(one.is_floating_point for one in both) or all(one.is_complex for one in both)
 
@@ -496,7 +524,7 @@ def _some(paths: list[str]) -> str:
 
 
 def _numpy_dtype(description: Any) -> Any:
-    """A type from numpy's description of it; a structured one is a list of lists in JSON, where numpy wants tuples."""
+    """numpy dtype from its description. Structured ones are lists of lists in JSON; numpy requires tuples."""
     import numpy
 
     return numpy.dtype([tuple(field) for field in description] if isinstance(description, list) else description)

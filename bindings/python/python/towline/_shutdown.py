@@ -1,4 +1,4 @@
-"""Shutdown: saves that are unfinished when the process ends are finished."""
+"""Shutdown: finishes pending saves when the process ends."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .errors import Error
 
 
 class Closeable(Protocol):
-    """An object with work that may be unfinished."""
+    """An object with pending work."""
 
     def close(self) -> None: ...
 
@@ -23,19 +23,19 @@ _live: weakref.WeakSet[Closeable] = weakref.WeakSet()
 
 
 def watch(unfinished: Closeable) -> None:
-    """Closes it when the process ends, unless it is gone by then."""
+    """Closes the object when the process ends, unless it was garbage-collected."""
     _register()
     _live.add(unfinished)
 
 
 def forget(finished: Closeable) -> None:
-    """Removes what needs no more closing."""
+    """Removes an object that is closed."""
     _live.discard(finished)
 
 
 @functools.cache
 def _register() -> None:
-    # Not before it is needed: what is registered last is called first, while frameworks are still there.
+    # Registers late: handlers run in reverse order, so this one runs before those of frameworks.
     atexit.register(_finish_all)
 
 
@@ -44,12 +44,12 @@ def _finish_all() -> None:
         try:
             unfinished.close()
         except Error as error:
-            # An exception here would only be printed, too; this says it once.
+            # A warning, because Python would only print an exception here.
             warnings.warn(f"towline: {error}", stacklevel=2)
 
 
 def exit_on_sigterm() -> None:
-    """Makes SIGTERM an orderly exit, so that saves are finished, unless the program handles it already."""
+    """Makes SIGTERM raise SystemExit, so that saves are finished, unless the program handles it already."""
     main = threading.current_thread() is threading.main_thread()
     if main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, _raise_exit)

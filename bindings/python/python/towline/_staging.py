@@ -1,4 +1,4 @@
-"""Where a Checkpointer's states are copied to, so that the training may go on: host memory that is used again and again."""
+"""Staging memory of a Checkpointer: reusable host memory that states are copied to, so that the training can continue."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from .handle import Handle
 if TYPE_CHECKING:
     import torch
 
-#: Memory is made ready in pieces of as many bytes: a save waits for one at most.
+#: Bytes of memory that are prepared at once; a save waits for at most one such piece.
 _PIECE = 64 << 20
 
 
 class Staging:
-    """The memory that states are staged in, one at a time. It can be made ready before it is needed: the system hands out
-    memory when it is first written, which takes longer than the copy."""
+    """Memory for staging one state at a time. It can be prepared before it is needed: the kernel allocates pages at the first
+    write, which takes longer than the copy."""
 
     def __init__(self) -> None:
         self._stager = _towline.Stager()
-        #: How much of it was taken last.
+        #: Bytes that were taken last.
         self.length = 0
-        #: If it is pinned: what ends that.
+        #: Function that unpins the memory, if it is pinned.
         self._pinned: weakref.finalize[..., Any] | None = None
         self._preparing: threading.Thread | None = None
         self._enough = threading.Event()
 
     def take(self, length: int, timeout: float | None = None) -> _towline.Stage | None:
-        """Memory for `length` bytes, once the last state needs it no more; None after `timeout` seconds without."""
+        """Takes memory for `length` bytes, once the state before is saved; None after `timeout` seconds."""
         self._end_preparing()
         if self.length not in (0, length):
-            # Another length may be other memory: what there is, as it was, must be pinned no more before it goes.
+            # Another length may need other memory: the current memory must be unpinned before it is freed.
             before = self._stager.take(self.length, timeout)
             if before is None:
                 return None
@@ -50,14 +50,14 @@ class Staging:
         return stage
 
     def pin(self, stage: _towline.Stage, length: int, devices: Iterable[torch.device]) -> None:
-        """Pins what was taken, if there are devices that copy to it."""
+        """Pins the memory, if GPUs copy to it."""
         device = next(iter(devices), None)
         if device is None or not length or self._pinned is not None:
             return
         self._pinned = _devices.pin(self, stage.address, length, device)
 
     def prepare(self, length: int, devices: Iterable[torch.device] = ()) -> None:
-        """Makes `length` bytes ready in the background, unless they are in use."""
+        """Allocates and pins `length` bytes in the background, unless the memory is in use."""
         stage = self.take(length, timeout=0)
         if stage is None:
             return
@@ -72,14 +72,14 @@ class Staging:
                 if self._enough.is_set():
                     return
                 ctypes.memset(stage.address + start, 0, min(_PIECE, length - start))
-            # A save that cannot pin it says why.
+            # If pinning fails, the save reports it.
             with contextlib.suppress(Exception):
                 self.pin(stage, length, devices)
         finally:
             stage.release()
 
     def close(self) -> None:
-        """Ends what goes on, once no state is staged."""
+        """Stops preparing, and unpins the memory; call it when no state is staged."""
         self._end_preparing()
         self._unpin()
 
@@ -96,7 +96,7 @@ class Staging:
 
 
 class Job:
-    """A state on its way."""
+    """A state to be saved: staged, then written by the saver thread."""
 
     def __init__(
         self,
@@ -109,19 +109,19 @@ class Job:
         self.header, self.starts, length = _towline.lay_out(leaves)
         self.handle, self.described, self.options, self.progress = handle, described, options, progress
         handle._pickled, handle._classes = described.pickled, described.classes
-        #: The bytes of its tensors, which are what is staged.
+        #: Bytes of the tensors, which are staged.
         self.length = length - len(self.header)
         self.stage: _towline.Stage | None = None
         self.staged = False
         self.devices = _devices.Devices(_devices.gpus(leaf.tensor for leaf in described.leaves))
 
     def taken(self) -> _towline.Stage:
-        """Its stage, which was taken before."""
+        """Stage of this job; it must have been taken."""
         assert self.stage is not None
         return self.stage
 
     def fill(self, staging: Staging) -> None:
-        """Copies the state to its stage."""
+        """Copies the tensors to the stage."""
         base, stage = len(self.header), self.taken()
         copies, others = [], []
         for leaf, start in zip(self.described.leaves, self.starts, strict=True):
@@ -138,7 +138,7 @@ class Job:
             stage.fill([copy for copy in copies if copy[2]])
         finally:
             self.devices.synchronize()
-            # What is staged is no more needed of the state.
+            # The copies replace the references to the caller's tensors.
             self.described.leaves.clear()
         self.staged = True
         self.handle._keep("staged")

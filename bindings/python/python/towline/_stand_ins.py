@@ -1,7 +1,7 @@
-"""Stand-ins: small files that lie where a framework looks for a checkpoint, and stand for one in a repository.
+"""Stand-ins: small files at paths where a framework looks for a checkpoint. Each refers to a checkpoint in a repository.
 
-A stand-in is a file of torch's, which holds one call of `towline.lightning.load_stand_in`: what reads it with torch.load gets
-the checkpoint. What it stands for is written beside the call as JSON, which is read here without running anything.
+A stand-in is a file for torch.load that contains one call of `towline.lightning.load_stand_in`, so that torch.load returns the
+checkpoint. The reference is also stored as JSON in the same file, so that it can be read here without running code.
 """
 
 from __future__ import annotations
@@ -11,22 +11,25 @@ import io
 import json
 import os
 import time
+import uuid
 import zipfile
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-#: Larger files are no stand-ins.
+from . import _private
+
+#: Maximum bytes of a stand-in.
 _LENGTH_MAX = 16 << 10
-#: Where in the file it says what it stands for.
+#: Path of the JSON record in the file, which is a zip archive.
 _ENTRY = "archive/towline.json"
-#: What it says.
+#: Keys of the record.
 _KEYS = ("repository", "name", "file", "folder", "url")
 
 
 class _Call:
-    """What is unpickled as a call. The tensor goes where torch.load's map_location puts tensors, and so shows the device."""
+    """Object that unpickles to a call. Its tensor is mapped by torch.load's map_location, and so shows the device."""
 
     def __init__(self, load: Callable[[str, torch.Tensor], Any], text: str):
         self._load, self._text = load, text
@@ -38,35 +41,47 @@ class _Call:
 def write(
     path: str, record: dict[str, str], load: Callable[[str, torch.Tensor], Any], saved: str | None = None
 ) -> None:
-    """Puts a stand-in at `path`, whole or not at all. `load` is what it calls, `saved` the time that the file gets."""
+    """Writes a stand-in to `path`, atomically. `load` is the function that it calls, `saved` its modification time."""
     text = json.dumps(record)
     made = io.BytesIO()
     torch.save(_Call(load, text), made)
     with zipfile.ZipFile(made, "a") as archive:
         archive.writestr(_ENTRY, text)
-    part = f"{path}.{os.getpid()}.part"
-    with open(part, "wb") as file:
-        file.write(made.getbuffer())
-    if saved is not None:
-        seconds = calendar.timegm(time.strptime(saved, "%Y-%m-%dT%H:%M:%SZ"))
-        os.utime(part, (seconds, seconds))
-    os.replace(part, path)
+    # A name that nobody can guess, and no link is followed: others may write to the folder.
+    part = f"{path}.{uuid.uuid4().hex}.part"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    with os.fdopen(os.open(part, flags, 0o666), "wb") as file:
+        try:
+            file.write(made.getbuffer())
+            file.flush()
+            if saved is not None:
+                seconds = calendar.timegm(time.strptime(saved, "%Y-%m-%dT%H:%M:%SZ"))
+                os.utime(file.fileno(), (seconds, seconds))
+            os.replace(part, path)
+        except BaseException:
+            os.unlink(part)
+            raise
 
 
 def read(path: str) -> dict[str, str] | None:
-    """What the stand-in at `path` says; None, if there is none."""
-    if not os.path.isfile(path) or os.path.getsize(path) > _LENGTH_MAX:
+    """Reads the record of the stand-in at `path`; None if there is no stand-in."""
+    text = _private.read(path, _LENGTH_MAX, follow=True)
+    if text is None:
         return None
     try:
-        with zipfile.ZipFile(path) as archive:
-            return parsed(archive.read(_ENTRY).decode())
+        with zipfile.ZipFile(io.BytesIO(text)) as archive:
+            entry = archive.getinfo(_ENTRY)
+            # `write` stores it: what is compressed may stand for any number of bytes.
+            if entry.compress_type != zipfile.ZIP_STORED or entry.file_size > _LENGTH_MAX:
+                return None
+            return parsed(archive.read(entry).decode())
     except (zipfile.BadZipFile, KeyError, ValueError):
         return None
 
 
 def parsed(text: str) -> dict[str, str]:
-    """What a stand-in says. Raises ValueError, if it says something else."""
+    """Parses the record of a stand-in. Raises ValueError if it is invalid."""
     record = json.loads(text)
     if not isinstance(record, dict) or not all(isinstance(record.get(key), str) for key in _KEYS):
-        raise ValueError("this is not what a stand-in says")
+        raise ValueError("this is not the record of a stand-in")
     return record

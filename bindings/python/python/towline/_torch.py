@@ -1,4 +1,4 @@
-"""What is known of torch's tensors: their types under the names of safetensors, and where their bytes are."""
+"""Helpers for torch tensors: dtypes by their safetensors names, and access to their memory."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import torch
 
 from . import _towline
 
-#: Tensors of as many bytes are filled faster into huge pages.
+#: Minimum bytes of a tensor that is allocated in huge pages, which are faster to fill.
 LARGE = 4 << 20
 
-#: torch's types by the words that files use for them. Those that this torch lacks are left out.
+#: Dtypes by their safetensors names. Dtypes that this torch lacks are left out.
 BY_WORD: dict[str, torch.dtype] = {
     word: getattr(torch, name)
     for word, name in {
@@ -42,7 +42,7 @@ WORDS: dict[torch.dtype, str] = {dtype: word for word, dtype in BY_WORD.items()}
 
 
 def empty(word: str, shape: Sequence[int]) -> torch.Tensor:
-    """An unfilled tensor of the type called `word`; as bytes with one more dimension where torch has no such type."""
+    """Uninitialized tensor of the dtype `word`; bytes with one more dimension if torch has no such dtype."""
     dtype = BY_WORD.get(word)
     if dtype is not None:
         made = torch.empty(tuple(shape), dtype=dtype)
@@ -54,12 +54,12 @@ def empty(word: str, shape: Sequence[int]) -> torch.Tensor:
 
 
 def nbytes(tensor: torch.Tensor) -> int:
-    """Bytes of its elements, one after another."""
+    """Bytes of all elements."""
     return tensor.numel() * tensor.element_size()
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
-    """Do its bytes lie in this machine's memory, one after another, as its elements?"""
+    """True if the tensor is dense, contiguous and in host memory, so that its bytes can be copied directly."""
     return (
         tensor.layout is torch.strided
         and tensor.device.type == "cpu"
@@ -71,7 +71,7 @@ def is_plain(tensor: torch.Tensor) -> bool:
 
 
 def over(address: int, length: int) -> torch.Tensor:
-    """Bytes of memory as a tensor that does not own them."""
+    """Tensor of bytes over existing memory, which it does not own."""
     import ctypes
 
     if length == 0:

@@ -1,4 +1,4 @@
-"""Repositories as file systems see them: paths that are a name and a path in its tree, opened trees, and changes of them."""
+"""Repositories for the file system: paths of a name and a path in its tree, open trees, and changes of trees."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from .errors import Conflict, NotFound
 #: A piece of a file: bytes, or the address and length of memory.
 Piece = Any
 
-#: Trees that stay open, at most.
+#: Maximum number of trees that stay open.
 _TREES = 16
 
 _STEP = re.compile(r"step-[0-9]+")
 
 
 class InTheWay(Conflict, FileExistsError):
-    """A folder is where a file is to be, or the other way round."""
+    """A folder exists where a file should be written, or the other way round."""
 
 
 class TreePath(NamedTuple):
-    """A path, taken apart."""
+    """A path of the file system, split in two."""
 
-    #: What names the tree in the path; empty above all names.
+    #: Name of the tree; empty for a path above all names.
     name: str
-    #: The path in the tree; empty for the tree itself.
+    #: Path in the tree; empty for the tree itself.
     inner: str
-    #: The version that the name is at; none if nothing is saved under it.
+    #: Version of the name; None if nothing is saved under it.
     version: int | None = None
 
     @property
@@ -53,12 +53,12 @@ class Entry(NamedTuple):
     target: str | None
 
 
-#: What every tree is itself.
+#: Entry of the root of a tree.
 FOLDER = Entry("directory", 0, 0o755, 0, None)
 
 
 class Tree:
-    """A tree as it was when it was opened, by path."""
+    """Snapshot of a tree: its entries by path."""
 
     def __init__(self, opened: Any):
         self.opened = opened
@@ -74,22 +74,22 @@ class Tree:
         return self.entries.get(path) if path else FOLDER
 
     def below(self, path: str) -> Iterator[tuple[str, Entry]]:
-        """All that is in the folder `path`, and in its folders."""
+        """All entries below the folder `path`."""
         start = f"{path}/" if path else ""
         return ((there, entry) for there, entry in self.entries.items() if there.startswith(start))
 
 
 class Home:
-    """What all file systems of one repository share in a process."""
+    """State shared by all file systems of one repository in a process."""
 
     def __init__(self, url: str | None, opening: dict[str, Any]):
         self._url, self._opening = url, opening
         self._lock = threading.Lock()
         self._repository: repositories.Repository | None = None
         self._trees: OrderedDict[str, tuple[int, Tree]] = OrderedDict()
-        self._doors: dict[str, threading.Lock] = {}
+        self._locks: dict[str, threading.Lock] = {}
         self._waiting: dict[str, list[_Put]] = {}
-        #: Folders that this process made, which are nowhere else as long as nothing is in them.
+        #: Empty folders that this process created; the repository does not store them.
         self.made: dict[str, None] = {}
 
     @property
@@ -104,8 +104,8 @@ class Home:
         return self.repository._engine
 
     def find(self, path: str) -> TreePath:
-        """Where to look for `path`: the longest name that it begins with. A step below it that its tree lacks is none of its
-        files."""
+        """Splits an existing `path` at the longest saved name that it begins with. A step below that name which is not in its
+        tree belongs to no name."""
         name, at, rest = path.partition("@")
         if at:
             choice, _, inner = rest.partition("/")
@@ -121,7 +121,7 @@ class Home:
         return tree_path
 
     def place(self, path: str) -> TreePath:
-        """Where a file at `path` is put: see `TowlineFileSystem`."""
+        """Splits the `path` of a file to write: see `TowlineFileSystem`."""
         tree_path = self.find(path)
         if tree_path.name:
             return tree_path
@@ -136,7 +136,7 @@ class Home:
         return TreePath(path[:end], path[end + 1 :])
 
     def tree(self, tree_path: TreePath) -> Tree:
-        """The tree of a tree_path, as new as its version."""
+        """Opens the tree of a `tree_path`, in its version or a newer one."""
         with self._lock:
             version, tree = self._trees.get(tree_path.name, (None, None))
             if tree is not None and version == tree_path.version:
@@ -150,27 +150,27 @@ class Home:
         return tree
 
     def entry(self, tree_path: TreePath) -> Entry | None:
-        """What is at a tree_path."""
+        """Entry at a `tree_path`; None if there is none."""
         if not tree_path.name or not tree_path.inner:
             return FOLDER if tree_path.name else None
         return self.tree(tree_path).entry(tree_path.inner)
 
     def names(self, folder: str) -> dict[str, int]:
-        """The names below a folder, or all, with their versions."""
+        """Names below a folder, or all, with their versions."""
         return dict(self.engine.names(folder))
 
     def read(self, tree: Tree, ranges: list[tuple[str, int, int]]) -> list[bytes]:
-        """Ranges of files of one tree, in one go."""
-        read: list[bytes] = self._steadily(tree, lambda opened: opened.read(ranges))
+        """Reads ranges of files of one tree at once."""
+        read: list[bytes] = self._retrying(tree, lambda opened: opened.read(ranges))
         return read
 
     def read_into(self, tree: Tree, path: str, start: int, view: memoryview) -> None:
-        """Fills memory with what a file holds from `start` on."""
+        """Fills `view` with the content of a file from `start` on."""
         address = ctypes.addressof(ctypes.c_char.from_buffer(view))
-        self._steadily(tree, lambda opened: opened.read_into(path, start, start + len(view), address))
+        self._retrying(tree, lambda opened: opened.read_into(path, start, start + len(view), address))
 
-    def _steadily(self, tree: Tree, work: Callable[[Any], Any]) -> Any:
-        """Does `work` with an opened tree; once more if that was only repacked meanwhile."""
+    def _retrying(self, tree: Tree, work: Callable[[Any], Any]) -> Any:
+        """Runs `work` with an open tree; retries once if the tree was repacked meanwhile."""
         try:
             return work(tree.opened)
         except NotFound:
@@ -188,15 +188,15 @@ class Home:
         rename: Iterable[tuple[str, str]] = (),
     ) -> None:
         """Changes the tree `name` in one commit."""
-        with self._door(name):
+        with self._lock_of(name):
             self._amend(name, list(put), list(remove), list(rename))
 
     def put(self, name: str, path: str, pieces: list[Piece]) -> None:
-        """Puts one file. Those that threads put while another commit is under way share the next."""
+        """Writes one file. Files that threads write while a commit is in progress share the next commit."""
         mine = _Put(path, pieces)
         with self._lock:
             self._waiting.setdefault(name, []).append(mine)
-        with self._door(name):
+        with self._lock_of(name):
             if mine.done:
                 return
             with self._lock:
@@ -204,10 +204,10 @@ class Home:
             if others:
                 batch = [mine, *others]
                 try:
-                    # Of two files at one path the later one stays.
+                    # If two files have the same path, the later one wins.
                     self._amend(name, list({one.path: (one.path, one.pieces) for one in batch}.values()), [], [])
                 except Exception:
-                    # One may spoil it for all: each goes by itself, this one now, the others as they come in.
+                    # One file may have made the commit fail: now each thread commits its own.
                     pass
                 else:
                     for one in others:
@@ -215,9 +215,9 @@ class Home:
                     return
             self._amend(name, [(path, pieces)], [], [])
 
-    def _door(self, name: str) -> threading.Lock:
+    def _lock_of(self, name: str) -> threading.Lock:
         with self._lock:
-            return self._doors.setdefault(name, threading.Lock())
+            return self._locks.setdefault(name, threading.Lock())
 
     def _amend(self, name: str, put: Sequence[_towline.File], remove: list[str], rename: list[tuple[str, str]]) -> None:
         try:
@@ -231,7 +231,7 @@ class Home:
 
 
 class _Put:
-    """A file on its way into a tree."""
+    """A file to be written to a tree."""
 
     def __init__(self, path: str, pieces: list[Piece]):
         self.path, self.pieces, self.done = path, pieces, False
@@ -242,7 +242,7 @@ _homes_lock = threading.Lock()
 
 
 def home(url: str | None, opening: dict[str, Any]) -> Home:
-    """The one of a repository, in this process."""
+    """Shared state of a repository in this process."""
     url = repositories.default_url() if url is None else os.fspath(url)
     key = json.dumps([url, sorted(opening.items())], default=str)
     with _homes_lock:
@@ -250,7 +250,7 @@ def home(url: str | None, opening: dict[str, Any]) -> Home:
 
 
 def _forked() -> None:
-    """A child begins anew: locks that a thread of its parent held stay held, and trees are the parent's."""
+    """Resets the shared state in a forked child: its locks may be held by threads of the parent for ever."""
     global _homes, _homes_lock
     _homes, _homes_lock = {}, threading.Lock()
 
@@ -259,14 +259,14 @@ os.register_at_fork(after_in_child=_forked)
 
 
 def _above_partitions(path: str, end: int) -> int:
-    """Where the folder ends that `path[:end]` is a partition of, if it is in a folder called `key=value`."""
+    """End of the folder above all partitions `key=value` in `path[:end]`; `end` if there are none."""
     first = path.find("=", 0, max(end, 0))
     above = path.rfind("/", 0, first) if first > 0 else -1
     return above if above > 0 else end
 
 
 def _step_end(path: str) -> int | None:
-    """Where the first segment that names a step ends; none if there is none."""
+    """End of the first segment `step-N`; None if there is none."""
     at = 0
     for segment in path.split("/"):
         at += len(segment)

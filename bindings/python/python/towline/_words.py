@@ -1,4 +1,4 @@
-"""Words of a state's document: what is shared by taking states apart and putting them together, and values that are text."""
+"""Words of a state's JSON document, shared by serializing and restoring, and conversion of values that are text."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ import enum
 import pathlib
 import types
 import zoneinfo
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from .errors import Unsupported
 
-#: The layout of the document, written with it.
+#: Version of the document's layout, stored in it.
 VERSION = 1
-#: What holds what holds ..., at most. Python's stack ends some way above it.
+#: Maximum nesting depth, well below the limit of Python's stack.
 DEPTH_MAX = 128
 
 DICTS = (dict, collections.OrderedDict, collections.Counter, collections.defaultdict)
@@ -29,7 +30,7 @@ SPARSE = {
     torch.sparse_bsr: ("bsr", ("crow_indices", "col_indices", "values")),
     torch.sparse_bsc: ("bsc", ("ccol_indices", "row_indices", "values")),
 }
-#: What a defaultdict may make by itself.
+#: Factories of a defaultdict that are restored by name.
 FACTORIES = {
     cls.__name__: cls
     for cls in (
@@ -45,16 +46,16 @@ _PATHS = {
 }
 _TIMES = {cls.__name__: cls for cls in (datetime.datetime, datetime.date, datetime.time)}
 
-#: Words of values that are text.
+#: Words of values that are stored as text.
 PLAIN = ("Path", "PurePosixPath", "PureWindowsPath", "datetime", "date", "time", "timedelta")
 
 
 class Attribute(str):
-    """A part of a path in a state that is no key."""
+    """Attribute in a path in a state, in contrast to a key."""
 
 
 def shown(path: tuple[Any, ...]) -> str:
-    """A path in a state, as it is written in Python; the middle of a long one is left out."""
+    """Path in a state, in Python syntax; a long one is shortened in the middle."""
     parts = [f".{key}" if type(key) is Attribute else f"[{key!r}]" for key in path]
     if len(parts) > 16:
         parts[8:-4] = [" ... "]
@@ -62,7 +63,7 @@ def shown(path: tuple[Any, ...]) -> str:
 
 
 def is_stateful(value: Any) -> bool:
-    """Does it give and take its state, as modules, optimizers and schedulers do?"""
+    """True for objects with state_dict and load_state_dict, such as modules, optimizers and schedulers."""
     return (
         not isinstance(value, (type, enum.Enum))
         and callable(getattr(value, "state_dict", None))
@@ -71,7 +72,7 @@ def is_stateful(value: Any) -> bool:
 
 
 def as_text(value: Any) -> dict[str, Any] | None:
-    """A path or a time as a node; None for anything else, and for a time of a zone that has no name."""
+    """Converts a path or time to a node; None for other values, and for times in an unnamed zone."""
     kind = type(value)
     if kind in _PATHS:
         return {"!": _PATHS[kind], "v": str(value)}
@@ -93,7 +94,7 @@ def as_text(value: Any) -> dict[str, Any] | None:
 
 
 def from_text(node: dict[str, Any]) -> Any:
-    """What `as_text` made a node of."""
+    """Converts a node of `as_text` back."""
     word, text = node["!"], node["v"]
     if word == "timedelta":
         return datetime.timedelta(*text)
@@ -106,7 +107,7 @@ def from_text(node: dict[str, Any]) -> Any:
 
 
 def _zone(zone: datetime.tzinfo) -> str | list[int] | None:
-    """The name of a zone, or how far it is off UTC."""
+    """Name of a time zone, or its offset from UTC."""
     if type(zone) is zoneinfo.ZoneInfo:
         return zone.key
     if type(zone) is not datetime.timezone:
@@ -122,3 +123,17 @@ def _read_zone(zone: str | list[int]) -> datetime.tzinfo:
         return zoneinfo.ZoneInfo(zone)
     except (zoneinfo.ZoneInfoNotFoundError, ValueError) as error:
         raise Unsupported(f"this machine knows no time zone {zone!r} (install the package tzdata)") from error
+
+
+def is_gapless(stride: Sequence[int], shape: Sequence[int]) -> bool:
+    """True if elements with these strides have no gaps, in any order of the dimensions."""
+    if len(stride) != len(shape):
+        return False
+    expected = 1
+    for step, length in sorted(zip(stride, shape, strict=True)):
+        if length == 1:
+            continue
+        if step != expected:
+            return False
+        expected *= length
+    return True

@@ -1,4 +1,4 @@
-"""States of Hugging Face's Accelerate, saved as steps of a run while the training goes on:
+"""Checkpointer for Hugging Face's Accelerate that saves states in the background, as steps of a run:
 
     checkpointer = Checkpointer(accelerator, "s3://bucket/experiments", "run-7")
     step = checkpointer.restore() or 0
@@ -6,8 +6,8 @@
     checkpointer.save(step, metrics={"loss": loss})
 
 A step is the folder that `accelerator.save_state` writes: models, optimizers, schedulers, samplers, scalers, random states and
-what was registered by `register_for_checkpointing`, of all ranks. Accelerate's own hooks are called as ever; they are no place to
-save from, because they are called before the folder is written.
+objects given to `register_for_checkpointing`, of all ranks. Accelerate's own hooks are called as usual. Do not save from such a
+hook: it is called before the folder is written.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ __all__ = ["Checkpointer"]
 
 
 class Checkpointer:
-    """Saves the state of `accelerator` as steps of `run` in `repo`, a repository or its address, and restores them. All ranks
-    make one and call it together.
+    """Saves the state of `accelerator` as steps of `run` in `repo`, a Repository or its URL, and restores them. All ranks create
+    one, and call its methods together.
 
-    `folder` is where states are written before they are saved, and restored before they are loaded; by default
-    `towline-states` in the accelerator's `project_dir`. Ranks on several nodes share it. `keep_last`, `keep_every`, `keep_min`
-    and `keep_max` say which steps outlive later ones, by default all, `collect` whether what the others leave behind is deleted,
-    and `compression` how small steps are stored, as for `towline.Checkpointer`.
+    States are written to `folder` before they are saved, and restored to it before they are loaded; by default `towline-states`
+    in the accelerator's `project_dir`. With several nodes it must be a shared folder. `keep_last`, `keep_every`, `keep_min` and
+    `keep_max` select the steps to keep (by default all). They, `collect` (whether the data of the others is deleted) and
+    `compression` are as for `towline.Checkpointer`.
     """
 
     def __init__(
@@ -49,8 +49,8 @@ class Checkpointer:
         folder: str | os.PathLike[str] | None = None,
         keep_last: int | None = None,
         keep_every: int | None = None,
-        keep_min: Iterable[str] = (),
-        keep_max: Iterable[str] = (),
+        keep_min: str | Iterable[str] = (),
+        keep_max: str | Iterable[str] = (),
         compression: Compression = None,
         collect: bool = True,
     ):
@@ -83,11 +83,11 @@ class Checkpointer:
                 raise
 
     def save(self, step: int, metrics: Mapping[str, float] | None = None, **options: Any) -> Handle | None:
-        """Saves the state as this step; returns when it is written to this node's disk, on the main rank with a handle.
+        """Saves the state as this step. Returns once it is written to `folder`: a Handle on the main process, None on others.
         `options` are keyword arguments of `accelerator.save_state`.
 
-        Raises UsageError for a step that is no whole number or a metric that is not finite, and SaveFailed if an earlier save
-        failed meanwhile: then this step is not saved.
+        Raises UsageError for a step that is no integer or a metric that is not finite. Raises SaveFailed if an earlier save
+        failed; this step is then not saved.
         """
         step, metrics = _given.step_number(step), _given.finite_metrics(metrics)
         written = os.fspath(self.accelerator.save_state(os.path.join(self.folder, f"step-{step}"), **options))
@@ -100,9 +100,9 @@ class Checkpointer:
         return handle
 
     def restore(self, step: int | str = "latest", **options: Any) -> int | None:
-        """Loads the state as it was at `step`: a number, `"latest"`, `"upto=N"`, `"min=METRIC"` or `"max=METRIC"`; the number
-        of the step. None, if the latest is asked for and there is none. `options` are keyword
-        arguments of `accelerator.load_state`."""
+        """Loads the state at `step`: a number, `"latest"`, `"upto=N"`, `"min=METRIC"` or `"max=METRIC"`. Returns the number of
+        the step; None if `"latest"` is asked for and nothing is saved. `options` are keyword arguments of
+        `accelerator.load_state`."""
         if self.accelerator.is_main_process:
             self._saver.wait()
         found = [self._find(step) if self.accelerator.is_main_process else None]
@@ -120,16 +120,16 @@ class Checkpointer:
         return int(found[0].rpartition("step-")[2])
 
     def steps(self) -> list[int]:
-        """The steps that are saved, in order."""
+        """All saved steps, in order."""
         return self._saver.steps()
 
     def wait(self) -> None:
-        """Waits until every save is durable, and raises what failed; but not for a store that does not answer."""
+        """Waits until every save is durable, except if the store does not answer; raises SaveFailed if one failed."""
         self._saver.wait()
 
     def close(self) -> None:
-        """As `wait`, and ends. What a store that does not answer lacks stays in `folder`, and the next Checkpointer of this
-        run makes it durable."""
+        """Waits as `wait`, and ends the background thread. If the store does not answer, states stay in `folder`, and the next
+        Checkpointer of this run saves them."""
         self._saver.close()
 
     def _find(self, step: int | str) -> str | Error | None:

@@ -1,4 +1,4 @@
-"""Checkpoints of a training loop: saved while it goes on, restored in three lines.
+"""Checkpoints of a training loop: saved in the background, restored in one call.
 
 save ----> staged ----> local ----> durable
            (copied)     (on this    (committed in
@@ -19,7 +19,7 @@ import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from . import _given, _progress, _shutdown, _torch, _towline, retention, spool
+from . import _given, _private, _progress, _shutdown, _torch, _towline, retention, spool
 from . import state as states
 from ._attempts import Attempts
 from ._devices import gpus
@@ -39,27 +39,30 @@ TENSORS, DOCUMENT = "state.safetensors", "state.json"
 
 
 class Checkpointer:
-    """Saves the steps of one run of training, and restores them.
+    """Saves the steps of one training run, and restores them.
 
-    `repo` is a repository or its address, `run` the run's name. Of `world_size` ranks each has one, with its own `rank`: a
-    step is there once all have saved their part, and no collective is needed. `attempt` identifies the present start of all
-    ranks: parts of different attempts are never mixed. By default ranks of torch.distributed agree on it through its store,
-    and others have it from torchrun. Where there is neither, give one that is another whenever the ranks start again: else a
-    step that an earlier start saved in whole or in part is refused as a Conflict when it is saved with other content.
+    `repo` is a Repository or its URL, `run` the name of the run. With several ranks, each creates a Checkpointer with its own
+    `rank`. A step becomes visible once all `world_size` ranks have saved their part; no collective is needed. `attempt`
+    identifies the current start of all ranks: parts of different attempts are never mixed. By default the ranks agree on an
+    attempt through the store of torch.distributed, or else take it from torchrun. Without either, pass a value that all ranks
+    share and that changes at every restart. Otherwise a step that an earlier start saved, even in part, is refused with Conflict
+    when it is saved with other content.
 
-    A process that goes back replaces the steps that it saved or found. Of two processes that save one step the first to commit
-    it has it, whole, and the other fails with Conflict: a step that another process saved since this Checkpointer began, or last
-    restored, is not replaced.
+    A process that resumes from an earlier step replaces later steps that it saved or found. If two processes save the same step,
+    the first commit wins and the other save fails with Conflict: a step that another process saved after this Checkpointer was
+    created, or after its last restore, is not replaced.
 
-    `stage` is `"blocking"` (a save returns when the state is copied) or `"background"` (it returns at once, and the state must
-    not change before the copy is made: see `protect`). A save that comes before the last one's copy is free waits for that, or
-    with `when_busy="skip"` is left out and returns None.
+    `stage` is `"blocking"` (`save` returns when the state is copied) or `"background"` (`save` returns at once, and the state
+    must not change before it is copied: see `protect`). One state is staged at a time: a save waits for the memory of the one
+    before, or with `when_busy="skip"` skips the step and returns None.
 
-    `keep_last`, `keep_every`, `keep_min` and `keep_max` say which steps outlive later ones; by default all. What the others leave
-    behind is deleted in the background by rank 0, unless `collect` is False: then, and where the store refuses deletes, names
-    expire, and `Repository.collect` or `towline collect` with rights to delete frees the space. Steps are stored as
-    small as can be; with `compression="if-faster"` raw while the store takes bytes faster than they are made smaller, with False
-    raw always. `spool` is the folder where states wait for a repository that is not on this node; by default in the user's cache.
+    `keep_last`, `keep_every`, `keep_min` and `keep_max` select the steps to keep; by default all are kept. Rank 0 deletes the
+    data of the others in the background. With `collect=False`, or if the store refuses deletes, only their names are removed:
+    run `Repository.collect` or `towline collect` with delete permission to free the space. Every `key_every`th step is stored
+    without differences to others. Steps are stored as small as possible; `compression="if-faster"` stores data raw while writing
+    is faster than compressing, False always. `spool` is the folder that holds states until they are in a repository that is not
+    on this node; by default `$XDG_STATE_HOME/towline/spool`, else `~/.local/state/towline/spool`. `pickle` allows values that can
+    only be pickled. With `on_sigterm`, SIGTERM ends the process in order and finishes its saves, unless the program handles it.
     """
 
     def __init__(
@@ -74,8 +77,8 @@ class Checkpointer:
         attempt: str | None = None,
         keep_last: int | None = None,
         keep_every: int | None = None,
-        keep_min: Iterable[str] = (),
-        keep_max: Iterable[str] = (),
+        keep_min: str | Iterable[str] = (),
+        keep_max: str | Iterable[str] = (),
         key_every: int | None = None,
         compression: Compression = None,
         collect: bool = True,
@@ -84,19 +87,19 @@ class Checkpointer:
         on_sigterm: bool = True,
     ):
         if not 0 <= rank < world_size:
-            raise UsageError(f"rank {rank} is none of {world_size} ranks")
+            raise UsageError(f"rank {rank} is out of range for world_size {world_size}")
         _given.check_run(run)
         _one_of("stage", stage, ("blocking", "background"))
         _one_of("when_busy", when_busy, ("wait", "skip"))
-        # Says now what is wrong with it.
+        # Checks the argument early.
         save_options(compression=compression)
         self.repository = repo if isinstance(repo, Repository) else open_repository(repo)
         self.run, self.rank, self.world_size = run, rank, world_size
         self.stage, self.when_busy, self.pickle = stage, when_busy, pickle
         self.key_every, self.compression = key_every, compression
-        #: The step that `restore` restored last.
+        #: Step of the last `restore`.
         self.step: int | None = None
-        #: Paths in its `into` that the step lacked, and those of the step that `into` lacked.
+        #: Of the last `restore`: paths in `into` that the step lacked, and paths in the step that `into` lacked.
         self.missing_keys: list[str] = []
         self.unexpected_keys: list[str] = []
         self._attempts = Attempts(attempt) if world_size > 1 else None
@@ -114,7 +117,7 @@ class Checkpointer:
             _shutdown.exit_on_sigterm()
         if self._spool is not None:
             self._save_left_over()
-        #: The version of each step that this process knows of; of names in `_unsure` it may have saved another since.
+        #: Version of each step that this process knows. For names in `_unsure`, its own save may have made a newer one.
         self._seen: dict[str, int] | None = None
         self._unsure: set[str] = set()
         self._look()
@@ -138,13 +141,14 @@ class Checkpointer:
         stage: str | None = None,
         progress: _progress.Progress = None,
     ) -> Handle | None:
-        """Saves `state` as this step; returns a handle when it is staged, or at once where it is staged in the background.
+        """Saves `state` as this step. Returns a Handle when the state is staged, or at once if it is staged in the background;
+        None if the step was skipped (`when_busy="skip"`).
 
-        `progress` is called with `(phase, done, total, moved)`, in bytes, some times a second until the step is durable, in a
-        thread of its own; True draws a bar instead, where there is a terminal or a notebook.
+        `progress` is called as `progress(phase, done, total, moved)`, in bytes, several times a second until the step is durable,
+        from its own thread. True draws a progress bar instead, if there is a terminal or a notebook.
 
-        Raises UnsupportedValue for a state that cannot be kept, UsageError for a step that is no whole number or a metric that
-        is not finite, and SaveFailed if an earlier save failed meanwhile, which no `wait` raised: then this step is not saved.
+        Raises UnsupportedValue for a state that cannot be saved, and UsageError for a step that is no integer or a metric that is
+        not finite. Raises SaveFailed if an earlier save failed and no `wait` has raised that yet; this step is then not saved.
         """
         step = _given.step_number(step)
         return self._save_as(f"{self.run}/step-{step}", step, state, metrics, stage=stage, progress=progress)
@@ -168,7 +172,7 @@ class Checkpointer:
         _given.check_save(name, options)
         self._check()
         if self._closed:
-            raise UsageError(f"{name} cannot be saved: this Checkpointer is closed (make another one)")
+            raise UsageError(f"{name} cannot be saved: this Checkpointer is closed (create a new one)")
         described = states.describe(state, self.pickle, stateful)
         job = Job(Handle(name, step), described, options, progress)
         if not self._can_stage(job.length):
@@ -193,22 +197,22 @@ class Checkpointer:
         return job.handle
 
     def prepare(self, state: Any) -> None:
-        """Makes the memory ready, in the background, that `state` is going to be staged in, so that the first save blocks no
-        longer than later ones: call it some time before. `restore` does it by itself."""
+        """Allocates the staging memory for `state` in the background, so that the first save blocks no longer than later ones.
+        Call it some time before that save. `restore` calls it by itself."""
         self._check()
         if self._closed:
-            raise UsageError("nothing can be prepared: this Checkpointer is closed (make another one)")
+            raise UsageError("nothing can be prepared: this Checkpointer is closed (create a new one)")
         leaves = states.describe(state, self.pickle).leaves
         self._prepare(sum(leaf.length for leaf in leaves), gpus(leaf.tensor for leaf in leaves))
 
     def _prepare(self, length: int, devices: set[torch.device]) -> None:
-        # A save says what there is no memory for.
+        # If there is not enough memory, the save reports it.
         if self._can_stage(length):
             with contextlib.suppress(MemoryError):
                 self._staging.prepare(length, devices)
 
     def protect(self, optimizer: torch.optim.Optimizer) -> None:
-        """Makes `optimizer.step()` wait until a save that is staged in the background has its copy."""
+        """Makes `optimizer.step()` wait until a state that is being staged in the background is copied."""
         me = weakref.ref(self)
 
         def wait_until_staged(*_: Any) -> None:
@@ -221,7 +225,7 @@ class Checkpointer:
         optimizer.register_step_pre_hook(wait_until_staged)
 
     def steps(self) -> list[int]:
-        """The steps that are saved, in order."""
+        """All saved steps, in order."""
         return retention.steps(self.repository, self.run)
 
     def restore(
@@ -235,22 +239,22 @@ class Checkpointer:
         prepare: bool = True,
         progress: _progress.Progress = None,
     ) -> Any:
-        """The state as it was at `step`: a number, `"latest"`, `"upto=N"`, `"min=METRIC"` or `"max=METRIC"`. Every byte is
-        checked. None, if the latest is asked for and there is none.
+        """Returns the state at `step`: a number, `"latest"`, `"upto=N"`, `"min=METRIC"` or `"max=METRIC"`. Every byte is
+        verified. Returns None if `"latest"` is asked for and nothing is saved. Sets `self.step` to the step restored.
 
-        Tensors that stand at the same place in `into` are filled in place, and objects with `load_state_dict` there take their
-        state: pass what is passed to `save`. Others come on the CPU, or at `map_location`. `self.step` is the step then.
+        Pass as `into` what you pass to `save`: tensors in `into` are filled in place, and objects with `load_state_dict` get
+        their state. All other tensors are created on the CPU, or on `map_location`.
 
-        What `into` has and the step lacks is a Mismatch, which names it, before anything is filled; with `strict=False` it stays
-        as it is, and modules take what they know. `missing_keys` and `unexpected_keys` list what either side lacks;
-        what only the step has is no error outside of modules, as it is part of what is returned. With `cast` numbers of another
-        precision are converted to that of `into`, as an fp32 step for a bf16 model.
+        Raises Mismatch, before anything is filled, if `into` has a key that the step lacks. With `strict=False` such values stay
+        as they are, and modules load with `strict=False`. A key that only the step has is an error only within a module;
+        elsewhere it is part of the result. `missing_keys` and `unexpected_keys` list both. `cast` converts tensors to the
+        precision of `into`, such as an fp32 step for a bf16 model.
 
-        Objects of dataclasses, named tuples and enumerations are made only if `into` has one like it there, or
-        `towline.allow_classes` was given the class. `progress` is as for `save`.
+        Dataclasses, named tuples and enumerations are created only if `into` has an object of the class at the same place, or
+        the class was given to `towline.allow_classes`. `progress` is as for `save`.
 
-        With `into` the memory for the first save is made ready meanwhile, as by `prepare`; `prepare=False` says that nothing is
-        going to be saved.
+        With `into`, the staging memory for the first save is allocated in the background, as by `prepare`. Pass `prepare=False`
+        if nothing is going to be saved.
         """
         _progress.check(progress)
         self._finish_pending()
@@ -277,7 +281,7 @@ class Checkpointer:
         return read.state
 
     def wait(self, promise: str = "durable", timeout: float | None = None) -> None:
-        """Waits for every save so far, as `Handle.wait`, and then raises what failed."""
+        """Waits for every save so far, as `Handle.wait`, and then raises SaveFailed if one failed."""
         for handle in list(self._handles):
             with contextlib.suppress(SaveFailed):
                 handle._await(promise, timeout)
@@ -287,12 +291,12 @@ class Checkpointer:
         raise_failed(waited)
         for handle in waited:
             if not handle._raised:
-                # It is on this node's disk, and stays there for the next process.
+                # The step is on this node's disk, and stays there for the next process.
                 handle.wait(promise)
 
     def close(self, timeout: float | None = None) -> None:
-        """Waits until every save is durable, and raises what failed. Saves of a store that does not answer stay local, and the
-        next Checkpointer of this run on this node makes them durable."""
+        """Waits until every save is durable; raises SaveFailed if one failed. If the store does not answer, steps stay in the
+        spool, and the next Checkpointer of this run on this node uploads them."""
         if self._closed or os.getpid() != self._process:
             return
         self._closed = True
@@ -323,22 +327,22 @@ class Checkpointer:
         there = self.steps()
         if isinstance(step, int) and step not in there:
             return NotFound(f"{self.run} has no step {step} (saved are {there or 'none'})")
-        return NotFound(f"{error} (was {self.run} saved by a Checkpointer of rank {self.rank} of {self.world_size}?)")
+        return NotFound(f"{error} (was {self.run} saved with rank={self.rank} and world_size={self.world_size}?)")
 
     def _can_stage(self, length: int) -> bool:
         return length <= self.repository._engine.memory() or self._fits(length)
 
     def _fits(self, length: int) -> bool:
-        """May as much be staged? The budget is the engine's; a stage is memory of the node's beside it."""
+        """Is there memory on the node to stage `length` bytes? The staging memory does not count against the engine's budget."""
         available = 0
         with contextlib.suppress(OSError, ValueError, StopIteration), open("/proc/meminfo", encoding="ascii") as lines:
             available = int(next(line for line in lines if line.startswith("MemAvailable")).split()[1]) << 10
-        # What is there to stage in is used again.
+        # The current staging memory is reused.
         return length <= (available + self._staging.length) // 2
 
     def _save_unstaged(self, job: Job) -> Handle:
         warnings.warn(
-            f"towline: {job.handle.name} is {job.length} bytes, more than can be staged beside the memory budget of "
+            f"towline: {job.handle.name} is {job.length} bytes, too large to be staged in addition to the memory budget of "
             f"{self.repository._engine.memory()}: it is saved before save() returns",
             stacklevel=3,
         )
@@ -371,7 +375,7 @@ class Checkpointer:
         )
 
     def _part(self, name: str) -> dict[str, Any]:
-        """What is options of a step's part, where ranks save parts."""
+        """Options for this rank's part of a step; none if there is only one rank."""
         return {} if self._attempts is None else {"part": (self.rank, self._attempts.at(name))}
 
     def _made(self, name: str) -> None:
@@ -384,7 +388,7 @@ class Checkpointer:
             self._saver.start()
 
     def _run(self) -> None:
-        """The saver's thread: one save after the other."""
+        """Runs the saver thread: one save after the other."""
         while (job := self._work.get()) is not None:
             try:
                 if not job.staged:
@@ -404,8 +408,12 @@ class Checkpointer:
                 kept = spool.put(self._spool, handle.name, options, self._files_on_disk(job))
                 handle._keep("local")
             except OSError as error:
-                # Such as a full disk, which the repository does not need.
-                warnings.warn(f"towline: {handle.name} is not kept on this node's disk: {error}", stacklevel=2)
+                # For example, the disk is full; the save to the repository needs no space there.
+                warnings.warn(
+                    f"towline: {handle.name} cannot be spooled to this node's disk: {error} (the save continues without it; free "
+                    f"space in {self._spool}, or pass another folder as spool=)",
+                    stacklevel=2,
+                )
         files: list[_towline.File] = [
             (self._path(TENSORS), [job.header, stage]),
             (self._path(DOCUMENT), [job.described.document]),
@@ -419,7 +427,7 @@ class Checkpointer:
             if kept is None:
                 raise
             handle._fail(error, over=False)
-            # It is on the disk: the next step may be staged meanwhile.
+            # The state is in the spool: its memory is free for the next step.
             stage.release()
             self._retry(handle, kept)
         if kept is not None:
@@ -432,8 +440,8 @@ class Checkpointer:
         staged = (job.taken().address, job.length)
         return [(self._path(TENSORS), [job.header, staged]), (self._path(DOCUMENT), [job.described.document])]
 
-    def _retry(self, handle: Handle, kept: str) -> None:
-        """The store does not answer: what is local waits until it does, or until the loop ends."""
+    def _retry(self, handle: Handle, kept: spool.Kept) -> None:
+        """Saves from the spool once the store answers again. Gives up when the Checkpointer is closed."""
         pause = 1.0
         while not self._closed:
             time.sleep(pause)
@@ -446,12 +454,17 @@ class Checkpointer:
         raise handle.error or Error("it ended without a result")
 
     def _save_left_over(self) -> None:
-        """Makes durable what an earlier process of this run left on this node's disk."""
-        if self._spool is None:
+        """Uploads the steps that an earlier process of this run left in the spool."""
+        if self._spool is None or not os.path.isdir(self._spool):
             return
-        for kept in spool.left(self._spool, self.run, self.rank):
+        for kept in spool.left(_private.given(self._spool), self.run, self.rank):
             try:
-                if not spool.outdated(self.repository, kept):
+                if spool.outdated(self.repository, kept):
+                    warnings.warn(
+                        f"towline: a step left at {kept} is dropped: the repository has a later save of this step",
+                        stacklevel=3,
+                    )
+                else:
                     spool.save(self.repository, kept)
             except Error as error:
                 warnings.warn(f"towline: a step left at {kept} is not durable yet: {error}", stacklevel=3)
@@ -463,8 +476,8 @@ class Checkpointer:
             self._retention.expire(self.repository, self.run)
 
     def _finish_pending(self) -> None:
-        """Waits for what goes on, but not for a store that does not answer."""
-        # In a forked child nothing goes on.
+        """Waits for pending saves, except those whose store does not answer."""
+        # A forked child has no saver thread.
         pending = list(self._handles) if os.getpid() == self._process else []
         for handle in pending:
             while not handle.done() and handle.error is None:
@@ -472,52 +485,61 @@ class Checkpointer:
                     handle._await("durable", timeout=0.5)
 
     def _check(self) -> None:
-        """Raises what failed since the last call."""
+        """Raises the saves that failed since the last call."""
         if os.getpid() != self._process:
-            raise UsageError("a Checkpointer belongs to the process that made it: make another in the child")
+            raise UsageError("a Checkpointer cannot be used in a forked child: create a new one there")
         over, self._handles = self._handles, [handle for handle in self._handles if not handle.done()]
         raise_failed(over)
 
     def _look(self) -> None:
-        """Notes which steps there are: this process may replace them."""
+        """Records the current steps: this process may replace them."""
         try:
             self._seen = dict(self.repository._engine.names(self.run))
         except Error:
-            # A store that is away may be back when there is something to save; then it is not known who saved what.
+            # The store may be back at the next save; without the record, no step is protected from being replaced.
             self._seen = None
 
     @contextlib.contextmanager
     def _own(self, name: str) -> Iterator[dict[str, Any]]:
-        """Options for a name that is saved in the block, so that no other process's step is replaced. Parts of
-        ranks have attempts for that."""
+        """Options for a save of `name` within the block that make it fail rather than replace another process's step. With
+        several ranks, attempts do that instead."""
         if self._attempts is not None or self._seen is None or not name.startswith(f"{self.run}/"):
             yield {}
             return
         version = self._version(name)
         if version and name not in self._unsure and self._seen.get(name) != version:
-            raise Conflict(
-                f"{name} was saved by another process since this Checkpointer began: it stays as it is (give each process a "
-                "run of its own, or its rank and world_size; to replace it, make another Checkpointer)"
-            )
-        # If this fails it may be saved all the same, and only the answer is lost.
+            raise _saved_by_another(name)
+        # If the save fails, it may still have committed, and only the answer was lost.
         self._unsure.add(name)
         try:
             yield {"version": version}
-        except Conflict:
+        except Conflict as error:
             self._unsure.discard(name)
+            if self._version(name) != version:
+                raise _saved_by_another(name) from error
             raise
         with contextlib.suppress(Error):
             self._seen[name] = self._version(name)
             self._unsure.discard(name)
 
     def _version(self, name: str) -> int:
-        """The version that a name has; 0 if it is not there."""
+        """Current version of a name; 0 if it does not exist."""
         found = self.repository._engine.find(name)
         return found[1] if found is not None and found[0] == name else 0
 
 
+def _saved_by_another(name: str) -> Conflict:
+    """Conflict for a step that must not be replaced."""
+    error = Conflict(
+        f"{name} was saved by another process since this Checkpointer began: it is not replaced (give each process its "
+        "own run, or its rank and world_size; to replace the step, create a new Checkpointer)"
+    )
+    error.place, error.help = name, "give each process its own run, or its rank and world_size"
+    return error
+
+
 class Reading(NamedTuple):
-    """How a state is read: see `Checkpointer.restore`."""
+    """Options for reading a state: see `Checkpointer.restore`."""
 
     into: Any = None
     map_location: str | torch.device | None = None
@@ -528,7 +550,7 @@ class Reading(NamedTuple):
 
 
 class Read(NamedTuple):
-    """A state that was read, how long its tensors are, the GPUs that they went to, and what it and `into` lacked."""
+    """A state that was read: bytes of its tensors, the GPUs that they were copied to, and the missing and unexpected keys."""
 
     state: Any
     bytes: int
@@ -544,7 +566,7 @@ def read_state(
     document: bytes,
     how: Reading,
 ) -> Read:
-    """The state whose document is given and whose tensors are the file at `path` of the tree `name`."""
+    """Reads a state from its JSON document and its safetensors file, `path` in the tree `name`."""
     engine = repository._engine
     tensors = [tensor for tensor in json.loads(engine.tensors(name)) if tensor["path"] == path]
     held = {tensor["name"]: (tensor["dtype"], tuple(tensor["shape"])) for tensor in tensors}
@@ -571,4 +593,11 @@ def _spool_folder(repository: Repository, given: str | os.PathLike[str] | None) 
     name = repository._engine.spool_name()
     if given is not None:
         return os.path.join(os.fspath(given), name)
-    return os.path.join(os.path.dirname(repository._engine.cache()), name, "spool")
+    return os.path.join(_state_folder(), "spool", name)
+
+
+def _state_folder() -> str:
+    """This user's folder for data that must outlive processes and caches: XDG_STATE_HOME
+    (https://specifications.freedesktop.org/basedir-spec/latest/)."""
+    state = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
+    return os.path.join(state, "towline")

@@ -1,4 +1,4 @@
-"""What can go wrong, a class for each thing that a caller can do about it."""
+"""Exceptions, one class for each way to handle them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 
 class Error(Exception):
-    """Anything that went wrong. `kind` is the word of the command line's JSON errors, `place` is where, `help` what to do."""
+    """Base class. `kind` is the same word as in JSON errors of the command line, `place` is the location, `help` the remedy."""
 
     kind: str = "other"
     place: str | None = None
@@ -16,7 +16,7 @@ class Error(Exception):
 
 
 class UsageError(Error, ValueError):
-    """The call makes no sense."""
+    """Invalid arguments."""
 
     kind = "usage"
 
@@ -28,75 +28,79 @@ class NotFound(Error, FileNotFoundError):
 
 
 class TensorNotFound(NotFound, KeyError):
-    """A tensor that a tree does not hold."""
+    """A tensor that is not in a tree."""
 
     __str__ = NotFound.__str__
 
 
 class Damaged(Error):
-    """Stored bytes are not what was written."""
+    """Stored bytes differ from those that were written."""
 
     kind = "damaged"
 
 
 class Conflict(Error):
-    """Somebody else got there first, or something is in the way."""
+    """Another process was first, or an existing file or name is in the way."""
 
     kind = "conflict"
 
 
 class Unreachable(Error, ConnectionError):
-    """The store does not answer, or not now."""
+    """The store does not answer; it may answer later."""
 
     kind = "unreachable"
 
 
 class Denied(Error, PermissionError):
-    """The store or the file system says no."""
+    """The store or the file system refuses access."""
 
     kind = "denied"
 
 
 class Exhausted(Error):
-    """Not enough memory budget, disk or descriptors."""
+    """Out of memory budget, disk space or file descriptors."""
 
     kind = "exhausted"
 
 
 class DiskFull(Exhausted, OSError):
-    """No space is left on a disk, of this node's or under the repository; `errno` says which limit it was."""
+    """A disk is full, on this node or under the repository; `errno` says which limit was reached."""
 
 
 class Cancelled(Error):
-    """It was stopped."""
+    """The operation was stopped."""
 
     kind = "cancelled"
 
 
 class Unsupported(Error, NotImplementedError):
-    """This program is too old, or this store too weak, for what was asked."""
+    """This version of towline, or this store, lacks what the operation needs."""
 
     kind = "unsupported"
 
 
 class UnsupportedValue(UsageError, TypeError):
-    """A state holds something that cannot be kept; `place` is its path in the state."""
+    """A state holds a value that cannot be saved; `place` is its path in the state."""
 
 
 class Mismatch(UsageError, RuntimeError):
-    """A saved state does not fit what it is to be restored into; `place` is the path in the state. As torch has them:
-    `missing_keys` are the paths that the saved state lacks, `unexpected_keys` those that `into` lacks."""
+    """A saved state does not fit `into`; `place` is the path in the state. As in torch, `missing_keys` are paths that the saved
+    state lacks, and `unexpected_keys` paths that `into` lacks."""
 
     missing_keys: Sequence[str] = ()
     unexpected_keys: Sequence[str] = ()
 
 
 class SaveFailed(Error):
-    """A save that went on by itself failed: raised by the next call, with what made it fail as its cause."""
+    """A background save failed; raised by the next call. `__cause__` is the original exception."""
+
+
+class SaveConflict(SaveFailed, Conflict):
+    """A background save failed because another process saved the step first, or changed a file while it was read."""
 
 
 class Timeout(Error, TimeoutError):
-    """It takes longer than was to be waited for. It goes on."""
+    """The timeout of a wait is over. The operation continues."""
 
     kind = "timeout"
 
@@ -109,14 +113,16 @@ _BY_KIND = {
 }  # fmt: skip
 
 
-#: What the number of an error is that came without one.
+#: Default errno of errors that came without one.
 _NUMBERS = {NotFound: numbers.ENOENT, Denied: numbers.EACCES, DiskFull: numbers.ENOSPC}
-#: Numbers of a disk that is full, for this user or for so long a file.
+#: Values of errno that mean a full disk, an exceeded quota or too long a file.
 _FULL = (numbers.ENOSPC, numbers.EDQUOT, numbers.EFBIG)
 
-#: Words of the command line in the engine's texts: commands that have no method stay as they are, with what follows.
+#: Command-line syntax in the engine's messages. A command without a method in Python is left unchanged, with its arguments.
 _COMMANDS = re.compile(
-    r"`?towline (?P<verb>[a-z]+)(?P<rest>(?: --[a-z-]+(?: [A-Z][A-Z=]*)?)*)`?(?P<more>[^;,)`]*)"
+    r"`?towline init (?P<new>[^\s`]+)`?"
+    r"|`towline (?P<named>[a-z]+) (?P<name>[^\s`-][^\s`]*)(?: --[a-z-]+)*`"
+    r"|`?towline (?P<verb>[a-z]+)(?P<rest>(?: --[a-z-]+(?: [A-Z][A-Z=]*)?)*)`?(?P<more>[^;,)`]*)"
     r"|`?(?<![\w./-])--(?P<flag>[a-z][a-z-]*)(?: (?P<number>\d+))?`?"
 )
 _METHODS = ("collect", "expire", "restore", "save", "show", "verify")
@@ -124,7 +130,7 @@ _SWITCHES = ("allow-http", "data", "delete", "dry-run", "overwrite", "repair")
 
 
 def make(kind: str, text: str, place: str | None = None, help: str | None = None, errno: int | None = None) -> Error:
-    """The exception for an error of the engine; `errno` is the system's number for what caused it."""
+    """Creates the exception for an error of the engine; `errno` is the system's error number of its cause."""
     text, help = _in_python(text), None if help is None else _in_python(help)
     cls = _BY_KIND.get(kind, Error)
     if cls is Exhausted and errno in _FULL:
@@ -137,11 +143,15 @@ def make(kind: str, text: str, place: str | None = None, help: str | None = None
 
 
 def _in_python(text: str) -> str:
-    """What the engine says, with Python's words for the command line's."""
+    """Translates command-line syntax in a message of the engine to Python calls."""
     return _COMMANDS.sub(_translated, text).replace("run the same command again", "do the same again")
 
 
 def _translated(found: re.Match[str]) -> str:
+    if found["new"] is not None:
+        return f"towline.open({found['new']!r}, create=True)"
+    if found["named"] is not None:
+        return f"Repository.{found['named']}({found['name']!r})" if found["named"] in _METHODS else found[0]
     flag, verb = found["flag"], found["verb"]
     if flag is not None:
         return _argument(flag, found["number"])

@@ -1,10 +1,10 @@
-"""The file system `towline://`, for all that takes an fsspec address: pandas, pyarrow, `datasets`,
+"""fsspec file system `towline://`, for every library that takes fsspec URLs: pandas, pyarrow, `datasets`,
 `dcp.save(state, checkpoint_id="towline://run-7/step-100")`.
 
     towline://NAME/PATH
 
-is the file PATH of the tree NAME, in the repository of `$TOWLINE_REPO` or `storage_options={"repo": URL}`. Where nothing is saved
-yet, the path decides which part of it is the name: see `TowlineFileSystem`.
+is the file PATH of the tree NAME, in the repository `storage_options={"repo": URL}`, by default `$TOWLINE_REPO`. For the rule
+that splits a new path into NAME and PATH see `TowlineFileSystem`.
 """
 
 from __future__ import annotations
@@ -25,25 +25,27 @@ from ._files import BLOCK, Compressed, Reader, Text, Writer
 from ._trees import Entry, Home, Tree, TreePath, home
 from .errors import NotFound
 
-#: What blocks may be asked for.
+#: Minimum and maximum block size.
 _BLOCKS = (64 << 10, 32 << 20)
 
 
 class TowlineFileSystem(AbstractFileSystem):
-    """Saved trees as folders of files.
+    """File system of saved trees.
 
-    A path is a NAME and a path in its tree. The name of a path is the longest saved name that it begins with, but a step
-    (`step-N`) that the tree of that name does not have is a name of its own. Where nothing is saved yet, the name of a new
-    file ends with the first segment `step-N`; else it is the first folder above the file that this process made (`mkdir`,
-    `makedirs`); else the folder that the file is in; and of folders called `key=value`, which are partitions of one table, the
-    one above them. So a file always lies in a folder: `towline://FILE` is refused.
-    `towline://RUN@latest/PATH` and the other choices of a step can be read.
+    A path is a saved NAME, then a path in its tree. NAME is the longest saved name that the path begins with. Exception: a step
+    (`step-N`) that is not in that tree is a separate, new name. If no saved name matches, NAME is, for a new file:
 
-    A file becomes visible when it is closed, whole or not at all, by a commit of its own; what `with fs.transaction:` writes,
-    renames and removes becomes visible at its end, by one commit for each tree. Many processes may write files of one tree at
-    the same time. Folders are implied by what is in them; one that `makedirs` made is this process's own until something is.
+    - the path up to the first segment `step-N`;
+    - else the topmost folder above the file that this process created (`mkdir`, `makedirs`);
+    - else the folder of the file; for folders `key=value`, which are partitions of a table, the folder above all of them.
 
-    Options: `repo`, else `$TOWLINE_REPO`; `memory`, `cache`, `endpoint`, `region`, `allow_http` and `create` as for
+    So every file is in a folder: `towline://FILE` is refused. Selectors such as `towline://RUN@latest/PATH` are read-only.
+
+    A file becomes visible when it is closed, whole or not at all, in a commit of its own. All changes in `with fs.transaction:`
+    become visible at its end, in one commit for each tree. Many processes may write files of one tree at the same time. Folders
+    exist if files are in them; an empty folder from `makedirs` exists only in this process.
+
+    Options: `repo`, by default `$TOWLINE_REPO`; `memory`, `cache`, `endpoint`, `region`, `allow_http` and `create` as for
     `towline.open`.
     """
 
@@ -77,12 +79,12 @@ class TowlineFileSystem(AbstractFileSystem):
 
     @property
     def home(self) -> Home:
-        """What the file systems of one repository share."""
+        """State shared by the file systems of one repository."""
         return home(self._repo, self._options)
 
     @property
     def fsid(self) -> str:
-        """The same for every address of one repository."""
+        """Id of the file system, the same for every URL of a repository."""
         return f"towline-{self.home.repository.id}"
 
     @classmethod
@@ -137,14 +139,14 @@ class TowlineFileSystem(AbstractFileSystem):
             depth = name.count("/") - path.count("/") + (0 if path else 1)
             if (maxdepth is None or depth <= maxdepth) and (withdirs or info["type"] != "directory"):
                 found[name] = info
-        # With folders the one that is looked in is among them.
+        # With `withdirs`, fsspec includes the folder itself.
         if path and (withdirs or (not found and self.isfile(path))):
             with contextlib.suppress(FileNotFoundError):
                 found[path] = self.info(path)
         return {name: found[name] for name in sorted(found)} if detail else sorted(found)
 
     def _below(self, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
-        """All that is in a folder and its folders."""
+        """Yields all entries below a folder."""
         start = f"{path}/" if path else ""
         tree_path, names = self.home.find(path), self.home.names(path)
         for below in [*names, *(made for made in list(self.home.made) if made.startswith(start) and made != path)]:
@@ -168,7 +170,7 @@ class TowlineFileSystem(AbstractFileSystem):
         return datetime.fromtimestamp(info["mtime"], tz=timezone.utc)
 
     def _made(self, path: str) -> list[str]:
-        """What of a folder and its folders this process made."""
+        """Folders at and below `path` that this process created."""
         return [made for made in list(self.home.made) if made == path or made.startswith(f"{path}/")]
 
     def _file(self, path: str) -> tuple[TreePath, Tree, Entry]:
@@ -239,7 +241,7 @@ class TowlineFileSystem(AbstractFileSystem):
         return Writer(self, path, publish, begin)
 
     def cat(self, path: str | list[str], recursive: bool = False, on_error: str = "raise", **kwargs: Any) -> Any:
-        """The bytes of a file, or of several by their paths; of folders those of the files in them, if `recursive`."""
+        """Reads a file, or several, by path; with `recursive` also the files in folders."""
         paths = self.expand_path(path, recursive=recursive)
         if paths == [self._strip_protocol(path)] and not recursive:
             return self.cat_file(paths[0], **kwargs)
@@ -261,7 +263,7 @@ class TowlineFileSystem(AbstractFileSystem):
         on_error: str = "return",
         **kwargs: Any,
     ) -> list[Any]:
-        """Ranges of many files: those of one tree are read in one go, each chunk once."""
+        """Reads ranges of many files; all ranges of one tree at once, each chunk once."""
         starts = starts if isinstance(starts, (list, tuple)) else [starts] * len(paths)
         ends = ends if isinstance(ends, (list, tuple)) else [ends] * len(paths)
         if not len(paths) == len(starts) == len(ends):
@@ -287,7 +289,7 @@ class TowlineFileSystem(AbstractFileSystem):
                     raise
                 read = [error] * len(ranges)
                 if len(ranges) > 1:
-                    # Only what is damaged is an error.
+                    # Reads them one by one, so that only damaged ones are errors.
                     read = [self._tried(tree, one) for _, one in ranges]
             for (number, _), found in zip(ranges, read, strict=True):
                 out[number] = found
@@ -302,7 +304,7 @@ class TowlineFileSystem(AbstractFileSystem):
     # Changing
 
     def pipe(self, path: str | dict[str, bytes], value: bytes | None = None, **kwargs: Any) -> None:
-        """Puts bytes into a file; or, of a dict, into the file of each path, by one commit for each tree."""
+        """Writes bytes to a file; or, given a dict, to the file of each path, in one commit for each tree."""
         if not isinstance(path, dict) or self._intrans or set(kwargs) - {"mode"}:
             super().pipe(path, value, **kwargs)
             return
@@ -346,7 +348,7 @@ class TowlineFileSystem(AbstractFileSystem):
         self.rm(path)
 
     def rm(self, path: str | list[str], recursive: bool = False, maxdepth: int | None = None) -> None:
-        """Removes files, and folders if `recursive`: a whole tree is removed by its name."""
+        """Removes files, and with `recursive` folders. To remove a whole tree, its name is removed."""
         paths = path if isinstance(path, list) else [path]
         for one in paths:
             magic = any(char in one for char in "*?[")
@@ -367,7 +369,7 @@ class TowlineFileSystem(AbstractFileSystem):
         elif tree_path.name:
             names.append(tree_path.name)
         for name in names:
-            self._whole()
+            self._check_outside_transaction()
             with contextlib.suppress(NotFound):
                 self.home.repository.remove(name)
 
@@ -379,8 +381,8 @@ class TowlineFileSystem(AbstractFileSystem):
                 shutil.copyfileobj(source, target, 4 << 20)
 
     def mv(self, path1: Any, path2: Any, recursive: bool = False, maxdepth: int | None = None, **kwargs: Any) -> None:
-        """Moves a file or folder. In one tree, and a whole tree to a new name, that is one or two commits that move no content;
-        from one tree to another it is a copy, and then a removal."""
+        """Moves a file or folder. Within a tree, or for a whole tree, this is a rename in one or two commits without copying
+        data. From one tree to another it is a copy, then a removal."""
         if isinstance(path1, list) or isinstance(path2, list):
             super().mv(path1, path2, recursive=recursive, maxdepth=maxdepth, **kwargs)
             return None
@@ -407,15 +409,15 @@ class TowlineFileSystem(AbstractFileSystem):
         target = self.home.place(path2)
         if target.name == source.name:
             return self._change(source.name, rename=[(source.inner, target.inner)])
-        self._whole()
+        self._check_outside_transaction()
         self.cp_file(path1, path2)
         return self._remove(path1)
 
     rename = mv
 
     def _rename(self, path1: str, path2: str) -> None:
-        """Gives the trees at and below `path1` names that begin with `path2`."""
-        self._whole()
+        """Renames the trees at and below `path1` to names that begin with `path2`."""
+        self._check_outside_transaction()
         tree_path = self.home.find(path1)
         for name in [*([tree_path.name] if tree_path.name == path1 else []), *self.home.names(path1)]:
             self.home.repository.copy(name, path2 + name[len(path1) :])
@@ -430,7 +432,7 @@ class TowlineFileSystem(AbstractFileSystem):
             return None
         return self.home.amend(name, (), remove or (), rename or ())
 
-    def _whole(self) -> None:
+    def _check_outside_transaction(self) -> None:
         if self._intrans:
             raise ValueError("a transaction changes files within trees; move and remove whole trees outside of it")
 
@@ -440,7 +442,7 @@ class TowlineFileSystem(AbstractFileSystem):
                 pass
 
     def invalidate_cache(self, path: str | None = None) -> None:
-        """Nothing: what is listed is as new as the log."""
+        """Does nothing: listings are always current."""
 
 
 def _folder(path: str) -> dict[str, Any]:
@@ -458,6 +460,6 @@ def _info(path: str, entry: Entry) -> dict[str, Any]:
 
 
 def _range(start: int | None, end: int | None, size: int) -> tuple[int, int]:
-    """As of a slice: negative numbers count from the end."""
+    """Start and end of a range; as in slices, negative numbers count from the end."""
     start, end, _ = slice(start, end).indices(size)
     return start, max(start, end)

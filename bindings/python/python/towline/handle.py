@@ -1,4 +1,4 @@
-"""A save under way, as who began it sees it."""
+"""Handle: a save in progress."""
 
 from __future__ import annotations
 
@@ -7,29 +7,29 @@ import time
 from collections.abc import Iterable
 
 from . import _towline
-from .errors import Error, SaveFailed, Timeout, UsageError
+from .errors import Conflict, Error, SaveConflict, SaveFailed, Timeout, UsageError
 from .reports import SaveReport
 
-#: What a save promises, in the order in which it keeps it.
+#: States that a save reaches, in order.
 PROMISES = ("staged", "local", "durable")
 
 
 class Handle:
-    """A save under way. What it promised is kept in order: `staged` (copied: the loop may change the state), `local` (on
-    this node's disk: survives the process) and `durable` (committed in the repository: survives the node)."""
+    """A save in progress. It becomes `staged` (copied: the loop may change the state), then `local` (on this node's disk:
+    survives the process), then `durable` (committed in the repository: survives the node)."""
 
     def __init__(self, name: str, step: int):
         self.name, self.step = name, step
-        #: Report of the save, once it is durable.
+        #: Report of the save, set once it is durable.
         self.report: SaveReport | None = None
-        #: What made it fail, or why it is not durable yet though it is local.
+        #: Exception that made the save fail, or that delays it while it is only local.
         self.error: BaseException | None = None
         self._kept: set[str] = set()
         self._changed = threading.Condition()
         self._over = False
-        #: True once its failure was raised to the caller.
+        #: True once the failure was raised to the caller.
         self._raised = False
-        #: What of the state restores only where that is allowed: paths of what is pickled, and names of classes.
+        #: Parts of the state that only restore if allowed: paths of pickled values, and names of classes.
         self._pickled: list[str] = []
         self._classes: list[str] = []
         self._saving: _towline.Saving | None = None
@@ -40,8 +40,8 @@ class Handle:
         return f"<save of {self.name}: {promise}{'' if self.error is None else f', {self.error}'}>"
 
     def wait(self, promise: str = "durable", timeout: float | None = None) -> Handle:
-        """Waits until it is `"staged"`, `"local"` or `"durable"`. Raises what made it fail, which the next save does not raise
-        again then; or Timeout: it goes on then."""
+        """Waits until the save is `"staged"`, `"local"` or `"durable"`; returns the handle. Raises SaveFailed if the save failed
+        (the next save then does not raise it again), and Timeout after `timeout` seconds (the save continues)."""
         try:
             return self._await(promise, timeout)
         except SaveFailed:
@@ -49,16 +49,16 @@ class Handle:
             raise
 
     def result(self, timeout: float | None = None) -> SaveReport:
-        """Waits until it is durable; its report. Raises as `wait`."""
+        """Waits until the save is durable; returns its report. Raises as `wait`."""
         self.wait("durable", timeout)
         if self.report is None:
-            raise Error(f"{self.name} was saved by another process, which has its report")
+            raise Error(f"{self.name} was saved by another process, which has the report")
         return self.report
 
     def _await(self, promise: str = "durable", timeout: float | None = None) -> Handle:
-        """As `wait`, for others than the caller."""
+        """As `wait`, but does not count as raised to the caller."""
         if promise not in PROMISES:
-            raise UsageError(f"a save is awaited as 'staged', 'local' or 'durable', not {promise!r}")
+            raise UsageError(f"promise is 'staged', 'local' or 'durable', not {promise!r}")
         until = None if timeout is None else time.monotonic() + timeout
         with self._changed:
             while promise not in self._kept:
@@ -67,31 +67,33 @@ class Handle:
                 left = None if until is None else until - time.monotonic()
                 if left is not None and left <= 0:
                     raise Timeout(f"{self.name} is not {promise} after {timeout} s")
-                # Short enough for a Ctrl-C to be heard.
+                # Wakes up often enough to handle Ctrl-C.
                 self._changed.wait(0.5 if left is None else min(left, 0.5))
         return self
 
     def done(self) -> bool:
-        """Is it over: durable, or failed?"""
+        """True if the save has ended: durable, or failed."""
         return self._over
 
     def progress(self) -> tuple[str, int, int, int]:
-        """What it is at, plain bytes done and in all (0: not known), and stored bytes moved."""
+        """Phase of the save, plain bytes done and in total (0: not known), and stored bytes moved."""
         if self._saving is not None:
             return self._saving.progress()
         return ("durable" if "durable" in self._kept else "staging", 0, 0, 0)
 
     def _failure(self, others: Iterable[Handle] = ()) -> SaveFailed:
-        """The exception for its failure, and that of `others`."""
+        """Exception for the failure of this save and of `others`."""
         error = self.error if self.error is not None else Error("it ended without a result")
         names = [other.name for other in others]
         more = f" (and neither were {', '.join(names)})" if names else ""
-        failed = SaveFailed(f"{self.name} was not saved: {error}{more}")
+        kind = SaveConflict if isinstance(error, Conflict) else SaveFailed
+        failed = kind(f"{self.name} was not saved: {error}{more}")
         failed.__cause__ = error
         return failed
 
     def _is_unraised(self) -> bool:
-        """True if it failed and that was not raised. What is on this node's disk is not lost: the next process saves it."""
+        """True if the save failed and this was not raised yet. A step on this node's disk counts as not lost: the next
+        process saves it."""
         return self._over and self.error is not None and "local" not in self._kept and not self._raised
 
     def _keep(self, *promises: str) -> None:
@@ -107,7 +109,7 @@ class Handle:
 
 
 def raise_failed(handles: Iterable[Handle]) -> None:
-    """Raises what failed and was not raised yet, once."""
+    """Raises failures that were not raised yet, once."""
     failed = [handle for handle in handles if handle._is_unraised()]
     for handle in failed:
         handle._raised = True

@@ -1,17 +1,17 @@
-"""Checkpoints of Lightning's Trainer (lightning 2.x or pytorch_lightning) and Fabric, kept in a repository:
+"""CheckpointIO for Lightning's Trainer (lightning 2.x or pytorch_lightning) and Fabric that saves to a repository:
 
     trainer = Trainer(plugins=[TowlineCheckpointIO("s3://bucket/experiments", "run-7")])
 
-Lightning goes on as with files. Where it names a checkpoint, `checkpoints/epoch=0-step=10.ckpt`, lies a stand-in of some bytes
-as soon as the checkpoint is durable, so that what looks for files finds them: `save_top_k`, `save_last`, `ckpt_path="last"`.
-torch.load reads the checkpoint through it, and so does `Model.load_from_checkpoint(callback.best_model_path)`, in any process
-that has imported `towline.lightning`.
+Once a checkpoint is durable, a small stand-in file is written to the path that Lightning gave, such as
+`checkpoints/epoch=0-step=10.ckpt`. So everything that looks for files works as usual: `save_top_k`, `save_last`,
+`ckpt_path="last"`. In any process that has imported `towline.lightning`, torch.load of the stand-in returns the checkpoint, and
+so `Model.load_from_checkpoint(callback.best_model_path)` works, too.
 
-The checkpoint is the tree `RUN/step-10`, one step of the run, where the file name has the step and no other file took it;
-else it has the name of the file, as `RUN/last.ckpt`, in which a character that a name cannot have is `+` and two hexadecimal
-digits for each of its bytes in UTF-8. A path `towline://NAME` is that name, without a stand-in.
+If the file name has a step and no other file of that step was saved, the checkpoint is saved as `RUN/step-10`, a step of the run.
+Otherwise it gets the name of the file, such as `RUN/last.ckpt`; a character that is not allowed in names is written as `+` and
+two hexadecimal digits for each of its UTF-8 bytes. A path `towline://NAME` is saved as NAME, without a stand-in.
 
-Strategies that write by themselves (FSDP with sharded states, DeepSpeed) do not ask a CheckpointIO.
+Strategies that write files themselves (FSDP with sharded states, DeepSpeed) do not use a CheckpointIO.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from .handle import Handle
 from .repository import Compression, Repository
 from .repository import open as open_repository
 
-# The same code, published under two names (https://pypi.org/project/pytorch-lightning/): the one that is in use comes first.
+# The same code is published under two names (https://pypi.org/project/pytorch-lightning/): the imported one comes first.
 _PACKAGES = sorted(("lightning.fabric", "lightning_fabric"), key=lambda package: package not in sys.modules)
 _PACKAGE = next(package for package in _PACKAGES if find_spec(package.partition(".")[0]) or package == _PACKAGES[-1])
 _plugins: Any = import_module(f"{_PACKAGE}.plugins.io")
@@ -50,22 +50,21 @@ rank_zero_only = import_module(f"{_PACKAGE}.utilities.rank_zero").rank_zero_only
 __all__ = ["TowlineCheckpointIO", "load_stand_in"]
 
 _STEP = re.compile(r"(?:^|[-_ ])step[=_-]?(\d+)(?=$|[-_ .])")
-#: Repositories that this process was given here, by their ids.
-_given_here: dict[str, Repository] = {}
+#: Repositories that were opened in this module, by id.
+_repositories: dict[str, Repository] = {}
 
 
 class TowlineCheckpointIO(_plugins.CheckpointIO):
-    """Keeps checkpoints as steps of the run `run` of `repo`, a repository or its address.
+    """Saves checkpoints as steps of the run `run` in `repo`, a Repository or its URL.
 
-    A save returns when the state is copied. Until it is durable the checkpoints that Lightning removes for it stay, and what
-    makes it fail is raised by the next save, or at the end of the fit.
+    A save returns when the state is copied. The checkpoints that Lightning removes in exchange are kept until it is durable. If
+    a save fails, the next save, or the end of the fit, raises it.
 
-    Tensors, plain values, paths, times and namespaces are kept without pickle, and so are dataclasses, named tuples and
-    enumerations, which are loaded once `towline.allow_classes` was given their classes. With `pickle` other values, such as
-    hyper-parameters that are objects, are pickled one by one, and a warning says so; without it they are refused, with their
-    path. Pickled values are loaded only with `weights_only=False`, of `Trainer.fit` or, where that says nothing, given here.
-    `compression` says how small checkpoints are stored, and `collect` whether what removed checkpoints leave behind is deleted,
-    as for `towline.Checkpointer`.
+    Tensors, plain values, paths, times and namespaces are saved without pickle. So are dataclasses, named tuples and
+    enumerations; to load them, pass their classes to `towline.allow_classes`. With `pickle`, all other values, such as
+    hyper-parameters that are objects, are pickled individually, with a warning; without it they are refused, with their path.
+    Pickled values are loaded only with `weights_only=False`, passed to `Trainer.fit` or, as the default, to this class.
+    `compression`, and `collect` (whether the data of removed checkpoints is deleted), are as for `towline.Checkpointer`.
     """
 
     def __init__(
@@ -80,7 +79,7 @@ class TowlineCheckpointIO(_plugins.CheckpointIO):
     ):
         _given.check_run(run)
         self.repository = repo if isinstance(repo, Repository) else open_repository(repo)
-        _given_here[self.repository.id] = self.repository
+        _repositories[self.repository.id] = self.repository
         self.run, self.pickle, self.weights_only, self.compression = run, pickle, weights_only, compression
         self.collect = collect
         for package in _PACKAGES:
@@ -92,9 +91,9 @@ class TowlineCheckpointIO(_plugins.CheckpointIO):
         self._checkpointer: Checkpointer | None = None
         self._follower: _Follower | None = None
         self._collector: Collector | None = None
-        #: Of names that this process saved as: the file.
+        #: File of each name that this process saved.
         self._saved: dict[str, str] = {}
-        #: Of what a warning was given.
+        #: Paths and classes that were warned about.
         self._warned: set[str] = set()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -103,22 +102,22 @@ class TowlineCheckpointIO(_plugins.CheckpointIO):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        _given_here[self.repository.id] = self.repository
+        _repositories[self.repository.id] = self.repository
         self._forget()
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | os.PathLike[str], storage_options: Any | None = None
     ) -> None:
-        """Saves what Lightning keeps of a training."""
+        """Saves a checkpoint; returns when it is copied."""
         if storage_options is not None:
             raise TypeError(
-                "storage_options is for other storage: say what there is to say when the repository is opened"
+                "storage_options is not supported: pass options to towline.open, and the repository to TowlineCheckpointIO"
             )
         path = os.fspath(path)
         file, folder = _file(path), _folder(path)
         name = self._name_for(path, file)
         if not _is_url(path):
-            # As of an ordinary save. Lightning links into the folder before the stand-in is there.
+            # As TorchCheckpointIO does: Lightning links into the folder before the stand-in exists.
             os.makedirs(folder, exist_ok=True)
         step = checkpoint.get("global_step", 0) if isinstance(checkpoint, dict) else 0
         checkpointer, follower = self._saving()
@@ -136,7 +135,7 @@ class TowlineCheckpointIO(_plugins.CheckpointIO):
         self._warn_of(handle)
         follower.saved(handle, path, None if _is_url(path) else self._stand_in(name, file, folder))
         if not (isinstance(checkpoint, dict) and "pytorch-lightning_version" in checkpoint):
-            # No trainer wrote it, so nobody calls `teardown` for it.
+            # Fabric or the user saved it: nobody calls `teardown`.
             handle.wait()
             follower.wait()
 
@@ -146,14 +145,14 @@ class TowlineCheckpointIO(_plugins.CheckpointIO):
         map_location: Any | None = None,
         weights_only: bool | None = None,
     ) -> dict[str, Any]:
-        """Loads a checkpoint, every byte checked: that of the stand-in at `path`, or, without one, that of the run which was
-        saved as a file of this name. An ordinary file is left to Lightning.
+        """Loads a checkpoint and verifies every byte. If there is a stand-in at `path`, loads its checkpoint, else the checkpoint
+        of the run that was saved under this file name. Ordinary files are loaded by Lightning.
 
-        States are kept without their devices: all come on the CPU, or where `map_location` puts what was there.
+        Devices are not saved: tensors are created on the CPU, or where `map_location` maps the CPU.
         """
         path = os.fspath(path)
         if rank_zero_only.rank == 0:
-            # What an earlier process left on this node's disk becomes durable, what is under way too.
+            # Finishes pending saves, and those that an earlier process left in the spool.
             self._saving()[1].wait()
         record = self._record(path)
         if record is None and not _is_url(path) and os.path.isfile(path):
@@ -171,7 +170,7 @@ class TowlineCheckpointIO(_plugins.CheckpointIO):
         return _read(self.repository, name, _device(map_location), pickle)
 
     def remove_checkpoint(self, path: str | os.PathLike[str]) -> None:
-        """Takes a checkpoint and its stand-in away, once every save so far is durable."""
+        """Removes a checkpoint and its stand-in, once every save so far is durable."""
         path = os.fspath(path)
         if os.path.islink(path):
             os.unlink(path)
@@ -181,7 +180,7 @@ class TowlineCheckpointIO(_plugins.CheckpointIO):
             self._saving()[1].removed(path)
 
     def teardown(self) -> None:
-        """Waits until every save is durable, and raises what failed."""
+        """Waits until every save is durable; raises SaveFailed if one failed."""
         checkpointer, follower, collector = self._checkpointer, self._follower, self._collector
         self._forget()
         if checkpointer is not None and follower is not None:
@@ -193,16 +192,16 @@ class TowlineCheckpointIO(_plugins.CheckpointIO):
                     collector.close()
 
     def open(self, path: str | os.PathLike[str], weights_only: bool | None = None) -> io.BytesIO:
-        """A checkpoint as the file that Lightning writes, for what reads one by itself and does not know towline."""
+        """Returns a checkpoint as the file that Lightning would write, for programs that cannot read stand-ins."""
         made = io.BytesIO()
         torch.save(self.load_checkpoint(path, weights_only=weights_only), made)
         made.seek(0)
         return made
 
     def checkout(self, folder: str | os.PathLike[str]) -> list[str]:
-        """Puts stand-ins of the run's checkpoints into `folder`, so that `ckpt_path="last"` finds them on another machine than
-        that which saved them. What lies there stays; a checkpoint whose file name would lead elsewhere is left out, with a
-        warning. Their paths, the oldest first."""
+        """Writes stand-ins of the run's checkpoints to `folder`, so that `ckpt_path="last"` finds them on another machine.
+        Existing files stay. A checkpoint whose file name is not plain, such as `../x`, is skipped with a warning. Returns the
+        paths written, the oldest first."""
         os.makedirs(folder, exist_ok=True)
         try:
             saved = self.repository.ls(self.run)
@@ -225,7 +224,7 @@ class TowlineCheckpointIO(_plugins.CheckpointIO):
 
     def _saving(self) -> tuple[Checkpointer, _Follower]:
         if self._checkpointer is None or self._follower is None:
-            # Lightning hears SIGTERM itself.
+            # Lightning handles SIGTERM itself.
             self._checkpointer = Checkpointer(
                 self.repository, self.run, pickle=self.pickle, compression=self.compression, on_sigterm=False
             )
@@ -234,7 +233,7 @@ class TowlineCheckpointIO(_plugins.CheckpointIO):
         return self._checkpointer, self._follower
 
     def _name_for(self, path: str, file: str) -> str:
-        """What to save as: of the names that a file may have the first that no other file has."""
+        """Name to save as: the first possible name of the file that no other file has."""
         *steps, own = self._names(path)
         for name in steps:
             if self._saved.get(name, file) == file and self._labels(name).get("lightning.file", file) == file:
@@ -252,7 +251,7 @@ class TowlineCheckpointIO(_plugins.CheckpointIO):
         return [*([f"{self.run}/step-{int(found[1])}"] if found else []), f"{self.run}/{own}"]
 
     def _found(self, path: str) -> str | None:
-        """The name that a file was saved as."""
+        """Name that a file was saved as."""
         file = _file(path)
         return next((name for name in self._names(path) if self._labels(name).get("lightning.file") == file), None)
 
@@ -269,7 +268,7 @@ class TowlineCheckpointIO(_plugins.CheckpointIO):
         }
 
     def _record(self, path: str) -> dict[str, str] | None:
-        """What the stand-in at `path` says, if one is there."""
+        """Content of the stand-in at `path`; None if there is none."""
         record = None if _is_url(path) else _stand_ins.read(path)
         if record is None:
             return None
@@ -279,11 +278,11 @@ class TowlineCheckpointIO(_plugins.CheckpointIO):
         return record
 
     def _warn_of(self, handle: Handle) -> None:
-        """Says, once, what is not loaded by the defaults that saved it."""
+        """Warns, once for each, about values that the default arguments do not load."""
         news = [] if not self.weights_only else [path for path in handle._pickled if path not in self._warned]
         if news:
             warnings.warn(
-                f"towline: {', '.join(news)} of {handle.name} is pickled: it is loaded with weights_only=False only",
+                f"towline: {', '.join(news)} of {handle.name} is pickled: load it with weights_only=False",
                 stacklevel=3,
             )
         classes = [name for name in handle._classes if name not in self._warned]
@@ -299,25 +298,25 @@ class TowlineCheckpointIO(_plugins.CheckpointIO):
         record = self._record(path)
         name = self._found(path) if record is None else record["name"]
         if record is not None and name not in self._names(path):
-            # Whoever may write to the folder could have put it there to have any name removed.
+            # Anybody who can write to the folder may have planted the stand-in to get another name removed.
             warnings.warn(
                 f"towline: {path} stands for {name}, which stays: it is no checkpoint of {self.run}", stacklevel=3
             )
             name = None
         if name is not None:
             with contextlib.suppress(NotFound):
-                self.repository.remove(name)
+                self.repository.remove(name, now=True)
             collector.request()
         if record is not None:
             os.unlink(path)
 
 
 def load_stand_in(text: str, where: torch.Tensor) -> dict[str, Any]:
-    """What torch.load calls for a stand-in: the checkpoint that it stands for, named by `text`, on the device of `where`.
+    """Loads the checkpoint of a stand-in to the device of `where`; called by torch.load. `text` is the content of the stand-in.
 
-    Its repository is one that a TowlineCheckpointIO of this process has, or that of $TOWLINE_REPO; else the one at the address
-    that the stand-in names. With `weights_only` (torch's default) a file is not trusted: then no pickled value is loaded, and
-    a repository that is not on this machine is not opened only because a file says so.
+    The repository is the one of a TowlineCheckpointIO of this process, or $TOWLINE_REPO; else it is opened at the URL in the
+    stand-in. With `weights_only` (torch's default) the file is not trusted: pickled values are not loaded, and no repository
+    on another machine is opened because of a URL in a file.
     """
     return _load_stand_in(text, where, trusted=True)
 
@@ -326,7 +325,7 @@ def _load_untrusted(text: str, where: torch.Tensor) -> dict[str, Any]:
     return _load_stand_in(text, where, trusted=False)
 
 
-# torch.load with weights_only calls nothing else by that name
+# With weights_only, torch.load calls this function, and no other, by that name
 # (https://docs.pytorch.org/docs/stable/notes/serialization.html#torch.serialization.add_safe_globals).
 torch.serialization.add_safe_globals([(_load_untrusted, "towline.lightning.load_stand_in")])
 
@@ -342,13 +341,13 @@ def _load_stand_in(text: str, where: torch.Tensor, trusted: bool) -> dict[str, A
 
 
 def _repository_of(record: dict[str, str], trusted: bool) -> Repository:
-    """The repository of a stand-in."""
+    """Repository of a stand-in."""
     own = os.environ.get("TOWLINE_REPO")
-    if record["repository"] not in _given_here and own:
+    if record["repository"] not in _repositories and own:
         repository = open_repository(own, create=False)
-        _given_here[repository.id] = repository
-    if record["repository"] in _given_here:
-        return _given_here[record["repository"]]
+        _repositories[repository.id] = repository
+    if record["repository"] in _repositories:
+        return _repositories[record["repository"]]
     if not trusted and _is_url(record["url"]):
         raise UsageError(
             f"the checkpoint is {record['name']} in {record['url']}, which this process has not opened: call "
@@ -370,11 +369,13 @@ def _read(repository: Repository, name: str, device: torch.device | None, pickle
     except UsageError as error:
         if pickle:
             raise
-        raise UsageError(f"{name}: {error}; here: load with weights_only=False, if you trust who saved it") from error
+        raise UsageError(
+            f"{name}: {error}; with Lightning: load with weights_only=False if you trust whoever saved it"
+        ) from error
 
 
 def _labels(repository: Repository, name: str) -> dict[str, str]:
-    """What is options of a saved tree; of one that something else saved, that it is no file's. Nothing, if there is none."""
+    """Labels of a saved tree; `lightning.file` is empty if it was not saved here. No labels if there is no such tree."""
     try:
         return {"lightning.file": "", **repository.show(name).labels}
     except NotFound:
@@ -382,7 +383,7 @@ def _labels(repository: Repository, name: str) -> dict[str, str]:
 
 
 def _check_present(repository: Repository, record: dict[str, str], path: str) -> None:
-    """Raises Conflict, if what a stand-in stands for is another checkpoint now."""
+    """Raises Conflict if the name in a stand-in now holds another checkpoint."""
     labels = _labels(repository, record["name"])
     if labels.get("lightning.file") not in (None, record["file"]) or labels.get("lightning.folder") not in (
         None,
@@ -390,17 +391,17 @@ def _check_present(repository: Repository, record: dict[str, str], path: str) ->
     ):
         raise Conflict(
             f"{path} is gone: {record['name']} was saved again since, from {labels.get('lightning.folder', 'elsewhere')} "
-            "(give each run, or folder of checkpoints, a run name of its own)"
+            "(give each run, or folder of checkpoints, its own run name)"
         )
 
 
 def _is_plain(file: str) -> bool:
-    """Is it the name of one file, which leads nowhere?"""
+    """True for a plain file name, without folders."""
     return file not in ("", ".", "..") and not any(char in file for char in ("/", "\0", os.sep))
 
 
 class _Follower:
-    """A thread that does what waits for saves, in order: stand-ins of what is durable, and what was to be removed."""
+    """Thread for work that waits for saves, in order: writes stand-ins of durable checkpoints, and removes checkpoints."""
 
     def __init__(self, remove: Callable[[str], None]):
         self._remove = remove
@@ -416,12 +417,12 @@ class _Follower:
         self._work.put(lambda: self._failed or self._remove(path))
 
     def wait(self) -> None:
-        """Waits until all is done, but not for a store that does not answer."""
+        """Waits until all work is done, except that for a save whose store does not answer."""
         while self._work.unfinished_tasks and (self._awaited is None or self._awaited.error is None):
             time.sleep(0.005)
 
     def close(self) -> None:
-        """Waits until all is done, once no save goes on."""
+        """Waits until all work is done, and ends the thread; call it when no save is pending."""
         self._work.join()
         self._work.put(None)
 
@@ -430,7 +431,7 @@ class _Follower:
         try:
             handle._await()
         except SaveFailed:
-            # The Checkpointer raises it. What was to go for this save stays.
+            # The Checkpointer raises it. Checkpoints that this save should have replaced stay.
             self._failed = True
             return
         finally:
@@ -447,7 +448,7 @@ class _Follower:
                     return
                 work()
             except Exception as error:
-                # Waiting for a thread that is gone would never end.
+                # The thread must survive: waiting for it would never end.
                 warnings.warn(f"towline: {error}", stacklevel=2)
             finally:
                 self._work.task_done()
@@ -466,7 +467,7 @@ def _folder(path: str) -> str:
 
 
 def _quoted(text: str) -> str:
-    """A segment of a name for any text, another for each: `+` and two digits for a byte that a name cannot have, and for `+`."""
+    """Escapes text to a segment of a name, reversibly: `+` and two hexadecimal digits for `+` and bytes not allowed in names."""
     escaped = (
         char if re.fullmatch(r"[A-Za-z0-9._=-]", char) else "".join(f"+{byte:02X}" for byte in os.fsencode(char))
         for char in text
@@ -476,7 +477,7 @@ def _quoted(text: str) -> str:
 
 
 def _metrics(checkpoint: Any, path: str) -> dict[str, float]:
-    """What a ModelCheckpoint watches, as it was for this file. A character that a metric's name cannot have is a dot."""
+    """Scores that ModelCheckpoints monitor, as of this file. Characters not allowed in names of metrics become dots."""
     callbacks = checkpoint.get("callbacks") if isinstance(checkpoint, dict) else None
     found = {}
     for state in callbacks.values() if isinstance(callbacks, dict) else ():
@@ -488,7 +489,7 @@ def _metrics(checkpoint: Any, path: str) -> dict[str, float]:
 
 
 def _device(map_location: Any) -> torch.device | None:
-    """Where `map_location`, as torch.load takes it, puts what was on the CPU."""
+    """Device that `map_location`, an argument of torch.load, maps the CPU to."""
     if callable(map_location):
         moved = map_location(torch.UntypedStorage(0), "cpu")
         return None if moved is None else torch.device(moved.device)

@@ -13,7 +13,7 @@ Report = TypeVar("Report", bound="_Report")
 
 @dataclass(frozen=True)
 class _Report:
-    """A report of the engine. Its fields are attributes, and items too, as in the command line's JSON."""
+    """Base class of reports. Fields can be read as attributes or as items; names are those of the command line's JSON."""
 
     def __getitem__(self, key: str) -> Any:
         if key not in {one.name for one in dataclasses.fields(self)}:
@@ -22,13 +22,13 @@ class _Report:
 
     @classmethod
     def read(cls: type[Report], report: dict[str, Any]) -> Report:
-        """From the engine's JSON; fields that this class does not have are left out."""
+        """Creates a report from the engine's JSON; unknown fields are ignored."""
         hints = typing.get_type_hints(cls)
         return cls(**{key: _value(hints[key], value) for key, value in report.items() if key in hints})
 
 
 def _value(hint: Any, value: Any) -> Any:
-    """`value` as a field of the type `hint` has it: reports within reports are read, too."""
+    """Converts JSON to the type `hint` of a field, including nested reports."""
     if typing.get_origin(hint) is list:
         (element,) = typing.get_args(hint)
         return [_value(element, one) for one in value]
@@ -43,12 +43,14 @@ def _value(hint: Any, value: Any) -> Any:
 class Replaced(_Report):
     """The previous value of a name."""
 
-    #: Its manifest's id.
+    #: Id of its manifest.
     manifest: str
-    #: When it was saved.
+    #: Time of the save.
     saved: str
     #: Bytes of its files.
     bytes: int
+    #: Whether `undelete` takes it back for a while: not, if the new value is the same tree.
+    kept: bool = False
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ class SaveReport(_Report):
     """Result of a save."""
 
     name: str
-    #: The manifest's id.
+    #: Id of the manifest.
     manifest: str
     #: Bytes in all files, holes included.
     logical_bytes: int
@@ -72,18 +74,18 @@ class SaveReport(_Report):
     seconds: float
     #: Files that were found and not saved, with the reason.
     skipped: list[str] = field(default_factory=list)
-    #: Files that were saved and may not be what they seem, with the reason.
+    #: Files that were saved but may be incomplete or inconsistent, with the reason.
     warnings: list[str] = field(default_factory=list)
     #: The previous value of the name, if it was replaced.
     replaced: Replaced | None = None
-    #: Of a rank's part: whether it completed the step, and else a rank whose part is missing.
+    #: For a rank's part: True if it completed the step; else `waits_for` is a rank whose part is missing.
     complete: bool = True
     waits_for: int | None = None
 
 
 @dataclass(frozen=True)
 class Sources(_Report):
-    """Stored bytes that were fetched, by where they came from."""
+    """Stored bytes that were fetched, by source."""
 
     #: The agent of this node.
     agent: int = 0
@@ -108,19 +110,19 @@ class Removed(_Report):
 
 @dataclass(frozen=True)
 class RestoreReport(_Report):
-    """Result of a restore, or with `dry_run` of one that is yet to come."""
+    """Result of a restore; with `dry_run`, the expected result."""
 
     name: str
-    #: Bytes in all files that were asked for, holes included.
+    #: Bytes in all requested files, holes included.
     bytes: int
     #: Stored bytes that were fetched.
     fetched_bytes: int
     sources: Sources
-    #: Plain bytes that were there already.
+    #: Plain bytes that were already in the destination.
     reused_bytes: int
     files: int
     seconds: float
-    #: Files and links that were there, differed and were replaced.
+    #: Files and links in the destination that differed and were replaced.
     replaced_files: int = 0
     removed: Removed | None = None
     dry_run: bool = False
@@ -128,15 +130,33 @@ class RestoreReport(_Report):
 
 @dataclass(frozen=True)
 class Saved(_Report):
-    """A name, and the tree that it stands for."""
+    """A saved name, and its tree."""
 
     name: str
-    #: The manifest's id.
+    #: Id of the manifest.
     manifest: str
     #: Bytes of all files.
     bytes: int
     files: int
     chunks: int
+    #: Time of the save.
+    saved: str
+    metrics: dict[str, float] = field(default_factory=dict)
+    world_size: int | None = None
+    framework: str | None = None
+
+
+@dataclass(frozen=True)
+class Value(_Report):
+    """A value that a name has or had."""
+
+    #: The log entry that set it.
+    version: int
+    #: The manifest's id.
+    manifest: str
+    #: Bytes of all files.
+    bytes: int
+    files: int
     #: When it was saved.
     saved: str
     metrics: dict[str, float] = field(default_factory=dict)
@@ -145,14 +165,59 @@ class Saved(_Report):
 
 
 @dataclass(frozen=True)
+class Taken(_Report):
+    """Event that took a value from a name."""
+
+    #: The log entry.
+    entry: int
+    #: Its time, by its writer's clock.
+    at: str
+    #: "removed" or "replaced"; None, if the log does not tell any more.
+    by: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kept(Value):
+    """A value that `undelete` takes back."""
+
+    #: What took it.
+    taken: Taken
+    #: Until when it is kept at least, if collects keep what is removed for 7 days.
+    until: str | None = None
+
+
+@dataclass(frozen=True)
+class History(_Report):
+    """Values of a name."""
+
+    name: str
+    #: Its value now, if it is there.
+    present: Value | None
+    #: Values that it had, the latest first.
+    kept: list[Kept] = field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Undeleted(Value):
+    """What was taken back."""
+
+    #: The name that has it now.
+    name: str
+    #: The version that it had before it was taken.
+    was: int
+    #: What it replaced.
+    replaced: Replaced | None = None
+
+
+@dataclass(frozen=True)
 class Step(_Report):
     """A step of a run."""
 
     step: int
     name: str
-    #: False if it was left behind when a run went back: choices such as `@latest` pass it over.
+    #: False if the run later resumed from an earlier step: choices such as `@latest` ignore this step.
     counts: bool
-    #: When it was saved.
+    #: Time of the save.
     saved: str
     bytes: int
     files: int
@@ -164,21 +229,21 @@ class Step(_Report):
 
 @dataclass(frozen=True)
 class Run(_Report):
-    """A run, and its steps where it was asked for by name."""
+    """A run; with its steps if it was requested by name."""
 
     run: str
     #: Number of steps.
     count: int
-    #: The smallest and the largest step.
+    #: Smallest and largest step.
     first: int
     last: int
-    #: The name that `@latest` chooses.
+    #: Name that `@latest` selects.
     latest: str
-    #: When the latest was saved.
+    #: Time of the latest save.
     saved: str
     #: Bytes of the files of all steps.
     bytes: int
-    #: Those of the latest.
+    #: Metrics of the latest step.
     metrics: dict[str, float] = field(default_factory=dict)
     world_size: int | None = None
     framework: str | None = None
@@ -198,11 +263,11 @@ class Entry(_Report):
     bytes: int
     chunks: int
     stored_bytes: int
-    #: How the file was cut into chunks.
+    #: Method that found its chunk boundaries: "tensor", "content" or "fixed".
     cut: str | None = None
     #: A link's target.
     target: str | None = None
-    #: Its tensors.
+    #: Tensors in the file.
     tensors: list[dict[str, Any]] = field(default_factory=list)
 
 
@@ -211,16 +276,16 @@ class Tree(_Report):
     """Content of a tree, and how it is stored."""
 
     name: str
-    #: The manifest's id.
+    #: Id of the manifest.
     manifest: str
-    #: When it was saved.
+    #: Time of the save.
     saved: str
     #: Bytes of all files.
     bytes: int
-    #: Bytes of its chunks in the store, and of the chunks of other trees that these are stored as differences to.
+    #: Stored bytes of its chunks, and of chunks in other trees that they are differences to.
     stored_bytes: int
     base_bytes: int
-    #: Differences in a row that a chunk of it is at most made from.
+    #: Longest chain of differences to decode for one of its chunks.
     behind: int
     files: int
     chunks: int
@@ -238,8 +303,10 @@ class PlannedStep(_Report):
     step: int
     name: str
     bytes: int
-    #: The rules that keep it.
+    #: Rules that keep it.
     reasons: list[str] = field(default_factory=list)
+    #: Metrics of these rules that the step lacks.
+    lacks: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -253,76 +320,81 @@ class ExpireReport(_Report):
 
 @dataclass(frozen=True)
 class CollectReport(_Report):
-    """What a collect deleted and rewrote, or with `dry_run` would."""
+    """Result of a collect; with `dry_run`, the expected result."""
 
     #: Bytes of the objects deleted.
     freed_bytes: int = 0
-    #: Stored bytes of the chunks in use.
+    #: Values of removed and replaced names that were forgotten: they were kept for as long as they were to be.
+    forgotten_values: int = 0
+    #: Those that `undelete` takes back, and stored bytes that stay only because of them.
+    kept_values: int = 0
+    kept_bytes: int = 0
+    #: Stored bytes of the chunks in use, those included.
     live_bytes: int = 0
     #: Packs found unneeded: the next collect after the grace deletes them.
     condemned_packs: int = 0
-    #: Packs that nothing may rely on from now on: they are deleted.
+    #: Packs that the second mark found unneeded, too: they are deleted now.
     purged_packs: int = 0
-    #: Objects that nothing needs and that are kept until their grace is over, and their bytes.
+    #: Unneeded objects that are kept until their grace is over, and their bytes.
     waiting_objects: int = 0
     waiting_bytes: int = 0
-    #: Packs rewritten because most of their bytes were not needed.
+    #: Packs rewritten because most of their bytes were unneeded.
     repacked_packs: int = 0
-    #: Objects deleted: packs, and what interrupted saves left.
+    #: Objects deleted: packs, and leftovers of interrupted saves.
     deleted_objects: int = 0
     #: Index segments merged or rebuilt.
     merged_segments: int = 0
-    #: Sessions ended because their writer did nothing for a day.
+    #: Sessions closed because their writer was idle for a day.
     fenced_sessions: int = 0
-    #: Each thing that was done, in words.
+    #: Descriptions of the actions taken.
     steps: list[str] = field(default_factory=list)
-    #: How long it took.
+    #: Duration.
     seconds: float = 0.0
 
 
 @dataclass(frozen=True)
 class Damage(_Report):
-    """One thing that is not as it was written."""
+    """One damaged object."""
 
-    #: Which object, and which chunk of it.
+    #: The object, and the chunk in it.
     what: str
-    #: What is wrong with it.
+    #: Description of the damage.
     error: str
-    #: The names that cannot be restored, or not without it.
+    #: Names that cannot be restored completely.
     names: list[str] = field(default_factory=list)
-    #: What of them it hits, as far as that is known: `NAME:PATH`, with the tensor after a space.
+    #: Files and tensors affected, as far as known: `NAME:PATH`, then the tensor after a space.
     tensors: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class VerifyReport(_Report):
-    """What a verification found."""
+    """Result of a verification."""
 
-    #: Packs looked at, chunks in them, and bytes of those.
+    #: Packs checked, chunks in them, and bytes of these chunks.
     packs: int = 0
     chunks: int = 0
     bytes: int = 0
-    #: What is damaged, as it was before a repair.
+    #: Damage found, before any repair.
     damaged: list[Damage] = field(default_factory=list)
-    #: What a repair did, in words.
+    #: Descriptions of the repairs.
     repaired: list[str] = field(default_factory=list)
-    #: How long it took.
+    #: Duration.
     seconds: float = 0.0
 
 
 @dataclass(frozen=True)
 class SyncReport(_Report):
-    """What a sync copied."""
+    """Result of a sync."""
 
-    #: Names that the destination now has as the source has them.
+    #: Names that are now equal in both repositories.
     names: int = 0
-    #: Stored bytes that the destination lacked, and that it had.
+    #: Stored bytes that were sent, and that the destination had already.
     moved_bytes: int = 0
     skipped_bytes: int = 0
     #: Chunks of these names, and how many of them the destination lacked.
     chunks: int = 0
     new_chunks: int = 0
-    #: With `dry_run`, each name that would be copied: `name`, `bytes`, `moved_bytes`, and whether it `replaces` another tree.
+    #: With `dry_run`, each name to copy: `name`, `bytes`, `moved_bytes`, and whether it `replaces` another tree.
     planned: list[dict[str, Any]] = field(default_factory=list)
-    #: How long it took.
+    #: Duration.
     seconds: float = 0.0

@@ -14,17 +14,19 @@ from .errors import UsageError
 from .reports import (
     CollectReport,
     ExpireReport,
+    History,
     RestoreReport,
     Run,
     Saved,
     SaveReport,
     SyncReport,
     Tree,
+    Undeleted,
     VerifyReport,
 )
 from .tensors import Tensors
 
-#: How small to store: the smallest (None, or True), raw while that is faster, or never smaller.
+#: Compression of a save: as small as possible (None or True), raw while that is faster ("if-faster"), or always raw (False).
 Compression = Literal["if-faster"] | bool | None
 
 
@@ -38,12 +40,11 @@ def open(
     region: str | None = None,
     allow_http: bool = False,
 ) -> Repository:
-    """Opens the repository at `url`: a folder, or `s3://bucket/prefix`; by default `$TOWLINE_REPO`, else the folder that the
-    command line uses too. With `create` it is made if there is none.
+    """Opens the repository at `url`: a folder, or `s3://bucket/prefix`; by default `$TOWLINE_REPO`, else the default folder of
+    the command line. With `create` it is created if there is none.
 
-    `memory` bounds the engine's buffers, in bytes or as text such as "512M" or "1.5G", as `--memory` takes it; by default a
-    quarter of what the cgroup or the machine has, at most 2 GiB. The other arguments are those of the command line's options of
-    the same name.
+    `memory` limits the engine's buffers, in bytes or as text such as "512M" or "1.5G"; by default a quarter of the memory of the
+    cgroup or the machine, at most 2 GiB. The other arguments are the options of the same name of the command line.
     """
     return Repository(
         default_url() if url is None else os.fspath(url),
@@ -90,11 +91,11 @@ def save_options(
     base: str | None = None,
     part: tuple[int, str] | None = None,
 ) -> dict[str, Any]:
-    """Options of a save, as the engine takes them. `part` is a rank and the attempt that it takes part in."""
+    """Options of a save, as the engine takes them. `part` is a rank and the attempt that it saves in."""
     options = {
         "world_size": world_size,
         "framework": framework,
-        "compression": _manner(compression),
+        "compression": _compression_word(compression),
         "key_every": key_every,
         "base": base,
         "part": part,
@@ -107,8 +108,8 @@ def save_options(
     }
 
 
-def _manner(compression: Compression) -> str | None:
-    """The engine's word for it, where it is not the usual manner."""
+def _compression_word(compression: Compression) -> str | None:
+    """The engine's word for `compression`; None for the default."""
     if compression is None or compression is True:
         return None
     if compression is False:
@@ -119,7 +120,7 @@ def _manner(compression: Compression) -> str | None:
 
 
 class Repository:
-    """A repository, opened by `towline.open`. Any thread may use it; a forked or spawned process opens it anew by itself."""
+    """A repository, opened by `towline.open`. It is thread-safe; a forked or spawned process opens its own connection to it."""
 
     def __init__(self, url: str, opening: dict[str, Any] | None = None):
         if opening is None:
@@ -135,12 +136,12 @@ class Repository:
 
     @property
     def url(self) -> str:
-        """Its address."""
+        """URL of the repository."""
         return self._engine.location
 
     @property
     def id(self) -> str:
-        """Its name for ever, whatever its address."""
+        """Permanent id of the repository, independent of its URL."""
         return self._engine.id()
 
     def save(
@@ -158,14 +159,14 @@ class Repository:
         base: str | None = None,
         progress: _progress.Progress = None,
     ) -> SaveReport:
-        """Saves the file or folder at `path` as `name`; returns once that is durable. Of a step of a run, `RUN/step-N`,
-        `metrics`, `world_size` and `framework` are kept; `labels` of any name. Paths that match a pattern of `exclude` are
-        left out.
+        """Saves the file or folder at `path` as `name`; returns once it is durable. `metrics`, `world_size` and `framework` are
+        recorded if `name` is a step of a run (`RUN/step-N`), `labels` for any name. Paths that match a pattern in `exclude` are
+        skipped.
 
-        With `compression="if-faster"` chunks are stored raw while the store takes bytes faster than they are compressed, with
-        False always. Every `key_every`th step of a run is stored without differences to others; `base` is a name to store
-        differences to, in the place of the step before. `progress` is called with `(phase, done, total, moved)`, in bytes, some
-        times a second; True draws a bar, where there is a terminal or a notebook."""
+        Data is stored as small as possible; `compression="if-faster"` stores it raw while writing is faster than compressing,
+        False always. Every `key_every`th step of a run is stored without differences to other steps. `base` is a name to store
+        differences to, instead of the step before. `progress` is called as `progress(phase, done, total, moved)`, in bytes,
+        several times a second; True draws a progress bar, if there is a terminal or a notebook."""
         options = save_options(
             metrics,
             world_size=world_size,
@@ -193,32 +194,44 @@ class Repository:
         dry_run: bool = False,
         progress: _progress.Progress = None,
     ) -> RestoreReport:
-        """Restores the tree `name` (or `RUN@latest`, `RUN@min=METRIC`, ...), or what lies at `path` of it, to `dest`, bit for
-        bit. What is there and the same stays; what differs is in the way unless `overwrite`; `delete` removes the
-        rest, and says how much in the report's `removed`. A tree without any file empties no folder unless `may_empty`.
-        With `dry_run` nothing is written: the report says what would be. `progress` is as for `save`."""
+        """Restores the tree `name` (or `RUN@latest`, `RUN@min=METRIC`, ...), or the file or folder `path` in it, to `dest`, bit
+        for bit. Files in `dest` that are equal stay. Files that differ raise Conflict, unless `overwrite` replaces them. `delete`
+        removes files that the tree lacks; the report's `removed` lists them. A tree without files does not empty a folder unless
+        `may_empty`. With `dry_run` nothing is written: the report says what would be. `progress` is as for `save`."""
         with _progress.counting(progress, name) as counters:
             report = self._engine.restore(name, os.fspath(dest), path, overwrite, delete, may_empty, dry_run, counters)
             return RestoreReport.read(json.loads(report))
 
     def ls(self, prefix: str | None = None) -> list[Saved]:
-        """Names under `prefix`, or all."""
+        """Lists saved names under `prefix`, or all."""
         return [Saved.read(name) for name in json.loads(self._engine.ls(prefix))]
 
     def runs(self, prefix: str | None = None) -> list[Run]:
-        """Runs under `prefix`, or all; the run that is `prefix` itself comes with its steps."""
+        """Lists runs under `prefix`, or all. If `prefix` is itself a run, its entry lists the steps, too."""
         return [Run.read(run) for run in json.loads(self._engine.runs(prefix))]
 
     def show(self, name: str) -> Tree:
-        """Content of the tree `name`, and how it is stored."""
+        """Describes the tree `name`: its files, and how they are stored."""
         return Tree.read(json.loads(self._engine.show(name)))
 
-    def remove(self, name: str) -> None:
-        """Takes a name away. What only it needed is deleted by `collect`."""
-        self._engine.remove(name)
+    def remove(self, name: str, *, now: bool = False) -> None:
+        """Takes a name away. For a while `undelete` takes it back; after that, or with `now` from now on, what only it needed is
+        deleted by `collect`."""
+        self._engine.remove(name, now)
+
+    def undelete(
+        self, name: str, *, version: int | None = None, to: str | None = None, replace: bool = False
+    ) -> Undeleted:
+        """Takes back what `name` stood for before it was removed or replaced: the last value that is kept, or `version` of
+        `history`, under the name `to` if one is given. What is there stays, and Conflict is raised, unless `replace`."""
+        return Undeleted.read(json.loads(self._engine.undelete(name, version, to, replace)))
+
+    def history(self, name: str) -> History:
+        """What `name` stands for, and what it stood for that `undelete` takes back, the latest first."""
+        return History.read(json.loads(self._engine.history(name)))
 
     def copy(self, source: str, name: str) -> None:
-        """Gives a saved tree another name as well; nothing is copied."""
+        """Gives a saved tree an additional name; no data is copied."""
         self._engine.copy(source, name)
 
     def expire(
@@ -227,24 +240,36 @@ class Repository:
         *,
         keep_last: int | None = None,
         keep_every: int | None = None,
-        keep_min: Iterable[str] = (),
-        keep_max: Iterable[str] = (),
+        keep_min: str | Iterable[str] = (),
+        keep_max: str | Iterable[str] = (),
         dry_run: bool = False,
+        keep_removed: bool = False,
     ) -> ExpireReport:
         """Takes away the steps of a run that no rule keeps. A step that is kept is never harmed. What only the others needed is
-        deleted by `collect`."""
-        report = self._engine.expire(run, keep_last, keep_every, list(keep_min), list(keep_max), dry_run)
+        deleted by `collect`; with `keep_removed` `undelete` takes them back for a while before."""
+        for rule, number in (("keep_last", keep_last), ("keep_every", keep_every)):
+            _given.check_positive(rule, number)
+        least, greatest = _given.metric_names("keep_min", keep_min), _given.metric_names("keep_max", keep_max)
+        report = self._engine.expire(run, keep_last, keep_every, least, greatest, dry_run, keep_removed)
         return ExpireReport.read(json.loads(report))
 
-    def collect(self, *, grace: str | float | timedelta = "24h", dry_run: bool = False) -> CollectReport:
+    def collect(
+        self,
+        *,
+        grace: str | float | timedelta = "24h",
+        keep_removed: str | float | timedelta = "7d",
+        dry_run: bool = False,
+    ) -> CollectReport:
         """Deletes what no name needs any more. It is set aside first, and deleted by the first collect after `grace`: `"24h"`, a
         number of seconds or a timedelta; with 0 at once. Nothing's safety depends on it: a reader whose name goes away meanwhile
-        has that much time to end. With `dry_run` it only says what it would do. Needs rights to delete: raises Denied without."""
-        return CollectReport.read(json.loads(self._engine.collect(dry_run, _span(grace, "grace"))))
+        has that much time to end. What names stood for that were removed or replaced is kept for `keep_removed` before, by the
+        store's clock. With `dry_run` it only says what it would do. Needs rights to delete: raises Denied without."""
+        spans = _span(grace, "grace"), _span(keep_removed, "keep_removed")
+        return CollectReport.read(json.loads(self._engine.collect(dry_run, *spans)))
 
     def verify(self, name: str | None = None, *, data: bool = False, repair: bool = False) -> VerifyReport:
-        """Looks for damage in structure, or with `data` in every byte; of one tree, or of all. What is damaged is in the report.
-        With `repair` what can be mended is."""
+        """Checks one tree, or all, for damage: the structure, or with `data` every byte. The report lists the damage. `repair`
+        repairs what it can."""
         return VerifyReport.read(json.loads(self._engine.verify(name, data, repair)))
 
     def sync(
@@ -255,17 +280,17 @@ class Repository:
         create: bool = False,
         dry_run: bool = False,
     ) -> SyncReport:
-        """Copies `names` (names, `RUN@latest` and the like, or prefixes of names; by default all) to the repository `to`, opened
-        or its address. Only chunks that it lacks move. A name that it has already is replaced. With `create` it is made if there
-        is none. With `dry_run` nothing is copied: the report's `planned` says what would be."""
+        """Copies `names` (names, prefixes of names, or selectors such as `RUN@latest`; by default all) to the repository `to`, a
+        Repository or its URL. Only chunks that `to` lacks are sent. Names that exist there are replaced. With `create` the
+        repository is created if there is none. With `dry_run` nothing is copied: the report's `planned` says what would be."""
         names = [names] if isinstance(names, str) else list(names)
         there = to if isinstance(to, Repository) else open(to, create=create)
         return SyncReport.read(json.loads(self._engine.sync(there._engine, names, dry_run)))
 
     def tensors(self, name: str) -> Tensors:
-        """The tensors of the tree `name`, by name, lazily: each is read when it is asked for, and only what is asked for."""
+        """Returns the tensors of the tree `name` as a lazy mapping: only tensors, or slices, that you convert are read."""
         return Tensors(self, self._engine.resolve(name))
 
     def read(self, name: str, path: str, start: int | None = None, end: int | None = None) -> bytes:
-        """The bytes `start..end` of the file at `path` in the tree `name`, every one checked."""
+        """Returns the bytes `start..end` of the file `path` in the tree `name`, verified."""
         return self._engine.cat(name, path, start, end)

@@ -1,4 +1,4 @@
-"""Which steps of a run there are, and which of them outlive later ones."""
+"""Retention: the steps of a run, and rules for those to keep."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from . import _given
 from ._collecting import Collector
 from .errors import Error, NotFound
 
@@ -14,41 +15,43 @@ if TYPE_CHECKING:
 
 
 def steps(repository: Repository, run: str) -> list[int]:
-    """The steps that are saved, in order."""
+    """All saved steps, in order."""
     try:
         runs = repository.runs(run)
     except NotFound:
         return []
-    # Runs whose names begin with this one's come too.
+    # The list also has runs whose names begin with this one.
     return [step.step for one in runs if one.run == run for step in one.steps if step.counts]
 
 
 class Retention:
-    """Which steps outlive later ones: the last `keep_last`, every `keep_every`th, and those whose metrics are the smallest
-    (`keep_min`) or the largest (`keep_max`). Without a rule all do. With `collect` what expired steps leave behind is deleted,
-    in the background."""
+    """Rules for the steps to keep: the last `keep_last`, every `keep_every`th, and those with the smallest (`keep_min`) or
+    largest (`keep_max`) value of a metric. Without a rule all are kept. With `collect`, the data of removed steps is deleted in
+    the background."""
 
     def __init__(
         self,
         keep_last: int | None = None,
         keep_every: int | None = None,
-        keep_min: Iterable[str] = (),
-        keep_max: Iterable[str] = (),
+        keep_min: str | Iterable[str] = (),
+        keep_max: str | Iterable[str] = (),
         *,
         collect: bool = True,
     ):
+        for rule, number in (("keep_last", keep_last), ("keep_every", keep_every)):
+            _given.check_positive(rule, number)
         self._collect = collect
         self._collector: Collector | None = None
         rules = {
             "keep_last": keep_last,
             "keep_every": keep_every,
-            "keep_min": list(keep_min),
-            "keep_max": list(keep_max),
+            "keep_min": _given.metric_names("keep_min", keep_min),
+            "keep_max": _given.metric_names("keep_max", keep_max),
         }
         self._rules: dict[str, Any] = {key: rule for key, rule in rules.items() if rule}
 
     def expire(self, repository: Repository, run: str) -> None:
-        """Takes away the steps that no rule keeps. What makes that fail is a warning: the save is done, and the next one tries
+        """Removes the steps that no rule keeps. A failure is only a warning: the save itself succeeded, and the next one tries
         again."""
         if not self._rules:
             return
@@ -63,6 +66,6 @@ class Retention:
             self._collector.request()
 
     def close(self, timeout: float | None = None) -> None:
-        """Waits for what is being deleted, but not for long: what is left is deleted by a later collect."""
+        """Waits a short time for pending deletes; a later collect deletes the rest."""
         if self._collector is not None:
             self._collector.close(timeout)

@@ -1,13 +1,13 @@
-"""`save_file`, `load_file` and `safe_open` as the safetensors package has them, for files of saved trees as well:
+"""Drop-in `save_file`, `load_file` and `safe_open` of the safetensors package that also take files of saved trees:
 
     from towline.safetensors import load_file, safe_open, save_file
 
     save_file(tensors, "towline://run-7/best/model.safetensors", metadata={"format": "pt"})
     tensors = load_file("towline://run-7@latest/model.safetensors")
 
-An address is `towline://NAME/FILE`, in the repository `repo`, a `towline.Repository` or its address; by default `$TOWLINE_REPO`.
-With `name` (or `repo`) the file name is that of a file in the tree (or an address without `towline://`). Any other file name is
-a local file's, and is left to the safetensors package.
+`towline://NAME/FILE` is the file FILE of the tree NAME, in the repository `repo` (a `towline.Repository` or its URL; by default
+`$TOWLINE_REPO`). With `repo` the prefix `towline://` may be left out. With `name` the file name is FILE alone. Other names
+are local files, and are passed on to the safetensors package.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ else:
 
 __all__ = ["SafetensorError", "SavedFile", "load_file", "safe_open", "save_file"]
 
-#: numpy's names of the types, by safetensors' words. Some are numpy's only where ml_dtypes is imported.
+#: numpy's dtype names by safetensors' names. Some exist only if ml_dtypes is imported.
 _NUMPY = {
     "BOOL": "bool", "U8": "uint8", "I8": "int8", "U16": "uint16", "I16": "int16", "U32": "uint32", "I32": "int32",
     "U64": "uint64", "I64": "int64", "F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64",
     "C64": "complex64", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "F8_E8M0": "float8_e8m0fnu",
     "F8_E4M3FNUZ": "float8_e4m3fnuz", "F8_E5M2FNUZ": "float8_e5m2fnuz",
 }  # fmt: skip
-#: What the safetensors package calls the two that are supported here.
+#: Supported frameworks, by all names that the safetensors package accepts.
 _FRAMEWORKS = {"pt": "pt", "torch": "pt", "pytorch": "pt", "np": "np", "numpy": "np"}
 
 
 class SafetensorError(Error, _Base):
-    """As the error of the safetensors package, which it is one of where that package is installed."""
+    """Invalid use of a safetensors file. If the safetensors package is installed, a subclass of its SafetensorError."""
 
 
 def save_file(
@@ -60,9 +60,9 @@ def save_file(
     repo: Repository | str | os.PathLike[str] | None = None,
     name: str | None = None,
 ) -> None:
-    """Saves tensors as one safetensors file, the only one of its name; returns once that is durable.
+    """Saves tensors as a safetensors file, the only file of its tree; returns once it is durable.
 
-    Refuses what `safetensors.torch.save_file` refuses: tensors that share memory, or are sparse or not contiguous.
+    Refuses the same tensors as `safetensors.torch.save_file`: those that share memory, are sparse or are not contiguous.
     """
     if _is_local(filename, repo, name):
         _real("safetensors.torch", filename).save_file(tensors, filename, metadata)
@@ -106,8 +106,8 @@ def safe_open(
     name: str | None = None,
     **options: Any,
 ) -> SavedFile:
-    """Opens a safetensors file, whose tensors are read when they are asked for, as torch (`"pt"`) or numpy (`"np"`) has them.
-    `options` are for local files."""
+    """Opens a safetensors file lazily: tensors are read when asked for, as torch (`"pt"`) or numpy (`"np"`) tensors. `options`
+    are for local files."""
     if _is_local(filename, repo, name):
         file: SavedFile = _real("safetensors", filename).safe_open(filename, framework, device, **options)
         return file
@@ -128,7 +128,7 @@ class SavedFile:
         self._header: dict[str, Any] | None = None
         self._closed = False
         if not self._held:
-            # There is nothing in it, or it is not what it should be, or it is not there.
+            # The file is empty, invalid or missing: reading the header tells which.
             self._head()
 
     def __enter__(self) -> SavedFile:
@@ -138,30 +138,30 @@ class SavedFile:
         self._closed = True
 
     def keys(self) -> list[str]:
-        """The names of the tensors, sorted."""
+        """Names of the tensors, sorted."""
         self._check()
         return sorted(self._held)
 
     def offset_keys(self) -> list[str]:
-        """The names of the tensors, as they lie in the file."""
+        """Names of the tensors, in the order of the file."""
         head = self._head()
         return sorted(self._held, key=lambda key: head[key]["data_offsets"])
 
     def metadata(self) -> dict[str, str] | None:
-        """The words beside the tensors, if there are any."""
+        """Metadata of the file, if it has any."""
         return self._head().get("__metadata__")
 
     def get_tensor(self, name: str) -> Any:
-        """A tensor."""
+        """Reads a tensor."""
         return self._read([(self._tensor(name), None)])[0]
 
     def get_tensors(self) -> dict[str, Any]:
-        """All tensors by name, in one reading."""
+        """Reads all tensors at once; returns them by name."""
         self._check()
         return dict(zip(self._held, self._read([(tensor, None) for tensor in self._held.values()]), strict=True))
 
     def get_slice(self, name: str) -> Slice:
-        """A tensor to be indexed: only what is asked for is read."""
+        """Returns a lazy tensor: indexing it reads only the elements asked for."""
         return Slice(self, self._tensor(name))
 
     def _check(self) -> None:
@@ -186,7 +186,7 @@ class SavedFile:
         return self._header
 
     def _read(self, wanted: list[tuple[Tensor, tuple[Sequence[int], Sequence[int]] | None]]) -> list[Any]:
-        """Tensors, or boxes `(offsets, shape)` of them, in one reading."""
+        """Reads tensors, or boxes `(offsets, shape)` of them, at once."""
         made, wants = [], []
         for tensor, window in wanted:
             one = self._empty(tensor, tensor.shape if window is None else window[1])
@@ -212,17 +212,17 @@ class SavedFile:
 
 
 class Slice:
-    """A tensor that is not read yet."""
+    """A lazy tensor, returned by `SavedFile.get_slice`."""
 
     def __init__(self, file: SavedFile, tensor: Tensor):
         self._file, self._tensor = file, tensor
 
     def get_shape(self) -> list[int]:
-        """Its shape."""
+        """Shape of the whole tensor."""
         return list(self._tensor.shape)
 
     def get_dtype(self) -> str:
-        """Its type, as safetensors spells it."""
+        """Dtype, by its safetensors name, such as "BF16"."""
         return self._tensor.dtype
 
     def __getitem__(self, index: Any) -> Any:
@@ -232,8 +232,8 @@ class Slice:
 
 
 def _window(index: Any, shape: Sequence[int]) -> tuple[tuple[list[int], list[int]] | None, Any]:
-    """The box that holds what `index` asks for, and what to ask of the box. What is not made of whole numbers and slices is
-    asked of the whole tensor, and so is what is out of bounds, for the framework to say so."""
+    """Splits `index` into the box of the tensor to read, and the index to apply to that box. For an index with anything but
+    integers and slices, or out of bounds, the box is the whole tensor, and the framework applies or refuses the index."""
     parts = list(index) if isinstance(index, tuple) else [index]
     at = next((at for at, part in enumerate(parts) if part is Ellipsis), len(parts))
     parts[at : at + 1] = [slice(None)] * (len(shape) - len(parts) + (at < len(parts)))
@@ -268,7 +268,7 @@ def _real(module: str, filename: Any) -> Any:
     except ImportError as error:
         raise UsageError(
             f"{os.fspath(filename)} is a local file, which the safetensors package reads and writes: install it, "
-            "or say towline://NAME/FILE"
+            "or use towline://NAME/FILE"
         ) from error
 
 
@@ -277,12 +277,12 @@ def _opened(repo: Repository | str | os.PathLike[str] | None, create: bool) -> R
 
 
 def _bare(filename: str) -> str:
-    # pathlib makes one slash of two.
+    # pathlib collapses two slashes into one.
     return filename.removeprefix("towline:").strip("/")
 
 
 def _place(filename: str, name: str | None) -> tuple[str, str]:
-    """The name to save as, and the file's path in its tree: a name ends with the first step, else it is the folder."""
+    """Name to save as, and path of the file in its tree: the name ends with the first `step-N`, else it is the folder."""
     path = _bare(filename)
     if name is not None:
         return name, path
@@ -294,7 +294,7 @@ def _place(filename: str, name: str | None) -> tuple[str, str]:
 
 
 def _found(repository: Repository, filename: str, name: str | None) -> tuple[Tensors, str]:
-    """The tree that a file lies in, and its path there: the longest beginning of its address that is a saved name."""
+    """The tree that holds a file, and the file's path in it. The name is the longest saved name that the URL begins with."""
     path = _bare(filename)
     if name is not None:
         return repository.tensors(name), path
@@ -304,13 +304,11 @@ def _found(repository: Repository, filename: str, name: str | None) -> tuple[Ten
             return repository.tensors("/".join(parts[:length])), "/".join(parts[length:])
         except (NotFound, UsageError):
             continue
-    raise NotFound(
-        f"no such file: {filename}: nothing saved in {repository.url} begins its address (towline://NAME/FILE)"
-    )
+    raise NotFound(f"no such file: {filename}: it begins with no saved name of {repository.url} (towline://NAME/FILE)")
 
 
 def _check_alone(repository: Repository, name: str, path: str) -> None:
-    """A save replaces what has its name: it may be this file, and no other is lost by that."""
+    """Raises Conflict if the tree `name` holds other files: the save would replace the whole tree."""
     try:
         entries = repository.show(name).entries
     except NotFound:
@@ -318,7 +316,7 @@ def _check_alone(repository: Repository, name: str, path: str) -> None:
     others = [entry["path"] for entry in entries if entry["kind"] != "folder" and entry["path"] != path]
     if others:
         raise Conflict(
-            f"{name} holds other files, which would be gone: {', '.join(others[:3])}{', ...' if others[3:] else ''} "
+            f"{name} holds other files, which would be lost: {', '.join(others[:3])}{', ...' if others[3:] else ''} "
             "(give each file a name of its own, or write them to a folder and save that with Repository.save)"
         )
 
@@ -333,7 +331,7 @@ def _word(key: str, tensor: torch.Tensor) -> str:
 
 
 def _checked(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The tensors as they are written, on the CPU; raises what safetensors raises for those that it refuses."""
+    """Copies of the tensors on the CPU, as they are written. Raises what the safetensors package raises for invalid ones."""
     import torch
 
     if not isinstance(tensors, dict):
@@ -367,7 +365,7 @@ def _checked(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def _sharing(tensors: Mapping[str, torch.Tensor]) -> list[set[str]]:
-    """The names of those that use the same bytes."""
+    """Names of tensors that share memory, as groups."""
     spans: dict[Any, list[tuple[int, int, str]]] = {}
     for key, tensor in tensors.items():
         if tensor.device.type != "meta" and tensor.untyped_storage().data_ptr() and tensor.numel():

@@ -1,7 +1,9 @@
-"""States on this node's disk that are not in the repository yet: they survive the process, and are saved from here by the next.
+"""Spool: states on this node's disk that are not in the repository yet. If the process dies, the next one uploads them.
 
 SPOOL/<run, escaped>/<rank>-<step>.<random>/       the files of the step
-SPOOL/<run, escaped>/<rank>-<step>.<random>.json   what it is; written last, so a folder without it is unfinished
+SPOOL/<run, escaped>/<rank>-<step>.<random>.json   its record: name and options. Written last: without it the folder is incomplete
+
+All goes through open folders: others may be able to rename the spool and to put a link in its place.
 """
 
 from __future__ import annotations
@@ -10,27 +12,44 @@ import calendar
 import contextlib
 import json
 import os
-import shutil
+import stat
 import time
 import uuid
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from . import _torch
+from . import _private, _torch
 from .errors import NotFound
 from .reports import SaveReport
 
 if TYPE_CHECKING:
     from .repository import Repository
 
+#: Maximum bytes of a record.
+_RECORD_MAX = 16 << 20
 
-def put(spool: str, name: str, options: dict[str, Any], files: list[tuple[str, list[Any]]]) -> str:
-    """Writes files, pieces of bytes or `(address, length)` each, and returns once they are on the disk. Nothing is left of it
-    if that fails."""
-    folder = _place(spool, name, options)
+
+class Kept:
+    """A step in a spool: the folder `name` in the open folder of its run."""
+
+    def __init__(self, run: _private.Folder, name: str):
+        self.run, self.name = run, name
+        self.record = name + ".json"
+
+    def __str__(self) -> str:
+        return os.path.join(self.run.shown, self.name)
+
+
+def put(spool: str, name: str, options: dict[str, Any], files: list[tuple[str, list[Any]]]) -> Kept:
+    """Writes files and returns their place once they are on disk. Each file is a list of pieces: bytes, or `(address, length)`.
+    If this fails, nothing is left behind."""
+    # Only this user may read states.
+    os.makedirs(spool, mode=0o700, exist_ok=True)
+    kept = _place(_private.given(spool), name, options)
     try:
+        os.mkdir(kept.name, 0o700, dir_fd=kept.run.descriptor)
         for path, pieces in files:
-            whole = os.path.join(folder, path)
+            whole = os.path.join(kept.run.at(kept.name), path)
             os.makedirs(os.path.dirname(whole), exist_ok=True)
             with open(whole, "wb", buffering=0) as file:
                 for piece in pieces:
@@ -40,89 +59,98 @@ def put(spool: str, name: str, options: dict[str, Any], files: list[tuple[str, l
                     )
                 os.fsync(file.fileno())
             _sync(os.path.dirname(whole))
-        _write_record(folder, name, options)
+        _write_record(kept, name, options)
     except BaseException:
-        remove(folder)
+        remove(kept)
         raise
-    return folder
+    return kept
 
 
-def link(spool: str, name: str, options: dict[str, Any], source: str) -> str:
-    """As `put`, of the folder `source` as it is now: its files are linked, so that it may go. Raises OSError where files cannot
-    be linked."""
-    folder = _place(spool, name, options)
+def link(spool: _private.Folder, name: str, options: dict[str, Any], source: int) -> Kept:
+    """As `put`, for the folder with the descriptor `source`: its files are hard-linked, so that they may be removed there. Raises
+    OSError if files cannot be linked."""
+    kept = _place(spool, name, options)
     try:
-        os.makedirs(os.path.dirname(folder), exist_ok=True)
-        shutil.copytree(source, folder, symlinks=True, copy_function=os.link)
-        _write_record(folder, name, options)
+        with kept.run.inside(kept.name) as folder:
+            _private.link_tree(source, folder.descriptor)
+        _write_record(kept, name, options)
     except BaseException:
-        remove(folder)
+        remove(kept)
         raise
-    return folder
+    return kept
 
 
-def left(spool: str, run: str, rank: int) -> list[str]:
-    """The steps of a rank that are waiting, the oldest first. What is unfinished is removed."""
-    folder = os.path.join(spool, quote(run, safe=""))
+def left(spool: _private.Folder, run: str, rank: int) -> list[Kept]:
+    """A rank's steps in the spool, the oldest first. Removes incomplete ones."""
+    try:
+        folder = spool.inside(quote(run, safe=""), create=False)
+    except FileNotFoundError:
+        return []
     found = []
-    with contextlib.suppress(FileNotFoundError):
-        for entry in os.scandir(folder):
-            if entry.is_dir(follow_symlinks=False) and entry.name.startswith(f"{rank}-"):
-                if os.path.exists(entry.path + ".json"):
-                    found.append((entry.stat().st_mtime_ns, entry.path))
-                else:
-                    remove(entry.path)
-    return [path for _, path in sorted(found)]
+    for name in os.listdir(folder.descriptor):
+        if not name.startswith(f"{rank}-") or not folder.holds(name, stat.S_IFDIR):
+            continue
+        kept = Kept(folder, name)
+        if folder.holds(kept.record, stat.S_IFREG):
+            made = os.stat(name, dir_fd=folder.descriptor, follow_symlinks=False).st_mtime_ns
+            found.append((made, name, kept))
+        else:
+            remove(kept)
+    return [kept for _, _, kept in sorted(found, key=lambda one: one[:2])]
 
 
-def outdated(repository: Repository, folder: str) -> bool:
-    """Was the step that is waiting at `folder` saved since? By the process that left it, right before it was killed, or by one
-    that went on elsewhere, whose step is not to be replaced by one of the past."""
-    name = _read_record(folder)["name"]
+def outdated(repository: Repository, kept: Kept) -> bool:
+    """True if the repository has a later save of the step `kept`: by the process that left it, right before it was killed, or by
+    one that continued elsewhere, whose step must not be replaced by an older one."""
+    name = _read_record(kept)["name"]
     with contextlib.suppress(NotFound):
         saved = [one.saved for one in repository.ls(name) if one.name == name]
-        left = int(os.stat(folder + ".json").st_mtime)
+        left = int(os.stat(kept.record, dir_fd=kept.run.descriptor, follow_symlinks=False).st_mtime)
         return any(calendar.timegm(time.strptime(at, "%Y-%m-%dT%H:%M:%SZ")) > left for at in saved)
     return False
 
 
-def save(repository: Repository, folder: str) -> SaveReport:
-    """Saves what is waiting at `folder`."""
-    record = _read_record(folder)
+def save(repository: Repository, kept: Kept) -> SaveReport:
+    """Saves the step `kept` to the repository."""
+    record = _read_record(kept)
     if "part" in record["options"]:
         record["options"]["part"] = tuple(record["options"]["part"])
-    return SaveReport.read(json.loads(repository._engine.save(folder, record["name"], record["options"])))
+    place = kept.run.at(kept.name)
+    return SaveReport.read(json.loads(repository._engine.save(place, record["name"], record["options"])))
 
 
-def remove(folder: str) -> None:
-    """Takes away what was saved: first what says that it is whole."""
-    for file in (folder + ".json", folder + ".json.part"):
+def remove(kept: Kept) -> None:
+    """Removes a step from the spool: first the record that marks it as complete."""
+    for file in (kept.record, kept.record + ".part"):
         with contextlib.suppress(FileNotFoundError):
-            os.remove(file)
-    shutil.rmtree(folder, ignore_errors=True)
+            os.remove(file, dir_fd=kept.run.descriptor)
+    kept.run.remove(kept.name)
 
 
-def _place(spool: str, name: str, options: dict[str, Any]) -> str:
+def _place(spool: _private.Folder, name: str, options: dict[str, Any]) -> Kept:
     run, _, step = name.rpartition("/")
     rank = options.get("part", (0, ""))[0]
-    return os.path.join(spool, quote(run, safe=""), f"{rank}-{step}.{uuid.uuid4().hex}")
+    return Kept(spool.inside(quote(run, safe="")), f"{rank}-{step}.{uuid.uuid4().hex}")
 
 
-def _read_record(folder: str) -> dict[str, Any]:
-    with open(folder + ".json", encoding="utf-8") as file:
-        record: dict[str, Any] = json.load(file)
-        return record
+def _read_record(kept: Kept) -> dict[str, Any]:
+    text = _private.read(kept.record, _RECORD_MAX, inside=kept.run)
+    if text is None:
+        raise NotFound(f"{kept} has no record of at most {_RECORD_MAX} bytes")
+    record: dict[str, Any] = json.loads(text)
+    return record
 
 
-def _write_record(folder: str, name: str, options: dict[str, Any]) -> None:
-    """Says what a folder is, which makes it whole."""
-    part = folder + ".json.part"
-    with open(part, "w", encoding="utf-8") as file:
+def _write_record(kept: Kept, name: str, options: dict[str, Any]) -> None:
+    """Writes the record of a step, which marks it as complete."""
+    part, run = kept.record + ".part", kept.run.descriptor
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    with os.fdopen(os.open(part, flags, 0o600, dir_fd=run), "w", encoding="utf-8") as file:
         json.dump({"name": name, "options": options}, file)
         file.flush()
         os.fsync(file.fileno())
-    os.rename(part, folder + ".json")
-    _sync(os.path.dirname(folder))
+    os.rename(part, kept.record, src_dir_fd=run, dst_dir_fd=run)
+    os.fsync(run)
 
 
 def _write(file: Any, view: memoryview) -> None:

@@ -1,8 +1,8 @@
-"""A training state as files: its tensors in one safetensors file, and everything else as JSON that says where they belong.
+"""Conversion of a training state to files: one safetensors file with its tensors, and JSON with everything else.
 
-Nothing is pickled. What JSON has no word for is an object `{"!": WORD, ...}`:
+Nothing is pickled. Values that JSON lacks are objects `{"!": WORD, ...}`:
 
-    {"!": "tensor", "t": NAME}      a tensor of the file beside it; several may name one
+    {"!": "tensor", "t": NAME}      a tensor of the safetensors file; several may refer to the same one
     {"!": "tuple" | "set" | "frozenset" | "torch.Size", "v": [...]}
     {"!": "deque", "v": [...], "maxlen": number}
     {"!": "dict" | "OrderedDict" | "Counter" | "defaultdict", "v": [[key, value], ...], "a": {attributes}, "factory": word}
@@ -12,12 +12,12 @@ Nothing is pickled. What JSON has no word for is an object `{"!": WORD, ...}`:
     {"!": "dataclass" | "namedtuple", "class": MODULE:NAME, "v": [[name, value], ...]}
     {"!": "Enum", "class": MODULE:NAME, "name": NAME, "v": flags}
     {"!": "ndarray" | "sparse" | "quantized", ...}
-    {"!": "pickle", "v": base64}    only where the caller asked for it
+    {"!": "pickle", "v": base64}    only with pickle=True
 
-A class is only named: `towline.allow_classes` says which classes are made by such a name. A tensor keeps how its dimensions lie
-in memory ("stride"), as in torch.channels_last; one that leaves gaps, such as `x[::2]`, comes back without them.
+Of a class only the name is stored; `towline.allow_classes` allows classes to be created by name. Dense strides of a tensor
+("stride"), such as those of torch.channels_last, are restored; a tensor with gaps, such as `x[::2]`, is restored contiguous.
 
-So any tool that reads safetensors reads the tensors, and a step is stored as the difference to the step before it.
+So every tool that reads safetensors can read the tensors, and a step can be stored as differences to the step before it.
 """
 
 from __future__ import annotations
@@ -36,21 +36,33 @@ import torch
 
 from . import _classes, _torch
 from ._restoring import Restoring, restore
-from ._words import DEPTH_MAX, DICTS, FACTORIES, NAMESPACES, SPARSE, VERSION, Attribute, as_text, is_stateful, shown
+from ._words import (
+    DEPTH_MAX,
+    DICTS,
+    FACTORIES,
+    NAMESPACES,
+    SPARSE,
+    VERSION,
+    Attribute,
+    as_text,
+    is_gapless,
+    is_stateful,
+    shown,
+)
 from .errors import UnsupportedValue
 
 __all__ = ["VERSION", "Described", "Leaf", "Restoring", "describe", "is_stateful", "restore", "shown"]
 
-#: Longer bytes are kept beside the tensors.
+#: Longer bytes are stored in the safetensors file.
 BYTES_INLINE = 4096
-#: Longer integers are hexadecimal: Python limits the decimal digits that it reads
+#: Longer integers are stored in hexadecimal: Python limits the number of decimal digits that it parses
 #: (https://docs.python.org/3/library/stdtypes.html#integer-string-conversion-length-limitation).
 _INT_BITS = 2048
 
 
 @dataclass
 class Leaf:
-    """A tensor to be kept: its name in the file, its type and shape there, and what holds its elements."""
+    """A tensor to be stored: its name, dtype and shape in the file, and the tensor with its elements."""
 
     name: str
     word: str
@@ -64,35 +76,35 @@ class Leaf:
 
 @dataclass
 class Described:
-    """A state taken apart."""
+    """A state in serialized form: JSON document and tensors."""
 
     document: bytes
     leaves: list[Leaf]
-    #: Paths of what was pickled, and the classes of other objects that `allow_classes` does not know.
+    #: Paths of pickled values, and classes of objects that were not given to `allow_classes`.
     pickled: list[str]
     classes: list[str]
 
 
 def describe(state: Any, pickle: bool = False, stateful: bool = True, classes: bool = True) -> Described:
-    """Takes a state apart: nested dicts, lists and tuples of tensors, arrays and plain values, and, if `stateful`, objects
-    with `state_dict`, of which that is kept; if `classes`, dataclasses, named tuples and enumerations.
+    """Serializes a state: nested dicts, lists and tuples of tensors, arrays and plain values. With `stateful`, objects with
+    `state_dict` are stored as the result of that; with `classes`, dataclasses, named tuples and enumerations are stored.
 
-    Raises UnsupportedValue, naming its path, for a value that cannot be kept; with `pickle` such values are pickled.
+    Raises UnsupportedValue, with the path, for any other value; with `pickle` such values are pickled.
     """
-    taking = _Taking(pickle, stateful, classes)
+    serializer = _Serializer(pickle, stateful, classes)
     try:
-        document = taking.value(state, ())
+        document = serializer.value(state, ())
     except RecursionError:
         raise UnsupportedValue(
-            "state cannot be kept: a state_dict in it holds itself, or is nested too deeply"
+            "state cannot be saved: a state_dict in it holds itself, or is nested too deeply"
         ) from None
-    taking.settle()
+    serializer.add_tensors()
     text = json.dumps({"towline": VERSION, "state": document}, separators=(",", ":"), allow_nan=False)
-    return Described(text.encode(), taking.leaves, taking.pickled, list(taking.unknown))
+    return Described(text.encode(), serializer.leaves, serializer.pickled, list(serializer.unknown))
 
 
-class _Taking:
-    """A state being taken apart."""
+class _Serializer:
+    """Serializer of one state."""
 
     def __init__(self, pickle: bool, stateful: bool, classes: bool):
         self.pickle, self.stateful, self.classes = pickle, stateful, classes
@@ -106,7 +118,7 @@ class _Taking:
     def value(self, value: Any, path: tuple[Any, ...]) -> Any:
         kind = type(value)
         if len(path) > DEPTH_MAX:
-            raise self._refused(path, f"nested more than {DEPTH_MAX} deep", "flatten it")
+            raise self._refused(path, f"nested more than {DEPTH_MAX} levels deep", "flatten it")
         if kind is int and value.bit_length() > _INT_BITS:
             return {"!": "int", "v": hex(value)}
         if value is None or kind in (bool, int, str):
@@ -129,16 +141,16 @@ class _Taking:
             self.pickled.append(shown(path))
             return {"!": "pickle", "v": base64.b64encode(pickling.dumps(value)).decode()}
         raise self._refused(
-            path, f"a {kind.__module__}.{kind.__qualname__}", "leave it out, or allow pickle=True for it"
+            path, f"a {kind.__module__}.{kind.__qualname__}", "leave it out, or pass pickle=True to pickle it"
         )
 
     def _refused(self, path: tuple[Any, ...], what: str, help: str) -> UnsupportedValue:
-        error = UnsupportedValue(f"{shown(path)} cannot be kept: it is {what} ({help})")
+        error = UnsupportedValue(f"{shown(path)} cannot be saved: it is {what} ({help})")
         error.place, error.help = shown(path), help
         return error
 
     def _once(self, value: Any, path: tuple[Any, ...], take: Callable[[Any, tuple[Any, ...]], Any]) -> Any:
-        """Takes apart what may hold itself."""
+        """Serializes a container, and refuses cycles."""
         if id(value) in self._open:
             raise self._refused(path, "part of itself", "break the cycle")
         self._open.add(id(value))
@@ -166,13 +178,13 @@ class _Taking:
     def _dict(self, value: Any, path: tuple[Any, ...]) -> dict[str, Any]:
         pairs = [[self._key(key, path), self.value(one, (*path, key))] for key, one in value.items()]
         node: dict[str, Any] = {"!": type(value).__name__, "v": pairs}
-        # A module's state dict carries the versions of its parts so.
+        # A module's state dict has the versions of its submodules as such an attribute.
         if getattr(value, "__dict__", None):
             node["a"] = self.value(dict(value.__dict__), (*path, "__dict__"))
         factory = getattr(value, "default_factory", None)
         if factory is not None:
             known = FACTORIES.get(getattr(factory, "__name__", "")) is factory
-            # Of any other only the name, for errors.
+            # Of other factories only the name is stored, for error messages.
             node["factory"] = factory.__name__ if known else {"other": getattr(factory, "__qualname__", repr(factory))}
         return node
 
@@ -183,7 +195,7 @@ class _Taking:
             self.unknown[node["class"]] = None
         if isinstance(value, enum.Enum):
             node["name"] = value.name
-            # Flags may be several, which together have no name.
+            # A combination of flags has no name.
             return {**node, "v": int(value.value)} if isinstance(value, enum.Flag) else node
         return {**node, "v": self._named(_classes.parts(value), path)}
 
@@ -192,7 +204,7 @@ class _Taking:
 
     def _key(self, key: Any, path: tuple[Any, ...]) -> Any:
         if isinstance(key, torch.Tensor) or type(key) in (list, dict, set):
-            raise self._refused((*path, key), "a key that is no plain value", "use text or numbers as keys")
+            raise self._refused((*path, key), "a key that is no plain value", "use strings or numbers as keys")
         return self.value(key, (*path, key))
 
     def _plain(self, value: Any, kind: type, path: tuple[Any, ...]) -> dict[str, Any] | None:
@@ -231,12 +243,12 @@ class _Taking:
 
     def _tensor(self, tensor: torch.Tensor, path: tuple[Any, ...]) -> dict[str, Any]:
         if tensor.is_nested:
-            raise self._refused(path, "a nested tensor", "keep a list of its parts: list(tensor.unbind())")
+            raise self._refused(path, "a nested tensor", "save a list of its parts: list(tensor.unbind())")
         plain_types = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
         if type(tensor) not in plain_types:
             kind = type(tensor)
             help = (
-                "save sharded state with towline.dcp, or keep its local part"
+                "save sharded state with towline.dcp, or save its local part"
                 if "DTensor" in kind.__name__
                 else ("turn it into plain tensors")
             )
@@ -274,17 +286,17 @@ class _Taking:
         node["zero_point"] = self._tensor(tensor.q_per_channel_zero_points(), (*path, "zero_points"))
         return node
 
-    def settle(self) -> None:
-        """Names the tensors. Those that share memory are kept once, and share it again when they are restored."""
+    def add_tensors(self) -> None:
+        """Adds the tensors as leaves. Tensors that share memory are stored once, and share it again when they are restored."""
         sharing: dict[Any, list[int]] = {}
         for at, (_, tensor, _) in enumerate(self._tensors):
             address = tensor.untyped_storage().data_ptr()
             key = (tensor.device, address) if address and tensor.numel() else ("alone", at)
             sharing.setdefault(key, []).append(at)
         for group in sharing.values():
-            self._settle_group([self._tensors[at] for at in group])
+            self._add_group([self._tensors[at] for at in group])
 
-    def _settle_group(self, group: list[tuple[dict[str, Any], torch.Tensor, tuple[Any, ...]]]) -> None:
+    def _add_group(self, group: list[tuple[dict[str, Any], torch.Tensor, tuple[Any, ...]]]) -> None:
         views: dict[Any, list[tuple[dict[str, Any], torch.Tensor, tuple[Any, ...]]]] = {}
         for one in group:
             tensor = one[1]
@@ -294,9 +306,9 @@ class _Taking:
                 _, tensor, path = same[0]
                 word, shape, held = _stored(tensor)
                 name = self._add(path, word, shape, held)
-                lies = {"stride": list(tensor.stride())} if _is_permuted(tensor) else {}
+                strides = {"stride": list(tensor.stride())} if _is_permuted(tensor) else {}
                 for node, _, _ in same:
-                    node.update(lies)
+                    node.update(strides)
                     node.update({"t": name} if word in _torch.BY_WORD and held.dtype == tensor.dtype else {
                         "t": name, "dtype": str(tensor.dtype).removeprefix("torch."), "shape": list(tensor.shape)
                     })  # fmt: skip
@@ -329,7 +341,7 @@ _NUMPY_WORDS = {
 
 
 def _stored(tensor: torch.Tensor) -> tuple[str, tuple[int, ...], torch.Tensor]:
-    """As what a tensor is stored: types that safetensors lacks are stored as bytes, with one more dimension."""
+    """Dtype, shape and data of a tensor as stored: dtypes that safetensors lacks are stored as bytes, with one more dimension."""
     word = _torch.WORDS.get(tensor.dtype)
     if word is not None:
         return word, tuple(tensor.shape), tensor
@@ -341,7 +353,7 @@ def _stored(tensor: torch.Tensor) -> tuple[str, tuple[int, ...], torch.Tensor]:
 
 
 def _span(tensor: torch.Tensor) -> tuple[int, int]:
-    """The first byte of its storage that a tensor uses, and the one after the last."""
+    """Range of bytes in its storage that a tensor uses."""
     size = tensor.element_size()
     start = tensor.storage_offset()
     last = start + sum((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True))
@@ -349,21 +361,12 @@ def _span(tensor: torch.Tensor) -> tuple[int, int]:
 
 
 def _is_permuted(tensor: torch.Tensor) -> bool:
-    """Do its elements lie without gaps, but in another order than that of its dimensions?"""
-    if tensor.is_contiguous():
-        return False
-    expected = 1
-    for stride, length in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if length == 1:
-            continue
-        if stride != expected:
-            return False
-        expected *= length
-    return True
+    """True if the tensor has no gaps, but its dimensions are in another order in memory."""
+    return not tensor.is_contiguous() and is_gapless(tensor.stride(), tensor.shape)
 
 
 def _overlap(views: list[torch.Tensor]) -> bool:
-    """Do any two of these views of one storage share bytes, or one view elements with itself?"""
+    """True if two of these views of one storage overlap, or one overlaps itself."""
     spans = sorted(_span(view) for view in views)
     crossed = any(before[1] > after[0] for before, after in itertools.pairwise(spans))
     twice = any(

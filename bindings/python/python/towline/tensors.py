@@ -1,4 +1,4 @@
-"""Tensors of a saved tree, read when they are asked for."""
+"""Lazy tensors of a saved tree."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Tensors(Mapping[str, "Tensor"]):
-    """All tensors of one tree. A name that occurs in several files is written `FILE:NAME`."""
+    """Mapping of all tensors of one tree. If a name is in several files, the keys are `FILE:NAME`."""
 
     def __init__(self, repository: Repository, name: str):
         self.repository, self.name = repository, name
@@ -51,17 +51,17 @@ class Tensors(Mapping[str, "Tensor"]):
 
 @dataclass(frozen=True, eq=False)
 class Tensor:
-    """A tensor that is not read yet. `tensor[0:128, :]` is a box of it, of which only the chunks that hold it are fetched."""
+    """A lazy tensor: `torch()` or `numpy()` reads it. `tensor[0:128, :]` is a lazy slice; only the chunks of it are fetched."""
 
     tensors: Tensors
     name: str
     path: str
-    #: As safetensors spells it.
+    #: Name of the dtype in safetensors, such as "BF16".
     dtype: str
     shape: tuple[int, ...]
-    #: Where the box begins in the whole tensor, along each dimension; None: it is the whole.
+    #: Start of the slice along each dimension; None for the whole tensor.
     offsets: tuple[int, ...] | None = None
-    #: Dimensions that an integer index takes away.
+    #: Dimensions that an integer index removes.
     _dropped: tuple[int, ...] = ()
 
     def __repr__(self) -> str:
@@ -69,7 +69,7 @@ class Tensor:
 
     def __getitem__(self, index: Any) -> Tensor:
         if self.offsets is not None:
-            raise UsageError("a box of a box is not a box that can be asked for: index once")
+            raise UsageError("a slice of a slice is not supported: index the whole tensor once")
         index = index if isinstance(index, tuple) else (index,)
         if Ellipsis in index:
             at = index.index(Ellipsis)
@@ -82,7 +82,7 @@ class Tensor:
             if isinstance(one, slice):
                 start, stop, step = one.indices(length)
                 if step != 1:
-                    raise UsageError("only boxes are read: a slice cannot have a step")
+                    raise UsageError("a slice with a step is not supported: use steps of 1")
                 offsets.append(start)
                 shape.append(max(0, stop - start))
             else:
@@ -97,7 +97,7 @@ class Tensor:
         return Tensor(self.tensors, self.name, self.path, self.dtype, tuple(shape), tuple(offsets), tuple(dropped))
 
     def torch(self, device: str | torch.device | None = None) -> torch.Tensor:
-        """As a torch tensor, on `device`."""
+        """Reads the tensor as a torch tensor, on `device` (default: CPU)."""
         from . import _torch
 
         read = _torch.empty(self.dtype, self.shape)
@@ -107,7 +107,7 @@ class Tensor:
         return read if device is None else read.to(device)
 
     def numpy(self) -> np.ndarray[Any, Any]:
-        """As a numpy array. Types that numpy lacks (bf16, fp8) come as unsigned integers of their width."""
+        """Reads the tensor as a numpy array. Dtypes that numpy lacks (bf16, fp8) become unsigned integers of the same width."""
         import numpy
 
         words = {"BOOL": "?", "F16": "<f2", "F32": "<f4", "F64": "<f8", "C64": "<c8", "C128": "<c16", "BF16": "<u2"}
@@ -134,7 +134,7 @@ class Tensor:
         return (1, 0)  # kDLCPU, https://dmlc.github.io/dlpack/latest/c_api.html
 
     def want(self, address: int, length: int) -> tuple[Any, ...]:
-        """The engine's description of the read into memory."""
+        """Read of this tensor into memory, as the engine takes it."""
         return want(self.name, self.path, None if self.offsets is None else (self.offsets, self.shape), address, length)
 
     def _read(self, address: int, length: int) -> None:
@@ -149,6 +149,6 @@ def want(
     address: int,
     length: int,
 ) -> tuple[Any, ...]:
-    """A tensor, or the `window` (offsets, shape) of one, and the memory that it is wanted in."""
+    """Read of a tensor, or of a `window` (offsets, shape) of it, into memory, as the engine takes it."""
     box = None if window is None else (list(window[0]), list(window[1]))
     return (name, path, box, address, length)

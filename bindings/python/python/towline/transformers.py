@@ -1,11 +1,11 @@
-"""Checkpoints of Hugging Face's Trainer, saved as steps of a run while it trains:
+"""Callback for Hugging Face's Trainer that saves its checkpoints in the background, as steps of a run:
 
     callback = TowlineCallback("s3://bucket/experiments", "run-7")
     trainer = Trainer(model=model, args=args, train_dataset=dataset, callbacks=[callback])
     trainer.train(resume_from_checkpoint=callback.restore_latest(args.output_dir))
 
-Trainer writes `checkpoint-N` to its output folder as ever, on all ranks; `RUN/step-N` is that folder. Ranks on several nodes
-share the output folder, or else only what the first node wrote is saved.
+Trainer writes `checkpoint-N` to its output folder as usual, on all ranks; that folder is saved as `RUN/step-N`. With several
+nodes the output folder must be shared: only the files that the first node sees are saved.
 """
 
 from __future__ import annotations
@@ -19,28 +19,29 @@ from typing import Any
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint
 
-from . import _folders
-from .errors import NotFound
+from . import _folders, _private
+from .errors import Error, NotFound
 from .repository import Compression, Repository
 
 __all__ = ["TowlineCallback"]
 
 #: The file that Trainer writes last.
 _LAST_FILE = "trainer_state.json"
+#: Maximum bytes of that file.
+_LAST_FILE_MAX = 16 << 20
 
 
 class TowlineCallback(TrainerCallback):
-    """Saves each checkpoint that Trainer writes as a step of `run` in `repo`, a repository or its address, with the numbers
-    that were logged at this step, such as `loss` and `eval_loss`.
+    """Saves each checkpoint of Trainer as a step of `run` in `repo`, a Repository or its URL. The metrics of the step are the
+    numbers that were logged at it, such as `loss` and `eval_loss`.
 
-    The training waits neither for the save, nor does `save_total_limit` harm it. What makes it fail is raised after the next
-    checkpoint, or at the end of the training, which waits for all saves. A process that starts again saves first what the
-    one before was killed over.
+    The save runs in the background, and is safe from `save_total_limit`. If it fails, this is raised after the next checkpoint,
+    or at the end of the training, which waits for all saves. A restarted process first finishes the saves that the killed one
+    left.
 
-    With `remove_local` a checkpoint is taken away from the output folder once its step is durable, but for the newest and the
-    best. `keep_last`, `keep_every`, `keep_min` and `keep_max` say which steps outlive later ones in the repository, by default
-    all, `collect` whether what the others leave behind is deleted, and `compression` how small steps are stored, as for
-    `towline.Checkpointer`.
+    With `remove_local`, a checkpoint is removed from the output folder once its step is durable; the newest and the best stay.
+    `keep_last`, `keep_every`, `keep_min` and `keep_max` select the steps to keep in the repository (by default all). They,
+    `collect` (whether the data of the others is deleted) and `compression` are as for `towline.Checkpointer`.
     """
 
     def __init__(
@@ -51,8 +52,8 @@ class TowlineCallback(TrainerCallback):
         remove_local: bool = False,
         keep_last: int | None = None,
         keep_every: int | None = None,
-        keep_min: Iterable[str] = (),
-        keep_max: Iterable[str] = (),
+        keep_min: str | Iterable[str] = (),
+        keep_max: str | Iterable[str] = (),
         compression: Compression = None,
         collect: bool = True,
     ):
@@ -71,9 +72,9 @@ class TowlineCallback(TrainerCallback):
         self._saved: dict[str, Any] = {}
 
     def restore_latest(self, output_dir: str | os.PathLike[str]) -> str | None:
-        """The newest checkpoint, to resume from: restored to `output_dir`, unless a newer one lies there. None, if there is
-        none at all. `resume_from_checkpoint=True` finds it too: a newer folder there that is not complete, because Trainer was
-        killed as it wrote it, is moved aside."""
+        """Returns the folder of the newest checkpoint, to resume from, or None if there is none. It is restored to `output_dir`,
+        unless a newer complete one is there already. A newer folder that is incomplete, because Trainer was killed while writing
+        it, is renamed, so that `resume_from_checkpoint=True` finds the right checkpoint, too."""
         output_dir = os.fspath(output_dir)
         os.makedirs(output_dir, exist_ok=True)
         self._save_left_over(output_dir)
@@ -81,15 +82,19 @@ class TowlineCallback(TrainerCallback):
         while (local := _last_checkpoint(output_dir)) is not None and (not steps or _step(local) > steps[-1]):
             if os.path.exists(os.path.join(local, _LAST_FILE)):
                 return local
-            # Another process may have been faster.
+            # Another process may have renamed it already.
             with contextlib.suppress(FileNotFoundError):
                 os.rename(local, os.path.join(output_dir, f"incomplete-{os.path.basename(local)}"))
         if not steps:
             return None
         folder = self._restore(output_dir, steps[-1])
-        with open(os.path.join(folder, _LAST_FILE), encoding="utf-8") as file:
-            best = json.load(file).get("best_global_step")
-        # Trainer forgets the best one where it is not there.
+        last = _private.read(os.path.join(folder, _LAST_FILE), _LAST_FILE_MAX)
+        if last is None:
+            raise Error(
+                f"{folder} has no {_LAST_FILE} of at most {_LAST_FILE_MAX} bytes: it is no checkpoint of Trainer"
+            )
+        best = json.loads(last).get("best_global_step")
+        # Trainer forgets the best checkpoint if its folder does not exist.
         if best in steps and best != steps[-1]:
             self._restore(output_dir, best)
         return folder
@@ -97,20 +102,20 @@ class TowlineCallback(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Saves what a process that was killed had not saved yet."""
+        """Finishes the saves that a killed process left."""
         if state.is_world_process_zero:
             self._save_left_over(_output_dir(args))
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Begins to save the checkpoint that was just written."""
+        """Starts to save the checkpoint that was just written."""
         if args.distributed_state is not None:
-            # Other ranks write their random states without waiting for each other.
+            # All ranks must have written their random states; Trainer does not wait for them.
             args.distributed_state.wait_for_everyone()
         if not state.is_world_process_zero or state.is_hyper_param_search:
             return
         folder = os.path.join(_output_dir(args), f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}")
         if not os.path.isdir(folder):
-            raise NotFound(f"no checkpoint at {folder}, where Trainer was to write it")
+            raise NotFound(f"no checkpoint at {folder}, where Trainer should have written it")
         metrics = {}
         for logged in state.log_history:
             if logged.get("step") == state.global_step:

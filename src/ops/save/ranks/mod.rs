@@ -1,5 +1,5 @@
-//! Saving a step by ranks: each saves its own files under the session that all share, and puts its part; whoever then sees
-//! all parts makes the one commit.
+//! Saving a step by ranks: each rank saves its own files under a shared session and stores its part; the rank that finds all
+//! parts present makes the single commit.
 //!
 //! ```text
 //! join (the log's session of this attempt) -> save -> part, created once -> all there? -> union -> commit and close
@@ -22,45 +22,45 @@ use super::{Expected, SaveOptions, SaveReport, SaveSource, Saving};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::Manifest;
 use crate::id::{ManifestId, PackId, SessionId};
+use crate::name::Name;
 use crate::ops::names::{Replaced, exists};
 use crate::ops::stopping::{unless_stopped, wind_up};
+use crate::policy::Labels;
 use crate::repository::log::{Attempt, AttemptId, Joint, RefValue};
-use crate::repository::{
-    Completed, JointTree, Name, Parts, RankPart, Repository, Saved, Standing, StoredChunks, Writer,
-};
+use crate::repository::{Completed, JointTree, Parts, PlacedTree, RankPart, Repository, Saved, Standing, Writer};
 use crate::tree::coarse_now;
 
-/// Times that a rank starts over because others were faster, or packs that it relied on went away.
+/// Limit of restarts of a rank because other ranks were faster, or packs that it relied on are gone.
 const ATTEMPTS: usize = 5;
-/// Trees of other ranks read at once.
+/// Number of trees of other ranks that are read concurrently.
 const READS: usize = 8;
 
 /// Part of a step to save.
 #[derive(Clone, Debug)]
 pub struct PartOptions {
-    /// Rank whose files these are: below `ranks`.
+    /// Rank of these files, below `ranks`.
     pub rank: u32,
-    /// Number of ranks that save the step, each a part.
+    /// Number of ranks; each saves one part.
     pub ranks: NonZeroU32,
-    /// Attempt: the same for all ranks, another whenever they start again with other content.
+    /// Attempt: the same for all ranks; a new one is needed to save other content.
     pub attempt: AttemptId,
 }
 
 /// Result of saving a part.
 #[derive(Clone, Debug, Serialize)]
 pub struct PartReport {
-    /// Report of the rank's own files; the manifest is that of the part.
+    /// Report of the rank's own files, with the manifest of its part.
     #[serde(flatten)]
     pub part: SaveReport,
     /// Rank.
     pub rank: u32,
-    /// Of how many.
+    /// Number of ranks.
     pub ranks: u32,
-    /// In which attempt.
+    /// Attempt.
     pub attempt: String,
-    /// Every part is there: the step is saved, and the name stands for it.
+    /// True if every part is present: the step is saved under its name.
     pub complete: bool,
-    /// A rank whose part is not there yet; there may be more of them.
+    /// Rank whose part is missing; there may be more.
     pub waits_for: Option<u32>,
     /// The manifest of the whole step, once it is complete.
     pub step: Option<String>,
@@ -68,24 +68,24 @@ pub struct PartReport {
 
 /// Outcome of one try of a part.
 enum Turn {
-    /// The rank's own value, and that of the step or the rank that it waits for.
+    /// Value of the rank's part, and the value of the step or a rank whose part is missing.
     Done(Box<RefValue>, std::result::Result<Box<RefValue>, u32>),
-    /// Something moved meanwhile.
+    /// Concurrent changes require another try.
     Again,
 }
 
 impl Repository {
-    /// Saves `source`, a folder or files in memory, as one rank's part of the step `name`. The step is there once the parts of all ranks are: all
-    /// paths of all of them, made visible in one commit by whoever finds the last; what only some ranks saved never is. May
-    /// be called again, by any rank, and then finds what is there.
+    /// Saves `source`, a folder or files in memory, as one rank's part of the step `name`. The step becomes visible when all
+    /// ranks have saved their parts: the rank that completes it commits the union of all paths. An incomplete step never
+    /// becomes visible. Any rank may call this again; it then uses its stored part.
     ///
     /// # Errors
-    /// Usage, if it is a file or the rank is none of so many; conflict, if this rank saved other content in this attempt, if
-    /// two ranks have different things under one path, if the name moved since the attempt began, or if the attempt was ended
-    /// because none of its ranks made progress for long; else as [`Repository::save`].
+    /// Usage, if the source is a file or the rank is out of range; conflict, if this rank saved other content in this attempt,
+    /// if two ranks have different things under one path, if the name changed since the attempt began, or if the attempt was
+    /// ended because none of its ranks made progress for long; else as [`Repository::save`].
     ///
     /// # Cancel safety
-    /// Safe: what was dropped is found by the next call for this rank and attempt.
+    /// Safe: the next call for this rank and attempt uses what was stored.
     #[tracing::instrument(skip_all, fields(%name, rank = part.rank))]
     pub async fn save_part(
         &self,
@@ -105,7 +105,7 @@ impl Repository {
         options: &SaveOptions,
     ) -> Result<PartReport> {
         let begun = Instant::now();
-        let options = with_ranks(part, options)?;
+        let options = self.bind_first(name, &with_ranks(part, options)?).await?;
         let attempt = Attempt { name: name.clone(), id: part.attempt.clone(), ranks: part.ranks };
         let started = coarse_now();
         let (walk, formats) = unless_stopped(&options.stop, self.look(source, &options)).await?;
@@ -115,21 +115,24 @@ impl Repository {
         }
         let state = self.state().await?;
         let before = state.refs.get(name).filter(|value| value.attempt.as_ref() != Some(&part.attempt));
-        let parent = self.parent(&state, name, &options).await?;
+        let labels = Labels::default();
+        let parent = self.parent(&state, name, (&options, &labels)).await?;
         let derive = AtomicBool::new(true);
-        let saving = Saving { repository: self, name, options: &options, walk, formats, parent, derive, started };
+        let saving =
+            Saving { repository: self, name, options: &options, labels, walk, formats, parent, derive, started };
         let ranked = Ranked { saving, attempt, rank: part.rank };
         let (mut counts, mut stored_bytes) = (Counts::default(), 0);
         for _ in 0..ATTEMPTS {
             if let Turn::Done(own, step) = ranked.turn(&mut counts, &mut stored_bytes).await? {
                 let seconds = begun.elapsed().as_secs_f64();
-                // Files that an index names and this rank lacks belong to other ranks.
+                // Files that an index names and that this rank lacks belong to other ranks.
                 counts.lacking.clear();
                 let complete = step.as_ref().ok();
                 let replaced = complete.and_then(|step| before.filter(|before| before.version != step.version));
+                let replaced = replaced.zip(complete).map(|(old, step)| Replaced::of(old, step));
                 let own = ranked.saving.report(&own, counts, stored_bytes, seconds);
                 return Ok(PartReport {
-                    part: SaveReport { replaced: replaced.map(Replaced::of), ..own },
+                    part: SaveReport { replaced, ..own },
                     rank: part.rank,
                     ranks: part.ranks.get(),
                     attempt: part.attempt.to_string(),
@@ -145,7 +148,7 @@ impl Repository {
     }
 }
 
-/// The options with the number of ranks among the facts.
+/// Adds the number of ranks to the facts in the options.
 fn with_ranks(part: &PartOptions, options: &SaveOptions) -> Result<SaveOptions> {
     let ranks = part.ranks;
     if part.rank >= ranks.get() {
@@ -160,14 +163,14 @@ fn with_ranks(part: &PartOptions, options: &SaveOptions) -> Result<SaveOptions> 
     Ok(SaveOptions { facts: options.facts.clone().world_size(ranks), ..options.clone() })
 }
 
-/// One rank's save under way.
+/// State of one rank's save.
 struct Ranked<'a> {
     saving: Saving<'a>,
     attempt: Attempt,
     rank: u32,
 }
 
-/// The rank's own tree, stored.
+/// Stored tree of the rank.
 struct OwnTree {
     manifest: Manifest,
     id: ManifestId,
@@ -178,7 +181,7 @@ impl Ranked<'_> {
         self.saving.repository
     }
 
-    /// Finds out where the attempt stands, and does what there is to do.
+    /// Reads the state of the attempt and does the next step.
     async fn turn(&self, counts: &mut Counts, stored_bytes: &mut u64) -> Result<Turn> {
         if self.saving.options.expected == Expected::Nothing {
             let state = self.repository().state().await?;
@@ -210,7 +213,7 @@ impl Ranked<'_> {
             }
         };
         match turn {
-            // Objects of a closed session may be gone.
+            // Objects of a closed session may be deleted.
             Err(error) if matches!(error.kind(), ErrorKind::Conflict | ErrorKind::NotFound) => {
                 self.outpaced(standing, error).await
             }
@@ -218,7 +221,7 @@ impl Ranked<'_> {
         }
     }
 
-    /// A refusal may only say that others were faster.
+    /// A refused commit may only mean that other ranks were faster.
     async fn outpaced(&self, before: Standing, error: Error) -> Result<Turn> {
         let now = self.repository().state().await?.standing(&self.attempt);
         match (before, now) {
@@ -229,14 +232,14 @@ impl Ranked<'_> {
         }
     }
 
-    /// Saves the rank's tree under the shared session, puts its part, and makes the step complete if it was the last.
+    /// Saves the rank's tree under the shared session, stores its part, and completes the step if this is the last part.
     async fn contribute(
         &self,
         (session, joint): (SessionId, &Joint),
         writer: &mut Writer,
         counts: &mut Counts,
     ) -> Result<Turn> {
-        let mut known = StoredChunks::load(self.repository()).await?;
+        let mut known = self.repository().stored_for(&self.attempt.name).await?;
         if self.saving.options.expected == Expected::Nothing && joint.expected.is_some() {
             return Err(exists(&self.attempt.name));
         }
@@ -253,8 +256,9 @@ impl Ranked<'_> {
         let part = match self.repository().part(session, self.rank).await? {
             Some(there) => there,
             None => {
-                let ((manifest_key, map_key), map) = writer.deposit((id, &ids, &places), &body, &known).await?;
-                // A part cannot be taken back: rather look now than have it spoil the step.
+                let tree = PlacedTree { manifest: id, chunks: &ids, places: &places };
+                let ((manifest_key, map_key), map) = writer.deposit(tree, &body, &known).await?;
+                // A part cannot be withdrawn, so the packs that it relies on are checked before it is stored.
                 let foreign = map.packs.iter().map(|pack| pack.id).filter(|pack| pack.session != session).collect();
                 let now = self.repository().state().await?;
                 if now.vouch(&foreign, known.state().seq).is_err() {
@@ -283,22 +287,25 @@ impl Ranked<'_> {
         self.finish(session, joint, part).await
     }
 
-    /// The part that counts for this rank must hold what the rank holds now.
+    /// Checks that the stored part of this rank has the rank's current content.
     async fn check_same(&self, part: &RefValue, own: &OwnTree) -> Result<()> {
         if part.manifest == own.id {
             return Ok(());
         }
         let saved = self.repository().saved_as(&self.attempt.name, part).await?;
         let differs = lacking(&saved.manifest, &own.manifest).or_else(|| lacking(&own.manifest, &saved.manifest));
-        differs.map_or(Ok(()), |differs| Err(self.other_content(differs)))
+        match differs {
+            Some((path, how)) => Err(self.other_content(&path, how)),
+            None => Ok(()),
+        }
     }
 
-    /// Makes the step complete if every part is there.
+    /// Completes the step if every part is present.
     async fn finish(&self, session: SessionId, joint: &Joint, part: RankPart) -> Result<Turn> {
         let parts = match self.repository().parts(session, self.rank, self.attempt.ranks.get()).await? {
             Parts::All(parts) => parts,
             Parts::Missing(rank) => {
-                // Under a session that is over, what is there is nothing.
+                // Parts under a closed session do not count.
                 return match self.repository().state().await?.standing(&self.attempt) {
                     Standing::Open(now, _) if now == session => Ok(Turn::Done(Box::new(part.value), Err(rank))),
                     Standing::Absent => Err(self.ended()),
@@ -333,16 +340,16 @@ impl Ranked<'_> {
         }
     }
 
-    /// The step is complete: it must hold what this rank holds now.
+    /// Checks that the completed step has this rank's current content.
     async fn compare(&self, step: &RefValue, writer: &mut Writer, counts: &mut Counts) -> Result<Turn> {
-        let mut known = StoredChunks::load(self.repository()).await?;
+        let mut known = self.repository().stored_for(&self.attempt.name).await?;
         let saved = self.repository().saved_as(&self.attempt.name, step).await?;
         known.add(&saved);
         let Some((manifest, ids, _)) = self.saving.tree(&mut known, writer, counts).await? else {
             return Ok(Turn::Again);
         };
-        if let Some(differs) = lacking(&saved.manifest, &manifest) {
-            return Err(self.other_content(differs));
+        if let Some((path, how)) = lacking(&saved.manifest, &manifest) {
+            return Err(self.other_content(&path, how));
         }
         let (id, body) = manifest.encode();
         self.saving.remember(id, &body);
@@ -355,7 +362,7 @@ impl Ranked<'_> {
         format!("{} (rank {} of {}, attempt {})", self.attempt.name, self.rank, self.attempt.ranks, self.attempt.id)
     }
 
-    fn other_content(&self, (path, how): (String, &'static str)) -> Error {
+    fn other_content(&self, path: &str, how: &str) -> Error {
         Error::conflict("this rank saved something else in this attempt")
             .at(self.at())
             .got(format!("{path}: {how}"))

@@ -1,4 +1,4 @@
-//! The trees of ranks as one: every path of any of them. Pure.
+//! Union of the trees of all ranks, without I/O.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, HashMap};
@@ -15,7 +15,7 @@ pub(super) struct Own<'a> {
     pub(super) manifest: &'a Manifest,
 }
 
-/// The union of trees in the order of ranks: where several have a path, modes and times are those of the lowest rank.
+/// Union of trees in the order of ranks: if several have a path, modes and times are those of the lowest rank.
 ///
 /// # Errors
 /// Conflict, if two ranks have different things under one path.
@@ -31,8 +31,8 @@ pub(super) fn union(trees: &[Own<'_>]) -> Result<Manifest> {
                 Entry::Vacant(vacant) => drop(vacant.insert((tree, entry))),
                 Entry::Occupied(first) => {
                     let (other, there) = *first.get();
-                    if let Some(how) = difference((other.manifest, there), (tree.manifest, entry)) {
-                        return Err(clash(&entry.path, (other.rank, tree.rank), how));
+                    if let Some(how) = difference(other.manifest, there, tree.manifest, entry) {
+                        return Err(clash(&entry.path, other.rank, tree.rank, how));
                     }
                 }
             }
@@ -53,7 +53,7 @@ pub(super) fn union(trees: &[Own<'_>]) -> Result<Manifest> {
 }
 
 /// Difference of two entries of one path; modes and times aside.
-fn difference((of_a, a): (&Manifest, &TreeEntry), (of_b, b): (&Manifest, &TreeEntry)) -> Option<&'static str> {
+fn difference(of_a: &Manifest, a: &TreeEntry, of_b: &Manifest, b: &TreeEntry) -> Option<&'static str> {
     match (&a.kind, &b.kind) {
         (EntryKind::Folder, EntryKind::Folder) => None,
         (EntryKind::Symlink(a), EntryKind::Symlink(b)) => (a != b).then_some("links to different places"),
@@ -66,7 +66,7 @@ fn difference((of_a, a): (&Manifest, &TreeEntry), (of_b, b): (&Manifest, &TreeEn
             };
             match placed(a, of_a) == placed(b, of_b) {
                 true => None,
-                // Only reading both could tell whether they are the same.
+                // Only reading both files could tell whether they are the same.
                 false if a.cut != b.cut => Some("files that were cut in different ways"),
                 false => Some("different files"),
             }
@@ -75,37 +75,23 @@ fn difference((of_a, a): (&Manifest, &TreeEntry), (of_b, b): (&Manifest, &TreeEn
     }
 }
 
-/// The first path of `part` that `whole` lacks or has otherwise, and in what they differ; modes and times aside.
+/// First path of `part` that is missing or different in `whole`, with the difference; modes and times do not count.
 pub(super) fn lacking(whole: &Manifest, part: &Manifest) -> Option<(String, &'static str)> {
     part.entries.iter().find_map(|entry| {
         let how = match whole.entry(&entry.path) {
-            Some(there) => difference((whole, there), (part, entry))?,
+            Some(there) => difference(whole, there, part, entry)?,
             None => "a path that was not there",
         };
         Some((shown(&entry.path), how))
     })
 }
 
-/// Facts of a step that several ranks give: of several values that of the lowest rank.
+/// Facts of a step: for each fact, the value of the lowest rank that gives it.
 pub(in crate::ops) fn facts<'a>(each: impl IntoIterator<Item = &'a StepFacts>) -> Result<StepFacts> {
-    let mut all = StepFacts::default();
-    for facts in each {
-        for (name, value) in facts.metrics() {
-            if all.value(name).is_none() {
-                all = all.metric(name, value)?;
-            }
-        }
-        if let (None, Some(framework)) = (all.written_by(), facts.written_by()) {
-            all = all.framework(framework)?;
-        }
-        if let (None, Some(ranks)) = (all.ranks(), facts.ranks()) {
-            all = all.world_size(ranks);
-        }
-    }
-    Ok(all)
+    each.into_iter().try_fold(StepFacts::default(), StepFacts::or)
 }
 
-fn clash(path: &[u8], (a, b): (u32, u32), how: &'static str) -> Error {
+fn clash(path: &[u8], a: u32, b: u32, how: &'static str) -> Error {
     Error::conflict("two ranks saved different things under one path")
         .at(shown(path))
         .got(format!("{how}: ranks {a} and {b}"))

@@ -7,54 +7,58 @@ use bytes::Bytes;
 
 use super::runs::Runs;
 use crate::id::{ChunkId, ManifestId};
+use crate::identity::Identity;
+
+/// Hexadecimal digits of the hash that a hello has of a SPIFFE id.
+const SPIFFE_HASH_LEN: usize = 32;
 
 /// One message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Message {
-    /// Identity and abilities: the first message of either side.
+    /// Identity and capabilities: the first message of each side.
     Hello(Hello),
-    /// Send me the stored frames of these chunks.
+    /// Request for the stored frames of some chunks.
     Request(Request),
     /// Question for the chunks of this manifest that are held.
     Find(Find),
-    /// These.
+    /// Answer to [`Message::Find`].
     Found(Found),
     /// One stored chunk.
     Frame(Frame),
-    /// These chunks of a request will not come.
+    /// Chunks of a request that will not come.
     Missing(Missing),
-    /// Nothing more comes of a request.
+    /// Early end of a request.
     Ended(Ended),
-    /// Send no more of a request.
+    /// Cancellation of a request.
     Cancel {
-        /// Which.
+        /// Number of the request.
         request: u64,
     },
-    /// You may have sent so many bytes of frame messages since the connection began.
+    /// Total of the bytes of frame messages that the receiver may have sent since the connection began.
     Credit {
-        /// Bytes of frames in all, never less than before.
+        /// Total bytes, never less than before.
         granted: u64,
     },
-    /// Ping.
+    /// Question whether the other side is alive.
     Ping {
-        /// Comes back in the pong.
+        /// Number that the pong repeats.
         nonce: u64,
     },
-    /// I am.
+    /// Answer to a ping.
     Pong {
-        /// Of the ping.
+        /// Number in the ping.
         nonce: u64,
     },
-    /// I shall begin nothing new.
+    /// Announcement that the sender begins nothing new.
     Goodbye {
-        /// Why, for the log.
+        /// Reason, for the log.
         text: String,
     },
-    /// I bring what you asked for from further away, and more of it has come.
+    /// Progress report: the requested chunks are being fetched from further away.
     Fetching,
-    /// You or I broke something: this is the last message.
+    /// Error of either side: the last message.
     Error {
-        /// What.
+        /// Kind of error.
         code: ErrorCode,
         /// Details, for the log.
         text: String,
@@ -120,7 +124,7 @@ impl Kind {
         Self::ALL.into_iter().find(|&kind| kind as u8 == byte)
     }
 
-    /// Its name in docs/protocol.md.
+    /// Name in docs/protocol.md.
     #[must_use]
     pub const fn word(self) -> &'static str {
         match self {
@@ -142,23 +146,44 @@ impl Kind {
     }
 }
 
-/// Identity and abilities of a side.
+/// Identity and capabilities of a side.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hello {
-    /// Versions of the protocol that it speaks, ascending.
+    /// Supported versions of the protocol, ascending.
     pub versions: Vec<u8>,
-    /// The number of its software.
+    /// Version of its software.
     pub software: String,
     /// The site of its certificate.
     pub site: String,
     /// The agent of its certificate.
     pub agent: String,
-    /// Bytes of frames that it lets be on their way to it, at least from time to time; 0 if it will request nothing.
+    /// Bytes of frames that it allows in transit, apart from short delays; 0 if it will request nothing.
     pub window: u64,
     /// Requests that it serves at the same time; 0 if it serves none.
     pub requests: u32,
-    /// Additions of later versions: a number and a value each. Unknown ones are passed over.
+    /// Additions of later versions: a number and a value each. Unknown ones are ignored.
     pub extensions: Vec<(u64, Vec<u8>)>,
+}
+
+impl Hello {
+    /// Number of the extension with the versions of policies that its sender has seen.
+    pub const POLICY_VERSIONS: u64 = 1;
+
+    /// Value of the extension `number`, if it has it.
+    #[must_use]
+    pub fn extension(&self, number: u64) -> Option<&[u8]> {
+        self.extensions.iter().find(|(own, _)| *own == number).map(|(_, value)| value.as_slice())
+    }
+
+    /// Site and agent in the hello of `identity`; of a SPIFFE id, which may be longer than a name, none and the begin of its hash.
+    #[must_use]
+    pub fn names_of(identity: &Identity) -> (String, String) {
+        if identity.is_spiffe() {
+            let hash = blake3::hash(identity.to_string().as_bytes()).to_hex();
+            return (String::new(), hash.as_str()[..SPIFFE_HASH_LEN].to_owned());
+        }
+        (identity.site().to_owned(), identity.agent().to_owned())
+    }
 }
 
 /// Priority of a request: lower ones are sent later.
@@ -178,7 +203,7 @@ impl Priority {
     /// All of them, the most urgent first.
     pub const ALL: [Self; 3] = [Self::Restore, Self::Warm, Self::Replicate];
 
-    /// Its name in docs/protocol.md.
+    /// Name in docs/protocol.md.
     #[must_use]
     pub const fn word(self) -> &'static str {
         match self {
@@ -189,13 +214,13 @@ impl Priority {
     }
 }
 
-/// Chunks that somebody wants of one manifest. The chunks of `chunks` in ascending order, then those of `bases` in theirs,
-/// are numbered from 0: a chunk's *ordinal* in the request.
+/// Requested chunks of one manifest. The chunks of `chunks` in ascending order, then those of `bases` in theirs, are
+/// numbered from 0: a chunk's *ordinal* in the request.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Wanted {
     /// Chunks by their place in the manifest's list.
     pub chunks: Runs,
-    /// Chunks that frames of this manifest were said to be based on.
+    /// Chunks that frames of this manifest named as bases.
     pub bases: Vec<ChunkId>,
 }
 
@@ -206,7 +231,7 @@ impl Wanted {
         self.chunks.len() + self.bases.len() as u64
     }
 
-    /// None?
+    /// True if no chunk is requested.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
@@ -216,11 +241,11 @@ impl Wanted {
 /// A request for stored frames.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// Its number, above those of all requests before it on the connection.
+    /// Number, above those of all earlier requests on the connection.
     pub request: u64,
     /// Priority.
     pub priority: Priority,
-    /// Of which manifest.
+    /// Manifest of the chunks.
     pub manifest: ManifestId,
     /// Chunks.
     pub wanted: Wanted,
@@ -229,68 +254,68 @@ pub struct Request {
 /// A question for the chunks of a manifest that the other side holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Find {
-    /// Its number, as a request's.
+    /// Number, in the same sequence as requests.
     pub request: u64,
-    /// Of which manifest.
+    /// Manifest in question.
     pub manifest: ManifestId,
-    /// From which place in its list on.
+    /// First place in its list that the question is about.
     pub from: u32,
 }
 
-/// The answer.
+/// Answer to a [`Find`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Found {
-    /// Of which question.
+    /// Number of the question.
     pub request: u64,
     /// Survey.
     pub survey: Survey,
 }
 
-/// Chunks of a manifest that somebody holds, over a part of its list.
+/// Held chunks of a manifest, for a part of its list.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Survey {
     /// Chunks in the manifest's list.
     pub chunks: u32,
-    /// Up to where in the list (excluded) this speaks; ask again from there.
+    /// End of the covered part of the list (exclusive); ask again from there.
     pub upto: u32,
-    /// The chunks that are held.
+    /// Held chunks.
     pub held: Runs,
 }
 
 /// One stored chunk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Frame {
-    /// Of which request.
+    /// Number of the request.
     pub request: u64,
     /// Ordinal of the chunk in the request.
     pub ordinal: u32,
-    /// The codec's number.
+    /// Number of the codec.
     pub codec: u8,
     /// Bytes of the chunk.
     pub plain_len: u32,
-    /// The chunk that it cannot be decoded without, if its codec needs one.
+    /// Base, if the codec needs one.
     pub base: Option<ChunkId>,
-    /// The stored bytes; no more than the plain ones.
+    /// Stored bytes; no more than the plain ones.
     pub stored: Bytes,
 }
 
 /// Chunks of a request that will not come.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Missing {
-    /// Of which request.
+    /// Number of the request.
     pub request: u64,
-    /// Which, by ordinal.
+    /// Ordinals of the chunks.
     pub ordinals: Runs,
 }
 
-/// The end of a request before all of it was answered.
+/// Early end of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ended {
-    /// Of which request.
+    /// Number of the request.
     pub request: u64,
-    /// Why.
+    /// Reason.
     pub code: EndCode,
-    /// Why exactly, for the log.
+    /// Details, for the log.
     pub text: String,
 }
 
@@ -308,7 +333,7 @@ macro_rules! code {
             /// All of them, in the order of their numbers.
             pub const ALL: &'static [Self] = &[$(Self::$variant,)*];
 
-            /// Its name in docs/protocol.md, and in logs.
+            /// Name in docs/protocol.md, and in logs.
             #[must_use]
             pub const fn word(self) -> &'static str {
                 match self {
@@ -320,41 +345,41 @@ macro_rules! code {
 }
 
 code! {
-    /// Why a request ended early.
+    /// Reason for the early end of a request.
     EndCode {
-        /// There is no such manifest, or none that you may read.
+        /// The provider has no such manifest, or the requester may not read it.
         NotHere = 1, "not here";
-        /// You cancelled it.
+        /// The requester cancelled it.
         Cancelled = 2, "cancelled";
-        /// I am about to go and begin nothing new.
+        /// The provider is shutting down and begins nothing new.
         Leaving = 3, "leaving";
-        /// Something broke on my side; another time it may work.
+        /// An error of the provider; a retry may work.
         Failed = 4, "failed";
-        /// You ask for more than I let one agent ask for; later it will work.
+        /// The requester is over its limits; retry later.
         Busy = 5, "busy";
     }
 }
 
 code! {
-    /// Why a connection ended.
+    /// Reason for the end of a connection.
     ErrorCode {
-        /// Violation of the protocol.
+        /// The receiver of this error violated the protocol.
         Protocol = 1, "protocol";
-        /// We share no version.
+        /// The sides share no version.
         Version = 2, "version";
-        /// The hello does not say what the certificate says.
+        /// Hello and certificate name different agents.
         Identity = 3, "identity";
-        /// A limit was passed.
+        /// The receiver of this error exceeded a limit.
         Limit = 4, "limit";
-        /// Nothing was heard for too long.
+        /// Nothing was received for too long.
         Silent = 5, "silent";
         /// Open requests made no progress for too long.
         Stalled = 6, "stalled";
-        /// A frame was not the chunk that it was said to be.
+        /// A frame did not decode to its chunk.
         Untrue = 7, "untrue";
-        /// Something broke on the sender's side.
+        /// An internal error of the sender.
         Broken = 8, "broken";
-        /// You have more connections than the sender lets one agent have, or all are taken.
+        /// The agent has too many connections, or all are taken.
         Busy = 9, "busy";
     }
 }

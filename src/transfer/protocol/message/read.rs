@@ -1,4 +1,4 @@
-//! Reading messages: every length is checked against its limit before anything is made of it.
+//! Reading messages: every length is checked against its limit before it is used.
 
 use bytes::Bytes;
 
@@ -14,10 +14,10 @@ use crate::transfer::protocol::limits::{
 use crate::transfer::protocol::runs::Runs;
 
 impl Message {
-    /// The message of `kind` whose body is `body`.
+    /// Parses a message of `kind` with the body `body`.
     ///
     /// # Errors
-    /// Malformed, saying what and where, if the body is not one of that kind.
+    /// Malformed, with the fault and its position, if the body does not fit the kind.
     pub fn read(kind: Kind, body: &Bytes) -> Read<Self> {
         let mut reader = Reader::new(body);
         let message = match kind {
@@ -36,7 +36,7 @@ impl Message {
             Kind::Missing => {
                 let (request, ordinals) = (reader.varint()?, Runs::read(&mut reader)?);
                 if ordinals.is_empty() {
-                    return Err(reader.malformed("nothing is missing"));
+                    return Err(reader.malformed("list of missing chunks is empty"));
                 }
                 Self::Missing(Missing { request, ordinals })
             }
@@ -73,7 +73,7 @@ impl Hello {
         let (software, site, agent) = (name(reader)?, name(reader)?, name(reader)?);
         let (window, requests) = (reader.varint()?, reader.varint32()?);
         if window > WINDOW_MAX {
-            return Err(reader.malformed("window is impossibly large"));
+            return Err(reader.malformed("window is too large"));
         }
         let count = reader.count(2)?;
         if count > EXTENSIONS_MAX {
@@ -107,7 +107,7 @@ impl Request {
         }
         let wanted = Wanted { chunks, bases };
         if wanted.is_empty() {
-            return Err(reader.malformed("nothing is requested"));
+            return Err(reader.malformed("request names no chunk"));
         }
         Ok(Self { request, priority, manifest, wanted })
     }
@@ -117,7 +117,7 @@ impl Survey {
     fn read(reader: &mut Reader<'_>) -> Read<Self> {
         let (chunks, upto, held) = (reader.varint32()?, reader.varint32()?, Runs::read(reader)?);
         if upto > chunks || held.ranges().last().is_some_and(|last| last.end > upto) {
-            return Err(reader.malformed("more is held than there is"));
+            return Err(reader.malformed("more chunks are held than listed"));
         }
         Ok(Self { chunks, upto, held })
     }
@@ -133,7 +133,7 @@ impl Frame {
         }
         let stored = body.slice(body.len() - reader.remaining()..);
         if stored.len() > plain_len as usize {
-            return Err(reader.malformed("chunk is stored in more bytes than it has"));
+            return Err(reader.malformed("stored length exceeds the plain length"));
         }
         Ok(Self { request, ordinal, codec, plain_len, base, stored })
     }
@@ -156,7 +156,7 @@ fn text(reader: &mut Reader<'_>) -> Read<String> {
     printable(reader, TEXT_LEN_MAX)
 }
 
-/// A text of the other side for logs and terminals: no control characters.
+/// Text of the other side for logs and terminals, without control characters.
 fn printable(reader: &mut Reader<'_>, limit: usize) -> Read<String> {
     let text = reader.text(limit)?;
     if text.chars().any(char::is_control) {

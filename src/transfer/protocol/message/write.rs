@@ -1,4 +1,4 @@
-//! Writing messages: header and body in one piece, but for a frame's stored bytes, which are never copied.
+//! Writing messages: header and body in one piece, except a frame's stored bytes, which are never copied.
 
 use bytes::Bytes;
 
@@ -7,7 +7,7 @@ use crate::format::wire::Writer;
 use crate::transfer::protocol::limits::{HEADER_LEN, MAGIC};
 
 impl Message {
-    /// Its kind.
+    /// Kind of the message.
     #[must_use]
     pub fn kind(&self) -> Kind {
         match self {
@@ -28,7 +28,7 @@ impl Message {
         }
     }
 
-    /// The bytes of it: all but what follows them, and what follows them (a frame's stored bytes, else nothing).
+    /// Bytes of the message: header and body, and separately a frame's stored bytes.
     #[must_use]
     pub fn write(&self) -> (Bytes, Bytes) {
         let mut body = Writer::new();
@@ -78,10 +78,10 @@ impl Message {
     }
 }
 
-/// A message of `kind` whose body is `body` and `after` more bytes.
+/// Message of `kind` with the body `body` and `after` more bytes.
 fn with_header(kind: Kind, body: &[u8], after: usize) -> Bytes {
     let mut out = Vec::with_capacity(HEADER_LEN + body.len());
-    // Every message is far below 4 GiB: its limits say so.
+    // Every message is far below 4 GiB by its limits.
     out.extend_from_slice(&u32::try_from(body.len() + after).unwrap_or(u32::MAX).to_le_bytes());
     out.push(kind as u8);
     out.extend_from_slice(body);
@@ -102,7 +102,7 @@ impl Hello {
 }
 
 impl Frame {
-    /// Bytes of the whole message: what it takes of the credit.
+    /// Bytes of the whole message: its charge against the credit.
     #[must_use]
     pub fn charge(&self) -> u64 {
         let varint = |value: u64| u64::from((64 - value.leading_zeros()).div_ceil(7).max(1));
@@ -111,7 +111,7 @@ impl Frame {
         HEADER_LEN as u64 + numbers.iter().sum::<u64>() + 2 + base + self.stored.len() as u64
     }
 
-    /// All but the stored bytes.
+    /// Writes all but the stored bytes.
     fn write(&self, body: &mut Writer) {
         body.varint(self.request).varint(self.ordinal.into()).u8(self.codec).varint(self.plain_len.into());
         match &self.base {

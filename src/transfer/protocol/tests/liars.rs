@@ -1,4 +1,4 @@
-//! Each side against another that lies, floods, babbles or comes from the future.
+//! Each side against a peer that lies, floods, sends garbage or speaks a newer version.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,7 +17,7 @@ use crate::id::{ChunkId, ManifestId};
 
 const NOW: Duration = Duration::from_secs(7);
 
-/// A requester that has greeted and asked for chunks 0 to 9, and for one survey.
+/// Requester that has greeted and requested chunks 0 to 9 and one survey.
 fn requester() -> Requester {
     let mut requester = greeted();
     let wanted = Wanted { chunks: Runs::of(0..10), bases: Vec::new() };
@@ -40,7 +40,7 @@ fn provider() -> Provider {
     provider
 }
 
-/// Why the connection is over, once all events are taken.
+/// Reason for the end of the connection, once all events are taken.
 fn why(requester: &mut Requester) -> Option<Closed> {
     let mut why = None;
     while let Some(event) = requester.poll() {
@@ -89,23 +89,23 @@ fn found(upto: u32, held: std::ops::Range<u32>) -> Message {
 fn a_requester_believes_no_answer_to_what_it_did_not_ask() {
     let ended = |request| Message::Ended(Ended { request, code: EndCode::Failed, text: String::new() });
     let lies: [(&str, Vec<Message>); 16] = [
-        ("answer to what was not requested", vec![Message::Frame(frame(10))]),
-        ("answer to no request", vec![Message::Frame(Frame { request: 3, ..frame(1) })]),
-        ("answer to no request", vec![Message::Frame(Frame { request: 2, ..frame(1) })]),
+        ("answer to a chunk that was not requested", vec![Message::Frame(frame(10))]),
+        ("answer to an unknown request", vec![Message::Frame(Frame { request: 3, ..frame(1) })]),
+        ("answer to an unknown request", vec![Message::Frame(Frame { request: 2, ..frame(1) })]),
         ("chunk was answered twice", vec![Message::Frame(frame(3)), Message::Frame(frame(3))]),
         ("chunk was answered twice", vec![missing(1, 3..4), Message::Frame(frame(3))]),
-        ("answer to what was not requested", vec![missing(1, 3..11)]),
-        ("answer to no request", vec![missing(1, 0..10), missing(1, 0..1)]),
+        ("answer to a chunk that was not requested", vec![missing(1, 3..11)]),
+        ("answer to an unknown request", vec![missing(1, 0..10), missing(1, 0..1)]),
         ("frame lacks its base, or has one without need", vec![Message::Frame(Frame { codec: 3, ..frame(1) })]),
         (
             "frame lacks its base, or has one without need",
             vec![Message::Frame(Frame { base: Some(ChunkId::of(b"")), ..frame(1) })],
         ),
-        ("end of no request", vec![ended(9)]),
-        ("end of no request", vec![ended(1), ended(1)]),
+        ("end of an unknown request", vec![ended(9)]),
+        ("end of an unknown request", vec![ended(1), ended(1)]),
         ("answer to another question", vec![found(5, 0..0)]),
         ("answer to another question", vec![found(10, 4..6)]),
-        ("answer to no question", vec![Message::Found(Found { request: 1, survey: Survey::default() })]),
+        ("answer to an unknown question", vec![Message::Found(Found { request: 1, survey: Survey::default() })]),
         ("second hello", vec![Message::Hello(hello(&server(), 0))]),
         ("message is for a provider", vec![Message::Credit { granted: 1 }]),
     ];
@@ -160,8 +160,7 @@ fn a_codec_of_the_future_makes_a_chunk_missing_and_nothing_worse() {
 
 #[test]
 fn a_provider_that_trickles_is_given_up() {
-    // Just too little in each period to count as progress, and just enough.
-    // The header's five bytes count.
+    // Just too little in each period to count as progress, and just enough. The header's five bytes count.
     for (bytes, given_up) in [(PROGRESS_MIN - 6, true), (PROGRESS_MIN - 5, false)] {
         let mut requester = requester();
         let mut announced = 3_000_000u32.to_le_bytes().to_vec();
@@ -184,11 +183,11 @@ fn a_provider_keeps_to_the_limits_it_told() {
     };
     let find = |request| Message::Find(Find { request, manifest: ManifestId::of(b""), from: 0 });
     let lies: [(Violation, Vec<Message>); 7] = [
-        (Violation::Unexpected("number of a request goes back"), vec![request(2), find(2)]),
-        (Violation::Unexpected("number of a request goes back"), vec![request(2), request(1)]),
-        (Violation::Unexpected("cancel of no request"), vec![Message::Cancel { request: 1 }]),
+        (Violation::Unexpected("request number does not increase"), vec![request(2), find(2)]),
+        (Violation::Unexpected("request number does not increase"), vec![request(2), request(1)]),
+        (Violation::Unexpected("cancel of an unknown request"), vec![Message::Cancel { request: 1 }]),
         (Violation::Limit("too many open requests"), (1..=u64::from(REQUESTS_MAX) + 1).map(find).collect()),
-        (Violation::Unexpected("credit was taken back"), [9, 8].map(|granted| Message::Credit { granted }).to_vec()),
+        (Violation::Unexpected("credit decreases"), [9, 8].map(|granted| Message::Credit { granted }).to_vec()),
         (Violation::Unexpected("message is for a requester"), vec![missing(1, 0..1)]),
         (Violation::TooLong { kind: "FRAME", len: 11, limit: 0 }, vec![Message::Frame(frame(0))]),
     ];
@@ -215,7 +214,7 @@ fn who_asks_and_never_reads_cannot_pile_up_answers() {
         provider.handle(0, &bytes_of(&Message::Find(Find { request, manifest: ManifestId::of(b""), from: 0 })), NOW);
         provider.surveyed(request, None, NOW);
     }
-    // All are answered, but none of the answers has gone.
+    // All are answered, but no answer has been sent.
     for _ in 0..100_000 {
         provider.handle(0, &bytes_of(&Message::Ping { nonce: 1 }), NOW);
     }
@@ -250,12 +249,12 @@ fn what_is_cancelled_counts_until_work_for_it_is_over() {
         split(&said).into_iter().filter(|message| matches!(message, Message::Ended(_))).count()
     };
     assert_eq!(ended(&mut provider), 0, "work goes on for each of them");
-    // One of them is over: its end is said, and one more may come.
+    // One of them is over: its end is sent, and one more may come.
     provider.over(7, NOW);
     assert_eq!(ended(&mut provider), 1);
     ask(&mut provider, most + 1);
     assert!(matches!(provider.poll(), Some(Demand::Authorise { .. })));
-    // An answer that came before the abort does as well.
+    // An answer that came before the abort counts as well.
     provider.granted(8, Some(Arc::clone(&store.grant)), NOW);
     assert_eq!(ended(&mut provider), 1);
     ask(&mut provider, most + 2);
@@ -286,7 +285,7 @@ fn without_credit_nothing_is_read_and_nothing_sent() {
     assert!(matches!(provider.poll(), Some(Demand::Authorise { .. })));
     provider.granted(1, Some(Arc::clone(&store.grant)), NOW);
     assert_eq!(provider.poll(), None);
-    // Enough for one, but not for two: what a chunk may take at most counts, before it is read.
+    // Enough for one, but not for two: the maximum of a chunk is reserved before it is read.
     provider.handle(0, &bytes_of(&Message::Credit { granted: 2000 }), NOW);
     assert!(matches!(provider.poll(), Some(Demand::Read { ordinal: 0, .. })));
     assert_eq!(provider.poll(), None);
@@ -353,13 +352,13 @@ fn a_hello_must_be_the_first_say_what_the_certificate_says_and_come_in_time() {
 
     let mut requester = Requester::new(hello(&asker(), WINDOW_MIN), server(), NOW).unwrap();
     requester.handle(0, b"HTTP/1.1 400 Bad Request\r\n", NOW);
-    let expected = Violation::Unexpected("the first message is no hello");
+    let expected = Violation::Unexpected("the first message is not a hello");
     assert_eq!(why(&mut requester), Some(Closed::Violated(expected)));
 
     let mut provider = Provider::new(hello(&server(), 0), asker(), 0, NOW);
     let late = NOW + GREETING_MAX;
     assert_eq!(provider.timeout(), Some(late));
-    // Part of one, byte by byte, buys no time.
+    // Part of a hello, byte by byte, gains no time.
     provider.handle(0, &bytes_of(&Message::Hello(hello(&asker(), 0)))[..9], NOW + seconds(9));
     provider.expire(late);
     let text = "no hello".to_owned();
@@ -398,7 +397,7 @@ fn a_frame_that_was_not_true_ends_the_connection_and_every_request() {
 }
 
 proptest! {
-    /// Whatever comes, however it is cut: no panic, no more memory than was granted.
+    /// For any input, cut anywhere: no panic, and no more memory than was granted.
     #[test]
     fn garbage_on_any_lane_is_survived(pieces in proptest::collection::vec(
         (0u32..18, proptest::collection::vec(any::<u8>(), 0..60)), 1..20)) {
@@ -411,7 +410,7 @@ proptest! {
         let _ = (why(&mut requester), why_provider(&mut provider));
     }
 
-    /// A true transcript with some bytes bent, in pieces of any length.
+    /// A valid transcript with some bytes changed, in pieces of any length.
     #[test]
     fn bent_transcripts_are_survived(bends in proptest::collection::vec((any::<usize>(), any::<u8>()), 0..4),
                                      piece in 1usize..50) {

@@ -1,4 +1,4 @@
-//! Each message survives the wire, and no bent one is more than refused.
+//! Each message survives encoding, and each changed one is at most refused.
 
 use bytes::Bytes;
 use proptest::prelude::*;
@@ -113,7 +113,7 @@ proptest! {
         prop_assert_eq!(read(&bytes).unwrap(), message);
     }
 
-    /// A frame's stored bytes may end anywhere; everything else says how long it is.
+    /// A frame's stored bytes may end anywhere; everything else has an explicit length.
     #[test]
     fn every_truncation_is_refused(message in some_message()) {
         let bytes = bytes_of(&message);
@@ -132,7 +132,7 @@ proptest! {
         prop_assert!(read(&[bytes_of(&message), more].concat()).is_err());
     }
 
-    /// Garbage is refused, or read as a message that is written the same way: each message has one spelling.
+    /// Garbage is refused, or read as a message that is written the same way: each message has exactly one encoding.
     #[test]
     fn garbage_is_refused_or_a_message(kind in 1u8..14, body in proptest::collection::vec(any::<u8>(), 0..200)) {
         if let Ok(message) = Message::read(Kind::from_byte(kind).unwrap(), &Bytes::from(body.clone())) {
@@ -155,7 +155,7 @@ proptest! {
 
 #[test]
 fn the_largest_request_fits_a_message() {
-    // Runs whose gap and length take as many bytes as they may, short of what a request may name.
+    // Runs whose gaps and lengths take the most bytes, just below the limits of a request.
     let far = u32::MAX - 2 * u32::try_from(RUNS_MAX).unwrap();
     let chunks: Runs = (0..u32::try_from(RUNS_MAX).unwrap()).map(|n| far + 2 * n).collect();
     assert_eq!(chunks.ranges().len(), RUNS_MAX);
@@ -181,7 +181,7 @@ fn what_passes_a_limit_is_refused() {
     for (wanted, what) in [
         (runs(CHUNKS_MAX + 1), "too many chunks in one request"),
         (bases(BASES_MAX + 1), "too many bases in one request"),
-        (Wanted::default(), "nothing is requested"),
+        (Wanted::default(), "request names no chunk"),
     ] {
         assert_eq!(read(&bytes_of(&request(wanted))).unwrap_err().what, what);
     }
@@ -194,13 +194,13 @@ fn what_passes_a_limit_is_refused() {
     assert_eq!(hello(|hello| hello.versions = (0..9).collect()), "string is too long");
     assert_eq!(hello(|hello| hello.agent = "a".repeat(64)), "string is too long");
     assert_eq!(hello(|hello| hello.agent = "a\nb".into()), "text holds control characters");
-    assert_eq!(hello(|hello| hello.window = u64::MAX), "window is impossibly large");
+    assert_eq!(hello(|hello| hello.window = u64::MAX), "window is too large");
     assert_eq!(hello(|hello| hello.extensions = vec![(1, vec![]); 17]), "too many extensions");
     assert_eq!(hello(|hello| hello.extensions = vec![(1, vec![0; 1025])]), "string is too long");
     let stored = Bytes::from_static(b"longer");
     let frame = Frame { request: 1, ordinal: 0, codec: 0, plain_len: 5, base: None, stored };
     let what = read(&bytes_of(&Message::Frame(frame))).unwrap_err().what;
-    assert_eq!(what, "chunk is stored in more bytes than it has");
+    assert_eq!(what, "stored length exceeds the plain length");
 }
 
 #[test]

@@ -1,4 +1,5 @@
-//! Tests of the protocol: every message bent, both sides against liars, and whole transfers over a network in virtual time.
+//! Tests of the protocol: changed messages, both sides against liars, and whole transfers over a network in virtual
+//! time.
 
 mod liars;
 mod messages;
@@ -12,7 +13,7 @@ use std::time::Duration;
 use super::limits::{HEADER_LEN, REQUESTS_MAX, VERSIONS};
 use super::{Hello, Kind, Message};
 use crate::format::wire::Reader;
-use crate::transfer::identity::Identity;
+use crate::identity::Identity;
 
 fn seconds(n: u64) -> Duration {
     Duration::from_secs(n)
@@ -39,13 +40,13 @@ fn hello(who: &Identity, window: u64) -> Hello {
     }
 }
 
-/// The whole of a message.
+/// All bytes of a message.
 fn bytes_of(message: &Message) -> Vec<u8> {
     let (head, body) = message.write();
     [head, body].concat()
 }
 
-/// The messages of a transcript, each as it was on the wire.
+/// Messages of a transcript, each with its encoded bytes.
 fn split(mut bytes: &[u8]) -> Vec<Message> {
     let mut found = Vec::new();
     while !bytes.is_empty() {

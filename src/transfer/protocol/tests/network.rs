@@ -1,9 +1,10 @@
-//! A network in virtual time: lanes that keep order each, but not among each other; with delay, rate, small buffers, faults.
+//! Network in virtual time: lanes that keep order within, but not among each other; with delay, rate, small buffers,
+//! faults.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-/// A stream of numbers that is the same everywhere.
+/// Deterministic stream of numbers.
 #[derive(Debug)]
 pub(super) struct Dice(u64);
 
@@ -25,11 +26,11 @@ impl Dice {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Line {
     pub(super) delay: Duration,
-    /// Each piece may take up to so much longer: lanes overtake each other.
+    /// Maximum additional delay of each piece: lanes overtake each other.
     pub(super) jitter: Duration,
     /// Bytes a second, each way.
     pub(super) rate: u64,
-    /// Bytes that one lane takes before the sender has to wait.
+    /// Bytes that one lane accepts before the sender has to wait.
     pub(super) buffer: usize,
 }
 
@@ -37,10 +38,10 @@ pub(super) struct Line {
 #[derive(Debug)]
 pub(super) struct Way {
     line: Line,
-    /// When the line is free for the next byte.
+    /// Time when the line is free for the next byte.
     free: Duration,
     lanes: BTreeMap<u32, VecDeque<(Duration, Vec<u8>)>>,
-    /// Nothing arrives any more, and nobody is told.
+    /// Drops everything without an error.
     pub(super) black: bool,
     /// Bytes that were delivered.
     pub(super) delivered: u64,
@@ -51,7 +52,7 @@ impl Way {
         Self { line, free: Duration::ZERO, lanes: BTreeMap::new(), black: false, delivered: 0 }
     }
 
-    /// Does `lane` take more now?
+    /// True if `lane` accepts more now.
     pub(super) fn takes(&self, lane: u32) -> bool {
         let waiting: usize = self.lanes.get(&lane).map_or(0, |lane| lane.iter().map(|(_, piece)| piece.len()).sum());
         waiting < self.line.buffer
@@ -69,7 +70,7 @@ impl Way {
         }
     }
 
-    /// The time of the next arrival.
+    /// Time of the next arrival.
     pub(super) fn next(&self) -> Option<Duration> {
         let heads = self.lanes.values().filter_map(|lane| lane.front().map(|(arrival, _)| *arrival));
         heads.min().filter(|_| !self.black)

@@ -1,4 +1,4 @@
-//! docs/protocol.md says what the code does: every number in its tables is compared.
+//! Comparison of every number in the tables of docs/protocol.md with the code.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ use crate::id::{ChunkId, ManifestId};
 
 const DOCUMENT: &str = include_str!("../../../../docs/protocol.md");
 
-/// The rows of the table under the heading `heading`: their first two cells.
+/// Rows of the table under the heading `heading`: their first two cells.
 fn table(heading: &str) -> BTreeMap<String, String> {
     let section = DOCUMENT.split("\n## ").find(|section| section.starts_with(heading)).expect("the section is there");
     let rows = section.lines().filter(|line| line.starts_with("| ") && !line.starts_with("| ---"));
@@ -28,7 +28,7 @@ fn assert_table(heading: &str, expected: &[(String, String)]) {
     for (name, value) in expected {
         assert_eq!(found.remove(name).as_ref(), Some(value), "{name} in \"{heading}\"");
     }
-    // The rest is the head of the table.
+    // The rest is the header of the table.
     assert_eq!(found.len(), 1, "rows that nothing in the code stands for: {found:?}");
 }
 
@@ -83,7 +83,7 @@ fn every_number_of_a_kind_or_code_is_the_documents() {
     assert_table("Codecs", &codecs.collect::<Vec<_>>());
 }
 
-/// The bytes of the block after `title` in the section of examples.
+/// Bytes of the block after `title` in the section of examples.
 fn example(title: &str) -> Vec<u8> {
     let after = DOCUMENT.split(&format!("{title}:\n\n```text\n")).nth(1).expect("the example is there");
     let block = after.split("```").next().unwrap();

@@ -1,4 +1,5 @@
-//! Whole transfers: what was asked for arrives exactly once or is told clearly, within bounds, whatever the network does.
+//! Whole transfers: every requested chunk arrives exactly once or is reported missing, within bounds, whatever the
+//! network does.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -13,7 +14,7 @@ use crate::limits::{KIB, MIB};
 
 const RESTORE: Priority = Priority::Restore;
 
-/// Every chunk that is held arrived once, every other is known to be missing.
+/// Checks that every held chunk arrived once, and every other one is reported missing.
 fn assert_all_once(world: &World) {
     assert!(world.seen.chunks.values().all(|&times| times == 1), "a chunk came twice");
     let came: BTreeSet<ChunkId> = world.seen.chunks.keys().copied().collect();
@@ -69,7 +70,7 @@ fn after_resets_only_what_is_left_is_asked_for_again() {
 fn memory_stays_in_bounds_with_a_slow_reader_who_is_not_called_stalled() {
     for seed in 0..4 {
         let mut world = World::new(Store::of_sizes(400, 120 * KIB, &[]), line(), 2, WINDOW_MIN, seed);
-        // The whole takes 80 s; nothing is read for over a minute while one frame is dealt with.
+        // The whole takes 80 s; nothing is read for over a minute while one frame is processed.
         world.reader = Some(300_000);
         let request = world.ask(RESTORE, world.store.every());
         assert_eq!(world.until_ended(request), (How::Complete, Runs::default()));
@@ -77,7 +78,7 @@ fn memory_stays_in_bounds_with_a_slow_reader_who_is_not_called_stalled() {
         assert!(world.seen.peak.0 > WINDOW_MIN / 2 && world.seen.peak.0 <= WINDOW_MIN, "{:?}", world.seen.peak);
         assert!(world.seen.peak.1 > MIB && world.seen.peak.1 <= AHEAD_MAX);
     }
-    // One that has less to read ahead with.
+    // A provider with less memory to read ahead.
     let mut world = World::new(Store::of_sizes(400, 120 * KIB, &[]), line(), 2, WINDOW_MIN, 5);
     world.provider.read_ahead(MIB);
     let request = world.ask(RESTORE, world.store.every());
@@ -132,7 +133,7 @@ fn a_provider_that_stands_still_is_given_up_and_what_is_left_is_told() {
 #[test]
 fn a_provider_that_brings_what_it_was_asked_for_is_waited_for() {
     let mut world = World::calm(Store::of_sizes(3, 100 * KIB, &[]), 1, 3);
-    // Minutes for each chunk, over a thin line.
+    // Minutes for each chunk, over a slow line.
     (world.read_time, world.brings) = (Some(seconds(200)), 1000);
     let request = world.ask(RESTORE, world.store.every());
     assert_eq!(world.until_ended(request).0, How::Complete);
@@ -171,7 +172,7 @@ fn a_reader_who_takes_nothing_is_given_up_though_it_talks() {
     let mut world = World::calm(Store::of_sizes(100, 100 * KIB, &[]), 0, 3);
     world.ask(RESTORE, world.store.every());
     world.run(|world| world.seen.chunks.len() >= 5);
-    // All messages of this requester are lost; another speaks in its name, and ignores the silence.
+    // All messages of this requester are lost; another one speaks in its name, and ignores the silence.
     (world.up.black, world.down.black) = (true, true);
     let at = world.now;
     while world.seen.provider_closed.is_none() {
@@ -229,7 +230,7 @@ fn what_is_urgent_goes_first() {
         let before = world.seen.chunks.len();
         world.until_ended(restore);
         let meanwhile = world.seen.chunks.len() - before - 200;
-        // At most what had been read ahead, and the few that fill the gaps while it is authorised.
+        // At most the frames read ahead, and the few that fill the gaps while it is authorised.
         assert!(meanwhile < 400, "{meanwhile} others came first");
         world.until_ended(copies);
         let order: Vec<u64> = world.seen.ended.iter().map(|(request, ..)| *request).collect();
@@ -239,7 +240,7 @@ fn what_is_urgent_goes_first() {
 
 #[test]
 fn who_may_not_read_learns_nothing() {
-    // The same questions, of a manifest that is there but not for the asker, and of one that nobody ever saved.
+    // The same questions, about an existing manifest that the asker may not read, and about one that nobody ever saved.
     let answer = |manifest: fn(&Store) -> ManifestId| {
         let mut world = World::calm(Store::of_sizes(50, KIB, &[]), 0, 1);
         world.run(|world| world.seen.opened);
@@ -254,7 +255,7 @@ fn who_may_not_read_learns_nothing() {
     };
     assert_eq!(answer(|store| store.secret), answer(|_| ManifestId::of(b"no such")));
 
-    // Chunks of the secret manifest, by way of the one that may be read: as if nobody held them.
+    // Chunks of the secret manifest, through the readable one: as if nobody held them.
     let answer = |ids: fn(&Store) -> Vec<ChunkId>| {
         let mut world = World::calm(Store::of_sizes(50, KIB, &[]), 0, 1);
         let wanted = Wanted { chunks: Runs::of(0..1), bases: ids(&world.store) };
@@ -290,9 +291,9 @@ fn who_leaves_ends_what_it_began_and_begins_nothing_new() {
     let request = world.ask(RESTORE, world.store.every());
     world.run(|world| world.seen.chunks.len() >= 20);
     world.provider.goodbye("draining", world.now);
-    // This one is on its way while the goodbye comes.
+    // In transit while the goodbye comes.
     let late = world.ask(RESTORE, Wanted { chunks: Runs::of(0..5), bases: Vec::new() });
-    assert_eq!(world.until_ended(late).0, How::Refused(EndCode::Leaving, "begins nothing new".into()));
+    assert_eq!(world.until_ended(late).0, How::Refused(EndCode::Leaving, "shutting down".into()));
     assert_eq!(world.requester.room(), 0);
     assert!(world.requester.find(world.store.open, 0, world.now).is_err());
     assert_eq!(world.until_ended(request).0, How::Complete);

@@ -17,7 +17,7 @@ use crate::format::ChunkList;
 use crate::id::{ChunkId, ManifestId};
 use crate::limits::{KIB, MIB};
 
-/// Longer than any transfer here takes.
+/// Longer than any transfer in these tests.
 const PATIENCE: Duration = Duration::from_hours(1);
 
 /// Content of the provider: one manifest that the asker may read, one that it may not.
@@ -27,7 +27,7 @@ pub(super) struct Store {
     pub(super) secret: ManifestId,
     pub(super) grant: Arc<Grant>,
     pub(super) held: BTreeSet<ChunkId>,
-    /// Chunks of the secret manifest alone, which are held.
+    /// Held chunks of the secret manifest alone.
     pub(super) secrets: Vec<ChunkId>,
     bytes: Bytes,
 }
@@ -66,7 +66,7 @@ impl Store {
         own.or_else(|| self.grant.bases.iter().find(|(one, _)| one == id).map(|(_, len)| *len)).unwrap_or(5000)
     }
 
-    /// The stored bytes of a chunk: all of one pattern, at an offset of its own.
+    /// Stored bytes of a chunk: one pattern, at an offset of its own.
     pub(super) fn stored(&self, id: &ChunkId) -> Bytes {
         let len = self.len_of(id) as usize;
         let from = (id.prefix() % 999) as usize;
@@ -90,17 +90,17 @@ pub(super) struct Seen {
     /// Arrivals of each chunk.
     pub(super) chunks: BTreeMap<ChunkId, u32>,
     pub(super) missing: BTreeSet<ChunkId>,
-    /// End of each request, its rest, and the time; in that order.
+    /// Result of each request, its rest, and the time; in that order.
     pub(super) ended: Vec<(u64, How, Runs, Duration)>,
     pub(super) surveys: Vec<Survey>,
     pub(super) closed: Option<Closed>,
     pub(super) provider_closed: Option<Closed>,
     pub(super) opened: bool,
-    /// The most that was in memory, here and there.
+    /// Peak memory of the requester and the provider.
     pub(super) peak: (u64, u64),
 }
 
-/// Two peers and what lies between them.
+/// Two peers and the network between them.
 #[derive(Debug)]
 pub(super) struct World {
     pub(super) now: Duration,
@@ -112,11 +112,11 @@ pub(super) struct World {
     pub(super) seen: Seen,
     /// Bytes that the provider sent, by lane.
     pub(super) said: Vec<u8>,
-    /// Duration of a read; none ends if there is none.
+    /// Duration of a read; without one, no read ends.
     pub(super) read_time: Option<Duration>,
-    /// Bytes a second that come to the provider from further away, as it says.
+    /// Bytes a second that the provider reports as received from further away.
     pub(super) brings: u64,
-    /// Bytes a second that the reader gets done; at once if there is none.
+    /// Bytes a second that the reader processes; without a limit if none.
     pub(super) reader: Option<u64>,
     line: Line,
     lanes: u32,
@@ -153,12 +153,12 @@ impl World {
         }
     }
 
-    /// A good line, and memory enough.
+    /// A fast line, and enough memory.
     pub(super) fn calm(store: Store, lanes: u32, seed: u64) -> Self {
         Self::new(store, line(), lanes, 8 * MIB, seed)
     }
 
-    /// The connection breaks, and a new one is made.
+    /// Breaks the connection, and makes a new one.
     pub(super) fn reconnect(&mut self) {
         self.requester.lost("reset");
         self.provider.lost("reset");
@@ -166,7 +166,7 @@ impl World {
         self.again();
     }
 
-    /// A new connection after one that is over.
+    /// Makes a new connection after one that is over.
     pub(super) fn again(&mut self) {
         (self.requester, self.provider) = pair(self.lanes, self.window, self.now);
         (self.up, self.down) = (Way::new(self.line), Way::new(self.line));
@@ -177,7 +177,7 @@ impl World {
         self.run(|world| world.seen.opened);
     }
 
-    /// Opens the connection and asks for `wanted`.
+    /// Opens the connection and requests `wanted`.
     pub(super) fn ask(&mut self, priority: Priority, wanted: Wanted) -> u64 {
         self.run(|world| world.seen.opened);
         let request = self.requester.request(priority, self.store.open, wanted.clone(), self.now).unwrap();
@@ -185,7 +185,7 @@ impl World {
         request
     }
 
-    /// Until `request` has ended: how, and what is left of it.
+    /// Runs until `request` has ended; returns its result and rest.
     pub(super) fn until_ended(&mut self, request: u64) -> (How, Runs) {
         self.run(|world| world.seen.ended.iter().any(|(ended, ..)| *ended == request));
         let ended = self.seen.ended.iter().rev().find(|(ended, ..)| *ended == request);
@@ -193,7 +193,7 @@ impl World {
         (how.clone(), left.clone())
     }
 
-    /// Until `done`, or nothing happens any more.
+    /// Runs until `done`, or until nothing happens any more.
     pub(super) fn run(&mut self, done: impl Fn(&Self) -> bool) {
         let begun = self.now;
         loop {
@@ -205,13 +205,13 @@ impl World {
         }
     }
 
-    /// For so long.
+    /// Runs for `time`.
     pub(super) fn run_for(&mut self, time: Duration) {
         let end = self.now + time;
         self.run(|world| world.now >= end);
     }
 
-    /// Moves all that can move without time passing.
+    /// Moves all bytes that can move without time passing.
     fn pump(&mut self) {
         loop {
             let mut moved = false;
@@ -246,7 +246,7 @@ impl World {
         }
     }
 
-    /// The memory of both sides is bounded at every moment.
+    /// Checks that the memory of both sides is bounded.
     fn judge(&mut self) {
         let (here, there) = (self.requester.in_memory(), self.provider.in_memory());
         assert!(here <= self.window, "requester holds {here}");
@@ -305,7 +305,7 @@ impl World {
         }
     }
 
-    /// Ten at a time, so that asking again is part of it.
+    /// Ten at a time, to test repeated questions.
     fn survey(&self, from: u32) -> Survey {
         let ids = &self.store.grant.chunks.ids;
         let chunks = u32::try_from(ids.len()).unwrap();
@@ -314,7 +314,7 @@ impl World {
         Survey { chunks, upto, held }
     }
 
-    /// Lets the time pass until the next thing happens; false if nothing will.
+    /// Advances the time to the next event; false if there is none.
     fn advance(&mut self) -> bool {
         let read = self.reads.iter().map(|(at, ..)| *at).min();
         let release = self.releases.front().map(|(at, _)| *at);

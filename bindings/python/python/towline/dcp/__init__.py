@@ -1,5 +1,5 @@
-"""torch.distributed.checkpoint on a repository: each rank saves what is its own, and the step is there in one commit once all
-ranks' parts are.
+"""torch.distributed.checkpoint (DCP) with a repository as storage. Each rank saves its own shards; the step becomes visible in
+one commit once the parts of all ranks are saved.
 
     import torch.distributed.checkpoint as dcp
     from towline.dcp import StorageReader, StorageWriter
@@ -8,9 +8,9 @@ ranks' parts are.
     dcp.save(state, checkpoint_id="run-7/step-100", storage_writer=writer)
     dcp.load(state, storage_reader=StorageReader("s3://bucket/experiments", "run-7@latest"))
 
-`dcp.async_save` takes the same StorageWriter, which stages in memory that it uses again from save to save: keep one for the
-run. With `StorageWriter(..., stage="background")` it returns before the state is copied: call
-`response.staging_completion.result()` before the next step of the optimizer then.
+`dcp.async_save` takes the same StorageWriter. Create one and keep it for the whole run: it reuses its staging memory. With
+`StorageWriter(..., stage="background")`, `async_save` returns before the state is copied; call
+`response.staging_completion.result()` before the next optimizer step.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ __all__ = ["Stager", "StorageReader", "StorageWriter", "load", "save"]
 def save(
     state_dict: dict[str, Any], repo: Repository | str | os.PathLike[str] | None, name: str, **options: Any
 ) -> Any:
-    """Saves `state_dict` as `name`; `options` are further keyword arguments of
-    `torch.distributed.checkpoint.save`. Returns torch's metadata."""
+    """Saves `state_dict` as `name`; returns torch's metadata. `options` are further keyword arguments of
+    `torch.distributed.checkpoint.save`."""
     return _saver.save(state_dict, storage_writer=StorageWriter(repo, name), **options)
 
 
 def load(
     state_dict: dict[str, Any], repo: Repository | str | os.PathLike[str] | None, name: str, **options: Any
 ) -> None:
-    """Loads `name` (or `RUN@latest`, ...) into `state_dict`, in place, whatever the number of ranks was that saved it."""
+    """Loads `name` (or `RUN@latest`, ...) into `state_dict`, in place. The number of ranks may differ from the save."""
     _loader.load(state_dict, storage_reader=StorageReader(repo, name), **options)

@@ -1,6 +1,6 @@
-"""Checkpoints that torch's FileSystemWriter wrote: `.metadata`, a pickle, and `.distcp` files, saved to a repository as files.
+"""Checkpoints of torch's FileSystemWriter, a pickled `.metadata` and `.distcp` files, that were saved to a repository as files.
 
-The pickle is read by what its classes are named, and nothing but torch's metadata is made of it.
+The unpickler only creates the metadata classes of torch.
 """
 
 from __future__ import annotations
@@ -20,20 +20,33 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from ..errors import Damaged, Unsupported
 from .metadata import Stored
 
-#: Where the metadata of such a checkpoint lies.
+#: Path of the metadata in such a checkpoint.
 METADATA = ".metadata"
+
+#: Maximum bytes in a path (PATH_MAX of Linux).
+_PATH_LEN_MAX = 4096
+
+
+def _joined(*parts: object) -> str:
+    if not all(isinstance(part, str) for part in parts):
+        raise pickle.UnpicklingError("a path is not made of texts")
+    path = "/".join(map(str, parts))
+    if len(path) > _PATH_LEN_MAX:
+        raise pickle.UnpicklingError(f"a path is longer than {_PATH_LEN_MAX} bytes")
+    return path
+
 
 _NAMES = {
     ("torch.distributed.checkpoint.filesystem", "_StorageInfo"): _StorageInfo,
     ("torch", "Size"): torch.Size,
     ("torch.serialization", "_get_layout"): torch.serialization._get_layout,
     ("collections", "OrderedDict"): dict,
-    ("pathlib", "Path"): lambda *parts: "/".join(map(str, parts)),
-    ("pathlib", "PosixPath"): lambda *parts: "/".join(map(str, parts)),
+    ("pathlib", "Path"): _joined,
+    ("pathlib", "PosixPath"): _joined,
 }
 
 
-#: Classes whose instances get the state that a pickle holds. Members of an enumeration are the same everywhere.
+#: Classes whose instances may get state from a pickle. Enumerations are left out: their members are shared by the process.
 _STATEFUL = {
     _StorageInfo,
     *(
@@ -44,12 +57,12 @@ _STATEFUL = {
 }
 
 
-#: The unpickler that is written in Python: only it lets an opcode be overridden.
+#: The pure-Python unpickler: only it lets an opcode be overridden.
 _Base: Any = pickle._Unpickler
 
 
 class _Unpickler(_Base):
-    """An unpickler of torch's metadata classes alone."""
+    """Unpickler that only creates torch's metadata classes."""
 
     stack: list[Any]
     dispatch: ClassVar[dict[int, Any]] = dict(_Base.dispatch)
@@ -58,10 +71,12 @@ class _Unpickler(_Base):
         if len(self.stack) < 2:
             raise pickle.UnpicklingError("state without an object")
         target = self.stack[-2]
-        # By default, a class that the pickle names is an object like another, and gets attributes for everybody.
+        # The base class would also set attributes of classes that the pickle names, for the whole process.
         if type(target) not in _STATEFUL:
             what = getattr(target, "__qualname__", type(target).__qualname__)
-            raise Unsupported(f"the checkpoint's {METADATA} sets attributes of {what}, which is not done from a pickle")
+            raise Unsupported(
+                f"the checkpoint's {METADATA} sets attributes of {what}, which is not allowed in a pickle"
+            )
         super().load_build()
 
     dispatch[pickle.BUILD[0]] = load_build
@@ -75,19 +90,19 @@ class _Unpickler(_Base):
             return _NAMES[module, name]
         except KeyError:
             raise Unsupported(
-                f"the checkpoint's {METADATA} holds a {module}.{name}, which is not made from a pickle"
+                f"the checkpoint's {METADATA} holds a {module}.{name}, which is not allowed in a pickle"
             ) from None
 
 
 def read(held: bytes) -> torch.Tensor:
-    """The tensor in a stretch of a `.distcp` file."""
+    """Tensor in a byte range of a `.distcp` file."""
     tensor: torch.Tensor = torch.load(io.BytesIO(held), map_location="cpu", weights_only=True)
     return tensor
 
 
 def decode(document: bytes, tensors: Container[str]) -> Metadata:
-    """The metadata of such a checkpoint, with a `Stored` for each item as its storage data. `tensors` are those that the
-    engine knows."""
+    """Metadata of such a checkpoint, with a `Stored` for each item as its storage data. `tensors` are the names that the engine
+    lists."""
     try:
         metadata = _Unpickler(io.BytesIO(document)).load()
     except Unsupported:
@@ -103,12 +118,12 @@ def decode(document: bytes, tensors: Container[str]) -> Metadata:
     for index, info in metadata.storage_data.items():
         if getattr(info, "transform_descriptors", None):
             raise Unsupported(
-                f"{index.fqn} was written through {', '.join(info.transform_descriptors)}, which is not read here"
+                f"{index.fqn} was written through {', '.join(info.transform_descriptors)}, which towline cannot read"
             )
         held = metadata.state_dict_metadata[index.fqn]
         if isinstance(held, TensorStorageMetadata):
-            # The engine knows the tensors of such a folder by their names, its files' parts joined; but for those whose
-            # elements do not lie one after another.
+            # The engine lists the tensors of such a folder by name, with their parts joined; only non-contiguous ones are
+            # missing, and are read from the file.
             dtype, origin = str(held.properties.dtype).removeprefix("torch."), tuple(index.offset)
             known = index.fqn in tensors
             path, tensor = (".", index.fqn) if known else (info.relative_path, None)

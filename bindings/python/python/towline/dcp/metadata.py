@@ -1,4 +1,4 @@
-"""torch's metadata of a distributed checkpoint as JSON, and back.
+"""Metadata of a distributed checkpoint, converted from torch to JSON and back.
 
     {"towline-dcp": 1, "torch": "2.15.0", "world_size": 2,
      "state": {"model.weight": {"shape": [8, 4], "properties": {"dtype": "float32", ...},
@@ -7,7 +7,7 @@
                "epoch": {"file": "rank-00000.bytes", "start": 0, "length": 1087}},
      "planner": ...}
 
-Nothing is pickled, so what torch's metadata holds beyond this is refused by name.
+Nothing is pickled. Other content of torch's metadata is refused with its path.
 """
 
 from __future__ import annotations
@@ -34,34 +34,34 @@ from .. import state as states
 from ..errors import Damaged, Error, NotFound, Unsupported, UnsupportedValue
 from ..repository import Repository
 
-#: The layout of the document, written with it.
+#: Version of the document's layout, stored in it.
 VERSION = 1
-#: Where the document of all ranks lies.
+#: Path of the document for all ranks.
 METADATA = "metadata.json"
 
 _MARK = "towline-dcp"
-#: Fields of torch's Metadata that are kept, or that belong to where it is stored.
+#: Fields of torch's Metadata that are converted, or that belong to its storage.
 _KEPT = {"state_dict_metadata", "planner_data", "storage_data", "storage_meta", "version"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Stored:
-    """Where an item of a plan lies: a tensor of a file, or a stretch of its bytes."""
+    """Location of an item of a plan: a tensor in a file, or a byte range of a file."""
 
     path: str
     tensor: str | None = None
-    #: The type of the tensor that was written, by torch's name.
+    #: Dtype of the saved tensor, by torch's name.
     dtype: str | None = None
-    #: The file has it as bytes, since it lacks the type.
+    #: True if the file stores it as bytes, because safetensors has no such dtype.
     as_bytes: bool = False
     start: int = 0
     length: int = 0
-    #: Where the tensor begins in what the file calls by its name: not at 0 where that joins parts.
+    #: Offsets of this item in the tensor that is read by this name; not 0 if the name joins several parts.
     origin: tuple[int, ...] | None = None
 
 
 def manifest_of(repository: Repository, name: str) -> str | None:
-    """What `name` stands for now; None, if there is no such name."""
+    """Current manifest of `name`; None if there is no such name."""
     try:
         return next((one.manifest for one in repository.ls(name) if one.name == name), None)
     except NotFound:
@@ -69,23 +69,23 @@ def manifest_of(repository: Repository, name: str) -> str | None:
 
 
 def rank_metadata(rank: int) -> str:
-    """Where a rank's own document lies, if each rank saved by itself."""
+    """Path of a rank's own document, used when ranks save without collectives."""
     return f"rank-{rank:05}.json"
 
 
 def has_word(dtype: torch.dtype) -> bool:
-    """Do files have this type? What they lack is stored as bytes."""
+    """True if safetensors has this dtype. Others are stored as bytes."""
     return dtype in _torch.WORDS
 
 
 def as_bytes(dtype: torch.dtype, box: Iterable[int]) -> tuple[int, ...]:
-    """The shape or the offsets of a box of a tensor that is stored as bytes."""
+    """Shape or offsets of a box, in a tensor that is stored as bytes."""
     box = tuple(box)
     return (*box[:-1], box[-1] * dtype.itemsize) if box else (dtype.itemsize,)
 
 
 def dtype_named(name: str) -> torch.dtype:
-    """torch's type of this name."""
+    """Dtype of torch by its name."""
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype):
         raise Unsupported(
@@ -95,7 +95,7 @@ def dtype_named(name: str) -> torch.dtype:
 
 
 def encode(metadata: Metadata, results: Iterable[Iterable[WriteResult]], world_size: int) -> bytes:
-    """The document of `metadata`, whose items lie where `results` say."""
+    """JSON document for `metadata`; `results` give the location of each item."""
     for field in dataclasses.fields(metadata):
         if field.name not in _KEPT and getattr(metadata, field.name) is not None:
             raise _refused(f"metadata.{field.name}", "a field that this towline does not know")
@@ -112,7 +112,7 @@ def encode(metadata: Metadata, results: Iterable[Iterable[WriteResult]], world_s
 
 
 def decode(document: bytes) -> Metadata:
-    """The metadata of a document, with a `Stored` for each item as its storage data."""
+    """Metadata from a JSON document, with a `Stored` for each item as its storage data."""
     try:
         node = json.loads(document)
         version = node[_MARK]
@@ -135,7 +135,7 @@ def decode(document: bytes) -> Metadata:
 
 
 def merge(documents: Iterable[Metadata]) -> Metadata:
-    """What several ranks saved, each with metadata of its own: of what several have, the first one's counts."""
+    """Merges the metadata of ranks that saved without collectives. For an item that several have, the first one counts."""
     whole = Metadata({}, None, {}, StorageMeta())
     for metadata in documents:
         for fqn, held in metadata.state_dict_metadata.items():
@@ -153,7 +153,7 @@ def merge(documents: Iterable[Metadata]) -> Metadata:
 
 def _refused(where: str, what: str) -> UnsupportedValue:
     error = UnsupportedValue(
-        f"{where} cannot be kept without pickling it: it is {what} (leave it out, or write it as plain values)"
+        f"{where} cannot be saved without pickle: it is {what} (leave it out, or convert it to plain values)"
     )
     error.place = where
     return error
@@ -205,7 +205,7 @@ def _properties(fqn: str, properties: TensorProperties) -> dict[str, Any]:
 
 
 def _read_properties(node: Mapping[str, Any]) -> TensorProperties:
-    # Another version of torch may have other fields: those that this one lacks are left out.
+    # Another version of torch may have other fields: unknown ones are ignored.
     known = {field.name for field in dataclasses.fields(TensorProperties)}
     values: dict[str, Any] = {"dtype": dtype_named(node["dtype"])}
     for name, value in node.items():

@@ -1,5 +1,5 @@
-"""Loading: torch's StorageReader, which reads the boxes that a rank needs in one go, each chunk once, straight to where they
-belong."""
+"""StorageReader for torch.distributed.checkpoint. It reads all shards that a rank needs at once, each chunk once, directly into
+their tensors."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ from . import folder
 from .metadata import METADATA, Stored, as_bytes, decode, dtype_named, manifest_of, merge, rank_metadata
 from .writer import StorageWriter
 
-#: Stretches of bytes that are no further apart are read together.
+#: Byte ranges with gaps of at most this length are read together.
 _GAP = 1 << 20
 
 
 class StorageReader(TorchStorageReader):
-    """Loads distributed checkpoints from a repository: `dcp.load(state, storage_reader=StorageReader(repo, NAME))`, on as many
-    ranks as there are now.
+    """Loads distributed checkpoints from a repository: `dcp.load(state, storage_reader=StorageReader(repo, NAME))`. The number of
+    ranks may differ from the save.
 
-    `repo` is a repository or its address; `name` is what was saved, or `RUN@latest`, `RUN@upto=N`, `RUN@min=METRIC`,
-    `RUN@max=METRIC`; a `checkpoint_id` counts instead. All ranks read the same step, or none. Folders that torch's
-    FileSystemWriter wrote and that were saved as files are read, too.
+    `repo` is a Repository or its URL. `name` is a saved name, or `RUN@latest`, `RUN@upto=N`, `RUN@min=METRIC` or
+    `RUN@max=METRIC`; a `checkpoint_id` given to `dcp.load` replaces it. All ranks load the same step, or all fail. Checkpoints of
+    torch's FileSystemWriter that were saved as files can be loaded, too.
 
-    What is no tensor torch's planner unpickles, and a pickle may run any code: objects beyond numbers, texts and their like are
-    refused, unless `pickle=True` says that whoever saved the step is trusted.
+    torch's planner unpickles everything that is no tensor, and a pickle can run any code. So objects other than plain values are
+    refused; pass `pickle=True` if you trust whoever saved the step.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class StorageReader(TorchStorageReader):
         self.repository = repo if isinstance(repo, Repository) else open_repository(repo)
         self.name = name
         self._asked: str | None = None
-        #: The step that is read, by its name and what it held when its metadata was read.
+        #: Step being read: its name, and its manifest when the metadata was read.
         self._step: tuple[str, str] | None = None
         self._stored: dict[MetadataIndex, Stored] = {}
 
@@ -59,12 +59,12 @@ class StorageReader(TorchStorageReader):
 
     @property
     def checkpoint_id(self) -> str | None:
-        """The name that is read."""
+        """Name that is loaded."""
         return self._step[0] if self._step else self._asked or self.name
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Can it be a name in a repository, or the choice of a run's step?"""
+        """True for a valid name in a repository, or a selector such as `RUN@latest`."""
         return StorageWriter.validate_checkpoint_id(os.fspath(checkpoint_id).partition("@")[0])
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
@@ -72,8 +72,7 @@ class StorageReader(TorchStorageReader):
         self._step, self._stored = None, {}
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """The metadata of all ranks; or with `rank`, of a step whose ranks saved without collectives, that rank's before the
-        others'."""
+        """Returns the metadata of all ranks. If they saved without collectives, pass `rank`: its metadata takes precedence."""
         asked = self._asked or self.name
         if asked is None:
             raise UsageError("no name to load: give the StorageReader one, or dcp.load a checkpoint_id")
@@ -112,41 +111,41 @@ class StorageReader(TorchStorageReader):
         if len(steps) > 1:
             names = ", ".join(f"{name} ({manifest[:12]})" for name, manifest in sorted(steps))
             raise Conflict(
-                f"a step was saved while the ranks began to load, and they found different ones: {names} (load again)"
+                f"the ranks found different steps, because one was saved while they started to load: {names} (load again)"
             )
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         if self._step is None:
-            raise UsageError("this plan was not made with towline.dcp.StorageReader.prepare_global_plan")
+            raise UsageError("this plan was not prepared by towline.dcp.StorageReader.prepare_global_plan")
         name, manifest = self._step
         self._read_bytes(name, [item for item in plan.items if item.type == LoadItemType.BYTE_IO], planner)
         self._read_tensors(name, [item for item in plan.items if item.type != LoadItemType.BYTE_IO], planner)
         if manifest_of(self.repository, name) != manifest:
             raise Conflict(
-                f"{name} was saved anew or removed while it was loaded: what was loaded is mixed (load again)"
+                f"{name} was saved anew or removed while it was loaded: the loaded state may mix both (load again)"
             )
         done: Future[None] = Future()
         done.set_result(None)
         return done
 
     def _read_bytes(self, name: str, items: Iterable[ReadItem], planner: LoadPlanner) -> None:
-        for path, start, end, wanted in _stretches([(item, self._stored[item.storage_index]) for item in items]):
+        for path, start, end, wanted in _ranges([(item, self._stored[item.storage_index]) for item in items]):
             held = memoryview(self.repository.read(name, path, start, end))
             for item, stored in wanted:
                 at = stored.start - start
                 planner.load_bytes(item, self._without_code(name, item, held[at : at + stored.length]))
 
     def _without_code(self, name: str, item: ReadItem, held: memoryview) -> io.BytesIO:
-        """The bytes of an object, made anew from what needs no pickle."""
+        """Bytes of an object, loaded with weights_only=True and saved again, so that unpickling them runs no code."""
         if self._pickle:
             return io.BytesIO(held)
         try:
             loaded = torch.load(io.BytesIO(held), weights_only=True)
         except pickling.UnpicklingError as error:
             raise Unsupported(
-                f"{name} has an object at {item.storage_index.fqn} that only a pickle makes, and a pickle may run any code: "
-                "towline.dcp.StorageReader(..., pickle=True) makes it, if whoever saved it is trusted"
+                f"{name} has an object at {item.storage_index.fqn} that needs unpickling, and a pickle can run any code: "
+                "pass towline.dcp.StorageReader(..., pickle=True) if you trust whoever saved it"
             ) from error
         made = io.BytesIO()
         torch.save(loaded, made)
@@ -160,7 +159,7 @@ class StorageReader(TorchStorageReader):
             commits.append((item, target))
             if tuple(target.shape) != tuple(item.lengths):
                 raise UsageError(
-                    f"{item.storage_index.fqn} does not fit: {list(item.lengths)} is read, and goes to {list(target.shape)}"
+                    f"{item.storage_index.fqn} does not fit: {list(item.lengths)} is read into a tensor of {list(target.shape)}"
                 )
             stored = self._stored[item.storage_index]
             if stored.tensor is not None:
@@ -177,8 +176,8 @@ class StorageReader(TorchStorageReader):
 
 
 class _Reading:
-    """Boxes of tensors on their way to where they belong. What has to be converted, or to go to a GPU, takes as much memory
-    beside them as the engine's own buffers may, and is read in several goes if it is more."""
+    """Reads of shards into their tensors. Shards that are converted or copied to a GPU go through host memory: at most as much
+    as the engine's memory budget, in several reads if needed."""
 
     def __init__(self, repository: Repository, name: str):
         self._engine, self._name = repository._engine, name
@@ -211,7 +210,7 @@ class _Reading:
 
 
 def _want(item: ReadItem, stored: Stored, dtype: torch.dtype, there: torch.Tensor) -> tuple[Any, ...]:
-    """The engine's description of the read of an item."""
+    """Read of an item, as the engine takes it."""
     window = None
     if item.lengths:
         origin = stored.origin or (0,) * len(item.lengths)
@@ -223,10 +222,10 @@ def _want(item: ReadItem, stored: Stored, dtype: torch.dtype, there: torch.Tenso
     return want(stored.tensor, stored.path, window, there.data_ptr(), _torch.nbytes(there))
 
 
-def _stretches(
+def _ranges(
     items: list[tuple[ReadItem, Stored]],
 ) -> Iterable[tuple[str, int, int, list[tuple[ReadItem, Stored]]]]:
-    """Stretches of files, and which items lie in each."""
+    """Merges items to byte ranges of files; yields each range with its items."""
     found: list[tuple[str, int, int, list[tuple[ReadItem, Stored]]]] = []
     for item, stored in sorted(items, key=lambda one: (one[1].path, one[1].start)):
         end = stored.start + stored.length

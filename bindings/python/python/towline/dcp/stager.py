@@ -1,9 +1,8 @@
-"""Staging: a copy of a state in host memory, so that training may go on while the copy is saved.
+"""Staging: a copy of the state in host memory, so that training continues while the copy is saved.
 
-The memory is used again from save to save. A state that comes while the last one is still being saved waits for it, so there
-is never more than one staged copy. In the background it waits there: `async_save` returns at once, with futures of both the
-staging and the upload (https://github.com/pytorch/pytorch/blob/main/torch/distributed/checkpoint/state_dict_saver.py,
-`AsyncSaveResponse`).
+The memory is reused from save to save, so there is never more than one staged copy: staging waits until the state before is
+saved. With background staging `async_save` does not wait: it returns futures of the staging and the upload
+(https://github.com/pytorch/pytorch/blob/main/torch/distributed/checkpoint/state_dict_saver.py, `AsyncSaveResponse`).
 """
 
 from __future__ import annotations
@@ -25,22 +24,22 @@ from .. import _torch, _towline
 from .._devices import Devices, gpus, pin
 from ..errors import Exhausted, Unsupported, UsageError
 
-#: Tensors begin at multiples of it.
+#: Alignment of tensors, in bytes.
 _ALIGNED = 64
-#: A staged state that nobody begins to save for so many seconds is not waited for.
+#: Seconds after which a staged state that no save has claimed no longer blocks the next one.
 _UNCLAIMED = 30.0
 
 
 class Stager(AsyncStager):
-    """Stages states for `dcp.async_save(..., async_stager=stager)`, one after the other: in host memory that it uses again once
-    a `towline.dcp.StorageWriter` saved what is there. A StorageWriter has one of its own.
+    """Stages states for `dcp.async_save(..., async_stager=stager)`, one at a time, in host memory. The memory is reused once a
+    `towline.dcp.StorageWriter` has saved the state. Every StorageWriter has a stager of its own.
 
-    `stage` is `"blocking"` (a state is copied when `async_save` returns) or `"background"`: it returns at once with an
-    `AsyncSaveResponse` (torch 2.9 and newer), and tensors must not change before its `staging_completion` is done. What is no
-    tensor is always copied at once.
+    `stage` is `"blocking"` (the state is copied when `async_save` returns) or `"background"`: `async_save` returns at once with
+    an `AsyncSaveResponse` (torch 2.9 and newer), and tensors must not change before its `staging_completion` is done. Values that
+    are no tensors are always copied at once.
     """
 
-    # What `stage` gives is copied already, or a future.
+    # `stage` returns a complete copy, or a future of one.
     _synchronize_after_execute = False
 
     def __init__(self, stage: str = "blocking"):
@@ -62,7 +61,7 @@ class Stager(AsyncStager):
         self._last: Future[dict[str, Any]] | None = None
 
     def stage(self, state_dict: Mapping[str, Any]) -> dict[str, Any] | Future[dict[str, Any]]:
-        """A copy of `state_dict` on the host, once the last one is saved, or a future of it."""
+        """Copies `state_dict` to host memory, once the state before is saved; returns the copy, or a future of it."""
         devices: set[torch.device] = set()
 
         def note(tensor: torch.Tensor) -> torch.Tensor:
@@ -94,24 +93,24 @@ class Stager(AsyncStager):
             return staged
 
     def synchronize_staging(self) -> None:
-        """Waits until what was given last is staged; raises what made that fail."""
+        """Waits until the last state is staged; raises if that failed."""
         if self._last is not None:
             self._last.result()
 
     def close(self) -> None:
-        """Waits until all is staged, and lets go of the memory. The stager can be used again."""
+        """Waits until all states are staged, and frees the memory. The stager can be used again."""
         if self._worker is not None:
             self._worker.shutdown()
         self._set_up_anew()
 
     def claim(self) -> None:
-        """Says that this thread saves what was staged, if another thread staged it."""
+        """Marks the staged state as being saved by this thread, if another thread staged it."""
         lease = self._lease
         if lease is not None:
             lease.claim()
 
 
-#: All that there are: a StorageWriter may save what a stager that is not its own staged.
+#: All stagers: a StorageWriter may save a state that another stager staged.
 _stagers: weakref.WeakSet[Stager] = weakref.WeakSet()
 
 
@@ -121,19 +120,19 @@ def _leases(tensors: list[torch.Tensor]) -> list[Lease]:
 
 
 def claim(tensors: list[torch.Tensor]) -> None:
-    """Says that this thread saves `tensors`, if they are what was staged."""
+    """Marks `tensors` as being saved by this thread, if they are staged."""
     for lease in _leases(tensors):
         lease.claim()
 
 
 def release(tensors: list[torch.Tensor]) -> None:
-    """Says that `tensors` are saved: if they are what was staged, its memory is free."""
+    """Marks `tensors` as saved: if they are staged, their memory is free."""
     for lease in _leases(tensors):
         lease.over.set()
 
 
 class Staged(dict[str, Any]):
-    """A staged state. To another process it goes as one stretch of shared memory, whatever the number of its tensors."""
+    """A staged state. It is sent to another process as a single block of shared memory, however many tensors it has."""
 
     __slots__ = ("__weakref__", "lease")
 
@@ -146,8 +145,8 @@ class Staged(dict[str, Any]):
 
 
 class Lease:
-    """The use of staged memory by one save. It is over when the writer says so, when nobody holds the state any more, or when
-    the thread that saves it has ended, however it ended."""
+    """Use of the staging memory by one save. It ends when the writer releases it, when the state is garbage-collected, or when
+    the thread that saves it has ended."""
 
     def __init__(self, staged: Staged, region: Region, by: threading.Thread):
         self.region = region
@@ -158,7 +157,7 @@ class Lease:
         self._since = time.monotonic()
 
     def claim(self) -> None:
-        """This thread saves it: unless it is the one that had it staged, which saves something else then."""
+        """Records that this thread saves the state. The thread that staged it does not count: it saves another state."""
         thread = threading.current_thread()
         if self._saver is None and thread is not self._by:
             self._saver = thread
@@ -172,20 +171,20 @@ class Lease:
 
 
 class Region:
-    """Host memory that tensors are copied to, again and again: as long as the longest so far, and no more than four times as
-    long as the last. Pinned once a GPU's tensors come; shared once another process reads it."""
+    """Reusable host memory that tensors are copied to: as large as the largest state so far, and at most four times as large as
+    the last one. It is pinned at the first GPU tensor, and moved to shared memory once another process reads it."""
 
     def __init__(self, shared: bool = False):
         self.shared = shared
         self._memory = torch.empty(0, dtype=torch.uint8)
         self._unpin: weakref.finalize[..., Any] | None = None
         self._pinned_for: torch.device | None = None
-        #: Where the memory began when it was filled.
+        #: Address of the memory when it was filled.
         self._begin = 0
 
     def fill(self, tensors: list[torch.Tensor], devices: Devices | None = None) -> list[torch.Tensor]:
-        """Copies of plain dense tensors, each contiguous and with a storage of its own, all in this memory. `devices` are those
-        that they are on."""
+        """Copies dense tensors to this memory; each copy is contiguous and has its own storage. `devices` are the devices that
+        they are on."""
         starts, length = [], 0
         for tensor in tensors:
             starts.append(length)
@@ -193,7 +192,7 @@ class Region:
         devices = Devices(gpus(tensors)) if devices is None else devices
         self._reserve(length, next(iter(devices), None))
         copies, plain = [], []
-        # A storage for each: who pickles one tensor of them does not pickle all of the memory.
+        # A storage for each: pickling one tensor must not pickle the whole memory.
         held = self._memory.numpy()
         self._begin = self._memory.data_ptr()
         for tensor, start in zip(tensors, starts, strict=True):
@@ -213,11 +212,11 @@ class Region:
         return copies
 
     def holds(self, tensor: torch.Tensor) -> bool:
-        """Does `tensor` lie in this memory?"""
+        """True if `tensor` is in this memory."""
         return tensor.numel() > 0 and self._begin <= tensor.data_ptr() < self._begin + self._memory.numel()
 
     def share(self) -> Callable[[torch.Tensor], torch.Tensor]:
-        """Makes it memory that another process can map; gives what turns the copies into views of it."""
+        """Moves the memory to shared memory; returns a function that turns a copy into a view of it."""
         private = self._memory
         if not private.is_shared():
             self.shared = True
@@ -232,7 +231,7 @@ class Region:
         return view
 
     def _reserve(self, length: int, device: torch.device | None) -> None:
-        """Makes the memory as long as is wanted, and pins it where `device` copies to it."""
+        """Resizes the memory to at least `length` bytes, and pins it if `device` copies to it."""
         there = self._memory.numel()
         if there < length or there > max(4 * length, 1 << 20) or (self.shared and not self._memory.is_shared()):
             if self._unpin is not None:
@@ -247,7 +246,7 @@ class Region:
 
 
 class _Leaves:
-    """The tensors of a state, each once however often it is there."""
+    """Distinct tensors of a state."""
 
     def __init__(self) -> None:
         self.tensors: list[torch.Tensor] = []
@@ -265,7 +264,7 @@ class _Leaves:
 
     @staticmethod
     def _key(tensor: torch.Tensor) -> Any:
-        # State dicts make new tensor objects of the same memory.
+        # Each call of state_dict() creates new tensor objects for the same memory.
         return (
             tensor.device,
             tensor.data_ptr(),
@@ -282,7 +281,7 @@ def _walk(
     tensor: Callable[[torch.Tensor], torch.Tensor],
     other: Callable[[Any], Any] = lambda value: value,
 ) -> Any:
-    """A state with `tensor` of its tensors and `other` of what is none."""
+    """Copy of a state with `tensor` applied to its tensors and `other` to all other values."""
     if isinstance(value, torch.Tensor):
         return tensor(value)
     if isinstance(value, Mapping):
@@ -293,7 +292,7 @@ def _walk(
 
 
 def _tensor(tensor: torch.Tensor, leaf: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-    """A tensor with `leaf` of what is dense of it: itself, or what it wraps."""
+    """Applies `leaf` to a dense tensor, or to the dense tensors that a wrapper holds."""
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
         return _wrapped(tensor, leaf)
     if tensor.device.type == "meta":
@@ -302,14 +301,14 @@ def _tensor(tensor: torch.Tensor, leaf: Callable[[torch.Tensor], torch.Tensor]) 
         return tensor.detach().cpu().clone()
     made = leaf(tensor.detach())
     if vars(tensor):
-        # Such as what says that it is a part of another.
+        # For example, marks of a shard.
         made = made.view(made.shape)
         vars(made).update(vars(tensor))
     return made
 
 
 def _wrapped(tensor: torch.Tensor, leaf: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-    """A distributed tensor, or another one that wraps plain ones."""
+    """Applies `leaf` within a DTensor, or another tensor subclass that wraps plain tensors."""
     wrapper: Any = tensor
     if type(tensor).__name__ == "AsyncCollectiveTensor":
         return _tensor(wrapper.wait(), leaf)
@@ -319,8 +318,8 @@ def _wrapped(tensor: torch.Tensor, leaf: Callable[[torch.Tensor], torch.Tensor])
     names, context = wrapper.__tensor_flatten__()
     inner = {name: getattr(tensor, name) for name in names}
     parts = {name: _tensor(one, leaf) for name, one in inner.items() if isinstance(one, torch.Tensor)}
-    # What wraps a view of something longer takes over where it begins, and torch then takes that for its address when it
-    # pickles it: so views come after.
+    # A wrapper of a view takes over its storage offset, which torch then uses as the address when it pickles the wrapper. So
+    # views are set afterwards.
     views = {name: part for name, part in parts.items() if part.storage_offset()}
     whole = {name: parts.get(name, one) if name not in views else one for name, one in inner.items()}
     made: torch.Tensor = type(wrapper).__tensor_unflatten__(whole, context, tensor.size(), tensor.stride())
@@ -330,7 +329,7 @@ def _wrapped(tensor: torch.Tensor, leaf: Callable[[torch.Tensor], torch.Tensor])
 
 
 def _own(value: Any) -> Any:
-    """A copy of what is saved by pickling it: its tensors get memory of their own, or all of the region would be pickled."""
+    """Copy of a value that is saved by pickling. Its tensors get their own memory, or the whole region would be pickled."""
     if isinstance(value, torch.Tensor):
         return value.detach().cpu().clone()
     if type(value) is tuple:
@@ -339,7 +338,7 @@ def _own(value: Any) -> Any:
 
 
 def _shared(length: int) -> torch.Tensor:
-    """Memory that other processes can map."""
+    """Allocates shared memory."""
     folder = "/dev/shm"
     free = os.statvfs(folder) if os.path.isdir(folder) else None
     if free is not None and free.f_bavail * free.f_frsize < length:

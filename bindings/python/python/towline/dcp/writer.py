@@ -1,8 +1,8 @@
-"""Saving: torch's StorageWriter, which stages for `async_save` as well.
+"""StorageWriter for torch.distributed.checkpoint, which is also the stager of `async_save`.
 
-Every rank saves its items as a part of the step, from the memory of its tensors, and the coordinator saves the metadata as the
-last part: that makes the step visible, whole, in one commit. What tells the parts of this save from those of another try, the
-attempt, the coordinator chooses anew each time and hands out with the plans.
+Every rank saves its items as a part of the step, directly from the memory of its tensors. The coordinator saves the metadata as
+the last part, which makes the whole step visible in one commit. For each save the coordinator creates an attempt, an id that
+separates its parts from those of other tries, and sends it to the ranks with their plans.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from ..repository import open as open_repository
 from .metadata import METADATA, Stored, as_bytes, encode, has_word, manifest_of, rank_metadata
 from .stager import Region, Stager, claim, release
 
-#: What one part of a rank holds, about: the host memory that tensors of a GPU are copied through.
+#: Approximate bytes in one part: the host memory that GPU tensors are copied through.
 BATCH = 4 << 30
 
 _SEGMENT = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._+=-]+")
@@ -46,29 +46,30 @@ _SEGMENT = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._+=-]+")
 #: A file and its pieces, as the engine takes them.
 _File = tuple[str, list[Any]]
 
-#: The handout that arrived in this thread last. It counts rather than the one in the plan: a planner that caches its plans
-#: gives back an old plan, with what was handed out with it then.
+#: The handout that this thread received last. It replaces the one in the plan: a planner that caches plans returns an old plan
+#: with its old handout.
 _arrived = threading.local()
-#: How often this process saved a name of a repository without collectives.
+#: Number of saves without collectives by this process, by repository and name.
 _times: collections.Counter[tuple[str, str]] = collections.Counter()
 
 
 class StorageWriter(TorchStorageWriter, AsyncStager):
     """Saves distributed checkpoints to a repository: `dcp.save(state, checkpoint_id=NAME, storage_writer=StorageWriter(repo))`.
 
-    `repo` is a repository or its address, `name` what is saved where no `checkpoint_id` is given. As with torch's own writers a
-    name that is there already is saved anew: it keeps what it held until the new step is whole. With `overwrite=False` that
-    is refused before anything is written. `metrics` and `labels` are kept with the step. It is stored as small as can be; with
-    `compression="if-faster"` raw while the store takes bytes faster than they are made smaller, with False raw always.
+    `repo` is a Repository or its URL, `name` the name to save as if no `checkpoint_id` is given. As with torch's own writers, an
+    existing name is replaced, in one commit once the new step is complete. `overwrite=False` raises Conflict instead, before
+    anything is written. `metrics` and `labels` are stored with the step. Every `key_every`th step of a run is stored without
+    differences to others. Data is stored as small as possible; `compression="if-faster"` stores it raw while writing is faster
+    than compressing, False always.
 
     `stage="background"` makes `dcp.async_save` return before the state is copied, as for `Stager`.
 
-    Without collectives (`use_collectives=False`) no plan is handed out: ranks find each other by `attempt`, which must be another
-    whenever all of them start again; by default what they agree on through the store of torch.distributed. How often this process
-    saved the name counts too. `batch` bounds the bytes of host memory that a rank copies GPU tensors through.
+    Without collectives (`use_collectives=False`) ranks exchange no plans, and match their parts by `attempt`: a value that all
+    ranks share and that must change at every restart. By default they agree on one through the store of torch.distributed. All
+    ranks must also save a name equally often. `batch` limits the host memory, in bytes, that a rank copies GPU tensors through.
     """
 
-    # What `stage` gives is copied already.
+    # `stage` returns a complete copy.
     _synchronize_after_execute = False
 
     def __init__(
@@ -88,14 +89,14 @@ class StorageWriter(TorchStorageWriter, AsyncStager):
         super().__init__()
         if batch < 1:
             raise UsageError(f"a batch is a number of bytes, not {batch}")
-        # Says now what is wrong with it.
+        # Checks the options early.
         options = save_options(metrics, labels=labels, key_every=key_every, compression=compression)
         _given.check_save("run/step-0", options)
         self.repository = repo if isinstance(repo, Repository) else open_repository(repo)
         self.name, self.overwrite = name, overwrite
         self.metrics, self.labels = dict(metrics or {}), dict(labels or {})
         self.key_every, self.compression, self.attempt, self.batch = key_every, compression, attempt, batch
-        #: The report of the last save of this process.
+        #: Report of this process's last save.
         self.report: SaveReport | None = None
         self._staging = stage
         self._set_up()
@@ -104,8 +105,8 @@ class StorageWriter(TorchStorageWriter, AsyncStager):
         self._stager, self._save = Stager(self._staging), _Save()
 
     def __getstate__(self) -> dict[str, Any]:
-        unsaid = ("_stager", "_save", "report")
-        return {key: value for key, value in vars(self).items() if key not in unsaid}
+        transient = ("_stager", "_save", "report")
+        return {key: value for key, value in vars(self).items() if key not in transient}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state, report=None)
@@ -116,12 +117,12 @@ class StorageWriter(TorchStorageWriter, AsyncStager):
 
     @property
     def checkpoint_id(self) -> str | None:
-        """The name that is saved."""
+        """Name that is saved."""
         return self._save.name or self.name
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Can it be a name in a repository?"""
+        """True for a valid name in a repository."""
         return all(_SEGMENT.fullmatch(segment) for segment in os.fspath(checkpoint_id).split("/"))
 
     def storage_meta(self) -> StorageMeta | None:
@@ -130,18 +131,18 @@ class StorageWriter(TorchStorageWriter, AsyncStager):
     # -- Staging ---------------------------------------------------------------------------------------------------------
 
     def stage(self, state_dict: dict[str, Any]) -> dict[str, Any] | concurrent.futures.Future[dict[str, Any]]:
-        """A copy of the state on the host, in memory that is used again once it is saved; waits while it is not. The same copy
-        serves `async_save` in a thread and in a process, where it becomes shared memory."""
+        """Copies the state to reusable host memory, once the state before is saved. The copy serves `async_save` in a thread and
+        in a process, where it is moved to shared memory."""
         return self._stager.stage(state_dict)
 
     def synchronize_staging(self) -> None:
-        """Waits until what was given last is staged."""
+        """Waits until the last state is staged."""
         self._stager.synchronize_staging()
 
     def close(self) -> None:
-        """Lets go of the memory for staging, once all is staged. The StorageWriter can be used again."""
+        """Waits until all states are staged, and frees the staging memory. The StorageWriter can be used again."""
         self._stager.close()
-        # A save that another thread is at keeps what it has.
+        # A save in another thread keeps its memory.
         self._save.forget()
 
     # -- Saving, in the order of torch's calls -----------------------------------------------------------------------------
@@ -171,7 +172,7 @@ class StorageWriter(TorchStorageWriter, AsyncStager):
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         handouts = self._handouts(plans) if self._save.collective else [self._own_handout()]
-        # Where nothing is scattered this is the one.
+        # Without a scatter, this process's handout is the only one.
         _arrived.handout = handouts[0]
         return [dataclasses.replace(plan, storage_data=one) for plan, one in zip(plans, handouts, strict=True)]
 
@@ -179,7 +180,7 @@ class StorageWriter(TorchStorageWriter, AsyncStager):
         handout = getattr(_arrived, "handout", None) or plan.storage_data
         if not isinstance(handout, Handout):
             raise UsageError(
-                "this plan was not made with towline.dcp.StorageWriter.prepare_global_plan, which every save calls"
+                "this plan was not prepared by towline.dcp.StorageWriter.prepare_global_plan, which dcp.save calls"
             )
         save = self._save
         save.handout, results, tensors = handout, [], []
@@ -189,7 +190,7 @@ class StorageWriter(TorchStorageWriter, AsyncStager):
             results += batch.results
             claim(batch.tensors)
             if handout.first is None or not save.collective:
-                # It goes with the metadata, in `finish`.
+                # `finish` saves it together with the metadata.
                 save.held = batch
             else:
                 self._put(batch.files, handout.first + number)
@@ -207,7 +208,7 @@ class StorageWriter(TorchStorageWriter, AsyncStager):
             report = self._put([(METADATA, [document])], handout.total - 1)
             if not report.complete:
                 raise Conflict(
-                    f"{self._name()} is not saved: of attempt {handout.attempt} part {report.waits_for} is not there "
+                    f"{self._name()} is not saved: part {report.waits_for} of attempt {handout.attempt} is missing "
                     "(did every rank use this StorageWriter?)"
                 )
             return
@@ -217,7 +218,7 @@ class StorageWriter(TorchStorageWriter, AsyncStager):
         save.held = None
 
     def _put(self, files: list[_File], part: int | None) -> SaveReport:
-        """Saves files as the whole step, or as one part of it."""
+        """Saves files as the complete step, or as one part of it."""
         handout = self._save.planned()
         options = save_options(
             self.metrics,
@@ -244,11 +245,11 @@ class StorageWriter(TorchStorageWriter, AsyncStager):
         if sum(parts) == 1:
             return [Handout(attempt, 0, 1, None, 1, 1)]
         firsts = [sum(parts[:rank]) for rank in range(ranks)]
-        # The metadata is one more.
+        # The metadata is one part more.
         return [Handout(attempt, rank, ranks, firsts[rank], parts[rank], sum(parts) + 1) for rank in range(ranks)]
 
     def _own_handout(self) -> Handout:
-        """For a rank that gets no plan from others."""
+        """Handout of a rank that saves without collectives."""
         rank, ranks = self._save.rank, 1
         if dist.is_available() and dist.is_initialized():
             ranks = dist.get_world_size()
@@ -259,40 +260,40 @@ class StorageWriter(TorchStorageWriter, AsyncStager):
 
 
 class _Save(threading.local):
-    """The save that this thread is at: `async_save` may begin one while another ends."""
+    """Save in progress in this thread: `async_save` may start one while another finishes."""
 
     def __init__(self) -> None:
         self.forget()
 
     def forget(self) -> None:
-        #: Where tensors that are not plain memory of the host are copied to.
+        #: Host memory for copies of tensors that are not plain host memory.
         self.copies = Region()
         self.begin(None)
 
     def begin(self, name: str | None) -> None:
         self.name, self.coordinator, self.rank, self.collective = name, True, 0, True
         self.handout: Handout | None = None
-        #: What waits for the metadata.
+        #: Files that are saved together with the metadata.
         self.held: _Batch | None = None
 
     def planned(self) -> Handout:
-        """Its handout, which came with the plan."""
+        """Handout that came with the plan."""
         assert self.handout is not None
         return self.handout
 
 
 @dataclasses.dataclass(frozen=True)
 class Handout:
-    """What the coordinator hands a rank with its plan."""
+    """Data that the coordinator sends a rank with its plan."""
 
     attempt: str
     rank: int
     world_size: int
-    #: The number of the rank's first part; None, if the step is saved in one piece.
+    #: Number of the rank's first part; None if the step is saved in one piece.
     first: int | None
-    #: How many parts the rank saves.
+    #: Number of parts that the rank saves.
     parts: int
-    #: How many parts make the step.
+    #: Number of parts of the step.
     total: int
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -301,7 +302,7 @@ class Handout:
 
 
 class _Batch:
-    """Items of a plan as files, their pieces lent by `tensors`."""
+    """Items of a plan as files. The pieces of the files are memory of `tensors`."""
 
     def __init__(self, stem: str, items: Sequence[WriteItem], planner: SavePlanner, copies: Region):
         self.files: list[_File] = []
@@ -333,7 +334,7 @@ class _Batch:
             }
             stored = Stored(path, name, str(dtype).removeprefix("torch."), not plain)
             self.results.append(WriteResult(item.index, size, stored))
-        # As torch tells where a part belongs, https://github.com/pytorch/pytorch/blob/main/torch/distributed/checkpoint/_hf_utils.py
+        # Same metadata as torch's writer: https://github.com/pytorch/pytorch/blob/main/torch/distributed/checkpoint/_hf_utils.py
         metadata = {"DCP_SHARDING_INFO": json.dumps(sharding), "DCP_VERSION": "1.0", "format": "pt"}
         header, starts, _ = _towline.lay_out(leaves, metadata)
         order = sorted(range(len(tensors)), key=starts.__getitem__)
@@ -356,7 +357,7 @@ class _Batch:
 
 
 def _plain(item: WriteItem, tensor: Any) -> torch.Tensor:
-    """The tensor of an item, if it can be stored."""
+    """Tensor of an item, if it can be stored."""
     where = _shown(item.index)
     if type(tensor).__name__ == "AsyncCollectiveTensor":
         tensor = tensor.wait()
@@ -372,19 +373,19 @@ def _plain(item: WriteItem, tensor: Any) -> torch.Tensor:
     elif tensor.layout is not torch.strided:
         what, help = f"a tensor of the layout {tensor.layout}", "turn it into a dense one"
     if what is not None:
-        error = UnsupportedValue(f"{where} cannot be kept: it is {what} ({help})")
+        error = UnsupportedValue(f"{where} cannot be saved: it is {what} ({help})")
         error.place, error.help = where, help
         raise error
     sizes = _data(item).chunk.sizes
     if tuple(tensor.shape) != tuple(sizes):
         raise UsageError(
-            f"{where} is planned as {list(sizes)} and is {list(tensor.shape)}: did it change while it was saved?"
+            f"{where} has the shape {list(tensor.shape)}, not {list(sizes)} as planned: did it change during the save?"
         )
     return tensor.detach()
 
 
 def _named(item: WriteItem, taken: set[str]) -> str:
-    """What an item's tensor is called in its file: the same in every step, and by all parts of a tensor differently."""
+    """Name of an item's tensor in its file: the same in every step, and a different one for each part of a tensor."""
     data = _data(item)
     chunk, name = data.chunk, item.index.fqn
     if chunk.sizes != data.size:
@@ -398,7 +399,7 @@ def _named(item: WriteItem, taken: set[str]) -> str:
 
 
 def _data(item: WriteItem) -> TensorWriteData:
-    """The description of an item that is a tensor."""
+    """Description of an item that is a tensor."""
     assert item.tensor_data is not None
     return item.tensor_data
 
@@ -409,7 +410,7 @@ def _size(item: WriteItem) -> int:
 
 
 def _split(items: Sequence[WriteItem], parts: int) -> list[list[WriteItem]]:
-    """Items in `parts` groups of about the same size, in their order."""
+    """Splits items into `parts` groups of about the same size; the order stays."""
     groups: list[list[WriteItem]] = [[] for _ in range(parts)]
     whole, before = max(1, sum(map(_size, items))), 0
     for item in items:

@@ -1,0 +1,104 @@
+//! Decisions about requests for names, in the audit log before anything is done.
+
+use std::fmt::Display;
+
+use super::auth::Caller;
+use crate::agent::state::AgentState;
+use crate::audit::{Action, Decision, Repeats, Request, Verdict};
+use crate::cache::Pin;
+use crate::error::{Error, ErrorKind, Result};
+use crate::identity::Identity;
+use crate::repository::Repository;
+
+/// A request for a name.
+#[derive(Debug)]
+pub(super) struct Asked<'a> {
+    pub(super) caller: &'a Caller,
+    pub(super) action: Action,
+    /// The repository, where the request tells it.
+    pub(super) repository: Option<&'a Repository>,
+    /// Repeats within a minute are one entry, as for the ranges of a file.
+    pub(super) repeats: Repeats,
+}
+
+impl Asked<'_> {
+    /// Records that the request for `name` goes on.
+    ///
+    /// # Errors
+    /// If it cannot be recorded: then it is refused.
+    ///
+    /// # Cancel safety
+    /// Safe.
+    pub(super) async fn allow(&self, state: &AgentState, name: impl Display) -> Result<Option<Request>> {
+        let decision = self.decision(state, Some(name.to_string()), Verdict::Allow, self.caller.rule().to_owned());
+        state.record(decision, self.repeats).await
+    }
+
+    /// Records that `asked`, another agent, is asked for `name`; `details` follow the rule.
+    ///
+    /// # Errors
+    /// As [`Asked::allow`].
+    ///
+    /// # Cancel safety
+    /// Safe.
+    pub(super) async fn pass_on(
+        &self,
+        state: &AgentState,
+        name: Option<&str>,
+        asked: &Identity,
+        details: &str,
+    ) -> Result<Option<Request>> {
+        let rule = format!("{}{details}", self.caller.rule());
+        let decision = self.decision(state, name.map(str::to_owned), Verdict::Allow, rule);
+        let (to, asked) = (Some(asked.site().to_owned()), Some(asked.to_string()));
+        state.record(Decision { to, asked, ..decision }, self.repeats).await
+    }
+
+    /// Records that `pin` ends.
+    ///
+    /// # Errors
+    /// As [`Asked::allow`].
+    ///
+    /// # Cancel safety
+    /// Safe.
+    pub(super) async fn end_pin(&self, state: &AgentState, pin: &Pin) -> Result<Option<Request>> {
+        // A pin does not tell its name; its reason is whatever its owner wrote.
+        let rule = format!("{}; pin {} of {}: {}", self.caller.rule(), pin.id, pin.owner, pin.reason);
+        state.record(self.decision(state, None, Verdict::Allow, rule), self.repeats).await
+    }
+
+    /// Records that the request for `name` was refused with `error`, if that is why it failed; gives the error.
+    ///
+    /// # Cancel safety
+    /// Safe.
+    pub(super) async fn refuse(&self, state: &AgentState, name: impl Display, error: Error) -> Error {
+        // To another agent or a token, what it may not have is not there.
+        let absent = error.kind() == ErrorKind::NotFound && self.caller.requester().is_some();
+        if !absent && error.kind() != ErrorKind::Denied {
+            return error;
+        }
+        let decision = self.decision(state, Some(name.to_string()), Verdict::Deny, error.to_string());
+        // It is refused all the same.
+        state.record(decision, Repeats::Together).await.err().unwrap_or(error)
+    }
+
+    fn decision(&self, state: &AgentState, name: Option<String>, verdict: Verdict, rule: String) -> Decision {
+        let site = || state.credentials().ok().map(|credentials| credentials.identity().site().to_owned());
+        let to = match self.action {
+            // Bytes come to this node.
+            Action::Read | Action::Warm | Action::Restore | Action::Handoff => site(),
+            _ => None,
+        };
+        Decision {
+            actor: self.caller.actor(),
+            action: self.action,
+            name,
+            manifest: None,
+            repository: self.repository.map(|repository| repository.id().to_string()),
+            to,
+            asked: None,
+            verdict,
+            rule,
+        }
+    }
+}

@@ -1,0 +1,80 @@
+//! Tokens: made, listed, revoked.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::{Path, State};
+use axum::http::StatusCode;
+use serde::Deserialize;
+use utoipa::ToSchema;
+
+use super::error::{ApiError, JsonBody};
+use crate::agent::config::Span;
+use crate::agent::state::AgentState;
+use crate::agent::tokens::TokenSpec;
+use crate::agent::view;
+use crate::policy::Scopes;
+use crate::work::blocking;
+
+/// Body of a request for a token.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct TokenRequest {
+    /// `read=PATTERN`, `save=PATTERN`, `folder=DIR`, `warm`, `pins`, `metrics`, `admin`.
+    scopes: Vec<String>,
+    /// Label for people.
+    name: Option<String>,
+    /// Tenant whose quota its pins count against; without one it has a quota of its own.
+    tenant: Option<String>,
+    /// Time for which it holds; until it is revoked, if it is not given.
+    expires: Option<Span>,
+}
+
+/// The tokens that there are, without their secrets.
+#[utoipa::path(
+    get,
+    path = "/v1/tokens",
+    operation_id = "listTokens",
+    responses((status = 200, description = "The oldest first", body = view::TokenList)),
+)]
+pub(super) async fn list(State(state): State<Arc<AgentState>>) -> Result<Json<view::TokenList>, ApiError> {
+    Ok(Json(view::TokenList { tokens: state.tokens()?.list() }))
+}
+
+/// Makes a token for the API on loopback. The answer alone has its secret.
+#[utoipa::path(
+    post,
+    path = "/v1/tokens",
+    operation_id = "makeToken",
+    request_body = TokenRequest,
+    responses((status = 201, description = "It is made, which survives a power loss", body = view::MadeToken)),
+)]
+pub(super) async fn make(
+    State(state): State<Arc<AgentState>>,
+    JsonBody(asked): JsonBody<TokenRequest>,
+) -> Result<(StatusCode, Json<view::MadeToken>), ApiError> {
+    let tokens = Arc::clone(state.tokens()?);
+    let TokenRequest { scopes, name, tenant, expires } = asked;
+    let spec = TokenSpec { scopes: Scopes::of(&scopes)?, name, tenant, lasting: expires.map(|span| span.0) };
+    let made = blocking(move || tokens.make(spec)).await?;
+    tracing::info!(id = %made.token.id, scopes = ?made.token.scopes, "made a token");
+    Ok((StatusCode::CREATED, Json(made)))
+}
+
+/// Ends a token. The next request that shows it is refused, and answers under way to it break off.
+#[utoipa::path(
+    delete,
+    path = "/v1/tokens/{id}",
+    operation_id = "revokeToken",
+    params(("id" = String, Path, description = "Id of the token")),
+    responses((status = 200, description = "It holds no more", body = view::RevokedToken)),
+)]
+pub(super) async fn revoke(
+    State(state): State<Arc<AgentState>>,
+    Path(id): Path<String>,
+) -> Result<Json<view::RevokedToken>, ApiError> {
+    let (tokens, revoked) = (Arc::clone(state.tokens()?), id.clone());
+    blocking(move || tokens.revoke(&revoked)).await?;
+    tracing::info!(%id, "revoked a token");
+    Ok(Json(view::RevokedToken { revoked: id }))
+}

@@ -1,0 +1,85 @@
+//! Requesters with a part of the rights of this node's user: other agents, and holders of tokens.
+
+use std::sync::Arc;
+
+use super::tokens::Grant;
+use crate::identity::Identity;
+
+/// Someone with limited rights who asks for something.
+#[derive(Clone, Debug)]
+pub(super) enum Requester {
+    /// Another agent.
+    Agent(Identity),
+    /// Whoever shows a token without the scope `admin`.
+    Token(Arc<Grant>),
+}
+
+impl PartialEq for Requester {
+    fn eq(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Agent(one), Self::Agent(other)) => one == other,
+            (Self::Token(one), Self::Token(other)) => one.id() == other.id(),
+            (Self::Agent(_), Self::Token(_)) | (Self::Token(_), Self::Agent(_)) => false,
+        }
+    }
+}
+
+impl Requester {
+    /// The text by which it is shown, and by which the owners of its pins begin: `SITE/AGENT`, or `token:TENANT/ID`. No agent's
+    /// name holds a colon, so none is taken for a token.
+    pub(super) fn path(&self) -> String {
+        match self {
+            Self::Agent(identity) => identity.path(),
+            Self::Token(grant) => grant.path(),
+        }
+    }
+
+    /// Prefix of the owners whose pins are limited together: those of one agent, of the tokens of one tenant, or of one token without
+    /// a tenant.
+    pub(super) fn limited_owners(&self) -> String {
+        match self {
+            Self::Agent(identity) => format!("{}/", identity.path()),
+            Self::Token(grant) => match grant.tenant() {
+                Some(tenant) => format!("token:{tenant}/"),
+                None => format!("{}/", grant.path()),
+            },
+        }
+    }
+
+    /// True if it is the owner of a pin, by the owner's text.
+    pub(super) fn owns(&self, owner: &str) -> bool {
+        owner.strip_prefix(&self.path()).is_some_and(|rest| rest.starts_with('/'))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::agent::tokens::{TokenSpec, Tokens};
+    use crate::clock::{ManualClock, Timestamp};
+    use crate::policy::Scopes;
+
+    #[test]
+    fn pins_of_a_tenant_are_limited_together_and_seen_apart() {
+        let dir = tempfile::tempdir().unwrap();
+        let tokens = Tokens::open(&dir.path().join("tokens"), Arc::new(ManualClock::at(Timestamp(0)))).unwrap();
+        let token = |tenant: Option<&str>| {
+            let scopes = Scopes::of(&["read=**", "pins"]).unwrap();
+            let spec = TokenSpec { scopes, name: None, tenant: tenant.map(str::to_owned), lasting: None };
+            Requester::Token(tokens.find(&tokens.make(spec).unwrap().secret).unwrap())
+        };
+        let (one, other) = (token(Some("team-a")), token(Some("team-a")));
+        let (alone, longer) = (token(None), token(Some("team-a.b")));
+        assert_eq!(one.limited_owners(), "token:team-a/");
+        assert_eq!(one.limited_owners(), other.limited_owners());
+        assert!(one != other && one == one.clone());
+        for stranger in [&alone, &longer] {
+            assert!(!stranger.limited_owners().starts_with(&one.limited_owners()));
+            assert!(!one.limited_owners().starts_with(&stranger.limited_owners()));
+        }
+        let pin = format!("{}/me", one.path());
+        assert!(one.owns(&pin) && ![&other, &alone, &longer].iter().any(|another| another.owns(&pin)));
+        let agent = Requester::Agent(Identity::new("home", "a").unwrap());
+        assert!(agent.owns("home/a/me") && !agent.owns("home/ab/me") && agent != one);
+    }
+}

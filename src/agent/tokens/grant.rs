@@ -1,0 +1,169 @@
+//! A token as the agent knows it: what it allows, until when, and a hash of its secret.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::time::Duration;
+
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio_util::sync::CancellationToken;
+use ulid::Ulid;
+
+use super::file::Record;
+use crate::agent::view;
+use crate::clock::{Clock, Timestamp};
+use crate::error::{Error, Result};
+use crate::policy::Scopes;
+
+/// Interval between looks at the clock while an answer to a token is under way: clocks are set, and machines sleep.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// Time of a last use of a token that was not used yet.
+const NEVER: i64 = i64::MIN;
+/// Requests of one token in progress at a time. The API serves 256 connections, so no single token can take all of them.
+const REQUESTS_MAX: usize = 64;
+
+/// A token that was made and not revoked.
+#[derive(Debug)]
+pub(in crate::agent) struct Grant {
+    id: Ulid,
+    hash: blake3::Hash,
+    name: Option<String>,
+    tenant: Option<String>,
+    scopes: Scopes,
+    created: Timestamp,
+    expires: Option<Timestamp>,
+    used: AtomicI64,
+    revoked: CancellationToken,
+    /// Permits of its requests in progress.
+    requests: Arc<Semaphore>,
+}
+
+impl Grant {
+    /// The token that `record` describes, unused.
+    ///
+    /// # Errors
+    /// Damaged, if a part of it is malformed.
+    pub(super) fn of(record: Record) -> Result<Self> {
+        let malformed = |what: &'static str| Error::damaged(what).got(format!("{:.64?}", record.id));
+        Ok(Self {
+            id: record.id.parse().map_err(|_| malformed("id of a token is malformed"))?,
+            hash: blake3::Hash::from_hex(&record.hash).map_err(|_| malformed("hash of a token is malformed"))?,
+            scopes: Scopes::of(&record.scopes)
+                .map_err(|source| malformed("scopes of a token are malformed").source(source))?,
+            name: record.name,
+            tenant: record.tenant,
+            created: Timestamp(record.created),
+            expires: record.expires.map(Timestamp),
+            used: AtomicI64::new(NEVER),
+            revoked: CancellationToken::new(),
+            requests: Arc::new(Semaphore::new(REQUESTS_MAX)),
+        })
+    }
+
+    /// The record from which [`Grant::of`] makes it again.
+    pub(super) fn record(&self) -> Record {
+        Record {
+            id: self.id.to_string(),
+            hash: self.hash.to_hex().to_string(),
+            name: self.name.clone(),
+            tenant: self.tenant.clone(),
+            scopes: self.scopes.texts(),
+            created: self.created.0,
+            expires: self.expires.map(|at| at.0),
+        }
+    }
+
+    /// Id, which is no secret.
+    pub(in crate::agent) fn id(&self) -> Ulid {
+        self.id
+    }
+
+    /// Label for people.
+    pub(in crate::agent) fn name(&self) -> Option<&str> {
+        self.name.as_deref()
+    }
+
+    /// Tenant whose quota its pins count against, if it has one.
+    pub(in crate::agent) fn tenant(&self) -> Option<&str> {
+        self.tenant.as_deref()
+    }
+
+    /// Rights.
+    pub(in crate::agent) fn scopes(&self) -> &Scopes {
+        &self.scopes
+    }
+
+    /// The text by which tasks and pins of it are told apart from others: `token:TENANT/ID`.
+    pub(in crate::agent) fn path(&self) -> String {
+        format!("token:{}", self.label())
+    }
+
+    /// `TENANT/ID`, by which the audit log names it.
+    pub(in crate::agent) fn label(&self) -> String {
+        format!("{}/{}", self.tenant.as_deref().unwrap_or_default(), self.id)
+    }
+
+    /// True if `hash` is that of its secret. The comparison takes the same time whatever they are.
+    pub(super) fn is_of(&self, hash: &blake3::Hash) -> bool {
+        self.hash == *hash
+    }
+
+    /// True if it holds no more at `now`.
+    pub(super) fn is_over(&self, now: Timestamp) -> bool {
+        self.revoked.is_cancelled() || self.expires.is_some_and(|at| at <= now)
+    }
+
+    /// Ends it now, whatever its file says.
+    pub(super) fn revoke(&self) {
+        self.revoked.cancel();
+    }
+
+    /// True once it was revoked.
+    pub(super) fn is_revoked(&self) -> bool {
+        self.revoked.is_cancelled()
+    }
+
+    /// Permit of one request, released on drop.
+    ///
+    /// # Errors
+    /// Exhausted, if too many requests of this token are in progress.
+    pub(in crate::agent) fn begin_request(&self) -> Result<OwnedSemaphorePermit> {
+        Arc::clone(&self.requests).try_acquire_owned().map_err(|_| {
+            Error::exhausted("too many requests with this token are in progress")
+                .expected(format!("at most {REQUESTS_MAX}"))
+                .help("read the answers of the others to their end first")
+        })
+    }
+
+    /// Records that it was shown.
+    pub(super) fn use_at(&self, now: Timestamp) {
+        self.used.store(now.0, Ordering::Relaxed);
+    }
+
+    /// Returns once it is revoked or has expired, at most a second later.
+    ///
+    /// # Cancel safety
+    /// Safe.
+    pub(in crate::agent) async fn ended(self: Arc<Self>, clock: Arc<dyn Clock>) {
+        while !self.is_over(clock.now()) {
+            let left = self.expires.map_or(LOOK_EVERY, |at| at.since(clock.now()).min(LOOK_EVERY));
+            tokio::select! {
+                () = self.revoked.cancelled() => {}
+                () = tokio::time::sleep(left) => {}
+            }
+        }
+    }
+
+    /// View without the secret, which the agent does not know.
+    pub(super) fn view(&self) -> view::Token {
+        let used = self.used.load(Ordering::Relaxed);
+        view::Token {
+            id: self.id.to_string(),
+            name: self.name.clone(),
+            tenant: self.tenant.clone(),
+            scopes: self.scopes.texts(),
+            created: self.created.to_string(),
+            expires: self.expires.map(|at| at.to_string()),
+            used: (used != NEVER).then(|| Timestamp(used).to_string()),
+        }
+    }
+}

@@ -1,0 +1,182 @@
+//! Tokens: made for processes that get part of what this node's user may do at the API, kept as hashes, revoked.
+
+mod file;
+mod grant;
+mod paths;
+#[cfg(test)]
+mod tests;
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::time::Duration;
+
+use ulid::Ulid;
+
+use self::file::Record;
+pub(super) use self::grant::Grant;
+pub(super) use self::paths::check_named;
+use super::socket::random_secret;
+use super::view;
+use crate::clock::{Clock, Timestamp};
+use crate::error::{Error, Result};
+use crate::limits::AGENT_NAME_LEN_MAX;
+use crate::name::is_segment;
+use crate::policy::Scopes;
+
+/// Beginning of each token, by which people and scanners recognise one.
+const PREFIX: &str = "towline_";
+/// Tokens that hold at the same time, at most.
+const TOKENS_MAX: usize = 1024;
+/// Bytes of a label, at most.
+const NAME_LEN_MAX: usize = 128;
+
+/// Arguments of [`Tokens::make`].
+#[derive(Debug)]
+pub(super) struct TokenSpec {
+    pub(super) scopes: Scopes,
+    /// Label for people.
+    pub(super) name: Option<String>,
+    pub(super) tenant: Option<String>,
+    /// Time for which it holds; until it is revoked, if it is not given.
+    pub(super) lasting: Option<Duration>,
+}
+
+/// The tokens of an agent, in memory and in its file.
+#[derive(Debug)]
+pub(super) struct Tokens {
+    file: PathBuf,
+    clock: Arc<dyn Clock>,
+    grants: RwLock<Vec<Arc<Grant>>>,
+    /// Held while the file is written.
+    writing: Mutex<()>,
+    _lock: File,
+}
+
+impl Tokens {
+    /// Opens the tokens in `file`, which is created with the first token. Blocking.
+    ///
+    /// # Errors
+    /// Conflict, if another agent has the file; denied, if others own or may write it; damaged or unsupported, if it cannot be read; the
+    /// file system's.
+    pub(super) fn open(file: &Path, clock: Arc<dyn Clock>) -> Result<Self> {
+        let lock = file::claim(file)?;
+        let grants = file::read(file)?.into_iter().map(|record| Grant::of(record).map(Arc::new));
+        let grants = grants.collect::<Result<_>>().map_err(|error| error.at(file.display()))?;
+        Ok(Self { file: file.to_owned(), clock, grants: RwLock::new(grants), writing: Mutex::new(()), _lock: lock })
+    }
+
+    /// The rights of whoever shows the secret `shown`; None, if it is no token, or holds no more: these are not told apart.
+    pub(super) fn find(&self, shown: &str) -> Option<Arc<Grant>> {
+        if !shown.starts_with(PREFIX) {
+            return None;
+        }
+        let (hash, now) = (blake3::hash(shown.as_bytes()), self.clock.now());
+        let found = self.all().into_iter().find(|grant| grant.is_of(&hash))?;
+        if found.is_over(now) {
+            return None;
+        }
+        found.use_at(now);
+        Some(found)
+    }
+
+    /// Returns once `grant` holds no more, at most a second later.
+    ///
+    /// # Cancel safety
+    /// Safe.
+    pub(super) fn ended(&self, grant: Arc<Grant>) -> impl Future<Output = ()> + Send + 'static {
+        grant.ended(Arc::clone(&self.clock))
+    }
+
+    /// All that are kept, the oldest first; some may have expired.
+    pub(super) fn list(&self) -> Vec<view::Token> {
+        self.all().iter().map(|grant| grant.view()).collect()
+    }
+
+    /// Makes a token; its secret is known to whoever asks, and to nobody else afterwards. Blocking.
+    ///
+    /// # Errors
+    /// Usage, for a malformed label, tenant or time; exhausted, if there are too many, or the disk is full; the file system's. Nothing
+    /// has changed then.
+    pub(super) fn make(&self, spec: TokenSpec) -> Result<view::MadeToken> {
+        check_spec(&spec)?;
+        let TokenSpec { scopes, name, tenant, lasting } = spec;
+        let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = self.clock.now();
+        let mut grants: Vec<_> = self.all().into_iter().filter(|grant| !grant.is_over(now)).collect();
+        if grants.len() >= TOKENS_MAX {
+            return Err(Error::exhausted("agent has too many tokens")
+                .expected(format!("at most {TOKENS_MAX}"))
+                .help("revoke those that are not used: towline token list, towline token revoke"));
+        }
+        let secret = format!("{PREFIX}{}", random_secret());
+        let made = Arc::new(Grant::of(Record {
+            id: Ulid::generate().to_string(),
+            hash: blake3::hash(secret.as_bytes()).to_hex().to_string(),
+            name,
+            tenant,
+            scopes: scopes.texts(),
+            created: now.0,
+            expires: lasting.map(|span| after(now, span).0),
+        })?);
+        grants.push(Arc::clone(&made));
+        self.write(&grants).map_err(|error| error.help("no token was made; those that there were hold as before"))?;
+        *self.grants.write().unwrap_or_else(PoisonError::into_inner) = grants;
+        Ok(view::MadeToken { token: made.view(), secret })
+    }
+
+    /// Ends the token `id`, at once. Blocking.
+    ///
+    /// # Errors
+    /// Not found, if there is none; exhausted or the file system's, if the file cannot be written: then it would hold again after a
+    /// restart.
+    pub(super) fn revoke(&self, id: &str) -> Result<()> {
+        let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut grants = self.all();
+        let unknown = || Error::not_found("there is no such token").at(id).help("`towline token list` lists them");
+        let parsed: Ulid = id.parse().map_err(|_| unknown())?;
+        grants.iter().find(|grant| grant.id() == parsed).ok_or_else(unknown)?.revoke();
+        grants.retain(|grant| !grant.is_revoked());
+        self.write(&grants).map_err(|source| {
+            Error::new(source.kind(), "token is revoked until the agent ends: the file of tokens cannot be written")
+                .at(self.file.display())
+                .help("put that right, then revoke it once more, or it holds again after a restart")
+                .source(source)
+        })?;
+        *self.grants.write().unwrap_or_else(PoisonError::into_inner) = grants;
+        Ok(())
+    }
+
+    fn all(&self) -> Vec<Arc<Grant>> {
+        self.grants.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn write(&self, grants: &[Arc<Grant>]) -> Result<()> {
+        file::write(&self.file, grants.iter().map(|grant| grant.record()).collect())
+    }
+}
+
+fn after(now: Timestamp, span: Duration) -> Timestamp {
+    Timestamp(now.0.saturating_add(i64::try_from(span.as_nanos()).unwrap_or(i64::MAX)))
+}
+
+fn check_spec(spec: &TokenSpec) -> Result<()> {
+    if spec.lasting.is_some_and(|span| span.is_zero()) {
+        return Err(Error::usage("token would have expired at once").help("leave the time out, or give a longer one"));
+    }
+    let is_label = |name: &&String| name.len() <= NAME_LEN_MAX && !name.chars().any(char::is_control);
+    if let Some(name) = &spec.name
+        && !is_label(&name)
+    {
+        return Err(Error::usage("name of the token is malformed")
+            .expected(format!("at most {NAME_LEN_MAX} bytes, without control characters")));
+    }
+    if let Some(tenant) = &spec.tenant
+        && !(is_segment(tenant) && tenant.len() <= AGENT_NAME_LEN_MAX)
+    {
+        return Err(Error::usage("name of the tenant is malformed")
+            .expected(format!("at most {AGENT_NAME_LEN_MAX} of [A-Za-z0-9._+=-]"))
+            .help("for example: --tenant team-a"));
+    }
+    Ok(())
+}

@@ -1,0 +1,30 @@
+//! `towline label`.
+
+use super::output::printable;
+use super::verbs::Context;
+use crate::error::Result;
+use crate::name::Name;
+use crate::ops::Labelled;
+use crate::policy::Labels;
+
+impl Context {
+    /// Shows the labels of `name`, after adding `labels`.
+    pub(super) async fn label(&self, name: &Name, labels: &[(String, String)]) -> Result<()> {
+        let repository = self.open().await?;
+        let given = labels.iter().try_fold(Labels::default(), |given, (key, value)| given.with(key, value))?;
+        let labelled =
+            if given.is_empty() { repository.labels(name).await? } else { repository.tighten(name, &given).await? };
+        self.output.answer(&labelled, |labelled, _| described(labelled))
+    }
+}
+
+pub(super) fn described(labelled: &Labelled) -> String {
+    let binding = if labelled.labels.is_empty() { "no labels".to_owned() } else { labelled.labels.to_string() };
+    let from = match (&labelled.own, labelled.declassified) {
+        (_, true) => "  declassified\n".to_owned(),
+        (own, _) if *own == labelled.labels => String::new(),
+        (own, _) if own.is_empty() => "  inherited\n".to_owned(),
+        (own, _) => format!("  of its own: {own}\n"),
+    };
+    format!("{}: {}\n{from}", printable(&labelled.name), printable(&binding))
+}

@@ -1,0 +1,206 @@
+//! Labels of names: look at them, tighten them, hand them on.
+
+#[cfg(feature = "agent")]
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use super::save::SaveOptions;
+use crate::error::{Error, Result};
+use crate::id::ManifestId;
+use crate::name::Name;
+use crate::policy::Labels;
+use crate::repository::log::{Action, Declassified, REASON_LEN_MAX, State, labelled_name};
+use crate::repository::{Repository, StoredChunks};
+
+/// Labels of a name.
+#[derive(Clone, Debug, Serialize)]
+pub struct Labelled {
+    /// Name or prefix.
+    pub name: String,
+    /// Labels that bind it: its own, those of its prefixes, of other names of the same tree, and of what it was made from.
+    pub labels: Labels,
+    /// Labels that the name itself has.
+    pub own: Labels,
+    /// True if a signed declassification takes the place of its own labels.
+    pub declassified: bool,
+}
+
+/// Options of a save, without the labels that bind.
+pub(super) struct Bound {
+    /// Options, with free labels alone.
+    pub(super) options: SaveOptions,
+    /// Labels of the name, or of the run that it is a step of.
+    pub(super) labels: Labels,
+}
+
+impl Repository {
+    /// The labels of `name`, or those that it would begin with.
+    ///
+    /// # Errors
+    /// The store's.
+    ///
+    /// # Cancel safety
+    /// Safe: it only reads.
+    pub async fn labels(&self, name: &Name) -> Result<Labelled> {
+        let state = self.state().await?;
+        let view = self.label_view(&state);
+        Ok(Labelled {
+            name: name.to_string(),
+            labels: view.of(name),
+            own: state.labels.get(name).cloned().unwrap_or_default(),
+            declassified: view.is_declassified(name),
+        })
+    }
+
+    /// Joins `labels` to those of `name`, and of every name below it. There is no way to loosen them but a signed declassification.
+    ///
+    /// # Errors
+    /// Conflict, if they restrict and the repository has no policy: nobody could read the name then.
+    ///
+    /// # Cancel safety
+    /// Not safe: it may have happened.
+    pub async fn tighten(&self, name: &Name, labels: &Labels) -> Result<Labelled> {
+        self.add_labels(name, labels).await?;
+        self.labels(name).await
+    }
+
+    pub(super) async fn add_labels(&self, name: &Name, labels: &Labels) -> Result<()> {
+        if labels.is_empty() {
+            return Ok(());
+        }
+        self.check_labels(&*self.state().await?, name, labels)?;
+        self.log().commit(None, |state| Ok(state.label(name, labels).into_iter().collect())).await?;
+        Ok(())
+    }
+
+    /// Refuses `labels` of `name` under which nobody could read it.
+    fn check_labels(&self, state: &State, name: &Name, labels: &Labels) -> Result<()> {
+        if state.policy.is_some() || !labels.restrict() {
+            return Ok(());
+        }
+        Err(Error::conflict("the repository has no policy, so nobody could read what has labels")
+            .at(format!("{name} in {}", self.store().location()))
+            .got(format!("labels {labels}"))
+            .help("set a policy first: towline policy set FILE"))
+    }
+
+    /// Gives `to` the labels of `from`, before it gets its content: what `from` stands for, or the tree that it stood for once.
+    pub(super) async fn hand_on(&self, from: &Name, tree: Option<&ManifestId>, to: &Name) -> Result<()> {
+        let state = self.state().await?;
+        let labels = self.labels_in(&state, from, tree.or(state.refs.get(from).map(|value| &value.manifest)));
+        if labels.restrict() {
+            return self.add_labels(to, &labels.with("derived-from", from.as_str())?).await;
+        }
+        Ok(())
+    }
+
+    /// Gives the name of this repository the labels that it has in `source`, once the policy there lets it come here.
+    pub(super) async fn take_labels(&self, source: (&Self, &State), name: &Name, dry_run: bool) -> Result<()> {
+        let (from, state) = source;
+        let labels = from.labels_in(state, name, state.refs.get(name).map(|value| &value.manifest));
+        from.check_writable(state, name, &labels, self).await?;
+        if dry_run || !labels.restrict() { Ok(()) } else { self.add_labels(name, &labels).await }
+    }
+
+    /// Takes the labels that bind out of the options of a save, and checks that content with them may be stored here. Whoever
+    /// publishes the save commits them with it: [`Publication::labels`](crate::repository::Publication::labels).
+    pub(super) async fn bind(&self, name: &Name, options: &SaveOptions) -> Result<Bound> {
+        let (mut labels, others) = Labels::split(&options.labels)?;
+        let state = self.state().await?;
+        if let Some(base) = &options.base {
+            let stricter = self.labels_in(&state, base, None);
+            if stricter.restrict() && !self.labels_in(&state, name, None).imply(&stricter) {
+                labels = labels.joined(&stricter).with("derived-from", base.as_str())?;
+            }
+        }
+        // Labels of what it is said to be made from bind it, as they will once that is recorded.
+        let origins = labels.origins().iter().map(|origin| self.labels_in(&state, origin, None));
+        let bound = origins.fold(self.labels_in(&state, name, None).joined(&labels), |bound, more| bound.joined(&more));
+        self.check_writable(&state, name, &bound, self).await?;
+        self.check_labels(&state, name, &labels)?;
+        Ok(Bound { options: SaveOptions { labels: others, ..options.clone() }, labels })
+    }
+
+    /// As [`Self::bind`], but commits the labels at once: of a save in parts, each of which must find them.
+    pub(super) async fn bind_first(&self, name: &Name, options: &SaveOptions) -> Result<SaveOptions> {
+        let Bound { options, labels } = self.bind(name, options).await?;
+        self.add_labels(&labelled_name(name), &labels).await?;
+        Ok(options)
+    }
+
+    /// Prepares a declassification of what `name` stands for: `labels` in place of all that it has, for `reason`. The caller signs its
+    /// statement.
+    ///
+    /// # Errors
+    /// Not found, if there is no such name; usage, for a reason that is empty or too long; conflict, if some of its chunks are stored
+    /// as differences to chunks of other names, or if another name stands for the same tree under labels that stay.
+    ///
+    /// # Cancel safety
+    /// Safe: it only reads.
+    pub async fn plan_declassification(&self, name: &Name, labels: Labels, reason: &str) -> Result<Declassified> {
+        if reason.is_empty() || reason.len() > REASON_LEN_MAX {
+            let error =
+                Error::usage("declassification needs a reason").expected(format!("1 to {REASON_LEN_MAX} bytes"));
+            return Err(error.got(format!("{} bytes", reason.len())));
+        }
+        let saved = self.saved(name).await?;
+        let own = saved.map.chunks();
+        let foreign = saved.map.frames.iter().take(own).filter_map(crate::format::Frame::base);
+        if foreign.into_iter().any(|base| base as usize >= own) {
+            return Err(Error::conflict("name needs chunks of other names, which stay classified").at(name).help(
+                format!("make a copy that needs none: towline cp --stand-alone {name} NEW; then declassify that"),
+            ));
+        }
+        let state = self.state().await?;
+        let others =
+            state.refs.iter().filter(|(other, value)| *other != name && value.manifest == saved.value.manifest);
+        for (other, _) in others {
+            if !labels.imply(&state.own_labels(other)) {
+                return Err(Error::conflict("another name stands for the same tree and stays classified")
+                    .at(name)
+                    .got(other)
+                    .help("declassify or remove that name, too"));
+            }
+        }
+        let reason = reason.to_owned();
+        let replaces = state.own_labels(name);
+        Ok(Declassified { manifest: saved.value.manifest, labels, replaces, reason, signature: Vec::new() })
+    }
+
+    /// Records a signed declassification of `name`.
+    ///
+    /// # Errors
+    /// Conflict, if the name moved or got other labels since it was signed.
+    ///
+    /// # Cancel safety
+    /// Not safe: it may have happened.
+    pub async fn declassify(&self, name: &Name, declassified: Declassified) -> Result<Labelled> {
+        let replaces = declassified.replaces.clone();
+        let action = Action::Declassify { name: name.clone(), declassified };
+        let decide = |state: &State| {
+            if state.own_labels(name) == replaces {
+                return Ok(vec![action.clone()]);
+            }
+            Err(Error::conflict("name got other labels meanwhile").at(name).help("declassify it again"))
+        };
+        self.log().commit(None, decide).await?;
+        self.labels(name).await
+    }
+
+    /// The chunks that a save under `name` may rely on. Where some name has stricter labels, those that are stored as differences are
+    /// not among them: a base may be that name's.
+    pub(super) async fn stored_for(&self, name: &Name) -> Result<StoredChunks> {
+        let known = StoredChunks::load(self).await?;
+        let view = self.label_view(known.state());
+        let stricter = view.has_stricter_than(&view.of(name));
+        Ok(if stricter { known.without_differences() } else { known })
+    }
+}
+
+/// Free labels and labels that bind, as one list: for whoever saves it elsewhere.
+#[cfg(feature = "agent")]
+pub(crate) fn all_labels(free: &BTreeMap<String, String>, binding: &Labels) -> BTreeMap<String, String> {
+    let binding = binding.pairs().into_iter().map(|(key, value)| (key.to_owned(), value));
+    free.clone().into_iter().chain(binding).collect()
+}

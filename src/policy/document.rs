@@ -1,0 +1,272 @@
+//! The text of a policy: sites, links and rules, in TOML, with its version and repository.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::Deserialize;
+use toml::Spanned;
+
+use super::addresses::Prefix;
+use super::labels::Sensitivity;
+use super::rules::{Conditions, LinkRule, Places, PolicyRules, SiteRule, Verdict, WrittenRule};
+use super::spiffe::SpiffeMap;
+use crate::error::{Error, Result};
+use crate::id::RepositoryId;
+use crate::identity::Identity;
+use crate::limits::KIB;
+use crate::pattern::Patterns;
+
+/// Maximum length of a policy with its signature.
+pub const POLICY_LEN_MAX: u64 = 4096 * KIB;
+/// Maximum number of rules, of sites and of links of a policy.
+const ITEMS_MAX: usize = 20_000;
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Document {
+    version: u64,
+    repository: String,
+    #[serde(default, rename = "site")]
+    sites: Vec<Spanned<WrittenSite>>,
+    #[serde(default, rename = "link")]
+    links: Vec<Spanned<WrittenLink>>,
+    #[serde(default)]
+    spiffe: Vec<Spanned<WrittenSpiffe>>,
+    #[serde(default, rename = "rule")]
+    rules: Vec<Spanned<Written>>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct WrittenSite {
+    name: String,
+    #[serde(default)]
+    jurisdiction: OneOrSeveral,
+    tenancy: Option<String>,
+    #[serde(default)]
+    repositories: OneOrSeveral,
+    #[serde(default)]
+    private_store: bool,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct WrittenLink {
+    between: [String; 2],
+    addresses: Vec<Prefix>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct WrittenSpiffe {
+    id: String,
+    agent: String,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct Written {
+    verdict: Verdict,
+    why: String,
+    agents: Option<Patterns>,
+    callers: Option<Patterns>,
+    caller_tenants: Option<Patterns>,
+    names: Option<Patterns>,
+    to: Option<Patterns>,
+    jurisdiction: Option<OneOrSeveral>,
+    tenancy: Option<OneOrSeveral>,
+    tenant: Option<Patterns>,
+    purpose: Option<Patterns>,
+    sensitivity_at_least: Option<Sensitivity>,
+    sensitivity_at_most: Option<Sensitivity>,
+    path: Option<WrittenPath>,
+}
+
+#[derive(Clone, Copy, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum WrittenPath {
+    Private,
+    Any,
+}
+
+/// A text, or a list of texts.
+#[derive(Default, Deserialize)]
+#[serde(untagged)]
+pub(super) enum OneOrSeveral {
+    One(String),
+    Several(Vec<String>),
+    #[default]
+    #[serde(skip)]
+    None,
+}
+
+impl OneOrSeveral {
+    /// The texts.
+    pub(super) fn list(self) -> Vec<String> {
+        match self {
+            Self::One(text) => vec![text],
+            Self::Several(texts) => texts,
+            Self::None => Vec::new(),
+        }
+    }
+}
+
+impl PolicyRules {
+    /// Reads a policy.
+    ///
+    /// # Errors
+    /// Usage, with the line: for malformed TOML and unknown keys, a site that is described twice or named and not described, a
+    /// repository at two sites, a SPIFFE id that is mapped twice, and a rule that an earlier one keeps from ever being reached.
+    pub fn read(text: &str) -> Result<Self> {
+        let document: Document =
+            toml::from_str(text).map_err(|error| malformed("policy is malformed", text, &error))?;
+        let lists = [document.sites.len(), document.links.len(), document.spiffe.len(), document.rules.len()];
+        let longest = lists.into_iter().max().unwrap_or_default();
+        if longest > ITEMS_MAX {
+            return Err(Error::exhausted("policy is too long").expected(format!("at most {ITEMS_MAX} rules")));
+        }
+        let repository = document.repository.parse();
+        let repository: RepositoryId = repository
+            .map_err(|_| Error::usage("policy names no repository").expected("its id").got(&document.repository))?;
+        let sites = read_sites(text, document.sites)?;
+        let links = read_links(text, document.links, &sites)?;
+        let spiffe = read_spiffe(text, document.spiffe, &sites)?;
+        let rules = document.rules.into_iter().map(|rule| read_rule(text, rule, &sites)).collect::<Result<Vec<_>>>()?;
+        check_reach(&rules)?;
+        Ok(Self::new(document.version, repository, Places { sites, links, spiffe }, rules))
+    }
+}
+
+/// The error about a `text` that is not the TOML that it should be.
+pub(super) fn malformed(what: &'static str, text: &str, error: &toml::de::Error) -> Error {
+    let at = error.span().map_or_else(|| "policy".to_owned(), |span| at_line(text, span.start));
+    Error::usage(what).at(at).got(error.message().trim().to_owned())
+}
+
+/// The line at `offset`, as errors name it.
+pub(super) fn at_line(text: &str, offset: usize) -> String {
+    format!("line {}", line(text, offset))
+}
+
+/// Number of the line at `offset`, from 1.
+pub(super) fn line(text: &str, offset: usize) -> usize {
+    text.as_bytes().iter().take(offset).filter(|byte| **byte == b'\n').count() + 1
+}
+
+fn read_sites(text: &str, written: Vec<Spanned<WrittenSite>>) -> Result<BTreeMap<String, SiteRule>> {
+    let mut sites = BTreeMap::new();
+    let mut homes: BTreeMap<String, String> = BTreeMap::new();
+    for site in written {
+        let at = at_line(text, site.span().start);
+        let site = site.into_inner();
+        // A name that no certificate can have would describe nobody, or a trust domain.
+        Identity::new(&site.name, "any").map_err(|error| error.at(&at))?;
+        let repositories: BTreeSet<String> = site.repositories.list().into_iter().collect();
+        for repository in &repositories {
+            if let Some(other) = homes.insert(repository.clone(), site.name.clone()) {
+                return Err(Error::usage("repository is at two sites")
+                    .at(at)
+                    .got(format!("{repository} at {other} and at {}", site.name)));
+            }
+        }
+        let jurisdictions = site.jurisdiction.list().into_iter().map(|code| code.to_uppercase()).collect();
+        let described =
+            SiteRule { jurisdictions, tenancy: site.tenancy, repositories, private_store: site.private_store };
+        if sites.insert(site.name.clone(), described).is_some() {
+            return Err(Error::usage("site is described twice").at(at).got(site.name));
+        }
+    }
+    Ok(sites)
+}
+
+fn read_links(
+    text: &str,
+    written: Vec<Spanned<WrittenLink>>,
+    sites: &BTreeMap<String, SiteRule>,
+) -> Result<Vec<LinkRule>> {
+    let read = |link: Spanned<WrittenLink>| {
+        let at = at_line(text, link.span().start);
+        let link = link.into_inner();
+        if let Some(unknown) = link.between.iter().find(|site| !sites.contains_key(*site)) {
+            return Err(unknown_site(unknown).at(at));
+        }
+        Ok(LinkRule { between: link.between, addresses: link.addresses })
+    };
+    written.into_iter().map(read).collect()
+}
+
+fn read_spiffe(
+    text: &str,
+    written: Vec<Spanned<WrittenSpiffe>>,
+    sites: &BTreeMap<String, SiteRule>,
+) -> Result<SpiffeMap> {
+    let mut map = SpiffeMap::default();
+    for entry in written {
+        let line = line(text, entry.span().start);
+        let WrittenSpiffe { id, agent } = entry.into_inner();
+        let mut add = || {
+            let parts = agent.split_once('/');
+            let (site, name) = parts
+                .ok_or_else(|| Error::usage("SPIFFE id is mapped to no agent").expected("SITE/AGENT").got(&agent))?;
+            if !sites.contains_key(site) {
+                return Err(unknown_site(site));
+            }
+            map.add(&id, Identity::new(site, name)?, line)
+        };
+        add().map_err(|error| error.at(format!("line {line}")))?;
+    }
+    Ok(map)
+}
+
+fn read_rule(text: &str, rule: Spanned<Written>, sites: &BTreeMap<String, SiteRule>) -> Result<WrittenRule> {
+    let line = line(text, rule.span().start);
+    let rule = rule.into_inner();
+    let named = rule.to.iter().flat_map(Patterns::plain);
+    for site in named {
+        if !sites.contains_key(site) {
+            return Err(unknown_site(site).at(format!("line {line}")));
+        }
+    }
+    let codes = |listed: Option<OneOrSeveral>| listed.map(|listed| listed.list().into_iter().collect());
+    let jurisdictions: Option<BTreeSet<String>> = codes(rule.jurisdiction);
+    let conditions = Conditions {
+        agents: rule.agents,
+        callers: rule.callers,
+        caller_tenants: rule.caller_tenants,
+        names: rule.names,
+        to: rule.to,
+        jurisdictions: jurisdictions.map(|codes| codes.iter().map(|code| code.to_uppercase()).collect()),
+        tenancies: codes(rule.tenancy),
+        tenants: rule.tenant,
+        purposes: rule.purpose,
+        at_least: rule.sensitivity_at_least,
+        at_most: rule.sensitivity_at_most,
+        private: matches!(rule.path, Some(WrittenPath::Private)),
+    };
+    Ok(WrittenRule { verdict: rule.verdict, why: rule.why, line, conditions })
+}
+
+fn unknown_site(site: &str) -> Error {
+    Error::usage("policy names a site that it does not describe").got(site).help("add a [[site]] with this name")
+}
+
+/// Refuses rules that can never apply: those with the conditions of an earlier one, and those after one without
+/// conditions.
+fn check_reach(rules: &[WrittenRule]) -> Result<()> {
+    let mut seen: BTreeMap<String, &WrittenRule> = BTreeMap::new();
+    let mut catch_all: Option<&WrittenRule> = None;
+    for rule in rules {
+        let spelling = rule.conditions.spelling();
+        let before = catch_all.or_else(|| seen.get(&spelling).copied());
+        if let Some(before) = before {
+            return Err(Error::usage("rule is never reached")
+                .at(format!("line {}", rule.line))
+                .got(format!("line {} decides before it ({})", before.line, before.verdict.word()))
+                .help("remove one of the two, or put the narrower rule first"));
+        }
+        if rule.conditions.are_none() {
+            catch_all = Some(rule);
+        }
+        seen.insert(spelling, rule);
+    }
+    Ok(())
+}

@@ -1,0 +1,269 @@
+//! The guard of a repository: decides whether content of a name may come to this process, or go from it to a
+//! repository.
+//!
+//! A repository opened without a guard has [`Unidentified`]: a process without a certificate belongs to no site, and
+//! content with labels stays.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::log::{Declassified, LabelView, PolicyMark, State};
+use super::policy::PolicyText;
+use super::{Repository, Saved};
+use crate::error::{Error, ErrorKind, Result};
+use crate::id::{ManifestId, RepositoryId};
+use crate::identity::Identity;
+use crate::name::Name;
+use crate::policy::{Basis, Labels, LocalCaller, Ruling};
+
+/// Destination of content.
+#[derive(Clone, Copy, Debug)]
+pub enum Destination<'a> {
+    /// To this process.
+    Here,
+    /// A repository: its location, and its id.
+    Repository(&'a str, RepositoryId),
+    /// To another agent.
+    Agent(&'a Identity),
+}
+
+/// Content to be moved.
+#[derive(Clone, Copy, Debug)]
+pub struct Access<'a> {
+    /// Repository that holds it.
+    pub repository: RepositoryId,
+    /// Name.
+    pub name: &'a Name,
+    /// Its labels.
+    pub labels: &'a Labels,
+    /// Destination.
+    pub to: Destination<'a>,
+}
+
+/// Decides what may move. Implementations verify the policy's signature, since this layer knows no certificates.
+pub trait Guard: fmt::Debug + Send + Sync {
+    /// The ruling on `access` by `caller` under `policy`; none: the repository has no policy, or not one that can be read. A caller is
+    /// whoever asks on this machine, if that is known.
+    fn rule_on(&self, policy: Option<&PolicyText>, access: &Access<'_>, caller: Option<&LocalCaller>) -> Ruling;
+
+    /// True if the policy key has signed `declassified` for `name`.
+    fn honours(&self, repository: RepositoryId, name: &Name, declassified: &Declassified) -> bool;
+
+    /// Refuses if a policy with a higher version than `mark` was seen before: somebody replaced the log or the policy
+    /// by an old one.
+    ///
+    /// # Errors
+    /// Denied, with both versions.
+    fn check_version(&self, repository: RepositoryId, mark: Option<PolicyMark>) -> Result<()> {
+        let _ = (repository, mark);
+        Ok(())
+    }
+
+    /// Time since which the log must have been read before something is ruled by it: somebody told of a later policy then. None: any.
+    fn heard(&self, repository: RepositoryId) -> Option<Instant> {
+        let _ = repository;
+        None
+    }
+}
+
+/// Guard of a process without a certificate.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Unidentified;
+
+impl Guard for Unidentified {
+    fn rule_on(&self, _: Option<&PolicyText>, access: &Access<'_>, _: Option<&LocalCaller>) -> Ruling {
+        if access.labels.restrict() {
+            return Ruling::deny(Basis::UnknownSite);
+        }
+        Ruling { verdict: crate::policy::Verdict::Allow, basis: Basis::NoRule }
+    }
+
+    fn honours(&self, _: RepositoryId, _: &Name, _: &Declassified) -> bool {
+        false
+    }
+}
+
+/// Age of a ruling on an open tree after which it is asked for again.
+const RULING_AGE_MAX: Duration = Duration::from_secs(1);
+/// The same, while the repository has neither labels nor a policy.
+const OPEN_RULING_AGE_MAX: Duration = Duration::from_mins(1);
+
+/// Time of the last ruling on an open tree. Clones share it.
+#[derive(Clone, Debug)]
+pub(super) struct LastRuling(Arc<Mutex<Instant>>);
+
+impl LastRuling {
+    /// A ruling that was just made.
+    #[must_use]
+    pub(super) fn now() -> Self {
+        Self(Arc::new(Mutex::new(Instant::now())))
+    }
+
+    /// True if a ruling is due: the caller makes it, and others go on meanwhile. Then [`Self::failed`], if it denies.
+    fn is_due(&self, age_max: Duration) -> bool {
+        let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let due = last.elapsed() >= age_max;
+        if due {
+            *last = Instant::now();
+        }
+        due
+    }
+
+    /// Makes the next ruling due at once.
+    fn failed(&self) {
+        let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        *last = last.checked_sub(OPEN_RULING_AGE_MAX).unwrap_or(*last);
+    }
+}
+
+/// True if `state` restricts nobody: it has neither labels nor a policy.
+fn is_open(state: &State) -> bool {
+    state.policy.is_none() && state.labels.is_empty()
+}
+
+impl Repository {
+    /// Guard of this repository.
+    #[must_use]
+    pub fn guard(&self) -> &Arc<dyn Guard> {
+        &self.shared.guard
+    }
+
+    /// Labels of the tree of `name` in `state`, or of a new tree there; if `tree` is given, also those of its other
+    /// names.
+    #[must_use]
+    pub fn labels_in(&self, state: &State, name: &Name, tree: Option<&ManifestId>) -> Labels {
+        let view = self.label_view(state);
+        let labels = view.of(name);
+        tree.map_or(labels.clone(), |tree| labels.joined(&view.of_tree(tree)))
+    }
+
+    /// Labels of all content of `state`.
+    #[must_use]
+    pub fn label_view<'s>(&self, state: &'s State) -> LabelView<'s> {
+        LabelView::new(state, |name, declassified| self.guard().honours(self.id(), name, declassified))
+    }
+
+    /// The state to rule by: the one that was read last, unless somebody told of a later policy since then.
+    ///
+    /// # Errors
+    /// As [`Repository::state`].
+    ///
+    /// # Cancel safety
+    /// Safe: it only reads.
+    pub async fn state_to_rule_by(&self) -> Result<Arc<State>> {
+        self.log().as_of(self.guard().heard(self.id())).await
+    }
+
+    /// Checks that what `name` stands for may come to this process.
+    ///
+    /// # Errors
+    /// Denied, with the rule.
+    ///
+    /// # Cancel safety
+    /// Safe: it only reads.
+    pub async fn check_readable(&self, name: &Name, tree: &ManifestId) -> Result<()> {
+        let state = self.state_to_rule_by().await?;
+        if is_open(&state) {
+            return self.guard().check_version(self.id(), None);
+        }
+        let labels = self.labels_in(&state, name, Some(tree));
+        self.check_access(&state, &Access { repository: self.id(), name, labels: &labels, to: Destination::Here }).await
+    }
+
+    /// Checks that an open tree may still come to this process, by the policy and the labels as they are now. Asks at most once a
+    /// second; once a minute, while the repository has neither. If the store does not answer, what was read last decides.
+    ///
+    /// # Errors
+    /// Denied, with the rule.
+    ///
+    /// # Cancel safety
+    /// Safe: it only reads.
+    pub async fn check_still_readable(&self, saved: &Saved) -> Result<()> {
+        let open = self.log().last_seen().is_some_and(|state| is_open(&state));
+        if !saved.ruling.is_due(if open { OPEN_RULING_AGE_MAX } else { RULING_AGE_MAX }) {
+            return Ok(());
+        }
+        if let Err(error) = self.state().await {
+            tracing::debug!("the policy cannot be read again: {error:?}");
+        }
+        let checked = self.check_readable(&saved.name, &saved.value.manifest).await;
+        if checked.is_err() {
+            saved.ruling.failed();
+        }
+        checked
+    }
+
+    /// Checks under the policy of this repository that content with `labels` may go to the repository `to` as `name`.
+    ///
+    /// # Errors
+    /// Denied, with the rule.
+    ///
+    /// # Cancel safety
+    /// Safe: it only reads.
+    pub async fn check_writable(&self, state: &State, name: &Name, labels: &Labels, to: &Self) -> Result<()> {
+        if is_open(state) {
+            return Ok(());
+        }
+        let location = to.store().location().to_string();
+        let to = Destination::Repository(&location, to.id());
+        self.check_access(state, &Access { repository: self.id(), name, labels, to }).await
+    }
+
+    /// Checks `access` under the policy of `state`.
+    ///
+    /// # Errors
+    /// Denied, with the rule.
+    ///
+    /// # Cancel safety
+    /// Safe: it only reads.
+    pub async fn check_access(&self, state: &State, access: &Access<'_>) -> Result<()> {
+        self.guard().check_version(self.id(), state.policy)?;
+        let ruling = self.ruling_on(state, access).await?;
+        if ruling.allows() { Ok(()) } else { Err(denied(access, &ruling)) }
+    }
+
+    /// Ruling on `access` under the policy of `state`.
+    ///
+    /// # Errors
+    /// Errors of the store.
+    ///
+    /// # Cancel safety
+    /// Safe: it only reads.
+    pub async fn ruling_on(&self, state: &State, access: &Access<'_>) -> Result<Ruling> {
+        let policy = match self.policy_of(state).await {
+            // A process that may not read the policy is bound by it all the same.
+            Err(error) if matches!(error.kind(), ErrorKind::Damaged | ErrorKind::NotFound | ErrorKind::Denied) => {
+                tracing::warn!("policy cannot be read: {error:?}");
+                None
+            }
+            policy => policy?,
+        };
+        Ok(self.guard().rule_on(policy.as_deref(), access, self.caller()))
+    }
+}
+
+/// Error for the denied `access`.
+fn denied(access: &Access<'_>, ruling: &Ruling) -> Error {
+    let (what, place) = match access.to {
+        Destination::Here => ("policy denies this name here", access.name.to_string()),
+        Destination::Agent(agent) => {
+            ("policy denies this name to the agent", format!("{}, to {}", access.name, agent.path()))
+        }
+        Destination::Repository(location, _) => {
+            ("policy denies this name in the repository", format!("{}, to {location}", access.name))
+        }
+    };
+    let labels = if access.labels.is_empty() { "no labels".to_owned() } else { access.labels.to_string() };
+    let help = match &ruling.basis {
+        Basis::UnknownSite => {
+            "content with labels goes only to sites that the policy describes: a machine's site is that of its certificate \
+             (`towline policy show`, `towline identity show`), a repository's the [[site]] that lists it"
+        }
+        Basis::NoPolicy => "the repository has no policy that can be read here: `towline policy show` says why",
+        _ => "`towline policy explain NAME --to SITE` shows what decides; whoever signs the policy can change it",
+    };
+    Error::denied(what).at(place).got(format!("{labels}; {}", ruling.basis)).help(help)
+}

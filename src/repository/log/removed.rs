@@ -1,0 +1,298 @@
+//! Kept values of removed or replaced names: roots for marking until they are forgotten.
+
+use std::collections::BTreeSet;
+
+use super::Action;
+use super::fields::read_name;
+use super::state::{NODE_SHARE, Refusal, State};
+use super::values::RefValue;
+use crate::clock::Timestamp;
+use crate::error::Result;
+use crate::format::wire::{Reader, Writer};
+use crate::id::ManifestId;
+use crate::limits::{REMOVED_BYTES_MAX, REMOVED_MAX};
+use crate::name::Name;
+
+/// Key of a kept value: the name, and the version that the value had under it.
+pub type RemovedKey = (Name, u64);
+
+/// Old value of a name.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Removed {
+    /// Entry that removed or replaced it.
+    pub at: u64,
+    /// Time of that entry by its writer's clock: for people, it decides nothing.
+    pub when: Timestamp,
+    /// Value, with its version.
+    pub value: RefValue,
+}
+
+impl Removed {
+    /// Action that forgets it.
+    #[must_use]
+    pub fn forget(&self, (name, version): &RemovedKey) -> Action {
+        Action::Forget { name: name.clone(), version: *version, at: self.at }
+    }
+}
+
+impl State {
+    /// All values whose content stays: current values of names, and kept ones.
+    pub fn roots(&self) -> impl Iterator<Item = (&Name, &RefValue)> {
+        self.refs.iter().chain(self.removed_values())
+    }
+
+    /// Kept values, each with its name.
+    pub fn removed_values(&self) -> impl Iterator<Item = (&Name, &RefValue)> {
+        self.removed.iter().map(|((name, _), removed)| (name, &removed.value))
+    }
+
+    /// Kept versions of `name`, the oldest first.
+    pub fn removed_of<'a>(&'a self, name: &Name) -> impl DoubleEndedIterator<Item = (u64, &'a Removed)> + use<'a> {
+        let own = (name.clone(), 0)..=(name.clone(), u64::MAX);
+        self.removed.range(own).map(|((_, version), removed)| (*version, removed))
+    }
+
+    /// Actions that keep the values of `names`, for the entry that removes or replaces them, before those actions. The
+    /// quota counts from the latest value: beyond it, values are forgotten by the same entry, or not kept at all.
+    pub fn keep<'a>(&self, names: impl IntoIterator<Item = &'a Name>) -> Vec<Action> {
+        let names: BTreeSet<&Name> = names.into_iter().collect();
+        let mut taken: Vec<(&Name, &RefValue)> =
+            names.into_iter().filter_map(|name| self.refs.get_key_value(name)).collect();
+        taken.sort_by_key(|(_, value)| std::cmp::Reverse(value.version));
+        let mut kept: Vec<(&RemovedKey, &Removed)> = self.removed.iter().collect();
+        kept.sort_by_key(|((_, version), removed)| std::cmp::Reverse((removed.at, *version)));
+        let mut quota = Quota::default();
+        let mut actions = Vec::new();
+        for (name, value) in taken {
+            if quota.takes(value) {
+                actions.push(Action::Keep { name: name.clone(), version: value.version });
+            }
+        }
+        let beyond = kept.into_iter().filter(|(_, removed)| !quota.takes(&removed.value));
+        actions.extend(beyond.map(|(key, removed)| removed.forget(key)));
+        actions
+    }
+
+    /// [`State::keep`] for a name that gets a value with this manifest: if it has that manifest already, nothing is
+    /// kept.
+    pub fn keep_replaced(&self, name: &Name, manifest: ManifestId) -> Vec<Action> {
+        match self.refs.get(name) {
+            Some(value) if value.manifest != manifest => self.keep([name]),
+            _ => Vec::new(),
+        }
+    }
+
+    pub(super) fn check_keep(&self, name: &Name, version: u64) -> Result<(), Refusal> {
+        if self.version(name) == Some(version) { Ok(()) } else { Err(Refusal::RefMoved(name.clone())) }
+    }
+
+    pub(super) fn check_forget(&self, key: RemovedKey, at: u64) -> Result<(), Refusal> {
+        let same = self.removed.get(&key).is_some_and(|removed| removed.at == at);
+        if same { Ok(()) } else { Err(Refusal::Removed(key.0)) }
+    }
+
+    /// Keeps the value of `name`, unless an earlier action of the same entry removed it.
+    pub(super) fn apply_keep(&mut self, name: &Name, version: u64, when: Timestamp) {
+        if let Some(value) = self.refs.get(name).filter(|value| value.version == version) {
+            let removed = Removed { at: self.seq, when, value: value.clone() };
+            self.removed.insert((name.clone(), version), removed);
+        }
+    }
+
+    /// Approximate bytes of memory of kept values.
+    pub(super) fn removed_weight(&self) -> usize {
+        let within = self.removed_values().map(|(name, value)| name.as_str().len() + value.facts.weight());
+        within.sum::<usize>() + self.removed.len() * (size_of::<RemovedKey>() + size_of::<Removed>())
+    }
+
+    pub(super) fn write_removed(&self, out: &mut Writer) {
+        out.count(self.removed.len());
+        for ((name, version), removed) in &self.removed {
+            out.string(name.as_str().as_bytes()).varint(*version).varint(removed.at).signed(removed.when.0);
+            removed.value.write(out);
+        }
+    }
+
+    pub(super) fn read_removed(&mut self, r: &mut Reader<'_>) -> Result<()> {
+        for _ in 0..r.count(40)? {
+            r.keep_all::<(RemovedKey, Removed)>(NODE_SHARE)?;
+            let (name, version, at, when) = (read_name(r)?, r.varint()?, r.varint()?, Timestamp(r.signed()?));
+            let value = RefValue { version, ..RefValue::read(r)? };
+            self.removed.insert((name, version), Removed { at, when, value });
+        }
+        Ok(())
+    }
+}
+
+/// Reports values forgotten beyond the quota by an entry with the `actions`.
+pub fn tell_forgotten(actions: &[Action]) {
+    let forgotten = actions.iter().filter(|action| matches!(action, Action::Forget { .. })).count();
+    if forgotten > 0 {
+        tracing::warn!("forgot the {forgotten} oldest values of removed or replaced names: too many were kept");
+    }
+}
+
+/// Used part of the quota; once a value does not fit, nothing older does.
+#[derive(Debug, Default)]
+struct Quota {
+    values: usize,
+    bytes: u64,
+    full: bool,
+}
+
+impl Quota {
+    fn takes(&mut self, value: &RefValue) -> bool {
+        self.bytes = self.bytes.saturating_add(value.logical_bytes);
+        let first = self.values == 0;
+        self.values += 1;
+        self.full |= self.values > REMOVED_MAX || !first && self.bytes > REMOVED_BYTES_MAX;
+        !self.full
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::LogEntry;
+    use super::*;
+    use crate::error::ErrorKind;
+    use crate::id::{Owned, SessionId, WriteId};
+    use crate::repository::log::StepFacts;
+
+    fn name(text: &str) -> Name {
+        text.parse().unwrap()
+    }
+
+    fn value(content: u64) -> RefValue {
+        let key = Owned::fresh(SessionId::random());
+        RefValue {
+            version: 0,
+            manifest: ManifestId::of(&content.to_le_bytes()),
+            manifest_key: key,
+            map_key: key,
+            saved: Timestamp(0),
+            logical_bytes: content,
+            files: 1,
+            chunks: 1,
+            behind: 0,
+            facts: StepFacts::default().metric("loss", 0.5).unwrap(),
+            attempt: None,
+        }
+    }
+
+    fn commit(state: &mut State, actions: Vec<Action>) -> Result<(), Refusal> {
+        let at = Timestamp(i64::try_from(state.seq).unwrap() + 100);
+        let entry = LogEntry { write: WriteId::random(), session: None, at, actions };
+        assert_eq!(LogEntry::decode(&entry.encode()).unwrap(), entry);
+        let applied = state.apply(&entry);
+        let version = state.snapshot_version();
+        assert_eq!(version == 2, !state.removed.is_empty());
+        assert_eq!(&State::decode(version, &state.encode()).unwrap(), state);
+        applied
+    }
+
+    fn set(state: &mut State, text: &str, content: u64) {
+        let mut actions = state.keep_replaced(&name(text), value(content).manifest);
+        let expected = state.version(&name(text));
+        actions.push(Action::SetRef { name: name(text), expected, value: value(content) });
+        commit(state, actions).unwrap();
+    }
+
+    fn remove(state: &mut State, names: &[&str]) {
+        let names: Vec<Name> = names.iter().map(|text| name(text)).collect();
+        let mut actions = state.keep(&names);
+        let gone = |name: &Name| Action::RemoveRef { name: name.clone(), expected: state.version(name).unwrap() };
+        actions.extend(names.iter().map(gone));
+        commit(state, actions).unwrap();
+    }
+
+    /// Kept names and versions.
+    fn kept(state: &State) -> Vec<(&str, u64)> {
+        state.removed.keys().map(|(name, version)| (name.as_str(), *version)).collect()
+    }
+
+    #[test]
+    fn what_is_taken_is_kept_until_it_is_forgotten() {
+        let mut state = State::default();
+        set(&mut state, "a", 1);
+        set(&mut state, "a", 1);
+        assert!(state.removed.is_empty(), "the same tree is not replaced");
+        set(&mut state, "a", 2);
+        remove(&mut state, &["a"]);
+        assert_eq!(kept(&state), [("a", 2), ("a", 3)]);
+        let (version, last) = state.removed_of(&name("a")).next_back().unwrap();
+        assert_eq!((version, last.at, last.when, last.value.logical_bytes), (3, 4, Timestamp(103), 2));
+        assert_eq!(last.value.version, 3);
+        assert_eq!(state.roots().count(), 2);
+        let forget = |at| Action::Forget { name: name("a"), version: 2, at };
+        assert_eq!(commit(&mut state, vec![forget(4)]), Err(Refusal::Removed(name("a"))), "another taking");
+        commit(&mut state, vec![forget(3)]).unwrap();
+        assert_eq!(commit(&mut state, vec![forget(3)]), Err(Refusal::Removed(name("a"))), "twice");
+        assert_eq!(kept(&state), [("a", 3)]);
+        let all = state.removed.iter().map(|(key, removed)| removed.forget(key)).collect();
+        commit(&mut state, all).unwrap();
+        assert!(state.removed.is_empty());
+    }
+
+    #[test]
+    fn a_value_that_the_name_has_not_is_not_kept() {
+        let mut state = State::default();
+        set(&mut state, "a", 1);
+        for (text, version) in [("a", 2), ("a", 0), ("b", 1)] {
+            let keep = Action::Keep { name: name(text), version };
+            assert_eq!(commit(&mut state, vec![keep]), Err(Refusal::RefMoved(name(text))));
+        }
+        // After the removing action there is nothing to keep.
+        let keep = Action::Keep { name: name("a"), version: 1 };
+        commit(&mut state, vec![Action::RemoveRef { name: name("a"), expected: 1 }, keep]).unwrap();
+        assert!(state.removed.is_empty());
+    }
+
+    #[test]
+    fn maps_of_kept_values_are_swapped() {
+        let mut state = State::default();
+        set(&mut state, "a", 1);
+        let old = state.refs[&name("a")].map_key;
+        let [new, newer] = [(); 2].map(|()| Owned::fresh(SessionId::random()));
+        let gone = Action::RemoveRef { name: name("a"), expected: 1 };
+        let keep = Action::Keep { name: name("a"), version: 1 };
+        commit(&mut state, vec![keep, gone, Action::SwapMap { old, new }]).unwrap();
+        assert_eq!(state.removed[&(name("a"), 1)].value.map_key, new, "by a swap of the same entry");
+        commit(&mut state, vec![Action::SwapMap { old: new, new: newer }]).unwrap();
+        assert_eq!(state.removed[&(name("a"), 1)].value.map_key, newer);
+    }
+
+    #[test]
+    fn the_quota_forgets_the_oldest() {
+        let mut state = State::default();
+        let all: Vec<String> = (0..REMOVED_MAX + 6).map(|n| format!("n/{n}")).collect();
+        for text in &all {
+            set(&mut state, text, 1);
+        }
+        let texts: Vec<&str> = all.iter().map(String::as_str).collect();
+        remove(&mut state, &texts[..5]);
+        remove(&mut state, &texts[5..]);
+        // Of the 1,025 of the last entry the oldest is not kept, and none of the entry before.
+        assert_eq!(state.removed.len(), REMOVED_MAX);
+        assert!(state.removed_of(&name("n/5")).next().is_none() && state.removed_of(&name("n/6")).next().is_some());
+        set(&mut state, "large", REMOVED_BYTES_MAX - 1);
+        remove(&mut state, &["large"]);
+        assert_eq!(state.removed.len(), 2, "as many bytes as there may be");
+        set(&mut state, "larger", REMOVED_BYTES_MAX * 2);
+        remove(&mut state, &["larger"]);
+        assert_eq!(
+            kept(&state).iter().map(|(text, _)| *text).collect::<Vec<_>>(),
+            ["larger"],
+            "the last one always is"
+        );
+    }
+
+    #[test]
+    fn a_snapshot_of_the_second_version_has_something_that_needs_it() {
+        let empty = State::default().encode();
+        assert_eq!(State::decode(1, &empty).unwrap(), State::default());
+        assert_eq!(State::decode(2, &empty).unwrap_err().kind(), ErrorKind::Damaged, "lists are missing");
+        let none = [empty.as_slice(), &[0; 4]].concat();
+        assert_eq!(State::decode(1, &none).unwrap_err().kind(), ErrorKind::Damaged);
+        assert_eq!(State::decode(2, &none).unwrap_err().kind(), ErrorKind::Damaged, "version 1 could say it");
+    }
+}

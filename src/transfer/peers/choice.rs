@@ -1,0 +1,112 @@
+//! Choice between QUIC and TCP by measured speed. Pure.
+
+use std::time::Duration;
+
+use super::Transports;
+use super::rate::Rate;
+use crate::limits::MIB;
+use crate::transfer::transport::Transport;
+
+/// Bytes that QUIC has transferred before TCP is tried, and the total time of its requests (several run at the same
+/// time): enough that the change, which takes a second or two, costs little, and that QUIC's slow start does not count.
+const KNOWN: (u64, Duration) = (512 * MIB, Duration::from_mins(3));
+/// Bytes by which TCP is measured.
+const TRIAL: u64 = 64 * MIB;
+/// Factor by which TCP must be faster to replace QUIC.
+const BETTER: f64 = 1.2;
+
+/// Measurements of both transports to one peer.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Choice {
+    allowed: Transports,
+    quic: Rate,
+    tcp: Rate,
+    /// Transport that failed to connect last: it may be blocked.
+    failed: Option<Transport>,
+}
+
+impl Choice {
+    pub(super) fn new(allowed: Transports) -> Self {
+        Self { allowed, quic: Rate::default(), tcp: Rate::default(), failed: None }
+    }
+
+    /// Transport to connect by.
+    pub(super) fn next(&self) -> Transport {
+        match self.allowed {
+            Transports::Quic => Transport::Quic,
+            Transports::Tcp => Transport::Tcp,
+            Transports::Auto if self.failed == Some(Transport::Quic) => Transport::Tcp,
+            Transports::Auto if self.failed == Some(Transport::Tcp) => Transport::Quic,
+            Transports::Auto if self.quic.bytes < KNOWN.0 || self.quic.time < KNOWN.1 => Transport::Quic,
+            Transports::Auto if self.tcp.bytes < TRIAL => Transport::Tcp,
+            Transports::Auto => {
+                let rate = |rate: &Rate| rate.get().unwrap_or(0.0);
+                if rate(&self.tcp) > rate(&self.quic) * BETTER { Transport::Tcp } else { Transport::Quic }
+            }
+        }
+    }
+
+    /// Records that `bytes` came over `transport` in `time`.
+    pub(super) fn measured(&mut self, transport: Transport, bytes: u64, time: Duration) {
+        match transport {
+            Transport::Quic => self.quic.add(bytes, time),
+            Transport::Tcp => self.tcp.add(bytes, time),
+        }
+    }
+
+    /// Records that `transport` failed to connect.
+    pub(super) fn failed(&mut self, transport: Transport) {
+        // If both fail, they are tried in turn.
+        self.failed = Some(transport);
+    }
+
+    /// Rate of `transport`, in bytes a second.
+    pub(super) fn rate(&self, transport: Transport) -> Option<f64> {
+        match transport {
+            Transport::Quic => self.quic.get(),
+            Transport::Tcp => self.tcp.get(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn second() -> Duration {
+        Duration::from_secs(1)
+    }
+
+    #[test]
+    fn both_are_measured_and_the_better_stays() {
+        let mut choice = Choice::new(Transports::Auto);
+        assert_eq!(choice.next(), Transport::Quic);
+        // A single large transfer may only be the slow start.
+        choice.measured(Transport::Quic, KNOWN.0, second());
+        assert_eq!(choice.next(), Transport::Quic);
+        choice.measured(Transport::Quic, 100 * KNOWN.0, KNOWN.1);
+        assert_eq!(choice.next(), Transport::Tcp);
+        choice.measured(Transport::Tcp, TRIAL, second() * 2);
+        assert_eq!(choice.next(), Transport::Quic);
+        (0..20).for_each(|_| choice.measured(Transport::Quic, TRIAL, second() * 9));
+        assert_eq!(choice.next(), Transport::Tcp);
+    }
+
+    #[test]
+    fn where_udp_is_blocked_it_is_tcp() {
+        let mut choice = Choice::new(Transports::Auto);
+        choice.failed(Transport::Quic);
+        assert_eq!(choice.next(), Transport::Tcp);
+        choice.failed(Transport::Tcp);
+        assert_eq!(choice.next(), Transport::Quic);
+        // Only TCP is blocked: measuring it is given up.
+        let mut other = Choice::new(Transports::Auto);
+        other.measured(Transport::Quic, KNOWN.0, KNOWN.1);
+        assert_eq!(other.next(), Transport::Tcp);
+        other.failed(Transport::Tcp);
+        assert_eq!(other.next(), Transport::Quic);
+        let mut only = Choice::new(Transports::Quic);
+        only.failed(Transport::Quic);
+        assert_eq!(only.next(), Transport::Quic);
+    }
+}

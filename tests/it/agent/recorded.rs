@@ -1,0 +1,166 @@
+//! Entries of the audit log at the side that asks, of pins and of handoffs; and heads that others publish. L1 and L3 of
+//! docs/semantics.md.
+
+use std::fs;
+use std::process::Command;
+
+use rustix::process::Signal;
+use serde_json::{Value, json};
+
+use super::routing::two_sites;
+use super::sidecar::{until, write_checkpoint};
+use super::together::{EVERYTHING, identities, start_peer_with};
+use super::{Running, told, told_json, with_tree};
+use crate::cli::User;
+use crate::semantics::Tmpfs;
+
+const LISTENS: &str = "listen = '127.0.0.1:0'";
+
+fn entries(user: &User, log: &str) -> Vec<Value> {
+    let shown = user.ok(&["audit", "show", "--dir", log, "--json"]);
+    shown.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+fn of<'a>(all: &'a [Value], action: &str) -> Vec<&'a Value> {
+    all.iter().filter(|entry| entry["action"] == action).collect()
+}
+
+fn end<'a>(all: &'a [Value], entry: &Value) -> &'a Value {
+    all.iter().find(|end| end["of"] == entry["seq"] && end["kind"] == "end").unwrap()
+}
+
+/// L1 "Who asks another agent has an entry of it, too": one for the name, with the bytes that came.
+#[test]
+fn who_asks_another_agent_records_what_it_asked_and_what_came() {
+    let user = with_tree();
+    user.ok(&["save", "tree", "run/step-1"]);
+    identities(&user);
+    let home = start_peer_with(&user, "a", &[], (LISTENS, "[audit]\ndir = 'audit-a'"));
+    told(&user, &home, &["warm", "run/step-1", "--wait"]);
+    let known = [home.listen.clone().unwrap()];
+    let second = start_peer_with(&user, "b", &known, ("", "[audit]\ndir = 'audit-b'"));
+    told(&user, &second, &["warm", "run/step-1", "--from", "home", "--wait"]);
+    second.stop();
+    home.stop();
+
+    let (given, came) = (entries(&user, "audit-a"), entries(&user, "audit-b"));
+    let asked = of(&came, "fetch");
+    assert_eq!(asked.len(), 1, "one for the name, not one for each chunk: {asked:?}");
+    assert_eq!((&asked[0]["actor"], &asked[0]["asked"]), (&json!("towline://home/b"), &json!("towline://home/a")));
+    assert_eq!((&asked[0]["name"], &asked[0]["verdict"]), (&json!("run/step-1"), &json!("allow")));
+    assert_eq!((&asked[0]["to"], &asked[0]["rule"]), (&json!("home"), &json!("no policy, and no labels")));
+    let bytes = end(&came, asked[0])["bytes"].as_u64().unwrap();
+    assert!(bytes > 20 << 20, "{bytes}");
+    let served = of(&given, "serve");
+    assert_eq!(end(&given, served[0])["bytes"], bytes, "both sides tell the same");
+    let shown = user.ok(&["audit", "show", "--dir", "audit-b"]);
+    assert!(shown.contains("fetch  run/step-1 to home, asked of towline://home/a"), "{shown}");
+}
+
+/// L1: pins are set and end by an entry each, by whoever asks, here or by way of another agent.
+#[test]
+fn pins_that_are_set_and_end_are_recorded() {
+    let user = with_tree();
+    let (sections, callers) = (|dir| format!("[audit]\ndir = '{dir}'"), "'home/*'");
+    let (home, cloud) = two_sites(&user, callers, (&sections("audit-a"), &sections("audit-c")));
+    let pin = told_json(&user, &home, &["pin", "run/step-1", "--reason", "mine"])["id"].as_str().unwrap().to_owned();
+    told(&user, &home, &["unpin", &pin]);
+    told(&user, &home, &["warm", "run/step-1", "--pin", "1h", "--wait"]);
+    let there = told_json(&user, &home, &["pin", "run/step-1", "--for", "1h", "--at", "cloud"])["id"].clone();
+    told(&user, &home, &["unpin", there.as_str().unwrap(), "--at", "cloud"]);
+    home.ask("DELETE", &format!("/v1/pins/{pin}"), "", "").refuses(404);
+    home.stop();
+    cloud.stop();
+
+    let all = entries(&user, "audit-a");
+    let pins = of(&all, "pin");
+    assert_eq!(pins.len(), 3, "{pins:?}");
+    assert_eq!(end(&all, pins[0])["outcome"], format!("done: pin {pin}"));
+    assert_eq!((&pins[1]["name"], &end(&all, pins[1])["bytes"]), (&json!("run/step-1"), &json!(0)));
+    assert_eq!((&pins[2]["asked"], &pins[2]["to"]), (&json!("towline://cloud/c"), &json!("cloud")));
+    let unpins = of(&all, "unpin");
+    assert_eq!(unpins.len(), 2, "{unpins:?}");
+    assert!(unpins[0]["rule"].as_str().unwrap().contains(&format!("pin {pin} of ")), "{}", unpins[0]);
+    let there_all = entries(&user, "audit-c");
+    for action in ["pin", "unpin"] {
+        let asked = of(&there_all, action);
+        assert_eq!((asked.len(), &asked[0]["actor"]), (1, &json!("towline://home/a")), "{asked:?}");
+        let name = if action == "pin" { json!("run/step-1") } else { Value::Null };
+        assert_eq!(asked[0]["name"], name);
+    }
+}
+
+/// L1 "Another entry tells the bytes at the end": of a handoff, at both sides.
+#[test]
+fn the_bytes_of_a_handoff_are_recorded_where_they_go_and_where_they_come_from() {
+    let user = with_tree();
+    fs::create_dir(user.work().join("ckpt")).unwrap();
+    let gives = "[audit]\ndir = 'audit-a'\n[sidecar]\nhandoff_to = 'cloud'\n\
+                 watch = [{ folder = 'ckpt', run = 'run', settle = '200ms', restore_latest = false }]";
+    let keeps = "[audit]\ndir = 'audit-c'\n[handoff]\ndir = 'kept'\ncapacity = '64M'\nwait = '1h'\n\
+                 [[handoff.accept]]\nfrom = 'home/*'\nnames = '**'\nmax = '64M'";
+    let (home, cloud) = two_sites(&user, "", (gives, keeps));
+    until("it watches", || {
+        let tasks = home.get("/v1/tasks")["tasks"].clone();
+        tasks.as_array().unwrap().iter().any(|one| one["kind"] == "watch")
+    });
+    fs::rename(user.repository(), user.work().join("hidden")).unwrap();
+    write_checkpoint(&user, 6);
+    home.signal(Signal::TERM);
+    assert_eq!(home.ended().0, Some(1));
+    fs::rename(user.work().join("hidden"), user.repository()).unwrap();
+    cloud.stop();
+
+    let logs = ["audit-a", "audit-c"].map(|log| entries(&user, log));
+    let ends = logs.each_ref().map(|all| {
+        let handoffs = of(all, "handoff");
+        assert_eq!(handoffs.len(), 1, "{handoffs:?}");
+        assert_eq!((&handoffs[0]["actor"], &handoffs[0]["to"]), (&json!("towline://home/a"), &json!("cloud")));
+        end(all, handoffs[0])
+    });
+    let bytes = ends[0]["bytes"].as_u64().unwrap();
+    assert!(bytes > 1 << 20, "{bytes}");
+    assert_eq!((&ends[1]["bytes"], &ends[0]["outcome"]), (&ends[0]["bytes"], &ends[1]["outcome"]));
+    assert_eq!(ends[1]["outcome"], "done");
+}
+
+/// L3 "an agent that may not write there has it put by another one, which has it in its `callers`"; and so the heads of commands on
+/// its node.
+#[test]
+fn an_agent_that_may_not_write_has_its_heads_and_those_of_commands_put_by_another() {
+    let user = with_tree();
+    user.ok(&["save", "tree", "run/step-1"]);
+    let Some(disk) = Tmpfs::mount(&user.work().join("ro"), "256M") else { return };
+    let copied = Command::new("cp").arg("-a").arg(user.repository()).arg(user.work().join("ro/repo")).status();
+    assert!(copied.unwrap().success());
+    disk.remount("ro");
+    identities(&user);
+    let first = start_peer_with(&user, "a", &[], (&format!("{LISTENS}\ncallers = 'home/b'"), ""));
+    let settings = format!(
+        "repository = 'ro/repo'\nsocket = 'b.sock'\nmemory = '512M'\nidentity = 'b'\n\
+         [cache]\ndir = 'cache-b'\ncapacity = '256M'\nfree_floor = '0'\n\
+         [peers]\naddresses = ['{}']\n[audit]\ndir = 'audit-b'\n{EVERYTHING}",
+        first.listen.clone().unwrap()
+    );
+    user.write("b.toml", settings.as_bytes());
+    let second = Running::from_file(&user, "b.toml");
+    second.done("/v1/warm", &json!({ "name": "run/step-1" }));
+    let restore = ["restore", "run/step-1", "out"];
+    let mut command = user.command(&restore);
+    let output = command.env("TOWLINE_AGENT", &second.socket).env("TOWLINE_AUDIT", "log").output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    second.stop();
+    first.stop();
+    assert!(!user.work().join("ro/repo/audit").exists());
+    for (log, user_of) in [("audit-b", None), ("log", origin_user(&user, "log"))] {
+        let named = user_of.iter().flat_map(|name| ["--user", name]);
+        let verify = ["audit", "verify", "--dir", log, "--agent", "home/b"].into_iter().chain(named);
+        let sound = user.json(&verify.collect::<Vec<_>>(), 0);
+        assert_eq!((&sound["published"], &sound["sound"]), (&sound["last"], &json!(true)), "{log}: {sound}");
+    }
+}
+
+fn origin_user(user: &User, log: &str) -> Option<String> {
+    let origin = user.json(&["audit", "verify", "--dir", log, "--offline"], 0)["origin"].clone();
+    origin.as_str().unwrap().strip_prefix("cli:").map(str::to_owned)
+}
