@@ -384,7 +384,7 @@ impl Error {
                     Io::PermissionDenied | Io::ReadOnlyFilesystem => (ErrorKind::Denied, ACCESS_CURE),
                     _ => break,
                 };
-                let what = without_room(io, "store refuses a file".into());
+                let what = without_room(io, "cannot use the store".into());
                 return Self::new(kind, what).help(help).source(error);
             }
             cause = inner.source();
@@ -420,7 +420,7 @@ mod tests {
         let full = std::io::Error::from(std::io::ErrorKind::StorageFull);
         let error = Error::from(object_store::Error::Generic { store: "test", source: Box::new(full) });
         assert_eq!(error.kind(), ErrorKind::Exhausted);
-        assert_eq!(error.to_string(), "disk full: store refuses a file");
+        assert_eq!(error.to_string(), "disk full: cannot use the store");
     }
 
     #[test]

@@ -41,7 +41,18 @@ const UNITS: [&str; 24] = [
 /// `span` in a form that [`parse`] reads: `1h 30m`.
 #[must_use]
 pub fn show(span: Duration) -> String {
-    humantime::format_duration(span).to_string()
+    // humantime writes months and years, which no time that people write has.
+    let seconds = span.as_secs();
+    let parts = [
+        (seconds / 86_400, "d"),
+        (seconds / 3600 % 24, "h"),
+        (seconds / 60 % 60, "m"),
+        (seconds % 60, "s"),
+        (u64::from(span.subsec_millis()), "ms"),
+    ];
+    let parts: Vec<String> =
+        parts.iter().filter(|(number, _)| *number > 0).map(|(number, unit)| format!("{number}{unit}")).collect();
+    if parts.is_empty() { "0s".to_owned() } else { parts.join(" ") }
 }
 
 /// A setting that is a length of time: text as for [`parse`], or a number of seconds.

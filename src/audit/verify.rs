@@ -64,15 +64,23 @@ impl Findings {
 /// Errors of `segments`.
 pub fn verify(segments: impl IntoIterator<Item = Result<SegmentText>>, heads: &[Head], first: u64) -> Result<Findings> {
     let mut checker = Checker::new(heads, first);
+    let mut last_left_out = None;
     for segment in segments {
         let segment = segment?;
         if segment.first < first {
+            last_left_out = Some(segment.name);
             continue;
         }
         if let Err(fault) = checker.segment(&segment) {
             checker.findings.faults.push(fault);
             return Ok(checker.with_other_logs());
         }
+    }
+    if first > 1 && checker.next == first {
+        let there = last_left_out.map_or_else(|| "none".to_owned(), |name| format!("none after {name}"));
+        let what = format!("segment {} is missing: the folder has {there}", segments::name(first));
+        checker.findings.faults.push(Fault { segment: None, line: None, entry: Some(first), what });
+        return Ok(checker.with_other_logs());
     }
     checker.end();
     Ok(checker.with_other_logs())

@@ -216,6 +216,11 @@ impl Context {
             repository: Option<String>,
         }
         let Pin { name, lasting, owner, reason, at } = pin;
+        if lasting.is_some_and(|lasting| lasting.is_zero()) {
+            return Err(Error::usage("pin would have run out already")
+                .got("--for 0")
+                .help("leave --for out to pin until `towline unpin`"));
+        }
         let asked = Pinning {
             name: name.to_string(),
             lasting: lasting.map(span::show),
@@ -278,7 +283,9 @@ impl Context {
             CacheVerb::Evict { bytes } => {
                 let asked = serde_json::json!({ "bytes": bytes });
                 let evicted: Evicted = Client::required()?.post("/v1/cache/evict", &asked).await?;
-                self.output.report(&evicted, |evicted, _| format!("{} came free\n", show(evicted.freed_bytes)))?;
+                self.output.report(&evicted, |evicted, _| {
+                    format!("evicted {} of chunks; the space stays with the cache\n", show(evicted.freed_bytes))
+                })?;
             }
         }
         Ok(0)

@@ -97,6 +97,9 @@ impl Context {
         let options = SyncOptions { dry_run: *dry_run, progress: self.progress.clone(), stop: self.stop.clone() };
         let report = recorded.end(ops::sync(&from, &to, &names, &options).await, |report| report.moved_bytes).await?;
         drop(line);
+        for name in &report.replaced {
+            self.output.remark(&format!("replaced {name} in {}: `towline undelete {name}` there restores it", to.store()));
+        }
         self.output.outcome(*dry_run, &report, |report, _| render::sync(report))
     }
 

@@ -7,6 +7,7 @@ use serde::Serialize;
 
 use super::args::PolicyVerb;
 use super::label::described;
+use super::output::printable;
 use super::verbs::Context;
 use crate::audit::Action;
 use crate::error::{Error, Result};
@@ -156,6 +157,14 @@ impl Context {
             route: Route::Unknown,
         };
         let ruling = rules.rule_on(&question);
+        let over_store = rules.rule_on(&Question { route: Route::Store, ..question });
+        if rules.sites().get(&to).is_none() {
+            self.output.remark(&format!("the policy does not describe the site {}", printable(&to)));
+        }
+        if over_store.verdict != ruling.verdict {
+            let may = if over_store.verdict == Verdict::Allow { "may" } else { "may not" };
+            self.output.remark(&format!("over the store of the site itself it {may}: {}", over_store.basis));
+        }
         let explained = Explained { name, to, labels, ruling };
         self.output.answer(&explained, |explained, _| {
             let Explained { name, to, labels, ruling } = explained;

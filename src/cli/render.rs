@@ -52,6 +52,7 @@ fn explained(one: &Explained) -> Vec<String> {
 pub(super) fn save_part(report: &PartReport) -> String {
     let stands = match (report.complete, report.waits_for) {
         (true, _) => "complete: the parts of all ranks are there".to_owned(),
+        (false, Some(rank)) if report.ranks == 2 => format!("not complete yet: rank {rank} is awaited"),
         (false, Some(rank)) => format!("not complete yet: rank {rank} is awaited, perhaps others"),
         (false, None) => "not complete yet".to_owned(),
     };
@@ -419,7 +420,7 @@ pub(super) fn collect(report: &CollectReport, dry_run: bool) -> String {
             text,
             "  kept until they have stood still for 24 h: {} in {} that a save or sync has not finished",
             show(report.unfinished_bytes),
-            counted(report.unfinished_objects, "file or upload"),
+            counted(report.unfinished_objects, "unfinished object"),
         );
     }
     for held in &report.held {

@@ -47,6 +47,9 @@ fn text(shown: &Shown, listing: Listing) -> String {
         text += "\n";
         text += &table(&["MODE", ">SIZE", ">STORED", ">CHUNKS", "CUT", "MODIFIED", "PATH"], &rows);
     }
+    if listing.tensors && shown.entries.iter().all(|entry| entry.tensors.is_empty()) {
+        text += "\nno tensors: no file was recognised as a checkpoint\n";
+    }
     for entry in shown.entries.iter().filter(|entry| listing.tensors && !entry.tensors.is_empty()) {
         let _ = writeln!(text, "\n{}:", printable(&entry.path));
         let rows: Vec<_> = entry.tensors.iter().map(tensor).collect();

@@ -331,12 +331,13 @@ impl Context {
             return Ok(0);
         }
         self.output.answer(&verified, render)?;
-        if !repair {
-            // Damage in bytes is found again only by reading them.
-            let data = if data { " --data" } else { "" };
-            let help = format!("`towline verify{data} --repair` sets what is damaged aside; saving again then heals");
-            self.output.remark(&help);
-        }
+        // Damage in bytes is found again only by reading them.
+        let data = if data { " --data" } else { "" };
+        self.output.remark(&if repair {
+            format!("`towline verify{data}` shows what is still damaged: save the same content, under any name, and repair again")
+        } else {
+            format!("`towline verify{data} --repair` sets what is damaged aside; save the same content, under any name, and repair again")
+        });
         Ok(ErrorKind::Damaged.exit_code())
     }
 

@@ -4,6 +4,7 @@
 use std::sync::{Arc, PoisonError, RwLock};
 
 use serde::Deserialize;
+use serde::de::{Deserializer, Error as _};
 
 use crate::identity::Identity;
 use crate::name::Name;
@@ -18,6 +19,7 @@ pub struct AllowList(Arc<RwLock<Vec<AllowRule>>>);
 #[serde(deny_unknown_fields)]
 pub struct AllowRule {
     /// Agents, as `SITE/AGENT`.
+    #[serde(deserialize_with = "agents")]
     pub agents: Patterns,
     /// Names that these agents may read.
     pub names: Patterns,
@@ -82,6 +84,20 @@ impl Callers {
     pub fn replace(&self, other: &Self) {
         let patterns = other.0.read().unwrap_or_else(PoisonError::into_inner).clone();
         *self.0.write().unwrap_or_else(PoisonError::into_inner) = patterns;
+    }
+}
+
+/// Reads patterns of agents, of which each can match one.
+///
+/// # Errors
+/// A pattern without a `/` matches no agent, unless it is `**`.
+pub fn agents<'de, D: Deserializer<'de>>(value: D) -> Result<Patterns, D::Error> {
+    let patterns = Patterns::deserialize(value)?;
+    match patterns.texts().into_iter().find(|text| !text.contains('/') && !text.contains("**")) {
+        Some(site) => {
+            Err(D::Error::custom(format!("{site} matches no agent: agents are SITE/AGENT, all of a site SITE/*")))
+        }
+        None => Ok(patterns),
     }
 }
 

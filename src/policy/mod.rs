@@ -11,7 +11,7 @@ mod spiffe;
 #[cfg(test)]
 mod tests;
 
-pub use self::access::{AllowList, AllowRule, Callers, pattern_text};
+pub use self::access::{AllowList, AllowRule, Callers, agents, pattern_text};
 pub use self::addresses::Prefix;
 pub use self::cases::{CaseReport, Cases, CheckedCase, Untested};
 pub use self::document::POLICY_LEN_MAX;

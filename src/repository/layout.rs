@@ -24,6 +24,16 @@ const AUDIT: &str = "audit";
 /// Folder of lists of unneeded objects.
 const TOMBSTONE: &str = "tombstone";
 
+/// True if `name` is that of a file or folder at the root of a repository.
+#[must_use]
+pub fn is_own(name: &str) -> bool {
+    let numbered = [Numbered::Entry, Numbered::Snapshot, Numbered::Boundary, Numbered::Aside, Numbered::Policy];
+    name == repository().as_ref()
+        || [AUDIT, TOMBSTONE, "agent"].contains(&name)
+        || Family::ALL.iter().any(|family| family.folder() == name)
+        || numbered.iter().any(|numbered| numbered.folder() == name)
+}
+
 /// Kinds of objects that sessions write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Family {

@@ -17,7 +17,7 @@ impl Repository {
     /// Creates a repository in `store`, or opens the existing one; the second value is true if it was created.
     ///
     /// # Errors
-    /// Unsupported, with the reason and a remedy, if the store lacks an operation that concurrent writing needs.
+    /// Conflict, if it is a folder with other files; unsupported, with the reason and a remedy, if the store lacks an operation that concurrent writing needs.
     ///
     /// # Cancel safety
     /// Safe: one create makes the repository.
@@ -25,6 +25,9 @@ impl Repository {
         let key = layout::repository();
         if let Some(object) = objects::get(&**store.objects(), Kind::Repository, &key).await? {
             return Ok((Self::assemble(store, options, read_id(&object)?, Arc::new(SystemClock))?, false));
+        }
+        if let Some(folder) = store.directory() {
+            check_for_others(folder)?;
         }
         if !store.is_local() {
             probe(&store, Effort::Quick).await?.shared_writing()?;
@@ -119,6 +122,23 @@ impl Repository {
             Arc::new(Shared { id, store, log, clock, budget, cache, uncached, segments, footers, guard, policy });
         Ok(Self { shared, source: None, caller: None })
     }
+}
+
+/// Refuses a folder for a new repository that holds something else: its files would lie among those of the repository.
+fn check_for_others(folder: &Path) -> Result<()> {
+    let Ok(entries) = std::fs::read_dir(folder) else { return Ok(()) };
+    let names = entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned());
+    // A disk of its own has `lost+found`.
+    let mut others: Vec<String> =
+        names.filter(|name| !name.starts_with('.') && name != "lost+found" && !layout::is_own(name)).collect();
+    others.sort_unstable();
+    let Some(first) = others.first() else { return Ok(()) };
+    let more = if others.len() > 1 { format!(" and {} more", others.len() - 1) } else { String::new() };
+    Err(Error::conflict("folder for the new repository holds other files")
+        .at(folder.display())
+        .expected("an empty or a new folder")
+        .got(format!("{first}{more}"))
+        .help(format!("name a folder of its own, such as {}", folder.join("repository").display())))
 }
 
 /// Error: `location` holds no repository.

@@ -185,7 +185,7 @@ async fn blocking<T: Send + 'static>(work: impl FnOnce() -> io::Result<T> + Send
 }
 
 fn generic(source: io::Error) -> Error {
-    Error::Generic { store: "local directory", source: Box::new(source) }
+    Error::Generic { store: "directory", source: Box::new(source) }
 }
 
 /// Writes `payload` durably to `path`: staged, synced, renamed, and the folder synced.

@@ -147,7 +147,7 @@ fn mark(root: &Path) -> Option<Vec<u8>> {
 }
 
 fn generic(source: Box<dyn std::error::Error + Send + Sync>) -> Error {
-    Error::Generic { store: "local directory", source }
+    Error::Generic { store: "directory", source }
 }
 
 #[cfg(test)]

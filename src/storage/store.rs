@@ -158,7 +158,7 @@ fn open_directory(path: &Path, create: bool, shared: Option<Sharing>) -> Result<
     let modes = Modes::recorded(path);
     let new = Modes::of(shared.unwrap_or_default());
     if modes.is_some_and(|modes| shared.is_some() && modes != new) {
-        return Err(Error::usage("the repository is there already, and is shared in another way")
+        return Err(Error::usage("the repository is there already, with other modes than --shared asks for")
             .at(path.display())
             .help("change the modes of its files and folders: docs/operations.md says how"));
     }

@@ -38,7 +38,7 @@ use crate::cache::TenantQuotas;
 use crate::error::{Error, ErrorKind, Result};
 use crate::limits::GIB;
 use crate::pattern::Patterns;
-use crate::policy::{AllowList, AllowRule, Callers};
+use crate::policy::{AllowList, AllowRule, Callers, agents};
 use crate::storage::{Location, StoreOptions};
 use crate::transfer::Admission;
 use crate::tree::{Look, read_own_target};
@@ -132,7 +132,7 @@ struct File {
     listen: Option<SocketAddr>,
     admission: Option<AdmissionSection>,
     peers: Option<PeersSection>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "agents")]
     callers: Patterns,
     #[serde(default)]
     caller_pins: CallerPinsSection,

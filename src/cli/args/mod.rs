@@ -398,6 +398,7 @@ pub(super) struct Restore {
     pub(super) dry_run: bool,
     /// Only these files and folders, or those that match; may be given several times
     #[arg(long = "path", value_name = "PATH|GLOB", conflicts_with_all = ["delete", "tensors"])]
+    #[arg(value_parser = clap::builder::NonEmptyStringValueParser::new())]
     pub(super) only: Vec<String>,
     /// Keep setuid and setgid bits, for trees whose writers are trusted
     #[arg(long, conflicts_with = "tensors")]

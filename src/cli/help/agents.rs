@@ -177,10 +177,10 @@ untested: [line why]";
 
 pub(in crate::cli) const DECLASSIFY: &str = "\
 Examples:
-  towline cp --stand-alone patients/step-9 patients/anonymous
+  towline save anonymised/ patients/anonymous
   towline declassify patients/anonymous --sensitivity internal --residency any --reason 'names removed' --key policy-key/
 
-It holds for this very tree only: a tree saved under the name later has the old labels again. A name that needs other names' \
-chunks, or whose tree has another name, is refused.
+It holds for this very tree only: a tree saved under the name later has the old labels again. A name is refused while another \
+one holds the same tree, and if it needs other names' chunks (`towline cp --stand-alone` makes a copy that needs none).
 
 JSON: name labels own declassified";

@@ -344,7 +344,8 @@ Examples:
 
 Only what the destination lacks is copied. --endpoint and --allow-http apply to both sides, which share --memory.
 
-JSON: names moved_bytes skipped_bytes chunks new_chunks seconds, with --dry-run dry_run planned: [name bytes moved_bytes replaces]";
+JSON: names moved_bytes skipped_bytes chunks new_chunks seconds, replaced if names were, with --dry-run dry_run planned: \
+[name bytes moved_bytes replaces]";
 
 pub(super) const LABEL: &str = "\
 Examples:

@@ -41,6 +41,10 @@ const LOCAL_CACHE: &str = "local cache";
 /// The disk that `folder` is on, or will be once it is made.
 fn local_cache(folder: &Path) -> Check {
     let there = folder.ancestors().find(|ancestor| ancestor.exists()).unwrap_or(folder);
+    if !there.is_dir() {
+        return Check::warn(LOCAL_CACHE, format!("{} is not a folder: nothing is cached", there.display()))
+            .help("remove it, or set XDG_CACHE_HOME to a folder");
+    }
     let free = match statvfs(there) {
         Ok(found) => found.f_bavail.saturating_mul(found.f_frsize),
         Err(error) => return Check::warn(LOCAL_CACHE, format!("cannot be looked at: {error}: {}", there.display())),

@@ -248,7 +248,7 @@ impl Repository {
         match state.refs.get(&old.name) {
             Some(value) if value.map_key == old.value.map_key => Err(Error::damaged("a pack is missing")
                 .at(error.place().unwrap_or("an unknown key"))
-                .help("towline verify --repair tells what it hits; saving the same content again heals it")
+                .help("`towline verify --repair` tells what it hits; save the same content, under any name, and run it again: it heals it")
                 .source(error)),
             Some(value) if value.manifest == old.value.manifest => Ok(self.saved(&old.name).await?.shared()),
             Some(_) => Err(Error::conflict("name was replaced and its old content collected during this restore")

@@ -56,6 +56,9 @@ pub struct SyncReport {
     pub chunks: u64,
     /// Chunks that the destination lacked.
     pub new_chunks: u64,
+    /// Names that had another tree in the destination. `undelete` restores that.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub replaced: Vec<Name>,
     /// In a dry run, each name that the destination lacks, or has with another value.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub planned: Vec<PlannedName>,
@@ -132,7 +135,7 @@ fn choose(state: &State, what: &[Name]) -> Result<Vec<Name>> {
     if let Some(selector) = missing {
         return Err(Error::not_found("the source has no such name or prefix")
             .at(selector)
-            .help("`towline ls` lists the names"));
+            .help("`towline ls --repo` with the source's URL lists the names"));
     }
     let chosen = state.refs.iter().filter(|(name, _)| what.is_empty() || what.iter().any(|s| name.is_under(s)));
     let mut chosen: Vec<_> = chosen.map(|(name, value)| (value.version, name.clone())).collect();
@@ -241,6 +244,9 @@ impl Syncing<'_> {
         match self.writer.publish(publication).await? {
             Published::Done(_) => {
                 self.report.skipped_bytes += skipped;
+                if self.began.refs.get(name).is_some_and(|there| there.manifest != value.manifest) {
+                    self.report.replaced.push(name.clone());
+                }
                 Ok(self.done(value))
             }
             Published::Lost(_) => Ok(Step::Lost),

@@ -154,7 +154,7 @@ fn named(place: &ChunkPlace, error: Error) -> Error {
     let key = layout::owned(Family::Pack, place.pack);
     error
         .at(format!("{key}, chunk {} at byte {}", place.ordinal, place.offset))
-        .help("towline verify --data --repair condemns the pack; saving the same content again heals what used it")
+        .help("`towline verify --data --repair` sets the pack aside; save the same content, under any name, and run it again: it heals what used it")
 }
 
 /// Encoded frames of one read, each verified, and their buffer.

@@ -394,6 +394,8 @@ class SyncReport(_Report):
     #: Chunks of these names, and how many of them the destination lacked.
     chunks: int = 0
     new_chunks: int = 0
+    #: Names that had another tree in the destination.
+    replaced: list[str] = field(default_factory=list)
     #: With `dry_run`, each name to copy: `name`, `bytes`, `moved_bytes`, and whether it `replaces` another tree.
     planned: list[dict[str, Any]] = field(default_factory=list)
     #: Duration.
