@@ -8,10 +8,12 @@ use std::time::Duration;
 
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
+use rustix::process::getuid;
 use serde::Serialize;
-use towline::agent::Client;
+use towline::agent::{Client, user_name};
 use towline::audit::Action;
 use towline::name::Name;
+use towline::policy::LocalCaller;
 use towline::ops::{
     Changes, CollectOptions, ExpirePolicy, RemoveOptions, RestoreOptions, SaveSource, SyncOptions, TensorSelector,
     UndeleteOptions, VerifyOptions, sync,
@@ -49,15 +51,21 @@ struct Opening {
 }
 
 impl Opening {
-    async fn open(self, location: Location) -> Result<Engine> {
+    /// Opens the engine for requests of this process's user; the second value is true if it created the repository.
+    async fn open(self, location: Location) -> Result<(Engine, bool)> {
         let Self { memory, cache, endpoint, region, allow_http, create } = self;
         let store = StoreOptions { endpoint, region, allow_http, create, ..StoreOptions::default() };
         let (store, options) =
             (open(&location, &store).await?, OpenOptions { memory, cache, guard: Some(machine_guard()?) });
-        let engine =
-            if create { Engine::create(store, options).await?.0 } else { Engine::open(store, options).await? };
+        let (engine, created) = if create {
+            Engine::create(store, options).await?
+        } else {
+            (Engine::open(store, options).await?, false)
+        };
+        // Rules of a policy about callers see the user, as for a command.
+        let engine = engine.for_caller(Some(LocalCaller::user(&user_name(getuid()))));
         // Reads chunks from this node's agent, if there is one.
-        Ok(Client::attached(engine).await)
+        Ok((Client::attached(engine).await, created))
     }
 }
 
@@ -70,6 +78,7 @@ pub(crate) struct Repository {
     /// Process that opened the repository, and its engine. A forked child has another runtime: it opens its own engine, and never
     /// touches the parent's.
     opened: Mutex<(u32, ManuallyDrop<Engine>)>,
+    created: bool,
 }
 
 impl Repository {
@@ -82,7 +91,7 @@ impl Repository {
             }
         }
         let again = Opening { create: false, ..self.opening.clone() };
-        let engine = wait(py, again.open(self.location.clone()))?;
+        let (engine, _) = wait(py, again.open(self.location.clone()))?;
         *self.opened.lock().unwrap_or_else(PoisonError::into_inner) = (process, ManuallyDrop::new(engine.clone()));
         Ok(engine)
     }
@@ -117,14 +126,21 @@ impl Repository {
     #[new]
     fn new(py: Python<'_>, location: &str, opening: Opening) -> PyResult<Self> {
         let location: Location = location.parse().map_err(|error: Error| raised(py, &error))?;
-        let engine = wait(py, opening.clone().open(location.clone()))?;
-        Ok(Self { location, opening, opened: Mutex::new((std::process::id(), ManuallyDrop::new(engine))) })
+        let (engine, created) = wait(py, opening.clone().open(location.clone()))?;
+        let opened = Mutex::new((std::process::id(), ManuallyDrop::new(engine)));
+        Ok(Self { location, opening, opened, created })
     }
 
     /// URL of the repository.
     #[getter]
     fn location(&self) -> String {
         self.location.to_string()
+    }
+
+    /// True if there was no repository, and this object created it.
+    #[getter]
+    fn created(&self) -> bool {
+        self.created
     }
 
     /// Permanent id of the repository, independent of its URL.

@@ -39,6 +39,7 @@ from ._restoring import Restoring, restore
 from ._words import (
     DEPTH_MAX,
     DICTS,
+    EXPANSION_MAX,
     FACTORIES,
     NAMESPACES,
     SPARSE,
@@ -112,6 +113,8 @@ class _Serializer:
         self.pickled: list[str] = []
         self.unknown: dict[str, None] = {}
         self._names: set[str] = set()
+        #: Bytes by which expanded tensors exceed what is stored of them.
+        self._expanded = 0
         self._open: set[int] = set()
         self._tensors: list[tuple[dict[str, Any], torch.Tensor, tuple[Any, ...]]] = []
 
@@ -272,7 +275,8 @@ class _Serializer:
     def _sparse(self, tensor: torch.Tensor, path: tuple[Any, ...]) -> dict[str, Any]:
         word, parts = SPARSE[tensor.layout]
         tensor = tensor.detach()
-        held = [self._tensor(getattr(tensor, part)(), (*path, part)) for part in parts]
+        # Stored whole, even if the values are expanded: a sparse tensor is created of all of them.
+        held = [self._tensor(getattr(tensor, part)().contiguous(), (*path, part)) for part in parts]
         node = {"!": "sparse", "layout": word, "parts": held, "shape": list(tensor.shape)}
         return {**node, "coalesced": tensor.is_coalesced()} if word == "coo" else node
 
@@ -318,7 +322,11 @@ class _Serializer:
         start, end = min(span[0] for span in spans), max(span[1] for span in spans)
         storage = torch.empty(0, dtype=torch.uint8, device=first.device).set_(first.untyped_storage())
         name = self._add((*group[0][2], "storage"), "U8", (end - start,), storage[start:end])
-        for (node, tensor, _), span in zip(group, spans, strict=True):
+        for (node, tensor, path), span in zip(group, spans, strict=True):
+            self._expanded += max(0, _torch.nbytes(tensor) - (end - start))
+            if self._expanded > EXPANSION_MAX:
+                help = "save it before it is expanded, or a contiguous copy: tensor.contiguous()"
+                raise self._refused(path, f"an expanded tensor of {_torch.nbytes(tensor)} bytes", help)
             dtype = str(tensor.dtype).removeprefix("torch.")
             view = [span[0] - start, list(tensor.shape), list(tensor.stride())]
             node.update({"t": name, "dtype": dtype, "view": view})
