@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import json
+import dataclasses
 import pickle
 import threading
 import time
@@ -537,8 +538,76 @@ def test_paths_in_metadata_do_not_grow_without_end():
     doubled = b"X\x01\x00\x00\x00a" + b"".join(b"q\x00" + b"0cpathlib\nPath\n" + b"h\x00h\x00\x86R" for _ in range(40))
     with pytest.raises(towline.Damaged, match="longer than 4096"):
         folder.decode(b"\x80\x02" + doubled + b".", ())
-    with pytest.raises(towline.Damaged, match="not made of texts"):
+    with pytest.raises(towline.Damaged, match="not made of strings"):
         folder.decode(b"\x80\x02cpathlib\nPath\n" + b"K\x01\x85R.", ())
+
+
+def shared(times: int) -> bytes:
+    """Pickle of a tuple of two references to a tuple of two references, and so on: its hash takes 2**times steps."""
+    return b"X\x01\x00\x00\x00aq\x07" + b"".join(b"0h\x07h\x07\x86q\x07" for _ in range(times))
+
+
+#: Nested so deeply that its hash would overflow the stack.
+DEEP = b"X\x01\x00\x00\x00a" + b"\x85" * 500_000
+INDEX = b"ctorch.distributed.checkpoint.metadata\nMetadataIndex\n"
+SIZE = b"ctorch\nSize\n"
+FQN = b"X\x03\x00\x00\x00fqn"
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        b"}%bK\x01s",
+        b"}(%bK\x01u",
+        b"(%bK\x01d",
+        b"\x8f(%b\x90",
+        b"(%b\x91",
+        b"ccollections\nOrderedDict\n](%bK\x01eq\x02\x85\x85R",
+        b"ctorch.distributed.checkpoint.metadata\n_MEM_FORMAT_ENCODING\n%b\x85R",
+        b"ctorch.serialization\n_get_layout\n%b\x85R",
+        b"}" + INDEX + b"%b\x85RK\x01s",
+        # Changed after it was used as a key.
+        b"}" + INDEX + b"X\x01\x00\x00\x00b\x85Rq\x02K\x01sh\x02}" + FQN + b"%bsb0h\x02K\x02s",
+        # Integers of one hash: a table of them takes quadratic time.
+        b"}K\x01K\x01s%b",
+        b"}" + INDEX + b"X\x01\x00\x00\x00b" + SIZE + b"(" + b"K\x00" * 300 + b"t\x85R\x86RK\x01s%b",
+    ],
+)
+@pytest.mark.parametrize("key", [shared(100), DEEP], ids=["shared", "deep"])
+def test_what_takes_for_ever_to_hash_is_no_key_of_a_metadata_that_torch_wrote(made, key):
+    with pytest.raises(towline.Damaged, match="cannot be read"):
+        folder.decode(b"\x80\x02" + made.replace(b"%b", key) + b".", ())
+
+
+def test_a_key_that_was_changed_since_and_paths_of_the_planner_are_looked_at_again():
+    metadata = Metadata({}, None, {MetadataIndex("a"): 1})
+    nested: tuple = ("a",)
+    for _ in range(100):
+        nested = (nested, nested)
+    with pytest.raises(towline.Damaged, match="shares too many values"):
+        folder.decode(pickle.dumps(dataclasses.replace(metadata, planner_data={"a": nested}, storage_data={})), ())
+    deep: list = []
+    for _ in range(100):
+        deep = [deep]
+    with pytest.raises(towline.Damaged, match="too deeply"):
+        folder.decode(pickle.dumps(dataclasses.replace(metadata, planner_data={"a": deep}, storage_data={})), ())
+    with pytest.raises(towline.Damaged, match="has a BytesStorageMetadata"):
+        other = {"a": BytesStorageMetadata()}
+        folder.decode(pickle.dumps(dataclasses.replace(metadata, planner_data=other, storage_data={})), ())
+    (key,) = metadata.storage_data
+    document = pickle.dumps(metadata)
+    object.__setattr__(key, "fqn", 7)
+    with pytest.raises(towline.Damaged, match="not one of a name and an offset"):
+        folder.decode(pickle.dumps(metadata), ())
+    with pytest.raises(towline.Damaged, match="cannot be read: 'a'"):
+        folder.decode(document, ())
+
+
+def test_a_path_of_long_parts_is_not_joined_first():
+    part = b"X" + (1 << 20).to_bytes(4, "little") + b"a" * (1 << 20) + b"q\x000"
+    document = b"\x80\x02" + part + b"cpathlib\nPath\n(" + b"h\x00" * (1 << 18) + b"tR."
+    with pytest.raises(towline.Damaged, match="longer than 4096"):
+        folder.decode(document, ())
 
 
 def test_folders_that_torch_wrote(repository, tmp_path):

@@ -32,7 +32,7 @@ def test_a_stage_takes_what_fits():
             stage.fill(wrong)
     stage.release()
     for used in (lambda: stage.fill([]), lambda: stage.address):
-        with pytest.raises(ValueError, match="given away"):
+        with pytest.raises(ValueError, match="belongs to a save"):
             used()
 
 

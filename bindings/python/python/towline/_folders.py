@@ -17,8 +17,7 @@ from . import _given, _private, _shutdown, retention, spool
 from .errors import Conflict, Denied, Exhausted, SaveFailed, Unreachable
 from .handle import Handle
 from .reports import SaveReport
-from .repository import Compression, Repository, save_options
-from .repository import open as open_repository
+from .repository import Compression, Repository, check_compression, opened, save_options
 from .retention import Retention
 
 #: Folder beside the checkpoints, for pending saves and restores in progress. Trainer does not upload names that begin with "_"
@@ -56,13 +55,13 @@ class FolderSaver:
         keep_every: int | None = None,
         keep_min: str | Iterable[str] = (),
         keep_max: str | Iterable[str] = (),
-        compression: Compression = None,
+        compression: Compression = "auto",
         collect: bool = True,
+        create: bool = True,
     ):
-        # Checks the argument early.
-        save_options(compression=compression)
+        check_compression(compression)
         _given.check_run(run)
-        self.repository = repo if isinstance(repo, Repository) else open_repository(repo)
+        self.repository = opened(repo, create=create)
         self.run, self._framework, self._compression = run, framework, compression
         self._retention = Retention(keep_last, keep_every, keep_min, keep_max, collect=collect)
         self._work: queue.Queue[tuple[Handle, spool.Kept] | None] = queue.Queue()

@@ -57,7 +57,7 @@ def restore(
     cast: bool = False,
 ) -> Any:
     """Restores a state. `held` has the dtype and shape of each tensor in the file; `read` fills tensors by name. Tensors in
-    `into` are filled in place, and objects in `into` with `load_state_dict` get their state.
+    `into` are filled in place, objects in `into` with `load_state_dict` load their state, and dicts are updated.
 
     Raises Mismatch, with the paths, before anything is filled: if a tensor in `into` has another shape, or, without `cast`,
     another dtype; and, if `strict`, if `into` has keys that the state lacks.
@@ -123,8 +123,10 @@ class Restoring:
         return gpus(self._targets.values())
 
     def state(self) -> Any:
-        """Returns the restored state, once `leaves` are filled."""
-        return self.value(self._node, self._into, ())
+        """Returns the restored state, once `leaves` are filled, and updates the dicts in `into`."""
+        state = self.value(self._node, self._into, ())
+        _update(self._into, state)
+        return state
 
     # -- Phase 1: plan  ---------------------------------------------------------------------------------------------------
 
@@ -522,6 +524,18 @@ class Restoring:
                 raise Damaged("the document of a state names an empty tensor that is not empty")
             return torch.empty(node["shape"], dtype=dtype, device=held.device)
         return held.view(dtype).reshape(node["shape"])
+
+
+def _update(into: Any, state: Any) -> None:
+    """Updates dicts in `into`, and dicts in these, as torch.distributed.checkpoint.load does."""
+    if type(into) not in DICTS or not isinstance(state, Mapping):
+        return
+    for key, value in state.items():
+        inside = into.get(key)
+        if type(inside) in DICTS and isinstance(value, Mapping):
+            _update(inside, value)
+        else:
+            into[key] = value
 
 
 def _lies_within(start: int, shape: list[int], stride: list[int], itemsize: int, nbytes: int) -> bool:

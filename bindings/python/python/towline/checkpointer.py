@@ -1,8 +1,9 @@
 """Checkpoints of a training loop: saved in the background, restored in one call.
 
 save ----> staged ----> local ----> durable
-           (copied)     (on this    (committed in
-                         node's      the repository)
+           (copied      (written    (committed in
+            to host      to this     the repository)
+            memory)      node's
                          disk)
 """
 
@@ -28,8 +29,7 @@ from ._staging import Job, Staging
 from .errors import Conflict, Error, Exhausted, NotFound, SaveFailed, Timeout, Unreachable, UsageError
 from .handle import PROMISES, Handle, raise_failed
 from .reports import SaveReport
-from .repository import Compression, Repository, save_options
-from .repository import open as open_repository
+from .repository import Compression, Repository, check_compression, opened, save_options
 from .retention import Retention
 
 if TYPE_CHECKING:
@@ -39,30 +39,37 @@ TENSORS, DOCUMENT = "state.safetensors", "state.json"
 
 
 class Checkpointer:
-    """Saves the steps of one training run, and restores them.
+    """Saves the steps of one training run, and restores them. For a training loop of your own; with Accelerate use
+    `towline.accelerate.AccelerateCheckpointer`, with Lightning or Hugging Face's Trainer their plugins.
 
-    `repo` is a Repository or its URL, `run` the name of the run. With several ranks, each creates a Checkpointer with its own
-    `rank`. A step becomes visible once all `world_size` ranks have saved their part; no collective is needed. `attempt`
-    identifies the current start of all ranks: parts of different attempts are never mixed. By default the ranks agree on an
-    attempt through the store of torch.distributed, or else take it from torchrun. Without either, pass a value that all ranks
-    share and that changes at every restart. Otherwise a step that an earlier start saved, even in part, is refused with Conflict
-    when it is saved with other content.
+    `repo` is a Repository or its URL, `run` the name of the run. A missing repository is created, with a warning in the log;
+    `create=False` raises NotFound instead.
 
-    A process that resumes from an earlier step replaces later steps that it saved or found. If two processes save the same step,
-    the first commit wins and the other save fails with Conflict: a step that another process saved after this Checkpointer was
-    created, or after its last restore, is not replaced.
+    Ranks: each creates a Checkpointer with its own `rank`. A step becomes visible once all `world_size` ranks have saved their
+    part; no collective is needed. `attempt` identifies a start of the job, since parts that different starts saved must not be
+    mixed. By default the ranks agree on one through the store of torch.distributed, or else take it from torchrun. Without
+    either, pass a value that all ranks share and that changes at every restart. Otherwise a step that an earlier start saved,
+    even in part, is refused with Conflict if its content differs.
 
-    `stage` is `"blocking"` (`save` returns when the state is copied) or `"background"` (`save` returns at once, and the state
-    must not change before it is copied: see `protect`). One state is staged at a time: a save waits for the memory of the one
-    before, or with `when_busy="skip"` skips the step and returns None.
+    Resuming: a process that restores an earlier step may replace the later steps that it saved or found. If two processes save
+    the same step, the first commit wins and the other save fails with Conflict: a step that another process saved after this
+    Checkpointer was created, or after its last restore, is not replaced.
 
-    `keep_last`, `keep_every`, `keep_min` and `keep_max` select the steps to keep; by default all are kept. Rank 0 deletes the
-    data of the others in the background. With `collect=False`, or if the store refuses deletes, only their names are removed:
-    run `Repository.collect` or `towline collect` with delete permission to free the space. Every `key_every`th step is stored
-    without differences to others. Steps are stored as small as possible; `compression="if-faster"` stores data raw while writing
-    is faster than compressing, False always. `spool` is the folder that holds states until they are in a repository that is not
-    on this node; by default `$XDG_STATE_HOME/towline/spool`, else `~/.local/state/towline/spool`. `pickle` allows values that can
-    only be pickled. With `on_sigterm`, SIGTERM ends the process in order and finishes its saves, unless the program handles it.
+    Staging: with `stage="blocking"` `save` returns when the state is copied to host memory; with `"background"` it returns at
+    once, and the state must not change before it is copied (see `protect`). One state is staged at a time: a save waits until
+    the memory of the one before is free, or with `when_busy="skip"` skips the step and returns None.
+
+    Retention: the last `keep_last` steps, every `keep_every`th, and those with the smallest (`keep_min`) or largest (`keep_max`)
+    value of a metric are kept; without these arguments, all are. Rank 0 deletes the others in the background. With
+    `collect=False`, or if the store refuses deletes, only their names are removed: run `Repository.collect` or `towline collect`
+    with delete permission to free the space.
+
+    Storage: a step is stored as its differences to an earlier step, every `key_every`th step whole. `compression` is `"auto"`
+    (as small as possible), `"if-faster"` (uncompressed while the store takes bytes faster than they can be compressed) or
+    `"off"`. `spool` is a folder on this node that holds states until they are uploaded; by default `$XDG_STATE_HOME/towline/spool`,
+    else `~/.local/state/towline/spool`. It is not used if the repository itself is a folder on this node. `pickle` also allows
+    values that can only be pickled. With `on_sigterm`, SIGTERM raises SystemExit, so that saves are finished, unless the program
+    handles SIGTERM.
     """
 
     def __init__(
@@ -80,26 +87,26 @@ class Checkpointer:
         keep_min: str | Iterable[str] = (),
         keep_max: str | Iterable[str] = (),
         key_every: int | None = None,
-        compression: Compression = None,
+        compression: Compression = "auto",
         collect: bool = True,
         spool: str | os.PathLike[str] | None = None,
         pickle: bool = False,
         on_sigterm: bool = True,
+        create: bool = True,
     ):
         if not 0 <= rank < world_size:
             raise UsageError(f"rank {rank} is out of range for world_size {world_size}")
         _given.check_run(run)
         _one_of("stage", stage, ("blocking", "background"))
         _one_of("when_busy", when_busy, ("wait", "skip"))
-        # Checks the argument early.
-        save_options(compression=compression)
-        self.repository = repo if isinstance(repo, Repository) else open_repository(repo)
+        check_compression(compression)
+        self.repository = opened(repo, create=create)
         self.run, self.rank, self.world_size = run, rank, world_size
         self.stage, self.when_busy, self.pickle = stage, when_busy, pickle
         self.key_every, self.compression = key_every, compression
-        #: Step of the last `restore`.
+        #: Step that the last `restore` loaded.
         self.step: int | None = None
-        #: Of the last `restore`: paths in `into` that the step lacked, and paths in the step that `into` lacked.
+        #: Of the last `restore`, as from torch's load_state_dict: paths that only `into` has, and paths that only the step has.
         self.missing_keys: list[str] = []
         self.unexpected_keys: list[str] = []
         self._attempts = Attempts(attempt) if world_size > 1 else None
@@ -141,8 +148,8 @@ class Checkpointer:
         stage: str | None = None,
         progress: _progress.Progress = None,
     ) -> Handle | None:
-        """Saves `state` as this step. Returns a Handle when the state is staged, or at once if it is staged in the background;
-        None if the step was skipped (`when_busy="skip"`).
+        """Saves `state` as this step. Returns a Handle once the state is staged, or at once with `stage="background"`; None if the
+        step was skipped (`when_busy="skip"`).
 
         `progress` is called as `progress(phase, done, total, moved)`, in bytes, several times a second until the step is durable,
         from its own thread. True draws a progress bar instead, if there is a terminal or a notebook.
@@ -212,7 +219,7 @@ class Checkpointer:
                 self._staging.prepare(length, devices)
 
     def protect(self, optimizer: torch.optim.Optimizer) -> None:
-        """Makes `optimizer.step()` wait until a state that is being staged in the background is copied."""
+        """Makes `optimizer.step()` wait until the state that is being staged in the background is copied."""
         me = weakref.ref(self)
 
         def wait_until_staged(*_: Any) -> None:
@@ -240,15 +247,16 @@ class Checkpointer:
         progress: _progress.Progress = None,
     ) -> Any:
         """Returns the state at `step`: a number, `"latest"`, `"upto=N"`, `"min=METRIC"` or `"max=METRIC"`. Every byte is
-        verified. Returns None if `"latest"` is asked for and nothing is saved. Sets `self.step` to the step restored.
+        verified. Returns None if `step` is `"latest"` and nothing is saved yet. Sets `self.step` to the step restored.
 
-        Pass as `into` what you pass to `save`: tensors in `into` are filled in place, and objects with `load_state_dict` get
-        their state. All other tensors are created on the CPU, or on `map_location`.
+        Pass as `into` what you pass to `save`. As with `torch.distributed.checkpoint.load`, it is loaded in place: tensors are
+        filled, objects with `load_state_dict` load their state, and values in dicts are replaced. The result is the same state.
+        All other tensors are created on the CPU, or on `map_location`.
 
-        Raises Mismatch, before anything is filled, if `into` has a key that the step lacks. With `strict=False` such values stay
+        Raises Mismatch, before anything is changed, if `into` has a key that the step lacks. With `strict=False` such values stay
         as they are, and modules load with `strict=False`. A key that only the step has is an error only within a module;
-        elsewhere it is part of the result. `missing_keys` and `unexpected_keys` list both. `cast` converts tensors to the
-        precision of `into`, such as an fp32 step for a bf16 model.
+        elsewhere it is added. As after torch's `load_state_dict`, the attributes `missing_keys` and `unexpected_keys` list both.
+        `cast` converts tensors to the precision of `into`, such as an fp32 step for a bf16 model.
 
         Dataclasses, named tuples and enumerations are created only if `into` has an object of the class at the same place, or
         the class was given to `towline.allow_classes`. `progress` is as for `save`.
@@ -281,7 +289,7 @@ class Checkpointer:
         return read.state
 
     def wait(self, promise: str = "durable", timeout: float | None = None) -> None:
-        """Waits for every save so far, as `Handle.wait`, and then raises SaveFailed if one failed."""
+        """Waits until every save so far is `"staged"`, `"local"` or `"durable"`; then raises SaveFailed if one failed."""
         for handle in list(self._handles):
             with contextlib.suppress(SaveFailed):
                 handle._await(promise, timeout)

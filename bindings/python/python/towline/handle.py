@@ -32,7 +32,7 @@ class Handle:
         #: Parts of the state that only restore if allowed: paths of pickled values, and names of classes.
         self._pickled: list[str] = []
         self._classes: list[str] = []
-        self._saving: _towline.Saving | None = None
+        self._saving: _towline.Task | None = None
 
     def __repr__(self) -> str:
         kept = [promise for promise in PROMISES if promise in self._kept]

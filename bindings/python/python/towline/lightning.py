@@ -1,8 +1,8 @@
-"""CheckpointIO for Lightning's Trainer (lightning 2.x or pytorch_lightning) and Fabric that saves to a repository:
+"""CheckpointIO plugin for Lightning's Trainer (lightning 2.x or pytorch_lightning) and Fabric that saves to a repository:
 
     trainer = Trainer(plugins=[TowlineCheckpointIO("s3://bucket/experiments", "run-7")])
 
-Once a checkpoint is durable, a small stand-in file is written to the path that Lightning gave, such as
+Once a checkpoint is durable, a small file that refers to it, a stand-in, is written to the path that Lightning gave, such as
 `checkpoints/epoch=0-step=10.ckpt`. So everything that looks for files works as usual: `save_top_k`, `save_last`,
 `ckpt_path="last"`. In any process that has imported `towline.lightning`, torch.load of the stand-in returns the checkpoint, and
 so `Model.load_from_checkpoint(callback.best_model_path)` works, too.
@@ -38,7 +38,7 @@ from ._documents import read_document
 from .checkpointer import DOCUMENT, TENSORS, Checkpointer, Reading, read_state
 from .errors import Conflict, NotFound, SaveFailed, UsageError
 from .handle import Handle
-from .repository import Compression, Repository
+from .repository import Compression, Repository, check_compression, opened
 from .repository import open as open_repository
 
 # The same code is published under two names (https://pypi.org/project/pytorch-lightning/): the imported one comes first.
@@ -57,14 +57,15 @@ _repositories: dict[str, Repository] = {}
 class TowlineCheckpointIO(_plugins.CheckpointIO):
     """Saves checkpoints as steps of the run `run` in `repo`, a Repository or its URL.
 
-    A save returns when the state is copied. The checkpoints that Lightning removes in exchange are kept until it is durable. If
-    a save fails, the next save, or the end of the fit, raises it.
+    A save returns when the state is copied. An older checkpoint that Lightning removes after it stays until the new one is
+    durable. If a save fails, the next save, or the end of the fit, raises SaveFailed.
 
     Tensors, plain values, paths, times and namespaces are saved without pickle. So are dataclasses, named tuples and
     enumerations; to load them, pass their classes to `towline.allow_classes`. With `pickle`, all other values, such as
     hyper-parameters that are objects, are pickled individually, with a warning; without it they are refused, with their path.
     Pickled values are loaded only with `weights_only=False`, passed to `Trainer.fit` or, as the default, to this class.
-    `compression`, and `collect` (whether the data of removed checkpoints is deleted), are as for `towline.Checkpointer`.
+    `compression`, `collect` (whether the data of removed checkpoints is deleted) and `create` (whether a missing repository is
+    created) are as for `towline.Checkpointer`.
     """
 
     def __init__(
@@ -74,11 +75,13 @@ class TowlineCheckpointIO(_plugins.CheckpointIO):
         *,
         pickle: bool = True,
         weights_only: bool = True,
-        compression: Compression = None,
+        compression: Compression = "auto",
         collect: bool = True,
+        create: bool = True,
     ):
         _given.check_run(run)
-        self.repository = repo if isinstance(repo, Repository) else open_repository(repo)
+        check_compression(compression)
+        self.repository = opened(repo, create=create)
         _repositories[self.repository.id] = self.repository
         self.run, self.pickle, self.weights_only, self.compression = run, pickle, weights_only, compression
         self.collect = collect

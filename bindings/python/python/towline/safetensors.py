@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import _towline
 from .errors import Conflict, Error, NotFound, UsageError
-from .repository import Repository, save_options
-from .repository import open as open_repository
+from .repository import Repository, opened, save_options
 from .tensors import Tensor, Tensors, want
 
 if TYPE_CHECKING:
@@ -59,8 +58,10 @@ def save_file(
     *,
     repo: Repository | str | os.PathLike[str] | None = None,
     name: str | None = None,
+    create: bool = True,
 ) -> None:
-    """Saves tensors as a safetensors file, the only file of its tree; returns once it is durable.
+    """Saves tensors as a safetensors file, the only file of its tree; returns once it is durable. `create` is as for
+    `towline.open`.
 
     Refuses the same tensors as `safetensors.torch.save_file`: those that share memory, are sparse or are not contiguous.
     """
@@ -76,7 +77,7 @@ def save_file(
     in_order = sorted(zip(starts, held.values(), strict=True), key=lambda pair: pair[0])
     pieces: list[Any] = [header]
     pieces += [(tensor.data_ptr(), _torch.nbytes(tensor)) for _, tensor in in_order if _torch.nbytes(tensor)]
-    repository = _opened(repo, create=True)
+    repository = opened(repo, create=create)
     _check_alone(repository, name, path)
     repository._engine.save_files([(path, pieces)], name, save_options())
 
@@ -115,7 +116,7 @@ def safe_open(
         raise SafetensorError(f"framework {framework} is invalid: saved files are opened as 'pt' or 'np'")
     if _FRAMEWORKS[framework] == "np" and device != "cpu":
         raise SafetensorError(f"device {device} is invalid: numpy's arrays are on the cpu")
-    return SavedFile(*_found(_opened(repo, create=False), os.fspath(filename), name), _FRAMEWORKS[framework], device)
+    return SavedFile(*_found(opened(repo, create=False), os.fspath(filename), name), _FRAMEWORKS[framework], device)
 
 
 class SavedFile:
@@ -270,10 +271,6 @@ def _real(module: str, filename: Any) -> Any:
             f"{os.fspath(filename)} is a local file, which the safetensors package reads and writes: install it, "
             "or use towline://NAME/FILE"
         ) from error
-
-
-def _opened(repo: Repository | str | os.PathLike[str] | None, create: bool) -> Repository:
-    return repo if isinstance(repo, Repository) else open_repository(repo, create=create)
 
 
 def _bare(filename: str) -> str:

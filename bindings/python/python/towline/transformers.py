@@ -35,13 +35,14 @@ class TowlineCallback(TrainerCallback):
     """Saves each checkpoint of Trainer as a step of `run` in `repo`, a Repository or its URL. The metrics of the step are the
     numbers that were logged at it, such as `loss` and `eval_loss`.
 
-    The save runs in the background, and is safe from `save_total_limit`. If it fails, this is raised after the next checkpoint,
-    or at the end of the training, which waits for all saves. A restarted process first finishes the saves that the killed one
-    left.
+    The save runs in the background, and completes even if `save_total_limit` removes the folder meanwhile. If it fails, the
+    callback raises SaveFailed after the next checkpoint, or at the end of the training, which waits for all saves. A restarted
+    process first finishes the saves that the killed one left.
 
     With `remove_local`, a checkpoint is removed from the output folder once its step is durable; the newest and the best stay.
     `keep_last`, `keep_every`, `keep_min` and `keep_max` select the steps to keep in the repository (by default all). They,
-    `collect` (whether the data of the others is deleted) and `compression` are as for `towline.Checkpointer`.
+    `collect` (whether the data of the others is deleted), `compression` and `create` (whether a missing repository is created)
+    are as for `towline.Checkpointer`.
     """
 
     def __init__(
@@ -54,8 +55,9 @@ class TowlineCallback(TrainerCallback):
         keep_every: int | None = None,
         keep_min: str | Iterable[str] = (),
         keep_max: str | Iterable[str] = (),
-        compression: Compression = None,
+        compression: Compression = "auto",
         collect: bool = True,
+        create: bool = True,
     ):
         self._saver = _folders.FolderSaver(
             repo,
@@ -67,6 +69,7 @@ class TowlineCallback(TrainerCallback):
             keep_max=keep_max,
             compression=compression,
             collect=collect,
+            create=create,
         )
         self.repository, self.run, self.remove_local = self._saver.repository, run, remove_local
         self._saved: dict[str, Any] = {}

@@ -19,8 +19,7 @@ from torch.futures import Future
 from .. import _torch
 from .._documents import read_document
 from ..errors import Conflict, NotFound, Unsupported, UsageError
-from ..repository import Repository
-from ..repository import open as open_repository
+from ..repository import Repository, opened
 from ..tensors import want
 from . import folder
 from .metadata import METADATA, Stored, as_bytes, decode, dtype_named, manifest_of, merge, rank_metadata
@@ -47,7 +46,7 @@ class StorageReader(TorchStorageReader):
     ):
         super().__init__()
         self._pickle = pickle
-        self.repository = repo if isinstance(repo, Repository) else open_repository(repo)
+        self.repository = opened(repo, create=False)
         self.name = name
         self._asked: str | None = None
         #: Step being read: its name, and its manifest when the metadata was read.

@@ -33,13 +33,15 @@ from .. import _given, _torch, _towline
 from .._attempts import Attempts
 from ..errors import Conflict, UnsupportedValue, UsageError
 from ..reports import SaveReport
-from ..repository import Compression, Repository, save_options
-from ..repository import open as open_repository
+from ..repository import Compression, Repository, opened, save_options
 from .metadata import METADATA, Stored, as_bytes, encode, has_word, manifest_of, rank_metadata
 from .stager import Region, Stager, claim, release
 
 #: Approximate bytes in one part: the host memory that GPU tensors are copied through.
 BATCH = 4 << 30
+
+#: Name with which options are checked, before the name of a save is known.
+_ANY_STEP = "run/step-0"
 
 _SEGMENT = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._+=-]+")
 
@@ -58,18 +60,18 @@ class StorageWriter(TorchStorageWriter, AsyncStager):
 
     `repo` is a Repository or its URL, `name` the name to save as if no `checkpoint_id` is given. As with torch's own writers, an
     existing name is replaced, in one commit once the new step is complete. `overwrite=False` raises Conflict instead, before
-    anything is written. `metrics` and `labels` are stored with the step. Every `key_every`th step of a run is stored without
-    differences to others. Data is stored as small as possible; `compression="if-faster"` stores it raw while writing is faster
-    than compressing, False always.
+    anything is written. `metrics` and `labels` are stored with every step that this writer saves; set the attribute `metrics`
+    before a save to give a step its own, for selectors such as `RUN@min=loss`. `key_every`, `compression` and `create` (whether a
+    missing repository is created) are as for `towline.Checkpointer`.
 
     `stage="background"` makes `dcp.async_save` return before the state is copied, as for `Stager`.
 
     Without collectives (`use_collectives=False`) ranks exchange no plans, and match their parts by `attempt`: a value that all
     ranks share and that must change at every restart. By default they agree on one through the store of torch.distributed. All
-    ranks must also save a name equally often. `batch` limits the host memory, in bytes, that a rank copies GPU tensors through.
+    ranks must also save a name equally often. `batch` is the maximum number of bytes of host memory through which a rank copies GPU tensors.
     """
 
-    # `stage` returns a complete copy.
+    # For torch: `stage` returns a complete copy.
     _synchronize_after_execute = False
 
     def __init__(
@@ -81,20 +83,21 @@ class StorageWriter(TorchStorageWriter, AsyncStager):
         metrics: Mapping[str, float] | None = None,
         labels: Mapping[str, str] | None = None,
         key_every: int | None = None,
-        compression: Compression = None,
+        compression: Compression = "auto",
         stage: str = "blocking",
         attempt: str | None = None,
         batch: int = BATCH,
+        create: bool = True,
     ):
         super().__init__()
         if batch < 1:
             raise UsageError(f"a batch is a number of bytes, not {batch}")
         # Checks the options early.
         options = save_options(metrics, labels=labels, key_every=key_every, compression=compression)
-        _given.check_save("run/step-0", options)
-        self.repository = repo if isinstance(repo, Repository) else open_repository(repo)
+        _given.check_save(_ANY_STEP, options)
+        self.repository = opened(repo, create=create)
         self.name, self.overwrite = name, overwrite
-        self.metrics, self.labels = dict(metrics or {}), dict(labels or {})
+        self._metrics, self.labels = options["metrics"], dict(labels or {})
         self.key_every, self.compression, self.attempt, self.batch = key_every, compression, attempt, batch
         #: Report of this process's last save.
         self.report: SaveReport | None = None
@@ -106,7 +109,8 @@ class StorageWriter(TorchStorageWriter, AsyncStager):
 
     def __getstate__(self) -> dict[str, Any]:
         transient = ("_stager", "_save", "report")
-        return {key: value for key, value in vars(self).items() if key not in transient}
+        # For `async_save` in a process: the metrics of the state that is sent with it.
+        return {key: value for key, value in vars(self).items() if key not in transient} | {"_metrics": self._pending()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state, report=None)
@@ -114,6 +118,23 @@ class StorageWriter(TorchStorageWriter, AsyncStager):
 
     def __repr__(self) -> str:
         return f"towline.dcp.StorageWriter({self.repository!r}, {self.name!r})"
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Metrics that are stored with the next step. Set them before each `dcp.save` or `dcp.async_save`; a save in progress
+        keeps those that it began with."""
+        return dict(self._metrics)
+
+    @metrics.setter
+    def metrics(self, metrics: Mapping[str, float]) -> None:
+        options = save_options(metrics)
+        _given.check_save(_ANY_STEP, options)
+        self._metrics = options["metrics"]
+
+    def _pending(self) -> dict[str, float]:
+        """Metrics of the save that begins in this thread: of the state that was staged for it, else the current ones."""
+        staged = self._stager.claim()
+        return self.metrics if staged is None else staged
 
     @property
     def checkpoint_id(self) -> str | None:
@@ -133,7 +154,7 @@ class StorageWriter(TorchStorageWriter, AsyncStager):
     def stage(self, state_dict: dict[str, Any]) -> dict[str, Any] | concurrent.futures.Future[dict[str, Any]]:
         """Copies the state to reusable host memory, once the state before is saved. The copy serves `async_save` in a thread and
         in a process, where it is moved to shared memory."""
-        return self._stager.stage(state_dict)
+        return self._stager.stage_with(state_dict, self.metrics)
 
     def synchronize_staging(self) -> None:
         """Waits until the last state is staged."""
@@ -154,6 +175,7 @@ class StorageWriter(TorchStorageWriter, AsyncStager):
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         save = self._save
+        save.metrics = self._pending()
         save.coordinator = is_coordinator
         save.rank = kwargs.get("rank") or 0
         save.collective = kwargs.get("use_collectives", True)
@@ -221,7 +243,7 @@ class StorageWriter(TorchStorageWriter, AsyncStager):
         """Saves files as the complete step, or as one part of it."""
         handout = self._save.planned()
         options = save_options(
-            self.metrics,
+            self._save.metrics,
             labels=self.labels,
             framework="pytorch",
             key_every=self.key_every,
@@ -272,6 +294,7 @@ class _Save(threading.local):
 
     def begin(self, name: str | None) -> None:
         self.name, self.coordinator, self.rank, self.collective = name, True, 0, True
+        self.metrics: dict[str, float] = {}
         self.handout: Handout | None = None
         #: Files that are saved together with the metadata.
         self.held: _Batch | None = None
