@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import gc
 import json
-import dataclasses
 import pickle
 import threading
 import time
@@ -245,14 +245,14 @@ def test_a_state_longer_than_a_batch_is_one_step(repository):
     assert len(repository.ls()) == 1 and same(loaded(repository, state), state)
 
 
-@pytest.mark.parametrize("compression", [None, "if-faster", False])
+@pytest.mark.parametrize("compression", ["auto", "if-faster", "off"])
 def test_how_small_a_step_is_stored_can_be_said(repository, compression):
     state, writer = {"w": torch.zeros(1 << 18)}, StorageWriter(repository, NAME, compression=compression)
     dcp.save(state, storage_writer=writer)
     assert same(loaded(repository, {"w": torch.ones(1 << 18)}), state)
     if compression != "if-faster":
-        assert (writer.report.stored_bytes < 1 << 18) is (compression is None)
-    with pytest.raises(towline.UsageError, match="'if-faster' or False"):
+        assert (writer.report.stored_bytes < 1 << 18) is (compression == "auto")
+    with pytest.raises(towline.UsageError, match="'if-faster' or 'off'"):
         StorageWriter(repository, NAME, compression="zstd")
 
 
@@ -351,6 +351,23 @@ def test_what_is_staged_twice_waits_for_the_first(repository, batch):
     assert bool((loaded(repository, {"w": torch.ones(1000)}, "a")["w"] == 1).all())
 
 
+def metrics_of_steps(repository):
+    return {step["step"]: step["metrics"] for step in repository.runs("run")[0].steps}
+
+
+def test_each_step_has_the_metrics_that_were_set_before_it(repository):
+    writer = StorageWriter(repository, metrics={"loss": 9.0})
+    for step, loss in ((1, None), (2, 2.0), (3, 3.0)):
+        if loss is not None:
+            writer.metrics = {"loss": loss}
+        dcp.save({"w": torch.ones(3)}, checkpoint_id=f"run/step-{step}", storage_writer=writer)
+    assert metrics_of_steps(repository) == {1: {"loss": 9.0}, 2: {"loss": 2.0}, 3: {"loss": 3.0}}
+    with pytest.raises(towline.UsageError, match="finite"):
+        writer.metrics = {"loss": float("nan")}
+    save({"w": torch.ones(3)}, repository, "run/step-4", metrics={"loss": 4.0})
+    assert metrics_of_steps(repository)[4] == {"loss": 4.0} and writer.metrics == {"loss": 3.0}
+
+
 def test_an_async_save_that_fails_frees_what_was_staged(repository):
     class Broken(DefaultSavePlanner):
         def create_global_plan(self, plans):
@@ -401,6 +418,29 @@ def held(monkeypatch):
 
 def uploaded(response, timeout: float = 60) -> Metadata:
     return response.upload_completion.result(timeout)
+
+
+@pytest.mark.parametrize("stage", ["blocking", pytest.param("background", marks=background)])
+def test_a_save_in_progress_keeps_its_metrics(repository, stage):
+    go = threading.Event()
+
+    class Slow(DefaultSavePlanner):
+        def create_local_plan(self):
+            go.wait(30)
+            return super().create_local_plan()
+
+    writer = StorageWriter(repository, stage=stage)
+    writer.metrics = {"loss": 1.0}
+    first = dcp.async_save({"w": torch.ones(9)}, checkpoint_id="run/step-1", storage_writer=writer, planner=Slow())
+    if stage == "background":
+        first.staging_completion.result(30)
+    writer.metrics = {"loss": 2.0}
+    assert pickle.loads(pickle.dumps(writer)).metrics == {"loss": 2.0}
+    go.set()
+    second = dcp.async_save({"w": torch.ones(9)}, checkpoint_id="run/step-2", storage_writer=writer)
+    for saved in (first, second):
+        uploaded(saved) if stage == "background" else saved.result(60)
+    assert metrics_of_steps(repository) == {1: {"loss": 1.0}, 2: {"loss": 2.0}}
 
 
 @background

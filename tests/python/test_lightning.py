@@ -281,7 +281,7 @@ def test_addresses(repository, checkpoint_io):
 
 
 def test_how_small_checkpoints_are_stored_can_be_said(repository, tmp_path):
-    checkpoint_io = pickle.loads(pickle.dumps(TowlineCheckpointIO(repository, "run-7", compression=False)))
+    checkpoint_io = pickle.loads(pickle.dumps(TowlineCheckpointIO(repository, "run-7", compression="off")))
     checkpoint_io.save_checkpoint({**CHECKPOINT, "zeros": torch.zeros(1 << 18)}, tmp_path / "step=1.ckpt")
     checkpoint_io.teardown()
     assert repository.show("run-7/step-1").stored_bytes > 1 << 20
@@ -526,3 +526,8 @@ def test_hyper_parameters_of_a_class_say_what_to_do(checkpoint_io, tmp_path):
         assert Model.load_from_checkpoint(best).hparams.extra == Settings(3)
     finally:
         towline._classes._allowed.clear()
+
+
+def test_no_repository_is_created_if_it_is_not_to_be(tmp_path):
+    with pytest.raises(towline.NotFound, match="no repository"):
+        TowlineCheckpointIO(tmp_path / "missing", "run-7", create=False)
