@@ -55,10 +55,12 @@ impl Opening {
     async fn open(self, location: Location) -> Result<(Engine, bool)> {
         let Self { memory, cache, endpoint, region, allow_http, create } = self;
         let store = StoreOptions { endpoint, region, allow_http, create, ..StoreOptions::default() };
-        let (store, options) =
-            (open(&location, &store).await?, OpenOptions { memory, cache, guard: Some(machine_guard()?) });
-        let (engine, created) =
-            if create { Engine::create(store, options).await? } else { (Engine::open(store, options).await?, false) };
+        let options = OpenOptions { memory, cache, guard: Some(machine_guard()?) };
+        let (engine, created) = if create {
+            Engine::create(open(&location, &store).await?, options).await?
+        } else {
+            (Engine::at(&location, &store, options).await?, false)
+        };
         // Rules of a policy about callers see the user, as for a command.
         let engine = engine.for_caller(Some(LocalCaller::user(&user_name(getuid()))));
         // Reads chunks from this node's agent, if there is one.
