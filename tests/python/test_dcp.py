@@ -30,7 +30,7 @@ from torch.distributed.checkpoint.metadata import (  # noqa: E402
 )
 from torch.distributed.checkpoint.planner import LoadPlan, WriteItemType  # noqa: E402
 from towline.dcp import Stager, StorageReader, StorageWriter, folder, load, save  # noqa: E402
-from towline.dcp.metadata import Stored, decode, encode  # noqa: E402
+from towline.dcp.metadata import StorageInfo, decode, encode  # noqa: E402
 from towline.dcp.stager import Region  # noqa: E402
 
 warnings.filterwarnings("ignore", message="torch.distributed is disabled")
@@ -720,7 +720,7 @@ def some_metadata() -> tuple[Metadata, list]:
     results = []
     for item in plans[0].items:
         tensor = None if item.type == WriteItemType.BYTE_IO else item.index.fqn
-        stored = Stored("f", tensor, "float32") if tensor else Stored("f", start=3, length=4)
+        stored = StorageInfo("f", tensor, "float32") if tensor else StorageInfo("f", start=3, length=4)
         results.append(dcp.storage.WriteResult(item.index, 1, stored))
     return metadata, [results]
 

@@ -245,14 +245,14 @@ def test_links_that_come_and_go_do_not_spoil_a_save(repository, tmp_path):
             if over.wait(0.01):
                 return
 
-    kept = spool.Kept(_private.given(str(tmp_path)), "checkpoint")
+    kept = spool.SpooledStep(_private.given(str(tmp_path)), "checkpoint")
     (tmp_path / kept.record).write_text(json.dumps({"name": "run/step-1", "options": {"metrics": {}}}))
     thread = threading.Thread(target=come_and_go)
     thread.start()
     report = _folders._save_linked(repository, kept)
     over.set()
     thread.join()
-    assert report.logical_bytes == 64 << 20 and spool.left(kept.run, "run", 0) == []
+    assert report.logical_bytes == 64 << 20 and spool.pending(kept.run, "run", 0) == []
 
 
 def test_no_repository_is_created_if_it_is_not_to_be(tmp_path):

@@ -15,7 +15,7 @@ import torch
 
 from . import _classes, _torch
 from ._devices import gpus
-from ._words import (
+from ._tags import (
     DEPTH_MAX,
     DICTS,
     EXPANSION_MAX,
@@ -246,7 +246,7 @@ class Restoring:
             self._want(node["t"])
             return
         word, shape = self._about(node["t"])
-        dtype = _dtype(node["dtype"]) if "dtype" in node else _torch.BY_WORD[word]
+        dtype = _dtype(node["dtype"]) if "dtype" in node else _torch.DTYPES[word]
         shape = node["view"][1] if "view" in node else node.get("shape", shape)
         castable = _are_castable(dtype, into.dtype)
         if tuple(into.shape) != tuple(shape) or not (into.dtype == dtype or (self.cast and castable)):

@@ -141,4 +141,4 @@ class Job:
             # The copies replace the references to the caller's tensors.
             self.described.leaves.clear()
         self.staged = True
-        self.handle._keep("staged")
+        self.handle._reach("staged")

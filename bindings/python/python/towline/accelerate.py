@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from accelerate.utils import broadcast_object_list
 
-from . import _folders, _given
+from . import _arguments, _folders
 from .errors import Error, NotFound
 from .handle import Handle
 
@@ -72,7 +72,7 @@ class AccelerateCheckpointer:
         self.repository = self._saver.repository
         if accelerator.is_main_process:
             with _folders.alone(self.folder):
-                self._saver.save_left_over(self.folder)
+                self._saver.save_pending(self.folder)
 
     def __enter__(self) -> AccelerateCheckpointer:
         return self
@@ -91,7 +91,7 @@ class AccelerateCheckpointer:
         Raises UsageError for a step that is no integer or a metric that is not finite. Raises SaveFailed if an earlier save
         failed; this step is then not saved.
         """
-        step, metrics = _given.step_number(step), _given.finite_metrics(metrics)
+        step, metrics = _arguments.step_number(step), _arguments.finite_metrics(metrics)
         written = os.fspath(self.accelerator.save_state(os.path.join(self.folder, f"step-{step}"), **options))
         self.accelerator.wait_for_everyone()
         if not self.accelerator.is_main_process:
@@ -138,8 +138,8 @@ class AccelerateCheckpointer:
         steps = self.steps()
         if step == "latest" and not steps:
             return None
-        if _given.is_step(step):
-            step = _given.step_number(step)
+        if _arguments.is_step(step):
+            step = _arguments.step_number(step)
             message = f"{self.run} has no step {step} (saved are {steps or 'none'})"
             return f"{self.run}/step-{step}" if step in steps else NotFound(message)
         try:

@@ -20,14 +20,14 @@ import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from . import _given, _private, _progress, _shutdown, _torch, _towline, retention, spool
+from . import _arguments, _private, _progress, _shutdown, _torch, _towline, retention, spool
 from . import state as states
 from ._attempts import Attempts
 from ._devices import gpus
 from ._documents import read_document
 from ._staging import Job, Staging
 from .errors import Conflict, Error, Exhausted, NotFound, SaveFailed, Timeout, Unreachable, UsageError
-from .handle import PROMISES, Handle, raise_failed
+from .handle import LEVELS, Handle, raise_failed
 from .reports import SaveReport
 from .repository import Compression, Repository, check_compression, opened, save_options
 from .retention import Retention
@@ -64,12 +64,12 @@ class Checkpointer:
     `collect=False`, or if the store refuses deletes, only their names are removed: run `Repository.collect` or `towline collect`
     with delete permission to free the space.
 
-    Storage: a step is stored as its differences to an earlier step, every `key_every`th step whole. `compression` is `"auto"`
-    (as small as possible), `"if-faster"` (uncompressed while the store takes bytes faster than they can be compressed) or
-    `"off"`. `spool` is a folder on this node that holds states until they are uploaded; by default `$XDG_STATE_HOME/towline/spool`,
-    else `~/.local/state/towline/spool`. It is not used if the repository itself is a folder on this node. `pickle` also allows
-    values that can only be pickled. With `on_sigterm`, SIGTERM raises SystemExit, so that saves are finished, unless the program
-    handles SIGTERM.
+    Storage: a step is stored as its differences to an earlier step, every `key_every`th step whole. `compression` is `"auto"` (as
+    small as possible), `"if-faster"` (uncompressed while the store takes bytes faster than they can be compressed) or `"off"`.
+    `spool` is a folder on this node that holds states until they are uploaded; by default `$XDG_STATE_HOME/towline/spool`, else
+    `~/.local/state/towline/spool`. It is not used if the repository itself is a folder on this node. `pickle` also allows values
+    that can only be pickled. With `on_sigterm`, SIGTERM raises SystemExit, so that saves are finished, unless the program handles
+    SIGTERM.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Checkpointer:
     ):
         if not 0 <= rank < world_size:
             raise UsageError(f"rank {rank} is out of range for world_size {world_size}")
-        _given.check_run(run)
+        _arguments.check_run(run)
         _one_of("stage", stage, ("blocking", "background"))
         _one_of("when_busy", when_busy, ("wait", "skip"))
         check_compression(compression)
@@ -123,7 +123,7 @@ class Checkpointer:
         if on_sigterm:
             _shutdown.exit_on_sigterm()
         if self._spool is not None:
-            self._save_left_over()
+            self._save_pending()
         #: Version of each step that this process knows. For names in `_unsure`, its own save may have made a newer one.
         self._seen: dict[str, int] | None = None
         self._unsure: set[str] = set()
@@ -148,8 +148,8 @@ class Checkpointer:
         stage: str | None = None,
         progress: _progress.Progress = None,
     ) -> Handle | None:
-        """Saves `state` as this step. Returns a Handle once the state is staged, or at once with `stage="background"`; None if the
-        step was skipped (`when_busy="skip"`).
+        """Saves `state` as this step. Returns a Handle once the state is staged, or at once with `stage="background"`; None if
+        the step was skipped (`when_busy="skip"`).
 
         `progress` is called as `progress(phase, done, total, moved)`, in bytes, several times a second until the step is durable,
         from its own thread. True draws a progress bar instead, if there is a terminal or a notebook.
@@ -157,7 +157,7 @@ class Checkpointer:
         Raises UnsupportedValue for a state that cannot be saved, and UsageError for a step that is no integer or a metric that is
         not finite. Raises SaveFailed if an earlier save failed and no `wait` has raised that yet; this step is then not saved.
         """
-        step = _given.step_number(step)
+        step = _arguments.step_number(step)
         return self._save_as(f"{self.run}/step-{step}", step, state, metrics, stage=stage, progress=progress)
 
     def _save_as(
@@ -176,7 +176,7 @@ class Checkpointer:
         _one_of("stage", stage, ("blocking", "background"))
         _progress.check(progress)
         options = self._save_options(metrics, labels)
-        _given.check_save(name, options)
+        _arguments.check_save(name, options)
         self._check()
         if self._closed:
             raise UsageError(f"{name} cannot be saved: this Checkpointer is closed (create a new one)")
@@ -267,8 +267,8 @@ class Checkpointer:
         _progress.check(progress)
         self._finish_pending()
         engine = self.repository._engine
-        if _given.is_step(step):
-            step = _given.step_number(step)
+        if _arguments.is_step(step):
+            step = _arguments.step_number(step)
         try:
             name = engine.resolve(f"{self.run}/step-{step}" if isinstance(step, int) else f"{self.run}@{step}")
             document = read_document(self.repository, name, self._path(DOCUMENT))
@@ -288,19 +288,19 @@ class Checkpointer:
             self._prepare(read.bytes, read.gpus)
         return read.state
 
-    def wait(self, promise: str = "durable", timeout: float | None = None) -> None:
+    def wait(self, level: str = "durable", timeout: float | None = None) -> None:
         """Waits until every save so far is `"staged"`, `"local"` or `"durable"`; then raises SaveFailed if one failed."""
         for handle in list(self._handles):
             with contextlib.suppress(SaveFailed):
-                handle._await(promise, timeout)
+                handle._await(level, timeout)
         # A later failure is raised by the next save.
-        waited = [handle for handle in self._handles if promise not in handle._kept]
+        waited = [handle for handle in self._handles if level not in handle._reached]
         self._handles = [handle for handle in self._handles if not handle.done() or handle._is_unraised()]
         raise_failed(waited)
         for handle in waited:
             if not handle._raised:
                 # The step is on this node's disk, and stays there for the next process.
-                handle.wait(promise)
+                handle.wait(level)
 
     def close(self, timeout: float | None = None) -> None:
         """Waits until every save is durable; raises SaveFailed if one failed. If the store does not answer, steps stay in the
@@ -320,9 +320,9 @@ class Checkpointer:
             self._retention.close(None if until is None else until - time.monotonic())
         _shutdown.forget(self)
         for handle in self._handles:
-            if "durable" in handle._kept or (handle.done() and "local" not in handle._kept):
+            if "durable" in handle._reached or (handle.done() and "local" not in handle._reached):
                 continue
-            kept = "it is on this node's disk" if "local" in handle._kept else "it is lost"
+            kept = "it is on this node's disk" if "local" in handle._reached else "it is lost"
             warnings.warn(
                 f"towline: {handle.name} is not durable: {kept}: {handle.error or 'out of time'}", stacklevel=2
             )
@@ -368,7 +368,7 @@ class Checkpointer:
             report = self.repository._engine.save_files(files, name, options)
             job.handle.report = SaveReport.read(json.loads(report))
         self._made(name)
-        job.handle._keep(*PROMISES)
+        job.handle._reach(*LEVELS)
         self._expire()
         return job.handle
 
@@ -384,11 +384,11 @@ class Checkpointer:
 
     def _part(self, name: str) -> dict[str, Any]:
         """Options for this rank's part of a step; none if there is only one rank."""
-        return {} if self._attempts is None else {"part": (self.rank, self._attempts.at(name))}
+        return {} if self._attempts is None else {"part": (self.rank, self._attempts.for_save(name))}
 
     def _made(self, name: str) -> None:
         if self._attempts is not None:
-            self._attempts.made(name)
+            self._attempts.record(name)
 
     def _start(self) -> None:
         if self._saver is None or not self._saver.is_alive():
@@ -414,7 +414,7 @@ class Checkpointer:
         if self._spool is not None:
             try:
                 kept = spool.put(self._spool, handle.name, options, self._files_on_disk(job))
-                handle._keep("local")
+                handle._reach("local")
             except OSError as error:
                 # For example, the disk is full; the save to the repository needs no space there.
                 warnings.warn(
@@ -441,14 +441,14 @@ class Checkpointer:
         if kept is not None:
             spool.remove(kept)
         handle.error = None
-        handle._keep("local", "durable")
+        handle._reach("local", "durable")
         self._expire()
 
     def _files_on_disk(self, job: Job) -> list[tuple[str, list[Any]]]:
         staged = (job.taken().address, job.length)
         return [(self._path(TENSORS), [job.header, staged]), (self._path(DOCUMENT), [job.described.document])]
 
-    def _retry(self, handle: Handle, kept: spool.Kept) -> None:
+    def _retry(self, handle: Handle, kept: spool.SpooledStep) -> None:
         """Saves from the spool once the store answers again. Gives up when the Checkpointer is closed."""
         pause = 1.0
         while not self._closed:
@@ -461,11 +461,11 @@ class Checkpointer:
                 handle._fail(error, over=False)
         raise handle.error or Error("it ended without a result")
 
-    def _save_left_over(self) -> None:
+    def _save_pending(self) -> None:
         """Uploads the steps that an earlier process of this run left in the spool."""
         if self._spool is None or not os.path.isdir(self._spool):
             return
-        for kept in spool.left(_private.given(self._spool), self.run, self.rank):
+        for kept in spool.pending(_private.given(self._spool), self.run, self.rank):
             try:
                 if spool.outdated(self.repository, kept):
                     warnings.warn(

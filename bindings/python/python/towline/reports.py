@@ -165,7 +165,7 @@ class Value(_Report):
 
 
 @dataclass(frozen=True)
-class Taken(_Report):
+class Removal(_Report):
     """Event that took a value from a name."""
 
     #: The log entry.
@@ -177,11 +177,11 @@ class Taken(_Report):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kept(Value):
+class KeptValue(Value):
     """A value that `undelete` takes back."""
 
     #: What took it.
-    taken: Taken
+    taken: Removal
     #: Until when it is kept at least, if collects keep what is removed for 7 days.
     until: str | None = None
 
@@ -194,7 +194,7 @@ class History(_Report):
     #: Its value now, if it is there.
     present: Value | None
     #: Values that it had, the latest first.
-    kept: list[Kept] = field(default_factory=list)
+    kept: list[KeptValue] = field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal
 
-from . import _given, _progress, _towline
+from . import _arguments, _progress, _towline
 from .errors import UsageError
 from .reports import (
     CollectReport,
@@ -47,8 +47,8 @@ def open(
     allow_http: bool = False,
 ) -> Repository:
     """Opens the repository at `url`: a folder, or `s3://bucket/prefix`; by default `$TOWLINE_REPO`, else the default folder of
-    the command line. If there is no repository, it is created, with a warning in the log `towline`; `create=False` raises NotFound
-    instead, so that a mistyped URL is found. The folder or bucket is created, too, if it is missing.
+    the command line. If there is no repository, it is created, with a warning in the log `towline`; `create=False` raises
+    NotFound instead, so that a mistyped URL is found. The folder or bucket is created, too, if it is missing.
 
     `memory` limits the engine's buffers, in bytes or as text such as "512M" or "1.5G"; by default a quarter of the memory of the
     cgroup or the machine, at most 2 GiB. The other arguments are the options of the same name of the command line.
@@ -116,7 +116,7 @@ def save_options(
         "part": part,
     }
     return {
-        "metrics": _given.finite_metrics(metrics),
+        "metrics": _arguments.finite_metrics(metrics),
         "labels": dict(labels or {}),
         "exclude": list(exclude),
         **{key: value for key, value in options.items() if value is not None},
@@ -262,8 +262,8 @@ class Repository:
         """Removes the steps of a run that no rule keeps. Rules are those of `towline.Checkpointer`. `collect` then deletes their
         data; steps that are kept lose nothing. With `keep_removed`, `undelete` can restore the removed steps for 7 days."""
         for rule, number in (("keep_last", keep_last), ("keep_every", keep_every)):
-            _given.check_positive(rule, number)
-        least, greatest = _given.metric_names("keep_min", keep_min), _given.metric_names("keep_max", keep_max)
+            _arguments.check_positive(rule, number)
+        least, greatest = _arguments.metric_names("keep_min", keep_min), _arguments.metric_names("keep_max", keep_max)
         report = self._engine.expire(run, keep_last, keep_every, least, greatest, dry_run, keep_removed)
         return ExpireReport.read(json.loads(report))
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from . import _towline
 from .errors import Conflict, Error, NotFound, UsageError
 from .repository import Repository, opened, save_options
-from .tensors import Tensor, Tensors, want
+from .tensors import Tensor, Tensors, read_request
 
 if TYPE_CHECKING:
     import torch
@@ -188,15 +188,15 @@ class SavedFile:
 
     def _read(self, wanted: list[tuple[Tensor, tuple[Sequence[int], Sequence[int]] | None]]) -> list[Any]:
         """Reads tensors, or boxes `(offsets, shape)` of them, at once."""
-        made, wants = [], []
+        made, requests = [], []
         for tensor, window in wanted:
             one = self._empty(tensor, tensor.shape if window is None else window[1])
             made.append(one)
             address, length = (one.data_ptr(), one.nbytes) if self._framework == "pt" else (one.ctypes.data, one.nbytes)
             if length:
-                wants.append(want(tensor.name, tensor.path, window, address, length))
-        if wants:
-            self._engine.read_tensors(self._name, wants)
+                requests.append(read_request(tensor.name, tensor.path, window, address, length))
+        if requests:
+            self._engine.read_tensors(self._name, requests)
         on_cpu = self._framework == "np" or str(self._device) == "cpu"
         return made if on_cpu else [one.to(self._device) for one in made]
 
@@ -207,7 +207,7 @@ class SavedFile:
             return numpy.empty(tuple(shape), numpy.dtype(_NUMPY.get(tensor.dtype, tensor.dtype)))
         from . import _torch
 
-        if tensor.dtype not in _torch.BY_WORD:
+        if tensor.dtype not in _torch.DTYPES:
             raise SafetensorError(f"this torch has no type for {tensor.name}, which is {tensor.dtype}")
         return _torch.empty(tensor.dtype, shape)
 
@@ -322,7 +322,7 @@ def _word(key: str, tensor: torch.Tensor) -> str:
     from . import _torch
 
     try:
-        return _torch.WORDS[tensor.dtype]
+        return _torch.DTYPE_NAMES[tensor.dtype]
     except KeyError:
         raise SafetensorError(f"Key `{key}` is {tensor.dtype}, which a safetensors file cannot hold") from None
 

@@ -36,7 +36,7 @@ import torch
 
 from . import _classes, _torch
 from ._restoring import Restoring, restore
-from ._words import (
+from ._tags import (
     DEPTH_MAX,
     DICTS,
     EXPANSION_MAX,
@@ -313,7 +313,7 @@ class _Serializer:
                 strides = {"stride": list(tensor.stride())} if _is_permuted(tensor) else {}
                 for node, _, _ in same:
                     node.update(strides)
-                    node.update({"t": name} if word in _torch.BY_WORD and held.dtype == tensor.dtype else {
+                    node.update({"t": name} if word in _torch.DTYPES and held.dtype == tensor.dtype else {
                         "t": name, "dtype": str(tensor.dtype).removeprefix("torch."), "shape": list(tensor.shape)
                     })  # fmt: skip
             return
@@ -350,7 +350,7 @@ _NUMPY_WORDS = {
 
 def _stored(tensor: torch.Tensor) -> tuple[str, tuple[int, ...], torch.Tensor]:
     """Dtype, shape and data of a tensor as stored: dtypes that safetensors lacks are stored as bytes, with one more dimension."""
-    word = _torch.WORDS.get(tensor.dtype)
+    word = _torch.DTYPE_NAMES.get(tensor.dtype)
     if word is not None:
         return word, tuple(tensor.shape), tensor
     held = tensor.contiguous()

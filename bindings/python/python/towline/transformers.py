@@ -80,7 +80,7 @@ class TowlineCallback(TrainerCallback):
         it, is renamed, so that `resume_from_checkpoint=True` finds the right checkpoint, too."""
         output_dir = os.fspath(output_dir)
         os.makedirs(output_dir, exist_ok=True)
-        self._save_left_over(output_dir)
+        self._save_pending(output_dir)
         steps = self._saver.steps()
         while (local := _last_checkpoint(output_dir)) is not None and (not steps or _step(local) > steps[-1]):
             if os.path.exists(os.path.join(local, _LAST_FILE)):
@@ -107,7 +107,7 @@ class TowlineCallback(TrainerCallback):
     ) -> None:
         """Finishes the saves that a killed process left."""
         if state.is_world_process_zero:
-            self._save_left_over(_output_dir(args))
+            self._save_pending(_output_dir(args))
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Starts to save the checkpoint that was just written."""
@@ -147,9 +147,9 @@ class TowlineCallback(TrainerCallback):
                 if self.remove_local and handle.error is None:
                     _folders.remove(folder)
 
-    def _save_left_over(self, output_dir: str) -> None:
+    def _save_pending(self, output_dir: str) -> None:
         with _folders.alone(output_dir):
-            self._saver.save_left_over(output_dir)
+            self._saver.save_pending(output_dir)
 
 
 def _last_checkpoint(output_dir: str) -> str | None:

@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
 
 from ..errors import Damaged, Unsupported
-from .metadata import Stored
+from .metadata import StorageInfo
 
 #: Path of the metadata in such a checkpoint.
 METADATA = ".metadata"
@@ -196,8 +196,8 @@ def read(held: bytes) -> torch.Tensor:
 
 
 def decode(document: bytes, tensors: Container[str]) -> Metadata:
-    """Metadata of such a checkpoint, with a `Stored` for each item as its storage data. `tensors` are the names that the engine
-    lists."""
+    """Metadata of such a checkpoint, with a `StorageInfo` for each item as its storage data. `tensors` are the names that the
+    engine lists."""
     try:
         return _located(_unpickled(document), tensors)
     except Unsupported:
@@ -239,8 +239,8 @@ def _located(metadata: Metadata, tensors: Container[str]) -> Metadata:
             dtype, origin = str(held.properties.dtype).removeprefix("torch."), tuple(index.offset)
             known = index.fqn in tensors
             path, tensor = (".", index.fqn) if known else (info.relative_path, None)
-            stored[index] = Stored(path, tensor, dtype, start=info.offset, length=info.length, origin=origin)
+            stored[index] = StorageInfo(path, tensor, dtype, start=info.offset, length=info.length, origin=origin)
         else:
-            stored[index] = Stored(info.relative_path, start=info.offset, length=info.length)
+            stored[index] = StorageInfo(info.relative_path, start=info.offset, length=info.length)
     metadata.storage_data = stored
     return metadata

@@ -112,8 +112,8 @@ class Stager(AsyncStager):
         self._set_up_anew()
 
     def claim(self) -> dict[str, float] | None:
-        """Marks the staged state as being saved by this thread, if another thread staged it. Returns the metrics of the state; None
-        if this thread saves another one."""
+        """Marks the staged state as being saved by this thread, if another thread staged it. Returns the metrics of the state;
+        None if this thread saves another one."""
         lease = self._lease
         if lease is None or lease.over.is_set():
             return None
