@@ -32,12 +32,12 @@ from ._tags import (
 )
 from .errors import Damaged, Mismatch, Unsupported, UsageError
 
-#: Words of values that contain a list of values.
+#: Tags of values that contain a list of values.
 _LISTS = ("tuple", "set", "frozenset", "torch.Size", "deque")
-#: Words of values that contain pairs of a key, or a name, and a value.
+#: Tags of values that contain pairs of a key, or a name, and a value.
 _PAIRS = tuple(cls.__name__ for cls in DICTS)
 _NAMED = ("dataclass", "namedtuple", *NAMESPACES)
-#: Words that a method of the same name builds.
+#: Tags of values that a method of the same name builds.
 _BUILT = (
     "Counter", "Enum", "OrderedDict", "bytearray", "bytes", "complex", "dataclass", "defaultdict", "deque", "dict", "float",
     "frozenset", "int", "namedtuple", "ndarray", "numpy", "pickle", "quantized", "set", "sparse", "tensor", "torch.Size",

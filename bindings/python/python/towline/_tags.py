@@ -1,4 +1,4 @@
-"""Words of a state's JSON document, shared by serializing and restoring, and conversion of values that are text."""
+"""Tags of values in a state's JSON document, shared by serializing and restoring, and conversion of values that are text."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _PATHS = {
 }
 _TIMES = {cls.__name__: cls for cls in (datetime.datetime, datetime.date, datetime.time)}
 
-#: Words of values that are stored as text.
+#: Tags of values that are stored as text.
 PLAIN = ("Path", "PurePosixPath", "PureWindowsPath", "datetime", "date", "time", "timedelta")
 
 

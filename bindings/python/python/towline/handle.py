@@ -10,7 +10,7 @@ from . import _towline
 from .errors import Conflict, Error, SaveConflict, SaveFailed, Timeout, UsageError
 from .reports import SaveReport
 
-#: States that a save reaches, in order.
+#: Durability levels that a save reaches, in order.
 LEVELS = ("staged", "local", "durable")
 
 
@@ -40,8 +40,9 @@ class Handle:
         return f"<save of {self.name}: {level}{'' if self.error is None else f', {self.error}'}>"
 
     def wait(self, level: str = "durable", timeout: float | None = None) -> Handle:
-        """Waits until the save is `"staged"`, `"local"` or `"durable"`; returns the handle. Raises SaveFailed if the save failed
-        (the next save then does not raise it again), and Timeout after `timeout` seconds (the save continues)."""
+        """Waits until the save has reached the durability level `"staged"`, `"local"` or `"durable"`; returns the handle. Raises
+        SaveFailed if the save failed (the next save then does not raise it again), and Timeout after `timeout` seconds (the save
+        continues)."""
         try:
             return self._await(level, timeout)
         except SaveFailed:
@@ -76,7 +77,7 @@ class Handle:
         return self._ended
 
     def progress(self) -> tuple[str, int, int, int]:
-        """Phase of the save, plain bytes done and in total (0: not known), and stored bytes moved."""
+        """Phase of the save, bytes done and in total (0: not known yet), before compression, and bytes uploaded."""
         if self._saving is not None:
             return self._saving.progress()
         return ("durable" if "durable" in self._reached else "staging", 0, 0, 0)

@@ -25,7 +25,7 @@ def steps(repository: Repository, run: str) -> list[int]:
 
 
 class Retention:
-    """Rules for the steps to keep: the last `keep_last`, every `keep_every`th, and those with the smallest (`keep_min`) or
+    """Retention rules: they keep the last `keep_last` steps, every `keep_every`th, and those with the smallest (`keep_min`) or
     largest (`keep_max`) value of a metric. Without a rule all are kept. With `collect`, the data of removed steps is deleted in
     the background."""
 

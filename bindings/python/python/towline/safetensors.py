@@ -6,8 +6,8 @@
     tensors = load_file("towline://run-7@latest/model.safetensors")
 
 `towline://NAME/FILE` is the file FILE of the tree NAME, in the repository `repo` (a `towline.Repository` or its URL; by default
-`$TOWLINE_REPO`). With `repo` the prefix `towline://` may be left out. With `name` the file name is FILE alone. Other names
-are local files, and are passed on to the safetensors package.
+`$TOWLINE_REPO`). With `repo` the prefix `towline://` may be left out; with `name` the file name is FILE alone. All other file
+names are local files, and are passed on to the safetensors package.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def load_file(
     name: str | None = None,
     **options: Any,
 ) -> dict[str, torch.Tensor]:
-    """All tensors of a safetensors file, on `device`, every byte checked. `options` are for local files."""
+    """Returns all tensors of a safetensors file, on `device`; every byte is verified. `options` are passed on for local files."""
     if _is_local(filename, repo, name):
         tensors: dict[str, torch.Tensor] = _real("safetensors.torch", filename).load_file(filename, device, **options)
         return tensors
@@ -108,7 +108,7 @@ def safe_open(
     **options: Any,
 ) -> SavedFile:
     """Opens a safetensors file lazily: tensors are read when asked for, as torch (`"pt"`) or numpy (`"np"`) tensors. `options`
-    are for local files."""
+    are passed on for local files."""
     if _is_local(filename, repo, name):
         file: SavedFile = _real("safetensors", filename).safe_open(filename, framework, device, **options)
         return file

@@ -1,11 +1,11 @@
 """Conversion of a training state to files: one safetensors file with its tensors, and JSON with everything else.
 
-Nothing is pickled. Values that JSON lacks are objects `{"!": WORD, ...}`:
+Nothing is pickled. Values that JSON lacks are objects `{"!": TAG, ...}`:
 
     {"!": "tensor", "t": NAME}      a tensor of the safetensors file; several may refer to the same one
     {"!": "tuple" | "set" | "frozenset" | "torch.Size", "v": [...]}
     {"!": "deque", "v": [...], "maxlen": number}
-    {"!": "dict" | "OrderedDict" | "Counter" | "defaultdict", "v": [[key, value], ...], "a": {attributes}, "factory": word}
+    {"!": "dict" | "OrderedDict" | "Counter" | "defaultdict", "v": [[key, value], ...], "a": {attributes}, "factory": name}
     {"!": "Namespace" | "SimpleNamespace", "v": [[name, value], ...]}
     {"!": "float" | "int" | "bytes" | "complex" | "torch.dtype" | "torch.device" | "numpy", "v": text}
     {"!": "Path" | "PurePosixPath" | "datetime" | "date" | "time" | "timedelta" | ..., "v": text}
@@ -17,7 +17,8 @@ Nothing is pickled. Values that JSON lacks are objects `{"!": WORD, ...}`:
 Of a class only the name is stored; `towline.allow_classes` allows classes to be created by name. Dense strides of a tensor
 ("stride"), such as those of torch.channels_last, are restored; a tensor with gaps, such as `x[::2]`, is restored contiguous.
 
-So every tool that reads safetensors can read the tensors, and a step can be stored as differences to the step before it.
+An expanded tensor is stored as a view ("view": first byte, shape, strides) of the memory that it expands. So every tool that
+reads safetensors can read the tensors, and a step can be stored as differences to the step before it.
 """
 
 from __future__ import annotations

@@ -301,14 +301,14 @@ class _Save(threading.local):
         self.held: _Batch | None = None
 
     def planned(self) -> Assignment:
-        """Assignment that came with the plan."""
+        """The assignment that came with the plan."""
         assert self.assignment is not None
         return self.assignment
 
 
 @dataclasses.dataclass(frozen=True)
 class Assignment:
-    """Data that the coordinator sends a rank with its plan."""
+    """What the coordinator sends a rank with its plan (`SavePlan.storage_data`): the parts of the step that it saves."""
 
     attempt: str
     rank: int
