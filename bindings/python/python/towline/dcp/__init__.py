@@ -37,11 +37,12 @@ def save(
     name: str,
     *,
     metrics: Mapping[str, float] | None = None,
+    create: bool = True,
     **options: Any,
 ) -> Any:
-    """Saves `state_dict` as `name`, with `metrics`; returns torch's metadata. `options` are further keyword arguments of
-    `torch.distributed.checkpoint.save`."""
-    return _saver.save(state_dict, storage_writer=StorageWriter(repo, name, metrics=metrics), **options)
+    """Saves `state_dict` as `name`, with `metrics`; returns torch's metadata. `create` is as for `towline.open`. `options` are
+    further keyword arguments of `torch.distributed.checkpoint.save`."""
+    return _saver.save(state_dict, storage_writer=StorageWriter(repo, name, metrics=metrics, create=create), **options)
 
 
 def load(
