@@ -107,6 +107,7 @@ def main() -> None:
         if step % args.every == 0:
             if saved is not None:
                 saved.result()
+            writer.metrics = {"loss": mean.item()}
             saved = dcp.async_save(
                 {"training": training},
                 checkpoint_id=f"{args.run}/step-{step}",

@@ -31,7 +31,7 @@ def main() -> None:
     training = {"model": model, "optimizer": optimizer, "step": 0}
 
     checkpointer = towline.Checkpointer(args.repo, "pytorch-loop")
-    training.update(checkpointer.restore(into=training) or {})
+    checkpointer.restore(into=training)
     for step in range(training["step"] + 1, args.steps + 1):
         loss = (model(batch(step)) - batch(step)).square().mean()
         optimizer.zero_grad()

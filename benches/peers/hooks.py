@@ -124,7 +124,7 @@ def restoring(room, state, rounds, clock, floor):
     """From a warm folder, into fresh tensors and into those that there are."""
     checkpointer = towline.Checkpointer(room / "repository", "run")
     target = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
-    raw = towline.Checkpointer(room / "raw", "run", compression=False)
+    raw = towline.Checkpointer(room / "raw", "run", compression="off")
     raw.save(0, state).wait()
     for _ in range(rounds + 1):
         if floor:
@@ -155,7 +155,7 @@ def slow_down(room, model, optimizer, rounds):
     state = flat_state(model, optimizer)
     # Without a group, torch has no process mode.
     torch.distributed.init_process_group("gloo", init_method=f"file://{room}/group", rank=0, world_size=1)
-    ways = {"towline": None, "towline, compression='if-faster'": "if-faster"}
+    ways = {"towline": "auto", "towline, compression='if-faster'": "if-faster"}
     savers = {
         what: towline.Checkpointer(room / "slow", f"run-{at}", keep_last=1, stage="background", compression=how)
         for at, (what, how) in enumerate(ways.items())

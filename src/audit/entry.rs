@@ -10,6 +10,7 @@ use crate::clock::Timestamp;
 use crate::error::{Error, Result};
 use crate::identity::Identity;
 use crate::limits::NAME_LEN_MAX;
+use crate::policy::LocalCaller;
 
 /// Maximum length of a rule or an outcome; longer ones are cut.
 const REASON_LEN_MAX: usize = 1024;
@@ -223,6 +224,18 @@ impl Serialize for Actor {
 impl<'de> Deserialize<'de> for Actor {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+impl Actor {
+    /// The actor that a policy knows as `caller`.
+    #[must_use]
+    pub fn of_caller(caller: &LocalCaller) -> Self {
+        match caller.name.split_once(':') {
+            Some(("token", label)) => Self::Token(label.to_owned()),
+            Some(("user", name)) => Self::User(name.to_owned()),
+            _ => Self::User(caller.name.clone()),
+        }
     }
 }
 

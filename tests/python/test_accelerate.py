@@ -14,7 +14,7 @@ pytest.importorskip("accelerate")
 
 import towline  # noqa: E402
 from accelerate import Accelerator, DataLoaderConfiguration  # noqa: E402
-from towline.accelerate import Checkpointer  # noqa: E402
+from towline.accelerate import AccelerateCheckpointer  # noqa: E402
 
 
 class Counter:
@@ -42,7 +42,7 @@ class Training:
         self.model, self.optimizer, self.scheduler = self.accelerator.prepare(model, optimizer, scheduler)
         self.counter = Counter()
         self.accelerator.register_for_checkpointing(self.counter)
-        self.checkpointer = Checkpointer(self.accelerator, repository, "run-7", folder=folder, **said)
+        self.checkpointer = AccelerateCheckpointer(self.accelerator, repository, "run-7", folder=folder, **said)
         self.losses: dict[int, str] = {}
 
     def run(self, first: int, last: int, save_every: int = 2) -> None:
@@ -99,7 +99,7 @@ def test_automatic_names_of_accelerate(repository, tmp_path):
     names = ProjectConfiguration(str(tmp_path / "project"), automatic_checkpoint_naming=True, total_limit=2)
     accelerator = Accelerator(cpu=True, project_config=names)
     model = accelerator.prepare(torch.nn.Linear(2, 2))
-    with Checkpointer(accelerator, repository, "run-7") as checkpointer:
+    with AccelerateCheckpointer(accelerator, repository, "run-7") as checkpointer:
         for step in (10, 20, 30):
             checkpointer.save(step)
     # Accelerate's own folders stay its own, and its limit counts them.
@@ -113,12 +113,12 @@ def test_automatic_names_of_accelerate(repository, tmp_path):
 RANKS = """
 import os, sys, torch
 from accelerate import Accelerator
-from towline.accelerate import Checkpointer
+from towline.accelerate import AccelerateCheckpointer
 
 accelerator = Accelerator(cpu=True)
 torch.manual_seed(accelerator.process_index)
 model = accelerator.prepare(torch.nn.Linear(2, 2))
-checkpointer = Checkpointer(accelerator, sys.argv[1], "run-7", folder=sys.argv[2])
+checkpointer = AccelerateCheckpointer(accelerator, sys.argv[1], "run-7", folder=sys.argv[2])
 before = torch.get_rng_state()
 checkpointer.save(1)
 torch.rand(3)

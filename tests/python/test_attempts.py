@@ -37,16 +37,16 @@ def start(rank: int, world_size: int, url: str, value: float) -> None:
         saved(checkpointer, 1, rank, value + 10)
         saved(checkpointer, 2, rank, value + 20)
     # Another one of the same start, made where torch.distributed is there no more.
-    before = Attempts().present()
+    before = Attempts().current()
     other = towline.Checkpointer(url, "other", rank, world_size)
-    assert other._attempts.present() == before
+    assert other._attempts.current() == before
     dist.barrier()
     dist.destroy_process_group()
-    assert other._attempts.present() == before
+    assert other._attempts.current() == before
     other.save(3, a_state(rank, value))
     other.close()
     dist.init_process_group("gloo", init_method=f"file://{url}-again-{value}", rank=rank, world_size=world_size)
-    assert other._attempts.present() != before
+    assert other._attempts.current() != before
     dist.barrier()
     assert other.steps() == [3]
 
@@ -91,16 +91,19 @@ def test_without_anything_that_tells_starts_apart_other_content_is_refused(repos
 
 def test_what_torchrun_says(monkeypatch):
     monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
-    assert Attempts().present() == "none-0" and Attempts("mine").present() == "mine"
+    assert Attempts().current() == "none-0" and Attempts("mine").current() == "mine"
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "job-4711")
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "3")
-    assert Attempts().present() == "job-4711-3"
+    assert Attempts().current() == "job-4711-3"
     for odd in ("a/b c", "x" * 60, "..", ""):
         monkeypatch.setenv("TORCHELASTIC_RUN_ID", odd)
         attempts = Attempts()
-        assert attempts.present() == Attempts().present() and len(attempts.present()) < 50
-    attempts.made("run/step-1")
-    assert attempts.at("run/step-1") == f"{attempts.present()}.2" and attempts.at("run/step-2") == attempts.present()
+        assert attempts.current() == Attempts().current() and len(attempts.current()) < 50
+    attempts.record("run/step-1")
+    assert (
+        attempts.for_save("run/step-1") == f"{attempts.current()}.2"
+        and attempts.for_save("run/step-2") == attempts.current()
+    )
 
 
 def test_an_odd_job_name_is_no_obstacle(repository, monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import gc
 import json
 import pickle
@@ -29,7 +30,7 @@ from torch.distributed.checkpoint.metadata import (  # noqa: E402
 )
 from torch.distributed.checkpoint.planner import LoadPlan, WriteItemType  # noqa: E402
 from towline.dcp import Stager, StorageReader, StorageWriter, folder, load, save  # noqa: E402
-from towline.dcp.metadata import Stored, decode, encode  # noqa: E402
+from towline.dcp.metadata import StorageInfo, decode, encode  # noqa: E402
 from towline.dcp.stager import Region  # noqa: E402
 
 warnings.filterwarnings("ignore", message="torch.distributed is disabled")
@@ -244,14 +245,14 @@ def test_a_state_longer_than_a_batch_is_one_step(repository):
     assert len(repository.ls()) == 1 and same(loaded(repository, state), state)
 
 
-@pytest.mark.parametrize("compression", [None, "if-faster", False])
+@pytest.mark.parametrize("compression", ["auto", "if-faster", "off"])
 def test_how_small_a_step_is_stored_can_be_said(repository, compression):
     state, writer = {"w": torch.zeros(1 << 18)}, StorageWriter(repository, NAME, compression=compression)
     dcp.save(state, storage_writer=writer)
     assert same(loaded(repository, {"w": torch.ones(1 << 18)}), state)
     if compression != "if-faster":
-        assert (writer.report.stored_bytes < 1 << 18) is (compression is None)
-    with pytest.raises(towline.UsageError, match="'if-faster' or False"):
+        assert (writer.report.stored_bytes < 1 << 18) is (compression == "auto")
+    with pytest.raises(towline.UsageError, match="'if-faster' or 'off'"):
         StorageWriter(repository, NAME, compression="zstd")
 
 
@@ -350,6 +351,23 @@ def test_what_is_staged_twice_waits_for_the_first(repository, batch):
     assert bool((loaded(repository, {"w": torch.ones(1000)}, "a")["w"] == 1).all())
 
 
+def metrics_of_steps(repository):
+    return {step["step"]: step["metrics"] for step in repository.runs("run")[0].steps}
+
+
+def test_each_step_has_the_metrics_that_were_set_before_it(repository):
+    writer = StorageWriter(repository, metrics={"loss": 9.0})
+    for step, loss in ((1, None), (2, 2.0), (3, 3.0)):
+        if loss is not None:
+            writer.metrics = {"loss": loss}
+        dcp.save({"w": torch.ones(3)}, checkpoint_id=f"run/step-{step}", storage_writer=writer)
+    assert metrics_of_steps(repository) == {1: {"loss": 9.0}, 2: {"loss": 2.0}, 3: {"loss": 3.0}}
+    with pytest.raises(towline.UsageError, match="finite"):
+        writer.metrics = {"loss": float("nan")}
+    save({"w": torch.ones(3)}, repository, "run/step-4", metrics={"loss": 4.0})
+    assert metrics_of_steps(repository)[4] == {"loss": 4.0} and writer.metrics == {"loss": 3.0}
+
+
 def test_an_async_save_that_fails_frees_what_was_staged(repository):
     class Broken(DefaultSavePlanner):
         def create_global_plan(self, plans):
@@ -400,6 +418,29 @@ def held(monkeypatch):
 
 def uploaded(response, timeout: float = 60) -> Metadata:
     return response.upload_completion.result(timeout)
+
+
+@pytest.mark.parametrize("stage", ["blocking", pytest.param("background", marks=background)])
+def test_a_save_in_progress_keeps_its_metrics(repository, stage):
+    go = threading.Event()
+
+    class Slow(DefaultSavePlanner):
+        def create_local_plan(self):
+            go.wait(30)
+            return super().create_local_plan()
+
+    writer = StorageWriter(repository, stage=stage)
+    writer.metrics = {"loss": 1.0}
+    first = dcp.async_save({"w": torch.ones(9)}, checkpoint_id="run/step-1", storage_writer=writer, planner=Slow())
+    if stage == "background":
+        first.staging_completion.result(30)
+    writer.metrics = {"loss": 2.0}
+    assert pickle.loads(pickle.dumps(writer)).metrics == {"loss": 2.0}
+    go.set()
+    second = dcp.async_save({"w": torch.ones(9)}, checkpoint_id="run/step-2", storage_writer=writer)
+    for saved in (first, second):
+        uploaded(saved) if stage == "background" else saved.result(60)
+    assert metrics_of_steps(repository) == {1: {"loss": 1.0}, 2: {"loss": 2.0}}
 
 
 @background
@@ -537,8 +578,76 @@ def test_paths_in_metadata_do_not_grow_without_end():
     doubled = b"X\x01\x00\x00\x00a" + b"".join(b"q\x00" + b"0cpathlib\nPath\n" + b"h\x00h\x00\x86R" for _ in range(40))
     with pytest.raises(towline.Damaged, match="longer than 4096"):
         folder.decode(b"\x80\x02" + doubled + b".", ())
-    with pytest.raises(towline.Damaged, match="not made of texts"):
+    with pytest.raises(towline.Damaged, match="not made of strings"):
         folder.decode(b"\x80\x02cpathlib\nPath\n" + b"K\x01\x85R.", ())
+
+
+def shared(times: int) -> bytes:
+    """Pickle of a tuple of two references to a tuple of two references, and so on: its hash takes 2**times steps."""
+    return b"X\x01\x00\x00\x00aq\x07" + b"".join(b"0h\x07h\x07\x86q\x07" for _ in range(times))
+
+
+#: Nested so deeply that its hash would overflow the stack.
+DEEP = b"X\x01\x00\x00\x00a" + b"\x85" * 500_000
+INDEX = b"ctorch.distributed.checkpoint.metadata\nMetadataIndex\n"
+SIZE = b"ctorch\nSize\n"
+FQN = b"X\x03\x00\x00\x00fqn"
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        b"}%bK\x01s",
+        b"}(%bK\x01u",
+        b"(%bK\x01d",
+        b"\x8f(%b\x90",
+        b"(%b\x91",
+        b"ccollections\nOrderedDict\n](%bK\x01eq\x02\x85\x85R",
+        b"ctorch.distributed.checkpoint.metadata\n_MEM_FORMAT_ENCODING\n%b\x85R",
+        b"ctorch.serialization\n_get_layout\n%b\x85R",
+        b"}" + INDEX + b"%b\x85RK\x01s",
+        # Changed after it was used as a key.
+        b"}" + INDEX + b"X\x01\x00\x00\x00b\x85Rq\x02K\x01sh\x02}" + FQN + b"%bsb0h\x02K\x02s",
+        # Integers of one hash: a table of them takes quadratic time.
+        b"}K\x01K\x01s%b",
+        b"}" + INDEX + b"X\x01\x00\x00\x00b" + SIZE + b"(" + b"K\x00" * 300 + b"t\x85R\x86RK\x01s%b",
+    ],
+)
+@pytest.mark.parametrize("key", [shared(100), DEEP], ids=["shared", "deep"])
+def test_what_takes_for_ever_to_hash_is_no_key_of_a_metadata_that_torch_wrote(made, key):
+    with pytest.raises(towline.Damaged, match="cannot be read"):
+        folder.decode(b"\x80\x02" + made.replace(b"%b", key) + b".", ())
+
+
+def test_a_key_that_was_changed_since_and_paths_of_the_planner_are_looked_at_again():
+    metadata = Metadata({}, None, {MetadataIndex("a"): 1})
+    nested: tuple = ("a",)
+    for _ in range(100):
+        nested = (nested, nested)
+    with pytest.raises(towline.Damaged, match="shares too many values"):
+        folder.decode(pickle.dumps(dataclasses.replace(metadata, planner_data={"a": nested}, storage_data={})), ())
+    deep: list = []
+    for _ in range(100):
+        deep = [deep]
+    with pytest.raises(towline.Damaged, match="too deeply"):
+        folder.decode(pickle.dumps(dataclasses.replace(metadata, planner_data={"a": deep}, storage_data={})), ())
+    with pytest.raises(towline.Damaged, match="has a BytesStorageMetadata"):
+        other = {"a": BytesStorageMetadata()}
+        folder.decode(pickle.dumps(dataclasses.replace(metadata, planner_data=other, storage_data={})), ())
+    (key,) = metadata.storage_data
+    document = pickle.dumps(metadata)
+    object.__setattr__(key, "fqn", 7)
+    with pytest.raises(towline.Damaged, match="not one of a name and an offset"):
+        folder.decode(pickle.dumps(metadata), ())
+    with pytest.raises(towline.Damaged, match="cannot be read: 'a'"):
+        folder.decode(document, ())
+
+
+def test_a_path_of_long_parts_is_not_joined_first():
+    part = b"X" + (1 << 20).to_bytes(4, "little") + b"a" * (1 << 20) + b"q\x000"
+    document = b"\x80\x02" + part + b"cpathlib\nPath\n(" + b"h\x00" * (1 << 18) + b"tR."
+    with pytest.raises(towline.Damaged, match="longer than 4096"):
+        folder.decode(document, ())
 
 
 def test_folders_that_torch_wrote(repository, tmp_path):
@@ -611,7 +720,7 @@ def some_metadata() -> tuple[Metadata, list]:
     results = []
     for item in plans[0].items:
         tensor = None if item.type == WriteItemType.BYTE_IO else item.index.fqn
-        stored = Stored("f", tensor, "float32") if tensor else Stored("f", start=3, length=4)
+        stored = StorageInfo("f", tensor, "float32") if tensor else StorageInfo("f", start=3, length=4)
         results.append(dcp.storage.WriteResult(item.index, 1, stored))
     return metadata, [results]
 

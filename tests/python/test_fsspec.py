@@ -44,11 +44,11 @@ def noise(seed: int, size: int) -> bytes:
 
 
 def names(fs: Any) -> list[str]:
-    return [one.name for one in fs.home.repository.ls()]
+    return [one.name for one in fs.shared.repository.ls()]
 
 
 def version(fs: Any, name: str) -> int:
-    return fs.home.engine.find(name)[1]
+    return fs.shared.engine.find(name)[1]
 
 
 class Calls:
@@ -90,14 +90,14 @@ def test_a_path_is_a_name_and_a_path_in_its_tree(fs: Any, saved: list, made: lis
     before = set(names(fs))
     fs.pipe(f"towline://{path}", b"hello")
     assert set(names(fs)) - before <= {name} and name in names(fs)
-    assert fs.home.repository.read(name, path[len(name) + 1 :]) == b"hello"
+    assert fs.shared.repository.read(name, path[len(name) + 1 :]) == b"hello"
     assert fs.cat(f"towline://{path}") == b"hello" and fs.isfile(path)
 
 
 def test_a_step_in_a_saved_folder_is_read_there(fs: Any, tmp_path: Path):
     (tmp_path / "dir" / "step-5").mkdir(parents=True)
     (tmp_path / "dir" / "step-5" / "f").write_bytes(b"in the tree")
-    fs.home.repository.save(tmp_path / "dir", "run")
+    fs.shared.repository.save(tmp_path / "dir", "run")
     assert fs.cat("run/step-5/f") == b"in the tree"
     fs.pipe("run/step-5/g", b"beside it")
     fs.pipe("run/step-6/f", b"a step")
@@ -215,9 +215,9 @@ def test_many_ranges_are_one_call(fs: Any, monkeypatch: pytest.MonkeyPatch):
     whole = noise(4, 5_000_000)
     fs.pipe({"t/f": whole, "t/g": whole[::-1], "u/h": b"0123456789"})
     calls: Counter = Counter()
-    read = type(fs.home).read
+    read = type(fs.shared).read
     monkeypatch.setattr(
-        type(fs.home), "read", lambda home, tree, ranges: calls.update(read=1) or read(home, tree, ranges)
+        type(fs.shared), "read", lambda shared, tree, ranges: calls.update(read=1) or read(shared, tree, ranges)
     )
     starts, ends = [7, 4_999_000, None, -3, 100], [2_000_000, 9_000_000, 10, None, 50]
     got = fs.cat_ranges(["t/f", "t/g", "t/f", "u/h", "t/f"], starts, ends, on_error="raise")
@@ -480,9 +480,9 @@ def test_made_folders_are_there_until_they_are_removed(fs: Any):
 def test_threads_that_close_files_together_share_commits(fs: Any):
     fs.pipe("t/first", b"")
     seq, together = version(fs, "t"), threading.Barrier(32)
-    engine = fs.home.engine
+    engine = fs.shared.engine
     counted = Calls(engine)
-    fs.home.repository._engine = counted
+    fs.shared.repository._engine = counted
 
     def write(number: int) -> None:
         own = fsspec.filesystem("towline")
@@ -492,7 +492,7 @@ def test_threads_that_close_files_together_share_commits(fs: Any):
 
     with ThreadPoolExecutor(32) as pool:
         list(pool.map(write, range(32)))
-    fs.home.repository._engine = engine
+    fs.shared.repository._engine = engine
     assert len(fs.ls("t")) == 33 and all(fs.cat(f"t/{n}") == noise(n, 10_000) for n in range(32))
     assert version(fs, "t") > seq and counted.counts["amend"] < 20, counted.counts
 
@@ -525,7 +525,7 @@ def _write_files(url: str, rank: int) -> None:
 
 
 def test_processes_write_one_tree_together(fs: Any, url: str):
-    fs.home.repository.ls()
+    fs.shared.repository.ls()
     workers = [SPAWN.Process(target=_write_files, args=(url, rank)) for rank in range(3)]
     for worker in workers:
         worker.start()
@@ -558,7 +558,7 @@ def test_a_forked_child_reads_and_writes(fs: Any, url: str):
 
 def test_a_transaction_is_one_commit_for_a_tree(fs: Any):
     fs.pipe({"t/a": b"a", "t/b": b"b", "t/m": b"old"})
-    fs.home.repository._engine = counted = Calls(fs.home.repository._engine)
+    fs.shared.repository._engine = counted = Calls(fs.shared.repository._engine)
     with fs.transaction:
         for number in range(20):
             fs.pipe(f"t/{number}", b"n")
@@ -573,7 +573,7 @@ def test_a_transaction_is_one_commit_for_a_tree(fs: Any):
         fs.pipe("other/f", b"another tree")
         assert fs.ls("t", detail=False) == ["t/a", "t/b", "t/m"] and fs.cat("t/m") == b"old"
     assert counted.counts["amend"] == 2
-    fs.home.repository._engine = counted.inner
+    fs.shared.repository._engine = counted.inner
     assert set(fs.ls("t", detail=False)) == {"t/c", "t/m", *(f"t/{n}" for n in range(20))}
     assert fs.cat("t/m") == b"new" and fs.cat("other/f") == b"another tree"
     fs.pipe("t/after", b"1")
@@ -725,7 +725,7 @@ def _train(rank: int, ranks: int, folder: str, url: str) -> None:
 def test_dcp_with_two_ranks_and_one(fs: Any, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     pytest.importorskip("torch")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    fs.home.repository.ls()
+    fs.shared.repository.ls()
     for ranks in (2, 1):
         workers = [SPAWN.Process(target=_train, args=(rank, ranks, str(tmp_path), url)) for rank in range(ranks)]
         for worker in workers:
@@ -781,7 +781,7 @@ def test_a_blockcache_reads_a_block_once(fs: Any, tmp_path: Path):
     cached = fsspec.filesystem("blockcache", fs=fs, cache_storage=str(tmp_path / "kept"))
     cached.cat_file("tree/file", 1 << 20, 2 << 20)
     read: list[Any] = []
-    fs.home.read = lambda *asked: read.append(asked) or type(fs.home).read(fs.home, *asked)
+    fs.shared.read = lambda *asked: read.append(asked) or type(fs.shared).read(fs.shared, *asked)
     with cached.open("tree/file") as file:
         file.seek(1 << 20)
         file.read(100)
@@ -793,8 +793,8 @@ def test_a_blockcache_reads_a_block_once(fs: Any, tmp_path: Path):
 
 def test_a_dict_is_piped_by_one_commit_for_a_tree(fs: Any):
     fs.pipe("towline://tree/old", b"old")
-    counted = Calls(fs.home.engine)
-    fs.home.repository._engine = counted
+    counted = Calls(fs.shared.engine)
+    fs.shared.repository._engine = counted
     files = {f"towline://tree/{number}": noise(number, 100) for number in range(20)}
     fs.pipe({**files, "towline://run/step-1/a": b"a", "towline://run/step-1/b/c": memoryview(b"c")})
     assert counted.counts["amend"] == 2

@@ -24,7 +24,7 @@ def checkpointer(repository):
     "step", [-1, 1.0, 2.5, True, "7", None, numpy.float64(1), numpy.bool_(True), torch.tensor(True), 1 << 64]
 )
 def test_what_is_no_step_is_refused_at_once(checkpointer, step):
-    with pytest.raises(towline.UsageError, match="a step is a whole number"):
+    with pytest.raises(towline.UsageError, match="a step is an integer"):
         checkpointer.save(step, STATE)
     checkpointer.save(1, STATE).wait()
     assert checkpointer.steps() == [1] and [one.name for one in checkpointer.repository.ls()] == ["run/step-1"]
@@ -48,7 +48,7 @@ def test_whole_numbers_of_any_kind_are_steps(checkpointer, step):
         ({"loss": "0.5"}, "'loss' is a finite number, not '0.5'"),
         ({"loss": None}, "'loss'"),
         ({"val/loss": 0.5}, "invalid name of a metric"),
-        ({5: 0.5}, "the name of a metric is text"),
+        ({5: 0.5}, "the name of a metric is a str"),
         ([("loss", 0.5)], "metrics are a dict"),
     ],
 )

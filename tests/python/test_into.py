@@ -146,3 +146,23 @@ def test_gaps_in_memory_are_not_kept():
     value = {"slice": torch.arange(10.0)[::2], "column": torch.arange(6.0).view(3, 2)[:, 0]}
     back = again(value)
     assert all(same(back[key], value[key]) and back[key].is_contiguous() for key in value)
+
+
+def test_dicts_are_updated_in_place_as_by_torch(repository):
+    saved, tensor = model(seed=1), torch.ones(2)
+    inner, training = {"epoch": 0, "own": 1}, {"m": model(seed=2), "w": torch.zeros(2), "step": 0, "own": 7, "extra": 5}
+    training["loop"] = inner
+    target = training["w"]
+    with towline.Checkpointer(repository, "run") as checkpointer:
+        assert checkpointer.restore(into=training) is None and training["step"] == 0
+        checkpointer.save(3, {"m": saved, "w": tensor, "step": 3, "own": 7, "loop": {"epoch": 2}, "more": [1]}).wait()
+        before = dict(training)
+        with pytest.raises(towline.Mismatch):
+            checkpointer.restore(into=training)
+        assert training == before
+        back = checkpointer.restore(into=training, strict=False)
+    assert (training["step"], training["extra"], training["more"], inner) == (3, 5, [1], {"epoch": 2, "own": 1})
+    assert training["loop"] is inner and training["w"] is target and torch.equal(target, tensor)
+    assert training["m"] is before["m"] is back["m"] and torch.equal(back["m"][0].weight, saved[0].weight)
+    assert checkpointer.missing_keys == ["state['extra']", "state['loop']['own']"]
+    assert checkpointer.unexpected_keys == ["state['more']"]

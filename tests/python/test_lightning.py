@@ -25,8 +25,8 @@ import lightning.pytorch as pl  # noqa: E402
 import towline  # noqa: E402
 import towline.lightning  # noqa: E402
 from lightning.pytorch.callbacks import ModelCheckpoint  # noqa: E402
-from towline import _stand_ins  # noqa: E402
-from towline.lightning import TowlineCheckpointIO, load_stand_in  # noqa: E402
+from towline import _pointer_files  # noqa: E402
+from towline.lightning import TowlineCheckpointIO, load_pointer_file  # noqa: E402
 
 warnings.filterwarnings("ignore", module="lightning")
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
@@ -146,7 +146,7 @@ def test_a_resumed_fit_goes_on_as_if_uninterrupted(repository, tmp_path, package
 
 
 def test_on_another_machine(repository, checkpoint_io, tmp_path):
-    """No stand-ins are there: a checkpoint is found by its file's name, and the last one once they were checked out."""
+    """No pointer files are there: a checkpoint is found by its file's name, and the last one once they were checked out."""
     whole, first, second, third = (model() for _ in range(4))
     trainer(TowlineCheckpointIO(repository, "whole"), tmp_path / "whole", 8).fit(whole, data())
     trainer(checkpoint_io, tmp_path / "here", 5, save_last=True).fit(first, data())
@@ -281,7 +281,7 @@ def test_addresses(repository, checkpoint_io):
 
 
 def test_how_small_checkpoints_are_stored_can_be_said(repository, tmp_path):
-    checkpoint_io = pickle.loads(pickle.dumps(TowlineCheckpointIO(repository, "run-7", compression=False)))
+    checkpoint_io = pickle.loads(pickle.dumps(TowlineCheckpointIO(repository, "run-7", compression="off")))
     checkpoint_io.save_checkpoint({**CHECKPOINT, "zeros": torch.zeros(1 << 18)}, tmp_path / "step=1.ckpt")
     checkpoint_io.teardown()
     assert repository.show("run-7/step-1").stored_bytes > 1 << 20
@@ -291,9 +291,9 @@ def test_a_planted_stand_in_removes_no_other_name(repository, checkpoint_io, tmp
     (tmp_path / "tree").write_text("production")
     repository.save(tmp_path / "tree", "prod/best")
     saved(checkpoint_io, tmp_path / "step=1.ckpt")
-    record = _stand_ins.read(str(tmp_path / "step=1.ckpt"))
+    record = _pointer_files.read(str(tmp_path / "step=1.ckpt"))
     assert record["name"] == "run-7/step-1"
-    _stand_ins.write(str(tmp_path / "step=1.ckpt"), {**record, "name": "prod/best", "file": ""}, load_stand_in)
+    _pointer_files.write(str(tmp_path / "step=1.ckpt"), {**record, "name": "prod/best", "file": ""}, load_pointer_file)
     with pytest.warns(UserWarning, match="stands for prod/best, which stays"):
         checkpoint_io.remove_checkpoint(tmp_path / "step=1.ckpt")
         checkpoint_io.teardown()
@@ -307,24 +307,24 @@ def test_planted_files_beside_a_stand_in_are_neither_followed_nor_unpacked(tmp_p
     (tmp_path / "victim").write_bytes(b"precious")
     for number in (os.getpid(), 1):
         (tmp_path / f"last.ckpt.{number}.part").symlink_to(tmp_path / "victim")
-    _stand_ins.write(path, record, load_stand_in, "2026-11-24T00:00:00Z")
+    _pointer_files.write(path, record, load_pointer_file, "2026-11-24T00:00:00Z")
     assert (tmp_path / "victim").read_bytes() == b"precious" and not os.path.islink(path)
-    assert _stand_ins.read(path) == record and os.stat(path).st_mtime == 1795478400
+    assert _pointer_files.read(path) == record and os.stat(path).st_mtime == 1795478400
     # A link at the very name that is chosen is refused, and nothing is left.
     fixed = uuid.UUID(int=7)
     monkeypatch.setattr(uuid, "uuid4", lambda: fixed)
     (tmp_path / f"last.ckpt.{fixed.hex}.part").symlink_to(tmp_path / "victim")
     with pytest.raises(FileExistsError):
-        _stand_ins.write(path, record, load_stand_in)
+        _pointer_files.write(path, record, load_pointer_file)
     assert (tmp_path / "victim").read_bytes() == b"precious"
     # A small file that stands for much is none.
     for how in (zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA, zipfile.ZIP_DEFLATED):
         with zipfile.ZipFile(tmp_path / "bomb.ckpt", "w", how) as archive:
             archive.writestr("archive/towline.json", json.dumps(record) + " " * (64 << 20))
         assert os.path.getsize(tmp_path / "bomb.ckpt") < 1 << 20
-        assert _stand_ins.read(str(tmp_path / "bomb.ckpt")) is None
+        assert _pointer_files.read(str(tmp_path / "bomb.ckpt")) is None
     os.mkfifo(tmp_path / "pipe.ckpt")
-    assert _stand_ins.read(str(tmp_path / "pipe.ckpt")) is None, "nobody waits for a pipe"
+    assert _pointer_files.read(str(tmp_path / "pipe.ckpt")) is None, "nobody waits for a pipe"
 
 
 def test_ordinary_files_are_left_to_lightning(checkpoint_io, tmp_path):
@@ -433,7 +433,7 @@ def test_the_best_model_is_loaded_in_another_process(checkpoint_io, tmp_path):
     assert "state_dict" in in_another_process("import towline.lightning", best)
     assert "state_dict" in in_another_process("", best, weights_only=False)
     told = in_another_process("", best)
-    assert told.startswith("UnpicklingError") and "towline.lightning.load_stand_in" in told
+    assert told.startswith("UnpicklingError") and "towline.lightning.load_pointer_file" in told
 
 
 def test_a_file_that_is_not_trusted_opens_no_store_elsewhere(repository, tmp_path, monkeypatch):
@@ -451,7 +451,7 @@ def test_a_file_that_is_not_trusted_opens_no_store_elsewhere(repository, tmp_pat
         raise towline.Denied("no")
 
     monkeypatch.setattr(towline.lightning, "open_repository", opening)
-    towline.lightning._stand_ins.write(path, told, towline.lightning.load_stand_in)
+    towline.lightning._pointer_files.write(path, told, towline.lightning.load_pointer_file)
     with pytest.raises(
         towline.UsageError, match=r"call towline\.lightning\.TowlineCheckpointIO\('s3://bucket/of-others'"
     ):
@@ -461,13 +461,13 @@ def test_a_file_that_is_not_trusted_opens_no_store_elsewhere(repository, tmp_pat
         torch.load(path, weights_only=False)
     assert opened == ["s3://bucket/of-others"]
     # One that says nothing that can be read is told, too.
-    towline.lightning._stand_ins.write(path, {"name": "x"}, towline.lightning.load_stand_in)
+    towline.lightning._pointer_files.write(path, {"name": "x"}, towline.lightning.load_pointer_file)
     for load in (torch.load, TowlineCheckpointIO(repository, "run").load_checkpoint):
         with pytest.raises(towline.UsageError, match="was not written by towline"):
             load(path)
 
 
-def test_a_checkpoint_that_is_gone_is_told_by_its_stand_in(repository, checkpoint_io, tmp_path):
+def test_a_checkpoint_that_is_gone_is_told_by_its_pointer(repository, checkpoint_io, tmp_path):
     path = tmp_path / "step=1.ckpt"
     saved(checkpoint_io, path)
     repository.remove("run-7/step-1")
@@ -526,3 +526,8 @@ def test_hyper_parameters_of_a_class_say_what_to_do(checkpoint_io, tmp_path):
         assert Model.load_from_checkpoint(best).hparams.extra == Settings(3)
     finally:
         towline._classes._allowed.clear()
+
+
+def test_no_repository_is_created_if_it_is_not_to_be(tmp_path):
+    with pytest.raises(towline.NotFound, match="no repository"):
+        TowlineCheckpointIO(tmp_path / "missing", "run-7", create=False)

@@ -53,7 +53,7 @@ def test_a_planted_step_is_not_saved(repository, tmp_path):
     waiting.mkdir(parents=True)
     (waiting / "0-step-5.x").symlink_to(secret)
     (waiting / "0-step-5.x.json").write_text(json.dumps({"name": "models/production", "options": {}}))
-    _folders.FolderSaver(repository, "run", "test").save_left_over(str(out))
+    _folders.FolderSaver(repository, "run", "test").save_pending(str(out))
     assert [one.name for one in repository.ls()] == []
     assert (secret / "model.bin").read_text() == "secret"
 
@@ -170,7 +170,7 @@ def saving(repository: towline.Repository, out: Path) -> None:
 
 
 def taking_up(repository: towline.Repository, out: Path) -> None:
-    _folders.FolderSaver(repository, "run", "test").save_left_over(str(out))
+    _folders.FolderSaver(repository, "run", "test").save_pending(str(out))
 
 
 @pytest.mark.parametrize("back", [1 << 20, 1, 2])
@@ -267,7 +267,7 @@ def test_what_is_planted_in_an_own_folder_is_not_followed(repository, tmp_path):
     with pytest.raises(errors.Denied, match="is a link"):
         saver.save(str(out / "checkpoint-5"), 5, None, str(out))
     with pytest.raises(errors.Denied, match="is a link"):
-        saver.save_left_over(str(out))
+        saver.save_pending(str(out))
     (out / "_towline" / "lock").unlink()
     (out / "_towline" / "lock").symlink_to(tmp_path / "victim" / "lock")
     with pytest.raises(errors.Denied, match="lock is a link"):
@@ -296,14 +296,14 @@ def test_steps_of_others_are_not_saved(repository, tmp_path):
     (run / "0-step-5.x.json").write_text(json.dumps({"name": "models/production", "options": {}}))
     os.chown(run / "0-step-5.x", 65534, 65534)
     saver = _folders.FolderSaver(repository, "run", "test")
-    saver.save_left_over(str(tmp_path / "out"))
+    saver.save_pending(str(tmp_path / "out"))
     os.chown(run / "0-step-5.x", 0, 0)
     os.chown(run / "0-step-5.x.json", 65534, 65534)
-    saver.save_left_over(str(tmp_path / "out"))
+    saver.save_pending(str(tmp_path / "out"))
     assert repository.ls() == []
     os.chown(run, 65534, 65534)
     with pytest.raises(errors.Denied, match="belongs to user 65534"):
-        saver.save_left_over(str(tmp_path / "out"))
+        saver.save_pending(str(tmp_path / "out"))
 
 
 def test_what_is_held_open_is_closed_again(repository, tmp_path):
@@ -311,7 +311,7 @@ def test_what_is_held_open_is_closed_again(repository, tmp_path):
 
     def once(step: int) -> None:
         saver = _folders.FolderSaver(repository, "run", "test", collect=False)
-        saver.save_left_over(str(out))
+        saver.save_pending(str(out))
         _checkpoint(out / f"checkpoint-{step}", "5")
         saver.save(str(out / f"checkpoint-{step}"), step, None, str(out))
         saver.close()

@@ -41,7 +41,7 @@ STATE = {"a": torch.arange(1 << 20, dtype=torch.float32)}
 
 def test_saves_and_restores_of_a_checkpointer(repository):
     saving, restoring = Told(), Told()
-    with towline.Checkpointer(repository, "run", compression=False) as checkpointer:
+    with towline.Checkpointer(repository, "run", compression="off") as checkpointer:
         checkpointer.save(1, STATE, progress=saving)
         checkpointer.close()
         saving.check(4 << 20)
@@ -52,7 +52,7 @@ def test_saves_and_restores_of_a_checkpointer(repository):
 def test_a_state_that_is_not_staged_is_told_too(repository, monkeypatch):
     monkeypatch.setattr(towline.Checkpointer, "_can_stage", lambda self, length: False)
     told = Told()
-    with towline.Checkpointer(repository, "run", compression=False) as checkpointer, pytest.warns(UserWarning):
+    with towline.Checkpointer(repository, "run", compression="off") as checkpointer, pytest.warns(UserWarning):
         checkpointer.save(1, STATE, progress=told)
     told.check(4 << 20)
 

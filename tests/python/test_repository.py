@@ -207,3 +207,30 @@ def test_a_restore_that_empties_a_folder_is_asked_for_by_name(repository, tmp_pa
     assert planned["removed"]["bytes"] == 100 and (tmp_path / "out" / "precious").exists()
     repository.restore("empty", tmp_path / "out", delete=True, may_empty=True)
     assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_a_repository_that_is_created_is_told_once(tmp_path, caplog):
+    for _ in range(2):
+        towline.open(tmp_path / "new")
+    assert [one.getMessage() for one in caplog.records if one.name == "towline"] == [
+        f"created the repository {tmp_path}/new: there was none"
+    ]
+
+
+def test_nothing_creates_a_repository_if_it_is_not_to(tmp_path):
+    pytest.importorskip("torch")
+    from towline.dcp import StorageReader, StorageWriter
+    from towline.safetensors import save_file
+
+    missing = tmp_path / "missing"
+    attempts = [
+        lambda: towline.open(missing, create=False),
+        lambda: towline.Checkpointer(missing, "run", create=False),
+        lambda: StorageWriter(missing, create=False),
+        lambda: StorageReader(missing),
+        lambda: save_file({}, "towline://a/b", repo=missing, create=False),
+    ]
+    for attempt in attempts:
+        with pytest.raises(towline.NotFound, match="no repository"):
+            attempt()
+    assert not missing.exists()

@@ -203,7 +203,7 @@ def test_killed_before_a_linked_folder_is_whole(repository, tmp_path):
     assert run_script(script, repository.url, str(tmp_path)).returncode == -signal.SIGKILL
     assert len(list((tmp_path / "_towline").rglob("weights"))) == 1
     saver = _folders.FolderSaver(repository, "run", "test")
-    saver.save_left_over(str(tmp_path))
+    saver.save_pending(str(tmp_path))
     assert repository.ls() == [] and list((tmp_path / "_towline").rglob("weights")) == []
     assert (tmp_path / "checkpoint-1" / "weights").read_bytes() == b"1" * 1000
 

@@ -173,7 +173,7 @@ def test_memory_is_pinned_no_more_before_it_goes(monkeypatch):
     monkeypatch.setattr(_devices, "pin", pin)
     staging = _staging.Staging()
 
-    def staged(length: int, devices: tuple = ("gpu",)) -> _staging._towline.Stage:
+    def staged(length: int, devices: tuple = ("gpu",)) -> _staging._towline.StagingBuffer:
         stage = staging.take(length)
         staging.pin(stage, length, devices)
         return stage

@@ -179,11 +179,11 @@ def test_steps_are_expired(repository, tmp_path):
 def test_how_small_checkpoints_are_stored_can_be_said(repository, tmp_path):
     (tmp_path / "out" / "checkpoint-1").mkdir(parents=True)
     (tmp_path / "out" / "checkpoint-1" / "zeros").write_bytes(bytes(1 << 20))
-    saver = TowlineCallback(repository, "run-7", compression=False)._saver
+    saver = TowlineCallback(repository, "run-7", compression="off")._saver
     saver.save(str(tmp_path / "out" / "checkpoint-1"), 1, None, str(tmp_path / "out")).wait()
     saver.close()
     assert repository.show("run-7/step-1").stored_bytes >= 1 << 20
-    with pytest.raises(towline.UsageError, match="'if-faster' or False"):
+    with pytest.raises(towline.UsageError, match="'if-faster' or 'off'"):
         TowlineCallback(repository, "run-7", compression="fast")
 
 
@@ -245,11 +245,16 @@ def test_links_that_come_and_go_do_not_spoil_a_save(repository, tmp_path):
             if over.wait(0.01):
                 return
 
-    kept = spool.Kept(_private.given(str(tmp_path)), "checkpoint")
+    kept = spool.SpooledStep(_private.given(str(tmp_path)), "checkpoint")
     (tmp_path / kept.record).write_text(json.dumps({"name": "run/step-1", "options": {"metrics": {}}}))
     thread = threading.Thread(target=come_and_go)
     thread.start()
     report = _folders._save_linked(repository, kept)
     over.set()
     thread.join()
-    assert report.logical_bytes == 64 << 20 and spool.left(kept.run, "run", 0) == []
+    assert report.logical_bytes == 64 << 20 and spool.pending(kept.run, "run", 0) == []
+
+
+def test_no_repository_is_created_if_it_is_not_to_be(tmp_path):
+    with pytest.raises(towline.NotFound, match="no repository"):
+        TowlineCallback(tmp_path / "missing", "run-7", create=False)

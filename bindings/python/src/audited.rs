@@ -15,18 +15,18 @@ use crate::runtime::runtime;
 /// Environment variable with the folder of the log.
 const VARIABLE: &str = "TOWLINE_AUDIT";
 
-/// Trees that are open, and whose entries have not ended.
+/// Open trees, whose entries in the log have no end yet.
 static OPEN: Mutex<Vec<Weak<Reading>>> = Mutex::new(Vec::new());
 
-/// Records that `action` on `name` of `repository` goes on, if there is a log.
+/// Records that `action` on `name` of `repository` begins, by this process's user, if there is a log.
 ///
 /// # Errors
-/// It cannot be recorded: then nothing may be done.
+/// It cannot be recorded: the action must not begin.
 pub(crate) async fn record(repository: &Repository, action: Action, name: &str) -> Result<Recorded> {
     record_all(repository, action, &[name.to_owned()], None).await
 }
 
-/// As [`record`], for several names; `to` is where bytes go.
+/// As [`record`], for several names; `to` is the destination.
 ///
 /// # Errors
 /// As [`record`].
@@ -42,7 +42,7 @@ pub(crate) async fn record_all(
     }
 }
 
-/// Entry of a tree that is read piece by piece: its end tells the bytes of all pieces, when the tree is let go of or Python ends.
+/// Entry of a tree that is read by range: its end, when the tree is freed or Python exits, has the bytes of all reads.
 #[derive(Debug)]
 pub(crate) struct Reading {
     recorded: Mutex<Option<Recorded>>,
@@ -51,7 +51,7 @@ pub(crate) struct Reading {
 }
 
 impl Reading {
-    /// Follows an entry that has begun.
+    /// Counts the reads of an entry that was recorded.
     pub(crate) fn begin(recorded: Recorded) -> Arc<Self> {
         let reading =
             Self { recorded: Mutex::new(Some(recorded)), bytes: AtomicU64::new(0), process: std::process::id() };
@@ -67,7 +67,8 @@ impl Reading {
         self.bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// Records the end, and has its head published in the background. A forked child leaves the parent's entry to it.
+    /// Records the end, and publishes the head of the log in the background. In a forked child the parent's entries stay as
+    /// they are.
     fn end(&self, wait: bool) {
         if self.process != std::process::id() {
             return;

@@ -7,6 +7,7 @@ mod audited;
 mod command;
 mod errors;
 mod memory;
+mod progress_counters;
 mod quantity;
 mod reading;
 mod repository;
@@ -14,7 +15,6 @@ mod runtime;
 mod saving;
 mod stage;
 mod tree;
-mod watched;
 
 use pyo3::prelude::*;
 
@@ -23,14 +23,14 @@ use pyo3::prelude::*;
 fn _towline(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add_class::<repository::Repository>()?;
-    module.add_class::<saving::Saving>()?;
+    module.add_class::<saving::Task>()?;
     module.add_class::<tree::Tree>()?;
     module.add_class::<stage::Stager>()?;
-    module.add_class::<stage::Stage>()?;
+    module.add_class::<stage::StagingBuffer>()?;
     module.add_function(wrap_pyfunction!(command::command, module)?)?;
     let ending = wrap_pyfunction!(audited::end_audit, module)?;
     module.py().import("atexit")?.call_method1("register", (ending,))?;
-    module.add_class::<watched::Watched>()?;
+    module.add_class::<progress_counters::ProgressCounters>()?;
     module.add_function(wrap_pyfunction!(saving::check_save, module)?)?;
     module.add_function(wrap_pyfunction!(saving::lay_out, module)?)?;
     module.add_function(wrap_pyfunction!(quantity::size, module)?)?;

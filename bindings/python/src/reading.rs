@@ -11,11 +11,11 @@ use towline::progress::Progress;
 use towline::repository::{Fill, Repository};
 use towline::{Error, Result};
 
-use crate::memory::Stretch;
+use crate::memory::MemoryRange;
 
 /// A tensor to read, and its target memory.
 #[derive(Debug)]
-pub(crate) struct Want {
+pub(crate) struct ReadRequest {
     name: String,
     /// File or folder that has the tensor.
     path: String,
@@ -28,17 +28,17 @@ pub(crate) struct Want {
 /// Offsets and shape of a box.
 type Window = (Vec<u64>, Vec<u64>);
 
-impl<'a, 'py> FromPyObject<'a, 'py> for Want {
+impl<'a, 'py> FromPyObject<'a, 'py> for ReadRequest {
     type Error = PyErr;
 
-    fn extract(wanted: Borrowed<'a, 'py, PyAny>) -> PyResult<Self> {
-        let (name, path, window, address, len) = wanted.extract()?;
+    fn extract(given: Borrowed<'a, 'py, PyAny>) -> PyResult<Self> {
+        let (name, path, window, address, len) = given.extract()?;
         Ok(Self { name, path, window, address, len })
     }
 }
 
 /// Targets of each tensor of a reading.
-struct Places(Vec<Vec<Stretch>>);
+struct Places(Vec<Vec<MemoryRange>>);
 
 impl TensorSink for Places {
     fn place(&self, tensor: usize, offset: u64, bytes: &[u8]) -> Result<()> {
@@ -62,18 +62,18 @@ impl TensorSink for Places {
 pub(crate) async fn read(
     repository: Repository,
     name: Name,
-    wants: Vec<Want>,
+    requests: Vec<ReadRequest>,
     progress: Progress,
 ) -> Result<TensorsRead> {
-    let selectors: Vec<TensorSelector> = wants.iter().map(selector).collect();
+    let selectors: Vec<TensorSelector> = requests.iter().map(selector).collect();
     let reading = Arc::new(repository.choose_tensors(&name, None, &selectors).await?);
-    let places = places(&reading, &wants)?;
+    let places = places(&reading, &requests)?;
     repository.read_tensors(&reading, Arc::new(places), &progress).await
 }
 
-fn selector(want: &Want) -> TensorSelector {
-    let selector = TensorSelector::named(&want.name).at_path(&want.path);
-    let Some((offsets, shape)) = &want.window else { return selector };
+fn selector(request: &ReadRequest) -> TensorSelector {
+    let selector = TensorSelector::named(&request.name).at_path(&request.path);
+    let Some((offsets, shape)) = &request.window else { return selector };
     let ranges = offsets.iter().zip(shape).map(|(&start, &len)| start..start.saturating_add(len));
     selector.slices(Slices::of(ranges))
 }
@@ -81,7 +81,7 @@ fn selector(want: &Want) -> TensorSelector {
 type Key<'a> = (&'a str, &'a str, Vec<u64>, &'a [u64]);
 
 /// Finds the targets of each tensor of `reading`.
-fn places(reading: &TensorReading, wants: &[Want]) -> Result<Places> {
+fn places(reading: &TensorReading, requests: &[ReadRequest]) -> Result<Places> {
     let mut numbers: HashMap<Key<'_>, usize> = HashMap::new();
     let mut whole: HashMap<(&str, &str), usize> = HashMap::new();
     for (number, tensor) in reading.tensors().iter().enumerate() {
@@ -91,21 +91,23 @@ fn places(reading: &TensorReading, wants: &[Want]) -> Result<Places> {
         }
     }
     let mut places = vec![Vec::new(); reading.tensors().len()];
-    for want in wants {
-        let number = match &want.window {
-            Some((offsets, shape)) => numbers.get(&(want.name.as_str(), want.path.as_str(), offsets.clone(), shape)),
-            None => whole.get(&(want.name.as_str(), want.path.as_str())),
+    for request in requests {
+        let number = match &request.window {
+            Some((offsets, shape)) => {
+                numbers.get(&(request.name.as_str(), request.path.as_str(), offsets.clone(), shape))
+            }
+            None => whole.get(&(request.name.as_str(), request.path.as_str())),
         };
-        let lacking = || Error::not_found("no such tensor").at(&want.name);
+        let lacking = || Error::not_found("no such tensor").at(&request.name);
         let &number = number.ok_or_else(lacking)?;
         let there = reading.tensors().get(number).map_or(0, |tensor| tensor.bytes);
-        if there != want.len as u64 {
+        if there != request.len as u64 {
             return Err(Error::usage("a tensor does not fit its target memory")
-                .at(&want.name)
-                .expected(format!("{} bytes", want.len))
+                .at(&request.name)
+                .expected(format!("{} bytes", request.len))
                 .got(there));
         }
-        places[number].push(Stretch::new(want.address, want.len));
+        places[number].push(MemoryRange::new(request.address, request.len));
     }
     Ok(Places(places))
 }

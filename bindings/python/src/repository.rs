@@ -8,14 +8,16 @@ use std::time::Duration;
 
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
+use rustix::process::getuid;
 use serde::Serialize;
-use towline::agent::Client;
+use towline::agent::{Client, user_name};
 use towline::audit::Action;
 use towline::name::Name;
 use towline::ops::{
     Changes, CollectOptions, ExpirePolicy, RemoveOptions, RestoreOptions, SaveSource, SyncOptions, TensorSelector,
     UndeleteOptions, VerifyOptions, sync,
 };
+use towline::policy::LocalCaller;
 use towline::progress::Progress;
 use towline::repository::{OpenOptions, Repository as Engine};
 use towline::selector::Selector;
@@ -25,11 +27,11 @@ use towline::{Error, Result};
 
 use crate::audited::{Reading, record, record_all};
 use crate::errors::raised;
-use crate::reading::{Want, read};
+use crate::progress_counters::ProgressCounters;
+use crate::reading::{ReadRequest, read};
 use crate::runtime::wait;
-use crate::saving::{Job, Piece, SaveArguments, Saving, at_path, files};
+use crate::saving::{Job, Piece, SaveArguments, Task, at_path, files};
 use crate::tree::Tree;
-use crate::watched::Watched;
 
 /// Options of `open`: a dict with `create` and optionally the other keys.
 #[derive(Clone, Debug, FromPyObject)]
@@ -49,15 +51,20 @@ struct Opening {
 }
 
 impl Opening {
-    async fn open(self, location: Location) -> Result<Engine> {
+    /// Opens the engine for requests of this process's user; the second value is true if it created the repository.
+    async fn open(self, location: Location) -> Result<(Engine, bool)> {
         let Self { memory, cache, endpoint, region, allow_http, create } = self;
         let store = StoreOptions { endpoint, region, allow_http, create, ..StoreOptions::default() };
-        let (store, options) =
-            (open(&location, &store).await?, OpenOptions { memory, cache, guard: Some(machine_guard()?) });
-        let engine =
-            if create { Engine::create(store, options).await?.0 } else { Engine::open(store, options).await? };
+        let options = OpenOptions { memory, cache, guard: Some(machine_guard()?) };
+        let (engine, created) = if create {
+            Engine::create(open(&location, &store).await?, options).await?
+        } else {
+            (Engine::at(&location, &store, options).await?, false)
+        };
+        // Rules of a policy about callers see the user, as for a command.
+        let engine = engine.for_caller(Some(LocalCaller::user(&user_name(getuid()))));
         // Reads chunks from this node's agent, if there is one.
-        Ok(Client::attached(engine).await)
+        Ok((Client::attached(engine).await, created))
     }
 }
 
@@ -70,6 +77,7 @@ pub(crate) struct Repository {
     /// Process that opened the repository, and its engine. A forked child has another runtime: it opens its own engine, and never
     /// touches the parent's.
     opened: Mutex<(u32, ManuallyDrop<Engine>)>,
+    created: bool,
 }
 
 impl Repository {
@@ -82,7 +90,7 @@ impl Repository {
             }
         }
         let again = Opening { create: false, ..self.opening.clone() };
-        let engine = wait(py, again.open(self.location.clone()))?;
+        let (engine, _) = wait(py, again.open(self.location.clone()))?;
         *self.opened.lock().unwrap_or_else(PoisonError::into_inner) = (process, ManuallyDrop::new(engine.clone()));
         Ok(engine)
     }
@@ -117,14 +125,21 @@ impl Repository {
     #[new]
     fn new(py: Python<'_>, location: &str, opening: Opening) -> PyResult<Self> {
         let location: Location = location.parse().map_err(|error: Error| raised(py, &error))?;
-        let engine = wait(py, opening.clone().open(location.clone()))?;
-        Ok(Self { location, opening, opened: Mutex::new((std::process::id(), ManuallyDrop::new(engine))) })
+        let (engine, created) = wait(py, opening.clone().open(location.clone()))?;
+        let opened = Mutex::new((std::process::id(), ManuallyDrop::new(engine)));
+        Ok(Self { location, opening, opened, created })
     }
 
     /// URL of the repository.
     #[getter]
     fn location(&self) -> String {
         self.location.to_string()
+    }
+
+    /// True if there was no repository, and this object created it.
+    #[getter]
+    fn created(&self) -> bool {
+        self.created
     }
 
     /// Permanent id of the repository, independent of its URL.
@@ -181,22 +196,22 @@ impl Repository {
         tree: Vec<(String, Vec<Piece<'_>>)>,
         name: &str,
         arguments: SaveArguments,
-    ) -> PyResult<Saving> {
+    ) -> PyResult<Task> {
         let engine = self.engine(py)?;
         let lent = |piece: &Piece<'_>| matches!(piece, Piece::Memory(_));
         if tree.iter().any(|(_, pieces)| pieces.iter().any(lent)) {
             return Err(pyo3::exceptions::PyValueError::new_err(
-                "memory cannot be lent to a save that goes on by itself",
+                "a background save takes bytes and staging buffers, not addresses of memory",
             ));
         }
         let job = Job::new(engine, files(tree)?.0, name, arguments);
-        Saving::begin(job.map_err(|error| raised(py, &error))?)
+        Task::begin(job.map_err(|error| raised(py, &error))?)
     }
 
     /// As `save`, in the background.
-    fn begin_save(&self, py: Python<'_>, path: PathBuf, name: &str, arguments: SaveArguments) -> PyResult<Saving> {
+    fn begin_save(&self, py: Python<'_>, path: PathBuf, name: &str, arguments: SaveArguments) -> PyResult<Task> {
         let job = Job::new(self.engine(py)?, at_path(path), name, arguments);
-        Saving::begin(job.map_err(|error| raised(py, &error))?)
+        Task::begin(job.map_err(|error| raised(py, &error))?)
     }
 
     /// Changes paths of an existing or new tree: `put` files `(path, pieces)`, `remove` paths, `rename` pairs `(from, to)`.
@@ -282,10 +297,10 @@ impl Repository {
         delete: bool,
         may_empty: bool,
         dry_run: bool,
-        progress: Option<Py<Watched>>,
+        progress: Option<Py<ProgressCounters>>,
     ) -> PyResult<String> {
         let selector = parsed::<Selector>(py, name)?;
-        let progress = watched(progress);
+        let progress = progress_of(progress);
         self.report(py, |engine| async move {
             let name = engine.resolve(&selector).await?;
             let options =
@@ -323,7 +338,7 @@ impl Repository {
         self.report(py, |engine| async move { engine.show(&engine.resolve(&selector).await?).await })
     }
 
-    /// Takes a name away; with `now` nothing of it is kept.
+    /// Removes a name; with `now` it cannot be undeleted.
     #[pyo3(signature = (name, now=false))]
     fn remove(&self, py: Python<'_>, name: &str, now: bool) -> PyResult<()> {
         let (engine, name) = (self.engine(py)?, parsed::<Name>(py, name)?);
@@ -334,7 +349,7 @@ impl Repository {
         })
     }
 
-    /// Takes back what a name stood for.
+    /// Restores the tree that a name had before.
     #[pyo3(signature = (name, version=None, to=None, replace=false))]
     fn undelete(
         &self,
@@ -353,7 +368,7 @@ impl Repository {
         })
     }
 
-    /// Present value of a name, and the earlier ones that can be taken back.
+    /// Tree of a name, and the earlier ones that can be undeleted.
     fn history(&self, py: Python<'_>, name: &str) -> PyResult<String> {
         let name = parsed::<Name>(py, name)?;
         self.report(py, |engine| async move { engine.history(&name).await })
@@ -370,7 +385,7 @@ impl Repository {
         })
     }
 
-    /// Takes away the steps of a run that the rules do not keep.
+    /// Removes the steps of a run that no rule keeps.
     #[pyo3(signature = (run, keep_last=None, keep_every=None, keep_min=Vec::new(), keep_max=Vec::new(), dry_run=false, keep_removed=false))]
     #[expect(clippy::too_many_arguments, reason = "the keywords of the Python method")]
     fn expire(
@@ -397,8 +412,8 @@ impl Repository {
         })
     }
 
-    /// Deletes what no name needs and has been set aside for `grace`, or only says what it would delete. What was removed is kept
-    /// for `keep_removed` before.
+    /// Garbage collection; a dry run only reports it. Trees of removed names are kept for `keep_removed`, and unneeded data for
+    /// `grace` after that.
     fn collect(&self, py: Python<'_>, dry_run: bool, grace: Duration, keep_removed: Duration) -> PyResult<String> {
         self.report(py, |engine| async move {
             let options = CollectOptions { dry_run, grace, keep_removed, ..CollectOptions::default() };
@@ -407,10 +422,10 @@ impl Repository {
     }
 
     /// As `collect`, in the background.
-    fn begin_collect(&self, py: Python<'_>, grace: Duration) -> PyResult<Saving> {
+    fn begin_collect(&self, py: Python<'_>, grace: Duration) -> PyResult<Task> {
         let (engine, progress) = (self.engine(py)?, Progress::default());
         let options = CollectOptions { grace, progress: progress.clone(), ..CollectOptions::default() };
-        Saving::start("collect", progress, async move {
+        Task::start("collect", progress, async move {
             let report = engine.collect(&options).await?;
             json(&report)
         })
@@ -462,20 +477,20 @@ impl Repository {
     }
 
     /// Reads tensors into memory; returns `(stored bytes read, chunks, bytes)`.
-    #[pyo3(signature = (name, wants, progress=None))]
+    #[pyo3(signature = (name, requests, progress=None))]
     fn read_tensors(
         &self,
         py: Python<'_>,
         name: &str,
-        wants: Vec<Want>,
-        progress: Option<Py<Watched>>,
+        requests: Vec<ReadRequest>,
+        progress: Option<Py<ProgressCounters>>,
     ) -> PyResult<(u64, u64, u64)> {
         let (engine, selector) = (self.engine(py)?, parsed::<Selector>(py, name)?);
-        let progress = watched(progress);
+        let progress = progress_of(progress);
         wait(py, async move {
             let name = engine.resolve(&selector).await?;
             let recorded = record(&engine, Action::Read, name.as_str()).await?;
-            let read = read(engine, name, wants, progress).await;
+            let read = read(engine, name, requests, progress).await;
             let read = recorded.end(read, |read| read.bytes).await?;
             Ok((read.fetched_bytes, read.chunks, read.bytes))
         })
@@ -515,8 +530,8 @@ fn json(report: &impl Serialize) -> Result<String> {
 }
 
 /// Progress counters of an operation: those passed in, else unused ones.
-fn watched(progress: Option<Py<Watched>>) -> Progress {
-    progress.map(|watched| watched.get().progress()).unwrap_or_default()
+fn progress_of(progress: Option<Py<ProgressCounters>>) -> Progress {
+    progress.map(|counters| counters.get().progress()).unwrap_or_default()
 }
 
 /// Parses text to a value, or raises the exception.

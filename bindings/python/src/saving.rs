@@ -24,10 +24,10 @@ use towline::{Error, Result};
 
 use crate::audited::record;
 use crate::errors::raised;
-use crate::memory::{Latch, Stretch};
+use crate::memory::{Latch, MemoryRange};
+use crate::progress_counters::{Counters, ProgressCounters, counters};
 use crate::runtime::{STOPPING, background, wait_or_stop};
-use crate::stage::Stage;
-use crate::watched::{Counters, Watched, counters};
+use crate::stage::StagingBuffer;
 
 /// Interval of checks for signals.
 const SIGNALS_EVERY: Duration = Duration::from_millis(50);
@@ -58,7 +58,7 @@ pub(crate) struct SaveArguments {
     #[pyo3(default)]
     version: Option<u64>,
     #[pyo3(default)]
-    progress: Option<Py<Watched>>,
+    progress: Option<Py<ProgressCounters>>,
 }
 
 impl SaveArguments {
@@ -96,7 +96,7 @@ impl SaveArguments {
             compression: self.compression.as_deref().map(str::parse).transpose()?.unwrap_or_default(),
             key_every: self.key_every.map(|every| count("invalid key_every", every)).transpose()?,
             expected,
-            progress: self.progress.map(|watched| watched.get().progress()).unwrap_or_default(),
+            progress: self.progress.map(|counters| counters.get().progress()).unwrap_or_default(),
             ..SaveOptions::default()
         };
         Ok((name.parse()?, options, part))
@@ -156,14 +156,14 @@ impl Job {
     }
 }
 
-/// A piece of a file: bytes; a whole stage, whose ownership moves to the save; or `(address, length)` of memory that must not
+/// A piece of a file: bytes; a staging buffer, which the save owns from then on; or `(address, length)` of memory that must not
 /// change until the save is done.
 #[derive(FromPyObject)]
 pub(crate) enum Piece<'py> {
     /// Copied.
     Bytes(Bound<'py, PyBytes>),
     /// Moved.
-    Stage(Bound<'py, Stage>),
+    StagingBuffer(Bound<'py, StagingBuffer>),
     /// Borrowed.
     Memory((usize, usize)),
 }
@@ -173,8 +173,8 @@ pub(crate) fn files(files: Vec<(String, Vec<Piece<'_>>)>) -> PyResult<(SaveSourc
     let latch = Arc::new(Latch::default());
     let piece = |piece: Piece<'_>| match piece {
         Piece::Bytes(bytes) => Ok(Bytes::copy_from_slice(bytes.as_bytes())),
-        Piece::Stage(stage) => stage.get().give_away(),
-        Piece::Memory((address, len)) => Ok(Stretch::new(address, len).lend(&latch)),
+        Piece::StagingBuffer(stage) => stage.get().give_away(),
+        Piece::Memory((address, len)) => Ok(MemoryRange::new(address, len).lend(&latch)),
     };
     let file = |(path, pieces): (String, Vec<Piece<'_>>)| {
         let pieces: Vec<Bytes> = pieces.into_iter().map(piece).collect::<PyResult<_>>()?;
@@ -187,7 +187,7 @@ pub(crate) fn files(files: Vec<(String, Vec<Piece<'_>>)>) -> PyResult<(SaveSourc
 /// A background save or collect.
 #[pyclass(frozen, module = "towline._towline")]
 #[derive(Debug)]
-pub(crate) struct Saving {
+pub(crate) struct Task {
     outcome: Arc<Outcome>,
     progress: Progress,
     /// Asks a save to record the data that it stored, and to end.
@@ -210,7 +210,7 @@ impl Outcome {
     }
 }
 
-/// Sets the outcome when work is dropped before it ends.
+/// Sets the outcome of work that is dropped before it ends.
 struct Guard {
     outcome: Arc<Outcome>,
     what: &'static str,
@@ -224,7 +224,7 @@ impl Drop for Guard {
     }
 }
 
-impl Saving {
+impl Task {
     pub(crate) fn begin(job: Job) -> PyResult<Self> {
         let stop = Some(job.options.stop.clone());
         Ok(Self { stop, ..Self::start("save", job.options.progress.clone(), job.run())? })
@@ -253,7 +253,7 @@ impl Saving {
 }
 
 #[pymethods]
-impl Saving {
+impl Task {
     /// Waits until the work has ended, at most `timeout` seconds; returns false after that. Handles signals.
     #[pyo3(signature = (timeout=None))]
     fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<bool> {

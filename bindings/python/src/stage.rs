@@ -61,9 +61,9 @@ impl Stager {
         Self(Arc::default())
     }
 
-    /// Waits until the last stage is free, and returns one of `len` bytes; none after `timeout` seconds.
+    /// Waits until the memory is free, and returns a buffer of `len` bytes; none after `timeout` seconds.
     #[pyo3(signature = (len, timeout=None))]
-    fn take(&self, py: Python<'_>, len: usize, timeout: Option<f64>) -> PyResult<Option<Stage>> {
+    fn take(&self, py: Python<'_>, len: usize, timeout: Option<f64>) -> PyResult<Option<StagingBuffer>> {
         let until = timeout.map(|seconds| Instant::now() + Duration::from_secs_f64(seconds.max(0.0)));
         loop {
             let step =
@@ -71,7 +71,7 @@ impl Stager {
             if py.detach(|| self.0.wait(step)) {
                 let memory = py.detach(|| self.0.region(len))?;
                 let region = Region { memory: Some(memory), len, pool: Arc::clone(&self.0) };
-                return Ok(Some(Stage(Mutex::new(Some(Arc::new(region))))));
+                return Ok(Some(StagingBuffer(Mutex::new(Some(Arc::new(region))))));
             }
             py.check_signals()?;
             if until.is_some_and(|until| Instant::now() >= until) {
@@ -121,9 +121,9 @@ impl Pool {
 /// Staging memory of one state, until it is passed to a save. The lock is never held while waiting for the GIL.
 #[pyclass(frozen, module = "towline._towline")]
 #[derive(Debug)]
-pub(crate) struct Stage(Mutex<Option<Arc<Region>>>);
+pub(crate) struct StagingBuffer(Mutex<Option<Arc<Region>>>);
 
-/// A region whose ownership moved to a save.
+/// A region that a save owns.
 struct Given(Arc<Region>);
 
 impl AsRef<[u8]> for Given {
@@ -133,21 +133,21 @@ impl AsRef<[u8]> for Given {
 }
 
 #[pymethods]
-impl Stage {
+impl StagingBuffer {
     /// Address in memory.
     #[getter]
     fn address(&self) -> PyResult<usize> {
         Ok((*self.region()?).as_ref().as_ptr() as usize)
     }
 
-    /// Copies ranges `(offset in the stage, address, length)` on several threads, with the GIL released.
+    /// Copies ranges `(offset in the buffer, address, length)` on several threads, with the GIL released.
     fn fill(&self, py: Python<'_>, copies: Vec<(usize, usize, usize)>) -> PyResult<()> {
         let region = self.region()?;
         let base = (*region).as_ref().as_ptr() as usize;
         let fits =
             |&(offset, _, len): &(usize, usize, usize)| offset.checked_add(len).is_some_and(|end| end <= region.len);
         if !copies.iter().all(fits) {
-            return Err(PyValueError::new_err("a copy does not fit the stage"));
+            return Err(PyValueError::new_err("a copy does not fit the staging buffer"));
         }
         let copies: Vec<_> = copies.into_iter().map(|(offset, from, len)| (base + offset, from, len)).collect();
         py.detach(|| copy_all(&copies));
@@ -160,12 +160,12 @@ impl Stage {
     }
 }
 
-impl Stage {
+impl StagingBuffer {
     fn region(&self) -> PyResult<Arc<Region>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone().ok_or_else(given_away)
     }
 
-    /// Moves the bytes out: the stage cannot be filled any more.
+    /// Moves the bytes to a save: the buffer cannot be filled any more.
     pub(crate) fn give_away(&self) -> PyResult<Bytes> {
         let region = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
         region.map(Given).map(Bytes::from_owner).ok_or_else(given_away)
@@ -173,5 +173,5 @@ impl Stage {
 }
 
 fn given_away() -> PyErr {
-    PyValueError::new_err("this stage was given away already")
+    PyValueError::new_err("this staging buffer already belongs to a save")
 }

@@ -53,9 +53,9 @@ pub(super) async fn chunks(
     Extension(caller): Extension<Caller>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    if !matches!(caller, Caller::Socket(_)) {
+    let (Caller::Socket(_), Some(user)) = (&caller, caller.local()) else {
         return Err(Error::denied("chunks are served over the agent's socket only").into());
-    }
+    };
     if !wants_upgrade(request.headers()) {
         let error = Error::usage("request has no upgrade header").expected(format!("Upgrade: {PROTOCOL}"));
         return Err(ApiError::new(StatusCode::UPGRADE_REQUIRED, error));
@@ -72,7 +72,7 @@ pub(super) async fn chunks(
         let _place = place;
         let attended = async {
             let stream = upgrade.await.map_err(|source| Error::other("connection was not upgraded").source(source))?;
-            attend(TokioIo::new(stream), Arc::new(Local(exchange)), leaving).await
+            attend(TokioIo::new(stream), Arc::new(Local::new(exchange, user)), leaving).await
         };
         match attended.await {
             Ok(closed) => tracing::debug!(?closed, "a process has read its chunks"),

@@ -12,6 +12,7 @@ use crate::error::{ErrorKind, Result};
 use crate::id::{ManifestId, RepositoryId};
 use crate::identity::Identity;
 use crate::name::Name;
+use crate::policy::LocalCaller;
 use crate::transfer::driver::Client;
 
 /// Maximum number of requests that are remembered to count their bytes; forgotten ones are recorded again.
@@ -19,14 +20,29 @@ const REQUESTS_MAX: usize = 1024;
 /// Rule that allows processes of this node to read.
 const LOCAL: &str = "process of this node";
 
-/// Requesting agent; none for a process of this node.
-type Asker<'a> = Option<&'a Identity>;
+/// Whoever asks.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Asker<'a> {
+    /// Another agent.
+    Agent(&'a Identity),
+    /// A process of this node, by the user that the kernel names.
+    Process(&'a LocalCaller),
+}
+
+impl Asker<'_> {
+    fn actor(self) -> Actor {
+        match self {
+            Self::Agent(agent) => Actor::Agent(agent.clone()),
+            Self::Process(caller) => Actor::of_caller(caller),
+        }
+    }
+}
 
 /// The other side of a request.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Party {
     /// It asked.
-    Asker(Option<Identity>),
+    Asker(Actor),
     /// It was asked.
     Asked(Identity),
 }
@@ -87,13 +103,13 @@ impl Exchange {
     pub(super) async fn record(&self, asker: Asker<'_>, manifest: &ManifestId, granted: bool) -> Result<()> {
         let Some(recorder) = self.audited.recorder.get() else { return Ok(()) };
         let decision = self.decision(asker, manifest, granted);
-        if asker.is_none() && !granted {
+        if matches!(asker, Asker::Process(_)) && !granted {
             // Absent, so not refused.
             return Ok(());
         }
         let request = recorder.record(decision, Repeats::Together).await?;
         if granted {
-            self.audited.remember(Party::Asker(asker.cloned()), *manifest, request);
+            self.audited.remember(Party::Asker(asker.actor()), *manifest, request);
         }
         Ok(())
     }
@@ -110,7 +126,7 @@ impl Exchange {
         if self.audited.recorder.get().is_none() {
             return Ok(());
         }
-        let key = (Party::Asker(asker.cloned()), *manifest);
+        let key = (Party::Asker(asker.actor()), *manifest);
         let goes_on = |request: &Request| request.moved(bytes);
         if self.audited.requests().get(&key).is_some_and(goes_on) {
             return Ok(());
@@ -178,19 +194,26 @@ impl Exchange {
     fn decision(&self, asker: Asker<'_>, manifest: &ManifestId, granted: bool) -> Decision {
         let known = self.catalog.names_of(manifest);
         let rule_of = |repository: &RepositoryId, name: &Name| match asker {
-            Some(agent) => self.allow.rule(&self.catalog.agent_in(*repository, agent)?, name),
-            None => Some(LOCAL.to_owned()),
+            Asker::Agent(agent) => self.allow.rule(&self.catalog.agent_in(*repository, agent)?, name),
+            Asker::Process(_) => Some(LOCAL.to_owned()),
         };
         // The name by which it may be read; else any, which nobody but this log is told.
         let ruled = known.iter().find_map(|(repository, name)| Some((repository, name, rule_of(repository, name)?)));
+        let to = match asker {
+            Asker::Agent(agent) => agent,
+            Asker::Process(_) => &self.identity,
+        };
         let rule = match &ruled {
             Some((_, _, rule)) if granted => rule.clone(),
             None if granted => "granted before".to_owned(),
             Some((_, name, _)) => {
-                let refused = asker.and_then(|agent| {
-                    let sides = Sides { from: &self.identity, to: agent, caller: None };
-                    self.catalog.refusal(sides, name, manifest)
-                });
+                let refused = match asker {
+                    Asker::Agent(agent) => {
+                        let sides = Sides { from: &self.identity, to: agent, caller: None };
+                        self.catalog.refusal(sides, name, manifest)
+                    }
+                    Asker::Process(_) => None,
+                };
                 refused.unwrap_or_else(|| "its name was not there when it was asked for".to_owned())
             }
             None if known.is_empty() => "no name has the requested manifest".to_owned(),
@@ -199,16 +222,13 @@ impl Exchange {
         let named = ruled.map(|(repository, name, _)| (repository, name));
         let named = named.or_else(|| known.first().map(|(repository, name)| (repository, name)));
         Decision {
-            actor: match asker {
-                Some(agent) => Actor::Agent(agent.clone()),
-                None => Actor::User("this node".to_owned()),
-            },
+            actor: asker.actor(),
             action: Action::Serve,
             name: named.map(|(_, name)| name.to_string()),
             // Unknown manifests are invented by the asker: repeats share one entry.
             manifest: (!known.is_empty() || granted).then(|| manifest.to_string()),
             repository: named.map(|(repository, _)| repository.to_string()),
-            to: Some(asker.unwrap_or(&self.identity).site().to_owned()),
+            to: Some(to.site().to_owned()),
             asked: None,
             verdict: if granted { Verdict::Allow } else { Verdict::Deny },
             rule,

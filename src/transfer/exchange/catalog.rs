@@ -18,7 +18,7 @@ use crate::id::{ChunkId, ManifestId, MapKey, RepositoryId};
 use crate::identity::Identity;
 use crate::metrics::Metric;
 use crate::name::Name;
-use crate::policy::Route;
+use crate::policy::{LocalCaller, Route};
 use crate::repository::log::RefValue;
 use crate::repository::{Repository, Saved};
 use crate::transfer::policy::Policies;
@@ -71,7 +71,7 @@ impl OpenedTree {
         let ids = chunks.ids.iter().chain(saved.map.further.iter().map(|(id, _)| id));
         let numbers = ids.zip(0..).map(|(id, number)| (*id, number)).collect();
         let grant = Arc::new(Grant { chunks: Arc::new(chunks.clone()), bases });
-        Self { repository: repository.clone(), saved: saved.shared(), grant, numbers }
+        Self { repository: repository.for_caller(None), saved: saved.shared(), grant, numbers }
     }
 
     /// True if its repository is on this node's disk: then all of it is local.
@@ -90,7 +90,8 @@ impl OpenedTree {
 pub(super) struct Catalog {
     served: Mutex<Vec<Arc<Served>>>,
     open: Arc<Mutex<Vec<Arc<OpenedTree>>>>,
-    opening: SingleFlight<MapKey, Arc<OpenedTree>>,
+    /// By map and by who asks: one that is refused is not the answer to another.
+    opening: SingleFlight<(MapKey, Option<String>), Arc<OpenedTree>>,
     permits: Arc<Semaphore>,
 }
 
@@ -112,7 +113,7 @@ impl Catalog {
     }
 
     /// The tree whose manifest is `manifest`, if a name that is `allowed` stands for it and the policy lets it go to who asks: the agent
-    /// by its certificate, or the one that the policy maps its SPIFFE id to.
+    /// by its certificate, or the one that the policy maps its SPIFFE id to. Without an agent it is for `caller`, a process of this node.
     /// Forbidden and absent manifests take the same path: rights are checked first, so both are misses.
     ///
     /// # Errors
@@ -123,6 +124,7 @@ impl Catalog {
     pub(super) async fn find(
         &self,
         by: Option<PeerSide<'_>>,
+        caller: Option<&LocalCaller>,
         manifest: &ManifestId,
         allowed: impl Fn(Option<&Identity>, &Name) -> bool,
     ) -> Result<Option<Arc<OpenedTree>>> {
@@ -145,7 +147,8 @@ impl Catalog {
                 if rights.has(agent, &state, may, manifest) {
                     let found = state.refs.iter().find(|(name, value)| value.manifest == *manifest && may(name));
                     if let Some((name, value)) = found {
-                        return self.entry(&served.repository, name, value).await.map(Some);
+                        let repository = served.repository.for_caller(caller.cloned());
+                        return self.entry(&repository, name, value).await.map(Some);
                     }
                 }
                 let remembered = agent.is_some() && rights.is_missed(agent, &state, manifest);
@@ -172,7 +175,7 @@ impl Catalog {
         }
         let (open, permits) = (Arc::clone(&self.open), Arc::clone(&self.permits));
         let (repository, name, value) = (repository.clone(), name.clone(), value.clone());
-        let key = value.map_key;
+        let key = (value.map_key, repository.caller().map(|caller| caller.name.clone()));
         let opened = self.opening.get(&key, || async move {
             let _permit = permits.acquire_owned().await;
             let saved = match repository.saved_as(&name, &value).await {

@@ -7,6 +7,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use tokio::time::Instant;
 
+use super::audited::Asker;
 use super::bring::unit;
 use super::catalog::{OpenedTree, PeerSide};
 use super::figures::{Tally, add};
@@ -17,7 +18,7 @@ use crate::error::Result;
 use crate::id::{ChunkId, ManifestId};
 use crate::identity::Identity;
 use crate::name::Name;
-use crate::policy::Route;
+use crate::policy::{LocalCaller, Route};
 use crate::transfer::Transport;
 use crate::transfer::ledger::{MovedChunks, Way};
 use crate::transfer::protocol::limits::RUNS_MAX;
@@ -34,9 +35,20 @@ const GRANTS_MAX: usize = 4096;
 const LASTING: Duration = Duration::from_secs(1);
 const LASTING_OPEN: Duration = Duration::from_secs(10);
 
-/// Holdings of an exchange for processes of its own node.
+/// Holdings of an exchange for a process of its own node.
 #[derive(Clone, Debug)]
-pub struct Local(pub Arc<Exchange>);
+pub struct Local {
+    exchange: Arc<Exchange>,
+    caller: LocalCaller,
+}
+
+impl Local {
+    /// Holdings of `exchange` for a process of `caller`.
+    #[must_use]
+    pub fn new(exchange: Arc<Exchange>, caller: LocalCaller) -> Self {
+        Self { exchange, caller }
+    }
+}
 
 #[async_trait]
 impl Holdings for Exchange {
@@ -68,7 +80,7 @@ impl Holdings for Exchange {
         manifest: &ManifestId,
     ) -> Result<Option<Arc<Grant>>> {
         let entry = self.granted(identity, route, manifest).await?;
-        self.record(Some(identity), manifest, entry.is_some()).await?;
+        self.record(Asker::Agent(identity), manifest, entry.is_some()).await?;
         Ok(entry.map(|entry| Arc::clone(&entry.grant)))
     }
 
@@ -92,10 +104,10 @@ impl Holdings for Exchange {
         }
         let begun = Instant::now();
         let near = identity.site() == self.identity.site();
-        let found = self.supply(asked, id, |entry| (near || entry.is_here()).then_some(false)).await?;
+        let found = self.supply(asked, id, None, |entry| (near || entry.is_here()).then_some(false)).await?;
         if let Some(supply) = &found {
             let bytes = supply.encoded.bytes.len() as u64;
-            self.count_given(Some(identity), &asked.manifest, bytes).await?;
+            self.count_given(Asker::Agent(identity), &asked.manifest, bytes).await?;
             self.limits.pass(identity.site(), bytes).await;
             add(if near { &self.counts.to_site } else { &self.counts.to_remote }, bytes);
             let (manifest, time) = (asked.manifest, begun.elapsed());
@@ -108,36 +120,37 @@ impl Holdings for Exchange {
 #[async_trait]
 impl Holdings for Local {
     fn brought(&self) -> u64 {
-        self.0.brought()
+        self.exchange.brought()
     }
 
     fn seat(&self, _: &Identity) -> Seat {
-        self.0.ahead.seat(None)
+        self.exchange.ahead.seat(None)
     }
 
     async fn authorise(&self, _: &Identity, manifest: &ManifestId) -> Result<Option<Arc<Grant>>> {
-        let mut entry = self.0.catalog.find(None, manifest, |_, _| true).await?;
+        let mut entry = self.exchange.catalog.find(None, Some(&self.caller), manifest, |_, _| true).await?;
         // A tree that stays open is asked about again: the policy may have changed.
         if let Some(found) = &entry
-            && let Err(error) = found.repository.check_readable(&found.saved.name, manifest).await
+            && let Err(error) =
+                found.repository.for_caller(Some(self.caller.clone())).check_readable(&found.saved.name, manifest).await
         {
             tracing::info!(name = %found.saved.name, "tree is denied to a process of this node: {error:?}");
             entry = None;
         }
-        self.0.record(None, manifest, entry.is_some()).await?;
+        self.exchange.record(Asker::Process(&self.caller), manifest, entry.is_some()).await?;
         Ok(entry.map(|entry| Arc::clone(&entry.grant)))
     }
 
     async fn survey(&self, grant: &Grant, from: u32) -> Result<Survey> {
-        Ok(self.0.held(grant, from))
+        Ok(self.exchange.held(grant, from))
     }
 
     async fn frame(&self, _: &Identity, asked: &Asked, id: &ChunkId) -> Result<Option<Supply>> {
-        let found = self.0.supply(asked, id, |_| Some(true)).await?;
+        let found = self.exchange.supply(asked, id, Some(&self.caller), |_| Some(true)).await?;
         if let Some(supply) = &found {
             let bytes = supply.encoded.bytes.len() as u64;
-            self.0.count_given(None, &asked.manifest, bytes).await?;
-            add(&self.0.counts.to_local, bytes);
+            self.exchange.count_given(Asker::Process(&self.caller), &asked.manifest, bytes).await?;
+            add(&self.exchange.counts.to_local, bytes);
         }
         Ok(found)
     }
@@ -163,7 +176,7 @@ impl Exchange {
     ) -> Result<Option<Arc<OpenedTree>>> {
         let by = PeerSide { peer: identity, own: &self.identity, route };
         let allowed = |agent: Option<&Identity>, name: &Name| agent.is_some_and(|agent| self.allow.allows(agent, name));
-        let entry = self.catalog.find(Some(by), manifest, allowed).await?;
+        let entry = self.catalog.find(Some(by), None, manifest, allowed).await?;
         let mut grants = self.grants.lock().unwrap_or_else(PoisonError::into_inner);
         let key = (identity.clone(), route, *manifest);
         match &entry {
@@ -197,6 +210,7 @@ impl Exchange {
         &self,
         asked: &Asked,
         id: &ChunkId,
+        caller: Option<&LocalCaller>,
         how: impl Fn(&OpenedTree) -> Option<bool>,
     ) -> Result<Option<Supply>> {
         let found = self.look(id).await?;
@@ -205,7 +219,7 @@ impl Exchange {
         }
         let Some(entry) = self.catalog.opened(&asked.manifest) else { return Ok(None) };
         match how(&entry) {
-            Some(through) => self.bring_for(&entry, asked, id, through).await,
+            Some(through) => self.bring_for(&entry, caller, asked, id, through).await,
             None => Ok(None),
         }
     }
@@ -230,6 +244,7 @@ impl Exchange {
     async fn bring_for(
         &self,
         entry: &OpenedTree,
+        caller: Option<&LocalCaller>,
         asked: &Asked,
         id: &ChunkId,
         through: bool,
@@ -246,7 +261,8 @@ impl Exchange {
         let others = asked.wanted.chunks.iter().chain(bases).filter(same).filter(lacking);
         let chunks: Vec<u32> = others.filter(|&other| other != number).chain([number]).collect();
         let (policy, tally) = (FetchPolicy { priority: asked.priority, ..FetchPolicy::FOR_READER }, Tally::default());
-        let ask = Ask { repository: &entry.repository, saved, policy: &policy, through, tally: &tally, tenant: None };
+        let repository = &entry.repository.for_caller(caller.cloned());
+        let ask = Ask { repository, saved, policy: &policy, through, tally: &tally, tenant: None };
         let plain_len = saved.locate(number)?.place.plain_len;
         let mut found = None;
         let mut place = |chunk: u32, encoded: &crate::codec::Encoded| {

@@ -129,7 +129,8 @@ fn each_scope_opens_its_own_routes_alone() {
     agent.stop();
 }
 
-/// Y7: "Who asks is known where it happens: to an agent by its API (files, pins, warms, saves, restores), and to a command (its user)."
+/// Y7: "Who asks is known where it happens: to an agent by its API (files, pins, warms, saves, restores, and chunks that a process of
+/// its node reads through its socket), and to a command or a Python program (its user)."
 #[test]
 fn rules_about_callers_bind_tokens_by_name_and_tenant() {
     let user = with_tree();

@@ -3,7 +3,7 @@
 import towline
 
 checkpointer = towline.Checkpointer("s3://bucket/experiments", "run-7")
-state = checkpointer.restore(into=state)          # None if nothing is saved yet
+checkpointer.restore(into=state)          # loads the latest step in place; None if nothing is saved yet
 ...
 checkpointer.save(step, state, metrics={"loss": loss})
 """

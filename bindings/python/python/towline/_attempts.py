@@ -30,18 +30,18 @@ class Attempts:
         self._agreed = ""
         self._times: collections.Counter[str] = collections.Counter()
         # Agrees now: later the rank that hosts the store may have ended.
-        self.present()
+        self.current()
 
-    def present(self) -> str:
+    def current(self) -> str:
         """Id of the current start of all ranks."""
         return self._given or self._agree() or _from_torchrun()
 
-    def at(self, step: str) -> str:
+    def for_save(self, step: str) -> str:
         """Attempt for the next save of a step. If all ranks go back and save a step again, the attempt is a new one."""
         before = self._times[step]
-        return f"{self.present()}.{before + 1}" if before else self.present()
+        return f"{self.current()}.{before + 1}" if before else self.current()
 
-    def made(self, step: str) -> None:
+    def record(self, step: str) -> None:
         """Records that the step is being saved."""
         self._times[step] += 1
 

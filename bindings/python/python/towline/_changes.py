@@ -8,7 +8,7 @@ from typing import Any
 import fsspec.transaction
 
 from ._files import Writer
-from ._trees import Home, TreePath
+from ._trees import SharedRepository, TreePath
 
 
 class TreeChanges:
@@ -88,9 +88,9 @@ class Transaction(fsspec.transaction.Transaction):
     def _clear(self, tree_path: TreePath) -> None:
         """Removes the saved file that a written file would have replaced."""
         tree = self._tree(tree_path)
-        home: Home = self._fs.home
-        there = home.find(tree_path.path)
-        if there.name == tree_path.name and home.entry(there) is not None and tree_path.inner not in tree.remove:
+        shared: SharedRepository = self._fs.shared
+        there = shared.find(tree_path.path)
+        if there.name == tree_path.name and shared.entry(there) is not None and tree_path.inner not in tree.remove:
             tree.remove.append(tree_path.inner)
 
     def complete(self, commit: bool = True) -> None:
@@ -114,7 +114,7 @@ class Transaction(fsspec.transaction.Transaction):
         with contextlib.ExitStack() as staged:
             put = [(path, staged.enter_context(writer.pieces())) for path, writer in tree.put.items()]
             if put or tree.remove or tree.rename:
-                fs.home.amend(name, put, tree.remove, tree.rename)
+                fs.shared.amend(name, put, tree.remove, tree.rename)
 
     def _tree(self, tree_path: TreePath) -> TreeChanges:
         return self._trees.setdefault(tree_path.name, TreeChanges())

@@ -15,7 +15,7 @@ from .errors import UsageError
 
 _Class = TypeVar("_Class", bound=type)
 
-#: Base classes of dataclasses that hold more than their fields.
+#: Base classes whose content is not in the fields of a dataclass.
 _OTHERS = (dict, list, tuple, set, frozenset, str, bytes, bytearray, int, float, complex)
 
 _allowed: dict[str, type] = {}

@@ -32,7 +32,7 @@ class Collector:
         self._changed = threading.Condition()
         self._asked, self._closing, self._abandoned = False, False, False
         self._thread: threading.Thread | None = None
-        self._work: _towline.Saving | None = None
+        self._work: _towline.Task | None = None
         self._rest_until = 0.0
         self._warned: set[str] = set()
 

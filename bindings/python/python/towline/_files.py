@@ -16,7 +16,7 @@ from typing import Any
 
 from fsspec.core import OpenFile
 
-from ._trees import Home, Piece, Tree
+from ._trees import Piece, SharedRepository, Tree
 
 #: Default block size, the minimum of a read: about the length of a chunk, which is always decoded whole.
 BLOCK = 1 << 20
@@ -38,10 +38,10 @@ class Reader(io.BufferedIOBase):
 
     mode = "rb"
 
-    def __init__(self, fs: Any, path: str, home: Home, where: tuple[Tree, str], size: int, block: int):
+    def __init__(self, fs: Any, path: str, shared: SharedRepository, where: tuple[Tree, str], size: int, block: int):
         super().__init__()
         self.fs, self.path, self.size, self.blocksize = fs, path, size, block
-        self._home, (self._tree, self._inner) = home, where
+        self._shared, (self._tree, self._inner) = shared, where
         self._lock = threading.RLock()
         self._at = 0
         self._blocks: OrderedDict[int, memoryview] = OrderedDict()
@@ -89,7 +89,7 @@ class Reader(io.BufferedIOBase):
             if self.cache is not None:
                 return self._read_cached(size)
             if size >= self._direct:
-                (whole,) = self._home.read(self._tree, [(self._inner, self._at, self._at + size)])
+                (whole,) = self._shared.read(self._tree, [(self._inner, self._at, self._at + size)])
                 self._at += size
                 return whole
             out = bytearray(size)
@@ -115,7 +115,7 @@ class Reader(io.BufferedIOBase):
             if self.cache is not None:
                 view[:] = self._read_cached(len(view))
             elif len(view) >= self._direct:
-                self._home.read_into(self._tree, self._inner, self._at, view)
+                self._shared.read_into(self._tree, self._inner, self._at, view)
                 self._at += len(view)
             else:
                 self._fill(view)
@@ -125,7 +125,7 @@ class Reader(io.BufferedIOBase):
 
     def _fetch_range(self, start: int, end: int) -> bytes:
         """Reads `start..end`, for caches of fsspec."""
-        (read,) = self._home.read(self._tree, [(self._inner, start, min(end, self.size))])
+        (read,) = self._shared.read(self._tree, [(self._inner, start, min(end, self.size))])
         return read
 
     def _read_cached(self, size: int) -> bytes:
@@ -185,7 +185,7 @@ class Reader(io.BufferedIOBase):
             first, end = 0, blocks
         end = min(max(end, first + self._ahead // self.blocksize), blocks)
         start, stop = first * self.blocksize, min(end * self.blocksize, self.size)
-        (read,) = self._home.read(self._tree, [(self._inner, start, stop)])
+        (read,) = self._shared.read(self._tree, [(self._inner, start, stop)])
         view, self._next = memoryview(read), end
         for block in range(first, end):
             self._blocks[block] = view[(block - first) * self.blocksize :][: self.blocksize]

@@ -13,12 +13,11 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from . import _given, _private, _shutdown, retention, spool
+from . import _arguments, _private, _shutdown, retention, spool
 from .errors import Conflict, Denied, Exhausted, SaveFailed, Unreachable
 from .handle import Handle
 from .reports import SaveReport
-from .repository import Compression, Repository, save_options
-from .repository import open as open_repository
+from .repository import Compression, Repository, check_compression, opened, save_options
 from .retention import Retention
 
 #: Folder beside the checkpoints, for pending saves and restores in progress. Trainer does not upload names that begin with "_"
@@ -29,7 +28,7 @@ OWN = "_towline"
 _TRIES, _PAUSE = 20, 0.25
 
 
-def _save_linked(repository: Repository, linked: spool.Kept) -> SaveReport:
+def _save_linked(repository: Repository, linked: spool.SpooledStep) -> SaveReport:
     """Saves a folder of hard links. When a framework removes or adds other links of these files, such as those of an old
     checkpoint, their ctime changes and the save fails: it is retried, without storing the same data again."""
     for _ in range(_TRIES):
@@ -56,16 +55,16 @@ class FolderSaver:
         keep_every: int | None = None,
         keep_min: str | Iterable[str] = (),
         keep_max: str | Iterable[str] = (),
-        compression: Compression = None,
+        compression: Compression = "auto",
         collect: bool = True,
+        create: bool = True,
     ):
-        # Checks the argument early.
-        save_options(compression=compression)
-        _given.check_run(run)
-        self.repository = repo if isinstance(repo, Repository) else open_repository(repo)
+        check_compression(compression)
+        _arguments.check_run(run)
+        self.repository = opened(repo, create=create)
         self.run, self._framework, self._compression = run, framework, compression
         self._retention = Retention(keep_last, keep_every, keep_min, keep_max, collect=collect)
-        self._work: queue.Queue[tuple[Handle, spool.Kept] | None] = queue.Queue()
+        self._work: queue.Queue[tuple[Handle, spool.SpooledStep] | None] = queue.Queue()
         self._thread: threading.Thread | None = None
         self._handles: list[Handle] = []
         self._giving_up = threading.Event()
@@ -73,7 +72,7 @@ class FolderSaver:
     def save(self, folder: str, step: int, metrics: Mapping[str, Any] | None, parent: str) -> Handle:
         """Saves `folder`, which must be complete, as a step; its links are in `parent`. First waits for the save before, unless
         its store does not answer. Raises SaveFailed if an earlier save failed; this step is then not saved."""
-        step = _given.step_number(step)
+        step = _arguments.step_number(step)
         self.wait()
         handle = Handle(f"{self.run}/step-{step}", step)
         options = save_options(_finite(metrics), framework=self._framework, compression=self._compression)
@@ -89,9 +88,9 @@ class FolderSaver:
                 report = self.repository._engine.save(f"/proc/self/fd/{source}", handle.name, options)
                 handle.report = SaveReport.read(json.loads(report))
                 self._retention.expire(self.repository, self.run)
-                handle._keep("staged", "local", "durable")
+                handle._reach("staged", "local", "durable")
                 return handle
-        handle._keep("staged", "local")
+        handle._reach("staged", "local")
         self._handles.append(handle)
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="towline-saver", daemon=True)
@@ -100,14 +99,14 @@ class FolderSaver:
         self._work.put((handle, linked))
         return handle
 
-    def save_left_over(self, parent: str) -> None:
+    def save_pending(self, parent: str) -> None:
         """Saves the steps that a killed process left in `parent`; returns once they are durable."""
         with contextlib.suppress(SaveFailed):
             # After this, all pending links belong to ended processes.
             self.close()
         try:
             with _private.given(parent) as above, above.inside(OWN, own=True, create=False) as own:
-                pending = spool.left(own, self.run, 0)
+                pending = spool.pending(own, self.run, 0)
         except FileNotFoundError:
             return
         for linked in pending:
@@ -141,7 +140,7 @@ class FolderSaver:
         while (work := self._work.get()) is not None:
             self._save(*work)
 
-    def _save(self, handle: Handle, linked: spool.Kept) -> None:
+    def _save(self, handle: Handle, linked: spool.SpooledStep) -> None:
         pause = 1.0
         while True:
             try:
@@ -162,7 +161,7 @@ class FolderSaver:
         spool.remove(linked)
         self._retention.expire(self.repository, self.run)
         handle.error = None
-        handle._keep("durable")
+        handle._reach("durable")
 
     def _check(self) -> None:
         """Raises saves that failed since the last call, except those that stay on this node's disk."""

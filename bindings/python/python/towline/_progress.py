@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from . import _towline
 from .errors import UsageError
 
-#: Progress of an operation: its phase, plain bytes done and in total (0: not known yet), and stored bytes moved.
+#: Progress of an operation: its phase; bytes done and in total (0: not known yet), uncompressed; and bytes transferred.
 Snapshot = tuple[str, int, int, int]
 #: A callback that takes the four values of `Snapshot`; True for a progress bar, if there is a terminal or a notebook.
 Progress = Callable[[str, int, int, int], None] | bool | None

@@ -15,9 +15,10 @@ import torch
 
 from . import _classes, _torch
 from ._devices import gpus
-from ._words import (
+from ._tags import (
     DEPTH_MAX,
     DICTS,
+    EXPANSION_MAX,
     FACTORIES,
     NAMESPACES,
     PLAIN,
@@ -31,12 +32,12 @@ from ._words import (
 )
 from .errors import Damaged, Mismatch, Unsupported, UsageError
 
-#: Words of values that contain a list of values.
+#: Tags of values that contain a list of values.
 _LISTS = ("tuple", "set", "frozenset", "torch.Size", "deque")
-#: Words of values that contain pairs of a key, or a name, and a value.
+#: Tags of values that contain pairs of a key, or a name, and a value.
 _PAIRS = tuple(cls.__name__ for cls in DICTS)
 _NAMED = ("dataclass", "namedtuple", *NAMESPACES)
-#: Words that a method of the same name builds.
+#: Tags of values that a method of the same name builds.
 _BUILT = (
     "Counter", "Enum", "OrderedDict", "bytearray", "bytes", "complex", "dataclass", "defaultdict", "deque", "dict", "float",
     "frozenset", "int", "namedtuple", "ndarray", "numpy", "pickle", "quantized", "set", "sparse", "tensor", "torch.Size",
@@ -56,7 +57,7 @@ def restore(
     cast: bool = False,
 ) -> Any:
     """Restores a state. `held` has the dtype and shape of each tensor in the file; `read` fills tensors by name. Tensors in
-    `into` are filled in place, and objects in `into` with `load_state_dict` get their state.
+    `into` are filled in place, objects in `into` with `load_state_dict` load their state, and dicts are updated.
 
     Raises Mismatch, with the paths, before anything is filled: if a tensor in `into` has another shape, or, without `cast`,
     another dtype; and, if `strict`, if `into` has keys that the state lacks.
@@ -107,8 +108,13 @@ class Restoring:
         self._bytes_of: dict[str, bytes] = {}
         #: Tensors with their saved strides, by leaf.
         self._laid_out: dict[str, torch.Tensor] = {}
+        #: Leaves on `device`.
+        self._moved: dict[str, torch.Tensor] = {}
+        #: Bytes of copies that were made of leaves, and by which views exceed them; and bytes of all leaves.
+        self._copied, self._stored = 0, 0
         self._node, self._into = node, into
         self.prepare(node, into, (), into is not None)
+        self._stored = sum(map(_torch.nbytes, self.leaves.values()))
         self._check()
 
     @property
@@ -117,8 +123,10 @@ class Restoring:
         return gpus(self._targets.values())
 
     def state(self) -> Any:
-        """Returns the restored state, once `leaves` are filled."""
-        return self.value(self._node, self._into, ())
+        """Returns the restored state, once `leaves` are filled, and updates the dicts in `into`."""
+        state = self.value(self._node, self._into, ())
+        _update(self._into, state)
+        return state
 
     # -- Phase 1: plan  ---------------------------------------------------------------------------------------------------
 
@@ -238,7 +246,7 @@ class Restoring:
             self._want(node["t"])
             return
         word, shape = self._about(node["t"])
-        dtype = _dtype(node["dtype"]) if "dtype" in node else _torch.BY_WORD[word]
+        dtype = _dtype(node["dtype"]) if "dtype" in node else _torch.DTYPES[word]
         shape = node["view"][1] if "view" in node else node.get("shape", shape)
         castable = _are_castable(dtype, into.dtype)
         if tuple(into.shape) != tuple(shape) or not (into.dtype == dtype or (self.cast and castable)):
@@ -385,7 +393,9 @@ class Restoring:
         return self._bytes_of[leaf]
 
     def _bytearray(self, node: dict[str, Any], into: Any, path: tuple[Any, ...]) -> Any:
-        return bytearray(self._bytes(node, into, path))
+        held = self._bytes(node, into, path)
+        self._count(len(held), path)
+        return bytearray(held)
 
     def _torch_dtype(self, node: dict[str, Any], into: Any, path: tuple[Any, ...]) -> Any:
         return _dtype(node["v"])
@@ -406,6 +416,7 @@ class Restoring:
         # Checked before memory is allocated for a size in the document.
         if size != leaf.numel() * leaf.element_size():
             raise Damaged(f"{shown(path)} has {size} bytes by its type and shape, and another number is stored")
+        self._count(size, path)
         made = numpy.empty(shape, dtype)
         if made.size:
             made.reshape(-1).view(numpy.uint8)[:] = leaf.reshape(-1).view(torch.uint8).numpy()
@@ -422,7 +433,7 @@ class Restoring:
         return pickling.loads(base64.b64decode(node["v"]))
 
     def _sparse(self, node: dict[str, Any], into: Any, path: tuple[Any, ...]) -> Any:
-        parts, shape = [self.value(part) for part in node["parts"]], node["shape"]
+        parts, shape = [self.value(part, None, path) for part in node["parts"]], node["shape"]
         if node["layout"] == "coo":
             indices, values = parts
             made = torch.sparse_coo_tensor(indices, values, shape, check_invariants=True)
@@ -432,59 +443,105 @@ class Restoring:
         return torch.sparse_compressed_tensor(compressed, plain, values, shape, layout=layout, check_invariants=True)
 
     def _quantized(self, node: dict[str, Any], into: Any, path: tuple[Any, ...]) -> Any:
-        held, scale, zero = (self.value(node[key]) for key in ("int", "scale", "zero_point"))
+        held, scale, zero = (self.value(node[key], None, path) for key in ("int", "scale", "zero_point"))
+        self._count(_torch.nbytes(held), path)
         if "axis" in node:
             return torch._make_per_channel_quantized_tensor(held, scale, zero, node["axis"])
         return torch._make_per_tensor_quantized_tensor(held, scale, zero)
 
     def _tensor(self, node: dict[str, Any], into: Any, path: tuple[Any, ...]) -> Any:
-        held = self.leaves[node["t"]]
         target = self._targets.get(id(node))
         if id(node) in self._direct:
             return target
-        made = self._shaped(node, held)
+        made = self._shaped(node, self.leaves[node["t"]] if target is not None else self._on_device(node["t"]), path)
         if target is not None:
+            # It has the shape of the saved tensor: an expanded one takes no other memory.
             with torch.no_grad():
                 target.copy_(made)
             return target
+        # Views of a leaf share it. What uses an expanded one may allocate all of its elements.
+        self._count(max(0, _torch.nbytes(made) - _torch.nbytes(self.leaves[node["t"]])), path)
         if "stride" in node and node["t"] not in self._lent:
             made = self._with_strides(node, made)
-        if self.device is not None:
-            made = made.to(self.device)
         if node.get("parameter"):
             return torch.nn.Parameter(made, requires_grad=node.get("grad", False))
         return made.requires_grad_() if node.get("grad") else made
+
+    def _count(self, size: int, path: tuple[Any, ...]) -> None:
+        """Counts `size` bytes of a copy. Raises Damaged if there are more than a state that was saved can have: each leaf is
+        copied at most twice, and views exceed leaves by at most EXPANSION_MAX."""
+        self._copied += size
+        if self._copied > 2 * self._stored + EXPANSION_MAX:
+            error = Damaged(
+                f"the document of a state describes more bytes than its file can have: {self._copied} up to {shown(path)}, and "
+                f"{self._stored} are stored"
+            )
+            error.place = shown(path)
+            raise error
+
+    def _on_device(self, name: str) -> torch.Tensor:
+        """A leaf on the device of `map_location`; tensors that shared its memory when they were saved share it there, too."""
+        if self.device is None:
+            return self.leaves[name]
+        if name not in self._moved:
+            self._moved[name] = self.leaves[name].to(self.device)
+        return self._moved[name]
 
     def _with_strides(self, node: dict[str, Any], made: torch.Tensor) -> torch.Tensor:
         """Copy of a tensor with its saved strides; nodes of one leaf share it."""
         if node["t"] not in self._laid_out:
             if not is_gapless(node["stride"], made.shape):
                 raise Damaged("the document of a state names strides that leave gaps")
-            there = torch.empty_strided(made.shape, node["stride"], dtype=made.dtype)
+            there = torch.empty_strided(made.shape, node["stride"], dtype=made.dtype, device=made.device)
             self._laid_out[node["t"]] = there.copy_(made)
         return self._laid_out[node["t"]].detach()
 
-    def _shaped(self, node: dict[str, Any], held: torch.Tensor) -> torch.Tensor:
+    def _shaped(self, node: dict[str, Any], held: torch.Tensor, path: tuple[Any, ...]) -> torch.Tensor:
+        try:
+            return self._view(node, held)
+        except Unsupported:
+            raise
+        except (RuntimeError, TypeError, ValueError) as error:
+            raise Damaged(f"the document of a state describes no tensor at {shown(path)}: {error}") from error
+
+    def _view(self, node: dict[str, Any], held: torch.Tensor) -> torch.Tensor:
+        """View of a leaf: never more memory than that."""
         if "dtype" not in node:
             # Nodes of one leaf share its memory, as they did when saved.
             return held.detach()
         dtype = _dtype(node["dtype"])
         if "view" in node:
             start, shape, stride = node["view"]
-            if not _lies_within(start, shape, stride, dtype.itemsize, held.nbytes):
+            if "stride" in node or not _lies_within(start, shape, stride, dtype.itemsize, held.nbytes):
                 raise Damaged("the document of a state names a view beyond the memory of its tensor")
-            return torch.empty(0, dtype=dtype).set_(
-                held.untyped_storage(), (held.storage_offset() + start) // dtype.itemsize, shape, stride
-            )
+            # In a tensor of `into` the leaf need not be at the start of the storage.
+            offset, rest = divmod(held.storage_offset() * held.element_size() + start, dtype.itemsize)
+            if rest:
+                raise Damaged("the document of a state names a view that begins within an element")
+            return torch.empty(0, dtype=dtype, device=held.device).set_(held.untyped_storage(), offset, shape, stride)
         if held.numel() == 0:
             if 0 not in node["shape"]:
                 raise Damaged("the document of a state names an empty tensor that is not empty")
-            return torch.empty(node["shape"], dtype=dtype)
+            return torch.empty(node["shape"], dtype=dtype, device=held.device)
         return held.view(dtype).reshape(node["shape"])
+
+
+def _update(into: Any, state: Any) -> None:
+    """Updates dicts in `into`, and dicts in these, as torch.distributed.checkpoint.load does."""
+    if type(into) not in DICTS or not isinstance(state, Mapping):
+        return
+    for key, value in state.items():
+        inside = into.get(key)
+        if type(inside) in DICTS and isinstance(value, Mapping):
+            _update(inside, value)
+        else:
+            into[key] = value
 
 
 def _lies_within(start: int, shape: list[int], stride: list[int], itemsize: int, nbytes: int) -> bool:
     """True if a view stays within `nbytes` of memory. `start` is in bytes, `stride` in elements."""
+    if not all(type(number) is int for number in (start, *shape, *stride)):
+        return False
     if len(shape) != len(stride) or min([start, *shape, *stride]) < 0:
         return False
     if 0 in shape:

@@ -34,7 +34,7 @@ class Staging:
         self._preparing: threading.Thread | None = None
         self._enough = threading.Event()
 
-    def take(self, length: int, timeout: float | None = None) -> _towline.Stage | None:
+    def take(self, length: int, timeout: float | None = None) -> _towline.StagingBuffer | None:
         """Takes memory for `length` bytes, once the state before is saved; None after `timeout` seconds."""
         self._end_preparing()
         if self.length not in (0, length):
@@ -49,7 +49,7 @@ class Staging:
             self.length = length
         return stage
 
-    def pin(self, stage: _towline.Stage, length: int, devices: Iterable[torch.device]) -> None:
+    def pin(self, stage: _towline.StagingBuffer, length: int, devices: Iterable[torch.device]) -> None:
         """Pins the memory, if GPUs copy to it."""
         device = next(iter(devices), None)
         if device is None or not length or self._pinned is not None:
@@ -66,7 +66,7 @@ class Staging:
         self._preparing = threading.Thread(target=self._prepare, args=arguments, name="towline-memory", daemon=True)
         self._preparing.start()
 
-    def _prepare(self, stage: _towline.Stage, length: int, devices: list[torch.device]) -> None:
+    def _prepare(self, stage: _towline.StagingBuffer, length: int, devices: list[torch.device]) -> None:
         try:
             for start in range(0, length, _PIECE):
                 if self._enough.is_set():
@@ -111,11 +111,11 @@ class Job:
         handle._pickled, handle._classes = described.pickled, described.classes
         #: Bytes of the tensors, which are staged.
         self.length = length - len(self.header)
-        self.stage: _towline.Stage | None = None
+        self.stage: _towline.StagingBuffer | None = None
         self.staged = False
         self.devices = _devices.Devices(_devices.gpus(leaf.tensor for leaf in described.leaves))
 
-    def taken(self) -> _towline.Stage:
+    def taken(self) -> _towline.StagingBuffer:
         """Stage of this job; it must have been taken."""
         assert self.stage is not None
         return self.stage
@@ -141,4 +141,4 @@ class Job:
             # The copies replace the references to the caller's tensors.
             self.described.leaves.clear()
         self.staged = True
-        self.handle._keep("staged")
+        self.handle._reach("staged")

@@ -12,9 +12,9 @@ from . import _towline
 LARGE = 4 << 20
 
 #: Dtypes by their safetensors names. Dtypes that this torch lacks are left out.
-BY_WORD: dict[str, torch.dtype] = {
-    word: getattr(torch, name)
-    for word, name in {
+DTYPES: dict[str, torch.dtype] = {
+    name: getattr(torch, torch_name)
+    for name, torch_name in {
         "BOOL": "bool",
         "U8": "uint8",
         "I8": "int8",
@@ -35,21 +35,22 @@ BY_WORD: dict[str, torch.dtype] = {
         "F8_E4M3FNUZ": "float8_e4m3fnuz",
         "F8_E5M2FNUZ": "float8_e5m2fnuz",
     }.items()
-    if hasattr(torch, name)
+    if hasattr(torch, torch_name)
 }
 
-WORDS: dict[torch.dtype, str] = {dtype: word for word, dtype in BY_WORD.items()}
+#: Safetensors names of dtypes.
+DTYPE_NAMES: dict[torch.dtype, str] = {dtype: name for name, dtype in DTYPES.items()}
 
 
-def empty(word: str, shape: Sequence[int]) -> torch.Tensor:
-    """Uninitialized tensor of the dtype `word`; bytes with one more dimension if torch has no such dtype."""
-    dtype = BY_WORD.get(word)
+def empty(name: str, shape: Sequence[int]) -> torch.Tensor:
+    """Uninitialized tensor of the dtype `name`; bytes with one more dimension if torch has no such dtype."""
+    dtype = DTYPES.get(name)
     if dtype is not None:
         made = torch.empty(tuple(shape), dtype=dtype)
         if nbytes(made) >= LARGE:
             _towline.huge_pages(made.data_ptr(), nbytes(made))
         return made
-    width = {"C32": 4, "C128": 16, "QI32": 4}.get(word, 1)
+    width = {"C32": 4, "C128": 16, "QI32": 4}.get(name, 1)
     return torch.empty((*shape, width), dtype=torch.uint8)
 
 

@@ -79,8 +79,8 @@ class Tree:
         return ((there, entry) for there, entry in self.entries.items() if there.startswith(start))
 
 
-class Home:
-    """State shared by all file systems of one repository in a process."""
+class SharedRepository:
+    """An open repository, its open trees and locks, shared by all file systems of one URL in a process."""
 
     def __init__(self, url: str | None, opening: dict[str, Any]):
         self._url, self._opening = url, opening
@@ -237,22 +237,22 @@ class _Put:
         self.path, self.pieces, self.done = path, pieces, False
 
 
-_homes: dict[str, Home] = {}
-_homes_lock = threading.Lock()
+_open: dict[str, SharedRepository] = {}
+_open_lock = threading.Lock()
 
 
-def home(url: str | None, opening: dict[str, Any]) -> Home:
-    """Shared state of a repository in this process."""
+def shared_repository(url: str | None, opening: dict[str, Any]) -> SharedRepository:
+    """The open repository of a URL in this process."""
     url = repositories.default_url() if url is None else os.fspath(url)
     key = json.dumps([url, sorted(opening.items())], default=str)
-    with _homes_lock:
-        return _homes.setdefault(key, Home(url, opening))
+    with _open_lock:
+        return _open.setdefault(key, SharedRepository(url, opening))
 
 
 def _forked() -> None:
     """Resets the shared state in a forked child: its locks may be held by threads of the parent for ever."""
-    global _homes, _homes_lock
-    _homes, _homes_lock = {}, threading.Lock()
+    global _open, _open_lock
+    _open, _open_lock = {}, threading.Lock()
 
 
 os.register_at_fork(after_in_child=_forked)

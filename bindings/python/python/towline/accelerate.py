@@ -1,6 +1,6 @@
 """Checkpointer for Hugging Face's Accelerate that saves states in the background, as steps of a run:
 
-    checkpointer = Checkpointer(accelerator, "s3://bucket/experiments", "run-7")
+    checkpointer = AccelerateCheckpointer(accelerator, "s3://bucket/experiments", "run-7")
     step = checkpointer.restore() or 0
     ...
     checkpointer.save(step, metrics={"loss": loss})
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from accelerate.utils import broadcast_object_list
 
-from . import _folders, _given
+from . import _arguments, _folders
 from .errors import Error, NotFound
 from .handle import Handle
 
@@ -27,17 +27,17 @@ if TYPE_CHECKING:
 
     from .repository import Compression, Repository
 
-__all__ = ["Checkpointer"]
+__all__ = ["AccelerateCheckpointer"]
 
 
-class Checkpointer:
+class AccelerateCheckpointer:
     """Saves the state of `accelerator` as steps of `run` in `repo`, a Repository or its URL, and restores them. All ranks create
     one, and call its methods together.
 
     States are written to `folder` before they are saved, and restored to it before they are loaded; by default `towline-states`
     in the accelerator's `project_dir`. With several nodes it must be a shared folder. `keep_last`, `keep_every`, `keep_min` and
-    `keep_max` select the steps to keep (by default all). They, `collect` (whether the data of the others is deleted) and
-    `compression` are as for `towline.Checkpointer`.
+    `keep_max` select the steps to keep (by default all). They, `collect` (whether the data of the others is deleted),
+    `compression` and `create` (whether a missing repository is created) are as for `towline.Checkpointer`.
     """
 
     def __init__(
@@ -51,8 +51,9 @@ class Checkpointer:
         keep_every: int | None = None,
         keep_min: str | Iterable[str] = (),
         keep_max: str | Iterable[str] = (),
-        compression: Compression = None,
+        compression: Compression = "auto",
         collect: bool = True,
+        create: bool = True,
     ):
         self.accelerator, self.run = accelerator, run
         self.folder = os.path.abspath(folder or os.path.join(accelerator.project_dir or ".", "towline-states"))
@@ -66,13 +67,14 @@ class Checkpointer:
             keep_max=keep_max,
             compression=compression,
             collect=collect,
+            create=create,
         )
         self.repository = self._saver.repository
         if accelerator.is_main_process:
             with _folders.alone(self.folder):
-                self._saver.save_left_over(self.folder)
+                self._saver.save_pending(self.folder)
 
-    def __enter__(self) -> Checkpointer:
+    def __enter__(self) -> AccelerateCheckpointer:
         return self
 
     def __exit__(self, kind: Any, *_: Any) -> None:
@@ -89,7 +91,7 @@ class Checkpointer:
         Raises UsageError for a step that is no integer or a metric that is not finite. Raises SaveFailed if an earlier save
         failed; this step is then not saved.
         """
-        step, metrics = _given.step_number(step), _given.finite_metrics(metrics)
+        step, metrics = _arguments.step_number(step), _arguments.finite_metrics(metrics)
         written = os.fspath(self.accelerator.save_state(os.path.join(self.folder, f"step-{step}"), **options))
         self.accelerator.wait_for_everyone()
         if not self.accelerator.is_main_process:
@@ -129,15 +131,15 @@ class Checkpointer:
 
     def close(self) -> None:
         """Waits as `wait`, and ends the background thread. If the store does not answer, states stay in `folder`, and the next
-        Checkpointer of this run saves them."""
+        AccelerateCheckpointer of this run saves them."""
         self._saver.close()
 
     def _find(self, step: int | str) -> str | Error | None:
         steps = self.steps()
         if step == "latest" and not steps:
             return None
-        if _given.is_step(step):
-            step = _given.step_number(step)
+        if _arguments.is_step(step):
+            step = _arguments.step_number(step)
             message = f"{self.run} has no step {step} (saved are {steps or 'none'})"
             return f"{self.run}/step-{step}" if step in steps else NotFound(message)
         try:

@@ -1,8 +1,9 @@
 """Checkpoints of a training loop: saved in the background, restored in one call.
 
 save ----> staged ----> local ----> durable
-           (copied)     (on this    (committed in
-                         node's      the repository)
+           (copied      (written    (committed in
+            to host      to this     the repository)
+            memory)      node's
                          disk)
 """
 
@@ -19,17 +20,16 @@ import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from . import _given, _private, _progress, _shutdown, _torch, _towline, retention, spool
+from . import _arguments, _private, _progress, _shutdown, _torch, _towline, retention, spool
 from . import state as states
 from ._attempts import Attempts
 from ._devices import gpus
 from ._documents import read_document
 from ._staging import Job, Staging
 from .errors import Conflict, Error, Exhausted, NotFound, SaveFailed, Timeout, Unreachable, UsageError
-from .handle import PROMISES, Handle, raise_failed
+from .handle import LEVELS, Handle, raise_failed
 from .reports import SaveReport
-from .repository import Compression, Repository, save_options
-from .repository import open as open_repository
+from .repository import Compression, Repository, check_compression, opened, save_options
 from .retention import Retention
 
 if TYPE_CHECKING:
@@ -39,30 +39,37 @@ TENSORS, DOCUMENT = "state.safetensors", "state.json"
 
 
 class Checkpointer:
-    """Saves the steps of one training run, and restores them.
+    """Saves the steps of one training run, and restores them. For a training loop of your own; with Accelerate use
+    `towline.accelerate.AccelerateCheckpointer`, with Lightning or Hugging Face's Trainer their plugins.
 
-    `repo` is a Repository or its URL, `run` the name of the run. With several ranks, each creates a Checkpointer with its own
-    `rank`. A step becomes visible once all `world_size` ranks have saved their part; no collective is needed. `attempt`
-    identifies the current start of all ranks: parts of different attempts are never mixed. By default the ranks agree on an
-    attempt through the store of torch.distributed, or else take it from torchrun. Without either, pass a value that all ranks
-    share and that changes at every restart. Otherwise a step that an earlier start saved, even in part, is refused with Conflict
-    when it is saved with other content.
+    `repo` is a Repository or its URL, `run` the name of the run. A missing repository is created, with a warning in the log;
+    `create=False` raises NotFound instead.
 
-    A process that resumes from an earlier step replaces later steps that it saved or found. If two processes save the same step,
-    the first commit wins and the other save fails with Conflict: a step that another process saved after this Checkpointer was
-    created, or after its last restore, is not replaced.
+    Ranks: each creates a Checkpointer with its own `rank`. A step becomes visible once all `world_size` ranks have saved their
+    part; no collective is needed. `attempt` identifies a start of the job, since parts that different starts saved must not be
+    mixed. By default the ranks agree on one through the store of torch.distributed, or else take it from torchrun. Without
+    either, pass a value that all ranks share and that changes at every restart. Otherwise a step that an earlier start saved,
+    even in part, is refused with Conflict if its content differs.
 
-    `stage` is `"blocking"` (`save` returns when the state is copied) or `"background"` (`save` returns at once, and the state
-    must not change before it is copied: see `protect`). One state is staged at a time: a save waits for the memory of the one
-    before, or with `when_busy="skip"` skips the step and returns None.
+    Resuming: a process that restores an earlier step may replace the later steps that it saved or found. If two processes save
+    the same step, the first commit wins and the other save fails with Conflict: a step that another process saved after this
+    Checkpointer was created, or after its last restore, is not replaced.
 
-    `keep_last`, `keep_every`, `keep_min` and `keep_max` select the steps to keep; by default all are kept. Rank 0 deletes the
-    data of the others in the background. With `collect=False`, or if the store refuses deletes, only their names are removed:
-    run `Repository.collect` or `towline collect` with delete permission to free the space. Every `key_every`th step is stored
-    without differences to others. Steps are stored as small as possible; `compression="if-faster"` stores data raw while writing
-    is faster than compressing, False always. `spool` is the folder that holds states until they are in a repository that is not
-    on this node; by default `$XDG_STATE_HOME/towline/spool`, else `~/.local/state/towline/spool`. `pickle` allows values that can
-    only be pickled. With `on_sigterm`, SIGTERM ends the process in order and finishes its saves, unless the program handles it.
+    Staging: with `stage="blocking"` `save` returns when the state is copied to host memory; with `"background"` it returns at
+    once, and the state must not change before it is copied (see `protect`). One state is staged at a time: a save waits until
+    the memory of the one before is free, or with `when_busy="skip"` skips the step and returns None.
+
+    Retention: the last `keep_last` steps, every `keep_every`th, and those with the smallest (`keep_min`) or largest (`keep_max`)
+    value of a metric are kept; without these arguments, all are. Rank 0 deletes the others in the background. With
+    `collect=False`, or if the store refuses deletes, only their names are removed: run `Repository.collect` or `towline collect`
+    with delete permission to free the space.
+
+    Storage: a step is stored as its differences to an earlier step, every `key_every`th step whole. `compression` is `"auto"` (as
+    small as possible), `"if-faster"` (uncompressed while the store takes bytes faster than they can be compressed) or `"off"`.
+    `spool` is a folder on this node that holds states until they are uploaded; by default `$XDG_STATE_HOME/towline/spool`, else
+    `~/.local/state/towline/spool`. It is not used if the repository itself is a folder on this node. `pickle` also allows values
+    that can only be pickled. With `on_sigterm`, SIGTERM raises SystemExit, so that saves are finished, unless the program handles
+    SIGTERM.
     """
 
     def __init__(
@@ -80,26 +87,26 @@ class Checkpointer:
         keep_min: str | Iterable[str] = (),
         keep_max: str | Iterable[str] = (),
         key_every: int | None = None,
-        compression: Compression = None,
+        compression: Compression = "auto",
         collect: bool = True,
         spool: str | os.PathLike[str] | None = None,
         pickle: bool = False,
         on_sigterm: bool = True,
+        create: bool = True,
     ):
         if not 0 <= rank < world_size:
             raise UsageError(f"rank {rank} is out of range for world_size {world_size}")
-        _given.check_run(run)
+        _arguments.check_run(run)
         _one_of("stage", stage, ("blocking", "background"))
         _one_of("when_busy", when_busy, ("wait", "skip"))
-        # Checks the argument early.
-        save_options(compression=compression)
-        self.repository = repo if isinstance(repo, Repository) else open_repository(repo)
+        check_compression(compression)
+        self.repository = opened(repo, create=create)
         self.run, self.rank, self.world_size = run, rank, world_size
         self.stage, self.when_busy, self.pickle = stage, when_busy, pickle
         self.key_every, self.compression = key_every, compression
-        #: Step of the last `restore`.
+        #: Step that the last `restore` loaded.
         self.step: int | None = None
-        #: Of the last `restore`: paths in `into` that the step lacked, and paths in the step that `into` lacked.
+        #: Of the last `restore`, as from torch's load_state_dict: paths that only `into` has, and paths that only the step has.
         self.missing_keys: list[str] = []
         self.unexpected_keys: list[str] = []
         self._attempts = Attempts(attempt) if world_size > 1 else None
@@ -116,7 +123,7 @@ class Checkpointer:
         if on_sigterm:
             _shutdown.exit_on_sigterm()
         if self._spool is not None:
-            self._save_left_over()
+            self._save_pending()
         #: Version of each step that this process knows. For names in `_unsure`, its own save may have made a newer one.
         self._seen: dict[str, int] | None = None
         self._unsure: set[str] = set()
@@ -141,8 +148,8 @@ class Checkpointer:
         stage: str | None = None,
         progress: _progress.Progress = None,
     ) -> Handle | None:
-        """Saves `state` as this step. Returns a Handle when the state is staged, or at once if it is staged in the background;
-        None if the step was skipped (`when_busy="skip"`).
+        """Saves `state` as this step. Returns a Handle once the state is staged, or at once with `stage="background"`; None if
+        the step was skipped (`when_busy="skip"`).
 
         `progress` is called as `progress(phase, done, total, moved)`, in bytes, several times a second until the step is durable,
         from its own thread. True draws a progress bar instead, if there is a terminal or a notebook.
@@ -150,7 +157,7 @@ class Checkpointer:
         Raises UnsupportedValue for a state that cannot be saved, and UsageError for a step that is no integer or a metric that is
         not finite. Raises SaveFailed if an earlier save failed and no `wait` has raised that yet; this step is then not saved.
         """
-        step = _given.step_number(step)
+        step = _arguments.step_number(step)
         return self._save_as(f"{self.run}/step-{step}", step, state, metrics, stage=stage, progress=progress)
 
     def _save_as(
@@ -169,7 +176,7 @@ class Checkpointer:
         _one_of("stage", stage, ("blocking", "background"))
         _progress.check(progress)
         options = self._save_options(metrics, labels)
-        _given.check_save(name, options)
+        _arguments.check_save(name, options)
         self._check()
         if self._closed:
             raise UsageError(f"{name} cannot be saved: this Checkpointer is closed (create a new one)")
@@ -212,7 +219,7 @@ class Checkpointer:
                 self._staging.prepare(length, devices)
 
     def protect(self, optimizer: torch.optim.Optimizer) -> None:
-        """Makes `optimizer.step()` wait until a state that is being staged in the background is copied."""
+        """Makes `optimizer.step()` wait until the state that is being staged in the background is copied."""
         me = weakref.ref(self)
 
         def wait_until_staged(*_: Any) -> None:
@@ -240,15 +247,16 @@ class Checkpointer:
         progress: _progress.Progress = None,
     ) -> Any:
         """Returns the state at `step`: a number, `"latest"`, `"upto=N"`, `"min=METRIC"` or `"max=METRIC"`. Every byte is
-        verified. Returns None if `"latest"` is asked for and nothing is saved. Sets `self.step` to the step restored.
+        verified. Returns None if `step` is `"latest"` and nothing is saved yet. Sets `self.step` to the step restored.
 
-        Pass as `into` what you pass to `save`: tensors in `into` are filled in place, and objects with `load_state_dict` get
-        their state. All other tensors are created on the CPU, or on `map_location`.
+        Pass as `into` what you pass to `save`. As with `torch.distributed.checkpoint.load`, it is loaded in place: tensors are
+        filled, objects with `load_state_dict` load their state, and values in dicts are replaced. The result is the same state.
+        All other tensors are created on the CPU, or on `map_location`.
 
-        Raises Mismatch, before anything is filled, if `into` has a key that the step lacks. With `strict=False` such values stay
+        Raises Mismatch, before anything is changed, if `into` has a key that the step lacks. With `strict=False` such values stay
         as they are, and modules load with `strict=False`. A key that only the step has is an error only within a module;
-        elsewhere it is part of the result. `missing_keys` and `unexpected_keys` list both. `cast` converts tensors to the
-        precision of `into`, such as an fp32 step for a bf16 model.
+        elsewhere it is added. As after torch's `load_state_dict`, the attributes `missing_keys` and `unexpected_keys` list both.
+        `cast` converts tensors to the precision of `into`, such as an fp32 step for a bf16 model.
 
         Dataclasses, named tuples and enumerations are created only if `into` has an object of the class at the same place, or
         the class was given to `towline.allow_classes`. `progress` is as for `save`.
@@ -259,8 +267,8 @@ class Checkpointer:
         _progress.check(progress)
         self._finish_pending()
         engine = self.repository._engine
-        if _given.is_step(step):
-            step = _given.step_number(step)
+        if _arguments.is_step(step):
+            step = _arguments.step_number(step)
         try:
             name = engine.resolve(f"{self.run}/step-{step}" if isinstance(step, int) else f"{self.run}@{step}")
             document = read_document(self.repository, name, self._path(DOCUMENT))
@@ -280,19 +288,19 @@ class Checkpointer:
             self._prepare(read.bytes, read.gpus)
         return read.state
 
-    def wait(self, promise: str = "durable", timeout: float | None = None) -> None:
-        """Waits for every save so far, as `Handle.wait`, and then raises SaveFailed if one failed."""
+    def wait(self, level: str = "durable", timeout: float | None = None) -> None:
+        """Waits until every save so far is `"staged"`, `"local"` or `"durable"`; then raises SaveFailed if one failed."""
         for handle in list(self._handles):
             with contextlib.suppress(SaveFailed):
-                handle._await(promise, timeout)
+                handle._await(level, timeout)
         # A later failure is raised by the next save.
-        waited = [handle for handle in self._handles if promise not in handle._kept]
+        waited = [handle for handle in self._handles if level not in handle._reached]
         self._handles = [handle for handle in self._handles if not handle.done() or handle._is_unraised()]
         raise_failed(waited)
         for handle in waited:
             if not handle._raised:
                 # The step is on this node's disk, and stays there for the next process.
-                handle.wait(promise)
+                handle.wait(level)
 
     def close(self, timeout: float | None = None) -> None:
         """Waits until every save is durable; raises SaveFailed if one failed. If the store does not answer, steps stay in the
@@ -312,9 +320,9 @@ class Checkpointer:
             self._retention.close(None if until is None else until - time.monotonic())
         _shutdown.forget(self)
         for handle in self._handles:
-            if "durable" in handle._kept or (handle.done() and "local" not in handle._kept):
+            if "durable" in handle._reached or (handle.done() and "local" not in handle._reached):
                 continue
-            kept = "it is on this node's disk" if "local" in handle._kept else "it is lost"
+            kept = "it is on this node's disk" if "local" in handle._reached else "it is lost"
             warnings.warn(
                 f"towline: {handle.name} is not durable: {kept}: {handle.error or 'out of time'}", stacklevel=2
             )
@@ -360,7 +368,7 @@ class Checkpointer:
             report = self.repository._engine.save_files(files, name, options)
             job.handle.report = SaveReport.read(json.loads(report))
         self._made(name)
-        job.handle._keep(*PROMISES)
+        job.handle._reach(*LEVELS)
         self._expire()
         return job.handle
 
@@ -376,11 +384,11 @@ class Checkpointer:
 
     def _part(self, name: str) -> dict[str, Any]:
         """Options for this rank's part of a step; none if there is only one rank."""
-        return {} if self._attempts is None else {"part": (self.rank, self._attempts.at(name))}
+        return {} if self._attempts is None else {"part": (self.rank, self._attempts.for_save(name))}
 
     def _made(self, name: str) -> None:
         if self._attempts is not None:
-            self._attempts.made(name)
+            self._attempts.record(name)
 
     def _start(self) -> None:
         if self._saver is None or not self._saver.is_alive():
@@ -406,7 +414,7 @@ class Checkpointer:
         if self._spool is not None:
             try:
                 kept = spool.put(self._spool, handle.name, options, self._files_on_disk(job))
-                handle._keep("local")
+                handle._reach("local")
             except OSError as error:
                 # For example, the disk is full; the save to the repository needs no space there.
                 warnings.warn(
@@ -433,14 +441,14 @@ class Checkpointer:
         if kept is not None:
             spool.remove(kept)
         handle.error = None
-        handle._keep("local", "durable")
+        handle._reach("local", "durable")
         self._expire()
 
     def _files_on_disk(self, job: Job) -> list[tuple[str, list[Any]]]:
         staged = (job.taken().address, job.length)
         return [(self._path(TENSORS), [job.header, staged]), (self._path(DOCUMENT), [job.described.document])]
 
-    def _retry(self, handle: Handle, kept: spool.Kept) -> None:
+    def _retry(self, handle: Handle, kept: spool.SpooledStep) -> None:
         """Saves from the spool once the store answers again. Gives up when the Checkpointer is closed."""
         pause = 1.0
         while not self._closed:
@@ -453,11 +461,11 @@ class Checkpointer:
                 handle._fail(error, over=False)
         raise handle.error or Error("it ended without a result")
 
-    def _save_left_over(self) -> None:
+    def _save_pending(self) -> None:
         """Uploads the steps that an earlier process of this run left in the spool."""
         if self._spool is None or not os.path.isdir(self._spool):
             return
-        for kept in spool.left(_private.given(self._spool), self.run, self.rank):
+        for kept in spool.pending(_private.given(self._spool), self.run, self.rank):
             try:
                 if spool.outdated(self.repository, kept):
                     warnings.warn(

@@ -22,7 +22,7 @@ from fsspec.spec import AbstractFileSystem
 
 from ._changes import Transaction
 from ._files import BLOCK, Compressed, Reader, Text, Writer
-from ._trees import Entry, Home, Tree, TreePath, home
+from ._trees import Entry, SharedRepository, Tree, TreePath, shared_repository
 from .errors import NotFound
 
 #: Minimum and maximum block size.
@@ -78,14 +78,14 @@ class TowlineFileSystem(AbstractFileSystem):
         self._options = {key: value for key, value in opening.items() if value is not None}
 
     @property
-    def home(self) -> Home:
-        """State shared by the file systems of one repository."""
-        return home(self._repo, self._options)
+    def shared(self) -> SharedRepository:
+        """The open repository, shared by all file systems of this URL in the process."""
+        return shared_repository(self._repo, self._options)
 
     @property
     def fsid(self) -> str:
         """Id of the file system, the same for every URL of a repository."""
-        return f"towline-{self.home.repository.id}"
+        return f"towline-{self.shared.repository.id}"
 
     @classmethod
     def _strip_protocol(cls, path: Any) -> Any:
@@ -100,10 +100,10 @@ class TowlineFileSystem(AbstractFileSystem):
         path = self._strip_protocol(path)
         if not path:
             return _folder("")
-        entry = self.home.entry(self.home.find(path))
+        entry = self.shared.entry(self.shared.find(path))
         if entry is not None:
             return _info(path, entry)
-        if self._made(path) or self.home.names(path):
+        if self._made(path) or self.shared.names(path):
             return _folder(path)
         raise FileNotFoundError(f"towline://{path}")
 
@@ -111,13 +111,13 @@ class TowlineFileSystem(AbstractFileSystem):
         path = self._strip_protocol(path)
         start = f"{path}/" if path else ""
         found: dict[str, dict[str, Any]] = {}
-        for below in [*self.home.names(path), *list(self.home.made)]:
+        for below in [*self.shared.names(path), *list(self.shared.made)]:
             if below.startswith(start) and below != path:
                 child = start + below[len(start) :].partition("/")[0]
                 found[child] = _folder(child)
-        tree_path, entry = self.home.find(path), None
+        tree_path, entry = self.shared.find(path), None
         if tree_path.name:
-            tree = self.home.tree(tree_path)
+            tree = self.shared.tree(tree_path)
             entry = tree.entry(tree_path.inner)
             if entry is not None and entry.kind != "directory" and not found:
                 return [_info(path, entry)] if detail else [path]
@@ -148,15 +148,15 @@ class TowlineFileSystem(AbstractFileSystem):
     def _below(self, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yields all entries below a folder."""
         start = f"{path}/" if path else ""
-        tree_path, names = self.home.find(path), self.home.names(path)
-        for below in [*names, *(made for made in list(self.home.made) if made.startswith(start) and made != path)]:
+        tree_path, names = self.shared.find(path), self.shared.names(path)
+        for below in [*names, *(made for made in list(self.shared.made) if made.startswith(start) and made != path)]:
             parts = below[len(start) :].split("/")
             for end in range(1, len(parts) + 1):
                 folder = start + "/".join(parts[:end])
                 yield folder, _folder(folder)
         trees = [tree_path] if tree_path.name else []
         for tree_path in trees + [TreePath(name, "", version) for name, version in names.items()]:
-            for inner, entry in self.home.tree(tree_path).below(tree_path.inner):
+            for inner, entry in self.shared.tree(tree_path).below(tree_path.inner):
                 name = TreePath(tree_path.name, inner).path
                 yield name, _info(name, entry)
 
@@ -171,12 +171,12 @@ class TowlineFileSystem(AbstractFileSystem):
 
     def _made(self, path: str) -> list[str]:
         """Folders at and below `path` that this process created."""
-        return [made for made in list(self.home.made) if made == path or made.startswith(f"{path}/")]
+        return [made for made in list(self.shared.made) if made == path or made.startswith(f"{path}/")]
 
     def _file(self, path: str) -> tuple[TreePath, Tree, Entry]:
-        tree_path = self.home.find(self._strip_protocol(path))
+        tree_path = self.shared.find(self._strip_protocol(path))
         if tree_path.name:
-            tree = self.home.tree(tree_path)
+            tree = self.shared.tree(tree_path)
             entry = tree.entry(tree_path.inner)
             if entry is not None and entry.kind == "file":
                 return tree_path, tree, entry
@@ -220,7 +220,7 @@ class TowlineFileSystem(AbstractFileSystem):
             tree_path, tree, entry = self._file(path)
             block = block_size if isinstance(block_size, int) else BLOCK
             block = min(max(block, _BLOCKS[0]), _BLOCKS[1])
-            return Reader(self, path, self.home, (tree, tree_path.inner), entry.size, block)
+            return Reader(self, path, self.shared, (tree, tree_path.inner), entry.size, block)
         if mode not in ("wb", "ab", "xb"):
             raise ValueError(f"a file of towline:// is opened to be read or written, not {mode!r}")
         if self.isdir(path):
@@ -228,7 +228,7 @@ class TowlineFileSystem(AbstractFileSystem):
         if mode == "xb" and self.exists(path):
             raise FileExistsError(f"towline://{path}")
         begin = self.cat_file(path) if mode == "ab" and self.exists(path) else b""
-        tree_path = self.home.place(path)
+        tree_path = self.shared.place(path)
         if not autocommit:
             return self.transaction.staged(tree_path, Writer(self, path, self.transaction.closed, begin))
 
@@ -236,7 +236,7 @@ class TowlineFileSystem(AbstractFileSystem):
             if mode == "xb" and self.exists(path):
                 raise FileExistsError(f"towline://{path}")
             with writer.pieces() as pieces:
-                self.home.put(tree_path.name, tree_path.inner, pieces)
+                self.shared.put(tree_path.name, tree_path.inner, pieces)
 
         return Writer(self, path, publish, begin)
 
@@ -283,7 +283,7 @@ class TowlineFileSystem(AbstractFileSystem):
         for tree, ranges in trees.values():
             read: list[Any]
             try:
-                read = list(self.home.read(tree, [one for _, one in ranges]))
+                read = list(self.shared.read(tree, [one for _, one in ranges]))
             except Exception as error:
                 if on_error == "raise":
                     raise
@@ -297,7 +297,7 @@ class TowlineFileSystem(AbstractFileSystem):
 
     def _tried(self, tree: Tree, wanted: tuple[str, int, int]) -> Any:
         try:
-            return self.home.read(tree, [wanted])[0]
+            return self.shared.read(tree, [wanted])[0]
         except Exception as error:
             return error
 
@@ -315,10 +315,10 @@ class TowlineFileSystem(AbstractFileSystem):
                 raise IsADirectoryError(f"towline://{one}")
             if kwargs.get("mode") == "create" and self.exists(one):
                 raise FileExistsError(f"towline://{one}")
-            tree_path = self.home.place(one)
+            tree_path = self.shared.place(one)
             trees.setdefault(tree_path.name, {})[tree_path.inner] = bytes(data)
         for name, files in trees.items():
-            self.home.amend(name, [(inner, [data]) for inner, data in files.items()])
+            self.shared.amend(name, [(inner, [data]) for inner, data in files.items()])
         return
 
     def mkdir(self, path: str, create_parents: bool = True, **kwargs: Any) -> None:
@@ -327,14 +327,14 @@ class TowlineFileSystem(AbstractFileSystem):
             raise FileExistsError(f"towline://{path}")
         if not create_parents and not self.exists(self._parent(path)):
             raise FileNotFoundError(f"towline://{self._parent(path)}")
-        self.home.made[path] = None
+        self.shared.made[path] = None
 
     def makedirs(self, path: str, exist_ok: bool = False) -> None:
         path = self._strip_protocol(path)
         if self.exists(path) and not (exist_ok and self.isdir(path)):
             raise FileExistsError(f"towline://{path}")
         if path:
-            self.home.made[path] = None
+            self.shared.made[path] = None
 
     def rmdir(self, path: str) -> None:
         path = self._strip_protocol(path)
@@ -353,7 +353,7 @@ class TowlineFileSystem(AbstractFileSystem):
         for one in paths:
             magic = any(char in one for char in "*?[")
             for found in self.expand_path(one) if magic else [self._strip_protocol(one)]:
-                if self._intrans and self.transaction.removes(self.home.place(found)):
+                if self._intrans and self.transaction.removes(self.shared.place(found)):
                     continue
                 if self.info(found)["type"] == "directory" and not recursive:
                     raise IsADirectoryError(f"towline://{found}: remove it with recursive=True")
@@ -361,17 +361,17 @@ class TowlineFileSystem(AbstractFileSystem):
 
     def _remove(self, path: str) -> None:
         for made in self._made(path):
-            self.home.made.pop(made, None)
-        tree_path, names = self.home.find(path), list(self.home.names(path))
+            self.shared.made.pop(made, None)
+        tree_path, names = self.shared.find(path), list(self.shared.names(path))
         if tree_path.name and tree_path.inner:
-            if self.home.entry(tree_path) is not None:
+            if self.shared.entry(tree_path) is not None:
                 self._change(tree_path.name, remove=[tree_path.inner])
         elif tree_path.name:
             names.append(tree_path.name)
         for name in names:
             self._check_outside_transaction()
             with contextlib.suppress(NotFound):
-                self.home.repository.remove(name)
+                self.shared.repository.remove(name)
 
     def cp_file(self, path1: str, path2: str, **kwargs: Any) -> None:
         if self.isdir(path1):
@@ -388,25 +388,25 @@ class TowlineFileSystem(AbstractFileSystem):
             return None
         into = isinstance(path2, str) and path2.endswith("/")
         path1, path2 = self._strip_protocol(path1), self._strip_protocol(path2)
-        if self._intrans and self.transaction.renames(self.home.place(path1), self.home.place(path2)):
+        if self._intrans and self.transaction.renames(self.shared.place(path1), self.shared.place(path2)):
             return None
         info = self.info(path1)
         if path1 == path2:
             return None
         if into or self.isdir(path2):
             path2 = posixpath.join(path2, posixpath.basename(path1))
-        source = self.home.find(path1)
+        source = self.shared.find(path1)
         if info["type"] == "directory":
             if f"{path2}/".startswith(f"{path1}/"):
                 raise ValueError(f"towline://{path1} cannot be moved into itself")
-            target = self.home.find(path2)
+            target = self.shared.find(path2)
             if source.inner and target.name == source.name and target.inner:
                 return self._change(source.name, rename=[(source.inner, target.inner)])
             if not source.inner and not target.name:
                 return self._rename(path1, path2)
             self.copy(path1, path2, recursive=True)
             return self._remove(path1)
-        target = self.home.place(path2)
+        target = self.shared.place(path2)
         if target.name == source.name:
             return self._change(source.name, rename=[(source.inner, target.inner)])
         self._check_outside_transaction()
@@ -418,19 +418,19 @@ class TowlineFileSystem(AbstractFileSystem):
     def _rename(self, path1: str, path2: str) -> None:
         """Renames the trees at and below `path1` to names that begin with `path2`."""
         self._check_outside_transaction()
-        tree_path = self.home.find(path1)
-        for name in [*([tree_path.name] if tree_path.name == path1 else []), *self.home.names(path1)]:
-            self.home.repository.copy(name, path2 + name[len(path1) :])
-            self.home.repository.remove(name)
+        tree_path = self.shared.find(path1)
+        for name in [*([tree_path.name] if tree_path.name == path1 else []), *self.shared.names(path1)]:
+            self.shared.repository.copy(name, path2 + name[len(path1) :])
+            self.shared.repository.remove(name)
         for made in self._made(path1):
-            self.home.made.pop(made, None)
-            self.home.made[path2 + made[len(path1) :]] = None
+            self.shared.made.pop(made, None)
+            self.shared.made[path2 + made[len(path1) :]] = None
 
     def _change(self, name: str, remove: list[str] | None = None, rename: list[tuple[str, str]] | None = None) -> None:
         if self._intrans:
             self.transaction.change(name, remove or [], rename or [])
             return None
-        return self.home.amend(name, (), remove or (), rename or ())
+        return self.shared.amend(name, (), remove or (), rename or ())
 
     def _check_outside_transaction(self) -> None:
         if self._intrans:

@@ -10,8 +10,8 @@ from . import _towline
 from .errors import Conflict, Error, SaveConflict, SaveFailed, Timeout, UsageError
 from .reports import SaveReport
 
-#: States that a save reaches, in order.
-PROMISES = ("staged", "local", "durable")
+#: Durability levels that a save reaches, in order.
+LEVELS = ("staged", "local", "durable")
 
 
 class Handle:
@@ -24,26 +24,27 @@ class Handle:
         self.report: SaveReport | None = None
         #: Exception that made the save fail, or that delays it while it is only local.
         self.error: BaseException | None = None
-        self._kept: set[str] = set()
+        self._reached: set[str] = set()
         self._changed = threading.Condition()
-        self._over = False
+        self._ended = False
         #: True once the failure was raised to the caller.
         self._raised = False
         #: Parts of the state that only restore if allowed: paths of pickled values, and names of classes.
         self._pickled: list[str] = []
         self._classes: list[str] = []
-        self._saving: _towline.Saving | None = None
+        self._saving: _towline.Task | None = None
 
     def __repr__(self) -> str:
-        kept = [promise for promise in PROMISES if promise in self._kept]
-        promise = kept[-1] if kept else "begun"
-        return f"<save of {self.name}: {promise}{'' if self.error is None else f', {self.error}'}>"
+        reached = [level for level in LEVELS if level in self._reached]
+        level = reached[-1] if reached else "begun"
+        return f"<save of {self.name}: {level}{'' if self.error is None else f', {self.error}'}>"
 
-    def wait(self, promise: str = "durable", timeout: float | None = None) -> Handle:
-        """Waits until the save is `"staged"`, `"local"` or `"durable"`; returns the handle. Raises SaveFailed if the save failed
-        (the next save then does not raise it again), and Timeout after `timeout` seconds (the save continues)."""
+    def wait(self, level: str = "durable", timeout: float | None = None) -> Handle:
+        """Waits until the save has reached the durability level `"staged"`, `"local"` or `"durable"`; returns the handle. Raises
+        SaveFailed if the save failed (the next save then does not raise it again), and Timeout after `timeout` seconds (the save
+        continues)."""
         try:
-            return self._await(promise, timeout)
+            return self._await(level, timeout)
         except SaveFailed:
             self._raised = True
             raise
@@ -55,31 +56,31 @@ class Handle:
             raise Error(f"{self.name} was saved by another process, which has the report")
         return self.report
 
-    def _await(self, promise: str = "durable", timeout: float | None = None) -> Handle:
+    def _await(self, level: str = "durable", timeout: float | None = None) -> Handle:
         """As `wait`, but does not count as raised to the caller."""
-        if promise not in PROMISES:
-            raise UsageError(f"promise is 'staged', 'local' or 'durable', not {promise!r}")
+        if level not in LEVELS:
+            raise UsageError(f"level is 'staged', 'local' or 'durable', not {level!r}")
         until = None if timeout is None else time.monotonic() + timeout
         with self._changed:
-            while promise not in self._kept:
-                if self._over:
+            while level not in self._reached:
+                if self._ended:
                     raise self._failure()
                 left = None if until is None else until - time.monotonic()
                 if left is not None and left <= 0:
-                    raise Timeout(f"{self.name} is not {promise} after {timeout} s")
+                    raise Timeout(f"{self.name} is not {level} after {timeout} s")
                 # Wakes up often enough to handle Ctrl-C.
                 self._changed.wait(0.5 if left is None else min(left, 0.5))
         return self
 
     def done(self) -> bool:
         """True if the save has ended: durable, or failed."""
-        return self._over
+        return self._ended
 
     def progress(self) -> tuple[str, int, int, int]:
-        """Phase of the save, plain bytes done and in total (0: not known), and stored bytes moved."""
+        """Phase of the save, bytes done and in total (0: not known yet), before compression, and bytes uploaded."""
         if self._saving is not None:
             return self._saving.progress()
-        return ("durable" if "durable" in self._kept else "staging", 0, 0, 0)
+        return ("durable" if "durable" in self._reached else "staging", 0, 0, 0)
 
     def _failure(self, others: Iterable[Handle] = ()) -> SaveFailed:
         """Exception for the failure of this save and of `others`."""
@@ -94,17 +95,17 @@ class Handle:
     def _is_unraised(self) -> bool:
         """True if the save failed and this was not raised yet. A step on this node's disk counts as not lost: the next
         process saves it."""
-        return self._over and self.error is not None and "local" not in self._kept and not self._raised
+        return self._ended and self.error is not None and "local" not in self._reached and not self._raised
 
-    def _keep(self, *promises: str) -> None:
+    def _reach(self, *levels: str) -> None:
         with self._changed:
-            self._kept.update(promises)
-            self._over = self._over or "durable" in promises
+            self._reached.update(levels)
+            self._ended = self._ended or "durable" in levels
             self._changed.notify_all()
 
     def _fail(self, error: BaseException, over: bool = True) -> None:
         with self._changed:
-            self.error, self._over = error, over
+            self.error, self._ended = error, over
             self._changed.notify_all()
 
 

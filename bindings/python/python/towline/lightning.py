@@ -1,15 +1,15 @@
-"""CheckpointIO for Lightning's Trainer (lightning 2.x or pytorch_lightning) and Fabric that saves to a repository:
+"""CheckpointIO plugin for Lightning's Trainer (lightning 2.x or pytorch_lightning) and Fabric that saves to a repository:
 
     trainer = Trainer(plugins=[TowlineCheckpointIO("s3://bucket/experiments", "run-7")])
 
-Once a checkpoint is durable, a small stand-in file is written to the path that Lightning gave, such as
+Once a checkpoint is durable, a small file that refers to it, a pointer file, is written to the path that Lightning gave, such as
 `checkpoints/epoch=0-step=10.ckpt`. So everything that looks for files works as usual: `save_top_k`, `save_last`,
-`ckpt_path="last"`. In any process that has imported `towline.lightning`, torch.load of the stand-in returns the checkpoint, and
-so `Model.load_from_checkpoint(callback.best_model_path)` works, too.
+`ckpt_path="last"`. In any process that has imported `towline.lightning`, torch.load of the pointer file returns the checkpoint,
+and so `Model.load_from_checkpoint(callback.best_model_path)` works, too.
 
 If the file name has a step and no other file of that step was saved, the checkpoint is saved as `RUN/step-10`, a step of the run.
 Otherwise it gets the name of the file, such as `RUN/last.ckpt`; a character that is not allowed in names is written as `+` and
-two hexadecimal digits for each of its UTF-8 bytes. A path `towline://NAME` is saved as NAME, without a stand-in.
+two hexadecimal digits for each of its UTF-8 bytes. A path `towline://NAME` is saved as NAME, without a pointer file.
 
 Strategies that write files themselves (FSDP with sharded states, DeepSpeed) do not use a CheckpointIO.
 """
@@ -32,13 +32,13 @@ from typing import Any
 
 import torch
 
-from . import _given, _stand_ins
+from . import _arguments, _pointer_files
 from ._collecting import Collector
 from ._documents import read_document
 from .checkpointer import DOCUMENT, TENSORS, Checkpointer, Reading, read_state
 from .errors import Conflict, NotFound, SaveFailed, UsageError
 from .handle import Handle
-from .repository import Compression, Repository
+from .repository import Compression, Repository, check_compression, opened
 from .repository import open as open_repository
 
 # The same code is published under two names (https://pypi.org/project/pytorch-lightning/): the imported one comes first.
@@ -47,7 +47,7 @@ _PACKAGE = next(package for package in _PACKAGES if find_spec(package.partition(
 _plugins: Any = import_module(f"{_PACKAGE}.plugins.io")
 rank_zero_only = import_module(f"{_PACKAGE}.utilities.rank_zero").rank_zero_only
 
-__all__ = ["TowlineCheckpointIO", "load_stand_in"]
+__all__ = ["TowlineCheckpointIO", "load_pointer_file"]
 
 _STEP = re.compile(r"(?:^|[-_ ])step[=_-]?(\d+)(?=$|[-_ .])")
 #: Repositories that were opened in this module, by id.
@@ -57,14 +57,15 @@ _repositories: dict[str, Repository] = {}
 class TowlineCheckpointIO(_plugins.CheckpointIO):
     """Saves checkpoints as steps of the run `run` in `repo`, a Repository or its URL.
 
-    A save returns when the state is copied. The checkpoints that Lightning removes in exchange are kept until it is durable. If
-    a save fails, the next save, or the end of the fit, raises it.
+    A save returns when the state is copied. An older checkpoint that Lightning removes after it stays until the new one is
+    durable. If a save fails, the next save, or the end of the fit, raises SaveFailed.
 
     Tensors, plain values, paths, times and namespaces are saved without pickle. So are dataclasses, named tuples and
     enumerations; to load them, pass their classes to `towline.allow_classes`. With `pickle`, all other values, such as
     hyper-parameters that are objects, are pickled individually, with a warning; without it they are refused, with their path.
     Pickled values are loaded only with `weights_only=False`, passed to `Trainer.fit` or, as the default, to this class.
-    `compression`, and `collect` (whether the data of removed checkpoints is deleted), are as for `towline.Checkpointer`.
+    `compression`, `collect` (whether the data of removed checkpoints is deleted) and `create` (whether a missing repository is
+    created) are as for `towline.Checkpointer`.
     """
 
     def __init__(
@@ -74,11 +75,13 @@ class TowlineCheckpointIO(_plugins.CheckpointIO):
         *,
         pickle: bool = True,
         weights_only: bool = True,
-        compression: Compression = None,
+        compression: Compression = "auto",
         collect: bool = True,
+        create: bool = True,
     ):
-        _given.check_run(run)
-        self.repository = repo if isinstance(repo, Repository) else open_repository(repo)
+        _arguments.check_run(run)
+        check_compression(compression)
+        self.repository = opened(repo, create=create)
         _repositories[self.repository.id] = self.repository
         self.run, self.pickle, self.weights_only, self.compression = run, pickle, weights_only, compression
         self.collect = collect
@@ -117,7 +120,7 @@ class TowlineCheckpointIO(_plugins.CheckpointIO):
         file, folder = _file(path), _folder(path)
         name = self._name_for(path, file)
         if not _is_url(path):
-            # As TorchCheckpointIO does: Lightning links into the folder before the stand-in exists.
+            # As TorchCheckpointIO does: Lightning links into the folder before the pointer file exists.
             os.makedirs(folder, exist_ok=True)
         step = checkpoint.get("global_step", 0) if isinstance(checkpoint, dict) else 0
         checkpointer, follower = self._saving()
@@ -133,7 +136,7 @@ class TowlineCheckpointIO(_plugins.CheckpointIO):
         assert handle is not None
         self._saved[name] = file
         self._warn_of(handle)
-        follower.saved(handle, path, None if _is_url(path) else self._stand_in(name, file, folder))
+        follower.saved(handle, path, None if _is_url(path) else self._pointer(name, file, folder))
         if not (isinstance(checkpoint, dict) and "pytorch-lightning_version" in checkpoint):
             # Fabric or the user saved it: nobody calls `teardown`.
             handle.wait()
@@ -145,8 +148,8 @@ class TowlineCheckpointIO(_plugins.CheckpointIO):
         map_location: Any | None = None,
         weights_only: bool | None = None,
     ) -> dict[str, Any]:
-        """Loads a checkpoint and verifies every byte. If there is a stand-in at `path`, loads its checkpoint, else the checkpoint
-        of the run that was saved under this file name. Ordinary files are loaded by Lightning.
+        """Loads a checkpoint and verifies every byte. If there is a pointer file at `path`, loads its checkpoint, else the
+        checkpoint of the run that was saved under this file name. Ordinary files are loaded by Lightning.
 
         Devices are not saved: tensors are created on the CPU, or where `map_location` maps the CPU.
         """
@@ -170,7 +173,7 @@ class TowlineCheckpointIO(_plugins.CheckpointIO):
         return _read(self.repository, name, _device(map_location), pickle)
 
     def remove_checkpoint(self, path: str | os.PathLike[str]) -> None:
-        """Removes a checkpoint and its stand-in, once every save so far is durable."""
+        """Removes a checkpoint and its pointer file, once every save so far is durable."""
         path = os.fspath(path)
         if os.path.islink(path):
             os.unlink(path)
@@ -192,14 +195,14 @@ class TowlineCheckpointIO(_plugins.CheckpointIO):
                     collector.close()
 
     def open(self, path: str | os.PathLike[str], weights_only: bool | None = None) -> io.BytesIO:
-        """Returns a checkpoint as the file that Lightning would write, for programs that cannot read stand-ins."""
+        """Returns a checkpoint as the file that Lightning would write, for programs that cannot read pointer files."""
         made = io.BytesIO()
         torch.save(self.load_checkpoint(path, weights_only=weights_only), made)
         made.seek(0)
         return made
 
     def checkout(self, folder: str | os.PathLike[str]) -> list[str]:
-        """Writes stand-ins of the run's checkpoints to `folder`, so that `ckpt_path="last"` finds them on another machine.
+        """Writes pointer files of the run's checkpoints to `folder`, so that `ckpt_path="last"` finds them on another machine.
         Existing files stay. A checkpoint whose file name is not plain, such as `../x`, is skipped with a warning. Returns the
         paths written, the oldest first."""
         os.makedirs(folder, exist_ok=True)
@@ -217,8 +220,8 @@ class TowlineCheckpointIO(_plugins.CheckpointIO):
             path = os.path.join(folder, file or "")
             if not file or os.path.lexists(path):
                 continue
-            stand_in = self._stand_in(one.name, file, saved_in)
-            _stand_ins.write(path, stand_in, load_stand_in, one.saved)
+            pointer = self._pointer(one.name, file, saved_in)
+            _pointer_files.write(path, pointer, load_pointer_file, one.saved)
             made.append(path)
         return made
 
@@ -258,7 +261,7 @@ class TowlineCheckpointIO(_plugins.CheckpointIO):
     def _labels(self, name: str) -> dict[str, str]:
         return _labels(self.repository, name)
 
-    def _stand_in(self, name: str, file: str, folder: str) -> dict[str, str]:
+    def _pointer(self, name: str, file: str, folder: str) -> dict[str, str]:
         return {
             "repository": self.repository.id,
             "name": name,
@@ -268,8 +271,8 @@ class TowlineCheckpointIO(_plugins.CheckpointIO):
         }
 
     def _record(self, path: str) -> dict[str, str] | None:
-        """Content of the stand-in at `path`; None if there is none."""
-        record = None if _is_url(path) else _stand_ins.read(path)
+        """Content of the pointer file at `path`; None if there is none."""
+        record = None if _is_url(path) else _pointer_files.read(path)
         if record is None:
             return None
         if record["repository"] != self.repository.id:
@@ -298,7 +301,7 @@ class TowlineCheckpointIO(_plugins.CheckpointIO):
         record = self._record(path)
         name = self._found(path) if record is None else record["name"]
         if record is not None and name not in self._names(path):
-            # Anybody who can write to the folder may have planted the stand-in to get another name removed.
+            # Anybody who can write to the folder may have planted the pointer file to get another name removed.
             warnings.warn(
                 f"towline: {path} stands for {name}, which stays: it is no checkpoint of {self.run}", stacklevel=3
             )
@@ -311,28 +314,29 @@ class TowlineCheckpointIO(_plugins.CheckpointIO):
             os.unlink(path)
 
 
-def load_stand_in(text: str, where: torch.Tensor) -> dict[str, Any]:
-    """Loads the checkpoint of a stand-in to the device of `where`; called by torch.load. `text` is the content of the stand-in.
+def load_pointer_file(text: str, where: torch.Tensor) -> dict[str, Any]:
+    """Loads the checkpoint of a pointer file to the device of `where`; called by torch.load. `text` is the content of the pointer
+    file.
 
     The repository is the one of a TowlineCheckpointIO of this process, or $TOWLINE_REPO; else it is opened at the URL in the
-    stand-in. With `weights_only` (torch's default) the file is not trusted: pickled values are not loaded, and no repository
+    pointer file. With `weights_only` (torch's default) the file is not trusted: pickled values are not loaded, and no repository
     on another machine is opened because of a URL in a file.
     """
-    return _load_stand_in(text, where, trusted=True)
+    return _load_pointer_file(text, where, trusted=True)
 
 
 def _load_untrusted(text: str, where: torch.Tensor) -> dict[str, Any]:
-    return _load_stand_in(text, where, trusted=False)
+    return _load_pointer_file(text, where, trusted=False)
 
 
 # With weights_only, torch.load calls this function, and no other, by that name
 # (https://docs.pytorch.org/docs/stable/notes/serialization.html#torch.serialization.add_safe_globals).
-torch.serialization.add_safe_globals([(_load_untrusted, "towline.lightning.load_stand_in")])
+torch.serialization.add_safe_globals([(_load_untrusted, "towline.lightning.load_pointer_file")])
 
 
-def _load_stand_in(text: str, where: torch.Tensor, trusted: bool) -> dict[str, Any]:
+def _load_pointer_file(text: str, where: torch.Tensor, trusted: bool) -> dict[str, Any]:
     try:
-        record = _stand_ins.parsed(text)
+        record = _pointer_files.parsed(text)
     except ValueError as error:
         raise UsageError("this file was not written by towline.lightning, or is damaged") from error
     repository = _repository_of(record, trusted)
@@ -341,7 +345,7 @@ def _load_stand_in(text: str, where: torch.Tensor, trusted: bool) -> dict[str, A
 
 
 def _repository_of(record: dict[str, str], trusted: bool) -> Repository:
-    """Repository of a stand-in."""
+    """Repository of a pointer file."""
     own = os.environ.get("TOWLINE_REPO")
     if record["repository"] not in _repositories and own:
         repository = open_repository(own, create=False)
@@ -383,7 +387,7 @@ def _labels(repository: Repository, name: str) -> dict[str, str]:
 
 
 def _check_present(repository: Repository, record: dict[str, str], path: str) -> None:
-    """Raises Conflict if the name in a stand-in now holds another checkpoint."""
+    """Raises Conflict if the name in a pointer file now holds another checkpoint."""
     labels = _labels(repository, record["name"])
     if labels.get("lightning.file") not in (None, record["file"]) or labels.get("lightning.folder") not in (
         None,
@@ -401,7 +405,7 @@ def _is_plain(file: str) -> bool:
 
 
 class _Follower:
-    """Thread for work that waits for saves, in order: writes stand-ins of durable checkpoints, and removes checkpoints."""
+    """Thread for work that waits for saves, in order: writes pointer files of durable checkpoints, and removes checkpoints."""
 
     def __init__(self, remove: Callable[[str], None]):
         self._remove = remove
@@ -410,8 +414,8 @@ class _Follower:
         self._awaited: Handle | None = None
         threading.Thread(target=self._run, name="towline-lightning", daemon=True).start()
 
-    def saved(self, handle: Handle, path: str, stand_in: dict[str, str] | None) -> None:
-        self._work.put(lambda: self._follow(handle, path, stand_in))
+    def saved(self, handle: Handle, path: str, pointer: dict[str, str] | None) -> None:
+        self._work.put(lambda: self._follow(handle, path, pointer))
 
     def removed(self, path: str) -> None:
         self._work.put(lambda: self._failed or self._remove(path))
@@ -426,7 +430,7 @@ class _Follower:
         self._work.join()
         self._work.put(None)
 
-    def _follow(self, handle: Handle, path: str, stand_in: dict[str, str] | None) -> None:
+    def _follow(self, handle: Handle, path: str, pointer: dict[str, str] | None) -> None:
         self._awaited = handle
         try:
             handle._await()
@@ -437,8 +441,8 @@ class _Follower:
         finally:
             self._awaited = None
         self._failed = False
-        if stand_in is not None:
-            _stand_ins.write(path, stand_in, load_stand_in)
+        if pointer is not None:
+            _pointer_files.write(path, pointer, load_pointer_file)
 
     def _run(self) -> None:
         while True:

@@ -41,7 +41,7 @@ def _value(hint: Any, value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Replaced(_Report):
-    """The previous value of a name."""
+    """The tree that a name had before."""
 
     #: Id of its manifest.
     manifest: str
@@ -49,7 +49,7 @@ class Replaced(_Report):
     saved: str
     #: Bytes of its files.
     bytes: int
-    #: Whether `undelete` takes it back for a while: not, if the new value is the same tree.
+    #: True if `undelete` can restore it for a while; False if the new tree is the same.
     kept: bool = False
 
 
@@ -60,13 +60,13 @@ class SaveReport(_Report):
     name: str
     #: Id of the manifest.
     manifest: str
-    #: Bytes in all files, holes included.
+    #: Bytes of all files, holes of sparse files included.
     logical_bytes: int
-    #: Plain bytes of newly stored chunks.
+    #: Bytes that were not in the repository, before compression.
     new_bytes: int
-    #: Bytes written to the store.
+    #: Bytes written to the store, after compression.
     stored_bytes: int
-    #: Distinct chunks of the tree.
+    #: Distinct chunks of the tree: pieces of files of up to a few MiB, which are stored once.
     chunks: int
     #: Chunks that were not in the repository.
     new_chunks: int
@@ -76,7 +76,7 @@ class SaveReport(_Report):
     skipped: list[str] = field(default_factory=list)
     #: Files that were saved but may be incomplete or inconsistent, with the reason.
     warnings: list[str] = field(default_factory=list)
-    #: The previous value of the name, if it was replaced.
+    #: The tree that the name had before, if there was one.
     replaced: Replaced | None = None
     #: For a rank's part: True if it completed the step; else `waits_for` is a rank whose part is missing.
     complete: bool = True
@@ -85,7 +85,7 @@ class SaveReport(_Report):
 
 @dataclass(frozen=True)
 class Sources(_Report):
-    """Stored bytes that were fetched, by source."""
+    """Bytes that were fetched, compressed, by source."""
 
     #: The agent of this node.
     agent: int = 0
@@ -113,12 +113,12 @@ class RestoreReport(_Report):
     """Result of a restore; with `dry_run`, the expected result."""
 
     name: str
-    #: Bytes in all requested files, holes included.
+    #: Bytes of all requested files, holes of sparse files included.
     bytes: int
-    #: Stored bytes that were fetched.
+    #: Bytes that were fetched, compressed.
     fetched_bytes: int
     sources: Sources
-    #: Plain bytes that were already in the destination.
+    #: Bytes that were already in the destination.
     reused_bytes: int
     files: int
     seconds: float
@@ -148,11 +148,11 @@ class Saved(_Report):
 
 @dataclass(frozen=True)
 class Value(_Report):
-    """A value that a name has or had."""
+    """A tree that a name has or had."""
 
-    #: The log entry that set it.
+    #: Version of the name: the number of the log entry that set it.
     version: int
-    #: The manifest's id.
+    #: Id of the manifest.
     manifest: str
     #: Bytes of all files.
     bytes: int
@@ -165,47 +165,47 @@ class Value(_Report):
 
 
 @dataclass(frozen=True)
-class Taken(_Report):
-    """Event that took a value from a name."""
+class Removal(_Report):
+    """The end of a tree's time under a name."""
 
-    #: The log entry.
+    #: Number of the log entry.
     entry: int
-    #: Its time, by its writer's clock.
+    #: Time of it, by its writer's clock.
     at: str
-    #: "removed" or "replaced"; None, if the log does not tell any more.
+    #: "removed" or "replaced"; None if the log was truncated since.
     by: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kept(Value):
-    """A value that `undelete` takes back."""
+class KeptValue(Value):
+    """A tree that `undelete` can restore."""
 
-    #: What took it.
-    taken: Taken
-    #: Until when it is kept at least, if collects keep what is removed for 7 days.
+    #: When and how the name lost it.
+    taken: Removal
+    #: Earliest time at which a collect with the default `keep_removed` (7 days) drops it.
     until: str | None = None
 
 
 @dataclass(frozen=True)
 class History(_Report):
-    """Values of a name."""
+    """Trees of a name."""
 
     name: str
-    #: Its value now, if it is there.
+    #: The tree that it has now; None if the name does not exist.
     present: Value | None
-    #: Values that it had, the latest first.
-    kept: list[Kept] = field(default_factory=list)
+    #: Earlier ones that can be restored, the latest first.
+    kept: list[KeptValue] = field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Undeleted(Value):
-    """What was taken back."""
+    """Result of an undelete."""
 
-    #: The name that has it now.
+    #: Name that has the tree now.
     name: str
-    #: The version that it had before it was taken.
+    #: Version of the name before it was removed or replaced.
     was: int
-    #: What it replaced.
+    #: Tree that it replaced.
     replaced: Replaced | None = None
 
 
@@ -215,7 +215,7 @@ class Step(_Report):
 
     step: int
     name: str
-    #: False if the run later resumed from an earlier step: choices such as `@latest` ignore this step.
+    #: False if the run later resumed from an earlier step: selectors such as `@latest` ignore this step.
     counts: bool
     #: Time of the save.
     saved: str
@@ -263,7 +263,7 @@ class Entry(_Report):
     bytes: int
     chunks: int
     stored_bytes: int
-    #: Method that found its chunk boundaries: "tensor", "content" or "fixed".
+    #: Chunking method: "tensor" (at tensors), "content" (content-defined chunking) or "fixed" (pieces of one length).
     cut: str | None = None
     #: A link's target.
     target: str | None = None
@@ -282,10 +282,10 @@ class Tree(_Report):
     saved: str
     #: Bytes of all files.
     bytes: int
-    #: Stored bytes of its chunks, and of chunks in other trees that they are differences to.
+    #: Stored bytes of its chunks, and of the chunks of other trees to which they are differences.
     stored_bytes: int
     base_bytes: int
-    #: Longest chain of differences to decode for one of its chunks.
+    #: Maximum number of other chunks to decode before a chunk of this tree: 0 if none is a difference.
     behind: int
     files: int
     chunks: int
@@ -324,27 +324,27 @@ class CollectReport(_Report):
 
     #: Bytes of the objects deleted.
     freed_bytes: int = 0
-    #: Values of removed and replaced names that were forgotten: they were kept for as long as they were to be.
+    #: Trees of removed and replaced names that can no longer be restored: `keep_removed` is over.
     forgotten_values: int = 0
-    #: Those that `undelete` takes back, and stored bytes that stay only because of them.
+    #: Those that `undelete` can still restore, and the stored bytes that are kept only for them.
     kept_values: int = 0
     kept_bytes: int = 0
-    #: Stored bytes of the chunks in use, those included.
+    #: Stored bytes of all chunks in use, including those.
     live_bytes: int = 0
-    #: Packs found unneeded: the next collect after the grace deletes them.
+    #: Packs (objects with many chunks) that this collect found unneeded: the first collect after `grace` deletes them.
     condemned_packs: int = 0
-    #: Packs that the second mark found unneeded, too: they are deleted now.
+    #: Packs that an earlier collect found unneeded, and that were still unneeded: they were deleted.
     purged_packs: int = 0
-    #: Unneeded objects that are kept until their grace is over, and their bytes.
+    #: Unneeded objects whose `grace` is not over, and their bytes.
     waiting_objects: int = 0
     waiting_bytes: int = 0
     #: Packs rewritten because most of their bytes were unneeded.
     repacked_packs: int = 0
-    #: Objects deleted: packs, and leftovers of interrupted saves.
+    #: Objects deleted: packs, and what interrupted saves left.
     deleted_objects: int = 0
     #: Index segments merged or rebuilt.
     merged_segments: int = 0
-    #: Sessions closed because their writer was idle for a day.
+    #: Unfinished saves of other processes that were ended because they made no progress for a day.
     fenced_sessions: int = 0
     #: Descriptions of the actions taken.
     steps: list[str] = field(default_factory=list)

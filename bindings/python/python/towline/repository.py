@@ -1,15 +1,17 @@
-"""Repositories: where saved trees live."""
+"""Repositories: the storage of saved trees. A tree is a file, or a folder with all files in it, saved under a name."""
 
 from __future__ import annotations
 
 import json
+import logging
 import os
+import typing
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal
 
-from . import _given, _progress, _towline
+from . import _arguments, _progress, _towline
 from .errors import UsageError
 from .reports import (
     CollectReport,
@@ -26,8 +28,12 @@ from .reports import (
 )
 from .tensors import Tensors
 
-#: Compression of a save: as small as possible (None or True), raw while that is faster ("if-faster"), or always raw (False).
-Compression = Literal["if-faster"] | bool | None
+#: Compression of a save, by the words of the command line: "auto" stores data as small as possible; "if-faster" stores it
+#: uncompressed while the store takes bytes faster than they can be compressed; "off" never compresses.
+Compression = Literal["auto", "if-faster", "off"]
+_COMPRESSIONS = typing.get_args(Compression)
+
+_logger = logging.getLogger("towline")
 
 
 def open(
@@ -41,12 +47,13 @@ def open(
     allow_http: bool = False,
 ) -> Repository:
     """Opens the repository at `url`: a folder, or `s3://bucket/prefix`; by default `$TOWLINE_REPO`, else the default folder of
-    the command line. With `create` it is created if there is none.
+    the command line. If there is no repository, it is created, with a warning in the log `towline`; `create=False` raises
+    NotFound instead, so that a mistyped URL is found. The folder or bucket is created, too, if it is missing.
 
     `memory` limits the engine's buffers, in bytes or as text such as "512M" or "1.5G"; by default a quarter of the memory of the
     cgroup or the machine, at most 2 GiB. The other arguments are the options of the same name of the command line.
     """
-    return Repository(
+    opened = Repository(
         default_url() if url is None else os.fspath(url),
         {
             "memory": _bytes(memory),
@@ -57,6 +64,14 @@ def open(
             "allow_http": allow_http,
         },
     )
+    if opened._engine.created:
+        _logger.warning("created the repository %s: there was none", opened.url)
+    return opened
+
+
+def opened(repo: Repository | str | os.PathLike[str] | None, *, create: bool) -> Repository:
+    """Returns `repo` itself, or opens the repository at this URL."""
+    return repo if isinstance(repo, Repository) else open(repo, create=create)
 
 
 def default_url() -> str:
@@ -70,12 +85,12 @@ def _bytes(memory: int | str | None) -> int | None:
     return _towline.size(memory, "memory") if isinstance(memory, str) else memory
 
 
-def _span(span: str | float | timedelta, argument: str) -> timedelta:
-    if isinstance(span, str):
-        return _towline.span(span, argument)
-    duration = span if isinstance(span, timedelta) else timedelta(seconds=span)
+def _duration(given: str | float | timedelta, argument: str) -> timedelta:
+    if isinstance(given, str):
+        return _towline.span(given, argument)
+    duration = given if isinstance(given, timedelta) else timedelta(seconds=given)
     if duration < timedelta(0):
-        raise UsageError(f"{argument} is a time such as '24h' or a number of seconds, not {span!r}")
+        raise UsageError(f"{argument} is a duration such as '24h' or a number of seconds, not {given!r}")
     return duration
 
 
@@ -86,41 +101,40 @@ def save_options(
     framework: str | None = None,
     labels: Mapping[str, str] | None = None,
     exclude: Iterable[str] = (),
-    compression: Compression = None,
+    compression: Compression = "auto",
     key_every: int | None = None,
     base: str | None = None,
     part: tuple[int, str] | None = None,
 ) -> dict[str, Any]:
-    """Options of a save, as the engine takes them. `part` is a rank and the attempt that it saves in."""
+    """Options of a save, as the engine takes them. `part` is a rank and the id of the attempt that it saves in."""
     options = {
         "world_size": world_size,
         "framework": framework,
-        "compression": _compression_word(compression),
+        "compression": check_compression(compression),
         "key_every": key_every,
         "base": base,
         "part": part,
     }
     return {
-        "metrics": _given.finite_metrics(metrics),
+        "metrics": _arguments.finite_metrics(metrics),
         "labels": dict(labels or {}),
         "exclude": list(exclude),
         **{key: value for key, value in options.items() if value is not None},
     }
 
 
-def _compression_word(compression: Compression) -> str | None:
-    """The engine's word for `compression`; None for the default."""
-    if compression is None or compression is True:
-        return None
-    if compression is False:
-        return "off"
-    if compression != "if-faster":
-        raise UsageError(f"compression is None, 'if-faster' or False, not {compression!r}")
+def check_compression(compression: Compression) -> Compression:
+    """Raises UsageError unless `compression` is a valid choice."""
+    if not isinstance(compression, str) or compression not in _COMPRESSIONS:
+        raise UsageError(f"compression is 'auto', 'if-faster' or 'off', not {compression!r}")
     return compression
 
 
 class Repository:
-    """A repository, opened by `towline.open`. It is thread-safe; a forked or spawned process opens its own connection to it."""
+    """A repository, opened by `towline.open`. It may be used by several threads, pickled for other processes, and used in a
+    forked child: each process has its own connections.
+
+    The policy of the repository and the audit log see the user of this process as the caller."""
 
     def __init__(self, url: str, opening: dict[str, Any] | None = None):
         if opening is None:
@@ -154,7 +168,7 @@ class Repository:
         exclude: Iterable[str] = (),
         world_size: int | None = None,
         framework: str | None = None,
-        compression: Compression = None,
+        compression: Compression = "auto",
         key_every: int | None = None,
         base: str | None = None,
         progress: _progress.Progress = None,
@@ -163,10 +177,10 @@ class Repository:
         recorded if `name` is a step of a run (`RUN/step-N`), `labels` for any name. Paths that match a pattern in `exclude` are
         skipped.
 
-        Data is stored as small as possible; `compression="if-faster"` stores it raw while writing is faster than compressing,
-        False always. Every `key_every`th step of a run is stored without differences to other steps. `base` is a name to store
-        differences to, instead of the step before. `progress` is called as `progress(phase, done, total, moved)`, in bytes,
-        several times a second; True draws a progress bar, if there is a terminal or a notebook."""
+        `compression` is `"auto"` (as small as possible), `"if-faster"` (uncompressed while the store takes bytes faster than they
+        can be compressed) or `"off"`. A step is stored as its differences to the step before, or to the tree named `base`; every
+        `key_every`th step (by default every 8th) is stored whole. `progress` is called as `progress(phase, done, total, moved)`,
+        in bytes, several times a second; True draws a progress bar, if there is a terminal or a notebook."""
         options = save_options(
             metrics,
             world_size=world_size,
@@ -215,23 +229,23 @@ class Repository:
         return Tree.read(json.loads(self._engine.show(name)))
 
     def remove(self, name: str, *, now: bool = False) -> None:
-        """Takes a name away. For a while `undelete` takes it back; after that, or with `now` from now on, what only it needed is
-        deleted by `collect`."""
+        """Removes a name. `undelete` restores it for 7 days (`keep_removed` of `collect`), but not with `now`. `collect` then
+        deletes the data that only this name needed."""
         self._engine.remove(name, now)
 
     def undelete(
         self, name: str, *, version: int | None = None, to: str | None = None, replace: bool = False
     ) -> Undeleted:
-        """Takes back what `name` stood for before it was removed or replaced: the last value that is kept, or `version` of
-        `history`, under the name `to` if one is given. What is there stays, and Conflict is raised, unless `replace`."""
+        """Restores the tree that `name` had before it was removed or replaced: the latest that is kept, or that of `version` in
+        `history`; under the name `to`, if given. Raises Conflict if the name exists, unless `replace`."""
         return Undeleted.read(json.loads(self._engine.undelete(name, version, to, replace)))
 
     def history(self, name: str) -> History:
-        """What `name` stands for, and what it stood for that `undelete` takes back, the latest first."""
+        """Lists the tree that `name` has now, and earlier ones that `undelete` can restore, the latest first."""
         return History.read(json.loads(self._engine.history(name)))
 
     def copy(self, source: str, name: str) -> None:
-        """Gives a saved tree an additional name; no data is copied."""
+        """Gives a saved tree a second name; no data is copied."""
         self._engine.copy(source, name)
 
     def expire(
@@ -245,11 +259,11 @@ class Repository:
         dry_run: bool = False,
         keep_removed: bool = False,
     ) -> ExpireReport:
-        """Takes away the steps of a run that no rule keeps. A step that is kept is never harmed. What only the others needed is
-        deleted by `collect`; with `keep_removed` `undelete` takes them back for a while before."""
+        """Removes the steps of a run that no rule keeps. Rules are those of `towline.Checkpointer`. `collect` then deletes their
+        data; steps that are kept lose nothing. With `keep_removed`, `undelete` can restore the removed steps for 7 days."""
         for rule, number in (("keep_last", keep_last), ("keep_every", keep_every)):
-            _given.check_positive(rule, number)
-        least, greatest = _given.metric_names("keep_min", keep_min), _given.metric_names("keep_max", keep_max)
+            _arguments.check_positive(rule, number)
+        least, greatest = _arguments.metric_names("keep_min", keep_min), _arguments.metric_names("keep_max", keep_max)
         report = self._engine.expire(run, keep_last, keep_every, least, greatest, dry_run, keep_removed)
         return ExpireReport.read(json.loads(report))
 
@@ -260,12 +274,13 @@ class Repository:
         keep_removed: str | float | timedelta = "7d",
         dry_run: bool = False,
     ) -> CollectReport:
-        """Deletes what no name needs any more. It is set aside first, and deleted by the first collect after `grace`: `"24h"`, a
-        number of seconds or a timedelta; with 0 at once. Nothing's safety depends on it: a reader whose name goes away meanwhile
-        has that much time to end. What names stood for that were removed or replaced is kept for `keep_removed` before, by the
-        store's clock. With `dry_run` it only says what it would do. Needs rights to delete: raises Denied without."""
-        spans = _span(grace, "grace"), _span(keep_removed, "keep_removed")
-        return CollectReport.read(json.loads(self._engine.collect(dry_run, *spans)))
+        """Garbage collection: deletes the data that no name needs. Data is deleted by the first collect after a `grace` period
+        that begins when a collect finds it unneeded: `"24h"`, a number of seconds or a timedelta; 0 deletes it at once. The
+        period only gives readers of a removed name time to finish; no saved name depends on it. Trees of removed and replaced
+        names are kept for `keep_removed`, by the store's clock, before. With `dry_run` nothing is deleted: the report says what
+        would be. Raises Denied without the right to delete objects."""
+        periods = _duration(grace, "grace"), _duration(keep_removed, "keep_removed")
+        return CollectReport.read(json.loads(self._engine.collect(dry_run, *periods)))
 
     def verify(self, name: str | None = None, *, data: bool = False, repair: bool = False) -> VerifyReport:
         """Checks one tree, or all, for damage: the structure, or with `data` every byte. The report lists the damage. `repair`
@@ -284,13 +299,14 @@ class Repository:
         Repository or its URL. Only chunks that `to` lacks are sent. Names that exist there are replaced. With `create` the
         repository is created if there is none. With `dry_run` nothing is copied: the report's `planned` says what would be."""
         names = [names] if isinstance(names, str) else list(names)
-        there = to if isinstance(to, Repository) else open(to, create=create)
+        there = opened(to, create=create)
         return SyncReport.read(json.loads(self._engine.sync(there._engine, names, dry_run)))
 
     def tensors(self, name: str) -> Tensors:
-        """Returns the tensors of the tree `name` as a lazy mapping: only tensors, or slices, that you convert are read."""
+        """Returns the tensors of the tree `name` as a lazy mapping: a tensor, or slice of one, is read when it is converted with
+        `torch()` or `numpy()`."""
         return Tensors(self, self._engine.resolve(name))
 
     def read(self, name: str, path: str, start: int | None = None, end: int | None = None) -> bytes:
-        """Returns the bytes `start..end` of the file `path` in the tree `name`, verified."""
+        """Returns the bytes from `start` to `end` (exclusive) of the file `path` in the tree `name`, verified."""
         return self._engine.cat(name, path, start, end)

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from . import _given
+from . import _arguments
 from ._collecting import Collector
 from .errors import Error, NotFound
 
@@ -25,7 +25,7 @@ def steps(repository: Repository, run: str) -> list[int]:
 
 
 class Retention:
-    """Rules for the steps to keep: the last `keep_last`, every `keep_every`th, and those with the smallest (`keep_min`) or
+    """Retention rules: they keep the last `keep_last` steps, every `keep_every`th, and those with the smallest (`keep_min`) or
     largest (`keep_max`) value of a metric. Without a rule all are kept. With `collect`, the data of removed steps is deleted in
     the background."""
 
@@ -39,14 +39,14 @@ class Retention:
         collect: bool = True,
     ):
         for rule, number in (("keep_last", keep_last), ("keep_every", keep_every)):
-            _given.check_positive(rule, number)
+            _arguments.check_positive(rule, number)
         self._collect = collect
         self._collector: Collector | None = None
         rules = {
             "keep_last": keep_last,
             "keep_every": keep_every,
-            "keep_min": _given.metric_names("keep_min", keep_min),
-            "keep_max": _given.metric_names("keep_max", keep_max),
+            "keep_min": _arguments.metric_names("keep_min", keep_min),
+            "keep_max": _arguments.metric_names("keep_max", keep_max),
         }
         self._rules: dict[str, Any] = {key: rule for key, rule in rules.items() if rule}
 

@@ -6,8 +6,8 @@
     tensors = load_file("towline://run-7@latest/model.safetensors")
 
 `towline://NAME/FILE` is the file FILE of the tree NAME, in the repository `repo` (a `towline.Repository` or its URL; by default
-`$TOWLINE_REPO`). With `repo` the prefix `towline://` may be left out. With `name` the file name is FILE alone. Other names
-are local files, and are passed on to the safetensors package.
+`$TOWLINE_REPO`). With `repo` the prefix `towline://` may be left out; with `name` the file name is FILE alone. All other file
+names are local files, and are passed on to the safetensors package.
 """
 
 from __future__ import annotations
@@ -20,9 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 from . import _towline
 from .errors import Conflict, Error, NotFound, UsageError
-from .repository import Repository, save_options
-from .repository import open as open_repository
-from .tensors import Tensor, Tensors, want
+from .repository import Repository, opened, save_options
+from .tensors import Tensor, Tensors, read_request
 
 if TYPE_CHECKING:
     import torch
@@ -59,8 +58,10 @@ def save_file(
     *,
     repo: Repository | str | os.PathLike[str] | None = None,
     name: str | None = None,
+    create: bool = True,
 ) -> None:
-    """Saves tensors as a safetensors file, the only file of its tree; returns once it is durable.
+    """Saves tensors as a safetensors file, the only file of its tree; returns once it is durable. `create` is as for
+    `towline.open`.
 
     Refuses the same tensors as `safetensors.torch.save_file`: those that share memory, are sparse or are not contiguous.
     """
@@ -76,7 +77,7 @@ def save_file(
     in_order = sorted(zip(starts, held.values(), strict=True), key=lambda pair: pair[0])
     pieces: list[Any] = [header]
     pieces += [(tensor.data_ptr(), _torch.nbytes(tensor)) for _, tensor in in_order if _torch.nbytes(tensor)]
-    repository = _opened(repo, create=True)
+    repository = opened(repo, create=create)
     _check_alone(repository, name, path)
     repository._engine.save_files([(path, pieces)], name, save_options())
 
@@ -89,7 +90,7 @@ def load_file(
     name: str | None = None,
     **options: Any,
 ) -> dict[str, torch.Tensor]:
-    """All tensors of a safetensors file, on `device`, every byte checked. `options` are for local files."""
+    """Returns all tensors of a safetensors file, on `device`; every byte is verified. `options` are passed on for local files."""
     if _is_local(filename, repo, name):
         tensors: dict[str, torch.Tensor] = _real("safetensors.torch", filename).load_file(filename, device, **options)
         return tensors
@@ -107,7 +108,7 @@ def safe_open(
     **options: Any,
 ) -> SavedFile:
     """Opens a safetensors file lazily: tensors are read when asked for, as torch (`"pt"`) or numpy (`"np"`) tensors. `options`
-    are for local files."""
+    are passed on for local files."""
     if _is_local(filename, repo, name):
         file: SavedFile = _real("safetensors", filename).safe_open(filename, framework, device, **options)
         return file
@@ -115,7 +116,7 @@ def safe_open(
         raise SafetensorError(f"framework {framework} is invalid: saved files are opened as 'pt' or 'np'")
     if _FRAMEWORKS[framework] == "np" and device != "cpu":
         raise SafetensorError(f"device {device} is invalid: numpy's arrays are on the cpu")
-    return SavedFile(*_found(_opened(repo, create=False), os.fspath(filename), name), _FRAMEWORKS[framework], device)
+    return SavedFile(*_found(opened(repo, create=False), os.fspath(filename), name), _FRAMEWORKS[framework], device)
 
 
 class SavedFile:
@@ -187,15 +188,15 @@ class SavedFile:
 
     def _read(self, wanted: list[tuple[Tensor, tuple[Sequence[int], Sequence[int]] | None]]) -> list[Any]:
         """Reads tensors, or boxes `(offsets, shape)` of them, at once."""
-        made, wants = [], []
+        made, requests = [], []
         for tensor, window in wanted:
             one = self._empty(tensor, tensor.shape if window is None else window[1])
             made.append(one)
             address, length = (one.data_ptr(), one.nbytes) if self._framework == "pt" else (one.ctypes.data, one.nbytes)
             if length:
-                wants.append(want(tensor.name, tensor.path, window, address, length))
-        if wants:
-            self._engine.read_tensors(self._name, wants)
+                requests.append(read_request(tensor.name, tensor.path, window, address, length))
+        if requests:
+            self._engine.read_tensors(self._name, requests)
         on_cpu = self._framework == "np" or str(self._device) == "cpu"
         return made if on_cpu else [one.to(self._device) for one in made]
 
@@ -206,7 +207,7 @@ class SavedFile:
             return numpy.empty(tuple(shape), numpy.dtype(_NUMPY.get(tensor.dtype, tensor.dtype)))
         from . import _torch
 
-        if tensor.dtype not in _torch.BY_WORD:
+        if tensor.dtype not in _torch.DTYPES:
             raise SafetensorError(f"this torch has no type for {tensor.name}, which is {tensor.dtype}")
         return _torch.empty(tensor.dtype, shape)
 
@@ -272,10 +273,6 @@ def _real(module: str, filename: Any) -> Any:
         ) from error
 
 
-def _opened(repo: Repository | str | os.PathLike[str] | None, create: bool) -> Repository:
-    return repo if isinstance(repo, Repository) else open_repository(repo, create=create)
-
-
 def _bare(filename: str) -> str:
     # pathlib collapses two slashes into one.
     return filename.removeprefix("towline:").strip("/")
@@ -325,7 +322,7 @@ def _word(key: str, tensor: torch.Tensor) -> str:
     from . import _torch
 
     try:
-        return _torch.WORDS[tensor.dtype]
+        return _torch.DTYPE_NAMES[tensor.dtype]
     except KeyError:
         raise SafetensorError(f"Key `{key}` is {tensor.dtype}, which a safetensors file cannot hold") from None
 

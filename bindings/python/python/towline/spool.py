@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _RECORD_MAX = 16 << 20
 
 
-class Kept:
+class SpooledStep:
     """A step in a spool: the folder `name` in the open folder of its run."""
 
     def __init__(self, run: _private.Folder, name: str):
@@ -40,7 +40,7 @@ class Kept:
         return os.path.join(self.run.shown, self.name)
 
 
-def put(spool: str, name: str, options: dict[str, Any], files: list[tuple[str, list[Any]]]) -> Kept:
+def put(spool: str, name: str, options: dict[str, Any], files: list[tuple[str, list[Any]]]) -> SpooledStep:
     """Writes files and returns their place once they are on disk. Each file is a list of pieces: bytes, or `(address, length)`.
     If this fails, nothing is left behind."""
     # Only this user may read states.
@@ -66,7 +66,7 @@ def put(spool: str, name: str, options: dict[str, Any], files: list[tuple[str, l
     return kept
 
 
-def link(spool: _private.Folder, name: str, options: dict[str, Any], source: int) -> Kept:
+def link(spool: _private.Folder, name: str, options: dict[str, Any], source: int) -> SpooledStep:
     """As `put`, for the folder with the descriptor `source`: its files are hard-linked, so that they may be removed there. Raises
     OSError if files cannot be linked."""
     kept = _place(spool, name, options)
@@ -80,7 +80,7 @@ def link(spool: _private.Folder, name: str, options: dict[str, Any], source: int
     return kept
 
 
-def left(spool: _private.Folder, run: str, rank: int) -> list[Kept]:
+def pending(spool: _private.Folder, run: str, rank: int) -> list[SpooledStep]:
     """A rank's steps in the spool, the oldest first. Removes incomplete ones."""
     try:
         folder = spool.inside(quote(run, safe=""), create=False)
@@ -90,7 +90,7 @@ def left(spool: _private.Folder, run: str, rank: int) -> list[Kept]:
     for name in os.listdir(folder.descriptor):
         if not name.startswith(f"{rank}-") or not folder.holds(name, stat.S_IFDIR):
             continue
-        kept = Kept(folder, name)
+        kept = SpooledStep(folder, name)
         if folder.holds(kept.record, stat.S_IFREG):
             made = os.stat(name, dir_fd=folder.descriptor, follow_symlinks=False).st_mtime_ns
             found.append((made, name, kept))
@@ -99,7 +99,7 @@ def left(spool: _private.Folder, run: str, rank: int) -> list[Kept]:
     return [kept for _, _, kept in sorted(found, key=lambda one: one[:2])]
 
 
-def outdated(repository: Repository, kept: Kept) -> bool:
+def outdated(repository: Repository, kept: SpooledStep) -> bool:
     """True if the repository has a later save of the step `kept`: by the process that left it, right before it was killed, or by
     one that continued elsewhere, whose step must not be replaced by an older one."""
     name = _read_record(kept)["name"]
@@ -110,7 +110,7 @@ def outdated(repository: Repository, kept: Kept) -> bool:
     return False
 
 
-def save(repository: Repository, kept: Kept) -> SaveReport:
+def save(repository: Repository, kept: SpooledStep) -> SaveReport:
     """Saves the step `kept` to the repository."""
     record = _read_record(kept)
     if "part" in record["options"]:
@@ -119,7 +119,7 @@ def save(repository: Repository, kept: Kept) -> SaveReport:
     return SaveReport.read(json.loads(repository._engine.save(place, record["name"], record["options"])))
 
 
-def remove(kept: Kept) -> None:
+def remove(kept: SpooledStep) -> None:
     """Removes a step from the spool: first the record that marks it as complete."""
     for file in (kept.record, kept.record + ".part"):
         with contextlib.suppress(FileNotFoundError):
@@ -127,13 +127,13 @@ def remove(kept: Kept) -> None:
     kept.run.remove(kept.name)
 
 
-def _place(spool: _private.Folder, name: str, options: dict[str, Any]) -> Kept:
+def _place(spool: _private.Folder, name: str, options: dict[str, Any]) -> SpooledStep:
     run, _, step = name.rpartition("/")
     rank = options.get("part", (0, ""))[0]
-    return Kept(spool.inside(quote(run, safe="")), f"{rank}-{step}.{uuid.uuid4().hex}")
+    return SpooledStep(spool.inside(quote(run, safe="")), f"{rank}-{step}.{uuid.uuid4().hex}")
 
 
-def _read_record(kept: Kept) -> dict[str, Any]:
+def _read_record(kept: SpooledStep) -> dict[str, Any]:
     text = _private.read(kept.record, _RECORD_MAX, inside=kept.run)
     if text is None:
         raise NotFound(f"{kept} has no record of at most {_RECORD_MAX} bytes")
@@ -141,7 +141,7 @@ def _read_record(kept: Kept) -> dict[str, Any]:
     return record
 
 
-def _write_record(kept: Kept, name: str, options: dict[str, Any]) -> None:
+def _write_record(kept: SpooledStep, name: str, options: dict[str, Any]) -> None:
     """Writes the record of a step, which marks it as complete."""
     part, run = kept.record + ".part", kept.run.descriptor
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC

@@ -1,11 +1,11 @@
 """Conversion of a training state to files: one safetensors file with its tensors, and JSON with everything else.
 
-Nothing is pickled. Values that JSON lacks are objects `{"!": WORD, ...}`:
+Nothing is pickled. Values that JSON lacks are objects `{"!": TAG, ...}`:
 
     {"!": "tensor", "t": NAME}      a tensor of the safetensors file; several may refer to the same one
     {"!": "tuple" | "set" | "frozenset" | "torch.Size", "v": [...]}
     {"!": "deque", "v": [...], "maxlen": number}
-    {"!": "dict" | "OrderedDict" | "Counter" | "defaultdict", "v": [[key, value], ...], "a": {attributes}, "factory": word}
+    {"!": "dict" | "OrderedDict" | "Counter" | "defaultdict", "v": [[key, value], ...], "a": {attributes}, "factory": name}
     {"!": "Namespace" | "SimpleNamespace", "v": [[name, value], ...]}
     {"!": "float" | "int" | "bytes" | "complex" | "torch.dtype" | "torch.device" | "numpy", "v": text}
     {"!": "Path" | "PurePosixPath" | "datetime" | "date" | "time" | "timedelta" | ..., "v": text}
@@ -17,7 +17,8 @@ Nothing is pickled. Values that JSON lacks are objects `{"!": WORD, ...}`:
 Of a class only the name is stored; `towline.allow_classes` allows classes to be created by name. Dense strides of a tensor
 ("stride"), such as those of torch.channels_last, are restored; a tensor with gaps, such as `x[::2]`, is restored contiguous.
 
-So every tool that reads safetensors can read the tensors, and a step can be stored as differences to the step before it.
+An expanded tensor is stored as a view ("view": first byte, shape, strides) of the memory that it expands. So every tool that
+reads safetensors can read the tensors, and a step can be stored as differences to the step before it.
 """
 
 from __future__ import annotations
@@ -36,9 +37,10 @@ import torch
 
 from . import _classes, _torch
 from ._restoring import Restoring, restore
-from ._words import (
+from ._tags import (
     DEPTH_MAX,
     DICTS,
+    EXPANSION_MAX,
     FACTORIES,
     NAMESPACES,
     SPARSE,
@@ -112,6 +114,8 @@ class _Serializer:
         self.pickled: list[str] = []
         self.unknown: dict[str, None] = {}
         self._names: set[str] = set()
+        #: Bytes by which expanded tensors exceed what is stored of them.
+        self._expanded = 0
         self._open: set[int] = set()
         self._tensors: list[tuple[dict[str, Any], torch.Tensor, tuple[Any, ...]]] = []
 
@@ -272,7 +276,8 @@ class _Serializer:
     def _sparse(self, tensor: torch.Tensor, path: tuple[Any, ...]) -> dict[str, Any]:
         word, parts = SPARSE[tensor.layout]
         tensor = tensor.detach()
-        held = [self._tensor(getattr(tensor, part)(), (*path, part)) for part in parts]
+        # Stored whole, even if the values are expanded: a sparse tensor is created of all of them.
+        held = [self._tensor(getattr(tensor, part)().contiguous(), (*path, part)) for part in parts]
         node = {"!": "sparse", "layout": word, "parts": held, "shape": list(tensor.shape)}
         return {**node, "coalesced": tensor.is_coalesced()} if word == "coo" else node
 
@@ -309,7 +314,7 @@ class _Serializer:
                 strides = {"stride": list(tensor.stride())} if _is_permuted(tensor) else {}
                 for node, _, _ in same:
                     node.update(strides)
-                    node.update({"t": name} if word in _torch.BY_WORD and held.dtype == tensor.dtype else {
+                    node.update({"t": name} if word in _torch.DTYPES and held.dtype == tensor.dtype else {
                         "t": name, "dtype": str(tensor.dtype).removeprefix("torch."), "shape": list(tensor.shape)
                     })  # fmt: skip
             return
@@ -318,7 +323,11 @@ class _Serializer:
         start, end = min(span[0] for span in spans), max(span[1] for span in spans)
         storage = torch.empty(0, dtype=torch.uint8, device=first.device).set_(first.untyped_storage())
         name = self._add((*group[0][2], "storage"), "U8", (end - start,), storage[start:end])
-        for (node, tensor, _), span in zip(group, spans, strict=True):
+        for (node, tensor, path), span in zip(group, spans, strict=True):
+            self._expanded += max(0, _torch.nbytes(tensor) - (end - start))
+            if self._expanded > EXPANSION_MAX:
+                help = "save it before it is expanded, or a contiguous copy: tensor.contiguous()"
+                raise self._refused(path, f"an expanded tensor of {_torch.nbytes(tensor)} bytes", help)
             dtype = str(tensor.dtype).removeprefix("torch.")
             view = [span[0] - start, list(tensor.shape), list(tensor.stride())]
             node.update({"t": name, "dtype": dtype, "view": view})
@@ -342,7 +351,7 @@ _NUMPY_WORDS = {
 
 def _stored(tensor: torch.Tensor) -> tuple[str, tuple[int, ...], torch.Tensor]:
     """Dtype, shape and data of a tensor as stored: dtypes that safetensors lacks are stored as bytes, with one more dimension."""
-    word = _torch.WORDS.get(tensor.dtype)
+    word = _torch.DTYPE_NAMES.get(tensor.dtype)
     if word is not None:
         return word, tuple(tensor.shape), tensor
     held = tensor.contiguous()

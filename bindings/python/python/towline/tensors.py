@@ -133,16 +133,18 @@ class Tensor:
     def __dlpack_device__(self) -> tuple[int, int]:
         return (1, 0)  # kDLCPU, https://dmlc.github.io/dlpack/latest/c_api.html
 
-    def want(self, address: int, length: int) -> tuple[Any, ...]:
+    def read_request(self, address: int, length: int) -> tuple[Any, ...]:
         """Read of this tensor into memory, as the engine takes it."""
-        return want(self.name, self.path, None if self.offsets is None else (self.offsets, self.shape), address, length)
+        return read_request(
+            self.name, self.path, None if self.offsets is None else (self.offsets, self.shape), address, length
+        )
 
     def _read(self, address: int, length: int) -> None:
         if length:
-            self.tensors.repository._engine.read_tensors(self.tensors.name, [self.want(address, length)])
+            self.tensors.repository._engine.read_tensors(self.tensors.name, [self.read_request(address, length)])
 
 
-def want(
+def read_request(
     name: str,
     path: str,
     window: tuple[Sequence[int], Sequence[int]] | None,

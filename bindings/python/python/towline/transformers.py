@@ -35,13 +35,14 @@ class TowlineCallback(TrainerCallback):
     """Saves each checkpoint of Trainer as a step of `run` in `repo`, a Repository or its URL. The metrics of the step are the
     numbers that were logged at it, such as `loss` and `eval_loss`.
 
-    The save runs in the background, and is safe from `save_total_limit`. If it fails, this is raised after the next checkpoint,
-    or at the end of the training, which waits for all saves. A restarted process first finishes the saves that the killed one
-    left.
+    The save runs in the background, and completes even if `save_total_limit` removes the folder meanwhile. If it fails, the
+    callback raises SaveFailed after the next checkpoint, or at the end of the training, which waits for all saves. A restarted
+    process first finishes the saves that the killed one left.
 
     With `remove_local`, a checkpoint is removed from the output folder once its step is durable; the newest and the best stay.
     `keep_last`, `keep_every`, `keep_min` and `keep_max` select the steps to keep in the repository (by default all). They,
-    `collect` (whether the data of the others is deleted) and `compression` are as for `towline.Checkpointer`.
+    `collect` (whether the data of the others is deleted), `compression` and `create` (whether a missing repository is created)
+    are as for `towline.Checkpointer`.
     """
 
     def __init__(
@@ -54,8 +55,9 @@ class TowlineCallback(TrainerCallback):
         keep_every: int | None = None,
         keep_min: str | Iterable[str] = (),
         keep_max: str | Iterable[str] = (),
-        compression: Compression = None,
+        compression: Compression = "auto",
         collect: bool = True,
+        create: bool = True,
     ):
         self._saver = _folders.FolderSaver(
             repo,
@@ -67,6 +69,7 @@ class TowlineCallback(TrainerCallback):
             keep_max=keep_max,
             compression=compression,
             collect=collect,
+            create=create,
         )
         self.repository, self.run, self.remove_local = self._saver.repository, run, remove_local
         self._saved: dict[str, Any] = {}
@@ -77,7 +80,7 @@ class TowlineCallback(TrainerCallback):
         it, is renamed, so that `resume_from_checkpoint=True` finds the right checkpoint, too."""
         output_dir = os.fspath(output_dir)
         os.makedirs(output_dir, exist_ok=True)
-        self._save_left_over(output_dir)
+        self._save_pending(output_dir)
         steps = self._saver.steps()
         while (local := _last_checkpoint(output_dir)) is not None and (not steps or _step(local) > steps[-1]):
             if os.path.exists(os.path.join(local, _LAST_FILE)):
@@ -104,7 +107,7 @@ class TowlineCallback(TrainerCallback):
     ) -> None:
         """Finishes the saves that a killed process left."""
         if state.is_world_process_zero:
-            self._save_left_over(_output_dir(args))
+            self._save_pending(_output_dir(args))
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Starts to save the checkpoint that was just written."""
@@ -144,9 +147,9 @@ class TowlineCallback(TrainerCallback):
                 if self.remove_local and handle.error is None:
                     _folders.remove(folder)
 
-    def _save_left_over(self, output_dir: str) -> None:
+    def _save_pending(self, output_dir: str) -> None:
         with _folders.alone(output_dir):
-            self._saver.save_left_over(output_dir)
+            self._saver.save_pending(output_dir)
 
 
 def _last_checkpoint(output_dir: str) -> str | None:

@@ -5,6 +5,7 @@ one commit once the parts of all ranks are saved.
     from towline.dcp import StorageReader, StorageWriter
 
     writer = StorageWriter("s3://bucket/experiments")
+    writer.metrics = {"loss": loss}                       # optional, for `RUN@min=loss`
     dcp.save(state, checkpoint_id="run-7/step-100", storage_writer=writer)
     dcp.load(state, storage_reader=StorageReader("s3://bucket/experiments", "run-7@latest"))
 
@@ -16,6 +17,7 @@ one commit once the parts of all ranks are saved.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Any
 
 from torch.distributed.checkpoint import state_dict_loader as _loader
@@ -30,15 +32,22 @@ __all__ = ["Stager", "StorageReader", "StorageWriter", "load", "save"]
 
 
 def save(
-    state_dict: dict[str, Any], repo: Repository | str | os.PathLike[str] | None, name: str, **options: Any
+    state_dict: dict[str, Any],
+    repo: Repository | str | os.PathLike[str] | None,
+    name: str,
+    *,
+    metrics: Mapping[str, float] | None = None,
+    create: bool = True,
+    **options: Any,
 ) -> Any:
-    """Saves `state_dict` as `name`; returns torch's metadata. `options` are further keyword arguments of
-    `torch.distributed.checkpoint.save`."""
-    return _saver.save(state_dict, storage_writer=StorageWriter(repo, name), **options)
+    """Saves `state_dict` as `name`, with `metrics`; returns torch's metadata. `create` is as for `towline.open`. `options` are
+    further keyword arguments of `torch.distributed.checkpoint.save`."""
+    return _saver.save(state_dict, storage_writer=StorageWriter(repo, name, metrics=metrics, create=create), **options)
 
 
 def load(
     state_dict: dict[str, Any], repo: Repository | str | os.PathLike[str] | None, name: str, **options: Any
 ) -> None:
-    """Loads `name` (or `RUN@latest`, ...) into `state_dict`, in place. The number of ranks may differ from the save."""
+    """Loads `name` (or `RUN@latest`, ...) into `state_dict`, in place. The number of ranks may differ from that of the save.
+    `options` are further keyword arguments of `torch.distributed.checkpoint.load`."""
     _loader.load(state_dict, storage_reader=StorageReader(repo, name), **options)

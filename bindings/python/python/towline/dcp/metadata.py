@@ -45,7 +45,7 @@ _KEPT = {"state_dict_metadata", "planner_data", "storage_data", "storage_meta", 
 
 
 @dataclasses.dataclass(frozen=True)
-class Stored:
+class StorageInfo:
     """Location of an item of a plan: a tensor in a file, or a byte range of a file."""
 
     path: str
@@ -73,9 +73,9 @@ def rank_metadata(rank: int) -> str:
     return f"rank-{rank:05}.json"
 
 
-def has_word(dtype: torch.dtype) -> bool:
+def is_in_safetensors(dtype: torch.dtype) -> bool:
     """True if safetensors has this dtype. Others are stored as bytes."""
-    return dtype in _torch.WORDS
+    return dtype in _torch.DTYPE_NAMES
 
 
 def as_bytes(dtype: torch.dtype, box: Iterable[int]) -> tuple[int, ...]:
@@ -112,7 +112,7 @@ def encode(metadata: Metadata, results: Iterable[Iterable[WriteResult]], world_s
 
 
 def decode(document: bytes) -> Metadata:
-    """Metadata from a JSON document, with a `Stored` for each item as its storage data."""
+    """Metadata from a JSON document, with a `StorageInfo` for each item as its storage data."""
     try:
         node = json.loads(document)
         version = node[_MARK]
@@ -123,7 +123,7 @@ def decode(document: bytes) -> Metadata:
             f"the checkpoint was saved in version {version}, this towline reads {VERSION} (use a newer one)"
         )
     held: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
-    stored: dict[MetadataIndex, Stored] = {}
+    stored: dict[MetadataIndex, StorageInfo] = {}
     try:
         for fqn, entry in node["state"].items():
             held[fqn] = _read_entry(fqn, entry, stored)
@@ -159,7 +159,7 @@ def _refused(where: str, what: str) -> UnsupportedValue:
     return error
 
 
-def _entry(fqn: str, held: Any, stored: Mapping[MetadataIndex, Stored]) -> dict[str, Any]:
+def _entry(fqn: str, held: Any, stored: Mapping[MetadataIndex, StorageInfo]) -> dict[str, Any]:
     if type(held) is BytesStorageMetadata:
         where = _where(stored, MetadataIndex(fqn))
         return {"file": where.path, "start": where.start, "length": where.length}
@@ -179,7 +179,7 @@ def _entry(fqn: str, held: Any, stored: Mapping[MetadataIndex, Stored]) -> dict[
     return {"shape": list(held.size), "properties": properties, "chunks": chunks}
 
 
-def _where(stored: Mapping[MetadataIndex, Stored], index: MetadataIndex) -> Stored:
+def _where(stored: Mapping[MetadataIndex, StorageInfo], index: MetadataIndex) -> StorageInfo:
     try:
         return stored[index]
     except KeyError:
@@ -217,16 +217,16 @@ def _read_properties(node: Mapping[str, Any]) -> TensorProperties:
 
 
 def _read_entry(
-    fqn: str, entry: Mapping[str, Any], stored: dict[MetadataIndex, Stored]
+    fqn: str, entry: Mapping[str, Any], stored: dict[MetadataIndex, StorageInfo]
 ) -> TensorStorageMetadata | BytesStorageMetadata:
     if "chunks" not in entry:
-        stored[MetadataIndex(fqn)] = Stored(entry["file"], start=entry["start"], length=entry["length"])
+        stored[MetadataIndex(fqn)] = StorageInfo(entry["file"], start=entry["start"], length=entry["length"])
         return BytesStorageMetadata()
     chunks = []
     for node in entry["chunks"]:
         chunk = ChunkStorageMetadata(torch.Size(node["offsets"]), torch.Size(node["sizes"]))
         dtype = node.get("dtype", entry["properties"]["dtype"])
-        stored[MetadataIndex(fqn, chunk.offsets)] = Stored(
+        stored[MetadataIndex(fqn, chunk.offsets)] = StorageInfo(
             node["file"], node["tensor"], dtype, node.get("as_bytes", False)
         )
         chunks.append(chunk)

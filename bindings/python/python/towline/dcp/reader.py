@@ -19,11 +19,10 @@ from torch.futures import Future
 from .. import _torch
 from .._documents import read_document
 from ..errors import Conflict, NotFound, Unsupported, UsageError
-from ..repository import Repository
-from ..repository import open as open_repository
-from ..tensors import want
+from ..repository import Repository, opened
+from ..tensors import read_request
 from . import folder
-from .metadata import METADATA, Stored, as_bytes, decode, dtype_named, manifest_of, merge, rank_metadata
+from .metadata import METADATA, StorageInfo, as_bytes, decode, dtype_named, manifest_of, merge, rank_metadata
 from .writer import StorageWriter
 
 #: Byte ranges with gaps of at most this length are read together.
@@ -47,12 +46,12 @@ class StorageReader(TorchStorageReader):
     ):
         super().__init__()
         self._pickle = pickle
-        self.repository = repo if isinstance(repo, Repository) else open_repository(repo)
+        self.repository = opened(repo, create=False)
         self.name = name
         self._asked: str | None = None
         #: Step being read: its name, and its manifest when the metadata was read.
         self._step: tuple[str, str] | None = None
-        self._stored: dict[MetadataIndex, Stored] = {}
+        self._stored: dict[MetadataIndex, StorageInfo] = {}
 
     def __repr__(self) -> str:
         return f"towline.dcp.StorageReader({self.repository!r}, {self.name!r})"
@@ -182,18 +181,18 @@ class _Reading:
     def __init__(self, repository: Repository, name: str):
         self._engine, self._name = repository._engine, name
         self._room = self._engine.memory()
-        self._wants: list[tuple[Any, ...]] = []
+        self._requests: list[tuple[Any, ...]] = []
         self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._beside = 0
 
-    def add(self, item: ReadItem, stored: Stored, target: torch.Tensor) -> None:
+    def add(self, item: ReadItem, stored: StorageInfo, target: torch.Tensor) -> None:
         if target.numel() == 0:
             return
         assert stored.dtype is not None
         dtype = dtype_named(stored.dtype)
         direct = type(target) is torch.Tensor and target.dtype == dtype and _torch.is_plain(target)
         there = target if direct else torch.empty(tuple(item.lengths), dtype=dtype)
-        self._wants.append(_want(item, stored, dtype, there))
+        self._requests.append(_read_request(item, stored, dtype, there))
         if not direct:
             self._copies.append((target, there))
             self._beside += _torch.nbytes(there)
@@ -201,15 +200,15 @@ class _Reading:
                 self.finish()
 
     def finish(self) -> None:
-        if self._wants:
-            self._engine.read_tensors(self._name, self._wants)
+        if self._requests:
+            self._engine.read_tensors(self._name, self._requests)
         with torch.no_grad():
             for target, there in self._copies:
                 target.copy_(there)
-        self._wants, self._copies, self._beside = [], [], 0
+        self._requests, self._copies, self._beside = [], [], 0
 
 
-def _want(item: ReadItem, stored: Stored, dtype: torch.dtype, there: torch.Tensor) -> tuple[Any, ...]:
+def _read_request(item: ReadItem, stored: StorageInfo, dtype: torch.dtype, there: torch.Tensor) -> tuple[Any, ...]:
     """Read of an item, as the engine takes it."""
     window = None
     if item.lengths:
@@ -219,14 +218,14 @@ def _want(item: ReadItem, stored: Stored, dtype: torch.dtype, there: torch.Tenso
         if stored.as_bytes:
             window = as_bytes(dtype, offsets), as_bytes(dtype, item.lengths)
     assert stored.tensor is not None
-    return want(stored.tensor, stored.path, window, there.data_ptr(), _torch.nbytes(there))
+    return read_request(stored.tensor, stored.path, window, there.data_ptr(), _torch.nbytes(there))
 
 
 def _ranges(
-    items: list[tuple[ReadItem, Stored]],
-) -> Iterable[tuple[str, int, int, list[tuple[ReadItem, Stored]]]]:
+    items: list[tuple[ReadItem, StorageInfo]],
+) -> Iterable[tuple[str, int, int, list[tuple[ReadItem, StorageInfo]]]]:
     """Merges items to byte ranges of files; yields each range with its items."""
-    found: list[tuple[str, int, int, list[tuple[ReadItem, Stored]]]] = []
+    found: list[tuple[str, int, int, list[tuple[ReadItem, StorageInfo]]]] = []
     for item, stored in sorted(items, key=lambda one: (one[1].path, one[1].start)):
         end = stored.start + stored.length
         if found and found[-1][0] == stored.path and stored.start <= found[-1][2] + _GAP:

@@ -62,6 +62,12 @@ class Stager(AsyncStager):
 
     def stage(self, state_dict: Mapping[str, Any]) -> dict[str, Any] | Future[dict[str, Any]]:
         """Copies `state_dict` to host memory, once the state before is saved; returns the copy, or a future of it."""
+        return self.stage_with(state_dict, {})
+
+    def stage_with(
+        self, state_dict: Mapping[str, Any], metrics: dict[str, float]
+    ) -> dict[str, Any] | Future[dict[str, Any]]:
+        """As `stage`; `claim` returns `metrics` to the thread that saves the state."""
         devices: set[torch.device] = set()
 
         def note(tensor: torch.Tensor) -> torch.Tensor:
@@ -70,7 +76,7 @@ class Stager(AsyncStager):
             return tensor
 
         state = _walk(state_dict, note, _own)
-        arguments = state, Devices(devices), threading.current_thread()
+        arguments = state, Devices(devices), threading.current_thread(), metrics
         if not self._background:
             return self._stage(*arguments)
         if self._worker is None:
@@ -78,7 +84,9 @@ class Stager(AsyncStager):
         self._last = self._worker.submit(self._stage, *arguments)
         return self._last
 
-    def _stage(self, state: dict[str, Any], devices: Devices, by: threading.Thread) -> dict[str, Any]:
+    def _stage(
+        self, state: dict[str, Any], devices: Devices, by: threading.Thread, metrics: dict[str, float]
+    ) -> dict[str, Any]:
         with self._lock:
             while self._lease is not None and self._lease.in_use():
                 self._lease.over.wait(0.02)
@@ -89,7 +97,7 @@ class Stager(AsyncStager):
             _walk(state, lambda tensor: _tensor(tensor, leaves.note))
             replaced = leaves.replaced_by(self._region.fill(leaves.tensors, devices))
             staged = Staged(_walk(state, lambda tensor: _tensor(tensor, replaced)))
-            staged.lease = self._lease = Lease(staged, self._region, by)
+            staged.lease = self._lease = Lease(staged, self._region, by, metrics)
             return staged
 
     def synchronize_staging(self) -> None:
@@ -103,11 +111,14 @@ class Stager(AsyncStager):
             self._worker.shutdown()
         self._set_up_anew()
 
-    def claim(self) -> None:
-        """Marks the staged state as being saved by this thread, if another thread staged it."""
+    def claim(self) -> dict[str, float] | None:
+        """Marks the staged state as being saved by this thread, if another thread staged it. Returns the metrics of the state;
+        None if this thread saves another one."""
         lease = self._lease
-        if lease is not None:
-            lease.claim()
+        if lease is None or lease.over.is_set():
+            return None
+        lease.claim()
+        return lease.metrics if lease.saved_by(threading.current_thread()) else None
 
 
 #: All stagers: a StorageWriter may save a state that another stager staged.
@@ -148,8 +159,8 @@ class Lease:
     """Use of the staging memory by one save. It ends when the writer releases it, when the state is garbage-collected, or when
     the thread that saves it has ended."""
 
-    def __init__(self, staged: Staged, region: Region, by: threading.Thread):
-        self.region = region
+    def __init__(self, staged: Staged, region: Region, by: threading.Thread, metrics: dict[str, float]):
+        self.region, self.metrics = region, metrics
         self.over = threading.Event()
         self._staged = weakref.ref(staged)
         self._by = by
@@ -161,6 +172,9 @@ class Lease:
         thread = threading.current_thread()
         if self._saver is None and thread is not self._by:
             self._saver = thread
+
+    def saved_by(self, thread: threading.Thread) -> bool:
+        return self._saver is thread
 
     def in_use(self) -> bool:
         if self.over.is_set() or self._staged() is None:

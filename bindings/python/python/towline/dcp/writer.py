@@ -29,26 +29,28 @@ from torch.distributed.checkpoint.storage import StorageWriter as TorchStorageWr
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from .. import _given, _torch, _towline
+from .. import _arguments, _torch, _towline
 from .._attempts import Attempts
 from ..errors import Conflict, UnsupportedValue, UsageError
 from ..reports import SaveReport
-from ..repository import Compression, Repository, save_options
-from ..repository import open as open_repository
-from .metadata import METADATA, Stored, as_bytes, encode, has_word, manifest_of, rank_metadata
+from ..repository import Compression, Repository, opened, save_options
+from .metadata import METADATA, StorageInfo, as_bytes, encode, is_in_safetensors, manifest_of, rank_metadata
 from .stager import Region, Stager, claim, release
 
 #: Approximate bytes in one part: the host memory that GPU tensors are copied through.
 BATCH = 4 << 30
+
+#: Name with which options are checked, before the name of a save is known.
+_ANY_STEP = "run/step-0"
 
 _SEGMENT = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._+=-]+")
 
 #: A file and its pieces, as the engine takes them.
 _File = tuple[str, list[Any]]
 
-#: The handout that this thread received last. It replaces the one in the plan: a planner that caches plans returns an old plan
-#: with its old handout.
-_arrived = threading.local()
+#: The assignment that this thread received last. It replaces the one in the plan: a planner that caches plans returns an old plan
+#: with its old assignment.
+_received = threading.local()
 #: Number of saves without collectives by this process, by repository and name.
 _times: collections.Counter[tuple[str, str]] = collections.Counter()
 
@@ -58,18 +60,19 @@ class StorageWriter(TorchStorageWriter, AsyncStager):
 
     `repo` is a Repository or its URL, `name` the name to save as if no `checkpoint_id` is given. As with torch's own writers, an
     existing name is replaced, in one commit once the new step is complete. `overwrite=False` raises Conflict instead, before
-    anything is written. `metrics` and `labels` are stored with the step. Every `key_every`th step of a run is stored without
-    differences to others. Data is stored as small as possible; `compression="if-faster"` stores it raw while writing is faster
-    than compressing, False always.
+    anything is written. `metrics` and `labels` are stored with every step that this writer saves; set the attribute `metrics`
+    before a save to give a step its own, for selectors such as `RUN@min=loss`. `key_every`, `compression` and `create` (whether a
+    missing repository is created) are as for `towline.Checkpointer`.
 
     `stage="background"` makes `dcp.async_save` return before the state is copied, as for `Stager`.
 
     Without collectives (`use_collectives=False`) ranks exchange no plans, and match their parts by `attempt`: a value that all
     ranks share and that must change at every restart. By default they agree on one through the store of torch.distributed. All
-    ranks must also save a name equally often. `batch` limits the host memory, in bytes, that a rank copies GPU tensors through.
+    ranks must also save a name equally often. `batch` is the maximum number of bytes of host memory through which a rank copies
+    GPU tensors.
     """
 
-    # `stage` returns a complete copy.
+    # For torch: `stage` returns a complete copy.
     _synchronize_after_execute = False
 
     def __init__(
@@ -81,20 +84,21 @@ class StorageWriter(TorchStorageWriter, AsyncStager):
         metrics: Mapping[str, float] | None = None,
         labels: Mapping[str, str] | None = None,
         key_every: int | None = None,
-        compression: Compression = None,
+        compression: Compression = "auto",
         stage: str = "blocking",
         attempt: str | None = None,
         batch: int = BATCH,
+        create: bool = True,
     ):
         super().__init__()
         if batch < 1:
             raise UsageError(f"a batch is a number of bytes, not {batch}")
         # Checks the options early.
         options = save_options(metrics, labels=labels, key_every=key_every, compression=compression)
-        _given.check_save("run/step-0", options)
-        self.repository = repo if isinstance(repo, Repository) else open_repository(repo)
+        _arguments.check_save(_ANY_STEP, options)
+        self.repository = opened(repo, create=create)
         self.name, self.overwrite = name, overwrite
-        self.metrics, self.labels = dict(metrics or {}), dict(labels or {})
+        self._metrics, self.labels = options["metrics"], dict(labels or {})
         self.key_every, self.compression, self.attempt, self.batch = key_every, compression, attempt, batch
         #: Report of this process's last save.
         self.report: SaveReport | None = None
@@ -106,7 +110,8 @@ class StorageWriter(TorchStorageWriter, AsyncStager):
 
     def __getstate__(self) -> dict[str, Any]:
         transient = ("_stager", "_save", "report")
-        return {key: value for key, value in vars(self).items() if key not in transient}
+        # For `async_save` in a process: the metrics of the state that is sent with it.
+        return {key: value for key, value in vars(self).items() if key not in transient} | {"_metrics": self._pending()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state, report=None)
@@ -114,6 +119,23 @@ class StorageWriter(TorchStorageWriter, AsyncStager):
 
     def __repr__(self) -> str:
         return f"towline.dcp.StorageWriter({self.repository!r}, {self.name!r})"
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Metrics that are stored with the next step. Set them before each `dcp.save` or `dcp.async_save`; a save in progress
+        keeps those that it began with."""
+        return dict(self._metrics)
+
+    @metrics.setter
+    def metrics(self, metrics: Mapping[str, float]) -> None:
+        options = save_options(metrics)
+        _arguments.check_save(_ANY_STEP, options)
+        self._metrics = options["metrics"]
+
+    def _pending(self) -> dict[str, float]:
+        """Metrics of the save that begins in this thread: of the state that was staged for it, else the current ones."""
+        staged = self._stager.claim()
+        return self.metrics if staged is None else staged
 
     @property
     def checkpoint_id(self) -> str | None:
@@ -133,7 +155,7 @@ class StorageWriter(TorchStorageWriter, AsyncStager):
     def stage(self, state_dict: dict[str, Any]) -> dict[str, Any] | concurrent.futures.Future[dict[str, Any]]:
         """Copies the state to reusable host memory, once the state before is saved. The copy serves `async_save` in a thread and
         in a process, where it is moved to shared memory."""
-        return self._stager.stage(state_dict)
+        return self._stager.stage_with(state_dict, self.metrics)
 
     def synchronize_staging(self) -> None:
         """Waits until the last state is staged."""
@@ -149,11 +171,12 @@ class StorageWriter(TorchStorageWriter, AsyncStager):
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         self._save.begin(None if checkpoint_id is None else os.fspath(checkpoint_id))
-        _arrived.handout = None
+        _received.assignment = None
         self._stager.claim()
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         save = self._save
+        save.metrics = self._pending()
         save.coordinator = is_coordinator
         save.rank = kwargs.get("rank") or 0
         save.collective = kwargs.get("use_collectives", True)
@@ -171,29 +194,29 @@ class StorageWriter(TorchStorageWriter, AsyncStager):
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        handouts = self._handouts(plans) if self._save.collective else [self._own_handout()]
-        # Without a scatter, this process's handout is the only one.
-        _arrived.handout = handouts[0]
-        return [dataclasses.replace(plan, storage_data=one) for plan, one in zip(plans, handouts, strict=True)]
+        assignments = self._assignments(plans) if self._save.collective else [self._own_assignment()]
+        # Without a scatter, this process's assignment is the only one.
+        _received.assignment = assignments[0]
+        return [dataclasses.replace(plan, storage_data=one) for plan, one in zip(plans, assignments, strict=True)]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        handout = getattr(_arrived, "handout", None) or plan.storage_data
-        if not isinstance(handout, Handout):
+        assignment = getattr(_received, "assignment", None) or plan.storage_data
+        if not isinstance(assignment, Assignment):
             raise UsageError(
                 "this plan was not prepared by towline.dcp.StorageWriter.prepare_global_plan, which dcp.save calls"
             )
         save = self._save
-        save.handout, results, tensors = handout, [], []
-        for number, items in enumerate(_split(plan.items, handout.parts)):
-            stem = f"rank-{handout.rank:05}" + (f".{number:05}" if handout.parts > 1 else "")
+        save.assignment, results, tensors = assignment, [], []
+        for number, items in enumerate(_split(plan.items, assignment.parts)):
+            stem = f"rank-{assignment.rank:05}" + (f".{number:05}" if assignment.parts > 1 else "")
             batch = _Batch(stem, items, planner, save.copies)
             results += batch.results
             claim(batch.tensors)
-            if handout.first is None or not save.collective:
+            if assignment.first is None or not save.collective:
                 # `finish` saves it together with the metadata.
                 save.held = batch
             else:
-                self._put(batch.files, handout.first + number)
+                self._put(batch.files, assignment.first + number)
                 tensors += batch.tensors
         release(tensors)
         written: Future[list[WriteResult]] = Future()
@@ -202,32 +225,32 @@ class StorageWriter(TorchStorageWriter, AsyncStager):
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         save = self._save
-        handout, held = save.planned(), save.held
-        document = encode(metadata, results, handout.world_size)
+        assignment, held = save.planned(), save.held
+        document = encode(metadata, results, assignment.world_size)
         if held is None:
-            report = self._put([(METADATA, [document])], handout.total - 1)
+            report = self._put([(METADATA, [document])], assignment.total - 1)
             if not report.complete:
                 raise Conflict(
-                    f"{self._name()} is not saved: part {report.waits_for} of attempt {handout.attempt} is missing "
+                    f"{self._name()} is not saved: part {report.waits_for} of attempt {assignment.attempt} is missing "
                     "(did every rank use this StorageWriter?)"
                 )
             return
-        path = METADATA if save.collective else rank_metadata(handout.rank)
-        self._put([*held.files, (path, [document])], handout.first)
+        path = METADATA if save.collective else rank_metadata(assignment.rank)
+        self._put([*held.files, (path, [document])], assignment.first)
         release(held.tensors)
         save.held = None
 
     def _put(self, files: list[_File], part: int | None) -> SaveReport:
         """Saves files as the complete step, or as one part of it."""
-        handout = self._save.planned()
+        assignment = self._save.planned()
         options = save_options(
-            self.metrics,
+            self._save.metrics,
             labels=self.labels,
             framework="pytorch",
             key_every=self.key_every,
             compression=self.compression,
-            world_size=handout.total,
-            part=None if part is None else (part, handout.attempt),
+            world_size=assignment.total,
+            part=None if part is None else (part, assignment.attempt),
         )
         report = self.repository._engine.save_files(files, self._name(), options)
         self.report = SaveReport.read(json.loads(report))
@@ -239,24 +262,24 @@ class StorageWriter(TorchStorageWriter, AsyncStager):
             raise UsageError("no name to save as: give the StorageWriter one, or dcp.save a checkpoint_id")
         return name
 
-    def _handouts(self, plans: list[SavePlan]) -> list[Handout]:
+    def _assignments(self, plans: list[SavePlan]) -> list[Assignment]:
         parts = [max(1, math.ceil(sum(map(_size, plan.items)) / self.batch)) for plan in plans]
         attempt, ranks = uuid.uuid4().hex, len(plans)
         if sum(parts) == 1:
-            return [Handout(attempt, 0, 1, None, 1, 1)]
+            return [Assignment(attempt, 0, 1, None, 1, 1)]
         firsts = [sum(parts[:rank]) for rank in range(ranks)]
         # The metadata is one part more.
-        return [Handout(attempt, rank, ranks, firsts[rank], parts[rank], sum(parts) + 1) for rank in range(ranks)]
+        return [Assignment(attempt, rank, ranks, firsts[rank], parts[rank], sum(parts) + 1) for rank in range(ranks)]
 
-    def _own_handout(self) -> Handout:
-        """Handout of a rank that saves without collectives."""
+    def _own_assignment(self) -> Assignment:
+        """Assignment of a rank that saves without collectives."""
         rank, ranks = self._save.rank, 1
         if dist.is_available() and dist.is_initialized():
             ranks = dist.get_world_size()
         saved = self.repository.url, self._name()
         _times[saved] += 1
-        attempt = f"{Attempts(self.attempt).present()}-{_times[saved]}"
-        return Handout(attempt, rank, ranks, rank if ranks > 1 else None, 1, ranks)
+        attempt = f"{Attempts(self.attempt).current()}-{_times[saved]}"
+        return Assignment(attempt, rank, ranks, rank if ranks > 1 else None, 1, ranks)
 
 
 class _Save(threading.local):
@@ -272,19 +295,20 @@ class _Save(threading.local):
 
     def begin(self, name: str | None) -> None:
         self.name, self.coordinator, self.rank, self.collective = name, True, 0, True
-        self.handout: Handout | None = None
+        self.metrics: dict[str, float] = {}
+        self.assignment: Assignment | None = None
         #: Files that are saved together with the metadata.
         self.held: _Batch | None = None
 
-    def planned(self) -> Handout:
-        """Handout that came with the plan."""
-        assert self.handout is not None
-        return self.handout
+    def planned(self) -> Assignment:
+        """The assignment that came with the plan."""
+        assert self.assignment is not None
+        return self.assignment
 
 
 @dataclasses.dataclass(frozen=True)
-class Handout:
-    """Data that the coordinator sends a rank with its plan."""
+class Assignment:
+    """What the coordinator sends a rank with its plan (`SavePlan.storage_data`): the parts of the step that it saves."""
 
     attempt: str
     rank: int
@@ -298,7 +322,7 @@ class Handout:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        _arrived.handout = self
+        _received.assignment = self
 
 
 class _Batch:
@@ -323,16 +347,21 @@ class _Batch:
         leaves, sharding = [], {}
         taken: set[str] = set()
         for item, tensor in zip(items, tensors, strict=True):
-            name, dtype, size, plain = _named(item, taken), tensor.dtype, _torch.nbytes(tensor), has_word(tensor.dtype)
+            name, dtype, size, plain = (
+                _named(item, taken),
+                tensor.dtype,
+                _torch.nbytes(tensor),
+                is_in_safetensors(tensor.dtype),
+            )
             shape = tuple(tensor.shape) if plain else as_bytes(dtype, tensor.shape)
-            leaves.append((name, _torch.WORDS.get(dtype, "U8"), shape, size))
+            leaves.append((name, _torch.DTYPE_NAMES.get(dtype, "U8"), shape, size))
             data = _data(item)
             sharding[name] = {
                 "saved_offsets": list(data.chunk.offsets),
                 "fqn": item.index.fqn,
                 "shape": list(data.size),
             }
-            stored = Stored(path, name, str(dtype).removeprefix("torch."), not plain)
+            stored = StorageInfo(path, name, str(dtype).removeprefix("torch."), not plain)
             self.results.append(WriteResult(item.index, size, stored))
         # Same metadata as torch's writer: https://github.com/pytorch/pytorch/blob/main/torch/distributed/checkpoint/_hf_utils.py
         metadata = {"DCP_SHARDING_INFO": json.dumps(sharding), "DCP_VERSION": "1.0", "format": "pt"}
@@ -350,7 +379,7 @@ class _Batch:
                     f"the planner gave a {type(value).__name__} for the bytes of {item.index.fqn}, not a BytesIO"
                 )
             pieces.append(value.getvalue())
-            stored = Stored(path, start=start, length=len(pieces[-1]))
+            stored = StorageInfo(path, start=start, length=len(pieces[-1]))
             self.results.append(WriteResult(item.index, stored.length, stored))
             start += stored.length
         self.files.append((path, pieces))

@@ -9,9 +9,9 @@ pub(crate) type Counters = (&'static str, u64, u64, u64);
 /// Counters that an operation updates.
 #[pyclass(frozen, name = "Progress", module = "towline._towline")]
 #[derive(Debug, Default)]
-pub(crate) struct Watched(Progress);
+pub(crate) struct ProgressCounters(Progress);
 
-impl Watched {
+impl ProgressCounters {
     /// Handle for the operation that shares the counters.
     pub(crate) fn progress(&self) -> Progress {
         self.0.clone()
@@ -19,7 +19,7 @@ impl Watched {
 }
 
 #[pymethods]
-impl Watched {
+impl ProgressCounters {
     #[new]
     fn new() -> Self {
         Self::default()

@@ -1,7 +1,7 @@
-"""Stand-ins: small files at paths where a framework looks for a checkpoint. Each refers to a checkpoint in a repository.
+"""Pointer files: small files at paths where a framework looks for a checkpoint. Each refers to a checkpoint in a repository.
 
-A stand-in is a file for torch.load that contains one call of `towline.lightning.load_stand_in`, so that torch.load returns the
-checkpoint. The reference is also stored as JSON in the same file, so that it can be read here without running code.
+A pointer file is a file for torch.load that contains one call of `towline.lightning.load_pointer_file`, so that torch.load
+returns the checkpoint. The reference is also stored as JSON in the same file, so that it can be read here without running code.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 
 from . import _private
 
-#: Maximum bytes of a stand-in.
+#: Maximum bytes of a pointer file.
 _LENGTH_MAX = 16 << 10
 #: Path of the JSON record in the file, which is a zip archive.
 _ENTRY = "archive/towline.json"
@@ -41,7 +41,7 @@ class _Call:
 def write(
     path: str, record: dict[str, str], load: Callable[[str, torch.Tensor], Any], saved: str | None = None
 ) -> None:
-    """Writes a stand-in to `path`, atomically. `load` is the function that it calls, `saved` its modification time."""
+    """Writes a pointer file to `path`, atomically. `load` is the function that it calls, `saved` its modification time."""
     text = json.dumps(record)
     made = io.BytesIO()
     torch.save(_Call(load, text), made)
@@ -64,7 +64,7 @@ def write(
 
 
 def read(path: str) -> dict[str, str] | None:
-    """Reads the record of the stand-in at `path`; None if there is no stand-in."""
+    """Reads the record of the pointer file at `path`; None if there is no pointer file."""
     text = _private.read(path, _LENGTH_MAX, follow=True)
     if text is None:
         return None
@@ -80,8 +80,8 @@ def read(path: str) -> dict[str, str] | None:
 
 
 def parsed(text: str) -> dict[str, str]:
-    """Parses the record of a stand-in. Raises ValueError if it is invalid."""
+    """Parses the record of a pointer file. Raises ValueError if it is invalid."""
     record = json.loads(text)
     if not isinstance(record, dict) or not all(isinstance(record.get(key), str) for key in _KEYS):
-        raise ValueError("this is not the record of a stand-in")
+        raise ValueError("this is not the record of a pointer file")
     return record

@@ -21,9 +21,9 @@ def step_number(step: Any) -> int:
             raise TypeError
         number = operator.index(step)
     except TypeError:
-        raise UsageError(f"a step is a whole number, such as 1000, not {step!r} (convert it with int)") from None
+        raise UsageError(f"a step is an integer, such as 1000, not {step!r} (convert it with int)") from None
     if not 0 <= number <= _STEP_MAX:
-        raise UsageError(f"a step is a whole number from 0 to {_STEP_MAX}, not {number}")
+        raise UsageError(f"a step is an integer from 0 to {_STEP_MAX}, not {number}")
     return number
 
 
@@ -39,7 +39,7 @@ def finite_metrics(metrics: Mapping[str, Any] | None) -> dict[str, float]:
     found = {}
     for name, value in (metrics or {}).items():
         if not isinstance(name, str):
-            raise UsageError(f"the name of a metric is text, not {name!r}")
+            raise UsageError(f"the name of a metric is a str, not {name!r}")
         found[name] = _finite(name, value)
     return found
 
@@ -54,7 +54,7 @@ def check_positive(argument: str, number: Any) -> None:
     if number is None:
         return
     if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-        raise UsageError(f"{argument} is a whole number of at least 1, not {number!r}")
+        raise UsageError(f"{argument} is an integer of at least 1, not {number!r}")
 
 
 def metric_names(argument: str, names: str | Iterable[str]) -> list[str]:
@@ -68,7 +68,7 @@ def metric_names(argument: str, names: str | Iterable[str]) -> list[str]:
 def check_run(run: Any) -> None:
     """Raises UsageError for an invalid name of a run."""
     if not isinstance(run, str):
-        raise UsageError(f"the name of a run is text, such as 'run-7', not {run!r}")
+        raise UsageError(f"the name of a run is a str, such as 'run-7', not {run!r}")
     _towline.check_save(f"{run}/step-0", {"metrics": {}})
 
 

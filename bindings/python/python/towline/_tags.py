@@ -1,4 +1,4 @@
-"""Words of a state's JSON document, shared by serializing and restoring, and conversion of values that are text."""
+"""Tags of values in a state's JSON document, shared by serializing and restoring, and conversion of values that are text."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ from .errors import Unsupported
 VERSION = 1
 #: Maximum nesting depth, well below the limit of Python's stack.
 DEPTH_MAX = 128
+#: Maximum bytes by which the expanded tensors of a state (`Tensor.expand`, with stride 0) may exceed what is stored of them.
+EXPANSION_MAX = 1 << 30
 
 DICTS = (dict, collections.OrderedDict, collections.Counter, collections.defaultdict)
 NAMESPACES: dict[str, type] = {"Namespace": argparse.Namespace, "SimpleNamespace": types.SimpleNamespace}
@@ -46,7 +48,7 @@ _PATHS = {
 }
 _TIMES = {cls.__name__: cls for cls in (datetime.datetime, datetime.date, datetime.time)}
 
-#: Words of values that are stored as text.
+#: Tags of values that are stored as text.
 PLAIN = ("Path", "PurePosixPath", "PureWindowsPath", "datetime", "date", "time", "timedelta")
 
 
