@@ -98,7 +98,8 @@ impl Context {
         let report = recorded.end(ops::sync(&from, &to, &names, &options).await, |report| report.moved_bytes).await?;
         drop(line);
         for name in &report.replaced {
-            self.output.remark(&format!("replaced {name} in {}: `towline undelete {name}` there restores it", to.store()));
+            self.output
+                .remark(&format!("replaced {name} in {}: `towline undelete {name}` there restores it", to.store()));
         }
         self.output.outcome(*dry_run, &report, |report, _| render::sync(report))
     }

@@ -157,7 +157,11 @@ impl SeenCache {
             return Ok(());
         }
         file.set_len(0)?;
-        parts.iter().try_for_each(|part| file.write_all(part))?;
+        if let Err(error) = parts.iter().try_for_each(|part| file.write_all(part)) {
+            // What was written would fill the disk for nothing.
+            file.set_len(0)?;
+            return Err(error);
+        }
         std::fs::rename(&part, &self.file)
     }
 }

@@ -114,6 +114,8 @@ fn labels_are_inherited_and_only_tightened() {
     assert_eq!((&copied["residency"], &copied["sensitivity"]), (&json!(["EU"]), &json!("restricted")));
     lab.user.ok(&["label", "run", "tenant=clinic"]);
     assert_eq!(lab.labels("models/base")["tenant"], json!(["clinic"]), "a copy has what its origin gets later");
+    let error = lab.user.fails(&["label", "run", "residency=FR"], 5);
+    assert!(error["message"].as_str().unwrap().starts_with("no place would be left for the content"), "{error}");
     lab.user.fails(&["label", "run", "sensitivity=high"], 2);
     lab.user.fails(&["label", "run", "colour=red"], 2);
     // A tree has the strictest labels of all its names.

@@ -230,4 +230,10 @@ fn segments_that_were_taken_away_are_named_and_the_head_vouches_for_the_rest() {
     let at = edited[0].bytes.windows(8).position(|window| window == b"previous").unwrap();
     edited[0].bytes[at + 12] ^= 1;
     assert!(!verify(edited.into_iter().map(Ok), &[head], rest[0].first).unwrap().faults.is_empty());
+    // Nothing is left of what was to be checked.
+    let beyond = verify(rest.iter().cloned().map(Ok), &[], 100_000).unwrap();
+    assert!(
+        beyond.faults[0].what.starts_with(&format!("segment {} is missing", segments::name(100_000))),
+        "{beyond:?}"
+    );
 }

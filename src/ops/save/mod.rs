@@ -532,8 +532,13 @@ impl Saving<'_> {
         let Some(cache) = self.cache() else { return };
         let files = files_of(&self.walk).filter_map(|at| self.walk.found.get(at));
         let files = files.map(|found| (found.path.as_slice(), &found.stat));
-        if let Err(error) = cache.store(id, body, self.started, files) {
-            tracing::debug!("the stat cache was not written: {error:?}");
+        match cache.store(id, body, self.started, files) {
+            // A read-only folder is taken as intended.
+            Err(error) if error.kind() == ErrorKind::Denied => {
+                tracing::debug!("the stat cache was not written: {error:?}")
+            }
+            Err(error) => tracing::warn!("the next save reads every file again: {error}"),
+            Ok(()) => {}
         }
     }
 

@@ -65,6 +65,8 @@ class TowlineFileSystem(AbstractFileSystem):
         allow_http: bool = False,
         **options: Any,
     ):
+        if "storage_options" in options:
+            raise TypeError("unknown option storage_options: fsspec.open(url, repo=...) takes its options directly")
         super().__init__(**options)
         opening = {
             "memory": memory,
