@@ -535,7 +535,7 @@ impl Saving<'_> {
         match cache.store(id, body, self.started, files) {
             // A read-only folder is taken as intended.
             Err(error) if error.kind() == ErrorKind::Denied => {
-                tracing::debug!("the stat cache was not written: {error:?}")
+                tracing::debug!("the stat cache was not written: {error:?}");
             }
             Err(error) => tracing::warn!("the next save reads every file again: {error}"),
             Ok(()) => {}
